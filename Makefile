@@ -1,0 +1,50 @@
+# kinfolk: `make quickstart` shows what it does, `make check` is what every change must pass.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+TORCH  := $(shell grep '^torch==' constraints.txt)
+# Where pip would fetch the CUDA build on a machine without a GPU, PyTorch's own CPU builds serve.
+CPU_BUILDS := https://download.pytorch.org/whl/cpu
+
+.PHONY: setup quickstart test check format lint types bench clean
+
+setup: $(VENV)/ready
+
+$(VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kinfolk needs Python 3.11 or newer: make setup PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	@if command -v nvidia-smi >/dev/null 2>&1 || ! $(PIP) install --dry-run -q --report - $(TORCH) 2>/dev/null | grep -q '"name": "nvidia-'; \
+	  then echo "installing $(TORCH)"; $(PIP) install -q $(TORCH); \
+	  else echo "installing $(TORCH), CPU build"; $(PIP) install -q --index-url $(CPU_BUILDS) $(TORCH); fi
+	$(PIP) install -q -c constraints.txt setuptools
+	$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[test]'
+	touch $@
+
+quickstart: setup
+	rm -rf runs/quickstart
+	$(BIN)/kinfolk quickstart -o runs/quickstart
+
+test: setup
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+check: format-check lint types test
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+format-check: setup
+	$(BIN)/ruff format --check .
+
+lint: setup
+	$(BIN)/ruff check .
+
+types: setup
+	$(BIN)/mypy
+
+bench: setup
+	for work in benchmarks/*.py; do $(BIN)/python $$work --json || exit 1; done
+
+clean:
+	rm -rf $(VENV) build dist runs .mypy_cache .ruff_cache .pytest_cache

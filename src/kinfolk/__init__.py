@@ -1,0 +1,51 @@
+"""kinfolk: pretrain, use and fairly compare every family of pretrained language model.
+
+import kinfolk
+model, tokenizer = kinfolk.load("runs/gpt2")
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kinfolk.errors import UserError
+    from kinfolk.generation import continue_text, fill_text
+    from kinfolk.recipes.evaluation import evaluate
+    from kinfolk.recipes.opening import load, logits
+    from kinfolk.recipes.pretraining import pretrain, resume
+    from kinfolk.recipes.recipe import Recipe, recipe
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Recipe",
+    "UserError",
+    "continue_text",
+    "evaluate",
+    "fill_text",
+    "load",
+    "logits",
+    "pretrain",
+    "recipe",
+    "resume",
+]
+
+_HOMES = {
+    "Recipe": "recipes.recipe",
+    "UserError": "errors",
+    "continue_text": "generation",
+    "evaluate": "recipes.evaluation",
+    "fill_text": "generation",
+    "load": "recipes.opening",
+    "logits": "recipes.opening",
+    "pretrain": "recipes.pretraining",
+    "recipe": "recipes.recipe",
+    "resume": "recipes.pretraining",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is first used: `kinfolk --help` need not wait for torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'kinfolk' has no attribute {name!r}")
+    return getattr(import_module(f"kinfolk.{_HOMES[name]}"), name)

@@ -1,0 +1,35 @@
+"""Commands about model folders: `export` and `import`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kinfolk.cli.app import app, console, example
+
+Out = Annotated[Path, typer.Option("-o", "--out", help="The folder to write.")]
+
+
+@app.command(epilog=example("kinfolk export runs/bert -o my-bert"))
+def export(
+    model: Annotated[Path, typer.Argument(help="A run, a checkpoint or a model folder.")], out: Out
+) -> None:
+    """Write a model folder for Hugging Face: weights, config and tokenizer, and nothing else.
+
+    The checkpoints of a run are such folders already; this leaves out what only a resume needs.
+    """
+    from kinfolk.recipes.opening import copy
+
+    copy(model, out)
+    console.print(f"AutoModel.from_pretrained({str(out)!r}) opens it", highlight=False)
+
+
+@app.command("import", epilog=example("kinfolk import bert-base-uncased -o models/bert"))
+def import_(
+    folder: Annotated[Path, typer.Argument(help="A Hugging Face model folder.")], out: Out
+) -> None:
+    """Read a Hugging Face folder and write it as kinfolk does, checking every weight."""
+    from kinfolk.recipes.opening import copy
+
+    copy(folder, out)
+    console.print(f"kinfolk.load({str(out)!r}) opens it", highlight=False)

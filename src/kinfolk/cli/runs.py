@@ -1,0 +1,153 @@
+"""Commands about runs: `members`, `pretrain`, `evaluate`."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+
+from kinfolk.cli.app import AsJson, Device, app, console, errors, example, print_json
+from kinfolk.errors import UserError
+
+if TYPE_CHECKING:
+    from kinfolk.training.loop import Progress
+
+
+@app.command(epilog=example("kinfolk members"))
+def members(json: AsJson = False) -> None:
+    """Show the family: who is here, what each learns by, and what it can do."""
+    from kinfolk.recipes.catalogue import members
+
+    found = members().values()
+    if json:
+        fields = ("name", "title", "paper", "year", "kind", "objectives", "sizes", "can")
+        print_json([{field: getattr(m, field) for field in fields} for m in found])
+        return
+    table = Table("name", "paper", "kind", "learns by", "sizes", "can", box=None, pad_edge=False)
+    for m in found:
+        lists = (", ".join(m.objectives), ", ".join(m.sizes), ", ".join(m.can))
+        table.add_row(f"[bold]{m.name}[/]", f"{m.title}, {m.paper}", m.kind, *lists)
+    console.print(table)
+
+
+@app.command(
+    epilog=example("kinfolk pretrain gpt2/tiny --corpus corpus -o runs/gpt2 train.peak=2e-3")
+)
+def pretrain(
+    name: Annotated[str | None, typer.Argument(metavar="MEMBER[/SIZE]")] = None,
+    settings: Annotated[list[str] | None, typer.Argument(metavar="FIELD.PATH=VALUE...")] = None,
+    corpus: Annotated[Path | None, typer.Option(help="A corpus folder.")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="The run folder.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with this run.")] = None,
+    objective: Annotated[str | None, typer.Option(help="What to learn by.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Updates.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Rows in an update.")] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens in a row.")] = None,
+    seed: Annotated[int | None, typer.Option(help="What all chance follows from.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that make batches.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Pretrain a member of the family on a corpus, or go on with a run that was stopped."""
+    from kinfolk.recipes import pretraining
+    from kinfolk.recipes.recipe import recipe
+    from kinfolk.recipes.reporting import report
+
+    if resume is not None:
+        if name is not None or corpus is not None or out is not None or settings:
+            raise UserError("--resume goes on with a run as it was begun: give it alone")
+        with watching(str(resume)) as watch:
+            folder = pretraining.resume(resume, watch=watch)
+    else:
+        if name is None or corpus is None or out is None:
+            raise UserError("give MEMBER, --corpus and -o, or --resume RUN")
+        given = {
+            "steps": steps,
+            "batch": batch,
+            "seed": seed,
+            "device": device,
+            "workers": workers,
+        }
+        all_settings = [f"train.{k}={v}" for k, v in given.items() if v is not None]
+        chosen = recipe(
+            name,
+            corpus,
+            objective=objective,
+            length=length,
+            settings=[*all_settings, *(settings or [])],
+        )
+        with watching(chosen.name) as watch:
+            folder = pretraining.pretrain(chosen, out, watch=watch)
+    page = report(folder)
+    if json:
+        print_json({"run": str(folder), "report": str(page)})
+    else:
+        console.print(f"the model is in {folder}/checkpoints/last, its curve in {page}")
+
+
+@contextmanager
+def watching(name: str) -> Iterator[Callable[["Progress"], None]]:
+    """Show a run's progress: a live bar on a terminal, ten lines elsewhere."""
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[said]}"),
+        TimeRemainingColumn(),
+    )
+    with Bar(*columns, console=errors, disable=not errors.is_terminal) as bar:
+        task = bar.add_task(name, total=None, said="")
+
+        def watch(progress: "Progress") -> None:
+            said = f"loss {progress.loss:.3f}"
+            if progress.held_out is not None:
+                said += f"  held out {progress.held_out:.3f}"
+            said += f"  {progress.speed:,.0f} predictions/s"
+            bar.update(task, completed=progress.step, total=progress.steps, said=said)
+            every = max(1, progress.steps // 10)
+            if not errors.is_terminal and (progress.step % every == 0):
+                errors.print(
+                    f"{name}  step {progress.step} of {progress.steps}  {said}", highlight=False
+                )
+
+        yield watch
+
+
+@app.command(epilog=example("kinfolk evaluate runs/gpt2 --text chapter.txt --json"))
+def evaluate(
+    model: Annotated[Path, typer.Argument(help="A run, a checkpoint or a model folder.")],
+    corpus: Annotated[Path | None, typer.Option(help="A corpus folder.")] = None,
+    text: Annotated[Path | None, typer.Option(help="A text file.")] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens seen at a time, at most.")] = None,
+    device: Device = "auto",
+    json: AsJson = False,
+) -> None:
+    """Score a model on text: loss, perplexity, bits per byte.
+
+    A decoder is scored by the likelihood of the text. An encoder has none: it is scored by its
+    pseudo-likelihood, each token predicted from all the others; an encoder-decoder likewise, by
+    spans.
+    """
+    from kinfolk.recipes.evaluation import evaluate
+
+    score, kind = evaluate(model, corpus=corpus, text=text, length=length, device=device)
+    values = {
+        "loss": score.loss,
+        "perplexity": score.perplexity,
+        "bits_per_byte": score.bits_per_byte,
+        "tokens": score.tokens,
+        "bytes": score.bytes,
+        "kind": kind,
+    }
+    if json:
+        print_json(values)
+        return
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, value in values.items():
+        form = {float: ",.4f", int: ","}.get(type(value), "")
+        table.add_row(name.replace("_", " "), format(value, form))
+    console.print(table)

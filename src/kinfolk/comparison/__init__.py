@@ -1,0 +1,1 @@
+"""The models side by side: their curves, their scores and the page that shows them."""

@@ -1,0 +1,146 @@
+"""Documents already tokenised, on disk as Megatron-LM's pair of .bin (ids) and .idx (bounds).
+
+tokens.idx   magic, version, type of id, sentences, documents + 1,
+             length of each sentence, byte where each begins, first sentence of each document
+"""
+
+import json
+import struct
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kinfolk.errors import UserError
+from kinfolk.text import Tokenizer
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+HEADER = struct.Struct("<9sQBQQ")  # magic, version, type of id, sentences, documents + 1
+TYPES: dict[int, npt.DTypeLike] = {4: np.int32, 8: np.uint16}  # Megatron's codes
+CHUNK = 1 << 20  # numbers handled at once
+
+Ids = npt.NDArray[np.int64]
+
+
+class Corpus:
+    """A folder of tokenised documents, read through memory maps."""
+
+    def __init__(self, folder: Path, facts: Mapping[str, Any], type: npt.DTypeLike) -> None:
+        self.folder = folder
+        self.documents: int = facts["documents"]
+        self.tokens: int = facts["tokens"]
+        self.bytes: int = facts["bytes"]
+        self.vocab: int = facts["vocab"]
+        self.tokenizer_hash: str = facts["tokenizer_hash"]
+        sentences: int = facts["sentences"]
+        index = folder / "tokens.idx"
+        begins = HEADER.size + 4 * sentences
+        firsts = begins + 8 * sentences
+        self._ids = _map(folder / "tokens.bin", type, self.tokens)
+        self._begins = _map(index, np.int64, sentences, offset=begins)
+        self._firsts = _map(index, np.int64, self.documents + 1, offset=firsts)
+        self.document_bytes: Ids = _map(folder / "bytes.bin", np.int64, self.documents)
+
+    @classmethod
+    def open(cls, folder: Path | str) -> "Corpus":
+        """Open a folder that `prepare` wrote, once its files agree with each other."""
+        folder = Path(folder)
+        for name in ("corpus.json", "tokens.idx", "tokens.bin", "bytes.bin"):
+            if not (folder / name).is_file():
+                raise UserError(
+                    f"{folder / name} does not exist, so {folder} is no corpus: "
+                    "make one with kinfolk prepare"
+                )
+        facts = _facts(folder / "corpus.json")
+        index = folder / "tokens.idx"
+        with index.open("rb") as file:
+            header = file.read(HEADER.size)
+        if len(header) < HEADER.size or not header.startswith(MAGIC):
+            raise _broken(index, "it does not begin as a Megatron index does")
+        _, version, code, sentences, bounds = HEADER.unpack(header)
+        if version != VERSION or code not in TYPES:
+            raise _broken(index, f"version {version} with ids of type {code} is not known here")
+        if (sentences, bounds) != (facts["sentences"], facts["documents"] + 1):
+            raise _broken(index, "it counts other documents than corpus.json")
+        type = np.dtype(TYPES[code])
+        _sized(index, HEADER.size + 12 * sentences + 8 * bounds)
+        _sized(folder / "tokens.bin", type.itemsize * facts["tokens"])
+        _sized(folder / "bytes.bin", 8 * facts["documents"])
+        return cls(folder, facts, type)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Corpus.open, (self.folder,)
+
+    @cached_property
+    def starts(self) -> Ids:
+        """Return where each document begins among the tokens, and at last where all end."""
+        starts = np.full(self.documents + 1, self.tokens)
+        inside = self._firsts < len(self._begins)
+        starts[inside] = self._begins[self._firsts[inside]] // self._ids.itemsize
+        return starts
+
+    def ids(self, start: int, stop: int) -> Ids:
+        """Return a slice of the stream of tokens."""
+        return self._ids[start:stop].astype(np.int64)
+
+    def document(self, i: int) -> Ids:
+        """Return the tokens of one document."""
+        return self.ids(self.starts[i], self.starts[i + 1])
+
+    def sentences(self, start: int, stop: int) -> Ids:
+        """Return the lengths of the sentences inside a slice, cut to it, in all stop - start."""
+        if start >= stop:
+            return np.zeros(0, np.int64)
+        size = self._ids.itemsize
+        first = np.searchsorted(self._begins, start * size, side="right")
+        last = np.searchsorted(self._begins, stop * size, side="left")
+        return np.diff(self._begins[first:last] // size, prepend=start, append=stop)
+
+    def counts(self) -> Ids:
+        """Return how often each id occurs."""
+        return self._counts
+
+    @cached_property
+    def _counts(self) -> Ids:
+        counts = np.zeros(self.vocab, np.int64)
+        for start in range(0, self.tokens, CHUNK):
+            counts += np.bincount(self._ids[start : start + CHUNK], minlength=self.vocab)
+        return counts
+
+    def tokenizer(self) -> Tokenizer:
+        """Return the tokenizer the corpus was made with."""
+        tokenizer = Tokenizer.load(self.folder / "tokenizer")
+        if tokenizer.hash != self.tokenizer_hash:
+            raise _broken(self.folder / "tokenizer", "it is not the one that made this corpus")
+        return tokenizer
+
+
+def _map(file: Path, type: npt.DTypeLike, size: int, *, offset: int = 0) -> npt.NDArray[Any]:
+    # An empty file cannot be mapped.
+    if size == 0:
+        return np.zeros(0, type)
+    return np.memmap(file, type, mode="r", offset=offset, shape=(size,))
+
+
+def _facts(file: Path) -> dict[str, Any]:
+    needed = {"version", "documents", "sentences", "tokens", "bytes", "vocab", "tokenizer_hash"}
+    try:
+        facts = dict(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise _broken(file, "it is not JSON") from error
+    if missing := sorted(needed - facts.keys()):
+        raise _broken(file, f"it does not say its {missing[0]}")
+    return facts
+
+
+def _sized(file: Path, size: int) -> None:
+    if file.stat().st_size != size:
+        raise _broken(file, f"it has {file.stat().st_size:,} bytes where {size:,} belong")
+
+
+def _broken(file: Path, why: str) -> UserError:
+    return UserError(f"{file} is damaged or foreign, {why}: make the corpus again")

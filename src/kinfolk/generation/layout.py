@@ -1,0 +1,111 @@
+"""How texts of different lengths lie in one batch, and what is checked before they do.
+
+Prompts have their padding to the left, so that the tokens of each text are neighbours and the last
+slot is where all of them go on:
+
+    ids        .   .  <s>  the        document  -1  -1   0   0        places  0  0  0  1
+    ids       <s>  a   cat  sat       document   0   0   0   0        places  0  1  2  3
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from kinfolk.errors import UserError
+from kinfolk.sight import PADDING, Sight
+from kinfolk.types import Inputs, Model, State, each
+
+Texts = Sequence[Sequence[int]]
+
+
+def start(prompts: Texts, source: Inputs | None, state: State) -> Inputs:
+    """Lay prompts side by side for a decoder, with padding to the left."""
+    longest = max(map(len, prompts))
+    padding = torch.tensor([longest - len(prompt) for prompt in prompts])[:, None]
+    slots = torch.arange(longest)
+    places = (slots - padding).clamp(min=0)
+    document = torch.where(slots < padding, PADDING, 0)
+    ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
+    sight = Sight(document, places, places)
+    return Inputs(ids=ids, sight=sight, places=places, source=source, state=state)
+
+
+def advance(inputs: Inputs, ids: Tensor) -> Inputs:
+    """Stand one place further in every text, on the token just chosen."""
+    places = inputs.places[:, -1:] + 1
+    sight = Sight(torch.zeros_like(places), places, places)
+    return Inputs(
+        ids=ids[:, None], sight=sight, places=places, source=inputs.source, state=inputs.state
+    )
+
+
+def pick(inputs: Inputs, rows: Tensor) -> Inputs:
+    """Keep these rows, here and in the state."""
+    if inputs.state is not None:
+        inputs.state.reorder(rows)
+    return each(inputs, lambda tensor: tensor[rows])
+
+
+def read(texts: Texts) -> Inputs:
+    """Lay texts side by side for an encoder, with padding to the right."""
+    lengths = torch.tensor([len(text) for text in texts])[:, None]
+    slots = torch.arange(int(lengths.max())).expand(len(texts), -1)
+    filled = slots < lengths
+    ids = torch.zeros_like(slots)
+    ids[filled] = torch.tensor([id for text in texts for id in text])
+    sight = Sight.full(torch.where(filled, 0, PADDING), plain=bool(filled.all()))
+    return Inputs(ids=ids, sight=sight, places=slots)
+
+
+def check(model: Model, texts: Texts, what: str) -> None:
+    """Complain about a text that is empty, too long, or holds ids the model does not know."""
+    vocab, context = model.config.vocab, getattr(model.config, "context", None)
+    for text in texts:
+        if not text:
+            raise UserError(f"a {what} is empty: give it at least one token")
+        if context is not None and len(text) > context:
+            raise UserError(
+                f"a {what} of {len(text)} tokens does not fit the model's context of {context}: "
+                "shorten it"
+            )
+        if strange := [id for id in text if not 0 <= id < vocab]:
+            raise UserError(
+                f"a {what} holds the id {strange[0]}, and the model knows 0 to {vocab - 1}: "
+                "use the tokenizer it was trained with"
+            )
+
+
+def room(model: Model, length: int, tokens: int, context: int | None) -> int:
+    """Say how many tokens may follow a prompt of some length."""
+    if tokens < 1:
+        raise UserError(f"{tokens} tokens are nothing to write: ask for 1 or more")
+    limits = [c for c in (context, getattr(model.config, "context", None)) if c is not None]
+    left = min([tokens, *(limit - length for limit in limits)])
+    if left < 1:
+        raise UserError(
+            f"a prompt of {length} tokens leaves no room to write in a context of {min(limits)}: "
+            f"shorten it to {min(limits) - 1} at most"
+        )
+    return left
+
+
+def device(model: Model) -> torch.device:
+    """Return where the model's weights are."""
+    weights = model.parameters() if isinstance(model, nn.Module) else iter(())
+    return next((weight.device for weight in weights), torch.device("cpu"))
+
+
+@contextmanager
+def resting(model: Model) -> Iterator[None]:
+    """Switch the habits of training off, and on again where they were on."""
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    training = [module for module in modules if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

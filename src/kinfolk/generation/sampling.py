@@ -1,0 +1,91 @@
+"""How the next token is chosen from its scores: the best one, or one drawn by chance.
+
+Scores are (rows, vocabulary), and what may not be chosen scores -inf. A draw takes one uniform
+number, a function of the seed, the text and the token: who else is in the batch changes nothing.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kinfolk.errors import UserError
+
+NEVER = float("-inf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """What is left to chance: everything, unless told otherwise."""
+
+    temperature: float = 1.0  # below 1 the likely grow likelier; 0 always takes the best
+    top_k: int | None = None  # choose among so many
+    top_p: float | None = None  # choose among the fewest that hold this share of the probability
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise UserError(
+                f"temperature {self.temperature} is not a number from 0 up: "
+                "0 takes the best token, 1 draws as the model says"
+            )
+        if self.top_k is not None and self.top_k < 1:
+            raise UserError(f"top_k {self.top_k} leaves no token to choose: use 1 or more")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise UserError(f"top_p {self.top_p} is no share: use more than 0 and at most 1")
+
+
+GREEDY = Sampling(temperature=0.0)
+
+
+def uniforms(seed: int, texts: Iterable[int], tokens: int) -> Tensor:
+    """Return a number from [0, 1) for each token of each text: (texts, tokens)."""
+    if not 0 <= seed < 2**64:
+        raise UserError(f"seed {seed} is not a whole number from 0 to 2^64 - 1")
+    rows = [
+        np.random.Generator(np.random.Philox(key=np.array([seed, text], np.uint64))).random(tokens)
+        for text in texts
+    ]
+    return torch.from_numpy(np.stack(rows))
+
+
+def choose(logits: Tensor, sampling: Sampling, chance: Tensor) -> Tensor:
+    """Choose an id in each row, by a uniform number for each: (rows,)."""
+    if sampling.temperature == 0:
+        return logits.argmax(-1)
+    logits = temper(logits, sampling.temperature)
+    if sampling.top_k is not None:
+        logits = top_k(logits, sampling.top_k)
+    if sampling.top_p is not None:
+        logits = top_p(logits, sampling.top_p)
+    # In double precision the last sum is above every chance, so no token of probability 0 is hit.
+    sums = logits.double().softmax(-1).cumsum(-1)
+    aim = chance.double()[:, None] * sums[:, -1:]
+    return torch.searchsorted(sums, aim, right=True)[:, 0].clamp(max=logits.shape[1] - 1)
+
+
+def ban(logits: Tensor, ids: Tensor) -> Tensor:
+    """Leave out these ids."""
+    return logits.index_fill(1, ids, NEVER)
+
+
+def temper(logits: Tensor, temperature: float) -> Tensor:
+    """Divide by a temperature above 0, from the best down, so that a tiny one overflows nothing."""
+    return (logits - logits.amax(-1, keepdim=True)) / temperature
+
+
+def top_k(logits: Tensor, k: int) -> Tensor:
+    """Leave out all but the best k (Fan et al. 2018); what ties with the last of them stays."""
+    least = logits.topk(min(k, logits.shape[1])).values[:, -1:]
+    return logits.masked_fill(logits < least, NEVER)
+
+
+def top_p(logits: Tensor, p: float) -> Tensor:
+    """Leave out all but the fewest that together reach probability p (Holtzman et al. 2019)."""
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+    share = ordered.softmax(-1)
+    better = share.cumsum(-1) - share  # how much stands before each: 0 before the best
+    ordered = ordered.masked_fill(better >= p, NEVER)
+    return torch.empty_like(logits).scatter(1, order, ordered)

@@ -1,0 +1,236 @@
+"""Text in, text out: what a model writes after a text, and in its holes."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from kinfolk.errors import UserError
+from kinfolk.generation.decoding import Step, collect, decode
+from kinfolk.generation.filling import fill_masks, fill_spans
+from kinfolk.generation.sampling import GREEDY, Sampling
+from kinfolk.text.tokenizer import Tokenizer
+from kinfolk.types import Model, PredictsTokens, ReadsSources
+
+HOLE = "[MASK]"  # in every text, whatever the tokenizer calls it
+
+# These put a space between any two words when they decode, so that their spaces say nothing.
+SPACED = ("wordpiece", "word")
+
+
+@dataclass(frozen=True)
+class Hole:
+    """What a hole was filled with, and the best choices for it with their probabilities."""
+
+    text: str
+    choices: list[tuple[str, float]]  # best first; none where the model wrote a span
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A text without holes, and what stands in each."""
+
+    text: str
+    holes: list[Hole]
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt as the decoder wants it: what is written after, and what an encoder reads before."""
+
+    prompt: list[int]
+    source: list[int] | None
+    ends: set[int]
+    banned: set[int]
+
+
+def question(model: PredictsTokens, tokenizer: Tokenizer, prompt: str) -> Question:
+    """Frame a prompt: a decoder goes on with it, an encoder-decoder reads it and answers."""
+    specials = tokenizer.specials
+    ids = tokenizer.encode(prompt, specials=False)
+    ends = set() if specials.eos is None else {specials.eos}
+    banned = unspoken(model, tokenizer) - ends
+    if hasattr(model, "encode"):
+        return Question([specials.pad], [*ids, *ends], ends, banned)
+    opening = specials.eos if specials.bos is None else specials.bos
+    return Question(ids if opening is None else [opening, *ids], None, ends, banned)
+
+
+def answers(
+    model: PredictsTokens,
+    asked: Question,
+    *,
+    tokens: int,
+    sampling: Sampling = Sampling(),
+    seed: int = 0,
+    texts: int = 1,
+) -> Iterator[list[Step]]:
+    """Write some texts after one prompt, a token of each at a time."""
+    return decode(
+        model,
+        [asked.prompt] * texts,
+        tokens=tokens,
+        ends=asked.ends,
+        sampling=sampling,
+        seed=seed,
+        sources=None if asked.source is None else [asked.source] * texts,
+        banned=asked.banned,
+    )
+
+
+def spell(tokenizer: Tokenizer, before: Sequence[int], ids: Iterable[int]) -> Iterator[str]:
+    """Turn ids into text as they come; half a character waits for its other half."""
+    written = list(before)
+    start = said = len(tokenizer.decode(written))
+    for id in ids:
+        written.append(id)
+        text = tokenizer.decode(written)
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
+            yield text[said:]
+            said = len(text)
+    rest = tokenizer.decode(written)[max(said, start) :]
+    if rest:
+        yield rest
+
+
+def continue_text(
+    model: PredictsTokens,
+    tokenizer: Tokenizer,
+    prompt: str,
+    *,
+    tokens: int = 100,
+    sampling: Sampling = Sampling(),
+    seed: int = 0,
+) -> str:
+    """Return what the model writes after a prompt: "Once upon" may give " a time"."""
+    if hasattr(model, "encode"):
+        raise UserError(
+            f"this model fills holes and does not go on with a text: put {HOLE} where it may write"
+        )
+    asked = question(model, tokenizer, prompt)
+    steps = answers(model, asked, tokens=tokens, sampling=sampling, seed=seed)
+    (written,) = collect(steps, 1)
+    return spoken(tokenizer, asked.prompt, written.ids)
+
+
+def fill_text(
+    model: PredictsTokens,
+    tokenizer: Tokenizer,
+    text: str,
+    *,
+    top: int = 5,  # choices for each hole, of encoders
+    tokens: int = 128,  # for all holes together, of encoder-decoders; and so are the next two
+    sampling: Sampling = GREEDY,
+    seed: int = 0,
+) -> Filled:
+    """Fill every [MASK] of a text: "It was [MASK]." may give "It was good."."""
+    text = text if tokenizer.specials.mask is None else text.replace(mark(tokenizer), HOLE)
+    if HOLE not in text:
+        raise UserError(f"there is nothing to fill: put {HOLE} in the text where a word is missing")
+    if hasattr(model, "encode"):
+        writer = cast(ReadsSources, model)
+        return with_spans(writer, tokenizer, text, tokens=tokens, sampling=sampling, seed=seed)
+    return with_words(model, tokenizer, text, top=top)
+
+
+def with_words(model: PredictsTokens, tokenizer: Tokenizer, text: str, *, top: int) -> Filled:
+    """Put the best token into each hole."""
+    specials = tokenizer.specials
+    if specials.mask is None:
+        raise UserError(
+            "this tokenizer has no mask token: fill with the one the model learned with"
+        )
+    ids = tokenizer.encode(text.replace(HOLE, mark(tokenizer)), specials=False)
+    ids = [id for id in (specials.cls, *ids, specials.sep) if id is not None]
+    found = fill_masks(model, ids, specials.mask, top=top, banned=unspoken(model, tokenizer))
+    at = [place for place, id in enumerate(ids) if id == specials.mask]
+    holes = []
+    for place, choices in zip(at, found, strict=True):
+        # Each choice is spelled as it reads after what stands before it by now.
+        words = [(word(tokenizer, ids[:place], [id]), share) for id, share in choices]
+        holes.append(Hole(words[0][0], words))
+        ids[place] = choices[0][0]
+    return close(text, holes)
+
+
+def with_spans(
+    model: ReadsSources,
+    tokenizer: Tokenizer,
+    text: str,
+    *,
+    tokens: int,
+    sampling: Sampling,
+    seed: int,
+) -> Filled:
+    """Let the decoder write into each hole as many tokens as it likes."""
+    specials, count = tokenizer.specials, text.count(HOLE)
+    if specials.eos is None:
+        raise UserError("this tokenizer has no end token: fill with the one the model learned with")
+    if count > len(specials.sentinels):
+        raise UserError(
+            f"the text has {count} holes and the tokenizer {len(specials.sentinels)} sentinels: "
+            "fill fewer at a time"
+        )
+    if written := [id for id in tokenizer.encode(text) if id in specials.sentinels]:
+        raise UserError(f"the text holds {tokenizer.token(written[0])}: write {HOLE} for a hole")
+    source = [*punched(tokenizer, text), specials.eos]
+    spans = fill_spans(
+        model,
+        source,
+        sentinels=specials.sentinels,
+        start=specials.pad,
+        eos=specials.eos,
+        tokens=tokens,
+        sampling=sampling,
+        seed=seed,
+        banned=unspoken(model, tokenizer) - {specials.eos, *specials.sentinels},
+    )
+    holes = []
+    for sentinel, span in zip(specials.sentinels[:count], spans, strict=True):
+        place = source.index(sentinel)
+        holes.append(Hole(word(tokenizer, source[:place], span), []))
+        source[place : place + 1] = span
+    return close(text, holes)
+
+
+def punched(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Return the ids of a text with a sentinel for each hole."""
+    sentinels = iter(tokenizer.specials.sentinels)
+    if tokenizer.specials.mask is None:
+        before, *others = text.split(HOLE)
+        joined = (f"{tokenizer.token(next(sentinels))}{other}" for other in others)
+        return tokenizer.encode("".join([before, *joined]), specials=False)
+    # By way of the mask token, which may take the space before it along, as a word would.
+    ids = tokenizer.encode(text.replace(HOLE, mark(tokenizer)), specials=False)
+    return [next(sentinels) if id == tokenizer.specials.mask else id for id in ids]
+
+
+def close(text: str, holes: Sequence[Hole]) -> Filled:
+    """Put words into the holes of a text and leave the rest of it as it is."""
+    closed, *others = text.split(HOLE)
+    for hole, other in zip(holes, others, strict=True):
+        spaced = not closed or closed[-1].isspace()
+        closed += hole.text.lstrip() if spaced and not hole.text.isspace() else hole.text
+        closed += other
+    return Filled(closed, list(holes))
+
+
+def word(tokenizer: Tokenizer, before: Sequence[int], ids: Sequence[int]) -> str:
+    """Return what fills a hole, with a space before it only where the tokens say so."""
+    text = spoken(tokenizer, before, ids)
+    return text.strip() if tokenizer.kind in SPACED else text
+
+
+def spoken(tokenizer: Tokenizer, before: Sequence[int], ids: Sequence[int]) -> str:
+    """Return the text of ids as it reads after others: "##ing" after "play" is "ing"."""
+    return tokenizer.decode([*before, *ids]).removeprefix(tokenizer.decode(before))
+
+
+def unspoken(model: Model, tokenizer: Tokenizer) -> set[int]:
+    """Return the ids that are no text: special ones, and those the tokenizer does not know."""
+    return {*tokenizer.specials.all, *range(tokenizer.vocab, model.config.vocab)}
+
+
+def mark(tokenizer: Tokenizer) -> str:
+    """Return what the tokenizer calls its mask."""
+    assert tokenizer.specials.mask is not None
+    return tokenizer.token(tokenizer.specials.mask)

@@ -1,0 +1,92 @@
+"""BERT as Hugging Face names it, with the two heads it was pretrained with."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from kinfolk.hub.names import Names, Rule, given, layers, part, refuse, taken
+from kinfolk.models.bert import BertConfig
+from kinfolk.text.tokenizer import Specials
+
+TYPE = "bert"
+CONFIG = BertConfig
+FRAME = "bert"
+GENERATES = False
+
+FIELDS = {
+    "vocab": "vocab_size",
+    "width": "hidden_size",
+    "depth": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "context": "max_position_embeddings",
+    "segments": "type_vocab_size",
+    "bend": "hidden_act",
+    "dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob",
+    "epsilon": "layer_norm_eps",
+}
+
+
+def to_config(c: BertConfig, specials: Specials | None) -> dict[str, Any]:
+    """Write config.json."""
+    return {
+        "architectures": ["BertForPreTraining"],
+        **given(c, FIELDS),
+        "intermediate_size": c.inner or 4 * c.width,
+        "tie_word_embeddings": True,
+        "pad_token_id": specials.pad if specials else None,
+    }
+
+
+def from_config(data: Mapping[str, Any]) -> BertConfig:
+    """Read config.json."""
+    refuse(
+        data,
+        position_embedding_type="absolute",
+        is_decoder=False,
+        add_cross_attention=False,
+        tie_word_embeddings=True,
+        pruned_heads={},
+    )
+    c = BertConfig(**taken(data, FIELDS))
+    inner = data.get("intermediate_size", 3072)
+    return c if inner == 4 * c.width else replace(c, inner=inner)
+
+
+def names(c: BertConfig) -> Names:
+    """Name every parameter."""
+    block, layer, within = "blocks.{i}", "bert.encoder.layer.{i}", "bert.embeddings"
+    seen, told = f"{layer}.attention", f"{layer}.output"
+    triple = [f"{seen}.self.{name}" for name in ("query", "key", "value")]
+    return Names(
+        prefix="bert.",
+        rules=[
+            Rule("tokens.weight", (f"{within}.word_embeddings.weight",), rows=c.vocab),
+            *part("places", f"{within}.position_embeddings", bias=False),
+            *part("segments", f"{within}.token_type_embeddings", bias=False),
+            *part("norm", f"{within}.LayerNorm"),
+            *layers(
+                c.depth,
+                [
+                    *part(f"{block}.attend.branch.qkv", *triple),
+                    *part(f"{block}.attend.branch.out", f"{seen}.output.dense"),
+                    *part(f"{block}.attend.norm", f"{seen}.output.LayerNorm"),
+                    *part(f"{block}.feed.branch.widen", f"{layer}.intermediate.dense"),
+                    *part(f"{block}.feed.branch.narrow", f"{told}.dense"),
+                    *part(f"{block}.feed.norm", f"{told}.LayerNorm"),
+                ],
+            ),
+            *part("head.dense", "cls.predictions.transform.dense"),
+            *part("head.norm", "cls.predictions.transform.LayerNorm"),
+            Rule("head.bias", ("cls.predictions.bias",)),
+            *part("pooler", "bert.pooler.dense"),
+            *part("pairs", "cls.seq_relationship"),
+        ],
+        heads=("cls.predictions.", "bert.pooler.", "cls.seq_relationship."),
+        aliases={
+            "cls.predictions.decoder.weight": f"{within}.word_embeddings.weight",
+            "cls.predictions.decoder.bias": "cls.predictions.bias",
+        },
+        endings={".gamma": ".weight", ".beta": ".bias"},  # TensorFlow's, in the published folders
+        ignored=r"(bert\.)?embeddings\.position_ids",
+    )

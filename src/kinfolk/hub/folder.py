@@ -1,0 +1,181 @@
+"""Model folders in Hugging Face's layout, written and read."""
+
+import json
+import pkgutil
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from kinfolk.errors import UserError
+from kinfolk.hub.names import Names
+from kinfolk.text.tokenizer import Specials, Tokenizer
+from kinfolk.types import Config, Model
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLE = "pytorch_model.bin"
+
+
+class Member(Protocol):
+    """What a file in this package says of a family member."""
+
+    TYPE: str  # Hugging Face's `model_type`
+    CONFIG: type[Config]
+    FRAME: str | None  # what its tokenizer puts around a text
+    GENERATES: bool
+
+    def to_config(self, c: Any, specials: Specials | None) -> dict[str, Any]:
+        """Write config.json."""
+        ...
+
+    def from_config(self, data: Mapping[str, Any]) -> Config:
+        """Read config.json."""
+        ...
+
+    def names(self, c: Any) -> Names:
+        """Name every parameter."""
+        ...
+
+
+def members() -> list[Member]:
+    """Find the members by their presence in this package."""
+    here = pkgutil.iter_modules([str(Path(__file__).parent)], "kinfolk.hub.")
+    modules = [import_module(found.name) for found in here]
+    return [cast(Member, module) for module in modules if hasattr(module, "TYPE")]
+
+
+def save(
+    folder: Path, model: Model, tokenizer: Tokenizer | None, *, length: int | None = None
+) -> None:
+    """Write a folder that transformers opens as it is.
+
+    `length` is the longest text in tokens, the network's context where it is not given.
+    """
+    c = model.config
+    member = next((m for m in members() if m.CONFIG is type(c)), None)
+    if member is None:
+        raise UserError(f"Hugging Face has no form for {type(model).__name__}: it cannot be saved")
+    _fits(tokenizer, c.vocab, folder)
+    specials = tokenizer.specials if tokenizer is not None else None
+    assert isinstance(model, nn.Module)
+    ours: dict[str, Tensor] = model.state_dict()
+    # Each a copy of its own: parts of one tensor share memory, which the format does not allow.
+    theirs = {
+        name: tensor.to("cpu", copy=True).contiguous()
+        for name, tensor in member.names(c).give(ours).items()
+    }
+    dtype = str(next(iter(theirs.values())).dtype).removeprefix("torch.")
+    config = {"model_type": member.TYPE, "dtype": dtype} | member.to_config(c, specials)
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder / "config.json", config)
+    if member.GENERATES:
+        roles = ("bos", "eos", "pad", "decoder_start")
+        ids = {f"{role}_token_id": config.get(f"{role}_token_id") for role in roles}
+        _write(folder / "generation_config.json", {k: v for k, v in ids.items() if v is not None})
+    save_file(theirs, folder / WEIGHTS, metadata={"format": "pt"})
+    # The library writes for the owner alone; whoever may read the config may read the weights.
+    (folder / WEIGHTS).chmod((folder / "config.json").stat().st_mode)
+    if tokenizer is not None:
+        longest = length or getattr(c, "context", None)
+        tokenizer.save(folder, frame=member.FRAME, length=longest)
+
+
+def load(folder: Path | str) -> tuple[Model, Tokenizer]:
+    """Open a folder that kinfolk or transformers wrote: the network and its tokenizer."""
+    model = load_model(folder)
+    tokenizer = Tokenizer.load(folder)
+    _fits(tokenizer, model.config.vocab, folder)
+    return model, tokenizer
+
+
+def load_model(folder: Path | str) -> Model:
+    """Open the network alone, in float32, ready to be asked."""
+    path = Path(folder)
+    data = _config(path)
+    member = _member(data, path)
+    config = member.from_config(data)
+    with torch.device("meta"):  # weights that come from the folder need not be drawn
+        model = config.build()
+    assert isinstance(model, nn.Module)
+    like: dict[str, Tensor] = model.state_dict()
+    ours = member.names(config).take(_weights(path), like, str(path))
+    if len(ours) < len(like):
+        ours = _fresh(config) | ours
+    model.load_state_dict(ours, assign=True)
+    assert not any(buffer.is_meta for buffer in model.buffers()), "a buffer is not in the folder"
+    return model.eval()
+
+
+def _fresh(config: Config) -> dict[str, Tensor]:
+    model = config.build()
+    assert isinstance(model, nn.Module)
+    return dict(model.state_dict())
+
+
+def _fits(tokenizer: Tokenizer | None, vocab: int, folder: Path | str) -> None:
+    if tokenizer is not None and tokenizer.vocab > vocab:
+        raise UserError(
+            f"the tokenizer of {folder} has {tokenizer.vocab} ids and the network knows "
+            f"{vocab}: give the network a vocabulary at least as large"
+        )
+
+
+def _config(path: Path) -> dict[str, Any]:
+    if not path.is_dir():
+        raise UserError(f"there is no folder {path}")
+    if not (path / "config.json").is_file():
+        raise UserError(f"{path} is no model folder: it holds no config.json")
+    return _read(path / "config.json")
+
+
+def _member(data: Mapping[str, Any], path: Path) -> Member:
+    known = {member.TYPE: member for member in members()}
+    kind = data.get("model_type")
+    if kind not in known:
+        raise UserError(
+            f"{path / 'config.json'} says model_type={kind!r}: "
+            f"kinfolk opens {', '.join(sorted(known))}"
+        )
+    return known[kind]
+
+
+def _weights(path: Path) -> dict[str, Tensor]:
+    """Read all weights of a folder, from one file or from shards."""
+    if (path / WEIGHTS).is_file():
+        return _tensors(path / WEIGHTS)
+    if (path / INDEX).is_file():
+        shards = sorted(set(_read(path / INDEX).get("weight_map", {}).values()))
+        return {k: v for shard in shards for k, v in _tensors(path / shard).items()}
+    if (path / PICKLE).is_file():
+        raise UserError(
+            f"{path} holds {PICKLE}, a pickle, which could run any code: convert it with "
+            "transformers' AutoModelForPreTraining.from_pretrained(folder).save_pretrained(folder)"
+        )
+    raise UserError(f"{path} holds no {WEIGHTS}")
+
+
+def _tensors(file: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{file} cannot be read ({error}): copy or save it again") from error
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{file} is not JSON ({error}): copy or save it again") from error
+    if not isinstance(data, dict):
+        raise UserError(f"{file} holds no JSON object: copy or save it again")
+    return data
+
+
+def _write(file: Path, data: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")

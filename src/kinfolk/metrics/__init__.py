@@ -1,0 +1,1 @@
+"""What a model scored, and the lines it has to beat."""

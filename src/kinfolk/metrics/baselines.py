@@ -1,0 +1,162 @@
+"""The two lines under every loss curve: the unigram and an n-gram model of the same tokens."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from kinfolk.errors import UserError
+
+Ids: TypeAlias = npt.NDArray[np.integer[Any]]
+Keys: TypeAlias = npt.NDArray[np.int64]
+Reals: TypeAlias = npt.NDArray[np.float64]
+
+
+def entropy(counts: Ids) -> float:
+    """Return the nats a token costs when only its frequency is known."""
+    seen = np.asarray(counts, dtype=np.float64)
+    seen = seen[seen > 0] / seen.sum()
+    return float((seen * np.log(1 / seen)).sum())
+
+
+@dataclass(frozen=True)
+class Unigram:
+    """Token frequencies with one added to each, so that a token never seen has a price."""
+
+    costs: Reals  # nats, by token
+
+    @classmethod
+    def fit(cls, counts: Ids) -> "Unigram":
+        """Learn from how often each token of the vocabulary was seen."""
+        smoothed = np.asarray(counts, dtype=np.float64) + 1
+        return cls(np.log(smoothed.sum()) - np.log(smoothed))
+
+    def nll(self, ids: Ids) -> Reals:
+        """Return the nats of each token."""
+        return self.costs[ids]
+
+
+@dataclass(frozen=True)
+class Order:
+    """One order of the model: p(w | context) = mass(context w) + weight(context) * lower order."""
+
+    grams: Keys
+    masses: Reals
+    contexts: Keys
+    weights: Reals
+
+    @classmethod
+    def fit(cls, grams: Keys, counts: Keys, base: int) -> "Order":
+        """Discount the counts of sorted grams and share what is left among the lower order."""
+        cut = discounts(counts)[np.minimum(counts, 3)]
+        contexts, starts = np.unique(grams // base, return_index=True)
+        totals = np.add.reduceat(counts, starts)
+        weights = np.add.reduceat(cut, starts) / totals
+        sizes = np.diff(starts, append=len(grams))
+        return cls(grams, (counts - cut) / np.repeat(totals, sizes), contexts, weights)
+
+    def apply(self, keys: Keys, base: int, lower: Reals) -> Reals:
+        """Return the probability of each gram, given that of its lower order."""
+        mass = look_up(self.grams, self.masses, keys, missing=0.0)
+        weight = look_up(self.contexts, self.weights, keys // base, missing=1.0)
+        return mass + weight * lower
+
+
+@dataclass(frozen=True)
+class KneserNey:
+    """Interpolated modified Kneser-Ney (Chen & Goodman 1998, section 4.1.6) over token ids.
+
+    A gram is one integer in base `vocab`, its newest token the last digit: its context is
+    `gram // vocab`, and the gram without its oldest token is a remainder.
+    """
+
+    vocab: int
+    bos: int
+    eos: int
+    orders: tuple[Order, ...]  # the unigram first
+
+    @classmethod
+    def fit(
+        cls, documents: Iterable[Ids], *, vocab: int, order: int = 3, bos: int, eos: int
+    ) -> "KneserNey":
+        """Count the documents, each from its start to its final `eos`."""
+        if order < 1 or vocab**order > 2**63:
+            raise UserError(
+                f"order {order} with a vocabulary of {vocab} does not fit 63 bits: "
+                "take an order from 1 up and vocab ** order below 2 ** 63"
+            )
+        tokens, ends = padded(documents, vocab, order - 1, bos, eos)
+        if not len(ends):
+            raise UserError("no documents to count: an n-gram model needs at least one")
+        orders: list[Order] = []
+        longer: Keys | None = None
+        for size in range(order, 0, -1):
+            grams, counts = np.unique(packed(tokens, ends, size, vocab, bos), return_counts=True)
+            if not len(grams):  # every document is shorter than this order
+                continue
+            if longer is not None:
+                continued = np.bincount(
+                    np.searchsorted(grams, longer % vocab**size), minlength=len(grams)
+                )
+                # Nothing comes before a document, so a gram at its start keeps its plain count.
+                first = (grams // vocab ** (size - 1) == bos) & (size > 1)
+                counts = np.where(first, counts, continued)
+            orders.append(Order.fit(grams, counts, vocab))
+            longer = grams
+        return cls(vocab, bos, eos, tuple(reversed(orders)))
+
+    def nll(self, document: Ids) -> Reals:
+        """Return the nats of each token of a document and of the `eos` after it."""
+        tokens, ends = padded([document], self.vocab, len(self.orders) - 1, self.bos, self.eos)
+        chance = np.full(len(ends), 1 / self.vocab)
+        for size, order in enumerate(self.orders, start=1):
+            keys = packed(tokens, ends, size, self.vocab, None)
+            chance = order.apply(keys, self.vocab, chance)
+        costs: Reals = -np.log(chance)
+        return costs
+
+
+def discounts(counts: Keys) -> Reals:
+    """Return what is taken from a count of 0, 1, 2 and 3 or more (Chen & Goodman, equation 26)."""
+    n1, n2, n3, n4 = (int((counts == times).sum()) for times in (1, 2, 3, 4))
+    if min(n1, n2, n3):
+        share = n1 / (n1 + 2 * n2)
+        cuts = [1 - 2 * share * n2 / n1, 2 - 3 * share * n3 / n2, 3 - 4 * share * n4 / n3]
+        if min(cuts) > 0:
+            return np.array([0.0, *cuts])
+    return np.array([0.0, 0.5, 1.0, 1.5])  # too little text to estimate them
+
+
+def padded(
+    documents: Iterable[Ids], vocab: int, pads: int, bos: int, eos: int
+) -> tuple[Keys, Keys]:
+    """Lay the documents end to end with `bos` before each; return them and the places scored."""
+    start, end = np.full(pads, bos), np.array([eos])
+    rows = [part for document in documents for part in (start, document, end)]
+    if not rows:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    tokens = np.concatenate(rows, dtype=np.int64)
+    if tokens.min() < 0 or tokens.max() >= vocab:
+        wrong = tokens[(tokens < 0) | (tokens >= vocab)][0]
+        raise UserError(f"token {wrong} is not in a vocabulary of {vocab}")
+    sizes = np.array([len(document) + 1 for document in rows[1::3]])
+    skipped = pads * np.arange(1, len(sizes) + 1)
+    return tokens, np.arange(sizes.sum()) + np.repeat(skipped, sizes)
+
+
+def packed(tokens: Keys, ends: Keys, size: int, base: int, bos: int | None) -> Keys:
+    """Return the gram that ends at each place, less those that start with `bos` twice if given."""
+    if bos is not None and size > 2:
+        ends = ends[(tokens[ends - size + 1] != bos) | (tokens[ends - size + 2] != bos)]
+    keys = tokens[ends - size + 1]
+    for back in range(size - 2, -1, -1):
+        keys = keys * base + tokens[ends - back]
+    return keys
+
+
+def look_up(keys: Keys, values: Reals, wanted: Keys, *, missing: float) -> Reals:
+    """Return the value of each wanted key, or `missing`; the keys are sorted."""
+    places = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    return np.where(keys[places] == wanted, values[places], missing)

@@ -1,0 +1,58 @@
+"""How likely a model finds a text: loss, perplexity, bits per byte."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from kinfolk.data.feed import Feed
+from kinfolk.data.pieces import Documents
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """What a model gave the tokens of a text."""
+
+    nats: float  # summed over the tokens
+    tokens: int
+    bytes: int  # of the text the tokens came from
+
+    @property
+    def loss(self) -> float:
+        """Nats a token."""
+        return self.nats / self.tokens
+
+    @property
+    def perplexity(self) -> float:
+        """Among how many tokens, all as likely, the model would have to choose."""
+        return math.exp(self.loss)
+
+    @property
+    def bits_per_byte(self) -> float:
+        """What the text would take up, compressed: the same scale for every tokenizer."""
+        return self.nats / math.log(2) / self.bytes
+
+
+def likelihood(
+    model: nn.Module,
+    exam: Any,
+    documents: Documents,
+    size: int,
+    *,
+    rows: int = 32,
+    bfloat16: bool = False,
+) -> Likelihood:
+    """Score documents of `size` bytes; `exam` is an objective that predicts every token once."""
+    device = next(model.parameters()).device
+    feed = Feed(exam, documents, rows=rows, shuffled=False)
+    was, total, tokens = model.training, 0.0, 0
+    model.eval()
+    with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
+        for number in range(feed.batches):
+            batch = feed[number].to(device)
+            total += float(exam.loss(model, batch).sums["tokens"])
+            tokens += batch.counts["tokens"]
+    model.train(was)
+    return Likelihood(total, tokens, size)

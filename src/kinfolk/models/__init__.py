@@ -1,0 +1,1 @@
+"""The family: one file a member."""

@@ -1,0 +1,123 @@
+"""BERT (Devlin et al., 2018): the Transformer's encoder alone, reading both ways at once.
+
+Every token sees every other; a token that was hidden is predicted from both its sides, and the
+first token's vector says something about the whole text.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from kinfolk.nn.attention import Attention
+from kinfolk.nn.feedforward import FeedForward, activation
+from kinfolk.nn.residual import PostNorm
+from kinfolk.nn.sizes import LADDER
+from kinfolk.nn.table import Scores, Table, initialise
+from kinfolk.sight import Visible
+from kinfolk.types import Inputs, Output
+
+KIND = "encoder"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BertConfig:
+    """The published base model, unless told otherwise."""
+
+    vocab: int = 30522
+    width: int = 768
+    depth: int = 12
+    heads: int = 12
+    inner: int | None = None  # of the feed-forward; None is 4 x width
+    context: int = 512
+    segments: int = 2
+    bend: str = "gelu"
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    epsilon: float = 1e-12  # of the norms
+
+    def build(self) -> "Bert":
+        """Make the network, with fresh weights."""
+        return Bert(self)
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each followed by a norm."""
+
+    def __init__(self, c: BertConfig) -> None:
+        super().__init__()
+        attention = Attention(c.width, c.heads, dropout=c.attention_dropout)
+        feed = FeedForward(c.width, c.inner or 4 * c.width, c.bend)
+        self.attend = PostNorm(attention, nn.LayerNorm(c.width, c.epsilon), c.dropout)
+        self.feed = PostNorm(feed, nn.LayerNorm(c.width, c.epsilon), c.dropout)
+
+    def forward(self, x: Tensor, visible: Visible) -> Tensor:
+        return self.feed(self.attend(x, visible))  # type: ignore[no-any-return]
+
+
+class TokenHead(nn.Module):
+    """What a hidden state passes before it meets the token table again."""
+
+    def __init__(self, c: BertConfig) -> None:
+        super().__init__()
+        self.bend = activation(c.bend)
+        self.dense = nn.Linear(c.width, c.width)
+        self.norm = nn.LayerNorm(c.width, c.epsilon)
+        self.bias = nn.Parameter(torch.zeros(c.vocab))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.norm(self.bend(self.dense(hidden)))  # type: ignore[no-any-return]
+
+
+class Bert(nn.Module):
+    """Three tables and a norm, a stack of blocks, and two heads: for tokens and for pairs."""
+
+    def __init__(self, c: BertConfig) -> None:
+        super().__init__()
+        self.config = c
+        self.tokens = Table(c.vocab, c.width)
+        self.places = nn.Embedding(c.context, c.width)
+        self.segments = nn.Embedding(c.segments, c.width)
+        self.norm = nn.LayerNorm(c.width, c.epsilon)
+        self.drop = nn.Dropout(c.dropout)
+        self.blocks = nn.ModuleList(Block(c) for _ in range(c.depth))
+        self.head = TokenHead(c)
+        self.pooler = nn.Linear(c.width, c.width)
+        self.pairs = nn.Linear(c.width, 2)
+        initialise(self, std=0.02)
+
+    def forward(self, inputs: Inputs) -> Output:
+        segments = torch.zeros_like(inputs.ids) if inputs.segments is None else inputs.segments
+        x = self.tokens(inputs.ids) + self.places(inputs.places) + self.segments(segments)
+        x = self.drop(self.norm(x))
+        visible = inputs.visible(dropout=self.training and self.config.attention_dropout > 0)
+        for block in self.blocks:
+            x = block(x, visible)
+        return Output(x)
+
+    def predict(self, hidden: Tensor) -> Scores:
+        """Score the hidden token with the table that read the others."""
+        return self.tokens.predict(self.head(hidden), self.head.bias)
+
+    def pool(self, hidden: Tensor) -> Tensor:
+        """Turn the first token's hidden state into a vector of its text."""
+        return torch.tanh(self.pooler(hidden))
+
+    def judge(self, hidden: Tensor) -> Tensor:
+        """Score whether the second text follows the first (0) or comes from elsewhere (1)."""
+        return self.pairs(self.drop(self.pool(hidden)))  # type: ignore[no-any-return]
+
+
+# Deviation: the shared ladder trains without dropout, as fits one pass over a text.
+PRESETS = {
+    name: BertConfig(
+        width=size.width, depth=size.depth, heads=size.heads, dropout=0.0, attention_dropout=0.0
+    )
+    for name, size in LADDER.items()
+} | {
+    "bert-base-uncased": BertConfig(),
+    "bert-base-cased": BertConfig(vocab=28996),
+    "bert-base-chinese": BertConfig(vocab=21128),
+    "bert-large-uncased": BertConfig(width=1024, depth=24, heads=16),
+    "bert-large-cased": BertConfig(vocab=28996, width=1024, depth=24, heads=16),
+}

@@ -1,0 +1,96 @@
+"""GPT-2 (Radford et al., 2019): GPT with each norm moved inside its residual, and one at the end.
+
+A decoder: each token sees itself and the past, and the last hidden state predicts the next token.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from kinfolk.nn.attention import Attention
+from kinfolk.nn.feedforward import FeedForward
+from kinfolk.nn.residual import PreNorm
+from kinfolk.nn.sizes import LADDER
+from kinfolk.nn.table import Scores, Table, initialise
+from kinfolk.sight import Visible
+from kinfolk.types import Inputs, Output, State
+
+KIND = "decoder"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPT2Config:
+    """The published small model, unless told otherwise."""
+
+    vocab: int = 50257
+    width: int = 768
+    depth: int = 12
+    heads: int = 12
+    inner: int | None = None  # of the feed-forward; None is 4 x width
+    context: int = 1024
+    bend: str = "gelu_new"
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    epsilon: float = 1e-5  # of the norms
+
+    def build(self) -> "GPT2":
+        """Make the network, with fresh weights."""
+        return GPT2(self)
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each behind its norm."""
+
+    def __init__(self, c: GPT2Config) -> None:
+        super().__init__()
+        attention = Attention(c.width, c.heads, dropout=c.attention_dropout)
+        feed = FeedForward(c.width, c.inner or 4 * c.width, c.bend)
+        self.attend = PreNorm(attention, nn.LayerNorm(c.width, c.epsilon), c.dropout)
+        self.feed = PreNorm(feed, nn.LayerNorm(c.width, c.epsilon), c.dropout)
+
+    def forward(self, x: Tensor, visible: Visible, state: State | None, layer: int) -> Tensor:
+        return self.feed(self.attend(x, visible, state, layer))  # type: ignore[no-any-return]
+
+
+class GPT2(nn.Module):
+    """Token and place tables, a stack of blocks, a last norm; the token table also predicts."""
+
+    def __init__(self, c: GPT2Config) -> None:
+        super().__init__()
+        self.config = c
+        self.tokens = Table(c.vocab, c.width)
+        self.places = nn.Embedding(c.context, c.width)
+        self.drop = nn.Dropout(c.dropout)
+        self.blocks = nn.ModuleList(Block(c) for _ in range(c.depth))
+        self.norm = nn.LayerNorm(c.width, c.epsilon)
+        initialise(self, std=0.02)
+        with torch.no_grad():  # section 2.3: residual weights / sqrt(N), N residual layers
+            for name, weight in self.blocks.named_parameters():
+                if name.endswith(("out.weight", "narrow.weight")):
+                    weight.mul_((2 * c.depth) ** -0.5)
+
+    def forward(self, inputs: Inputs) -> Output:
+        x = self.drop(self.tokens(inputs.ids) + self.places(inputs.places))
+        visible = inputs.visible(dropout=self.training and self.config.attention_dropout > 0)
+        for layer, block in enumerate(self.blocks):
+            x = block(x, visible, inputs.state, layer)
+        return Output(self.norm(x), inputs.state)
+
+    def predict(self, hidden: Tensor) -> Scores:
+        """Score the next token with the table that read the last."""
+        return self.tokens.predict(hidden)
+
+
+# Deviation: the shared ladder trains without dropout, as fits one pass over a text.
+PRESETS = {
+    name: GPT2Config(
+        width=size.width, depth=size.depth, heads=size.heads, dropout=0.0, attention_dropout=0.0
+    )
+    for name, size in LADDER.items()
+} | {
+    "gpt2": GPT2Config(),
+    "gpt2-medium": GPT2Config(width=1024, depth=24, heads=16),
+    "gpt2-large": GPT2Config(width=1280, depth=36, heads=20),
+    "gpt2-xl": GPT2Config(width=1600, depth=48, heads=25),
+}

@@ -1,0 +1,1 @@
+"""The parts networks are made of."""

@@ -1,0 +1,46 @@
+"""Positions that act on the scores of attention."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+class RelativeBias(nn.Module):
+    """A learned bias a head for each bucket of distances (Raffel et al. 2020, section 2.1).
+
+    Near distances have a bucket each, farther ones share buckets that grow logarithmically.
+    """
+
+    def __init__(self, heads: int, *, buckets: int, farthest: int, both_ways: bool) -> None:
+        super().__init__()
+        self.buckets, self.farthest, self.both_ways = buckets, farthest, both_ways
+        self.table = nn.Embedding(buckets, heads)
+
+    def forward(self, queries: int, keys: int) -> Tensor:
+        """Return the bias by distance, (heads, queries + keys - 1), for the last `queries` keys."""
+        device = self.table.weight.device
+        # The last query stands at the last key, so the nearest key to its right is `queries` away.
+        distance = torch.arange(1 - keys, queries, device=device)
+        return self.table(self.bucket(distance)).T  # type: ignore[no-any-return]
+
+    def bucket(self, distance: Tensor) -> Tensor:
+        """Number the buckets; `distance` is key place minus query place."""
+        buckets = self.buckets
+        first = torch.zeros_like(distance)
+        if self.both_ways:
+            buckets //= 2
+            first = (distance > 0).long() * buckets
+            distance = distance.abs()
+        else:
+            distance = -distance.clamp(max=0)
+        near = buckets // 2
+        far = (
+            near
+            + (
+                torch.log(distance.clamp(min=1).float() / near)
+                / math.log(self.farthest / near)
+                * (buckets - near)
+            ).long()
+        )
+        return first + torch.where(distance < near, distance, far.clamp(max=buckets - 1))

@@ -1,0 +1,31 @@
+"""Where the norm of a residual branch stands."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+
+class PreNorm(nn.Module):
+    """Norm, branch, add: the stream itself is never normed (GPT-2, T5)."""
+
+    def __init__(self, branch: nn.Module, norm: nn.Module, dropout: float) -> None:
+        super().__init__()
+        self.norm = norm
+        self.branch = branch
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, *args: Any) -> Tensor:
+        return x + self.drop(self.branch(self.norm(x), *args))  # type: ignore[no-any-return]
+
+
+class PostNorm(nn.Module):
+    """Branch, add, norm (the 2017 Transformer, BERT)."""
+
+    def __init__(self, branch: nn.Module, norm: nn.Module, dropout: float) -> None:
+        super().__init__()
+        self.branch = branch
+        self.drop = nn.Dropout(dropout)
+        self.norm = norm
+
+    def forward(self, x: Tensor, *args: Any) -> Tensor:
+        return self.norm(x + self.drop(self.branch(x, *args)))  # type: ignore[no-any-return]

@@ -1,0 +1,1 @@
+"""Ways of learning: one file each."""

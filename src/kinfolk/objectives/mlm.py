@@ -1,0 +1,120 @@
+"""Masked language modelling (Devlin et al., 2018): hide some words and predict them.
+
+text        the  cat  sat  down
+ids    [C]  the  [M]  sat  down  [S]
+labels  .    .   cat   .    .     .
+sight  everyone sees everyone
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from kinfolk.data.packing import lay, number, sparse
+from kinfolk.data.pieces import Documents, Ids, Piece, Pieces, Rng, cut
+from kinfolk.sight import Sight
+from kinfolk.text.tokenizer import Specials
+from kinfolk.types import IGNORED, Batch, Inputs, Labels, Loss, PredictsTokens
+
+
+@dataclass(frozen=True)
+class Masked:
+    """Tokens, some of them hidden, and what the hidden ones were."""
+
+    ids: Ids
+    labels: Ids
+
+
+def hide(ids: Ids, rate: float, specials: Specials, ordinary: Ids, rng: Rng) -> Masked:
+    """Hide a share of the ordinary tokens: 80 % behind [MASK], 10 % behind another, 10 % not.
+
+    The share is rounded to a whole number, at least one, so it is the same in every draw
+    (section 3.1, and appendix A.1 for the split).
+    """
+    maskable = np.flatnonzero(~np.isin(ids, list(specials.all)))
+    count = min(len(maskable), max(1, round(rate * len(maskable))))
+    chosen = rng.choice(maskable, count, replace=False)
+    labels = np.full_like(ids, IGNORED)
+    labels[chosen] = ids[chosen]
+    dice = rng.random(count)
+    hidden = ids.copy()
+    hidden[chosen[dice < 0.8]] = specials.need("mask")
+    swapped = chosen[dice >= 0.9]
+    hidden[swapped] = rng.choice(ordinary, len(swapped))
+    return Masked(hidden, labels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLM:
+    """Predict hidden tokens from both their sides."""
+
+    specials: Specials
+    vocab: int
+    length: int = 512
+    rate: float = 0.15
+
+    def __post_init__(self) -> None:
+        for role in ("mask", "cls", "sep"):
+            self.specials.need(role)
+
+    @property
+    def capacity(self) -> tuple[int]:
+        """One stream of `length` slots."""
+        return (self.length,)
+
+    @cached_property
+    def ordinary(self) -> Ids:
+        """The ids that may stand in for another: all but the specials."""
+        return np.setdiff1d(np.arange(self.vocab), np.array(sorted(self.specials.all)))
+
+    def pieces(self, documents: Documents, /) -> Pieces:
+        """Cut documents into stretches that fit between [CLS] and [SEP]."""
+        document, start, stop = cut(documents, self.length - 2)
+        sizes = (stop - start)[:, None] + 2
+        return Pieces(documents, document, start, stop, np.zeros_like(start), sizes)
+
+    def example(self, piece: Piece, rng: Rng, /) -> Masked:
+        """Frame the piece and hide some of it."""
+        return hide(self.frame(piece.ids), self.rate, self.specials, self.ordinary, rng)
+
+    def frame(self, ids: Ids) -> Ids:
+        """Put a text between [CLS] and [SEP]."""
+        return np.concatenate([[self.specials.cls], ids, [self.specials.sep]])
+
+    def collate(self, rows: Sequence[Sequence[Masked]], /) -> Batch[Labels]:
+        """Lay texts side by side, and keep only the slots that predict."""
+        document, places = number([[len(e.ids) for e in row] for row in rows], self.length)
+        ids = lay([[e.ids for e in row] for row in rows], self.length, self.specials.pad)
+        labels = lay([[e.labels for e in row] for row in rows], self.length, IGNORED)
+        inputs = Inputs(ids=ids, sight=Sight.full(document), places=places)
+        targets, count = sparse(labels)
+        return Batch(inputs, targets, {"tokens": count})
+
+    def loss(self, model: PredictsTokens, batch: Batch[Labels], /) -> Loss:
+        """Sum -log p(hidden token)."""
+        hidden = batch.targets.select(model(batch.inputs).hidden)
+        return Loss({"tokens": model.predict(hidden).nll(batch.targets.ids)})
+
+    def exam(self) -> "OneByOne":
+        """Predict every token from all the others."""
+        return OneByOne(specials=self.specials, vocab=self.vocab, length=self.length)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneByOne(MLM):
+    """Pseudo-likelihood (Salazar et al., 2020): hide each token by itself, once."""
+
+    def pieces(self, documents: Documents, /) -> Pieces:
+        """Take every stretch as often as it has tokens."""
+        whole = super().pieces(documents)
+        return whole.turns(whole.stop - whole.start)
+
+    def example(self, piece: Piece, rng: Rng, /) -> Masked:
+        """Hide the token whose turn it is."""
+        ids = self.frame(piece.ids)
+        labels = np.full_like(ids, IGNORED)
+        labels[piece.turn + 1] = ids[piece.turn + 1]
+        ids[piece.turn + 1] = self.specials.need("mask")
+        return Masked(ids, labels)

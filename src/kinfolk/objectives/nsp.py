@@ -1,0 +1,109 @@
+"""Next-sentence prediction (Devlin et al., 2018): MLM over two texts that may be strangers.
+
+text        the  cat  |  sat  down
+ids    [C]  the  [M] [S] sat  down [S]
+segments 0   0    0   0   1    1    1
+labels   .   .   cat  .   .    .    .
+next     0 (it follows; 1 where the second text was drawn from another document)
+sight  everyone sees everyone
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kinfolk.data.packing import firsts, lay, number, sparse
+from kinfolk.data.pieces import Documents, Ids, Piece, Pieces, Rng, cut
+from kinfolk.errors import UserError
+from kinfolk.objectives.mlm import MLM, hide
+from kinfolk.sight import Sight
+from kinfolk.types import IGNORED, Batch, Inputs, Labels, Loss, PredictsPairs, Tree
+
+FOLLOWS, STRANGER = 0, 1
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two texts with some tokens hidden, and whether the second follows the first."""
+
+    ids: Ids
+    labels: Ids
+    segments: Ids
+    next: int
+
+
+@dataclass(frozen=True)
+class PairLabels(Tree):
+    """The hidden tokens, and the verdict on each pair."""
+
+    tokens: Labels
+    next: Tensor  # (pairs,), IGNORED where a slot is empty
+    firsts: Tensor  # (pairs,): where each pair starts, through the flattened rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class NSP(MLM):
+    """MLM, and whether the second text of a pair follows the first."""
+
+    def pieces(self, documents: Documents, /) -> Pieces:
+        """Cut documents into stretches that fit between [CLS] and two [SEP]."""
+        if len(documents.starts) < 3:
+            raise UserError(
+                "next-sentence prediction draws strangers from other documents, and the corpus has "
+                "one document: use more text, or learn by `mlm` alone"
+            )
+        document, start, stop = cut(documents, self.length - 3)
+        sizes = (stop - start)[:, None] + 3
+        kept = stop - start >= 2  # a pair needs a token on each side
+        parts = (document[kept], start[kept], stop[kept], np.zeros_like(start[kept]))
+        return Pieces(documents, *parts, sizes[kept])
+
+    def example(self, piece: Piece, rng: Rng, /) -> Pair:  # type: ignore[override]
+        """Split at a sentence end, half the time put a stranger second, and hide some tokens."""
+        ends = np.cumsum(piece.sentences)[:-1]
+        middle = int(rng.choice(ends)) if len(ends) else len(piece.ids) // 2
+        first, second = piece.ids[:middle], piece.ids[middle:]
+        stranger = rng.random() < 0.5
+        if stranger:
+            second = piece.elsewhere(rng, len(second))
+        ids = np.concatenate([self.frame(first), second, [self.specials.sep]])
+        segments = np.repeat([0, 1], [len(first) + 2, len(second) + 1])
+        masked = hide(ids, self.rate, self.specials, self.ordinary, rng)
+        return Pair(masked.ids, masked.labels, segments, STRANGER if stranger else FOLLOWS)
+
+    def collate(self, rows: Sequence[Sequence[Pair]], /) -> Batch[PairLabels]:  # type: ignore[override]
+        """Lay pairs side by side."""
+        sizes = [[len(e.ids) for e in row] for row in rows]
+        document, places = number(sizes, self.length)
+        inputs = Inputs(
+            ids=lay([[e.ids for e in row] for row in rows], self.length, self.specials.pad),
+            sight=Sight.full(document),
+            places=places,
+            segments=lay([[e.segments for e in row] for row in rows], self.length, 0),
+        )
+        labels = lay([[e.labels for e in row] for row in rows], self.length, IGNORED)
+        tokens, count = sparse(labels)
+        verdicts = np.array([e.next for row in rows for e in row])
+        # One shape from step to step: slots for twice as many pairs as rows, or that doubled.
+        slots = 2 * len(rows)
+        while slots < len(verdicts):
+            slots *= 2
+        empty = slots - len(verdicts)
+        targets = PairLabels(
+            tokens,
+            torch.from_numpy(np.pad(verdicts, (0, empty), constant_values=IGNORED)),
+            torch.from_numpy(np.pad(firsts(sizes, self.length), (0, empty))),
+        )
+        return Batch(inputs, targets, {"tokens": count, "pairs": len(verdicts)})
+
+    def loss(self, model: PredictsPairs, batch: Batch[PairLabels], /) -> Loss:  # type: ignore[override]
+        """Sum -log p(hidden token) and -log p(verdict)."""
+        hidden, targets = model(batch.inputs).hidden, batch.targets
+        scores = model.judge(hidden.flatten(0, 1).index_select(0, targets.firsts))
+        pairs = F.cross_entropy(scores.float(), targets.next, ignore_index=IGNORED, reduction="sum")
+        tokens = model.predict(targets.tokens.select(hidden)).nll(targets.tokens.ids)
+        return Loss({"tokens": tokens, "pairs": pairs})

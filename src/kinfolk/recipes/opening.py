@@ -1,0 +1,119 @@
+"""Opening what a run left behind, or what came from elsewhere."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kinfolk import hub
+from kinfolk.errors import UserError
+from kinfolk.recipes.catalogue import member_of, members
+from kinfolk.recipes.recipe import Recipe
+from kinfolk.text import Tokenizer
+from kinfolk.training import checkpoints
+from kinfolk.types import Inputs
+
+
+def model_folder(path: Path | str) -> Path:
+    """Find the model folder: of a run its newest whole checkpoint, else the folder itself."""
+    path = Path(path)
+    if not path.is_dir():
+        raise UserError(f"{path} is not there: give a run, a checkpoint or a model folder")
+    if (path / "config.json").is_file():
+        return path
+    if (path / "recipe.json").is_file():
+        newest = checkpoints.newest(path)
+        if newest is None:
+            raise UserError(f"{path} has no checkpoint yet: go on with it by --resume {path}")
+        return newest
+    raise UserError(f"{path} is neither a run (no recipe.json) nor a model folder (no config.json)")
+
+
+def load(path: Path | str) -> tuple[Any, Tokenizer]:
+    """Open a run, a checkpoint or a Hugging Face folder: the model and its tokenizer."""
+    return hub.load(model_folder(path))
+
+
+def copy(path: Path | str, out: Path) -> None:
+    """Write a model and its tokenizer to a new folder, in Hugging Face's layout."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} is already there: choose another -o")
+    model, tokenizer = load(path)
+    partial = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        hub.save(partial, model, tokenizer, length=getattr(model.config, "context", None))
+        if out.exists():
+            out.rmdir()
+        partial.rename(out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def tokenizer_of(path: Path | str) -> Tokenizer:
+    """Open a tokenizer's own folder, or that of a run, a model or a corpus."""
+    path = Path(path)
+    if (path / "tokenizer.json").is_file() or not path.is_dir():
+        return Tokenizer.load(path)
+    if (path / "corpus.json").is_file():
+        return Tokenizer.load(path / "tokenizer")
+    return Tokenizer.load(model_folder(path))
+
+
+def able(model: Any, ability: str) -> Any:
+    """Return a model that can do something, or say who could."""
+    who = member_of(model)
+    if ability not in who.can:
+        others = [m.name for m in members().values() if ability in m.can]
+        raise UserError(f"{who.name} cannot {ability}: {' and '.join(others)} can")
+    return model
+
+
+def exam(
+    model: nn.Module, tokenizer: Tokenizer, path: Path | str, length: int | None = None
+) -> Any:
+    """Return the objective that scores a model: every token of a text predicted exactly once."""
+    notes = model_folder(path) / "kinfolk.json"
+    config: Any = model.config
+    if notes.is_file():
+        objective = Recipe.read(notes).objective
+        length = length or objective.length
+    else:
+        objective = member_of(model).objective()(specials=tokenizer.specials, vocab=tokenizer.vocab)
+        length = length or min(objective.length, getattr(config, "context", 512))
+    limit = getattr(config, "context", None)
+    if limit is not None and length > limit:
+        raise UserError(f"--length {length} is more than the model's context of {limit} tokens")
+    way = type(objective)(specials=tokenizer.specials, vocab=tokenizer.vocab, length=length)
+    return way.exam()
+
+
+@torch.inference_mode()
+def logits(model: Any, ids: Sequence[int], source: Sequence[int] | None = None) -> Tensor:
+    """Return the (length, vocabulary) scores of one sequence, in evaluation mode.
+
+    An encoder scores each token from all of them, a decoder the token after each. An
+    encoder-decoder reads `source` and scores each of `ids` from those before it; without a source
+    it reads the ids themselves.
+    """
+    device = next(model.parameters()).device
+    kind = member_of(model).kind
+    row = torch.tensor([list(ids)], device=device)
+    if kind == "encoder-decoder":
+        read = row if source is None else torch.tensor([list(source)], device=device)
+        start = torch.full((1, 1), model.config.start, device=device)
+        row = torch.cat([start, row[:, :-1]], dim=1)
+        inputs = Inputs.of(row, causal=True, source=Inputs.of(read, causal=False))
+    elif source is not None:
+        raise UserError(f"{kind}s read no source: give the ids alone")
+    else:
+        inputs = Inputs.of(row, causal=kind == "decoder")
+    was = model.training
+    model.eval()
+    scores: Tensor = model.predict(model(inputs).hidden[0]).logits()
+    model.train(was)
+    return scores

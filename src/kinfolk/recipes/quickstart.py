@@ -1,0 +1,147 @@
+"""The whole road in small: three families on the prose of the running Python."""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kinfolk.comparison.report import Part, Report, Sample, Score, write
+from kinfolk.data import prose
+from kinfolk.data.prepare import prepare
+from kinfolk.data.shards import Corpus
+from kinfolk.data.sources import documents
+from kinfolk.errors import UserError
+from kinfolk.generation import Sampling, continue_text, fill_text
+from kinfolk.metrics.likelihood import Likelihood
+from kinfolk.recipes.catalogue import member_of
+from kinfolk.recipes.evaluation import SCORES, Baselines, baselines, evaluate, parameters
+from kinfolk.recipes.opening import load
+from kinfolk.recipes.pretraining import pretrain
+from kinfolk.recipes.recipe import recipe
+from kinfolk.recipes.reporting import curves, lines
+from kinfolk.text import Tokenizer, train
+from kinfolk.training.loop import Progress
+
+VOCAB = 2048
+HOLDOUT = 0.02
+MEMBERS = {
+    "gpt2/tiny": ["train.steps=1000", "train.batch=16", "train.peak=4e-3", "train.warmup=50"],
+    "bert/tiny": ["train.steps=1000", "train.batch=16", "train.peak=2e-3", "train.warmup=100"],
+    "t5/tiny": ["train.steps=1000", "train.batch=16", "train.peak=2e-2", "train.warmup=50"],
+}
+PROMPT = "Return a list of"
+HOLE = "Return [MASK] if the file exists."
+SPAN = "If the argument is omitted, [MASK] is used."
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one member learned."""
+
+    name: str
+    score: Likelihood
+    kind: str
+    parameters: int
+    seconds: float
+    sample: Sample
+
+
+@dataclass(frozen=True)
+class Quickstart:
+    """All that the quickstart found."""
+
+    results: list[Result]
+    baselines: Baselines
+    page: Path
+
+
+Watching = Callable[[str], AbstractContextManager[Callable[[Progress], None]]]
+
+
+def quickstart(out: Path, *, say: Callable[[str], None], watching: Watching) -> Quickstart:
+    """Train a tokenizer and three models, score them, let them write, and draw the page."""
+    if out.exists() and any(out.iterdir()):
+        raise UserError(f"{out} is already there: remove it, or choose another -o")
+    began = time.perf_counter()
+    text = prose.write(out / "text")
+    tokenizer = train((d.text for d in documents([text])), kind="bpe", vocab=VOCAB)
+    tokenizer.save(out / "tokenizer")
+    corpus = prepare([text], tokenizer=tokenizer, out=out / "corpus", holdout=HOLDOUT)
+    held_out = Corpus.open(out / "corpus" / "holdout")
+    found = baselines(corpus, held_out)
+    say(
+        f"{corpus.bytes / 1e6:.1f} MB of Python's own prose: {corpus.documents:,} documents, "
+        f"{corpus.tokens:,} tokens; {held_out.documents} documents held out"
+    )
+    results = []
+    for name, settings in MEMBERS.items():
+        start = time.perf_counter()
+        run = out / name.partition("/")[0]
+        with watching(name) as watch:
+            pretrain(recipe(name, out / "corpus", settings=settings), run, watch=watch)
+        seconds = time.perf_counter() - start
+        model, _ = load(run)
+        score, kind = evaluate(run, corpus=out / "corpus" / "holdout")
+        sample = write_something(name, model, tokenizer)
+        results.append(Result(name, score, kind, parameters(model), seconds, sample))
+    page = draw(out, results, found, corpus, time.perf_counter() - began)
+    return Quickstart(results, found, page)
+
+
+def write_something(name: str, model: Any, tokenizer: Tokenizer) -> Sample:
+    """Let a model do what its family does."""
+    kind = member_of(model).kind
+    if kind == "decoder":
+        sampling = Sampling(temperature=0.8, top_p=0.9)
+        text = continue_text(model, tokenizer, PROMPT, tokens=80, sampling=sampling)
+        return Sample(name, "goes on with a text", PROMPT, [Part(PROMPT), Part(text, new=True)])
+    heading, prompt = ("fills a word", HOLE) if kind == "encoder" else ("fills a span", SPAN)
+    filled = fill_text(model, tokenizer, prompt, tokens=24)
+    before, after = prompt.split("[MASK]")
+    inside = filled.text.removeprefix(before).removesuffix(after)
+    return Sample(name, heading, prompt, [Part(before), Part(inside, new=True), Part(after)])
+
+
+def draw(
+    out: Path, results: list[Result], found: Baselines, corpus: Corpus, seconds: float
+) -> Path:
+    """Write the page."""
+    scores = [
+        Score(
+            r.name,
+            r.kind,
+            r.score.loss,
+            r.score.bits_per_byte,
+            r.score.tokens,
+            r.parameters,
+            r.seconds,
+            comparable=r.kind == SCORES["decoder"],
+        )
+        for r in results
+    ]
+    page = Report(
+        title="Three families, one text",
+        subtitle="A decoder, an encoder and an encoder-decoder, each a few minutes on the prose of "
+        "the Python that runs this.",
+        facts=[
+            ("text", f"{corpus.bytes / 1e6:.1f} MB, {corpus.documents:,} documents"),
+            ("vocabulary", f"{corpus.vocab:,} byte-level BPE ids"),
+            ("size", "tiny: 2 layers, width 128"),
+            ("time", f"{seconds / 60:.1f} minutes in all"),
+        ],
+        curves=[c for r in results for c in curves(out / r.name.partition("/")[0], r.name)[:1]],
+        x="step",
+        scores=scores,
+        baselines=lines(found),
+        samples=[r.sample for r in results],
+        notes=[
+            "Curves are training losses of each family's own task: GPT-2 predicts every next "
+            "token, BERT the 15 % that are hidden, T5 the spans cut out, with the sentinels that "
+            "name them, which are easy.",
+            "BERT and T5 see both sides of what they predict, so their scores are "
+            "pseudo-likelihoods: lower than a likelihood could be, and no price of the text.",
+        ],
+    )
+    return write(page, out / "report.html")

@@ -1,0 +1,184 @@
+"""Who may see whom: every attention pattern of the family as a document number and two clocks.
+
+Token i sees token j when both are in the same document and `birth[j] <= clock[i]`.
+
+    full      birth 0 0 0 0    clock 0 0 0 0    everyone sees everyone
+    causal    birth 0 1 2 3    clock 0 1 2 3    only the past, and oneself
+    prefix    birth 0 0 1 2    clock 0 0 1 2    two tokens read both ways, the rest written
+
+Texts packed into one row differ in their document number and in nothing else. Padding is document
+-1: it sees only other padding, so that no row of the softmax is empty, and no text sees it.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+PADDING = -1  # the document number of empty slots
+UNWRITTEN = -2  # the document number of a cache slot that holds nothing yet
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What each token may look at: three integers a token, each (batch, length)."""
+
+    document: Tensor
+    birth: Tensor
+    clock: Tensor
+    # Set where each row is one text without padding: then the plain fast kernels say the same.
+    plain: Literal["full", "causal"] | None = None
+
+    @classmethod
+    def full(cls, document: Tensor, *, plain: bool = False) -> "Sight":
+        """Let every token see its whole document."""
+        still = torch.zeros_like(document)
+        return cls(document, still, still, "full" if plain else None)
+
+    @classmethod
+    def causal(cls, document: Tensor, *, start: int = 0, plain: bool = False) -> "Sight":
+        """Let every token see itself and what stands before it in its document."""
+        length = document.shape[1]
+        time = torch.arange(start, start + length, device=document.device, dtype=document.dtype)
+        time = time.expand_as(document)
+        return cls(document, time, time, "causal" if plain else None)
+
+    def table(self, keys: "Sight | None" = None, window: int | None = None) -> Tensor:
+        """Spell out who sees whom: (batch, query, key), true where the query sees the key."""
+        keys = keys or self
+        same = self.document[:, :, None] == keys.document[:, None, :]
+        born = keys.birth[:, None, :] <= self.clock[:, :, None]
+        seen = same & born
+        if window is not None:
+            seen = seen & (self.clock[:, :, None] - keys.birth[:, None, :] < window)
+        return seen
+
+
+class Visible(Protocol):
+    """A sight made ready for attention: resolved once a forward pass, used by every layer."""
+
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, /, *, scale: float | None, dropout: float
+    ) -> Tensor:
+        """Attend: (batch, heads, query, head width) in and out."""
+        ...
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Rows that are one text each: the kernel needs no mask."""
+
+    causal: bool
+
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, /, *, scale: float | None, dropout: float
+    ) -> Tensor:
+        """Attend without a mask."""
+        return F.scaled_dot_product_attention(
+            query, key, value, dropout_p=dropout, is_causal=self.causal, scale=scale
+        )
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A mask written out: boolean, or with a bias on the scores already in it."""
+
+    mask: Tensor  # (batch, 1 or heads, query, key)
+
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, /, *, scale: float | None, dropout: float
+    ) -> Tensor:
+        """Attend under the mask."""
+        mask = self.mask if self.mask.dtype == torch.bool else self.mask.to(query.dtype)
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale
+        )
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A block-sparse mask for the compiled kernel: blocks that nobody sees cost nothing."""
+
+    mask: BlockMask
+    bias: Tensor | None  # (heads, distances)
+
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, /, *, scale: float | None, dropout: float
+    ) -> Tensor:
+        """Attend through the block mask."""
+        assert dropout == 0, "see() takes the dense mask where weights are dropped"
+        out = flex_attention(
+            query, key, value, _score(self.bias, query.shape[2]), self.mask, scale=scale
+        )
+        assert isinstance(out, Tensor)
+        return out
+
+
+def see(
+    query: Sight,
+    key: Sight | None = None,
+    *,
+    bias: Tensor | None = None,
+    window: int | None = None,
+    dropout: bool = False,
+) -> Visible:
+    """Make a sight ready for attention, by the fastest way that says the same.
+
+    `bias` is added to the scores by distance, (heads, query + key - 1): entry `j - i + query - 1`
+    for query i and key j. `dropout` says that weights will be dropped, which the block-sparse
+    kernel cannot do.
+    """
+    keys = key or query
+    if query.plain and keys.plain == query.plain and bias is None and window is None:
+        return Plain(causal=query.plain == "causal")
+    if not (torch.compiler.is_compiling() and query.document.is_cuda) or dropout:
+        return _dense(query, keys, bias, window)
+    mask = create_block_mask(
+        _rule(query, keys, window),
+        query.document.shape[0],
+        None,
+        query.document.shape[1],
+        keys.document.shape[1],
+        device=query.document.device,
+    )
+    return Blocks(mask, bias)
+
+
+def spread(bias: Tensor, queries: int, keys: int) -> Tensor:
+    """Lay a bias by distance out over (heads, query, key)."""
+    device = bias.device
+    rows = torch.arange(queries, device=device)[:, None]
+    columns = torch.arange(keys, device=device)[None, :]
+    return bias[:, columns - rows + queries - 1]
+
+
+def _dense(query: Sight, key: Sight, bias: Tensor | None, window: int | None) -> Dense:
+    seen = query.table(key, window)[:, None]
+    if bias is None:
+        return Dense(seen)
+    scores = spread(bias, seen.shape[2], seen.shape[3])
+    return Dense(torch.where(seen, scores, float("-inf")))
+
+
+def _rule(query: Sight, key: Sight, window: int | None):  # type: ignore[no-untyped-def]  # flex's
+    def rule(batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        same = query.document[batch, i] == key.document[batch, j]
+        seen = same & (key.birth[batch, j] <= query.clock[batch, i])
+        if window is not None:
+            seen = seen & (query.clock[batch, i] - key.birth[batch, j] < window)
+        return seen
+
+    return rule
+
+
+def _score(bias: Tensor | None, queries: int):  # type: ignore[no-untyped-def]  # flex's own type
+    if bias is None:
+        return None
+
+    def score(value: Tensor, batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return value + bias[head, j - i + queries - 1]
+
+    return score

@@ -1,0 +1,253 @@
+"""Text to ids and back, on the `tokenizers` library, in the folders that Hugging Face writes."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import processors
+
+from kinfolk.errors import UserError
+
+ROLES = ("pad", "unk", "bos", "eos", "cls", "sep", "mask")
+
+# What tokenizers in the wild call these tokens, for folders whose settings do not say.
+KNOWN = {
+    "pad": ("[PAD]", "<pad>"),
+    "unk": ("[UNK]", "<unk>"),
+    "bos": ("<|endoftext|>", "[BOS]", "<s>"),
+    "eos": ("<|endoftext|>", "[EOS]", "</s>"),
+    "cls": ("[CLS]", "<cls>"),
+    "sep": ("[SEP]", "<sep>"),
+    "mask": ("[MASK]", "<mask>"),
+}
+
+# frame: what stands around one text, and around two (":1" is the second segment's type).
+FRAMES = {
+    "bert": ("{cls} $A {sep}", "{cls} $A {sep} $B:1 {sep}:1"),
+    "roberta": ("{cls} $A {sep}", "{cls} $A {sep} {sep} $B {sep}"),
+    "t5": ("$A {eos}", "$A {eos} $B {eos}"),
+}
+
+_SENTINEL = re.compile(r"<extra_id_(\d+)>")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Specials:
+    """The ids with a part to play; None where a tokenizer has no such token."""
+
+    pad: int
+    unk: int | None
+    bos: int | None
+    eos: int | None
+    cls: int | None
+    sep: int | None
+    mask: int | None
+    sentinels: tuple[int, ...] = ()  # T5's <extra_id_0>, <extra_id_1> ... in that order
+
+    def need(self, role: str) -> int:
+        """Return the id with a part to play, or complain that there is none."""
+        found: int | None = getattr(self, role)
+        if found is None:
+            raise UserError(f"this needs a token for {role!r}, and the tokenizer has none")
+        return found
+
+    @property
+    def all(self) -> frozenset[int]:
+        """Return every id with a part to play."""
+        single = (self.pad, self.unk, self.bos, self.eos, self.cls, self.sep, self.mask)
+        return frozenset(i for i in (*single, *self.sentinels) if i is not None)
+
+
+class Tokenizer:
+    """A `tokenizers` tokenizer that knows which of its tokens have a part to play."""
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, names: Mapping[str, str], *, length: int | None = None
+    ) -> None:
+        self._backend = backend
+        self._names = dict(names)  # the role to the token, for the roles that have one
+        self._length = length
+        self.vocab: int = max(backend.get_vocab().values()) + 1
+        self.specials = _specials(backend, self._names)
+
+    @cached_property
+    def kind(self) -> str:
+        """Name the kind among KINDS that this tokenizer is."""
+        state = json.loads(self._backend.to_str())
+        if state["model"]["type"] == "BPE":
+            return "bpe" if state["model"]["merges"] else "byte"
+        if state["model"]["type"] == "WordLevel":
+            return "char" if (state["decoder"] or {}).get("type") == "Fuse" else "word"
+        return str(state["model"]["type"]).lower()
+
+    @cached_property
+    def hash(self) -> str:
+        """Return the sha256 of all that decides ids, so not of the frame around a text."""
+        state = json.loads(self._backend.to_str())
+        deciding = {k: state[k] for k in ("normalizer", "pre_tokenizer", "model", "added_tokens")}
+        return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
+
+    def encode(self, text: str, *, specials: bool = True) -> list[int]:
+        """Return the ids of a text, in the tokenizer's own frame unless `specials` is off."""
+        return list(self._backend.encode(text, add_special_tokens=specials).ids)
+
+    def encode_all(self, texts: Sequence[str], *, specials: bool = True) -> list[list[int]]:
+        """Return the ids of each text, many at a time."""
+        encodings = self._backend.encode_batch(list(texts), add_special_tokens=specials)
+        return [list(e.ids) for e in encodings]
+
+    def decode(self, ids: Iterable[int], *, specials: bool = False) -> str:
+        """Return the text of ids, without the special tokens unless `specials` is on."""
+        return str(self._backend.decode([int(i) for i in ids], skip_special_tokens=not specials))
+
+    def offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the ids of plain text and the characters each came from.
+
+        Plain: "[MASK]" in the text is six characters here, and no special id ever comes out
+        (but for the unknown token).
+        """
+        encoding = self._plain.encode(text, add_special_tokens=False)
+        return list(encoding.ids), list(encoding.offsets)
+
+    @cached_property
+    def _plain(self) -> tokenizers.Tokenizer:
+        backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        backend.encode_special_tokens = True
+        return backend
+
+    def token(self, id: int) -> str:
+        """Return the token of an id."""
+        token = self._backend.id_to_token(int(id))
+        if token is None:
+            raise UserError(f"{id} is no id of this tokenizer: its ids are 0 to {self.vocab - 1}")
+        return str(token)
+
+    def id(self, token: str) -> int | None:
+        """Return the id of a token, None where there is no such token."""
+        found: int | None = self._backend.token_to_id(token)
+        return found
+
+    def save(self, folder: Path, *, frame: str | None = None, length: int | None = None) -> None:
+        """Write the folder that Hugging Face's AutoTokenizer opens; no frame keeps its own."""
+        backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        if frame is not None:
+            backend.post_processor = self._processor(frame)
+        state = json.loads(backend.to_str())
+        settings: dict[str, Any] = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+            # GPT-2 would add an embedding for type ids it never learned.
+            "model_input_names": [
+                "input_ids",
+                *(["token_type_ids"] if _types(state["post_processor"]) else []),
+                "attention_mask",
+            ],
+            **{f"{role}_token": token for role, token in self._names.items()},
+        }
+        if (longest := length or self._length) is not None:
+            settings["model_max_length"] = longest
+        folder.mkdir(parents=True, exist_ok=True)
+        backend.save(str(folder / "tokenizer.json"))
+        text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
+        (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+
+    def _processor(self, frame: str) -> processors.PostProcessor:
+        if frame not in FRAMES:
+            raise UserError(f"{frame!r} is no frame: choose one of {', '.join(FRAMES)}")
+        single, pair = FRAMES[frame]
+        needed = [role for role in ROLES if f"{{{role}}}" in single]
+        if missing := [role for role in needed if role not in self._names]:
+            raise UserError(
+                f"the frame {frame!r} needs a {missing[0]} token, and this tokenizer has none: "
+                "train a tokenizer with kinfolk or choose another frame"
+            )
+        return processors.TemplateProcessing(
+            single=single.format(**self._names),
+            pair=pair.format(**self._names),
+            special_tokens=[(self._names[r], self.id(self._names[r])) for r in needed],
+        )
+
+    @classmethod
+    def load(cls, folder: Path | str) -> "Tokenizer":
+        """Open a folder with a tokenizer.json, ours or one that transformers wrote."""
+        file = Path(folder) / "tokenizer.json"
+        if not file.is_file():
+            raise UserError(
+                f"{folder} holds no tokenizer.json: give a folder that kinfolk or transformers "
+                "saved a (fast) tokenizer to"
+            )
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises nothing narrower
+            raise UserError(f"{file} is no tokenizer that can be read: {error}") from error
+        backend.no_padding()
+        backend.no_truncation()
+        settings = {
+            **_settings(Path(folder) / "special_tokens_map.json"),
+            **_settings(Path(folder) / "tokenizer_config.json"),
+        }
+        length = settings.get("model_max_length")
+        # Hugging Face writes 1e30 where there is no limit.
+        limited = isinstance(length, int) and length < 1_000_000_000
+        return cls(backend, _names(backend, settings), length=length if limited else None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _revive, (self._backend.to_str(), self._names, self._length)
+
+
+def _revive(state: str, names: dict[str, str], length: int | None) -> Tokenizer:
+    return Tokenizer(tokenizers.Tokenizer.from_str(state), names, length=length)
+
+
+def _specials(backend: tokenizers.Tokenizer, names: Mapping[str, str]) -> Specials:
+    ids = {role: backend.token_to_id(name) for role, name in names.items()}
+    # GPT-2 has no pad: a filled slot weighs nothing, so any id serves.
+    pad = next((ids[role] for role in ("pad", "eos", "unk") if ids.get(role) is not None), None)
+    added = {token.content: id for id, token in backend.get_added_tokens_decoder().items()}
+    found = sorted((int(m[1]), id) for t, id in added.items() if (m := _SENTINEL.fullmatch(t)))
+    return Specials(
+        pad=pad or 0,
+        unk=ids.get("unk"),
+        bos=ids.get("bos"),
+        eos=ids.get("eos"),
+        cls=ids.get("cls"),
+        sep=ids.get("sep"),
+        mask=ids.get("mask"),
+        sentinels=tuple(id for _, id in found),
+    )
+
+
+def _names(backend: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Find the token of each role: as the settings say, else a well-known added token."""
+    added = {token.content for token in backend.get_added_tokens_decoder().values()}
+    names = {}
+    for role in ROLES:
+        said = settings.get(f"{role}_token")
+        said = said["content"] if isinstance(said, dict) else said
+        known = next((token for token in KNOWN[role] if token in added), None)
+        token = said if isinstance(said, str) else known
+        if token is not None and backend.token_to_id(token) is not None:
+            names[role] = token
+    return names
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise UserError(f"{file} is not JSON ({error}): save the tokenizer again") from error
+
+
+def _types(processor: Mapping[str, Any] | None) -> bool:
+    """Tell whether a saved post-processor gives the second text a type of its own."""
+    return processor is not None and (
+        processor["type"] == "BertProcessing" or '"type_id": 1' in json.dumps(processor)
+    )

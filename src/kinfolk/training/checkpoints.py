@@ -1,0 +1,332 @@
+"""Checkpoints that a kill, a full disk or a flipped bit cannot turn into a wrong model.
+
+RUN/checkpoints/step-00000500/     whole, with checksums.json
+RUN/checkpoints/last, best         links
+RUN/checkpoints/.step-*.partial    rubbish: being written, or being removed
+RUN/checkpoints/.step-*.aside      a whole one that is about to be replaced
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from kinfolk.errors import UserError
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+CHECKSUMS = "checksums.json"
+
+
+class TornCheckpoint(UserWarning):
+    """A checkpoint is not whole, and the one before it is used."""
+
+
+def save(
+    run: Path, step: int, write: Callable[[Path], None], *, keep: int, best: bool = False
+) -> Path:
+    """Write a checkpoint aside, rename it into place, point the links at it, prune the old ones."""
+    if keep < 1:
+        raise UserError(f"keep is {keep}; at least 1 checkpoint must be kept")
+    home = run / "checkpoints"
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with _locked(home):
+            _tidy(home)
+            partial = _aside(home, step, "partial")
+            try:
+                partial.mkdir()
+                write(partial)
+                _seal(partial)
+                folder = _install(partial, home / f"step-{step:08d}")
+            except BaseException:
+                shutil.rmtree(partial, ignore_errors=True)
+                raise
+            for link in ("last", "best") if best else ("last",):
+                _point(home / link, folder)
+            _prune(home, step, keep)
+    except Exception as error:
+        number = _errno(error)
+        if number is None:
+            raise
+        raise UserError(_sentence(run, step, number, error)) from error
+    return folder
+
+
+def newest(run: Path) -> Path | None:
+    """Return the newest whole checkpoint of a run, and warn of every torn one passed over."""
+    for folder in reversed(_checkpoints(run / "checkpoints")):
+        fault = verify(folder)
+        if fault is None:
+            return folder
+        warnings.warn(
+            f"the checkpoint {folder} is not whole ({fault}); the one before it is used",
+            TornCheckpoint,
+            stacklevel=2,
+        )
+    return None
+
+
+def verify(folder: Path) -> str | None:
+    """Return None for a whole checkpoint, else what is wrong, in words."""
+    try:
+        sums = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
+        expected = {name: (entry["size"], entry["sha256"]) for name, entry in sums.items()}
+    except FileNotFoundError:
+        return f"{CHECKSUMS}: missing"
+    except OSError as error:
+        return f"{CHECKSUMS}: {error.strerror}"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"{CHECKSUMS}: unreadable"
+    for name, (size, digest) in expected.items():
+        file = folder / name
+        try:
+            found = file.stat().st_size
+            if found != size:
+                return f"{name}: {found} bytes where {size} were written"
+            if _digest(file) != digest:
+                return f"{name}: checksum differs"
+        except FileNotFoundError:
+            return f"{name}: missing"
+        except OSError as error:
+            return f"{name}: {error.strerror}"
+    return None
+
+
+def step_of(folder: Path) -> int:
+    """Return the step of a checkpoint folder or of a link to one."""
+    for name in (folder.name, folder.resolve().name):
+        if found := re.fullmatch(r"step-(\d{8,})|\.step-(\d{8,})\.aside", name):
+            return int(found[1] or found[2])
+    raise UserError(f"{folder} is not a checkpoint; its name should be like step-00000500")
+
+
+def write_state(folder: Path, state: dict[str, Any]) -> None:
+    """Write a tree of tensors and plain values: training.safetensors and training.json."""
+    tensors: dict[str, Tensor] = {}
+    tree = _encode(state, "", tensors)
+    save_file(_apart(tensors), folder / "training.safetensors")
+    text = json.dumps(tree, allow_nan=False)
+    (folder / "training.json").write_text(text + "\n", encoding="utf-8")
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """Read what `write_state` wrote, equal to the bit, on the CPU."""
+    try:
+        tree = json.loads((folder / "training.json").read_text(encoding="utf-8"))
+        mapped = load_file(folder / "training.safetensors")
+    except FileNotFoundError as error:
+        missing = Path(error.filename or folder / "training.safetensors").name
+        raise UserError(
+            f"{folder} cannot be resumed: {missing} is missing; "
+            "a model folder alone has no optimiser state"
+        ) from error
+    # Copies, because the file's own memory would be held after the checkpoint is pruned.
+    tensors = {name: tensor.clone() for name, tensor in mapped.items()}
+    state: dict[str, Any] = _decode(tree, tensors)
+    return state
+
+
+@contextlib.contextmanager
+def _locked(home: Path) -> Iterator[None]:
+    """Let one process at a time write here; the system frees the lock of a killed one."""
+    handle = os.open(home, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # by hand: a forked child may hold the handle too
+            fcntl.flock(handle, fcntl.LOCK_UN)
+        os.close(handle)
+
+
+def _aside(home: Path, step: int, ending: str) -> Path:
+    return home / f".step-{step:08d}.{ending}"
+
+
+def _checkpoints(home: Path) -> list[Path]:
+    """List the folders of checkpoints, whole or torn, by step."""
+    folders = [*home.glob("step-*"), *home.glob(".step-*.aside")]
+    named = [f for f in folders if re.fullmatch(r"step-\d{8,}|\.step-\d{8,}\.aside", f.name)]
+    # The replacement of a folder set aside sorts after it: "s" comes after ".".
+    return sorted(named, key=lambda folder: (step_of(folder), folder.name))
+
+
+def _tidy(home: Path) -> None:
+    """Clear what a kill left behind."""
+    for rubbish in home.glob(".*.partial"):
+        if rubbish.is_symlink():
+            rubbish.unlink()
+        else:
+            shutil.rmtree(rubbish)
+    for aside in home.glob(".step-*.aside"):
+        folder = home / f"step-{step_of(aside):08d}"
+        if folder.exists():
+            _remove(aside)
+        else:
+            aside.rename(folder)
+
+
+def _seal(folder: Path) -> None:
+    """Write the checksums, last of all, and put everything on the disk."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    sums = {
+        file.relative_to(folder).as_posix(): {
+            "size": file.stat().st_size,
+            "sha256": _digest(file),
+        }
+        for file in files
+    }
+    listing = folder / CHECKSUMS
+    listing.write_text(json.dumps(sums, indent=2) + "\n", encoding="utf-8")
+    for path in (*files, listing, *(p for p in folder.rglob("*") if p.is_dir()), folder):
+        _sync(path)
+
+
+def _install(partial: Path, folder: Path) -> Path:
+    """Rename a sealed folder into place; a folder already there is whole until it is replaced."""
+    aside = folder.with_name(f".{folder.name}.aside")
+    if folder.exists():
+        folder.rename(aside)
+    try:
+        partial.rename(folder)
+    except OSError:
+        if aside.exists():
+            aside.rename(folder)
+        raise
+    _sync(folder.parent)
+    if aside.exists():
+        _remove(aside)
+    return folder
+
+
+def _point(link: Path, folder: Path) -> None:
+    """Make a relative link to a folder beside it, in one stroke."""
+    fresh = link.with_name(f".{link.name}.partial")
+    fresh.symlink_to(folder.name)
+    fresh.replace(link)
+    _sync(link.parent)
+
+
+def _prune(home: Path, step: int, keep: int) -> None:
+    """Remove all but the newest `keep` up to this step, and whatever `best` points to."""
+    past = [folder for folder in _checkpoints(home) if step_of(folder) <= step]
+    best = (home / "best").resolve()
+    for folder in past[:-keep]:
+        if folder.resolve() != best:
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Rename first: a kill halfway must not leave a torn folder under a good name."""
+    doomed = _aside(folder.parent, step_of(folder), "partial")
+    folder.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _errno(error: Exception) -> int | None:
+    """Return the system's number of an error; Rust libraries give it in the text only."""
+    if isinstance(error, OSError):
+        return error.errno or errno.EIO
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return int(found[1]) if found else None
+
+
+def _sentence(run: Path, step: int, number: int, error: Exception) -> str:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TornCheckpoint)
+        whole = newest(run)
+    left = "there is no earlier checkpoint"
+    if whole is not None:
+        left = f"the checkpoint of step {step_of(whole)} is whole"
+    home = run / "checkpoints"
+    if number in FULL:
+        return (
+            f"the disk is full while saving step {step} to {home}: {left}; "
+            "free some space and resume the run"
+        )
+    return (
+        f"step {step} could not be saved to {home} ({error}): {left}; "
+        "mend the cause and resume the run"
+    )
+
+
+def _encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """Turn a tree into JSON; what JSON cannot say becomes an object of one key with a dollar."""
+    match value:
+        case Tensor():
+            assert name not in tensors, f"two tensors are named {name}"
+            tensors[name] = value
+            return {"$tensor": name}
+        case dict():
+            kinds = {type(key) for key in value}
+            assert kinds <= {str} or kinds == {int}, f"{name}: keys must be all str or all int"
+            assert not any(str(key).startswith("$") for key in value), f"{name}: a key with $"
+            branch = {
+                str(k): _encode(v, f"{name}/{k}".lstrip("/"), tensors) for k, v in value.items()
+            }
+            return {"$numbered": branch} if kinds == {int} else branch
+        case tuple():
+            return {"$tuple": _encode(list(value), name, tensors)}
+        case list():
+            return [_encode(item, f"{name}/{i}", tensors) for i, item in enumerate(value)]
+        case float() if not math.isfinite(value):
+            return {"$float": repr(value)}
+        case None | bool() | int() | float() | str():
+            return value
+    raise TypeError(f"{name}: a {type(value).__name__} cannot be written to a checkpoint")
+
+
+def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
+    match value:
+        case {"$tensor": name}:
+            return tensors[name]
+        case {"$numbered": branch}:
+            return {int(key): _decode(item, tensors) for key, item in branch.items()}
+        case {"$tuple": items}:
+            return tuple(_decode(item, tensors) for item in items)
+        case {"$float": text}:
+            return float(text)
+        case dict():
+            return {key: _decode(item, tensors) for key, item in value.items()}
+        case list():
+            return [_decode(item, tensors) for item in value]
+    return value
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Give each tensor memory of its own, as safetensors asks; most have it already."""
+    apart: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        storage = tensor.untyped_storage()
+        alone = storage.nbytes() == tensor.nbytes and storage.data_ptr() not in seen
+        seen.add(storage.data_ptr())
+        tensor = tensor.detach()
+        apart[name] = tensor.contiguous() if alone else tensor.clone().contiguous()
+    return apart

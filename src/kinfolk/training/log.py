@@ -1,0 +1,158 @@
+"""The log of a run: what is a function of the recipe in log.jsonl, and the clock in speed.jsonl.
+
+log.jsonl      {"step": 7, "loss": 5.25, "rate": 0.0003, "parts": {"mlm": 4.5, "nsp": 0.75}}
+speed.jsonl    {"step": 7, "seconds": 0.125, "tokens_per_second": 65536.0}
+tensorboard/   the same numbers as events
+"""
+
+import contextlib
+import json
+import math
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TextIO
+
+from kinfolk.errors import UserError
+
+Values = Mapping[str, float | Mapping[str, float]]
+
+
+class Log:
+    """The open log of one run folder."""
+
+    def __init__(self, lines: TextIO, speed: TextIO, board: Any | None) -> None:
+        self.lines = lines
+        self.speed = speed
+        self.board = board  # a SummaryWriter, or None without TensorBoard
+
+    @classmethod
+    def open(cls, run: Path, resume_at: int) -> Self:
+        """Open a run's log just after step `resume_at`, forgetting every later line (-1: all)."""
+        try:
+            run.mkdir(parents=True, exist_ok=True)
+            lines, speed = (_reopen(run / name, resume_at) for name in ("log.jsonl", "speed.jsonl"))
+            return cls(lines, speed, _board(run / "tensorboard", resume_at))
+        except OSError as error:
+            raise _failed(run, error) from error
+
+    def write(self, step: int, values: Values, speed: Mapping[str, float]) -> None:
+        """Append one step; a number that is not finite is written as null."""
+        assert "step" not in values and "step" not in speed
+        try:
+            self.lines.write(_line(step, values))
+            self.speed.write(_line(step, speed))
+            if self.board is not None:
+                for name, value in _flat({**values, "speed": speed}):
+                    if math.isfinite(value):
+                        self.board.add_scalar(name, value, step)
+        except OSError as error:
+            raise _failed(Path(self.lines.name).parent, error) from error
+
+    def sync(self) -> None:
+        """Put everything on the disk; before a checkpoint, so that no line it counts on is lost."""
+        try:
+            os.fsync(self.lines.fileno())
+            os.fsync(self.speed.fileno())
+            if self.board is not None:
+                self.board.flush()
+        except OSError as error:
+            raise _failed(Path(self.lines.name).parent, error) from error
+
+    def close(self) -> None:
+        """Close the files; each line already reached them when it was written."""
+        for handle in (self.lines, self.speed, self.board):
+            if handle is not None:
+                with contextlib.suppress(OSError):  # said by `write`, and must not hide it
+                    handle.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def read(run: Path) -> list[dict[str, Any]]:
+    """Read the lines of a run's log; a last line torn by a kill is left out."""
+    path = run / "log.jsonl"
+    if not path.is_file():
+        raise UserError(f"{run} has no log.jsonl; is it the folder of a run?")
+    return [entry for _, entry in _entries(path)]
+
+
+def _entries(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Yield each whole line, as it is on the disk and as it reads."""
+    with path.open("rb") as stream:
+        for line in stream:
+            with contextlib.suppress(ValueError):
+                entry = json.loads(line)
+                if line.endswith(b"\n") and isinstance(entry, dict) and "step" in entry:
+                    yield line, entry
+
+
+def _reopen(path: Path, resume_at: int) -> TextIO:
+    """Cut a log after a step, in one stroke, and open it for more."""
+    if path.exists():
+        fresh = path.with_name(f".{path.name}.partial")
+        with fresh.open("wb") as stream:
+            stream.writelines(line for line, e in _entries(path) if e["step"] <= resume_at)
+            stream.flush()
+            os.fsync(stream.fileno())
+        fresh.replace(path)
+    return path.open("a", buffering=1, encoding="utf-8", newline="\n")
+
+
+def _board(folder: Path, resume_at: int) -> Any | None:
+    """Open TensorBoard's writer; events of later steps, from before a kill, are hidden."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter  # here, because it is slow to import
+    except ImportError:
+        warnings.warn(
+            "tensorboard is not installed, so no events are written; log.jsonl has every number",
+            stacklevel=3,
+        )
+        return None
+    resumed = folder.exists()
+    return SummaryWriter(str(folder), purge_step=resume_at + 1 if resumed else None)
+
+
+def _line(step: int, values: Values) -> str:
+    return json.dumps({"step": step, **_plain(values)}, allow_nan=False) + "\n"
+
+
+def _plain(values: Values) -> dict[str, Any]:
+    """Turn numbers of any library into Python's, whose JSON reads back to the bit."""
+    return {
+        name: _plain(value) if isinstance(value, Mapping) else _number(value)
+        for name, value in values.items()
+    }
+
+
+def _number(value: float) -> float | None:
+    if isinstance(value, int):
+        return value
+    value = float(value)
+    return value if math.isfinite(value) else None
+
+
+def _flat(values: Values, prefix: str = "") -> Iterator[tuple[str, float]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}/")
+        else:
+            yield prefix + name, float(value)
+
+
+def _failed(run: Path, error: OSError) -> UserError:
+    return UserError(
+        f"the log in {run} could not be written ({error.strerror}): the checkpoints are whole; "
+        "mend the cause and resume the run"
+    )

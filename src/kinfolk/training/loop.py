@@ -1,0 +1,89 @@
+"""The loop owns time: steps, and what happens between them. It knows no model and no objective."""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kinfolk.errors import UserError
+from kinfolk.training.log import Log
+from kinfolk.training.step import Outcome
+from kinfolk.types import Batch
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands."""
+
+    step: int  # updates done
+    steps: int
+    loss: float
+    held_out: float | None  # the last loss on held-out documents
+    speed: float  # predictions a second
+
+
+@dataclass(kw_only=True)
+class Loop:
+    """Run steps; write, score and save between them."""
+
+    steps: int
+    step: Callable[[int, Sequence[Batch[Any]]], Outcome]
+    log: Log
+    log_every: int  # steps between reads of the device: each read waits for it
+    score: Callable[[], float] | None  # on held-out documents, where there are any
+    score_every: int
+    save: Callable[[int, float | None], None]
+    save_every: int
+    watch: Callable[[Progress], None]
+
+    done: int = field(default=0, init=False)
+    pending: list[tuple[int, Outcome]] = field(default_factory=list, init=False)
+    held_out: float | None = field(default=None, init=False)
+    since: float = field(default=0.0, init=False)
+
+    def run(self, start: int, batches: Iterable[Sequence[Batch[Any]]]) -> None:
+        """Run from update `start` to the end; an interrupt saves what was learned."""
+        self.done, saved, self.since = start, start, time.perf_counter()
+        try:
+            for batch in batches:
+                self.pending.append((self.done + 1, self.step(self.done, batch)))
+                self.done += 1
+                saving = self.due(self.save_every)
+                scoring = self.score is not None and (saving or self.due(self.score_every))
+                if saving or scoring or self.due(self.log_every):
+                    self.write(scoring)
+                if saving:
+                    self.save(self.done, self.held_out)
+                    saved, self.since = self.done, time.perf_counter()
+        except KeyboardInterrupt:
+            if self.done > saved:
+                self.write(False)
+                self.save(self.done, None)
+            raise
+
+    def due(self, every: int) -> bool:
+        """Say whether this step is one of every so many, or the last."""
+        return self.done % every == 0 or self.done == self.steps
+
+    def write(self, scoring: bool) -> None:
+        """Write the lines that wait, the newest with its score on held-out documents."""
+        if not self.pending:
+            return
+        lines = [(number, outcome.values()) for number, outcome in self.pending]  # waits
+        self.pending.clear()
+        now = time.perf_counter()
+        speed = sum(line["counts"]["tokens"] for _, line in lines) / max(now - self.since, 1e-9)
+        for number, line in lines:
+            if not math.isfinite(line["loss"]):
+                raise UserError(
+                    f"the loss is {line['loss']} at step {number}: the run is sick; lower "
+                    "train.peak or raise train.warmup, and start again"
+                )
+        if scoring and self.score is not None:
+            self.held_out = self.score()
+            lines[-1][1]["held_out"] = self.held_out
+        for number, line in lines:
+            self.log.write(number, line, {"tokens_per_second": speed})
+        self.watch(Progress(self.done, self.steps, lines[-1][1]["loss"], self.held_out, speed))
+        self.since = time.perf_counter()

@@ -1,0 +1,145 @@
+"""The optimisers: AdamW and Adafactor as torch has them, and the AdamW that T5 can learn with."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kinfolk.errors import UserError
+
+OPTIMISERS = ("adamw", "adafactor", "adamw_rms")
+
+
+def optimiser(
+    model: nn.Module,
+    *,
+    name: str,
+    peak: float,
+    decay: float,
+    betas: tuple[float, float],
+    eps: float,
+    fused: bool,
+) -> torch.optim.Optimizer:
+    """Build the named optimiser over what the model can learn; only matrices are decayed."""
+    _check(name, peak, decay, betas, eps)
+    groups = parameter_groups(model, decay)
+    match name:
+        case "adamw":
+            kernel = fused and all(_fusible(p) for group in groups for p in group["params"])
+            return torch.optim.AdamW(groups, lr=peak, betas=betas, eps=eps, fused=kernel)
+        case "adafactor":
+            # It has no momentum, derives its second beta from the step and has an epsilon of
+            # another meaning. Its rate at update n is the smaller of ours and 1 / sqrt(n).
+            return torch.optim.Adafactor(groups, lr=peak)
+        case _:
+            return AdamWRMS(groups, lr=peak, betas=betas, eps=eps)
+
+
+def parameter_groups(model: nn.Module, decay: float) -> list[dict[str, Any]]:
+    """Part the learnable parameters into those with and those without weight decay."""
+    decayed: list[nn.Parameter] = []
+    free: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():  # a tied parameter comes once
+        if parameter.requires_grad:
+            (decayed if _decays(name, parameter) else free).append(parameter)
+    if not decayed and not free:
+        raise UserError("nothing to learn: every parameter of the model is frozen; thaw some")
+    groups = ({"params": decayed, "weight_decay": decay}, {"params": free, "weight_decay": 0.0})
+    return [group for group in groups if group["params"]]
+
+
+class AdamWRMS(torch.optim.Optimizer):
+    """AdamW with each tensor's step multiplied by the tensor's RMS (Nawrot 2023, nanoT5).
+
+    T5's initial weights have very different sizes from tensor to tensor, and Adafactor hides it by
+    making every step relative. That scaling is what AdamW lacks; with it AdamW learns faster.
+    """
+
+    smallest = 1e-3  # Shazeer and Stern 2018, section 8: a tensor of zeros must still move
+
+    def __init__(
+        self,
+        params: list[dict[str, Any]],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            moved = [p for p in group["params"] if p.grad is not None]
+            if moved:
+                self._move(moved, [self._state(p) for p in moved], group)
+        return loss
+
+    def _state(self, parameter: Tensor) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self.state[parameter]
+        if not state:
+            state["step"] = torch.tensor(0.0)  # on the CPU, so that reading it waits for nothing
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
+        return state
+
+    def _move(
+        self, params: list[Tensor], states: list[dict[str, Tensor]], group: dict[str, Any]
+    ) -> None:
+        rate, (beta1, beta2) = group["lr"], group["betas"]
+        grads = [p.grad for p in params if p.grad is not None]
+        means = [state["exp_avg"] for state in states]
+        squares = [state["exp_avg_sq"] for state in states]
+        for state in states:
+            state["step"] += 1
+        steps = [int(state["step"]) for state in states]
+
+        torch._foreach_lerp_(means, grads, 1 - beta1)
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
+
+        rates = list(torch._foreach_norm(params))  # kept on the device: nothing waits for them
+        torch._foreach_div_(rates, [math.sqrt(p.numel()) for p in params])
+        torch._foreach_clamp_min_(rates, self.smallest)
+        torch._foreach_mul_(rates, [-rate / (1 - beta1**n) for n in steps])
+
+        scales = list(torch._foreach_sqrt(squares))
+        torch._foreach_div_(scales, [math.sqrt(1 - beta2**n) for n in steps])
+        torch._foreach_add_(scales, group["eps"])
+        torch._foreach_div_(scales, rates)  # a rate of 0 makes the scale infinite, the step 0
+
+        if group["weight_decay"]:  # not by the RMS: it is relative to the tensor by itself
+            torch._foreach_mul_(params, 1 - rate * group["weight_decay"])
+        torch._foreach_addcdiv_(params, means, scales)
+
+
+def _check(name: str, peak: float, decay: float, betas: tuple[float, float], eps: float) -> None:
+    if name not in OPTIMISERS:
+        raise UserError(f"no optimiser is named {name!r}; choose one of {', '.join(OPTIMISERS)}")
+    if not 0 < peak < math.inf:
+        raise UserError(f"the peak rate is {peak}; it must be a positive number")
+    if not 0 <= decay < math.inf:
+        raise UserError(f"the weight decay is {decay}; it must be 0 or a positive number")
+    if not all(0 <= beta < 1 for beta in betas):
+        raise UserError(f"the betas are {betas}; each must be at least 0 and less than 1")
+    if not 0 <= eps < math.inf:
+        raise UserError(f"epsilon is {eps}; it must be 0 or a positive number")
+
+
+def _decays(name: str, parameter: Tensor) -> bool:
+    """Say whether this is a matrix, and not a norm or a bias by name (Transformer-XL's u and v)."""
+    owner, leaf = ["", *name.lower().split(".")][-2:]
+    named = "bias" in leaf or "bias" in owner or "norm" in leaf or "norm" in owner
+    return parameter.ndim >= 2 and not named
+
+
+def _fusible(parameter: Tensor) -> bool:
+    return parameter.device.type in {"cuda", "cpu"} and parameter.is_floating_point()

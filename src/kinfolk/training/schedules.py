@@ -1,0 +1,64 @@
+"""Learning-rate schedules: the share of the peak rate at each step, a pure function of the step.
+
+linear        up, then straight down to the floor
+cosine        up, then half a cosine down to the floor
+inverse_root  up, then as 1 / sqrt(step), never below the floor (Vaswani et al. 2017)
+constant      up, then level
+trapezoid     up, level, then straight down to the floor over the last share of the steps
+"""
+
+import math
+from collections.abc import Callable
+
+from kinfolk.errors import UserError
+
+SCHEDULES = ("linear", "cosine", "inverse_root", "constant", "trapezoid")
+
+
+def schedule(
+    name: str, *, steps: int, warmup: int, cooldown: float = 0.2, floor: float = 0.0
+) -> Callable[[int], float]:
+    """Return the factor on the peak rate as a function of the step; step 0 is the first update."""
+    _check(name, steps, warmup, cooldown, floor)
+    last = steps - 1
+    top = max(warmup - 1, 0)  # the step that has the whole peak rate
+
+    def fall(step: int, start: float) -> float:
+        """Return 1 until `start`, then less and less, exactly 0 at the last step."""
+        if step <= start:
+            return 1.0
+        return 1.0 - (step - start) / (last - start) if step < last else 0.0
+
+    def factor(step: int) -> float:
+        if step < top:
+            return (step + 1) / warmup
+        match name:
+            case "linear":
+                return floor + (1 - floor) * fall(step, top)
+            case "cosine":
+                # Measured from the bottom, so that the end is exact: cos(pi) is -1.
+                return floor + (1 - floor) * (1 + math.cos(math.pi * (1 - fall(step, top)))) / 2
+            case "inverse_root":
+                return max(floor, math.sqrt((top + 1) / (step + 1)))
+            case "trapezoid":
+                return floor + (1 - floor) * fall(step, max(top, last - cooldown * steps))
+            case _:
+                return 1.0
+
+    return factor
+
+
+def _check(name: str, steps: int, warmup: int, cooldown: float, floor: float) -> None:
+    if name not in SCHEDULES:
+        raise UserError(f"no schedule is named {name!r}; choose one of {', '.join(SCHEDULES)}")
+    if steps < 1:
+        raise UserError(f"the run has {steps} steps; it needs at least 1")
+    if not 0 <= warmup <= steps:
+        raise UserError(
+            f"the warm-up is {warmup} of {steps} steps; it must be from 0 to {steps}: "
+            "lower the warm-up or run longer"
+        )
+    if not 0 <= cooldown <= 1:
+        raise UserError(f"the cool-down is {cooldown}; it is a share of the steps, from 0 to 1")
+    if not 0 <= floor <= 1:
+        raise UserError(f"the floor is {floor}; it is a share of the peak rate, from 0 to 1")

@@ -1,0 +1,109 @@
+"""The step owns learning: forward, backward, update."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kinfolk.types import Batch, Inputs, Loss, Objective
+
+
+class Learner(nn.Module):
+    """A model and its objective as one computation: what is compiled and made parallel."""
+
+    def __init__(self, model: nn.Module, objective: Objective) -> None:
+        super().__init__()
+        self.model = model
+        self.objective = objective
+
+    def forward(self, inputs: Inputs, targets: Any) -> Loss:
+        # Counts change from batch to batch and would be compiled in as constants: they stay out.
+        return self.objective.loss(self.model, Batch(inputs, targets, {}))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one step gave; tensors, so that nobody waits for the device before they are read."""
+
+    loss: Tensor
+    norm: Tensor  # of the gradient, before clipping
+    parts: Mapping[str, Tensor]
+    counts: Mapping[str, int]
+    rate: float
+
+    def values(self) -> dict[str, Any]:
+        """Read the numbers, waiting for the device."""
+        values: dict[str, Any] = {
+            "loss": self.loss.item(),
+            "rate": self.rate,
+            "norm": self.norm.item(),
+        }
+        if len(self.parts) > 1:
+            values["parts"] = {name: part.item() for name, part in self.parts.items()}
+        return values | {"counts": dict(self.counts)}
+
+
+class Step:
+    """One update, whole or split into micro-batches: the result is the same."""
+
+    def __init__(
+        self,
+        learner: nn.Module,
+        optimiser: torch.optim.Optimizer,
+        rate: Callable[[int], float],
+        *,
+        clip: float,
+        seed: int,
+        device: torch.device,
+        bfloat16: bool,
+    ) -> None:
+        self.learner, self.optimiser, self.rate = learner, optimiser, rate
+        self.clip, self.seed, self.device, self.bfloat16 = clip, seed, device, bfloat16
+        self.parameters = [p for p in learner.parameters() if p.requires_grad]
+
+    def __call__(self, number: int, batches: Sequence[Batch[Any]]) -> Outcome:
+        """Learn from the batches of one step; `number` counts from 0."""
+        rate = self.rate(number)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        counts = add(batch.counts for batch in batches)
+        sums: dict[str, Tensor] = {}
+        loss = torch.zeros((), device=self.device)
+        for part, batch in enumerate(batches):
+            # Dropout, too, is a function of seed and step.
+            torch.manual_seed(mix(self.seed, number, part))
+            batch = batch.to(self.device)
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):
+                said: Loss = self.learner(batch.inputs, batch.targets)
+            mean = said.mean(counts)
+            mean.backward()  # type: ignore[no-untyped-call]
+            loss += mean.detach()
+            for name, total in said.sums.items():
+                sums[name] = sums.get(name, 0.0) + total.detach()
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.clip or float("inf"))
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        parts = {name: total / max(counts[name], 1) for name, total in sums.items()}
+        return Outcome(loss, norm, parts, counts, rate)
+
+
+def add(counts: Any) -> dict[str, int]:
+    """Add up counts by name."""
+    total: dict[str, int] = {}
+    for some in counts:
+        for name, count in some.items():
+            total[name] = total.get(name, 0) + count
+    return total
+
+
+def mix(*numbers: int) -> int:
+    """Mix numbers into one seed, as SplitMix64 does."""
+    state = 0
+    for number in numbers:
+        state = (state + number + 0x9E3779B97F4A7C15) % 2**64
+        state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        state = (state ^ (state >> 27)) * 0x94D049BB133111EB % 2**64
+        state ^= state >> 31
+    return state

@@ -1,0 +1,284 @@
+"""What travels between the parts: inputs, batches, outputs, losses, and what models can claim."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from kinfolk.errors import UserError
+from kinfolk.sight import UNWRITTEN, Sight, Visible, see
+
+IGNORED = -100  # the label of what is not predicted
+T = TypeVar("T")
+
+
+def each(value: T, change: Callable[[Tensor], Tensor]) -> T:
+    """Change every tensor in a tree of dataclasses."""
+    if isinstance(value, Tensor):
+        return change(value)  # type: ignore[return-value]
+    if is_dataclass(value) and not isinstance(value, type):
+        changes = {f.name: each(getattr(value, f.name), change) for f in fields(value)}
+        return replace(value, **changes)
+    return value
+
+
+class Tree:
+    """A dataclass of tensors that moves as a whole."""
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move every tensor to a device, without waiting where memory is pinned."""
+        return each(self, lambda t: t.to(device, non_blocking=True))
+
+    def pin_memory(self) -> Self:
+        """Pin every tensor, so that copies to an accelerator need not wait."""
+        return each(self, lambda t: t.pin_memory())
+
+
+class Cache:
+    """The keys and values one attention layer has seen, in slots that are filled in order."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.filled = 0
+        self.keys: Tensor | None = None  # (batch, heads, capacity, head width)
+        self.values: Tensor | None = None
+
+    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Add what was just computed and return all there is."""
+        batch, heads, length, width = keys.shape
+        if self.keys is None or self.values is None:
+            self.keys = keys.new_zeros(batch, heads, self.capacity, width)
+            self.values = values.new_zeros(batch, heads, self.capacity, width)
+        stop = self.filled + length
+        self.keys[:, :, self.filled : stop] = keys
+        self.values[:, :, self.filled : stop] = values
+        self.filled = stop
+        return self.keys[:, :, :stop], self.values[:, :, :stop]
+
+    def reorder(self, rows: Tensor) -> None:
+        """Keep these rows of the batch, in this order (beams cross)."""
+        if self.keys is not None and self.values is not None:
+            self.keys, self.values = self.keys[rows], self.values[rows]
+
+
+class State:
+    """What a model carries to its next call: a cache a layer, and the sight of what is in them.
+
+    Empty at first, and filled by the model as it goes. `source` keeps what an encoder said, so
+    that a decoder asks it only once.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.filled = 0
+        self.caches: dict[int, Cache] = {}
+        self.crossed: dict[int, tuple[Tensor, Tensor]] = {}  # cross-attention's keys and values
+        self.source: Tensor | None = None
+        self._document: Tensor | None = None
+        self._birth: Tensor | None = None
+
+    def cache(self, layer: int) -> Cache:
+        """Return the cache of one layer."""
+        return self.caches.setdefault(layer, Cache(self.capacity))
+
+    def extend(self, sight: Sight) -> Sight:
+        """Add the sight of new tokens and return that of all there are."""
+        batch, length = sight.document.shape
+        if self.filled + length > self.capacity:
+            raise UserError(
+                f"{self.filled + length} tokens do not fit a state of {self.capacity}: "
+                "give the state more room or write fewer tokens"
+            )
+        if self._document is None or self._birth is None:
+            self._document = sight.document.new_full((batch, self.capacity), UNWRITTEN)
+            self._birth = sight.birth.new_zeros(batch, self.capacity)
+        stop = self.filled + length
+        self._document[:, self.filled : stop] = sight.document
+        self._birth[:, self.filled : stop] = sight.birth
+        self.filled = stop
+        return Sight(self._document[:, :stop], self._birth[:, :stop], self._birth[:, :stop])
+
+    def reorder(self, rows: Tensor) -> None:
+        """Keep these rows of the batch, in this order (beams cross)."""
+        for cache in self.caches.values():
+            cache.reorder(rows)
+        self.crossed = {i: (k[rows], v[rows]) for i, (k, v) in self.crossed.items()}
+        if self.source is not None:
+            self.source = self.source[rows]
+        if self._document is not None and self._birth is not None:
+            self._document, self._birth = self._document[rows], self._birth[rows]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs(Tree):
+    """All that a model may read."""
+
+    ids: Tensor  # (batch, length)
+    sight: Sight
+    places: Tensor  # (batch, length): where each token stands in its own text
+    segments: Tensor | None = (
+        None  # (batch, length): 0 in the first text of a pair, 1 in the second
+    )
+    source: "Inputs | None" = None  # what an encoder reads before
+    state: State | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("places", "segments"):
+            value = getattr(self, name)
+            if value is not None and value.shape != self.ids.shape:
+                raise UserError(
+                    f"{name} has shape {tuple(value.shape)}, ids have {tuple(self.ids.shape)}: "
+                    "they must be the same"
+                )
+        if self.sight.document.shape != self.ids.shape:
+            raise UserError(
+                f"the sight has shape {tuple(self.sight.document.shape)}, "
+                f"ids have {tuple(self.ids.shape)}: they must be the same"
+            )
+
+    def visible(self, *, dropout: bool = False, window: int | None = None) -> Visible:
+        """Make ready who sees whom among these tokens and those the state has seen."""
+        keys = self.sight if self.state is None else self.seen()
+        return see(self.sight, keys, dropout=dropout, window=window)
+
+    def seen(self) -> Sight:
+        """Return the sight of all tokens there are, and remember these in the state."""
+        return self.sight if self.state is None else self.state.extend(self.sight)
+
+    @classmethod
+    def of(cls, ids: Tensor, *, causal: bool, source: "Inputs | None" = None) -> "Inputs":
+        """Wrap whole texts of one length, (batch, length), without padding."""
+        document = torch.zeros_like(ids)
+        sight = Sight.causal(document, plain=True) if causal else Sight.full(document, plain=True)
+        places = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        return cls(ids=ids, sight=sight, places=places, source=source)
+
+
+@dataclass(frozen=True)
+class Batch(Tree, Generic[T]):
+    """What a step learns from.
+
+    `counts` says how many things each part of the loss is summed over. They are known before
+    anything runs, so that a step in micro-batches divides by the same number as a whole one.
+    """
+
+    inputs: Inputs
+    targets: T
+    counts: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Labels(Tree):
+    """What is predicted, and where: `at` counts through the flattened hidden states."""
+
+    ids: Tensor  # (predictions,), IGNORED where a slot is empty
+    at: Tensor | None = None  # (predictions,), None where every slot is predicted
+
+    def select(self, hidden: Tensor) -> Tensor:
+        """Pick the hidden states that predict: (predictions, width)."""
+        flat = hidden.flatten(0, 1)
+        return flat if self.at is None else flat.index_select(0, self.at)
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a model says: a vector a token, and what it carries to its next call."""
+
+    hidden: Tensor  # (batch, length, width)
+    state: State | None = None
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Sums, never means: sums add up over micro-batches and processes."""
+
+    sums: Mapping[str, Tensor]
+    weights: Mapping[str, float] = field(default_factory=dict)
+
+    def __add__(self, other: "Loss") -> "Loss":
+        names = self.sums.keys() | other.sums.keys()
+        parts = [{n: loss.sums[n] for n in names & loss.sums.keys()} for loss in (self, other)]
+        return Loss(
+            {n: sum(part[n] for part in parts if n in part) for n in sorted(names)},  # type: ignore[misc]
+            {**self.weights, **other.weights},
+        )
+
+    def mean(self, counts: Mapping[str, int]) -> Tensor:
+        """Divide each part by its count and add the parts by weight: what is differentiated."""
+        parts = [
+            self.weights.get(name, 1.0) * total / max(counts[name], 1)
+            for name, total in self.sums.items()
+        ]
+        return torch.stack(parts).sum()
+
+
+class Prediction(Protocol):
+    """Scores over the vocabulary that are not computed before somebody asks."""
+
+    def logits(self) -> Tensor:
+        """Return the scores: (..., vocabulary)."""
+        ...
+
+    def nll(self, labels: Tensor, /) -> Tensor:
+        """Return the summed negative log-likelihood of the labels, in nats."""
+        ...
+
+
+class Config(Protocol):
+    """A frozen dataclass that describes a network and builds it."""
+
+    @property
+    def vocab(self) -> int:
+        """How many ids the network knows."""
+        ...
+
+    def build(self) -> "Model":
+        """Make the network, with fresh weights."""
+        ...
+
+
+class Model(Protocol):
+    """A network: it obeys the sight in its inputs and knows no objective."""
+
+    @property
+    def config(self) -> Any:
+        """The frozen value it was built from."""
+        ...
+
+    def __call__(self, inputs: Inputs, /) -> Output:
+        """Run the network."""
+        ...
+
+
+class PredictsTokens(Model, Protocol):
+    """A model that can say which token stands at a place."""
+
+    def predict(self, hidden: Tensor, /) -> Prediction:
+        """Turn hidden states into scores over the vocabulary."""
+        ...
+
+
+class PredictsPairs(PredictsTokens, Protocol):
+    """A model that can also say whether two texts belong together."""
+
+    def judge(self, hidden: Tensor, /) -> Tensor:
+        """Turn the hidden state of each pair's first token into two scores: (pairs, 2)."""
+        ...
+
+
+class ReadsSources(PredictsTokens, Protocol):
+    """A model that reads a source with an encoder and writes with a decoder."""
+
+    def encode(self, source: Inputs, /) -> Tensor:
+        """Run the encoder alone: (batch, source length, width)."""
+        ...
+
+
+class Objective(Protocol):
+    """A way of learning: how a text becomes inputs, who sees whom, and what is scored."""
+
+    def loss(self, model: Any, batch: Batch[Any], /) -> Loss:
+        """Sum what the model got wrong."""
+        ...

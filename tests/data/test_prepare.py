@@ -1,0 +1,183 @@
+"""Preparing keeps every document, gives the same bytes for any workers, and leaves no ruins."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kinfolk.data import encoding
+from kinfolk.data import prepare as module
+from kinfolk.data.encoding import Encoder
+from kinfolk.data.prepare import prepare
+from kinfolk.data.shards import Corpus
+from kinfolk.errors import UserError
+from kinfolk.text import KINDS, Tokenizer, boundaries, train
+
+TEXT = (
+    "The cat sat. It purred!\nThe dog [MASK] sat\n\n你好。再见。\n\n \n\n" * 3 + "U.S. law <pad>."
+)
+BYTE = train([], kind="byte", vocab=0)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.txt").write_text(TEXT, encoding="utf-8")
+    (tmp_path / "text" / "b.txt").write_text("last", encoding="utf-8")
+    return tmp_path / "text"
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
+def test_every_document_is_kept_as_it_is(text: Path, tmp_path: Path) -> None:
+    corpus = prepare([text], tokenizer=BYTE, out=tmp_path / "corpus")
+    blocks = [*(TEXT.replace("\n \n", "\n").split("\n\n")), "last"]
+    blocks = [block.strip("\n") for block in blocks if block.strip()]
+    assert [BYTE.decode(corpus.document(i)) for i in range(corpus.documents)] == blocks
+    assert corpus.document_bytes.tolist() == [len(block.encode()) for block in blocks]
+    assert corpus.bytes == corpus.tokens
+    assert not BYTE.specials.all & set(corpus.ids(0, corpus.tokens).tolist())
+    ends = np.cumsum(corpus.sentences(0, corpus.starts[1])).tolist()
+    assert ends == boundaries(blocks[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_are_those_of_the_whole_text_and_sentences_fill_them(kind: str) -> None:
+    lines = ["The cat sat. It's here, and the dog sat!", "  好的。 再见；", "a [MASK] b", "\tEnd. "]
+    sizes = {"bpe": 363, "wordpiece": 170, "unigram": 143, "word": 110, "char": 200, "byte": 0}
+    tokenizer = train(lines * 3, kind=kind, vocab=sizes[kind])
+    text = "\n".join(lines)
+    encoded = Encoder(tokenizer)([text, "", "x"])
+    assert encoded.ids.tolist() == tokenizer.offsets(text)[0] + tokenizer.offsets("x")[0]
+    assert encoded.sentences.sum() == len(encoded.ids)
+    assert encoded.sentences.min() > 0
+    assert encoded.documents[1:].tolist() == [0, 1]
+    assert encoded.documents.sum() == len(encoded.sentences)
+
+
+LINES = st.lists(st.text(st.sampled_from(list("aB .,'好。\t"))), min_size=1, max_size=12)
+TRAINED = {
+    kind: train(["aB a B'a. 好，a 。"] * 3, kind=kind, vocab=vocab)
+    for kind, vocab in {"bpe": 365, "wordpiece": 117, "unigram": 115, "word": 110}.items()
+}
+
+
+@given(lines=LINES)
+@pytest.mark.parametrize("kind", TRAINED)
+def test_a_long_text_in_parts_has_the_same_ids(kind: str, lines: list[str]) -> None:
+    text = "\n".join(lines)
+    whole = Encoder(TRAINED[kind])([text])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoding, "LONGEST", 4)
+        parts = Encoder(TRAINED[kind])([text])
+    assert parts.ids.tolist() == whole.ids.tolist()
+    assert parts.sentences.sum() == whole.sentences.sum()
+    assert parts.documents.sum() == len(parts.sentences)
+
+
+@pytest.mark.real
+def test_real_articles_give_the_same_bytes_for_any_workers(
+    real: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHUNK", 1 << 17)
+    heard: list[tuple[int, int]] = []
+    tokenizer = train(["The cat sat on the mat."] * 3, kind="bpe", vocab=365)
+    for workers in (1, 2):
+        corpus = prepare(
+            [real / "wiki_en" / "valid.txt.gz"],
+            tokenizer=tokenizer,
+            out=tmp_path / str(workers),
+            workers=workers,
+            holdout=0.05,
+            progress=lambda done, whole: heard.append((done, whole)),
+        )
+    assert tree(tmp_path / "1") == tree(tmp_path / "2")
+    held = Corpus.open(tmp_path / "2" / "holdout")
+    assert corpus.documents + held.documents == 764
+    assert 20 < held.documents < 60
+    size = (real / "wiki_en" / "valid.txt.gz").stat().st_size
+    assert all(done <= whole == size for done, whole in heard)
+    assert heard[-1] == (size, size)
+
+
+def test_held_out_documents_stay_so_when_text_is_added(tmp_path: Path) -> None:
+    def held(documents: int) -> set[str]:
+        (tmp_path / "a.txt").write_text("\n\n".join(f"text {i}" for i in range(documents)))
+        out = tmp_path / str(documents)
+        kept = prepare([tmp_path / "a.txt"], tokenizer=BYTE, out=out, holdout=0.2)
+        held = Corpus.open(out / "holdout")
+        assert kept.documents + held.documents == documents
+        return {BYTE.decode(held.document(i)) for i in range(held.documents)}
+
+    few, many = held(100), held(200)
+    assert few == {text for text in many if int(text.split()[1]) < 100}
+
+
+def test_one_document_a_file(text: Path, tmp_path: Path) -> None:
+    corpus = prepare([text], tokenizer=BYTE, out=tmp_path / "corpus", per="file")
+    assert [BYTE.decode(corpus.document(i)) for i in range(2)] == [TEXT, "last"]
+
+
+def test_what_is_there_is_never_overwritten(text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "corpus"
+    out.mkdir()  # an empty folder holds nothing to lose
+    prepare([text], tokenizer=BYTE, out=out)
+    before = tree(out)
+    with pytest.raises(UserError, match="already a corpus: choose another -o or remove it"):
+        prepare([text], tokenizer=BYTE, out=out)
+    assert tree(out) == before
+    with pytest.raises(UserError, match="already exists and is not empty"):
+        prepare([text], tokenizer=BYTE, out=text)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, UserError])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_no_ruins_are_left(
+    text: Path, tmp_path: Path, error: type[BaseException], workers: int
+) -> None:
+    def fail(done: int, whole: int) -> None:
+        raise error
+
+    with pytest.raises(error):
+        prepare([text], tokenizer=BYTE, out=tmp_path / "c", workers=workers, progress=fail)
+    assert [path.name for path in tmp_path.iterdir()] == ["text"]
+
+
+def test_a_bad_byte_late_in_the_text_leaves_nothing(text: Path, tmp_path: Path) -> None:
+    (text / "c.txt").write_bytes(b"good\n\n" + b"\xff")
+    with pytest.raises(UserError, match="not UTF-8 at byte 6"):
+        prepare([text], tokenizer=BYTE, out=tmp_path / "deep" / "corpus", workers=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["text"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"holdout": 1.0}, "--holdout 1.0 is no share"),
+        ({"holdout": 1e-9}, "leaves 8 documents and holds out 0"),
+        ({"workers": 0}, "--workers 0 cannot work"),
+    ],
+)
+def test_impossible_settings_are_refused(
+    text: Path, tmp_path: Path, settings: dict[str, float], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        prepare([text], tokenizer=BYTE, out=tmp_path / "corpus", **settings)  # type: ignore[arg-type]
+    assert [path.name for path in tmp_path.iterdir()] == ["text"]
+
+
+def test_a_place_that_cannot_be_written_is_refused(text: Path) -> None:
+    with pytest.raises(UserError, match="cannot be written"):
+        prepare([text], tokenizer=BYTE, out=text / "a.txt" / "corpus")
+
+
+def test_text_that_gives_no_tokens_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("\x01\x02")
+    tokenizer: Tokenizer = TRAINED["wordpiece"]
+    with pytest.raises(UserError, match="nothing that this tokenizer can read"):
+        prepare([tmp_path / "a.txt"], tokenizer=tokenizer, out=tmp_path / "corpus")

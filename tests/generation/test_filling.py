@@ -1,0 +1,71 @@
+"""Filling holes with tokens and with spans."""
+
+import pytest
+import torch
+
+from kinfolk.errors import UserError
+from kinfolk.generation import GREEDY, fill_masks, fill_spans, generate
+from kinfolk.generation.filling import part
+from kinfolk.models.bert import Bert
+from kinfolk.models.gpt2 import GPT2
+from kinfolk.models.t5 import T5
+from kinfolk.types import Inputs
+
+MASK = 4
+SENTINELS = (40, 41, 42, 43)
+
+
+def test_each_mask_gets_its_best_tokens_with_their_probabilities(bert: Bert) -> None:
+    bert.train()
+    ids = [1, 10, MASK, 12, MASK, 2]
+    found = fill_masks(bert, ids, MASK, top=3, banned={20, 21})
+    assert bert.training
+    bert.eval()
+    hidden = bert(Inputs.of(torch.tensor([ids]), causal=False)).hidden[0, [2, 4]]
+    shares = bert.predict(hidden).logits().softmax(-1)
+    assert len(found) == 2
+    for choices, share in zip(found, shares, strict=True):
+        expected = [i for i in share.argsort(descending=True).tolist() if i not in (20, 21)][:3]
+        assert [id for id, _ in choices] == expected
+        assert [p for _, p in choices] == pytest.approx(share[expected].tolist())
+
+
+def test_all_choices_are_all_that_is_not_banned(bert: Bert) -> None:
+    (choices,) = fill_masks(bert, [MASK], MASK, top=999, banned={3, 4, 77})
+    assert {id for id, _ in choices} == set(range(50)) - {3, 4}
+
+
+def test_masks_that_cannot_be_filled_are_refused(bert: Bert, gpt2: GPT2) -> None:
+    with pytest.raises(UserError, match="nothing to fill"):
+        fill_masks(bert, [1, 2], MASK)
+    with pytest.raises(UserError, match="top 0"):
+        fill_masks(bert, [MASK], MASK, top=0)
+    with pytest.raises(UserError, match=r"25 tokens does not fit .* 24"):
+        fill_masks(bert, [MASK] * 25, MASK)
+    with pytest.raises(UserError, match="left to right"):
+        fill_masks(gpt2, [MASK], MASK)
+
+
+@pytest.mark.parametrize(
+    ("written", "parts"),
+    [
+        ([40, 7, 8, 41, 9], [[7, 8], [9], []]),
+        ([40, 7, 42, 9, 43, 5], [[7], [], [9]]),  # one is skipped, and 43 closes
+        ([6, 40, 7], [[7], [], []]),  # what comes before the first belongs nowhere
+        ([41, 7, 40, 8, 42, 9], [[], [7], [9]]),  # 40 is late
+        ([40, 7, 40, 8], [[7], [], []]),  # 40 again
+        ([], [[], [], []]),
+    ],
+)
+def test_spans_are_split_at_their_sentinels(written: list[int], parts: list[list[int]]) -> None:
+    assert part(written, [40, 41, 42], SENTINELS) == parts
+
+
+def test_spans_are_what_the_decoder_writes(t5: T5) -> None:
+    source = [5, 40, 6, 41, 7, 1]
+    options = {"start": 0, "eos": 1, "tokens": 30, "sentinels": SENTINELS}
+    spans = fill_spans(t5, source, **options)  # type: ignore[arg-type]
+    (written,) = generate(t5, [[0]], tokens=30, ends={1, 42}, sampling=GREEDY, sources=[source])
+    assert spans == part(written.ids, [40, 41], SENTINELS)
+    with pytest.raises(UserError, match="no sentinel"):
+        fill_spans(t5, [5, 6, 1], **options)  # type: ignore[arg-type]

@@ -1,0 +1,82 @@
+"""Every config both ways, and the options that are refused."""
+
+from typing import Any
+
+import pytest
+import transformers
+
+from kinfolk.errors import UserError
+from kinfolk.hub import bert, gpt2, t5
+from kinfolk.hub.folder import Member, members
+from kinfolk.models.bert import PRESETS as BERT
+from kinfolk.models.bert import BertConfig
+from kinfolk.models.gpt2 import PRESETS as GPT2
+from kinfolk.models.gpt2 import GPT2Config
+from kinfolk.models.t5 import PRESETS as T5
+from kinfolk.models.t5 import T5Config
+
+CASES = [
+    *((gpt2, c) for c in GPT2.values()),
+    *((bert, c) for c in BERT.values()),
+    *((t5, c) for c in T5.values()),
+    (gpt2, GPT2Config(inner=100, bend="relu", dropout=0.0, attention_dropout=0.2, epsilon=1e-3)),
+    (bert, BertConfig(inner=100, bend="gelu_new", segments=4, context=77)),
+    (t5, T5Config(decoder_depth=2, head_width=40, inner=9, gated=True, bend="gelu", buckets=8)),
+    (t5, T5Config(gated=True, bend="gelu_pytorch_tanh", tied=False, farthest=20)),
+]
+
+
+@pytest.mark.parametrize(("member", "config"), CASES)
+def test_a_config_comes_back_as_it_went(member: Any, config: Any) -> None:
+    assert member.from_config(member.to_config(config, None)) == config
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize(("member", "config"), CASES)
+def test_a_config_comes_back_through_transformers(member: Any, config: Any) -> None:
+    peer = transformers.AutoConfig.for_model(member.TYPE, **member.to_config(config, None))
+    assert member.from_config(peer.to_dict()) == config
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("member", members(), ids=lambda member: member.TYPE)
+def test_what_a_config_leaves_out_is_what_transformers_takes_for_it(member: Member) -> None:
+    said = transformers.AutoConfig.for_model(member.TYPE).to_dict()
+    assert member.from_config({}) == member.from_config(said)
+
+
+@pytest.mark.parametrize(
+    ("form", "gated", "bend"),
+    [
+        ("relu", False, "relu"),
+        ("gelu", False, "gelu"),
+        ("gated-gelu", True, "gelu_new"),
+        ("gated-silu", True, "silu"),
+    ],
+)
+def test_feed_forwards_of_t5_are_read_by_their_name(form: str, gated: bool, bend: str) -> None:
+    config = t5.from_config({"feed_forward_proj": form, "tie_word_embeddings": not gated})
+    assert (config.gated, config.bend, config.tied) == (gated, bend, not gated)
+
+
+@pytest.mark.parametrize(
+    ("member", "option"),
+    [
+        (gpt2, {"scale_attn_by_inverse_layer_idx": True}),
+        (gpt2, {"scale_attn_weights": False}),
+        (gpt2, {"add_cross_attention": True}),
+        (gpt2, {"tie_word_embeddings": False}),
+        (bert, {"position_embedding_type": "relative_key"}),
+        (bert, {"is_decoder": True}),
+        (bert, {"tie_word_embeddings": False}),
+        (t5, {"is_encoder_decoder": False}),
+    ],
+)
+def test_what_our_network_cannot_follow_is_refused(member: Any, option: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=next(iter(option))):
+        member.from_config(option)
+
+
+def test_a_second_dropout_that_gpt2_does_not_have_here_is_told() -> None:
+    with pytest.warns(UserWarning, match="embd_pdrop"):
+        gpt2.from_config({"embd_pdrop": 0.5})

@@ -1,0 +1,251 @@
+"""Model folders: exact when they come back, open in transformers, and strict."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from kinfolk.errors import UserError
+from kinfolk.hub import load, load_model, save
+from kinfolk.models.bert import BertConfig
+from kinfolk.models.gpt2 import GPT2Config
+from kinfolk.models.t5 import T5Config
+from kinfolk.text import Tokenizer, train
+from kinfolk.types import Inputs
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+CONFIGS = {
+    "gpt2": GPT2Config(vocab=70, width=8, depth=2, heads=2, context=16),
+    "bert": BertConfig(vocab=70, width=8, depth=2, heads=2, context=16),
+    "t5": T5Config(vocab=70, width=8, depth=1, heads=2, gated=True, bend="gelu_new", tied=False),
+}
+KINDS = {
+    "gpt2": transformers.AutoModelForCausalLM,
+    "bert": transformers.BertForPreTraining,
+    "t5": transformers.T5ForConditionalGeneration,
+}
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def gpt2(tmp_path: Path) -> Path:
+    """Write a small GPT-2."""
+    save(tmp_path, CONFIGS["gpt2"].build(), None)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train(["low lower lowest new newer newest wide wider"] * 9, kind="byte", vocab=400)
+
+
+def rename(folder: Path, change: Any) -> None:
+    """Write the weights of a folder again, changed."""
+    tensors = {name: tensor.clone() for name, tensor in load_file(folder / WEIGHTS).items()}
+    save_file(change(tensors), folder / WEIGHTS, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_network_comes_back_exactly(name: str, tmp_path: Path) -> None:
+    model = CONFIGS[name].build()
+    save(tmp_path, model, None)
+    back = load_model(tmp_path)
+    assert isinstance(back, nn.Module) and not back.training
+    assert back.config == model.config
+    weights, expected = back.state_dict(), model.state_dict()
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[k], expected[k]) for k in expected)
+    assert all(p.requires_grad and p.is_contiguous() for p in back.parameters())
+
+
+def test_saving_over_the_folder_a_network_came_from_is_safe(gpt2: Path) -> None:
+    model = load_model(gpt2)
+    before = load_file(gpt2 / WEIGHTS)["transformer.wte.weight"].clone()
+    save(gpt2, model, None)
+    assert torch.equal(load_file(gpt2 / WEIGHTS)["transformer.wte.weight"], before)
+
+
+def test_whoever_may_read_the_config_may_read_the_weights(gpt2: Path) -> None:
+    assert (gpt2 / WEIGHTS).stat().st_mode == (gpt2 / "config.json").stat().st_mode
+
+
+def test_half_precision_is_saved_as_such_and_opened_in_float32(tmp_path: Path) -> None:
+    save(tmp_path, CONFIGS["gpt2"].build().bfloat16(), None)
+    assert load_file(tmp_path / WEIGHTS)["transformer.wte.weight"].dtype == torch.bfloat16
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
+    model = load_model(tmp_path)
+    assert isinstance(model, nn.Module)
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_tokenizer_opens_in_transformers_with_the_same_ids(
+    name: str, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    config = type(CONFIGS[name])(vocab=tokenizer.vocab, width=8, depth=1, heads=2)
+    save(tmp_path, config.build(), tokenizer, length=99)
+    _, mine = load(tmp_path)
+    peer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    text = "a lower, newer wide low"
+    assert mine.encode(text) == peer(text)["input_ids"]
+    assert mine.decode(mine.encode(text)) == peer.decode(peer(text)["input_ids"], True) == text
+    assert peer.model_max_length == 99
+    specials = mine.specials
+    framed = {
+        "gpt2": (None, None),
+        "bert": (specials.cls, specials.sep),
+        "t5": (None, specials.eos),
+    }[name]
+    inner = mine.encode(text, specials=False)
+    assert mine.encode(text) == [i for i in (framed[0], *inner, framed[1]) if i is not None]
+    network = KINDS[name].from_pretrained(tmp_path)
+    assert network.config.pad_token_id == specials.pad
+    if name != "bert":
+        said = network.generation_config
+        assert (said.eos_token_id, said.pad_token_id) == (specials.eos, specials.pad)
+        written = network.generate(**peer(text, return_tensors="pt"), max_new_tokens=3)
+        assert written.shape[0] == 1
+    if name == "t5":
+        assert network.generation_config.decoder_start_token_id == specials.pad
+
+
+def test_a_tokenizer_that_knows_more_than_the_network_is_refused(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match="the network knows 70"):
+        save(tmp_path, CONFIGS["gpt2"].build(), tokenizer)
+
+
+def test_a_network_that_transformers_does_not_have_is_refused(tmp_path: Path) -> None:
+    class Odd(nn.Module):
+        config = None
+
+    with pytest.raises(UserError, match="no form for Odd"):
+        save(tmp_path, Odd(), None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parity
+def test_shards_are_read_as_one(tmp_path: Path) -> None:
+    config = transformers.GPT2Config(
+        vocab_size=70, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
+    )
+    peer = transformers.GPT2LMHeadModel(config)
+    peer.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert not (tmp_path / WEIGHTS).exists()
+    model = load_model(tmp_path)
+    assert torch.equal(model.places.weight, peer.transformer.wpe.weight)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parity
+def test_gpt2_as_it_was_published_opens(gpt2: Path) -> None:
+    expected = load_model(gpt2)
+
+    def old(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        bare = {name.removeprefix("transformer."): t for name, t in tensors.items()}
+        masks = {f"h.{i}.attn.bias": torch.ones(1, 1, 16, 16).tril() for i in range(2)}
+        return bare | masks
+
+    rename(gpt2, old)
+    ids = torch.arange(9)[None]
+    hidden = load_model(gpt2)(Inputs.of(ids, causal=True)).hidden
+    assert torch.equal(hidden, expected(Inputs.of(ids, causal=True)).hidden)
+    rename(gpt2, lambda tensors: tensors | {"lm_head.weight": tensors["wte.weight"] + 1})
+    with pytest.raises(UserError, match=r"lm_head\.weight and wte\.weight differ"):
+        load_model(gpt2)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize(
+    ("kind", "fresh"),
+    [
+        ("GPT2Model", None),
+        ("BertModel", "cls.predictions.bias"),
+        ("BertForMaskedLM", "bert.pooler.dense.weight"),
+    ],
+)
+def test_networks_saved_without_their_heads_open(kind: str, fresh: str, tmp_path: Path) -> None:
+    make = getattr(transformers, kind)
+    sizes = {"vocab_size": 70, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    tokens = {"bos_token_id": None, "eos_token_id": None}
+    make(make.config_class(**sizes, **tokens)).save_pretrained(tmp_path)
+    if fresh is None:
+        load_model(tmp_path)
+        return
+    with pytest.warns(UserWarning, match=fresh):
+        model = load_model(tmp_path)
+    assert isinstance(model, nn.Module)
+    assert all(not p.is_meta and p.isfinite().all() for p in model.parameters())
+    assert model.pairs.weight.any()  # type: ignore[union-attr]
+
+
+def test_bert_with_the_names_tensorflow_had_opens(tmp_path: Path) -> None:
+    save(tmp_path, CONFIGS["bert"].build(), None)
+    old = {".LayerNorm.weight": ".LayerNorm.gamma", ".LayerNorm.bias": ".LayerNorm.beta"}
+
+    def change(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        for new, ending in old.items():
+            tensors = {name.replace(new, ending): t for name, t in tensors.items()}
+        words = tensors["bert.embeddings.word_embeddings.weight"]
+        return tensors | {
+            "cls.predictions.decoder.weight": words.clone(),
+            "bert.embeddings.position_ids": torch.arange(16)[None],
+        }
+
+    rename(tmp_path, change)
+    load_model(tmp_path)
+
+
+@pytest.mark.parity
+def test_a_t5_of_version_1_1_that_shares_its_table_after_all_opens(tmp_path: Path) -> None:
+    config = transformers.T5Config(
+        vocab_size=70, d_model=8, d_kv=4, d_ff=16, num_layers=1, num_heads=2,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    peer = transformers.T5ForConditionalGeneration(config).eval()
+    peer.save_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match=r"lm_head\.weight: it starts as a copy of shared\.weight"):
+        model = load_model(tmp_path)
+    ids = torch.arange(9)[None]
+    inputs = Inputs.of(ids, causal=True, source=Inputs.of(ids, causal=False))
+    logits = model.predict(model(inputs).hidden).logits()  # type: ignore[attr-defined]
+    expected = peer(input_ids=ids, decoder_input_ids=ids).logits
+    assert (logits - expected).abs().max() < 1e-5
+
+
+def test_bad_folders_are_told_in_a_sentence(gpt2: Path, tmp_path_factory: Any) -> None:
+    def refused(match: str, folder: Path = gpt2) -> None:
+        with pytest.raises(UserError, match=match) as told:
+            load_model(folder)
+        assert "\n" not in str(told.value)
+
+    refused("there is no folder", gpt2 / "nowhere")
+    empty = tmp_path_factory.mktemp("empty")
+    refused(r"holds no config\.json", empty)
+    (empty / "config.json").write_text("{")
+    refused("is not JSON", empty)
+    (empty / "config.json").write_text("[]")
+    refused("no JSON object", empty)
+    (empty / "config.json").write_text('{"model_type": "yeti"}')
+    refused("'yeti'.*bert, gpt2, t5", empty)
+    (empty / "config.json").write_text('{"model_type": "gpt2"}')
+    refused(r"holds no model\.safetensors", empty)
+    (empty / "pytorch_model.bin").write_bytes(b"")
+    refused("pickle.*save_pretrained", empty)
+    (empty / "model.safetensors.index.json").write_text('{"weight_map": {"wte": "lost.bin"}}')
+    refused(r"lost\.bin cannot be read", empty)
+
+    whole = (gpt2 / WEIGHTS).read_bytes()
+    rename(gpt2, lambda tensors: tensors | {"extra": torch.zeros(1)})
+    refused("no place: extra")
+    rename(gpt2, lambda t: {k: v for k, v in t.items() if k not in ("extra",) and "ln_f" not in k})
+    refused(r"lacks .*ln_f\.weight, transformer\.ln_f\.bias")
+    (gpt2 / WEIGHTS).write_bytes(whole[: len(whole) // 2])
+    refused("cannot be read")

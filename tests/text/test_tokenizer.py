@@ -1,0 +1,186 @@
+"""Ids and text, both ways, here and in transformers."""
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kinfolk.errors import UserError
+from kinfolk.text import KINDS, Tokenizer, train
+
+TEXT = [
+    "The cat sat on the mat, and the dog sat by the cat.",
+    "It was the best of times, it was the worst of times.\nIt's the age of foolishness!",
+    "你好，世界。今天的天气很好，我们去公园。",
+] * 3
+SIZES = {"bpe": 400, "wordpiece": 215, "unigram": 157, "word": 130, "char": 4096, "byte": 0}
+EVERYTHING = st.text(st.characters(exclude_categories=["Cs"]))  # all but lone surrogates
+
+
+@pytest.fixture(scope="module")
+def tokenizers() -> dict[str, Tokenizer]:
+    return {kind: train(TEXT, kind=kind, vocab=SIZES[kind]) for kind in KINDS}
+
+
+BYTES = {kind: train(TEXT, kind=kind, vocab=SIZES[kind]) for kind in ("bpe", "byte")}
+
+
+@given(text=EVERYTHING | st.sampled_from(["[MASK] a", "<|endoftext|>", " [PAD]  x\r\n"]))
+@pytest.mark.parametrize("kind", ["bpe", "byte"])
+def test_bytes_lose_nothing(kind: str, text: str) -> None:
+    ids, _ = BYTES[kind].offsets(text)
+    assert BYTES[kind].decode(ids) == text
+    assert not BYTES[kind].specials.all & set(ids)
+
+
+@given(text=EVERYTHING)
+@pytest.mark.parametrize("kind", ["bpe", "byte"])
+def test_encoding_bytes_without_specials_loses_nothing(kind: str, text: str) -> None:
+    assert BYTES[kind].decode(BYTES[kind].encode(text, specials=False)) == text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_specials_come_first_and_pad_is_zero(tokenizers: dict[str, Tokenizer], kind: str) -> None:
+    tokenizer = tokenizers[kind]
+    s = tokenizer.specials
+    assert tokenizer.kind == kind
+    assert (s.pad, s.unk, s.cls, s.sep, s.mask, s.eos, s.bos) == (0, 1, 2, 3, 4, 5, 5)
+    assert s.sentinels == tuple(range(6, 106))
+    assert s.all == frozenset(range(106))
+    assert tokenizer.token(6) == "<extra_id_0>"
+    assert tokenizer.id("<extra_id_99>") == 105
+    assert tokenizer.id("no such token") is None
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram", "word"])
+def test_vocabulary_has_the_size_asked_for(tokenizers: dict[str, Tokenizer], kind: str) -> None:
+    assert tokenizers[kind].vocab == SIZES[kind]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mask_in_a_text_is_one_token(tokenizers: dict[str, Tokenizer], kind: str) -> None:
+    tokenizer = tokenizers[kind]
+    ids = tokenizer.encode("The [MASK] sat")
+    assert ids.count(tokenizer.specials.mask or -1) == 1
+    apart = kind in ("char", "byte")  # there the space is a token of its own
+    before = tokenizer.encode("The " if apart else "The")
+    after = tokenizer.encode(" sat")
+    assert ids == [*before, tokenizer.specials.mask, *after]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_text_survives_decoding(tokenizers: dict[str, Tokenizer], kind: str) -> None:
+    apart = {"wordpiece": "the dog sat .", "word": "the dog sat ."}
+    text = "the dog sat."
+    assert tokenizers[kind].decode(tokenizers[kind].encode(text)) == apart.get(kind, text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_trainings_on_one_text_agree(tokenizers: dict[str, Tokenizer], kind: str) -> None:
+    again = train(iter(TEXT), kind=kind, vocab=SIZES[kind])
+    assert again.hash == tokenizers[kind].hash
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram", "word"])
+def test_too_large_a_vocabulary_names_one_that_works(kind: str) -> None:
+    with pytest.raises(UserError, match=r"supports only [\d,]+ pieces, 50,000 were asked") as error:
+        train(TEXT, kind=kind, vocab=50_000)
+    size = int(str(error.value).rsplit("--vocab ", 1)[1])
+    assert train(TEXT, kind=kind, vocab=size).vocab == size
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram", "word", "char"])
+def test_too_small_a_vocabulary_names_one_that_works(kind: str) -> None:
+    with pytest.raises(UserError, match="too small") as error:
+        train(TEXT, kind=kind, vocab=50)
+    size = int(str(error.value).rsplit("--vocab ", 1)[1])
+    assert train(TEXT, kind=kind, vocab=size).vocab == size
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram", "word", "char"])
+@pytest.mark.parametrize("texts", [[], ["", " \n"]])
+def test_no_text_is_refused(kind: str, texts: list[str]) -> None:
+    with pytest.raises(UserError, match="no text"):
+        train(texts, kind=kind, vocab=4096)
+
+
+def test_unknown_kind_is_refused() -> None:
+    with pytest.raises(UserError, match="'sentencepiece' is no kind"):
+        train(TEXT, kind="sentencepiece", vocab=400)
+
+
+def test_lowercase_folds_case() -> None:
+    for kind in KINDS:
+        vocab = {"wordpiece": 200, "unigram": 150, "word": 120}.get(kind, 380)
+        tokenizer = train(TEXT, kind=kind, vocab=vocab, lowercase=True)
+        assert tokenizer.encode("THE CAT") == tokenizer.encode("the cat")
+
+
+def test_one_endless_line_trains() -> None:
+    assert train(["的你我他" * 20_000, "ab " * 20_000], kind="bpe", vocab=370).vocab == 370
+
+
+def test_rare_characters_do_not_eat_the_vocabulary() -> None:
+    rare = "".join(map(chr, range(0x4E00, 0x4E00 + 500)))
+    text = ["the cat sat on the mat and the dog sat by the cat " * 40] * 1000 + [rare]
+    assert train(text, kind="wordpiece", vocab=140).encode("一", specials=False) == [1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pickling_keeps_all(tokenizers: dict[str, Tokenizer], kind: str) -> None:
+    twin = pickle.loads(pickle.dumps(tokenizers[kind]))
+    assert (twin.hash, twin.specials) == (tokenizers[kind].hash, tokenizers[kind].specials)
+    assert twin.encode_all(TEXT) == tokenizers[kind].encode_all(TEXT)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_offsets_point_at_the_characters(tokenizers: dict[str, Tokenizer], kind: str) -> None:
+    text = "The cat sat.\nIt's 好 é"
+    ids, places = tokenizers[kind].offsets(text)
+    assert len(ids) == len(places)
+    assert [start for start, _ in places] == sorted(start for start, _ in places)
+    assert places[-1][1] == len(text)
+    assert any("sat".startswith(text[start:stop].strip()[:3]) for start, stop in places)
+
+
+def test_word_keeps_marks_of_ready_made_corpora() -> None:
+    tokenizer = train(["a <unk> cost @-@ free isn't"], kind="word", vocab=112)
+    tokens = [tokenizer.token(i) for i in tokenizer.encode("a <unk> cost @-@ free.")]
+    assert tokens == ["a", "<unk>", "cost", "@-@", "free", "[UNK]"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_saving_with_another_frame_keeps_the_hash(
+    tokenizers: dict[str, Tokenizer], kind: str, tmp_path: Path
+) -> None:
+    plain = tokenizers[kind].encode("the cat")
+    for frame, framed in (("bert", [2, *plain, 3]), ("t5", [*plain, 5]), (None, plain)):
+        tokenizers[kind].save(tmp_path / str(frame), frame=frame, length=128)
+        loaded = Tokenizer.load(tmp_path / str(frame))
+        assert loaded.encode("the cat") == framed
+        assert loaded.encode("the cat", specials=False) == plain
+        assert loaded.hash == tokenizers[kind].hash
+        assert (loaded.kind, loaded.specials) == (kind, tokenizers[kind].specials)
+        loaded.save(tmp_path / "again")
+        assert Tokenizer.load(tmp_path / "again").encode("the cat") == framed
+
+
+def test_unknown_frame_is_refused(tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="'gpt' is no frame"):
+        tokenizers["bpe"].save(tmp_path, frame="gpt")
+
+
+def test_missing_and_broken_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"holds no tokenizer\.json"):
+        Tokenizer.load(tmp_path / "nowhere")
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": 1}))
+    with pytest.raises(UserError, match="no tokenizer that can be read"):
+        Tokenizer.load(tmp_path)
+
+
+def test_unknown_id_is_refused(tokenizers: dict[str, Tokenizer]) -> None:
+    with pytest.raises(UserError, match="its ids are 0 to 361"):
+        tokenizers["byte"].token(362)

@@ -1,0 +1,393 @@
+"""Whatever happens while saving, there is a whole checkpoint, and a torn one is never used."""
+
+import copy
+import errno
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from torch import nn
+
+from kinfolk.errors import UserError
+from kinfolk.training.checkpoints import (
+    TornCheckpoint,
+    newest,
+    read_state,
+    save,
+    step_of,
+    verify,
+    write_state,
+)
+from kinfolk.training.optimisers import OPTIMISERS, optimiser
+
+
+def fill(text: str = "weights") -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        (folder / "model.safetensors").write_text(text)
+        (folder / "extra").mkdir()
+        (folder / "extra" / "config.json").write_text("{}")
+
+    return write
+
+
+def fail(error: BaseException) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        (folder / "model.safetensors").write_text("half")
+        raise error
+
+    return write
+
+
+def listing(run: Path) -> list[str]:
+    return sorted(os.listdir(run / "checkpoints"))  # noqa: PTH208 (the hidden ones too)
+
+
+def test_a_checkpoint_is_whole_and_last_points_to_it(tmp_path: Path) -> None:
+    folder = save(tmp_path, 500, fill(), keep=2)
+    assert folder == tmp_path / "checkpoints" / "step-00000500"
+    assert listing(tmp_path) == ["last", "step-00000500"]
+    assert verify(folder) is None
+    assert newest(tmp_path) == folder
+    sums = json.loads((folder / "checksums.json").read_text())
+    assert sorted(sums) == ["extra/config.json", "model.safetensors"]
+    assert sums["model.safetensors"]["size"] == 7
+    link = tmp_path / "checkpoints" / "last"
+    assert link.readlink() == Path("step-00000500")  # relative: the run may be moved
+    assert step_of(folder) == step_of(link) == 500
+
+
+def test_no_run_has_no_checkpoint(tmp_path: Path) -> None:
+    assert newest(tmp_path) is None
+    assert newest(tmp_path / "nowhere") is None
+
+
+def test_a_foreign_folder_has_no_step(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="step-00000500"):
+        step_of(tmp_path)
+
+
+def test_the_oldest_are_pruned_and_the_links_always_resolve(tmp_path: Path) -> None:
+    home = tmp_path / "checkpoints"
+    for step in range(1, 8):
+        save(tmp_path, step, fill(str(step)), keep=2, best=step == 2)
+        assert (home / "last").resolve() == home / f"step-{step:08d}"
+        assert step < 2 or (home / "best" / "model.safetensors").read_text() == "2"
+    kept = ["step-00000002", "step-00000006", "step-00000007"]
+    assert listing(tmp_path) == ["best", "last", *kept]
+    save(tmp_path, 8, fill(), keep=1, best=True)
+    assert listing(tmp_path) == ["best", "last", "step-00000008"]
+
+
+def test_the_one_just_written_is_kept_when_later_ones_are_there(tmp_path: Path) -> None:
+    for step in (4, 5):
+        save(tmp_path, step, fill(), keep=2)
+    folder = save(tmp_path, 3, fill(), keep=1)
+    assert verify(folder) is None
+    assert step_of(tmp_path / "checkpoints" / "last") == 3
+
+
+def test_keeping_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="keep is 0"):
+        save(tmp_path, 1, fill(), keep=0)
+
+
+def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
+    save(tmp_path, 1, fill("old"), keep=1)
+    folder = save(tmp_path, 1, fill("new"), keep=1)
+    assert (folder / "model.safetensors").read_text() == "new"
+    assert verify(folder) is None
+    assert listing(tmp_path) == ["last", "step-00000001"]
+
+
+def test_a_kill_between_setting_aside_and_replacing_loses_nothing(tmp_path: Path) -> None:
+    folder = save(tmp_path, 1, fill("old"), keep=2)
+    aside = folder.with_name(".step-00000001.aside")
+    folder.rename(aside)
+    assert newest(tmp_path) == aside
+    assert step_of(aside) == 1
+    save(tmp_path, 2, fill(), keep=2)
+    assert listing(tmp_path) == ["last", "step-00000001", "step-00000002"]
+    assert verify(folder) is None
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), KeyboardInterrupt()])
+def test_a_write_that_breaks_off_leaves_no_trace(tmp_path: Path, error: BaseException) -> None:
+    save(tmp_path, 1, fill(), keep=1)
+    with pytest.raises(type(error)):
+        save(tmp_path, 2, fail(error), keep=1)
+    assert listing(tmp_path) == ["last", "step-00000001"]
+    assert newest(tmp_path) == tmp_path / "checkpoints" / "step-00000001"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError(errno.EDQUOT, "Disk quota exceeded"),
+        OSError(errno.EFBIG, "File too large"),
+        SafetensorError("Error while serializing: I/O error: No space left (os error 28)"),
+        Exception("No space left on device (os error 28)"),  # what `tokenizers` raises
+    ],
+)
+def test_a_full_disk_is_a_sentence_and_the_checkpoint_before_is_whole(
+    tmp_path: Path, error: Exception
+) -> None:
+    words = "the disk is full while saving step 500 to .*: "
+    with pytest.raises(UserError, match=words + "there is no earlier checkpoint"):
+        save(tmp_path, 500, fail(error), keep=1)
+    before = save(tmp_path, 400, fill(), keep=1)
+    with pytest.raises(UserError, match=words + "the checkpoint of step 400 is whole; free some"):
+        save(tmp_path, 500, fail(error), keep=1)
+    assert listing(tmp_path) == ["last", "step-00000400"]
+    assert newest(tmp_path) == before
+
+
+def test_another_error_of_the_system_is_a_sentence_too(tmp_path: Path) -> None:
+    save(tmp_path, 400, fill(), keep=1)
+    error = PermissionError(errno.EACCES, "Permission denied", "vocab.txt")
+    with pytest.raises(UserError, match=r"Permission denied: 'vocab.txt'.*step 400 is whole"):
+        save(tmp_path, 500, fail(error), keep=1)
+
+
+def test_a_run_that_is_a_file_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("")
+    with pytest.raises(UserError, match="step 1 could not be saved"):
+        save(tmp_path / "run", 1, fill(), keep=1)
+
+
+def script(text: str, run: Path) -> subprocess.CompletedProcess[str]:
+    head = (
+        "import os, resource, signal, sys, torch\n"
+        "from pathlib import Path\n"
+        "from kinfolk.errors import UserError\n"
+        "from kinfolk.training.checkpoints import save, write_state\n"
+        "run = Path(sys.argv[1])\n"
+    )
+    path = os.pathsep.join(sys.path)
+    return subprocess.run(
+        [sys.executable, "-c", head + text, str(run)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_file_the_system_refuses_to_grow_is_a_full_disk(tmp_path: Path) -> None:
+    before = save(tmp_path, 400, fill(), keep=1)
+    text = """
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+writers = [
+    lambda folder: write_state(folder, {"memory": torch.zeros(10_000)}),
+    lambda folder: (folder / "a").write_bytes(bytes(10_000)),
+    lambda folder: [(folder / f"{i:0200d}").touch() for i in range(50)],  # fills checksums.json
+]
+for write in writers:
+    try:
+        save(run, 500, write, keep=1)
+    except UserError as error:
+        print(error)
+"""
+    done = script(text, tmp_path)
+    assert done.returncode == 0, done.stderr
+    sentences = done.stdout.splitlines()
+    assert len(sentences) == 3
+    assert all("disk is full" in s and "step 400 is whole" in s for s in sentences)
+    assert listing(tmp_path) == ["last", "step-00000400"]
+    assert verify(before) is None
+
+
+def test_what_a_killed_save_leaves_is_ignored_and_cleared_by_the_next(tmp_path: Path) -> None:
+    before = save(tmp_path, 400, fill(), keep=2)
+    text = """
+def write(folder):
+    (folder / "model.safetensors").write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+save(run, 500, write, keep=2)
+"""
+    assert script(text, tmp_path).returncode == -signal.SIGKILL
+    (tmp_path / "checkpoints" / ".last.partial").symlink_to("step-00000500")
+    assert ".step-00000500.partial" in listing(tmp_path)
+    assert newest(tmp_path) == before
+    save(tmp_path, 600, fill(), keep=2)
+    assert listing(tmp_path) == ["last", "step-00000400", "step-00000600"]
+
+
+def test_two_that_save_at_once_take_turns(tmp_path: Path) -> None:
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for step in (1, 2, 3):
+                save(tmp_path, step, fill(), keep=2)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    whole = newest(tmp_path)
+    assert whole is not None and step_of(whole) == 3
+
+
+def truncate(folder: Path) -> None:
+    os.truncate(folder / "model.safetensors", 3)
+
+
+def flip(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[2] ^= 1
+    file.write_bytes(data)
+
+
+TEARS: list[tuple[Callable[[Path], Any], str]] = [
+    (truncate, "model.safetensors: 3 bytes where 7 were written"),
+    (flip, "model.safetensors: checksum differs"),
+    (lambda folder: (folder / "checksums.json").unlink(), "checksums.json: missing"),
+    (lambda folder: os.truncate(folder / "checksums.json", 20), "checksums.json: unreadable"),
+    (lambda folder: (folder / "checksums.json").write_text('{"a": {}}'), "unreadable"),
+    (lambda folder: (folder / "checksums.json").write_bytes(b"\xff"), "unreadable"),
+    (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors: missing"),
+    (lambda folder: (folder / "extra" / "config.json").unlink(), "extra/config.json: missing"),
+]
+
+
+@pytest.mark.parametrize(("tear", "fault"), TEARS)
+def test_a_torn_checkpoint_is_named_and_the_one_before_it_used(
+    tmp_path: Path, tear: Callable[[Path], Any], fault: str
+) -> None:
+    before = save(tmp_path, 400, fill(), keep=3)
+    torn = save(tmp_path, 500, fill(), keep=3)
+    tear(torn)
+    assert fault in str(verify(torn))
+    with pytest.warns(TornCheckpoint, match=f"step-00000500 is not whole .*{fault}"):
+        assert newest(tmp_path) == before
+    tear(before)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        assert newest(tmp_path) is None
+    assert len(seen) == 2
+    assert verify(save(tmp_path, 500, fill(), keep=3)) is None  # written again, whole
+
+
+def test_a_note_beside_the_files_tears_nothing(tmp_path: Path) -> None:
+    folder = save(tmp_path, 1, fill(), keep=1)
+    (folder / "note.txt").write_text("the good one")
+    assert verify(folder) is None
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        bits = [t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b)]
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(*bits)
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return repr(a) == repr(b)
+
+
+def test_a_state_comes_back_to_the_bit(tmp_path: Path) -> None:
+    base = torch.arange(12.0).reshape(3, 4)
+    state = {
+        "step": 7,
+        "best": math.inf,
+        "worst": [math.nan, -math.inf, 0.1, -0.0, 1e-320],
+        "pair": (0.9, None, (True, "text")),
+        "named": {"3": 1, "été": "猫"},
+        "numbered": {3: {"x": torch.tensor(1.5)}, 1: {}},
+        "memory": {
+            "view": base[1:],
+            "whole": base,
+            "turned": base.T,
+            "spread": torch.tensor([1.0]).expand(3),
+            "empty": torch.zeros(0, 4),
+            "nan": torch.tensor([math.nan, -0.0, math.inf]),
+            "learnt": nn.Parameter(torch.ones(2)),
+        },
+        "kinds": [torch.ones(2, dtype=d) for d in (torch.bfloat16, torch.int64, torch.bool)],
+    }
+    write_state(tmp_path, state)
+    back = read_state(tmp_path)
+    assert same(state, back)
+    assert same(read_state(tmp_path), back)
+    json.loads((tmp_path / "training.json").read_text(), parse_constant=pytest.fail)
+
+
+def test_a_state_without_tensors_comes_back(tmp_path: Path) -> None:
+    write_state(tmp_path, {"step": 1})
+    assert read_state(tmp_path) == {"step": 1}
+
+
+def test_a_read_state_does_not_lean_on_its_file(tmp_path: Path) -> None:
+    write_state(tmp_path, {"memory": torch.ones(1000)})
+    memory = read_state(tmp_path)["memory"]
+    memory.add_(1)
+    os.truncate(tmp_path / "training.safetensors", 0)
+    assert memory.sum() == 2000
+
+
+def test_what_cannot_be_written_safely_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="loop/seen: a set cannot be written"):
+        write_state(tmp_path, {"loop": {"seen": {1}}})
+
+
+@pytest.mark.parametrize("gone", ["training.json", "training.safetensors"])
+def test_a_folder_that_cannot_be_resumed_is_a_sentence(tmp_path: Path, gone: str) -> None:
+    write_state(tmp_path, {"step": 1})
+    (tmp_path / gone).unlink()
+    with pytest.raises(UserError, match=f"{gone} is missing"):
+        read_state(tmp_path)
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize("fused", [True, False])
+def test_an_optimiser_goes_on_from_the_disk_to_the_bit(
+    tmp_path: Path, name: str, fused: bool
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(7, 5), nn.LayerNorm(5), nn.Linear(5, 3))
+    x = torch.randn(4, 7)
+
+    def build(model: nn.Module) -> torch.optim.Optimizer:
+        return optimiser(
+            model, name=name, peak=1e-2, decay=0.1, betas=(0.9, 0.98), eps=1e-8, fused=fused
+        )
+
+    def step(model: nn.Module, built: torch.optim.Optimizer) -> None:
+        built.zero_grad()
+        model(x).square().sum().backward()
+        built.step()
+
+    built = build(model)
+    for _ in range(3):
+        step(model, built)
+    state = built.state_dict()
+    write_state(tmp_path, {"step": 3, "optimiser": state})
+    back = read_state(tmp_path)["optimiser"]
+    assert same(state, back)
+
+    twin = copy.deepcopy(model)
+    resumed = build(twin)
+    resumed.load_state_dict(back)
+    for _ in range(2):
+        step(model, built)
+        step(twin, resumed)
+    assert all(map(torch.equal, model.parameters(), twin.parameters()))
+    assert same(built.state_dict(), resumed.state_dict())

@@ -1,0 +1,108 @@
+"""What every schedule has in common, and each one's own shape."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kinfolk.errors import UserError
+from kinfolk.training.schedules import SCHEDULES, schedule
+
+FALLING = ("linear", "cosine", "trapezoid")
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> dict[str, float]:
+    steps = draw(st.integers(1, 300))
+    return {
+        "steps": steps,
+        "warmup": draw(st.integers(0, steps)),
+        "cooldown": draw(st.floats(0, 1)),
+        "floor": draw(st.floats(0, 1)),
+    }
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@given(run=runs())
+def test_the_factor_climbs_to_one_and_never_climbs_again(name: str, run: dict) -> None:
+    factor = schedule(name, **run)
+    factors = [factor(step) for step in range(run["steps"])]
+    top = max(run["warmup"] - 1, 0)
+    assert all(0 <= f <= 1 for f in factors)
+    assert factors[0] > 0
+    assert factors[top] == 1
+    assert factors[: run["warmup"]] == [(s + 1) / run["warmup"] for s in range(run["warmup"])]
+    assert all(b <= a + 1e-12 for a, b in zip(factors[top:], factors[top + 1 :], strict=False))
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("warmup", [0, 1, 100])
+def test_no_step_jumps(name: str, warmup: int) -> None:
+    factor = schedule(name, steps=10_000, warmup=warmup, floor=0.1)
+    start = max(warmup, 100)  # 1 / sqrt(step) is steep at its beginning
+    jumps = [abs(factor(step + 1) - factor(step)) for step in range(start - 2, 9_999)]
+    assert max(jumps) <= 1 / start + 1e-12
+
+
+@pytest.mark.parametrize("name", FALLING)
+@given(run=runs())
+def test_what_falls_ends_at_the_floor_exactly(name: str, run: dict) -> None:
+    last, top = run["steps"] - 1, max(run["warmup"] - 1, 0)
+    factor = schedule(name, **run)
+    if last > top and (name != "trapezoid" or run["cooldown"] * run["steps"] > 1e-9):
+        assert factor(last) == run["floor"]
+        assert factor(last + 1000) == run["floor"]
+
+
+def test_linear_is_halfway_down_halfway() -> None:
+    assert schedule("linear", steps=101, warmup=1)(50) == 0.5
+    assert schedule("linear", steps=101, warmup=1, floor=0.5)(50) == 0.75
+
+
+def test_cosine_is_halfway_down_halfway() -> None:
+    factor = schedule("cosine", steps=101, warmup=1)
+    assert factor(50) == pytest.approx(0.5)
+    assert factor(25) == pytest.approx((1 + math.cos(math.pi / 4)) / 2)
+
+
+def test_inverse_root_is_the_formula_of_2017() -> None:
+    warmup, width = 4000, 512
+
+    def paper(number: int) -> float:  # Vaswani et al. 2017, equation 3; its steps count from 1
+        return width**-0.5 * min(number**-0.5, number * warmup**-1.5)
+
+    factor = schedule("inverse_root", steps=100_000, warmup=warmup)
+    for step in (0, 1, 3998, 3999, 4000, 15_999, 99_999):
+        assert factor(step) == pytest.approx(paper(step + 1) / paper(warmup))
+    assert factor(15_999) == 0.5
+    assert schedule("inverse_root", steps=100_000, warmup=10, floor=0.25)(99_999) == 0.25
+
+
+def test_constant_is_level_to_the_end() -> None:
+    factor = schedule("constant", steps=100, warmup=10)
+    assert {factor(step) for step in range(9, 100)} == {1.0}
+
+
+def test_trapezoid_falls_over_the_last_share_only() -> None:
+    factor = schedule("trapezoid", steps=100, warmup=10, cooldown=0.2)
+    assert {factor(step) for step in range(9, 80)} == {1.0}
+    assert factor(89) == pytest.approx(0.5)
+    assert factor(99) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("step", {}, "no schedule is named 'step'; choose one of linear, cosine"),
+        ("linear", {"warmup": 11}, "the warm-up is 11 of 10 steps"),
+        ("linear", {"warmup": -1}, "the warm-up is -1"),
+        ("linear", {"steps": 0, "warmup": 0}, "at least 1"),
+        ("trapezoid", {"cooldown": 1.5}, "the cool-down is 1.5"),
+        ("linear", {"floor": -0.1}, "the floor is -0.1"),
+        ("linear", {"floor": math.nan}, "the floor is nan"),
+    ],
+)
+def test_an_impossible_setting_is_a_sentence(name: str, settings: dict, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        schedule(name, **{"steps": 10, "warmup": 2, **settings})
