@@ -15,7 +15,7 @@ torch.set_num_threads(1)
 REAL = Path(__file__).parents[2] / "shared" / "data"
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def real() -> Path:
     """Return the folder of real data that lies beside the repository."""
     if not REAL.is_dir():

@@ -34,6 +34,8 @@ def from_json(value: Any) -> Any:
         return tuple(from_json(item) for item in value)
     if not isinstance(value, dict):
         return value
+    if not isinstance(value.get(TAG), str):
+        raise UserError(f"this JSON says not what it is: {TAG!r} should hold an import path")
     kind = _find(value[TAG])
     names = {f.name for f in dataclasses.fields(kind)}
     given = {name: from_json(item) for name, item in value.items() if name != TAG}
@@ -85,7 +87,10 @@ def _parse(text: str, hint: Any, path: str) -> Any:
             raise UserError(f"{path}={text}: it must be {_or([str(c) for c in choices])}")
         return text
     if origin is tuple:
-        return tuple(_parse(item, choices[0], path) for item in text.strip("()").split(","))
+        items = text.strip("()").split(",")
+        if choices[-1] is not ... and len(items) != len(choices):
+            raise UserError(f"{path}={text}: it must be {len(choices)} values with commas between")
+        return tuple(_parse(item, choices[0], path) for item in items)
     if hint is bool:
         if text.lower() not in ("true", "false"):
             raise UserError(f"{path}={text}: it must be true or false")

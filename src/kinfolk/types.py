@@ -6,9 +6,10 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 
 from kinfolk.errors import UserError
-from kinfolk.sight import UNWRITTEN, Sight, Visible, see
+from kinfolk.sight import UNWRITTEN, Sight, Visible, blocks, see
 
 IGNORED = -100  # the label of what is not predicted
 T = TypeVar("T")
@@ -111,7 +112,7 @@ class State:
             self._document, self._birth = self._document[rows], self._birth[rows]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Inputs(Tree):
     """All that a model may read."""
 
@@ -123,6 +124,7 @@ class Inputs(Tree):
     )
     source: "Inputs | None" = None  # what an encoder reads before
     state: State | None = None
+    crossing: BlockMask | None = None  # who sees what of the source, once resolved
 
     def __post_init__(self) -> None:
         for name in ("places", "segments"):
@@ -143,6 +145,24 @@ class Inputs(Tree):
         keys = self.sight if self.state is None else self.seen()
         return see(self.sight, keys, dropout=dropout, window=window)
 
+    def across(self, *, dropout: bool = False) -> Visible:
+        """Make ready who of these tokens sees what of the source: all of its own document."""
+        assert self.source is not None
+        return see(*self._streams(), dropout=dropout, across=self.crossing)
+
+    def resolved(self) -> "Inputs":
+        """Find the blocks of every mask, for the block-sparse kernel; before what is compiled."""
+        sight = self.sight.resolved()
+        if self.source is None:
+            return replace(self, sight=sight)
+        return replace(
+            self, sight=sight, source=self.source.resolved(), crossing=blocks(*self._streams())
+        )
+
+    def _streams(self) -> tuple[Sight, Sight]:
+        assert self.source is not None
+        return Sight.full(self.sight.document), Sight.full(self.source.sight.document)
+
     def seen(self) -> Sight:
         """Return the sight of all tokens there are, and remember these in the state."""
         return self.sight if self.state is None else self.state.extend(self.sight)
@@ -156,7 +176,7 @@ class Inputs(Tree):
         return cls(ids=ids, sight=sight, places=places, source=source)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Batch(Tree, Generic[T]):
     """What a step learns from.
 
@@ -169,7 +189,7 @@ class Batch(Tree, Generic[T]):
     counts: Mapping[str, int]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Labels(Tree):
     """What is predicted, and where: `at` counts through the flattened hidden states."""
 
@@ -182,7 +202,7 @@ class Labels(Tree):
         return flat if self.at is None else flat.index_select(0, self.at)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Output:
     """What a model says: a vector a token, and what it carries to its next call."""
 
@@ -190,7 +210,7 @@ class Output:
     state: State | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Loss:
     """Sums, never means: sums add up over micro-batches and processes."""
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
-from kinfolk.cli.app import AsJson, app, console, errors, example, print_json
+from kinfolk.cli.app import AsJson, app, errors, example, print_json
 from kinfolk.errors import UserError
 
 tokenizers = typer.Typer(help="Train tokenizers.", no_args_is_help=True)
@@ -30,7 +30,7 @@ def train(
     from kinfolk.data.sources import documents
     from kinfolk.text.vocabulary import train
 
-    if out.exists() and any(out.iterdir()):
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is already there: choose another -o")
     texts = (document.text for document in documents(files))
     tokenizer = train(texts, kind=kind, vocab=vocab, lowercase=lowercase)
@@ -38,7 +38,7 @@ def train(
     if json:
         print_json({"folder": str(out), "kind": kind, "vocab": tokenizer.vocab})
     else:
-        console.print(f"{tokenizer.vocab:,} ids in {out}")
+        print(f"{tokenizer.vocab:,} ids in {out}")
 
 
 @app.command(epilog=example("kinfolk prepare notes/ --tokenizer tok --holdout 0.01 -o corpus"))
@@ -63,7 +63,10 @@ def prepare(
     if per not in ("block", "file"):
         raise UserError(f"--per {per}: a document is a block or a file")
     columns = ("[progress.description]{task.description}", BarColumn(), DownloadColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=errors, transient=True) as bar:
+    seen = errors.is_terminal
+    with Progress(
+        *columns, TimeRemainingColumn(), console=errors, transient=True, disable=not seen
+    ) as bar:
         task = bar.add_task("reading", total=None)
         corpus = prepare(
             files,
@@ -79,4 +82,4 @@ def prepare(
         print_json({"folder": str(out), **facts})
     else:
         said = ", ".join(f"{count:,} {name}" for name, count in facts.items())
-        console.print(f"{said} in {out}")
+        print(f"{said} in {out}")

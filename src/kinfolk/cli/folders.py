@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from kinfolk.cli.app import app, console, example
+from kinfolk.cli.app import app, example
 
 Out = Annotated[Path, typer.Option("-o", "--out", help="The folder to write.")]
 
@@ -21,7 +21,7 @@ def export(
     from kinfolk.recipes.opening import copy
 
     copy(model, out)
-    console.print(f"AutoModel.from_pretrained({str(out)!r}) opens it", highlight=False)
+    print(f"AutoModel.from_pretrained({str(out)!r}) opens it")
 
 
 @app.command("import", epilog=example("kinfolk import bert-base-uncased -o models/bert"))
@@ -32,4 +32,4 @@ def import_(
     from kinfolk.recipes.opening import copy
 
     copy(folder, out)
-    console.print(f"kinfolk.load({str(out)!r}) opens it", highlight=False)
+    print(f"kinfolk.load({str(out)!r}) opens it")

@@ -46,4 +46,4 @@ def quickstart(
             style = "green" if part.new else None
             console.print(part.text, style=style, end="", highlight=False, markup=False)
         console.print()
-    console.print(f"\nthe curves are in {found.page}")
+    print(f"\nthe curves are in {found.page}")

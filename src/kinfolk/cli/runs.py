@@ -58,7 +58,8 @@ def pretrain(
     from kinfolk.recipes.reporting import report
 
     if resume is not None:
-        if name is not None or corpus is not None or out is not None or settings:
+        others = (name, corpus, out, objective, steps, batch, length, seed, device, workers)
+        if settings or any(other is not None for other in others):
             raise UserError("--resume goes on with a run as it was begun: give it alone")
         with watching(str(resume)) as watch:
             folder = pretraining.resume(resume, watch=watch)
@@ -86,7 +87,7 @@ def pretrain(
     if json:
         print_json({"run": str(folder), "report": str(page)})
     else:
-        console.print(f"the model is in {folder}/checkpoints/last, its curve in {page}")
+        print(f"the model is in {folder}/checkpoints/last, its curve in {page}")
 
 
 @contextmanager

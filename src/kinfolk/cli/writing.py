@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from kinfolk.cli.app import AsJson, Device, app, console, example, print_json
+from kinfolk.errors import UserError
 
 ModelPath = Annotated[Path, typer.Argument(help="A run, a checkpoint or a model folder.")]
 
@@ -29,6 +30,8 @@ def generate(
     from kinfolk.recipes.opening import able, load
     from kinfolk.recipes.pretraining import pick
 
+    if num < 1:
+        raise UserError(f"--num {num} texts are nothing to write: ask for 1 or more")
     network, tokenizer = load(model)
     able(network, "generate").to(pick(device))
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
@@ -37,8 +40,9 @@ def generate(
     opening = "" if asked.source else prompt
     if num == 1 and not json:
         ids = (step.id for turn in steps for step in turn if not step.ends)
-        sys.stdout.write(opening)
-        for piece in spell(tokenizer, asked.prompt, ids):
+        pieces = spell(tokenizer, asked.prompt, ids)
+        first = next(pieces, "")  # before anything is printed: a mistake shows itself here
+        for piece in (opening, first, *pieces):
             sys.stdout.write(piece)
             sys.stdout.flush()
         sys.stdout.write("\n")

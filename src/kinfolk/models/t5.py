@@ -17,7 +17,7 @@ from kinfolk.nn.positions import RelativeBias
 from kinfolk.nn.residual import PreNorm
 from kinfolk.nn.sizes import LADDER
 from kinfolk.nn.table import Scores, Table
-from kinfolk.sight import Sight, Visible, see
+from kinfolk.sight import Visible, see
 from kinfolk.types import Inputs, Output, State
 
 KIND = "encoder-decoder"
@@ -141,11 +141,7 @@ class T5(nn.Module):
         if state is not None:
             state.source = source
         dropped = self.training and self.config.dropout > 0
-        across = see(
-            Sight.full(inputs.sight.document),
-            Sight.full(inputs.source.sight.document),
-            dropout=dropped,
-        )
+        across = inputs.across(dropout=dropped)
         x = self.decoder(self.tokens(inputs.ids), inputs, (source, across))
         return Output(x, state)
 

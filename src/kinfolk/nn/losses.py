@@ -28,7 +28,9 @@ def cross_entropy(
         hidden, weight = hidden.to(dtype), weight.to(dtype)
     if bias is not None and len(bias) < len(weight):
         bias = torch.cat([bias, bias.new_zeros(len(weight) - len(bias))])
-    total: Tensor = _CrossEntropy.apply(hidden, weight, bias, labels, vocab)  # type: ignore[no-untyped-call]
+    learnt = any(t is not None and t.requires_grad for t in (hidden, weight, bias))
+    learning = torch.is_grad_enabled() and learnt
+    total: Tensor = _CrossEntropy.apply(hidden, weight, bias, labels, vocab, learning)  # type: ignore[no-untyped-call]
     return total
 
 
@@ -40,40 +42,48 @@ def chunks(rows: int, vocab: int, cuda: bool) -> int:
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, vocab: int
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        vocab: int,
+        wanted: bool,  # whether anybody will ask for gradients
     ) -> Tensor:
-        wanted = any(ctx.needs_input_grad)
         rows, padded = hidden.shape[0], weight.shape[0]
         size = chunks(rows, padded, hidden.is_cuda)
-        total = hidden.new_zeros((), dtype=torch.float32)
-        d_hidden = torch.empty_like(hidden) if wanted else None
-        d_weight = torch.zeros_like(weight, dtype=torch.float32) if wanted else None
-        d_bias = (
-            torch.zeros_like(bias, dtype=torch.float32) if wanted and bias is not None else None
-        )
+        exact = torch.promote_types(hidden.dtype, torch.float32)  # what halves are summed in
+        total = hidden.new_zeros((), dtype=exact)
+        d_hidden: list[Tensor] = []
+        d_weight = torch.zeros_like(weight, dtype=exact) if wanted else None
+        d_bias = torch.zeros_like(bias, dtype=exact) if bias is not None else None
         for start in range(0, rows, size):
             part = hidden[start : start + size]
             wants = labels[start : start + size]
-            scores = (part @ weight.T).float()
+            scores = (part @ weight.T).to(exact)
             if bias is not None:
                 scores += bias
             scores[:, vocab:] = float("-inf")
             counted = wants != IGNORED
             label = wants.clamp(min=0)[:, None]
-            scores -= scores.logsumexp(-1, keepdim=True)
-            total -= (scores.gather(1, label)[:, 0] * counted).sum()
-            if d_hidden is None or d_weight is None:
+            scores -= scores.amax(-1, keepdim=True)
+            chosen = scores.gather(1, label)[:, 0]
+            scores.exp_()
+            mass = scores.sum(-1)
+            total = total + ((mass.log() - chosen) * counted).sum()
+            if d_weight is None:
                 continue
-            # d nll / d scores = softmax - one at the label
-            error = scores.exp_()
-            error.scatter_add_(1, label, error.new_full((), -1.0).expand_as(label))
-            error *= counted[:, None]
+            # d nll / d scores = softmax - one at the label, and nothing where nothing is counted
+            error = scores
+            error *= (counted / mass)[:, None]
+            error.scatter_add_(1, label, -counted.to(error.dtype)[:, None])
             if d_bias is not None:
-                d_bias += error.sum(0)
+                d_bias = d_bias + error.sum(0)
             error = error.to(part.dtype)
-            d_hidden[start : start + size] = error @ weight
-            d_weight += error.T @ part
-        ctx.save_for_backward(d_hidden, d_weight, d_bias)
+            d_hidden.append(error @ weight)
+            d_weight = _add(d_weight, error.T @ part)
+        if wanted:
+            ctx.save_for_backward(torch.cat([hidden[:0], *d_hidden]), d_weight, d_bias)
         ctx.dtype = weight.dtype
         return total
 
@@ -86,4 +96,10 @@ class _CrossEntropy(torch.autograd.Function):
             None if d_bias is None else d_bias * gradient,
             None,
             None,
+            None,
         )
+
+
+def _add(total: Tensor, part: Tensor) -> Tensor:
+    """Add in place, except where this is compiled: torch 2.11 would save `total` as it began."""
+    return total + part if torch.compiler.is_compiling() else total.add_(part)

@@ -27,7 +27,7 @@ class Table(nn.Embedding):
         return Scores(hidden, self.weight, bias, self.vocab)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Scores:
     """Scores over the vocabulary, computed when asked for, and never all at once for a loss."""
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from kinfolk.data.packing import lay, number, sparse
 from kinfolk.data.pieces import Documents, Ids, Piece, Pieces, Rng, cut
+from kinfolk.errors import UserError
 from kinfolk.sight import Sight
 from kinfolk.text.tokenizer import Specials
 from kinfolk.types import IGNORED, Batch, Inputs, Labels, Loss, PredictsTokens
@@ -56,6 +57,8 @@ class MLM:
     rate: float = 0.15
 
     def __post_init__(self) -> None:
+        if not 0 < self.rate < 1:
+            raise UserError(f"a share of {self.rate} of the tokens cannot be hidden: use 0 to 1")
         for role in ("mask", "cls", "sep"):
             self.specials.need(role)
 

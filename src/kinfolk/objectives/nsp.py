@@ -36,7 +36,7 @@ class Pair:
     next: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PairLabels(Tree):
     """The hidden tokens, and the verdict on each pair."""
 
@@ -51,7 +51,7 @@ class NSP(MLM):
 
     def pieces(self, documents: Documents, /) -> Pieces:
         """Cut documents into stretches that fit between [CLS] and two [SEP]."""
-        if len(documents.starts) < 3:
+        if np.count_nonzero(np.diff(documents.starts)) < 2:
             raise UserError(
                 "next-sentence prediction draws strangers from other documents, and the corpus has "
                 "one document: use more text, or learn by `mlm` alone"

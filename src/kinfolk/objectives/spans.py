@@ -41,6 +41,10 @@ class Spans:
     span: float = 3.0  # section 3.1.4
 
     def __post_init__(self) -> None:
+        if not 0 < self.rate < 1:
+            raise UserError(f"a share of {self.rate} of the tokens cannot be hidden: use 0 to 1")
+        if not self.span >= 1:
+            raise UserError(f"spans of {self.span} tokens are too short to hide: use 1 or more")
         self.specials.need("eos")
         needed = self.holes(self.longest)[1]
         if needed > len(self.specials.sentinels):
@@ -63,7 +67,7 @@ class Spans:
     @property
     def longest(self) -> int:
         """The longest text whose source fits a row."""
-        tokens = self.length
+        tokens = self.length - 1  # which always fits: no hole is shorter than its sentinel
         while self.sizes(tokens + 1)[0] <= self.length:
             tokens += 1
         return tokens

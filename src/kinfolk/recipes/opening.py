@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from kinfolk import hub
 from kinfolk.errors import UserError
+from kinfolk.generation.layout import check
 from kinfolk.recipes.catalogue import member_of, members
 from kinfolk.recipes.recipe import Recipe
 from kinfolk.text import Tokenizer
@@ -81,10 +82,13 @@ def exam(
     config: Any = model.config
     if notes.is_file():
         objective = Recipe.read(notes).objective
-        length = length or objective.length
+        longest = objective.length
     else:
         objective = member_of(model).objective()(specials=tokenizer.specials, vocab=tokenizer.vocab)
-        length = length or min(objective.length, getattr(config, "context", 512))
+        longest = min(objective.length, getattr(config, "context", 512))
+    length = longest if length is None else length
+    if length < 8:
+        raise UserError(f"--length {length} is too short to see anything: use 8 or more")
     limit = getattr(config, "context", None)
     if limit is not None and length > limit:
         raise UserError(f"--length {length} is more than the model's context of {limit} tokens")
@@ -92,7 +96,7 @@ def exam(
     return way.exam()
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def logits(model: Any, ids: Sequence[int], source: Sequence[int] | None = None) -> Tensor:
     """Return the (length, vocabulary) scores of one sequence, in evaluation mode.
 
@@ -100,6 +104,7 @@ def logits(model: Any, ids: Sequence[int], source: Sequence[int] | None = None) 
     encoder-decoder reads `source` and scores each of `ids` from those before it; without a source
     it reads the ids themselves.
     """
+    check(model, [ids], "sequence")
     device = next(model.parameters()).device
     kind = member_of(model).kind
     row = torch.tensor([list(ids)], device=device)

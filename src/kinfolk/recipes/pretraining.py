@@ -52,6 +52,8 @@ def resume(out: Path | str, *, watch: Watch = lambda progress: None) -> Path:
         )
     run = Run(recipe, out)
     if folder is not None:
+        if Tokenizer.load(folder).hash != run.tokenizer.hash:
+            raise foreign(recipe)
         run.restore(folder)
     run.go(start, watch)
     return out
@@ -95,8 +97,11 @@ class Run:
             floor=train.floor,
         )
         self.learner: nn.Module = Learner(self.model, recipe.objective)
-        if train.compile == "yes" or (train.compile == "auto" and self.device.type == "cuda"):
+        cuda = self.device.type == "cuda"
+        compiled = train.compile == "yes" or (train.compile == "auto" and cuda)
+        if compiled:
             self.learner.compile(dynamic=False)
+        self.resolved = compiled and cuda
         self.best = math.inf
 
     def restore(self, folder: Path) -> None:
@@ -119,6 +124,7 @@ class Run:
             seed=train.seed,
             device=self.device,
             bfloat16=self.bfloat16,
+            resolved=self.resolved,
         )
         with Log.open(self.out, start) as log:
             self.log = log
@@ -193,12 +199,16 @@ def matching(corpus: Corpus, recipe: Recipe) -> Tokenizer:
     """Return the corpus's tokenizer, if it is the one the recipe was written for."""
     tokenizer = corpus.tokenizer()
     if tokenizer.vocab != recipe.model.vocab or tokenizer.specials != recipe.objective.specials:
-        raise UserError(
-            f"{recipe.corpus} was made with another tokenizer than this run: it has "
-            f"{tokenizer.vocab} ids, the model {recipe.model.vocab}; prepare the text again with "
-            "the run's own tokenizer"
-        )
+        raise foreign(recipe)
     return tokenizer
+
+
+def foreign(recipe: Recipe) -> UserError:
+    """Return the complaint about a corpus that speaks in other ids than the run."""
+    return UserError(
+        f"{recipe.corpus} was made with another tokenizer than this run: prepare the text again "
+        "with the run's own tokenizer"
+    )
 
 
 def pick(device: str) -> torch.device:
@@ -209,6 +219,8 @@ def pick(device: str) -> torch.device:
         found = torch.device(device)
     except RuntimeError:
         raise UserError(f"no device {device!r}: use auto, cpu or cuda") from None
+    if found.type not in ("cpu", "cuda"):
+        raise UserError(f"kinfolk does not run on {device!r}: use auto, cpu or cuda")
     if found.type == "cuda" and not torch.cuda.is_available():
         raise UserError("this machine has no CUDA device that torch can use: use --device cpu")
     return found

@@ -62,7 +62,7 @@ Watching = Callable[[str], AbstractContextManager[Callable[[Progress], None]]]
 
 def quickstart(out: Path, *, say: Callable[[str], None], watching: Watching) -> Quickstart:
     """Train a tokenizer and three models, score them, let them write, and draw the page."""
-    if out.exists() and any(out.iterdir()):
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is already there: remove it, or choose another -o")
     began = time.perf_counter()
     text = prose.write(out / "text")

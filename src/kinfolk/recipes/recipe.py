@@ -38,7 +38,8 @@ class Recipe:
             raise UserError(f"{path.parent} is not a run: it has no {path.name}") from None
         except json.JSONDecodeError as error:
             raise UserError(f"{path} is not JSON: {error}") from None
-        assert isinstance(recipe, Recipe)
+        if not isinstance(recipe, Recipe):
+            raise UserError(f"{path} holds no recipe: write it again, or begin a new run")
         return recipe
 
 
@@ -60,7 +61,7 @@ def recipe(
     text = Corpus.open(Path(corpus))
     tokenizer = text.tokenizer()
     config = who.config(size)
-    length = length or default_length(config)
+    length = default_length(config) if length is None else length
     if length < 8:
         raise UserError(f"rows of {length} tokens are too short to learn from: use 8 or more")
     if text.tokens < length:
@@ -79,12 +80,31 @@ def recipe(
         corpus=str(Path(corpus).resolve()),
         train=who.train(size),
     )
-    found = override(base, settings)
+    found = sound(override(base, settings))
     if found.train.warmup > found.train.steps and not any("warmup" in s for s in settings):
         # A short run keeps the shape of a long one.
         train = dataclasses.replace(found.train, warmup=max(1, found.train.steps // 10))
         found = dataclasses.replace(found, train=train)
     return found
+
+
+def sound(recipe: Recipe) -> Recipe:
+    """Return a recipe whose network can be built and can read its rows, or say why not."""
+    model, length = recipe.model, recipe.objective.length
+    for field in dataclasses.fields(model):
+        value, path = getattr(model, field.name), f"model.{field.name}"
+        if "dropout" in field.name and not 0 <= value < 1:
+            raise UserError(f"{path}={value}: it is a share, from 0 to less than 1")
+        if type(value) is int and value < 1 and field.name != "start":
+            raise UserError(f"{path}={value}: it must be at least 1")
+    if getattr(model, "head_width", None) is None and model.width % model.heads:
+        raise UserError(f"model.heads={model.heads} does not divide model.width={model.width}")
+    if getattr(model, "context", length) < length:
+        raise UserError(
+            f"rows of {length} tokens are longer than model.context={model.context}: "
+            "choose both with --length"
+        )
+    return recipe
 
 
 def default_length(config: Any) -> int:

@@ -148,7 +148,7 @@ class Tokenizer:
                 *(["token_type_ids"] if _types(state["post_processor"]) else []),
                 "attention_mask",
             ],
-            **{f"{role}_token": token for role, token in self._names.items()},
+            **{f"{role}_token": self._names[role] for role in ROLES if role in self._names},
         }
         if (longest := length or self._length) is not None:
             settings["model_max_length"] = longest

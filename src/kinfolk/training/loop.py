@@ -1,8 +1,11 @@
 """The loop owns time: steps, and what happens between them. It knows no model and no objective."""
 
 import math
+import signal
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +24,22 @@ class Progress:
     loss: float
     held_out: float | None  # the last loss on held-out documents
     speed: float  # predictions a second
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let Ctrl-C wait for the end: half an update, or half its line, must never be saved."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
+    if came:
+        raise KeyboardInterrupt
 
 
 @dataclass(kw_only=True)
@@ -47,15 +66,16 @@ class Loop:
         self.done, saved, self.since = start, start, time.perf_counter()
         try:
             for batch in batches:
-                self.pending.append((self.done + 1, self.step(self.done, batch)))
-                self.done += 1
-                saving = self.due(self.save_every)
-                scoring = self.score is not None and (saving or self.due(self.score_every))
-                if saving or scoring or self.due(self.log_every):
-                    self.write(scoring)
-                if saving:
-                    self.save(self.done, self.held_out)
-                    saved, self.since = self.done, time.perf_counter()
+                with uninterrupted():
+                    self.pending.append((self.done + 1, self.step(self.done, batch)))
+                    self.done += 1
+                    saving = self.due(self.save_every)
+                    scoring = self.score is not None and (saving or self.due(self.score_every))
+                    if saving or scoring or self.due(self.log_every):
+                        self.write(scoring)
+                    if saving:
+                        self.save(self.done, self.held_out)
+                        saved, self.since = self.done, time.perf_counter()
         except KeyboardInterrupt:
             if self.done > saved:
                 self.write(False)

@@ -34,7 +34,8 @@ class Train:
     workers: int = 0  # processes that make batches; their number changes nothing but speed
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "accumulate", "save_every", "keep", "evaluate_every"):
+        counts = ("steps", "batch", "accumulate", "save_every", "keep")
+        for name in (*counts, "evaluate_every", "evaluate_batches"):
             if getattr(self, name) < 1:
                 raise UserError(f"train.{name}={getattr(self, name)}: it must be at least 1")
         if self.workers < 0 or self.warmup < 0 or self.clip < 0:

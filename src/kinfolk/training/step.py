@@ -58,9 +58,11 @@ class Step:
         seed: int,
         device: torch.device,
         bfloat16: bool,
+        resolved: bool = False,  # for a compiled learner: masks are found before it
     ) -> None:
         self.learner, self.optimiser, self.rate = learner, optimiser, rate
-        self.clip, self.seed, self.device, self.bfloat16 = clip, seed, device, bfloat16
+        self.clip, self.seed, self.device = clip, seed, device
+        self.bfloat16, self.resolved = bfloat16, resolved
         self.parameters = [p for p in learner.parameters() if p.requires_grad]
 
     def __call__(self, number: int, batches: Sequence[Batch[Any]]) -> Outcome:
@@ -76,7 +78,8 @@ class Step:
             torch.manual_seed(mix(self.seed, number, part))
             batch = batch.to(self.device)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):
-                said: Loss = self.learner(batch.inputs, batch.targets)
+                inputs = batch.inputs.resolved() if self.resolved else batch.inputs
+                said: Loss = self.learner(inputs, batch.targets)
             mean = said.mean(counts)
             mean.backward()  # type: ignore[no-untyped-call]
             loss += mean.detach()

@@ -1,0 +1,26 @@
+"""Open a run, score a text with it, and look at its logits.
+
+python examples/load.py RUN
+"""
+
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import kinfolk
+
+run = sys.argv[1]
+text = "The list is sorted, and the function returns its first item."
+model, tokenizer = kinfolk.load(run)  # a run, a checkpoint, or a Hugging Face folder
+
+ids = tokenizer.encode(text, specials=False)
+logprobs = kinfolk.logits(model, ids).log_softmax(-1)  # (length, vocabulary)
+for id, after, row in zip(ids, ids[1:], logprobs, strict=False):
+    likeliest = tokenizer.decode([int(row.argmax())])
+    print(f"{tokenizer.decode([id])!r:>12} -> {row[after]:6.2f}, likeliest {likeliest!r}")
+
+with TemporaryDirectory() as folder:
+    path = Path(folder) / "text.txt"
+    path.write_text(text, encoding="utf-8")
+    score, kind = kinfolk.evaluate(run, text=path)
+print(f"{score.bits_per_byte:.3f} bits per byte ({kind})")

@@ -1,0 +1,1 @@
+"""Tests of the commands; a package, because other folders have files of the same names."""

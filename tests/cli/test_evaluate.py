@@ -1,0 +1,71 @@
+"""`kinfolk evaluate --json`: numbers that agree with each other and with the slow way."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+import kinfolk as package
+from little import MEMBERS, Home, Kinfolk
+
+TEXT = "The cat saw a ball again.\n\nA dog forgot the letter.\n"
+BYTES = len("The cat saw a ball again.") + len("A dog forgot the letter.")
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_the_numbers_agree_with_each_other(
+    member: str, kinfolk: Kinfolk, runs: dict[str, Path], text: Path
+) -> None:
+    said = kinfolk("evaluate", runs[member], "--text", text, "--device", "cpu", "--json")
+    assert (said.code, said.err) == (0, "")
+    score = json.loads(said.out)
+    assert score["bytes"] == BYTES
+    assert score["perplexity"] == pytest.approx(math.exp(score["loss"]))
+    bits = score["loss"] * score["tokens"] / math.log(2) / BYTES
+    assert score["bits_per_byte"] == pytest.approx(bits)
+    _, tokenizer = package.load(runs[member])
+    tokens = sum(len(tokenizer.encode(t, specials=False)) for t in TEXT.strip().split("\n\n"))
+    # A decoder also predicts where each of the two documents ends.
+    assert score["tokens"] == tokens + (2 if member == "gpt2" else 0)
+
+
+def test_the_loss_is_that_of_the_logits(
+    kinfolk: Kinfolk, runs: dict[str, Path], text: Path
+) -> None:
+    score = json.loads(kinfolk("evaluate", runs["gpt2"], "--text", text, "--json").out)
+    model, tokenizer = package.load(runs["gpt2"])
+    bos, eos = tokenizer.specials.bos, tokenizer.specials.eos
+    nats = 0.0
+    for document in TEXT.strip().split("\n\n"):
+        ids = [bos, *tokenizer.encode(document, specials=False), eos]
+        scores = package.logits(model, ids[:-1]).log_softmax(-1)
+        nats -= sum(scores[place, id].item() for place, id in enumerate(ids[1:]))
+    assert score["loss"] == pytest.approx(nats / score["tokens"], rel=1e-5)
+
+
+def test_people_read_the_same_numbers(kinfolk: Kinfolk, home: Home, runs: dict[str, Path]) -> None:
+    corpus = home.corpus / "holdout"
+    score = json.loads(kinfolk("evaluate", runs["gpt2"], "--corpus", corpus, "--json").out)
+    said = kinfolk("evaluate", runs["gpt2"], "--corpus", corpus).out
+    assert f"{score['loss']:,.4f}" in said
+    assert f"{score['bits_per_byte']:,.4f}" in said
+    assert f"{score['tokens']:,}" in said
+    assert score["kind"] in said
+
+
+def test_a_folder_of_text_is_scored_as_its_files(
+    kinfolk: Kinfolk, runs: dict[str, Path], text: Path
+) -> None:
+    one, folder = (
+        kinfolk("evaluate", runs["gpt2"], "--text", path, "--json").out
+        for path in (text, text.parent)
+    )
+    assert one == folder

@@ -1,0 +1,82 @@
+"""`kinfolk export` and `kinfolk import`: the same weights and ids on both sides of the border."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BertForPreTraining,
+    T5ForConditionalGeneration,
+)
+
+import kinfolk as package
+from little import MEMBERS, Kinfolk, tree
+
+PEERS = {
+    "gpt2": AutoModelForCausalLM,
+    "bert": BertForPreTraining,
+    "t5": T5ForConditionalGeneration,
+}
+TEXTS = ("The cat saw a ball.", "  Two  spaces, 你好 [MASK]!", "")
+
+
+def asked(member: str, peer: Any, ids: list[int]) -> torch.Tensor:
+    row = torch.tensor([ids])
+    with torch.no_grad():
+        if member == "t5":
+            return peer(input_ids=row, labels=row).logits[0]  # type: ignore[no-any-return]
+        said = peer(input_ids=row)
+        return said.prediction_logits[0] if member == "bert" else said.logits[0]
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("member", MEMBERS)
+def test_an_export_opens_in_transformers_and_comes_back(
+    member: str, kinfolk: Kinfolk, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "model"
+    said = kinfolk("export", runs[member], "-o", out)
+    assert said.out == f"AutoModel.from_pretrained({str(out)!r}) opens it\n"
+    assert not (out / "training.safetensors").exists()
+    model, tokenizer = package.load(runs[member])
+    ids = tokenizer.encode(TEXTS[0], specials=False)
+    ours = package.logits(model, ids)
+    peer, theirs = PEERS[member].from_pretrained(out), AutoTokenizer.from_pretrained(out)
+    torch.testing.assert_close(asked(member, peer, ids), ours, rtol=0, atol=1e-5)
+    for text in TEXTS:
+        assert theirs(text)["input_ids"] == package.load(out)[1].encode(text)
+        assert theirs(text, add_special_tokens=False)["input_ids"] == tokenizer.encode(
+            text, specials=False
+        )
+    # What transformers writes, kinfolk reads, to the bit.
+    peer.save_pretrained(tmp_path / "theirs")
+    theirs.save_pretrained(tmp_path / "theirs")
+    said = kinfolk("import", tmp_path / "theirs", "-o", tmp_path / "back")
+    assert (said.code, said.err) == (0, "")
+    assert said.out == f"kinfolk.load({str(tmp_path / 'back')!r}) opens it\n"
+    back, again = package.load(tmp_path / "back")
+    assert torch.equal(package.logits(back, ids), ours)
+    assert again.hash == tokenizer.hash
+    weights = [tree(folder)["model.safetensors"] for folder in (out, tmp_path / "back")]
+    assert weights[0] == weights[1]
+
+
+def test_an_imported_model_is_scored_and_writes(
+    kinfolk: Kinfolk, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("The cat saw a ball.", encoding="utf-8")
+    kinfolk("export", runs["gpt2"], "-o", tmp_path / "model")
+    for asked in (
+        ("evaluate", "MODEL", "--text", text, "--json"),
+        ("generate", "MODEL", "The", "--json"),
+    ):
+        said = [
+            kinfolk(*(model if word == "MODEL" else word for word in asked))
+            for model in (runs["gpt2"], tmp_path / "model")
+        ]
+        assert said[0].code == 0
+        assert said[0] == said[1]

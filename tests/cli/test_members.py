@@ -1,0 +1,59 @@
+"""The family is listed by the files there are, and every command explains itself."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import kinfolk.models
+from little import Kinfolk
+
+FILES = {f.stem for f in Path(kinfolk.models.__path__[0]).glob("*.py")} - {"__init__"}
+COMMANDS = (
+    "members",
+    "tokenizer train",
+    "prepare",
+    "pretrain",
+    "evaluate",
+    "generate",
+    "fill",
+    "export",
+    "import",
+    "quickstart",
+)
+
+
+def test_the_list_for_programs_has_every_file(kinfolk: Kinfolk) -> None:
+    said = kinfolk("members", "--json")
+    members = json.loads(said.out)
+    assert {member["name"] for member in members} == FILES
+    assert len(members) == len(FILES)
+    bert = next(member for member in members if member["name"] == "bert")
+    assert bert["kind"] == "encoder"
+    assert bert["objectives"] == ["nsp", "mlm"]
+    assert "fill" in bert["can"] and "generate" not in bert["can"]
+
+
+def test_the_list_for_people_has_every_file(kinfolk: Kinfolk) -> None:
+    said = kinfolk("members")
+    assert all(name in said.out for name in FILES)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_shows_an_example(command: str, kinfolk: Kinfolk) -> None:
+    said = kinfolk(*command.split(), "--help")
+    assert said.code == 0
+    assert "Example" in said.out
+    assert f"kinfolk {command}" in " ".join(said.out.split())
+
+
+def test_help_names_every_command_that_is_tested_here(kinfolk: Kinfolk) -> None:
+    from typer.main import get_command
+
+    from kinfolk.cli.app import app
+
+    group = get_command(app)
+    found = {name for name in group.commands if name != "tokenizer"}  # type: ignore[attr-defined]
+    assert found | {"tokenizer train"} == set(COMMANDS)
+    said = kinfolk("--help")
+    assert all(name.split()[0] in said.out for name in COMMANDS)

@@ -1,0 +1,59 @@
+"""The quickstart does the main job in small; here in very small."""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kinfolk.data import prose
+from kinfolk.recipes import quickstart
+from little import Kinfolk
+
+SHORT = ["train.steps=5", "train.batch=4", "train.device=cpu"]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    every = prose.documents
+
+    def some() -> Iterator[str]:
+        return (document[:300] for document in itertools.islice(every(), 100))
+
+    monkeypatch.setattr(prose, "documents", some)
+    monkeypatch.setattr(quickstart, "HOLDOUT", 0.1)
+    monkeypatch.setattr(quickstart, "VOCAB", 512)
+    members = dict.fromkeys(("gpt2/nano", "bert/nano", "t5/nano"), SHORT)
+    monkeypatch.setattr(quickstart, "MEMBERS", members)
+
+
+@pytest.mark.usefixtures("small")
+def test_three_families_are_trained_scored_and_shown(kinfolk: Kinfolk, tmp_path: Path) -> None:
+    out, found = tmp_path / "out", []
+    whole = quickstart.quickstart
+
+    def seen(*arguments: object, **named: object) -> quickstart.Quickstart:
+        found.append(whole(*arguments, **named))  # type: ignore[arg-type]
+        return found[0]
+
+    quickstart.quickstart, original = seen, whole  # type: ignore[assignment]
+    try:
+        said = kinfolk("quickstart", "-o", out)
+    finally:
+        quickstart.quickstart = original
+    assert said.code == 0, said.err
+    results, lines = found[0].results, found[0].baselines
+    assert [result.name for result in results] == ["gpt2/nano", "bert/nano", "t5/nano"]
+    assert lines.trigram is not None and 0 < lines.trigram.loss < lines.unigram
+    for result in results:
+        assert f"{result.score.bits_per_byte:.3f}" in said.out
+        assert result.score.tokens > 100
+        assert result.parameters > 10_000
+        assert (out / result.name.partition("/")[0] / "checkpoints" / "last").is_dir()
+    gap = results[0].score.bits_per_byte / lines.trigram.bits_per_byte - 1
+    assert f"gpt2/nano stands {gap:.0%} above the 3-gram line." in said.out
+    page = found[0].page.read_text(encoding="utf-8")
+    assert found[0].page == out / "report.html"
+    assert all(name in page for name in ("gpt2/nano", "bert/nano", "t5/nano", "unigram entropy"))
+    assert quickstart.PROMPT in said.out
+    assert said.out.endswith(f"the curves are in {out / 'report.html'}\n")

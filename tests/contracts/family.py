@@ -1,0 +1,150 @@
+"""What the contracts share: the family as it lies on disk, a small text, and equal trees."""
+
+import dataclasses
+import importlib
+import inspect
+import pkgutil
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import kinfolk.objectives
+from kinfolk.data.pieces import Loose
+from kinfolk.recipes.catalogue import Member, members
+from kinfolk.text.tokenizer import Specials
+from kinfolk.types import IGNORED, Batch, Labels
+
+VOCAB = 300  # not a multiple of 64: tables are padded
+LENGTH = 32
+FIRST = 40  # the first ordinary id
+SPECIALS = Specials(
+    pad=0, unk=1, bos=2, eos=3, cls=4, sep=5, mask=6, sentinels=tuple(range(39, 19, -1))
+)
+
+# Every family member under everything it can learn by.
+PAIRS = [(m, way) for m in members().values() for way in m.objectives]
+NAMES = [f"{m.name}-{way}" for m, way in PAIRS]
+
+
+def modules() -> list[ModuleType]:
+    """Find the objectives by the files there are."""
+    names = [m.name for m in pkgutil.iter_modules(kinfolk.objectives.__path__)]
+    return [importlib.import_module(f"kinfolk.objectives.{name}") for name in names]
+
+
+def objective(module: ModuleType, **settings: Any) -> Any:
+    """Build the first objective that a file defines."""
+    own = [
+        kind
+        for kind in vars(module).values()
+        if inspect.isclass(kind) and kind.__module__ == module.__name__ and hasattr(kind, "collate")
+    ]
+    given = {"specials": SPECIALS, "vocab": VOCAB, "length": LENGTH} | settings
+    return own[0](**given)
+
+
+def documents(*, count: int = 9, longest: int = 70) -> Loose:
+    """Draw documents of many lengths, each of sentences of two to nine tokens.
+
+    No token comes twice in a document, so that whoever sees it has seen it there.
+    """
+    draws = np.random.default_rng(7)
+    found = []
+    for number in range(count):
+        # The lengths where things go wrong first: the shortest there is, one row, one row and one.
+        size = {0: 2, 1: LENGTH, 2: LENGTH + 1}.get(number, int(draws.integers(3, longest)))
+        ids = draws.permutation(np.arange(FIRST, VOCAB))[:size].tolist()
+        sentences = []
+        while ids:
+            cut = int(draws.integers(2, 10))
+            sentences.append(ids[:cut])
+            ids = ids[cut:]
+        found.append(sentences)
+    return Loose.of(found)
+
+
+def build(member: Member, *, dropout: float = 0.0, seed: int = 0, **changes: Any) -> Any:
+    """Build a member's smallest network for the small text."""
+    config = member.config("nano")
+    sizes = {"vocab": VOCAB} | ({"context": 2 * LENGTH} if hasattr(config, "context") else {})
+    drops = {f.name: dropout for f in dataclasses.fields(config) if "dropout" in f.name}
+    torch.manual_seed(seed)
+    return dataclasses.replace(config, **sizes, **drops, **changes).build()
+
+
+@torch.no_grad()
+def shaken(model: nn.Module) -> Any:
+    """Move every weight, so that no part is silent because it began at zero or one."""
+    draws = torch.Generator().manual_seed(11)
+    padding = {id(m.weight): m.vocab for m in model.modules() if hasattr(m, "vocab")}
+    for weight in model.parameters():
+        moved = 0.1 * torch.randn(weight.shape, generator=draws).to(weight.dtype)
+        weight[: padding.get(id(weight))] += moved[: padding.get(id(weight))]
+    return model
+
+
+def labels_of(batch: Batch[Any]) -> Labels:
+    """Return the tokens that are predicted, among whatever else is."""
+    targets = batch.targets
+    found = targets if isinstance(targets, Labels) else targets.tokens
+    assert isinstance(found, Labels)
+    return found
+
+
+def predicted(batch: Batch[Any]) -> list[tuple[int, int, int]]:
+    """List what is predicted where: row, slot, label."""
+    labels = labels_of(batch)
+    at = torch.arange(len(labels.ids)) if labels.at is None else labels.at
+    width = batch.inputs.ids.shape[1]
+    return [
+        (where // width, where % width, label)
+        for where, label in zip(at.tolist(), labels.ids.tolist(), strict=True)
+        if label != IGNORED
+    ]
+
+
+def closure(table: Tensor) -> Tensor:
+    """Say who may learn of whom through any number of layers: (batch, query, key)."""
+    reach = table | torch.eye(table.shape[-1], dtype=torch.bool)
+    while True:
+        wider = (reach.float() @ reach.float()) > 0
+        if torch.equal(wider, reach):
+            return reach
+        reach = wider
+
+
+def across(batch: Batch[Any]) -> Tensor:
+    """Say which token of the target may look at which of the source."""
+    assert batch.inputs.source is not None
+    return batch.inputs.sight.document[:, :, None] == batch.inputs.source.sight.document[:, None, :]
+
+
+def text_of(example: Any) -> np.ndarray:
+    """Rebuild the text of an example; of a pair with a stranger, the first half."""
+    special = list(SPECIALS.all)
+    if hasattr(example, "source"):
+        spans: dict[int, list[int]] = {}
+        for label in example.labels[:-1].tolist():
+            if label in SPECIALS.sentinels:
+                spans[label] = []
+            else:
+                spans[next(reversed(spans))].append(label)
+        words = [spans.get(i, [i]) for i in example.source[:-1].tolist()]
+        return np.array([i for some in words for i in some])
+    ids = np.where(example.labels == IGNORED, example.ids, example.labels)
+    if getattr(example, "next", 0):
+        ids = ids[example.segments == 0]
+    return ids[~np.isin(ids, special)]
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Say whether two trees hold the same, to the bit."""
+    if isinstance(a, Tensor | np.ndarray):
+        return type(a) is type(b) and a.dtype == b.dtype and np.array_equal(a, b)
+    if dataclasses.is_dataclass(a):
+        names = [f.name for f in dataclasses.fields(a)]
+        return type(a) is type(b) and all(equal(getattr(a, n), getattr(b, n)) for n in names)
+    return bool(a == b)

@@ -1,0 +1,305 @@
+"""What every network must do, run for each file in models/ under all that it can learn by."""
+
+import dataclasses
+import pkgutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from family import (
+    LENGTH,
+    NAMES,
+    PAIRS,
+    SPECIALS,
+    VOCAB,
+    across,
+    build,
+    closure,
+    documents,
+    labels_of,
+    shaken,
+)
+from torch import Tensor
+
+import kinfolk.models
+from kinfolk import hub
+from kinfolk.data.feed import Feed, draw
+from kinfolk.recipes.catalogue import Member, members
+from kinfolk.sight import Sight
+from kinfolk.training.optimisers import optimiser
+from kinfolk.training.step import Learner, Step
+from kinfolk.types import IGNORED, Batch, Inputs, State
+
+FAMILY = pytest.mark.parametrize(("member", "way"), PAIRS, ids=NAMES)
+MEMBERS = pytest.mark.parametrize("member", members().values(), ids=list(members()))
+WRITERS = [m for m in members().values() if "generate" in m.can]
+SIZES = [(m, size) for m in members().values() for size in m.sizes]
+
+
+def objective_of(member: Member, way: str, length: int = LENGTH) -> Any:
+    return member.objective(way)(specials=SPECIALS, vocab=VOCAB, length=length)
+
+
+def examples(objective: Any) -> list[Any]:
+    pieces = objective.pieces(documents())
+    return [objective.example(pieces[i], draw(0, 1, i)) for i in range(len(pieces))]
+
+
+def rows_of(objective: Any) -> list[list[Any]]:
+    """Pack the small text: rows of several texts, and padding behind some."""
+    feed = Feed(objective, documents(), rows=1)
+    found = examples(objective)
+    rows = [[found[int(i)] for i in feed.packed[r]] for r in range(len(feed.packed))]
+    assert max(map(len, rows)) > 1
+    return rows
+
+
+def sums(objective: Any, model: Any, batch: Batch[Any]) -> dict[str, float]:
+    with torch.no_grad():
+        loss = objective.loss(model, batch)
+    return {name: total.item() for name, total in loss.sums.items()}
+
+
+def stepper(member: Member, model: Any, objective: Any, *, rate: float | None = None) -> Step:
+    train = member.train("nano")
+    peak = rate or train.peak
+    found = optimiser(
+        model,
+        name=train.optimiser,
+        peak=peak,
+        decay=train.decay,
+        betas=train.betas,
+        eps=train.epsilon,
+        fused=False,
+    )
+    return Step(
+        Learner(model.train(), objective),
+        found,
+        lambda number: peak,
+        clip=train.clip,
+        seed=5,
+        device=torch.device("cpu"),
+        bfloat16=False,
+    )
+
+
+def test_every_file_in_models_is_under_contract() -> None:
+    assert {m.name for m in pkgutil.iter_modules(kinfolk.models.__path__)} == set(members())
+    assert {m.name for m, _ in PAIRS} == set(members()), "a member without anything to learn by"
+
+
+@pytest.mark.parametrize(("member", "size"), SIZES, ids=[f"{m.name}-{s}" for m, s in SIZES])
+def test_every_size_builds(member: Member, size: str) -> None:
+    with torch.device("meta"):
+        model = member.config(size).build()
+    assert model.config == member.config(size)
+    assert all(p.is_meta for p in model.parameters())
+
+
+@FAMILY
+def test_the_loss_falls(member: Member, way: str) -> None:
+    objective, model = objective_of(member, way), build(member)
+    feed = Feed(objective, documents(), rows=4)
+    step = stepper(member, model, objective, rate=1e-2)
+    losses = [step(number, [feed[number % 2]]).loss.item() for number in range(30)]
+    first, last = sum(losses[:3]) / 3, sum(losses[-3:]) / 3
+    assert last < 0.8 * first, losses
+
+
+@MEMBERS
+def test_gradients_reach_every_parameter(member: Member) -> None:
+    """By its own way of learning; another may leave a head alone (MLM knows no pairs)."""
+    model = shaken(build(member))
+    reached: dict[str, set[str]] = {}
+    for way in member.objectives:
+        model.zero_grad()
+        objective = objective_of(member, way)
+        batch = objective.collate(rows_of(objective))
+        objective.loss(model, batch).mean(batch.counts).backward()
+        named = model.named_parameters()
+        reached[way] = {n for n, p in named if p.grad is not None and p.grad.abs().max() > 1e-9}
+    assert reached[member.objectives[0]] == {n for n, _ in model.named_parameters()}
+    body = {n for n, _ in model.named_parameters() if "blocks" in n}
+    assert body and all(body <= some for some in reached.values())
+
+
+def gradients(model: Any, batch: Batch[Any]) -> dict[str, Tensor]:
+    """Differentiate every prediction by every token: (batch, query, batch, key)."""
+    seen: list[tuple[Tensor, Tensor]] = []
+    hook = model.tokens.register_forward_hook(lambda _, ids, out: seen.append((ids[0], out)))
+    hidden = model(batch.inputs).hidden
+    hook.remove()
+    sides = {"target": batch.inputs} | (
+        {"source": batch.inputs.source} if batch.inputs.source is not None else {}
+    )
+    inside = {name: [e for ids, e in seen if ids is side.ids] for name, side in sides.items()}
+    assert all(len(found) == 1 for found in inside.values())
+    embedded = {name: found[0] for name, found in inside.items()}
+    logits = model.predict(hidden).logits()
+    noise = torch.randn(VOCAB, generator=torch.Generator().manual_seed(1)).to(logits.dtype)
+    scores = logits @ noise  # (batch, length)
+    found: dict[str, list[Tensor]] = {name: [] for name in embedded}
+    for score in scores.flatten():
+        changes = torch.autograd.grad(score, list(embedded.values()), retain_graph=True)
+        for name, change in zip(embedded, changes, strict=True):
+            found[name].append(change.abs().amax(-1))
+    shape = scores.shape
+    return {name: torch.stack(parts).unflatten(0, shape) for name, parts in found.items()}
+
+
+def may_see(batch: Batch[Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Say who sees whom in one look, and who may learn of whom through all layers."""
+    own = batch.inputs.sight.table()
+    direct, ever = {"target": own}, {"target": closure(own)}
+    if batch.inputs.source is not None:
+        reading = closure(batch.inputs.source.sight.table())
+        direct["source"] = across(batch)
+        chain = ever["target"].float() @ direct["source"].float() @ reading.float()
+        ever["source"] = chain > 0
+    return direct, ever
+
+
+@FAMILY
+def test_no_token_sees_what_its_sight_forbids(member: Member, way: str) -> None:
+    """The gradient with respect to what may not be seen is exactly zero, dropout and all."""
+    objective = objective_of(member, way)
+    row = max(rows_of(objective), key=len)
+    batch = objective.collate([row, row[:-1]])  # several texts, and padding behind them
+    model = shaken(build(member, dropout=0.2)).train()
+    direct, ever = may_see(batch)
+    text = batch.inputs.sight.document >= 0
+    assert not text.all() and any(not e[text].all() for e in ever.values())
+    for name, found in gradients(model, batch).items():
+        assert found.isfinite().all()
+        for query in range(2):
+            assert not found[query, :, 1 - query].any(), "rows mix"
+            forbidden = ~ever[name][query, text[query]]
+            assert not found[query, text[query], query][forbidden].any(), name
+    # And what may be seen is: too little sight is silent, the loss still falls.
+    for name, found in gradients(model.eval(), batch).items():
+        for query in range(2):
+            granted = direct[name][query, text[query]]
+            assert found[query, text[query], query][granted].all(), name
+
+
+@FAMILY
+def test_packing_changes_no_loss(member: Member, way: str) -> None:
+    objective, model = objective_of(member, way), shaken(build(member)).double()
+    rows = rows_of(objective)
+    packed = sums(objective, model, objective.collate(rows))
+    alone: dict[str, float] = dict.fromkeys(packed, 0.0)
+    for example in (e for row in rows for e in row):
+        for name, value in sums(objective, model, objective.collate([[example]])).items():
+            alone[name] += value
+    assert packed == pytest.approx(alone, rel=1e-6)
+
+
+@FAMILY
+def test_padding_changes_no_loss(member: Member, way: str) -> None:
+    objective, model = objective_of(member, way), shaken(build(member)).double()
+    wider = objective_of(member, way, 2 * LENGTH)
+    rows = rows_of(objective)
+    tight, loose = objective.collate(rows), wider.collate(rows)
+    assert loose.inputs.ids.numel() > tight.inputs.ids.numel()
+    assert loose.counts == tight.counts
+    expected = sums(objective, model, tight)
+    assert sums(wider, model, loose) == pytest.approx(expected, rel=1e-6)
+
+
+@FAMILY
+def test_the_order_of_rows_and_of_texts_in_them_changes_no_loss(member: Member, way: str) -> None:
+    objective, model = objective_of(member, way), shaken(build(member)).double()
+    rows = rows_of(objective)
+    expected = sums(objective, model, objective.collate(rows))
+    turned = objective.collate([row[::-1] for row in reversed(rows)])
+    assert sums(objective, model, turned) == pytest.approx(expected, rel=1e-6)
+
+
+@FAMILY
+def test_two_runs_with_one_seed_agree_to_the_bit(member: Member, way: str) -> None:
+    def run(seed: int, before: int) -> dict[str, Tensor]:
+        objective, model = objective_of(member, way), build(member, dropout=0.1, seed=seed)
+        feed, step = Feed(objective, documents(), rows=2), stepper(member, model, objective)
+        torch.rand(before)  # what else was drawn plays no part
+        for number in range(3):
+            step(number, [feed[number]])
+        return dict(model.state_dict())
+
+    first, second, other = run(0, 0), run(0, 7), run(1, 0)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not all(torch.equal(first[name], other[name]) for name in first)
+
+
+@FAMILY
+def test_micro_batches_equal_the_whole_batch(member: Member, way: str) -> None:
+    def run(rows: int, parts: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        objective, model = objective_of(member, way), build(member).double()
+        feed = Feed(objective, documents(), rows=rows)
+        step = stepper(member, model, objective)
+        for number in range(2):
+            outcome = step(number, [feed[number * parts + part] for part in range(parts)])
+        return outcome.values(), dict(model.state_dict())
+
+    (whole, expected), (parted, found) = run(8, 1), run(2, 4)
+    assert parted.pop("counts") == whole.pop("counts")
+    if "parts" in whole:
+        assert parted.pop("parts") == pytest.approx(whole.pop("parts"), rel=1e-6)
+    assert parted == pytest.approx(whole, rel=1e-6)
+    for name, weight in expected.items():
+        torch.testing.assert_close(found[name], weight, rtol=1e-6, atol=1e-9)
+
+
+@MEMBERS
+def test_saving_and_loading_is_exact(member: Member, tmp_path: Path) -> None:
+    model = shaken(build(member))
+    hub.save(tmp_path, model, None)
+    again = hub.load_model(tmp_path)
+    assert again.config == model.config
+    saved, read = model.state_dict(), again.state_dict()  # type: ignore[attr-defined]
+    assert saved.keys() == read.keys()
+    assert all(torch.equal(saved[name], read[name]) for name in saved)
+    objective = objective_of(member, member.objectives[0])
+    batch = objective.collate(rows_of(objective))
+    assert sums(objective, again, batch) == sums(objective, model.eval(), batch)
+
+
+@pytest.mark.parametrize("member", WRITERS, ids=[m.name for m in WRITERS])
+def test_a_cached_step_equals_a_full_pass(member: Member) -> None:
+    """Two texts, the shorter with padding to its left, in steps of several tokens and of one."""
+    model = shaken(build(member)).double().eval()
+    draws = torch.Generator().manual_seed(2)
+    length, skipped = 9, torch.tensor([[0], [3]])
+    ids = torch.randint(VOCAB, (2, length), generator=draws)
+    slots = torch.arange(length).expand(2, -1)
+    places = (slots - skipped).clamp(min=0)
+    document = torch.where(slots < skipped, -1, 0)
+    source = None
+    if member.kind == "encoder-decoder":
+        read = torch.randint(VOCAB, (2, 6), generator=draws)
+        source = Inputs.of(read, causal=False)
+
+    def part(start: int, stop: int, state: State | None) -> Inputs:
+        cut = [t[:, start:stop] for t in (ids, document, places)]
+        sight = Sight(cut[1], cut[2], cut[2])
+        return Inputs(ids=cut[0], sight=sight, places=cut[2], source=source, state=state)
+
+    with torch.no_grad():
+        whole = model(part(0, length, None)).hidden
+        state, parts = State(length), []
+        for start, stop in [(0, 5), (5, 6), (6, 8), (8, 9)]:
+            output = model(part(start, stop, state))
+            assert output.state is state
+            parts.append(output.hidden)
+    text = document >= 0
+    torch.testing.assert_close(torch.cat(parts, 1)[text], whole[text], rtol=1e-9, atol=1e-9)
+
+
+@FAMILY
+def test_a_batch_of_no_predictions_is_no_loss(member: Member, way: str) -> None:
+    objective, model = objective_of(member, way), build(member)
+    batch = objective.collate(rows_of(objective))
+    labels = labels_of(batch)
+    none = dataclasses.replace(labels, ids=torch.full_like(labels.ids, IGNORED))
+    targets = none if labels is batch.targets else dataclasses.replace(batch.targets, tokens=none)
+    assert sums(objective, model, Batch(batch.inputs, targets, {}))["tokens"] == 0.0

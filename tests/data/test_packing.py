@@ -1,0 +1,111 @@
+"""Packing: every piece once, no row too full, and almost no slot empty."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kinfolk.data.feed import Feed
+from kinfolk.data.packing import firsts, lay, number, pack, sparse
+from kinfolk.data.shards import Corpus
+from kinfolk.objectives.clm import CLM
+from kinfolk.objectives.mlm import MLM
+from kinfolk.objectives.nsp import NSP
+from kinfolk.objectives.spans import Spans
+from kinfolk.types import IGNORED
+
+CAPACITIES = st.lists(st.integers(1, 40), min_size=1, max_size=3)
+
+
+@st.composite
+def loads(draw: st.DrawFn) -> tuple[np.ndarray, list[int]]:
+    """Draw pieces of one to three streams that each fit a row by themselves."""
+    capacity = draw(CAPACITIES)
+    piece = st.tuples(*(st.integers(1, room) for room in capacity))
+    sizes = draw(st.lists(piece, min_size=0, max_size=80))
+    return np.array(sizes, np.int64).reshape(-1, len(capacity)), capacity
+
+
+@given(loads())
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_every_piece_lies_in_one_row_and_no_row_is_too_full(
+    load: tuple[np.ndarray, list[int]],
+) -> None:
+    sizes, capacity = load
+    rows = pack(sizes, capacity)
+    placed = [int(i) for row in range(len(rows)) for i in rows[row]]
+    assert sorted(placed) == list(range(len(sizes)))
+    for row in range(len(rows)):
+        assert len(rows[row])
+        assert (sizes[rows[row]].sum(0) <= capacity).all()
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=60), st.integers(30, 50))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_rows_are_few(lengths: list[int], capacity: int) -> None:
+    """No two rows would fit into one: else the later one need not have been opened."""
+    rows = pack(np.array(lengths)[:, None], [capacity])
+    filled = [sum(lengths[i] for i in rows[r]) for r in range(len(rows))]
+    assert len(filled) < 2 or sum(sorted(filled)[:2]) > capacity
+
+
+def test_the_best_fit_is_taken() -> None:
+    rows = pack(np.array([[7], [6], [3], [4]]), [10])
+    assert [sorted(rows[r].tolist()) for r in range(len(rows))] == [[0, 2], [1, 3]]
+
+
+def test_packing_is_without_chance() -> None:
+    sizes = np.random.default_rng(0).integers(1, 50, (300, 2))
+    first, second = pack(sizes, [50, 60]), pack(sizes, [50, 60])
+    assert np.array_equal(first.pieces, second.pieces)
+    assert np.array_equal(first.bounds, second.bounds)
+
+
+def test_a_piece_longer_than_a_row_is_caught() -> None:
+    with pytest.raises(AssertionError, match="longer than a row"):
+        pack(np.array([[11]]), [10])
+
+
+def test_arrays_lie_side_by_side() -> None:
+    rows = [[np.array([1, 2]), np.array([3])], [np.array([4])]]
+    assert lay(rows, 4, 9).tolist() == [[1, 2, 3, 9], [4, 9, 9, 9]]
+
+
+def test_documents_and_places_are_numbered() -> None:
+    document, places = number([[2, 1], [3]], 4)
+    assert document.tolist() == [[0, 0, 1, -1], [0, 0, 0, -1]]
+    assert places.tolist() == [[0, 1, 0, 0], [0, 1, 2, 0]]
+    assert firsts([[2, 1], [3]], 4).tolist() == [0, 2, 4]
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=300))
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_only_slots_that_predict_are_kept(hidden: list[bool]) -> None:
+    ids = torch.arange(1, len(hidden) + 1)
+    page = torch.where(torch.tensor(hidden), ids, IGNORED)[None]
+    labels, count = sparse(page)
+    assert labels.at is not None
+    kept = labels.ids != IGNORED
+    assert count == int(kept.sum()) == sum(hidden)
+    assert (labels.ids[kept] == labels.at[kept] + 1).all()
+    assert labels.ids[kept].tolist() == page[page != IGNORED].tolist()
+    assert len(labels.ids) % max(1, len(hidden) // 64) == 0
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("length", [128, 512])
+@pytest.mark.parametrize("way", [CLM, MLM, NSP, Spans])
+def test_almost_every_slot_of_real_text_is_used(wiki: Corpus, way: type, length: int) -> None:
+    tokenizer = wiki.tokenizer()
+    objective = way(specials=tokenizer.specials, vocab=tokenizer.vocab, length=length)
+    feed = Feed(objective, wiki, rows=32, shuffled=False)
+    used = slots = 0
+    for batch in range(feed.batches):
+        inputs = feed[batch].inputs
+        streams = [inputs] if inputs.source is None else [inputs, inputs.source]
+        used += sum(int((s.sight.document >= 0).sum()) for s in streams)
+        slots += sum(s.ids.numel() for s in streams)
+    assert used / slots >= 0.97
+    # What is printed: exact but for strangers, which may be shorter than what they stand for.
+    assert feed.filled == pytest.approx(used / slots, abs=0.02 if way is NSP else 1e-9)

@@ -1,0 +1,79 @@
+"""Pieces: stretches cut without chance, whose ends are where they should be."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kinfolk.data.pieces import Loose, Piece, Pieces, cut
+
+TEXT = Loose.of([[[10, 11], [12]], [], [[20, 21, 22]]])
+SENTENCES = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6), max_size=5)
+
+
+def test_loose_documents_keep_their_bounds() -> None:
+    assert TEXT.starts.tolist() == [0, 3, 3, 6]
+    assert TEXT.ids(1, 5).tolist() == [11, 12, 20, 21]
+    assert TEXT.sentences(0, 3).tolist() == [2, 1]
+    assert TEXT.sentences(1, 3).tolist() == [1, 1]
+    assert TEXT.sentences(3, 5).tolist() == [2]
+
+
+def test_a_piece_knows_what_it_holds_and_what_came_before() -> None:
+    start, inside, end = Piece(TEXT, 2, 0, 2), Piece(TEXT, 2, 1, 3), Piece(TEXT, 2, 2, 4)
+    assert start.ids.tolist() == [20, 21] and start.before is None and not start.last
+    assert inside.ids.tolist() == [21, 22] and inside.before == 20 and not inside.last
+    assert end.ids.tolist() == [22] and end.before == 21 and end.last
+    assert Piece(TEXT, 0, 1, 3).sentences.tolist() == [1, 1]
+
+
+def test_a_piece_may_hold_nothing_but_the_end() -> None:
+    piece = Piece(TEXT, 2, 3, 4)
+    assert piece.ids.tolist() == [] and piece.before == 22 and piece.last
+
+
+@given(st.lists(SENTENCES, min_size=1, max_size=8), st.integers(1, 9), st.integers(0, 1))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_every_slot_of_every_document_is_cut_exactly_once(
+    documents: list[list[list[int]]], longest: int, extra: int
+) -> None:
+    text = Loose.of(documents)
+    document, start, stop = cut(text, longest, extra=extra)
+    assert (stop > start).all() and (stop - start <= longest).all()
+    for number, sentences in enumerate(documents):
+        size = sum(map(len, sentences))
+        own = document == number
+        covered = [i for a, b in zip(start[own], stop[own], strict=True) for i in range(a, b)]
+        assert covered == list(range(size + extra if size else 0))
+
+
+def test_only_the_last_piece_of_a_document_is_short() -> None:
+    document, start, stop = cut(Loose.of([[[0] * 10], [[0] * 4]]), 4)
+    assert document.tolist() == [0, 0, 0, 1]
+    assert (stop - start).tolist() == [4, 4, 2, 4]
+
+
+def test_turns_are_numbered() -> None:
+    parts = [np.array(x) for x in ([0, 2], [0, 1], [3, 3], [0, 0])]
+    pieces = Pieces(TEXT, *parts, np.array([[3], [2]])).turns(np.array([2, 3]))
+    assert [(p.document, p.start, p.stop, p.turn) for p in pieces] == [
+        (0, 0, 3, 0),
+        (0, 0, 3, 1),
+        (2, 1, 3, 0),
+        (2, 1, 3, 1),
+        (2, 1, 3, 2),
+    ]
+    assert pieces.sizes.tolist() == [[3], [3], [2], [2], [2]]
+
+
+@pytest.mark.parametrize("longest", [1, 2, 3, 4])
+def test_a_stretch_from_elsewhere_has_text_enough_where_there_is_any(longest: int) -> None:
+    text = Loose.of([[[10]], [[20, 21], [22, 23]]])
+    found = {
+        tuple(Piece(text, 0, 0, 1).elsewhere(np.random.default_rng(i), longest).tolist())
+        for i in range(40)
+    }
+    # Beginning where a sentence does, and with enough behind it.
+    whole = (20, 21, 22, 23)
+    expected = {whole[:longest]} | ({whole[2 : 2 + longest]} if longest <= 2 else set())
+    assert found == expected

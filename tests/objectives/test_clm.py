@@ -1,0 +1,94 @@
+"""Causal language modelling: the picture, who sees whom, and where a text ends."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kinfolk.data.feed import Feed, draw
+from kinfolk.data.pieces import Loose
+from kinfolk.errors import UserError
+from kinfolk.objectives.clm import CLM
+from kinfolk.types import IGNORED
+
+RNG = np.random.default_rng(0)
+
+
+def clm(specials: Any, **settings: Any) -> CLM:
+    return CLM(specials=specials, vocab=100, **settings)
+
+
+def test_the_picture_holds(specials: Any, ids: Any, piece: Any) -> None:
+    example = clm(specials).example(piece(ids("the cat sat"), extra=1), RNG)
+    assert example.ids.tolist() == ids("<s> the cat sat")
+    assert example.labels.tolist() == ids("the cat sat </s>")
+
+
+def test_sight_is_the_past_of_ones_own_text(specials: Any, ids: Any, piece: Any) -> None:
+    way = clm(specials, length=8)
+    texts = [piece(ids("the cat"), extra=1), piece(ids("sat down"), extra=1)]
+    batch = way.collate([[way.example(text, RNG) for text in texts]])
+    assert batch.inputs.sight.table()[0].int().tolist() == [
+        [1, 0, 0, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0, 0, 0],
+        [0, 0, 0, 1, 0, 0, 0, 0],
+        [0, 0, 0, 1, 1, 0, 0, 0],
+        [0, 0, 0, 1, 1, 1, 0, 0],
+        [0, 0, 0, 0, 0, 0, 1, 0],
+        [0, 0, 0, 0, 0, 0, 1, 1],
+    ]
+    assert batch.inputs.ids[0].tolist() == ids("<s> the cat <s> sat down <p> <p>")
+    assert batch.inputs.places[0].tolist() == [0, 1, 2, 0, 1, 2, 0, 0]
+    assert batch.targets.ids.tolist() == ids("the cat </s> sat down </s> . .")
+    assert batch.targets.at is None
+    assert batch.counts == {"tokens": 6}
+
+
+def test_a_long_text_is_cut_and_each_part_begins_with_the_token_before(specials: Any) -> None:
+    way = clm(specials, length=4)
+    pieces = way.pieces(Loose.of([[list(range(20, 30))]]))
+    lines = [way.example(p, RNG) for p in pieces]
+    assert [line.ids.tolist() for line in lines] == [
+        [specials.bos, 20, 21, 22],
+        [23, 24, 25, 26],
+        [27, 28, 29],
+    ]
+    assert [line.labels.tolist() for line in lines] == [
+        [20, 21, 22, 23],
+        [24, 25, 26, 27],
+        [28, 29, specials.eos],
+    ]
+
+
+@pytest.mark.parametrize("length", [4, 5, 8])
+def test_the_end_is_predicted_even_where_it_fills_a_row_by_itself(
+    specials: Any, length: int
+) -> None:
+    way = clm(specials, length=4)
+    pieces = way.pieces(Loose.of([[list(range(20, 20 + length))]]))
+    labels = [i for p in pieces for i in way.example(p, RNG).labels.tolist()]
+    assert labels == [*range(20, 20 + length), specials.eos]
+
+
+def test_where_there_is_no_beginning_the_end_serves(specials: Any, ids: Any, piece: Any) -> None:
+    way = clm(dataclasses.replace(specials, bos=None))
+    example = way.example(piece(ids("the cat"), extra=1), RNG)
+    assert example.ids.tolist() == ids("</s> the cat")
+
+
+def test_a_tokenizer_without_an_end_is_refused(specials: Any) -> None:
+    with pytest.raises(UserError, match="eos"):
+        clm(dataclasses.replace(specials, eos=None))
+
+
+def test_nothing_is_drawn(specials: Any) -> None:
+    way = clm(specials, length=8)
+    text = Loose.of([[list(range(20, 40))]])
+    feed = Feed(way, text, rows=1)
+    lines = [way.example(feed.pieces[1], draw(seed, 1, 1)) for seed in (0, 1)]
+    assert np.array_equal(lines[0].ids, lines[1].ids)
+    assert int((feed[0].targets.ids != IGNORED).sum()) == 8
+    assert torch.equal(feed[0].inputs.ids, Feed(way, text, rows=1)[0].inputs.ids)

@@ -1,0 +1,151 @@
+"""Next sentences: the picture, who sees whom, and strangers that really are."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kinfolk.data.feed import Feed, draw
+from kinfolk.data.pieces import Loose, Piece
+from kinfolk.errors import UserError
+from kinfolk.objectives.nsp import FOLLOWS, NSP, STRANGER
+from kinfolk.types import IGNORED
+
+TENS = range(20, 80, 10)  # the first token of each document; no two share one
+
+
+def nsp(specials: Any, **settings: Any) -> NSP:
+    return NSP(specials=specials, vocab=80, **settings)
+
+
+def tens() -> Loose:
+    """Six documents of ten tokens in sentences of three, four and three."""
+    return Loose.of(
+        [[[t, t + 1, t + 2], [t + 3, t + 4, t + 5, t + 6], [t + 7, t + 8, t + 9]] for t in TENS]
+    )
+
+
+class Rigged:
+    """Random numbers for one pair: where to split, whom to take, what to hide."""
+
+    def __init__(self, middle: int, stranger: float, hidden: int) -> None:
+        self.choices, self.dice = (
+            [np.int64(middle), np.array([hidden]), np.array([], int)],
+            [stranger, np.array([0.5])],
+        )
+
+    def choice(self, *_: object, **__: object) -> object:
+        return self.choices.pop(0)
+
+    def random(self, *_: object) -> object:
+        return self.dice.pop(0)
+
+
+def test_the_picture_holds(specials: Any, ids: Any) -> None:
+    text = Loose.of([[ids("the cat"), ids("sat down")], [[30]]])
+    example = nsp(specials).example(Piece(text, 0, 0, 4), Rigged(2, 0.7, 2))  # type: ignore[arg-type]
+    assert example.ids.tolist() == ids("[C] the [M] [S] sat down [S]")
+    assert example.segments.tolist() == [0, 0, 0, 0, 1, 1, 1]
+    assert example.labels.tolist() == ids(". . cat . . . .")
+    assert example.next == FOLLOWS == 0
+
+
+def test_sight_is_the_whole_pair(specials: Any, ids: Any) -> None:
+    text = Loose.of([[ids("the"), ids("cat")], [ids("sat"), ids("down")]])
+    way = nsp(specials, length=12)
+    pairs = [way.example(Piece(text, d, 0, 2), Rigged(1, 0.7, 1)) for d in (0, 1)]  # type: ignore[arg-type]
+    batch = way.collate([pairs])
+    one = [[1] * 5 + [0] * 7] * 5 + [[0] * 5 + [1] * 5 + [0] * 2] * 5 + [[0] * 10 + [1] * 2] * 2
+    assert batch.inputs.sight.table()[0].int().tolist() == one
+    assert batch.inputs.ids[0].tolist() == ids("[C] [M] [S] cat [S] [C] [M] [S] down [S] <p> <p>")
+    assert batch.inputs.segments is not None
+    assert batch.inputs.segments[0].tolist() == [0, 0, 0, 1, 1, 0, 0, 0, 1, 1, 0, 0]
+    assert batch.inputs.places[0].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 0]
+    assert batch.targets.next.tolist() == [0, 0]
+    assert batch.targets.firsts.tolist() == [0, 5]
+    assert batch.targets.tokens.ids.tolist() == ids("the sat")
+    assert batch.counts == {"tokens": 2, "pairs": 2}
+
+
+def drawn(specials: Any, count: int = 2000) -> list[tuple[int, Any]]:
+    way, text = nsp(specials, length=32, rate=0.01), tens()
+    pieces = way.pieces(text)
+    return [(i % 6, way.example(pieces[i % 6], draw(0, 1, i))) for i in range(count)]
+
+
+def sides(example: Any) -> tuple[list[int], list[int]]:
+    ids = np.where(example.labels == IGNORED, example.ids, example.labels)
+    ordinary = ids >= 20
+    return tuple(ids[ordinary & (example.segments == s)].tolist() for s in (0, 1))  # type: ignore[return-value]
+
+
+def test_half_of_the_pairs_are_strangers(specials: Any) -> None:
+    verdicts = np.array([example.next for _, example in drawn(specials)])
+    # Four standard deviations of a fair coin.
+    assert abs((verdicts == STRANGER).mean() - 0.5) < 4 * 0.5 / np.sqrt(len(verdicts))
+
+
+def test_a_stranger_comes_from_another_document_and_starts_a_sentence(specials: Any) -> None:
+    seen: set[int] = set()
+    for document, example in drawn(specials):
+        first, second = sides(example)
+        own = TENS[document]
+        assert first == list(range(own, own + len(first))) and second
+        home = second[0] // 10 * 10
+        assert second == list(range(second[0], second[0] + len(second)))
+        if example.next == STRANGER:
+            assert home != own and home in TENS
+            assert second[0] - home in (0, 3, 7)
+            seen.add((home - own) // 10)
+        else:
+            assert second[0] == first[-1] + 1 and second[-1] == own + 9
+    assert seen == {*range(-5, 0), *range(1, 6)}  # every other document from every one
+
+
+def test_pairs_are_split_where_a_sentence_ends(specials: Any) -> None:
+    cuts = {len(sides(example)[0]) for _, example in drawn(specials, 300)}
+    assert cuts == {3, 7}
+
+
+def test_segments_count_the_marks_with_their_texts(specials: Any) -> None:
+    for _, example in drawn(specials, 50):
+        first, second = sides(example)
+        assert example.segments.tolist() == [0] * (len(first) + 2) + [1] * (len(second) + 1)
+        assert example.ids[0] == specials.cls
+        assert example.ids[len(first) + 1] == example.ids[-1] == specials.sep
+
+
+def test_one_sentence_is_split_in_its_middle(specials: Any) -> None:
+    way = nsp(specials, rate=0.01)
+    text = Loose.of([[list(range(20, 26))], [[40, 41]]])
+    example = way.example(way.pieces(text)[0], draw(0, 1, 3))
+    assert len(sides(example)[0]) == 3
+
+
+def test_documents_are_as_likely_as_they_are_long(specials: Any) -> None:
+    text = Loose.of([[[20, 21]], [[30]], [list(range(40, 49))]])
+    piece = Piece(text, 0, 0, 2)
+    homes = [int(piece.elsewhere(draw(0, 1, i), 1)[0]) // 40 for i in range(2000)]
+    assert abs(np.mean(homes) - 0.9) < 4 * np.sqrt(0.9 * 0.1 / 2000)
+
+
+def test_strangers_skip_empty_documents(specials: Any) -> None:
+    text = Loose.of([[], [[20, 21]], [], [[30, 31]], []])
+    drawn = {tuple(Piece(text, 1, 0, 2).elsewhere(draw(0, 1, i), 2).tolist()) for i in range(50)}
+    assert drawn == {(30, 31)}
+
+
+def test_one_document_has_no_strangers(specials: Any) -> None:
+    with pytest.raises(UserError, match="one document"):
+        nsp(specials).pieces(Loose.of([[[20, 21], [22]]]))
+
+
+def test_one_document_among_empty_ones_has_no_strangers_either(specials: Any) -> None:
+    with pytest.raises(UserError, match="one document"):
+        nsp(specials).pieces(Loose.of([[[20, 21], [22]], [], []]))
+
+
+def test_slots_for_verdicts_are_as_many_in_every_batch(specials: Any) -> None:
+    feed = Feed(nsp(specials, length=16), tens(), rows=2)
+    shapes = {tuple(feed[i].targets.next.shape) for i in range(6)}
+    assert shapes == {(4,)}

@@ -1,0 +1,66 @@
+"""Runs that die: each in a process of its own, by the signal that nothing can catch."""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kinfolk.recipes.pretraining import pretrain, resume
+from kinfolk.recipes.recipe import Recipe
+from kinfolk.training import checkpoints
+from kinfolk.training.loop import Progress
+
+# The server imports torch once, and each death is a fork of it.
+server = multiprocessing.get_context("forkserver")
+server.set_forkserver_preload(["kinfolk.recipes.pretraining", "torch.utils.tensorboard"])
+
+Plan = Callable[[], Callable[[Progress], None]]
+
+
+def at(step: int) -> Callable[[Progress], None]:
+    """Die when a step has been logged, and before it is saved."""
+
+    def watch(progress: Progress) -> None:
+        if progress.step == step:
+            die()
+
+    return watch
+
+
+def inside(part: str, step: int) -> Callable[[Progress], None]:
+    """Die where a part of `checkpoints.save` would begin, at the checkpoint of a step."""
+    original = getattr(checkpoints, part)
+    now = 0
+
+    def dying(*arguments: Any, **named: Any) -> Any:
+        return die() if now == step else original(*arguments, **named)
+
+    def watch(progress: Progress) -> None:
+        nonlocal now
+        now = progress.step
+
+    setattr(checkpoints, part, dying)
+    return watch
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def go(recipe: Recipe, out: Path, plan: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    """Begin a run, or go on with one."""
+    watch = plan(*arguments)
+    if out.exists():
+        resume(out, watch=watch)
+    else:
+        pretrain(recipe, out, watch=watch)
+
+
+def death(recipe: Recipe, out: Path, plan: Callable[..., Any], *arguments: Any) -> None:
+    """Run until death, and see that it was death."""
+    process = server.Process(target=go, args=(recipe, out, plan, arguments))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL, process.exitcode

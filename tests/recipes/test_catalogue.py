@@ -1,0 +1,73 @@
+"""The catalogue: found by the files there are, and true to them."""
+
+import pkgutil
+
+import pytest
+
+import kinfolk.models
+import kinfolk.objectives
+from kinfolk.errors import UserError
+from kinfolk.recipes.catalogue import Member, member, member_of, members
+from kinfolk.training.settings import Train
+
+ALL = pytest.mark.parametrize("who", members().values(), ids=list(members()))
+
+
+def test_the_family_is_what_lies_in_models() -> None:
+    assert set(members()) == {m.name for m in pkgutil.iter_modules(kinfolk.models.__path__)}
+    years = [m.year for m in members().values()]
+    assert years == sorted(years)
+
+
+@ALL
+def test_a_member_says_who_it_is(who: Member) -> None:
+    assert who.title and who.paper.endswith(str(who.year)) and 1948 <= who.year <= 2100
+    assert who.model.__name__ == f"kinfolk.models.{who.name}"
+    assert who.kind == who.model.KIND
+    assert who.sizes == tuple(who.model.PRESETS)
+    assert ("generate" in who.can) == (who.kind in ("decoder", "encoder-decoder"))
+    assert ("fill" in who.can) == (who.kind in ("encoder", "encoder-decoder"))
+
+
+@ALL
+def test_a_member_learns_by_what_lies_in_objectives(who: Member) -> None:
+    files = {m.name for m in pkgutil.iter_modules(kinfolk.objectives.__path__)}
+    assert who.objectives and set(who.objectives) <= files
+    assert who.objective() is who.objective(who.objectives[0])
+    for name in who.objectives:
+        assert who.objective(name).__module__ == f"kinfolk.objectives.{name}"
+
+
+@ALL
+def test_a_published_size_has_the_settings_of_its_paper(who: Member) -> None:
+    for size in who.sizes:
+        published = size not in kinfolk_ladder()
+        assert who.train(size) == (who.recipe.PAPER if published else who.recipe.TRAIN)
+        assert isinstance(who.train(size), Train)
+
+
+def kinfolk_ladder() -> set[str]:
+    return {"nano", "tiny", "mini", "small", "medium", "base", "large"}
+
+
+@ALL
+def test_every_rung_of_the_ladder_is_there(who: Member) -> None:
+    assert kinfolk_ladder() <= set(who.sizes)
+
+
+def test_a_network_finds_its_member() -> None:
+    assert member_of(member("gpt2").config("nano").build()).name == "gpt2"
+
+
+def test_every_objective_has_somebody_who_learns_by_it() -> None:
+    files = {m.name for m in pkgutil.iter_modules(kinfolk.objectives.__path__)}
+    assert files == {way for m in members().values() for way in m.objectives}
+
+
+def test_unknown_names_are_told_with_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"no member 'brt'.*bert"):
+        member("brt")
+    with pytest.raises(UserError, match=r"bert cannot learn by 'clm': it learns by nsp or mlm"):
+        member("bert").objective("clm")
+    with pytest.raises(UserError, match=r"bert has no size 'bert-base'.*bert-base-uncased"):
+        member("bert").config("bert-base")

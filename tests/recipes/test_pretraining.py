@@ -1,0 +1,154 @@
+"""A run folder holds all that is promised, and a run learns what it should."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from kinfolk.errors import UserError
+from kinfolk.recipes.opening import load
+from kinfolk.recipes.pretraining import Run, pick, pretrain
+from kinfolk.recipes.recipe import Recipe
+from kinfolk.training import checkpoints
+from kinfolk.training.log import read
+from little import MEMBERS, Home, tree
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_the_recipe_in_the_folder_is_the_recipe(
+    member: str, home: Home, runs: dict[str, Path]
+) -> None:
+    recipe = home.recipe(member)
+    assert Recipe.read(runs[member] / "recipe.json") == recipe
+    assert Recipe.read(runs[member] / "checkpoints" / "last" / "kinfolk.json") == recipe
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_the_log_has_a_line_a_step(member: str, home: Home, runs: dict[str, Path]) -> None:
+    lines = (runs[member] / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    log = [json.loads(line) for line in lines]
+    assert [entry["step"] for entry in log] == list(range(1, 13))
+    assert all(math.isfinite(entry["loss"]) and entry["rate"] > 0 for entry in log)
+    # Held-out documents are scored every third step, and at each checkpoint.
+    assert [entry["step"] for entry in log if "held_out" in entry] == [3, 4, 6, 8, 9, 12]
+    assert log[-1]["loss"] < log[0]["loss"]
+    if member == "bert":
+        assert all(
+            e["loss"] == pytest.approx(e["parts"]["tokens"] + e["parts"]["pairs"]) for e in log
+        )
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_tensorboard_tells_what_the_log_tells(member: str, runs: dict[str, Path]) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(runs[member] / "tensorboard"))
+    events.Reload()
+    told = {event.step: event.value for event in events.Scalars("loss")}
+    log = {entry["step"]: entry["loss"] for entry in read(runs[member])}
+    assert told == pytest.approx(log, rel=1e-6)
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_the_last_checkpoint_is_a_whole_model_folder(member: str, runs: dict[str, Path]) -> None:
+    last = runs[member] / "checkpoints" / "last"
+    assert last.readlink() == Path("step-00000012")
+    assert checkpoints.verify(last) is None
+    names = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert names < {file.name for file in last.iterdir()}
+    model, tokenizer = load(last)
+    assert tokenizer.vocab == model.config.vocab
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_the_newest_checkpoints_and_the_best_are_kept(
+    keep: int, home: Home, tmp_path: Path
+) -> None:
+    run = pretrain(home.recipe("gpt2", f"train.keep={keep}"), tmp_path / "run")
+    folders = {f.name for f in (run / "checkpoints").glob("step-*")}
+    newest = {f"step-{step:08d}" for step in (4, 8, 12)[-keep:]}
+    assert folders == newest | {(run / "checkpoints" / "best").readlink().name}
+
+
+def test_best_is_the_lowest_held_out_loss(home: Home, tmp_path: Path) -> None:
+    # A rate this high makes the loss rise again, so that the best is not the last.
+    wild = ("train.peak=3", "train.warmup=6", "train.clip=0", "train.save_every=2", "train.keep=1")
+    run = pretrain(home.recipe("gpt2", *wild), tmp_path / "run")
+    saved = {e["step"]: e["held_out"] for e in read(run) if e["step"] % 2 == 0}
+    best = min(saved, key=lambda step: saved[step])
+    assert best < 12
+    link = run / "checkpoints" / "best"
+    assert checkpoints.step_of(link) == best
+    assert checkpoints.verify(link) is None
+    assert checkpoints.step_of(run / "checkpoints" / "last") == 12
+
+
+def test_the_held_out_loss_is_that_of_the_saved_model(home: Home, runs: dict[str, Path]) -> None:
+    recipe = home.recipe("gpt2")
+    run = Run(recipe, runs["gpt2"])
+    run.restore(runs["gpt2"] / "checkpoints" / "last")
+    assert run.held_out is not None
+    model, _ = load(runs["gpt2"])
+    total, count = 0.0, 0
+    for number in range(recipe.train.evaluate_batches):
+        batch = run.held_out[number]
+        total += recipe.objective.loss(model, batch).sums["tokens"].item()
+        count += batch.counts["tokens"]
+    assert read(runs["gpt2"])[-1]["held_out"] == pytest.approx(total / count, rel=1e-6)
+    assert run.score() == read(runs["gpt2"])[-1]["held_out"]
+
+
+def test_a_seed_is_all_of_chance(home: Home, tmp_path: Path) -> None:
+    torch.manual_seed(77)  # somebody else's chance must not matter
+    run = pretrain(home.recipe("gpt2"), tmp_path / "run")
+    assert tree(run / "checkpoints" / "last") == tree(home.run("gpt2") / "checkpoints" / "last")
+
+
+def test_a_folder_with_something_in_it_is_left_alone(home: Home, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("precious", encoding="utf-8")
+    with pytest.raises(UserError, match="already there"):
+        pretrain(home.recipe("gpt2"), tmp_path)
+    assert tree(tmp_path) == {"mine": b"precious"}
+
+
+def test_a_sick_run_says_so(home: Home, tmp_path: Path) -> None:
+    recipe = home.recipe("gpt2", "train.peak=1e30", "train.clip=0", "train.warmup=0")
+    with pytest.raises(UserError, match=r"the loss is (nan|inf) at step"):
+        pretrain(recipe, tmp_path / "run")
+
+
+@pytest.mark.parametrize("device", ["meta", "mps", "abacus", ""])
+def test_a_device_that_is_none_is_refused(device: str) -> None:
+    with pytest.raises(UserError, match="use auto, cpu or cuda"):
+        pick(device)
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("model.heads=3", "does not divide"),
+        ("model.depth=0", "at least 1"),
+        ("model.dropout=1", "a share"),
+        ("model.context=16", "longer than model.context=16"),
+        ("objective.length=64", "longer than model.context=32"),
+        ("train.betas=0.9", "2 values"),
+        ("train.evaluate_batches=0", "at least 1"),
+        ("train.accumulate=3", "does not divide"),
+    ],
+)
+def test_a_recipe_that_cannot_run_is_refused(setting: str, said: str, home: Home) -> None:
+    with pytest.raises(UserError, match=said):
+        home.recipe("gpt2", setting)
+
+
+@pytest.mark.parametrize(
+    ("member", "setting"),
+    [("bert", "objective.rate=0"), ("t5", "objective.rate=1"), ("t5", "objective.span=0")],
+)
+def test_an_objective_that_hides_nothing_or_all_is_refused(
+    member: str, setting: str, home: Home
+) -> None:
+    with pytest.raises(UserError, match="hid"):
+        home.recipe(member, setting)

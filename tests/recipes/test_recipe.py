@@ -1,0 +1,105 @@
+"""A recipe: one value for a whole run, put together from a name and a corpus."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinfolk.data.shards import Corpus
+from kinfolk.errors import UserError
+from kinfolk.recipes.catalogue import member, members
+from kinfolk.recipes.recipe import Recipe, default_length, recipe
+from little import Home
+
+PAIRS = [(m.name, way) for m in members().values() for way in m.objectives]
+
+
+@pytest.mark.parametrize(("name", "way"), PAIRS)
+def test_a_recipe_fits_its_corpus_and_comes_back_from_its_file(
+    home: Home, tmp_path: Path, name: str, way: str
+) -> None:
+    found = recipe(f"{name}/nano", home.corpus, objective=way, length=32)
+    tokenizer = Corpus.open(home.corpus).tokenizer()
+    assert found.name == f"{name}/nano"
+    assert found.model.vocab == found.objective.vocab == tokenizer.vocab
+    assert found.objective.specials == tokenizer.specials
+    assert found.objective.length == 32
+    assert getattr(found.model, "context", 32) == 32
+    assert found.corpus == str(home.corpus.resolve())
+    found.write(tmp_path / "recipe.json")
+    assert Recipe.read(tmp_path / "recipe.json") == found
+
+
+def test_a_name_without_a_size_is_tiny_and_learns_its_own_way(home: Home) -> None:
+    found = recipe("bert", home.corpus)
+    assert found.name == "bert/tiny" and type(found.objective).__name__ == "NSP"
+    assert found.model.width == 128
+    assert type(recipe("bert", home.corpus, objective="mlm").objective).__name__ == "MLM"
+
+
+def test_settings_reach_every_part(home: Home) -> None:
+    said = ["train.steps=7", "model.depth=1", "objective.rate=0.3"]
+    found = recipe("bert/nano", home.corpus, settings=said)
+    assert (found.train.steps, found.model.depth, found.objective.rate) == (7, 1, 0.3)
+
+
+def test_a_short_run_keeps_the_shape_of_a_long_one(home: Home) -> None:
+    assert recipe("gpt2/nano", home.corpus, settings=["train.steps=50"]).train.warmup == 5
+    assert recipe("gpt2/nano", home.corpus, settings=["train.steps=3"]).train.warmup == 1
+    assert recipe("gpt2/nano", home.corpus).train.warmup == member("gpt2").train("nano").warmup
+
+
+@pytest.mark.parametrize(
+    ("name", "length"),
+    [
+        ("gpt2/nano", 128),
+        ("gpt2/mini", 128),
+        ("gpt2/small", 512),
+        ("gpt2/base", 1024),
+        ("bert/base", 512),
+        ("t5/base", 512),
+    ],
+)
+def test_rows_are_as_long_as_a_network_makes_use_of(name: str, length: int) -> None:
+    family, _, size = name.partition("/")
+    assert default_length(member(family).config(size)) == length
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"name": "gtp2"}, r"no member 'gtp2' in the family: did you mean gpt2\?"),
+        ({"name": "gpt2/teeny"}, r"gpt2 has no size 'teeny': did you mean tiny"),
+        ({"objective": "mlm"}, r"gpt2 cannot learn by 'mlm': it learns by clm"),
+        ({"length": 7}, r"rows of 7 tokens are too short"),
+        ({"length": 0}, r"rows of 0 tokens are too short"),
+        ({"length": 10**6}, r"tokens, fewer than one row of 1000000"),
+        ({"settings": ["train.stepps=3"]}, r"did you mean steps"),
+        ({"settings": ["objective.length=64"]}, r"64"),
+        ({"corpus": "/nowhere/at/all"}, r"/nowhere/at/all"),
+    ],
+)
+def test_what_cannot_be_is_told_before_anything_runs(
+    home: Home, wrong: dict[str, Any], said: str
+) -> None:
+    given = {"name": "gpt2/nano", "corpus": home.corpus, "length": 32} | wrong
+    name, where = given.pop("name"), given.pop("corpus")
+    with pytest.raises(UserError, match=said):
+        recipe(name, where, **given)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "is not a run"),
+        ("{", "is not JSON"),
+        ('{"is": "kinfolk.training.settings:Train"}', "holds no recipe"),
+        ("3", "holds no recipe"),
+    ],
+)
+def test_a_file_that_is_no_recipe_is_told(tmp_path: Path, text: str | None, said: str) -> None:
+    path = tmp_path / "recipe.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UserError, match=said):
+        Recipe.read(path)

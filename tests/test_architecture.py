@@ -1,0 +1,146 @@
+"""Imports point one way, foreign names stay outside, and every file introduces itself."""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kinfolk
+
+ROOT = Path(kinfolk.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+MODELS = sorted(p for p in (ROOT / "models").glob("*.py") if p.stem != "__init__")
+
+# Which packages each package may import, besides itself.
+BASE = {"errors", "sight", "types"}
+READING = BASE | {"text", "data"}
+KNOWING = READING | {"config", "nn", "models", "objectives", "tasks", "metrics"}
+ALLOWED = {
+    "errors": set(),
+    "sight": {"errors"},
+    "types": {"errors", "sight"},
+    "config": {"errors"},
+    "text": BASE,
+    "nn": BASE,
+    "data": BASE | {"text"},
+    "models": BASE | {"nn"},
+    "objectives": READING | {"nn"},  # never models
+    "metrics": READING,
+    "tasks": READING | {"objectives", "metrics"},
+    "training": BASE,  # never models, objectives, tasks or hub
+    "generation": BASE | {"text"},  # nor here
+    "hub": BASE | {"nn", "models", "text"},
+    "comparison": KNOWING | {"training", "generation", "hub", "recipes"},  # never cli
+    "recipes": KNOWING | {"training", "generation", "hub", "comparison"},  # never cli
+    "cli": KNOWING | {"training", "generation", "hub", "recipes", "comparison"},
+}
+
+# What comes with the package itself; anything else is optional or has no business here.
+INSTALLED = {
+    "jinja2",
+    "numpy",
+    "rich",
+    "safetensors",
+    "tensorboard",
+    "tokenizers",
+    "torch",
+    "typer",
+}
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Yield the full name of every module a file imports, wherever in the file it does so."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name(path)} has a relative import"
+            assert node.module is not None
+            # `from kinfolk import hub` imports kinfolk.hub.
+            inner = node.module == "kinfolk"
+            yield from (f"kinfolk.{a.name}" if inner else node.module for a in node.names)
+
+
+def at_once(path: Path) -> Iterator[str]:
+    """Yield what a file imports as soon as it is imported: not inside functions."""
+    waiting: list[ast.AST] = [tree(path)]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield node.module
+        waiting += ast.iter_child_nodes(node)
+
+
+def package(path: Path) -> str:
+    first = path.relative_to(ROOT).parts[0]
+    return first.removesuffix(".py")
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in FILES if package(p) not in ("__init__", "__main__")], ids=name
+)
+def test_imports_point_one_way(path: Path) -> None:
+    own = package(path)
+    assert own in ALLOWED, f"{own} is a new package: say here what it may import"
+    found = {m.split(".")[1] for m in imported(path) if m.startswith("kinfolk.")}
+    assert found - ALLOWED[own] - {own} == set()
+
+
+def test_the_table_itself_has_no_way_back() -> None:
+    """But for recipes and comparison, which know each other, no two packages allow each other."""
+    pairs = {frozenset((a, b)) for a, some in ALLOWED.items() for b in some if a in ALLOWED[b]}
+    assert pairs == {frozenset(("recipes", "comparison"))}
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_transformers_is_imported_nowhere(path: Path) -> None:
+    assert not [m for m in imported(path) if m.split(".")[0] == "transformers"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_optional_packages_are_imported_inside_functions_only(path: Path) -> None:
+    brought = {"markupsafe"}  # by jinja2
+    known = INSTALLED | brought | set(sys.stdlib_module_names) | {"kinfolk"}
+    assert {m.split(".")[0] for m in at_once(path)} <= known
+
+
+def test_what_is_installed_is_what_the_project_names() -> None:
+    project = Path(__file__).parents[1] / "pyproject.toml"
+    block = re.search(r"^dependencies = \[(.*?)^\]", project.read_text(), re.M | re.S)
+    assert block is not None
+    assert set(re.findall(r'"([\w-]+)', block[1])) == INSTALLED
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_every_file_says_what_it_is(path: Path) -> None:
+    assert ast.get_docstring(tree(path))
+
+
+@pytest.mark.parametrize("path", MODELS, ids=name)
+def test_a_model_names_its_paper_its_kind_and_its_sizes(path: Path) -> None:
+    first = (ast.get_docstring(tree(path)) or "").splitlines()[0]
+    assert re.fullmatch(r"[^(]+ \(.+, (19|20)\d\d\): .+\.", first), first
+    module = __import__(f"kinfolk.models.{path.stem}", fromlist=["PRESETS"])
+    kinds = ("encoder", "decoder", "encoder-decoder", "recurrent", "counts")
+    assert module.KIND in kinds
+    assert {"nano", "tiny"} <= module.PRESETS.keys()
+
+
+@pytest.mark.parametrize("path", MODELS, ids=name)
+def test_a_model_file_is_short(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 250

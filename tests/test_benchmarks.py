@@ -1,0 +1,97 @@
+"""The benchmarks run, compare the same work, and end with the figures that are asked of them."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+
+FILE = Path(__file__).parents[1] / "benchmarks" / "training.py"
+SMALL = "--json --device cpu --size nano --vocab 200 --batch 2 --length 32 --seconds 0 --pool 2"
+
+
+@pytest.fixture(scope="module")
+def training() -> ModuleType:
+    """Open the benchmark as a module."""
+    spec = importlib.util.spec_from_file_location("benchmark_of_training", FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def figures(training: ModuleType, capsys: Any, *more: str) -> dict[str, Any]:
+    """Run the benchmark and read the JSON it ends with."""
+    training.main([*SMALL.split(), *more])
+    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return found
+
+
+def test_every_work_does_what_its_peer_does_and_the_smallest_ratio_is_told(
+    training: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = figures(training, capsys)
+    works = [found[name] for name in training.WORKS]
+    assert found["ratio"] == min(work["ratio"] for work in works)
+    for work in works:
+        assert work["loss"][0] == pytest.approx(work["loss"][1], abs=1e-3)
+        assert work["norm"][0] == pytest.approx(work["norm"][1], rel=1e-3)
+        assert work["rounds"] >= 3
+        for side in work["sides"].values():
+            assert side["tokens_per_second"] > 0
+            assert 0 < side["filled"] <= 1
+
+
+def test_one_work_ends_with_its_own_ratio(
+    training: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = figures(training, capsys, "--only", "bert")
+    assert found["work"] == "bert"
+    assert found["ratio"] > 0
+    assert found["sides"].keys() == {"peer", "kinfolk"}
+
+
+def test_both_sides_count_the_tokens_of_the_texts_and_nothing_else(training: ModuleType) -> None:
+    work = training.bert()
+    objective = work.objective(specials=training.SPECIALS, vocab=200, length=32)
+    documents = training.documents(1000, longest=30, vocab=200)
+    batches = training.packed(objective, documents, 2)
+    texts = [text for batch in batches for row in batch for text in row]
+    for reading in training.readings(work, texts, 2, 32):
+        # [CLS] and [SEP] fill two slots of each of the two rows.
+        assert reading.filled == reading.tokens + 4
+        assert reading.slots == reading.arguments["input_ids"].numel()
+    assert sum(text.tokens for text in texts) <= len(documents.stream)
+
+
+def test_the_peer_of_gpt2_gets_full_rows_of_the_same_texts(training: ModuleType) -> None:
+    work = training.gpt2()
+    objective = work.objective(specials=training.SPECIALS, vocab=200, length=32)
+    documents = training.documents(1000, longest=30, vocab=200)
+    texts = [t for b in training.packed(objective, documents, 2) for row in b for t in row]
+    found = training.readings(work, texts, 2, 32)
+    assert all(r.slots == r.filled == 64 for r in found)
+    assert sum(t.tokens for t in texts) - 64 <= sum(r.tokens for r in found)
+    assert sum(r.tokens for r in found) <= sum(t.tokens for t in texts)
+
+
+def test_networks_that_differ_are_not_timed(
+    training: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = training.open_peer
+
+    def bent(work: Any, model: Any) -> Any:
+        peer = honest(work, model)
+        peer.transformer.h[0].attn.c_proj.weight.data *= 1.5
+        return peer
+
+    monkeypatch.setattr(training, "open_peer", bent)
+    with pytest.raises(SystemExit, match="do not compute the same"):
+        training.main([*SMALL.split(), "--only", "gpt2"])

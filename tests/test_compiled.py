@@ -1,0 +1,89 @@
+"""A compiled learner learns the same; on CUDA also through the block-sparse kernel."""
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from kinfolk.data.feed import Feed
+from kinfolk.data.pieces import Loose
+from kinfolk.recipes.catalogue import members
+from kinfolk.text.tokenizer import Specials
+from kinfolk.training.step import Learner
+from kinfolk.types import Batch
+
+# torch's tracer instantiates autograd functions, and torch warns of it.
+pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+
+PAIRS = [(m.name, way) for m in members().values() for way in m.objectives]
+VOCAB = 300
+SPECIALS = Specials(
+    pad=0, unk=1, bos=2, eos=2, cls=3, sep=4, mask=5, sentinels=tuple(range(6, 106))
+)
+
+
+def batch(objective: Any) -> Batch[Any]:
+    """Make a batch of ragged texts."""
+    numbers = torch.Generator().manual_seed(0)
+    sizes = torch.randint(3, 150, (30,), generator=numbers).tolist()
+    texts = [torch.randint(110, VOCAB, (n,), generator=numbers).tolist() for n in sizes]
+    documents = Loose.of([[t[: len(t) // 2], t[len(t) // 2 :]] for t in texts])
+    return Feed(objective, documents, rows=4, seed=0)[0]
+
+
+def learned(
+    learner: Any, data: Batch[Any], resolved: bool
+) -> tuple[float, dict[str, torch.Tensor]]:
+    """Return the loss and every gradient."""
+    loss = learner(data.inputs.resolved() if resolved else data.inputs, data.targets)
+    mean = loss.mean(data.counts)
+    mean.backward()
+    grads = {n: p.grad.float() for n, p in learner.named_parameters() if p.grad is not None}
+    return mean.item(), grads
+
+
+def setting(member: str, way: str) -> tuple[Any, Any]:
+    """Return a nano network and its objective."""
+    who = members()[member]
+    objective = who.objective(way)(specials=SPECIALS, vocab=VOCAB, length=256)
+    config = replace(who.config("nano"), vocab=VOCAB)
+    torch.manual_seed(0)
+    return config.build().train(), objective
+
+
+@pytest.mark.parametrize(("member", "way"), PAIRS)
+def test_a_traced_learner_has_the_same_loss_and_gradients(member: str, way: str) -> None:
+    model, objective = setting(member, way)
+    data = batch(objective)
+    loss, grads = learned(Learner(copy.deepcopy(model), objective), data, False)
+    traced = Learner(model, objective)
+    traced.compile(backend="aot_eager", dynamic=False)
+    again, others = learned(traced, data, False)
+    assert again == pytest.approx(loss, rel=1e-5)
+    assert grads.keys() == others.keys()
+    for name, grad in grads.items():
+        torch.testing.assert_close(others[name], grad, rtol=1e-3, atol=1e-5, msg=name)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("member", "way"), PAIRS)
+def test_block_sparse_attention_learns_what_the_dense_mask_does(member: str, way: str) -> None:
+    model, objective = setting(member, way)
+    model, data = model.cuda(), batch(objective).to("cuda")
+    loss, grads = learned(Learner(copy.deepcopy(model), objective), data, False)
+    fast = Learner(model, objective)
+    fast.compile(dynamic=False)
+    with torch.autocast("cuda", torch.bfloat16):
+        again, others = learned(fast, data, True)
+    assert again == pytest.approx(loss, rel=5e-3)
+    norm, other = (torch.stack([g.norm() for g in gs.values()]).norm() for gs in (grads, others))
+    assert other.item() == pytest.approx(norm.item(), rel=3e-2)
+    for name, grad in grads.items():
+        if grad.norm() > 1e-2 * norm:
+            cosine = torch.nn.functional.cosine_similarity(
+                grad.flatten(), others[name].flatten(), dim=0
+            )
+            assert cosine > 0.98, name

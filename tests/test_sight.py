@@ -1,0 +1,292 @@
+"""Who sees whom: tables by hand, and three ways of attending that must agree."""
+
+import math
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+
+import kinfolk.sight as sight_module
+from kinfolk.sight import PADDING, Blocks, Dense, Plain, Sight, blocks, see, spread
+
+
+def table(text: str) -> Tensor:
+    """Read a table of 0 and 1, a line a query."""
+    return torch.tensor([[int(c) for c in line.split()] for line in text.strip().splitlines()]) > 0
+
+
+def row(*numbers: int) -> Tensor:
+    return torch.tensor([numbers])
+
+
+def test_full_sight_is_the_whole_document() -> None:
+    expected = """
+        1 1 0 0 0 0
+        1 1 0 0 0 0
+        0 0 1 1 1 0
+        0 0 1 1 1 0
+        0 0 1 1 1 0
+        0 0 0 0 0 1
+    """
+    sight = Sight.full(row(0, 0, 1, 1, 1, PADDING))
+    assert torch.equal(sight.table()[0], table(expected))
+
+
+def test_causal_sight_is_the_past_of_the_document_and_oneself() -> None:
+    expected = """
+        1 0 0 0 0 0
+        1 1 0 0 0 0
+        0 0 1 0 0 0
+        0 0 1 1 0 0
+        0 0 1 1 1 0
+        0 0 0 0 0 1
+    """
+    sight = Sight.causal(row(0, 0, 1, 1, 1, PADDING))
+    assert torch.equal(sight.table()[0], table(expected))
+
+
+def test_prefix_sight_reads_both_ways_and_then_writes() -> None:
+    clock = row(0, 0, 1, 2)
+    expected = """
+        1 1 0 0
+        1 1 0 0
+        1 1 1 0
+        1 1 1 1
+    """
+    sight = Sight(row(0, 0, 0, 0), clock, clock)
+    assert torch.equal(sight.table()[0], table(expected))
+
+
+def test_a_clock_before_the_birth_hides_a_token_from_itself() -> None:
+    """XLNet's query stream: permutation 2, 0, 1."""
+    rank = row(1, 2, 0)
+    expected = """
+        0 0 1
+        1 0 1
+        0 0 0
+    """
+    sight = Sight(row(0, 0, 0), rank, rank - 1)
+    assert torch.equal(sight.table()[0], table(expected))
+
+
+def test_a_window_ends_sight_so_many_tokens_back() -> None:
+    expected = """
+        1 0 0 0
+        1 1 0 0
+        0 1 1 0
+        0 0 1 1
+    """
+    assert torch.equal(Sight.causal(row(0, 0, 0, 0)).table(window=2)[0], table(expected))
+
+
+def test_sight_across_two_streams_is_by_document() -> None:
+    expected = """
+        1 1 0 0
+        0 0 1 0
+        0 0 1 0
+    """
+    target, source = Sight.full(row(0, 1, 1)), Sight.full(row(0, 0, 1, PADDING))
+    assert torch.equal(target.table(source)[0], table(expected))
+
+
+def test_a_causal_sight_may_start_late() -> None:
+    later = Sight.causal(row(0, 0), start=3)
+    assert later.birth.tolist() == later.clock.tolist() == [[3, 4]]
+    assert later.table(Sight.causal(row(0, 0, 0, 0, 0))).int().tolist() == [
+        [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+    ]
+
+
+def streams(batch: int, heads: int, queries: int, keys: int, width: int) -> tuple[Tensor, ...]:
+    draws = torch.Generator().manual_seed(0)
+    shapes = ((queries, width), (keys, width), (keys, width))
+    return tuple(
+        torch.randn(batch, heads, *shape, generator=draws, dtype=torch.float64) for shape in shapes
+    )
+
+
+def naive(
+    query: Tensor, key: Tensor, value: Tensor, seen: Tensor, bias: Tensor | None, scale: float
+) -> Tensor:
+    """Attend one query at a time, over what it sees and nothing else."""
+    out = torch.zeros(*query.shape[:3], value.shape[-1], dtype=query.dtype)
+    batch, heads, queries, _ = query.shape
+    for b in range(batch):
+        for h in range(heads):
+            for i in range(queries):
+                js = seen[b, i].nonzero()[:, 0]
+                scores = key[b, h, js] @ query[b, h, i] * scale
+                if bias is not None:
+                    scores = scores + bias[h, js - i + queries - 1]
+                out[b, h, i] = scores.softmax(0) @ value[b, h, js]
+    return out
+
+
+DOCUMENTS = torch.tensor([[0, 0, 0, 1, 1, PADDING], [0, 1, 1, 1, 1, 2]])
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+@pytest.mark.parametrize("biased", [True, False], ids=["biased", "unbiased"])
+@pytest.mark.parametrize("scale", [None, 1.0])
+def test_the_dense_mask_equals_attending_one_by_one(
+    causal: bool, biased: bool, scale: float | None
+) -> None:
+    query, key, value = streams(2, 3, 6, 6, 4)
+    sight = (Sight.causal if causal else Sight.full)(DOCUMENTS)
+    bias = torch.randn(3, 11, dtype=torch.float64) if biased else None
+    visible = see(sight, bias=bias)
+    assert isinstance(visible, Dense)
+    out = visible(query, key, value, scale=scale, dropout=0.0)
+    expected = naive(query, key, value, sight.table(), bias, scale or 1 / math.sqrt(4))
+    torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+def test_the_plain_kernel_says_what_the_dense_mask_says(causal: bool) -> None:
+    query, key, value = streams(2, 3, 5, 5, 4)
+    document = torch.zeros(2, 5, dtype=torch.long)
+    kind = Sight.causal if causal else Sight.full
+    plain, dense = see(kind(document, plain=True)), see(kind(document))
+    assert isinstance(plain, Plain) and isinstance(dense, Dense)
+    torch.testing.assert_close(
+        plain(query, key, value, scale=None, dropout=0.0),
+        dense(query, key, value, scale=None, dropout=0.0),
+    )
+
+
+def test_the_plain_kernel_is_not_taken_where_it_would_say_something_else() -> None:
+    document = torch.zeros(1, 4, dtype=torch.long)
+    plain = Sight.causal(document, plain=True)
+    assert isinstance(see(plain, window=2), Dense)
+    assert isinstance(see(plain, bias=torch.zeros(1, 7)), Dense)
+    assert isinstance(see(plain, Sight.causal(document)), Dense)
+    assert isinstance(see(plain, Sight.full(document, plain=True)), Dense)
+    assert isinstance(see(Sight.causal(document)), Dense)
+
+
+def test_a_window_narrows_the_dense_mask() -> None:
+    query, key, value = streams(1, 1, 4, 4, 2)
+    sight = Sight.causal(row(0, 0, 0, 0))
+    out = see(sight, window=2)(query, key, value, scale=1.0, dropout=0.0)
+    expected = naive(query, key, value, sight.table(window=2), None, 1.0)
+    torch.testing.assert_close(out, expected)
+
+
+def test_a_bias_is_laid_out_by_distance() -> None:
+    bias = torch.tensor([[10.0, 11.0, 12.0, 13.0]])  # two queries, three keys: -1, 0, 1, 2 apart
+    assert spread(bias, 2, 3).tolist() == [[[11.0, 12.0, 13.0], [10.0, 11.0, 12.0]]]
+
+
+def test_a_query_that_sees_nothing_says_nothing_and_spoils_nothing() -> None:
+    """An encoder-decoder's target may be padded where its source is full."""
+    query, key, value = (t.requires_grad_() for t in streams(1, 2, 3, 4, 4))
+    target, source = Sight.full(row(0, 0, PADDING)), Sight.full(row(0, 0, 0, 0))
+    for dropout in (0.0, 0.5):
+        visible = see(target, source, dropout=dropout > 0)
+        out = visible(query, key, value, scale=None, dropout=dropout)
+        assert torch.equal(out[:, :, 2], torch.zeros(1, 2, 4, dtype=torch.float64))
+        gradients = torch.autograd.grad(out.sum(), (query, key, value))
+        assert all(g.isfinite().all() for g in gradients)
+
+
+@st.composite
+def packed(draw: st.DrawFn) -> Tensor:
+    """Draw rows of texts packed side by side, with padding behind them or not."""
+    length = draw(st.integers(1, 40))
+    rows = []
+    for _ in range(draw(st.integers(1, 3))):
+        sizes = draw(st.lists(st.integers(1, 20), min_size=1, max_size=8))
+        numbers = [number for number, size in enumerate(sizes) for _ in range(size)][:length]
+        rows.append(numbers + [PADDING] * (length - len(numbers)))
+    return torch.tensor(rows, dtype=torch.int32)
+
+
+def covered(mask: BlockMask, queries: int, keys: int) -> tuple[Tensor, Tensor]:
+    """Spell out which pairs the kernel looks into, and which it takes as seen unasked."""
+
+    def spell(counts: Tensor, order: Tensor) -> Tensor:
+        chosen = torch.zeros(order[:, 0].shape, dtype=torch.bool)
+        for place in (torch.arange(order.shape[-1]) < counts[:, 0, :, None]).nonzero():
+            batch, block, nth = place.tolist()
+            chosen[batch, block, order[batch, 0, block, nth]] = True
+        wide = chosen.repeat_interleave(sight_module.BLOCK, 1)
+        return wide.repeat_interleave(sight_module.BLOCK, 2)
+
+    assert mask.full_kv_num_blocks is not None and mask.full_kv_indices is not None
+    asked = spell(mask.kv_num_blocks, mask.kv_indices)
+    full = spell(mask.full_kv_num_blocks, mask.full_kv_indices)
+    assert not full[:, queries:].any() and not full[:, :, keys:].any(), "beyond the row"
+    return asked[:, :queries, :keys], full[:, :queries, :keys]
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sight_module, "BLOCK", 4)
+
+
+def same_as_table(query: Sight, key: Sight) -> None:
+    """Every pair that sees lies in a block, and a block taken as full is full."""
+    seen = query.table(key)
+    asked, full = covered(blocks(query, key), seen.shape[1], seen.shape[2])
+    assert not (asked & full).any()
+    assert not (seen & ~asked & ~full).any(), "a pair that sees is skipped"
+    assert not (full & ~seen).any(), "a pair that does not see is taken as seen"
+
+
+BLOCKY = settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("kind", [Sight.full, Sight.causal], ids=["full", "causal"])
+@given(document=packed())
+@BLOCKY
+def test_blocks_skip_nothing_that_is_seen(kind: Any, document: Tensor) -> None:
+    sight = kind(document)
+    same_as_table(sight, sight)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@given(target=packed(), source=packed())
+@BLOCKY
+def test_blocks_across_streams_skip_nothing_either(target: Tensor, source: Tensor) -> None:
+    rows = min(len(target), len(source))
+    same_as_table(Sight.full(target[:rows]), Sight.full(source[:rows]))
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_blocks_that_nobody_sees_are_skipped_and_full_ones_not_asked() -> None:
+    document = torch.tensor([[0] * 8 + [1] * 8])
+    asked, full = covered(blocks(*[Sight.causal(document)] * 2), 16, 16)
+    tiles = (asked.int() + 2 * full.int())[0, ::4, ::4]
+    assert tiles.tolist() == [[1, 0, 0, 0], [2, 1, 0, 0], [0, 0, 1, 0], [0, 0, 2, 1]]
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("biased", [True, False], ids=["biased", "unbiased"])
+def test_the_block_sparse_kernel_says_what_the_dense_mask_says(biased: bool) -> None:
+    query, key, value = (t.float() for t in streams(2, 2, 6, 6, 16))
+    sight = Sight.causal(DOCUMENTS)
+    bias = torch.randn(2, 11) if biased else None
+    sparse, dense = see(sight.resolved(), bias=bias), see(sight, bias=bias)
+    assert isinstance(sparse, Blocks) and isinstance(dense, Dense)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is not compiled here
+        out = sparse(query, key, value, scale=None, dropout=0.0)
+    torch.testing.assert_close(out, dense(query, key, value, scale=None, dropout=0.0))
+
+
+def test_blocks_are_not_taken_where_weights_are_dropped_or_sight_has_a_window() -> None:
+    sight = Sight.causal(DOCUMENTS).resolved()
+    assert isinstance(see(sight, dropout=True), Dense)
+    assert isinstance(see(sight, window=2), Dense)
+    assert isinstance(see(sight, Sight.causal(DOCUMENTS)), Dense)

@@ -1,0 +1,140 @@
+"""The loop: what happens when, and that nothing is lost."""
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kinfolk.errors import UserError
+from kinfolk.training.log import Log, read
+from kinfolk.training.loop import Loop, Progress
+from kinfolk.training.step import Outcome
+
+
+class Run:
+    """A loop whose parts write down when they were called."""
+
+    def __init__(self, folder: Path, *, steps: int = 10, start: int = 0, **every: Any) -> None:
+        self.folder, self.steps, self.start = folder, steps, start
+        self.every = {"log_every": 1, "score_every": 4, "save_every": 5} | every
+        self.stepped: list[int] = []
+        self.scored: list[int] = []
+        self.saved: list[tuple[int, float | None]] = []
+        self.watched: list[Progress] = []
+        self.losses: Callable[[int], float] = lambda number: 1.0 / (number + 1)
+        self.held = True
+
+    def step(self, number: int, batches: Any) -> Outcome:
+        assert batches == [f"batch {number}"]
+        self.stepped.append(number)
+        loss = torch.tensor(self.losses(number))
+        return Outcome(loss, torch.tensor(0.5), {"tokens": loss}, {"tokens": 7}, 0.1)
+
+    def score(self) -> float:
+        self.scored.append(len(self.stepped) + self.start)
+        return 0.25
+
+    def save(self, number: int, score: float | None) -> None:
+        # What a checkpoint counts on is in the log before it is written.
+        assert [e["step"] for e in read(self.folder)][-1] == number
+        self.saved.append((number, score))
+
+    def batches(self) -> Iterator[list[str]]:
+        for number in range(self.start, self.steps):
+            yield [f"batch {number}"]
+
+    def go(self, batches: Iterator[Any] | None = None) -> list[dict[str, Any]]:
+        with Log.open(self.folder, self.start) as log:
+            Loop(
+                steps=self.steps,
+                step=self.step,
+                log=log,
+                score=self.score if self.held else None,
+                save=self.save,
+                watch=self.watched.append,
+                **self.every,
+            ).run(self.start, batches or self.batches())
+        return read(self.folder)
+
+
+def test_every_step_is_taken_once_and_logged_once(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    lines = run.go()
+    assert run.stepped == list(range(10))
+    assert [line["step"] for line in lines] == list(range(1, 11))
+    assert [line["loss"] for line in lines] == pytest.approx([1 / n for n in range(1, 11)])
+
+
+def test_scores_and_checkpoints_come_when_due_and_at_the_end(tmp_path: Path) -> None:
+    run = Run(tmp_path, steps=11)
+    lines = run.go()
+    assert run.scored == [4, 5, 8, 10, 11]  # every four, and before each checkpoint
+    assert run.saved == [(5, 0.25), (10, 0.25), (11, 0.25)]
+    assert [line["step"] for line in lines if "held_out" in line] == run.scored
+
+
+def test_the_log_waits_for_the_device_no_more_often_than_told(tmp_path: Path) -> None:
+    run = Run(tmp_path, steps=10, log_every=3, score_every=100, save_every=100)
+    lines = run.go()
+    assert [p.step for p in run.watched] == [3, 6, 9, 10]
+    assert [line["step"] for line in lines] == list(range(1, 11))
+
+
+def test_where_nothing_is_held_out_nothing_is_scored(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.held = False
+    lines = run.go()
+    assert run.scored == [] and run.saved == [(5, None), (10, None)]
+    assert not any("held_out" in line for line in lines)
+
+
+def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
+    Run(tmp_path, steps=5).go()
+    run = Run(tmp_path, start=5)
+    lines = run.go()
+    assert run.stepped == [5, 6, 7, 8, 9]
+    assert [line["step"] for line in lines] == list(range(1, 11))
+    assert run.saved == [(10, 0.25)]
+
+
+def test_progress_says_where_the_run_stands(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.go()
+    assert [p.step for p in run.watched] == list(range(1, 11))
+    assert [p.held_out for p in run.watched] == [None] * 3 + [0.25] * 7
+    last = run.watched[-1]
+    assert last.steps == 10 and last.loss == pytest.approx(0.1) and last.speed > 0
+
+
+def interrupted(run: Run, after: int) -> Iterator[list[str]]:
+    for number, batch in enumerate(run.batches()):
+        if number == after:
+            raise KeyboardInterrupt
+        yield batch
+
+
+def test_an_interrupt_saves_what_was_learned(tmp_path: Path) -> None:
+    run = Run(tmp_path, log_every=10)
+    with pytest.raises(KeyboardInterrupt):
+        run.go(interrupted(run, 7))
+    assert run.saved == [(5, 0.25), (7, None)]
+    assert [line["step"] for line in read(tmp_path)] == list(range(1, 8))
+
+
+def test_an_interrupt_just_after_a_checkpoint_saves_nothing_twice(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        run.go(interrupted(run, 5))
+    assert run.saved == [(5, 0.25)]
+
+
+@pytest.mark.parametrize("sick", [math.nan, math.inf])
+def test_a_sick_run_stops_and_is_not_saved(tmp_path: Path, sick: float) -> None:
+    run = Run(tmp_path, log_every=10)
+    run.losses = lambda number: sick if number == 3 else 1.0
+    with pytest.raises(UserError, match=r"at step 4: the run is sick; lower\s+train.peak"):
+        run.go()
+    assert run.saved == []
