@@ -199,7 +199,7 @@ def _bounds(x: Tensor, *, numbers: bool = False) -> tuple[Tensor, Tensor]:
     over = -x.shape[1] % BLOCK
     if over:
         x = torch.cat([x, x[:, -1:].expand(-1, over)], dim=1)
-    blocks = x.unflatten(1, (-1, BLOCK))
+    blocks = x.reshape(x.shape[0], -1, BLOCK)
     return blocks.amin(2), blocks.amax(2)
 
 
