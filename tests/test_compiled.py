@@ -68,6 +68,7 @@ def test_a_traced_learner_has_the_same_loss_and_gradients(member: str, way: str)
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, while it compiles
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(("member", "way"), PAIRS)
 def test_block_sparse_attention_learns_what_the_dense_mask_does(member: str, way: str) -> None:
@@ -76,14 +77,13 @@ def test_block_sparse_attention_learns_what_the_dense_mask_does(member: str, way
     loss, grads = learned(Learner(copy.deepcopy(model), objective), data, False)
     fast = Learner(model, objective)
     fast.compile(dynamic=False)
-    with torch.autocast("cuda", torch.bfloat16):
-        again, others = learned(fast, data, True)
-    assert again == pytest.approx(loss, rel=5e-3)
+    again, others = learned(fast, data, True)
+    assert again == pytest.approx(loss, rel=1e-4)
     norm, other = (torch.stack([g.norm() for g in gs.values()]).norm() for gs in (grads, others))
-    assert other.item() == pytest.approx(norm.item(), rel=3e-2)
+    assert other.item() == pytest.approx(norm.item(), rel=1e-2)
     for name, grad in grads.items():
         if grad.norm() > 1e-2 * norm:
             cosine = torch.nn.functional.cosine_similarity(
                 grad.flatten(), others[name].flatten(), dim=0
             )
-            assert cosine > 0.98, name
+            assert cosine > 0.999, name

@@ -10,7 +10,7 @@ from kinfolk.data import prose
 from kinfolk.recipes import quickstart
 from little import Kinfolk
 
-SHORT = ["train.steps=5", "train.batch=4", "train.device=cpu"]
+SHORT = ["steps=5", "batch=4", "device=cpu"]
 
 
 @pytest.fixture

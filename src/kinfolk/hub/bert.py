@@ -24,6 +24,8 @@ FIELDS = {
     "dropout": "hidden_dropout_prob",
     "attention_dropout": "attention_probs_dropout_prob",
     "epsilon": "layer_norm_eps",
+    "std": "initializer_range",
+    "waves": "sinusoidal_start",  # ours alone: transformers keeps what it does not know
 }
 
 

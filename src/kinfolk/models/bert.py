@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.feedforward import FeedForward, activation
+from kinfolk.nn.positions import waves
 from kinfolk.nn.residual import PostNorm
 from kinfolk.nn.sizes import LADDER
 from kinfolk.nn.table import Scores, Table, initialise
@@ -18,6 +19,7 @@ from kinfolk.sight import Visible
 from kinfolk.types import Inputs, Output
 
 KIND = "encoder"
+TABLES = 0.02  # the standard deviation of tables at the start (the published code)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,8 @@ class BertConfig:
     dropout: float = 0.1
     attention_dropout: float = 0.1
     epsilon: float = 1e-12  # of the norms
+    std: float = 0.02  # of matrices at the start
+    waves: bool = False  # places start as sines and cosines, not as noise
 
     def build(self) -> "Bert":
         """Make the network, with fresh weights."""
@@ -84,7 +88,10 @@ class Bert(nn.Module):
         self.head = TokenHead(c)
         self.pooler = nn.Linear(c.width, c.width)
         self.pairs = nn.Linear(c.width, 2)
-        initialise(self, std=0.02)
+        initialise(self, std=c.std, tables=TABLES)
+        if c.waves:
+            with torch.no_grad():
+                self.places.weight.copy_(waves(c.context, c.width) * TABLES * 2**0.5)
 
     def forward(self, inputs: Inputs) -> Output:
         segments = torch.zeros_like(inputs.ids) if inputs.segments is None else inputs.segments
@@ -108,10 +115,17 @@ class Bert(nn.Module):
         return self.pairs(self.drop(self.pool(hidden)))  # type: ignore[no-any-return]
 
 
-# Deviation: the shared ladder trains without dropout, as fits one pass over a text.
+# Deviation: the shared ladder trains without dropout, as fits one pass over a text. Its matrices
+# start larger and its places as waves: a small BERT then finds its neighbours much sooner.
 PRESETS = {
     name: BertConfig(
-        width=size.width, depth=size.depth, heads=size.heads, dropout=0.0, attention_dropout=0.0
+        width=size.width,
+        depth=size.depth,
+        heads=size.heads,
+        dropout=0.0,
+        attention_dropout=0.0,
+        std=size.width**-0.5,
+        waves=True,
     )
     for name, size in LADDER.items()
 } | {

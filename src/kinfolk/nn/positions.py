@@ -1,9 +1,16 @@
-"""Positions that act on the scores of attention."""
+"""Positions: as waves, and as biases on the scores of attention."""
 
 import math
 
 import torch
 from torch import Tensor, nn
+
+
+def waves(length: int, width: int) -> Tensor:
+    """Return sines and cosines of the place, ever slower (Vaswani et al. 2017, section 3.5)."""
+    places = torch.arange(length)[:, None]
+    speeds = torch.exp(torch.arange(0, width, 2) * (-math.log(10_000) / width))
+    return torch.stack([torch.sin(places * speeds), torch.cos(places * speeds)], dim=2).flatten(1)
 
 
 class RelativeBias(nn.Module):

@@ -46,11 +46,13 @@ class Scores:
 
 
 @torch.no_grad()
-def initialise(model: nn.Module, *, std: float) -> None:
+def initialise(model: nn.Module, *, std: float, tables: float | None = None) -> None:
     """Draw matrices and tables from a normal distribution; biases start at zero, norms at one."""
     for module in model.modules():
-        if isinstance(module, nn.Linear | nn.Embedding):
+        if isinstance(module, nn.Linear):
             module.weight.normal_(0.0, std)
+        if isinstance(module, nn.Embedding):
+            module.weight.normal_(0.0, std if tables is None else tables)
         if isinstance(module, nn.Linear) and module.bias is not None:
             module.bias.zero_()
         if isinstance(module, Table):

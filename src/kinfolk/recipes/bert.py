@@ -6,7 +6,7 @@ from kinfolk.training.settings import Train
 
 OBJECTIVES = {"nsp": NSP, "mlm": MLM}
 
-TRAIN = Train(peak=1e-3, warmup=200)
+TRAIN = Train(peak=1e-3, warmup=200, betas=(0.9, 0.999))
 
 # Devlin et al. 2018, appendix A.2.
 PAPER = Train(

@@ -68,7 +68,12 @@ def encoded(tokenizer: Tokenizer, path: Path) -> tuple[Loose, int]:
 
 @dataclass(frozen=True)
 class Baselines:
-    """The two lines under every curve, in nats a token; the second only on held-out text."""
+    """The two lines under every curve, in nats a token.
+
+    `unigram` is the entropy of single tokens in the text that is scored: no model that looks at
+    one token at a time can be under it. `trigram` is counted on the training text and scored on
+    held-out text, where there is any.
+    """
 
     unigram: float
     trigram: Likelihood | None
