@@ -84,10 +84,18 @@ def test_an_interrupt_ends_with_130_and_resume_arrives(
 
 
 # Vocabularies small enough to be learned in 300 steps: BERT's loss stays at the unigram line
-# until it has found out where to look, and finds out later the more words there are.
+# until it has found out where to look, and finds out later the more words there are. It is asked
+# about fewer tokens of a text than the others, and so gets more of them.
+SETTINGS = {
+    "gpt2": ("--batch", 16),
+    "bert": ("--batch", 64, "--objective", "mlm", "train.peak=3e-3", "train.warmup=60"),
+    "t5": ("--batch", 16),
+}
+
+
 @pytest.mark.real
 @pytest.mark.slow
-@pytest.mark.parametrize(("member", "margin"), [("gpt2", 0.3), ("bert", 0.05), ("t5", 0.3)])
+@pytest.mark.parametrize(("member", "margin"), [("gpt2", 0.3), ("bert", 0.1), ("t5", 0.3)])
 def test_real_text_is_learned_in_300_steps(
     member: str,
     margin: float,
@@ -104,7 +112,7 @@ def test_real_text_is_learned_in_300_steps(
     run = folder / member
     said = kinfolk(
         *("pretrain", f"{member}/tiny", "--corpus", corpus, "-o", run, "--steps", 300),
-        *("--length", 64, "--batch", 16, "--device", "cpu"),
+        *("--length", 64, *SETTINGS[member], "--device", "cpu"),
     )
     assert said.code == 0, said.err
     loss, unigram = held_out(run)
