@@ -30,8 +30,8 @@ LENGTH = 64
 HOLDOUT = 0.02
 MEMBERS = {
     "gpt2/tiny": ["steps=500", "batch=32", "peak=4e-3", "warmup=50"],
-    "bert/tiny": ["steps=850", "batch=64", "peak=1.5e-3", "warmup=60"],
-    "t5/tiny": ["steps=520", "batch=48", "peak=2e-2", "warmup=50"],
+    "bert/tiny": ["steps=760", "batch=64", "peak=1.5e-3", "warmup=60"],
+    "t5/tiny": ["steps=460", "batch=48", "peak=2e-2", "warmup=50"],
 }
 HIDDEN = 0.2  # by BERT and T5; the papers hide 0.15
 PROMPT = "Return a list of"
