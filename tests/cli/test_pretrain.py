@@ -1,4 +1,4 @@
-"""`kinfolk pretrain`: a run, stopped and gone on with; and real text is learned."""
+"""`kinfolk pretrain`: a run, stopped and gone on with."""
 
 import json
 import os
@@ -9,17 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
-import kinfolk as package
-from kinfolk.data.feed import Feed
-from kinfolk.data.shards import Corpus
-from kinfolk.metrics.baselines import entropy
-from kinfolk.recipes.recipe import Recipe
+from kinfolk.recipes.recipe import Recipe, Share
 from kinfolk.training.log import read
-from little import MEMBERS, Home, Kinfolk, tree
+from little import MEMBERS, Home, Kinfolk, text, tree
 
-VOCAB = 512  # pieces of real text
 FEW = ("--length", 32, "--batch", 4, "--device", "cpu")
 
 
@@ -53,6 +47,42 @@ def test_bert_can_learn_by_hidden_words_alone(kinfolk: Kinfolk, home: Home, tmp_
     assert [list(entry["counts"]) for entry in read(out)] == [["tokens"]] * 2
 
 
+def test_corpora_are_mixed_by_weight(kinfolk: Kinfolk, home: Home, tmp_path: Path) -> None:
+    out, other = tmp_path / "run", tmp_path / "other=1"
+    other_text = tmp_path / "other.txt"
+    other_text.write_text(text(40, seed=3), encoding="utf-8")
+    kinfolk("prepare", other_text, "--tokenizer", home.tokenizer, "-o", other)
+    asked = ("pretrain", "gpt2/nano", "-o", out, "--steps", 3, *FEW)
+    said = kinfolk(*asked, "--corpus", f"{home.corpus}=0.7", "--corpus", f"{other}=0.3")
+    assert said.code == 0, said.err
+    recipe = Recipe.read(out / "recipe.json")
+    assert recipe.corpus == (Share(str(home.corpus), 0.7), Share(str(other), 0.3))
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "corpus, 70.0% of rows" in page and "other=1, 30.0% of rows" in page
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        (("=0.7", ""), "has no weight and another has"),
+        (("=0", "=1"), "=0 is no weight"),
+        (("=nan", "=1"), "=nan is no weight"),
+        (("=x", "=1"), "=x is no corpus|has no weight and another has"),
+    ],
+)
+def test_weights_that_make_no_mixture_are_one_sentence(
+    weights: tuple[str, str], expected: str, kinfolk: Kinfolk, home: Home, tmp_path: Path
+) -> None:
+    folders = (home.corpus, home.corpus / "holdout")
+    named = [f"{folder}{weight}" for folder, weight in zip(folders, weights, strict=True)]
+    asked = ("pretrain", "gpt2/nano", "-o", tmp_path / "run", "--steps", 3, *FEW)
+    said = kinfolk(*asked, "--corpus", named[0], "--corpus", named[1])
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("error: ") and said.err.count("\n") == 1
+    assert any(choice in said.err for choice in expected.split("|")), said.err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_interrupt_ends_with_130_and_resume_arrives(
     home: Home, kinfolk: Kinfolk, tmp_path: Path
 ) -> None:
@@ -81,61 +111,3 @@ def test_an_interrupt_ends_with_130_and_resume_arrives(
     kinfolk(*asked, "-o", whole)
     assert (run / "log.jsonl").read_bytes() == (whole / "log.jsonl").read_bytes()
     assert tree(run / "checkpoints" / "last") == tree(whole / "checkpoints" / "last")
-
-
-# Vocabularies small enough to be learned in 300 steps: BERT's loss stays at the unigram line
-# until it has found out where to look, and finds out later the more words there are. It is asked
-# about fewer tokens of a text than the others, and so gets more of them. Its loss here is that of
-# its own task, where a tenth of the tokens it predicts are shown; hidden one at a time, they cost
-# it as much as the unigram line after 300 steps, and less later.
-SETTINGS = {
-    "gpt2": ("--batch", 16),
-    "bert": ("--batch", 64, "--objective", "mlm", "train.peak=3e-3", "train.warmup=60"),
-    "t5": ("--batch", 16),
-}
-
-
-@pytest.mark.real
-@pytest.mark.slow
-@pytest.mark.parametrize(("member", "margin"), [("gpt2", 0.3), ("bert", 0.1), ("t5", 0.3)])
-def test_real_text_is_learned_in_300_steps(
-    member: str,
-    margin: float,
-    real: Path,
-    kinfolk: Kinfolk,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    folder = tmp_path_factory.getbasetemp() / "wiki"
-    text, tok, corpus = real / "wiki_en" / "valid.txt.gz", folder / "tok", folder / "corpus"
-    if not corpus.exists():
-        folder.mkdir()
-        kinfolk("tokenizer", "train", text, "--vocab", VOCAB, "-o", tok)
-        kinfolk("prepare", text, "--tokenizer", tok, "--holdout", 0.05, "-o", corpus)
-    run = folder / member
-    said = kinfolk(
-        *("pretrain", f"{member}/tiny", "--corpus", corpus, "-o", run, "--steps", 300),
-        *("--length", 64, *SETTINGS[member], "--device", "cpu"),
-    )
-    assert said.code == 0, said.err
-    loss, unigram = held_out(run)
-    print(f"{member}: {loss:.3f} nats a held-out token, unigram {unigram:.3f}")
-    assert loss < unigram - margin
-
-
-@torch.no_grad()
-def held_out(run: Path) -> tuple[float, float]:
-    """Return what held-out tokens cost a model, and what their frequencies alone would."""
-    recipe = Recipe.read(run / "recipe.json")
-    corpus = Corpus.open(Path(recipe.corpus) / "holdout")
-    unigram = entropy(corpus.counts())
-    if recipe.name.startswith("gpt2"):
-        return package.evaluate(run, corpus=corpus.folder, device="cpu")[0].loss, unigram
-    feed, (model, _) = Feed(recipe.objective, corpus, rows=16), package.load(run)
-    batches = [feed[number] for number in range(min(20, feed.batches))]
-    total = sum(recipe.objective.loss(model, b).sums["tokens"].item() for b in batches)
-    loss = total / sum(batch.counts["tokens"] for batch in batches)
-    if recipe.name.startswith("bert"):
-        return loss, unigram
-    # T5 also writes sentinels, which are easy: its line is the entropy of all that it writes.
-    written = torch.cat([batch.targets.ids for batch in batches])
-    return loss, entropy(written[written >= 0].bincount().numpy())

@@ -1,11 +1,13 @@
-"""T5's bias by distance, against its formula written out a number at a time."""
+"""Looking near, and T5's bias by distance against its formula written out a number at a time."""
 
 import math
 
 import pytest
 import torch
+from torch import nn
 
-from kinfolk.nn.positions import RelativeBias
+from kinfolk.nn.attention import Attention
+from kinfolk.nn.positions import RelativeBias, look_near
 from kinfolk.sight import Dense, Sight, see
 
 
@@ -48,3 +50,15 @@ def test_each_score_gets_the_bias_of_its_distance(both_ways: bool) -> None:
                 distance = j - (keys - queries + i)
                 b = bucket(distance, buckets=8, farthest=20, both_ways=both_ways)
                 assert visible.mask[0, head, i, j] == part.table.weight[b, head]
+
+
+def test_attention_that_looks_near_falls_off_with_the_distance() -> None:
+    torch.manual_seed(0)
+    places, attention = nn.Embedding(32, 64), Attention(64, 2, bias=False)
+    nn.init.normal_(attention.qkv.weight, std=64**-0.5)
+    look_near(nn.ModuleList([attention]), places, std=0.02)
+    assert places.weight.square().mean().sqrt().item() == pytest.approx(0.02, rel=1e-3)
+    query, key, _ = attention.qkv(50 * places.weight).detach().chunk(3, dim=1)
+    scores = (query @ key.T)[16, 16:24]
+    assert torch.equal(query, key)
+    assert (scores.diff()[:4] < 0).all()

@@ -25,7 +25,7 @@ FIELDS = {
     "attention_dropout": "attention_probs_dropout_prob",
     "epsilon": "layer_norm_eps",
     "std": "initializer_range",
-    "waves": "sinusoidal_start",  # ours alone: transformers keeps what it does not know
+    "near": "near_start",  # ours alone: transformers keeps what it does not know
 }
 
 

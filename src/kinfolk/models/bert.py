@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.feedforward import FeedForward, activation
-from kinfolk.nn.positions import waves
+from kinfolk.nn.positions import look_near
 from kinfolk.nn.residual import PostNorm
 from kinfolk.nn.sizes import LADDER
 from kinfolk.nn.table import Scores, Table, initialise
@@ -38,7 +38,7 @@ class BertConfig:
     attention_dropout: float = 0.1
     epsilon: float = 1e-12  # of the norms
     std: float = 0.02  # of matrices at the start
-    waves: bool = False  # places start as sines and cosines, not as noise
+    near: bool = False  # tokens start by looking at their neighbours, not anywhere
 
     def build(self) -> "Bert":
         """Make the network, with fresh weights."""
@@ -89,9 +89,8 @@ class Bert(nn.Module):
         self.pooler = nn.Linear(c.width, c.width)
         self.pairs = nn.Linear(c.width, 2)
         initialise(self, std=c.std, tables=TABLES)
-        if c.waves:
-            with torch.no_grad():
-                self.places.weight.copy_(waves(c.context, c.width) * TABLES * 2**0.5)
+        if c.near:
+            look_near(self.blocks, self.places, std=TABLES)
 
     def forward(self, inputs: Inputs) -> Output:
         segments = torch.zeros_like(inputs.ids) if inputs.segments is None else inputs.segments
@@ -116,7 +115,7 @@ class Bert(nn.Module):
 
 
 # Deviation: the shared ladder trains without dropout, as fits one pass over a text. Its matrices
-# start larger and its places as waves: a small BERT then finds its neighbours much sooner.
+# start larger and its tokens look around themselves first: a small BERT then learns much sooner.
 PRESETS = {
     name: BertConfig(
         width=size.width,
@@ -125,7 +124,7 @@ PRESETS = {
         dropout=0.0,
         attention_dropout=0.0,
         std=size.width**-0.5,
-        waves=True,
+        near=True,
     )
     for name, size in LADDER.items()
 } | {

@@ -5,12 +5,28 @@ import math
 import torch
 from torch import Tensor, nn
 
+from kinfolk.nn.attention import Attention
+
 
 def waves(length: int, width: int) -> Tensor:
     """Return sines and cosines of the place, ever slower (Vaswani et al. 2017, section 3.5)."""
     places = torch.arange(length)[:, None]
     speeds = torch.exp(torch.arange(0, width, 2) * (-math.log(10_000) / width))
     return torch.stack([torch.sin(places * speeds), torch.cos(places * speeds)], dim=2).flatten(1)
+
+
+@torch.no_grad()
+def look_near(blocks: nn.Module, places: nn.Embedding, *, std: float) -> None:
+    """Start with attention that falls off with the distance (after Trockman and Kolter, 2023).
+
+    Places start as waves, whose product is the larger the nearer they are, and queries as keys,
+    so that this product is what decides who looks at whom. All of it is learned from there.
+    """
+    places.weight.copy_(waves(places.num_embeddings, places.embedding_dim) * std * 2**0.5)
+    for attention in blocks.modules():
+        if isinstance(attention, Attention):
+            query, key, _ = attention.qkv.weight.chunk(3)
+            query.copy_(key)
 
 
 class RelativeBias(nn.Module):
