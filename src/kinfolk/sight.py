@@ -69,9 +69,20 @@ class Visible(Protocol):
     """A sight made ready for attention: resolved once a forward pass, used by every layer."""
 
     def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, /, *, scale: float | None, dropout: float
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        /,
+        *,
+        scale: float | None,
+        dropout: float,
+        bias: Tensor | None = None,
     ) -> Tensor:
-        """Attend: (batch, heads, query, head width) in and out."""
+        """Attend: (batch, heads, query, head width) in and out.
+
+        `bias` is a layer's own, (batch, heads, query, key), added to the scaled scores.
+        """
         ...
 
 
@@ -82,9 +93,22 @@ class Plain:
     causal: bool
 
     def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, /, *, scale: float | None, dropout: float
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        /,
+        *,
+        scale: float | None,
+        dropout: float,
+        bias: Tensor | None = None,
     ) -> Tensor:
         """Attend without a mask."""
+        if bias is not None:
+            seen = torch.ones(bias.shape[-2:], dtype=torch.bool, device=bias.device)
+            if self.causal:
+                seen = seen.tril(bias.shape[-1] - bias.shape[-2])
+            return Dense(seen)(query, key, value, scale=scale, dropout=dropout, bias=bias)
         return F.scaled_dot_product_attention(
             query, key, value, dropout_p=dropout, is_causal=self.causal, scale=scale
         )
@@ -97,10 +121,23 @@ class Dense:
     mask: Tensor  # (batch, 1 or heads, query, key)
 
     def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, /, *, scale: float | None, dropout: float
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        /,
+        *,
+        scale: float | None,
+        dropout: float,
+        bias: Tensor | None = None,
     ) -> Tensor:
         """Attend under the mask."""
-        mask = self.mask if self.mask.dtype == torch.bool else self.mask.to(query.dtype)
+        mask = self.mask
+        if bias is not None:
+            written = mask.dtype != torch.bool
+            mask = mask + bias if written else bias.masked_fill(~mask, float("-inf"))
+        if mask.dtype != torch.bool:
+            mask = mask.to(query.dtype)
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale
         )
@@ -114,13 +151,21 @@ class Blocks:
     bias: Tensor | None  # (heads, distances)
 
     def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, /, *, scale: float | None, dropout: float
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        /,
+        *,
+        scale: float | None,
+        dropout: float,
+        bias: Tensor | None = None,
     ) -> Tensor:
         """Attend through the block mask."""
+        assert bias is None or self.bias is None, "a layer's bias stands alone"
         assert dropout == 0, "see() takes the dense mask where weights are dropped"
-        out = flex_attention(
-            query, key, value, _score(self.bias, query.shape[2]), self.mask, scale=scale
-        )
+        score = _score(self.bias, query.shape[2]) if bias is None else _own(bias)
+        out = flex_attention(query, key, value, score, self.mask, scale=scale)
         assert isinstance(out, Tensor)
         return out
 
@@ -224,5 +269,12 @@ def _score(bias: Tensor | None, queries: int):  # type: ignore[no-untyped-def]  
 
     def score(value: Tensor, batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return value + bias[head, j - i + queries - 1]
+
+    return score
+
+
+def _own(bias: Tensor):  # type: ignore[no-untyped-def]  # flex's own type
+    def score(value: Tensor, batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return value + bias[batch, head, i, j]
 
     return score

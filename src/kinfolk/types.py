@@ -122,12 +122,14 @@ class Inputs(Tree):
     segments: Tensor | None = (
         None  # (batch, length): 0 in the first text of a pair, 1 in the second
     )
+    within: Tensor | None = None  # (batch, length): where each token stands in its span (GLM)
+    asked: Tensor | None = None  # (batch, predictions): slots to guess without seeing (XLNet)
     source: "Inputs | None" = None  # what an encoder reads before
     state: State | None = None
     crossing: BlockMask | None = None  # who sees what of the source, once resolved
 
     def __post_init__(self) -> None:
-        for name in ("places", "segments"):
+        for name in ("places", "segments", "within"):
             value = getattr(self, name)
             if value is not None and value.shape != self.ids.shape:
                 raise UserError(

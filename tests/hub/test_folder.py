@@ -124,12 +124,31 @@ def test_a_tokenizer_that_knows_more_than_the_network_is_refused(
         save(tmp_path, CONFIGS["gpt2"].build(), tokenizer)
 
 
-def test_a_network_that_transformers_does_not_have_is_refused(tmp_path: Path) -> None:
+def test_a_network_outside_of_the_family_is_refused(tmp_path: Path) -> None:
     class Odd(nn.Module):
         config = None
 
-    with pytest.raises(UserError, match="no form for Odd"):
+    with pytest.raises(UserError, match="Odd is in no file of models/"):
         save(tmp_path, Odd(), None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert", "t5"])
+def test_a_member_that_transformers_does_not_have_keeps_our_names(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = CONFIGS[kind].build()
+    monkeypatch.setattr("kinfolk.hub.folder.members", list)
+    save(tmp_path, model, None)
+    said = json.loads((tmp_path / "config.json").read_text())
+    assert said["model_type"] == f"kinfolk_{kind}"
+    weights = load_file(tmp_path / "model.safetensors")
+    assert weights["tokens.weight"].shape == (70, 512 if kind == "t5" else 8), (
+        "rows that only align are not saved"
+    )
+    again = load_model(tmp_path)
+    assert again.config == CONFIGS[kind]
+    expected = model.state_dict()
+    assert all(torch.equal(expected[name], weight) for name, weight in again.state_dict().items())
 
 
 @pytest.mark.parity

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from kinfolk.errors import UserError
 from kinfolk.hub.names import Names
+from kinfolk.hub.own import PREFIX, Own
 from kinfolk.text.tokenizer import Specials, Tokenizer
 from kinfolk.types import Config, Model
 
@@ -25,10 +26,25 @@ PICKLE = "pytorch_model.bin"
 class Member(Protocol):
     """What a file in this package says of a family member."""
 
-    TYPE: str  # Hugging Face's `model_type`
-    CONFIG: type[Config]
-    FRAME: str | None  # what its tokenizer puts around a text
-    GENERATES: bool
+    @property
+    def TYPE(self) -> str:  # noqa: N802  # a constant, where a module says it
+        """Hugging Face's `model_type`."""
+        ...
+
+    @property
+    def CONFIG(self) -> type[Config]:  # noqa: N802
+        """What describes its network."""
+        ...
+
+    @property
+    def FRAME(self) -> str | None:  # noqa: N802
+        """What its tokenizer puts around a text."""
+        ...
+
+    @property
+    def GENERATES(self) -> bool:  # noqa: N802
+        """Whether it writes text."""
+        ...
 
     def to_config(self, c: Any, specials: Specials | None) -> dict[str, Any]:
         """Write config.json."""
@@ -53,14 +69,14 @@ def members() -> list[Member]:
 def save(
     folder: Path, model: Model, tokenizer: Tokenizer | None, *, length: int | None = None
 ) -> None:
-    """Write a folder that transformers opens as it is.
+    """Write a folder that transformers opens as it is, where it knows the family.
 
     `length` is the longest text in tokens, the network's context where it is not given.
     """
     c = model.config
-    member = next((m for m in members() if m.CONFIG is type(c)), None)
+    member = next((m for m in [*members(), *Own.all()] if m.CONFIG is type(c)), None)
     if member is None:
-        raise UserError(f"Hugging Face has no form for {type(model).__name__}: it cannot be saved")
+        raise UserError(f"{type(model).__name__} is in no file of models/: it cannot be saved")
     _fits(tokenizer, c.vocab, folder)
     specials = tokenizer.specials if tokenizer is not None else None
     assert isinstance(model, nn.Module)
@@ -137,6 +153,8 @@ def _config(path: Path) -> dict[str, Any]:
 def _member(data: Mapping[str, Any], path: Path) -> Member:
     known = {member.TYPE: member for member in members()}
     kind = data.get("model_type")
+    if str(kind).startswith(PREFIX):
+        known |= {member.TYPE: member for member in Own.all()}
     if kind not in known:
         raise UserError(
             f"{path / 'config.json'} says model_type={kind!r}: "
