@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -290,3 +291,18 @@ def test_blocks_are_not_taken_where_weights_are_dropped_or_sight_has_a_window() 
     assert isinstance(see(sight, dropout=True), Dense)
     assert isinstance(see(sight, window=2), Dense)
     assert isinstance(see(sight, Sight.causal(DOCUMENTS)), Dense)
+
+
+@pytest.mark.parametrize("plain", [None, "full", "causal"])
+def test_a_layers_own_bias_is_added_to_the_scaled_scores(plain: Any) -> None:
+    draws = torch.Generator().manual_seed(0)
+    query, key, value = torch.randn(3, 2, 2, 5, 4, generator=draws)
+    bias = torch.randn(2, 2, 5, 5, generator=draws)
+    document = torch.zeros(2, 5, dtype=torch.long)
+    sight = Sight.full(document) if plain == "full" else Sight.causal(document)
+    visible = see(replace(sight, plain=plain))
+    found = visible(query, key, value, scale=0.3, dropout=0.0, bias=bias)
+    scores = 0.3 * query @ key.transpose(-1, -2) + bias
+    seen = sight.table()[:, None]
+    expected = scores.masked_fill(~seen, float("-inf")).softmax(-1) @ value
+    assert torch.allclose(found, expected, atol=1e-6)
