@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
+from little import text
+
 pytest.importorskip("transformers")
 
 FILE = Path(__file__).parents[1] / "benchmarks" / "training.py"
+PREPARING = FILE.with_name("preparing.py")
 SMALL = "--json --device cpu --size nano --vocab 200 --batch 2 --length 32 --seconds 0 --pool 2"
 
 
@@ -95,3 +98,48 @@ def test_networks_that_differ_are_not_timed(
     monkeypatch.setattr(training, "open_peer", bent)
     with pytest.raises(SystemExit, match="do not compute the same"):
         training.main([*SMALL.split(), "--only", "gpt2"])
+
+
+@pytest.fixture(scope="module")
+def preparing() -> ModuleType:
+    """Open the other benchmark as a module."""
+    spec = importlib.util.spec_from_file_location("benchmark_of_preparing", PREPARING)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+def test_preparing_ends_with_its_ratios(
+    preparing: ModuleType,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # the benchmark changes both
+    monkeypatch.setenv("RAYON_NUM_THREADS", "1")
+    (tmp_path / "text.txt").write_text(text(), encoding="utf-8")
+    preparing.main([str(tmp_path / "text.txt"), "--json", "--vocab", "420", "--workers", "1"])
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["ratio"] == found["420"]["ratio"] > 0
+    assert found["ratio_datasets"] == found["420"]["ratio_datasets"] > 0
+    assert found["420"]["sides"].keys() == {"tokenizers", "datasets", "kinfolk"}
+    assert found["420"]["documents"] == 80
+    assert found["420"]["rounds"] == 3
+
+
+def test_other_ids_are_not_timed(preparing: ModuleType, tmp_path: Path) -> None:
+    from kinfolk.data.prepare import prepare
+
+    texts = text().strip().split("\n\n")
+    (tmp_path / "text.txt").write_text("\n\n".join(texts), encoding="utf-8")
+    tokenizer, other = preparing.learn(texts, 420), preparing.learn(texts, 400)
+    corpus = prepare([tmp_path / "text.txt"], tokenizer=tokenizer, out=tmp_path / "corpus")
+    preparing.check(corpus, texts, tokenizer._backend)
+    with pytest.raises(SystemExit, match="the same ids"):
+        preparing.check(corpus, texts, other._backend)
+    with pytest.raises(SystemExit, match="the same tokens and documents"):
+        preparing.check(corpus, texts[:-1], tokenizer._backend)

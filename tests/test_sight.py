@@ -230,10 +230,10 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sight_module, "BLOCK", 4)
 
 
-def same_as_table(query: Sight, key: Sight) -> None:
+def same_as_table(query: Sight, key: Sight, window: int | None = None) -> None:
     """Every pair that sees lies in a block, and a block taken as full is full."""
-    seen = query.table(key)
-    asked, full = covered(blocks(query, key), seen.shape[1], seen.shape[2])
+    seen = query.table(key, window)
+    asked, full = covered(blocks(query, key, window), seen.shape[1], seen.shape[2])
     assert not (asked & full).any()
     assert not (seen & ~asked & ~full).any(), "a pair that sees is skipped"
     assert not (full & ~seen).any(), "a pair that does not see is taken as seen"
@@ -257,6 +257,14 @@ def test_blocks_skip_nothing_that_is_seen(kind: Any, document: Tensor) -> None:
 
 
 @pytest.mark.usefixtures("small_blocks")
+@given(document=packed(), window=st.integers(1, 40))
+@BLOCKY
+def test_blocks_of_a_band_skip_nothing_that_is_seen(document: Tensor, window: int) -> None:
+    sight = Sight.causal(document)
+    same_as_table(sight, sight, window)
+
+
+@pytest.mark.usefixtures("small_blocks")
 @given(target=packed(), source=packed())
 @BLOCKY
 def test_blocks_across_streams_skip_nothing_either(target: Tensor, source: Tensor) -> None:
@@ -273,6 +281,14 @@ def test_blocks_that_nobody_sees_are_skipped_and_full_ones_not_asked() -> None:
 
 
 @pytest.mark.usefixtures("small_blocks")
+def test_blocks_beyond_a_band_are_skipped() -> None:
+    sight = Sight.causal(torch.zeros(1, 16, dtype=torch.int32))
+    asked, full = covered(blocks(sight, sight, 8), 16, 16)
+    tiles = (asked.int() + 2 * full.int())[0, ::4, ::4]
+    assert tiles.tolist() == [[1, 0, 0, 0], [2, 1, 0, 0], [1, 2, 1, 0], [0, 1, 2, 1]]
+
+
+@pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("biased", [True, False], ids=["biased", "unbiased"])
 def test_the_block_sparse_kernel_says_what_the_dense_mask_says(biased: bool) -> None:
     query, key, value = (t.float() for t in streams(2, 2, 6, 6, 16))
@@ -286,11 +302,28 @@ def test_the_block_sparse_kernel_says_what_the_dense_mask_says(biased: bool) -> 
     torch.testing.assert_close(out, dense(query, key, value, scale=None, dropout=0.0))
 
 
-def test_blocks_are_not_taken_where_weights_are_dropped_or_sight_has_a_window() -> None:
-    sight = Sight.causal(DOCUMENTS).resolved()
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("plain", [True, False], ids=["plain", "packed"])
+def test_a_block_sparse_band_says_what_the_dense_one_says(plain: bool) -> None:
+    query, key, value = (t.float() for t in streams(2, 2, 6, 6, 16))
+    document = torch.zeros_like(DOCUMENTS) if plain else DOCUMENTS
+    sight = Sight.causal(document, plain=plain)
+    sparse, dense = see(sight.resolved([2, 4]), window=4), see(sight, window=4)
+    assert isinstance(sparse, Blocks) and isinstance(dense, Dense)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is not compiled here
+        out = sparse(query, key, value, scale=None, dropout=0.0)
+    torch.testing.assert_close(out, dense(query, key, value, scale=None, dropout=0.0))
+
+
+def test_blocks_are_not_taken_where_weights_are_dropped_or_a_window_was_not_resolved() -> None:
+    sight = Sight.causal(DOCUMENTS).resolved([3])
     assert isinstance(see(sight, dropout=True), Dense)
+    assert isinstance(see(sight, window=3), Blocks)
+    assert isinstance(see(sight, window=3, dropout=True), Dense)
     assert isinstance(see(sight, window=2), Dense)
     assert isinstance(see(sight, Sight.causal(DOCUMENTS)), Dense)
+    assert isinstance(see(sight, Sight.causal(DOCUMENTS), window=3), Dense)
 
 
 @pytest.mark.parametrize("plain", [None, "full", "causal"])

@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from kinfolk.recipes.evaluation import evaluate
     from kinfolk.recipes.opening import load, logits
     from kinfolk.recipes.pretraining import pretrain, resume
-    from kinfolk.recipes.recipe import Recipe, recipe
+    from kinfolk.recipes.recipe import Recipe, Share, recipe
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Recipe",
+    "Share",
     "UserError",
     "continue_text",
     "evaluate",
@@ -32,6 +33,7 @@ __all__ = [
 
 _HOMES = {
     "Recipe": "recipes.recipe",
+    "Share": "recipes.recipe",
     "UserError": "errors",
     "continue_text": "generation",
     "evaluate": "recipes.evaluation",

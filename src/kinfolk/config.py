@@ -87,7 +87,7 @@ def _parse(text: str, hint: Any, path: str) -> Any:
             raise UserError(f"{path}={text}: it must be {_or([str(c) for c in choices])}")
         return text
     if origin is tuple:
-        items = text.strip("()").split(",")
+        items = [item for item in text.strip("()").split(",") if item]
         if choices[-1] is not ... and len(items) != len(choices):
             raise UserError(f"{path}={text}: it must be {len(choices)} values with commas between")
         return tuple(_parse(item, choices[0], path) for item in items)

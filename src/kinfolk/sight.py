@@ -10,7 +10,8 @@ Texts packed into one row differ in their document number and in nothing else. P
 -1: it sees only other padding, so that no row of the softmax is empty, and no text sees it.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 import torch
@@ -34,6 +35,7 @@ class Sight:
     plain: Literal["full", "causal"] | None = None
     # Set by `resolved`: the same, as the block-sparse kernel wants it.
     blocks: BlockMask | None = None
+    bands: Mapping[int, BlockMask] = field(default_factory=dict)  # the blocks of each window
 
     @classmethod
     def full(cls, document: Tensor, *, plain: bool = False) -> "Sight":
@@ -49,10 +51,16 @@ class Sight:
         time = time.expand_as(document)
         return cls(document, time, time, "causal" if plain else None)
 
-    def resolved(self) -> "Sight":
-        """Find the blocks of the mask. It must happen outside of what is compiled: inside, torch
-        2.11 computes them wrongly."""
-        return self if self.plain else replace(self, blocks=blocks(self, self))
+    def resolved(self, windows: Collection[int] = ()) -> "Sight":
+        """Find the blocks of the mask, and of its bands. It must happen outside of what is
+        compiled: inside, torch 2.11 computes them wrongly."""
+        bands = {window: blocks(self, self, window) for window in windows}
+        return replace(self, blocks=None if self.plain else blocks(self, self), bands=bands)
+
+    def before(self, slots: Tensor) -> "Sight":
+        """Return the sight of guesses at some slots, (batch, query): what was born before each."""
+        document, birth = (x.gather(1, slots) for x in (self.document, self.birth))
+        return Sight(document, birth, birth - 1)
 
     def table(self, keys: "Sight | None" = None, window: int | None = None) -> Tensor:
         """Spell out who sees whom: (batch, query, key), true where the query sees the key."""
@@ -177,19 +185,23 @@ def see(
     bias: Tensor | None = None,
     window: int | None = None,
     dropout: bool = False,
+    biased: bool = False,
     across: BlockMask | None = None,
 ) -> Visible:
     """Make a sight ready for attention, by the fastest way that says the same.
 
     `bias` is added to the scores by distance, (heads, query + key - 1): entry `j - i + query - 1`
     for query i and key j. `dropout` says that weights will be dropped, which the block-sparse
-    kernel cannot do. `across` holds the blocks where queries and keys are of two streams.
+    kernel cannot do; `biased`, that each layer brings a bias of its own, which that kernel is slow
+    with where it has room for it at all. `across` holds the blocks where the keys are not the
+    queries' own, under the same window.
     """
     keys = key or query
     if query.plain and keys.plain == query.plain and bias is None and window is None:
         return Plain(causal=query.plain == "causal")
-    found = query.blocks if keys is query else across
-    if found is None or dropout or window is not None:
+    own = query.blocks if window is None else query.bands.get(window)
+    found = own if keys is query else across
+    if found is None or dropout or biased:
         return _dense(query, keys, bias, window)
     return Blocks(found, bias)
 
@@ -210,7 +222,7 @@ def _dense(query: Sight, key: Sight, bias: Tensor | None, window: int | None) ->
     return Dense(torch.where(seen, scores, float("-inf")))
 
 
-def blocks(query: Sight, key: Sight) -> BlockMask:
+def blocks(query: Sight, key: Sight, window: int | None = None) -> BlockMask:
     """Find the blocks of the mask that are seen in part or in full, from the bounds of each block.
 
     torch's own `create_block_mask` asks about every pair of tokens. Bounds ask about every pair of
@@ -224,6 +236,9 @@ def blocks(query: Sight, key: Sight) -> BlockMask:
     full = (low == high)[:, :, None] & (first == last)[:, None]
     full = full & (low[:, :, None] == first[:, None])
     full &= birth[1][:, None] <= clock[0][:, :, None]
+    if window is not None:
+        seen &= clock[0][:, :, None] - birth[1][:, None] < window
+        full &= clock[1][:, :, None] - birth[0][:, None] < window
     queries, keys = query.document.shape[1], key.document.shape[1]
     # A block that hangs over the end of its row is never full.
     full[:, queries // BLOCK :] = False
@@ -232,7 +247,7 @@ def blocks(query: Sight, key: Sight) -> BlockMask:
         *_listed(seen & ~full),
         *_listed(full),
         BLOCK_SIZE=BLOCK,
-        mask_mod=_rule(query, key),
+        mask_mod=_rule(query, key, window),
         seq_lengths=(queries, keys),
     )
 
@@ -255,10 +270,12 @@ def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
     return counts[:, None], order[:, None].contiguous()  # (batch, 1, query blocks, key blocks)
 
 
-def _rule(query: Sight, key: Sight):  # type: ignore[no-untyped-def]  # flex's
+def _rule(query: Sight, key: Sight, window: int | None):  # type: ignore[no-untyped-def]  # flex's
     def rule(batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
         same = query.document[batch, i] == key.document[batch, j]
-        return same & (key.birth[batch, j] <= query.clock[batch, i])
+        born, now = key.birth[batch, j], query.clock[batch, i]
+        seen = same & (born <= now)
+        return seen if window is None else seen & (now - born < window)
 
     return rule
 

@@ -1,11 +1,11 @@
 """What travels between the parts: inputs, batches, outputs, losses, and what models can claim."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 
 from kinfolk.errors import UserError
@@ -63,6 +63,13 @@ class Cache:
         if self.keys is not None and self.values is not None:
             self.keys, self.values = self.keys[rows], self.values[rows]
 
+    def keep(self, last: int) -> None:
+        """Forget all but the last slots, and make room for as many others."""
+        start = max(self.filled - last, 0)
+        if self.keys is not None and self.values is not None:
+            self.keys, self.values = self.keys.roll(-start, 2), self.values.roll(-start, 2)
+        self.filled -= start
+
 
 class State:
     """What a model carries to its next call: a cache a layer, and the sight of what is in them.
@@ -111,6 +118,33 @@ class State:
         if self._document is not None and self._birth is not None:
             self._document, self._birth = self._document[rows], self._birth[rows]
 
+    def keep(self, last: int) -> None:
+        """Forget all but the last tokens: a memory of fixed length (Transformer-XL)."""
+        start = max(self.filled - last, 0)
+        for cache in self.caches.values():
+            cache.keep(last)
+        if self._document is not None and self._birth is not None:
+            self._document, self._birth = (x.roll(-start, 1) for x in (self._document, self._birth))
+        self.filled -= start
+
+
+@dataclass(frozen=True, eq=False)
+class Memory(Tree):
+    """What a network keeps of the rows before these: a state of one size, given back anew.
+
+    It holds what each layer read, without its gradient, so that a layer learns how to look at it.
+    """
+
+    hidden: Tensor  # (layers, batch, memory, width)
+    document: Tensor  # (batch, memory): UNWRITTEN where there is nothing yet
+    birth: Tensor  # (batch, memory)
+
+    def before(self, sight: Sight) -> Sight:
+        """Return the sight of what is remembered and of a row after it."""
+        document = torch.cat([self.document, sight.document], dim=1)
+        birth = torch.cat([self.birth, sight.birth], dim=1)
+        return Sight(document, birth, birth)
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Inputs(Tree):
@@ -126,7 +160,10 @@ class Inputs(Tree):
     asked: Tensor | None = None  # (batch, predictions): slots to guess without seeing (XLNet)
     source: "Inputs | None" = None  # what an encoder reads before
     state: State | None = None
+    memory: Memory | None = None  # of the rows before these (Transformer-XL)
     crossing: BlockMask | None = None  # who sees what of the source, once resolved
+    # Who sees what of the memory and the row, under each window or none, once resolved.
+    recalling: Mapping[int | None, BlockMask] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("places", "segments", "within"):
@@ -144,17 +181,24 @@ class Inputs(Tree):
 
     def visible(self, *, dropout: bool = False, window: int | None = None) -> Visible:
         """Make ready who sees whom among these tokens and those the state has seen."""
-        keys = self.sight if self.state is None else self.seen()
-        return see(self.sight, keys, dropout=dropout, window=window)
+        across = self.recalling.get(window)
+        return see(self.sight, self.seen(), dropout=dropout, window=window, across=across)
 
     def across(self, *, dropout: bool = False) -> Visible:
         """Make ready who of these tokens sees what of the source: all of its own document."""
         assert self.source is not None
         return see(*self._streams(), dropout=dropout, across=self.crossing)
 
-    def resolved(self) -> "Inputs":
-        """Find the blocks of every mask, for the block-sparse kernel; before what is compiled."""
-        sight = self.sight.resolved()
+    def resolved(self, windows: Collection[int] = ()) -> "Inputs":
+        """Find the blocks of every mask, for the block-sparse kernel; before what is compiled.
+
+        `windows` are those of the network's banded layers: see `windows`.
+        """
+        if self.memory is not None:
+            seen = self.memory.before(self.sight)
+            found = {window: blocks(self.sight, seen, window) for window in (None, *windows)}
+            return replace(self, recalling=found)
+        sight = self.sight.resolved(windows)
         if self.source is None:
             return replace(self, sight=sight)
         return replace(
@@ -167,6 +211,8 @@ class Inputs(Tree):
 
     def seen(self) -> Sight:
         """Return the sight of all tokens there are, and remember these in the state."""
+        if self.memory is not None:
+            return self.memory.before(self.sight)
         return self.sight if self.state is None else self.state.extend(self.sight)
 
     @classmethod
@@ -190,6 +236,10 @@ class Batch(Tree, Generic[T]):
     targets: T
     counts: Mapping[str, int]
 
+    def after(self, memory: Memory | None) -> "Batch[T]":
+        """Let the rows go on from what is remembered of those before."""
+        return replace(self, inputs=replace(self.inputs, memory=memory))
+
 
 @dataclass(frozen=True, eq=False)
 class Labels(Tree):
@@ -208,8 +258,9 @@ class Labels(Tree):
 class Output:
     """What a model says: a vector a token, and what it carries to its next call."""
 
-    hidden: Tensor  # (batch, length, width)
+    hidden: Tensor  # (batch, length, width); where slots are asked about, a vector for each
     state: State | None = None
+    memory: Memory | None = None  # where one was given: for the rows that go on from these
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,6 +269,7 @@ class Loss:
 
     sums: Mapping[str, Tensor]
     weights: Mapping[str, float] = field(default_factory=dict)
+    memory: Memory | None = None  # for the next batch, where an objective carries one along
 
     def __add__(self, other: "Loss") -> "Loss":
         names = self.sums.keys() | other.sums.keys()
@@ -290,12 +342,37 @@ class PredictsPairs(PredictsTokens, Protocol):
         ...
 
 
+class Detects(PredictsTokens, Protocol):
+    """A model that tells which tokens its own small generator wrote; `predict` is that one's."""
+
+    def guess(self, inputs: Inputs, /) -> Output:
+        """Run the generator."""
+        ...
+
+    def detect(self, hidden: Tensor, /) -> Tensor:
+        """Score whether each token was replaced: (batch, length), above zero where it was."""
+        ...
+
+
+class Remembers(PredictsTokens, Protocol):
+    """A model that can read a text row by row, with a memory of the rows before."""
+
+    def blank(self, rows: int, /) -> Memory:
+        """Return the memory of rows that nothing stands before."""
+        ...
+
+
 class ReadsSources(PredictsTokens, Protocol):
     """A model that reads a source with an encoder and writes with a decoder."""
 
     def encode(self, source: Inputs, /) -> Tensor:
         """Run the encoder alone: (batch, source length, width)."""
         ...
+
+
+def windows(network: nn.Module) -> tuple[int, ...]:
+    """Return how far back the banded layers of a network look; it says so in `windows`."""
+    return tuple({w: None for part in network.modules() for w in getattr(part, "windows", ())})
 
 
 class Objective(Protocol):

@@ -12,6 +12,9 @@ FILES = {f.stem for f in Path(kinfolk.models.__path__[0]).glob("*.py")} - {"__in
 COMMANDS = (
     "members",
     "tokenizer train",
+    "tokenizer show",
+    "tokenizer compare",
+    "audit",
     "prepare",
     "pretrain",
     "evaluate",
@@ -30,7 +33,7 @@ def test_the_list_for_programs_has_every_file(kinfolk: Kinfolk) -> None:
     assert len(members) == len(FILES)
     bert = next(member for member in members if member["name"] == "bert")
     assert bert["kind"] == "encoder"
-    assert bert["objectives"] == ["nsp", "mlm"]
+    assert bert["objectives"] == ["nsp", "mlm", "unilm"]
     assert "fill" in bert["can"] and "generate" not in bert["can"]
 
 
@@ -53,7 +56,8 @@ def test_help_names_every_command_that_is_tested_here(kinfolk: Kinfolk) -> None:
     from kinfolk.cli.app import app
 
     group = get_command(app)
-    found = {name for name in group.commands if name != "tokenizer"}  # type: ignore[attr-defined]
-    assert found | {"tokenizer train"} == set(COMMANDS)
+    commands = dict(group.commands)  # type: ignore[attr-defined]
+    below = {f"tokenizer {name}" for name in commands.pop("tokenizer").commands}
+    assert {*commands, *below} == set(COMMANDS)
     said = kinfolk("--help")
     assert all(name.split()[0] in said.out for name in COMMANDS)

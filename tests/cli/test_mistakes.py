@@ -1,6 +1,8 @@
 """Every mistake of a user is one sentence, exit code 2, and nothing half-written."""
 
 import errno
+import gzip
+import lzma
 import resource
 import shutil
 from collections.abc import Callable
@@ -8,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 
 from kinfolk.training import checkpoints
 from little import Home, Kinfolk, Said, tree
@@ -21,6 +24,32 @@ MISTAKES = [
     ("tokenizer train {bad}/empty.txt -o {new}", "{bad}/empty.txt is empty"),
     ("tokenizer train {bad}/latin.txt -o {new}", "{bad}/latin.txt is not UTF-8 at byte 13"),
     ("tokenizer train {bad}/blank.txt -o {new}", "{bad}/blank.txt is empty"),
+    ("tokenizer train {bad}/nul.txt -o {new}", "{bad}/nul.txt holds a NUL byte on line 2"),
+    ("tokenizer train {bad}/cut.txt.gz -o {new}", "{bad}/cut.txt.gz is damaged or cut short"),
+    ("tokenizer train {bad}/cut.txt.xz -o {new}", "{bad}/cut.txt.xz is damaged or cut short"),
+    ("tokenizer train {bad}/cut.txt.zst -o {new}", "{bad}/cut.txt.zst is damaged or cut short"),
+    ("tokenizer train {bad}/*.none -o {new}", "{bad}/*.none matches nothing"),
+    ("tokenizer train {bad}/rows.jsonl -o {new}", "line 2 of {bad}/rows.jsonl is not JSON"),
+    (
+        "tokenizer train {bad}/rows.jsonl --field body -o {new}",
+        "line 1 of {bad}/rows.jsonl has no 'body': choose one of id, text",
+    ),
+    (
+        "tokenizer train {bad}/rows.jsonl --field id -o {new}",
+        "'id' in line 1 of {bad}/rows.jsonl is a number, not text",
+    ),
+    ("tokenizer train {bad}/half.jsonl -o {new}", "line 1 of {bad}/half.jsonl holds half a"),
+    ("tokenizer train {bad}/table.tsv -o {new}", "{bad}/table.tsv has 2 columns (id, text)"),
+    (
+        "tokenizer train {bad}/table.tsv --column body -o {new}",
+        "first row of {bad}/table.tsv has no 'body': choose one of id, text",
+    ),
+    (
+        "tokenizer train {bad}/table.tsv --column text -o {new}",
+        "line 3 of {bad}/table.tsv has no column 2, it is too short",
+    ),
+    ("tokenizer train {bad}/open.csv --column 1 -o {new}", "line 2 of {bad}/open.csv is not CSV"),
+    ("tokenizer train {text} --column 1 -o {new}", "--column 1: only .tsv, .csv"),
     ("tokenizer train {text} --vocab 100000 -o {new}", "the text supports only"),
     ("tokenizer train {text} --vocab 10 -o {new}", "--vocab 10 is too small"),
     ("tokenizer train {text} --kind bep -o {new}", "'bep' is no kind of tokenizer"),
@@ -30,6 +59,10 @@ MISTAKES = [
     ("prepare {tmp}/none --tokenizer {tok} -o {new}", "{tmp}/none does not exist"),
     ("prepare {bad}/empty.txt --tokenizer {tok} -o {new}", "{bad}/empty.txt is empty"),
     ("prepare {bad}/latin.txt --tokenizer {tok} -o {new}", "not UTF-8 at byte 13"),
+    ("prepare {bad}/nul.txt --tokenizer {tok} -o {new}", "holds a NUL byte on line 2"),
+    ("prepare {bad}/cut.txt.gz --tokenizer {tok} -o {new}", "is damaged or cut short"),
+    ("prepare {bad}/rows.jsonl --tokenizer {tok} -o {new}", "line 2 of {bad}/rows.jsonl is not JS"),
+    ("prepare {bad}/*.none --tokenizer {tok} -o {new}", "{bad}/*.none matches nothing"),
     ("prepare {text} --tokenizer {tmp}/none -o {new}", "holds no tokenizer.json"),
     ("prepare {text} --tokenizer {tmp} -o {new}", "neither a run"),
     ("prepare {text} --tokenizer {tok} -o {corpus}", "already a corpus"),
@@ -84,7 +117,7 @@ MISTAKES = [
     ("evaluate {tmp}/none --text {text}", "{tmp}/none is not there"),
     # Writing.
     ("generate {tmp}/none The", "{tmp}/none is not there"),
-    ("generate {bert} The", "bert cannot generate: gpt2 and t5 can"),
+    ("generate {bert} The", "bert cannot generate: transformer, gpt, gpt2, "),
     ("generate {gpt2} The --top-p 0", "top_p 0.0"),
     ("generate {gpt2} The --top-k 0", "top_k 0"),
     ("generate {gpt2} The --temperature -1", "temperature -1.0"),
@@ -95,7 +128,7 @@ MISTAKES = [
     ("generate {gpt2} " + "The" * 99, "does not fit|leaves no room"),
     ("fill {bert} word", r"nothing to fill: put \[MASK\] in the text"),
     ("fill {t5} word", "nothing to fill"),
-    ("fill {gpt2} [MASK]", "gpt2 cannot fill: bert and t5 can"),
+    ("fill {gpt2} [MASK]", "gpt2 cannot fill: transformer, bert, "),
     ("fill {bert} [MASK] --top 0", "top 0"),
     # Folders.
     ("export {gpt2} -o {home}", "{home} is already there"),
@@ -114,6 +147,15 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "empty.txt").write_bytes(b"")
     (folder / "blank.txt").write_bytes(b" \n\n \n")
     (folder / "latin.txt").write_bytes(b"first line\nca\xe9\n")
+    (folder / "nul.txt").write_bytes(b"first line\na\0b\n")
+    whole = b"some text\n\n" * 1000
+    (folder / "cut.txt.gz").write_bytes(gzip.compress(whole)[:-6])
+    (folder / "cut.txt.xz").write_bytes(lzma.compress(whole)[:-6])
+    (folder / "cut.txt.zst").write_bytes(zstandard.compress(whole)[:-6])
+    (folder / "rows.jsonl").write_text('{"id": 1, "text": "one"}\n{"id": 2, "text"\n')
+    (folder / "half.jsonl").write_text('{"text": "\\ud800"}\n')
+    (folder / "table.tsv").write_text("id\ttext\n1\tone\n2\n")
+    (folder / "open.csv").write_text('text\n"one\ntwo\n')
     (folder / "foreign").mkdir()
     (folder / "foreign" / "config.json").write_text('{"model_type": "mamba"}', encoding="utf-8")
     return folder

@@ -1,7 +1,9 @@
 """`kinfolk prepare` writes a corpus and tells what is in it."""
 
 import gzip
+import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,3 +63,59 @@ def test_files_folders_and_compressed_text_are_read(
         *("--tokenizer", home.tokenizer, "-o", tmp_path / "c"),
     )
     assert json.loads(said.out)["documents"] == 2
+
+
+@pytest.mark.parametrize("share", ["0.2", "20%", "20.0%"])
+def test_a_share_may_be_in_percent(
+    share: str, kinfolk: Kinfolk, home: Home, tmp_path: Path
+) -> None:
+    said = kinfolk(
+        *("prepare", home.text, "--tokenizer", home.tokenizer, "-o", tmp_path / "c"),
+        *("--holdout", share),
+    )
+    assert said.code == 0
+    assert tree(tmp_path / "c") == tree(home.corpus)
+
+
+@pytest.mark.parametrize("share", ["some", "%", "100%", "-1%", "nan"])
+def test_what_is_no_share_is_refused(
+    share: str, kinfolk: Kinfolk, home: Home, tmp_path: Path
+) -> None:
+    said = kinfolk(
+        *("prepare", home.text, "--tokenizer", home.tokenizer, "-o", tmp_path / "c"),
+        f"--holdout={share}",
+    )
+    assert said.code == 2
+    assert "is no share" in said.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_room_it_needs_is_said(kinfolk: Kinfolk, home: Home, tmp_path: Path) -> None:
+    said = kinfolk("prepare", home.text, "--tokenizer", home.tokenizer, "-o", tmp_path / "c")
+    assert said.err.startswith("the corpus needs about ")
+    assert said.err.count("\n") == 1
+
+
+def test_text_may_come_from_elsewhere(
+    kinfolk: Kinfolk, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"The cat.\n\nA dog.")))
+    said = kinfolk("prepare", "-", "--tokenizer", home.tokenizer, "-o", tmp_path / "c")
+    assert "can be read only once" in said.err
+    assert said.out.startswith("2 documents, ")
+
+
+def test_all_options_reach_the_corpus(kinfolk: Kinfolk, home: Home, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"body": "The cat."}\n{"body": "The cat."}\n')
+    (tmp_path / "b.tsv").write_text("id\tbody\n1\tA dog.\n")
+    (tmp_path / "test.txt").write_text(" ".join(f"w{i}" for i in range(20)))
+    said = kinfolk(
+        *("prepare", tmp_path / "a.jsonl", tmp_path / "b.tsv", "--tokenizer", home.tokenizer),
+        *("--field", "body", "--column", "body", "--words", "spaces", "--dedup", "exact"),
+        *("--decontaminate", tmp_path / "test.txt", "-o", tmp_path / "c", "--json"),
+    )
+    assert (said.code, said.err) == (0, "")
+    assert json.loads(said.out)["documents"] == 2
+    corpus = Corpus.open(tmp_path / "c")
+    assert corpus.words(0, corpus.tokens).sum() == 6
+    assert (tmp_path / "c" / "dropped.jsonl").read_text() == ""

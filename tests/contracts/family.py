@@ -9,10 +9,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from paired import contracted
 from torch import Tensor, nn
 
 import kinfolk.objectives
 from kinfolk.data.pieces import Loose
+from kinfolk.objectives.blanks import Blanked
+from kinfolk.objectives.pairs import Translation
+from kinfolk.objectives.prefix import Opened
+from kinfolk.objectives.sop import Ordered
 from kinfolk.recipes.catalogue import Member, members
 from kinfolk.text.tokenizer import Specials
 from kinfolk.types import IGNORED, Batch, Labels
@@ -43,25 +48,32 @@ def objective(module: ModuleType, **settings: Any) -> Any:
         if inspect.isclass(kind) and kind.__module__ == module.__name__ and hasattr(kind, "collate")
     ]
     given = {"specials": SPECIALS, "vocab": VOCAB, "length": LENGTH} | settings
-    return own[0](**given)
+    return contracted(own[0])(**given)
 
 
-def documents(*, count: int = 9, longest: int = 70) -> Loose:
+def documents(*, count: int = 9, longest: int = 70, apart: bool = False) -> Loose:
     """Draw documents of many lengths, each of sentences of two to nine tokens.
 
-    No token comes twice in a document, so that whoever sees it has seen it there.
+    No token comes twice in a document, so that whoever sees it has seen it there; where they are
+    `apart`, nor in two documents that one row may hold.
     """
     draws = np.random.default_rng(7)
-    found = []
+    found: list[list[list[int]]] = []
     for number in range(count):
         # The lengths where things go wrong first: the shortest there is, one row, one row and one.
         size = {0: 2, 1: LENGTH, 2: LENGTH + 1}.get(number, int(draws.integers(3, longest)))
-        ids = draws.permutation(np.arange(FIRST, VOCAB))[:size].tolist()
+        fresh = draws.permutation(np.arange(FIRST, VOCAB))
+        if apart:
+            said = [i for document in found for sentence in document for i in sentence]
+            fresh = fresh[~np.isin(fresh, said[-LENGTH:])]
+        ids = fresh[:size].tolist()
         sentences = []
         while ids:
             cut = int(draws.integers(2, 10))
             sentences.append(ids[:cut])
             ids = ids[cut:]
+        if number in (1, 2):  # and sentences that fit no row
+            sentences = [[i for sentence in sentences for i in sentence]]
         found.append(sentences)
     return Loose.of(found)
 
@@ -98,10 +110,12 @@ def predicted(batch: Batch[Any]) -> list[tuple[int, int, int]]:
     """List what is predicted where: row, slot, label."""
     labels = labels_of(batch)
     at = torch.arange(len(labels.ids)) if labels.at is None else labels.at
-    width = batch.inputs.ids.shape[1]
+    every = torch.arange(batch.inputs.ids.shape[1]).expand_as(batch.inputs.ids)
+    slots = every if batch.inputs.asked is None else batch.inputs.asked
+    places = [divmod(where, slots.shape[1]) for where in at.tolist()]
     return [
-        (where // width, where % width, label)
-        for where, label in zip(at.tolist(), labels.ids.tolist(), strict=True)
+        (row, int(slots[row, place]), label)
+        for (row, place), label in zip(places, labels.ids.tolist(), strict=True)
         if label != IGNORED
     ]
 
@@ -116,6 +130,19 @@ def closure(table: Tensor) -> Tensor:
         reach = wider
 
 
+def learns(batch: Batch[Any]) -> Tensor:
+    """Say of what a prediction at each slot may learn: (batch, query, key).
+
+    Where slots are asked for, a prediction is a guess and sees only what was born before.
+    """
+    sight = batch.inputs.sight
+    ever = closure(sight.table())
+    if batch.inputs.asked is None:
+        return ever
+    every = torch.arange(ever.shape[1]).expand(len(ever), -1)
+    return (sight.before(every).table(sight).float() @ ever.float()) > 0
+
+
 def across(batch: Batch[Any]) -> Tensor:
     """Say which token of the target may look at which of the source."""
     assert batch.inputs.source is not None
@@ -123,8 +150,13 @@ def across(batch: Batch[Any]) -> Tensor:
 
 
 def text_of(example: Any) -> np.ndarray:
-    """Rebuild the text of an example; of a pair with a stranger, the first half."""
+    """Rebuild the text of an example; of a pair with a stranger, the first half.
+
+    A pair that was swapped is turned again.
+    """
     special = list(SPECIALS.all)
+    if isinstance(example, Translation):
+        return np.concatenate([example.source[:-1], example.labels[:-1]])
     if hasattr(example, "source"):
         spans: dict[int, list[int]] = {}
         for label in example.labels[:-1].tolist():
@@ -134,9 +166,18 @@ def text_of(example: Any) -> np.ndarray:
                 spans[next(reversed(spans))].append(label)
         words = [spans.get(i, [i]) for i in example.source[:-1].tolist()]
         return np.array([i for some in words for i in some])
+    if isinstance(example, Blanked):
+        blank = example.time > 0
+        spans = {p: example.labels[blank & (example.places == p)] for p in example.places[blank]}
+        ids = np.concatenate([spans.get(p, example.ids[[p]]) for p in example.places[~blank]])
+        return ids[~np.isin(ids, [*special, IGNORED])]
     ids = np.where(example.labels == IGNORED, example.ids, example.labels)
-    if getattr(example, "next", 0):
-        ids = ids[example.segments == 0]
+    if isinstance(example, Opened):
+        read, size = example.ids[1 : example.prefix], example.prefix - 1
+        ids = np.concatenate([read, example.labels[size:]])
+    if getattr(example, "next", 0) == 1:
+        sides = [ids[example.segments == side] for side in (1, 0)]
+        ids = np.concatenate(sides) if isinstance(example, Ordered) else sides[1]
     return ids[~np.isin(ids, special)]
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pkgutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from family import (
     labels_of,
     shaken,
 )
+from paired import contracted
 from torch import Tensor
 
 import kinfolk.models
@@ -38,7 +40,8 @@ SIZES = [(m, size) for m in members().values() for size in m.sizes]
 
 
 def objective_of(member: Member, way: str, length: int = LENGTH) -> Any:
-    return member.objective(way)(specials=SPECIALS, vocab=VOCAB, length=length)
+    kind = contracted(member.objective(way))
+    return kind(specials=SPECIALS, vocab=VOCAB, length=length)
 
 
 def examples(objective: Any) -> list[Any]:
@@ -124,11 +127,32 @@ def test_gradients_reach_every_parameter(member: Member) -> None:
     assert body and all(body <= some for some in reached.values())
 
 
-def gradients(model: Any, batch: Batch[Any]) -> dict[str, Tensor]:
-    """Differentiate every prediction by every token: (batch, query, batch, key)."""
+def predicts(model: Any, inputs: Inputs) -> Tensor:
+    """Sum up each token's scores over the vocabulary: (batch, length)."""
+    read = model.guess if hasattr(model, "guess") else model
+    logits: Tensor = model.predict(read(inputs).hidden).logits()
+    noise = torch.randn(VOCAB, generator=torch.Generator().manual_seed(1)).to(logits.dtype)
+    return logits @ noise
+
+
+def detects(model: Any, inputs: Inputs) -> Tensor:
+    """Return what a model says of each token itself: (batch, length)."""
+    found: Tensor = model.detect(model(inputs).hidden)
+    return found
+
+
+def voices(model: Any) -> list[Callable[[Any, Inputs], Tensor]]:
+    """List all that a model can say of a token."""
+    return [predicts, detects] if hasattr(model, "detect") else [predicts]
+
+
+def gradients(
+    model: Any, batch: Batch[Any], voice: Callable[[Any, Inputs], Tensor] = predicts
+) -> dict[str, Tensor]:
+    """Differentiate what is said of every token by every token: (batch, query, batch, key)."""
     seen: list[tuple[Tensor, Tensor]] = []
     hook = model.tokens.register_forward_hook(lambda _, ids, out: seen.append((ids[0], out)))
-    hidden = model(batch.inputs).hidden
+    scores = voice(model, batch.inputs)
     hook.remove()
     sides = {"target": batch.inputs} | (
         {"source": batch.inputs.source} if batch.inputs.source is not None else {}
@@ -136,9 +160,6 @@ def gradients(model: Any, batch: Batch[Any]) -> dict[str, Tensor]:
     inside = {name: [e for ids, e in seen if ids is side.ids] for name, side in sides.items()}
     assert all(len(found) == 1 for found in inside.values())
     embedded = {name: found[0] for name, found in inside.items()}
-    logits = model.predict(hidden).logits()
-    noise = torch.randn(VOCAB, generator=torch.Generator().manual_seed(1)).to(logits.dtype)
-    scores = logits @ noise  # (batch, length)
     found: dict[str, list[Tensor]] = {name: [] for name in embedded}
     for score in scores.flatten():
         changes = torch.autograd.grad(score, list(embedded.values()), retain_graph=True)
@@ -152,6 +173,9 @@ def may_see(batch: Batch[Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Say who sees whom in one look, and who may learn of whom through all layers."""
     own = batch.inputs.sight.table()
     direct, ever = {"target": own}, {"target": closure(own)}
+    if batch.inputs.asked is not None:  # a guess sees what was born before its token
+        guess = batch.inputs.sight.before(batch.inputs.asked).table(batch.inputs.sight)
+        direct["target"], ever["target"] = guess, (guess.float() @ closure(own).float()) > 0
     if batch.inputs.source is not None:
         reading = closure(batch.inputs.source.sight.table())
         direct["source"] = across(batch)
@@ -168,16 +192,18 @@ def test_no_token_sees_what_its_sight_forbids(member: Member, way: str) -> None:
     batch = objective.collate([row, row[:-1]])  # several texts, and padding behind them
     model = shaken(build(member, dropout=0.2)).train()
     direct, ever = may_see(batch)
-    text = batch.inputs.sight.document >= 0
-    assert not text.all() and any(not e[text].all() for e in ever.values())
-    for name, found in gradients(model, batch).items():
+    document, asked = batch.inputs.sight.document, batch.inputs.asked
+    text = (document if asked is None else document.gather(1, asked)) >= 0
+    assert (document < 0).any() and any(not e[text].all() for e in ever.values())
+    for name, found in [g for v in voices(model) for g in gradients(model, batch, v).items()]:
         assert found.isfinite().all()
         for query in range(2):
             assert not found[query, :, 1 - query].any(), "rows mix"
             forbidden = ~ever[name][query, text[query]]
             assert not found[query, text[query], query][forbidden].any(), name
     # And what may be seen is: too little sight is silent, the loss still falls.
-    for name, found in gradients(model.eval(), batch).items():
+    model.eval()
+    for name, found in [g for v in voices(model) for g in gradients(model, batch, v).items()]:
         for query in range(2):
             granted = direct[name][query, text[query]]
             assert found[query, text[query], query][granted].all(), name

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinfolk.data.pieces import Loose, Piece, Pieces, cut
+from kinfolk.errors import UserError
 
 TEXT = Loose.of([[[10, 11], [12]], [], [[20, 21, 22]]])
 SENTENCES = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6), max_size=5)
@@ -25,6 +26,27 @@ def test_a_piece_knows_what_it_holds_and_what_came_before() -> None:
     assert inside.ids.tolist() == [21, 22] and inside.before == 20 and not inside.last
     assert end.ids.tolist() == [22] and end.before == 21 and end.last
     assert Piece(TEXT, 0, 1, 3).sentences.tolist() == [1, 1]
+
+
+def test_pieces_know_which_tokens_begin_a_word() -> None:
+    words = [True, False, True, True, True, False]
+    text = Loose.of([[[10, 11], [12]], [], [[20, 21, 22]]], words=words)
+    assert text.words(1, 4).tolist() == words[1:4]
+    assert Piece(text, 2, 1, 4).words.tolist() == [True, False]  # past the end there is none
+    assert Piece(text, 0, 0, 2).words.tolist() == [True, False]
+
+
+def test_documents_without_words_say_so() -> None:
+    with pytest.raises(UserError, match="do not know their words"):
+        TEXT.words(0, 0)
+    with pytest.raises(UserError, match="do not know their words"):
+        _ = Piece(TEXT, 0, 0, 2).words
+
+
+def test_a_piece_is_split_in_two() -> None:
+    first, second = Piece(TEXT, 2, 1, 3).split(1)
+    assert (first.ids.tolist(), second.ids.tolist()) == ([21], [22])
+    assert second.before == 21
 
 
 def test_a_piece_may_hold_nothing_but_the_end() -> None:
@@ -70,7 +92,7 @@ def test_turns_are_numbered() -> None:
 def test_a_stretch_from_elsewhere_has_text_enough_where_there_is_any(longest: int) -> None:
     text = Loose.of([[[10]], [[20, 21], [22, 23]]])
     found = {
-        tuple(Piece(text, 0, 0, 1).elsewhere(np.random.default_rng(i), longest).tolist())
+        tuple(Piece(text, 0, 0, 1).elsewhere(np.random.default_rng(i), longest).ids.tolist())
         for i in range(40)
     }
     # Beginning where a sentence does, and with enough behind it.

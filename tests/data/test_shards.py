@@ -3,6 +3,8 @@
 import json
 import pickle
 import struct
+import tempfile
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +21,22 @@ TOKENIZER = train([], kind="byte", vocab=0)
 DOCUMENTS = [[[110, 111, 112], [113]], [[200]], [], [[361, 0], [5, 6, 7], [8]]]
 
 
-def write(folder: Path, documents: list[list[list[int]]], tokenizer: Tokenizer = TOKENIZER) -> None:
-    with Writer(folder, tokenizer) as writer:
+def write(
+    folder: Path,
+    documents: list[list[list[int]]],
+    tokenizer: Tokenizer = TOKENIZER,
+    words: str | None = None,
+) -> None:
+    """Write documents one by one; a token begins a word where its id is even."""
+    with Writer(folder, tokenizer, words=words) as writer:
         for i, document in enumerate(documents):
             ids = [token for sentence in document for token in sentence]
             lengths = np.array([len(sentence) for sentence in document], np.int32)
-            encoded = Encoded(np.array(ids), lengths, np.array([len(document)]), np.array([10 + i]))
+            sizes, marks = np.array([10 + i]), np.array(ids, np.int64) % 2 == 0
+            encoded = Encoded(np.array(ids), lengths, np.array([len(document)]), sizes, marks)
             writer.add(encoded, ["a.txt"])
+    for part in folder.glob("*.part"):
+        part.unlink()
 
 
 @pytest.fixture
@@ -52,29 +63,105 @@ def test_a_corpus_gives_back_what_was_written(corpus: Corpus) -> None:
 
 def test_the_card_says_what_is_inside(corpus: Corpus) -> None:
     assert json.loads((corpus.folder / "corpus.json").read_text()) == {
-        "version": 1,
+        "version": 2,
         "documents": 4,
         "sentences": 6,
         "tokens": 11,
         "bytes": 46,
         "vocab": 362,
         "tokenizer_hash": TOKENIZER.hash,
+        "words": None,
         "sources": [{"path": "a.txt", "documents": 4, "bytes": 46}],
     }
 
 
+CODES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
+
+
+class Megatron:
+    """Read a pair of files by the layout that Megatron-LM publishes, with nothing of ours.
+
+    megatron/core/datasets/indexed_dataset.py: 9 bytes of magic, <Q version, <B code of the type,
+    <Q sequences, <Q document indices; then int32 lengths, int64 pointers (in bytes) and int64
+    document indices.
+    """
+
+    def __init__(self, prefix: Path) -> None:
+        data = prefix.with_suffix(".idx").read_bytes()
+        assert data[:9] == b"MMIDIDX\x00\x00"
+        version, code, sequences, documents = struct.unpack_from("<QBQQ", data, 9)
+        assert version == 1
+        self.type = np.dtype(CODES[code])
+        self.lengths = np.frombuffer(data, "<i4", sequences, 34)
+        self.pointers = np.frombuffer(data, "<i8", sequences, 34 + self.lengths.nbytes)
+        at = 34 + self.lengths.nbytes + self.pointers.nbytes
+        self.documents = np.frombuffer(data, "<i8", documents, at)
+        assert at + self.documents.nbytes == len(data)
+        self.bin = prefix.with_suffix(".bin").read_bytes()
+
+    def sequence(self, i: int) -> list[int]:
+        found = np.frombuffer(self.bin, self.type, int(self.lengths[i]), int(self.pointers[i]))
+        return [int(token) for token in found]
+
+    def all(self) -> list[list[list[int]]]:
+        bounds = pairwise(self.documents.tolist())
+        return [[self.sequence(i) for i in range(first, last)] for first, last in bounds]
+
+
+SENTENCES = st.lists(st.integers(0, TOKENIZER.vocab - 1), min_size=1, max_size=5)
+
+
+@given(documents=st.lists(st.lists(SENTENCES, max_size=4), max_size=6))
+@settings(deadline=None, max_examples=25)
+def test_megatron_reads_what_was_written(documents: list[list[list[int]]]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        write(Path(name), documents)
+        assert Megatron(Path(name) / "tokens").all() == documents
+
+
 def test_the_index_is_megatrons(corpus: Corpus) -> None:
-    """Read as megatron.core.datasets.indexed_dataset reads it."""
-    data = (corpus.folder / "tokens.idx").read_bytes()
-    assert data[:9] == b"MMIDIDX\x00\x00"
-    assert struct.unpack("<QBQQ", data[9:34]) == (1, 8, 6, 5)
-    lengths = np.frombuffer(data, np.int32, count=6, offset=34)
-    pointers = np.frombuffer(data, np.int64, count=6, offset=34 + 24)
-    firsts = np.frombuffer(data, np.int64, count=5, offset=34 + 24 + 48)
-    assert lengths.tolist() == [3, 1, 1, 2, 3, 1]
-    assert pointers.tolist() == [0, 6, 8, 10, 14, 20]
-    assert firsts.tolist() == [0, 2, 3, 3, 6]
-    assert len(data) == 34 + 24 + 48 + 40
+    read = Megatron(corpus.folder / "tokens")
+    assert read.type == np.uint16
+    assert read.lengths.tolist() == [3, 1, 1, 2, 3, 1]
+    assert read.pointers.tolist() == [0, 6, 8, 10, 14, 20]
+    assert read.documents.tolist() == [0, 2, 3, 3, 6]
+    assert read.all() == DOCUMENTS
+
+
+@given(data=st.data())
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_words_are_a_bit_a_token(tmp_path: Path, data: st.DataObject) -> None:
+    folder = tmp_path / "words"
+    if not folder.exists():
+        write(folder, [*DOCUMENTS, *DOCUMENTS], words="spaces")
+    corpus = Corpus.open(folder)
+    assert (folder / "words.bin").stat().st_size == 3  # 22 tokens
+    start = data.draw(st.integers(0, corpus.tokens))
+    stop = data.draw(st.integers(start, corpus.tokens))
+    assert corpus.words(start, stop).tolist() == (corpus.ids(start, stop) % 2 == 0).tolist()
+    assert corpus.words(start, stop).dtype == np.bool_
+
+
+def test_a_corpus_without_words_says_so(corpus: Corpus, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="does not say where words begin: prepare it with --words"):
+        corpus.words(0, 3)
+    write(tmp_path / "words", DOCUMENTS, words="spaces")
+    (tmp_path / "words" / "words.bin").unlink()
+    with pytest.raises(UserError, match=r"words\.bin is damaged"):
+        Corpus.open(tmp_path / "words")
+
+
+def test_sizes_are_the_least(corpus: Corpus) -> None:
+    sizes = {file.name: file.stat().st_size for file in corpus.folder.glob("*.*")}
+    assert sizes["tokens.bin"] == 2 * 11
+    assert sizes["bytes.bin"] == 4 * 4
+    assert sizes["tokens.idx"] == 34 + 12 * 6 + 8 * 5
+
+
+def test_a_document_too_long_for_its_size_is_refused(tmp_path: Path) -> None:
+    huge = Encoded(np.array([1]), np.array([1], np.int32), np.array([1]), np.array([1 << 32]))
+    with pytest.raises(UserError, match="4 GiB"), Writer(tmp_path, TOKENIZER) as writer:
+        writer.add(huge, ["a.txt"])
 
 
 def test_counts_add_up(corpus: Corpus) -> None:
@@ -134,6 +221,9 @@ def test_foreign_files_are_named(corpus: Corpus) -> None:
             Corpus.open(corpus.folder)
     index.write_bytes(good)
     (corpus.folder / "corpus.json").write_text('{"version": 1}')
+    with pytest.raises(UserError, match="it has format 1 where 2 is known here"):
+        Corpus.open(corpus.folder)
+    (corpus.folder / "corpus.json").write_text('{"version": 2}')
     with pytest.raises(UserError, match="does not say its bytes"):
         Corpus.open(corpus.folder)
 

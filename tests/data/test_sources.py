@@ -1,22 +1,52 @@
 """Files become documents, and what is wrong with a file is said by name."""
 
+import errno
 import gzip
+import io
 import lzma
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinfolk.data.sources import Document, documents, files
+from kinfolk.data import sources, streams
+from kinfolk.data.sources import Document, Per, documents, files, parts, sizes
 from kinfolk.errors import UserError
 
-PACK = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.compress}
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".xz": lzma.compress,
+    ".zst": zstandard.compress,
+}
 
 
-def texts(*paths: Path, per: str = "block") -> list[str]:
-    return [d.text for d in documents(paths, per="file" if per == "file" else "block")]
+def texts(*paths: Path, per: Per = "block") -> list[str]:
+    return [d.text for d in documents(paths, per=per)]
+
+
+def piped(monkeypatch: pytest.MonkeyPatch, data: bytes) -> Path:
+    """Put bytes on the standard input, and return its name."""
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(data)))
+    return Path("-")
+
+
+def blocks_of(lines: list[str]) -> list[str]:
+    """Part lines where they are blank, as plainly as can be."""
+    blocks: list[list[str]] = [[]]
+    for line in lines:
+        if line.strip():
+            blocks[-1].append(line)
+        else:
+            blocks.append([])
+    return ["\n".join(block) for block in blocks if block]
 
 
 @pytest.mark.parametrize("suffix", PACK)
@@ -27,15 +57,46 @@ def test_blank_lines_part_documents(tmp_path: Path, suffix: str) -> None:
     assert texts(file, per="file") == ["one\n  two\n \t\n\n\n三\nfour\n\nfive"]
 
 
-@given(blocks=st.lists(st.lists(st.text("ab .", min_size=1), min_size=1)))
-def test_every_block_with_text_is_one_document(
-    blocks: list[list[str]], tmp_path_factory: pytest.TempPathFactory
+@pytest.mark.parametrize("suffix", PACK)
+@settings(max_examples=30)
+@given(text=st.text(st.sampled_from("ab é好𝄞 \t\r\n\n\n\u3000\x85")), size=st.integers(1, 9))
+def test_parts_of_any_size_give_the_same_documents(
+    suffix: str, text: str, size: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    blocks = [[line for line in block if line.strip()] for block in blocks]
-    expected = ["\n".join(block) for block in blocks if block]
-    file = tmp_path_factory.mktemp("blocks") / "a.txt"
-    file.write_text("\n\n".join(["begin", *expected]), encoding="utf-8")
-    assert texts(file) == ["begin", *expected]
+    file = tmp_path_factory.mktemp("blocks") / f"a.txt{suffix}"
+    text = f"{text}\nend"
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    first = next(number for number, line in enumerate(lines) if line.strip())
+    file.write_bytes(PACK[suffix](text.encode()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streams, "CHUNK", size)
+        assert texts(file) == blocks_of(lines)
+        assert texts(file, per="file") == ["\n".join(lines[first:])]
+
+
+@given(text=st.text(st.sampled_from("ab 。好\n\n"), min_size=1), size=st.integers(1, 9))
+def test_parts_joined_are_the_text(
+    text: str, size: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    file = tmp_path_factory.mktemp("parts") / "a.txt"
+    file.write_text(f"{text}。end", encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streams, "CHUNK", size)
+        patch.setattr(sources, "PART", size)
+        found = list(parts([file]))
+        assert "".join(found) == "".join(texts(file))
+        assert all(0 < len(part) <= size for part in found)
+
+
+def test_a_part_ends_where_a_word_or_a_sentence_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "PART", 8)
+    file = tmp_path / "a.txt"
+    file.write_text("one two three\n\n你好。我很好！他也很好吗\n\nunbreakable", encoding="utf-8")
+    assert list(parts([file])) == [
+        "one two", " three", "你好。我很好！", "他也很好吗", "unbreaka", "ble",
+    ]  # fmt: skip
 
 
 def test_folders_are_read_in_order_without_hidden_and_other_files(tmp_path: Path) -> None:
@@ -49,10 +110,79 @@ def test_folders_are_read_in_order_without_hidden_and_other_files(tmp_path: Path
     assert files([tmp_path / "d.py"]) == [tmp_path / "d.py"]  # named, so meant
 
 
+def test_each_file_of_a_folder_is_read_in_its_own_way(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\n\ntwo")
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "three"}\n'))
+    (tmp_path / "c.TSV").write_text("four\nfive\n")
+    (tmp_path / "d.json").write_text("{}")  # settings, unless it is named
+    (tmp_path / "f.csv").write_text("")
+    (tmp_path / "g.jsonl.xz").write_bytes(b"")
+    (tmp_path / "h.parquet").write_bytes(b"")
+    assert texts(tmp_path) == ["one", "two", "three", "four", "five"]
+
+
+def test_patterns_match_as_in_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("b.txt", "a.txt", "c/d.txt", "c/e.md", ".hidden.txt", "[x].txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    assert texts(tmp_path / "?.txt") == ["a.txt", "b.txt"]
+    assert texts(tmp_path / "**" / "*.txt") == ["[x].txt", "a.txt", "b.txt", "c/d.txt"]
+    assert sorted(texts(tmp_path / "**")) == ["[x].txt", "a.txt", "b.txt", "c/d.txt", "c/e.md"]
+    assert texts(tmp_path / "[x].txt") == ["[x].txt"]  # it is there, so it is meant
+    monkeypatch.chdir(tmp_path)
+    assert texts(Path("c/*")) == ["c/d.txt", "c/e.md"]
+    with pytest.raises(UserError, match=r"\*\.log matches nothing"):
+        texts(tmp_path / "*.log")
+
+
+def test_a_file_named_twice_is_read_once(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    assert texts(tmp_path, tmp_path / "a.txt", tmp_path / "*.txt") == ["one"]
+
+
 def test_a_document_knows_its_file_and_place(tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
     file.write_text("one\n\ntwo")
     assert list(documents([file]))[-1] == Document("two", file, 8)
+
+
+@pytest.mark.parametrize("suffix", PACK)
+def test_places_grow_to_the_size_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    monkeypatch.setattr(streams, "CHUNK", 1 << 16)
+    file = tmp_path / f"a.txt{suffix}"
+    chance = os.urandom(300_000).hex()
+    text = "\n\n".join(chance[place : place + 99] for place in range(0, 600_000, 99))
+    file.write_bytes(PACK[suffix](text.encode()))
+    places = [document.place for document in documents([file])]
+    assert places == sorted(places)
+    assert 0 < places[0] < places[-1] == sizes([file])[file]
+
+
+def test_the_standard_input_is_text_or_what_it_is_said_to_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = piped(monkeypatch, b"one\n\ntwo\n")
+    assert list(documents([name])) == [Document("one", name, 9), Document("two", name, 9)]
+    name = piped(monkeypatch, b'{"body": "one"}\n')
+    assert [d.text for d in documents([name], field="body")] == ["one"]
+    name = piped(monkeypatch, b"1\tone\n2\ttwo\n")
+    assert [d.text for d in documents([name], column="2")] == ["one", "two"]
+    assert list(parts([piped(monkeypatch, b"one\n\ntwo\n")])) == ["one", "two"]
+    assert sizes([name]) == {name: None}
+    with pytest.raises(UserError, match="standard input is empty"):
+        texts(piped(monkeypatch, b""))
+    with pytest.raises(UserError, match=r"standard input is not UTF-8 at byte 2 \(line 2\)"):
+        texts(piped(monkeypatch, b"a\n\xff"))
+
+
+def test_a_pipe_with_a_name_is_read_and_has_no_size(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["sh", "-c", f"printf 'one\\n\\ntwo' > {pipe}"]):
+        assert sizes([pipe]) == {pipe: None}
+        assert texts(pipe) == ["one", "two"]
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
@@ -64,8 +194,85 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
 def test_a_byte_that_is_not_utf8_is_named(tmp_path: Path, suffix: str) -> None:
     file = tmp_path / f"a.txt{suffix}"
     file.write_bytes(PACK[suffix]("é\n\n好".encode() + b"ab\xffc\n"))
-    with pytest.raises(UserError, match=rf"a\.txt{suffix} is not UTF-8 at byte 9:"):
+    with pytest.raises(UserError, match=rf"a\.txt{suffix} is not UTF-8 at byte 9 \(line 3\):"):
         texts(file)
+
+
+@pytest.mark.parametrize("data", [b"one\ntw\xe5\xa5", b"one\ntw\xe5\xa5\nthree"])
+@pytest.mark.parametrize("size", [1, 5, 100])
+def test_a_character_cut_short_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, size: int
+) -> None:
+    monkeypatch.setattr(streams, "CHUNK", size)
+    (tmp_path / "a.txt").write_bytes(data)
+    with pytest.raises(UserError, match=r"not UTF-8 at byte 6 \(line 2\)"):
+        texts(tmp_path)
+
+
+@pytest.mark.parametrize("size", [1, 5, 100])
+def test_a_nul_byte_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr(streams, "CHUNK", size)
+    (tmp_path / "a.txt").write_bytes("é\nb\n\0c".encode())
+    with pytest.raises(UserError, match=r"a\.txt holds a NUL byte on line 3"):
+        texts(tmp_path)
+
+
+def test_a_document_too_long_to_hold_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "CHUNK", 4)
+    monkeypatch.setattr(streams, "LONGEST", 20)
+    monkeypatch.setattr(sources, "LONGEST", 20)
+    file = tmp_path / "a.txt"
+    file.write_text("one\n \n\n" + "x" * 20 + "\n")
+    assert texts(file) == ["one", "x" * 20]
+    file.write_text("one\n \n\n" + "x" * 21 + "\n")
+    with pytest.raises(
+        UserError, match=r"document that begins on line 4 of .*a\.txt is longer than"
+    ):
+        texts(file)
+    file.write_text("one\n\n\n\n" + "two\n" * 6)
+    with pytest.raises(UserError, match="begins on line 5 of"):
+        texts(file)
+    assert "".join(parts([file])) == "one" + "two\n" * 5 + "two"
+    (tmp_path / "b.jsonl").write_text('{"text": "one"}\n{"text": "%s"}' % ("x" * 21))
+    with pytest.raises(UserError, match=r"begins on line 2 of .*b\.jsonl is longer than 20 char"):
+        texts(tmp_path / "b.jsonl")
+
+
+def test_a_line_of_blanks_is_not_held_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "CHUNK", 4)
+    monkeypatch.setattr(sources, "BLANKS", 8)
+    (tmp_path / "a.txt").write_text("one\n" + " " * 30 + "two")
+    assert texts(tmp_path) == ["one\n" + " " * 30 + "two"]
+    (tmp_path / "a.txt").write_text(" " * 30 + "\n" * 30)
+    with pytest.raises(UserError, match="is empty"):
+        texts(tmp_path / "a.txt")
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_a_line(tmp_path: Path) -> None:
+    code = (
+        "import resource, sys; from pathlib import Path; from kinfolk.data.sources import parts\n"
+        "print(sum(map(len, parts([Path(sys.argv[1])]))),"
+        " resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    (tmp_path / "a.txt").write_text("很" * 100)
+    (tmp_path / "b.txt").write_text("很好的" * (1 << 23), encoding="utf-8")  # 75 MB
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", code, tmp_path / name],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.split()
+        for name in ("a.txt", "b.txt")
+    ]
+    (_, small), (count, large) = said
+    assert int(count) == 3 << 23
+    assert int(large) - int(small) < 32 << 10  # KiB
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
@@ -110,6 +317,36 @@ def test_nothing_to_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(" \n\n")
     with pytest.raises(UserError, match=r"a\.txt is empty"):
         texts(tmp_path / "a.txt")
+    with pytest.raises(UserError, match=r"a\.txt is empty"):
+        list(parts([tmp_path / "a.txt"]))
+    (tmp_path / "b.xz").write_bytes(b"")
+    with pytest.raises(UserError, match=r"b\.xz is empty"):
+        texts(tmp_path / "b.xz")
+
+
+def test_what_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b.txt").write_text("one")
+
+    def refuse(path: object, *_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", refuse)
+        with pytest.raises(UserError, match=r"b\.txt cannot be read \(Permission denied\)"):
+            texts(tmp_path)
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda p: scandir(p) if Path(p) == tmp_path else refuse(p))
+    with pytest.raises(UserError, match=r"a cannot be read \(Permission denied\)"):
+        texts(tmp_path)
+
+
+def test_a_field_or_a_column_without_a_table_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    with pytest.raises(UserError, match="--field body: only"):
+        documents([tmp_path], field="body")
+    with pytest.raises(UserError, match="--column 2: only"):
+        parts([tmp_path], column="2")
 
 
 @pytest.mark.real

@@ -1,11 +1,14 @@
 """Filling holes with tokens and with spans."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from kinfolk.errors import UserError
 from kinfolk.generation import GREEDY, fill_masks, fill_spans, generate
 from kinfolk.generation.filling import part
+from kinfolk.models import electra, xlnet
 from kinfolk.models.bert import Bert
 from kinfolk.models.gpt2 import GPT2
 from kinfolk.models.t5 import T5
@@ -69,3 +72,26 @@ def test_spans_are_what_the_decoder_writes(t5: T5) -> None:
     assert spans == part(written.ids, [40, 41], SENTINELS)
     with pytest.raises(UserError, match="no sentinel"):
         fill_spans(t5, [5, 6, 1], **options)  # type: ignore[arg-type]
+
+
+def test_xlnet_sees_nothing_of_its_holes() -> None:
+    torch.manual_seed(0)
+    model = replace(xlnet.PRESETS["nano"], vocab=60).build().eval()
+    found = [fill_masks(model, [10, hole, 12, hole, 5, 4], hole, top=4) for hole in (6, 40)]
+    assert [len(choices) for choices in found[0]] == [4, 4]
+    for one, other in zip(*found, strict=True):
+        assert [id for id, _ in one] == [id for id, _ in other]
+        assert [share for _, share in one] == pytest.approx([share for _, share in other])
+    assert fill_masks(model, [11, 6, 12, 6, 5, 4], 6, top=4) != found[0], "nothing is seen at all"
+
+
+def test_electra_fills_with_its_generator() -> None:
+    torch.manual_seed(0)
+    model = replace(electra.PRESETS["nano"], vocab=60, context=16).build().eval()
+    ids = [4, 10, 6, 12, 5]
+    ((best, share), *_) = fill_masks(model, ids, 6, top=3)[0]
+    with torch.no_grad():
+        hidden = model.guess(Inputs.of(torch.tensor([ids]), causal=False)).hidden[0, 2]
+        expected = model.predict(hidden).logits().softmax(-1)
+    assert best == int(expected.argmax())
+    assert share == pytest.approx(float(expected.max()))

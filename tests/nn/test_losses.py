@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kinfolk.nn import losses
-from kinfolk.nn.losses import chunks, cross_entropy
+from kinfolk.nn.losses import chunks, cross_entropy, smoothed_cross_entropy
 from kinfolk.types import IGNORED
 
 ROWS, WIDTH, VOCAB, PADDED = 7, 5, 11, 16
@@ -27,9 +27,13 @@ def drawn(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return hidden, weight, bias, labels
 
 
-def whole(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
+def whole(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float = 0.0
+) -> Tensor:
     logits = F.linear(hidden, weight[:VOCAB], bias)
-    return F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+    return F.cross_entropy(
+        logits, labels, ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing
+    )
 
 
 @pytest.fixture(params=[1, 2, 3, ROWS, 100])
@@ -63,6 +67,28 @@ def test_gradients_pass_the_numerical_check() -> None:
     assert torch.autograd.gradcheck(
         lambda h, w, b: cross_entropy(h, w, b, labels, VOCAB), (hidden, weight, bias)
     )
+
+
+@pytest.mark.parametrize("biased", [True, False], ids=["biased", "unbiased"])
+@pytest.mark.parametrize("smoothing", [0.1, 0.7])
+def test_smoothed_labels_equal_torchs_in_value_and_gradients(
+    rows: int, smoothing: float, biased: bool
+) -> None:
+    hidden, weight, bias, labels = drawn(torch.float64)
+    leaves = (hidden, weight, bias) if biased else (hidden, weight)
+    given = bias if biased else None
+    ours, plain = smoothed_cross_entropy(hidden, weight, given, labels, VOCAB, smoothing)
+    theirs = whole(hidden, weight, given, labels, smoothing)
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=0)
+    torch.testing.assert_close(plain, whole(hidden, weight, given, labels).detach())
+    assert not plain.requires_grad
+    for mine, other in zip(
+        torch.autograd.grad(3 * ours + plain, leaves),
+        torch.autograd.grad(3 * theirs, leaves),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-10)
+        assert not mine[VOCAB:].any()  # what the table has past the vocabulary
 
 
 def test_padding_of_the_vocabulary_takes_no_part() -> None:
@@ -129,14 +155,17 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def test_no_more_than_a_chunk_of_logits_is_ever_held(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_no_more_than_a_chunk_of_logits_is_ever_held(
+    smoothing: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows, width, vocab = 64, 4, 128
     hidden = torch.randn(rows, width, requires_grad=True)
     weight = torch.randn(vocab, width, requires_grad=True)
     labels = torch.randint(vocab, (rows,))
     monkeypatch.setattr(losses, "CHUNK", 8 * vocab)
     with Largest() as watch:
-        cross_entropy(hidden, weight, None, labels, vocab).backward()
+        smoothed_cross_entropy(hidden, weight, None, labels, vocab, smoothing)[0].backward()
     assert watch.elements == 8 * vocab  # and not 64 * vocab
     with Largest() as watch:
         F.cross_entropy(hidden @ weight.T, labels).backward()

@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 
 from kinfolk.data.feed import draw
+from kinfolk.data.pieces import Loose, Piece
 from kinfolk.errors import UserError
 from kinfolk.objectives.mlm import MLM, hide
+from kinfolk.text import KINDS, train
+from kinfolk.text.words import begins, starts
 from kinfolk.types import IGNORED
 
 RNG = np.random.default_rng(0)
@@ -23,6 +26,155 @@ def test_the_picture_holds(specials: Any, ids: Any, piece: Any, chosen: Any) -> 
     example = mlm(specials).example(piece(ids("the cat sat down")), rng)
     assert example.ids.tolist() == ids("[C] the [M] sat down [S]")
     assert example.labels.tolist() == ids(". . cat . . .")
+
+
+class Ordered:
+    """Random numbers that take words in a chosen order, and hide each token behind [MASK]."""
+
+    def __init__(self, order: list[int]) -> None:
+        self.order = order
+
+    def permutation(self, words: int) -> np.ndarray:
+        assert sorted(self.order) == list(range(words))
+        return np.array(self.order)
+
+    def random(self, tokens: int) -> np.ndarray:
+        return np.full(tokens, 0.5)
+
+    def choice(self, *_: object) -> np.ndarray:
+        return np.zeros(0, np.int64)
+
+
+def test_the_picture_of_whole_words_holds(specials: Any, ids: Any) -> None:
+    text = ids("the cat sat down")  # of which "cat sat" is one word
+    documents = Loose.of([[text]], words=[True, True, False, True])
+    way = mlm(specials, rate=0.4, whole=True)
+    example = way.example(Piece(documents, 0, 0, 4), Ordered([1, 0, 2]))  # type: ignore[arg-type]
+    assert example.ids.tolist() == ids("[C] the [M] [M] down [S]")
+    assert example.labels.tolist() == ids(". . cat sat . .")
+
+
+@pytest.mark.parametrize(
+    ("order", "hidden"),
+    [
+        ([0, 1, 2, 3], {10, 11}),  # two tokens of ten: the word of two is enough
+        ([1, 0, 3, 2], {10, 11}),  # the word of four is passed over, and so is what comes after
+        ([3, 1, 0, 2], {19}),  # one more token would do, and no word has one
+    ],
+)
+def test_a_word_that_would_be_too_much_is_passed_over(
+    specials: Any, order: list[int], hidden: set[int]
+) -> None:
+    words = np.array([1, 0, 1, 0, 0, 0, 1, 0, 0, 1], bool)  # of two, four, three and one
+    rng: Any = Ordered(order)
+    masked = hide(np.arange(10, 20), 0.2, specials, np.arange(10, 20), rng, words)
+    assert set(masked.labels[masked.labels != IGNORED].tolist()) == hidden
+
+
+def test_at_least_one_word_is_hidden_the_shortest_where_all_are_long(specials: Any) -> None:
+    words = np.array([1, 0, 0, 0, 1, 0, 0, 1, 0, 0], bool)
+    seen = set()
+    for index in range(30):
+        masked = hide(np.arange(10, 20), 0.1, specials, np.arange(10, 20), draw(0, 1, index), words)
+        seen.add(tuple(masked.labels[masked.labels != IGNORED].tolist()))
+    assert seen == {(14, 15, 16), (17, 18, 19)}
+
+
+def whole(example: Any, words: np.ndarray, specials: Any) -> bool:
+    """Say whether each word of a framed example is hidden with all its tokens or with none."""
+    number = np.cumsum(np.concatenate([[True], words, [True]]))
+    text = np.where(example.labels == IGNORED, example.ids, example.labels)
+    ordinary = ~np.isin(text, list(specials.all))
+    hidden = example.labels != IGNORED
+    shares = [hidden[(number == n) & ordinary] for n in np.unique(number[ordinary])]
+    return all(share.all() or not share.any() for share in shares)
+
+
+LINE = "The cat's whiskers twitched unbelievably, 我们在北京大学学习语言模型。 Café १२ ＡＢＣ！ "
+SIZES = {"bpe": 370, "word-bpe": 200, "wordpiece": 200, "unigram": 150, "word": 120}
+
+
+@pytest.mark.parametrize("by", ["spaces", "jieba"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_whole_words_are_hidden_whatever_the_tokens_and_the_language(kind: str, by: str) -> None:
+    tokenizer = train([LINE * 3], kind=kind, vocab=SIZES.get(kind, 400))
+    ids, places = tokenizer.offsets(LINE * 12)
+    words = begins(starts(LINE * 12, by), places)
+    way = MLM(specials=tokenizer.specials, vocab=tokenizer.vocab, length=66, whole=True)
+    pieces = way.pieces(Loose.of([[ids]], words=words.tolist()))
+    assert len(pieces) > 2
+    counts = maskable = 0
+    for index in range(len(pieces)):
+        piece = pieces[index]
+        first = piece.words.tolist()
+        for turn in range(10):
+            example = way.example(piece, draw(0, turn, index))
+            again = way.example(piece, draw(0, turn, index))
+            assert (example.ids == again.ids).all() and (example.labels == again.labels).all()
+            assert whole(example, piece.words, tokenizer.specials)
+            text = np.where(example.labels == IGNORED, example.ids, example.labels)
+            assert text[1:-1].tolist() == piece.ids.tolist() and piece.words.tolist() == first
+            counts += int((example.labels != IGNORED).sum())
+            maskable += int((~np.isin(text, list(tokenizer.specials.all))).sum())
+    # Some words are passed over, and a short rest of a document may be one long word.
+    assert 0.12 < counts / maskable < 0.18
+
+
+def test_whole_words_are_hidden_at_the_rate_and_each_token_has_its_own_fate(specials: Any) -> None:
+    draws = draw(0, 0, 0)
+    words = draws.random(400) < 0.6
+    words[0] = True
+    ids = np.arange(10, 410)
+    counts = np.zeros(3)
+    mixed = 0
+    for index in range(300):
+        masked = hide(ids, 0.15, specials, np.arange(10, 10_000), draw(3, 1, index), words)
+        at = masked.labels != IGNORED
+        assert at.sum() == 60  # with so many words there is always one that fits
+        behind, kept = masked.ids == specials.mask, masked.ids == ids
+        counts += (behind & at).sum(), (kept & at).sum(), (~behind & ~kept & at).sum()
+        number = np.cumsum(words)
+        mixed += sum(len(set(behind[at & (number == n)])) == 2 for n in np.unique(number[at]))
+    expected = np.array([0.8, 0.1, 0.1]) * counts.sum()
+    assert ((counts - expected) ** 2 / expected).sum() < 18.4
+    assert mixed > 100
+
+
+def test_every_word_is_hidden_in_some_draw(specials: Any) -> None:
+    words = np.array([1, 0, 1, 1, 0, 0] * 5, bool)
+    ids, seen = np.arange(10, 40), set[int]()
+    for index in range(200):
+        masked = hide(ids, 0.2, specials, ids, draw(5, 1, index), words)
+        seen |= set(masked.labels.tolist())
+    assert seen == {IGNORED, *ids.tolist()}
+
+
+def test_the_rest_of_a_word_that_began_before_its_piece_is_a_word(specials: Any) -> None:
+    documents = Loose.of([[list(range(20, 28))]], words=[1, 0, 0, 0, 0, 0, 1, 1])  # type: ignore[list-item]
+    way = mlm(specials, length=6, rate=0.5, whole=True)
+    second = way.pieces(documents)[1]
+    assert second.words.tolist() == [False, False, True, True]
+    seen = set()
+    for index in range(40):
+        labels = way.example(second, draw(0, 1, index)).labels
+        seen.add(tuple(labels[labels != IGNORED].tolist()))
+    assert seen == {(24, 25), (26, 27)}
+
+
+def test_specials_are_never_hidden_with_their_words(specials: Any) -> None:
+    ids = np.array([20, specials.unk, 21, 22])
+    words = np.array([True, False, False, True])
+    for index in range(50):
+        masked = hide(ids, 0.7, specials, np.array([30]), draw(0, 1, index), words)
+        assert masked.labels[1] == IGNORED and masked.ids[1] == specials.unk
+    nothing = hide(ids[1:2], 0.7, specials, np.array([30]), RNG, words[:1])
+    assert (nothing.labels == IGNORED).all()
+
+
+def test_documents_that_do_not_know_their_words_are_refused_at_once(specials: Any) -> None:
+    with pytest.raises(UserError, match="do not know their words"):
+        mlm(specials, whole=True).pieces(Loose.of([[[20, 21]]]))
+    assert len(mlm(specials).pieces(Loose.of([[[20, 21]]]))) == 1
 
 
 def test_sight_is_the_whole_of_ones_own_text(

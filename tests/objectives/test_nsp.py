@@ -115,24 +115,47 @@ def test_segments_count_the_marks_with_their_texts(specials: Any) -> None:
         assert example.ids[len(first) + 1] == example.ids[-1] == specials.sep
 
 
-def test_one_sentence_is_split_in_its_middle(specials: Any) -> None:
+def test_one_sentence_is_split_in_its_middle_and_no_verdict_asked_for(specials: Any) -> None:
     way = nsp(specials, rate=0.01)
     text = Loose.of([[list(range(20, 26))], [[40, 41]]])
-    example = way.example(way.pieces(text)[0], draw(0, 1, 3))
-    assert len(sides(example)[0]) == 3
+    examples = [way.example(way.pieces(text)[0], draw(0, 1, i)) for i in range(20)]
+    for example in examples:
+        assert sides(example) == ([20, 21, 22], [23, 24, 25])
+        assert example.next == IGNORED
+    batch = way.collate([examples])
+    assert batch.counts["pairs"] == 0
+    assert (batch.targets.next == IGNORED).all()
 
 
 def test_documents_are_as_likely_as_they_are_long(specials: Any) -> None:
     text = Loose.of([[[20, 21]], [[30]], [list(range(40, 49))]])
     piece = Piece(text, 0, 0, 2)
-    homes = [int(piece.elsewhere(draw(0, 1, i), 1)[0]) // 40 for i in range(2000)]
+    homes = [int(piece.elsewhere(draw(0, 1, i), 1).ids[0]) // 40 for i in range(2000)]
     assert abs(np.mean(homes) - 0.9) < 4 * np.sqrt(0.9 * 0.1 / 2000)
 
 
 def test_strangers_skip_empty_documents(specials: Any) -> None:
     text = Loose.of([[], [[20, 21]], [], [[30, 31]], []])
-    drawn = {tuple(Piece(text, 1, 0, 2).elsewhere(draw(0, 1, i), 2).tolist()) for i in range(50)}
+    piece = Piece(text, 1, 0, 2)
+    drawn = {tuple(piece.elsewhere(draw(0, 1, i), 2).ids.tolist()) for i in range(50)}
     assert drawn == {(30, 31)}
+
+
+def test_whole_words_are_hidden_in_both_texts(specials: Any) -> None:
+    """Words of two and three tokens by turns, in pairs of friends and of strangers."""
+    sentences = [[list(range(t, t + 5)), list(range(t + 5, t + 10))] for t in TENS]
+    text = Loose.of(sentences, words=[True, False, True, False, False] * 12)
+    way = nsp(specials, length=32, rate=0.3, whole=True)
+    pieces, verdicts = way.pieces(text), set()
+    for index in range(300):
+        example = way.example(pieces[index % 6], draw(0, 1, index))
+        hidden = {int(i) for i in example.labels if i != IGNORED}
+        verdicts.add(example.next)
+        for first in range(20, 80, 5):
+            for word in ({first, first + 1}, {first + 2, first + 3, first + 4}):
+                assert not word & hidden or word <= hidden
+        assert 2 <= len(hidden) <= 3
+    assert verdicts == {FOLLOWS, STRANGER}
 
 
 def test_one_document_has_no_strangers(specials: Any) -> None:

@@ -1,5 +1,6 @@
 """A run folder holds all that is promised, and a run learns what it should."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -7,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from kinfolk.data.mixture import Mixture
 from kinfolk.errors import UserError
 from kinfolk.recipes.opening import load
 from kinfolk.recipes.pretraining import Run, pick, pretrain
-from kinfolk.recipes.recipe import Recipe
+from kinfolk.recipes.recipe import Recipe, Share
 from kinfolk.training import checkpoints
 from kinfolk.training.log import read
 from little import MEMBERS, Home, tree
@@ -152,3 +154,20 @@ def test_an_objective_that_hides_nothing_or_all_is_refused(
 ) -> None:
     with pytest.raises(UserError, match="hid"):
         home.recipe(member, setting)
+
+
+def test_what_a_mixture_holds_out_is_scored_in_its_shares(
+    home: Home, second: Path, tmp_path: Path
+) -> None:
+    corpora = (Share(str(home.corpus), 1.0), Share(str(second), 3.0))
+    recipe = dataclasses.replace(home.recipe("gpt2"), corpus=corpora)
+    run = Run(recipe, tmp_path)
+    assert isinstance(run.feed, Mixture) and isinstance(run.held_out, Mixture)
+    assert run.feed.turns.counts == run.held_out.turns.counts == (1, 3)
+    folders = [Path(share.corpus) / "holdout" for share in corpora]
+    assert [feed.pieces.documents.folder for feed in run.held_out.feeds] == folders
+    # A corpus that holds nothing out has no part in it.
+    bare = (Share(str(home.corpus / "holdout")), Share(str(second), 3.0))
+    run = Run(dataclasses.replace(recipe, corpus=bare), tmp_path)
+    assert not isinstance(run.held_out, Mixture) and run.held_out is not None
+    assert run.held_out.pieces.documents.folder == folders[1]

@@ -1,5 +1,7 @@
 """A recipe: one value for a whole run, put together from a name and a corpus."""
 
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import pytest
 from kinfolk.data.shards import Corpus
 from kinfolk.errors import UserError
 from kinfolk.recipes.catalogue import member, members
-from kinfolk.recipes.recipe import Recipe, default_length, recipe
+from kinfolk.recipes.recipe import Recipe, Share, default_length, recipe, shares
 from little import Home
 
 PAIRS = [(m.name, way) for m in members().values() for way in m.objectives]
@@ -68,7 +70,7 @@ def test_rows_are_as_long_as_a_network_makes_use_of(name: str, length: int) -> N
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"name": "gtp2"}, r"no member 'gtp2' in the family: did you mean gpt2\?"),
+        ({"name": "gtp2"}, r"no member 'gtp2' in the family: did you mean gpt2, gpt or gpt3\?"),
         ({"name": "gpt2/teeny"}, r"gpt2 has no size 'teeny': did you mean tiny"),
         ({"objective": "mlm"}, r"gpt2 cannot learn by 'mlm': it learns by clm"),
         ({"length": 7}, r"rows of 7 tokens are too short"),
@@ -103,3 +105,71 @@ def test_a_file_that_is_no_recipe_is_told(tmp_path: Path, text: str | None, said
         path.write_text(text)
     with pytest.raises(UserError, match=said):
         Recipe.read(path)
+
+
+def test_a_mixture_comes_back_from_its_file(home: Home, second: Path, tmp_path: Path) -> None:
+    mixture = [Share(str(home.corpus), 0.7), Share(str(second), 0.3)]
+    found = recipe("gpt2/nano", mixture, length=32)
+    assert found.shares == found.corpus == tuple(mixture)
+    found.write(tmp_path / "recipe.json")
+    assert Recipe.read(tmp_path / "recipe.json") == found
+
+
+def test_one_corpus_is_written_as_it_always_was(home: Home, tmp_path: Path) -> None:
+    found = recipe("gpt2/nano", [Share(str(home.corpus), 0.7)], length=32)
+    assert found == recipe("gpt2/nano", home.corpus, length=32)
+    assert found.shares == (Share(str(home.corpus)),)
+    found.write(tmp_path / "recipe.json")
+    said = json.loads((tmp_path / "recipe.json").read_text(encoding="utf-8"))
+    assert said["corpus"] == str(home.corpus)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (["news"], [("news", 1)]),
+        (["news=0.7", "law=0.3"], [("news", 0.7), ("law", 0.3)]),
+        (["news", "law"], [("news", 1), ("law", 1)]),
+        (["a=b/c=2"], [("a=b/c", 2)]),
+        (["a=b"], [("a=b", 1)]),
+        (["=3"], [("=3", 1)]),
+        (["rate=1e-3=5"], [("rate=1e-3", 5)]),
+        (["here=3"], [("here=3", 1)]),  # there is such a folder
+        (["here=3=3"], [("here=3", 3)]),
+    ],
+)
+def test_a_corpus_may_be_named_with_its_weight(
+    said: list[str],
+    expected: list[tuple[str, float]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here=3").mkdir()
+    assert shares(said) == [Share(*pair) for pair in expected]
+
+
+def test_weights_are_for_all_corpora_or_for_none() -> None:
+    with pytest.raises(UserError, match="--corpus law has no weight and another has"):
+        shares(["news=0.7", "law"])
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, math.nan, math.inf])
+def test_a_weight_that_is_none_is_refused(weight: float, home: Home, second: Path) -> None:
+    with pytest.raises(UserError, match="is no weight: give one above 0"):
+        recipe("gpt2/nano", [Share(str(home.corpus), weight), Share(str(second))], length=32)
+
+
+def test_corpora_that_cannot_be_mixed_are_refused(home: Home, second: Path, tmp_path: Path) -> None:
+    twice = [Share(str(second)), Share(str(second / ".." / "second"))]
+    with pytest.raises(UserError, match="named twice"):
+        recipe("gpt2/nano", twice, length=32)
+    with pytest.raises(UserError, match="no corpus was named"):
+        recipe("gpt2/nano", [], length=32)
+    other = Home.make(tmp_path, seed=1)
+    with pytest.raises(UserError, match="made with different tokenizers") as said:
+        recipe("gpt2/nano", [Share(str(second)), Share(str(other.corpus))], length=32)
+    assert str(second) in str(said.value) and str(other.corpus) in str(said.value)
+    few = [Share(str(home.corpus)), Share(str(second / "holdout"))]
+    with pytest.raises(UserError, match=r"holdout has .* tokens, fewer than one row of 1000"):
+        recipe("gpt2/nano", few, length=1000)

@@ -1,11 +1,16 @@
 """The page of a run shows its curve, and the lines under it."""
 
+import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kinfolk.data.shards import Corpus
-from kinfolk.recipes.evaluation import baselines
+from kinfolk.metrics.baselines import entropy
+from kinfolk.recipes.evaluation import baselines, mixed_baselines
+from kinfolk.recipes.pretraining import pretrain
+from kinfolk.recipes.recipe import Share
 from kinfolk.recipes.reporting import curves, lines, report
 from kinfolk.training.log import read
 from little import MEMBERS, Home
@@ -40,3 +45,40 @@ def test_baselines_are_priced_by_byte_where_text_was_held_out(home: Home) -> Non
     assert trigram.bits_per_byte < unigram.bits_per_byte
     (alone,) = lines(baselines(corpus, None))
     assert alone.bits_per_byte is None
+
+
+def test_the_page_of_a_mixture_names_every_corpus(home: Home, second: Path, tmp_path: Path) -> None:
+    mixture = (Share(str(home.corpus), 3), Share(str(second), 1))
+    recipe = dataclasses.replace(home.recipe("gpt2", "train.steps=3"), corpus=mixture)
+    page = report(pretrain(recipe, tmp_path / "run")).read_text(encoding="utf-8")
+    for share, said in zip(
+        mixture, ("corpus, 75.0% of rows", "second, 25.0% of rows"), strict=True
+    ):
+        assert f"{said}: {share.open().tokens:,} tokens" in page
+    assert "Kneser-Ney" in page and "held out" in page
+
+
+def test_the_lines_of_a_mixture_weigh_a_token_as_its_rows_do(home: Home, second: Path) -> None:
+    first, other = Corpus.open(home.corpus), Corpus.open(second)
+    held = [Corpus.open(c.folder / "holdout") for c in (first, other)]
+    found = mixed_baselines([(first, held[0], 3.0), (other, held[1], 1.0)])
+    shares = [text.counts() / text.tokens for text in held]
+    mixed = 0.75 * shares[0] + 0.25 * shares[1]
+    mixed = mixed[mixed > 0]
+    assert found.unigram == pytest.approx(-(mixed * np.log(mixed)).sum(), abs=1e-9)
+    # Nearly all weight on one side: that side's own line.
+    nearly = mixed_baselines([(first, held[0], 1.0), (other, held[1], 1e-9)])
+    assert nearly.unigram == pytest.approx(entropy(held[0].counts()), abs=1e-6)
+    assert found.trigram is not None and nearly.trigram is not None
+    assert found.trigram.tokens == sum(text.tokens + text.documents for text in held)
+    # The 3-gram model is the same for any weights, and each text is priced by itself.
+    sides = [
+        mixed_baselines([(first, a, 1.0), (other, b, 1.0)]).trigram
+        for a, b in ((held[0], None), (None, held[1]))
+    ]
+    assert sides[0] is not None and sides[1] is not None
+    assert found.trigram.loss == pytest.approx(0.75 * sides[0].loss + 0.25 * sides[1].loss)
+    assert nearly.trigram.loss == pytest.approx(sides[0].loss, rel=1e-6)
+    assert nearly.trigram.bits_per_byte == pytest.approx(sides[0].bits_per_byte, rel=1e-3)
+    alone = mixed_baselines([(first, None, 3.0), (other, None, 1.0)])
+    assert alone.trigram is None and lines(alone)[0].bits_per_byte is None

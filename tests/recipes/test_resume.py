@@ -1,6 +1,7 @@
 """A run that was killed, torn or interrupted ends as if nothing had happened, to the bit."""
 
 import dataclasses
+import json
 import shutil
 import signal
 import warnings
@@ -13,8 +14,8 @@ from deaths import at, death, inside
 
 from kinfolk.errors import UserError
 from kinfolk.recipes import pretraining
-from kinfolk.recipes.pretraining import pretrain, resume
-from kinfolk.recipes.recipe import Recipe
+from kinfolk.recipes.pretraining import Run, pretrain, resume
+from kinfolk.recipes.recipe import Recipe, Share
 from kinfolk.training import step as steps
 from kinfolk.training.checkpoints import TornCheckpoint
 from kinfolk.training.loop import Progress
@@ -258,6 +259,69 @@ def test_a_corpus_in_other_ids_is_not_taken_for_the_first(
     with pytest.raises(UserError, match="made with another tokenizer"):
         resume(run)
     assert tree(run) == before
+
+
+def mixture(home: Home, second: Path, member: str, *settings: str) -> Recipe:
+    """Put a run on two corpora together."""
+    corpora = (Share(str(home.corpus), 0.7), Share(str(second), 0.3))
+    return dataclasses.replace(home.recipe(member, *settings), corpus=corpora)
+
+
+@pytest.mark.parametrize(("member", "workers", "deaths"), [("gpt2", 0, (3, 9)), ("bert", 2, (6,))])
+def test_a_killed_run_on_a_mixture_ends_like_one_left_alone(
+    member: str,
+    workers: int,
+    deaths: tuple[int, ...],
+    home: Home,
+    second: Path,
+    runs: dict[str, Path],
+    tmp_path: Path,
+) -> None:
+    whole = pretrain(mixture(home, second, member), tmp_path / "whole")
+    run = tmp_path / "run"
+    recipe = mixture(home, second, member, f"train.workers={workers}")
+    for step in deaths:
+        death(recipe, run, at, step)
+    resume(run)
+    same(run, whole, WEIGHTS)
+    # And it is another run than that on the first corpus alone.
+    with pytest.raises(AssertionError):
+        same(run, runs[member], WEIGHTS)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_other_text_in_the_same_ids_is_not_taken_for_the_first(
+    mixed: bool, home: Home, second: Path, tmp_path: Path
+) -> None:
+    run, text = tmp_path / "run", tmp_path / "text"
+    shutil.copytree(home.corpus, text)
+    recipe = dataclasses.replace(home.recipe("gpt2"), corpus=str(text))
+    if mixed:
+        corpora = (Share(str(second), 0.5), Share(str(text), 0.5))
+        recipe = dataclasses.replace(recipe, corpus=corpora)
+    death(recipe, run, at, 6)
+    shutil.rmtree(text)
+    shutil.copytree(second / "holdout", text)
+    before = tree(run)
+    with pytest.raises(UserError, match=f"{text} holds other text than when this run began"):
+        resume(run)
+    assert tree(run) == before
+    # The same text in another place is the same text.
+    shutil.rmtree(text)
+    shutil.copytree(home.corpus, text)
+    resume(run)
+
+
+def test_a_checkpoint_from_before_fingerprints_resumes(dead: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "step-00000008"
+    shutil.copytree(dead / "checkpoints" / "step-00000008", folder)
+    run = Run(Recipe.read(dead / "recipe.json"), tmp_path)
+    state = json.loads((folder / "training.json").read_text(encoding="utf-8"))
+    assert state.pop("text") == run.fingerprints
+    (folder / "training.json").write_text(json.dumps(state), encoding="utf-8")
+    run.restore(folder)
+    with pytest.raises(UserError, match="holds other text"):
+        run.check([*run.fingerprints, "of a corpus that the recipe no longer names"])
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"is": 3}', '{"is": "kinfolk.x:Y"}'])

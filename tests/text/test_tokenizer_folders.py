@@ -14,7 +14,15 @@ TEXT = [
     "It was the best of times, it was the worst of times.\nIt's the age of foolishness!",
     "你好，世界。今天的天气很好，我们去公园。",
 ] * 3
-SIZES = {"bpe": 400, "wordpiece": 215, "unigram": 157, "word": 130, "char": 4096, "byte": 0}
+SIZES = {
+    "bpe": 400,
+    "word-bpe": 190,
+    "wordpiece": 200,
+    "unigram": 157,
+    "word": 130,
+    "char": 4096,
+    "byte": 0,
+}
 PROBES = ["The [MASK] sat", " the  cat\n好 <extra_id_3> x", "it's <|endoftext|>the age", ""]
 
 

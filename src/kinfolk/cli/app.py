@@ -1,6 +1,7 @@
 """The commands, and what they share."""
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -18,6 +19,12 @@ console = Console()
 errors = Console(stderr=True)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
+Files = Annotated[
+    list[Path],
+    typer.Argument(
+        help="Text, .jsonl, .tsv, .csv or .parquet; folders, 'patterns*', - or hf:NAME."
+    ),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 
 
@@ -32,11 +39,13 @@ def print_json(value: Any) -> None:
 
 
 from kinfolk.cli import (  # noqa: E402  # the commands register themselves on `app`
+    audit,
     corpora,
     folders,
     quickstart,
     runs,
+    tokenizers,
     writing,
 )
 
-__all__ = ["app", "corpora", "folders", "quickstart", "runs", "writing"]
+__all__ = ["app", "audit", "corpora", "folders", "quickstart", "runs", "tokenizers", "writing"]

@@ -18,8 +18,9 @@ def export(
 
     The checkpoints of a run are such folders already; this leaves out what only a resume needs.
     """
-    from kinfolk.recipes.opening import copy
+    from kinfolk.recipes.opening import able, copy, load
 
+    able(load(model)[0], "export")
     copy(model, out)
     print(f"AutoModel.from_pretrained({str(out)!r}) opens it")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
-from rich.table import Table
+from rich.table import Column, Table
 
 from kinfolk.cli.app import AsJson, Device, app, console, errors, example, print_json
 from kinfolk.errors import UserError
@@ -27,7 +27,8 @@ def members(json: AsJson = False) -> None:
         fields = ("name", "title", "paper", "year", "kind", "objectives", "sizes", "can")
         print_json([{field: getattr(m, field) for field in fields} for m in found])
         return
-    table = Table("name", "paper", "kind", "learns by", "sizes", "can", box=None, pad_edge=False)
+    headings = ("paper", "kind", "learns by", "sizes", "can")
+    table = Table(Column("name", no_wrap=True), *headings, box=None, pad_edge=False)
     for m in found:
         lists = (", ".join(m.objectives), ", ".join(m.sizes), ", ".join(m.can))
         table.add_row(f"[bold]{m.name}[/]", f"{m.title}, {m.paper}", m.kind, *lists)
@@ -40,7 +41,10 @@ def members(json: AsJson = False) -> None:
 def pretrain(
     name: Annotated[str | None, typer.Argument(metavar="MEMBER[/SIZE]")] = None,
     settings: Annotated[list[str] | None, typer.Argument(metavar="FIELD.PATH=VALUE...")] = None,
-    corpus: Annotated[Path | None, typer.Option(help="A corpus folder.")] = None,
+    corpus: Annotated[
+        list[str] | None,
+        typer.Option(help="A corpus folder; several as FOLDER=WEIGHT, by their shares of rows."),
+    ] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="The run folder.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with this run.")] = None,
     objective: Annotated[str | None, typer.Option(help="What to learn by.")] = None,
@@ -50,22 +54,52 @@ def pretrain(
     seed: Annotated[int | None, typer.Option(help="What all chance follows from.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that make batches.")] = None,
+    source: Annotated[Path | None, typer.Option(help="Texts to read, one a line.")] = None,
+    target: Annotated[Path | None, typer.Option(help="What to write about each.")] = None,
+    pairs: Annotated[Path | None, typer.Option(help="Or both, with a tab between.")] = None,
+    dev_source: Annotated[Path | None, typer.Option(help="The same to measure BLEU on.")] = None,
+    dev_target: Annotated[Path | None, typer.Option(help="Their translations.")] = None,
+    dev_pairs: Annotated[Path | None, typer.Option(help="Or both.")] = None,
+    vocab: Annotated[int | None, typer.Option(help="Ids that both sides share.")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="Or a tokenizer for both.")] = None,
+    prefix: Annotated[str | None, typer.Option(help="What stands before every source.")] = None,
     json: AsJson = False,
 ) -> None:
-    """Pretrain a member of the family on a corpus, or go on with a run that was stopped."""
-    from kinfolk.recipes import pretraining
-    from kinfolk.recipes.recipe import recipe
+    """Pretrain a member of the family on a corpus, or go on with a run that was stopped.
+
+    Several corpora are mixed by their weights: `--corpus news=0.7 --corpus law=0.3` takes seven
+    rows of ten from `news`, whatever the sizes of the two.
+
+    An encoder-decoder also learns from pairs of texts: `pretrain transformer --source train.en
+    --target train.de --dev-source val.en --dev-target val.de` makes a vocabulary and a corpus in
+    the run folder, learns to translate, and ends with BLEU on the last two files.
+    """
+    from kinfolk.recipes import pretraining, translation
+    from kinfolk.recipes.recipe import recipe, shares
     from kinfolk.recipes.reporting import report
 
+    texts = translation.texts(
+        source=source,
+        target=target,
+        pairs=pairs,
+        dev_source=dev_source,
+        dev_target=dev_target,
+        dev_pairs=dev_pairs,
+        vocab=vocab,
+        tokenizer=tokenizer,
+        prefix=prefix,
+    )
     if resume is not None:
-        others = (name, corpus, out, objective, steps, batch, length, seed, device, workers)
-        if settings or any(other is not None for other in others):
+        others = (name, out, objective, steps, batch, length, seed, device, workers, texts)
+        if corpus or settings or any(other is not None for other in others):
             raise UserError("--resume goes on with a run as it was begun: give it alone")
         with watching(str(resume)) as watch:
             folder = pretraining.resume(resume, watch=watch)
     else:
-        if name is None or corpus is None or out is None:
+        if name is None or out is None or not (corpus or texts):
             raise UserError("give MEMBER, --corpus and -o, or --resume RUN")
+        if corpus and texts:
+            raise UserError("give either --corpus or pairs of texts, not both")
         given = {
             "steps": steps,
             "batch": batch,
@@ -74,20 +108,37 @@ def pretrain(
             "workers": workers,
         }
         all_settings = [f"train.{k}={v}" for k, v in given.items() if v is not None]
-        chosen = recipe(
-            name,
-            corpus,
-            objective=objective,
-            length=length,
-            settings=[*all_settings, *(settings or [])],
-        )
-        with watching(chosen.name) as watch:
-            folder = pretraining.pretrain(chosen, out, watch=watch)
+        all_settings += settings or []
+        if texts is not None:
+            chosen = translation.begin(
+                name,
+                texts,
+                out,
+                objective=objective,
+                length=length,
+                settings=all_settings,
+                say=lambda sentence: errors.print(sentence, highlight=False),
+            )
+            with watching(chosen.name) as watch:
+                folder = pretraining.resume(out, watch=watch)
+        else:
+            chosen = recipe(
+                name,
+                shares(corpus or []),
+                objective=objective,
+                length=length,
+                settings=all_settings,
+            )
+            with watching(chosen.name) as watch:
+                folder = pretraining.pretrain(chosen, out, watch=watch)
     page = report(folder)
+    score = translation.score(folder)
     if json:
-        print_json({"run": str(folder), "report": str(page)})
-    else:
-        print(f"the model is in {folder}/checkpoints/last, its curve in {page}")
+        print_json({"run": str(folder), "report": str(page), **(score or {})})
+        return
+    print(f"the model is in {folder}/checkpoints/last, its curve in {page}")
+    if score is not None:
+        print(f"BLEU {score['bleu']:.1f} on {score['pairs']:,} pairs ({score['signature']})")
 
 
 @contextmanager
@@ -124,6 +175,10 @@ def evaluate(
     corpus: Annotated[Path | None, typer.Option(help="A corpus folder.")] = None,
     text: Annotated[Path | None, typer.Option(help="A text file.")] = None,
     length: Annotated[int | None, typer.Option(help="Tokens seen at a time, at most.")] = None,
+    source: Annotated[Path | None, typer.Option(help="Texts to translate, one a line.")] = None,
+    target: Annotated[Path | None, typer.Option(help="Their translations.")] = None,
+    pairs: Annotated[Path | None, typer.Option(help="Or both, with a tab between.")] = None,
+    prefix: Annotated[str | None, typer.Option(help="What stands before every source.")] = None,
     device: Device = "auto",
     json: AsJson = False,
 ) -> None:
@@ -131,19 +186,28 @@ def evaluate(
 
     A decoder is scored by the likelihood of the text. An encoder has none: it is scored by its
     pseudo-likelihood, each token predicted from all the others; an encoder-decoder likewise, by
-    spans.
+    spans. One that translates is scored by BLEU on `--source` and `--target`.
     """
-    from kinfolk.recipes.evaluation import evaluate
+    from kinfolk.recipes import translation
+    from kinfolk.recipes.evaluation import evaluate, verdicts
 
-    score, kind = evaluate(model, corpus=corpus, text=text, length=length, device=device)
-    values = {
-        "loss": score.loss,
-        "perplexity": score.perplexity,
-        "bits_per_byte": score.bits_per_byte,
-        "tokens": score.tokens,
-        "bytes": score.bytes,
-        "kind": kind,
-    }
+    texts = translation.texts(source=source, target=target, pairs=pairs, prefix=prefix)
+    if texts is not None and (corpus is not None or text is not None):
+        raise UserError("give pairs of texts alone, without --corpus or --text")
+    values: dict[str, float | int | str]
+    if texts is not None:
+        values = translation.evaluate(model, texts, device=device)
+    else:
+        score, kind = evaluate(model, corpus=corpus, text=text, length=length, device=device)
+        values = {
+            "loss": score.loss,
+            "perplexity": score.perplexity,
+            "bits_per_byte": score.bits_per_byte,
+            "tokens": score.tokens,
+            "bytes": score.bytes,
+            "kind": kind,
+            **verdicts(model, corpus=corpus, text=text, length=length, device=device),
+        }
     if json:
         print_json(values)
         return

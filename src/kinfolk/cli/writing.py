@@ -59,12 +59,18 @@ def generate(
 @app.command(epilog=example('kinfolk fill runs/bert "The [MASK] sat on the mat."'))
 def fill(
     model: ModelPath,
-    text: Annotated[str, typer.Argument(help="A text with [MASK] where words are missing.")],
+    text: Annotated[
+        str,
+        typer.Argument(
+            help="A text with [MASK] where words are missing; for GLM also [sMASK] for a sentence "
+            "and [gMASK] for all the rest."
+        ),
+    ],
     top: Annotated[int, typer.Option(help="Choices shown for each hole.")] = 5,
     device: Device = "auto",
     json: AsJson = False,
 ) -> None:
-    """Fill the holes of a text: a token each by an encoder, a span each by an encoder-decoder."""
+    """Fill the holes of a text: a token each by an encoder, a span each by all others."""
     from kinfolk.generation import fill_text
     from kinfolk.recipes.opening import able, load
     from kinfolk.recipes.pretraining import pick

@@ -1,51 +1,102 @@
 """Documents to ids, sentence by sentence; the ids are those of the whole text."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from kinfolk.data.lexicon import Lexicon, numbers
+from kinfolk.data.shards import Ids
 from kinfolk.data.writer import Encoded
 from kinfolk.text import Tokenizer, boundaries
 
-LONGEST = 1 << 20  # characters encoded at once: the library takes a hundred bytes a token
+LONGEST = 1 << 18  # characters encoded at once: the library takes a hundred bytes a token
 _LINE = re.compile(r"\n(?=\S)")
 
 
 class Encoder:
-    """Encode documents and count the tokens of each sentence."""
+    """Encode documents and count the tokens of each sentence.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    With `words`, the name of a segmenter, it also says which tokens begin a word.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, words: str | None = None, type: npt.DTypeLike = np.int64
+    ) -> None:
+        self._lexicon = Lexicon(tokenizer, words)
+        self._marked, self._type = words is not None, type
         whole, first, second = (tokenizer.offsets(text)[0] for text in ("a\nb", "a\n", "b"))
         # Only some foreign tokenizers give a text other ids than its lines have.
         self._parts = whole == first + second
 
     def __call__(self, texts: Sequence[str]) -> Encoded:
         """Encode documents, each by itself."""
-        ids: list[int] = []
-        sentences: list[int] = []
-        documents: list[int] = []
-        for text in texts:
-            before = len(sentences)
-            for part in _parts(text) if self._parts else [text]:
-                found, places = self._tokenizer.offsets(part)
-                ids += found
-                sentences += _lengths([start for start, _ in places], boundaries(part))
-            documents.append(len(sentences) - before)
+        parts = (
+            (number, part)
+            for number, text in enumerate(texts)
+            for part in (_parts(text) if self._parts else [text])
+        )
+        found = [self._together(group) for group in _groups(parts)]
+        ids, marks, lengths, owners = (
+            np.concatenate(column) for column in zip(*found, strict=True)
+        )
         return Encoded(
-            np.array(ids, np.int64),
-            np.array(sentences, np.int32),
-            np.array(documents, np.int64),
+            ids,
+            lengths,
+            np.bincount(owners, minlength=len(texts)),
             np.array([len(text.encode()) for text in texts], np.int64),
+            marks if self._marked else None,
         )
 
+    def _together(self, group: Sequence[tuple[int, str]]) -> tuple[npt.NDArray[Any], ...]:
+        """Encode parts of documents: ids, marks, lengths of sentences and whose each of them is."""
+        words: list[str] = []
+        ends: list[int] = []  # of sentences, in characters since the first part
+        owners: list[int] = []
+        read = 0
+        for number, part in group:
+            words += self._lexicon.split(part)
+            own = boundaries(part)
+            ends += [read + end for end in own]
+            owners += [number] * len(own)
+            read += len(part)
+        found = list(map(self._lexicon.__getitem__, words))
+        lengths = np.diff(self._cuts(words, found, np.array(ends, np.int64)), prepend=0)
+        ids, marks = numbers(found)
+        self._lexicon.forget()
+        filled = lengths > 0
+        whose = np.array(owners, np.int64)[filled]
+        return ids.astype(self._type), marks, lengths[filled].astype(np.int32), whose
 
-def _lengths(starts: list[int], ends: list[int]) -> list[int]:
-    """Count the tokens of each sentence; one that crosses an end belongs to the sentence before."""
-    cuts = np.searchsorted(starts, ends, side="left")
-    lengths: list[int] = np.diff(cuts, prepend=0).tolist()
-    return [length for length in lengths if length]
+    def _cuts(self, words: Sequence[str], found: Sequence[bytes], ends: Ids) -> Ids:
+        """Count the tokens before each end; one that crosses it belongs to the sentence before."""
+        places = np.cumsum(np.fromiter(map(len, words), np.int64, len(words)))
+        tokens = np.cumsum(np.fromiter(map(len, found), np.int64, len(found)) // 4)
+        at = np.searchsorted(places, ends)
+        cuts = tokens[at]
+        crossed = np.flatnonzero(places[at] != ends)
+        for own in np.split(crossed, np.flatnonzero(np.diff(at[crossed])) + 1):
+            for word in at[own[:1]].tolist():
+                before = int(tokens[word]) - len(found[word]) // 4
+                inside = ends[own] - (int(places[word]) - len(words[word]))
+                starts = self._lexicon.starts(words[word])
+                cuts[own] = before + np.searchsorted(starts, inside, side="left")
+        return cuts
+
+
+def _groups(parts: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
+    """Gather parts to be encoded together; the last group may be empty."""
+    group: list[tuple[int, str]] = []
+    size = 0
+    for part in parts:
+        group.append(part)
+        size += len(part[1])
+        if size >= LONGEST:
+            yield group
+            group, size = [], 0
+    yield group
 
 
 def _parts(text: str) -> Iterator[str]:

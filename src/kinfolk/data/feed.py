@@ -85,9 +85,10 @@ class Feed(Dataset[Batch[Any]]):
         """Return batch `number` of the run, which may lie in any epoch."""
         first = number * self.rows
         last = first + self.rows if self.shuffled else min(first + self.rows, len(self.packed))
-        return self.objective.collate([self._row(position) for position in range(first, last)])
+        return self.objective.collate([self.row(position) for position in range(first, last)])
 
-    def _row(self, position: int) -> list[Any]:
+    def row(self, position: int) -> list[Any]:
+        """Return the examples of one row of the run, which may lie in any epoch."""
         epoch, place = divmod(position, len(self.packed))
         row = self.order(epoch)[place] if self.shuffled else place
         return [

@@ -1,14 +1,17 @@
 """Pieces: stretches of documents, cut without chance and found again by number."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kinfolk.errors import UserError
+
 Ids = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 Rng = np.random.Generator
 
 
@@ -28,6 +31,10 @@ class Documents(Protocol):
         """Return the lengths of the sentences in a stretch of the stream."""
         ...
 
+    def words(self, start: int, stop: int, /) -> Flags:
+        """Tell which tokens of a stretch begin a word, or complain that this is not known."""
+        ...
+
 
 @dataclass(frozen=True)
 class Loose:
@@ -36,14 +43,18 @@ class Loose:
     stream: Ids
     ends: Ids  # of sentences
     starts: Ids  # of documents, and the end of the last
+    begins: Flags | None = None  # which tokens begin a word, where that is known
 
     @classmethod
-    def of(cls, documents: Sequence[Sequence[Sequence[int]]]) -> "Loose":
-        """Take documents as lists of sentences, each a list of ids."""
+    def of(
+        cls, documents: Sequence[Sequence[Sequence[int]]], *, words: Sequence[bool] | None = None
+    ) -> "Loose":
+        """Take documents as lists of sentences, each a list of ids; `words` runs through all."""
         sentences = [sentence for document in documents for sentence in document]
         ends = np.cumsum([0, *map(len, sentences)], dtype=np.int64)
         stream = np.array([i for sentence in sentences for i in sentence], np.int64)
-        return cls(stream, ends[1:], ends[np.cumsum([0, *map(len, documents)])])
+        begins = None if words is None else np.array(words, np.bool_)
+        return cls(stream, ends[1:], ends[np.cumsum([0, *map(len, documents)])], begins)
 
     def ids(self, start: int, stop: int) -> Ids:
         """Return a stretch of the stream."""
@@ -53,6 +64,12 @@ class Loose:
         """Return the lengths of the sentences in a stretch of the stream."""
         inside = self.ends[(self.ends > start) & (self.ends < stop)]
         return np.diff(np.concatenate([[start], inside, [stop]]))
+
+    def words(self, start: int, stop: int) -> Flags:
+        """Tell which tokens of a stretch begin a word."""
+        if self.begins is None:
+            raise UserError("these documents do not know their words: say where words begin")
+        return self.begins[start:stop]
 
 
 @dataclass(frozen=True)
@@ -77,6 +94,12 @@ class Piece:
         first, end = self._bounds
         return self.documents.sentences(first + self.start, min(first + self.stop, end))
 
+    @cached_property
+    def words(self) -> Flags:
+        """Which of the tokens begin a word."""
+        first, end = self._bounds
+        return self.documents.words(first + self.start, min(first + self.stop, end))
+
     @property
     def before(self) -> int | None:
         """The token just before it in its document; None at the start."""
@@ -91,7 +114,11 @@ class Piece:
         first, end = self._bounds
         return first + self.stop > end
 
-    def elsewhere(self, rng: Rng, longest: int) -> Ids:
+    def split(self, at: int) -> tuple["Piece", "Piece"]:
+        """Cut it in two."""
+        return replace(self, stop=self.start + at), replace(self, start=self.start + at)
+
+    def elsewhere(self, rng: Rng, longest: int) -> "Piece":
         """Draw a stretch that starts a sentence in another document, each token as likely."""
         starts, (own, end) = self.documents.starts, self._bounds
         token = int(rng.integers(starts[-1] - (end - own)))
@@ -101,8 +128,8 @@ class Piece:
         sentences = np.concatenate([[0], np.cumsum(self.documents.sentences(first, end))[:-1]])
         # Starts with enough text behind them, if there are any.
         enough = sentences[sentences + longest <= end - first]
-        begin = first + int(rng.choice(enough) if len(enough) else 0)
-        return self.documents.ids(begin, min(begin + longest, end))
+        begin = int(rng.choice(enough) if len(enough) else 0)
+        return Piece(self.documents, other, begin, min(begin + longest, end - first))
 
     @property
     def _bounds(self) -> tuple[int, int]:

@@ -1,28 +1,31 @@
-"""From text files to a corpus on disk: every document once, the same bytes for any workers."""
+"""From text to a corpus on disk: every document once, the same bytes for any workers."""
 
-import os
-import shutil
-import signal
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, closing, contextmanager, suppress
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from itertools import accumulate
-from multiprocessing import get_context
 from pathlib import Path
 
 from kinfolk.data.encoding import Encoder
-from kinfolk.data.shards import Corpus
-from kinfolk.data.sources import Document, Per, documents, files
-from kinfolk.data.writer import Encoded, Writer
+from kinfolk.data.filters import decontaminated, deduplicated
+from kinfolk.data.journal import Part, Say, aside
+from kinfolk.data.room import needed, reserve, text_bytes, writing
+from kinfolk.data.shards import FORMAT, TYPES, Corpus
+from kinfolk.data.sources import Document, Per, documents, sizes
+from kinfolk.data.workers import Chunk, encodings, enough
+from kinfolk.data.writer import Encoded, Writer, code_of
 from kinfolk.errors import UserError
 from kinfolk.text import Tokenizer
+from kinfolk.text.words import segmenter
 
-CHUNK = 1 << 19  # characters that travel to a worker at once
+CHUNK = 1 << 18  # characters that travel to a worker at once
+SAFE = 64  # chunks between two entries in the journal: a few seconds of work
+DROPPED = "dropped.jsonl"  # in the corpus: what was left out because a test holds it
 
-Chunk = tuple[bool, list[Document]]  # whether these documents are held out
+Progress = Callable[[int, int | None], None]
 
 
 def prepare(
@@ -30,48 +33,134 @@ def prepare(
     *,
     tokenizer: Tokenizer,
     out: Path,
-    workers: int = 1,
+    workers: int | None = 1,
     per: Per = "block",
+    field: str | None = None,
+    column: str | int | None = None,
     holdout: float = 0.0,
-    progress: Callable[[int, int], None] | None = None,
+    words: str | None = None,
+    dedup: str | None = None,
+    decontaminate: Sequence[Path] = (),
+    progress: Progress = lambda read, whole: None,
+    say: Say = lambda sentence: None,
 ) -> Corpus:
-    """Tokenise files and folders of text into a corpus at `out`, and return it.
+    """Tokenise text into a corpus at `out`, and return it.
 
     A share `holdout` of the documents, chosen by their text, goes to a second corpus at
-    `out/holdout`. `progress` is told the bytes of files read so far, and those of all files.
+    `out/holdout`. `words` names the segmenter that says where words begin. Documents seen before
+    (`dedup`) and those that test files hold (`decontaminate`) are left out. `workers` of None are
+    as many as the text is worth. `progress` is told the bytes of files read so far, and those of
+    all files; `say` gets sentences for the user.
+
+    A run that was killed goes on when it is called again with the same text and options.
     """
-    if not 0 <= holdout < 1:
-        raise UserError(f"--holdout {holdout} is no share: give 0 (none) or more, and less than 1")
-    if workers < 1:
+    paths, tests, out = [Path(p) for p in paths], [Path(p) for p in decontaminate], Path(out)
+    work = _Work(paths, tokenizer, per, field, column, holdout, words, dedup, tests)
+    work.check()
+    if workers is not None and workers < 1:
         raise UserError(f"--workers {workers} cannot work: give 1 or more")
-    paths, out = [Path(path) for path in paths], Path(out)
     _vacant(out)
-    sizes = {path: path.stat().st_size for path in files(paths)}
-    before = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
-    read, whole = 0, sum(sizes.values())
-    with _aside(out) as folder:
-        with ExitStack() as stack:
-            writers = [stack.enter_context(Writer(folder, tokenizer))]
-            if holdout:
-                writers.append(stack.enter_context(Writer(folder / "holdout", tokenizer)))
-            chunks = _chunks(documents(paths, per=per), holdout)
-            encodings = stack.enter_context(closing(_encodings(chunks, tokenizer, workers)))
-            for (held, chunk), encoded in encodings:
-                writers[held].add(encoded, [str(document.source) for document in chunk])
-                read = max(read, before[chunk[-1].source] + chunk[-1].place)
-                if progress is not None:
-                    progress(read, whole)
-            _check(writers, holdout)
-        folder.rename(out)
+    found = sizes(paths)
+    workers = workers or enough(text_bytes(found))
+    fingerprint = work.fingerprint()
+    if fingerprint is None:
+        say("this text can be read only once: a run that is killed will begin again")
+    with aside(out, fingerprint, vacant=lambda: _vacant(out), say=say) as part, writing(out):
+        if not part.whole:
+            _write(work, part, workers, _meter(found, progress), say)
     return Corpus.open(out)
 
 
-def _chunks(documents: Iterable[Document], holdout: float) -> Iterator[Chunk]:
-    """Gather documents to be encoded together, those held out apart from the others."""
+@dataclass(frozen=True)
+class _Work:
+    """All that decides the bytes of a corpus."""
+
+    paths: list[Path]
+    tokenizer: Tokenizer
+    per: Per
+    field: str | None
+    column: str | int | None
+    holdout: float
+    words: str | None
+    dedup: str | None
+    tests: list[Path]
+
+    def check(self) -> None:
+        """Refuse what cannot be done, before anything is."""
+        if not 0 <= self.holdout < 1:
+            raise UserError(
+                f"--holdout {self.holdout} is no share: give 0 (none) or more, and less than 1"
+            )
+        if self.words is not None:
+            segmenter(self.words)
+
+    def fingerprint(self) -> str | None:
+        """Return what tells this work from any other; None where text cannot be read again."""
+        read = {**sizes(self.paths), **(sizes(self.tests) if self.tests else {})}
+        if None in read.values():
+            return None
+        files = [(str(path), size, path.stat().st_mtime_ns) for path, size in read.items()]
+        options = (self.per, self.field, self.column, self.holdout, self.words, self.dedup)
+        facts = json.dumps([FORMAT, self.tokenizer.hash, files, options, len(self.tests)])
+        return blake2b(facts.encode(), digest_size=16).hexdigest()
+
+    def documents(self, dropped: Path) -> Iterator[Document]:
+        """Stream what is to be written."""
+        found = documents(self.paths, per=self.per, field=self.field, column=self.column)
+        if self.dedup is not None:
+            found = deduplicated(found, self.dedup)
+        return decontaminated(found, self.tests, dropped) if self.tests else found
+
+    def held(self, text: str) -> bool:
+        """Tell whether a document is held out, by a place that no other text can move."""
+        if not self.holdout:
+            return False
+        place = int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
+        return place / 2**64 < self.holdout
+
+    def encoder(self) -> Callable[[], Encoder]:
+        """Return what makes an encoder, in any process."""
+        type = TYPES[code_of(self.tokenizer)]
+        return partial(Encoder, self.tokenizer, words=self.words, type=type)
+
+
+def _write(
+    work: _Work, part: Part, workers: int, meter: Callable[[Document], None], say: Say
+) -> None:
+    """Write what an earlier run has not written yet."""
+    folders = [part.folder, *([part.folder / "holdout"] if work.holdout else [])]
+    states = part.done or (None,) * len(folders)
+    with ExitStack() as stack:
+        writers = [
+            stack.enter_context(Writer(folder, work.tokenizer, words=work.words, written=state))
+            for folder, state in zip(folders, states, strict=True)
+        ]
+        chunks = _chunks(work, work.documents(part.folder / DROPPED), writers)
+        encoded = stack.enter_context(closing(encodings(chunks, work.encoder(), workers)))
+        for number, ((held, chunk), found) in enumerate(encoded):
+            if number == 0 and not part.done:
+                _reserve(work, part, found, say)
+            writers[held].add(found, [str(document.source) for document in chunk])
+            if (number + 1) % SAFE == 0:
+                part.record(tuple(writer.sync() for writer in writers))
+            meter(chunk[-1])
+        _check(writers, work.holdout)
+    part.done = tuple(writer.written for writer in writers)
+
+
+def _chunks(
+    work: _Work, documents: Iterable[Document], writers: Sequence[Writer]
+) -> Iterator[Chunk]:
+    """Gather documents to be encoded together, those held out apart; none that is written."""
+    written = [writer.written.documents for writer in writers]
     waiting: tuple[list[Document], list[Document]] = ([], [])
     sizes = [0, 0]
     for document in documents:
-        held = _share(document.text) < holdout
+        held = work.held(document.text)
+        if written[held]:
+            written[held] -= 1
+            writers[held].credit(str(document.source), len(document.text.encode()))
+            continue
         waiting[held].append(document)
         sizes[held] += len(document.text)
         if sizes[held] >= CHUNK:
@@ -81,55 +170,26 @@ def _chunks(documents: Iterable[Document], holdout: float) -> Iterator[Chunk]:
     yield from ((held, waiting[held]) for held in (False, True) if waiting[held])
 
 
-def _share(text: str) -> float:
-    """Give a text a place between 0 and 1 that no other text can move."""
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") / 2**64
+def _meter(sizes: dict[Path, int | None], progress: Progress) -> Callable[[Document], None]:
+    """Return what tells `progress` how far the files are read, once a document is written."""
+    known = [size or 0 for size in sizes.values()]
+    before = dict(zip(sizes, accumulate(known, initial=0), strict=False))
+    whole = None if None in sizes.values() else sum(known)
+    read = 0
+
+    def tell(last: Document) -> None:
+        nonlocal read
+        read = max(read, before[last.source] + last.place)
+        progress(read, whole)
+
+    return tell
 
 
-def _encodings(
-    chunks: Iterable[Chunk], tokenizer: Tokenizer, workers: int
-) -> Generator[tuple[Chunk, Encoded], None, None]:
-    """Encode chunks in their order, with a few on their way to each worker and no more."""
-    if workers == 1:
-        encode = Encoder(tokenizer)
-        yield from ((chunk, encode(_texts(chunk))) for chunk in chunks)
-        return
-    pool = ProcessPoolExecutor(
-        workers, mp_context=get_context("spawn"), initializer=_start, initargs=(tokenizer,)
-    )
-    sent: deque[tuple[Chunk, Future[Encoded]]] = deque()
-    try:
-        for chunk in chunks:
-            sent.append((chunk, pool.submit(_work, _texts(chunk))))
-            if len(sent) > 2 * workers:
-                first, future = sent.popleft()
-                yield first, future.result()
-        for first, future in sent:
-            yield first, future.result()
-    except BrokenProcessPool as error:
-        raise UserError(
-            "a worker ended before its time, most likely for lack of memory: use fewer --workers"
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _texts(chunk: Chunk) -> list[str]:
-    return [document.text for document in chunk[1]]
-
-
-_encoder: Encoder  # in each worker
-
-
-def _start(tokenizer: Tokenizer) -> None:
-    global _encoder
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it and ends the workers
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one worker, one core
-    _encoder = Encoder(tokenizer)
-
-
-def _work(texts: list[str]) -> Encoded:
-    return _encoder(texts)
+def _reserve(work: _Work, part: Part, sample: Encoded, say: Say) -> None:
+    """Say how much room the corpus will need, and see that it is there."""
+    text = text_bytes(sizes(work.paths))
+    if text is not None:
+        say(reserve(part.home, needed(text, sample, code_of(work.tokenizer))))
 
 
 def _vacant(out: Path) -> None:
@@ -139,32 +199,14 @@ def _vacant(out: Path) -> None:
         raise UserError(f"{out} already exists and is not empty: choose another -o")
 
 
-@contextmanager
-def _aside(out: Path) -> Iterator[Path]:
-    """Lend a folder beside `out`, and take it away again whatever goes wrong."""
-    out = out.absolute()
-    folder = out.with_name(f".{out.name}.{os.getpid()}.part")
-    fresh = [parent for parent in folder.parents if not parent.exists()]
-    try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise UserError(f"{out} cannot be written ({error.strerror}): choose another -o") from error
-    try:
-        yield folder
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        with suppress(OSError):  # somebody else may use the parents by now
-            for parent in fresh:
-                parent.rmdir()
-        raise
-
-
 def _check(writers: Sequence[Writer], holdout: float) -> None:
-    if not all(writer.documents for writer in writers):
-        kept, held = (writer.documents for writer in writers)
+    if not all(writer.written.documents for writer in writers):
+        kept, *held = (writer.written.documents for writer in writers)
+        if not held:
+            raise UserError("every document was left out: give other text, or filter less")
         raise UserError(
-            f"--holdout {holdout} of this text leaves {kept} documents and holds out {held}: "
+            f"--holdout {holdout} of this text leaves {kept} documents and holds out {held[0]}: "
             "choose another share or give more text"
         )
-    if not all(writer.tokens for writer in writers):
+    if not all(writer.written.tokens for writer in writers):
         raise UserError("the text holds nothing that this tokenizer can read: give other text")

@@ -2,6 +2,8 @@
 
 tokens.idx   magic, version, type of id, sentences, documents + 1,
              length of each sentence, byte where each begins, first sentence of each document
+bytes.bin    bytes of text (UTF-8) of each document, as uint32
+words.bin    where it was asked for, a bit for each token: whether it begins a word
 """
 
 import json
@@ -19,6 +21,7 @@ from kinfolk.text import Tokenizer
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
+FORMAT = 2  # of corpus.json and what is ours beside Megatron's pair
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, type of id, sentences, documents + 1
 TYPES: dict[int, npt.DTypeLike] = {4: np.int32, 8: np.uint16}  # Megatron's codes
 CHUNK = 1 << 20  # numbers handled at once
@@ -43,7 +46,12 @@ class Corpus:
         self._ids = _map(folder / "tokens.bin", type, self.tokens)
         self._begins = _map(index, np.int64, sentences, offset=begins)
         self._firsts = _map(index, np.int64, self.documents + 1, offset=firsts)
-        self.document_bytes: Ids = _map(folder / "bytes.bin", np.int64, self.documents)
+        self.document_bytes: npt.NDArray[np.uint32] = _map(
+            folder / "bytes.bin", np.uint32, self.documents
+        )
+        self._words: npt.NDArray[np.uint8] | None = None
+        if facts["words"] is not None:
+            self._words = _map(folder / "words.bin", np.uint8, -(-self.tokens // 8))
 
     @classmethod
     def open(cls, folder: Path | str) -> "Corpus":
@@ -69,7 +77,9 @@ class Corpus:
         type = np.dtype(TYPES[code])
         _sized(index, HEADER.size + 12 * sentences + 8 * bounds)
         _sized(folder / "tokens.bin", type.itemsize * facts["tokens"])
-        _sized(folder / "bytes.bin", 8 * facts["documents"])
+        _sized(folder / "bytes.bin", 4 * facts["documents"])
+        if facts["words"] is not None:
+            _sized(folder / "words.bin", -(-facts["tokens"] // 8))
         return cls(folder, facts, type)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -100,6 +110,16 @@ class Corpus:
         last = np.searchsorted(self._begins, stop * size, side="left")
         return np.diff(self._begins[first:last] // size, prepend=start, append=stop)
 
+    def words(self, start: int, stop: int) -> npt.NDArray[np.bool_]:
+        """Tell of each token in a slice whether it begins a word."""
+        if self._words is None:
+            raise UserError(
+                f"{self.folder} does not say where words begin: prepare it with --words"
+            )
+        first = start // 8
+        bits = np.unpackbits(self._words[first : -(-stop // 8)])
+        return bits[start - 8 * first : stop - 8 * first].astype(np.bool_)
+
     def counts(self) -> Ids:
         """Return how often each id occurs."""
         return self._counts
@@ -128,16 +148,21 @@ def _map(file: Path, type: npt.DTypeLike, size: int, *, offset: int = 0) -> npt.
 
 def _facts(file: Path) -> dict[str, Any]:
     needed = {"version", "documents", "sentences", "tokens", "bytes", "vocab", "tokenizer_hash"}
+    needed |= {"words"}
     try:
         facts = dict(json.loads(file.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
         raise _broken(file, "it is not JSON") from error
+    if facts.get("version", FORMAT) != FORMAT:
+        raise _broken(file, f"it has format {facts['version']} where {FORMAT} is known here")
     if missing := sorted(needed - facts.keys()):
         raise _broken(file, f"it does not say its {missing[0]}")
     return facts
 
 
 def _sized(file: Path, size: int) -> None:
+    if not file.is_file():
+        raise _broken(file, "it is not there")
     if file.stat().st_size != size:
         raise _broken(file, f"it has {file.stat().st_size:,} bytes where {size:,} belong")
 

@@ -1,170 +1,184 @@
-"""Text files, plain or compressed, as a stream of documents."""
+"""Text from files, folders, tables and datasets, as a stream of documents."""
 
-import gzip
-import io
-import lzma
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
+from kinfolk.data import remote
+from kinfolk.data.listing import JSON, PARQUET, SEPARATED, files, sizes
+from kinfolk.data.streams import LONGEST, STDIN, Source, decoded, opened, suffix, unix
+from kinfolk.data.tables import FIELD, json_lines, parquet, separated
 from kinfolk.errors import UserError
 
-Per = Literal["block", "file"]
+__all__ = ["Document", "Per", "Reading", "documents", "files", "parts", "sizes"]
 
-SUFFIXES = ("", ".txt", ".md")
-COMPRESSED = (".gz", ".xz", ".zst")
+Per = Literal["block", "file"]
+Piece = tuple[str, bool]  # some text, and whether its document ends with it
+
+PART = 1 << 20  # characters that `parts` gives at once, at most
+BLANKS = 1 << 20  # white space that waits for what follows it
+_LEADING = re.compile(r"\A\s*\n")
+_BLANK = re.compile(r"\n\s*\n")
 
 
 @dataclass(frozen=True)
 class Document:
-    """One text, the file it came from, and how many bytes of that file were read by its end."""
+    """One text, where it came from, and how many bytes of that were read by its end."""
 
     text: str
     source: Path
     place: int
 
 
-def documents(paths: Sequence[Path], *, per: Per = "block") -> Iterator[Document]:
-    """Stream the documents of files and folders: one a block between blank lines, or one a file."""
+@dataclass(frozen=True)
+class Reading:
+    """What a document is, and where a table keeps its text."""
+
+    per: Per
+    field: str | None
+    column: str | int | None
+
+
+def documents(
+    paths: Sequence[Path],
+    *,
+    per: Per = "block",
+    field: str | None = None,
+    column: str | int | None = None,
+) -> Iterator[Document]:
+    """Stream the documents of files, folders and datasets.
+
+    A text file has one a block between blank lines, or is one; a table has one a row, in a `field`
+    of JSON lines ("text", or "meta.text") or in a `column`, by its name or its number from 1.
+    """
     found, named = files(paths), {Path(path) for path in paths}
-    return (document for path in found for document in _read(path, per, named=path in named))
+    reading = Reading(per, field, column)
+    _check(reading, found)
+    return (document for path in found for document in _read(path, reading, named=path in named))
 
 
-def files(paths: Sequence[Path]) -> list[Path]:
-    """List the files to read: those named, and in folders every text file, in sorted order."""
-    if not paths:
-        raise UserError("no text was named: give files or folders of text")
-    return [file for path in paths for file in _within(Path(path))]
+def parts(
+    paths: Sequence[Path], *, field: str | None = None, column: str | int | None = None
+) -> Iterator[str]:
+    """Stream the text of the same documents, a long one in several parts: joined, they are it.
+
+    Memory is bounded however long a line is, for those who learn from text and need no documents.
+    """
+    found, named = files(paths), {Path(path) for path in paths}
+    reading = Reading("block", field, column)
+    _check(reading, found)
+    return (part for path in found for part in _parts(path, reading, named=path in named))
 
 
-def _within(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path]
-    if not path.is_dir():
-        raise UserError(f"{path} does not exist: give a file or folder of text")
-    inside = sorted(path.rglob("*"), key=lambda file: file.relative_to(path).parts)
-    found = [file for file in inside if _textual(file.relative_to(path)) and file.is_file()]
-    if not any(file.stat().st_size for file in found):
-        raise UserError(
-            f"{path} holds no text: kinfolk reads .txt, .md and files without a suffix in folders, "
-            "also with .gz, .xz or .zst; name other files one by one"
-        )
-    return found
+def _read(path: Path, reading: Reading, *, named: bool) -> Iterator[Document]:
+    held: list[str] = []
+    size = 0
+    for source, text, ends in _pieces(path, reading, named=named):
+        held.append(text)
+        size += len(text)
+        if size > LONGEST:
+            raise source.long(source.began)
+        if ends:
+            whole = "".join(held)
+            held, size = [], 0
+            if whole and not whole.isspace():
+                yield Document(whole, path, source.place)
 
 
-def _textual(path: Path) -> bool:
-    stem = path.with_suffix("") if path.suffix in COMPRESSED else path
-    return stem.suffix in SUFFIXES and not any(part.startswith(".") for part in path.parts)
+def _parts(path: Path, reading: Reading, *, named: bool) -> Iterator[str]:
+    rest = ""
+    for _, text, ends in _pieces(path, reading, named=named):
+        rest, start = rest + text, 0
+        while len(rest) - start > PART:
+            stop = _cut(rest, start, start + PART)
+            yield rest[start:stop]
+            start = stop
+        rest = rest[start:]
+        if ends and rest:
+            yield rest
+            rest = ""
 
 
-def _read(path: Path, per: Per, *, named: bool) -> Iterator[Document]:
+def _cut(text: str, start: int, stop: int) -> int:
+    """Find the last place for a cut: before white space or after a Chinese sentence's mark."""
+    spaces = (text.rfind(mark, start + 1, stop) for mark in " \n\t")
+    marks = (text.rfind(mark, start, stop) + 1 for mark in "。！？；，")
+    place = max(*spaces, *marks)
+    return place if place > start else stop
+
+
+def _check(reading: Reading, found: Sequence[Path]) -> None:
+    """Refuse a field or a column that no source has."""
+    kinds = {_kind(path, reading) for path in found}
+    if reading.field is not None and not kinds & {*JSON, *PARQUET, remote.PREFIX}:
+        raise UserError(f"--field {reading.field}: only .jsonl, .json and .parquet have fields")
+    if reading.column is not None and not kinds & {*SEPARATED, *PARQUET, remote.PREFIX}:
+        raise UserError(f"--column {reading.column}: only .tsv, .csv and .parquet have columns")
+
+
+def _kind(path: Path, reading: Reading) -> str:
+    """Tell the kind of a source by its name; the standard input is what it is said to be."""
+    if remote.named(path):
+        return remote.PREFIX
+    if path == STDIN and reading.column is not None:
+        return ".tsv"
+    if path == STDIN and reading.field is not None:
+        return ".jsonl"
+    return suffix(path)
+
+
+def _pieces(path: Path, reading: Reading, *, named: bool) -> Iterator[tuple[Source, str, bool]]:
+    """Read a source in pieces, and refuse one that was named and has no text."""
+    # The bytes of a dataset are elsewhere.
+    found = nullcontext(Source(path, BytesIO())) if remote.named(path) else opened(path)
     empty = True
-    with _opened(path) as (raw, stream):
-        lines = _lines(stream, path)
-        for text in _blocks(lines) if per == "block" else _whole(lines):
-            empty = False
-            yield Document(text, path, raw.tell())
+    with found as source:
+        rows = _rows(source, reading)
+        pieces = _blocks(source, reading.per) if rows is None else ((row, True) for row in rows)
+        for text, ends in pieces:
+            empty = empty and not text.strip()
+            yield source, text, ends
     # In a folder an empty file is no mistake: it has no documents.
     if empty and named:
-        raise UserError(f"{path} is empty: give a file with text in it")
+        raise UserError(f"{source.name} is empty: give a file with text in it")
 
 
-def _blocks(lines: Iterable[str]) -> Iterator[str]:
-    block: list[str] = []
-    for line in lines:
-        if line.strip():
-            block.append(line)
-        elif block:
-            yield "\n".join(block)
-            block = []
-    if block:
-        yield "\n".join(block)
+def _rows(source: Source, reading: Reading) -> Iterator[str] | None:
+    """Read a table, if it is one."""
+    field = FIELD if reading.field is None else reading.field
+    either = field if reading.column is None else reading.column
+    kind = _kind(source.path, reading)
+    if kind == remote.PREFIX:
+        return remote.rows(source, str(either))
+    if source.empty:
+        return iter(())
+    if kind in JSON:
+        return json_lines(source, field)
+    if kind in SEPARATED:
+        return separated(source, reading.column)
+    return parquet(source, either) if kind in PARQUET else None
 
 
-def _whole(lines: Iterable[str]) -> Iterator[str]:
-    text = "\n".join(lines).strip("\n")
-    if text.strip():
-        yield text
-
-
-def _lines(stream: IO[bytes], path: Path) -> Iterator[str]:
-    """Decode line by line: memory follows the longest line, and an error knows its byte."""
-    read = 0
-    for line in stream:
-        try:
-            text = line.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"{path} is not UTF-8 at byte {read + error.start:,}: convert it first, for "
-                "example with iconv -t utf-8"
-            ) from error
-        text = text.removeprefix("\ufeff") if read == 0 else text
-        yield text.removesuffix("\n").removesuffix("\r")
-        read += len(line)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    """Open a file twice over: its own bytes, and those bytes decompressed."""
-    try:
-        with path.open("rb") as raw, _decompressed(raw, path) as stream:
-            yield raw, stream
-    except (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError) as error:
-        raise UserError(f"{path} is damaged or cut short ({error}): fetch it again") from error
-    except OSError as error:
-        raise UserError(
-            f"{path} cannot be read ({error.strerror or error}): check its rights"
-        ) from error
-
-
-def _decompressed(raw: IO[bytes], path: Path) -> IO[bytes]:
-    if path.suffix == ".gz":
-        return gzip.open(raw)  # type: ignore[return-value]
-    if path.suffix == ".xz":
-        return lzma.open(raw)
-    if path.suffix == ".zst":
-        return io.BufferedReader(_Zstandard(raw, path))
-    return raw
-
-
-class _Zstandard(io.RawIOBase):
-    """Decompress, and say when the file was cut short: the library's own reader keeps silent."""
-
-    def __init__(self, raw: IO[bytes], path: Path) -> None:
-        try:
-            import zstandard
-        except ImportError as error:
-            raise UserError(
-                f"{path} needs the zstandard package: pip install 'kinfolk[zst]'"
-            ) from error
-        self._raw, self._library = raw, zstandard
-        self._frame = zstandard.ZstdDecompressor().decompressobj()
-        self._ready = b""
-        self._begun = False
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: "memoryview[int]") -> int:  # type: ignore[override]
-        while not self._ready:
-            if self._frame.eof:
-                rest = self._frame.unused_data
-                self._frame = self._library.ZstdDecompressor().decompressobj()
-                self._begun = False
-            else:
-                rest = b""
-            part = rest or self._raw.read(1 << 16)
-            if not part:
-                if self._begun:
-                    raise EOFError("the last frame has no end")
-                return 0
-            try:
-                self._ready, self._begun = self._frame.decompress(part), True
-            except self._library.ZstdError as error:
-                raise EOFError(str(error)) from error
-        size = min(len(buffer), len(self._ready))
-        buffer[:size], self._ready = self._ready[:size], self._ready[size:]
-        return size
+def _blocks(source: Source, per: Per) -> Iterator[Piece]:
+    """Part text at its blank lines, or nowhere; what is not blank at its end is passed on."""
+    rest, begun = "", False
+    for part in unix(decoded(source)):
+        text = rest + part if begun else _LEADING.sub("", rest + part)
+        *whole, last = _BLANK.split(text) if per == "block" else [text]
+        yield from ((block, True) for block in whole)
+        kept = last.rstrip()
+        rest = last[len(kept) :]
+        if len(rest) > BLANKS:  # no line of blanks is that long: it is text
+            kept, rest = last, ""
+        if whole or not begun:
+            source.began = source.line - last.count("\n")
+            begun = False
+        if kept:
+            yield kept, False
+            begun = True
+    if begun:
+        yield rest.partition("\n")[0], True

@@ -1,7 +1,9 @@
-"""Write a corpus as it comes, in bounded memory."""
+"""Write a corpus as it comes, in bounded memory, so that what is written can be added to."""
 
 import json
+import os
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -10,8 +12,11 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from kinfolk.data.shards import CHUNK, HEADER, MAGIC, TYPES, VERSION, Ids
+from kinfolk.data.shards import CHUNK, FORMAT, HEADER, MAGIC, TYPES, VERSION, Ids
+from kinfolk.errors import UserError
 from kinfolk.text import Tokenizer
+
+HUGE = 1 << 32  # bytes that one document cannot have
 
 
 @dataclass(frozen=True)
@@ -22,6 +27,7 @@ class Encoded:
     sentences: npt.NDArray[np.int32]  # tokens in each sentence
     documents: Ids  # sentences in each document
     bytes: Ids  # of text (UTF-8) in each document
+    words: npt.NDArray[np.bool_] | None = None  # whether each token begins a word
 
 
 @dataclass
@@ -33,17 +39,58 @@ class Source:
     bytes: int = 0
 
 
-class Writer:
-    """Write a corpus as it comes, holding none of it; leave the `with` block to finish it."""
+@dataclass(frozen=True)
+class Written:
+    """How much of a corpus is written."""
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
-        self._folder, self._tokenizer = folder, tokenizer
-        self._code = 8 if tokenizer.vocab <= 1 << 16 else 4
+    documents: int = 0
+    sentences: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    rest: tuple[bool, ...] = ()  # which of the last tokens begin words: too few to fill a byte
+
+    def sizes(self, width: int) -> dict[str, int]:
+        """Return the bytes in each file, for ids of a width."""
+        return {
+            "tokens.bin": width * self.tokens,
+            "bytes.bin": 4 * self.documents,
+            "lengths.part": 4 * self.sentences,
+            "documents.part": 8 * self.documents,
+            "words.bin": self.tokens // 8,
+        }
+
+
+def code_of(tokenizer: Tokenizer) -> int:
+    """Return Megatron's number for the type that holds every id of a tokenizer."""
+    return 8 if tokenizer.vocab <= 1 << 16 else 4
+
+
+class Writer:
+    """Write a corpus as it comes, holding none of it; leave the `with` block to finish it.
+
+    What was `written` before, by a writer that was killed, is kept; anything behind it is not. Its
+    files named *.part are of no use once the corpus is finished.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        tokenizer: Tokenizer,
+        *,
+        words: str | None = None,
+        written: Written | None = None,
+    ) -> None:
+        self._folder, self._tokenizer, self._words = folder, tokenizer, words
+        self._code = code_of(tokenizer)
         self._sources: dict[str, Source] = {}
-        self.documents = self.tokens = self.sentences = self.bytes = 0
+        self.written = written or Written()
         folder.mkdir(parents=True, exist_ok=True)
-        names = ("tokens.bin", "bytes.bin", "lengths.part", "documents.part")
-        self._files: list[IO[bytes]] = [(folder / name).open("w+b") for name in names]
+        sizes = self.written.sizes(np.dtype(TYPES[self._code]).itemsize)
+        self._files = {
+            name: _opened(folder / name, size)
+            for name, size in sizes.items()
+            if name != "words.bin" or words is not None
+        }
 
     def __enter__(self) -> "Writer":
         return self
@@ -51,58 +98,92 @@ class Writer:
     def __exit__(
         self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
     ) -> None:
-        try:
-            if kind is None:
-                self._finish()
-        finally:
-            for file in self._files:
+        if kind is None:
+            self._finish()
+            self.sync()
+        for file in self._files.values():
+            with suppress(OSError) if kind is not None else nullcontext():
                 file.close()
-        for part in self._folder.glob("*.part"):
-            part.unlink()
 
     def add(self, encoded: Encoded, sources: Sequence[str]) -> None:
         """Append documents, each with the file it came from."""
-        columns: tuple[npt.NDArray[Any], ...] = (
-            encoded.ids.astype(TYPES[self._code]),
-            encoded.bytes.astype(np.int64),
-            encoded.sentences.astype(np.int32),
-            encoded.documents.astype(np.int64),
+        if encoded.bytes.max(initial=0) >= HUGE:
+            raise UserError("a document has 4 GiB or more, and a corpus holds none so long: cut it")
+        columns: dict[str, npt.NDArray[Any]] = {
+            "tokens.bin": encoded.ids.astype(TYPES[self._code]),
+            "bytes.bin": encoded.bytes.astype(np.uint32),
+            "lengths.part": encoded.sentences.astype(np.int32),
+            "documents.part": encoded.documents.astype(np.int64),
+        }
+        rest = self.written.rest
+        if self._words is not None:
+            assert encoded.words is not None
+            marks = np.concatenate([np.array(rest, np.bool_), encoded.words])
+            full = len(marks) // 8 * 8
+            columns["words.bin"], rest = np.packbits(marks[:full]), tuple(marks[full:].tolist())
+        for name, column in columns.items():
+            self._files[name].write(column.tobytes())
+        self.written = Written(
+            documents=self.written.documents + len(encoded.documents),
+            sentences=self.written.sentences + len(encoded.sentences),
+            tokens=self.written.tokens + len(encoded.ids),
+            bytes=self.written.bytes + int(encoded.bytes.sum()),
+            rest=rest,
         )
-        for file, column in zip(self._files, columns, strict=True):
-            file.write(column.tobytes())
-        self.tokens += len(encoded.ids)
-        self.sentences += len(encoded.sentences)
-        self.documents += len(encoded.documents)
-        self.bytes += int(encoded.bytes.sum())
         for path, size in zip(sources, encoded.bytes.tolist(), strict=True):
-            source = self._sources.setdefault(path, Source(path))
-            source.documents += 1
-            source.bytes += size
+            self.credit(path, size)
+
+    def credit(self, path: str, size: int) -> None:
+        """Count one document to the file it came from."""
+        source = self._sources.setdefault(path, Source(path))
+        source.documents += 1
+        source.bytes += size
+
+    def sync(self) -> Written:
+        """See that all is on the disk, come what may, and return how much that is."""
+        for file in self._files.values():
+            file.flush()
+            os.fsync(file.fileno())
+        return self.written
 
     def _finish(self) -> None:
-        *_, lengths, documents = self._files
-        head = HEADER.pack(MAGIC, VERSION, self._code, self.sentences, self.documents + 1)
-        size = np.dtype(TYPES[self._code]).itemsize
+        done = self.written
+        if done.rest:
+            self._files["words.bin"].write(np.packbits(np.array(done.rest)).tobytes())
+        lengths, documents = self._files["lengths.part"], self._files["documents.part"]
         with (self._folder / "tokens.idx").open("wb") as index:
-            index.write(head)
+            bounds = done.documents + 1
+            index.write(HEADER.pack(MAGIC, VERSION, self._code, done.sentences, bounds))
             for chunk in _chunks(lengths, np.int32):
                 index.write(chunk.tobytes())
-            _sums(index, lengths, np.int32, scale=size)
+            _sums(index, lengths, np.int32, scale=np.dtype(TYPES[self._code]).itemsize)
             _sums(index, documents, np.int64)
-            index.write(np.int64(self.sentences).tobytes())
+            index.write(np.int64(done.sentences).tobytes())
         facts = {
-            "version": VERSION,
-            "documents": self.documents,
-            "sentences": self.sentences,
-            "tokens": self.tokens,
-            "bytes": self.bytes,
+            "version": FORMAT,
+            "documents": done.documents,
+            "sentences": done.sentences,
+            "tokens": done.tokens,
+            "bytes": done.bytes,
             "vocab": self._tokenizer.vocab,
             "tokenizer_hash": self._tokenizer.hash,
+            "words": self._words,
             "sources": [asdict(source) for source in self._sources.values()],
         }
         text = json.dumps(facts, indent=2, ensure_ascii=False) + "\n"
         (self._folder / "corpus.json").write_text(text, encoding="utf-8")
         self._tokenizer.save(self._folder / "tokenizer")
+
+
+def _opened(file: Path, size: int) -> IO[bytes]:
+    """Open a file to add to its first bytes, and forget those behind them."""
+    opened = file.open("r+b" if file.exists() else "w+b")
+    if opened.seek(0, os.SEEK_END) < size:
+        opened.close()
+        raise UserError(f"{file} is shorter than it was: remove {file.parent} and prepare again")
+    opened.truncate(size)
+    opened.seek(size)
+    return opened
 
 
 def _chunks(file: IO[bytes], type: npt.DTypeLike) -> Iterator[npt.NDArray[Any]]:

@@ -1,7 +1,7 @@
 """Text from models: going on with a text, and filling its holes."""
 
 from kinfolk.generation.decoding import Generated, Step, collect, decode, generate
-from kinfolk.generation.filling import fill_masks, fill_spans
+from kinfolk.generation.filling import fill_blanks, fill_masks, fill_spans
 from kinfolk.generation.sampling import GREEDY, Sampling
 from kinfolk.generation.texts import (
     Filled,
@@ -26,6 +26,7 @@ __all__ = [
     "collect",
     "continue_text",
     "decode",
+    "fill_blanks",
     "fill_masks",
     "fill_spans",
     "fill_text",

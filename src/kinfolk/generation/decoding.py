@@ -1,13 +1,14 @@
 """One decoder for every model that can write: a token for each text at a time, over one state."""
 
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from kinfolk.errors import UserError
 from kinfolk.generation.layout import (
+    Blanks,
     Texts,
     advance,
     check,
@@ -54,6 +55,7 @@ def decode(
     banned: Collection[int] = (),
     context: int | None = None,  # where it is to be less than the model's own
     first: int = 0,  # the number of the first text: chance depends on a text's number
+    blanks: Sequence[Blanks] | None = None,  # what each prompt ends with, where one fills them
 ) -> Iterator[list[Step]]:
     """Go on with every prompt, a token for each live text at a time."""
     if not prompts:
@@ -61,9 +63,11 @@ def decode(
     rooms = [room(model, len(prompt), tokens, context) for prompt in prompts]
     check(model, prompts, "prompt")
     check_sources(model, prompts, sources)
+    check_blanks(model, prompts, blanks)
     where = device(model)
     source = None if sources is None else read(sources)
-    inputs = start(prompts, source, State(max(map(len, prompts)) + max(rooms))).to(where)
+    state = State(max(map(len, prompts)) + max(rooms))
+    inputs = start(prompts, source, state, blanks).to(where)
     unsaid = torch.tensor(inside(model, banned), dtype=torch.long, device=where)
     chances = uniforms(seed, range(first, first + len(prompts)), max(rooms)).to(where)
     live = list(range(len(prompts)))
@@ -110,6 +114,7 @@ def generate(
     banned: Collection[int] = (),
     context: int | None = None,
     first: int = 0,
+    blanks: Sequence[Blanks] | None = None,
 ) -> list[Generated]:
     """Go on with every prompt to its end; the arguments are those of `decode`."""
     steps = decode(
@@ -123,6 +128,7 @@ def generate(
         banned=banned,
         context=context,
         first=first,
+        blanks=blanks,
     )
     return collect(steps, len(prompts))
 
@@ -155,6 +161,19 @@ def check_sources(model: Model, prompts: Texts, sources: Texts | None) -> None:
             "encoder writes about one source for each prompt"
         )
     check(model, sources, "source")
+
+
+def check_blanks(model: Model, prompts: Texts, blanks: Sequence[Blanks] | None) -> None:
+    """Complain unless a model that fills blanks has some in each prompt, and any other has none."""
+    if not hasattr(model, "within"):
+        if blanks is not None:
+            raise UserError("this model knows no blanks: give it the prompts alone")
+        return
+    if blanks is None or len(blanks) != len(prompts) or not all(blanks):
+        raise UserError(
+            f"{len(prompts)} prompts came with blanks for {len(list(filter(None, blanks or ())))}: "
+            "a model that fills blanks writes into the last of each prompt"
+        )
 
 
 def inside(model: Model, banned: Collection[int]) -> list[int]:

@@ -1,19 +1,23 @@
-"""Fill the holes of a text, in ids: a token for each mask, or a span for each sentinel.
+"""Fill the holes of a text, in ids: a token or a span for each mask, or one for each sentinel.
 
 encoders            [C]  it  was  [M]   .   [S]      the best tokens at [M]
 encoder-decoders    it   was  <x>  .   </s>          <p>  <x>  very  good  <y>
+infillers           it   was  [M]  .                 <s>  very  good  </s>
 """
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from kinfolk.errors import UserError
 from kinfolk.generation.decoding import generate, inside
-from kinfolk.generation.layout import check, device, read, resting
+from kinfolk.generation.layout import check, device, read, resting, room
 from kinfolk.generation.sampling import GREEDY, Sampling, ban
-from kinfolk.types import PredictsTokens, ReadsSources, State
+from kinfolk.sight import Sight
+from kinfolk.text.marks import Marks
+from kinfolk.types import Inputs, PredictsTokens, ReadsSources, State
 
 
 @torch.inference_mode()
@@ -33,19 +37,36 @@ def fill_masks(
     check(model, [ids], "text")
     inputs = replace(read([ids]), state=State(len(ids))).to(device(model))
     with resting(model):
-        output = model(inputs)
+        hole = inputs.ids == mask
+        if hasattr(model, "asks"):  # XLNet: nobody sees a hole, and each is asked for
+            inputs = asking(inputs, hole)
+        output = getattr(model, "guess", model)(inputs)  # ELECTRA's tokens are its generator's
         # Whoever carries a state has learned to see only the past, and would fill without a future.
         if output.state is not None:
             raise UserError(
                 "this model writes from left to right: it can go on with a text, not fill"
             )
-        hidden = output.hidden[inputs.ids == mask]
+        hidden = output.hidden[hole] if inputs.asked is None else output.hidden[0]
         logits = model.predict(hidden).logits().float()
     unsaid = torch.tensor(inside(model, banned), dtype=torch.long, device=logits.device)
     shares = logits.softmax(-1)
     best = ban(logits, unsaid).topk(min(top, logits.shape[1] - len(unsaid))).indices
     found = zip(best.tolist(), shares.gather(1, best).tolist(), strict=True)
     return [list(zip(choices, share, strict=True)) for choices, share in found]
+
+
+def asking(inputs: Inputs, hole: Tensor) -> Inputs:
+    """Ask for the holes of one text, each from all that is no hole."""
+    time = hole.to(inputs.sight.birth.dtype)
+    segments = torch.zeros_like(inputs.ids)
+    segments[:, -1] = 2  # the closing [CLS] is of neither text
+    return replace(
+        inputs,
+        state=None,
+        sight=Sight(inputs.sight.document, time, time),
+        segments=segments,
+        asked=hole.nonzero()[None, :, 1],
+    )
 
 
 def fill_spans(
@@ -77,6 +98,45 @@ def fill_spans(
         banned=banned,
     )
     return part(written.ids, holes, sentinels)
+
+
+def fill_blanks(
+    model: PredictsTokens,
+    ids: Sequence[int],
+    marks: Marks,
+    *,
+    tokens: int = 128,  # for all blanks together
+    sampling: Sampling = GREEDY,
+    seed: int = 0,
+    banned: Collection[int] = (),
+) -> list[list[int]]:
+    """Return what the model writes for each mask, one after the other, seeing those before."""
+    places = [place for place, id in enumerate(ids) if id in marks.masks]
+    if not places:
+        raise UserError("there is nothing to fill: the text holds no mask")
+    check(model, [ids], "text")
+    left = room(model, len(ids) + len(places), tokens, None)
+    prompt, blanks, spans = list(ids), list[tuple[int, int]](), list[list[int]]()
+    for number, place in enumerate(places):
+        share = left // (len(places) - number)
+        if share < 1:
+            raise UserError(f"{left} tokens are too few for {len(places)} blanks: allow for more")
+        (written,) = generate(
+            model,
+            [[*prompt, marks.start]],
+            tokens=share,
+            ends={marks.end},
+            sampling=sampling,
+            seed=seed,
+            banned=banned,
+            first=number,
+            blanks=[[*blanks, (place, 1)]],
+        )
+        spans.append(written.ids)
+        prompt += [marks.start, *written.ids]
+        blanks.append((place, len(written.ids) + 1))
+        left -= len(written.ids)
+    return spans
 
 
 def part(ids: Sequence[int], holes: Sequence[int], sentinels: Collection[int]) -> list[list[int]]:

@@ -5,6 +5,10 @@ slot is where all of them go on:
 
     ids        .   .  <s>  the        document  -1  -1   0   0        places  0  0  0  1
     ids       <s>  a   cat  sat       document   0   0   0   0        places  0  1  2  3
+
+Where a prompt ends with the blanks of a text, they stand at the place of their mask:
+
+    ids       it  [M]  .  <s>  was    places  0  1  2  1  1    within  0  0  0  1  2
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,9 +22,12 @@ from kinfolk.sight import PADDING, Sight
 from kinfolk.types import Inputs, Model, State, each
 
 Texts = Sequence[Sequence[int]]
+Blanks = Sequence[tuple[int, int]]  # the place of each mask, and how many tokens it has by now
 
 
-def start(prompts: Texts, source: Inputs | None, state: State) -> Inputs:
+def start(
+    prompts: Texts, source: Inputs | None, state: State, blanks: Sequence[Blanks] | None = None
+) -> Inputs:
     """Lay prompts side by side for a decoder, with padding to the left."""
     longest = max(map(len, prompts))
     padding = torch.tensor([longest - len(prompt) for prompt in prompts])[:, None]
@@ -28,16 +35,38 @@ def start(prompts: Texts, source: Inputs | None, state: State) -> Inputs:
     places = (slots - padding).clamp(min=0)
     document = torch.where(slots < padding, PADDING, 0)
     ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
-    sight = Sight(document, places, places)
-    return Inputs(ids=ids, sight=sight, places=places, source=source, state=state)
+    if blanks is None:
+        sight = Sight(document, places, places)
+        return Inputs(ids=ids, sight=sight, places=places, source=source, state=state)
+    rows = [laid(len(prompt), own) for prompt, own in zip(prompts, blanks, strict=True)]
+    filled = [[[0] * (longest - len(line)) + line for line in row] for row in rows]
+    places, within, time = torch.tensor(filled).unbind(1)
+    sight = Sight(document, time, time)
+    return Inputs(ids=ids, sight=sight, places=places, within=within, source=source, state=state)
+
+
+def laid(length: int, blanks: Blanks) -> list[list[int]]:
+    """Say of each token of a prompt where it stands, where in its blank, and when it is written."""
+    sizes = [size for _, size in blanks]
+    text = length - sum(sizes)
+    return [
+        [*range(text), *(place for place, size in blanks for _ in range(size))],
+        [*[0] * text, *(step for size in sizes for step in range(1, size + 1))],
+        [*[0] * text, *range(1, sum(sizes) + 1)],
+    ]
 
 
 def advance(inputs: Inputs, ids: Tensor) -> Inputs:
     """Stand one place further in every text, on the token just chosen."""
-    places = inputs.places[:, -1:] + 1
-    sight = Sight(torch.zeros_like(places), places, places)
+    places, time = inputs.places[:, -1:], inputs.sight.birth[:, -1:] + 1
+    within = None if inputs.within is None else inputs.within[:, -1:] + 1
     return Inputs(
-        ids=ids[:, None], sight=sight, places=places, source=inputs.source, state=inputs.state
+        ids=ids[:, None],
+        sight=Sight(torch.zeros_like(time), time, time),
+        places=places + 1 if within is None else places,  # a blank goes on where its mask stands
+        within=within,
+        source=inputs.source,
+        state=inputs.state,
     )
 
 

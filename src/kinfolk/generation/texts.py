@@ -1,20 +1,24 @@
 """Text in, text out: what a model writes after a text, and in its holes."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from kinfolk.errors import UserError
 from kinfolk.generation.decoding import Step, collect, decode
-from kinfolk.generation.filling import fill_masks, fill_spans
+from kinfolk.generation.filling import fill_blanks, fill_masks, fill_spans
+from kinfolk.generation.layout import Blanks
 from kinfolk.generation.sampling import GREEDY, Sampling
+from kinfolk.text.marks import marks
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.types import Model, PredictsTokens, ReadsSources
 
 HOLE = "[MASK]"  # in every text, whatever the tokenizer calls it
+BLANK = re.compile(r"\[[sg]?MASK\]")  # for a few words, a sentence, or all the rest (GLM)
 
 # These put a space between any two words when they decode, so that their spaces say nothing.
-SPACED = ("wordpiece", "word")
+SPACED = ("wordpiece", "word", "word-bpe")
 
 
 @dataclass(frozen=True)
@@ -41,12 +45,21 @@ class Question:
     source: list[int] | None
     ends: set[int]
     banned: set[int]
+    blanks: Blanks | None = None  # what the prompt ends with, where the model fills them
 
 
 def question(model: PredictsTokens, tokenizer: Tokenizer, prompt: str) -> Question:
-    """Frame a prompt: a decoder goes on with it, an encoder-decoder reads it and answers."""
+    """Frame a prompt: a decoder goes on with it, an encoder-decoder reads it and answers.
+
+    Who fills blanks reads it both ways, and writes all the rest.
+    """
     specials = tokenizer.specials
     ids = tokenizer.encode(prompt, specials=False)
+    if hasattr(model, "within"):
+        known = marks(specials)
+        banned = unspoken(model, tokenizer) - {known.end}
+        opened = [*ids, known.tail, known.start]
+        return Question(opened, None, {known.end}, banned, [(len(ids), 1)])
     ends = set() if specials.eos is None else {specials.eos}
     banned = unspoken(model, tokenizer) - ends
     if hasattr(model, "encode"):
@@ -74,6 +87,7 @@ def answers(
         seed=seed,
         sources=None if asked.source is None else [asked.source] * texts,
         banned=asked.banned,
+        blanks=None if asked.blanks is None else [asked.blanks] * texts,
     )
 
 
@@ -118,12 +132,17 @@ def fill_text(
     text: str,
     *,
     top: int = 5,  # choices for each hole, of encoders
-    tokens: int = 128,  # for all holes together, of encoder-decoders; and so are the next two
+    tokens: int = 128,  # for all holes together, of those who write; and so are the next two
     sampling: Sampling = GREEDY,
     seed: int = 0,
 ) -> Filled:
-    """Fill every [MASK] of a text: "It was [MASK]." may give "It was good."."""
+    """Fill every [MASK] of a text: "It was [MASK]." may give "It was good.".
+
+    Who fills blanks also knows [sMASK], for a sentence, and [gMASK], for all the rest.
+    """
     text = text if tokenizer.specials.mask is None else text.replace(mark(tokenizer), HOLE)
+    if hasattr(model, "within"):
+        return with_blanks(model, tokenizer, text, tokens=tokens, sampling=sampling, seed=seed)
     if HOLE not in text:
         raise UserError(f"there is nothing to fill: put {HOLE} in the text where a word is missing")
     if hasattr(model, "encode"):
@@ -140,7 +159,10 @@ def with_words(model: PredictsTokens, tokenizer: Tokenizer, text: str, *, top: i
             "this tokenizer has no mask token: fill with the one the model learned with"
         )
     ids = tokenizer.encode(text.replace(HOLE, mark(tokenizer)), specials=False)
-    ids = [id for id in (specials.cls, *ids, specials.sep) if id is not None]
+    frame = (*ids, specials.sep, specials.cls)  # XLNet's
+    if not hasattr(model, "asks"):
+        frame = (specials.cls, *ids, specials.sep)
+    ids = [id for id in frame if id is not None]
     found = fill_masks(model, ids, specials.mask, top=top, banned=unspoken(model, tokenizer))
     at = [place for place, id in enumerate(ids) if id == specials.mask]
     holes = []
@@ -192,9 +214,47 @@ def with_spans(
     return close(text, holes)
 
 
-def punched(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Return the ids of a text with a sentinel for each hole."""
-    sentinels = iter(tokenizer.specials.sentinels)
+def with_blanks(
+    model: PredictsTokens,
+    tokenizer: Tokenizer,
+    text: str,
+    *,
+    tokens: int,
+    sampling: Sampling,
+    seed: int,
+) -> Filled:
+    """Let the model write into each blank as many tokens as it likes."""
+    named = BLANK.findall(text)
+    if not named:
+        raise UserError(f"there is nothing to fill: put {HOLE} in the text where words are missing")
+    text = BLANK.sub(HOLE, text)
+    if written := [id for id in tokenizer.encode(text) if id in tokenizer.specials.sentinels]:
+        raise UserError(f"the text holds {tokenizer.token(written[0])}: write {HOLE} for a hole")
+    known = marks(tokenizer.specials)
+    masks = dict(zip((HOLE, "[sMASK]", "[gMASK]"), known.masks, strict=True))
+    ids = punched(tokenizer, text, [masks[name] for name in named])
+    places = [place for place, id in enumerate(ids) if id in known.masks]
+    spans = fill_blanks(
+        model,
+        ids,
+        known,
+        tokens=tokens,
+        sampling=sampling,
+        seed=seed,
+        banned=unspoken(model, tokenizer) - {known.end},
+    )
+    holes, grown = list[Hole](), 0
+    for place, span in zip(places, spans, strict=True):
+        place += grown  # the blanks filled by now are longer than their masks
+        holes.append(Hole(word(tokenizer, ids[:place], span), []))
+        ids[place : place + 1] = span
+        grown += len(span) - 1
+    return close(text, holes)
+
+
+def punched(tokenizer: Tokenizer, text: str, masks: Iterable[int] | None = None) -> list[int]:
+    """Return the ids of a text with a mark for each hole: a sentinel, unless told otherwise."""
+    sentinels = iter(tokenizer.specials.sentinels if masks is None else masks)
     if tokenizer.specials.mask is None:
         before, *others = text.split(HOLE)
         joined = (f"{tokenizer.token(next(sentinels))}{other}" for other in others)

@@ -57,27 +57,12 @@ def from_config(data: Mapping[str, Any]) -> BertConfig:
 
 def names(c: BertConfig) -> Names:
     """Name every parameter."""
-    block, layer, within = "blocks.{i}", "bert.encoder.layer.{i}", "bert.embeddings"
-    seen, told = f"{layer}.attention", f"{layer}.output"
-    triple = [f"{seen}.self.{name}" for name in ("query", "key", "value")]
+    within = "bert.embeddings"
     return Names(
         prefix="bert.",
         rules=[
-            Rule("tokens.weight", (f"{within}.word_embeddings.weight",), rows=c.vocab),
-            *part("places", f"{within}.position_embeddings", bias=False),
-            *part("segments", f"{within}.token_type_embeddings", bias=False),
-            *part("norm", f"{within}.LayerNorm"),
-            *layers(
-                c.depth,
-                [
-                    *part(f"{block}.attend.branch.qkv", *triple),
-                    *part(f"{block}.attend.branch.out", f"{seen}.output.dense"),
-                    *part(f"{block}.attend.norm", f"{seen}.output.LayerNorm"),
-                    *part(f"{block}.feed.branch.widen", f"{layer}.intermediate.dense"),
-                    *part(f"{block}.feed.branch.narrow", f"{told}.dense"),
-                    *part(f"{block}.feed.norm", f"{told}.LayerNorm"),
-                ],
-            ),
+            *tables(within, c.vocab),
+            *stack("blocks", "bert", c.depth),
             *part("head.dense", "cls.predictions.transform.dense"),
             *part("head.norm", "cls.predictions.transform.LayerNorm"),
             Rule("head.bias", ("cls.predictions.bias",)),
@@ -91,4 +76,32 @@ def names(c: BertConfig) -> Names:
         },
         endings={".gamma": ".weight", ".beta": ".bias"},  # TensorFlow's, in the published folders
         ignored=r"(bert\.)?embeddings\.position_ids",
+    )
+
+
+def tables(within: str, vocab: int) -> list[Rule]:
+    """Name the three tables of BERT's line, and their norm."""
+    return [
+        Rule("tokens.weight", (f"{within}.word_embeddings.weight",), rows=vocab),
+        *part("places", f"{within}.position_embeddings", bias=False),
+        *part("segments", f"{within}.token_type_embeddings", bias=False),
+        *part("norm", f"{within}.LayerNorm"),
+    ]
+
+
+def stack(ours: str, theirs: str, depth: int) -> list[Rule]:
+    """Name the blocks of BERT's line."""
+    block, layer = f"{ours}.{{i}}", f"{theirs}.encoder.layer.{{i}}"
+    seen, told = f"{layer}.attention", f"{layer}.output"
+    triple = [f"{seen}.self.{name}" for name in ("query", "key", "value")]
+    return layers(
+        depth,
+        [
+            *part(f"{block}.attend.branch.qkv", *triple),
+            *part(f"{block}.attend.branch.out", f"{seen}.output.dense"),
+            *part(f"{block}.attend.norm", f"{seen}.output.LayerNorm"),
+            *part(f"{block}.feed.branch.widen", f"{layer}.intermediate.dense"),
+            *part(f"{block}.feed.branch.narrow", f"{told}.dense"),
+            *part(f"{block}.feed.norm", f"{told}.LayerNorm"),
+        ],
     )

@@ -5,7 +5,7 @@ import pkgutil
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from safetensors import SafetensorError
@@ -59,6 +59,23 @@ class Member(Protocol):
         ...
 
 
+@runtime_checkable
+class Parted(Protocol):
+    """A member with networks that Hugging Face keeps apart: each has a sub-folder.
+
+    Their weights are named with the sub-folder and a slash before, as in `generator/norm.bias`.
+    """
+
+    @property
+    def PARTS(self) -> tuple[str, ...]:  # noqa: N802
+        """The names of the sub-folders."""
+        ...
+
+    def parts(self, c: Any, specials: Specials | None) -> dict[str, dict[str, Any]]:
+        """Write config.json of each sub-folder; that of the folder is read with these in it."""
+        ...
+
+
 def members() -> list[Member]:
     """Find the members by their presence in this package."""
     here = pkgutil.iter_modules([str(Path(__file__).parent)], "kinfolk.hub.")
@@ -87,19 +104,33 @@ def save(
         for name, tensor in member.names(c).give(ours).items()
     }
     dtype = str(next(iter(theirs.values())).dtype).removeprefix("torch.")
-    config = {"model_type": member.TYPE, "dtype": dtype} | member.to_config(c, specials)
+    parts = {"": member.to_config(c, specials)}
+    if isinstance(member, Parted):
+        parts |= member.parts(c, specials)
+    for part, config in parts.items():
+        config = {"model_type": member.TYPE, "dtype": dtype} | config
+        inside = {
+            n.rpartition("/")[2]: t for n, t in theirs.items() if n.rpartition("/")[0] == part
+        }
+        _put(folder / part, config, inside, generates=member.GENERATES)
+        if tokenizer is not None:
+            longest = length or getattr(c, "context", None)
+            tokenizer.save(folder / part, frame=member.FRAME, length=longest)
+
+
+def _put(
+    folder: Path, config: Mapping[str, Any], weights: dict[str, Tensor], *, generates: bool
+) -> None:
+    """Write what describes a network, and its weights."""
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / "config.json", config)
-    if member.GENERATES:
+    if generates:
         roles = ("bos", "eos", "pad", "decoder_start")
         ids = {f"{role}_token_id": config.get(f"{role}_token_id") for role in roles}
         _write(folder / "generation_config.json", {k: v for k, v in ids.items() if v is not None})
-    save_file(theirs, folder / WEIGHTS, metadata={"format": "pt"})
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
     # The library writes for the owner alone; whoever may read the config may read the weights.
     (folder / WEIGHTS).chmod((folder / "config.json").stat().st_mode)
-    if tokenizer is not None:
-        longest = length or getattr(c, "context", None)
-        tokenizer.save(folder, frame=member.FRAME, length=longest)
 
 
 def load(folder: Path | str) -> tuple[Model, Tokenizer]:
@@ -115,12 +146,18 @@ def load_model(folder: Path | str) -> Model:
     path = Path(folder)
     data = _config(path)
     member = _member(data, path)
+    parts = member.PARTS if isinstance(member, Parted) else ()
+    parts = tuple(part for part in parts if (path / part).is_dir())
+    data |= {part: _config(path / part) for part in parts}
     config = member.from_config(data)
     with torch.device("meta"):  # weights that come from the folder need not be drawn
         model = config.build()
     assert isinstance(model, nn.Module)
     like: dict[str, Tensor] = model.state_dict()
-    ours = member.names(config).take(_weights(path), like, str(path))
+    theirs = _weights(path)
+    for part in parts:
+        theirs |= {f"{part}/{name}": tensor for name, tensor in _weights(path / part).items()}
+    ours = member.names(config).take(theirs, like, str(path))
     if len(ours) < len(like):
         ours = _fresh(config) | ours
     model.load_state_dict(ours, assign=True)

@@ -63,6 +63,7 @@ class Names:
     prefix: str = ""  # before each name but the heads'; a network saved without heads has none
     heads: tuple[str, ...] = ()  # how the names begin that a folder may lack altogether
     aliases: Mapping[str, str] = field(default_factory=dict)  # second names that some folders have
+    twins: Mapping[str, str] = field(default_factory=dict)  # second names that every folder has
     copies: Mapping[str, str] = field(default_factory=dict)  # what a tensor is where it is lacking
     endings: Mapping[str, str] = field(default_factory=dict)  # how names used to end
     ignored: str = "(?!)"  # a pattern of what old folders hold and nothing needs
@@ -70,7 +71,8 @@ class Names:
     def give(self, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Turn all of ours into theirs, as views."""
         assert {rule.ours for rule in self.rules} == set(ours), "the table misses a parameter"
-        return {k: v for rule in self.rules for k, v in rule.give(ours[rule.ours]).items()}
+        given = {k: v for rule in self.rules for k, v in rule.give(ours[rule.ours]).items()}
+        return given | {name: given[of] for name, of in self.twins.items()}
 
     def take(
         self, theirs: Mapping[str, Tensor], like: Mapping[str, Tensor], where: str
@@ -105,6 +107,7 @@ class Names:
             prefix="",
             heads=tuple(map(bare, self.heads)),
             aliases={bare(name): bare(of) for name, of in self.aliases.items()},
+            twins={bare(name): bare(of) for name, of in self.twins.items()},
             copies={bare(name): bare(of) for name, of in self.copies.items()},
         )
 
@@ -112,7 +115,7 @@ class Names:
         """Leave one name for each tensor, and drop what nothing needs."""
         for name in [name for name in found if re.fullmatch(self.ignored, name)]:
             del found[name]
-        for name, of in self.aliases.items():
+        for name, of in (*self.aliases.items(), *self.twins.items()):
             if name not in found:
                 continue
             second = found.pop(name)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kinfolk.data.feed import Feed
+from kinfolk.data.lanes import in_order
 from kinfolk.data.pieces import Documents
 
 
@@ -46,13 +46,14 @@ def likelihood(
 ) -> Likelihood:
     """Score documents of `size` bytes; `exam` is an objective that predicts every token once."""
     device = next(model.parameters()).device
-    feed = Feed(exam, documents, rows=rows, shuffled=False)
-    was, total, tokens = model.training, 0.0, 0
+    feed = in_order(exam, documents, rows=rows)
+    was, total, tokens, memory = model.training, 0.0, 0, None
     model.eval()
     with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
         for number in range(feed.batches):
             batch = feed[number].to(device)
-            total += float(exam.loss(model, batch).sums["tokens"])
+            loss = exam.loss(model, batch.after(memory))
+            total, memory = total + float(loss.sums["tokens"]), loss.memory
             tokens += batch.counts["tokens"]
     model.train(was)
     return Likelihood(total, tokens, size)

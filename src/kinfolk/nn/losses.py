@@ -23,6 +23,21 @@ def cross_entropy(
 
     Rows of `weight` from `vocab` on are padding and take no part.
     """
+    return smoothed_cross_entropy(hidden, weight, bias, labels, vocab, 0.0)[0]
+
+
+def smoothed_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    vocab: int,
+    smoothing: float,
+) -> tuple[Tensor, Tensor]:
+    """Sum with a share of each label spread over the vocabulary (Szegedy et al. 2015, section 7).
+
+    Also return the plain sum, for the eye alone: it has no gradient.
+    """
     if hidden.is_cuda and torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")
         hidden, weight = hidden.to(dtype), weight.to(dtype)
@@ -30,8 +45,8 @@ def cross_entropy(
         bias = torch.cat([bias, bias.new_zeros(len(weight) - len(bias))])
     learnt = any(t is not None and t.requires_grad for t in (hidden, weight, bias))
     learning = torch.is_grad_enabled() and learnt
-    total: Tensor = _CrossEntropy.apply(hidden, weight, bias, labels, vocab, learning)  # type: ignore[no-untyped-call]
-    return total
+    totals: Tensor = _CrossEntropy.apply(hidden, weight, bias, labels, vocab, smoothing, learning)  # type: ignore[no-untyped-call]
+    return totals[0], totals[1].detach()
 
 
 def chunks(rows: int, vocab: int, cuda: bool) -> int:
@@ -48,12 +63,13 @@ class _CrossEntropy(torch.autograd.Function):
         bias: Tensor | None,
         labels: Tensor,
         vocab: int,
+        smoothing: float,
         wanted: bool,  # whether anybody will ask for gradients
     ) -> Tensor:
         rows, padded = hidden.shape[0], weight.shape[0]
         size = chunks(rows, padded, hidden.is_cuda)
         exact = torch.promote_types(hidden.dtype, torch.float32)  # what halves are summed in
-        total = hidden.new_zeros((), dtype=exact)
+        total, plain = (hidden.new_zeros((), dtype=exact) for _ in range(2))
         d_hidden: list[Tensor] = []
         d_weight = torch.zeros_like(weight, dtype=exact) if wanted else None
         d_bias = torch.zeros_like(bias, dtype=exact) if bias is not None else None
@@ -68,15 +84,21 @@ class _CrossEntropy(torch.autograd.Function):
             label = wants.clamp(min=0)[:, None]
             scores -= scores.amax(-1, keepdim=True)
             chosen = scores.gather(1, label)[:, 0]
+            aim = chosen
+            if smoothing:
+                aim = (1 - smoothing) * chosen + smoothing * scores[:, :vocab].mean(-1)
             scores.exp_()
             mass = scores.sum(-1)
-            total = total + ((mass.log() - chosen) * counted).sum()
+            total = total + ((mass.log() - aim) * counted).sum()
+            plain = plain + ((mass.log() - chosen) * counted).sum()
             if d_weight is None:
                 continue
             # d nll / d scores = softmax - one at the label, and nothing where nothing is counted
-            error = scores
+            error, one = scores, counted.to(scores.dtype)[:, None]
             error *= (counted / mass)[:, None]
-            error.scatter_add_(1, label, -counted.to(error.dtype)[:, None])
+            error.scatter_add_(1, label, (smoothing - 1) * one)
+            if smoothing:
+                error[:, :vocab] -= smoothing / vocab * one
             if d_bias is not None:
                 d_bias = d_bias + error.sum(0)
             error = error.to(part.dtype)
@@ -85,15 +107,17 @@ class _CrossEntropy(torch.autograd.Function):
         if wanted:
             ctx.save_for_backward(torch.cat([hidden[:0], *d_hidden]), d_weight, d_bias)
         ctx.dtype = weight.dtype
-        return total
+        return torch.stack([total, plain])
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
+    def backward(ctx: Any, gradients: Tensor) -> Any:
         d_hidden, d_weight, d_bias = ctx.saved_tensors
+        gradient = gradients[0]
         return (
             (d_hidden * gradient).to(d_hidden.dtype),
             (d_weight * gradient).to(ctx.dtype),
             None if d_bias is None else d_bias * gradient,
+            None,
             None,
             None,
             None,

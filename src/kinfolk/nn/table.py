@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kinfolk.nn.losses import cross_entropy
+from kinfolk.nn.losses import cross_entropy, smoothed_cross_entropy
 
 ALIGNMENT = 64  # matrix units want the vocabulary's axis to be a multiple of this
 
@@ -43,6 +43,12 @@ class Scores:
     def nll(self, labels: Tensor) -> Tensor:
         """Return the summed negative log-likelihood of the labels, in nats."""
         return cross_entropy(self.hidden, self.weight, self.bias, labels, self.vocab)
+
+    def smoothed(self, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+        """Return the same with a share of each label spread over the vocabulary, and the plain."""
+        return smoothed_cross_entropy(
+            self.hidden, self.weight, self.bias, labels, self.vocab, smoothing
+        )
 
 
 @torch.no_grad()

@@ -4,6 +4,13 @@ text        the  cat  sat  down
 ids    [C]  the  [M]  sat  down  [S]
 labels  .    .   cat   .    .     .
 sight  everyone sees everyone
+
+With `whole` words (Cui et al., 2019), all of a word's tokens are hidden or none:
+
+text        the  fidd ler  sat
+words        1    1    0    1
+ids    [C]  the  [M]  [M]  sat  [S]
+labels  .    .   fidd ler   .    .
 """
 
 from collections.abc import Sequence
@@ -13,7 +20,7 @@ from functools import cached_property
 import numpy as np
 
 from kinfolk.data.packing import lay, number, sparse
-from kinfolk.data.pieces import Documents, Ids, Piece, Pieces, Rng, cut
+from kinfolk.data.pieces import Documents, Flags, Ids, Piece, Pieces, Rng, cut
 from kinfolk.errors import UserError
 from kinfolk.sight import Sight
 from kinfolk.text.tokenizer import Specials
@@ -28,23 +35,48 @@ class Masked:
     labels: Ids
 
 
-def hide(ids: Ids, rate: float, specials: Specials, ordinary: Ids, rng: Rng) -> Masked:
+def hide(
+    ids: Ids, rate: float, specials: Specials, ordinary: Ids, rng: Rng, words: Flags | None = None
+) -> Masked:
     """Hide a share of the ordinary tokens: 80 % behind [MASK], 10 % behind another, 10 % not.
 
     The share is rounded to a whole number, at least one, so it is the same in every draw
-    (section 3.1, and appendix A.1 for the split).
+    (section 3.1, and appendix A.1 for the split). `words` says which tokens begin a word: then
+    whole words are drawn, and each token of them meets its own fate.
     """
     maskable = np.flatnonzero(~np.isin(ids, list(specials.all)))
     count = min(len(maskable), max(1, round(rate * len(maskable))))
-    chosen = rng.choice(maskable, count, replace=False)
+    if words is None:
+        chosen = rng.choice(maskable, count, replace=False)
+    else:
+        chosen = maskable[_whole(np.cumsum(words, dtype=np.int64)[maskable], count, rng)]
     labels = np.full_like(ids, IGNORED)
     labels[chosen] = ids[chosen]
-    dice = rng.random(count)
+    dice = rng.random(len(chosen))
     hidden = ids.copy()
     hidden[chosen[dice < 0.8]] = specials.need("mask")
     swapped = chosen[dice >= 0.9]
     hidden[swapped] = rng.choice(ordinary, len(swapped))
     return Masked(hidden, labels)
+
+
+def _whole(words: Ids, count: int, rng: Rng) -> Flags:
+    """Draw words, given the number of each token's, until `count` tokens are hidden.
+
+    A word that would be too much is passed over (BERT's released code); at least one is hidden.
+    """
+    _, word, sizes = np.unique(words, return_inverse=True, return_counts=True)
+    order = rng.permutation(len(sizes))
+    picked: list[int] = []
+    for one in order.tolist():
+        if sizes[one] <= count:
+            picked.append(one)
+            count -= sizes[one]
+        if not count:
+            break
+    if len(order) and not picked:
+        picked = [order[np.argmin(sizes[order])]]
+    return np.isin(word, picked)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +87,7 @@ class MLM:
     vocab: int
     length: int = 512
     rate: float = 0.15
+    whole: bool = False  # hide all of a word's tokens or none; the corpus must know its words
 
     def __post_init__(self) -> None:
         if not 0 < self.rate < 1:
@@ -74,17 +107,33 @@ class MLM:
 
     def pieces(self, documents: Documents, /) -> Pieces:
         """Cut documents into stretches that fit between [CLS] and [SEP]."""
+        self.check(documents)
         document, start, stop = cut(documents, self.length - 2)
         sizes = (stop - start)[:, None] + 2
         return Pieces(documents, document, start, stop, np.zeros_like(start), sizes)
 
     def example(self, piece: Piece, rng: Rng, /) -> Masked:
         """Frame the piece and hide some of it."""
-        return hide(self.frame(piece.ids), self.rate, self.specials, self.ordinary, rng)
+        ids, words = self.frame(piece.ids), self.words(piece)
+        return hide(ids, self.rate, self.specials, self.ordinary, rng, words)
 
     def frame(self, ids: Ids) -> Ids:
         """Put a text between [CLS] and [SEP]."""
         return np.concatenate([[self.specials.cls], ids, [self.specials.sep]])
+
+    def check(self, documents: Documents) -> None:
+        """Complain at once where whole words are wanted and the documents do not know them."""
+        if self.whole:
+            documents.words(0, 0)
+
+    def words(self, *texts: Piece) -> Flags | None:
+        """Tell which tokens begin a word, marks among them; None where that does not matter.
+
+        What is left of a word that began before its piece counts as a word.
+        """
+        if not self.whole:
+            return None
+        return np.concatenate([[True], *(np.append(text.words, True) for text in texts)])
 
     def collate(self, rows: Sequence[Sequence[Masked]], /) -> Batch[Labels]:
         """Lay texts side by side, and keep only the slots that predict."""

@@ -6,6 +6,9 @@ segments 0   0    0   0   1    1    1
 labels   .   .   cat  .   .    .    .
 next     0 (it follows; 1 where the second text was drawn from another document)
 sight  everyone sees everyone
+
+A stretch of a single sentence is no pair: its tokens are learned, and no verdict is asked for. Cut
+amid a sentence, it would give away that it goes on.
 """
 
 from collections.abc import Sequence
@@ -28,7 +31,7 @@ FOLLOWS, STRANGER = 0, 1
 
 @dataclass(frozen=True)
 class Pair:
-    """Two texts with some tokens hidden, and whether the second follows the first."""
+    """Two texts with some tokens hidden, and whether the second follows; IGNORED if not asked."""
 
     ids: Ids
     labels: Ids
@@ -56,6 +59,7 @@ class NSP(MLM):
                 "next-sentence prediction draws strangers from other documents, and the corpus has "
                 "one document: use more text, or learn by `mlm` alone"
             )
+        self.check(documents)
         document, start, stop = cut(documents, self.length - 3)
         sizes = (stop - start)[:, None] + 3
         kept = stop - start >= 2  # a pair needs a token on each side
@@ -66,14 +70,16 @@ class NSP(MLM):
         """Split at a sentence end, half the time put a stranger second, and hide some tokens."""
         ends = np.cumsum(piece.sentences)[:-1]
         middle = int(rng.choice(ends)) if len(ends) else len(piece.ids) // 2
-        first, second = piece.ids[:middle], piece.ids[middle:]
-        stranger = rng.random() < 0.5
+        first, second = piece.split(middle)
+        stranger = rng.random() < 0.5 and len(ends) > 0
         if stranger:
-            second = piece.elsewhere(rng, len(second))
-        ids = np.concatenate([self.frame(first), second, [self.specials.sep]])
-        segments = np.repeat([0, 1], [len(first) + 2, len(second) + 1])
-        masked = hide(ids, self.rate, self.specials, self.ordinary, rng)
-        return Pair(masked.ids, masked.labels, segments, STRANGER if stranger else FOLLOWS)
+            second = piece.elsewhere(rng, len(second.ids))
+        ids = np.concatenate([self.frame(first.ids), second.ids, [self.specials.sep]])
+        segments = np.repeat([0, 1], [len(first.ids) + 2, len(second.ids) + 1])
+        words = self.words(first, second)
+        masked = hide(ids, self.rate, self.specials, self.ordinary, rng, words)
+        verdict = IGNORED if not len(ends) else STRANGER if stranger else FOLLOWS
+        return Pair(masked.ids, masked.labels, segments, verdict)
 
     def collate(self, rows: Sequence[Sequence[Pair]], /) -> Batch[PairLabels]:  # type: ignore[override]
         """Lay pairs side by side."""
@@ -98,7 +104,8 @@ class NSP(MLM):
             torch.from_numpy(np.pad(verdicts, (0, empty), constant_values=IGNORED)),
             torch.from_numpy(np.pad(firsts(sizes, self.length), (0, empty))),
         )
-        return Batch(inputs, targets, {"tokens": count, "pairs": len(verdicts)})
+        asked = int((verdicts != IGNORED).sum())
+        return Batch(inputs, targets, {"tokens": count, "pairs": asked})
 
     def loss(self, model: PredictsPairs, batch: Batch[PairLabels], /) -> Loss:  # type: ignore[override]
         """Sum -log p(hidden token) and -log p(verdict)."""

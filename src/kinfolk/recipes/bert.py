@@ -1,10 +1,11 @@
-"""BERT's pretraining: hidden words and next sentences; `mlm` for hidden words alone."""
+"""BERT's pretraining: hidden words and next sentences; `mlm` and `unilm` for hidden words alone."""
 
 from kinfolk.objectives.mlm import MLM
 from kinfolk.objectives.nsp import NSP
+from kinfolk.objectives.unilm import UniLM
 from kinfolk.training.settings import Train
 
-OBJECTIVES = {"nsp": NSP, "mlm": MLM}
+OBJECTIVES = {"nsp": NSP, "mlm": MLM, "unilm": UniLM}
 
 TRAIN = Train(peak=1e-3, warmup=200, betas=(0.9, 0.999))
 

@@ -94,7 +94,7 @@ def _member(name: str) -> Member:
     can = {
         "pretrain": known,
         "generate": model.KIND in ("decoder", "encoder-decoder"),
-        "fill": model.KIND in ("encoder", "encoder-decoder"),
+        "fill": model.KIND in ("encoder", "encoder-decoder") or hasattr(model, "FILLS"),
         "export": name in tables,
     }
     return Member(

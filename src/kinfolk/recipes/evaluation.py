@@ -1,22 +1,33 @@
 """Scoring a model on a text, and the lines it has to beat."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import nn
 
 from kinfolk.data.encoding import Encoder
+from kinfolk.data.pairs import Targets
 from kinfolk.data.pieces import Documents, Loose
 from kinfolk.data.shards import Corpus
 from kinfolk.data.sources import documents
 from kinfolk.errors import UserError
 from kinfolk.metrics.baselines import KneserNey, entropy
 from kinfolk.metrics.likelihood import Likelihood, likelihood
+from kinfolk.metrics.verdicts import detection, pair_accuracy
 from kinfolk.nn.table import Table
+from kinfolk.objectives.blanks import Blanks
+from kinfolk.objectives.mlm import MLM
+from kinfolk.objectives.nsp import NSP
+from kinfolk.objectives.pairs import Pairs
+from kinfolk.objectives.rtd import RTD
+from kinfolk.objectives.sop import SOP
 from kinfolk.recipes.catalogue import member_of
-from kinfolk.recipes.opening import exam, load
+from kinfolk.recipes.opening import exam, load, model_folder
 from kinfolk.recipes.pretraining import pick
+from kinfolk.recipes.recipe import Recipe
 from kinfolk.text import Tokenizer
 
 # What the score of each kind of model is; only the first is the probability of the text.
@@ -24,8 +35,12 @@ SCORES = {
     "decoder": "likelihood, left to right",
     "encoder": "pseudo-likelihood, each token from all others",
     "encoder-decoder": "pseudo-likelihood, each span from the text around it",
+    "pairs": "likelihood of each target, left to right, given its source",
 }
 FITTED = 20_000_000  # tokens an n-gram baseline is counted on at most: a minute, and 2 GB
+COUNTED = 1 << 50  # tokens that a mixture is scaled to, so that shares become counts
+
+Counted = Corpus | Targets  # text that lines are drawn for: of pairs, what is predicted
 
 
 def evaluate(
@@ -38,24 +53,71 @@ def evaluate(
     rows: int = 32,
 ) -> tuple[Likelihood, str]:
     """Score a saved model on a corpus or a text file; also say what kind of score it is."""
+    model, tokenizer, read, size = opened(path, corpus, text, device)
+    way = exam(model, tokenizer, path, length)
+    kind = "encoder-decoder" if isinstance(way, Blanks) else member_of(model).kind
+    if isinstance(way, Pairs):
+        kind, way = "pairs", way.holding(read) if length is None else way
+    return likelihood(model, way, read, size, rows=rows), SCORES[kind]
+
+
+def verdicts(
+    path: Path | str,
+    *,
+    corpus: Path | str | None = None,
+    text: Path | str | None = None,
+    length: int | None = None,
+    device: str = "auto",
+    rows: int = 32,
+) -> dict[str, float]:
+    """Score what a saved model learned besides tokens: pairs of texts, or replaced tokens."""
+    model, tokenizer, read, _ = opened(path, corpus, text, device)
+    length = exam(model, tokenizer, path, length).length
+    notes = model_folder(path) / "kinfolk.json"
+    if notes.is_file():
+        way = Recipe.read(notes).objective
+    else:
+        way = member_of(model).objective()(specials=tokenizer.specials, vocab=tokenizer.vocab)
+    if isinstance(way, MLM):  # a text that is scored need not know its words
+        way = replace(way, length=length, whole=False)
+    if isinstance(way, RTD):
+        found = detection(model, way, read, rows=rows)
+        return {
+            "detection_auc": found.auc,
+            "detection_accuracy": found.accuracy,
+            "replaced_share": found.replaced,
+        }
+    if isinstance(way, NSP) and paired(way, read):
+        share = pair_accuracy(model, way, read, rows=rows)
+        return {} if share is None else {"pair_accuracy": share}
+    return {}
+
+
+def paired(way: NSP, read: Documents) -> bool:
+    """Say whether a text has pairs: strangers come from other documents, and sides have tokens."""
+    sizes = np.diff(read.starts)
+    enough = 1 if isinstance(way, SOP) else 2
+    return int(sizes.max(initial=0)) > 1 and int(np.count_nonzero(sizes)) >= enough
+
+
+def opened(
+    path: Path | str, corpus: Path | str | None, text: Path | str | None, device: str
+) -> tuple[Any, Tokenizer, Documents, int]:
+    """Open a model with its tokenizer, and what it is scored on with its size in bytes."""
     if (corpus is None) == (text is None):
         raise UserError("give either --corpus or --text to evaluate on")
     model, tokenizer = load(path)
-    read: Documents
-    if corpus is not None:
-        read = Corpus.open(Path(corpus))
-        size = read.bytes
-        if read.tokenizer_hash != tokenizer.hash:
-            raise UserError(
-                f"{corpus} was made with another tokenizer than {path}: prepare its text again "
-                f"with --tokenizer {path}, or evaluate with --text"
-            )
-    else:
-        assert text is not None
-        read, size = encoded(tokenizer, Path(text))
     model.to(pick(device))
-    way = exam(model, tokenizer, path, length)
-    return likelihood(model, way, read, size, rows=rows), SCORES[member_of(model).kind]
+    if text is not None:
+        return model, tokenizer, *encoded(tokenizer, Path(text))
+    assert corpus is not None
+    read = Corpus.open(Path(corpus))
+    if read.tokenizer_hash != tokenizer.hash:
+        raise UserError(
+            f"{corpus} was made with another tokenizer than {path}: prepare its text again "
+            f"with --tokenizer {path}, or evaluate with --text"
+        )
+    return model, tokenizer, read, read.bytes
 
 
 def encoded(tokenizer: Tokenizer, path: Path) -> tuple[Loose, int]:
@@ -79,25 +141,57 @@ class Baselines:
     trigram: Likelihood | None
 
 
-def baselines(corpus: Corpus, held_out: Corpus | None) -> Baselines:
+def baselines(corpus: Counted, held_out: Counted | None) -> Baselines:
     """Count the text: its entropy by single tokens, and a 3-gram model's loss on unseen text."""
-    if held_out is None:
-        return Baselines(entropy(corpus.counts()), None)
-    specials = corpus.tokenizer().specials
+    return mixed_baselines([(corpus, held_out, 1.0)])
+
+
+def mixed_baselines(texts: Sequence[tuple[Counted, Counted | None, float]]) -> Baselines:
+    """Find the lines of a mixture: each corpus, what it holds out, and its weight.
+
+    A token weighs what its corpus weighs among the rows that the curve above is drawn from. The
+    3-gram model is counted on the documents of all corpora, each once: seen again they would teach
+    it nothing new.
+    """
+    scored = [(held_out, weight) for _, held_out, weight in texts if held_out is not None]
+    if not scored:
+        return Baselines(unigram([(corpus, weight) for corpus, _, weight in texts]), None)
+    model = trigram([(corpus, weight) for corpus, _, weight in texts])
+    whole = sum(weight for _, weight in scored)
+    found = []
+    for text, weight in scored:
+        losses = [model.nll(text.document(i)) for i in range(text.documents)]
+        nats, tokens = sum(float(x.sum()) for x in losses), sum(map(len, losses))
+        found.append((weight / whole / tokens, Likelihood(nats, tokens, text.bytes)))
+    tokens = sum(one.tokens for _, one in found)
+    nats = tokens * sum(share * one.nats for share, one in found)
+    size = round(tokens * sum(share * one.bytes for share, one in found))
+    return Baselines(unigram(scored), Likelihood(nats, tokens, size))
+
+
+def unigram(texts: Sequence[tuple[Counted, float]]) -> float:
+    """Return the entropy of single tokens in corpora, each with its weight."""
+    if len(texts) == 1:
+        return entropy(texts[0][0].counts())
+    shares = sum(text.counts() * (weight / text.tokens) for text, weight in texts)
+    return entropy(np.rint(shares * (COUNTED / np.sum(shares))).astype(np.int64))
+
+
+def trigram(texts: Sequence[tuple[Counted, float]]) -> KneserNey:
+    """Count grams of three tokens, in all documents or, of too many, in some by weight."""
+    whole, fit = sum(weight for _, weight in texts), sum(t.tokens for t, _ in texts) <= FITTED
+    room = [FITTED if fit else FITTED * weight / whole for _, weight in texts]
+    limits = [int(np.searchsorted(t.starts, r)) for (t, _), r in zip(texts, room, strict=True)]
+    some = (
+        text.document(i)
+        for (text, _), limit in zip(texts, limits, strict=True)
+        for i in range(min(limit, text.documents))
+    )
+    specials = texts[0][0].tokenizer().specials
     eos = specials.eos
     assert eos is not None
-    enough = int(np.searchsorted(corpus.starts, FITTED))
-    some = (corpus.document(i) for i in range(min(enough, corpus.documents)))
-    model = KneserNey.fit(
-        some,
-        vocab=corpus.vocab,
-        order=3,
-        bos=eos if specials.bos is None else specials.bos,
-        eos=eos,
-    )
-    losses = [model.nll(held_out.document(i)) for i in range(held_out.documents)]
-    nats, tokens = sum(float(x.sum()) for x in losses), sum(map(len, losses))
-    return Baselines(entropy(held_out.counts()), Likelihood(nats, tokens, held_out.bytes))
+    bos = eos if specials.bos is None else specials.bos
+    return KneserNey.fit(some, vocab=texts[0][0].vocab, order=3, bos=bos, eos=eos)
 
 
 def parameters(model: nn.Module) -> int:

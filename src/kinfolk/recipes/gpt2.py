@@ -1,9 +1,10 @@
-"""GPT-2's pretraining: the next token, in rows of the whole context."""
+"""GPT-2's pretraining: the next token, in rows of the whole context; `prefix` reads some first."""
 
 from kinfolk.objectives.clm import CLM
+from kinfolk.objectives.prefix import Prefix
 from kinfolk.training.settings import Train
 
-OBJECTIVES = {"clm": CLM}
+OBJECTIVES = {"clm": CLM, "prefix": Prefix}
 
 TRAIN = Train(peak=1e-3, warmup=200)
 

@@ -70,7 +70,7 @@ def able(model: Any, ability: str) -> Any:
     who = member_of(model)
     if ability not in who.can:
         others = [m.name for m in members().values() if ability in m.can]
-        raise UserError(f"{who.name} cannot {ability}: {' and '.join(others)} can")
+        raise UserError(f"{who.name} cannot {ability}: {', '.join(others)} can")
     return model
 
 
@@ -119,6 +119,7 @@ def logits(model: Any, ids: Sequence[int], source: Sequence[int] | None = None) 
         inputs = Inputs.of(row, causal=kind == "decoder")
     was = model.training
     model.eval()
-    scores: Tensor = model.predict(model(inputs).hidden[0]).logits()
+    network = getattr(model, "guess", model)  # ELECTRA's tokens are its generator's
+    scores: Tensor = model.predict(network(inputs).hidden[0]).logits()
     model.train(was)
     return scores

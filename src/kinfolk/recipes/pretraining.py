@@ -11,9 +11,12 @@ from torch.utils.data import DataLoader
 
 from kinfolk import hub
 from kinfolk.data.feed import Feed
+from kinfolk.data.fingerprint import fingerprint
+from kinfolk.data.lanes import Lanes, in_order
+from kinfolk.data.mixture import Mixture, own_seed
 from kinfolk.data.shards import Corpus
 from kinfolk.errors import UserError
-from kinfolk.recipes.recipe import Recipe
+from kinfolk.recipes.recipe import Recipe, common
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training import checkpoints
 from kinfolk.training.log import Log
@@ -22,7 +25,7 @@ from kinfolk.training.optimisers import optimiser
 from kinfolk.training.schedules import schedule
 from kinfolk.training.settings import Train
 from kinfolk.training.step import Learner, Step, add
-from kinfolk.types import Batch, Loss
+from kinfolk.types import Batch, Loss, Memory
 
 Watch = Callable[[Progress], None]
 
@@ -53,7 +56,7 @@ def resume(out: Path | str, *, watch: Watch = lambda progress: None) -> Path:
     run = Run(recipe, out)
     if folder is not None:
         if Tokenizer.load(folder).hash != run.tokenizer.hash:
-            raise foreign(recipe)
+            raise foreign(run.corpora[0])
         run.restore(folder)
     run.go(start, watch)
     return out
@@ -64,20 +67,16 @@ class Run:
 
     def __init__(self, recipe: Recipe, out: Path) -> None:
         self.recipe, self.out, train = recipe, out, recipe.train
-        corpus = Corpus.open(Path(recipe.corpus))
-        self.tokenizer = matching(corpus, recipe)
+        self.corpora = [share.open() for share in recipe.shares]
+        self.tokenizer = matching(self.corpora, recipe)
+        self.fingerprints = [fingerprint(corpus.folder) for corpus in self.corpora]
         self.device = pick(train.device)
         self.bfloat16 = train.precision == "bfloat16" or (
             train.precision == "auto" and self.device.type == "cuda"
         )
-        rows = train.batch // train.accumulate
-        self.feed = Feed(recipe.objective, corpus, rows=rows, seed=train.seed)
-        held_out = Path(recipe.corpus) / "holdout"
-        self.held_out = (
-            Feed(recipe.objective, Corpus.open(held_out), rows=rows, seed=train.seed)
-            if held_out.is_dir()
-            else None
-        )
+        weights = [share.weight for share in recipe.shares]
+        self.feed = feed(recipe, self.corpora, weights)
+        self.held_out = held_out(recipe)
         torch.manual_seed(train.seed)
         self.model: nn.Module = recipe.model.build().to(self.device)
         self.optimiser = optimiser(
@@ -102,15 +101,34 @@ class Run:
         if compiled:
             self.learner.compile(dynamic=False)
         self.resolved = compiled and cuda
+        self.memory: list[Memory] | None = None
+        if goes_on(recipe):
+            blank: Any = self.model.blank
+            self.memory = [blank(self.feed.rows) for _ in range(train.accumulate)]
         self.best = math.inf
 
     def restore(self, folder: Path) -> None:
         """Take up the weights and the optimiser of a checkpoint."""
         saved: Any = hub.load_model(folder)
         state = checkpoints.read_state(folder)
+        self.check(state.get("text", self.fingerprints))
         self.model.load_state_dict(saved.state_dict())
         self.optimiser.load_state_dict(state["optimiser"])
         self.best = math.inf if state["best"] is None else state["best"]
+        if self.memory is not None:
+            self.memory = [Memory(**parts).to(self.device) for parts in state["memory"]]
+
+    def check(self, begun: Sequence[str]) -> None:
+        """See that the text is that of the fingerprints a checkpoint was saved with."""
+        if list(begun) == self.fingerprints:
+            return
+        # A recipe changed by hand may name more corpora than before, or fewer.
+        pairs = zip(self.corpora, self.fingerprints, begun, strict=False)
+        changed = [corpus for corpus, now, then in pairs if now != then] or self.corpora[-1:]
+        raise UserError(
+            f"{changed[0].folder} holds other text than when this run began: put that text back, "
+            "or begin a new run"
+        )
 
     def go(self, start: int, watch: Watch) -> None:
         """Run from update `start` to the end."""
@@ -125,6 +143,7 @@ class Run:
             device=self.device,
             bfloat16=self.bfloat16,
             resolved=self.resolved,
+            memory=self.memory,
         )
         with Log.open(self.out, start) as log:
             self.log = log
@@ -147,10 +166,12 @@ class Run:
         self.model.eval()
         total = Loss({})
         counts: dict[str, int] = {}
+        memory: Memory | None = None
         for number in range(min(self.held_out.batches, self.recipe.train.evaluate_batches)):
             batch = self.held_out[number].to(self.device)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):
-                total += self.recipe.objective.loss(self.model, batch)
+                loss = self.recipe.objective.loss(self.model, batch.after(memory))
+            total, memory = total + loss, loss.memory
             counts = add([counts, batch.counts])
         self.model.train()
         return float(total.mean(counts))
@@ -165,7 +186,10 @@ class Run:
             "step": step,
             "optimiser": self.optimiser.state_dict(),
             "best": None if self.best == math.inf else self.best,
+            "text": self.fingerprints,
         }
+        if self.memory is not None:
+            state["memory"] = [vars(memory) for memory in self.memory]
 
         def write(folder: Path) -> None:
             length = getattr(self.recipe.model, "context", None)
@@ -177,7 +201,48 @@ class Run:
         checkpoints.save(self.out, step, write, keep=self.recipe.train.keep, best=best)
 
 
-def loader(feed: Feed, train: Train, start: int, *, pinned: bool) -> Iterator[Sequence[Batch[Any]]]:
+def goes_on(recipe: Recipe) -> bool:
+    """Say whether the rows of a run go on from batch to batch."""
+    return hasattr(recipe.objective, "join")
+
+
+def feed(
+    recipe: Recipe, corpora: Sequence[Corpus], weights: Sequence[float]
+) -> Feed | Mixture | Lanes:
+    """Return the batches of a run on its corpora, or on what they hold out."""
+    parts, seed = recipe.train.accumulate, recipe.train.seed
+    rows = recipe.train.batch // parts
+    if goes_on(recipe):
+        if len(corpora) > 1:
+            raise UserError(
+                f"rows that go on come from one corpus, not from {len(corpora)}: prepare the texts "
+                "as one corpus, or learn by --objective clm"
+            )
+        return Lanes(recipe.objective, corpora[0], rows=rows, parts=parts, seed=seed)
+    feeds = [
+        Feed(recipe.objective, corpus, rows=rows, seed=own_seed(seed, number))
+        for number, corpus in enumerate(corpora)
+    ]
+    return feeds[0] if len(feeds) == 1 else Mixture(feeds, weights)
+
+
+def held_out(recipe: Recipe) -> Feed | Mixture | Lanes | None:
+    """Return the held-out batches, if any: of a mixture in the shares that it is learned in.
+
+    So the held-out loss is an estimate of what the training loss estimates, and the two curves can
+    be held against each other. A corpus that holds nothing out has no part in it.
+    """
+    found = [(share.held_out(), share.weight) for share in recipe.shares]
+    scored = [(corpus, weight) for corpus, weight in found if corpus is not None]
+    if scored and goes_on(recipe):
+        rows = recipe.train.batch // recipe.train.accumulate
+        return in_order(recipe.objective, scored[0][0], rows=rows)
+    return feed(recipe, *zip(*scored, strict=True)) if scored else None
+
+
+def loader(
+    feed: Feed | Mixture | Lanes, train: Train, start: int, *, pinned: bool
+) -> Iterator[Sequence[Batch[Any]]]:
     """Yield the micro-batches of each step from `start` on."""
     numbers = range(start * train.accumulate, train.steps * train.accumulate)
     batches = DataLoader(
@@ -195,18 +260,18 @@ def loader(feed: Feed, train: Train, start: int, *, pinned: bool) -> Iterator[Se
             group = []
 
 
-def matching(corpus: Corpus, recipe: Recipe) -> Tokenizer:
-    """Return the corpus's tokenizer, if it is the one the recipe was written for."""
-    tokenizer = corpus.tokenizer()
+def matching(corpora: Sequence[Corpus], recipe: Recipe) -> Tokenizer:
+    """Return the tokenizer of the corpora, if it is the one the recipe was written for."""
+    tokenizer = common(corpora)
     if tokenizer.vocab != recipe.model.vocab or tokenizer.specials != recipe.objective.specials:
-        raise foreign(recipe)
+        raise foreign(corpora[0])
     return tokenizer
 
 
-def foreign(recipe: Recipe) -> UserError:
+def foreign(corpus: Corpus) -> UserError:
     """Return the complaint about a corpus that speaks in other ids than the run."""
     return UserError(
-        f"{recipe.corpus} was made with another tokenizer than this run: prepare the text again "
+        f"{corpus.folder} was made with another tokenizer than this run: prepare the text again "
         "with the run's own tokenizer"
     )
 

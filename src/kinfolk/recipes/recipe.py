@@ -1,7 +1,9 @@
 """A recipe: one frozen value that describes a whole run."""
 
+import contextlib
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +13,25 @@ from kinfolk.config import from_json, override, to_json
 from kinfolk.data.shards import Corpus
 from kinfolk.errors import UserError
 from kinfolk.recipes.catalogue import member
+from kinfolk.text import Tokenizer
 from kinfolk.training.settings import Train
+
+
+@dataclass(frozen=True)
+class Share:
+    """A corpus of a run, and what share of the rows comes from it, set against the others."""
+
+    corpus: str
+    weight: float = 1.0
+
+    def open(self) -> Corpus:
+        """Open the corpus."""
+        return Corpus.open(Path(self.corpus))
+
+    def held_out(self) -> Corpus | None:
+        """Open the documents it holds out, if there are any."""
+        folder = Path(self.corpus) / "holdout"
+        return Corpus.open(folder) if folder.is_dir() else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +41,13 @@ class Recipe:
     name: str  # member/size
     model: Any
     objective: Any
-    corpus: str
+    corpus: str | tuple[Share, ...]  # one folder, or a mixture of several
     train: Train
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """The corpora of the run, one or several."""
+        return (Share(self.corpus),) if isinstance(self.corpus, str) else self.corpus
 
     def write(self, path: Path) -> None:
         """Write it as JSON."""
@@ -45,7 +70,7 @@ class Recipe:
 
 def recipe(
     name: str,
-    corpus: Path | str,
+    corpus: Path | str | Sequence[Share],
     *,
     objective: str | None = None,
     length: int | None = None,
@@ -53,22 +78,26 @@ def recipe(
 ) -> Recipe:
     """Put a run together: `recipe("bert/tiny", "corpus", settings=["train.steps=500"])`.
 
+    A mixture is a list of corpora with their weights: `[Share("news", 0.7), Share("law", 0.3)]`.
     What is not given follows from the size: its settings, and rows as long as its context, but not
     longer than a model of that width makes use of.
     """
     family, _, size = name.partition("/")
     who, size = member(family), size or "tiny"
-    text = Corpus.open(Path(corpus))
-    tokenizer = text.tokenizer()
+    named = [Share(str(corpus))] if isinstance(corpus, str | Path) else corpus
+    mixture = mixed(named)
+    corpora = [share.open() for share in named]
+    tokenizer = common(corpora)
     config = who.config(size)
     length = default_length(config) if length is None else length
     if length < 8:
         raise UserError(f"rows of {length} tokens are too short to learn from: use 8 or more")
-    if text.tokens < length:
-        raise UserError(
-            f"the corpus {corpus} has {text.tokens} tokens, fewer than one row of {length}: "
-            f"give it more text, or shorter rows with --length"
-        )
+    for text in corpora:
+        if text.tokens < length:
+            raise UserError(
+                f"the corpus {text.folder} has {text.tokens} tokens, fewer than one row of "
+                f"{length}: give it more text, or shorter rows with --length"
+            )
     # Places that no row reaches would stay as random as they began: the context ends with the row.
     sizes = {"vocab": tokenizer.vocab, "context": length, "start": tokenizer.specials.pad}
     sizes = {name: size for name, size in sizes.items() if hasattr(config, name)}
@@ -77,7 +106,7 @@ def recipe(
         name=f"{family}/{size}",
         model=dataclasses.replace(config, **sizes),
         objective=way(specials=tokenizer.specials, vocab=tokenizer.vocab, length=length),
-        corpus=str(Path(corpus).resolve()),
+        corpus=mixture[0].corpus if len(mixture) == 1 else mixture,
         train=who.train(size),
     )
     found = sound(override(base, settings))
@@ -86,6 +115,54 @@ def recipe(
         train = dataclasses.replace(found.train, warmup=max(1, found.train.steps // 10))
         found = dataclasses.replace(found, train=train)
     return found
+
+
+def shares(said: Sequence[str]) -> list[Share]:
+    """Read corpora from words like `news=0.7`: all with a weight, or none, then in equal shares."""
+    pairs = [_divided(one) for one in said]
+    bare = [folder for folder, weight in pairs if weight is None]
+    if bare and len(bare) < len(pairs):
+        raise UserError(
+            f"--corpus {bare[0]} has no weight and another has: write --corpus {bare[0]}=0.5, "
+            "or give none a weight"
+        )
+    return [Share(folder, 1.0 if weight is None else weight) for folder, weight in pairs]
+
+
+def _divided(said: str) -> tuple[str, float | None]:
+    """Divide at the last = where a number follows it, unless a folder has all that for its name."""
+    folder, _, weight = said.rpartition("=")
+    if folder and not Path(said).is_dir():
+        with contextlib.suppress(ValueError):
+            return folder, float(weight)
+    return said, None
+
+
+def mixed(shares: Sequence[Share]) -> tuple[Share, ...]:
+    """Return the corpora of a mixture under their whole paths, if they can be mixed."""
+    if not shares:
+        raise UserError("no corpus was named: give one or more")
+    found: dict[str, Share] = {}
+    for one in shares:
+        if not 0 < one.weight < math.inf:
+            raise UserError(f"{one.corpus}={one.weight:g} is no weight: give one above 0")
+        whole = str(Path(one.corpus).resolve())
+        if whole in found:
+            raise UserError(f"the corpus {one.corpus} is named twice: add up its weights")
+        found[whole] = Share(whole, one.weight)
+    return tuple(found.values())
+
+
+def common(corpora: Sequence[Corpus]) -> Tokenizer:
+    """Return the tokenizer that all corpora were made with."""
+    first = corpora[0]
+    for other in corpora[1:]:
+        if other.tokenizer_hash != first.tokenizer_hash:
+            raise UserError(
+                f"{first.folder} and {other.folder} were made with different tokenizers: prepare "
+                "both with one"
+            )
+    return first.tokenizer()
 
 
 def sound(recipe: Recipe) -> Recipe:

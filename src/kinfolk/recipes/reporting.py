@@ -4,8 +4,9 @@ from pathlib import Path
 
 from kinfolk.comparison.charts import Series
 from kinfolk.comparison.report import Baseline, Report, write
-from kinfolk.data.shards import Corpus
-from kinfolk.recipes.evaluation import Baselines, baselines
+from kinfolk.data.pairs import Targets
+from kinfolk.objectives.pairs import Pairs
+from kinfolk.recipes.evaluation import Baselines, Counted, mixed_baselines
 from kinfolk.recipes.recipe import Recipe
 from kinfolk.training.log import read
 
@@ -13,15 +14,17 @@ from kinfolk.training.log import read
 def report(run: Path) -> Path:
     """Write RUN/report.html."""
     recipe = Recipe.read(run / "recipe.json")
-    corpus = Corpus.open(Path(recipe.corpus))
-    held_out = Path(recipe.corpus) / "holdout"
-    found = baselines(corpus, Corpus.open(held_out) if held_out.is_dir() else None)
+    texts = [(share.open(), share.held_out(), share.weight) for share in recipe.shares]
+    lined: list[tuple[Counted, Counted | None, float]] = [*texts]
+    if isinstance(recipe.objective, Pairs):  # lines for what is predicted
+        lined = [(Targets(text), held and Targets(held), weight) for text, held, weight in texts]
+    found = mixed_baselines(lined)
     train = recipe.train
     facts = [
         ("steps", f"{train.steps:,}"),
         ("rows a step", f"{train.batch} of {recipe.objective.length} tokens"),
         ("learns by", type(recipe.objective).__name__),
-        ("corpus", f"{corpus.tokens:,} tokens, {corpus.documents:,} documents"),
+        *corpora(recipe),
         ("optimiser", f"{train.optimiser}, peak {train.peak:g}, {train.schedule}"),
         ("seed", str(train.seed)),
     ]
@@ -34,6 +37,19 @@ def report(run: Path) -> Path:
         baselines=lines(found),
     )
     return write(page, run / "report.html")
+
+
+def corpora(recipe: Recipe) -> list[tuple[str, str]]:
+    """Say what text a run learned from, a line a corpus."""
+    whole = sum(share.weight for share in recipe.shares)
+    facts = []
+    for share in recipe.shares:
+        text = share.open()
+        said = f"{text.tokens:,} tokens, {text.documents:,} documents"
+        if len(recipe.shares) > 1:
+            said = f"{text.folder.name}, {share.weight / whole:.1%} of rows: {said}"
+        facts.append(("corpus", said))
+    return facts
 
 
 def curves(run: Path, name: str) -> list[Series]:

@@ -1,9 +1,10 @@
-"""T5's pretraining: the spans cut out of a text."""
+"""T5's training: the spans cut out of a text, or a text from another."""
 
+from kinfolk.objectives.pairs import Pairs
 from kinfolk.objectives.spans import Spans
 from kinfolk.training.settings import Train
 
-OBJECTIVES = {"spans": Spans}
+OBJECTIVES = {"spans": Spans, "pairs": Pairs}
 
 # A plain AdamW stalls on T5's weights, whose sizes differ from tensor to tensor: its steps are
 # scaled by them (see `AdamWRMS`).

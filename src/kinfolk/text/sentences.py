@@ -2,7 +2,8 @@
 
 import re
 
-CLOSERS = "\"'”’»)\\]}」』）》】"
+CLOSERS = "\"'”’»)\\]}」』）》】〉〕〗］｝＂＇"
+STOPS = "。！？；｡"  # those that end a sentence wherever they stand
 
 # Words whose full stop ends no sentence, and those of which this is true before a number.
 _ABBREVIATIONS = """
@@ -15,11 +16,14 @@ _NUMBERED = """
 ABBREVIATIONS = frozenset(_ABBREVIATIONS.split())
 NUMBERED = frozenset(_NUMBERED.split())
 
-# Each begins where the character before is of another sort, so that a long run is read once.
+# All begin with one of a few characters, so that the text between them is passed over at once, and
+# where the character before is of another sort, so that a long run is read once.
 _STOP = re.compile(
-    rf"(?<![。！？；])[。！？；]++…*+[{CLOSERS}]*+(?=\s*+\S)"
-    rf"|(?<![.!?…])(?P<mark>[.!?…]++)[{CLOSERS}]*+(?=\s*+(?P<next>\S))"
-    r"|(?<!\s)(?P<line>[^\S\n]*+\n)(?=\s*+\S)"
+    rf"[{STOPS}.!?…\n](?:"
+    rf"(?<=[{STOPS}])(?<![{STOPS}]{{2}})[{STOPS}]*+[…!?]*+[{CLOSERS}]*+(?=\s*+\S)"
+    rf"|(?<=[.!?…])(?<![.!?…]{{2}})[.!?…]*+(?P<closers>[{CLOSERS}]*+)(?=\s*+(?P<next>\S))"
+    r"|(?<=\n)(?P<line>\s*+)"
+    r")"
 )
 _CHINESE = re.compile("[\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef]")
 _WORD = re.compile(r"[^\s\"'“‘”’(\[{]+\Z")
@@ -31,25 +35,32 @@ def boundaries(text: str) -> list[int]:
     "Hi there. It is 3.14." gives [9, 21]; a new line always ends a sentence.
     """
     ends: list[int] = []
+    last = 0
     for stop in _STOP.finditer(text):
-        last = ends[-1] if ends else 0
-        end = stop.start() if stop["line"] else stop.end()
-        if stop["mark"] and not _ends(text[max(last, stop.start() - 32) : stop.start()], stop):
+        start, end = stop.span()
+        if stop.lastgroup == "line":
+            if end == len(text):
+                break
+            end = last + len(text[last:start].rstrip())
+        elif stop.lastgroup == "next" and not _ends(text[max(last, start - 32) : start], stop):
             continue
         if text[last:end].strip():
             ends.append(end)
+            last = end
     return [*ends, len(text)] if text else ends
 
 
 def _ends(before: str, stop: re.Match[str]) -> bool:
     """Tell whether . ! ? or an ellipsis ends a sentence, by the words around it."""
-    if "…" in stop["mark"] and (
-        _CHINESE.match(stop["next"]) or (before and _CHINESE.match(before[-1]))
-    ):
+    mark = stop.string[stop.start() : stop.start("closers")]
+    after = bool(before and _CHINESE.match(before[-1]))
+    if "…" in mark and (after or _CHINESE.match(stop["next"])):
+        return True
+    if after and mark.strip("."):
         return True
     if stop.end() == stop.start("next") or stop["next"].islower():
         return False
-    if stop["mark"] != ".":
+    if mark != ".":
         return True
     word = _WORD.search(before)
     if word is None:

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import processors
+from tokenizers import Regex, models, pre_tokenizers, processors
 
 from kinfolk.errors import UserError
+from kinfolk.text import formats
 
 ROLES = ("pad", "unk", "bos", "eos", "cls", "sep", "mask")
 
@@ -32,6 +33,7 @@ FRAMES = {
     "bert": ("{cls} $A {sep}", "{cls} $A {sep} $B:1 {sep}:1"),
     "roberta": ("{cls} $A {sep}", "{cls} $A {sep} {sep} $B {sep}"),
     "t5": ("$A {eos}", "$A {eos} $B {eos}"),
+    "xlnet": ("$A {sep} {cls}:2", "$A {sep} $B:1 {sep}:1 {cls}:2"),
 }
 
 _SENTINEL = re.compile(r"<extra_id_(\d+)>")
@@ -80,16 +82,32 @@ class Tokenizer:
     def kind(self) -> str:
         """Name the kind among KINDS that this tokenizer is."""
         state = json.loads(self._backend.to_str())
-        if state["model"]["type"] == "BPE":
-            return "bpe" if state["model"]["merges"] else "byte"
-        if state["model"]["type"] == "WordLevel":
-            return "char" if (state["decoder"] or {}).get("type") == "Fuse" else "word"
-        return str(state["model"]["type"]).lower()
+        model, decoder = state["model"], state["decoder"] or {}
+        first = (decoder.get("decoders") or [decoder])[0].get("type")
+        if model["type"] == "BPE":
+            if model["end_of_word_suffix"]:
+                return "word-bpe"
+            return "bpe" if model["merges"] else "byte"
+        if model["type"] == "WordLevel":
+            return "char" if first == "Fuse" else "word"
+        if model["type"] == "Unigram":  # of whole words where Chinese ones are among them
+            return "word" if first == "Fuse" else "unigram"
+        return str(model["type"]).lower()
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Return all there is to it, as tokenizer.json has it."""
+        return dict(json.loads(self._backend.to_str()))
+
+    @property
+    def model(self) -> Any:
+        """Return what turns words into pieces."""
+        return self._backend.model
 
     @cached_property
     def hash(self) -> str:
         """Return the sha256 of all that decides ids, so not of the frame around a text."""
-        state = json.loads(self._backend.to_str())
+        state = self.state
         deciding = {k: state[k] for k in ("normalizer", "pre_tokenizer", "model", "added_tokens")}
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
 
@@ -119,6 +137,15 @@ class Tokenizer:
     def _plain(self) -> tokenizers.Tokenizer:
         backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
         backend.encode_special_tokens = True
+        added = backend.get_added_tokens_decoder().values()
+        names = [token.content for token in added if token.special and len(token.content) > 1]
+        if names and isinstance(backend.model, models.Unigram):
+            # Special tokens lie among the pieces of such a model, so it would find their names:
+            # a cut behind the first character hides them.
+            first = "|".join(rf"{re.escape(n[0])}(?={re.escape(n[1:])})" for n in names)
+            hide = pre_tokenizers.Split(Regex(first), "merged_with_previous")
+            steps = [backend.pre_tokenizer] if backend.pre_tokenizer is not None else []
+            backend.pre_tokenizer = pre_tokenizers.Sequence([*steps, hide])
         return backend
 
     def token(self, id: int) -> str:
@@ -174,28 +201,17 @@ class Tokenizer:
         )
 
     @classmethod
-    def load(cls, folder: Path | str) -> "Tokenizer":
-        """Open a folder with a tokenizer.json, ours or one that transformers wrote."""
-        file = Path(folder) / "tokenizer.json"
-        if not file.is_file():
-            raise UserError(
-                f"{folder} holds no tokenizer.json: give a folder that kinfolk or transformers "
-                "saved a (fast) tokenizer to"
-            )
-        try:
-            backend = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises nothing narrower
-            raise UserError(f"{file} is no tokenizer that can be read: {error}") from error
-        backend.no_padding()
-        backend.no_truncation()
-        settings = {
-            **_settings(Path(folder) / "special_tokens_map.json"),
-            **_settings(Path(folder) / "tokenizer_config.json"),
-        }
-        length = settings.get("model_max_length")
+    def load(cls, path: Path | str) -> "Tokenizer":
+        """Open a tokenizer's folder, or one of its files, in any format of `text.formats`."""
+        found = formats.read(Path(path))
+        length = found.settings.get("model_max_length")
         # Hugging Face writes 1e30 where there is no limit.
         limited = isinstance(length, int) and length < 1_000_000_000
-        return cls(backend, _names(backend, settings), length=length if limited else None)
+        names = _names(found.backend, found.settings)
+        tokenizer = cls(found.backend, names, length=length if limited else None)
+        if found.frame is not None:
+            found.backend.post_processor = tokenizer._processor(found.frame)
+        return tokenizer
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _revive, (self._backend.to_str(), self._names, self._length)
@@ -235,15 +251,6 @@ def _names(backend: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> dict[s
         if token is not None and backend.token_to_id(token) is not None:
             names[role] = token
     return names
-
-
-def _settings(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        return dict(json.loads(file.read_text(encoding="utf-8")))
-    except ValueError as error:
-        raise UserError(f"{file} is not JSON ({error}): save the tokenizer again") from error
 
 
 def _types(processor: Mapping[str, Any] | None) -> bool:

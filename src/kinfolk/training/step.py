@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kinfolk.types import Batch, Inputs, Loss, Objective
+from kinfolk.types import Batch, Inputs, Loss, Memory, Objective, windows
 
 
 class Learner(nn.Module):
@@ -59,10 +59,12 @@ class Step:
         device: torch.device,
         bfloat16: bool,
         resolved: bool = False,  # for a compiled learner: masks are found before it
+        memory: list[Memory] | None = None,  # of each micro-batch, carried from step to step
     ) -> None:
         self.learner, self.optimiser, self.rate = learner, optimiser, rate
         self.clip, self.seed, self.device = clip, seed, device
-        self.bfloat16, self.resolved = bfloat16, resolved
+        self.bfloat16, self.resolved, self.memory = bfloat16, resolved, memory
+        self.windows = windows(learner)
         self.parameters = [p for p in learner.parameters() if p.requires_grad]
 
     def __call__(self, number: int, batches: Sequence[Batch[Any]]) -> Outcome:
@@ -77,9 +79,14 @@ class Step:
             # Dropout, too, is a function of seed and step.
             torch.manual_seed(mix(self.seed, number, part))
             batch = batch.to(self.device)
+            if self.memory is not None:
+                batch = batch.after(self.memory[part])
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):
-                inputs = batch.inputs.resolved() if self.resolved else batch.inputs
+                inputs = batch.inputs.resolved(self.windows) if self.resolved else batch.inputs
                 said: Loss = self.learner(inputs, batch.targets)
+            if self.memory is not None:
+                assert said.memory is not None, "the objective forgets"
+                self.memory[part] = said.memory
             mean = said.mean(counts)
             mean.backward()  # type: ignore[no-untyped-call]
             loss += mean.detach()

@@ -1,0 +1,216 @@
+"""What is in text files, before a model learns it: damage, duplicates, lengths, scripts."""
+
+from array import array
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from kinfolk.data.duplicates import Exact, Near
+from kinfolk.data.lines import Lines
+from kinfolk.data.listing import sizes
+from kinfolk.data.rows import Notes, Reading, Row, rows
+from kinfolk.data.scripts import language, scripts
+from kinfolk.errors import UserError
+
+BATCH = 1 << 20  # characters counted together
+SHOWN = 80  # characters of a document in a list
+EXAMPLES = 5  # near-duplicates that are named
+
+# Tab, new line and carriage return are meant; U+0080 to U+009F come from a wrong code page.
+CONTROLS = np.array([c for c in (*range(32), *range(127, 160)) if chr(c) not in "\t\n\r"])
+
+
+@dataclass(frozen=True)
+class FileAudit:
+    """What is in one file."""
+
+    path: Path
+    bytes: int | None  # on disk; None if it is no file
+    documents: int
+    characters: int  # in documents
+    notes: Notes
+    problem: str = ""  # why it could not be read to its end
+
+
+@dataclass(frozen=True)
+class Example:
+    """A document, by where it begins."""
+
+    path: Path
+    line: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What is in all files together."""
+
+    files: tuple[FileAudit, ...]
+    documents: int
+    empty: int  # documents without a visible character
+    characters: int
+    exact: int  # documents that are there before, word for word
+    near: int | None  # documents that are nearly there before; None if nobody looked
+    examples: tuple[Example, ...]  # the first of the near-duplicates
+    lines: int  # with text, in documents
+    repeated: int  # lines that are there before
+    top: tuple[tuple[str, int], ...]  # the lines that are there most often
+    lengths: tuple[tuple[int, int], ...]  # [(64, 12), ...]: 12 documents of 64 to 127 characters
+    shortest: int
+    median: int
+    longest: int
+    scripts: dict[str, int]  # letters of each, most first
+    languages: dict[str, int]  # documents of each, by a light guess, most first
+    controls: int  # characters that control something
+    replacements: int  # U+FFFD that the files themselves hold
+
+    @property
+    def errors(self) -> int:
+        return sum(one.notes.errors for one in self.files)
+
+    @property
+    def file_lines(self) -> int:
+        return sum(one.notes.lines for one in self.files)
+
+    @property
+    def blank(self) -> int:
+        return sum(one.notes.blank for one in self.files)
+
+    @property
+    def empty_files(self) -> int:
+        return sum(not one.documents and not one.problem for one in self.files)
+
+
+@dataclass
+class _Counts:
+    """What is counted while documents go by."""
+
+    near: Near | None
+    exact: Exact = field(default_factory=Exact)
+    lines: Lines = field(default_factory=Lines)
+    lengths: "array[int]" = field(default_factory=lambda: array("Q"))
+    empty: int = 0
+    equal: int = 0
+    alike: int = 0
+    examples: list[Example] = field(default_factory=list)
+    scripts: Counter[str] = field(default_factory=Counter)
+    languages: Counter[str] = field(default_factory=Counter)
+    controls: int = 0
+    replacements: int = 0
+    _waiting: list[str] = field(default_factory=list)
+    _size: int = 0
+
+    def add(self, row: Row, path: Path) -> None:
+        text = row.text
+        self.lengths.append(len(text))
+        if not text.strip():
+            self.empty += 1
+            return
+        if self.exact.seen(text):
+            self.equal += 1
+        elif self.near is not None and self.near.seen(text):
+            self.alike += 1
+            if len(self.examples) < EXAMPLES:
+                self.examples.append(Example(path, row.line, text.strip()[:SHOWN]))
+        self.lines.add(text)
+        self.languages[language(text)] += 1
+        self._waiting.append(text)
+        self._size += len(text)
+        if self._size >= BATCH:
+            self.flush()
+
+    def flush(self) -> None:
+        """Count the characters of the documents that wait."""
+        text = "".join(self._waiting)
+        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+        self.scripts.update(scripts(text))
+        self.controls += int(np.isin(codes[codes < 160], CONTROLS).sum())
+        self.replacements += text.count("\ufffd")
+        self._waiting, self._size = [], 0
+
+
+def audit(
+    paths: Sequence[Path],
+    *,
+    reading: Reading | None = None,
+    near: bool = True,
+    progress: Callable[[int, int | None], None] | None = None,
+) -> Audit:
+    """Read files and folders to their end, whatever is in them, and count.
+
+    Of JSON and tables every string is text, or that of one field or column. `progress` is told the
+    bytes of files read so far, and those of all files, if they are known.
+    """
+    counts = _Counts(Near() if near else None)
+    known = sizes(paths)
+    whole = None if None in known.values() else sum(size or 0 for size in known.values())
+    found: list[FileAudit] = []
+    for path, size in known.items():
+        before = sum(one.bytes or 0 for one in found)
+
+        def told(place: int, before: int = before) -> None:
+            if progress is not None:
+                progress(before + place, whole)
+
+        found.append(_file(path, size, reading, counts, told))
+    counts.flush()
+    problems = [one.problem for one in found if one.problem]
+    if problems and not counts.lengths:
+        raise UserError(problems[0])
+    return _audit(tuple(found), counts)
+
+
+def _file(
+    path: Path,
+    size: int | None,
+    reading: Reading | None,
+    counts: _Counts,
+    told: Callable[[int], None],
+) -> FileAudit:
+    notes, problem = Notes(), ""
+    before, characters = len(counts.lengths), 0
+    try:
+        for row in rows(path, notes, reading):
+            counts.add(row, path)
+            characters += len(row.text)
+            told(row.place)
+    except UserError as error:  # one bad file does not hide what is in the others
+        problem = str(error)
+    return FileAudit(path, size, len(counts.lengths) - before, characters, notes, problem)
+
+
+def _audit(audits: tuple[FileAudit, ...], counts: _Counts) -> Audit:
+    lengths = np.array(counts.lengths or [0])
+    return Audit(
+        files=audits,
+        documents=len(counts.lengths),
+        empty=counts.empty,
+        characters=sum(counts.lengths),
+        exact=counts.equal,
+        near=None if counts.near is None else counts.alike,
+        examples=tuple(counts.examples),
+        lines=counts.lines.total,
+        repeated=counts.lines.total - counts.lines.distinct,
+        top=tuple(counts.lines.top()),
+        lengths=histogram(counts.lengths),
+        shortest=int(lengths.min()),
+        median=int(np.median(lengths)),
+        longest=int(lengths.max()),
+        scripts=dict(counts.scripts.most_common()),
+        languages=dict(counts.languages.most_common()),
+        controls=counts.controls,
+        # Bytes that are no UTF-8 were read as U+FFFD, and have their own count.
+        replacements=counts.replacements - sum(one.notes.errors for one in audits),
+    )
+
+
+def histogram(lengths: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Count lengths between powers of two: [3, 5, 7] gives ((2, 1), (4, 2))."""
+    bits = Counter(length.bit_length() for length in lengths)
+    if not bits:
+        return ()
+    steps = range(min(bits), max(bits) + 1)
+    return tuple((1 << step - 1 if step else 0, bits[step]) for step in steps)

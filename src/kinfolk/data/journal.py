@@ -1,0 +1,152 @@
+"""A folder beside the one to come, with a journal of what is safe in it, so that work can go on.
+
+.NAME.part/lock           held by the one who works
+.NAME.part/journal.json   what is safe on the disk, and a fingerprint of the work
+.NAME.part/corpus/        what becomes NAME
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO
+
+from kinfolk.data.writer import Written
+from kinfolk.errors import UserError
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Part:
+    """A corpus that will get its name when it is whole."""
+
+    home: Path
+    fingerprint: str | None  # of all that decides its bytes; None where text cannot be read again
+    done: tuple[Written, ...] = ()
+    whole: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """Where it lies until then."""
+        return self.home / "corpus"
+
+    @property
+    def journal(self) -> Path:
+        """Where it is written down what is done."""
+        return self.home / "journal.json"
+
+    def record(self, done: tuple[Written, ...], *, whole: bool = False) -> None:
+        """Write down what is safe on the disk."""
+        self.done, self.whole = done, whole
+        if self.fingerprint is None:
+            return
+        states = [asdict(written) for written in done]
+        entry = {"fingerprint": self.fingerprint, "whole": whole, "done": states}
+        new = self.journal.with_suffix(".new")
+        with new.open("w", encoding="utf-8") as file:
+            json.dump(entry, file)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(self.journal)
+
+    def recall(self, say: Say) -> None:
+        """Go on from what an earlier run of the same work wrote down, or begin with nothing."""
+        entry = {}
+        with suppress(OSError, ValueError):
+            entry = json.loads(self.journal.read_text(encoding="utf-8"))
+        if entry and entry["fingerprint"] == self.fingerprint:
+            states = ({**state, "rest": tuple(state["rest"])} for state in entry["done"])
+            self.done, self.whole = tuple(Written(**state) for state in states), entry["whole"]
+            documents = sum(written.documents for written in self.done)
+            say(f"going on after the {documents:,} documents that an earlier run has written")
+            return
+        if entry:
+            say("starting over: text, tokenizer or options are not those of the run before")
+        self.clear()
+        self.folder.mkdir()
+
+    def clear(self) -> None:
+        """Forget all that is done."""
+        self.journal.unlink(missing_ok=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def finish(self, out: Path) -> None:
+        """Give it its name; whoever is killed in here goes on in here."""
+        self.record(self.done, whole=True)
+        for left in self.folder.rglob("*.part"):
+            left.unlink()
+        self.folder.rename(out)
+        self.journal.unlink(missing_ok=True)
+
+
+@contextmanager
+def aside(
+    out: Path, fingerprint: str | None, *, vacant: Callable[[], None], say: Say
+) -> Iterator[Part]:
+    """Lend a corpus beside `out`, and give it that name at the end; `vacant` checks it is free.
+
+    Whatever goes wrong, nothing is left of a corpus that has no entry in its journal yet; one that
+    has is kept for the next run of the same work.
+    """
+    out = out.absolute()
+    part = Part(out.with_name(f".{out.name}.part"), fingerprint)
+    fresh = [parent for parent in part.home.parents if not parent.exists()]
+    try:
+        with _alone(part.home, out):
+            vacant()
+            part.recall(say)
+            try:
+                yield part
+                part.finish(out)
+            except BaseException:
+                if part.journal.exists():
+                    say(f"what is done is kept in {part.home}: the same command goes on from there")
+                else:
+                    part.clear()
+                raise
+    except BaseException:
+        with suppress(OSError):  # something is kept there, or somebody else uses it by now
+            for parent in fresh:
+                parent.rmdir()
+        raise
+
+
+@contextmanager
+def _alone(home: Path, out: Path) -> Iterator[None]:
+    """Hold the lock in a folder, or complain that somebody else does; remove it if it is empty."""
+    lock = home / "lock"
+    try:
+        file = _locked(lock)
+    except BlockingIOError as error:
+        raise UserError(
+            f"another kinfolk prepare is writing {out}: wait for it, or choose another -o"
+        ) from error
+    except OSError as error:
+        raise UserError(f"{out} cannot be written ({error.strerror}): choose another -o") from error
+    with file:
+        try:
+            yield
+        finally:
+            lock.unlink()
+            with suppress(OSError):
+                home.rmdir()
+
+
+def _locked(lock: Path) -> IO[bytes]:
+    while True:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):  # the one who had it may remove it under our hands
+            file = lock.open("ab")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.samestat(os.fstat(file.fileno()), lock.stat()):
+                    return file
+            except BaseException:
+                file.close()
+                raise
+            file.close()

@@ -1,0 +1,78 @@
+"""What is to be read: the files that are named, found in folders or matched, and other sources."""
+
+import os
+from collections.abc import Iterator, Sequence
+from glob import iglob
+from pathlib import Path
+
+from kinfolk.data import remote
+from kinfolk.data.streams import STDIN, suffix
+from kinfolk.errors import UserError
+
+TEXT = ("", ".txt", ".md")
+JSON = (".jsonl", ".ndjson", ".json")
+SEPARATED = (".tsv", ".csv")
+PARQUET = (".parquet",)
+# In folders, a .json file is more often somebody's settings than text.
+WITHIN = {*TEXT, *JSON, *SEPARATED, *PARQUET} - {".json"}
+
+
+def files(paths: Sequence[Path]) -> list[Path]:
+    """List what is to be read, each once: files, those of folders in sorted order, other sources.
+
+    `-` is the standard input and `hf:NAME` a dataset; a pattern that the shell left alone, such as
+    `notes/**/*.txt`, means what it means there.
+    """
+    if not paths:
+        raise UserError("no text was named: give files or folders of text")
+    return list(dict.fromkeys(file for path in paths for file in _within(Path(path))))
+
+
+def sizes(paths: Sequence[Path]) -> dict[Path, int | None]:
+    """Return the bytes of each of them, None where nobody knows before the end."""
+    return {path: path.stat().st_size if path.is_file() else None for path in files(paths)}
+
+
+def _within(path: Path) -> list[Path]:
+    if path == STDIN or remote.named(path):
+        return [path]
+    try:
+        if path.exists() and not path.is_dir():
+            return [path]
+        found = _inside(path) if path.is_dir() else _matched(path)
+        if any(file.stat().st_size for file in found):
+            return found
+    except OSError as error:
+        raise UserError(
+            f"{error.filename or path} cannot be read ({error.strerror}): check its rights"
+        ) from error
+    raise UserError(
+        f"{path} holds no text: kinfolk reads .txt, .md, .jsonl, .tsv, .csv, .parquet and files "
+        "without a suffix in folders, also with .gz, .xz or .zst; name other files one by one"
+    )
+
+
+def _inside(folder: Path) -> list[Path]:
+    """Find the files of a folder that hold text, none of them hidden."""
+    found = [file for file in _walked(folder) if suffix(file) in WITHIN and file.is_file()]
+    return sorted(found, key=lambda file: file.relative_to(folder).parts)
+
+
+def _walked(folder: Path) -> Iterator[Path]:
+    def refused(error: OSError) -> None:
+        raise error
+
+    for inner, folders, names in os.walk(folder, onerror=refused):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (Path(inner, name) for name in names if not name.startswith("."))
+
+
+def _matched(pattern: Path) -> list[Path]:
+    """Find what a pattern matches; the files of a folder that it matches, too."""
+    if not any(mark in str(pattern) for mark in "*?["):
+        raise UserError(f"{pattern} does not exist: give a file or folder of text")
+    # Path.glob would find hidden files, too.
+    matches = [Path(match) for match in sorted(iglob(str(pattern), recursive=True))]  # noqa: PTH207
+    if not matches:
+        raise UserError(f"{pattern} matches nothing: check the pattern, or name files")
+    return [file for path in matches for file in (_inside(path) if path.is_dir() else [path])]

@@ -1,0 +1,128 @@
+"""A mixture: one feed of several corpora, each with its share of the rows.
+
+Corpora take turns in a round that repeats for ever, so the corpus of any row, and which of its own
+rows that is, are found in one look-up. Each corpus keeps its own epochs and its own order.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from math import gcd, lcm
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from kinfolk.data.feed import Feed
+from kinfolk.data.pieces import Ids
+from kinfolk.types import Batch
+
+LONGEST = 1 << 16  # rows in a round
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Which corpus each row of a mixture comes from."""
+
+    counts: tuple[int, ...]  # rows of each corpus in a round
+
+    @classmethod
+    def of(cls, weights: Sequence[float]) -> "Turns":
+        """Find the shortest round with these shares: 0.7 and 0.3 take 7 and 3 rows of 10.
+
+        Where it would be longer than `LONGEST` rows, shares are rounded to one row in so many.
+        """
+        exact = [Fraction(str(weight)) for weight in weights]  # 0.7 as it was written
+        common = lcm(*(share.denominator for share in exact))
+        counts = [int(share * common) for share in exact]
+        divisor = gcd(*counts)
+        if sum(counts) // divisor > LONGEST:
+            whole = sum(exact)
+            return cls(tuple(max(1, round(share / whole * LONGEST)) for share in exact))
+        return cls(tuple(count // divisor for count in counts))
+
+    @property
+    def whole(self) -> int:
+        """How many rows a round has."""
+        return sum(self.counts)
+
+    @cached_property
+    def corpora(self) -> Ids:
+        """The corpus of each row of a round.
+
+        Row k of a corpus with share s may come after k / s rows of the mixture, and must come
+        before (k + 1) / s of them. The most urgent row that may come always does, and none is ever
+        late (Baruah et al. 1996, section 2): after any number of rows, each corpus is less than one
+        row away from its share.
+        """
+        done = [0] * len(self.counts)
+        order = np.empty(self.whole, np.int64)
+        for place in range(self.whole):
+            corpus = min(
+                (
+                    c
+                    for c, count in enumerate(self.counts)
+                    if done[c] * self.whole < count * (place + 1)
+                ),
+                key=lambda c: -(-(done[c] + 1) * self.whole // self.counts[c]),
+            )
+            order[place] = corpus
+            done[corpus] += 1
+        return order
+
+    @cached_property
+    def places(self) -> list[Ids]:
+        """Where in a round the rows of each corpus stand."""
+        return [np.flatnonzero(self.corpora == c) for c in range(len(self.counts))]
+
+    @cached_property
+    def ranks(self) -> Ids:
+        """How many rows of the same corpus stand before each row of a round."""
+        ranks = np.empty(self.whole, np.int64)
+        for places in self.places:
+            ranks[places] = np.arange(len(places))
+        return ranks
+
+    def find(self, position: int) -> tuple[int, int]:
+        """Return the corpus of a row of the mixture, and which of its own rows it is."""
+        rounds, place = divmod(position, self.whole)
+        corpus = int(self.corpora[place])
+        return corpus, rounds * self.counts[corpus] + int(self.ranks[place])
+
+    def position(self, corpus: int, row: int) -> int:
+        """Return where in the mixture a row of a corpus stands."""
+        rounds, rank = divmod(row, self.counts[corpus])
+        return rounds * self.whole + int(self.places[corpus][rank])
+
+
+class Mixture(Dataset[Batch[Any]]):
+    """The batches of a run on several corpora, by number; all feeds have one objective."""
+
+    def __init__(self, feeds: Sequence[Feed], weights: Sequence[float]) -> None:
+        self.feeds, self.turns = feeds, Turns.of(weights)
+        self.objective, self.rows = feeds[0].objective, feeds[0].rows
+
+    @property
+    def batches(self) -> int:
+        """How many batches show every row of some corpus once, and no row of any twice.
+
+        The last one may begin anew, so as to be full.
+        """
+        ends = [self.turns.position(c, len(f.packed) - 1) for c, f in enumerate(self.feeds)]
+        return -(-(min(ends) + 1) // self.rows)
+
+    def __len__(self) -> int:
+        return self.batches
+
+    def __getitem__(self, number: int) -> Batch[Any]:
+        """Return batch `number` of the run, each of its rows from the corpus whose turn it is."""
+        found = map(self.turns.find, range(number * self.rows, (number + 1) * self.rows))
+        return self.objective.collate([self.feeds[corpus].row(row) for corpus, row in found])
+
+
+def own_seed(seed: int, corpus: int) -> int:
+    """Return the seed of one corpus of a run, so that no two draw the same; the first keeps it."""
+    if corpus == 0:
+        return seed
+    return int(np.random.SeedSequence([seed, corpus]).generate_state(1, np.uint64)[0] >> 1)

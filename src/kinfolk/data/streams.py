@@ -1,0 +1,188 @@
+"""The bytes of a source, decompressed and decoded in bounded parts; an error knows its line."""
+
+import gzip
+import io
+import lzma
+import sys
+import zlib
+from codecs import utf_8_decode
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from kinfolk.errors import UserError
+
+STDIN = Path("-")
+COMPRESSED = (".gz", ".xz", ".zst")
+CHUNK = 1 << 20  # bytes read at once
+LONGEST = 1 << 28  # characters of one document: it is held in memory whole
+
+
+class Source:
+    """A file while it is read: its own bytes, those bytes decompressed, and how far reading is."""
+
+    def __init__(self, path: Path, raw: IO[bytes]) -> None:
+        self.path, self.raw = path, raw
+        self.name = "standard input" if path == STDIN else str(path)
+        self.place = 0  # bytes of the file read so far
+        self.line = 1  # the line that decoding has reached
+        self.began = 1  # the line on which the present document began
+        counted = io.BufferedReader(_Counted(self), 1 << 16)
+        self.empty = not counted.peek(1)
+        self.stream = _decompressed(counted, path)
+
+    def long(self, line: int) -> UserError:
+        """Say that what begins on a line is too long to be held."""
+        return UserError(
+            f"the document that begins on line {line:,} of {self.name} is longer than {LONGEST:,} "
+            "characters: part it with blank lines, or into rows of a table"
+        )
+
+
+class _Counted(io.RawIOBase):
+    """The bytes of a source, counted."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._source.raw.read(len(buffer))
+        buffer[: len(data)] = data
+        self._source.place += len(data)
+        return len(data)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Source]:
+    """Open a file or the standard input, and say in a sentence what is wrong with it."""
+    try:
+        if path == STDIN:
+            yield Source(path, sys.stdin.buffer)
+        else:
+            with path.open("rb") as raw:
+                yield Source(path, raw)
+    except (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError) as error:
+        raise UserError(f"{path} is damaged or cut short ({error}): fetch it again") from error
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read ({error.strerror or error}): check its rights"
+        ) from error
+
+
+def decoded(source: Source) -> Iterator[str]:
+    """Decode a source part by part; a sequence of bytes that is cut waits for the next part."""
+    rest, read, final = b"", 0, False
+    while not final:
+        part = source.stream.read(CHUNK)
+        final, data = not part, rest + part
+        try:
+            text, used = utf_8_decode(data, "strict", final)
+        except UnicodeDecodeError as error:
+            line = source.line + data.count(b"\n", 0, error.start)
+            raise UserError(
+                f"{source.name} is not UTF-8 at byte {read + error.start:,} (line {line:,}): "
+                "convert it first, for example with iconv -t utf-8"
+            ) from error
+        if (nul := data.find(b"\0")) >= 0:
+            line = source.line + data.count(b"\n", 0, nul)
+            raise UserError(
+                f"{source.name} holds a NUL byte on line {line:,}: it is not text, or not UTF-8; "
+                "convert it, or leave it out"
+            )
+        source.line += data.count(b"\n", 0, used)
+        yield text.removeprefix("\ufeff") if read == 0 else text
+        rest, read = data[used:], read + used
+
+
+def unix(parts: Iterable[str]) -> Iterator[str]:
+    """Let every line end as on Unix, also where its two characters come in two parts."""
+    held = ""
+    for part in parts:
+        text = held + part
+        if "\r" in text:
+            held = "\r" if text.endswith("\r") else ""
+            text = text.removesuffix("\r").replace("\r\n", "\n")
+        else:
+            held = ""
+        yield text
+
+
+def lines(source: Source, parts: Iterable[str]) -> Iterator[str]:
+    """Cut text into its lines, without their ends."""
+    held: list[str] = []
+    size, number = 0, 1
+    for part in parts:
+        first, *whole = part.split("\n")
+        held.append(first)
+        size += len(first)
+        if size > LONGEST:
+            raise source.long(number)
+        if whole:
+            yield "".join(held)
+            number += len(whole)
+            yield from whole[:-1]
+            held, size = [whole[-1]], len(whole[-1])
+    if size:
+        yield "".join(held)
+
+
+def suffix(path: Path) -> str:
+    """Return what a file's name says of its contents, in lower case and uncompressed."""
+    plain = path.with_suffix("") if path.suffix.lower() in COMPRESSED else path
+    return plain.suffix.lower()
+
+
+def _decompressed(raw: "io.BufferedReader[Any]", path: Path) -> io.BufferedIOBase:
+    match path.suffix.lower():
+        case ".gz":
+            return gzip.GzipFile(fileobj=raw)
+        case ".xz":
+            return lzma.LZMAFile(raw)
+        case ".zst":
+            return io.BufferedReader(_Zstandard(raw, path))
+        case _:
+            return raw
+
+
+class _Zstandard(io.RawIOBase):
+    """Decompress, and say when the file was cut short: the library's own reader keeps silent."""
+
+    def __init__(self, raw: IO[bytes], path: Path) -> None:
+        try:
+            import zstandard
+        except ImportError as error:
+            raise UserError(
+                f"{path} needs the zstandard package: pip install 'kinfolk[zst]'"
+            ) from error
+        self._raw, self._library = raw, zstandard
+        self._frame = zstandard.ZstdDecompressor().decompressobj()
+        self._ready = memoryview(b"")
+        self._begun = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            if self._frame.eof:
+                rest = self._frame.unused_data
+                self._frame = self._library.ZstdDecompressor().decompressobj()
+                self._begun = False
+            else:
+                rest = b""
+            part = rest or self._raw.read(1 << 16)
+            if not part:
+                if self._begun:
+                    raise EOFError("the last frame has no end")
+                return 0
+            try:
+                self._ready, self._begun = memoryview(self._frame.decompress(part)), True
+            except self._library.ZstdError as error:
+                raise EOFError(str(error)) from error
+        size = min(len(buffer), len(self._ready))
+        buffer[:size], self._ready = self._ready[:size], self._ready[size:]
+        return size

@@ -1,0 +1,170 @@
+"""ALBERT (Lan et al., 2019): BERT with one set of weights for all its layers, and narrow tables.
+
+Tokens have short vectors that one matrix widens, and every layer is the same layer again; so a
+wide network has few parameters. Layers may also share in groups, or only one of their halves.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from kinfolk.errors import UserError
+from kinfolk.nn.attention import Attention
+from kinfolk.nn.feedforward import FeedForward, activation
+from kinfolk.nn.positions import look_near
+from kinfolk.nn.residual import PostNorm
+from kinfolk.nn.sizes import LADDER
+from kinfolk.nn.table import Scores, Table, initialise
+from kinfolk.sight import Visible
+from kinfolk.types import Inputs, Output
+
+KIND = "encoder"
+TABLES = 0.02  # the standard deviation of tables at the start (the published code)
+Shared = Literal["all", "attention", "feed", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlbertConfig:
+    """The published base model of version 2, unless told otherwise."""
+
+    vocab: int = 30000
+    narrow: int = 128  # the width of the tables
+    width: int = 768
+    depth: int = 12  # how often a group is run through
+    shared: Shared = "all"  # which halves of a layer are the same in all layers of a group
+    groups: int = 1  # of layers that share, one group after the other
+    group_depth: int = 1  # layers in a group, each with its own weights
+    heads: int = 12
+    inner: int | None = None  # of the feed-forward; None is 4 x width
+    context: int = 512
+    segments: int = 2
+    bend: str = "gelu_new"
+    dropout: float = 0.0  # version 2 was trained without
+    attention_dropout: float = 0.0
+    epsilon: float = 1e-12  # of the norms
+    std: float = 0.02  # of matrices at the start
+    near: bool = False  # tokens start by looking at their neighbours, not anywhere
+
+    def __post_init__(self) -> None:
+        if self.groups > self.depth:
+            raise UserError(
+                f"model.groups={self.groups} is more than model.depth={self.depth}: some groups "
+                "would never be run; use fewer"
+            )
+
+    def build(self) -> "Albert":
+        """Make the network, with fresh weights."""
+        return Albert(self)
+
+    def layers(self) -> list[tuple[int, int]]:
+        """Say which attention and which feed-forward each layer runs, by their numbers."""
+        found = []
+        for run in range(self.depth):
+            group = int(run / (self.depth / self.groups))  # as published, rounding and all
+            for layer in range(self.group_depth):
+                own, common = run * self.group_depth + layer, group * self.group_depth + layer
+                attend = common if self.shared in ("all", "attention") else own
+                found.append((attend, common if self.shared in ("all", "feed") else own))
+        return found
+
+
+class Blocks(nn.Module):
+    """As many attentions and feed-forwards as are different, run in the order of the layers."""
+
+    def __init__(self, c: AlbertConfig) -> None:
+        super().__init__()
+        self.layers = c.layers()
+        attends, feeds = (1 + max(numbers) for numbers in zip(*self.layers, strict=True))
+        self.attends = nn.ModuleList(
+            branch(Attention(c.width, c.heads, dropout=c.attention_dropout), c)
+            for _ in range(attends)
+        )
+        self.feeds = nn.ModuleList(
+            branch(FeedForward(c.width, c.inner or 4 * c.width, c.bend), c) for _ in range(feeds)
+        )
+
+    def forward(self, x: Tensor, visible: Visible) -> Tensor:
+        for attend, feed in self.layers:
+            x = self.feeds[feed](self.attends[attend](x, visible))
+        return x
+
+
+def branch(inner: nn.Module, c: AlbertConfig) -> PostNorm:
+    """Put a norm behind a part."""
+    return PostNorm(inner, nn.LayerNorm(c.width, c.epsilon), c.dropout)
+
+
+class TokenHead(nn.Module):
+    """What a hidden state passes before it meets the narrow token table again."""
+
+    def __init__(self, width: int, narrow: int, vocab: int, bend: str, epsilon: float) -> None:
+        super().__init__()
+        self.bend = activation(bend)
+        self.dense = nn.Linear(width, narrow)
+        self.norm = nn.LayerNorm(narrow, epsilon)
+        self.bias = nn.Parameter(torch.zeros(vocab))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.norm(self.bend(self.dense(hidden)))  # type: ignore[no-any-return]
+
+
+class Albert(nn.Module):
+    """Three narrow tables and a norm, what widens them, shared blocks, and two heads."""
+
+    def __init__(self, c: AlbertConfig) -> None:
+        super().__init__()
+        self.config = c
+        self.tokens = Table(c.vocab, c.narrow)
+        self.places = nn.Embedding(c.context, c.narrow)
+        self.segments = nn.Embedding(c.segments, c.narrow)
+        self.norm = nn.LayerNorm(c.narrow, c.epsilon)
+        self.drop = nn.Dropout(c.dropout)
+        self.widen = nn.Linear(c.narrow, c.width)
+        self.blocks = Blocks(c)
+        self.head = TokenHead(c.width, c.narrow, c.vocab, c.bend, c.epsilon)
+        self.pooler = nn.Linear(c.width, c.width)
+        self.pairs = nn.Linear(c.width, 2)
+        initialise(self, std=c.std, tables=TABLES)
+        if c.near:
+            look_near(self.blocks, self.places, std=TABLES)
+
+    def forward(self, inputs: Inputs) -> Output:
+        segments = torch.zeros_like(inputs.ids) if inputs.segments is None else inputs.segments
+        x = self.tokens(inputs.ids) + self.places(inputs.places) + self.segments(segments)
+        x = self.widen(self.drop(self.norm(x)))
+        visible = inputs.visible(dropout=self.training and self.config.attention_dropout > 0)
+        return Output(self.blocks(x, visible))
+
+    def predict(self, hidden: Tensor) -> Scores:
+        """Score the hidden token with the table that read the others."""
+        return self.tokens.predict(self.head(hidden), self.head.bias)
+
+    def pool(self, hidden: Tensor) -> Tensor:
+        """Turn the first token's hidden state into a vector of its text."""
+        return torch.tanh(self.pooler(hidden))
+
+    def judge(self, hidden: Tensor) -> Tensor:
+        """Score whether two texts stand in their order (0) or were swapped (1)."""
+        return self.pairs(self.pool(hidden))  # type: ignore[no-any-return]
+
+
+# Deviation: the shared ladder starts as BERT's does. Its tables are half as wide as the network on
+# the small rungs, where 128 would be no narrower than it.
+PRESETS = {
+    name: AlbertConfig(
+        narrow=min(128, size.width // 2),
+        width=size.width,
+        depth=size.depth,
+        heads=size.heads,
+        std=size.width**-0.5,
+        near=True,
+    )
+    for name, size in LADDER.items()
+} | {
+    "albert-base-v2": AlbertConfig(),
+    "albert-large-v2": AlbertConfig(width=1024, depth=24, heads=16),
+    "albert-xlarge-v2": AlbertConfig(width=2048, depth=24, heads=16),
+    "albert-xxlarge-v2": AlbertConfig(width=4096, depth=12, heads=64),
+}

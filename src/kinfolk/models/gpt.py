@@ -1,0 +1,86 @@
+"""GPT (Radford et al., 2018): the Transformer's decoder alone, pretrained on text as it comes.
+
+Each token sees itself and the past, and the last hidden state predicts the next token. Norms
+stand behind their residuals, as in the Transformer of 2017; places are learned.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from kinfolk.nn.attention import Attention
+from kinfolk.nn.feedforward import FeedForward
+from kinfolk.nn.residual import PostNorm
+from kinfolk.nn.sizes import LADDER
+from kinfolk.nn.table import Scores, Table, initialise
+from kinfolk.sight import Visible
+from kinfolk.types import Inputs, Output, State
+
+KIND = "decoder"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPTConfig:
+    """The published model, unless told otherwise."""
+
+    vocab: int = 40478
+    width: int = 768
+    depth: int = 12
+    heads: int = 12
+    context: int = 512
+    bend: str = "gelu_new"
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    epsilon: float = 1e-5  # of the norms
+    std: float = 0.02  # of matrices and tables at the start (section 4.1)
+
+    def build(self) -> "GPT":
+        """Make the network, with fresh weights."""
+        return GPT(self)
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each followed by a norm."""
+
+    def __init__(self, c: GPTConfig) -> None:
+        super().__init__()
+        attention = Attention(c.width, c.heads, dropout=c.attention_dropout)
+        feed = FeedForward(c.width, 4 * c.width, c.bend)
+        self.attend = PostNorm(attention, nn.LayerNorm(c.width, c.epsilon), c.dropout)
+        self.feed = PostNorm(feed, nn.LayerNorm(c.width, c.epsilon), c.dropout)
+
+    def forward(self, x: Tensor, visible: Visible, state: State | None, layer: int) -> Tensor:
+        return self.feed(self.attend(x, visible, state, layer))  # type: ignore[no-any-return]
+
+
+class GPT(nn.Module):
+    """Token and place tables and a stack of blocks; the token table also predicts."""
+
+    def __init__(self, c: GPTConfig) -> None:
+        super().__init__()
+        self.config = c
+        self.tokens = Table(c.vocab, c.width)
+        self.places = nn.Embedding(c.context, c.width)
+        self.drop = nn.Dropout(c.dropout)
+        self.blocks = nn.ModuleList(Block(c) for _ in range(c.depth))
+        initialise(self, std=c.std)
+
+    def forward(self, inputs: Inputs) -> Output:
+        x = self.drop(self.tokens(inputs.ids) + self.places(inputs.places))
+        visible = inputs.visible(dropout=self.training and self.config.attention_dropout > 0)
+        for layer, block in enumerate(self.blocks):
+            x = block(x, visible, inputs.state, layer)
+        return Output(x, inputs.state)
+
+    def predict(self, hidden: Tensor) -> Scores:
+        """Score the next token with the table that read the last."""
+        return self.tokens.predict(hidden)
+
+
+# Deviation: the shared ladder trains without dropout, as fits one pass over a text.
+PRESETS = {
+    name: GPTConfig(
+        width=size.width, depth=size.depth, heads=size.heads, dropout=0.0, attention_dropout=0.0
+    )
+    for name, size in LADDER.items()
+} | {"gpt": GPTConfig()}

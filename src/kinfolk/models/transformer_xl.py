@@ -1,0 +1,181 @@
+"""Transformer-XL (Dai et al., 2019): a decoder that remembers the rows before, by their distance.
+
+Each layer looks at what it read in the row before, too, so that a text has no end at the end of a
+row. Places would be counted anew in every row: distances take their stead.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from kinfolk.nn.adaptive import Clusters
+from kinfolk.nn.feedforward import FeedForward
+from kinfolk.nn.relative import RelativeAttention, View, waves
+from kinfolk.nn.residual import PostNorm
+from kinfolk.nn.sizes import LADDER
+from kinfolk.nn.table import initialise
+from kinfolk.sight import UNWRITTEN
+from kinfolk.types import Inputs, Memory, Output, Prediction, State
+
+KIND = "decoder"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerXLConfig:
+    """The published large model of WikiText-103, unless told otherwise."""
+
+    vocab: int = 267735
+    width: int = 1024
+    depth: int = 18
+    heads: int = 16
+    head_width: int | None = None  # None is width / heads
+    inner: int | None = None  # of the feed-forward; None is 4 x width
+    memory: int = 384  # tokens that are remembered
+    clamp: int | None = None  # distances beyond it look alike
+    window: int | None = None  # how many tokens each sees at most; its own row and the memory
+    cutoffs: tuple[int, ...] = (20_000, 40_000, 200_000)  # where clusters of rarer ids begin
+    divisor: int = 4  # how many times narrower the vectors of the next cluster are
+    dropout: float = 0.2
+    attention_dropout: float = 0.2
+    epsilon: float = 1e-5  # of the norms
+    std: float = 0.02  # of all weights at the start, but the projections of clusters
+
+    def build(self) -> "TransformerXL":
+        """Make the network, with fresh weights."""
+        return TransformerXL(self)
+
+
+class Block(nn.Module):
+    """Attention to the memory and the row, and feed-forward, each followed by a norm."""
+
+    def __init__(self, c: TransformerXLConfig) -> None:
+        super().__init__()
+        inner = None if c.head_width is None else c.heads * c.head_width
+        attention = RelativeAttention(c.width, c.heads, inner=inner, dropout=c.attention_dropout)
+        feed = FeedForward(c.width, c.inner or 4 * c.width, "relu", dropout=c.dropout)
+        self.attend = PostNorm(attention, nn.LayerNorm(c.width, c.epsilon), c.dropout)
+        self.feed = PostNorm(feed, nn.LayerNorm(c.width, c.epsilon), c.dropout)
+
+    def forward(
+        self, x: Tensor, content: Tensor, view: View, state: State | None, layer: int
+    ) -> Tensor:
+        known = self.attend.branch.read(content, state, layer)  # type: ignore[operator]
+        return self.feed(self.attend(x, known, view))  # type: ignore[no-any-return]
+
+
+class TransformerXL(nn.Module):
+    """A table in clusters that also predicts, and blocks."""
+
+    def __init__(self, c: TransformerXLConfig) -> None:
+        super().__init__()
+        self.config = c
+        self.windows = () if c.window is None else (c.window,)
+        self.tokens = Clusters(c.vocab, c.width, cutoffs=c.cutoffs, divisor=c.divisor)
+        self.drop = nn.Dropout(c.dropout)
+        self.blocks = nn.ModuleList(Block(c) for _ in range(c.depth))
+        initialise(self, std=c.std)
+        with torch.no_grad():  # the rest as in the released code
+            for name, weight in self.named_parameters():
+                if name.endswith(("_bias", "norm.weight")):
+                    weight.add_(torch.randn_like(weight), alpha=c.std)
+                if "widen" in name or "tokens.narrow" in name:
+                    weight.normal_(0.0, 0.01)
+
+    def forward(self, inputs: Inputs) -> Output:
+        x = self.drop(self.tokens(inputs.ids) * self.config.width**0.5)
+        view, memory, read = self.view(inputs), inputs.memory, []
+        for layer, block in enumerate(self.blocks):
+            content = x if memory is None else torch.cat([memory.hidden[layer], x], dim=1)
+            read.append(content)
+            x = block(x, content, view, inputs.state, layer)
+        if inputs.state is not None and inputs.state.filled > self.config.memory:
+            inputs.state.keep(self.config.memory)
+        return Output(self.drop(x), inputs.state, self.remember(inputs, read))
+
+    def view(self, inputs: Inputs) -> View:
+        """Say how each token looks at the memory and at the tokens before it."""
+        dropped = self.training and self.config.attention_dropout > 0
+        visible = inputs.visible(dropout=dropped, window=self.config.window)
+        past = 0 if inputs.memory is None else inputs.memory.document.shape[1]
+        keys = past + inputs.ids.shape[1]
+        if inputs.state is not None:
+            keys = inputs.state.filled
+        table = self.tokens.table(0)
+        far = waves(keys, 0, self.config.width, like=table, clamp=self.config.clamp)
+        return View(visible, self.drop(far), keys)
+
+    def remember(self, inputs: Inputs, read: list[Tensor]) -> Memory | None:
+        """Return the last of what every layer read, where a memory was given."""
+        if inputs.memory is None:
+            return None
+        size, seen = self.config.memory, inputs.memory.before(inputs.sight)
+        hidden = torch.stack([content[:, -size:] for content in read]).detach()
+        # Laid out as a blank one is: a compiled learner would be compiled again for another layout.
+        document, birth = (x[:, -size:].contiguous() for x in (seen.document, seen.birth))
+        return Memory(hidden, document, birth)
+
+    def blank(self, rows: int) -> Memory:
+        """Return the memory of rows that nothing stands before."""
+        c, like = self.config, self.tokens.bias
+        hidden = like.new_zeros(c.depth, rows, c.memory, c.width)
+        document = torch.full((rows, c.memory), UNWRITTEN, dtype=torch.int32, device=like.device)
+        return Memory(hidden, document, torch.zeros_like(document))
+
+    def predict(self, hidden: Tensor) -> Prediction:
+        """Score the next token with the tables that read the last."""
+        return self.tokens.predict(hidden)
+
+
+# Deviation: the shared ladder trains without dropout, as fits one pass over a text. Its rows are of
+# 128 tokens up to a width of 256 and of 512 above, and so are its memories; its vocabularies are
+# small enough for one softmax.
+PRESETS = {
+    name: TransformerXLConfig(
+        width=size.width,
+        depth=size.depth,
+        heads=size.heads,
+        memory=128 if size.width <= 256 else 512,
+        cutoffs=(),
+        divisor=1,
+        dropout=0.0,
+        attention_dropout=0.0,
+        std=size.width**-0.5,
+    )
+    for name, size in LADDER.items()
+} | {
+    # The scripts of the released code. Hugging Face calls the first transfo-xl-wt103.
+    "transformer-xl-wt103": TransformerXLConfig(),
+    "transformer-xl-wt103-base": TransformerXLConfig(
+        width=410,
+        depth=16,
+        heads=10,
+        inner=2100,
+        memory=150,
+        divisor=1,
+        dropout=0.1,
+        attention_dropout=0.0,
+    ),
+    "transformer-xl-enwik8": TransformerXLConfig(
+        vocab=204,
+        depth=24,
+        heads=8,
+        inner=3072,
+        memory=784,
+        cutoffs=(),
+        divisor=1,
+        dropout=0.15,
+        attention_dropout=0.15,
+    ),
+    "transformer-xl-enwik8-base": TransformerXLConfig(
+        vocab=204,
+        width=512,
+        depth=12,
+        heads=8,
+        memory=512,
+        cutoffs=(),
+        divisor=1,
+        dropout=0.1,
+        attention_dropout=0.0,
+    ),
+}

@@ -1,0 +1,137 @@
+"""XLNet (Yang et al., 2019): reads both ways, yet predicts token after token, in any order.
+
+Each layer runs two streams through the same weights. The content knows every token it passes; a
+guess knows a place and what was born before it, never the token that stands there. Positions are
+distances, as in Transformer-XL, so that texts may be of any length and begin with a memory.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kinfolk.nn.feedforward import FeedForward
+from kinfolk.nn.relative import SegmentedAttention, View, waves
+from kinfolk.nn.residual import PostNorm
+from kinfolk.nn.sizes import LADDER
+from kinfolk.nn.table import Scores, Table, initialise
+from kinfolk.sight import see
+from kinfolk.types import Inputs, Output, State
+
+KIND = "encoder"
+
+
+@dataclass(frozen=True, kw_only=True)
+class XLNetConfig:
+    """The published large model, unless told otherwise."""
+
+    vocab: int = 32000
+    width: int = 1024
+    depth: int = 24
+    heads: int = 16
+    inner: int | None = None  # of the feed-forward; None is 4 x width
+    bend: str = "gelu"
+    clamp: int | None = None  # distances beyond it look alike
+    dropout: float = 0.1
+    epsilon: float = 1e-12  # of the norms
+    std: float = 0.02  # of all weights at the start
+
+    def build(self) -> "XLNet":
+        """Make the network, with fresh weights."""
+        return XLNet(self)
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each followed by a norm, for either stream."""
+
+    def __init__(self, c: XLNetConfig) -> None:
+        super().__init__()
+        attention = SegmentedAttention(c.width, c.heads, dropout=c.dropout)
+        feed = FeedForward(c.width, c.inner or 4 * c.width, c.bend, dropout=c.dropout)
+        self.attend = PostNorm(attention, nn.LayerNorm(c.width, c.epsilon), c.dropout)
+        self.feed = PostNorm(feed, nn.LayerNorm(c.width, c.epsilon), c.dropout)
+
+    def read(self, content: Tensor, state: State | None, layer: int) -> tuple[Tensor, Tensor]:
+        """Return the keys and values that both streams look at."""
+        return self.attend.branch.read(content, state, layer)  # type: ignore[no-any-return, operator]
+
+    def forward(self, x: Tensor, known: tuple[Tensor, Tensor], view: View) -> Tensor:
+        return self.feed(self.attend(x, known, view))  # type: ignore[no-any-return]
+
+
+class XLNet(nn.Module):
+    """A token table that also predicts, one vector that every guess starts from, and blocks."""
+
+    asks = True  # for tokens at slots, none of which has to be hidden
+
+    def __init__(self, c: XLNetConfig) -> None:
+        super().__init__()
+        self.config = c
+        self.tokens = Table(c.vocab, c.width)
+        self.blank = nn.Parameter(torch.zeros(1, 1, c.width))
+        self.drop = nn.Dropout(c.dropout)
+        self.blocks = nn.ModuleList(Block(c) for _ in range(c.depth))
+        self.bias = nn.Parameter(torch.zeros(c.vocab))
+        initialise(self, std=c.std)
+        with torch.no_grad():  # the published code draws these as it does matrices
+            for name, weight in self.named_parameters():
+                if name.endswith(("blank", "_bias", ".segments")):
+                    weight.normal_(0.0, c.std)
+
+    def forward(self, inputs: Inputs) -> Output:
+        content = self.drop(self.tokens(inputs.ids))
+        view, ahead = self.views(inputs)
+        guesses = None
+        if inputs.asked is not None:
+            guesses = self.drop(self.blank.expand(*inputs.asked.shape, -1))
+        for layer, block in enumerate(self.blocks):
+            known = block.read(content, inputs.state, layer)  # type: ignore[operator]
+            if guesses is not None:
+                guesses = block(guesses, known, ahead)
+            if guesses is None or layer + 1 < len(self.blocks):
+                content = block(content, known, view)
+        return Output(self.drop(content if guesses is None else guesses), inputs.state)
+
+    def views(self, inputs: Inputs) -> tuple[View, View | None]:
+        """Say how the content looks at itself, and the guesses at it."""
+        seen, length = inputs.seen(), inputs.ids.shape[1]
+        keys = seen.document.shape[1]
+        far = waves(keys, 1 - length, self.config.width, like=self.blank, clamp=self.config.clamp)
+        far = self.drop(far)
+        own = see(inputs.sight, seen, biased=True)
+        view = View(own, far, keys, apart=apart(inputs.segments, keys))
+        if (asked := inputs.asked) is None:
+            return view, None
+        ahead = see(inputs.sight.before(asked), seen, biased=True)
+        return view, View(ahead, far, keys, asked, length, apart(inputs.segments, keys, asked))
+
+    def predict(self, hidden: Tensor) -> Scores:
+        """Score the token with the table that read the others."""
+        return self.tokens.predict(hidden, self.bias)
+
+
+def apart(segments: Tensor | None, keys: int, slots: Tensor | None = None) -> Tensor | None:
+    """Say which keys are of another segment than a query; a memory is of the first."""
+    if segments is None:
+        return None
+    there = F.pad(segments, (keys - segments.shape[1], 0))
+    here = segments if slots is None else segments.gather(1, slots)
+    return here[:, :, None] != there[:, None, :]
+
+
+# Deviation: the shared ladder trains without dropout, as fits one pass over a text. Its weights
+# start larger: a small XLNet then finds its neighbours much sooner.
+PRESETS = {
+    name: XLNetConfig(
+        width=size.width,
+        depth=size.depth,
+        heads=size.heads,
+        dropout=0.0,
+        std=size.width**-0.5,
+    )
+    for name, size in LADDER.items()
+} | {
+    "xlnet-base-cased": XLNetConfig(width=768, depth=12, heads=12),
+    "xlnet-large-cased": XLNetConfig(),
+}

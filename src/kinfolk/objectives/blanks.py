@@ -1,0 +1,240 @@
+"""Blank infilling (Du et al., 2021): cut spans out of a text and write them in any order.
+
+text      the  cat  sat  down  on   mat
+ids       the  cat  [M]  down  [M]  <s>  on   mat   <s>  sat
+labels     .    .    .    .     .   on   mat  </s>  sat  </s>
+places     0    1    2    3     4    4    4    4     2    2
+within     0    0    0    0     0    1    2    3     1    2
+time       0    0    0    0     0    1    2    3     4    5
+sight     the text sees all of itself; the spans see it and, of the spans, what is not later
+
+A text loses several short spans, or several sentences, or all its end: three masks say which.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kinfolk.data.packing import lay, number, sparse
+from kinfolk.data.pieces import Documents, Ids, Piece, Pieces, Rng, cut
+from kinfolk.errors import UserError
+from kinfolk.sight import Sight
+from kinfolk.text.marks import Marks, marks
+from kinfolk.text.tokenizer import Specials
+from kinfolk.types import IGNORED, Batch, Inputs, Labels, Loss, PredictsTokens
+
+Span = tuple[int, int]  # where it starts and where it stops
+LEAST = 0.5  # of a text is its end, where that is one blank (section 2.1.2)
+LONGEST = 40  # tokens that a short span stays under (the released code)
+GRAINS = 4  # sizes that the predictions of a batch may have: they vary, and shapes should not
+
+
+@dataclass(frozen=True)
+class Blanked:
+    """A text with blanks and what fills them, where all of it stands, and when it is written."""
+
+    ids: Ids
+    labels: Ids
+    places: Ids
+    within: Ids
+    time: Ids
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blanks:
+    """Hide 15 % of the tokens in short spans or in sentences, or half of them and more at the end.
+
+    How often which: as the released configuration of the large model, which knows all three.
+    """
+
+    specials: Specials
+    vocab: int
+    length: int = 512
+    rate: float = 0.15
+    span: float = 3.0  # of Poisson's distribution
+    sentences: float = 0.3  # of the texts lose sentences
+    tails: float = 0.2  # of the texts lose their end; the others lose short spans
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate < 1:
+            raise UserError(f"a share of {self.rate} of the tokens cannot be hidden: use 0 to 1")
+        if not self.span >= 1:
+            raise UserError(f"spans of {self.span} tokens are too short to hide: use 1 or more")
+        if not (self.sentences >= 0 and self.tails >= 0 and self.sentences + self.tails <= 1):
+            raise UserError(
+                f"shares of {self.sentences} sentences and {self.tails} tails do not fit: use 0 to "
+                "1, and no more than 1 together"
+            )
+        marks(self.specials)
+
+    @cached_property
+    def marks(self) -> Marks:
+        """The ids of the marks."""
+        return marks(self.specials)
+
+    @cached_property
+    def odds(self) -> NDArray[np.float64]:
+        """How likely a short span has one token, two, three: Poisson's, without none."""
+        sizes = np.arange(1, max(LONGEST, int(4 * self.span)))
+        logs = sizes * np.log(self.span) - np.cumsum(np.log(sizes))
+        odds = np.exp(logs - logs.max())
+        return odds / odds.sum()  # type: ignore[no-any-return]
+
+    def hidden(self, tokens: int) -> int:
+        """Say how many tokens of a text are hidden in short spans."""
+        return max(1, round(self.rate * tokens))
+
+    def most(self, tokens: int) -> int:
+        """Say how many spans a text may lose: each takes a slot for its mask and one to start."""
+        return min(self.hidden(tokens), int(np.ceil(self.hidden(tokens) / self.span)) + 1)
+
+    @cached_property
+    def longest(self) -> int:
+        """The longest text that fits a row with its blanks."""
+        tokens = 1
+        while tokens + 1 + 2 * self.most(tokens + 1) <= self.length:
+            tokens += 1
+        return tokens
+
+    @property
+    def capacity(self) -> tuple[int]:
+        """One stream of `length` slots."""
+        return (self.length,)
+
+    def pieces(self, documents: Documents, /) -> Pieces:
+        """Cut documents into stretches that fit a row with their blanks."""
+        document, start, stop = cut(documents, self.longest)
+        table = np.array([n + 2 * self.most(n) for n in range(self.longest + 1)])
+        sizes = table[stop - start][:, None]
+        return Pieces(documents, document, start, stop, np.zeros_like(start), sizes)
+
+    def example(self, piece: Piece, rng: Rng, /) -> Blanked:
+        """Draw what is cut out, and in which order it is written."""
+        size, dice = len(piece.ids), rng.random()
+        if dice < self.tails:
+            # Deviation: the released code puts it anywhere, half of the time. An end that only the
+            # cut made is not predicted, so that nothing is learned of it.
+            blank = (size - int(np.ceil(rng.uniform(LEAST, 1.0) * size)), size)
+            return self.punch(piece.ids, [blank], self.marks.tail, closed=finished(piece))
+        if dice < self.tails + self.sentences and len(piece.sentences) > 1:
+            spans, mask = self.whole(piece.sentences, rng), self.marks.sentence
+        else:
+            spans, mask = self.short(size, rng), self.marks.mask
+        order = rng.permutation(len(spans)).tolist()
+        return self.punch(piece.ids, [spans[i] for i in order], mask)
+
+    def short(self, tokens: int, rng: Rng) -> list[Span]:
+        """Draw short spans with at least a token between any two."""
+        hidden = self.hidden(tokens)
+        lengths = rng.choice(len(self.odds), hidden, p=self.odds) + 1
+        ends = np.unique(np.minimum(np.cumsum(lengths), hidden))
+        most = min(self.most(tokens), tokens - hidden + 1)
+        if len(ends) > most:  # what has no room of its own joins the span before
+            ends = np.append(np.sort(rng.choice(ends[:-1], most - 1, replace=False)), hidden)
+        lengths = np.diff(ends, prepend=0)
+        between = np.arange(len(ends))
+        kept = np.sort(rng.integers(tokens - hidden - between[-1] + 1, size=len(ends))) + between
+        starts = kept + ends - lengths
+        return list(zip(starts.tolist(), (starts + lengths).tolist(), strict=True))
+
+    def whole(self, sentences: Ids, rng: Rng) -> list[Span]:
+        """Draw sentences until they hold the share that is hidden; one always stays."""
+        ends = np.cumsum(sentences)
+        order = rng.permutation(len(sentences))[: min(self.most(ends[-1]), len(sentences) - 1)]
+        enough = int(np.searchsorted(np.cumsum(sentences[order]), self.hidden(ends[-1]))) + 1
+        return [(int(ends[i] - sentences[i]), int(ends[i])) for i in sorted(order[:enough])]
+
+    def punch(self, ids: Ids, spans: Sequence[Span], mask: int, *, closed: bool = True) -> Blanked:
+        """Put a mask for each span, and write the spans behind the text in the order given."""
+        inside = np.zeros(len(ids), np.bool_)
+        first = np.zeros(len(ids), np.bool_)
+        for start, stop in spans:
+            inside[start:stop], first[start] = True, True
+        kept = ~inside | first
+        text, place = np.where(first, mask, ids)[kept], np.cumsum(kept) - 1
+        parts = [ids[start:stop] for start, stop in spans]
+        sizes = [len(part) + 1 for part in parts]
+        end = self.marks.end if closed else IGNORED
+        apart = np.zeros(len(text), np.int64)
+        return Blanked(
+            ids=np.concatenate([text, *(np.append(self.marks.start, part) for part in parts)]),
+            labels=np.concatenate([apart + IGNORED, *(np.append(part, end) for part in parts)]),
+            places=np.append(np.arange(len(text)), np.repeat(place[[a for a, _ in spans]], sizes)),
+            within=np.concatenate([apart, *(np.arange(1, size + 1) for size in sizes)]),
+            time=np.append(apart, np.arange(1, sum(sizes) + 1)),
+        )
+
+    def collate(self, rows: Sequence[Sequence[Blanked]], /) -> Batch[Labels]:
+        """Lay texts side by side, and keep only the slots that predict."""
+        document, _ = number([[len(e.ids) for e in row] for row in rows], self.length)
+        time = lay([[e.time for e in row] for row in rows], self.length, 0).to(document.dtype)
+        inputs = Inputs(
+            ids=lay([[e.ids for e in row] for row in rows], self.length, self.specials.pad),
+            sight=Sight(document, time, time),
+            places=lay([[e.places for e in row] for row in rows], self.length, 0),
+            within=lay([[e.within for e in row] for row in rows], self.length, 0),
+        )
+        labels = lay([[e.labels for e in row] for row in rows], self.length, IGNORED)
+        targets, count = sparse(labels)
+        return Batch(inputs, rounded(targets, labels.numel()), {"tokens": count})
+
+    def loss(self, model: PredictsTokens, batch: Batch[Labels], /) -> Loss:
+        """Sum -log p(next token of a span)."""
+        hidden = batch.targets.select(model(batch.inputs).hidden)
+        return Loss({"tokens": model.predict(hidden).nll(batch.targets.ids)})
+
+    def exam(self) -> "EachBlank":
+        """Predict every token once, in spans of the same length and share."""
+        return EachBlank(
+            specials=self.specials,
+            vocab=self.vocab,
+            length=self.length,
+            rate=self.rate,
+            span=self.span,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EachBlank(Blanks):
+    """Pseudo-likelihood by spans: every token is hidden once, and ends are not scored."""
+
+    @property
+    def rounds(self) -> int:
+        """How many examples it takes to hide every token once."""
+        return max(2, round(1 / self.rate))
+
+    def most(self, tokens: int) -> int:
+        """Say how many spans of a text are hidden at most."""
+        spans = -(-tokens // round(self.span))
+        return -(-spans // self.rounds)
+
+    def pieces(self, documents: Documents, /) -> Pieces:
+        """Take every stretch as often as it takes to hide each of its spans."""
+        stretches = super().pieces(documents)
+        spans = -(-(stretches.stop - stretches.start) // round(self.span))
+        return stretches.turns(np.minimum(spans, self.rounds))
+
+    def example(self, piece: Piece, rng: Rng, /) -> Blanked:
+        """Hide every n-th span, starting with the one whose turn it is."""
+        width, size = round(self.span), len(piece.ids)
+        starts = range(piece.turn * width, size, self.rounds * width)
+        spans = [(start, min(start + width, size)) for start in starts]
+        return self.punch(piece.ids, spans, self.marks.mask, closed=False)
+
+
+def finished(piece: Piece) -> bool:
+    """Say whether a piece ends where its document does."""
+    first, end = piece.documents.starts[piece.document : piece.document + 2].tolist()
+    return bool(piece.stop == end - first)
+
+
+def rounded(labels: Labels, slots: int) -> Labels:
+    """Fill up with empty predictions to a quarter of the slots, or two, three or all of them."""
+    assert labels.at is not None
+    empty = -len(labels.ids) % max(1, slots // GRAINS)
+    ids = torch.cat([labels.ids, labels.ids.new_full((empty,), IGNORED)])
+    return Labels(ids, torch.cat([labels.at, labels.at.new_zeros(empty)]))

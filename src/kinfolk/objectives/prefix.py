@@ -1,0 +1,64 @@
+"""Prefix language modelling (Liu et al., 2018): read the first tokens both ways, write the others.
+
+text      the  cat  sat  down
+ids       <s>  the  cat  sat  down
+labels     .    .   sat  down </s>
+time       0    0    0    1    2
+sight     the prefix sees all of itself; the tokens after it see it and the past
+
+How long the prefix is, is drawn: from the first token alone, which is causal language modelling, to
+all but the last. It was named by Raffel et al. (2020, section 3.2.1).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kinfolk.data.packing import lay
+from kinfolk.data.pieces import Ids, Piece, Rng
+from kinfolk.objectives.clm import CLM, Line
+from kinfolk.sight import Sight
+from kinfolk.types import IGNORED, Batch, Inputs, Labels
+
+
+@dataclass(frozen=True)
+class Opened(Line):
+    """Tokens and the token after each; the first of them, so many, are only read."""
+
+    prefix: int
+
+    @property
+    def time(self) -> Ids:
+        """0 in the prefix, then 1, 2, 3 ..."""
+        return np.maximum(np.arange(len(self.ids)) - self.prefix + 1, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prefix(CLM):
+    """Predict the tokens after a prefix, and where a text ends."""
+
+    def example(self, piece: Piece, rng: Rng, /) -> Opened:
+        """Draw how much is only read."""
+        line = super().example(piece, rng)
+        return opened(line, int(rng.integers(1, len(line.ids) + 1)))
+
+    def collate(self, rows: Sequence[Sequence[Line]], /) -> Batch[Labels]:
+        """Lay lines side by side, and open the prefixes."""
+        batch = super().collate(rows)
+        times = [[e.time for e in row if isinstance(e, Opened)] for row in rows]
+        time = lay(times, self.length, 0).to(batch.inputs.sight.document.dtype)
+        sight = Sight(batch.inputs.sight.document, time, time)
+        inputs = Inputs(ids=batch.inputs.ids, sight=sight, places=batch.inputs.places)
+        return Batch(inputs, batch.targets, batch.counts)
+
+    def exam(self) -> CLM:
+        """Every token is predicted exactly once where no prefix is longer than its first token."""
+        return CLM(specials=self.specials, vocab=self.vocab, length=self.length)
+
+
+def opened(line: Line, prefix: int) -> Opened:
+    """Let the first tokens be read both ways; the last of them predicts what comes after."""
+    labels = line.labels.copy()
+    labels[: prefix - 1] = IGNORED
+    return Opened(line.ids, labels, prefix)

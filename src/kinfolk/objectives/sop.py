@@ -1,0 +1,117 @@
+"""Sentence-order prediction (Lan et al., 2019): MLM over two stretches that may be swapped.
+
+text        the  cat  |  sat  down
+ids    [C]  sat  down [S] the  [M] [S]
+segments 0   0    0   0   1    1   1
+labels   .   .    .   .   .   cat  .
+next     1 (swapped; 0 where they stand in their order)
+sight  everyone sees everyone
+
+Both sides are whole sentences. A stretch of a single one is no pair: its tokens are learned, and
+its order is not asked for.
+
+Tokens are hidden in runs of one to three neighbours; a run of n is drawn with a chance of 1/n:
+
+text    the  cat  sat  down  on  the  mat
+runs     1    1    0     1    1   0    0
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from kinfolk.data.pieces import Documents, Flags, Piece, Pieces, Rng
+from kinfolk.errors import UserError
+from kinfolk.objectives.mlm import hide
+from kinfolk.objectives.nsp import NSP, Pair
+from kinfolk.types import IGNORED
+
+IN_ORDER, SWAPPED = 0, 1
+
+
+@dataclass(frozen=True)
+class Ordered(Pair):
+    """Two neighbours with some tokens hidden; `next` tells whether they were swapped."""
+
+
+def runs(units: Flags, longest: int, rng: Rng) -> Flags:
+    """Join units into runs, given which tokens begin a unit; tell which tokens begin a run.
+
+    A run has up to `longest` units; one of n has a chance in proportion to 1/n (section 4.1).
+    """
+    begins = np.flatnonzero(units)
+    sizes = np.arange(1, longest + 1)
+    drawn = rng.choice(sizes, len(begins), p=1 / sizes / (1 / sizes).sum())
+    starts = np.cumsum(drawn) - drawn
+    found = np.zeros_like(units)
+    found[begins[starts[starts < len(begins)]]] = True
+    return found
+
+
+def stretches(documents: Documents, longest: int) -> Iterator[tuple[int, int, int]]:
+    """Yield as many whole sentences as fit: document, start, stop, counted from its start.
+
+    A sentence that is too long is cut, and shares its stretches with no other: one that began or
+    ended amid a sentence would give the order of its sides away.
+    """
+    for number, (first, end) in enumerate(pairwise(documents.starts.tolist())):
+        start = stop = 0
+        for size in documents.sentences(first, end).tolist() if end > first else ():
+            if stop > start and stop + size - start > longest:
+                yield number, start, stop
+                start = stop
+            stop += size
+            if size > longest:
+                yield from (
+                    (number, at, min(at + longest, stop)) for at in range(start, stop, longest)
+                )
+                start = stop
+        if stop > start:
+            yield number, start, stop
+
+
+@dataclass(frozen=True, kw_only=True)
+class SOP(NSP):
+    """MLM with runs hidden, and whether two neighbours stand in their order."""
+
+    longest: int = 3  # tokens of a run; words, where `whole` ones are hidden
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.longest < 1:
+            raise UserError(f"objective.longest={self.longest}: a run has at least 1 token")
+
+    def pieces(self, documents: Documents, /) -> Pieces:
+        """Cut documents into whole sentences, as many as fit between [CLS] and two [SEP]."""
+        self.check(documents)
+        numbers = (n for stretch in stretches(documents, self.length - 3) for n in stretch)
+        bounds = np.fromiter(numbers, np.int64).reshape(-1, 3)
+        document, start, stop = bounds[bounds[:, 2] - bounds[:, 1] >= 2].T  # a token on each side
+        return Pieces(
+            documents, document, start, stop, np.zeros_like(start), (stop - start)[:, None] + 3
+        )
+
+    def example(self, piece: Piece, rng: Rng, /) -> Ordered:  # type: ignore[override]
+        """Split at a sentence end, half the time swap the sides, and hide some runs."""
+        ends = np.cumsum(piece.sentences)[:-1]
+        middle = int(rng.choice(ends)) if len(ends) else len(piece.ids) // 2
+        swapped = rng.random() < 0.5 and len(ends) > 0
+        first, second = piece.split(middle)[:: -1 if swapped else 1]
+        ids = np.concatenate([self.frame(first.ids), second.ids, [self.specials.sep]])
+        segments = np.repeat([0, 1], [len(first.ids) + 2, len(second.ids) + 1])
+        units = [runs(self.units(text), self.longest, rng) for text in (first, second)]
+        words = np.concatenate([[True], *(np.append(unit, True) for unit in units)])
+        masked = hide(ids, self.rate, self.specials, self.ordinary, rng, words)
+        verdict = IGNORED if not len(ends) else SWAPPED if swapped else IN_ORDER
+        return Ordered(masked.ids, masked.labels, segments, verdict)
+
+    def units(self, text: Piece) -> Flags:
+        """Tell which tokens begin what runs are made of: words where they are whole, else tokens.
+
+        What is left of a word that began before its piece counts as a word.
+        """
+        units = text.words.copy() if self.whole else np.ones(len(text.ids), np.bool_)
+        units[0] = True
+        return units

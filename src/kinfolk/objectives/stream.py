@@ -1,0 +1,54 @@
+"""Causal language modelling with a memory (Dai et al., 2019): rows go on from batch to batch.
+
+text      the  cat  sat  down
+ids       <s>  the | cat  sat | down
+labels    the  cat | sat  down | </s>
+sight     each token sees itself and the past of its document, in its row and in the memory
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from kinfolk.data.lanes import Stretch
+from kinfolk.objectives.clm import CLM, Line
+from kinfolk.sight import PADDING, Sight
+from kinfolk.types import Batch, Labels, Loss, Remembers
+
+NOTHING = Line(np.zeros(0, np.int64), np.zeros(0, np.int64))  # in a lane that has ended
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stream(CLM):
+    """Predict the next token, with what the model remembers of the rows before.
+
+    Texts that are collated are strangers, as in CLM; those that are joined go on.
+    """
+
+    def join(self, rows: Sequence[Sequence[Stretch]], /) -> Batch[Labels]:
+        """Lay stretches side by side; a document keeps its number from batch to batch."""
+        batch = self.collate([[s.example for s in row] or [NOTHING] for row in rows])
+        document = np.full((len(rows), self.length), PADDING, np.int32)
+        places = np.zeros((len(rows), self.length), np.int64)
+        for row, stretches in enumerate(rows):
+            slot = 0
+            for stretch in stretches:
+                size = len(stretch.example.ids)
+                document[row, slot : slot + size] = stretch.number
+                places[row, slot : slot + size] = np.arange(stretch.start, stretch.start + size)
+                slot += size
+        time = torch.from_numpy(places.astype(np.int32))
+        sight = Sight(torch.from_numpy(document), time, time)
+        inputs = replace(batch.inputs, sight=sight, places=torch.from_numpy(places))
+        return replace(batch, inputs=inputs)
+
+    def loss(self, model: Remembers, batch: Batch[Labels], /) -> Loss:  # type: ignore[override]
+        """Sum -log p(next token), and give back what is remembered for the next batch."""
+        if batch.inputs.memory is None:
+            batch = batch.after(model.blank(len(batch.inputs.ids)))
+        output = model(batch.inputs)
+        hidden = batch.targets.select(output.hidden)
+        sums = {"tokens": model.predict(hidden).nll(batch.targets.ids)}
+        return Loss(sums, memory=output.memory)

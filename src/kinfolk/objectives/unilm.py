@@ -1,0 +1,92 @@
+"""UniLM's mixture (Dong et al., 2019): hidden words, each text seen in one of four ways.
+
+text        the  cat  |  sat  down
+ids    [C]  the  [M] [S] sat  [M] [S]
+segments 0   0    0   0   1    1   1
+labels   .   .   cat  .   .   down .
+sight  both ways       0 0 0 0 0 0 0   everyone sees everyone
+       to the right    0 1 2 3 4 5 6   each token sees itself and what stands before
+       to the left     6 5 4 3 2 1 0   each token sees itself and what stands behind
+       from one to one 0 0 0 0 1 2 3   the first half all of itself; the second it, and the past
+
+The numbers are birth and clock.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from kinfolk.data.packing import lay
+from kinfolk.data.pieces import Documents, Ids, Piece, Pieces, Rng, cut
+from kinfolk.objectives.mlm import MLM, Masked, OneByOne, hide
+from kinfolk.sight import Sight
+from kinfolk.types import Batch, Labels
+
+WAYS = ("both", "right", "left", "across")
+SHARES = (1 / 3, 1 / 6, 1 / 6, 1 / 3)  # section 2.4
+
+
+@dataclass(frozen=True)
+class Seen(Masked):
+    """Two halves of a text with some tokens hidden, and when each token is seen."""
+
+    segments: Ids
+    time: Ids
+
+
+@dataclass(frozen=True, kw_only=True)
+class UniLM(MLM):
+    """Predict hidden tokens from both sides, from one of them, or from another text.
+
+    Deviation: the paper hides pairs and triples of tokens too, tells the ways apart by segments
+    of their own, which BERT has not, and predicts next sentences where it looks both ways.
+    """
+
+    def pieces(self, documents: Documents, /) -> Pieces:
+        """Cut documents into stretches that fit with [CLS] and two [SEP]."""
+        self.check(documents)
+        document, start, stop = cut(documents, self.length - 3)
+        sizes = (stop - start)[:, None] + 3
+        return Pieces(documents, document, start, stop, np.zeros_like(start), sizes)
+
+    def example(self, piece: Piece, rng: Rng, /) -> Seen:
+        """Halve the piece somewhere, choose a way to see it, and hide some of it."""
+        middle = int(rng.integers(1, max(2, len(piece.ids))))
+        way = str(rng.choice(WAYS, p=SHARES))
+        halves = piece.split(middle)
+        ids, segments = self.halved(piece.ids, middle)
+        found = hide(ids, self.rate, self.specials, self.ordinary, rng, self.words(*halves))
+        return Seen(found.ids, found.labels, segments, seen(way, segments))
+
+    def halved(self, ids: Ids, middle: int) -> tuple[Ids, Ids]:
+        """Put [CLS] before two halves and [SEP] behind each; also tell them apart."""
+        sep = self.specials.need("sep")
+        first, second = np.append(ids[:middle], sep), np.append(ids[middle:], sep)
+        framed = np.concatenate([[self.specials.cls], first, second])
+        return framed, np.repeat([0, 1], [len(first) + 1, len(second)])
+
+    def collate(self, rows: Sequence[Sequence[Masked]], /) -> Batch[Labels]:
+        """Lay texts side by side, each in its own sight."""
+        batch = super().collate(rows)
+        seen = [[e for e in row if isinstance(e, Seen)] for row in rows]
+        document = batch.inputs.sight.document
+        time = lay([[e.time for e in row] for row in seen], self.length, 0).to(document.dtype)
+        segments = lay([[e.segments for e in row] for row in seen], self.length, 0)
+        inputs = replace(batch.inputs, sight=Sight(document, time, time), segments=segments)
+        return Batch(inputs, batch.targets, batch.counts)
+
+    def exam(self) -> OneByOne:
+        """Predict every token from all the others."""
+        return OneByOne(specials=self.specials, vocab=self.vocab, length=self.length)
+
+
+def seen(way: str, segments: Ids) -> Ids:
+    """Return the birth and clock of each token, by the way its text is seen."""
+    slots = np.arange(len(segments))
+    return {
+        "both": np.zeros_like(slots),
+        "right": slots,
+        "left": slots[::-1],
+        "across": np.cumsum(segments),
+    }[way]

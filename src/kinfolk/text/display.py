@@ -1,0 +1,108 @@
+"""A text as the pieces its tokenizer cuts it into, for people to read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tokenizers import pre_tokenizers
+
+from kinfolk.text.tokenizer import Tokenizer
+
+VISIBLE = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍", "\u3000": "□", "\xa0": "⍽"}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A token in its text."""
+
+    id: int
+    token: str  # as the vocabulary writes it
+    text: str  # for people: white space visible, bytes of a character beside that character
+    special: bool = False
+    unknown: bool = False
+
+
+def pieces(tokenizer: Tokenizer, text: str) -> list[Piece]:
+    """Cut a text into its pieces, in the tokenizer's own frame.
+
+    Byte-level pieces are read as text. One that holds only some bytes of a character shows them
+    beside it: 中⟨e4 b8⟩, 中⟨ad⟩. An unknown one shows what it stands for: [UNK]⟨zebra⟩.
+    """
+    ids = tokenizer.encode(text)
+    tokens = [tokenizer.token(id) for id in ids]
+    specials = tokenizer.specials
+    marked = [id in specials.all for id in ids]
+    bytewise = made_of_bytes(tokenizer)
+    spelled = _spelled(tokens, marked) if bytewise else tokens
+    sources = _sources(tokenizer, text, ids)
+    found = []
+    for id, token, said, special, source in zip(ids, tokens, spelled, marked, sources, strict=True):
+        unknown = id == specials.unk and not bytewise
+        if unknown and source:
+            said = f"{token}⟨{source}⟩"
+        found.append(Piece(id, token, visible(said), special and not unknown, unknown))
+    return found
+
+
+def visible(text: str) -> str:
+    """Write white space and what is invisible as signs that are not: "a b" is a␣b."""
+
+    def sign(character: str) -> str:
+        shown = character.isprintable() and not character.isspace()
+        return character if shown else VISIBLE.get(character, f"⟨U+{ord(character):04X}⟩")
+
+    return "".join(map(sign, text))
+
+
+def made_of_bytes(tokenizer: Tokenizer) -> bool:
+    """Tell whether pieces are made of bytes, each written as a letter (GPT-2's Ġ is a space)."""
+    return any("Ġ" in tokenizer.token(id) for id in tokenizer.encode(" a", specials=False))
+
+
+def _spelled(tokens: Sequence[str], marked: Sequence[bool]) -> list[str]:
+    """Read byte-level pieces as text, each with the characters it holds, whole or in part."""
+    letters = {letter: byte for byte, letter in enumerate(_letters())}
+    raw = [
+        b"" if special or not set(token) <= letters.keys() else bytes(letters[c] for c in token)
+        for token, special in zip(tokens, marked, strict=True)
+    ]
+    stream = b"".join(raw)
+    # The character each byte belongs to, and where that character begins and ends.
+    spans: list[tuple[str, int, int]] = []
+    for character in stream.decode("utf-8", "surrogateescape"):
+        size = len(character.encode("utf-8", "surrogateescape"))
+        spans += [(character, len(spans), len(spans) + size)] * size
+    found, begin = [], 0
+    for token, part in zip(tokens, raw, strict=True):
+        end = begin + len(part)
+        inside = dict.fromkeys(spans[begin:end])
+        said = ""
+        for character, first, last in inside:
+            some = stream[max(first, begin) : min(last, end)]
+            said += character if len(some) == last - first else f"{character}⟨{some.hex(' ')}⟩"
+        found.append(said if part else token)
+        begin = end
+    return found
+
+
+def _letters() -> list[str]:
+    """Return the letter of each byte: printable ones stand for themselves, others from 256 on."""
+    letters, spare = [], 256
+    alphabet = set(pre_tokenizers.ByteLevel.alphabet())
+    for byte in range(256):
+        if chr(byte) in alphabet:
+            letters.append(chr(byte))
+        else:
+            letters.append(chr(spare))
+            spare += 1
+    return letters
+
+
+def _sources(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> list[str]:
+    """Return the characters that each id came from, nothing for the frame around them."""
+    plain, places = tokenizer.offsets(text)
+    spare = len(ids) - len(plain)
+    for before in range(spare + 1):
+        if list(ids[before : before + len(plain)]) == plain:
+            inner = [text[start:end] for start, end in places]
+            return [*[""] * before, *inner, *[""] * (spare - before)]
+    return [""] * len(ids)  # special tokens were named in the text itself

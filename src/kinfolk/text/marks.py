@@ -1,0 +1,39 @@
+"""The marks of blank infilling (GLM): which ids of a tokenizer play their parts."""
+
+from dataclasses import dataclass
+
+from kinfolk.text.tokenizer import Specials
+
+
+@dataclass(frozen=True)
+class Marks:
+    """The id of each mark."""
+
+    mask: int  # [MASK], for a few tokens
+    sentence: int  # [sMASK], for a sentence
+    tail: int  # [gMASK], for all the rest of a text
+    start: int  # before a span
+    end: int  # after a span
+
+    @property
+    def masks(self) -> tuple[int, int, int]:
+        """The three that stand for a span."""
+        return self.mask, self.sentence, self.tail
+
+
+def marks(specials: Specials) -> Marks:
+    """Find the marks among what a tokenizer has, or complain that it has none to spare.
+
+    A vocabulary of ours has one [MASK], and sentinels that GLM needs for nothing else: the first
+    two are [sMASK] and [gMASK]. T5's has no mask, so that all three are sentinels; BERT's has no
+    sentinels, so that [MASK] is all three, as where the released code tells no tasks apart.
+    A start is only read and an end only predicted, so that <|endoftext|> may be both.
+    """
+    free = [id for id in (specials.mask, *specials.sentinels[:3]) if id is not None]
+    free = free or [specials.need("mask")]
+    mask, sentence, tail = (*free, free[-1], free[-1])[:3]
+    ends = [id for id in (specials.eos, specials.sep) if id is not None]
+    end = ends[0] if ends else specials.need("eos")
+    starts = [id for id in (specials.bos, specials.cls) if id is not None]
+    start = starts[0] if starts else end
+    return Marks(mask, sentence, tail, start, end)

@@ -1,0 +1,175 @@
+"""Looking words up gives what encoding the whole text gives: ids, sentences and words."""
+
+import gzip
+import sys
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
+
+from kinfolk.data import lexicon
+from kinfolk.data.encoding import Encoder
+from kinfolk.data.lexicon import Lexicon
+from kinfolk.data.writer import Encoded
+from kinfolk.text import Tokenizer, boundaries, train
+from kinfolk.text.words import begins, starts
+
+LEARNED = ["The cat's mat, it's 3 o'clock. Don't [stop]! 你好，世界。 naïve café"] * 4
+SIZES = {
+    "bpe": 400,
+    "word-bpe": 170,
+    "wordpiece": 165,
+    "unigram": 140,
+    "word": 120,
+    "char": 200,
+    "byte": 0,
+}
+TOKENIZERS = {
+    (kind, low): train(LEARNED, kind=kind, vocab=vocab, lowercase=low)
+    for kind, vocab in SIZES.items()
+    for low in (False, True)
+}
+WORDS = "The cat 's ' ’ it's 3 12 café I İ ß Σ é ﬁ ½ 你 好世界 [MASK] <|endoftext|> ## ▁ 👍🏽 𝓐"
+MARKS = ". , - ( ) ! … _ $ ` “ ” 。 ！"
+BLANKS = [" ", "  ", "   ", "\n", "\n\n", "\t", "\r\n", "\xa0", "\u3000", "\u2028", "\x85"]
+ODD = ["e\u0301", "\u0301", "\x1c", "\x1f", "\u200b", "\ufeff", "\u180e", "\ufffd", "\x00"]
+PIECES = [*WORDS.split(), *MARKS.split(), *BLANKS, *ODD]
+TEXTS = st.lists(st.sampled_from(PIECES), max_size=24).map("".join) | st.text(max_size=24)
+
+
+def plain(tokenizer: Tokenizer, text: str, words: str | None = None) -> Encoded:
+    """Encode a whole text at once."""
+    ids, places = tokenizer.offsets(text)
+    cuts = np.searchsorted([start for start, _ in places], boundaries(text), side="left")
+    lengths = np.diff(cuts, prepend=0)
+    marks = None if words is None else begins(starts(text, words), places)
+    counts = np.array([(lengths > 0).sum()])
+    size = np.array([len(text.encode())])
+    return Encoded(
+        np.array(ids, np.int64), lengths[lengths > 0].astype(np.int32), counts, size, marks
+    )
+
+
+def same(found: Encoded, wanted: Encoded) -> None:
+    assert found.ids.tolist() == wanted.ids.tolist()
+    assert found.sentences.tolist() == wanted.sentences.tolist()
+    assert found.documents.tolist() == wanted.documents.tolist()
+    assert found.bytes.tolist() == wanted.bytes.tolist()
+    if wanted.words is not None:
+        assert found.words is not None
+        assert found.words.tolist() == wanted.words.tolist()
+
+
+@given(text=TEXTS)
+@settings(deadline=None)  # patterns are compiled at the first text
+@pytest.mark.parametrize(("kind", "low"), TOKENIZERS)
+def test_any_text_has_the_ids_and_sentences_of_the_whole(kind: str, low: bool, text: str) -> None:
+    tokenizer = TOKENIZERS[kind, low]
+    same(Encoder(tokenizer)([text]), plain(tokenizer, text))
+
+
+@given(text=TEXTS)
+@settings(deadline=None)  # patterns are compiled at the first text
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram", "char"])
+def test_any_text_has_the_words_of_the_whole(kind: str, text: str) -> None:
+    tokenizer = TOKENIZERS[kind, False]
+    same(Encoder(tokenizer, words="spaces")([text]), plain(tokenizer, text, "spaces"))
+
+
+@pytest.mark.parametrize("kind", ["bpe", "word-bpe", "wordpiece"])
+def test_every_blank_and_invisible_character_is_met(kind: str) -> None:
+    tokenizer = TOKENIZERS[kind, False]
+    encode = Encoder(tokenizer)
+    odd = [c for c in map(chr, range(sys.maxunicode)) if unicodedata.category(c) in ("Cc", "Zs")]
+    odd += [c for c in map(chr, range(0x10000)) if unicodedata.category(c) in ("Zl", "Zp", "Cf")]
+    assert len(odd) > 100
+    for c in odd:
+        for text in (f"a{c}b", f"cat {c}{c} The", f"it's{c} {c}cat,{c}", f"{c}{c}{c}", f"a.{c}B"):
+            same(encode([text]), plain(tokenizer, text))
+
+
+@pytest.mark.parametrize(("kind", "low"), TOKENIZERS)
+def test_plain_letters_and_digits_are_met(kind: str, low: bool) -> None:
+    text = "The THE the 3 33 1990s x2 A.b a.B 1,000.50 (THE) \"Cat\" -Cat don't O'CLOCK The\nTHE 7"
+    same(Encoder(TOKENIZERS[kind, low])([text]), plain(TOKENIZERS[kind, low], text))
+
+
+def test_documents_are_encoded_each_by_itself() -> None:
+    tokenizer = TOKENIZERS["bpe", False]
+    texts = ["The cat. It", "", " sat\n", "你好。世界。" * 9, "s"]
+    found = Encoder(tokenizer)(texts)
+    apart = [plain(tokenizer, text) for text in texts]
+    assert found.ids.tolist() == [i for one in apart for i in one.ids.tolist()]
+    assert found.sentences.tolist() == [n for one in apart for n in one.sentences.tolist()]
+    assert found.documents.tolist() == [one.documents[0] for one in apart]
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("kind", ["bpe", "word-bpe", "wordpiece"])
+@pytest.mark.parametrize(("name", "words"), [("wiki_en", "spaces"), ("wiki_zh", "jieba")])
+def test_real_text_has_the_ids_of_the_whole(real: Path, name: str, words: str, kind: str) -> None:
+    with gzip.open(real / name / "valid.txt.gz", "rt", encoding="utf-8") as file:
+        texts = file.read(20_000).split("\n\n")
+    tokenizer = TOKENIZERS[kind, False]
+    encode = Encoder(tokenizer, words=words)
+    for text in texts:
+        same(encode([text]), plain(tokenizer, text, words))
+
+
+def test_memory_of_words_is_bounded_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lexicon, "KNOWN", 50)
+    tokenizer = TOKENIZERS["bpe", False]
+    words = Lexicon(tokenizer)
+    for i in range(40):
+        text = " ".join(f"cat{i % 7}x{j}" for j in range(20)) + "y" * 100
+        found = [words[word] for word in words.split(text)]
+        assert lexicon.numbers(found)[0].tolist() == tokenizer.offsets(text)[0]
+        words.forget()
+        assert len(words) + len(words._older) < 200
+        assert not any("y" * 100 in word for word in (*words, *words._older))
+
+
+def test_words_that_come_back_are_not_encoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = TOKENIZERS["bpe", False]
+    words = Lexicon(tokenizer)
+    asked: list[str] = []
+
+    def spell(word: str) -> bytes:
+        asked.append(word)
+        return b"1234"
+
+    monkeypatch.setattr(words, "_spell", spell)
+    for text in ("The cat sat. The cat sat, it's.", "The cat sat. It's"):
+        assert all(words[word] == b"1234" for word in words.split(text))
+    assert sorted(asked) == sorted(["The", " cat", " sat", ".", " The", ",", " it's.", " It's"])
+
+
+def changed(change: str) -> Tokenizer:
+    """Return a tokenizer whose words cannot be told by spaces, or are not known to."""
+    backend = tokenizers.Tokenizer.from_str(TOKENIZERS["bpe", False]._backend.to_str())
+    if change == "folded":
+        backend.normalizer = normalizers.NFKC()
+    elif change == "prefixed":
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    elif change == "whole":
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    elif change == "split":
+        backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"cat\s"), "isolated")
+    elif change == "added":
+        backend.add_tokens([AddedToken("cat sat", special=False)])
+    elif change == "none":
+        backend.pre_tokenizer = None
+    return Tokenizer(backend, {})
+
+
+@pytest.mark.parametrize("change", ["folded", "prefixed", "whole", "split", "added", "none"])
+def test_unknown_tokenizers_read_the_whole_text(change: str) -> None:
+    tokenizer = changed(change)
+    text = "The cat sat.\xa0It's a   cat sat. ﬁ"
+    assert Lexicon(tokenizer).split(text) == [text]
+    same(Encoder(tokenizer)([text]), plain(tokenizer, text))

@@ -1,0 +1,339 @@
+"""Duplicates and what a test holds are left out of a stream, and nothing else is."""
+
+import gzip
+import json
+import os
+import random
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kinfolk.data import grams
+from kinfolk.data.duplicates import LENGTH, Near, sketch
+from kinfolk.data.filters import decontaminated, deduplicated
+from kinfolk.data.sources import Document, documents
+from kinfolk.errors import UserError
+
+ENGLISH = [f"{a}{b}{c}" for a in "bdfgkl" for b in "aeiou" for c in ("n", "st", "rm", "ck", "")]
+CHINESE = [chr(code) for code in range(0x4E00, 0x4E00 + 800)]
+# Every rare kind of character: what lower case makes longer, halves of pairs, marks, no letters.
+AWKWARD = [
+    "",
+    " ",
+    "\0",
+    "\ud800",
+    "İİİ",
+    "ΣΑΣ",
+    "é" * 20,
+    "😀" * 30,
+    "...!!!",
+    "a" * 5000,
+    "\ufeff",
+]
+
+
+def stream(texts: Sequence[str]) -> list[Document]:
+    return [Document(text, Path("a.txt"), place) for place, text in enumerate(texts)]
+
+
+def near(texts: Sequence[str]) -> list[str]:
+    return [document.text for document in deduplicated(stream(texts), "near")]
+
+
+def draw(rng: random.Random, words: Sequence[str], length: int) -> list[str]:
+    return [rng.choice(words) for _ in range(length)]
+
+
+def joined(words: Sequence[str]) -> str:
+    return ("" if words[0] in CHINESE else " ").join(words)
+
+
+def similar(one: Sequence[str], other: Sequence[str]) -> float:
+    """The true share of common grams, counted by hand."""
+    a, b = ({tuple(w[i : i + LENGTH]) for i in range(len(w) - LENGTH + 1)} for w in (one, other))
+    return len(a & b) / len(a | b)
+
+
+def plain(text: str) -> list[str]:
+    """The words of a text, character by character: what the fast way has to find."""
+    kinds = grams._kinds()
+    found, word = [], ""
+    for character in text:
+        kind = kinds[ord(character)]
+        if word and kind in (grams.SPACE, grams.ALONE):
+            found.append(word)
+            word = ""
+        if kind == grams.ALONE:
+            found.append(character)
+        elif kind == grams.LETTER:
+            word += character.lower()[:1]
+    return [*found, word] if word else found
+
+
+def test_words_are_as_in_the_picture() -> None:
+    text = "Don't panic, 世界!"
+    hashes, places = grams.words(text)
+    assert grams.spelled(text, places) == "dont panic 世 界"
+    assert places.tolist() == [0, 6, 13, 14]
+    assert len(set(hashes.tolist())) == 4
+
+
+@given(st.text(st.sampled_from("aAbZé世界ก ñ\n\t.,'\0-😀́"), max_size=60), st.integers(3, 100))
+def test_words_have_one_number_each_however_the_text_is_cut(text: str, size: int) -> None:
+    words = plain(text)
+    hashes, places = grams.words(text)
+    assert [grams.spelled(text, places[i : i + 1]) for i in range(len(places))] == words
+    assert len(set(zip(words, hashes.tolist(), strict=True))) == len(set(words))
+    assert len(set(hashes.tolist())) == len(set(words))
+    spaced = text.replace("\t", " ")
+    if max(map(len, spaced.replace("\n", " ").split(" ")), default=0) < size:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(grams, "SLICE", size)
+            cut = grams.words(text)
+        assert "\t" in text or (cut[0].tolist(), cut[1].tolist()) == (
+            hashes.tolist(),
+            places.tolist(),
+        )
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=12), st.integers(1, 4))
+def test_grams_are_equal_where_their_words_are(words: list[str], length: int) -> None:
+    found = grams.grams(grams.words(" ".join(words))[0], length).tolist()
+    runs = [tuple(words[i : i + length]) for i in range(len(words) - length + 1)]
+    assert len(found) == len(runs)
+    assert len(set(zip(runs, found, strict=True))) == len(set(runs)) == len(set(found))
+
+
+def test_the_first_of_equal_documents_stays() -> None:
+    kept = deduplicated(stream(["a b", "c", " a b\n", "A b", "c", "a  b"]), "exact")
+    assert [document.place for document in kept] == [0, 1, 3, 5]
+    assert (kept.kept, kept.dropped, kept.exact, kept.near) == (4, 2, 2, 0)
+
+
+@pytest.mark.parametrize("words", [ENGLISH, CHINESE], ids=["English", "Chinese"])
+def test_documents_with_a_rewritten_passage_are_found_and_others_stay(words: list[str]) -> None:
+    rng = random.Random(1)
+    texts = [draw(rng, words, 400) for _ in range(50)]
+    copies = []
+    for text in texts:
+        start = rng.randrange(380)
+        copies.append([*text[:start], *draw(rng, words, 20), *text[start + 20 :]])  # 5 % of it
+    kept = deduplicated(stream([joined(text) for text in [*texts, *copies]]), "near")
+    assert [document.place for document in kept] == list(range(50))
+    assert (kept.near, kept.exact) == (50, 0)
+
+
+@pytest.mark.parametrize("words", [ENGLISH, CHINESE], ids=["English", "Chinese"])
+@pytest.mark.parametrize(("share", "least", "most"), [(0.01, 46, 50), (0.05, 0, 1)])
+def test_scattered_edits_count_five_times(
+    words: list[str], share: float, least: int, most: int
+) -> None:
+    """An edited word spoils five grams: of 1 % edited, 0.91 are common; of 5 %, 0.63."""
+    rng = random.Random(2)
+    texts = [draw(rng, words, 400) for _ in range(50)]
+    copies = [[rng.choice(words) if rng.random() < share else w for w in text] for text in texts]
+    whole = [joined(text) for text in [*texts, *copies]]
+    assert least <= 100 - len(near(whole)) <= most
+    true = [similar(a, b) for a, b in zip(texts, copies, strict=True)]
+    assert np.mean(true) == pytest.approx({0.01: 0.91, 0.05: 0.63}[share], abs=0.03)
+
+
+def test_sketches_agree_as_often_as_texts_do() -> None:
+    rng = random.Random(3)
+    for length in (200, 5000):  # the longer one is sketched in parts
+        text = draw(rng, ENGLISH, length)
+        for start in (0.1, 0.5, 0.9):
+            other = [*text[: int(start * length)], *draw(rng, ENGLISH, length)]
+            one, two = sketch(joined(text)), sketch(joined(other))
+            assert one is not None
+            assert two is not None
+            true = similar(text, other)
+            assert (one == two).mean() == pytest.approx(true, abs=0.12)  # three deviations
+
+
+def test_short_and_awkward_documents_are_kept_apart() -> None:
+    kept = near([*AWKWARD, "two words", "two others", "Two words!", "世界", "界世"])
+    assert kept == [*(t for t in AWKWARD if t != " "), "two words", "two others", "世界", "界世"]
+
+
+@given(st.lists(st.text(st.sampled_from("ab c世.\n"), max_size=6)))
+def test_what_is_kept_is_in_order_and_all_is_counted(texts: list[str]) -> None:
+    for how in ("exact", "near"):
+        kept = deduplicated(stream(texts), how)
+        places = [document.place for document in kept]
+        assert places == sorted(set(places))
+        assert kept.kept == len(places)
+        assert kept.kept + kept.dropped == len(texts)
+    assert {t.strip() for t in texts} == {
+        d.text.strip() for d in deduplicated(stream(texts), "exact")
+    }
+
+
+def test_another_process_drops_the_same() -> None:
+    code = (
+        "import random; from pathlib import Path; from kinfolk.data.filters import deduplicated;"
+        "from kinfolk.data.duplicates import sketch; from kinfolk.data.sources import Document;"
+        "r = random.Random(4); w = [str(i) for i in range(6)];"
+        "t = [' '.join(r.choice(w) for _ in range(12)) for _ in range(300)];"
+        "k = deduplicated([Document(x, Path('a'), i) for i, x in enumerate(t)], 'near');"
+        "print([d.place for d in k], sketch(t[0]).sum())"
+    )
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(said) == 1
+
+
+def test_memory_follows_the_number_of_documents_only() -> None:
+    rng = random.Random(5)
+    costs = []
+    for length in (20, 200):
+        texts = [joined(draw(rng, ENGLISH, length)) for _ in range(512)]
+        index = Near()
+        index.seen("first")
+        tracemalloc.start()
+        for text in texts:
+            index.seen(text)
+        costs.append(tracemalloc.get_traced_memory()[0] / len(texts))
+        tracemalloc.stop()
+    assert max(costs) < 2500
+    assert costs[1] == pytest.approx(costs[0], rel=0.05)
+
+
+def test_an_unknown_way_is_refused() -> None:
+    with pytest.raises(UserError, match="--dedup fuzzy: choose exact or near"):
+        deduplicated([], "fuzzy")
+
+
+TEST = "The quick brown fox jumps over the lazy dog, and then it sleeps under a tree."
+QUESTION = "北京大学是中国的一所著名的综合性大学，位于北京市海淀区。"
+FILES = {
+    "blocks.txt": f"one\n\ntwo\n{TEST[:30]}\n{TEST[30:]}\n\n{QUESTION}",
+    "rows.tsv": f'id\ttext\n1\t"{TEST}\n2\t{QUESTION}\n',
+    "rows.csv": f'id,text\n1,"he said: ""{TEST}"""\n2,"{QUESTION}"\n',
+    "lines.jsonl": f"{json.dumps({'a': {'b': ['x', TEST]}})}\n{json.dumps({'q': QUESTION})}\n",
+    "squad.json": json.dumps(
+        {"data": [{"paragraphs": [{"context": TEST, "qas": [{"question": QUESTION}]}]}]}
+    ),
+    "pretty.json": json.dumps({"data": [{"context": TEST, "q": QUESTION}]}, indent=1),
+    "cut.json": json.dumps({"data": [{"context": TEST, "q": QUESTION}]}, ensure_ascii=False)[:-2],
+}
+LINES = {
+    "blocks.txt": (4, 7),
+    "rows.tsv": (2, 3),
+    "rows.csv": (2, 3),
+    "lines.jsonl": (1, 2),
+    "pretty.json": (4, 5),
+}
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize("name", FILES)
+def test_planted_tests_are_found_in_every_kind_of_file(
+    name: str, zipped: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / (name + ".gz" if zipped else name)
+    file.write_bytes(gzip.compress(FILES[name].encode()) if zipped else FILES[name].encode())
+    rng = random.Random(6)
+    texts = [joined(draw(rng, words, 100)) for words in (ENGLISH, CHINESE) for _ in range(5)]
+    texts[2] += " THE QUICK BROWN FOX -- jumps over the 'lazy' dog; and then it sleeps"
+    texts[7] = texts[7][:50] + QUESTION[3:20].replace("，", "") + texts[7][50:]
+    kept = decontaminated(stream(texts), [file], tmp_path / "dropped.jsonl")
+    assert [document.place for document in kept] == [0, 1, 3, 4, 5, 6, 8, 9]
+    assert (kept.kept, kept.dropped) == (8, 2)
+    told = [json.loads(line) for line in (tmp_path / "dropped.jsonl").read_text().splitlines()]
+    assert told[0] == {
+        "source": "a.txt",
+        "gram": "the quick brown fox jumps over the lazy dog and then it sleeps",
+        "evaluation": str(file),
+        "line": LINES.get(name, (1, 1))[0],
+        "text": texts[2][:80],
+    }
+    assert told[1]["gram"] == " ".join(QUESTION[3:16])
+    assert told[1]["line"] == LINES.get(name, (1, 1))[1]
+
+
+def test_twelve_words_are_no_proof(tmp_path: Path) -> None:
+    (tmp_path / "test.txt").write_text(TEST)
+    words = TEST.split()
+    texts = [" ".join([*words[:12], "and", *words[13:]]), " ".join(words[:13])]
+    kept = decontaminated(stream(texts), [tmp_path / "test.txt"], tmp_path / "dropped")
+    assert [document.place for document in kept] == [0]
+
+
+def test_the_list_of_what_was_dropped_is_written_anew(tmp_path: Path) -> None:
+    (tmp_path / "test.txt").write_text(TEST)
+    for _ in range(2):
+        list(decontaminated(stream([TEST, "x"]), [tmp_path], tmp_path.parent / "dropped"))
+        assert len((tmp_path.parent / "dropped").read_text().splitlines()) == 1
+
+
+def test_test_files_that_cannot_serve_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nowhere does not exist"):
+        decontaminated([], [tmp_path / "nowhere"], tmp_path / "dropped")
+    (tmp_path / "short.txt").write_text("too short\n\n" * 20)
+    with pytest.raises(UserError, match=r"nothing in .*short\.txt has 13 words in a row"):
+        decontaminated([], [tmp_path / "short.txt"], tmp_path / "dropped")
+    (tmp_path / "bad.txt.gz").write_bytes(gzip.compress(TEST.encode())[:-9])
+    with pytest.raises(UserError, match=r"bad\.txt\.gz is damaged"):
+        decontaminated([], [tmp_path / "bad.txt.gz"], tmp_path / "dropped")
+
+
+def test_awkward_documents_pass_and_awkward_tests_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(
+        json.dumps({"a": "\ud800 " + TEST}).encode() + b'\n{"b": 1e999, "c": [null, "\xff x"]}\n[['
+    )
+    texts = [*AWKWARD, TEST + "\ud800"]
+    kept = decontaminated(stream(texts), [tmp_path / "a.jsonl"], tmp_path / "dropped")
+    assert [document.text for document in kept] == AWKWARD
+    json.loads((tmp_path / "dropped").read_text())
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("text", "test"),
+    [
+        ("wiki_en/valid.txt.gz", "squad/dev-v1.1.json.gz"),
+        ("wiki_zh/valid.txt.gz", "xquad/xquad.zh.json.gz"),
+    ],
+)
+def test_real_tests_are_found_where_they_were_put(
+    real: Path, tmp_path: Path, text: str, test: str
+) -> None:
+    articles = list(documents([real / text]))[:300]
+    before = decontaminated(articles, [real / test], tmp_path / "before")
+    clean = list(before)
+    assert before.dropped <= 6  # real articles share a phrase with a test now and then
+    data = json.loads(gzip.decompress((real / test).read_bytes()))["data"]
+    planted = [p["context"] for article in data[:20] for p in article["paragraphs"][:1]]
+    mixed = [
+        Document(f"{one.text}\n{planted[i]}", one.source, i) if i < len(planted) else one
+        for i, one in enumerate(clean)
+    ]
+    after = decontaminated(mixed, [real / test], tmp_path / "after")
+    assert list(after) == clean[len(planted) :]
+    assert after.dropped == len(planted) == 20
+
+
+@pytest.mark.real
+def test_real_articles_are_no_duplicates_but_their_copies_are(real: Path) -> None:
+    for name in ("wiki_en", "wiki_zh"):
+        articles = list(documents([real / name / "valid.txt.gz"]))[:300]
+        kept = deduplicated(articles, "near")
+        assert len(list(kept)) >= 0.99 * len(articles)
+        copies = [Document(f"{a.text}\n{a.text[:20]}", a.source, 0) for a in articles]
+        twice = deduplicated([*articles, *copies], "near")
+        assert sum(1 for _ in twice) <= 1.02 * kept.kept

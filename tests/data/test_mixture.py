@@ -1,0 +1,150 @@
+"""A mixture: rows in shares, each corpus in its own order, and any batch in one look-up."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_feed import Echo
+from torch.utils.data import DataLoader
+
+from kinfolk.data.feed import Feed
+from kinfolk.data.mixture import LONGEST, Mixture, Turns, own_seed
+from kinfolk.data.pieces import Loose, Piece, Rng
+from kinfolk.objectives.nsp import NSP, STRANGER
+from kinfolk.text.tokenizer import Specials
+from kinfolk.types import IGNORED
+
+
+class Told(Echo):
+    """An objective whose examples say which tokens they hold."""
+
+    def example(self, piece: Piece, rng: Rng, /) -> Any:
+        return int(piece.ids[0]), float(rng.random())
+
+
+def corpora(count: int = 2) -> list[Loose]:
+    """Return corpora of 7, 8, 9 ... documents, the tokens of each from another hundred."""
+    return [
+        Loose.of([[[100 * c + d] * (1 + d % 6)] for d in range(7 + c)]) for c in range(1, count + 1)
+    ]
+
+
+def feeds(count: int = 2, rows: int = 1, seed: int = 0) -> list[Feed]:
+    return [
+        Feed(Told(), text, rows=rows, seed=own_seed(seed, number))
+        for number, text in enumerate(corpora(count))
+    ]
+
+
+def rows_of(feed: Any, numbers: Sequence[int]) -> list[Any]:
+    return [row for number in numbers for row in feed[number]]
+
+
+@pytest.mark.parametrize(
+    ("weights", "counts"),
+    [
+        ([0.7, 0.3], (7, 3)),
+        ([1.0, 1.0, 1.0], (1, 1, 1)),
+        ([1, 2], (1, 2)),
+        ([0.1, 0.2, 0.3], (1, 2, 3)),
+        ([35, 15], (7, 3)),
+        ([0.125, 1e-3], (125, 1)),
+        ([3.0], (1,)),
+    ],
+)
+def test_a_round_is_as_short_as_its_shares_allow(weights: list[float], counts: Any) -> None:
+    assert Turns.of(weights).counts == counts
+
+
+def test_seven_and_three_take_turns() -> None:
+    assert Turns.of([0.7, 0.3]).corpora.tolist() == [0, 0, 1, 0, 0, 1, 0, 0, 0, 1]
+
+
+counts = st.lists(st.integers(1, 60), min_size=1, max_size=7)
+
+
+@settings(max_examples=80, deadline=None)
+@given(counts)
+def test_every_prefix_holds_each_corpus_within_one_row_of_its_share(counts: list[int]) -> None:
+    turns = Turns(tuple(counts))
+    done = [0] * len(counts)
+    for position in range(2 * turns.whole + 3):
+        corpus, row = turns.find(position)
+        assert row == done[corpus]
+        assert turns.position(corpus, row) == position
+        done[corpus] += 1
+        for number, count in enumerate(counts):
+            # In whole numbers: |done - share * rows| < 1.
+            assert abs(done[number] * turns.whole - count * (position + 1)) < turns.whole
+
+
+def test_odd_weights_are_rounded_to_a_round_of_bounded_length() -> None:
+    turns = Turns.of([0.123456789, 1 / 3, 1e-12])
+    assert turns.whole <= LONGEST + 3
+    assert turns.counts[2] == 1
+    share = 0.123456789 / (0.123456789 + 1 / 3)
+    assert abs(turns.counts[0] / turns.whole - share) < 1 / LONGEST
+
+
+def test_each_corpus_shows_its_own_rows_in_its_own_order() -> None:
+    single = feeds(3)
+    mixture = Mixture(feeds(3), [0.5, 0.3, 0.2])
+    seen = rows_of(mixture, range(400))
+    for number, feed in enumerate(single, start=1):
+        own = [row for row in seen if row[0][0] // 100 == number]
+        assert len(own) == [200, 120, 80][number - 1]
+        assert own == rows_of(feed, range(len(own)))  # several epochs of each
+
+
+def test_any_batch_is_found_without_those_before_and_rows_come_any_number_at_once() -> None:
+    single = rows_of(Mixture(feeds(), [0.7, 0.3]), range(200))
+    assert rows_of(Mixture(feeds(rows=4), [0.7, 0.3]), range(50)) == single
+    assert Mixture(feeds(rows=4), [0.7, 0.3])[49] == single[-4:]
+
+
+def test_workers_change_nothing() -> None:
+    mixture = Mixture(feeds(rows=3), [0.7, 0.3])
+    loaders = [
+        DataLoader(mixture, batch_size=None, sampler=range(5, 25), num_workers=workers)
+        for workers in (0, 2)
+    ]
+    alone, shared = (list(loader) for loader in loaders)
+    assert alone == shared
+    firsts = [[row[0][0] for row in batch] for batch in alone]
+    assert firsts == [[row[0][0] for row in mixture[number]] for number in range(5, 25)]
+
+
+def test_corpora_draw_apart_and_the_first_as_if_alone() -> None:
+    assert own_seed(5, 0) == 5
+    seeds = {own_seed(seed, corpus) for seed in range(20) for corpus in range(20)}
+    assert len(seeds) == 400 and all(0 <= seed < 2**63 for seed in seeds)
+    draws = [{x for row in rows_of(f, range(30)) for _, x in row} for f in feeds()]
+    assert not draws[0] & draws[1]
+
+
+def test_the_batches_end_with_the_first_corpus_that_does() -> None:
+    parts = feeds(rows=2)
+    mixture = Mixture(parts, [0.9, 0.1])
+    assert len(mixture) == mixture.batches
+    seen = [row[0][0] // 100 for row in rows_of(mixture, range(mixture.batches))]
+    short = len(parts[0].packed)
+    assert seen.count(1) >= short and seen[:-2].count(1) < short
+    assert seen.count(2) <= len(parts[1].packed)
+
+
+def test_another_text_to_follow_comes_from_the_same_corpus() -> None:
+    specials = Specials(pad=0, unk=1, bos=2, eos=2, cls=3, sep=4, mask=5)
+    way = NSP(specials=specials, vocab=400, length=16)
+    texts = [Loose.of([[[base + d] * 5] * 6 for d in range(9)]) for base in (100, 200)]
+    mixture = Mixture([Feed(way, text, rows=1, seed=s) for s, text in enumerate(texts)], [1, 1])
+    strangers = 0
+    for number in range(60):
+        corpus, row = mixture.turns.find(number)
+        for pair in mixture.feeds[corpus].row(row):
+            strangers += pair.next == STRANGER
+            text = np.where(pair.labels == IGNORED, pair.ids, pair.labels)
+            assert {i // 100 for i in text.tolist() if i >= 100} == {corpus + 1}
+    assert strangers > 10

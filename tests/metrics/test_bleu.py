@@ -1,0 +1,41 @@
+"""BLEU: what sacrebleu says, and how it was counted."""
+
+import math
+
+import pytest
+
+from kinfolk.errors import UserError
+from kinfolk.metrics.translation import bleu
+
+REFERENCE = "the cat sat on the red mat ."
+
+
+def test_the_same_text_has_a_hundred() -> None:
+    found = bleu([REFERENCE, "a b c d"], [REFERENCE, "a b c d"])
+    assert found.score == pytest.approx(100.0)
+    assert "tok:13a" in found.signature and "version:" in found.signature
+
+
+def test_a_score_is_the_geometric_mean_counted_by_hand() -> None:
+    """Papineni et al. 2002: 7 of 8 words, 5 of 7 pairs, 3 of 6 triples, 1 of 5 quadruples."""
+    found = bleu(["the cat sat on a red mat ."], [REFERENCE])
+    expected = 100 * math.exp(sum(map(math.log, (7 / 8, 5 / 7, 3 / 6, 1 / 5))) / 4)
+    assert found.score == pytest.approx(expected, abs=1e-9)
+    assert expected == pytest.approx(50.0)
+
+
+def test_a_short_text_pays_for_it() -> None:
+    found = bleu(["the cat sat on"], [REFERENCE])
+    assert found.score == pytest.approx(100 * math.exp(1 - 8 / 4))
+
+
+def test_chinese_is_counted_by_its_characters() -> None:
+    found = bleu(["我今天很高兴。"], ["我今天很高兴。"])
+    assert "tok:zh" in found.signature and found.score == pytest.approx(100.0)
+
+
+def test_each_text_needs_a_reference() -> None:
+    with pytest.raises(UserError, match="2 texts cannot be scored against 1 references"):
+        bleu(["a", "b"], ["a"])
+    with pytest.raises(UserError, match="0 texts"):
+        bleu([], [])

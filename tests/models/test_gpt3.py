@@ -1,0 +1,157 @@
+"""GPT-3: the sizes of its paper, and layers that see only a band."""
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from peer import ids, inputs, near, parameters, ragged, shake
+from torch import Tensor
+
+from kinfolk.data.feed import Feed
+from kinfolk.data.pieces import Loose
+from kinfolk.hub import load_model, save
+from kinfolk.models.gpt2 import GPT2Config
+from kinfolk.models.gpt3 import GPT3, PRESETS, GPT3Config
+from kinfolk.objectives.clm import CLM
+from kinfolk.sight import Blocks, Sight, Visible, see
+from kinfolk.text.tokenizer import Specials
+from kinfolk.training.step import Learner
+from kinfolk.types import Inputs, State, windows
+
+# What table 2.1 prints, in millions, and what these networks hold.
+PUBLISHED = {
+    "gpt3-125m": (125, 125_226_240),
+    "gpt3-350m": (350, 355_871_744),
+    "gpt3-760m": (760, 760_300_032),
+    "gpt3-1.3b": (1300, 1_315_723_264),
+    "gpt3-2.7b": (2700, 2_651_553_280),
+    "gpt3-6.7b": (6700, 6_658_404_352),
+    "gpt3-13b": (13_000, 12_853_386_240),
+    "gpt3-175b": (175_000, 174_604_259_328),
+}
+SMALL = GPT3Config(vocab=70, width=16, depth=4, heads=2, context=32, window=3)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("gpt3")])
+def test_published_sizes_have_their_published_count(name: str) -> None:
+    with torch.device("meta"):
+        model = PRESETS[name].build()
+    printed, exact = PUBLISHED[name]
+    assert parameters(model) == exact
+    assert exact == pytest.approx(printed * 1e6, rel=0.02)
+
+
+@torch.no_grad()
+def test_a_band_as_wide_as_the_text_is_gpt2() -> None:
+    model = shake(replace(SMALL, window=9).build(), by=0.2)
+    fields = {k: v for k, v in vars(SMALL).items() if k != "window"}
+    gpt2 = GPT2Config(**fields).build().eval()
+    gpt2.load_state_dict(model.state_dict())
+    tokens = ids(70)
+    expected = gpt2(Inputs.of(tokens, causal=True)).hidden
+    near(model(Inputs.of(tokens, causal=True)).hidden, expected)
+    narrow = replace(SMALL, window=8).build().eval()
+    narrow.load_state_dict(model.state_dict())
+    difference = (narrow(Inputs.of(tokens, causal=True)).hidden - expected).abs().amax((0, 2))
+    assert not difference[:8].any() and difference[8] > 1e-4  # the first that would see nine
+
+
+def test_dense_and_banded_layers_take_turns() -> None:
+    model = shake(SMALL.build(), by=0.2)
+    seen: list[Tensor] = []
+    for block in model.blocks:
+        block.register_forward_pre_hook(lambda _, given: seen.append(table_of(given[1])))
+    model(inputs(ids(70), Sight.causal(ragged())))
+    past = torch.ones(9, 9).tril() > 0
+    band = past & ~past.tril(-3)
+    for layer, found in enumerate(seen):
+        assert torch.equal(found, band if layer % 2 else past), layer
+
+
+def table_of(visible: Visible) -> Tensor:
+    """Ask who sees whom in the first row, which has no padding."""
+    keys = torch.eye(9).expand(3, 1, -1, -1)
+    found = visible(torch.zeros(3, 1, 9, 9), keys, keys, scale=None, dropout=0.0)
+    return found[0, 0] > 0
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_what_lies_beyond_the_bands_is_never_seen(layers: int) -> None:
+    """Banded layers alone, one behind the other: each reaches two tokens further back."""
+    model = shake(SMALL.build(), by=0.2)
+    banded = [block for layer, block in enumerate(model.blocks) if layer % 2] * 2
+    x = torch.randn(1, 9, 16, requires_grad=True)
+    visible, hidden = see(Sight.causal(torch.zeros(1, 9, dtype=torch.long)), window=3), x
+    for block in banded[:layers]:
+        hidden = block(hidden, visible, None, 0)
+    (gradient,) = torch.autograd.grad(hidden[0, 8].sum(), x)
+    reached = gradient[0].abs().amax(-1) > 0
+    assert reached.tolist() == [place >= 8 - 2 * layers for place in range(9)]
+
+
+@torch.no_grad()
+def test_cached_steps_honour_the_band() -> None:
+    model = shake(SMALL.build(), by=0.2)
+    tokens, document = ids(70), ragged((9, 5, 7)).flip(1)  # padding in front
+    places = ((document + 1).cumsum(1) - 1).clamp(min=0)
+    real = document == 0
+    state, steps = State(capacity=9), []
+    for start, stop in [(0, 4), (4, 5), (5, 7), (7, 8), (8, 9)]:
+        cut = [t[:, start:stop] for t in (tokens, document, places)]
+        sight = Sight(cut[1], cut[2], cut[2])
+        steps.append(model(Inputs(ids=cut[0], sight=sight, places=cut[2], state=state)).hidden)
+    found = torch.cat(steps, dim=1)
+    for row, length in enumerate((9, 5, 7)):
+        text = tokens[row, 9 - length :][None]
+        near(found[row][real[row]], model(Inputs.of(text, causal=True)).hidden[0])
+    wide = replace(SMALL, window=32).build().eval()
+    wide.load_state_dict(model.state_dict())
+    assert (wide(Inputs.of(tokens, causal=True)).hidden[0] - found[0]).abs().max() > 1e-3
+
+
+def test_a_folder_keeps_our_names_and_the_band(tmp_path: Path) -> None:
+    model = shake(SMALL.build())
+    save(tmp_path, model, None)
+    again = load_model(tmp_path)
+    assert isinstance(again, GPT3) and again.config == SMALL
+    assert windows(again) == (3,)
+
+
+SPECIALS = Specials(pad=0, unk=1, bos=2, eos=2, cls=3, sep=4, mask=5)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, while it compiles
+@pytest.mark.filterwarnings("ignore:TensorFloat32")  # float32 is meant to be exact here
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_block_sparse_bands_learn_what_the_dense_mask_does() -> None:
+    numbers = torch.Generator().manual_seed(0)
+    sizes = torch.randint(3, 1500, (20,), generator=numbers).tolist()
+    texts = [torch.randint(10, 300, (n,), generator=numbers).tolist() for n in sizes]
+    way = CLM(specials=SPECIALS, vocab=300, length=1024)
+    batch = Feed(way, Loose.of([[text] for text in texts]), rows=4)[0].to("cuda")
+    config = replace(PRESETS["nano"], vocab=300, context=1024, window=200)
+    model = shake(config.build()).cuda().train()
+    dense = Learner(copy.deepcopy(model), way)
+    sparse = Learner(model, way)
+    resolved = batch.inputs.resolved(windows(sparse))
+    assert isinstance(see(resolved.sight, window=200), Blocks)
+    sparse.compile(dynamic=False)
+    found = []
+    for learner, read in ((dense, batch.inputs), (sparse, resolved)):
+        mean = learner(read, batch.targets).mean(batch.counts)
+        mean.backward()
+        found.append((mean.item(), {n: p.grad for n, p in learner.named_parameters()}))
+    (loss, expected), (other, gradients) = found
+    assert other == pytest.approx(loss, rel=1e-4)
+    for name, gradient in expected.items():
+        assert gradient is not None and gradients[name] is not None
+        scale = gradient.abs().max().clamp(min=1e-3)
+        assert (gradients[name] - gradient).abs().max() / scale < 1e-2, name

@@ -1,0 +1,125 @@
+"""Pairs: the picture, who sees whom, what does not fit, and the smoothed loss."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kinfolk.data.feed import Feed, draw
+from kinfolk.data.pieces import Loose
+from kinfolk.errors import UserError
+from kinfolk.models.transformer import PRESETS
+from kinfolk.objectives.pairs import Pairs
+from kinfolk.types import IGNORED
+
+MARKS = ("<p>", "<u>", "<s>", "</s>", "[C]", "[S]", "[M]", "<x>", "<y>", "<z>")
+KNOWN = (*MARKS, "the", "cat", "sat", "die", "Katze", "lag", "a", "dog", "ein", "Hund")
+
+
+def words(text: str) -> list[int]:
+    return [IGNORED if word == "." else KNOWN.index(word) for word in text.split()]
+
+
+def pairs(specials: Any, **settings: Any) -> Pairs:
+    return Pairs(specials=specials, vocab=len(KNOWN), **({"length": 8} | settings))
+
+
+def text(*both: tuple[str, str]) -> Loose:
+    return Loose.of([[words(source), words(target)] for source, target in both])
+
+
+def test_the_picture_holds(specials: Any) -> None:
+    way = pairs(specials)
+    (piece,) = way.pieces(text(("the cat sat", "die Katze lag")))
+    example = way.example(piece, draw(0, 1, 0))
+    assert example.source.tolist() == words("the cat sat </s>")
+    assert example.ids.tolist() == words("<p> die Katze lag")
+    assert example.labels.tolist() == words("die Katze lag </s>")
+
+
+def test_sight_of_encoder_decoder_and_across(specials: Any) -> None:
+    way = pairs(specials)
+    both = text(("the cat", "die"), ("a dog sat", "ein Hund lag"))
+    batch = way.collate([[way.example(piece, draw(0, 1, 0)) for piece in way.pieces(both)]])
+    inputs, source = batch.inputs, batch.inputs.source
+    assert source is not None
+    assert source.ids[0].tolist() == words("the cat </s> a dog sat </s> <p>")
+    assert inputs.ids[0].tolist() == words("<p> die <p> ein Hund lag <p> <p>")
+    assert batch.targets.ids.tolist() == words("die </s> ein Hund lag </s> . .")
+    assert source.places[0].tolist() == [0, 1, 2, 0, 1, 2, 3, 0]
+    assert inputs.places[0].tolist() == [0, 1, 0, 1, 2, 3, 0, 0]
+    assert batch.counts == {"tokens": 6, "smoothing": 6}
+    reading = [[1, 1, 1, 0, 0, 0, 0, 0]] * 3 + [[0, 0, 0, 1, 1, 1, 1, 0]] * 4
+    assert source.sight.table()[0].int().tolist() == [*reading, [0] * 7 + [1]]
+    assert inputs.sight.table()[0].int().tolist() == [
+        [1, 0, 0, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0, 0, 0],
+        [0, 0, 1, 0, 0, 0, 0, 0],
+        [0, 0, 1, 1, 0, 0, 0, 0],
+        [0, 0, 1, 1, 1, 0, 0, 0],
+        [0, 0, 1, 1, 1, 1, 0, 0],
+        [0, 0, 0, 0, 0, 0, 1, 0],
+        [0, 0, 0, 0, 0, 0, 1, 1],
+    ]
+    across = inputs.sight.document[0][:, None] == source.sight.document[0][None, :]
+    assert across.int().tolist() == (
+        [[1, 1, 1, 0, 0, 0, 0, 0]] * 2
+        + [[0, 0, 0, 1, 1, 1, 1, 0]] * 4
+        + [[0, 0, 0, 0, 0, 0, 0, 1]] * 2
+    )
+
+
+def test_a_pair_that_fits_no_row_is_left_out_aloud(specials: Any) -> None:
+    long = "the " * 8
+    some = text(("the", "die"), (long, "die"), ("a dog", "ein Hund"), ("the", long))
+    way = pairs(specials)
+    with pytest.warns(UserWarning, match=r"2 of 4 pairs are left out: .* 7 tokens .*--length 9"):
+        pieces = way.pieces(some)
+    assert pieces.document.tolist() == [0, 2]
+    assert [piece.ids.tolist() for piece in pieces] == [words("the die"), words("a dog ein Hund")]
+    assert len(way.holding(some).pieces(some)) == 4  # and no warning
+    assert way.holding(text(("the", "die"))) == way
+    with pytest.raises(UserError, match="no pair fits a row of 8 tokens: with --length 9 all fit"):
+        way.pieces(text((long, "die")))
+
+
+def test_a_text_that_is_no_pairs_is_refused(specials: Any) -> None:
+    for wrong, count in (([words("the")], 1), ([words("the"), words("cat"), words("sat")], 3)):
+        document = Loose.of([[words("the"), words("die")], wrong])
+        with pytest.raises(UserError, match=f"document 2 .* has {count} sentences.*--source"):
+            pairs(specials).pieces(document)
+
+
+@pytest.mark.parametrize("wrong", [-0.1, 1.0, 1.5])
+def test_a_share_that_cannot_be_is_refused(specials: Any, wrong: float) -> None:
+    with pytest.raises(UserError, match=r"objective.smoothing=.*from 0 to less than 1"):
+        pairs(specials, smoothing=wrong)
+    with pytest.raises(UserError, match="a token for 'eos'"):
+        pairs(dataclasses.replace(specials, eos=None))
+
+
+def test_the_loss_is_smoothed_and_its_first_part_is_not(specials: Any) -> None:
+    torch.manual_seed(0)
+    model = dataclasses.replace(PRESETS["nano"], vocab=len(KNOWN)).build()
+    way = pairs(specials, smoothing=0.3)
+    feed = Feed(way, text(("the cat", "die"), ("a dog sat", "ein Hund lag")), rows=1)
+    batch = feed[0]
+    loss = way.loss(model, batch)
+    logits = model.predict(model(batch.inputs).hidden[0]).logits()
+    labels = batch.targets.ids
+    whole = F.cross_entropy(logits, labels, label_smoothing=0.3)
+    torch.testing.assert_close(loss.mean(batch.counts), whole)
+    torch.testing.assert_close(loss.sums["tokens"] / 6, F.cross_entropy(logits, labels))
+    found, expected = (
+        torch.autograd.grad(one, list(model.parameters()), retain_graph=True)
+        for one in (loss.mean(batch.counts), whole)
+    )
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+    plain = way.exam().loss(model, way.exam().collate([feed.row(0)]))
+    assert plain.sums.keys() == {"tokens"}
+    torch.testing.assert_close(plain.sums["tokens"], loss.sums["tokens"])
+    assert np.isfinite(plain.sums["tokens"].item())

@@ -1,0 +1,174 @@
+"""Replaced tokens: the picture, who sees whom, and what the generator draws."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from kinfolk.data.feed import Feed, draw
+from kinfolk.data.pieces import Loose
+from kinfolk.objectives import rtd
+from kinfolk.objectives.rtd import GRAINS, RTD, Drawn, fill
+from kinfolk.types import IGNORED, Batch, Inputs, Labels, Output
+
+VOCAB = 30
+
+
+class Writer:
+    """A generator that finds certain tokens likely, and a discriminator that says what it saw."""
+
+    def __init__(self, likely: dict[int, float], doubt: float = 0.0) -> None:
+        self.config = SimpleNamespace(vocab=VOCAB)
+        self.scores = torch.full((VOCAB,), float("-inf"))
+        for token, chance in likely.items():
+            self.scores[token] = np.log(chance)
+        self.doubt = doubt
+        self.read: list[Tensor] = []
+
+    def guess(self, inputs: Inputs) -> Output:
+        return Output(inputs.ids[..., None].float())
+
+    def __call__(self, inputs: Inputs) -> Output:
+        self.read.append(inputs.ids)
+        return Output(inputs.ids[..., None].float())
+
+    def predict(self, hidden: Tensor) -> Any:
+        logits = self.scores.expand(len(hidden), -1)
+
+        def nll(labels: Tensor) -> Tensor:
+            return torch.nn.functional.cross_entropy(
+                logits, labels, ignore_index=IGNORED, reduction="sum"
+            )
+
+        return SimpleNamespace(logits=lambda: logits, nll=nll)
+
+    def detect(self, hidden: Tensor) -> Tensor:
+        return hidden[..., 0] * 0 + self.doubt
+
+
+def way(specials: Any, **settings: Any) -> RTD:
+    return RTD(specials=specials, vocab=VOCAB, **settings)
+
+
+def example(specials: Any, ids: Any, text: str, hidden: list[int], draws: list[int]) -> Any:
+    """Hide chosen tokens of a text, with chosen random numbers."""
+    framed = np.array([specials.cls, *ids(text), specials.sep])
+    labels, numbers = np.full_like(framed, IGNORED), np.zeros_like(framed)
+    labels[hidden], numbers[hidden] = framed[hidden], draws
+    shown = np.where(labels == IGNORED, framed, specials.mask)
+    return rtd.Holes(shown, labels, numbers)
+
+
+def test_the_picture_holds(specials: Any, ids: Any) -> None:
+    one = example(specials, ids, "the cat sat down", [2, 4], [0, GRAINS - 1])
+    assert one.ids.tolist() == ids("[C] the [M] sat [M] [S]")
+    assert one.labels.tolist() == ids(". . cat . down .")
+    batch = way(specials, length=6).collate([[one]])
+    drawn = torch.tensor(ids("mat down"))
+    given, wrong = fill(batch.inputs, batch.targets.tokens, drawn)
+    assert given.ids[0].tolist() == ids("[C] the mat sat down [S]")
+    assert wrong[0].int().tolist() == [0, 0, 1, 0, 0, 0]
+    assert batch.counts == {"tokens": 2, "detections": 6}
+
+
+def test_sight_is_the_whole_text(specials: Any, ids: Any) -> None:
+    texts = [example(specials, ids, text, [1], [0]) for text in ("the cat", "sat")]
+    batch = way(specials, length=9).collate([texts])
+    table = [[1] * 4 + [0] * 5] * 4 + [[0] * 4 + [1] * 3 + [0] * 2] * 3 + [[0] * 7 + [1] * 2] * 2
+    assert batch.inputs.sight.table()[0].int().tolist() == table
+    assert batch.counts == {"tokens": 2, "detections": 7}
+    given, _ = fill(batch.inputs, batch.targets.tokens, torch.zeros(2, dtype=torch.long))
+    assert given.sight is batch.inputs.sight  # the discriminator sees what the generator saw
+
+
+def test_every_hidden_token_is_behind_the_mask(specials: Any) -> None:
+    text = Loose.of([[list(range(12, 28))]])
+    objective = way(specials, length=32, rate=0.25)
+    (piece,) = objective.pieces(text)
+    for number in range(20):
+        one = objective.example(piece, draw(0, 1, number))
+        hidden = one.labels != IGNORED
+        assert hidden.sum() == 4
+        assert (one.ids[hidden] == specials.mask).all()
+        assert (one.draws[~hidden] == 0).all() and (one.draws < GRAINS).all()
+
+
+def test_a_token_is_drawn_as_often_as_it_is_likely(specials: Any) -> None:
+    likely = {11: 0.5, 15: 0.3, 29: 0.2}
+    numbers = (torch.from_numpy(draw(0, 1, 0).integers(GRAINS, size=20_000)) + 0.5) / GRAINS
+    found = rtd.draw(Writer(likely), torch.zeros(20_000, 1), numbers.float())
+    shares = torch.bincount(found, minlength=VOCAB) / len(found)
+    for token, chance in likely.items():
+        assert abs(shares[token].item() - chance) < 4 * 0.5 / np.sqrt(len(found))
+    assert shares.count_nonzero() == 3
+
+
+def test_the_least_and_the_greatest_random_number_draw_what_can_be_drawn() -> None:
+    ends = torch.tensor([0.5 / GRAINS, (GRAINS - 0.5) / GRAINS])
+    assert rtd.draw(Writer({3: 0.4, 9: 0.6}), torch.zeros(2, 1), ends).tolist() == [3, 9]
+
+
+def test_drawing_in_parts_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = torch.rand(50, generator=torch.Generator().manual_seed(0))
+    writer = Writer(dict.fromkeys(range(20), 1 / 20))
+    whole = rtd.draw(writer, torch.zeros(50, 1), numbers)
+    monkeypatch.setattr(rtd, "chunks", lambda *_: 7)
+    assert torch.equal(rtd.draw(writer, torch.zeros(50, 1), numbers), whole)
+
+
+def test_empty_predictions_replace_nothing(specials: Any, ids: Any) -> None:
+    one = example(specials, ids, "the cat", [2], [0])
+    inputs = way(specials, length=4).collate([[one]]).inputs
+    labels = Labels(torch.tensor([*ids("cat"), IGNORED]), torch.tensor([2, 0]))
+    given, wrong = fill(inputs, labels, torch.tensor([15, 15]))
+    assert given.ids[0].tolist() == [specials.cls, *ids("the"), 15, specials.sep]
+    assert wrong[0].tolist() == [False, False, True, False]
+
+
+def test_the_loss_counts_every_token_but_padding(specials: Any, ids: Any) -> None:
+    objective = way(specials, length=9)
+    one = example(specials, ids, "the cat sat", [2, 3], [0, GRAINS - 1])
+    batch = objective.collate([[one]])
+    cat, sat = ids("cat sat")
+    # The first number draws the lesser id, `cat`, the last the greater, `mat`: one is wrong.
+    writer = Writer({cat: 0.5, ids("mat")[0]: 0.25, sat: 0.25}, doubt=1.0)
+    loss = objective.loss(writer, batch)
+    assert writer.read[0][0, :5].tolist() == ids("[C] the cat mat [S]")
+    assert loss.sums["tokens"].item() == pytest.approx(-np.log(0.5) - np.log(0.25), rel=1e-6)
+    sure, unsure = np.log1p(np.exp(-1.0)), np.log1p(np.exp(1.0))
+    assert loss.sums["detections"].item() == pytest.approx(sure + 4 * unsure, rel=1e-6)
+    assert batch.counts == {"tokens": 2, "detections": 5}
+    mean = loss.mean(batch.counts).item()
+    expected = loss.sums["tokens"].item() / 2 + 50 * loss.sums["detections"].item() / 5
+    assert mean == pytest.approx(expected, rel=1e-6)
+
+
+def test_no_gradient_flows_through_the_draw(specials: Any, ids: Any) -> None:
+    hidden = torch.zeros(2, 1, requires_grad=True)
+    found = rtd.draw(Writer({3: 1.0}), hidden, torch.full((2,), 0.5))
+    assert not found.requires_grad
+
+
+def test_what_is_drawn_depends_on_neither_packing_nor_micro_batches(specials: Any) -> None:
+    text = Loose.of([[list(range(12, 12 + size))] for size in (5, 9, 14, 3)])
+    objective = way(specials, length=40)
+
+    def numbers(rows: int) -> list[float]:
+        feed = Feed(objective, text, rows=rows, shuffled=False)
+        parts = [feed[i].targets for i in range(feed.batches)]
+        return sorted(d for p in parts for d in p.draws[p.tokens.ids != IGNORED].tolist())
+
+    assert numbers(1) == numbers(4)
+
+
+def test_an_exam_asks_the_generator(specials: Any, ids: Any) -> None:
+    exam = way(specials, length=8).exam()
+    feed = Feed(exam, Loose.of([[ids("the cat")]]), rows=9, shuffled=False)
+    batch: Batch[Labels] = feed[0]
+    writer = Writer(dict.fromkeys(ids("the cat"), 0.5))
+    assert exam.loss(writer, batch).sums["tokens"].item() == pytest.approx(2 * np.log(2))
+    assert not writer.read  # the discriminator was left alone
+    assert isinstance(batch.targets, Labels) and not isinstance(batch.targets, Drawn)

@@ -1,0 +1,280 @@
+"""Rows that go on: the picture, who sees whom through the memory, and what is remembered."""
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from kinfolk.data.lanes import Lanes, in_order
+from kinfolk.data.pieces import Loose
+from kinfolk.metrics.likelihood import likelihood
+from kinfolk.models.transformer_xl import PRESETS, TransformerXL
+from kinfolk.objectives.clm import CLM
+from kinfolk.objectives.stream import Stream
+from kinfolk.training.step import Learner, Step
+from kinfolk.types import IGNORED, Batch, Memory
+
+RNG = np.random.default_rng(0)
+
+
+def stream(specials: Any, length: int = 8) -> Stream:
+    return Stream(specials=specials, vocab=100, length=length)
+
+
+def network(*, memory: int = 8, seed: int = 0, dropout: float = 0.0) -> TransformerXL:
+    torch.manual_seed(seed)
+    config = replace(PRESETS["nano"], vocab=100, memory=memory, dropout=dropout)
+    return config.build()
+
+
+def documents(sizes: tuple[int, ...] = (9, 3, 21, 1, 6)) -> Loose:
+    draws = np.random.default_rng(0)
+    return Loose.of([[draws.integers(20, 100, size).tolist()] for size in sizes])
+
+
+def stepper(model: TransformerXL, way: Any, parts: int, rows: int) -> Step:
+    return Step(
+        Learner(model.train(), way),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        lambda number: 0.1,
+        clip=1.0,
+        seed=0,
+        device=torch.device("cpu"),
+        bfloat16=False,
+        memory=[model.blank(rows) for _ in range(parts)],
+    )
+
+
+def test_the_picture_holds(specials: Any, ids: Any) -> None:
+    text = Loose.of([[ids("the cat sat down")]])
+    feed = Lanes(stream(specials, 2), text, rows=1)
+    assert feed.batches == 3
+    rows = [feed[n] for n in range(3)]
+    assert [r.inputs.ids[0].tolist() for r in rows] == [
+        ids("<s> the"),
+        ids("cat sat"),
+        ids("down <p>"),
+    ]
+    assert [r.targets.ids.tolist() for r in rows] == [
+        ids("the cat"),
+        ids("sat down"),
+        ids("</s> ."),
+    ]
+    assert [r.inputs.places[0].tolist() for r in rows] == [[0, 1], [2, 3], [4, 0]]
+    assert [r.counts for r in rows] == [{"tokens": 2}, {"tokens": 2}, {"tokens": 1}]
+
+
+def test_sight_goes_through_the_memory_to_the_start_of_the_document(
+    specials: Any, ids: Any
+) -> None:
+    text = Loose.of([[ids("the cat sat")], [ids("you")]])
+    seed = next(
+        s for s in range(9) if Lanes(stream(specials), text, rows=1, seed=s).epoch(0).order[0] == 0
+    )
+    feed = Lanes(stream(specials, 4), text, rows=1, seed=seed)
+    # <s> the cat sat | </s> of the first is asked for at "sat"; then <s> you
+    first, second = feed[0].inputs, feed[1].inputs
+    memory = Memory(
+        torch.zeros(1, 1, 3, 1), *(x[:, -3:] for x in (first.sight.document, first.sight.birth))
+    )
+    seen = replace(second, memory=memory).seen()
+    assert first.ids[0].tolist() == ids("<s> the cat sat")
+    assert second.ids[0].tolist() == ids("<s> you <p> <p>")
+    assert second.sight.table(seen)[0].int().tolist() == [
+        [0, 0, 0, 1, 0, 0, 0],
+        [0, 0, 0, 1, 1, 0, 0],
+        [0, 0, 0, 0, 0, 1, 1],
+        [0, 0, 0, 0, 0, 1, 1],
+    ]
+    feed = Lanes(stream(specials, 3), text, rows=1, seed=seed)
+    first, second = feed[0].inputs, feed[1].inputs
+    memory = Memory(torch.zeros(1, 1, 3, 1), first.sight.document, first.sight.birth)
+    seen = replace(second, memory=memory).seen()
+    assert second.ids[0].tolist() == ids("sat <s> you")
+    assert second.sight.table(seen)[0].int().tolist() == [
+        [1, 1, 1, 1, 0, 0],
+        [0, 0, 0, 0, 1, 0],
+        [0, 0, 0, 0, 1, 1],
+    ]
+
+
+def test_without_a_memory_it_is_clm(specials: Any) -> None:
+    model = network().double()
+    with torch.no_grad():
+        for kind in (CLM, Stream):
+            way = kind(specials=specials, vocab=100, length=8)
+            pieces = way.pieces(documents())
+            batch = way.collate([[way.example(piece, RNG)] for piece in pieces])
+            loss = way.loss(model, batch)
+            if kind is CLM:
+                expected = loss.sums["tokens"]
+            else:
+                assert loss.memory is not None
+                torch.testing.assert_close(loss.sums["tokens"], expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_the_exam_is_one_pass_over_every_document(rows: int, specials: Any) -> None:
+    """With a memory that holds it all, rows of any number cost what whole documents do."""
+    text, model = documents(), network(memory=24).double()
+    found = likelihood(model, stream(specials).exam(), text, 1, rows=rows)
+    whole = likelihood(model, CLM(specials=specials, vocab=100, length=24), text, 1)
+    assert found.tokens == whole.tokens == 40 + 5
+    assert found.nats == pytest.approx(whole.nats, rel=1e-9)
+
+
+def test_an_exam_asks_for_every_token_exactly_once(specials: Any) -> None:
+    text = documents()
+    feed = in_order(stream(specials, 4).exam(), text, rows=3)
+    labels = torch.cat([feed[n].targets.ids for n in range(feed.batches)])
+    asked = sorted(labels[labels != IGNORED].tolist())
+    assert asked == sorted([*text.stream.tolist(), *[specials.eos] * 5])
+
+
+def run(specials: Any, steps: int, parts: int, rows: int, *, dtype: Any = torch.float64) -> Any:
+    model, way = network().to(dtype), stream(specials)
+    feed = Lanes(way, documents((9, 3, 40, 1, 6, 25)), rows=rows, parts=parts)
+    step = stepper(model, way, parts, rows)
+    outcomes = [
+        step(n, [feed[n * parts + part] for part in range(parts)]).values() for n in range(steps)
+    ]
+    return outcomes, step.memory
+
+
+def test_steps_in_parts_equal_whole_ones_and_each_has_its_memory(specials: Any) -> None:
+    (whole, memory), (parted, memories) = run(specials, 5, 1, 4), run(specials, 5, 4, 1)
+    for one, other in zip(whole, parted, strict=True):
+        assert one.pop("counts") == other.pop("counts")
+        assert one == pytest.approx(other, rel=1e-6)  # losses are added up in float32
+    for name in ("hidden", "document", "birth"):
+        axis = 1 if name == "hidden" else 0
+        joined = torch.cat([getattr(m, name) for m in memories], axis)
+        torch.testing.assert_close(joined, getattr(memory[0], name), rtol=1e-9, atol=1e-9)
+
+
+def test_a_step_remembers_what_the_one_before_read(specials: Any) -> None:
+    """The loss of a step is that of its rows after the rows before, and not without them."""
+    model, way = network(memory=16).double(), stream(specials, 8)
+    feed = Lanes(way, documents((60,)), rows=1)
+    step = stepper(model, way, 1, 1)
+    step.optimiser.param_groups[0]["lr"] = 0.0
+    step.rate = lambda number: 0.0
+    found = [step(n, [feed[n]]).values()["loss"] for n in range(3)]
+    memory: Memory | None = None
+    with torch.no_grad():
+        for number, expected in enumerate(found):
+            loss = way.loss(model, feed[number].after(memory))
+            assert float(loss.sums["tokens"]) / 8 == pytest.approx(expected, rel=1e-6)
+            alone = float(way.loss(model, feed[number]).sums["tokens"]) / 8
+            assert (alone == pytest.approx(expected, rel=1e-6)) == (number == 0)
+            memory = loss.memory
+
+
+def test_no_gradient_comes_from_another_document_nor_from_the_future(specials: Any) -> None:
+    """Through two batches of a stream: what each prediction may learn of, and nothing else."""
+    way, model = stream(specials, 8), network(memory=12)
+    feed = Lanes(way, documents((5, 14, 3, 9)), rows=2)
+    read: list[Tensor] = []
+    hook = model.tokens.register_forward_hook(lambda _, ids, out: read.append(out))
+    memory, batches = model.blank(2), [feed[n] for n in range(2)]
+    for batch in batches:
+        if memory.document.max() >= 0:  # the memory as something to differentiate by
+            hidden = memory.hidden.clone().requires_grad_()
+            memory = replace(memory, hidden=hidden)
+        output = model(batch.after(memory).inputs)
+        last, memory = memory, output.memory
+    hook.remove()
+    scores = model.predict(output.hidden).logits().square().sum(-1)
+    seen = last.before(batches[1].inputs.sight)
+    table = batches[1].inputs.sight.table(seen)
+    touched = 0
+    for row, slot in (batches[1].inputs.sight.document >= 0).nonzero().tolist():
+        past, own = torch.autograd.grad(
+            scores[row, slot], [last.hidden, read[-1]], retain_graph=True
+        )
+        found = torch.cat([past.abs().amax((0, 3))[row], own[row].abs().amax(-1)]) > 0
+        assert torch.equal(found, table[row, slot])
+        assert not past[:, 1 - row].any() and not own[1 - row].any()
+        touched += int(found[:12].any())
+    assert 0 < touched < 16
+
+
+@pytest.mark.slow
+def test_a_repetitive_text_costs_less_with_a_memory(specials: Any) -> None:
+    """Each text says a phrase of sixteen tokens again and again, in rows of half of it."""
+    draws = np.random.default_rng(1)
+
+    def texts(count: int) -> Loose:
+        phrases = [draws.integers(20, 60, 16).tolist() for _ in range(count)]
+        return Loose.of([[phrase * 6] for phrase in phrases])
+
+    model, way = network(memory=24), stream(specials, 8)
+    feed, rows = Lanes(way, texts(400), rows=16), 16
+    optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    step = Step(
+        Learner(model.train(), way),
+        optimiser,
+        lambda number: 3e-3 * min(1, (number + 1) / 30),
+        clip=1.0,
+        seed=0,
+        device=torch.device("cpu"),
+        bfloat16=False,
+        memory=[model.blank(rows)],
+    )
+    for number in range(250):
+        step(number, [feed[number]])
+    unseen = texts(20)
+    with_memory = likelihood(model, way.exam(), unseen, 1).loss
+    without = likelihood(model, CLM(specials=specials, vocab=100, length=8), unseen, 1).loss
+    print(f"{with_memory:.2f} nats a token with a memory, {without:.2f} without")
+    assert with_memory < without - 0.5
+
+
+def test_batches_follow_each_other(specials: Any) -> None:
+    feed = Lanes(stream(specials, 4), documents((30,)), rows=1)
+    rows: list[Batch[Any]] = [feed[n] for n in range(feed.batches)]
+    for one, other in pairwise(rows):
+        assert other.inputs.places[0, 0] == one.inputs.places[0, -1] + 1
+        assert other.inputs.ids[0, 0] == one.targets.ids[-1]
+
+
+def two_steps(specials: Any, device: str, *, compiled: str | None) -> list[Tensor]:
+    """Run two steps, and return their losses and gradients; `compiled` is by which backend."""
+    size = 16 if device == "cpu" else 256
+    model, way, rows = network(memory=size - 5).to(device), stream(specials, size), 2
+    feed = Lanes(way, documents((size // 3, 3 * size, size, 20)), rows=rows)
+    learner, memory, found = Learner(model.train(), way), model.blank(rows), []
+    if compiled is not None:
+        learner.compile(backend=compiled, dynamic=False)
+    for number in range(2):
+        batch = feed[number].to(device).after(memory)
+        inputs = batch.inputs.resolved() if compiled == "inductor" else batch.inputs
+        loss = learner(inputs, batch.targets)
+        loss.mean(batch.counts).backward()
+        memory = loss.memory
+        found.append(loss.sums["tokens"].detach())
+    return [*found, memory.hidden, *(p.grad for p in model.parameters() if p.grad is not None)]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own
+def test_a_traced_learner_remembers_the_same(specials: Any) -> None:
+    plain, traced = (two_steps(specials, "cpu", compiled=c) for c in (None, "aot_eager"))
+    for one, other in zip(plain, traced, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, while it compiles
+@pytest.mark.filterwarnings("ignore:TensorFloat32")  # float32 is meant to be exact here
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_block_sparse_attention_remembers_what_the_dense_mask_does(specials: Any) -> None:
+    dense, sparse = (two_steps(specials, "cuda", compiled=c) for c in (None, "inductor"))
+    for one, other in zip(dense, sparse, strict=True):
+        scale = one.abs().max().clamp(min=1e-3)
+        assert (other - one).abs().max() / scale < 1e-2

@@ -1,0 +1,94 @@
+"""A text in pieces: nothing lost, white space seen, and bytes beside their character."""
+
+import re
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kinfolk.text import KINDS, Tokenizer, train
+from kinfolk.text.display import pieces, visible
+from little import text
+
+SIZES = {
+    "bpe": 420,
+    "word-bpe": 180,
+    "wordpiece": 180,
+    "unigram": 150,
+    "word": 130,
+    "char": 150,
+    "byte": 362,
+}
+
+
+@cache
+def trained(kind: str) -> Tokenizer:
+    return train([text()], kind=kind, vocab=SIZES[kind])
+
+
+@pytest.fixture(scope="module")
+def tokenizers() -> dict[str, Tokenizer]:
+    return {kind: trained(kind) for kind in SIZES}
+
+
+def said(tokenizer: Tokenizer, text: str) -> list[str]:
+    return [piece.text for piece in pieces(tokenizer, text)]
+
+
+def test_byte_level_pieces_are_read_as_text(tokenizers: dict[str, Tokenizer]) -> None:
+    assert said(tokenizers["bpe"], "in the\n") == ["in", "␣the", "⏎"]
+    assert said(tokenizers["byte"], "é ") == ["é⟨c3⟩", "é⟨a9⟩", "␣"]
+    assert said(tokenizers["byte"], "中") == ["中⟨e4⟩", "中⟨b8⟩", "中⟨ad⟩"]
+
+
+def test_a_piece_may_hold_a_character_and_a_part_of_the_next() -> None:
+    tokenizer = train(["é è ê ë " * 9], kind="bpe", vocab=364)
+    # " \xc3" was merged before any letter was.
+    found = pieces(tokenizer, "é è")
+    assert any(re.fullmatch(r"␣?.⟨[0-9a-f]{2}⟩", piece.text) for piece in found)
+    assert [piece.token for piece in found] == [tokenizer.token(i) for i in tokenizer.encode("é è")]
+
+
+def test_other_kinds_are_shown_as_their_vocabularies_write_them(
+    tokenizers: dict[str, Tokenizer],
+) -> None:
+    assert said(tokenizers["char"], "a b") == ["a", "␣", "b"]
+    assert said(tokenizers["word"], "the cat") == ["the", "cat"]
+    assert "".join(said(tokenizers["wordpiece"], "forgotten")).replace("##", "") == "forgotten"
+    assert "".join(said(tokenizers["unigram"], "the cat")) == "▁the▁cat"
+
+
+def test_an_unknown_piece_says_what_it_stands_for(tokenizers: dict[str, Tokenizer]) -> None:
+    (word,) = (p for p in pieces(tokenizers["word"], "the zebra the") if p.unknown)
+    assert (word.token, word.text, word.special) == ("[UNK]", "[UNK]⟨zebra⟩", False)
+    assert not any(p.unknown for p in pieces(tokenizers["bpe"], "zebra 龘 <|endoftext|>"))
+
+
+def test_the_frame_and_special_tokens_are_marked(
+    tokenizers: dict[str, Tokenizer], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("framed")
+    tokenizers["word"].save(folder, frame="bert")
+    found = pieces(Tokenizer.load(folder), "the [MASK] zebra")
+    assert [p.text for p in found] == ["[CLS]", "the", "[MASK]", "[UNK]", "[SEP]"]
+    assert [p.special for p in found] == [True, False, True, False, True]
+    found = pieces(Tokenizer.load(folder), "the zebra")
+    assert [p.text for p in found] == ["[CLS]", "the", "[UNK]⟨zebra⟩", "[SEP]"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=25, deadline=None)
+@given(st.text(max_size=30))
+def test_any_text_has_as_many_pieces_as_ids(kind: str, text: str) -> None:
+    tokenizer = trained(kind)
+    found = pieces(tokenizer, text)
+    assert [piece.id for piece in found] == tokenizer.encode(text)
+    assert all(piece.text.isprintable() for piece in found), found
+    assert not any(c.isspace() for piece in found for c in piece.text)
+
+
+def test_what_cannot_be_seen_is_named() -> None:
+    assert visible("a b\tc\n") == "a␣b⇥c⏎"
+    assert visible("\u200b\x00\u2028") == "⟨U+200B⟩⟨U+0000⟩⟨U+2028⟩"
+    assert visible("\u3000\xa0") == "□⍽"
