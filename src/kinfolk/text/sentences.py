@@ -16,17 +16,22 @@ _NUMBERED = """
 ABBREVIATIONS = frozenset(_ABBREVIATIONS.split())
 NUMBERED = frozenset(_NUMBERED.split())
 
+_HAN = "\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef"
 # All begin with one of a few characters, so that the text between them is passed over at once, and
-# where the character before is of another sort, so that a long run is read once.
+# where the character before is of another sort, so that a long run is read once. Most full stops
+# end nothing, as in 3.14 and e.g. this: the second line passes over them, too.
 _STOP = re.compile(
     rf"[{STOPS}.!?…\n](?:"
-    rf"(?<=[{STOPS}])(?<![{STOPS}]{{2}})[{STOPS}]*+[…!?]*+[{CLOSERS}]*+(?=\s*+\S)"
-    rf"|(?<=[.!?…])(?<![.!?…]{{2}})[.!?…]*+(?P<closers>[{CLOSERS}]*+)(?=\s*+(?P<next>\S))"
+    rf"(?<=[.!?])(?<![.!?…{_HAN}].)[.!?]*+(?!…)(?P<shut>[{CLOSERS}]*+)(?=\s++(?P<then>[^\sa-z]))"
+    rf"|(?<=[{STOPS}])(?<![{STOPS}]{{2}})[{STOPS}]*+[…!?]*+[{CLOSERS}]*+(?=\s*+\S)"
+    rf"|(?<=[.!?…])(?<![.!?…]{{2}})(?:(?<=[{_HAN}].)|(?<=…)|(?=[.!?]*+…))"
+    rf"[.!?…]*+(?P<closers>[{CLOSERS}]*+)(?=\s*+(?P<next>\S))"
     r"|(?<=\n)(?P<line>\s*+)"
     r")"
 )
-_CHINESE = re.compile("[\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef]")
+_CHINESE = re.compile(f"[{_HAN}]")
 _WORD = re.compile(r"[^\s\"'“‘”’(\[{]+\Z")
+_LONG = 1 + max(map(len, ABBREVIATIONS | NUMBERED))
 
 
 def boundaries(text: str) -> list[int]:
@@ -38,35 +43,49 @@ def boundaries(text: str) -> list[int]:
     last = 0
     for stop in _STOP.finditer(text):
         start, end = stop.span()
-        if stop.lastgroup == "line":
-            if end == len(text):
-                break
-            end = last + len(text[last:start].rstrip())
-        elif stop.lastgroup == "next" and not _ends(text[max(last, start - 32) : start], stop):
-            continue
-        if text[last:end].strip():
-            ends.append(end)
-            last = end
+        match stop.lastgroup:
+            case "then":
+                before = text[max(last, start - 32) : start]
+                if not _plain(before, text[start : stop.start("shut")], stop["then"]):
+                    continue
+            case "next":
+                if not _mixed(text[max(last, start - 32) : start], stop):
+                    continue
+            case "line":
+                if end == len(text):
+                    break
+                said = text[last:start].rstrip()
+                if not said:
+                    continue
+                end = last + len(said)
+        ends.append(end)
+        last = end
     return [*ends, len(text)] if text else ends
 
 
-def _ends(before: str, stop: re.Match[str]) -> bool:
-    """Tell whether . ! ? or an ellipsis ends a sentence, by the words around it."""
+def _mixed(before: str, stop: re.Match[str]) -> bool:
+    """Tell whether . ! ? or an ellipsis ends a sentence beside Chinese."""
     mark = stop.string[stop.start() : stop.start("closers")]
     after = bool(before and _CHINESE.match(before[-1]))
     if "…" in mark and (after or _CHINESE.match(stop["next"])):
         return True
     if after and mark.strip("."):
         return True
-    if stop.end() == stop.start("next") or stop["next"].islower():
+    return stop.end() != stop.start("next") and _plain(before, mark, stop["next"])
+
+
+def _plain(before: str, mark: str, next: str) -> bool:
+    """Tell whether . ! ? or an ellipsis, with space behind it, ends a sentence by the words."""
+    if next.islower():
         return False
-    if mark != ".":
-        return True
+    tail = before[-_LONG:]
+    if mark != "." or (len(tail) == _LONG and tail.isalpha() and tail.islower()):
+        return True  # no abbreviation is that long
     word = _WORD.search(before)
     if word is None:
         return True
     initial = len(word[0]) == 1 and word[0].isupper()
     listed = word[0].isdecimal() and not before[: word.start()].strip()  # "1. Flour"
     name = word[0].lower()
-    short = name in ABBREVIATIONS or (name in NUMBERED and stop["next"].isdecimal())
+    short = name in ABBREVIATIONS or (name in NUMBERED and next.isdecimal())
     return not (initial or listed or short)
