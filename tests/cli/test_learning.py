@@ -14,18 +14,18 @@ from little import Kinfolk
 # A vocabulary small enough to be learned in 300 steps. An encoder is asked about fewer tokens of a
 # text than a decoder, so it gets more text; T5 is asked for more of its text than is usual.
 SETTINGS = {
-    "gpt2": ("--length", 64, "--batch", 16, "--steps", 150),
+    "gpt2": ("--length", 64, "--batch", 16, "--steps", 100),
     "bert": (
-        *("--objective", "mlm", "--length", 32, "--batch", 200, "objective.rate=0.2"),
+        *("--objective", "mlm", "--length", 32, "--batch", 160, "objective.rate=0.2"),
         *("--steps", 200),
         *("train.peak=2e-3", "train.warmup=30", "train.schedule=trapezoid"),
     ),
     "gpt": ("--length", 64, "--batch", 16, "--steps", 200),
-    "gpt3": ("--length", 64, "--batch", 16, "--steps", 150),
+    "gpt3": ("--length", 64, "--batch", 16, "--steps", 100),
     "transformer_xl": ("--length", 64, "--batch", 12, "model.memory=64", "--steps", 200),
     "xlnet": (
         *("--length", 32, "--batch", 32, "objective.share=4", "train.peak=3e-3"),
-        *("train.warmup=30", "train.schedule=trapezoid"),
+        *("train.warmup=30", "train.schedule=trapezoid", "--steps", 200),
     ),
     "t5": (
         *("--length", 64, "--batch", 20),
