@@ -18,6 +18,10 @@ from kinfolk.types import Batch
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 
 PAIRS = [(m.name, way) for m in members().values() for way in m.objectives]
+# Tracing takes seconds: every member by its own way, and every way by some member.
+OWN = {m.objectives[0]: m.name for m in members().values()}
+LENT = {way: name for name, way in PAIRS if way not in OWN}
+TRACED = [(n, w) for n, w in PAIRS if w == members()[n].objectives[0] or LENT.get(w) == n]
 VOCAB = 300
 SPECIALS = Specials(
     pad=0, unk=1, bos=2, eos=2, cls=3, sep=4, mask=5, sentinels=tuple(range(6, 106))
@@ -53,7 +57,7 @@ def setting(member: str, way: str) -> tuple[Any, Any]:
     return config.build().train(), objective
 
 
-@pytest.mark.parametrize(("member", "way"), PAIRS)
+@pytest.mark.parametrize(("member", "way"), TRACED)
 def test_a_traced_learner_has_the_same_loss_and_gradients(member: str, way: str) -> None:
     model, objective = setting(member, way)
     data = batch(objective)
