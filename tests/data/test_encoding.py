@@ -3,6 +3,7 @@
 import gzip
 import sys
 import unicodedata
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 
-from kinfolk.data import lexicon
+from kinfolk.data import lexicon, slots
 from kinfolk.data.encoding import Encoder
 from kinfolk.data.lexicon import Lexicon
 from kinfolk.data.writer import Encoded
@@ -109,6 +110,11 @@ def test_documents_are_encoded_each_by_itself() -> None:
     assert found.documents.tolist() == [one.documents[0] for one in apart]
 
 
+def test_no_documents_have_no_ids() -> None:
+    found = Encoder(TOKENIZERS["bpe", False])([])
+    assert len(found.ids) == len(found.sentences) == len(found.documents) == 0
+
+
 @pytest.mark.real
 @pytest.mark.parametrize("kind", ["bpe", "word-bpe", "wordpiece"])
 @pytest.mark.parametrize(("name", "words"), [("wiki_en", "spaces"), ("wiki_zh", "jieba")])
@@ -121,22 +127,45 @@ def test_real_text_has_the_ids_of_the_whole(real: Path, name: str, words: str, k
         same(encode([text]), plain(tokenizer, text, words))
 
 
+def test_text_of_long_words_has_the_ids_of_the_whole() -> None:
+    text = f"{'x' * 40}  {'y_' * 30} {'z' * 50}   {'https://a.b/' * 9}"
+    for kind in ("bpe", "word-bpe", "wordpiece"):
+        tokenizer = TOKENIZERS[kind, False]
+        same(Encoder(tokenizer)([text]), plain(tokenizer, text))
+
+
+def words_of(words: Lexicon, text: str) -> list[str]:
+    """Return the words that a lexicon finds in a text."""
+    bounds = words.read(f"{text}\n", np.array([len(text)])).starts.tolist()
+    return [text[start:end] for start, end in pairwise(bounds)]
+
+
+def test_words_are_cut_as_the_docstring_says() -> None:
+    cut = "The| cat's| mat|,| 3|.|5"
+    for kind in ("bpe", "word-bpe", "wordpiece"):
+        assert words_of(Lexicon(TOKENIZERS[kind, False]), cut.replace("|", "")) == cut.split("|")
+
+
 def test_memory_of_words_is_bounded_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lexicon, "KNOWN", 50)
+    monkeypatch.setattr(slots, "SLOTS", 64)
+    monkeypatch.setattr(slots, "POOL", 600)
     tokenizer = TOKENIZERS["bpe", False]
     words = Lexicon(tokenizer)
+    forgot, kept = 0, 0
     for i in range(40):
         text = " ".join(f"cat{i % 7}x{j}" for j in range(20)) + "y" * 100
-        found = [words[word] for word in words.split(text)]
-        assert lexicon.numbers(found)[0].tolist() == tokenizer.offsets(text)[0]
-        words.forget()
-        assert len(words) + len(words._older) < 200
-        assert not any("y" * 100 in word for word in (*words, *words._older))
+        before = len(words._others)
+        found = words.read(f"{text}\n", np.array([len(text)]))
+        assert found.ids.tolist() == tokenizer.offsets(text)[0]
+        forgot, kept = forgot + (len(words._others) < before), max(kept, len(words._others))
+        assert not any("y" * 100 in word for word in words._others)
+    assert forgot > 0
+    assert 0 < kept <= 50
 
 
 def test_words_that_come_back_are_not_encoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = TOKENIZERS["bpe", False]
-    words = Lexicon(tokenizer)
+    words = Lexicon(TOKENIZERS["bpe", False])
     asked: list[str] = []
 
     def spell(word: str) -> bytes:
@@ -144,9 +173,11 @@ def test_words_that_come_back_are_not_encoded_again(monkeypatch: pytest.MonkeyPa
         return b"1234"
 
     monkeypatch.setattr(words, "_spell", spell)
-    for text in ("The cat sat. The cat sat, it's.", "The cat sat. It's"):
-        assert all(words[word] == b"1234" for word in words.split(text))
-    assert sorted(asked) == sorted(["The", " cat", " sat", ".", " The", ",", " it's.", " It's"])
+    for text in ("The cat sat. The cat sat, it's.", "The cat sat. It's café", " sat café"):
+        assert words_of(words, text)
+    assert sorted(asked) == sorted(
+        ["The", " cat", " sat", ".", " The", ",", " it's", " It's", " café"]
+    )
 
 
 def changed(change: str) -> Tokenizer:
@@ -171,5 +202,5 @@ def changed(change: str) -> Tokenizer:
 def test_unknown_tokenizers_read_the_whole_text(change: str) -> None:
     tokenizer = changed(change)
     text = "The cat sat.\xa0It's a   cat sat. ﬁ"
-    assert Lexicon(tokenizer).split(text) == [text]
+    assert words_of(Lexicon(tokenizer), text) == [text]
     same(Encoder(tokenizer)([text]), plain(tokenizer, text))

@@ -22,6 +22,8 @@ def sentences(text: str) -> list[str]:
         ["Dr. Smith met J. K. Rowling in the U.S. Senate.", ' "Why?" she asked.', " He left!"],
         ["He said no.", " See no. 5 and vol. 3, e.g. Monday."],
         ["1. Flour.", " 2. Eggs"],
+        ["See Prof. A, Messrs. B and figs. 3.", " Also sept. 5.", " It ends.", " So"],
+        ["It ends. a", " \n  \nb \t"],
         ["Wait… what?", " Oh…", " My."],
         ['He said "Stop."', " Then he left."],
         ["他说：“好。”", "然后走了！", "真的……", "是吗？", "是；", "不是。"],

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kinfolk.data.lexicon import Lexicon, numbers
+from kinfolk.data.lexicon import Lexicon, Words
 from kinfolk.data.shards import Ids
 from kinfolk.data.writer import Encoded
 from kinfolk.text import Tokenizer, boundaries
@@ -38,7 +38,7 @@ class Encoder:
             for number, text in enumerate(texts)
             for part in (_parts(text) if self._parts else [text])
         )
-        found = [self._together(group) for group in _groups(parts)]
+        found = [self._together(group) for group in _groups(parts)] or [self._together([])]
         ids, marks, lengths, owners = (
             np.concatenate(column) for column in zip(*found, strict=True)
         )
@@ -52,42 +52,37 @@ class Encoder:
 
     def _together(self, group: Sequence[tuple[int, str]]) -> tuple[npt.NDArray[Any], ...]:
         """Encode parts of documents: ids, marks, lengths of sentences and whose each of them is."""
-        words: list[str] = []
+        text = "".join(f"{part}\n" for _, part in group)
+        stops = np.cumsum(np.array([len(part) + 1 for _, part in group], np.int64)) - 1
+        words = self._lexicon.read(text, stops)
         ends: list[int] = []  # of sentences, in characters since the first part
         owners: list[int] = []
-        read = 0
-        for number, part in group:
-            words += self._lexicon.split(part)
+        for (number, part), stop in zip(group, stops.tolist(), strict=True):
             own = boundaries(part)
-            ends += [read + end for end in own]
+            ends += [stop - len(part) + end for end in own]
             owners += [number] * len(own)
-            read += len(part)
-        found = list(map(self._lexicon.__getitem__, words))
-        lengths = np.diff(self._cuts(words, found, np.array(ends, np.int64)), prepend=0)
-        ids, marks = numbers(found)
-        self._lexicon.forget()
+        lengths = np.diff(self._cuts(text, words, np.array(ends, np.int64)), prepend=0)
         filled = lengths > 0
         whose = np.array(owners, np.int64)[filled]
-        return ids.astype(self._type), marks, lengths[filled].astype(np.int32), whose
+        ids = words.ids.astype(self._type)
+        return ids, words.begins, lengths[filled].astype(np.int32), whose
 
-    def _cuts(self, words: Sequence[str], found: Sequence[bytes], ends: Ids) -> Ids:
+    def _cuts(self, text: str, words: Words, ends: Ids) -> Ids:
         """Count the tokens before each end; one that crosses it belongs to the sentence before."""
-        places = np.cumsum(np.fromiter(map(len, words), np.int64, len(words)))
-        tokens = np.cumsum(np.fromiter(map(len, found), np.int64, len(found)) // 4)
-        at = np.searchsorted(places, ends)
-        cuts = tokens[at]
-        crossed = np.flatnonzero(places[at] != ends)
+        before = np.cumsum(words.tokens) - words.tokens
+        at = np.searchsorted(words.starts, ends)
+        cuts = before[at]
+        crossed = np.flatnonzero(words.starts[at] != ends)
         for own in np.split(crossed, np.flatnonzero(np.diff(at[crossed])) + 1):
-            for word in at[own[:1]].tolist():
-                before = int(tokens[word]) - len(found[word]) // 4
-                inside = ends[own] - (int(places[word]) - len(words[word]))
-                starts = self._lexicon.starts(words[word])
-                cuts[own] = before + np.searchsorted(starts, inside, side="left")
+            for word in (at[own[:1]] - 1).tolist():
+                start, end = words.starts[word : word + 2].tolist()
+                starts = self._lexicon.starts(text[start:end])
+                cuts[own] = before[word] + np.searchsorted(starts, ends[own] - start, side="left")
         return cuts
 
 
 def _groups(parts: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
-    """Gather parts to be encoded together; the last group may be empty."""
+    """Gather parts to be encoded together."""
     group: list[tuple[int, str]] = []
     size = 0
     for part in parts:
@@ -96,7 +91,8 @@ def _groups(parts: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]
         if size >= LONGEST:
             yield group
             group, size = [], 0
-    yield group
+    if group:
+        yield group
 
 
 def _parts(text: str) -> Iterator[str]:

@@ -5,81 +5,109 @@ A word, here, is a stretch that has the same ids wherever it stands: " sat" in "
 
 import re
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from kinfolk.data.shards import Ids
+from kinfolk.data.slots import Keys, Slots, keys
+from kinfolk.data.stretches import ODD, STOP, characters, plain, sorts, starts
 from kinfolk.text import Tokenizer
 from kinfolk.text.words import begins, segmenter
 
-KNOWN = 1 << 16  # words of a generation; two of them take some 25 MB
+KNOWN = 1 << 16  # words outside the slots; they take some 10 MB
 LONG = 48  # characters; what is longer is hardly seen again
 BEGINS = 1 << 31  # the bit of a token that begins a word, beside its id
-
-_SPACE = r"\t\n\r \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
-_POINT = r"!-&(-/:-@\[-`{-~"  # of ASCII; but the apostrophe, which may begin a piece: 's
-
-
-def _cuts(space: str) -> re.Pattern[str]:
-    """Cut before spaces, and where letters, digits and points meet; the last of spaces is apart."""
-    run = f" ?+(?:[A-Za-z]++|[0-9]++)(?![^{space}{_POINT}])"
-    points = f" ?+[{_POINT}]++(?=[A-Za-z0-9{space}])"
-    return re.compile(f"{run}|{points}| ?+[^{space}]++|[{space}]+(?![^{space}])|[{space}]")
 
 
 @dataclass(frozen=True)
 class Way:
-    """How text is cut into words for one sort of tokenizer, and what its model sees of them."""
+    """How a sort of tokenizer cuts a word of ASCII, and what its model sees of the pieces."""
 
     pattern: re.Pattern[str]
     space: str  # in place of the one before a word
     lower: bool = False
 
 
-BYTES = _cuts(_SPACE + r"\x0b\x0c\x85")  # GPT-2's own pattern goes by Unicode's White_Space
-BERT = _cuts(_SPACE)  # BERT takes these three for control characters, and removes them
+BYTES = re.compile(r"'(?:[stmd]|re|ve|ll)|Ġ?(?:[A-Za-z]+|[0-9]+|[^ĠA-Za-z0-9]+)|Ġ")  # as GPT-2
+BERT = re.compile(r"[A-Za-z0-9]+|[^A-Za-z0-9]")
 
 
-class Lexicon(dict[str, bytes]):
-    """The ids of words, four bytes a token with the highest bit set where a word begins.
+@dataclass(frozen=True)
+class Words:
+    """The words of a text, and their tokens end to end."""
 
-    Words that are asked for are learned; two generations of those met lately are remembered.
-    """
+    starts: Ids  # of words, in characters
+    tokens: Ids  # in each word
+    both: npt.NDArray[np.uint32]  # the ids, with the highest bit set where a word begins
+
+    @property
+    def ids(self) -> npt.NDArray[np.uint32]:
+        return self.both & np.uint32(BEGINS - 1)
+
+    @property
+    def begins(self) -> npt.NDArray[np.bool_]:
+        return self.both >= BEGINS
+
+
+class Lexicon:
+    """The ids of words. Those that are met are learned, and all forgotten once they are many."""
 
     def __init__(self, tokenizer: Tokenizer, words: str | None = None) -> None:
-        super().__init__()
         self._tokenizer = tokenizer
         self._segment = None if words is None else segmenter(words)
         self._way = _way(tokenizer.state)
         self._model = tokenizer.model
-        self._older: dict[str, bytes] = {}
-        self._places: dict[str, list[int]] = {}  # of long words, since they were last forgotten
+        self._slots = Slots()
+        self._others: dict[str, bytes] = {}  # four bytes a token, as `Words.both`
+        self._places: dict[str, list[int]] = {}  # of the tokens in long words of the last text
 
-    def split(self, text: str) -> list[str]:
-        """Cut a text into words; it is one itself where they cannot be told or would not come back.
-
-        "The cat sat." gives ["The", " cat", " sat", "."] for byte-level BPE.
-        """
+    def read(self, text: str, stops: Ids) -> Words:
+        """Find the words of several texts, each with a character behind it that is not read."""
+        seen = characters(text)
+        kinds = sorts(seen, stops)
         if self._way is None:
-            return [text] if text else []
-        words: list[str] = self._way.pattern.findall(text)
-        # Chinese runs on without a space.
-        return words if len(text) < LONG // 4 * len(words) or not text else [text]
+            kinds[kinds != STOP] = ODD
+        first = starts(kinds, stops)
+        lengths = np.diff(first, append=len(text))
+        packed = keys(seen, first, np.where(plain(kinds, first), lengths, 0))
+        places, tokens = self._slots.find(packed)
+        tokens[np.searchsorted(first, stops)] = 0
+        new = np.flatnonzero(tokens < 0)
+        spans = zip(first[new].tolist(), (first + lengths)[new].tolist(), strict=True)
+        words = [text[start:end] for start, end in spans]
+        once = dict(zip(words, new.tolist(), strict=True))  # one place where each stands
+        found = self._spelled(once)
+        spelled = [found[word] for word in words]
+        tokens[new] = np.fromiter(map(len, spelled), np.int64, len(new)) // 4
+        both = self._slots.tokens(places, tokens)
+        both[np.repeat(places < 0, tokens)] = np.frombuffer(b"".join(spelled), np.uint32)
+        self._learn(found, packed[np.array(list(once.values()), np.int64)])
+        return Words(first, tokens, both)
 
-    def __missing__(self, word: str) -> bytes:
-        found = self._older.get(word) or self._spell(word)
-        if len(word) <= LONG:
-            self[word] = found
-        return found
+    def _spelled(self, words: Iterable[str]) -> dict[str, bytes]:
+        """Look words up that are in no slot, or spell them."""
+        self._places.clear()
+        return {word: self._others.get(word) or self._spell(word) for word in words}
+
+    def _learn(self, found: Mapping[str, bytes], packed: Keys) -> None:
+        """Remember words, in the slots if they can be."""
+        free = self._slots.free(packed)
+        kept = list(compress(found.values(), free.tolist()))
+        others = compress(found.items(), (~free).tolist())
+        self._others.update((word, ids) for word, ids in others if len(word) <= LONG)
+        if not self._slots.add(packed[np.flatnonzero(free)], kept) or len(self._others) > KNOWN:
+            self._slots.clear()
+            self._others.clear()
 
     def _spell(self, word: str) -> bytes:
-        if self._way is not None and self._segment is None and word.isascii():
-            bare = word.lstrip(" ")
-            if bare.isalpha() or bare.isdecimal():
-                return self._run(word, self._way)
+        plain = word.isascii() and word.isprintable() and " " not in word[1:]
+        if plain and self._way is not None and self._segment is None:
+            return self._run(word, self._way)
         ids, places = self._tokenizer.offsets(word)
         if len(word) > LONG:
             self._places[word] = [start for start, _ in places]
@@ -89,28 +117,16 @@ class Lexicon(dict[str, bytes]):
         return (np.array(ids, np.uint32) | marks).tobytes()
 
     def _run(self, word: str, way: Way) -> bytes:
-        """Give plain letters, or digits, straight to the model: it takes a third of the time."""
+        """Give the pieces of a plain word straight to the model: it takes a third of the time."""
         seen = (word.lower() if way.lower else word).replace(" ", way.space)
-        pieces = self._model.tokenize(seen)
-        return array("I", [piece.id for piece in pieces]).tobytes()
+        pieces = (seen,) if seen.isalpha() else way.pattern.findall(seen)
+        tokenize = self._model.tokenize
+        return array("I", [token.id for piece in pieces for token in tokenize(piece)]).tobytes()
 
     def starts(self, word: str) -> list[int]:
         """Return where each token of a word begins, in characters."""
         kept = self._places.get(word)
         return [start for start, _ in self._tokenizer.offsets(word)[1]] if kept is None else kept
-
-    def forget(self) -> None:
-        """Let the older generation go when the younger is grown, and long words at once."""
-        self._places.clear()
-        if len(self) > KNOWN:
-            self._older = dict(self)
-            self.clear()
-
-
-def numbers(found: Sequence[bytes]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_]]:
-    """Part what a lexicon gives into ids, and whether each begins a word."""
-    both = np.frombuffer(b"".join(found), np.uint32)
-    return both & np.uint32(BEGINS - 1), both >= BEGINS
 
 
 def _way(state: Mapping[str, Any]) -> Way | None:

@@ -19,10 +19,13 @@ NUMBERED = frozenset(_NUMBERED.split())
 _HAN = "\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef"
 # All begin with one of a few characters, so that the text between them is passed over at once, and
 # where the character before is of another sort, so that a long run is read once. Most full stops
-# end nothing, as in 3.14 and e.g. this: the second line passes over them, too.
+# end nothing, as in 3.14 and e.g. this: the third line passes over them, too. Most of the others
+# follow a word of four letters or more that is not short for another: the second line finds them.
+_SHORT = "|".join(sorted({w[-4:] for w in ABBREVIATIONS | NUMBERED if len(w) > 3 and w.isalpha()}))
 _STOP = re.compile(
     rf"[{STOPS}.!?…\n](?:"
-    rf"(?<=[.!?])(?<![.!?…{_HAN}].)[.!?]*+(?!…)(?P<shut>[{CLOSERS}]*+)(?=\s++(?P<then>[^\sa-z]))"
+    rf"(?<=[a-z]{{4}}\.)(?<!(?:{_SHORT})\.)(?=\s++[!-`{{-~])"
+    rf"|(?<=[.!?])(?<![.!?…{_HAN}].)[.!?]*+(?!…)(?P<shut>[{CLOSERS}]*+)(?=\s++(?P<then>[^\sa-z]))"
     rf"|(?<=[{STOPS}])(?<![{STOPS}]{{2}})[{STOPS}]*+[…!?]*+[{CLOSERS}]*+(?=\s*+\S)"
     rf"|(?<=[.!?…])(?<![.!?…]{{2}})(?:(?<=[{_HAN}].)|(?<=…)|(?=[.!?]*+…))"
     rf"[.!?…]*+(?P<closers>[{CLOSERS}]*+)(?=\s*+(?P<next>\S))"
@@ -54,10 +57,11 @@ def boundaries(text: str) -> list[int]:
             case "line":
                 if end == len(text):
                     break
-                said = text[last:start].rstrip()
-                if not said:
+                end = start
+                while end > last and text[end - 1].isspace():
+                    end -= 1
+                if end == last:
                     continue
-                end = last + len(said)
         ends.append(end)
         last = end
     return [*ends, len(text)] if text else ends
