@@ -7,7 +7,8 @@ import torch
 
 from kinfolk.errors import UserError
 from kinfolk.sight import Sight
-from kinfolk.types import IGNORED, Batch, Cache, Inputs, Labels, Loss, State, each
+from kinfolk.state import Cache
+from kinfolk.types import IGNORED, Batch, Inputs, Labels, Loss, State, each
 
 IDS = torch.arange(6).view(2, 3)
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kinfolk.recipes.opening import load, logits
     from kinfolk.recipes.pretraining import pretrain, resume
     from kinfolk.recipes.recipe import Recipe, Share, recipe
+    from kinfolk.recipes.writing import stream
 
 __version__ = "0.1.0"
 
@@ -29,6 +30,7 @@ __all__ = [
     "pretrain",
     "recipe",
     "resume",
+    "stream",
 ]
 
 _HOMES = {
@@ -43,6 +45,7 @@ _HOMES = {
     "pretrain": "recipes.pretraining",
     "recipe": "recipes.recipe",
     "resume": "recipes.pretraining",
+    "stream": "recipes.writing",
 }
 
 

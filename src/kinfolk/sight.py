@@ -10,6 +10,7 @@ Texts packed into one row differ in their document number and in nothing else. P
 -1: it sees only other padding, so that no row of the softmax is empty, and no text sees it.
 """
 
+import importlib.util
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
@@ -18,6 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+QUICK = importlib.util.find_spec("triton") is not None
+if QUICK:
+    from kinfolk import kernels
 
 PADDING = -1  # the document number of empty slots
 BLOCK = 128  # tokens on a side of a block of the block-sparse mask
@@ -141,6 +146,10 @@ class Dense:
     ) -> Tensor:
         """Attend under the mask."""
         mask = self.mask
+        if QUICK and bias is None and kernels.single(query, key):
+            scale = query.shape[3] ** -0.5 if scale is None else scale
+            found: Tensor = kernels.attend(query, key, value, mask, scale)
+            return found
         if bias is not None:
             written = mask.dtype != torch.bool
             mask = mask + bias if written else bias.masked_fill(~mask, float("-inf"))
@@ -198,7 +207,11 @@ def see(
     """
     keys = key or query
     if query.plain and keys.plain == query.plain and bias is None and window is None:
-        return Plain(causal=query.plain == "causal")
+        queries, length = query.document.shape[1], keys.document.shape[1]
+        if queries == 1:  # the newest token: there is nothing that it may not see
+            return Plain(causal=False)
+        if queries == length or query.plain == "full":
+            return Plain(causal=query.plain == "causal")
     own = query.blocks if window is None else query.bands.get(window)
     found = own if keys is query else across
     if found is None or dropout or biased:
@@ -216,6 +229,8 @@ def spread(bias: Tensor, queries: int, keys: int) -> Tensor:
 
 def _dense(query: Sight, key: Sight, bias: Tensor | None, window: int | None) -> Dense:
     seen = query.table(key, window)[:, None]
+    if bias is None and seen.device.type == "cpu":  # where the kernel would add zeros, each time
+        return Dense(torch.zeros(seen.shape).masked_fill_(~seen, float("-inf")))
     if bias is None:
         return Dense(seen)
     scores = spread(bias, seen.shape[2], seen.shape[3])

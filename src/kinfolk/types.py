@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 
 from kinfolk.errors import UserError
-from kinfolk.sight import UNWRITTEN, Sight, Visible, blocks, see
+from kinfolk.sight import Sight, Visible, blocks, see
+from kinfolk.state import State as State
 
 IGNORED = -100  # the label of what is not predicted
 T = TypeVar("T")
@@ -35,97 +36,6 @@ class Tree:
     def pin_memory(self) -> Self:
         """Pin every tensor, so that copies to an accelerator need not wait."""
         return each(self, lambda t: t.pin_memory())
-
-
-class Cache:
-    """The keys and values one attention layer has seen, in slots that are filled in order."""
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.filled = 0
-        self.keys: Tensor | None = None  # (batch, heads, capacity, head width)
-        self.values: Tensor | None = None
-
-    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add what was just computed and return all there is."""
-        batch, heads, length, width = keys.shape
-        if self.keys is None or self.values is None:
-            self.keys = keys.new_zeros(batch, heads, self.capacity, width)
-            self.values = values.new_zeros(batch, heads, self.capacity, width)
-        stop = self.filled + length
-        self.keys[:, :, self.filled : stop] = keys
-        self.values[:, :, self.filled : stop] = values
-        self.filled = stop
-        return self.keys[:, :, :stop], self.values[:, :, :stop]
-
-    def reorder(self, rows: Tensor) -> None:
-        """Keep these rows of the batch, in this order (beams cross)."""
-        if self.keys is not None and self.values is not None:
-            self.keys, self.values = self.keys[rows], self.values[rows]
-
-    def keep(self, last: int) -> None:
-        """Forget all but the last slots, and make room for as many others."""
-        start = max(self.filled - last, 0)
-        if self.keys is not None and self.values is not None:
-            self.keys, self.values = self.keys.roll(-start, 2), self.values.roll(-start, 2)
-        self.filled -= start
-
-
-class State:
-    """What a model carries to its next call: a cache a layer, and the sight of what is in them.
-
-    Empty at first, and filled by the model as it goes. `source` keeps what an encoder said, so
-    that a decoder asks it only once.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.filled = 0
-        self.caches: dict[int, Cache] = {}
-        self.crossed: dict[int, tuple[Tensor, Tensor]] = {}  # cross-attention's keys and values
-        self.source: Tensor | None = None
-        self._document: Tensor | None = None
-        self._birth: Tensor | None = None
-
-    def cache(self, layer: int) -> Cache:
-        """Return the cache of one layer."""
-        return self.caches.setdefault(layer, Cache(self.capacity))
-
-    def extend(self, sight: Sight) -> Sight:
-        """Add the sight of new tokens and return that of all there are."""
-        batch, length = sight.document.shape
-        if self.filled + length > self.capacity:
-            raise UserError(
-                f"{self.filled + length} tokens do not fit a state of {self.capacity}: "
-                "give the state more room or write fewer tokens"
-            )
-        if self._document is None or self._birth is None:
-            self._document = sight.document.new_full((batch, self.capacity), UNWRITTEN)
-            self._birth = sight.birth.new_zeros(batch, self.capacity)
-        stop = self.filled + length
-        self._document[:, self.filled : stop] = sight.document
-        self._birth[:, self.filled : stop] = sight.birth
-        self.filled = stop
-        return Sight(self._document[:, :stop], self._birth[:, :stop], self._birth[:, :stop])
-
-    def reorder(self, rows: Tensor) -> None:
-        """Keep these rows of the batch, in this order (beams cross)."""
-        for cache in self.caches.values():
-            cache.reorder(rows)
-        self.crossed = {i: (k[rows], v[rows]) for i, (k, v) in self.crossed.items()}
-        if self.source is not None:
-            self.source = self.source[rows]
-        if self._document is not None and self._birth is not None:
-            self._document, self._birth = self._document[rows], self._birth[rows]
-
-    def keep(self, last: int) -> None:
-        """Forget all but the last tokens: a memory of fixed length (Transformer-XL)."""
-        start = max(self.filled - last, 0)
-        for cache in self.caches.values():
-            cache.keep(last)
-        if self._document is not None and self._birth is not None:
-            self._document, self._birth = (x.roll(-start, 1) for x in (self._document, self._birth))
-        self.filled -= start
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,14 +7,32 @@ import pytest
 import torch
 
 from kinfolk.errors import UserError
-from kinfolk.generation import GREEDY, Generated, Sampling, decode, generate
+from kinfolk.generation import (
+    GREEDY,
+    Beam,
+    Contrastive,
+    Generated,
+    Method,
+    Rules,
+    Sampling,
+    decode,
+    generate,
+)
 from kinfolk.models.bert import Bert
 from kinfolk.models.gpt2 import GPT2
 from kinfolk.models.t5 import T5
 from kinfolk.types import Inputs
+from writing import asked, write
 
 PROMPTS = [[3, 4, 5, 6, 7, 8, 9], [11], [20, 21, 22], [3, 4]]
 SOURCES = [[9, 8, 7, 1], [30, 1], [5, 6, 7, 8, 9, 10, 11, 1], [40, 41, 1]]
+METHODS: list[Method] = [
+    GREEDY,
+    Sampling(top_p=0.9, typical=0.9, min_p=0.01),
+    Beam(size=3),
+    Beam(size=4, groups=2),
+    Contrastive(),
+]
 WAYS = [GREEDY, Sampling(), Sampling(temperature=0.8, top_k=20, top_p=0.9)]
 
 
@@ -41,11 +59,11 @@ def recomputed(
 
 @pytest.mark.parametrize("sampling", WAYS)
 def test_together_is_one_by_one(gpt2: GPT2, sampling: Sampling) -> None:
-    together = generate(gpt2, PROMPTS, tokens=15, ends={2, 9, 17}, sampling=sampling, seed=4)
+    together = write(gpt2, PROMPTS, tokens=15, ends={2, 9, 17}, method=sampling, seed=4)
     assert len({len(text.ids) for text in together}) > 1  # rows left the batch at different times
     for number, prompt in enumerate(PROMPTS):
-        options = {"sampling": sampling, "seed": 4, "first": number}
-        (alone,) = generate(gpt2, [prompt], tokens=15, ends={2, 9, 17}, **options)  # type: ignore[arg-type]
+        options = {"method": sampling, "seed": 4, "first": number}
+        (alone,) = write(gpt2, [prompt], tokens=15, ends={2, 9, 17}, **options)  # type: ignore[arg-type]
         same(alone, together[number])
 
 
@@ -55,16 +73,16 @@ def test_together_is_one_by_one_with_sources(
     t5: T5, sampling: Sampling, prompts: list[list[int]]
 ) -> None:
     ends = set(range(1, 8))
-    together = generate(t5, prompts, tokens=15, ends=ends, sampling=sampling, sources=SOURCES)
+    together = write(t5, prompts, tokens=15, ends=ends, method=sampling, sources=SOURCES)
     for number, (prompt, source) in enumerate(zip(prompts, SOURCES, strict=True)):
-        options = {"sampling": sampling, "sources": [source], "first": number}
-        (alone,) = generate(t5, [prompt], tokens=15, ends=ends, **options)  # type: ignore[arg-type]
+        options = {"method": sampling, "sources": [source], "first": number}
+        (alone,) = write(t5, [prompt], tokens=15, ends=ends, **options)  # type: ignore[arg-type]
         same(alone, together[number])
 
 
 def test_the_cache_changes_nothing(gpt2: GPT2, t5: T5) -> None:
     for model, sources in ((gpt2, None), (t5, SOURCES)):
-        texts = generate(model, PROMPTS, tokens=12, ends=(), sampling=GREEDY, sources=sources)
+        texts = write(model, PROMPTS, tokens=12, ends=(), method=GREEDY, sources=sources)
         for number, (prompt, text) in enumerate(zip(PROMPTS, texts, strict=True)):
             source = None if sources is None else sources[number]
             scores = recomputed(model, prompt, text, source)
@@ -75,7 +93,7 @@ def test_the_cache_changes_nothing(gpt2: GPT2, t5: T5) -> None:
 
 def test_logprobs_are_the_models_own_whatever_was_filtered(gpt2: GPT2) -> None:
     sampling = Sampling(temperature=2.0, top_k=30)
-    (text,) = generate(gpt2, [[3]], tokens=9, ends=(), sampling=sampling, banned=range(9))
+    (text,) = write(gpt2, [[3]], tokens=9, ends=(), method=sampling, banned=range(9))
     scores = recomputed(gpt2, [3], text, None)
     expected = [row[id] for row, id in zip(scores, text.ids, strict=True)]
     assert text.logprobs == pytest.approx(expected, abs=1e-4)
@@ -83,38 +101,38 @@ def test_logprobs_are_the_models_own_whatever_was_filtered(gpt2: GPT2) -> None:
 
 
 def test_an_end_token_ends_a_text_and_is_no_part_of_it(gpt2: GPT2) -> None:
-    (free,) = generate(gpt2, [[3]], tokens=10, ends=(), sampling=GREEDY)
+    (free,) = write(gpt2, [[3]], tokens=10, ends=(), method=GREEDY)
     assert not free.ended
     end = free.ids[4]
-    (ended,) = generate(gpt2, [[3]], tokens=10, ends={end}, sampling=GREEDY)
+    (ended,) = write(gpt2, [[3]], tokens=10, ends={end}, method=GREEDY)
     assert ended.ended and ended.ids == free.ids[: free.ids.index(end)]
-    (never,) = generate(gpt2, [[3]], tokens=10, ends={end}, sampling=GREEDY, banned={end})
+    (never,) = write(gpt2, [[3]], tokens=10, ends={end}, method=GREEDY, banned={end})
     assert not never.ended and end not in never.ids
 
 
 def test_a_stream_gives_a_token_for_each_live_text(gpt2: GPT2) -> None:
-    turns = list(decode(gpt2, PROMPTS, tokens=9, ends={2, 9, 17}, seed=4))
+    turns = list(decode(gpt2, asked(PROMPTS, tokens=9, ends={2, 9, 17}, seed=4)))
     live = set(range(4))
     for turn in turns:
         assert {step.text for step in turn} == live
         live -= {step.text for step in turn if step.ends}
-    texts = generate(gpt2, PROMPTS, tokens=9, ends={2, 9, 17}, seed=4)
+    texts = write(gpt2, PROMPTS, tokens=9, ends={2, 9, 17}, seed=4)
     for number, text in enumerate(texts):
         steps = [step for turn in turns for step in turn if step.text == number]
         assert [step.id for step in steps if not step.ends] == text.ids
 
 
 def test_writing_stops_at_the_end_of_the_context(gpt2: GPT2) -> None:
-    texts = generate(gpt2, PROMPTS, tokens=100, ends=())
+    texts = write(gpt2, PROMPTS, tokens=100, ends=())
     assert [len(p) + len(t.ids) for p, t in zip(PROMPTS, texts, strict=True)] == [24] * 4
-    (short,) = generate(gpt2, [[3, 4]], tokens=100, ends=(), context=10)
+    (short,) = write(gpt2, [[3, 4]], tokens=100, ends=(), context=10)
     assert len(short.ids) == 8
 
 
 def test_another_seed_writes_another_text(gpt2: GPT2) -> None:
-    one, two, again = (generate(gpt2, PROMPTS, tokens=12, ends=(), seed=s) for s in (1, 2, 1))
+    one, two, again = (write(gpt2, PROMPTS, tokens=12, ends=(), seed=s) for s in (1, 2, 1))
     assert one == again != two
-    twins = generate(gpt2, [[3], [3]], tokens=12, ends=())
+    twins = write(gpt2, [[3], [3]], tokens=12, ends=())
     assert twins[0].ids != twins[1].ids
 
 
@@ -122,46 +140,94 @@ def test_training_goes_on_as_it_was(gpt2: GPT2) -> None:
     gpt2.train()
     gpt2.blocks[0].eval()
     before = [module.training for module in gpt2.modules()]
-    assert generate(gpt2, PROMPTS, tokens=5, ends=()) == generate(gpt2, PROMPTS, tokens=5, ends=())
-    stream = decode(gpt2, PROMPTS, tokens=5, ends=())
+    assert write(gpt2, PROMPTS, tokens=5, ends=()) == write(gpt2, PROMPTS, tokens=5, ends=())
+    stream = decode(gpt2, asked(PROMPTS, tokens=5, ends=()))
     next(stream)
     assert not torch.is_inference_mode_enabled() and not gpt2.drop.training
     stream.close()  # type: ignore[attr-defined]
     assert [module.training for module in gpt2.modules()] == before
 
 
-def test_no_prompts_give_no_texts(gpt2: GPT2) -> None:
-    assert generate(gpt2, [], tokens=5, ends=()) == []
+@pytest.mark.parametrize("method", METHODS)
+def test_a_stream_that_is_left_or_fails_leaves_training_as_it_was(
+    gpt2: GPT2, method: Method
+) -> None:
+    gpt2.train()
+    stream = decode(gpt2, asked(PROMPTS, tokens=5, ends=()), method)
+    next(stream)
+    assert not gpt2.training
+    stream.close()  # type: ignore[attr-defined]
+    assert gpt2.training and gpt2.drop.training
+    unsayable = Rules(prefix=(3, 4), banned={4})
+    with pytest.raises(UserError, match="nothing to say"):
+        list(decode(gpt2, asked(PROMPTS, tokens=5, rules=unsayable), method))
+    assert gpt2.training and gpt2.drop.training
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_prompts_give_no_texts(gpt2: GPT2, method: Method) -> None:
+    assert write(gpt2, [], tokens=5, ends=(), method=method) == []
+    assert list(decode(gpt2, asked([], tokens=5), method)) == []
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_each_prompt_may_have_a_room_of_its_own(gpt2: GPT2, method: Method) -> None:
+    texts = write(gpt2, PROMPTS, tokens=[1, 5, 2, 9], ends=(), method=method)
+    assert [len(text.ids) for text in texts] == [1, 5, 2, 9]
+    assert not any(text.ended for text in texts)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_text_ends_once_it_is_enough(gpt2: GPT2, method: Method) -> None:
+    """By the token that makes it so, which is a part of it."""
+    request = asked(PROMPTS, tokens=8, ends={9}, done=lambda ids: len(ids) == 3)
+    for text in generate(gpt2, request, method):
+        assert text.ended and len(text.ids) <= 3 and len(text.logprobs) == len(text.ids)
 
 
 def test_what_cannot_be_written_is_refused_with_the_numbers(gpt2: GPT2, t5: T5, bert: Bert) -> None:
     with pytest.raises(UserError, match=r"24 tokens leaves no room .* context of 24.* 23"):
-        generate(gpt2, [[3] * 24], tokens=5, ends=())
+        write(gpt2, [[3] * 24], tokens=5, ends=())
     with pytest.raises(UserError, match=r"12 tokens leaves no room .* context of 10"):
-        generate(gpt2, [[3] * 12], tokens=5, ends=(), context=10)
+        write(gpt2, [[3] * 12], tokens=5, ends=(), context=10)
     with pytest.raises(UserError, match="prompt is empty"):
-        generate(gpt2, [[3], []], tokens=5, ends=())
+        write(gpt2, [[3], []], tokens=5, ends=())
     with pytest.raises(UserError, match="the id 50, and the model knows 0 to 49"):
-        generate(gpt2, [[50]], tokens=5, ends=())
+        write(gpt2, [[50]], tokens=5, ends=())
+    with pytest.raises(UserError, match="the id -1, and"):
+        write(gpt2, [[3], [-1]], tokens=5, ends=())
+    with pytest.raises(UserError, match="25 tokens leaves no room"):
+        write(gpt2, [[3], [3] * 25], tokens=5, ends=())
     with pytest.raises(UserError, match="0 tokens"):
-        generate(gpt2, [[3]], tokens=0, ends=())
+        write(gpt2, [[3]], tokens=0, ends=())
+    with pytest.raises(UserError, match="-2 tokens"):
+        write(gpt2, [[3], [4]], tokens=[3, -2], ends=())
+    with pytest.raises(UserError, match="2 prompts came with 3 numbers of tokens"):
+        write(gpt2, [[3], [4]], tokens=[3, 2, 1], ends=())
+    with pytest.raises(UserError, match="0 texts"):
+        write(gpt2, [[3]], tokens=3, num=0)
     with pytest.raises(UserError, match="all 50 tokens"):
-        generate(gpt2, [[3]], tokens=5, ends=(), banned=range(60))
+        write(gpt2, [[3]], tokens=5, ends=(), banned=range(60))
     with pytest.raises(UserError, match="no encoder"):
-        generate(gpt2, [[3]], tokens=5, ends=(), sources=[[3]])
+        write(gpt2, [[3]], tokens=5, ends=(), sources=[[3]])
     with pytest.raises(UserError, match="1 prompts came with 0 sources"):
-        generate(t5, [[0]], tokens=5, ends=())
+        write(t5, [[0]], tokens=5, ends=())
     with pytest.raises(UserError, match="source is empty"):
-        generate(t5, [[0]], tokens=5, ends=(), sources=[[]])
+        write(t5, [[0]], tokens=5, ends=(), sources=[[]])
     with pytest.raises(UserError, match="only reads"):
-        generate(bert, [[3]], tokens=5, ends=())
+        write(bert, [[3]], tokens=5, ends=())
 
 
-def test_a_sick_model_is_named_as_such(gpt2: GPT2) -> None:
+@pytest.mark.parametrize("sick", [math.nan, math.inf])
+@pytest.mark.parametrize("rules", [Rules(), Rules(ngram=2, prefix=(3,)), Rules(banned={3})])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_sick_model_is_named_as_such(
+    gpt2: GPT2, method: Method, rules: Rules, sick: float
+) -> None:
     with torch.no_grad():
-        gpt2.norm.weight.fill_(math.nan)
+        gpt2.norm.weight.fill_(sick)
     with pytest.raises(UserError, match="not numbers"):
-        generate(gpt2, [[3]], tokens=5, ends=())
+        generate(gpt2, asked([[3], [4, 5]], tokens=5, ends=(), rules=rules), method)
 
 
 @pytest.mark.gpu
@@ -171,12 +237,12 @@ def test_an_accelerator_writes_the_same(gpt2: GPT2, t5: T5) -> None:
     for model, sources in ((gpt2, None), (t5, SOURCES)):
         for sampling in WAYS:
             ours, theirs = (
-                generate(
+                write(
                     model.to(device),
                     PROMPTS,
                     tokens=12,
                     ends={9},
-                    sampling=sampling,
+                    method=sampling,
                     sources=sources,
                 )
                 for device in ("cpu", "cuda")

@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from kinfolk.errors import UserError
-from kinfolk.generation import GREEDY, fill_masks, fill_spans, generate
+from kinfolk.generation import GREEDY, fill_masks, fill_spans
 from kinfolk.generation.filling import part
 from kinfolk.models import electra, xlnet
 from kinfolk.models.bert import Bert
 from kinfolk.models.gpt2 import GPT2
 from kinfolk.models.t5 import T5
 from kinfolk.types import Inputs
+from writing import write
 
 MASK = 4
 SENTINELS = (40, 41, 42, 43)
@@ -68,7 +69,7 @@ def test_spans_are_what_the_decoder_writes(t5: T5) -> None:
     source = [5, 40, 6, 41, 7, 1]
     options = {"start": 0, "eos": 1, "tokens": 30, "sentinels": SENTINELS}
     spans = fill_spans(t5, source, **options)  # type: ignore[arg-type]
-    (written,) = generate(t5, [[0]], tokens=30, ends={1, 42}, sampling=GREEDY, sources=[source])
+    (written,) = write(t5, [[0]], tokens=30, ends={1, 42}, method=GREEDY, sources=[source])
     assert spans == part(written.ids, [40, 41], SENTINELS)
     with pytest.raises(UserError, match="no sentinel"):
         fill_spans(t5, [5, 6, 1], **options)  # type: ignore[arg-type]

@@ -12,9 +12,8 @@ from kinfolk.generation import (
     continue_text,
     fill_blanks,
     fill_text,
-    generate,
+    holes,
     question,
-    texts,
 )
 from kinfolk.models.glm import GLM, GLMConfig
 from kinfolk.models.gpt2 import GPT2
@@ -22,6 +21,7 @@ from kinfolk.sight import Sight
 from kinfolk.text import Tokenizer
 from kinfolk.text.marks import Marks, marks
 from kinfolk.types import Inputs
+from writing import write
 
 MARKS = Marks(mask=4, sentence=5, tail=6, start=2, end=3)
 
@@ -78,10 +78,10 @@ def test_prompts_of_several_lengths_go_on_as_each_alone(glm: GLM) -> None:
     texts = [[10, 6], [11, 12, 13, 6], [4, 20, 21, 6]]
     blanks = [[(1, 1)], [(3, 1)], [(0, 4), (3, 1)]]
     prompts = [[*texts[0], 2], [*texts[1], 2], [*texts[2], 2, 30, 31, 32, 2]]
-    options: Any = {"tokens": 9, "ends": {3}, "sampling": GREEDY}
-    together = generate(glm, prompts, blanks=blanks, **options)
+    options: Any = {"tokens": 9, "ends": {3}, "method": GREEDY}
+    together = write(glm, prompts, blanks=blanks, **options)
     for prompt, blank, text, found in zip(prompts, blanks, texts, together, strict=True):
-        (alone,) = generate(glm, [prompt], blanks=[blank], **options)
+        (alone,) = write(glm, [prompt], blanks=[blank], **options)
         assert found.ids == alone.ids
         before = [(0, [30, 31, 32])] if len(blank) > 1 else []
         assert found.ids == slowly(glm, text, [*before, (blank[-1][0], [])], 9)
@@ -98,7 +98,7 @@ def test_the_end_fills_no_blank_and_what_is_banned_neither(glm: GLM) -> None:
         span
         for seed in range(20)
         for span in fill_blanks(
-            glm, [4, 9, 4], MARKS, tokens=20, sampling=hot, seed=seed, banned={7, 8}
+            glm, [4, 9, 4], MARKS, tokens=20, method=hot, seed=seed, banned={7, 8}
         )
     ]
     assert any(spans) and not {3, 7, 8} & {id for span in spans for id in span}
@@ -113,9 +113,9 @@ def test_blanks_that_cannot_be_filled_are_refused(glm: GLM, gpt2: GPT2) -> None:
     with pytest.raises(UserError, match="1 tokens are too few for 2 blanks"):
         fill_blanks(glm, [10, 4, 4], MARKS, tokens=1)
     with pytest.raises(UserError, match="1 prompts came with blanks for 0"):
-        generate(glm, [[10, 6, 2]], tokens=3, ends={3})
+        write(glm, [[10, 6, 2]], tokens=3, ends={3})
     with pytest.raises(UserError, match="knows no blanks"):
-        generate(gpt2, [[10, 6, 2]], tokens=3, ends={3}, blanks=[[(1, 1)]])
+        write(gpt2, [[10, 6, 2]], tokens=3, ends={3}, blanks=[[(1, 1)]])
 
 
 def test_a_text_goes_on_behind_its_last_mask(filler: GLM, tokenizer: Tokenizer) -> None:
@@ -126,7 +126,7 @@ def test_a_text_goes_on_behind_its_last_mask(filler: GLM, tokenizer: Tokenizer) 
     hot = Sampling(temperature=5.0)
     for prompt in ("", "the cat"):
         one, two, other = (
-            continue_text(filler, tokenizer, prompt, tokens=20, sampling=hot, seed=seed)
+            continue_text(filler, tokenizer, prompt, tokens=20, method=hot, seed=seed)
             for seed in (1, 1, 2)
         )
         assert one == two != other
@@ -144,7 +144,7 @@ def test_each_mask_is_its_own_mark_and_gets_its_own_words(
         asked.append(list(ids))
         return spans
 
-    monkeypatch.setattr(texts, "fill_blanks", fill)
+    monkeypatch.setattr(holes, "fill_blanks", fill)
     filled = fill_text(filler, tokenizer, "The [MASK] sat. [sMASK] on[gMASK]")
     known = marks(tokenizer.specials)
     assert [id for id in asked[0] if id in known.masks] == list(known.masks)

@@ -1,82 +1,158 @@
-"""The same weights write the same text in transformers."""
+"""The same weights write the same texts in transformers, with the same scores."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
-from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
+from peers import PROMPTS, Pair
 
-from kinfolk.generation import GREEDY, generate
-from kinfolk.hub import load_model
+from kinfolk.generation import GREEDY, Beam, Generated, Rules
 
-END = 1
-SOURCES = [[9, 8, 7, END], [30, END], [5, 6, 7, 8, 9, 10, 11, END], [40, 41, END]]
+pytestmark = pytest.mark.parity
 
-
-def stir(model: torch.nn.Module) -> None:
-    torch.manual_seed(0)
-    for weight in model.parameters():
-        if weight.dim() > 1:
-            torch.nn.init.normal_(weight, std=0.3)
-
-
-@pytest.mark.parity
-@pytest.mark.parametrize("prompt", [[3], [3, 4, 5, 6], [20, 21]])
-def test_gpt2_writes_what_transformers_writes(tmp_path: Path, prompt: list[int]) -> None:
-    config = GPT2Config(
-        vocab_size=50,
-        n_embd=32,
-        n_layer=2,
-        n_head=2,
-        n_positions=40,
-        bos_token_id=END,
-        eos_token_id=END,
-    )
-    theirs = GPT2LMHeadModel(config).eval()
-    stir(theirs)
-    theirs.save_pretrained(tmp_path)
-    (ours,) = generate(
-        load_model(tmp_path),  # type: ignore[arg-type]
-        [prompt],
-        tokens=30,
-        ends={END},
-        sampling=GREEDY,
-    )
-    ids = torch.tensor([prompt])
-    options = {"do_sample": False, "max_new_tokens": 30, "pad_token_id": 0}
-    out = theirs.generate(ids, attention_mask=torch.ones_like(ids), **options)
-    expected = out[0, len(prompt) :].tolist()
-    assert ours.ids == [id for id in expected if id != END]
-    assert ours.ended == (END in expected)
-    assert len(ours.ids) > 3
+TOKENS = 12
+NETWORKS = [(name, learned) for learned in (False, True) for name in ("gpt2", "gpt", "t5")]
+GREEDILY: dict[str, tuple[dict[str, Any], Rules]] = {
+    "plain": ({}, Rules()),
+    "fewest": ({"min_new_tokens": 6}, Rules(fewest=6)),
+    "repetition": ({"repetition_penalty": 1.6}, Rules(repetition=1.6)),
+    "ngram": ({"no_repeat_ngram_size": 2}, Rules(ngram=2)),
+    "all": (
+        {"min_new_tokens": 4, "repetition_penalty": 1.2, "no_repeat_ngram_size": 3},
+        Rules(fewest=4, repetition=1.2, ngram=3),
+    ),
+}
+SEARCHES: dict[str, tuple[dict[str, Any], Beam, Rules]] = {
+    "early": ({"num_beams": 4, "early_stopping": True}, Beam(size=4, early=True), Rules()),
+    "early-long": (
+        {"num_beams": 3, "early_stopping": True, "length_penalty": 2.0},
+        Beam(size=3, early=True, length_penalty=2.0),
+        Rules(),
+    ),
+    "fewest": ({"num_beams": 4, "min_new_tokens": 5}, Beam(size=4), Rules(fewest=5)),
+    "ngram": ({"num_beams": 4, "no_repeat_ngram_size": 2}, Beam(size=4), Rules(ngram=2)),
+    "repetition": (
+        {"num_beams": 3, "repetition_penalty": 1.4, "length_penalty": 0.6},
+        Beam(size=3, length_penalty=0.6),
+        Rules(repetition=1.4),
+    ),
+    "wide": ({"num_beams": 8, "num_return_sequences": 5}, Beam(size=8), Rules()),
+}
 
 
-@pytest.mark.parity
-@pytest.mark.parametrize("version", ["relu", "gated-gelu"])
-def test_t5_writes_what_transformers_writes(tmp_path: Path, version: str) -> None:
-    config = T5Config(
-        vocab_size=50,
-        d_model=32,
-        d_kv=16,
-        d_ff=64,
-        num_layers=2,
-        num_heads=2,
-        feed_forward_proj=version,
-        decoder_start_token_id=0,
-    )
-    theirs = T5ForConditionalGeneration(config).eval()
-    stir(theirs)
-    theirs.save_pretrained(tmp_path)
-    together = generate(
-        load_model(tmp_path),  # type: ignore[arg-type]
-        [[0]] * len(SOURCES),
-        tokens=20,
-        ends={END},
-        sampling=GREEDY,
-        sources=SOURCES,
-    )
-    for source, ours in zip(SOURCES, together, strict=True):
-        ids = torch.tensor([source])
-        out = theirs.generate(ids, do_sample=False, max_new_tokens=20)
-        assert ours.ids == [id for id in out[0, 1:].tolist() if id != END]
-    assert len({tuple(text.ids) for text in together}) > 1
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return a network by its name and whether it is trained, made when first asked for."""
+    known: dict[tuple[str, bool], Pair] = {}
+
+    def pair(name: str, learned: bool) -> Pair:
+        if (name, learned) not in known:
+            folder: Path = tmp_path_factory.mktemp(name)
+            known[name, learned] = Pair.make(name, folder, learned=learned)
+        return known[name, learned]
+
+    return pair
+
+
+def greedy(pair: Pair, **options: Any) -> list[tuple[list[int], list[float]]]:
+    """Let transformers write one by one; return ids and log-probabilities.
+
+    Its rules look at padding as if it had been said, so that its own batch differs from that.
+    """
+    found = []
+    for text in pair.texts:
+        out, (ids,) = pair.generate([text], max_new_tokens=TOKENS, **options)
+        rows = [logits[0].log_softmax(-1) for logits in out.logits]
+        found.append((ids, [float(row[id]) for row, id in zip(rows, ids, strict=False)]))
+    return found
+
+
+def same(ours: list[Generated], theirs: list[tuple[list[int], list[float]]]) -> None:
+    assert [text.ids for text in ours] == [ids for ids, _ in theirs]
+    for text, (_, costs) in zip(ours, theirs, strict=True):
+        assert text.logprobs == pytest.approx(costs, abs=1e-4)
+        assert text.ended == (len(text.ids) < TOKENS)
+
+
+@pytest.mark.parametrize(("name", "learned"), NETWORKS)
+@pytest.mark.parametrize("way", GREEDILY)
+def test_greedy_texts(pairs: Any, name: str, learned: bool, way: str) -> None:
+    pair: Pair = pairs(name, learned)
+    options, rules = GREEDILY[way]
+    ours = pair.write(GREEDY, rules, tokens=TOKENS)
+    same(ours, greedy(pair, **options))
+    if not (rules.look_back and not pair.reads):  # then padding plays no part
+        _, together = pair.generate(pair.texts, max_new_tokens=TOKENS, **options)
+        assert [text.ids for text in ours] == together
+    assert min(len(text.ids) for text in ours) >= rules.fewest
+    assert len({tuple(text.ids) for text in ours}) > 1
+
+
+def test_greedy_texts_of_a_gated_network(pairs: Any) -> None:
+    pair: Pair = pairs("t5-gated", False)
+    same(pair.write(GREEDY, Rules(), tokens=TOKENS), greedy(pair))
+
+
+def test_no_token_twice(pairs: Any) -> None:
+    pair: Pair = pairs("gpt2", False)
+    ours = pair.write(GREEDY, Rules(ngram=1), tokens=TOKENS)
+    same(ours, greedy(pair, no_repeat_ngram_size=1))
+    for prompt, text in zip(PROMPTS, ours, strict=True):
+        assert len({*prompt, *text.ids}) == len(prompt) + len(text.ids)
+
+
+@pytest.mark.parametrize(("name", "learned"), NETWORKS)
+def test_banned_words(pairs: Any, name: str, learned: bool) -> None:
+    """Words of one and two tokens that would have been said, and one that starts in a prompt."""
+    pair: Pair = pairs(name, learned)
+    free = pair.write(GREEDY, Rules(), tokens=TOKENS)
+    long = max((text.ids for text in free), key=len)
+    words = [long[1:2], long[2:4], [PROMPTS[0][-1], free[0].ids[0] if free[0].ids else 7]]
+    ours = pair.write(GREEDY, Rules(words=words), tokens=TOKENS)
+    same(ours, greedy(pair, bad_words_ids=words))
+    assert [text.ids for text in ours] != [text.ids for text in free]
+
+
+def test_what_was_learned_is_written(pairs: Any) -> None:
+    """The trained weights are no accident: they count on from a prompt and from a source."""
+    for name, number, ids in (("gpt2", 3, [37, 38, 39]), ("gpt", 3, [37, 38, 39])):
+        text = pairs(name, True).write(GREEDY, Rules(), tokens=TOKENS)[number]
+        assert text.ids == ids and text.ended
+    assert pairs("t5", True).write(GREEDY, Rules(), tokens=TOKENS)[3].ids == [22, 23]
+
+
+def searched(pair: Pair, alone: bool, **options: Any) -> tuple[list[list[int]], list[float]]:
+    """Let transformers search, one by one where padding would play a part."""
+    ids, scores = list[list[int]](), list[float]()
+    for texts in [[text] for text in pair.texts] if alone else [pair.texts]:
+        out, found = pair.generate(texts, max_new_tokens=TOKENS, **options)
+        ids += found
+        scores += out.sequences_scores.tolist()
+    return ids, scores
+
+
+def compare(pair: Pair, options: dict[str, Any], beam: Beam, rules: Rules) -> list[Generated]:
+    num = options.setdefault("num_return_sequences", 2)
+    ours = pair.write(beam, rules, tokens=TOKENS, num=num)
+    ids, scores = searched(pair, rules.look_back and not pair.reads, **options)
+    assert [text.ids for text in ours] == ids
+    assert [text.score for text in ours] == pytest.approx(scores, abs=1e-4)
+    return ours
+
+
+@pytest.mark.parametrize(("size", "penalty"), [(2, 1.0), (4, 1.0), (4, 0.0), (3, 2.0), (4, -0.5)])
+@pytest.mark.parametrize(("name", "learned"), NETWORKS)
+def test_beams(pairs: Any, name: str, learned: bool, size: int, penalty: float) -> None:
+    options = {"num_beams": size, "length_penalty": penalty}
+    beam = Beam(size=size, length_penalty=penalty)
+    found = compare(pairs(name, learned), options, beam, Rules())
+    assert penalty > 0 or len({len(text.ids) for text in found}) > 1
+
+
+@pytest.mark.parametrize("way", SEARCHES)
+@pytest.mark.parametrize(("name", "learned"), NETWORKS)
+def test_beams_under_rules(pairs: Any, name: str, learned: bool, way: str) -> None:
+    options, beam, rules = SEARCHES[way]
+    found = compare(pairs(name, learned), dict(options), beam, rules)
+    assert min(len(text.ids) for text in found) >= rules.fewest
+    assert not learned or any(text.ended for text in found)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from kinfolk.errors import UserError
-from kinfolk.generation import Filled, Hole, Sampling, continue_text, fill_text, texts
+from kinfolk.generation import Filled, Hole, Sampling, continue_text, fill_text, holes
 from kinfolk.models.bert import Bert, BertConfig
 from kinfolk.models.gpt2 import GPT2, GPT2Config
 from kinfolk.models.t5 import T5, T5Config
@@ -32,7 +32,7 @@ def both(tokenizer: Tokenizer) -> T5:
 def test_a_text_goes_on(writer: GPT2, tokenizer: Tokenizer, prompt: str) -> None:
     hot = Sampling(temperature=5.0)
     one, two, other = (
-        continue_text(writer, tokenizer, prompt, tokens=20, sampling=hot, seed=s) for s in (1, 1, 2)
+        continue_text(writer, tokenizer, prompt, tokens=20, method=hot, seed=s) for s in (1, 1, 2)
     )
     assert one == two != other
     assert one and "[MASK]" not in one and "<extra_id" not in one
@@ -66,7 +66,7 @@ def test_a_hole_reads_as_its_tokens_do(
     def fill(*args: object, **options: object) -> list[list[tuple[int, float]]]:
         return [[(ids[-1], 0.5)]]
 
-    monkeypatch.setattr(texts, "fill_masks", fill)
+    monkeypatch.setattr(holes, "fill_masks", fill)
     assert fill_text(reader, tokenizer, "A [MASK] ball").text == f"A {red} ball"
     assert fill_text(reader, tokenizer, "[MASK] ball").text == f"{red} ball"
 
@@ -81,7 +81,7 @@ def test_a_decoder_fills_a_span_a_hole(
         asked.append(list(source))
         return [*spans, []]
 
-    monkeypatch.setattr(texts, "fill_spans", fill)
+    monkeypatch.setattr(holes, "fill_spans", fill)
     filled = fill_text(both, tokenizer, "The [MASK] sat on[MASK].")
     assert filled.text == "The old dog sat on."
     assert filled.holes[1] == Hole("", [])
@@ -95,12 +95,12 @@ def test_a_tokenizer_without_a_mask_has_sentinels_all_the_same() -> None:
     theirs = Tokenizer(ours._backend, {"pad": "[PAD]", "unk": "[UNK]", "eos": "<|endoftext|>"})
     assert theirs.specials.mask is None
     for tokenizer in (ours, theirs):
-        ids = texts.punched(tokenizer, "the [MASK] dog [MASK]")
+        ids = holes.punched(tokenizer, "the [MASK] dog [MASK]")
         assert [tokenizer.token(id) for id in ids] == ["the", "<extra_id_0>", "dog", "<extra_id_1>"]
 
 
 def test_an_untrained_decoder_fills_without_complaint(both: T5, tokenizer: Tokenizer) -> None:
-    filled = fill_text(both, tokenizer, "The [MASK] sat.", tokens=20, sampling=Sampling(), seed=3)
+    filled = fill_text(both, tokenizer, "The [MASK] sat.", tokens=20, method=Sampling(), seed=3)
     assert isinstance(filled, Filled) and filled.holes[0].choices == []
     assert "[MASK]" not in filled.text and "<extra_id" not in filled.text
 

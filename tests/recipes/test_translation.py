@@ -10,12 +10,12 @@ import torch
 
 from kinfolk.data.pairs import PairFiles
 from kinfolk.errors import UserError
-from kinfolk.generation.decoding import generate
 from kinfolk.generation.sampling import GREEDY
 from kinfolk.models.transformer import Transformer, TransformerConfig
 from kinfolk.recipes import pretraining, translation
 from kinfolk.recipes.translation import Texts, aside, begin, measure, score, translate
 from kinfolk.text import Tokenizer, train
+from writing import write
 
 WHO = {"a dog": "ein Hund", "the man": "der Mann", "two cats": "zwei Katzen"}
 DOES = {"runs": "rennt", "sleeps": "schläft", "plays": "spielt", "waits": "wartet"}
@@ -71,12 +71,12 @@ def test_a_translation_is_the_likeliest_token_after_the_likeliest(
     eos = tokenizer.specials.need("eos")
     ids = [*tokenizer.encode("the man runs", specials=False), eos]
     banned = tokenizer.specials.all - {eos}
-    (written,) = generate(
+    (written,) = write(
         model,
         [[tokenizer.specials.pad]],
         tokens=len(ids) + 50,
         ends={eos},
-        sampling=GREEDY,
+        method=GREEDY,
         sources=[ids],
         banned=banned,
     )

@@ -1,11 +1,14 @@
 """The commands, and what they share."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+
+from kinfolk.errors import UserError
 
 app = typer.Typer(
     name="kinfolk",
@@ -38,14 +41,46 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, ensure_ascii=False))
 
 
+def piped(what: str) -> str:
+    """Read a text from the standard input, without the line end that closes it."""
+    if sys.stdin.isatty():
+        raise UserError(f"- is a {what} that is piped in: pipe one, or give it as it is")
+    try:
+        return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"what was piped in is not UTF-8 at byte {error.start:,}") from None
+
+
+def readable(text: str, what: str) -> str:
+    """Return a text that was typed, if it is one."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"the {what} is not UTF-8: convert it first") from None
+    return text
+
+
 from kinfolk.cli import (  # noqa: E402  # the commands register themselves on `app`
     audit,
+    chat,
     corpora,
     folders,
+    lines,
     quickstart,
     runs,
     tokenizers,
     writing,
 )
 
-__all__ = ["app", "audit", "corpora", "folders", "quickstart", "runs", "tokenizers", "writing"]
+__all__ = [
+    "app",
+    "audit",
+    "chat",
+    "corpora",
+    "folders",
+    "lines",
+    "quickstart",
+    "runs",
+    "tokenizers",
+    "writing",
+]

@@ -16,6 +16,18 @@ from kinfolk.errors import UserError
 if TYPE_CHECKING:
     from kinfolk.training.loop import Progress
 
+# What is measured of samples: how it is called, and how written.
+MEASURES = {
+    "texts": ("texts", ",d"),
+    "empty": ("empty texts", ",d"),
+    "words": ("words a text", ",.1f"),
+    **{f"distinct_{size}": (f"distinct-{size}", ".3f") for size in (1, 2, 3, 4)},
+    "repetition": ("words in phrases said before", ".1%"),
+    "loops": ("texts that end in a loop", ".1%"),
+    "self_bleu": ("self-BLEU", ".3f"),
+    "perplexity": ("3-gram perplexity a token", ",.1f"),
+}
+
 
 @app.command(epilog=example("kinfolk members"))
 def members(json: AsJson = False) -> None:
@@ -171,9 +183,14 @@ def watching(name: str) -> Iterator[Callable[["Progress"], None]]:
 
 @app.command(epilog=example("kinfolk evaluate runs/gpt2 --text chapter.txt --json"))
 def evaluate(
-    model: Annotated[Path, typer.Argument(help="A run, a checkpoint or a model folder.")],
+    model: Annotated[
+        Path | None, typer.Argument(help="A run, a checkpoint or a model folder.")
+    ] = None,
     corpus: Annotated[Path | None, typer.Option(help="A corpus folder.")] = None,
     text: Annotated[Path | None, typer.Option(help="A text file.")] = None,
+    samples: Annotated[
+        Path | None, typer.Option(help="Texts that were written: .jsonl, lines or blocks.")
+    ] = None,
     length: Annotated[int | None, typer.Option(help="Tokens seen at a time, at most.")] = None,
     source: Annotated[Path | None, typer.Option(help="Texts to translate, one a line.")] = None,
     target: Annotated[Path | None, typer.Option(help="Their translations.")] = None,
@@ -187,11 +204,22 @@ def evaluate(
     A decoder is scored by the likelihood of the text. An encoder has none: it is scored by its
     pseudo-likelihood, each token predicted from all the others; an encoder-decoder likewise, by
     spans. One that translates is scored by BLEU on `--source` and `--target`.
+
+    With `--samples` and no model, texts that were written are measured: how many words running are
+    different, how much is said again, how alike the texts are. With `--corpus`, also how likely its
+    3-grams make them; and the same of text that it holds out, cut to their length.
     """
     from kinfolk.recipes import translation
     from kinfolk.recipes.evaluation import evaluate, verdicts
 
     texts = translation.texts(source=source, target=target, pairs=pairs, prefix=prefix)
+    if samples is not None:
+        if any(other is not None for other in (model, text, length, texts)):
+            raise UserError("--samples are measured without a model: give --corpus beside, or none")
+        show_samples(samples, corpus, json=json)
+        return
+    if model is None:
+        raise UserError("give MODEL, or --samples FILE to measure what one wrote")
     if texts is not None and (corpus is not None or text is not None):
         raise UserError("give pairs of texts alone, without --corpus or --text")
     values: dict[str, float | int | str]
@@ -215,4 +243,22 @@ def evaluate(
     for name, value in values.items():
         form = {float: ",.4f", int: ","}.get(type(value), "")
         table.add_row(name.replace("_", " "), format(value, form))
+    console.print(table)
+
+
+def show_samples(samples: Path, corpus: Path | None, *, json: bool) -> None:
+    """Measure written texts, and print them beside real ones."""
+    from kinfolk.recipes.samples import facts, measure
+
+    measured = zip(("samples", "real"), measure(samples, corpus), strict=True)
+    columns = {name: facts(found) for name, found in measured if found is not None}
+    if json:
+        print_json(columns)
+        return
+    headings = [Column(name, justify="right") for name in ("samples", "real text")[: len(columns)]]
+    table = Table("", *headings, box=None, pad_edge=False)
+    for name in columns["samples"]:
+        values = [column[name] for column in columns.values()]
+        shown = ["-" if v is None else format(v, MEASURES[name][1]) for v in values]
+        table.add_row(MEASURES[name][0], *shown)
     console.print(table)

@@ -1,28 +1,30 @@
 """Text from models: going on with a text, and filling its holes."""
 
-from kinfolk.generation.decoding import Generated, Step, collect, decode, generate
+from kinfolk.generation.beams import Beam
+from kinfolk.generation.contrast import Contrastive
+from kinfolk.generation.decoding import Method, collect, decode, generate
 from kinfolk.generation.filling import fill_blanks, fill_masks, fill_spans
+from kinfolk.generation.holes import Filled, Hole, fill_text
+from kinfolk.generation.rules import Rules
 from kinfolk.generation.sampling import GREEDY, Sampling
-from kinfolk.generation.texts import (
-    Filled,
-    Hole,
-    Question,
-    answers,
-    continue_text,
-    fill_text,
-    question,
-    spell,
-)
+from kinfolk.generation.texts import Question, continue_text, question, request, spell
+from kinfolk.generation.wishes import Wishes
+from kinfolk.generation.writer import Generated, Request, Step
 
 __all__ = [
     "GREEDY",
+    "Beam",
+    "Contrastive",
     "Filled",
     "Generated",
     "Hole",
+    "Method",
     "Question",
+    "Request",
+    "Rules",
     "Sampling",
     "Step",
-    "answers",
+    "Wishes",
     "collect",
     "continue_text",
     "decode",
@@ -32,5 +34,6 @@ __all__ = [
     "fill_text",
     "generate",
     "question",
+    "request",
     "spell",
 ]

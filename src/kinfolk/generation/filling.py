@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from kinfolk.errors import UserError
-from kinfolk.generation.decoding import generate, inside
+from kinfolk.generation.decoding import Method, generate
 from kinfolk.generation.layout import check, device, read, resting, room
-from kinfolk.generation.sampling import GREEDY, Sampling, ban
+from kinfolk.generation.rules import Judge, Rules, ban
+from kinfolk.generation.sampling import GREEDY
+from kinfolk.generation.writer import Request
 from kinfolk.sight import Sight
 from kinfolk.text.marks import Marks
 from kinfolk.types import Inputs, PredictsTokens, ReadsSources, State
@@ -39,7 +41,7 @@ def fill_masks(
     with resting(model):
         hole = inputs.ids == mask
         if hasattr(model, "asks"):  # XLNet: nobody sees a hole, and each is asked for
-            inputs = asking(inputs, hole)
+            inputs = asking_for(inputs, hole)
         output = getattr(model, "guess", model)(inputs)  # ELECTRA's tokens are its generator's
         # Whoever carries a state has learned to see only the past, and would fill without a future.
         if output.state is not None:
@@ -48,14 +50,14 @@ def fill_masks(
             )
         hidden = output.hidden[hole] if inputs.asked is None else output.hidden[0]
         logits = model.predict(hidden).logits().float()
-    unsaid = torch.tensor(inside(model, banned), dtype=torch.long, device=logits.device)
+    unsaid = Judge(Rules(banned=banned), (), logits.shape[1], logits.device).banned
     shares = logits.softmax(-1)
     best = ban(logits, unsaid).topk(min(top, logits.shape[1] - len(unsaid))).indices
     found = zip(best.tolist(), shares.gather(1, best).tolist(), strict=True)
     return [list(zip(choices, share, strict=True)) for choices, share in found]
 
 
-def asking(inputs: Inputs, hole: Tensor) -> Inputs:
+def asking_for(inputs: Inputs, hole: Tensor) -> Inputs:
     """Ask for the holes of one text, each from all that is no hole."""
     time = hole.to(inputs.sight.birth.dtype)
     segments = torch.zeros_like(inputs.ids)
@@ -77,7 +79,7 @@ def fill_spans(
     start: int,  # what the decoder starts with
     eos: int,
     tokens: int = 128,  # for all holes together
-    sampling: Sampling = GREEDY,
+    method: Method = GREEDY,
     seed: int = 0,
     banned: Collection[int] = (),
 ) -> list[list[int]]:
@@ -87,16 +89,15 @@ def fill_spans(
         raise UserError("there is nothing to fill: the source holds no sentinel")
     # As T5's own targets do, a model may close with the sentinel after the last hole.
     after = sentinels[sentinels.index(holes[-1]) + 1 :][:1]
-    (written,) = generate(
-        model,
-        [[start]],
+    request = Request(
+        prompts=[[start]],
         tokens=tokens,
         ends={eos, *after},
-        sampling=sampling,
         seed=seed,
         sources=[source],
-        banned=banned,
+        rules=Rules(banned=banned),
     )
+    (written,) = generate(model, request, method)
     return part(written.ids, holes, sentinels)
 
 
@@ -106,7 +107,7 @@ def fill_blanks(
     marks: Marks,
     *,
     tokens: int = 128,  # for all blanks together
-    sampling: Sampling = GREEDY,
+    method: Method = GREEDY,
     seed: int = 0,
     banned: Collection[int] = (),
 ) -> list[list[int]]:
@@ -121,17 +122,16 @@ def fill_blanks(
         share = left // (len(places) - number)
         if share < 1:
             raise UserError(f"{left} tokens are too few for {len(places)} blanks: allow for more")
-        (written,) = generate(
-            model,
-            [[*prompt, marks.start]],
+        request = Request(
+            prompts=[[*prompt, marks.start]],
             tokens=share,
             ends={marks.end},
-            sampling=sampling,
             seed=seed,
-            banned=banned,
             first=number,
             blanks=[[*blanks, (place, 1)]],
+            rules=Rules(banned=banned),
         )
+        (written,) = generate(model, request, method)
         spans.append(written.ids)
         prompt += [marks.start, *written.ids]
         blanks.append((place, len(written.ids) + 1))

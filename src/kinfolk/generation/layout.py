@@ -13,6 +13,8 @@ Where a prompt ends with the blanks of a text, they stand at the place of their 
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,23 +28,40 @@ Blanks = Sequence[tuple[int, int]]  # the place of each mask, and how many token
 
 
 def start(
-    prompts: Texts, source: Inputs | None, state: State, blanks: Sequence[Blanks] | None = None
+    prompts: Texts,
+    source: Inputs | None,
+    state: State,
+    blanks: Sequence[Blanks] | None = None,
+    *,
+    asks: bool = False,
 ) -> Inputs:
-    """Lay prompts side by side for a decoder, with padding to the left."""
-    longest = max(map(len, prompts))
-    padding = torch.tensor([longest - len(prompt) for prompt in prompts])[:, None]
+    """Lay prompts side by side for a decoder, with padding to the left.
+
+    Who asks (XLNet) has one more slot at the end, for the token that is asked for.
+    """
+    longest = max(map(len, prompts)) + asks
+    rows = [[*prompt, 0] if asks else list(prompt) for prompt in prompts]
+    padding = torch.tensor([longest - len(row) for row in rows])[:, None]
     slots = torch.arange(longest)
     places = (slots - padding).clamp(min=0)
     document = torch.where(slots < padding, PADDING, 0)
-    ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
+    ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
     if blanks is None:
-        sight = Sight(document, places, places)
-        return Inputs(ids=ids, sight=sight, places=places, source=source, state=state)
-    rows = [laid(len(prompt), own) for prompt, own in zip(prompts, blanks, strict=True)]
-    filled = [[[0] * (longest - len(line)) + line for line in row] for row in rows]
+        plain: Literal["causal"] | None = None if bool(padding.any()) else "causal"
+        sight = Sight(document, places, places, plain)
+        opened = Inputs(ids=ids, sight=sight, places=places, source=source, state=state)
+        return asking(opened) if asks else opened
+    lines = [laid(len(prompt), own) for prompt, own in zip(prompts, blanks, strict=True)]
+    filled = [[[0] * (longest - len(line)) + line for line in row] for row in lines]
     places, within, time = torch.tensor(filled).unbind(1)
     sight = Sight(document, time, time)
     return Inputs(ids=ids, sight=sight, places=places, within=within, source=source, state=state)
+
+
+def asking(inputs: Inputs) -> Inputs:
+    """Ask for the token in the last slot of every row."""
+    last = torch.full_like(inputs.ids[:, :1], inputs.ids.shape[1] - 1)
+    return replace(inputs, asked=last, segments=torch.zeros_like(inputs.ids))
 
 
 def laid(length: int, blanks: Blanks) -> list[list[int]]:
@@ -58,16 +77,29 @@ def laid(length: int, blanks: Blanks) -> list[list[int]]:
 
 def advance(inputs: Inputs, ids: Tensor) -> Inputs:
     """Stand one place further in every text, on the token just chosen."""
+    if inputs.asked is not None:
+        return ask_on(inputs, ids)
     places, time = inputs.places[:, -1:], inputs.sight.birth[:, -1:] + 1
     within = None if inputs.within is None else inputs.within[:, -1:] + 1
     return Inputs(
         ids=ids[:, None],
-        sight=Sight(torch.zeros_like(time), time, time),
+        sight=Sight(torch.zeros_like(time), time, time, inputs.sight.plain),
         places=places + 1 if within is None else places,  # a blank goes on where its mask stands
         within=within,
         source=inputs.source,
         state=inputs.state,
     )
+
+
+def ask_on(inputs: Inputs, ids: Tensor) -> Inputs:
+    """Put the token just chosen where it was asked for, and ask for the next."""
+    assert inputs.state is not None
+    inputs.state.rewind(1)
+    time = inputs.sight.birth[:, -1:]
+    time = torch.cat([time, time + 1], dim=1)
+    both = torch.stack([ids, torch.zeros_like(ids)], dim=1)
+    sight = Sight(torch.zeros_like(time), time, time, inputs.sight.plain)
+    return asking(Inputs(ids=both, sight=sight, places=time, state=inputs.state))
 
 
 def pick(inputs: Inputs, rows: Tensor) -> Inputs:
@@ -90,7 +122,7 @@ def read(texts: Texts) -> Inputs:
 
 def check(model: Model, texts: Texts, what: str) -> None:
     """Complain about a text that is empty, too long, or holds ids the model does not know."""
-    vocab, context = model.config.vocab, getattr(model.config, "context", None)
+    context = getattr(model.config, "context", None)
     for text in texts:
         if not text:
             raise UserError(f"a {what} is empty: give it at least one token")
@@ -99,11 +131,17 @@ def check(model: Model, texts: Texts, what: str) -> None:
                 f"a {what} of {len(text)} tokens does not fit the model's context of {context}: "
                 "shorten it"
             )
-        if strange := [id for id in text if not 0 <= id < vocab]:
-            raise UserError(
-                f"a {what} holds the id {strange[0]}, and the model knows 0 to {vocab - 1}: "
-                "use the tokenizer it was trained with"
-            )
+        check_ids(model, text, what)
+
+
+def check_ids(model: Model, text: Sequence[int], what: str) -> None:
+    """Complain about ids the model does not know."""
+    vocab = model.config.vocab
+    if strange := [id for id in text if not 0 <= id < vocab]:
+        raise UserError(
+            f"a {what} holds the id {strange[0]}, and the model knows 0 to {vocab - 1}: "
+            "use the tokenizer it was trained with"
+        )
 
 
 def room(model: Model, length: int, tokens: int, context: int | None) -> int:

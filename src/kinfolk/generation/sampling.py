@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.errors import UserError
-
-NEVER = float("-inf")
+from kinfolk.generation.rules import NEVER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +23,8 @@ class Sampling:
     temperature: float = 1.0  # below 1 the likely grow likelier; 0 always takes the best
     top_k: int | None = None  # choose among so many
     top_p: float | None = None  # choose among the fewest that hold this share of the probability
+    min_p: float | None = None  # choose among those at least this share as likely as the best
+    typical: float | None = None  # choose among those of usual surprise that hold this share
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
@@ -33,8 +34,10 @@ class Sampling:
             )
         if self.top_k is not None and self.top_k < 1:
             raise UserError(f"top_k {self.top_k} leaves no token to choose: use 1 or more")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise UserError(f"top_p {self.top_p} is no share: use more than 0 and at most 1")
+        for name in ("top_p", "min_p", "typical"):
+            share = getattr(self, name)
+            if share is not None and not 0 < share <= 1:
+                raise UserError(f"{name} {share} is no share: use more than 0 and at most 1")
 
 
 GREEDY = Sampling(temperature=0.0)
@@ -54,21 +57,27 @@ def uniforms(seed: int, texts: Iterable[int], tokens: int) -> Tensor:
 def choose(logits: Tensor, sampling: Sampling, chance: Tensor) -> Tensor:
     """Choose an id in each row, by a uniform number for each: (rows,)."""
     if sampling.temperature == 0:
-        return logits.argmax(-1)
-    logits = temper(logits, sampling.temperature)
-    if sampling.top_k is not None:
-        logits = top_k(logits, sampling.top_k)
-    if sampling.top_p is not None:
-        logits = top_p(logits, sampling.top_p)
+        return logits.max(-1).indices  # on a CPU quicker than argmax
+    logits = filtered(logits, sampling)
     # In double precision the last sum is above every chance, so no token of probability 0 is hit.
     sums = logits.double().softmax(-1).cumsum(-1)
     aim = chance.double()[:, None] * sums[:, -1:]
     return torch.searchsorted(sums, aim, right=True)[:, 0].clamp(max=logits.shape[1] - 1)
 
 
-def ban(logits: Tensor, ids: Tensor) -> Tensor:
-    """Leave out these ids."""
-    return logits.index_fill(1, ids, NEVER)
+def filtered(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Temper the scores and leave out what is not to be drawn, one filter after the other."""
+    logits = temper(logits, sampling.temperature)
+    if sampling.top_k is not None:
+        logits = top_k(logits, sampling.top_k)
+    # A share of 1 is all there is, though the sum of many small numbers is not 1 to the last bit.
+    if sampling.top_p is not None and sampling.top_p < 1:
+        logits = top_p(logits, sampling.top_p)
+    if sampling.min_p is not None:
+        logits = min_p(logits, sampling.min_p)
+    if sampling.typical is not None and sampling.typical < 1:
+        logits = typical(logits, sampling.typical)
+    return logits
 
 
 def temper(logits: Tensor, temperature: float) -> Tensor:
@@ -89,3 +98,20 @@ def top_p(logits: Tensor, p: float) -> Tensor:
     better = share.cumsum(-1) - share  # how much stands before each: 0 before the best
     ordered = ordered.masked_fill(better >= p, NEVER)
     return torch.empty_like(logits).scatter(1, order, ordered)
+
+
+def min_p(logits: Tensor, p: float) -> Tensor:
+    """Leave out what is less than p times as likely as the best (Nguyen et al. 2024)."""
+    return logits.masked_fill(logits < logits.amax(-1, keepdim=True) + math.log(p), NEVER)
+
+
+def typical(logits: Tensor, p: float) -> Tensor:
+    """Leave out all but those of about the expected surprise that reach p (Meister et al. 2022)."""
+    logp = logits.log_softmax(-1)
+    share = logp.exp()
+    expected = -torch.where(share > 0, share * logp, 0.0).sum(-1, keepdim=True)
+    far, order = (expected + logp).abs().sort(dim=-1, stable=True)
+    share = share.gather(1, order)
+    nearer = share.cumsum(-1) - share
+    kept = (nearer < p) & far.isfinite()
+    return logits.masked_fill(~torch.empty_like(kept).scatter(1, order, kept), NEVER)

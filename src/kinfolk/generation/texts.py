@@ -1,40 +1,19 @@
-"""Text in, text out: what a model writes after a text, and in its holes."""
+"""Text in, text out: prompts as a decoder wants them, and what it writes, as it reads."""
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from kinfolk.errors import UserError
-from kinfolk.generation.decoding import Step, collect, decode
-from kinfolk.generation.filling import fill_blanks, fill_masks, fill_spans
+from kinfolk.generation.decoding import Method, collect, decode
 from kinfolk.generation.layout import Blanks
-from kinfolk.generation.sampling import GREEDY, Sampling
+from kinfolk.generation.rules import Rules
+from kinfolk.generation.sampling import Sampling
+from kinfolk.generation.writer import Request
 from kinfolk.text.marks import marks
 from kinfolk.text.tokenizer import Tokenizer
-from kinfolk.types import Model, PredictsTokens, ReadsSources
+from kinfolk.types import Model, PredictsTokens
 
-HOLE = "[MASK]"  # in every text, whatever the tokenizer calls it
-BLANK = re.compile(r"\[[sg]?MASK\]")  # for a few words, a sentence, or all the rest (GLM)
-
-# These put a space between any two words when they decode, so that their spaces say nothing.
-SPACED = ("wordpiece", "word", "word-bpe")
-
-
-@dataclass(frozen=True)
-class Hole:
-    """What a hole was filled with, and the best choices for it with their probabilities."""
-
-    text: str
-    choices: list[tuple[str, float]]  # best first; none where the model wrote a span
-
-
-@dataclass(frozen=True)
-class Filled:
-    """A text without holes, and what stands in each."""
-
-    text: str
-    holes: list[Hole]
+BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 
 @dataclass(frozen=True)
@@ -53,57 +32,136 @@ def question(model: PredictsTokens, tokenizer: Tokenizer, prompt: str) -> Questi
 
     Who fills blanks reads it both ways, and writes all the rest.
     """
+    return framed(model, tokenizer, tokenizer.encode(prompt, specials=False))
+
+
+def framed(model: PredictsTokens, tokenizer: Tokenizer, ids: Sequence[int]) -> Question:
+    """Frame the ids of a prompt."""
     specials = tokenizer.specials
-    ids = tokenizer.encode(prompt, specials=False)
     if hasattr(model, "within"):
         known = marks(specials)
         banned = unspoken(model, tokenizer) - {known.end}
         opened = [*ids, known.tail, known.start]
         return Question(opened, None, {known.end}, banned, [(len(ids), 1)])
+    if hasattr(model, "asks"):  # XLNet: a text ends with its separator, and nothing opens it
+        ends = {specials.sep} if specials.sep is not None else set()
+        return Question(list(ids), None, ends, unspoken(model, tokenizer) - ends)
     ends = set() if specials.eos is None else {specials.eos}
     banned = unspoken(model, tokenizer) - ends
     if hasattr(model, "encode"):
         return Question([specials.pad], [*ids, *ends], ends, banned)
     opening = specials.eos if specials.bos is None else specials.bos
-    return Question(ids if opening is None else [opening, *ids], None, ends, banned)
+    return Question([*ids] if opening is None else [opening, *ids], None, ends, banned)
 
 
-def answers(
-    model: PredictsTokens,
-    asked: Question,
+def shortened(
+    model: PredictsTokens, tokenizer: Tokenizer, prompt: str, *, tokens: int
+) -> tuple[Question, int]:
+    """Frame the end of a prompt that leaves room for so many tokens; say how many are cut off."""
+    ids = tokenizer.encode(prompt, specials=False)
+    whole = framed(model, tokenizer, ids)
+    context = getattr(model.config, "context", None)
+    if context is None:
+        return whole, 0
+    read = len(whole.prompt if whole.source is None else whole.source)
+    room = context - (tokens if whole.source is None else 0)
+    over = max(read - room, 0)
+    if over > len(ids):
+        raise UserError(
+            f"{tokens} tokens leave no room for a prompt in a context of {context}: write fewer"
+        )
+    return framed(model, tokenizer, ids[over:]), over
+
+
+def request(
+    questions: Sequence[Question],
     *,
-    tokens: int,
-    sampling: Sampling = Sampling(),
+    tokens: int | Sequence[int],
+    num: int = 1,
     seed: int = 0,
-    texts: int = 1,
-) -> Iterator[list[Step]]:
-    """Write some texts after one prompt, a token of each at a time."""
-    return decode(
-        model,
-        [asked.prompt] * texts,
+    first: int = 0,
+    numbers: Sequence[int] | None = None,
+    rules: Rules = Rules(),
+    done: Callable[[Sequence[int]], bool] | None = None,
+    compiled: bool = False,
+) -> Request:
+    """Put questions to one model together; what they ban is banned besides the rules."""
+    asked = questions[0]
+    return Request(
+        prompts=[q.prompt for q in questions],
         tokens=tokens,
         ends=asked.ends,
-        sampling=sampling,
+        num=num,
+        rules=replace(rules, banned={*rules.banned, *asked.banned}),
         seed=seed,
-        sources=None if asked.source is None else [asked.source] * texts,
-        banned=asked.banned,
-        blanks=None if asked.blanks is None else [asked.blanks] * texts,
+        first=first,
+        numbers=numbers,
+        sources=None if asked.source is None else [q.source or [] for q in questions],
+        blanks=None if asked.blanks is None else [q.blanks or [] for q in questions],
+        done=done,
+        compiled=compiled,
     )
 
 
+def stopping(tokenizer: Tokenizer, stops: Sequence[str]) -> Callable[[Sequence[int]], bool] | None:
+    """Return what says that a text holds one of these strings; nothing where there are none."""
+    if not stops:
+        return None
+    if not all(stops):
+        raise UserError("a text to stop at is empty: give it at least one character")
+    # A token spells a byte at least, so that a string just said is within as many of the newest.
+    reach = max(len(stop.encode()) for stop in stops) + 1
+
+    def done(written: Sequence[int]) -> bool:
+        text = tokenizer.decode(list(written[-reach:]))
+        return any(stop in text for stop in stops)
+
+    return done
+
+
+def cut(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
+    """End a text before the first of the stops; what may yet become one is held back."""
+    held = ""
+    for piece in pieces:
+        held += piece
+        found = [at for at in (held.find(stop) for stop in stops) if at >= 0]
+        if found:
+            yield held[: min(found)]
+            return
+        safe = len(held) - max((begun(held, stop) for stop in stops), default=0)
+        if held[:safe]:
+            yield held[:safe]
+        held = held[safe:]
+    if held:
+        yield held
+
+
+def begun(text: str, stop: str) -> int:
+    """Say how many characters at the end of a text a stop begins with."""
+    return next((n for n in range(len(stop) - 1, 0, -1) if text.endswith(stop[:n])), 0)
+
+
 def spell(tokenizer: Tokenizer, before: Sequence[int], ids: Iterable[int]) -> Iterator[str]:
-    """Turn ids into text as they come; half a character waits for its other half."""
+    """Turn ids into text as they come; half a character waits for its other half.
+
+    Only the newest tokens are decoded each time: those since the last whole piece, and the piece
+    before them, which says how they are joined.
+    """
     written = list(before)
-    start = said = len(tokenizer.decode(written))
+    joint, said = 0, len(written)
     for id in ids:
         written.append(id)
-        text = tokenizer.decode(written)
-        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
-            yield text[said:]
-            said = len(text)
-    rest = tokenizer.decode(written)[max(said, start) :]
+        if piece := _new(tokenizer, written, joint, said):
+            yield piece
+            joint, said = said, len(written)
+    rest = tokenizer.decode(written[joint:])[len(tokenizer.decode(written[joint:said])) :]
     if rest:
         yield rest
+
+
+def _new(tokenizer: Tokenizer, written: Sequence[int], joint: int, said: int) -> str:
+    text = tokenizer.decode(written[joint:])
+    return "" if text.endswith(BROKEN) else text[len(tokenizer.decode(written[joint:said])) :]
 
 
 def continue_text(
@@ -112,172 +170,18 @@ def continue_text(
     prompt: str,
     *,
     tokens: int = 100,
-    sampling: Sampling = Sampling(),
+    method: Method = Sampling(),
     seed: int = 0,
 ) -> str:
     """Return what the model writes after a prompt: "Once upon" may give " a time"."""
     if hasattr(model, "encode"):
         raise UserError(
-            f"this model fills holes and does not go on with a text: put {HOLE} where it may write"
+            "this model fills holes and does not go on with a text: put [MASK] where it may write"
         )
     asked = question(model, tokenizer, prompt)
-    steps = answers(model, asked, tokens=tokens, sampling=sampling, seed=seed)
+    steps = decode(model, request([asked], tokens=tokens, seed=seed), method)
     (written,) = collect(steps, 1)
     return spoken(tokenizer, asked.prompt, written.ids)
-
-
-def fill_text(
-    model: PredictsTokens,
-    tokenizer: Tokenizer,
-    text: str,
-    *,
-    top: int = 5,  # choices for each hole, of encoders
-    tokens: int = 128,  # for all holes together, of those who write; and so are the next two
-    sampling: Sampling = GREEDY,
-    seed: int = 0,
-) -> Filled:
-    """Fill every [MASK] of a text: "It was [MASK]." may give "It was good.".
-
-    Who fills blanks also knows [sMASK], for a sentence, and [gMASK], for all the rest.
-    """
-    text = text if tokenizer.specials.mask is None else text.replace(mark(tokenizer), HOLE)
-    if hasattr(model, "within"):
-        return with_blanks(model, tokenizer, text, tokens=tokens, sampling=sampling, seed=seed)
-    if HOLE not in text:
-        raise UserError(f"there is nothing to fill: put {HOLE} in the text where a word is missing")
-    if hasattr(model, "encode"):
-        writer = cast(ReadsSources, model)
-        return with_spans(writer, tokenizer, text, tokens=tokens, sampling=sampling, seed=seed)
-    return with_words(model, tokenizer, text, top=top)
-
-
-def with_words(model: PredictsTokens, tokenizer: Tokenizer, text: str, *, top: int) -> Filled:
-    """Put the best token into each hole."""
-    specials = tokenizer.specials
-    if specials.mask is None:
-        raise UserError(
-            "this tokenizer has no mask token: fill with the one the model learned with"
-        )
-    ids = tokenizer.encode(text.replace(HOLE, mark(tokenizer)), specials=False)
-    frame = (*ids, specials.sep, specials.cls)  # XLNet's
-    if not hasattr(model, "asks"):
-        frame = (specials.cls, *ids, specials.sep)
-    ids = [id for id in frame if id is not None]
-    found = fill_masks(model, ids, specials.mask, top=top, banned=unspoken(model, tokenizer))
-    at = [place for place, id in enumerate(ids) if id == specials.mask]
-    holes = []
-    for place, choices in zip(at, found, strict=True):
-        # Each choice is spelled as it reads after what stands before it by now.
-        words = [(word(tokenizer, ids[:place], [id]), share) for id, share in choices]
-        holes.append(Hole(words[0][0], words))
-        ids[place] = choices[0][0]
-    return close(text, holes)
-
-
-def with_spans(
-    model: ReadsSources,
-    tokenizer: Tokenizer,
-    text: str,
-    *,
-    tokens: int,
-    sampling: Sampling,
-    seed: int,
-) -> Filled:
-    """Let the decoder write into each hole as many tokens as it likes."""
-    specials, count = tokenizer.specials, text.count(HOLE)
-    if specials.eos is None:
-        raise UserError("this tokenizer has no end token: fill with the one the model learned with")
-    if count > len(specials.sentinels):
-        raise UserError(
-            f"the text has {count} holes and the tokenizer {len(specials.sentinels)} sentinels: "
-            "fill fewer at a time"
-        )
-    if written := [id for id in tokenizer.encode(text) if id in specials.sentinels]:
-        raise UserError(f"the text holds {tokenizer.token(written[0])}: write {HOLE} for a hole")
-    source = [*punched(tokenizer, text), specials.eos]
-    spans = fill_spans(
-        model,
-        source,
-        sentinels=specials.sentinels,
-        start=specials.pad,
-        eos=specials.eos,
-        tokens=tokens,
-        sampling=sampling,
-        seed=seed,
-        banned=unspoken(model, tokenizer) - {specials.eos, *specials.sentinels},
-    )
-    holes = []
-    for sentinel, span in zip(specials.sentinels[:count], spans, strict=True):
-        place = source.index(sentinel)
-        holes.append(Hole(word(tokenizer, source[:place], span), []))
-        source[place : place + 1] = span
-    return close(text, holes)
-
-
-def with_blanks(
-    model: PredictsTokens,
-    tokenizer: Tokenizer,
-    text: str,
-    *,
-    tokens: int,
-    sampling: Sampling,
-    seed: int,
-) -> Filled:
-    """Let the model write into each blank as many tokens as it likes."""
-    named = BLANK.findall(text)
-    if not named:
-        raise UserError(f"there is nothing to fill: put {HOLE} in the text where words are missing")
-    text = BLANK.sub(HOLE, text)
-    if written := [id for id in tokenizer.encode(text) if id in tokenizer.specials.sentinels]:
-        raise UserError(f"the text holds {tokenizer.token(written[0])}: write {HOLE} for a hole")
-    known = marks(tokenizer.specials)
-    masks = dict(zip((HOLE, "[sMASK]", "[gMASK]"), known.masks, strict=True))
-    ids = punched(tokenizer, text, [masks[name] for name in named])
-    places = [place for place, id in enumerate(ids) if id in known.masks]
-    spans = fill_blanks(
-        model,
-        ids,
-        known,
-        tokens=tokens,
-        sampling=sampling,
-        seed=seed,
-        banned=unspoken(model, tokenizer) - {known.end},
-    )
-    holes, grown = list[Hole](), 0
-    for place, span in zip(places, spans, strict=True):
-        place += grown  # the blanks filled by now are longer than their masks
-        holes.append(Hole(word(tokenizer, ids[:place], span), []))
-        ids[place : place + 1] = span
-        grown += len(span) - 1
-    return close(text, holes)
-
-
-def punched(tokenizer: Tokenizer, text: str, masks: Iterable[int] | None = None) -> list[int]:
-    """Return the ids of a text with a mark for each hole: a sentinel, unless told otherwise."""
-    sentinels = iter(tokenizer.specials.sentinels if masks is None else masks)
-    if tokenizer.specials.mask is None:
-        before, *others = text.split(HOLE)
-        joined = (f"{tokenizer.token(next(sentinels))}{other}" for other in others)
-        return tokenizer.encode("".join([before, *joined]), specials=False)
-    # By way of the mask token, which may take the space before it along, as a word would.
-    ids = tokenizer.encode(text.replace(HOLE, mark(tokenizer)), specials=False)
-    return [next(sentinels) if id == tokenizer.specials.mask else id for id in ids]
-
-
-def close(text: str, holes: Sequence[Hole]) -> Filled:
-    """Put words into the holes of a text and leave the rest of it as it is."""
-    closed, *others = text.split(HOLE)
-    for hole, other in zip(holes, others, strict=True):
-        spaced = not closed or closed[-1].isspace()
-        closed += hole.text.lstrip() if spaced and not hole.text.isspace() else hole.text
-        closed += other
-    return Filled(closed, list(holes))
-
-
-def word(tokenizer: Tokenizer, before: Sequence[int], ids: Sequence[int]) -> str:
-    """Return what fills a hole, with a space before it only where the tokens say so."""
-    text = spoken(tokenizer, before, ids)
-    return text.strip() if tokenizer.kind in SPACED else text
 
 
 def spoken(tokenizer: Tokenizer, before: Sequence[int], ids: Sequence[int]) -> str:
@@ -288,9 +192,3 @@ def spoken(tokenizer: Tokenizer, before: Sequence[int], ids: Sequence[int]) -> s
 def unspoken(model: Model, tokenizer: Tokenizer) -> set[int]:
     """Return the ids that are no text: special ones, and those the tokenizer does not know."""
     return {*tokenizer.specials.all, *range(tokenizer.vocab, model.config.vocab)}
-
-
-def mark(tokenizer: Tokenizer) -> str:
-    """Return what the tokenizer calls its mask."""
-    assert tokenizer.specials.mask is not None
-    return tokenizer.token(tokenizer.specials.mask)

@@ -63,6 +63,18 @@ class Order:
         weight = look_up(self.contexts, self.weights, keys // base, missing=1.0)
         return mass + weight * lower
 
+    def spread(self, contexts: Keys, base: int, lower: Reals) -> Reals:
+        """Return the probability of every token after each context, given the lower order's."""
+        chances = look_up(self.contexts, self.weights, contexts, missing=1.0)[:, None] * lower
+        # The grams of a context lie side by side.
+        starts = np.searchsorted(self.grams, contexts * base)
+        stops = np.searchsorted(self.grams, contexts * base + (base - 1), side="right")
+        sizes = stops - starts
+        rows = np.repeat(np.arange(len(contexts)), sizes)
+        places = np.arange(len(rows)) + np.repeat(stops - np.cumsum(sizes), sizes)
+        chances[rows, self.grams[places] % base] += self.masses[places]
+        return chances
+
 
 @dataclass(frozen=True)
 class KneserNey:
@@ -76,6 +88,11 @@ class KneserNey:
     bos: int
     eos: int
     orders: tuple[Order, ...]  # the unigram first
+
+    @property
+    def history(self) -> int:
+        """How many tokens before it a token depends on."""
+        return len(self.orders) - 1
 
     @classmethod
     def fit(
@@ -109,13 +126,29 @@ class KneserNey:
 
     def nll(self, document: Ids) -> Reals:
         """Return the nats of each token of a document and of the `eos` after it."""
-        tokens, ends = padded([document], self.vocab, len(self.orders) - 1, self.bos, self.eos)
+        return self.costs(*padded([document], self.vocab, self.history, self.bos, self.eos))
+
+    def costs(self, tokens: Keys, ends: Keys) -> Reals:
+        """Return the nats of the tokens at some places, each after a whole context."""
         chance = np.full(len(ends), 1 / self.vocab)
         for size, order in enumerate(self.orders, start=1):
             keys = packed(tokens, ends, size, self.vocab, None)
             chance = order.apply(keys, self.vocab, chance)
         costs: Reals = -np.log(chance)
         return costs
+
+    def following(self, contexts: Keys) -> Reals:
+        """Return the probability of every token after each context: (contexts, vocabulary).
+
+        A context is the last `history` tokens, with `bos` where a document has not so many.
+        """
+        chances = np.full((1, self.vocab), 1 / self.vocab)
+        keys = np.zeros(1, np.int64)  # what stands before a unigram is nothing, for every context
+        for size, order in enumerate(self.orders):
+            if size:
+                keys = contexts[:, -size] * self.vocab ** (size - 1) + keys
+            chances = order.spread(keys, self.vocab, chances)
+        return np.repeat(chances, len(contexts), 0) if len(self.orders) == 1 else chances
 
 
 def discounts(counts: Keys) -> Reals:

@@ -106,7 +106,8 @@ class Stack(nn.Module):
         self, x: Tensor, inputs: Inputs, source: tuple[Tensor, Visible] | None = None
     ) -> Tensor:
         seen = inputs.seen()
-        bias = self.bias(x.shape[1], seen.document.shape[1])
+        last = None if inputs.state is None else inputs.state.last()
+        bias = self.bias(x.shape[1], seen.document.shape[1], last)
         dropped = self.training and self.config.dropout > 0
         visible = see(inputs.sight, seen, bias=bias, dropout=dropped)
         x = self.drop(x)
@@ -161,6 +162,7 @@ class T5(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 module.weight.normal_(0.0, module.in_features**-0.5)
+        for module in self.modules():  # once all are drawn: a part comes before what is in it
             if isinstance(module, Attention):  # the 1/sqrt(d) of the scores, in the query
                 module.qkv.weight[: c.attention] *= (c.attention // c.heads) ** -0.5
             if isinstance(module, CrossAttention):

@@ -20,6 +20,7 @@ from kinfolk.sight import see
 from kinfolk.types import Inputs, Output, State
 
 KIND = "encoder"
+WRITES = True  # besides filling: it can be asked for the next token
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from kinfolk.nn.linear import Linear
 from kinfolk.sight import Visible
 from kinfolk.types import State
 
@@ -33,8 +34,8 @@ class Attention(nn.Module):
         super().__init__()
         inner = inner or width
         self.heads, self.scale, self.dropout = heads, scale, dropout
-        self.qkv = nn.Linear(width, 3 * inner, bias=bias)
-        self.out = nn.Linear(inner, width, bias=bias)
+        self.qkv = Linear(width, 3 * inner, bias=bias)
+        self.out = Linear(inner, width, bias=bias)
 
     def forward(
         self, x: Tensor, visible: Visible, state: State | None = None, layer: int = 0
@@ -62,9 +63,9 @@ class CrossAttention(nn.Module):
         super().__init__()
         inner = inner or width
         self.heads, self.scale, self.dropout = heads, scale, dropout
-        self.query = nn.Linear(width, inner, bias=bias)
-        self.kv = nn.Linear(width, 2 * inner, bias=bias)
-        self.out = nn.Linear(inner, width, bias=bias)
+        self.query = Linear(width, inner, bias=bias)
+        self.kv = Linear(width, 2 * inner, bias=bias)
+        self.out = Linear(inner, width, bias=bias)
 
     def forward(
         self,

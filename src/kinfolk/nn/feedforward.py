@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kinfolk.errors import UserError
+from kinfolk.nn.linear import Linear
 
 # The names Hugging Face's configs use. "gelu" is the exact form by the error function, which BERT's
 # authors ran; "gelu_new" is the tanh approximation, which GPT-2's and T5 1.1's ran.
@@ -35,9 +36,9 @@ class FeedForward(nn.Module):
     ) -> None:
         super().__init__()
         self.bend = activation(bend)
-        self.widen = nn.Linear(width, inner, bias=bias)
+        self.widen = Linear(width, inner, bias=bias)
         self.drop = nn.Dropout(dropout)
-        self.narrow = nn.Linear(inner, width, bias=bias)
+        self.narrow = Linear(inner, width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.narrow(self.drop(self.bend(self.widen(x))))  # type: ignore[no-any-return]
@@ -51,10 +52,10 @@ class GatedFeedForward(nn.Module):
     ) -> None:
         super().__init__()
         self.bend = activation(bend)
-        self.gate = nn.Linear(width, inner, bias=bias)
-        self.widen = nn.Linear(width, inner, bias=bias)
+        self.gate = Linear(width, inner, bias=bias)
+        self.widen = Linear(width, inner, bias=bias)
         self.drop = nn.Dropout(dropout)
-        self.narrow = nn.Linear(inner, width, bias=bias)
+        self.narrow = Linear(inner, width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.narrow(self.drop(self.bend(self.gate(x)) * self.widen(x)))  # type: ignore[no-any-return]

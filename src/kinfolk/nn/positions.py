@@ -40,11 +40,13 @@ class RelativeBias(nn.Module):
         self.buckets, self.farthest, self.both_ways = buckets, farthest, both_ways
         self.table = nn.Embedding(buckets, heads)
 
-    def forward(self, queries: int, keys: int) -> Tensor:
-        """Return the bias by distance, (heads, queries + keys - 1), for the last `queries` keys."""
-        device = self.table.weight.device
-        # The last query stands at the last key, so the nearest key to its right is `queries` away.
-        distance = torch.arange(1 - keys, queries, device=device)
+    def forward(self, queries: int, keys: int, last: int | Tensor | None = None) -> Tensor:
+        """Return the bias by distance, (heads, queries + keys - 1).
+
+        The last query stands at the key `last`: the last one, unless told otherwise.
+        """
+        places = torch.arange(queries + keys - 1, device=self.table.weight.device)
+        distance = places - (keys - 1 if last is None else last)
         return self.table(self.bucket(distance)).T  # type: ignore[no-any-return]
 
     def bucket(self, distance: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.nn.attention import merge, split
+from kinfolk.nn.linear import Linear
 from kinfolk.sight import Visible
 from kinfolk.types import State
 
@@ -74,12 +75,12 @@ class RelativeAttention(nn.Module):
         inner = inner or width
         self.heads, self.dropout = heads, dropout
         self.scale = (inner // heads) ** -0.5
-        self.query = nn.Linear(width, inner, bias=False)
-        self.kv = nn.Linear(width, 2 * inner, bias=False)
-        self.distance = nn.Linear(width, inner, bias=False)
+        self.query = Linear(width, inner, bias=False)
+        self.kv = Linear(width, 2 * inner, bias=False)
+        self.distance = Linear(width, inner, bias=False)
         self.content_bias = nn.Parameter(torch.zeros(heads, inner // heads))  # the paper's u
         self.distance_bias = nn.Parameter(torch.zeros(heads, inner // heads))  # and its v
-        self.out = nn.Linear(inner, width, bias=False)
+        self.out = Linear(inner, width, bias=False)
 
     def read(
         self, content: Tensor, state: State | None = None, layer: int = 0

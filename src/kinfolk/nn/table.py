@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kinfolk.nn.linear import product
 from kinfolk.nn.losses import cross_entropy, smoothed_cross_entropy
 
 ALIGNMENT = 64  # matrix units want the vocabulary's axis to be a multiple of this
@@ -38,7 +38,9 @@ class Scores:
 
     def logits(self) -> Tensor:
         """Return the scores: (..., vocabulary)."""
-        return F.linear(self.hidden, self.weight[: self.vocab], self.bias)
+        # All rows: matrix units want as many. Those past the vocabulary score nothing.
+        scores = product(self.hidden, self.weight)[..., : self.vocab]
+        return scores if self.bias is None else scores + self.bias
 
     def nll(self, labels: Tensor) -> Tensor:
         """Return the summed negative log-likelihood of the labels, in nats."""

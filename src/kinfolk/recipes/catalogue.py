@@ -93,7 +93,7 @@ def _member(name: str) -> Member:
     objectives = importlib.import_module(f"kinfolk.recipes.{name}").OBJECTIVES if known else {}
     can = {
         "pretrain": known,
-        "generate": model.KIND in ("decoder", "encoder-decoder"),
+        "generate": model.KIND in ("decoder", "encoder-decoder") or hasattr(model, "WRITES"),
         "fill": model.KIND in ("encoder", "encoder-decoder") or hasattr(model, "FILLS"),
         "export": name in tables,
     }

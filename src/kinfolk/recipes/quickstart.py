@@ -107,7 +107,7 @@ def write_something(name: str, model: Any, tokenizer: Tokenizer) -> Sample:
     kind = member_of(model).kind
     if kind == "decoder":
         sampling = Sampling(temperature=0.8, top_p=0.9)
-        text = continue_text(model, tokenizer, PROMPT, tokens=80, sampling=sampling)
+        text = continue_text(model, tokenizer, PROMPT, tokens=80, method=sampling)
         return Sample(name, "goes on with a text", PROMPT, [Part(PROMPT), Part(text, new=True)])
     heading, prompt = ("fills a word", HOLE) if kind == "encoder" else ("fills a span", SPAN)
     filled = fill_text(model, tokenizer, prompt, tokens=24)

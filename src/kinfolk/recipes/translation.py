@@ -12,13 +12,16 @@ from typing import Any
 from kinfolk.data.pairs import Pair, PairFiles, write_pairs
 from kinfolk.errors import UserError
 from kinfolk.generation.decoding import generate
+from kinfolk.generation.rules import Rules
 from kinfolk.generation.sampling import GREEDY
 from kinfolk.generation.texts import unspoken
+from kinfolk.generation.writer import Request
 from kinfolk.metrics.translation import bleu, library
 from kinfolk.recipes import pretraining
 from kinfolk.recipes.catalogue import member, member_of
 from kinfolk.recipes.opening import load, tokenizer_of
 from kinfolk.recipes.recipe import Recipe, recipe
+from kinfolk.recipes.rewriting import PREFIX, ROOM
 from kinfolk.text import Tokenizer, train
 
 VOCAB = 8192
@@ -26,7 +29,6 @@ DEV = "dev.jsonl"  # in the run: the pairs that BLEU is measured on, as they wer
 SCORE = "translation.json"
 WRITTEN = "translations.txt"
 BATCH = 64  # texts written at a time
-ROOM = 50  # tokens a translation may have more than its source (Vaswani et al. 2017, 6.1)
 
 Facts = dict[str, float | int | str]  # a score, and what it was counted on
 
@@ -131,6 +133,7 @@ def begin(
             pretraining.Run(chosen, out)  # what is wrong with the settings shows itself here
         chosen = replace(chosen, corpus=str((out / "corpus").resolve()))
         chosen.write(folder / "recipe.json")
+        (folder / PREFIX).write_text(texts.prefix, encoding="utf-8")
     corpus = chosen.shares[0].open()
     say(f"{corpus.documents:,} pairs, {corpus.tokens:,} tokens of {corpus.vocab:,} kinds")
     return chosen
@@ -202,16 +205,13 @@ def translate(model: Any, tokenizer: Tokenizer, sources: Sequence[str]) -> list[
     found: dict[int, str] = {}
     for start in range(0, len(order), BATCH):
         chosen = order[start : start + BATCH]
-        written = generate(
-            model,
-            [[model.config.start]] * len(chosen),
-            tokens=len(ids[chosen[-1]]) + ROOM,
+        request = Request(
+            prompts=[[model.config.start]] * len(chosen),
+            tokens=[len(ids[i]) + ROOM for i in chosen],
             ends={eos},
-            sampling=GREEDY,
             sources=[ids[i] for i in chosen],
-            banned=unspoken(model, tokenizer) - {eos},
+            rules=Rules(banned=unspoken(model, tokenizer) - {eos}),
         )
-        for i, text in zip(chosen, written, strict=True):
-            own = text.ids[: len(ids[i]) + ROOM]  # whatever its neighbours have
-            found[i] = " ".join(tokenizer.decode(own).split())
+        for i, text in zip(chosen, generate(model, request, GREEDY), strict=True):
+            found[i] = " ".join(tokenizer.decode(text.ids).split())
     return [found[i] for i in range(len(ids))]

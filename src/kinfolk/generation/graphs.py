@@ -1,0 +1,218 @@
+"""A whole turn of the decoder as one captured graph: read, choose and write, without the host.
+
+On an accelerator a small model spends its time being told what to do. A graph is told once and
+replayed, over a state whose slots are all handed out and a row of counters that it moves by itself.
+What it wrote is fetched every few tokens, when the next few are already on their way.
+"""
+
+from collections import deque
+from collections.abc import Generator, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from kinfolk.generation.rules import ban
+from kinfolk.generation.sampling import Sampling, choose
+from kinfolk.generation.writer import Request, Step, Writer
+from kinfolk.sight import Sight
+from kinfolk.types import Inputs
+
+FEW = 16  # tokens for which capturing would not pay
+AHEAD = 16  # tokens written between two looks at what was written
+
+
+def pays(writer: Writer, request: Request) -> bool:
+    """Say whether a turn can be captured, and is worth it."""
+    model, rules = writer.model, request.rules
+    free = not (rules.look_back or rules.fewest or request.done is not None)
+    # Memories that move (Transformer-XL) and slots that are asked for (XLNet) change their shapes.
+    still = not (hasattr(model, "asks") or hasattr(model, "blank"))
+    caches = writer.inputs.state is not None and bool(writer.inputs.state.caches)
+    return writer.device.type == "cuda" and free and still and caches and max(writer.rooms) > FEW
+
+
+class Turn:
+    """One turn over buffers that stay where they are, and its graph."""
+
+    def __init__(self, writer: Writer, sampling: Sampling, *, compiled: bool) -> None:
+        inputs, state = writer.inputs, writer.inputs.state
+        assert state is not None
+        state.pin()
+        self.model, self.banned, self.sampling = writer.model, writer.judge.banned, sampling
+        self.state, self.source = state, inputs.source
+        self.limit = getattr(writer.model.config, "context", state.capacity) - 1
+        # What moves with every token, and is written in place.
+        self.count = torch.ones(1, dtype=torch.long, device=writer.device)
+        self.newest = torch.zeros_like(inputs.ids)
+        self.time = torch.zeros_like(inputs.ids)
+        self.places = torch.zeros_like(inputs.ids)
+        self.within = None if inputs.within is None else torch.zeros_like(inputs.ids)
+        self.document = torch.zeros_like(inputs.ids)
+        # What comes in and what goes out, a column a token.
+        size = len(inputs.ids), state.capacity
+        self.chances = torch.zeros(size, dtype=torch.float64, device=writer.device)
+        self.ids = torch.zeros(size, dtype=torch.long, device=writer.device)
+        self.logprobs = torch.zeros(size, device=writer.device)
+        self.run = torch.compile(self.step, dynamic=False) if compiled else self.step
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def load(self, writer: Writer, chances: Tensor) -> None:
+        """Stand where a writer stands that has written its first token."""
+        inputs, state = writer.inputs, writer.inputs.state
+        assert state is not None
+        if state is self.state:
+            state.renew()
+        else:
+            self.state.adopt(state)
+        if self.source is not None and inputs.source is not None:
+            self.source.sight.document.copy_(inputs.source.sight.document)
+        self.count.fill_(1)
+        self.newest.copy_(inputs.ids)
+        self.time.copy_(inputs.sight.birth)
+        self.places.copy_(inputs.places)
+        if self.within is not None and inputs.within is not None:
+            self.within.copy_(inputs.within)
+        self.chances[:, : chances.shape[1]] = chances
+
+    def step(self) -> None:
+        """Read, choose and write, for every row."""
+        inputs = Inputs(
+            ids=self.newest,
+            sight=Sight(self.document, self.time, self.time),
+            places=self.places,
+            within=self.within,
+            source=self.source,
+            state=self.state,
+        )
+        logits = self.model.predict(self.model(inputs).hidden[:, -1]).logits().float()
+        chance = self.chances.index_select(1, self.count)[:, 0]
+        left = ban(logits, self.banned) if len(self.banned) else logits
+        ids = choose(left, self.sampling, chance)[:, None]
+        logprobs = logits.gather(1, ids) - logits.logsumexp(-1, keepdim=True)
+        self.ids.index_copy_(1, self.count, ids)
+        self.logprobs.index_copy_(1, self.count, logprobs)
+        self.newest.copy_(ids)
+        assert self.state.at is not None
+        for counter in (self.state.at, self.count, self.time):
+            counter.add_(1)
+        # A text without room stays at the last place there is, and is not looked at any more.
+        (self.places if self.within is None else self.within).add_(1).clamp_(max=self.limit)
+
+    def capture(self) -> None:
+        """Record a turn, after it was tried out; `load` undoes what it did."""
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                self.run()
+        torch.cuda.current_stream().wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.run()
+
+    def __call__(self) -> None:
+        """Take a turn: by the graph, where there is one."""
+        if self.graph is None:
+            self.run()
+        else:
+            self.graph.replay()
+
+
+# The newest turn of each model: batches of one shape are written by one graph.
+TURNS: "WeakKeyDictionary[Any, tuple[Hashable, Turn]]" = WeakKeyDictionary()
+
+
+def captured(writer: Writer, sampling: Sampling, *, compiled: bool) -> Turn:
+    """Return a captured turn for a writer, which may have served another."""
+    inputs, state = writer.inputs, writer.inputs.state
+    assert state is not None
+    source = None if inputs.source is None else inputs.source.ids.shape
+    weights = tuple(weight.data_ptr() for weight in cast(nn.Module, writer.model).parameters())
+    banned = tuple(writer.judge.banned.tolist())
+    key = (inputs.ids.shape, state.capacity, source, sampling, banned, compiled, weights)
+    known = TURNS.get(writer.model)
+    if known is not None and known[0] == key:
+        return known[1]
+    TURNS.pop(writer.model, None)
+    turn = Turn(writer, sampling, compiled=compiled)
+    turn.capture()
+    TURNS[writer.model] = (key, turn)
+    return turn
+
+
+def replay(
+    writer: Writer,
+    request: Request,
+    sampling: Sampling,
+    chances: Tensor,
+    live: Sequence[tuple[int, int]],
+) -> Iterator[list[Step]]:
+    """Go on from the first token of every text, by replaying one captured turn."""
+    tokens = max(writer.rooms[prompt] for prompt, _ in live)
+    turn = captured(writer, sampling, compiled=request.compiled)
+    turn.load(writer, chances)
+    rows = list(range(len(live)))
+    sent: deque[Sent] = deque()
+    for start in range(1, tokens, AHEAD):
+        stop = min(start + AHEAD, tokens)
+        for _ in range(start, stop):
+            turn()
+        sent.append(Sent.of(turn, start, stop))
+        if len(sent) < 2:
+            continue
+        rows = yield from arrived(sent.popleft(), writer, request, live, rows)
+        if not rows:
+            return
+    while sent and rows:
+        rows = yield from arrived(sent.popleft(), writer, request, live, rows)
+
+
+def arrived(
+    sent: "Sent",
+    writer: Writer,
+    request: Request,
+    live: Sequence[tuple[int, int]],
+    rows: list[int],
+) -> Generator[list[Step], None, list[int]]:
+    """Hand on what was written, token by token, and return the rows that go on."""
+    for token, (ids, logprobs) in enumerate(sent.columns(), start=sent.start):
+        if not rows:
+            return []
+        picked = [live[row] for row in rows]
+        steps = writer.spelled(
+            picked, [ids[row] for row in rows], [logprobs[row] for row in rows], request
+        )
+        yield steps
+        rows = [rows[i] for i in writer.unfinished(picked, steps, token + 1)]
+    return rows
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Some tokens on their way to the host."""
+
+    start: int
+    ids: Tensor  # (rows, tokens)
+    logprobs: Tensor
+    ready: torch.cuda.Event
+
+    @classmethod
+    def of(cls, turn: Turn, start: int, stop: int) -> "Sent":
+        """Send what was written on its way, without waiting for it."""
+        ids, logprobs = (host(x[:, start:stop]) for x in (turn.ids, turn.logprobs))
+        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        ready.record()
+        return cls(start, ids, logprobs, ready)
+
+    def columns(self) -> Iterator[tuple[list[int], list[float]]]:
+        """Wait for the tokens, and return those of all rows, one after the other."""
+        self.ready.synchronize()
+        return zip(self.ids.T.tolist(), self.logprobs.T.tolist(), strict=True)
+
+
+def host(x: Tensor) -> Tensor:
+    """Copy to the host without waiting; what is there before an event says so is not to be read."""
+    return torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)

@@ -1,0 +1,236 @@
+"""What may be said next, whatever the scores: bans, repetitions, prefixes, and closed lists.
+
+Rules look at what was said so far, (rows, slots), in which empty slots hold NOTHING. Prompts have
+their padding to the left, so what was written begins at the same slot in every row.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kinfolk.errors import UserError
+
+NEVER = float("-inf")
+NOTHING = -1
+WAY_OUT = "forbid less, or allow for more"
+Texts = Sequence[Sequence[int]]
+
+
+class Trie:
+    """Texts by their beginnings: what may come next after what was written."""
+
+    def __init__(self, texts: Iterable[Sequence[int]]) -> None:
+        self.after: dict[int, Trie] = {}
+        self.whole = False  # a text ends here
+        for text in texts:
+            node = self
+            for id in text:
+                node = node.after.setdefault(id, Trie(()))
+            node.whole = True
+
+    def at(self, written: Sequence[int]) -> "Trie":
+        """Follow what was written; nothing follows where it left the texts."""
+        node = self
+        for id in written:
+            node = node.after.get(id) or Trie(())
+        return node
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What may be said; all of it, unless told otherwise."""
+
+    banned: Collection[int] = ()  # tokens that are never said
+    words: Texts = ()  # runs of tokens that are never said
+    repetition: float = 1.0  # scores of what was said are weakened by it (Keskar et al. 2019)
+    ngram: int | None = None  # no run of so many tokens is said twice (Paulus et al. 2017)
+    fewest: int = 0  # tokens before a text may end
+    prefix: Sequence[int] = ()  # what every text starts with
+    allowed: Texts | None = None  # after that, one of these and nothing else
+    trie: Trie | None = field(init=False, default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.repetition) and self.repetition > 0):
+            raise UserError(
+                f"a repetition penalty of {self.repetition} means nothing: 1 changes nothing, "
+                "and more makes what was said less likely"
+            )
+        if self.ngram is not None and self.ngram < 1:
+            raise UserError(f"runs of {self.ngram} tokens are nothing to forbid: use 1 or more")
+        if self.fewest < 0:
+            raise UserError(f"at least {self.fewest} tokens is no number of tokens: use 0 or more")
+        if not all(self.words):
+            raise UserError("a word to ban is empty: give it at least one token")
+        if self.allowed is not None:
+            if not all(self.allowed) or not self.allowed:
+                raise UserError("an allowed text is empty: give at least one, of a token or more")
+            object.__setattr__(self, "trie", Trie(self.allowed))
+
+    def check(self, ends: Collection[int], room: int) -> None:
+        """Complain about texts that could not be said whole."""
+        if any(id in ends for id in self.prefix):
+            raise UserError("the text to start with holds a token that ends texts: leave it out")
+        for text in self.allowed or ():
+            if any(id in ends for id in text[:-1]):
+                raise UserError("an allowed text holds a token that ends texts: leave it out")
+            if len(self.prefix) + len(text) - (text[-1] in ends) > room:
+                raise UserError(
+                    f"an allowed text of {len(text)} tokens after {len(self.prefix)} others does "
+                    f"not fit the {room} that may be written: write more"
+                )
+            if not ends and self.trie is not None and self.trie.at(text).after:
+                raise UserError(
+                    "an allowed text is the beginning of another, and no token ends a text: "
+                    "name one that does, or leave one of them out"
+                )
+
+    @property
+    def look_back(self) -> bool:
+        """Say whether what was said matters."""
+        lists = bool(self.words or self.prefix) or self.trie is not None
+        return lists or self.repetition != 1 or self.ngram is not None
+
+    def complete(self, written: Sequence[int]) -> bool:
+        """Say whether a text is one of a closed list that no longer one begins with."""
+        if self.trie is None or len(written) < len(self.prefix):
+            return False
+        node = self.trie.at(written[len(self.prefix) :])
+        return node.whole and not node.after
+
+
+class Said:
+    """The ids of some rows so far: those of the prompt, and those written after it."""
+
+    def __init__(self, prompts: Texts, room: int, device: torch.device) -> None:
+        self.begin = self.filled = max(map(len, prompts))
+        rows = [[NOTHING] * (self.begin - len(prompt)) + list(prompt) for prompt in prompts]
+        ids = torch.full((len(rows), self.begin + room), NOTHING)
+        ids[:, : self.begin] = torch.tensor(rows)
+        self._ids = ids.to(device)
+
+    @property
+    def ids(self) -> Tensor:
+        """All ids so far: (rows, slots)."""
+        return self._ids[:, : self.filled]
+
+    @property
+    def written(self) -> Tensor:
+        """Those after the prompt: (rows, tokens)."""
+        return self._ids[:, self.begin : self.filled]
+
+    def add(self, ids: Tensor) -> None:
+        """Remember the token that each row said."""
+        self._ids[:, self.filled] = ids
+        self.filled += 1
+
+    def keep(self, rows: Tensor) -> None:
+        """Keep these rows, in this order."""
+        self._ids = self._ids[rows]
+
+
+class Judge:
+    """Rules made ready for one model: they leave out what is forbidden and weaken what was said."""
+
+    def __init__(
+        self, rules: Rules, ends: Collection[int], vocab: int, device: torch.device
+    ) -> None:
+        self.rules = rules
+        banned, ending = (
+            torch.tensor(known(ids, vocab), dtype=torch.long) for ids in (rules.banned, ends)
+        )
+        if len(banned) == vocab:
+            raise UserError(f"all {vocab} tokens of the model are banned: leave it one to say")
+        if rules.fewest and len(known({*rules.banned, *ends}, vocab)) == vocab:
+            raise UserError(f"all {vocab} tokens of the model are banned or end a text: {WAY_OUT}")
+        self.banned, self.ends = banned.to(device), ending.to(device)
+
+    def __call__(self, scores: Tensor, said: Said) -> Tensor:
+        """Return what is left of the scores, or complain where that is nothing."""
+        left = self.weigh(scores, said)
+        if self.rules.look_back and bool((left == NEVER).all(1).any()):
+            raise UserError(f"the rules leave nothing to say: {WAY_OUT}")
+        return left
+
+    def weigh(self, scores: Tensor, said: Said) -> Tensor:
+        """Return what is left of the scores: (rows, vocabulary)."""
+        rules = self.rules
+        if rules.repetition != 1:
+            scores = weaken(scores, said.ids, rules.repetition)
+        if len(self.banned):
+            scores = ban(scores, self.banned)
+        if said.filled - said.begin < rules.fewest:
+            scores = ban(scores, self.ends)
+        if not rules.look_back:
+            return scores
+        if rules.ngram is not None:
+            scores = forbid_runs(scores, said.ids, rules.ngram)
+        if rules.words:
+            scores = scores.clone()
+            for word in rules.words:
+                forbid_word(scores, said.ids, word)
+        if rules.prefix or rules.trie is not None:
+            scores = keep_to(scores, rules, said, self.ends)
+        return scores
+
+
+def known(ids: Collection[int], vocab: int) -> list[int]:
+    """Return the ids that a vocabulary has, in order."""
+    return sorted(id for id in set(ids) if 0 <= id < vocab)
+
+
+def ban(scores: Tensor, ids: Tensor) -> Tensor:
+    """Leave out these ids."""
+    return scores.index_fill(1, ids, NEVER)
+
+
+def weaken(scores: Tensor, said: Tensor, penalty: float) -> Tensor:
+    """Divide the scores of what was said, or multiply those below zero (Keskar et al. 2019)."""
+    own = scores.gather(1, said.clamp(min=0))
+    weak = torch.where(own < 0, own * penalty, own / penalty)
+    # An empty slot writes the score of whatever else its row said: nothing changes by it.
+    first = (said >= 0).int().argmax(1, keepdim=True)
+    empty = said == NOTHING
+    at = torch.where(empty, said.gather(1, first), said)
+    return scores.scatter(1, at, torch.where(empty, weak.gather(1, first), weak))
+
+
+def forbid_runs(scores: Tensor, said: Tensor, size: int) -> Tensor:
+    """Leave out what would say a run of `size` tokens for the second time."""
+    if said.shape[1] < size:
+        return scores
+    runs = said.unfold(1, size, 1)  # (rows, places, size)
+    newest = said[:, said.shape[1] - size + 1 :]
+    again = (runs[:, :, :-1] == newest[:, None]).all(2) & (newest >= 0).all(1, keepdim=True)
+    again &= runs[:, :, -1] >= 0
+    hits = torch.zeros_like(scores, dtype=torch.int32)
+    hits.scatter_add_(1, runs[:, :, -1].clamp(min=0), again.int())
+    return scores.masked_fill(hits > 0, NEVER)
+
+
+def forbid_word(scores: Tensor, said: Tensor, word: Sequence[int]) -> None:
+    """Leave out, in place, the last token of a word where all others of it were just said."""
+    *others, last = word
+    if not 0 <= last < scores.shape[1] or said.shape[1] < len(others):
+        return
+    begun = said[:, said.shape[1] - len(others) :]
+    hit = (begun == torch.tensor(others, device=said.device)).all(1)
+    scores[:, last] = scores[:, last].masked_fill(hit, NEVER)
+
+
+def keep_to(scores: Tensor, rules: Rules, said: Said, ends: Tensor) -> Tensor:
+    """Leave out all that does not go on with the prefix, or with one of the allowed texts."""
+    open = torch.zeros_like(scores, dtype=torch.bool)
+    for row, written in enumerate(said.written.tolist()):
+        if len(written) < len(rules.prefix):
+            open[row, rules.prefix[len(written)]] = True
+        elif rules.trie is None:
+            open[row] = True
+        else:
+            node = rules.trie.at(written[len(rules.prefix) :])
+            open[row, list(node.after)] = True
+            if node.whole or not node.after:
+                open[row, ends] = True
+    return scores.masked_fill(~open, NEVER)

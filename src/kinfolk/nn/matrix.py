@@ -1,0 +1,215 @@
+"""Matrices of bytes and their products with rows of floats, by a kernel in C or by torch.
+
+A matrix keeps a byte a weight and a scale an output. A row that meets it is rounded to bytes too,
+between its own least and greatest number, and the products are summed in integers. So its result
+is the same to the bit whatever rows come with it. The kernel, int8.c, is compiled on first use and
+kept; where nothing compiles it, torch's own product of bytes says the same, more slowly.
+"""
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kinfolk.errors import UserError
+
+LANES = 32  # outputs of a panel: see int8.c
+STEP = 8  # inputs that its loop takes at a time
+SOURCE = Path(__file__).with_name("int8.c")
+# A product and a sum are rounded one by one, as torch rounds them: the order of floats is fixed.
+FLAGS = ("-O3", "-march=native", "-std=gnu11", "-ffp-contract=off", "-fPIC", "-fopenmp")
+
+Kernel = Callable[[int, int, int | None, int, int, int], int]
+
+
+class Matrix(ABC):
+    """Weights of (outputs, inputs) as bytes from -127 to 127, and a scale an output."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.outputs, self.inputs = weight.shape
+        peak = weight.detach().abs().amax(1)
+        times = torch.where(peak < 1e-30, 0.0, 127 / peak)
+        bytes = (weight.detach() * times[:, None]).round_().nan_to_num_(0.0, 0.0, 0.0)
+        # One weight that is no number spoils its output, openly.
+        scales = torch.where(peak.isfinite(), peak / 127, torch.nan)
+        self.keep(bytes.to(torch.int8), scales)
+
+    @abstractmethod
+    def keep(self, bytes: Tensor, scales: Tensor) -> None:
+        """Lay the weights out as the product wants them."""
+
+    @abstractmethod
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Return x @ weights.T + bias for rows of float32 that lie together."""
+
+    def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        if x.requires_grad:
+            raise UserError("a product in int8 has no gradient: ask under torch.no_grad()")
+        assert x.dtype is torch.float32 and x.shape[-1] == self.inputs, (x.dtype, x.shape)
+        assert bias is None or len(bias) == self.outputs
+        return self.multiply(x.contiguous(), bias)
+
+    def __reduce__(self) -> NoReturn:
+        raise UserError("a matrix in int8 is not copied or saved: copy what it was made from")
+
+
+class PlainMatrix(Matrix):
+    """By torch's own product of bytes."""
+
+    def keep(self, bytes: Tensor, scales: Tensor) -> None:
+        """Keep them as they are."""
+        self.bytes, self.scales = bytes, scales
+        self.totals = bytes.sum(1, dtype=torch.int32)
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Do what int8.c does, in its order."""
+        rows = x.view(-1, self.inputs)
+        if not len(rows):
+            return x.new_empty(*x.shape[:-1], self.outputs)
+        low, high = rows.amin(1, keepdim=True).clamp(max=0), rows.amax(1, keepdim=True).clamp(min=0)
+        span = high - low
+        # A quotient: `253 / span` would be a product with the inverse, which rounds twice.
+        times = torch.where(span < 1e-30, 0.0, torch.tensor(253.0) / span)
+        zeros = -127 - (low * times).round()
+        steps = ((rows * times).round_() + zeros).nan_to_num_(0.0, 0.0, 0.0).to(torch.int8)
+        sums = torch._int_mm(steps, self.bytes.T)
+        sums -= zeros.nan_to_num(0.0, 0.0, 0.0).to(torch.int32) * self.totals
+        scales = torch.where(span.isfinite(), span / 253, torch.nan)
+        out = sums.float() * scales * self.scales
+        out = out if bias is None else out + bias
+        return out.view(*x.shape[:-1], self.outputs)
+
+
+class Panels(ctypes.Structure):
+    """`Matrix` of int8.c."""
+
+    _fields_ = (
+        ("weights", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("totals", ctypes.c_void_p),
+        ("width", ctypes.c_int64),
+        ("inputs", ctypes.c_int64),
+        ("outputs", ctypes.c_int64),
+    )
+
+
+class CompiledMatrix(Matrix):
+    """By the kernel of int8.c."""
+
+    def keep(self, bytes: Tensor, scales: Tensor) -> None:
+        """Lay them out in panels."""
+        outputs, inputs = -(-self.outputs // LANES) * LANES, -(-self.inputs // STEP) * STEP
+        over = outputs - self.outputs
+        padded = F.pad(bytes, (0, inputs - self.inputs, 0, over)).view(-1, LANES, inputs // 4, 4)
+        laid = padded.transpose(1, 2).contiguous().view(torch.uint8).bitwise_xor_(128)
+        totals = F.pad(bytes.sum(1, dtype=torch.int32), (0, over))
+        self.kept = laid, F.pad(scales, (0, over)), totals  # the kernel reads where these lie
+        places = (tensor.data_ptr() for tensor in self.kept)
+        self.panels = Panels(*places, self.inputs, inputs, self.outputs)
+        self.place = ctypes.addressof(self.panels)
+        found = kernel()
+        assert found is not None
+        self.kernel = found
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Call the kernel."""
+        out = x.new_empty((*x.shape[:-1], self.outputs))
+        rows, threads = x.numel() // self.inputs, torch.get_num_threads()
+        beside = None if bias is None else bias.data_ptr()
+        if self.kernel(self.place, x.data_ptr(), beside, out.data_ptr(), rows, threads):
+            raise MemoryError(f"no memory for {rows} rows of {self.inputs} in int8")
+        return out
+
+
+def matrix(weight: Tensor) -> Matrix:
+    """Put weights into int8, for the fastest product there is."""
+    return PlainMatrix(weight) if kernel() is None else CompiledMatrix(weight)
+
+
+@functools.cache
+def kernel() -> Kernel | None:
+    """Return `multiply` of int8.c, compiled unless it has been; None where nothing compiles it."""
+    own = os.environ.get("CC")
+    for compiler in [own] if own else ["cc", "gcc", "clang"]:
+        try:
+            return _built(shlex.split(compiler))
+        except (OSError, subprocess.SubprocessError):
+            continue  # the next one may: a clang without OpenMP is no reason to do without
+    return None
+
+
+def _built(compiler: Sequence[str]) -> Kernel:
+    """Compile the kernel for this CPU, or find it in the cache."""
+    if shutil.which(compiler[0]) is None:
+        raise FileNotFoundError(compiler[0])
+    said = [SOURCE.read_text(encoding="utf-8"), *FLAGS, *compiler, *_threads(), _cpu()]
+    name = f"int8-{hashlib.sha256(chr(0).join(said).encode()).hexdigest()[:24]}.so"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kinfolk"
+    if (cache / name).exists():
+        return _loaded(cache / name)
+    home = _writable(cache)
+    with tempfile.TemporaryDirectory(prefix=".", dir=home) as folder:
+        made = _compiled(compiler, Path(folder))
+        found = _loaded(made)  # before it is kept: what does not load is not worth keeping
+        if home is not None:
+            made.replace(cache / name)  # whole or not at all: others may be at it too
+    return found
+
+
+def _writable(folder: Path) -> Path | None:
+    """Return a folder, made if need be; None, for a temporary one, where it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return folder if os.access(folder, os.W_OK) else None
+
+
+def _compiled(compiler: Sequence[str], folder: Path) -> Path:
+    made, made_of = folder / "int8.so", folder / "int8.o"
+    for step in (
+        [*FLAGS, "-c", str(SOURCE), "-o", str(made_of)],
+        # Without -fopenmp, which would bring a second pool of threads to spin against torch's.
+        ["-shared", str(made_of), *_threads(), "-o", str(made)],
+    ):
+        subprocess.run([*compiler, *step], check=True, capture_output=True, timeout=120)
+    return made
+
+
+def _threads() -> list[str]:
+    """Return the OpenMP that torch itself runs on."""
+    inside = Path(torch.__file__).parent
+    folders = (inside / "lib", inside.parent / "torch.libs")
+    found = [
+        str(p) for f in folders for kind in ("gomp", "iomp", "omp") for p in f.glob(f"lib{kind}*")
+    ]
+    return found[:1] or ["-lgomp"]
+
+
+def _cpu() -> str:
+    """Describe the CPU by what it can do: homes may be shared by machines that differ."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    return next((x for x in lines if x.startswith(("flags", "Features"))), platform.machine())
+
+
+def _loaded(path: Path) -> Kernel:
+    multiply = ctypes.CDLL(str(path)).multiply
+    multiply.argtypes = [*[ctypes.c_void_p] * 4, ctypes.c_int64, ctypes.c_int]
+    multiply.restype = ctypes.c_int
+    return multiply

@@ -1,0 +1,98 @@
+"""An n-gram model that writes: counts of a corpus behind the same decoder as every network."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kinfolk.data.shards import Corpus
+from kinfolk.metrics.baselines import KneserNey
+from kinfolk.recipes.evaluation import FITTED
+from kinfolk.recipes.opening import load
+from kinfolk.sight import UNWRITTEN
+from kinfolk.text import Tokenizer
+from kinfolk.types import IGNORED, Inputs, Output
+
+IDS, DOCUMENTS = 0, 1  # what a state carries: the last tokens, and which text each belongs to
+
+
+class NGram:
+    """Predict a token from the few before it, as interpolated Kneser-Ney counted them.
+
+    The hidden state of a token is its context, itself the last of it:
+
+        ids        .   .   a   b   c        with order 3
+        context               <a   <ab  <bc
+    """
+
+    def __init__(self, counts: KneserNey) -> None:
+        self.config = counts
+
+    def __call__(self, inputs: Inputs) -> Output:
+        """Find the context of every token, in its own text alone."""
+        size, document = self.config.history, inputs.sight.document
+        before = self._before(inputs)
+        ids = torch.cat([before[IDS], inputs.ids], dim=1)
+        documents = torch.cat([before[DOCUMENTS], document], dim=1)
+        if inputs.state is not None:
+            start = ids.shape[1] - size
+            inputs.state.carried = {IDS: ids[:, start:], DOCUMENTS: documents[:, start:]}
+        own = documents.unfold(1, size, 1)[:, 1:] == document[:, :, None]
+        contexts = ids.unfold(1, size, 1)[:, 1:].masked_fill(~own, self.config.bos)
+        return Output(contexts, state=inputs.state)  # (batch, length, history)
+
+    def predict(self, hidden: Tensor) -> "Chances":
+        """Look up what was seen after each context."""
+        return Chances(hidden, self.config)
+
+    def _before(self, inputs: Inputs) -> dict[int, Tensor]:
+        """Return what stands before these tokens: of nobody's text, where a text begins."""
+        if inputs.state is not None and inputs.state.carried:
+            return inputs.state.carried
+        nothing = inputs.ids.new_full((len(inputs.ids), self.config.history), UNWRITTEN)
+        return {IDS: nothing, DOCUMENTS: nothing}
+
+
+@dataclass(frozen=True, eq=False)
+class Chances:
+    """Log-probabilities over the vocabulary, computed when asked for."""
+
+    contexts: Tensor  # (..., history)
+    counts: KneserNey
+
+    def logits(self) -> Tensor:
+        """Return the log-probabilities: (..., vocabulary), in double precision."""
+        flat = self.contexts.flatten(0, -2).numpy(force=True)
+        scores = torch.from_numpy(np.log(self.counts.following(flat)))
+        return scores.view(*self.contexts.shape[:-1], -1).to(self.contexts.device)
+
+    def nll(self, labels: Tensor) -> Tensor:
+        """Return the summed negative log-likelihood of the labels, in nats."""
+        kept = labels != IGNORED
+        lines = torch.cat([self.contexts[kept], labels[kept][:, None]], dim=1).numpy(force=True)
+        ends = np.arange(1, len(lines) + 1) * lines.shape[1] - 1
+        return torch.tensor(self.counts.costs(lines.ravel(), ends).sum(), device=labels.device)
+
+
+def counted(folder: Path | str, order: int = 3) -> tuple[NGram, Tokenizer]:
+    """Count the grams of a corpus, of a large one those of its first documents."""
+    corpus = Corpus.open(folder)
+    tokenizer = corpus.tokenizer()
+    eos, bos = tokenizer.specials.need("eos"), tokenizer.specials.bos
+    limit = min(int(np.searchsorted(corpus.starts, FITTED)), corpus.documents)
+    counts = KneserNey.fit(
+        (corpus.document(i) for i in range(limit)),
+        vocab=corpus.vocab,
+        order=order,
+        bos=eos if bos is None else bos,
+        eos=eos,
+    )
+    return NGram(counts), tokenizer
+
+
+def opened(path: Path | str) -> tuple[Any, Tokenizer]:
+    """Open what can write, with its tokenizer: a model by its folder, a corpus by its 3-grams."""
+    return counted(path) if (Path(path) / "corpus.json").is_file() else load(path)

@@ -1,0 +1,154 @@
+"""`kinfolk evaluate --samples`: what was written, measured beside real text."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kinfolk.data.prepare import prepare
+from kinfolk.data.shards import Corpus
+from kinfolk.metrics.samples import quality
+from kinfolk.recipes.ngrams import counted
+from kinfolk.recipes.samples import excerpts, facts, read
+from kinfolk.text import Tokenizer
+from little import Home, Kinfolk
+
+TEXTS = ["The cat saw a ball again.", "A dog\nforgot the letter.", "", "我爱你。"]
+FULL = [text.replace("\n", " ") for text in TEXTS if text]
+
+
+def written(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def measured(kinfolk: Kinfolk, *arguments: object) -> Any:
+    said = kinfolk("evaluate", "--samples", *arguments, "--json")
+    assert (said.code, said.err) == (0, "")
+    return json.loads(said.out)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("a.jsonl", "\n".join(json.dumps({"text": t, "ids": [1]}) for t in TEXTS), TEXTS),
+        ("a.json", json.dumps([{"text": t} for t in TEXTS]), TEXTS),
+        ("b.json", json.dumps(TEXTS, indent=2), TEXTS),
+        ("one.jsonl", json.dumps({"text": "one"}), ["one"]),
+        ("lines.txt", "\n".join(FULL) + "\n", FULL),
+        ("blocks.txt", "\n\n".join(t for t in TEXTS if t) + "\n", [t for t in TEXTS if t]),
+        ("windows.txt", "one\r\ntwo\r\n", ["one", "two"]),
+    ],
+)
+def test_samples_are_read_from_every_form(
+    name: str, text: str, expected: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(text.encode())
+    assert read(path) == expected
+
+
+def test_the_numbers_are_those_of_the_texts(kinfolk: Kinfolk, tmp_path: Path) -> None:
+    path = written(tmp_path, "s.jsonl", "\n".join(json.dumps({"text": t}) for t in TEXTS))
+    found = measured(kinfolk, path)
+    assert found == {"samples": facts(quality(TEXTS))}
+    assert found["samples"]["texts"] == 4 and found["samples"]["empty"] == 1
+    assert found["samples"]["perplexity"] is None
+
+
+def test_what_generate_writes_is_measured_beside_real_text(
+    kinfolk: Kinfolk, home: Home, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    said = kinfolk("generate", runs["gpt2"], "The", "--num", 6, "--max-tokens", 20, "--json")
+    path = written(tmp_path, "s.json", said.out)
+    found = measured(kinfolk, path, "--corpus", home.corpus)
+    samples, real = found["samples"], found["real"]
+    assert samples["texts"] == real["texts"] == 6
+    # A dozen steps teach little: real text is likelier.
+    assert 1 < real["perplexity"] < samples["perplexity"]
+    model, tokenizer = counted(home.corpus)
+    ids = [tokenizer.encode(text, specials=False) for text in read(path)]
+    costs = np.concatenate([model.config.nll(np.array(text, np.int64))[:-1] for text in ids])
+    assert samples["perplexity"] == pytest.approx(math.exp(costs.mean()))
+
+
+def test_a_table_is_for_people(kinfolk: Kinfolk, home: Home) -> None:
+    said = kinfolk("evaluate", "--samples", home.text, "--corpus", home.corpus)
+    assert (said.code, said.err) == (0, "")
+    heading, *rows = said.out.splitlines()
+    assert heading.split() == ["samples", "real", "text"]
+    texts, samples, real = rows[0].split()
+    assert (texts, samples) == ("texts", "80")
+    # A piece or more of every document that is held out.
+    assert Corpus.open(home.corpus / "holdout").documents <= int(real) < 80
+    values = {row.split("  ")[0]: row.split()[-2:] for row in rows}
+    expected = quality(read(home.text))
+    assert values["self-BLEU"][0] == f"{expected.self_bleu:.3f}"
+    assert values["distinct-4"][0] == f"{expected.distinct[3]:.3f}"
+    alone = kinfolk("evaluate", "--samples", home.text).out
+    assert "real" not in alone and alone.splitlines()[-1].split()[-1] == "-"
+
+
+def test_a_corpus_that_holds_nothing_out_is_a_warning(
+    kinfolk: Kinfolk, home: Home, tmp_path: Path
+) -> None:
+    out = tmp_path / "whole"
+    prepare([home.text], tokenizer=Tokenizer.load(home.tokenizer), out=out)
+    said = kinfolk("evaluate", "--samples", home.text, "--corpus", out, "--json")
+    assert said.code == 0
+    assert said.err.startswith("warning: ") and "prepare it with --holdout" in said.err
+    assert json.loads(said.out).keys() == {"samples"}
+
+
+@pytest.mark.parametrize(("count", "length"), [(5, 4), (40, 10), (60, 25), (3, 10_000)])
+def test_excerpts_are_even_and_of_one_length(home: Home, count: int, length: int) -> None:
+    corpus = Corpus.open(home.corpus)
+    sizes = np.diff(corpus.starts)
+    found = excerpts(corpus, count, length)
+    whole = [piece for piece in found if len(piece) == length]
+    assert len(found) == count
+    assert len(whole) == min(count, (sizes // length).sum())
+    if len(whole) <= (sizes >= length).sum():  # then none from the same document
+        begins = {tuple(corpus.document(i)[:length]) for i in range(corpus.documents)}
+        assert all(tuple(piece) in begins for piece in whole)
+
+
+MISTAKES = [
+    ("{tmp}/none", "{tmp}/none is no file"),
+    ("{tmp}", "{tmp} is no file"),
+    ("{tmp}/empty.txt", "{tmp}/empty.txt holds no samples"),
+    ("{tmp}/empty.jsonl", "{tmp}/empty.jsonl holds no samples"),
+    ("{tmp}/blank.jsonl", "{tmp}/blank.jsonl holds no samples"),
+    ("{tmp}/other.jsonl", "line 2 of {tmp}/other.jsonl has no 'text': choose one of story"),
+    ("{tmp}/numbers.json", "sample 1 of {tmp}/numbers.json has no field 'text': it is a number"),
+    ("{tmp}/broken.jsonl", "line 2 of {tmp}/broken.jsonl is not JSON"),
+    ("{tmp}/good.txt --corpus {tmp}", "{tmp}/corpus.json does not exist, so {tmp} is no corpus"),
+    ("{tmp}/good.txt --text {tmp}/good.txt", "--samples are measured without a model"),
+    ("{tmp}/good.txt {tmp}", "--samples are measured without a model"),
+]
+
+
+@pytest.mark.parametrize(("words", "expected"), MISTAKES)
+def test_a_mistake_is_one_sentence(
+    words: str, expected: str, kinfolk: Kinfolk, tmp_path: Path
+) -> None:
+    written(tmp_path, "empty.txt", " \n\n")
+    written(tmp_path, "empty.jsonl", "")
+    written(tmp_path, "blank.jsonl", '{"text": " "}\n')
+    written(tmp_path, "other.jsonl", '{"text": "a"}\n{"story": "b"}\n')
+    written(tmp_path, "numbers.json", "[1, 2]")
+    written(tmp_path, "broken.jsonl", '{"text": "a"}\n{"text"\n')
+    written(tmp_path, "good.txt", "one\ntwo\n")
+    said = kinfolk("evaluate", "--samples", *words.format(tmp=tmp_path).split())
+    assert (said.code, said.out) == (2, "")
+    assert said.err.count("\n") == 1
+    assert said.err.startswith(f"error: {expected}".format(tmp=tmp_path)), said.err
+
+
+def test_neither_a_model_nor_samples_is_a_mistake(kinfolk: Kinfolk) -> None:
+    said = kinfolk("evaluate")
+    assert said.code == 2 and "give MODEL, or --samples FILE" in said.err

@@ -1,0 +1,235 @@
+"""`kinfolk translate`, `kinfolk summarize` and `kinfolk chat`."""
+
+import io
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import kinfolk as package
+from kinfolk.generation import Question
+from kinfolk.recipes import conversation, pretraining, translation
+from kinfolk.recipes.conversation import Conversation
+from kinfolk.recipes.rewriting import PREFIX
+from little import Kinfolk
+
+LINES = ["The cat saw a ball.", "", "A dog", "  ", "The old man found the river again.", "The"]
+TASK = "answer: "
+
+Chat = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Lines of several lengths, some of them empty, the last without its end."""
+    path = tmp_path / "lines.txt"
+    path.write_text("\n".join(LINES), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that learned from pairs, made once."""
+    folder = tmp_path_factory.mktemp("pairs")
+    table = folder / "pairs.tsv"
+    table.write_text("".join(f"{word} cat\tchat {word}\n" for word in "abcdefgh" * 8))
+    few = ["train.steps=1", "train.batch=2", "train.device=cpu"]
+    texts = translation.texts(pairs=table, vocab=370)
+    assert texts is not None
+    translation.begin("transformer/nano", texts, folder / "run", length=16, settings=few)
+    return pretraining.resume(folder / "run")
+
+
+def written(kinfolk: Kinfolk, *words: object) -> list[str]:
+    said = kinfolk(*words)
+    assert (said.code, said.err) == (0, "")
+    assert said.out.endswith("\n")
+    return said.out[:-1].split("\n")
+
+
+def test_a_line_is_written_for_a_line(kinfolk: Kinfolk, runs: dict[str, Path], file: Path) -> None:
+    asked = ("translate", runs["t5"], file, "--prefix", TASK)
+    found = written(kinfolk, *asked)
+    assert [bool(line) for line in found] == [bool(line.strip()) for line in LINES]
+    model, tokenizer = package.load(runs["t5"])
+    sources = [TASK + line for line in LINES if line.strip()]
+    expected = [translation.translate(model, tokenizer, [source])[0] for source in sources]
+    assert [line for line in found if line] == expected and len(set(expected)) > 1
+    assert written(kinfolk, *asked, "--batch", 1) == found
+    assert written(kinfolk, *asked, "--max-tokens", 1) != found
+
+
+@pytest.mark.parametrize("options", [("--method", "beam"), ("--method", "beam", "--beam-size", 2)])
+def test_beams_translate(
+    options: tuple[object, ...], kinfolk: Kinfolk, runs: dict[str, Path], file: Path
+) -> None:
+    asked = ("translate", runs["t5"], file, "--prefix", TASK, "--max-tokens", 6, *options)
+    assert written(kinfolk, *asked) == written(kinfolk, *asked, "--batch", 1)
+
+
+def test_lines_go_to_a_file_once_all_are_there(
+    kinfolk: Kinfolk, runs: dict[str, Path], file: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.txt"
+    asked = ("summarize", runs["t5"], file, "--max-tokens", 8)
+    refused = kinfolk(*asked, "-o", out, "--batch", 0)
+    assert refused.code == 2 and "--batch 0" in refused.err
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+    said = kinfolk(*asked, "-o", out)
+    assert (said.code, said.out, said.err) == (0, "", "")
+    assert out.read_text(encoding="utf-8")[:-1].split("\n") == written(kinfolk, *asked)
+    again = kinfolk(*asked, "-o", out)
+    assert again.code == 2 and f"{out} is already there" in again.err
+
+
+def test_lines_may_be_piped(
+    kinfolk: Kinfolk, runs: dict[str, Path], file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = written(kinfolk, "summarize", runs["t5"], file)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(file.read_bytes())))
+    assert written(kinfolk, "summarize", runs["t5"], "-") == found
+
+
+def test_a_summary_is_asked_for_as_t5_was(
+    kinfolk: Kinfolk, runs: dict[str, Path], file: Path
+) -> None:
+    asked = ("summarize", runs["t5"], file, "--max-tokens", 12)
+    assert written(kinfolk, *asked) == written(kinfolk, *asked, "--prefix", "summarize: ")
+    assert written(kinfolk, *asked) != written(kinfolk, *asked, "--prefix", "")
+
+
+def test_who_learned_from_pairs_needs_no_prefix(kinfolk: Kinfolk, pairs: Path, file: Path) -> None:
+    for command in ("translate", "summarize"):
+        asked = (command, pairs, file, "--max-tokens", 12)
+        found = written(kinfolk, *asked)
+        assert found == written(kinfolk, *asked, "--prefix", "")
+        assert found != written(kinfolk, *asked, "--prefix", "summarize: ")
+
+
+def test_a_run_remembers_its_prefix(kinfolk: Kinfolk, pairs: Path, file: Path) -> None:
+    path = pairs / PREFIX
+    path.write_text("h cat b ", encoding="utf-8")
+    try:
+        for command in ("translate", "summarize"):
+            asked = (command, pairs, file, "--max-tokens", 12)
+            found = written(kinfolk, *asked)
+            assert found == written(kinfolk, *asked, "--prefix", "h cat b ")
+            assert found != written(kinfolk, *asked, "--prefix", "")
+            last = (command, pairs / "checkpoints" / "last", file, "--max-tokens", 12)
+            assert found == written(kinfolk, *last)
+    finally:
+        path.unlink()
+
+
+MISTAKES = {
+    "translate {gpt2} {file}": "gpt2 cannot translate: transformer, t5 can",
+    "summarize {bert} {file}": "bert cannot summarize: transformer, t5 can",
+    "translate {t5} {file}": "say with --prefix what stands before every text",
+    "translate {t5} {tmp}/none --prefix a": "{tmp}/none does not exist",
+    "translate {t5} {tmp} --prefix a": "{tmp} does not exist",
+    "translate {t5} {latin} --prefix a": "{latin} is not UTF-8 at byte 2",
+    "translate {t5} {file} --prefix a --beam-size 2": "--beam-size means nothing to the method gr",
+    "translate {t5} {file} --prefix a --method bean": "did you mean beam?",
+    "translate {t5} {file} --prefix a --max-tokens 0": "0 tokens are nothing to write",
+    "translate {corpus} {file}": "neither a run",
+    "chat {bert}": "bert cannot generate",
+    "chat {gpt2} --top-p 0": "top_p 0.0",
+    "chat {gpt2} --max-tokens 0": "0 tokens are nothing to write",
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_a_wrong_file_is_one_sentence(
+    words: str, kinfolk: Kinfolk, runs: dict[str, Path], file: Path, tmp_path: Path
+) -> None:
+    latin = tmp_path / "latin.txt"
+    latin.write_bytes(b"ca\xe9\n")
+    corpus = runs["gpt2"].parents[1] / "corpus"
+    known = {**runs, "file": file, "latin": latin, "tmp": tmp_path, "corpus": corpus}
+    said = kinfolk(*(word.format(**known) for word in words.split()))
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("error: ") and said.err.count("\n") == 1
+    assert MISTAKES[words].format(**known) in said.err
+
+
+@pytest.fixture
+def chat(kinfolk: Kinfolk, runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Chat:
+    """`kinfolk chat` as a function of what is typed: what was printed, and said beside."""
+
+    def talk(*lines: str, options: tuple[object, ...] = ("--max-tokens", 4)) -> tuple[str, str]:
+        monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+        said = kinfolk("chat", runs["gpt2"], *options)
+        assert said.code == 0
+        return said.out, said.err
+
+    return talk
+
+
+def test_a_conversation_goes_on(chat: Chat, runs: dict[str, Path]) -> None:
+    out, err = chat("The cat saw", "again", "")
+    model, tokenizer = package.load(runs["gpt2"])
+    talk = Conversation(model, tokenizer, tokens=4)
+    turns = ["".join(talk.answer(line)) for line in ("The cat saw", "again", "")]
+    assert (out, err) == ("".join(f"{turn}\n" for turn in turns), "")
+    assert talk.said == f"The cat saw{turns[0]}\nagain{turns[1]}{turns[2]}\n"
+    assert turns[0] == "".join(package.stream((model, tokenizer), "The cat saw", tokens=4))
+    alone = "".join(Conversation(model, tokenizer, tokens=4).answer("again"))
+    assert turns[1] != alone
+
+
+def test_commands_change_what_is_said(chat: Chat) -> None:
+    first, err = chat("The cat")
+    assert chat("/seed 0", "The cat", "/reset", "The cat") == (first * 2, "")
+    seeded = chat("The cat", options=("--max-tokens", 4, "--seed", 5))
+    assert chat("/seed 5", "The cat") == seeded != first
+    cold = chat("/temperature 0", "The cat")[0]
+    assert cold == chat("/top-k 1", "The cat")[0] == chat("/top-p 0.00001", "The cat")[0] != first
+    longer = chat("/tokens 9", "/temperature 0", "The cat")[0]
+    assert longer.startswith(cold[:-1]) and len(longer) > len(cold)
+    assert chat("/quit", "The cat") == ("", "")
+    out, err = chat("/help")
+    assert out == "" and "/temperature X" in err and "Ctrl-C" in err
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("/tempreature 1", "no command /tempreature: did you mean temperature?"),
+        ("/", "no command /: "),
+        ("/top-p 0", "top_p 0.0 is no share"),
+        ("/top-p", "/top-p needs a number behind it, not nothing"),
+        ("/seed x", "/seed needs a whole number behind it, not x"),
+        ("/tokens 0", "0 tokens are nothing to write"),
+    ],
+)
+def test_a_wrong_command_changes_nothing(chat: Chat, line: str, sentence: str) -> None:
+    first, _ = chat("The cat")
+    out, err = chat(line, "The cat")
+    assert out == first
+    assert err.startswith("error: ") and sentence in err and err.count("\n") == 1
+
+
+def test_a_full_context_is_told_once(chat: Chat) -> None:
+    out, err = chat(*["The old man found the river"] * 4, options=("--max-tokens", 100))
+    assert err == "the context of 32 tokens is full: the beginning is forgotten\n"
+    assert out.count("\n") >= 4
+
+
+def test_ctrl_c_stops_the_text_and_not_the_conversation(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = []
+
+    def speak(
+        model: object, tokenizer: object, asked: Question, *rest: object, number: int
+    ) -> Iterator[str]:
+        heard.append(asked.prompt)
+        yield from (" one", " two")
+        if number == 0:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(conversation, "speak", speak)
+    assert chat("The cat", "again") == (" one two\n one two\n", "")
+    first, second = heard
+    assert len(second) > len(first)

@@ -1,0 +1,321 @@
+"""Beam search: against a slow one without a state, against all texts there are, and in groups."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from scribes import ENDS, NAMES, VOCAB, Scribe, scribe
+from torch import Tensor
+
+from kinfolk.errors import UserError
+from kinfolk.generation import GREEDY, Beam, Generated, Request, Rules, decode, generate
+from kinfolk.generation.decoding import collect
+from kinfolk.generation.writer import Writer
+from kinfolk.types import Inputs, Output
+from writing import asked, write
+
+Text = tuple[int, ...]
+Scores = Callable[[Text], Sequence[float]]  # the log-probabilities of what follows a text
+
+
+@pytest.fixture(scope="module")
+def scribes() -> dict[str, Scribe]:
+    return {name: scribe(name) for name in NAMES}
+
+
+def searched(
+    scores: Scores, beam: Beam, *, tokens: int, ends: frozenset[int] = ENDS
+) -> list[tuple[Text, float]]:
+    """Search as in Vijayakumar et al. (2016), algorithm 1, over texts spelled out in full.
+
+    At each time one group after the other takes a step of beam search. A token's log-probability
+    is lessened for each beam of an earlier group that says the same token at that time, and the
+    sums keep what was taken off. One group is plain beam search.
+    """
+    beams: list[list[tuple[float, Text]]] = [[(0.0, ())] for _ in range(beam.groups)]
+    whole: list[list[tuple[float, Text]]] = [[] for _ in range(beam.groups)]
+    going = [True] * beam.groups
+    for time in range(1, tokens + 1):
+        crowd: Counter[int] = Counter()
+        for group in [g for g in range(beam.groups) if going[g]]:
+            ways = [
+                (total + score - beam.diversity * crowd[id], (*text, id))
+                for total, text in beams[group]
+                for id, score in enumerate(scores(text))
+            ]
+            ways.sort(key=lambda way: -way[0])
+            done = [w for w in ways[: beam.each] if w[1][-1] in ends or time == tokens]
+            whole[group] += [(total / time**beam.length_penalty, text) for total, text in done]
+            whole[group] = sorted(whole[group], key=lambda way: -way[0])[: beam.each]
+            beams[group] = [w for w in ways if w[1][-1] not in ends][: beam.each]
+            crowd.update(text[-1] for _, text in beams[group])
+            if len(whole[group]) == beam.each:
+                hope = beams[group][0][0] / time**beam.length_penalty
+                going[group] = hope > whole[group][-1][0] and not beam.early
+    ranked = sorted((way for found in whole for way in found), key=lambda way: -way[0])
+    return [(text[:-1] if text[-1] in ends else text, score) for score, text in ranked]
+
+
+def scores_of(who: Scribe, number: int) -> Scores:
+    return lambda text: who.scores(number, text).log_softmax(-1).tolist()
+
+
+def same(found: Sequence[Generated], expected: Sequence[tuple[Text, float]]) -> None:
+    assert [tuple(text.ids) for text in found] == [ids for ids, _ in expected[: len(found)]]
+    scores = [score for _, score in expected[: len(found)]]
+    assert [text.score for text in found] == pytest.approx(scores, abs=1e-4)
+
+
+@pytest.fixture
+def crossings(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Record from which rows beams went on."""
+    seen: list[list[int]] = []
+    keep = Writer.keep
+
+    def recorded(self: Writer, rows: Sequence[int]) -> None:
+        seen.append(list(rows))
+        keep(self, rows)
+
+    monkeypatch.setattr(Writer, "keep", recorded)
+    return seen
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "beam",
+    [
+        Beam(size=3),
+        Beam(size=4, length_penalty=0.0),
+        Beam(size=4, length_penalty=-1.0, early=True),
+        Beam(size=4, groups=2, diversity=1.5),
+        Beam(size=6, groups=3, diversity=0.4, length_penalty=0.5),
+    ],
+    ids=lambda beam: f"{beam.size}-{beam.groups}",
+)
+def test_a_search_is_that_over_whole_passes(
+    scribes: dict[str, Scribe], name: str, beam: Beam, crossings: list[list[int]]
+) -> None:
+    """Keys and values, what an encoder said, memories, blanks, guesses and histories all follow
+    their beams: a search that scores every text anew finds the same."""
+    who, tokens = scribes[name], 7
+    num = beam.size
+    found = generate(who.model, who.request(tokens=tokens, num=num), beam)
+    for number in range(len(who.prompts)):
+        expected = searched(scores_of(who, number), beam, tokens=tokens)
+        same(found[number * num : (number + 1) * num], expected)
+    crossed = [rows for rows in crossings[1:] if rows != sorted(rows)]
+    assert crossed or beam.groups > 1, "no two beams ever changed places"
+    assert any(len(set(rows)) < len(rows) for rows in crossings[1:]), "no beam was ever doubled"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_winners_cost_what_they_cost_without_beams(
+    scribes: dict[str, Scribe], name: str
+) -> None:
+    who = scribes[name]
+    found = generate(who.model, who.request(num=3, tokens=8), Beam(size=3))
+    for place, text in enumerate(found):
+        rows = [scores_of(who, place // 3)(tuple(text.ids[:n])) for n in range(len(text.ids))]
+        costs = [row[id] for row, id in zip(rows, text.ids, strict=True)]
+        assert text.logprobs == pytest.approx(costs, abs=1e-5)
+
+
+class Table:
+    """A model by hand: what it has read lies in its state, and a table says what comes next."""
+
+    class Config:
+        vocab = 4
+
+    class Said:
+        def __init__(self, scores: Tensor) -> None:
+            self.scores = scores
+
+        def logits(self) -> Tensor:
+            return self.scores
+
+        def nll(self, labels: Tensor) -> Tensor:
+            raise NotImplementedError
+
+    def __init__(self, chances: dict[Text, Sequence[float]]) -> None:
+        self.config = self.Config()
+        self.chances = chances
+
+    def __call__(self, inputs: Inputs) -> Output:
+        state = inputs.state
+        assert state is not None
+        seen = state.extend(inputs.sight)
+        keys = inputs.ids[:, None, :, None].double()
+        kept, _ = state.cache(0).extend(keys, -keys)
+        assert kept.shape[2] == seen.document.shape[1]
+        rows = []
+        for ids, own in zip(kept[:, 0, :, 0].long().tolist(), seen.document.tolist(), strict=True):
+            rows.append([id for id, document in zip(ids, own, strict=True) if document == 0])
+        hidden = torch.tensor([[self.chances.get(tuple(row), [0.25] * 4)] for row in rows])
+        return Output(hidden, state=state)
+
+    def predict(self, hidden: Tensor) -> Any:
+        return self.Said(hidden.log())
+
+
+def test_beams_that_cross_at_every_step_keep_their_own_past() -> None:
+    """The second beam overtakes the first at each step, so that their rows change places."""
+    chances = {
+        (0,): [0.05, 0.50, 0.40, 0.05],
+        (0, 1): [0.10, 0.30, 0.30, 0.30],
+        (0, 2): [0.80, 0.10, 0.06, 0.04],  # 2 0 overtakes all of 1 ...
+        (0, 2, 0): [0.25, 0.25, 0.26, 0.24],
+        (0, 1, 1): [0.02, 0.02, 0.02, 0.94],  # ... and 1 1 3 that
+        (0, 1, 1, 3): [0.10, 0.20, 0.30, 0.40],
+        (0, 2, 0, 2): [0.01, 0.97, 0.01, 0.01],  # ... and 2 0 2 1 that again
+    }
+    beam = Beam(size=2, length_penalty=0.0)
+    request = Request(prompts=[[0], [3, 0]], tokens=[4, 4], num=2)
+    found = generate(Table(chances), request, beam)  # type: ignore[arg-type]
+    assert [text.ids for text in found[:2]] == [[2, 0, 2, 1], [1, 1, 3, 3]]
+    assert [text.score for text in found[:2]] == pytest.approx(
+        [
+            float(torch.tensor([0.40, 0.80, 0.26, 0.97]).log().sum()),
+            float(torch.tensor([0.50, 0.30, 0.94, 0.40]).log().sum()),
+        ]
+    )
+    # Nothing is known of the other prompt: all its texts are as good.
+    assert found[2].score == pytest.approx(found[3].score) == pytest.approx(4 * -1.3862944)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5", "transformer_xl", "xlnet"])
+@pytest.mark.parametrize(("words", "tokens", "size"), [(4, 3, 16), (4, 2, 4), (5, 2, 5)])
+def test_beams_that_hold_all_texts_find_the_best_there_is(
+    scribes: dict[str, Scribe], name: str, words: int, tokens: int, size: int
+) -> None:
+    """Of 4 or 5 words one may end a text; every text there is is tried."""
+    who, end = scribes[name], 2
+    rules = Rules(banned=range(words, VOCAB))
+    request = who.request(tokens=tokens, rules=rules, ends={end}, num=2)
+    found = generate(who.model, request, Beam(size=size, length_penalty=0.0))
+    for number in range(len(who.prompts)):
+        costs: dict[Text, float] = {}
+        for text in product(range(words), repeat=tokens):
+            stop = text.index(end) + 1 if end in text else tokens
+            ids = text[:stop]
+            costs[ids] = sum(scores_of(who, number)(ids[:n])[ids[n]] for n in range(len(ids)))
+        best = sorted(costs, key=lambda ids: -costs[ids])[:2]
+        for one, ids in zip(found[2 * number : 2 * number + 2], best, strict=True):
+            assert tuple(one.ids) == (ids[:-1] if ids[-1] == end else ids)
+            assert one.score == pytest.approx(costs[ids], abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "ngram"])
+def test_groups_that_do_not_shun_each_other_are_searches_of_their_size(
+    scribes: dict[str, Scribe], name: str
+) -> None:
+    who = scribes[name]
+    apart = generate(who.model, who.request(num=6), Beam(size=6, groups=3, diversity=0.0))
+    alone = generate(who.model, who.request(num=2), Beam(size=2))
+    for number in range(len(who.prompts)):
+        group = alone[2 * number : 2 * number + 2]
+        assert [text.ids for text in apart[6 * number : 6 * number + 6]] == [
+            text.ids for text in group for _ in range(3)
+        ]
+
+
+def test_one_group_is_a_plain_search_however_diverse(scribes: dict[str, Scribe]) -> None:
+    who = scribes["gpt2"]
+    plain, grouped = (
+        generate(who.model, who.request(num=3), Beam(size=3, diversity=d)) for d in (0.0, 9.0)
+    )
+    assert plain == grouped
+
+
+def test_diversity_parts_the_groups(scribes: dict[str, Scribe]) -> None:
+    """A penalty beyond any score: groups of one beam never say the same at the same time."""
+    who = scribes["gpt2"]
+    request = who.request(tokens=5, ends=(), num=3)
+    found = generate(who.model, request, Beam(size=3, groups=3, diversity=100.0))
+    for number in range(len(who.prompts)):
+        texts = [text.ids for text in found[3 * number : 3 * number + 3]]
+        for said in zip(*texts, strict=True):
+            assert len(set(said)) == 3
+
+
+def test_a_group_that_has_stopped_costs_the_others_nothing() -> None:
+    """It says nothing any more; above all not the token 0, as its idle rows do."""
+    chances: dict[Text, Sequence[float]] = {
+        (3,): [0.01, 0.89, 0.09, 0.01],  # one group ends at once, by 1; the other says 2
+        (3, 2): [0.55, 0.01, 0.40, 0.04],
+    }
+    request = Request(prompts=[[3]], tokens=3, ends={1}, num=1, rules=Rules())
+    beam = Beam(size=2, groups=2, diversity=0.8, length_penalty=0.0)
+    model: Any = Table({**chances, (3, 2, 0): [0.01, 0.97, 0.01, 0.01]})
+    found = generate(model, replace(request, num=2), beam)
+    expected = searched(
+        lambda text: torch.tensor(model.chances.get((3, *text), [0.25] * 4)).log().tolist(),
+        beam,
+        tokens=3,
+        ends=frozenset({1}),
+    )
+    same(found, expected)
+
+
+def test_one_beam_is_greedy(scribes: dict[str, Scribe]) -> None:
+    for who in scribes.values():
+        greedy = generate(who.model, who.request(), GREEDY)
+        beam = generate(who.model, who.request(), Beam(size=1, length_penalty=0.0))
+        assert [text.ids for text in beam] == [text.ids for text in greedy]
+        assert [text.ended for text in beam] == [text.ended for text in greedy]
+
+
+def test_a_stream_of_beams_is_what_was_found(scribes: dict[str, Scribe]) -> None:
+    who, beam = scribes["gpt2"], Beam(size=3)
+    rules = Rules(allowed=[(3,), (4, 6), (7, 8, 10)])
+    for wants in ({}, {"ends": ()}, {"ends": (), "rules": rules}, {"done": lambda ids: 6 in ids}):
+        request = who.request(num=2, **wants)
+        whole = generate(who.model, request, beam)
+        streamed = collect(decode(who.model, request, beam), 8)
+        assert [(t.ids, t.logprobs, t.ended) for t in streamed] == [
+            (t.ids, t.logprobs, t.ended) for t in whole
+        ]
+
+
+def test_a_text_that_is_enough_is_whole(scribes: dict[str, Scribe]) -> None:
+    who = scribes["gpt2"]
+    free = generate(who.model, who.request(ends=(), tokens=6), Beam(size=3))
+    last = free[0].ids[2]
+    enough = who.request(ends=(), tokens=6, done=lambda ids: ids[-1] == last)
+    found = generate(who.model, enough, Beam(size=3, length_penalty=0.0))
+    for text in found:
+        assert text.ended == (last in text.ids)
+        assert last not in text.ids[:-1]
+    assert any(text.ended for text in found)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"size": 0}, "0 beams"),
+        ({"size": 4, "groups": 3}, "4 beams do not make 3"),
+        ({"groups": 0}, "0 equal groups"),
+        ({"diversity": -1.0}, "diversity of -1"),
+        ({"diversity": float("inf")}, "diversity of inf"),
+        ({"diversity": float("nan")}, "diversity of nan"),
+        ({"length_penalty": float("nan")}, "length penalty of nan"),
+        ({"length_penalty": float("-inf")}, "length penalty of -inf"),
+    ],
+)
+def test_a_search_that_means_nothing_is_refused(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        Beam(**wrong)
+
+
+def test_a_search_that_cannot_be_is_refused(scribes: dict[str, Scribe]) -> None:
+    model = scribes["gpt2"].model
+    with pytest.raises(UserError, match=f"24 beams are more than the {VOCAB} tokens"):
+        write(model, [[3]], tokens=3, method=Beam(size=24))
+    with pytest.raises(UserError, match="3 beams find 3 texts at most, not 4"):
+        write(model, [[3]], tokens=3, num=4, method=Beam(size=3))
+    few = Rules(allowed=[(3,), (4,)])
+    with pytest.raises(UserError, match="only 2 texts to choose 3"):
+        generate(model, asked([[3]], tokens=3, num=3, rules=few), Beam(size=3))

@@ -1,0 +1,99 @@
+"""Contrastive search: against the paper's own formula, a whole pass for every token tried."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from scribes import ENDS, NAMES, Scribe, scribe
+from torch import Tensor
+
+from kinfolk.errors import UserError
+from kinfolk.generation import GREEDY, Contrastive, Rules, generate
+
+STATES = [name for name in NAMES if name not in ("xlnet", "ngram")]
+
+
+@pytest.fixture(scope="module")
+def scribes() -> dict[str, Scribe]:
+    return {name: scribe(name) for name in NAMES}
+
+
+def states(who: Scribe, number: int, written: list[int]) -> Tensor:
+    """Return the direction of the state of every token so far: (tokens, width)."""
+    with torch.no_grad():
+        return F.normalize(who.hidden(number, written)[0].float(), dim=-1)
+
+
+def slowly(who: Scribe, number: int, method: Contrastive, tokens: int) -> list[int]:
+    """Write one text as in Su et al. (2022), equation 5, without a state."""
+    written: list[int] = []
+    while len(written) < tokens:
+        shares = who.scores(number, written).softmax(-1)
+        past = states(who, number, written)
+        worths = {}
+        for id in shares.topk(method.top_k).indices.tolist():
+            new = states(who, number, [*written, id])[-1]
+            likeness = float((past @ new).max())
+            worths[id] = (1 - method.penalty) * float(shares[id]) - method.penalty * likeness
+        best = max(worths, key=lambda id: worths[id])
+        if best in ENDS:
+            break
+        written.append(best)
+    return written
+
+
+@pytest.mark.parametrize("name", STATES)
+@pytest.mark.parametrize(("top_k", "penalty"), [(3, 0.6), (5, 0.3), (4, 1.0)])
+def test_a_text_is_that_of_the_papers_formula(
+    scribes: dict[str, Scribe], name: str, top_k: int, penalty: float
+) -> None:
+    who, method = scribes[name], Contrastive(top_k=top_k, penalty=penalty)
+    found = generate(who.model, who.request(tokens=6), method)
+    for number, text in enumerate(found):
+        assert text.ids == slowly(who, number, method, 6)
+        rows = [who.scores(number, text.ids[:n]).log_softmax(-1) for n in range(len(text.ids))]
+        costs = [float(row[id]) for row, id in zip(rows, text.ids, strict=True)]
+        assert text.logprobs == pytest.approx(costs, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_without_a_penalty_or_a_choice_it_is_greedy(scribes: dict[str, Scribe], name: str) -> None:
+    who = scribes[name]
+    greedy = [text.ids for text in generate(who.model, who.request(), GREEDY)]
+    for method in (Contrastive(penalty=0.0), Contrastive(top_k=1, penalty=0.9)):
+        assert [text.ids for text in generate(who.model, who.request(), method)] == greedy
+    other = generate(who.model, who.request(), Contrastive(top_k=6, penalty=1.0))
+    assert [text.ids for text in other] != greedy
+
+
+def test_what_is_forbidden_is_not_even_a_choice(scribes: dict[str, Scribe]) -> None:
+    """Where rules leave less than is tried, the rest never wins, however unlike it is."""
+    who, few = scribes["gpt2"], Rules(allowed=[(3, 4), (6, 7)])
+    for method in (Contrastive(top_k=8, penalty=1.0), Contrastive(top_k=99, penalty=0.5)):
+        for text in generate(who.model, who.request(rules=few), method):
+            assert tuple(text.ids) in {(3, 4), (6, 7)} and text.ended
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"top_k": 0}, "top_k 0"),
+        ({"penalty": -0.1}, "penalty of -0.1"),
+        ({"penalty": 1.1}, "penalty of 1.1"),
+        ({"penalty": float("nan")}, "penalty of nan"),
+    ],
+)
+def test_a_setting_that_means_nothing_is_refused(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        Contrastive(**wrong)
+
+
+def test_who_has_nothing_to_contrast_is_refused(scribes: dict[str, Scribe]) -> None:
+    for name, words in (("xlnet", "states are guesses"), ("ngram", "no states")):
+        who = scribes[name]
+        with pytest.raises(UserError, match=words):
+            generate(who.model, who.request(), Contrastive())
+    who = scribes["gpt2"]
+    with pytest.raises(UserError, match="one text, not 2"):
+        generate(who.model, who.request(num=2), Contrastive())

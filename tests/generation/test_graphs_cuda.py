@@ -1,0 +1,98 @@
+"""A captured turn on an accelerator writes what the plain loop writes, and kernels of our own."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kinfolk.generation import GREEDY, Sampling, graphs
+from kinfolk.models.glm import GLMConfig
+from kinfolk.models.gpt import GPTConfig
+from kinfolk.models.gpt2 import GPT2Config
+from kinfolk.models.gpt3 import GPT3Config
+from kinfolk.models.t5 import T5Config
+from kinfolk.models.transformer import TransformerConfig
+from writing import write
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+SIZES = {"vocab": 90, "width": 64, "depth": 2, "heads": 2}
+CONFIGS = {
+    "gpt": GPTConfig(**SIZES, context=128),
+    "gpt2": GPT2Config(**SIZES, context=128),
+    "gpt3": GPT3Config(**SIZES, context=128, window=9),
+    "glm": GLMConfig(**SIZES, context=128),
+    "t5": T5Config(**SIZES, farthest=32),
+    "transformer": TransformerConfig(**SIZES),
+}
+PROMPTS = [[3, 4, 5, 6, 7, 8, 9], [11, 12], [20, 21, 22], [3, 4]]
+
+
+@pytest.mark.parametrize("method", [GREEDY, Sampling(top_k=20)], ids=["greedy", "sample"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_captured_turn_writes_what_the_loop_writes(
+    name: str, method: Sampling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = CONFIGS[name].build().to("cuda")
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.normal_(0.0, 0.2)
+    reads = hasattr(model, "encode")
+    wants = {
+        "tokens": 60,
+        "ends": {17, 30},
+        "seed": 5,
+        "sources": PROMPTS if reads else None,
+        "blanks": [[(0, 1)]] * 4 if name == "glm" else None,
+        "method": method,
+    }
+    prompts = [[0]] * 4 if reads else PROMPTS
+    captured = write(model, prompts, **wants)
+    again = write(model, prompts, **wants)  # by the graph that there is
+    monkeypatch.setattr(graphs, "FEW", 10**6)
+    plain = write(model, prompts, **wants)
+    assert [t.ids for t in captured] == [t.ids for t in again] == [t.ids for t in plain]
+    assert [t.ended for t in captured] == [t.ended for t in plain]
+    for one, other in zip(captured, plain, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-3)
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_half_precision_gives_one_text_a_seed(rows: int) -> None:
+    torch.manual_seed(0)
+    model = CONFIGS["gpt2"].build().to("cuda", torch.bfloat16)
+    texts = [write(model, PROMPTS[:1] * rows, tokens=100, seed=3) for _ in range(4)]
+    assert all(text == texts[0] for text in texts[1:])
+
+
+@pytest.mark.parametrize("shape", [(2304, 768), (768, 3072), (1000, 130), (3, 8)])
+def test_one_row_times_a_matrix(shape: tuple[int, int]) -> None:
+    from kinfolk import kernels
+
+    x, weight = (torch.randn(*s, device="cuda").bfloat16() for s in ((1, 1, shape[1]), shape))
+    bias = torch.randn(shape[0], device="cuda").bfloat16()
+    with torch.no_grad():
+        assert kernels.fits(x, weight)
+        found = kernels.product(x, weight, bias).double()
+    expected = x.double() @ weight.double().T + bias.double()
+    assert (found - expected).norm() < 0.005 * expected.norm()
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["mask", "bias"])
+@pytest.mark.parametrize("shape", [(1, 12, 576, 64), (3, 5, 77, 40)])
+def test_one_query_a_row_attends(shape: tuple[int, int, int, int], written: bool) -> None:
+    from kinfolk import kernels
+
+    batch, heads, keys, width = shape
+    query = torch.randn(batch, heads, 1, width, device="cuda")
+    key, value = torch.randn(2, *shape, device="cuda")
+    mask = torch.rand(batch, 1, 1, keys, device="cuda") < 0.6
+    mask[..., 40:72] = False  # a block that nobody sees
+    if written:
+        mask = torch.where(mask, torch.randn(1, heads, 1, keys, device="cuda"), float("-inf"))
+    found = kernels.attend(query, key, value, mask, 0.3)
+    expected = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=0.3)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)

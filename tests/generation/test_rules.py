@@ -1,0 +1,252 @@
+"""What may be said next: every rule against its plain words, and rules that leave nothing."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scribes import ENDS, VOCAB, Scribe, scribe
+from torch import Tensor
+
+from kinfolk.errors import UserError
+from kinfolk.generation import GREEDY, Beam, Contrastive, Method, Rules, Sampling, generate
+from kinfolk.generation.rules import NEVER, Judge, Said, Trie
+
+CPU = torch.device("cpu")
+HOT = Sampling(temperature=3.0)
+METHODS: list[Method] = [GREEDY, HOT, Beam(size=4), Beam(size=4, groups=2), Contrastive(top_k=3)]
+LABELS = [(2,), (2, 3), (2, 3, 4), (6, 7), (10,)]  # "no" begins "nothing"
+
+ids = st.integers(0, 5)
+texts = st.lists(st.lists(ids, min_size=1, max_size=7), min_size=1, max_size=3)
+
+
+@pytest.fixture(scope="module")
+def gpt2() -> Scribe:
+    return scribe("gpt2")
+
+
+@pytest.fixture(scope="module")
+def t5() -> Scribe:
+    return scribe("t5")
+
+
+def said(prompts: Sequence[Sequence[int]], written: Sequence[int] = ()) -> Said:
+    found = Said(prompts, 9, CPU)
+    for id in written:
+        found.add(torch.full((len(prompts),), id))
+    return found
+
+
+def left(rules: Rules, prompts: Sequence[Sequence[int]], written: Sequence[int] = ()) -> Tensor:
+    """Say what is left of scores, half of them below zero."""
+    scores = torch.linspace(-1.5, 1.5, 6).expand(len(prompts), -1)
+    return Judge(rules, {5}, 6, CPU)(scores, said(prompts, written))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(prompts=texts, written=st.lists(ids, max_size=4), penalty=st.sampled_from([0.5, 1.3, 4.0]))
+def test_what_was_said_is_weakened(
+    prompts: list[list[int]], written: list[int], penalty: float
+) -> None:
+    found = left(Rules(repetition=penalty), prompts, written)
+    for row, prompt in zip(found.tolist(), prompts, strict=True):
+        for id, score in enumerate(torch.linspace(-1.5, 1.5, 6).tolist()):
+            weak = score * penalty if score < 0 else score / penalty
+            expected = weak if id in {*prompt, *written} else score
+            assert row[id] == pytest.approx(expected, abs=1e-6)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(prompts=texts, written=st.lists(ids, max_size=4), size=st.integers(1, 4))
+def test_no_run_is_said_twice(prompts: list[list[int]], written: list[int], size: int) -> None:
+    judge = Judge(Rules(ngram=size), (), 6, CPU)
+    found = judge.weigh(torch.zeros(len(prompts), 6), said(prompts, written))
+    for row, prompt in zip(found.tolist(), prompts, strict=True):
+        text = [*prompt, *written]
+        runs = {tuple(text[n : n + size]) for n in range(len(text) - size + 1)}
+        for id in range(6):
+            again = len(text) >= size - 1 and (*text[len(text) - size + 1 :], id) in runs
+            assert (row[id] == NEVER) == again
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    prompts=texts,
+    written=st.lists(ids, max_size=3),
+    words=st.lists(st.lists(ids, min_size=1, max_size=3), min_size=1, max_size=4),
+)
+def test_no_banned_word_is_finished(
+    prompts: list[list[int]], written: list[int], words: list[list[int]]
+) -> None:
+    judge = Judge(Rules(words=words), (), 6, CPU)
+    found = judge.weigh(torch.zeros(len(prompts), 6), said(prompts, written))
+    for row, prompt in zip(found.tolist(), prompts, strict=True):
+        for id in range(6):
+            text = [*prompt, *written, id]
+            finished = any(text[-len(word) :] == word for word in words)
+            assert (row[id] == NEVER) == finished
+
+
+def test_ids_outside_the_vocabulary_are_never_said_anyway() -> None:
+    found = left(Rules(banned={-3, 2, 99}, words=[(99,), (1, 77), (99, 3)]), [[1]])
+    assert (found == NEVER).nonzero().tolist() == [[0, 2]]
+
+
+def test_a_trie_knows_what_follows() -> None:
+    trie = Trie(LABELS)
+    assert set(trie.after) == {2, 6, 10} and not trie.whole
+    assert set(trie.at([2]).after) == {3} and trie.at([2]).whole
+    assert not trie.at([6]).whole and trie.at([6, 7]).whole and not trie.at([6, 7]).after
+    assert not trie.at([3]).after and not trie.at([3, 2]).whole
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_closed_list_is_kept_to(gpt2: Scribe, t5: Scribe, method: Method) -> None:
+    for who in (gpt2, t5):
+        for prefix in ((), (16, 2)):
+            rules = Rules(allowed=LABELS, prefix=prefix)
+            request = who.request(rules=rules, seed=4)
+            for text in generate(who.model, request, method):
+                assert tuple(text.ids[: len(prefix)]) == prefix
+                assert tuple(text.ids[len(prefix) :]) in LABELS and text.ended
+
+
+def test_every_label_can_be_drawn(gpt2: Scribe) -> None:
+    request = gpt2.request(rules=Rules(allowed=LABELS), num=40, seed=1)
+    found = {tuple(text.ids) for text in generate(gpt2.model, request, HOT)}
+    assert found == set(LABELS)
+
+
+def test_beams_choose_the_likeliest_label(gpt2: Scribe, t5: Scribe) -> None:
+    """A label's probability is that of its tokens and of an end after them."""
+    for who in (gpt2, t5):
+        rules = Rules(allowed=LABELS)
+        request = who.request(rules=rules, ends={1}, num=5)
+        found = generate(who.model, request, Beam(size=5, length_penalty=0.0))
+        for number in range(len(who.prompts)):
+            costs = {}
+            for label in LABELS:
+                whole = (*label, 1)
+                rows = [who.scores(number, whole[:n]).log_softmax(-1) for n in range(len(whole))]
+                costs[label] = sum(float(row[id]) for row, id in zip(rows, whole, strict=True))
+            own = found[5 * number : 5 * number + 5]
+            ranked = sorted(costs, key=lambda label: -costs[label])
+            assert [tuple(text.ids) for text in own] == ranked
+            scores = [costs[label] for label in ranked]
+            assert [text.score for text in own] == pytest.approx(scores, abs=1e-4)
+
+
+def test_greedy_takes_the_likeliest_token_that_is_left(gpt2: Scribe) -> None:
+    found = generate(gpt2.model, gpt2.request(rules=Rules(allowed=LABELS), ends={1}), GREEDY)
+    for number, text in enumerate(found):
+        written: list[int] = []
+        while True:
+            node = Trie(LABELS).at(written)
+            open = [*node.after, *([1] if node.whole else [])]
+            scores = gpt2.scores(number, written)
+            best = max(open, key=lambda id: float(scores[id]))
+            if best == 1:
+                break
+            written.append(best)
+        assert text.ids == written
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_labels_need_no_end(gpt2: Scribe, method: Method) -> None:
+    """Beams wider than the list idle without complaint."""
+    labels = [(2, 3), (6, 7, 8), (10,)]
+    request = gpt2.request(rules=Rules(allowed=labels), ends=(), seed=3)
+    for text in generate(gpt2.model, request, method):
+        assert tuple(text.ids) in labels and text.ended
+
+
+def test_labels_may_bring_their_own_end(gpt2: Scribe) -> None:
+    labels = [(2, 3, 1), (6, 1), (2, 1)]
+    for method in METHODS:
+        request = gpt2.request(rules=Rules(allowed=labels), ends={1}, tokens=2)
+        for text in generate(gpt2.model, request, method):
+            assert (*text.ids, 1) in labels
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_rule_holds_for_every_method(gpt2: Scribe, method: Method) -> None:
+    prompts = gpt2.prompts
+    for number, text in enumerate(generate(gpt2.model, gpt2.request(rules=Rules(ngram=2)), method)):
+        pairs = list(pairwise([*prompts[number], *text.ids]))
+        assert len(set(pairs)) == len(pairs)
+    free = generate(gpt2.model, gpt2.request(ends=()), method)
+    unsaid, runs = {text.ids[0] for text in free}, {tuple(text.ids[1:3]) for text in free}
+    prefix = sorted(set(range(VOCAB)) - unsaid - ENDS)[-2:]
+    rules = Rules(banned=unsaid, words=sorted(runs), fewest=4, prefix=prefix)
+    for text in generate(gpt2.model, gpt2.request(rules=rules), method):
+        assert not unsaid & set(text.ids) and not runs & set(pairwise(text.ids))
+        assert len(text.ids) >= 4 and text.ids[:2] == prefix
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "rules",
+    [
+        Rules(prefix=(2, 3), banned={3}),
+        Rules(prefix=(2, 3), words=[(2, 3)]),
+        Rules(prefix=(2, 2, 2), ngram=1),
+        Rules(allowed=[(2,), (3,)], banned={2, 3}),
+        Rules(allowed=[(2, 3)], fewest=4),
+        Rules(banned=set(range(VOCAB)) - {2}, ngram=1),
+    ],
+)
+def test_rules_that_leave_nothing_to_say_are_refused(
+    gpt2: Scribe, method: Method, rules: Rules
+) -> None:
+    with pytest.raises(UserError, match=r"leave nothing to say: forbid less"):
+        generate(gpt2.model, gpt2.request(rules=rules, tokens=6), method)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_text_may_neither_end_nor_go_on(gpt2: Scribe, method: Method) -> None:
+    rules = Rules(banned=set(range(VOCAB)) - ENDS, fewest=2)
+    with pytest.raises(UserError, match=f"all {VOCAB} tokens of the model are banned or end"):
+        generate(gpt2.model, gpt2.request(rules=rules), method)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"repetition": 0.0}, "penalty of 0"),
+        ({"repetition": -1.0}, "penalty of -1"),
+        ({"repetition": float("nan")}, "penalty of nan"),
+        ({"repetition": float("inf")}, "penalty of inf"),
+        ({"ngram": 0}, "runs of 0"),
+        ({"fewest": -1}, "at least -1"),
+        ({"words": [()]}, "a word to ban is empty"),
+        ({"allowed": []}, "allowed text is empty"),
+        ({"allowed": [(3,), ()]}, "allowed text is empty"),
+    ],
+)
+def test_a_rule_that_means_nothing_is_refused(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        Rules(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("rules", "wants", "words"),
+    [
+        (Rules(prefix=(3, 1)), {}, "holds a token that ends texts"),
+        (Rules(allowed=[(3, 1, 4)]), {}, "holds a token that ends texts"),
+        (Rules(allowed=[(3, 4, 6)], prefix=(2,)), {"tokens": 3}, "3 tokens after 1 others .* 3"),
+        (Rules(allowed=LABELS), {"ends": ()}, "the beginning of another"),
+        (Rules(prefix=(3, VOCAB)), {}, f"holds the id {VOCAB}"),
+        (Rules(allowed=[(3,), (-1,)]), {}, "holds the id -1"),
+        (Rules(), {"ends": {1, 99}}, "holds the id 99"),
+        (Rules(banned=range(VOCAB)), {}, f"all {VOCAB} tokens of the model are banned"),
+    ],
+)
+def test_rules_at_odds_with_the_rest_are_refused(
+    gpt2: Scribe, rules: Rules, wants: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        generate(gpt2.model, gpt2.request(rules=rules, **wants), GREEDY)

@@ -1,0 +1,145 @@
+"""The quality of samples: values counted by hand, and BLEU as sacrebleu counts it."""
+
+import math
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sacrebleu.metrics import bleu as sacrebleu
+
+from kinfolk.metrics.baselines import KneserNey
+from kinfolk.metrics.samples import (
+    distinct,
+    loops,
+    perplexity,
+    quality,
+    repetition,
+    self_bleu,
+    words,
+)
+
+CAT = "the cat sat on the mat"
+DOG = "the dog sat on the cat"
+
+
+def test_words_are_parted_by_spaces_and_chinese_by_character() -> None:
+    assert words("It's  3 o'clock.\n") == ["It's", "3", "o'clock", "."]
+    assert words("我爱PyTorch。") == ["我", "爱", "PyTorch", "。"]
+    assert words("") == words(" \n ") == []
+
+
+def test_distinct_is_the_share_of_different_grams() -> None:
+    texts = [CAT.split(), DOG.split()]
+    # the cat sat on mat dog; of ten pairs, "sat on", "on the" and "the cat" come twice
+    assert distinct(texts, 1) == 6 / 12
+    assert distinct(texts, 2) == 7 / 10
+    assert distinct(texts, 4) == 6 / 6
+    assert distinct([["a"] * 100], 2) == 1 / 99
+    assert distinct([["a", "b"]], 3) is None
+
+
+def test_repetition_is_the_share_of_words_in_phrases_said_before() -> None:
+    assert repetition(list("abcdefgh")) == 0
+    assert repetition(list("abcdxabcd")) == 4 / 9
+    assert repetition(list("abcdxabc")) == 0  # three words are no phrase
+    assert repetition(list("ababab")) == 4 / 6
+    assert repetition(["a"] * 5) == 4 / 5
+    assert repetition([]) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "ends"),
+    [
+        ("so it goes on and on and on and on", True),
+        ("he said he said he said", True),
+        ("one two three one two three one two three one", True),  # cut inside the phrase
+        ("no no no no no no", True),
+        ("very very very good", False),
+        ("ha ha ha", False),  # people do
+        ("he said he said", False),
+        ("he said he said he said nothing", False),
+        ("", False),
+    ],
+)
+def test_a_loop_is_a_phrase_three_times_over_at_the_end(text: str, ends: bool) -> None:
+    assert loops(text.split()) is ends
+
+
+def test_self_bleu_by_hand() -> None:
+    """Each text has 5 of 6 words of the other, 3 of 5 pairs, 1 of 4 triples, 0 of 3 fours."""
+    found = self_bleu([CAT.split(), DOG.split()])
+    assert found == pytest.approx((5 / 6 * 3 / 5 * 1 / 4 * 0.1 / 3) ** 0.25)
+
+
+WORDS = st.lists(st.sampled_from("abcd"), min_size=1, max_size=9)
+
+
+@given(st.lists(WORDS, min_size=2, max_size=7))
+@settings(max_examples=60, deadline=None)
+def test_self_bleu_is_the_mean_of_sacrebleu(texts: list[list[str]]) -> None:
+    metric = sacrebleu.BLEU(
+        smooth_method="floor", smooth_value=0.1, effective_order=True, tokenize="none"
+    )
+    lines = [" ".join(text) for text in texts]
+    expected = [
+        metric.sentence_score(line, lines[:n] + lines[n + 1 :]).score / 100
+        for n, line in enumerate(lines)
+    ]
+    assert self_bleu(texts) == pytest.approx(np.mean(expected), rel=1e-9, abs=1e-12)
+
+
+def test_texts_that_are_all_equal() -> None:
+    found = quality([CAT] * 50)
+    assert found.self_bleu == pytest.approx(1)
+    assert found.distinct == (5 / 300, 5 / 250, 4 / 200, 3 / 150)
+    assert (found.texts, found.empty, found.words) == (50, 0, 6)
+    assert quality(["yes"] * 2).self_bleu == pytest.approx(1)  # shorter than four words
+
+
+def test_texts_that_have_nothing_in_common() -> None:
+    found = quality(["a b c d e", "f g h i j"])
+    assert (found.self_bleu, found.repetition, found.loops) == (0, 0, 0)
+    assert all(share == 1 for share in found.distinct)
+
+
+def test_one_text_is_like_no_other() -> None:
+    found = quality([CAT])
+    assert found.self_bleu is None and found.perplexity is None
+    assert found.distinct == (5 / 6, 1, 1, 1)
+
+
+def test_empty_texts_are_counted_and_left_out() -> None:
+    some, none = quality([CAT, DOG, "", "  "]), quality([CAT, DOG])
+    assert (some.texts, some.empty, some.words) == (4, 2, 3)
+    assert (some.distinct, some.self_bleu) == (none.distinct, none.self_bleu)
+    nothing = quality([""])
+    assert (nothing.texts, nothing.empty, nothing.words) == (1, 1, 0)
+    assert nothing.distinct == (None,) * 4
+    assert nothing.repetition is nothing.loops is nothing.self_bleu is None
+
+
+def test_chinese_that_loops_is_found_character_by_character() -> None:
+    found = quality(["他说他很高兴，很高兴，很高兴，很高兴，", "今天天气很好。"])
+    # 他说他 and four times 很高兴， of which three were said before
+    assert found.words == (19 + 7) / 2
+    assert found.repetition == pytest.approx(12 / 19 / 2)
+    assert found.loops == 0.5
+
+
+def test_perplexity_is_that_of_the_tokens_and_not_of_the_end() -> None:
+    counts = KneserNey.fit([np.array([1, 2, 3]), np.array([1, 2])], vocab=6, bos=4, eos=5)
+    texts = [np.array([1, 2]), np.array([3]), np.array([], np.int64)]
+    costs = [*counts.nll(texts[0])[:2], counts.nll(texts[1])[0]]
+    assert perplexity(counts, texts) == pytest.approx(math.exp(sum(costs) / 3))
+    assert perplexity(counts, [texts[2]]) is None
+
+
+@pytest.mark.slow
+def test_a_thousand_samples_take_seconds() -> None:
+    rng = np.random.default_rng(0)
+    texts = [" ".join(f"w{n}" for n in rng.zipf(1.3, 200).clip(max=9999)) for _ in range(1000)]
+    before = time.process_time()
+    quality(texts)
+    assert time.process_time() - before < 15

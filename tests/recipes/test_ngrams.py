@@ -1,0 +1,190 @@
+"""Counts that write: the same chances as they score by, whatever lies around a text."""
+
+import math
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from kinfolk.data.lanes import in_order
+from kinfolk.data.shards import Corpus
+from kinfolk.errors import UserError
+from kinfolk.generation import GREEDY, Beam, Request, continue_text, generate
+from kinfolk.metrics.baselines import KneserNey
+from kinfolk.objectives.clm import CLM
+from kinfolk.recipes.evaluation import trigram
+from kinfolk.recipes.ngrams import NGram, counted, opened
+from kinfolk.sight import PADDING, Sight
+from kinfolk.types import IGNORED, Inputs, State
+from little import Home
+
+VOCAB, BOS, EOS = 9, 7, 8
+
+
+def fitted(order: int = 3, *, bos: int = BOS, documents: list[list[int]] | None = None) -> NGram:
+    rng = np.random.default_rng(order)
+    drawn = [rng.zipf(1.5, rng.integers(0, 12)).clip(max=6) for _ in range(60)]
+    texts = drawn if documents is None else [np.array(d, np.int64) for d in documents]
+    return NGram(KneserNey.fit(texts, vocab=VOCAB, order=order, bos=bos, eos=EOS))
+
+
+def scores(model: NGram, inputs: Inputs) -> Tensor:
+    return model.predict(model(inputs).hidden).logits()
+
+
+def row(ids: list[int], document: list[int], state: State | None = None) -> Inputs:
+    texts = torch.tensor([document])
+    places = torch.arange(len(ids))[None]
+    sight = Sight(texts, places, places)
+    return Inputs(ids=torch.tensor([ids]), sight=sight, places=places, state=state)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+@pytest.mark.parametrize("bos", [BOS, EOS])
+def test_the_distribution_is_that_of_the_costs(order: int, bos: int) -> None:
+    counts = fitted(order, bos=bos).config
+    line = [bos] * counts.history + [1, 2, 1, 1, 5, 0, 6]  # 0 was never seen
+    places = range(counts.history, len(line) + 1)
+    contexts = np.array([line[place - counts.history : place] for place in places], np.int64)
+    chances = counts.following(contexts.reshape(len(places), counts.history))
+    np.testing.assert_allclose(chances.sum(1), 1, atol=1e-9)
+    for n, place in enumerate(places):
+        before = line[counts.history : place]
+        every = [counts.nll(np.array([*before, token]))[-2] for token in range(VOCAB)]
+        np.testing.assert_allclose(-np.log(chances[n]), every, rtol=1e-12)
+
+
+def test_contexts_of_a_large_vocabulary_do_not_overflow() -> None:
+    vocab = 2**21  # three digits of it fill 63 bits
+    last = vocab - 1
+    text = np.array([last, last, last, 5, last])
+    counts = KneserNey.fit([text], vocab=vocab, order=3, bos=0, eos=1)
+    chances = counts.following(np.array([[last, last], [last, 5], [3, 3]]))
+    np.testing.assert_allclose(chances.sum(1), 1, atol=1e-9)
+    assert chances[0, 5] == pytest.approx(math.exp(-counts.nll(text)[3]))
+    assert chances[1].argmax() == last
+
+
+def test_greedy_text_is_the_one_most_said() -> None:
+    model = fitted(documents=[[1, 2, 3], [1, 2, 3], [1, 2, 4], [5, 2, 6, 6]])
+    prompts = [[BOS], [BOS, 1], [BOS, 5, 2], [5, 2]]
+    found = generate(model, Request(prompts=prompts, tokens=9, ends={EOS}), GREEDY)
+    assert [text.ids for text in found] == [[1, 2, 3], [2, 3], [6, 6], [6, 6]]
+    assert all(text.ended for text in found)
+    costs = model.config.nll(np.array([1, 2, 3]))
+    assert found[0].logprobs == pytest.approx((-costs[:-1]).tolist(), abs=1e-6)
+
+
+def test_drawn_tokens_come_as_often_as_they_are_likely() -> None:
+    model, texts = fitted(), 4000
+    found = generate(model, Request(prompts=[[BOS, 1]] * texts, tokens=1, ends=(), seed=1))
+    drawn = np.bincount([text.ids[0] for text in found], minlength=VOCAB) / texts
+    expected = model.config.following(np.array([[BOS, 1]]))[0]
+    assert (abs(drawn - expected) < 4 * np.sqrt(expected * (1 - expected) / texts)).all()
+    assert expected.max() < 0.9  # there is something to choose
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+def test_a_cached_step_equals_a_full_pass(order: int) -> None:
+    model = fitted(order)
+    ids = torch.tensor([[BOS, 1, 2, 1, 1, 3], [2, 1, 1, 4, 1, 2]])
+    whole, state = Inputs.of(ids, causal=True), State(6)
+    full = scores(model, whole)
+    for start, stop in ((0, 1), (1, 2), (2, 5), (5, 6)):
+        part = Inputs(
+            ids=ids[:, start:stop],
+            sight=Sight.causal(torch.zeros_like(ids[:, start:stop])),
+            places=whole.places[:, start:stop],
+            state=state,
+        )
+        assert torch.equal(scores(model, part), full[:, start:stop])
+
+
+@pytest.mark.parametrize("state", [None, State(9)])
+def test_neither_padding_nor_a_neighbour_is_history(state: State | None) -> None:
+    model, ids = fitted(4), [1, 2, 1]
+    alone = scores(model, row(ids, [0, 0, 0]))
+    padded = scores(model, row([4, 4, *ids], [PADDING, PADDING, 0, 0, 0], state))
+    assert torch.equal(padded[:, 2:], alone)
+    packed = scores(model, row([3, 3, *ids], [5, 5, 6, 6, 6]))
+    assert torch.equal(packed[:, 2:], alone)
+    # The same tokens of the same text are history.
+    assert not torch.equal(scores(model, row([3, 3, *ids], [0] * 5))[:, 2:], alone)
+
+
+def test_padding_changes_no_text() -> None:
+    model, prompts = fitted(4), [[BOS], [BOS, 1, 1, 2, 1], [BOS, 2, 1]]
+    together = generate(model, Request(prompts=prompts, tokens=6, ends={EOS}, seed=3))
+    for number, prompt in enumerate(prompts):
+        asked = Request(prompts=[prompt], tokens=6, ends={EOS}, seed=3, first=number)
+        assert generate(model, asked) == [together[number]]
+
+
+def test_beams_that_hold_everything_find_the_likeliest_text() -> None:
+    model = fitted(4)
+    asked = Request(prompts=[[BOS, 1]], tokens=2, ends=())
+    (found,) = generate(model, asked, Beam(size=VOCAB, length_penalty=0.0))
+    texts = list(product(range(VOCAB), repeat=2))
+    costs = [model.config.nll(np.array([1, *text]))[1:3].sum() for text in texts]
+    assert tuple(found.ids) == texts[int(np.argmin(costs))]
+    assert sum(found.logprobs) == pytest.approx(-min(costs), abs=1e-5)
+
+
+def test_a_state_follows_its_rows() -> None:
+    model, state = fitted(), State(4)
+    first, last = torch.tensor([[BOS, 1], [2, 3], [1, 1]]), torch.tensor([[1], [2], [1]])
+    rows = torch.tensor([2, 0, 2])
+    begun = Inputs.of(first, causal=True)
+    model(Inputs(ids=first, sight=begun.sight, places=begun.places, state=state))
+    state.reorder(rows)
+    step = Inputs.of(last, causal=True)
+    found = scores(model, Inputs(ids=last, sight=step.sight, places=step.places, state=state))
+    whole = scores(model, Inputs.of(torch.cat([first[rows], last], 1), causal=True))
+    assert torch.equal(found[:, 0], whole[:, -1])
+
+
+def test_the_loss_of_labels_leaves_out_what_is_ignored() -> None:
+    model = fitted()
+    ids = torch.tensor([[BOS, 1, 2, 1]])
+    prediction = model.predict(model(Inputs.of(ids, causal=True)).hidden)
+    labels = torch.tensor([[1, 2, IGNORED, EOS]])
+    costs = model.config.nll(np.array([1, 2, 1]))
+    assert prediction.nll(labels).item() == pytest.approx(costs[[0, 1, 3]].sum())
+
+
+def test_packed_rows_cost_what_documents_cost(home: Home) -> None:
+    """By the objective of every decoder, the loss is that of the line under the curves."""
+    model, tokenizer = counted(home.corpus)
+    read = Corpus.open(home.corpus / "holdout")
+    longest = int(np.diff(read.starts).max()) + 2
+    way = CLM(specials=tokenizer.specials, vocab=tokenizer.vocab, length=2 * longest).exam()
+    feed = in_order(way, read, rows=4)
+    batches = [feed[number] for number in range(feed.batches)]
+    nats = sum(float(way.loss(model, batch).sums["tokens"]) for batch in batches)
+    expected = [model.config.nll(read.document(i)) for i in range(read.documents)]
+    assert sum(batch.counts["tokens"] for batch in batches) == sum(map(len, expected))
+    assert nats == pytest.approx(sum(x.sum() for x in expected), rel=1e-9)
+
+
+def test_a_corpus_is_counted_as_for_the_line_under_the_curves(home: Home) -> None:
+    corpus = Corpus.open(home.corpus)
+    model, tokenizer = counted(home.corpus)
+    assert tokenizer.hash == corpus.tokenizer_hash
+    line, text = trigram([(corpus, 1.0)]), corpus.document(0)
+    np.testing.assert_array_equal(model.config.nll(text), line.nll(text))
+    assert counted(home.corpus, 2)[0].config.history == 1
+
+
+def test_a_corpus_or_a_model_can_be_opened_and_writes(home: Home, runs: dict[str, Path]) -> None:
+    model, tokenizer = opened(home.corpus)
+    assert isinstance(model, NGram)
+    text = continue_text(model, tokenizer, "The cat", tokens=40, seed=2)
+    assert "." in text and "\N{REPLACEMENT CHARACTER}" not in text
+    network, other = opened(runs["gpt2"])
+    assert other.hash == tokenizer.hash
+    assert continue_text(network, other, "The cat", tokens=3)
+    with pytest.raises(UserError, match="is not there"):
+        opened(home.folder / "none")
