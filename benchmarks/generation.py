@@ -168,6 +168,13 @@ def sides(work: Work, prompts: list[list[int]], tokens: int) -> list[Side]:
     return [
         Side("transformers", theirs(peer, work, prompts, tokens)),
         Side("kinfolk", ours(model, work, prompts, tokens)),
+        *(
+            []
+            if work.beams > 1
+            else [
+                Side("kinfolk compiled", ours(copied(model), work, prompts, tokens, compiled=True))
+            ]
+        ),
         Side("kinfolk int8", ours(small, work, prompts, tokens)),
     ]
 

@@ -1,29 +1,32 @@
 """Every example runs, and says what it promises."""
 
-import os
-import subprocess
+import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
+Run = Callable[..., list[str]]
 
-def run(name: str, *arguments: object) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / name, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error::UserWarning"},
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Return a way to run an example as Python runs a script, and to read what it prints."""
+
+    def printed(name: str, *arguments: object) -> list[str]:
+        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+        capsys.readouterr()
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out.splitlines()
+
+    return printed
 
 
 @pytest.mark.slow
-def test_a_run_is_trained_then_loaded(tmp_path: Path) -> None:
+def test_a_run_is_trained_then_loaded(run: Run, tmp_path: Path) -> None:
     lines = run("pretrain.py", tmp_path)
     losses = [float(line.split()[1]) for line in lines[:30]]
     assert losses[-1] < losses[0]

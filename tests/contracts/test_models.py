@@ -25,13 +25,14 @@ from paired import contracted
 from torch import Tensor
 
 import kinfolk.models
+from hollow import hollow
 from kinfolk import hub
 from kinfolk.data.feed import Feed, draw
 from kinfolk.recipes.catalogue import Member, members
 from kinfolk.sight import Sight
 from kinfolk.training.optimisers import optimiser
 from kinfolk.training.step import Learner, Step
-from kinfolk.types import IGNORED, Batch, Inputs, State
+from kinfolk.types import IGNORED, Batch, Inputs, State, each
 
 FAMILY = pytest.mark.parametrize(("member", "way"), PAIRS, ids=NAMES)
 MEMBERS = pytest.mark.parametrize("member", members().values(), ids=list(members()))
@@ -94,7 +95,7 @@ def test_every_file_in_models_is_under_contract() -> None:
 
 @pytest.mark.parametrize(("member", "size"), SIZES, ids=[f"{m.name}-{s}" for m, s in SIZES])
 def test_every_size_builds(member: Member, size: str) -> None:
-    with torch.device("meta"):
+    with hollow():
         model = member.config(size).build()
     assert model.config == member.config(size)
     assert all(p.is_meta for p in model.parameters())
@@ -150,23 +151,23 @@ def gradients(
     model: Any, batch: Batch[Any], voice: Callable[[Any, Inputs], Tensor] = predicts
 ) -> dict[str, Tensor]:
     """Differentiate what is said of every token by every token: (batch, query, batch, key)."""
+    shown = batch.inputs.ids if batch.inputs.asked is None else batch.inputs.asked
+    # A copy of the batch for each token that something is said of: one pass back serves them all.
+    inputs = each(batch.inputs, lambda rows: rows.repeat(shown.numel(), 1))
     seen: list[tuple[Tensor, Tensor]] = []
     hook = model.tokens.register_forward_hook(lambda _, ids, out: seen.append((ids[0], out)))
-    scores = voice(model, batch.inputs)
+    scores = voice(model, inputs)
     hook.remove()
-    sides = {"target": batch.inputs} | (
-        {"source": batch.inputs.source} if batch.inputs.source is not None else {}
-    )
+    sides = {"target": inputs} | ({"source": inputs.source} if inputs.source is not None else {})
     inside = {name: [e for ids, e in seen if ids is side.ids] for name, side in sides.items()}
     assert all(len(found) == 1 for found in inside.values())
     embedded = {name: found[0] for name, found in inside.items()}
-    found: dict[str, list[Tensor]] = {name: [] for name in embedded}
-    for score in scores.flatten():
-        changes = torch.autograd.grad(score, list(embedded.values()), retain_graph=True)
-        for name, change in zip(embedded, changes, strict=True):
-            found[name].append(change.abs().amax(-1))
-    shape = scores.shape
-    return {name: torch.stack(parts).unflatten(0, shape) for name, parts in found.items()}
+    own = scores.view(shown.numel(), shown.numel()).diagonal().sum()
+    changes = torch.autograd.grad(own, list(embedded.values()))
+    return {
+        name: change.abs().amax(-1).view(*shown.shape, len(shown), -1)
+        for name, change in zip(embedded, changes, strict=True)
+    }
 
 
 def may_see(batch: Batch[Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 from transformers import XLNetConfig as TheirConfig
 from transformers import XLNetLMHeadModel as Theirs
 
+from hollow import hollow
 from kinfolk.errors import UserError
 from kinfolk.hub import load_model, save
 from kinfolk.hub import xlnet as table
@@ -200,7 +201,7 @@ def test_a_memory_is_theirs(memory: int | None) -> None:
 @pytest.mark.parametrize("name", list(PUBLISHED))
 def test_published_sizes_have_their_published_count(name: str) -> None:
     config = PRESETS[name]
-    with torch.device("meta"):
+    with hollow():
         ours = config.build()
         peer = Theirs(TheirConfig(**table.to_config(config, None)))
     assert parameters(ours) == PUBLISHED[name] == sum(p.numel() for p in peer.parameters())

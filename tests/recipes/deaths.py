@@ -14,7 +14,9 @@ from kinfolk.training.loop import Progress
 
 # The server imports torch once, and each death is a fork of it.
 server = multiprocessing.get_context("forkserver")
-server.set_forkserver_preload(["kinfolk.recipes.pretraining", "torch.utils.tensorboard"])
+server.set_forkserver_preload(
+    ["kinfolk.recipes.pretraining", "torch.utils.tensorboard", "torch._dynamo"]
+)
 
 Plan = Callable[[], Callable[[Progress], None]]
 
@@ -51,6 +53,8 @@ def die() -> None:
 
 def go(recipe: Recipe, out: Path, plan: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     """Begin a run, or go on with one."""
+    # Its workers are started as in any process: those of a server would outlive it.
+    multiprocessing.set_start_method(None, force=True)
     watch = plan(*arguments)
     if out.exists():
         resume(out, watch=watch)

@@ -63,7 +63,7 @@ def generate(
     precision: Precision = "auto",
     device: Device = "auto",
     compile: Annotated[
-        bool, typer.Option("--compile", help="On CUDA: half a minute first, then quicker.")
+        bool, typer.Option("--compile", help="Half a minute first, and quicker from then on.")
     ] = False,
     logprobs: Annotated[
         bool, typer.Option("--logprobs", help="Show each token's log-probability.")
@@ -112,6 +112,8 @@ def generate(
         compiled=compile,
     )
     wishes.check(chosen)
+    if compile and precision == "int8":
+        raise UserError("int8 has a kernel of its own, compiled long before: leave --compile out")
     text = piped("prompt") if prompt == "-" else prompt
     if text is not None:
         readable(text, "prompt")

@@ -2,11 +2,12 @@
 
 import os
 import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 
 from kinfolk.data.encoding import Encoder
 from kinfolk.data.sources import Document
@@ -63,9 +64,19 @@ _encode: Encoder  # in each worker
 
 def _start(encoder: Callable[[], Encoder]) -> None:
     global _encode
+    # A parent that is killed closes no queue, and a worker would wait for ever.
+    threading.Thread(target=_outlive, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it and ends the workers
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one worker, one core
     _encode = encoder()
+
+
+def _outlive() -> None:
+    """Wait for the parent's end, and end too."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _work(texts: list[str]) -> Encoded:

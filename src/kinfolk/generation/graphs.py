@@ -2,7 +2,8 @@
 
 On an accelerator a small model spends its time being told what to do. A graph is told once and
 replayed, over a state whose slots are all handed out and a row of counters that it moves by itself.
-What it wrote is fetched every few tokens, when the next few are already on their way.
+What it wrote is fetched every few tokens, when the next few are already on their way. A CPU has no
+graphs; there a turn is worth its trouble where it is compiled.
 """
 
 from collections import deque
@@ -31,7 +32,8 @@ def pays(writer: Writer, request: Request) -> bool:
     # Memories that move (Transformer-XL) and slots that are asked for (XLNet) change their shapes.
     still = not (hasattr(model, "asks") or hasattr(model, "blank"))
     caches = writer.inputs.state is not None and bool(writer.inputs.state.caches)
-    return writer.device.type == "cuda" and free and still and caches and max(writer.rooms) > FEW
+    quick = writer.device.type == "cuda" or request.compiled
+    return quick and free and still and caches and max(writer.rooms) > FEW
 
 
 class Turn:
@@ -103,6 +105,8 @@ class Turn:
 
     def capture(self) -> None:
         """Record a turn, after it was tried out; `load` undoes what it did."""
+        if self.newest.device.type != "cuda":
+            return
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -156,12 +160,13 @@ def replay(
     turn.load(writer, chances)
     rows = list(range(len(live)))
     sent: deque[Sent] = deque()
-    for start in range(1, tokens, AHEAD):
-        stop = min(start + AHEAD, tokens)
+    ahead, waiting = (AHEAD, 1) if writer.device.type == "cuda" else (1, 0)
+    for start in range(1, tokens, ahead):
+        stop = min(start + ahead, tokens)
         for _ in range(start, stop):
             turn()
         sent.append(Sent.of(turn, start, stop))
-        if len(sent) < 2:
+        if len(sent) <= waiting:
             continue
         rows = yield from arrived(sent.popleft(), writer, request, live, rows)
         if not rows:
@@ -197,19 +202,23 @@ class Sent:
     start: int
     ids: Tensor  # (rows, tokens)
     logprobs: Tensor
-    ready: torch.cuda.Event
+    ready: torch.cuda.Event | None
 
     @classmethod
     def of(cls, turn: Turn, start: int, stop: int) -> "Sent":
         """Send what was written on its way, without waiting for it."""
-        ids, logprobs = (host(x[:, start:stop]) for x in (turn.ids, turn.logprobs))
+        ids, logprobs = (x[:, start:stop] for x in (turn.ids, turn.logprobs))
+        if ids.device.type != "cuda":
+            return cls(start, ids, logprobs, None)
+        ids, logprobs = host(ids), host(logprobs)
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         ready.record()
         return cls(start, ids, logprobs, ready)
 
     def columns(self) -> Iterator[tuple[list[int], list[float]]]:
         """Wait for the tokens, and return those of all rows, one after the other."""
-        self.ready.synchronize()
+        if self.ready is not None:
+            self.ready.synchronize()
         return zip(self.ids.T.tolist(), self.logprobs.T.tolist(), strict=True)
 
 

@@ -33,7 +33,7 @@ class Wishes:
     repetition: float = 1.0  # see Rules, as of the next
     ngram: int | None = None
     truncate: bool = False  # cut the beginning of a prompt that is too long; else it is refused
-    compiled: bool = False  # on an accelerator: see Request
+    compiled: bool = False  # see Request
 
     def __post_init__(self) -> None:
         if self.tokens < 1:

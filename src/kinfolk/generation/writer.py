@@ -38,7 +38,7 @@ class Request:
     ends: Collection[int] = ()
     num: int = 1  # texts for each prompt
     rules: Rules = ANYTHING
-    compiled: bool = False  # on an accelerator: seconds at first, and quicker from then on
+    compiled: bool = False  # half a minute at first, and quicker from then on
     seed: int = 0
     first: int = 0  # the number of the first prompt: chance depends on a text's number
     numbers: Sequence[int] | None = None  # those of all, where one does not follow on the other

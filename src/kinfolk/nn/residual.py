@@ -15,7 +15,8 @@ class PreNorm(nn.Module):
         self.drop = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, *args: Any) -> Tensor:
-        return x + self.drop(self.branch(self.norm(x), *args))  # type: ignore[no-any-return]
+        y = self.branch(self.norm(x), *args)
+        return x + (self.drop(y) if self.training else y)  # type: ignore[no-any-return]
 
 
 class PostNorm(nn.Module):
@@ -28,4 +29,5 @@ class PostNorm(nn.Module):
         self.norm = norm
 
     def forward(self, x: Tensor, *args: Any) -> Tensor:
-        return self.norm(x + self.drop(self.branch(x, *args)))  # type: ignore[no-any-return]
+        y = self.branch(x, *args)
+        return self.norm(x + (self.drop(y) if self.training else y))  # type: ignore[no-any-return]
