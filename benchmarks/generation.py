@@ -10,9 +10,9 @@ A *work* is a network, a number of texts written together, and a method:
 
 Both sides have the same random weights. Counted are **new tokens a second of whole calls**: the
 prompt is read, tokens are chosen, ids come back to the host. No text ends early. On the CPU works
-run in float32, and kinfolk a second time in int8 (`--precision int8`); on CUDA in bfloat16, the
-peer with its default cache and with its static, compiled one, kinfolk by captured graph and by
-captured and compiled graph.
+run in float32, and kinfolk a second time in int8 (`--precision int8`), both also compiled
+(`--compile`); on CUDA in bfloat16, the peer with its default cache and with its static, compiled
+one, kinfolk by captured graph and by captured and compiled graph.
 
 Before anything is timed both sides write the same text in float32: greedy or beam, token for token.
 
@@ -164,19 +164,19 @@ def sides(work: Work, prompts: list[list[int]], tokens: int) -> list[Side]:
             Side("kinfolk compiled", ours(copied(model), work, prompts, tokens, compiled=True)),
         ]
     model, peer = networks(work, torch.float32)
-    small = lower(networks(work, torch.float32)[0])
-    return [
+    small, other = (lower(networks(work, torch.float32)[0]) for _ in range(2))
+    ways = [
         Side("transformers", theirs(peer, work, prompts, tokens)),
         Side("kinfolk", ours(model, work, prompts, tokens)),
-        *(
-            []
-            if work.beams > 1
-            else [
-                Side("kinfolk compiled", ours(copied(model), work, prompts, tokens, compiled=True))
-            ]
-        ),
         Side("kinfolk int8", ours(small, work, prompts, tokens)),
     ]
+    if work.beams == 1:  # beams are not compiled
+        twin = copied(model)
+        ways.append(Side("kinfolk compiled", ours(twin, work, prompts, tokens, compiled=True)))
+        ways.append(
+            Side("kinfolk int8 compiled", ours(other, work, prompts, tokens, compiled=True))
+        )
+    return ways
 
 
 def copied(model: Any) -> Any:

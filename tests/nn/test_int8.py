@@ -30,7 +30,7 @@ from little import text
 VOCAB = 300  # not a multiple of 32: the last panel is padded
 MEMBERS = pytest.mark.parametrize("member", members().values(), ids=list(members()))
 SHAPES = pytest.mark.parametrize(
-    ("inputs", "outputs"), [(64, 96), (70, 33), (1, 1), (5, 100), (768, 31), (127, 64)]
+    ("inputs", "outputs"), [(64, 96), (70, 33), (1, 1), (5, 100), (768, 31), (127, 64), (24, 600)]
 )
 
 

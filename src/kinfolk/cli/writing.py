@@ -112,8 +112,6 @@ def generate(
         compiled=compile,
     )
     wishes.check(chosen)
-    if compile and precision == "int8":
-        raise UserError("int8 has a kernel of its own, compiled long before: leave --compile out")
     text = piped("prompt") if prompt == "-" else prompt
     if text is not None:
         readable(text, "prompt")

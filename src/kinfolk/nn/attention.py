@@ -40,7 +40,9 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, visible: Visible, state: State | None = None, layer: int = 0
     ) -> Tensor:
-        query, key, value = (split(part, self.heads) for part in self.qkv(x).chunk(3, dim=-1))
+        # All three at once, (3, batch, heads, length, head width): a short text is mostly overhead.
+        parts = self.qkv(x).view(*x.shape[:2], 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        query, key, value = parts.unbind()
         if state is not None:
             key, value = state.cache(layer).extend(key, value)
         dropout = self.dropout if self.training else 0.0

@@ -125,13 +125,35 @@ class CompiledMatrix(Matrix):
         self.kernel = found
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Call the kernel."""
-        out = x.new_empty((*x.shape[:-1], self.outputs))
-        rows, threads = x.numel() // self.inputs, torch.get_num_threads()
-        beside = None if bias is None else bias.data_ptr()
-        if self.kernel(self.place, x.data_ptr(), beside, out.data_ptr(), rows, threads):
-            raise MemoryError(f"no memory for {rows} rows of {self.inputs} in int8")
-        return out
+        """Call the kernel; what is compiled around it calls it by a name that torch knows."""
+        if torch.compiler.is_compiling():
+            found: Tensor = torch.ops.kinfolk.bytes(x, bias, self.place, self.outputs)
+            return found
+        return called(self.kernel, self.place, x, bias, self.outputs)
+
+
+def called(kernel: Kernel, place: int, x: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
+    """Call the kernel for rows that lie together, with the matrix at this place in memory."""
+    out = x.new_empty((*x.shape[:-1], outputs))
+    rows, threads = x.numel() // x.shape[-1], torch.get_num_threads()
+    beside = None if bias is None else bias.data_ptr()
+    if kernel(place, x.data_ptr(), beside, out.data_ptr(), rows, threads):
+        raise MemoryError(f"no memory for {rows} rows of {x.shape[-1]} in int8")
+    return out
+
+
+@torch.library.custom_op("kinfolk::bytes", mutates_args=())
+def by_name(x: Tensor, bias: Tensor | None, place: int, outputs: int) -> Tensor:
+    """Call the kernel from a compiled graph."""
+    found = kernel()
+    assert found is not None
+    return called(found, place, x.contiguous(), bias, outputs)
+
+
+@by_name.register_fake
+def shaped(x: Tensor, bias: Tensor | None, place: int, outputs: int) -> Tensor:
+    """Return what the kernel would, without numbers."""
+    return x.new_empty((*x.shape[:-1], outputs))
 
 
 def matrix(weight: Tensor) -> Matrix:
