@@ -1,6 +1,7 @@
 """From a recipe to a run folder, in one go or in several."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -237,7 +238,11 @@ def held_out(recipe: Recipe) -> Feed | Mixture | Lanes | None:
     if scored and goes_on(recipe):
         rows = recipe.train.batch // recipe.train.accumulate
         return in_order(recipe.objective, scored[0][0], rows=rows)
-    return feed(recipe, *zip(*scored, strict=True)) if scored else None
+    try:
+        return feed(recipe, *zip(*scored, strict=True)) if scored else None
+    except UserError as error:  # too little text to ask anything about, which stops no run
+        warnings.warn(f"nothing held out can be scored, and nothing is: {error}", stacklevel=2)
+        return None
 
 
 def loader(
