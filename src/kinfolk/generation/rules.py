@@ -203,8 +203,7 @@ def forbid_runs(scores: Tensor, said: Tensor, size: int) -> Tensor:
         return scores
     runs = said.unfold(1, size, 1)  # (rows, places, size)
     newest = said[:, said.shape[1] - size + 1 :]
-    again = (runs[:, :, :-1] == newest[:, None]).all(2) & (newest >= 0).all(1, keepdim=True)
-    again &= runs[:, :, -1] >= 0
+    again = (runs[:, :, :-1] == newest[:, None]).all(2) & (runs[:, :, -1] >= 0)
     hits = torch.zeros_like(scores, dtype=torch.int32)
     hits.scatter_add_(1, runs[:, :, -1].clamp(min=0), again.int())
     return scores.masked_fill(hits > 0, NEVER)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from kinfolk.models.gpt2 import Block, GPT2Config
 from kinfolk.nn.positions import look_near
+from kinfolk.nn.residual import quieten
 from kinfolk.nn.sizes import LADDER
 from kinfolk.nn.table import Scores, Table, initialise
 from kinfolk.types import Inputs, Output
@@ -47,10 +48,7 @@ class GLM(nn.Module):
         self.blocks = nn.ModuleList(Block(c) for _ in range(c.depth))
         self.norm = nn.LayerNorm(c.width, c.epsilon)
         initialise(self, std=c.std, tables=TABLES)
-        with torch.no_grad():  # as GPT-2: residual weights / sqrt(N), N residual layers
-            for name, weight in self.blocks.named_parameters():
-                if name.endswith(("out.weight", "narrow.weight")):
-                    weight.mul_((2 * c.depth) ** -0.5)
+        quieten(self.blocks, 2 * c.depth)
         if c.near:
             look_near(self.blocks, self.places, std=TABLES)
 

@@ -5,12 +5,11 @@ A decoder: each token sees itself and the past, and the last hidden state predic
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.feedforward import FeedForward
-from kinfolk.nn.residual import PreNorm
+from kinfolk.nn.residual import PreNorm, quieten
 from kinfolk.nn.sizes import LADDER
 from kinfolk.nn.table import Scores, Table, initialise
 from kinfolk.sight import Visible
@@ -65,10 +64,7 @@ class GPT2(nn.Module):
         self.blocks = nn.ModuleList(Block(c) for _ in range(c.depth))
         self.norm = nn.LayerNorm(c.width, c.epsilon)
         initialise(self, std=0.02)
-        with torch.no_grad():  # section 2.3: residual weights / sqrt(N), N residual layers
-            for name, weight in self.blocks.named_parameters():
-                if name.endswith(("out.weight", "narrow.weight")):
-                    weight.mul_((2 * c.depth) ** -0.5)
+        quieten(self.blocks, 2 * c.depth)
 
     def forward(self, inputs: Inputs) -> Output:
         x = self.drop(self.tokens(inputs.ids) + self.places(inputs.places))

@@ -6,10 +6,10 @@ layer sees all of the past, the second its last `window` tokens, and so on.
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from kinfolk.models.gpt2 import Block, GPT2Config
+from kinfolk.nn.residual import quieten
 from kinfolk.nn.sizes import LADDER
 from kinfolk.nn.table import Scores, Table, initialise
 from kinfolk.sight import see
@@ -47,10 +47,7 @@ class GPT3(nn.Module):
         self.blocks = nn.ModuleList(Block(c) for _ in range(c.depth))
         self.norm = nn.LayerNorm(c.width, c.epsilon)
         initialise(self, std=0.02)
-        with torch.no_grad():  # as in GPT-2: residual weights / sqrt(N), N residual layers
-            for name, weight in self.blocks.named_parameters():
-                if name.endswith(("out.weight", "narrow.weight")):
-                    weight.mul_((2 * c.depth) ** -0.5)
+        quieten(self.blocks, 2 * c.depth)
 
     def forward(self, inputs: Inputs) -> Output:
         x = self.drop(self.tokens(inputs.ids) + self.places(inputs.places))

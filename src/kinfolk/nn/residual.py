@@ -1,7 +1,8 @@
-"""Where the norm of a residual branch stands."""
+"""Residual branches: where the norm stands, and how loud they start."""
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 
@@ -31,3 +32,11 @@ class PostNorm(nn.Module):
     def forward(self, x: Tensor, *args: Any) -> Tensor:
         y = self.branch(x, *args)
         return self.norm(x + (self.drop(y) if self.training else y))  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def quieten(blocks: nn.Module, branches: int) -> None:
+    """Divide what each branch adds to the stream by sqrt(N), N branches (GPT-2, section 2.3)."""
+    for name, weight in blocks.named_parameters():
+        if name.endswith(("out.weight", "narrow.weight")):
+            weight.mul_(branches**-0.5)
