@@ -1,4 +1,4 @@
-"""BLEU (Papineni et al., 2002), by sacrebleu."""
+"""BLEU (Papineni et al., 2002) and chrF (Popović, 2015), by sacrebleu."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ CHINESE = ("\u3400", "\u9fff")  # the first and the last character of those that
 
 
 @dataclass(frozen=True)
-class Bleu:
+class Rating:
     """A score from 0 to 100, and the signature that says how it was counted."""
 
     score: float
@@ -20,22 +20,37 @@ class Bleu:
 def library() -> Any:
     """Open sacrebleu, or say what it takes."""
     try:
-        from sacrebleu.metrics import bleu
+        from sacrebleu import metrics
     except ImportError as error:
-        raise UserError("BLEU needs the sacrebleu package: pip install sacrebleu") from error
-    return bleu
+        raise UserError(
+            "BLEU and chrF need the sacrebleu package: pip install sacrebleu"
+        ) from error
+    return metrics
 
 
-def bleu(written: Sequence[str], references: Sequence[str]) -> Bleu:
-    """Score what was written against one reference each."""
+def bleu(written: Sequence[str], references: Sequence[str]) -> Rating:
+    """Score the words of what was written against one reference each."""
+    check(written, references)
+    metric = library().BLEU(tokenize="zh" if chinese(references) else "13a")
+    found = metric.corpus_score(list(written), [list(references)])
+    return Rating(float(found.score), str(metric.get_signature()))
+
+
+def chrf(written: Sequence[str], references: Sequence[str]) -> Rating:
+    """Score the characters of what was written against one reference each."""
+    check(written, references)
+    metric = library().CHRF()
+    found = metric.corpus_score(list(written), [list(references)])
+    return Rating(float(found.score), str(metric.get_signature()))
+
+
+def check(written: Sequence[str], references: Sequence[str]) -> None:
+    """Refuse texts without a reference each, and no texts at all."""
     if len(written) != len(references) or not written:
         raise UserError(
             f"{len(written)} texts cannot be scored against {len(references)} references: "
             "give one for each"
         )
-    metric = library().BLEU(tokenize="zh" if chinese(references) else "13a")
-    found = metric.corpus_score(list(written), [list(references)])
-    return Bleu(float(found.score), str(metric.get_signature()))
 
 
 def chinese(texts: Sequence[str]) -> bool:

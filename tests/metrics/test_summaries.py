@@ -1,0 +1,81 @@
+"""ROUGE: Lin's examples, golden values of rouge-score, and rouge-score itself where it is."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kinfolk.errors import UserError
+from kinfolk.metrics.summaries import Rouge, rouge, rouges, subsequence
+
+WORDS = st.lists(st.sampled_from(["The", "cat", "sat.", "on", "mat-", "3", "U.S.", "é"]))
+TEXTS = st.lists(st.tuples(WORDS.map(" ".join), WORDS.map(" ".join)), min_size=1, max_size=5)
+
+
+@pytest.mark.parametrize(
+    ("reference", "written", "expected"),
+    [
+        # Lin 2004, section 3: the same words in another order.
+        ("police killed the gunman", "police kill the gunman", (3 / 4, 1 / 3, 3 / 4)),
+        ("police killed the gunman", "the gunman kill police", (3 / 4, 1 / 3, 1 / 2)),
+        # The tests of rouge-score.
+        ("testing one two", "testing", (1 / 2, 0, 1 / 2)),
+        ("testing one two", "testing one", (4 / 5, 2 / 3, 4 / 5)),
+        ("testing one two", "testing two", (4 / 5, 0, 4 / 5)),
+        ("testing one two", "", (0, 0, 0)),
+        ("The cat sat on the mat.", "the cat lay on a mat", (2 / 3, 1 / 5, 2 / 3)),
+    ],
+)
+def test_golden_values(reference: str, written: str, expected: tuple[float, ...]) -> None:
+    found = rouge([written], [reference])
+    assert (found.one, found.two, found.longest) == pytest.approx(expected)
+
+
+def test_a_score_is_the_mean_of_all() -> None:
+    written, references = ["a b", "c d", "x"], ["a b", "c e", "y"]
+    each = rouges(written, references)
+    assert each == [Rouge(1, 1, 1), Rouge(0.5, 0, 0.5), Rouge(0, 0, 0)]
+    assert rouge(written, references) == Rouge(0.5, 1 / 3, 0.5)
+
+
+def test_chinese_is_counted_by_its_characters() -> None:
+    found = rouge(["中国发布 iPhone 6 新规"], ["中国发布新规：支持iPhone"])
+    # 8 words and 9, of which 7 match; 4 pairs of 7 and 8; 中国发布新规 in this order
+    assert found.one == pytest.approx(2 * 7 / 17)
+    assert found.two == pytest.approx(2 * 4 / 15)
+    assert found.longest == pytest.approx(2 * 6 / 17)
+
+
+def test_other_letters_are_no_words_in_english() -> None:
+    """As in rouge-score, which knows a to z and digits."""
+    assert rouge(["a 中 b"], ["a b"]) == Rouge(1, 1, 1)
+
+
+@given(TEXTS)
+@settings(deadline=None)
+def test_scores_equal_rouge_score(pairs: list[tuple[str, str]]) -> None:
+    peer: Any = pytest.importorskip("rouge_score.rouge_scorer")
+    scorer = peer.RougeScorer(["rouge1", "rouge2", "rougeL"])
+    for written, reference in pairs:
+        found, theirs = rouge([written], [reference]), scorer.score(reference, written)
+        expected = [theirs[kind].fmeasure for kind in ("rouge1", "rouge2", "rougeL")]
+        assert [found.one, found.two, found.longest] == pytest.approx(expected)
+
+
+@given(st.lists(st.sampled_from("abc")), st.lists(st.sampled_from("abc")))
+def test_a_subsequence_is_as_long_as_in_the_table(one: list[str], other: list[str]) -> None:
+    row = [0] * (len(other) + 1)
+    for word in one:
+        before, row = row, [0]
+        for place, wanted in enumerate(other):
+            longest = max(before[place + 1], row[-1])
+            row.append(before[place] + 1 if word == wanted else longest)
+    assert subsequence(one, other) == row[-1]
+
+
+def test_what_cannot_be_scored_is_a_sentence() -> None:
+    with pytest.raises(UserError, match="2 summaries cannot be scored against 1"):
+        rouge(["a", "b"], ["a"])
+    with pytest.raises(UserError, match="there are no summaries"):
+        rouge([], [])
