@@ -5,7 +5,7 @@ import pkgutil
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -13,67 +13,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from kinfolk.errors import UserError
-from kinfolk.hub.names import Names
+from kinfolk.hub.heads import fitted, told
+from kinfolk.hub.names import Member as Member
+from kinfolk.hub.names import Parted
 from kinfolk.hub.own import PREFIX, Own
-from kinfolk.text.tokenizer import Specials, Tokenizer
+from kinfolk.nn.headed import HeadedConfig
+from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.types import Config, Model
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLE = "pytorch_model.bin"
-
-
-class Member(Protocol):
-    """What a file in this package says of a family member."""
-
-    @property
-    def TYPE(self) -> str:  # noqa: N802  # a constant, where a module says it
-        """Hugging Face's `model_type`."""
-        ...
-
-    @property
-    def CONFIG(self) -> type[Config]:  # noqa: N802
-        """What describes its network."""
-        ...
-
-    @property
-    def FRAME(self) -> str | None:  # noqa: N802
-        """What its tokenizer puts around a text."""
-        ...
-
-    @property
-    def GENERATES(self) -> bool:  # noqa: N802
-        """Whether it writes text."""
-        ...
-
-    def to_config(self, c: Any, specials: Specials | None) -> dict[str, Any]:
-        """Write config.json."""
-        ...
-
-    def from_config(self, data: Mapping[str, Any]) -> Config:
-        """Read config.json."""
-        ...
-
-    def names(self, c: Any) -> Names:
-        """Name every parameter."""
-        ...
-
-
-@runtime_checkable
-class Parted(Protocol):
-    """A member with networks that Hugging Face keeps apart: each has a sub-folder.
-
-    Their weights are named with the sub-folder and a slash before, as in `generator/norm.bias`.
-    """
-
-    @property
-    def PARTS(self) -> tuple[str, ...]:  # noqa: N802
-        """The names of the sub-folders."""
-        ...
-
-    def parts(self, c: Any, specials: Specials | None) -> dict[str, dict[str, Any]]:
-        """Write config.json of each sub-folder; that of the folder is read with these in it."""
-        ...
 
 
 def members() -> list[Member]:
@@ -91,7 +41,7 @@ def save(
     `length` is the longest text in tokens, the network's context where it is not given.
     """
     c = model.config
-    member = next((m for m in [*members(), *Own.all()] if m.CONFIG is type(c)), None)
+    member = _known(c)
     if member is None:
         raise UserError(f"{type(model).__name__} is in no file of models/: it cannot be saved")
     _fits(tokenizer, c.vocab, folder)
@@ -116,6 +66,21 @@ def save(
         if tokenizer is not None:
             longest = length or getattr(c, "context", None)
             tokenizer.save(folder / part, frame=member.FRAME, length=longest)
+
+
+def frame_of(config: Any) -> str | None:
+    """Return what stands around the texts that a network reads: one of the tokenizer's FRAMES."""
+    member = _known(config)
+    return None if member is None else member.FRAME
+
+
+def _known(c: Any) -> Member | None:
+    """Find what is said of a network: by its own file, else as of any of ours."""
+    body = c.body if isinstance(c, HeadedConfig) else c
+    named = next((m for m in members() if m.CONFIG is type(body)), None)
+    if named is not None and isinstance(c, HeadedConfig):
+        named = fitted(named, c)
+    return named or next((m for m in Own.all() if m.CONFIG is type(body)), None)
 
 
 def _put(
@@ -145,7 +110,7 @@ def load_model(folder: Path | str) -> Model:
     """Open the network alone, in float32, ready to be asked."""
     path = Path(folder)
     data = _config(path)
-    member = _member(data, path)
+    member = told(_member(data, path), data, str(path / "config.json"))
     parts = member.PARTS if isinstance(member, Parted) else ()
     parts = tuple(part for part in parts if (path / part).is_dir())
     data |= {part: _config(path / part) for part in parts}
@@ -233,4 +198,4 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _write(file: Path, data: Mapping[str, Any]) -> None:
-    file.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    file.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -4,13 +4,15 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk.errors import UserError
+from kinfolk.text.tokenizer import Specials
+from kinfolk.types import Config
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,8 @@ class Names:
 
     def _settle(self, found: dict[str, Tensor], where: str) -> None:
         """Leave one name for each tensor, and drop what nothing needs."""
-        for name in [name for name in found if re.fullmatch(self.ignored, name)]:
+        needed = {name for rule in self.rules for name in rule.theirs}
+        for name in [n for n in found if n not in needed and re.fullmatch(self.ignored, n)]:
             del found[name]
         for name, of in (*self.aliases.items(), *self.twins.items()):
             if name not in found:
@@ -155,6 +158,59 @@ def _compare(found: Mapping[str, torch.Size], wanted: Mapping[str, torch.Size], 
     ]
     if wrong:
         raise UserError(f"the weights in {where} do not fit its config.json: {', '.join(wrong)}")
+
+
+class Member(Protocol):
+    """What a file in this package says of a family member."""
+
+    @property
+    def TYPE(self) -> str:  # noqa: N802  # a constant, where a module says it
+        """Hugging Face's `model_type`."""
+        ...
+
+    @property
+    def CONFIG(self) -> type[Config]:  # noqa: N802
+        """What describes its network."""
+        ...
+
+    @property
+    def FRAME(self) -> str | None:  # noqa: N802
+        """What its tokenizer puts around a text."""
+        ...
+
+    @property
+    def GENERATES(self) -> bool:  # noqa: N802
+        """Whether it writes text."""
+        ...
+
+    def to_config(self, c: Any, specials: Specials | None) -> dict[str, Any]:
+        """Write config.json."""
+        ...
+
+    def from_config(self, data: Mapping[str, Any]) -> Config:
+        """Read config.json."""
+        ...
+
+    def names(self, c: Any) -> Names:
+        """Name every parameter."""
+        ...
+
+
+@runtime_checkable
+class Parted(Protocol):
+    """A member with networks that Hugging Face keeps apart: each has a sub-folder.
+
+    Their weights are named with the sub-folder and a slash before, as in `generator/norm.bias`.
+    """
+
+    @property
+    def PARTS(self) -> tuple[str, ...]:  # noqa: N802
+        """The names of the sub-folders."""
+        ...
+
+    def parts(self, c: Any, specials: Specials | None) -> dict[str, dict[str, Any]]:
+        """Write config.json of each sub-folder; that of the folder is read with these in it."""
+        ...
 
 
 def given(config: Any, fields: Mapping[str, str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Members that Hugging Face does not know: the same layout of folder, with our own names."""
+"""Members and heads that Hugging Face does not know: the same layout, with our own names."""
 
 import pkgutil
 from collections.abc import Mapping
@@ -11,6 +11,8 @@ from torch import nn
 
 import kinfolk.models
 from kinfolk.hub.names import Names, Rule
+from kinfolk.nn.bilstm import BiLSTMConfig
+from kinfolk.nn.headed import HeadedConfig, Summary
 from kinfolk.nn.table import Table
 from kinfolk.text.tokenizer import Specials
 from kinfolk.types import Config
@@ -26,10 +28,10 @@ class Own:
 
     @classmethod
     def all(cls) -> list["Own"]:
-        """Find the members by the files in models/."""
+        """Find the members by the files in models/; the baseline of tasks is in none."""
         names = [found.name for found in pkgutil.iter_modules(kinfolk.models.__path__)]
         presets = [import_module(f"kinfolk.models.{name}").PRESETS for name in names]
-        return [cls(type(next(iter(sizes.values())))) for sizes in presets]
+        return [*(cls(type(next(iter(sizes.values())))) for sizes in presets), cls(BiLSTMConfig)]
 
     @property
     def TYPE(self) -> str:  # noqa: N802  # as the constant of the other files
@@ -51,17 +53,21 @@ class Own:
         return str(import_module(self.CONFIG.__module__).KIND)
 
     def to_config(self, c: Any, specials: Specials | None) -> dict[str, Any]:
-        """Write config.json."""
+        """Write config.json; under `head` what stands on the member, where something does."""
         roles = ("bos", "eos", "pad")
         ids = {f"{role}_token_id": getattr(specials, role) for role in roles} if specials else {}
-        return {**asdict(c), **ids}
+        if not isinstance(c, HeadedConfig):
+            return {**asdict(c), **ids}
+        head = asdict(c)
+        return {**head.pop("body"), **ids, "head": head}
 
     def from_config(self, data: Mapping[str, Any]) -> Config:
         """Read config.json."""
-        known = {field.name for field in fields(self.CONFIG)}  # type: ignore[arg-type]
-        given = {name: value for name, value in data.items() if name in known}
-        # JSON has no tuples, and a config holds no lists.
-        return self.CONFIG(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
+        body = self.CONFIG(**_known(self.CONFIG, data))
+        if "head" not in data:
+            return body
+        head = _known(HeadedConfig, data["head"])
+        return HeadedConfig(**head | {"body": body, "summary": Summary(**head["summary"])})
 
     def names(self, c: Any) -> Names:
         """Call every parameter what it is called here."""
@@ -69,3 +75,9 @@ class Own:
             model: nn.Module = c.build()
         tables = {f"{n}.weight": m.vocab for n, m in model.named_modules() if isinstance(m, Table)}
         return Names(rules=[Rule(n, (n,), rows=tables.get(n)) for n in model.state_dict()])
+
+
+def _known(config: Any, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Pick the fields of a config. JSON has no tuples, and a config holds no lists."""
+    given = {field.name: data[field.name] for field in fields(config) if field.name in data}
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}

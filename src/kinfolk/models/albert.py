@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from kinfolk.errors import UserError
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.feedforward import FeedForward, activation
+from kinfolk.nn.headed import Summary
 from kinfolk.nn.positions import look_near
 from kinfolk.nn.residual import PostNorm
 from kinfolk.nn.sizes import LADDER
@@ -21,6 +22,8 @@ from kinfolk.sight import Visible
 from kinfolk.types import Inputs, Output
 
 KIND = "encoder"
+SUMMARY = Summary(reads="first", own=True)
+LEARNED_WITH = ("head", "pairs")  # what only pretraining needs
 TABLES = 0.02  # the standard deviation of tables at the start (the published code)
 Shared = Literal["all", "attention", "feed", "none"]
 

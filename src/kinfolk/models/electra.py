@@ -14,12 +14,15 @@ from kinfolk.errors import UserError
 from kinfolk.models.albert import TokenHead
 from kinfolk.models.bert import BertConfig, Block
 from kinfolk.nn.feedforward import activation
+from kinfolk.nn.headed import Summary
 from kinfolk.nn.positions import look_near
 from kinfolk.nn.sizes import LADDER
 from kinfolk.nn.table import Scores, Table, initialise
 from kinfolk.types import Inputs, Output
 
 KIND = "encoder"
+SUMMARY = Summary(reads="first", bend="gelu")
+LEARNED_WITH = ("generator", "head", "detector")  # what only pretraining needs
 TABLES = 0.02  # the standard deviation of tables at the start (the published code)
 
 

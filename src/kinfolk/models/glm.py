@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.models.gpt2 import Block, GPT2Config
+from kinfolk.nn.headed import Summary
 from kinfolk.nn.positions import look_near
 from kinfolk.nn.residual import quieten
 from kinfolk.nn.sizes import LADDER
@@ -18,6 +19,7 @@ from kinfolk.types import Inputs, Output
 
 KIND = "decoder"
 FILLS = True  # besides going on with a text
+SUMMARY = Summary(reads="first", bend="tanh")
 TABLES = 0.02  # the standard deviation of tables at the start (the released code)
 
 

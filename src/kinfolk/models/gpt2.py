@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.feedforward import FeedForward
+from kinfolk.nn.headed import Summary
 from kinfolk.nn.residual import PreNorm, quieten
 from kinfolk.nn.sizes import LADDER
 from kinfolk.nn.table import Scores, Table, initialise
@@ -16,6 +17,7 @@ from kinfolk.sight import Visible
 from kinfolk.types import Inputs, Output, State
 
 KIND = "decoder"
+SUMMARY = Summary(reads="last", bias=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from kinfolk.models.gpt2 import Block, GPT2Config
+from kinfolk.nn.headed import Summary
 from kinfolk.nn.residual import quieten
 from kinfolk.nn.sizes import LADDER
 from kinfolk.nn.table import Scores, Table, initialise
@@ -16,6 +17,7 @@ from kinfolk.sight import see
 from kinfolk.types import Inputs, Output
 
 KIND = "decoder"
+SUMMARY = Summary(reads="last", bias=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,12 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.models.bert import TABLES, BertConfig, Block, TokenHead
+from kinfolk.nn.headed import Summary
 from kinfolk.nn.positions import look_near
 from kinfolk.nn.sizes import LADDER
 from kinfolk.nn.table import Scores, Table, initialise
 from kinfolk.types import Inputs, Output
 
 KIND = "encoder"
+SUMMARY = Summary(reads="first", bend="tanh")
+LEARNED_WITH = ("head",)  # what only pretraining needs
 
 
 @dataclass(frozen=True, kw_only=True)

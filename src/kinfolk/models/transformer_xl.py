@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from kinfolk.nn.adaptive import Clusters
 from kinfolk.nn.feedforward import FeedForward
+from kinfolk.nn.headed import Summary
 from kinfolk.nn.relative import RelativeAttention, View, waves
 from kinfolk.nn.residual import PostNorm
 from kinfolk.nn.sizes import LADDER
@@ -19,6 +20,7 @@ from kinfolk.sight import UNWRITTEN
 from kinfolk.types import Inputs, Memory, Output, Prediction, State
 
 KIND = "decoder"
+SUMMARY = Summary(reads="last", bias=False)
 
 
 @dataclass(frozen=True, kw_only=True)

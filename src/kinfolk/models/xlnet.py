@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kinfolk.nn.feedforward import FeedForward
+from kinfolk.nn.headed import Summary
 from kinfolk.nn.relative import SegmentedAttention, View, waves
 from kinfolk.nn.residual import PostNorm
 from kinfolk.nn.sizes import LADDER
@@ -21,6 +22,8 @@ from kinfolk.types import Inputs, Output, State
 
 KIND = "encoder"
 WRITES = True  # besides filling: it can be asked for the next token
+SUMMARY = Summary(reads="last", bend="tanh")
+LEARNED_WITH = ("bias",)  # what only pretraining needs
 
 
 @dataclass(frozen=True, kw_only=True)

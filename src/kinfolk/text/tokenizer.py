@@ -176,6 +176,8 @@ class Tokenizer:
                 "attention_mask",
             ],
             **{f"{role}_token": self._names[role] for role in ROLES if role in self._names},
+            # XLNet sums a text up in its last token, which must be the row's last, too.
+            **({"padding_side": "left"} if frame == "xlnet" else {}),
         }
         if (longest := length or self._length) is not None:
             settings["model_max_length"] = longest

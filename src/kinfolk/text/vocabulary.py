@@ -25,12 +25,14 @@ def train(
     vocab: int,
     lowercase: bool = False,
     segmenter: str = "spaces",
+    fewer: bool = False,
 ) -> Tokenizer:
     """Learn `vocab` tokens, special ones included, from a stream of texts.
 
     For "char", `vocab` is an upper limit; "byte" has 256 bytes whatever the text. The segmenter
     "jieba" makes words of Chinese for the kind "word", where each character is one otherwise.
-    Of very much text without spaces, a share is read: memory stays under 4 GB.
+    Of very much text without spaces, a share is read: memory stays under 4 GB. Where the text
+    supports `fewer` tokens, there may be as many as it does.
     """
     if kind not in KINDS:
         raise UserError(f"{kind!r} is no kind of tokenizer: choose one of {', '.join(KINDS)}")
@@ -56,7 +58,7 @@ def train(
             for name in SPECIALS
         ]
     )
-    if kind not in ("char", "byte") and backend.get_vocab_size() < vocab:
+    if not fewer and kind not in ("char", "byte") and backend.get_vocab_size() < vocab:
         supported = backend.get_vocab_size()
         raise UserError(
             f"the text supports only {supported:,} pieces, {vocab:,} were asked for: "

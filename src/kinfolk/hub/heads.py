@@ -1,0 +1,177 @@
+"""Members with a head, as Hugging Face's classes for them name it; others keep our own names."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kinfolk.errors import UserError
+from kinfolk.hub.names import Member, Names, part, refuse
+from kinfolk.nn.headed import LABELS, HeadedConfig, Summary, summary
+from kinfolk.text.tokenizer import Specials
+
+
+@dataclass(frozen=True)
+class Class:
+    """One of Hugging Face's classes, and the names of its head."""
+
+    name: str
+    out: str
+    dense: str | None = None  # the matrix before the last, where there is one
+
+
+def _usual(name: str, text: tuple[str, ...], choice: tuple[str, ...]) -> dict[str, Class]:
+    return {
+        "text": Class(f"{name}ForSequenceClassification", *text),
+        "tokens": Class(f"{name}ForTokenClassification", "classifier"),
+        "span": Class(f"{name}ForQuestionAnswering", "qa_outputs"),
+        "choice": Class(f"{name}ForMultipleChoice", *choice),
+    }
+
+
+SUMMED = "sequence_summary.summary"
+DEEP = ("classifier.out_proj", "classifier.dense")
+XLNET = _usual("XLNet", ("logits_proj", SUMMED), ("logits_proj", SUMMED))
+# By `model_type` and head; what is not here has no class there.
+CLASSES = {
+    "bert": _usual("Bert", ("classifier",), ("classifier",)),
+    "albert": _usual("Albert", ("classifier",), ("classifier",)),
+    "roberta": _usual("Roberta", DEEP, ("classifier", "roberta.pooler.dense")),
+    "electra": _usual("Electra", DEEP, ("classifier", SUMMED)),
+    "xlnet": XLNET | {"span": Class("XLNetForQuestionAnsweringSimple", "qa_outputs")},
+    "gpt2": {
+        "text": Class("GPT2ForSequenceClassification", "score"),
+        "tokens": Class("GPT2ForTokenClassification", "classifier"),
+        "span": Class("GPT2ForQuestionAnswering", "qa_outputs"),
+    },
+    "openai-gpt": {"text": Class("OpenAIGPTForSequenceClassification", "score")},
+}
+# How the classes end that pretraining needs, with its heads or without.
+PLAIN = ("Model", "PreTraining", "LM", "NextSentencePrediction", "ConditionalGeneration")
+KINDS = {False: "single_label_classification", True: "regression"}  # by whether it regresses
+# Where the dropout before the last matrix is said; `classifier_dropout` elsewhere.
+DROPOUTS = {"albert": "classifier_dropout_prob", "xlnet": "summary_last_dropout"}
+
+
+@dataclass(frozen=True)
+class WithHead:
+    """What the other files of this package say of a member, said for it with a head."""
+
+    member: Member
+    there: Class
+    head: str
+
+    CONFIG = HeadedConfig
+    GENERATES = False
+
+    @property
+    def TYPE(self) -> str:  # noqa: N802  # as the constant of the other files
+        """The `model_type`."""
+        return self.member.TYPE
+
+    @property
+    def FRAME(self) -> str | None:  # noqa: N802
+        """What its tokenizer puts around a text."""
+        return self.member.FRAME
+
+    def to_config(self, c: HeadedConfig, specials: Specials | None) -> dict[str, Any]:
+        """Write config.json."""
+        return {
+            **self.member.to_config(c.body, specials),
+            "architectures": [self.there.name],
+            "id2label": {str(i): label for i, label in enumerate(c.labels)},
+            "label2id": {label: i for i, label in enumerate(c.labels)},
+            **({"problem_type": KINDS[c.regress]} if c.head == "text" else {}),
+            **self._summing(c.summary),
+            **dict.fromkeys(self._dropouts(), c.dropout),
+        }
+
+    def from_config(self, data: Mapping[str, Any]) -> HeadedConfig:
+        """Read config.json."""
+        body = self.member.from_config(data)
+        way = summary(body)
+        refuse(data, **self._summing(way))
+        labels = LABELS.get(self.head) or _labels(data)
+        regress = self.head == "text" and len(labels) == 1
+        if self.head == "text" and data.get("problem_type") is not None:
+            refuse(data, problem_type=KINDS[regress])
+        said = [data[name] for name in self._dropouts() if data.get(name) is not None]
+        return HeadedConfig(
+            body=body,
+            head=self.head,  # type: ignore[arg-type]  # a key of the table
+            labels=labels,
+            summary=way,
+            regress=regress,
+            dropout=said[0] if said else getattr(body, "dropout", 0.0),
+        )
+
+    def names(self, c: HeadedConfig) -> Names:
+        """Name every parameter: the member's but for what was dropped, and the head's."""
+        whole = self.member.names(c.body)
+        gone = tuple(f"{name}." for name in c.dropped)
+        left = [rule for rule in whole.rules if f"{rule.ours}.".startswith(gone)]
+        kept = [replace(r, ours=f"body.{r.ours}") for r in whole.rules if r not in left]
+        dense = [] if self.there.dense is None else part("head.dense", self.there.dense)
+        bias = c.summary.bias or not c.sums
+        # Older versions saved parts of the body that the head does not look at.
+        old = [n for rule in left for n in rule.theirs if n.startswith(whole.prefix)]
+        return Names(
+            prefix=whole.prefix,
+            rules=[*kept, *dense, *part("head.out", self.there.out, bias=bias)],
+            twins={n: of for n, of in whole.twins.items() if n.startswith(whole.prefix)},
+            endings=whole.endings,
+            ignored="|".join([whole.ignored, *map(re.escape, old)]),
+        )
+
+    def _summing(self, way: Summary) -> dict[str, Any]:
+        """Say in Hugging Face's words how a text is summed up, where its class asks."""
+        if self.there.dense != SUMMED:
+            return {}
+        return {
+            "summary_type": way.reads,
+            "summary_use_proj": True,
+            "summary_activation": way.bend,
+        }
+
+    def _dropouts(self) -> list[str]:
+        """Say where the dropout is written, and looked for first to last."""
+        names = [DROPOUTS.get(self.TYPE, "classifier_dropout")]
+        if self.there.dense == SUMMED:
+            names.insert(0, "summary_last_dropout")
+        return names
+
+
+def fitted(member: Member, c: HeadedConfig) -> WithHead | None:
+    """Return the member with such a head, None where Hugging Face has no class like it."""
+    there = CLASSES.get(member.TYPE, {}).get(c.head)
+    if there is None or c.summary != summary(c.body):
+        return None
+    return WithHead(member, there, c.head)
+
+
+def told(member: Member, data: Mapping[str, Any], where: str) -> Member:
+    """Return the member with the head that a config.json tells of, as it is where there is none."""
+    said = str((data.get("architectures") or [PLAIN[0]])[0])
+    known = CLASSES.get(member.TYPE, {})
+    for head, there in known.items():
+        if there.name == said:
+            return WithHead(member, there, head)
+    if said.endswith(PLAIN):
+        return member
+    names = ", ".join(there.name for there in known.values())
+    raise UserError(
+        f"{where} says architectures=[{said!r}]: of {member.TYPE} with a head kinfolk opens "
+        f"{names or 'none'}"
+    )
+
+
+def _labels(data: Mapping[str, Any]) -> tuple[str, ...]:
+    """Read the names of the scores; two that have none are left out by Hugging Face."""
+    said = data.get("id2label") or {str(i): f"LABEL_{i}" for i in range(2)}
+    numbers = [str(i) for i in range(len(said))]
+    if set(said) != set(numbers):
+        raise UserError(
+            f"config.json numbers its labels {', '.join(said)} in id2label: they must count from "
+            f"0 to {len(said) - 1}, without holes"
+        )
+    return tuple(str(said[i]) for i in numbers)

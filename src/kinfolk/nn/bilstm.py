@@ -1,0 +1,122 @@
+"""A bidirectional LSTM (Graves and Schmidhuber, 2005): the honest baseline of every task.
+
+It is never pretrained and has no place in the family: what a member learned from plain text is
+worth what it scores above this. A token's hidden state has read the text up to it from either
+side. Onto that of a text's first token the maximum over the text is added, feature by feature
+(Conneau et al. 2017), so that the first token sums the text up, as a member's does.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from kinfolk.errors import UserError
+from kinfolk.nn.headed import Summary
+from kinfolk.nn.sizes import LADDER
+from kinfolk.nn.table import Table, initialise
+from kinfolk.types import Inputs, Output
+
+KIND = "recurrent"
+SUMMARY = Summary(reads="first")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BiLSTMConfig:
+    """Two layers, unless told otherwise; texts may be of any length."""
+
+    vocab: int = 30522
+    width: int = 256  # of what it says; either direction has half
+    depth: int = 2
+    dropout: float = 0.3  # before each layer
+
+    def __post_init__(self) -> None:
+        if self.width % 2:
+            raise UserError(
+                f"model.width={self.width} is odd: two directions share it; use an even"
+            )
+
+    def build(self) -> "BiLSTM":
+        """Make the network, with fresh weights."""
+        return BiLSTM(self)
+
+
+class BiLSTM(nn.Module):
+    """A table, and layers that read each text from both its ends, whatever the clocks say."""
+
+    def __init__(self, c: BiLSTMConfig) -> None:
+        super().__init__()
+        self.config = c
+        self.tokens = Table(c.vocab, c.width)
+        self.drop = nn.Dropout(c.dropout)
+        self.blocks = nn.ModuleList(
+            nn.LSTM(c.width, c.width // 2, bidirectional=True) for _ in range(c.depth)
+        )
+        initialise(self, std=0.1)
+        remember(self)
+
+    # The lengths of texts are another shape with every batch.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, inputs: Inputs) -> Output:
+        x, texts = self.tokens(inputs.ids), Texts.of(inputs.sight.document)
+        flat = x.flatten(0, 1)[texts.slots]
+        for block in self.blocks:
+            packed, _ = block(PackedSequence(self.drop(flat), texts.sizes))
+            flat = packed.data
+        flat = texts.summed(flat)
+        hidden = flat.new_zeros(x.shape).flatten(0, 1).index_copy(0, texts.slots, flat)
+        return Output(hidden.view_as(x))
+
+
+@torch.no_grad()
+def remember(model: nn.Module) -> None:
+    """Open the forget gates (Jozefowicz et al. 2015): an LSTM starts by keeping what it read."""
+    for name, parameter in model.named_parameters():
+        if "bias_ih" in name or "bias_hh" in name:  # gates: input, forget, cell, output
+            parameter.zero_()
+        if "bias_ih" in name:
+            parameter.chunk(4)[1].fill_(1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """The texts of packed rows as an LSTM reads them: all their first tokens, all second, ...
+
+    Longer texts come first, so that those that have ended are the last of each such step.
+    """
+
+    slots: Tensor  # (tokens,): where each token stands in the flattened rows; no padding
+    sizes: Tensor  # (longest text,), on the CPU: how many texts go on at each step
+    text: Tensor  # (tokens,): the number of each token's text, the longest 0
+
+    @classmethod
+    def of(cls, document: Tensor) -> "Texts":
+        """Find the texts by their numbers, (batch, length): each stands in one row, in one go."""
+        before = F.pad(document, (1, 0), value=-1)[:, :-1]
+        begins = document != before
+        begins[:, 0] = True  # the same number in the next row is another text
+        slots = torch.nonzero(document.flatten() >= 0)[:, 0]
+        run = begins.flatten().cumsum(0)[slots]
+        _, text, lengths = torch.unique_consecutive(run, return_inverse=True, return_counts=True)
+        starts = lengths.cumsum(0) - lengths
+        place = torch.arange(len(slots), device=slots.device) - starts[text]
+        rank = torch.argsort(torch.argsort(lengths, descending=True, stable=True))
+        order = torch.argsort(place * len(lengths) + rank[text])
+        return cls(slots[order], torch.bincount(place).cpu(), rank[text][order])
+
+    def summed(self, flat: Tensor) -> Tensor:
+        """Add to the first token of each text the maximum over the text."""
+        texts = int(self.sizes[0])
+        most = flat.new_zeros(texts, flat.shape[1])
+        into = self.text[:, None].expand_as(flat)
+        most = most.scatter_reduce(0, into, flat, "amax", include_self=False)
+        # The first step is the first token of every text, in the order of their numbers.
+        return torch.cat([flat[:texts] + most, flat[texts:]])
+
+
+PRESETS = {
+    name: BiLSTMConfig(width=LADDER[name].width)
+    for name in ("nano", "tiny", "mini", "small", "base")
+}

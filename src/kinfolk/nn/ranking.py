@@ -1,0 +1,155 @@
+"""Spans ranked against those before them (Lee et al., 2017): which of them means the same thing?
+
+How likely a span refers back to another is what either scores as a mention, and what the two score
+as a pair. To refer to none scores 0.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+INNER, FEATURE = 150, 20  # Lee et al. 2017, section 7.1
+BUCKETS = (1, 2, 3, 4, 5, 8, 16, 32, 64)  # where each begins, of lengths and distances: the same
+
+
+class Spans(Protocol):
+    """Spans of words that may be mentions, document after document, each from left to right."""
+
+    @property
+    def first(self) -> Tensor:
+        """The place of its first word among all words: (spans,)."""
+        ...
+
+    @property
+    def last(self) -> Tensor:
+        """The place of its last word: (spans,)."""
+        ...
+
+    @property
+    def document(self) -> Tensor:
+        """The number of its document: (spans,)."""
+        ...
+
+    @property
+    def speaker(self) -> Tensor:
+        """Who says it, -1 where nobody knows: (spans,)."""
+        ...
+
+    @property
+    def room(self) -> Tensor:
+        """How many spans of each document are kept as mentions: (documents,)."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """The mentions, and what each scores with those before it, the nearest first."""
+
+    kept: Tensor  # (mentions,): which of the spans they are
+    before: Tensor  # (mentions, antecedents): places among the mentions, -1 where there is none
+    scores: Tensor  # (mentions, 1 + antecedents): of no antecedent, 0, then of each
+    worth: Tensor  # (spans,): what each of all spans scores as a mention
+
+
+class Ranker(nn.Module):
+    """Score spans as mentions, keep the best of each document, and score those in pairs."""
+
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(dropout)
+        self.attend = nn.Linear(width, 1, bias=False)
+        self.lengths = nn.Embedding(len(BUCKETS), FEATURE)
+        # Deviation: spans are made narrow before they meet in pairs, of which there are many.
+        self.span = nn.Linear(3 * width + FEATURE, INNER)
+        self.mention = scorer(INNER, dropout)
+        self.distances = nn.Embedding(len(BUCKETS), FEATURE)
+        self.speakers = nn.Embedding(3, FEATURE)  # unknown, the same, another
+        self.pair = scorer(3 * INNER + 2 * FEATURE, dropout)
+        begin(self)
+
+    def forward(self, words: Tensor, spans: Spans, most: int) -> Ranking:
+        """Rank spans by the hidden states of words, (words, width), each against `most` others."""
+        vectors = self.vectors(self.drop(words.float()), spans.first, spans.last)
+        worth = self.mention(vectors)[:, 0].float()
+        kept = best(worth.detach(), spans.document, spans.room)
+        before = nearest(spans.document[kept], most)
+        later, step = torch.nonzero(before >= 0, as_tuple=True)
+        one, other = kept[later], kept[before[later, step]]
+        said = alike(spans.speaker[one], spans.speaker[other])
+        pairs = self.pairs(vectors[one], vectors[other], step + 1, said)
+        scores = worth.new_full((len(kept), 1 + most), -torch.inf)
+        scores[:, 0] = 0.0
+        scores[later, step + 1] = worth[one] + worth[other] + pairs.float()
+        return Ranking(kept, before, scores, worth)
+
+    def vectors(self, words: Tensor, first: Tensor, last: Tensor) -> Tensor:
+        """Say what each span is: its ends, the mean of its words by weight, and its length."""
+        length = last - first + 1
+        places = first[:, None] + torch.arange(int(length.max()), device=first.device)
+        outside = places > last[:, None]
+        places = places.minimum(last[:, None])
+        weight = self.attend(words)[:, 0].float()[places].masked_fill(outside, -torch.inf)
+        mean = F.embedding_bag(
+            places, words, mode="sum", per_sample_weights=weight.softmax(-1).to(words.dtype)
+        )
+        feature = self.lengths(bucket(length))
+        return self.span(torch.cat([words[first], words[last], mean, feature], -1))  # type: ignore[no-any-return]
+
+    def pairs(self, later: Tensor, earlier: Tensor, distance: Tensor, said: Tensor) -> Tensor:
+        """Score pairs of spans: (pairs,)."""
+        features = [self.distances(bucket(distance)), self.speakers(said)]
+        both = torch.cat([later, earlier, later * earlier, *features], -1)
+        return self.pair(both)[:, 0]  # type: ignore[no-any-return]
+
+
+def scorer(width: int, dropout: float) -> nn.Sequential:
+    """Return a network with two hidden layers and one score."""
+    return nn.Sequential(
+        nn.Linear(width, INNER),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+        nn.Linear(INNER, INNER),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+        nn.Linear(INNER, 1),
+    )
+
+
+def begin(model: nn.Module) -> None:
+    """Draw weights by the sizes of each matrix (Glorot and Bengio, 2010), as the published code."""
+    for weight in model.parameters():
+        if weight.dim() > 1:
+            nn.init.xavier_uniform_(weight)
+        else:
+            nn.init.zeros_(weight)
+
+
+def best(worth: Tensor, document: Tensor, room: Tensor) -> Tensor:
+    """Return the spans with the highest scores, as many of each document as it has room for."""
+    order = worth.argsort(descending=True, stable=True)
+    order = order[document[order].argsort(stable=True)]
+    sizes = torch.bincount(document, minlength=len(room))
+    starts = sizes.cumsum(0) - sizes
+    rank = torch.arange(len(order), device=order.device) - starts[document]
+    return order[rank < room[document]].sort().values
+
+
+def nearest(document: Tensor, most: int) -> Tensor:
+    """Return the mentions before each in its document, the nearest first: (mentions, most)."""
+    places = torch.arange(len(document), device=document.device)[:, None]
+    before = places - torch.arange(1, most + 1, device=document.device)
+    own = document[before.clamp(min=0)] == document[:, None]
+    return torch.where(own & (before >= 0), before, -1)
+
+
+def alike(one: Tensor, other: Tensor) -> Tensor:
+    """Compare speakers: 1 where it is the same, 2 where it is another, 0 where nobody knows."""
+    return torch.where((one < 0) | (other < 0), 0, torch.where(one == other, 1, 2))
+
+
+def bucket(size: Tensor) -> Tensor:
+    """Return the bucket of each length or distance, from 1."""
+    return torch.bucketize(size, torch.tensor(BUCKETS[1:], device=size.device), right=True)
