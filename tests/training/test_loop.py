@@ -26,6 +26,8 @@ class Run:
         self.watched: list[Progress] = []
         self.losses: Callable[[int], float] = lambda number: 1.0 / (number + 1)
         self.held = True
+        self.beside: dict[str, float] = {}
+        self.enough: Callable[[], bool] | None = None
 
     def step(self, number: int, batches: Any) -> Outcome:
         assert batches == [f"batch {number}"]
@@ -33,9 +35,9 @@ class Run:
         loss = torch.tensor(self.losses(number))
         return Outcome(loss, torch.tensor(0.5), {"tokens": loss}, {"tokens": 7}, 0.1)
 
-    def score(self) -> float:
+    def score(self) -> dict[str, float]:
         self.scored.append(len(self.stepped) + self.start)
-        return 0.25
+        return {"held_out": 0.25} | self.beside
 
     def save(self, number: int, score: float | None) -> None:
         # What a checkpoint counts on is in the log before it is written.
@@ -55,6 +57,7 @@ class Run:
                 score=self.score if self.held else None,
                 save=self.save,
                 watch=self.watched.append,
+                enough=self.enough,
                 **self.every,
             ).run(self.start, batches or self.batches())
         return read(self.folder)
@@ -138,3 +141,49 @@ def test_a_sick_run_stops_and_is_not_saved(tmp_path: Path, sick: float) -> None:
     with pytest.raises(UserError, match=r"at step 4: the run is sick; lower\s+train.peak"):
         run.go()
     assert run.saved == []
+
+
+def test_whatever_is_scored_is_logged_beside_the_loss(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.beside = {"accuracy": 0.75, "f1": 0.5}
+    lines = run.go()
+    found = {line["step"]: (line["held_out"], line["f1"]) for line in lines if "accuracy" in line}
+    assert found == dict.fromkeys(run.scored, (0.25, 0.5))
+
+
+def test_a_score_never_hides_what_the_step_said(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.beside = {"loss": 0.75}
+    with pytest.raises(AssertionError, match="the name of something else"):
+        run.go()
+
+
+def test_a_run_ends_when_it_is_enough_and_is_saved(tmp_path: Path) -> None:
+    run = Run(tmp_path, steps=20)
+    asked: list[int] = []
+
+    def enough() -> bool:
+        asked.append(run.scored[-1])
+        return run.scored[-1] == 8
+
+    run.enough = enough
+    lines = run.go()
+    assert asked == run.scored == [4, 5, 8], "it is asked after each scoring, and then alone"
+    assert run.stepped == list(range(8))
+    assert run.saved == [(5, 0.25), (8, 0.25)]
+    assert [line["step"] for line in lines] == list(range(1, 9))
+    assert run.watched[-1].step == 8
+
+
+def test_a_run_that_ends_at_a_checkpoint_is_saved_once(tmp_path: Path) -> None:
+    run = Run(tmp_path, steps=20)
+    run.enough = lambda: run.scored[-1] == 5
+    run.go()
+    assert run.saved == [(5, 0.25)]
+
+
+def test_where_nothing_is_scored_nobody_asks_whether_it_is_enough(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.held, run.enough = False, lambda: True
+    run.go()
+    assert run.saved == [(5, None), (10, None)]

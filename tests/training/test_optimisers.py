@@ -80,7 +80,16 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("peak", 0.0), ("peak", math.nan), ("decay", -1.0), ("betas", (0.9, 1.0)), ("eps", -1e-8)],
+    [
+        ("peak", 0.0),
+        ("peak", math.nan),
+        ("decay", -1.0),
+        ("betas", (0.9, 1.0)),
+        ("eps", -1e-8),
+        ("shrink", 0.0),
+        ("shrink", 1.5),
+        ("shrink", math.nan),
+    ],
 )
 def test_an_impossible_setting_is_a_sentence(field: str, value: Any) -> None:
     with pytest.raises(UserError):

@@ -153,7 +153,7 @@ class Run:
                 step=step,
                 log=log,
                 log_every=10 if self.device.type == "cuda" else 1,
-                score=self.score if self.held_out is not None else None,
+                score=None if self.held_out is None else lambda: {"held_out": self.score()},
                 score_every=train.evaluate_every,
                 save=self.save,
                 save_every=train.save_every,

@@ -4,7 +4,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,11 +50,13 @@ class Loop:
     step: Callable[[int, Sequence[Batch[Any]]], Outcome]
     log: Log
     log_every: int  # steps between reads of the device: each read waits for it
-    score: Callable[[], float] | None  # on held-out documents, where there are any
+    # Where there are held-out documents: the loss on them, "held_out", and what else is logged.
+    score: Callable[[], Mapping[str, float]] | None
     score_every: int
     save: Callable[[int, float | None], None]
     save_every: int
     watch: Callable[[Progress], None]
+    enough: Callable[[], bool] | None = None  # asked after each scoring: may the run end here?
 
     done: int = field(default=0, init=False)
     pending: list[tuple[int, Outcome]] = field(default_factory=list, init=False)
@@ -62,7 +64,7 @@ class Loop:
     since: float = field(default=0.0, init=False)
 
     def run(self, start: int, batches: Iterable[Sequence[Batch[Any]]]) -> None:
-        """Run from update `start` to the end; an interrupt saves what was learned."""
+        """Run from update `start` to the end, or enough; an interrupt saves what was learned."""
         self.done, saved, self.since = start, start, time.perf_counter()
         try:
             for batch in batches:
@@ -73,9 +75,12 @@ class Loop:
                     scoring = self.score is not None and (saving or self.due(self.score_every))
                     if saving or scoring or self.due(self.log_every):
                         self.write(scoring)
-                    if saving:
+                    ending = scoring and self.enough is not None and self.enough()
+                    if saving or ending:
                         self.save(self.done, self.held_out)
                         saved, self.since = self.done, time.perf_counter()
+                if ending:
+                    return
         except KeyboardInterrupt:
             if self.done > saved:
                 self.write(False)
@@ -101,8 +106,10 @@ class Loop:
                     "train.peak or raise train.warmup, and start again"
                 )
         if scoring and self.score is not None:
-            self.held_out = self.score()
-            lines[-1][1]["held_out"] = self.held_out
+            scores = self.score()
+            assert scores.keys().isdisjoint(lines[-1][1]), "a score has the name of something else"
+            self.held_out = scores["held_out"]
+            lines[-1][1].update(scores)
         for number, line in lines:
             self.log.write(number, line, {"tokens_per_second": speed})
         self.watch(Progress(self.done, self.steps, lines[-1][1]["loss"], self.held_out, speed))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.errors import UserError
+from kinfolk.training.layers import layers
 
 OPTIMISERS = ("adamw", "adafactor", "adamw_rms")
 
@@ -21,10 +22,15 @@ def optimiser(
     betas: tuple[float, float],
     eps: float,
     fused: bool,
+    shrink: float = 1.0,
 ) -> torch.optim.Optimizer:
-    """Build the named optimiser over what the model can learn; only matrices are decayed."""
-    _check(name, peak, decay, betas, eps)
-    groups = parameter_groups(model, decay)
+    """Build the named optimiser over what the model can learn; only matrices are decayed.
+
+    `shrink` is the rate of each layer against the layer above it.
+    """
+    _check(name, peak, decay, betas, eps, shrink)
+    layered = shrink != 1
+    groups = layered_groups(model, decay, shrink) if layered else parameter_groups(model, decay)
     match name:
         case "adamw":
             kernel = fused and all(_fusible(p) for group in groups for p in group["params"])
@@ -48,6 +54,28 @@ def parameter_groups(model: nn.Module, decay: float) -> list[dict[str, Any]]:
         raise UserError("nothing to learn: every parameter of the model is frozen; thaw some")
     groups = ({"params": decayed, "weight_decay": decay}, {"params": free, "weight_decay": 0.0})
     return [group for group in groups if group["params"]]
+
+
+def layered_groups(model: nn.Module, decay: float, shrink: float) -> list[dict[str, Any]]:
+    """Part the groups further by layer, each with the scale of its rate: 1 at the top.
+
+    Howard and Ruder 2018 (section 3.1) shrink the rate to 1 / 2.6 from layer to layer, ELECTRA
+    (Clark et al. 2020, appendix B) to 0.8 or 0.9.
+    """
+    numbers = layers(model)
+    layer = {id(p): numbers[name] for name, p in model.named_parameters()}
+    plain = parameter_groups(model, decay)
+    found = sorted({layer[id(p)] for group in plain for p in group["params"]})
+    parted = [
+        {
+            "params": [p for p in group["params"] if layer[id(p)] == number],
+            "weight_decay": group["weight_decay"],
+            "scale": shrink ** (found[-1] - number),
+        }
+        for number in found
+        for group in plain
+    ]
+    return [group for group in parted if group["params"]]
 
 
 class AdamWRMS(torch.optim.Optimizer):
@@ -121,7 +149,9 @@ class AdamWRMS(torch.optim.Optimizer):
         torch._foreach_addcdiv_(params, means, scales)
 
 
-def _check(name: str, peak: float, decay: float, betas: tuple[float, float], eps: float) -> None:
+def _check(
+    name: str, peak: float, decay: float, betas: tuple[float, float], eps: float, shrink: float
+) -> None:
     if name not in OPTIMISERS:
         raise UserError(f"no optimiser is named {name!r}; choose one of {', '.join(OPTIMISERS)}")
     if not 0 < peak < math.inf:
@@ -132,6 +162,8 @@ def _check(name: str, peak: float, decay: float, betas: tuple[float, float], eps
         raise UserError(f"the betas are {betas}; each must be at least 0 and less than 1")
     if not 0 <= eps < math.inf:
         raise UserError(f"epsilon is {eps}; it must be 0 or a positive number")
+    if not 0 < shrink <= 1:
+        raise UserError(f"the rates shrink by {shrink} a layer; it must be above 0, and 1 at most")
 
 
 def _decays(name: str, parameter: Tensor) -> bool:

@@ -5,6 +5,8 @@ cosine        up, then half a cosine down to the floor
 inverse_root  up, then as 1 / sqrt(step), never below the floor (Vaswani et al. 2017)
 constant      up, then level
 trapezoid     up, level, then straight down to the floor over the last share of the steps
+slanted       up over the warm-up, or a tenth of the steps, then straight down; from and to 1 / 32,
+              whatever the floor (Howard and Ruder 2018, section 3.2)
 """
 
 import math
@@ -12,7 +14,8 @@ from collections.abc import Callable
 
 from kinfolk.errors import UserError
 
-SCHEDULES = ("linear", "cosine", "inverse_root", "constant", "trapezoid")
+SCHEDULES = ("linear", "cosine", "inverse_root", "constant", "trapezoid", "slanted")
+SLANT = 1 / 32  # Howard and Ruder 2018, section 3.2: the ratio of the peak to the lowest rate
 
 
 def schedule(
@@ -20,6 +23,8 @@ def schedule(
 ) -> Callable[[int], float]:
     """Return the factor on the peak rate as a function of the step; step 0 is the first update."""
     _check(name, steps, warmup, cooldown, floor)
+    if name == "slanted":
+        warmup, floor = warmup or max(1, steps // 10), SLANT
     last = steps - 1
     top = max(warmup - 1, 0)  # the step that has the whole peak rate
 
@@ -31,9 +36,10 @@ def schedule(
 
     def factor(step: int) -> float:
         if step < top:
-            return (step + 1) / warmup
+            climb = (step + 1) / warmup
+            return floor + (1 - floor) * climb if name == "slanted" else climb
         match name:
-            case "linear":
+            case "linear" | "slanted":
                 return floor + (1 - floor) * fall(step, top)
             case "cosine":
                 # Measured from the bottom, so that the end is exact: cos(pi) is -1.

@@ -14,7 +14,7 @@ class Train:
     batch: int = 32  # rows a step
     accumulate: int = 1  # micro-batches a step is split into, to save memory
     optimiser: str = "adamw"  # or adafactor, adamw_rms
-    schedule: str = "cosine"  # or linear, inverse_root, constant, trapezoid
+    schedule: str = "cosine"  # or linear, inverse_root, constant, trapezoid, slanted
     peak: float = 5e-4  # the highest rate
     floor: float = 0.1  # the last rate, as a share of the peak
     warmup: int = 500  # steps up to the peak

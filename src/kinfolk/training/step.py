@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from kinfolk.training.attack import Attack
+from kinfolk.training.thawing import Thaw
 from kinfolk.types import Batch, Inputs, Loss, Memory, Objective, windows
 
 
@@ -60,36 +63,33 @@ class Step:
         bfloat16: bool,
         resolved: bool = False,  # for a compiled learner: masks are found before it
         memory: list[Memory] | None = None,  # of each micro-batch, carried from step to step
+        thaw: Thaw | None = None,
+        attack: Attack | None = None,
     ) -> None:
         self.learner, self.optimiser, self.rate = learner, optimiser, rate
         self.clip, self.seed, self.device = clip, seed, device
         self.bfloat16, self.resolved, self.memory = bfloat16, resolved, memory
+        self.thaw, self.attack = thaw, attack
         self.windows = windows(learner)
         self.parameters = [p for p in learner.parameters() if p.requires_grad]
 
     def __call__(self, number: int, batches: Sequence[Batch[Any]]) -> Outcome:
         """Learn from the batches of one step; `number` counts from 0."""
+        if self.thaw is not None:
+            self.thaw(number)
         rate = self.rate(number)
         for group in self.optimiser.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get("scale", 1.0)  # see optimisers.layered_groups
         counts = add(batch.counts for batch in batches)
         sums: dict[str, Tensor] = {}
         loss = torch.zeros((), device=self.device)
         for part, batch in enumerate(batches):
-            # Dropout, too, is a function of seed and step.
-            torch.manual_seed(mix(self.seed, number, part))
-            batch = batch.to(self.device)
-            if self.memory is not None:
-                batch = batch.after(self.memory[part])
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):
-                inputs = batch.inputs.resolved(self.windows) if self.resolved else batch.inputs
-                said: Loss = self.learner(inputs, batch.targets)
+            learn = partial(self._learn, number, part, batch.to(self.device), counts)
+            said, mean = learn() if self.attack is None else self.attack(learn)
             if self.memory is not None:
                 assert said.memory is not None, "the objective forgets"
                 self.memory[part] = said.memory
-            mean = said.mean(counts)
-            mean.backward()  # type: ignore[no-untyped-call]
-            loss += mean.detach()
+            loss += mean
             for name, total in said.sums.items():
                 sums[name] = sums.get(name, 0.0) + total.detach()
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.clip or float("inf"))
@@ -97,6 +97,23 @@ class Step:
         self.optimiser.zero_grad(set_to_none=True)
         parts = {name: total / max(counts[name], 1) for name, total in sums.items()}
         return Outcome(loss, norm, parts, counts, rate)
+
+    def _learn(
+        self, number: int, part: int, batch: Batch[Any], counts: Mapping[str, int]
+    ) -> tuple[Loss, Tensor]:
+        """Run forward and backward on one micro-batch; return its loss, and its share of the mean.
+
+        Dropout, too, is a function of seed and step: run again, it drops the same units.
+        """
+        torch.manual_seed(mix(self.seed, number, part))
+        if self.memory is not None:
+            batch = batch.after(self.memory[part])
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):
+            inputs = batch.inputs.resolved(self.windows) if self.resolved else batch.inputs
+            said: Loss = self.learner(inputs, batch.targets)
+        mean = said.mean(counts)
+        mean.backward()  # type: ignore[no-untyped-call]
+        return said, mean.detach()
 
 
 def add(counts: Any) -> dict[str, int]:

@@ -1,0 +1,39 @@
+"""NoisyTune (Wu et al. 2022): shake a pretrained network a little before it is fine-tuned.
+
+Pretraining leaves weights that fit its own task closely. Uniform noise, for each matrix as wide as
+its weights are spread, loosens the fit, and the network learns the new task better.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from kinfolk.errors import UserError
+from kinfolk.training.step import mix
+
+
+@torch.no_grad()
+def shake(
+    model: nn.Module,
+    intensity: float = 0.15,  # the paper's on GLUE
+    *,
+    seed: int,
+    fresh: Callable[[str], bool] = lambda name: False,
+) -> None:
+    """Add U(-intensity / 2, intensity / 2) times its standard deviation to every matrix.
+
+    What is `fresh` by its name (a new head) has nothing to be loosened, and is left alone.
+    """
+    if not 0 <= intensity < float("inf"):
+        raise UserError(f"the intensity of the noise is {intensity}; it must be 0 or more")
+    for number, (name, weight) in enumerate(model.named_parameters()):  # tied ones come once
+        if weight.ndim < 2 or fresh(name):
+            continue
+        # On the CPU, and by the parameter's own number: noise is the same on every device.
+        generator = torch.Generator().manual_seed(mix(seed, number))
+        noise = torch.rand(weight.shape, generator=generator).to(weight) - 0.5
+        # What is exactly zero is no weight: tables have such rows past their vocabulary.
+        used = weight != 0
+        if used.sum() > 1:
+            weight.add_(torch.where(used, noise * (intensity * weight[used].std()), 0.0))

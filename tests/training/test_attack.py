@@ -1,0 +1,196 @@
+"""FGM: the table moves along the gradient of its own micro-batch, and comes back to the bit."""
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from kinfolk.errors import UserError
+from kinfolk.nn.adaptive import Clusters
+from kinfolk.sight import Sight
+from kinfolk.training.attack import Attack, tables
+from kinfolk.training.step import Learner, Step
+from kinfolk.types import Batch, Inputs, Labels, Loss, Memory
+
+
+class Reader(nn.Module):
+    """A table, dropout and a bent sum; it writes down the table of each pass."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens = nn.Embedding(9, 4, dtype=torch.float64)
+        self.drop = nn.Dropout(dropout)
+        self.out = nn.Linear(4, 1, dtype=torch.float64)
+        self.passes: list[Tensor] = []
+        self.read: list[Memory | None] = []
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        self.passes.append(self.tokens.weight.detach().clone())
+        self.read.append(inputs.memory)
+        return torch.tanh(self.out(self.drop(self.tokens(inputs.ids))))[..., 0]
+
+
+class Square:
+    def loss(self, model: Any, batch: Batch[Any], /) -> Loss:
+        wrong = (model(batch.inputs) - batch.targets.ids).square().sum()
+        memory = batch.inputs.memory
+        if memory is not None:
+            memory = Memory(memory.hidden + 1, memory.document, memory.birth)
+        return Loss({"tokens": wrong}, memory=memory)
+
+
+def batch(seed: int, rows: int = 2) -> Batch[Labels]:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(8, (rows, 5), generator=generator)  # 8, the last, is never read
+    wants = torch.randn(ids.shape, generator=generator, dtype=torch.float64)
+    inputs = Inputs(ids=ids, sight=Sight.full(torch.zeros_like(ids)), places=ids)
+    return Batch(inputs, Labels(wants), {"tokens": ids.numel()})
+
+
+class Still(torch.optim.SGD):
+    """An optimiser that keeps the gradients it was given and moves nothing."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.given = [p.grad.clone() for g in self.param_groups for p in g["params"]]
+
+
+def stepper(model: nn.Module, attack: Attack | None, **settings: Any) -> Step:
+    return Step(
+        Learner(model, Square()),
+        Still(model.parameters(), lr=0.1),
+        lambda number: 0.1,
+        clip=0.0,
+        seed=0,
+        device=torch.device("cpu"),
+        bfloat16=False,
+        attack=attack,
+        **settings,
+    )
+
+
+def gradient(model: Reader, some: Batch[Any], counts: int) -> list[Tensor]:
+    """Return the gradient of one micro-batch by itself."""
+    loss = Square().loss(model, some).mean({"tokens": counts})
+    return list(torch.autograd.grad(loss, list(model.parameters())))
+
+
+def test_gradients_are_those_of_the_text_and_of_the_text_attacked() -> None:
+    """Two micro-batches of different sizes: each is attacked along its own gradient alone."""
+    model, epsilon, parts = Reader(), 0.3, [batch(1), batch(2, rows=3)]
+    step = stepper(model, Attack(model, epsilon))
+    step(0, parts)
+
+    expected = [torch.zeros_like(p) for p in model.parameters()]
+    for some in parts:
+        clean = gradient(model, some, 25)
+        twin = copy.deepcopy(model)
+        twin.tokens.weight.data += epsilon * clean[0] / clean[0].norm()
+        for total, one, two in zip(expected, clean, gradient(twin, some, 25), strict=True):
+            total += one + two
+    for found, total in zip(step.optimiser.given, expected, strict=True):  # type: ignore[attr-defined]
+        torch.testing.assert_close(found, total, rtol=1e-12, atol=1e-14)
+
+
+def test_the_table_moves_by_epsilon_and_comes_back_to_the_bit() -> None:
+    model = Reader()
+    before = model.tokens.weight.detach().clone()
+    stepper(model, Attack(model, 0.3))(0, [batch(1), batch(2)])
+    assert torch.equal(model.tokens.weight, before)
+    clean, moved, again, other = model.passes
+    assert torch.equal(clean, before) and torch.equal(again, before)
+    for table in (moved, other):
+        assert (table - before).norm().item() == pytest.approx(0.3, rel=1e-12)
+        assert torch.equal(table[8], before[8]), "a word that is not read is not moved"
+
+
+def test_an_attack_raises_the_loss_and_the_loss_told_is_the_clean_one() -> None:
+    model, losses = Reader(), []
+    model.register_forward_hook(lambda _, __, out: losses.append(out.detach().clone()))
+    plain = stepper(model, None)(0, [batch(1)])
+    attacked = stepper(model, Attack(model, 0.3))(0, [batch(1)])
+    wants = batch(1).targets.ids
+    _, clean, worse = ((said - wants).square().mean().item() for said in losses)
+    assert worse > clean
+    assert attacked.loss.item() == plain.loss.item() == pytest.approx(clean)
+    assert attacked.parts["tokens"].item() == plain.parts["tokens"].item()
+
+
+def test_both_passes_drop_the_same_units() -> None:
+    model, seen = Reader(dropout=0.5), []
+    model.drop.register_forward_hook(lambda _, __, out: seen.append(out == 0))
+    stepper(model, Attack(model, 0.1))(0, [batch(1), batch(1)])
+    assert torch.equal(seen[0], seen[1]) and torch.equal(seen[2], seen[3])
+    assert not torch.equal(seen[0], seen[2])
+
+
+def test_an_attack_reads_the_same_memory_and_is_not_remembered() -> None:
+    model = Reader()
+    empty = Memory(torch.zeros(1, 2, 3, 4), torch.zeros(2, 3), torch.zeros(2, 3))
+    step = stepper(model, Attack(model, 0.1), memory=[empty])
+    step(0, [batch(1)])
+    step(1, [batch(2)])
+    assert [m.hidden.mean().item() for m in model.read if m is not None] == [0, 0, 1, 1]
+
+
+def test_a_frozen_table_is_not_attacked() -> None:
+    model = Reader()
+    model.tokens.requires_grad_(False)
+    attack = Attack(model, 0.3)
+    some = batch(1)
+
+    def learn() -> str:
+        Square().loss(model, some).mean(some.counts).backward()  # type: ignore[no-untyped-call]
+        return "said"
+
+    assert attack(learn) == "said"
+    assert len(model.passes) == 1
+
+
+def test_a_gradient_of_zero_moves_nothing() -> None:
+    model = Reader()
+    nn.init.zeros_(model.out.weight)
+    stepper(model, Attack(model, 0.3))(0, [batch(1)])
+    assert torch.equal(model.passes[0], model.passes[1])
+
+
+def test_a_pass_that_fails_leaves_the_table_as_it_was() -> None:
+    model = Reader()
+    before = model.tokens.weight.detach().clone()
+    some = batch(1)
+
+    def learn() -> None:
+        if model.passes:
+            raise MemoryError
+        Square().loss(model, some).mean(some.counts).backward()  # type: ignore[no-untyped-call]
+
+    with pytest.raises(MemoryError):
+        Attack(model, 0.3)(learn)
+    assert torch.equal(model.tokens.weight, before)
+
+
+def test_a_network_of_several_tables_is_moved_by_epsilon_in_all() -> None:
+    model = nn.Module()
+    model.body = nn.Module()
+    model.body.tokens = Clusters(30, 8, cutoffs=(10, 20), divisor=2)
+    found = tables(model)
+    assert [tuple(table.shape)[1] for table in found] == [8, 4, 2]
+    before = [table.detach().clone() for table in found]
+    moves: list[float] = []
+
+    def learn() -> None:
+        parts = [(a - b).square().sum() for a, b in zip(found, before, strict=True)]
+        moves.append(math.sqrt(sum(part.item() for part in parts)))
+        sum(table.sin().sum() for table in found).backward()  # type: ignore[union-attr]
+
+    Attack(model, 0.5)(learn)
+    assert moves == pytest.approx([0.0, 0.5])
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, math.nan])
+def test_an_impossible_epsilon_is_a_sentence(epsilon: float) -> None:
+    with pytest.raises(UserError, match="the attack's epsilon is"):
+        Attack(Reader(), epsilon)

@@ -1,0 +1,141 @@
+"""Layers by name, for the whole family, and rates that shrink from layer to layer."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from kinfolk.nn.bilstm import BiLSTMConfig
+from kinfolk.nn.headed import HeadedConfig, summary
+from kinfolk.recipes.catalogue import Member, members
+from kinfolk.training.layers import depth_of, layers
+from kinfolk.training.optimisers import layered_groups, optimiser, parameter_groups
+
+SETTINGS: dict[str, Any] = {"peak": 0.5, "decay": 0.1, "betas": (0.9, 0.99), "eps": 1e-8}
+DEPTH = 3
+
+# What stands before the blocks and behind them; all else is blocks, or stands beside them.
+BEFORE = {
+    "albert": {"tokens", "places", "segments", "norm", "widen"},
+    "bert": {"tokens", "places", "segments", "norm"},
+    "electra": {"tokens", "places", "segments", "norm", "generator.widen", "discriminator.widen"},
+    "glm": {"tokens", "places", "within"},
+    "gpt": {"tokens", "places"},
+    "gpt2": {"tokens", "places"},
+    "gpt3": {"tokens", "places"},
+    "roberta": {"tokens", "places", "segments", "norm"},
+    "t5": {"tokens", "encoder.bias.table", "decoder.bias.table"},
+    "transformer": {"tokens"},
+    "transformer_xl": {"tokens", "tokens.tables.0"},
+    "xlnet": {"", "tokens"},
+}
+BEHIND = {
+    "albert": {"head", "head.dense", "head.norm", "pooler", "pairs"},
+    "bert": {"head", "head.dense", "head.norm", "pooler", "pairs"},
+    "electra": {"head", "head.dense", "head.norm", "detector.dense", "detector.out"},
+    "glm": {"norm"},
+    "gpt2": {"norm"},
+    "gpt3": {"norm"},
+    "roberta": {"head", "head.dense", "head.norm"},
+    "t5": {"encoder.norm", "decoder.norm", "head"},
+}
+
+
+def config(member: Member) -> Any:
+    changes = {"narrow": 16} if member.name == "electra" else {}  # so that something widens
+    return dataclasses.replace(member.config("nano"), vocab=99, depth=DEPTH, **changes)
+
+
+def headed(body: Any) -> nn.Module:
+    network: nn.Module = HeadedConfig(
+        body=body, head="text", labels=("no", "yes"), summary=summary(body)
+    ).build()
+    return network
+
+
+def parts(found: dict[str, int], layer: int) -> set[str]:
+    return {name.rpartition(".")[0] for name, number in found.items() if number == layer}
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_tables_are_below_the_blocks_and_heads_above(name: str) -> None:
+    model = config(members()[name]).build()
+    found = layers(model)
+    depth = 1 if name == "albert" else DEPTH
+    assert depth_of(model) == depth
+    assert list(found) == [name for name, _ in model.named_parameters()]
+    assert parts(found, 0) == BEFORE[name]
+    assert parts(found, depth + 1) == BEHIND.get(name, set())
+    for layer in range(1, depth + 1):
+        number = "" if name == "albert" else f"{layer - 1}."
+        inside = parts(found, layer)
+        assert inside and all(f"blocks.{number}" in part for part in inside)
+
+
+@pytest.mark.parametrize("name", ["bert", "electra", "albert", "gpt2", "xlnet", "transformer_xl"])
+def test_a_head_is_the_top_of_the_member_below_it(name: str) -> None:
+    body = config(members()[name])
+    model = headed(body)
+    found, inner = layers(model), layers(model.body)  # type: ignore[arg-type]
+    assert {n: layer for n, layer in found.items() if n.startswith("body.")} == {
+        f"body.{n}": layer for n, layer in inner.items()
+    }
+    top = depth_of(model) + 1
+    assert {found[n] for n in found if not n.startswith("body.")} == {top}
+    assert set(found.values()) == set(range(top + 1))
+
+
+def test_the_baseline_has_layers_too() -> None:
+    found = layers(headed(BiLSTMConfig(vocab=99, width=16)))
+    assert parts(found, 0) == {"body.tokens"}
+    assert parts(found, 1) == {"body.blocks.0"} and parts(found, 2) == {"body.blocks.1"}
+    assert parts(found, 3) == {"head.out"}
+
+
+def test_rates_shrink_from_the_top_down() -> None:
+    model = headed(config(members()["bert"]))
+    found, shrink = layers(model), 1 / 2.6  # Howard and Ruder 2018, section 3.1
+    known = {id(p): name for name, p in model.named_parameters()}
+    groups = layered_groups(model, 0.1, shrink)
+    for group in groups:
+        (layer,) = {found[known[id(p)]] for p in group["params"]}
+        assert group["scale"] == pytest.approx(shrink ** (DEPTH + 1 - layer))
+    # Who is decayed is as it was, and nobody is lost or there twice.
+    for decay, plain in zip((0.1, 0.0), parameter_groups(model, 0.1), strict=True):
+        some = [id(p) for g in groups if g["weight_decay"] == decay for p in g["params"]]
+        assert sorted(some) == sorted(id(p) for p in plain["params"])
+
+
+def test_the_highest_layer_that_learns_has_the_whole_rate() -> None:
+    model = config(members()["gpt"]).build()  # nothing stands on its blocks
+    model.blocks[-1].requires_grad_(False)
+    scales = {group["scale"] for group in layered_groups(model, 0.1, 0.5)}
+    assert scales == {1.0, 0.5, 0.25}
+
+
+def test_rates_that_do_not_shrink_leave_the_groups_as_they_are() -> None:
+    model = config(members()["bert"]).build()
+    built = optimiser(model, name="adamw", fused=False, **SETTINGS, shrink=1.0)
+    for group, plain in zip(built.param_groups, parameter_groups(model, 0.1), strict=True):
+        assert [id(p) for p in group["params"]] == [id(p) for p in plain["params"]]
+        assert "scale" not in group
+
+
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "adamw_rms"])
+def test_a_scale_is_kept_with_the_optimisers_state(name: str) -> None:
+    model = config(members()["bert"]).build()
+    first, second = (
+        optimiser(model, name=name, fused=False, **SETTINGS, shrink=0.8) for _ in range(2)
+    )
+    second.load_state_dict(first.state_dict())
+    scales = [group["scale"] for group in second.param_groups]
+    assert scales == [group["scale"] for group in first.param_groups] and min(scales) < 0.5
+
+
+def test_a_network_without_blocks_is_one_layer() -> None:
+    assert set(layers(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))).values()) == {0}
+    (group, other) = layered_groups(nn.Linear(2, 2), 0.1, 0.5)
+    assert group["scale"] == other["scale"] == 1.0
+    assert torch.is_tensor(group["params"][0])

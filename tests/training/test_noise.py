@@ -1,0 +1,68 @@
+"""NoisyTune: how wide the noise is, what it spares, and that its seed decides it."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from kinfolk.errors import UserError
+from kinfolk.nn.table import Table, initialise
+from kinfolk.training.noise import shake
+
+
+def network() -> nn.ModuleDict:
+    torch.manual_seed(0)
+    model = nn.ModuleDict(
+        {"tokens": Table(70, 64), "wide": nn.Linear(64, 200), "head": nn.Linear(200, 2)}
+    )
+    initialise(model, std=0.02)
+    model["wide"].weight.data.mul_(10)  # type: ignore[operator, union-attr]
+    return model
+
+
+def differences(intensity: float, seed: int = 0) -> dict[str, torch.Tensor]:
+    model = network()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    shake(model, intensity, seed=seed, fresh=lambda name: name.startswith("head"))
+    return {name: p.detach() - before[name] for name, p in model.named_parameters()}
+
+
+def test_noise_is_uniform_and_as_wide_as_each_matrix_is_spread() -> None:
+    weights = dict(network().named_parameters())
+    noise = differences(0.15)
+    for name, used in (("tokens.weight", slice(70)), ("wide.weight", slice(None))):
+        width = 0.15 * weights[name][used].std().item()
+        found = noise[name][used]
+        assert found.abs().max().item() == pytest.approx(width / 2, rel=1e-2)
+        assert found.abs().max().item() <= width / 2 * (1 + 1e-5)
+        assert found.std().item() == pytest.approx(width / math.sqrt(12), rel=0.05)
+        assert abs(found.mean().item()) < 0.02 * width
+
+
+def test_vectors_the_new_head_and_rows_past_the_vocabulary_are_left_alone() -> None:
+    noise = differences(0.15)
+    moved = {name for name, change in noise.items() if change.any()}
+    assert moved == {"tokens.weight", "wide.weight"}
+    assert not noise["tokens.weight"][70:].any()
+
+
+def test_noise_is_a_function_of_its_seed_and_takes_no_chance_from_others() -> None:
+    state = torch.random.get_rng_state()
+    network()
+    expected = torch.rand(3)
+    torch.random.set_rng_state(state)
+    one, same, other = differences(0.15), differences(0.15), differences(0.15, seed=1)
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert not torch.equal(one["wide.weight"], other["wide.weight"])
+    assert torch.equal(torch.rand(3), expected), "the global generator was drawn from"
+
+
+def test_no_intensity_is_no_noise() -> None:
+    assert not any(change.any() for change in differences(0.0).values())
+
+
+@pytest.mark.parametrize("intensity", [-0.1, math.nan, math.inf])
+def test_an_impossible_intensity_is_a_sentence(intensity: float) -> None:
+    with pytest.raises(UserError, match="intensity of the noise"):
+        shake(network(), intensity, seed=0)
