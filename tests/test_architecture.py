@@ -31,7 +31,7 @@ ALLOWED = {
     "models": BASE | {"nn"},
     "objectives": READING | {"nn"},  # never models
     "metrics": READING,
-    "tasks": READING | {"objectives", "metrics"},
+    "tasks": READING | {"objectives", "metrics", "nn", "generation"},  # never models
     "training": BASE,  # never models, objectives, tasks or hub
     "generation": BASE | {"text"},  # nor here
     "hub": BASE | {"nn", "models", "text"},
@@ -51,7 +51,7 @@ INSTALLED = {
     "torch",
     "typer",
 }
-LATER = {"datasketch", "sacrebleu"}  # installed too, and imported only where they are used
+LATER = {"datasketch", "sacrebleu", "scipy"}  # installed too, and imported only where they are used
 
 
 def tree(path: Path) -> ast.Module:

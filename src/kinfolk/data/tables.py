@@ -40,7 +40,7 @@ def json_lines(source: Source, field: str = FIELD) -> Iterator[str]:
 
 def separated(source: Source, column: str | int | None = None) -> Iterator[str]:
     """Read a column by its number, from 1, or by its name in the first row."""
-    rows = _quoted(source) if suffix(source.path) == ".csv" else _tabbed(source)
+    rows = quoted(source) if suffix(source.path) == ".csv" else tabbed(source)
     first = next(rows, None)
     if first is None:
         return
@@ -139,14 +139,14 @@ def _place(first: list[str], column: str | int | None, name: str) -> int:
     return number - 1
 
 
-def _tabbed(source: Source) -> Iterator[Row]:
+def tabbed(source: Source) -> Iterator[Row]:
     """Part lines at tabs and nothing else: quotes are text, as in most published files."""
     for number, line in enumerate(lines(source, unix(decoded(source))), 1):
         if line:
             yield number, line.split("\t")
 
 
-def _quoted(source: Source) -> Iterator[Row]:
+def quoted(source: Source) -> Iterator[Row]:
     """Read comma-separated values, whose quotes may hold commas and line ends."""
     csv.field_size_limit(CELL)
     # Not strict, a forgotten quote would swallow the rest of the file without a word.

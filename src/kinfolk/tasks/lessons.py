@@ -1,0 +1,145 @@
+"""Lessons: batch number n of a fine-tuning run, and the answers to all questions about some rows.
+
+As in pretraining, which examples a batch holds is a function of the seed and its number, so the
+state of the data is one integer. A batch has just as many examples as was asked for, packed anew.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from kinfolk.data.feed import draw
+from kinfolk.data.mixture import Turns, own_seed
+from kinfolk.data.pieces import Ids
+from kinfolk.errors import UserError
+from kinfolk.tasks.examples import Example
+from kinfolk.tasks.task import Answer
+from kinfolk.tasks.voices import heard
+from kinfolk.tasks.ways.way import Reply, Way
+from kinfolk.text.tokenizer import Tokenizer
+from kinfolk.types import Batch
+
+TOKENS = 4096  # in a batch of questions, about
+ROWS = 512  # asked at a time, so that memory does not grow with a file
+
+
+class Lessons(Dataset[Batch[Any]]):
+    """A run's batches by number, of one set of examples or several; every epoch has its order."""
+
+    def __init__(
+        self,
+        way: Way,
+        sets: Sequence[Sequence[Example]],
+        *,
+        batch: int,  # examples
+        seed: int = 0,
+        weights: Sequence[float] = (1.0,),  # of the sets, against each other
+    ) -> None:
+        if not all(sets):
+            raise UserError("there is nothing to learn from: a training file has no labelled rows")
+        self.way, self.sets, self.batch, self.seed = way, sets, batch, seed
+        self.turns = Turns.of(weights)
+        self._orders: dict[int, tuple[int, Ids]] = {}
+
+    def __getitem__(self, number: int) -> Batch[Any]:
+        """Return batch `number` of the run, which may lie in any epoch."""
+        positions = range(number * self.batch, (number + 1) * self.batch)
+        return self.way.collate([self.at(position) for position in positions])
+
+    def at(self, position: int) -> Example:
+        """Return the example at one position of the run."""
+        number, place = self.turns.find(position)
+        examples = self.sets[number]
+        epoch, place = divmod(place, len(examples))
+        return examples[int(self.order(number, epoch)[place])]
+
+    def order(self, number: int, epoch: int) -> Ids:
+        """Return the order of a set's examples in one epoch."""
+        known = self._orders.get(number)
+        if known is None or known[0] != epoch:
+            chance = draw(own_seed(self.seed, number), 0, epoch)
+            known = epoch, chance.permutation(len(self.sets[number]))
+            self._orders[number] = known
+        return known[1]
+
+
+def shares(sizes: Sequence[int], temperature: float, most: int = 2**20) -> list[float]:
+    """Return how often each set is drawn: by its size, tempered (Raffel et al. 2020, 3.5.2).
+
+    A temperature of 1 mixes by size and a high one alike; sets count as `most` examples at most.
+    """
+    if not temperature > 0:
+        raise UserError(f"a temperature of {temperature} mixes nothing: use 1 or more")
+    sized = [min(size, most) ** (1 / temperature) for size in sizes]
+    return [round(size / sum(sized), 6) for size in sized]
+
+
+def learned(way: Way, rows: Sequence[Any], tokenizer: Tokenizer) -> tuple[list[Example], int]:
+    """Turn rows into examples; say how many of the rows were cut."""
+    found = [way.lessons(row, tokenizer) for row in rows]
+    cut = sum(any(example.cut for example in examples) for examples in found)
+    return [example for examples in found for example in examples], cut
+
+
+def answers(
+    way: Way,
+    model: Any,
+    rows: Sequence[Any],
+    tokenizer: Tokenizer,
+    *,
+    tokens: int = TOKENS,
+    watch: Callable[[int], None] = lambda done: None,
+) -> list[Answer]:
+    """Ask a model about rows, in their order; how they share batches changes no answer."""
+    found: list[Answer] = []
+    for start in range(0, len(rows), ROWS):
+        some = rows[start : start + ROWS]
+        asked = [way.questions(row, tokenizer) for row in some]
+        replies = iter(replied(way, model, [e for examples in asked for e in examples], tokens))
+        written = [row for row in some if way.writes(row)]
+        texts = iter(heard(way, model, written, tokenizer) if written else ())
+        for row, examples in zip(some, asked, strict=True):
+            own = [next(replies) for _ in examples]
+            known = way.answer(row, examples, own) if own or not way.writes(row) else None
+            if way.writes(row):
+                said = next(texts)
+                if known is not None:  # how likely the right answer was
+                    said = replace(said, nats=known.nats, tokens=known.tokens)
+                known = said
+            assert known is not None
+            found.append(known)
+        watch(len(found))
+    return found
+
+
+@torch.no_grad()
+def replied(way: Way, model: Any, examples: Sequence[Example], tokens: int) -> list[Reply]:
+    """Return the reply to each example, those of like size asked together."""
+    device = next(model.parameters()).device
+    was = model.training
+    model.eval()
+    replies: list[Reply] = [np.zeros(0)] * len(examples)
+    for group in alike([example.tokens for example in examples], tokens):
+        batch = way.collate([examples[i] for i in group]).to(device)
+        for place, reply in zip(group, way.reply(model, batch), strict=True):
+            replies[place] = reply
+    model.train(was)
+    return replies
+
+
+def alike(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Group numbers by size, longest first, up to so many tokens in a group."""
+    group: list[int] = []
+    used = 0
+    for place in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        if group and used + sizes[place] > most:
+            yield group
+            group, used = [], 0
+        group.append(place)
+        used += sizes[place]
+    if group:
+        yield group

@@ -1,0 +1,120 @@
+"""Answers against what is right: every metric of a task, and the one of each row that adds up."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from kinfolk.errors import UserError
+from kinfolk.metrics import labels as of_labels
+from kinfolk.metrics.coreference import coreference
+from kinfolk.metrics.spans import cmrc, squad, squad2
+from kinfolk.metrics.summaries import rouge
+from kinfolk.metrics.tags import tag_scores
+from kinfolk.metrics.translation import bleu, chrf
+from kinfolk.tasks.task import Answer, Task
+
+
+def truth(task: Task, row: Any) -> Any:
+    """Return what is right of a row, None where the file does not say."""
+    match task.kind:
+        case "classify":
+            return None if row.label is None else str(row.label)
+        case "regress" | "choose":
+            return row.label
+        case "tag":
+            return row.tags
+        case "span":
+            known = tuple(text for text, _ in row.answers)
+            return known if known or not row.possible else None
+        case "write" | "complete" | "lm":
+            return row.target
+        case _:
+            return row.clusters
+
+
+def score(task: Task, rows: Sequence[Any], answers: Sequence[Answer]) -> dict[str, float]:
+    """Score answers by every metric of their task."""
+    right = [truth(task, row) for row in rows]
+    if None in right:
+        row = rows[right.index(None)]
+        raise UserError(f"row {row.number} has no label to score against: predict it instead")
+    if not rows:
+        raise UserError("there are no rows to score: give a file with labelled examples")
+    said = [answer.value for answer in answers]
+    match task.kind:
+        case "classify":
+            return _classes(task, said, right)
+        case "regress":
+            return {
+                "pearson": of_labels.pearson(said, right),
+                "spearman": of_labels.spearman(said, right),
+            }
+        case "choose":
+            return {"accuracy": of_labels.accuracy(said, right)}
+        case "tag":
+            found = tag_scores(said, right)
+            plain = not any(tag[:2] in ("B-", "I-") for tag in task.labels)
+            f1 = found.accuracy if plain else found.micro.f1
+            return {"f1": f1, "accuracy": found.accuracy}
+        case "span":
+            return _spans(task, said, right)
+        case "write":
+            return _texts(rows, said, right)
+        case "complete":
+            return _completions(answers, said, right)
+        case "lm":
+            return _language(rows, answers)
+        case _:
+            return {"conll_f1": coreference(said, right).conll}
+
+
+def _classes(task: Task, said: Sequence[str], right: Sequence[str]) -> dict[str, float]:
+    found = of_labels.confusion(said, right)
+    scores = {"accuracy": found.accuracy}
+    if task.positive is not None:
+        scores["f1"] = of_labels.binary(said, right, task.positive).f1
+    return scores | {"macro_f1": of_labels.f1(said, right), "matthews": found.matthews}
+
+
+def _spans(task: Task, said: Sequence[str], right: Sequence[Sequence[str]]) -> dict[str, float]:
+    if task.chinese:
+        scores = cmrc(said, right)
+    elif all(right):
+        scores = squad(said, right)
+    else:
+        scores = squad2(said, right).every
+    return {"f1": scores.f1, "exact": scores.exact}
+
+
+def _texts(rows: Sequence[Any], said: Sequence[str], right: Sequence[str]) -> dict[str, float]:
+    found = rouge(said, right)
+    return {
+        "bleu": bleu(said, right).score,
+        "chrf": chrf(said, right).score,
+        "rouge1": found.one,
+        "rouge2": found.two,
+        "rougeL": found.longest,
+    }
+
+
+def _completions(
+    answers: Sequence[Answer], said: Sequence[str], right: Sequence[str]
+) -> dict[str, float]:
+    hits = [one.strip() == other.strip() for one, other in zip(said, right, strict=True)]
+    scores = {"accuracy": sum(hits) / len(hits)}
+    known = [answer for answer in answers if answer.nats is not None]
+    if known:
+        scores["perplexity"] = perplexity(known)
+    return scores
+
+
+def _language(rows: Sequence[Any], answers: Sequence[Answer]) -> dict[str, float]:
+    size = sum(len(row.target.encode()) for row in rows)
+    nats = sum(answer.nats or 0.0 for answer in answers)
+    return {"perplexity": perplexity(answers), "bits_per_byte": nats / math.log(2) / size}
+
+
+def perplexity(answers: Sequence[Answer]) -> float:
+    """Return the perplexity of a token of what is right."""
+    tokens = sum(answer.tokens for answer in answers)
+    return math.exp(min(700.0, sum(answer.nats or 0.0 for answer in answers) / max(tokens, 1)))

@@ -1,0 +1,118 @@
+"""Options are read from the fields that published files have, and the label is a place."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinfolk.errors import UserError
+from kinfolk.tasks.choices import rows
+from kinfolk.tasks.rows import Choice
+
+
+def file(folder: Path, *records: Any, name: str = "a.jsonl.gz") -> Path:
+    path = folder / name
+    lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    path.write_bytes(gzip.compress(lines.encode()) if name.endswith(".gz") else lines.encode())
+    return path
+
+
+CASES: dict[str, tuple[dict[str, Any], Choice]] = {
+    "plain": (
+        {"context": "She lit", "options": ["a candle.", "the sea."], "label": 0},
+        Choice("She lit", ("a candle.", "the sea."), 0, 1),
+    ),
+    "swag": (
+        {"sent1": "On stage, a woman", "sent2": "She", "label": 1}
+        | {f"ending{n}": f"does {n}." for n in range(4)},
+        Choice("On stage, a woman", ("does 0.", "does 1.", "does 2.", "does 3."), 1, 1, "She"),
+    ),
+    "hellaswag": (
+        {"ctx_a": "A pan.", "ctx_b": "the pan", "ctx": "A pan. the pan", "endings": ["is", "was"]}
+        | {"label": "1"},
+        Choice("A pan.", ("is", "was"), 1, 1, "the pan"),
+    ),
+    "race": (
+        {"article": "Kites.", "question": "What?", "options": ["a", "b", "c", "d"], "answer": "C"},
+        Choice("Kites.", ("a", "b", "c", "d"), 2, 1, "What?"),
+    ),
+    "story cloze": (
+        {f"InputSentence{n}": f"{n}." for n in range(1, 5)}
+        | {"RandomFifthSentenceQuiz1": "a", "RandomFifthSentenceQuiz2": "b"}
+        | {"AnswerRightEnding": 2},
+        Choice("1. 2. 3. 4.", ("a", "b"), 1, 1),
+    ),
+    "copa": (
+        {"premise": "It rained.", "choice1": "Wet.", "choice2": "Dry.", "question": "effect"}
+        | {"label": 0},
+        Choice("It rained.", ("Wet.", "Dry."), 0, 1, "What happened as a result?"),
+    ),
+    "commonsense": (
+        {
+            "question": {
+                "stem": "Where?",
+                "choices": [{"label": "A", "text": "bank"}, {"label": "B", "text": "mall"}],
+            },
+            "answerKey": "B",
+        },
+        Choice("", ("bank", "mall"), 1, 1, "Where?"),
+    ),
+    "idioms": (
+        {"content": "可以说“#idiom#”。", "candidates": ["造谣生事", "真枪实弹"], "answer": 1},
+        Choice("可以说“", ("造谣生事”。", "真枪实弹”。"), 1, 1),
+    ),
+    "winogrande": (
+        {"sentence": "Ann saw Bea, so _ ran.", "option1": "Ann", "option2": "Bea", "answer": "2"},
+        Choice("Ann saw Bea, so ", ("Ann ran.", "Bea ran."), 1, 1),
+    ),
+    "unknown": (
+        {"context": "She lit", "options": ["a", "b"]},
+        Choice("She lit", ("a", "b"), None, 1),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_published_form_is_a_choice(tmp_path: Path, case: str) -> None:
+    record, choice = CASES[case]
+    assert list(rows(file(tmp_path, record))) == [choice]
+
+
+def test_a_passage_with_several_questions_is_several_choices(tmp_path: Path) -> None:
+    record = {"article": "Kites.", "questions": ["One?", "Two?"], "answers": ["A", "B"],
+              "options": [["a", "b"], ["c", "d"]]}  # fmt: skip
+    assert list(rows(file(tmp_path, record))) == [
+        Choice("Kites.", ("a", "b"), 0, 1, "One?"),
+        Choice("Kites.", ("c", "d"), 1, 2, "Two?"),
+    ]
+
+
+def test_c3_is_lists_of_lines_and_questions(tmp_path: Path) -> None:
+    questions = [{"question": "什么？", "choice": ["旅行", "工作"], "answer": "工作"}]
+    path = tmp_path / "d-dev.json"
+    path.write_text(json.dumps([[["男：好", "女：是"], questions, "1-2"]], indent=1))
+    assert list(rows(path)) == [Choice("男：好\n女：是", ("旅行", "工作"), 1, 1, "什么？")]
+
+
+@pytest.mark.parametrize("label", [2, "C", -1, "c", 1.5])
+def test_a_label_that_is_no_option_is_refused(tmp_path: Path, label: Any) -> None:
+    path = file(tmp_path, {"options": ["a", "b"], "label": label})
+    with pytest.raises(UserError, match=r"'label' in record 1 of .* none of 2 options: give its"):
+        list(rows(path))
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"context": "so"}, "record 1 of .* has no options: name a list options, endings"),
+        ({"context": "so", "options": ["a"]}, "nothing to choose"),
+        ({"context": "so", "options": ["a", 2]}, "'options' in record 1 .* give a list of texts"),
+        ({"context": 3, "options": ["a", "b"]}, "'context' in record 1 .* is 3, not text"),
+        ("so", "not JSON|write an object"),
+    ],
+)
+def test_what_is_no_choice_is_refused(tmp_path: Path, record: Any, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        list(rows(file(tmp_path, record)))

@@ -1,0 +1,175 @@
+"""Where an answer starts and ends: windows, no answer, losses, packing."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from kinfolk.tasks.examples import Example
+from kinfolk.tasks.lessons import answers, learned
+from kinfolk.tasks.rows import Asked
+from kinfolk.tasks.ways.ends import LONGEST, Ends, Window, spans
+from kinfolk.text import train
+from kinfolk.text.tokenizer import FRAMES
+from little import text
+from solving import LENGTH, alone, apart, cases, rows, same, solving, task, tokenizer
+
+EVERY = [name for name, _, way in cases("head") if way is Ends]
+every = pytest.mark.parametrize("name", EVERY)
+CONTEXT = "old king song blue red bird garden house river cat"  # a token each
+
+
+def asked(answer: str | None, context: str = CONTEXT, possible: bool = True) -> Asked:
+    found = () if answer is None else ((answer, context.find(answer)),)
+    return Asked("1", context, "who saw it", found, possible, 1)
+
+
+def test_the_context_is_read_and_the_first_token_stands_for_no_answer() -> None:
+    ends = Ends(task=task("span"), length=64)
+    (example,) = ends.lessons(asked("red bird"), tokenizer())
+    (reading,) = example.readings
+    ids, where = tokenizer().offsets(CONTEXT)
+    assert reading.slots[0] == 0
+    assert reading.ids[reading.slots[1:]].tolist() == ids
+    first, last = example.target
+    assert CONTEXT[where[first - 1][0] : where[last - 1][1]] == "red bird"
+    assert ends.lessons(asked(None, possible=False), tokenizer())[0].target == (0, 0)
+
+
+def test_windows_overlap_and_those_without_the_answer_want_none() -> None:
+    ends = Ends(task=task("span"), length=16)
+    long = " ".join(["cat"] * 20 + ["king"] + ["dog"] * 9)
+    examples = ends.lessons(asked("king", long), tokenizer())
+    assert len(examples) > 2 and all(len(e.readings[0].ids) <= 16 for e in examples)
+    right = [e for e in examples if e.target != (0, 0)]
+    assert right and len(right) < len(examples)
+    king = tokenizer().offsets("king")[0]
+    for example in right:
+        first, last = example.target
+        (reading,) = example.readings
+        assert reading.ids[reading.slots[first : last + 1]].tolist() == king
+    covered = {span for e in examples for span in e.about.spans}
+    assert covered == {*tokenizer().offsets(long)[1]}
+
+
+def test_an_answer_that_its_context_does_not_hold_teaches_nothing() -> None:
+    ends = Ends(task=task("span"), length=64)
+    assert ends.lessons(asked("a queen"), tokenizer()) == []  # not "there is no answer"
+    other = replace(asked("a queen"), answers=(("a queen", -1), ("king", CONTEXT.find("king"))))
+    (example,) = ends.lessons(other, tokenizer())
+    assert example.target == ends.lessons(asked("king"), tokenizer())[0].target
+    assert len(ends.questions(asked("a queen"), tokenizer())) == 1
+    assert learned(ends, [asked("a queen"), asked("king")], tokenizer())[1] == 0
+
+
+@pytest.mark.parametrize("frame", [frame for frame in FRAMES if frame != "t5"])
+def test_the_shortest_length_there_is_leaves_room_for_a_context(frame: str) -> None:
+    ends = Ends(task=task("span"), length=8, frame=frame)
+    long = asked("red bird", question_of(20))
+    assert all(len(r.ids) <= 8 for e in ends.lessons(long, tokenizer()) for r in e.readings)
+
+
+def question_of(words: int) -> str:
+    return " ".join(["red bird"] * words)
+
+
+def reply(size: int, **scores: tuple[float, float]) -> Any:
+    """Return the scores of a window, zero but for those named: t3=(start, end)."""
+    found = np.zeros((1 + size, 2))
+    for name, both in scores.items():
+        found[int(name[1:])] = both
+    return found
+
+
+def window(context: str, first: int, last: int) -> Example:
+    where = tokenizer().offsets(context)[1][first:last]
+    return Example(readings=(), about=Window(tuple(where)))
+
+
+def test_the_best_span_of_all_windows_is_the_answer() -> None:
+    ends = Ends(task=task("span"))
+    row = asked(None)
+    examples = [window(CONTEXT, 0, 6), window(CONTEXT, 4, 10)]
+    one, two = reply(6, t3=(5.0, 5.0)), reply(6, t2=(7.0, 0.0), t3=(0.0, 6.0), t1=(0.0, 9.0))
+    found = ends.answer(row, examples, [one, two])
+    words = CONTEXT.split()
+    assert found.value == " ".join(words[5:7])  # an end before its start is none
+    assert found.scores == (0.0 - 13.0,)
+    top = np.exp(13.0)
+    every = sum(np.exp(s[np.isfinite(s)]).sum() for s in (spans(one), spans(two))) + 1
+    assert found.sure == pytest.approx(top / every)
+
+
+def test_it_refuses_where_no_answer_is_better_in_every_window() -> None:
+    ends = Ends(task=task("span"), refuses=True)
+    row = asked(None)
+    examples = [window(CONTEXT, 0, 6), window(CONTEXT, 4, 10)]
+    unsure = [reply(6, t0=(4.0, 4.0), t3=(3.0, 3.0)), reply(6, t0=(5.0, 5.0))]
+    assert ends.answer(row, examples, unsure).value == ""
+    assert ends.answer(row, examples, unsure).scores == (2.0,)  # by how much
+    sure = [unsure[0], reply(6, t0=(1.0, 1.0))]  # the least of the windows counts
+    assert ends.answer(row, examples, sure).value == CONTEXT.split()[2]
+    assert replace(ends, refuses=False).answer(row, examples, unsure).value == CONTEXT.split()[2]
+
+
+def test_spans_are_no_longer_than_an_answer_may_be() -> None:
+    found = spans(reply(40, t1=(3.0, 0.0), t40=(0.0, 5.0)))
+    assert found.shape == (40, LONGEST)
+    assert found[0].max() == 3.0 and found[40 - LONGEST].max() == 5.0
+    assert np.isneginf(found[39, 1:]).all()
+
+
+def test_a_context_without_a_token_has_no_answer() -> None:
+    way, model = solving("bert", "span", Ends, refuses=False)
+    (answer,) = answers(way, model, [asked(None, " ")], tokenizer())
+    assert answer.value == ""
+
+
+def test_an_answer_begins_with_no_space() -> None:
+    known = train([text()], kind="bpe", vocab=420)  # a space belongs to the word behind it
+    ends = Ends(task=task("span"))
+    row = asked(None, "The cat saw the garden")
+    where = tuple(known.offsets(row.context)[1])
+    place = next(i for i, span in enumerate(where, 1) if row.context[slice(*span)] == " the")
+    scores = {f"t{place}": (9.0, 9.0)}
+    found = ends.answer(
+        row, [Example(readings=(), about=Window(where))], [reply(len(where), **scores)]
+    )
+    assert found.value == "the"
+
+
+def scores(model: Any, example: Example) -> Tensor:
+    """Score the tokens of a window by itself: (1 + tokens, 2)."""
+    (reading,) = example.readings
+    return model.score(model(alone(reading)).hidden[0, torch.from_numpy(reading.slots)])  # type: ignore[no-any-return]
+
+
+@every
+@torch.no_grad()
+def test_packing_changes_no_loss(name: str) -> None:
+    way, model = solving(name, "span", Ends)
+    examples = [e for row in rows("span") for e in way.lessons(row, tokenizer())]
+    assert len(examples) > len(rows("span")), "no context is longer than a window"
+    wanted = torch.zeros(())
+    for example in examples:
+        logs = scores(model, example).log_softmax(0)
+        wanted -= (logs[example.target[0], 0] + logs[example.target[1], 1]) / 2
+    batch = way.collate(examples)
+    found = way.loss(model, batch).sums["labels"]
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    assert batch.counts["labels"] == len(examples)
+    assert max(len(e.readings[0].ids) for e in examples) <= LENGTH
+
+
+@every
+def test_no_answer_depends_on_who_else_is_asked(name: str) -> None:
+    same(*solving(name, "span", Ends, refuses=True), rows("span"))
+
+
+@every
+def test_neighbours_have_no_gradient(name: str) -> None:
+    way, model = solving(name, "span", Ends)
+    apart(way, model, [e for row in rows("span") for e in way.lessons(row, tokenizer())])

@@ -1,0 +1,144 @@
+"""A head on every word: which piece is read, long sentences, verbs, losses, teachers, packing."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kinfolk.errors import UserError
+from kinfolk.tasks.examples import Example
+from kinfolk.tasks.lessons import answers
+from kinfolk.tasks.rows import Tagged
+from kinfolk.tasks.ways.words import Words, spelled
+from solving import LENGTH, NAMES, TAGS, alone, apart, cases, rows, same, solving, task, tokenizer
+
+EVERY = [name for name, _, way in cases("head") if way is Words]
+every = pytest.mark.parametrize("name", EVERY)
+ROW = Tagged(("red", "Wolfgang", "cat"), ("O", "B-X", "I-X"), 1)
+
+
+def test_every_member_that_reads_can_tag() -> None:
+    assert {"bert", "albert", "roberta", "electra", "xlnet", "gpt2", "glm", "bilstm"} <= {*EVERY}
+
+
+def test_the_first_piece_of_a_word_is_read() -> None:
+    words = Words(task=task("tag"), length=LENGTH)
+    (example,) = words.lessons(ROW, tokenizer())
+    (reading,) = example.readings
+    pieces = spelled(tokenizer(), ROW.words)
+    assert len(pieces[1]) > 2
+    starts = [1, 1 + len(pieces[0]), 1 + len(pieces[0]) + len(pieces[1])]
+    assert reading.slots.tolist() == starts
+    assert reading.ids[starts].tolist() == [piece[0] for piece in pieces]
+    assert example.target == [0, 1, 2]
+
+
+def test_a_decoder_is_read_where_it_has_read_the_word() -> None:
+    words = Words(task=task("tag"), length=LENGTH, frame=None, causal=True)
+    (example,) = words.lessons(ROW, tokenizer())
+    (reading,) = example.readings
+    pieces = spelled(tokenizer(), ROW.words)
+    assert reading.ids[reading.slots].tolist() == [piece[-1] for piece in pieces]
+    assert reading.ids.tolist() == [tokenizer().specials.bos, *(i for p in pieces for i in p)]
+    assert reading.time.tolist() == [*range(len(reading.ids))]
+
+
+@pytest.mark.parametrize("frame", ["bert", "xlnet", None])
+def test_roles_are_asked_about_a_verb(frame: str | None) -> None:
+    words = Words(task=task("tag"), length=LENGTH, frame=frame, causal=frame is None)
+    one, two = (
+        words.lessons(replace(ROW, predicate=place), tokenizer())[0].readings[0] for place in (0, 2)
+    )
+    assert one.ids.tolist() != two.ids.tolist()
+    assert len(one.slots) == len(two.slots) == 3
+    pieces = spelled(tokenizer(), ROW.words)
+    wanted = -1 if frame is None else 0
+    for reading in (one, two):
+        assert reading.ids[reading.slots].tolist() == [piece[wanted] for piece in pieces]
+
+
+def test_a_long_sentence_is_read_in_several_and_no_word_is_lost() -> None:
+    words = Words(task=task("tag"), length=16)
+    some = Tagged(NAMES * 4, tuple(TAGS[i % 3] for i in range(20)), 1)
+    examples = words.lessons(some, tokenizer())
+    assert len(examples) > 2
+    assert [tag for e in examples for tag in e.target] == [i % 3 for i in range(20)]
+    read = [int(i) for e in examples for r in e.readings for i in r.ids[r.slots]]
+    assert read == [piece[0] for piece in spelled(tokenizer(), some.words)]
+    assert all(len(r.ids) <= 16 for e in examples for r in e.readings)
+    way, model = solving("bert", "tag", Words)
+    (answer,) = answers(replace(way, length=16), model, [some], tokenizer())
+    assert len(answer.value) == len(answer.scores) == 20
+
+
+def test_a_word_that_is_longer_than_all_the_room_is_still_tagged() -> None:
+    way, model = solving("bert", "tag", Words)
+    some = Tagged(("cat", "W" * 90, "dog"), None, 1)
+    (answer,) = answers(way, model, [some], tokenizer())
+    assert len(answer.value) == 3
+
+
+def scores(model: Any, example: Example) -> Tensor:
+    """Score the words of an example by itself: (words, tags)."""
+    (reading,) = example.readings
+    return model.score(model(alone(reading)).hidden[0, torch.from_numpy(reading.slots)])  # type: ignore[no-any-return]
+
+
+@every
+@torch.no_grad()
+def test_packing_changes_no_loss(name: str) -> None:
+    way, model = solving(name, "tag", Words)
+    examples = [e for row in rows("tag") for e in way.lessons(row, tokenizer())]
+    batch = way.collate(examples)
+    wanted = torch.zeros(())
+    for example in examples:
+        logs = scores(model, example).log_softmax(-1)
+        wanted -= sum(logs[place, tag] for place, tag in enumerate(example.target))
+    found = way.loss(model, batch).sums["labels"]
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    assert batch.counts["labels"] == sum(len(row.words) for row in rows("tag"))
+
+
+@every
+def test_no_answer_depends_on_who_else_is_asked(name: str) -> None:
+    same(*solving(name, "tag", Words), rows("tag"))
+
+
+@every
+def test_neighbours_have_no_gradient(name: str) -> None:
+    way, model = solving(name, "tag", Words)
+    apart(way, model, [e for row in rows("tag") for e in way.lessons(row, tokenizer())])
+
+
+@torch.no_grad()
+def test_tags_are_weighed_and_a_teacher_has_its_share() -> None:
+    share, heat, weights = 0.4, 1.5, (0.5, 2.0, 3.0)
+    way, model = solving("bert", "tag", Words, weights=weights, teaching=share, heat=heat)
+    assert isinstance(way, Words)
+    torch.manual_seed(1)
+    plain = [e for row in rows("tag") for e in way.lessons(row, tokenizer())]
+    teachers = [torch.randn(len(e.target), len(TAGS)) * 3 for e in plain]
+    examples = [
+        replace(e, soft=way.opinion(teacher.double().numpy()))
+        for e, teacher in zip(plain, teachers, strict=True)
+    ]
+    wanted = torch.zeros(())
+    for example, teacher in zip(examples, teachers, strict=True):
+        own = scores(model, example)
+        soft = -((teacher / heat).softmax(-1) * (own / heat).log_softmax(-1)).sum(-1)
+        for place, tag in enumerate(example.target):
+            hard = -own[place].log_softmax(-1)[tag]
+            wanted += weights[tag] * ((1 - share) * hard + share * heat**2 * soft[place])
+    found = way.loss(model, way.collate(examples)).sums["labels"]
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_tag_that_training_had_not_is_named_and_can_be_asked_about() -> None:
+    way, model = solving("bert", "tag", Words)
+    row = replace(ROW, tags=("O", "B-Y", "O"))
+    with pytest.raises(UserError, match="'B-Y' was not there in training"):
+        way.lessons(row, tokenizer())
+    (answer,) = answers(way, model, [row], tokenizer())
+    assert len(answer.value) == 3 and {*answer.value} <= {*TAGS}
