@@ -12,7 +12,8 @@ Both sides have the same random weights. Counted are **new tokens a second of wh
 prompt is read, tokens are chosen, ids come back to the host. No text ends early. On the CPU works
 run in float32, and kinfolk a second time in int8 (`--precision int8`), both also compiled
 (`--compile`); on CUDA in bfloat16, the peer with its default cache and with its static, compiled
-one, kinfolk by captured graph and by captured and compiled graph.
+one, kinfolk by captured graph and by captured and compiled graph. Where CTranslate2 and llama.cpp
+are installed, they write in 8 bits beside them on the CPU: see engines.py.
 
 Before anything is timed both sides write the same text in float32: greedy or beam, token for token.
 
@@ -39,6 +40,7 @@ from typing import Any
 
 import torch
 import transformers
+from engines import installed
 
 from kinfolk import hub
 from kinfolk.generation import GREEDY, Beam, Method, Request, generate
@@ -170,7 +172,9 @@ def sides(work: Work, prompts: list[list[int]], tokens: int) -> list[Side]:
         Side("kinfolk", ours(model, work, prompts, tokens)),
         Side("kinfolk int8", ours(small, work, prompts, tokens)),
     ]
-    if work.beams == 1:  # beams are not compiled
+    if work.beams == 1:  # beams are not compiled, and other engines have their own
+        engines = installed().items()
+        ways[1:1] = [Side(name, engine(peer, prompts, tokens)) for name, engine in engines]
         twin = copied(model)
         ways.append(Side("kinfolk compiled", ours(twin, work, prompts, tokens, compiled=True)))
         ways.append(
@@ -230,7 +234,7 @@ def ratios(seconds: dict[str, list[float]]) -> dict[str, dict[str, Any]]:
     """Compare each of our ways with each of the peer's, round by round."""
     found: dict[str, dict[str, Any]] = {"ratios": {}, "spread": {}}
     for own in (name for name in seconds if name.startswith("kinfolk")):
-        for peer in (name for name in seconds if name.startswith("transformers")):
+        for peer in (name for name in seconds if not name.startswith("kinfolk")):
             each = [p / o for o, p in zip(seconds[own], seconds[peer], strict=True)]
             low, middle, high = statistics.quantiles(each, n=4) if len(each) > 1 else each * 3
             found["ratios"][f"{own}/{peer}"] = middle
