@@ -17,6 +17,8 @@ COMMANDS = (
     "audit",
     "prepare",
     "pretrain",
+    "finetune",
+    "predict",
     "evaluate",
     "generate",
     "fill",

@@ -61,6 +61,7 @@ def readable(text: str, what: str) -> str:
 
 
 from kinfolk.cli import (  # noqa: E402  # the commands register themselves on `app`
+    answers,
     audit,
     chat,
     corpora,
@@ -68,11 +69,13 @@ from kinfolk.cli import (  # noqa: E402  # the commands register themselves on `
     lines,
     quickstart,
     runs,
+    tasks,
     tokenizers,
     writing,
 )
 
 __all__ = [
+    "answers",
     "app",
     "audit",
     "chat",
@@ -81,6 +84,7 @@ __all__ = [
     "lines",
     "quickstart",
     "runs",
+    "tasks",
     "tokenizers",
     "writing",
 ]

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 from rich.table import Column, Table
 
+from kinfolk.cli import learning as asked
 from kinfolk.cli.app import AsJson, Device, app, console, errors, example, print_json
 from kinfolk.errors import UserError
 
@@ -154,8 +155,13 @@ def pretrain(
 
 
 @contextmanager
-def watching(name: str) -> Iterator[Callable[["Progress"], None]]:
-    """Show a run's progress: a live bar on a terminal, ten lines elsewhere."""
+def watching(
+    name: str, score: Callable[[], str] | None = None
+) -> Iterator[Callable[["Progress"], None]]:
+    """Show a run's progress: a live bar on a terminal, ten lines elsewhere.
+
+    What `score` says is asked for whenever held-out text was scored anew.
+    """
     columns = (
         TextColumn("[bold]{task.description}"),
         BarColumn(),
@@ -165,18 +171,23 @@ def watching(name: str) -> Iterator[Callable[["Progress"], None]]:
     )
     with Bar(*columns, console=errors, disable=not errors.is_terminal) as bar:
         task = bar.add_task(name, total=None, said="")
+        held: float | None = None
+        scored = ""
 
         def watch(progress: "Progress") -> None:
+            nonlocal held, scored
             said = f"loss {progress.loss:.3f}"
             if progress.held_out is not None:
                 said += f"  held out {progress.held_out:.3f}"
+                if score is not None and progress.held_out != held:
+                    held, scored = progress.held_out, f"  {score()}"
+                said += scored
             said += f"  {progress.speed:,.0f} predictions/s"
             bar.update(task, completed=progress.step, total=progress.steps, said=said)
             every = max(1, progress.steps // 10)
             if not errors.is_terminal and (progress.step % every == 0):
-                errors.print(
-                    f"{name}  step {progress.step} of {progress.steps}  {said}", highlight=False
-                )
+                line = f"{name}  step {progress.step} of {progress.steps}  {said}"
+                errors.print(line, highlight=False, soft_wrap=True)
 
         yield watch
 
@@ -196,10 +207,21 @@ def evaluate(
     target: Annotated[Path | None, typer.Option(help="Their translations.")] = None,
     pairs: Annotated[Path | None, typer.Option(help="Or both, with a tab between.")] = None,
     prefix: Annotated[str | None, typer.Option(help="What stands before every source.")] = None,
+    test: asked.Test = None,
+    columns: asked.TestColumns = None,
+    task_number: asked.TaskNumber = 1,
+    out: asked.PageOut = None,
+    way: asked.TestWay = None,
+    shots: asked.Shots = None,
+    train: asked.ShotsFrom = None,
+    task: asked.TestKind = None,
+    pattern: asked.TestPattern = None,
+    words: asked.TestWords = None,
+    seed: asked.ShotsSeed = None,
     device: Device = "auto",
     json: AsJson = False,
 ) -> None:
-    """Score a model on text: loss, perplexity, bits per byte.
+    """Score a model on text: loss, perplexity, bits per byte; or on labelled rows.
 
     A decoder is scored by the likelihood of the text. An encoder has none: it is scored by its
     pseudo-likelihood, each token predicted from all the others; an encoder-decoder likewise, by
@@ -208,10 +230,35 @@ def evaluate(
     With `--samples` and no model, texts that were written are measured: how many words running are
     different, how much is said again, how alike the texts are. With `--corpus`, also how likely its
     3-grams make them; and the same of text that it holds out, cut to their length.
+
+    With `--test`, a fine-tuned model answers labelled rows: its metric with an interval, what it
+    takes for what, its worst mistakes, and a page about them. A plain generative one is asked by
+    `--way prompt`, with no solved rows or with some: `--shots 4 --train FILE`.
     """
+    from kinfolk.cli import verdicts as labelled
     from kinfolk.recipes import translation
     from kinfolk.recipes.evaluation import evaluate, verdicts
 
+    prompt = labelled.Prompt(
+        way=way,
+        shots=shots,
+        train=train,
+        task=task,
+        pattern=pattern,
+        words=words,
+        seed=seed,
+        length=None if test is None else length,
+    )
+    if test is not None:
+        if model is None or any(o is not None for o in (corpus, text, samples, source, pairs)):
+            raise UserError("--test is for a MODEL: give it without --corpus, --text or --samples")
+        question = labelled.Question(
+            test=test, target=target, columns=columns, number=task_number, device=device
+        )
+        labelled.test(model, question, prompt, out=out, json=json)
+        return
+    if prompt.said or columns is not None or out is not None:
+        raise UserError("labelled rows are missing: give --test FILE, too")
     texts = translation.texts(source=source, target=target, pairs=pairs, prefix=prefix)
     if samples is not None:
         if any(other is not None for other in (model, text, length, texts)):

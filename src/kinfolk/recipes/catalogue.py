@@ -13,6 +13,7 @@ import kinfolk.models
 import kinfolk.recipes
 from kinfolk.config import nearest
 from kinfolk.errors import UserError
+from kinfolk.nn.headed import Headed
 from kinfolk.training.settings import Train
 
 
@@ -78,8 +79,9 @@ def member(name: str) -> Member:
 
 
 def member_of(model: Any) -> Member:
-    """Return the member a network belongs to."""
-    return member(type(model).__module__.rpartition(".")[2])
+    """Return the member a network belongs to, whatever stands on it."""
+    body = model.body if isinstance(model, Headed) else model
+    return member(type(body).__module__.rpartition(".")[2])
 
 
 def _member(name: str) -> Member:

@@ -19,12 +19,18 @@ from kinfolk.types import Inputs
 
 
 def model_folder(path: Path | str) -> Path:
-    """Find the model folder: of a run its newest whole checkpoint, else the folder itself."""
+    """Find the model folder: of a run its newest whole checkpoint, else the folder itself.
+
+    Of a run that was fine-tuned it is the best on dev rows, of runs with several seeds their best.
+    """
     path = Path(path)
     if not path.is_dir():
         raise UserError(f"{path} is not there: give a run, a checkpoint or a model folder")
     if (path / "config.json").is_file():
         return path
+    best = path / "best" if (path / "best").is_dir() else path / "checkpoints" / "best"
+    if (path / "scores.json").is_file() and best.is_dir():
+        return model_folder(best.resolve())
     if (path / "recipe.json").is_file():
         newest = checkpoints.newest(path)
         if newest is None:

@@ -58,7 +58,6 @@ class Page:
     """Readings packed into rows, and where each of them went."""
 
     inputs: Inputs
-    order: list[int]  # the readings as they lie, row after row
     starts: Ids  # the first slot of each reading, through the flattened rows
 
     def slots(self, readings: Sequence[Reading]) -> Tensor:
@@ -108,7 +107,7 @@ def lay_out(readings: Sequence[Reading], pad: int) -> Page:
     for number_of_row, row in enumerate(rows):
         ends = np.cumsum([0, *(int(sizes[i, -1]) for i in row)])
         starts[row] = number_of_row * length + ends[:-1]
-    return Page(inputs, [i for row in rows for i in row], starts)
+    return Page(inputs, starts)
 
 
 def sources(

@@ -7,6 +7,7 @@ from typing import Any
 from kinfolk.errors import UserError
 from kinfolk.metrics import labels as of_labels
 from kinfolk.metrics.coreference import coreference
+from kinfolk.metrics.scores import score as counted
 from kinfolk.metrics.spans import cmrc, squad, squad2
 from kinfolk.metrics.summaries import rouge
 from kinfolk.metrics.tags import tag_scores
@@ -52,10 +53,7 @@ def score(task: Task, rows: Sequence[Any], answers: Sequence[Answer]) -> dict[st
         case "choose":
             return {"accuracy": of_labels.accuracy(said, right)}
         case "tag":
-            found = tag_scores(said, right)
-            plain = not any(tag[:2] in ("B-", "I-") for tag in task.labels)
-            f1 = found.accuracy if plain else found.micro.f1
-            return {"f1": f1, "accuracy": found.accuracy}
+            return _tags(said, right)
         case "span":
             return _spans(task, said, right)
         case "write":
@@ -74,6 +72,17 @@ def _classes(task: Task, said: Sequence[str], right: Sequence[str]) -> dict[str,
     if task.positive is not None:
         scores["f1"] = of_labels.binary(said, right, task.positive).f1
     return scores | {"macro_f1": of_labels.f1(said, right), "matthews": found.matthews}
+
+
+def _tags(said: Sequence[Sequence[str]], right: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Score entities; tags that name none, like parts of speech, by F1 over words, O left out."""
+    if any(tag[:2] in ("B-", "I-", "S-", "E-") for tags in right for tag in tags):
+        found = tag_scores(said, right)
+        return {"f1": found.micro.f1, "accuracy": found.accuracy}
+    ours, theirs = ([tag for tags in side for tag in tags] for side in (said, right))
+    hits = sum(one == other != "O" for one, other in zip(ours, theirs, strict=True))
+    named = [sum(tag != "O" for tag in side) for side in (ours, theirs)]
+    return {"f1": counted(hits, *named).f1, "accuracy": of_labels.accuracy(ours, theirs)}
 
 
 def _spans(task: Task, said: Sequence[str], right: Sequence[Sequence[str]]) -> dict[str, float]:

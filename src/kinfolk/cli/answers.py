@@ -1,0 +1,74 @@
+"""The command `predict`: what a fine-tuned model says to the rows of a file."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kinfolk.cli.app import AsJson, Device, app, example
+from kinfolk.cli.learning import TaskNumber
+from kinfolk.cli.lines import watching, writing
+from kinfolk.cli.methods import ModelPath
+from kinfolk.cli.tasks import say
+from kinfolk.errors import UserError
+
+Columns = Annotated[
+    str | None,
+    typer.Option(help="The texts and then the label: a,b,label; without one, a,b, ."),
+]
+
+
+@app.command(epilog=example("kinfolk predict runs/triage new.tsv -o answers.tsv"))
+def predict(
+    model: ModelPath,
+    file: Annotated[Path, typer.Argument(help="Examples as in training; labels may be missing.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", help="The file to write; else, or with -, it is printed."),
+    ] = None,
+    columns: Columns = None,
+    task_number: TaskNumber = 1,
+    probabilities: Annotated[
+        bool, typer.Option("--probabilities", help="That of every class, in tables too.")
+    ] = False,
+    device: Device = "auto",
+    json: AsJson = False,
+) -> None:
+    """Predict the labels of a file, in the file's own form; all that is there stays.
+
+    Tables get the columns `prediction` and `probability`, JSON lines these fields, words in columns
+    a last column; SQuAD's questions become the official form of answers. With `--json` the answers
+    come alone, an object a line.
+    """
+    from kinfolk.recipes.answering import asked, long, solver
+    from kinfolk.recipes.predicting import answered, listed, written
+    from kinfolk.tasks.notes import Notes
+
+    out = None if out == Path("-") else out
+    if out is not None and out.exists():
+        raise UserError(f"{out} is already there: choose another -o")
+    if out is not None and not out.parent.is_dir():
+        raise UserError(f"{out.parent} is no folder: make it, or choose another -o")
+    found = solver(model, device=device, number=task_number - 1)
+    notes = Notes()
+    rows, guess = asked(found, file, columns=columns, labelled=False, notes=notes)
+    for sentence in (*notes.sentences(), *long(found, rows)):
+        say(sentence)
+    with watching("predict", len(rows), shown=False) as watch:
+        answers = answered(found, file, rows, guess, every=probabilities, watch=stepwise(watch))
+    with writing(out) as write:
+        for line in (listed if json else written)(answers):
+            write(line)
+
+
+def stepwise(advance: Callable[[int], None]) -> Callable[[int], None]:
+    """Turn how many rows are done into how many more they are."""
+    before = 0
+
+    def watch(done: int) -> None:
+        nonlocal before
+        advance(done - before)
+        before = done
+
+    return watch

@@ -1,0 +1,230 @@
+"""The command `finetune`: a model and a labelled file in, a model that solves the task out."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import typer
+
+from kinfolk.cli import learning as asked
+from kinfolk.cli.app import AsJson, app, errors, example
+from kinfolk.cli.runs import watching
+from kinfolk.cli.scores import newest, show, show_suite
+from kinfolk.errors import UserError
+
+if TYPE_CHECKING:
+    from kinfolk.recipes.tuning import Habits, Sheet
+
+T = TypeVar("T")
+SHARE = 0.5  # of a teacher in the loss, where there is one
+
+
+@app.command(
+    epilog=example("kinfolk finetune runs/bert --train train.tsv --dev dev.tsv -o runs/triage")
+)
+def finetune(
+    context: typer.Context,
+    model: asked.Model = None,
+    train: asked.Train = None,
+    dev: asked.Dev = None,
+    target: asked.Target = None,
+    dev_target: asked.DevTarget = None,
+    task: asked.Kind = "auto",
+    columns: asked.Columns = None,
+    suite: asked.Suite = None,
+    only: asked.Only = None,
+    limit: asked.Limit = None,
+    way: asked.WayName = None,
+    metric: asked.Metric = None,
+    positive: asked.Positive = None,
+    prefix: asked.Prefix = None,
+    pattern: asked.Pattern = None,
+    words: asked.Words = None,
+    length: asked.Length = None,
+    scratch: asked.Scratch = False,
+    tokenizer: asked.TokenizerPath = None,
+    epochs: asked.Epochs = 3.0,
+    batch: asked.Batch = None,
+    rate: asked.Rate = None,
+    schedule: asked.Schedule = None,
+    accumulate: asked.Accumulate = None,
+    patience: asked.Patience = 0,
+    class_weights: asked.ClassWeights = "none",
+    layer_decay: asked.LayerDecay = 1.0,
+    thaw: asked.Thawing = False,
+    noise: asked.Noise = 0.0,
+    attack: asked.Attack = 0.0,
+    teacher: asked.Teacher = None,
+    teaching: asked.Teaching = None,
+    temperature: asked.Temperature = 1.0,
+    seed: asked.Seed = None,
+    seeds: asked.Seeds = None,
+    settings: asked.Settings = None,
+    out: asked.Out = None,
+    resume: asked.Resume = None,
+    device: asked.DeviceName = None,
+    json: AsJson = False,
+) -> None:
+    """Fine-tune a model on labelled examples; the best on dev rows is kept.
+
+    What a file is for, and where its texts and labels are, is guessed and said. Several `--train`
+    files are learned together by a member that writes, like t5. `--seeds 3` runs three times, for a
+    mean and a spread. `--suite glue DIR` fine-tunes on every set of a folder, and makes a table.
+    """
+    from kinfolk.recipes import finetuning
+    from kinfolk.recipes.looking import look
+    from kinfolk.recipes.seeds import over
+    from kinfolk.recipes.starting import started
+
+    if resume is not None:
+        sources = {name: context.get_parameter_source(name) for name in context.params}
+        given = {name for name, source in sources.items() if source and source.name != "DEFAULT"}
+        if given - {"resume", "json"}:
+            raise UserError("--resume goes on with a run as it was begun: give it alone")
+        show(go_on(resume), json=json)
+        return
+    if model is None or out is None or (train is None) == (suite is None):
+        raise UserError("give MODEL, --train FILE (or --suite NAME DIR) and -o, or --resume RUN")
+    if seed is not None and seeds is not None:
+        raise UserError("--seeds runs seeds 0, 1, 2 ...: leave --seed out")
+    if teaching is not None and teacher is None:
+        raise UserError("--teaching is a teacher's share: give --teacher, too")
+    if suite is None and (only is not None or limit is not None):
+        raise UserError("--only and --limit belong to --suite: leave them out")
+    told = {
+        "batch": batch,
+        "peak": rate,
+        "schedule": schedule,
+        "accumulate": accumulate,
+        "device": device,
+    }
+    chosen = [f"train.{name}={value}" for name, value in told.items() if value is not None]
+    own = {
+        "pattern": pattern,
+        "words": None if words is None else tuple(words.split(",")),
+        "teaching": None if teacher is None else SHARE if teaching is None else teaching,
+    }
+    start = started(model, tokenizer=tokenizer, scratch=scratch, seed=seed or 0)
+    learned = habits(
+        epochs=epochs,
+        shrink=layer_decay,
+        thaw=thaw,
+        noise=noise,
+        attack=attack,
+        patience=patience,
+        weights=class_weights,
+        temperature=temperature,
+    )
+
+    def tune(sheets: Sequence["Sheet"], folder: Path, metric: str | None, seed: int | None) -> Path:
+        drawn = [] if seed is None else [f"train.seed={seed}"]
+        with watched(folder, out) as watch:
+            return finetuning.finetune(
+                replace(start, seed=seed or 0),
+                sheets,
+                folder,
+                way=way,
+                length=length,
+                habits=learned,
+                settings=[*chosen, *drawn, *(settings or [])],
+                teacher="" if teacher is None else str(teacher.resolve()),
+                metric=metric,
+                positive=positive,
+                prefixes=prefix or (),
+                said=own,
+                say=say,
+                watch=watch,
+            )
+
+    def tuned(sheets: Sequence["Sheet"], folder: Path, metric: str | None) -> Path:
+        if seeds is None:
+            return tune(sheets, folder, metric, seed)
+        return over(seeds, folder, lambda number, inner: tune(sheets, inner, metric, number))
+
+    if suite is not None:
+        others = (dev, target, dev_target, columns, metric, positive)
+        if task != "auto" or any(other is not None for other in others):
+            raise UserError(
+                "a suite has its own files, tasks and metrics: leave --dev, --target, --task, "
+                "--columns, --metric and --positive out"
+            )
+        from kinfolk.recipes import suites
+
+        sets = suites.chosen(suite[1], only)
+        left = [] if only is not None else suites.unread(suite[1], sets)
+        results = suites.run(
+            sets, tuned, out, limit=limit, device=device or "auto", say=say, left=left
+        )
+        show_suite(suite[0], results, json=json)
+        return
+    sheets = read_sheets(train or [], dev, target, dev_target, columns, task)
+    look(sheets, say)
+    show(tuned(sheets, out, metric), json=json)
+
+
+def read_sheets(
+    train: Sequence[Path],
+    dev: Sequence[Path] | None,
+    target: Sequence[Path] | None,
+    dev_target: Sequence[Path] | None,
+    columns: Sequence[str] | None,
+    task: str,
+) -> list["Sheet"]:
+    """Put the files together that belong together, the first of each kind and so on."""
+    from kinfolk.recipes.tuning import sheet
+
+    size = len(train)
+    parts = zip(
+        train,
+        each("--dev", dev, size),
+        each("--target", target, size),
+        each("--dev-target", dev_target, size),
+        each("--columns", columns, size),
+        strict=True,
+    )
+    return [
+        sheet(file, chosen_by, task=task, columns=named, target=written, dev_target=wanted)
+        for file, chosen_by, written, wanted, named in parts
+    ]
+
+
+def each(option: str, values: Sequence[T] | None, size: int) -> list[T | None]:
+    """Return one value for each training file, or none for all of them."""
+    if not values:
+        return [None] * size
+    if len(values) != size:
+        raise UserError(
+            f"{option} is given {len(values)} times for {size} --train: give one for each, in the "
+            "same order, or none"
+        )
+    return [*values]
+
+
+def habits(**wanted: Any) -> "Habits":
+    """Check what is told about learning."""
+    from kinfolk.config import override
+    from kinfolk.recipes.tuning import Habits
+
+    return override(Habits(), [f"{name}={value}" for name, value in wanted.items()])
+
+
+def go_on(run: Path) -> Path:
+    """Go on with a run, or with all runs of several seeds."""
+    from kinfolk.recipes import finetuning, seeds
+
+    if seeds.several(run):
+        return seeds.resume(run, say=say, watching=lambda inner: watched(inner, run))
+    with watched(run, run) as watch:
+        return finetuning.resume(run, say=say, watch=watch)
+
+
+def watched(run: Path, out: Path) -> Any:
+    """Show the progress of a run, with its score on dev rows."""
+    name = out.name if run == out else f"{out.name} {run.name}"
+    return watching(name, score=lambda: newest(run))
+
+
+def say(sentence: str) -> None:
+    """Tell the user something beside what is printed."""
+    errors.print(sentence, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,213 @@
+"""`evaluate --test`: the scores of a model on labelled rows, and where it goes wrong."""
+
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+from rich.table import Column, Table
+
+from kinfolk.cli.answers import stepwise
+from kinfolk.cli.app import console, print_json
+from kinfolk.cli.lines import watching
+from kinfolk.cli.tasks import say
+from kinfolk.errors import UserError
+
+if TYPE_CHECKING:
+    from kinfolk.recipes.answering import Solver, Verdict
+    from kinfolk.tasks.notes import Notes
+
+LETTERS = 60  # of a text in the table of mistakes
+TYPES = 20  # classes with their scores; the page has more
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is asked of a model, and how: fields that are None were not said."""
+
+    test: Path
+    target: Path | None = None
+    columns: str | None = None
+    number: int = 1  # of the task, where a model learned several
+    device: str = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """How a model is asked that learned no task: fields that are None were not said."""
+
+    way: str | None = None
+    shots: int | None = None
+    train: Path | None = None
+    task: str | None = None
+    pattern: str | None = None
+    words: str | None = None
+    length: int | None = None
+    seed: int | None = None
+
+    @property
+    def said(self) -> list[str]:
+        """The names of what was said."""
+        names = [field.name for field in fields(self) if field.name != "length"]
+        return [name for name in names if getattr(self, name) is not None]
+
+
+def test(model: Path, question: Question, prompt: Prompt, *, out: Path | None, json: bool) -> None:
+    """Score a model on labelled rows, print how good it is, and write a page about it."""
+    from kinfolk.comparison.answers import Page, write
+    from kinfolk.recipes.answering import check, judge, long
+    from kinfolk.recipes.looking import counted
+    from kinfolk.tasks.notes import Notes
+
+    if out is not None and out.is_dir():
+        raise UserError(f"{out} is a folder: give -o the name of a page, such as {out}/test.html")
+    notes = Notes()
+    found, rows = opened(model, question, prompt, notes)
+    check(found.task, rows)
+    told = [*notes.sentences(), *long(found, rows)]
+    with watching("test", len(rows), shown=False) as watch:
+        verdict = judge(found, rows, watch=stepwise(watch))
+    if verdict.unseen:
+        told.append(
+            f"{sum(verdict.unseen.values()):,} labels were not there in training, and count as "
+            f"wrong: {counted(verdict.unseen)}"
+        )
+    for sentence in told:
+        say(sentence)
+    if out is None and (model / "scores.json").is_file():
+        out = model / f"test-{question.test.name.partition('.')[0]}.html"
+    if out is not None:
+        title = f"{model.resolve().name} on {question.test.name}"
+        write(Page(title=title, verdict=verdict, facts=facts(found, question), notes=told), out)
+    if json:
+        print_json(plain(verdict) | {"page": None if out is None else str(out)})
+        return
+    show(verdict)
+    if out is not None:
+        print(f"\nthe pictures are in {out}")
+
+
+def opened(
+    model: Path, question: Question, prompt: Prompt, notes: "Notes"
+) -> tuple["Solver", list[Any]]:
+    """Open the model and read the rows."""
+    from kinfolk.recipes.answering import asked, solver
+    from kinfolk.recipes.prompting import prompted
+
+    if not prompt.said:
+        if prompt.length is not None:
+            raise UserError("a fine-tuned model reads as it learned to: leave --length out")
+        found = solver(model, device=question.device, number=question.number - 1)
+        rows, _ = asked(
+            found, question.test, columns=question.columns, target=question.target, notes=notes
+        )
+        return found, rows
+    if prompt.way not in (None, "prompt"):
+        raise UserError(
+            f"--way {prompt.way}: a model is asked as it was taught, or by prompt; to teach it "
+            "another way, finetune it"
+        )
+    return prompted(
+        model,
+        question.test,
+        train=prompt.train,
+        shots=prompt.shots or 0,
+        seed=prompt.seed or 0,
+        task=prompt.task,
+        columns=question.columns,
+        target=question.target,
+        pattern=prompt.pattern,
+        words=None if prompt.words is None else prompt.words.split(","),
+        length=prompt.length,
+        device=question.device,
+        notes=notes,
+    )
+
+
+def facts(found: "Solver", question: Question) -> list[tuple[str, str]]:
+    """Say what was asked of whom."""
+    shots = getattr(found.way, "shots", None)
+    said = [
+        ("task", found.task.kind),
+        ("member", type(found.model.config).__module__.rpartition(".")[2]),
+        ("way", found.way.name),
+        ("tokens read at a time", f"{found.way.length:,}"),
+        ("file", question.test.name),
+    ]
+    if found.task.labels:
+        said.append(("labels", f"{len(found.task.labels):,}"))
+    return said if shots is None else [*said, ("solved rows in the prompt", str(len(shots)))]
+
+
+def show(verdict: "Verdict") -> None:
+    """Print scores, confusions, classes and the worst mistakes."""
+    from kinfolk.comparison import mistakes
+    from kinfolk.comparison.answers import figure, titled
+
+    main, bounds = verdict.task.main, verdict.interval
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, value in verdict.scores.items():
+        between = f"{figure(name, bounds.low)} to {figure(name, bounds.high)}"
+        table.add_row(titled(name), figure(name, value), between if name == main else "")
+    table.add_row("rows", f"{len(verdict.rows):,}", "")
+    console.print(table)
+    confused = mistakes.confused(verdict)
+    if confused is not None:
+        names = [escape(str(label)) for label in confused.labels]
+        columns = [Column(name, justify="right", overflow="ellipsis") for name in names]
+        called = Table("is \\ said", *columns, box=None, pad_edge=False)
+        for name, counts in zip(names, confused.counts, strict=True):
+            called.add_row(name, *(f"{count:,}" if count else "·" for count in counts))
+        headed("what is taken for what", called)
+    each = mistakes.each(verdict)
+    if each:
+        columns = [Column(n, justify="right") for n in ("precision", "recall", "F1", "there are")]
+        alone = Table("", *columns, box=None, pad_edge=False)
+        for label, one in list(each.items())[:TYPES]:
+            shares = [f"{value:.3f}" for value in (one.precision, one.recall, one.f1)]
+            alone.add_row(escape(label), *shares, f"{one.support:,}")
+        headed("each by itself", alone)
+    worst = mistakes.worst(verdict)
+    if worst:
+        wrong = Table("row", "text", "right", "said", "sure", box=None, pad_edge=False)
+        for mistake in worst:
+            cells = (mistake.text, mistake.right, mistake.said)
+            sure = "" if mistake.sure is None else f"{mistake.sure:.1%}"
+            wrong.add_row(f"{mistake.number:,}", *(escape(short(cell)) for cell in cells), sure)
+        headed("the worst mistakes", wrong)
+
+
+def headed(title: str, table: Table) -> None:
+    """Print a table under its title."""
+    console.print(f"\n[bold]{title}[/]")
+    console.print(table)
+
+
+def short(text: str) -> str:
+    """Cut a text to what fits, in one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= LETTERS else f"{line[: LETTERS - 1]}…"
+
+
+def plain(verdict: "Verdict") -> dict[str, Any]:
+    """Say a verdict in JSON."""
+    from kinfolk.comparison import mistakes
+
+    confused, sure = mistakes.confused(verdict), mistakes.sureness(verdict)
+    table = None if confused is None else {
+        "labels": [str(label) for label in confused.labels], "counts": confused.counts.tolist()
+    }  # fmt: skip
+    return {
+        "task": verdict.task.kind,
+        "metric": verdict.task.main,
+        "score": verdict.interval.score,
+        "low": verdict.interval.low,
+        "high": verdict.interval.high,
+        "scores": verdict.scores,
+        "rows": len(verdict.rows),
+        "unseen": verdict.unseen,
+        "confusion": table,
+        "classes": {label: asdict(one) for label, one in mistakes.each(verdict).items()},
+        "calibration_error": mistakes.off(sure) if sure else None,
+        "mistakes": [asdict(one) for one in mistakes.worst(verdict)],
+    }

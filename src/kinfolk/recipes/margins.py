@@ -1,0 +1,111 @@
+"""Answers in the margin of a file: behind each of its lines, or behind each of its words.
+
+EU  NNP  B-NP  B-ORG          EU  NNP  B-NP  B-ORG  B-LOC
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from kinfolk.tasks.columns import DOCSTART
+from kinfolk.tasks.forms import Guess
+from kinfolk.tasks.records import text_lines
+from kinfolk.tasks.task import Answer, Task
+
+Told: TypeAlias = list[tuple[Any, Answer]]  # rows of one line or record, with their answers
+DIGITS = 4  # of a probability in a table
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answers to the rows of a file."""
+
+    file: Path
+    task: Task
+    guess: Guess
+    rows: Sequence[Any]
+    answers: Sequence[Answer]
+    every: bool = False  # the probability of each class, in tables too
+
+    @property
+    def told(self) -> dict[int, Told]:
+        """The rows and answers of each line or record."""
+        found: dict[int, Told] = {}
+        for row, answer in zip(self.rows, self.answers, strict=True):
+            found.setdefault(row.number, []).append((row, answer))
+        return found
+
+
+def columned(found: Answers) -> Iterator[str]:
+    """Add a last column to every word; where there are roles, one for each predicate."""
+    by_line, universal = found.told, ".conllu" in found.file.name.lower()
+    lines = [line for _, line in text_lines(found.file)]
+    tabs = any("\t" in line for line in lines)
+    own: Told = []
+    word = 0
+    for number, line in enumerate(lines, 1):
+        parts = line.split()
+        if not parts:
+            own = []
+        elif number in by_line:
+            own, word = by_line[number], 0
+        if not own or parts[0] == DOCSTART or (universal and not parts[0].isdecimal()):
+            yield line + "\n"
+            continue
+        said = [answer.value[word] for _, answer in own]
+        if found.every:
+            said = [f"{answer.value[word]} {answer.scores[word]:.{DIGITS}f}" for _, answer in own]
+        between = "\t" if tabs else " "
+        yield between.join([line, *(one.replace(" ", between) for one in said)]) + "\n"
+        word += 1
+
+
+def slashed(found: Answers) -> Iterator[str]:
+    """Put the answer behind each word and its tag."""
+    by_line = found.told
+    for number, line in text_lines(found.file):
+        tags = by_line[number][0][1].value if number in by_line else ()
+        yield "  ".join(f"{one}/{tag}" for one, tag in zip(line.split(), tags, strict=True)) + "\n"
+
+
+def lined(found: Answers) -> Iterator[str]:
+    """Put the answer behind each line, after a tab."""
+    by_line = found.told
+    for number, line in text_lines(found.file):
+        said = [str(answer.value) for _, answer in by_line.get(number, [])]
+        yield "\t".join([line, *said]) + "\n"
+
+
+def bracketed(found: Answers) -> Iterator[str]:
+    """Add a last column with brackets, as CoNLL-2012 has one."""
+    by_line = found.told
+    marks: list[list[str]] = []
+    word = 0
+    for number, line in text_lines(found.file):
+        if number in by_line:
+            ((row, answer),) = by_line[number]
+            marks, word = brackets(answer.value, len(row.words)), 0
+        if not line.strip() or line.startswith("#"):
+            yield line + "\n"
+            continue
+        yield f"{line}\t{'|'.join(marks[word]) or '-'}\n"
+        word += 1
+
+
+def brackets(clusters: Sequence[Sequence[tuple[int, int]]], size: int) -> list[list[str]]:
+    """Write clusters as the marks of each word: (0 opens, 0) closes, (0) is one word."""
+    marks: list[list[str]] = [[] for _ in range(size)]
+    for number, group in enumerate(clusters):
+        for first, stop in group:
+            if stop - first == 1:
+                marks[first].append(f"({number})")
+            else:
+                marks[first].append(f"({number}")
+                marks[stop - 1].append(f"{number})")
+    return marks
+
+
+def plain(text: Any) -> str:
+    """Write a text in one line and one cell."""
+    return str(text).replace("\t", " ").replace("\n", " ")

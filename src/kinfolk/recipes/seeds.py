@@ -1,0 +1,150 @@
+"""One fine-tuning by several seeds: what chance does to its score.
+
+RUN/seed-0/, RUN/seed-1/ ...   a run each
+RUN/scores.json                their mean and their spread
+RUN/best                       a link to the best of them
+"""
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kinfolk.errors import UserError
+from kinfolk.recipes import finetuning
+from kinfolk.recipes.pretraining import Watch
+from kinfolk.recipes.tuning import Say, Tuning, spread
+
+Tune = Callable[[int, Path], Path]  # of a seed and a run folder
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What runs scored on dev rows: one of them, or one for each seed."""
+
+    metric: str  # the one that decides
+    runs: dict[Path, dict[str, float]]  # every metric of each
+    best: Path
+
+    @property
+    def names(self) -> list[str]:
+        """The metrics, the loss last."""
+        every = dict.fromkeys(name for values in self.runs.values() for name in values)
+        found = [name for name in every if name != "step"]
+        return sorted(found, key=lambda name: (name == "held_out", found.index(name)))
+
+    def mean(self, name: str) -> tuple[float, float]:
+        """Return the mean of a metric over the runs, and its spread."""
+        return spread([values[name] for values in self.runs.values()])
+
+
+def over(seeds: int, out: Path, tune: Tune) -> Path:
+    """Run seeds 0, 1, 2 ... and set their scores side by side."""
+    if seeds < 1:
+        raise UserError(f"--seeds {seeds} is no run at all: use 1 or more")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} is already there: choose another -o, or resume it with --resume")
+    folders = [out / f"seed-{number}" for number in range(seeds)]
+    for folder in folders:  # all of them at once: whoever resumes sees how many were wished for
+        folder.mkdir(parents=True)
+    try:
+        for number, folder in enumerate(folders):
+            tune(number, folder)
+    except BaseException:
+        if not any(folders[0].iterdir()):
+            shutil.rmtree(out)  # nothing was begun
+        raise
+    return gather(out)
+
+
+def several(out: Path) -> bool:
+    """Say whether a folder holds the runs of several seeds."""
+    return (out / "seed-0").is_dir()
+
+
+def resume(
+    out: Path, *, say: Say, watching: Callable[[Path], AbstractContextManager[Watch]]
+) -> Path:
+    """Go on with the runs that are not at their end, and begin those that were not begun."""
+    folders = ordered(out)
+    if (out / "scores.json").is_file():
+        raise UserError(f"{out} is finished: to learn for longer, start a new run with more epochs")
+    first = Tuning.read(folders[0] / "recipe.json")
+    for number, folder in enumerate(folders):
+        if (folder / "scores.json").is_file():
+            continue
+        if not (folder / "recipe.json").is_file():
+            shutil.copytree(folders[0] / "tokenizer", folder / "tokenizer", dirs_exist_ok=True)
+            seeded = replace(first, train=replace(first.train, seed=number))
+            seeded.write(folder / "recipe.json")
+        with watching(folder) as watch:
+            finetuning.resume(folder, say=say, watch=watch)
+    return gather(out)
+
+
+def gather(out: Path) -> Path:
+    """Write the scores of all seeds, and point at the best of them."""
+    found = scores(out)
+    aside = out / ".best.partial"
+    aside.unlink(missing_ok=True)
+    aside.symlink_to(found.best.name)
+    aside.replace(out / "best")
+    means = {
+        name: dict(zip(("mean", "spread"), map(finite, found.mean(name)), strict=True))
+        for name in found.names
+    }
+    main = means.get(found.metric, {"mean": None, "spread": None})
+    text = json.dumps(
+        {
+            "metric": found.metric,
+            "dev": main["mean"],
+            "spread": main["spread"],
+            "metrics": means,
+            "best": found.best.name,
+            "seeds": [
+                {"run": run.name, "dev": {name: finite(value) for name, value in values.items()}}
+                for run, values in found.runs.items()
+            ],
+        },
+        indent=2,
+    )
+    (out / "scores.json").write_text(text + "\n", encoding="utf-8")
+    return out
+
+
+def scores(out: Path) -> Scores:
+    """Read what a run scored on dev rows, or the runs of all its seeds."""
+    runs = ordered(out) if several(out) else [out]
+    tuning = Tuning.read(runs[0] / "recipe.json")
+    read: list[Any] = [json.loads((run / "scores.json").read_text("utf-8")) for run in runs]
+    dev = {
+        run: {name: math.nan if value is None else value for name, value in one["dev"].items()}
+        for run, one in zip(runs, read, strict=True)
+    }
+    best = runs[0]
+    for run in runs if dev[best] else ():
+        if tuning.ways[0].task.better(decisive(tuning, dev[run]), decisive(tuning, dev[best])):
+            best = run
+    return Scores(tuning.ways[0].task.main, dev, best)
+
+
+def decisive(tuning: Tuning, values: dict[str, float]) -> float:
+    """Return the score that a run is chosen by: of several tasks, the mean of their own."""
+    if len(tuning.ways) == 1:
+        return values[tuning.ways[0].task.main]
+    mains = [f"{number}_{way.task.main}" for number, way in enumerate(tuning.ways, 1)]
+    return sum(values[name] for name in mains) / len(mains)
+
+
+def finite(value: float) -> float | None:
+    """Return a number that JSON can write."""
+    return value if math.isfinite(value) else None
+
+
+def ordered(out: Path) -> list[Path]:
+    """List the runs of all seeds."""
+    return sorted(out.glob("seed-*"), key=lambda path: int(path.name.partition("-")[2]))

@@ -1,0 +1,45 @@
+"""Knowledge distillation (Hinton et al. 2015): what a larger model thinks of the training rows."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from kinfolk.errors import UserError
+from kinfolk.recipes.answering import solver
+from kinfolk.tasks.examples import Example
+from kinfolk.tasks.lessons import TOKENS, replied
+from kinfolk.tasks.ways.way import Way
+from kinfolk.text.tokenizer import Tokenizer
+
+
+def opinions(
+    teacher: str, way: Way, rows: Sequence[Any], tokenizer: Tokenizer, device: str
+) -> list[Example]:
+    """Turn rows into examples that also carry their teacher's opinion.
+
+    Teacher and student may be of different families: they share the task and its labels, nothing
+    else.
+    """
+    found = solver(teacher, device=device)
+    if not (hasattr(way, "opinion") and hasattr(found.way, "opinion")):
+        able = "classify, regress, choose and tag by a head"
+        raise UserError(f"{teacher} cannot teach this: teachers and students {able}")
+    if (found.task.kind, found.task.labels) != (way.task.kind, way.task.labels):
+        raise UserError(
+            f"{teacher} learned another task: it knows {', '.join(found.task.labels)} and the file "
+            f"has {', '.join(way.task.labels)}"
+        )
+    heated: Any = replace(found.way, heat=way.heat)  # type: ignore[call-arg, attr-defined]
+    examples = []
+    asked = [heated.questions(row, found.tokenizer) for row in rows]
+    replies = iter(replied(heated, found.model, [e for some in asked for e in some], TOKENS))
+    for row, questions in zip(rows, asked, strict=True):
+        opinion = [heated.opinion(next(replies)) for _ in questions]
+        own = way.lessons(row, tokenizer)
+        if way.task.kind == "tag":  # the two may part a long sentence at different words
+            cuts = np.cumsum([len(e.readings[0].slots) for e in own])[:-1]
+            opinion = list(np.split(np.concatenate(opinion), cuts))
+        examples += [replace(e, soft=soft) for e, soft in zip(own, opinion, strict=True)]
+    return examples

@@ -1,0 +1,278 @@
+"""What describes a fine-tuning run, and how it is put together from a few words."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from kinfolk.config import from_json, to_json
+from kinfolk.data.feed import draw
+from kinfolk.data.sources import documents
+from kinfolk.errors import UserError
+from kinfolk.recipes import ways
+from kinfolk.tasks.forms import Guess, rows
+from kinfolk.tasks.guess import guess
+from kinfolk.tasks.notes import Notes
+from kinfolk.tasks.rows import Written
+from kinfolk.tasks.scoring import truth
+from kinfolk.tasks.speech import mostly_chinese
+from kinfolk.tasks.tables import columns as parsed
+from kinfolk.tasks.task import Task
+from kinfolk.tasks.ways.way import Way
+from kinfolk.training.settings import Train
+
+HELD_OUT = 0.1  # of the rows, where no file of its own is given to choose by
+MOST_HELD_OUT = 2000
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sheet:
+    """A labelled file, and how it is read."""
+
+    train: str
+    guess: Guess
+    dev: str | None = None
+    target: str | None = None  # the lines to be written, where they lie in a file of their own
+    dev_target: str | None = None
+
+    def learned(self, notes: Notes) -> list[Any]:
+        """Read what is learned from."""
+        return read(Path(self.train), self.guess, target=self.target, notes=notes)
+
+    def known(self, rows: Sequence[Any], notes: Notes) -> list[Any]:
+        """Leave out rows without a label."""
+        found = []
+        for row in rows:
+            if labelled(self.guess.task, row):
+                found.append(row)
+            else:
+                notes.add("rows without a label, left out, on lines", row.number)
+        return found
+
+    def parted(self, seed: int, notes: Notes) -> tuple[list[Any], list[Any]]:
+        """Return the rows to learn from and those to choose by: a file's, or some of the others."""
+        found = self.known(self.learned(notes), notes)
+        if self.dev is not None:
+            rows = read(Path(self.dev), self.guess, target=self.dev_target, notes=notes)
+            return found, self.known(rows, notes)
+        count = min(MOST_HELD_OUT, round(HELD_OUT * len(found)))
+        order = draw(seed, 0, 1 << 30).permutation(len(found))
+        kept = set(order[:count].tolist())
+        learned = [row for place, row in enumerate(found) if place not in kept]
+        return learned, [row for place, row in enumerate(found) if place in kept]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Habits:
+    """How fine-tuning differs from pretraining."""
+
+    epochs: float = 3.0
+    shrink: float = 1.0  # the rate of each layer against the one above (Howard and Ruder 2018)
+    thaw: bool = False  # layer after layer, from the top, one more every epoch (the same)
+    noise: float = 0.0  # added at the start, against each matrix's spread (NoisyTune)
+    attack: float = 0.0  # how far tokens are moved against the model (FGM)
+    patience: int = 0  # scorings without a better one before a run ends; 0 runs to the end
+    weights: Literal["none", "balanced"] = "none"  # of the classes: balanced weighs rare ones more
+    temperature: float = 1.0  # of the mixture of several files: a high one shows them alike
+    scores: int = 1  # how often an epoch the dev rows are asked
+
+    def __post_init__(self) -> None:
+        if not 0 < self.epochs < math.inf:
+            raise UserError(f"habits.epochs={self.epochs}: it must be above 0")
+        if self.patience < 0 or self.scores < 1:
+            raise UserError("habits.patience cannot be negative, and habits.scores is 1 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """The network it starts from, the tasks, how each is solved, and the settings."""
+
+    name: str  # the member
+    start: str  # the folder of its weights; empty where they are fresh
+    model: Any
+    ways: tuple[Way, ...]  # one for each file
+    sheets: tuple[Sheet, ...]
+    train: Train
+    habits: Habits = Habits()
+    teacher: str = ""  # a fine-tuned run to learn from, besides the labels
+
+    def write(self, path: Path) -> None:
+        """Write it as JSON."""
+        text = json.dumps(to_json(self), indent=2, ensure_ascii=False)
+        path.write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> "Tuning":
+        """Read what `write` wrote."""
+        try:
+            found = from_json(json.loads(path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            raise UserError(
+                f"{path.parent} is no fine-tuned model: it has no {path.name}"
+            ) from None
+        except json.JSONDecodeError as error:
+            raise UserError(f"{path} is not JSON: {error}") from None
+        if not isinstance(found, Tuning):
+            raise UserError(f"{path.parent} was pretrained, not fine-tuned: finetune it first")
+        return found
+
+
+def read(
+    path: Path, guess: Guess, *, target: str | Path | None = None, notes: Notes | None = None
+) -> list[Any]:
+    """Read all rows of a labelled file."""
+    if guess.task == "lm":
+        return [Written("", one.text, number) for number, one in enumerate(documents([path]), 1)]
+    where = None if target is None else Path(target)
+    return list(rows(path, guess, target=where, notes=notes))
+
+
+def labelled(kind: str, row: Any) -> bool:
+    """Say whether a row can be learned from."""
+    return truth(Task(kind=kind), row) is not None
+
+
+def sheet(
+    train: Path,
+    dev: Path | None = None,
+    *,
+    task: str | None = None,
+    columns: str | None = None,
+    target: Path | None = None,
+    dev_target: Path | None = None,
+) -> Sheet:
+    """Guess what a file is for, unless it is said."""
+    for file in (train, dev, target, dev_target):
+        if file is not None and not file.is_file():
+            raise UserError(f"{file} is not there: give a file with labelled examples")
+    if (target is not None) and dev is not None and dev_target is None:
+        raise UserError("--dev has no --dev-target: give the lines to be written, too")
+    wanted = None if task in (None, "auto") else task
+    found = guess(
+        train,
+        task=wanted,  # type: ignore[arg-type]
+        columns=None if columns is None else parsed(columns),
+        target=target,
+    )
+    names = {"train": train, "dev": dev, "target": target, "dev_target": dev_target}
+    where = {name: None if path is None else str(path.resolve()) for name, path in names.items()}
+    return Sheet(guess=found, **where)  # type: ignore[arg-type]
+
+
+def asked(
+    sheet: Sheet,
+    learned: Sequence[Any],
+    *,
+    metric: str | None = None,
+    positive: str | None = None,
+    prefix: str | None = None,
+) -> Task:
+    """Describe the task of a file by its rows."""
+    kind = sheet.guess.task
+    labels: tuple[str, ...] = ()
+    if kind == "classify":
+        labels = in_order({str(row.label) for row in learned})
+        if len(labels) < 2:
+            raise UserError(
+                f"every row of {sheet.train} has the label {', '.join(labels) or 'none'}: there is "
+                "nothing to tell apart; give rows of two classes or more"
+            )
+        if positive is not None and positive not in labels:
+            raise UserError(f"--positive {positive} is no class: there are {', '.join(labels)}")
+        if positive is None and len(labels) == 2:
+            positive = labels[1]
+    if kind == "tag":
+        labels = in_order({tag for row in learned for tag in row.tags})
+    texts = [sample(row) for row in learned[:50]]
+    return Task(
+        kind=kind,
+        labels=labels,
+        metric=metric or "",
+        positive=positive if kind == "classify" else None,
+        pair=kind in ("classify", "regress") and len(learned[0].texts) == 2,
+        prefix=prefix or "",
+        chinese=mostly_chinese(texts),
+    )
+
+
+def sample(row: Any) -> str:
+    """Return some text of a row."""
+    for name in ("texts", "context", "source", "words"):
+        if hasattr(row, name):
+            found = getattr(row, name)
+            return found if isinstance(found, str) else " ".join(found)
+    return str(row)
+
+
+def in_order(labels: set[str]) -> tuple[str, ...]:
+    """Sort labels, numbers by their size and "O" before all other tags."""
+
+    def size(label: str) -> tuple[int, float, str]:
+        try:
+            return 1, float(label), label
+        except ValueError:
+            return (0 if label == "O" else 2), 0.0, label
+
+    return tuple(sorted(labels, key=size))
+
+
+def balanced(task: Task, learned: Sequence[Any]) -> tuple[float, ...]:
+    """Return a weight for each class, so that all weigh alike and an example 1 on average."""
+    if task.kind == "tag":
+        counts = Counter(tag for row in learned for tag in row.tags)
+    else:
+        counts = Counter(str(row.label) for row in learned)
+    whole = sum(counts.values())
+    return tuple(round(whole / (len(task.labels) * counts[label]), 6) for label in task.labels)
+
+
+def usual(config: Any, *, fresh: bool) -> Train:
+    """Return the settings of fine-tuning a network: small steps for a large one."""
+    body = getattr(config, "body", config)
+    kind = ways.Nature.of(body).kind
+    common = {"batch": 32, "schedule": "linear", "floor": 0.0, "betas": (0.9, 0.999)}
+    if kind == "encoder-decoder":
+        return Train(**common, optimiser="adamw_rms", peak=5e-3, decay=0.0)  # type: ignore[arg-type]
+    # BERT's 4e-5 at width 768 (appendix A.3), more for a narrower network.
+    peak = 2e-3 if kind == "recurrent" else min(1e-3, 3e-2 / body.width)
+    return Train(**common, peak=float(f"{peak:.1e}"), decay=0.01)  # type: ignore[arg-type]
+
+
+def timed(tuning: Tuning, examples: Sequence[int], said: Sequence[str] = ()) -> Tuning:
+    """Set how many steps a run has, and when it is scored, by how many examples there are."""
+    train, habits = tuning.train, tuning.habits
+    epoch = max(1, math.ceil(sum(examples) / train.batch))
+    steps = max(1, math.ceil(habits.epochs * epoch))
+    every = max(1, math.ceil(epoch / habits.scores))
+    words = [setting.partition("=")[0] for setting in said]
+    given: dict[str, Any] = {}
+    if "train.steps" not in words:
+        given["steps"] = steps
+    if "train.evaluate_every" not in words:
+        given["evaluate_every"] = every
+    # What is scored is saved, too: it may be the best.
+    given["save_every"] = given.get("evaluate_every", train.evaluate_every)
+    if "train.warmup" not in words:
+        given["warmup"] = max(1, given.get("steps", train.steps) // 10)
+    return replace(tuning, train=replace(train, **given))
+
+
+def weighty(way: Way, learned: Sequence[Any], habits: Habits) -> Way:
+    """Let rare classes weigh more, where it is wished."""
+    if habits.weights == "none":
+        return way
+    if not hasattr(way, "weights"):
+        raise UserError(f"the way {way.name!r} weighs no classes: leave --class-weights out")
+    return replace(way, weights=balanced(way.task, learned))  # type: ignore[call-arg]
+
+
+def spread(scores: Sequence[float]) -> tuple[float, float]:
+    """Return the mean of some scores, and how far they lie apart (the standard deviation)."""
+    values = np.array(scores, np.float64)
+    return float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else 0.0

@@ -1,0 +1,349 @@
+"""`kinfolk finetune`: labelled files in, a scored model out; every mistake is a sentence."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import sheets
+from kinfolk.recipes.opening import model_folder
+from kinfolk.recipes.tuning import Tuning
+from little import Home, Kinfolk, Said, tree
+
+QUICK = ("--epochs", "1", "--batch", "8", "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a labelled file of each form, good ones and bad ones."""
+    folder = tmp_path_factory.mktemp("files")
+    sheets.table(folder / "train.tsv")
+    sheets.table(folder / "dev.tsv", 12, seed=1)
+    sheets.table(folder / "bare.tsv", 12, seed=1, labelled=False)
+    sheets.entities(folder / "ner.txt")
+    sheets.questions(folder / "squad.json")
+    sheets.pairs(folder / "train.en", folder / "train.de")
+    sheets.pairs(folder / "dev.en", folder / "dev.de", 6, seed=1)
+    return folder
+
+
+def ok(said: Said) -> Said:
+    assert said.code == 0, said
+    return said
+
+
+def test_a_run_says_what_it_read_and_ends_with_its_scores(
+    kinfolk: Kinfolk, runs: dict[str, Path], files: Path, tmp_path: Path
+) -> None:
+    said = ok(
+        kinfolk(
+            *("finetune", runs["bert"], "--train", files / "train.tsv"),
+            *("--dev", files / "dev.tsv", "-o", tmp_path / "run", *QUICK),
+        )
+    )
+    assert said.err.startswith("train.tsv: classify column sentence by column label\n")
+    assert "step 5 of 5  loss " in said.err and "  accuracy " in said.err
+    dev = json.loads((tmp_path / "run" / "scores.json").read_text())["dev"]
+    shown = dict(line.rsplit(maxsplit=1) for line in said.out.splitlines()[1:-1])
+    assert float(shown["accuracy"]) == pytest.approx(dev["accuracy"], abs=1e-4)
+    assert float(shown["F1"]) == pytest.approx(dev["f1"], abs=1e-4)
+    best = model_folder(tmp_path / "run")
+    assert said.out.splitlines()[-1] == f"the best model is in {best}"
+    assert (best / "config.json").is_file()
+
+
+def test_it_learns_what_one_word_decides(kinfolk: Kinfolk, files: Path, tmp_path: Path) -> None:
+    options = ("--epochs", "8", "--batch", "8", "--rate", "5e-3", "--device", "cpu", "--json")
+    said = kinfolk(
+        *("finetune", "bert/nano", "--train", files / "train.tsv"),
+        *("--dev", files / "dev.tsv", "-o", tmp_path / "run", *options),
+    )
+    found = json.loads(ok(said).out)
+    assert found["metric"] == "accuracy" and found["run"] == str(tmp_path / "run")
+    assert found["dev"]["accuracy"] == 1.0
+    assert Path(found["model"]) == model_folder(tmp_path / "run")
+
+
+def test_seeds_give_a_mean_a_spread_and_the_best_of_them(
+    kinfolk: Kinfolk, files: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    asked = ("finetune", "bert/nano", "--train", files / "train.tsv", "--dev", files / "dev.tsv")
+    said = ok(kinfolk(*asked, "-o", out, "--seeds", "3", *QUICK))
+    summary = json.loads((out / "scores.json").read_text())
+    each = [one["dev"]["accuracy"] for one in summary["seeds"]]
+    assert summary["dev"] == pytest.approx(sum(each) / 3)
+    assert each[int(summary["best"].removeprefix("seed-"))] == max(each)
+    assert (out / "best").resolve().name == summary["best"]
+    recipes = [Tuning.read(out / f"seed-{n}" / "recipe.json") for n in range(3)]
+    assert [recipe.train.seed for recipe in recipes] == [0, 1, 2]
+    assert said.out.split("\n")[0].split() == ["seed-0", "seed-1", "seed-2", "mean", "spread"]
+    shown = next(line.split() for line in said.out.splitlines() if line.startswith("accuracy"))
+    assert float(shown[-2]) == pytest.approx(summary["dev"], abs=1e-4)
+    assert float(shown[-1]) == pytest.approx(summary["spread"], abs=1e-4)
+    assert ok(kinfolk("predict", out, files / "bare.tsv")).out.count("\n") == 13
+
+
+def test_seeds_that_were_stopped_go_on_to_the_same_end(
+    kinfolk: Kinfolk, files: Path, tmp_path: Path
+) -> None:
+    out, whole = tmp_path / "run", tmp_path / "whole"
+    asked = ("finetune", "bert/nano", "--train", files / "train.tsv", "--seeds", "3", *QUICK)
+    ok(kinfolk(*asked, "-o", out))
+    shutil.copytree(out, whole, symlinks=True)
+    (out / "scores.json").unlink()
+    (out / "seed-1" / "scores.json").unlink()
+    shutil.rmtree(out / "seed-1" / "checkpoints")
+    shutil.rmtree(out / "seed-2")
+    (out / "seed-2").mkdir()
+    ok(kinfolk("finetune", "--resume", out))
+    names = [f"seed-{n}/checkpoints/last/model.safetensors" for n in range(3)]
+    assert tree(out, names) == tree(whole, names)
+    assert json.loads((out / "scores.json").read_text()) == json.loads(
+        (whole / "scores.json").read_text()
+    )
+
+
+def test_scratch_forgets_the_weights(
+    kinfolk: Kinfolk, runs: dict[str, Path], files: Path, tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file
+
+    name = "bert.encoder.layer.0.attention.self.query.weight"
+    kept = load_file(model_folder(runs["bert"]) / "model.safetensors")[name]
+    same = []
+    for number, more in enumerate(((), ("--scratch",))):
+        out = tmp_path / str(number)
+        asked = ("finetune", runs["bert"], "--train", files / "train.tsv", "-o", out)
+        ok(kinfolk(*asked, *QUICK, "--rate", "1e-15", *more))
+        found = load_file(model_folder(out) / "model.safetensors")
+        same.append(bool((found[name] == kept).all()))
+    assert same == [True, False]
+
+
+def test_options_reach_the_recipe(
+    kinfolk: Kinfolk, home: Home, files: Path, tmp_path: Path
+) -> None:
+    words = (
+        "--epochs 0.5 --batch 8 --rate 2e-3 --length 20 --seed 7 --patience 2 --thaw --noise 0.1 "
+        "--class-weights balanced --layer-decay 0.9 --attack 0.5 --accumulate 2 --schedule slanted "
+        "--metric f1 --positive bad --way head --set train.clip=0.5 --set habits.scores=2 "
+        "--device cpu"
+    )
+    asked = ("finetune", "bert/nano", "--tokenizer", home.tokenizer, "--train", files / "train.tsv")
+    ok(kinfolk(*asked, "-o", tmp_path / "run", *words.split()))
+    found = Tuning.read(tmp_path / "run" / "recipe.json")
+    train, habits, way = found.train, found.habits, found.ways[0]
+    assert (train.batch, train.peak, train.seed, train.accumulate) == (8, 2e-3, 7, 2)
+    assert (train.schedule, train.clip) == ("slanted", 0.5)
+    assert (habits.epochs, habits.patience, habits.thaw, habits.noise) == (0.5, 2, True, 0.1)
+    assert (habits.weights, habits.shrink, habits.attack) == ("balanced", 0.9, 0.5)
+    assert habits.scores == 2
+    assert (way.name, way.length, way.task.main, way.task.positive) == ("head", 20, "f1", "bad")
+    assert found.model.body.vocab == 420
+
+
+def test_lines_of_two_files_are_learned_as_pairs(
+    kinfolk: Kinfolk, runs: dict[str, Path], files: Path, tmp_path: Path
+) -> None:
+    said = kinfolk(
+        *("finetune", runs["t5"], "--train", files / "train.en", "--target", files / "train.de"),
+        *("--dev", files / "dev.en", "--dev-target", files / "dev.de"),
+        *("-o", tmp_path / "run", *QUICK, "--json"),
+    )
+    assert json.loads(ok(said).out)["metric"] == "bleu"
+    assert "write line n of train.de from that of train.en" in said.err
+    lines = ok(kinfolk("predict", tmp_path / "run", files / "dev.en")).out
+    assert lines.count("\n") == 6
+
+
+def test_several_files_are_learned_together(
+    kinfolk: Kinfolk, runs: dict[str, Path], files: Path, tmp_path: Path
+) -> None:
+    two = ("--train", files / "train.tsv", "--train", files / "ner.txt")
+    said = kinfolk(
+        *("finetune", runs["t5"], *two, "--prefix", "judge: ", "--prefix", "tag: "),
+        *("--temperature", "2", "-o", tmp_path / "run", *QUICK),
+    )
+    ok(said)
+    found = Tuning.read(tmp_path / "run" / "recipe.json")
+    assert [way.task.kind for way in found.ways] == ["classify", "tag"]
+    assert [way.task.prefix for way in found.ways] == ["judge: ", "tag: "]
+    assert found.habits.temperature == 2
+    tagged = kinfolk("predict", tmp_path / "run", files / "ner.txt", "--task-number", "2")
+    assert len(ok(tagged).out.splitlines()[0].split()) == 3
+    wrong = kinfolk("predict", tmp_path / "run", files / "ner.txt", "--task-number", "3")
+    assert wrong.code == 2 and "there is no task 3" in wrong.err
+
+
+def test_a_teacher_is_learned_from(kinfolk: Kinfolk, files: Path, tmp_path: Path) -> None:
+    asked = ("finetune", "bert/nano", "--train", files / "train.tsv", *QUICK)
+    ok(kinfolk(*asked, "-o", tmp_path / "teacher"))
+    taught = ("--teacher", tmp_path / "teacher", "--teaching", "0.7")
+    ok(kinfolk(*asked, "-o", tmp_path / "pupil", *taught))
+    found = Tuning.read(tmp_path / "pupil" / "recipe.json")
+    assert found.teacher == str(tmp_path / "teacher")
+    assert getattr(found.ways[0], "teaching") == 0.7  # noqa: B009  # not every way has it
+
+
+def test_a_class_is_a_word_in_a_pattern(
+    kinfolk: Kinfolk, runs: dict[str, Path], files: Path, tmp_path: Path
+) -> None:
+    asked = ("--way", "cloze", "--pattern", "{text} it was {answer}", "--words", "grey,fine")
+    out = tmp_path / "run"
+    ok(kinfolk("finetune", runs["gpt2"], "--train", files / "train.tsv", "-o", out, *asked, *QUICK))
+    way = Tuning.read(out / "recipe.json").ways[0]
+    assert (way.name, getattr(way, "words")) == ("cloze", ("grey", "fine"))  # noqa: B009
+
+
+def test_a_suite_ends_in_a_table_with_a_mean(kinfolk: Kinfolk, files: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "suite"
+    for name in ("mood", "names", "prose", "pairs"):
+        (folder / name).mkdir(parents=True)
+    for split in ("train", "test"):
+        sheets.table(folder / "mood" / f"{split}.tsv", 30, seed=len(split))
+        sheets.pairs(folder / "pairs" / f"{split}.en", folder / "pairs" / f"{split}.de")
+    sheets.entities(folder / "names" / "train.txt", 40)
+    sheets.write(folder / "prose" / "text.txt", ["nothing but text"])
+    asked = ("finetune", "bert/nano", "--suite", "glue", folder, *QUICK, "--limit", "20")
+    said = ok(kinfolk(*asked, "-o", tmp_path / "run"))
+    lines = {line.split()[0]: line.split() for line in said.out.splitlines()}
+    assert lines["mood"][1:6] == ["classify", "head", "18", "20", "test"]
+    assert lines["names"][1:6] == ["tag", "head", "18", "2", "held"]
+    assert lines["glue"][1:3] == ["task", "way"]
+    written = json.loads((tmp_path / "run" / "suite.json").read_text())
+    scores = {one["name"]: one.get("score") for one in written["sets"]}
+    assert scores["pairs"] is None and scores["prose"] is None
+    assert written["mean"] == pytest.approx((scores["mood"] + scores["names"]) / 2)
+    assert float(lines["mean"][1]) == pytest.approx(written["mean"], abs=0.05)
+    assert "pairs is left out: bert cannot write" in said.err
+    assert "prose is left out: text.txt is read as text, without labels" in said.err
+    one = ok(kinfolk(*asked, "-o", tmp_path / "one", "--only", "mood", "--json"))
+    assert [part["name"] for part in json.loads(one.out)["sets"]] == ["mood"]
+
+
+def test_what_is_mended_or_cut_is_said(kinfolk: Kinfolk, files: Path, tmp_path: Path) -> None:
+    broken = (files / "ner.txt").read_text().replace("B-PER", "I-PER", 1)
+    (tmp_path / "ner.txt").write_text(broken)
+    said = kinfolk("finetune", "bert/nano", "--train", tmp_path / "ner.txt", "-o", tmp_path / "a",
+                   *QUICK)  # fmt: skip
+    assert "tags that did not nest, repaired, in the sentences on lines: 1 (1)" in ok(said).err
+    lost = (files / "squad.json").read_text().replace('"text": "', '"text": "no ', 1)
+    (tmp_path / "squad.json").write_text(lost)
+    said = kinfolk("finetune", "bert/nano", "--train", tmp_path / "squad.json", "-o",
+                   tmp_path / "b", *QUICK)  # fmt: skip
+    assert "answers that their context does not hold: 1 (q0: 'no " in ok(said).err
+    said = kinfolk("finetune", "bert/nano", "--train", files / "train.tsv", "-o", tmp_path / "c",
+                   *QUICK, "--length", "8")  # fmt: skip
+    assert "of 36 rows of train.tsv are cut to 8 tokens" in ok(said).err
+
+
+def test_labels_that_only_dev_has_are_named(kinfolk: Kinfolk, files: Path, tmp_path: Path) -> None:
+    (tmp_path / "dev.tsv").write_text((files / "dev.tsv").read_text() + "a day\tneutral\n")
+    said = kinfolk("finetune", "bert/nano", "--train", files / "train.tsv", "--dev",
+                   tmp_path / "dev.tsv", "-o", tmp_path / "run", *QUICK)  # fmt: skip
+    assert "dev.tsv has labels that train.tsv has not, and that count as wrong: neutral (1)" in (
+        ok(said).err
+    )
+
+
+# The words of a command, with {names} of folders; then what its sentence must say.
+MISTAKES = [
+    ("bert/nano --train {files}/none -o {new}", "{files}/none is not there"),
+    ("bret/nano --train {train} -o {new}", "bret/nano is neither a folder nor a member"),
+    ("bert/tyni --train {train} -o {new}", "bert has no size 'tyni': did you mean tiny"),
+    ("{tmp} --train {train} -o {new}", "{tmp} is neither a run"),
+    ("bert/nano --train {train}", "give MODEL, --train FILE"),
+    ("bert/nano -o {new}", "give MODEL, --train FILE"),
+    ("bert/nano --train {train} -o {files}", "{files} is already there"),
+    ("bert/nano --train {train} -o {files} --seeds 2", "{files} is already there"),
+    ("bert/nano --train {train} -o {new} --task classfy", "classfy"),
+    ("bert/nano --train {train} -o {new} --way haed", "no way is called 'haed': did you mean head"),
+    ("bert/nano --train {train} -o {new} --way prompt", "bert does not classify by 'prompt'"),
+    ("bert/nano --train {train} -o {new} --metric bleu", "classify is not scored by 'bleu'"),
+    ("bert/nano --train {train} -o {new} --positive ugly", "--positive ugly is no class"),
+    ("bert/nano --train {train} -o {new} --columns text,label", "has no 'text'"),
+    ("bert/nano --train {train} --dev {files}/bare.tsv -o {new}", "has no 'label'"),
+    ("bert/nano --train {bad}/ragged.tsv -o {new}", "line 4 of {bad}/ragged.tsv has 3 columns"),
+    ("bert/nano --train {bad}/nan.tsv -o {new}", "label in line 3 of {bad}/nan.tsv (label) is"),
+    ("bert/nano --train {bad}/hollow.tsv -o {new}", "line 3 of {bad}/hollow.tsv (label) is empty"),
+    ("bert/nano --train {bad}/one.tsv -o {new}", "has the label good: there is nothing to tell"),
+    ("bert/nano --train {train} --dev {bad}/silent.jsonl -o {new}", "has no 'label'|no label"),
+    ("bert/nano --train {bad}/ragged.txt -o {new}", "line 5 of {bad}/ragged.txt has 1 columns"),
+    ("{t5} --train {files}/train.en --target {files}/dev.de -o {new}", "24 lines and"),
+    ("{t5} --train {files}/train.en --target {files}/none -o {new}", "{files}/none is not there"),
+    ("bert/nano --train {files}/train.en --target {files}/train.de -o {new}", "bert cannot write"),
+    ("bert/nano --train {train} -o {new} --length 9999", "--length 9999 is more than"),
+    ("bert/nano --train {train} -o {new} --length 4", "--length 4 leaves no room"),
+    ("bert/nano --train {train} -o {new} --epochs 0", "epochs=0.0: it must be above 0"),
+    ("bert/nano --train {train} -o {new} --class-weights heavy", "none or balanced"),
+    ("bert/nano --train {train} -o {new} --set train.stpes=5", "did you mean steps?"),
+    ("bert/nano --train {train} -o {new} --pattern {{answer}}", "'head' has no --pattern"),
+    ("bert/nano --train {train} -o {new} --seed 1 --seeds 2", "leave --seed out"),
+    ("bert/nano --train {train} -o {new} --seeds 0", "--seeds 0 is no run"),
+    ("bert/nano --train {train} -o {new} --teaching 0.5", "give --teacher, too"),
+    ("bert/nano --train {train} -o {new} --teacher {tmp}/none", "{tmp}/none is not there"),
+    ("bert/nano --train {train} -o {new} --limit 5", "belong to --suite"),
+    ("bert/nano --train {train} --train {ner} --dev {train} -o {new}", "--dev is given 1 times"),
+    ("bert/nano --train {train} --train {ner} -o {new}", "learned together as text"),
+    ("bert/nano --suite glue {tmp}/none -o {new}", "{tmp}/none is no folder"),
+    ("bert/nano --suite glue {sets} -o {new} --only sst9", "--only sst9: no set is called so"),
+    ("{bert} --train {train} -o {new} --tokenizer {tok}", "has its own tokenizer"),
+    ("--resume {tmp}", "is no fine-tuned model"),
+    ("--resume {bert}", "was pretrained, not fine-tuned"),
+    ("bert/nano --resume {bert}", "give it alone"),
+    ("--resume {bert} --epochs 3", "give it alone"),
+    ("bert/nano --suite glue {sets} -o {new} --metric f1", "its own files, tasks and metrics"),
+]
+
+
+@pytest.fixture(scope="module")
+def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write labelled files that are wrong."""
+    folder = tmp_path_factory.mktemp("bad")
+    rows = [f"{text}\t{label}" for text, label in sheets.reviews(6)]
+    top = "sentence\tlabel"
+    sheets.write(folder / "ragged.tsv", [top, *rows[:2], f"{rows[2]}\tmore", *rows[3:]])
+    sheets.write(folder / "nan.tsv", [top, rows[0], "a day\tNaN", *rows[1:]])
+    sheets.write(folder / "hollow.tsv", [top, rows[0], "a day\t", *rows[1:]])
+    sheets.write(folder / "one.tsv", [top, *rows[::2]])
+    (folder / "sets" / "sst2").mkdir(parents=True)
+    sheets.write(folder / "sets" / "sst2" / "train.tsv", [top, *rows])
+    sheets.write(folder / "silent.jsonl", ['{"sentence": "a day"}'])
+    words = ["a O", "king B-PER", "", "the O", "cat", "saw O", ""]
+    sheets.write(folder / "ragged.txt", [*words, *["a O", "dog B-PER", ""] * 9])
+    return folder
+
+
+@pytest.mark.parametrize(("words", "expected"), MISTAKES, ids=[words for words, _ in MISTAKES])
+def test_a_mistake_is_one_sentence(
+    words: str,
+    expected: str,
+    kinfolk: Kinfolk,
+    home: Home,
+    runs: dict[str, Path],
+    files: Path,
+    bad: Path,
+    tmp_path: Path,
+) -> None:
+    folders = {
+        **runs,
+        "bad": bad,
+        "files": files,
+        "train": files / "train.tsv",
+        "ner": files / "ner.txt",
+        "new": tmp_path / "new",
+        "sets": bad / "sets",
+        "tmp": tmp_path,
+        "tok": home.tokenizer,
+    }
+    before = tree(files)
+    said = kinfolk("finetune", *(word.format(**folders) for word in words.split()))
+    assert said.code == 2 and said.out == "", said
+    assert "Traceback" not in said.err
+    sentence = said.err.splitlines()[-1]
+    assert sentence.startswith("error: ")
+    assert any(choice.format(**folders) in sentence for choice in expected.split("|")), sentence
+    assert list(tmp_path.iterdir()) == []
+    assert tree(files) == before
