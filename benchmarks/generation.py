@@ -107,6 +107,7 @@ def ours(
         tokens=tokens,
         sources=prompts if reads else None,
         compiled=compiled,
+        weighed=False,  # as the peers: none of them gives log-probabilities here
     )
     return lambda: [text.ids for text in generate(model, request, work.method)]
 

@@ -10,7 +10,7 @@ from kinfolk.generation.contrast import Contrastive, contrast
 from kinfolk.generation.graphs import pays, replay
 from kinfolk.generation.layout import resting
 from kinfolk.generation.sampling import Sampling, choose, uniforms
-from kinfolk.generation.writer import Generated, Request, Step, Writer
+from kinfolk.generation.writer import Generated, Request, Step, Writer, weigh
 from kinfolk.types import PredictsTokens
 
 Method = Sampling | Beam | Contrastive
@@ -55,7 +55,7 @@ def sample(writer: Writer, request: Request, sampling: Sampling) -> Iterator[lis
         if token == 0:
             logits = writer.double(logits, request.num)
         ids = choose(writer.judge(logits, writer.said), sampling, chances[:, token])
-        logprobs = logits.gather(1, ids[:, None])[:, 0] - logits.logsumexp(-1)
+        logprobs = weigh(logits, ids[:, None], request.weighed)[:, 0]
         writer.write(ids)
         steps = writer.steps(live, ids, logprobs, request)
         yield steps

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from kinfolk.generation.rules import ban
 from kinfolk.generation.sampling import Sampling, choose
-from kinfolk.generation.writer import Request, Step, Writer
+from kinfolk.generation.writer import Request, Step, Writer, weigh
 from kinfolk.sight import Sight
 from kinfolk.types import Inputs
 
@@ -39,12 +39,14 @@ def pays(writer: Writer, request: Request) -> bool:
 class Turn:
     """One turn over buffers that stay where they are, and its graph."""
 
-    def __init__(self, writer: Writer, sampling: Sampling, *, compiled: bool) -> None:
+    def __init__(
+        self, writer: Writer, sampling: Sampling, *, compiled: bool, weighed: bool = True
+    ) -> None:
         inputs, state = writer.inputs, writer.inputs.state
         assert state is not None
         state.pin()
         self.model, self.banned, self.sampling = writer.model, writer.judge.banned, sampling
-        self.state, self.source = state, inputs.source
+        self.state, self.source, self.weighed = state, inputs.source, weighed
         self.limit = getattr(writer.model.config, "context", state.capacity) - 1
         # What moves with every token, and is written in place.
         self.count = torch.ones(1, dtype=torch.long, device=writer.device)
@@ -93,7 +95,7 @@ class Turn:
         chance = self.chances.index_select(1, self.count)[:, 0]
         left = ban(logits, self.banned) if len(self.banned) else logits
         ids = choose(left, self.sampling, chance)[:, None]
-        logprobs = logits.gather(1, ids) - logits.logsumexp(-1, keepdim=True)
+        logprobs = weigh(logits, ids, self.weighed)
         self.ids.index_copy_(1, self.count, ids)
         self.logprobs.index_copy_(1, self.count, logprobs)
         self.newest.copy_(ids)
@@ -129,19 +131,20 @@ class Turn:
 TURNS: "WeakKeyDictionary[Any, tuple[Hashable, Turn]]" = WeakKeyDictionary()
 
 
-def captured(writer: Writer, sampling: Sampling, *, compiled: bool) -> Turn:
+def captured(writer: Writer, sampling: Sampling, *, compiled: bool, weighed: bool = True) -> Turn:
     """Return a captured turn for a writer, which may have served another."""
     inputs, state = writer.inputs, writer.inputs.state
     assert state is not None
     source = None if inputs.source is None else inputs.source.ids.shape
     weights = tuple(weight.data_ptr() for weight in cast(nn.Module, writer.model).parameters())
     banned = tuple(writer.judge.banned.tolist())
-    key = (inputs.ids.shape, state.capacity, source, sampling, banned, compiled, weights)
+    habits = (sampling, banned, compiled, weighed)
+    key = (inputs.ids.shape, state.capacity, source, habits, weights)
     known = TURNS.get(writer.model)
     if known is not None and known[0] == key:
         return known[1]
     TURNS.pop(writer.model, None)
-    turn = Turn(writer, sampling, compiled=compiled)
+    turn = Turn(writer, sampling, compiled=compiled, weighed=weighed)
     turn.capture()
     TURNS[writer.model] = (key, turn)
     return turn
@@ -156,7 +159,7 @@ def replay(
 ) -> Iterator[list[Step]]:
     """Go on from the first token of every text, by replaying one captured turn."""
     tokens = max(writer.rooms[prompt] for prompt, _ in live)
-    turn = captured(writer, sampling, compiled=request.compiled)
+    turn = captured(writer, sampling, compiled=request.compiled, weighed=request.weighed)
     turn.load(writer, chances)
     rows = list(range(len(live)))
     sent: deque[Sent] = deque()

@@ -46,6 +46,7 @@ class Request:
     blanks: Sequence[Blanks] | None = None  # what each prompt ends with, where one fills them
     context: int | None = None  # where it is to be less than the model's own
     done: Callable[[Sequence[int]], bool] | None = None  # says of what was written: it is enough
+    weighed: bool = True  # each token's log p is wanted; else it may be a score, which is quicker
 
     def check(self, model: Model) -> None:
         """Complain about what cannot be written."""
@@ -196,6 +197,12 @@ class Writer:
             for row, ((prompt, _), step) in enumerate(zip(live, steps, strict=True))
             if not (step.ends or step.enough) and tokens < self.rooms[prompt]
         ]
+
+
+def weigh(logits: Tensor, ids: Tensor, weighed: bool) -> Tensor:
+    """Return log p of the chosen ids, (rows, 1); where nobody asks for it, their scores as such."""
+    scores = logits.gather(1, ids)
+    return scores - logits.logsumexp(-1, keepdim=True) if weighed else scores
 
 
 def sane(values: Sequence[float]) -> None:

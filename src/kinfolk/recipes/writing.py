@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -137,7 +137,7 @@ def speak(
 ) -> Iterator[str]:
     """Write one text, piece by piece; chance goes by its number."""
     check(model, wishes, method)
-    request = wishes.request(tokenizer, [asked], numbers=[number])
+    request = replace(wishes.request(tokenizer, [asked], numbers=[number]), weighed=False)
     steps = decode(model, request, method)
     ids = (step.id for turn in steps for step in turn if not step.ends)
     return cut(spell(tokenizer, asked.prompt, ids), wishes.stop)

@@ -1,6 +1,7 @@
 """Answers that are written: rows go through the decoder, and texts come back."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from kinfolk.generation.beams import Beam
@@ -22,7 +23,7 @@ def heard(way: Any, model: Any, rows: Sequence[Any], tokenizer: Tokenizer) -> li
     order = sorted(range(len(rows)), key=lambda i: -len(asked[i].source or asked[i].prompt))
     for start in range(0, len(order), TEXTS):
         some = order[start : start + TEXTS]
-        wish = request([asked[i] for i in some], tokens=way.tokens)
+        wish = replace(request([asked[i] for i in some], tokens=way.tokens), weighed=False)
         for place, text in zip(some, generate(model, wish, method), strict=True):
             said = spoken(tokenizer, asked[place].prompt, text.ids)
             found[place] = way.heard(rows[place], said)
