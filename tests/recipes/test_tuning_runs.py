@@ -1,0 +1,246 @@
+"""Fine-tuning runs: exact resume, early stopping, and what every member can learn with."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from kinfolk.errors import UserError
+from kinfolk.recipes.finetuning import finetune, resume
+from kinfolk.recipes.opening import model_folder
+from kinfolk.recipes.starting import Start, started
+from kinfolk.recipes.tuning import Habits, Sheet, Tuning, sheet
+from kinfolk.tasks.notes import Notes
+from kinfolk.tasks.rows import Labelled
+from kinfolk.training import checkpoints
+from kinfolk.training.log import read
+from kinfolk.training.loop import Progress
+from lessons import classify, complete, dev, lines, opinions, table, tune
+from little import tree
+
+SMALL = ("train.batch=8", "train.peak=2e-3", "model.body.dropout=0.1")  # 15 steps an epoch
+EVERY = {"thaw": True, "attack": 0.5, "noise": 0.1, "shrink": 0.9, "patience": 2}
+
+
+class Stop:
+    """Interrupt a run as Ctrl-C does, at the first look at or past a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.step >= self.step:
+            raise KeyboardInterrupt
+
+
+def stopped(found: Sheet, out: Path, step: int, *settings: str, **more: Any) -> Path:
+    """Begin a run, interrupt it and go on with it."""
+    with pytest.raises(KeyboardInterrupt):
+        tune("bert/nano", found, out, *settings, watch=Stop(step), **more)
+    return resume(out, say=lambda sentence: None)
+
+
+def ends_alike(one: Path, other: Path) -> None:
+    """Check that two runs logged and saved the same, to the bit."""
+    names = ("log.jsonl", "scores.json", "recipe.json")
+    assert tree(one, names) == tree(other, names)
+    for link in ("last", "best"):
+        folders = [run / "checkpoints" / link for run in (one, other)]
+        assert folders[0].resolve().name == folders[1].resolve().name
+        files = [tree(folder.resolve()) for folder in folders]
+        assert files[0].keys() == files[1].keys()
+        assert all(files[0][name] == files[1][name] for name in files[0])
+
+
+@pytest.mark.parametrize("step", [10, 15, 20])  # before a score, at one and after it
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path, step: int) -> None:
+    found = opinions(tmp_path, 120, 24)
+    whole = tune("bert/nano", found, tmp_path / "whole", *SMALL, habits=EVERY, epochs=3)
+    parts = stopped(found, tmp_path / "parts", step, *SMALL, habits=EVERY, epochs=3)
+    ends_alike(whole, parts)
+
+
+def test_what_was_said_of_a_run_holds_when_it_goes_on(tmp_path: Path) -> None:
+    found = opinions(tmp_path, 64, 24)
+    settings = ("train.batch=8", "train.warmup=3", "train.steps=16", "train.evaluate_every=4")
+    whole = tune("bert/nano", found, tmp_path / "whole", *settings)
+    ends_alike(whole, stopped(found, tmp_path / "parts", 4, *settings))
+    assert Tuning.read(whole / "recipe.json").train.warmup == 3
+    rates = [line["rate"] for line in read(whole)]
+    assert len(rates) == 16 and rates[2] == max(rates)
+
+
+def test_a_run_without_a_checkpoint_starts_again(tmp_path: Path) -> None:
+    found = opinions(tmp_path, 64, 24)
+    body = tune("bert/nano", found, tmp_path / "first", epochs=1)
+    folder = str(model_folder(body))
+    for scratch in (False, True):
+        start = started(folder, scratch=scratch)
+        whole, parts = (tmp_path / f"{name}{scratch}" for name in ("whole", "parts"))
+        chosen = ["train.device=cpu", "train.batch=8"]
+        finetune(start, [found], whole, habits=Habits(epochs=1), settings=chosen)
+        parts.mkdir()
+        for name in ("recipe.json", "tokenizer"):
+            (parts / name).symlink_to(whole / name)
+        ends_alike(whole, resume(parts, say=lambda sentence: None))
+
+
+def test_a_finished_run_is_not_gone_on_with(tmp_path: Path) -> None:
+    run = tune("bert/nano", opinions(tmp_path, 32, 8), tmp_path / "run", epochs=1)
+    with pytest.raises(UserError, match="is finished"):
+        resume(run)
+    with pytest.raises(UserError, match="is already there"):
+        tune("bert/nano", opinions(tmp_path, 32, 8), run, epochs=1)
+
+
+def test_it_ends_when_nothing_grows_better_and_keeps_the_best(tmp_path: Path) -> None:
+    found = opinions(tmp_path, 64, 24)
+    settings = ("train.batch=16", "train.peak=1e-12", "train.keep=1")  # nothing changes
+    run = tune("bert/nano", found, tmp_path / "run", *settings, epochs=9, habits={"patience": 2})
+    scored = [line for line in read(run) if "held_out" in line]
+    assert [line["step"] for line in scored] == [4, 8, 12]
+    assert checkpoints.step_of(run / "checkpoints" / "best") == 4
+    assert checkpoints.step_of(run / "checkpoints" / "last") == 12
+    assert model_folder(run).name == "step-00000004"
+    assert dev(run) == {k: scored[0][k] for k in dev(run)} and "accuracy" in dev(run)
+    # Killed between its last checkpoint and its scores, it is at its end, too.
+    before = tree(run, ("log.jsonl", "scores.json"))
+    (run / "scores.json").unlink()
+    resume(run, say=lambda sentence: None)
+    assert tree(run, ("log.jsonl", "scores.json")) == before
+
+
+def test_an_interrupted_checkpoint_is_not_the_best(tmp_path: Path) -> None:
+    found = opinions(tmp_path, 120, 24)
+    with pytest.raises(KeyboardInterrupt):
+        tune("bert/nano", found, tmp_path / "run", *SMALL, epochs=3, watch=Stop(20))
+    home = tmp_path / "run" / "checkpoints"
+    assert checkpoints.step_of(home / "last") == 20
+    assert checkpoints.step_of(home / "best") == 15
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return dict(load_file(run / "checkpoints" / "last" / "model.safetensors"))
+
+
+def test_micro_batches_learn_what_the_whole_batch_does(tmp_path: Path) -> None:
+    found = opinions(tmp_path, 64, 8)
+    still = ("train.steps=6", "train.evaluate_every=6", "model.dropout=0", "train.peak=1e-4")
+    one, two = (
+        tune("bert/nano", found, tmp_path / str(parts), *still, f"train.accumulate={parts}")
+        for parts in (1, 2)
+    )
+    for a, b in zip(read(one), read(two), strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], abs=1e-5)
+        assert a["norm"] == pytest.approx(b["norm"], rel=1e-4)
+        assert a["counts"] == b["counts"]
+    for name, weight in weights(one).items():
+        torch.testing.assert_close(weights(two)[name], weight, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "bilstm"])
+@pytest.mark.parametrize(
+    "habit", [{"thaw": True}, {"noise": 0.2}, {"attack": 1.0}, {"shrink": 0.5}], ids=str
+)
+def test_every_habit_changes_what_is_learned(
+    tmp_path: Path, name: str, habit: dict[str, Any]
+) -> None:
+    found = opinions(tmp_path, 48, 8)
+    settings = ("train.batch=16", "train.peak=1e-3", "train.evaluate_every=9999")
+    runs = [
+        tune(f"{name}/nano", found, tmp_path / str(n), *settings, epochs=2, habits=h)
+        for n, h in enumerate([{}, habit])
+    ]
+    plain, other = map(weights, runs)
+    assert plain.keys() == other.keys()
+    assert any(not torch.equal(plain[k], other[k]) for k in plain)
+    assert all(torch.isfinite(value).all() for value in other.values())
+
+
+def test_settings_of_the_network_are_heeded_with_and_without_a_head(tmp_path: Path) -> None:
+    found = opinions(tmp_path, 32, 8)
+    run = tune("bert/nano", found, tmp_path / "bert", "model.body.depth=1", epochs=1)
+    assert json.loads((model_folder(run) / "config.json").read_text())["num_hidden_layers"] == 1
+    run = tune("gpt2/nano", found, tmp_path / "gpt2", "model.depth=1", epochs=1, way="text")
+    assert json.loads((model_folder(run) / "config.json").read_text())["n_layer"] == 1
+    again = tune(str(run), found, tmp_path / "more", "model.dropout=0.3", epochs=1, way="text")
+    assert Tuning.read(again / "recipe.json").model.dropout == 0.3
+    refused("do not fit the settings", str(run), found, out=tmp_path / "odd",
+            settings=["model.width=32"], way="text")  # fmt: skip
+    assert json.loads((model_folder(again) / "config.json").read_text())["resid_pdrop"] == 0.3
+
+
+def test_rare_classes_weigh_more_where_it_is_wished(tmp_path: Path) -> None:
+    file = tmp_path / "train.tsv"
+    rows = ["a fine film\tgood"] * 30 + ["a dull film\tbad"] * 10
+    file.write_text("sentence\tlabel\n" + "\n".join(rows) + "\n")
+    run = tune("bert/nano", sheet(file), tmp_path / "run", epochs=1, habits={"weights": "balanced"})
+    (way,) = Tuning.read(run / "recipe.json").ways
+    assert way.weights == pytest.approx((2.0, 2 / 3), abs=1e-5)  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match="'text' weighs no classes"):
+        tune("t5/nano", sheet(file), tmp_path / "t5", epochs=1, habits={"weights": "balanced"})
+
+
+def test_without_dev_rows_some_are_held_out(tmp_path: Path) -> None:
+    run = tune("bert/nano", sheet(table(tmp_path / "train", classify, 60)), tmp_path / "run",
+               epochs=1)  # fmt: skip
+    assert 0 <= dev(run)["accuracy"] <= 1
+    found = Tuning.read(run / "recipe.json").sheets[0]
+    learned, held = found.parted(0, Notes())
+    assert len(held) == 6 and len(learned) == 54
+    assert {row.number for row in learned}.isdisjoint(row.number for row in held)
+
+
+def refused(match: str, name: str, *files: Any, **more: Any) -> None:
+    with pytest.raises(UserError, match=match):
+        tune(name, list(files), more.pop("out"), *more.pop("settings", ()), **more)
+
+
+def test_mistakes_are_told(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    one = tmp_path / "one.tsv"
+    one.write_text("sentence\tlabel\n" + "a fine film\tgood\n" * 9)
+    refused("has the label good: there is nothing to tell apart", "bert/nano", sheet(one), out=out)
+    found = opinions(tmp_path, 32, 8)
+    refused("bert does not classify by 'text': it can by head", "bert/nano", found, out=out,
+            way="text")  # fmt: skip
+    refused("no way is called 'heads'", "bert/nano", found, out=out, way="heads")
+    words = sheet(lines(tmp_path / "words", complete, 20), task="complete")
+    refused("bert cannot complete: it solves classify", "bert/nano", words, out=out)
+    refused("--length 4 leaves no room", "bert/nano", found, out=out, length=4)
+    refused("more than the model's context", "bert/nano", found, out=out, length=4096)
+    refused("learned together as text", "bert/nano", found, found, out=out)
+    refused("--positive odd is no class", "bert/nano", found, out=out, positive="odd")
+    refused("is not scored by 'bleu'", "bert/nano", found, out=out, metric="bleu")
+    refused("a prompt learns nothing", "gpt2/nano", found, out=out, way="prompt")
+    refused("has no --pattern: leave it out", "bert/nano", found, out=out, said={"pattern": "x"})
+    bare = tmp_path / "bare.tsv"
+    bare.write_text("sentence\tlabel\n")
+    told = Sheet(train=str(bare), guess=found.guess)
+    refused("has no labelled row: there is nothing to learn from", "bert/nano", told, out=out)
+    assert not out.exists()
+    with pytest.raises(UserError, match="neither a folder nor a member of the family"):
+        started("bart/nano")
+    with pytest.raises(UserError, match="bilstm has no size 'tall'"):
+        Start(name="bilstm/tall").open([[Labelled(("a fine film",), "good", 1)]])
+
+
+def test_labels_that_training_had_not_cost_their_rows_and_no_run(tmp_path: Path) -> None:
+    train, held = table(tmp_path / "train", classify, 48), tmp_path / "dev.tsv"
+    held.write_text("sentence\tlabel\na fine film\tgood\na dull film\tbad\na film\todd\n")
+    run = tune("bert/nano", sheet(train, held), tmp_path / "run", "train.peak=2e-3")
+    assert dev(run)["accuracy"] == pytest.approx(2 / 3)  # nobody could have named the third
+    assert math.isfinite(dev(run)["held_out"])  # of the rows whose labels are known
+
+
+def test_texts_that_are_cut_are_counted_and_said(tmp_path: Path) -> None:
+    file = tmp_path / "train.tsv"
+    rows = ["film " * 40 + "fine\tgood", "film dull\tbad"] * 12
+    file.write_text("sentence\tlabel\n" + "\n".join(rows) + "\n")
+    heard: list[str] = []
+    tune("bert/nano", sheet(file, file), tmp_path / "run", epochs=1, length=16, say=heard.append)
+    assert "12 of 24 rows of train.tsv are cut to 16 tokens" in heard

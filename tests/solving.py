@@ -1,0 +1,196 @@
+"""What tests of tasks share: rows of every kind, a tokenizer, and networks that shout."""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from kinfolk.nn.bilstm import PRESETS as BASELINES
+from kinfolk.nn.headed import Headed
+from kinfolk.recipes import ways
+from kinfolk.recipes.catalogue import member, members
+from kinfolk.sight import Sight
+from kinfolk.tasks import examples as layout
+from kinfolk.tasks.examples import Example, Reading
+from kinfolk.tasks.lessons import answers
+from kinfolk.tasks.rows import Asked, Choice, Completion, Labelled, Tagged, Written
+from kinfolk.tasks.task import Task
+from kinfolk.tasks.ways.way import Way
+from kinfolk.text import Tokenizer, train
+from kinfolk.types import IGNORED, Inputs
+
+WORDS = (
+    "cat", "dog", "bird", "king", "river", "song", "letter", "garden", "apple", "ball", "house",
+    "morning", "red", "old", "blue",
+)  # fmt: skip
+NAMES = ("Anna", "Berlin", "Otto", "Paris", "Wolfgang")
+CLASSES = ("bad", "fine", "very good")
+TAGS = ("O", "B-X", "I-X")
+KINDS = ("classify", "pair", "regress", "choose", "tag", "span", "write", "complete", "lm")
+MEMBERS = (*members(), "bilstm")
+LENGTH = 32  # some rows are longer
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    """Learn one tokenizer for the whole family; names are spelled in several pieces."""
+    chance = random.Random(0)
+    known = [*WORDS, *" ".join(CLASSES).split(), "sentence", "question", "context", "options"]
+    lines = [" ".join(chance.choices(known, k=8)) for _ in range(60)]
+    letters = ["abcdefghijklmnopqrstuvwxyz ABCOPW 0123456789.,:?()>- -", "sentence1: sentence2:"]
+    return train([*lines, *letters * 2], kind="wordpiece", vocab=400, fewer=True)
+
+
+def task(kind: str) -> Task:
+    """Describe the task of a kind; a pair is a task of its own here."""
+    if kind in ("classify", "pair"):
+        return Task(kind="classify", labels=CLASSES, pair=kind == "pair")
+    if kind == "regress":
+        return Task(kind="regress", pair=True)
+    return Task(kind=kind, labels=TAGS if kind == "tag" else ())
+
+
+def rows(kind: str, count: int = 9, seed: int = 0) -> list[Any]:
+    """Draw labelled rows of many lengths."""
+    chance = random.Random(seed)
+
+    def row(number: int) -> Any:
+        def text(most: int = 12) -> str:
+            most = most if number % 3 else 2  # some are so short that they share a row
+            return " ".join(chance.choices(WORDS, k=chance.randint(1, most)))
+
+        match kind:
+            case "classify":
+                return Labelled((text(40 if number == 4 else 12),), chance.choice(CLASSES), number)
+            case "pair":
+                return Labelled((text(), text(30)), chance.choice(CLASSES), number)
+            case "regress":
+                return Labelled((text(4), text(6)), round(5 * chance.random(), 2), number)
+            case "choose":
+                first = chance.sample(WORDS, chance.randint(2, 4))  # no two options are alike
+                options = tuple(f"{word} {text(4)}" for word in first)
+                right = chance.randrange(len(options))
+                return Choice(text(), options, right, number, chance.choice(["", text(4)]))
+            case "tag":
+                words = tuple(chance.choices([*WORDS, *NAMES], k=chance.randint(1, 20)))
+                return Tagged(words, tuple(chance.choices(TAGS, k=len(words))), number)
+            case "span":
+                context = text(9 if number % 2 else 60)
+                word = chance.choice(context.split())
+                answers = ((word, context.index(word)),) if number % 4 else ()
+                return Asked(str(number), context, text(6), answers, bool(answers), number)
+            case "write":
+                return Written(text(), text(6), number)
+            case "complete":
+                if number % 2:
+                    return Completion(text(), chance.choice(WORDS), None, number)
+                some = tuple(chance.sample(WORDS, 3))
+                return Completion(text(), some[1], some, number, " .")
+        return Written("", text(50), number)
+
+    return [row(number) for number in range(1, count + 1)]
+
+
+def config(name: str) -> Any:
+    """Return the smallest network of a member, over the tokenizer's ids."""
+    found: Any = BASELINES["nano"] if name == "bilstm" else member(name).config("nano")
+    sizes = {"vocab": tokenizer().vocab, "start": tokenizer().specials.pad}
+    return replace(found, **{k: v for k, v in sizes.items() if hasattr(found, k)})
+
+
+def cases(*names: str) -> Iterator[tuple[str, str, type[Way]]]:
+    """Yield every member with every kind and way that suits it, of the ways that are named."""
+    for name in MEMBERS:
+        body = config(name)
+        for kind in KINDS:
+            real = task(kind).kind
+            for way in dict.fromkeys(w for w in ways.WAYS if w.name in names):
+                own = way.name in ways.Nature.of(body).ways and real in way.solves
+                if own and ways.fits(way, ways.Nature.of(body), real):
+                    yield name, kind, way
+
+
+def solving(name: str, kind: str, way: type[Way], **said: Any) -> tuple[Way, Any]:
+    """Build a way and the network it takes, with weights so large that all that is seen matters."""
+    body = config(name)
+    if kind == "regress" and "both" in way.__dataclass_fields__:
+        said = {"both": True} | said
+    made = ways.build(way, task(kind), body, tokenizer(), length=LENGTH, **said)
+    torch.manual_seed(3)
+    found = ways.network(made, body, dropout=0.0)
+    model: nn.Module = found.build()
+    assert isinstance(model, Headed) == (made.head is not None)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(0.15 / float(parameter.std()))
+    return made, model.eval()
+
+
+def alone(reading: Reading) -> Inputs:
+    """Return a reading as the only text of the only row, without padding or packing."""
+
+    def row(values: Any) -> Any:
+        return None if values is None else torch.from_numpy(values)[None]
+
+    ids = row(reading.ids)
+    document = torch.zeros_like(ids, dtype=torch.int32)
+    time = row(reading.time).to(torch.int32)
+    places = torch.arange(ids.shape[1])[None] if reading.places is None else row(reading.places)
+    return Inputs(
+        ids=ids,
+        sight=Sight(document, time, time),
+        places=places,
+        segments=row(reading.segments),
+        within=row(reading.within),
+        source=None if reading.source is None else Inputs.of(row(reading.source), causal=False),
+    )
+
+
+def same(way: Way, model: Any, some: Sequence[Any], *, varied: bool = True) -> None:
+    """Check that who else is asked, in which order and how much at a time changes no answer."""
+    known = answers(way, model, some, tokenizer(), tokens=4096)
+    if varied:
+        assert len({str(answer) for answer in known}) > 1, "whatever is asked, it says one thing"
+    for tokens, order in ((64, 1), (4096, -1), (1, 1)):
+        found = answers(way, model, some[::order], tokenizer(), tokens=tokens)[::order]
+        for one, other in zip(found, known, strict=True):
+            assert one.value == pytest.approx(other.value, abs=1e-5)
+            assert one.scores == pytest.approx(other.scores, abs=1e-5)
+            assert one.nats == pytest.approx(other.nats, abs=1e-4)
+
+
+def apart(way: Way, model: Any, examples: Sequence[Example]) -> None:
+    """Check that what is read off a text has no gradient at the tokens of its neighbours."""
+    readings = [reading for example in examples for reading in example.readings]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout, "GRAIN", 4 * LENGTH)  # so that several share a row
+        page = layout.lay_out(readings, way.pad)
+    inputs, length = page.inputs, page.inputs.ids.shape[1]
+    vectors: list[Tensor] = []
+
+    def hear(module: nn.Module, given: Any, said: Tensor) -> None:
+        said.retain_grad()
+        vectors.append(said)
+
+    handle = getattr(model, "body", model).tokens.register_forward_hook(hear)
+    hidden = model(inputs).hidden.flatten(0, 1)
+    handle.remove()
+    row, slot = np.divmod(page.starts, length)
+    place = next(i for i, r in enumerate(row) if (row == r).sum() > 1)  # one with a neighbour
+    reading, at = readings[place], int(page.starts[place])
+    read = reading.slots if reading.labels is None else np.flatnonzero(reading.labels != IGNORED)
+    hidden[at + torch.from_numpy(read)].square().sum().backward()
+    number = inputs.sight.document[row[place], slot[place]]
+    streams = [inputs] if inputs.source is None else [inputs.source, inputs]
+    for stream, found in zip(streams, vectors, strict=True):
+        own = stream.sight.document == number
+        own[np.arange(len(own)) != row[place]] = False
+        assert found.grad is not None and found.grad[own].abs().sum() > 0
+        assert found.grad[~own].abs().max() == 0
