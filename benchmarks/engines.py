@@ -3,9 +3,15 @@
     pip install ctranslate2 llama-cpp-python gguf
 
 Both get the weights of a `transformers` GPT-2 and write greedily, in 8 bits, on as many threads as
-torch has: CTranslate2 with its int8 matrices, llama.cpp with its q8_0.
+torch has: CTranslate2 with its int8 matrices, llama.cpp with its q8_0. Each lives in a process of
+its own: in one process their threads, which wait by spinning, would slow all others by a third.
 """
 
+import atexit
+import json
+import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -18,14 +24,57 @@ import torch
 Write = Callable[[], list[list[int]]]
 
 
-def installed() -> dict[str, Callable[[Any, list[list[int]], int], Write]]:
-    """Return the engines there are, by their names."""
-    found: dict[str, Callable[[Any, list[list[int]], int], Write]] = {}
+def installed() -> list[str]:
+    """Return the names of the engines there are."""
+    found = []
     if find_spec("ctranslate2"):
-        found["ctranslate2 int8"] = ctranslate2
+        found.append("ctranslate2 int8")
     if find_spec("llama_cpp") and find_spec("gguf"):
-        found["llama.cpp q8_0"] = llama
+        found.append("llama.cpp q8_0")
     return found
+
+
+def start(name: str, peer: Any, prompts: list[list[int]], tokens: int) -> Write:
+    """Let an engine write, in a process of its own."""
+    folder = tempfile.mkdtemp()
+    peer.save_pretrained(folder)
+    order = json.dumps([name, folder, prompts, tokens, torch.get_num_threads()])
+    asleep = {"KMP_BLOCKTIME": "0", "OMP_WAIT_POLICY": "passive"}
+    child = subprocess.Popen(
+        [sys.executable, __file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, **asleep},
+    )
+    atexit.register(child.kill)
+
+    def write(said: str = "") -> list[list[int]]:
+        assert child.stdin is not None and child.stdout is not None
+        child.stdin.write(said + "\n")
+        child.stdin.flush()
+        texts: list[list[int]] = json.loads(child.stdout.readline())
+        return texts
+
+    write(order)
+    return write
+
+
+def serve() -> None:
+    """Open the engine that the first line asks for, and write once for every other line."""
+    name, folder, prompts, tokens, threads = json.loads(sys.stdin.readline())
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints is no answer
+    from transformers import GPT2LMHeadModel
+
+    torch.set_num_threads(threads)
+    peer = GPT2LMHeadModel.from_pretrained(folder)
+    engine = {"ctranslate2 int8": ctranslate2, "llama.cpp q8_0": llama}[name]
+    write = engine(peer, prompts, tokens)
+    print("[]", file=out, flush=True)
+    for _ in sys.stdin:
+        print(json.dumps(write()), file=out, flush=True)
 
 
 def ctranslate2(peer: Any, prompts: list[list[int]], tokens: int) -> Write:
@@ -168,3 +217,7 @@ def llama(peer: Any, prompts: list[list[int]], tokens: int) -> Write:
         return texts
 
     return write
+
+
+if __name__ == "__main__":
+    serve()

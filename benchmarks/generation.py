@@ -38,9 +38,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import engines
 import torch
 import transformers
-from engines import installed
 
 from kinfolk import hub
 from kinfolk.generation import GREEDY, Beam, Method, Request, generate
@@ -174,8 +174,7 @@ def sides(work: Work, prompts: list[list[int]], tokens: int) -> list[Side]:
         Side("kinfolk int8", ours(small, work, prompts, tokens)),
     ]
     if work.beams == 1:  # beams are not compiled, and other engines have their own
-        engines = installed().items()
-        ways[1:1] = [Side(name, engine(peer, prompts, tokens)) for name, engine in engines]
+        ways[1:1] = [Side(n, engines.start(n, peer, prompts, tokens)) for n in engines.installed()]
         twin = copied(model)
         ways.append(Side("kinfolk compiled", ours(twin, work, prompts, tokens, compiled=True)))
         ways.append(

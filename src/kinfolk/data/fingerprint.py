@@ -20,6 +20,13 @@ def fingerprint(folder: Path) -> str:
     return found.hexdigest()
 
 
+def of_file(file: Path) -> str:
+    """Return 128 bits of one file, by its size and stretches of it."""
+    found = blake2b(digest_size=16)
+    _add(found, file)
+    return found.hexdigest()
+
+
 def _add(found: blake2b, file: Path) -> None:
     size = file.stat().st_size
     found.update(f"{file.name} {size}\n".encode())

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from kinfolk import hub
 from kinfolk.data.feed import Feed
@@ -72,30 +72,13 @@ class Run:
         self.tokenizer = matching(self.corpora, recipe)
         self.fingerprints = [fingerprint(corpus.folder) for corpus in self.corpora]
         self.device = pick(train.device)
-        self.bfloat16 = train.precision == "bfloat16" or (
-            train.precision == "auto" and self.device.type == "cuda"
-        )
+        self.bfloat16 = in_halves(train, self.device)
         weights = [share.weight for share in recipe.shares]
         self.feed = feed(recipe, self.corpora, weights)
         self.held_out = held_out(recipe)
         torch.manual_seed(train.seed)
         self.model: nn.Module = recipe.model.build().to(self.device)
-        self.optimiser = optimiser(
-            self.model,
-            name=train.optimiser,
-            peak=train.peak,
-            decay=train.decay,
-            betas=train.betas,
-            eps=train.epsilon,
-            fused=True,
-        )
-        self.factor = schedule(
-            train.schedule,
-            steps=train.steps,
-            warmup=train.warmup,
-            cooldown=train.cooldown,
-            floor=train.floor,
-        )
+        self.optimiser, self.factor = learning(self.model, train)
         self.learner: nn.Module = Learner(self.model, recipe.objective)
         cuda = self.device.type == "cuda"
         compiled = train.compile == "yes" or (train.compile == "auto" and cuda)
@@ -202,6 +185,35 @@ class Run:
         checkpoints.save(self.out, step, write, keep=self.recipe.train.keep, best=best)
 
 
+def learning(
+    model: nn.Module, train: Train, *, shrink: float = 1.0
+) -> tuple[torch.optim.Optimizer, Callable[[int], float]]:
+    """Make what moves the weights, and the share of the peak rate at each step."""
+    mover = optimiser(
+        model,
+        name=train.optimiser,
+        peak=train.peak,
+        decay=train.decay,
+        betas=train.betas,
+        eps=train.epsilon,
+        fused=True,
+        shrink=shrink,
+    )
+    factor = schedule(
+        train.schedule,
+        steps=train.steps,
+        warmup=train.warmup,
+        cooldown=train.cooldown,
+        floor=train.floor,
+    )
+    return mover, factor
+
+
+def in_halves(train: Train, device: torch.device) -> bool:
+    """Say whether a run multiplies in bfloat16: by itself on CUDA."""
+    return train.precision == "bfloat16" or (train.precision == "auto" and device.type == "cuda")
+
+
 def goes_on(recipe: Recipe) -> bool:
     """Say whether the rows of a run go on from batch to batch."""
     return hasattr(recipe.objective, "join")
@@ -246,7 +258,7 @@ def held_out(recipe: Recipe) -> Feed | Mixture | Lanes | None:
 
 
 def loader(
-    feed: Feed | Mixture | Lanes, train: Train, start: int, *, pinned: bool
+    feed: Dataset[Batch[Any]], train: Train, start: int, *, pinned: bool
 ) -> Iterator[Sequence[Batch[Any]]]:
     """Yield the micro-batches of each step from `start` on."""
     numbers = range(start * train.accumulate, train.steps * train.accumulate)

@@ -127,17 +127,19 @@ def scores(out: Path) -> Scores:
     }
     best = runs[0]
     for run in runs if dev[best] else ():
-        if tuning.ways[0].task.better(decisive(tuning, dev[run]), decisive(tuning, dev[best])):
+        if decisive(tuning, dev[run]) > decisive(tuning, dev[best]):
             best = run
     return Scores(tuning.ways[0].task.main, dev, best)
 
 
 def decisive(tuning: Tuning, values: dict[str, float]) -> float:
-    """Return the score that a run is chosen by: of several tasks, the mean of their own."""
-    if len(tuning.ways) == 1:
-        return values[tuning.ways[0].task.main]
-    mains = [f"{number}_{way.task.main}" for number, way in enumerate(tuning.ways, 1)]
-    return sum(values[name] for name in mains) / len(mains)
+    """Return what a run is chosen by: the mean of its tasks' main metrics, more being better."""
+    alone = len(tuning.ways) == 1
+    mains = [
+        way.task.worth(values[way.task.main if alone else f"{number}_{way.task.main}"])
+        for number, way in enumerate(tuning.ways, 1)
+    ]
+    return sum(mains) / len(mains)
 
 
 def finite(value: float) -> float | None:

@@ -20,9 +20,8 @@ from kinfolk.tasks.guess import guess
 from kinfolk.tasks.notes import Notes
 from kinfolk.tasks.scoring import score
 from kinfolk.tasks.suites import Files, Set, suite
-from kinfolk.tasks.task import FALLING
+from kinfolk.tasks.task import FALLING, HUNDREDS
 
-HUNDREDS = ("bleu", "chrf")  # are in percent already
 AVERAGED = ("classify", "regress")  # accuracy and F1, Pearson and Spearman; else the first counts
 Tune = Callable[[Sequence[Sheet], Path, str | None], Path]  # of files, a run folder, a metric
 

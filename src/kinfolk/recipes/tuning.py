@@ -239,8 +239,8 @@ def usual(config: Any, *, fresh: bool) -> Train:
     common = {"batch": 32, "schedule": "linear", "floor": 0.0, "betas": (0.9, 0.999)}
     if kind == "encoder-decoder":
         return Train(**common, optimiser="adamw_rms", peak=5e-3, decay=0.0)  # type: ignore[arg-type]
-    # BERT's 4e-5 at width 768 (appendix A.3), more for a narrower network.
-    peak = 2e-3 if kind == "recurrent" else min(1e-3, 3e-2 / body.width)
+    # BERT's 4e-5 at width 768 (appendix A.3), more for a narrower network, and for fresh weights.
+    peak = 2e-3 if kind == "recurrent" else min(2e-3, (0.12 if fresh else 0.03) / body.width)
     return Train(**common, peak=float(f"{peak:.1e}"), decay=0.01)  # type: ignore[arg-type]
 
 

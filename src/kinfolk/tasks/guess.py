@@ -39,7 +39,9 @@ def guess(
         raise UserError(f"{path} does not exist: give a file with labelled examples")
     if columns is not None:
         return _named(path, columns, task)
-    if task == "complete" and not holds_json(path):
+    if task == "complete" and holds_json(path):
+        return Guess("complete", "objects", "complete each context with its word")
+    if task == "complete":
         return Guess("complete", "lines", "complete each line with its last word")
     if task == "lm":
         return Guess("lm", "text", "read as text, without labels")

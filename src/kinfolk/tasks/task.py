@@ -30,6 +30,7 @@ METRICS = {
     "coref": ("conll_f1",),
 }
 FALLING = ("perplexity", "bits_per_byte")  # the smaller the better
+HUNDREDS = ("bleu", "chrf")  # go to 100, all others to 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +59,11 @@ class Task:
         """The metric that decides."""
         return self.metric or METRICS[self.kind][0]
 
-    def better(self, score: float, than: float) -> bool:
-        """Say whether a score by the main metric is better than another."""
-        return score < than if self.main in FALLING else score > than
+    def worth(self, score: float) -> float:
+        """Return a score by the main metric as one of which more is better, and 1 the best."""
+        if self.main in FALLING:
+            return 1 / max(score, 1e-9)
+        return score / 100 if self.main in HUNDREDS else score
 
     def place(self, label: str) -> int:
         """Return the number of a label."""

@@ -1,0 +1,241 @@
+"""A fine-tuning run brought to life: rows, network, optimiser, and where they leave things."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from kinfolk import hub
+from kinfolk.data.fingerprint import of_file
+from kinfolk.errors import UserError
+from kinfolk.nn.headed import Headed
+from kinfolk.recipes.pretraining import Watch, in_halves, learning, loader, pick
+from kinfolk.recipes.tuning import Say, Tuning, timed
+from kinfolk.tasks.examples import Example
+from kinfolk.tasks.lessons import Lessons, answers, learned, shares
+from kinfolk.tasks.notes import Notes
+from kinfolk.tasks.scoring import score
+from kinfolk.tasks.ways.way import Way
+from kinfolk.text.tokenizer import Tokenizer
+from kinfolk.training import checkpoints
+from kinfolk.training.attack import Attack
+from kinfolk.training.log import Log
+from kinfolk.training.loop import Loop
+from kinfolk.training.noise import shake
+from kinfolk.training.step import Learner, Step, add
+from kinfolk.training.thawing import Thaw
+from kinfolk.types import Loss
+
+ASKED = 64  # batches of dev examples that the loss is taken on, at most
+NOTHING = (-math.inf, -math.inf)  # how good a model is that was never scored
+
+
+class Run:
+    """A tuning brought to life.
+
+    What a scoring is worth is the mean of its tasks' main metrics and, of two that are alike there,
+    the loss; the best of all scorings is the model to keep.
+    """
+
+    def __init__(
+        self,
+        tuning: Tuning,
+        body: nn.Module,
+        tokenizer: Tokenizer,
+        out: Path,
+        say: Say,
+        settings: Sequence[str] = (),
+    ) -> None:
+        self.tokenizer, self.out = tokenizer, out
+        seed = tuning.train.seed
+        notes = Notes()
+        parted = [sheet.parted(seed, notes) for sheet in tuning.sheets]
+        self.dev = [dev for _, dev in parted]
+        sets = []
+        for way, (rows, _), sheet in zip(tuning.ways, parted, tuning.sheets, strict=True):
+            found, cut = learned(way, rows, tokenizer)
+            sets.append(taught(tuning.teacher, way, rows, tokenizer, tuning.train.device, found))
+            file = Path(sheet.train).name
+            if cut:
+                say(f"{cut:,} of {len(rows):,} rows of {file} are cut to {way.length} tokens")
+        for sentence in notes.sentences():
+            say(sentence)
+        self.tuning = tuning = timed(tuning, [len(some) for some in sets], settings)
+        train, habits = tuning.train, tuning.habits
+        self.lessons = Lessons(
+            tuning.ways[0],
+            sets,
+            batch=train.batch // train.accumulate,
+            seed=seed,
+            weights=shares([len(some) for some in sets], habits.temperature),
+        )
+        self.device = pick(train.device)
+        self.bfloat16 = in_halves(train, self.device)
+        self.model = network(tuning, body).to(self.device)
+        if habits.noise:
+            topped = isinstance(self.model, Headed)  # T5 has learned what it calls its head
+            fresh = lambda name: topped and name.startswith("head.")  # noqa: E731
+            shake(self.model, habits.noise, seed=seed, fresh=fresh)
+        self.optimiser, self.factor = learning(self.model, train, shrink=habits.shrink)
+        files = [(s.train, s.dev, s.target, s.dev_target) for s in tuning.sheets]
+        self.files = [of_file(Path(name)) for some in files for name in some if name is not None]
+        self.best = NOTHING
+        self.waited = 0  # scorings since the best
+        self.record = False  # the weights are those of the best, and not saved yet
+
+    def restore(self, folder: Path) -> None:
+        """Take up the weights and the optimiser of a checkpoint."""
+        saved: Any = hub.load_model(folder)
+        state = checkpoints.read_state(folder)
+        if state["files"] != self.files:
+            raise UserError(
+                "the labelled files are not what they were when this run began: put them back, or "
+                "begin a new run"
+            )
+        self.model.load_state_dict(saved.state_dict())
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.best = NOTHING if state["best"] is None else tuple(state["best"])
+        self.waited = state["waited"]
+
+    def go(self, start: int, watch: Watch) -> None:
+        """Run from update `start` to the end, or until nothing grows better."""
+        train, habits = self.tuning.train, self.tuning.habits
+        if self.enough():  # it ended before its scores were written
+            return
+        self.model.train()
+        learner: nn.Module = Learner(self.model, self.tuning.ways[0])
+        if train.compile == "yes":
+            learner.compile(dynamic=True)
+        step = Step(
+            learner,
+            self.optimiser,
+            lambda number: train.peak * self.factor(number),
+            clip=train.clip,
+            seed=train.seed,
+            device=self.device,
+            bfloat16=self.bfloat16,
+            attack=Attack(self.model, habits.attack) if habits.attack else None,
+            thaw=Thaw(self.model, train.evaluate_every * habits.scores) if habits.thaw else None,
+        )
+        with Log.open(self.out, start) as log:
+            self.log = log
+            Loop(
+                steps=train.steps,
+                step=step,
+                log=log,
+                log_every=10,
+                score=self.score if any(self.dev) else None,
+                score_every=train.evaluate_every,
+                save=self.save,
+                save_every=train.save_every,
+                watch=watch,
+                enough=self.enough,
+            ).run(start, loader(self.lessons, train, start, pinned=False))
+
+    def enough(self) -> bool:
+        """Say whether the last scorings were all no better than one before them."""
+        patience = self.tuning.habits.patience
+        return bool(patience) and self.waited >= patience
+
+    def score(self) -> dict[str, float]:
+        """Return the loss on dev rows, and every metric of theirs."""
+        values = {"held_out": self.loss()}
+        mains: list[float] = []
+        for number, (way, rows) in enumerate(zip(self.tuning.ways, self.dev, strict=True), 1):
+            if not rows:
+                continue
+            found = score(way.task, rows, answers(way, self.model, rows, self.tokenizer))
+            prefix = "" if len(self.dev) == 1 else f"{number}_"
+            values |= {f"{prefix}{name}": value for name, value in found.items()}
+            mains.append(way.task.worth(found[way.task.main]))
+        latest = sum(mains) / len(mains), -values["held_out"]
+        self.record = self.best == NOTHING or latest > self.best
+        self.best, self.waited = (latest, 0) if self.record else (self.best, self.waited + 1)
+        return values
+
+    @torch.no_grad()
+    def loss(self) -> float:
+        """Return the loss on dev rows, those whose labels can be known."""
+        way, size = self.tuning.ways[0], self.lessons.batch
+        total = Loss({})
+        counts: dict[str, int] = {}
+        known = [set(one.task.labels) for one in self.tuning.ways]
+        examples = [
+            example
+            for one, rows, labels in zip(self.tuning.ways, self.dev, known, strict=True)
+            for row in rows[: ASKED * size]
+            if seen(one, row, labels)
+            for example in one.lessons(row, self.tokenizer)
+        ]
+        self.model.eval()
+        for start in range(0, min(len(examples), ASKED * size), size):
+            batch = way.collate(examples[start : start + size]).to(self.device)
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):
+                total = total + way.loss(self.model, batch)
+            counts = add([counts, batch.counts])
+        self.model.train()
+        return float(total.mean(counts)) if counts else math.inf
+
+    def save(self, step: int, held_out: float | None) -> None:
+        """Write a checkpoint: a model folder, and what it takes to go on from it."""
+        state = {
+            "step": step,
+            "optimiser": self.optimiser.state_dict(),
+            "best": None if self.best == NOTHING else list(self.best),
+            "waited": self.waited,
+            "files": self.files,
+        }
+
+        def write(folder: Path) -> None:
+            hub.save(folder, self.model, self.tokenizer)
+            self.tuning.write(folder / "kinfolk.json")
+            checkpoints.write_state(folder, state)
+
+        self.log.sync()
+        best = self.record or not any(self.dev)
+        checkpoints.save(self.out, step, write, keep=self.tuning.train.keep, best=best)
+        self.record = False
+
+
+def network(tuning: Tuning, body: nn.Module) -> nn.Module:
+    """Put the head on, drawn from the seed, where the way needs one."""
+    torch.manual_seed(tuning.train.seed)
+    try:
+        if tuning.ways[0].head:
+            return Headed.of(body, tuning.model)
+        model: nn.Module = tuning.model.build()
+        model.load_state_dict(body.state_dict())
+    except RuntimeError:  # they have other shapes
+        raise UserError(
+            f"the weights of {tuning.start} do not fit the settings of the model: leave those that "
+            "change its size out, or start from fresh weights with --scratch"
+        ) from None
+    return model
+
+
+def taught(
+    teacher: str,
+    way: Way,
+    rows: Sequence[Any],
+    tokenizer: Tokenizer,
+    device: str,
+    examples: list[Example],
+) -> list[Example]:
+    """Add to examples what a teacher thinks of their rows, where there is a teacher."""
+    if not teacher:
+        return examples
+    from kinfolk.recipes.teaching import opinions
+
+    return opinions(teacher, way, rows, tokenizer, device)
+
+
+def seen(way: Way, row: Any, labels: set[str]) -> bool:
+    """Say whether training has seen the labels of a row, so that there is a loss to speak of."""
+    if way.task.kind == "classify":
+        return row.label is not None and str(row.label) in labels
+    if way.task.kind == "tag":
+        return row.tags is not None and labels.issuperset(row.tags)
+    return True
