@@ -244,3 +244,22 @@ def test_texts_that_are_cut_are_counted_and_said(tmp_path: Path) -> None:
     heard: list[str] = []
     tune("bert/nano", sheet(file, file), tmp_path / "run", epochs=1, length=16, say=heard.append)
     assert "12 of 24 rows of train.tsv are cut to 16 tokens" in heard
+
+
+def test_another_file_is_refused_when_a_run_goes_on(tmp_path: Path) -> None:
+    found = opinions(tmp_path / "data")
+    with pytest.raises(KeyboardInterrupt):
+        tune("bert/nano", found, tmp_path / "run", *SMALL, watch=Stop(20))
+    table(tmp_path / "data" / "train", classify, 160, seed=7)
+    with pytest.raises(UserError, match="not what they were"):
+        resume(tmp_path / "run", say=lambda sentence: None)
+
+
+def test_of_two_that_score_alike_the_one_with_less_loss_is_kept(tmp_path: Path) -> None:
+    out = tune("bert/nano", opinions(tmp_path / "data"), tmp_path / "run", *SMALL, epochs=8)
+    scored = [line for line in read(out) if "held_out" in line]
+    top = max(line["accuracy"] for line in scored)
+    alike = [line for line in scored if line["accuracy"] == top]
+    assert len(alike) > 1  # else it shows nothing
+    best = min(alike, key=lambda line: float(line["held_out"]))
+    assert checkpoints.step_of(out / "checkpoints" / "best") == best["step"]

@@ -18,6 +18,8 @@ from kinfolk.tasks.forms import rows as streamed
 from kinfolk.tasks.guess import guess
 from kinfolk.tasks.lessons import answers
 from kinfolk.tasks.notes import Notes
+from kinfolk.tasks.records import text_lines
+from kinfolk.tasks.rows import Asked, Choice, Completion, Labelled, Tagged, Written
 from kinfolk.tasks.scoring import score, truth
 from kinfolk.tasks.tables import Columns
 from kinfolk.tasks.tables import columns as parsed
@@ -41,6 +43,27 @@ class Solver:
     def task(self) -> Task:
         """What it learned."""
         return self.way.task
+
+    def ask(self, *texts: str) -> Answer:
+        """Answer one question: a text or a pair, a context and its options, a question and context.
+
+        `solver("runs/triage").ask("The invoice was never paid.").value`
+        """
+        rows: dict[str, Callable[[], Any]] = {
+            "classify": lambda: Labelled(texts, None, 1),
+            "regress": lambda: Labelled(texts, None, 1),
+            "choose": lambda: Choice(texts[0], texts[1:], None, 1),
+            "tag": lambda: Tagged(tuple(texts[0].split() if len(texts) == 1 else texts), None, 1),
+            "span": lambda: Asked("1", texts[1], texts[0], (), True, 1),
+            "write": lambda: Written(texts[0], None, 1),
+            "complete": lambda: Completion(texts[0], None, texts[1:] or None, 1),
+        }
+        if self.task.kind not in rows:
+            raise UserError(f"a {self.task.kind} model is asked about whole rows: use `answers`")
+        least = 2 if self.task.kind in ("span", "choose") or self.task.pair else 1
+        if len(texts) < least:
+            raise UserError(f"{len(texts)} texts are too few to {self.task.kind}: give {least}")
+        return self.answers([rows[self.task.kind]()])[0]
 
     def answers(
         self, rows: Sequence[Any], *, watch: Callable[[int], None] = lambda done: None
@@ -152,9 +175,6 @@ def long(found: Solver, rows: Sequence[Any]) -> list[str]:
 
 def lines(file: Path) -> list[Any]:
     """Read texts to be written about, one a line."""
-    from kinfolk.tasks.records import text_lines
-    from kinfolk.tasks.rows import Written
-
     return [Written(line, None, number) for number, line in text_lines(file)]
 
 

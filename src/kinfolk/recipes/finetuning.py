@@ -15,7 +15,7 @@ from kinfolk.nn.headed import Headed
 from kinfolk.recipes import ways
 from kinfolk.recipes.course import Run
 from kinfolk.recipes.pretraining import Watch
-from kinfolk.recipes.starting import Start
+from kinfolk.recipes.starting import Start, started
 from kinfolk.recipes.tuning import (
     Habits,
     Say,
@@ -38,7 +38,7 @@ KNOWN = ("train.steps", "train.evaluate_every", "train.warmup")  # once a run ha
 
 
 def finetune(
-    start: Start,
+    start: Start | Path | str,
     sheets: Sequence[Sheet],
     out: Path | str,
     *,
@@ -54,7 +54,11 @@ def finetune(
     say: Say = lambda sentence: None,
     watch: Watch = lambda progress: None,
 ) -> Path:
-    """Fine-tune a network on labelled files; the run folder must be new."""
+    """Fine-tune a network on labelled files; the run folder must be new.
+
+    `finetune("runs/bert", [sheet("train.tsv", "dev.tsv")], "runs/triage")`
+    """
+    start = start if isinstance(start, Start) else started(str(start))
     out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is already there: choose another -o, or resume it with --resume")

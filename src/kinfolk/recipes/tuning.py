@@ -139,8 +139,8 @@ def labelled(kind: str, row: Any) -> bool:
 
 
 def sheet(
-    train: Path,
-    dev: Path | None = None,
+    train: Path | str,
+    dev: Path | str | None = None,
     *,
     task: str | None = None,
     columns: str | None = None,
@@ -148,6 +148,7 @@ def sheet(
     dev_target: Path | None = None,
 ) -> Sheet:
     """Guess what a file is for, unless it is said."""
+    train, dev = Path(train), None if dev is None else Path(dev)
     for file in (train, dev, target, dev_target):
         if file is not None and not file.is_file():
             raise UserError(f"{file} is not there: give a file with labelled examples")
