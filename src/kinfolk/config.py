@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import importlib
+import json
 import types
 import typing
 from collections.abc import Sequence
@@ -44,6 +45,22 @@ def from_json(value: Any) -> Any:
             f"{value[TAG]} has no field {_or(sorted(unknown))}: it has {_or(sorted(names))}"
         )
     return kind(**given)
+
+
+def write(value: Any, path: Path) -> None:
+    """Write a tree of dataclasses as JSON."""
+    text = json.dumps(to_json(value), indent=2, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def read(path: Path) -> Any:
+    """Read what `write` wrote."""
+    try:
+        return from_json(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise UserError(f"{path.parent} is not a run: it has no {path.name}") from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} is not JSON: {error}") from None
 
 
 def override(value: T, settings: Sequence[str]) -> T:

@@ -2,14 +2,13 @@
 
 import contextlib
 import dataclasses
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kinfolk.config import from_json, override, to_json
+from kinfolk.config import override, read, write
 from kinfolk.data.shards import Corpus
 from kinfolk.errors import UserError
 from kinfolk.recipes.catalogue import member
@@ -51,18 +50,12 @@ class Recipe:
 
     def write(self, path: Path) -> None:
         """Write it as JSON."""
-        text = json.dumps(to_json(self), indent=2, ensure_ascii=False)
-        path.write_text(text + "\n", encoding="utf-8")
+        write(self, path)
 
     @classmethod
     def read(cls, path: Path) -> "Recipe":
         """Read what `write` wrote."""
-        try:
-            recipe = from_json(json.loads(path.read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            raise UserError(f"{path.parent} is not a run: it has no {path.name}") from None
-        except json.JSONDecodeError as error:
-            raise UserError(f"{path} is not JSON: {error}") from None
+        recipe = read(path)
         if not isinstance(recipe, Recipe):
             raise UserError(f"{path} holds no recipe: write it again, or begin a new run")
         return recipe

@@ -1,6 +1,5 @@
 """What describes a fine-tuning run, and how it is put together from a few words."""
 
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -10,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from kinfolk.config import from_json, to_json
+from kinfolk import config
 from kinfolk.data.feed import draw
 from kinfolk.data.sources import documents
 from kinfolk.errors import UserError
@@ -104,20 +103,12 @@ class Tuning:
 
     def write(self, path: Path) -> None:
         """Write it as JSON."""
-        text = json.dumps(to_json(self), indent=2, ensure_ascii=False)
-        path.write_text(text + "\n", encoding="utf-8")
+        config.write(self, path)
 
     @classmethod
     def read(cls, path: Path) -> "Tuning":
         """Read what `write` wrote."""
-        try:
-            found = from_json(json.loads(path.read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            raise UserError(
-                f"{path.parent} is no fine-tuned model: it has no {path.name}"
-            ) from None
-        except json.JSONDecodeError as error:
-            raise UserError(f"{path} is not JSON: {error}") from None
+        found = config.read(path)
         if not isinstance(found, Tuning):
             raise UserError(f"{path.parent} was pretrained, not fine-tuned: finetune it first")
         return found

@@ -14,13 +14,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from kinfolk.tasks.examples import Example, Page, Reading
 from kinfolk.tasks.framing import around, encoded, framed
 from kinfolk.tasks.rows import Asked
 from kinfolk.tasks.task import Answer
-from kinfolk.tasks.ways.way import Key, Reply, Way, by_group, log_softmax_by
+from kinfolk.tasks.ways.way import Key, Reply, Way, by_group, log_softmax_by, read_off
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.types import IGNORED, Batch, Loss
 
@@ -101,21 +100,16 @@ class Ends(Way):
         target = torch.where(target == IGNORED, target, first[:, None] + target)
         return Key(page.slots(readings), group, target, torch.ones(len(examples)))
 
-    def scores(self, model: Any, batch: Batch[Key]) -> Tensor:
-        """Score the tokens: (tokens, 2)."""
-        hidden = model(batch.inputs).hidden.flatten(0, 1).index_select(0, batch.targets.slots)
-        return model.score(hidden).float()  # type: ignore[no-any-return]
-
     def loss(self, model: Any, batch: Batch[Key], /) -> Loss:
         """Sum -log p(start) and -log p(end), by half."""
-        key, scores = batch.targets, self.scores(model, batch)
+        key, scores = batch.targets, read_off(model, batch)
         logs = [log_softmax_by(scores[:, i], key.group, len(key.target)) for i in range(2)]
         right = [logs[i].index_select(0, key.target[:, i]) for i in range(2)]
         return Loss({"labels": -(right[0] + right[1]).sum() / 2})
 
     def reply(self, model: Any, batch: Batch[Key], /) -> list[Reply]:
         """Return the scores of each window: (1 + tokens, 2)."""
-        return by_group(self.scores(model, batch), batch.targets.group)
+        return by_group(read_off(model, batch), batch.targets.group)
 
     def answer(self, row: Any, examples: Sequence[Example], replies: Sequence[Reply], /) -> Answer:
         """Return the text of the best span over all windows; "" where no answer is better."""

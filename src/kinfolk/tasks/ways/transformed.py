@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from kinfolk.tasks.examples import Example, Page, Reading
-from kinfolk.tasks.framing import encoded, fitting
+from kinfolk.tasks.framing import encoded
 from kinfolk.tasks.rows import Choice, Labelled
 from kinfolk.tasks.ways.way import Key, Reply, by_group
 from kinfolk.tasks.ways.whole import Whole
@@ -41,18 +41,9 @@ class Transformed(Whole):
         readings = tuple(reading for reading, _ in asked)
         return [Example(readings=readings, target=self.target(row), cut=asked[0][1])]
 
-    def whole(self, texts: Sequence[Sequence[int]], tokenizer: Tokenizer) -> tuple[Reading, int]:
-        """Read one text or two, cut to the room there is."""
-        kept, cut = fitting(texts, self.length - 1 - len(texts))
-        return self.reading(kept, tokenizer), cut
-
-    def option(self, row: Choice, option: str, tokenizer: Tokenizer) -> tuple[Reading, int]:
-        """Read an option behind its context, of which the start is cut where there is no room."""
-        last = f"{row.question} {option}" if row.question else option
-        context, said = encoded(tokenizer, (row.context, last))
-        room = max(1, self.length - 3 - len(said))
-        kept, cut = fitting([context[-room:], said], self.length - 3)
-        return self.reading(kept, tokenizer), cut + max(0, len(context) - room)
+    def margin(self, texts: int) -> int:
+        """A start, a delimiter between two, and the token that is read."""
+        return 1 + texts
 
     def reading(self, texts: Sequence[Sequence[int]], tokenizer: Tokenizer) -> Reading:
         """Put a start before, delimiters between, and behind all the token that is read."""

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from kinfolk.tasks.examples import Example, Page, Reading, lay_out
 from kinfolk.tasks.rows import Asked, Choice, Completion, Labelled, Mentioned, Tagged, Written
 from kinfolk.tasks.task import Answer, Task
 from kinfolk.text.tokenizer import Tokenizer
-from kinfolk.types import Batch, Labels, Loss, Tree
+from kinfolk.types import IGNORED, Batch, Labels, Loss, Tree
 
 Reply = NDArray[np.float64]
 
@@ -103,6 +104,30 @@ def blind(row: Any) -> Any:
         case Mentioned():
             return replace(row, clusters=None)
     raise AssertionError(f"{type(row).__name__} is no row")
+
+
+def read_off(model: Any, batch: Batch[Key]) -> Tensor:
+    """Score every state that is read: (read, labels)."""
+    hidden = model(batch.inputs).hidden.flatten(0, 1).index_select(0, batch.targets.slots)
+    return model.score(hidden).float()  # type: ignore[no-any-return]
+
+
+def surprise(scores: Tensor, key: Key, *, teaching: float, heat: float) -> Tensor:
+    """Return -log p(label) of each target, a share of it as a teacher sees it, by its weight."""
+    plain = F.cross_entropy(scores, key.target, reduction="none", ignore_index=IGNORED)
+    if key.soft is not None:
+        soft = -(key.soft * F.log_softmax(scores / heat, -1)).sum(-1)
+        # A gradient through heated scores is smaller by the heat squared (Hinton et al. 2015).
+        plain = (1 - teaching) * plain + teaching * heat**2 * soft
+    return key.weight * plain
+
+
+def soften(examples: Sequence[Example]) -> Tensor | None:
+    """Lay a teacher's opinions one under another, where there are any."""
+    if not examples or examples[0].soft is None:
+        return None
+    parts = [np.atleast_2d(example.soft) for example in examples]
+    return torch.from_numpy(np.concatenate(parts)).float()
 
 
 def owners(examples: Sequence[Example]) -> Tensor:

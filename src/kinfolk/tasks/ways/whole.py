@@ -13,14 +13,24 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk.tasks.examples import Example, Page, Reading
 from kinfolk.tasks.framing import around, encoded, fitting, framed
 from kinfolk.tasks.rows import Choice, Labelled
 from kinfolk.tasks.task import Answer
-from kinfolk.tasks.ways.way import Key, Reply, Way, by_group, log_softmax_by, owners, softmax
+from kinfolk.tasks.ways.way import (
+    Key,
+    Reply,
+    Way,
+    by_group,
+    log_softmax_by,
+    owners,
+    read_off,
+    soften,
+    softmax,
+    surprise,
+)
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.types import IGNORED, Batch, Loss
 
@@ -62,16 +72,20 @@ class Whole(Way):
 
     def whole(self, texts: Sequence[Sequence[int]], tokenizer: Tokenizer) -> tuple[Reading, int]:
         """Read one text or two, cut to the room there is."""
-        kept, cut = fitting(texts, self.length - around(self.frame, len(texts)))
+        kept, cut = fitting(texts, self.length - self.margin(len(texts)))
         return self.reading(kept, tokenizer), cut
 
     def option(self, row: Choice, option: str, tokenizer: Tokenizer) -> tuple[Reading, int]:
         """Read an option behind its context, of which the start is cut where there is no room."""
         last = f"{row.question} {option}" if row.question else option
         context, said = encoded(tokenizer, (row.context, last))
-        room = max(1, self.length - around(self.frame, 2) - len(said))
-        kept, cut = fitting([context[-room:], said], self.length - around(self.frame, 2))
+        room = max(1, self.length - self.margin(2) - len(said))
+        kept, cut = fitting([context[-room:], said], self.length - self.margin(2))
         return self.reading(kept, tokenizer), cut + max(0, len(context) - room)
+
+    def margin(self, texts: int) -> int:
+        """Say how many slots stand around so many texts."""
+        return around(self.frame, texts)
 
     def reading(self, texts: Sequence[Sequence[int]], tokenizer: Tokenizer) -> Reading:
         """Frame texts that fit."""
@@ -99,14 +113,9 @@ class Whole(Way):
             weight = torch.tensor(self.weights)[target.clamp(min=0)]
         return Key(page.slots(readings), group, target, weight, soften(examples))
 
-    def scores(self, model: Any, batch: Batch[Key]) -> Tensor:
-        """Score every state that is read: (read, classes)."""
-        hidden = model(batch.inputs).hidden.flatten(0, 1).index_select(0, batch.targets.slots)
-        return model.score(hidden).float()  # type: ignore[no-any-return]
-
     def loss(self, model: Any, batch: Batch[Key], /) -> Loss:
         """Sum -log p(class), or the squared distance from a number."""
-        return Loss({"labels": self.blame(self.scores(model, batch), batch.targets)})
+        return Loss({"labels": self.blame(read_off(model, batch), batch.targets)})
 
     def blame(self, scores: Tensor, key: Key) -> Tensor:
         """Sum what is wrong with scores."""
@@ -120,12 +129,7 @@ class Whole(Way):
                 return plain.sum()
             logs = log_softmax_by(scores[:, 0] / self.heat, key.group, len(key.target))
             return (1 - self.teaching) * plain.sum() - self.share * (key.soft[:, 0] * logs).sum()
-        plain = F.cross_entropy(scores, key.target, reduction="none", ignore_index=IGNORED)
-        if key.soft is None:
-            return (key.weight * plain).sum()
-        logs = F.log_softmax(scores / self.heat, -1)
-        soft = -(key.soft * logs).sum(-1)
-        return (key.weight * ((1 - self.teaching) * plain + self.share * soft)).sum()
+        return surprise(scores, key, teaching=self.teaching, heat=self.heat).sum()
 
     @property
     def share(self) -> float:
@@ -138,7 +142,7 @@ class Whole(Way):
 
     def reply(self, model: Any, batch: Batch[Key], /) -> list[Reply]:
         """Return the scores of each example: (classes,) or (options,)."""
-        parts = by_group(self.scores(model, batch), batch.targets.group)
+        parts = by_group(read_off(model, batch), batch.targets.group)
         return [part[:, 0] if self.task.kind == "choose" else part[0] for part in parts]
 
     def answer(self, row: Any, examples: Sequence[Example], replies: Sequence[Reply], /) -> Answer:
@@ -157,11 +161,3 @@ class Whole(Way):
             return reply
         soft = softmax(reply / self.heat)
         return soft[:, None] if self.task.kind == "choose" else soft
-
-
-def soften(examples: Sequence[Example]) -> Tensor | None:
-    """Lay a teacher's opinions one under another, where there are any."""
-    if not examples or examples[0].soft is None:
-        return None
-    parts = [np.atleast_2d(example.soft) for example in examples]
-    return torch.from_numpy(np.concatenate(parts)).float()

@@ -15,8 +15,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from kinfolk.tasks.examples import Example, Page, Reading
 from kinfolk.tasks.framing import around, framed
@@ -24,8 +22,7 @@ from kinfolk.tasks.rows import Tagged
 from kinfolk.tasks.speech import glue
 from kinfolk.tasks.task import Answer
 from kinfolk.tasks.ways.transformed import line_marks
-from kinfolk.tasks.ways.way import Key, Reply, Way, by_group, softmax
-from kinfolk.tasks.ways.whole import soften
+from kinfolk.tasks.ways.way import Key, Reply, Way, by_group, read_off, soften, softmax, surprise
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.types import IGNORED, Batch, Loss
 
@@ -99,23 +96,15 @@ class Words(Way):
             weight = torch.tensor(self.weights)[target.clamp(min=0)]
         return Key(page.slots(readings), group, target, weight, soften(examples))
 
-    def scores(self, model: Any, batch: Batch[Key]) -> Tensor:
-        """Score the words: (words, tags)."""
-        hidden = model(batch.inputs).hidden.flatten(0, 1).index_select(0, batch.targets.slots)
-        return model.score(hidden).float()  # type: ignore[no-any-return]
-
     def loss(self, model: Any, batch: Batch[Key], /) -> Loss:
         """Sum -log p(tag)."""
-        scores, key = self.scores(model, batch), batch.targets
-        plain = F.cross_entropy(scores, key.target, reduction="none", ignore_index=IGNORED)
-        if key.soft is not None:
-            soft = -(key.soft * F.log_softmax(scores / self.heat, -1)).sum(-1)
-            plain = (1 - self.teaching) * plain + self.teaching * self.heat**2 * soft
-        return Loss({"labels": (key.weight * plain).sum()})
+        habits = {"teaching": self.teaching, "heat": self.heat}
+        wrong = surprise(read_off(model, batch), batch.targets, **habits)
+        return Loss({"labels": wrong.sum()})
 
     def reply(self, model: Any, batch: Batch[Key], /) -> list[Reply]:
         """Return the scores of the words of each example: (words, tags)."""
-        return by_group(self.scores(model, batch), batch.targets.group)
+        return by_group(read_off(model, batch), batch.targets.group)
 
     def answer(self, row: Any, examples: Sequence[Example], replies: Sequence[Reply], /) -> Answer:
         """Name the tag of every word."""
