@@ -182,7 +182,7 @@ def watching(
                 if score is not None and progress.held_out != held:
                     held, scored = progress.held_out, f"  {score()}"
                 said += scored
-            said += f"  {progress.speed:,.0f} predictions/s"
+            said += f"  {progress.speed:,.0f} {'predictions' if score is None else 'tokens'}/s"
             bar.update(task, completed=progress.step, total=progress.steps, said=said)
             every = max(1, progress.steps // 10)
             if not errors.is_terminal and (progress.step % every == 0):
