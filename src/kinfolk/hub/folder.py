@@ -34,11 +34,17 @@ def members() -> list[Member]:
 
 
 def save(
-    folder: Path, model: Model, tokenizer: Tokenizer | None, *, length: int | None = None
+    folder: Path,
+    model: Model,
+    tokenizer: Tokenizer | None,
+    *,
+    length: int | None = None,
+    frame: str | None = None,
 ) -> None:
     """Write a folder that transformers opens as it is, where it knows the family.
 
-    `length` is the longest text in tokens, the network's context where it is not given.
+    `length` is the longest text in tokens, the network's context where it is not given. `frame` is
+    what stands around a text, where it is not what the family has.
     """
     c = model.config
     member = _known(c)
@@ -65,7 +71,7 @@ def save(
         _put(folder / part, config, inside, generates=member.GENERATES)
         if tokenizer is not None:
             longest = length or getattr(c, "context", None)
-            tokenizer.save(folder / part, frame=member.FRAME, length=longest)
+            tokenizer.save(folder / part, frame=frame or member.FRAME, length=longest)
 
 
 def frame_of(config: Any) -> str | None:

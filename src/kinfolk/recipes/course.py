@@ -18,6 +18,7 @@ from kinfolk.tasks.examples import Example
 from kinfolk.tasks.lessons import Lessons, answers, learned, shares
 from kinfolk.tasks.notes import Notes
 from kinfolk.tasks.scoring import score
+from kinfolk.tasks.ways.transformed import Transformed
 from kinfolk.tasks.ways.way import Way
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training import checkpoints
@@ -190,7 +191,8 @@ class Run:
         }
 
         def write(folder: Path) -> None:
-            hub.save(folder, self.model, self.tokenizer)
+            frame = "line" if isinstance(self.tuning.ways[0], Transformed) else None
+            hub.save(folder, self.model, self.tokenizer, frame=frame)
             self.tuning.write(folder / "kinfolk.json")
             checkpoints.write_state(folder, state)
 

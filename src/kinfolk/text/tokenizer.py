@@ -32,6 +32,7 @@ KNOWN = {
 FRAMES = {
     "bert": ("{cls} $A {sep}", "{cls} $A {sep} $B:1 {sep}:1"),
     "roberta": ("{cls} $A {sep}", "{cls} $A {sep} {sep} $B {sep}"),
+    "line": ("{bos} $A {cls}", "{bos} $A {sep} $B {cls}"),  # GPT's, where it reads a text's end
     "t5": ("$A {eos}", "$A {eos} $B {eos}"),
     "xlnet": ("$A {sep} {cls}:2", "$A {sep} $B:1 {sep}:1 {cls}:2"),
 }
@@ -190,16 +191,19 @@ class Tokenizer:
         if frame not in FRAMES:
             raise UserError(f"{frame!r} is no frame: choose one of {', '.join(FRAMES)}")
         single, pair = FRAMES[frame]
-        needed = [role for role in ROLES if f"{{{role}}}" in single]
-        if missing := [role for role in needed if role not in self._names]:
+        names = dict(self._names)
+        if frame == "line" and "eos" in names:  # GPT-2's <|endoftext|> has all parts
+            names = dict.fromkeys(("bos", "sep", "cls"), names["eos"]) | names
+        needed = [role for role in ROLES if f"{{{role}}}" in pair]
+        if missing := [role for role in needed if role not in names]:
             raise UserError(
                 f"the frame {frame!r} needs a {missing[0]} token, and this tokenizer has none: "
                 "train a tokenizer with kinfolk or choose another frame"
             )
         return processors.TemplateProcessing(
-            single=single.format(**self._names),
-            pair=pair.format(**self._names),
-            special_tokens=[(self._names[r], self.id(self._names[r])) for r in needed],
+            single=single.format(**names),
+            pair=pair.format(**names),
+            special_tokens=[(name, self.id(name)) for name in {names[role] for role in needed}],
         )
 
     @classmethod
