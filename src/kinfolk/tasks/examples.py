@@ -8,12 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfolk.data.packing import lay, number, pack
+from kinfolk.data.packing import Rows, lay, number, pack
 from kinfolk.data.pieces import Ids
 from kinfolk.sight import Sight
 from kinfolk.types import IGNORED, Inputs, Labels
 
 GRAIN = 8  # rows are a multiple of so many slots long
+STRETCHES = (1.0, 1.5, 2.0)  # how long rows may be, against the longest reading
+SHORT = 256  # slots, beyond which a longer row costs more in attention than it saves
+WORTH = 0.97  # a longer row takes less than this share of the slots
 NOWHERE: Ids = np.zeros(0, np.int64)
 
 
@@ -79,10 +82,9 @@ class Page:
 
 
 def lay_out(readings: Sequence[Reading], pad: int) -> Page:
-    """Pack readings into rows as long as the longest of them: there is no padding to speak of."""
+    """Pack readings into rows as long as the longest of them, or somewhat longer if that fits."""
     sizes = np.array([reading.sizes for reading in readings], np.int64)
-    capacity = [int(-(-longest // GRAIN) * GRAIN) for longest in sizes.max(0)]
-    packed = pack(sizes, capacity)
+    packed, capacity = rowed(sizes)
     rows = [[int(i) for i in packed[row]] for row in range(len(packed))]
     length = capacity[-1]
     document, places = number([[int(sizes[i, -1]) for i in row] for row in rows], length)
@@ -108,6 +110,21 @@ def lay_out(readings: Sequence[Reading], pad: int) -> Page:
         ends = np.cumsum([0, *(int(sizes[i, -1]) for i in row)])
         starts[row] = number_of_row * length + ends[:-1]
     return Page(inputs, starts)
+
+
+def rowed(sizes: Ids) -> tuple[Rows, list[int]]:
+    """Choose how long rows are, so that few slots stay empty: a longer row must be worth it."""
+    longest = sizes.max(0)
+    found: tuple[Rows, list[int]] | None = None
+    least = np.inf
+    for stretch in STRETCHES if longest.max() <= SHORT else STRETCHES[:1]:
+        capacity = [int(-(-int(stretch * size) // GRAIN) * GRAIN) for size in longest]
+        packed = pack(sizes, capacity)
+        slots = len(packed) * sum(capacity)
+        if slots < WORTH * least:
+            found, least = (packed, capacity), slots
+    assert found is not None
+    return found
 
 
 def sources(
