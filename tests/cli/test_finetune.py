@@ -290,7 +290,7 @@ MISTAKES = [
     ("bert/nano --suite glue {tmp}/none -o {new}", "{tmp}/none is no folder"),
     ("bert/nano --suite glue {sets} -o {new} --only sst9", "--only sst9: no set is called so"),
     ("{bert} --train {train} -o {new} --tokenizer {tok}", "has its own tokenizer"),
-    ("--resume {tmp}", "is no fine-tuned model"),
+    ("--resume {tmp}", "is not a run: it has no recipe.json"),
     ("--resume {bert}", "was pretrained, not fine-tuned"),
     ("bert/nano --resume {bert}", "give it alone"),
     ("--resume {bert} --epochs 3", "give it alone"),
