@@ -128,7 +128,7 @@ def test_options_reach_the_recipe(
     words = (
         "--epochs 0.5 --batch 8 --rate 2e-3 --length 20 --seed 7 --patience 2 --thaw --noise 0.1 "
         "--class-weights balanced --layer-decay 0.9 --attack 0.5 --accumulate 2 --schedule slanted "
-        "--metric f1 --positive bad --way head --set train.clip=0.5 --set habits.scores=2 "
+        "--metric f1 --positive bad --way head train.clip=0.5 habits.scores=2 "
         "--device cpu"
     )
     asked = ("finetune", "bert/nano", "--tokenizer", home.tokenizer, "--train", files / "train.tsv")
@@ -278,7 +278,7 @@ MISTAKES = [
     ("bert/nano --train {train} -o {new} --length 4", "--length 4 leaves no room"),
     ("bert/nano --train {train} -o {new} --epochs 0", "epochs=0.0: it must be above 0"),
     ("bert/nano --train {train} -o {new} --class-weights heavy", "none or balanced"),
-    ("bert/nano --train {train} -o {new} --set train.stpes=5", "did you mean steps?"),
+    ("bert/nano --train {train} -o {new} train.stpes=5", "did you mean steps?"),
     ("bert/nano --train {train} -o {new} --pattern {{answer}}", "'head' has no --pattern"),
     ("bert/nano --train {train} -o {new} --seed 1 --seeds 2", "leave --seed out"),
     ("bert/nano --train {train} -o {new} --seeds 0", "--seeds 0 is no run"),

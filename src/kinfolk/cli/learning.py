@@ -171,12 +171,7 @@ Seeds = Annotated[
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="FIELD.PATH=VALUE",
-        help="Any other setting, as in train.clip=0.5.",
-        rich_help_panel=LEARNING,
-    ),
+    typer.Argument(metavar="FIELD.PATH=VALUE...", help="Any other setting, as in train.clip=0.5."),
 ]
 
 Test = Annotated[

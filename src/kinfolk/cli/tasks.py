@@ -26,6 +26,7 @@ SHARE = 0.5  # of a teacher in the loss, where there is one
 def finetune(
     context: typer.Context,
     model: asked.Model = None,
+    settings: asked.Settings = None,
     train: asked.Train = None,
     dev: asked.Dev = None,
     target: asked.Target = None,
@@ -60,7 +61,6 @@ def finetune(
     temperature: asked.Temperature = 1.0,
     seed: asked.Seed = None,
     seeds: asked.Seeds = None,
-    settings: asked.Settings = None,
     out: asked.Out = None,
     resume: asked.Resume = None,
     device: asked.DeviceName = None,
