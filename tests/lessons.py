@@ -168,7 +168,7 @@ def tune(
 
 def kept(found: Sheet) -> list[Any]:
     """Return the rows that a run is scored on."""
-    return found.parted(0, Notes())[1]
+    return found.parted(Notes())[1]
 
 
 def dev(run: Path) -> dict[str, float]:

@@ -72,7 +72,7 @@ def test_some_rows_are_from_all_over_a_file_and_always_the_same(tmp_path: Path) 
     assert some(rows, 2000) == rows
     file = sheet(sheets.table(tmp_path / "a.tsv", 40))
     part = Part(train=file.train, guess=file.guess, most=10)
-    learned, dev = part.parted(0, Notes())
+    learned, dev = part.parted(Notes())
     assert (len(learned), len(dev)) == (9, 1)
 
 

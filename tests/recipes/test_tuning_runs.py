@@ -190,7 +190,7 @@ def test_without_dev_rows_some_are_held_out(tmp_path: Path) -> None:
                epochs=1)  # fmt: skip
     assert 0 <= dev(run)["accuracy"] <= 1
     found = Tuning.read(run / "recipe.json").sheets[0]
-    learned, held = found.parted(0, Notes())
+    learned, held = found.parted(Notes())
     assert len(held) == 6 and len(learned) == 54
     assert {row.number for row in learned}.isdisjoint(row.number for row in held)
 

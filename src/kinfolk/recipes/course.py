@@ -13,9 +13,9 @@ from kinfolk.data.fingerprint import of_file
 from kinfolk.errors import UserError
 from kinfolk.nn.headed import Headed
 from kinfolk.recipes.pretraining import Watch, in_halves, learning, loader, pick
+from kinfolk.recipes.teaching import opinions
 from kinfolk.recipes.tuning import Say, Tuning, timed
-from kinfolk.tasks.examples import Example
-from kinfolk.tasks.lessons import Lessons, answers, learned, shares
+from kinfolk.tasks.lessons import Lessons, answers, shares
 from kinfolk.tasks.notes import Notes
 from kinfolk.tasks.scoring import score
 from kinfolk.tasks.ways.transformed import Transformed
@@ -53,15 +53,17 @@ class Run:
         self.tokenizer, self.out = tokenizer, out
         seed = tuning.train.seed
         notes = Notes()
-        parted = [sheet.parted(seed, notes) for sheet in tuning.sheets]
+        parted = [sheet.parted(notes) for sheet in tuning.sheets]
         self.dev = [dev for _, dev in parted]
         sets = []
         for way, (rows, _), sheet in zip(tuning.ways, parted, tuning.sheets, strict=True):
-            found, cut = learned(way, rows, tokenizer)
-            sets.append(taught(tuning.teacher, way, rows, tokenizer, tuning.train.device, found))
+            found = [way.lessons(row, tokenizer) for row in rows]
             file = Path(sheet.train).name
-            if cut:
+            if cut := sum(any(one.cut for one in some) for some in found):
                 say(f"{cut:,} of {len(rows):,} rows of {file} are cut to {way.length} tokens")
+            if tuning.teacher:
+                found = opinions(tuning.teacher, way, rows, found, tuning.train.device)
+            sets.append([example for some in found for example in some])
         for sentence in notes.sentences():
             say(sentence)
         self.tuning = tuning = timed(tuning, [len(some) for some in sets], settings)
@@ -77,9 +79,9 @@ class Run:
         self.bfloat16 = in_halves(train, self.device)
         self.model = network(tuning, body).to(self.device)
         if habits.noise:
-            topped = isinstance(self.model, Headed)  # T5 has learned what it calls its head
-            fresh = lambda name: topped and name.startswith("head.")  # noqa: E731
-            shake(self.model, habits.noise, seed=seed, fresh=fresh)
+            # A head is fresh where the way put it on; T5 has learned what it calls its head.
+            fresh = "head." if isinstance(self.model, Headed) else "no such part"
+            shake(self.model, habits.noise, seed=seed, fresh=lambda name: name.startswith(fresh))
         self.optimiser, self.factor = learning(self.model, train, shrink=habits.shrink)
         files = [(s.train, s.dev, s.target, s.dev_target) for s in tuning.sheets]
         self.files = [of_file(Path(name)) for some in files for name in some if name is not None]
@@ -216,22 +218,6 @@ def network(tuning: Tuning, body: nn.Module) -> nn.Module:
             "change its size out, or start from fresh weights with --scratch"
         ) from None
     return model
-
-
-def taught(
-    teacher: str,
-    way: Way,
-    rows: Sequence[Any],
-    tokenizer: Tokenizer,
-    device: str,
-    examples: list[Example],
-) -> list[Example]:
-    """Add to examples what a teacher thinks of their rows, where there is a teacher."""
-    if not teacher:
-        return examples
-    from kinfolk.recipes.teaching import opinions
-
-    return opinions(teacher, way, rows, tokenizer, device)
 
 
 def seen(way: Way, row: Any, labels: set[str]) -> bool:

@@ -36,9 +36,9 @@ class Part(Sheet):
         """Read what is learned from."""
         return some(super().learned(notes), self.most)
 
-    def parted(self, seed: int, notes: Notes) -> tuple[list[Any], list[Any]]:
+    def parted(self, notes: Notes) -> tuple[list[Any], list[Any]]:
         """Return the rows to learn from and those to choose by."""
-        learned, dev = super().parted(seed, notes)
+        learned, dev = super().parted(notes)
         return learned, some(dev, self.most)
 
 
@@ -139,14 +139,14 @@ def solved(one: Set, tune: Tune, out: Path, limit: int | None, device: str) -> R
     made = tune([file], out, one.metrics[0])
     runs = ordered(made) if several(made) else [made]
     tuning = Tuning.read(runs[0] / "recipe.json")
-    rows = test_rows(one.test, file, limit)
+    rows = final_rows(one.test, file, limit)
     if rows:
         found = [asked(path, rows, device) for path in runs]
         on, size = "test", len(rows)
     else:
         found = list(scores(made).runs.values())
         on = "dev" if dev else "held out"
-        size = len(file.parted(tuning.train.seed, Notes())[1])
+        size = len(file.parted(Notes())[1])
     names = [name for name in one.metrics if name in found[0] and name not in FALLING]
     if not names:
         raise UserError("none of its rows could be scored: give it more, or a test")
@@ -155,7 +155,7 @@ def solved(one: Set, tune: Tune, out: Path, limit: int | None, device: str) -> R
         name=one.name,
         task=one.task,
         way=tuning.ways[0].name,
-        learned=len(file.parted(tuning.train.seed, Notes())[0]),
+        learned=len(file.parted(Notes())[0]),
         asked=size,
         on=on,
         scores={name: value for name, (value, _) in means.items()},
@@ -172,7 +172,7 @@ def sheeted(learned: Files, dev: Files, limit: int | None) -> Sheet:
     return Part(**{name: getattr(found, name) for name in Sheet.__dataclass_fields__}, most=limit)
 
 
-def test_rows(files: Files, file: Sheet, limit: int | None) -> list[Any]:
+def final_rows(files: Files, file: Sheet, limit: int | None) -> list[Any]:
     """Read the rows that a set is scored on; some tests keep their labels to themselves."""
     if not files:
         return []

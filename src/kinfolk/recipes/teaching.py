@@ -11,13 +11,16 @@ from kinfolk.recipes.answering import solver
 from kinfolk.tasks.examples import Example
 from kinfolk.tasks.lessons import TOKENS, replied
 from kinfolk.tasks.ways.way import Way
-from kinfolk.text.tokenizer import Tokenizer
 
 
 def opinions(
-    teacher: str, way: Way, rows: Sequence[Any], tokenizer: Tokenizer, device: str
-) -> list[Example]:
-    """Turn rows into examples that also carry their teacher's opinion.
+    teacher: str,
+    way: Way,
+    rows: Sequence[Any],
+    lessons: Sequence[Sequence[Example]],
+    device: str,
+) -> list[list[Example]]:
+    """Add to the examples of each row what a teacher thinks of it.
 
     Teacher and student may be of different families: they share the task and its labels, nothing
     else.
@@ -32,14 +35,13 @@ def opinions(
             f"has {', '.join(way.task.labels)}"
         )
     heated: Any = replace(found.way, heat=way.heat)  # type: ignore[call-arg, attr-defined]
-    examples = []
+    taught = []
     asked = [heated.questions(row, found.tokenizer) for row in rows]
     replies = iter(replied(heated, found.model, [e for some in asked for e in some], TOKENS))
-    for row, questions in zip(rows, asked, strict=True):
+    for own, questions in zip(lessons, asked, strict=True):
         opinion = [heated.opinion(next(replies)) for _ in questions]
-        own = way.lessons(row, tokenizer)
         if way.task.kind == "tag":  # the two may part a long sentence at different words
             cuts = np.cumsum([len(e.readings[0].slots) for e in own])[:-1]
             opinion = list(np.split(np.concatenate(opinion), cuts))
-        examples += [replace(e, soft=soft) for e, soft in zip(own, opinion, strict=True)]
-    return examples
+        taught.append([replace(e, soft=soft) for e, soft in zip(own, opinion, strict=True)])
+    return taught

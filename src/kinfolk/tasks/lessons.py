@@ -78,13 +78,6 @@ def shares(sizes: Sequence[int], temperature: float, most: int = 2**20) -> list[
     return [round(size / sum(sized), 6) for size in sized]
 
 
-def learned(way: Way, rows: Sequence[Any], tokenizer: Tokenizer) -> tuple[list[Example], int]:
-    """Turn rows into examples; say how many of the rows were cut."""
-    found = [way.lessons(row, tokenizer) for row in rows]
-    cut = sum(any(example.cut for example in examples) for examples in found)
-    return [example for examples in found for example in examples], cut
-
-
 def answers(
     way: Way,
     model: Any,
