@@ -19,7 +19,7 @@ from kinfolk.models import bert, gpt2, roberta, xlnet
 from kinfolk.nn.headed import LABELS, Headed, HeadedConfig, summary
 from kinfolk.nn.ranking import Ranking, alike, best, bucket, nearest
 from kinfolk.tasks.coreference import gap
-from kinfolk.tasks.lessons import Lessons, answers, learned
+from kinfolk.tasks.lessons import Lessons, answers
 from kinfolk.tasks.rows import Mentioned, Span
 from kinfolk.tasks.scoring import score
 from kinfolk.tasks.task import Answer, Task
@@ -212,7 +212,8 @@ def learn(
     solve: Clusters, model: Headed, rows: Sequence[Mentioned], tokenizer: Tokenizer, steps: int
 ) -> list[float]:
     """Take some steps; return the loss of each."""
-    examples, cut = learned(solve, rows, tokenizer)
+    examples = [example for row in rows for example in solve.lessons(row, tokenizer)]
+    cut = sum(example.cut for example in examples)
     assert not cut
     feed = Lessons(solve, [examples], batch=16)
     optimiser = torch.optim.AdamW(model.parameters())
@@ -264,7 +265,7 @@ def test_who_else_is_in_a_batch_changes_nothing(
     model: Any = network(tokenizer, member)
     model.head.mention[-1].bias.fill_(1.0)  # so that a network that learned nothing finds links
     rows = [story(number, given=given, sentences=9) for number in range(8)]
-    examples, _ = learned(solve, rows, tokenizer)
+    examples = [example for row in rows for example in solve.lessons(row, tokenizer)]
     assert len(examples) == len(rows) < sum(len(e.readings) for e in examples)
     packed = solve.loss(model, solve.collate(examples))
     alone = [solve.loss(model, solve.collate([example])) for example in examples]
