@@ -35,7 +35,7 @@ class Tree:
 
     def pin_memory(self) -> Self:
         """Pin every tensor, so that copies to an accelerator need not wait."""
-        return each(self, lambda t: t.pin_memory())
+        return each(self, lambda t: t.contiguous().pin_memory())
 
 
 @dataclass(frozen=True, eq=False)

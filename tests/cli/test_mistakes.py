@@ -92,7 +92,7 @@ MISTAKES = [
     ("pretrain gpt2/nano --corpus {tmp} -o {new}", "{tmp} is no corpus"),
     ("pretrain gpt2/nano --corpus {text} -o {new}", "{text} is no corpus"),
     ("pretrain gpt2/nano --corpus {corpus} -o {home}", "{home} is already there"),
-    ("pretrain gpt2/nano --corpus {corpus}", "give MEMBER, --corpus and -o, or --resume RUN"),
+    ("pretrain gpt2/nano --corpus {corpus}", "give MEMBER or FOLDER, --corpus and -o"),
     ("pretrain --resume {gpt2}", "is finished: it has done all of its 12 steps"),
     ("pretrain --resume {tmp}", "{tmp} is not a run"),
     ("pretrain --resume {tmp}/none", "{tmp}/none is not a run"),

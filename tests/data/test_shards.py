@@ -4,6 +4,7 @@ import json
 import pickle
 import struct
 import tempfile
+import tracemalloc
 from itertools import pairwise
 from pathlib import Path
 
@@ -178,6 +179,17 @@ def test_sentences_fill_any_slice(corpus: Corpus, data: st.DataObject) -> None:
     stop = data.draw(st.integers(start, corpus.tokens))
     owner = [i for i, n in enumerate([3, 1, 1, 2, 3, 1]) for _ in range(n)][start:stop]
     assert corpus.sentences(start, stop).tolist() == [owner.count(i) for i in sorted(set(owner))]
+
+
+def test_the_index_is_not_copied_to_find_a_sentence(tmp_path: Path) -> None:
+    """It lies at odd addresses, where numpy's search makes a copy of all of it, at every call."""
+    write(tmp_path / "corpus", [[[110]] * 50_000])
+    corpus = Corpus.open(tmp_path / "corpus")
+    tracemalloc.start()
+    assert corpus.sentences(40_000, 40_003).tolist() == [1, 1, 1]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 50_000
 
 
 def test_pickling_opens_the_files_again(corpus: Corpus) -> None:

@@ -52,7 +52,7 @@ def members(json: AsJson = False) -> None:
     epilog=example("kinfolk pretrain gpt2/tiny --corpus corpus -o runs/gpt2 train.peak=2e-3")
 )
 def pretrain(
-    name: Annotated[str | None, typer.Argument(metavar="MEMBER[/SIZE]")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="MEMBER[/SIZE]|FOLDER")] = None,
     settings: Annotated[list[str] | None, typer.Argument(metavar="FIELD.PATH=VALUE...")] = None,
     corpus: Annotated[
         list[str] | None,
@@ -80,6 +80,9 @@ def pretrain(
 ) -> None:
     """Pretrain a member of the family on a corpus, or go on with a run that was stopped.
 
+    In place of a member a model folder, kinfolk's or Hugging Face's, lends its weights to a new
+    run, on text of another kind: `prepare` that text with `--tokenizer FOLDER` first.
+
     Several corpora are mixed by their weights: `--corpus news=0.7 --corpus law=0.3` takes seven
     rows of ten from `news`, whatever the sizes of the two.
 
@@ -88,7 +91,8 @@ def pretrain(
     the run folder, learns to translate, and ends with BLEU on the last two files.
     """
     from kinfolk.recipes import pretraining, translation
-    from kinfolk.recipes.recipe import recipe, shares
+    from kinfolk.recipes.continuing import begun
+    from kinfolk.recipes.recipe import shares
     from kinfolk.recipes.reporting import report
 
     texts = translation.texts(
@@ -110,7 +114,7 @@ def pretrain(
             folder = pretraining.resume(resume, watch=watch)
     else:
         if name is None or out is None or not (corpus or texts):
-            raise UserError("give MEMBER, --corpus and -o, or --resume RUN")
+            raise UserError("give MEMBER or FOLDER, --corpus and -o, or --resume RUN")
         if corpus and texts:
             raise UserError("give either --corpus or pairs of texts, not both")
         given = {
@@ -135,7 +139,7 @@ def pretrain(
             with watching(chosen.name) as watch:
                 folder = pretraining.resume(out, watch=watch)
         else:
-            chosen = recipe(
+            chosen = begun(
                 name,
                 shares(corpus or []),
                 objective=objective,

@@ -8,6 +8,7 @@ words.bin    where it was asked for, a bit for each token: whether it begins a w
 
 import json
 import struct
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -106,8 +107,9 @@ class Corpus:
         if start >= stop:
             return np.zeros(0, np.int64)
         size = self._ids.itemsize
-        first = np.searchsorted(self._begins, start * size, side="right")
-        last = np.searchsorted(self._begins, stop * size, side="left")
+        # Not np.searchsorted: the index lies at odd addresses, so that it would copy all of it.
+        first = bisect_right(self._begins, start * size)
+        last = bisect_left(self._begins, stop * size, lo=first)
         return np.diff(self._begins[first:last] // size, prepend=start, append=stop)
 
     def words(self, start: int, stop: int) -> npt.NDArray[np.bool_]:
@@ -143,7 +145,8 @@ def _map(file: Path, type: npt.DTypeLike, size: int, *, offset: int = 0) -> npt.
     # An empty file cannot be mapped.
     if size == 0:
         return np.zeros(0, type)
-    return np.memmap(file, type, mode="r", offset=offset, shape=(size,))
+    # A plain view: every slice of a memmap is made in Python.
+    return np.memmap(file, type, mode="r", offset=offset, shape=(size,)).view(np.ndarray)
 
 
 def _facts(file: Path) -> dict[str, Any]:

@@ -77,7 +77,7 @@ class Run:
         self.feed = feed(recipe, self.corpora, weights)
         self.held_out = held_out(recipe)
         torch.manual_seed(train.seed)
-        self.model: nn.Module = recipe.model.build().to(self.device)
+        self.model: nn.Module = network(recipe).to(self.device)
         self.optimiser, self.factor = learning(self.model, train)
         self.learner: nn.Module = Learner(self.model, recipe.objective)
         cuda = self.device.type == "cuda"
@@ -127,6 +127,7 @@ class Run:
             device=self.device,
             bfloat16=self.bfloat16,
             resolved=self.resolved,
+            captured=self.resolved and train.capture == "yes",
             memory=self.memory,
         )
         with Log.open(self.out, start) as log:
@@ -183,6 +184,21 @@ class Run:
 
         self.log.sync()
         checkpoints.save(self.out, step, write, keep=self.recipe.train.keep, best=best)
+
+
+def network(recipe: Recipe) -> nn.Module:
+    """Build a run's network, with fresh weights or those that it goes on from."""
+    model: nn.Module = recipe.model.build()
+    if recipe.weights:
+        saved: Any = hub.load_model(recipe.weights)
+        try:
+            model.load_state_dict(saved.state_dict())
+        except RuntimeError:
+            raise UserError(
+                f"the weights of {recipe.weights} do not fit the network of this run: leave its "
+                "sizes as they are there"
+            ) from None
+    return model
 
 
 def learning(
@@ -280,7 +296,7 @@ def loader(
 def matching(corpora: Sequence[Corpus], recipe: Recipe) -> Tokenizer:
     """Return the tokenizer of the corpora, if it is the one the recipe was written for."""
     tokenizer = common(corpora)
-    if tokenizer.vocab != recipe.model.vocab or tokenizer.specials != recipe.objective.specials:
+    if tokenizer.vocab != recipe.objective.vocab or tokenizer.specials != recipe.objective.specials:
         raise foreign(corpora[0])
     return tokenizer
 

@@ -42,6 +42,7 @@ class Recipe:
     objective: Any
     corpus: str | tuple[Share, ...]  # one folder, or a mixture of several
     train: Train
+    weights: str = ""  # the model folder that it goes on from; none where the weights are fresh
 
     @property
     def shares(self) -> tuple[Share, ...]:
@@ -77,20 +78,10 @@ def recipe(
     """
     family, _, size = name.partition("/")
     who, size = member(family), size or "tiny"
-    named = [Share(str(corpus))] if isinstance(corpus, str | Path) else corpus
-    mixture = mixed(named)
-    corpora = [share.open() for share in named]
-    tokenizer = common(corpora)
-    config = who.config(size)
+    named, corpora = opened(corpus)
+    tokenizer, config = common(corpora), who.config(size)
     length = default_length(config) if length is None else length
-    if length < 8:
-        raise UserError(f"rows of {length} tokens are too short to learn from: use 8 or more")
-    for text in corpora:
-        if text.tokens < length:
-            raise UserError(
-                f"the corpus {text.folder} has {text.tokens} tokens, fewer than one row of "
-                f"{length}: give it more text, or shorter rows with --length"
-            )
+    roomy(corpora, length)
     # Places that no row reaches would stay as random as they began: the context ends with the row.
     sizes = {"vocab": tokenizer.vocab, "context": length, "start": tokenizer.specials.pad}
     sizes = {name: size for name, size in sizes.items() if hasattr(config, name)}
@@ -99,9 +90,36 @@ def recipe(
         name=f"{family}/{size}",
         model=dataclasses.replace(config, **sizes),
         objective=way(specials=tokenizer.specials, vocab=tokenizer.vocab, length=length),
-        corpus=mixture[0].corpus if len(mixture) == 1 else mixture,
+        corpus=named,
         train=who.train(size),
     )
+    return settled(base, settings)
+
+
+def opened(
+    corpus: Path | str | Sequence[Share],
+) -> tuple[str | tuple[Share, ...], list[Corpus]]:
+    """Return the corpora of a run as its recipe names them, and open."""
+    named = [Share(str(corpus))] if isinstance(corpus, str | Path) else corpus
+    mixture = mixed(named)
+    corpora = [share.open() for share in named]
+    return (mixture[0].corpus if len(mixture) == 1 else mixture), corpora
+
+
+def roomy(corpora: Sequence[Corpus], length: int) -> None:
+    """See that every corpus fills a row."""
+    if length < 8:
+        raise UserError(f"rows of {length} tokens are too short to learn from: use 8 or more")
+    for text in corpora:
+        if text.tokens < length:
+            raise UserError(
+                f"the corpus {text.folder} has {text.tokens} tokens, fewer than one row of "
+                f"{length}: give it more text, or shorter rows with --length"
+            )
+
+
+def settled(base: Recipe, settings: Sequence[str]) -> Recipe:
+    """Return a recipe with what was set by hand, if it can be run."""
     found = sound(override(base, settings))
     if found.train.warmup > found.train.steps and not any("warmup" in s for s in settings):
         # A short run keeps the shape of a long one.

@@ -60,7 +60,7 @@ class Specials:
             raise UserError(f"this needs a token for {role!r}, and the tokenizer has none")
         return found
 
-    @property
+    @cached_property
     def all(self) -> frozenset[int]:
         """Return every id with a part to play."""
         single = (self.pad, self.unk, self.bos, self.eos, self.cls, self.sep, self.mask)

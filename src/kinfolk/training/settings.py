@@ -31,6 +31,7 @@ class Train:
     device: str = "auto"  # or cpu, cuda
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # auto is bfloat16 on CUDA
     compile: Literal["auto", "yes", "no"] = "auto"  # auto is yes on CUDA
+    capture: Literal["yes", "no"] = "no"  # yes replays a compiled step on CUDA as one graph
     workers: int = 0  # processes that make batches; their number changes nothing but speed
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.training.attack import Attack
+from kinfolk.training.capture import Captured
 from kinfolk.training.thawing import Thaw
 from kinfolk.types import Batch, Inputs, Loss, Memory, Objective, windows
 
@@ -62,6 +63,7 @@ class Step:
         device: torch.device,
         bfloat16: bool,
         resolved: bool = False,  # for a compiled learner: masks are found before it
+        captured: bool = False,  # on CUDA: forward and backward are one graph
         memory: list[Memory] | None = None,  # of each micro-batch, carried from step to step
         thaw: Thaw | None = None,
         attack: Attack | None = None,
@@ -72,6 +74,7 @@ class Step:
         self.thaw, self.attack = thaw, attack
         self.windows = windows(learner)
         self.parameters = [p for p in learner.parameters() if p.requires_grad]
+        self.captured = Captured(self._say, self.parameters) if captured else None
 
     def __call__(self, number: int, batches: Sequence[Batch[Any]]) -> Outcome:
         """Learn from the batches of one step; `number` counts from 0."""
@@ -84,7 +87,8 @@ class Step:
         sums: dict[str, Tensor] = {}
         loss = torch.zeros((), device=self.device)
         for part, batch in enumerate(batches):
-            learn = partial(self._learn, number, part, batch.to(self.device), counts)
+            alone = len(batches) == 1
+            learn = partial(self._learn, number, part, batch, counts, alone)
             said, mean = learn() if self.attack is None else self.attack(learn)
             if self.memory is not None:
                 assert said.memory is not None, "the objective forgets"
@@ -99,7 +103,7 @@ class Step:
         return Outcome(loss, norm, parts, counts, rate)
 
     def _learn(
-        self, number: int, part: int, batch: Batch[Any], counts: Mapping[str, int]
+        self, number: int, part: int, batch: Batch[Any], counts: Mapping[str, int], alone: bool
     ) -> tuple[Loss, Tensor]:
         """Run forward and backward on one micro-batch; return its loss, and its share of the mean.
 
@@ -108,12 +112,20 @@ class Step:
         torch.manual_seed(mix(self.seed, number, part))
         if self.memory is not None:
             batch = batch.after(self.memory[part])
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):
-            inputs = batch.inputs.resolved(self.windows) if self.resolved else batch.inputs
-            said: Loss = self.learner(inputs, batch.targets)
+        if self.captured is not None:
+            said = self.captured(batch, counts, alone=alone)
+            return said, said.mean(counts)
+        said = self._say(batch.to(self.device))
         mean = said.mean(counts)
         mean.backward()  # type: ignore[no-untyped-call]
         return said, mean.detach()
+
+    def _say(self, batch: Batch[Any]) -> Loss:
+        """Run forward on a micro-batch."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):
+            inputs = batch.inputs.resolved(self.windows) if self.resolved else batch.inputs
+            said: Loss = self.learner(inputs, batch.targets)
+        return said
 
 
 def add(counts: Any) -> dict[str, int]:

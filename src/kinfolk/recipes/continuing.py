@@ -1,0 +1,92 @@
+"""Going on from weights that are there: one's own model, or one from elsewhere, meets new text."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kinfolk.errors import UserError
+from kinfolk.nn.headed import Headed
+from kinfolk.recipes.catalogue import Member, member_of, members
+from kinfolk.recipes.opening import load, model_folder
+from kinfolk.recipes.recipe import (
+    Recipe,
+    Share,
+    common,
+    default_length,
+    opened,
+    recipe,
+    roomy,
+    settled,
+)
+from kinfolk.training.settings import Train
+
+
+def begun(
+    start: Path | str,
+    corpus: Path | str | Sequence[Share],
+    *,
+    objective: str | None = None,
+    length: int | None = None,
+    settings: Sequence[str] = (),
+) -> Recipe:
+    """Put a run together that begins with fresh weights, by MEMBER/SIZE, or with those of a folder.
+
+    A member's name is never a folder: write `./bert` for one that is called so.
+    """
+    asked: dict[str, Any] = {"objective": objective, "length": length, "settings": settings}
+    if str(start).partition("/")[0] in members() or not Path(start).exists():
+        return recipe(str(start), corpus, **asked)
+    return continued(start, corpus, **asked)
+
+
+def continued(
+    folder: Path | str,
+    corpus: Path | str | Sequence[Share],
+    *,
+    objective: str | None = None,
+    length: int | None = None,
+    settings: Sequence[str] = (),
+) -> Recipe:
+    """Put a run together that goes on from a run, a checkpoint or a model folder.
+
+    The corpus must speak in the model's own tokens. What is not given is as it was in the run that
+    made the model, or follows from the member: its own way of learning, and of its settings those
+    of a run of ours, at the rate of the paper.
+    """
+    path = model_folder(folder)
+    model, tokenizer = load(path)
+    if isinstance(model, Headed):
+        raise UserError(
+            f"{folder} was fine-tuned for a task and has no words left to predict: go on from the "
+            "model that it was made from"
+        )
+    named, corpora = opened(corpus)
+    if common(corpora).hash != tokenizer.hash:
+        raise UserError(
+            f"{corpora[0].folder} was made with another tokenizer than {folder}: prepare the text "
+            f"with --tokenizer {folder}"
+        )
+    who, notes = member_of(model), path / "kinfolk.json"
+    before = Recipe.read(notes) if notes.is_file() else None
+    if length is None:
+        length = before.objective.length if before is not None else default_length(model.config)
+    roomy(corpora, length)
+    way = type(before.objective) if before and objective is None else who.objective(objective)
+    base = Recipe(
+        name=before.name if before is not None else f"{who.name}/{path.name}",
+        model=model.config,
+        objective=way(specials=tokenizer.specials, vocab=tokenizer.vocab, length=length),
+        corpus=named,
+        train=habits(who, before),
+        weights=str(path.resolve()),
+    )
+    return settled(base, settings)
+
+
+def habits(who: Member, before: Recipe | None) -> Train:
+    """Return the settings of a member's run: those of its size, where that is known."""
+    if before is not None:
+        return who.train(before.name.partition("/")[2])
+    ours: Train = who.recipe.TRAIN
+    return dataclasses.replace(ours, peak=who.recipe.PAPER.peak)

@@ -1,0 +1,132 @@
+"""A run goes on from weights that are there, ours or from elsewhere."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kinfolk import hub
+from kinfolk.data.prepare import prepare
+from kinfolk.errors import UserError
+from kinfolk.recipes.continuing import begun, continued
+from kinfolk.recipes.finetuning import finetune
+from kinfolk.recipes.pretraining import Run, pretrain, resume
+from kinfolk.recipes.recipe import Recipe
+from kinfolk.recipes.starting import started
+from kinfolk.recipes.tuning import Habits, sheet
+from kinfolk.text import Tokenizer
+from kinfolk.training.log import read
+from little import MEMBERS, Home
+
+FEW = ["train.steps=3", "train.batch=4", "train.device=cpu", "train.save_every=2"]
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_a_run_begins_with_the_weights_of_another(
+    member: str, home: Home, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    recipe = continued(runs[member], home.corpus, settings=FEW)
+    assert recipe.weights.endswith("step-00000012")
+    assert recipe.objective == home.recipe(member).objective, "it goes on as it learned before"
+    before: Any = hub.load_model(recipe.weights)
+    run = Run(recipe, tmp_path / "none")
+    after = run.model.state_dict()
+    for name, weight in before.state_dict().items():
+        torch.testing.assert_close(after[name], weight, rtol=0, atol=0)
+    fresh = pretrain(home.recipe(member), tmp_path / "fresh")
+    went_on = pretrain(recipe, tmp_path / "run")
+    assert read(went_on)[0]["loss"] < read(fresh)[0]["loss"] - 0.1
+
+
+def test_it_resumes_with_and_without_a_checkpoint(
+    home: Home, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    recipe = continued(runs["gpt2"], home.corpus, settings=FEW)
+    whole = pretrain(recipe, tmp_path / "whole")
+    begun = tmp_path / "begun"  # killed before its first step was saved
+    begun.mkdir()
+    recipe.write(begun / "recipe.json")
+    resume(begun)
+    one, other = (hub.load_model(run / "checkpoints" / "last") for run in (whole, begun))
+    for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True):  # type: ignore[attr-defined]
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:.*was saved without")  # of its pooler, which is true
+def test_a_folder_that_transformers_wrote_goes_on(home: Home, tmp_path: Path) -> None:
+    """Its vocabulary is larger than the tokenizer's, as is common, and it was not made here."""
+    transformers = pytest.importorskip("transformers")
+    tokenizer = Tokenizer.load(home.tokenizer)
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=512,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+    )
+    model = transformers.BertForMaskedLM(config)
+    model.save_pretrained(tmp_path / "theirs")
+    tokenizer.save(tmp_path / "theirs", frame="bert", length=64)
+    prepare([home.text], tokenizer=Tokenizer.load(tmp_path / "theirs"), out=tmp_path / "corpus")
+    recipe = continued(tmp_path / "theirs", tmp_path / "corpus", objective="mlm", settings=FEW)
+    assert (recipe.name, recipe.model.vocab, recipe.objective.length) == ("bert/theirs", 512, 64)
+    run = pretrain(recipe, tmp_path / "run")
+    again = transformers.AutoModelForMaskedLM.from_pretrained(run / "checkpoints" / "last")
+    table = "bert.embeddings.word_embeddings.weight"
+    moved = (again.state_dict()[table] - model.state_dict()[table]).abs().max()
+    assert 0 < moved < 0.05
+
+
+def test_a_name_is_a_member_and_a_path_a_folder(
+    home: Home, runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gpt2").symlink_to(runs["gpt2"])
+    monkeypatch.chdir(tmp_path)
+    assert begun("gpt2/nano", home.corpus, length=32).weights == ""
+    assert begun("./gpt2", home.corpus).weights
+    with pytest.raises(UserError, match="no member 'gpt4' in the family"):
+        begun("gpt4", home.corpus)
+
+
+def test_text_in_other_tokens_is_refused(runs: dict[str, Path], tmp_path: Path) -> None:
+    other = Home.make(tmp_path / "other", seed=3, vocab=400)
+    with pytest.raises(UserError, match=r"another tokenizer.*--tokenizer"):
+        continued(runs["gpt2"], other.corpus)
+
+
+def test_other_sizes_are_refused(home: Home, runs: dict[str, Path], tmp_path: Path) -> None:
+    recipe = continued(runs["gpt2"], home.corpus, settings=[*FEW, "model.depth=3"])
+    with pytest.raises(UserError, match="do not fit the network"):
+        pretrain(recipe, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_was_fine_tuned_has_no_words_left(
+    home: Home, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    rows = "text\tlabel\n" + "the cat saw\tyes\na dog found\tno\n" * 8
+    (tmp_path / "rows.tsv").write_text(rows, encoding="utf-8")
+    file = sheet(tmp_path / "rows.tsv", tmp_path / "rows.tsv")
+    tuned = finetune(
+        started(str(runs["bert"])),
+        [file],
+        tmp_path / "tuned",
+        habits=Habits(epochs=1),
+        settings=["train.device=cpu"],
+    )
+    with pytest.raises(UserError, match="fine-tuned for a task"):
+        continued(tmp_path / "tuned", home.corpus)
+    assert tuned is not None
+
+
+def test_recipes_of_before_can_be_read(home: Home, tmp_path: Path) -> None:
+    recipe = home.recipe("gpt2")
+    recipe.write(tmp_path / "recipe.json")
+    text = (tmp_path / "recipe.json").read_text(encoding="utf-8")
+    old = "\n".join(line for line in text.splitlines() if '"weights"' not in line)
+    (tmp_path / "recipe.json").write_text(old.replace("},\n}", "}\n}"), encoding="utf-8")
+    assert Recipe.read(tmp_path / "recipe.json") == dataclasses.replace(recipe, weights="")

@@ -1,0 +1,67 @@
+"""What a captured step needs to know before there is a device."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kinfolk.sight import Sight
+from kinfolk.training.capture import Captured, leaves, own, shape, shares
+from kinfolk.types import Batch, Inputs, Labels, Loss
+
+
+def batch(rows: int = 2, at: bool = True) -> Batch[Labels]:
+    ids = torch.zeros(rows, 4, dtype=torch.long)
+    inputs = Inputs(ids=ids, sight=Sight.causal(ids), places=ids)
+    return Batch(inputs, Labels(ids[0], ids[0] if at else None), {"tokens": rows})
+
+
+def test_one_graph_serves_batches_of_one_shape() -> None:
+    one, other = batch(), batch()
+    assert shape(one.inputs) == shape(other.inputs)
+    assert shape(one.inputs) != shape(batch(rows=3).inputs)
+    assert shape(one.targets) != shape(batch(at=False).targets)
+    wider = replace(one.inputs, ids=one.inputs.ids.int())
+    assert shape(one.inputs) != shape(wider)
+    plain = replace(one.inputs, sight=Sight.causal(one.inputs.ids, plain=True))
+    assert shape(one.inputs) != shape(plain), "another kernel reads it"
+
+
+def test_every_tensor_of_a_batch_is_copied() -> None:
+    found = list(leaves(batch()))
+    assert len(found) == 7  # ids, three of the sight, places, and two of the labels
+    assert len(list(leaves(batch(at=False)))) == 6
+
+
+def test_shares_are_the_derivative_of_the_mean() -> None:
+    sums = {"tokens": torch.tensor(7.0), "pairs": torch.tensor(3.0), "none": torch.tensor(1.0)}
+    for total in sums.values():
+        total.requires_grad_()
+    counts = {"tokens": 5, "pairs": 2, "none": 0}
+    loss = Loss(sums, {"pairs": 50.0})
+    derived = torch.autograd.grad(loss.mean(counts), list(sums.values()))
+    assert shares(loss, counts) == pytest.approx([x.item() for x in derived])
+
+
+def test_gradients_lie_apart() -> None:
+    """Two parameters that are added have one gradient; clipping it twice would halve it twice."""
+    one = torch.ones(3)
+    found = own([one, None, one, torch.ones(2, 2).T[:, :1], torch.ones(()).expand(4)])
+    places = [g.untyped_storage().data_ptr() for g in found if g is not None]
+    assert len(set(places)) == 4
+    assert all(g is None or g.is_contiguous() for g in found)
+    assert found[0] is one and found[1] is None and found[2] is not None
+    assert torch.equal(found[2], one)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_gradients_are_added_to_those_there_are(alone: bool) -> None:
+    parameters = [torch.zeros(2, requires_grad=True) for _ in range(2)]
+    captured = Captured(lambda batch: Loss({}), parameters)
+    written = torch.ones(2)
+    captured.give([written, None], alone=alone)
+    assert (parameters[0].grad is written) == alone, "one that is written over must be copied"
+    assert parameters[1].grad is None, "what is not used does not move"
+    captured.give([torch.full((2,), 2.0), torch.ones(2)], alone=False)
+    assert parameters[0].grad.tolist() == [3, 3]  # type: ignore[union-attr]
+    assert parameters[1].grad.tolist() == [1, 1]  # type: ignore[union-attr]

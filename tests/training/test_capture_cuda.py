@@ -1,0 +1,155 @@
+"""A step that is replayed as a graph learns what the same step learns when it is run."""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from kinfolk.data.feed import Feed
+from kinfolk.data.lanes import Lanes
+from kinfolk.data.pieces import Loose
+from kinfolk.recipes.catalogue import members
+from kinfolk.text.tokenizer import Specials
+from kinfolk.training.optimisers import optimiser
+from kinfolk.training.step import Learner, Step
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of torch's own, while it compiles
+    pytest.mark.filterwarnings("ignore:TensorFloat32"),  # float32 is meant to be exact here
+]
+
+PAIRS = [(m.name, way) for m in members().values() for way in m.objectives]
+COMPILED = [("gpt2", "clm"), ("bert", "nsp"), ("t5", "spans")]  # each takes a while
+VOCAB, ROWS, STEPS = 300, 4, 4
+SPECIALS = Specials(
+    pad=0, unk=1, bos=2, eos=2, cls=3, sep=4, mask=5, sentinels=tuple(range(6, 106))
+)
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    """Forget the graphs of other tests: past eight of one function, torch runs it untraced."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def documents() -> Loose:
+    numbers = torch.Generator().manual_seed(0)
+    sizes = torch.randint(3, 150, (120,), generator=numbers).tolist()
+    texts = [torch.randint(110, VOCAB, (n,), generator=numbers).tolist() for n in sizes]
+    return Loose.of([[t[: len(t) // 2], t[len(t) // 2 :]] for t in texts])
+
+
+def setting(member: str, way: str, dropout: float = 0.0) -> tuple[Any, Any, Any]:
+    """Return a nano network, its objective, and batches."""
+    who = members()[member]
+    objective = who.objective(way)(specials=SPECIALS, vocab=VOCAB, length=256)
+    config = replace(who.config("nano"), vocab=VOCAB)
+    if hasattr(config, "dropout"):
+        config = replace(config, dropout=dropout)
+    torch.manual_seed(0)
+    goes_on = hasattr(objective, "join")
+    feed = Lanes if goes_on else Feed
+    return config.build().cuda().train(), objective, feed(objective, documents(), rows=ROWS, seed=0)
+
+
+def learned(
+    model: Any,
+    objective: Any,
+    feed: Any,
+    *,
+    captured: bool,
+    parts: int = 1,
+    compiled: bool = False,
+    bfloat16: bool = False,
+) -> tuple[list[dict[str, Any]], Any, Step]:
+    """Take some steps; return what they gave, the network and the step."""
+    model = copy.deepcopy(model)
+    learner = Learner(model, objective)
+    if compiled:
+        learner.compile(dynamic=False)
+    mover = optimiser(
+        model, name="adamw", peak=1e-3, decay=0.1, betas=(0.9, 0.99), eps=1e-8, fused=True
+    )
+    memory = [model.blank(ROWS) for _ in range(parts)] if hasattr(objective, "join") else None
+    step = Step(
+        learner,
+        mover,
+        lambda number: 1e-3,
+        clip=1.0,
+        seed=7,
+        device=torch.device("cuda"),
+        bfloat16=bfloat16,
+        resolved=compiled,
+        captured=captured,
+        memory=memory,
+    )
+    outcomes = [
+        step(number, [feed[number * parts + part].pin_memory() for part in range(parts)])
+        for number in range(STEPS)
+    ]
+    return [outcome.values() for outcome in outcomes], model, step
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize(
+    ("member", "way", "compiled"),
+    [*((*pair, False) for pair in PAIRS), *((*pair, True) for pair in COMPILED)],
+)
+def test_a_replayed_step_is_the_same_step(
+    member: str, way: str, compiled: bool, parts: int
+) -> None:
+    given = setting(member, way)
+    plain, one, _ = learned(*given, captured=False, parts=parts, compiled=compiled)
+    replayed, other, step = learned(*given, captured=True, parts=parts, compiled=compiled)
+    assert step.captured is not None and step.captured.recorded
+    assert [line["counts"] for line in replayed] == [line["counts"] for line in plain]
+    for a, b in zip(plain, replayed, strict=True):
+        assert b["loss"] == pytest.approx(a["loss"], rel=1e-5)
+        assert b["norm"] == pytest.approx(a["norm"], rel=1e-3)
+        for name, part in a.get("parts", {}).items():
+            assert b["parts"][name] == pytest.approx(part, rel=1e-4)
+    start = dict(given[0].named_parameters())
+    moved = dict(other.named_parameters())
+    for name, parameter in one.named_parameters():
+        way_one, way_other = parameter - start[name], moved[name] - start[name]
+        if not way_one.any():
+            assert not way_other.any(), f"{name} must stand still"
+            continue
+        apart = (way_other - way_one).norm() / way_one.norm()
+        assert apart < 0.05, f"{name}: {apart:.3f}"
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_chance_follows_the_steps_number(compiled: bool) -> None:
+    """A graph that drew its numbers when it was recorded would drop the same units for ever."""
+    given = setting("bert", "mlm", dropout=0.1)
+    _, _, step = learned(*given, captured=True, compiled=compiled)
+    step.rate, batch = lambda number: 0.0, given[2][0].pin_memory()
+    losses = [step(number, [batch]).loss.item() for number in (0, 1, 0, 1)]
+    assert losses[:2] == pytest.approx(losses[2:], rel=1e-6)
+    assert abs(losses[0] - losses[1]) > 1e-4
+    step.seed += 1
+    assert abs(step(0, [batch]).loss.item() - losses[0]) > 1e-4
+
+
+def test_gradients_are_gone_after_a_step() -> None:
+    _, model, _ = learned(*setting("gpt2", "clm"), captured=True)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_another_shape_gets_a_graph_of_its_own() -> None:
+    model, objective, feed = setting("gpt2", "clm")
+    _, model, step = learned(model, objective, feed, captured=True, bfloat16=True)
+    assert step.captured is not None
+    before = len(step.captured.recorded)
+    small = Feed(objective, documents(), rows=ROWS - 1, seed=0)
+    assert torch.isfinite(step(STEPS, [small[0].pin_memory()]).loss)
+    assert torch.isfinite(step(STEPS + 1, [feed[0].pin_memory()]).loss)
+    assert len(step.captured.recorded) == before + 1
