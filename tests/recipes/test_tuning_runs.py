@@ -23,7 +23,7 @@ from lessons import classify, complete, dev, lines, opinions, table, tune
 from little import tree
 
 SMALL = ("train.batch=8", "train.peak=2e-3", "model.body.dropout=0.1")  # 15 steps an epoch
-EVERY = {"thaw": True, "attack": 0.5, "noise": 0.1, "shrink": 0.9, "patience": 2}
+EVERY = {"thaw": True, "attack": 0.5, "noise": 0.1, "shrink": 0.9, "dropout": 0.1, "patience": 2}
 
 
 class Stop:
@@ -144,7 +144,9 @@ def test_micro_batches_learn_what_the_whole_batch_does(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "bilstm"])
 @pytest.mark.parametrize(
-    "habit", [{"thaw": True}, {"noise": 0.2}, {"attack": 1.0}, {"shrink": 0.5}], ids=str
+    "habit",
+    [{"thaw": True}, {"noise": 0.2}, {"attack": 1.0}, {"shrink": 0.5}, {"dropout": 0.2}],
+    ids=str,
 )
 def test_every_habit_changes_what_is_learned(
     tmp_path: Path, name: str, habit: dict[str, Any]
@@ -172,6 +174,11 @@ def test_settings_of_the_network_are_heeded_with_and_without_a_head(tmp_path: Pa
     refused("do not fit the settings", str(run), found, out=tmp_path / "odd",
             settings=["model.width=32"], way="text")  # fmt: skip
     assert json.loads((model_folder(again) / "config.json").read_text())["resid_pdrop"] == 0.3
+
+
+def test_a_dropout_is_a_share() -> None:
+    with pytest.raises(UserError, match=r"dropout of 1\.0 is no share"):
+        Habits(dropout=1.0)
 
 
 def test_rare_classes_weigh_more_where_it_is_wished(tmp_path: Path) -> None:

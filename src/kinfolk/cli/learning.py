@@ -142,6 +142,12 @@ Noise = Annotated[
     float,
     typer.Option(help="Added to the weights, against their spread.", rich_help_panel=LEARNING),
 ]
+Dropout = Annotated[
+    float | None,
+    typer.Option(
+        help="The share of units to drop; else the model's own.", rich_help_panel=LEARNING
+    ),
+]
 Attack = Annotated[
     float,
     typer.Option(help="How far tokens are moved against the model.", rich_help_panel=LEARNING),

@@ -22,6 +22,7 @@ from kinfolk.recipes.tuning import (
     Sheet,
     Tuning,
     asked,
+    dropping,
     usual,
     weighty,
 )
@@ -98,6 +99,8 @@ def finetune(
         teacher=teacher,
     )
     tuning = override(tuning, settings)
+    if tuning.habits.dropout is not None:
+        tuning = replace(tuning, model=dropping(tuning.model, tuning.habits.dropout))
     if start.fresh:
         body = fresh(tuning)
     run = Run(tuning, body, tokenizer, out, say, settings)

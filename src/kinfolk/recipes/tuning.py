@@ -27,6 +27,7 @@ from kinfolk.training.settings import Train
 
 HELD_OUT = 0.1  # of the rows, where no file of its own is given to choose by
 MOST_HELD_OUT = 2000
+DROPOUTS = ("dropout", "attention_dropout")
 Say = Callable[[str], None]
 
 
@@ -79,6 +80,7 @@ class Habits:
     thaw: bool = False  # layer after layer, from the top, one more every epoch (the same)
     noise: float = 0.0  # added at the start, against each matrix's spread (NoisyTune)
     attack: float = 0.0  # how far tokens are moved against the model (FGM)
+    dropout: float | None = None  # of units and of attention; None leaves the network's own
     patience: int = 0  # scorings without a better one before a run ends; 0 runs to the end
     weights: Literal["none", "balanced"] = "none"  # of the classes: balanced weighs rare ones more
     temperature: float = 1.0  # of the mixture of several files: a high one shows them alike
@@ -89,6 +91,8 @@ class Habits:
             raise UserError(f"habits.epochs={self.epochs}: it must be above 0")
         if self.patience < 0 or self.scores < 1:
             raise UserError("habits.patience cannot be negative, and habits.scores is 1 or more")
+        if self.dropout is not None and not 0 <= self.dropout < 1:
+            raise UserError(f"a dropout of {self.dropout} is no share: use 0 to less than 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,6 +241,13 @@ def usual(config: Any, *, fresh: bool) -> Train:
     # BERT's 4e-5 at width 768 (appendix A.3), more for a narrower network, and for fresh weights.
     peak = 2e-3 if kind == "recurrent" else min(2e-3, (0.12 if fresh else 0.03) / body.width)
     return Train(**common, peak=float(f"{peak:.1e}"), decay=0.01)  # type: ignore[arg-type]
+
+
+def dropping(config: Any, share: float) -> Any:
+    """Return a network, with a head or without, that drops a share of its units as it learns."""
+    body = getattr(config, "body", config)
+    less = replace(body, **{name: share for name in DROPOUTS if hasattr(body, name)})
+    return less if body is config else replace(config, body=less)
 
 
 def timed(tuning: Tuning, examples: Sequence[int], said: Sequence[str] = ()) -> Tuning:
