@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from kinfolk.errors import UserError
     from kinfolk.generation import continue_text, fill_text
     from kinfolk.recipes.answering import solver
+    from kinfolk.recipes.continuing import continued
     from kinfolk.recipes.evaluation import evaluate
     from kinfolk.recipes.finetuning import finetune
     from kinfolk.recipes.opening import load, logits
@@ -27,6 +28,7 @@ __all__ = [
     "Share",
     "UserError",
     "continue_text",
+    "continued",
     "evaluate",
     "fill_text",
     "finetune",
@@ -46,6 +48,7 @@ _HOMES = {
     "Share": "recipes.recipe",
     "UserError": "errors",
     "continue_text": "generation",
+    "continued": "recipes.continuing",
     "evaluate": "recipes.evaluation",
     "fill_text": "generation",
     "finetune": "recipes.finetuning",
