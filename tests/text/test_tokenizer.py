@@ -5,6 +5,7 @@ import pickle
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,6 +64,12 @@ def test_names_of_specials_in_plain_text_are_text(kind: str, parts: list[str]) -
     tokenizer = _trained(kind)
     ids, _ = tokenizer.offsets("".join(parts))
     assert not (tokenizer.specials.all - {tokenizer.specials.unk}) & set(ids)
+
+
+def test_specials_are_told_from_other_ids() -> None:
+    specials = BYTES["byte"].specials
+    ids = np.arange(BYTES["byte"].vocab + 1000)
+    assert set(np.flatnonzero(specials.among(ids)).tolist()) == specials.all
 
 
 @pytest.mark.parametrize("kind", KINDS)

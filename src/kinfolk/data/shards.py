@@ -110,7 +110,10 @@ class Corpus:
         # Not np.searchsorted: the index lies at odd addresses, so that it would copy all of it.
         first = bisect_right(self._begins, start * size)
         last = bisect_left(self._begins, stop * size, lo=first)
-        return np.diff(self._begins[first:last] // size, prepend=start, append=stop)
+        bounds = np.empty(last - first + 2, np.int64)
+        bounds[0], bounds[-1] = start, stop
+        bounds[1:-1] = self._begins[first:last] // size
+        return bounds[1:] - bounds[:-1]
 
     def words(self, start: int, stop: int) -> npt.NDArray[np.bool_]:
         """Tell of each token in a slice whether it begins a word."""

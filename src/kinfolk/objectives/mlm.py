@@ -44,7 +44,7 @@ def hide(
     (section 3.1, and appendix A.1 for the split). `words` says which tokens begin a word: then
     whole words are drawn, and each token of them meets its own fate.
     """
-    maskable = np.flatnonzero(~np.isin(ids, list(specials.all)))
+    maskable = np.flatnonzero(~specials.among(ids))
     count = min(len(maskable), max(1, round(rate * len(maskable))))
     if words is None:
         chosen = rng.choice(maskable, count, replace=False)

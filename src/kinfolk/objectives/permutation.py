@@ -92,7 +92,7 @@ class Permutation:
 
     def example(self, piece: Piece, rng: Rng, /) -> Permuted:
         """Choose what is predicted, and in which order."""
-        ordinary = np.flatnonzero(~np.isin(piece.ids, list(self.specials.all)))
+        ordinary = np.flatnonzero(~self.specials.among(piece.ids))
         goal = min(len(ordinary), max(1, (len(piece.ids) + 2) // self.share))
         chosen = ordinary[spans(len(ordinary), goal, self.share, rng)]
         return self.ordered(piece.ids, rng.permutation(chosen))

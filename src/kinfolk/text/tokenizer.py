@@ -9,6 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import tokenizers
 from tokenizers import Regex, models, pre_tokenizers, processors
 
@@ -65,6 +67,18 @@ class Specials:
         """Return every id with a part to play."""
         single = (self.pad, self.unk, self.bos, self.eos, self.cls, self.sep, self.mask)
         return frozenset(i for i in (*single, *self.sentinels) if i is not None)
+
+    def among(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Tell of each id whether it has a part to play."""
+        found: npt.NDArray[np.bool_] = self._table[np.minimum(ids, len(self._table) - 1)]
+        return found
+
+    @cached_property
+    def _table(self) -> npt.NDArray[np.bool_]:
+        # One entry more than there are specials: all the ids above them.
+        table = np.zeros(max(self.all) + 2, np.bool_)
+        table[list(self.all)] = True
+        return table
 
 
 class Tokenizer:
