@@ -90,6 +90,8 @@ def test_a_name_is_a_member_and_a_path_a_folder(
     assert begun("./gpt2", home.corpus).weights
     with pytest.raises(UserError, match="no member 'gpt4' in the family"):
         begun("gpt4", home.corpus)
+    with pytest.raises(UserError, match="runs/gone is neither a folder nor a member"):
+        begun("runs/gone", home.corpus)
 
 
 def test_text_in_other_tokens_is_refused(runs: dict[str, Path], tmp_path: Path) -> None:

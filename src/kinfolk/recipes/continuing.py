@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kinfolk.config import nearest
 from kinfolk.errors import UserError
 from kinfolk.nn.headed import Headed
 from kinfolk.recipes.catalogue import Member, member_of, members
@@ -35,8 +36,12 @@ def begun(
     A member's name is never a folder: write `./bert` for one that is called so.
     """
     asked: dict[str, Any] = {"objective": objective, "length": length, "settings": settings}
-    if str(start).partition("/")[0] in members() or not Path(start).exists():
+    family, slash, _ = str(start).partition("/")
+    if family in members() or not (slash or Path(start).exists()):
         return recipe(str(start), corpus, **asked)
+    if not Path(start).exists():
+        close = nearest(family, [*members()])
+        raise UserError(f"{start} is neither a folder nor a member of the family: {close}")
     return continued(start, corpus, **asked)
 
 
