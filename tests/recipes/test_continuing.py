@@ -1,6 +1,7 @@
 """A run goes on from weights that are there, ours or from elsewhere."""
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,16 @@ from kinfolk import hub
 from kinfolk.data.prepare import prepare
 from kinfolk.errors import UserError
 from kinfolk.recipes.continuing import begun, continued
+from kinfolk.recipes.evaluation import evaluate, verdicts
 from kinfolk.recipes.finetuning import finetune
 from kinfolk.recipes.pretraining import Run, pretrain, resume
 from kinfolk.recipes.recipe import Recipe
+from kinfolk.recipes.rewriting import task
 from kinfolk.recipes.starting import started
 from kinfolk.recipes.tuning import Habits, sheet
 from kinfolk.text import Tokenizer
 from kinfolk.training.log import read
+from kinfolk.training.settings import Train
 from little import MEMBERS, Home
 
 FEW = ["train.steps=3", "train.batch=4", "train.device=cpu", "train.save_every=2"]
@@ -49,9 +53,51 @@ def test_it_resumes_with_and_without_a_checkpoint(
     begun.mkdir()
     recipe.write(begun / "recipe.json")
     resume(begun)
-    one, other = (hub.load_model(run / "checkpoints" / "last") for run in (whole, begun))
-    for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True):  # type: ignore[attr-defined]
-        torch.testing.assert_close(a, b, rtol=0, atol=0)
+    stopped = tmp_path / "stopped"  # killed after its second
+    shutil.copytree(whole, stopped, symlinks=True)
+    shutil.rmtree(stopped / "checkpoints" / "step-00000003")
+    resume(stopped)
+    models: list[Any] = [
+        hub.load_model(run / "checkpoints" / "step-00000003") for run in (whole, begun, stopped)
+    ]
+    for name, weight in models[0].state_dict().items():
+        for other in models[1:]:
+            torch.testing.assert_close(other.state_dict()[name], weight, rtol=0, atol=0)
+
+
+def test_it_goes_on_as_it_learned_before(home: Home, tmp_path: Path) -> None:
+    odd = home.recipe("bert", "objective.rate=0.4", "train.steps=3")
+    run = pretrain(odd, tmp_path / "odd")
+    assert continued(run, home.corpus).objective == odd.objective
+    assert continued(run, home.corpus, length=16).objective == dataclasses.replace(
+        odd.objective, length=16
+    )
+    other = continued(run, home.corpus, objective="mlm").objective
+    assert (type(other).__name__, other.rate) == ("MLM", 0.15)
+
+
+def test_a_model_that_was_taught_to_write_goes_on(
+    home: Home, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    """It has no head that is in the way; its folder tells of rows, not of a corpus."""
+    rows = "text\tlabel\n" + "the cat saw\tyes\na dog found\tno\n" * 8
+    (tmp_path / "rows.tsv").write_text(rows, encoding="utf-8")
+    finetune(
+        started(str(runs["gpt2"])),
+        [sheet(tmp_path / "rows.tsv", tmp_path / "rows.tsv")],
+        tmp_path / "tuned",
+        way="text",
+        habits=Habits(epochs=1),
+        settings=["train.device=cpu"],
+    )
+    recipe = continued(tmp_path / "tuned", home.corpus, settings=FEW)
+    assert recipe.name.startswith("gpt2/") and recipe.objective.length == 32
+    pretrain(recipe, tmp_path / "run")
+    scores, _ = evaluate(tmp_path / "tuned", text=home.text)
+    assert scores.loss > 0, "it can be scored on text, too"
+    assert verdicts(tmp_path / "tuned", text=home.text) == {}
+    with pytest.raises(UserError, match="remembers no pairs of texts"):
+        task(tmp_path / "tuned", None)
 
 
 @pytest.mark.filterwarnings("ignore:.*was saved without")  # of its pooler, which is true
@@ -69,16 +115,25 @@ def test_a_folder_that_transformers_wrote_goes_on(home: Home, tmp_path: Path) ->
         max_position_embeddings=64,
     )
     model = transformers.BertForMaskedLM(config)
-    model.save_pretrained(tmp_path / "theirs")
-    tokenizer.save(tmp_path / "theirs", frame="bert", length=64)
-    prepare([home.text], tokenizer=Tokenizer.load(tmp_path / "theirs"), out=tmp_path / "corpus")
-    recipe = continued(tmp_path / "theirs", tmp_path / "corpus", objective="mlm", settings=FEW)
-    assert (recipe.name, recipe.model.vocab, recipe.objective.length) == ("bert/theirs", 512, 64)
+    model.save_pretrained(tmp_path / "bert-theirs")
+    tokenizer.save(tmp_path / "bert-theirs", frame="bert", length=64)
+    prepare(
+        [home.text], tokenizer=Tokenizer.load(tmp_path / "bert-theirs"), out=tmp_path / "corpus"
+    )
+    recipe = continued(tmp_path / "bert-theirs", tmp_path / "corpus", objective="mlm", settings=FEW)
+    assert (recipe.name, recipe.model.vocab, recipe.objective.length) == (
+        "bert/bert-theirs",
+        512,
+        64,
+    )
     run = pretrain(recipe, tmp_path / "run")
     again = transformers.AutoModelForMaskedLM.from_pretrained(run / "checkpoints" / "last")
     table = "bert.embeddings.word_embeddings.weight"
     moved = (again.state_dict()[table] - model.state_dict()[table]).abs().max()
     assert 0 < moved < 0.05
+    shutil.copytree(run / "checkpoints" / "last", tmp_path / "bert-base")
+    steps = continued(tmp_path / "bert-base", tmp_path / "corpus").train.steps
+    assert steps == Train().steps, "a folder's name is no size with a paper's million steps"
 
 
 def test_a_name_is_a_member_and_a_path_a_folder(
@@ -113,7 +168,7 @@ def test_what_was_fine_tuned_has_no_words_left(
     rows = "text\tlabel\n" + "the cat saw\tyes\na dog found\tno\n" * 8
     (tmp_path / "rows.tsv").write_text(rows, encoding="utf-8")
     file = sheet(tmp_path / "rows.tsv", tmp_path / "rows.tsv")
-    tuned = finetune(
+    finetune(
         started(str(runs["bert"])),
         [file],
         tmp_path / "tuned",
@@ -122,7 +177,6 @@ def test_what_was_fine_tuned_has_no_words_left(
     )
     with pytest.raises(UserError, match="fine-tuned for a task"):
         continued(tmp_path / "tuned", home.corpus)
-    assert tuned is not None
 
 
 def test_recipes_of_before_can_be_read(home: Home, tmp_path: Path) -> None:

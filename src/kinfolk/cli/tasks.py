@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from kinfolk.recipes.tuning import Habits, Sheet
 
 T = TypeVar("T")
-SHARE = 0.5  # of a teacher in the loss, where there is one
 
 
 @app.command(
@@ -104,7 +103,7 @@ def finetune(
     own = {
         "pattern": pattern,
         "words": None if words is None else tuple(words.split(",")),
-        "teaching": None if teacher is None else SHARE if teaching is None else teaching,
+        "teaching": teaching,
     }
     start = started(model, tokenizer=tokenizer, scratch=scratch, seed=seed or 0)
     learned = habits(

@@ -9,7 +9,7 @@ from kinfolk.config import nearest
 from kinfolk.errors import UserError
 from kinfolk.nn.headed import Headed
 from kinfolk.recipes.catalogue import Member, member_of, members
-from kinfolk.recipes.opening import load, model_folder
+from kinfolk.recipes.opening import load, model_folder, pretrained
 from kinfolk.recipes.recipe import (
     Recipe,
     Share,
@@ -55,9 +55,9 @@ def continued(
 ) -> Recipe:
     """Put a run together that goes on from a run, a checkpoint or a model folder.
 
-    The corpus must speak in the model's own tokens. What is not given is as it was in the run that
-    made the model, or follows from the member: its own way of learning, and of its settings those
-    of a run of ours, at the rate of the paper.
+    The corpus must speak in the model's own tokens. What is not said of rows and of the way of
+    learning is as it was in the run that made the model, else the member's own; the settings are
+    those of its size, and for a model from elsewhere ours at the rate of the paper.
     """
     path = model_folder(folder)
     model, tokenizer = load(path)
@@ -72,16 +72,17 @@ def continued(
             f"{corpora[0].folder} was made with another tokenizer than {folder}: prepare the text "
             f"with --tokenizer {folder}"
         )
-    who, notes = member_of(model), path / "kinfolk.json"
-    before = Recipe.read(notes) if notes.is_file() else None
+    who, before = member_of(model), pretrained(path)
     if length is None:
         length = before.objective.length if before is not None else default_length(model.config)
     roomy(corpora, length)
-    way = type(before.objective) if before and objective is None else who.objective(objective)
+    words = {"specials": tokenizer.specials, "vocab": tokenizer.vocab, "length": length}
     base = Recipe(
         name=before.name if before is not None else f"{who.name}/{path.name}",
         model=model.config,
-        objective=way(specials=tokenizer.specials, vocab=tokenizer.vocab, length=length),
+        objective=dataclasses.replace(before.objective, **words)
+        if before is not None and objective is None
+        else who.objective(objective)(**words),
         corpus=named,
         train=habits(who, before),
         weights=str(path.resolve()),
@@ -91,7 +92,8 @@ def continued(
 
 def habits(who: Member, before: Recipe | None) -> Train:
     """Return the settings of a member's run: those of its size, where that is known."""
-    if before is not None:
-        return who.train(before.name.partition("/")[2])
+    size = "" if before is None else before.name.partition("/")[2]
+    if size in who.sizes:
+        return who.train(size)
     ours: Train = who.recipe.TRAIN
     return dataclasses.replace(ours, peak=who.recipe.PAPER.peak)

@@ -80,7 +80,7 @@ class Run:
         self.model = network(tuning, body).to(self.device)
         if habits.noise:
             # A head is fresh where the way put it on; T5 has learned what it calls its head.
-            fresh = "head." if isinstance(self.model, Headed) else "no such part"
+            fresh = ("head.",) if isinstance(self.model, Headed) else ()
             shake(self.model, habits.noise, seed=seed, fresh=lambda name: name.startswith(fresh))
         self.optimiser, self.factor = learning(self.model, train, shrink=habits.shrink)
         files = [(s.train, s.dev, s.target, s.dev_target) for s in tuning.sheets]

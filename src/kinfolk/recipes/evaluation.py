@@ -25,9 +25,8 @@ from kinfolk.objectives.pairs import Pairs
 from kinfolk.objectives.rtd import RTD
 from kinfolk.objectives.sop import SOP
 from kinfolk.recipes.catalogue import member_of
-from kinfolk.recipes.opening import exam, load, model_folder
+from kinfolk.recipes.opening import exam, load, model_folder, pretrained
 from kinfolk.recipes.pretraining import pick
-from kinfolk.recipes.recipe import Recipe
 from kinfolk.text import Tokenizer
 
 # What the score of each kind of model is; only the first is the probability of the text.
@@ -73,9 +72,9 @@ def verdicts(
     """Score what a saved model learned besides tokens: pairs of texts, or replaced tokens."""
     model, tokenizer, read, _ = opened(path, corpus, text, device)
     length = exam(model, tokenizer, path, length).length
-    notes = model_folder(path) / "kinfolk.json"
-    if notes.is_file():
-        way = Recipe.read(notes).objective
+    before = pretrained(model_folder(path))
+    if before is not None:
+        way = before.objective
     else:
         way = member_of(model).objective()(specials=tokenizer.specials, vocab=tokenizer.vocab)
     if isinstance(way, MLM):  # a text that is scored need not know its words

@@ -3,12 +3,13 @@
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from kinfolk import hub
+from kinfolk.config import read
 from kinfolk.errors import UserError
 from kinfolk.generation.layout import check
 from kinfolk.recipes.catalogue import member_of, members
@@ -42,6 +43,13 @@ def model_folder(path: Path | str) -> Path:
 def load(path: Path | str) -> tuple[Any, Tokenizer]:
     """Open a run, a checkpoint or a Hugging Face folder: the model and its tokenizer."""
     return hub.load(model_folder(path))
+
+
+def pretrained(folder: Path) -> Recipe | None:
+    """Return the recipe that made a model; none where it came from elsewhere, or was fine-tuned."""
+    notes = folder / "kinfolk.json"
+    found = read(notes) if notes.is_file() else None
+    return found if isinstance(found, Recipe) else None
 
 
 def copy(path: Path | str, out: Path) -> None:
@@ -84,10 +92,9 @@ def exam(
     model: nn.Module, tokenizer: Tokenizer, path: Path | str, length: int | None = None
 ) -> Any:
     """Return the objective that scores a model: every token of a text predicted exactly once."""
-    notes = model_folder(path) / "kinfolk.json"
-    config: Any = model.config
-    if notes.is_file():
-        objective = Recipe.read(notes).objective
+    before, config = pretrained(model_folder(path)), cast(Any, model.config)
+    if before is not None:
+        objective = before.objective
         longest = objective.length
     else:
         objective = member_of(model).objective()(specials=tokenizer.specials, vocab=tokenizer.vocab)

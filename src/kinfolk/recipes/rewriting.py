@@ -11,8 +11,7 @@ from kinfolk.generation.texts import Question, question
 from kinfolk.generation.wishes import Wishes
 from kinfolk.objectives.pairs import Pairs
 from kinfolk.recipes.catalogue import member_of, members
-from kinfolk.recipes.opening import load, model_folder
-from kinfolk.recipes.recipe import Recipe
+from kinfolk.recipes.opening import load, model_folder, pretrained
 from kinfolk.recipes.writing import answers, ready
 from kinfolk.text import Tokenizer
 
@@ -37,10 +36,10 @@ def task(path: Path | str, prefix: str | None, usual: str | None = None) -> str:
     if prefix is not None:
         return prefix
     folder = model_folder(path).resolve()
-    kept, notes = folder.parent.parent / PREFIX, folder / "kinfolk.json"
+    kept, before = folder.parent.parent / PREFIX, pretrained(folder)
     if kept.is_file():
         return kept.read_text(encoding="utf-8")
-    if notes.is_file() and isinstance(Recipe.read(notes).objective, Pairs):
+    if before is not None and isinstance(before.objective, Pairs):
         return ""
     if usual is None:
         raise UserError(
