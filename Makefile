@@ -7,8 +7,9 @@ TORCH  := $(shell grep '^torch==' constraints.txt)
 # Where pip would fetch the CUDA build on a machine without a GPU, PyTorch's own CPU builds serve.
 CPU_BUILDS := https://download.pytorch.org/whl/cpu
 
-.PHONY: setup quickstart test check format lint types bench clean
+.PHONY: setup setup-test quickstart test check format lint types bench clean
 
+# What running needs, and nothing else.
 setup: $(VENV)/ready
 
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -16,34 +17,40 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	@if command -v nvidia-smi >/dev/null 2>&1 || ! $(PIP) install --dry-run -q --report - $(TORCH) 2>/dev/null | grep -q '"name": "nvidia-'; \
 	  then echo "installing $(TORCH)"; $(PIP) install -q $(TORCH); \
-	  else echo "installing $(TORCH), CPU build"; $(PIP) install -q --index-url $(CPU_BUILDS) $(TORCH); fi
-	$(PIP) install -q -c constraints.txt setuptools
-	$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[test]'
+	  else echo "installing $(TORCH), CPU build"; $(PIP) install -q --index-url $(CPU_BUILDS) $(TORCH) || $(PIP) install -q $(TORCH); fi
+	$(PIP) install -q -c constraints.txt -e .
+	touch $@
+
+# The test tools on top: reference implementations, pytest, ruff, mypy and every optional format.
+setup-test: $(VENV)/ready-test
+
+$(VENV)/ready-test: $(VENV)/ready
+	$(PIP) install -q -c constraints.txt -e '.[test]'
 	touch $@
 
 quickstart: setup
 	rm -rf runs/quickstart
 	$(BIN)/kinfolk quickstart -o runs/quickstart
 
-test: setup
+test: setup-test
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: format-check lint types test
 
-format: setup
+format: setup-test
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-format-check: setup
+format-check: setup-test
 	$(BIN)/ruff format --check .
 
-lint: setup
+lint: setup-test
 	$(BIN)/ruff check .
 
-types: setup
+types: setup-test
 	$(BIN)/mypy
 
-bench: setup
+bench: setup-test
 	for work in benchmarks/*.py; do $(BIN)/python $$work --json || exit 1; done
 
 clean:

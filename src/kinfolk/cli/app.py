@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from kinfolk import __version__
 from kinfolk.errors import UserError
 
 app = typer.Typer(
@@ -29,6 +30,25 @@ Files = Annotated[
     ),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+
+
+def show_version(asked: bool) -> None:
+    """Print the version and end, before any command runs."""
+    if asked:
+        print(f"kinfolk {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=show_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Take the options that stand before a command."""
 
 
 def example(text: str) -> str:
