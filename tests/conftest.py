@@ -15,6 +15,12 @@ torch.set_num_threads(1)
 REAL = Path(__file__).parents[2] / "shared" / "data"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden", action="store_true", help="write the golden files anew (one process)"
+    )
+
+
 @pytest.fixture(scope="session")
 def real() -> Path:
     """Return the folder of real data that lies beside the repository."""

@@ -1,0 +1,74 @@
+"""Small labelled files for each task kind, written as a user would write them."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import lessons
+import sheets
+
+
+def continuations(path: Path, count: int, seed: int) -> Path:
+    """Write lines of plain text whose last word is to be completed."""
+    return lessons.lines(path, lessons.complete, count, seed)
+
+
+def running_text(path: Path, count: int, seed: int) -> Path:
+    """Write documents of plain text."""
+    return lessons.lines(path, lessons.count, count, seed)
+
+
+def choices(path: Path, count: int, seed: int) -> Path:
+    """Write contexts with two options each."""
+    return sheets.choices(path.with_suffix(".jsonl"), count, seed)
+
+
+def source_and_target(path: Path, count: int, seed: int) -> Path:
+    """Write a table with a text and its target in each line."""
+    return lessons.table(path, lessons.write, count, seed)
+
+
+def clusters(path: Path, count: int, seed: int) -> Path:
+    """Write documents in which a woman or a man is mentioned twice, as JSON lines."""
+    rng, lines = random.Random(seed), []
+    for _ in range(count):
+        name, pronoun = rng.choice((("ann", "she"), ("bob", "he"), ("mary", "she")))
+        verb = rng.choice(("smiled", "slept", "sang"))
+        sentences = [[name, "met", "the", "king", "."], [pronoun, verb, "again", "."]]
+        lines.append(json.dumps({"sentences": sentences, "clusters": [[[0, 0], [5, 5]]]}))
+    return sheets.write(path.with_suffix(".jsonl"), lines)
+
+
+def classes(path: Path, count: int, seed: int) -> Path:
+    """Write a table of texts with a class each."""
+    return sheets.table(path.with_suffix(".tsv"), count, seed)
+
+
+def numbers(path: Path, count: int, seed: int) -> Path:
+    """Write a table of pairs of texts with a number each."""
+    return sheets.scale(path.with_suffix(".tsv"), count, seed)
+
+
+def tags(path: Path, count: int, seed: int) -> Path:
+    """Write sentences in CoNLL columns."""
+    return sheets.entities(path.with_suffix(".txt"), count, seed)
+
+
+def questions(path: Path, count: int, seed: int) -> Path:
+    """Write questions in SQuAD's format."""
+    return sheets.questions(path.with_suffix(".json"), count, seed)
+
+
+# By the task kind as it is typed after --task.
+FILES: dict[str, Callable[[Path, int, int], Path]] = {
+    "classify": classes,
+    "regress": numbers,
+    "choose": choices,
+    "tag": tags,
+    "span": questions,
+    "write": source_and_target,
+    "complete": continuations,
+    "lm": running_text,
+    "coref": clusters,
+}

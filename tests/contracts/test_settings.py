@@ -1,0 +1,215 @@
+"""Every setting reaches the run: changing it changes what the run logs or keeps.
+
+Runs are started as a user starts them. A setting that cannot be seen in the losses of a short run
+on the CPU stands in `UNSEEN`, with the reason and the test that covers it.
+"""
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from task_files import FILES
+
+from kinfolk.recipes.tuning import Habits
+from kinfolk.training.settings import Train
+from little import Home, Kinfolk
+
+LEAST = 1e-3  # how far, relative to its value, a loss or a gradient norm must move
+STEPS = 6
+BASE = {
+    "pretrain": {"peak": "3e-3", "warmup": "3", "evaluate_every": "3", "save_every": "2"},
+    "finetune": {"peak": "3e-3", "warmup": "3", "evaluate_every": "3", "batch": "8"},
+}
+# A value for each setting that moves the losses; where it acts only beside another, both.
+MOVES = {
+    "batch": ["batch=16"],
+    "accumulate": ["accumulate=2"],  # each part of a batch draws its own dropout
+    "optimiser": ["optimiser=adamw_rms"],
+    "schedule": ["schedule=constant"],
+    "peak": ["peak=5e-3"],
+    "floor": ["floor=0.7"],
+    "warmup": ["warmup=1"],
+    "cooldown": ["schedule=trapezoid", "cooldown=0.9"],
+    "decay": ["decay=5"],
+    "betas": ["betas=0.5,0.7"],
+    "epsilon": ["epsilon=1e-2"],
+    "clip": ["clip=1e-7"],
+    "seed": ["seed=1"],
+    "precision": ["precision=bfloat16"],
+}
+# What such a run is compared with, where it is not the base.
+BESIDE = {"cooldown": ["schedule=trapezoid", "cooldown=0.1"]}
+KEPT = {"steps", "save_every", "keep", "evaluate_every", "evaluate_batches"}  # tested below
+UNSEEN = {
+    "device": "a machine without CUDA has one: test_pretraining tests the choice",
+    "compile": "changes rounding only: test_compiled",
+    "capture": "acts on CUDA only: test_capture_cuda",
+    "workers": "must change nothing: test_resume",
+}
+# The settings of fine-tuning alone, by the option that sets them.
+TUNING = {
+    "epochs": ("--epochs", "3"),
+    "shrink": ("--layer-decay", "0.5"),
+    "thaw": ("--thaw",),
+    "noise": ("--noise", "0.5"),
+    "attack": ("--attack", "1"),
+    "dropout": ("--dropout", "0.3"),
+    "weights": ("--class-weights", "balanced"),
+}
+UNSEEN_TUNING = {
+    "patience": "ends a run early: test_tuning_runs",
+    "temperature": "acts on several files: test_finetuning",
+    "scores": "dev rows are scored more often: tested below",
+}
+
+
+class Commands:
+    """Run `kinfolk pretrain` or `kinfolk finetune` for a few steps, each set of settings once."""
+
+    def __init__(self, folder: Path, home: Home) -> None:
+        self.folder, self.home = folder, home
+        self.files = [
+            FILES["classify"](folder / name, count, seed)
+            for name, count, seed in (("train", 43, 0), ("dev", 12, 1))
+        ]
+        # Uneven classes, so that class weights differ from 1.
+        rows = self.files[0].read_text("utf-8").splitlines()
+        uneven = [row for n, row in enumerate(rows) if n % 3 or not row.endswith("bad")]
+        self.files[0].write_text("\n".join(uneven) + "\n", encoding="utf-8")
+
+    def run(self, kinfolk: Kinfolk, command: str, *settings: str, options: Any = ()) -> Path:
+        """Return the folder of the run with these settings."""
+        name = "-".join([command, *options, *settings]).replace("/", "_")
+        out = self.folder / name
+        if out.exists():
+            return out
+        chosen = BASE[command] | {"steps": str(STEPS)} | dict(s.split("=") for s in settings)
+        if command == "pretrain":
+            said = ("gpt2/nano", "--corpus", self.home.corpus, "--length", 32)
+            said = (*said, "train.batch=4", "model.dropout=0.1")
+        else:
+            if "--epochs" in options:  # which gives the number of steps and of evaluations
+                del chosen["steps"], chosen["evaluate_every"]
+            said = ("bert/nano", "--train", self.files[0], "--dev", self.files[1])
+            options = options if "--dropout" in options else ("--dropout", "0.1", *options)
+        written = [f"train.{name}={value}" for name, value in chosen.items()]
+        done = kinfolk(command, *said, "-o", out, "--device", "cpu", *options, *written)
+        assert done.code == 0, done.err
+        return out
+
+
+@pytest.fixture(scope="module")
+def commands(home: Home, tmp_path_factory: pytest.TempPathFactory) -> Commands:
+    return Commands(tmp_path_factory.mktemp("runs"), home)
+
+
+def logged(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "log.jsonl").read_text("utf-8").splitlines()]
+
+
+def apart(one: Path, other: Path) -> float:
+    """Return the largest relative difference of a loss, a gradient norm or a held-out loss."""
+    pairs = [
+        (a[key], b[key])
+        for a, b in zip(logged(one), logged(other), strict=False)
+        for key in ("loss", "norm", "held_out")
+        if key in a and key in b
+    ]
+    assert len(pairs) >= 2 * STEPS
+    return max(abs(a - b) / max(abs(a), abs(b)) for a, b in pairs)
+
+
+def test_every_setting_is_in_one_of_the_lists() -> None:
+    names = [*MOVES, *KEPT, *UNSEEN]
+    assert sorted(names) == sorted(field.name for field in fields(Train))
+    names = [*TUNING, *UNSEEN_TUNING]
+    assert sorted(names) == sorted(field.name for field in fields(Habits))
+
+
+@pytest.mark.parametrize("command", ["pretrain", "finetune"])
+@pytest.mark.parametrize("name", MOVES)
+def test_a_setting_changes_the_losses(
+    command: str, name: str, commands: Commands, kinfolk: Kinfolk
+) -> None:
+    base = commands.run(kinfolk, command, *BESIDE.get(name, []))
+    assert apart(commands.run(kinfolk, command, *MOVES[name]), base) > LEAST
+
+
+@pytest.mark.parametrize("name", TUNING)
+def test_a_setting_of_finetuning_changes_the_losses(
+    name: str, commands: Commands, kinfolk: Kinfolk
+) -> None:
+    base = commands.run(kinfolk, "finetune")
+    changed = commands.run(kinfolk, "finetune", options=TUNING[name])
+    if name == "epochs":
+        assert [len(logged(changed)), len(logged(base))] == [3 * 5, STEPS]  # 36 rows in fives of 8
+    else:
+        assert apart(changed, base) > LEAST
+
+
+@pytest.mark.parametrize("command", ["pretrain", "finetune"])
+def test_the_same_settings_give_the_same_run(
+    command: str, commands: Commands, kinfolk: Kinfolk
+) -> None:
+    """So a difference in the other tests is the setting's; float32 is the CPU's own precision."""
+    base = commands.run(kinfolk, command)
+    assert apart(commands.run(kinfolk, command, "precision=float32"), base) == 0
+
+
+@pytest.mark.parametrize("command", ["pretrain", "finetune"])
+def test_steps_and_evaluations_come_as_often_as_they_are_set(
+    command: str, commands: Commands, kinfolk: Kinfolk
+) -> None:
+    run = commands.run(kinfolk, command, "steps=7", "evaluate_every=2", "save_every=7")
+    assert [line["step"] for line in logged(run)] == [1, 2, 3, 4, 5, 6, 7]
+    assert [line["step"] for line in logged(run) if "held_out" in line] == [2, 4, 6, 7]
+
+
+def test_dev_rows_are_scored_as_often_an_epoch_as_is_set(
+    commands: Commands, kinfolk: Kinfolk
+) -> None:
+    for scores, steps in ((1, [5, 10, 15]), (2, [3, 6, 9, 12, 15])):
+        options = ("--epochs", "3", f"habits.scores={scores}")
+        run = commands.run(kinfolk, "finetune", options=options)
+        assert [line["step"] for line in logged(run) if "held_out" in line] == steps
+
+
+def test_checkpoints_come_as_often_and_stay_as_long_as_they_are_set(
+    commands: Commands, kinfolk: Kinfolk
+) -> None:
+    for keep, kept in ((3, {2, 4, 6}), (1, {6})):
+        run = commands.run(kinfolk, "pretrain", f"keep={keep}", "save_every=2")
+        folders = run / "checkpoints"
+        best = int((folders / "best").resolve().name.removeprefix("step-"))
+        found = {int(folder.name.removeprefix("step-")) for folder in folders.glob("step-*")}
+        assert found == kept | {best}
+
+
+def test_more_held_out_batches_give_another_held_out_loss(
+    commands: Commands, kinfolk: Kinfolk
+) -> None:
+    one, more = (commands.run(kinfolk, "pretrain", f"evaluate_batches={count}") for count in (1, 3))
+    assert [line["loss"] for line in logged(one)] == [line["loss"] for line in logged(more)]
+    assert logged(one)[-1]["held_out"] != logged(more)[-1]["held_out"]
+
+
+@pytest.mark.parametrize("command", ["pretrain", "finetune"])
+def test_the_first_weights_are_drawn_from_the_seed(
+    command: str, commands: Commands, kinfolk: Kinfolk
+) -> None:
+    still = ("peak=1e-12", "steps=1", "warmup=0")  # saved as they were drawn
+    seeds = [commands.run(kinfolk, command, *still, options=("--seed", s)) for s in ("0", "1", "2")]
+    files = [run / "checkpoints" / "last" / "model.safetensors" for run in seeds]
+    first, *others = map(load_file, files)
+    # BERT's position embeddings begin as sinusoids, whatever the seed.
+    matrices = [name for name, w in first.items() if w.dim() == 2 and "position" not in name]
+    assert len(matrices) >= 8
+    for other in others:
+        for name in matrices:
+            # Independent draws: no more alike than chance allows.
+            pair = torch.stack([first[name].flatten(), other[name].flatten()])
+            assert abs(torch.corrcoef(pair)[0, 1]) < 0.5, name
