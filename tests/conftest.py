@@ -7,10 +7,23 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["OMP_NUM_THREADS"] = "1"
 
+import hypothesis
 import pytest
 import torch
 
 torch.set_num_threads(1)
+
+# The same examples in every run and on every machine, however slow; HYPOTHESIS_PROFILE=search
+# draws new ones, and ten times as many where a test does not say how many.
+for profile, drawn in {"suite": {"derandomize": True}, "search": {"max_examples": 1000}}.items():
+    hypothesis.settings.register_profile(
+        profile,
+        deadline=None,
+        print_blob=True,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+        **drawn,
+    )
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 
 REAL = Path(__file__).parents[2] / "shared" / "data"
 

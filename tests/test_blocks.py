@@ -39,7 +39,7 @@ def listed(counts: Tensor, indices: Tensor) -> Tensor:
 lengths = st.lists(st.integers(1, 300), min_size=1, max_size=8)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(lengths, min_size=1, max_size=3), st.sampled_from([120, 256, 300]), st.booleans())
 def test_no_seen_block_is_missing_and_no_full_block_hides_anything(
     texts: list[list[int]], length: int, causal: bool
@@ -55,7 +55,7 @@ def test_no_seen_block_is_missing_and_no_full_block_hides_anything(
     assert not (part & full).any()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(lengths, min_size=2, max_size=2), st.sampled_from([(120, 512), (256, 300)]))
 def test_the_same_across_two_streams(texts: list[list[int]], shape: tuple[int, int]) -> None:
     query, key = (Sight.full(rows([t], n)) for t, n in zip(texts, shape, strict=True))

@@ -97,7 +97,7 @@ def test_every_field_of_every_preset_can_be_set_to_what_it_is(value: Any) -> Non
         many=st.lists(st.integers(), min_size=1).map(tuple),
     )
 )
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 def test_any_values_survive_json_and_the_command_line(inner: Inner) -> None:
     value = Outer("any", inner)
     assert through(value) == value

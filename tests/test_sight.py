@@ -241,8 +241,6 @@ def same_as_table(query: Sight, key: Sight, window: int | None = None) -> None:
 
 BLOCKY = settings(
     max_examples=60,
-    deadline=None,
-    derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 
@@ -67,7 +67,6 @@ def same(found: Encoded, wanted: Encoded) -> None:
 
 
 @given(text=TEXTS)
-@settings(deadline=None)  # patterns are compiled at the first text
 @pytest.mark.parametrize(("kind", "low"), TOKENIZERS)
 def test_any_text_has_the_ids_and_sentences_of_the_whole(kind: str, low: bool, text: str) -> None:
     tokenizer = TOKENIZERS[kind, low]
@@ -75,7 +74,6 @@ def test_any_text_has_the_ids_and_sentences_of_the_whole(kind: str, low: bool, t
 
 
 @given(text=TEXTS)
-@settings(deadline=None)  # patterns are compiled at the first text
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram", "char"])
 def test_any_text_has_the_words_of_the_whole(kind: str, text: str) -> None:
     tokenizer = TOKENIZERS[kind, False]

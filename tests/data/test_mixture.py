@@ -66,7 +66,7 @@ def test_seven_and_three_take_turns() -> None:
 counts = st.lists(st.integers(1, 60), min_size=1, max_size=7)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(counts)
 def test_every_prefix_holds_each_corpus_within_one_row_of_its_share(counts: list[int]) -> None:
     turns = Turns(tuple(counts))

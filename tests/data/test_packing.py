@@ -28,7 +28,7 @@ def loads(draw: st.DrawFn) -> tuple[np.ndarray, list[int]]:
 
 
 @given(loads())
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 def test_every_piece_lies_in_one_row_and_no_row_is_too_full(
     load: tuple[np.ndarray, list[int]],
 ) -> None:
@@ -42,7 +42,7 @@ def test_every_piece_lies_in_one_row_and_no_row_is_too_full(
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=60), st.integers(30, 50))
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 def test_rows_are_few(lengths: list[int], capacity: int) -> None:
     """No two rows would fit into one: else the later one need not have been opened."""
     rows = pack(np.array(lengths)[:, None], [capacity])
@@ -80,7 +80,7 @@ def test_documents_and_places_are_numbered() -> None:
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=300))
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 def test_only_slots_that_predict_are_kept(hidden: list[bool]) -> None:
     ids = torch.arange(1, len(hidden) + 1)
     page = torch.where(torch.tensor(hidden), ids, IGNORED)[None]

@@ -55,7 +55,7 @@ def test_a_piece_may_hold_nothing_but_the_end() -> None:
 
 
 @given(st.lists(SENTENCES, min_size=1, max_size=8), st.integers(1, 9), st.integers(0, 1))
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 def test_every_slot_of_every_document_is_cut_exactly_once(
     documents: list[list[list[int]]], longest: int, extra: int
 ) -> None:

@@ -113,7 +113,7 @@ SENTENCES = st.lists(st.integers(0, TOKENIZER.vocab - 1), min_size=1, max_size=5
 
 
 @given(documents=st.lists(st.lists(SENTENCES, max_size=4), max_size=6))
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_megatron_reads_what_was_written(documents: list[list[list[int]]]) -> None:
     with tempfile.TemporaryDirectory() as name:
         write(Path(name), documents)
@@ -130,7 +130,7 @@ def test_the_index_is_megatrons(corpus: Corpus) -> None:
 
 
 @given(data=st.data())
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_words_are_a_bit_a_token(tmp_path: Path, data: st.DataObject) -> None:
     folder = tmp_path / "words"
     if not folder.exists():

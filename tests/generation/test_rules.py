@@ -47,7 +47,7 @@ def left(rules: Rules, prompts: Sequence[Sequence[int]], written: Sequence[int] 
     return Judge(rules, {5}, 6, CPU)(scores, said(prompts, written))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(prompts=texts, written=st.lists(ids, max_size=4), penalty=st.sampled_from([0.5, 1.3, 4.0]))
 def test_what_was_said_is_weakened(
     prompts: list[list[int]], written: list[int], penalty: float
@@ -60,7 +60,7 @@ def test_what_was_said_is_weakened(
             assert row[id] == pytest.approx(expected, abs=1e-6)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(prompts=texts, written=st.lists(ids, max_size=4), size=st.integers(1, 4))
 def test_no_run_is_said_twice(prompts: list[list[int]], written: list[int], size: int) -> None:
     judge = Judge(Rules(ngram=size), (), 6, CPU)
@@ -73,7 +73,7 @@ def test_no_run_is_said_twice(prompts: list[list[int]], written: list[int], size
             assert (row[id] == NEVER) == again
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(
     prompts=texts,
     written=st.lists(ids, max_size=3),

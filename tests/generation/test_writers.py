@@ -139,7 +139,7 @@ def test_together_is_one_by_one_under_every_rule(
     assert changed
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25)
 @given(
     name=st.sampled_from(NAMES),
     method=st.sampled_from([m for m in (*SEARCHES, *FILTERS) if not isinstance(m, Contrastive)]),

@@ -68,7 +68,7 @@ class Slow:
 
 
 @given(CORPUS, st.integers(1, 4), st.lists(st.integers(0, 6), max_size=8))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_chances_over_the_vocabulary_sum_to_one(
     corpus: list[list[int]], order: int, document: list[int]
 ) -> None:

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfolk.errors import UserError
@@ -61,7 +61,6 @@ def test_a_label_that_is_nowhere_counts_where_it_is_named() -> None:
 
 @pytest.mark.filterwarnings("ignore")  # the peer warns where there is one label only
 @given(PAIRS)
-@settings(deadline=None)
 def test_labels_equal_scikit_learn(pairs: list[tuple[str, str]]) -> None:
     peer: Any = pytest.importorskip("sklearn.metrics")
     said, truth = (list(side) for side in zip(*pairs, strict=True))
@@ -99,7 +98,6 @@ def test_golden_values_of_scipy() -> None:
 
 @pytest.mark.filterwarnings("ignore")  # of two examples the peer has no p-value
 @given(SCALES)
-@settings(deadline=None)
 def test_numbers_equal_scipy(pairs: list[tuple[float, float]]) -> None:
     peer: Any = pytest.importorskip("scipy.stats")
     said, truth = (list(side) for side in zip(*pairs, strict=True))

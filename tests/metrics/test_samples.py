@@ -77,7 +77,7 @@ WORDS = st.lists(st.sampled_from("abcd"), min_size=1, max_size=9)
 
 
 @given(st.lists(WORDS, min_size=2, max_size=7))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_self_bleu_is_the_mean_of_sacrebleu(texts: list[list[str]]) -> None:
     metric = sacrebleu.BLEU(
         smooth_method="floor", smooth_value=0.1, effective_order=True, tokenize="none"

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfolk.errors import UserError
@@ -53,7 +53,6 @@ def test_other_letters_are_no_words_in_english() -> None:
 
 
 @given(TEXTS)
-@settings(deadline=None)
 def test_scores_equal_rouge_score(pairs: list[tuple[str, str]]) -> None:
     peer: Any = pytest.importorskip("rouge_score.rouge_scorer")
     scorer = peer.RougeScorer(["rouge1", "rouge2", "rougeL"])

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfolk.errors import UserError
@@ -92,7 +92,6 @@ def test_golden_entities(
 
 
 @given(PAIRS)
-@settings(deadline=None)
 def test_scores_equal_seqeval(pairs: list[list[tuple[str, str]]]) -> None:
     peer: Any = pytest.importorskip("seqeval.metrics")
     schemes: Any = pytest.importorskip("seqeval.scheme")

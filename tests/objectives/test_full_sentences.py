@@ -123,7 +123,7 @@ SENTENCES = st.lists(st.integers(1, 14), min_size=1, max_size=5)
 
 
 @given(st.lists(SENTENCES, min_size=1, max_size=12), st.integers(6, 12), st.integers(1, 60))
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 def test_rows_are_those_filled_a_sentence_at_a_time_however_far_one_looks_ahead(
     lengths: list[list[int]], longest: int, stretch: int
 ) -> None:

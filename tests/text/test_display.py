@@ -78,7 +78,7 @@ def test_the_frame_and_special_tokens_are_marked(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.text(max_size=30))
 def test_any_text_has_as_many_pieces_as_ids(kind: str, text: str) -> None:
     tokenizer = trained(kind)
