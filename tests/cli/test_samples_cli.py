@@ -60,18 +60,30 @@ def test_the_numbers_are_those_of_the_texts(kinfolk: Kinfolk, tmp_path: Path) ->
     assert found["samples"]["perplexity"] is None
 
 
-def test_what_generate_writes_is_measured_beside_real_text(
-    kinfolk: Kinfolk, home: Home, runs: dict[str, Path], tmp_path: Path
+def test_what_generate_writes_is_read(
+    kinfolk: Kinfolk, runs: dict[str, Path], tmp_path: Path
 ) -> None:
     said = kinfolk("generate", runs["gpt2"], "The", "--num", 6, "--max-tokens", 20, "--json")
-    path = written(tmp_path, "s.json", said.out)
+    found = measured(kinfolk, written(tmp_path, "s.json", said.out))
+    assert found["samples"]["texts"] == 6
+
+
+@pytest.mark.parametrize("name", ["s.json", "s.jsonl"])
+def test_samples_are_measured_beside_real_text(
+    name: str, kinfolk: Kinfolk, home: Home, tmp_path: Path
+) -> None:
+    # A network that has learned little writes any byte, NUL among them.
+    texts = ["The cat qzx", "a\0b", "The \ufffd garden", "the the the", "letter. A", "\0"]
+    rows = [json.dumps({"text": text}) for text in texts]
+    whole = "\n".join(rows) if name == "s.jsonl" else f"[{', '.join(rows)}]"
+    path = written(tmp_path, name, whole)
+    assert read(path) == texts
     found = measured(kinfolk, path, "--corpus", home.corpus)
     samples, real = found["samples"], found["real"]
     assert samples["texts"] == real["texts"] == 6
-    # A dozen steps teach little: real text is likelier.
     assert 1 < real["perplexity"] < samples["perplexity"]
     model, tokenizer = counted(home.corpus)
-    ids = [tokenizer.encode(text, specials=False) for text in read(path)]
+    ids = [tokenizer.encode(text, specials=False) for text in texts]
     costs = np.concatenate([model.config.nll(np.array(text, np.int64))[:-1] for text in ids])
     assert samples["perplexity"] == pytest.approx(math.exp(costs.mean()))
 

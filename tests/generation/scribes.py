@@ -161,7 +161,7 @@ def blanked(ids: Tensor, blanks: Sequence[tuple[int, int]], written: int) -> Inp
     return Inputs(ids=ids, sight=sight, places=rows[0], within=rows[1])
 
 
-def scribe(name: str, *, context: int = 40) -> Scribe:
+def scribe(name: str, *, context: int = 40, scale: float | None = None) -> Scribe:
     """Build a member whose weights are large enough to have opinions."""
     if name == "ngram":
         return Scribe(name, counts())
@@ -177,7 +177,8 @@ def scribe(name: str, *, context: int = 40) -> Scribe:
         "xlnet": lambda: XLNetConfig(**SIZES),
     }
     torch.manual_seed(0)  # what is not drawn anew below starts by chance
-    model = stirred(configs[name]().build(), *WEIGHTS[name]).double().eval()
+    usual, seed = WEIGHTS[name]
+    model = stirred(configs[name]().build(), scale or usual, seed).double().eval()
     if name in ("t5", "transformer"):
         return Scribe(name, model, prompts=((0,), (0, 3), (0,), (0, 4, 6)), sources=SOURCES)
     if name == "glm":

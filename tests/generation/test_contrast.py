@@ -11,36 +11,32 @@ from torch import Tensor
 from kinfolk.errors import UserError
 from kinfolk.generation import GREEDY, Contrastive, Rules, generate
 
+TIE = 1e-6
 STATES = [name for name in NAMES if name not in ("xlnet", "ngram")]
 
 
 @pytest.fixture(scope="module")
 def scribes() -> dict[str, Scribe]:
-    return {name: scribe(name) for name in NAMES}
+    # The states of the Transformer's usual weights here are all alike.
+    return {name: scribe(name, scale=0.4 if name == "transformer" else None) for name in NAMES}
 
 
 def states(who: Scribe, number: int, written: list[int]) -> Tensor:
     """Return the direction of the state of every token so far: (tokens, width)."""
     with torch.no_grad():
-        return F.normalize(who.hidden(number, written)[0].float(), dim=-1)
+        return F.normalize(who.hidden(number, written)[0], dim=-1)
 
 
-def slowly(who: Scribe, number: int, method: Contrastive, tokens: int) -> list[int]:
-    """Write one text as in Su et al. (2022), equation 5, without a state."""
-    written: list[int] = []
-    while len(written) < tokens:
-        shares = who.scores(number, written).softmax(-1)
-        past = states(who, number, written)
-        worths = {}
-        for id in shares.topk(method.top_k).indices.tolist():
-            new = states(who, number, [*written, id])[-1]
-            likeness = float((past @ new).max())
-            worths[id] = (1 - method.penalty) * float(shares[id]) - method.penalty * likeness
-        best = max(worths, key=lambda id: worths[id])
-        if best in ENDS:
-            break
-        written.append(best)
-    return written
+def worths(who: Scribe, number: int, method: Contrastive, written: list[int]) -> dict[int, float]:
+    """Return what each token tried is worth after a text: Su et al. (2022), equation 5."""
+    shares = who.scores(number, written).softmax(-1)
+    past = states(who, number, written)
+    found = {}
+    for id in shares.topk(method.top_k).indices.tolist():
+        new = states(who, number, [*written, id])[-1]
+        likeness = float((past @ new).max())
+        found[id] = (1 - method.penalty) * float(shares[id]) - method.penalty * likeness
+    return found
 
 
 @pytest.mark.parametrize("name", STATES)
@@ -50,11 +46,20 @@ def test_a_text_is_that_of_the_papers_formula(
 ) -> None:
     who, method = scribes[name], Contrastive(top_k=top_k, penalty=penalty)
     found = generate(who.model, who.request(tokens=6), method)
+    decided = []
     for number, text in enumerate(found):
-        assert text.ids == slowly(who, number, method, 6)
+        assert text.ended or len(text.ids) == 6
+        for size in range(len(text.ids) + text.ended):
+            tried = worths(who, number, method, text.ids[:size])
+            chosen = [text.ids[size]] if size < len(text.ids) else ENDS & tried.keys()
+            # States are compared in single precision: worths closer than that are a tie.
+            assert max(tried[id] for id in chosen) > max(tried.values()) - TIE
+            best, second = sorted(tried.values())[:-3:-1]
+            decided.append(best - second > 10 * TIE)
         rows = [who.scores(number, text.ids[:n]).log_softmax(-1) for n in range(len(text.ids))]
         costs = [float(row[id]) for row, id in zip(rows, text.ids, strict=True)]
         assert text.logprobs == pytest.approx(costs, abs=1e-5)
+    assert sum(decided) > 0.7 * len(decided)  # and ties are rare
 
 
 @pytest.mark.parametrize("name", STATES)

@@ -18,7 +18,7 @@ ROWS = 256  # of a Parquet file, held at once
 Row = tuple[int, list[str]]  # the line on which it begins, and its cells
 
 
-def json_lines(source: Source, field: str = FIELD) -> Iterator[str]:
+def json_lines(source: Source, field: str = FIELD, *, allow_nul: bool = False) -> Iterator[str]:
     """Read a field of each line's object; a dot leads into a field of a field."""
     for number, line in enumerate(lines(source, decoded(source)), 1):
         if not line or line.isspace():
@@ -35,7 +35,7 @@ def json_lines(source: Source, field: str = FIELD) -> Iterator[str]:
             raise UserError(
                 f"{where} is no JSON that can be read ({error}): leave it out"
             ) from error
-        yield text_of(row, field, where)
+        yield text_of(row, field, where, allow_nul=allow_nul)
 
 
 def separated(source: Source, column: str | int | None = None) -> Iterator[str]:
@@ -85,7 +85,7 @@ def parquet(source: Source, column: str | int = FIELD) -> Iterator[str]:
             ) from error
 
 
-def text_of(row: Any, field: str, where: str) -> str:
+def text_of(row: Any, field: str, where: str, *, allow_nul: bool = False) -> str:
     """Return the text of a row's field, if it is one that can be written as UTF-8."""
     value, steps = row, [field] if isinstance(row, dict) and field in row else field.split(".")
     for step in steps:
@@ -96,7 +96,7 @@ def text_of(row: Any, field: str, where: str) -> str:
         value = value[step]
     if not isinstance(value, str):
         raise UserError(f"{field!r} in {where} is {_kind(value)}, not text: choose another --field")
-    if "\0" in value:
+    if "\0" in value and not allow_nul:
         raise UserError(f"{field!r} in {where} holds a NUL character: it is not text; leave it out")
     try:
         value.encode()

@@ -80,7 +80,8 @@ def facts(found: Quality) -> dict[str, float | int | None]:
 def read(path: Path) -> list[str]:
     """Read samples: of JSON the field "text", of plain text its blocks or, if it is one, its lines.
 
-    JSON has an object a line, or one list of objects or texts.
+    JSON has an object a line, or one list of objects or texts. A text may hold a NUL, which a
+    network that generates bytes may write.
     """
     if path.is_dir() or not path.exists():
         raise UserError(f"{path} is no file: give one of samples, as kinfolk generate writes them")
@@ -104,8 +105,8 @@ def _rows(path: Path, text: str) -> Iterator[str]:
         rows = json.loads(text)
     except (ValueError, RecursionError):  # several lines, or one that is told by its number
         with opened(path) as source:
-            yield from json_lines(source)
+            yield from json_lines(source, allow_nul=True)
         return
     for number, row in enumerate(rows if isinstance(rows, list) else [rows], 1):
         row = {FIELD: row} if isinstance(row, str) else row
-        yield text_of(row, FIELD, f"sample {number:,} of {path}")
+        yield text_of(row, FIELD, f"sample {number:,} of {path}", allow_nul=True)
