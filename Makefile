@@ -7,7 +7,7 @@ TORCH  := $(shell grep '^torch==' constraints.txt)
 # Where pip would fetch the CUDA build on a machine without a GPU, PyTorch's own CPU builds serve.
 CPU_BUILDS := https://download.pytorch.org/whl/cpu
 
-.PHONY: setup setup-test quickstart test check format lint types bench clean
+.PHONY: setup setup-test quickstart test test-all test-gpu check format lint types bench clean
 
 # What running needs, and nothing else.
 setup: $(VENV)/ready
@@ -32,8 +32,17 @@ quickstart: setup
 	rm -rf runs/quickstart
 	$(BIN)/kinfolk quickstart -o runs/quickstart
 
+# All but what is marked slow or gpu: a sample of every kind of check.
 test: setup-test
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# And what is marked slow.
+test-all: setup-test
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu"
+
+# On a machine with a CUDA device.
+test-gpu: setup-test
+	$(BIN)/python -m pytest -m gpu
 
 check: format-check lint types test
 

@@ -25,7 +25,6 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return printed
 
 
-@pytest.mark.slow
 def test_a_run_is_trained_then_loaded(run: Run, tmp_path: Path) -> None:
     lines = run("pretrain.py", tmp_path)
     losses = [float(line.split()[1]) for line in lines[:30]]

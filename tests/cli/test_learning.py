@@ -36,6 +36,7 @@ SETTINGS = {
         *("--batch", 16, "--steps", 200, "train.peak=3e-2"),
     ),
 }
+QUICK = ("gpt2", "xlnet")  # the others are slow
 SCHEDULE = ("train.warmup=20", "train.schedule=trapezoid")
 PIECES = {"bert": ("--kind", "bpe", "--vocab", 512)}
 
@@ -59,8 +60,10 @@ def wiki(
 
 
 @pytest.mark.real
-@pytest.mark.slow
-@pytest.mark.parametrize("member", SETTINGS)
+@pytest.mark.parametrize(
+    "member",
+    [pytest.param(m, marks=[] if m in QUICK else pytest.mark.slow) for m in SETTINGS],
+)
 def test_300_steps_beat_the_unigram_entropy(member: str, wiki: Path, kinfolk: Kinfolk) -> None:
     run = wiki / member
     said = kinfolk(

@@ -1,6 +1,5 @@
 """Preparations that die, each in a process of its own, by the signal that nothing can catch."""
 
-import multiprocessing
 import os
 import resource
 import signal
@@ -8,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from crash import server
 from kinfolk.data import prepare as module
 from kinfolk.data.prepare import prepare
 from kinfolk.errors import UserError
@@ -15,10 +15,6 @@ from kinfolk.text import train
 
 CHUNK, SAFE = 400, 2  # characters and chunks: little text has many entries in the journal
 OPTIONS: dict[str, Any] = {"holdout": 0.3, "words": "spaces", "dedup": "exact"}
-
-# The server imports once, and each death is a fork of it.
-server = multiprocessing.get_context("forkserver")
-server.set_forkserver_preload(["kinfolk.data.prepare"])
 
 
 def go(text: Path, out: Path, **options: Any) -> None:
@@ -80,5 +76,5 @@ def run(target: Callable[..., None], *arguments: Any) -> int | None:
     """Run a function in a process of its own, and say how that ended."""
     process = server.Process(target=target, args=arguments)
     process.start()
-    process.join(60)
+    process.join()
     return process.exitcode

@@ -120,6 +120,7 @@ def test_unigram_costs_approach_the_entropy() -> None:
 
 
 @pytest.mark.real
+@pytest.mark.slow
 def test_penn_treebank_costs_what_the_literature_says(real: Path) -> None:
     packed = (real / "ptb_lm" / f"ptb.{part}.txt.gz" for part in ("train", "test"))
     texts = (gzip.decompress(path.read_bytes()).decode() for path in packed)

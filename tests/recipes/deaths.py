@@ -7,16 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from crash import server
 from kinfolk.recipes.pretraining import pretrain, resume
 from kinfolk.recipes.recipe import Recipe
 from kinfolk.training import checkpoints
 from kinfolk.training.loop import Progress
-
-# The server imports torch once, and each death is a fork of it.
-server = multiprocessing.get_context("forkserver")
-server.set_forkserver_preload(
-    ["kinfolk.recipes.pretraining", "torch.utils.tensorboard", "torch._dynamo"]
-)
 
 Plan = Callable[[], Callable[[Progress], None]]
 
@@ -66,5 +61,5 @@ def death(recipe: Recipe, out: Path, plan: Callable[..., Any], *arguments: Any) 
     """Run until death, and see that it was death."""
     process = server.Process(target=go, args=(recipe, out, plan, arguments))
     process.start()
-    process.join(60)
+    process.join()
     assert process.exitcode == -signal.SIGKILL, process.exitcode

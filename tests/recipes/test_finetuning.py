@@ -68,6 +68,7 @@ def test_entities_are_tagged(tmp_path: Path) -> None:
     assert solver(run).task.labels == ("O", "B-LOC", "B-PER", "I-PER")
 
 
+@pytest.mark.slow
 def test_answers_are_found_in_contexts_longer_than_a_reading(tmp_path: Path) -> None:
     found = sheet(squad(tmp_path / "train.json", 200), squad(tmp_path / "dev.json", 48, 1))
     settings = (LAST, "train.peak=2e-3")
@@ -82,6 +83,7 @@ def test_answers_are_found_in_contexts_longer_than_a_reading(tmp_path: Path) -> 
     assert refused == [not row.possible for row in rows]
 
 
+@pytest.mark.slow
 def test_a_text_is_written(tmp_path: Path) -> None:
     found = files(tmp_path, table, write)
     run = tune("t5/nano", found, tmp_path / "run", LAST, epochs=16)
@@ -122,7 +124,8 @@ def test_a_language_is_modelled_through_texts_longer_than_a_reading(tmp_path: Pa
         ("xlnet", "head", 2e-3, 8),
         ("bilstm", "head", 5e-3, 10),
         ("gpt2", "transformed", 4e-3, 10),
-        ("gpt", "transformed", 3e-3, 30),  # whose fresh weights are small
+        # GPT's fresh weights are small.
+        pytest.param("gpt", "transformed", 3e-3, 30, marks=pytest.mark.slow),
         ("t5", "text", 1e-2, 6),
         ("gpt2", "text", 5e-3, 16),
         ("glm", "text", 3e-3, 14),
@@ -145,6 +148,7 @@ def test_every_way_solves_classification(
     assert verdict.interval.low <= verdict.scores["accuracy"] <= verdict.interval.high
 
 
+@pytest.mark.slow
 def test_a_prompt_is_answered_by_who_knows_its_pattern(tmp_path: Path) -> None:
     def line(chance: Any) -> dict[str, Any]:
         row = classify(chance)
@@ -160,6 +164,7 @@ def test_a_prompt_is_answered_by_who_knows_its_pattern(tmp_path: Path) -> None:
     assert sum(a.value == row.label for a, row in zip(said, rows, strict=True)) > 0.95 * len(rows)
 
 
+@pytest.mark.slow
 def test_two_files_are_learned_as_text(tmp_path: Path) -> None:
     (tmp_path / "pairs").mkdir()
     both = [opinions(tmp_path / "one"), files(tmp_path / "pairs", table, pair, 80)]
@@ -178,6 +183,7 @@ def test_small_sets_are_shown_more_often_at_a_high_temperature() -> None:
     assert shares([100, 2**30], 1.0) == pytest.approx([100 / 2**20, 1.0], abs=1e-4)  # at most
 
 
+@pytest.mark.slow
 def test_a_teacher_is_followed_by_a_student_of_another_family(tmp_path: Path) -> None:
     found = opinions(tmp_path)
     teacher = tune("bert/nano", found, tmp_path / "teacher", LAST, "train.peak=1e-3", epochs=4)

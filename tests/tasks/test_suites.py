@@ -113,6 +113,7 @@ xsum_sample write rouge1  dev
 
 
 @pytest.mark.real
+@pytest.mark.slow
 def test_the_real_folder_is_listed_as_its_page_says(real: Path) -> None:
     found = [
         f"{one.name} {one.task} {one.metrics[0]}  "

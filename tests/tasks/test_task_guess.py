@@ -226,24 +226,47 @@ def labelled(path: Path, found: Guess) -> Iterator[Labelled]:
 REAL = Path(__file__).with_name("labelled.tsv").read_text(encoding="utf-8").splitlines()[1:]
 
 
-CASES = [
-    pytest.param(*cells, marks=[pytest.mark.slow] if int(cells[3]) > 8000 else [], id=cells[0])
-    for cells in (line.split("\t") for line in REAL)
-]
+MOST = 2000  # rows that are read by default; `slow` reads whole files
+CASES = [line.split("\t") for line in REAL]
+LONG = [cells for cells in CASES if int(cells[3]) > MOST]
+BEGUN = [cells for cells in LONG if ".json." not in cells[0]]  # one JSON text is read whole
 
 
 @pytest.mark.real
-@pytest.mark.parametrize(("name", "task", "where", "count", "labels"), CASES)
+@pytest.mark.parametrize(
+    ("name", "task", "where", "count", "labels"),
+    [
+        pytest.param(*cells, marks=[pytest.mark.slow] if cells in LONG else [], id=cells[0])
+        for cells in CASES
+    ],
+)
 def test_real_files_are_guessed_and_read(
     real: Path, name: str, task: str, where: str, count: str, labels: str
 ) -> None:
-    path, _, other = name.partition(" + ")
-    target = (real / path).parent / other if other else None
-    found = guess(real / path, target=target)
+    path, target, found = opened(real, name)
     assert (found.task, str(found.columns or "-")) == (task, where)
-    read = list(rows(real / path, found, target=target))
+    read = list(rows(path, found, target=target))
     assert len(read) == int(count)
     assert (kinds(read) or "-") == labels
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("name", "task", "where"), [cells[:3] for cells in BEGUN], ids=[cells[0] for cells in BEGUN]
+)
+def test_long_real_files_are_guessed_and_begun(
+    real: Path, name: str, task: str, where: str
+) -> None:
+    path, target, found = opened(real, name)
+    assert (found.task, str(found.columns or "-")) == (task, where)
+    assert len(list(islice(rows(path, found, target=target), MOST))) == MOST
+
+
+def opened(real: Path, name: str) -> tuple[Path, Path | None, Guess]:
+    """Guess what a file of the real data is for; its targets may lie in another one."""
+    path, _, other = name.partition(" + ")
+    target = (real / path).parent / other if other else None
+    return real / path, target, guess(real / path, target=target)
 
 
 def kinds(read: list[Row]) -> str:
