@@ -128,6 +128,27 @@ def test_gradients_reach_every_parameter(member: Member) -> None:
     assert body and all(body <= some for some in reached.values())
 
 
+@MEMBERS
+def test_the_table_that_reads_tokens_predicts_them(member: Member) -> None:
+    """A token that no text holds still is a wrong answer: its embedding gets a gradient by that."""
+    changes = {"tied": True} if member.name == "t5" else {}  # version 1.1 has two tables
+    objective = objective_of(member, member.objectives[0])
+    model = shaken(build(member, **changes))
+    batch = objective.collate(rows_of(objective))
+    objective.loss(model, batch).mean(batch.counts).backward()
+    seen = set(SPECIALS.all)
+    for inputs in (batch.inputs, batch.inputs.source):
+        seen |= set() if inputs is None else set(inputs.ids.flatten().tolist())
+    seen |= set(labels_of(batch).ids.tolist())
+    absent = sorted(set(range(VOCAB)) - seen)
+    assert absent
+    tables = {n: p for n, p in model.named_parameters() if p.dim() == 2 and len(p) >= VOCAB}
+    assert tables, "no table of tokens"
+    for name, table in tables.items():
+        assert table.grad is not None
+        assert (table.grad[absent].abs().amax(1) > 1e-9).all(), name
+
+
 def predicts(model: Any, inputs: Inputs) -> Tensor:
     """Sum up each token's scores over the vocabulary: (batch, length)."""
     read = model.guess if hasattr(model, "guess") else model

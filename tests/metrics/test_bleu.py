@@ -24,6 +24,23 @@ def test_a_score_is_the_geometric_mean_counted_by_hand() -> None:
     assert expected == pytest.approx(50.0)
 
 
+@pytest.mark.parametrize(
+    ("text", "shares"),
+    [
+        ("a b c x", (3 / 4, 2 / 3, 1 / 2, 1 / (2 * 1))),
+        ("a b x d", (3 / 4, 1 / 3, 1 / (2 * 2), 1 / (4 * 1))),
+        ("a x c y", (2 / 4, 1 / (2 * 3), 1 / (4 * 2), 1 / (8 * 1))),
+    ],
+)
+def test_without_a_hit_of_some_length_half_as_much_counts_each_time(
+    text: str, shares: tuple[float, ...]
+) -> None:
+    """Chen and Cherry 2014, the third technique, which sacrebleu calls exponential."""
+    found = bleu([text], ["a b c d"])
+    assert found.score == pytest.approx(100 * math.exp(sum(map(math.log, shares)) / 4))
+    assert "smooth:exp" in found.signature and "nrefs:1" in found.signature
+
+
 def test_a_short_text_pays_for_it() -> None:
     found = bleu(["the cat sat on"], [REFERENCE])
     assert found.score == pytest.approx(100 * math.exp(1 - 8 / 4))

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from kinfolk.errors import UserError
+from kinfolk.recipes.answering import solver
 from kinfolk.recipes.finetuning import finetune, resume
 from kinfolk.recipes.opening import model_folder
 from kinfolk.recipes.starting import Start, started
@@ -19,7 +20,7 @@ from kinfolk.tasks.rows import Labelled
 from kinfolk.training import checkpoints
 from kinfolk.training.log import read
 from kinfolk.training.loop import Progress
-from lessons import classify, complete, dev, lines, opinions, table, tune
+from lessons import classify, complete, dev, kept, lines, opinions, table, tune
 from little import tree
 
 SMALL = ("train.batch=8", "train.peak=2e-3", "model.body.dropout=0.1")  # 15 steps an epoch
@@ -72,6 +73,21 @@ def test_what_was_said_of_a_run_holds_when_it_goes_on(tmp_path: Path) -> None:
     assert Tuning.read(whole / "recipe.json").train.warmup == 3
     rates = [line["rate"] for line in read(whole)]
     assert len(rates) == 16 and rates[2] == max(rates)
+
+
+@pytest.mark.parametrize("held", [20, 21])  # batches of 8: the last one is smaller
+def test_the_loss_on_dev_rows_is_the_mean_over_all_of_them(tmp_path: Path, held: int) -> None:
+    found = opinions(tmp_path, 40, held)
+    settings = ("train.batch=8", "train.peak=2e-3", "train.evaluate_every=9999")
+    run = tune("bert/nano", found, tmp_path / "run", *settings, epochs=1)
+    opened, rows = solver(run), kept(found)
+    assert len(rows) == held
+    slow = 0.0
+    for row in rows:
+        (answer,) = opened.answers([row])
+        slow -= math.log(answer.scores[opened.task.labels.index(row.label)])
+    (logged,) = [line["held_out"] for line in read(run) if "held_out" in line]
+    assert logged == pytest.approx(slow / held, rel=1e-4)
 
 
 def test_a_run_without_a_checkpoint_starts_again(tmp_path: Path) -> None:
