@@ -133,7 +133,7 @@ def test_top_p_is_the_smallest_set_that_reaches_p(logits: Tensor, p: float) -> N
 
 @pytest.mark.parametrize(("size", "p", "kept"), [(2, 0.5, 1), (4, 0.5, 2), (8, 0.875, 7)])
 def test_a_share_that_is_reached_exactly_is_reached(size: int, p: float, kept: int) -> None:
-    """Equal tokens, as many as a power of two: no share is rounded, and what reaches p is enough."""
+    """Equal tokens, as many as a power of two: nothing is rounded, and reaching p is enough."""
     logits = torch.full((1, size + 1), 0.25)
     logits[0, 1] = -torch.inf  # forbidden, and never among them
     assert set(logits.softmax(-1).flatten().tolist()) == {1 / size, 0.0}
