@@ -4,9 +4,8 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 import kinfolk
 
@@ -54,6 +53,7 @@ INSTALLED = {
 LATER = {"datasketch", "sacrebleu", "scipy"}  # installed too, and imported only where they are used
 
 
+@cache
 def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
@@ -70,9 +70,10 @@ def imported(path: Path) -> Iterator[str]:
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name(path)} has a relative import"
             assert node.module is not None
-            # `from kinfolk import hub` imports kinfolk.hub.
-            inner = node.module == "kinfolk"
-            yield from (f"kinfolk.{a.name}" if inner else node.module for a in node.names)
+            for alias in node.names:
+                # `from kinfolk import hub` imports kinfolk.hub, but __version__ is no module.
+                inner = node.module == "kinfolk" and not alias.name.startswith("__")
+                yield f"kinfolk.{alias.name}" if inner else node.module
 
 
 def at_once(path: Path) -> Iterator[str]:
@@ -94,14 +95,24 @@ def package(path: Path) -> str:
     return first.removesuffix(".py")
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in FILES if package(p) not in ("__init__", "__main__")], ids=name
-)
-def test_imports_point_one_way(path: Path) -> None:
-    own = package(path)
-    assert own in ALLOWED, f"{own} is a new package: say here what it may import"
-    found = {m.split(".")[1] for m in imported(path) if m.startswith("kinfolk.")}
-    assert found - ALLOWED[own] - {own} == set()
+def list_of(wrong: list[str]) -> str:
+    """Return one line for each file that breaks a rule."""
+    return "\n" + "\n".join(wrong)
+
+
+def test_imports_point_one_way() -> None:
+    wrong = []
+    for path in FILES:
+        own = package(path)
+        if own in ("__init__", "__main__"):
+            continue
+        if own not in ALLOWED:
+            wrong.append(f"{own} is a new package: say here what it may import")
+            continue
+        found = {m.split(".")[1] for m in imported(path) if m.startswith("kinfolk.")}
+        if bad := found - ALLOWED[own] - {own}:
+            wrong.append(f"{name(path)} imports {', '.join(sorted(bad))}")
+    assert not wrong, list_of(wrong)
 
 
 def test_the_table_itself_has_no_way_back() -> None:
@@ -110,18 +121,25 @@ def test_the_table_itself_has_no_way_back() -> None:
     assert pairs == {frozenset(("recipes", "comparison"))}
 
 
-@pytest.mark.parametrize("path", FILES, ids=name)
-def test_transformers_is_imported_nowhere(path: Path) -> None:
-    assert not [m for m in imported(path) if m.split(".")[0] == "transformers"]
+def test_transformers_is_imported_nowhere() -> None:
+    wrong = [
+        name(path)
+        for path in FILES
+        if any(module.split(".")[0] == "transformers" for module in imported(path))
+    ]
+    assert not wrong, list_of(wrong)
 
 
-@pytest.mark.parametrize("path", FILES, ids=name)
-def test_optional_packages_are_imported_inside_functions_only(path: Path) -> None:
+def test_optional_packages_are_imported_inside_functions_only() -> None:
     brought = {"markupsafe"}  # by jinja2
-    known = INSTALLED | brought | set(sys.stdlib_module_names) | {"kinfolk"}
-    if name(path) == "kernels.py":
-        known = known | {"triton"}  # this file is imported only where torch brought triton
-    assert {m.split(".")[0] for m in at_once(path)} <= known
+    wrong = []
+    for path in FILES:
+        known = INSTALLED | brought | set(sys.stdlib_module_names) | {"kinfolk"}
+        if name(path) == "kernels.py":
+            known = known | {"triton"}  # this file is imported only where torch brought triton
+        if bad := {m.split(".")[0] for m in at_once(path)} - known:
+            wrong.append(f"{name(path)} imports {', '.join(sorted(bad))} at once")
+    assert not wrong, list_of(wrong)
 
 
 def test_what_is_installed_is_what_the_project_names() -> None:
@@ -131,21 +149,28 @@ def test_what_is_installed_is_what_the_project_names() -> None:
     assert set(re.findall(r'"([\w-]+)', block[1])) == INSTALLED | LATER
 
 
-@pytest.mark.parametrize("path", FILES, ids=name)
-def test_every_file_says_what_it_is(path: Path) -> None:
-    assert ast.get_docstring(tree(path))
+def test_every_file_says_what_it_is() -> None:
+    assert len(FILES) > 100
+    wrong = [name(path) for path in FILES if not ast.get_docstring(tree(path))]
+    assert not wrong, list_of(wrong)
 
 
-@pytest.mark.parametrize("path", MODELS, ids=name)
-def test_a_model_names_its_paper_its_kind_and_its_sizes(path: Path) -> None:
-    first = (ast.get_docstring(tree(path)) or "").splitlines()[0]
-    assert re.fullmatch(r"[^(]+ \(.+, (19|20)\d\d\): .+\.", first), first
-    module = __import__(f"kinfolk.models.{path.stem}", fromlist=["PRESETS"])
+def test_a_model_names_its_paper_its_kind_and_its_sizes() -> None:
+    assert len(MODELS) >= 12
     kinds = ("encoder", "decoder", "encoder-decoder", "recurrent", "counts")
-    assert module.KIND in kinds
-    assert {"nano", "tiny"} <= module.PRESETS.keys()
+    wrong = []
+    for path in MODELS:
+        first = (ast.get_docstring(tree(path)) or "-").splitlines()[0]
+        if not re.fullmatch(r"[^(]+ \(.+, (19|20)\d\d\): .+\.", first):
+            wrong.append(f"{name(path)} begins with {first!r}")
+        module = __import__(f"kinfolk.models.{path.stem}", fromlist=["PRESETS"])
+        if module.KIND not in kinds:
+            wrong.append(f"{name(path)} is of kind {module.KIND!r}")
+        if missing := {"nano", "tiny"} - module.PRESETS.keys():
+            wrong.append(f"{name(path)} has no size {', '.join(sorted(missing))}")
+    assert not wrong, list_of(wrong)
 
 
-@pytest.mark.parametrize("path", MODELS, ids=name)
-def test_a_model_file_is_short(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 250
+def test_a_model_file_is_short() -> None:
+    sizes = {name(p): len(p.read_text(encoding="utf-8").splitlines()) for p in MODELS}
+    assert not {file: size for file, size in sizes.items() if size > 250}

@@ -3,10 +3,9 @@
 import json
 from pathlib import Path
 
-import pytest
-
 import kinfolk.models
 from little import Kinfolk
+from loops import every_case
 
 FILES = {f.stem for f in Path(kinfolk.models.__path__[0]).glob("*.py")} - {"__init__"}
 COMMANDS = (
@@ -47,12 +46,14 @@ def test_the_list_for_people_has_every_file(kinfolk: Kinfolk) -> None:
     assert all(name in said.out for name in FILES)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_shows_an_example(command: str, kinfolk: Kinfolk) -> None:
-    said = kinfolk(*command.split(), "--help")
-    assert said.code == 0
-    assert "Example" in said.out
-    assert f"kinfolk {command}" in " ".join(said.out.split())
+def test_every_command_shows_an_example(kinfolk: Kinfolk) -> None:
+    with every_case() as case:
+        for command in COMMANDS:
+            with case(command):
+                said = kinfolk(*command.split(), "--help")
+                assert said.code == 0
+                assert "Example" in said.out
+                assert f"kinfolk {command}" in " ".join(said.out.split())
 
 
 def test_help_names_every_command_that_is_tested_here(kinfolk: Kinfolk) -> None:

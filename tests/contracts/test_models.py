@@ -33,11 +33,11 @@ from kinfolk.sight import Sight
 from kinfolk.training.optimisers import optimiser
 from kinfolk.training.step import Learner, Step
 from kinfolk.types import IGNORED, Batch, Inputs, State, each
+from loops import every_case
 
 FAMILY = pytest.mark.parametrize(("member", "way"), PAIRS, ids=NAMES)
 MEMBERS = pytest.mark.parametrize("member", members().values(), ids=list(members()))
 WRITERS = [m for m in members().values() if "generate" in m.can]
-SIZES = [(m, size) for m in members().values() for size in m.sizes]
 
 
 def objective_of(member: Member, way: str, length: int = LENGTH) -> Any:
@@ -93,12 +93,15 @@ def test_every_file_in_models_is_under_contract() -> None:
     assert {m.name for m, _ in PAIRS} == set(members()), "a member without anything to learn by"
 
 
-@pytest.mark.parametrize(("member", "size"), SIZES, ids=[f"{m.name}-{s}" for m, s in SIZES])
-def test_every_size_builds(member: Member, size: str) -> None:
-    with hollow():
-        model = member.config(size).build()
-    assert model.config == member.config(size)
-    assert all(p.is_meta for p in model.parameters())
+@MEMBERS
+def test_every_size_builds(member: Member) -> None:
+    with every_case() as case:
+        for size in member.sizes:
+            with case(size):
+                with hollow():
+                    model = member.config(size).build()
+                assert model.config == member.config(size)
+                assert all(p.is_meta for p in model.parameters())
 
 
 @FAMILY

@@ -1,7 +1,7 @@
 """What every way of learning must do, run for each file in objectives/."""
 
 from collections import Counter
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader
 
 from kinfolk.data.feed import Feed, draw
 from kinfolk.types import IGNORED
+from loops import every_case
 
 FILES = modules()
 OBJECTIVES = pytest.mark.parametrize(
@@ -162,20 +163,19 @@ def test_every_label_lies_on_a_slot_with_text(module: ModuleType) -> None:
 
 
 @OBJECTIVES
-@pytest.mark.parametrize("examined", [False, True], ids=["learning", "exam"])
-@pytest.mark.parametrize("length", [8, 9, 13, LENGTH, 100])
-def test_examples_take_no_more_room_than_was_said(
-    module: ModuleType, examined: bool, length: int
-) -> None:
-    way = objective(module, length=length)
-    way = way.exam() if examined else way
-    pieces = way.pieces(documents())
-    assert (pieces.sizes <= np.array(way.capacity)).all()
-    for i in range(len(pieces)):
-        found = sizes_of(way.example(pieces[i], draw(0, 1, i)))
-        assert len(found) == len(way.capacity)
-        assert all(size <= said for size, said in zip(found, pieces.sizes[i], strict=True))
-    Feed(way, documents(), rows=2)[0]
+def test_examples_take_no_more_room_than_was_said(module: ModuleType) -> None:
+    with every_case() as case:
+        for length, examined in product([8, 9, 13, LENGTH, 100], [False, True]):
+            with case((length, examined)):
+                way = objective(module, length=length)
+                way = way.exam() if examined else way
+                pieces = way.pieces(documents())
+                assert (pieces.sizes <= np.array(way.capacity)).all()
+                for i in range(len(pieces)):
+                    found = sizes_of(way.example(pieces[i], draw(0, 1, i)))
+                    assert len(found) == len(way.capacity)
+                    assert all(s <= said for s, said in zip(found, pieces.sizes[i], strict=True))
+                Feed(way, documents(), rows=2)[0]
 
 
 @OBJECTIVES

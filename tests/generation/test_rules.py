@@ -14,6 +14,7 @@ from torch import Tensor
 from kinfolk.errors import UserError
 from kinfolk.generation import GREEDY, Beam, Contrastive, Method, Rules, Sampling, generate
 from kinfolk.generation.rules import NEVER, Judge, Said, Trie
+from loops import every_case
 
 CPU = torch.device("cpu")
 HOT = Sampling(temperature=3.0)
@@ -187,23 +188,22 @@ def test_every_rule_holds_for_every_method(gpt2: Scribe, method: Method) -> None
         assert len(text.ids) >= 4 and text.ids[:2] == prefix
 
 
+NOTHING_LEFT = [
+    Rules(prefix=(2, 3), banned={3}),
+    Rules(prefix=(2, 3), words=[(2, 3)]),
+    Rules(prefix=(2, 2, 2), ngram=1),
+    Rules(allowed=[(2,), (3,)], banned={2, 3}),
+    Rules(allowed=[(2, 3)], fewest=4),
+    Rules(banned=set(range(VOCAB)) - {2}, ngram=1),
+]
+
+
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(
-    "rules",
-    [
-        Rules(prefix=(2, 3), banned={3}),
-        Rules(prefix=(2, 3), words=[(2, 3)]),
-        Rules(prefix=(2, 2, 2), ngram=1),
-        Rules(allowed=[(2,), (3,)], banned={2, 3}),
-        Rules(allowed=[(2, 3)], fewest=4),
-        Rules(banned=set(range(VOCAB)) - {2}, ngram=1),
-    ],
-)
-def test_rules_that_leave_nothing_to_say_are_refused(
-    gpt2: Scribe, method: Method, rules: Rules
-) -> None:
-    with pytest.raises(UserError, match=r"leave nothing to say: forbid less"):
-        generate(gpt2.model, gpt2.request(rules=rules, tokens=6), method)
+def test_rules_that_leave_nothing_to_say_are_refused(gpt2: Scribe, method: Method) -> None:
+    with every_case() as case:
+        for rules in NOTHING_LEFT:
+            with case(rules), pytest.raises(UserError, match="leave nothing to say: forbid less"):
+                generate(gpt2.model, gpt2.request(rules=rules, tokens=6), method)
 
 
 @pytest.mark.parametrize("method", METHODS)

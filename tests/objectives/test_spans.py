@@ -14,6 +14,7 @@ from kinfolk.errors import UserError
 from kinfolk.objectives.spans import Spans, split
 from kinfolk.text.tokenizer import Specials
 from kinfolk.types import IGNORED
+from loops import every_case
 
 MANY = Specials(
     pad=0, unk=1, bos=2, eos=3, cls=4, sep=5, mask=6, sentinels=tuple(range(150, 50, -1))
@@ -137,10 +138,12 @@ def test_t5s_own_row_is_114_tokens_for_512() -> None:
     assert way.capacity == (512, 120)
 
 
-@pytest.mark.parametrize("length", range(8, 40))
-def test_the_longest_text_just_fits(length: int) -> None:
-    way = spans(MANY, length=length)
-    assert way.sizes(way.longest)[0] <= length < way.sizes(way.longest + 1)[0]
+def test_the_longest_text_just_fits() -> None:
+    with every_case() as case:
+        for length in range(8, 40):
+            with case(length):
+                way = spans(MANY, length=length)
+                assert way.sizes(way.longest)[0] <= length < way.sizes(way.longest + 1)[0]
 
 
 def test_every_way_to_split_is_as_likely() -> None:

@@ -7,10 +7,9 @@ import pytest
 import kinfolk.models
 import kinfolk.objectives
 from kinfolk.errors import UserError
-from kinfolk.recipes.catalogue import Member, member, member_of, members
+from kinfolk.recipes.catalogue import member, member_of, members
 from kinfolk.training.settings import Train
-
-ALL = pytest.mark.parametrize("who", members().values(), ids=list(members()))
+from loops import every_case
 
 
 def test_the_family_is_what_lies_in_models() -> None:
@@ -19,42 +18,50 @@ def test_the_family_is_what_lies_in_models() -> None:
     assert years == sorted(years)
 
 
-@ALL
-def test_a_member_says_who_it_is(who: Member) -> None:
-    assert who.title and who.paper.endswith(str(who.year)) and 1948 <= who.year <= 2100
-    assert who.model.__name__ == f"kinfolk.models.{who.name}"
-    assert who.kind == who.model.KIND
-    assert who.sizes == tuple(who.model.PRESETS)
-    writes = who.kind in ("decoder", "encoder-decoder") or who.name == "xlnet"
-    assert ("generate" in who.can) == writes
-    fills = who.kind in ("encoder", "encoder-decoder") or who.name == "glm"
-    assert ("fill" in who.can) == fills
+def test_a_member_says_who_it_is() -> None:
+    with every_case() as case:
+        for who in members().values():
+            with case(who.name):
+                assert who.title and who.paper.endswith(str(who.year)) and 1948 <= who.year <= 2100
+                assert who.model.__name__ == f"kinfolk.models.{who.name}"
+                assert who.kind == who.model.KIND
+                assert who.sizes == tuple(who.model.PRESETS)
+                writes = who.kind in ("decoder", "encoder-decoder") or who.name == "xlnet"
+                assert ("generate" in who.can) == writes
+                fills = who.kind in ("encoder", "encoder-decoder") or who.name == "glm"
+                assert ("fill" in who.can) == fills
 
 
-@ALL
-def test_a_member_learns_by_what_lies_in_objectives(who: Member) -> None:
-    files = {m.name for m in pkgutil.iter_modules(kinfolk.objectives.__path__)}
-    assert who.objectives and set(who.objectives) <= files
-    assert who.objective() is who.objective(who.objectives[0])
-    for name in who.objectives:
-        assert who.objective(name).__module__ == f"kinfolk.objectives.{name}"
+def test_a_member_learns_by_what_lies_in_objectives() -> None:
+    with every_case() as case:
+        for who in members().values():
+            with case(who.name):
+                files = {m.name for m in pkgutil.iter_modules(kinfolk.objectives.__path__)}
+                assert who.objectives and set(who.objectives) <= files
+                assert who.objective() is who.objective(who.objectives[0])
+                for name in who.objectives:
+                    assert who.objective(name).__module__ == f"kinfolk.objectives.{name}"
 
 
-@ALL
-def test_a_published_size_has_the_settings_of_its_paper(who: Member) -> None:
-    for size in who.sizes:
-        published = size not in kinfolk_ladder()
-        assert who.train(size) == (who.recipe.PAPER if published else who.recipe.TRAIN)
-        assert isinstance(who.train(size), Train)
+def test_a_published_size_has_the_settings_of_its_paper() -> None:
+    with every_case() as case:
+        for who in members().values():
+            with case(who.name):
+                for size in who.sizes:
+                    published = size not in kinfolk_ladder()
+                    assert who.train(size) == (who.recipe.PAPER if published else who.recipe.TRAIN)
+                    assert isinstance(who.train(size), Train)
 
 
 def kinfolk_ladder() -> set[str]:
     return {"nano", "tiny", "mini", "small", "medium", "base", "large"}
 
 
-@ALL
-def test_every_rung_of_the_ladder_is_there(who: Member) -> None:
-    assert kinfolk_ladder() <= set(who.sizes)
+def test_every_rung_of_the_ladder_is_there() -> None:
+    with every_case() as case:
+        for who in members().values():
+            with case(who.name):
+                assert kinfolk_ladder() <= set(who.sizes)
 
 
 def test_a_network_finds_its_member() -> None:

@@ -12,24 +12,25 @@ from kinfolk.errors import UserError
 from kinfolk.recipes.catalogue import member, members
 from kinfolk.recipes.recipe import Recipe, Share, default_length, recipe, shares
 from little import Home
+from loops import every_case
 
 PAIRS = [(m.name, way) for m in members().values() for way in m.objectives]
 
 
-@pytest.mark.parametrize(("name", "way"), PAIRS)
-def test_a_recipe_fits_its_corpus_and_comes_back_from_its_file(
-    home: Home, tmp_path: Path, name: str, way: str
-) -> None:
-    found = recipe(f"{name}/nano", home.corpus, objective=way, length=32)
+def test_a_recipe_fits_its_corpus_and_comes_back_from_its_file(home: Home, tmp_path: Path) -> None:
     tokenizer = Corpus.open(home.corpus).tokenizer()
-    assert found.name == f"{name}/nano"
-    assert found.model.vocab == found.objective.vocab == tokenizer.vocab
-    assert found.objective.specials == tokenizer.specials
-    assert found.objective.length == 32
-    assert getattr(found.model, "context", 32) == 32
-    assert found.corpus == str(home.corpus.resolve())
-    found.write(tmp_path / "recipe.json")
-    assert Recipe.read(tmp_path / "recipe.json") == found
+    with every_case() as case:
+        for name, way in PAIRS:
+            with case((name, way)):
+                found = recipe(f"{name}/nano", home.corpus, objective=way, length=32)
+                assert found.name == f"{name}/nano"
+                assert found.model.vocab == found.objective.vocab == tokenizer.vocab
+                assert found.objective.specials == tokenizer.specials
+                assert found.objective.length == 32
+                assert getattr(found.model, "context", 32) == 32
+                assert found.corpus == str(home.corpus.resolve())
+                found.write(tmp_path / "recipe.json")
+                assert Recipe.read(tmp_path / "recipe.json") == found
 
 
 def test_a_name_without_a_size_is_tiny_and_learns_its_own_way(home: Home) -> None:
