@@ -25,6 +25,7 @@ for profile, drawn in {"suite": {"derandomize": True}, "search": {"max_examples"
     )
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 
+NO_DATA = "no real data"
 REAL = Path(__file__).parents[2] / "shared" / "data"
 
 
@@ -38,5 +39,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def real() -> Path:
     """Return the folder of real data that lies beside the repository."""
     if not REAL.is_dir():
-        pytest.skip(f"no real data at {REAL}")
+        pytest.skip(f"{NO_DATA} at {REAL}")
     return REAL
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say in one line how many tests were skipped because the real data is not there."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    count = sum(NO_DATA in str(report.longrepr) for report in skipped)
+    if count:
+        terminalreporter.write_line(f"{count} tests skipped: {NO_DATA} at {REAL}", yellow=True)
