@@ -32,7 +32,7 @@ ALLOWED = {
     "objectives": READING | {"nn"},  # never models
     "metrics": READING,
     "tasks": READING | {"objectives", "metrics", "nn", "generation"},  # never models
-    "training": BASE,  # never models, objectives, tasks or hub
+    "training": BASE | {"nn"},  # never models, objectives, tasks or hub
     "generation": BASE | {"text"},  # nor here
     "hub": BASE | {"nn", "models", "text"},
     "comparison": KNOWING | {"training", "generation", "hub", "recipes"},  # never cli

@@ -30,6 +30,7 @@ from kinfolk import hub
 from kinfolk.data.feed import Feed, draw
 from kinfolk.recipes.catalogue import Member, members
 from kinfolk.sight import Sight
+from kinfolk.training.layers import depth_of, layers
 from kinfolk.training.optimisers import optimiser
 from kinfolk.training.step import Learner, Step
 from kinfolk.types import IGNORED, Batch, Inputs, State, each
@@ -101,6 +102,14 @@ def test_every_size_builds(member: Member, size: str) -> None:
     assert all(p.is_meta for p in model.parameters())
 
 
+@MEMBERS
+def test_what_only_pretraining_needs_is_there_to_be_removed(member: Member) -> None:
+    model = build(member)
+    parts = {name for name, _ in model.named_children()}
+    parts |= {name for name, _ in model.named_parameters(recurse=False)}
+    assert parts.issuperset(model.pretraining_only + model.pooling_only)
+
+
 @FAMILY
 def test_the_loss_falls(member: Member, way: str) -> None:
     objective, model = objective_of(member, way), build(member)
@@ -124,7 +133,8 @@ def test_gradients_reach_every_parameter(member: Member) -> None:
         named = model.named_parameters()
         reached[way] = {n for n, p in named if p.grad is not None and p.grad.abs().max() > 1e-9}
     assert reached[member.objectives[0]] == {n for n, _ in model.named_parameters()}
-    body = {n for n, _ in model.named_parameters() if "blocks" in n}
+    inside = range(1, depth_of(model) + 1)
+    body = {name for name, layer in layers(model).items() if layer in inside}
     assert body and all(body <= some for some in reached.values())
 
 

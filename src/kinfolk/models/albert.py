@@ -14,6 +14,7 @@ from kinfolk.errors import UserError
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.feedforward import FeedForward, activation
 from kinfolk.nn.headed import Summary
+from kinfolk.nn.language_model import LanguageModel, ModelConfig, SharedLayers
 from kinfolk.nn.positions import look_near
 from kinfolk.nn.residual import PostNorm
 from kinfolk.nn.sizes import LADDER
@@ -23,13 +24,12 @@ from kinfolk.types import Inputs, Output
 
 KIND = "encoder"
 SUMMARY = Summary(reads="first", own=True)
-LEARNED_WITH = ("head", "pairs")  # what only pretraining needs
 TABLES = 0.02  # the standard deviation of tables at the start (the published code)
 Shared = Literal["all", "attention", "feed", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlbertConfig:
+class AlbertConfig(ModelConfig):
     """The published base model of version 2, unless told otherwise."""
 
     vocab: int = 30000
@@ -57,6 +57,11 @@ class AlbertConfig:
                 "would never be run; use fewer"
             )
 
+    @property
+    def network(self) -> type[LanguageModel]:
+        """The class of the network."""
+        return Albert
+
     def build(self) -> "Albert":
         """Make the network, with fresh weights."""
         return Albert(self)
@@ -73,7 +78,7 @@ class AlbertConfig:
         return found
 
 
-class Blocks(nn.Module):
+class Blocks(SharedLayers):
     """As many attentions and feed-forwards as are different, run in the order of the layers."""
 
     def __init__(self, c: AlbertConfig) -> None:
@@ -113,8 +118,13 @@ class TokenHead(nn.Module):
         return self.norm(self.bend(self.dense(hidden)))  # type: ignore[no-any-return]
 
 
-class Albert(nn.Module):
+class Albert(LanguageModel):
     """Three narrow tables and a norm, what widens them, shared blocks, and two heads."""
+
+    config: AlbertConfig
+    tokens: Table
+    pretraining_only = ("head", "pairs")
+    pooling_only = ("pooler",)
 
     def __init__(self, c: AlbertConfig) -> None:
         super().__init__()

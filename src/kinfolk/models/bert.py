@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.feedforward import FeedForward, activation
 from kinfolk.nn.headed import Summary
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig
 from kinfolk.nn.positions import look_near
 from kinfolk.nn.residual import PostNorm
 from kinfolk.nn.sizes import LADDER
@@ -21,12 +22,11 @@ from kinfolk.types import Inputs, Output
 
 KIND = "encoder"
 SUMMARY = Summary(reads="first", own=True)
-LEARNED_WITH = ("head", "pairs")  # what only pretraining needs
 TABLES = 0.02  # the standard deviation of tables at the start (the published code)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BertConfig:
+class BertConfig(ModelConfig):
     """The published base model, unless told otherwise."""
 
     vocab: int = 30522
@@ -42,6 +42,11 @@ class BertConfig:
     epsilon: float = 1e-12  # of the norms
     std: float = 0.02  # of matrices at the start
     near: bool = False  # tokens start by looking at their neighbours, not anywhere
+
+    @property
+    def network(self) -> type[LanguageModel]:
+        """The class of the network."""
+        return Bert
 
     def build(self) -> "Bert":
         """Make the network, with fresh weights."""
@@ -76,8 +81,13 @@ class TokenHead(nn.Module):
         return self.norm(self.bend(self.dense(hidden)))  # type: ignore[no-any-return]
 
 
-class Bert(nn.Module):
+class Bert(LanguageModel):
     """Three tables and a norm, a stack of blocks, and two heads: for tokens and for pairs."""
+
+    config: BertConfig
+    tokens: Table
+    pretraining_only = ("head", "pairs")
+    pooling_only = ("pooler",)
 
     def __init__(self, c: BertConfig) -> None:
         super().__init__()
@@ -87,7 +97,7 @@ class Bert(nn.Module):
         self.segments = nn.Embedding(c.segments, c.width)
         self.norm = nn.LayerNorm(c.width, c.epsilon)
         self.drop = nn.Dropout(c.dropout)
-        self.blocks = nn.ModuleList(Block(c) for _ in range(c.depth))
+        self.blocks = LayerStack(Block(c) for _ in range(c.depth))
         self.head = TokenHead(c)
         self.pooler = nn.Linear(c.width, c.width)
         self.pairs = nn.Linear(c.width, 2)

@@ -15,6 +15,7 @@ from kinfolk.models.albert import TokenHead
 from kinfolk.models.bert import BertConfig, Block
 from kinfolk.nn.feedforward import activation
 from kinfolk.nn.headed import Summary
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig
 from kinfolk.nn.positions import look_near
 from kinfolk.nn.sizes import LADDER
 from kinfolk.nn.table import Scores, Table, initialise
@@ -22,12 +23,11 @@ from kinfolk.types import Inputs, Output
 
 KIND = "encoder"
 SUMMARY = Summary(reads="first", bend="gelu")
-LEARNED_WITH = ("generator", "head", "detector")  # what only pretraining needs
 TABLES = 0.02  # the standard deviation of tables at the start (the published code)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ElectraConfig:
+class ElectraConfig(ModelConfig):
     """The published small model, unless told otherwise; the sizes are the discriminator's."""
 
     vocab: int = 30522
@@ -54,6 +54,11 @@ class ElectraConfig:
                 f"{small.heads} heads, which do not divide it: use another share, like 0.25 or 0.5"
             )
 
+    @property
+    def network(self) -> type[LanguageModel]:
+        """The class of the network."""
+        return Electra
+
     def build(self) -> "Electra":
         """Make both networks, with fresh weights."""
         return Electra(self)
@@ -79,7 +84,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.config = c
         self.widen = nn.Identity() if c.width == narrow else nn.Linear(narrow, c.width)
-        self.blocks = nn.ModuleList(Block(c) for _ in range(c.depth))
+        self.blocks = LayerStack(Block(c) for _ in range(c.depth))
 
     def forward(self, x: Tensor, inputs: Inputs) -> Tensor:
         x = self.widen(x)
@@ -102,8 +107,12 @@ class Detector(nn.Module):
         return self.out(self.bend(self.dense(hidden)))[..., 0]  # type: ignore[no-any-return]
 
 
-class Electra(nn.Module):
+class Electra(LanguageModel):
     """Three tables and a norm, read by a generator with its head and a discriminator with its."""
+
+    config: ElectraConfig
+    tokens: Table
+    pretraining_only = ("generator", "head", "detector")
 
     def __init__(self, c: ElectraConfig) -> None:
         super().__init__()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.feedforward import FeedForward
 from kinfolk.nn.headed import Summary
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig
 from kinfolk.nn.residual import PostNorm
 from kinfolk.nn.sizes import LADDER
 from kinfolk.nn.table import Scores, Table, initialise
@@ -22,7 +23,7 @@ SUMMARY = Summary(reads="last", bias=False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class GPTConfig:
+class GPTConfig(ModelConfig):
     """The published model, unless told otherwise."""
 
     vocab: int = 40478
@@ -35,6 +36,11 @@ class GPTConfig:
     attention_dropout: float = 0.1
     epsilon: float = 1e-5  # of the norms
     std: float = 0.02  # of matrices and tables at the start (section 4.1)
+
+    @property
+    def network(self) -> type[LanguageModel]:
+        """The class of the network."""
+        return GPT
 
     def build(self) -> "GPT":
         """Make the network, with fresh weights."""
@@ -55,8 +61,11 @@ class Block(nn.Module):
         return self.feed(self.attend(x, visible, state, layer))  # type: ignore[no-any-return]
 
 
-class GPT(nn.Module):
+class GPT(LanguageModel):
     """Token and place tables and a stack of blocks; the token table also predicts."""
+
+    config: GPTConfig
+    tokens: Table
 
     def __init__(self, c: GPTConfig) -> None:
         super().__init__()
@@ -64,7 +73,7 @@ class GPT(nn.Module):
         self.tokens = Table(c.vocab, c.width)
         self.places = nn.Embedding(c.context, c.width)
         self.drop = nn.Dropout(c.dropout)
-        self.blocks = nn.ModuleList(Block(c) for _ in range(c.depth))
+        self.blocks = LayerStack(Block(c) for _ in range(c.depth))
         initialise(self, std=c.std)
 
     def forward(self, inputs: Inputs) -> Output:

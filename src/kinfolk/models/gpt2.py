@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.feedforward import FeedForward
 from kinfolk.nn.headed import Summary
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig
 from kinfolk.nn.residual import PreNorm, quieten
 from kinfolk.nn.sizes import LADDER
 from kinfolk.nn.table import Scores, Table, initialise
@@ -21,7 +22,7 @@ SUMMARY = Summary(reads="last", bias=False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class GPT2Config:
+class GPT2Config(ModelConfig):
     """The published small model, unless told otherwise."""
 
     vocab: int = 50257
@@ -34,6 +35,11 @@ class GPT2Config:
     dropout: float = 0.1
     attention_dropout: float = 0.1
     epsilon: float = 1e-5  # of the norms
+
+    @property
+    def network(self) -> type[LanguageModel]:
+        """The class of the network."""
+        return GPT2
 
     def build(self) -> "GPT2":
         """Make the network, with fresh weights."""
@@ -54,8 +60,11 @@ class Block(nn.Module):
         return self.feed(self.attend(x, visible, state, layer))  # type: ignore[no-any-return]
 
 
-class GPT2(nn.Module):
+class GPT2(LanguageModel):
     """Token and place tables, a stack of blocks, a last norm; the token table also predicts."""
+
+    config: GPT2Config
+    tokens: Table
 
     def __init__(self, c: GPT2Config) -> None:
         super().__init__()
@@ -63,7 +72,7 @@ class GPT2(nn.Module):
         self.tokens = Table(c.vocab, c.width)
         self.places = nn.Embedding(c.context, c.width)
         self.drop = nn.Dropout(c.dropout)
-        self.blocks = nn.ModuleList(Block(c) for _ in range(c.depth))
+        self.blocks = LayerStack(Block(c) for _ in range(c.depth))
         self.norm = nn.LayerNorm(c.width, c.epsilon)
         initialise(self, std=0.02)
         quieten(self.blocks, 2 * c.depth)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from kinfolk.errors import UserError
 from kinfolk.nn.attention import Attention, CrossAttention
 from kinfolk.nn.feedforward import FeedForward, GatedFeedForward
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig
 from kinfolk.nn.positions import RelativeBias
 from kinfolk.nn.residual import PreNorm
 from kinfolk.nn.sizes import LADDER
@@ -24,7 +25,7 @@ KIND = "encoder-decoder"
 
 
 @dataclass(frozen=True, kw_only=True)
-class T5Config:
+class T5Config(ModelConfig):
     """The published small model of version 1.0, unless told otherwise."""
 
     vocab: int = 32128
@@ -42,6 +43,11 @@ class T5Config:
     start: int = 0  # the id the decoder starts from: that of padding
     dropout: float = 0.1
     epsilon: float = 1e-6  # of the norms
+
+    @property
+    def network(self) -> type[LanguageModel]:
+        """The class of the network."""
+        return T5
 
     def build(self) -> "T5":
         """Make the network, with fresh weights."""
@@ -98,7 +104,7 @@ class Stack(nn.Module):
             c.heads, buckets=c.buckets, farthest=c.farthest, both_ways=not decoder
         )
         depth = c.decoder_depth if decoder and c.decoder_depth is not None else c.depth
-        self.blocks = nn.ModuleList(Block(c, decoder=decoder) for _ in range(depth))
+        self.blocks = LayerStack(Block(c, decoder=decoder) for _ in range(depth))
         self.norm = nn.RMSNorm(c.width, c.epsilon)
         self.drop = nn.Dropout(c.dropout)
 
@@ -116,8 +122,11 @@ class Stack(nn.Module):
         return self.drop(self.norm(x))  # type: ignore[no-any-return]
 
 
-class T5(nn.Module):
+class T5(LanguageModel):
     """One table for both sides, an encoder, a decoder, and a table that predicts."""
+
+    config: T5Config
+    tokens: Table
 
     def __init__(self, c: T5Config) -> None:
         super().__init__()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from kinfolk.errors import UserError
 from kinfolk.nn.attention import Attention, CrossAttention
 from kinfolk.nn.feedforward import FeedForward
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig
 from kinfolk.nn.residual import PostNorm
 from kinfolk.nn.sizes import LADDER
 from kinfolk.nn.table import Scores, Table
@@ -24,7 +25,7 @@ KIND = "encoder-decoder"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerConfig:
+class TransformerConfig(ModelConfig):
     """The published base model, unless told otherwise."""
 
     vocab: int = 37000  # section 5.1: pieces that English and German share
@@ -34,6 +35,11 @@ class TransformerConfig:
     inner: int | None = None  # of the feed-forward; None is 4 x width
     start: int = 0  # the id the decoder starts from: that of padding
     dropout: float = 0.1
+
+    @property
+    def network(self) -> type[LanguageModel]:
+        """The class of the network."""
+        return Transformer
 
     def build(self) -> "Transformer":
         """Make the network, with fresh weights."""
@@ -82,7 +88,7 @@ class Stack(nn.Module):
 
     def __init__(self, c: TransformerConfig, *, decoder: bool) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Block(c, decoder=decoder) for _ in range(c.depth))
+        self.blocks = LayerStack(Block(c, decoder=decoder) for _ in range(c.depth))
 
     def forward(
         self, x: Tensor, inputs: Inputs, source: tuple[Tensor, Visible] | None = None
@@ -93,8 +99,11 @@ class Stack(nn.Module):
         return x
 
 
-class Transformer(nn.Module):
+class Transformer(LanguageModel):
     """One table, an encoder and a decoder."""
+
+    config: TransformerConfig
+    tokens: Table
 
     def __init__(self, c: TransformerConfig) -> None:
         super().__init__()

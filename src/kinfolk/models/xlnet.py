@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from kinfolk.nn.feedforward import FeedForward
 from kinfolk.nn.headed import Summary
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig
 from kinfolk.nn.relative import SegmentedAttention, View, waves
 from kinfolk.nn.residual import PostNorm
 from kinfolk.nn.sizes import LADDER
@@ -23,11 +24,10 @@ from kinfolk.types import Inputs, Output, State
 KIND = "encoder"
 WRITES = True  # besides filling: it can be asked for the next token
 SUMMARY = Summary(reads="last", bend="tanh")
-LEARNED_WITH = ("bias",)  # what only pretraining needs
 
 
 @dataclass(frozen=True, kw_only=True)
-class XLNetConfig:
+class XLNetConfig(ModelConfig):
     """The published large model, unless told otherwise."""
 
     vocab: int = 32000
@@ -40,6 +40,11 @@ class XLNetConfig:
     dropout: float = 0.1
     epsilon: float = 1e-12  # of the norms
     std: float = 0.02  # of all weights at the start
+
+    @property
+    def network(self) -> type[LanguageModel]:
+        """The class of the network."""
+        return XLNet
 
     def build(self) -> "XLNet":
         """Make the network, with fresh weights."""
@@ -64,9 +69,12 @@ class Block(nn.Module):
         return self.feed(self.attend(x, known, view))  # type: ignore[no-any-return]
 
 
-class XLNet(nn.Module):
+class XLNet(LanguageModel):
     """A token table that also predicts, one vector that every guess starts from, and blocks."""
 
+    config: XLNetConfig
+    tokens: Table
+    pretraining_only = ("bias",)
     asks = True  # for tokens at slots, none of which has to be hidden
 
     def __init__(self, c: XLNetConfig) -> None:
@@ -75,13 +83,15 @@ class XLNet(nn.Module):
         self.tokens = Table(c.vocab, c.width)
         self.blank = nn.Parameter(torch.zeros(1, 1, c.width))
         self.drop = nn.Dropout(c.dropout)
-        self.blocks = nn.ModuleList(Block(c) for _ in range(c.depth))
+        self.blocks = LayerStack(Block(c) for _ in range(c.depth))
         self.bias = nn.Parameter(torch.zeros(c.vocab))
         initialise(self, std=c.std)
         with torch.no_grad():  # the published code draws these as it does matrices
-            for name, weight in self.named_parameters():
-                if name.endswith(("blank", "_bias", ".segments")):
-                    weight.normal_(0.0, c.std)
+            self.blank.normal_(0.0, c.std)
+            for module in self.modules():
+                if isinstance(module, SegmentedAttention):
+                    for weight in (*module.bias_parameters(), module.segments):
+                        weight.normal_(0.0, c.std)
 
     def forward(self, inputs: Inputs) -> Output:
         content = self.drop(self.tokens(inputs.ids))

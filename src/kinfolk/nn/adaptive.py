@@ -68,6 +68,10 @@ class Clusters(nn.Module):
             return Scores(hidden, self.table(0), self.bias, self.bounds[-1])
         return Clustered(hidden, self)
 
+    def projections(self) -> list[nn.Module]:
+        """Return the matrices between the vectors of a cluster and the network."""
+        return [*self.widen, *([] if self.narrow is None else [self.narrow])]
+
     def table(self, cluster: int) -> Tensor:
         """Return the vectors of one cluster, with the rows that only align it."""
         table = self.tables[cluster]

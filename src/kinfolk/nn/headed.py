@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kinfolk.errors import UserError
+from kinfolk.nn.language_model import LanguageModel
 from kinfolk.nn.ranking import Ranker, Ranking, Spans
 from kinfolk.nn.table import initialise
 from kinfolk.types import Inputs, Output, Prediction
@@ -104,9 +105,9 @@ class HeadedConfig:
     @property
     def dropped(self) -> tuple[str, ...]:
         """The parts of the member that only its pretraining needs."""
-        file = import_module(type(self.body).__module__)
-        learned_with: tuple[str, ...] = getattr(file, "LEARNED_WITH", ())
-        return (*learned_with, "pooler") if self.summary.own and not self.sums else learned_with
+        network: type[LanguageModel] = self.body.network
+        unpooled = self.summary.own and not self.sums
+        return network.pretraining_only + (network.pooling_only if unpooled else ())
 
     def build(self) -> "Headed":
         """Make the network, with fresh weights."""
@@ -129,16 +130,21 @@ class Scorer(nn.Module):
         return self.out(self.drop(x))  # type: ignore[no-any-return]
 
 
-class Headed(nn.Module):
+class Headed(LanguageModel):
     """A member without what only its pretraining needs, and a head."""
 
     def __init__(self, c: HeadedConfig) -> None:
         super().__init__()
         self.config = c
-        self.body: nn.Module = c.body.build()
+        self.body: LanguageModel = c.body.build()
         for name in c.dropped:
             delattr(self.body, name)
         self.head = Ranker(c.width, c.dropout) if c.head == "coref" else Scorer(c)
+
+    @property
+    def backbone(self) -> LanguageModel:
+        """The member that the head stands on."""
+        return self.body
 
     @classmethod
     def of(cls, body: nn.Module, config: HeadedConfig) -> "Headed":
