@@ -66,9 +66,15 @@ class BiLSTM(LanguageModel):
         initialise(self, std=0.1)
         remember(self)
 
-    # The lengths of texts are another shape with every batch.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, inputs: Inputs) -> Output:
+        # The lengths of texts are another shape with every batch: nothing here is compiled. As a
+        # decorator it would import the compiler with this file, which takes seconds.
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(self.run)(inputs)  # type: ignore[no-untyped-call, no-any-return]
+        return self.run(inputs)
+
+    def run(self, inputs: Inputs) -> Output:
+        """Run the layers over each text."""
         x, texts = self.tokens(inputs.ids), Texts.of(inputs.sight.document)
         flat = x.flatten(0, 1)[texts.slots]
         for block in self.blocks:
