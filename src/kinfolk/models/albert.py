@@ -115,7 +115,7 @@ class TokenHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(vocab))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.norm(self.bend(self.dense(hidden)))  # type: ignore[no-any-return]
+        return self.norm(self.bend(self.dense(hidden)))
 
 
 class Albert(LanguageModel):
@@ -160,7 +160,7 @@ class Albert(LanguageModel):
 
     def judge(self, hidden: Tensor) -> Tensor:
         """Score whether two texts stand in their order (0) or were swapped (1)."""
-        return self.pairs(self.pool(hidden))  # type: ignore[no-any-return]
+        return self.pairs(self.pool(hidden))
 
 
 # Deviation: the shared ladder starts as BERT's does. Its tables are half as wide as the network on

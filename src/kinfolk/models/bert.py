@@ -64,7 +64,7 @@ class Block(nn.Module):
         self.feed = PostNorm(feed, nn.LayerNorm(c.width, c.epsilon), c.dropout)
 
     def forward(self, x: Tensor, visible: Visible) -> Tensor:
-        return self.feed(self.attend(x, visible))  # type: ignore[no-any-return]
+        return self.feed(self.attend(x, visible))
 
 
 class TokenHead(nn.Module):
@@ -78,7 +78,7 @@ class TokenHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(c.vocab))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.norm(self.bend(self.dense(hidden)))  # type: ignore[no-any-return]
+        return self.norm(self.bend(self.dense(hidden)))
 
 
 class Bert(LanguageModel):
@@ -124,7 +124,7 @@ class Bert(LanguageModel):
 
     def judge(self, hidden: Tensor) -> Tensor:
         """Score whether the second text follows the first (0) or comes from elsewhere (1)."""
-        return self.pairs(self.drop(self.pool(hidden)))  # type: ignore[no-any-return]
+        return self.pairs(self.drop(self.pool(hidden)))
 
 
 # Deviation: the shared ladder trains without dropout, as fits one pass over a text. Its matrices

@@ -104,7 +104,7 @@ class Detector(nn.Module):
         self.out = nn.Linear(c.width, 1)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.out(self.bend(self.dense(hidden)))[..., 0]  # type: ignore[no-any-return]
+        return self.out(self.bend(self.dense(hidden)))[..., 0]
 
 
 class Electra(LanguageModel):
@@ -143,7 +143,7 @@ class Electra(LanguageModel):
         """Read the tables: (batch, length, their width)."""
         segments = torch.zeros_like(inputs.ids) if inputs.segments is None else inputs.segments
         x = self.tokens(inputs.ids) + self.places(inputs.places) + self.segments(segments)
-        return self.drop(self.norm(x))  # type: ignore[no-any-return]
+        return self.drop(self.norm(x))
 
     def predict(self, hidden: Tensor) -> Scores:
         """Score the hidden token from what the generator made of it."""
@@ -151,7 +151,7 @@ class Electra(LanguageModel):
 
     def detect(self, hidden: Tensor) -> Tensor:
         """Score whether each token was replaced: (batch, length), above zero where it was."""
-        return self.detector(hidden)  # type: ignore[no-any-return]
+        return self.detector(hidden)
 
 
 # Deviation: the shared ladder trains without dropout and starts as BERT's does. Its generators are

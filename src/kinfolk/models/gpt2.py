@@ -57,7 +57,7 @@ class Block(nn.Module):
         self.feed = PreNorm(feed, nn.LayerNorm(c.width, c.epsilon), c.dropout)
 
     def forward(self, x: Tensor, visible: Visible, state: State | None, layer: int) -> Tensor:
-        return self.feed(self.attend(x, visible, state, layer))  # type: ignore[no-any-return]
+        return self.feed(self.attend(x, visible, state, layer))
 
 
 class GPT2(LanguageModel):

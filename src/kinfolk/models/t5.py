@@ -91,7 +91,7 @@ class Block(nn.Module):
         x = self.attend(x, visible, state, layer)
         if self.cross is not None and source is not None:
             x = self.cross(x, *source, state, layer)
-        return self.feed(x)  # type: ignore[no-any-return]
+        return self.feed(x)
 
 
 class Stack(nn.Module):
@@ -119,7 +119,7 @@ class Stack(nn.Module):
         x = self.drop(x)
         for layer, block in enumerate(self.blocks):
             x = block(x, visible, source, inputs.state, layer)
-        return self.drop(self.norm(x))  # type: ignore[no-any-return]
+        return self.drop(self.norm(x))
 
 
 class T5(LanguageModel):
@@ -139,7 +139,7 @@ class T5(LanguageModel):
 
     def encode(self, source: Inputs) -> Tensor:
         """Run the encoder alone: (batch, source length, width)."""
-        return self.encoder(self.tokens(source.ids), source)  # type: ignore[no-any-return]
+        return self.encoder(self.tokens(source.ids), source)
 
     def forward(self, inputs: Inputs) -> Output:
         if inputs.source is None:

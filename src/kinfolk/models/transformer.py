@@ -80,7 +80,7 @@ class Block(nn.Module):
         x = self.attend(x, visible, state, layer)
         if self.cross is not None and source is not None:
             x = self.cross(x, *source, state, layer)
-        return self.feed(x)  # type: ignore[no-any-return]
+        return self.feed(x)
 
 
 class Stack(nn.Module):
@@ -117,11 +117,11 @@ class Transformer(LanguageModel):
     def embed(self, inputs: Inputs) -> Tensor:
         """Turn tokens and their places into vectors (section 3.4)."""
         x = self.tokens(inputs.ids) * self.config.width**0.5
-        return self.drop(x + waves(inputs.places, self.config.width).to(x.dtype))  # type: ignore[no-any-return]
+        return self.drop(x + waves(inputs.places, self.config.width).to(x.dtype))
 
     def encode(self, source: Inputs) -> Tensor:
         """Run the encoder alone: (batch, source length, width)."""
-        return self.encoder(self.embed(source), source)  # type: ignore[no-any-return]
+        return self.encoder(self.embed(source), source)
 
     def forward(self, inputs: Inputs) -> Output:
         if inputs.source is None:

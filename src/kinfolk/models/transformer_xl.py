@@ -69,7 +69,7 @@ class Block(nn.Module):
         self, x: Tensor, content: Tensor, view: View, state: State | None, layer: int
     ) -> Tensor:
         known = self.attend.branch.read(content, state, layer)  # type: ignore[operator]
-        return self.feed(self.attend(x, known, view))  # type: ignore[no-any-return]
+        return self.feed(self.attend(x, known, view))
 
 
 class TransformerXL(LanguageModel):

@@ -63,10 +63,10 @@ class Block(nn.Module):
 
     def read(self, content: Tensor, state: State | None, layer: int) -> tuple[Tensor, Tensor]:
         """Return the keys and values that both streams look at."""
-        return self.attend.branch.read(content, state, layer)  # type: ignore[no-any-return, operator]
+        return self.attend.branch.read(content, state, layer)  # type: ignore[operator]
 
     def forward(self, x: Tensor, known: tuple[Tensor, Tensor], view: View) -> Tensor:
-        return self.feed(self.attend(x, known, view))  # type: ignore[no-any-return]
+        return self.feed(self.attend(x, known, view))
 
 
 class XLNet(LanguageModel):

@@ -127,7 +127,7 @@ class Scorer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.bend(self.dense(x)) if self.bend else x
-        return self.out(self.drop(x))  # type: ignore[no-any-return]
+        return self.out(self.drop(x))
 
 
 class Headed(LanguageModel):
@@ -157,7 +157,7 @@ class Headed(LanguageModel):
         return headed
 
     def forward(self, inputs: Inputs) -> Output:
-        return self.body(inputs)  # type: ignore[no-any-return]
+        return self.body(inputs)
 
     def score(self, hidden: Tensor) -> Tensor:
         """Turn hidden states into scores: (..., labels).
@@ -166,12 +166,12 @@ class Headed(LanguageModel):
         """
         if self.config.summary.own and self.config.sums:
             hidden = self.body.pool(hidden)  # type: ignore[operator]
-        return self.head(hidden)  # type: ignore[no-any-return]
+        return self.head(hidden)
 
     def rank(self, words: Tensor, spans: Spans, most: int) -> Ranking:
         """Score spans with those before them, by the hidden states of words: the head "coref"."""
-        return self.head(words, spans, most)  # type: ignore[no-any-return]
+        return self.head(words, spans, most)
 
     def predict(self, hidden: Tensor) -> Prediction:
         """Score tokens as the member does, where it still can: the decoders."""
-        return self.body.predict(hidden)  # type: ignore[operator, no-any-return]
+        return self.body.predict(hidden)  # type: ignore[operator]

@@ -100,7 +100,7 @@ class RelativeAttention(WithBiases):
         dropout = self.dropout if self.training else 0.0
         asking = query + self.content_bias[:, None]
         seen = view.visible(asking, *content, scale=self.scale, dropout=dropout, bias=bias)
-        return self.out(merge(seen))  # type: ignore[no-any-return]
+        return self.out(merge(seen))
 
     def bias(self, query: Tensor, view: View) -> Tensor:
         """Score each key by its distance: (batch, heads, query, key)."""

@@ -20,7 +20,7 @@ class PreNorm(nn.Module):
 
     def forward(self, x: Tensor, *args: Any) -> Tensor:
         y = self.branch(self.norm(x), *args)
-        return x + (self.drop(y) if self.training else y)  # type: ignore[no-any-return]
+        return x + (self.drop(y) if self.training else y)
 
 
 class PostNorm(nn.Module):
@@ -34,7 +34,7 @@ class PostNorm(nn.Module):
 
     def forward(self, x: Tensor, *args: Any) -> Tensor:
         y = self.branch(x, *args)
-        return self.norm(x + (self.drop(y) if self.training else y))  # type: ignore[no-any-return]
+        return self.norm(x + (self.drop(y) if self.training else y))
 
 
 @torch.no_grad()
