@@ -5,10 +5,12 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import kinfolk
+from kinfolk.nn.language_model import Architecture, Decoding
 
 ROOT = Path(kinfolk.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
@@ -33,7 +35,7 @@ ALLOWED = {
     "metrics": READING,
     "tasks": READING | {"objectives", "metrics", "nn", "generation"},  # never models
     "training": BASE | {"nn"},  # never models, objectives, tasks or hub
-    "generation": BASE | {"text"},  # nor here
+    "generation": BASE | {"nn", "text"},  # nor here
     "hub": BASE | {"nn", "models", "text"},
     "comparison": KNOWING | {"training", "generation", "hub", "recipes"},  # never cli
     "recipes": KNOWING | {"training", "generation", "hub", "comparison"},  # never cli
@@ -141,8 +143,10 @@ def test_a_model_names_its_paper_its_kind_and_its_sizes(path: Path) -> None:
     first = (ast.get_docstring(tree(path)) or "").splitlines()[0]
     assert re.fullmatch(r"[^(]+ \(.+, (19|20)\d\d\): .+\.", first), first
     module = __import__(f"kinfolk.models.{path.stem}", fromlist=["PRESETS"])
-    kinds = ("encoder", "decoder", "encoder-decoder", "recurrent", "counts")
-    assert module.KIND in kinds
+    networks = {config.network() for config in module.PRESETS.values()}
+    (network,) = networks
+    assert network.architecture in get_args(Architecture)
+    assert network.decoding is None or network.decoding in get_args(Decoding)
     assert {"nano", "tiny"} <= module.PRESETS.keys()
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from kinfolk.errors import UserError
@@ -102,7 +102,7 @@ class Inputs(Tree):
     def resolved(self, windows: Collection[int] = ()) -> "Inputs":
         """Find the blocks of every mask, for the block-sparse kernel; before what is compiled.
 
-        `windows` are those of the network's banded layers: see `windows`.
+        `windows` are those of the network's banded layers: its `attention_windows`.
         """
         if self.memory is not None:
             seen = self.memory.before(self.sight)
@@ -210,19 +210,6 @@ class Prediction(Protocol):
         ...
 
 
-class Config(Protocol):
-    """A frozen dataclass that describes a network and builds it."""
-
-    @property
-    def vocab(self) -> int:
-        """How many ids the network knows."""
-        ...
-
-    def build(self) -> "Model":
-        """Make the network, with fresh weights."""
-        ...
-
-
 class Model(Protocol):
     """A network: it obeys the sight in its inputs and knows no objective."""
 
@@ -270,19 +257,6 @@ class Remembers(PredictsTokens, Protocol):
     def blank(self, rows: int, /) -> Memory:
         """Return the memory of rows that nothing stands before."""
         ...
-
-
-class ReadsSources(PredictsTokens, Protocol):
-    """A model that reads a source with an encoder and writes with a decoder."""
-
-    def encode(self, source: Inputs, /) -> Tensor:
-        """Run the encoder alone: (batch, source length, width)."""
-        ...
-
-
-def windows(network: nn.Module) -> tuple[int, ...]:
-    """Return how far back the banded layers of a network look; it says so in `windows`."""
-    return tuple({w: None for part in network.modules() for w in getattr(part, "windows", ())})
 
 
 class Objective(Protocol):

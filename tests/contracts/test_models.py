@@ -140,8 +140,7 @@ def test_gradients_reach_every_parameter(member: Member) -> None:
 
 def predicts(model: Any, inputs: Inputs) -> Tensor:
     """Sum up each token's scores over the vocabulary: (batch, length)."""
-    read = model.guess if hasattr(model, "guess") else model
-    logits: Tensor = model.predict(read(inputs).hidden).logits()
+    logits: Tensor = model.predict(model.guess(inputs).hidden).logits()
     noise = torch.randn(VOCAB, generator=torch.Generator().manual_seed(1)).to(logits.dtype)
     return logits @ noise
 

@@ -15,6 +15,7 @@ from kinfolk.hub import load, load_model, save
 from kinfolk.models.bert import BertConfig
 from kinfolk.models.gpt2 import GPT2Config
 from kinfolk.models.t5 import T5Config
+from kinfolk.nn.language_model import LanguageModel, ModelConfig
 from kinfolk.text import Tokenizer, train
 from kinfolk.types import Inputs
 
@@ -125,11 +126,11 @@ def test_a_tokenizer_that_knows_more_than_the_network_is_refused(
 
 
 def test_a_network_outside_of_the_family_is_refused(tmp_path: Path) -> None:
-    class Odd(nn.Module):
-        config = None
+    class Odd(LanguageModel):
+        config = ModelConfig()
 
     with pytest.raises(UserError, match="Odd is in no file of models/"):
-        save(tmp_path, Odd(), None)  # type: ignore[arg-type]
+        save(tmp_path, Odd(), None)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "bert", "t5"])

@@ -10,16 +10,15 @@ from typing import Any, cast
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from kinfolk.errors import UserError
 from kinfolk.hub.heads import fitted, told
-from kinfolk.hub.names import Member as Member
-from kinfolk.hub.names import Parted
+from kinfolk.hub.names import Member, Parted
 from kinfolk.hub.own import PREFIX, Own
 from kinfolk.nn.headed import HeadedConfig
+from kinfolk.nn.language_model import LanguageModel, ModelConfig
 from kinfolk.text.tokenizer import Tokenizer
-from kinfolk.types import Config, Model
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -35,7 +34,7 @@ def members() -> list[Member]:
 
 def save(
     folder: Path,
-    model: Model,
+    model: LanguageModel,
     tokenizer: Tokenizer | None,
     *,
     length: int | None = None,
@@ -52,7 +51,6 @@ def save(
         raise UserError(f"{type(model).__name__} is in no file of models/: it cannot be saved")
     _fits(tokenizer, c.vocab, folder)
     specials = tokenizer.specials if tokenizer is not None else None
-    assert isinstance(model, nn.Module)
     ours: dict[str, Tensor] = model.state_dict()
     # Each a copy of its own: parts of one tensor share memory, which the format does not allow.
     theirs = {
@@ -70,23 +68,23 @@ def save(
         }
         _put(folder / part, config, inside, generates=member.GENERATES)
         if tokenizer is not None:
-            longest = length or getattr(c, "context", None)
+            longest = length or c.context
             tokenizer.save(folder / part, frame=frame or member.FRAME, length=longest)
 
 
-def frame_of(config: Any) -> str | None:
+def frame_of(config: ModelConfig) -> str | None:
     """Return what stands around the texts that a network reads: one of the tokenizer's FRAMES."""
     member = _known(config)
     return None if member is None else member.FRAME
 
 
-def _known(c: Any) -> Member | None:
+def _known(c: ModelConfig) -> Member | None:
     """Find what is said of a network: by its own file, else as of any of ours."""
-    body = c.body if isinstance(c, HeadedConfig) else c
-    named = next((m for m in members() if m.CONFIG is type(body)), None)
+    kind = type(c.backbone)
+    named = next((m for m in members() if m.CONFIG is kind), None)
     if named is not None and isinstance(c, HeadedConfig):
         named = fitted(named, c)
-    return named or next((m for m in Own.all() if m.CONFIG is type(body)), None)
+    return named or next((m for m in Own.all() if m.CONFIG is kind), None)
 
 
 def _put(
@@ -104,7 +102,7 @@ def _put(
     (folder / WEIGHTS).chmod((folder / "config.json").stat().st_mode)
 
 
-def load(folder: Path | str) -> tuple[Model, Tokenizer]:
+def load(folder: Path | str) -> tuple[LanguageModel, Tokenizer]:
     """Open a folder that kinfolk or transformers wrote: the network and its tokenizer."""
     model = load_model(folder)
     tokenizer = Tokenizer.load(folder)
@@ -112,7 +110,7 @@ def load(folder: Path | str) -> tuple[Model, Tokenizer]:
     return model, tokenizer
 
 
-def load_model(folder: Path | str) -> Model:
+def load_model(folder: Path | str) -> LanguageModel:
     """Open the network alone, in float32, ready to be asked."""
     path = Path(folder)
     data = _config(path)
@@ -123,7 +121,6 @@ def load_model(folder: Path | str) -> Model:
     config = member.from_config(data)
     with torch.device("meta"):  # weights that come from the folder need not be drawn
         model = config.build()
-    assert isinstance(model, nn.Module)
     like: dict[str, Tensor] = model.state_dict()
     theirs = _weights(path)
     for part in parts:
@@ -136,10 +133,8 @@ def load_model(folder: Path | str) -> Model:
     return model.eval()
 
 
-def _fresh(config: Config) -> dict[str, Tensor]:
-    model = config.build()
-    assert isinstance(model, nn.Module)
-    return dict(model.state_dict())
+def _fresh(config: ModelConfig) -> dict[str, Tensor]:
+    return dict(config.build().state_dict())
 
 
 def _fits(tokenizer: Tokenizer | None, vocab: int, folder: Path | str) -> None:

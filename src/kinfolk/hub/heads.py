@@ -7,7 +7,8 @@ from typing import Any
 
 from kinfolk.errors import UserError
 from kinfolk.hub.names import Member, Names, part, refuse
-from kinfolk.nn.headed import LABELS, HeadedConfig, Summary, summary
+from kinfolk.nn.headed import LABELS, HeadedConfig, summary
+from kinfolk.nn.language_model import Summary
 from kinfolk.text.tokenizer import Specials
 
 
@@ -88,7 +89,7 @@ class WithHead:
 
     def from_config(self, data: Mapping[str, Any]) -> HeadedConfig:
         """Read config.json."""
-        body = self.member.from_config(data)
+        body: Any = self.member.from_config(data)
         way = summary(body)
         refuse(data, **self._summing(way))
         labels = LABELS.get(self.head) or _labels(data)
@@ -102,7 +103,7 @@ class WithHead:
             labels=labels,
             summary=way,
             regress=regress,
-            dropout=said[0] if said else getattr(body, "dropout", 0.0),
+            dropout=said[0] if said else body.dropout,
         )
 
     def names(self, c: HeadedConfig) -> Names:

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk.errors import UserError
+from kinfolk.nn.language_model import ModelConfig
 from kinfolk.text.tokenizer import Specials
-from kinfolk.types import Config
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class Member(Protocol):
         ...
 
     @property
-    def CONFIG(self) -> type[Config]:  # noqa: N802
+    def CONFIG(self) -> type[ModelConfig]:  # noqa: N802
         """What describes its network."""
         ...
 
@@ -187,7 +187,7 @@ class Member(Protocol):
         """Write config.json."""
         ...
 
-    def from_config(self, data: Mapping[str, Any]) -> Config:
+    def from_config(self, data: Mapping[str, Any]) -> ModelConfig:
         """Read config.json."""
         ...
 

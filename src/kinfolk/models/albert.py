@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from kinfolk.errors import UserError
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.feedforward import FeedForward, activation
-from kinfolk.nn.headed import Summary
-from kinfolk.nn.language_model import LanguageModel, ModelConfig, SharedLayers
+from kinfolk.nn.language_model import LanguageModel, ModelConfig, SharedLayers, Summary
 from kinfolk.nn.positions import look_near
 from kinfolk.nn.residual import PostNorm
 from kinfolk.nn.sizes import LADDER
@@ -22,8 +21,6 @@ from kinfolk.nn.table import Scores, Table, initialise
 from kinfolk.sight import Visible
 from kinfolk.types import Inputs, Output
 
-KIND = "encoder"
-SUMMARY = Summary(reads="first", own=True)
 TABLES = 0.02  # the standard deviation of tables at the start (the published code)
 Shared = Literal["all", "attention", "feed", "none"]
 
@@ -57,9 +54,9 @@ class AlbertConfig(ModelConfig):
                 "would never be run; use fewer"
             )
 
-    @property
-    def network(self) -> type[LanguageModel]:
-        """The class of the network."""
+    @classmethod
+    def network(cls) -> type[LanguageModel]:
+        """Return the class of the network."""
         return Albert
 
     def build(self) -> "Albert":
@@ -123,6 +120,9 @@ class Albert(LanguageModel):
 
     config: AlbertConfig
     tokens: Table
+    architecture = "encoder"
+    can_fill = True
+    summary = Summary(reads="first", own=True)
     pretraining_only = ("head", "pairs")
     pooling_only = ("pooler",)
 

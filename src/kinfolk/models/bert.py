@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.feedforward import FeedForward, activation
-from kinfolk.nn.headed import Summary
-from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Summary
 from kinfolk.nn.positions import look_near
 from kinfolk.nn.residual import PostNorm
 from kinfolk.nn.sizes import LADDER
@@ -20,8 +19,6 @@ from kinfolk.nn.table import Scores, Table, initialise
 from kinfolk.sight import Visible
 from kinfolk.types import Inputs, Output
 
-KIND = "encoder"
-SUMMARY = Summary(reads="first", own=True)
 TABLES = 0.02  # the standard deviation of tables at the start (the published code)
 
 
@@ -43,9 +40,9 @@ class BertConfig(ModelConfig):
     std: float = 0.02  # of matrices at the start
     near: bool = False  # tokens start by looking at their neighbours, not anywhere
 
-    @property
-    def network(self) -> type[LanguageModel]:
-        """The class of the network."""
+    @classmethod
+    def network(cls) -> type[LanguageModel]:
+        """Return the class of the network."""
         return Bert
 
     def build(self) -> "Bert":
@@ -86,6 +83,9 @@ class Bert(LanguageModel):
 
     config: BertConfig
     tokens: Table
+    architecture = "encoder"
+    can_fill = True
+    summary = Summary(reads="first", own=True)
     pretraining_only = ("head", "pairs")
     pooling_only = ("pooler",)
 

@@ -14,15 +14,12 @@ from kinfolk.errors import UserError
 from kinfolk.models.albert import TokenHead
 from kinfolk.models.bert import BertConfig, Block
 from kinfolk.nn.feedforward import activation
-from kinfolk.nn.headed import Summary
-from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Summary
 from kinfolk.nn.positions import look_near
 from kinfolk.nn.sizes import LADDER
 from kinfolk.nn.table import Scores, Table, initialise
 from kinfolk.types import Inputs, Output
 
-KIND = "encoder"
-SUMMARY = Summary(reads="first", bend="gelu")
 TABLES = 0.02  # the standard deviation of tables at the start (the published code)
 
 
@@ -54,9 +51,9 @@ class ElectraConfig(ModelConfig):
                 f"{small.heads} heads, which do not divide it: use another share, like 0.25 or 0.5"
             )
 
-    @property
-    def network(self) -> type[LanguageModel]:
-        """The class of the network."""
+    @classmethod
+    def network(cls) -> type[LanguageModel]:
+        """Return the class of the network."""
         return Electra
 
     def build(self) -> "Electra":
@@ -112,6 +109,9 @@ class Electra(LanguageModel):
 
     config: ElectraConfig
     tokens: Table
+    architecture = "encoder"
+    can_fill = True
+    summary = Summary(reads="first", bend="gelu")
     pretraining_only = ("generator", "head", "detector")
 
     def __init__(self, c: ElectraConfig) -> None:

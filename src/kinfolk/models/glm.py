@@ -10,17 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.models.gpt2 import Block, GPT2Config
-from kinfolk.nn.headed import Summary
-from kinfolk.nn.language_model import LanguageModel, LayerStack
+from kinfolk.nn.language_model import LanguageModel, LayerStack, Summary
 from kinfolk.nn.positions import look_near
 from kinfolk.nn.residual import quieten
 from kinfolk.nn.sizes import LADDER
 from kinfolk.nn.table import Scores, Table, initialise
 from kinfolk.types import Inputs, Output
 
-KIND = "decoder"
-FILLS = True  # besides going on with a text
-SUMMARY = Summary(reads="first", bend="tanh")
 TABLES = 0.02  # the standard deviation of tables at the start (the released code)
 
 
@@ -33,9 +29,9 @@ class GLMConfig(GPT2Config):
     std: float = 0.02  # of matrices at the start
     near: bool = False  # tokens start by looking at their neighbours, not anywhere
 
-    @property
-    def network(self) -> type[LanguageModel]:
-        """The class of the network."""
+    @classmethod
+    def network(cls) -> type[LanguageModel]:
+        """Return the class of the network."""
         return GLM
 
     def build(self) -> "GLM":  # type: ignore[override]
@@ -48,6 +44,10 @@ class GLM(LanguageModel):
 
     config: GLMConfig
     tokens: Table
+    architecture = "decoder"
+    decoding = "infilling"
+    can_fill = True
+    summary = Summary(reads="first", bend="tanh")
 
     def __init__(self, c: GLMConfig) -> None:
         super().__init__()

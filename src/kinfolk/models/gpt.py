@@ -10,16 +10,12 @@ from torch import Tensor, nn
 
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.feedforward import FeedForward
-from kinfolk.nn.headed import Summary
-from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Summary
 from kinfolk.nn.residual import PostNorm
 from kinfolk.nn.sizes import LADDER
 from kinfolk.nn.table import Scores, Table, initialise
 from kinfolk.sight import Visible
 from kinfolk.types import Inputs, Output, State
-
-KIND = "decoder"
-SUMMARY = Summary(reads="last", bias=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +33,9 @@ class GPTConfig(ModelConfig):
     epsilon: float = 1e-5  # of the norms
     std: float = 0.02  # of matrices and tables at the start (section 4.1)
 
-    @property
-    def network(self) -> type[LanguageModel]:
-        """The class of the network."""
+    @classmethod
+    def network(cls) -> type[LanguageModel]:
+        """Return the class of the network."""
         return GPT
 
     def build(self) -> "GPT":
@@ -66,6 +62,9 @@ class GPT(LanguageModel):
 
     config: GPTConfig
     tokens: Table
+    architecture = "decoder"
+    decoding = "causal"
+    summary = Summary(reads="last", bias=False)
 
     def __init__(self, c: GPTConfig) -> None:
         super().__init__()

@@ -9,16 +9,12 @@ from torch import Tensor, nn
 
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.feedforward import FeedForward
-from kinfolk.nn.headed import Summary
-from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Summary
 from kinfolk.nn.residual import PreNorm, quieten
 from kinfolk.nn.sizes import LADDER
 from kinfolk.nn.table import Scores, Table, initialise
 from kinfolk.sight import Visible
 from kinfolk.types import Inputs, Output, State
-
-KIND = "decoder"
-SUMMARY = Summary(reads="last", bias=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +32,9 @@ class GPT2Config(ModelConfig):
     attention_dropout: float = 0.1
     epsilon: float = 1e-5  # of the norms
 
-    @property
-    def network(self) -> type[LanguageModel]:
-        """The class of the network."""
+    @classmethod
+    def network(cls) -> type[LanguageModel]:
+        """Return the class of the network."""
         return GPT2
 
     def build(self) -> "GPT2":
@@ -65,6 +61,9 @@ class GPT2(LanguageModel):
 
     config: GPT2Config
     tokens: Table
+    architecture = "decoder"
+    decoding = "causal"
+    summary = Summary(reads="last", bias=False)
 
     def __init__(self, c: GPT2Config) -> None:
         super().__init__()

@@ -10,15 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.models.bert import TABLES, BertConfig, Block, TokenHead
-from kinfolk.nn.headed import Summary
-from kinfolk.nn.language_model import LanguageModel, LayerStack
+from kinfolk.nn.language_model import LanguageModel, LayerStack, Summary
 from kinfolk.nn.positions import look_near
 from kinfolk.nn.sizes import LADDER
 from kinfolk.nn.table import Scores, Table, initialise
 from kinfolk.types import Inputs, Output
-
-KIND = "encoder"
-SUMMARY = Summary(reads="first", bend="tanh")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +26,9 @@ class RobertaConfig(BertConfig):
     epsilon: float = 1e-5
     start: int = 1  # the id of padding: the first token's place is the one behind it
 
-    @property
-    def network(self) -> type[LanguageModel]:
-        """The class of the network."""
+    @classmethod
+    def network(cls) -> type[LanguageModel]:
+        """Return the class of the network."""
         return Roberta
 
     def build(self) -> "Roberta":  # type: ignore[override]
@@ -45,6 +41,9 @@ class Roberta(LanguageModel):
 
     config: RobertaConfig
     tokens: Table
+    architecture = "encoder"
+    can_fill = True
+    summary = Summary(reads="first", bend="tanh")
     pretraining_only = ("head",)
 
     def __init__(self, c: RobertaConfig) -> None:

@@ -21,8 +21,6 @@ from kinfolk.nn.table import Scores, Table
 from kinfolk.sight import Visible, see
 from kinfolk.types import Inputs, Output, State
 
-KIND = "encoder-decoder"
-
 
 @dataclass(frozen=True, kw_only=True)
 class T5Config(ModelConfig):
@@ -44,9 +42,9 @@ class T5Config(ModelConfig):
     dropout: float = 0.1
     epsilon: float = 1e-6  # of the norms
 
-    @property
-    def network(self) -> type[LanguageModel]:
-        """The class of the network."""
+    @classmethod
+    def network(cls) -> type[LanguageModel]:
+        """Return the class of the network."""
         return T5
 
     def build(self) -> "T5":
@@ -127,6 +125,9 @@ class T5(LanguageModel):
 
     config: T5Config
     tokens: Table
+    architecture = "encoder-decoder"
+    decoding = "encoder-decoder"
+    can_fill = True
 
     def __init__(self, c: T5Config) -> None:
         super().__init__()

@@ -21,8 +21,6 @@ from kinfolk.nn.table import Scores, Table
 from kinfolk.sight import Visible
 from kinfolk.types import Inputs, Output, State
 
-KIND = "encoder-decoder"
-
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig(ModelConfig):
@@ -36,9 +34,9 @@ class TransformerConfig(ModelConfig):
     start: int = 0  # the id the decoder starts from: that of padding
     dropout: float = 0.1
 
-    @property
-    def network(self) -> type[LanguageModel]:
-        """The class of the network."""
+    @classmethod
+    def network(cls) -> type[LanguageModel]:
+        """Return the class of the network."""
         return Transformer
 
     def build(self) -> "Transformer":
@@ -104,6 +102,9 @@ class Transformer(LanguageModel):
 
     config: TransformerConfig
     tokens: Table
+    architecture = "encoder-decoder"
+    decoding = "encoder-decoder"
+    can_fill = True
 
     def __init__(self, c: TransformerConfig) -> None:
         super().__init__()

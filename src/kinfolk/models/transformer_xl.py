@@ -11,17 +11,13 @@ from torch import Tensor, nn
 
 from kinfolk.nn.adaptive import Clusters
 from kinfolk.nn.feedforward import FeedForward
-from kinfolk.nn.headed import Summary
-from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, WithBiases
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Summary, WithBiases
 from kinfolk.nn.relative import RelativeAttention, View, waves
 from kinfolk.nn.residual import PostNorm
 from kinfolk.nn.sizes import LADDER
 from kinfolk.nn.table import initialise
 from kinfolk.sight import UNWRITTEN
 from kinfolk.types import Inputs, Memory, Output, Prediction, State
-
-KIND = "decoder"
-SUMMARY = Summary(reads="last", bias=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +40,9 @@ class TransformerXLConfig(ModelConfig):
     epsilon: float = 1e-5  # of the norms
     std: float = 0.02  # of all weights at the start, but the projections of clusters
 
-    @property
-    def network(self) -> type[LanguageModel]:
-        """The class of the network."""
+    @classmethod
+    def network(cls) -> type[LanguageModel]:
+        """Return the class of the network."""
         return TransformerXL
 
     def build(self) -> "TransformerXL":
@@ -77,11 +73,15 @@ class TransformerXL(LanguageModel):
 
     config: TransformerXLConfig
     tokens: Clusters
+    architecture = "decoder"
+    decoding = "causal"
+    static_cache = False
+    summary = Summary(reads="last", bias=False)
 
     def __init__(self, c: TransformerXLConfig) -> None:
         super().__init__()
         self.config = c
-        self.windows = () if c.window is None else (c.window,)
+        self.attention_windows = () if c.window is None else (c.window,)
         self.tokens = Clusters(c.vocab, c.width, cutoffs=c.cutoffs, divisor=c.divisor)
         self.drop = nn.Dropout(c.dropout)
         self.blocks = LayerStack(Block(c) for _ in range(c.depth))

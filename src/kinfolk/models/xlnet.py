@@ -12,18 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kinfolk.nn.feedforward import FeedForward
-from kinfolk.nn.headed import Summary
-from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Summary
 from kinfolk.nn.relative import SegmentedAttention, View, waves
 from kinfolk.nn.residual import PostNorm
 from kinfolk.nn.sizes import LADDER
 from kinfolk.nn.table import Scores, Table, initialise
 from kinfolk.sight import see
 from kinfolk.types import Inputs, Output, State
-
-KIND = "encoder"
-WRITES = True  # besides filling: it can be asked for the next token
-SUMMARY = Summary(reads="last", bend="tanh")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +36,9 @@ class XLNetConfig(ModelConfig):
     epsilon: float = 1e-12  # of the norms
     std: float = 0.02  # of all weights at the start
 
-    @property
-    def network(self) -> type[LanguageModel]:
-        """The class of the network."""
+    @classmethod
+    def network(cls) -> type[LanguageModel]:
+        """Return the class of the network."""
         return XLNet
 
     def build(self) -> "XLNet":
@@ -74,8 +69,12 @@ class XLNet(LanguageModel):
 
     config: XLNetConfig
     tokens: Table
+    architecture = "encoder"
+    decoding = "two-stream"
+    can_fill = True
+    static_cache = False
+    summary = Summary(reads="last", bend="tanh")
     pretraining_only = ("bias",)
-    asks = True  # for tokens at slots, none of which has to be hidden
 
     def __init__(self, c: XLNetConfig) -> None:
         super().__init__()

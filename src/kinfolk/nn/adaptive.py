@@ -34,7 +34,7 @@ class Clusters(nn.Module):
         bounds = [0, *(c for c in cutoffs if c < vocab), vocab]
         if any(low >= high for low, high in pairwise(bounds)):
             raise UserError(f"the cutoffs {tuple(cutoffs)} do not rise from above 0: let them")
-        self.bounds, self.width = bounds, width
+        self.bounds = bounds
         widths = [width // divisor**i for i in range(len(bounds) - 1)]
         if not widths[-1]:
             raise UserError(

@@ -14,14 +14,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from kinfolk.errors import UserError
-from kinfolk.nn.headed import Summary
-from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Summary
 from kinfolk.nn.sizes import LADDER
 from kinfolk.nn.table import Table, initialise
 from kinfolk.types import Inputs, Output
-
-KIND = "recurrent"
-SUMMARY = Summary(reads="first")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +35,9 @@ class BiLSTMConfig(ModelConfig):
                 f"model.width={self.width} is odd: two directions share it; use an even"
             )
 
-    @property
-    def network(self) -> type[LanguageModel]:
-        """The class of the network."""
+    @classmethod
+    def network(cls) -> type[LanguageModel]:
+        """Return the class of the network."""
         return BiLSTM
 
     def build(self) -> "BiLSTM":
@@ -54,6 +50,8 @@ class BiLSTM(LanguageModel):
 
     config: BiLSTMConfig
     tokens: Table
+    architecture = "recurrent"
+    summary = Summary(reads="first")
 
     def __init__(self, c: BiLSTMConfig) -> None:
         super().__init__()

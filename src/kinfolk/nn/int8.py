@@ -108,7 +108,7 @@ class SmallClusters(Small, Clusters):
     def __init__(self, clusters: Clusters) -> None:
         nn.Module.__init__(self)
         self.training = False
-        self.bounds, self.width, self.bias = clusters.bounds, clusters.width, clusters.bias
+        self.bounds, self.bias = clusters.bounds, clusters.bias
         self.tables, self.widen = clusters.tables, clusters.widen
         self.narrow, self.rare = clusters.narrow, clusters.rare
 
