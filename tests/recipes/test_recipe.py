@@ -78,6 +78,7 @@ def test_rows_are_as_long_as_a_network_makes_use_of(name: str, length: int) -> N
         ({"length": 10**6}, r"tokens, fewer than one row of 1000000"),
         ({"settings": ["train.stepps=3"]}, r"did you mean steps"),
         ({"settings": ["objective.length=64"]}, r"64"),
+        ({"name": "t5/nano", "settings": ["model.start=7"]}, r"it must be the padding id"),
         ({"corpus": "/nowhere/at/all"}, r"/nowhere/at/all"),
     ],
 )

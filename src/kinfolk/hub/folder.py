@@ -2,7 +2,7 @@
 
 import json
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -10,19 +10,21 @@ from typing import Any, cast
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from kinfolk.errors import UserError
-from kinfolk.hub.heads import fitted, told
+from kinfolk.hub.heads import fitted, refuse_unnamed_head, told
 from kinfolk.hub.names import Member, Parted
 from kinfolk.hub.own import PREFIX, Own
 from kinfolk.nn.headed import HeadedConfig
 from kinfolk.nn.language_model import LanguageModel, ModelConfig
+from kinfolk.nn.table import initialise
 from kinfolk.text.tokenizer import Tokenizer
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLE = "pytorch_model.bin"
+NORMS = (nn.LayerNorm, nn.RMSNorm)
 
 
 def members() -> list[Member]:
@@ -66,7 +68,7 @@ def save(
         inside = {
             n.rpartition("/")[2]: t for n, t in theirs.items() if n.rpartition("/")[0] == part
         }
-        _put(folder / part, config, inside, generates=member.GENERATES)
+        _put(folder / part, config, inside, generates=c.network().decoding is not None)
         if tokenizer is not None:
             longest = length or c.context
             tokenizer.save(folder / part, frame=frame or member.FRAME, length=longest)
@@ -123,18 +125,40 @@ def load_model(folder: Path | str) -> LanguageModel:
         model = config.build()
     like: dict[str, Tensor] = model.state_dict()
     theirs = _weights(path)
+    if not data.get("architectures"):
+        refuse_unnamed_head(member, theirs, str(path / "config.json"))
     for part in parts:
         theirs |= {f"{part}/{name}": tensor for name, tensor in _weights(path / part).items()}
     ours = member.names(config).take(theirs, like, str(path))
-    if len(ours) < len(like):
-        ours = _fresh(config) | ours
+    ours |= _fresh(model, like.keys() - ours.keys())
     model.load_state_dict(ours, assign=True)
     assert not any(buffer.is_meta for buffer in model.buffers()), "a buffer is not in the folder"
     return model.eval()
 
 
-def _fresh(config: ModelConfig) -> dict[str, Tensor]:
-    return dict(config.build().state_dict())
+@torch.no_grad()
+def _fresh(model: LanguageModel, missing: Set[str]) -> dict[str, Tensor]:
+    """Draw the parameters that a folder lacks, and leave the global random state as it was.
+
+    The network is on the meta device: nothing but these takes memory.
+    """
+    found: dict[str, Tensor] = {}
+    with torch.random.fork_rng(devices=[]):
+        for path, module in model.named_modules():
+            own = [name for name, _ in module.named_parameters(prefix=path, recurse=False)]
+            if not missing & set(own):
+                continue
+            module.to_empty(device="cpu", recurse=False)
+            for weight in module.parameters(recurse=False):
+                weight.zero_()
+            if isinstance(module, NORMS):
+                module.reset_parameters()
+            if isinstance(module, nn.Linear):
+                initialise(module, std=model.config.std)
+            assert not isinstance(module, nn.Embedding), "a folder lacks an embedding"
+            weights = dict(module.named_parameters(prefix=path, recurse=False))
+            found |= {name: weights[name].detach() for name in own if name in missing}
+    return found
 
 
 def _fits(tokenizer: Tokenizer | None, vocab: int, folder: Path | str) -> None:

@@ -1,7 +1,7 @@
 """Members with a head, as Hugging Face's classes for them name it; others keep our own names."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,7 +63,6 @@ class WithHead:
     head: str
 
     CONFIG = HeadedConfig
-    GENERATES = False
 
     @property
     def TYPE(self) -> str:  # noqa: N802  # as the constant of the other files
@@ -164,6 +163,17 @@ def told(member: Member, data: Mapping[str, Any], where: str) -> Member:
         f"{where} says architectures=[{said!r}]: of {member.TYPE} with a head kinfolk opens "
         f"{names or 'none'}"
     )
+
+
+def refuse_unnamed_head(member: Member, weights: Collection[str], where: str) -> None:
+    """Refuse a task head in the weights of a folder whose config.json does not name its class."""
+    known = CLASSES.get(member.TYPE, {}).values()
+    if found := [there for there in known if f"{there.out}.weight" in weights]:
+        names = " or ".join(f'["{there.name}"]' for there in found)
+        raise UserError(
+            f"{where} does not say `architectures`, and the weights beside it hold "
+            f"{found[0].out}.weight, a task head: add architectures={names}"
+        )
 
 
 def _labels(data: Mapping[str, Any]) -> tuple[str, ...]:

@@ -81,7 +81,7 @@ class Names:
     ) -> dict[str, Tensor]:
         """Turn theirs into ours, in the shapes of `like`; heads that are lacking are left out."""
         found = {self._current(name): tensor for name, tensor in theirs.items()}
-        if not any(name.startswith(self.prefix) for name in found):
+        if self.prefix and not any(name.startswith(self.prefix) for name in found):
             return self._headless().take(found, like, where)
         self._settle(found, where)
         fresh = self._fresh(found, where)
@@ -176,11 +176,6 @@ class Member(Protocol):
     @property
     def FRAME(self) -> str | None:  # noqa: N802
         """What its tokenizer puts around a text."""
-        ...
-
-    @property
-    def GENERATES(self) -> bool:  # noqa: N802
-        """Whether it writes text."""
         ...
 
     def to_config(self, c: Any, specials: Specials | None) -> dict[str, Any]:

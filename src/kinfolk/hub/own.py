@@ -43,11 +43,6 @@ class Own:
         """What its tokenizer puts around a text."""
         return {"encoder": "bert", "encoder-decoder": "t5"}.get(self.CONFIG.network().architecture)
 
-    @property
-    def GENERATES(self) -> bool:  # noqa: N802
-        """Whether it writes text."""
-        return self.CONFIG.network().decoding is not None
-
     def to_config(self, c: Any, specials: Specials | None) -> dict[str, Any]:
         """Write config.json; under `head` what stands on the member, where something does."""
         roles = ("bos", "eos", "pad")

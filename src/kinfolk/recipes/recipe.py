@@ -184,6 +184,11 @@ def sound(recipe: Recipe) -> Recipe:
             raise UserError(f"{path}={value}: it is a share, from 0 to less than 1")
         if type(value) is int and value < 1 and field.name != "start":
             raise UserError(f"{path}={value}: it must be at least 1")
+        if field.name == "start" and value != recipe.objective.specials.pad:
+            raise UserError(
+                f"{path}={value}: it must be the padding id of the tokenizer, "
+                f"{recipe.objective.specials.pad}"
+            )
     if model.head_width is None and model.width % model.heads:
         raise UserError(f"model.heads={model.heads} does not divide model.width={model.width}")
     if model.context is not None and model.context < length:
