@@ -70,6 +70,8 @@ class Inputs(Tree):
     asked: Tensor | None = None  # (batch, predictions): slots to guess without seeing (XLNet)
     source: "Inputs | None" = None  # what an encoder reads before
     state: State | None = None
+    # The sight of the cached tokens and of these: `append_to_cache` sets it.
+    key_mask: Sight | None = None
     memory: Memory | None = None  # of the rows before these (Transformer-XL)
     crossing: BlockMask | None = None  # who sees what of the source, once resolved
     # Who sees what of the memory and the row, under each window or none, once resolved.
@@ -119,11 +121,22 @@ class Inputs(Tree):
         assert self.source is not None
         return Sight.full(self.sight.document), Sight.full(self.source.sight.document)
 
+    def append_to_cache(self) -> "Inputs":
+        """Add the sight of these tokens to the cache, and return the inputs that a model reads.
+
+        It is done once a step, by whoever builds the step; nothing that a model asks changes it.
+        """
+        assert self.state is not None and self.key_mask is None
+        return replace(self, key_mask=self.state.extend(self.sight))
+
     def seen(self) -> Sight:
-        """Return the sight of all tokens there are, and remember these in the state."""
+        """Return the sight of all tokens there are: in the memory or the cache, and these."""
         if self.memory is not None:
             return self.memory.before(self.sight)
-        return self.sight if self.state is None else self.state.extend(self.sight)
+        if self.state is None:
+            return self.sight
+        assert self.key_mask is not None, "the tokens of a step are appended to its cache first"
+        return self.key_mask
 
     @classmethod
     def of(cls, ids: Tensor, *, causal: bool, source: "Inputs | None" = None) -> "Inputs":

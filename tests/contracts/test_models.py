@@ -324,7 +324,7 @@ def test_a_cached_step_equals_a_full_pass(member: Member) -> None:
         whole = model(part(0, length, None)).hidden
         state, parts = State(length), []
         for start, stop in [(0, 5), (5, 6), (6, 8), (8, 9)]:
-            output = model(part(start, stop, state))
+            output = model(part(start, stop, state).append_to_cache())
             assert output.state is state
             parts.append(output.hidden)
     text = document >= 0

@@ -152,7 +152,7 @@ class Table(LanguageModel):
     def forward(self, inputs: Inputs) -> Output:
         state = inputs.state
         assert state is not None
-        seen = state.extend(inputs.sight)
+        seen = inputs.seen()
         keys = inputs.ids[:, None, :, None].double()
         kept, _ = state.cache(0).extend(keys, -keys)
         assert kept.shape[2] == seen.document.shape[1]

@@ -108,7 +108,8 @@ def test_cached_steps_honour_the_band() -> None:
     for start, stop in [(0, 4), (4, 5), (5, 7), (7, 8), (8, 9)]:
         cut = [t[:, start:stop] for t in (tokens, document, places)]
         sight = Sight(cut[1], cut[2], cut[2])
-        steps.append(model(Inputs(ids=cut[0], sight=sight, places=cut[2], state=state)).hidden)
+        step = Inputs(ids=cut[0], sight=sight, places=cut[2], state=state)
+        steps.append(model(step.append_to_cache()).hidden)
     found = torch.cat(steps, dim=1)
     for row, length in enumerate((9, 5, 7)):
         text = tokens[row, 9 - length :][None]

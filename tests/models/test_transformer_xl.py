@@ -217,7 +217,7 @@ def test_a_state_forgets_what_a_memory_would() -> None:
     state, memory, spoken, said = State(9), model.blank(3), [], []
     for place in range(9):
         now = segment(tokens[:, place : place + 1], place, memory)
-        spoken.append(model(replace(now, memory=None, state=state)).hidden)
+        spoken.append(model(replace(now, memory=None, state=state).append_to_cache()).hidden)
         output = model(now)
         said.append(output.hidden)
         memory = output.memory

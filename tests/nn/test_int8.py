@@ -255,7 +255,7 @@ def test_a_state_goes_on_in_int8() -> None:
                 places=given.places[:, at : at + 1],
                 state=state,
             )
-            steps.append(logits(model, step))
+            steps.append(logits(model, step.append_to_cache()))
     # Attention is in float32: its last bits, and so a byte here and there, depend on its shapes.
     assert apart(torch.cat(steps, 1), logits(model, given)) < 0.01
 

@@ -82,13 +82,15 @@ class Turn:
 
     def step(self) -> None:
         """Read, choose and write, for every row."""
+        sight = Sight(self.document, self.time, self.time)
         inputs = Inputs(
             ids=self.newest,
-            sight=Sight(self.document, self.time, self.time),
+            sight=sight,
             places=self.places,
             within=self.within,
             source=self.source,
             state=self.state,
+            key_mask=self.state.extend(sight),
         )
         logits = self.model.predict(self.model(inputs).hidden[:, -1]).logits().float()
         chance = self.chances.index_select(1, self.count)[:, 0]

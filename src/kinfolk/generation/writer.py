@@ -138,7 +138,7 @@ class Writer:
 
     def read(self) -> Tensor:
         """Run the model on what it has not read yet, and score what comes next."""
-        output = self.model(self.inputs)
+        output = self.model(self.inputs.append_to_cache())
         self.hidden = output.hidden
         return self.model.predict(output.hidden[:, -1]).logits().float()
 

@@ -61,7 +61,8 @@ def from_config(data: Mapping[str, Any]) -> T5Config:
     # The decoder is trained, and generates, from the padding id.
     pad = 0 if data.get("pad_token_id") is None else data["pad_token_id"]
     refuse(data, is_encoder_decoder=True, is_decoder=False, decoder_start_token_id=pad)
-    c = T5Config(**{"start": pad} | taken(data, FIELDS))
+    known: dict[str, Any] = {"start": pad} | taken(data, FIELDS)
+    c = T5Config(**known)
     depth, inner = data.get("num_decoder_layers"), data.get("d_ff", 2048)
     head = data.get("d_kv", 64)
     return replace(

@@ -123,8 +123,8 @@ class TransformerXL(LanguageModel):
         visible = inputs.visible(dropout=dropped, window=self.config.window)
         past = 0 if inputs.memory is None else inputs.memory.document.shape[1]
         keys = past + inputs.ids.shape[1]
-        if inputs.state is not None:
-            keys = inputs.state.filled
+        if inputs.key_mask is not None:
+            keys = inputs.key_mask.document.shape[1]
         table = self.tokens.table(0)
         far = waves(keys, 0, self.config.width, like=table, clamp=self.config.clamp)
         return View(visible, self.drop(far), keys)
