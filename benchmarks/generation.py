@@ -101,7 +101,7 @@ def ours(
     model: Any, work: Work, prompts: list[list[int]], tokens: int, *, compiled: bool = False
 ) -> Callable[[], list[list[int]]]:
     """Let kinfolk write."""
-    reads = hasattr(model, "encode")
+    reads = model.decoding == "encoder-decoder"
     request = Request(
         prompts=[[model.config.start]] * len(prompts) if reads else prompts,
         tokens=tokens,
@@ -144,7 +144,7 @@ def networks(work: Work, dtype: torch.dtype) -> tuple[Any, Any]:
         for weight in model.parameters():
             if weight.dim() > 1:
                 weight.mul_(2.0)
-    reads = hasattr(model, "encode")
+    reads = model.decoding == "encoder-decoder"
     kind = transformers.T5ForConditionalGeneration if reads else transformers.GPT2LMHeadModel
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

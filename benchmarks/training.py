@@ -601,7 +601,7 @@ def shaped(work: Work, name: str, vocab: int, length: int) -> Any:
         raise UserError(f"{work.name} has no size {name!r}: choose from {', '.join(work.presets)}")
     config = work.presets[name]
     sizes = {"vocab": vocab, "context": length, "dropout": 0.0, "attention_dropout": 0.0}
-    return replace(config, **{k: v for k, v in sizes.items() if hasattr(config, k)})
+    return config.with_fields(**sizes)
 
 
 def device_peak(device: torch.device) -> float | None:

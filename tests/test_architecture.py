@@ -6,8 +6,10 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import get_args
 
 import kinfolk
+from kinfolk.nn.language_model import Architecture, Decoding
 
 ROOT = Path(kinfolk.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
@@ -31,8 +33,8 @@ ALLOWED = {
     "objectives": READING | {"nn"},  # never models
     "metrics": READING,
     "tasks": READING | {"objectives", "metrics", "nn", "generation"},  # never models
-    "training": BASE,  # never models, objectives, tasks or hub
-    "generation": BASE | {"text"},  # nor here
+    "training": BASE | {"nn"},  # never models, objectives, tasks or hub
+    "generation": BASE | {"nn", "text"},  # nor here
     "hub": BASE | {"nn", "models", "text"},
     "comparison": KNOWING | {"training", "generation", "hub", "recipes"},  # never cli
     "recipes": KNOWING | {"training", "generation", "hub", "comparison"},  # never cli
@@ -157,15 +159,20 @@ def test_every_file_says_what_it_is() -> None:
 
 def test_a_model_names_its_paper_its_kind_and_its_sizes() -> None:
     assert len(MODELS) >= 12
-    kinds = ("encoder", "decoder", "encoder-decoder", "recurrent", "counts")
     wrong = []
     for path in MODELS:
         first = (ast.get_docstring(tree(path)) or "-").splitlines()[0]
         if not re.fullmatch(r"[^(]+ \(.+, (19|20)\d\d\): .+\.", first):
             wrong.append(f"{name(path)} begins with {first!r}")
         module = __import__(f"kinfolk.models.{path.stem}", fromlist=["PRESETS"])
-        if module.KIND not in kinds:
-            wrong.append(f"{name(path)} is of kind {module.KIND!r}")
+        networks = {config.network() for config in module.PRESETS.values()}
+        if len(networks) > 1:
+            wrong.append(f"{name(path)} has sizes of {len(networks)} networks")
+        for network in networks:
+            if network.architecture not in get_args(Architecture):
+                wrong.append(f"{name(path)} has the architecture {network.architecture!r}")
+            if network.decoding not in (None, *get_args(Decoding)):
+                wrong.append(f"{name(path)} decodes by {network.decoding!r}")
         if missing := {"nano", "tiny"} - module.PRESETS.keys():
             wrong.append(f"{name(path)} has no size {', '.join(sorted(missing))}")
     assert not wrong, list_of(wrong)

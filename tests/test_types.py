@@ -1,6 +1,7 @@
 """What travels between the parts: it moves as a whole, keeps its shapes and adds up."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -124,9 +125,25 @@ def test_inputs_see_what_their_state_has_seen() -> None:
             places=ids[:, :1] + i,
             state=state,
         )
+        one = one.append_to_cache()
         visible, past = one.visible(), key[:, :, : i + 1]
         parts.append(visible(query[:, :, i : i + 1], past, past, scale=None, dropout=0.0))
     torch.testing.assert_close(torch.cat(parts, 2), whole)
+
+
+def test_asking_what_is_seen_changes_no_cache() -> None:
+    state, ids = State(9), torch.zeros(1, 3, dtype=torch.long)
+    for step in range(2):
+        inputs = replace(Inputs.of(ids, causal=True), state=state).append_to_cache()
+        for _ in range(2):
+            inputs.visible()
+            seen = inputs.seen()
+            assert state.filled == seen.document.shape[1] == 3 * (step + 1)
+            assert inputs.seen() is seen
+    with pytest.raises(AssertionError):
+        inputs.append_to_cache()
+    with pytest.raises(AssertionError, match="appended to its cache first"):
+        replace(inputs, key_mask=None).visible()
 
 
 def test_inputs_can_be_copied() -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from kinfolk.errors import UserError
@@ -70,6 +70,8 @@ class Inputs(Tree):
     asked: Tensor | None = None  # (batch, predictions): slots to guess without seeing (XLNet)
     source: "Inputs | None" = None  # what an encoder reads before
     state: State | None = None
+    # The sight of the cached tokens and of these: `append_to_cache` sets it.
+    key_mask: Sight | None = None
     memory: Memory | None = None  # of the rows before these (Transformer-XL)
     crossing: BlockMask | None = None  # who sees what of the source, once resolved
     # Who sees what of the memory and the row, under each window or none, once resolved.
@@ -102,7 +104,7 @@ class Inputs(Tree):
     def resolved(self, windows: Collection[int] = ()) -> "Inputs":
         """Find the blocks of every mask, for the block-sparse kernel; before what is compiled.
 
-        `windows` are those of the network's banded layers: see `windows`.
+        `windows` are those of the network's banded layers: its `attention_windows`.
         """
         if self.memory is not None:
             seen = self.memory.before(self.sight)
@@ -119,11 +121,22 @@ class Inputs(Tree):
         assert self.source is not None
         return Sight.full(self.sight.document), Sight.full(self.source.sight.document)
 
+    def append_to_cache(self) -> "Inputs":
+        """Add the sight of these tokens to the cache, and return the inputs that a model reads.
+
+        It is done once a step, by whoever builds the step; nothing that a model asks changes it.
+        """
+        assert self.state is not None and self.key_mask is None
+        return replace(self, key_mask=self.state.extend(self.sight))
+
     def seen(self) -> Sight:
-        """Return the sight of all tokens there are, and remember these in the state."""
+        """Return the sight of all tokens there are: in the memory or the cache, and these."""
         if self.memory is not None:
             return self.memory.before(self.sight)
-        return self.sight if self.state is None else self.state.extend(self.sight)
+        if self.state is None:
+            return self.sight
+        assert self.key_mask is not None, "the tokens of a step are appended to its cache first"
+        return self.key_mask
 
     @classmethod
     def of(cls, ids: Tensor, *, causal: bool, source: "Inputs | None" = None) -> "Inputs":
@@ -210,19 +223,6 @@ class Prediction(Protocol):
         ...
 
 
-class Config(Protocol):
-    """A frozen dataclass that describes a network and builds it."""
-
-    @property
-    def vocab(self) -> int:
-        """How many ids the network knows."""
-        ...
-
-    def build(self) -> "Model":
-        """Make the network, with fresh weights."""
-        ...
-
-
 class Model(Protocol):
     """A network: it obeys the sight in its inputs and knows no objective."""
 
@@ -270,19 +270,6 @@ class Remembers(PredictsTokens, Protocol):
     def blank(self, rows: int, /) -> Memory:
         """Return the memory of rows that nothing stands before."""
         ...
-
-
-class ReadsSources(PredictsTokens, Protocol):
-    """A model that reads a source with an encoder and writes with a decoder."""
-
-    def encode(self, source: Inputs, /) -> Tensor:
-        """Run the encoder alone: (batch, source length, width)."""
-        ...
-
-
-def windows(network: nn.Module) -> tuple[int, ...]:
-    """Return how far back the banded layers of a network look; it says so in `windows`."""
-    return tuple({w: None for part in network.modules() for w in getattr(part, "windows", ())})
 
 
 class Objective(Protocol):

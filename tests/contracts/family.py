@@ -81,10 +81,10 @@ def documents(*, count: int = 9, longest: int = 70, apart: bool = False) -> Loos
 def build(member: Member, *, dropout: float = 0.0, seed: int = 0, **changes: Any) -> Any:
     """Build a member's smallest network for the small text."""
     config = member.config("nano")
-    sizes = {"vocab": VOCAB} | ({"context": 2 * LENGTH} if hasattr(config, "context") else {})
     drops = {f.name: dropout for f in dataclasses.fields(config) if "dropout" in f.name}
     torch.manual_seed(seed)
-    return dataclasses.replace(config, **sizes, **drops, **changes).build()
+    sized = config.with_fields(vocab=VOCAB, context=2 * LENGTH)
+    return dataclasses.replace(sized, **drops, **changes).build()
 
 
 @torch.no_grad()

@@ -30,6 +30,7 @@ from kinfolk import hub
 from kinfolk.data.feed import Feed, draw
 from kinfolk.recipes.catalogue import Member, members
 from kinfolk.sight import Sight
+from kinfolk.training.layers import depth_of, layers
 from kinfolk.training.optimisers import optimiser
 from kinfolk.training.step import Learner, Step
 from kinfolk.types import IGNORED, Batch, Inputs, State, each
@@ -104,6 +105,14 @@ def test_every_size_builds(member: Member) -> None:
                 assert all(p.is_meta for p in model.parameters())
 
 
+@MEMBERS
+def test_what_only_pretraining_needs_is_there_to_be_removed(member: Member) -> None:
+    model = build(member)
+    parts = {name for name, _ in model.named_children()}
+    parts |= {name for name, _ in model.named_parameters(recurse=False)}
+    assert parts.issuperset(model.pretraining_only + model.pooling_only)
+
+
 @FAMILY
 def test_the_loss_falls(member: Member, way: str) -> None:
     objective, model = objective_of(member, way), build(member)
@@ -127,7 +136,8 @@ def test_gradients_reach_every_parameter(member: Member) -> None:
         named = model.named_parameters()
         reached[way] = {n for n, p in named if p.grad is not None and p.grad.abs().max() > 1e-9}
     assert reached[member.objectives[0]] == {n for n, _ in model.named_parameters()}
-    body = {n for n, _ in model.named_parameters() if "blocks" in n}
+    inside = range(1, depth_of(model) + 1)
+    body = {name for name, layer in layers(model).items() if layer in inside}
     assert body and all(body <= some for some in reached.values())
 
 
@@ -154,8 +164,7 @@ def test_the_table_that_reads_tokens_predicts_them(member: Member) -> None:
 
 def predicts(model: Any, inputs: Inputs) -> Tensor:
     """Sum up each token's scores over the vocabulary: (batch, length)."""
-    read = model.guess if hasattr(model, "guess") else model
-    logits: Tensor = model.predict(read(inputs).hidden).logits()
+    logits: Tensor = model.predict(model.guess(inputs).hidden).logits()
     noise = torch.randn(VOCAB, generator=torch.Generator().manual_seed(1)).to(logits.dtype)
     return logits @ noise
 
@@ -339,7 +348,7 @@ def test_a_cached_step_equals_a_full_pass(member: Member) -> None:
         whole = model(part(0, length, None)).hidden
         state, parts = State(length), []
         for start, stop in [(0, 5), (5, 6), (6, 8), (8, 9)]:
-            output = model(part(start, stop, state))
+            output = model(part(start, stop, state).append_to_cache())
             assert output.state is state
             parts.append(output.hidden)
     text = document >= 0

@@ -15,6 +15,7 @@ from kinfolk.errors import UserError
 from kinfolk.generation import GREEDY, Beam, Generated, Request, Rules, decode, generate
 from kinfolk.generation.decoding import collect
 from kinfolk.generation.writer import Writer
+from kinfolk.nn.language_model import LanguageModel, ModelConfig
 from kinfolk.types import Inputs, Output
 from writing import asked, write
 
@@ -124,10 +125,10 @@ def test_the_winners_cost_what_they_cost_without_beams(
         assert text.logprobs == pytest.approx(costs, abs=1e-5)
 
 
-class Table:
+class Table(LanguageModel):
     """A model by hand: what it has read lies in its state, and a table says what comes next."""
 
-    class Config:
+    class Config(ModelConfig):
         vocab = 4
 
     class Said:
@@ -140,14 +141,18 @@ class Table:
         def nll(self, labels: Tensor) -> Tensor:
             raise NotImplementedError
 
+    architecture = "decoder"
+    decoding = "causal"
+
     def __init__(self, chances: dict[Text, Sequence[float]]) -> None:
+        super().__init__()
         self.config = self.Config()
         self.chances = chances
 
-    def __call__(self, inputs: Inputs) -> Output:
+    def forward(self, inputs: Inputs) -> Output:
         state = inputs.state
         assert state is not None
-        seen = state.extend(inputs.sight)
+        seen = inputs.seen()
         keys = inputs.ids[:, None, :, None].double()
         kept, _ = state.cache(0).extend(keys, -keys)
         assert kept.shape[2] == seen.document.shape[1]
@@ -174,7 +179,7 @@ def test_beams_that_cross_at_every_step_keep_their_own_past() -> None:
     }
     beam = Beam(size=2, length_penalty=0.0)
     request = Request(prompts=[[0], [3, 0]], tokens=[4, 4], num=2)
-    found = generate(Table(chances), request, beam)  # type: ignore[arg-type]
+    found = generate(Table(chances), request, beam)
     assert [text.ids for text in found[:2]] == [[2, 0, 2, 1], [1, 1, 3, 3]]
     assert [text.score for text in found[:2]] == pytest.approx(
         [

@@ -7,7 +7,8 @@ import transformers
 
 from kinfolk.errors import UserError
 from kinfolk.hub import bert, gpt2, t5
-from kinfolk.hub.folder import Member, members
+from kinfolk.hub.folder import members
+from kinfolk.hub.names import Member
 from kinfolk.models.bert import PRESETS as BERT
 from kinfolk.models.bert import BertConfig
 from kinfolk.models.gpt2 import PRESETS as GPT2

@@ -1,6 +1,8 @@
 """Model folders: exact when they come back, open in transformers, and strict."""
 
 import json
+import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,13 @@ from torch import nn
 from kinfolk.errors import UserError
 from kinfolk.hub import load, load_model, save
 from kinfolk.models.bert import BertConfig
+from kinfolk.models.glm import GLMConfig
 from kinfolk.models.gpt2 import GPT2Config
 from kinfolk.models.t5 import T5Config
+from kinfolk.models.xlnet import XLNetConfig
+from kinfolk.nn.bilstm import BiLSTMConfig
+from kinfolk.nn.headed import HeadedConfig, summary
+from kinfolk.nn.language_model import LanguageModel, ModelConfig
 from kinfolk.text import Tokenizer, train
 from kinfolk.types import Inputs
 
@@ -125,11 +132,11 @@ def test_a_tokenizer_that_knows_more_than_the_network_is_refused(
 
 
 def test_a_network_outside_of_the_family_is_refused(tmp_path: Path) -> None:
-    class Odd(nn.Module):
-        config = None
+    class Odd(LanguageModel):
+        config = ModelConfig()
 
     with pytest.raises(UserError, match="Odd is in no file of models/"):
-        save(tmp_path, Odd(), None)  # type: ignore[arg-type]
+        save(tmp_path, Odd(), None)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "bert", "t5"])
@@ -268,3 +275,76 @@ def test_bad_folders_are_told_in_a_sentence(gpt2: Path, tmp_path_factory: Any) -
     refused(r"lacks .*ln_f\.weight, transformer\.ln_f\.bias")
     (gpt2 / WEIGHTS).write_bytes(whole[: len(whole) // 2])
     refused("cannot be read")
+
+
+def test_the_start_token_of_t5_comes_back(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    save(tmp_path, replace(CONFIGS["t5"], start=5).build(), None)
+    assert load_model(tmp_path).config.start == 5
+    changed = json.loads((tmp_path / "config.json").read_text()) | {"decoder_start_token_id": 6}
+    (tmp_path / "config.json").write_text(json.dumps(changed))
+    with pytest.raises(UserError, match=r"decoder_start_token_id=6, .* decoder_start_token_id=5"):
+        load_model(tmp_path)
+    odd = replace(CONFIGS["t5"], start=5, vocab=400).build()
+    with pytest.raises(UserError, match=r"model\.start="):
+        save(tmp_path, odd, tokenizer)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.filterwarnings("ignore:.* was saved without")
+def test_a_folder_of_no_weights_is_told(name: str, tmp_path: Path) -> None:
+    save(tmp_path, CONFIGS[name].build(), None)
+    rename(tmp_path, lambda tensors: {})
+    with pytest.raises(UserError, match="lacks the weights"):
+        load_model(tmp_path)
+
+
+def test_who_generates_has_a_generation_config_and_nobody_else(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"vocab": 70, "width": 8, "depth": 1}
+    configs = [
+        *CONFIGS.values(),
+        BiLSTMConfig(**sizes),
+        XLNetConfig(**sizes, heads=2),
+        GLMConfig(**sizes, heads=2),
+    ]
+    written = set()
+    for config in configs:
+        folder = tmp_path / type(config).__name__
+        save(folder, config.build(), None)
+        if (folder / "generation_config.json").is_file():
+            written.add(type(config))
+    assert written == {GPT2Config, T5Config, XLNetConfig, GLMConfig}
+
+
+def test_heads_that_start_fresh_are_drawn_alone_and_move_no_random_state(tmp_path: Path) -> None:
+    config = BertConfig(vocab=70, width=64, depth=1, heads=2, context=16, std=0.3)
+    transformers.BertModel(
+        transformers.BertConfig(**json.loads(_saved(config, tmp_path)))
+    ).save_pretrained(tmp_path)
+    before = torch.random.get_rng_state()
+    with pytest.warns(UserWarning, match=r"cls\.seq_relationship\.weight"):
+        model = load_model(tmp_path)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert not any(p.is_meta for p in model.parameters())
+    fresh = dict(model.named_parameters())
+    assert fresh["head.dense.weight"].std().item() == pytest.approx(0.3, rel=0.1)
+    assert fresh["head.norm.weight"].unique().tolist() == [1.0]
+    for name in ("head.bias", "head.dense.bias", "head.norm.bias", "pairs.bias"):
+        assert not fresh[name].any()
+
+
+def _saved(config: Any, folder: Path) -> str:
+    save(folder, config.build(), None)
+    return (folder / "config.json").read_text()
+
+
+def test_a_head_whose_class_is_not_named_is_told(tmp_path: Path) -> None:
+    body = CONFIGS["bert"]
+    config = HeadedConfig(body=body, head="text", labels=("a", "b"), summary=summary(body))
+    save(tmp_path, config.build(), None)
+    data = json.loads((tmp_path / "config.json").read_text())
+    del data["architectures"]
+    (tmp_path / "config.json").write_text(json.dumps(data))
+    said = r"does not say `architectures`, .* hold classifier.weight.*BertForSequenceClassification"
+    with warnings.catch_warnings(), pytest.raises(UserError, match=said):
+        warnings.simplefilter("error")
+        load_model(tmp_path)

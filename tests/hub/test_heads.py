@@ -26,7 +26,8 @@ from kinfolk.models.roberta import RobertaConfig
 from kinfolk.models.transformer_xl import TransformerXLConfig
 from kinfolk.models.xlnet import XLNetConfig
 from kinfolk.nn.bilstm import BiLSTMConfig
-from kinfolk.nn.headed import LABELS, Headed, HeadedConfig, Summary, summary
+from kinfolk.nn.headed import LABELS, Headed, HeadedConfig, summary
+from kinfolk.nn.language_model import Summary
 from kinfolk.sight import PADDING, Sight
 from kinfolk.text import Tokenizer, train
 from kinfolk.types import Inputs
@@ -252,7 +253,7 @@ def test_decoders_still_predict_and_bounds_are_those_of_the_body() -> None:
     model = headed(BODIES["gpt2"], "text").build()
     assert model.predict(torch.zeros(2, 8)).logits().shape == (2, VOCAB)
     assert (model.config.vocab, model.config.width, model.config.context) == (VOCAB, 8, 16)
-    assert getattr(headed(BODIES["xlnet"], "text"), "context", None) is None
+    assert headed(BODIES["xlnet"], "text").context is None
 
 
 @pytest.mark.parity
@@ -372,5 +373,5 @@ def test_bad_configs_are_told() -> None:
     for head, labels in (("text", ("a", "b")), ("tokens", ("a",))):
         with pytest.raises(UserError, match="a number is one score of a text"):
             headed(body, head, labels=labels, regress=True)
-    with pytest.raises(UserError, match="HeadedConfig says not how it sums a text up"):
+    with pytest.raises(UserError, match="Headed takes no task head"):
         summary(headed(body, "text"))

@@ -44,7 +44,8 @@ def figure(tokens: Tensor, now: slice = slice(None), state: State | None = None)
         torch.tensor(line[now]).expand(len(tokens), -1) for line in (PLACES, WITHIN, TIME)
     )
     sight = Sight(torch.zeros_like(time), time, time)
-    return Inputs(ids=tokens[:, now], sight=sight, places=places, within=within, state=state)
+    found = Inputs(ids=tokens[:, now], sight=sight, places=places, within=within, state=state)
+    return found if state is None else found.append_to_cache()
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -144,7 +144,7 @@ def test_cached_steps_equal_a_full_pass() -> None:
         now = slice(start, stop)
         sight = Sight.causal(torch.zeros_like(tokens[:, now]), start=start)
         step = Inputs(ids=tokens[:, now], sight=sight, places=places[:, now], state=state)
-        steps.append(model(step).hidden)
+        steps.append(model(step.append_to_cache()).hidden)
     near(torch.cat(steps, dim=1), whole)
 
 

@@ -142,7 +142,7 @@ def test_cached_steps_equal_a_full_pass_in_rows_of_any_length() -> None:
             places=places[:, now],
             state=state,
         )
-        steps.append(model(step).hidden)
+        steps.append(model(step.append_to_cache()).hidden)
     real = document == 0
     near(torch.cat(steps, dim=1)[real], whole[real])
     alone = [
@@ -158,7 +158,7 @@ def test_a_prompt_padded_in_front_goes_on_as_if_it_were_not() -> None:
     sight, state = Sight.causal(document), State(capacity=9)
     places = (document + 1).cumsum(1) - 1
     start = Inputs(ids=tokens, sight=sight, places=places.clamp(min=0), state=state)
-    model(start)
+    model(start.append_to_cache())
     following = ids(70, length=2)
     for i in range(2):
         step = Inputs(
@@ -167,7 +167,7 @@ def test_a_prompt_padded_in_front_goes_on_as_if_it_were_not() -> None:
             places=places[:, -1:] + 1 + i,
             state=state,
         )
-        hidden = model(step).hidden[:, 0]
+        hidden = model(step.append_to_cache()).hidden[:, 0]
     for row, length in enumerate((7, 3, 5)):
         text = torch.cat([tokens[row, 7 - length :], following[row]])[None]
         near(hidden[row], model(Inputs.of(text, causal=True)).hidden[0, -1])

@@ -15,11 +15,12 @@ from kinfolk.data.pieces import Loose
 from kinfolk.hub import load_model, save
 from kinfolk.models.gpt2 import GPT2Config
 from kinfolk.models.gpt3 import GPT3, PRESETS, GPT3Config
+from kinfolk.nn.language_model import attention_windows
 from kinfolk.objectives.clm import CLM
 from kinfolk.sight import Blocks, Sight, Visible, see
 from kinfolk.text.tokenizer import Specials
 from kinfolk.training.step import Learner
-from kinfolk.types import Inputs, State, windows
+from kinfolk.types import Inputs, State
 
 # What table 2.1 prints, in millions, and what these networks hold.
 PUBLISHED = {
@@ -107,7 +108,8 @@ def test_cached_steps_honour_the_band() -> None:
     for start, stop in [(0, 4), (4, 5), (5, 7), (7, 8), (8, 9)]:
         cut = [t[:, start:stop] for t in (tokens, document, places)]
         sight = Sight(cut[1], cut[2], cut[2])
-        steps.append(model(Inputs(ids=cut[0], sight=sight, places=cut[2], state=state)).hidden)
+        step = Inputs(ids=cut[0], sight=sight, places=cut[2], state=state)
+        steps.append(model(step.append_to_cache()).hidden)
     found = torch.cat(steps, dim=1)
     for row, length in enumerate((9, 5, 7)):
         text = tokens[row, 9 - length :][None]
@@ -122,7 +124,7 @@ def test_a_folder_keeps_our_names_and_the_band(tmp_path: Path) -> None:
     save(tmp_path, model, None)
     again = load_model(tmp_path)
     assert isinstance(again, GPT3) and again.config == SMALL
-    assert windows(again) == (3,)
+    assert attention_windows(again) == (3,)
 
 
 SPECIALS = Specials(pad=0, unk=1, bos=2, eos=2, cls=3, sep=4, mask=5)
@@ -142,7 +144,7 @@ def test_block_sparse_bands_learn_what_the_dense_mask_does() -> None:
     model = shake(config.build()).cuda().train()
     dense = Learner(copy.deepcopy(model), way)
     sparse = Learner(model, way)
-    resolved = batch.inputs.resolved(windows(sparse))
+    resolved = batch.inputs.resolved(attention_windows(sparse))
     assert isinstance(see(resolved.sight, window=200), Blocks)
     sparse.compile(dynamic=False)
     found = []

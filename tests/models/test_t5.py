@@ -170,7 +170,7 @@ def test_cached_steps_equal_a_full_pass_in_rows_of_any_length(config: T5Config) 
             source=both.source,
             state=state,
         )
-        steps.append(model(step).hidden)
+        steps.append(model(step.append_to_cache()).hidden)
     real = document == 0
     near(torch.cat(steps, dim=1)[real], whole[real])
     assert both.source is not None
@@ -195,7 +195,7 @@ def test_a_prompt_padded_in_front_goes_on_as_if_it_were_not() -> None:
             source=both.source,
             state=state,
         )
-        hidden = model(step).hidden[:, -1]
+        hidden = model(step.append_to_cache()).hidden[:, -1]
     assert both.source is not None
     for row, (length, read) in enumerate(zip(lengths, SOURCES, strict=True)):
         source = Inputs.of(both.source.ids[row : row + 1, :read], causal=False)

@@ -165,7 +165,7 @@ def test_a_prompt_padded_in_front_goes_on_as_if_it_were_not() -> None:
             source=both.source,
             state=state,
         )
-        hidden = model(step).hidden[:, -1]
+        hidden = model(step.append_to_cache()).hidden[:, -1]
     assert both.source is not None and len(state.caches) == len(state.crossed) == 2
     for row, (length, read) in enumerate(zip(lengths, SOURCES, strict=True)):
         source = Inputs.of(both.source.ids[row : row + 1, :read], causal=False)

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from hollow import hollow
 from kinfolk.models.transformer_xl import PRESETS, TransformerXL, TransformerXLConfig
+from kinfolk.nn.language_model import attention_windows
 from kinfolk.sight import UNWRITTEN, Blocks, Sight
-from kinfolk.types import Inputs, Memory, State, windows
+from kinfolk.types import Inputs, Memory, State
 
 GOLDEN = Path(__file__).parent / "golden" / "transformer_xl.safetensors"  # see the script there
 # As transformers counts. The paper rounds: 151M and 41M, 277M; of the first it says 257M, and the
@@ -216,7 +217,7 @@ def test_a_state_forgets_what_a_memory_would() -> None:
     state, memory, spoken, said = State(9), model.blank(3), [], []
     for place in range(9):
         now = segment(tokens[:, place : place + 1], place, memory)
-        spoken.append(model(replace(now, memory=None, state=state)).hidden)
+        spoken.append(model(replace(now, memory=None, state=state).append_to_cache()).hidden)
         output = model(now)
         said.append(output.hidden)
         memory = output.memory
@@ -246,7 +247,7 @@ def test_the_block_sparse_kernel_sees_the_same_memory(window: int | None) -> Non
     memory = model(segment(tokens[:, :4], 0, model.blank(3))).memory
     document = torch.tensor([[0] * 5, [1] * 5, [0, 0, 1, 1, -1]]).int()
     given = inputs(tokens[:, 4:], Sight.causal(document, start=4), memory=memory)
-    resolved = given.resolved(windows(model))
+    resolved = given.resolved(attention_windows(model))
     assert isinstance(resolved.visible(window=window), Blocks)
     real = document >= 0
     near(model(resolved).hidden[real], model(given).hidden[real])

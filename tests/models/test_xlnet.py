@@ -180,7 +180,9 @@ def test_a_memory_is_theirs(memory: int | None) -> None:
         tokens = (ids(70, length=4) + part) % 70
         said = peer(tokens, mems=mems, use_mems=True, output_hidden_states=True)
         mems = said.mems
-        hidden = ours(replace(Inputs.of(tokens, causal=False), state=state)).hidden
+        hidden = ours(
+            replace(Inputs.of(tokens, causal=False), state=state).append_to_cache()
+        ).hidden
         near(hidden, said.hidden_states[-1])
         if memory is not None:
             state.keep(memory)
@@ -194,7 +196,7 @@ def test_a_memory_is_theirs(memory: int | None) -> None:
         target_mapping=mapped(),
         token_type_ids=given.segments,
     )
-    near(ours.predict(ours(given).hidden).logits(), said.logits)
+    near(ours.predict(ours(given.append_to_cache()).hidden).logits(), said.logits)
 
 
 @pytest.mark.parity
@@ -233,16 +235,18 @@ def test_two_segments_with_a_memory_equal_one_pass_over_both() -> None:
     for start, stop in [(0, 4), (4, 5), (5, 9)]:
         now = slice(start, stop)
         segment = inputs(tokens[:, now], Sight.causal(document[:, now], start=start), state=state)
-        parts.append(model(segment).hidden)
+        parts.append(model(segment.append_to_cache()).hidden)
     real = document == 0
     near(torch.cat(parts, 1)[real], whole[real], within=1e-12)
     last = torch.full((3, 1), 8)
     sight = Sight.causal(torch.zeros_like(document))
     guess = model(inputs(tokens, sight, asked=last)).hidden
     state = State(9)
-    model(inputs(tokens[:, :7], Sight.causal(torch.zeros(3, 7, dtype=torch.long)), state=state))
+    begun = inputs(tokens[:, :7], Sight.causal(torch.zeros(3, 7, dtype=torch.long)), state=state)
+    model(begun.append_to_cache())
     end = Sight.causal(torch.zeros(3, 2, dtype=torch.long), start=7)
-    again = model(inputs(tokens[:, 7:], end, asked=last - 7, state=state)).hidden
+    rest = inputs(tokens[:, 7:], end, asked=last - 7, state=state)
+    again = model(rest.append_to_cache()).hidden
     near(again, guess, within=1e-12)
 
 

@@ -1,5 +1,9 @@
 """The baseline: each text of a row is read by itself, and its first token sums it up."""
 
+import subprocess
+import sys
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -8,7 +12,7 @@ from kinfolk.errors import UserError
 from kinfolk.nn.bilstm import PRESETS, BiLSTM, BiLSTMConfig
 from kinfolk.nn.headed import HeadedConfig, summary
 from kinfolk.sight import PADDING, Sight
-from kinfolk.types import Inputs
+from kinfolk.types import Inputs, Output
 
 LENGTHS = [[5, 3, 1], [9], [2, 6]]  # of the texts in each row of ten slots
 
@@ -145,3 +149,27 @@ def test_sizes_follow_the_ladder() -> None:
 def test_an_odd_width_is_a_sentence() -> None:
     with pytest.raises(UserError, match=r"model.width=15 is odd"):
         BiLSTMConfig(width=15)
+
+
+def test_importing_it_does_not_import_the_compiler() -> None:
+    code = "import sys, kinfolk.recipes.catalogue; print('torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_a_compiler_leaves_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = BiLSTMConfig(vocab=30, width=8, dropout=0.0).build()
+    traced: list[bool] = []
+    plain = BiLSTM.run
+
+    def run(self: BiLSTM, inputs: Inputs) -> Output:
+        traced.append(torch.compiler.is_dynamo_compiling())
+        return plain(self, inputs)
+
+    monkeypatch.setattr(BiLSTM, "run", run)
+    compiled: Any = torch.compile(model, backend="eager", dynamic=True)
+    for length in (3, 5):
+        inputs = Inputs.of(torch.randint(30, (2, length)), causal=False)
+        assert torch.equal(compiled(inputs).hidden, model(inputs).hidden)
+    assert traced == [False] * 4

@@ -194,7 +194,7 @@ def nano(member: Member) -> Any:
 
 def inputs(model: Any, rows: int = 3, **more: Any) -> Inputs:
     ids = torch.randint(VOCAB, (rows, 20), generator=torch.Generator().manual_seed(1))
-    source = Inputs.of(ids.flip(1), causal=False) if hasattr(model, "encode") else None
+    source = Inputs.of(ids.flip(1), causal=False) if model.decoding == "encoder-decoder" else None
     given = Inputs.of(ids, causal=source is not None or model_writes(model), source=source)
     return dataclasses.replace(given, **more)
 
@@ -208,7 +208,7 @@ def model_writes(model: Any) -> bool:
 
 @torch.no_grad()
 def logits(model: Any, given: Inputs) -> Tensor:
-    run = getattr(model, "guess", model)
+    run = model.guess
     return model.predict(run(given).hidden).logits()  # type: ignore[no-any-return]
 
 
@@ -261,7 +261,7 @@ def test_a_state_goes_on_in_int8() -> None:
                 places=given.places[:, at : at + 1],
                 state=state,
             )
-            steps.append(logits(model, step))
+            steps.append(logits(model, step.append_to_cache()))
     # Attention is in float32: its last bits, and so a byte here and there, depend on its shapes.
     assert apart(torch.cat(steps, 1), logits(model, given)) < 0.01
 

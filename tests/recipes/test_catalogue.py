@@ -24,7 +24,7 @@ def test_a_member_says_who_it_is() -> None:
             with case(who.name):
                 assert who.title and who.paper.endswith(str(who.year)) and 1948 <= who.year <= 2100
                 assert who.model.__name__ == f"kinfolk.models.{who.name}"
-                assert who.kind == who.model.KIND
+                assert who.kind == who.config("nano").network().architecture
                 assert who.sizes == tuple(who.model.PRESETS)
                 writes = who.kind in ("decoder", "encoder-decoder") or who.name == "xlnet"
                 assert ("generate" in who.can) == writes

@@ -45,7 +45,7 @@ def row(ids: list[int], document: list[int], state: State | None = None) -> Inpu
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
 @pytest.mark.parametrize("bos", [BOS, EOS])
 def test_the_distribution_is_that_of_the_costs(order: int, bos: int) -> None:
-    counts = fitted(order, bos=bos).config
+    counts = fitted(order, bos=bos).counts
     line = [bos] * counts.history + [1, 2, 1, 1, 5, 0, 6]  # 0 was never seen
     places = range(counts.history, len(line) + 1)
     contexts = np.array([line[place - counts.history : place] for place in places], np.int64)
@@ -74,7 +74,7 @@ def test_greedy_text_is_the_one_most_said() -> None:
     found = generate(model, Request(prompts=prompts, tokens=9, ends={EOS}), GREEDY)
     assert [text.ids for text in found] == [[1, 2, 3], [2, 3], [6, 6], [6, 6]]
     assert all(text.ended for text in found)
-    costs = model.config.nll(np.array([1, 2, 3]))
+    costs = model.counts.nll(np.array([1, 2, 3]))
     assert found[0].logprobs == pytest.approx((-costs[:-1]).tolist(), abs=1e-6)
 
 
@@ -82,7 +82,7 @@ def test_drawn_tokens_come_as_often_as_they_are_likely() -> None:
     model, texts = fitted(), 4000
     found = generate(model, Request(prompts=[[BOS, 1]] * texts, tokens=1, ends=(), seed=1))
     drawn = np.bincount([text.ids[0] for text in found], minlength=VOCAB) / texts
-    expected = model.config.following(np.array([[BOS, 1]]))[0]
+    expected = model.counts.following(np.array([[BOS, 1]]))[0]
     assert (abs(drawn - expected) < 4 * np.sqrt(expected * (1 - expected) / texts)).all()
     assert expected.max() < 0.9  # there is something to choose
 
@@ -128,7 +128,7 @@ def test_beams_that_hold_everything_find_the_likeliest_text() -> None:
     asked = Request(prompts=[[BOS, 1]], tokens=2, ends=())
     (found,) = generate(model, asked, Beam(size=VOCAB, length_penalty=0.0))
     texts = list(product(range(VOCAB), repeat=2))
-    costs = [model.config.nll(np.array([1, *text]))[1:3].sum() for text in texts]
+    costs = [model.counts.nll(np.array([1, *text]))[1:3].sum() for text in texts]
     assert tuple(found.ids) == texts[int(np.argmin(costs))]
     assert sum(found.logprobs) == pytest.approx(-min(costs), abs=1e-5)
 
@@ -151,7 +151,7 @@ def test_the_loss_of_labels_leaves_out_what_is_ignored() -> None:
     ids = torch.tensor([[BOS, 1, 2, 1]])
     prediction = model.predict(model(Inputs.of(ids, causal=True)).hidden)
     labels = torch.tensor([[1, 2, IGNORED, EOS]])
-    costs = model.config.nll(np.array([1, 2, 1]))
+    costs = model.counts.nll(np.array([1, 2, 1]))
     assert prediction.nll(labels).item() == pytest.approx(costs[[0, 1, 3]].sum())
 
 
@@ -164,7 +164,7 @@ def test_packed_rows_cost_what_documents_cost(home: Home) -> None:
     feed = in_order(way, read, rows=4)
     batches = [feed[number] for number in range(feed.batches)]
     nats = sum(float(way.loss(model, batch).sums["tokens"]) for batch in batches)
-    expected = [model.config.nll(read.document(i)) for i in range(read.documents)]
+    expected = [model.counts.nll(read.document(i)) for i in range(read.documents)]
     assert sum(batch.counts["tokens"] for batch in batches) == sum(map(len, expected))
     assert nats == pytest.approx(sum(x.sum() for x in expected), rel=1e-9)
 
@@ -174,8 +174,8 @@ def test_a_corpus_is_counted_as_for_the_line_under_the_curves(home: Home) -> Non
     model, tokenizer = counted(home.corpus)
     assert tokenizer.hash == corpus.tokenizer_hash
     line, text = trigram([(corpus, 1.0)]), corpus.document(0)
-    np.testing.assert_array_equal(model.config.nll(text), line.nll(text))
-    assert counted(home.corpus, 2)[0].config.history == 1
+    np.testing.assert_array_equal(model.counts.nll(text), line.nll(text))
+    assert counted(home.corpus, 2)[0].counts.history == 1
 
 
 def test_a_corpus_or_a_model_can_be_opened_and_writes(home: Home, runs: dict[str, Path]) -> None:

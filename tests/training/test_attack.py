@@ -10,19 +10,20 @@ from torch import Tensor, nn
 
 from kinfolk.errors import UserError
 from kinfolk.nn.adaptive import Clusters
+from kinfolk.nn.language_model import LanguageModel
 from kinfolk.sight import Sight
 from kinfolk.training.attack import Attack, tables
 from kinfolk.training.step import Learner, Step
 from kinfolk.types import Batch, Inputs, Labels, Loss, Memory
 
 
-class Reader(nn.Module):
+class Reader(LanguageModel):
     """A table, dropout and a bent sum; it writes down the table of each pass."""
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.tokens = nn.Embedding(9, 4, dtype=torch.float64)
+        self.tokens: nn.Embedding = nn.Embedding(9, 4, dtype=torch.float64)
         self.drop = nn.Dropout(dropout)
         self.out = nn.Linear(4, 1, dtype=torch.float64)
         self.passes: list[Tensor] = []
@@ -173,9 +174,8 @@ def test_a_pass_that_fails_leaves_the_table_as_it_was() -> None:
 
 
 def test_a_network_of_several_tables_is_moved_by_epsilon_in_all() -> None:
-    model = nn.Module()
-    model.body = nn.Module()
-    model.body.tokens = Clusters(30, 8, cutoffs=(10, 20), divisor=2)
+    model = LanguageModel()
+    model.tokens = Clusters(30, 8, cutoffs=(10, 20), divisor=2)
     found = tables(model)
     assert [tuple(table.shape)[1] for table in found] == [8, 4, 2]
     before = [table.detach().clone() for table in found]

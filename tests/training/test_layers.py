@@ -1,4 +1,4 @@
-"""Layers by name, for the whole family, and rates that shrink from layer to layer."""
+"""Layers by type, for the whole family, and rates that shrink from layer to layer."""
 
 import dataclasses
 from typing import Any
@@ -9,6 +9,7 @@ from torch import nn
 
 from kinfolk.nn.bilstm import BiLSTMConfig
 from kinfolk.nn.headed import HeadedConfig, summary
+from kinfolk.nn.language_model import LayerStack
 from kinfolk.recipes.catalogue import Member, members
 from kinfolk.training.layers import depth_of, layers
 from kinfolk.training.optimisers import layered_groups, optimiser, parameter_groups
@@ -132,6 +133,15 @@ def test_a_scale_is_kept_with_the_optimisers_state(name: str) -> None:
     second.load_state_dict(first.state_dict())
     scales = [group["scale"] for group in second.param_groups]
     assert scales == [group["scale"] for group in first.param_groups] and min(scales) < 0.5
+
+
+def test_layers_are_found_by_their_type_whatever_they_are_called() -> None:
+    model = nn.Module()
+    model.blocks = nn.Linear(2, 2)
+    model.stack = LayerStack(nn.Linear(2, 2) for _ in range(2))
+    model.tokens = nn.Linear(2, 2)
+    found = {name.rpartition(".")[0]: layer for name, layer in layers(model).items()}
+    assert found == {"blocks": 0, "stack.0": 1, "stack.1": 2, "tokens": 3}
 
 
 def test_a_network_without_blocks_is_one_layer() -> None:

@@ -24,7 +24,7 @@ def network() -> nn.ModuleDict:
 def differences(intensity: float, seed: int = 0) -> dict[str, torch.Tensor]:
     model = network()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    shake(model, intensity, seed=seed, fresh=lambda name: name.startswith("head"))
+    shake(model, intensity, seed=seed, fresh={*model["head"].parameters()})
     return {name: p.detach() - before[name] for name, p in model.named_parameters()}
 
 

@@ -9,27 +9,31 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.errors import UserError
+from kinfolk.nn.language_model import WithBiases
 from kinfolk.training.optimisers import OPTIMISERS, AdamWRMS, optimiser
 
 SETTINGS: dict[str, Any] = {"peak": 1e-2, "decay": 0.1, "betas": (0.9, 0.99), "eps": 1e-8}
 
 
-class Net(nn.Module):
+class Net(WithBiases):
     def __init__(self) -> None:
         super().__init__()
         self.tokens = nn.Embedding(5, 4)
         self.hidden = nn.Linear(4, 4)
-        self.content_bias = nn.Parameter(torch.randn(2, 4))  # a bias by name, a matrix by shape
-        self.prenorm = nn.Sequential(nn.Linear(4, 4, bias=False))  # a matrix in a norm's wrapper
-        self.norm = nn.LayerNorm(4)
+        self.content_bias = nn.Parameter(torch.randn(2, 4))  # declared a bias, a matrix by shape
+        self.norm_bias = nn.Linear(4, 4, bias=False)  # a matrix, whatever it is called
+        self.last = nn.LayerNorm((1, 4))  # a norm, although its weight has two axes
         self.head = nn.Linear(4, 5, bias=False)
         self.head.weight = self.tokens.weight
         self.frozen = nn.Linear(4, 4)
         self.frozen.requires_grad_(False)
 
+    def bias_parameters(self) -> tuple[nn.Parameter, ...]:
+        return (self.content_bias,)
+
     def forward(self, ids: Tensor) -> Tensor:
         x = self.hidden(self.tokens(ids)) + self.content_bias.sum(0)
-        return self.head(self.norm(self.prenorm(x))).logsumexp(-1).square().sum()
+        return self.head(self.last(self.norm_bias(x)[:, None])).logsumexp(-1).square().sum()
 
 
 def names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[float, set[str]]]:
@@ -45,8 +49,8 @@ def test_only_matrices_are_decayed_and_each_parameter_comes_once(name: str) -> N
     model = Net()
     built = optimiser(model, name=name, fused=True, **SETTINGS)
     assert names(model, built) == [
-        (0.1, {"tokens.weight", "hidden.weight", "prenorm.0.weight"}),
-        (0.0, {"hidden.bias", "content_bias", "norm.weight", "norm.bias"}),
+        (0.1, {"tokens.weight", "hidden.weight", "norm_bias.weight"}),
+        (0.0, {"hidden.bias", "content_bias", "last.weight", "last.bias"}),
     ]
 
 

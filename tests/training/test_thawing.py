@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.errors import UserError
+from kinfolk.nn.language_model import LayerStack
 from kinfolk.sight import Sight
 from kinfolk.training.optimisers import optimiser
 from kinfolk.training.step import Learner, Step
@@ -21,7 +22,7 @@ class Stack(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.tokens = nn.Embedding(9, 4)
-        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        self.blocks = LayerStack(nn.Linear(4, 4) for _ in range(2))
         self.blocks[0].bias.requires_grad_(False)
         self.head = nn.Linear(4, 1)
 

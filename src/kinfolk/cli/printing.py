@@ -91,7 +91,7 @@ class Printer:
 
     def opening(self, prompt: str) -> str:
         """Return what stands before a text: nothing where it is an answer."""
-        return "" if hasattr(self.model, "encode") else prompt
+        return "" if self.model.decoding == "encoder-decoder" else prompt
 
 
 def read_prompts(path: Path, field: str) -> Iterator[str]:

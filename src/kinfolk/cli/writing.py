@@ -157,7 +157,7 @@ def fill(
     readable(text, "text")
     network, tokenizer = load(model)
     able(network, "fill")
-    spans = hasattr(network, "encode") or hasattr(network, "within")
+    spans = network.decoding in ("encoder-decoder", "infilling")
     if not spans and (method != "greedy" or max_tokens is not None):
         raise UserError(
             "an encoder has one best token for each hole: leave --method and --max-tokens out, "

@@ -11,14 +11,14 @@ from kinfolk.generation.graphs import pays, replay
 from kinfolk.generation.layout import resting
 from kinfolk.generation.sampling import Sampling, choose, uniforms
 from kinfolk.generation.writer import Generated, Request, Step, Writer, weigh
-from kinfolk.types import PredictsTokens
+from kinfolk.nn.language_model import LanguageModel
 
 Method = Sampling | Beam | Contrastive
 
 
 @torch.inference_mode()
 def decode(
-    model: PredictsTokens, request: Request, method: Method = Sampling()
+    model: LanguageModel, request: Request, method: Method = Sampling()
 ) -> Iterator[list[Step]]:
     """Go on with every prompt, a token for each live text at a time; beams come whole."""
     if not request.prompts:
@@ -35,7 +35,7 @@ def decode(
 
 
 def generate(
-    model: PredictsTokens, request: Request, method: Method = Sampling()
+    model: LanguageModel, request: Request, method: Method = Sampling()
 ) -> list[Generated]:
     """Go on with every prompt to its end: `num` texts of the first prompt, then of the next."""
     if isinstance(method, Beam) and request.prompts:

@@ -17,14 +17,15 @@ from kinfolk.generation.layout import check, device, read, resting, room
 from kinfolk.generation.rules import Judge, Rules, ban
 from kinfolk.generation.sampling import GREEDY
 from kinfolk.generation.writer import Request
+from kinfolk.nn.language_model import LanguageModel
 from kinfolk.sight import Sight
 from kinfolk.text.marks import Marks
-from kinfolk.types import Inputs, PredictsTokens, ReadsSources, State
+from kinfolk.types import Inputs
 
 
 @torch.inference_mode()
 def fill_masks(
-    model: PredictsTokens,
+    model: LanguageModel,
     ids: Sequence[int],
     mask: int,
     *,
@@ -37,17 +38,14 @@ def fill_masks(
     if top < 1:
         raise UserError(f"top {top} leaves no token to choose: use 1 or more")
     check(model, [ids], "text")
-    inputs = replace(read([ids]), state=State(len(ids))).to(device(model))
+    if model.architecture != "encoder":  # it has learned to see only the past of a token
+        raise UserError("this model writes from left to right: it can go on with a text, not fill")
+    inputs = read([ids]).to(device(model))
     with resting(model):
         hole = inputs.ids == mask
-        if hasattr(model, "asks"):  # XLNet: nobody sees a hole, and each is asked for
+        if model.decoding == "two-stream":  # nobody sees a hole, and each is asked for
             inputs = asking_for(inputs, hole)
-        output = getattr(model, "guess", model)(inputs)  # ELECTRA's tokens are its generator's
-        # Whoever carries a state has learned to see only the past, and would fill without a future.
-        if output.state is not None:
-            raise UserError(
-                "this model writes from left to right: it can go on with a text, not fill"
-            )
+        output = model.guess(inputs)
         hidden = output.hidden[hole] if inputs.asked is None else output.hidden[0]
         logits = model.predict(hidden).logits().float()
     unsaid = Judge(Rules(banned=banned), (), logits.shape[1], logits.device).banned
@@ -64,7 +62,6 @@ def asking_for(inputs: Inputs, hole: Tensor) -> Inputs:
     segments[:, -1] = 2  # the closing [CLS] is of neither text
     return replace(
         inputs,
-        state=None,
         sight=Sight(inputs.sight.document, time, time),
         segments=segments,
         asked=hole.nonzero()[None, :, 1],
@@ -72,7 +69,7 @@ def asking_for(inputs: Inputs, hole: Tensor) -> Inputs:
 
 
 def fill_spans(
-    model: ReadsSources,
+    model: LanguageModel,
     source: Sequence[int],
     *,
     sentinels: Sequence[int],  # all there are, in their order
@@ -102,7 +99,7 @@ def fill_spans(
 
 
 def fill_blanks(
-    model: PredictsTokens,
+    model: LanguageModel,
     ids: Sequence[int],
     marks: Marks,
     *,

@@ -9,11 +9,11 @@ graphs; there a turn is worth its trouble where it is compiled.
 from collections import deque
 from collections.abc import Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kinfolk.generation.rules import ban
 from kinfolk.generation.sampling import Sampling, choose
@@ -29,11 +29,9 @@ def pays(writer: Writer, request: Request) -> bool:
     """Say whether a turn can be captured, and is worth it."""
     model, rules = writer.model, request.rules
     free = not (rules.look_back or rules.fewest or request.done is not None)
-    # Memories that move (Transformer-XL) and slots that are asked for (XLNet) change their shapes.
-    still = not (hasattr(model, "asks") or hasattr(model, "blank"))
     caches = writer.inputs.state is not None and bool(writer.inputs.state.caches)
     quick = writer.device.type == "cuda" or request.compiled
-    return quick and free and still and caches and max(writer.rooms) > FEW
+    return quick and free and model.static_cache and caches and max(writer.rooms) > FEW
 
 
 class Turn:
@@ -47,7 +45,8 @@ class Turn:
         state.pin()
         self.model, self.banned, self.sampling = writer.model, writer.judge.banned, sampling
         self.state, self.source, self.weighed = state, inputs.source, weighed
-        self.limit = getattr(writer.model.config, "context", state.capacity) - 1
+        context = writer.model.config.context
+        self.limit = (state.capacity if context is None else context) - 1
         # What moves with every token, and is written in place.
         self.count = torch.ones(1, dtype=torch.long, device=writer.device)
         self.newest = torch.zeros_like(inputs.ids)
@@ -83,13 +82,15 @@ class Turn:
 
     def step(self) -> None:
         """Read, choose and write, for every row."""
+        sight = Sight(self.document, self.time, self.time)
         inputs = Inputs(
             ids=self.newest,
-            sight=Sight(self.document, self.time, self.time),
+            sight=sight,
             places=self.places,
             within=self.within,
             source=self.source,
             state=self.state,
+            key_mask=self.state.extend(sight),
         )
         logits = self.model.predict(self.model(inputs).hidden[:, -1]).logits().float()
         chance = self.chances.index_select(1, self.count)[:, 0]
@@ -136,7 +137,7 @@ def captured(writer: Writer, sampling: Sampling, *, compiled: bool, weighed: boo
     inputs, state = writer.inputs, writer.inputs.state
     assert state is not None
     source = None if inputs.source is None else inputs.source.ids.shape
-    weights = tuple(weight.data_ptr() for weight in cast(nn.Module, writer.model).parameters())
+    weights = tuple(weight.data_ptr() for weight in writer.model.parameters())
     banned = tuple(writer.judge.banned.tolist())
     habits = (sampling, banned, compiled, weighed)
     key = (inputs.ids.shape, state.capacity, source, habits, weights)

@@ -3,16 +3,15 @@
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from kinfolk.errors import UserError
 from kinfolk.generation.decoding import Method
 from kinfolk.generation.filling import fill_blanks, fill_masks, fill_spans
 from kinfolk.generation.sampling import GREEDY
 from kinfolk.generation.texts import spoken, unspoken
+from kinfolk.nn.language_model import LanguageModel
 from kinfolk.text.marks import marks
 from kinfolk.text.tokenizer import Tokenizer
-from kinfolk.types import PredictsTokens, ReadsSources
 
 HOLE = "[MASK]"  # in every text, whatever the tokenizer calls it
 BLANK = re.compile(r"\[[sg]?MASK\]")  # for a few words, a sentence, or all the rest (GLM)
@@ -38,7 +37,7 @@ class Filled:
 
 
 def fill_text(
-    model: PredictsTokens,
+    model: LanguageModel,
     tokenizer: Tokenizer,
     text: str,
     *,
@@ -52,17 +51,16 @@ def fill_text(
     Who fills blanks also knows [sMASK], for a sentence, and [gMASK], for all the rest.
     """
     text = text if tokenizer.specials.mask is None else text.replace(mark(tokenizer), HOLE)
-    if hasattr(model, "within"):
+    if model.decoding == "infilling":
         return with_blanks(model, tokenizer, text, tokens=tokens, method=method, seed=seed)
     if HOLE not in text:
         raise UserError(f"there is nothing to fill: put {HOLE} in the text where a word is missing")
-    if hasattr(model, "encode"):
-        writer = cast(ReadsSources, model)
-        return with_spans(writer, tokenizer, text, tokens=tokens, method=method, seed=seed)
+    if model.decoding == "encoder-decoder":
+        return with_spans(model, tokenizer, text, tokens=tokens, method=method, seed=seed)
     return with_words(model, tokenizer, text, top=top)
 
 
-def with_words(model: PredictsTokens, tokenizer: Tokenizer, text: str, *, top: int) -> Filled:
+def with_words(model: LanguageModel, tokenizer: Tokenizer, text: str, *, top: int) -> Filled:
     """Put the best token into each hole."""
     specials = tokenizer.specials
     if specials.mask is None:
@@ -71,7 +69,7 @@ def with_words(model: PredictsTokens, tokenizer: Tokenizer, text: str, *, top: i
         )
     ids = tokenizer.encode(text.replace(HOLE, mark(tokenizer)), specials=False)
     frame = (*ids, specials.sep, specials.cls)  # XLNet's
-    if not hasattr(model, "asks"):
+    if model.decoding != "two-stream":
         frame = (specials.cls, *ids, specials.sep)
     ids = [id for id in frame if id is not None]
     found = fill_masks(model, ids, specials.mask, top=top, banned=unspoken(model, tokenizer))
@@ -86,7 +84,7 @@ def with_words(model: PredictsTokens, tokenizer: Tokenizer, text: str, *, top: i
 
 
 def with_spans(
-    model: ReadsSources,
+    model: LanguageModel,
     tokenizer: Tokenizer,
     text: str,
     *,
@@ -126,7 +124,7 @@ def with_spans(
 
 
 def with_blanks(
-    model: PredictsTokens,
+    model: LanguageModel,
     tokenizer: Tokenizer,
     text: str,
     *,

@@ -17,11 +17,12 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kinfolk.errors import UserError
+from kinfolk.nn.language_model import LanguageModel
 from kinfolk.sight import PADDING, Sight
-from kinfolk.types import Inputs, Model, State, each
+from kinfolk.types import Inputs, State, each
 
 Texts = Sequence[Sequence[int]]
 Blanks = Sequence[tuple[int, int]]  # the place of each mask, and how many tokens it has by now
@@ -120,9 +121,9 @@ def read(texts: Texts) -> Inputs:
     return Inputs(ids=ids, sight=sight, places=slots)
 
 
-def check(model: Model, texts: Texts, what: str) -> None:
+def check(model: LanguageModel, texts: Texts, what: str) -> None:
     """Complain about a text that is empty, too long, or holds ids the model does not know."""
-    context = getattr(model.config, "context", None)
+    context = model.config.context
     for text in texts:
         if not text:
             raise UserError(f"a {what} is empty: give it at least one token")
@@ -134,7 +135,7 @@ def check(model: Model, texts: Texts, what: str) -> None:
         check_ids(model, text, what)
 
 
-def check_ids(model: Model, text: Sequence[int], what: str) -> None:
+def check_ids(model: LanguageModel, text: Sequence[int], what: str) -> None:
     """Complain about ids the model does not know."""
     vocab = model.config.vocab
     if strange := [id for id in text if not 0 <= id < vocab]:
@@ -144,11 +145,11 @@ def check_ids(model: Model, text: Sequence[int], what: str) -> None:
         )
 
 
-def room(model: Model, length: int, tokens: int, context: int | None) -> int:
+def room(model: LanguageModel, length: int, tokens: int, context: int | None) -> int:
     """Say how many tokens may follow a prompt of some length."""
     if tokens < 1:
         raise UserError(f"{tokens} tokens are nothing to write: ask for 1 or more")
-    limits = [c for c in (context, getattr(model.config, "context", None)) if c is not None]
+    limits = [c for c in (context, model.config.context) if c is not None]
     left = min([tokens, *(limit - length for limit in limits)])
     if left < 1:
         raise UserError(
@@ -158,17 +159,15 @@ def room(model: Model, length: int, tokens: int, context: int | None) -> int:
     return left
 
 
-def device(model: Model) -> torch.device:
+def device(model: LanguageModel) -> torch.device:
     """Return where the model's weights are."""
-    weights = model.parameters() if isinstance(model, nn.Module) else iter(())
-    return next((weight.device for weight in weights), torch.device("cpu"))
+    return next((weight.device for weight in model.parameters()), torch.device("cpu"))
 
 
 @contextmanager
-def resting(model: Model) -> Iterator[None]:
+def resting(model: LanguageModel) -> Iterator[None]:
     """Switch the habits of training off, and on again where they were on."""
-    modules = model.modules() if isinstance(model, nn.Module) else ()
-    training = [module for module in modules if module.training]
+    training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
     try:

@@ -9,9 +9,9 @@ from kinfolk.generation.layout import Blanks
 from kinfolk.generation.rules import Rules
 from kinfolk.generation.sampling import Sampling
 from kinfolk.generation.writer import Request
+from kinfolk.nn.language_model import LanguageModel
 from kinfolk.text.marks import marks
 from kinfolk.text.tokenizer import Tokenizer
-from kinfolk.types import Model, PredictsTokens
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 
@@ -27,7 +27,7 @@ class Question:
     blanks: Blanks | None = None  # what the prompt ends with, where the model fills them
 
 
-def question(model: PredictsTokens, tokenizer: Tokenizer, prompt: str) -> Question:
+def question(model: LanguageModel, tokenizer: Tokenizer, prompt: str) -> Question:
     """Frame a prompt: a decoder goes on with it, an encoder-decoder reads it and answers.
 
     Who fills blanks reads it both ways, and writes all the rest.
@@ -35,32 +35,32 @@ def question(model: PredictsTokens, tokenizer: Tokenizer, prompt: str) -> Questi
     return framed(model, tokenizer, tokenizer.encode(prompt, specials=False))
 
 
-def framed(model: PredictsTokens, tokenizer: Tokenizer, ids: Sequence[int]) -> Question:
+def framed(model: LanguageModel, tokenizer: Tokenizer, ids: Sequence[int]) -> Question:
     """Frame the ids of a prompt."""
     specials = tokenizer.specials
-    if hasattr(model, "within"):
+    if model.decoding == "infilling":
         known = marks(specials)
         banned = unspoken(model, tokenizer) - {known.end}
         opened = [*ids, known.tail, known.start]
         return Question(opened, None, {known.end}, banned, [(len(ids), 1)])
-    if hasattr(model, "asks"):  # XLNet: a text ends with its separator, and nothing opens it
+    if model.decoding == "two-stream":  # a text ends with its separator, and nothing opens it
         ends = {specials.sep} if specials.sep is not None else set()
         return Question(list(ids), None, ends, unspoken(model, tokenizer) - ends)
     ends = set() if specials.eos is None else {specials.eos}
     banned = unspoken(model, tokenizer) - ends
-    if hasattr(model, "encode"):
+    if model.decoding == "encoder-decoder":
         return Question([specials.pad], [*ids, *ends], ends, banned)
     opening = specials.eos if specials.bos is None else specials.bos
     return Question([*ids] if opening is None else [opening, *ids], None, ends, banned)
 
 
 def shortened(
-    model: PredictsTokens, tokenizer: Tokenizer, prompt: str, *, tokens: int
+    model: LanguageModel, tokenizer: Tokenizer, prompt: str, *, tokens: int
 ) -> tuple[Question, int]:
     """Frame the end of a prompt that leaves room for so many tokens; say how many are cut off."""
     ids = tokenizer.encode(prompt, specials=False)
     whole = framed(model, tokenizer, ids)
-    context = getattr(model.config, "context", None)
+    context = model.config.context
     if context is None:
         return whole, 0
     read = len(whole.prompt if whole.source is None else whole.source)
@@ -165,7 +165,7 @@ def _new(tokenizer: Tokenizer, written: Sequence[int], joint: int, said: int) ->
 
 
 def continue_text(
-    model: PredictsTokens,
+    model: LanguageModel,
     tokenizer: Tokenizer,
     prompt: str,
     *,
@@ -174,7 +174,7 @@ def continue_text(
     seed: int = 0,
 ) -> str:
     """Return what the model writes after a prompt: "Once upon" may give " a time"."""
-    if hasattr(model, "encode"):
+    if model.decoding == "encoder-decoder":
         raise UserError(
             "this model fills holes and does not go on with a text: put [MASK] where it may write"
         )
@@ -189,6 +189,6 @@ def spoken(tokenizer: Tokenizer, before: Sequence[int], ids: Sequence[int]) -> s
     return tokenizer.decode([*before, *ids]).removeprefix(tokenizer.decode(before))
 
 
-def unspoken(model: Model, tokenizer: Tokenizer) -> set[int]:
+def unspoken(model: LanguageModel, tokenizer: Tokenizer) -> set[int]:
     """Return the ids that are no text: special ones, and those the tokenizer does not know."""
     return {*tokenizer.specials.all, *range(tokenizer.vocab, model.config.vocab)}

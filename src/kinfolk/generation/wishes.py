@@ -11,8 +11,8 @@ from kinfolk.generation.rules import Rules
 from kinfolk.generation.sampling import Sampling
 from kinfolk.generation.texts import Question, question, request, shortened, stopping
 from kinfolk.generation.writer import Request
+from kinfolk.nn.language_model import LanguageModel
 from kinfolk.text.tokenizer import Tokenizer
-from kinfolk.types import PredictsTokens
 
 WAYS = 32  # in which a banned word is spelled, those of the fewest tokens first
 JOINED = ("bpe", "byte", "word-bpe", "unigram", "char")  # a word is its tokens, side by side
@@ -52,13 +52,13 @@ class Wishes:
             raise UserError(f"{name} finds one text, not {self.num}: sample, or use beams")
 
     def frame(
-        self, model: PredictsTokens, tokenizer: Tokenizer, prompt: str
+        self, model: LanguageModel, tokenizer: Tokenizer, prompt: str
     ) -> tuple[Question, int]:
         """Frame a prompt, and say how many of its tokens are cut off."""
         if self.truncate:
             return shortened(model, tokenizer, prompt, tokens=self.tokens)
         asked = question(model, tokenizer, prompt)
-        context = getattr(model.config, "context", None)
+        context = model.config.context
         if context is not None:
             # What an encoder reads may fill the context; a decoder needs room to write.
             size, most = (

@@ -24,7 +24,8 @@ from kinfolk.generation.layout import (
     start,
 )
 from kinfolk.generation.rules import Judge, Rules, Said
-from kinfolk.types import Model, PredictsTokens, State
+from kinfolk.nn.language_model import LanguageModel
+from kinfolk.types import State
 
 ANYTHING = Rules()
 
@@ -48,7 +49,7 @@ class Request:
     done: Callable[[Sequence[int]], bool] | None = None  # says of what was written: it is enough
     weighed: bool = True  # each token's log p is wanted; else it may be a score, which is quicker
 
-    def check(self, model: Model) -> None:
+    def check(self, model: LanguageModel) -> None:
         """Complain about what cannot be written."""
         if self.num < 1:
             raise UserError(f"{self.num} texts are nothing to write: ask for 1 or more")
@@ -109,7 +110,11 @@ class Generated:
 class Writer:
     """A model that writes some texts, a token of each at a time."""
 
-    def __init__(self, model: PredictsTokens, request: Request) -> None:
+    def __init__(self, model: LanguageModel, request: Request) -> None:
+        if model.decoding is None:
+            raise UserError(
+                "this model only reads: it cannot go on with a text, but it can fill [MASK]"
+            )
         self.model = model
         lengths = list(map(len, request.prompts))
         self.rooms = [
@@ -120,7 +125,7 @@ class Writer:
         request.rules.check(request.ends, min(self.rooms))
         self.device = device(model)
         source = None if request.sources is None else read(request.sources)
-        asks = hasattr(model, "asks")
+        asks = model.decoding == "two-stream"
         slots = max(lengths) + max(self.rooms) + asks
         if self.device.type == "cuda":  # few sizes, so that captured graphs are met again
             slots = -(-slots // 64) * 64
@@ -133,11 +138,7 @@ class Writer:
 
     def read(self) -> Tensor:
         """Run the model on what it has not read yet, and score what comes next."""
-        output = self.model(self.inputs)
-        if output.state is None:
-            raise UserError(
-                "this model only reads: it cannot go on with a text, but it can fill [MASK]"
-            )
+        output = self.model(self.inputs.append_to_cache())
         self.hidden = output.hidden
         return self.model.predict(output.hidden[:, -1]).logits().float()
 
@@ -214,9 +215,9 @@ def sane(values: Sequence[float]) -> None:
         )
 
 
-def check_sources(model: Model, prompts: Texts, sources: Texts | None) -> None:
+def check_sources(model: LanguageModel, prompts: Texts, sources: Texts | None) -> None:
     """Complain unless a model with an encoder has a source a prompt, and any other has none."""
-    if not hasattr(model, "encode"):
+    if model.decoding != "encoder-decoder":
         if sources is not None:
             raise UserError("this model has no encoder to read sources: put them in the prompts")
         return
@@ -228,9 +229,9 @@ def check_sources(model: Model, prompts: Texts, sources: Texts | None) -> None:
     check(model, sources, "source")
 
 
-def check_blanks(model: Model, prompts: Texts, blanks: Sequence[Blanks] | None) -> None:
+def check_blanks(model: LanguageModel, prompts: Texts, blanks: Sequence[Blanks] | None) -> None:
     """Complain unless a model that fills blanks has some in each prompt, and any other has none."""
-    if not hasattr(model, "within"):
+    if model.decoding != "infilling":
         if blanks is not None:
             raise UserError("this model knows no blanks: give it the prompts alone")
         return

@@ -15,7 +15,6 @@ from kinfolk.text.tokenizer import Specials
 TYPE = "albert"
 CONFIG = AlbertConfig
 FRAME = "bert"
-GENERATES = False
 
 FIELDS = {
     "vocab": "vocab_size",

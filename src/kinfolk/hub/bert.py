@@ -11,7 +11,6 @@ from kinfolk.text.tokenizer import Specials
 TYPE = "bert"
 CONFIG = BertConfig
 FRAME = "bert"
-GENERATES = False
 
 FIELDS = {
     "vocab": "vocab_size",

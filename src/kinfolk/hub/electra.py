@@ -17,7 +17,6 @@ from kinfolk.text.tokenizer import Specials
 TYPE = "electra"
 CONFIG = ElectraConfig
 FRAME = "bert"
-GENERATES = False
 PARTS = ("generator",)
 
 FIELDS = {

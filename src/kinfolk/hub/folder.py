@@ -2,7 +2,7 @@
 
 import json
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -13,17 +13,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from kinfolk.errors import UserError
-from kinfolk.hub.heads import fitted, told
-from kinfolk.hub.names import Member as Member
-from kinfolk.hub.names import Parted
+from kinfolk.hub.heads import fitted, refuse_unnamed_head, told
+from kinfolk.hub.names import Member, Parted
 from kinfolk.hub.own import PREFIX, Own
 from kinfolk.nn.headed import HeadedConfig
+from kinfolk.nn.language_model import LanguageModel, ModelConfig
+from kinfolk.nn.table import initialise
 from kinfolk.text.tokenizer import Tokenizer
-from kinfolk.types import Config, Model
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLE = "pytorch_model.bin"
+NORMS = (nn.LayerNorm, nn.RMSNorm)
 
 
 def members() -> list[Member]:
@@ -35,7 +36,7 @@ def members() -> list[Member]:
 
 def save(
     folder: Path,
-    model: Model,
+    model: LanguageModel,
     tokenizer: Tokenizer | None,
     *,
     length: int | None = None,
@@ -52,7 +53,6 @@ def save(
         raise UserError(f"{type(model).__name__} is in no file of models/: it cannot be saved")
     _fits(tokenizer, c.vocab, folder)
     specials = tokenizer.specials if tokenizer is not None else None
-    assert isinstance(model, nn.Module)
     ours: dict[str, Tensor] = model.state_dict()
     # Each a copy of its own: parts of one tensor share memory, which the format does not allow.
     theirs = {
@@ -68,25 +68,25 @@ def save(
         inside = {
             n.rpartition("/")[2]: t for n, t in theirs.items() if n.rpartition("/")[0] == part
         }
-        _put(folder / part, config, inside, generates=member.GENERATES)
+        _put(folder / part, config, inside, generates=c.network().decoding is not None)
         if tokenizer is not None:
-            longest = length or getattr(c, "context", None)
+            longest = length or c.context
             tokenizer.save(folder / part, frame=frame or member.FRAME, length=longest)
 
 
-def frame_of(config: Any) -> str | None:
+def frame_of(config: ModelConfig) -> str | None:
     """Return what stands around the texts that a network reads: one of the tokenizer's FRAMES."""
     member = _known(config)
     return None if member is None else member.FRAME
 
 
-def _known(c: Any) -> Member | None:
+def _known(c: ModelConfig) -> Member | None:
     """Find what is said of a network: by its own file, else as of any of ours."""
-    body = c.body if isinstance(c, HeadedConfig) else c
-    named = next((m for m in members() if m.CONFIG is type(body)), None)
+    kind = type(c.backbone)
+    named = next((m for m in members() if m.CONFIG is kind), None)
     if named is not None and isinstance(c, HeadedConfig):
         named = fitted(named, c)
-    return named or next((m for m in Own.all() if m.CONFIG is type(body)), None)
+    return named or next((m for m in Own.all() if m.CONFIG is kind), None)
 
 
 def _put(
@@ -104,7 +104,7 @@ def _put(
     (folder / WEIGHTS).chmod((folder / "config.json").stat().st_mode)
 
 
-def load(folder: Path | str) -> tuple[Model, Tokenizer]:
+def load(folder: Path | str) -> tuple[LanguageModel, Tokenizer]:
     """Open a folder that kinfolk or transformers wrote: the network and its tokenizer."""
     model = load_model(folder)
     tokenizer = Tokenizer.load(folder)
@@ -112,7 +112,7 @@ def load(folder: Path | str) -> tuple[Model, Tokenizer]:
     return model, tokenizer
 
 
-def load_model(folder: Path | str) -> Model:
+def load_model(folder: Path | str) -> LanguageModel:
     """Open the network alone, in float32, ready to be asked."""
     path = Path(folder)
     data = _config(path)
@@ -123,23 +123,42 @@ def load_model(folder: Path | str) -> Model:
     config = member.from_config(data)
     with torch.device("meta"):  # weights that come from the folder need not be drawn
         model = config.build()
-    assert isinstance(model, nn.Module)
     like: dict[str, Tensor] = model.state_dict()
     theirs = _weights(path)
+    if not data.get("architectures"):
+        refuse_unnamed_head(member, theirs, str(path / "config.json"))
     for part in parts:
         theirs |= {f"{part}/{name}": tensor for name, tensor in _weights(path / part).items()}
     ours = member.names(config).take(theirs, like, str(path))
-    if len(ours) < len(like):
-        ours = _fresh(config) | ours
+    ours |= _fresh(model, like.keys() - ours.keys())
     model.load_state_dict(ours, assign=True)
     assert not any(buffer.is_meta for buffer in model.buffers()), "a buffer is not in the folder"
     return model.eval()
 
 
-def _fresh(config: Config) -> dict[str, Tensor]:
-    model = config.build()
-    assert isinstance(model, nn.Module)
-    return dict(model.state_dict())
+@torch.no_grad()
+def _fresh(model: LanguageModel, missing: Set[str]) -> dict[str, Tensor]:
+    """Draw the parameters that a folder lacks, and leave the global random state as it was.
+
+    The network is on the meta device: nothing but these takes memory.
+    """
+    found: dict[str, Tensor] = {}
+    with torch.random.fork_rng(devices=[]):
+        for path, module in model.named_modules():
+            own = [name for name, _ in module.named_parameters(prefix=path, recurse=False)]
+            if not missing & set(own):
+                continue
+            module.to_empty(device="cpu", recurse=False)
+            for weight in module.parameters(recurse=False):
+                weight.zero_()
+            if isinstance(module, NORMS):
+                module.reset_parameters()
+            if isinstance(module, nn.Linear):
+                initialise(module, std=model.config.std)
+            assert not isinstance(module, nn.Embedding), "a folder lacks an embedding"
+            weights = dict(module.named_parameters(prefix=path, recurse=False))
+            found |= {name: weights[name].detach() for name in own if name in missing}
+    return found
 
 
 def _fits(tokenizer: Tokenizer | None, vocab: int, folder: Path | str) -> None:

@@ -12,7 +12,6 @@ from kinfolk.text.tokenizer import Specials
 TYPE = "openai-gpt"
 CONFIG = GPTConfig
 FRAME = None
-GENERATES = True
 
 FIELDS = {
     "vocab": "vocab_size",

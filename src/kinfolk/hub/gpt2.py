@@ -11,7 +11,6 @@ from kinfolk.text.tokenizer import Specials
 TYPE = "gpt2"
 CONFIG = GPT2Config
 FRAME = None
-GENERATES = True
 
 FIELDS = {
     "vocab": "vocab_size",

@@ -1,13 +1,14 @@
 """Members with a head, as Hugging Face's classes for them name it; others keep our own names."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from kinfolk.errors import UserError
 from kinfolk.hub.names import Member, Names, part, refuse
-from kinfolk.nn.headed import LABELS, HeadedConfig, Summary, summary
+from kinfolk.nn.headed import LABELS, HeadedConfig, summary
+from kinfolk.nn.language_model import Summary
 from kinfolk.text.tokenizer import Specials
 
 
@@ -62,7 +63,6 @@ class WithHead:
     head: str
 
     CONFIG = HeadedConfig
-    GENERATES = False
 
     @property
     def TYPE(self) -> str:  # noqa: N802  # as the constant of the other files
@@ -88,7 +88,7 @@ class WithHead:
 
     def from_config(self, data: Mapping[str, Any]) -> HeadedConfig:
         """Read config.json."""
-        body = self.member.from_config(data)
+        body: Any = self.member.from_config(data)
         way = summary(body)
         refuse(data, **self._summing(way))
         labels = LABELS.get(self.head) or _labels(data)
@@ -102,7 +102,7 @@ class WithHead:
             labels=labels,
             summary=way,
             regress=regress,
-            dropout=said[0] if said else getattr(body, "dropout", 0.0),
+            dropout=said[0] if said else body.dropout,
         )
 
     def names(self, c: HeadedConfig) -> Names:
@@ -163,6 +163,17 @@ def told(member: Member, data: Mapping[str, Any], where: str) -> Member:
         f"{where} says architectures=[{said!r}]: of {member.TYPE} with a head kinfolk opens "
         f"{names or 'none'}"
     )
+
+
+def refuse_unnamed_head(member: Member, weights: Collection[str], where: str) -> None:
+    """Refuse a task head in the weights of a folder whose config.json does not name its class."""
+    known = CLASSES.get(member.TYPE, {}).values()
+    if found := [there for there in known if f"{there.out}.weight" in weights]:
+        names = " or ".join(f'["{there.name}"]' for there in found)
+        raise UserError(
+            f"{where} does not say `architectures`, and the weights beside it hold "
+            f"{found[0].out}.weight, a task head: add architectures={names}"
+        )
 
 
 def _labels(data: Mapping[str, Any]) -> tuple[str, ...]:

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk.errors import UserError
+from kinfolk.nn.language_model import ModelConfig
 from kinfolk.text.tokenizer import Specials
-from kinfolk.types import Config
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Names:
     ) -> dict[str, Tensor]:
         """Turn theirs into ours, in the shapes of `like`; heads that are lacking are left out."""
         found = {self._current(name): tensor for name, tensor in theirs.items()}
-        if not any(name.startswith(self.prefix) for name in found):
+        if self.prefix and not any(name.startswith(self.prefix) for name in found):
             return self._headless().take(found, like, where)
         self._settle(found, where)
         fresh = self._fresh(found, where)
@@ -169,7 +169,7 @@ class Member(Protocol):
         ...
 
     @property
-    def CONFIG(self) -> type[Config]:  # noqa: N802
+    def CONFIG(self) -> type[ModelConfig]:  # noqa: N802
         """What describes its network."""
         ...
 
@@ -178,16 +178,11 @@ class Member(Protocol):
         """What its tokenizer puts around a text."""
         ...
 
-    @property
-    def GENERATES(self) -> bool:  # noqa: N802
-        """Whether it writes text."""
-        ...
-
     def to_config(self, c: Any, specials: Specials | None) -> dict[str, Any]:
         """Write config.json."""
         ...
 
-    def from_config(self, data: Mapping[str, Any]) -> Config:
+    def from_config(self, data: Mapping[str, Any]) -> ModelConfig:
         """Read config.json."""
         ...
 

@@ -12,10 +12,10 @@ from torch import nn
 import kinfolk.models
 from kinfolk.hub.names import Names, Rule
 from kinfolk.nn.bilstm import BiLSTMConfig
-from kinfolk.nn.headed import HeadedConfig, Summary
+from kinfolk.nn.headed import HeadedConfig
+from kinfolk.nn.language_model import ModelConfig, Summary
 from kinfolk.nn.table import Table
 from kinfolk.text.tokenizer import Specials
-from kinfolk.types import Config
 
 PREFIX = "kinfolk_"  # before the member's name, in `model_type`
 
@@ -24,7 +24,7 @@ PREFIX = "kinfolk_"  # before the member's name, in `model_type`
 class Own:
     """What the other files of this package say of a member, said for any of them."""
 
-    CONFIG: type[Config]
+    CONFIG: type[ModelConfig]
 
     @classmethod
     def all(cls) -> list["Own"]:
@@ -41,16 +41,7 @@ class Own:
     @property
     def FRAME(self) -> str | None:  # noqa: N802
         """What its tokenizer puts around a text."""
-        return {"encoder": "bert", "encoder-decoder": "t5"}.get(self._kind)
-
-    @property
-    def GENERATES(self) -> bool:  # noqa: N802
-        """Whether it writes text."""
-        return self._kind != "encoder"
-
-    @property
-    def _kind(self) -> str:
-        return str(import_module(self.CONFIG.__module__).KIND)
+        return {"encoder": "bert", "encoder-decoder": "t5"}.get(self.CONFIG.network().architecture)
 
     def to_config(self, c: Any, specials: Specials | None) -> dict[str, Any]:
         """Write config.json; under `head` what stands on the member, where something does."""
@@ -61,7 +52,7 @@ class Own:
         head = asdict(c)
         return {**head.pop("body"), **ids, "head": head}
 
-    def from_config(self, data: Mapping[str, Any]) -> Config:
+    def from_config(self, data: Mapping[str, Any]) -> ModelConfig:
         """Read config.json."""
         body = self.CONFIG(**_known(self.CONFIG, data))
         if "head" not in data:

@@ -13,7 +13,6 @@ from kinfolk.text.tokenizer import Specials
 TYPE = "roberta"
 CONFIG = RobertaConfig
 FRAME = "roberta"
-GENERATES = False
 
 FIELDS = {
     "vocab": "vocab_size",

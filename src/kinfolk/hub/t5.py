@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from kinfolk.errors import UserError
 from kinfolk.hub.names import Names, Rule, given, layers, part, refuse, taken
 from kinfolk.models.t5 import T5Config
 from kinfolk.text.tokenizer import Specials
@@ -16,7 +17,6 @@ from kinfolk.text.tokenizer import Specials
 TYPE = "t5"
 CONFIG = T5Config
 FRAME = "t5"
-GENERATES = True
 
 FIELDS = {
     "vocab": "vocab_size",
@@ -33,7 +33,11 @@ FIELDS = {
 
 def to_config(c: T5Config, specials: Specials | None) -> dict[str, Any]:
     """Write config.json."""
-    pad = specials.pad if specials else 0
+    if specials is not None and specials.pad != c.start:
+        raise UserError(
+            f"the tokenizer pads with the id {specials.pad} and the decoder starts from "
+            f"{c.start}: build it with model.start={specials.pad}"
+        )
     bend = "gelu" if c.gated and c.bend == "gelu_new" else c.bend  # see `_bend`
     return {
         "architectures": ["T5ForConditionalGeneration"],
@@ -47,16 +51,18 @@ def to_config(c: T5Config, specials: Specials | None) -> dict[str, Any]:
         "tie_word_embeddings": c.tied,
         "scale_decoder_outputs": c.tied,
         "is_encoder_decoder": True,
-        "pad_token_id": pad,
+        "pad_token_id": c.start,
         "eos_token_id": specials.eos if specials else 1,
-        "decoder_start_token_id": pad,
     }
 
 
 def from_config(data: Mapping[str, Any]) -> T5Config:
     """Read config.json."""
-    refuse(data, is_encoder_decoder=True, is_decoder=False)
-    c = T5Config(**taken(data, FIELDS))
+    # The decoder is trained, and generates, from the padding id.
+    pad = 0 if data.get("pad_token_id") is None else data["pad_token_id"]
+    refuse(data, is_encoder_decoder=True, is_decoder=False, decoder_start_token_id=pad)
+    known: dict[str, Any] = {"start": pad} | taken(data, FIELDS)
+    c = T5Config(**known)
     depth, inner = data.get("num_decoder_layers"), data.get("d_ff", 2048)
     head = data.get("d_kv", 64)
     return replace(

@@ -14,7 +14,6 @@ from kinfolk.text.tokenizer import Specials
 TYPE = "xlnet"
 CONFIG = XLNetConfig
 FRAME = "xlnet"
-GENERATES = False
 
 FIELDS = {
     "vocab": "vocab_size",

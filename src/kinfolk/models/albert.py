@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from kinfolk.errors import UserError
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.feedforward import FeedForward, activation
-from kinfolk.nn.headed import Summary
+from kinfolk.nn.language_model import LanguageModel, ModelConfig, SharedLayers, Summary
 from kinfolk.nn.positions import look_near
 from kinfolk.nn.residual import PostNorm
 from kinfolk.nn.sizes import LADDER
@@ -21,15 +21,12 @@ from kinfolk.nn.table import Scores, Table, initialise
 from kinfolk.sight import Visible
 from kinfolk.types import Inputs, Output
 
-KIND = "encoder"
-SUMMARY = Summary(reads="first", own=True)
-LEARNED_WITH = ("head", "pairs")  # what only pretraining needs
 TABLES = 0.02  # the standard deviation of tables at the start (the published code)
 Shared = Literal["all", "attention", "feed", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlbertConfig:
+class AlbertConfig(ModelConfig):
     """The published base model of version 2, unless told otherwise."""
 
     vocab: int = 30000
@@ -57,6 +54,11 @@ class AlbertConfig:
                 "would never be run; use fewer"
             )
 
+    @classmethod
+    def network(cls) -> type[LanguageModel]:
+        """Return the class of the network."""
+        return Albert
+
     def build(self) -> "Albert":
         """Make the network, with fresh weights."""
         return Albert(self)
@@ -73,7 +75,7 @@ class AlbertConfig:
         return found
 
 
-class Blocks(nn.Module):
+class Blocks(SharedLayers):
     """As many attentions and feed-forwards as are different, run in the order of the layers."""
 
     def __init__(self, c: AlbertConfig) -> None:
@@ -110,11 +112,19 @@ class TokenHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(vocab))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.norm(self.bend(self.dense(hidden)))  # type: ignore[no-any-return]
+        return self.norm(self.bend(self.dense(hidden)))
 
 
-class Albert(nn.Module):
+class Albert(LanguageModel):
     """Three narrow tables and a norm, what widens them, shared blocks, and two heads."""
+
+    config: AlbertConfig
+    tokens: Table
+    architecture = "encoder"
+    can_fill = True
+    summary = Summary(reads="first", own=True)
+    pretraining_only = ("head", "pairs")
+    pooling_only = ("pooler",)
 
     def __init__(self, c: AlbertConfig) -> None:
         super().__init__()
@@ -150,7 +160,7 @@ class Albert(nn.Module):
 
     def judge(self, hidden: Tensor) -> Tensor:
         """Score whether two texts stand in their order (0) or were swapped (1)."""
-        return self.pairs(self.pool(hidden))  # type: ignore[no-any-return]
+        return self.pairs(self.pool(hidden))
 
 
 # Deviation: the shared ladder starts as BERT's does. Its tables are half as wide as the network on

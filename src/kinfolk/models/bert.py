@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.feedforward import FeedForward, activation
-from kinfolk.nn.headed import Summary
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Summary
 from kinfolk.nn.positions import look_near
 from kinfolk.nn.residual import PostNorm
 from kinfolk.nn.sizes import LADDER
@@ -19,14 +19,11 @@ from kinfolk.nn.table import Scores, Table, initialise
 from kinfolk.sight import Visible
 from kinfolk.types import Inputs, Output
 
-KIND = "encoder"
-SUMMARY = Summary(reads="first", own=True)
-LEARNED_WITH = ("head", "pairs")  # what only pretraining needs
 TABLES = 0.02  # the standard deviation of tables at the start (the published code)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BertConfig:
+class BertConfig(ModelConfig):
     """The published base model, unless told otherwise."""
 
     vocab: int = 30522
@@ -42,6 +39,11 @@ class BertConfig:
     epsilon: float = 1e-12  # of the norms
     std: float = 0.02  # of matrices at the start
     near: bool = False  # tokens start by looking at their neighbours, not anywhere
+
+    @classmethod
+    def network(cls) -> type[LanguageModel]:
+        """Return the class of the network."""
+        return Bert
 
     def build(self) -> "Bert":
         """Make the network, with fresh weights."""
@@ -59,7 +61,7 @@ class Block(nn.Module):
         self.feed = PostNorm(feed, nn.LayerNorm(c.width, c.epsilon), c.dropout)
 
     def forward(self, x: Tensor, visible: Visible) -> Tensor:
-        return self.feed(self.attend(x, visible))  # type: ignore[no-any-return]
+        return self.feed(self.attend(x, visible))
 
 
 class TokenHead(nn.Module):
@@ -73,11 +75,19 @@ class TokenHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(c.vocab))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.norm(self.bend(self.dense(hidden)))  # type: ignore[no-any-return]
+        return self.norm(self.bend(self.dense(hidden)))
 
 
-class Bert(nn.Module):
+class Bert(LanguageModel):
     """Three tables and a norm, a stack of blocks, and two heads: for tokens and for pairs."""
+
+    config: BertConfig
+    tokens: Table
+    architecture = "encoder"
+    can_fill = True
+    summary = Summary(reads="first", own=True)
+    pretraining_only = ("head", "pairs")
+    pooling_only = ("pooler",)
 
     def __init__(self, c: BertConfig) -> None:
         super().__init__()
@@ -87,7 +97,7 @@ class Bert(nn.Module):
         self.segments = nn.Embedding(c.segments, c.width)
         self.norm = nn.LayerNorm(c.width, c.epsilon)
         self.drop = nn.Dropout(c.dropout)
-        self.blocks = nn.ModuleList(Block(c) for _ in range(c.depth))
+        self.blocks = LayerStack(Block(c) for _ in range(c.depth))
         self.head = TokenHead(c)
         self.pooler = nn.Linear(c.width, c.width)
         self.pairs = nn.Linear(c.width, 2)
@@ -114,7 +124,7 @@ class Bert(nn.Module):
 
     def judge(self, hidden: Tensor) -> Tensor:
         """Score whether the second text follows the first (0) or comes from elsewhere (1)."""
-        return self.pairs(self.drop(self.pool(hidden)))  # type: ignore[no-any-return]
+        return self.pairs(self.drop(self.pool(hidden)))
 
 
 # Deviation: the shared ladder trains without dropout, as fits one pass over a text. Its matrices

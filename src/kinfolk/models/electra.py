@@ -14,20 +14,17 @@ from kinfolk.errors import UserError
 from kinfolk.models.albert import TokenHead
 from kinfolk.models.bert import BertConfig, Block
 from kinfolk.nn.feedforward import activation
-from kinfolk.nn.headed import Summary
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Summary
 from kinfolk.nn.positions import look_near
 from kinfolk.nn.sizes import LADDER
 from kinfolk.nn.table import Scores, Table, initialise
 from kinfolk.types import Inputs, Output
 
-KIND = "encoder"
-SUMMARY = Summary(reads="first", bend="gelu")
-LEARNED_WITH = ("generator", "head", "detector")  # what only pretraining needs
 TABLES = 0.02  # the standard deviation of tables at the start (the published code)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ElectraConfig:
+class ElectraConfig(ModelConfig):
     """The published small model, unless told otherwise; the sizes are the discriminator's."""
 
     vocab: int = 30522
@@ -54,6 +51,11 @@ class ElectraConfig:
                 f"{small.heads} heads, which do not divide it: use another share, like 0.25 or 0.5"
             )
 
+    @classmethod
+    def network(cls) -> type[LanguageModel]:
+        """Return the class of the network."""
+        return Electra
+
     def build(self) -> "Electra":
         """Make both networks, with fresh weights."""
         return Electra(self)
@@ -79,7 +81,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.config = c
         self.widen = nn.Identity() if c.width == narrow else nn.Linear(narrow, c.width)
-        self.blocks = nn.ModuleList(Block(c) for _ in range(c.depth))
+        self.blocks = LayerStack(Block(c) for _ in range(c.depth))
 
     def forward(self, x: Tensor, inputs: Inputs) -> Tensor:
         x = self.widen(x)
@@ -99,11 +101,18 @@ class Detector(nn.Module):
         self.out = nn.Linear(c.width, 1)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.out(self.bend(self.dense(hidden)))[..., 0]  # type: ignore[no-any-return]
+        return self.out(self.bend(self.dense(hidden)))[..., 0]
 
 
-class Electra(nn.Module):
+class Electra(LanguageModel):
     """Three tables and a norm, read by a generator with its head and a discriminator with its."""
+
+    config: ElectraConfig
+    tokens: Table
+    architecture = "encoder"
+    can_fill = True
+    summary = Summary(reads="first", bend="gelu")
+    pretraining_only = ("generator", "head", "detector")
 
     def __init__(self, c: ElectraConfig) -> None:
         super().__init__()
@@ -134,7 +143,7 @@ class Electra(nn.Module):
         """Read the tables: (batch, length, their width)."""
         segments = torch.zeros_like(inputs.ids) if inputs.segments is None else inputs.segments
         x = self.tokens(inputs.ids) + self.places(inputs.places) + self.segments(segments)
-        return self.drop(self.norm(x))  # type: ignore[no-any-return]
+        return self.drop(self.norm(x))
 
     def predict(self, hidden: Tensor) -> Scores:
         """Score the hidden token from what the generator made of it."""
@@ -142,7 +151,7 @@ class Electra(nn.Module):
 
     def detect(self, hidden: Tensor) -> Tensor:
         """Score whether each token was replaced: (batch, length), above zero where it was."""
-        return self.detector(hidden)  # type: ignore[no-any-return]
+        return self.detector(hidden)
 
 
 # Deviation: the shared ladder trains without dropout and starts as BERT's does. Its generators are

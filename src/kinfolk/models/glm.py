@@ -10,16 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.models.gpt2 import Block, GPT2Config
-from kinfolk.nn.headed import Summary
+from kinfolk.nn.language_model import LanguageModel, LayerStack, Summary
 from kinfolk.nn.positions import look_near
 from kinfolk.nn.residual import quieten
 from kinfolk.nn.sizes import LADDER
 from kinfolk.nn.table import Scores, Table, initialise
 from kinfolk.types import Inputs, Output
 
-KIND = "decoder"
-FILLS = True  # besides going on with a text
-SUMMARY = Summary(reads="first", bend="tanh")
 TABLES = 0.02  # the standard deviation of tables at the start (the released code)
 
 
@@ -32,13 +29,25 @@ class GLMConfig(GPT2Config):
     std: float = 0.02  # of matrices at the start
     near: bool = False  # tokens start by looking at their neighbours, not anywhere
 
+    @classmethod
+    def network(cls) -> type[LanguageModel]:
+        """Return the class of the network."""
+        return GLM
+
     def build(self) -> "GLM":  # type: ignore[override]
         """Make the network, with fresh weights."""
         return GLM(self)
 
 
-class GLM(nn.Module):
+class GLM(LanguageModel):
     """A token table and two of places, a stack of blocks, a last norm; the token table predicts."""
+
+    config: GLMConfig
+    tokens: Table
+    architecture = "decoder"
+    decoding = "infilling"
+    can_fill = True
+    summary = Summary(reads="first", bend="tanh")
 
     def __init__(self, c: GLMConfig) -> None:
         super().__init__()
@@ -47,7 +56,7 @@ class GLM(nn.Module):
         self.places = nn.Embedding(c.context, c.width)
         self.within = nn.Embedding(c.context, c.width)
         self.drop = nn.Dropout(c.dropout)
-        self.blocks = nn.ModuleList(Block(c) for _ in range(c.depth))
+        self.blocks = LayerStack(Block(c) for _ in range(c.depth))
         self.norm = nn.LayerNorm(c.width, c.epsilon)
         initialise(self, std=c.std, tables=TABLES)
         quieten(self.blocks, 2 * c.depth)

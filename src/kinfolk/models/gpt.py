@@ -10,19 +10,16 @@ from torch import Tensor, nn
 
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.feedforward import FeedForward
-from kinfolk.nn.headed import Summary
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Summary
 from kinfolk.nn.residual import PostNorm
 from kinfolk.nn.sizes import LADDER
 from kinfolk.nn.table import Scores, Table, initialise
 from kinfolk.sight import Visible
 from kinfolk.types import Inputs, Output, State
 
-KIND = "decoder"
-SUMMARY = Summary(reads="last", bias=False)
-
 
 @dataclass(frozen=True, kw_only=True)
-class GPTConfig:
+class GPTConfig(ModelConfig):
     """The published model, unless told otherwise."""
 
     vocab: int = 40478
@@ -35,6 +32,11 @@ class GPTConfig:
     attention_dropout: float = 0.1
     epsilon: float = 1e-5  # of the norms
     std: float = 0.02  # of matrices and tables at the start (section 4.1)
+
+    @classmethod
+    def network(cls) -> type[LanguageModel]:
+        """Return the class of the network."""
+        return GPT
 
     def build(self) -> "GPT":
         """Make the network, with fresh weights."""
@@ -52,11 +54,17 @@ class Block(nn.Module):
         self.feed = PostNorm(feed, nn.LayerNorm(c.width, c.epsilon), c.dropout)
 
     def forward(self, x: Tensor, visible: Visible, state: State | None, layer: int) -> Tensor:
-        return self.feed(self.attend(x, visible, state, layer))  # type: ignore[no-any-return]
+        return self.feed(self.attend(x, visible, state, layer))
 
 
-class GPT(nn.Module):
+class GPT(LanguageModel):
     """Token and place tables and a stack of blocks; the token table also predicts."""
+
+    config: GPTConfig
+    tokens: Table
+    architecture = "decoder"
+    decoding = "causal"
+    summary = Summary(reads="last", bias=False)
 
     def __init__(self, c: GPTConfig) -> None:
         super().__init__()
@@ -64,7 +72,7 @@ class GPT(nn.Module):
         self.tokens = Table(c.vocab, c.width)
         self.places = nn.Embedding(c.context, c.width)
         self.drop = nn.Dropout(c.dropout)
-        self.blocks = nn.ModuleList(Block(c) for _ in range(c.depth))
+        self.blocks = LayerStack(Block(c) for _ in range(c.depth))
         initialise(self, std=c.std)
 
     def forward(self, inputs: Inputs) -> Output:

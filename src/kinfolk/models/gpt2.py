@@ -9,19 +9,16 @@ from torch import Tensor, nn
 
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.feedforward import FeedForward
-from kinfolk.nn.headed import Summary
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Summary
 from kinfolk.nn.residual import PreNorm, quieten
 from kinfolk.nn.sizes import LADDER
 from kinfolk.nn.table import Scores, Table, initialise
 from kinfolk.sight import Visible
 from kinfolk.types import Inputs, Output, State
 
-KIND = "decoder"
-SUMMARY = Summary(reads="last", bias=False)
-
 
 @dataclass(frozen=True, kw_only=True)
-class GPT2Config:
+class GPT2Config(ModelConfig):
     """The published small model, unless told otherwise."""
 
     vocab: int = 50257
@@ -34,6 +31,11 @@ class GPT2Config:
     dropout: float = 0.1
     attention_dropout: float = 0.1
     epsilon: float = 1e-5  # of the norms
+
+    @classmethod
+    def network(cls) -> type[LanguageModel]:
+        """Return the class of the network."""
+        return GPT2
 
     def build(self) -> "GPT2":
         """Make the network, with fresh weights."""
@@ -51,11 +53,17 @@ class Block(nn.Module):
         self.feed = PreNorm(feed, nn.LayerNorm(c.width, c.epsilon), c.dropout)
 
     def forward(self, x: Tensor, visible: Visible, state: State | None, layer: int) -> Tensor:
-        return self.feed(self.attend(x, visible, state, layer))  # type: ignore[no-any-return]
+        return self.feed(self.attend(x, visible, state, layer))
 
 
-class GPT2(nn.Module):
+class GPT2(LanguageModel):
     """Token and place tables, a stack of blocks, a last norm; the token table also predicts."""
+
+    config: GPT2Config
+    tokens: Table
+    architecture = "decoder"
+    decoding = "causal"
+    summary = Summary(reads="last", bias=False)
 
     def __init__(self, c: GPT2Config) -> None:
         super().__init__()
@@ -63,7 +71,7 @@ class GPT2(nn.Module):
         self.tokens = Table(c.vocab, c.width)
         self.places = nn.Embedding(c.context, c.width)
         self.drop = nn.Dropout(c.dropout)
-        self.blocks = nn.ModuleList(Block(c) for _ in range(c.depth))
+        self.blocks = LayerStack(Block(c) for _ in range(c.depth))
         self.norm = nn.LayerNorm(c.width, c.epsilon)
         initialise(self, std=0.02)
         quieten(self.blocks, 2 * c.depth)

@@ -9,15 +9,12 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from kinfolk.models.gpt2 import Block, GPT2Config
-from kinfolk.nn.headed import Summary
+from kinfolk.nn.language_model import LanguageModel, LayerStack, Summary
 from kinfolk.nn.residual import quieten
 from kinfolk.nn.sizes import LADDER
 from kinfolk.nn.table import Scores, Table, initialise
 from kinfolk.sight import see
 from kinfolk.types import Inputs, Output
-
-KIND = "decoder"
-SUMMARY = Summary(reads="last", bias=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,22 +28,33 @@ class GPT3Config(GPT2Config):
     dropout: float = 0.0
     attention_dropout: float = 0.0
 
+    @classmethod
+    def network(cls) -> type[LanguageModel]:
+        """Return the class of the network."""
+        return GPT3
+
     def build(self) -> "GPT3":  # type: ignore[override]
         """Make the network, with fresh weights."""
         return GPT3(self)
 
 
-class GPT3(nn.Module):
+class GPT3(LanguageModel):
     """Token and place tables, blocks that take turns, a norm; the token table also predicts."""
+
+    config: GPT3Config
+    tokens: Table
+    architecture = "decoder"
+    decoding = "causal"
+    summary = Summary(reads="last", bias=False)
 
     def __init__(self, c: GPT3Config) -> None:
         super().__init__()
         self.config = c
-        self.windows = (c.window,)
+        self.attention_windows = (c.window,)
         self.tokens = Table(c.vocab, c.width)
         self.places = nn.Embedding(c.context, c.width)
         self.drop = nn.Dropout(c.dropout)
-        self.blocks = nn.ModuleList(Block(c) for _ in range(c.depth))
+        self.blocks = LayerStack(Block(c) for _ in range(c.depth))
         self.norm = nn.LayerNorm(c.width, c.epsilon)
         initialise(self, std=0.02)
         quieten(self.blocks, 2 * c.depth)

@@ -10,15 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.models.bert import TABLES, BertConfig, Block, TokenHead
-from kinfolk.nn.headed import Summary
+from kinfolk.nn.language_model import LanguageModel, LayerStack, Summary
 from kinfolk.nn.positions import look_near
 from kinfolk.nn.sizes import LADDER
 from kinfolk.nn.table import Scores, Table, initialise
 from kinfolk.types import Inputs, Output
-
-KIND = "encoder"
-SUMMARY = Summary(reads="first", bend="tanh")
-LEARNED_WITH = ("head",)  # what only pretraining needs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +26,25 @@ class RobertaConfig(BertConfig):
     epsilon: float = 1e-5
     start: int = 1  # the id of padding: the first token's place is the one behind it
 
+    @classmethod
+    def network(cls) -> type[LanguageModel]:
+        """Return the class of the network."""
+        return Roberta
+
     def build(self) -> "Roberta":  # type: ignore[override]
         """Make the network, with fresh weights."""
         return Roberta(self)
 
 
-class Roberta(nn.Module):
+class Roberta(LanguageModel):
     """Three tables and a norm, a stack of blocks, and a head for tokens."""
+
+    config: RobertaConfig
+    tokens: Table
+    architecture = "encoder"
+    can_fill = True
+    summary = Summary(reads="first", bend="tanh")
+    pretraining_only = ("head",)
 
     def __init__(self, c: RobertaConfig) -> None:
         super().__init__()
@@ -46,7 +54,7 @@ class Roberta(nn.Module):
         self.segments = nn.Embedding(c.segments, c.width)
         self.norm = nn.LayerNorm(c.width, c.epsilon)
         self.drop = nn.Dropout(c.dropout)
-        self.blocks = nn.ModuleList(Block(c) for _ in range(c.depth))
+        self.blocks = LayerStack(Block(c) for _ in range(c.depth))
         self.head = TokenHead(replace(c, bend="gelu"))  # whatever the blocks bend by
         initialise(self, std=c.std, tables=TABLES)
         if c.near:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from kinfolk.errors import UserError
 from kinfolk.nn.attention import Attention, CrossAttention
 from kinfolk.nn.feedforward import FeedForward, GatedFeedForward
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig
 from kinfolk.nn.positions import RelativeBias
 from kinfolk.nn.residual import PreNorm
 from kinfolk.nn.sizes import LADDER
@@ -20,11 +21,9 @@ from kinfolk.nn.table import Scores, Table
 from kinfolk.sight import Visible, see
 from kinfolk.types import Inputs, Output, State
 
-KIND = "encoder-decoder"
-
 
 @dataclass(frozen=True, kw_only=True)
-class T5Config:
+class T5Config(ModelConfig):
     """The published small model of version 1.0, unless told otherwise."""
 
     vocab: int = 32128
@@ -42,6 +41,11 @@ class T5Config:
     start: int = 0  # the id the decoder starts from: that of padding
     dropout: float = 0.1
     epsilon: float = 1e-6  # of the norms
+
+    @classmethod
+    def network(cls) -> type[LanguageModel]:
+        """Return the class of the network."""
+        return T5
 
     def build(self) -> "T5":
         """Make the network, with fresh weights."""
@@ -85,7 +89,7 @@ class Block(nn.Module):
         x = self.attend(x, visible, state, layer)
         if self.cross is not None and source is not None:
             x = self.cross(x, *source, state, layer)
-        return self.feed(x)  # type: ignore[no-any-return]
+        return self.feed(x)
 
 
 class Stack(nn.Module):
@@ -98,7 +102,7 @@ class Stack(nn.Module):
             c.heads, buckets=c.buckets, farthest=c.farthest, both_ways=not decoder
         )
         depth = c.decoder_depth if decoder and c.decoder_depth is not None else c.depth
-        self.blocks = nn.ModuleList(Block(c, decoder=decoder) for _ in range(depth))
+        self.blocks = LayerStack(Block(c, decoder=decoder) for _ in range(depth))
         self.norm = nn.RMSNorm(c.width, c.epsilon)
         self.drop = nn.Dropout(c.dropout)
 
@@ -113,11 +117,17 @@ class Stack(nn.Module):
         x = self.drop(x)
         for layer, block in enumerate(self.blocks):
             x = block(x, visible, source, inputs.state, layer)
-        return self.drop(self.norm(x))  # type: ignore[no-any-return]
+        return self.drop(self.norm(x))
 
 
-class T5(nn.Module):
+class T5(LanguageModel):
     """One table for both sides, an encoder, a decoder, and a table that predicts."""
+
+    config: T5Config
+    tokens: Table
+    architecture = "encoder-decoder"
+    decoding = "encoder-decoder"
+    can_fill = True
 
     def __init__(self, c: T5Config) -> None:
         super().__init__()
@@ -130,7 +140,7 @@ class T5(nn.Module):
 
     def encode(self, source: Inputs) -> Tensor:
         """Run the encoder alone: (batch, source length, width)."""
-        return self.encoder(self.tokens(source.ids), source)  # type: ignore[no-any-return]
+        return self.encoder(self.tokens(source.ids), source)
 
     def forward(self, inputs: Inputs) -> Output:
         if inputs.source is None:

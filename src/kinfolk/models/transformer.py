@@ -14,17 +14,16 @@ from torch import Tensor, nn
 from kinfolk.errors import UserError
 from kinfolk.nn.attention import Attention, CrossAttention
 from kinfolk.nn.feedforward import FeedForward
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig
 from kinfolk.nn.residual import PostNorm
 from kinfolk.nn.sizes import LADDER
 from kinfolk.nn.table import Scores, Table
 from kinfolk.sight import Visible
 from kinfolk.types import Inputs, Output, State
 
-KIND = "encoder-decoder"
-
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerConfig:
+class TransformerConfig(ModelConfig):
     """The published base model, unless told otherwise."""
 
     vocab: int = 37000  # section 5.1: pieces that English and German share
@@ -34,6 +33,11 @@ class TransformerConfig:
     inner: int | None = None  # of the feed-forward; None is 4 x width
     start: int = 0  # the id the decoder starts from: that of padding
     dropout: float = 0.1
+
+    @classmethod
+    def network(cls) -> type[LanguageModel]:
+        """Return the class of the network."""
+        return Transformer
 
     def build(self) -> "Transformer":
         """Make the network, with fresh weights."""
@@ -74,7 +78,7 @@ class Block(nn.Module):
         x = self.attend(x, visible, state, layer)
         if self.cross is not None and source is not None:
             x = self.cross(x, *source, state, layer)
-        return self.feed(x)  # type: ignore[no-any-return]
+        return self.feed(x)
 
 
 class Stack(nn.Module):
@@ -82,7 +86,7 @@ class Stack(nn.Module):
 
     def __init__(self, c: TransformerConfig, *, decoder: bool) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Block(c, decoder=decoder) for _ in range(c.depth))
+        self.blocks = LayerStack(Block(c, decoder=decoder) for _ in range(c.depth))
 
     def forward(
         self, x: Tensor, inputs: Inputs, source: tuple[Tensor, Visible] | None = None
@@ -93,8 +97,14 @@ class Stack(nn.Module):
         return x
 
 
-class Transformer(nn.Module):
+class Transformer(LanguageModel):
     """One table, an encoder and a decoder."""
+
+    config: TransformerConfig
+    tokens: Table
+    architecture = "encoder-decoder"
+    decoding = "encoder-decoder"
+    can_fill = True
 
     def __init__(self, c: TransformerConfig) -> None:
         super().__init__()
@@ -108,11 +118,11 @@ class Transformer(nn.Module):
     def embed(self, inputs: Inputs) -> Tensor:
         """Turn tokens and their places into vectors (section 3.4)."""
         x = self.tokens(inputs.ids) * self.config.width**0.5
-        return self.drop(x + waves(inputs.places, self.config.width).to(x.dtype))  # type: ignore[no-any-return]
+        return self.drop(x + waves(inputs.places, self.config.width).to(x.dtype))
 
     def encode(self, source: Inputs) -> Tensor:
         """Run the encoder alone: (batch, source length, width)."""
-        return self.encoder(self.embed(source), source)  # type: ignore[no-any-return]
+        return self.encoder(self.embed(source), source)
 
     def forward(self, inputs: Inputs) -> Output:
         if inputs.source is None:

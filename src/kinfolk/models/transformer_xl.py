@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from kinfolk.nn.adaptive import Clusters
 from kinfolk.nn.feedforward import FeedForward
-from kinfolk.nn.headed import Summary
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Summary, WithBiases
 from kinfolk.nn.relative import RelativeAttention, View, waves
 from kinfolk.nn.residual import PostNorm
 from kinfolk.nn.sizes import LADDER
@@ -19,12 +19,9 @@ from kinfolk.nn.table import initialise
 from kinfolk.sight import UNWRITTEN
 from kinfolk.types import Inputs, Memory, Output, Prediction, State
 
-KIND = "decoder"
-SUMMARY = Summary(reads="last", bias=False)
-
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerXLConfig:
+class TransformerXLConfig(ModelConfig):
     """The published large model of WikiText-103, unless told otherwise."""
 
     vocab: int = 267735
@@ -42,6 +39,11 @@ class TransformerXLConfig:
     attention_dropout: float = 0.2
     epsilon: float = 1e-5  # of the norms
     std: float = 0.02  # of all weights at the start, but the projections of clusters
+
+    @classmethod
+    def network(cls) -> type[LanguageModel]:
+        """Return the class of the network."""
+        return TransformerXL
 
     def build(self) -> "TransformerXL":
         """Make the network, with fresh weights."""
@@ -63,26 +65,46 @@ class Block(nn.Module):
         self, x: Tensor, content: Tensor, view: View, state: State | None, layer: int
     ) -> Tensor:
         known = self.attend.branch.read(content, state, layer)  # type: ignore[operator]
-        return self.feed(self.attend(x, known, view))  # type: ignore[no-any-return]
+        return self.feed(self.attend(x, known, view))
 
 
-class TransformerXL(nn.Module):
+class TransformerXL(LanguageModel):
     """A table in clusters that also predicts, and blocks."""
+
+    config: TransformerXLConfig
+    tokens: Clusters
+    architecture = "decoder"
+    decoding = "causal"
+    static_cache = False
+    summary = Summary(reads="last", bias=False)
 
     def __init__(self, c: TransformerXLConfig) -> None:
         super().__init__()
         self.config = c
-        self.windows = () if c.window is None else (c.window,)
+        self.attention_windows = () if c.window is None else (c.window,)
         self.tokens = Clusters(c.vocab, c.width, cutoffs=c.cutoffs, divisor=c.divisor)
         self.drop = nn.Dropout(c.dropout)
-        self.blocks = nn.ModuleList(Block(c) for _ in range(c.depth))
-        initialise(self, std=c.std)
-        with torch.no_grad():  # the rest as in the released code
-            for name, weight in self.named_parameters():
-                if name.endswith(("_bias", "norm.weight")):
-                    weight.add_(torch.randn_like(weight), alpha=c.std)
-                if "widen" in name or "tokens.narrow" in name:
+        self.blocks = LayerStack(Block(c) for _ in range(c.depth))
+        self.initialise()
+
+    @torch.no_grad()
+    def initialise(self) -> None:
+        """Draw the weights as the released code does."""
+        initialise(self, std=self.config.std)
+        # Deviation: the released code draws only the projections of clusters from 0.01.
+        smaller = {*self.tokens.projections()}
+        smaller |= {part.widen for part in self.modules() if isinstance(part, FeedForward)}
+        for module in self.modules():
+            if module in smaller:
+                for weight in module.parameters():
                     weight.normal_(0.0, 0.01)
+            noisy: tuple[nn.Parameter, ...] = ()
+            if isinstance(module, WithBiases):
+                noisy = module.bias_parameters()
+            if isinstance(module, nn.LayerNorm):
+                noisy = (module.weight,)
+            for weight in noisy:
+                weight.add_(torch.randn_like(weight), alpha=self.config.std)
 
     def forward(self, inputs: Inputs) -> Output:
         x = self.drop(self.tokens(inputs.ids) * self.config.width**0.5)
@@ -101,8 +123,8 @@ class TransformerXL(nn.Module):
         visible = inputs.visible(dropout=dropped, window=self.config.window)
         past = 0 if inputs.memory is None else inputs.memory.document.shape[1]
         keys = past + inputs.ids.shape[1]
-        if inputs.state is not None:
-            keys = inputs.state.filled
+        if inputs.key_mask is not None:
+            keys = inputs.key_mask.document.shape[1]
         table = self.tokens.table(0)
         far = waves(keys, 0, self.config.width, like=table, clamp=self.config.clamp)
         return View(visible, self.drop(far), keys)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kinfolk.nn.feedforward import FeedForward
-from kinfolk.nn.headed import Summary
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Summary
 from kinfolk.nn.relative import SegmentedAttention, View, waves
 from kinfolk.nn.residual import PostNorm
 from kinfolk.nn.sizes import LADDER
@@ -20,14 +20,9 @@ from kinfolk.nn.table import Scores, Table, initialise
 from kinfolk.sight import see
 from kinfolk.types import Inputs, Output, State
 
-KIND = "encoder"
-WRITES = True  # besides filling: it can be asked for the next token
-SUMMARY = Summary(reads="last", bend="tanh")
-LEARNED_WITH = ("bias",)  # what only pretraining needs
-
 
 @dataclass(frozen=True, kw_only=True)
-class XLNetConfig:
+class XLNetConfig(ModelConfig):
     """The published large model, unless told otherwise."""
 
     vocab: int = 32000
@@ -40,6 +35,11 @@ class XLNetConfig:
     dropout: float = 0.1
     epsilon: float = 1e-12  # of the norms
     std: float = 0.02  # of all weights at the start
+
+    @classmethod
+    def network(cls) -> type[LanguageModel]:
+        """Return the class of the network."""
+        return XLNet
 
     def build(self) -> "XLNet":
         """Make the network, with fresh weights."""
@@ -58,16 +58,23 @@ class Block(nn.Module):
 
     def read(self, content: Tensor, state: State | None, layer: int) -> tuple[Tensor, Tensor]:
         """Return the keys and values that both streams look at."""
-        return self.attend.branch.read(content, state, layer)  # type: ignore[no-any-return, operator]
+        return self.attend.branch.read(content, state, layer)  # type: ignore[operator]
 
     def forward(self, x: Tensor, known: tuple[Tensor, Tensor], view: View) -> Tensor:
-        return self.feed(self.attend(x, known, view))  # type: ignore[no-any-return]
+        return self.feed(self.attend(x, known, view))
 
 
-class XLNet(nn.Module):
+class XLNet(LanguageModel):
     """A token table that also predicts, one vector that every guess starts from, and blocks."""
 
-    asks = True  # for tokens at slots, none of which has to be hidden
+    config: XLNetConfig
+    tokens: Table
+    architecture = "encoder"
+    decoding = "two-stream"
+    can_fill = True
+    static_cache = False
+    summary = Summary(reads="last", bend="tanh")
+    pretraining_only = ("bias",)
 
     def __init__(self, c: XLNetConfig) -> None:
         super().__init__()
@@ -75,13 +82,15 @@ class XLNet(nn.Module):
         self.tokens = Table(c.vocab, c.width)
         self.blank = nn.Parameter(torch.zeros(1, 1, c.width))
         self.drop = nn.Dropout(c.dropout)
-        self.blocks = nn.ModuleList(Block(c) for _ in range(c.depth))
+        self.blocks = LayerStack(Block(c) for _ in range(c.depth))
         self.bias = nn.Parameter(torch.zeros(c.vocab))
         initialise(self, std=c.std)
         with torch.no_grad():  # the published code draws these as it does matrices
-            for name, weight in self.named_parameters():
-                if name.endswith(("blank", "_bias", ".segments")):
-                    weight.normal_(0.0, c.std)
+            self.blank.normal_(0.0, c.std)
+            for module in self.modules():
+                if isinstance(module, SegmentedAttention):
+                    for weight in (*module.bias_parameters(), module.segments):
+                        weight.normal_(0.0, c.std)
 
     def forward(self, inputs: Inputs) -> Output:
         content = self.drop(self.tokens(inputs.ids))

@@ -34,7 +34,7 @@ class Clusters(nn.Module):
         bounds = [0, *(c for c in cutoffs if c < vocab), vocab]
         if any(low >= high for low, high in pairwise(bounds)):
             raise UserError(f"the cutoffs {tuple(cutoffs)} do not rise from above 0: let them")
-        self.bounds, self.width = bounds, width
+        self.bounds = bounds
         widths = [width // divisor**i for i in range(len(bounds) - 1)]
         if not widths[-1]:
             raise UserError(
@@ -67,6 +67,10 @@ class Clusters(nn.Module):
         if self.rare is None and self.narrow is None:
             return Scores(hidden, self.table(0), self.bias, self.bounds[-1])
         return Clustered(hidden, self)
+
+    def projections(self) -> list[nn.Module]:
+        """Return the matrices between the vectors of a cluster and the network."""
+        return [*self.widen, *([] if self.narrow is None else [self.narrow])]
 
     def table(self, cluster: int) -> Tensor:
         """Return the vectors of one cluster, with the rows that only align it."""

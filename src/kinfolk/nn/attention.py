@@ -46,7 +46,7 @@ class Attention(nn.Module):
         if state is not None:
             key, value = state.cache(layer).extend(key, value)
         dropout = self.dropout if self.training else 0.0
-        return self.out(merge(visible(query, key, value, scale=self.scale, dropout=dropout)))  # type: ignore[no-any-return]
+        return self.out(merge(visible(query, key, value, scale=self.scale, dropout=dropout)))
 
 
 class CrossAttention(nn.Module):
@@ -85,4 +85,4 @@ class CrossAttention(nn.Module):
             if state is not None:
                 state.crossed[layer] = key, value
         dropout = self.dropout if self.training else 0.0
-        return self.out(merge(visible(query, key, value, scale=self.scale, dropout=dropout)))  # type: ignore[no-any-return]
+        return self.out(merge(visible(query, key, value, scale=self.scale, dropout=dropout)))

@@ -14,17 +14,14 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from kinfolk.errors import UserError
-from kinfolk.nn.headed import Summary
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Summary
 from kinfolk.nn.sizes import LADDER
 from kinfolk.nn.table import Table, initialise
 from kinfolk.types import Inputs, Output
 
-KIND = "recurrent"
-SUMMARY = Summary(reads="first")
-
 
 @dataclass(frozen=True, kw_only=True)
-class BiLSTMConfig:
+class BiLSTMConfig(ModelConfig):
     """Two layers, unless told otherwise; texts may be of any length."""
 
     vocab: int = 30522
@@ -38,28 +35,44 @@ class BiLSTMConfig:
                 f"model.width={self.width} is odd: two directions share it; use an even"
             )
 
+    @classmethod
+    def network(cls) -> type[LanguageModel]:
+        """Return the class of the network."""
+        return BiLSTM
+
     def build(self) -> "BiLSTM":
         """Make the network, with fresh weights."""
         return BiLSTM(self)
 
 
-class BiLSTM(nn.Module):
+class BiLSTM(LanguageModel):
     """A table, and layers that read each text from both its ends, whatever the clocks say."""
+
+    config: BiLSTMConfig
+    tokens: Table
+    architecture = "recurrent"
+    summary = Summary(reads="first")
 
     def __init__(self, c: BiLSTMConfig) -> None:
         super().__init__()
         self.config = c
         self.tokens = Table(c.vocab, c.width)
         self.drop = nn.Dropout(c.dropout)
-        self.blocks = nn.ModuleList(
+        self.blocks = LayerStack(
             nn.LSTM(c.width, c.width // 2, bidirectional=True) for _ in range(c.depth)
         )
         initialise(self, std=0.1)
         remember(self)
 
-    # The lengths of texts are another shape with every batch.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, inputs: Inputs) -> Output:
+        # The lengths of texts are another shape with every batch: nothing here is compiled. As a
+        # decorator it would import the compiler with this file, which takes seconds.
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(self.run)(inputs)  # type: ignore[no-untyped-call]
+        return self.run(inputs)
+
+    def run(self, inputs: Inputs) -> Output:
+        """Run the layers over each text."""
         x, texts = self.tokens(inputs.ids), Texts.of(inputs.sight.document)
         flat = x.flatten(0, 1)[texts.slots]
         for block in self.blocks:
@@ -73,11 +86,14 @@ class BiLSTM(nn.Module):
 @torch.no_grad()
 def remember(model: nn.Module) -> None:
     """Open the forget gates (Jozefowicz et al. 2015): an LSTM starts by keeping what it read."""
-    for name, parameter in model.named_parameters():
-        if "bias_ih" in name or "bias_hh" in name:  # gates: input, forget, cell, output
-            parameter.zero_()
-        if "bias_ih" in name:
-            parameter.chunk(4)[1].fill_(1.0)
+    for module in model.modules():
+        if not isinstance(module, nn.LSTM):
+            continue
+        for name, parameter in module.named_parameters():  # torch's own names
+            if name.startswith(("bias_ih", "bias_hh")):  # gates: input, forget, cell, output
+                parameter.zero_()
+            if name.startswith("bias_ih"):
+                parameter.chunk(4)[1].fill_(1.0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -41,7 +41,7 @@ class FeedForward(nn.Module):
         self.narrow = Linear(inner, width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.narrow(self.drop(self.bend(self.widen(x))))  # type: ignore[no-any-return]
+        return self.narrow(self.drop(self.bend(self.widen(x))))
 
 
 class GatedFeedForward(nn.Module):
@@ -58,4 +58,4 @@ class GatedFeedForward(nn.Module):
         self.narrow = Linear(inner, width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.narrow(self.drop(self.bend(self.gate(x)) * self.widen(x)))  # type: ignore[no-any-return]
+        return self.narrow(self.drop(self.bend(self.gate(x)) * self.widen(x)))

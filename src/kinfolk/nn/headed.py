@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, Literal, get_args
 
 import torch
@@ -11,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kinfolk.errors import UserError
+from kinfolk.nn.language_model import LanguageModel, ModelConfig, Summary
 from kinfolk.nn.ranking import Ranker, Ranking, Spans
 from kinfolk.nn.table import initialise
 from kinfolk.types import Inputs, Output, Prediction
@@ -22,32 +22,21 @@ Head = Literal["text", "tokens", "span", "choice", "coref"]
 # Of the heads that leave no choice.
 LABELS = {"span": ("start", "end"), "choice": ("score",), "coref": ("score",)}
 BENDS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "gelu": F.gelu}
-STD = 0.02  # of fresh matrices, where a member's config says nothing
 
 
-@dataclass(frozen=True, kw_only=True)
-class Summary:
-    """How a member's hidden states become one vector of a text."""
-
-    reads: Literal["first", "last"] = "first"  # whose hidden state: the text's first token or last
-    bend: Literal["tanh", "gelu"] | None = None  # behind a fresh matrix; None is no such matrix
-    own: bool = False  # the member has learned a matrix for it: its `pool`
-    bias: bool = True  # added to the scores
-
-
-def summary(body: Any) -> Summary:
+def summary(body: ModelConfig) -> Summary:
     """Return how the member that a config describes sums a text up."""
-    found = getattr(import_module(type(body).__module__), "SUMMARY", None)
-    if not isinstance(found, Summary):
+    network = body.network()
+    if network.summary is None:
         raise UserError(
-            f"{type(body).__name__} says not how it sums a text up: a head fits on members whose "
-            "file has a SUMMARY"
+            f"{network.__name__} takes no task head: it does not declare a `summary` that says "
+            "which hidden state stands for a text"
         )
-    return found
+    return network.summary
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadedConfig:
+class HeadedConfig(ModelConfig):
     """A member's config, and what stands on it."""
 
     body: Any
@@ -82,7 +71,7 @@ class HeadedConfig:
             )
 
     @property
-    def vocab(self) -> int:
+    def vocab(self) -> int:  # type: ignore[override]  # read from the member's config
         """How many ids the member knows."""
         return int(self.body.vocab)
 
@@ -92,9 +81,14 @@ class HeadedConfig:
         return int(self.body.width)
 
     @property
-    def context(self) -> int:
-        """How long its texts may be; no attribute where the member has no such bound."""
-        return int(self.body.context)
+    def backbone(self) -> ModelConfig:
+        """The member's own config."""
+        return self.body
+
+    @property
+    def context(self) -> int | None:
+        """How long its texts may be; None where the member has no such bound."""
+        return self.body.context
 
     @property
     def sums(self) -> bool:
@@ -104,9 +98,14 @@ class HeadedConfig:
     @property
     def dropped(self) -> tuple[str, ...]:
         """The parts of the member that only its pretraining needs."""
-        file = import_module(type(self.body).__module__)
-        learned_with: tuple[str, ...] = getattr(file, "LEARNED_WITH", ())
-        return (*learned_with, "pooler") if self.summary.own and not self.sums else learned_with
+        network: type[LanguageModel] = self.body.network()
+        unpooled = self.summary.own and not self.sums
+        return network.pretraining_only + (network.pooling_only if unpooled else ())
+
+    @classmethod
+    def network(cls) -> type[LanguageModel]:
+        """Return the class of the network."""
+        return Headed
 
     def build(self) -> "Headed":
         """Make the network, with fresh weights."""
@@ -122,23 +121,29 @@ class Scorer(nn.Module):
         self.dense = nn.Linear(c.width, c.width) if self.bend else nn.Identity()
         self.drop = nn.Dropout(c.dropout)
         self.out = nn.Linear(c.width, len(c.labels), bias=c.summary.bias or not c.sums)
-        initialise(self, std=getattr(c.body, "std", STD))
+        initialise(self, std=c.body.std)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.bend(self.dense(x)) if self.bend else x
-        return self.out(self.drop(x))  # type: ignore[no-any-return]
+        return self.out(self.drop(x))
 
 
-class Headed(nn.Module):
+class Headed(LanguageModel):
     """A member without what only its pretraining needs, and a head."""
 
     def __init__(self, c: HeadedConfig) -> None:
         super().__init__()
         self.config = c
-        self.body: nn.Module = c.body.build()
+        self.body: LanguageModel = c.body.build()
+        self.architecture = self.body.architecture
         for name in c.dropped:
             delattr(self.body, name)
         self.head = Ranker(c.width, c.dropout) if c.head == "coref" else Scorer(c)
+
+    @property
+    def backbone(self) -> LanguageModel:
+        """The member that the head stands on."""
+        return self.body
 
     @classmethod
     def of(cls, body: nn.Module, config: HeadedConfig) -> "Headed":
@@ -151,7 +156,7 @@ class Headed(nn.Module):
         return headed
 
     def forward(self, inputs: Inputs) -> Output:
-        return self.body(inputs)  # type: ignore[no-any-return]
+        return self.body(inputs)
 
     def score(self, hidden: Tensor) -> Tensor:
         """Turn hidden states into scores: (..., labels).
@@ -160,12 +165,12 @@ class Headed(nn.Module):
         """
         if self.config.summary.own and self.config.sums:
             hidden = self.body.pool(hidden)  # type: ignore[operator]
-        return self.head(hidden)  # type: ignore[no-any-return]
+        return self.head(hidden)
 
     def rank(self, words: Tensor, spans: Spans, most: int) -> Ranking:
         """Score spans with those before them, by the hidden states of words: the head "coref"."""
-        return self.head(words, spans, most)  # type: ignore[no-any-return]
+        return self.head(words, spans, most)
 
     def predict(self, hidden: Tensor) -> Prediction:
         """Score tokens as the member does, where it still can: the decoders."""
-        return self.body.predict(hidden)  # type: ignore[operator, no-any-return]
+        return self.body.predict(hidden)

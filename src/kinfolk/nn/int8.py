@@ -46,7 +46,7 @@ def _lowered(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
         done[module] = small = _small(module)
         for name, part in small._modules.items():
             # The matrices that widen rare ids' vectors are also read the other way round.
-            if part is not None and not (isinstance(small, Clusters) and name == "widen"):
+            if part is not None and not (isinstance(small, Clusters) and part is small.widen):
                 small._modules[name] = _lowered(part, done)
     return done[module]
 
@@ -108,7 +108,7 @@ class SmallClusters(Small, Clusters):
     def __init__(self, clusters: Clusters) -> None:
         nn.Module.__init__(self)
         self.training = False
-        self.bounds, self.width, self.bias = clusters.bounds, clusters.width, clusters.bias
+        self.bounds, self.bias = clusters.bounds, clusters.bias
         self.tables, self.widen = clusters.tables, clusters.widen
         self.narrow, self.rare = clusters.narrow, clusters.rare
 

@@ -47,7 +47,7 @@ class RelativeBias(nn.Module):
         """
         places = torch.arange(queries + keys - 1, device=self.table.weight.device)
         distance = places - (keys - 1 if last is None else last)
-        return self.table(self.bucket(distance)).T  # type: ignore[no-any-return]
+        return self.table(self.bucket(distance)).T
 
     def bucket(self, distance: Tensor) -> Tensor:
         """Number the buckets; `distance` is key place minus query place."""

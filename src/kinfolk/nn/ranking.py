@@ -96,13 +96,13 @@ class Ranker(nn.Module):
             places, words, mode="sum", per_sample_weights=weight.softmax(-1).to(words.dtype)
         )
         feature = self.lengths(bucket(length))
-        return self.span(torch.cat([words[first], words[last], mean, feature], -1))  # type: ignore[no-any-return]
+        return self.span(torch.cat([words[first], words[last], mean, feature], -1))
 
     def pairs(self, later: Tensor, earlier: Tensor, distance: Tensor, said: Tensor) -> Tensor:
         """Score pairs of spans: (pairs,)."""
         features = [self.distances(bucket(distance)), self.speakers(said)]
         both = torch.cat([later, earlier, later * earlier, *features], -1)
-        return self.pair(both)[:, 0]  # type: ignore[no-any-return]
+        return self.pair(both)[:, 0]
 
 
 def scorer(width: int, dropout: float) -> nn.Sequential:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.nn.attention import merge, split
+from kinfolk.nn.language_model import WithBiases
 from kinfolk.nn.linear import Linear
 from kinfolk.sight import Visible
 from kinfolk.types import State
@@ -65,7 +66,7 @@ class View:
         return pick(scores, self.slots, self.length, self.keys)
 
 
-class RelativeAttention(nn.Module):
+class RelativeAttention(WithBiases):
     """Multi-head attention to content, which may begin with a memory, by what and where it is."""
 
     def __init__(
@@ -82,6 +83,10 @@ class RelativeAttention(nn.Module):
         self.distance_bias = nn.Parameter(torch.zeros(heads, inner // heads))  # and its v
         self.out = Linear(inner, width, bias=False)
 
+    def bias_parameters(self) -> tuple[nn.Parameter, ...]:
+        """Return the biases of a query, each (heads, head width)."""
+        return self.content_bias, self.distance_bias
+
     def read(
         self, content: Tensor, state: State | None = None, layer: int = 0
     ) -> tuple[Tensor, Tensor]:
@@ -95,7 +100,7 @@ class RelativeAttention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         asking = query + self.content_bias[:, None]
         seen = view.visible(asking, *content, scale=self.scale, dropout=dropout, bias=bias)
-        return self.out(merge(seen))  # type: ignore[no-any-return]
+        return self.out(merge(seen))
 
     def bias(self, query: Tensor, view: View) -> Tensor:
         """Score each key by its distance: (batch, heads, query, key)."""
@@ -112,6 +117,10 @@ class SegmentedAttention(RelativeAttention):
         super().__init__(width, heads, inner=inner, dropout=dropout)
         self.segment_bias = nn.Parameter(torch.zeros_like(self.content_bias))
         self.segments = nn.Parameter(torch.zeros(2, *self.content_bias.shape))  # its own, another
+
+    def bias_parameters(self) -> tuple[nn.Parameter, ...]:
+        """Return the biases of a query, each (heads, head width)."""
+        return *super().bias_parameters(), self.segment_bias
 
     def bias(self, query: Tensor, view: View) -> Tensor:
         """Score each key by its distance and, where there are any, by the segments."""

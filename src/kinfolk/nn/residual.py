@@ -5,6 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kinfolk.nn.attention import Attention, CrossAttention
+from kinfolk.nn.feedforward import FeedForward, GatedFeedForward
+
 
 class PreNorm(nn.Module):
     """Norm, branch, add: the stream itself is never normed (GPT-2, T5)."""
@@ -17,7 +20,7 @@ class PreNorm(nn.Module):
 
     def forward(self, x: Tensor, *args: Any) -> Tensor:
         y = self.branch(self.norm(x), *args)
-        return x + (self.drop(y) if self.training else y)  # type: ignore[no-any-return]
+        return x + (self.drop(y) if self.training else y)
 
 
 class PostNorm(nn.Module):
@@ -31,12 +34,18 @@ class PostNorm(nn.Module):
 
     def forward(self, x: Tensor, *args: Any) -> Tensor:
         y = self.branch(x, *args)
-        return self.norm(x + (self.drop(y) if self.training else y))  # type: ignore[no-any-return]
+        return self.norm(x + (self.drop(y) if self.training else y))
 
 
 @torch.no_grad()
 def quieten(blocks: nn.Module, branches: int) -> None:
     """Divide what each branch adds to the stream by sqrt(N), N branches (GPT-2, section 2.3)."""
-    for name, weight in blocks.named_parameters():
-        if name.endswith(("out.weight", "narrow.weight")):
-            weight.mul_(branches**-0.5)
+    last: list[nn.Linear] = []  # the matrices that write into the stream
+    for module in blocks.modules():
+        if isinstance(module, Attention | CrossAttention):
+            last.append(module.out)
+        if isinstance(module, FeedForward | GatedFeedForward):
+            last.append(module.narrow)
+    assert len(last) == branches, f"{len(last)} branches were found, not {branches}"
+    for matrix in last:
+        matrix.weight.mul_(branches**-0.5)

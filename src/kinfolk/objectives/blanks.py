@@ -82,7 +82,7 @@ class Blanks:
         sizes = np.arange(1, max(LONGEST, int(4 * self.span)))
         logs = sizes * np.log(self.span) - np.cumsum(np.log(sizes))
         odds = np.exp(logs - logs.max())
-        return odds / odds.sum()  # type: ignore[no-any-return]
+        return odds / odds.sum()
 
     def hidden(self, tokens: int) -> int:
         """Say how many tokens of a text are hidden in short spans."""

@@ -13,7 +13,7 @@ import kinfolk.models
 import kinfolk.recipes
 from kinfolk.config import nearest
 from kinfolk.errors import UserError
-from kinfolk.nn.headed import Headed
+from kinfolk.nn.language_model import LanguageModel
 from kinfolk.training.settings import Train
 
 
@@ -25,7 +25,7 @@ class Member:
     title: str
     paper: str
     year: int
-    kind: str  # encoder, decoder, encoder-decoder, recurrent, counts
+    kind: str  # encoder, decoder, encoder-decoder, recurrent
     objectives: tuple[str, ...]  # what it can learn by, its own first
     sizes: tuple[str, ...]
     can: tuple[str, ...]
@@ -78,10 +78,9 @@ def member(name: str) -> Member:
     return members()[name]
 
 
-def member_of(model: Any) -> Member:
+def member_of(model: LanguageModel) -> Member:
     """Return the member a network belongs to, whatever stands on it."""
-    body = model.body if isinstance(model, Headed) else model
-    return member(type(body).__module__.rpartition(".")[2])
+    return member(type(model.backbone).__module__.rpartition(".")[2])
 
 
 def _member(name: str) -> Member:
@@ -90,13 +89,14 @@ def _member(name: str) -> Member:
     line = re.match(r"([^(]+) \((.+), (\d{4})\): ", model.__doc__ or "")
     assert line, f"models/{name}.py must start with its paper"
     recipes = {m.name for m in pkgutil.iter_modules(kinfolk.recipes.__path__)}
+    network: type[LanguageModel] = next(iter(model.PRESETS.values())).network()
     tables = {m.name for m in pkgutil.iter_modules(kinfolk.hub.__path__)}
     known = name in recipes
     objectives = importlib.import_module(f"kinfolk.recipes.{name}").OBJECTIVES if known else {}
     can = {
         "pretrain": known,
-        "generate": model.KIND in ("decoder", "encoder-decoder") or hasattr(model, "WRITES"),
-        "fill": model.KIND in ("encoder", "encoder-decoder") or hasattr(model, "FILLS"),
+        "generate": network.decoding is not None,
+        "fill": network.can_fill,
         "export": name in tables,
     }
     return Member(
@@ -104,7 +104,7 @@ def _member(name: str) -> Member:
         line[1],
         f"{line[2]} {line[3]}",
         int(line[3]),
-        model.KIND,
+        network.architecture,
         tuple(objectives),
         tuple(model.PRESETS),
         tuple(ability for ability, has in can.items() if has),

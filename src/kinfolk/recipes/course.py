@@ -12,6 +12,7 @@ from kinfolk import hub
 from kinfolk.data.fingerprint import of_file
 from kinfolk.errors import UserError
 from kinfolk.nn.headed import Headed
+from kinfolk.nn.language_model import LanguageModel
 from kinfolk.recipes.pretraining import Watch, in_halves, learning, loader, pick
 from kinfolk.recipes.teaching import opinions
 from kinfolk.recipes.tuning import Say, Tuning, timed
@@ -79,9 +80,8 @@ class Run:
         self.bfloat16 = in_halves(train, self.device)
         self.model = network(tuning, body).to(self.device)
         if habits.noise:
-            # A head is fresh where the way put it on; T5 has learned what it calls its head.
-            fresh = ("head.",) if isinstance(self.model, Headed) else ()
-            shake(self.model, habits.noise, seed=seed, fresh=lambda name: name.startswith(fresh))
+            fresh = {*self.model.parameters()} - {*self.model.backbone.parameters()}
+            shake(self.model, habits.noise, seed=seed, fresh=fresh)
         self.optimiser, self.factor = learning(self.model, train, shrink=habits.shrink)
         files = [(s.train, s.dev, s.target, s.dev_target) for s in tuning.sheets]
         self.files = [of_file(Path(name)) for some in files for name in some if name is not None]
@@ -204,13 +204,13 @@ class Run:
         self.record = False
 
 
-def network(tuning: Tuning, body: nn.Module) -> nn.Module:
+def network(tuning: Tuning, body: nn.Module) -> LanguageModel:
     """Put the head on, drawn from the seed, where the way needs one."""
     torch.manual_seed(tuning.train.seed)
     try:
         if tuning.ways[0].head:
             return Headed.of(body, tuning.model)
-        model: nn.Module = tuning.model.build()
+        model: LanguageModel = tuning.model.build()
         model.load_state_dict(body.state_dict())
     except RuntimeError:  # they have other shapes
         raise UserError(

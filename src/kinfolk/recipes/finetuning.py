@@ -161,4 +161,4 @@ def fitted(way: Way, rows: Sequence[Any], tokenizer: Tokenizer) -> Way:
 def fresh(tuning: Tuning) -> Any:
     """Build the network with weights drawn from the seed."""
     torch.manual_seed(tuning.train.seed)
-    return getattr(tuning.model, "body", tuning.model).build()
+    return tuning.model.backbone.build()

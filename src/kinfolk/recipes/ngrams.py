@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kinfolk.data.shards import Corpus
 from kinfolk.metrics.baselines import KneserNey
+from kinfolk.nn.language_model import LanguageModel, ModelConfig
 from kinfolk.recipes.evaluation import FITTED
 from kinfolk.recipes.opening import load
 from kinfolk.sight import UNWRITTEN
@@ -19,7 +20,14 @@ from kinfolk.types import IGNORED, Inputs, Output
 IDS, DOCUMENTS = 0, 1  # what a state carries: the last tokens, and which text each belongs to
 
 
-class NGram:
+@dataclass(frozen=True, kw_only=True)
+class NGramConfig(ModelConfig):
+    """How many ids an n-gram model knows; the rest of it are its counts."""
+
+    vocab: int
+
+
+class NGram(LanguageModel):
     """Predict a token from the few before it, as interpolated Kneser-Ney counted them.
 
     The hidden state of a token is its context, itself the last of it:
@@ -28,12 +36,17 @@ class NGram:
         context               <a   <ab  <bc
     """
 
-    def __init__(self, counts: KneserNey) -> None:
-        self.config = counts
+    architecture = "decoder"
+    decoding = "causal"
 
-    def __call__(self, inputs: Inputs) -> Output:
+    def __init__(self, counts: KneserNey) -> None:
+        super().__init__()
+        self.config = NGramConfig(vocab=counts.vocab)
+        self.counts = counts
+
+    def forward(self, inputs: Inputs) -> Output:
         """Find the context of every token, in its own text alone."""
-        size, document = self.config.history, inputs.sight.document
+        size, document = self.counts.history, inputs.sight.document
         before = self._before(inputs)
         ids = torch.cat([before[IDS], inputs.ids], dim=1)
         documents = torch.cat([before[DOCUMENTS], document], dim=1)
@@ -41,18 +54,18 @@ class NGram:
             start = ids.shape[1] - size
             inputs.state.carried = {IDS: ids[:, start:], DOCUMENTS: documents[:, start:]}
         own = documents.unfold(1, size, 1)[:, 1:] == document[:, :, None]
-        contexts = ids.unfold(1, size, 1)[:, 1:].masked_fill(~own, self.config.bos)
+        contexts = ids.unfold(1, size, 1)[:, 1:].masked_fill(~own, self.counts.bos)
         return Output(contexts, state=inputs.state)  # (batch, length, history)
 
     def predict(self, hidden: Tensor) -> "Chances":
         """Look up what was seen after each context."""
-        return Chances(hidden, self.config)
+        return Chances(hidden, self.counts)
 
     def _before(self, inputs: Inputs) -> dict[int, Tensor]:
         """Return what stands before these tokens: of nobody's text, where a text begins."""
         if inputs.state is not None and inputs.state.carried:
             return inputs.state.carried
-        nothing = inputs.ids.new_full((len(inputs.ids), self.config.history), UNWRITTEN)
+        nothing = inputs.ids.new_full((len(inputs.ids), self.counts.history), UNWRITTEN)
         return {IDS: nothing, DOCUMENTS: nothing}
 
 

@@ -3,15 +3,16 @@
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kinfolk import hub
 from kinfolk.config import read
 from kinfolk.errors import UserError
 from kinfolk.generation.layout import check
+from kinfolk.nn.language_model import LanguageModel
 from kinfolk.recipes.catalogue import member_of, members
 from kinfolk.recipes.recipe import Recipe
 from kinfolk.text import Tokenizer
@@ -61,7 +62,7 @@ def copy(path: Path | str, out: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir(parents=True)
-        hub.save(partial, model, tokenizer, length=getattr(model.config, "context", None))
+        hub.save(partial, model, tokenizer, length=model.config.context)
         if out.exists():
             out.rmdir()
         partial.rename(out)
@@ -89,20 +90,20 @@ def able(model: Any, ability: str) -> Any:
 
 
 def exam(
-    model: nn.Module, tokenizer: Tokenizer, path: Path | str, length: int | None = None
+    model: LanguageModel, tokenizer: Tokenizer, path: Path | str, length: int | None = None
 ) -> Any:
     """Return the objective that scores a model: every token of a text predicted exactly once."""
-    before, config = pretrained(model_folder(path)), cast(Any, model.config)
+    before, config = pretrained(model_folder(path)), model.config
     if before is not None:
         objective = before.objective
         longest = objective.length
     else:
         objective = member_of(model).objective()(specials=tokenizer.specials, vocab=tokenizer.vocab)
-        longest = min(objective.length, getattr(config, "context", 512))
+        longest = min(objective.length, 512 if config.context is None else config.context)
     length = longest if length is None else length
     if length < 8:
         raise UserError(f"--length {length} is too short to see anything: use 8 or more")
-    limit = getattr(config, "context", None)
+    limit = config.context
     if limit is not None and length > limit:
         raise UserError(f"--length {length} is more than the model's context of {limit} tokens")
     way = type(objective)(specials=tokenizer.specials, vocab=tokenizer.vocab, length=length)
@@ -132,7 +133,6 @@ def logits(model: Any, ids: Sequence[int], source: Sequence[int] | None = None) 
         inputs = Inputs.of(row, causal=kind == "decoder")
     was = model.training
     model.eval()
-    network = getattr(model, "guess", model)  # ELECTRA's tokens are its generator's
-    scores: Tensor = model.predict(network(inputs).hidden[0]).logits()
+    scores: Tensor = model.predict(model.guess(inputs).hidden[0]).logits()
     model.train(was)
     return scores

@@ -17,6 +17,7 @@ from kinfolk.data.lanes import Lanes, in_order
 from kinfolk.data.mixture import Mixture, own_seed
 from kinfolk.data.shards import Corpus
 from kinfolk.errors import UserError
+from kinfolk.nn.language_model import LanguageModel
 from kinfolk.recipes.recipe import Recipe, common
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training import checkpoints
@@ -77,7 +78,7 @@ class Run:
         self.feed = feed(recipe, self.corpora, weights)
         self.held_out = held_out(recipe)
         torch.manual_seed(train.seed)
-        self.model: nn.Module = network(recipe).to(self.device)
+        self.model: LanguageModel = network(recipe).to(self.device)
         self.optimiser, self.factor = learning(self.model, train)
         self.learner: nn.Module = Learner(self.model, recipe.objective)
         cuda = self.device.type == "cuda"
@@ -177,8 +178,7 @@ class Run:
             state["memory"] = [vars(memory) for memory in self.memory]
 
         def write(folder: Path) -> None:
-            length = getattr(self.recipe.model, "context", None)
-            hub.save(folder, self.model, self.tokenizer, length=length)
+            hub.save(folder, self.model, self.tokenizer, length=self.recipe.model.context)
             self.recipe.write(folder / "kinfolk.json")
             checkpoints.write_state(folder, state)
 
@@ -186,9 +186,9 @@ class Run:
         checkpoints.save(self.out, step, write, keep=self.recipe.train.keep, best=best)
 
 
-def network(recipe: Recipe) -> nn.Module:
+def network(recipe: Recipe) -> LanguageModel:
     """Build a run's network, with fresh weights or those that it goes on from."""
-    model: nn.Module = recipe.model.build()
+    model: LanguageModel = recipe.model.build()
     if recipe.weights:
         saved: Any = hub.load_model(recipe.weights)
         try:

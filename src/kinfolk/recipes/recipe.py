@@ -84,11 +84,10 @@ def recipe(
     roomy(corpora, length)
     # Places that no row reaches would stay as random as they began: the context ends with the row.
     sizes = {"vocab": tokenizer.vocab, "context": length, "start": tokenizer.specials.pad}
-    sizes = {name: size for name, size in sizes.items() if hasattr(config, name)}
     way = who.objective(objective)
     base = Recipe(
         name=f"{family}/{size}",
-        model=dataclasses.replace(config, **sizes),
+        model=config.with_fields(**sizes),
         objective=way(specials=tokenizer.specials, vocab=tokenizer.vocab, length=length),
         corpus=named,
         train=who.train(size),
@@ -185,9 +184,14 @@ def sound(recipe: Recipe) -> Recipe:
             raise UserError(f"{path}={value}: it is a share, from 0 to less than 1")
         if type(value) is int and value < 1 and field.name != "start":
             raise UserError(f"{path}={value}: it must be at least 1")
-    if getattr(model, "head_width", None) is None and model.width % model.heads:
+        if field.name == "start" and value != recipe.objective.specials.pad:
+            raise UserError(
+                f"{path}={value}: it must be the padding id of the tokenizer, "
+                f"{recipe.objective.specials.pad}"
+            )
+    if model.head_width is None and model.width % model.heads:
         raise UserError(f"model.heads={model.heads} does not divide model.width={model.width}")
-    if getattr(model, "context", length) < length:
+    if model.context is not None and model.context < length:
         raise UserError(
             f"rows of {length} tokens are longer than model.context={model.context}: "
             "choose both with --length"
@@ -197,5 +201,5 @@ def sound(recipe: Recipe) -> Recipe:
 
 def default_length(config: Any) -> int:
     """Rows for a network: 128 tokens for a small one, its whole context for a base one."""
-    context = getattr(config, "context", 512)
+    context = 512 if config.context is None else config.context
     return min(context, 128 if config.width <= 256 else 512 if config.width <= 512 else context)

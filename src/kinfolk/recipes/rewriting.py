@@ -25,7 +25,7 @@ def open_rewriter(
 ) -> tuple[Any, Tokenizer]:
     """Open a model that reads one text and writes another, ready to."""
     model, tokenizer = load(path)
-    if not hasattr(model, "encode"):
+    if model.decoding != "encoder-decoder":
         others = [m.name for m in members().values() if m.kind == "encoder-decoder"]
         raise UserError(f"{member_of(model).name} cannot {verb}: {', '.join(others)} can")
     return ready(model, device=device, precision=precision), tokenizer

@@ -1,7 +1,7 @@
 """What fine-tuning starts from: a saved model, or a network with fresh weights."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +69,7 @@ class Start:
             config: Any = bilstm.PRESETS[size]
         else:
             config = member(family).config(size)
-        sizes = {"vocab": tokenizer.vocab, "start": tokenizer.specials.pad}
-        return replace(config, **{name: v for name, v in sizes.items() if hasattr(config, name)})
+        return config.with_fields(vocab=tokenizer.vocab, start=tokenizer.specials.pad)
 
 
 def said(row: Any) -> tuple[str, ...]:

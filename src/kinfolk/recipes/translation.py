@@ -189,7 +189,7 @@ def evaluate(path: Path | str, texts: Texts, *, device: str = "auto") -> Facts:
 def measure(path: Path | str, pairs: Sequence[Pair], device: str) -> tuple[Facts, list[str]]:
     """Let a saved model translate, and score it; also return what it wrote."""
     model, tokenizer = load(path)
-    if not hasattr(model, "encode"):
+    if model.decoding != "encoder-decoder":
         raise UserError(f"{member_of(model).name} reads no source: an encoder-decoder translates")
     model.to(pretraining.pick(device))
     written = translate(model, tokenizer, [pair.source for pair in pairs])

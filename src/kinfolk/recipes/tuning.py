@@ -233,7 +233,7 @@ def balanced(task: Task, learned: Sequence[Any]) -> tuple[float, ...]:
 
 def usual(config: Any, *, fresh: bool) -> Train:
     """Return the settings of fine-tuning a network: small steps for a large one."""
-    body = getattr(config, "body", config)
+    body = config.backbone
     kind = ways.Nature.of(body).kind
     common = {"batch": 32, "schedule": "linear", "floor": 0.0, "betas": (0.9, 0.999)}
     if kind == "encoder-decoder":
@@ -245,8 +245,8 @@ def usual(config: Any, *, fresh: bool) -> Train:
 
 def dropping(config: Any, share: float) -> Any:
     """Return a network, with a head or without, that drops a share of its units as it learns."""
-    body = getattr(config, "body", config)
-    less = replace(body, **{name: share for name in DROPOUTS if hasattr(body, name)})
+    body = config.backbone
+    less = body.with_fields(**dict.fromkeys(DROPOUTS, share))
     return less if body is config else replace(config, body=less)
 
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from importlib import import_module
 from typing import Any
 
 from kinfolk.config import nearest
 from kinfolk.errors import UserError
 from kinfolk.hub import frame_of
 from kinfolk.nn.headed import HeadedConfig, summary
+from kinfolk.nn.language_model import ModelConfig
 from kinfolk.tasks.task import Task
 from kinfolk.tasks.ways.cloze import Cloze
 from kinfolk.tasks.ways.clusters import Clusters
@@ -37,11 +37,11 @@ class Nature:
     ways: tuple[str, ...]  # its own first
 
     @classmethod
-    def of(cls, config: Any) -> "Nature":
+    def of(cls, config: ModelConfig) -> "Nature":
         """Find it by the config of a network."""
-        file = import_module(type(config).__module__)
-        kind, frame = str(file.KIND), frame_of(config)
-        if hasattr(file, "FILLS"):  # GLM
+        network, frame = config.network(), frame_of(config)
+        kind = network.architecture
+        if network.decoding == "infilling":
             return cls(kind, "blanks", "bert", ("cloze", "text", "head", "prompt"))
         if kind == "encoder-decoder":
             return cls(kind, kind, frame, ("text", "cloze", "prompt"))
@@ -96,8 +96,8 @@ def build(
 ) -> Way:
     """Make a way for a network and a task; what is said beside must be among its settings."""
     nature = Nature.of(config)
-    limit = getattr(config, "context", LONGEST)
-    if length is not None and length > limit and hasattr(config, "context"):
+    limit = LONGEST if config.context is None else config.context
+    if length is not None and config.context is not None and length > limit:
         raise UserError(f"--length {length} is more than the model's context of {limit} tokens")
     if length is not None and length < 8:
         raise UserError(f"--length {length} leaves no room for a text: use 8 or more")

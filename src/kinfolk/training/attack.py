@@ -5,12 +5,13 @@ to where the loss grows fastest.
 """
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from kinfolk.errors import UserError
+from kinfolk.nn.language_model import LanguageModel
 
 T = TypeVar("T")
 
@@ -23,7 +24,7 @@ class Attack:
     asks nothing of a network but a table. Where the table is frozen nothing is attacked.
     """
 
-    def __init__(self, model: nn.Module, epsilon: float = 1.0) -> None:
+    def __init__(self, model: LanguageModel, epsilon: float = 1.0) -> None:
         if not 0 < epsilon < float("inf"):
             raise UserError(f"the attack's epsilon is {epsilon}; it must be a positive number")
         self.epsilon = epsilon
@@ -65,7 +66,7 @@ class Attack:
             table.copy_(before)
 
 
-def tables(model: nn.Module) -> list[Tensor]:
+def tables(model: LanguageModel) -> list[Tensor]:
     """Return the tables of a network's tokens: several, where rare words have narrow vectors."""
-    body: Any = getattr(model, "body", model)  # a member, or one that has got a head
-    return [part.weight for part in body.tokens.modules() if isinstance(part, nn.Embedding)]
+    parts = model.backbone.tokens.modules()
+    return [part.weight for part in parts if isinstance(part, nn.Embedding)]

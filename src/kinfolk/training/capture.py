@@ -139,4 +139,4 @@ def shape(value: Any) -> Hashable:
         return type(value), *(shape(getattr(value, field.name)) for field in fields(value))
     if isinstance(value, Mapping):
         return tuple((name, shape(part)) for name, part in value.items())
-    return value  # type: ignore[no-any-return]
+    return value

@@ -1,48 +1,67 @@
-"""The layers of a network, told by what its parameters are called and the order they are built in.
+"""The layers of a network, told by its stacks of layers and the order in which it builds its parts.
 
     tokens  places  norm | blocks.0 | blocks.1 | pooler  head
     0       0       0    | 1        | 2        | 3       3
 
-Names alone would not do: a `norm` built before the blocks is the tables' (BERT), one built behind
-them is the last (GPT-2). An encoder and a decoder count their blocks each by themselves, and blocks
-that share their weights are one layer (ALBERT).
+A stack is a `LayerStack` or `SharedLayers`, whatever attribute holds it. A norm built before the
+stack is that of the embeddings (BERT), one built behind it is the last (GPT-2). An encoder and a
+decoder number their layers separately, and layers that share their weights are one (ALBERT).
 """
 
-import re
+from dataclasses import dataclass
 
 from torch import nn
 
-BODY = "body."  # before the names of a member that has got a head
-BLOCK = re.compile(r"((?:.*?\.)?)blocks\.(\d*)")  # the stack it stands in, and its number
+from kinfolk.nn.language_model import LanguageModel, LayerStack, SharedLayers
+
+
+@dataclass(frozen=True)
+class _Stack:
+    owner: str  # the path of the module that holds the stack; its parts are before it or behind
+    layers: tuple[str, ...]  # the path of each layer
 
 
 def depth_of(model: nn.Module) -> int:
-    """Return how many blocks stand on each other."""
-    found = [BLOCK.match(name.removeprefix(BODY)) for name, _ in model.named_parameters()]
-    return max((1 + int(block[2] or 0) for block in found if block), default=0)
+    """Return how many layers the highest stack has."""
+    return max((len(stack.layers) for stack in _stacks(_backbone(model))), default=0)
 
 
 def layers(model: nn.Module) -> dict[str, int]:
     """Return the layer of every parameter by its name."""
-    names = [name for name, _ in model.named_parameters()]
-    headed = any(name.startswith(BODY) for name in names)
-    inner = [name.removeprefix(BODY) for name in names if not headed or name.startswith(BODY)]
-    top = depth_of(model) + 1
-    found = dict.fromkeys(names, top)  # what stands beside a body stands on it
-    return found | {BODY * headed + name: layer for name, layer in _numbered(inner, top)}
-
-
-def _numbered(names: list[str], top: int) -> list[tuple[str, int]]:
-    """Go through the names in their order, and see for each whether its stack has begun."""
-    stacks = {block[1] for name in names if (block := BLOCK.match(name))}
-    begun: set[str] = set()
-    found = []
-    for name in names:
-        if block := BLOCK.match(name):
-            begun.add(block[1])
-            found.append((name, 1 + int(block[2] or 0)))
+    body, top = _backbone(model), depth_of(model) + 1
+    stacks, begun = _stacks(body), set[_Stack]()
+    inner: dict[nn.Parameter, int] = {}
+    for name, parameter in body.named_parameters():
+        inside = [
+            (stack, 1 + number)
+            for stack in stacks
+            for number, layer in enumerate(stack.layers)
+            if _within(name, layer)
+        ]
+        if inside:
+            stack, inner[parameter] = inside[0]
+            begun.add(stack)
             continue
-        own = {stack for stack in stacks if name.startswith(stack)}
-        behind = begun & own if own else begun
-        found.append((name, top if behind else 0))
+        own = {stack for stack in stacks if _within(name, stack.owner)}
+        inner[parameter] = top if (begun & own if own else begun) else 0
+    # The parameters of a head are not the backbone's: they are on top of it.
+    return {name: inner.get(parameter, top) for name, parameter in model.named_parameters()}
+
+
+def _backbone(model: nn.Module) -> nn.Module:
+    return model.backbone if isinstance(model, LanguageModel) else model
+
+
+def _stacks(model: nn.Module) -> list[_Stack]:
+    found = []
+    for path, module in model.named_modules():
+        owner = path.rpartition(".")[0]
+        if isinstance(module, LayerStack) and len(module):
+            found.append(_Stack(owner, tuple(f"{path}.{number}" for number in range(len(module)))))
+        if isinstance(module, SharedLayers):
+            found.append(_Stack(owner, (path,)))
     return found
+
+
+def _within(name: str, path: str) -> bool:
+    return not path or name.startswith(f"{path}.")

@@ -4,7 +4,7 @@ Pretraining leaves weights that fit its own task closely. Uniform noise, for eac
 its weights are spread, loosens the fit, and the network learns the new task better.
 """
 
-from collections.abc import Callable
+from collections.abc import Collection
 
 import torch
 from torch import nn
@@ -19,16 +19,16 @@ def shake(
     intensity: float = 0.15,  # the paper's on GLUE
     *,
     seed: int,
-    fresh: Callable[[str], bool] = lambda name: False,
+    fresh: Collection[nn.Parameter] = frozenset(),
 ) -> None:
     """Add U(-intensity / 2, intensity / 2) times its standard deviation to every matrix.
 
-    What is `fresh` by its name (a new head) has nothing to be loosened, and is left alone.
+    Parameters that are `fresh` (a new head's) have nothing to be loosened, and are left alone.
     """
     if not 0 <= intensity < float("inf"):
         raise UserError(f"the intensity of the noise is {intensity}; it must be 0 or more")
-    for number, (name, weight) in enumerate(model.named_parameters()):  # tied ones come once
-        if weight.ndim < 2 or fresh(name):
+    for number, weight in enumerate(model.parameters()):  # tied ones come once
+        if weight.ndim < 2 or weight in fresh:
             continue
         # On the CPU, and by the parameter's own number: noise is the same on every device.
         generator = torch.Generator().manual_seed(mix(seed, number))

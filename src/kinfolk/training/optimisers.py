@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.errors import UserError
+from kinfolk.nn.language_model import WithBiases
 from kinfolk.training.layers import layers
 
+NORMS = (nn.LayerNorm, nn.RMSNorm)
 OPTIMISERS = ("adamw", "adafactor", "adamw_rms")
 
 
@@ -47,9 +49,11 @@ def parameter_groups(model: nn.Module, decay: float) -> list[dict[str, Any]]:
     """Part the learnable parameters into those with and those without weight decay."""
     decayed: list[nn.Parameter] = []
     free: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():  # a tied parameter comes once
+    exempt = _exempt(model)
+    for parameter in model.parameters():  # a tied parameter comes once
         if parameter.requires_grad:
-            (decayed if _decays(name, parameter) else free).append(parameter)
+            matrix = parameter.ndim >= 2 and parameter not in exempt
+            (decayed if matrix else free).append(parameter)
     if not decayed and not free:
         raise UserError("nothing to learn: every parameter of the model is frozen; thaw some")
     groups = ({"params": decayed, "weight_decay": decay}, {"params": free, "weight_decay": 0.0})
@@ -166,11 +170,15 @@ def _check(
         raise UserError(f"the rates shrink by {shrink} a layer; it must be above 0, and 1 at most")
 
 
-def _decays(name: str, parameter: Tensor) -> bool:
-    """Say whether this is a matrix, and not a norm or a bias by name (Transformer-XL's u and v)."""
-    owner, leaf = ["", *name.lower().split(".")][-2:]
-    named = "bias" in leaf or "bias" in owner or "norm" in leaf or "norm" in owner
-    return parameter.ndim >= 2 and not named
+def _exempt(model: nn.Module) -> set[nn.Parameter]:
+    """Return the parameters of two or more axes that are no matrices (Transformer-XL's u and v)."""
+    found: set[nn.Parameter] = set()
+    for module in model.modules():
+        if isinstance(module, NORMS):
+            found.update(module.parameters(recurse=False))
+        if isinstance(module, WithBiases):
+            found.update(module.bias_parameters())
+    return found
 
 
 def _fusible(parameter: Tensor) -> bool:

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kinfolk.nn.language_model import attention_windows
 from kinfolk.training.attack import Attack
 from kinfolk.training.capture import Captured
 from kinfolk.training.thawing import Thaw
-from kinfolk.types import Batch, Inputs, Loss, Memory, Objective, windows
+from kinfolk.types import Batch, Inputs, Loss, Memory, Objective
 
 
 class Learner(nn.Module):
@@ -72,7 +73,7 @@ class Step:
         self.clip, self.seed, self.device = clip, seed, device
         self.bfloat16, self.resolved, self.memory = bfloat16, resolved, memory
         self.thaw, self.attack = thaw, attack
-        self.windows = windows(learner)
+        self.windows = attention_windows(learner)
         self.parameters = [p for p in learner.parameters() if p.requires_grad]
         self.captured = Captured(self._say, self.parameters) if captured else None
 

@@ -83,7 +83,7 @@ class Transformed(Whole):
         if self.both and self.task.kind != "choose":
             added = states.new_zeros(len(key.target), states.shape[1])
             states = added.index_add(0, key.group, states)
-        return model.score(states).float()  # type: ignore[no-any-return]
+        return model.score(states).float()
 
     def reply(self, model: Any, batch: Batch[Key], /) -> list[Reply]:
         """Return the scores of each example: (classes,) or (options,)."""

@@ -109,7 +109,7 @@ def blind(row: Any) -> Any:
 def read_off(model: Any, batch: Batch[Key]) -> Tensor:
     """Score every state that is read: (read, labels)."""
     hidden = model(batch.inputs).hidden.flatten(0, 1).index_select(0, batch.targets.slots)
-    return model.score(hidden).float()  # type: ignore[no-any-return]
+    return model.score(hidden).float()
 
 
 def surprise(scores: Tensor, key: Key, *, teaching: float, heat: float) -> Tensor:

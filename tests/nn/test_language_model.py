@@ -1,0 +1,50 @@
+"""What networks and their configs declare, and the defaults of what they do not."""
+
+import dataclasses
+
+import pytest
+from torch import nn
+
+from kinfolk.models.gpt2 import GPT2Config
+from kinfolk.models.gpt3 import GPT3Config
+from kinfolk.models.t5 import T5Config
+from kinfolk.nn.headed import HeadedConfig, summary
+from kinfolk.nn.language_model import LanguageModel, attention_windows
+from kinfolk.recipes.catalogue import members
+
+
+def test_a_config_without_a_bound_declares_none_and_takes_none() -> None:
+    config = T5Config()
+    assert config.context is None and config.std == 0.02
+    assert "context" not in {field.name for field in dataclasses.fields(config)}
+    assert config.with_fields(vocab=70, context=9) == T5Config(vocab=70)
+    assert GPT2Config().with_fields(vocab=70, context=9) == GPT2Config(vocab=70, context=9)
+    with pytest.raises(TypeError, match="context"):
+        dataclasses.replace(config, context=9)  # type: ignore[call-arg]
+
+
+def test_a_head_has_the_bound_and_the_windows_of_the_network_below_it() -> None:
+    body = GPT3Config(vocab=70, width=16, depth=2, heads=2, context=24, window=5)
+    config = HeadedConfig(body=body, head="text", labels=("a", "b"), summary=summary(body))
+    model = config.build()
+    assert config.context == 24 and config.backbone is body
+    assert model.backbone is model.body and model.architecture == "decoder"
+    assert attention_windows(nn.Sequential(model)) == (5,)
+    assert not summary(body).bias and T5Config().network().summary is None
+
+
+def test_what_a_family_can_do_is_declared_on_its_network() -> None:
+    networks = {name: m.config("nano").network() for name, m in members().items()}
+    kinds: dict[str | None, set[str]] = {}
+    for name, network in networks.items():
+        assert issubclass(network, LanguageModel)
+        kinds.setdefault(network.decoding, set()).add(name)
+    assert kinds == {
+        "causal": {"gpt", "gpt2", "gpt3", "transformer_xl"},
+        "encoder-decoder": {"transformer", "t5"},
+        "infilling": {"glm"},
+        "two-stream": {"xlnet"},
+        None: {"bert", "roberta", "albert", "electra"},
+    }
+    moving = {name for name, network in networks.items() if not network.static_cache}
+    assert moving == {"transformer_xl", "xlnet"}
