@@ -4,12 +4,12 @@ Tokens have short vectors that one matrix widens, and every layer is the same la
 wide network has few parameters. Layers may also share in groups, or only one of their halves.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from kinfolk.config import config
 from kinfolk.errors import UserError
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.feedforward import FeedForward, activation
@@ -28,7 +28,7 @@ TABLES = 0.02  # the standard deviation of tables at the start (the published co
 Shared = Literal["all", "attention", "feed", "none"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("albert")
 class AlbertConfig:
     """The published base model of version 2, unless told otherwise."""
 

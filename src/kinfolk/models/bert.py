@@ -4,11 +4,10 @@ Every token sees every other; a token that was hidden is predicted from both its
 first token's vector says something about the whole text.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
+from kinfolk.config import config
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.feedforward import FeedForward, activation
 from kinfolk.nn.headed import Summary
@@ -25,7 +24,7 @@ LEARNED_WITH = ("head", "pairs")  # what only pretraining needs
 TABLES = 0.02  # the standard deviation of tables at the start (the published code)
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("bert")
 class BertConfig:
     """The published base model, unless told otherwise."""
 

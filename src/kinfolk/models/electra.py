@@ -5,11 +5,10 @@ tells, token by token, what was there from what was not. Both read with the same
 discriminator is the model; the generator is only needed while it learns.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
+from kinfolk.config import config
 from kinfolk.errors import UserError
 from kinfolk.models.albert import TokenHead
 from kinfolk.models.bert import BertConfig, Block
@@ -26,7 +25,7 @@ LEARNED_WITH = ("generator", "head", "detector")  # what only pretraining needs
 TABLES = 0.02  # the standard deviation of tables at the start (the published code)
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("electra")
 class ElectraConfig:
     """The published small model, unless told otherwise; the sizes are the discriminator's."""
 

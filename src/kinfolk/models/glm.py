@@ -4,11 +4,10 @@ A token of the text stands at its own place, and at 0 within. A token of a blank
 of the mask that it fills, and at 1, 2, 3 ... within. So the length of a blank is not given away.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
+from kinfolk.config import config
 from kinfolk.models.gpt2 import Block, GPT2Config
 from kinfolk.nn.headed import Summary
 from kinfolk.nn.positions import look_near
@@ -23,7 +22,7 @@ SUMMARY = Summary(reads="first", bend="tanh")
 TABLES = 0.02  # the standard deviation of tables at the start (the released code)
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("glm")
 class GLMConfig(GPT2Config):
     """The published base model, unless told otherwise."""
 

@@ -4,10 +4,9 @@ Each token sees itself and the past, and the last hidden state predicts the next
 stand behind their residuals, as in the Transformer of 2017; places are learned.
 """
 
-from dataclasses import dataclass
-
 from torch import Tensor, nn
 
+from kinfolk.config import config
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.feedforward import FeedForward
 from kinfolk.nn.headed import Summary
@@ -21,7 +20,7 @@ KIND = "decoder"
 SUMMARY = Summary(reads="last", bias=False)
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("gpt")
 class GPTConfig:
     """The published model, unless told otherwise."""
 

@@ -3,10 +3,9 @@
 A decoder: each token sees itself and the past, and the last hidden state predicts the next token.
 """
 
-from dataclasses import dataclass
-
 from torch import Tensor, nn
 
+from kinfolk.config import config
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.feedforward import FeedForward
 from kinfolk.nn.headed import Summary
@@ -20,7 +19,7 @@ KIND = "decoder"
 SUMMARY = Summary(reads="last", bias=False)
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("gpt2")
 class GPT2Config:
     """The published small model, unless told otherwise."""
 

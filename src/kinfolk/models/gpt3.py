@@ -4,10 +4,9 @@ Dense and banded layers take turns, as in the Sparse Transformer (Child et al., 
 layer sees all of the past, the second its last `window` tokens, and so on.
 """
 
-from dataclasses import dataclass
-
 from torch import Tensor, nn
 
+from kinfolk.config import config
 from kinfolk.models.gpt2 import Block, GPT2Config
 from kinfolk.nn.headed import Summary
 from kinfolk.nn.residual import quieten
@@ -20,7 +19,7 @@ KIND = "decoder"
 SUMMARY = Summary(reads="last", bias=False)
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("gpt3")
 class GPT3Config(GPT2Config):
     """The published smallest model, unless told otherwise."""
 

@@ -4,11 +4,12 @@ The network is BERT's without what judged pairs. The places of a text are counte
 padding, so the first rows of their table are never read.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
+from kinfolk.config import config
 from kinfolk.models.bert import TABLES, BertConfig, Block, TokenHead
 from kinfolk.nn.headed import Summary
 from kinfolk.nn.positions import look_near
@@ -21,7 +22,7 @@ SUMMARY = Summary(reads="first", bend="tanh")
 LEARNED_WITH = ("head",)  # what only pretraining needs
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("roberta")
 class RobertaConfig(BertConfig):
     """The published base model, unless told otherwise."""
 

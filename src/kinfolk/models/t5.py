@@ -5,11 +5,10 @@ that the encoder said. Version 1.0 bends by ReLU and shares one table; 1.1 gates
 two.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
+from kinfolk.config import config
 from kinfolk.errors import UserError
 from kinfolk.nn.attention import Attention, CrossAttention
 from kinfolk.nn.feedforward import FeedForward, GatedFeedForward
@@ -23,7 +22,7 @@ from kinfolk.types import Inputs, Output, State
 KIND = "encoder-decoder"
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("t5")
 class T5Config:
     """The published small model of version 1.0, unless told otherwise."""
 

@@ -6,11 +6,11 @@ and output.
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from kinfolk.config import config
 from kinfolk.errors import UserError
 from kinfolk.nn.attention import Attention, CrossAttention
 from kinfolk.nn.feedforward import FeedForward
@@ -23,7 +23,7 @@ from kinfolk.types import Inputs, Output, State
 KIND = "encoder-decoder"
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("transformer")
 class TransformerConfig:
     """The published base model, unless told otherwise."""
 

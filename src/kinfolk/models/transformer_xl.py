@@ -4,11 +4,10 @@ Each layer looks at what it read in the row before, too, so that a text has no e
 row. Places would be counted anew in every row: distances take their stead.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
+from kinfolk.config import config
 from kinfolk.nn.adaptive import Clusters
 from kinfolk.nn.feedforward import FeedForward
 from kinfolk.nn.headed import Summary
@@ -23,7 +22,7 @@ KIND = "decoder"
 SUMMARY = Summary(reads="last", bias=False)
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("transformer_xl")
 class TransformerXLConfig:
     """The published large model of WikiText-103, unless told otherwise."""
 

@@ -5,12 +5,11 @@ guess knows a place and what was born before it, never the token that stands the
 distances, as in Transformer-XL, so that texts may be of any length and begin with a memory.
 """
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kinfolk.config import config
 from kinfolk.nn.feedforward import FeedForward
 from kinfolk.nn.headed import Summary
 from kinfolk.nn.relative import SegmentedAttention, View, waves
@@ -26,7 +25,7 @@ SUMMARY = Summary(reads="last", bend="tanh")
 LEARNED_WITH = ("bias",)  # what only pretraining needs
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("xlnet")
 class XLNetConfig:
     """The published large model, unless told otherwise."""
 

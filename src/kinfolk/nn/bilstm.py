@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from kinfolk.config import config
 from kinfolk.errors import UserError
 from kinfolk.nn.headed import Summary
 from kinfolk.nn.sizes import LADDER
@@ -23,7 +24,7 @@ KIND = "recurrent"
 SUMMARY = Summary(reads="first")
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("bilstm")
 class BiLSTMConfig:
     """Two layers, unless told otherwise; texts may be of any length."""
 

@@ -2,14 +2,14 @@
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kinfolk.config import config, field
 from kinfolk.errors import UserError
 from kinfolk.nn.ranking import Ranker, Ranking, Spans
 from kinfolk.nn.table import initialise
@@ -25,7 +25,7 @@ BENDS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "gelu": F.ge
 STD = 0.02  # of fresh matrices, where a member's config says nothing
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("pooling")
 class Summary:
     """How a member's hidden states become one vector of a text."""
 
@@ -46,11 +46,11 @@ def summary(body: Any) -> Summary:
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("with_head")
 class HeadedConfig:
     """A member's config, and what stands on it."""
 
-    body: Any
+    body: Any = field(group="model")
     head: Head
     labels: tuple[str, ...]  # the names of the scores, in their order
     summary: Summary
@@ -58,8 +58,6 @@ class HeadedConfig:
     dropout: float = 0.1  # before the last matrix
 
     def __post_init__(self) -> None:
-        if self.head not in get_args(Head):
-            raise UserError(f"no head {self.head!r}: there are {', '.join(get_args(Head))}")
         if not self.labels or len(set(self.labels)) < len(self.labels):
             raise UserError(
                 f"labels={self.labels} must be names that differ, one for each score; give at "

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kinfolk.config import config
 from kinfolk.data.packing import lay, number, sparse
 from kinfolk.data.pieces import Documents, Ids, Piece, Pieces, Rng, cut
 from kinfolk.errors import UserError
@@ -44,7 +45,7 @@ class Blanked:
     time: Ids
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("blanks")
 class Blanks:
     """Hide 15 % of the tokens in short spans or in sentences, or half of them and more at the end.
 
@@ -198,7 +199,7 @@ class Blanks:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("blanks_pll")
 class EachBlank(Blanks):
     """Pseudo-likelihood by spans: every token is hidden once, and ends are not scored."""
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kinfolk.config import config
 from kinfolk.data.packing import lay, number
 from kinfolk.data.pieces import Documents, Ids, Piece, Pieces, Rng, cut
 from kinfolk.sight import Sight
@@ -26,7 +27,7 @@ class Line:
     labels: Ids
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("clm")
 class CLM:
     """Predict the next token, and where a text ends."""
 

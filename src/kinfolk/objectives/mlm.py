@@ -19,6 +19,7 @@ from functools import cached_property
 
 import numpy as np
 
+from kinfolk.config import config
 from kinfolk.data.packing import lay, number, sparse
 from kinfolk.data.pieces import Documents, Flags, Ids, Piece, Pieces, Rng, cut
 from kinfolk.errors import UserError
@@ -79,7 +80,7 @@ def _whole(words: Ids, count: int, rng: Rng) -> Flags:
     return np.isin(word, picked)
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("mlm")
 class MLM:
     """Predict hidden tokens from both their sides."""
 
@@ -154,7 +155,7 @@ class MLM:
         return OneByOne(specials=self.specials, vocab=self.vocab, length=self.length)
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("mlm_pll")
 class OneByOne(MLM):
     """Pseudo-likelihood (Salazar et al., 2020): hide each token by itself, once."""
 

@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
+from kinfolk.config import config
 from kinfolk.data.packing import lay, number
 from kinfolk.data.pairs import sides
 from kinfolk.data.pieces import Documents, Ids, Piece, Pieces, Rng
@@ -49,7 +50,7 @@ class Translation:
     labels: Ids
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("pairs")
 class Pairs:
     """Write the second text of each pair from the first."""
 

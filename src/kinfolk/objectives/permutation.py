@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kinfolk.config import config
 from kinfolk.data.packing import lay, number
 from kinfolk.data.pieces import Documents, Flags, Ids, Piece, Pieces, Rng, cut
 from kinfolk.errors import UserError
@@ -62,7 +63,7 @@ def spans(length: int, goal: int, share: int, rng: Rng) -> Flags:
     return chosen
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("permutation")
 class Permutation:
     """Predict a share of the tokens one after the other, in any order, from all others."""
 
@@ -152,7 +153,7 @@ class Permutation:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("permutation_pll")
 class OneAtATime(Permutation):
     """Pseudo-likelihood (Salazar et al., 2020): each token once, last in the order."""
 

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kinfolk.config import config
 from kinfolk.data.packing import lay
 from kinfolk.data.pieces import Ids, Piece, Rng
 from kinfolk.nn.losses import chunks
@@ -46,7 +47,7 @@ class Drawn(Tree):
     draws: Tensor  # (predictions,), from 0 to 1
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("rtd")
 class RTD(MLM):
     """Predict hidden tokens with a small network, and find its mistakes with a large one."""
 
@@ -123,7 +124,7 @@ def fill(inputs: Inputs, labels: Labels, drawn: Tensor) -> tuple[Inputs, Tensor]
     return replace(inputs, ids=given.view(shape)), wrong.view(shape)
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("rtd_pll")
 class ByGenerator(OneByOne):
     """Pseudo-likelihood of the generator: the discriminator predicts no tokens."""
 

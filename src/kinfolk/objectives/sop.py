@@ -22,6 +22,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from kinfolk.config import config
 from kinfolk.data.pieces import Documents, Flags, Piece, Pieces, Rng
 from kinfolk.errors import UserError
 from kinfolk.objectives.mlm import hide
@@ -72,7 +73,7 @@ def stretches(documents: Documents, longest: int) -> Iterator[tuple[int, int, in
             yield number, start, stop
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("sop")
 class SOP(NSP):
     """MLM with runs hidden, and whether two neighbours stand in their order."""
 

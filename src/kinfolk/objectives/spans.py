@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from kinfolk.config import config
 from kinfolk.data.packing import lay, number
 from kinfolk.data.pieces import Documents, Ids, Piece, Pieces, Rng, cut
 from kinfolk.errors import UserError
@@ -30,7 +31,7 @@ class Holes:
     labels: Ids
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("spans")
 class Spans:
     """Hide spans of three tokens on average, 15 % in all, and predict them in order."""
 
@@ -144,7 +145,7 @@ class Spans:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("spans_pll")
 class EachSpan(Spans):
     """Pseudo-likelihood by spans: every token is hidden once, and sentinels are not scored."""
 

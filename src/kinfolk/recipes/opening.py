@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk import hub
-from kinfolk.config import read
+from kinfolk.config import read_json
 from kinfolk.errors import UserError
 from kinfolk.generation.layout import check
 from kinfolk.recipes.catalogue import member_of, members
@@ -48,7 +48,7 @@ def load(path: Path | str) -> tuple[Any, Tokenizer]:
 def pretrained(folder: Path) -> Recipe | None:
     """Return the recipe that made a model; none where it came from elsewhere, or was fine-tuned."""
     notes = folder / "kinfolk.json"
-    found = read(notes) if notes.is_file() else None
+    found = read_json(notes) if notes.is_file() else None
     return found if isinstance(found, Recipe) else None
 
 

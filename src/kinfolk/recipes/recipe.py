@@ -4,11 +4,10 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kinfolk.config import override, read, write
+from kinfolk.config import apply_overrides, config, field, read_json, write_json
 from kinfolk.data.shards import Corpus
 from kinfolk.errors import UserError
 from kinfolk.recipes.catalogue import member
@@ -16,7 +15,7 @@ from kinfolk.text import Tokenizer
 from kinfolk.training.settings import Train
 
 
-@dataclass(frozen=True)
+@config("corpus", kw_only=False)
 class Share:
     """A corpus of a run, and what share of the rows comes from it, set against the others."""
 
@@ -33,13 +32,13 @@ class Share:
         return Corpus.open(folder) if folder.is_dir() else None
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("pretrain")
 class Recipe:
     """The network, the way of learning, the text and the settings of a run."""
 
     name: str  # member/size
-    model: Any
-    objective: Any
+    model: Any = field(group="model")
+    objective: Any = field(group="objective")
     corpus: str | tuple[Share, ...]  # one folder, or a mixture of several
     train: Train
     weights: str = ""  # the model folder that it goes on from; none where the weights are fresh
@@ -51,12 +50,12 @@ class Recipe:
 
     def write(self, path: Path) -> None:
         """Write it as JSON."""
-        write(self, path)
+        write_json(self, path)
 
     @classmethod
     def read(cls, path: Path) -> "Recipe":
         """Read what `write` wrote."""
-        recipe = read(path)
+        recipe = read_json(path)
         if not isinstance(recipe, Recipe):
             raise UserError(f"{path} holds no recipe: write it again, or begin a new run")
         return recipe
@@ -120,7 +119,7 @@ def roomy(corpora: Sequence[Corpus], length: int) -> None:
 
 def settled(base: Recipe, settings: Sequence[str]) -> Recipe:
     """Return a recipe with what was set by hand, if it can be run."""
-    found = sound(override(base, settings))
+    found = sound(apply_overrides(base, settings))
     if found.train.warmup > found.train.steps and not any("warmup" in s for s in settings):
         # A short run keeps the shape of a long one.
         train = dataclasses.replace(found.train, warmup=max(1, found.train.steps // 10))
@@ -179,11 +178,11 @@ def common(corpora: Sequence[Corpus]) -> Tokenizer:
 def sound(recipe: Recipe) -> Recipe:
     """Return a recipe whose network can be built and can read its rows, or say why not."""
     model, length = recipe.model, recipe.objective.length
-    for field in dataclasses.fields(model):
-        value, path = getattr(model, field.name), f"model.{field.name}"
-        if "dropout" in field.name and not 0 <= value < 1:
+    for one in dataclasses.fields(model):
+        value, path = getattr(model, one.name), f"model.{one.name}"
+        if "dropout" in one.name and not 0 <= value < 1:
             raise UserError(f"{path}={value}: it is a share, from 0 to less than 1")
-        if type(value) is int and value < 1 and field.name != "start":
+        if type(value) is int and value < 1 and one.name != "start":
             raise UserError(f"{path}={value}: it must be at least 1")
     if getattr(model, "head_width", None) is None and model.width % model.heads:
         raise UserError(f"model.heads={model.heads} does not divide model.width={model.width}")

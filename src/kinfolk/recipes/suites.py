@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kinfolk.config import nearest
+from kinfolk.config import config, did_you_mean
 from kinfolk.data.feed import draw
 from kinfolk.errors import UserError
 from kinfolk.recipes.answering import solver
@@ -26,7 +26,7 @@ AVERAGED = ("classify", "regress")  # accuracy and F1, Pearson and Spearman; els
 Tune = Callable[[Sequence[Sheet], Path, str | None], Path]  # of files, a run folder, a metric
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("labelled_sample")
 class Part(Sheet):
     """A labelled file of which some rows are enough, drawn from all over it."""
 
@@ -72,7 +72,7 @@ def chosen(folder: Path, only: str | None) -> list[Set]:
     names = [name.strip() for name in only.split(",")]
     for name in names:
         if name not in known:
-            raise UserError(f"--only {name}: no set is called so: {nearest(name, [*known])}")
+            raise UserError(f"--only {name}: no set is called so: {did_you_mean(name, [*known])}")
     return [known[name] for name in names]
 
 

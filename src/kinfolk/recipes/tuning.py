@@ -3,13 +3,13 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from kinfolk import config
+from kinfolk.config import config, field, read_json, write_json
 from kinfolk.data.feed import draw
 from kinfolk.data.sources import documents
 from kinfolk.errors import UserError
@@ -31,7 +31,7 @@ DROPOUTS = ("dropout", "attention_dropout")
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("labelled_file")
 class Sheet:
     """A labelled file, and how it is read."""
 
@@ -71,7 +71,7 @@ class Sheet:
         return learned, [row for place, row in enumerate(found) if place in kept]
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("finetune_config")
 class Habits:
     """How fine-tuning differs from pretraining."""
 
@@ -95,27 +95,27 @@ class Habits:
             raise UserError(f"a dropout of {self.dropout} is no share: use 0 to less than 1")
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("finetune")
 class Tuning:
     """The network it starts from, the tasks, how each is solved, and the settings."""
 
     name: str  # the member
     start: str  # the folder of its weights; empty where they are fresh
-    model: Any
-    ways: tuple[Way, ...]  # one for each file
-    sheets: tuple[Sheet, ...]
+    model: Any = field(group="model")
+    ways: tuple[Way, ...] = field(group="formulation")  # one for each file
+    sheets: tuple[Sheet, ...] = field(group="file")
     train: Train
     habits: Habits = Habits()
     teacher: str = ""  # a fine-tuned run to learn from, besides the labels
 
     def write(self, path: Path) -> None:
         """Write it as JSON."""
-        config.write(self, path)
+        write_json(self, path)
 
     @classmethod
     def read(cls, path: Path) -> "Tuning":
         """Read what `write` wrote."""
-        found = config.read(path)
+        found = read_json(path)
         if not isinstance(found, Tuning):
             raise UserError(f"{path.parent} was pretrained, not fine-tuned: finetune it first")
         return found

@@ -1,12 +1,12 @@
 """How a run learns: everything about it that is neither the network nor the objective."""
 
-from dataclasses import dataclass
 from typing import Literal
 
+from kinfolk.config import config
 from kinfolk.errors import UserError
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("train")
 class Train:
     """Steps, rates, and what is kept."""
 
