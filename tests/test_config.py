@@ -24,6 +24,7 @@ from kinfolk.config import (
     apply_overrides,
     config,
     convert,
+    describe,
     did_you_mean,
     from_json,
     read_json,
@@ -34,6 +35,7 @@ from kinfolk.config import (
 from kinfolk.errors import UserError
 from kinfolk.recipes.catalogue import members
 from kinfolk.recipes.recipe import Share
+from kinfolk.recipes.tuning import Habits
 from kinfolk.text.tokenizer import Specials
 from kinfolk.training.settings import Train
 
@@ -241,7 +243,8 @@ def test_a_union_is_read_as_the_one_that_fits() -> None:
     assert convert("news", corpora, "corpus") == "news"
     share = {"type": "corpus", "corpus": "news", "weight": 1}
     found = convert([share], corpora, "corpus")
-    assert found == (Share("news", 1.0),) and type(found[0].weight) is float
+    assert found == (Share("news", 1.0),)
+    assert type(found[0].weight) is int, "what is read is written as it was"
     with pytest.raises(UserError, match=r"^corpus.0.weight='x': it must be a number"):
         convert([share | {"weight": "x"}], corpora, "corpus")
     with pytest.raises(UserError, match=r"^corpus=5: it must be text or a list of values"):
@@ -368,14 +371,93 @@ def test_a_file_is_named_where_it_cannot_be_read(tmp_path: Path) -> None:
     ("setting", "said"),
     [
         ("steps=0", "train.steps=0: it must be at least 1"),
+        ("batch=0", "train.batch=0: it must be from 1 to 16777216"),
+        ("batch=100000000000000", "train.batch=100000000000000: it must be from 1 to 16777216"),
+        ("accumulate=0", "it must be at least 1"),
         ("accumulate=3", "train.accumulate=3 does not divide train.batch=32"),
-        ("workers=-1", "cannot be negative"),
-        ("seed=-1", "train.seed=-1"),
+        ("optimiser=sgd", "train.optimiser=sgd: it must be adamw, adafactor or adamw_rms"),
+        ("schedule=step", "it must be linear, cosine, inverse_root, constant, trapezoid or slan"),
+        ("peak=0", "train.peak=0: it must be above 0"),
+        ("peak=nan", "train.peak=nan: it must be a number"),
+        ("floor=-0.1", "train.floor=-0.1: it must be from 0 to 1"),
+        ("floor=nan", "it must be a number"),
+        ("warmup=-1", "train.warmup=-1: it must be at least 0"),
+        ("cooldown=1.5", "train.cooldown=1.5: it must be from 0 to 1"),
+        ("decay=-1", "it must be at least 0"),
+        ("betas=0.9,1.0", r"train.betas=0.9,1.0: it must be from 0 to less than 1"),
+        ("epsilon=-1e-8", "it must be at least 0"),
+        ("clip=-1", "it must be at least 0"),
+        ("clip=nan", "it must be a number"),
+        ("seed=-1", "train.seed=-1: it must be from 0 to 9223372036854775807"),
+        ("seed=9223372036854775808", "it must be from 0 to 9223372036854775807"),
+        ("save_every=0", "it must be at least 1"),
+        ("keep=0", "it must be at least 1"),
+        ("evaluate_every=0", "it must be at least 1"),
+        ("evaluate_batches=0", "it must be at least 1"),
         ("precision=half", "it must be auto, float32 or bfloat16"),
+        ("workers=-1", "train.workers=-1: it must be from 0 to 1024"),
+        ("workers=100000000000", "it must be from 0 to 1024"),
+        ("lr=1", r"train.lr: no field 'lr': did you mean peak\?"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_as_soon_as_they_are_made(
-    setting: str, said: str
-) -> None:
+def test_training_settings_outside_their_range_are_refused(setting: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         apply_overrides(Train(), [setting])
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("epochs=0", "habits.epochs=0: it must be above 0"),
+        ("epochs=inf", "it must be a number"),
+        ("shrink=0", "habits.shrink=0: it must be above 0 and at most 1"),
+        ("shrink=1.5", "it must be above 0 and at most 1"),
+        ("shrink=nan", "it must be a number"),
+        ("noise=-0.1", "it must be at least 0"),
+        ("noise=inf", "it must be a number"),
+        ("attack=-1", "habits.attack=-1: it must be at least 0"),
+        ("attack=nan", "it must be a number"),
+        ("dropout=1", "habits.dropout=1: it must be from 0 to less than 1"),
+        ("patience=-1", "it must be at least 0"),
+        ("weights=rare", "it must be none or balanced"),
+        ("temperature=0", "habits.temperature=0: it must be above 0"),
+        ("scores=0", "it must be at least 1"),
+    ],
+)
+def test_fine_tuning_settings_outside_their_range_are_refused(setting: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        apply_overrides(Habits(), [setting])
+
+
+@pytest.mark.parametrize("value", PRESETS.values(), ids=PRESETS)
+def test_sizes_and_rates_of_every_network_have_a_range(value: Any) -> None:
+    """Counts are 1 or more, rates of dropout less than 1; a token id may be 0."""
+    for one in dataclasses.fields(value):
+        number = getattr(value, one.name)
+        if type(number) is int:
+            with pytest.raises(UserError, match=rf"model.{one.name}=-1: it must be at least \d"):
+                dataclasses.replace(value, **{one.name: -1})
+        if type(number) is float:
+            with pytest.raises(UserError, match=rf"model.{one.name}=-1.0: it must be"):
+                dataclasses.replace(value, **{one.name: -1.0})
+            with pytest.raises(UserError, match=rf"model.{one.name}=nan: it must be a number"):
+                dataclasses.replace(value, **{one.name: math.nan})
+        if "dropout" in one.name:
+            with pytest.raises(UserError, match=rf"model.{one.name}=1: it must be from 0 to less"):
+                dataclasses.replace(value, **{one.name: 1})
+        if type(number) is int and one.name != "start":
+            with pytest.raises(UserError, match=rf"model.{one.name}=0: it must be at least [12]"):
+                dataclasses.replace(value, **{one.name: 0})
+
+
+def test_every_field_of_a_recipe_has_a_help_text() -> None:
+    """One phrase without a full stop: the command line prints it."""
+    groups = ("recipe", "train", "habits", "model", "objective", "file")
+    for name in [name for group in groups for name in TYPES[group]]:
+        importlib.import_module(next(t[name] for t in TYPES.values() if name in t))
+        if not CLASSES[name].__module__.startswith("kinfolk."):
+            continue
+        for field_name, rule, text in describe(CLASSES[name]):
+            assert text and text[-1] not in ".:;" and "\n" not in text, f"{name}.{field_name}"
+            assert rule
+    assert ("peak", "a number, above 0", "peak learning rate") in describe(Train)

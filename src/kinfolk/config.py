@@ -340,7 +340,7 @@ def convert(value: Any, hint: Any, path: str, *, text: bool = False, group: str 
     if not _fits(value, hint):
         shown = value if text else repr(value)
         raise UserError(f"{path}={shown}: it must be {_words(hint)}")
-    return float(value) if hint is float else value
+    return value  # a whole number stays one where a field holds any: files are written alike
 
 
 def did_you_mean(name: str, names: Sequence[str]) -> str:

@@ -230,11 +230,11 @@ def test_marks_are_found_among_what_a_tokenizer_has() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"rate": 0.0}, "cannot be hidden"),
-        ({"rate": 1.0}, "cannot be hidden"),
-        ({"span": 0.5}, "too short to hide"),
-        ({"sentences": 0.6, "tails": 0.5}, "no more than 1 together"),
-        ({"tails": -0.1}, "do not fit"),
+        ({"rate": 0.0}, "objective.rate=0.0: it must be above 0 and less than 1"),
+        ({"rate": 1.0}, "objective.rate=1.0: it must be above 0 and less than 1"),
+        ({"span": 0.5}, "objective.span=0.5: it must be at least 1"),
+        ({"sentences": 0.6, "tails": 0.5}, "objective.tails=0.5 are more than 1 together"),
+        ({"tails": -0.1}, "objective.tails=-0.1: it must be from 0 to 1"),
     ],
 )
 def test_a_share_or_length_that_cannot_be_is_refused(wrong: Any, said: str) -> None:

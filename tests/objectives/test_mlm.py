@@ -285,5 +285,7 @@ def test_a_tokenizer_that_lacks_a_token_is_refused(specials: Any, role: str) -> 
 
 @pytest.mark.parametrize("rate", [0.0, -0.1, 1.0, 1.5])
 def test_a_rate_that_is_no_share_is_refused(specials: Any, rate: float) -> None:
-    with pytest.raises(UserError, match="a share of"):
+    with pytest.raises(
+        UserError, match=rf"objective.rate={rate}: it must be above 0 and less than 1"
+    ):
         mlm(specials, rate=rate)

@@ -197,5 +197,5 @@ def test_a_tokenizer_that_lacks_a_token_is_refused(specials: Any, role: str) -> 
 
 @pytest.mark.parametrize("share", [1, 0, -6])
 def test_a_share_that_leaves_no_context_is_refused(specials: Any, share: int) -> None:
-    with pytest.raises(UserError, match="no context"):
+    with pytest.raises(UserError, match=rf"objective.share={share}: it must be at least 2"):
         way(specials, share=share)

@@ -172,7 +172,9 @@ def test_too_long_a_row_for_the_sentinels_is_refused(specials: Any) -> None:
 
 @pytest.mark.parametrize("wrong", [{"rate": 0.0}, {"rate": 1.0}, {"span": 0.5}])
 def test_a_share_or_length_that_cannot_be_is_refused(specials: Any, wrong: Any) -> None:
-    with pytest.raises(UserError, match=r"cannot be hidden|too short to hide"):
+    with pytest.raises(
+        UserError, match=r"objective.(rate|span)=\S+: it must be (above 0|at least 1)"
+    ):
         spans(specials, **wrong)
 
 

@@ -157,9 +157,7 @@ def test_weights_are_for_all_corpora_or_for_none() -> None:
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, math.nan, math.inf])
 def test_a_weight_that_is_none_is_refused(weight: float, home: Home, second: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"is no weight: give one above 0|weight=(nan|inf): it must"
-    ):
+    with pytest.raises(UserError, match=rf"weight={weight}: it must be (above 0|a number)"):
         recipe("gpt2/nano", [Share(str(home.corpus), weight), Share(str(second))], length=32)
 
 

@@ -7,7 +7,7 @@ of the mask that it fills, and at 1, 2, 3 ... within. So the length of a blank i
 import torch
 from torch import Tensor, nn
 
-from kinfolk.config import config
+from kinfolk.config import config, field
 from kinfolk.models.gpt2 import Block, GPT2Config
 from kinfolk.nn.headed import Summary
 from kinfolk.nn.positions import look_near
@@ -26,10 +26,13 @@ TABLES = 0.02  # the standard deviation of tables at the start (the released cod
 class GLMConfig(GPT2Config):
     """The published base model, unless told otherwise."""
 
-    vocab: int = 30592  # BERT's, the marks, and padding
-    context: int = 512
-    std: float = 0.02  # of matrices at the start
-    near: bool = False  # tokens start by looking at their neighbours, not anywhere
+    # BERT's tokens, the special tokens of blank infilling, and padding.
+    vocab: int = field(default=30592, ge=1, help="number of token ids")
+    context: int = field(default=512, ge=1, help="longest sequence, in tokens")
+    std: float = field(default=0.02, ge=0, help="standard deviation of initial weights")
+    near: bool = field(
+        default=False, help="mimetic initialisation: attention starts on neighbouring tokens"
+    )
 
     def build(self) -> "GLM":  # type: ignore[override]
         """Make the network, with fresh weights."""

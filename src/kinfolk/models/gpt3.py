@@ -6,7 +6,7 @@ layer sees all of the past, the second its last `window` tokens, and so on.
 
 from torch import Tensor, nn
 
-from kinfolk.config import config
+from kinfolk.config import config, field
 from kinfolk.models.gpt2 import Block, GPT2Config
 from kinfolk.nn.headed import Summary
 from kinfolk.nn.residual import quieten
@@ -23,12 +23,16 @@ SUMMARY = Summary(reads="last", bias=False)
 class GPT3Config(GPT2Config):
     """The published smallest model, unless told otherwise."""
 
-    context: int = 2048
+    context: int = field(default=2048, ge=1, help="longest sequence, in tokens")
     # Deviation: the paper does not say how wide its bands are.
-    window: int = 256
+    window: int = field(
+        default=256, ge=1, help="number of tokens that a banded attention layer sees"
+    )
     # Less than one pass over the text, and no dropout is spoken of.
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
+    dropout: float = field(default=0.0, ge=0, lt=1, help="dropout rate of embeddings and sublayers")
+    attention_dropout: float = field(
+        default=0.0, ge=0, lt=1, help="dropout rate of attention probabilities"
+    )
 
     def build(self) -> "GPT3":  # type: ignore[override]
         """Make the network, with fresh weights."""

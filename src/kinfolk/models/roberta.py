@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from kinfolk.config import config
+from kinfolk.config import config, field
 from kinfolk.models.bert import TABLES, BertConfig, Block, TokenHead
 from kinfolk.nn.headed import Summary
 from kinfolk.nn.positions import look_near
@@ -26,10 +26,12 @@ LEARNED_WITH = ("head",)  # what only pretraining needs
 class RobertaConfig(BertConfig):
     """The published base model, unless told otherwise."""
 
-    vocab: int = 50265
-    segments: int = 1
-    epsilon: float = 1e-5
-    start: int = 1  # the id of padding: the first token's place is the one behind it
+    vocab: int = field(default=50265, ge=1, help="number of token ids")
+    segments: int = field(default=1, ge=1, help="number of token types")
+    epsilon: float = field(default=1e-5, gt=0, help="epsilon of the layer norms")
+    start: int = field(
+        default=1, ge=0, help="id of padding; positions are counted from the one after it"
+    )
 
     def build(self) -> "Roberta":  # type: ignore[override]
         """Make the network, with fresh weights."""

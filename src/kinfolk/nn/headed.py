@@ -29,10 +29,14 @@ STD = 0.02  # of fresh matrices, where a member's config says nothing
 class Summary:
     """How a member's hidden states become one vector of a text."""
 
-    reads: Literal["first", "last"] = "first"  # whose hidden state: the text's first token or last
-    bend: Literal["tanh", "gelu"] | None = None  # behind a fresh matrix; None is no such matrix
-    own: bool = False  # the member has learned a matrix for it: its `pool`
-    bias: bool = True  # added to the scores
+    reads: Literal["first", "last"] = field(
+        default="first", help="token whose hidden state is read"
+    )
+    bend: Literal["tanh", "gelu"] | None = field(
+        default=None, help="activation after a new dense layer; None has no such layer"
+    )
+    own: bool = field(default=False, help="use the family's own pretrained pooling layer")
+    bias: bool = field(default=True, help="add a bias to the scores")
 
 
 def summary(body: Any) -> Summary:
@@ -50,12 +54,12 @@ def summary(body: Any) -> Summary:
 class HeadedConfig:
     """A member's config, and what stands on it."""
 
-    body: Any = field(group="model")
-    head: Head
-    labels: tuple[str, ...]  # the names of the scores, in their order
-    summary: Summary
-    regress: bool = False  # the score of a text is a number, not one of several labels
-    dropout: float = 0.1  # before the last matrix
+    body: Any = field(group="model", help="network below the head")
+    head: Head = field(help="what is scored")
+    labels: tuple[str, ...] = field(help="names of the scores, in order")
+    summary: Summary = field(help="pooling of the hidden states")
+    regress: bool = field(default=False, help="the score is a number, not one of several labels")
+    dropout: float = field(default=0.1, ge=0, lt=1, help="dropout rate before the last layer")
 
     def __post_init__(self) -> None:
         if not self.labels or len(set(self.labels)) < len(self.labels):

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kinfolk.config import config
+from kinfolk.config import config, field
 from kinfolk.data.packing import lay
 from kinfolk.data.pieces import Ids, Piece, Rng
 from kinfolk.nn.losses import chunks
@@ -51,7 +51,9 @@ class Drawn(Tree):
 class RTD(MLM):
     """Predict hidden tokens with a small network, and find its mistakes with a large one."""
 
-    weight: float = 50.0  # of the detection loss (section 3.2, and appendix A for its value)
+    weight: float = field(
+        default=50.0, ge=0, help="weight of the discriminator's loss (section 3.2, appendix A)"
+    )
 
     def example(self, piece: Piece, rng: Rng, /) -> Holes:
         """Frame the piece and hide some of it, all behind [MASK] (section 3.1)."""

@@ -19,8 +19,8 @@ from kinfolk.training.settings import Train
 class Share:
     """A corpus of a run, and what share of the rows comes from it, set against the others."""
 
-    corpus: str
-    weight: float = 1.0
+    corpus: str = field(help="folder of the corpus")
+    weight: float = field(default=1.0, gt=0, help="share of the rows relative to the other corpora")
 
     def open(self) -> Corpus:
         """Open the corpus."""
@@ -36,12 +36,12 @@ class Share:
 class Recipe:
     """The network, the way of learning, the text and the settings of a run."""
 
-    name: str  # member/size
-    model: Any = field(group="model")
-    objective: Any = field(group="objective")
-    corpus: str | tuple[Share, ...]  # one folder, or a mixture of several
-    train: Train
-    weights: str = ""  # the model folder that it goes on from; none where the weights are fresh
+    name: str = field(help="family and size")
+    model: Any = field(group="model", help="network")
+    objective: Any = field(group="objective", help="pretraining objective")
+    corpus: str | tuple[Share, ...] = field(help="folder of the corpus, or several with weights")
+    train: Train = field(help="training settings")
+    weights: str = field(default="", help="folder of the initial weights; empty for new ones")
 
     @property
     def shares(self) -> tuple[Share, ...]:
@@ -136,6 +136,9 @@ def shares(said: Sequence[str]) -> list[Share]:
             f"--corpus {bare[0]} has no weight and another has: write --corpus {bare[0]}=0.5, "
             "or give none a weight"
         )
+    for folder, weight in pairs:
+        if weight is not None and not 0 < weight < math.inf:
+            raise UserError(f"--corpus {folder}={weight:g} is no weight: give one above 0")
     return [Share(folder, 1.0 if weight is None else weight) for folder, weight in pairs]
 
 
@@ -154,8 +157,6 @@ def mixed(shares: Sequence[Share]) -> tuple[Share, ...]:
         raise UserError("no corpus was named: give one or more")
     found: dict[str, Share] = {}
     for one in shares:
-        if not 0 < one.weight < math.inf:
-            raise UserError(f"{one.corpus}={one.weight:g} is no weight: give one above 0")
         whole = str(Path(one.corpus).resolve())
         if whole in found:
             raise UserError(f"the corpus {one.corpus} is named twice: add up its weights")
@@ -178,12 +179,6 @@ def common(corpora: Sequence[Corpus]) -> Tokenizer:
 def sound(recipe: Recipe) -> Recipe:
     """Return a recipe whose network can be built and can read its rows, or say why not."""
     model, length = recipe.model, recipe.objective.length
-    for one in dataclasses.fields(model):
-        value, path = getattr(model, one.name), f"model.{one.name}"
-        if "dropout" in one.name and not 0 <= value < 1:
-            raise UserError(f"{path}={value}: it is a share, from 0 to less than 1")
-        if type(value) is int and value < 1 and one.name != "start":
-            raise UserError(f"{path}={value}: it must be at least 1")
     if getattr(model, "head_width", None) is None and model.width % model.heads:
         raise UserError(f"model.heads={model.heads} does not divide model.width={model.width}")
     if getattr(model, "context", length) < length:

@@ -4,13 +4,14 @@ A set's score is in percent, the mean of its metrics where GLUE averages them; t
 the mean of its sets.
 """
 
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kinfolk.config import config, did_you_mean
+from kinfolk.config import config, did_you_mean, field
 from kinfolk.data.feed import draw
 from kinfolk.errors import UserError
 from kinfolk.recipes.answering import solver
@@ -30,7 +31,7 @@ Tune = Callable[[Sequence[Sheet], Path, str | None], Path]  # of files, a run fo
 class Part(Sheet):
     """A labelled file of which some rows are enough, drawn from all over it."""
 
-    most: int
+    most: int = field(help="number of rows to draw")
 
     def learned(self, notes: Notes) -> list[Any]:
         """Read what is learned from."""
@@ -52,8 +53,10 @@ class Result:
     learned: int = 0  # rows
     asked: int = 0
     on: str = ""  # the rows it is scored on: test, dev, or some held out
-    scores: dict[str, float] = field(default_factory=dict)
-    spreads: dict[str, float] = field(default_factory=dict)  # where there are several seeds
+    scores: dict[str, float] = dataclasses.field(default_factory=dict)
+    spreads: dict[str, float] = dataclasses.field(
+        default_factory=dict
+    )  # where there are several seeds
     reason: str = ""  # why it was left out
 
     @property

@@ -72,8 +72,6 @@ def shares(sizes: Sequence[int], temperature: float, most: int = 2**20) -> list[
 
     A temperature of 1 mixes by size and a high one alike; sets count as `most` examples at most.
     """
-    if not temperature > 0:
-        raise UserError(f"a temperature of {temperature} mixes nothing: use 1 or more")
     sized = [min(size, most) ** (1 / temperature) for size in sizes]
     return [round(size / sum(sized), 6) for size in sized]
 

@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from kinfolk.errors import UserError
-
 T = TypeVar("T")
 
 
@@ -24,8 +22,6 @@ class Attack:
     """
 
     def __init__(self, model: nn.Module, epsilon: float = 1.0) -> None:
-        if not 0 < epsilon < float("inf"):
-            raise UserError(f"the attack's epsilon is {epsilon}; it must be a positive number")
         self.epsilon = epsilon
         self.tables = tables(model)
 

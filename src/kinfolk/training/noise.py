@@ -9,7 +9,6 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from kinfolk.errors import UserError
 from kinfolk.training.step import mix
 
 
@@ -25,8 +24,6 @@ def shake(
 
     What is `fresh` by its name (a new head) has nothing to be loosened, and is left alone.
     """
-    if not 0 <= intensity < float("inf"):
-        raise UserError(f"the intensity of the noise is {intensity}; it must be 0 or more")
     for number, (name, weight) in enumerate(model.named_parameters()):  # tied ones come once
         if weight.ndim < 2 or fresh(name):
             continue
