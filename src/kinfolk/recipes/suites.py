@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from kinfolk.config import config, did_you_mean, field
-from kinfolk.data.feed import draw
 from kinfolk.errors import UserError
 from kinfolk.recipes.answering import solver
 from kinfolk.recipes.seeds import ordered, scores, several
 from kinfolk.recipes.tuning import Say, Sheet, Tuning, labelled, read, sheet, spread
+from kinfolk.rng import Stream, generator
 from kinfolk.tasks.guess import guess
 from kinfolk.tasks.notes import Notes
 from kinfolk.tasks.scoring import score
@@ -198,7 +198,7 @@ def some(rows: list[Any], most: int) -> list[Any]:
     """Draw some rows, always the same, in their order: files are often sorted by label."""
     if len(rows) <= most:
         return rows
-    kept = draw(0, 0, 1 << 29).permutation(len(rows))[:most]
+    kept = generator(0, Stream.SUBSAMPLE).permutation(len(rows))[:most]
     return [rows[place] for place in sorted(kept.tolist())]
 
 

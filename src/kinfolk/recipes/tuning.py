@@ -10,10 +10,10 @@ from typing import Any, Literal
 import numpy as np
 
 from kinfolk.config import config, field, read_json, write_json
-from kinfolk.data.feed import draw
 from kinfolk.data.sources import documents
 from kinfolk.errors import UserError
 from kinfolk.recipes import ways
+from kinfolk.rng import Stream, generator
 from kinfolk.tasks.forms import Guess, rows
 from kinfolk.tasks.guess import guess
 from kinfolk.tasks.notes import Notes
@@ -67,7 +67,7 @@ class Sheet:
             rows = read(Path(self.dev), self.guess, target=self.dev_target, notes=notes)
             return found, self.known(rows, notes)
         count = min(MOST_HELD_OUT, round(HELD_OUT * len(found)))
-        order = draw(0, 0, 1 << 30).permutation(len(found))
+        order = generator(0, Stream.SPLIT).permutation(len(found))
         kept = set(order[:count].tolist())
         learned = [row for place, row in enumerate(found) if place not in kept]
         return learned, [row for place, row in enumerate(found) if place in kept]

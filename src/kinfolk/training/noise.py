@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from kinfolk.training.step import mix
+from kinfolk.rng import derive_seed
 
 
 @torch.no_grad()
@@ -28,7 +28,7 @@ def shake(
         if weight.ndim < 2 or fresh(name):
             continue
         # On the CPU, and by the parameter's own number: noise is the same on every device.
-        generator = torch.Generator().manual_seed(mix(seed, number))
+        generator = torch.Generator().manual_seed(derive_seed(seed, number))
         noise = torch.rand(weight.shape, generator=generator).to(weight) - 0.5
         # What is exactly zero is no weight: tables have such rows past their vocabulary.
         used = weight != 0
