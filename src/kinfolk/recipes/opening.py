@@ -1,6 +1,5 @@
 """Opening what a run left behind, or what came from elsewhere."""
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from kinfolk import hub
 from kinfolk.config import read_json
 from kinfolk.errors import UserError
+from kinfolk.files import new_folder
 from kinfolk.generation.layout import check
 from kinfolk.recipes.catalogue import member_of, members
 from kinfolk.recipes.recipe import Recipe
@@ -57,16 +57,8 @@ def copy(path: Path | str, out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is already there: choose another -o")
     model, tokenizer = load(path)
-    partial = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        partial.mkdir(parents=True)
-        hub.save(partial, model, tokenizer, length=getattr(model.config, "context", None))
-        if out.exists():
-            out.rmdir()
-        partial.rename(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with new_folder(out) as folder:
+        hub.save(folder, model, tokenizer, length=getattr(model.config, "context", None))
 
 
 def tokenizer_of(path: Path | str) -> Tokenizer:
