@@ -64,7 +64,6 @@ import transformers
 from torch import Tensor, nn
 
 from kinfolk import hub
-from kinfolk.data.feed import draw
 from kinfolk.data.packing import lay, pack
 from kinfolk.data.pieces import Ids, Loose
 from kinfolk.errors import UserError
@@ -74,6 +73,7 @@ from kinfolk.models import t5 as t5_file
 from kinfolk.objectives.clm import CLM, Line
 from kinfolk.objectives.mlm import MLM, Masked
 from kinfolk.objectives.spans import Holes, Spans
+from kinfolk.rng import Stream, generator
 from kinfolk.sight import PADDING
 from kinfolk.text.tokenizer import Specials
 from kinfolk.training.optimisers import optimiser
@@ -273,7 +273,10 @@ def packed(objective: Any, texts: Loose, rows: int) -> list[list[list[Text]]]:
     order = np.random.default_rng(SEED).permutation(len(shelves))
     filled = [
         [
-            Text(objective.example(pieces[i], draw(SEED, 1, i)), int(lengths[pieces.document[i]]))
+            Text(
+                objective.example(pieces[i], generator(SEED, Stream.EXAMPLE, 0, i)),
+                int(lengths[pieces.document[i]]),
+            )
             for i in shelves[int(row)].tolist()
         ]
         for row in order

@@ -2,19 +2,40 @@
 
 import dataclasses
 import importlib
+import importlib.util
 import json
+import math
 import pkgutil
-from dataclasses import dataclass, field
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import kinfolk
 import kinfolk.models
-from kinfolk.config import from_json, nearest, override, to_json
+from kinfolk.config import (
+    CLASSES,
+    TYPES,
+    apply_overrides,
+    config,
+    convert,
+    describe,
+    did_you_mean,
+    from_json,
+    read_json,
+    read_type,
+    register,
+    to_json,
+)
 from kinfolk.errors import UserError
 from kinfolk.recipes.catalogue import members
+from kinfolk.recipes.recipe import Share
+from kinfolk.recipes.tuning import Habits
 from kinfolk.text.tokenizer import Specials
 from kinfolk.training.settings import Train
 
@@ -33,7 +54,7 @@ OBJECTIVES = {
 }
 
 
-@dataclass(frozen=True)
+@config("test_inner", group="test")
 class Inner:
     width: int = 4
     rate: float = 0.5
@@ -44,10 +65,10 @@ class Inner:
     many: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
+@config("test_outer", group="recipe", kw_only=False)
 class Outer:
     name: str = "outer"
-    model: Inner = field(default_factory=Inner)
+    model: Inner = Inner()
 
 
 def through(value: Any) -> Any:
@@ -90,7 +111,7 @@ def test_every_field_of_every_preset_can_be_set_to_what_it_is() -> None:
     wrong = []
     for name, value in {**PRESETS, "Train": Train()}.items():
         said = [f"{f.name}={told(getattr(value, f.name))}" for f in dataclasses.fields(value)]
-        if override(value, said) != value:
+        if apply_overrides(value, said) != value:
             wrong.append(f"{name}: {said}")
     assert not wrong, "\n".join(wrong)
 
@@ -99,7 +120,7 @@ def test_every_field_of_every_preset_can_be_set_to_what_it_is() -> None:
     st.builds(
         Inner,
         width=st.integers(),
-        rate=st.floats(allow_nan=False),
+        rate=st.floats(allow_nan=False, allow_infinity=False),
         inner=st.none() | st.integers(),
         tied=st.booleans(),
         kind=st.sampled_from(["full", "causal"]),
@@ -112,7 +133,7 @@ def test_any_values_survive_json_and_the_command_line(inner: Inner) -> None:
     value = Outer("any", inner)
     assert through(value) == value
     said = [f"model.{f.name}={told(getattr(inner, f.name))}" for f in dataclasses.fields(inner)]
-    assert override(Outer("any"), said) == value
+    assert apply_overrides(Outer("any"), said) == value
 
 
 def test_fields_are_set_by_path_and_the_last_word_counts() -> None:
@@ -123,7 +144,7 @@ def test_fields_are_set_by_path_and_the_last_word_counts() -> None:
         "model.inner=None",
         "model.tied=False",
     ]
-    found = override(Outer(), [*said, "model.tied=False"])
+    found = apply_overrides(Outer(), [*said, "model.tied=False"])
     assert found == Outer("a=b", Inner(width=1000, tied=False))
     assert Outer() == Outer("outer", Inner()), "the old value is left as it was"
 
@@ -144,41 +165,185 @@ def test_fields_are_set_by_path_and_the_last_word_counts() -> None:
         ("model.kind=half", r"it must be full or causal"),
         ("model.betas=0.9", r"it must be 2 values"),
         ("model.betas=0.9,x", r"it must be a number"),
-        ("model=8", r"holds parts of its own"),
+        ("model=8", r"holds fields of its own"),
+        ("model.rate=nan", r"it must be a number"),
+        ("model.rate=inf", r"it must be a number"),
         ("model.width", r"is not a setting: write field.path=value"),
     ],
 )
 def test_a_wrong_setting_is_told_with_the_way_out(setting: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        override(Outer(), [setting])
+        apply_overrides(Outer(), [setting])
 
 
 def test_the_nearest_names_are_offered_and_else_all() -> None:
-    assert nearest("gpt", ["gpt2", "bert"]) == "did you mean gpt2?"
-    assert nearest("xyz", ["gpt2", "bert"]) == "there are gpt2, bert"
+    assert did_you_mean("gpt", ["gpt2", "bert"]) == "did you mean gpt2?"
+    assert did_you_mean("xyz", ["gpt2", "bert"]) == "there are gpt2, bert"
+
+
+@pytest.mark.parametrize(
+    ("name", "names", "said"),
+    [
+        ("lr", ["floor", "peak"], "did you mean peak?"),
+        ("hidden_size", ["width", "heads"], "did you mean width?"),
+        ("n_layer", ["width", "depth"], "did you mean depth?"),
+        ("max_iters", ["steps", "batch"], "did you mean steps?"),
+        ("block_size", ["batch", "length"], "did you mean length?"),
+    ],
+)
+def test_names_of_other_libraries_are_known_before_letters_are_compared(
+    name: str, names: list[str], said: str
+) -> None:
+    assert did_you_mean(name, names) == said
 
 
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ({"is": "kinfolk.nowhere:Thing"}, "cannot be found"),
-        ({"is": "kinfolk.training.settings:Nothing"}, "cannot be found"),
-        ({"is": "kinfolk.errors:UserError"}, "is not a configuration"),
-        ({"is": "kinfolk.training.settings:Train", "stepps": 3}, "has no field stepps"),
-        ({"steps": 3}, "says not what it is"),
+        ({"is": "kinfolk.models.gpt2:GPT2Config"}, r"^missing 'type' \(expected one of: pretrain"),
+        ({"type": "kinfolk.models.gpt2:GPT2Config"}, "unknown type 'kinfolk.models.gpt2:GPT2Conf"),
+        ({"type": "this"}, "unknown type 'this'"),
+        ({"type": "brt"}, r"unknown type 'brt': did you mean bert"),
+        ({"type": 3}, "unknown type 3"),
+        ({"type": ["bert"]}, "unknown type"),
+        ({"type": None}, "unknown type None"),
+        ({"steps": 3}, "missing 'type'"),
+        ({"type": "train", "stepps": 3}, r"stepps: no field 'stepps': did you mean steps\?"),
+        ({"type": "train", "lr": 3}, r"lr: no field 'lr': did you mean peak\?"),
+        ({"type": "mlm", "vocab": 3}, "specials is missing"),
+        ({"type": "train", "steps": "x"}, "^steps='x': it must be a whole number$"),
+        ({"type": "train", "steps": "5"}, "it must be a whole number"),
+        ({"type": "train", "steps": 2.5}, "it must be a whole number"),
+        ({"type": "train", "steps": True}, "it must be a whole number"),
+        ({"type": "train", "steps": None}, "it must be a whole number"),
+        ({"type": "train", "peak": "x"}, "it must be a number"),
+        ({"type": "train", "peak": math.nan}, "it must be a number"),
+        ({"type": "train", "peak": 10**400}, "it must be a number"),
+        ({"type": "train", "betas": [0.9]}, "it must be a list of 2 values, each a number"),
+        ({"type": "train", "betas": [0.9, "x"]}, "betas.1='x': it must be a number"),
+        ({"type": "train", "betas": 5}, "it must be a list of 2 values"),
+        ({"type": "train", "precision": "x"}, "it must be auto, float32 or bfloat16"),
+        ({"type": "gpt2", "vocab": "abc", "width": [1, 2]}, "vocab='abc': it must be a whole"),
+        ({"type": "gpt2", "width": None}, "it must be a whole number"),
+        ({"type": "bert", "near": 1}, "it must be true or false"),
+        ({"type": "test_outer", "model": 5}, "model=5: it must be an object whose type is test_in"),
+        ({"type": "test_outer", "model": None}, "it must be an object whose type is test_inner"),
+        ({"type": "test_outer", "model": {}}, "^model: missing 'type' .expected one of: test_inn"),
+        ({"type": "test_outer", "model": {"type": "train"}}, "^model: unknown type 'train'"),
+        (
+            {"type": "test_outer", "model": {"type": "test_inner", "rate": "x"}},
+            "^model.rate='x': it must be a number",
+        ),
+        (
+            {"type": "pretrain", "name": "a", "model": {"type": "clm"}},
+            "^model: unknown type 'clm': did you mean glm",
+        ),
+        ({"type": "corpus", "corpus": 5}, "corpus=5: it must be text"),
     ],
 )
-def test_json_that_describes_nothing_is_refused(value: Any, said: str) -> None:
+def test_json_that_describes_no_configuration_is_refused_with_the_path(
+    value: Any, said: str
+) -> None:
     with pytest.raises(UserError, match=said):
         from_json(value)
 
 
-def test_json_holds_import_paths_and_plain_values() -> None:
+def test_a_union_is_read_as_the_one_that_fits() -> None:
+    corpora = str | tuple[Share, ...]
+    assert convert("news", corpora, "corpus") == "news"
+    share = {"type": "corpus", "corpus": "news", "weight": 1}
+    found = convert([share], corpora, "corpus")
+    assert found == (Share("news", 1.0),)
+    assert type(found[0].weight) is int, "what is read is written as it was"
+    with pytest.raises(UserError, match=r"^corpus.0.weight='x': it must be a number"):
+        convert([share | {"weight": "x"}], corpora, "corpus")
+    with pytest.raises(UserError, match=r"^corpus=5: it must be text or a list of values"):
+        convert(5, corpora, "corpus")
+    assert convert("none", str | None, "label") == "none"
+    assert convert("none", str | None, "label", text=True) is None
+    assert convert(3, str | int | None, "column") == 3
+
+
+def test_python_callers_are_told_the_same_as_files() -> None:
+    with pytest.raises(UserError, match=r"train.precision='half': it must be auto, float32 or bf"):
+        Train(precision="half")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"train.steps=2.5: it must be a whole number"):
+        Train(steps=2.5)  # type: ignore[arg-type]
+
+
+def test_reading_json_imports_only_the_home_of_the_type() -> None:
+    code = """
+import sys
+from kinfolk.config import from_json
+from kinfolk.errors import UserError
+for name in ("this:X", "this", "kinfolk.models.bert:BertConfig", "antigravity"):
+    for key in ("is", "type"):
+        try:
+            from_json({key: name})
+        except UserError:
+            continue
+        raise AssertionError(name)
+assert "this" not in sys.modules and "antigravity" not in sys.modules
+assert not [name for name in sys.modules if name.startswith("kinfolk.models")]
+from_json({"type": "gpt2"})
+models = sorted(name for name in sys.modules if name.startswith("kinfolk.models."))
+assert models == ["kinfolk.models.gpt2"], models
+from_json({"type": "train"})
+assert "kinfolk.recipes" not in sys.modules
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+
+
+def test_the_table_of_types_is_that_of_the_classes() -> None:
+    """Every name in `TYPES` is declared by the module it names, and no other name is declared."""
+    for names in TYPES.values():
+        for module in names.values():
+            importlib.import_module(module)
+    table = {name: module for names in TYPES.values() for name, module in names.items()}
+    assert len(table) == sum(map(len, TYPES.values())), "a name is in two groups"
+    assert {name: cls.__module__ for name, cls in CLASSES.items()} == table
+    homes = [m.name for m in pkgutil.walk_packages(kinfolk.__path__, "kinfolk.")]
+    text = [Path(importlib.util.find_spec(home).origin).read_text() for home in homes]  # type: ignore[union-attr, arg-type]
+    declared = {name for one in text for name in re.findall(r'^@config\("(\w+)"', one, re.M)}
+    assert declared == {name for name, module in table.items() if module.startswith("kinfolk.")}
+
+
+def test_a_type_from_outside_the_package_is_read_once_its_module_is_registered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_network.py").write_text(
+        "from kinfolk.config import config\n"
+        '@config("own_network")\nclass OwnConfig:\n    width: int = 8\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(TYPES, "model", dict(TYPES["model"]))
+    with pytest.raises(UserError, match="unknown type 'own_network'"):
+        from_json({"type": "own_network"})
+    register("own_network", "own_network", group="model")
+    assert "own_network" not in sys.modules
+    found = from_json({"type": "own_network", "width": 9}, group="model")
+    monkeypatch.delitem(CLASSES, "own_network")
+    assert type(found).__module__ == "own_network" and found.width == 9
+    with pytest.raises(ValueError, match=r"'gpt2' is registered by kinfolk.models.gpt2 already"):
+        register("gpt2", "own_network")
+
+
+def test_a_class_without_a_name_is_not_written() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Nameless:
+        width: int = 4
+
+    with pytest.raises(UserError, match="Nameless has no registered name"):
+        to_json(Nameless())
+
+
+def test_json_holds_registered_names_and_plain_values() -> None:
     assert to_json(Outer()) == {
-        "is": f"{__name__}:Outer",
+        "type": "test_outer",
         "name": "outer",
         "model": {
-            "is": f"{__name__}:Inner",
+            "type": "test_inner",
             "width": 4,
             "rate": 0.5,
             "inner": None,
@@ -190,18 +355,119 @@ def test_json_holds_import_paths_and_plain_values() -> None:
     }
 
 
+def test_a_file_is_named_where_it_cannot_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.json"
+    with pytest.raises(UserError, match=r"is not a run: it has no recipe.json"):
+        read_json(path)
+    cases = {
+        '{"is": "kinfolk.recipes.recipe:Recipe"}': r"expected one of: pretrain, finetune",
+        "[]": r"recipe.json: missing 'type' \(expected one of: pretrain, finetune",
+        "{": "is not JSON",
+        '{"type": "gpt2"}': r"recipe.json: unknown type 'gpt2': there are pretrain, finetune",
+        '{"type": "test_outer", "name": 5}': r"recipe.json: name=5: it must be text",
+    }
+    for text, said in cases.items():
+        path.write_text(text)
+        with pytest.raises(UserError, match=said):
+            read_json(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match="is not JSON"):
+        read_json(path)
+    path.write_text('{"type": "finetune", "and": "the rest is not looked at"}')
+    assert read_type(path) == "finetune"
+
+
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
         ("steps=0", "train.steps=0: it must be at least 1"),
+        ("batch=0", "train.batch=0: it must be from 1 to 16777216"),
+        ("batch=100000000000000", "train.batch=100000000000000: it must be from 1 to 16777216"),
+        ("accumulate=0", "it must be at least 1"),
         ("accumulate=3", "train.accumulate=3 does not divide train.batch=32"),
-        ("workers=-1", "cannot be negative"),
-        ("seed=-1", "train.seed=-1"),
+        ("optimiser=sgd", "train.optimiser=sgd: it must be adamw, adafactor or adamw_rms"),
+        ("schedule=step", "it must be linear, cosine, inverse_root, constant, trapezoid or slan"),
+        ("peak=0", "train.peak=0: it must be above 0"),
+        ("peak=nan", "train.peak=nan: it must be a number"),
+        ("floor=-0.1", "train.floor=-0.1: it must be from 0 to 1"),
+        ("floor=nan", "it must be a number"),
+        ("warmup=-1", "train.warmup=-1: it must be at least 0"),
+        ("cooldown=1.5", "train.cooldown=1.5: it must be from 0 to 1"),
+        ("decay=-1", "it must be at least 0"),
+        ("betas=0.9,1.0", r"train.betas=0.9,1.0: it must be from 0 to less than 1"),
+        ("epsilon=-1e-8", "it must be at least 0"),
+        ("clip=-1", "it must be at least 0"),
+        ("clip=nan", "it must be a number"),
+        ("seed=-1", "train.seed=-1: it must be from 0 to 9223372036854775807"),
+        ("seed=9223372036854775808", "it must be from 0 to 9223372036854775807"),
+        ("save_every=0", "it must be at least 1"),
+        ("keep=0", "it must be at least 1"),
+        ("evaluate_every=0", "it must be at least 1"),
+        ("evaluate_batches=0", "it must be at least 1"),
         ("precision=half", "it must be auto, float32 or bfloat16"),
+        ("workers=-1", "train.workers=-1: it must be from 0 to 1024"),
+        ("workers=100000000000", "it must be from 0 to 1024"),
+        ("lr=1", r"train.lr: no field 'lr': did you mean peak\?"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_as_soon_as_they_are_made(
-    setting: str, said: str
-) -> None:
+def test_training_settings_outside_their_range_are_refused(setting: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        override(Train(), [setting])
+        apply_overrides(Train(), [setting])
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("epochs=0", "habits.epochs=0: it must be above 0"),
+        ("epochs=inf", "it must be a number"),
+        ("shrink=0", "habits.shrink=0: it must be above 0 and at most 1"),
+        ("shrink=1.5", "it must be above 0 and at most 1"),
+        ("shrink=nan", "it must be a number"),
+        ("noise=-0.1", "it must be at least 0"),
+        ("noise=inf", "it must be a number"),
+        ("attack=-1", "habits.attack=-1: it must be at least 0"),
+        ("attack=nan", "it must be a number"),
+        ("dropout=1", "habits.dropout=1: it must be from 0 to less than 1"),
+        ("patience=-1", "it must be at least 0"),
+        ("weights=rare", "it must be none or balanced"),
+        ("temperature=0", "habits.temperature=0: it must be above 0"),
+        ("scores=0", "it must be at least 1"),
+    ],
+)
+def test_fine_tuning_settings_outside_their_range_are_refused(setting: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        apply_overrides(Habits(), [setting])
+
+
+@pytest.mark.parametrize("value", PRESETS.values(), ids=PRESETS)
+def test_sizes_and_rates_of_every_network_have_a_range(value: Any) -> None:
+    """Counts are 1 or more, rates of dropout less than 1; a token id may be 0."""
+    for one in dataclasses.fields(value):
+        number = getattr(value, one.name)
+        if type(number) is int:
+            with pytest.raises(UserError, match=rf"model.{one.name}=-1: it must be at least \d"):
+                dataclasses.replace(value, **{one.name: -1})
+        if type(number) is float:
+            with pytest.raises(UserError, match=rf"model.{one.name}=-1.0: it must be"):
+                dataclasses.replace(value, **{one.name: -1.0})
+            with pytest.raises(UserError, match=rf"model.{one.name}=nan: it must be a number"):
+                dataclasses.replace(value, **{one.name: math.nan})
+        if "dropout" in one.name:
+            with pytest.raises(UserError, match=rf"model.{one.name}=1: it must be from 0 to less"):
+                dataclasses.replace(value, **{one.name: 1})
+        if type(number) is int and one.name != "start":
+            with pytest.raises(UserError, match=rf"model.{one.name}=0: it must be at least [12]"):
+                dataclasses.replace(value, **{one.name: 0})
+
+
+def test_every_field_of_a_recipe_has_a_help_text() -> None:
+    """One phrase without a full stop: the command line prints it."""
+    groups = ("recipe", "train", "habits", "model", "objective", "file")
+    for name in [name for group in groups for name in TYPES[group]]:
+        importlib.import_module(next(t[name] for t in TYPES.values() if name in t))
+        if not CLASSES[name].__module__.startswith("kinfolk."):
+            continue
+        for field_name, rule, text in describe(CLASSES[name]):
+            assert text and text[-1] not in ".:;" and "\n" not in text, f"{name}.{field_name}"
+            assert rule
+    assert ("peak", "a number, above 0", "peak learning rate") in describe(Train)

@@ -1,27 +1,277 @@
-"""Configuration is Python: frozen dataclasses, fields set by path, and JSON both ways."""
+"""Configuration: frozen dataclasses that check themselves, JSON by registered names, overrides.
+
+`@config("gpt2")` makes a frozen dataclass and registers it under a short name. JSON holds that name
+under the key "type"; reading JSON imports the module that `TYPES` gives for the name, and no other.
+JSON, overrides like `train.steps=500` and Python calls pass the same checks.
+"""
 
 import dataclasses
 import difflib
 import importlib
 import json
+import math
+import sys
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, dataclass_transform
 
 from kinfolk.errors import UserError
 
 T = TypeVar("T")
-TAG = "is"  # the key under which JSON keeps the import path of a dataclass
+TYPE = "type"  # the key under which JSON holds the registered name of a dataclass
+
+# group: {registered name: the module that defines it}. The group limits which types a field may
+# hold whose own type does not: `model: Any = field(group="model")`.
+TYPES: dict[str, dict[str, str]] = {
+    "recipe": {"pretrain": "kinfolk.recipes.recipe", "finetune": "kinfolk.recipes.tuning"},
+    "train": {"train": "kinfolk.training.settings"},
+    "habits": {"finetune_config": "kinfolk.recipes.tuning"},
+    "model": {
+        "albert": "kinfolk.models.albert",
+        "bert": "kinfolk.models.bert",
+        "bilstm": "kinfolk.nn.bilstm",
+        "electra": "kinfolk.models.electra",
+        "glm": "kinfolk.models.glm",
+        "gpt": "kinfolk.models.gpt",
+        "gpt2": "kinfolk.models.gpt2",
+        "gpt3": "kinfolk.models.gpt3",
+        "roberta": "kinfolk.models.roberta",
+        "t5": "kinfolk.models.t5",
+        "transformer": "kinfolk.models.transformer",
+        "transformer_xl": "kinfolk.models.transformer_xl",
+        "with_head": "kinfolk.nn.headed",
+        "xlnet": "kinfolk.models.xlnet",
+    },
+    "objective": {
+        "blanks": "kinfolk.objectives.blanks",
+        "blanks_pll": "kinfolk.objectives.blanks",
+        "clm": "kinfolk.objectives.clm",
+        "full_sentences": "kinfolk.objectives.full_sentences",
+        "mlm": "kinfolk.objectives.mlm",
+        "mlm_pll": "kinfolk.objectives.mlm",
+        "nsp": "kinfolk.objectives.nsp",
+        "pairs": "kinfolk.objectives.pairs",
+        "permutation": "kinfolk.objectives.permutation",
+        "permutation_pll": "kinfolk.objectives.permutation",
+        "prefix": "kinfolk.objectives.prefix",
+        "rtd": "kinfolk.objectives.rtd",
+        "rtd_pll": "kinfolk.objectives.rtd",
+        "sop": "kinfolk.objectives.sop",
+        "spans": "kinfolk.objectives.spans",
+        "spans_pll": "kinfolk.objectives.spans",
+        "stream": "kinfolk.objectives.stream",
+        "unilm": "kinfolk.objectives.unilm",
+    },
+    "formulation": {
+        "bare": "kinfolk.tasks.ways.transformed",
+        "cloze": "kinfolk.tasks.ways.cloze",
+        "coreference_head": "kinfolk.tasks.ways.clusters",
+        "prompt": "kinfolk.tasks.ways.prompts",
+        "sequence_head": "kinfolk.tasks.ways.whole",
+        "span_head": "kinfolk.tasks.ways.ends",
+        "text": "kinfolk.tasks.ways.text",
+        "token_head": "kinfolk.tasks.ways.words",
+        "transformed": "kinfolk.tasks.ways.transformed",
+    },
+    "file": {
+        "labelled_file": "kinfolk.recipes.tuning",
+        "labelled_sample": "kinfolk.recipes.suites",
+    },
+    "": {  # only ever fields of the others
+        "columns": "kinfolk.tasks.tables",
+        "corpus": "kinfolk.recipes.recipe",
+        "format": "kinfolk.tasks.forms",
+        "pooling": "kinfolk.nn.headed",
+        "special_tokens": "kinfolk.text.tokenizer",
+        "task": "kinfolk.tasks.task",
+    },
+}
+IN_RECIPE = ("train", "habits", "model", "objective")  # groups that are fields of a recipe
+CLASSES: dict[str, type[Any]] = {}  # registered name: its class, once its module is imported
+
+# Names of one setting in Hugging Face, litgpt, nanoGPT, torchtitan and here.
+SYNONYMS: tuple[tuple[str, ...], ...] = (
+    ("peak", "lr", "learning_rate", "max_lr", "max_learning_rate"),
+    ("floor", "min_lr_ratio", "min_lr", "min_learning_rate", "min_lr_factor"),
+    ("decay", "weight_decay"),
+    ("clip", "grad_clip", "max_grad_norm", "max_norm", "gradient_clip_val", "clip_grad"),
+    ("epsilon", "eps", "adam_epsilon", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"),
+    ("betas", "adam_betas", "beta1", "beta2", "adam_beta1", "adam_beta2"),
+    ("optimiser", "optimizer", "optim", "optimizer_name"),
+    ("schedule", "lr_scheduler_type", "lr_scheduler", "lr_schedule", "scheduler", "decay_type"),
+    ("warmup", "warmup_steps", "warmup_iters", "lr_warmup_steps", "num_warmup_steps"),
+    ("steps", "max_steps", "max_iters", "train_steps", "num_training_steps", "lr_decay_iters"),
+    (
+        "batch",
+        "batch_size",
+        "global_batch_size",
+        "train_batch_size",
+        "per_device_train_batch_size",
+        "local_batch_size",
+    ),
+    (
+        "accumulate",
+        "gradient_accumulation",
+        "gradient_accumulation_steps",
+        "gradient_accumulation_iters",
+        "grad_accum_steps",
+    ),
+    ("evaluate_every", "eval_every", "eval_steps", "eval_interval", "validation_freq"),
+    ("evaluate_batches", "eval_batches", "eval_iters", "max_eval_batches"),
+    ("save_every", "save_steps", "save_interval", "checkpoint_interval", "ckpt_interval"),
+    ("keep", "keep_checkpoints", "save_total_limit", "keep_latest_k"),
+    ("precision", "dtype", "bf16", "fp16", "mixed_precision", "mixed_precision_param"),
+    ("compile", "torch_compile"),
+    ("capture", "cuda_graph", "cuda_graphs"),
+    ("workers", "num_workers", "dataloader_num_workers"),
+    ("seed", "random_seed", "data_seed"),
+    ("epochs", "num_train_epochs", "num_epochs", "max_epochs"),
+    ("patience", "early_stopping_patience", "early_stopping"),
+    ("shrink", "layer_lr_decay", "llrd", "layerwise_lr_decay"),
+    ("thaw", "gradual_unfreezing", "unfreeze"),
+    ("attack", "adversarial_epsilon", "fgm_epsilon", "fgm"),
+    ("noise", "noisy_tune"),
+    ("vocab", "vocab_size", "padded_vocab_size"),
+    ("width", "hidden_size", "n_embd", "d_model", "dim"),
+    ("depth", "num_layers", "num_hidden_layers", "n_layer", "n_layers"),
+    ("decoder_depth", "num_decoder_layers"),
+    ("heads", "num_heads", "num_attention_heads", "n_head", "n_heads"),
+    ("head_width", "head_dim", "d_kv", "d_head", "head_size"),
+    ("inner", "intermediate_size", "d_ff", "d_inner", "n_inner", "ffn_dim"),
+    (
+        "context",
+        "max_length",
+        "max_position_embeddings",
+        "n_positions",
+        "n_ctx",
+        "block_size",
+        "seq_len",
+        "max_seq_len",
+        "max_seq_length",
+    ),
+    ("length", "max_length", "block_size", "seq_len", "max_seq_len", "max_seq_length"),
+    ("segments", "type_vocab_size"),
+    ("bend", "activation", "hidden_act", "activation_function", "ff_activation"),
+    ("narrow", "embedding_size", "d_embed"),
+    ("dropout", "hidden_dropout_prob", "resid_pdrop", "embd_pdrop", "dropout_rate"),
+    ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop"),
+    ("std", "init_std", "initializer_range"),
+    ("near", "mimetic_init"),
+    ("start", "decoder_start_token_id", "padding_idx", "pad_token_id"),
+    ("tied", "tie_word_embeddings", "tie_weights", "enable_weight_tying"),
+    ("buckets", "num_buckets", "relative_attention_num_buckets"),
+    ("farthest", "max_distance", "relative_attention_max_distance"),
+    ("memory", "mem_len"),
+    ("clamp", "clamp_len"),
+    ("divisor", "div_val"),
+    ("window", "attention_window", "sliding_window", "sliding_window_size"),
+    ("rate", "mask_rate", "mlm_probability", "masked_lm_prob", "noise_density"),
+    ("whole", "whole_word_masking", "whole_word_mask"),
+    ("span", "mean_span_length", "mean_noise_span_length"),
+    ("smoothing", "label_smoothing", "label_smoothing_factor"),
+    ("corpus", "dataset", "dataset_path", "data_dir"),
+)
+
+
+# Declarations
+
+
+def field(
+    *,
+    default: Any = dataclasses.MISSING,
+    help: str = "",
+    group: str = "",
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    lt: float | None = None,
+) -> Any:
+    """Declare a field: its default, its help text, its range, the group of types it may hold.
+
+    The range of a field that holds a tuple is that of each number in it.
+    """
+    bounds = {"ge": ge, "gt": gt, "le": le, "lt": lt}
+    given = {name: bound for name, bound in bounds.items() if bound is not None}
+    metadata = {"help": help, "group": group, "bounds": given}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass_transform(
+    frozen_default=True, kw_only_default=True, field_specifiers=(field, dataclasses.field)
+)
+def config(name: str, *, group: str = "", kw_only: bool = True) -> Callable[[type[T]], type[T]]:
+    """Make a frozen dataclass that checks its fields, registered under a short name.
+
+    A class may have a `__post_init__` for rules between fields; it runs after these checks. The
+    group is asked of classes outside the package only: `TYPES` holds that of the others.
+    """
+
+    def decorate(cls: type[T]) -> type[T]:
+        register(name, cls.__module__, group=group)
+        if name in CLASSES and CLASSES[name].__qualname__ != cls.__qualname__:
+            raise ValueError(f"{name!r} is the registered name of {CLASSES[name].__qualname__}")
+        rules = vars(cls).get("__post_init__")
+        if rules is not None or not hasattr(cls, "__post_init__"):
+
+            def checked(self: Any) -> None:
+                check_fields(self)
+                if rules is not None:
+                    rules(self)
+
+            cls.__post_init__ = checked  # type: ignore[attr-defined]
+        made = dataclasses.dataclass(frozen=True, kw_only=kw_only)(cls)
+        CLASSES[name] = made
+        return made
+
+    return decorate
+
+
+def register(name: str, module: str, *, group: str = "") -> None:
+    """Register the module that defines a configuration, so that JSON may name it.
+
+    The module is imported when JSON first names the type; it declares its class with
+    `@config(name)`.
+    """
+    for known in TYPES.values():
+        if name in known:
+            if known[name] != module:
+                raise ValueError(f"the type {name!r} is registered by {known[name]} already")
+            return
+    TYPES.setdefault(group, {})[name] = module
+
+
+def type_name(value: Any) -> str:
+    """Return the registered name of a value or a class."""
+    cls = value if isinstance(value, type) else type(value)
+    for name, known in CLASSES.items():
+        if known is cls:
+            return name
+    raise UserError(
+        f"{cls.__module__}.{cls.__qualname__} has no registered name: declare it with "
+        '@kinfolk.config.config("name")'
+    )
+
+
+def check_fields(value: Any) -> None:
+    """Check types and ranges of all fields of a configuration."""
+    for name, hint, metadata in _fields(type(value)):
+        found = getattr(value, name)
+        if not _fits(found, hint):
+            raise UserError(f"{_place(value)}{name}={found!r}: it must be {_words(hint)}")
+        if rule := _broken_bound(found, metadata):
+            raise UserError(f"{_place(value)}{name}={_shown(found)}: it must be {rule}")
+
+
+# Reading and writing
 
 
 def to_json(value: Any) -> Any:
-    """Turn a tree of dataclasses into what JSON knows, each with its import path."""
+    """Turn a tree of configurations into plain JSON values, each object with its type."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        kind = type(value)
         fields = {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {TAG: f"{kind.__module__}:{kind.__qualname__}", **fields}
+        return {TYPE: type_name(value), **fields}
     if isinstance(value, tuple | list):
         return [to_json(item) for item in value]
     if isinstance(value, Path):
@@ -29,111 +279,315 @@ def to_json(value: Any) -> Any:
     return value
 
 
-def from_json(value: Any) -> Any:
-    """Rebuild what `to_json` wrote."""
-    if isinstance(value, list):
-        return tuple(from_json(item) for item in value)
+def from_json(value: Any, *, group: str | None = None) -> Any:
+    """Rebuild what `to_json` wrote; the type must be one of a group, where one is given."""
     if not isinstance(value, dict):
-        return value
-    if not isinstance(value.get(TAG), str):
-        raise UserError(f"this JSON says not what it is: {TAG!r} should hold an import path")
-    kind = _find(value[TAG])
-    names = {f.name for f in dataclasses.fields(kind)}
-    given = {name: from_json(item) for name, item in value.items() if name != TAG}
-    if unknown := given.keys() - names:
-        raise UserError(
-            f"{value[TAG]} has no field {_or(sorted(unknown))}: it has {_or(sorted(names))}"
-        )
-    return kind(**given)
+        return convert(value, Any, "")
+    return _build(value, "", group=group)
 
 
-def write(value: Any, path: Path) -> None:
-    """Write a tree of dataclasses as JSON."""
+def write_json(value: Any, path: Path) -> None:
+    """Write a tree of configurations as JSON."""
     text = json.dumps(to_json(value), indent=2, ensure_ascii=False)
     path.write_text(text + "\n", encoding="utf-8")
 
 
-def read(path: Path) -> Any:
-    """Read what `write` wrote."""
+def read_json(path: Path, *, group: str = "recipe") -> Any:
+    """Read what `write_json` wrote."""
+    value = _read_object(path, group)
     try:
-        return from_json(json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        raise UserError(f"{path.parent} is not a run: it has no {path.name}") from None
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path} is not JSON: {error}") from None
+        return _build(value, "", group=group)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
 
 
-def override(value: T, settings: Sequence[str]) -> T:
-    """Set fields by their paths: `override(recipe, ["train.steps=500"])`."""
+def read_type(path: Path, *, group: str = "recipe") -> str:
+    """Return the registered name that a JSON file says, and import nothing."""
+    found = _read_object(path, group)[TYPE]
+    return found if isinstance(found, str) else ""
+
+
+def apply_overrides(value: T, settings: Sequence[str]) -> T:
+    """Set fields by their paths: `apply_overrides(recipe, ["train.steps=500"])`."""
     for setting in settings:
         path, equals, text = setting.partition("=")
         if not equals:
             raise UserError(f"{setting!r} is not a setting: write field.path=value")
-        value = _set(value, path.split("."), text, path)
+        value = _override(value, path.split("."), text, f"{_place(value)}{path}")
     return value
 
 
-def nearest(name: str, names: Sequence[str]) -> str:
-    """Return the end of a sentence that names the closest choices, or all of them."""
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    return f"did you mean {_or(close)}?" if close else f"there are {', '.join(names)}"
+def convert(value: Any, hint: Any, path: str, *, text: bool = False, group: str = "") -> Any:
+    """Return a plain value as the type that a field declares, or say what it must be.
 
-
-def _set(value: Any, path: list[str], text: str, whole: str) -> Any:
-    name, *rest = path
-    if not dataclasses.is_dataclass(value):
-        raise UserError(f"{whole}: {name!r} is not a field: what stands before it has none")
-    names = [f.name for f in dataclasses.fields(value)]
-    if name not in names:
-        raise UserError(f"{whole}: no field {name!r}: {nearest(name, names)}")
-    if rest:
-        new = _set(getattr(value, name), rest, text, whole)
-    else:
-        new = _parse(text, typing.get_type_hints(type(value))[name], whole)
-    return dataclasses.replace(value, **{name: new})  # type: ignore[type-var]
-
-
-def _parse(text: str, hint: Any, path: str) -> Any:
-    origin, choices = typing.get_origin(hint), typing.get_args(hint)
+    `text` is for what was typed: "500" is a number then, "0.9,0.98" a tuple, "none" no value.
+    """
+    origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
-        if type(None) in choices and text.lower() in ("none", "null"):
-            return None
-        return _parse(text, next(c for c in choices if c is not type(None)), path)
-    if origin is typing.Literal:
-        if text not in choices:
-            raise UserError(f"{path}={text}: it must be {_or([str(c) for c in choices])}")
-        return text
+        return _convert_union(value, hint, path, text, group)
     if origin is tuple:
-        items = [item for item in text.strip("()").split(",") if item]
-        if choices[-1] is not ... and len(items) != len(choices):
-            raise UserError(f"{path}={text}: it must be {len(choices)} values with commas between")
-        return tuple(_parse(item, choices[0], path) for item in items)
+        return _convert_tuple(value, hint, path, text, group)
+    if text and (hint is Any or dataclasses.is_dataclass(hint)):
+        raise UserError(f"{path}: this field holds fields of its own: set one of those")
+    if hint is Any and not isinstance(value, dict):
+        return tuple(convert(one, Any, path) for one in value) if isinstance(value, list) else value
+    if hint is Any or dataclasses.is_dataclass(hint):
+        if not isinstance(value, dict):
+            raise UserError(f"{path}={value!r}: it must be {_words(hint)}")
+        return _build(value, f"{path}.", group=group or None, hint=hint)
+    if text:
+        value = _parse(value, hint)
+    if not _fits(value, hint):
+        shown = value if text else repr(value)
+        raise UserError(f"{path}={shown}: it must be {_words(hint)}")
+    return value  # a whole number stays one where a field holds any: files are written alike
+
+
+def did_you_mean(name: str, names: Sequence[str]) -> str:
+    """Return the end of a sentence that names the closest choices, or all of them.
+
+    A name that other libraries use for one of the choices is known; others are compared by letters.
+    """
+    same = [other for words in SYNONYMS if name.lower() in words for other in words]
+    close = [other for other in dict.fromkeys(same) if other in names and other != name]
+    close = close or difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    return f"did you mean {_join_or(close)}?" if close else f"there are {', '.join(names)}"
+
+
+def describe(cls: type[Any]) -> list[tuple[str, str, str]]:
+    """Return the name, the rule and the help text of every field of a configuration."""
+    rows = []
+    for name, hint, metadata in _fields(cls):
+        bounds = metadata.get("bounds") or {}
+        rule = f"{_words(hint)}, {_range(bounds)}" if bounds else _words(hint)
+        rows.append((name, rule, metadata.get("help", "")))
+    return rows
+
+
+# Details
+
+
+Field = tuple[str, Any, Mapping[str, Any]]  # its name, its type hint, what `field` was told
+_FIELDS: dict[type[Any], tuple[Field, ...]] = {}
+
+
+def _fields(cls: type[Any]) -> tuple[Field, ...]:
+    if cls not in _FIELDS:
+        hints = typing.get_type_hints(cls)
+        fields = ((f.name, hints[f.name], f.metadata) for f in dataclasses.fields(cls))
+        _FIELDS[cls] = tuple(fields)
+    return _FIELDS[cls]
+
+
+def _place(value: Any) -> str:
+    """Return the path that leads to a value in a recipe, with a dot, as far as its type tells."""
+    known = {cls: name for name, cls in CLASSES.items()}.get(type(value))
+    for group, names in TYPES.items():
+        if known in names:
+            return f"{group}." if group in IN_RECIPE else ""
+    return ""
+
+
+def _names(group: str | None) -> list[str]:
+    groups = TYPES.values() if group is None else [TYPES.get(group, {})]
+    return [name for names in groups for name in names]
+
+
+def _expected(group: str | None, hint: Any) -> list[str]:
+    """Return the registered names that a field may hold, without importing their modules."""
+    own = [name for name, cls in CLASSES.items() if hint is not Any and issubclass(cls, hint)]
+    return own if own and group is None else _names(group)
+
+
+def _build(value: dict[str, Any], path: str, *, group: str | None, hint: Any = Any) -> Any:
+    """Build what a JSON object describes: a type that is registered, with all its fields."""
+    where = f"{path[:-1]}: " if path else ""
+    name, expected = value.get(TYPE), _expected(group, hint)
+    if TYPE not in value:
+        raise UserError(f"{where}missing {TYPE!r} (expected one of: {', '.join(expected)})")
+    cls = _class(name) if isinstance(name, str) and name in expected else None
+    if cls is None or (hint is not Any and not issubclass(cls, hint)):
+        raise UserError(f"{where}unknown type {name!r}: {did_you_mean(str(name), expected)}")
+    fields = {f[0]: f for f in _fields(cls)}
+    for key in value:
+        if key != TYPE and key not in fields:
+            raise UserError(f"{path}{key}: no field {key!r}: {did_you_mean(key, [*fields])}")
+    found: dict[str, Any] = {}
+    for f in dataclasses.fields(cls):
+        _, hint, metadata = fields[f.name]
+        if f.name in value:
+            inner = f"{path}{f.name}"
+            item = convert(value[f.name], hint, inner, group=metadata.get("group", ""))
+            if rule := _broken_bound(item, metadata):
+                raise UserError(f"{inner}={_shown(item)}: it must be {rule}")
+            found[f.name] = item
+        elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
+            raise UserError(f"{path}{f.name} is missing: it must be {_words(hint)}")
+    return cls(**found)
+
+
+def _class(name: str) -> type[Any] | None:
+    """Return the class with a registered name; only the module that `TYPES` gives is imported."""
+    if name not in CLASSES:
+        for names in TYPES.values():
+            if name in names:
+                importlib.import_module(names[name])
+    return CLASSES.get(name)
+
+
+def _read_object(path: Path, group: str) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path.parent} is not a run: it has no {path.name}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"{path} is not JSON: {error}") from None
+    if not isinstance(value, dict) or TYPE not in value:
+        expected = ", ".join(_names(group))
+        raise UserError(f"{path}: missing {TYPE!r} (expected one of: {expected})")
+    return value
+
+
+def _override(value: Any, path: list[str], text: str, whole: str) -> Any:
+    name, *rest = path
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        raise UserError(f"{whole}: {name!r} is not a field: what stands before it has none")
+    fields = {f[0]: f for f in _fields(type(value))}
+    if name not in fields:
+        raise UserError(f"{whole}: no field {name!r}: {did_you_mean(name, [*fields])}")
+    if rest:
+        new = _override(getattr(value, name), rest, text, whole)
+    else:
+        _, hint, metadata = fields[name]
+        new = convert(text, hint, whole, text=True)
+        if rule := _broken_bound(new, metadata):
+            raise UserError(f"{whole}={text}: it must be {rule}")
+    return dataclasses.replace(value, **{name: new})
+
+
+def _convert_union(value: Any, hint: Any, path: str, text: bool, group: str) -> Any:
+    choices = typing.get_args(hint)
+    empty = value.lower() in ("none", "null") if text else value is None
+    if type(None) in choices and empty:
+        return None
+    left = [one for one in choices if one is not type(None)]
+    if text:
+        return convert(value, left[0], path, text=True)
+    if isinstance(value, list):
+        left = [one for one in left if typing.get_origin(one) is tuple] or left
+    if isinstance(value, dict):
+        left = [one for one in left if dataclasses.is_dataclass(one)] or left
+    if len(left) > 1:
+        left = [one for one in left if _fits(value, one)]
+    if not left:
+        raise UserError(f"{path}={value!r}: it must be {_words(hint)}")
+    return convert(value, left[0], path, group=group)
+
+
+def _convert_tuple(value: Any, hint: Any, path: str, text: bool, group: str) -> Any:
+    choices = typing.get_args(hint)
+    items = [one for one in value.strip("()").split(",") if one] if text else value
+    many = choices[-1] is ...
+    if not isinstance(items, list) or (not many and len(items) != len(choices)):
+        if text:
+            raise UserError(
+                f"{path}={value}: it must be {len(choices)} values, with commas between"
+            )
+        raise UserError(f"{path}={value!r}: it must be {_words(hint)}")
+    inner = choices[:1] * len(items) if many else choices
+    return tuple(
+        convert(item, one, path if text else f"{path}.{number}", text=text, group=group)
+        for number, (item, one) in enumerate(zip(items, inner, strict=True))
+    )
+
+
+def _parse(text: str, hint: Any) -> Any:
+    """Read a word as a number or as true and false, where that is what a field holds."""
     if hint is bool:
-        if text.lower() not in ("true", "false"):
-            raise UserError(f"{path}={text}: it must be true or false")
-        return text.lower() == "true"
+        return {"true": True, "false": False}.get(text.lower(), text)
     if hint in (int, float):
         try:
             return hint(text.replace("_", ""))
         except ValueError:
-            kind = "a whole number" if hint is int else "a number"
-            raise UserError(f"{path}={text}: it must be {kind}") from None
-    if hint is str:
-        return text
-    raise UserError(f"{path}: this field holds parts of its own: set one of those")
+            return text
+    return text
 
 
-def _find(path: str) -> type[Any]:
-    module, _, name = path.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"{path} cannot be found: {error}") from None
-    if not dataclasses.is_dataclass(found):
-        raise UserError(f"{path} is not a configuration")
-    assert isinstance(found, type)
-    return found
+def _fits(value: Any, hint: Any) -> bool:
+    """Tell whether a value has the type that a field declares."""
+    if hint in (int, str, bool):
+        return type(value) is hint
+    if hint is float:  # never a bool, never NaN, never more than a float holds
+        return type(value) in (int, float) and abs(value) <= sys.float_info.max
+    if hint is Any:
+        return True
+    origin, choices = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, one) for one in choices)
+    if origin is Literal:
+        return any(type(value) is type(one) and value == one for one in choices)
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return False
+        inner = choices[:1] * len(value) if choices[-1] is ... else choices
+        return len(value) == len(inner) and all(map(_fits, value, inner))
+    return isinstance(value, hint)
 
 
-def _or(names: Sequence[str]) -> str:
+def _broken_bound(value: Any, metadata: Mapping[str, Any]) -> str:
+    """Return the range of a field in words, where a value lies outside it."""
+    bounds: Mapping[str, float] | None = metadata.get("bounds")
+    if not bounds:
+        return ""
+    numbers = value if isinstance(value, tuple) else (value,)
+    inside = all(_inside(n, **bounds) for n in numbers if type(n) in (int, float))
+    return "" if inside else _range(bounds)
+
+
+def _inside(
+    number: float,
+    ge: float = -math.inf,
+    gt: float = -math.inf,
+    le: float = math.inf,
+    lt: float = math.inf,
+) -> bool:
+    return ge <= number <= le and gt < number < lt
+
+
+def _range(bounds: Mapping[str, float]) -> str:
+    low = {"ge": "at least {}", "gt": "above {}"}
+    high = {"le": "at most {}", "lt": "less than {}"}
+    if "ge" in bounds and "le" in bounds:
+        return f"from {bounds['ge']} to {bounds['le']}"
+    if "ge" in bounds and "lt" in bounds:
+        return f"from {bounds['ge']} to less than {bounds['lt']}"
+    words = low | high
+    return " and ".join(words[name].format(bounds[name]) for name in words if name in bounds)
+
+
+def _shown(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _words(hint: Any) -> str:
+    """Say in words what a type hint allows."""
+    known = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    origin, choices = typing.get_origin(hint), typing.get_args(hint)
+    if hint in known:
+        return known[hint]
+    if hint in (None, type(None)):
+        return "null"
+    if origin in (typing.Union, types.UnionType):
+        return _join_or([_words(one) for one in choices])
+    if origin is Literal:
+        return _join_or([str(one) for one in choices])
+    if origin is tuple:
+        count = "values" if choices[-1] is ... else f"{len(choices)} values"
+        return f"a list of {count}, each {_words(choices[0])}"
+    if hint is Any:
+        return "an object with a type"
+    return f"an object whose type is {_join_or(_expected(None, hint))}"
+
+
+def _join_or(names: Sequence[str]) -> str:
     return " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

@@ -27,8 +27,9 @@ from torch import Tensor
 import kinfolk.models
 from hollow import hollow
 from kinfolk import hub
-from kinfolk.data.feed import Feed, draw
+from kinfolk.data.feed import Feed
 from kinfolk.recipes.catalogue import Member, members
+from kinfolk.rng import Stream, generator
 from kinfolk.sight import Sight
 from kinfolk.training.layers import depth_of, layers
 from kinfolk.training.optimisers import optimiser
@@ -48,7 +49,9 @@ def objective_of(member: Member, way: str, length: int = LENGTH) -> Any:
 
 def examples(objective: Any) -> list[Any]:
     pieces = objective.pieces(documents())
-    return [objective.example(pieces[i], draw(0, 1, i)) for i in range(len(pieces))]
+    return [
+        objective.example(pieces[i], generator(0, Stream.EXAMPLE, 0, i)) for i in range(len(pieces))
+    ]
 
 
 def rows_of(objective: Any) -> list[list[Any]]:

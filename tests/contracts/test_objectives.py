@@ -26,7 +26,8 @@ from family import (
 from paired import targets
 from torch.utils.data import DataLoader
 
-from kinfolk.data.feed import Feed, draw
+from kinfolk.data.feed import Feed
+from kinfolk.rng import Stream, generator
 from kinfolk.types import IGNORED
 from loops import every_case
 
@@ -69,7 +70,7 @@ def test_the_text_can_be_rebuilt_from_the_example(module: ModuleType) -> None:
     whole = 0
     for i in range(len(pieces)):
         for turn in range(5):
-            example = way.example(pieces[i], draw(0, turn + 1, i))
+            example = way.example(pieces[i], generator(0, Stream.EXAMPLE, turn, i))
             text, piece = text_of(example), pieces[i].ids
             if getattr(example, "next", 0):
                 piece = piece[: len(text)]
@@ -127,7 +128,7 @@ def test_every_position_is_touched_in_some_draw_and_no_special_ever(module: Modu
     piece = pieces[index]
     touched: set[int] = set()
     for epoch in range(300):
-        example = way.example(piece, draw(1, epoch + 1, index))
+        example = way.example(piece, generator(1, Stream.EXAMPLE, epoch, index))
         labels = example.labels[example.labels != IGNORED]
         if hasattr(example, "segments"):  # a stranger's tokens are not this text's
             labels = labels[np.isin(labels, text_of(example))]
@@ -172,7 +173,7 @@ def test_examples_take_no_more_room_than_was_said(module: ModuleType) -> None:
                 pieces = way.pieces(documents())
                 assert (pieces.sizes <= np.array(way.capacity)).all()
                 for i in range(len(pieces)):
-                    found = sizes_of(way.example(pieces[i], draw(0, 1, i)))
+                    found = sizes_of(way.example(pieces[i], generator(0, Stream.EXAMPLE, 0, i)))
                     assert len(found) == len(way.capacity)
                     assert all(s <= said for s, said in zip(found, pieces.sizes[i], strict=True))
                 Feed(way, documents(), rows=2)[0]
@@ -254,7 +255,7 @@ def test_every_document_comes_in_every_epoch_drawn_anew(module: ModuleType) -> N
         # The batches are those rows, and no others.
         for place, row in enumerate(order.tolist()):
             ids = [
-                way.example(feed.pieces[int(i)], draw(0, epoch + 1, int(i)))
+                way.example(feed.pieces[int(i)], generator(0, Stream.EXAMPLE, epoch, int(i)))
                 for i in feed.packed[row]
             ]
             assert equal(feed[epoch * rows + place], way.collate([ids]))
@@ -262,5 +263,8 @@ def test_every_document_comes_in_every_epoch_drawn_anew(module: ModuleType) -> N
     assert epochs[0] != epochs[1] != epochs[2]
     if short(module) not in ("clm", "pairs", "stream"):  # which have nothing to draw
         long = int(np.argmax(feed.pieces.sizes[:, 0]))
-        drawn = [way.example(feed.pieces[long], draw(0, epoch, long)) for epoch in (1, 2)]
+        drawn = [
+            way.example(feed.pieces[long], generator(0, Stream.EXAMPLE, epoch, long))
+            for epoch in (1, 2)
+        ]
         assert not equal(*drawn)

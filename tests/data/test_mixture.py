@@ -11,9 +11,10 @@ from test_feed import Echo
 from torch.utils.data import DataLoader
 
 from kinfolk.data.feed import Feed
-from kinfolk.data.mixture import LONGEST, Mixture, Turns, own_seed
+from kinfolk.data.mixture import LONGEST, Mixture, Turns
 from kinfolk.data.pieces import Loose, Piece, Rng
 from kinfolk.objectives.nsp import NSP, STRANGER
+from kinfolk.rng import corpus_seed
 from kinfolk.text.tokenizer import Specials
 from kinfolk.types import IGNORED
 
@@ -34,7 +35,7 @@ def corpora(count: int = 2) -> list[Loose]:
 
 def feeds(count: int = 2, rows: int = 1, seed: int = 0) -> list[Feed]:
     return [
-        Feed(Told(), text, rows=rows, seed=own_seed(seed, number))
+        Feed(Told(), text, rows=rows, seed=corpus_seed(seed, number))
         for number, text in enumerate(corpora(count))
     ]
 
@@ -118,8 +119,8 @@ def test_workers_change_nothing() -> None:
 
 
 def test_corpora_draw_apart_and_the_first_as_if_alone() -> None:
-    assert own_seed(5, 0) == 5
-    seeds = {own_seed(seed, corpus) for seed in range(20) for corpus in range(20)}
+    assert corpus_seed(5, 0) == 5
+    seeds = {corpus_seed(seed, corpus) for seed in range(20) for corpus in range(20)}
     assert len(seeds) == 400 and all(0 <= seed < 2**63 for seed in seeds)
     draws = [{x for row in rows_of(f, range(30)) for _, x in row} for f in feeds()]
     assert not draws[0] & draws[1]

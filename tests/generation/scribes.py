@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.generation import Method, Request
-from kinfolk.generation.sampling import Sampling, choose, uniforms
+from kinfolk.generation.sampling import Sampling, choose
 from kinfolk.metrics.baselines import KneserNey
 from kinfolk.models.glm import GLMConfig
 from kinfolk.models.gpt import GPTConfig
@@ -20,6 +20,7 @@ from kinfolk.models.transformer import TransformerConfig
 from kinfolk.models.transformer_xl import TransformerXLConfig
 from kinfolk.models.xlnet import XLNetConfig
 from kinfolk.recipes.ngrams import NGram
+from kinfolk.rng import uniforms
 from kinfolk.sight import Sight
 from kinfolk.types import Inputs
 
@@ -136,7 +137,11 @@ class Scribe:
         self, number: int, sampling: Sampling, *, tokens: int = 9, seed: int = 0
     ) -> tuple[list[int], list[float]]:
         """Write one text by a whole pass a token; return its ids and their log-probabilities."""
-        chances, ids, costs = uniforms(seed, [number], tokens), list[int](), list[float]()
+        chances, ids, costs = (
+            torch.from_numpy(uniforms(seed, [number], tokens)),
+            list[int](),
+            list[float](),
+        )
         for token in range(tokens):
             scores = self.scores(number, ids)
             id = int(choose(scores[None], sampling, chances[:, token]))

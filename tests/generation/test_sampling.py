@@ -28,8 +28,8 @@ from kinfolk.generation.sampling import (
     top_k,
     top_p,
     typical,
-    uniforms,
 )
+from kinfolk.rng import uniforms
 
 DRAWS = 40_000
 WAYS = [
@@ -85,7 +85,7 @@ def test_a_setting_that_means_nothing_is_refused(wrong: dict[str, float]) -> Non
 @pytest.mark.parametrize("seed", [-1, 2**64])
 def test_a_seed_that_is_none_is_refused(seed: int) -> None:
     with pytest.raises(UserError, match=f"seed {seed}"):
-        uniforms(seed, [0], 1)
+        torch.from_numpy(uniforms(seed, [0], 1))
 
 
 @pytest.mark.parity
@@ -237,7 +237,7 @@ def fit(counts: Tensor, shares: Tensor) -> float:
 @pytest.mark.parametrize("seed", [3, 4])
 def test_draws_come_as_often_as_they_are_likely(sampling: Sampling, seed: int) -> None:
     row = rows(seed, holes=True)[1:2]
-    chance = uniforms(seed, [0], DRAWS)[0]
+    chance = torch.from_numpy(uniforms(seed, [0], DRAWS))[0]
     counts = choose(row.expand(DRAWS, -1), sampling, chance).bincount(minlength=row.shape[1])
     assert fit(counts, exact(row[0], sampling)) > 1e-3
     # A distribution only a little different is told from it.
@@ -247,12 +247,14 @@ def test_draws_come_as_often_as_they_are_likely(sampling: Sampling, seed: int) -
 
 
 def test_chance_depends_on_seed_text_and_token_alone() -> None:
-    together = uniforms(7, range(4), 9)
+    together = torch.from_numpy(uniforms(7, range(4), 9))
     for text in range(4):
-        assert torch.equal(uniforms(7, [text], 5)[0], together[text, :5])
+        assert torch.equal(torch.from_numpy(uniforms(7, [text], 5))[0], together[text, :5])
     assert len(together.unique()) == together.numel()
-    assert not torch.isin(uniforms(8, range(4), 9), together).any()
+    assert not torch.isin(torch.from_numpy(uniforms(8, range(4), 9)), together).any()
     assert ((together >= 0) & (together < 1)).all()
     # Copies of a text have numbers of their own, high above those of prompts.
-    assert not torch.isin(uniforms(7, [1 << 32, 2 << 32, (1 << 32) + 3], 9), together).any()
-    assert uniforms(2**64 - 1, [5], 2).shape == (1, 2)
+    assert not torch.isin(
+        torch.from_numpy(uniforms(7, [1 << 32, 2 << 32, (1 << 32) + 3], 9)), together
+    ).any()
+    assert torch.from_numpy(uniforms(2**64 - 1, [5], 2)).shape == (1, 2)

@@ -19,8 +19,9 @@ from kinfolk.generation import (
     generate,
 )
 from kinfolk.generation.graphs import Turn
-from kinfolk.generation.sampling import choose, uniforms
+from kinfolk.generation.sampling import choose
 from kinfolk.generation.writer import Writer
+from kinfolk.rng import uniforms
 
 ALL = Sampling(temperature=1.3, top_k=15, top_p=0.95, min_p=0.02, typical=0.95)
 SEARCHES: list[Method] = [
@@ -195,7 +196,7 @@ def test_a_pinned_state_writes_what_a_growing_one_does(
         expected = generate(who.model, asked, sampling)
         with torch.inference_mode():
             writer = Writer(who.model, asked)
-            chances = uniforms(seed, range(4), tokens)
+            chances = torch.from_numpy(uniforms(seed, range(4), tokens))
             left = writer.judge(writer.read(), writer.said)
             writer.write(choose(left, sampling, chances[:, 0]))
             turn = turn or Turn(writer, sampling, compiled=False)

@@ -360,7 +360,7 @@ def test_bad_heads_are_told_in_a_sentence(tmp_path: Path) -> None:
 
 def test_bad_configs_are_told() -> None:
     body = BODIES["bert"]
-    with pytest.raises(UserError, match="no head 'poem': there are text, tokens, span, choice"):
+    with pytest.raises(UserError, match=r"model.head='poem': it must be text, tokens, span"):
         headed(body, "poem")
     with pytest.raises(UserError, match="none twice"):
         headed(body, "text", labels=("a", "a"))

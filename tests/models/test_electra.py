@@ -234,6 +234,8 @@ def test_a_share_that_heads_do_not_divide_is_refused() -> None:
     with pytest.raises(UserError, match="width 10 in 3 heads"):
         ElectraConfig(width=12, heads=4, generator=0.85)
     with pytest.raises(UserError, match="width 0"):
+        ElectraConfig(**SMALL, generator=0.01)
+    with pytest.raises(UserError, match=r"model.generator=0.0: it must be above 0"):
         ElectraConfig(**SMALL, generator=0.0)
 
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinfolk.data.feed import draw
 from kinfolk.data.pieces import Loose
 from kinfolk.errors import UserError
 from kinfolk.objectives.blanks import Blanks
+from kinfolk.rng import Stream, generator
 from kinfolk.text.marks import marks
 from kinfolk.text.tokenizer import Specials
 from kinfolk.types import IGNORED
@@ -96,7 +96,9 @@ def test_the_text_never_sees_what_fills_its_blanks() -> None:
     way = blanks(length=64, rate=0.4)
     for number, piece in enumerate(way.pieces(text(9, 8, 20, 11))):
         for epoch in range(20):
-            inputs = way.collate([[way.example(piece, draw(0, epoch, number))]]).inputs
+            inputs = way.collate(
+                [[way.example(piece, generator(0, Stream.EXAMPLE, epoch, number))]]
+            ).inputs
             assert inputs.within is not None
             table = inputs.sight.table()[0]
             reads, writes = (x & (inputs.sight.document[0] == 0) for x in (
@@ -118,7 +120,7 @@ def test_short_spans_hide_their_share_and_stand_apart(
     tokens: int, rate: float, span: float, seed: int
 ) -> None:
     way = blanks(rate=rate, span=span, sentences=0.0, tails=0.0)
-    spans = way.short(tokens, draw(seed, 1, 0))
+    spans = way.short(tokens, generator(seed, Stream.EXAMPLE, 0, 0))
     assert spans[0][0] >= 0 and spans[-1][1] <= tokens and len(spans) <= way.most(tokens)
     assert all(start < stop for start, stop in spans)
     assert all(a[1] < b[0] for a, b in pairwise(spans))
@@ -128,7 +130,11 @@ def test_short_spans_hide_their_share_and_stand_apart(
 def test_short_spans_have_the_lengths_of_the_paper() -> None:
     """Section 2.1.1: Poisson's distribution with a mean of 3, and spans of no token left out."""
     way = blanks(length=512)
-    spans = [one for i in range(300) for one in way.short(way.longest, draw(0, 1, i))]
+    spans = [
+        one
+        for i in range(300)
+        for one in way.short(way.longest, generator(0, Stream.EXAMPLE, 0, i))
+    ]
     lengths = np.array([stop - start for start, stop in spans])
     assert lengths.mean() == pytest.approx(3 / (1 - np.exp(-3)), abs=0.1)
     share = np.bincount(lengths)[1:7] / len(lengths)
@@ -146,7 +152,7 @@ def test_sentences_are_hidden_whole_and_one_stays() -> None:
     piece = way.pieces(text(*sizes))[0]
     seen = set()
     for epoch in range(200):
-        found = way.example(piece, draw(0, epoch, 0))
+        found = way.example(piece, generator(0, Stream.EXAMPLE, epoch, 0))
         spans = np.split(found.ids, np.flatnonzero(found.ids == START))[1:]
         hidden = [(int(s[1]) - 100, int(s[-1]) - 99) for s in spans]
         assert all(one in list(pairwise(bounds)) for one in hidden)
@@ -159,7 +165,7 @@ def test_sentences_are_hidden_whole_and_one_stays() -> None:
 
 def test_a_text_of_one_sentence_loses_short_spans() -> None:
     way = blanks(sentences=1.0, tails=0.0)
-    found = way.example(way.pieces(text(20))[0], draw(0, 1, 0))
+    found = way.example(way.pieces(text(20))[0], generator(0, Stream.EXAMPLE, 0, 0))
     assert MASK in found.ids and SENTENCE not in found.ids
 
 
@@ -170,7 +176,7 @@ def test_a_tail_is_half_of_the_text_or_more_and_ends_only_with_it() -> None:
     lengths = []
     for epoch in range(300):
         for piece, ends in zip(pieces, (IGNORED, END), strict=True):
-            found = way.example(piece, draw(0, epoch, piece.start))
+            found = way.example(piece, generator(0, Stream.EXAMPLE, epoch, piece.start))
             kept = int((found.time == 0).sum()) - 1
             assert found.ids.tolist() == [
                 *piece.ids[:kept], TAIL, START, *piece.ids[kept:]
@@ -184,7 +190,7 @@ def test_a_tail_is_half_of_the_text_or_more_and_ends_only_with_it() -> None:
 def test_the_three_ways_come_in_their_shares_and_spans_in_any_order() -> None:
     way = blanks(length=128)
     piece = way.pieces(text(*[10] * 9))[0]
-    found = [way.example(piece, draw(0, 1, i)) for i in range(1500)]
+    found = [way.example(piece, generator(0, Stream.EXAMPLE, 0, i)) for i in range(1500)]
     shares = [np.mean([mask in one.ids for one in found]) for mask in (MASK, SENTENCE, TAIL)]
     assert shares == pytest.approx([0.5, 0.3, 0.2], abs=0.04)
     firsts = [one.places[one.within == 1] for one in found if MASK in one.ids]
@@ -203,7 +209,7 @@ def test_the_exam_hides_every_seventh_span_in_turn() -> None:
     exam = blanks().exam()
     pieces = exam.pieces(text(23))
     assert exam.rounds == len(pieces) == 7
-    first = exam.example(pieces[0], draw(0, 1, 0))
+    first = exam.example(pieces[0], generator(0, Stream.EXAMPLE, 0, 0))
     assert first.ids.tolist() == [
         MASK, *range(103, 121), MASK, START, 100, 101, 102, START, 121, 122
     ]  # fmt: skip
@@ -230,11 +236,11 @@ def test_marks_are_found_among_what_a_tokenizer_has() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"rate": 0.0}, "cannot be hidden"),
-        ({"rate": 1.0}, "cannot be hidden"),
-        ({"span": 0.5}, "too short to hide"),
-        ({"sentences": 0.6, "tails": 0.5}, "no more than 1 together"),
-        ({"tails": -0.1}, "do not fit"),
+        ({"rate": 0.0}, "objective.rate=0.0: it must be above 0 and less than 1"),
+        ({"rate": 1.0}, "objective.rate=1.0: it must be above 0 and less than 1"),
+        ({"span": 0.5}, "objective.span=0.5: it must be at least 1"),
+        ({"sentences": 0.6, "tails": 0.5}, "objective.tails=0.5 are more than 1 together"),
+        ({"tails": -0.1}, "objective.tails=-0.1: it must be from 0 to 1"),
     ],
 )
 def test_a_share_or_length_that_cannot_be_is_refused(wrong: Any, said: str) -> None:

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from kinfolk.data.feed import Feed, draw
+from kinfolk.data.feed import Feed
 from kinfolk.data.pieces import Loose
 from kinfolk.errors import UserError
 from kinfolk.objectives.clm import CLM
+from kinfolk.rng import Stream, generator
 from kinfolk.types import IGNORED
 
 RNG = np.random.default_rng(0)
@@ -88,7 +89,7 @@ def test_nothing_is_drawn(specials: Any) -> None:
     way = clm(specials, length=8)
     text = Loose.of([[list(range(20, 40))]])
     feed = Feed(way, text, rows=1)
-    lines = [way.example(feed.pieces[1], draw(seed, 1, 1)) for seed in (0, 1)]
+    lines = [way.example(feed.pieces[1], generator(seed, Stream.EXAMPLE, 0, 1)) for seed in (0, 1)]
     assert np.array_equal(lines[0].ids, lines[1].ids)
     assert int((feed[0].targets.ids != IGNORED).sum()) == 8
     assert torch.equal(feed[0].inputs.ids, Feed(way, text, rows=1)[0].inputs.ids)

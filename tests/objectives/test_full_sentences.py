@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kinfolk.objectives.full_sentences as module
-from kinfolk.data.feed import draw
 from kinfolk.data.pieces import Loose, Piece
 from kinfolk.errors import UserError
 from kinfolk.objectives.full_sentences import FullSentences, Joined
+from kinfolk.rng import Stream, generator
 from kinfolk.types import IGNORED
 
 RNG = np.random.default_rng(0)
@@ -150,7 +150,7 @@ def test_whole_words_are_hidden_on_both_sides_of_a_border(specials: Any) -> None
     groups = [{20, 21, 22}, {30}, {31, 32}]
     hidden: set[int] = set()
     for index in range(60):
-        example = way.example(piece, draw(0, 1, index))
+        example = way.example(piece, generator(0, Stream.EXAMPLE, 0, index))
         labels = set(example.labels[example.labels != IGNORED].tolist())
         assert all(group <= labels or not group & labels for group in groups)
         hidden |= labels

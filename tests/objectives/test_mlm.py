@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kinfolk.data.feed import draw
 from kinfolk.data.pieces import Loose, Piece
 from kinfolk.errors import UserError
 from kinfolk.objectives.mlm import MLM, hide
+from kinfolk.rng import Stream, generator
 from kinfolk.text import KINDS, train
 from kinfolk.text.words import begins, starts
 from kinfolk.types import IGNORED
@@ -75,7 +75,14 @@ def test_at_least_one_word_is_hidden_the_shortest_where_all_are_long(specials: A
     words = np.array([1, 0, 0, 0, 1, 0, 0, 1, 0, 0], bool)
     seen = set()
     for index in range(30):
-        masked = hide(np.arange(10, 20), 0.1, specials, np.arange(10, 20), draw(0, 1, index), words)
+        masked = hide(
+            np.arange(10, 20),
+            0.1,
+            specials,
+            np.arange(10, 20),
+            generator(0, Stream.EXAMPLE, 0, index),
+            words,
+        )
         seen.add(tuple(masked.labels[masked.labels != IGNORED].tolist()))
     assert seen == {(14, 15, 16), (17, 18, 19)}
 
@@ -108,8 +115,8 @@ def test_whole_words_are_hidden_whatever_the_tokens_and_the_language(kind: str, 
         piece = pieces[index]
         first = piece.words.tolist()
         for turn in range(10):
-            example = way.example(piece, draw(0, turn, index))
-            again = way.example(piece, draw(0, turn, index))
+            example = way.example(piece, generator(0, Stream.EXAMPLE, turn, index))
+            again = way.example(piece, generator(0, Stream.EXAMPLE, turn, index))
             assert (example.ids == again.ids).all() and (example.labels == again.labels).all()
             assert whole(example, piece.words, tokenizer.specials)
             text = np.where(example.labels == IGNORED, example.ids, example.labels)
@@ -121,14 +128,21 @@ def test_whole_words_are_hidden_whatever_the_tokens_and_the_language(kind: str, 
 
 
 def test_whole_words_are_hidden_at_the_rate_and_each_token_has_its_own_fate(specials: Any) -> None:
-    draws = draw(0, 0, 0)
+    draws = generator(0, Stream.ORDER)
     words = draws.random(400) < 0.6
     words[0] = True
     ids = np.arange(10, 410)
     counts = np.zeros(3)
     mixed = 0
     for index in range(300):
-        masked = hide(ids, 0.15, specials, np.arange(10, 10_000), draw(3, 1, index), words)
+        masked = hide(
+            ids,
+            0.15,
+            specials,
+            np.arange(10, 10_000),
+            generator(3, Stream.EXAMPLE, 0, index),
+            words,
+        )
         at = masked.labels != IGNORED
         assert at.sum() == 60  # with so many words there is always one that fits
         behind, kept = masked.ids == specials.mask, masked.ids == ids
@@ -144,7 +158,7 @@ def test_every_word_is_hidden_in_some_draw(specials: Any) -> None:
     words = np.array([1, 0, 1, 1, 0, 0] * 5, bool)
     ids, seen = np.arange(10, 40), set[int]()
     for index in range(200):
-        masked = hide(ids, 0.2, specials, ids, draw(5, 1, index), words)
+        masked = hide(ids, 0.2, specials, ids, generator(5, Stream.EXAMPLE, 0, index), words)
         seen |= set(masked.labels.tolist())
     assert seen == {IGNORED, *ids.tolist()}
 
@@ -156,7 +170,7 @@ def test_the_rest_of_a_word_that_began_before_its_piece_is_a_word(specials: Any)
     assert second.words.tolist() == [False, False, True, True]
     seen = set()
     for index in range(40):
-        labels = way.example(second, draw(0, 1, index)).labels
+        labels = way.example(second, generator(0, Stream.EXAMPLE, 0, index)).labels
         seen.add(tuple(labels[labels != IGNORED].tolist()))
     assert seen == {(24, 25), (26, 27)}
 
@@ -165,7 +179,9 @@ def test_specials_are_never_hidden_with_their_words(specials: Any) -> None:
     ids = np.array([20, specials.unk, 21, 22])
     words = np.array([True, False, False, True])
     for index in range(50):
-        masked = hide(ids, 0.7, specials, np.array([30]), draw(0, 1, index), words)
+        masked = hide(
+            ids, 0.7, specials, np.array([30]), generator(0, Stream.EXAMPLE, 0, index), words
+        )
         assert masked.labels[1] == IGNORED and masked.ids[1] == specials.unk
     nothing = hide(ids[1:2], 0.7, specials, np.array([30]), RNG, words[:1])
     assert (nothing.labels == IGNORED).all()
@@ -211,7 +227,9 @@ def test_fifteen_percent_are_predicted_in_every_draw(
 ) -> None:
     ids = np.arange(10, 10 + tokens)
     for index in range(20):
-        masked = hide(ids, 0.15, specials, np.arange(10, 20), draw(0, 1, index))
+        masked = hide(
+            ids, 0.15, specials, np.arange(10, 20), generator(0, Stream.EXAMPLE, 0, index)
+        )
         assert (masked.labels != IGNORED).sum() == hidden
 
 
@@ -223,8 +241,8 @@ def test_the_shares_behind_a_mask_behind_another_and_kept_are_those_of_the_paper
     counts = np.zeros(3)
     swaps: list[int] = []
     for index in range(400):
-        ids = draw(1, 1, index).integers(10, 1000, 200)
-        masked = hide(ids, 0.15, specials, ordinary, draw(2, 1, index))
+        ids = generator(1, Stream.EXAMPLE, 0, index).integers(10, 1000, 200)
+        masked = hide(ids, 0.15, specials, ordinary, generator(2, Stream.EXAMPLE, 0, index))
         at = masked.labels != IGNORED
         assert (masked.labels[at] == ids[at]).all()
         assert (masked.ids[~at] == ids[~at]).all()
@@ -244,7 +262,7 @@ def test_specials_in_a_text_are_neither_hidden_nor_swapped_in(specials: Any) -> 
     ids = np.array([specials.cls, 20, specials.unk, 21, specials.sentinels[0], specials.sep])
     touched: set[int] = set()
     for index in range(200):
-        masked = hide(ids, 0.5, specials, way.ordinary, draw(0, 1, index))
+        masked = hide(ids, 0.5, specials, way.ordinary, generator(0, Stream.EXAMPLE, 0, index))
         touched |= set(np.flatnonzero(masked.labels != IGNORED).tolist())
         assert (masked.labels != IGNORED).sum() == 1
     assert touched == {1, 3}
@@ -285,5 +303,7 @@ def test_a_tokenizer_that_lacks_a_token_is_refused(specials: Any, role: str) -> 
 
 @pytest.mark.parametrize("rate", [0.0, -0.1, 1.0, 1.5])
 def test_a_rate_that_is_no_share_is_refused(specials: Any, rate: float) -> None:
-    with pytest.raises(UserError, match="a share of"):
+    with pytest.raises(
+        UserError, match=rf"objective.rate={rate}: it must be above 0 and less than 1"
+    ):
         mlm(specials, rate=rate)

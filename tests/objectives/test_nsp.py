@@ -5,10 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kinfolk.data.feed import Feed, draw
+from kinfolk.data.feed import Feed
 from kinfolk.data.pieces import Loose, Piece
 from kinfolk.errors import UserError
 from kinfolk.objectives.nsp import FOLLOWS, NSP, STRANGER
+from kinfolk.rng import Stream, generator
 from kinfolk.types import IGNORED
 
 TENS = range(20, 80, 10)  # the first token of each document; no two share one
@@ -70,7 +71,10 @@ def test_sight_is_the_whole_pair(specials: Any, ids: Any) -> None:
 def drawn(specials: Any, count: int = 2000) -> list[tuple[int, Any]]:
     way, text = nsp(specials, length=32, rate=0.01), tens()
     pieces = way.pieces(text)
-    return [(i % 6, way.example(pieces[i % 6], draw(0, 1, i))) for i in range(count)]
+    return [
+        (i % 6, way.example(pieces[i % 6], generator(0, Stream.EXAMPLE, 0, i)))
+        for i in range(count)
+    ]
 
 
 def sides(example: Any) -> tuple[list[int], list[int]]:
@@ -118,7 +122,9 @@ def test_segments_count_the_marks_with_their_texts(specials: Any) -> None:
 def test_one_sentence_is_split_in_its_middle_and_no_verdict_asked_for(specials: Any) -> None:
     way = nsp(specials, rate=0.01)
     text = Loose.of([[list(range(20, 26))], [[40, 41]]])
-    examples = [way.example(way.pieces(text)[0], draw(0, 1, i)) for i in range(20)]
+    examples = [
+        way.example(way.pieces(text)[0], generator(0, Stream.EXAMPLE, 0, i)) for i in range(20)
+    ]
     for example in examples:
         assert sides(example) == ([20, 21, 22], [23, 24, 25])
         assert example.next == IGNORED
@@ -130,14 +136,20 @@ def test_one_sentence_is_split_in_its_middle_and_no_verdict_asked_for(specials: 
 def test_documents_are_as_likely_as_they_are_long(specials: Any) -> None:
     text = Loose.of([[[20, 21]], [[30]], [list(range(40, 49))]])
     piece = Piece(text, 0, 0, 2)
-    homes = [int(piece.elsewhere(draw(0, 1, i), 1).ids[0]) // 40 for i in range(2000)]
+    homes = [
+        int(piece.elsewhere(generator(0, Stream.EXAMPLE, 0, i), 1).ids[0]) // 40
+        for i in range(2000)
+    ]
     assert abs(np.mean(homes) - 0.9) < 4 * np.sqrt(0.9 * 0.1 / 2000)
 
 
 def test_strangers_skip_empty_documents(specials: Any) -> None:
     text = Loose.of([[], [[20, 21]], [], [[30, 31]], []])
     piece = Piece(text, 1, 0, 2)
-    drawn = {tuple(piece.elsewhere(draw(0, 1, i), 2).ids.tolist()) for i in range(50)}
+    drawn = {
+        tuple(piece.elsewhere(generator(0, Stream.EXAMPLE, 0, i), 2).ids.tolist())
+        for i in range(50)
+    }
     assert drawn == {(30, 31)}
 
 
@@ -148,7 +160,7 @@ def test_whole_words_are_hidden_in_both_texts(specials: Any) -> None:
     way = nsp(specials, length=32, rate=0.3, whole=True)
     pieces, verdicts = way.pieces(text), set()
     for index in range(300):
-        example = way.example(pieces[index % 6], draw(0, 1, index))
+        example = way.example(pieces[index % 6], generator(0, Stream.EXAMPLE, 0, index))
         hidden = {int(i) for i in example.labels if i != IGNORED}
         verdicts.add(example.next)
         for first in range(20, 80, 5):

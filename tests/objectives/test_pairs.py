@@ -8,11 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kinfolk.data.feed import Feed, draw
+from kinfolk.data.feed import Feed
 from kinfolk.data.pieces import Loose
 from kinfolk.errors import UserError
 from kinfolk.models.transformer import PRESETS
 from kinfolk.objectives.pairs import Pairs
+from kinfolk.rng import Stream, generator
 from kinfolk.types import IGNORED
 
 MARKS = ("<p>", "<u>", "<s>", "</s>", "[C]", "[S]", "[M]", "<x>", "<y>", "<z>")
@@ -34,7 +35,7 @@ def text(*both: tuple[str, str]) -> Loose:
 def test_the_picture_holds(specials: Any) -> None:
     way = pairs(specials)
     (piece,) = way.pieces(text(("the cat sat", "die Katze lag")))
-    example = way.example(piece, draw(0, 1, 0))
+    example = way.example(piece, generator(0, Stream.EXAMPLE, 0, 0))
     assert example.source.tolist() == words("the cat sat </s>")
     assert example.ids.tolist() == words("<p> die Katze lag")
     assert example.labels.tolist() == words("die Katze lag </s>")
@@ -43,7 +44,9 @@ def test_the_picture_holds(specials: Any) -> None:
 def test_sight_of_encoder_decoder_and_across(specials: Any) -> None:
     way = pairs(specials)
     both = text(("the cat", "die"), ("a dog sat", "ein Hund lag"))
-    batch = way.collate([[way.example(piece, draw(0, 1, 0)) for piece in way.pieces(both)]])
+    batch = way.collate(
+        [[way.example(piece, generator(0, Stream.EXAMPLE, 0, 0)) for piece in way.pieces(both)]]
+    )
     inputs, source = batch.inputs, batch.inputs.source
     assert source is not None
     assert source.ids[0].tolist() == words("the cat </s> a dog sat </s> <p>")

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from kinfolk.data.feed import draw
 from kinfolk.errors import UserError
 from kinfolk.objectives.permutation import LONGEST, Permutation, Permuted, spans
+from kinfolk.rng import Stream, generator
 from kinfolk.types import IGNORED
 
 RNG = np.random.default_rng(0)
@@ -93,7 +93,10 @@ def test_no_guess_sees_its_own_token_nor_nothing(specials: Any, piece: Any) -> N
     objective = way(specials, length=64)
     texts = [piece(range(20, 20 + n)) for n in (1, 2, 3, 17, 21)]
     for epoch in range(50):
-        row = [objective.example(t, draw(0, epoch + 1, i)) for i, t in enumerate(texts)]
+        row = [
+            objective.example(t, generator(0, Stream.EXAMPLE, epoch, i))
+            for i, t in enumerate(texts)
+        ]
         inputs = objective.collate([row]).inputs
         assert inputs.asked is not None
         seen = inputs.sight.before(inputs.asked).table(inputs.sight)
@@ -109,7 +112,7 @@ def test_a_sixth_of_the_framed_text_is_predicted_in_every_draw(
 ) -> None:
     text = piece(10 + np.arange(tokens) % 60)
     for index in range(10):
-        example = way(specials).example(text, draw(0, 1, index))
+        example = way(specials).example(text, generator(0, Stream.EXAMPLE, 0, index))
         assert (example.labels != IGNORED).sum() == guessed
         assert sorted(example.order[example.order > 0]) == list(range(1, guessed + 1))
 
@@ -132,7 +135,7 @@ def test_spans_are_as_long_as_the_released_code_draws_them() -> None:
     """By chi-square with four degrees of freedom at one in ten thousand."""
     counts = np.zeros(LONGEST)
     for index in range(600):
-        chosen = spans(700, 20, 6, draw(3, 1, index)).astype(int)
+        chosen = spans(700, 20, 6, generator(3, Stream.EXAMPLE, 0, index)).astype(int)
         edges = np.flatnonzero(np.diff(chosen, prepend=0, append=0))
         # The first span of a text stands alone: no other is near, and the goal does not cut it.
         counts[edges[1] - edges[0] - 1] += 1
@@ -145,7 +148,7 @@ def test_every_order_of_the_chosen_is_as_likely(specials: Any, piece: Any) -> No
     """By chi-square with five degrees of freedom at one in ten thousand."""
     text, found = piece(range(20, 36)), dict[tuple[int, ...], int]()
     for index in range(1200):
-        order = way(specials).example(text, draw(4, 1, index)).order
+        order = way(specials).example(text, generator(4, Stream.EXAMPLE, 0, index)).order
         key = tuple(order[order > 0].tolist())
         found[key] = found.get(key, 0) + 1
     counts = np.array(list(found.values()))
@@ -157,7 +160,7 @@ def test_specials_in_a_text_are_never_asked_for(specials: Any, piece: Any) -> No
     text = piece([20, specials.unk, 21, specials.sentinels[0], 22, 23, specials.unk])
     touched: set[int] = set()
     for index in range(100):
-        example = way(specials, share=3).example(text, draw(0, 1, index))
+        example = way(specials, share=3).example(text, generator(0, Stream.EXAMPLE, 0, index))
         touched |= set(np.flatnonzero(example.order).tolist())
     assert touched == {0, 2, 4, 5}
 
@@ -197,5 +200,5 @@ def test_a_tokenizer_that_lacks_a_token_is_refused(specials: Any, role: str) -> 
 
 @pytest.mark.parametrize("share", [1, 0, -6])
 def test_a_share_that_leaves_no_context_is_refused(specials: Any, share: int) -> None:
-    with pytest.raises(UserError, match="no context"):
+    with pytest.raises(UserError, match=rf"objective.share={share}: it must be at least 2"):
         way(specials, share=share)

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kinfolk.data.feed import draw
 from kinfolk.objectives.clm import CLM, Line
 from kinfolk.objectives.prefix import Prefix, opened
+from kinfolk.rng import Stream, generator
 
 
 def prefix(specials: Any, **settings: Any) -> Prefix:
@@ -54,7 +54,7 @@ def test_a_prefix_of_one_token_is_causal_language_modelling(specials: Any, ids: 
 def test_every_length_of_a_prefix_is_as_likely(specials: Any, ids: Any, piece: Any) -> None:
     way = prefix(specials)
     whole = piece(ids("the cat sat down"), extra=1)
-    drawn = [way.example(whole, draw(0, 1, i)).prefix for i in range(2000)]
+    drawn = [way.example(whole, generator(0, Stream.EXAMPLE, 0, i)).prefix for i in range(2000)]
     assert np.bincount(drawn, minlength=6)[1:].tolist() == pytest.approx([400] * 5, abs=80)
 
 

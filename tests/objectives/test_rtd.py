@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfolk.data.feed import Feed, draw
+from kinfolk.data.feed import Feed
 from kinfolk.data.pieces import Loose
 from kinfolk.objectives import rtd
 from kinfolk.objectives.rtd import GRAINS, RTD, Drawn, fill
+from kinfolk.rng import Stream, generator
 from kinfolk.types import IGNORED, Batch, Inputs, Labels, Output
 
 VOCAB = 30
@@ -89,7 +90,7 @@ def test_every_hidden_token_is_behind_the_mask(specials: Any) -> None:
     objective = way(specials, length=32, rate=0.25)
     (piece,) = objective.pieces(text)
     for number in range(20):
-        one = objective.example(piece, draw(0, 1, number))
+        one = objective.example(piece, generator(0, Stream.EXAMPLE, 0, number))
         hidden = one.labels != IGNORED
         assert hidden.sum() == 4
         assert (one.ids[hidden] == specials.mask).all()
@@ -98,7 +99,9 @@ def test_every_hidden_token_is_behind_the_mask(specials: Any) -> None:
 
 def test_a_token_is_drawn_as_often_as_it_is_likely(specials: Any) -> None:
     likely = {11: 0.5, 15: 0.3, 29: 0.2}
-    numbers = (torch.from_numpy(draw(0, 1, 0).integers(GRAINS, size=20_000)) + 0.5) / GRAINS
+    numbers = (
+        torch.from_numpy(generator(0, Stream.EXAMPLE, 0, 0).integers(GRAINS, size=20_000)) + 0.5
+    ) / GRAINS
     found = rtd.draw(Writer(likely), torch.zeros(20_000, 1), numbers.float())
     shares = torch.bincount(found, minlength=VOCAB) / len(found)
     for token, chance in likely.items():

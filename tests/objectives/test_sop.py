@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kinfolk.data.feed import draw
 from kinfolk.data.pieces import Loose, Piece
 from kinfolk.errors import UserError
 from kinfolk.objectives.sop import IN_ORDER, SOP, SWAPPED, runs, stretches
+from kinfolk.rng import Stream, generator
 from kinfolk.types import IGNORED
 
 TENS = range(20, 80, 10)  # the first token of each document; no two share one
@@ -83,7 +83,10 @@ def test_sight_is_the_whole_pair(specials: Any, ids: Any) -> None:
 def drawn(specials: Any, count: int = 2000) -> list[tuple[int, Any]]:
     way, text = sop(specials, length=32, rate=0.01), tens()
     pieces = way.pieces(text)
-    return [(i % 6, way.example(pieces[i % 6], draw(0, 1, i))) for i in range(count)]
+    return [
+        (i % 6, way.example(pieces[i % 6], generator(0, Stream.EXAMPLE, 0, i)))
+        for i in range(count)
+    ]
 
 
 def sides(example: Any) -> tuple[list[int], list[int]]:
@@ -112,7 +115,7 @@ def test_a_single_sentence_is_learned_and_its_order_not_asked_for(specials: Any)
     text = Loose.of([[[20, 21, 22, 23]], [[30, 31], [32, 33]]])
     pieces = way.pieces(text)
     for number in range(20):
-        one, two = (way.example(pieces[i], draw(0, 1, number)) for i in (0, 1))
+        one, two = (way.example(pieces[i], generator(0, Stream.EXAMPLE, 0, number)) for i in (0, 1))
         assert sides(one) == ([20, 21], [22, 23])
         assert (one.next, two.next in (IN_ORDER, SWAPPED)) == (IGNORED, True)
         batch = way.collate([[one, two]])
@@ -136,7 +139,7 @@ def test_a_token_alone_is_let_go(specials: Any) -> None:
 
 
 def test_a_run_of_n_is_drawn_with_a_chance_of_one_in_n() -> None:
-    found = runs(np.ones(30_000, np.bool_), 3, draw(0, 1, 0))
+    found = runs(np.ones(30_000, np.bool_), 3, generator(0, Stream.EXAMPLE, 0, 0))
     sizes = np.diff(np.flatnonzero(found))
     assert set(sizes.tolist()) == {1, 2, 3}
     shares = np.bincount(sizes)[1:] / len(sizes)
@@ -149,7 +152,7 @@ def test_runs_are_hidden_whole_and_end_with_their_side(specials: Any) -> None:
 
     class Threes:
         def __init__(self, number: int) -> None:
-            self.rng = draw(0, 1, number)
+            self.rng = generator(0, Stream.EXAMPLE, 0, number)
 
         def choice(self, values: Any, size: Any = None, *, p: Any = None, **more: Any) -> Any:
             if p is not None:
@@ -178,7 +181,7 @@ def test_whole_words_make_the_runs_where_they_are_wanted(specials: Any) -> None:
     way = sop(specials, whole=True, rate=0.25, longest=1)
     (piece,) = way.pieces(text)
     for number in range(50):
-        labels = way.example(piece, draw(0, 1, number)).labels
+        labels = way.example(piece, generator(0, Stream.EXAMPLE, 0, number)).labels
         hidden = labels[labels != IGNORED]
         assert len(hidden) == 2 and hidden.min() % 2 == 0 and hidden.max() == hidden.min() + 1
 
@@ -186,7 +189,10 @@ def test_whole_words_make_the_runs_where_they_are_wanted(specials: Any) -> None:
 def test_the_share_of_hidden_tokens_is_kept(specials: Any) -> None:
     way = sop(specials, length=103, rate=0.15)
     (piece,) = way.pieces(Loose.of([[list(range(20, 70)), list(range(20, 70))]]))
-    counts = [(way.example(piece, draw(0, 1, i)).labels != IGNORED).sum() for i in range(50)]
+    counts = [
+        (way.example(piece, generator(0, Stream.EXAMPLE, 0, i)).labels != IGNORED).sum()
+        for i in range(50)
+    ]
     assert set(counts) == {15}
 
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinfolk.data.feed import draw
 from kinfolk.data.pieces import Loose
 from kinfolk.errors import UserError
 from kinfolk.objectives.spans import Spans, split
+from kinfolk.rng import Stream, generator
 from kinfolk.text.tokenizer import Specials
 from kinfolk.types import IGNORED
 from loops import every_case
@@ -94,7 +94,7 @@ def test_shares_and_lengths_are_those_of_the_paper() -> None:
     piece = way.pieces(text)[0]
     lengths: list[int] = []
     for index in range(50):
-        holes = way.example(piece, draw(0, 1, index))
+        holes = way.example(piece, generator(0, Stream.EXAMPLE, 0, index))
         gone = ~np.isin(piece.ids, holes.source)
         assert gone.mean() == pytest.approx(0.15, abs=0.001)
         edges = np.flatnonzero(np.diff(gone, prepend=False, append=False))
@@ -117,7 +117,7 @@ def test_sentinels_come_in_order_and_never_two_together(
     way = Spans(specials=MANY, vocab=2000, length=64, rate=rate, span=span)
     text = Loose.of([[list(range(200, 200 + tokens))]])
     for number, piece in enumerate(way.pieces(text)):
-        holes = way.example(piece, draw(seed, 1, number))
+        holes = way.example(piece, generator(seed, Stream.EXAMPLE, 0, number))
         gone, count = way.holes(len(piece.ids))
         for side in (holes.source, holes.ids, holes.labels):
             there = side[np.isin(side, MANY.sentinels)]
@@ -147,7 +147,7 @@ def test_the_longest_text_just_fits() -> None:
 
 
 def test_every_way_to_split_is_as_likely() -> None:
-    found = [tuple(split(5, 3, draw(0, 1, i)).tolist()) for i in range(3000)]
+    found = [tuple(split(5, 3, generator(0, Stream.EXAMPLE, 0, i)).tolist()) for i in range(3000)]
     ways = {(1, 1, 3), (1, 3, 1), (3, 1, 1), (1, 2, 2), (2, 1, 2), (2, 2, 1)}
     counts = np.array([found.count(way) for way in ways])
     assert counts.sum() == 3000
@@ -159,7 +159,7 @@ def test_the_exam_hides_every_seventh_span_in_turn(specials: Any, ids: Any) -> N
     assert exam.rounds == 7
     pieces = exam.pieces(Loose.of([[list(range(20, 20 + 23))]]))
     assert len(pieces) == 7
-    examples = [exam.example(piece, draw(0, 1, 0)) for piece in pieces]
+    examples = [exam.example(piece, generator(0, Stream.EXAMPLE, 0, 0)) for piece in pieces]
     x, y = specials.sentinels[:2]
     assert examples[0].source.tolist() == [x, *range(23, 41), y, specials.eos]
     assert examples[0].labels.tolist() == [
@@ -175,7 +175,9 @@ def test_too_long_a_row_for_the_sentinels_is_refused(specials: Any) -> None:
 
 @pytest.mark.parametrize("wrong", [{"rate": 0.0}, {"rate": 1.0}, {"span": 0.5}])
 def test_a_share_or_length_that_cannot_be_is_refused(specials: Any, wrong: Any) -> None:
-    with pytest.raises(UserError, match=r"cannot be hidden|too short to hide"):
+    with pytest.raises(
+        UserError, match=r"objective.(rate|span)=\S+: it must be (above 0|at least 1)"
+    ):
         spans(specials, **wrong)
 
 

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kinfolk.data.feed import draw
 from kinfolk.objectives.mlm import OneByOne
 from kinfolk.objectives.unilm import Seen, UniLM, seen
+from kinfolk.rng import Stream, generator
 
 SLOTS = range(7)
 SIGHTS = {
@@ -73,7 +73,7 @@ def test_the_four_ways_come_in_the_shares_of_the_paper(specials: Any, ids: Any, 
     counts = dict.fromkeys(SIGHTS, 0)
     middles = []
     for number in range(3000):
-        found = way.example(text, draw(0, 1, number))
+        found = way.example(text, generator(0, Stream.EXAMPLE, 0, number))
         (name,) = (n for n in counts if seen(n, found.segments).tolist() == found.time.tolist())
         counts[name] += 1
         middles.append(int((found.segments == 0).sum()) - 2)
@@ -82,7 +82,7 @@ def test_the_four_ways_come_in_the_shares_of_the_paper(specials: Any, ids: Any, 
 
 
 def test_a_text_of_one_token_has_an_empty_second_half(specials: Any, ids: Any, piece: Any) -> None:
-    found = unilm(specials).example(piece(ids("cat")), draw(0, 1, 0))
+    found = unilm(specials).example(piece(ids("cat")), generator(0, Stream.EXAMPLE, 0, 0))
     assert found.segments.tolist() == [0, 0, 0, 1]
     assert found.labels.tolist()[1] == ids("cat")[0]
 

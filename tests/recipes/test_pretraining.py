@@ -132,7 +132,7 @@ def test_a_device_that_is_none_is_refused(device: str) -> None:
     [
         ("model.heads=3", "does not divide"),
         ("model.depth=0", "at least 1"),
-        ("model.dropout=1", "a share"),
+        ("model.dropout=1", "model.dropout=1: it must be from 0 to less than 1"),
         ("model.context=16", "longer than model.context=16"),
         ("objective.length=64", "longer than model.context=32"),
         ("train.betas=0.9", "2 values"),
@@ -152,7 +152,7 @@ def test_a_recipe_that_cannot_run_is_refused(setting: str, said: str, home: Home
 def test_an_objective_that_hides_nothing_or_all_is_refused(
     member: str, setting: str, home: Home
 ) -> None:
-    with pytest.raises(UserError, match="hid"):
+    with pytest.raises(UserError, match=f"{setting}: it must be"):
         home.recipe(member, setting)
 
 

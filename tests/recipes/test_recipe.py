@@ -97,8 +97,9 @@ def test_what_cannot_be_is_told_before_anything_runs(
     [
         (None, "is not a run"),
         ("{", "is not JSON"),
-        ('{"is": "kinfolk.training.settings:Train"}', "holds no recipe"),
-        ("3", "holds no recipe"),
+        ('{"type": "train"}', "recipe.json: unknown type 'train': did you mean pretrain"),
+        ("3", "recipe.json: missing 'type' .expected one of: pretrain, finetune"),
+        ('{"is": "kinfolk.recipes.recipe:Recipe"}', "recipe.json: missing 'type'"),
     ],
 )
 def test_a_file_that_is_no_recipe_is_told(tmp_path: Path, text: str | None, said: str) -> None:
@@ -158,7 +159,7 @@ def test_weights_are_for_all_corpora_or_for_none() -> None:
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, math.nan, math.inf])
 def test_a_weight_that_is_none_is_refused(weight: float, home: Home, second: Path) -> None:
-    with pytest.raises(UserError, match="is no weight: give one above 0"):
+    with pytest.raises(UserError, match=rf"weight={weight}: it must be (above 0|a number)"):
         recipe("gpt2/nano", [Share(str(home.corpus), weight), Share(str(second))], length=32)
 
 

@@ -324,7 +324,7 @@ def test_a_checkpoint_from_before_fingerprints_resumes(dead: Path, tmp_path: Pat
         run.check([*run.fingerprints, "of a corpus that the recipe no longer names"])
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"is": 3}', '{"is": "kinfolk.x:Y"}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"type": 3}', '{"type": "kinfolk.x:Y"}'])
 def test_a_recipe_that_is_none_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "recipe.json").write_text(content, encoding="utf-8")
     with warnings.catch_warnings(), pytest.raises(UserError):

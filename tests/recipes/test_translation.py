@@ -10,10 +10,11 @@ import torch
 
 from kinfolk.data.pairs import PairFiles
 from kinfolk.errors import UserError
+from kinfolk.files import new_folder
 from kinfolk.generation.sampling import GREEDY
 from kinfolk.models.transformer import Transformer, TransformerConfig
 from kinfolk.recipes import pretraining, translation
-from kinfolk.recipes.translation import Texts, aside, begin, measure, score, translate
+from kinfolk.recipes.translation import Texts, begin, measure, score, translate
 from kinfolk.text import Tokenizer, train
 from writing import write
 
@@ -86,13 +87,13 @@ def test_a_translation_is_the_likeliest_token_after_the_likeliest(
 
 def test_a_failure_leaves_nothing_and_what_was_left_before_is_no_hindrance(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "run"
-    with pytest.raises(KeyboardInterrupt), aside(out) as folder:
+    with pytest.raises(KeyboardInterrupt), new_folder(out) as folder:
         (folder / "half").write_text("x", encoding="utf-8")
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "deep" / ".run.partial").mkdir(parents=True)
     (tmp_path / "deep" / ".run.partial" / "old").touch()
-    with aside(out) as folder:
+    with new_folder(out) as folder:
         (folder / "whole").touch()
     assert [path.name for path in out.iterdir()] == ["whole"]
 

@@ -193,7 +193,7 @@ def test_settings_of_the_network_are_heeded_with_and_without_a_head(tmp_path: Pa
 
 
 def test_a_dropout_is_a_share() -> None:
-    with pytest.raises(UserError, match=r"dropout of 1\.0 is no share"):
+    with pytest.raises(UserError, match=r"habits.dropout=1.0: it must be from 0 to less than 1"):
         Habits(dropout=1.0)
 
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kinfolk.errors import UserError
 from kinfolk.nn.adaptive import Clusters
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.sight import Sight
@@ -188,9 +187,3 @@ def test_a_network_of_several_tables_is_moved_by_epsilon_in_all() -> None:
 
     Attack(model, 0.5)(learn)
     assert moves == pytest.approx([0.0, 0.5])
-
-
-@pytest.mark.parametrize("epsilon", [0.0, -1.0, math.nan])
-def test_an_impossible_epsilon_is_a_sentence(epsilon: float) -> None:
-    with pytest.raises(UserError, match="the attack's epsilon is"):
-        Attack(Reader(), epsilon)

@@ -10,7 +10,7 @@ from rich.markup import escape
 from kinfolk.cli import methods
 from kinfolk.cli.app import Device, app, errors, example, readable
 from kinfolk.cli.methods import ModelPath, Precision
-from kinfolk.config import nearest
+from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def obeyed(talk: "Conversation", name: str = "", value: str | None = None) -> bo
     from dataclasses import replace
 
     if name not in COMMANDS:
-        raise UserError(f"no command /{name}: {nearest(name, COMMANDS)}")
+        raise UserError(f"no command /{name}: {did_you_mean(name, COMMANDS)}")
     number: Any = _number(name, value) if name in NUMBERS else None
     match name:
         case "quit":

@@ -13,6 +13,7 @@ from kinfolk.cli import methods
 from kinfolk.cli.app import Device, app, errors, example
 from kinfolk.cli.methods import ModelPath, Precision
 from kinfolk.errors import UserError
+from kinfolk.files import new_file
 
 if TYPE_CHECKING:
     from kinfolk.generation import Method
@@ -148,13 +149,8 @@ def writing(out: Path | None) -> Iterator[Callable[[str], int]]:
     if out is None:
         yield sys.stdout.write
         return
-    partial = out.with_name(f".{out.name}.partial")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            yield file.write
-        partial.rename(out)
-    finally:
-        partial.unlink(missing_ok=True)
+    with new_file(out) as file:
+        yield file.write
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kinfolk.config import nearest
+from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def method(name: str, **options: float | None) -> "Method":
     from kinfolk.generation import GREEDY, Beam, Contrastive, Sampling
 
     if name not in METHODS:
-        raise UserError(f"no method {name!r}: {nearest(name, list(METHODS))}")
+        raise UserError(f"no method {name!r}: {did_you_mean(name, list(METHODS))}")
     given = {option: value for option, value in options.items() if value is not None}
     for option in given:
         if option not in METHODS[name]:

@@ -204,10 +204,10 @@ def each(option: str, values: Sequence[T] | None, size: int) -> list[T | None]:
 
 def habits(**wanted: Any) -> "Habits":
     """Check what is told about learning."""
-    from kinfolk.config import override
+    from kinfolk.config import apply_overrides
     from kinfolk.recipes.tuning import Habits
 
-    return override(Habits(), [f"{name}={value}" for name, value in wanted.items()])
+    return apply_overrides(Habits(), [f"{name}={value}" for name, value in wanted.items()])
 
 
 def go_on(run: Path) -> Path:

@@ -12,6 +12,7 @@ from markupsafe import Markup
 from kinfolk.comparison import mistakes
 from kinfolk.comparison.charts import WIDTH, Bar, Line, Scale, axes, bars, picture, text
 from kinfolk.comparison.mistakes import Stretch, Sureness
+from kinfolk.files import new_file
 from kinfolk.metrics.labels import Confusion
 from kinfolk.recipes.answering import Verdict
 
@@ -64,9 +65,8 @@ def render(page: Page) -> str:
 def write(page: Page, path: Path) -> Path:
     """Write the page; a reader finds the old one or the new one, never half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(path.name + ".new")
-    aside.write_text(render(page), encoding="utf-8", errors="replace", newline="\n")
-    aside.replace(path)
+    with new_file(path, errors="replace", newline="\n") as file:
+        file.write(render(page))
     return path
 
 

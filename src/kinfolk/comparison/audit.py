@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from kinfolk.comparison.charts import WIDTH, Bar, Scale, bars, picture, short, text, ticks
 from kinfolk.data.audit import Audit, FileAudit
+from kinfolk.files import new_file
 
 BARS = 8  # scripts or languages drawn; the rest is one bar
 SEEN = 0.001  # the share from which one can be seen
@@ -42,9 +43,8 @@ def render(audit: Audit) -> str:
 def write(audit: Audit, path: Path) -> Path:
     """Write the page; a reader finds the old one or the new one, never half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(path.name + ".new")
-    aside.write_text(render(audit), encoding="utf-8", errors="replace", newline="\n")
-    aside.replace(path)
+    with new_file(path, errors="replace", newline="\n") as file:
+        file.write(render(audit))
     return path
 
 

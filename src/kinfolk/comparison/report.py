@@ -10,6 +10,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from kinfolk.comparison.charts import COLOURS, Bar, Line, Series, bars, curves, short
+from kinfolk.files import new_file
 
 
 @dataclass(frozen=True)
@@ -102,9 +103,8 @@ def render(report: Report) -> str:
 def write(report: Report, path: Path) -> Path:
     """Write the page; a reader finds the old one or the new one, never half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(path.name + ".new")
-    aside.write_text(render(report), encoding="utf-8", errors="replace", newline="\n")
-    aside.replace(path)
+    with new_file(path, errors="replace", newline="\n") as file:
+        file.write(render(report))
     return path
 
 

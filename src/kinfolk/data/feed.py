@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Protocol
 
-import numpy as np
 from torch.utils.data import Dataset
 
 from kinfolk.data.packing import Rows, pack
 from kinfolk.data.pieces import Documents, Ids, Piece, Pieces, Rng
 from kinfolk.errors import UserError
+from kinfolk.rng import Stream, generator
 from kinfolk.types import Batch
 
 
@@ -36,12 +36,6 @@ class Teacher(Protocol):
     def collate(self, rows: Sequence[Sequence[Any]], /) -> Batch[Any]:
         """Lay rows of examples out as tensors."""
         ...
-
-
-def draw(seed: int, *position: int) -> Rng:
-    """Return the random numbers of one position of a run, by a counter-based generator."""
-    epoch, index = position
-    return np.random.Generator(np.random.Philox(key=[seed, (epoch << 40) + index]))
 
 
 class Feed(Dataset[Batch[Any]]):
@@ -92,13 +86,17 @@ class Feed(Dataset[Batch[Any]]):
         epoch, place = divmod(position, len(self.packed))
         row = self.order(epoch)[place] if self.shuffled else place
         return [
-            self.objective.example(self.pieces[int(i)], draw(self.seed, epoch + 1, int(i)))
+            self.objective.example(
+                self.pieces[int(i)], generator(self.seed, Stream.EXAMPLE, epoch, int(i))
+            )
             for i in self.packed[int(row)]
         ]
 
     def order(self, epoch: int) -> Ids:
         """Return the order of rows in one epoch."""
         if self._order is None or self._order[0] != epoch:
-            # Position 0 of each epoch belongs to the order; examples draw from epoch + 1.
-            self._order = epoch, draw(self.seed, 0, epoch).permutation(len(self.packed))
+            self._order = (
+                epoch,
+                generator(self.seed, Stream.ORDER, epoch).permutation(len(self.packed)),
+            )
         return self._order[1]

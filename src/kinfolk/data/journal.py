@@ -5,18 +5,16 @@
 .NAME.part/corpus/        what becomes NAME
 """
 
-import fcntl
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO
 
 from kinfolk.data.writer import Written
 from kinfolk.errors import UserError
+from kinfolk.files import lock_file, new_file
 
 Say = Callable[[str], None]
 
@@ -47,12 +45,8 @@ class Part:
             return
         states = [asdict(written) for written in done]
         entry = {"fingerprint": self.fingerprint, "whole": whole, "done": states}
-        new = self.journal.with_suffix(".new")
-        with new.open("w", encoding="utf-8") as file:
+        with new_file(self.journal, durable=True) as file:
             json.dump(entry, file)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(self.journal)
 
     def recall(self, say: Say) -> None:
         """Go on from what an earlier run of the same work wrote down, or begin with nothing."""
@@ -121,7 +115,7 @@ def _alone(home: Path, out: Path) -> Iterator[None]:
     """Hold the lock in a folder, or complain that somebody else does; remove it if it is empty."""
     lock = home / "lock"
     try:
-        file = _locked(lock)
+        file = lock_file(lock)
     except BlockingIOError as error:
         raise UserError(
             f"another kinfolk prepare is writing {out}: wait for it, or choose another -o"
@@ -135,18 +129,3 @@ def _alone(home: Path, out: Path) -> Iterator[None]:
             lock.unlink()
             with suppress(OSError):
                 home.rmdir()
-
-
-def _locked(lock: Path) -> IO[bytes]:
-    while True:
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):  # the one who had it may remove it under our hands
-            file = lock.open("ab")
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.path.samestat(os.fstat(file.fileno()), lock.stat()):
-                    return file
-            except BaseException:
-                file.close()
-                raise
-            file.close()

@@ -18,9 +18,10 @@ from typing import Any, Protocol
 import numpy as np
 from torch.utils.data import Dataset
 
-from kinfolk.data.feed import Feed, Teacher, draw
+from kinfolk.data.feed import Feed, Teacher
 from kinfolk.data.pieces import Documents, Ids, Piece
 from kinfolk.errors import UserError
+from kinfolk.rng import Stream, generator
 from kinfolk.types import Batch
 
 NUMBERS = 1 << 30  # documents are numbered below this, and then from 0 again
@@ -107,7 +108,9 @@ class Lanes(Dataset[Batch[Any]]):
             document, end = int(epoch.order[nth]), int(epoch.ends[nth])
             begin = end - int(self.sizes[document])
             piece = Piece(self.documents, document, start - begin, min(stop, end) - begin)
-            example = self.objective.example(piece, draw(self.seed, epoch.number + 1, document))
+            example = self.objective.example(
+                piece, generator(self.seed, Stream.EXAMPLE, epoch.number, document)
+            )
             number = (epoch.number * len(self.sizes) + nth) % NUMBERS
             found.append(Stretch(number, piece.start, example))
             start = min(stop, end)
@@ -117,8 +120,7 @@ class Lanes(Dataset[Batch[Any]]):
         """Return one epoch's order of documents, in lanes."""
         if self._epoch is None or self._epoch.number != number:
             count = self.rows * self.parts
-            # Position 0 of each epoch belongs to the order; examples draw from epoch + 1.
-            order = draw(self.seed, 0, number).permutation(len(self.sizes))
+            order = generator(self.seed, Stream.ORDER, number).permutation(len(self.sizes))
             shared = even(self.sizes, order, count) if self.shuffled else whole(self.sizes, count)
             self._epoch = Epoch(number, *shared)
         return self._epoch

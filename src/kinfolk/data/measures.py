@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from hashlib import blake2b
 
 import numpy as np
 
 from kinfolk.data.scripts import scripts
+from kinfolk.rng import text_uniform
 from kinfolk.text import Tokenizer
 from kinfolk.text.words import starts
 
@@ -71,8 +71,7 @@ def measure(tokenizers: Sequence[Tokenizer], texts: Iterable[str]) -> list[Measu
 
 def held_out(text: str) -> bool:
     """Tell whether a document is among the tenth that `prepare --holdout 0.1` holds out."""
-    place = int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") / 2**64
-    return place < HELD_OUT
+    return text_uniform(text) < HELD_OUT
 
 
 @cache

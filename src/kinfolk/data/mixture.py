@@ -119,10 +119,3 @@ class Mixture(Dataset[Batch[Any]]):
         """Return batch `number` of the run, each of its rows from the corpus whose turn it is."""
         found = map(self.turns.find, range(number * self.rows, (number + 1) * self.rows))
         return self.objective.collate([self.feeds[corpus].row(row) for corpus, row in found])
-
-
-def own_seed(seed: int, corpus: int) -> int:
-    """Return the seed of one corpus of a run, so that no two draw the same; the first keeps it."""
-    if corpus == 0:
-        return seed
-    return int(np.random.SeedSequence([seed, corpus]).generate_state(1, np.uint64)[0] >> 1)

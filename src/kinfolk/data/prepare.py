@@ -18,6 +18,7 @@ from kinfolk.data.sources import Document, Per, documents, sizes
 from kinfolk.data.workers import Chunk, encodings, enough
 from kinfolk.data.writer import Encoded, Writer, code_of
 from kinfolk.errors import UserError
+from kinfolk.rng import text_uniform
 from kinfolk.text import Tokenizer
 from kinfolk.text.words import segmenter
 
@@ -115,8 +116,7 @@ class _Work:
         """Tell whether a document is held out, by a place that no other text can move."""
         if not self.holdout:
             return False
-        place = int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
-        return place / 2**64 < self.holdout
+        return text_uniform(text) < self.holdout
 
     def encoder(self) -> Callable[[], Encoder]:
         """Return what makes an encoder, in any process."""

@@ -9,9 +9,10 @@ from kinfolk.generation.beams import Beam, search
 from kinfolk.generation.contrast import Contrastive, contrast
 from kinfolk.generation.graphs import pays, replay
 from kinfolk.generation.layout import resting
-from kinfolk.generation.sampling import Sampling, choose, uniforms
+from kinfolk.generation.sampling import Sampling, choose
 from kinfolk.generation.writer import Generated, Request, Step, Writer, weigh
 from kinfolk.nn.language_model import LanguageModel
+from kinfolk.rng import uniforms
 
 Method = Sampling | Beam | Contrastive
 
@@ -49,7 +50,8 @@ def sample(writer: Writer, request: Request, sampling: Sampling) -> Iterator[lis
     live = [(prompt, copy) for prompt in range(len(request.prompts)) for copy in range(request.num)]
     # A text's number is that of its prompt and, above, that of its copy: others change nothing.
     numbers = [request.number(prompt) + (copy << 32) for prompt, copy in live]
-    chances = uniforms(request.seed, numbers, max(writer.rooms)).to(writer.device)
+    drawn = uniforms(request.seed, numbers, max(writer.rooms))
+    chances = torch.from_numpy(drawn).to(writer.device)
     for token in range(max(writer.rooms)):
         logits = writer.read()
         if token == 0:

@@ -5,10 +5,8 @@ number, a function of the seed, the text and the token: who else is in the batch
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,17 +39,6 @@ class Sampling:
 
 
 GREEDY = Sampling(temperature=0.0)
-
-
-def uniforms(seed: int, texts: Iterable[int], tokens: int) -> Tensor:
-    """Return a number from [0, 1) for each token of each text: (texts, tokens)."""
-    if not 0 <= seed < 2**64:
-        raise UserError(f"seed {seed} is not a whole number from 0 to 2^64 - 1")
-    rows = [
-        np.random.Generator(np.random.Philox(key=np.array([seed, text], np.uint64))).random(tokens)
-        for text in texts
-    ]
-    return torch.from_numpy(np.stack(rows))
 
 
 def choose(logits: Tensor, sampling: Sampling, chance: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kinfolk.errors import UserError
+from kinfolk.rng import sequential
 
 LEVEL, DRAWS = 0.95, 1000
 Metric = Callable[..., float]  # of lists with an item an example
@@ -107,7 +108,7 @@ def samples(columns: Sequence[Sequence[Any]], draws: int, seed: int) -> Iterator
         raise UserError("there are no examples to draw from: give at least one")
     if draws < 1:
         raise UserError(f"{draws} draws give no interval: make at least 1")
-    rng = np.random.default_rng(seed)
+    rng = sequential(seed)
     return (rng.integers(sizes[0], size=sizes[0]) for _ in range(draws))
 
 

@@ -4,12 +4,12 @@ Tokens have short vectors that one matrix widens, and every layer is the same la
 wide network has few parameters. Layers may also share in groups, or only one of their halves.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from kinfolk.config import config, field
 from kinfolk.errors import UserError
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.feedforward import FeedForward, activation
@@ -25,27 +25,40 @@ TABLES = 0.02  # the standard deviation of tables at the start (the published co
 Shared = Literal["all", "attention", "feed", "none"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("albert")
 class AlbertConfig(ModelConfig):
     """The published base model of version 2, unless told otherwise."""
 
-    vocab: int = 30000
-    narrow: int = 128  # the width of the tables
-    width: int = 768
-    depth: int = 12  # how often a group is run through
-    shared: Shared = "all"  # which halves of a layer are the same in all layers of a group
-    groups: int = 1  # of layers that share, one group after the other
-    group_depth: int = 1  # layers in a group, each with its own weights
-    heads: int = 12
-    inner: int | None = None  # of the feed-forward; None is 4 x width
-    context: int = 512
-    segments: int = 2
-    bend: str = "gelu_new"
-    dropout: float = 0.0  # version 2 was trained without
-    attention_dropout: float = 0.0
-    epsilon: float = 1e-12  # of the norms
-    std: float = 0.02  # of matrices at the start
-    near: bool = False  # tokens start by looking at their neighbours, not anywhere
+    vocab: int = field(default=30000, ge=1, help="number of token ids")
+    narrow: int = field(default=128, ge=1, help="size of the token embeddings")
+    width: int = field(default=768, ge=1, help="size of the hidden states")
+    depth: int = field(default=12, ge=1, help="number of times that a group of layers is applied")
+    shared: Shared = field(
+        default="all", help="which sublayers share weights over the layers of a group"
+    )
+    groups: int = field(default=1, ge=1, help="number of layer groups that share weights")
+    group_depth: int = field(
+        default=1, ge=1, help="number of layers in a group, each with weights of its own"
+    )
+    heads: int = field(default=12, ge=1, help="number of attention heads")
+    inner: int | None = field(
+        default=None,
+        ge=1,
+        help="size of the feed-forward layer; None is four times the hidden size",
+    )
+    context: int = field(default=512, ge=1, help="longest sequence, in tokens")
+    segments: int = field(default=2, ge=1, help="number of token types")
+    bend: str = field(default="gelu_new", help="activation function of the feed-forward layer")
+    # Version 2 was trained without dropout.
+    dropout: float = field(default=0.0, ge=0, lt=1, help="dropout rate of embeddings and sublayers")
+    attention_dropout: float = field(
+        default=0.0, ge=0, lt=1, help="dropout rate of attention probabilities"
+    )
+    epsilon: float = field(default=1e-12, gt=0, help="epsilon of the layer norms")
+    std: float = field(default=0.02, ge=0, help="standard deviation of initial weights")
+    near: bool = field(
+        default=False, help="mimetic initialisation: attention starts on neighbouring tokens"
+    )
 
     def __post_init__(self) -> None:
         if self.groups > self.depth:

@@ -4,11 +4,10 @@ Every token sees every other; a token that was hidden is predicted from both its
 first token's vector says something about the whole text.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
+from kinfolk.config import config, field
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.feedforward import FeedForward, activation
 from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Summary
@@ -22,23 +21,31 @@ from kinfolk.types import Inputs, Output
 TABLES = 0.02  # the standard deviation of tables at the start (the published code)
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("bert")
 class BertConfig(ModelConfig):
     """The published base model, unless told otherwise."""
 
-    vocab: int = 30522
-    width: int = 768
-    depth: int = 12
-    heads: int = 12
-    inner: int | None = None  # of the feed-forward; None is 4 x width
-    context: int = 512
-    segments: int = 2
-    bend: str = "gelu"
-    dropout: float = 0.1
-    attention_dropout: float = 0.1
-    epsilon: float = 1e-12  # of the norms
-    std: float = 0.02  # of matrices at the start
-    near: bool = False  # tokens start by looking at their neighbours, not anywhere
+    vocab: int = field(default=30522, ge=1, help="number of token ids")
+    width: int = field(default=768, ge=1, help="size of the hidden states")
+    depth: int = field(default=12, ge=1, help="number of layers")
+    heads: int = field(default=12, ge=1, help="number of attention heads")
+    inner: int | None = field(
+        default=None,
+        ge=1,
+        help="size of the feed-forward layer; None is four times the hidden size",
+    )
+    context: int = field(default=512, ge=1, help="longest sequence, in tokens")
+    segments: int = field(default=2, ge=1, help="number of token types")
+    bend: str = field(default="gelu", help="activation function of the feed-forward layer")
+    dropout: float = field(default=0.1, ge=0, lt=1, help="dropout rate of embeddings and sublayers")
+    attention_dropout: float = field(
+        default=0.1, ge=0, lt=1, help="dropout rate of attention probabilities"
+    )
+    epsilon: float = field(default=1e-12, gt=0, help="epsilon of the layer norms")
+    std: float = field(default=0.02, ge=0, help="standard deviation of initial weights")
+    near: bool = field(
+        default=False, help="mimetic initialisation: attention starts on neighbouring tokens"
+    )
 
     @classmethod
     def network(cls) -> type[LanguageModel]:

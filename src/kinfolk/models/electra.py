@@ -5,11 +5,10 @@ tells, token by token, what was there from what was not. Both read with the same
 discriminator is the model; the generator is only needed while it learns.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
+from kinfolk.config import config, field
 from kinfolk.errors import UserError
 from kinfolk.models.albert import TokenHead
 from kinfolk.models.bert import BertConfig, Block
@@ -23,32 +22,43 @@ from kinfolk.types import Inputs, Output
 TABLES = 0.02  # the standard deviation of tables at the start (the published code)
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("electra")
 class ElectraConfig(ModelConfig):
     """The published small model, unless told otherwise; the sizes are the discriminator's."""
 
-    vocab: int = 30522
-    narrow: int = 128  # the width of the tables
-    width: int = 256
-    depth: int = 12
-    heads: int = 4
-    inner: int | None = None  # of the feed-forward; None is 4 x width
-    generator: float = 0.25  # how wide the generator is against the discriminator, in everything
-    context: int = 512
-    segments: int = 2
-    bend: str = "gelu"
-    dropout: float = 0.1
-    attention_dropout: float = 0.1
-    epsilon: float = 1e-12  # of the norms
-    std: float = 0.02  # of matrices at the start
-    near: bool = False  # tokens start by looking at their neighbours, not anywhere
+    vocab: int = field(default=30522, ge=1, help="number of token ids")
+    narrow: int = field(default=128, ge=1, help="size of the token embeddings")
+    width: int = field(default=256, ge=1, help="size of the discriminator's hidden states")
+    depth: int = field(default=12, ge=1, help="number of layers")
+    heads: int = field(default=4, ge=1, help="number of attention heads")
+    inner: int | None = field(
+        default=None,
+        ge=1,
+        help="size of the feed-forward layer; None is four times the hidden size",
+    )
+    generator: float = field(
+        default=0.25, gt=0, help="size of the generator as a fraction of the discriminator's"
+    )
+    context: int = field(default=512, ge=1, help="longest sequence, in tokens")
+    segments: int = field(default=2, ge=1, help="number of token types")
+    bend: str = field(default="gelu", help="activation function of the feed-forward layer")
+    dropout: float = field(default=0.1, ge=0, lt=1, help="dropout rate of embeddings and sublayers")
+    attention_dropout: float = field(
+        default=0.1, ge=0, lt=1, help="dropout rate of attention probabilities"
+    )
+    epsilon: float = field(default=1e-12, gt=0, help="epsilon of the layer norms")
+    std: float = field(default=0.02, ge=0, help="standard deviation of initial weights")
+    near: bool = field(
+        default=False, help="mimetic initialisation: attention starts on neighbouring tokens"
+    )
 
     def __post_init__(self) -> None:
-        small = self.body(self.generator)
-        if small.width < 1 or small.width % small.heads:
+        width, heads = round(self.generator * self.width), round(self.generator * self.heads)
+        heads = max(1, heads)
+        if width < 1 or width % heads:
             raise UserError(
-                f"model.generator={self.generator} makes a generator of width {small.width} in "
-                f"{small.heads} heads, which do not divide it: use another share, like 0.25 or 0.5"
+                f"model.generator={self.generator} makes a generator of width {width} in "
+                f"{heads} heads, which do not divide it: use another share, like 0.25 or 0.5"
             )
 
     @classmethod

@@ -4,11 +4,10 @@ A token of the text stands at its own place, and at 0 within. A token of a blank
 of the mask that it fills, and at 1, 2, 3 ... within. So the length of a blank is not given away.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
+from kinfolk.config import config, field
 from kinfolk.models.gpt2 import Block, GPT2Config
 from kinfolk.nn.language_model import LanguageModel, LayerStack, Summary
 from kinfolk.nn.positions import look_near
@@ -20,14 +19,17 @@ from kinfolk.types import Inputs, Output
 TABLES = 0.02  # the standard deviation of tables at the start (the released code)
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("glm")
 class GLMConfig(GPT2Config):
     """The published base model, unless told otherwise."""
 
-    vocab: int = 30592  # BERT's, the marks, and padding
-    context: int = 512
-    std: float = 0.02  # of matrices at the start
-    near: bool = False  # tokens start by looking at their neighbours, not anywhere
+    # BERT's tokens, the special tokens of blank infilling, and padding.
+    vocab: int = field(default=30592, ge=1, help="number of token ids")
+    context: int = field(default=512, ge=1, help="longest sequence, in tokens")
+    std: float = field(default=0.02, ge=0, help="standard deviation of initial weights")
+    near: bool = field(
+        default=False, help="mimetic initialisation: attention starts on neighbouring tokens"
+    )
 
     @classmethod
     def network(cls) -> type[LanguageModel]:

@@ -4,10 +4,9 @@ Each token sees itself and the past, and the last hidden state predicts the next
 stand behind their residuals, as in the Transformer of 2017; places are learned.
 """
 
-from dataclasses import dataclass
-
 from torch import Tensor, nn
 
+from kinfolk.config import config, field
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.feedforward import FeedForward
 from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Summary
@@ -18,20 +17,23 @@ from kinfolk.sight import Visible
 from kinfolk.types import Inputs, Output, State
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("gpt")
 class GPTConfig(ModelConfig):
     """The published model, unless told otherwise."""
 
-    vocab: int = 40478
-    width: int = 768
-    depth: int = 12
-    heads: int = 12
-    context: int = 512
-    bend: str = "gelu_new"
-    dropout: float = 0.1
-    attention_dropout: float = 0.1
-    epsilon: float = 1e-5  # of the norms
-    std: float = 0.02  # of matrices and tables at the start (section 4.1)
+    vocab: int = field(default=40478, ge=1, help="number of token ids")
+    width: int = field(default=768, ge=1, help="size of the hidden states")
+    depth: int = field(default=12, ge=1, help="number of layers")
+    heads: int = field(default=12, ge=1, help="number of attention heads")
+    context: int = field(default=512, ge=1, help="longest sequence, in tokens")
+    bend: str = field(default="gelu_new", help="activation function of the feed-forward layer")
+    dropout: float = field(default=0.1, ge=0, lt=1, help="dropout rate of embeddings and sublayers")
+    attention_dropout: float = field(
+        default=0.1, ge=0, lt=1, help="dropout rate of attention probabilities"
+    )
+    epsilon: float = field(default=1e-5, gt=0, help="epsilon of the layer norms")
+    # Radford et al. 2018, section 4.1.
+    std: float = field(default=0.02, ge=0, help="standard deviation of initial weights")
 
     @classmethod
     def network(cls) -> type[LanguageModel]:

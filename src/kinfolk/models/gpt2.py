@@ -3,10 +3,9 @@
 A decoder: each token sees itself and the past, and the last hidden state predicts the next token.
 """
 
-from dataclasses import dataclass
-
 from torch import Tensor, nn
 
+from kinfolk.config import config, field
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.feedforward import FeedForward
 from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Summary
@@ -17,20 +16,26 @@ from kinfolk.sight import Visible
 from kinfolk.types import Inputs, Output, State
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("gpt2")
 class GPT2Config(ModelConfig):
     """The published small model, unless told otherwise."""
 
-    vocab: int = 50257
-    width: int = 768
-    depth: int = 12
-    heads: int = 12
-    inner: int | None = None  # of the feed-forward; None is 4 x width
-    context: int = 1024
-    bend: str = "gelu_new"
-    dropout: float = 0.1
-    attention_dropout: float = 0.1
-    epsilon: float = 1e-5  # of the norms
+    vocab: int = field(default=50257, ge=1, help="number of token ids")
+    width: int = field(default=768, ge=1, help="size of the hidden states")
+    depth: int = field(default=12, ge=1, help="number of layers")
+    heads: int = field(default=12, ge=1, help="number of attention heads")
+    inner: int | None = field(
+        default=None,
+        ge=1,
+        help="size of the feed-forward layer; None is four times the hidden size",
+    )
+    context: int = field(default=1024, ge=1, help="longest sequence, in tokens")
+    bend: str = field(default="gelu_new", help="activation function of the feed-forward layer")
+    dropout: float = field(default=0.1, ge=0, lt=1, help="dropout rate of embeddings and sublayers")
+    attention_dropout: float = field(
+        default=0.1, ge=0, lt=1, help="dropout rate of attention probabilities"
+    )
+    epsilon: float = field(default=1e-5, gt=0, help="epsilon of the layer norms")
 
     @classmethod
     def network(cls) -> type[LanguageModel]:

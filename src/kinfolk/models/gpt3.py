@@ -4,10 +4,9 @@ Dense and banded layers take turns, as in the Sparse Transformer (Child et al., 
 layer sees all of the past, the second its last `window` tokens, and so on.
 """
 
-from dataclasses import dataclass
-
 from torch import Tensor, nn
 
+from kinfolk.config import config, field
 from kinfolk.models.gpt2 import Block, GPT2Config
 from kinfolk.nn.language_model import LanguageModel, LayerStack, Summary
 from kinfolk.nn.residual import quieten
@@ -17,16 +16,20 @@ from kinfolk.sight import see
 from kinfolk.types import Inputs, Output
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("gpt3")
 class GPT3Config(GPT2Config):
     """The published smallest model, unless told otherwise."""
 
-    context: int = 2048
+    context: int = field(default=2048, ge=1, help="longest sequence, in tokens")
     # Deviation: the paper does not say how wide its bands are.
-    window: int = 256
+    window: int = field(
+        default=256, ge=1, help="number of tokens that a banded attention layer sees"
+    )
     # Less than one pass over the text, and no dropout is spoken of.
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
+    dropout: float = field(default=0.0, ge=0, lt=1, help="dropout rate of embeddings and sublayers")
+    attention_dropout: float = field(
+        default=0.0, ge=0, lt=1, help="dropout rate of attention probabilities"
+    )
 
     @classmethod
     def network(cls) -> type[LanguageModel]:

@@ -4,11 +4,12 @@ The network is BERT's without what judged pairs. The places of a text are counte
 padding, so the first rows of their table are never read.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
+from kinfolk.config import config, field
 from kinfolk.models.bert import TABLES, BertConfig, Block, TokenHead
 from kinfolk.nn.language_model import LanguageModel, LayerStack, Summary
 from kinfolk.nn.positions import look_near
@@ -17,14 +18,16 @@ from kinfolk.nn.table import Scores, Table, initialise
 from kinfolk.types import Inputs, Output
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("roberta")
 class RobertaConfig(BertConfig):
     """The published base model, unless told otherwise."""
 
-    vocab: int = 50265
-    segments: int = 1
-    epsilon: float = 1e-5
-    start: int = 1  # the id of padding: the first token's place is the one behind it
+    vocab: int = field(default=50265, ge=1, help="number of token ids")
+    segments: int = field(default=1, ge=1, help="number of token types")
+    epsilon: float = field(default=1e-5, gt=0, help="epsilon of the layer norms")
+    start: int = field(
+        default=1, ge=0, help="id of padding; positions are counted from the one after it"
+    )
 
     @classmethod
     def network(cls) -> type[LanguageModel]:

@@ -5,11 +5,10 @@ that the encoder said. Version 1.0 bends by ReLU and shares one table; 1.1 gates
 two.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
+from kinfolk.config import config, field
 from kinfolk.errors import UserError
 from kinfolk.nn.attention import Attention, CrossAttention
 from kinfolk.nn.feedforward import FeedForward, GatedFeedForward
@@ -22,25 +21,35 @@ from kinfolk.sight import Visible, see
 from kinfolk.types import Inputs, Output, State
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("t5")
 class T5Config(ModelConfig):
     """The published small model of version 1.0, unless told otherwise."""
 
-    vocab: int = 32128
-    width: int = 512
-    depth: int = 6  # of the encoder
-    decoder_depth: int | None = None  # None is as deep as the encoder
-    heads: int = 8
-    head_width: int | None = None  # None is width / heads
-    inner: int | None = None  # of the feed-forward; None is 4 x width
-    gated: bool = False
-    bend: str = "relu"
-    tied: bool = True  # one table reads and predicts
-    buckets: int = 32
-    farthest: int = 128
-    start: int = 0  # the id the decoder starts from: that of padding
-    dropout: float = 0.1
-    epsilon: float = 1e-6  # of the norms
+    vocab: int = field(default=32128, ge=1, help="number of token ids")
+    width: int = field(default=512, ge=1, help="size of the hidden states")
+    depth: int = field(default=6, ge=1, help="number of encoder layers")
+    decoder_depth: int | None = field(
+        default=None, ge=1, help="number of decoder layers; None is as many as the encoder has"
+    )
+    heads: int = field(default=8, ge=1, help="number of attention heads")
+    head_width: int | None = field(
+        default=None, ge=1, help="size of an attention head; None is the hidden size over the heads"
+    )
+    inner: int | None = field(
+        default=None,
+        ge=1,
+        help="size of the feed-forward layer; None is four times the hidden size",
+    )
+    gated: bool = field(default=False, help="gated feed-forward layer")
+    bend: str = field(default="relu", help="activation function of the feed-forward layer")
+    tied: bool = field(default=True, help="share the input embeddings with the output layer")
+    buckets: int = field(default=32, ge=1, help="number of relative position buckets")
+    farthest: int = field(
+        default=128, ge=1, help="distance from which all tokens share the last bucket"
+    )
+    start: int = field(default=0, ge=0, help="id of the token that the decoder starts from")
+    dropout: float = field(default=0.1, ge=0, lt=1, help="dropout rate of embeddings and sublayers")
+    epsilon: float = field(default=1e-6, gt=0, help="epsilon of the layer norms")
 
     @classmethod
     def network(cls) -> type[LanguageModel]:

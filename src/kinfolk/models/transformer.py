@@ -6,11 +6,11 @@ and output.
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from kinfolk.config import config, field
 from kinfolk.errors import UserError
 from kinfolk.nn.attention import Attention, CrossAttention
 from kinfolk.nn.feedforward import FeedForward
@@ -22,17 +22,22 @@ from kinfolk.sight import Visible
 from kinfolk.types import Inputs, Output, State
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("transformer")
 class TransformerConfig(ModelConfig):
     """The published base model, unless told otherwise."""
 
-    vocab: int = 37000  # section 5.1: pieces that English and German share
-    width: int = 512
-    depth: int = 6  # of each stack
-    heads: int = 8
-    inner: int | None = None  # of the feed-forward; None is 4 x width
-    start: int = 0  # the id the decoder starts from: that of padding
-    dropout: float = 0.1
+    # Vaswani et al. 2017, section 5.1: subwords shared by English and German.
+    vocab: int = field(default=37000, ge=1, help="number of token ids")
+    width: int = field(default=512, ge=1, help="size of the hidden states")
+    depth: int = field(default=6, ge=1, help="number of encoder layers, and of decoder layers")
+    heads: int = field(default=8, ge=1, help="number of attention heads")
+    inner: int | None = field(
+        default=None,
+        ge=1,
+        help="size of the feed-forward layer; None is four times the hidden size",
+    )
+    start: int = field(default=0, ge=0, help="id of the token that the decoder starts from")
+    dropout: float = field(default=0.1, ge=0, lt=1, help="dropout rate of embeddings and sublayers")
 
     @classmethod
     def network(cls) -> type[LanguageModel]:

@@ -4,11 +4,10 @@ Each layer looks at what it read in the row before, too, so that a text has no e
 row. Places would be counted anew in every row: distances take their stead.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
+from kinfolk.config import config, field
 from kinfolk.nn.adaptive import Clusters
 from kinfolk.nn.feedforward import FeedForward
 from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Summary, WithBiases
@@ -20,25 +19,47 @@ from kinfolk.sight import UNWRITTEN
 from kinfolk.types import Inputs, Memory, Output, Prediction, State
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("transformer_xl")
 class TransformerXLConfig(ModelConfig):
     """The published large model of WikiText-103, unless told otherwise."""
 
-    vocab: int = 267735
-    width: int = 1024
-    depth: int = 18
-    heads: int = 16
-    head_width: int | None = None  # None is width / heads
-    inner: int | None = None  # of the feed-forward; None is 4 x width
-    memory: int = 384  # tokens that are remembered
-    clamp: int | None = None  # distances beyond it look alike
-    window: int | None = None  # how many tokens each sees at most; its own row and the memory
-    cutoffs: tuple[int, ...] = (20_000, 40_000, 200_000)  # where clusters of rarer ids begin
-    divisor: int = 4  # how many times narrower the vectors of the next cluster are
-    dropout: float = 0.2
-    attention_dropout: float = 0.2
-    epsilon: float = 1e-5  # of the norms
-    std: float = 0.02  # of all weights at the start, but the projections of clusters
+    vocab: int = field(default=267735, ge=1, help="number of token ids")
+    width: int = field(default=1024, ge=1, help="size of the hidden states")
+    depth: int = field(default=18, ge=1, help="number of layers")
+    heads: int = field(default=16, ge=1, help="number of attention heads")
+    head_width: int | None = field(
+        default=None, ge=1, help="size of an attention head; None is the hidden size over the heads"
+    )
+    inner: int | None = field(
+        default=None,
+        ge=1,
+        help="size of the feed-forward layer; None is four times the hidden size",
+    )
+    memory: int = field(
+        default=384, ge=1, help="number of cached hidden states from earlier segments"
+    )
+    clamp: int | None = field(
+        default=None, ge=1, help="largest relative distance; None is unlimited"
+    )
+    window: int | None = field(
+        default=None,
+        ge=1,
+        help="number of tokens that attention sees; None is the segment and the memory",
+    )
+    cutoffs: tuple[int, ...] = field(
+        default=(20_000, 40_000, 200_000),
+        ge=1,
+        help="first id of each cluster of rarer tokens (adaptive softmax)",
+    )
+    divisor: int = field(
+        default=4, ge=1, help="factor by which the embeddings of each next cluster are smaller"
+    )
+    dropout: float = field(default=0.2, ge=0, lt=1, help="dropout rate of embeddings and sublayers")
+    attention_dropout: float = field(
+        default=0.2, ge=0, lt=1, help="dropout rate of attention probabilities"
+    )
+    epsilon: float = field(default=1e-5, gt=0, help="epsilon of the layer norms")
+    std: float = field(default=0.02, ge=0, help="standard deviation of initial weights")
 
     @classmethod
     def network(cls) -> type[LanguageModel]:

@@ -5,12 +5,11 @@ guess knows a place and what was born before it, never the token that stands the
 distances, as in Transformer-XL, so that texts may be of any length and begin with a memory.
 """
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kinfolk.config import config, field
 from kinfolk.nn.feedforward import FeedForward
 from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Summary
 from kinfolk.nn.relative import SegmentedAttention, View, waves
@@ -21,20 +20,26 @@ from kinfolk.sight import see
 from kinfolk.types import Inputs, Output, State
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("xlnet")
 class XLNetConfig(ModelConfig):
     """The published large model, unless told otherwise."""
 
-    vocab: int = 32000
-    width: int = 1024
-    depth: int = 24
-    heads: int = 16
-    inner: int | None = None  # of the feed-forward; None is 4 x width
-    bend: str = "gelu"
-    clamp: int | None = None  # distances beyond it look alike
-    dropout: float = 0.1
-    epsilon: float = 1e-12  # of the norms
-    std: float = 0.02  # of all weights at the start
+    vocab: int = field(default=32000, ge=1, help="number of token ids")
+    width: int = field(default=1024, ge=1, help="size of the hidden states")
+    depth: int = field(default=24, ge=1, help="number of layers")
+    heads: int = field(default=16, ge=1, help="number of attention heads")
+    inner: int | None = field(
+        default=None,
+        ge=1,
+        help="size of the feed-forward layer; None is four times the hidden size",
+    )
+    bend: str = field(default="gelu", help="activation function of the feed-forward layer")
+    clamp: int | None = field(
+        default=None, ge=1, help="largest relative distance; None is unlimited"
+    )
+    dropout: float = field(default=0.1, ge=0, lt=1, help="dropout rate of embeddings and sublayers")
+    epsilon: float = field(default=1e-12, gt=0, help="epsilon of the layer norms")
+    std: float = field(default=0.02, ge=0, help="standard deviation of initial weights")
 
     @classmethod
     def network(cls) -> type[LanguageModel]:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from kinfolk.config import config, field
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Summary
 from kinfolk.nn.sizes import LADDER
@@ -20,14 +21,16 @@ from kinfolk.nn.table import Table, initialise
 from kinfolk.types import Inputs, Output
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("bilstm")
 class BiLSTMConfig(ModelConfig):
     """Two layers, unless told otherwise; texts may be of any length."""
 
-    vocab: int = 30522
-    width: int = 256  # of what it says; either direction has half
-    depth: int = 2
-    dropout: float = 0.3  # before each layer
+    vocab: int = field(default=30522, ge=1, help="number of token ids")
+    width: int = field(
+        default=256, ge=2, help="size of the hidden states, half of it for each direction"
+    )
+    depth: int = field(default=2, ge=1, help="number of bidirectional LSTM layers")
+    dropout: float = field(default=0.3, ge=0, lt=1, help="dropout rate before each layer")
 
     def __post_init__(self) -> None:
         if self.width % 2:

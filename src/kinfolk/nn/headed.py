@@ -2,13 +2,13 @@
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kinfolk.config import config, field
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import LanguageModel, ModelConfig, Summary
 from kinfolk.nn.ranking import Ranker, Ranking, Spans
@@ -35,20 +35,18 @@ def summary(body: ModelConfig) -> Summary:
     return network.summary
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("with_head")
 class HeadedConfig(ModelConfig):
     """A member's config, and what stands on it."""
 
-    body: Any
-    head: Head
-    labels: tuple[str, ...]  # the names of the scores, in their order
-    summary: Summary
-    regress: bool = False  # the score of a text is a number, not one of several labels
-    dropout: float = 0.1  # before the last matrix
+    body: Any = field(group="model", help="network below the head")
+    head: Head = field(help="what is scored")
+    labels: tuple[str, ...] = field(help="names of the scores, in order")
+    summary: Summary = field(help="pooling of the hidden states")
+    regress: bool = field(default=False, help="the score is a number, not one of several labels")
+    dropout: float = field(default=0.1, ge=0, lt=1, help="dropout rate before the last layer")
 
     def __post_init__(self) -> None:
-        if self.head not in get_args(Head):
-            raise UserError(f"no head {self.head!r}: there are {', '.join(get_args(Head))}")
         if not self.labels or len(set(self.labels)) < len(self.labels):
             raise UserError(
                 f"labels={self.labels} must be names that differ, one for each score; give at "

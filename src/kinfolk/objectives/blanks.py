@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kinfolk.config import config, field
 from kinfolk.data.packing import lay, number, sparse
 from kinfolk.data.pieces import Documents, Ids, Piece, Pieces, Rng, cut
 from kinfolk.errors import UserError
@@ -44,30 +45,28 @@ class Blanked:
     time: Ids
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("blanks")
 class Blanks:
     """Hide 15 % of the tokens in short spans or in sentences, or half of them and more at the end.
 
     How often which: as the released configuration of the large model, which knows all three.
     """
 
-    specials: Specials
-    vocab: int
-    length: int = 512
-    rate: float = 0.15
-    span: float = 3.0  # of Poisson's distribution
-    sentences: float = 0.3  # of the texts lose sentences
-    tails: float = 0.2  # of the texts lose their end; the others lose short spans
+    specials: Specials = field(help="ids of the special tokens")
+    vocab: int = field(ge=1, help="number of token ids")
+    length: int = field(default=512, ge=1, help="length of a row, in tokens")
+    rate: float = field(default=0.15, gt=0, lt=1, help="fraction of the tokens that is masked")
+    span: float = field(default=3.0, ge=1, help="mean length of a masked span, in tokens")
+    sentences: float = field(
+        default=0.3, ge=0, le=1, help="fraction of the texts in which whole sentences are masked"
+    )
+    tails: float = field(default=0.2, ge=0, le=1, help="fraction of the texts whose end is masked")
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate < 1:
-            raise UserError(f"a share of {self.rate} of the tokens cannot be hidden: use 0 to 1")
-        if not self.span >= 1:
-            raise UserError(f"spans of {self.span} tokens are too short to hide: use 1 or more")
-        if not (self.sentences >= 0 and self.tails >= 0 and self.sentences + self.tails <= 1):
+        if self.sentences + self.tails > 1:
             raise UserError(
-                f"shares of {self.sentences} sentences and {self.tails} tails do not fit: use 0 to "
-                "1, and no more than 1 together"
+                f"objective.sentences={self.sentences} and objective.tails={self.tails} are more "
+                "than 1 together: lower one"
             )
         marks(self.specials)
 
@@ -198,7 +197,7 @@ class Blanks:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("blanks_pll")
 class EachBlank(Blanks):
     """Pseudo-likelihood by spans: every token is hidden once, and ends are not scored."""
 

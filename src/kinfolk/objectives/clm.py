@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kinfolk.config import config, field
 from kinfolk.data.packing import lay, number
 from kinfolk.data.pieces import Documents, Ids, Piece, Pieces, Rng, cut
 from kinfolk.sight import Sight
@@ -26,13 +27,13 @@ class Line:
     labels: Ids
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("clm")
 class CLM:
     """Predict the next token, and where a text ends."""
 
-    specials: Specials
-    vocab: int
-    length: int = 1024
+    specials: Specials = field(help="ids of the special tokens")
+    vocab: int = field(ge=1, help="number of token ids")
+    length: int = field(default=1024, ge=1, help="length of a row, in tokens")
 
     def __post_init__(self) -> None:
         self.specials.need("eos")

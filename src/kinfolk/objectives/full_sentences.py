@@ -16,6 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from kinfolk.config import config
 from kinfolk.data.pieces import Documents, Flags, Ids, Piece, Pieces, Rng
 from kinfolk.objectives.mlm import MLM, Masked, hide
 
@@ -77,7 +78,7 @@ class Joined:
                 start = stop
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("full_sentences")
 class FullSentences(MLM):
     """Predict hidden tokens in rows that may run on from one document into the next."""
 

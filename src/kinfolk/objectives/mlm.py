@@ -19,9 +19,9 @@ from functools import cached_property
 
 import numpy as np
 
+from kinfolk.config import config, field
 from kinfolk.data.packing import lay, number, sparse
 from kinfolk.data.pieces import Documents, Flags, Ids, Piece, Pieces, Rng, cut
-from kinfolk.errors import UserError
 from kinfolk.sight import Sight
 from kinfolk.text.tokenizer import Specials
 from kinfolk.types import IGNORED, Batch, Inputs, Labels, Loss, PredictsTokens
@@ -79,19 +79,19 @@ def _whole(words: Ids, count: int, rng: Rng) -> Flags:
     return np.isin(word, picked)
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("mlm")
 class MLM:
     """Predict hidden tokens from both their sides."""
 
-    specials: Specials
-    vocab: int
-    length: int = 512
-    rate: float = 0.15
-    whole: bool = False  # hide all of a word's tokens or none; the corpus must know its words
+    specials: Specials = field(help="ids of the special tokens")
+    vocab: int = field(ge=1, help="number of token ids")
+    length: int = field(default=512, ge=1, help="length of a row, in tokens")
+    rate: float = field(default=0.15, gt=0, lt=1, help="fraction of the tokens that is masked")
+    whole: bool = field(
+        default=False, help="mask all tokens of a word or none (whole word masking)"
+    )
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate < 1:
-            raise UserError(f"a share of {self.rate} of the tokens cannot be hidden: use 0 to 1")
         for role in ("mask", "cls", "sep"):
             self.specials.need(role)
 
@@ -154,7 +154,7 @@ class MLM:
         return OneByOne(specials=self.specials, vocab=self.vocab, length=self.length)
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("mlm_pll")
 class OneByOne(MLM):
     """Pseudo-likelihood (Salazar et al., 2020): hide each token by itself, once."""
 

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kinfolk.config import config
 from kinfolk.data.packing import firsts, lay, number, sparse
 from kinfolk.data.pieces import Documents, Ids, Piece, Pieces, Rng, cut
 from kinfolk.errors import UserError
@@ -48,7 +49,7 @@ class PairLabels(Tree):
     firsts: Tensor  # (pairs,): where each pair starts, through the flattened rows
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("nsp")
 class NSP(MLM):
     """MLM, and whether the second text of a pair follows the first."""
 

@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
+from kinfolk.config import config, field
 from kinfolk.data.packing import lay, number
 from kinfolk.data.pairs import sides
 from kinfolk.data.pieces import Documents, Ids, Piece, Pieces, Rng
@@ -49,20 +50,20 @@ class Translation:
     labels: Ids
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("pairs")
 class Pairs:
     """Write the second text of each pair from the first."""
 
-    specials: Specials
-    vocab: int
-    length: int = 512  # of a row of sources, and of one of targets
-    smoothing: float = 0.1  # the share of a label spread over all (Vaswani et al. 2017, 5.4)
+    specials: Specials = field(help="ids of the special tokens")
+    vocab: int = field(ge=1, help="number of token ids")
+    length: int = field(
+        default=512, ge=1, help="length of a row of sources, and of a row of targets"
+    )
+    smoothing: float = field(
+        default=0.1, ge=0, lt=1, help="label smoothing (Vaswani et al. 2017, section 5.4)"
+    )
 
     def __post_init__(self) -> None:
-        if not 0 <= self.smoothing < 1:
-            raise UserError(
-                f"objective.smoothing={self.smoothing}: it is a share, from 0 to less than 1"
-            )
         self.specials.need("eos")
 
     @property

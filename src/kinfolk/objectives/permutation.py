@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kinfolk.config import config, field
 from kinfolk.data.packing import lay, number
 from kinfolk.data.pieces import Documents, Flags, Ids, Piece, Pieces, Rng, cut
-from kinfolk.errors import UserError
 from kinfolk.sight import Sight
 from kinfolk.text.tokenizer import Specials
 from kinfolk.types import IGNORED, Batch, Inputs, Labels, Loss, PredictsTokens
@@ -62,20 +62,16 @@ def spans(length: int, goal: int, share: int, rng: Rng) -> Flags:
     return chosen
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("permutation")
 class Permutation:
     """Predict a share of the tokens one after the other, in any order, from all others."""
 
-    specials: Specials
-    vocab: int
-    length: int = 512
-    share: int = 6  # one token in so many is predicted (K in section 2.3)
+    specials: Specials = field(help="ids of the special tokens")
+    vocab: int = field(ge=1, help="number of token ids")
+    length: int = field(default=512, ge=1, help="length of a row, in tokens")
+    share: int = field(default=6, ge=2, help="predict one token in this many (K in section 2.3)")
 
     def __post_init__(self) -> None:
-        if self.share < 2:
-            raise UserError(
-                f"one token in {self.share} leaves no context to predict from: use 2 or more"
-            )
         for role in ("cls", "sep"):
             self.specials.need(role)
 
@@ -152,7 +148,7 @@ class Permutation:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("permutation_pll")
 class OneAtATime(Permutation):
     """Pseudo-likelihood (Salazar et al., 2020): each token once, last in the order."""
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kinfolk.config import config
 from kinfolk.data.packing import lay
 from kinfolk.data.pieces import Ids, Piece, Rng
 from kinfolk.objectives.clm import CLM, Line
@@ -34,7 +35,7 @@ class Opened(Line):
         return np.maximum(np.arange(len(self.ids)) - self.prefix + 1, 0)
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("prefix")
 class Prefix(CLM):
     """Predict the tokens after a prefix, and where a text ends."""
 

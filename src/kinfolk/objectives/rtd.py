@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kinfolk.config import config, field
 from kinfolk.data.packing import lay
 from kinfolk.data.pieces import Ids, Piece, Rng
 from kinfolk.nn.losses import chunks
@@ -46,11 +47,13 @@ class Drawn(Tree):
     draws: Tensor  # (predictions,), from 0 to 1
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("rtd")
 class RTD(MLM):
     """Predict hidden tokens with a small network, and find its mistakes with a large one."""
 
-    weight: float = 50.0  # of the detection loss (section 3.2, and appendix A for its value)
+    weight: float = field(
+        default=50.0, ge=0, help="weight of the discriminator's loss (section 3.2, appendix A)"
+    )
 
     def example(self, piece: Piece, rng: Rng, /) -> Holes:
         """Frame the piece and hide some of it, all behind [MASK] (section 3.1)."""
@@ -123,7 +126,7 @@ def fill(inputs: Inputs, labels: Labels, drawn: Tensor) -> tuple[Inputs, Tensor]
     return replace(inputs, ids=given.view(shape)), wrong.view(shape)
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("rtd_pll")
 class ByGenerator(OneByOne):
     """Pseudo-likelihood of the generator: the discriminator predicts no tokens."""
 

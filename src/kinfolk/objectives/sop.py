@@ -22,8 +22,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from kinfolk.config import config, field
 from kinfolk.data.pieces import Documents, Flags, Piece, Pieces, Rng
-from kinfolk.errors import UserError
 from kinfolk.objectives.mlm import hide
 from kinfolk.objectives.nsp import NSP, Pair
 from kinfolk.types import IGNORED
@@ -72,16 +72,15 @@ def stretches(documents: Documents, longest: int) -> Iterator[tuple[int, int, in
             yield number, start, stop
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("sop")
 class SOP(NSP):
     """MLM with runs hidden, and whether two neighbours stand in their order."""
 
-    longest: int = 3  # tokens of a run; words, where `whole` ones are hidden
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.longest < 1:
-            raise UserError(f"objective.longest={self.longest}: a run has at least 1 token")
+    longest: int = field(
+        default=3,
+        ge=1,
+        help="longest masked n-gram, in tokens, or in words with whole word masking",
+    )
 
     def pieces(self, documents: Documents, /) -> Pieces:
         """Cut documents into whole sentences, as many as fit between [CLS] and two [SEP]."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from kinfolk.config import config, field
 from kinfolk.data.packing import lay, number
 from kinfolk.data.pieces import Documents, Ids, Piece, Pieces, Rng, cut
 from kinfolk.errors import UserError
@@ -30,21 +31,18 @@ class Holes:
     labels: Ids
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("spans")
 class Spans:
     """Hide spans of three tokens on average, 15 % in all, and predict them in order."""
 
-    specials: Specials
-    vocab: int
-    length: int = 512  # of the source
-    rate: float = 0.15
-    span: float = 3.0  # section 3.1.4
+    specials: Specials = field(help="ids of the special tokens")
+    vocab: int = field(ge=1, help="number of token ids")
+    length: int = field(default=512, ge=1, help="length of a row of the encoder, in tokens")
+    rate: float = field(default=0.15, gt=0, lt=1, help="fraction of the tokens that is masked")
+    # Raffel et al. 2020, section 3.1.4.
+    span: float = field(default=3.0, ge=1, help="mean length of a masked span, in tokens")
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate < 1:
-            raise UserError(f"a share of {self.rate} of the tokens cannot be hidden: use 0 to 1")
-        if not self.span >= 1:
-            raise UserError(f"spans of {self.span} tokens are too short to hide: use 1 or more")
         self.specials.need("eos")
         needed = self.holes(self.longest)[1]
         if needed > len(self.specials.sentinels):
@@ -144,7 +142,7 @@ class Spans:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("spans_pll")
 class EachSpan(Spans):
     """Pseudo-likelihood by spans: every token is hidden once, and sentinels are not scored."""
 

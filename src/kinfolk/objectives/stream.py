@@ -7,11 +7,12 @@ sight     each token sees itself and the past of its document, in its row and in
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 
+from kinfolk.config import config
 from kinfolk.data.lanes import Stretch
 from kinfolk.objectives.clm import CLM, Line
 from kinfolk.sight import PADDING, Sight
@@ -20,7 +21,7 @@ from kinfolk.types import Batch, Labels, Loss, Remembers
 NOTHING = Line(np.zeros(0, np.int64), np.zeros(0, np.int64))  # in a lane that has ended
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("stream")
 class Stream(CLM):
     """Predict the next token, with what the model remembers of the rows before.
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from kinfolk.config import config
 from kinfolk.data.packing import lay
 from kinfolk.data.pieces import Documents, Ids, Piece, Pieces, Rng, cut
 from kinfolk.objectives.mlm import MLM, Masked, OneByOne, hide
@@ -35,7 +36,7 @@ class Seen(Masked):
     time: Ids
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("unilm")
 class UniLM(MLM):
     """Predict hidden tokens from both sides, from one of them, or from another text.
 

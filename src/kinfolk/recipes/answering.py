@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kinfolk.config import read_type, type_name
 from kinfolk.errors import UserError
 from kinfolk.metrics.bootstrap import Interval, interval, mean_interval
 from kinfolk.metrics.tags import pooled, tallies
@@ -95,7 +96,7 @@ def solver(path: Path | str, *, device: str = "auto", number: int = 0) -> Solver
 
 def tuned(notes: Path) -> bool:
     """Say whether the notes of a model folder are those of a fine-tuning run."""
-    return '"kinfolk.recipes.tuning:Tuning"' in notes.read_text(encoding="utf-8")[:200]
+    return read_type(notes) == type_name(Tuning)
 
 
 def foreign(model: Headed, tokenizer: Tokenizer) -> Way:

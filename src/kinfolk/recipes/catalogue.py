@@ -11,7 +11,7 @@ from typing import Any
 import kinfolk.hub
 import kinfolk.models
 import kinfolk.recipes
-from kinfolk.config import nearest
+from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.training.settings import Train
@@ -53,7 +53,7 @@ class Member:
     def config(self, size: str) -> Any:
         """Return a preset by its name."""
         if size not in self.sizes:
-            raise UserError(f"{self.name} has no size {size!r}: {nearest(size, self.sizes)}")
+            raise UserError(f"{self.name} has no size {size!r}: {did_you_mean(size, self.sizes)}")
         return self.model.PRESETS[size]
 
     def train(self, size: str) -> Train:
@@ -74,7 +74,7 @@ def members() -> dict[str, Member]:
 def member(name: str) -> Member:
     """Return a member by its name."""
     if name not in members():
-        raise UserError(f"no member {name!r} in the family: {nearest(name, list(members()))}")
+        raise UserError(f"no member {name!r} in the family: {did_you_mean(name, list(members()))}")
     return members()[name]
 
 

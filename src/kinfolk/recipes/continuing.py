@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kinfolk.config import nearest
+from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
 from kinfolk.nn.headed import Headed
 from kinfolk.recipes.catalogue import Member, member_of, members
@@ -40,7 +40,7 @@ def begun(
     if family in members() or not (slash or Path(start).exists()):
         return recipe(str(start), corpus, **asked)
     if not Path(start).exists():
-        close = nearest(family, [*members()])
+        close = did_you_mean(family, [*members()])
         raise UserError(f"{start} is neither a folder nor a member of the family: {close}")
     return continued(start, corpus, **asked)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kinfolk import hub
-from kinfolk.config import override
+from kinfolk.config import apply_overrides
 from kinfolk.errors import UserError
 from kinfolk.nn.headed import Headed
 from kinfolk.recipes import ways
@@ -98,7 +98,7 @@ def finetune(
         habits=habits,
         teacher=teacher,
     )
-    tuning = override(tuning, settings)
+    tuning = apply_overrides(tuning, settings)
     if tuning.habits.dropout is not None:
         tuning = replace(tuning, model=dropping(tuning.model, tuning.habits.dropout))
     if start.fresh:

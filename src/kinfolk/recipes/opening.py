@@ -1,6 +1,5 @@
 """Opening what a run left behind, or what came from elsewhere."""
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,8 +8,9 @@ import torch
 from torch import Tensor
 
 from kinfolk import hub
-from kinfolk.config import read
+from kinfolk.config import read_json
 from kinfolk.errors import UserError
+from kinfolk.files import new_folder
 from kinfolk.generation.layout import check
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.recipes.catalogue import member_of, members
@@ -49,7 +49,7 @@ def load(path: Path | str) -> tuple[Any, Tokenizer]:
 def pretrained(folder: Path) -> Recipe | None:
     """Return the recipe that made a model; none where it came from elsewhere, or was fine-tuned."""
     notes = folder / "kinfolk.json"
-    found = read(notes) if notes.is_file() else None
+    found = read_json(notes) if notes.is_file() else None
     return found if isinstance(found, Recipe) else None
 
 
@@ -58,16 +58,8 @@ def copy(path: Path | str, out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is already there: choose another -o")
     model, tokenizer = load(path)
-    partial = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        partial.mkdir(parents=True)
-        hub.save(partial, model, tokenizer, length=model.config.context)
-        if out.exists():
-            out.rmdir()
-        partial.rename(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with new_folder(out) as folder:
+        hub.save(folder, model, tokenizer, length=model.config.context)
 
 
 def tokenizer_of(path: Path | str) -> Tokenizer:

@@ -14,11 +14,12 @@ from kinfolk import hub
 from kinfolk.data.feed import Feed
 from kinfolk.data.fingerprint import fingerprint
 from kinfolk.data.lanes import Lanes, in_order
-from kinfolk.data.mixture import Mixture, own_seed
+from kinfolk.data.mixture import Mixture
 from kinfolk.data.shards import Corpus
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.recipes.recipe import Recipe, common
+from kinfolk.rng import corpus_seed
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training import checkpoints
 from kinfolk.training.log import Log
@@ -249,7 +250,7 @@ def feed(
             )
         return Lanes(recipe.objective, corpora[0], rows=rows, parts=parts, seed=seed)
     feeds = [
-        Feed(recipe.objective, corpus, rows=rows, seed=own_seed(seed, number))
+        Feed(recipe.objective, corpus, rows=rows, seed=corpus_seed(seed, number))
         for number, corpus in enumerate(corpora)
     ]
     return feeds[0] if len(feeds) == 1 else Mixture(feeds, weights)

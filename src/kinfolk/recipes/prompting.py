@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kinfolk.data.feed import draw
 from kinfolk.errors import UserError
 from kinfolk.nn.headed import Headed
 from kinfolk.recipes import ways
@@ -13,6 +12,7 @@ from kinfolk.recipes.answering import Solver
 from kinfolk.recipes.opening import load
 from kinfolk.recipes.pretraining import pick
 from kinfolk.recipes.tuning import Sheet, asked, labelled, read, sheet
+from kinfolk.rng import Stream, generator
 from kinfolk.tasks.notes import Notes
 
 
@@ -88,5 +88,5 @@ def drawn(rows: Sequence[Any], shots: int, seed: int) -> list[Any]:
     """Draw solved rows; the same seed draws the same."""
     if shots > len(rows):
         raise UserError(f"--shots {shots}: there are only {len(rows)} rows to draw them from")
-    order = draw(seed, 0, 1 << 30).permutation(len(rows))
+    order = generator(seed, Stream.SPLIT).permutation(len(rows))
     return [rows[place] for place in order[:shots]]

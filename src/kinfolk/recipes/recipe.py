@@ -4,11 +4,10 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kinfolk.config import override, read, write
+from kinfolk.config import apply_overrides, config, field, read_json, write_json
 from kinfolk.data.shards import Corpus
 from kinfolk.errors import UserError
 from kinfolk.recipes.catalogue import member
@@ -16,12 +15,12 @@ from kinfolk.text import Tokenizer
 from kinfolk.training.settings import Train
 
 
-@dataclass(frozen=True)
+@config("corpus", kw_only=False)
 class Share:
     """A corpus of a run, and what share of the rows comes from it, set against the others."""
 
-    corpus: str
-    weight: float = 1.0
+    corpus: str = field(help="folder of the corpus")
+    weight: float = field(default=1.0, gt=0, help="share of the rows relative to the other corpora")
 
     def open(self) -> Corpus:
         """Open the corpus."""
@@ -33,16 +32,16 @@ class Share:
         return Corpus.open(folder) if folder.is_dir() else None
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("pretrain")
 class Recipe:
     """The network, the way of learning, the text and the settings of a run."""
 
-    name: str  # member/size
-    model: Any
-    objective: Any
-    corpus: str | tuple[Share, ...]  # one folder, or a mixture of several
-    train: Train
-    weights: str = ""  # the model folder that it goes on from; none where the weights are fresh
+    name: str = field(help="family and size")
+    model: Any = field(group="model", help="network")
+    objective: Any = field(group="objective", help="pretraining objective")
+    corpus: str | tuple[Share, ...] = field(help="folder of the corpus, or several with weights")
+    train: Train = field(help="training settings")
+    weights: str = field(default="", help="folder of the initial weights; empty for new ones")
 
     @property
     def shares(self) -> tuple[Share, ...]:
@@ -51,12 +50,12 @@ class Recipe:
 
     def write(self, path: Path) -> None:
         """Write it as JSON."""
-        write(self, path)
+        write_json(self, path)
 
     @classmethod
     def read(cls, path: Path) -> "Recipe":
         """Read what `write` wrote."""
-        recipe = read(path)
+        recipe = read_json(path)
         if not isinstance(recipe, Recipe):
             raise UserError(f"{path} holds no recipe: write it again, or begin a new run")
         return recipe
@@ -119,7 +118,7 @@ def roomy(corpora: Sequence[Corpus], length: int) -> None:
 
 def settled(base: Recipe, settings: Sequence[str]) -> Recipe:
     """Return a recipe with what was set by hand, if it can be run."""
-    found = sound(override(base, settings))
+    found = sound(apply_overrides(base, settings))
     if found.train.warmup > found.train.steps and not any("warmup" in s for s in settings):
         # A short run keeps the shape of a long one.
         train = dataclasses.replace(found.train, warmup=max(1, found.train.steps // 10))
@@ -136,6 +135,9 @@ def shares(said: Sequence[str]) -> list[Share]:
             f"--corpus {bare[0]} has no weight and another has: write --corpus {bare[0]}=0.5, "
             "or give none a weight"
         )
+    for folder, weight in pairs:
+        if weight is not None and not 0 < weight < math.inf:
+            raise UserError(f"--corpus {folder}={weight:g} is no weight: give one above 0")
     return [Share(folder, 1.0 if weight is None else weight) for folder, weight in pairs]
 
 
@@ -154,8 +156,6 @@ def mixed(shares: Sequence[Share]) -> tuple[Share, ...]:
         raise UserError("no corpus was named: give one or more")
     found: dict[str, Share] = {}
     for one in shares:
-        if not 0 < one.weight < math.inf:
-            raise UserError(f"{one.corpus}={one.weight:g} is no weight: give one above 0")
         whole = str(Path(one.corpus).resolve())
         if whole in found:
             raise UserError(f"the corpus {one.corpus} is named twice: add up its weights")
@@ -178,15 +178,11 @@ def common(corpora: Sequence[Corpus]) -> Tokenizer:
 def sound(recipe: Recipe) -> Recipe:
     """Return a recipe whose network can be built and can read its rows, or say why not."""
     model, length = recipe.model, recipe.objective.length
-    for field in dataclasses.fields(model):
-        value, path = getattr(model, field.name), f"model.{field.name}"
-        if "dropout" in field.name and not 0 <= value < 1:
-            raise UserError(f"{path}={value}: it is a share, from 0 to less than 1")
-        if type(value) is int and value < 1 and field.name != "start":
-            raise UserError(f"{path}={value}: it must be at least 1")
-        if field.name == "start" and value != recipe.objective.specials.pad:
+    for declared in dataclasses.fields(model):
+        value = getattr(model, declared.name)
+        if declared.name == "start" and value != recipe.objective.specials.pad:
             raise UserError(
-                f"{path}={value}: it must be the padding id of the tokenizer, "
+                f"model.start={value}: it must be the padding id of the tokenizer, "
                 f"{recipe.objective.specials.pad}"
             )
     if model.head_width is None and model.width % model.heads:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kinfolk.errors import UserError
+from kinfolk.files import replace_link
 from kinfolk.recipes import finetuning
 from kinfolk.recipes.pretraining import Watch
 from kinfolk.recipes.tuning import Say, Tuning, spread
@@ -89,10 +90,7 @@ def resume(
 def gather(out: Path) -> Path:
     """Write the scores of all seeds, and point at the best of them."""
     found = scores(out)
-    aside = out / ".best.partial"
-    aside.unlink(missing_ok=True)
-    aside.symlink_to(found.best.name)
-    aside.replace(out / "best")
+    replace_link(out / "best", found.best.name)
     means = {
         name: dict(zip(("mean", "spread"), map(finite, found.mean(name)), strict=True))
         for name in found.names

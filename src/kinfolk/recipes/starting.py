@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kinfolk.config import nearest
+from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
 from kinfolk.nn import bilstm
 from kinfolk.nn.headed import Headed
@@ -64,7 +64,7 @@ class Start:
         if family == BASELINE:
             if size not in bilstm.PRESETS:
                 raise UserError(
-                    f"{BASELINE} has no size {size!r}: {nearest(size, [*bilstm.PRESETS])}"
+                    f"{BASELINE} has no size {size!r}: {did_you_mean(size, [*bilstm.PRESETS])}"
                 )
             config: Any = bilstm.PRESETS[size]
         else:
@@ -102,5 +102,5 @@ def started(
         return Start(name=model, tokenizer=wanted, seed=seed)
     names = [BASELINE, *members()]
     raise UserError(
-        f"{model} is neither a folder nor a member of the family: {nearest(family, names)}"
+        f"{model} is neither a folder nor a member of the family: {did_you_mean(family, names)}"
     )

@@ -4,18 +4,19 @@ A set's score is in percent, the mean of its metrics where GLUE averages them; t
 the mean of its sets.
 """
 
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kinfolk.config import nearest
-from kinfolk.data.feed import draw
+from kinfolk.config import config, did_you_mean, field
 from kinfolk.errors import UserError
 from kinfolk.recipes.answering import solver
 from kinfolk.recipes.seeds import ordered, scores, several
 from kinfolk.recipes.tuning import Say, Sheet, Tuning, labelled, read, sheet, spread
+from kinfolk.rng import Stream, generator
 from kinfolk.tasks.guess import guess
 from kinfolk.tasks.notes import Notes
 from kinfolk.tasks.scoring import score
@@ -26,11 +27,11 @@ AVERAGED = ("classify", "regress")  # accuracy and F1, Pearson and Spearman; els
 Tune = Callable[[Sequence[Sheet], Path, str | None], Path]  # of files, a run folder, a metric
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("labelled_sample")
 class Part(Sheet):
     """A labelled file of which some rows are enough, drawn from all over it."""
 
-    most: int
+    most: int = field(help="number of rows to draw")
 
     def learned(self, notes: Notes) -> list[Any]:
         """Read what is learned from."""
@@ -52,8 +53,10 @@ class Result:
     learned: int = 0  # rows
     asked: int = 0
     on: str = ""  # the rows it is scored on: test, dev, or some held out
-    scores: dict[str, float] = field(default_factory=dict)
-    spreads: dict[str, float] = field(default_factory=dict)  # where there are several seeds
+    scores: dict[str, float] = dataclasses.field(default_factory=dict)
+    spreads: dict[str, float] = dataclasses.field(
+        default_factory=dict
+    )  # where there are several seeds
     reason: str = ""  # why it was left out
 
     @property
@@ -72,7 +75,7 @@ def chosen(folder: Path, only: str | None) -> list[Set]:
     names = [name.strip() for name in only.split(",")]
     for name in names:
         if name not in known:
-            raise UserError(f"--only {name}: no set is called so: {nearest(name, [*known])}")
+            raise UserError(f"--only {name}: no set is called so: {did_you_mean(name, [*known])}")
     return [known[name] for name in names]
 
 
@@ -195,7 +198,7 @@ def some(rows: list[Any], most: int) -> list[Any]:
     """Draw some rows, always the same, in their order: files are often sorted by label."""
     if len(rows) <= most:
         return rows
-    kept = draw(0, 0, 1 << 29).permutation(len(rows))[:most]
+    kept = generator(0, Stream.SUBSAMPLE).permutation(len(rows))[:most]
     return [rows[place] for place in sorted(kept.tolist())]
 
 

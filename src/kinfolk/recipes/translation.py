@@ -1,16 +1,15 @@
 """One command from pairs of texts to a model that translates: vocabulary, corpus, run, BLEU."""
 
 import json
-import shutil
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from kinfolk.data.pairs import Pair, PairFiles, write_pairs
 from kinfolk.errors import UserError
+from kinfolk.files import new_folder
 from kinfolk.generation.decoding import generate
 from kinfolk.generation.rules import Rules
 from kinfolk.generation.sampling import GREEDY
@@ -115,7 +114,7 @@ def begin(
     member(family).config(size or "tiny")
     member(family).objective(objective or "pairs")
     texts.check()
-    with aside(out) as folder:
+    with new_folder(out) as folder:
         tokenizer = texts.learned()
         write_pairs(texts.train, tokenizer, folder / "corpus", prefix=texts.prefix)
         if texts.dev is not None:
@@ -137,25 +136,6 @@ def begin(
     corpus = chosen.shares[0].open()
     say(f"{corpus.documents:,} pairs, {corpus.tokens:,} tokens of {corpus.vocab:,} kinds")
     return chosen
-
-
-@contextmanager
-def aside(out: Path) -> Iterator[Path]:
-    """Lend a folder beside the one that is to be, and move it there once it is whole."""
-    partial = out.with_name(f".{out.name}.partial")
-    made = [folder for folder in out.parents if not folder.exists()]
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        partial.mkdir(parents=True)
-        yield partial
-        if out.exists():
-            out.rmdir()
-        partial.rename(out)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        for folder in made:  # the innermost comes first
-            folder.rmdir()
-        raise
 
 
 def keep(files: PairFiles, prefix: str, path: Path) -> None:

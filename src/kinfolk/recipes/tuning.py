@@ -3,17 +3,17 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from kinfolk import config
-from kinfolk.data.feed import draw
+from kinfolk.config import config, field, read_json, write_json
 from kinfolk.data.sources import documents
 from kinfolk.errors import UserError
 from kinfolk.recipes import ways
+from kinfolk.rng import Stream, generator
 from kinfolk.tasks.forms import Guess, rows
 from kinfolk.tasks.guess import guess
 from kinfolk.tasks.notes import Notes
@@ -31,15 +31,17 @@ DROPOUTS = ("dropout", "attention_dropout")
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("labelled_file")
 class Sheet:
     """A labelled file, and how it is read."""
 
-    train: str
-    guess: Guess
-    dev: str | None = None
-    target: str | None = None  # the lines to be written, where they lie in a file of their own
-    dev_target: str | None = None
+    train: str = field(help="file of training rows")
+    guess: Guess = field(help="file format and task")
+    dev: str | None = field(
+        default=None, help="file of dev rows; None holds some training rows out"
+    )
+    target: str | None = field(default=None, help="file of target lines, for line-aligned text")
+    dev_target: str | None = field(default=None, help="file of target lines of the dev rows")
 
     def learned(self, notes: Notes) -> list[Any]:
         """Read what is learned from."""
@@ -65,57 +67,76 @@ class Sheet:
             rows = read(Path(self.dev), self.guess, target=self.dev_target, notes=notes)
             return found, self.known(rows, notes)
         count = min(MOST_HELD_OUT, round(HELD_OUT * len(found)))
-        order = draw(0, 0, 1 << 30).permutation(len(found))
+        order = generator(0, Stream.SPLIT).permutation(len(found))
         kept = set(order[:count].tolist())
         learned = [row for place, row in enumerate(found) if place not in kept]
         return learned, [row for place, row in enumerate(found) if place in kept]
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("finetune_config")
 class Habits:
     """How fine-tuning differs from pretraining."""
 
-    epochs: float = 3.0
-    shrink: float = 1.0  # the rate of each layer against the one above (Howard and Ruder 2018)
-    thaw: bool = False  # layer after layer, from the top, one more every epoch (the same)
-    noise: float = 0.0  # added at the start, against each matrix's spread (NoisyTune)
-    attack: float = 0.0  # how far tokens are moved against the model (FGM)
-    dropout: float | None = None  # of units and of attention; None leaves the network's own
-    patience: int = 0  # scorings without a better one before a run ends; 0 runs to the end
-    weights: Literal["none", "balanced"] = "none"  # of the classes: balanced weighs rare ones more
-    temperature: float = 1.0  # of the mixture of several files: a high one shows them alike
-    scores: int = 1  # how often an epoch the dev rows are asked
+    epochs: float = field(default=3.0, gt=0, help="number of passes over the training rows")
+    shrink: float = field(
+        default=1.0,
+        gt=0,
+        le=1,
+        help="learning rate of each layer relative to the one above (layer-wise decay)",
+    )
+    thaw: bool = field(
+        default=False, help="unfreeze one more layer every epoch, from the top (gradual unfreezing)"
+    )
+    noise: float = field(
+        default=0.0,
+        ge=0,
+        help="noise added to the initial weights, relative to their deviation (NoisyTune)",
+    )
+    attack: float = field(
+        default=0.0,
+        ge=0,
+        help="size of adversarial perturbations of the embeddings (FGM); 0 for none",
+    )
+    dropout: float | None = field(
+        default=None, ge=0, lt=1, help="dropout rate of the network; None keeps its own"
+    )
+    patience: int = field(
+        default=0,
+        ge=0,
+        help="number of evaluations without improvement before stopping; 0 never stops",
+    )
+    weights: Literal["none", "balanced"] = field(
+        default="none", help="class weights: balanced weighs rare classes more"
+    )
+    temperature: float = field(
+        default=1.0,
+        gt=0,
+        help="temperature of the mixture of several files; a high one mixes equally",
+    )
+    scores: int = field(default=1, ge=1, help="number of evaluations on the dev rows in an epoch")
 
-    def __post_init__(self) -> None:
-        if not 0 < self.epochs < math.inf:
-            raise UserError(f"habits.epochs={self.epochs}: it must be above 0")
-        if self.patience < 0 or self.scores < 1:
-            raise UserError("habits.patience cannot be negative, and habits.scores is 1 or more")
-        if self.dropout is not None and not 0 <= self.dropout < 1:
-            raise UserError(f"a dropout of {self.dropout} is no share: use 0 to less than 1")
 
-
-@dataclass(frozen=True, kw_only=True)
+@config("finetune")
 class Tuning:
     """The network it starts from, the tasks, how each is solved, and the settings."""
 
-    name: str  # the member
-    start: str  # the folder of its weights; empty where they are fresh
-    model: Any
-    ways: tuple[Way, ...]  # one for each file
-    sheets: tuple[Sheet, ...]
-    train: Train
-    habits: Habits = Habits()
-    teacher: str = ""  # a fine-tuned run to learn from, besides the labels
+    name: str = field(help="model family")
+    start: str = field(help="folder of the initial weights; empty for new ones")
+    model: Any = field(group="model", help="network")
+    ways: tuple[Way, ...] = field(group="formulation", help="how each file's task is solved")
+    sheets: tuple[Sheet, ...] = field(group="file", help="labelled files")
+    train: Train = field(help="training settings")
+    habits: Habits = field(default=Habits(), help="settings of fine-tuning alone")
+    teacher: str = field(default="", help="fine-tuned run to distil from; empty for none")
 
     def write(self, path: Path) -> None:
         """Write it as JSON."""
-        config.write(self, path)
+        write_json(self, path)
 
     @classmethod
     def read(cls, path: Path) -> "Tuning":
         """Read what `write` wrote."""
-        found = config.read(path)
+        found = read_json(path)
         if not isinstance(found, Tuning):
             raise UserError(f"{path.parent} was pretrained, not fine-tuned: finetune it first")
         return found

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from kinfolk.config import nearest
+from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
 from kinfolk.hub import frame_of
 from kinfolk.nn.headed import HeadedConfig, summary
@@ -55,7 +55,7 @@ def choose(config: Any, kind: str, name: str | None = None) -> type[Way]:
     nature = Nature.of(config)
     names = [w.name for w in WAYS]
     if name is not None and name not in names:
-        raise UserError(f"no way is called {name!r}: {nearest(name, sorted(set(names)))}")
+        raise UserError(f"no way is called {name!r}: {did_you_mean(name, sorted(set(names)))}")
     able = [w for own in nature.ways for w in WAYS if w.name == own and kind in w.solves]
     able = [w for w in able if fits(w, nature, kind)]
     if name is None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kinfolk.config import nearest
+from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
 from kinfolk.generation.contrast import Contrastive
 from kinfolk.generation.decoding import Method, decode, generate
@@ -65,7 +65,7 @@ def open_writer(
 def ready(model: Any, *, device: str = "auto", precision: str = "auto") -> Any:
     """Put a model where it is to write, in the numbers it is to compute with."""
     if precision not in PRECISIONS:
-        raise UserError(f"no precision {precision!r}: {nearest(precision, PRECISIONS)}")
+        raise UserError(f"no precision {precision!r}: {did_you_mean(precision, PRECISIONS)}")
     where = pick(device)
     if isinstance(model, NGram):
         if precision not in ("auto", "float32"):

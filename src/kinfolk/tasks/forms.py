@@ -1,10 +1,10 @@
 """How a labelled file is read, once its task and its form are known."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from kinfolk.config import config
 from kinfolk.data.pairs import PairFiles
 from kinfolk.errors import UserError
 from kinfolk.tasks import choices, columns, completions, coreference, squad, tables, trees
@@ -22,7 +22,7 @@ Form: TypeAlias = Literal[
 ]  # fmt: skip
 
 
-@dataclass(frozen=True)
+@config("format", kw_only=False)
 class Guess:
     """What a file is for and how it is read, with a sentence that says so."""
 

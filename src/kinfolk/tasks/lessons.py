@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from kinfolk.data.feed import draw
-from kinfolk.data.mixture import Turns, own_seed
+from kinfolk.data.mixture import Turns
 from kinfolk.data.pieces import Ids
 from kinfolk.errors import UserError
+from kinfolk.rng import Stream, corpus_seed, generator
 from kinfolk.tasks.examples import Example
 from kinfolk.tasks.task import Answer
 from kinfolk.tasks.voices import heard
@@ -61,7 +61,7 @@ class Lessons(Dataset[Batch[Any]]):
         """Return the order of a set's examples in one epoch."""
         known = self._orders.get(number)
         if known is None or known[0] != epoch:
-            chance = draw(own_seed(self.seed, number), 0, epoch)
+            chance = generator(corpus_seed(self.seed, number), Stream.ORDER, epoch)
             known = epoch, chance.permutation(len(self.sets[number]))
             self._orders[number] = known
         return known[1]
@@ -72,8 +72,6 @@ def shares(sizes: Sequence[int], temperature: float, most: int = 2**20) -> list[
 
     A temperature of 1 mixes by size and a high one alike; sets count as `most` examples at most.
     """
-    if not temperature > 0:
-        raise UserError(f"a temperature of {temperature} mixes nothing: use 1 or more")
     sized = [min(size, most) ** (1 / temperature) for size in sizes]
     return [round(size / sum(sized), 6) for size in sized]
 

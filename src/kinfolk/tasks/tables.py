@@ -8,10 +8,10 @@ Columns have names, or numbers from 1 where the first row holds none.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from kinfolk.config import config
 from kinfolk.data.tables import absent
 from kinfolk.errors import UserError
 from kinfolk.tasks.notes import Notes
@@ -23,7 +23,7 @@ Labels: TypeAlias = Literal["classify", "regress"]
 OPEN = "-"  # the label of an example that its annotators did not agree on (Bowman et al., 2015)
 
 
-@dataclass(frozen=True)
+@config("columns", kw_only=False)
 class Columns:
     """Where the texts and the label are: names, or numbers from 1."""
 

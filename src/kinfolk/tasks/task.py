@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from kinfolk.config import config
 from kinfolk.errors import UserError
 
 # Each kind of task, and what its rows ask for.
@@ -33,7 +34,7 @@ FALLING = ("perplexity", "bits_per_byte")  # the smaller the better
 HUNDREDS = ("bleu", "chrf")  # go to 100, all others to 1
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("task")
 class Task:
     """One task: a frozen value that is saved with the model that learned it."""
 

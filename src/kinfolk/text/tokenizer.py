@@ -4,7 +4,6 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import numpy.typing as npt
 import tokenizers
 from tokenizers import Regex, models, pre_tokenizers, processors
 
+from kinfolk.config import config
 from kinfolk.errors import UserError
 from kinfolk.text import formats
 
@@ -42,7 +42,7 @@ FRAMES = {
 _SENTINEL = re.compile(r"<extra_id_(\d+)>")
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("special_tokens")
 class Specials:
     """The ids with a part to play; None where a tokenizer has no such token."""
 

@@ -10,7 +10,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from kinfolk.errors import UserError
 from kinfolk.nn.language_model import LanguageModel
 
 T = TypeVar("T")
@@ -25,8 +24,6 @@ class Attack:
     """
 
     def __init__(self, model: LanguageModel, epsilon: float = 1.0) -> None:
-        if not 0 < epsilon < float("inf"):
-            raise UserError(f"the attack's epsilon is {epsilon}; it must be a positive number")
         self.epsilon = epsilon
         self.tables = tables(model)
 

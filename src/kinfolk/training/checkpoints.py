@@ -6,17 +6,13 @@ RUN/checkpoints/.step-*.partial    rubbish: being written, or being removed
 RUN/checkpoints/.step-*.aside      a whole one that is about to be replaced
 """
 
-import contextlib
 import errno
-import fcntl
-import hashlib
 import json
 import math
-import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kinfolk.errors import UserError
+from kinfolk.files import folder_lock, replace_link, sha256, sync
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 CHECKSUMS = "checksums.json"
@@ -42,7 +39,7 @@ def save(
     home = run / "checkpoints"
     try:
         home.mkdir(parents=True, exist_ok=True)
-        with _locked(home):
+        with folder_lock(home):
             _tidy(home)
             partial = _aside(home, step, "partial")
             try:
@@ -95,7 +92,7 @@ def verify(folder: Path) -> str | None:
             found = file.stat().st_size
             if found != size:
                 return f"{name}: {found} bytes where {size} were written"
-            if _digest(file) != digest:
+            if sha256(file) != digest:
                 return f"{name}: checksum differs"
         except FileNotFoundError:
             return f"{name}: missing"
@@ -138,20 +135,6 @@ def read_state(folder: Path) -> dict[str, Any]:
     return state
 
 
-@contextlib.contextmanager
-def _locked(home: Path) -> Iterator[None]:
-    """Let one process at a time write here; the system frees the lock of a killed one."""
-    handle = os.open(home, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # some network file systems have no locks
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        with contextlib.suppress(OSError):  # by hand: a forked child may hold the handle too
-            fcntl.flock(handle, fcntl.LOCK_UN)
-        os.close(handle)
-
-
 def _aside(home: Path, step: int, ending: str) -> Path:
     return home / f".step-{step:08d}.{ending}"
 
@@ -185,14 +168,14 @@ def _seal(folder: Path) -> None:
     sums = {
         file.relative_to(folder).as_posix(): {
             "size": file.stat().st_size,
-            "sha256": _digest(file),
+            "sha256": sha256(file),
         }
         for file in files
     }
     listing = folder / CHECKSUMS
     listing.write_text(json.dumps(sums, indent=2) + "\n", encoding="utf-8")
     for path in (*files, listing, *(p for p in folder.rglob("*") if p.is_dir()), folder):
-        _sync(path)
+        sync(path)
 
 
 def _install(partial: Path, folder: Path) -> Path:
@@ -206,7 +189,7 @@ def _install(partial: Path, folder: Path) -> Path:
         if aside.exists():
             aside.rename(folder)
         raise
-    _sync(folder.parent)
+    sync(folder.parent)
     if aside.exists():
         _remove(aside)
     return folder
@@ -214,10 +197,8 @@ def _install(partial: Path, folder: Path) -> Path:
 
 def _point(link: Path, folder: Path) -> None:
     """Make a relative link to a folder beside it, in one stroke."""
-    fresh = link.with_name(f".{link.name}.partial")
-    fresh.symlink_to(folder.name)
-    fresh.replace(link)
-    _sync(link.parent)
+    replace_link(link, folder.name)
+    sync(link.parent)
 
 
 def _prune(home: Path, step: int, keep: int) -> None:
@@ -234,19 +215,6 @@ def _remove(folder: Path) -> None:
     doomed = _aside(folder.parent, step_of(folder), "partial")
     folder.rename(doomed)
     shutil.rmtree(doomed)
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _errno(error: Exception) -> int | None:

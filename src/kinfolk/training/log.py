@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self, TextIO
 
 from kinfolk.errors import UserError
+from kinfolk.files import new_file
 
 Values = Mapping[str, float | Mapping[str, float]]
 
@@ -101,12 +102,8 @@ def _entries(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
 def _reopen(path: Path, resume_at: int) -> TextIO:
     """Cut a log after a step, in one stroke, and open it for more."""
     if path.exists():
-        fresh = path.with_name(f".{path.name}.partial")
-        with fresh.open("wb") as stream:
+        with new_file(path, "wb", durable=True) as stream:
             stream.writelines(line for line, e in _entries(path) if e["step"] <= resume_at)
-            stream.flush()
-            os.fsync(stream.fileno())
-        fresh.replace(path)
     return path.open("a", buffering=1, encoding="utf-8", newline="\n")
 
 

@@ -9,8 +9,7 @@ from collections.abc import Collection
 import torch
 from torch import nn
 
-from kinfolk.errors import UserError
-from kinfolk.training.step import mix
+from kinfolk.rng import derive_seed
 
 
 @torch.no_grad()
@@ -25,13 +24,11 @@ def shake(
 
     Parameters that are `fresh` (a new head's) have nothing to be loosened, and are left alone.
     """
-    if not 0 <= intensity < float("inf"):
-        raise UserError(f"the intensity of the noise is {intensity}; it must be 0 or more")
     for number, weight in enumerate(model.parameters()):  # tied ones come once
         if weight.ndim < 2 or weight in fresh:
             continue
         # On the CPU, and by the parameter's own number: noise is the same on every device.
-        generator = torch.Generator().manual_seed(mix(seed, number))
+        generator = torch.Generator().manual_seed(derive_seed(seed, number))
         noise = torch.rand(weight.shape, generator=generator).to(weight) - 0.5
         # What is exactly zero is no weight: tables have such rows past their vocabulary.
         used = weight != 0

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -10,15 +10,16 @@ from torch import Tensor, nn
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import WithBiases
 from kinfolk.training.layers import layers
+from kinfolk.training.settings import Optimiser
 
 NORMS = (nn.LayerNorm, nn.RMSNorm)
-OPTIMISERS = ("adamw", "adafactor", "adamw_rms")
+OPTIMISERS: tuple[Optimiser, ...] = get_args(Optimiser)
 
 
 def optimiser(
     model: nn.Module,
     *,
-    name: str,
+    name: Optimiser,
     peak: float,
     decay: float,
     betas: tuple[float, float],
@@ -30,7 +31,6 @@ def optimiser(
 
     `shrink` is the rate of each layer against the layer above it.
     """
-    _check(name, peak, decay, betas, eps, shrink)
     layered = shrink != 1
     groups = layered_groups(model, decay, shrink) if layered else parameter_groups(model, decay)
     match name:
@@ -41,7 +41,7 @@ def optimiser(
             # It has no momentum, derives its second beta from the step and has an epsilon of
             # another meaning. Its rate at update n is the smaller of ours and 1 / sqrt(n).
             return torch.optim.Adafactor(groups, lr=peak)
-        case _:
+        case "adamw_rms":
             return AdamWRMS(groups, lr=peak, betas=betas, eps=eps)
 
 
@@ -151,23 +151,6 @@ class AdamWRMS(torch.optim.Optimizer):
         if group["weight_decay"]:  # not by the RMS: it is relative to the tensor by itself
             torch._foreach_mul_(params, 1 - rate * group["weight_decay"])
         torch._foreach_addcdiv_(params, means, scales)
-
-
-def _check(
-    name: str, peak: float, decay: float, betas: tuple[float, float], eps: float, shrink: float
-) -> None:
-    if name not in OPTIMISERS:
-        raise UserError(f"no optimiser is named {name!r}; choose one of {', '.join(OPTIMISERS)}")
-    if not 0 < peak < math.inf:
-        raise UserError(f"the peak rate is {peak}; it must be a positive number")
-    if not 0 <= decay < math.inf:
-        raise UserError(f"the weight decay is {decay}; it must be 0 or a positive number")
-    if not all(0 <= beta < 1 for beta in betas):
-        raise UserError(f"the betas are {betas}; each must be at least 0 and less than 1")
-    if not 0 <= eps < math.inf:
-        raise UserError(f"epsilon is {eps}; it must be 0 or a positive number")
-    if not 0 < shrink <= 1:
-        raise UserError(f"the rates shrink by {shrink} a layer; it must be above 0, and 1 at most")
 
 
 def _exempt(model: nn.Module) -> set[nn.Parameter]:

@@ -11,18 +11,25 @@ slanted       up over the warm-up, or a tenth of the steps, then straight down; 
 
 import math
 from collections.abc import Callable
+from typing import get_args
 
 from kinfolk.errors import UserError
+from kinfolk.training.settings import Schedule
 
-SCHEDULES = ("linear", "cosine", "inverse_root", "constant", "trapezoid", "slanted")
+SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+
 SLANT = 1 / 32  # Howard and Ruder 2018, section 3.2: the ratio of the peak to the lowest rate
 
 
 def schedule(
-    name: str, *, steps: int, warmup: int, cooldown: float = 0.2, floor: float = 0.0
+    name: Schedule, *, steps: int, warmup: int, cooldown: float = 0.2, floor: float = 0.0
 ) -> Callable[[int], float]:
     """Return the factor on the peak rate as a function of the step; step 0 is the first update."""
-    _check(name, steps, warmup, cooldown, floor)
+    if warmup > steps:
+        raise UserError(
+            f"the warm-up is {warmup} of {steps} steps; it must be from 0 to {steps}: "
+            "lower the warm-up or run longer"
+        )
     if name == "slanted":
         warmup, floor = warmup or max(1, steps // 10), SLANT
     last = steps - 1
@@ -48,23 +55,7 @@ def schedule(
                 return max(floor, math.sqrt((top + 1) / (step + 1)))
             case "trapezoid":
                 return floor + (1 - floor) * fall(step, max(top, last - cooldown * steps))
-            case _:
+            case "constant":
                 return 1.0
 
     return factor
-
-
-def _check(name: str, steps: int, warmup: int, cooldown: float, floor: float) -> None:
-    if name not in SCHEDULES:
-        raise UserError(f"no schedule is named {name!r}; choose one of {', '.join(SCHEDULES)}")
-    if steps < 1:
-        raise UserError(f"the run has {steps} steps; it needs at least 1")
-    if not 0 <= warmup <= steps:
-        raise UserError(
-            f"the warm-up is {warmup} of {steps} steps; it must be from 0 to {steps}: "
-            "lower the warm-up or run longer"
-        )
-    if not 0 <= cooldown <= 1:
-        raise UserError(f"the cool-down is {cooldown}; it is a share of the steps, from 0 to 1")
-    if not 0 <= floor <= 1:
-        raise UserError(f"the floor is {floor}; it is a share of the peak rate, from 0 to 1")

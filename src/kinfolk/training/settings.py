@@ -1,48 +1,69 @@
 """How a run learns: everything about it that is neither the network nor the objective."""
 
-from dataclasses import dataclass
 from typing import Literal
 
+from kinfolk.config import config, field
 from kinfolk.errors import UserError
 
+Optimiser = Literal["adamw", "adafactor", "adamw_rms"]
+Schedule = Literal["linear", "cosine", "inverse_root", "constant", "trapezoid", "slanted"]
 
-@dataclass(frozen=True, kw_only=True)
+
+@config("train")
 class Train:
     """Steps, rates, and what is kept."""
 
-    steps: int = 10_000
-    batch: int = 32  # rows a step
-    accumulate: int = 1  # micro-batches a step is split into, to save memory
-    optimiser: str = "adamw"  # or adafactor, adamw_rms
-    schedule: str = "cosine"  # or linear, inverse_root, constant, trapezoid, slanted
-    peak: float = 5e-4  # the highest rate
-    floor: float = 0.1  # the last rate, as a share of the peak
-    warmup: int = 500  # steps up to the peak
-    cooldown: float = 0.2  # the share of steps a trapezoid takes to come down
-    decay: float = 0.01  # of weights, matrices only
-    betas: tuple[float, float] = (0.9, 0.98)
-    epsilon: float = 1e-8
-    clip: float = 1.0  # the largest norm of the gradient; 0 for none
-    seed: int = 0
-    save_every: int = 1000  # steps; the last step is always saved
-    keep: int = 2  # newest checkpoints
-    evaluate_every: int = 500  # steps, where the corpus has held-out documents
-    evaluate_batches: int = 16
-    device: str = "auto"  # or cpu, cuda
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"  # auto is bfloat16 on CUDA
-    compile: Literal["auto", "yes", "no"] = "auto"  # auto is yes on CUDA
-    capture: Literal["yes", "no"] = "no"  # yes replays a compiled step on CUDA as one graph
-    workers: int = 0  # processes that make batches; their number changes nothing but speed
+    steps: int = field(default=10_000, ge=1, help="number of optimizer steps")
+    batch: int = field(default=32, ge=1, le=2**24, help="number of rows in a step")
+    accumulate: int = field(
+        default=1, ge=1, help="number of micro-batches that a step is split into"
+    )
+    optimiser: Optimiser = field(
+        default="adamw", help="optimizer; adamw_rms multiplies each step by the RMS of its tensor"
+    )
+    schedule: Schedule = field(default="cosine", help="learning-rate schedule")
+    peak: float = field(default=5e-4, gt=0, help="peak learning rate")
+    floor: float = field(
+        default=0.1, ge=0, le=1, help="last learning rate as a fraction of the peak"
+    )
+    warmup: int = field(default=500, ge=0, help="number of warm-up steps")
+    cooldown: float = field(
+        default=0.2, ge=0, le=1, help="fraction of the steps in which a trapezoid schedule decays"
+    )
+    decay: float = field(default=0.01, ge=0, help="weight decay, of matrices only")
+    betas: tuple[float, float] = field(
+        default=(0.9, 0.98), ge=0, lt=1, help="coefficients of Adam's running averages"
+    )
+    epsilon: float = field(default=1e-8, ge=0, help="epsilon in the denominator of Adam")
+    clip: float = field(default=1.0, ge=0, help="largest norm of the gradient; 0 does not clip")
+    seed: int = field(
+        default=0, ge=0, le=2**63 - 1, help="seed of initial weights, data order and dropout"
+    )
+    save_every: int = field(
+        default=1000,
+        ge=1,
+        help="number of steps between checkpoints; the last step is always saved",
+    )
+    keep: int = field(default=2, ge=1, help="number of latest checkpoints to keep")
+    evaluate_every: int = field(
+        default=500, ge=1, help="number of steps between evaluations on held-out documents"
+    )
+    evaluate_batches: int = field(default=16, ge=1, help="number of batches in an evaluation")
+    device: str = field(default="auto", help="device: auto, cpu or cuda")
+    precision: Literal["auto", "float32", "bfloat16"] = field(
+        default="auto", help="number format of the forward pass; auto is bfloat16 on CUDA"
+    )
+    compile: Literal["auto", "yes", "no"] = field(
+        default="auto", help="compile the model; auto is yes on CUDA"
+    )
+    capture: Literal["yes", "no"] = field(
+        default="no", help="replay the compiled step as a CUDA graph"
+    )
+    workers: int = field(
+        default=0, ge=0, le=1024, help="number of data loader processes; it changes no batch"
+    )
 
     def __post_init__(self) -> None:
-        counts = ("steps", "batch", "accumulate", "save_every", "keep")
-        for name in (*counts, "evaluate_every", "evaluate_batches"):
-            if getattr(self, name) < 1:
-                raise UserError(f"train.{name}={getattr(self, name)}: it must be at least 1")
-        if self.workers < 0 or self.warmup < 0 or self.clip < 0:
-            raise UserError("train.workers, train.warmup and train.clip cannot be negative")
-        if not 0 <= self.seed < 2**63:
-            raise UserError(f"train.seed={self.seed}: it must be from 0 to 2^63 - 1")
         if self.batch % self.accumulate:
             raise UserError(
                 f"train.accumulate={self.accumulate} does not divide train.batch={self.batch}"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.nn.language_model import attention_windows
+from kinfolk.rng import derive_seed
 from kinfolk.training.attack import Attack
 from kinfolk.training.capture import Captured
 from kinfolk.training.thawing import Thaw
@@ -110,7 +111,7 @@ class Step:
 
         Dropout, too, is a function of seed and step: run again, it drops the same units.
         """
-        torch.manual_seed(mix(self.seed, number, part))
+        torch.manual_seed(derive_seed(self.seed, number, part))
         if self.memory is not None:
             batch = batch.after(self.memory[part])
         if self.captured is not None:
@@ -136,14 +137,3 @@ def add(counts: Any) -> dict[str, int]:
         for name, count in some.items():
             total[name] = total.get(name, 0) + count
     return total
-
-
-def mix(*numbers: int) -> int:
-    """Mix numbers into one seed, as SplitMix64 does."""
-    state = 0
-    for number in numbers:
-        state = (state + number + 0x9E3779B97F4A7C15) % 2**64
-        state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
-        state = (state ^ (state >> 27)) * 0x94D049BB133111EB % 2**64
-        state ^= state >> 31
-    return state

@@ -5,9 +5,9 @@ options   good | bad
 score     log p(option | text), and the options compete
 """
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from kinfolk.config import config
 from kinfolk.errors import UserError
 from kinfolk.tasks.examples import Example
 from kinfolk.tasks.rows import Choice, Completion
@@ -20,7 +20,7 @@ from kinfolk.types import Batch, Loss
 PATTERNS = {"classify": "{text} {text2} {answer}", "choose": "{text} {question} {answer}"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("cloze")
 class Cloze(Likely):
     """Let options compete for the blank of a pattern."""
 

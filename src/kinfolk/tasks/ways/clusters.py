@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kinfolk.config import config
 from kinfolk.errors import UserError
 from kinfolk.tasks.examples import Example, Page, Reading
 from kinfolk.tasks.framing import around
@@ -54,7 +55,7 @@ class Ranked(Key):
     room: Tensor  # (examples,): how many spans are kept
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("coreference_head")
 class Clusters(Way):
     """Score every span with each of those before it, and with none."""
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from kinfolk.config import config
 from kinfolk.tasks.examples import Example, Page, Reading
 from kinfolk.tasks.framing import around, encoded, framed
 from kinfolk.tasks.rows import Asked
@@ -34,7 +35,7 @@ class Window:
     spans: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("span_head")
 class Ends(Way):
     """Score every token of a context as the start and the end of the answer."""
 

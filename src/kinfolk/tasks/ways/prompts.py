@@ -5,9 +5,9 @@ options   good | bad
 score     log p(option | prompt), a token of it, so that long options have a chance
 """
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from kinfolk.config import config
 from kinfolk.errors import UserError
 from kinfolk.tasks.examples import Example
 from kinfolk.tasks.rows import Choice, Completion, Labelled, Written
@@ -25,7 +25,7 @@ PATTERNS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("prompt")
 class Prompts(Likely):
     """Let options compete behind a prompt; nothing is learned."""
 

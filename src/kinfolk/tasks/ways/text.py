@@ -8,9 +8,9 @@ Where the answers are known beforehand, the likeliest of them counts; else one i
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from kinfolk.config import config
 from kinfolk.tasks.examples import Example
 from kinfolk.tasks.rows import Asked, Choice, Completion, Labelled, Tagged, Written
 from kinfolk.tasks.speech import around, fields, reading
@@ -23,7 +23,7 @@ from kinfolk.types import IGNORED, Batch, Loss
 GRAIN = 0.2  # numbers are rounded to it, so that few texts stand for all of them (section 2.4)
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("text")
 class Text(Likely):
     """Read a task's prefix and the texts of a row, and write the answer."""
 

@@ -8,12 +8,12 @@ Besides, every token of the line is predicted as in pretraining, at half the wei
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
 
+from kinfolk.config import config
 from kinfolk.tasks.examples import Example, Page, Reading
 from kinfolk.tasks.framing import encoded
 from kinfolk.tasks.rows import Choice, Labelled
@@ -23,7 +23,7 @@ from kinfolk.text.tokenizer import Specials, Tokenizer
 from kinfolk.types import IGNORED, Batch, Loss
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("transformed")
 class Transformed(Whole):
     """Score the state of a line's last token, and go on predicting all of them."""
 
@@ -93,7 +93,7 @@ class Transformed(Whole):
         return [*scores.double().cpu().numpy()]
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("bare")
 class Bare(Transformed):
     """Read a text as it is, with nothing around it, as transformers' own classes do."""
 

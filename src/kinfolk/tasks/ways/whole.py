@@ -8,13 +8,13 @@ Options are read one by one, each behind what is asked about it, and their score
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from kinfolk.config import config
 from kinfolk.tasks.examples import Example, Page, Reading
 from kinfolk.tasks.framing import around, encoded, fitting, framed
 from kinfolk.tasks.rows import Choice, Labelled
@@ -35,11 +35,11 @@ from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.types import IGNORED, Batch, Loss
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("sequence_head")
 class Whole(Way):
     """Score the state of one token a text."""
 
-    frame: str = "bert"  # of FRAMES
+    frame: str | None = "bert"  # of FRAMES; None for a decoder
     weights: tuple[float, ...] = ()  # of the classes, 1 on average over the training set
     teaching: float = 0.0  # the share of the loss that is a teacher's (Hinton et al. 2015)
     heat: float = 2.0  # of the teacher's and the student's scores, where they are compared
@@ -85,10 +85,12 @@ class Whole(Way):
 
     def margin(self, texts: int) -> int:
         """Say how many slots stand around so many texts."""
+        assert self.frame is not None, "decoders have a margin of their own"
         return around(self.frame, texts)
 
     def reading(self, texts: Sequence[Sequence[int]], tokenizer: Tokenizer) -> Reading:
         """Frame texts that fit."""
+        assert self.frame is not None, "decoders are read in another way"
         inside = framed(self.frame, tokenizer.specials, texts)
         return Reading(
             ids=inside.ids,

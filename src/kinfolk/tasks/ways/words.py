@@ -10,12 +10,12 @@ no word is lost.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
+from kinfolk.config import config
 from kinfolk.tasks.examples import Example, Page, Reading
 from kinfolk.tasks.framing import around, framed
 from kinfolk.tasks.rows import Tagged
@@ -27,7 +27,7 @@ from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.types import IGNORED, Batch, Loss
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("token_head")
 class Words(Way):
     """Score one piece of every word."""
 
