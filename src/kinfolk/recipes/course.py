@@ -12,7 +12,16 @@ from kinfolk import hub
 from kinfolk.data.fingerprint import of_file
 from kinfolk.errors import UserError
 from kinfolk.nn.headed import Headed
-from kinfolk.recipes.pretraining import Watch, in_halves, learning, loader, pick
+from kinfolk.recipes.pretraining import (
+    Watch,
+    check_weights,
+    checks,
+    in_halves,
+    learning,
+    loader,
+    pick,
+    remedy,
+)
 from kinfolk.recipes.teaching import opinions
 from kinfolk.recipes.tuning import Say, Tuning, timed
 from kinfolk.tasks.lessons import Lessons, answers, shares
@@ -122,6 +131,7 @@ class Run:
             bfloat16=self.bfloat16,
             attack=Attack(self.model, habits.attack) if habits.attack else None,
             thaw=Thaw(self.model, train.evaluate_every * habits.scores) if habits.thaw else None,
+            checks=checks(train, self.device),
         )
         with Log.open(self.out, start) as log:
             self.log = log
@@ -136,6 +146,7 @@ class Run:
                 save_every=train.save_every,
                 watch=watch,
                 enough=self.enough,
+                remedy=lambda: remedy("finetune", self.out, train),
             ).run(start, loader(self.lessons, train, start, pinned=False))
 
     def enough(self) -> bool:
@@ -184,6 +195,7 @@ class Run:
 
     def save(self, step: int, held_out: float | None) -> None:
         """Write a checkpoint: a model folder, and what it takes to go on from it."""
+        check_weights(self.model, step, lambda: remedy("finetune", self.out, self.tuning.train))
         state = {
             "step": step,
             "optimiser": self.optimiser.state_dict(),

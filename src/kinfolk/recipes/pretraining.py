@@ -129,6 +129,7 @@ class Run:
             resolved=self.resolved,
             captured=self.resolved and train.capture == "yes",
             memory=self.memory,
+            checks=checks(train, self.device),
         )
         with Log.open(self.out, start) as log:
             self.log = log
@@ -142,6 +143,7 @@ class Run:
                 save=self.save,
                 save_every=train.save_every,
                 watch=watch,
+                remedy=lambda: remedy("pretrain", self.out, train),
             ).run(start, loader(self.feed, train, start, pinned=self.device.type == "cuda"))
 
     @torch.no_grad()
@@ -163,6 +165,7 @@ class Run:
 
     def save(self, step: int, score: float | None) -> None:
         """Write a checkpoint: a model folder, and what it takes to go on from it."""
+        check_weights(self.model, step, lambda: remedy("pretrain", self.out, self.recipe.train))
         best = score is not None and score < self.best
         if best:
             assert score is not None
@@ -223,6 +226,31 @@ def learning(
         floor=train.floor,
     )
     return mover, factor
+
+
+def checks(train: Train, device: torch.device) -> Callable[[int], bool]:
+    """Say before which updates, from 0, loss and gradient norm are read: always on a CPU.
+
+    Reading waits for an accelerator. A step that saves waits anyway; what goes wrong between is
+    found when its line of the log is written, before anything is saved.
+    """
+    return lambda number: device.type == "cpu" or train.saves(number + 1)
+
+
+def remedy(command: str, out: Path, train: Train) -> str:
+    """Say how to resume a run whose loss or gradient is not finite."""
+    folder = checkpoints.newest(out)
+    step = 0 if folder is None else checkpoints.step_of(folder)
+    return (
+        f"Lower train.peak (now {train.peak:g}) or raise train.warmup (now {train.warmup}) in "
+        f"{out / 'recipe.json'}, then resume from step {step}: kinfolk {command} --resume {out}"
+    )
+
+
+def check_weights(model: nn.Module, step: int, remedy: Callable[[], str]) -> None:
+    """Refuse weights that are not finite: a finite gradient and a high rate can make them so."""
+    if not torch.stack([p.detach().isfinite().all() for p in model.parameters()]).all():
+        raise UserError(f"weights are not finite after step {step}. {remedy()}")
 
 
 def in_halves(train: Train, device: torch.device) -> bool:

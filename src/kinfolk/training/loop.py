@@ -57,6 +57,7 @@ class Loop:
     save_every: int
     watch: Callable[[Progress], None]
     enough: Callable[[], bool] | None = None  # asked after each scoring: may the run end here?
+    remedy: Callable[[], str] = lambda: ""  # what to do where loss or gradient are not finite
 
     done: int = field(default=0, init=False)
     pending: list[tuple[int, Outcome]] = field(default_factory=list, init=False)
@@ -69,7 +70,10 @@ class Loop:
         try:
             for batch in batches:
                 with uninterrupted():
-                    self.pending.append((self.done + 1, self.step(self.done, batch)))
+                    outcome = self.step(self.done, batch)
+                    self.pending.append((self.done + 1, outcome))
+                    if not outcome.updated:
+                        self.write(False)  # raises
                     self.done += 1
                     saving = self.due(self.save_every)
                     scoring = self.score is not None and (saving or self.due(self.score_every))
@@ -99,12 +103,13 @@ class Loop:
         self.pending.clear()
         now = time.perf_counter()
         speed = sum(line["counts"]["tokens"] for _, line in lines) / max(now - self.since, 1e-9)
-        for number, line in lines:
-            if not math.isfinite(line["loss"]):
-                raise UserError(
-                    f"the loss is {line['loss']} at step {number}: the run is sick; lower "
-                    "train.peak or raise train.warmup, and start again"
-                )
+        for place, (number, line) in enumerate(lines):
+            for name, value in (("loss", line["loss"]), ("gradient norm", line["norm"])):
+                if not math.isfinite(value):
+                    for earlier, healthy in lines[:place]:
+                        self.log.write(earlier, healthy, {"tokens_per_second": speed})
+                    said = "NaN" if math.isnan(value) else "infinite"
+                    raise UserError(f"{name} is {said} at step {number}. {self.remedy()}".rstrip())
         if scoring and self.score is not None:
             scores = self.score()
             assert scores.keys().isdisjoint(lines[-1][1]), "a score has the name of something else"
