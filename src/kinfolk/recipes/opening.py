@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -105,8 +106,7 @@ def exam(
     limit = getattr(config, "context", None)
     if limit is not None and length > limit:
         raise UserError(f"--length {length} is more than the model's context of {limit} tokens")
-    way = type(objective)(specials=tokenizer.specials, vocab=tokenizer.vocab, length=length)
-    return way.exam()
+    return replace(objective, length=length).exam()
 
 
 @torch.no_grad()
