@@ -99,7 +99,7 @@ def test_the_held_out_loss_is_that_of_the_saved_model(home: Home, runs: dict[str
         total += recipe.objective.loss(model, batch).sums["tokens"].item()
         count += batch.counts["tokens"]
     assert read(runs["gpt2"])[-1]["held_out"] == pytest.approx(total / count, rel=1e-6)
-    assert run.score() == read(runs["gpt2"])[-1]["held_out"]
+    assert run.score() == {"held_out": read(runs["gpt2"])[-1]["held_out"]}
 
 
 def test_a_seed_is_all_of_chance(home: Home, tmp_path: Path) -> None:

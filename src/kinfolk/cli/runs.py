@@ -175,17 +175,19 @@ def watching(
     )
     with Bar(*columns, console=errors, disable=not errors.is_terminal) as bar:
         task = bar.add_task(name, total=None, said="")
-        held: float | None = None
-        scored = ""
+        held = ""
 
         def watch(progress: "Progress") -> None:
-            nonlocal held, scored
+            nonlocal held
             said = f"loss {progress.loss:.3f}"
+            for part, value in progress.parts.items():
+                said += "" if part == "tokens" else f"  {part} {value:.3f}"
             if progress.held_out is not None:
-                said += f"  held out {progress.held_out:.3f}"
-                if score is not None and progress.held_out != held:
-                    held, scored = progress.held_out, f"  {score()}"
-                said += scored
+                found = f"  held out {progress.held_out:.3f}"
+                found += "" if score is None else f"  {score()}"
+                said, held = said + found, f"{found} (step {progress.step:,})"
+            else:
+                said += held
             said += f"  {progress.speed:,.0f} {'predictions' if score is None else 'tokens'}/s"
             bar.update(task, completed=progress.step, total=progress.steps, said=said)
             every = max(1, progress.steps // 10)

@@ -138,7 +138,7 @@ class Run:
                 step=step,
                 log=log,
                 log_every=10 if self.device.type == "cuda" else 1,
-                score=None if self.held_out is None else lambda: {"held_out": self.score()},
+                score=None if self.held_out is None else self.score,
                 score_every=train.evaluate_every,
                 save=self.save,
                 save_every=train.save_every,
@@ -147,8 +147,8 @@ class Run:
             ).run(start, loader(self.feed, train, start, pinned=self.device.type == "cuda"))
 
     @torch.no_grad()
-    def score(self) -> float:
-        """Return the loss on held-out documents, the same batches every time."""
+    def score(self) -> dict[str, Any]:
+        """Return the loss on held-out documents, the same batches every time, and its parts."""
         assert self.held_out is not None
         self.model.eval()
         total = Loss({})
@@ -161,7 +161,11 @@ class Run:
             total, memory = total + loss, loss.memory
             counts = add([counts, batch.counts])
         self.model.train()
-        return float(total.mean(counts))
+        found: dict[str, Any] = {"held_out": float(total.mean(counts))}
+        if len(total.sums) > 1:
+            means = {name: float(part) / max(counts[name], 1) for name, part in total.sums.items()}
+            found["held_out_parts"] = means
+        return found
 
     def save(self, step: int, score: float | None) -> None:
         """Write a checkpoint: a model folder, and what it takes to go on from it."""

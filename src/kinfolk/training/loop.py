@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kinfolk.errors import UserError
-from kinfolk.training.log import Log
+from kinfolk.training.log import Log, token_loss
 from kinfolk.training.step import Outcome
 from kinfolk.types import Batch
 
@@ -21,9 +21,10 @@ class Progress:
 
     step: int  # updates done
     steps: int
-    loss: float
-    held_out: float | None  # the last loss on held-out documents
+    loss: float  # of tokens, where it has other parts: what the page of the run shows
+    held_out: float | None  # the same on held-out documents, where they were scored at this step
     speed: float  # predictions a second
+    parts: Mapping[str, float] = field(default_factory=dict)  # of the loss, where it has several
 
 
 @contextmanager
@@ -51,7 +52,7 @@ class Loop:
     log: Log
     log_every: int  # steps between reads of the device: each read waits for it
     # Where there are held-out documents: the loss on them, "held_out", and what else is logged.
-    score: Callable[[], Mapping[str, float]] | None
+    score: Callable[[], Mapping[str, Any]] | None
     score_every: int
     save: Callable[[int, float | None], None]
     save_every: int
@@ -115,7 +116,12 @@ class Loop:
             assert scores.keys().isdisjoint(lines[-1][1]), "a score has the name of something else"
             self.held_out = scores["held_out"]
             lines[-1][1].update(scores)
+        else:
+            self.held_out = None
         for number, line in lines:
             self.log.write(number, line, {"tokens_per_second": speed})
-        self.watch(Progress(self.done, self.steps, lines[-1][1]["loss"], self.held_out, speed))
+        newest = lines[-1][1]
+        held_out = None if self.held_out is None else token_loss(newest, "held_out")
+        parts = newest.get("parts", {})
+        self.watch(Progress(self.done, self.steps, token_loss(newest), held_out, speed, parts))
         self.since = time.perf_counter()
