@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import math
+import statistics
+import time
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,10 @@ from kinfolk.errors import UserError
 from kinfolk.recipes.opening import load
 from kinfolk.recipes.pretraining import Run, pick, pretrain, resume
 from kinfolk.recipes.recipe import Recipe, Share
+from kinfolk.recipes.reporting import report
 from kinfolk.training import checkpoints
 from kinfolk.training.log import read
+from kinfolk.training.loop import Progress
 from little import MEMBERS, Home, tree
 
 
@@ -169,6 +173,29 @@ def test_weights_that_an_update_made_infinite_are_not_saved(home: Home, tmp_path
     ):
         pretrain(home.recipe("gpt2", *settings), tmp_path / "run")
     assert checkpoints.newest(tmp_path / "run") is None
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_speed_counts_the_tokens_that_are_read(
+    member: str, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = iter(range(1000))
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
+    seen: list[Progress] = []
+    alone = ("train.steps=3", "train.save_every=9", "train.evaluate_every=9")
+    recipe = home.recipe(member, *alone)
+    run = pretrain(recipe, tmp_path / "run", watch=seen.append)
+    batches = Run(recipe, tmp_path / "other").feed
+    for number, progress in enumerate(seen):  # a tick passes between a line and the next
+        inputs = batches[number].inputs
+        streams = [inputs] if inputs.source is None else [inputs, inputs.source]
+        assert progress.speed == sum(int((s.sight.document >= 0).sum()) for s in streams)
+        if member == "bert":  # seven times what is predicted
+            assert progress.speed > 4 * batches[number].counts["tokens"]
+    lines = (run / "speed.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["tokens_per_second"] for line in lines] == [p.speed for p in seen]
+    page = report(run).read_text(encoding="utf-8")
+    assert f"{statistics.median(p.speed for p in seen):,.0f} input tokens a second" in page
 
 
 @pytest.mark.parametrize("device", ["meta", "mps", "abacus", ""])

@@ -36,7 +36,7 @@ class Run:
         self.stepped.append(number)
         loss = torch.tensor(self.losses(number))
         norm, updated = torch.tensor(self.norms(number)), self.updated(number)
-        return Outcome(loss, norm, {"tokens": loss}, {"tokens": 7}, 0.1, updated)
+        return Outcome(loss, norm, {"tokens": loss}, {"tokens": 7}, 0.1, 7, updated)
 
     def score(self) -> dict[str, float]:
         self.scored.append(len(self.stepped) + self.start)

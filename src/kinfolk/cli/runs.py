@@ -94,6 +94,7 @@ def pretrain(
     from kinfolk.recipes.continuing import begun
     from kinfolk.recipes.recipe import shares
     from kinfolk.recipes.reporting import report
+    from kinfolk.training.log import speed
 
     texts = translation.texts(
         source=source,
@@ -151,7 +152,8 @@ def pretrain(
     page = report(folder)
     score = translation.score(folder)
     if json:
-        print_json({"run": str(folder), "report": str(page), **(score or {})})
+        values = {"run": str(folder), "report": str(page), "tokens_per_second": speed(folder)}
+        print_json({**values, **(score or {})})
         return
     print(f"the model is in {folder}/checkpoints/last, its curve in {page}")
     if score is not None:
@@ -188,7 +190,7 @@ def watching(
                 said, held = said + found, f"{found} (step {progress.step:,})"
             else:
                 said += held
-            said += f"  {progress.speed:,.0f} {'predictions' if score is None else 'tokens'}/s"
+            said += f"  {progress.speed:,.0f} tokens/s"
             bar.update(task, completed=progress.step, total=progress.steps, said=said)
             every = max(1, progress.steps // 10)
             if not errors.is_terminal and (progress.step % every == 0):

@@ -8,7 +8,7 @@ from kinfolk.data.pairs import Targets
 from kinfolk.objectives.pairs import Pairs
 from kinfolk.recipes.evaluation import Baselines, Counted, mixed_baselines
 from kinfolk.recipes.recipe import Recipe
-from kinfolk.training.log import read, token_loss
+from kinfolk.training.log import read, speed, token_loss
 
 
 def report(run: Path) -> Path:
@@ -28,6 +28,8 @@ def report(run: Path) -> Path:
         ("optimiser", f"{train.optimiser}, peak {train.peak:g}, {train.schedule}"),
         ("seed", str(train.seed)),
     ]
+    if (tokens_per_second := speed(run)) is not None:
+        facts.append(("speed", f"{tokens_per_second:,.0f} input tokens a second"))
     page = Report(
         title=recipe.name,
         subtitle="the loss of one run, and what counting alone would reach",

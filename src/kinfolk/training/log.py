@@ -9,6 +9,7 @@ import contextlib
 import json
 import math
 import os
+import statistics
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -86,6 +87,13 @@ def read(run: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         raise UserError(f"{run} has no log.jsonl; is it the folder of a run?")
     return [entry for _, entry in _entries(path)]
+
+
+def speed(run: Path) -> float | None:
+    """Return the median of the input tokens a second, None where no step was timed."""
+    path = run / "speed.jsonl"
+    found = [e["tokens_per_second"] for _, e in _entries(path)] if path.is_file() else []
+    return statistics.median(found) if found else None
 
 
 def token_loss(entry: Mapping[str, Any], name: str = "loss") -> float:

@@ -23,7 +23,7 @@ class Progress:
     steps: int
     loss: float  # of tokens, where it has other parts: what the page of the run shows
     held_out: float | None  # the same on held-out documents, where they were scored at this step
-    speed: float  # predictions a second
+    speed: float  # tokens read in a second
     parts: Mapping[str, float] = field(default_factory=dict)  # of the loss, where it has several
 
 
@@ -101,9 +101,10 @@ class Loop:
         if not self.pending:
             return
         lines = [(number, outcome.values()) for number, outcome in self.pending]  # waits
-        self.pending.clear()
         now = time.perf_counter()
-        speed = sum(line["counts"]["tokens"] for _, line in lines) / max(now - self.since, 1e-9)
+        tokens = sum(int(outcome.tokens) for _, outcome in self.pending)
+        speed = tokens / max(now - self.since, 1e-9)
+        self.pending.clear()
         for place, (number, line) in enumerate(lines):
             for name, value in (("loss", line["loss"]), ("gradient norm", line["norm"])):
                 if not math.isfinite(value):

@@ -36,6 +36,7 @@ class Outcome:
     parts: Mapping[str, Tensor]
     counts: Mapping[str, int]
     rate: float
+    tokens: Tensor | int = 0  # that the model read, in all micro-batches
     updated: bool = True  # False where loss or norm were read, were not finite, and nothing changed
 
     def values(self) -> dict[str, Any]:
@@ -106,7 +107,8 @@ class Step:
             self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         parts = {name: total / max(counts[name], 1) for name, total in sums.items()}
-        return Outcome(loss, norm, parts, counts, rate, updated)
+        tokens = sum(input_tokens(batch.inputs) for batch in batches)
+        return Outcome(loss, norm, parts, counts, rate, tokens, updated)
 
     def _learn(
         self, number: int, part: int, batch: Batch[Any], counts: Mapping[str, int], alone: bool
@@ -132,6 +134,12 @@ class Step:
             inputs = batch.inputs.resolved(self.windows) if self.resolved else batch.inputs
             said: Loss = self.learner(inputs, batch.targets)
         return said
+
+
+def input_tokens(inputs: Inputs) -> Tensor:
+    """Count the tokens that a model reads, those of its encoder too, and no padding."""
+    own = (inputs.sight.document >= 0).sum()
+    return own if inputs.source is None else own + input_tokens(inputs.source)
 
 
 def add(counts: Any) -> dict[str, int]:
