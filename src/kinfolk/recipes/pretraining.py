@@ -54,7 +54,7 @@ def resume(out: Path | str, *, watch: Watch = lambda progress: None) -> Path:
             f"{out} is finished: it has done all of its {recipe.train.steps} steps; "
             "to learn for longer, start a new run with more --steps"
         )
-    run = Run(recipe, out)
+    run = Run(recipe, out, fresh=folder is None)
     if folder is not None:
         if Tokenizer.load(folder).hash != run.tokenizer.hash:
             raise foreign(run.corpora[0])
@@ -66,7 +66,7 @@ def resume(out: Path | str, *, watch: Watch = lambda progress: None) -> Path:
 class Run:
     """A recipe brought to life: text, network, optimiser, and where they leave things."""
 
-    def __init__(self, recipe: Recipe, out: Path) -> None:
+    def __init__(self, recipe: Recipe, out: Path, *, fresh: bool = True) -> None:
         self.recipe, self.out, train = recipe, out, recipe.train
         self.corpora = [share.open() for share in recipe.shares]
         self.tokenizer = matching(self.corpora, recipe)
@@ -77,7 +77,9 @@ class Run:
         self.feed = feed(recipe, self.corpora, weights)
         self.held_out = held_out(recipe)
         torch.manual_seed(train.seed)
-        self.model: nn.Module = network(recipe).to(self.device)
+        # A checkpoint brings all weights along: the folder that the run began from may be gone.
+        model = network(recipe) if fresh else recipe.model.build()
+        self.model: nn.Module = model.to(self.device)
         self.optimiser, self.factor = learning(self.model, train)
         self.learner: nn.Module = Learner(self.model, recipe.objective)
         cuda = self.device.type == "cuda"
