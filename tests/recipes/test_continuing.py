@@ -151,6 +151,17 @@ def test_a_folder_that_transformers_wrote_goes_on(home: Home, tmp_path: Path) ->
     assert steps == Train().steps, "a folder's name is no size with a paper's million steps"
 
 
+def test_going_on_twice_from_a_folder_named_like_a_size_keeps_the_schedule(
+    home: Home, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    hub.save(tmp_path / "gpt2-xl", *hub.load(runs["gpt2"] / "checkpoints" / "last"))
+    first = continued(tmp_path / "gpt2-xl", home.corpus, length=32)
+    short = dataclasses.replace(first, train=dataclasses.replace(first.train, steps=2, warmup=1))
+    once = pretrain(short, tmp_path / "once")
+    assert continued(once, home.corpus).train == first.train
+    assert first.train.steps == Train().steps
+
+
 def test_a_name_is_a_member_and_a_path_a_folder(
     home: Home, runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
