@@ -35,7 +35,12 @@ from kinfolk.training.log import read
 SAMPLE = 1000  # rows that show how long answers are
 OF_STEPS = ("step", "loss", "rate", "norm", "counts", "parts")  # in every line of the log
 SHARE = 0.5  # of a teacher in the loss
-KNOWN = ("train.steps", "train.evaluate_every", "train.warmup")  # once a run has begun
+KNOWN = (
+    "train.steps",
+    "train.evaluate_every",
+    "train.save_every",
+    "train.warmup",
+)  # once a run has begun
 
 
 def finetune(

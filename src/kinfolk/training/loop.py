@@ -58,6 +58,7 @@ class Loop:
     save_every: int
     watch: Callable[[Progress], None]
     enough: Callable[[], bool] | None = None  # asked after each scoring: may the run end here?
+    keep: Callable[[], bool] | None = None  # asked after each scoring: must it be saved?
     remedy: Callable[[], str] = lambda: ""  # what to do where loss or gradient are not finite
 
     done: int = field(default=0, init=False)
@@ -81,7 +82,8 @@ class Loop:
                     if saving or scoring or self.due(self.log_every):
                         self.write(scoring)
                     ending = scoring and self.enough is not None and self.enough()
-                    if saving or ending:
+                    keeping = scoring and self.keep is not None and self.keep()
+                    if saving or ending or keeping:
                         self.save(self.done, self.held_out)
                         saved, self.since = self.done, time.perf_counter()
                 if ending:
