@@ -178,7 +178,9 @@ class Run:
             values |= {f"{prefix}{name}": value for name, value in found.items()}
             mains.append(way.task.worth(found[way.task.main]))
         latest = sum(mains) / len(mains), -values["held_out"]
-        self.record = self.best == NOTHING or latest > self.best
+        # Nothing is greater than NaN: as a best it would stay one.
+        known = not any(math.isnan(value) for value in latest)
+        self.record = known and (self.best == NOTHING or latest > self.best)
         self.best, self.waited = (latest, 0) if self.record else (self.best, self.waited + 1)
         return values
 
@@ -224,7 +226,7 @@ class Run:
             checkpoints.write_state(folder, state)
 
         self.log.sync()
-        best = self.record or not any(self.dev)
+        best = self.record or self.best == NOTHING  # where nothing can be compared, the newest
         checkpoints.save(self.out, step, write, keep=self.tuning.train.keep, best=best)
         self.record = False
 
