@@ -14,7 +14,7 @@ from kinfolk.errors import UserError
 from kinfolk.nn.headed import Headed
 from kinfolk.recipes import ways
 from kinfolk.recipes.course import Run
-from kinfolk.recipes.pretraining import Watch
+from kinfolk.recipes.pretraining import Watch, new_run
 from kinfolk.recipes.starting import Start, started
 from kinfolk.recipes.tuning import (
     Habits,
@@ -109,9 +109,9 @@ def finetune(
     if start.fresh:
         body = fresh(tuning)
     run = Run(tuning, body, tokenizer, out, say, settings)
-    out.mkdir(parents=True, exist_ok=True)
-    run.tuning.write(out / "recipe.json")
-    tokenizer.save(out / "tokenizer")
+    with new_run(out) as folder:
+        tokenizer.save(folder / "tokenizer")
+        run.tuning.write(folder / "recipe.json")
     run.go(0, watch)
     return finish(run)
 

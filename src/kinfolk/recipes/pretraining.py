@@ -1,8 +1,10 @@
 """From a recipe to a run folder, in one go or in several."""
 
 import math
+import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +39,25 @@ def pretrain(recipe: Recipe, out: Path | str, *, watch: Watch = lambda progress:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is already there: choose another -o, or resume it with --resume")
     run = Run(recipe, out)  # everything that can be wrong with a recipe is found before this line
-    out.mkdir(parents=True, exist_ok=True)
-    recipe.write(out / "recipe.json")
+    with new_run(out) as folder:
+        recipe.write(folder / "recipe.json")
     run.go(0, watch)
     return out
+
+
+@contextmanager
+def new_run(out: Path) -> Iterator[Path]:
+    """Give a folder to write what a run begins with; it becomes the run folder in one stroke."""
+    partial = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        if out.is_dir():  # and empty
+            out.rmdir()
+        partial.rename(out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def resume(out: Path | str, *, watch: Watch = lambda progress: None) -> Path:
