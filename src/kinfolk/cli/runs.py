@@ -245,7 +245,7 @@ def evaluate(
     """
     from kinfolk.cli import verdicts as labelled
     from kinfolk.recipes import translation
-    from kinfolk.recipes.evaluation import evaluate, verdicts
+    from kinfolk.recipes.evaluation import opened
 
     prompt = labelled.Prompt(
         way=way,
@@ -281,7 +281,8 @@ def evaluate(
     if texts is not None:
         values = translation.evaluate(model, texts, device=device)
     else:
-        score, kind = evaluate(model, corpus=corpus, text=text, length=length, device=device)
+        found = opened(model, corpus, text, length, device)
+        score, kind = found.likelihood()
         values = {
             "loss": score.loss,
             "perplexity": score.perplexity,
@@ -289,7 +290,7 @@ def evaluate(
             "tokens": score.tokens,
             "bytes": score.bytes,
             "kind": kind,
-            **verdicts(model, corpus=corpus, text=text, length=length, device=device),
+            **found.verdicts(),
         }
     if json:
         print_json(values)
