@@ -7,7 +7,7 @@ import pytest
 
 from kinfolk.recipes.tuning import read
 from kinfolk.tasks.guess import guess
-from kinfolk.tasks.rows import Written
+from kinfolk.tasks.rows import Asked, Written
 from kinfolk.tasks.scoring import score
 from kinfolk.tasks.tables import columns
 from kinfolk.tasks.task import Answer, Task
@@ -31,3 +31,16 @@ def test_a_reference_that_fits_worse_changes_nothing() -> None:
     alone = [Written("", "the cat sat on the mat", 1), Written("", "it was very late", 2)]
     beside = [alone[0], Written("", "it was very late", 2, ("none of these words is there",))]
     assert score(task, alone, said) == score(task, beside, said)
+
+
+def test_chinese_questions_without_an_answer_are_scored() -> None:
+    task = Task(kind="span", chinese=True)
+    rows = [
+        Asked("1", "北京是首都", "哪里", (("北京", 0),), True, 1),
+        Asked("2", "北京是首都", "谁", (), False, 2),
+        Asked("3", "北京是首都", "几时", (), False, 3),
+    ]
+    scores = score(task, rows, [Answer("北京"), Answer(""), Answer("首都")])
+    assert scores == {"f1": pytest.approx(2 / 3), "exact": pytest.approx(2 / 3)}
+    assert score(task, rows[1:2], [Answer("")]) == {"f1": 1, "exact": 1}
+    assert score(task, rows[:1], [Answer("")]) == {"f1": 0, "exact": 0}

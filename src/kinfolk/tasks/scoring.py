@@ -8,7 +8,7 @@ from kinfolk.errors import UserError
 from kinfolk.metrics import labels as of_labels
 from kinfolk.metrics.coreference import coreference
 from kinfolk.metrics.scores import score as counted
-from kinfolk.metrics.spans import cmrc, squad, squad2
+from kinfolk.metrics.spans import cmrc, cmrc2, squad, squad2
 from kinfolk.metrics.summaries import rouge
 from kinfolk.metrics.tags import tag_scores
 from kinfolk.metrics.translation import bleu, chrf
@@ -87,7 +87,7 @@ def _tags(said: Sequence[Sequence[str]], right: Sequence[Sequence[str]]) -> dict
 
 def _spans(task: Task, said: Sequence[str], right: Sequence[Sequence[str]]) -> dict[str, float]:
     if task.chinese:
-        scores = cmrc(said, right)
+        scores = cmrc(said, right) if all(right) else cmrc2(said, right)
     elif all(right):
         scores = squad(said, right)
     else:
