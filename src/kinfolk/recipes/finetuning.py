@@ -27,6 +27,7 @@ from kinfolk.recipes.tuning import (
     weighty,
 )
 from kinfolk.tasks.notes import Notes
+from kinfolk.tasks.ways.text import grain
 from kinfolk.tasks.ways.way import Way
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training import checkpoints
@@ -153,7 +154,9 @@ def fitted(way: Way, rows: Sequence[Any], tokenizer: Tokenizer) -> Way:
     if hasattr(way, "refuses"):
         return replace(way, refuses=any(not row.possible for row in rows))  # type: ignore[call-arg]
     if hasattr(way, "average") and way.task.kind == "regress":
-        return replace(way, average=sum(float(r.label) for r in rows) / len(rows), tokens=8)  # type: ignore[call-arg]
+        numbers = [float(row.label) for row in rows]
+        average = sum(numbers) / len(rows)
+        return replace(way, average=average, grain=grain(numbers), tokens=8)  # type: ignore[call-arg]
     if hasattr(way, "told") and way.task.kind in ("write", "tag", "span"):
         sizes = [len(tokenizer.offsets(way.told(row) or "")[0]) for row in rows[:SAMPLE]]
         most = max(way.tokens, min(way.length, max(sizes) + 1))  # type: ignore[attr-defined]
