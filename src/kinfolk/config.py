@@ -83,7 +83,7 @@ TYPES: dict[str, dict[str, str]] = {
         "columns": "kinfolk.tasks.tables",
         "corpus": "kinfolk.recipes.recipe",
         "format": "kinfolk.tasks.forms",
-        "pooling": "kinfolk.nn.headed",
+        "pooling": "kinfolk.nn.language_model",
         "special_tokens": "kinfolk.text.tokenizer",
         "task": "kinfolk.tasks.task",
     },

@@ -2,11 +2,16 @@
 
 import json
 import math
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import kinfolk as package
+from kinfolk import hub
+from kinfolk.data.encoding import Encoder
+from kinfolk.training import checkpoints
 from little import MEMBERS, Home, Kinfolk
 
 TEXT = "The cat saw a ball again.\n\nA dog forgot the letter.\n"
@@ -35,6 +40,28 @@ def test_the_numbers_agree_with_each_other(
     tokens = sum(len(tokenizer.encode(t, specials=False)) for t in TEXT.strip().split("\n\n"))
     # A decoder also predicts where each of the two documents ends.
     assert score["tokens"] == tokens + (2 if member == "gpt2" else 0)
+
+
+def test_the_checkpoint_is_hashed_and_everything_opened_once(
+    kinfolk: Kinfolk, home: Home, runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: Counter[str] = Counter()
+
+    def counted(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def call(*arguments: Any, **settings: Any) -> Any:
+            calls[name] += 1
+            return original(*arguments, **settings)
+
+        monkeypatch.setattr(owner, name, call)
+
+    counted(checkpoints, "verify")
+    counted(hub, "load")
+    counted(Encoder, "__call__")
+    said = kinfolk("evaluate", runs["bert"], "--text", home.text, "--device", "cpu", "--json")
+    assert "pair_accuracy" in json.loads(said.out)
+    assert calls == {"verify": 1, "load": 1, "__call__": 1}
 
 
 def test_the_loss_is_that_of_the_logits(

@@ -70,6 +70,7 @@ def test_scores_are_those_of_the_predictions(
     rows = [line.split("\t") for line in lines]
     right = sum(row[1] == row[2] for row in rows)
     assert found["scores"]["accuracy"] == found["score"] == pytest.approx(right / 44)
+    assert found["scores"].items() <= found.items()  # at the top level, too
     assert found["low"] <= found["score"] <= found["high"]
     assert found["confusion"]["labels"] == ["bad", "good"]
     for row, true in zip(found["confusion"]["counts"], ("bad", "good"), strict=True):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kinfolk.recipes.recipe import Recipe, Share
+from kinfolk.recipes.reporting import curves
 from kinfolk.training.log import read
 from little import MEMBERS, Home, Kinfolk, text, tree
 
@@ -26,7 +27,9 @@ def test_a_run_is_what_was_asked_for(
         *("--seed", 7, "--workers", 0, "train.peak=2e-3", "model.dropout=0.2", "--json"),
     )
     assert said.code == 0
-    assert json.loads(said.out) == {"run": str(out), "report": str(out / "report.html")}
+    values = json.loads(said.out)
+    assert values.pop("tokens_per_second") > 0
+    assert values == {"run": str(out), "report": str(out / "report.html")}
     assert f"{member}/nano  step 3 of 3  loss " in said.err
     recipe = Recipe.read(out / "recipe.json")
     train = recipe.train
@@ -35,6 +38,25 @@ def test_a_run_is_what_was_asked_for(
     assert len(read(out)) == 3
     assert (out / "report.html").stat().st_size > 1000
     assert list((out / "tensorboard").iterdir())
+
+
+def test_lines_name_the_step_of_a_score_and_show_the_losses_of_the_page(
+    kinfolk: Kinfolk, home: Home, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    said = kinfolk(
+        *("pretrain", "bert/nano", "--corpus", home.corpus, "-o", out, "--steps", 5, *FEW),
+        *("train.evaluate_every=2", "train.evaluate_batches=1"),
+    )
+    lines = [line for line in said.err.splitlines() if "step " in line]
+    learned, held_out = curves(out, "bert")
+    score = dict(zip(held_out.xs, held_out.ys, strict=True))
+    assert "held out" not in lines[0]
+    assert f"  held out {score[2]:.3f}  " in lines[1]
+    assert f"  held out {score[2]:.3f} (step 2)  " in lines[2]
+    assert f"  held out {score[4]:.3f}  " in lines[3]
+    for line, loss, entry in zip(lines, learned.ys, read(out), strict=True):
+        assert f"  loss {loss:.3f}  pairs {entry['parts']['pairs']:.3f}  " in line
 
 
 def test_bert_can_learn_by_hidden_words_alone(kinfolk: Kinfolk, home: Home, tmp_path: Path) -> None:

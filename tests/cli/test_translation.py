@@ -163,7 +163,7 @@ MISTAKES = [
     ("{who} {pairs} -o {new} --vocab 9", "--vocab 9 is too small"),
     ("{who} {pairs} -o {new} {v} train.steps=x", "a whole number"),
     ("{who} {pairs} -o {new} {v} --device gpu", "no device 'gpu'"),
-    ("{who} {pairs} -o {new} {v} --length 32 train.schedule=x", "no schedule"),
+    ("{who} {pairs} -o {new} {v} --length 32 train.schedule=x", "train.schedule=x: it must be"),
     ("gpt2 {pairs} -o {new}", "gpt2 cannot learn by 'pairs': it learns by clm"),
     ("transformer/huge {pairs} -o {new}", "has no size 'huge'"),
     ("--resume {run} {pairs}", "give it alone"),

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import sacrebleu
 
 from kinfolk.errors import UserError
 from kinfolk.metrics.translation import bleu
@@ -56,3 +57,17 @@ def test_each_text_needs_a_reference() -> None:
         bleu(["a", "b"], ["a"])
     with pytest.raises(UserError, match="0 texts"):
         bleu([], [])
+
+
+def test_several_references_count_as_in_sacrebleu() -> None:
+    written = ["the cat sat on a red mat .", "so be it", "that was all"]
+    references = [[REFERENCE, "a cat sat on a red mat"], ["so it was"], "this was all"]
+    first, second = (
+        [REFERENCE, "so it was", "this was all"],
+        ["a cat sat on a red mat", None, None],
+    )
+    expected = sacrebleu.corpus_bleu(written, [first, second]).score  # type: ignore[list-item]
+    assert bleu(written, references).score == pytest.approx(expected, rel=1e-12)
+    assert bleu(written, first).score < expected
+    with pytest.raises(UserError, match="text 2 has no reference"):
+        bleu(["a", "b"], ["a", []])

@@ -65,6 +65,21 @@ def test_it_resumes_with_and_without_a_checkpoint(
             torch.testing.assert_close(other.state_dict()[name], weight, rtol=0, atol=0)
 
 
+def test_it_resumes_without_the_folder_that_it_began_from(
+    home: Home, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(runs["gpt2"], source, symlinks=True)
+    whole = pretrain(continued(source, home.corpus, settings=FEW), tmp_path / "whole")
+    stopped = tmp_path / "stopped"
+    shutil.copytree(whole, stopped, symlinks=True)
+    shutil.rmtree(stopped / "checkpoints" / "step-00000003")
+    shutil.rmtree(source)
+    resume(stopped)
+    files = [run / "checkpoints" / "last" / "model.safetensors" for run in (whole, stopped)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
 def test_it_goes_on_as_it_learned_before(home: Home, tmp_path: Path) -> None:
     odd = home.recipe("bert", "objective.rate=0.4", "train.steps=3")
     run = pretrain(odd, tmp_path / "odd")
@@ -134,6 +149,17 @@ def test_a_folder_that_transformers_wrote_goes_on(home: Home, tmp_path: Path) ->
     shutil.copytree(run / "checkpoints" / "last", tmp_path / "bert-base")
     steps = continued(tmp_path / "bert-base", tmp_path / "corpus").train.steps
     assert steps == Train().steps, "a folder's name is no size with a paper's million steps"
+
+
+def test_going_on_twice_from_a_folder_named_like_a_size_keeps_the_schedule(
+    home: Home, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    hub.save(tmp_path / "gpt2-xl", *hub.load(runs["gpt2"] / "checkpoints" / "last"))
+    first = continued(tmp_path / "gpt2-xl", home.corpus, length=32)
+    short = dataclasses.replace(first, train=dataclasses.replace(first.train, steps=2, warmup=1))
+    once = pretrain(short, tmp_path / "once")
+    assert continued(once, home.corpus).train == first.train
+    assert first.train.steps == Train().steps
 
 
 def test_a_name_is_a_member_and_a_path_a_folder(

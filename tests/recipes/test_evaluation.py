@@ -60,23 +60,33 @@ def test_an_encoder_is_scored_by_masking_one_by_one(short: Path, runs: dict[str,
     assert score.nats == pytest.approx(nats, rel=1e-5)
 
 
-def test_an_encoder_decoder_is_scored_by_spans_of_three(short: Path, runs: dict[str, Path]) -> None:
-    model, tokenizer = kinfolk.load(runs["t5"])
+@pytest.mark.parametrize(
+    ("settings", "span", "every"),
+    [
+        ((), 3, 7),  # 15 % of a text at a time: every seventh span
+        (("objective.rate=0.33", "objective.span=2", "train.steps=4"), 2, 3),
+    ],
+)
+def test_an_encoder_decoder_is_scored_by_the_spans_of_its_run(
+    settings: tuple[str, ...], span: int, every: int, short: Path, home: Home
+) -> None:
+    run = home.run("t5", f"t5-{span}" if settings else None, *settings)
+    model, tokenizer = kinfolk.load(run)
     specials = tokenizer.specials
     nats, tokens = 0.0, 0
     for ids in ids_of(tokenizer):
-        spans = [ids[i : i + 3] for i in range(0, len(ids), 3)]
-        for turn in range(min(7, len(spans))):  # 15 % of a text at a time: every seventh span
+        spans = [ids[i : i + span] for i in range(0, len(ids), span)]
+        for turn in range(min(every, len(spans))):
             source: list[int] = []
             target: list[int] = []
             sentinels = iter(specials.sentinels)
-            for number, span in enumerate(spans):
-                if number % 7 == turn:
+            for number, some in enumerate(spans):
+                if number % every == turn:
                     sentinel = next(sentinels)
                     source.append(sentinel)
-                    target += [sentinel, *span]
+                    target += [sentinel, *some]
                 else:
-                    source += span
+                    source += some
             eos = specials.need("eos")
             scores = kinfolk.logits(model, [*target, eos], [*source, eos]).double()
             scores = scores.log_softmax(-1)
@@ -85,7 +95,7 @@ def test_an_encoder_decoder_is_scored_by_spans_of_three(short: Path, runs: dict[
                     nats -= scores[place, id].item()
                     tokens += 1
     assert tokens == sum(map(len, ids_of(tokenizer)))
-    score, _ = evaluate(runs["t5"], text=short)
+    score, _ = evaluate(run, text=short)
     assert score.tokens == tokens
     assert score.nats == pytest.approx(nats, rel=1e-5)
 

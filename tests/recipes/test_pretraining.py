@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import math
+import statistics
+import time
 from pathlib import Path
 
 import pytest
@@ -11,10 +13,12 @@ import torch
 from kinfolk.data.mixture import Mixture
 from kinfolk.errors import UserError
 from kinfolk.recipes.opening import load
-from kinfolk.recipes.pretraining import Run, pick, pretrain
+from kinfolk.recipes.pretraining import Run, pick, pretrain, resume
 from kinfolk.recipes.recipe import Recipe, Share
+from kinfolk.recipes.reporting import report
 from kinfolk.training import checkpoints
 from kinfolk.training.log import read
+from kinfolk.training.loop import Progress
 from little import MEMBERS, Home, tree
 
 
@@ -99,7 +103,7 @@ def test_the_held_out_loss_is_that_of_the_saved_model(home: Home, runs: dict[str
         total += recipe.objective.loss(model, batch).sums["tokens"].item()
         count += batch.counts["tokens"]
     assert read(runs["gpt2"])[-1]["held_out"] == pytest.approx(total / count, rel=1e-6)
-    assert run.score() == read(runs["gpt2"])[-1]["held_out"]
+    assert run.score() == {"held_out": read(runs["gpt2"])[-1]["held_out"]}
 
 
 def test_a_seed_is_all_of_chance(home: Home, tmp_path: Path) -> None:
@@ -115,10 +119,83 @@ def test_a_folder_with_something_in_it_is_left_alone(home: Home, tmp_path: Path)
     assert tree(tmp_path) == {"mine": b"precious"}
 
 
-def test_a_sick_run_says_so(home: Home, tmp_path: Path) -> None:
+def test_a_run_whose_loss_is_not_finite_says_what_to_do(home: Home, tmp_path: Path) -> None:
     recipe = home.recipe("gpt2", "train.peak=1e30", "train.clip=0", "train.warmup=0")
-    with pytest.raises(UserError, match=r"the loss is (nan|inf) at step"):
+    said = (
+        r"^(loss|gradient norm) is (NaN|infinite) at step \d+\. "
+        r"Lower train\.peak \(now 1e\+30\) or raise train\.warmup \(now 0\) .*, "
+        r"then resume from step 0: kinfolk pretrain --resume "
+    )
+    with pytest.raises(UserError, match=said):
         pretrain(recipe, tmp_path / "run")
+
+
+def infinite_gradient(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """Let one gradient be infinite in the update `at`, which counts from 1; the loss is finite."""
+    clip, calls = torch.nn.utils.clip_grad_norm_, 0
+
+    def spoil(parameters: list[torch.Tensor], most: float) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == at:
+            assert parameters[0].grad is not None
+            parameters[0].grad.view(-1)[0] = math.inf
+        return clip(parameters, most)
+
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", spoil)
+
+
+@pytest.mark.parametrize("step", [7, 8])  # of which the second saves
+def test_an_infinite_gradient_is_found_before_weights_change(
+    step: int, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, run = home.recipe("gpt2", "train.keep=1"), tmp_path / "run"
+    with monkeypatch.context() as patched:
+        infinite_gradient(patched, step)
+        said = (
+            rf"^gradient norm is infinite at step {step}\. .* resume from step 4: kinfolk pretrain"
+        )
+        with pytest.raises(UserError, match=said):
+            pretrain(recipe, run)
+    newest = checkpoints.newest(run)
+    assert newest is not None and checkpoints.step_of(newest) == 4
+    assert all(weight.isfinite().all() for weight in load(run)[0].state_dict().values())
+    assert [line["step"] for line in read(run)] == list(range(1, step))
+    resume(run)  # as if nothing had been wrong
+    last = [folder / "checkpoints" / "last" for folder in (run, home.run("gpt2"))]
+    assert len({(folder / "model.safetensors").read_bytes() for folder in last}) == 1
+
+
+def test_weights_that_an_update_made_infinite_are_not_saved(home: Home, tmp_path: Path) -> None:
+    settings = ("train.peak=1e39", "train.warmup=0", "train.decay=0", "train.save_every=1")
+    with pytest.raises(
+        UserError, match=r"^weights are not finite after step 1\. Lower train\.peak"
+    ):
+        pretrain(home.recipe("gpt2", *settings), tmp_path / "run")
+    assert checkpoints.newest(tmp_path / "run") is None
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_speed_counts_the_tokens_that_are_read(
+    member: str, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = iter(range(1000))
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
+    seen: list[Progress] = []
+    alone = ("train.steps=3", "train.save_every=9", "train.evaluate_every=9")
+    recipe = home.recipe(member, *alone)
+    run = pretrain(recipe, tmp_path / "run", watch=seen.append)
+    batches = Run(recipe, tmp_path / "other").feed
+    for number, progress in enumerate(seen):  # a tick passes between a line and the next
+        inputs = batches[number].inputs
+        streams = [inputs] if inputs.source is None else [inputs, inputs.source]
+        assert progress.speed == sum(int((s.sight.document >= 0).sum()) for s in streams)
+        if member == "bert":  # seven times what is predicted
+            assert progress.speed > 4 * batches[number].counts["tokens"]
+    lines = (run / "speed.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["tokens_per_second"] for line in lines] == [p.speed for p in seen]
+    page = report(run).read_text(encoding="utf-8")
+    assert f"{statistics.median(p.speed for p in seen):,.0f} input tokens a second" in page
 
 
 @pytest.mark.parametrize("device", ["meta", "mps", "abacus", ""])

@@ -13,6 +13,7 @@ from kinfolk.recipes.pretraining import pretrain
 from kinfolk.recipes.recipe import Share
 from kinfolk.recipes.reporting import curves, lines, report
 from kinfolk.training.log import read
+from kinfolk.training.loop import Progress
 from little import MEMBERS, Home
 
 
@@ -34,8 +35,23 @@ def test_the_curve_is_the_loss_of_tokens(runs: dict[str, Path]) -> None:
     assert gpt2.ys == [entry["loss"] for entry in log]
     assert held_out.ys == [entry["held_out"] for entry in log if "held_out" in entry]
     # BERT's loss is a sum: only its token part can stand above the baselines.
-    (bert,) = curves(runs["bert"], "bert")
-    assert bert.ys == [entry["parts"]["tokens"] for entry in read(runs["bert"])]
+    bert, held_out = curves(runs["bert"], "bert")
+    log = read(runs["bert"])
+    assert bert.ys == [entry["parts"]["tokens"] for entry in log]
+    scored = [entry for entry in log if "held_out" in entry]
+    assert held_out.ys == [entry["held_out_parts"]["tokens"] for entry in scored]
+    for entry in scored:
+        assert entry["held_out"] == pytest.approx(sum(entry["held_out_parts"].values()))
+
+
+@pytest.mark.parametrize("member", ["gpt2", "bert", "electra"])
+def test_progress_and_page_show_the_same_losses(member: str, home: Home, tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    run = pretrain(home.recipe(member), tmp_path / "run", watch=seen.append)
+    learned, held_out = curves(run, member)
+    assert [(p.step, p.loss) for p in seen] == list(zip(learned.xs, learned.ys, strict=True))
+    scored = [(p.step, p.held_out) for p in seen if p.held_out is not None]
+    assert scored == list(zip(held_out.xs, held_out.ys, strict=True))
 
 
 def test_baselines_are_priced_by_byte_where_text_was_held_out(home: Home) -> None:

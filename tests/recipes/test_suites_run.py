@@ -104,3 +104,15 @@ def test_several_seeds_give_every_set_a_spread(folder: Path, tmp_path: Path) -> 
     each = [asked(made / f"seed-{n}", rows, "cpu")["accuracy"] for n in range(2)]
     assert found.scores["accuracy"] == pytest.approx(sum(each) / 2)
     assert found.spreads["accuracy"] == pytest.approx(abs(each[0] - each[1]) / 2**0.5)
+
+
+def test_a_test_file_that_cannot_be_read_is_named(folder: Path, tmp_path: Path) -> None:
+    for split in ("train", "dev", "test"):
+        sheets.table(folder / "mood" / f"{split}.tsv", 16)
+    with (folder / "mood" / "test.tsv").open("a", encoding="utf-8") as stream:
+        stream.write("a\tragged\tline\tof\tcells\n")
+    said: list[str] = []
+    (sets,) = (one for one in chosen(folder, None) if one.name == "mood")
+    (result,) = run([sets], tune, tmp_path / "run", say=said.append)
+    assert result.on == "dev"
+    assert any("test.tsv cannot be read, so that dev rows are scored" in line for line in said)

@@ -1,7 +1,10 @@
 """Fine-tuning runs: exact resume, early stopping, and what every member can learn with."""
 
+import itertools
 import json
 import math
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +20,11 @@ from kinfolk.recipes.starting import Start, started
 from kinfolk.recipes.tuning import Habits, Sheet, Tuning, sheet
 from kinfolk.tasks.notes import Notes
 from kinfolk.tasks.rows import Labelled
+from kinfolk.text import Tokenizer
 from kinfolk.training import checkpoints
 from kinfolk.training.log import read
 from kinfolk.training.loop import Progress
+from kinfolk.types import Loss
 from lessons import classify, complete, dev, kept, lines, opinions, table, tune
 from little import tree
 
@@ -103,6 +108,62 @@ def test_a_run_without_a_checkpoint_starts_again(tmp_path: Path) -> None:
         for name in ("recipe.json", "tokenizer"):
             (parts / name).symlink_to(whole / name)
         ends_alike(whole, resume(parts, say=lambda sentence: None))
+
+
+def test_a_score_that_is_nan_is_never_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = iter([math.nan])
+    monkeypatch.setattr(Loss, "mean", spoiled(Loss.mean, first))
+    settings = ("train.batch=8", "train.peak=2e-3")
+    run = tune("bert/nano", opinions(tmp_path, 64, 24), tmp_path / "run", *settings, epochs=2)
+    scored = [line for line in read(run) if "held_out" in line]
+    assert [line["held_out"] is None for line in scored] == [True, False]
+    assert checkpoints.step_of(run / "checkpoints" / "best") == scored[1]["step"]
+
+
+def spoiled(mean: Any, values: Iterator[float]) -> Any:
+    """Return the mean of a loss, or one of the values where no gradient is asked for."""
+    return lambda loss, counts: (
+        mean(loss, counts) if torch.is_grad_enabled() else next(values, mean(loss, counts))
+    )
+
+
+def test_a_run_in_which_all_scores_are_nan_keeps_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Loss, "mean", spoiled(Loss.mean, itertools.repeat(math.nan)))
+    run = tune("bert/nano", opinions(tmp_path, 32, 8), tmp_path / "run", "train.batch=8", epochs=2)
+    assert checkpoints.step_of(run / "checkpoints" / "best") == 8
+
+
+def test_an_option_that_is_wrong_leaves_no_run_behind(tmp_path: Path) -> None:
+    found, out = opinions(tmp_path, 32, 8), tmp_path / "run"
+    with pytest.raises(UserError, match="attack=-1.0: it must be at least 0"):
+        tune("bert/nano", found, out, epochs=1, habits={"attack": -1.0})
+    assert not out.exists()
+    tune("bert/nano", found, out, epochs=1)  # the next try is not refused
+
+
+@pytest.mark.parametrize("name", ["write", "save"])
+def test_a_kill_while_a_run_is_begun_loses_nothing(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, out = opinions(tmp_path, 32, 8), tmp_path / "run"
+    owner: Any = {"write": Tuning, "save": Tokenizer}[name]
+    original = getattr(owner, name)
+
+    def kill(*arguments: Any) -> None:
+        original(*arguments)
+        os._exit(9)
+
+    if (child := os.fork()) == 0:
+        setattr(owner, name, kill)
+        tune("bert/nano", found, out, epochs=1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    tune("bert/nano", found, out, epochs=1)  # begun again, as if nothing had been
+    assert (out / "scores.json").is_file()
 
 
 def test_a_finished_run_is_not_gone_on_with(tmp_path: Path) -> None:

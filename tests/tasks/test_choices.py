@@ -116,3 +116,25 @@ def test_a_label_that_is_no_option_is_refused(tmp_path: Path, label: Any) -> Non
 def test_what_is_no_choice_is_refused(tmp_path: Path, record: Any, said: str) -> None:
     with pytest.raises(UserError, match=said):
         list(rows(file(tmp_path, record)))
+
+
+@pytest.mark.parametrize(("said", "place"), [("L", 11), (10, 10), ("Option 12", 11)])
+def test_more_than_nine_numbered_options_are_all_read(
+    said: object, place: int, tmp_path: Path
+) -> None:
+    options = {f"option{n}": f"Option {n}" for n in range(12, 0, -1)}
+    (row,) = rows(file(tmp_path, {"context": "Which?", **options, "label": said}))
+    assert row.options == tuple(f"Option {n}" for n in range(1, 13))
+    assert row.label == place
+
+
+def test_a_passage_with_fewer_options_than_questions_is_refused(tmp_path: Path) -> None:
+    record = {"article": "a", "questions": ["b", "c"], "options": [["d", "e"]], "answers": ["A"]}
+    with pytest.raises(UserError, match="has 2 questions, 1 lists of options and 1 answers"):
+        list(rows(file(tmp_path, record)))
+
+
+@pytest.mark.parametrize("said", ["AB", ""])
+def test_a_label_of_no_letter_or_two_is_refused(said: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="none of 2 options"):
+        list(rows(file(tmp_path, {"context": "a", "options": ["b", "c"], "label": said})))

@@ -60,3 +60,10 @@ def test_an_answer_that_is_no_candidate_is_refused(tmp_path: Path) -> None:
     path.write_text("Once upon\n" + BOOK)
     with pytest.raises(UserError, match=r"line 1 of .* begins with 'Once': .* numbers"):
         list(rows(path))
+
+
+def test_an_answer_that_is_no_option_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"prompt": "the dog says", "label": "woof", "options": ["moo", "hoot"]}\n')
+    with pytest.raises(UserError, match=r"line 1 of .*: the answer 'woof' is none of its options"):
+        list(rows(path))

@@ -103,3 +103,10 @@ def test_every_span_of_gap_is_its_words(real: Path) -> None:
         assert document.mentions is not None and len(document.mentions) == 3
         assert all(0 <= a < b <= len(document.words) for a, b in document.mentions)
         assert all(document.words)
+
+
+def test_clusters_that_are_no_list_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"sentences": [["ann", "ran"]], "clusters": 5}\n', encoding="utf-8")
+    with pytest.raises(UserError, match=r"'clusters' in line 1 of .* is 5: write a list of lists"):
+        list(listed(path))

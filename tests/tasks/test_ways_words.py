@@ -142,3 +142,14 @@ def test_a_tag_that_training_had_not_is_named_and_can_be_asked_about() -> None:
         way.lessons(row, tokenizer())
     (answer,) = answers(way, model, [row], tokenizer())
     assert len(answer.value) == 3 and {*answer.value} <= {*TAGS}
+
+
+@pytest.mark.parametrize("frame", ["bert", None])
+@pytest.mark.parametrize("predicate", [None, 1])
+def test_no_sequence_is_longer_than_the_length(frame: str | None, predicate: int | None) -> None:
+    words = Words(task=task("tag"), length=8, frame=frame)
+    long = ("red", "Wolfgang" * 4, "cat", "a", "Wolfgang", "cat")
+    row = Tagged(long, ("O",) * len(long), 1, predicate)
+    examples = words.lessons(row, tokenizer())
+    assert all(len(reading.ids) <= 8 for one in examples for reading in one.readings)
+    assert sum(len(one.readings[0].slots) for one in examples) == len(long)

@@ -25,6 +25,8 @@ class Run:
         self.saved: list[tuple[int, float | None]] = []
         self.watched: list[Progress] = []
         self.losses: Callable[[int], float] = lambda number: 1.0 / (number + 1)
+        self.norms: Callable[[int], float] = lambda number: 0.5
+        self.updated: Callable[[int], bool] = lambda number: True
         self.held = True
         self.beside: dict[str, float] = {}
         self.enough: Callable[[], bool] | None = None
@@ -33,7 +35,8 @@ class Run:
         assert batches == [f"batch {number}"]
         self.stepped.append(number)
         loss = torch.tensor(self.losses(number))
-        return Outcome(loss, torch.tensor(0.5), {"tokens": loss}, {"tokens": 7}, 0.1)
+        norm, updated = torch.tensor(self.norms(number)), self.updated(number)
+        return Outcome(loss, norm, {"tokens": loss}, {"tokens": 7}, 0.1, 7, updated)
 
     def score(self) -> dict[str, float]:
         self.scored.append(len(self.stepped) + self.start)
@@ -58,6 +61,7 @@ class Run:
                 save=self.save,
                 watch=self.watched.append,
                 enough=self.enough,
+                remedy=lambda: "Rest.",
                 **self.every,
             ).run(self.start, batches or self.batches())
         return read(self.folder)
@@ -107,7 +111,8 @@ def test_progress_says_where_the_run_stands(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.go()
     assert [p.step for p in run.watched] == list(range(1, 11))
-    assert [p.held_out for p in run.watched] == [None] * 3 + [0.25] * 7
+    scored = [p.step for p in run.watched if p.held_out is not None]
+    assert scored == run.scored == [4, 5, 8, 10]  # no score is told twice
     last = run.watched[-1]
     assert last.steps == 10 and last.loss == pytest.approx(0.1) and last.speed > 0
 
@@ -135,12 +140,30 @@ def test_an_interrupt_just_after_a_checkpoint_saves_nothing_twice(tmp_path: Path
 
 
 @pytest.mark.parametrize("sick", [math.nan, math.inf])
-def test_a_sick_run_stops_and_is_not_saved(tmp_path: Path, sick: float) -> None:
+@pytest.mark.parametrize("what", ["loss", "gradient norm"])
+def test_a_run_with_a_value_that_is_not_finite_stops_and_is_not_saved(
+    tmp_path: Path, sick: float, what: str
+) -> None:
     run = Run(tmp_path, log_every=10)
-    run.losses = lambda number: sick if number == 3 else 1.0
-    with pytest.raises(UserError, match=r"at step 4: the run is sick; lower\s+train.peak"):
+    wrong = lambda number: sick if number == 3 else 1.0  # noqa: E731
+    if what == "loss":
+        run.losses = wrong
+    else:
+        run.norms = wrong
+    said = "NaN" if math.isnan(sick) else "infinite"
+    with pytest.raises(UserError, match=rf"^{what} is {said} at step 4\. Rest\.$"):
         run.go()
     assert run.saved == []
+    assert [line["step"] for line in read(tmp_path)] == [1, 2, 3]  # those before it are written
+
+
+def test_a_step_that_changed_nothing_ends_the_run_at_once(tmp_path: Path) -> None:
+    run = Run(tmp_path, log_every=10)
+    run.norms = lambda number: math.inf if number == 3 else 1.0
+    run.updated = lambda number: number != 3
+    with pytest.raises(UserError, match="gradient norm is infinite at step 4"):
+        run.go()
+    assert run.stepped == [0, 1, 2, 3] and run.saved == []
 
 
 def test_whatever_is_scored_is_logged_beside_the_loss(tmp_path: Path) -> None:

@@ -94,6 +94,7 @@ def pretrain(
     from kinfolk.recipes.continuing import begun
     from kinfolk.recipes.recipe import shares
     from kinfolk.recipes.reporting import report
+    from kinfolk.training.log import speed
 
     texts = translation.texts(
         source=source,
@@ -151,7 +152,8 @@ def pretrain(
     page = report(folder)
     score = translation.score(folder)
     if json:
-        print_json({"run": str(folder), "report": str(page), **(score or {})})
+        values = {"run": str(folder), "report": str(page), "tokens_per_second": speed(folder)}
+        print_json({**values, **(score or {})})
         return
     print(f"the model is in {folder}/checkpoints/last, its curve in {page}")
     if score is not None:
@@ -175,18 +177,20 @@ def watching(
     )
     with Bar(*columns, console=errors, disable=not errors.is_terminal) as bar:
         task = bar.add_task(name, total=None, said="")
-        held: float | None = None
-        scored = ""
+        held = ""
 
         def watch(progress: "Progress") -> None:
-            nonlocal held, scored
+            nonlocal held
             said = f"loss {progress.loss:.3f}"
+            for part, value in progress.parts.items():
+                said += "" if part == "tokens" else f"  {part} {value:.3f}"
             if progress.held_out is not None:
-                said += f"  held out {progress.held_out:.3f}"
-                if score is not None and progress.held_out != held:
-                    held, scored = progress.held_out, f"  {score()}"
-                said += scored
-            said += f"  {progress.speed:,.0f} {'predictions' if score is None else 'tokens'}/s"
+                found = f"  held out {progress.held_out:.3f}"
+                found += "" if score is None else f"  {score()}"
+                said, held = said + found, f"{found} (step {progress.step:,})"
+            else:
+                said += held
+            said += f"  {progress.speed:,.0f} tokens/s"
             bar.update(task, completed=progress.step, total=progress.steps, said=said)
             every = max(1, progress.steps // 10)
             if not errors.is_terminal and (progress.step % every == 0):
@@ -241,7 +245,7 @@ def evaluate(
     """
     from kinfolk.cli import verdicts as labelled
     from kinfolk.recipes import translation
-    from kinfolk.recipes.evaluation import evaluate, verdicts
+    from kinfolk.recipes.evaluation import opened
 
     prompt = labelled.Prompt(
         way=way,
@@ -277,7 +281,8 @@ def evaluate(
     if texts is not None:
         values = translation.evaluate(model, texts, device=device)
     else:
-        score, kind = evaluate(model, corpus=corpus, text=text, length=length, device=device)
+        found = opened(model, corpus, text, length, device)
+        score, kind = found.likelihood()
         values = {
             "loss": score.loss,
             "perplexity": score.perplexity,
@@ -285,7 +290,7 @@ def evaluate(
             "tokens": score.tokens,
             "bytes": score.bytes,
             "kind": kind,
-            **verdicts(model, corpus=corpus, text=text, length=length, device=device),
+            **found.verdicts(),
         }
     if json:
         print_json(values)

@@ -198,6 +198,7 @@ def plain(verdict: "Verdict") -> dict[str, Any]:
         "labels": [str(label) for label in confused.labels], "counts": confused.counts.tolist()
     }  # fmt: skip
     return {
+        **verdict.scores,  # also at the top, where programs look for `accuracy` or `f1`
         "task": verdict.task.kind,
         "metric": verdict.task.main,
         "score": verdict.interval.score,

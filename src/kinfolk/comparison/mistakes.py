@@ -133,7 +133,7 @@ def wrong(task: Task, row: Any, right: Any, answer: Answer) -> float | None:
         case "span":
             return None if score(task, [row], [answer])["exact"] else answer.sure or 0.0
         case "write":
-            return 100 - chrf([answer.value], [right]).score
+            return 100 - chrf([answer.value], [row.references]).score
         case "lm":
             return (answer.nats or 0.0) / max(1, answer.tokens)
         case _:

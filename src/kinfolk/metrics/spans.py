@@ -69,6 +69,12 @@ def cmrc(said: Sequence[str], answers: Sequence[Sequence[str]]) -> SpanScores:
     return summary(rows(said, answers, cmrc_same, cmrc_overlap))
 
 
+def cmrc2(said: Sequence[str], answers: Sequence[Sequence[str]]) -> SpanScores:
+    """Score Chinese answers some of which do not exist: those questions want an empty one."""
+    wanted = [texts or [""] for texts in answers]
+    return summary(rows(said, wanted, cmrc_same, cmrc_agreement))
+
+
 def squad2(
     said: Sequence[str],
     answers: Sequence[Sequence[str]],
@@ -181,6 +187,13 @@ def cmrc_overlap(said: str, answer: str) -> float:
     one, other = segments(said), segments(answer)
     hits = stretch(one, other)
     return harmonic(share(hits, len(one)), share(hits, len(other)))
+
+
+def cmrc_agreement(said: str, answer: str) -> float:
+    """Return the same, where two answers without a segment agree."""
+    if not segments(said) or not segments(answer):
+        return cmrc_same(said, answer)
+    return cmrc_overlap(said, answer)
 
 
 def segments(text: str) -> list[str]:

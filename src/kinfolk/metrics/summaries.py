@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kinfolk.metrics.samples import grams
 from kinfolk.metrics.scores import harmonic, paired, share
-from kinfolk.metrics.translation import CHINESE, chinese
+from kinfolk.metrics.translation import CHINESE, References, chinese, each
 
 LATIN_WORDS = re.compile("[a-z0-9]+")
 CHINESE_WORDS = re.compile("[a-z0-9]+|[{}-{}]".format(*CHINESE))
@@ -26,24 +26,33 @@ class Rouge:
     longest: float
 
 
-def rouge(written: Sequence[str], references: Sequence[str]) -> Rouge:
-    """Average over summaries, against one reference each."""
-    each = rouges(written, references)
+def rouge(written: Sequence[str], references: Sequence[References]) -> Rouge:
+    """Average over summaries, against the reference of each that fits best."""
+    rows = rouges(written, references)
     one, two, longest = (
-        sum(values) / len(each)
-        for values in zip(*((row.one, row.two, row.longest) for row in each), strict=True)
+        sum(values) / len(rows)
+        for values in zip(*((row.one, row.two, row.longest) for row in rows), strict=True)
     )
     return Rouge(one, two, longest)
 
 
-def rouges(written: Sequence[str], references: Sequence[str]) -> list[Rouge]:
-    """Score every summary against its reference."""
+def rouges(written: Sequence[str], references: Sequence[References]) -> list[Rouge]:
+    """Score every summary against its reference; of several, the best of each score counts."""
     paired(written, references, "summaries")
-    pattern = CHINESE_WORDS if chinese(references) else LATIN_WORDS
-    return [
-        compare(pattern.findall(text.lower()), pattern.findall(reference.lower()))
-        for text, reference in zip(written, references, strict=True)
-    ]
+    texts = [text for reference in references for text in each(reference)]
+    pattern = CHINESE_WORDS if chinese(texts) else LATIN_WORDS
+    found = []
+    for text, reference in zip(written, references, strict=True):
+        words = pattern.findall(text.lower())
+        ones = [compare(words, pattern.findall(one.lower())) for one in each(reference)]
+        found.append(
+            Rouge(
+                max(one.one for one in ones),
+                max(one.two for one in ones),
+                max(one.longest for one in ones),
+            )
+        )
+    return found
 
 
 def compare(written: Sequence[str], reference: Sequence[str]) -> Rouge:

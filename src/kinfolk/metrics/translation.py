@@ -2,10 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kinfolk.errors import UserError
 
+References: TypeAlias = str | Sequence[str]  # of one text: all are right
 CHINESE = ("\u3400", "\u9fff")  # the first and the last character of those that are counted
 
 
@@ -28,29 +32,69 @@ def library() -> Any:
     return metrics
 
 
-def bleu(written: Sequence[str], references: Sequence[str]) -> Rating:
-    """Score the words of what was written against one reference each."""
+def bleu(written: Sequence[str], references: Sequence[References]) -> Rating:
+    """Score the words of what was written against its references, one or several for each."""
+    return rating(metric("bleu", references), written, references)
+
+
+def chrf(written: Sequence[str], references: Sequence[References]) -> Rating:
+    """Score the characters of what was written; of several references, the closest counts."""
+    return rating(metric("chrf", references), written, references)
+
+
+def metric(name: str, references: Sequence[References]) -> Any:
+    """Return sacrebleu's metric; Chinese references are counted by characters."""
+    if name == "chrf":
+        return library().CHRF()
+    texts = [text for reference in references for text in each(reference)]
+    return library().BLEU(tokenize="zh" if chinese(texts) else "13a")
+
+
+def rating(metric: Any, written: Sequence[str], references: Sequence[References]) -> Rating:
+    """Score a corpus."""
     check(written, references)
-    metric = library().BLEU(tokenize="zh" if chinese(references) else "13a")
-    found = metric.corpus_score(list(written), [list(references)])
+    found = metric.corpus_score(list(written), streams(references))
     return Rating(float(found.score), str(metric.get_signature()))
 
 
-def chrf(written: Sequence[str], references: Sequence[str]) -> Rating:
-    """Score the characters of what was written against one reference each."""
+def statistics(
+    metric: Any, written: Sequence[str], references: Sequence[References]
+) -> NDArray[np.int64]:
+    """Return the counts of each text, (texts, counts): the score of a corpus is one of their sum.
+
+    So texts are read once, however often they are drawn for an interval.
+    """
     check(written, references)
-    metric = library().CHRF()
-    found = metric.corpus_score(list(written), [list(references)])
-    return Rating(float(found.score), str(metric.get_signature()))
+    return np.array(metric._extract_corpus_statistics(list(written), streams(references)))
 
 
-def check(written: Sequence[str], references: Sequence[str]) -> None:
+def total(metric: Any, rows: Sequence[NDArray[np.int64]] | NDArray[np.int64]) -> float:
+    """Return the score of the texts with these statistics."""
+    return float(metric._aggregate_and_compute([np.sum(rows, axis=0).tolist()]).score)
+
+
+def each(reference: References) -> Sequence[str]:
+    """Return the references of one text as a list."""
+    return (reference,) if isinstance(reference, str) else reference
+
+
+def streams(references: Sequence[References]) -> list[list[str | None]]:
+    """Return the first reference of every text, then the second, with None where it has none."""
+    most = max(len(each(reference)) for reference in references)
+    padded = [[*each(reference), *[None] * most][:most] for reference in references]
+    return [list(stream) for stream in zip(*padded, strict=True)]
+
+
+def check(written: Sequence[str], references: Sequence[References]) -> None:
     """Refuse texts without a reference each, and no texts at all."""
     if len(written) != len(references) or not written:
         raise UserError(
             f"{len(written)} texts cannot be scored against {len(references)} references: "
             "give one for each"
         )
+    for number, reference in enumerate(references, 1):
+        if not each(reference):
+            raise UserError(f"text {number} has no reference: give one or more for each")
 
 
 def chinese(texts: Sequence[str]) -> bool:

@@ -4,11 +4,12 @@ Training, generation and the hub ask these declarations. They never search param
 probe for attributes.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any, Literal, Self
 
 from torch import Tensor, nn
 
+from kinfolk.config import config, field
 from kinfolk.types import Inputs, Output, Prediction
 
 Architecture = Literal["encoder", "decoder", "encoder-decoder", "recurrent"]
@@ -17,14 +18,18 @@ Architecture = Literal["encoder", "decoder", "encoder-decoder", "recurrent"]
 Decoding = Literal["causal", "encoder-decoder", "infilling", "two-stream"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("pooling")
 class Summary:
     """How a member's hidden states become one vector of a text."""
 
-    reads: Literal["first", "last"] = "first"  # whose hidden state: the text's first token or last
-    bend: Literal["tanh", "gelu"] | None = None  # behind a fresh matrix; None is no such matrix
-    own: bool = False  # the member has learned a matrix for it: its `pool`
-    bias: bool = True  # added to the scores
+    reads: Literal["first", "last"] = field(
+        default="first", help="token whose hidden state is read"
+    )
+    bend: Literal["tanh", "gelu"] | None = field(
+        default=None, help="activation after a new dense layer; None has no such layer"
+    )
+    own: bool = field(default=False, help="use the family's own pretrained pooling layer")
+    bias: bool = field(default=True, help="add a bias to the scores")
 
 
 class ModelConfig:

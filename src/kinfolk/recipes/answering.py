@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kinfolk.config import read_type, type_name
 from kinfolk.errors import UserError
+from kinfolk.metrics import translation
 from kinfolk.metrics.bootstrap import Interval, interval, mean_interval
+from kinfolk.metrics.summaries import rouges
 from kinfolk.metrics.tags import pooled, tallies
 from kinfolk.nn.headed import Headed
 from kinfolk.recipes import ways
@@ -230,7 +233,17 @@ def bounded(
         case "tag", "f1" if any(tag[:2] in ("B-", "I-") for tag in task.labels):
             counts = tallies([one.value for one in said], [truth(task, row) for row in rows])
             return interval(pooled, counts, draws=draws, seed=seed)
-    fewer = {"write": 100, "coref": 200, "tag": 200}.get(task.kind, draws)
+        case "write", name:
+            texts, references = [one.value for one in said], [row.references for row in rows]
+            few = min(draws, 100)
+            if name.startswith("rouge"):
+                parts = {"rouge1": "one", "rouge2": "two", "rougeL": "longest"}
+                each = [getattr(one, parts[name]) for one in rouges(texts, references)]
+                return interval(lambda some: sum(some) / len(some), each, draws=few, seed=seed)
+            metric = translation.metric(name, references)
+            found = list(translation.statistics(metric, texts, references))
+            return interval(partial(translation.total, metric), found, draws=few, seed=seed)
+    fewer = {"coref": 200, "tag": 200}.get(task.kind, draws)
     return interval(
         lambda some, known: score(task, some, known)[task.main],
         rows,

@@ -78,7 +78,7 @@ def continued(
     roomy(corpora, length)
     words = {"specials": tokenizer.specials, "vocab": tokenizer.vocab, "length": length}
     base = Recipe(
-        name=before.name if before is not None else f"{who.name}/{path.name}",
+        name=before.name if before is not None else f"{who.name}/{foreign(who, path.name)}",
         model=model.config,
         objective=dataclasses.replace(before.objective, **words)
         if before is not None and objective is None
@@ -88,6 +88,11 @@ def continued(
         weights=str(path.resolve()),
     )
     return settled(base, settings)
+
+
+def foreign(who: Member, folder: str) -> str:
+    """Return what a model from elsewhere is called: never as a size, whose settings it has not."""
+    return f"{folder}-continued" if folder in who.sizes else folder
 
 
 def habits(who: Member, before: Recipe | None) -> Train:

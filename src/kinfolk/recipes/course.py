@@ -13,9 +13,18 @@ from kinfolk.data.fingerprint import of_file
 from kinfolk.errors import UserError
 from kinfolk.nn.headed import Headed
 from kinfolk.nn.language_model import LanguageModel
-from kinfolk.recipes.pretraining import Watch, in_halves, learning, loader, pick
+from kinfolk.recipes.pretraining import (
+    Watch,
+    check_weights,
+    checks,
+    in_halves,
+    learning,
+    loader,
+    pick,
+    remedy,
+)
 from kinfolk.recipes.teaching import opinions
-from kinfolk.recipes.tuning import Say, Tuning, timed
+from kinfolk.recipes.tuning import Say, Tuning, epoch_steps, timed
 from kinfolk.tasks.lessons import Lessons, answers, shares
 from kinfolk.tasks.notes import Notes
 from kinfolk.tasks.scoring import score
@@ -31,7 +40,6 @@ from kinfolk.training.step import Learner, Step, add
 from kinfolk.training.thawing import Thaw
 from kinfolk.types import Loss
 
-ASKED = 64  # batches of dev examples that the loss is taken on, at most
 NOTHING = (-math.inf, -math.inf)  # how good a model is that was never scored
 
 
@@ -85,6 +93,17 @@ class Run:
         self.optimiser, self.factor = learning(self.model, train, shrink=habits.shrink)
         files = [(s.train, s.dev, s.target, s.dev_target) for s in tuning.sheets]
         self.files = [of_file(Path(name)) for some in files for name in some if name is not None]
+        cuda = self.device.type == "cuda"
+        self.compiled = train.compile == "yes" or (train.compile == "auto" and cuda)
+        self.captured = cuda and self.compiled and train.capture == "yes"
+        if train.capture == "yes" and (habits.thaw or habits.attack):
+            raise UserError(
+                "train.capture=yes replays one recorded step, and --thaw and --attack change it: "
+                "leave one of them out"
+            )
+        every = epoch_steps(train, [len(some) for some in sets])
+        self.thaw = Thaw(self.model, every) if habits.thaw else None
+        self.attack = Attack(self.model, habits.attack) if habits.attack else None
         self.best = NOTHING
         self.waited = 0  # scorings since the best
         self.record = False  # the weights are those of the best, and not saved yet
@@ -105,12 +124,12 @@ class Run:
 
     def go(self, start: int, watch: Watch) -> None:
         """Run from update `start` to the end, or until nothing grows better."""
-        train, habits = self.tuning.train, self.tuning.habits
+        train = self.tuning.train
         if self.enough():  # it ended before its scores were written
             return
         self.model.train()
         learner: nn.Module = Learner(self.model, self.tuning.ways[0])
-        if train.compile == "yes":
+        if self.compiled:
             learner.compile(dynamic=True)
         step = Step(
             learner,
@@ -120,8 +139,10 @@ class Run:
             seed=train.seed,
             device=self.device,
             bfloat16=self.bfloat16,
-            attack=Attack(self.model, habits.attack) if habits.attack else None,
-            thaw=Thaw(self.model, train.evaluate_every * habits.scores) if habits.thaw else None,
+            captured=self.captured,
+            attack=self.attack,
+            thaw=self.thaw,
+            checks=checks(train, self.device),
         )
         with Log.open(self.out, start) as log:
             self.log = log
@@ -136,7 +157,9 @@ class Run:
                 save_every=train.save_every,
                 watch=watch,
                 enough=self.enough,
-            ).run(start, loader(self.lessons, train, start, pinned=False))
+                keep=lambda: self.record,
+                remedy=lambda: remedy("finetune", self.out, train),
+            ).run(start, loader(self.lessons, train, start, pinned=self.device.type == "cuda"))
 
     def enough(self) -> bool:
         """Say whether the last scorings were all no better than one before them."""
@@ -155,7 +178,9 @@ class Run:
             values |= {f"{prefix}{name}": value for name, value in found.items()}
             mains.append(way.task.worth(found[way.task.main]))
         latest = sum(mains) / len(mains), -values["held_out"]
-        self.record = self.best == NOTHING or latest > self.best
+        # Nothing is greater than NaN: as a best it would stay one.
+        known = not any(math.isnan(value) for value in latest)
+        self.record = known and (self.best == NOTHING or latest > self.best)
         self.best, self.waited = (latest, 0) if self.record else (self.best, self.waited + 1)
         return values
 
@@ -163,18 +188,19 @@ class Run:
     def loss(self) -> float:
         """Return the loss on dev rows, those whose labels can be known."""
         way, size = self.tuning.ways[0], self.lessons.batch
+        most = self.tuning.train.evaluate_batches * size
         total = Loss({})
         counts: dict[str, int] = {}
         known = [set(one.task.labels) for one in self.tuning.ways]
         examples = [
             example
             for one, rows, labels in zip(self.tuning.ways, self.dev, known, strict=True)
-            for row in rows[: ASKED * size]
+            for row in rows[:most]
             if seen(one, row, labels)
             for example in one.lessons(row, self.tokenizer)
         ]
         self.model.eval()
-        for start in range(0, min(len(examples), ASKED * size), size):
+        for start in range(0, min(len(examples), most), size):
             batch = way.collate(examples[start : start + size]).to(self.device)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):
                 total = total + way.loss(self.model, batch)
@@ -184,6 +210,7 @@ class Run:
 
     def save(self, step: int, held_out: float | None) -> None:
         """Write a checkpoint: a model folder, and what it takes to go on from it."""
+        check_weights(self.model, step, lambda: remedy("finetune", self.out, self.tuning.train))
         state = {
             "step": step,
             "optimiser": self.optimiser.state_dict(),
@@ -199,7 +226,7 @@ class Run:
             checkpoints.write_state(folder, state)
 
         self.log.sync()
-        best = self.record or not any(self.dev)
+        best = self.record or self.best == NOTHING  # where nothing can be compared, the newest
         checkpoints.save(self.out, step, write, keep=self.tuning.train.keep, best=best)
         self.record = False
 

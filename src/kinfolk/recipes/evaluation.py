@@ -52,12 +52,7 @@ def evaluate(
     rows: int = 32,
 ) -> tuple[Likelihood, str]:
     """Score a saved model on a corpus or a text file; also say what kind of score it is."""
-    model, tokenizer, read, size = opened(path, corpus, text, device)
-    way = exam(model, tokenizer, path, length)
-    kind = "encoder-decoder" if isinstance(way, Blanks) else member_of(model).kind
-    if isinstance(way, Pairs):
-        kind, way = "pairs", way.holding(read) if length is None else way
-    return likelihood(model, way, read, size, rows=rows), SCORES[kind]
+    return opened(path, corpus, text, length, device).likelihood(rows)
 
 
 def verdicts(
@@ -70,26 +65,44 @@ def verdicts(
     rows: int = 32,
 ) -> dict[str, float]:
     """Score what a saved model learned besides tokens: pairs of texts, or replaced tokens."""
-    model, tokenizer, read, _ = opened(path, corpus, text, device)
-    length = exam(model, tokenizer, path, length).length
-    before = pretrained(model_folder(path))
-    if before is not None:
-        way = before.objective
-    else:
-        way = member_of(model).objective()(specials=tokenizer.specials, vocab=tokenizer.vocab)
-    if isinstance(way, MLM):  # a text that is scored need not know its words
-        way = replace(way, length=length, whole=False)
-    if isinstance(way, RTD):
-        found = detection(model, way, read, rows=rows)
-        return {
-            "detection_auc": found.auc,
-            "detection_accuracy": found.accuracy,
-            "replaced_share": found.replaced,
-        }
-    if isinstance(way, NSP) and paired(way, read):
-        share = pair_accuracy(model, way, read, rows=rows)
-        return {} if share is None else {"pair_accuracy": share}
-    return {}
+    return opened(path, corpus, text, length, device).verdicts(rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """A model and a text that it is scored on, both opened once."""
+
+    model: Any
+    objective: Any  # that it learned by
+    exam: Any  # the objective that predicts every token once
+    documents: Documents
+    bytes: int
+    length: int | None  # of rows, where it was said
+
+    def likelihood(self, rows: int = 32) -> tuple[Likelihood, str]:
+        """Return how likely the text is, and what kind of score that is."""
+        way = self.exam
+        kind = "encoder-decoder" if isinstance(way, Blanks) else member_of(self.model).kind
+        if isinstance(way, Pairs):
+            kind, way = "pairs", way.holding(self.documents) if self.length is None else way
+        return likelihood(self.model, way, self.documents, self.bytes, rows=rows), SCORES[kind]
+
+    def verdicts(self, rows: int = 32) -> dict[str, float]:
+        """Return the scores of what was learned besides tokens."""
+        way = self.objective
+        if isinstance(way, MLM):  # a text that is scored need not know its words
+            way = replace(way, length=self.exam.length, whole=False)
+        if isinstance(way, RTD):
+            found = detection(self.model, way, self.documents, rows=rows)
+            return {
+                "detection_auc": found.auc,
+                "detection_accuracy": found.accuracy,
+                "replaced_share": found.replaced,
+            }
+        if isinstance(way, NSP) and paired(way, self.documents):
+            share = pair_accuracy(self.model, way, self.documents, rows=rows)
+            return {} if share is None else {"pair_accuracy": share}
+        return {}
 
 
 def paired(way: NSP, read: Documents) -> bool:
@@ -100,23 +113,37 @@ def paired(way: NSP, read: Documents) -> bool:
 
 
 def opened(
-    path: Path | str, corpus: Path | str | None, text: Path | str | None, device: str
-) -> tuple[Any, Tokenizer, Documents, int]:
-    """Open a model with its tokenizer, and what it is scored on with its size in bytes."""
+    path: Path | str,
+    corpus: Path | str | None,
+    text: Path | str | None,
+    length: int | None,
+    device: str,
+) -> Evaluation:
+    """Open a model and what it is scored on."""
     if (corpus is None) == (text is None):
         raise UserError("give either --corpus or --text to evaluate on")
-    model, tokenizer = load(path)
+    folder = model_folder(path)  # of a run the newest checkpoint, whose files are hashed here
+    model, tokenizer = load(folder)
     model.to(pick(device))
     if text is not None:
-        return model, tokenizer, *encoded(tokenizer, Path(text))
-    assert corpus is not None
-    read = Corpus.open(Path(corpus))
-    if read.tokenizer_hash != tokenizer.hash:
-        raise UserError(
-            f"{corpus} was made with another tokenizer than {path}: prepare its text again "
-            f"with --tokenizer {path}, or evaluate with --text"
-        )
-    return model, tokenizer, read, read.bytes
+        read, size = encoded(tokenizer, Path(text))
+        documents: Documents = read
+    else:
+        assert corpus is not None
+        documents = found = Corpus.open(Path(corpus))
+        if found.tokenizer_hash != tokenizer.hash:
+            raise UserError(
+                f"{corpus} was made with another tokenizer than {path}: prepare its text again "
+                f"with --tokenizer {path}, or evaluate with --text"
+            )
+        size = found.bytes
+    before = pretrained(folder)
+    if before is not None:
+        objective = before.objective
+    else:
+        objective = member_of(model).objective()(specials=tokenizer.specials, vocab=tokenizer.vocab)
+    way = exam(model, tokenizer, folder, length)
+    return Evaluation(model, objective, way, documents, size, length)
 
 
 def encoded(tokenizer: Tokenizer, path: Path) -> tuple[Loose, int]:

@@ -14,7 +14,7 @@ from kinfolk.errors import UserError
 from kinfolk.nn.headed import Headed
 from kinfolk.recipes import ways
 from kinfolk.recipes.course import Run
-from kinfolk.recipes.pretraining import Watch
+from kinfolk.recipes.pretraining import Watch, new_run
 from kinfolk.recipes.starting import Start, started
 from kinfolk.recipes.tuning import (
     Habits,
@@ -27,6 +27,7 @@ from kinfolk.recipes.tuning import (
     weighty,
 )
 from kinfolk.tasks.notes import Notes
+from kinfolk.tasks.ways.text import grain
 from kinfolk.tasks.ways.way import Way
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training import checkpoints
@@ -35,7 +36,12 @@ from kinfolk.training.log import read
 SAMPLE = 1000  # rows that show how long answers are
 OF_STEPS = ("step", "loss", "rate", "norm", "counts", "parts")  # in every line of the log
 SHARE = 0.5  # of a teacher in the loss
-KNOWN = ("train.steps", "train.evaluate_every", "train.warmup")  # once a run has begun
+KNOWN = (
+    "train.steps",
+    "train.evaluate_every",
+    "train.save_every",
+    "train.warmup",
+)  # once a run has begun
 
 
 def finetune(
@@ -104,9 +110,9 @@ def finetune(
     if start.fresh:
         body = fresh(tuning)
     run = Run(tuning, body, tokenizer, out, say, settings)
-    out.mkdir(parents=True, exist_ok=True)
-    run.tuning.write(out / "recipe.json")
-    tokenizer.save(out / "tokenizer")
+    with new_run(out) as folder:
+        tokenizer.save(folder / "tokenizer")
+        run.tuning.write(folder / "recipe.json")
     run.go(0, watch)
     return finish(run)
 
@@ -148,7 +154,9 @@ def fitted(way: Way, rows: Sequence[Any], tokenizer: Tokenizer) -> Way:
     if hasattr(way, "refuses"):
         return replace(way, refuses=any(not row.possible for row in rows))  # type: ignore[call-arg]
     if hasattr(way, "average") and way.task.kind == "regress":
-        return replace(way, average=sum(float(r.label) for r in rows) / len(rows), tokens=8)  # type: ignore[call-arg]
+        numbers = [float(row.label) for row in rows]
+        average = sum(numbers) / len(rows)
+        return replace(way, average=average, grain=grain(numbers), tokens=8)  # type: ignore[call-arg]
     if hasattr(way, "told") and way.task.kind in ("write", "tag", "span"):
         sizes = [len(tokenizer.offsets(way.told(row) or "")[0]) for row in rows[:SAMPLE]]
         most = max(way.tokens, min(way.length, max(sizes) + 1))  # type: ignore[attr-defined]

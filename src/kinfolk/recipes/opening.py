@@ -1,6 +1,7 @@
 """Opening what a run left behind, or what came from elsewhere."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +99,7 @@ def exam(
     limit = config.context
     if limit is not None and length > limit:
         raise UserError(f"--length {length} is more than the model's context of {limit} tokens")
-    way = type(objective)(specials=tokenizer.specials, vocab=tokenizer.vocab, length=length)
-    return way.exam()
+    return replace(objective, length=length).exam()
 
 
 @torch.no_grad()

@@ -1,8 +1,10 @@
 """From a recipe to a run folder, in one go or in several."""
 
 import math
+import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +41,25 @@ def pretrain(recipe: Recipe, out: Path | str, *, watch: Watch = lambda progress:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is already there: choose another -o, or resume it with --resume")
     run = Run(recipe, out)  # everything that can be wrong with a recipe is found before this line
-    out.mkdir(parents=True, exist_ok=True)
-    recipe.write(out / "recipe.json")
+    with new_run(out) as folder:
+        recipe.write(folder / "recipe.json")
     run.go(0, watch)
     return out
+
+
+@contextmanager
+def new_run(out: Path) -> Iterator[Path]:
+    """Give a folder to write what a run begins with; it becomes the run folder in one stroke."""
+    partial = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        if out.is_dir():  # and empty
+            out.rmdir()
+        partial.rename(out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def resume(out: Path | str, *, watch: Watch = lambda progress: None) -> Path:
@@ -56,7 +73,7 @@ def resume(out: Path | str, *, watch: Watch = lambda progress: None) -> Path:
             f"{out} is finished: it has done all of its {recipe.train.steps} steps; "
             "to learn for longer, start a new run with more --steps"
         )
-    run = Run(recipe, out)
+    run = Run(recipe, out, fresh=folder is None)
     if folder is not None:
         if Tokenizer.load(folder).hash != run.tokenizer.hash:
             raise foreign(run.corpora[0])
@@ -68,7 +85,7 @@ def resume(out: Path | str, *, watch: Watch = lambda progress: None) -> Path:
 class Run:
     """A recipe brought to life: text, network, optimiser, and where they leave things."""
 
-    def __init__(self, recipe: Recipe, out: Path) -> None:
+    def __init__(self, recipe: Recipe, out: Path, *, fresh: bool = True) -> None:
         self.recipe, self.out, train = recipe, out, recipe.train
         self.corpora = [share.open() for share in recipe.shares]
         self.tokenizer = matching(self.corpora, recipe)
@@ -79,7 +96,9 @@ class Run:
         self.feed = feed(recipe, self.corpora, weights)
         self.held_out = held_out(recipe)
         torch.manual_seed(train.seed)
-        self.model: LanguageModel = network(recipe).to(self.device)
+        # A checkpoint brings all weights along: the folder that the run began from may be gone.
+        model = network(recipe) if fresh else recipe.model.build()
+        self.model: LanguageModel = model.to(self.device)
         self.optimiser, self.factor = learning(self.model, train)
         self.learner: nn.Module = Learner(self.model, recipe.objective)
         cuda = self.device.type == "cuda"
@@ -131,6 +150,7 @@ class Run:
             resolved=self.resolved,
             captured=self.resolved and train.capture == "yes",
             memory=self.memory,
+            checks=checks(train, self.device),
         )
         with Log.open(self.out, start) as log:
             self.log = log
@@ -139,16 +159,17 @@ class Run:
                 step=step,
                 log=log,
                 log_every=10 if self.device.type == "cuda" else 1,
-                score=None if self.held_out is None else lambda: {"held_out": self.score()},
+                score=None if self.held_out is None else self.score,
                 score_every=train.evaluate_every,
                 save=self.save,
                 save_every=train.save_every,
                 watch=watch,
+                remedy=lambda: remedy("pretrain", self.out, train),
             ).run(start, loader(self.feed, train, start, pinned=self.device.type == "cuda"))
 
     @torch.no_grad()
-    def score(self) -> float:
-        """Return the loss on held-out documents, the same batches every time."""
+    def score(self) -> dict[str, Any]:
+        """Return the loss on held-out documents, the same batches every time, and its parts."""
         assert self.held_out is not None
         self.model.eval()
         total = Loss({})
@@ -161,10 +182,15 @@ class Run:
             total, memory = total + loss, loss.memory
             counts = add([counts, batch.counts])
         self.model.train()
-        return float(total.mean(counts))
+        found: dict[str, Any] = {"held_out": float(total.mean(counts))}
+        if len(total.sums) > 1:
+            means = {name: float(part) / max(counts[name], 1) for name, part in total.sums.items()}
+            found["held_out_parts"] = means
+        return found
 
     def save(self, step: int, score: float | None) -> None:
         """Write a checkpoint: a model folder, and what it takes to go on from it."""
+        check_weights(self.model, step, lambda: remedy("pretrain", self.out, self.recipe.train))
         best = score is not None and score < self.best
         if best:
             assert score is not None
@@ -224,6 +250,31 @@ def learning(
         floor=train.floor,
     )
     return mover, factor
+
+
+def checks(train: Train, device: torch.device) -> Callable[[int], bool]:
+    """Say before which updates, from 0, loss and gradient norm are read: always on a CPU.
+
+    Reading waits for an accelerator. A step that saves waits anyway; what goes wrong between is
+    found when its line of the log is written, before anything is saved.
+    """
+    return lambda number: device.type == "cpu" or train.saves(number + 1)
+
+
+def remedy(command: str, out: Path, train: Train) -> str:
+    """Say how to resume a run whose loss or gradient is not finite."""
+    folder = checkpoints.newest(out)
+    step = 0 if folder is None else checkpoints.step_of(folder)
+    return (
+        f"Lower train.peak (now {train.peak:g}) or raise train.warmup (now {train.warmup}) in "
+        f"{out / 'recipe.json'}, then resume from step {step}: kinfolk {command} --resume {out}"
+    )
+
+
+def check_weights(model: nn.Module, step: int, remedy: Callable[[], str]) -> None:
+    """Refuse weights that are not finite: a finite gradient and a high rate can make them so."""
+    if not torch.stack([p.detach().isfinite().all() for p in model.parameters()]).all():
+        raise UserError(f"weights are not finite after step {step}. {remedy()}")
 
 
 def in_halves(train: Train, device: torch.device) -> bool:

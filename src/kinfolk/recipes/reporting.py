@@ -8,7 +8,7 @@ from kinfolk.data.pairs import Targets
 from kinfolk.objectives.pairs import Pairs
 from kinfolk.recipes.evaluation import Baselines, Counted, mixed_baselines
 from kinfolk.recipes.recipe import Recipe
-from kinfolk.training.log import read
+from kinfolk.training.log import read, speed, token_loss
 
 
 def report(run: Path) -> Path:
@@ -28,6 +28,8 @@ def report(run: Path) -> Path:
         ("optimiser", f"{train.optimiser}, peak {train.peak:g}, {train.schedule}"),
         ("seed", str(train.seed)),
     ]
+    if (tokens_per_second := speed(run)) is not None:
+        facts.append(("speed", f"{tokens_per_second:,.0f} input tokens a second"))
     page = Report(
         title=recipe.name,
         subtitle="the loss of one run, and what counting alone would reach",
@@ -55,11 +57,11 @@ def corpora(recipe: Recipe) -> list[tuple[str, str]]:
 def curves(run: Path, name: str) -> list[Series]:
     """Return the token loss of a run, in training and on held-out documents."""
     log = read(run)
-    token = [(e["step"], e.get("parts", {}).get("tokens", e["loss"])) for e in log]
-    held = [(e["step"], e["held_out"]) for e in log if "held_out" in e]
-    found = [Series(name, [s for s, _ in token], [y for _, y in token])]
-    if held and not any("parts" in e for e in log):
-        found.append(Series(f"{name}, held out", [s for s, _ in held], [y for _, y in held]))
+    held = [e for e in log if "held_out" in e]
+    found = [Series(name, [e["step"] for e in log], [token_loss(e) for e in log])]
+    if held:
+        losses = [token_loss(e, "held_out") for e in held]
+        found.append(Series(f"{name}, held out", [e["step"] for e in held], losses))
     return found
 
 

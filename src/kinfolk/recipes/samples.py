@@ -31,7 +31,7 @@ def measure(path: Path | str, corpus: Path | str | None = None) -> tuple[Quality
         return quality(texts), None
     model, tokenizer = counted(corpus)
     written = [np.array(ids, np.int64) for ids in tokenizer.encode_all(texts, specials=False)]
-    found = quality(texts, perplexity(model.config, written))
+    found = quality(texts, perplexity(model.counts, written))
     held_out = Share(str(corpus)).held_out()
     if held_out is None:
         warnings.warn(
@@ -42,7 +42,7 @@ def measure(path: Path | str, corpus: Path | str | None = None) -> tuple[Quality
         return found, None
     length = max(1, round(sum(map(len, written)) / len(written)))
     real = excerpts(held_out, len(texts), length)
-    return found, quality([tokenizer.decode(ids) for ids in real], perplexity(model.config, real))
+    return found, quality([tokenizer.decode(ids) for ids in real], perplexity(model.counts, real))
 
 
 def excerpts(corpus: Corpus, count: int, length: int) -> list[Ids]:

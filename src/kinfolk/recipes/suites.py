@@ -13,7 +13,7 @@ from typing import Any
 
 from kinfolk.config import config, did_you_mean, field
 from kinfolk.errors import UserError
-from kinfolk.recipes.answering import solver
+from kinfolk.recipes.answering import blank, likened, solver
 from kinfolk.recipes.seeds import ordered, scores, several
 from kinfolk.recipes.tuning import Say, Sheet, Tuning, labelled, read, sheet, spread
 from kinfolk.rng import Stream, generator
@@ -122,7 +122,7 @@ def run(
     for one in sets:
         say(f"{one.name}: {one.guess.sentence}")
         try:
-            results.append(solved(one, tune, out / one.name, limit, device))
+            results.append(solved(one, tune, out / one.name, limit, device, say))
         except UserError as error:
             say(f"{one.name} is left out: {error}")
             results.append(Result(name=one.name, task=one.task, reason=str(error)))
@@ -133,7 +133,7 @@ def run(
     return results
 
 
-def solved(one: Set, tune: Tune, out: Path, limit: int | None, device: str) -> Result:
+def solved(one: Set, tune: Tune, out: Path, limit: int | None, device: str, say: Say) -> Result:
     """Fine-tune on one set, and score it on its test rows, else on its dev rows."""
     learned, dev = (one.train, one.dev) if one.train else (one.dev, ())
     if not learned:
@@ -142,7 +142,7 @@ def solved(one: Set, tune: Tune, out: Path, limit: int | None, device: str) -> R
     made = tune([file], out, one.metrics[0])
     runs = ordered(made) if several(made) else [made]
     tuning = Tuning.read(runs[0] / "recipe.json")
-    rows = final_rows(one.test, file, limit)
+    rows = final_rows(one.test, file, limit, say)
     if rows:
         found = [asked(path, rows, device) for path in runs]
         on, size = "test", len(rows)
@@ -175,14 +175,21 @@ def sheeted(learned: Files, dev: Files, limit: int | None) -> Sheet:
     return Part(**{name: getattr(found, name) for name in Sheet.__dataclass_fields__}, most=limit)
 
 
-def final_rows(files: Files, file: Sheet, limit: int | None) -> list[Any]:
-    """Read the rows that a set is scored on; some tests keep their labels to themselves."""
+def final_rows(files: Files, file: Sheet, limit: int | None, say: Say) -> list[Any]:
+    """Read the rows that a set is scored on; some tests keep their labels to themselves.
+
+    One that cannot be read at all is named, and the set is scored without it.
+    """
     if not files:
         return []
     target = files[1] if len(files) > 1 else None
     try:
         rows = read(files[0], file.guess, target=target)
-    except UserError:
+    except UserError as error:
+        try:
+            read(files[0], blank(likened(files[0], file.guess, labelled=False)), target=target)
+        except UserError:
+            say(f"{files[0]} cannot be read, so that dev rows are scored instead: {error}")
         return []
     rows = [row for row in rows if labelled(file.guess.task, row)]
     return rows if limit is None else some(rows, limit)

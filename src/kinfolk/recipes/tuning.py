@@ -257,6 +257,7 @@ def usual(config: Any, *, fresh: bool) -> Train:
     body = config.backbone
     kind = ways.Nature.of(body).kind
     common = {"batch": 32, "schedule": "linear", "floor": 0.0, "betas": (0.9, 0.999)}
+    common |= {"evaluate_batches": 64}
     if kind == "encoder-decoder":
         return Train(**common, optimiser="adamw_rms", peak=5e-3, decay=0.0)  # type: ignore[arg-type]
     # BERT's 4e-5 at width 768 (appendix A.3), more for a narrower network, and for fresh weights.
@@ -271,10 +272,15 @@ def dropping(config: Any, share: float) -> Any:
     return less if body is config else replace(config, body=less)
 
 
+def epoch_steps(train: Train, examples: Sequence[int]) -> int:
+    """Return the steps of an epoch over sets with so many examples."""
+    return max(1, math.ceil(sum(examples) / train.batch))
+
+
 def timed(tuning: Tuning, examples: Sequence[int], said: Sequence[str] = ()) -> Tuning:
     """Set how many steps a run has, and when it is scored, by how many examples there are."""
     train, habits = tuning.train, tuning.habits
-    epoch = max(1, math.ceil(sum(examples) / train.batch))
+    epoch = epoch_steps(train, examples)
     steps = max(1, math.ceil(habits.epochs * epoch))
     every = max(1, math.ceil(epoch / habits.scores))
     words = [setting.partition("=")[0] for setting in said]
@@ -283,8 +289,8 @@ def timed(tuning: Tuning, examples: Sequence[int], said: Sequence[str] = ()) -> 
         given["steps"] = steps
     if "train.evaluate_every" not in words:
         given["evaluate_every"] = every
-    # What is scored is saved, too: it may be the best.
-    given["save_every"] = given.get("evaluate_every", train.evaluate_every)
+    if "train.save_every" not in words:  # what is scored is saved
+        given["save_every"] = given.get("evaluate_every", train.evaluate_every)
     if "train.warmup" not in words:
         given["warmup"] = max(1, given.get("steps", train.steps) // 10)
     return replace(tuning, train=replace(train, **given))

@@ -8,6 +8,7 @@ text; in a field called answer beside numbered options, places count from 1.
 """
 
 import re
+import string
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ LABELS = ("label", "answer_right_ending", "AnswerRightEnding", "answerKey", "ans
           "correct")  # fmt: skip
 HOLES = re.compile(r"#idiom#|(?<!\S)_(?!\w)")  # which an option fills: ChID's, WinoGrande's
 ASKED = {"cause": "What was the cause?", "effect": "What happened as a result?"}  # COPA's
-LETTERS = "ABCDEFGHIJ"
+LETTERS = tuple(string.ascii_uppercase)
 
 
 def rows(path: Path) -> Iterator[Choice]:
@@ -60,6 +61,12 @@ def _single(row: Any, where: str) -> Iterator[dict[str, Any]]:
         raise UserError(f"{where} is {shown(row)}: write an object with named fields")
     if isinstance(row.get("questions"), list) and isinstance(row.get("options"), list):
         answers = row.get("answers") or [None] * len(row["questions"])
+        counts = [len(row["questions"]), len(row["options"]), len(answers)]
+        if len(set(counts)) > 1:
+            raise UserError(
+                f"{where} has {counts[0]} questions, {counts[1]} lists of options and {counts[2]} "
+                "answers: give one of each for every question"
+            )
         for question, options, answer in zip(
             row["questions"], row["options"], answers, strict=True
         ):
@@ -106,8 +113,9 @@ def _options(row: dict[str, Any], where: str) -> tuple[tuple[str, ...], Sequence
 
 def _numbered(row: dict[str, Any], stem: str) -> list[str]:
     """Find the fields that a stem and a number name, in order."""
-    found = [name for name in row if re.fullmatch(rf"{stem}_?\d", name)]
-    return sorted(found, key=lambda name: int(name[-1]))
+    found = {name: re.fullmatch(rf"{stem}_?(\d+)", name) for name in row}
+    numbers = {name: int(match[1]) for name, match in found.items() if match}
+    return sorted(numbers, key=numbers.__getitem__)
 
 
 def _context(row: dict[str, Any], where: str) -> str:

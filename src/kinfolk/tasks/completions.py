@@ -40,12 +40,11 @@ def _objects(path: Path) -> Iterator[Completion]:
             context, _, word = text(row[whole], whole, where).strip().rpartition(" ")
             yield Completion(context, word, None, number)
             continue
-        yield Completion(
-            text(row[name], name, where),
-            None if target is None else text(row[target], target, where),
-            None if some is None else texts(row[some], some, where),
-            number,
-        )
+        answer = None if target is None else text(row[target], target, where)
+        options = None if some is None else texts(row[some], some, where)
+        if answer is not None and options is not None and answer not in options:
+            raise UserError(f"{where}: the answer {answer!r} is none of its {some}")
+        yield Completion(text(row[name], name, where), answer, options, number)
 
 
 def _lines(path: Path, notes: Notes) -> Iterator[Completion]:

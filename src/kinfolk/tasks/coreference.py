@@ -58,6 +58,8 @@ def listed(path: Path) -> Iterator[Mentioned]:
         sentences = tuple(texts(sentence, "sentences", where) for sentence in row["sentences"])
         size = sum(map(len, sentences))
         clusters = row.get("clusters")
+        if clusters is not None and not isinstance(clusters, list):
+            raise UserError(f"'clusters' in {where} is {shown(clusters)}: write a list of lists")
         groups = None if clusters is None else tuple(_group(c, size, where) for c in clusters)
         mentions = None if "mentions" not in row else _group(row["mentions"], size, where)
         speakers = row.get("speakers")

@@ -8,7 +8,7 @@ from kinfolk.errors import UserError
 from kinfolk.metrics import labels as of_labels
 from kinfolk.metrics.coreference import coreference
 from kinfolk.metrics.scores import score as counted
-from kinfolk.metrics.spans import cmrc, squad, squad2
+from kinfolk.metrics.spans import cmrc, cmrc2, squad, squad2
 from kinfolk.metrics.summaries import rouge
 from kinfolk.metrics.tags import tag_scores
 from kinfolk.metrics.translation import bleu, chrf
@@ -57,7 +57,7 @@ def score(task: Task, rows: Sequence[Any], answers: Sequence[Answer]) -> dict[st
         case "span":
             return _spans(task, said, right)
         case "write":
-            return _texts(rows, said, right)
+            return _texts(said, [row.references for row in rows])
         case "complete":
             return _completions(answers, said, right)
         case "lm":
@@ -87,7 +87,7 @@ def _tags(said: Sequence[Sequence[str]], right: Sequence[Sequence[str]]) -> dict
 
 def _spans(task: Task, said: Sequence[str], right: Sequence[Sequence[str]]) -> dict[str, float]:
     if task.chinese:
-        scores = cmrc(said, right)
+        scores = cmrc(said, right) if all(right) else cmrc2(said, right)
     elif all(right):
         scores = squad(said, right)
     else:
@@ -95,11 +95,11 @@ def _spans(task: Task, said: Sequence[str], right: Sequence[Sequence[str]]) -> d
     return {"f1": scores.f1, "exact": scores.exact}
 
 
-def _texts(rows: Sequence[Any], said: Sequence[str], right: Sequence[str]) -> dict[str, float]:
-    found = rouge(said, right)
+def _texts(said: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
+    found = rouge(said, references)
     return {
-        "bleu": bleu(said, right).score,
-        "chrf": chrf(said, right).score,
+        "bleu": bleu(said, references).score,
+        "chrf": chrf(said, references).score,
         "rouge1": found.one,
         "rouge2": found.two,
         "rougeL": found.longest,

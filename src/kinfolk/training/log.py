@@ -1,6 +1,6 @@
 """The log of a run: what is a function of the recipe in log.jsonl, and the clock in speed.jsonl.
 
-log.jsonl      {"step": 7, "loss": 5.25, "rate": 0.0003, "parts": {"mlm": 4.5, "nsp": 0.75}}
+log.jsonl      {"step": 7, "loss": 5.25, "rate": 0.0003, "parts": {"tokens": 4.5, "pairs": 0.75}}
 speed.jsonl    {"step": 7, "seconds": 0.125, "tokens_per_second": 65536.0}
 tensorboard/   the same numbers as events
 """
@@ -9,6 +9,7 @@ import contextlib
 import json
 import math
 import os
+import statistics
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -87,6 +88,23 @@ def read(run: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         raise UserError(f"{run} has no log.jsonl; is it the folder of a run?")
     return [entry for _, entry in _entries(path)]
+
+
+def speed(run: Path) -> float | None:
+    """Return the median of the input tokens a second, None where no step was timed."""
+    path = run / "speed.jsonl"
+    found = [e["tokens_per_second"] for _, e in _entries(path)] if path.is_file() else []
+    return statistics.median(found) if found else None
+
+
+def token_loss(entry: Mapping[str, Any], name: str = "loss") -> float:
+    """Return the loss of tokens, the part of "loss" or "held_out" that baselines compare with.
+
+    Where a loss has other parts, such as next-sentence prediction, it is their weighted sum.
+    """
+    parts = entry.get("parts" if name == "loss" else f"{name}_parts") or {}
+    found: float = parts.get("tokens", entry[name])
+    return found
 
 
 def _entries(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kinfolk.errors import UserError
-from kinfolk.training.log import Log
+from kinfolk.training.log import Log, token_loss
 from kinfolk.training.step import Outcome
 from kinfolk.types import Batch
 
@@ -21,9 +21,10 @@ class Progress:
 
     step: int  # updates done
     steps: int
-    loss: float
-    held_out: float | None  # the last loss on held-out documents
-    speed: float  # predictions a second
+    loss: float  # of tokens, where it has other parts: what the page of the run shows
+    held_out: float | None  # the same on held-out documents, where they were scored at this step
+    speed: float  # tokens read in a second
+    parts: Mapping[str, float] = field(default_factory=dict)  # of the loss, where it has several
 
 
 @contextmanager
@@ -51,12 +52,14 @@ class Loop:
     log: Log
     log_every: int  # steps between reads of the device: each read waits for it
     # Where there are held-out documents: the loss on them, "held_out", and what else is logged.
-    score: Callable[[], Mapping[str, float]] | None
+    score: Callable[[], Mapping[str, Any]] | None
     score_every: int
     save: Callable[[int, float | None], None]
     save_every: int
     watch: Callable[[Progress], None]
     enough: Callable[[], bool] | None = None  # asked after each scoring: may the run end here?
+    keep: Callable[[], bool] | None = None  # asked after each scoring: must it be saved?
+    remedy: Callable[[], str] = lambda: ""  # what to do where loss or gradient are not finite
 
     done: int = field(default=0, init=False)
     pending: list[tuple[int, Outcome]] = field(default_factory=list, init=False)
@@ -69,14 +72,18 @@ class Loop:
         try:
             for batch in batches:
                 with uninterrupted():
-                    self.pending.append((self.done + 1, self.step(self.done, batch)))
+                    outcome = self.step(self.done, batch)
+                    self.pending.append((self.done + 1, outcome))
+                    if not outcome.updated:
+                        self.write(False)  # raises
                     self.done += 1
                     saving = self.due(self.save_every)
                     scoring = self.score is not None and (saving or self.due(self.score_every))
                     if saving or scoring or self.due(self.log_every):
                         self.write(scoring)
                     ending = scoring and self.enough is not None and self.enough()
-                    if saving or ending:
+                    keeping = scoring and self.keep is not None and self.keep()
+                    if saving or ending or keeping:
                         self.save(self.done, self.held_out)
                         saved, self.since = self.done, time.perf_counter()
                 if ending:
@@ -96,21 +103,28 @@ class Loop:
         if not self.pending:
             return
         lines = [(number, outcome.values()) for number, outcome in self.pending]  # waits
-        self.pending.clear()
         now = time.perf_counter()
-        speed = sum(line["counts"]["tokens"] for _, line in lines) / max(now - self.since, 1e-9)
-        for number, line in lines:
-            if not math.isfinite(line["loss"]):
-                raise UserError(
-                    f"the loss is {line['loss']} at step {number}: the run is sick; lower "
-                    "train.peak or raise train.warmup, and start again"
-                )
+        tokens = sum(int(outcome.tokens) for _, outcome in self.pending)
+        speed = tokens / max(now - self.since, 1e-9)
+        self.pending.clear()
+        for place, (number, line) in enumerate(lines):
+            for name, value in (("loss", line["loss"]), ("gradient norm", line["norm"])):
+                if not math.isfinite(value):
+                    for earlier, healthy in lines[:place]:
+                        self.log.write(earlier, healthy, {"tokens_per_second": speed})
+                    said = "NaN" if math.isnan(value) else "infinite"
+                    raise UserError(f"{name} is {said} at step {number}. {self.remedy()}".rstrip())
         if scoring and self.score is not None:
             scores = self.score()
             assert scores.keys().isdisjoint(lines[-1][1]), "a score has the name of something else"
             self.held_out = scores["held_out"]
             lines[-1][1].update(scores)
+        else:
+            self.held_out = None
         for number, line in lines:
             self.log.write(number, line, {"tokens_per_second": speed})
-        self.watch(Progress(self.done, self.steps, lines[-1][1]["loss"], self.held_out, speed))
+        newest = lines[-1][1]
+        held_out = None if self.held_out is None else token_loss(newest, "held_out")
+        parts = newest.get("parts", {})
+        self.watch(Progress(self.done, self.steps, token_loss(newest), held_out, speed, parts))
         self.since = time.perf_counter()

@@ -68,3 +68,7 @@ class Train:
             raise UserError(
                 f"train.accumulate={self.accumulate} does not divide train.batch={self.batch}"
             )
+
+    def saves(self, step: int) -> bool:
+        """Say whether a checkpoint is due after this many updates."""
+        return step % self.save_every == 0 or step == self.steps

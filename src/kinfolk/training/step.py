@@ -38,6 +38,8 @@ class Outcome:
     parts: Mapping[str, Tensor]
     counts: Mapping[str, int]
     rate: float
+    tokens: Tensor | int = 0  # that the model read, in all micro-batches
+    updated: bool = True  # False where loss or norm were read, were not finite, and nothing changed
 
     def values(self) -> dict[str, Any]:
         """Read the numbers, waiting for the device."""
@@ -69,11 +71,14 @@ class Step:
         memory: list[Memory] | None = None,  # of each micro-batch, carried from step to step
         thaw: Thaw | None = None,
         attack: Attack | None = None,
+        checks: Callable[[int], bool] | None = None,  # before which updates loss and norm are read
     ) -> None:
         self.learner, self.optimiser, self.rate = learner, optimiser, rate
         self.clip, self.seed, self.device = clip, seed, device
         self.bfloat16, self.resolved, self.memory = bfloat16, resolved, memory
         self.thaw, self.attack = thaw, attack
+        # Reading costs nothing on a CPU; elsewhere it waits for the device.
+        self.checks = checks or (lambda number: device.type == "cpu")
         self.windows = attention_windows(learner)
         self.parameters = [p for p in learner.parameters() if p.requires_grad]
         self.captured = Captured(self._say, self.parameters) if captured else None
@@ -99,10 +104,13 @@ class Step:
             for name, total in said.sums.items():
                 sums[name] = sums.get(name, 0.0) + total.detach()
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.clip or float("inf"))
-        self.optimiser.step()
+        updated = not self.checks(number) or bool((loss + norm).isfinite())
+        if updated:
+            self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         parts = {name: total / max(counts[name], 1) for name, total in sums.items()}
-        return Outcome(loss, norm, parts, counts, rate)
+        tokens = sum(input_tokens(batch.inputs) for batch in batches)
+        return Outcome(loss, norm, parts, counts, rate, tokens, updated)
 
     def _learn(
         self, number: int, part: int, batch: Batch[Any], counts: Mapping[str, int], alone: bool
@@ -128,6 +136,12 @@ class Step:
             inputs = batch.inputs.resolved(self.windows) if self.resolved else batch.inputs
             said: Loss = self.learner(inputs, batch.targets)
         return said
+
+
+def input_tokens(inputs: Inputs) -> Tensor:
+    """Count the tokens that a model reads, those of its encoder too, and no padding."""
+    own = (inputs.sight.document >= 0).sum()
+    return own if inputs.source is None else own + input_tokens(inputs.source)
 
 
 def add(counts: Any) -> dict[str, int]:

@@ -83,7 +83,7 @@ class Clusters(Way):
         if not about.spans:
             return []
         pieces = spelled(tokenizer, row.words)
-        room = max(8, self.length - (around(self.frame, 1) if self.frame else 1))
+        room = self.length - (around(self.frame, 1) if self.frame else 1)
         readings = tuple(
             self.words.reading(pieces[start:stop], None, tokenizer, room)
             for start, stop in parted(row.sentences, pieces, room)

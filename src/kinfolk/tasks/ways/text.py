@@ -20,7 +20,8 @@ from kinfolk.tasks.ways.way import Key, Reply, blind
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.types import IGNORED, Batch, Loss
 
-GRAIN = 0.2  # numbers are rounded to it, so that few texts stand for all of them (section 2.4)
+GRAIN = 0.2  # numbers from 0 to 5 are rounded to it, so that few texts stand for all (section 2.4)
+GRAINS = 25  # that the range of other numbers has at least: as many as STS-B's
 
 
 @config("text")
@@ -30,6 +31,7 @@ class Text(Likely):
     ended: bool = True
     tokens: int = 64  # the most that is written
     beams: int = 1
+    grain: float = GRAIN  # numbers are rounded to it
     average: float = 0.0  # of the numbers in training: the answer where none was written
 
     name: ClassVar[str] = "text"
@@ -88,7 +90,8 @@ class Text(Likely):
             case Labelled(label=None):
                 return None
             case Labelled(label=float(label)):
-                return f"{round(label / GRAIN) * GRAIN:.1f}"
+                places = max(0, math.ceil(-math.log10(self.grain)))
+                return f"{round(label / self.grain) * self.grain:.{places}f}"
             case Labelled(label=label):
                 return self.task.labels[self.task.place(str(label))]
             case Choice(label=place, options=options):
@@ -175,3 +178,13 @@ def number(text: str, otherwise: float) -> float:
 def _named(known: dict[str, str]) -> list[tuple[str, str]]:
     names = {"text": "context"}
     return [(names.get(name, name), text) for name, text in known.items()]
+
+
+def grain(numbers: Sequence[float]) -> float:
+    """Return what numbers are rounded to: T5's 0.2 from 0 to 5, else 1, 2 or 5 times 10^n."""
+    low, high = min(numbers), max(numbers)
+    if (low >= 0 and 1 < high <= 5) or low == high:
+        return GRAIN
+    size = (high - low) / GRAINS
+    power = 10.0 ** math.floor(math.log10(size))
+    return max(step for step in (power, 2 * power, 5 * power) if step <= size * (1 + 1e-9))

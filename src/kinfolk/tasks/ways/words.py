@@ -47,11 +47,13 @@ class Words(Way):
         verb = None if row.predicate is None else pieces[row.predicate]
         texts = 1 if verb is None else 2
         room = self.length - (around(self.frame, texts) if self.frame else texts)
-        room -= len(verb or ())
+        if verb is not None:
+            verb = verb[: room // 2]  # a long one leaves room for words
+            room -= len(verb)
         marks = None if row.tags is None else [self.task.place(tag) for tag in row.tags]
         examples = []
-        for start, stop in stretches([len(p) for p in pieces], max(room, 8)):
-            reading = self.reading(pieces[start:stop], verb, tokenizer, max(room, 8))
+        for start, stop in stretches([len(p) for p in pieces], room):
+            reading = self.reading(pieces[start:stop], verb, tokenizer, room)
             target = None if marks is None else marks[start:stop]
             examples.append(Example(readings=(reading,), target=target))
         return examples

@@ -1,0 +1,24 @@
+"""Text to text: what is written for a number."""
+
+import pytest
+
+from kinfolk.tasks.rows import Labelled
+from kinfolk.tasks.task import Task
+from kinfolk.tasks.ways.text import Text, grain
+
+
+@pytest.mark.parametrize(
+    ("numbers", "label", "said"),
+    [
+        ([0.0, 5.0], 3.27, "3.2"),  # as T5 writes STS-B
+        ([0.5, 2.5], 1.09, "1.0"),
+        ([0.0, 1.0], 0.03, "0.04"),
+        ([0.0, 1.0], 0.48, "0.48"),
+        ([0.0, 100.0], 87.65, "88"),
+        ([-1.0, 1.0], -0.52, "-0.50"),
+        ([3.0, 3.0], 3.0, "3.0"),
+    ],
+)
+def test_numbers_are_rounded_by_their_range(numbers: list[float], label: float, said: str) -> None:
+    way = Text(task=Task(kind="regress"), length=32, pad=0, grain=grain(numbers))
+    assert way.told(Labelled(("a",), label, 1)) == said
