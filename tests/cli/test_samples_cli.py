@@ -84,7 +84,7 @@ def test_samples_are_measured_beside_real_text(
     assert 1 < real["perplexity"] < samples["perplexity"]
     model, tokenizer = counted(home.corpus)
     ids = [tokenizer.encode(text, specials=False) for text in texts]
-    costs = np.concatenate([model.config.nll(np.array(text, np.int64))[:-1] for text in ids])
+    costs = np.concatenate([model.counts.nll(np.array(text, np.int64))[:-1] for text in ids])
     assert samples["perplexity"] == pytest.approx(math.exp(costs.mean()))
 
 

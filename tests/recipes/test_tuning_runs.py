@@ -139,7 +139,7 @@ def test_a_run_in_which_all_scores_are_nan_keeps_the_newest(
 
 def test_an_option_that_is_wrong_leaves_no_run_behind(tmp_path: Path) -> None:
     found, out = opinions(tmp_path, 32, 8), tmp_path / "run"
-    with pytest.raises(UserError, match="attack=-1.0: it must be at least 0"):
+    with pytest.raises(UserError, match=r"attack=-1\.0: it must be at least 0"):
         tune("bert/nano", found, out, epochs=1, habits={"attack": -1.0})
     assert not out.exists()
     tune("bert/nano", found, out, epochs=1)  # the next try is not refused
