@@ -47,7 +47,7 @@ from kinfolk.generation import GREEDY, Beam, Method, Request, generate
 from kinfolk.metrics.likelihood import likelihood
 from kinfolk.models.gpt2 import GPT2Config
 from kinfolk.models.t5 import T5Config
-from kinfolk.nn.int8 import lower
+from kinfolk.nn.int8 import quantize_int8
 from kinfolk.recipes.evaluation import encoded
 from kinfolk.recipes.opening import exam, load, logits
 
@@ -68,7 +68,9 @@ class Work:
 WORKS = {
     "gpt2-1": Work(GPT2Config(), 1, GREEDY),
     "gpt2-8": Work(GPT2Config(), 8, GREEDY),
-    "t5-beam": Work(T5Config(width=768, depth=12, heads=12), 1, Beam(size=4), beams=4),
+    "t5-beam": Work(
+        T5Config(hidden_size=768, num_layers=12, num_heads=12), 1, Beam(size=4), beams=4
+    ),
 }
 CUDA = {
     "gpt2-1": Work(GPT2Config(), 1, GREEDY, device="cuda"),
@@ -94,7 +96,7 @@ class Side:
 def drawn(config: Any, rows: int, length: int) -> list[list[int]]:
     """Return random prompts, without special tokens."""
     draws = torch.Generator().manual_seed(0)
-    return torch.randint(5, config.vocab - 200, (rows, length), generator=draws).tolist()  # type: ignore[no-any-return]
+    return torch.randint(5, config.vocab_size - 200, (rows, length), generator=draws).tolist()  # type: ignore[no-any-return]
 
 
 def ours(
@@ -103,7 +105,7 @@ def ours(
     """Let kinfolk write."""
     reads = model.decoding == "encoder-decoder"
     request = Request(
-        prompts=[[model.config.start]] * len(prompts) if reads else prompts,
+        prompts=[[model.config.decoder_start_token_id]] * len(prompts) if reads else prompts,
         tokens=tokens,
         sources=prompts if reads else None,
         compiled=compiled,
@@ -167,7 +169,7 @@ def sides(work: Work, prompts: list[list[int]], tokens: int) -> list[Side]:
             Side("kinfolk compiled", ours(copied(model), work, prompts, tokens, compiled=True)),
         ]
     model, peer = networks(work, torch.float32)
-    small, other = (lower(networks(work, torch.float32)[0]) for _ in range(2))
+    small, other = (quantize_int8(networks(work, torch.float32)[0]) for _ in range(2))
     ways = [
         Side("transformers", theirs(peer, work, prompts, tokens)),
         Side("kinfolk", ours(model, work, prompts, tokens)),
@@ -245,7 +247,7 @@ def ratios(seconds: dict[str, list[float]]) -> dict[str, dict[str, Any]]:
 def quality(folder: Path, text: Path) -> dict[str, float]:
     """Say what int8 costs a saved model on a real text."""
     model, tokenizer = load(folder)
-    small = lower(load(folder)[0])
+    small = quantize_int8(load(folder)[0])
     way = exam(model, tokenizer, folder)
     read, size = encoded(tokenizer, text)
     plain, lowered = (likelihood(m, way, read, size, rows=8).perplexity for m in (model, small))

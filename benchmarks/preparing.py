@@ -159,11 +159,11 @@ def measure(texts: Sequence[str], vocab: int, workers: int, rounds: int) -> dict
         for _ in range(rounds):
             for side, run in sides.items():
                 times[side].append(seconds(run))
-        clock, spread = ratios(times, 0)
+        query_order, spread = ratios(times, 0)
         work, _ = ratios(times, 1)
         return {
-            "ratio": clock["tokenizers"],
-            "ratio_datasets": clock["datasets"],
+            "ratio": query_order["tokenizers"],
+            "ratio_datasets": query_order["datasets"],
             "work": work["tokenizers"],
             "work_datasets": work["datasets"],
             "spread": spread,

@@ -64,6 +64,8 @@ import transformers
 from torch import Tensor, nn
 
 from kinfolk import hub
+from kinfolk.attention_mask import PADDING_ID
+from kinfolk.batch import IGNORE_INDEX, Batch, Inputs
 from kinfolk.data.packing import lay, pack
 from kinfolk.data.pieces import Ids, Loose
 from kinfolk.errors import UserError
@@ -74,11 +76,9 @@ from kinfolk.objectives.clm import CLM, Line
 from kinfolk.objectives.mlm import MLM, Masked
 from kinfolk.objectives.spans import Holes, Spans
 from kinfolk.rng import Stream, generator
-from kinfolk.sight import PADDING
 from kinfolk.text.tokenizer import Specials
 from kinfolk.training.optimisers import optimiser
 from kinfolk.training.step import Learner, Step
-from kinfolk.types import IGNORED, Batch, Inputs
 
 SPECIALS = Specials(
     pad=0, unk=1, bos=2, eos=3, cls=4, sep=5, mask=6, sentinels=tuple(range(7, 107))
@@ -143,7 +143,7 @@ def gpt2() -> Work:
         arguments = {
             "input_ids": beside(ids, SPECIALS.pad),
             "attention_mask": beside([np.ones_like(i) for i in ids], 0),
-            "labels": beside(ids, IGNORED),
+            "labels": beside(ids, IGNORE_INDEX),
         }
         return reading(arguments, texts, predictions)
 
@@ -164,7 +164,7 @@ def gpt2() -> Work:
 
     return Work(
         name="gpt2",
-        presets=gpt2_file.PRESETS,
+        presets=gpt2_file.SIZES,
         objective=CLM,
         vocab=50257,
         rows=32,
@@ -180,17 +180,17 @@ def bert() -> Work:
 
     def pad(texts: Sequence[Text]) -> Reading:
         masked: list[Masked] = [t.example for t in texts]
-        labels = beside([m.labels for m in masked], IGNORED)
+        labels = beside([m.labels for m in masked], IGNORE_INDEX)
         arguments = {
             "input_ids": beside([m.ids for m in masked], SPECIALS.pad),
             "attention_mask": beside([np.ones_like(m.ids) for m in masked], 0),
             "labels": labels,
         }
-        return reading(arguments, texts, int((labels != IGNORED).sum()))
+        return reading(arguments, texts, int((labels != IGNORE_INDEX).sum()))
 
     return Work(
         name="bert",
-        presets=bert_file.PRESETS,
+        presets=bert_file.SIZES,
         objective=MLM,
         vocab=30522,
         rows=64,
@@ -205,19 +205,19 @@ def t5() -> Work:
 
     def pad(texts: Sequence[Text]) -> Reading:
         holes: list[Holes] = [t.example for t in texts]
-        labels = beside([h.labels for h in holes], IGNORED)
+        labels = beside([h.labels for h in holes], IGNORE_INDEX)
         arguments = {
             "input_ids": beside([h.source for h in holes], SPECIALS.pad),
             "attention_mask": beside([np.ones_like(h.source) for h in holes], 0),
             "labels": labels,  # the decoder's input is their shift, padding first, as ours is
         }
-        count = int((labels != IGNORED).sum())
+        count = int((labels != IGNORE_INDEX).sum())
         found = reading(arguments, texts, count)
         return replace(found, slots=found.slots + labels.numel(), filled=found.filled + count)
 
     return Work(
         name="t5",
-        presets=t5_file.PRESETS,
+        presets=t5_file.SIZES,
         objective=Spans,
         vocab=32128,
         rows=64,
@@ -387,12 +387,12 @@ def ours(
         device=device,
         bfloat16=cuda,
     )
-    streams = [s for b in ready for s in (b.inputs, b.inputs.source) if s is not None]
+    streams = [s for b in ready for s in (b.inputs, b.inputs.encoder_inputs) if s is not None]
     return Side(
         "kinfolk",
         lambda number: step(number, [ready[number]]).loss,
         tokens=[sum(t.tokens for row in rows for t in row) for rows in batches],
-        slots=sum(s.ids.numel() for s in streams),
+        slots=sum(s.input_ids.numel() for s in streams),
         filled=sum(occupied(s) for s in streams),
         model=model,
         device=device,
@@ -443,7 +443,7 @@ def collate(objective: Any, rows: Sequence[Sequence[Text]]) -> Batch[Any]:
 
 def occupied(stream: Inputs) -> int:
     """Count the slots that hold something."""
-    return int((stream.sight.document != PADDING).sum())
+    return int((stream.attention_mask.document_ids != PADDING_ID).sum())
 
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
@@ -603,7 +603,7 @@ def shaped(work: Work, name: str, vocab: int, length: int) -> Any:
     if name not in work.presets:
         raise UserError(f"{work.name} has no size {name!r}: choose from {', '.join(work.presets)}")
     config = work.presets[name]
-    sizes = {"vocab": vocab, "context": length, "dropout": 0.0, "attention_dropout": 0.0}
+    sizes = {"vocab_size": vocab, "max_length": length, "dropout": 0.0, "attention_dropout": 0.0}
     return config.with_fields(**sizes)
 
 

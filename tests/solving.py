@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kinfolk.nn.bilstm import PRESETS as BASELINES
-from kinfolk.nn.headed import Headed
+from kinfolk.attention_mask import AttentionMask
+from kinfolk.batch import IGNORE_INDEX, Inputs
+from kinfolk.nn.bilstm import SIZES as BASELINES
+from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.recipes import ways
 from kinfolk.recipes.catalogue import member, members
-from kinfolk.sight import Sight
 from kinfolk.tasks import examples as layout
 from kinfolk.tasks.examples import Example, Reading
 from kinfolk.tasks.lessons import answers
@@ -23,7 +24,6 @@ from kinfolk.tasks.rows import Asked, Choice, Completion, Labelled, Tagged, Writ
 from kinfolk.tasks.task import Task
 from kinfolk.tasks.ways.way import Way
 from kinfolk.text import Tokenizer, train
-from kinfolk.types import IGNORED, Inputs
 
 WORDS = (
     "cat", "dog", "bird", "king", "river", "song", "letter", "garden", "apple", "ball", "house",
@@ -100,7 +100,12 @@ def rows(kind: str, count: int = 9, seed: int = 0) -> list[Any]:
 def config(name: str) -> Any:
     """Return the smallest network of a member, over the tokenizer's ids."""
     found: Any = BASELINES["nano"] if name == "bilstm" else member(name).config("nano")
-    sizes = {"vocab": tokenizer().vocab, "start": tokenizer().specials.pad}
+    pad = tokenizer().specials.pad
+    sizes = {
+        "vocab_size": tokenizer().vocab,
+        "decoder_start_token_id": pad,
+        "padding_idx": pad,
+    }
     return replace(found, **{k: v for k, v in sizes.items() if hasattr(found, k)})
 
 
@@ -125,7 +130,7 @@ def solving(name: str, kind: str, way: type[Way], **said: Any) -> tuple[Way, Any
     torch.manual_seed(3)
     found = ways.network(made, body, dropout=0.0)
     model: nn.Module = found.build()
-    assert isinstance(model, Headed) == (made.head is not None)
+    assert isinstance(model, ModelWithHead) == (made.head is not None)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:
@@ -144,12 +149,14 @@ def alone(reading: Reading) -> Inputs:
     time = row(reading.time).to(torch.int32)
     places = torch.arange(ids.shape[1])[None] if reading.places is None else row(reading.places)
     return Inputs(
-        ids=ids,
-        sight=Sight(document, time, time),
-        places=places,
-        segments=row(reading.segments),
-        within=row(reading.within),
-        source=None if reading.source is None else Inputs.of(row(reading.source), causal=False),
+        input_ids=ids,
+        attention_mask=AttentionMask(document, time, time),
+        position_ids=places,
+        token_type_ids=row(reading.segments),
+        block_position_ids=row(reading.within),
+        encoder_inputs=None
+        if reading.source is None
+        else Inputs.from_ids(row(reading.source), causal=False),
     )
 
 
@@ -172,25 +179,27 @@ def apart(way: Way, model: Any, examples: Sequence[Example]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layout, "GRAIN", 4 * LENGTH)  # so that several share a row
         page = layout.lay_out(readings, way.pad)
-    inputs, length = page.inputs, page.inputs.ids.shape[1]
+    inputs, length = page.inputs, page.inputs.input_ids.shape[1]
     vectors: list[Tensor] = []
 
     def hear(module: nn.Module, given: Any, said: Tensor) -> None:
         said.retain_grad()
         vectors.append(said)
 
-    handle = getattr(model, "body", model).tokens.register_forward_hook(hear)
+    handle = model.pretrained.token_embeddings.register_forward_hook(hear)
     hidden = model(inputs).hidden.flatten(0, 1)
     handle.remove()
     row, slot = np.divmod(page.starts, length)
     place = next(i for i, r in enumerate(row) if (row == r).sum() > 1)  # one with a neighbour
     reading, at = readings[place], int(page.starts[place])
-    read = reading.slots if reading.labels is None else np.flatnonzero(reading.labels != IGNORED)
+    read = (
+        reading.slots if reading.labels is None else np.flatnonzero(reading.labels != IGNORE_INDEX)
+    )
     hidden[at + torch.from_numpy(read)].square().sum().backward()
-    number = inputs.sight.document[row[place], slot[place]]
-    streams = [inputs] if inputs.source is None else [inputs.source, inputs]
+    number = inputs.attention_mask.document_ids[row[place], slot[place]]
+    streams = [inputs] if inputs.encoder_inputs is None else [inputs.encoder_inputs, inputs]
     for stream, found in zip(streams, vectors, strict=True):
-        own = stream.sight.document == number
+        own = stream.attention_mask.document_ids == number
         own[np.arange(len(own)) != row[place]] = False
         assert found.grad is not None and found.grad[own].abs().sum() > 0
         assert found.grad[~own].abs().max() == 0

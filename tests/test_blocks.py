@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kinfolk.sight import BLOCK, Sight, blocks
+from kinfolk.attention_mask import BLOCK_SIZE, AttentionMask, block_mask_from_bounds
 
 
 def rows(lengths: list[list[int]], length: int) -> Tensor:
@@ -18,12 +18,14 @@ def rows(lengths: list[list[int]], length: int) -> Tensor:
     return document
 
 
-def written_out(query: Sight, key: Sight) -> tuple[Tensor, Tensor]:
+def written_out(query: AttentionMask, key: AttentionMask) -> tuple[Tensor, Tensor]:
     """Return which blocks hold something seen, and which are seen in full."""
-    table = query.table(key)
-    over = [-n % BLOCK for n in table.shape[1:]]
+    table = query.dense(key)
+    over = [-n % BLOCK_SIZE for n in table.shape[1:]]
     table = torch.nn.functional.pad(table, (0, over[1], 0, over[0]))
-    parts = table.unflatten(2, (-1, BLOCK)).unflatten(1, (-1, BLOCK))  # batch, q, 128, k, 128
+    parts = table.unflatten(2, (-1, BLOCK_SIZE)).unflatten(
+        1, (-1, BLOCK_SIZE)
+    )  # batch, q, 128, k, 128
     return parts.any(4).any(2), parts.all(4).all(2)
 
 
@@ -45,9 +47,11 @@ def test_no_seen_block_is_missing_and_no_full_block_hides_anything(
     texts: list[list[int]], length: int, causal: bool
 ) -> None:
     document = rows(texts, length)
-    sight = Sight.causal(document) if causal else Sight.full(document)
-    mask = blocks(sight, sight)
-    some, whole = written_out(sight, sight)
+    attention_mask = (
+        AttentionMask.causal(document) if causal else AttentionMask.bidirectional(document)
+    )
+    mask = block_mask_from_bounds(attention_mask, attention_mask)
+    some, whole = written_out(attention_mask, attention_mask)
     part = listed(mask.kv_num_blocks, mask.kv_indices)
     full = listed(mask.full_kv_num_blocks, mask.full_kv_indices)
     assert not (some & ~(part | full)).any()
@@ -58,8 +62,10 @@ def test_no_seen_block_is_missing_and_no_full_block_hides_anything(
 @settings(max_examples=20)
 @given(st.lists(lengths, min_size=2, max_size=2), st.sampled_from([(120, 512), (256, 300)]))
 def test_the_same_across_two_streams(texts: list[list[int]], shape: tuple[int, int]) -> None:
-    query, key = (Sight.full(rows([t], n)) for t, n in zip(texts, shape, strict=True))
-    mask = blocks(query, key)
+    query, key = (
+        AttentionMask.bidirectional(rows([t], n)) for t, n in zip(texts, shape, strict=True)
+    )
+    mask = block_mask_from_bounds(query, key)
     some, whole = written_out(query, key)
     part = listed(mask.kv_num_blocks, mask.kv_indices)
     full = listed(mask.full_kv_num_blocks, mask.full_kv_indices)
@@ -68,28 +74,30 @@ def test_the_same_across_two_streams(texts: list[list[int]], shape: tuple[int, i
 
 
 def test_one_text_a_row_needs_no_mask_in_its_inner_blocks() -> None:
-    sight = Sight.causal(torch.zeros(1, 4 * BLOCK, dtype=torch.int32))
-    mask = blocks(sight, sight)
+    attention_mask = AttentionMask.causal(torch.zeros(1, 4 * BLOCK_SIZE, dtype=torch.int32))
+    mask = block_mask_from_bounds(attention_mask, attention_mask)
     assert mask.full_kv_num_blocks[0, 0].tolist() == [0, 1, 2, 3]
     assert mask.kv_num_blocks[0, 0].tolist() == [1, 1, 1, 1]
 
 
 def test_documents_far_apart_cost_nothing() -> None:
-    sight = Sight.full(rows([[BLOCK] * 4], 4 * BLOCK))
-    mask = blocks(sight, sight)
+    attention_mask = AttentionMask.bidirectional(rows([[BLOCK_SIZE] * 4], 4 * BLOCK_SIZE))
+    mask = block_mask_from_bounds(attention_mask, attention_mask)
     assert mask.full_kv_num_blocks[0, 0].tolist() == [1, 1, 1, 1]
     assert mask.kv_num_blocks[0, 0].tolist() == [0, 0, 0, 0]
 
 
 def test_the_predicate_inside_a_block_is_the_rule() -> None:
-    sight = Sight.causal(rows([[5, 9, 3]], 20))
-    mask = blocks(sight, sight)
+    attention_mask = AttentionMask.causal(rows([[5, 9, 3]], 20))
+    mask = block_mask_from_bounds(attention_mask, attention_mask)
     i, j = torch.arange(20)[:, None], torch.arange(20)[None]
     zero = torch.zeros((), dtype=torch.long)
-    assert torch.equal(mask.mask_mod(zero, zero, i, j), sight.table()[0])
+    assert torch.equal(mask.mask_mod(zero, zero, i, j), attention_mask.dense()[0])
 
 
 @pytest.mark.parametrize("plain", [True, False])
 def test_plain_rows_are_not_resolved(plain: bool) -> None:
-    sight = Sight.full(torch.zeros(1, 8, dtype=torch.int32), plain=plain)
-    assert (sight.resolved().blocks is None) == plain
+    attention_mask = AttentionMask.bidirectional(
+        torch.zeros(1, 8, dtype=torch.int32), unpacked=plain
+    )
+    assert (attention_mask.with_block_masks().block_mask is None) == plain

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from kinfolk.batch import Batch
 from kinfolk.data.feed import Feed
 from kinfolk.data.pieces import Loose
 from kinfolk.recipes.catalogue import members
 from kinfolk.text.tokenizer import Specials
 from kinfolk.training.step import Learner
-from kinfolk.types import Batch
 
 # torch's tracer instantiates autograd functions, and torch warns of it.
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
@@ -52,7 +52,7 @@ def learned(
     learner: Any, data: Batch[Any], resolved: bool
 ) -> tuple[float, dict[str, torch.Tensor]]:
     """Return the loss and every gradient."""
-    loss = learner(data.inputs.resolved() if resolved else data.inputs, data.targets)
+    loss = learner(data.inputs.with_block_masks() if resolved else data.inputs, data.targets)
     mean = loss.mean(data.counts)
     mean.backward()
     grads = {n: p.grad.float() for n, p in learner.named_parameters() if p.grad is not None}
@@ -63,7 +63,7 @@ def setting(member: str, way: str) -> tuple[Any, Any]:
     """Return a nano network and its objective."""
     who = members()[member]
     objective = who.objective(way)(specials=SPECIALS, vocab=VOCAB, length=256)
-    config = replace(who.config("nano"), vocab=VOCAB)
+    config = replace(who.config("nano"), vocab_size=VOCAB)
     torch.manual_seed(0)
     return config.build().train(), objective
 

@@ -46,20 +46,21 @@ MODELS = [
     importlib.import_module(f"kinfolk.models.{m.name}")
     for m in pkgutil.iter_modules(kinfolk.models.__path__)
 ]
-PRESETS = {f"{m.__name__}:{size}": c for m in MODELS for size, c in m.PRESETS.items()}
+SIZES = {f"{m.__name__}:{size}": c for m in MODELS for size, c in m.SIZES.items()}
 OBJECTIVES = {
     name: member.objective(name)(specials=SPECIALS, vocab=500)
     for member in members().values()
     for name in member.objectives
 }
+TOKEN_IDS = ("decoder_start_token_id", "padding_idx")
 
 
 @config("test_inner", group="test")
 class Inner:
-    width: int = 4
+    hidden_size: int = 4
     rate: float = 0.5
-    inner: int | None = None
-    tied: bool = True
+    intermediate_size: int | None = None
+    tie_word_embeddings: bool = True
     kind: Literal["full", "causal"] = "full"
     betas: tuple[float, float] = (0.9, 0.98)
     many: tuple[int, ...] = ()
@@ -85,8 +86,8 @@ def lost(values: dict[str, Any]) -> list[str]:
 
 
 def test_every_preset_comes_back_from_json() -> None:
-    assert len(PRESETS) > 100
-    assert not lost(PRESETS)
+    assert len(SIZES) > 100
+    assert not lost(SIZES)
 
 
 def test_every_objective_comes_back_from_json() -> None:
@@ -109,7 +110,7 @@ def told(value: Any) -> str:
 
 def test_every_field_of_every_preset_can_be_set_to_what_it_is() -> None:
     wrong = []
-    for name, value in {**PRESETS, "Train": Train()}.items():
+    for name, value in {**SIZES, "Train": Train()}.items():
         said = [f"{f.name}={told(getattr(value, f.name))}" for f in dataclasses.fields(value)]
         if apply_overrides(value, said) != value:
             wrong.append(f"{name}: {said}")
@@ -119,10 +120,10 @@ def test_every_field_of_every_preset_can_be_set_to_what_it_is() -> None:
 @given(
     st.builds(
         Inner,
-        width=st.integers(),
+        hidden_size=st.integers(),
         rate=st.floats(allow_nan=False, allow_infinity=False),
-        inner=st.none() | st.integers(),
-        tied=st.booleans(),
+        intermediate_size=st.none() | st.integers(),
+        tie_word_embeddings=st.booleans(),
         kind=st.sampled_from(["full", "causal"]),
         betas=st.tuples(*[st.floats(allow_nan=False, allow_infinity=False)] * 2),
         many=st.lists(st.integers(), min_size=1).map(tuple),
@@ -138,37 +139,44 @@ def test_any_values_survive_json_and_the_command_line(inner: Inner) -> None:
 
 def test_fields_are_set_by_path_and_the_last_word_counts() -> None:
     said = [
-        "model.width=8",
+        "model.hidden_size=8",
         "name=a=b",
-        "model.width=1_000",
-        "model.inner=None",
-        "model.tied=False",
+        "model.hidden_size=1_000",
+        "model.intermediate_size=None",
+        "model.tie_word_embeddings=False",
     ]
-    found = apply_overrides(Outer(), [*said, "model.tied=False"])
-    assert found == Outer("a=b", Inner(width=1000, tied=False))
+    found = apply_overrides(Outer(), [*said, "model.tie_word_embeddings=False"])
+    assert found == Outer("a=b", Inner(hidden_size=1000, tie_word_embeddings=False))
     assert Outer() == Outer("outer", Inner()), "the old value is left as it was"
 
 
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("model.widht=8", r"model.widht: no field 'widht': did you mean width\?"),
-        ("modle.width=8", r"modle.width: no field 'modle': did you mean model\?"),
-        ("model.zzz=8", r"no field 'zzz': there are width, rate, inner, tied, kind, betas, many"),
-        ("model.width.deep=8", r"'deep' is not a field"),
-        ("model.width=wide", r"model.width=wide: it must be a whole number"),
-        ("model.width=1.5", r"it must be a whole number"),
-        ("model.width=", r"it must be a whole number"),
+        (
+            "model.raet=8",
+            r"model.raet: no field 'raet': did you mean rate\?",
+        ),
+        ("modle.hidden_size=8", r"modle.hidden_size: no field 'modle': did you mean model\?"),
+        (
+            "model.zzz=8",
+            r"no field 'zzz': there are hidden_size, rate, intermediate_size, tie_word_embeddings, "
+            r"kind, betas, many",
+        ),
+        ("model.hidden_size.deep=8", r"'deep' is not a field"),
+        ("model.hidden_size=wide", r"model.hidden_size=wide: it must be a whole number"),
+        ("model.hidden_size=1.5", r"it must be a whole number"),
+        ("model.hidden_size=", r"it must be a whole number"),
         ("model.rate=much", r"it must be a number"),
-        ("model.inner=x", r"it must be a whole number"),
-        ("model.tied=maybe", r"it must be true or false"),
+        ("model.intermediate_size=x", r"it must be a whole number"),
+        ("model.tie_word_embeddings=maybe", r"it must be true or false"),
         ("model.kind=half", r"it must be full or causal"),
         ("model.betas=0.9", r"it must be 2 values"),
         ("model.betas=0.9,x", r"it must be a number"),
         ("model=8", r"holds fields of its own"),
         ("model.rate=nan", r"it must be a number"),
         ("model.rate=inf", r"it must be a number"),
-        ("model.width", r"is not a setting: write field.path=value"),
+        ("model.hidden_size", r"is not a setting: write field.path=value"),
     ],
 )
 def test_a_wrong_setting_is_told_with_the_way_out(setting: str, said: str) -> None:
@@ -185,8 +193,9 @@ def test_the_nearest_names_are_offered_and_else_all() -> None:
     ("name", "names", "said"),
     [
         ("lr", ["floor", "peak"], "did you mean peak?"),
-        ("hidden_size", ["width", "heads"], "did you mean width?"),
-        ("n_layer", ["width", "depth"], "did you mean depth?"),
+        ("n_embd", ["hidden_size", "num_heads"], "did you mean hidden_size?"),
+        ("width", ["hidden_size", "num_heads"], "did you mean hidden_size?"),
+        ("n_layer", ["hidden_size", "num_layers"], "did you mean num_layers?"),
         ("max_iters", ["steps", "batch"], "did you mean steps?"),
         ("block_size", ["batch", "length"], "did you mean length?"),
     ],
@@ -223,9 +232,12 @@ def test_names_of_other_libraries_are_known_before_letters_are_compared(
         ({"type": "train", "betas": [0.9, "x"]}, "betas.1='x': it must be a number"),
         ({"type": "train", "betas": 5}, "it must be a list of 2 values"),
         ({"type": "train", "precision": "x"}, "it must be auto, float32 or bfloat16"),
-        ({"type": "gpt2", "vocab": "abc", "width": [1, 2]}, "vocab='abc': it must be a whole"),
-        ({"type": "gpt2", "width": None}, "it must be a whole number"),
-        ({"type": "bert", "near": 1}, "it must be true or false"),
+        (
+            {"type": "gpt2", "vocab_size": "abc", "hidden_size": [1, 2]},
+            "vocab_size='abc': it must be a whole",
+        ),
+        ({"type": "gpt2", "hidden_size": None}, "it must be a whole number"),
+        ({"type": "bert", "mimetic_init": 1}, "it must be true or false"),
         ({"type": "test_outer", "model": 5}, "model=5: it must be an object whose type is test_in"),
         ({"type": "test_outer", "model": None}, "it must be an object whose type is test_inner"),
         ({"type": "test_outer", "model": {}}, "^model: missing 'type' .expected one of: test_inn"),
@@ -344,10 +356,10 @@ def test_json_holds_registered_names_and_plain_values() -> None:
         "name": "outer",
         "model": {
             "type": "test_inner",
-            "width": 4,
+            "hidden_size": 4,
             "rate": 0.5,
-            "inner": None,
-            "tied": True,
+            "intermediate_size": None,
+            "tie_word_embeddings": True,
             "kind": "full",
             "betas": [0.9, 0.98],
             "many": [],
@@ -439,7 +451,7 @@ def test_fine_tuning_settings_outside_their_range_are_refused(setting: str, said
         apply_overrides(Habits(), [setting])
 
 
-@pytest.mark.parametrize("value", PRESETS.values(), ids=PRESETS)
+@pytest.mark.parametrize("value", SIZES.values(), ids=SIZES)
 def test_sizes_and_rates_of_every_network_have_a_range(value: Any) -> None:
     """Counts are 1 or more, rates of dropout less than 1; a token id may be 0."""
     for one in dataclasses.fields(value):
@@ -455,7 +467,7 @@ def test_sizes_and_rates_of_every_network_have_a_range(value: Any) -> None:
         if "dropout" in one.name:
             with pytest.raises(UserError, match=rf"model.{one.name}=1: it must be from 0 to less"):
                 dataclasses.replace(value, **{one.name: 1})
-        if type(number) is int and one.name != "start":
+        if type(number) is int and one.name not in TOKEN_IDS:
             with pytest.raises(UserError, match=rf"model.{one.name}=0: it must be at least [12]"):
                 dataclasses.replace(value, **{one.name: 0})
 

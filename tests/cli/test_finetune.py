@@ -141,7 +141,7 @@ def test_options_reach_the_recipe(
     assert (habits.weights, habits.shrink, habits.attack) == ("balanced", 0.9, 0.5)
     assert habits.scores == 2
     assert (way.name, way.length, way.task.main, way.task.positive) == ("head", 20, "f1", "bad")
-    assert found.model.body.vocab == 420
+    assert found.model.backbone.vocab_size == 420
 
 
 def test_lines_of_two_files_are_learned_as_pairs(

@@ -24,7 +24,7 @@ SETTINGS = {
     "gpt": ("--length", 32, "--batch", 16, "--steps", 300, "train.peak=1e-3"),
     "gpt3": ("--length", 32, "--batch", 16, "--steps", 120, "train.peak=2e-3"),
     "transformer_xl": (
-        *("--length", 32, "model.memory=32"),
+        *("--length", 32, "model.mem_len=32"),
         *("--batch", 16, "--steps", 100, "train.peak=5e-3"),
     ),
     "xlnet": (

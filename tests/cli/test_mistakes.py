@@ -86,7 +86,7 @@ MISTAKES = [
     ("pretrain gpt2/nano --corpus {corpus} -o {new} --length 9999", "fewer than one row of 9999"),
     ("pretrain gpt2/nano --corpus {corpus} -o {new} --length 0", "rows of 0 tokens"),
     ("pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 --steps 0", "at least 1"),
-    ("pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 model.heads=3", "not divide"),
+    ("pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 model.num_heads=3", "not divide"),
     ("pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 --device gpu", "no device 'gpu'"),
     ("pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 --device meta", "'meta'"),
     ("pretrain gpt2/nano --corpus {tmp} -o {new}", "{tmp} is no corpus"),

@@ -86,7 +86,7 @@ def test_one_command_leaves_a_model_and_its_bleu(run: Path, folders: Path, texts
     assert type(recipe.objective).__name__ == "Pairs" and recipe.objective.smoothing == 0.1
     assert Corpus.open(run / "corpus").documents == 120
     assert Corpus.open(run / "corpus" / "holdout").documents == 10
-    assert recipe.model.vocab == Corpus.open(run / "corpus").vocab == 380
+    assert recipe.model.vocab_size == Corpus.open(run / "corpus").vocab == 380
     log = read(run)
     assert len(log) == 8 and "held_out" in log[3]
     # The plain loss is told beside the smoothed one that is learned by.

@@ -13,6 +13,7 @@ from paired import contracted
 from torch import Tensor, nn
 
 import kinfolk.objectives
+from kinfolk.batch import IGNORE_INDEX, Batch, TokenTargets
 from kinfolk.data.pieces import Loose
 from kinfolk.objectives.blanks import Blanked
 from kinfolk.objectives.pairs import Translation
@@ -20,7 +21,6 @@ from kinfolk.objectives.prefix import Opened
 from kinfolk.objectives.sop import Ordered
 from kinfolk.recipes.catalogue import Member, members
 from kinfolk.text.tokenizer import Specials
-from kinfolk.types import IGNORED, Batch, Labels
 
 VOCAB = 300  # not a multiple of 64: tables are padded
 LENGTH = 32
@@ -83,7 +83,7 @@ def build(member: Member, *, dropout: float = 0.0, seed: int = 0, **changes: Any
     config = member.config("nano")
     drops = {f.name: dropout for f in dataclasses.fields(config) if "dropout" in f.name}
     torch.manual_seed(seed)
-    sized = config.with_fields(vocab=VOCAB, context=2 * LENGTH)
+    sized = config.with_fields(vocab_size=VOCAB, max_length=2 * LENGTH)
     return dataclasses.replace(sized, **drops, **changes).build()
 
 
@@ -91,32 +91,32 @@ def build(member: Member, *, dropout: float = 0.0, seed: int = 0, **changes: Any
 def shaken(model: nn.Module) -> Any:
     """Move every weight, so that no part is silent because it began at zero or one."""
     draws = torch.Generator().manual_seed(11)
-    padding = {id(m.weight): m.vocab for m in model.modules() if hasattr(m, "vocab")}
+    padding = {id(m.weight): m.vocab_size for m in model.modules() if hasattr(m, "vocab_size")}
     for weight in model.parameters():
         moved = 0.1 * torch.randn(weight.shape, generator=draws).to(weight.dtype)
         weight[: padding.get(id(weight))] += moved[: padding.get(id(weight))]
     return model
 
 
-def labels_of(batch: Batch[Any]) -> Labels:
+def labels_of(batch: Batch[Any]) -> TokenTargets:
     """Return the tokens that are predicted, among whatever else is."""
     targets = batch.targets
-    found = targets if isinstance(targets, Labels) else targets.tokens
-    assert isinstance(found, Labels)
+    found = targets if isinstance(targets, TokenTargets) else targets.tokens
+    assert isinstance(found, TokenTargets)
     return found
 
 
 def predicted(batch: Batch[Any]) -> list[tuple[int, int, int]]:
     """List what is predicted where: row, slot, label."""
     labels = labels_of(batch)
-    at = torch.arange(len(labels.ids)) if labels.at is None else labels.at
-    every = torch.arange(batch.inputs.ids.shape[1]).expand_as(batch.inputs.ids)
-    slots = every if batch.inputs.asked is None else batch.inputs.asked
+    at = torch.arange(len(labels.labels)) if labels.positions is None else labels.positions
+    every = torch.arange(batch.inputs.input_ids.shape[1]).expand_as(batch.inputs.input_ids)
+    slots = every if batch.inputs.target_positions is None else batch.inputs.target_positions
     places = [divmod(where, slots.shape[1]) for where in at.tolist()]
     return [
         (row, int(slots[row, place]), label)
-        for (row, place), label in zip(places, labels.ids.tolist(), strict=True)
-        if label != IGNORED
+        for (row, place), label in zip(places, labels.labels.tolist(), strict=True)
+        if label != IGNORE_INDEX
     ]
 
 
@@ -135,18 +135,21 @@ def learns(batch: Batch[Any]) -> Tensor:
 
     Where slots are asked for, a prediction is a guess and sees only what was born before.
     """
-    sight = batch.inputs.sight
-    ever = closure(sight.table())
-    if batch.inputs.asked is None:
+    attention_mask = batch.inputs.attention_mask
+    ever = closure(attention_mask.dense())
+    if batch.inputs.target_positions is None:
         return ever
     every = torch.arange(ever.shape[1]).expand(len(ever), -1)
-    return (sight.before(every).table(sight).float() @ ever.float()) > 0
+    return (attention_mask.for_targets(every).dense(attention_mask).float() @ ever.float()) > 0
 
 
 def across(batch: Batch[Any]) -> Tensor:
     """Say which token of the target may look at which of the source."""
-    assert batch.inputs.source is not None
-    return batch.inputs.sight.document[:, :, None] == batch.inputs.source.sight.document[:, None, :]
+    assert batch.inputs.encoder_inputs is not None
+    return (
+        batch.inputs.attention_mask.document_ids[:, :, None]
+        == batch.inputs.encoder_inputs.attention_mask.document_ids[:, None, :]
+    )
 
 
 def text_of(example: Any) -> np.ndarray:
@@ -170,8 +173,8 @@ def text_of(example: Any) -> np.ndarray:
         blank = example.time > 0
         spans = {p: example.labels[blank & (example.places == p)] for p in example.places[blank]}
         ids = np.concatenate([spans.get(p, example.ids[[p]]) for p in example.places[~blank]])
-        return ids[~np.isin(ids, [*special, IGNORED])]
-    ids = np.where(example.labels == IGNORED, example.ids, example.labels)
+        return ids[~np.isin(ids, [*special, IGNORE_INDEX])]
+    ids = np.where(example.labels == IGNORE_INDEX, example.ids, example.labels)
     if isinstance(example, Opened):
         read, size = example.ids[1 : example.prefix], example.prefix - 1
         ids = np.concatenate([read, example.labels[size:]])

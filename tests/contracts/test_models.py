@@ -27,14 +27,14 @@ from torch import Tensor
 import kinfolk.models
 from hollow import hollow
 from kinfolk import hub
+from kinfolk.attention_mask import AttentionMask
+from kinfolk.batch import IGNORE_INDEX, Batch, Inputs, KVCache, tree_map
 from kinfolk.data.feed import Feed
 from kinfolk.recipes.catalogue import Member, members
 from kinfolk.rng import Stream, generator
-from kinfolk.sight import Sight
 from kinfolk.training.layers import depth_of, layers
 from kinfolk.training.optimisers import optimiser
 from kinfolk.training.step import Learner, Step
-from kinfolk.types import IGNORED, Batch, Inputs, State, each
 from loops import every_case
 
 FAMILY = pytest.mark.parametrize(("member", "way"), PAIRS, ids=NAMES)
@@ -147,15 +147,17 @@ def test_gradients_reach_every_parameter(member: Member) -> None:
 @MEMBERS
 def test_the_table_that_reads_tokens_predicts_them(member: Member) -> None:
     """A token that no text holds still is a wrong answer: its embedding gets a gradient by that."""
-    changes = {"tied": True} if member.name == "t5" else {}  # version 1.1 has two tables
+    changes = (
+        {"tie_word_embeddings": True} if member.name == "t5" else {}
+    )  # version 1.1 has two tables
     objective = objective_of(member, member.objectives[0])
     model = shaken(build(member, **changes))
     batch = objective.collate(rows_of(objective))
     objective.loss(model, batch).mean(batch.counts).backward()
     seen = set(SPECIALS.all)
-    for inputs in (batch.inputs, batch.inputs.source):
-        seen |= set() if inputs is None else set(inputs.ids.flatten().tolist())
-    seen |= set(labels_of(batch).ids.tolist())
+    for inputs in (batch.inputs, batch.inputs.encoder_inputs):
+        seen |= set() if inputs is None else set(inputs.input_ids.flatten().tolist())
+    seen |= set(labels_of(batch).labels.tolist())
     absent = sorted(set(range(VOCAB)) - seen)
     assert absent
     tables = {n: p for n, p in model.named_parameters() if p.dim() == 2 and len(p) >= VOCAB}
@@ -167,35 +169,43 @@ def test_the_table_that_reads_tokens_predicts_them(member: Member) -> None:
 
 def predicts(model: Any, inputs: Inputs) -> Tensor:
     """Sum up each token's scores over the vocabulary: (batch, length)."""
-    logits: Tensor = model.predict(model.guess(inputs).hidden).logits()
+    logits: Tensor = model.lm_logits(model.forward_lm(inputs).hidden).logits()
     noise = torch.randn(VOCAB, generator=torch.Generator().manual_seed(1)).to(logits.dtype)
     return logits @ noise
 
 
 def detects(model: Any, inputs: Inputs) -> Tensor:
     """Return what a model says of each token itself: (batch, length)."""
-    found: Tensor = model.detect(model(inputs).hidden)
+    found: Tensor = model.discriminator_logits(model(inputs).hidden)
     return found
 
 
 def voices(model: Any) -> list[Callable[[Any, Inputs], Tensor]]:
     """List all that a model can say of a token."""
-    return [predicts, detects] if hasattr(model, "detect") else [predicts]
+    return [predicts, detects] if hasattr(model, "discriminator_logits") else [predicts]
 
 
 def gradients(
     model: Any, batch: Batch[Any], voice: Callable[[Any, Inputs], Tensor] = predicts
 ) -> dict[str, Tensor]:
     """Differentiate what is said of every token by every token: (batch, query, batch, key)."""
-    shown = batch.inputs.ids if batch.inputs.asked is None else batch.inputs.asked
+    shown = (
+        batch.inputs.input_ids
+        if batch.inputs.target_positions is None
+        else batch.inputs.target_positions
+    )
     # A copy of the batch for each token that something is said of: one pass back serves them all.
-    inputs = each(batch.inputs, lambda rows: rows.repeat(shown.numel(), 1))
+    inputs = tree_map(batch.inputs, lambda rows: rows.repeat(shown.numel(), 1))
     seen: list[tuple[Tensor, Tensor]] = []
-    hook = model.tokens.register_forward_hook(lambda _, ids, out: seen.append((ids[0], out)))
+    hook = model.token_embeddings.register_forward_hook(
+        lambda _, ids, out: seen.append((ids[0], out))
+    )
     scores = voice(model, inputs)
     hook.remove()
-    sides = {"target": inputs} | ({"source": inputs.source} if inputs.source is not None else {})
-    inside = {name: [e for ids, e in seen if ids is side.ids] for name, side in sides.items()}
+    sides = {"target": inputs} | (
+        {"source": inputs.encoder_inputs} if inputs.encoder_inputs is not None else {}
+    )
+    inside = {name: [e for ids, e in seen if ids is side.input_ids] for name, side in sides.items()}
     assert all(len(found) == 1 for found in inside.values())
     embedded = {name: found[0] for name, found in inside.items()}
     own = scores.view(shown.numel(), shown.numel()).diagonal().sum()
@@ -208,13 +218,15 @@ def gradients(
 
 def may_see(batch: Batch[Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Say who sees whom in one look, and who may learn of whom through all layers."""
-    own = batch.inputs.sight.table()
+    own = batch.inputs.attention_mask.dense()
     direct, ever = {"target": own}, {"target": closure(own)}
-    if batch.inputs.asked is not None:  # a guess sees what was born before its token
-        guess = batch.inputs.sight.before(batch.inputs.asked).table(batch.inputs.sight)
+    if batch.inputs.target_positions is not None:  # a guess sees what was born before its token
+        guess = batch.inputs.attention_mask.for_targets(batch.inputs.target_positions).dense(
+            batch.inputs.attention_mask
+        )
         direct["target"], ever["target"] = guess, (guess.float() @ closure(own).float()) > 0
-    if batch.inputs.source is not None:
-        reading = closure(batch.inputs.source.sight.table())
+    if batch.inputs.encoder_inputs is not None:
+        reading = closure(batch.inputs.encoder_inputs.attention_mask.dense())
         direct["source"] = across(batch)
         chain = ever["target"].float() @ direct["source"].float() @ reading.float()
         ever["source"] = chain > 0
@@ -229,7 +241,7 @@ def test_no_token_sees_what_its_sight_forbids(member: Member, way: str) -> None:
     batch = objective.collate([row, row[:-1]])  # several texts, and padding behind them
     model = shaken(build(member, dropout=0.2)).train()
     direct, ever = may_see(batch)
-    document, asked = batch.inputs.sight.document, batch.inputs.asked
+    document, asked = batch.inputs.attention_mask.document_ids, batch.inputs.target_positions
     text = (document if asked is None else document.gather(1, asked)) >= 0
     assert (document < 0).any() and any(not e[text].all() for e in ever.values())
     for name, found in [g for v in voices(model) for g in gradients(model, batch, v).items()]:
@@ -264,7 +276,7 @@ def test_padding_changes_no_loss(member: Member, way: str) -> None:
     wider = objective_of(member, way, 2 * LENGTH)
     rows = rows_of(objective)
     tight, loose = objective.collate(rows), wider.collate(rows)
-    assert loose.inputs.ids.numel() > tight.inputs.ids.numel()
+    assert loose.inputs.input_ids.numel() > tight.inputs.input_ids.numel()
     assert loose.counts == tight.counts
     expected = sums(objective, model, tight)
     assert sums(wider, model, loose) == pytest.approx(expected, rel=1e-6)
@@ -340,19 +352,25 @@ def test_a_cached_step_equals_a_full_pass(member: Member) -> None:
     source = None
     if member.kind == "encoder-decoder":
         read = torch.randint(VOCAB, (2, 6), generator=draws)
-        source = Inputs.of(read, causal=False)
+        source = Inputs.from_ids(read, causal=False)
 
-    def part(start: int, stop: int, state: State | None) -> Inputs:
+    def part(start: int, stop: int, state: KVCache | None) -> Inputs:
         cut = [t[:, start:stop] for t in (ids, document, places)]
-        sight = Sight(cut[1], cut[2], cut[2])
-        return Inputs(ids=cut[0], sight=sight, places=cut[2], source=source, state=state)
+        attention_mask = AttentionMask(cut[1], cut[2], cut[2])
+        return Inputs(
+            input_ids=cut[0],
+            attention_mask=attention_mask,
+            position_ids=cut[2],
+            encoder_inputs=source,
+            cache=state,
+        )
 
     with torch.no_grad():
         whole = model(part(0, length, None)).hidden
-        state, parts = State(length), []
+        state, parts = KVCache(length), []
         for start, stop in [(0, 5), (5, 6), (6, 8), (8, 9)]:
             output = model(part(start, stop, state).append_to_cache())
-            assert output.state is state
+            assert output.cache is state
             parts.append(output.hidden)
     text = document >= 0
     torch.testing.assert_close(torch.cat(parts, 1)[text], whole[text], rtol=1e-9, atol=1e-9)
@@ -363,6 +381,6 @@ def test_a_batch_of_no_predictions_is_no_loss(member: Member, way: str) -> None:
     objective, model = objective_of(member, way), build(member)
     batch = objective.collate(rows_of(objective))
     labels = labels_of(batch)
-    none = dataclasses.replace(labels, ids=torch.full_like(labels.ids, IGNORED))
+    none = dataclasses.replace(labels, labels=torch.full_like(labels.labels, IGNORE_INDEX))
     targets = none if labels is batch.targets else dataclasses.replace(batch.targets, tokens=none)
     assert sums(objective, model, Batch(batch.inputs, targets, {}))["tokens"] == 0.0

@@ -26,9 +26,9 @@ from family import (
 from paired import targets
 from torch.utils.data import DataLoader
 
+from kinfolk.batch import IGNORE_INDEX
 from kinfolk.data.feed import Feed
 from kinfolk.rng import Stream, generator
-from kinfolk.types import IGNORED
 from loops import every_case
 
 FILES = modules()
@@ -106,10 +106,10 @@ def test_nothing_to_be_predicted_is_visible(module: ModuleType) -> None:
         for row, slot, label in predicted(batch):
             if label < FIRST:
                 continue  # a sentinel names its own hole, and an end is no word
-            visible = batch.inputs.ids[row, looks[row, slot]]
-            if batch.inputs.source is not None:
+            visible = batch.inputs.input_ids[row, looks[row, slot]]
+            if batch.inputs.encoder_inputs is not None:
                 there = across(batch)[row, slot]
-                visible = torch.cat([visible, batch.inputs.source.ids[row, there]])
+                visible = torch.cat([visible, batch.inputs.encoder_inputs.input_ids[row, there]])
             seen += int((visible == label).any())
             total += 1
     share = KEPT.get(short(module), 0.0)
@@ -129,7 +129,7 @@ def test_every_position_is_touched_in_some_draw_and_no_special_ever(module: Modu
     touched: set[int] = set()
     for epoch in range(300):
         example = way.example(piece, generator(1, Stream.EXAMPLE, epoch, index))
-        labels = example.labels[example.labels != IGNORED]
+        labels = example.labels[example.labels != IGNORE_INDEX]
         if hasattr(example, "segments"):  # a stranger's tokens are not this text's
             labels = labels[np.isin(labels, text_of(example))]
         touched |= set(labels.tolist())
@@ -148,8 +148,11 @@ def test_the_count_is_that_of_the_labels(module: ModuleType) -> None:
         batch = feed[number]
         assert batch.counts["tokens"] == len(predicted(batch)) > 0
         if "pairs" in batch.counts:
-            texts = sum(len(d.unique()) - int((d < 0).any()) for d in batch.inputs.sight.document)
-            asked = int((batch.targets.next != IGNORED).sum())
+            texts = sum(
+                len(d.unique()) - int((d < 0).any())
+                for d in batch.inputs.attention_mask.document_ids
+            )
+            asked = int((batch.targets.next != IGNORE_INDEX).sum())
             assert batch.counts["pairs"] == asked
             # A single sentence is no pair, and nothing is asked about it.
             assert asked == texts or (short(module) in PAIRED and asked < texts)
@@ -160,7 +163,9 @@ def test_every_label_lies_on_a_slot_with_text(module: ModuleType) -> None:
     feed = Feed(objective(module), documents(), rows=3)
     for number in range(feed.batches):
         batch = feed[number]
-        assert all(batch.inputs.sight.document[r, s] >= 0 for r, s, _ in predicted(batch))
+        assert all(
+            batch.inputs.attention_mask.document_ids[r, s] >= 0 for r, s, _ in predicted(batch)
+        )
 
 
 @OBJECTIVES
@@ -186,8 +191,8 @@ def test_an_exam_asks_for_every_token_exactly_once(module: ModuleType, length: i
     feed = Feed(objective(module, length=length).exam(), text, rows=4, shuffled=False)
     asked: Counter[int] = Counter()
     for number in range(feed.batches):
-        asked.update(labels_of(feed[number]).ids.tolist())
-    del asked[IGNORED]
+        asked.update(labels_of(feed[number]).labels.tolist())
+    del asked[IGNORE_INDEX]
     ends = asked.pop(SPECIALS.eos, 0)
     assert ends in (0, len(feed.pieces.documents.starts) - 1)
     paired = short(module) == "pairs"
@@ -203,9 +208,12 @@ def test_an_exam_shows_no_answer(module: ModuleType) -> None:
         for row, slot, label in predicted(batch):
             if label == SPECIALS.eos:
                 continue
-            assert label not in batch.inputs.ids[row, looks[row, slot]]
-            if batch.inputs.source is not None:
-                assert label not in batch.inputs.source.ids[row, across(batch)[row, slot]]
+            assert label not in batch.inputs.input_ids[row, looks[row, slot]]
+            if batch.inputs.encoder_inputs is not None:
+                assert (
+                    label
+                    not in batch.inputs.encoder_inputs.input_ids[row, across(batch)[row, slot]]
+                )
 
 
 @OBJECTIVES

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from test_feed import Echo
 from torch.utils.data import DataLoader
 
+from kinfolk.batch import IGNORE_INDEX
 from kinfolk.data.feed import Feed
 from kinfolk.data.mixture import LONGEST, Mixture, Turns
 from kinfolk.data.pieces import Loose, Piece, Rng
 from kinfolk.objectives.nsp import NSP, STRANGER
 from kinfolk.rng import corpus_seed
 from kinfolk.text.tokenizer import Specials
-from kinfolk.types import IGNORED
 
 
 class Told(Echo):
@@ -146,6 +146,6 @@ def test_another_text_to_follow_comes_from_the_same_corpus() -> None:
         corpus, row = mixture.turns.find(number)
         for pair in mixture.feeds[corpus].row(row):
             strangers += pair.next == STRANGER
-            text = np.where(pair.labels == IGNORED, pair.ids, pair.labels)
+            text = np.where(pair.labels == IGNORE_INDEX, pair.ids, pair.labels)
             assert {i // 100 for i in text.tolist() if i >= 100} == {corpus + 1}
     assert strangers > 10

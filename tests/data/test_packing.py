@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kinfolk.batch import IGNORE_INDEX
 from kinfolk.data.feed import Feed
 from kinfolk.data.packing import firsts, lay, number, pack, sparse
 from kinfolk.data.shards import Corpus
@@ -13,7 +14,6 @@ from kinfolk.objectives.clm import CLM
 from kinfolk.objectives.mlm import MLM
 from kinfolk.objectives.nsp import NSP
 from kinfolk.objectives.spans import Spans
-from kinfolk.types import IGNORED
 
 CAPACITIES = st.lists(st.integers(1, 40), min_size=1, max_size=3)
 
@@ -83,14 +83,14 @@ def test_documents_and_places_are_numbered() -> None:
 @settings(max_examples=60)
 def test_only_slots_that_predict_are_kept(hidden: list[bool]) -> None:
     ids = torch.arange(1, len(hidden) + 1)
-    page = torch.where(torch.tensor(hidden), ids, IGNORED)[None]
+    page = torch.where(torch.tensor(hidden), ids, IGNORE_INDEX)[None]
     labels, count = sparse(page)
-    assert labels.at is not None
-    kept = labels.ids != IGNORED
+    assert labels.positions is not None
+    kept = labels.labels != IGNORE_INDEX
     assert count == int(kept.sum()) == sum(hidden)
-    assert (labels.ids[kept] == labels.at[kept] + 1).all()
-    assert labels.ids[kept].tolist() == page[page != IGNORED].tolist()
-    assert len(labels.ids) % max(1, len(hidden) // 64) == 0
+    assert (labels.labels[kept] == labels.positions[kept] + 1).all()
+    assert labels.labels[kept].tolist() == page[page != IGNORE_INDEX].tolist()
+    assert len(labels.labels) % max(1, len(hidden) // 64) == 0
 
 
 @pytest.mark.real
@@ -103,9 +103,9 @@ def test_almost_every_slot_of_real_text_is_used(wiki: Corpus, way: type, length:
     used = slots = 0
     for batch in range(feed.batches):
         inputs = feed[batch].inputs
-        streams = [inputs] if inputs.source is None else [inputs, inputs.source]
-        used += sum(int((s.sight.document >= 0).sum()) for s in streams)
-        slots += sum(s.ids.numel() for s in streams)
+        streams = [inputs] if inputs.encoder_inputs is None else [inputs, inputs.encoder_inputs]
+        used += sum(int((s.attention_mask.document_ids >= 0).sum()) for s in streams)
+        slots += sum(s.input_ids.numel() for s in streams)
     assert used / slots >= 0.97
     # What is printed: exact but for strangers, which may be shorter than what they stand for.
     assert feed.filled == pytest.approx(used / slots, abs=0.02 if way is NSP else 1e-9)

@@ -24,21 +24,27 @@ def stirred(model: nn.Module) -> nn.Module:
 
 @pytest.fixture
 def gpt2() -> GPT2:
-    model = stirred(GPT2Config(vocab=50, width=32, depth=2, heads=2, context=24).build())
+    model = stirred(
+        GPT2Config(vocab_size=50, hidden_size=32, num_layers=2, num_heads=2, max_length=24).build()
+    )
     assert isinstance(model, GPT2)
     return model
 
 
 @pytest.fixture
 def t5() -> T5:
-    model = stirred(T5Config(vocab=50, width=32, depth=2, heads=2, farthest=32).build())
+    model = stirred(
+        T5Config(vocab_size=50, hidden_size=32, num_layers=2, num_heads=2, max_distance=32).build()
+    )
     assert isinstance(model, T5)
     return model
 
 
 @pytest.fixture
 def bert() -> Bert:
-    model = stirred(BertConfig(vocab=50, width=32, depth=2, heads=2, context=24).build())
+    model = stirred(
+        BertConfig(vocab_size=50, hidden_size=32, num_layers=2, num_heads=2, max_length=24).build()
+    )
     assert isinstance(model, Bert)
     return model
 

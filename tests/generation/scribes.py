@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from kinfolk.attention_mask import AttentionMask
+from kinfolk.batch import Inputs
 from kinfolk.generation import Method, Request
 from kinfolk.generation.sampling import Sampling, choose
 from kinfolk.metrics.baselines import KneserNey
@@ -21,12 +23,10 @@ from kinfolk.models.transformer_xl import TransformerXLConfig
 from kinfolk.models.xlnet import XLNetConfig
 from kinfolk.recipes.ngrams import NGram
 from kinfolk.rng import uniforms
-from kinfolk.sight import Sight
-from kinfolk.types import Inputs
 
 VOCAB = 23
 ENDS = frozenset({1, 5, 9})  # enough for texts to end at different lengths
-SIZES: dict[str, Any] = {"vocab": VOCAB, "width": 16, "depth": 2, "heads": 2}
+SIZES: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": 16, "num_layers": 2, "num_heads": 2}
 NAMES = (
     "gpt",
     "gpt2",
@@ -92,7 +92,7 @@ class Scribe:
         if key not in self.known:
             with torch.no_grad():
                 hidden = self.hidden(number, written)
-                self.known[key] = self.model.predict(hidden[0, -1:]).logits()[0].float()
+                self.known[key] = self.model.lm_logits(hidden[0, -1:]).logits()[0].float()
         return self.known[key]
 
     def hidden(self, number: int, written: Sequence[int]) -> Tensor:
@@ -108,24 +108,29 @@ class Scribe:
         if self.blanks is not None:
             return blanked(ids, self.blanks[number], written)
         if self.name == "xlnet":  # any token at all stands where one is asked for
-            asked = Inputs.of(torch.cat([ids, ids[:, :1]], dim=1), causal=True)
+            asked = Inputs.from_ids(torch.cat([ids, ids[:, :1]], dim=1), causal=True)
             last = torch.tensor([[ids.shape[1]]])
-            return replace(asked, segments=torch.zeros_like(asked.ids), asked=last)
+            return replace(
+                asked, token_type_ids=torch.zeros_like(asked.input_ids), target_positions=last
+            )
         source = None
         if self.sources is not None:
-            source = Inputs.of(torch.tensor([self.sources[number]]), causal=False)
-        return Inputs.of(ids, causal=True, source=source)
+            source = Inputs.from_ids(torch.tensor([self.sources[number]]), causal=False)
+        return Inputs.from_ids(ids, causal=True, encoder_inputs=source)
 
     def remembered(self, ids: Tensor, written: int) -> Tensor:
         """Read the prompt as one row and every token after it as another, with a memory."""
-        memory, begin = self.model.blank(1), ids.shape[1] - written
-        whole, rows = Inputs.of(ids, causal=True), []
+        memory, begin = self.model.init_memory(1), ids.shape[1] - written
+        whole, rows = Inputs.from_ids(ids, causal=True), []
         for start, stop in [(0, begin), *((n, n + 1) for n in range(begin, ids.shape[1]))]:
-            document, time = (x[:, start:stop] for x in (whole.sight.document, whole.sight.birth))
+            document, time = (
+                x[:, start:stop]
+                for x in (whole.attention_mask.document_ids, whole.attention_mask.key_order)
+            )
             row = Inputs(
-                ids=ids[:, start:stop],
-                sight=Sight(document, time, time),
-                places=time,
+                input_ids=ids[:, start:stop],
+                attention_mask=AttentionMask(document, time, time),
+                position_ids=time,
                 memory=memory,
             )
             output = self.model(row)
@@ -162,23 +167,28 @@ def blanked(ids: Tensor, blanks: Sequence[tuple[int, int]], written: int) -> Inp
         within += range(1, size + 1)
     time = [max(0, slot - text + 1) for slot in range(ids.shape[1])]
     rows = [torch.tensor([line]) for line in (places, within, time)]
-    sight = Sight(torch.zeros_like(rows[2]), rows[2], rows[2])
-    return Inputs(ids=ids, sight=sight, places=rows[0], within=rows[1])
+    attention_mask = AttentionMask(torch.zeros_like(rows[2]), rows[2], rows[2])
+    return Inputs(
+        input_ids=ids,
+        attention_mask=attention_mask,
+        position_ids=rows[0],
+        block_position_ids=rows[1],
+    )
 
 
 def scribe(name: str, *, context: int = 40, scale: float | None = None) -> Scribe:
     """Build a member whose weights are large enough to have opinions."""
     if name == "ngram":
         return Scribe(name, counts())
-    placed = SIZES | {"context": context}
+    placed = SIZES | {"max_length": context}
     configs: dict[str, Any] = {
         "gpt": lambda: GPTConfig(**placed),
         "gpt2": lambda: GPT2Config(**placed),
-        "gpt3": lambda: GPT3Config(**placed, window=3),
+        "gpt3": lambda: GPT3Config(**placed, attention_window=3),
         "glm": lambda: GLMConfig(**placed),
-        "t5": lambda: T5Config(**SIZES, buckets=8, farthest=12),
+        "t5": lambda: T5Config(**SIZES, num_buckets=8, max_distance=12),
         "transformer": lambda: TransformerConfig(**SIZES),
-        "transformer_xl": lambda: TransformerXLConfig(**SIZES, memory=4, cutoffs=(), divisor=1),
+        "transformer_xl": lambda: TransformerXLConfig(**SIZES, mem_len=4, cutoffs=(), div_val=1),
         "xlnet": lambda: XLNetConfig(**SIZES),
     }
     torch.manual_seed(0)  # what is not drawn anew below starts by chance

@@ -11,12 +11,12 @@ import torch
 from scribes import ENDS, NAMES, VOCAB, Scribe, scribe
 from torch import Tensor
 
+from kinfolk.batch import Inputs, Output
 from kinfolk.errors import UserError
 from kinfolk.generation import GREEDY, Beam, Generated, Request, Rules, decode, generate
 from kinfolk.generation.decoding import collect
 from kinfolk.generation.writer import Writer
 from kinfolk.nn.language_model import LanguageModel, ModelConfig
-from kinfolk.types import Inputs, Output
 from writing import asked, write
 
 Text = tuple[int, ...]
@@ -129,7 +129,7 @@ class Table(LanguageModel):
     """A model by hand: what it has read lies in its state, and a table says what comes next."""
 
     class Config(ModelConfig):
-        vocab = 4
+        vocab_size = 4
 
     class Said:
         def __init__(self, scores: Tensor) -> None:
@@ -150,19 +150,21 @@ class Table(LanguageModel):
         self.chances = chances
 
     def forward(self, inputs: Inputs) -> Output:
-        state = inputs.state
+        state = inputs.cache
         assert state is not None
-        seen = inputs.seen()
-        keys = inputs.ids[:, None, :, None].double()
-        kept, _ = state.cache(0).extend(keys, -keys)
-        assert kept.shape[2] == seen.document.shape[1]
+        seen = inputs.full_key_mask()
+        keys = inputs.input_ids[:, None, :, None].double()
+        kept, _ = state.layer(0).update(keys, -keys)
+        assert kept.shape[2] == seen.document_ids.shape[1]
         rows = []
-        for ids, own in zip(kept[:, 0, :, 0].long().tolist(), seen.document.tolist(), strict=True):
+        for ids, own in zip(
+            kept[:, 0, :, 0].long().tolist(), seen.document_ids.tolist(), strict=True
+        ):
             rows.append([id for id, document in zip(ids, own, strict=True) if document == 0])
         hidden = torch.tensor([[self.chances.get(tuple(row), [0.25] * 4)] for row in rows])
-        return Output(hidden, state=state)
+        return Output(hidden, cache=state)
 
-    def predict(self, hidden: Tensor) -> Any:
+    def lm_logits(self, hidden: Tensor) -> Any:
         return self.Said(hidden.log())
 
 

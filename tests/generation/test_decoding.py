@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 import torch
 
+from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
 from kinfolk.generation import (
     GREEDY,
@@ -22,7 +23,6 @@ from kinfolk.generation import (
 from kinfolk.models.bert import Bert
 from kinfolk.models.gpt2 import GPT2
 from kinfolk.models.t5 import T5
-from kinfolk.types import Inputs
 from loops import every_case
 from writing import asked, write
 
@@ -49,12 +49,12 @@ def recomputed(
     """Score every token of a text by whole passes without a state."""
     model.eval()
     ids = [*prompt, *written.ids]
-    read = None if source is None else Inputs.of(torch.tensor([source]), causal=False)
+    read = None if source is None else Inputs.from_ids(torch.tensor([source]), causal=False)
     rows = []
     for stop in range(len(prompt), len(ids)):
-        inputs = Inputs.of(torch.tensor([ids[:stop]]), causal=True, source=read)
+        inputs = Inputs.from_ids(torch.tensor([ids[:stop]]), causal=True, encoder_inputs=read)
         with torch.no_grad():
-            logits = model.predict(model(inputs).hidden[0, -1]).logits()
+            logits = model.lm_logits(model(inputs).hidden[0, -1]).logits()
         rows.append(logits.log_softmax(-1).tolist())
     return rows
 
@@ -140,12 +140,12 @@ def test_another_seed_writes_another_text(gpt2: GPT2) -> None:
 
 def test_training_goes_on_as_it_was(gpt2: GPT2) -> None:
     gpt2.train()
-    gpt2.blocks[0].eval()
+    gpt2.layers[0].eval()
     before = [module.training for module in gpt2.modules()]
     assert write(gpt2, PROMPTS, tokens=5, ends=()) == write(gpt2, PROMPTS, tokens=5, ends=())
     stream = decode(gpt2, asked(PROMPTS, tokens=5, ends=()))
     next(stream)
-    assert not torch.is_inference_mode_enabled() and not gpt2.drop.training
+    assert not torch.is_inference_mode_enabled() and not gpt2.dropout.training
     stream.close()  # type: ignore[attr-defined]
     assert [module.training for module in gpt2.modules()] == before
 
@@ -159,11 +159,11 @@ def test_a_stream_that_is_left_or_fails_leaves_training_as_it_was(
     next(stream)
     assert not gpt2.training
     stream.close()  # type: ignore[attr-defined]
-    assert gpt2.training and gpt2.drop.training
+    assert gpt2.training and gpt2.dropout.training
     unsayable = Rules(prefix=(3, 4), banned={4})
     with pytest.raises(UserError, match="nothing to say"):
         list(decode(gpt2, asked(PROMPTS, tokens=5, rules=unsayable), method))
-    assert gpt2.training and gpt2.drop.training
+    assert gpt2.training and gpt2.dropout.training
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -227,7 +227,7 @@ def test_a_sick_model_is_named_as_such(gpt2: GPT2, method: Method) -> None:
         for sick, rules in product((math.nan, math.inf), some):
             with case((sick, rules)):
                 with torch.no_grad():
-                    gpt2.norm.weight.fill_(sick)
+                    gpt2.final_norm.weight.fill_(sick)
                 with pytest.raises(UserError, match="not numbers"):
                     generate(gpt2, asked([[3], [4, 5]], tokens=5, ends=(), rules=rules), method)
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
 from kinfolk.generation import GREEDY, fill_masks, fill_spans
 from kinfolk.generation.filling import part
@@ -12,7 +13,6 @@ from kinfolk.models import electra, xlnet
 from kinfolk.models.bert import Bert
 from kinfolk.models.gpt2 import GPT2
 from kinfolk.models.t5 import T5
-from kinfolk.types import Inputs
 from writing import write
 
 MASK = 4
@@ -25,8 +25,8 @@ def test_each_mask_gets_its_best_tokens_with_their_probabilities(bert: Bert) -> 
     found = fill_masks(bert, ids, MASK, top=3, banned={20, 21})
     assert bert.training
     bert.eval()
-    hidden = bert(Inputs.of(torch.tensor([ids]), causal=False)).hidden[0, [2, 4]]
-    shares = bert.predict(hidden).logits().softmax(-1)
+    hidden = bert(Inputs.from_ids(torch.tensor([ids]), causal=False)).hidden[0, [2, 4]]
+    shares = bert.lm_logits(hidden).logits().softmax(-1)
     assert len(found) == 2
     for choices, share in zip(found, shares, strict=True):
         expected = [i for i in share.argsort(descending=True).tolist() if i not in (20, 21)][:3]
@@ -77,7 +77,7 @@ def test_spans_are_what_the_decoder_writes(t5: T5) -> None:
 
 def test_xlnet_sees_nothing_of_its_holes() -> None:
     torch.manual_seed(0)
-    model = replace(xlnet.PRESETS["nano"], vocab=60).build().eval()
+    model = replace(xlnet.SIZES["nano"], vocab_size=60).build().eval()
     found = [fill_masks(model, [10, hole, 12, hole, 5, 4], hole, top=4) for hole in (6, 40)]
     assert [len(choices) for choices in found[0]] == [4, 4]
     for one, other in zip(*found, strict=True):
@@ -88,11 +88,11 @@ def test_xlnet_sees_nothing_of_its_holes() -> None:
 
 def test_electra_fills_with_its_generator() -> None:
     torch.manual_seed(0)
-    model = replace(electra.PRESETS["nano"], vocab=60, context=16).build().eval()
+    model = replace(electra.SIZES["nano"], vocab_size=60, max_length=16).build().eval()
     ids = [4, 10, 6, 12, 5]
     ((best, share), *_) = fill_masks(model, ids, 6, top=3)[0]
     with torch.no_grad():
-        hidden = model.guess(Inputs.of(torch.tensor([ids]), causal=False)).hidden[0, 2]
-        expected = model.predict(hidden).logits().softmax(-1)
+        hidden = model.forward_lm(Inputs.from_ids(torch.tensor([ids]), causal=False)).hidden[0, 2]
+        expected = model.lm_logits(hidden).logits().softmax(-1)
     assert best == int(expected.argmax())
     assert share == pytest.approx(float(expected.max()))

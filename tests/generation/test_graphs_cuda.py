@@ -17,13 +17,13 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
-SIZES = {"vocab": 90, "width": 64, "depth": 2, "heads": 2}
+SIZES = {"vocab_size": 90, "hidden_size": 64, "num_layers": 2, "num_heads": 2}
 CONFIGS = {
-    "gpt": GPTConfig(**SIZES, context=128),
-    "gpt2": GPT2Config(**SIZES, context=128),
-    "gpt3": GPT3Config(**SIZES, context=128, window=9),
-    "glm": GLMConfig(**SIZES, context=128),
-    "t5": T5Config(**SIZES, farthest=32),
+    "gpt": GPTConfig(**SIZES, max_length=128),
+    "gpt2": GPT2Config(**SIZES, max_length=128),
+    "gpt3": GPT3Config(**SIZES, max_length=128, attention_window=9),
+    "glm": GLMConfig(**SIZES, max_length=128),
+    "t5": T5Config(**SIZES, max_distance=32),
     "transformer": TransformerConfig(**SIZES),
 }
 PROMPTS = [[3, 4, 5, 6, 7, 8, 9], [11, 12], [20, 21, 22], [3, 4]]
@@ -70,13 +70,13 @@ def test_half_precision_gives_one_text_a_seed(rows: int) -> None:
 
 @pytest.mark.parametrize("shape", [(2304, 768), (768, 3072), (1000, 130), (3, 8)])
 def test_one_row_times_a_matrix(shape: tuple[int, int]) -> None:
-    from kinfolk import kernels
+    from kinfolk import triton_kernels
 
     x, weight = (torch.randn(*s, device="cuda").bfloat16() for s in ((1, 1, shape[1]), shape))
     bias = torch.randn(shape[0], device="cuda").bfloat16()
     with torch.no_grad():
-        assert kernels.fits(x, weight)
-        found = kernels.product(x, weight, bias).double()
+        assert triton_kernels.can_matvec(x, weight)
+        found = triton_kernels.matvec(x, weight, bias).double()
     expected = x.double() @ weight.double().T + bias.double()
     assert (found - expected).norm() < 0.005 * expected.norm()
 
@@ -84,7 +84,7 @@ def test_one_row_times_a_matrix(shape: tuple[int, int]) -> None:
 @pytest.mark.parametrize("written", [False, True], ids=["mask", "bias"])
 @pytest.mark.parametrize("shape", [(1, 12, 576, 64), (3, 5, 77, 40)])
 def test_one_query_a_row_attends(shape: tuple[int, int, int, int], written: bool) -> None:
-    from kinfolk import kernels
+    from kinfolk import triton_kernels
 
     batch, heads, keys, width = shape
     query = torch.randn(batch, heads, 1, width, device="cuda")
@@ -93,6 +93,6 @@ def test_one_query_a_row_attends(shape: tuple[int, int, int, int], written: bool
     mask[..., 40:72] = False  # a block that nobody sees
     if written:
         mask = torch.where(mask, torch.randn(1, heads, 1, keys, device="cuda"), float("-inf"))
-    found = kernels.attend(query, key, value, mask, 0.3)
+    found = triton_kernels.decode_attention(query, key, value, mask, 0.3)
     expected = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=0.3)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)

@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 import torch
 
+from kinfolk.attention_mask import AttentionMask
+from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
 from kinfolk.generation import (
     GREEDY,
@@ -17,10 +19,8 @@ from kinfolk.generation import (
 )
 from kinfolk.models.glm import GLM, GLMConfig
 from kinfolk.models.gpt2 import GPT2
-from kinfolk.sight import Sight
 from kinfolk.text import Tokenizer
 from kinfolk.text.marks import Marks, marks
-from kinfolk.types import Inputs
 from writing import write
 
 MARKS = Marks(mask=4, sentence=5, tail=6, start=2, end=3)
@@ -28,7 +28,9 @@ MARKS = Marks(mask=4, sentence=5, tail=6, start=2, end=3)
 
 @pytest.fixture
 def glm() -> GLM:
-    model = GLMConfig(vocab=50, width=32, depth=2, heads=2, context=40).build()
+    model = GLMConfig(
+        vocab_size=50, hidden_size=32, num_layers=2, num_heads=2, max_length=40
+    ).build()
     draws = torch.Generator().manual_seed(5)
     with torch.no_grad():  # so that the best token changes from place to place
         for weight in model.parameters():
@@ -40,7 +42,9 @@ def glm() -> GLM:
 @pytest.fixture
 def filler(tokenizer: Tokenizer) -> GLM:
     # More ids than the tokenizer has: none of those may be written.
-    return GLMConfig(vocab=tokenizer.vocab + 9, width=16, depth=1, heads=2, context=64).build()
+    return GLMConfig(
+        vocab_size=tokenizer.vocab + 9, hidden_size=16, num_layers=1, num_heads=2, max_length=64
+    ).build()
 
 
 def slowly(model: GLM, text: list[int], spans: list[tuple[int, list[int]]], tokens: int) -> Any:
@@ -55,11 +59,16 @@ def slowly(model: GLM, text: list[int], spans: list[tuple[int, list[int]]], toke
             within += range(1, len(written) + 2)
         time = [max(0, slot - len(text) + 1) for slot in range(len(ids))]
         rows = [torch.tensor([line]) for line in (ids, places, within, time)]
-        sight = Sight(torch.zeros_like(rows[3]), rows[3], rows[3])
+        attention_mask = AttentionMask(torch.zeros_like(rows[3]), rows[3], rows[3])
         with torch.no_grad():
-            inputs = Inputs(ids=rows[0], sight=sight, places=rows[1], within=rows[2])
+            inputs = Inputs(
+                input_ids=rows[0],
+                attention_mask=attention_mask,
+                position_ids=rows[1],
+                block_position_ids=rows[2],
+            )
             hidden = model(inputs).hidden[0, -1:]
-            best = int(model.predict(hidden).logits().argmax())
+            best = int(model.lm_logits(hidden).logits().argmax())
         if best == MARKS.end:
             break
         spans[-1][1].append(best)

@@ -15,17 +15,23 @@ from kinfolk.text import Tokenizer, train
 @pytest.fixture
 def writer(tokenizer: Tokenizer) -> GPT2:
     # More ids than the tokenizer has: none of those may be written.
-    return GPT2Config(vocab=tokenizer.vocab + 9, width=16, depth=1, heads=2, context=64).build()
+    return GPT2Config(
+        vocab_size=tokenizer.vocab + 9, hidden_size=16, num_layers=1, num_heads=2, max_length=64
+    ).build()
 
 
 @pytest.fixture
 def reader(tokenizer: Tokenizer) -> Bert:
-    return BertConfig(vocab=tokenizer.vocab + 9, width=16, depth=1, heads=2, context=64).build()
+    return BertConfig(
+        vocab_size=tokenizer.vocab + 9, hidden_size=16, num_layers=1, num_heads=2, max_length=64
+    ).build()
 
 
 @pytest.fixture
 def both(tokenizer: Tokenizer) -> T5:
-    return T5Config(vocab=tokenizer.vocab + 9, width=16, depth=1, heads=2).build()
+    return T5Config(
+        vocab_size=tokenizer.vocab + 9, hidden_size=16, num_layers=1, num_heads=2
+    ).build()
 
 
 @pytest.mark.parametrize("prompt", ["", "the cat"])

@@ -56,7 +56,9 @@ def test_a_prompt_fills_the_context_but_for_a_token(tokenizer: Tokenizer) -> Non
     ids = tokenizer.encode("the cat sat on the mat", specials=False)
     text, size = tokenizer.decode(ids), 1 + len(ids)  # a token opens it
     fits, narrow = (
-        GPT2Config(vocab=tokenizer.vocab, width=8, depth=1, heads=1, context=c).build()
+        GPT2Config(
+            vocab_size=tokenizer.vocab, hidden_size=8, num_layers=1, num_heads=1, max_length=c
+        ).build()
         for c in (size + 1, size)
     )
     assert Wishes().frame(fits, tokenizer, text)[1] == 0
@@ -66,5 +68,5 @@ def test_a_prompt_fills_the_context_but_for_a_token(tokenizer: Tokenizer) -> Non
     assert over == 2 and asked.prompt[1:] == tokenizer.encode(text, specials=False)[2:]
     asked, over = Wishes(truncate=True, tokens=1).frame(fits, tokenizer, text)
     assert over == 0 and len(asked.prompt) == size
-    reader = T5Config(vocab=tokenizer.vocab, width=8, depth=1, heads=1).build()
+    reader = T5Config(vocab_size=tokenizer.vocab, hidden_size=8, num_layers=1, num_heads=1).build()
     assert Wishes().frame(reader, tokenizer, text * 50)[1] == 0  # any length will do

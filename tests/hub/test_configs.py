@@ -8,12 +8,12 @@ import transformers
 from kinfolk.errors import UserError
 from kinfolk.hub import bert, gpt2, t5
 from kinfolk.hub.folder import members
-from kinfolk.hub.names import Member
-from kinfolk.models.bert import PRESETS as BERT
+from kinfolk.hub.mapping import Member
+from kinfolk.models.bert import SIZES as BERT
 from kinfolk.models.bert import BertConfig
-from kinfolk.models.gpt2 import PRESETS as GPT2
+from kinfolk.models.gpt2 import SIZES as GPT2
 from kinfolk.models.gpt2 import GPT2Config
-from kinfolk.models.t5 import PRESETS as T5
+from kinfolk.models.t5 import SIZES as T5
 from kinfolk.models.t5 import T5Config
 from loops import every_case
 
@@ -21,10 +21,37 @@ CASES = [
     *((gpt2, c) for c in GPT2.values()),
     *((bert, c) for c in BERT.values()),
     *((t5, c) for c in T5.values()),
-    (gpt2, GPT2Config(inner=100, bend="relu", dropout=0.0, attention_dropout=0.2, epsilon=1e-3)),
-    (bert, BertConfig(inner=100, bend="gelu_new", segments=4, context=77)),
-    (t5, T5Config(decoder_depth=2, head_width=40, inner=9, gated=True, bend="gelu", buckets=8)),
-    (t5, T5Config(gated=True, bend="gelu_pytorch_tanh", tied=False, farthest=20)),
+    (
+        gpt2,
+        GPT2Config(
+            intermediate_size=100,
+            activation="relu",
+            dropout=0.0,
+            attention_dropout=0.2,
+            layer_norm_eps=1e-3,
+        ),
+    ),
+    (
+        bert,
+        BertConfig(intermediate_size=100, activation="gelu_new", type_vocab_size=4, max_length=77),
+    ),
+    (
+        t5,
+        T5Config(
+            num_decoder_layers=2,
+            head_dim=40,
+            intermediate_size=9,
+            gated=True,
+            activation="gelu",
+            num_buckets=8,
+        ),
+    ),
+    (
+        t5,
+        T5Config(
+            gated=True, activation="gelu_pytorch_tanh", tie_word_embeddings=False, max_distance=20
+        ),
+    ),
 ]
 OURS = pytest.mark.parametrize("member", [gpt2, bert, t5], ids=lambda member: member.TYPE)
 
@@ -66,7 +93,7 @@ def test_what_a_config_leaves_out_is_what_transformers_takes_for_it(member: Memb
 )
 def test_feed_forwards_of_t5_are_read_by_their_name(form: str, gated: bool, bend: str) -> None:
     config = t5.from_config({"feed_forward_proj": form, "tie_word_embeddings": not gated})
-    assert (config.gated, config.bend, config.tied) == (gated, bend, not gated)
+    assert (config.gated, config.activation, config.tie_word_embeddings) == (gated, bend, not gated)
 
 
 @pytest.mark.parametrize(

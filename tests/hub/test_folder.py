@@ -12,6 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
 from kinfolk.hub import load, load_model, save
 from kinfolk.models.bert import BertConfig
@@ -20,18 +21,25 @@ from kinfolk.models.gpt2 import GPT2Config
 from kinfolk.models.t5 import T5Config
 from kinfolk.models.xlnet import XLNetConfig
 from kinfolk.nn.bilstm import BiLSTMConfig
-from kinfolk.nn.headed import HeadedConfig, summary
 from kinfolk.nn.language_model import LanguageModel, ModelConfig
+from kinfolk.nn.task_heads import ModelWithHeadConfig, pooling_of
 from kinfolk.text import Tokenizer, train
-from kinfolk.types import Inputs
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
 CONFIGS = {
-    "gpt2": GPT2Config(vocab=70, width=8, depth=2, heads=2, context=16),
-    "bert": BertConfig(vocab=70, width=8, depth=2, heads=2, context=16),
-    "t5": T5Config(vocab=70, width=8, depth=1, heads=2, gated=True, bend="gelu_new", tied=False),
+    "gpt2": GPT2Config(vocab_size=70, hidden_size=8, num_layers=2, num_heads=2, max_length=16),
+    "bert": BertConfig(vocab_size=70, hidden_size=8, num_layers=2, num_heads=2, max_length=16),
+    "t5": T5Config(
+        vocab_size=70,
+        hidden_size=8,
+        num_layers=1,
+        num_heads=2,
+        gated=True,
+        activation="gelu_new",
+        tie_word_embeddings=False,
+    ),
 }
 KINDS = {
     "gpt2": transformers.AutoModelForCausalLM,
@@ -97,7 +105,9 @@ def test_half_precision_is_saved_as_such_and_opened_in_float32(tmp_path: Path) -
 def test_the_tokenizer_opens_in_transformers_with_the_same_ids(
     name: str, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    config = type(CONFIGS[name])(vocab=tokenizer.vocab, width=8, depth=1, heads=2)
+    config = type(CONFIGS[name])(
+        vocab_size=tokenizer.vocab, hidden_size=8, num_layers=1, num_heads=2
+    )
     save(tmp_path, config.build(), tokenizer, length=99)
     _, mine = load(tmp_path)
     peer = transformers.AutoTokenizer.from_pretrained(tmp_path)
@@ -149,7 +159,7 @@ def test_a_member_that_transformers_does_not_have_keeps_our_names(
     said = json.loads((tmp_path / "config.json").read_text())
     assert said["model_type"] == f"kinfolk_{kind}"
     weights = load_file(tmp_path / "model.safetensors")
-    assert weights["tokens.weight"].shape == (70, 8), "rows that only align are not saved"
+    assert weights["token_embeddings.weight"].shape == (70, 8), "rows that only align are not saved"
     again = load_model(tmp_path)
     assert again.config == CONFIGS[kind]
     expected = model.state_dict()
@@ -165,7 +175,7 @@ def test_shards_are_read_as_one(tmp_path: Path) -> None:
     peer.save_pretrained(tmp_path, max_shard_size="20KB")
     assert not (tmp_path / WEIGHTS).exists()
     model = load_model(tmp_path)
-    assert torch.equal(model.places.weight, peer.transformer.wpe.weight)  # type: ignore[attr-defined]
+    assert torch.equal(model.position_embeddings.weight, peer.transformer.wpe.weight)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parity
@@ -179,8 +189,8 @@ def test_gpt2_as_it_was_published_opens(gpt2: Path) -> None:
 
     rename(gpt2, old)
     ids = torch.arange(9)[None]
-    hidden = load_model(gpt2)(Inputs.of(ids, causal=True)).hidden
-    assert torch.equal(hidden, expected(Inputs.of(ids, causal=True)).hidden)
+    hidden = load_model(gpt2)(Inputs.from_ids(ids, causal=True)).hidden
+    assert torch.equal(hidden, expected(Inputs.from_ids(ids, causal=True)).hidden)
     rename(gpt2, lambda tensors: tensors | {"lm_head.weight": tensors["wte.weight"] + 1})
     with pytest.raises(UserError, match=r"lm_head\.weight and wte\.weight differ"):
         load_model(gpt2)
@@ -207,7 +217,7 @@ def test_networks_saved_without_their_heads_open(kind: str, fresh: str, tmp_path
         model = load_model(tmp_path)
     assert isinstance(model, nn.Module)
     assert all(not p.is_meta and p.isfinite().all() for p in model.parameters())
-    assert model.pairs.weight.any()  # type: ignore[union-attr]
+    assert model.seq_relationship.weight.any()  # type: ignore[union-attr]
 
 
 def test_bert_with_the_names_tensorflow_had_opens(tmp_path: Path) -> None:
@@ -240,8 +250,8 @@ def test_a_t5_of_version_1_1_that_shares_its_table_after_all_opens(tmp_path: Pat
     with pytest.warns(UserWarning, match=r"lm_head\.weight: it starts as a copy of shared\.weight"):
         model = load_model(tmp_path)
     ids = torch.arange(9)[None]
-    inputs = Inputs.of(ids, causal=True, source=Inputs.of(ids, causal=False))
-    logits = model.predict(model(inputs).hidden).logits()  # type: ignore[attr-defined]
+    inputs = Inputs.from_ids(ids, causal=True, encoder_inputs=Inputs.from_ids(ids, causal=False))
+    logits = model.lm_logits(model(inputs).hidden).logits()  # type: ignore[attr-defined]
     expected = peer(input_ids=ids, decoder_input_ids=ids).logits
     assert (logits - expected).abs().max() < 1e-5
 
@@ -278,14 +288,14 @@ def test_bad_folders_are_told_in_a_sentence(gpt2: Path, tmp_path_factory: Any) -
 
 
 def test_the_start_token_of_t5_comes_back(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    save(tmp_path, replace(CONFIGS["t5"], start=5).build(), None)
-    assert load_model(tmp_path).config.start == 5
+    save(tmp_path, replace(CONFIGS["t5"], decoder_start_token_id=5).build(), None)
+    assert load_model(tmp_path).config.decoder_start_token_id == 5
     changed = json.loads((tmp_path / "config.json").read_text()) | {"decoder_start_token_id": 6}
     (tmp_path / "config.json").write_text(json.dumps(changed))
     with pytest.raises(UserError, match=r"decoder_start_token_id=6, .* decoder_start_token_id=5"):
         load_model(tmp_path)
-    odd = replace(CONFIGS["t5"], start=5, vocab=400).build()
-    with pytest.raises(UserError, match=r"model\.start="):
+    odd = replace(CONFIGS["t5"], decoder_start_token_id=5, vocab_size=400).build()
+    with pytest.raises(UserError, match=r"model\.decoder_start_token_id="):
         save(tmp_path, odd, tokenizer)
 
 
@@ -299,12 +309,12 @@ def test_a_folder_of_no_weights_is_told(name: str, tmp_path: Path) -> None:
 
 
 def test_who_generates_has_a_generation_config_and_nobody_else(tmp_path: Path) -> None:
-    sizes: dict[str, Any] = {"vocab": 70, "width": 8, "depth": 1}
+    sizes: dict[str, Any] = {"vocab_size": 70, "hidden_size": 8, "num_layers": 1}
     configs = [
         *CONFIGS.values(),
         BiLSTMConfig(**sizes),
-        XLNetConfig(**sizes, heads=2),
-        GLMConfig(**sizes, heads=2),
+        XLNetConfig(**sizes, num_heads=2),
+        GLMConfig(**sizes, num_heads=2),
     ]
     written = set()
     for config in configs:
@@ -316,7 +326,9 @@ def test_who_generates_has_a_generation_config_and_nobody_else(tmp_path: Path) -
 
 
 def test_heads_that_start_fresh_are_drawn_alone_and_move_no_random_state(tmp_path: Path) -> None:
-    config = BertConfig(vocab=70, width=64, depth=1, heads=2, context=16, std=0.3)
+    config = BertConfig(
+        vocab_size=70, hidden_size=64, num_layers=1, num_heads=2, max_length=16, init_std=0.3
+    )
     transformers.BertModel(
         transformers.BertConfig(**json.loads(_saved(config, tmp_path)))
     ).save_pretrained(tmp_path)
@@ -326,9 +338,14 @@ def test_heads_that_start_fresh_are_drawn_alone_and_move_no_random_state(tmp_pat
     assert torch.equal(torch.random.get_rng_state(), before)
     assert not any(p.is_meta for p in model.parameters())
     fresh = dict(model.named_parameters())
-    assert fresh["head.dense.weight"].std().item() == pytest.approx(0.3, rel=0.1)
-    assert fresh["head.norm.weight"].unique().tolist() == [1.0]
-    for name in ("head.bias", "head.dense.bias", "head.norm.bias", "pairs.bias"):
+    assert fresh["mlm_head.dense.weight"].std().item() == pytest.approx(0.3, rel=0.1)
+    assert fresh["mlm_head.norm.weight"].unique().tolist() == [1.0]
+    for name in (
+        "mlm_head.bias",
+        "mlm_head.dense.bias",
+        "mlm_head.norm.bias",
+        "seq_relationship.bias",
+    ):
         assert not fresh[name].any()
 
 
@@ -339,7 +356,9 @@ def _saved(config: Any, folder: Path) -> str:
 
 def test_a_head_whose_class_is_not_named_is_told(tmp_path: Path) -> None:
     body = CONFIGS["bert"]
-    config = HeadedConfig(body=body, head="text", labels=("a", "b"), summary=summary(body))
+    config = ModelWithHeadConfig(
+        backbone=body, head="text", labels=("a", "b"), pooling=pooling_of(body)
+    )
     save(tmp_path, config.build(), None)
     data = json.loads((tmp_path / "config.json").read_text())
     del data["architectures"]

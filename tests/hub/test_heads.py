@@ -11,10 +11,12 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from kinfolk.attention_mask import PADDING_ID, AttentionMask
+from kinfolk.batch import Inputs
 from kinfolk.config import from_json, to_json
 from kinfolk.errors import UserError
 from kinfolk.hub import load, load_model, save
-from kinfolk.hub.heads import CLASSES
+from kinfolk.hub.task_heads import HF_HEADS
 from kinfolk.models.albert import AlbertConfig
 from kinfolk.models.bert import BertConfig
 from kinfolk.models.electra import ElectraConfig
@@ -26,11 +28,9 @@ from kinfolk.models.roberta import RobertaConfig
 from kinfolk.models.transformer_xl import TransformerXLConfig
 from kinfolk.models.xlnet import XLNetConfig
 from kinfolk.nn.bilstm import BiLSTMConfig
-from kinfolk.nn.headed import LABELS, Headed, HeadedConfig, summary
-from kinfolk.nn.language_model import Summary
-from kinfolk.sight import PADDING, Sight
+from kinfolk.nn.language_model import Pooling
+from kinfolk.nn.task_heads import FIXED_LABELS, ModelWithHead, ModelWithHeadConfig, pooling_of
 from kinfolk.text import Tokenizer, train
-from kinfolk.types import Inputs
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -38,17 +38,17 @@ transformers.logging.disable_progress_bar()
 VOCAB, LENGTH = 50, 7
 PAD = 1  # RoBERTa counts its places from it
 NAMES = ("negative", "positive", "中性")
-SIZES: dict[str, Any] = {"vocab": VOCAB, "width": 8, "depth": 2, "heads": 2}
+SIZES: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": 8, "num_layers": 2, "num_heads": 2}
 BODIES: dict[str, Any] = {
-    "bert": BertConfig(**SIZES, context=16),
-    "albert": AlbertConfig(**SIZES, context=16, narrow=4, shared="attention"),
-    "roberta": RobertaConfig(**SIZES, context=16, start=PAD),
-    "electra": ElectraConfig(**SIZES, context=16, narrow=4, generator=0.5),
+    "bert": BertConfig(**SIZES, max_length=16),
+    "albert": AlbertConfig(**SIZES, max_length=16, embedding_size=4, sharing="attention"),
+    "roberta": RobertaConfig(**SIZES, max_length=16, padding_idx=PAD),
+    "electra": ElectraConfig(**SIZES, max_length=16, embedding_size=4, generator_size=0.5),
     "xlnet": XLNetConfig(**SIZES),
-    "gpt2": GPT2Config(**SIZES, context=16),
-    "openai-gpt": GPTConfig(**SIZES, context=16),
+    "gpt2": GPT2Config(**SIZES, max_length=16),
+    "openai-gpt": GPTConfig(**SIZES, max_length=16),
 }
-CASES = [(kind, head) for kind, classes in CLASSES.items() for head in classes]
+CASES = [(kind, head) for kind, classes in HF_HEADS.items() for head in classes]
 AUTO = {
     "text": transformers.AutoModelForSequenceClassification,
     "tokens": transformers.AutoModelForTokenClassification,
@@ -57,9 +57,12 @@ AUTO = {
 }
 
 
-def headed(body: Any, head: Any, **more: Any) -> HeadedConfig:
-    given: dict[str, Any] = {"labels": LABELS.get(head, NAMES), "summary": summary(body)} | more
-    return HeadedConfig(body=body, head=head, **given)
+def headed(body: Any, head: Any, **more: Any) -> ModelWithHeadConfig:
+    given: dict[str, Any] = {
+        "labels": FIXED_LABELS.get(head, NAMES),
+        "pooling": pooling_of(body),
+    } | more
+    return ModelWithHeadConfig(backbone=body, head=head, **given)
 
 
 @torch.no_grad()
@@ -83,16 +86,23 @@ def rows(kind: str) -> tuple[Tensor, Tensor, Tensor]:
 @torch.no_grad()
 def ours(kind: str, model: Any, ids: Tensor, real: Tensor, segments: Tensor) -> Tensor:
     """Score texts, or the tokens that are theirs."""
-    see = Sight.causal if "gpt" in kind else Sight.full
+    see = AttentionMask.causal if "gpt" in kind else AttentionMask.bidirectional
     places = (real.cumsum(1) - 1).clamp(0)
-    sight = see(torch.where(real, 0, PADDING))
-    hidden = model(Inputs(ids=ids, sight=sight, places=places, segments=segments)).hidden
-    if not model.config.sums:
-        return model.score(hidden[real])  # type: ignore[no-any-return]
-    last = model.config.summary.reads == "last"
+    attention_mask = see(torch.where(real, 0, PADDING_ID))
+    hidden = model(
+        Inputs(
+            input_ids=ids,
+            attention_mask=attention_mask,
+            position_ids=places,
+            token_type_ids=segments,
+        )
+    ).hidden
+    if not model.config.pools_text:
+        return model.logits(hidden[real])  # type: ignore[no-any-return]
+    last = model.config.pooling.token == "last"
     slots = torch.arange(LENGTH).where(real, -1 if last else LENGTH)
     slot = slots.amax(1) if last else slots.amin(1)
-    return model.score(hidden[torch.arange(3), slot])  # type: ignore[no-any-return]
+    return model.logits(hidden[torch.arange(3), slot])  # type: ignore[no-any-return]
 
 
 @torch.no_grad()
@@ -111,7 +121,7 @@ def theirs(head: str, peer: Any, ids: Tensor, real: Tensor, segments: Tensor) ->
 
 def peer_of(kind: str, head: str, **more: Any) -> Any:
     """Make a network of transformers as one who never heard of kinfolk would."""
-    make = getattr(transformers, CLASSES[kind][head].name)
+    make = getattr(transformers, HF_HEADS[kind][head].name)
     sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
     inner = {"d_inner": 20, "d_head": 4} if kind == "xlnet" else {"intermediate_size": 20}
     tokens = {"pad_token_id": PAD, "bos_token_id": 2, "eos_token_id": 3}
@@ -130,8 +140,8 @@ def test_a_folder_from_elsewhere_scores_here_as_there(kind: str, head: str, tmp_
     peer = peer_of(kind, head, **more)
     peer.save_pretrained(tmp_path)
     model = load_model(tmp_path)
-    assert isinstance(model, Headed) and not model.training
-    assert (model.config.head, model.config.labels) == (head, LABELS.get(head, NAMES))
+    assert isinstance(model, ModelWithHead) and not model.training
+    assert (model.config.head, model.config.labels) == (head, FIXED_LABELS.get(head, NAMES))
     texts = rows(kind)
     expected = theirs(head, peer, *texts)
     assert expected.std() > 0.01  # far above the tolerance
@@ -146,7 +156,7 @@ def test_a_folder_from_here_scores_there_as_here(kind: str, head: str, tmp_path:
     model = shaken(config.build())
     save(tmp_path, model, None)
     peer, told = AUTO[head].from_pretrained(tmp_path, pad_token_id=PAD, output_loading_info=True)
-    assert type(peer).__name__ == CLASSES[kind][head].name
+    assert type(peer).__name__ == HF_HEADS[kind][head].name
     assert not any(told.values()), told
     assert tuple(peer.config.id2label.values()) == config.labels
     assert peer.config.label2id == {label: i for i, label in enumerate(config.labels)}
@@ -181,14 +191,18 @@ def test_what_is_dropped_before_the_last_matrix_is_dropped_there_too(
 
 
 OWN = [
-    (GLMConfig(**SIZES, context=16), "text", {}),
-    (TransformerXLConfig(**SIZES, cutoffs=(20,), memory=8), "tokens", {}),
-    (GPT3Config(**SIZES, context=16, window=3), "span", {}),
-    (GPTConfig(**SIZES, context=16), "tokens", {}),
-    (GPT2Config(**SIZES, context=16), "choice", {}),
-    (GPT3Config(**SIZES, context=16), "text", {"labels": ("score",), "regress": True}),
-    (BiLSTMConfig(vocab=VOCAB, width=8), "text", {}),
-    (BertConfig(**SIZES, context=16), "text", {"summary": Summary(reads="last", bend="gelu")}),
+    (GLMConfig(**SIZES, max_length=16), "text", {}),
+    (TransformerXLConfig(**SIZES, cutoffs=(20,), mem_len=8), "tokens", {}),
+    (GPT3Config(**SIZES, max_length=16, attention_window=3), "span", {}),
+    (GPTConfig(**SIZES, max_length=16), "tokens", {}),
+    (GPT2Config(**SIZES, max_length=16), "choice", {}),
+    (GPT3Config(**SIZES, max_length=16), "text", {"labels": ("score",), "regression": True}),
+    (BiLSTMConfig(vocab_size=VOCAB, hidden_size=8), "text", {}),
+    (
+        BertConfig(**SIZES, max_length=16),
+        "text",
+        {"pooling": Pooling(token="last", activation="gelu")},
+    ),
 ]
 
 
@@ -204,10 +218,10 @@ def test_a_head_that_transformers_does_not_have_keeps_our_names(
     assert said["head"]["labels"] == list(config.labels)
     again = load_model(tmp_path)
     assert again.config == config
-    inputs = Inputs.of(torch.arange(9)[None], causal=True)
+    inputs = Inputs.from_ids(torch.arange(9)[None], causal=True)
     assert torch.equal(
-        again.score(again(inputs).hidden),  # type: ignore[attr-defined]
-        model.score(model(inputs).hidden),
+        again.logits(again(inputs).hidden),  # type: ignore[attr-defined]
+        model.logits(model(inputs).hidden),
     )
 
 
@@ -221,50 +235,56 @@ def test_what_only_pretraining_needs_is_gone() -> None:
         for head in ("text", "tokens"):
             model = headed(body, head).build()
             ids = torch.arange(9)[None]
-            inputs = replace(Inputs.of(ids, causal=False), segments=torch.zeros_like(ids))
-            model.score(model(inputs).hidden).sum().backward()
+            inputs = replace(
+                Inputs.from_ids(ids, causal=False), token_type_ids=torch.zeros_like(ids)
+            )
+            model.logits(model(inputs).hidden).sum().backward()
             idle = [name for name, weight in model.named_parameters() if weight.grad is None]
             # XLNet's guesses start from a vector that transformers keeps in every class.
-            assert idle == (["body.blank"] if isinstance(body, XLNetConfig) else [])
+            assert idle == (["backbone.mask_embedding"] if isinstance(body, XLNetConfig) else [])
 
 
 def test_a_head_fits_on_what_was_pretrained() -> None:
     body = shaken(BODIES["bert"].build())
     torch.manual_seed(3)
-    first = Headed.of(body, headed(body.config, "text"))
+    first = ModelWithHead.of(body, headed(body.config, "text"))
     torch.manual_seed(3)
-    second = Headed.of(body, headed(body.config, "text"))
+    second = ModelWithHead.of(body, headed(body.config, "text"))
     known = body.state_dict()
-    assert all(torch.equal(x, known[name]) for name, x in first.body.state_dict().items())
+    assert all(torch.equal(x, known[name]) for name, x in first.backbone.state_dict().items())
     assert not {*first.parameters()} & {*body.parameters()}
-    assert torch.equal(first.head.out.weight, second.head.out.weight)
-    assert not first.head.out.bias.any()
-    assert 0.01 < first.head.out.weight.std() < 0.03  # the body's std is 0.02
-    assert hasattr(body, "pairs")
+    assert torch.equal(first.head.out_proj.weight, second.head.out_proj.weight)
+    assert not first.head.out_proj.bias.any()
+    assert 0.01 < first.head.out_proj.weight.std() < 0.03  # the body's std is 0.02
+    assert hasattr(body, "seq_relationship")
 
 
 def test_what_a_tagger_lost_starts_fresh_and_is_told() -> None:
     tagger = headed(BODIES["bert"], "tokens").build()
     with pytest.warns(UserWarning, match=r"no pooler\.weight, pooler\.bias: they start fresh"):
-        Headed.of(tagger.body, headed(BODIES["bert"], "text"))
+        ModelWithHead.of(tagger.backbone, headed(BODIES["bert"], "text"))
 
 
 def test_decoders_still_predict_and_bounds_are_those_of_the_body() -> None:
     model = headed(BODIES["gpt2"], "text").build()
-    assert model.predict(torch.zeros(2, 8)).logits().shape == (2, VOCAB)
-    assert (model.config.vocab, model.config.width, model.config.context) == (VOCAB, 8, 16)
-    assert headed(BODIES["xlnet"], "text").context is None
+    assert model.lm_logits(torch.zeros(2, 8)).logits().shape == (2, VOCAB)
+    assert (model.config.vocab_size, model.config.hidden_size, model.config.max_length) == (
+        VOCAB,
+        8,
+        16,
+    )
+    assert headed(BODIES["xlnet"], "text").max_length is None
 
 
 @pytest.mark.parity
 def test_a_number_comes_back_as_a_number(tmp_path: Path) -> None:
-    config = headed(BODIES["bert"], "text", labels=("score",), regress=True)
+    config = headed(BODIES["bert"], "text", labels=("score",), regression=True)
     save(tmp_path, config.build(), None)
     assert load_model(tmp_path).config == config
     peer = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path)
     assert (peer.config.problem_type, peer.config.num_labels) == ("regression", 1)
     peer_of("bert", "text", num_labels=1).save_pretrained(tmp_path)
-    assert load_model(tmp_path).config.regress
+    assert load_model(tmp_path).config.regression
 
 
 @pytest.mark.parity
@@ -287,7 +307,7 @@ def test_taggers_that_older_versions_saved_with_a_pooler_open(tmp_path: Path) ->
     }
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     model: Any = load_model(tmp_path)
-    assert not hasattr(model.body, "pooler")
+    assert not hasattr(model.backbone, "pooler")
 
 
 @pytest.fixture(scope="module")
@@ -299,29 +319,29 @@ def tokenizer() -> Tokenizer:
 @pytest.mark.parity
 def test_a_pipeline_answers_with_readable_labels(tokenizer: Tokenizer, tmp_path: Path) -> None:
     torch.manual_seed(4)
-    body = replace(BODIES["bert"], vocab=tokenizer.vocab)
+    body = replace(BODIES["bert"], vocab_size=tokenizer.vocab)
     model = shaken(headed(body, "text").build())
     save(tmp_path, model, tokenizer)
     text = "what a fine film"
     answers = transformers.pipeline("text-classification", str(tmp_path))(text, top_k=None)
     again, mine = load(tmp_path)
-    hidden = again(Inputs.of(torch.tensor([mine.encode(text)]), causal=False)).hidden
-    expected = again.score(hidden[0, 0]).softmax(-1).tolist()  # type: ignore[attr-defined]
+    hidden = again(Inputs.from_ids(torch.tensor([mine.encode(text)]), causal=False)).hidden
+    expected = again.logits(hidden[0, 0]).softmax(-1).tolist()  # type: ignore[attr-defined]
     found = {answer["label"]: answer["score"] for answer in answers}
     assert [found[label] for label in NAMES] == pytest.approx(expected, abs=1e-5)
 
     model = shaken(headed(body, "tokens", labels=("O", "B-PER", "I-PER", "B-地")).build())
     save(tmp_path, model, tokenizer)
     tags = transformers.pipeline("token-classification", str(tmp_path))(text)
-    hidden = model(Inputs.of(torch.tensor([mine.encode(text)]), causal=False)).hidden
-    best = [model.config.labels[i] for i in model.score(hidden[0, 1:-1]).argmax(-1)]
+    hidden = model(Inputs.from_ids(torch.tensor([mine.encode(text)]), causal=False)).hidden
+    best = [model.config.labels[i] for i in model.logits(hidden[0, 1:-1]).argmax(-1)]
     assert [x["entity"] for x in tags] == [label for label in best if label != "O"]
 
 
 @pytest.mark.parity
 def test_a_span_is_found_through_the_saved_tokenizer(tokenizer: Tokenizer, tmp_path: Path) -> None:
     torch.manual_seed(5)
-    body = replace(BODIES["bert"], vocab=tokenizer.vocab)
+    body = replace(BODIES["bert"], vocab_size=tokenizer.vocab)
     model = shaken(headed(body, "span").build())
     save(tmp_path, model, tokenizer)
     peer = transformers.AutoModelForQuestionAnswering.from_pretrained(tmp_path)
@@ -331,8 +351,10 @@ def test_a_span_is_found_through_the_saved_tokenizer(tokenizer: Tokenizer, tmp_p
     expected = theirs(
         "span", peer, read["input_ids"], read["attention_mask"].bool(), read["token_type_ids"]
     )
-    inputs = replace(Inputs.of(read["input_ids"], causal=False), segments=read["token_type_ids"])
-    assert (model.score(model(inputs).hidden)[0] - expected).abs().max() < 1e-5
+    inputs = replace(
+        Inputs.from_ids(read["input_ids"], causal=False), token_type_ids=read["token_type_ids"]
+    )
+    assert (model.logits(model(inputs).hidden)[0] - expected).abs().max() < 1e-5
 
 
 def test_bad_heads_are_told_in_a_sentence(tmp_path: Path) -> None:
@@ -345,7 +367,7 @@ def test_bad_heads_are_told_in_a_sentence(tmp_path: Path) -> None:
             load_model(tmp_path)
         assert "\n" not in str(told.value)
 
-    known = ", ".join(there.name for there in CLASSES["bert"].values())
+    known = ", ".join(there.name for there in HF_HEADS["bert"].values())
     refused(f"BertForPoetry.*opens {known}", architectures=["BertForPoetry"])
     refused("0, 2 in id2label.*without holes", id2label={"0": "no", "2": "yes"})
     refused("names that differ", id2label={"0": "yes", "1": "yes"})
@@ -372,6 +394,6 @@ def test_bad_configs_are_told() -> None:
         headed(body, "span", labels=("a", "b"))
     for head, labels in (("text", ("a", "b")), ("tokens", ("a",))):
         with pytest.raises(UserError, match="a number is one score of a text"):
-            headed(body, head, labels=labels, regress=True)
-    with pytest.raises(UserError, match="Headed takes no task head"):
-        summary(headed(body, "text"))
+            headed(body, head, labels=labels, regression=True)
+    with pytest.raises(UserError, match="ModelWithHead takes no task head"):
+        pooling_of(headed(body, "text"))

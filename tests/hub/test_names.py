@@ -5,24 +5,24 @@ import torch
 from torch import Tensor
 
 from kinfolk.errors import UserError
-from kinfolk.hub.names import Names, Rule, layers, part
+from kinfolk.hub.mapping import ParameterMap, ParameterRule, module, per_layer
 
-NAMES = Names(
-    prefix="body.",
+NAMES = ParameterMap(
+    base_model_prefix="body.",
     rules=[
-        Rule("tokens.weight", ("body.words.weight",), rows=5),
-        *layers(
+        ParameterRule("tokens.weight", ("body.words.weight",), vocab_rows=5),
+        *per_layer(
             2,
             [
-                *part("blocks.{i}.qkv", "body.h.{i}.q", "body.h.{i}.k", "body.h.{i}.v"),
-                *part("blocks.{i}.out", "body.h.{i}.proj", turned=True),
+                *module("blocks.{i}.qkv", "body.h.{i}.q", "body.h.{i}.k", "body.h.{i}.v"),
+                *module("blocks.{i}.out", "body.h.{i}.proj", transposed=True),
             ],
         ),
-        *part("judge", "top.judge"),
+        *module("judge", "top.judge"),
     ],
-    heads=("top.judge.",),
+    optional_prefixes=("top.judge.",),
     aliases={"top.words.weight": "body.words.weight"},
-    ignored=r"(body\.)?h\.\d+\.mask",
+    ignored_pattern=r"(body\.)?h\.\d+\.mask",
 )
 
 
@@ -39,14 +39,14 @@ def ours() -> dict[str, Tensor]:
 
 def test_giving_and_taking_are_inverse() -> None:
     mine = ours()
-    back = NAMES.take(NAMES.give(mine), mine, "there")
+    back = NAMES.from_hf(NAMES.to_hf(mine), mine, "there")
     assert back.keys() == mine.keys()
     assert all(torch.equal(back[name], mine[name]) for name in mine)
 
 
 def test_parts_are_stacked_turned_and_cut_as_the_rules_say() -> None:
     mine = ours()
-    given = NAMES.give(mine)
+    given = NAMES.to_hf(mine)
     assert torch.equal(given["body.words.weight"], mine["tokens.weight"][:5])
     assert torch.equal(given["body.h.1.k.weight"], mine["blocks.1.qkv.weight"][2:4])
     assert torch.equal(given["body.h.0.proj.weight"], mine["blocks.0.out.weight"].T)
@@ -54,60 +54,60 @@ def test_parts_are_stacked_turned_and_cut_as_the_rules_say() -> None:
 
 def test_what_is_taken_is_a_copy_in_float32() -> None:
     mine = ours()
-    given = {name: tensor.double() for name, tensor in NAMES.give(mine).items()}
-    assert all(t.dtype == torch.float32 for t in NAMES.take(given, mine, "there").values())
-    given = NAMES.give(mine)
-    NAMES.take(given, mine, "there")["tokens.weight"].zero_()
+    given = {name: tensor.double() for name, tensor in NAMES.to_hf(mine).items()}
+    assert all(t.dtype == torch.float32 for t in NAMES.from_hf(given, mine, "there").values())
+    given = NAMES.to_hf(mine)
+    NAMES.from_hf(given, mine, "there")["tokens.weight"].zero_()
     assert mine["tokens.weight"].any()
 
 
 def test_missing_and_left_over_names_are_listed_in_full() -> None:
     mine = ours()
-    given = NAMES.give(mine)
+    given = NAMES.to_hf(mine)
     lacking = {k: v for k, v in given.items() if k not in ("body.h.0.q.bias", "top.judge.bias")}
     with pytest.raises(UserError, match=r"there lacks .* body\.h\.0\.q\.bias, top\.judge\.bias$"):
-        NAMES.take(lacking, mine, "there")
+        NAMES.from_hf(lacking, mine, "there")
     more = given | {"body.a": torch.zeros(1), "b": torch.zeros(1)}
     with pytest.raises(UserError, match=r"no place: body\.a, b$"):
-        NAMES.take(more, mine, "there")
+        NAMES.from_hf(more, mine, "there")
 
 
 def test_a_wrong_shape_is_named_with_both_shapes() -> None:
-    given = NAMES.give(ours())
+    given = NAMES.to_hf(ours())
     given["body.words.weight"] = torch.zeros(6, 4)
     with pytest.raises(UserError, match=r"body\.words\.weight is \(6, 4\) and should be \(5, 4\)"):
-        NAMES.take(given, ours(), "there")
+        NAMES.from_hf(given, ours(), "there")
 
 
 def test_a_second_name_must_hold_the_same() -> None:
     mine = ours()
-    given = NAMES.give(mine)
+    given = NAMES.to_hf(mine)
     words = given["body.words.weight"]
-    NAMES.take(given | {"top.words.weight": words.clone()}, mine, "there")
+    NAMES.from_hf(given | {"top.words.weight": words.clone()}, mine, "there")
     with pytest.raises(UserError, match=r"top\.words\.weight and body\.words\.weight differ"):
-        NAMES.take(given | {"top.words.weight": words + 1}, mine, "there")
+        NAMES.from_hf(given | {"top.words.weight": words + 1}, mine, "there")
 
 
 def test_a_second_name_stands_in_for_the_first() -> None:
     mine = ours()
-    given = NAMES.give(mine)
+    given = NAMES.to_hf(mine)
     given["top.words.weight"] = given.pop("body.words.weight")
-    assert torch.equal(NAMES.take(given, mine, "there")["tokens.weight"], mine["tokens.weight"])
+    assert torch.equal(NAMES.from_hf(given, mine, "there")["tokens.weight"], mine["tokens.weight"])
 
 
 def test_a_body_saved_alone_leaves_its_heads_fresh_and_says_so() -> None:
     mine = ours()
     body = {
         name.removeprefix("body."): tensor
-        for name, tensor in NAMES.give(mine).items()
+        for name, tensor in NAMES.to_hf(mine).items()
         if name.startswith("body.")
     }
     body["h.0.mask"] = torch.ones(3, 3)
     with pytest.warns(UserWarning, match=r"without top\.judge\.weight, top\.judge\.bias"):
-        taken = NAMES.take(body, mine, "there")
+        taken = NAMES.from_hf(body, mine, "there")
     assert taken.keys() == mine.keys() - {"judge.weight", "judge.bias"}
 
 
 def test_a_table_that_forgets_a_parameter_is_our_mistake() -> None:
     with pytest.raises(AssertionError):
-        NAMES.give(ours() | {"forgotten": torch.zeros(1)})
+        NAMES.to_hf(ours() | {"forgotten": torch.zeros(1)})

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from kinfolk.batch import Inputs, Output
 from kinfolk.data.pieces import Loose
 from kinfolk.metrics.verdicts import area, detection, pair_accuracy
 from kinfolk.objectives.nsp import NSP
 from kinfolk.objectives.rtd import RTD
 from kinfolk.objectives.sop import SOP
 from kinfolk.text.tokenizer import Specials
-from kinfolk.types import Inputs, Output
 
 SPECIALS = Specials(pad=0, unk=1, bos=2, eos=3, cls=4, sep=5, mask=6)
 TEXT = Loose.of([[list(range(10, 16)), list(range(16, 22))], [list(range(30, 38)), [38, 39]]])
@@ -26,27 +26,27 @@ class Judge(nn.Module):
 
     def __init__(self, *, token: int = 9, verdict: int = 0, wary: bool = False) -> None:
         super().__init__()
-        self.config = SimpleNamespace(vocab=40)
+        self.config = SimpleNamespace(vocab_size=40)
         self.weight = nn.Parameter(torch.zeros(1))
         self.token, self.verdict, self.wary = token, verdict, wary
 
     def forward(self, inputs: Inputs) -> Output:
         assert not self.training
-        return Output(inputs.ids[..., None].float())
+        return Output(inputs.input_ids[..., None].float())
 
-    def guess(self, inputs: Inputs) -> Output:
+    def forward_lm(self, inputs: Inputs) -> Output:
         return self(inputs)  # type: ignore[no-any-return]
 
-    def predict(self, hidden: Tensor) -> Any:
+    def lm_logits(self, hidden: Tensor) -> Any:
         logits = torch.full((len(hidden), 40), float("-inf"))
         logits[:, self.token] = 0.0
         return SimpleNamespace(logits=lambda: logits)
 
-    def detect(self, hidden: Tensor) -> Tensor:
+    def discriminator_logits(self, hidden: Tensor) -> Tensor:
         """Suspect the one token, or nothing at all."""
         return torch.where((hidden[..., 0] == self.token) & self.wary, 1.0, -1.0)
 
-    def judge(self, hidden: Tensor) -> Tensor:
+    def seq_relationship_logits(self, hidden: Tensor) -> Tensor:
         return nn.functional.one_hot(torch.full((len(hidden),), self.verdict), 2).float()
 
 

@@ -7,9 +7,9 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from kinfolk.nn.table import Table
-from kinfolk.sight import Sight
-from kinfolk.types import Inputs
+from kinfolk.attention_mask import AttentionMask
+from kinfolk.batch import Inputs
+from kinfolk.nn.embeddings import TokenEmbedding
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -24,8 +24,8 @@ def shake(model: nn.Module, *, seed: int = 0, by: float = 0.1) -> Any:
     for weight in model.parameters():
         weight += by * torch.randn(weight.shape, generator=draws)
     for module in model.modules():
-        if isinstance(module, Table):
-            module.weight[module.vocab :] = 0.0
+        if isinstance(module, TokenEmbedding):
+            module.weight[module.vocab_size :] = 0.0
     return model.eval()
 
 
@@ -40,10 +40,10 @@ def ragged(lengths: tuple[int, ...] = LENGTHS) -> Tensor:
     return torch.where(places < torch.tensor(lengths)[:, None], 0, -1)
 
 
-def inputs(tokens: Tensor, sight: Sight, **more: Any) -> Inputs:
+def inputs(tokens: Tensor, attention_mask: AttentionMask, **more: Any) -> Inputs:
     """Wrap rows whose places count from their first slot."""
     places = torch.arange(tokens.shape[1]).expand_as(tokens)
-    return Inputs(ids=tokens, sight=sight, places=places, **more)
+    return Inputs(input_ids=tokens, attention_mask=attention_mask, position_ids=places, **more)
 
 
 def near(ours: Tensor, theirs: Tensor, *, within: float = 1e-5) -> None:
@@ -64,8 +64,8 @@ def open_without_a_word(kind: Any, folder: Path) -> Any:
 
 def parameters(model: nn.Module) -> int:
     """Count what a paper counts: not the rows that only align a table."""
-    tables = [m for m in model.modules() if isinstance(m, Table)]
-    padding = sum((t.weight.shape[0] - t.vocab) * t.weight.shape[1] for t in tables)
+    tables = [m for m in model.modules() if isinstance(m, TokenEmbedding)]
+    padding = sum((t.weight.shape[0] - t.vocab_size) * t.weight.shape[1] for t in tables)
     return sum(p.numel() for p in model.parameters()) - padding
 
 

@@ -11,13 +11,13 @@ from transformers import AlbertConfig as TheirConfig
 from transformers import AlbertForPreTraining as Theirs
 
 from hollow import hollow
+from kinfolk.attention_mask import AttentionMask
+from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
 from kinfolk.hub import albert as table
 from kinfolk.hub import load, load_model, save
-from kinfolk.models.albert import PRESETS, Albert, AlbertConfig
-from kinfolk.sight import Sight
+from kinfolk.models.albert import SIZES, Albert, AlbertConfig
 from kinfolk.text import train
-from kinfolk.types import Inputs
 
 # Millions without heads, as the paper's table 1 and the released folders of version 2 have them.
 PUBLISHED = {
@@ -27,7 +27,14 @@ PUBLISHED = {
     "albert-xxlarge-v2": 222.6,
 }
 GROUPS = [(1, 1), (2, 1), (2, 2), (3, 1)]  # of layers, and layers in each
-SMALL = {"vocab": 70, "narrow": 6, "width": 16, "depth": 4, "heads": 2, "context": 32}
+SMALL = {
+    "vocab_size": 70,
+    "embedding_size": 6,
+    "hidden_size": 16,
+    "num_layers": 4,
+    "num_heads": 2,
+    "max_length": 32,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -54,8 +61,8 @@ def theirs(**options: object) -> Theirs:
 
 @torch.no_grad()
 def same(ours: Albert, peer: Theirs) -> None:
-    tokens, document = ids(ours.config.vocab), ragged()
-    segments = (torch.arange(9).expand(3, -1) // 3) % ours.config.segments
+    tokens, document = ids(ours.config.vocab_size), ragged()
+    segments = (torch.arange(9).expand(3, -1) // 3) % ours.config.type_vocab_size
     for real in (document == 0, torch.ones_like(document, dtype=torch.bool)):
         said = peer(
             tokens,
@@ -63,13 +70,15 @@ def same(ours: Albert, peer: Theirs) -> None:
             token_type_ids=segments,
             output_hidden_states=True,
         )
-        sight = Sight.full(torch.where(real, 0, -1), plain=bool(real.all()))
-        hidden = ours(inputs(tokens, sight, segments=segments)).hidden
+        attention_mask = AttentionMask.bidirectional(
+            torch.where(real, 0, -1), unpacked=bool(real.all())
+        )
+        hidden = ours(inputs(tokens, attention_mask, token_type_ids=segments)).hidden
         near(hidden[real], said.hidden_states[-1][real])
-        near(ours.predict(hidden).logits()[real], said.prediction_logits[real])
-        near(ours.judge(hidden[:, 0]), said.sop_logits)
+        near(ours.lm_logits(hidden).logits()[real], said.prediction_logits[real])
+        near(ours.seq_relationship_logits(hidden[:, 0]), said.sop_logits)
     said = peer(tokens, output_hidden_states=True).hidden_states[-1]
-    near(ours(Inputs.of(tokens, causal=False)).hidden, said)
+    near(ours(Inputs.from_ids(tokens, causal=False)).hidden, said)
 
 
 @pytest.mark.parity
@@ -79,7 +88,7 @@ def test_their_folder_says_the_same_here(groups: int, inner: int, tmp_path: Path
     peer.save_pretrained(tmp_path)
     ours = load_model(tmp_path)
     assert isinstance(ours, Albert)
-    assert (ours.config.groups, ours.config.group_depth) == (groups, inner)
+    assert (ours.config.num_hidden_groups, ours.config.inner_group_num) == (groups, inner)
     same(ours, peer)
 
 
@@ -91,7 +100,12 @@ def test_our_folder_says_the_same_there(
 ) -> None:
     """What transformers cannot share, it reads from copies; here it is one again."""
     config = AlbertConfig(
-        **SMALL, shared=shared, groups=groups, group_depth=inner, bend="gelu", epsilon=1e-3
+        **SMALL,
+        sharing=shared,
+        num_hidden_groups=groups,
+        inner_group_num=inner,
+        activation="gelu",
+        layer_norm_eps=1e-3,
     )
     ours = shake(config.build(), by=0.2)
     save(tmp_path, ours, None)
@@ -104,7 +118,7 @@ def test_our_folder_says_the_same_there(
 
 @pytest.mark.parity
 def test_halves_that_differ_in_a_folder_that_shares_them_are_refused(tmp_path: Path) -> None:
-    save(tmp_path, AlbertConfig(**SMALL, shared="attention").build(), None)
+    save(tmp_path, AlbertConfig(**SMALL, sharing="attention").build(), None)
     peer = Theirs.from_pretrained(tmp_path)
     with torch.no_grad():
         peer.albert.encoder.albert_layer_groups[3].albert_layers[0].attention.dense.bias += 1.0
@@ -119,24 +133,26 @@ def test_training_gives_the_same_gradients() -> None:
     config = table.from_config(peer.config.to_dict())
     ours = config.build().train()
     names = table.names(config)
-    ours.load_state_dict(names.take(dict(peer.named_parameters()), ours.state_dict(), "there"))
+    ours.load_state_dict(names.from_hf(dict(peer.named_parameters()), ours.state_dict(), "there"))
     tokens, document, order = ids(70), ragged(), torch.tensor([0, 1, 0])
     labels = torch.where(document == 0, tokens, -100)
     said = peer(tokens, attention_mask=document + 1, labels=labels, sentence_order_label=order)
     said.loss.backward()
-    hidden = ours(inputs(tokens, Sight.full(document))).hidden
-    words = ours.predict(hidden.flatten(0, 1)).nll(labels.flatten()) / (labels >= 0).sum()
-    loss = words + torch.nn.functional.cross_entropy(ours.judge(hidden[:, 0]), order)
+    hidden = ours(inputs(tokens, AttentionMask.bidirectional(document))).hidden
+    words = ours.lm_logits(hidden.flatten(0, 1)).nll(labels.flatten()) / (labels >= 0).sum()
+    loss = words + torch.nn.functional.cross_entropy(
+        ours.seq_relationship_logits(hidden[:, 0]), order
+    )
     loss.backward()
     near(loss, said.loss)
     gradients = {k: p.grad for k, p in ours.named_parameters() if p.grad is not None}
-    same_gradients(names.give(gradients), peer)
+    same_gradients(names.to_hf(gradients), peer)
 
 
 @pytest.mark.parity
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_sizes_have_their_published_count(name: str) -> None:
-    config = PRESETS[name]
+    config = SIZES[name]
     with hollow():
         ours = config.build()
         peer = Theirs(TheirConfig(**table.to_config(config, None)))
@@ -148,7 +164,7 @@ def test_published_sizes_have_their_published_count(name: str) -> None:
 @pytest.mark.parity
 def test_the_tokenizer_opens_in_transformers_with_the_same_frame(tmp_path: Path) -> None:
     tokenizer = train(["low lower lowest new newer newest wide wider"] * 9, kind="byte", vocab=400)
-    config = AlbertConfig(**{**SMALL, "vocab": tokenizer.vocab})
+    config = AlbertConfig(**{**SMALL, "vocab_size": tokenizer.vocab})
     save(tmp_path, config.build(), tokenizer)
     _, mine = load(tmp_path)
     peer = transformers.AutoTokenizer.from_pretrained(tmp_path)
@@ -164,21 +180,23 @@ def test_the_tokenizer_opens_in_transformers_with_the_same_frame(tmp_path: Path)
     [("all", 2, 2), ("attention", 2, 4), ("feed", 4, 2), ("none", 4, 4)],
 )
 def test_only_what_is_shared_is_the_same(shared: Any, attends: int, feeds: int) -> None:
-    ours = AlbertConfig(**SMALL, shared=shared, groups=2).build()
-    assert (len(ours.blocks.attends), len(ours.blocks.feeds)) == (attends, feeds)
+    ours = AlbertConfig(**SMALL, sharing=shared, num_hidden_groups=2).build()
+    assert (len(ours.layers.attentions), len(ours.layers.feed_forwards)) == (attends, feeds)
 
 
 def test_layers_of_a_group_run_one_after_the_other() -> None:
-    config = AlbertConfig(**SMALL, groups=2, group_depth=2)
-    assert [a for a, _ in config.layers()] == [0, 1, 0, 1, 2, 3, 2, 3]
+    config = AlbertConfig(**SMALL, num_hidden_groups=2, inner_group_num=2)
+    assert [a for a, _ in config.layer_modules()] == [0, 1, 0, 1, 2, 3, 2, 3]
 
 
 def test_more_groups_than_layers_are_refused() -> None:
-    with pytest.raises(UserError, match=r"model\.groups=5 is more than model\.depth=4"):
-        AlbertConfig(**SMALL, groups=5)
+    with pytest.raises(
+        UserError, match=r"model\.num_hidden_groups=5 is more than model\.num_layers=4"
+    ):
+        AlbertConfig(**SMALL, num_hidden_groups=5)
 
 
-@pytest.mark.parametrize("config", [*PRESETS.values(), AlbertConfig(**SMALL, shared="feed")])
+@pytest.mark.parametrize("config", [*SIZES.values(), AlbertConfig(**SMALL, sharing="feed")])
 def test_a_config_comes_back_through_transformers(config: AlbertConfig) -> None:
     peer = transformers.AutoConfig.for_model("albert", **table.to_config(config, None))
     assert table.from_config(peer.to_dict()) == config

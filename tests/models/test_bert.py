@@ -10,11 +10,11 @@ from transformers import BertConfig as TheirConfig
 from transformers import BertForPreTraining as Theirs
 
 from hollow import hollow
+from kinfolk.attention_mask import AttentionMask
+from kinfolk.batch import Inputs
 from kinfolk.hub import bert as table
 from kinfolk.hub import load_model, save
-from kinfolk.models.bert import PRESETS, Bert, BertConfig
-from kinfolk.sight import Sight
-from kinfolk.types import Inputs
+from kinfolk.models.bert import SIZES, Bert, BertConfig
 
 PUBLISHED = {"bert-base-uncased": 110_106_428}  # with both heads
 
@@ -48,7 +48,7 @@ def pairs(segments: int) -> Tensor:
 
 @torch.no_grad()
 def same(ours: Bert, peer: Theirs) -> None:
-    tokens, segments = ids(ours.config.vocab), pairs(ours.config.segments)
+    tokens, segments = ids(ours.config.vocab_size), pairs(ours.config.type_vocab_size)
     document = ragged()
     for real in (document == 0, torch.ones_like(document, dtype=torch.bool)):
         said = peer(
@@ -57,13 +57,15 @@ def same(ours: Bert, peer: Theirs) -> None:
             token_type_ids=segments,
             output_hidden_states=True,
         )
-        sight = Sight.full(torch.where(real, 0, -1), plain=bool(real.all()))
-        hidden = ours(inputs(tokens, sight, segments=segments)).hidden
+        attention_mask = AttentionMask.bidirectional(
+            torch.where(real, 0, -1), unpacked=bool(real.all())
+        )
+        hidden = ours(inputs(tokens, attention_mask, token_type_ids=segments)).hidden
         near(hidden[real], said.hidden_states[-1][real])
-        near(ours.predict(hidden).logits()[real], said.prediction_logits[real])
-        near(ours.judge(hidden[:, 0]), said.seq_relationship_logits)
+        near(ours.lm_logits(hidden).logits()[real], said.prediction_logits[real])
+        near(ours.seq_relationship_logits(hidden[:, 0]), said.seq_relationship_logits)
     said = peer(tokens, output_hidden_states=True).hidden_states[-1]
-    near(ours(Inputs.of(tokens, causal=False)).hidden, said)
+    near(ours(Inputs.from_ids(tokens, causal=False)).hidden, said)
 
 
 @pytest.mark.parity
@@ -75,7 +77,7 @@ def test_their_folder_says_the_same_here(
     peer = theirs(hidden_act=bend, vocab_size=vocab, type_vocab_size=segments)
     peer.save_pretrained(tmp_path)
     ours = load_model(tmp_path)
-    assert isinstance(ours, Bert) and ours.config.bend == bend
+    assert isinstance(ours, Bert) and ours.config.activation == bend
     same(ours, peer)
 
 
@@ -86,14 +88,14 @@ def test_our_folder_says_the_same_there(
     bend: str, vocab: int, segments: int, tmp_path: Path
 ) -> None:
     config = BertConfig(
-        vocab=vocab,
-        width=16,
-        depth=2,
-        heads=2,
-        context=32,
-        segments=segments,
-        bend=bend,
-        epsilon=1e-3,
+        vocab_size=vocab,
+        hidden_size=16,
+        num_layers=2,
+        num_heads=2,
+        max_length=32,
+        type_vocab_size=segments,
+        activation=bend,
+        layer_norm_eps=1e-3,
     )
     ours = shake(config.build(), by=0.2)
     save(tmp_path, ours, None)
@@ -106,7 +108,7 @@ def test_training_gives_the_same_gradients() -> None:
     config = table.from_config(peer.config.to_dict())
     ours = config.build().train()
     names = table.names(config)
-    ours.load_state_dict(names.take(dict(peer.named_parameters()), ours.state_dict(), "there"))
+    ours.load_state_dict(names.from_hf(dict(peer.named_parameters()), ours.state_dict(), "there"))
     tokens, document, follows = ids(70), ragged(), torch.tensor([0, 1, 0])
     labels = torch.where(document == 0, tokens, -100)
     said = peer(
@@ -116,19 +118,21 @@ def test_training_gives_the_same_gradients() -> None:
         next_sentence_label=follows,
     )
     said.loss.backward()
-    hidden = ours(inputs(tokens, Sight.full(document))).hidden
-    words = ours.predict(hidden.flatten(0, 1)).nll(labels.flatten()) / (labels >= 0).sum()
-    loss = words + torch.nn.functional.cross_entropy(ours.judge(hidden[:, 0]), follows)
+    hidden = ours(inputs(tokens, AttentionMask.bidirectional(document))).hidden
+    words = ours.lm_logits(hidden.flatten(0, 1)).nll(labels.flatten()) / (labels >= 0).sum()
+    loss = words + torch.nn.functional.cross_entropy(
+        ours.seq_relationship_logits(hidden[:, 0]), follows
+    )
     loss.backward()
     near(loss, said.loss)
     gradients = {k: p.grad for k, p in ours.named_parameters() if p.grad is not None}
-    same_gradients(names.give(gradients), peer)
+    same_gradients(names.to_hf(gradients), peer)
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("bert-")])
+@pytest.mark.parametrize("name", [name for name in SIZES if name.startswith("bert-")])
 def test_published_sizes_have_their_published_count(name: str) -> None:
-    config = PRESETS[name]
+    config = SIZES[name]
     with hollow():
         ours = config.build()
         peer = Theirs(TheirConfig(**table.to_config(config, None)))

@@ -14,17 +14,17 @@ from transformers import ElectraForMaskedLM as TheirGenerator
 from transformers import ElectraForPreTraining as Theirs
 
 from hollow import hollow
+from kinfolk.attention_mask import AttentionMask
+from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
 from kinfolk.hub import electra as table
 from kinfolk.hub import load, load_model, save
-from kinfolk.models.electra import PRESETS, Electra, ElectraConfig
-from kinfolk.sight import Sight
+from kinfolk.models.electra import SIZES, Electra, ElectraConfig
 from kinfolk.text import train
-from kinfolk.types import Inputs
 
 # Millions of the discriminator with its head, as the released folders have them.
 PUBLISHED = {"electra-small": 13.5, "electra-base": 109.5, "electra-large": 335.1}
-SMALL = {"vocab": 70, "width": 16, "depth": 2, "heads": 2, "context": 32}
+SMALL = {"vocab_size": 70, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_length": 32}
 NARROW = [16, 8, 6]  # as wide as the discriminator, as its generator, and as neither
 
 
@@ -62,21 +62,23 @@ def pair(narrow: int = 6, **options: object) -> tuple[Theirs, TheirGenerator]:
 
 @torch.no_grad()
 def same(ours: Electra, large: Theirs, small: TheirGenerator) -> None:
-    tokens, document = ids(ours.config.vocab), ragged()
-    segments = (torch.arange(9).expand(3, -1) // 3) % ours.config.segments
+    tokens, document = ids(ours.config.vocab_size), ragged()
+    segments = (torch.arange(9).expand(3, -1) // 3) % ours.config.type_vocab_size
     for real in (document == 0, torch.ones_like(document, dtype=torch.bool)):
         given = {"attention_mask": real.long(), "token_type_ids": segments}
-        sight = Sight.full(torch.where(real, 0, -1), plain=bool(real.all()))
-        read = inputs(tokens, sight, segments=segments)
+        attention_mask = AttentionMask.bidirectional(
+            torch.where(real, 0, -1), unpacked=bool(real.all())
+        )
+        read = inputs(tokens, attention_mask, token_type_ids=segments)
         said = large(tokens, **given, output_hidden_states=True)
         hidden = ours(read).hidden
         near(hidden[real], said.hidden_states[-1][real])
-        near(ours.detect(hidden)[real], said.logits[real])
+        near(ours.discriminator_logits(hidden)[real], said.logits[real])
         said = small(tokens, **given, output_hidden_states=True)
-        hidden = ours.guess(read).hidden
+        hidden = ours.forward_lm(read).hidden
         near(hidden[real], said.hidden_states[-1][real])
-        near(ours.predict(hidden).logits()[real], said.logits[real])
-    plain = Inputs.of(tokens, causal=False)
+        near(ours.lm_logits(hidden).logits()[real], said.logits[real])
+    plain = Inputs.from_ids(tokens, causal=False)
     near(ours(plain).hidden, large(tokens, output_hidden_states=True).hidden_states[-1])
 
 
@@ -87,14 +89,14 @@ def test_their_folders_say_the_same_here(narrow: int, tmp_path: Path) -> None:
     large.save_pretrained(tmp_path)
     small.save_pretrained(tmp_path / "generator")
     ours = load_model(tmp_path)
-    assert isinstance(ours, Electra) and ours.config.generator == 0.5
+    assert isinstance(ours, Electra) and ours.config.generator_size == 0.5
     same(ours, large, small)
 
 
 @pytest.mark.parity
 @pytest.mark.parametrize("narrow", NARROW)
 def test_our_folders_say_the_same_there(narrow: int, tmp_path: Path) -> None:
-    config = ElectraConfig(**SMALL, narrow=narrow, generator=0.5, epsilon=1e-3)
+    config = ElectraConfig(**SMALL, embedding_size=narrow, generator_size=0.5, layer_norm_eps=1e-3)
     ours = shake(config.build(), by=0.2)
     save(tmp_path, ours, None)
     large = open_without_a_word(Theirs, tmp_path)
@@ -110,13 +112,17 @@ def test_a_discriminator_alone_gets_a_fresh_generator_and_says_so(tmp_path: Path
     large.save_pretrained(tmp_path)
     with pytest.warns(UserWarning, match=r"without generator/electra\.embeddings_project.*fresh"):
         ours: Any = load_model(tmp_path)
-    assert ours.config.generator == 0.25
+    assert ours.config.generator_size == 0.25
     assert all(p.isfinite().all() and not p.is_meta for p in ours.parameters())
     tokens = ids(70)
     with torch.no_grad():
-        hidden = ours(Inputs.of(tokens, causal=False)).hidden
-        near(ours.detect(hidden), large(tokens).logits)
-        assert ours.predict(ours.guess(Inputs.of(tokens, causal=False)).hidden).logits().any()
+        hidden = ours(Inputs.from_ids(tokens, causal=False)).hidden
+        near(ours.discriminator_logits(hidden), large(tokens).logits)
+        assert (
+            ours.lm_logits(ours.forward_lm(Inputs.from_ids(tokens, causal=False)).hidden)
+            .logits()
+            .any()
+        )
 
 
 @pytest.mark.parity
@@ -127,7 +133,7 @@ def test_a_body_alone_gets_a_fresh_head_too(tmp_path: Path) -> None:
         ours = load_model(tmp_path)
     tokens = ids(70)
     with torch.no_grad():
-        hidden = ours(Inputs.of(tokens, causal=False)).hidden
+        hidden = ours(Inputs.from_ids(tokens, causal=False)).hidden
         near(hidden, large.electra(tokens).last_hidden_state)
 
 
@@ -149,26 +155,28 @@ def test_folders_that_do_not_belong_together_are_refused(tmp_path: Path) -> None
 @pytest.mark.parity
 def test_training_gives_the_same_gradients() -> None:
     large, small = pair()
-    config = ElectraConfig(**SMALL, narrow=6, inner=40, generator=0.5, dropout=0.0)
+    config = ElectraConfig(
+        **SMALL, embedding_size=6, intermediate_size=40, generator_size=0.5, dropout=0.0
+    )
     ours = ElectraConfig(**{**vars(config), "attention_dropout": 0.0}).build().train()
     names = table.names(config)
     weights = dict(large.named_parameters())
     weights |= {f"generator/{k}": p for k, p in small.named_parameters()}
-    ours.load_state_dict(names.take(weights, ours.state_dict(), "there"))
+    ours.load_state_dict(names.from_hf(weights, ours.state_dict(), "there"))
     tokens, document = ids(70), ragged()
     verdicts = (tokens % 3 == 0).long()
     labels = torch.where(document == 0, tokens, -100)
-    read = inputs(tokens, Sight.full(document))
+    read = inputs(tokens, AttentionMask.bidirectional(document))
 
     def gradients() -> dict[str, Tensor]:
         found = {k: p.grad for k, p in ours.named_parameters() if p.grad is not None}
         silent = {k: torch.zeros_like(p) for k, p in ours.named_parameters() if p.grad is None}
         ours.zero_grad()
-        return names.give(found | silent)
+        return names.to_hf(found | silent)
 
     said = large(tokens, attention_mask=document + 1, labels=verdicts)
     said.loss.backward()
-    scores, real = ours.detect(ours(read).hidden), document == 0
+    scores, real = ours.discriminator_logits(ours(read).hidden), document == 0
     bce = torch.nn.functional.binary_cross_entropy_with_logits
     loss = bce(scores[real], verdicts[real].float())
     loss.backward()
@@ -177,8 +185,8 @@ def test_training_gives_the_same_gradients() -> None:
 
     said = small(tokens, attention_mask=document + 1, labels=labels)
     said.loss.backward()
-    hidden = ours.guess(read).hidden.flatten(0, 1)
-    loss = ours.predict(hidden).nll(labels.flatten()) / (labels >= 0).sum()
+    hidden = ours.forward_lm(read).hidden.flatten(0, 1)
+    loss = ours.lm_logits(hidden).nll(labels.flatten()) / (labels >= 0).sum()
     loss.backward()
     near(loss, said.loss)
     inside = {k: g for k, g in gradients().items() if k.startswith("generator/")}
@@ -188,7 +196,7 @@ def test_training_gives_the_same_gradients() -> None:
 @pytest.mark.parity
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_sizes_have_their_published_count(name: str) -> None:
-    config = PRESETS[name]
+    config = SIZES[name]
     with hollow():
         ours = config.build()
         large = Theirs(TheirConfig(**table.to_config(config, None)))
@@ -204,15 +212,19 @@ def test_published_sizes_have_their_published_count(name: str) -> None:
     [("electra-small", 64, 1), ("electra-base", 256, 4), ("electra-large", 256, 4)],
 )
 def test_published_generators_have_their_published_width(name: str, width: int, heads: int) -> None:
-    small = PRESETS[name].body(PRESETS[name].generator)
-    assert (small.width, small.heads, small.inner) == (width, heads, 4 * width)
-    assert small.depth == PRESETS[name].depth
+    small = SIZES[name].encoder_config(SIZES[name].generator_size)
+    assert (small.hidden_size, small.num_heads, small.intermediate_size) == (
+        width,
+        heads,
+        4 * width,
+    )
+    assert small.num_layers == SIZES[name].num_layers
 
 
 @pytest.mark.parity
 def test_the_tokenizer_opens_in_transformers_with_the_same_frame(tmp_path: Path) -> None:
     tokenizer = train(["low lower lowest new newer newest wide wider"] * 9, kind="byte", vocab=400)
-    config = ElectraConfig(**{**SMALL, "vocab": tokenizer.vocab})
+    config = ElectraConfig(**{**SMALL, "vocab_size": tokenizer.vocab})
     save(tmp_path, config.build(), tokenizer)
     _, mine = load(tmp_path)
     text = "a lower, newer wide low"
@@ -227,26 +239,28 @@ def test_the_tables_are_shared_and_saved_in_both_folders(tmp_path: Path) -> None
     save(tmp_path, ours, None)
     name = "electra.embeddings.word_embeddings.weight"
     for folder in (tmp_path, tmp_path / "generator"):
-        assert torch.equal(load_file(folder / "model.safetensors")[name], ours.tokens.weight[:70])
+        assert torch.equal(
+            load_file(folder / "model.safetensors")[name], ours.token_embeddings.weight[:70]
+        )
 
 
 def test_a_share_that_heads_do_not_divide_is_refused() -> None:
     with pytest.raises(UserError, match="width 10 in 3 heads"):
-        ElectraConfig(width=12, heads=4, generator=0.85)
+        ElectraConfig(hidden_size=12, num_heads=4, generator_size=0.85)
     with pytest.raises(UserError, match="width 0"):
-        ElectraConfig(**SMALL, generator=0.01)
-    with pytest.raises(UserError, match=r"model.generator=0.0: it must be above 0"):
-        ElectraConfig(**SMALL, generator=0.0)
+        ElectraConfig(**SMALL, generator_size=0.01)
+    with pytest.raises(UserError, match=r"model.generator_size=0.0: it must be above 0"):
+        ElectraConfig(**SMALL, generator_size=0.0)
 
 
-@pytest.mark.parametrize("config", [*PRESETS.values(), ElectraConfig(**SMALL, inner=9)])
+@pytest.mark.parametrize("config", [*SIZES.values(), ElectraConfig(**SMALL, intermediate_size=9)])
 def test_a_config_comes_back_through_transformers(config: ElectraConfig) -> None:
     peer = transformers.AutoConfig.for_model("electra", **table.to_config(config, None))
     assert table.from_config(peer.to_dict()) == config
 
 
 def test_a_narrow_generator_starts_as_a_network_of_its_own_width() -> None:
-    model = PRESETS["tiny"].build()
-    stds = [part.blocks[0].feed.branch.widen.weight.std().item() for part in
+    model = SIZES["tiny"].build()
+    stds = [part.layers[0].feed_forward.sublayer.up_proj.weight.std().item() for part in
             (model.generator, model.discriminator)]  # fmt: skip
     assert stds == pytest.approx([64**-0.5, 128**-0.5], rel=0.05)

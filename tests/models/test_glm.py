@@ -11,11 +11,11 @@ from peer import ids, near, parameters, shake
 from torch import Tensor
 
 from hollow import hollow
+from kinfolk.attention_mask import AttentionMask
+from kinfolk.batch import Inputs, KVCache
 from kinfolk.hub import load_model, save
-from kinfolk.models.glm import GLM, PRESETS, GLMConfig
+from kinfolk.models.glm import GLM, SIZES, GLMConfig
 from kinfolk.models.gpt2 import GPT2Config
-from kinfolk.sight import Sight
-from kinfolk.types import Inputs, State
 
 # What the paper's names and section 3 say, in millions.
 PUBLISHED = {
@@ -26,7 +26,15 @@ PUBLISHED = {
     "glm-2b": 2000,
     "glm-10b": 10000,
 }
-SMALL = GLMConfig(vocab=70, width=16, depth=2, heads=2, context=32, dropout=0, attention_dropout=0)
+SMALL = GLMConfig(
+    vocab_size=70,
+    hidden_size=16,
+    num_layers=2,
+    num_heads=2,
+    max_length=32,
+    dropout=0,
+    attention_dropout=0,
+)
 # The figure of the paper: five tokens of text, and two blanks of three and two.
 PLACES = [0, 1, 2, 3, 4, 4, 4, 4, 2, 2]
 WITHIN = [0, 0, 0, 0, 0, 1, 2, 3, 1, 2]
@@ -38,24 +46,30 @@ def seeded() -> None:
     torch.manual_seed(0)
 
 
-def figure(tokens: Tensor, now: slice = slice(None), state: State | None = None) -> Inputs:
+def figure(tokens: Tensor, now: slice = slice(None), state: KVCache | None = None) -> Inputs:
     """Lay out rows of tokens as the paper's figure does, or a part of them."""
     places, within, time = (
         torch.tensor(line[now]).expand(len(tokens), -1) for line in (PLACES, WITHIN, TIME)
     )
-    sight = Sight(torch.zeros_like(time), time, time)
-    found = Inputs(ids=tokens[:, now], sight=sight, places=places, within=within, state=state)
+    attention_mask = AttentionMask(torch.zeros_like(time), time, time)
+    found = Inputs(
+        input_ids=tokens[:, now],
+        attention_mask=attention_mask,
+        position_ids=places,
+        block_position_ids=within,
+        cache=state,
+    )
     return found if state is None else found.append_to_cache()
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_sizes_have_about_their_published_count(name: str) -> None:
     with hollow():
-        count = parameters(PRESETS[name].build())
-    c = PRESETS[name]
-    tables = (c.vocab + 2 * c.context) * c.width
-    block = 12 * c.width**2 + 13 * c.width
-    assert count == tables + c.depth * block + 2 * c.width
+        count = parameters(SIZES[name].build())
+    c = SIZES[name]
+    tables = (c.vocab_size + 2 * c.max_length) * c.hidden_size
+    block = 12 * c.hidden_size**2 + 13 * c.hidden_size
+    assert count == tables + c.num_layers * block + 2 * c.hidden_size
     # 2B is 1.9 and 10B is 9.9; the others are right to the last digit that is given.
     assert count / 1e6 == pytest.approx(PUBLISHED[name], rel=0.05 if "b" in name[4:] else 0.007)
 
@@ -63,26 +77,38 @@ def test_published_sizes_have_about_their_published_count(name: str) -> None:
 @torch.no_grad()
 def test_without_its_second_place_it_is_gpt2() -> None:
     ours = shake(SMALL.build(), by=0.2)
-    ours.within.weight.zero_()
+    ours.block_position_embeddings.weight.zero_()
     other = GPT2Config(
-        vocab=70, width=16, depth=2, heads=2, context=32, dropout=0, attention_dropout=0
+        vocab_size=70,
+        hidden_size=16,
+        num_layers=2,
+        num_heads=2,
+        max_length=32,
+        dropout=0,
+        attention_dropout=0,
     ).build()
-    other.load_state_dict({k: v for k, v in ours.state_dict().items() if k != "within.weight"})
-    inputs = Inputs.of(ids(70), causal=True)
+    other.load_state_dict(
+        {k: v for k, v in ours.state_dict().items() if k != "block_position_embeddings.weight"}
+    )
+    inputs = Inputs.from_ids(ids(70), causal=True)
     hidden, expected = ours(inputs).hidden, other.eval()(inputs).hidden
     near(hidden, expected)
-    near(ours.predict(hidden).logits(), other.predict(expected).logits())
+    near(ours.lm_logits(hidden).logits(), other.lm_logits(expected).logits())
 
 
 @torch.no_grad()
 def test_a_token_is_the_sum_of_itself_and_of_both_its_places() -> None:
     model = shake(SMALL.build(), by=0.2)
     seen: list[Tensor] = []
-    model.blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    model.layers[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     tokens = ids(70, length=10)
     inputs = figure(tokens)
     model(inputs)
-    rows = (model.tokens.weight[tokens], model.places.weight[PLACES], model.within.weight[WITHIN])
+    rows = (
+        model.token_embeddings.weight[tokens],
+        model.position_embeddings.weight[PLACES],
+        model.block_position_embeddings.weight[WITHIN],
+    )
     near(seen[0], rows[0] + rows[1] + rows[2])
 
 
@@ -91,8 +117,11 @@ def test_two_blanks_are_told_apart_by_place_and_their_tokens_by_place_within() -
     model = shake(SMALL.build(), by=0.2)
     inputs = figure(ids(70, length=10))
     hidden = model(inputs).hidden
-    assert inputs.within is not None
-    for name, values in (("places", inputs.places), ("within", inputs.within)):
+    assert inputs.block_position_ids is not None
+    for name, values in (
+        ("position_ids", inputs.position_ids),
+        ("block_position_ids", inputs.block_position_ids),
+    ):
         change: dict[str, Any] = {name: values.clone()}
         change[name][:, 6] += 1
         changed = model(replace(inputs, **change)).hidden
@@ -106,7 +135,7 @@ def test_cached_steps_equal_a_full_pass_through_text_and_blanks(cuts: tuple[int,
     model = shake(SMALL.build(), by=0.2)
     tokens = ids(70, length=10)
     whole = model(figure(tokens)).hidden
-    state = State(capacity=10)
+    state = KVCache(max_length=10)
     bounds = zip((0, *cuts), (*cuts, 10), strict=True)
     steps = [model(figure(tokens, slice(a, b), state)).hidden for a, b in bounds]
     near(torch.cat(steps, dim=1), whole)

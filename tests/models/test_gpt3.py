@@ -10,17 +10,17 @@ from peer import ids, inputs, near, parameters, ragged, shake
 from torch import Tensor
 
 from hollow import hollow
+from kinfolk.attention_mask import AttentionBackend, AttentionMask, FlexBlockSparse, select_backend
+from kinfolk.batch import Inputs, KVCache
 from kinfolk.data.feed import Feed
 from kinfolk.data.pieces import Loose
 from kinfolk.hub import load_model, save
 from kinfolk.models.gpt2 import GPT2Config
-from kinfolk.models.gpt3 import GPT3, PRESETS, GPT3Config
+from kinfolk.models.gpt3 import GPT3, SIZES, GPT3Config
 from kinfolk.nn.language_model import attention_windows
 from kinfolk.objectives.clm import CLM
-from kinfolk.sight import Blocks, Sight, Visible, see
 from kinfolk.text.tokenizer import Specials
 from kinfolk.training.step import Learner
-from kinfolk.types import Inputs, State
 
 # What table 2.1 prints, in millions, and what these networks hold.
 PUBLISHED = {
@@ -33,7 +33,9 @@ PUBLISHED = {
     "gpt3-13b": (13_000, 12_853_386_240),
     "gpt3-175b": (175_000, 174_604_259_328),
 }
-SMALL = GPT3Config(vocab=70, width=16, depth=4, heads=2, context=32, window=3)
+SMALL = GPT3Config(
+    vocab_size=70, hidden_size=16, num_layers=4, num_heads=2, max_length=32, attention_window=3
+)
 
 
 @pytest.fixture(autouse=True)
@@ -41,10 +43,10 @@ def seeded() -> None:
     torch.manual_seed(0)
 
 
-@pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("gpt3")])
+@pytest.mark.parametrize("name", [name for name in SIZES if name.startswith("gpt3")])
 def test_published_sizes_have_their_published_count(name: str) -> None:
     with hollow():
-        model = PRESETS[name].build()
+        model = SIZES[name].build()
     printed, exact = PUBLISHED[name]
     assert parameters(model) == exact
     assert exact == pytest.approx(printed * 1e6, rel=0.02)
@@ -52,32 +54,32 @@ def test_published_sizes_have_their_published_count(name: str) -> None:
 
 @torch.no_grad()
 def test_a_band_as_wide_as_the_text_is_gpt2() -> None:
-    model = shake(replace(SMALL, window=9).build(), by=0.2)
-    fields = {k: v for k, v in vars(SMALL).items() if k != "window"}
+    model = shake(replace(SMALL, attention_window=9).build(), by=0.2)
+    fields = {k: v for k, v in vars(SMALL).items() if k != "attention_window"}
     gpt2 = GPT2Config(**fields).build().eval()
     gpt2.load_state_dict(model.state_dict())
     tokens = ids(70)
-    expected = gpt2(Inputs.of(tokens, causal=True)).hidden
-    near(model(Inputs.of(tokens, causal=True)).hidden, expected)
-    narrow = replace(SMALL, window=8).build().eval()
+    expected = gpt2(Inputs.from_ids(tokens, causal=True)).hidden
+    near(model(Inputs.from_ids(tokens, causal=True)).hidden, expected)
+    narrow = replace(SMALL, attention_window=8).build().eval()
     narrow.load_state_dict(model.state_dict())
-    difference = (narrow(Inputs.of(tokens, causal=True)).hidden - expected).abs().amax((0, 2))
+    difference = (narrow(Inputs.from_ids(tokens, causal=True)).hidden - expected).abs().amax((0, 2))
     assert not difference[:8].any() and difference[8] > 1e-4  # the first that would see nine
 
 
 def test_dense_and_banded_layers_take_turns() -> None:
     model = shake(SMALL.build(), by=0.2)
     seen: list[Tensor] = []
-    for block in model.blocks:
+    for block in model.layers:
         block.register_forward_pre_hook(lambda _, given: seen.append(table_of(given[1])))
-    model(inputs(ids(70), Sight.causal(ragged())))
+    model(inputs(ids(70), AttentionMask.causal(ragged())))
     past = torch.ones(9, 9).tril() > 0
     band = past & ~past.tril(-3)
     for layer, found in enumerate(seen):
         assert torch.equal(found, band if layer % 2 else past), layer
 
 
-def table_of(visible: Visible) -> Tensor:
+def table_of(visible: AttentionBackend) -> Tensor:
     """Ask who sees whom in the first row, which has no padding."""
     keys = torch.eye(9).expand(3, 1, -1, -1)
     found = visible(torch.zeros(3, 1, 9, 9), keys, keys, scale=None, dropout=0.0)
@@ -88,9 +90,12 @@ def table_of(visible: Visible) -> Tensor:
 def test_what_lies_beyond_the_bands_is_never_seen(layers: int) -> None:
     """Banded layers alone, one behind the other: each reaches two tokens further back."""
     model = shake(SMALL.build(), by=0.2)
-    banded = [block for layer, block in enumerate(model.blocks) if layer % 2] * 2
+    banded = [block for layer, block in enumerate(model.layers) if layer % 2] * 2
     x = torch.randn(1, 9, 16, requires_grad=True)
-    visible, hidden = see(Sight.causal(torch.zeros(1, 9, dtype=torch.long)), window=3), x
+    visible, hidden = (
+        select_backend(AttentionMask.causal(torch.zeros(1, 9, dtype=torch.long)), window=3),
+        x,
+    )
     for block in banded[:layers]:
         hidden = block(hidden, visible, None, 0)
     (gradient,) = torch.autograd.grad(hidden[0, 8].sum(), x)
@@ -104,19 +109,21 @@ def test_cached_steps_honour_the_band() -> None:
     tokens, document = ids(70), ragged((9, 5, 7)).flip(1)  # padding in front
     places = ((document + 1).cumsum(1) - 1).clamp(min=0)
     real = document == 0
-    state, steps = State(capacity=9), []
+    state, steps = KVCache(max_length=9), []
     for start, stop in [(0, 4), (4, 5), (5, 7), (7, 8), (8, 9)]:
         cut = [t[:, start:stop] for t in (tokens, document, places)]
-        sight = Sight(cut[1], cut[2], cut[2])
-        step = Inputs(ids=cut[0], sight=sight, places=cut[2], state=state)
+        attention_mask = AttentionMask(cut[1], cut[2], cut[2])
+        step = Inputs(
+            input_ids=cut[0], attention_mask=attention_mask, position_ids=cut[2], cache=state
+        )
         steps.append(model(step.append_to_cache()).hidden)
     found = torch.cat(steps, dim=1)
     for row, length in enumerate((9, 5, 7)):
         text = tokens[row, 9 - length :][None]
-        near(found[row][real[row]], model(Inputs.of(text, causal=True)).hidden[0])
-    wide = replace(SMALL, window=32).build().eval()
+        near(found[row][real[row]], model(Inputs.from_ids(text, causal=True)).hidden[0])
+    wide = replace(SMALL, attention_window=32).build().eval()
     wide.load_state_dict(model.state_dict())
-    assert (wide(Inputs.of(tokens, causal=True)).hidden[0] - found[0]).abs().max() > 1e-3
+    assert (wide(Inputs.from_ids(tokens, causal=True)).hidden[0] - found[0]).abs().max() > 1e-3
 
 
 def test_a_folder_keeps_our_names_and_the_band(tmp_path: Path) -> None:
@@ -140,12 +147,12 @@ def test_block_sparse_bands_learn_what_the_dense_mask_does() -> None:
     texts = [torch.randint(10, 300, (n,), generator=numbers).tolist() for n in sizes]
     way = CLM(specials=SPECIALS, vocab=300, length=1024)
     batch = Feed(way, Loose.of([[text] for text in texts]), rows=4)[0].to("cuda")
-    config = replace(PRESETS["nano"], vocab=300, context=1024, window=200)
+    config = replace(SIZES["nano"], vocab_size=300, max_length=1024, attention_window=200)
     model = shake(config.build()).cuda().train()
     dense = Learner(copy.deepcopy(model), way)
     sparse = Learner(model, way)
-    resolved = batch.inputs.resolved(attention_windows(sparse))
-    assert isinstance(see(resolved.sight, window=200), Blocks)
+    resolved = batch.inputs.with_block_masks(attention_windows(sparse))
+    assert isinstance(select_backend(resolved.attention_mask, window=200), FlexBlockSparse)
     sparse.compile(dynamic=False)
     found = []
     for learner, read in ((dense, batch.inputs), (sparse, resolved)):

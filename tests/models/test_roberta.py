@@ -21,13 +21,13 @@ from transformers import RobertaConfig as TheirConfig
 from transformers import RobertaForMaskedLM as Theirs
 
 from hollow import hollow
+from kinfolk.attention_mask import AttentionMask
+from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
 from kinfolk.hub import load, load_model, save
 from kinfolk.hub import roberta as table
-from kinfolk.models.roberta import PRESETS, Roberta, RobertaConfig
-from kinfolk.sight import Sight
+from kinfolk.models.roberta import SIZES, Roberta, RobertaConfig
 from kinfolk.text import train
-from kinfolk.types import Inputs
 
 # With the head for tokens; and the body with a pooler, which is what is usually quoted.
 PUBLISHED = {
@@ -69,15 +69,15 @@ def rows(vocab: int, pad: int) -> Tensor:
 
 @torch.no_grad()
 def same(ours: Roberta, peer: Theirs) -> None:
-    tokens, document = rows(ours.config.vocab, ours.config.start), ragged()
+    tokens, document = rows(ours.config.vocab_size, ours.config.padding_idx), ragged()
     real = document == 0
     said = peer(tokens, attention_mask=real.long(), output_hidden_states=True)
-    hidden = ours(inputs(tokens, Sight.full(document))).hidden
+    hidden = ours(inputs(tokens, AttentionMask.bidirectional(document))).hidden
     near(hidden[real], said.hidden_states[-1][real])
-    near(ours.predict(hidden).logits()[real], said.logits[real])
+    near(ours.lm_logits(hidden).logits()[real], said.logits[real])
     whole = tokens[:1]  # a row without padding
     said = peer(whole, output_hidden_states=True).hidden_states[-1]
-    near(ours(Inputs.of(whole, causal=False)).hidden, said)
+    near(ours(Inputs.from_ids(whole, causal=False)).hidden, said)
 
 
 @pytest.mark.parity
@@ -88,7 +88,7 @@ def test_their_folder_says_the_same_here(bend: str, vocab: int, pad: int, tmp_pa
     peer.save_pretrained(tmp_path)
     ours = load_model(tmp_path)
     assert isinstance(ours, Roberta)
-    assert (ours.config.start, ours.config.context) == (pad, 33 - pad)
+    assert (ours.config.padding_idx, ours.config.max_length) == (pad, 33 - pad)
     same(ours, peer)
 
 
@@ -97,7 +97,14 @@ def test_their_folder_says_the_same_here(bend: str, vocab: int, pad: int, tmp_pa
 @pytest.mark.parametrize(("vocab", "pad"), [(70, 1), (128, 0), (70, 3)])
 def test_our_folder_says_the_same_there(bend: str, vocab: int, pad: int, tmp_path: Path) -> None:
     config = RobertaConfig(
-        vocab=vocab, width=16, depth=2, heads=2, context=32, bend=bend, epsilon=1e-3, start=pad
+        vocab_size=vocab,
+        hidden_size=16,
+        num_layers=2,
+        num_heads=2,
+        max_length=32,
+        activation=bend,
+        layer_norm_eps=1e-3,
+        padding_idx=pad,
     )
     ours = shake(config.build(), by=0.2)
     save(tmp_path, ours, None)
@@ -107,7 +114,7 @@ def test_our_folder_says_the_same_there(bend: str, vocab: int, pad: int, tmp_pat
     peer.save_pretrained(tmp_path / "again")  # rows that are never read come back too
     again: Any = load_model(tmp_path / "again")
     assert again.config == config
-    assert torch.equal(again.places.weight, ours.places.weight)
+    assert torch.equal(again.position_embeddings.weight, ours.position_embeddings.weight)
 
 
 @pytest.mark.parity
@@ -116,24 +123,24 @@ def test_training_gives_the_same_gradients() -> None:
     config = table.from_config(peer.config.to_dict())
     ours = config.build().train()
     names = table.names(config)
-    ours.load_state_dict(names.take(dict(peer.named_parameters()), ours.state_dict(), "there"))
+    ours.load_state_dict(names.from_hf(dict(peer.named_parameters()), ours.state_dict(), "there"))
     document = ragged()
     tokens = rows(70, 1)
     labels = torch.where(document == 0, tokens, -100)
     said = peer(tokens, attention_mask=document + 1, labels=labels)
     said.loss.backward()
-    hidden = ours(inputs(tokens, Sight.full(document))).hidden
-    loss = ours.predict(hidden.flatten(0, 1)).nll(labels.flatten()) / (labels >= 0).sum()
+    hidden = ours(inputs(tokens, AttentionMask.bidirectional(document))).hidden
+    loss = ours.lm_logits(hidden.flatten(0, 1)).nll(labels.flatten()) / (labels >= 0).sum()
     loss.backward()
     near(loss, said.loss)
     gradients = {k: p.grad for k, p in ours.named_parameters() if p.grad is not None}
-    same_gradients(names.give(gradients), peer)
+    same_gradients(names.to_hf(gradients), peer)
 
 
 @pytest.mark.parity
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_sizes_have_their_published_count(name: str) -> None:
-    config = PRESETS[name]
+    config = SIZES[name]
     with hollow():
         ours = config.build()
         foreign = TheirConfig(**table.to_config(config, None))
@@ -142,8 +149,8 @@ def test_published_sizes_have_their_published_count(name: str) -> None:
     counts = tuple(sum(p.numel() for p in network.parameters()) for network in (peer, body))
     assert counts == PUBLISHED[name]
     assert parameters(ours) == counts[0]
-    pooler = config.width * config.width + config.width
-    assert parameters(ours) - parameters(ours.head) + pooler == counts[1]
+    pooler = config.hidden_size * config.hidden_size + config.hidden_size
+    assert parameters(ours) - parameters(ours.mlm_head) + pooler == counts[1]
 
 
 @pytest.mark.parity
@@ -151,14 +158,20 @@ def test_a_body_with_a_pooler_opens_and_its_head_starts_fresh(tmp_path: Path) ->
     theirs(RobertaModel).save_pretrained(tmp_path)
     with pytest.warns(UserWarning, match=r"without lm_head\.dense\.weight"):
         model = load_model(tmp_path)
-    assert isinstance(model, Roberta) and model.head.dense.weight.any()
+    assert isinstance(model, Roberta) and model.mlm_head.dense.weight.any()
 
 
 @pytest.mark.parity
 def test_its_tokenizer_frames_a_text_in_transformers_too(tmp_path: Path) -> None:
     tokenizer = train(["low lower lowest new newer newest wide wider"] * 9, kind="bpe", vocab=370)
     specials = tokenizer.specials
-    config = RobertaConfig(vocab=tokenizer.vocab, width=8, depth=1, heads=2, start=specials.pad)
+    config = RobertaConfig(
+        vocab_size=tokenizer.vocab,
+        hidden_size=8,
+        num_layers=1,
+        num_heads=2,
+        padding_idx=specials.pad,
+    )
     save(tmp_path, config.build(), tokenizer)
     model: Any
     model, mine = load(tmp_path)
@@ -175,24 +188,28 @@ def test_its_tokenizer_frames_a_text_in_transformers_too(tmp_path: Path) -> None
     with torch.no_grad():
         said = peer(**batch).logits[0]
         row = torch.tensor([mine.encode(text)])
-        near(model.predict(model(Inputs.of(row, causal=False)).hidden[0]).logits(), said)
+        near(model.lm_logits(model(Inputs.from_ids(row, causal=False)).hidden[0]).logits(), said)
 
 
 def test_a_tokenizer_that_pads_otherwise_is_refused(tmp_path: Path) -> None:
     tokenizer = train(["low lower lowest"] * 9, kind="byte", vocab=400)
-    config = RobertaConfig(vocab=tokenizer.vocab, width=8, depth=1, heads=2, start=1)
-    with pytest.raises(UserError, match=r"pads with the id 0 .* model\.start=0"):
+    config = RobertaConfig(
+        vocab_size=tokenizer.vocab, hidden_size=8, num_layers=1, num_heads=2, padding_idx=1
+    )
+    with pytest.raises(UserError, match=r"pads with the id 0 .* model\.padding_idx=0"):
         save(tmp_path, config.build(), tokenizer)
 
 
 @torch.no_grad()
 def test_places_are_counted_from_behind_the_id_of_padding() -> None:
-    config = RobertaConfig(vocab=70, width=16, depth=1, heads=2, context=5, start=3)
+    config = RobertaConfig(
+        vocab_size=70, hidden_size=16, num_layers=1, num_heads=2, max_length=5, padding_idx=3
+    )
     model = shake(config.build(), by=0.2)
-    assert model.places.num_embeddings == 9
+    assert model.position_embeddings.num_embeddings == 9
     row = torch.arange(10, 15)[None]
-    before = model(Inputs.of(row, causal=False)).hidden
-    model.places.weight[:4] += 1.0  # never read
-    assert torch.equal(model(Inputs.of(row, causal=False)).hidden, before)
-    model.places.weight[8] += 1.0  # the last of five
-    assert not torch.equal(model(Inputs.of(row, causal=False)).hidden, before)
+    before = model(Inputs.from_ids(row, causal=False)).hidden
+    model.position_embeddings.weight[:4] += 1.0  # never read
+    assert torch.equal(model(Inputs.from_ids(row, causal=False)).hidden, before)
+    model.position_embeddings.weight[8] += 1.0  # the last of five
+    assert not torch.equal(model(Inputs.from_ids(row, causal=False)).hidden, before)

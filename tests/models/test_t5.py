@@ -21,11 +21,11 @@ from transformers import T5Config as TheirConfig
 from transformers import T5ForConditionalGeneration as Theirs
 
 from hollow import hollow
+from kinfolk.attention_mask import AttentionMask
+from kinfolk.batch import Inputs, KVCache
 from kinfolk.hub import load_model, save
 from kinfolk.hub import t5 as table
-from kinfolk.models.t5 import PRESETS, T5, T5Config
-from kinfolk.sight import Sight
-from kinfolk.types import Inputs, State
+from kinfolk.models.t5 import SIZES, T5, T5Config
 
 PUBLISHED = {
     "t5-small": 60_506_624,
@@ -36,9 +36,16 @@ PUBLISHED = {
     "t5-v1.1-large": 783_150_080,
 }
 FIRST = T5Config(
-    vocab=70, width=16, depth=1, decoder_depth=3, heads=2, head_width=6, inner=24, dropout=0
+    vocab_size=70,
+    hidden_size=16,
+    num_layers=1,
+    num_decoder_layers=3,
+    num_heads=2,
+    head_dim=6,
+    intermediate_size=24,
+    dropout=0,
 )
-SECOND = replace(FIRST, gated=True, bend="gelu_new", tied=False)
+SECOND = replace(FIRST, gated=True, activation="gelu_new", tie_word_embeddings=False)
 SOURCES = (12, 3, 8)  # the lengths of the sources; not those of the targets
 
 
@@ -49,37 +56,39 @@ def seeded() -> None:
 
 def theirs(config: T5Config) -> Theirs:
     peer = Theirs(TheirConfig(**table.to_config(config, None)))
-    if not config.tied:  # transformers 5 ties both versions until a folder says otherwise
-        peer.lm_head.weight = nn.Parameter(torch.zeros(config.vocab, config.width))
+    if (
+        not config.tie_word_embeddings
+    ):  # transformers 5 ties both versions until a folder says otherwise
+        peer.lm_head.weight = nn.Parameter(torch.zeros(config.vocab_size, config.hidden_size))
     return shake(peer)
 
 
 def batch(vocab: int, document: Tensor, source: Tensor) -> Inputs:
     """Pair ragged targets with ragged sources."""
-    read = inputs(ids(vocab, length=max(SOURCES)), Sight.full(source))
-    return inputs(ids(vocab), Sight.causal(document), source=read)
+    read = inputs(ids(vocab, length=max(SOURCES)), AttentionMask.bidirectional(source))
+    return inputs(ids(vocab), AttentionMask.causal(document), encoder_inputs=read)
 
 
 @torch.no_grad()
 def same(ours: T5, peer: Theirs) -> None:
     whole, wholes = ragged((9, 9, 9)), ragged((12, 12, 12))
     for document, source in [(ragged(), ragged(SOURCES)), (ragged(), wholes), (whole, wholes)]:
-        both = batch(ours.config.vocab, document, source)
-        assert both.source is not None
+        both = batch(ours.config.vocab_size, document, source)
+        assert both.encoder_inputs is not None
         said = peer(
-            input_ids=both.source.ids,
+            input_ids=both.encoder_inputs.input_ids,
             attention_mask=source + 1,
-            decoder_input_ids=both.ids,
+            decoder_input_ids=both.input_ids,
             decoder_attention_mask=document + 1,
             output_hidden_states=True,
         )
         real = source == 0
-        near(ours.encode(both.source)[real], said.encoder_last_hidden_state[real])
+        near(ours.encode(both.encoder_inputs)[real], said.encoder_last_hidden_state[real])
         real = document == 0
         hidden = ours(both).hidden
         assert hidden.isfinite().all()
         near(hidden[real], said.decoder_hidden_states[-1][real])
-        near(ours.predict(hidden).logits()[real], said.logits[real])
+        near(ours.lm_logits(hidden).logits()[real], said.logits[real])
 
 
 CASES = pytest.mark.parametrize(
@@ -87,10 +96,14 @@ CASES = pytest.mark.parametrize(
     [
         pytest.param(FIRST, id="1.0"),
         pytest.param(SECOND, id="1.1"),
-        pytest.param(replace(FIRST, vocab=128, decoder_depth=None, head_width=None), id="aligned"),
-        pytest.param(replace(SECOND, vocab=128, bend="silu", epsilon=1e-3), id="silu"),
-        pytest.param(replace(SECOND, bend="gelu"), id="exact"),
-        pytest.param(replace(FIRST, buckets=8, farthest=6, bend="gelu"), id="near"),
+        pytest.param(
+            replace(FIRST, vocab_size=128, num_decoder_layers=None, head_dim=None), id="aligned"
+        ),
+        pytest.param(
+            replace(SECOND, vocab_size=128, activation="silu", layer_norm_eps=1e-3), id="silu"
+        ),
+        pytest.param(replace(SECOND, activation="gelu"), id="exact"),
+        pytest.param(replace(FIRST, num_buckets=8, max_distance=6, activation="gelu"), id="near"),
     ],
 )
 
@@ -119,36 +132,38 @@ def test_training_gives_the_same_gradients(config: T5Config) -> None:
     peer = theirs(config).train()
     ours = config.build().train()
     names = table.names(config)
-    ours.load_state_dict(names.take(dict(peer.named_parameters()), ours.state_dict(), "there"))
+    ours.load_state_dict(names.from_hf(dict(peer.named_parameters()), ours.state_dict(), "there"))
     document = ragged()
     both = batch(70, document, ragged((12, 12, 12)))  # padded targets, sources without padding
-    assert both.source is not None
-    labels = torch.where(document == 0, both.ids.flip(1), -100)
+    assert both.encoder_inputs is not None
+    labels = torch.where(document == 0, both.input_ids.flip(1), -100)
     said = peer(
-        input_ids=both.source.ids,
-        decoder_input_ids=both.ids,
+        input_ids=both.encoder_inputs.input_ids,
+        decoder_input_ids=both.input_ids,
         decoder_attention_mask=document + 1,
         labels=labels,
     )
     said.loss.backward()
-    scores = ours.predict(ours(both).hidden.flatten(0, 1))
+    scores = ours.lm_logits(ours(both).hidden.flatten(0, 1))
     loss = scores.nll(labels.flatten()) / (labels >= 0).sum()
     loss.backward()
     near(loss, said.loss)
     gradients = {k: p.grad for k, p in ours.named_parameters() if p.grad is not None}
-    same_gradients(names.give(gradients), peer)
+    same_gradients(names.to_hf(gradients), peer)
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("t5-")])
+@pytest.mark.parametrize("name", [name for name in SIZES if name.startswith("t5-")])
 def test_published_sizes_have_their_published_count(name: str) -> None:
-    config = PRESETS[name]
+    config = SIZES[name]
     with hollow():
         ours = config.build()
         peer = Theirs(TheirConfig(**table.to_config(config, None)))
     count = sum(p.numel() for p in peer.parameters())
-    if not config.tied:
-        count += config.vocab * config.width  # the second table, which transformers 5 ties
+    if not config.tie_word_embeddings:
+        count += (
+            config.vocab_size * config.hidden_size
+        )  # the second table, which transformers 5 ties
     assert parameters(ours) == count == PUBLISHED.get(name, count)
 
 
@@ -159,24 +174,26 @@ def test_cached_steps_equal_a_full_pass_in_rows_of_any_length(config: T5Config) 
     document = ragged()
     both = batch(70, document, ragged(SOURCES))
     whole = model(both).hidden
-    state = State(capacity=9)
+    state = KVCache(max_length=9)
     steps = []
     for start, stop in [(0, 4), (4, 6), (6, 7), (7, 8), (8, 9)]:
         now = slice(start, stop)
         step = Inputs(
-            ids=both.ids[:, now],
-            sight=Sight.causal(document[:, now], start=start),
-            places=both.places[:, now],
-            source=both.source,
-            state=state,
+            input_ids=both.input_ids[:, now],
+            attention_mask=AttentionMask.causal(document[:, now], start=start),
+            position_ids=both.position_ids[:, now],
+            encoder_inputs=both.encoder_inputs,
+            cache=state,
         )
         steps.append(model(step.append_to_cache()).hidden)
     real = document == 0
     near(torch.cat(steps, dim=1)[real], whole[real])
-    assert both.source is not None
+    assert both.encoder_inputs is not None
     for row, (length, read) in enumerate(zip(LENGTHS, SOURCES, strict=True)):
-        source = Inputs.of(both.source.ids[row : row + 1, :read], causal=False)
-        text = Inputs.of(both.ids[row : row + 1, :length], causal=True, source=source)
+        source = Inputs.from_ids(both.encoder_inputs.input_ids[row : row + 1, :read], causal=False)
+        text = Inputs.from_ids(
+            both.input_ids[row : row + 1, :length], causal=True, encoder_inputs=source
+        )
         near(whole[row, :length], model(text).hidden[0])
 
 
@@ -184,20 +201,22 @@ def test_cached_steps_equal_a_full_pass_in_rows_of_any_length(config: T5Config) 
 def test_a_prompt_padded_in_front_goes_on_as_if_it_were_not() -> None:
     model = shake(SECOND.build())
     both, lengths = batch(70, ragged(), ragged(SOURCES)), (7, 3, 5)
-    document, state = ragged(lengths).flip(1), State(capacity=9)
+    document, state = ragged(lengths).flip(1), KVCache(max_length=9)
     for start, stop in [(0, 7), (7, 8), (8, 9)]:
         now = slice(start, stop)
         here = document if start == 0 else torch.zeros(3, 1, dtype=torch.long)
         step = Inputs(
-            ids=both.ids[:, now],
-            sight=Sight.causal(here, start=start),
-            places=both.places[:, now],
-            source=both.source,
-            state=state,
+            input_ids=both.input_ids[:, now],
+            attention_mask=AttentionMask.causal(here, start=start),
+            position_ids=both.position_ids[:, now],
+            encoder_inputs=both.encoder_inputs,
+            cache=state,
         )
         hidden = model(step.append_to_cache()).hidden[:, -1]
-    assert both.source is not None
+    assert both.encoder_inputs is not None
     for row, (length, read) in enumerate(zip(lengths, SOURCES, strict=True)):
-        source = Inputs.of(both.source.ids[row : row + 1, :read], causal=False)
-        text = Inputs.of(both.ids[row : row + 1, 7 - length :], causal=True, source=source)
+        source = Inputs.from_ids(both.encoder_inputs.input_ids[row : row + 1, :read], causal=False)
+        text = Inputs.from_ids(
+            both.input_ids[row : row + 1, 7 - length :], causal=True, encoder_inputs=source
+        )
         near(hidden[row], model(text).hidden[0, -1])

@@ -4,49 +4,51 @@ import pytest
 import torch
 from torch import nn
 
-from kinfolk.nn.attention import Attention, CrossAttention, merge, split
-from kinfolk.sight import Sight, see
-from kinfolk.types import State
+from kinfolk.attention_mask import AttentionMask, select_backend
+from kinfolk.batch import KVCache
+from kinfolk.nn.attention import Attention, CrossAttention, merge_heads, split_heads
 
 WIDTH, HEADS, LENGTH = 8, 2, 5
 
 
-def causal(length: int = LENGTH, start: int = 0) -> Sight:
-    return Sight.causal(torch.zeros(2, length, dtype=torch.long), start=start)
+def causal(length: int = LENGTH, start: int = 0) -> AttentionMask:
+    return AttentionMask.causal(torch.zeros(2, length, dtype=torch.long), start=start)
 
 
 def test_splitting_and_merging_undo_each_other() -> None:
     x = torch.randn(2, LENGTH, WIDTH)
-    heads = split(x, HEADS)
+    heads = split_heads(x, HEADS)
     assert heads.shape == (2, HEADS, LENGTH, WIDTH // HEADS)
     assert torch.equal(heads[:, 1], x[..., WIDTH // 2 :])
-    assert torch.equal(merge(heads), x)
+    assert torch.equal(merge_heads(heads), x)
 
 
 def test_it_is_the_attention_of_the_paper() -> None:
     ours = Attention(WIDTH, HEADS)
     theirs = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
     with torch.no_grad():
-        theirs.in_proj_weight.copy_(ours.qkv.weight)
-        theirs.in_proj_bias.copy_(ours.qkv.bias)
-        theirs.out_proj.weight.copy_(ours.out.weight)
-        theirs.out_proj.bias.copy_(ours.out.bias)
+        theirs.in_proj_weight.copy_(ours.qkv_proj.weight)
+        theirs.in_proj_bias.copy_(ours.qkv_proj.bias)
+        theirs.out_proj.weight.copy_(ours.out_proj.weight)
+        theirs.out_proj.bias.copy_(ours.out_proj.bias)
     x = torch.randn(2, LENGTH, WIDTH)
     hidden = torch.ones(LENGTH, LENGTH).triu(1) > 0
     expected, _ = theirs(x, x, x, attn_mask=hidden, need_weights=False)
-    torch.testing.assert_close(ours(x, see(causal())), expected)
+    torch.testing.assert_close(ours(x, select_backend(causal())), expected)
 
 
 def test_cross_attention_is_too() -> None:
     ours = CrossAttention(WIDTH, HEADS)
     theirs = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
     with torch.no_grad():
-        theirs.in_proj_weight.copy_(torch.cat([ours.query.weight, ours.kv.weight]))
-        theirs.in_proj_bias.copy_(torch.cat([ours.query.bias, ours.kv.bias]))
-        theirs.out_proj.weight.copy_(ours.out.weight)
-        theirs.out_proj.bias.copy_(ours.out.bias)
+        theirs.in_proj_weight.copy_(torch.cat([ours.q_proj.weight, ours.kv_proj.weight]))
+        theirs.in_proj_bias.copy_(torch.cat([ours.q_proj.bias, ours.kv_proj.bias]))
+        theirs.out_proj.weight.copy_(ours.out_proj.weight)
+        theirs.out_proj.bias.copy_(ours.out_proj.bias)
     x, source = torch.randn(2, 3, WIDTH), torch.randn(2, LENGTH, WIDTH)
-    across = see(*(Sight.full(torch.zeros(2, n, dtype=torch.long)) for n in (3, LENGTH)))
+    across = select_backend(
+        *(AttentionMask.bidirectional(torch.zeros(2, n, dtype=torch.long)) for n in (3, LENGTH))
+    )
     expected, _ = theirs(x, source, source, need_weights=False)
     torch.testing.assert_close(ours(x, source, across), expected)
 
@@ -54,36 +56,48 @@ def test_cross_attention_is_too() -> None:
 def test_a_state_makes_steps_equal_the_whole() -> None:
     attention = Attention(WIDTH, HEADS).double()
     x = torch.randn(2, LENGTH, WIDTH, dtype=torch.float64)
-    state, parts = State(LENGTH), []
+    state, parts = KVCache(LENGTH), []
     with torch.no_grad():
         for start, stop in ((0, 2), (2, 3), (3, LENGTH)):
-            sight = causal(stop - start, start)
-            parts.append(attention(x[:, start:stop], see(sight, state.extend(sight)), state))
-        whole = attention(x, see(causal()))
+            attention_mask = causal(stop - start, start)
+            parts.append(
+                attention(
+                    x[:, start:stop],
+                    select_backend(attention_mask, state.append_mask(attention_mask)),
+                    state,
+                )
+            )
+        whole = attention(x, select_backend(causal()))
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-12, atol=1e-12)
 
 
 def test_a_source_is_asked_once() -> None:
-    cross, state = CrossAttention(WIDTH, HEADS), State(4)
+    cross, state = CrossAttention(WIDTH, HEADS), KVCache(4)
     x, source = torch.randn(2, 1, WIDTH), torch.randn(2, LENGTH, WIDTH)
-    across = see(*(Sight.full(torch.zeros(2, n, dtype=torch.long)) for n in (1, LENGTH)))
+    across = select_backend(
+        *(AttentionMask.bidirectional(torch.zeros(2, n, dtype=torch.long)) for n in (1, LENGTH))
+    )
     with torch.no_grad():
         first = cross(x, source, across, state, 3)
         again = cross(x, torch.full_like(source, float("nan")), across, state, 3)
-    assert torch.equal(first, again) and list(state.crossed) == [3]
+    assert torch.equal(first, again) and list(state.cross_kv) == [3]
 
 
 def test_heads_may_be_wider_or_narrower_together_than_the_stream() -> None:
-    attention = Attention(WIDTH, HEADS, inner=6, bias=False)
-    assert attention.qkv.weight.shape == (18, WIDTH) and attention.qkv.bias is None
-    assert attention(torch.randn(2, LENGTH, WIDTH), see(causal())).shape == (2, LENGTH, WIDTH)
+    attention = Attention(WIDTH, HEADS, attention_size=6, bias=False)
+    assert attention.qkv_proj.weight.shape == (18, WIDTH) and attention.qkv_proj.bias is None
+    assert attention(torch.randn(2, LENGTH, WIDTH), select_backend(causal())).shape == (
+        2,
+        LENGTH,
+        WIDTH,
+    )
 
 
 @pytest.mark.parametrize("kind", [Attention, CrossAttention])
 def test_weights_are_dropped_in_training_only(kind: type[nn.Module]) -> None:
     part = kind(WIDTH, HEADS, dropout=0.5)
     x = torch.randn(2, LENGTH, WIDTH)
-    given = (x, see(causal())) if kind is Attention else (x, x, see(causal()))
+    given = (x, select_backend(causal())) if kind is Attention else (x, x, select_backend(causal()))
     assert not torch.equal(part(*given), part(*given))
     part.eval()
     assert torch.equal(part(*given), part(*given))
@@ -93,7 +107,9 @@ def test_the_scale_of_the_scores_can_be_left_out() -> None:
     scaled, bare = Attention(WIDTH, HEADS), Attention(WIDTH, HEADS, scale=1.0)
     bare.load_state_dict(scaled.state_dict())
     with torch.no_grad():  # put 1 / sqrt(head width) into the query, where T5 has it
-        bare.qkv.weight[:WIDTH] *= (WIDTH // HEADS) ** -0.5
-        bare.qkv.bias[:WIDTH] *= (WIDTH // HEADS) ** -0.5
+        bare.qkv_proj.weight[:WIDTH] *= (WIDTH // HEADS) ** -0.5
+        bare.qkv_proj.bias[:WIDTH] *= (WIDTH // HEADS) ** -0.5
     x = torch.randn(2, LENGTH, WIDTH)
-    torch.testing.assert_close(bare(x, see(causal())), scaled(x, see(causal())))
+    torch.testing.assert_close(
+        bare(x, select_backend(causal())), scaled(x, select_backend(causal()))
+    )

@@ -15,16 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk import hub
+from kinfolk.batch import IGNORE_INDEX, Inputs, KVCache
 from kinfolk.errors import UserError
 from kinfolk.models.gpt2 import GPT2, GPT2Config
 from kinfolk.models.transformer_xl import TransformerXLConfig
-from kinfolk.nn import int8, matrix
-from kinfolk.nn.adaptive import Clusters
-from kinfolk.nn.int8 import SmallLinear, SmallTable, lower
-from kinfolk.nn.matrix import CompiledMatrix, Matrix, PlainMatrix
-from kinfolk.nn.table import Table
+from kinfolk.nn import int8, int8_matmul
+from kinfolk.nn.adaptive import AdaptiveEmbedding
+from kinfolk.nn.embeddings import TokenEmbedding
+from kinfolk.nn.int8 import Int8Linear, Int8TokenEmbedding, quantize_int8
+from kinfolk.nn.int8_matmul import Int8Matrix, NativeInt8Matrix, TorchInt8Matrix
 from kinfolk.recipes.catalogue import Member, members
-from kinfolk.types import IGNORED, Inputs, State
 from little import text
 from loops import every_case
 
@@ -45,14 +45,14 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Compile the kernel into a cache of the test's own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        matrix.kernel.cache_clear()
+        int8_matmul.load_kernel.cache_clear()
         yield
 
 
-@pytest.fixture(params=[CompiledMatrix, PlainMatrix])
-def kind(request: pytest.FixtureRequest) -> type[Matrix]:
+@pytest.fixture(params=[NativeInt8Matrix, TorchInt8Matrix])
+def kind(request: pytest.FixtureRequest) -> type[Int8Matrix]:
     """Return either way to multiply."""
-    if request.param is CompiledMatrix and matrix.kernel() is None:
+    if request.param is NativeInt8Matrix and int8_matmul.load_kernel() is None:
         pytest.skip("no compiler")
     return request.param  # type: ignore[no-any-return]
 
@@ -61,10 +61,10 @@ def kind(request: pytest.FixtureRequest) -> type[Matrix]:
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take every compiler away."""
     monkeypatch.setenv("CC", "no-such-compiler")
-    found = matrix.kernel.__wrapped__()
+    found = int8_matmul.load_kernel.__wrapped__()
     assert found is None
-    for module in (matrix, int8):
-        monkeypatch.setattr(module, "kernel", lambda: None)
+    for module in (int8_matmul, int8):
+        monkeypatch.setattr(module, "load_kernel", lambda: None)
 
 
 def apart(found: Tensor, expected: Tensor) -> float:
@@ -75,7 +75,7 @@ def apart(found: Tensor, expected: Tensor) -> float:
 
 @SHAPES
 def test_a_product_lies_within_half_a_step_of_either_side(
-    kind: type[Matrix], inputs: int, outputs: int
+    kind: type[Int8Matrix], inputs: int, outputs: int
 ) -> None:
     with every_case() as case:
         for rows in (0, 1, 2, 3, 8, 19):
@@ -98,12 +98,12 @@ def test_a_product_lies_within_half_a_step_of_either_side(
 
 @SHAPES
 def test_both_ways_say_the_same_to_the_bit(inputs: int, outputs: int) -> None:
-    if matrix.kernel() is None:
+    if int8_matmul.load_kernel() is None:
         pytest.skip("no compiler")
     weight, x, bias = torch.randn(outputs, inputs), torch.randn(11, inputs), torch.randn(outputs)
     x[3:6] = x[3:6].relu()  # nothing below zero
     x[6] = -x[5]
-    one, other = CompiledMatrix(weight), PlainMatrix(weight)
+    one, other = NativeInt8Matrix(weight), TorchInt8Matrix(weight)
     assert torch.equal(one(x, bias), other(x, bias))
     assert torch.equal(one(x), other(x))
 
@@ -113,21 +113,21 @@ def test_both_ways_say_the_same_to_the_bit(inputs: int, outputs: int) -> None:
 def test_older_instructions_say_the_same_to_the_bit(
     without: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if matrix.kernel() is None:
+    if int8_matmul.load_kernel() is None:
         pytest.skip("no compiler")
-    monkeypatch.setattr(matrix, "FLAGS", (*matrix.FLAGS, without))
-    older = matrix.kernel.__wrapped__()
+    monkeypatch.setattr(int8_matmul, "FLAGS", (*int8_matmul.FLAGS, without))
+    older = int8_matmul.load_kernel.__wrapped__()
     assert older is not None
-    monkeypatch.setattr(matrix, "kernel", lambda: older)
+    monkeypatch.setattr(int8_matmul, "load_kernel", lambda: older)
     # The ends of the range: what sums of pairs in 16 bits would cut off.
     weight, x = torch.randn(50, 264).sign(), torch.randn(9, 264).sign()
     weight[10:], x[3:] = torch.randn(40, 264), torch.randn(6, 264)
-    assert torch.equal(CompiledMatrix(weight)(x), PlainMatrix(weight)(x))
+    assert torch.equal(NativeInt8Matrix(weight)(x), TorchInt8Matrix(weight)(x))
 
 
 @SHAPES
 def test_a_row_is_the_same_to_the_bit_in_any_company(
-    kind: type[Matrix], inputs: int, outputs: int
+    kind: type[Int8Matrix], inputs: int, outputs: int
 ) -> None:
     product, bias = kind(torch.randn(outputs, inputs)), torch.randn(outputs)
     x = torch.randn(21, inputs) * torch.logspace(-3, 3, 21)[:, None]
@@ -137,7 +137,7 @@ def test_a_row_is_the_same_to_the_bit_in_any_company(
         assert torch.equal(product(x[-rows:], bias), alone[-rows:])
 
 
-def test_threads_change_nothing(kind: type[Matrix]) -> None:
+def test_threads_change_nothing(kind: type[Int8Matrix]) -> None:
     product, x = kind(torch.randn(400, 300)), torch.randn(20, 300)
     alone = product(x)
     torch.set_num_threads(2)
@@ -147,7 +147,7 @@ def test_threads_change_nothing(kind: type[Matrix]) -> None:
         torch.set_num_threads(1)
 
 
-def test_what_comes_in_may_have_any_shape_and_lie_anyhow(kind: type[Matrix]) -> None:
+def test_what_comes_in_may_have_any_shape_and_lie_anyhow(kind: type[Int8Matrix]) -> None:
     product = kind(torch.randn(40, 24))
     x = torch.randn(3, 5, 24)
     flat = product(x.flatten(0, 1))
@@ -159,7 +159,7 @@ def test_what_comes_in_may_have_any_shape_and_lie_anyhow(kind: type[Matrix]) -> 
     assert product(x[:, :0]).shape == (3, 0, 40)
 
 
-def test_zeros_stay_zero_and_what_is_no_number_spoils_its_own_row(kind: type[Matrix]) -> None:
+def test_zeros_stay_zero_and_what_is_no_number_spoils_its_own_row(kind: type[Int8Matrix]) -> None:
     weight, x = torch.randn(40, 24), torch.randn(6, 24)
     weight[7] = 0.0
     x[1], x[2] = 0.0, 1e-38
@@ -181,21 +181,25 @@ def shaken(model: Any) -> Any:
                 weight += 0.2 * torch.randn_like(weight)
         for part in model.modules():
             if getattr(part, "scale", None) == 1.0:  # T5's 1 / sqrt(d) is in its queries' weights
-                matrix = part.query.weight if hasattr(part, "query") else part.qkv.weight
-                outputs, width = part.out.in_features, part.out.out_features
-                matrix[:outputs].normal_(0.0, (width * outputs // part.heads) ** -0.5)
+                matrix = part.q_proj.weight if hasattr(part, "q_proj") else part.qkv_proj.weight
+                outputs, width = part.out_proj.in_features, part.out_proj.out_features
+                matrix[:outputs].normal_(0.0, (width * outputs // part.num_heads) ** -0.5)
     return model.eval()
 
 
 def nano(member: Member) -> Any:
-    config = dataclasses.replace(member.config("nano"), vocab=VOCAB)
+    config = dataclasses.replace(member.config("nano"), vocab_size=VOCAB)
     return shaken(config.build())
 
 
 def inputs(model: Any, rows: int = 3, **more: Any) -> Inputs:
     ids = torch.randint(VOCAB, (rows, 20), generator=torch.Generator().manual_seed(1))
-    source = Inputs.of(ids.flip(1), causal=False) if model.decoding == "encoder-decoder" else None
-    given = Inputs.of(ids, causal=source is not None or model_writes(model), source=source)
+    source = (
+        Inputs.from_ids(ids.flip(1), causal=False) if model.decoding == "encoder-decoder" else None
+    )
+    given = Inputs.from_ids(
+        ids, causal=source is not None or model_writes(model), encoder_inputs=source
+    )
     return dataclasses.replace(given, **more)
 
 
@@ -208,8 +212,8 @@ def model_writes(model: Any) -> bool:
 
 @torch.no_grad()
 def logits(model: Any, given: Inputs) -> Tensor:
-    run = model.guess
-    return model.predict(run(given).hidden).logits()  # type: ignore[no-any-return]
+    run = model.forward_lm
+    return model.lm_logits(run(given).hidden).logits()  # type: ignore[no-any-return]
 
 
 @MEMBERS
@@ -217,7 +221,7 @@ def test_every_member_scores_nearly_as_in_float32(member: Member) -> None:
     model = nano(member)
     given = inputs(model)
     expected = logits(model, given)
-    small = lower(copy.deepcopy(model))
+    small = quantize_int8(copy.deepcopy(model))
     assert not any(isinstance(part, nn.Linear) for part in small.modules())
     found = logits(small, given)
     assert found.shape == expected.shape
@@ -233,33 +237,33 @@ def test_without_a_compiler_every_member_scores_the_same(
     model = nano(member)
     given = inputs(model)
     with pytest.warns(UserWarning, match="no C compiler"):
-        plain = lower(copy.deepcopy(model))
+        plain = quantize_int8(copy.deepcopy(model))
     found = logits(plain, given)
     assert any(
-        isinstance(p, SmallLinear) and isinstance(p.matrix, PlainMatrix) for p in plain.modules()
+        isinstance(p, Int8Linear) and isinstance(p.matrix, TorchInt8Matrix) for p in plain.modules()
     )
     monkeypatch.undo()
-    torch.testing.assert_close(logits(lower(model), given), found, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(logits(quantize_int8(model), given), found, atol=1e-4, rtol=1e-4)
 
 
 def test_a_state_goes_on_in_int8() -> None:
-    model = lower(nano(members()["gpt2"]))
+    model = quantize_int8(nano(members()["gpt2"]))
     given = inputs(model)
-    state, steps = State(20), []
+    state, steps = KVCache(20), []
     with torch.no_grad():
         for at in range(20):
-            sight = dataclasses.replace(
-                given.sight,
-                document=given.sight.document[:, at : at + 1],
-                birth=given.sight.birth[:, at : at + 1],
-                clock=given.sight.clock[:, at : at + 1],
-                plain=None,
+            attention_mask = dataclasses.replace(
+                given.attention_mask,
+                document_ids=given.attention_mask.document_ids[:, at : at + 1],
+                key_order=given.attention_mask.key_order[:, at : at + 1],
+                query_order=given.attention_mask.query_order[:, at : at + 1],
+                unpacked=None,
             )
             step = Inputs(
-                ids=given.ids[:, at : at + 1],
-                sight=sight,
-                places=given.places[:, at : at + 1],
-                state=state,
+                input_ids=given.input_ids[:, at : at + 1],
+                attention_mask=attention_mask,
+                position_ids=given.position_ids[:, at : at + 1],
+                cache=state,
             )
             steps.append(logits(model, step.append_to_cache()))
     # Attention is in float32: its last bits, and so a byte here and there, depend on its shapes.
@@ -272,46 +276,46 @@ def test_a_state_goes_on_in_int8() -> None:
 def test_tables_in_clusters_score_nearly_as_in_float32(
     cutoffs: tuple[int, ...], divisor: int
 ) -> None:
-    sizes = {"width": 64, "depth": 2, "heads": 2, "memory": 8}
+    sizes = {"hidden_size": 64, "num_layers": 2, "num_heads": 2, "mem_len": 8}
     model = shaken(
-        TransformerXLConfig(vocab=VOCAB, cutoffs=cutoffs, divisor=divisor, **sizes).build()
+        TransformerXLConfig(vocab_size=VOCAB, cutoffs=cutoffs, div_val=divisor, **sizes).build()
     )
     given = inputs(model)
     expected = logits(model, given).log_softmax(-1)
-    small = lower(copy.deepcopy(model))
-    assert isinstance(small.tokens, Clusters)
+    small = quantize_int8(copy.deepcopy(model))
+    assert isinstance(small.token_embeddings, AdaptiveEmbedding)
     assert apart(logits(small, given).log_softmax(-1), expected) < 0.03
     labels = torch.randint(VOCAB, (12,))
-    labels[::5] = IGNORED
+    labels[::5] = IGNORE_INDEX
     hidden = torch.randn(12, 64)
     with torch.no_grad():
-        said = small.tokens.predict(hidden)
+        said = small.token_embeddings.lm_logits(hidden)
         scores = said.logits().log_softmax(-1)
-        summed = nn.functional.nll_loss(scores, labels, ignore_index=IGNORED, reduction="sum")
+        summed = nn.functional.nll_loss(scores, labels, ignore_index=IGNORE_INDEX, reduction="sum")
         torch.testing.assert_close(said.nll(labels), summed)
 
 
 def test_losses_of_scores_are_those_of_their_logits() -> None:
-    table = Table(VOCAB, 32)
-    small = lower(copy.deepcopy(table))
-    assert isinstance(small, SmallTable)
+    table = TokenEmbedding(VOCAB, 32)
+    small = quantize_int8(copy.deepcopy(table))
+    assert isinstance(small, Int8TokenEmbedding)
     ids = torch.randint(VOCAB, (2, 7))
     assert torch.equal(small(ids), table(ids))
     hidden, labels, bias = torch.randn(9, 32), torch.randint(VOCAB, (9,)), torch.randn(VOCAB)
-    labels[4] = IGNORED
-    said, exact = small.predict(hidden, bias), table.predict(hidden, bias)
+    labels[4] = IGNORE_INDEX
+    said, exact = small.lm_logits(hidden, bias), table.lm_logits(hidden, bias)
     assert said.logits().shape == (9, VOCAB)
     torch.testing.assert_close(said.nll(labels), exact.nll(labels), rtol=0.01, atol=0.0)
     for one, other in zip(said.smoothed(labels, 0.1), exact.smoothed(labels, 0.1), strict=True):
         torch.testing.assert_close(one, other, rtol=0.01, atol=0.0)
     assert torch.equal(said.smoothed(labels, 0.1)[1], said.nll(labels))
-    assert small.predict(hidden[:0]).nll(labels[:0]) == 0
+    assert small.lm_logits(hidden[:0]).nll(labels[:0]) == 0
 
 
 def test_a_part_in_several_places_stays_one() -> None:
     shared = nn.Linear(8, 8)
-    small = lower(nn.ModuleList([nn.Sequential(shared), shared]))
-    assert isinstance(small, nn.ModuleList) and isinstance(small[1], SmallLinear)
+    small = quantize_int8(nn.ModuleList([nn.Sequential(shared), shared]))
+    assert isinstance(small, nn.ModuleList) and isinstance(small[1], Int8Linear)
     assert small[0][0] is small[1]  # type: ignore[index]
 
 
@@ -321,7 +325,14 @@ def trained(steps: int = 150) -> tuple[GPT2, Tensor]:
     letters = sorted(set(said))
     ids = torch.tensor([letters.index(letter) for letter in said])
     seen, unseen = ids[:-4096], ids[-4096:].view(-1, 64)
-    config = GPT2Config(vocab=len(letters), width=64, depth=2, heads=2, context=64, dropout=0.0)
+    config = GPT2Config(
+        vocab_size=len(letters),
+        hidden_size=64,
+        num_layers=2,
+        num_heads=2,
+        max_length=64,
+        dropout=0.0,
+    )
     model = dataclasses.replace(config, attention_dropout=0.0).build()
     optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(steps):
@@ -334,16 +345,16 @@ def trained(steps: int = 150) -> tuple[GPT2, Tensor]:
 
 
 def nll(model: Any, rows: Tensor) -> Tensor:
-    hidden = model(Inputs.of(rows, causal=True)).hidden[:, :-1].flatten(0, 1)
-    return model.predict(hidden).nll(rows[:, 1:].flatten()) / rows[:, 1:].numel()  # type: ignore[no-any-return]
+    hidden = model(Inputs.from_ids(rows, causal=True)).hidden[:, :-1].flatten(0, 1)
+    return model.lm_logits(hidden).nll(rows[:, 1:].flatten()) / rows[:, 1:].numel()  # type: ignore[no-any-return]
 
 
 def test_perplexity_stays_within_a_hundredth() -> None:
     model, rows = trained()
     with torch.no_grad():
-        before, guesses = nll(model, rows).exp(), logits(model, Inputs.of(rows, causal=True))
-        small = lower(model)
-        after, others = nll(small, rows).exp(), logits(small, Inputs.of(rows, causal=True))
+        before, guesses = nll(model, rows).exp(), logits(model, Inputs.from_ids(rows, causal=True))
+        small = quantize_int8(model)
+        after, others = nll(small, rows).exp(), logits(small, Inputs.from_ids(rows, causal=True))
     same = (guesses.argmax(-1) == others.argmax(-1)).float().mean()
     print(f"perplexity {before:.4f} in float32, {after:.4f} in int8; top-1 agreement {same:.2%}")
     assert before < 4  # it has learned: letters alone leave it above 10
@@ -352,17 +363,17 @@ def test_perplexity_stays_within_a_hundredth() -> None:
 
 
 def test_it_refuses_to_learn() -> None:
-    model = lower(nano(members()["gpt2"]))
+    model = quantize_int8(nano(members()["gpt2"]))
     with pytest.raises(UserError, match="train the one it was made from"):
         model.train()
     model.eval()
-    linear = lower(nn.Linear(8, 8))
+    linear = quantize_int8(nn.Linear(8, 8))
     with pytest.raises(UserError, match="no gradient"):
         linear(torch.randn(2, 8, requires_grad=True))
 
 
 def test_it_refuses_to_be_saved_or_copied(tmp_path: Path) -> None:
-    model = lower(nano(members()["gpt2"]))
+    model = quantize_int8(nano(members()["gpt2"]))
     with pytest.raises(UserError, match="save the one it was made from"):
         hub.save(tmp_path / "model", model, None)
     assert not (tmp_path / "model").exists()
@@ -372,34 +383,34 @@ def test_it_refuses_to_be_saved_or_copied(tmp_path: Path) -> None:
 
 def test_other_numbers_than_float32_are_refused() -> None:
     with pytest.raises(UserError, match=r"weight is torch\.bfloat16 on cpu"):
-        lower(nn.Linear(8, 8).bfloat16())
+        quantize_int8(nn.Linear(8, 8).bfloat16())
 
 
 def test_the_kernel_is_compiled_once_and_a_home_that_is_read_only_does_not_matter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if matrix.kernel() is None:
+    if int8_matmul.load_kernel() is None:
         pytest.skip("no compiler")
     kept = (Path(os.environ["XDG_CACHE_HOME"]) / "kinfolk").iterdir()
     assert {file.suffix for file in kept} == {".so"}
     with monkeypatch.context() as patch:  # found, not compiled
         patch.setattr(subprocess, "run", None)
-        assert matrix.kernel.__wrapped__() is not None
+        assert int8_matmul.load_kernel.__wrapped__() is not None
     (tmp_path / "kinfolk").write_text("in the way")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert matrix.kernel.__wrapped__() is not None
+    assert int8_matmul.load_kernel.__wrapped__() is not None
 
 
 def test_nothing_is_compiled_before_somebody_asks_and_threads_are_torch_s_own() -> None:
     code = """if True:
-        import kinfolk.nn.int8, kinfolk.nn.matrix as m
+        import kinfolk.nn.int8, kinfolk.nn.int8_matmul as m
         from pathlib import Path
-        assert m.kernel.cache_info().currsize == 0
-        assert m.kernel() is not None
+        assert m.load_kernel.cache_info().currsize == 0
+        assert m.load_kernel() is not None
         maps = Path("/proc/self/maps").read_text().split()
         pools = {path for path in maps if "/" in path and "omp" in Path(path).name}
         assert len(pools) == 1, pools
     """
-    if matrix.kernel() is None or not Path("/proc/self/maps").exists():
+    if int8_matmul.load_kernel() is None or not Path("/proc/self/maps").exists():
         pytest.skip("no compiler, or no list of libraries")
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -8,29 +8,35 @@ from torch import nn
 from kinfolk.models.gpt2 import GPT2Config
 from kinfolk.models.gpt3 import GPT3Config
 from kinfolk.models.t5 import T5Config
-from kinfolk.nn.headed import HeadedConfig, summary
 from kinfolk.nn.language_model import LanguageModel, attention_windows
+from kinfolk.nn.task_heads import ModelWithHeadConfig, pooling_of
 from kinfolk.recipes.catalogue import members
 
 
 def test_a_config_without_a_bound_declares_none_and_takes_none() -> None:
     config = T5Config()
-    assert config.context is None and config.std == 0.02
-    assert "context" not in {field.name for field in dataclasses.fields(config)}
-    assert config.with_fields(vocab=70, context=9) == T5Config(vocab=70)
-    assert GPT2Config().with_fields(vocab=70, context=9) == GPT2Config(vocab=70, context=9)
-    with pytest.raises(TypeError, match="context"):
-        dataclasses.replace(config, context=9)  # type: ignore[call-arg]
+    assert config.max_length is None and config.init_std == 0.02
+    assert "max_length" not in {field.name for field in dataclasses.fields(config)}
+    assert config.with_fields(vocab_size=70, max_length=9) == T5Config(vocab_size=70)
+    assert GPT2Config().with_fields(vocab_size=70, max_length=9) == GPT2Config(
+        vocab_size=70, max_length=9
+    )
+    with pytest.raises(TypeError, match="max_length"):
+        dataclasses.replace(config, max_length=9)  # type: ignore[call-arg]
 
 
 def test_a_head_has_the_bound_and_the_windows_of_the_network_below_it() -> None:
-    body = GPT3Config(vocab=70, width=16, depth=2, heads=2, context=24, window=5)
-    config = HeadedConfig(body=body, head="text", labels=("a", "b"), summary=summary(body))
+    body = GPT3Config(
+        vocab_size=70, hidden_size=16, num_layers=2, num_heads=2, max_length=24, attention_window=5
+    )
+    config = ModelWithHeadConfig(
+        backbone=body, head="text", labels=("a", "b"), pooling=pooling_of(body)
+    )
     model = config.build()
-    assert config.context == 24 and config.backbone is body
-    assert model.backbone is model.body and model.architecture == "decoder"
+    assert config.max_length == 24 and config.pretrained is body
+    assert model.pretrained is model.backbone and model.architecture == "decoder"
     assert attention_windows(nn.Sequential(model)) == (5,)
-    assert not summary(body).bias and T5Config().network().summary is None
+    assert not pooling_of(body).bias and T5Config().network().pooling is None
 
 
 def test_what_a_family_can_do_is_declared_on_its_network() -> None:

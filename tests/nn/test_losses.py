@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kinfolk.batch import IGNORE_INDEX
 from kinfolk.nn import losses
-from kinfolk.nn.losses import chunks, cross_entropy, smoothed_cross_entropy
-from kinfolk.types import IGNORED
+from kinfolk.nn.losses import chunk_rows, linear_cross_entropy, smoothed_linear_cross_entropy
 
 ROWS, WIDTH, VOCAB, PADDED = 7, 5, 11, 16
 
@@ -23,7 +23,7 @@ def drawn(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         for shape in ((ROWS, WIDTH), (PADDED, WIDTH), (VOCAB,))
     )
     labels = torch.randint(VOCAB, (ROWS,), generator=draws)
-    labels[[1, 4]] = IGNORED
+    labels[[1, 4]] = IGNORE_INDEX
     return hidden, weight, bias, labels
 
 
@@ -32,14 +32,14 @@ def whole(
 ) -> Tensor:
     logits = F.linear(hidden, weight[:VOCAB], bias)
     return F.cross_entropy(
-        logits, labels, ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing
+        logits, labels, ignore_index=IGNORE_INDEX, reduction="sum", label_smoothing=smoothing
     )
 
 
 @pytest.fixture(params=[1, 2, 3, ROWS, 100])
 def rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Score so many rows at a time."""
-    monkeypatch.setattr(losses, "CHUNK", request.param * PADDED)
+    monkeypatch.setattr(losses, "CHUNK_LOGITS", request.param * PADDED)
     yield request.param
 
 
@@ -53,7 +53,7 @@ def test_it_equals_the_whole_one_in_value_and_gradients(
     hidden, weight, bias, labels = drawn(dtype)
     leaves = (hidden, weight, bias) if biased else (hidden, weight)
     given = bias if biased else None
-    ours = cross_entropy(hidden, weight, given, labels, VOCAB)
+    ours = linear_cross_entropy(hidden, weight, given, labels, VOCAB)
     theirs = whole(hidden, weight, given, labels)
     torch.testing.assert_close(ours, theirs, rtol=within, atol=0)
     for mine, other in zip(
@@ -65,7 +65,7 @@ def test_it_equals_the_whole_one_in_value_and_gradients(
 def test_gradients_pass_the_numerical_check() -> None:
     hidden, weight, bias, labels = drawn(torch.float64)
     assert torch.autograd.gradcheck(
-        lambda h, w, b: cross_entropy(h, w, b, labels, VOCAB), (hidden, weight, bias)
+        lambda h, w, b: linear_cross_entropy(h, w, b, labels, VOCAB), (hidden, weight, bias)
     )
 
 
@@ -77,7 +77,7 @@ def test_smoothed_labels_equal_torchs_in_value_and_gradients(
     hidden, weight, bias, labels = drawn(torch.float64)
     leaves = (hidden, weight, bias) if biased else (hidden, weight)
     given = bias if biased else None
-    ours, plain = smoothed_cross_entropy(hidden, weight, given, labels, VOCAB, smoothing)
+    ours, plain = smoothed_linear_cross_entropy(hidden, weight, given, labels, VOCAB, smoothing)
     theirs = whole(hidden, weight, given, labels, smoothing)
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=0)
     torch.testing.assert_close(plain, whole(hidden, weight, given, labels).detach())
@@ -93,10 +93,10 @@ def test_smoothed_labels_equal_torchs_in_value_and_gradients(
 
 def test_padding_of_the_vocabulary_takes_no_part() -> None:
     hidden, weight, bias, labels = drawn(torch.float64)
-    before = cross_entropy(hidden, weight, bias, labels, VOCAB)
+    before = linear_cross_entropy(hidden, weight, bias, labels, VOCAB)
     with torch.no_grad():
         weight[VOCAB:] = 100.0
-    after = cross_entropy(hidden, weight, bias, labels, VOCAB)
+    after = linear_cross_entropy(hidden, weight, bias, labels, VOCAB)
     assert before.item() == after.item()
     (gradient,) = torch.autograd.grad(after, weight)
     assert not gradient[VOCAB:].any()
@@ -104,14 +104,14 @@ def test_padding_of_the_vocabulary_takes_no_part() -> None:
 
 def test_only_ignored_labels_are_no_loss_and_no_gradient() -> None:
     hidden, weight, bias, labels = drawn(torch.float32)
-    loss = cross_entropy(hidden, weight, bias, torch.full_like(labels, IGNORED), VOCAB)
+    loss = linear_cross_entropy(hidden, weight, bias, torch.full_like(labels, IGNORE_INDEX), VOCAB)
     assert loss.item() == 0
     assert not any(g.any() for g in torch.autograd.grad(loss, (hidden, weight, bias)))
 
 
 def test_no_rows_are_no_loss() -> None:
     hidden, weight, bias, labels = drawn(torch.float32)
-    loss = cross_entropy(hidden[:0], weight, bias, labels[:0], VOCAB)
+    loss = linear_cross_entropy(hidden[:0], weight, bias, labels[:0], VOCAB)
     loss.backward()
     assert loss.item() == 0 and not weight.grad.any()  # type: ignore[union-attr]
 
@@ -119,7 +119,7 @@ def test_no_rows_are_no_loss() -> None:
 def test_it_needs_no_gradient() -> None:
     hidden, weight, bias, labels = drawn(torch.float32)
     with torch.inference_mode():
-        loss = cross_entropy(hidden, weight, bias, labels, VOCAB)
+        loss = linear_cross_entropy(hidden, weight, bias, labels, VOCAB)
     torch.testing.assert_close(loss, whole(hidden, weight, bias, labels).detach())
 
 
@@ -127,7 +127,7 @@ def test_it_needs_no_gradient() -> None:
 def test_each_can_learn_while_the_others_are_frozen(learnt: int) -> None:
     *leaves, labels = drawn(torch.float64)
     given = [t if i == learnt else t.detach() for i, t in enumerate(leaves)]
-    ours = torch.autograd.grad(cross_entropy(*given, labels, VOCAB), leaves[learnt])
+    ours = torch.autograd.grad(linear_cross_entropy(*given, labels, VOCAB), leaves[learnt])
     theirs = torch.autograd.grad(whole(*given, labels), leaves[learnt])
     torch.testing.assert_close(ours, theirs)
 
@@ -135,7 +135,7 @@ def test_each_can_learn_while_the_others_are_frozen(learnt: int) -> None:
 def test_half_precision_is_summed_in_single() -> None:
     hidden, weight, bias, labels = drawn(torch.float32)
     half, table = hidden.detach().bfloat16().requires_grad_(), weight.detach().bfloat16()
-    loss = cross_entropy(half, table, bias, labels, VOCAB)
+    loss = linear_cross_entropy(half, table, bias, labels, VOCAB)
     loss.backward()
     assert loss.dtype == torch.float32 and half.grad is not None
     assert half.grad.dtype == torch.bfloat16
@@ -163,9 +163,9 @@ def test_no_more_than_a_chunk_of_logits_is_ever_held(
     hidden = torch.randn(rows, width, requires_grad=True)
     weight = torch.randn(vocab, width, requires_grad=True)
     labels = torch.randint(vocab, (rows,))
-    monkeypatch.setattr(losses, "CHUNK", 8 * vocab)
+    monkeypatch.setattr(losses, "CHUNK_LOGITS", 8 * vocab)
     with Largest() as watch:
-        smoothed_cross_entropy(hidden, weight, None, labels, vocab, smoothing)[0].backward()
+        smoothed_linear_cross_entropy(hidden, weight, None, labels, vocab, smoothing)[0].backward()
     assert watch.elements == 8 * vocab  # and not 64 * vocab
     with Largest() as watch:
         F.cross_entropy(hidden @ weight.T, labels).backward()
@@ -174,6 +174,6 @@ def test_no_more_than_a_chunk_of_logits_is_ever_held(
 
 @pytest.mark.parametrize(("rows", "vocab"), [(0, 10), (5, 10), (10**6, 50257), (4, 2**25)])
 def test_a_chunk_is_at_least_one_row_and_at_most_all(rows: int, vocab: int) -> None:
-    size = chunks(rows, vocab, False)
+    size = chunk_rows(rows, vocab, False)
     assert 1 <= size <= max(rows, 1)
-    assert size == 1 or size * vocab <= losses.CHUNK
+    assert size == 1 or size * vocab <= losses.CHUNK_LOGITS

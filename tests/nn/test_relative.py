@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfolk.nn.relative import (
+from kinfolk.attention_mask import AttentionMask, FlexBlockSparse, MaskedSdpa, select_backend
+from kinfolk.batch import KVCache
+from kinfolk.nn.relative_attention import (
     RelativeAttention,
-    SegmentedAttention,
-    View,
-    pick,
-    shift,
-    waves,
+    RelativeContext,
+    SegmentRelativeAttention,
+    gather_relative,
+    rel_shift,
+    sinusoidal_distances,
 )
-from kinfolk.sight import Blocks, Dense, Sight, see
-from kinfolk.types import State
 
 WIDTH, HEADS, LENGTH, BATCH = 8, 2, 5, 2
 LIKE = torch.zeros(1, dtype=torch.float64)
@@ -33,45 +33,50 @@ def wave(distance: float) -> list[float]:
 
 
 @torch.no_grad()
-def shaken(kind: type[RelativeAttention] = SegmentedAttention) -> SegmentedAttention:
+def shaken(kind: type[RelativeAttention] = SegmentRelativeAttention) -> SegmentRelativeAttention:
     """Return an attention in which no weight is zero."""
     part = kind(WIDTH, HEADS).double().eval()
     for weight in part.parameters():
         weight.normal_(0.0, 0.7)
-    assert isinstance(part, SegmentedAttention)
+    assert isinstance(part, SegmentRelativeAttention)
     return part
 
 
 def attended(
-    part: SegmentedAttention, x: Tensor, content: Tensor, seen: Tensor, at: Tensor, apart: Tensor
+    part: SegmentRelativeAttention,
+    x: Tensor,
+    content: Tensor,
+    seen: Tensor,
+    at: Tensor,
+    apart: Tensor,
 ) -> Tensor:
     """Attend as section 3.3 says, one query, key and head at a time; `at` is each query's place."""
     narrow = WIDTH // HEADS
     told = torch.zeros_like(x)
-    key, value = part.kv(content).chunk(2, dim=-1)
+    key, value = part.kv_proj(content).chunk(2, dim=-1)
     for b in range(len(x)):
         for i in range(x.shape[1]):
             for h in range(HEADS):
                 own = slice(h * narrow, (h + 1) * narrow)
-                query = part.query(x[b, i])[own]
+                query = part.q_proj(x[b, i])[own]
                 scores = []
                 for j in range(content.shape[1]):
                     far = torch.tensor(wave(int(at[b, i]) - j), dtype=torch.float64)
                     score = (query + part.content_bias[h]) @ key[b, j, own]
-                    score += (query + part.distance_bias[h]) @ part.distance(far)[own]
-                    side = part.segments[int(apart[b, i, j]), h]
+                    score += (query + part.position_bias[h]) @ part.r_proj(far)[own]
+                    side = part.segment_embeddings[int(apart[b, i, j]), h]
                     score += (query + part.segment_bias[h]) @ side
                     scores.append(score / narrow**0.5 if seen[b, i, j] else -math.inf)
                 weights = torch.tensor(scores, dtype=torch.float64).softmax(0)
                 told[b, i, own] = weights @ value[b, :, own]
-    return part.out(told)  # type: ignore[no-any-return]
+    return part.out_proj(told)  # type: ignore[no-any-return]
 
 
 def test_waves_are_those_of_the_paper() -> None:
     expected = [wave(d) for d in range(9, -8, -1)]
-    found = waves(9, -7, WIDTH, like=LIKE)
+    found = sinusoidal_distances(9, -7, WIDTH, like=LIKE)
     torch.testing.assert_close(found, torch.tensor(expected).double(), rtol=0, atol=1e-6)
-    near = waves(9, -7, WIDTH, like=LIKE, clamp=3)
+    near = sinusoidal_distances(9, -7, WIDTH, like=LIKE, clamp=3)
     held = [wave(max(-3, min(3, d))) for d in range(9, -8, -1)]
     torch.testing.assert_close(near, torch.tensor(held).double(), rtol=0, atol=1e-6)
 
@@ -79,14 +84,14 @@ def test_waves_are_those_of_the_paper() -> None:
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (4, 4), (1, 6), (3, 7)])
 def test_every_key_gets_the_score_of_its_distance(queries: int, keys: int) -> None:
     scores = torch.randn(BATCH, HEADS, queries, queries + keys)
-    found = shift(scores, keys)
+    found = rel_shift(scores, keys)
     assert found.shape == (BATCH, HEADS, queries, keys)
     for i in range(queries):
         for j in range(keys):
             distance = (keys - queries + i) - j
             assert torch.equal(found[:, :, i, j], scores[:, :, i, keys - distance])
     # Without columns for what lies ahead, the past is the same.
-    past = shift(scores[..., : keys + 1], keys)
+    past = rel_shift(scores[..., : keys + 1], keys)
     behind = torch.ones(queries, keys).tril(keys - queries) > 0
     assert torch.equal(past[:, :, behind], found[:, :, behind])
 
@@ -94,10 +99,10 @@ def test_every_key_gets_the_score_of_its_distance(queries: int, keys: int) -> No
 def test_guesses_get_the_scores_of_the_slots_they_stand_at() -> None:
     length, keys = 4, 7
     scores = torch.randn(BATCH, HEADS, length, length + keys)
-    every = shift(scores, keys)
+    every = rel_shift(scores, keys)
     slots = torch.tensor([[3, 0, 1], [2, 2, 3]])
     rows = scores.gather(2, slots[:, None, :, None].expand(-1, HEADS, -1, length + keys))
-    found = pick(rows, slots, length, keys)
+    found = gather_relative(rows, slots, length, keys)
     for b in range(BATCH):
         assert torch.equal(found[b], every[b][:, slots[b]])
 
@@ -109,12 +114,12 @@ def test_it_is_the_attention_of_the_paper() -> None:
     document = torch.tensor([[0, 0, 0, 1, 1], [0, 0, 0, 0, -1]])
     segments = torch.tensor([[0, 1, 0, 0, 1], [0, 0, 1, 2, 0]])
     apart = segments[:, :, None] != segments[:, None, :]
-    far = waves(LENGTH, 1 - LENGTH, WIDTH, like=LIKE)
+    far = sinusoidal_distances(LENGTH, 1 - LENGTH, WIDTH, like=LIKE)
     at = torch.arange(LENGTH).expand(BATCH, -1)
-    for sight in (Sight.full(document), Sight.causal(document)):
-        view = View(see(sight), far, LENGTH, apart=apart)
-        expected = attended(part, x, x, sight.table(), at, apart)
-        torch.testing.assert_close(part(x, part.read(x), view), expected, rtol=0, atol=1e-6)
+    for attention_mask in (AttentionMask.bidirectional(document), AttentionMask.causal(document)):
+        view = RelativeContext(select_backend(attention_mask), far, LENGTH, other_segment=apart)
+        expected = attended(part, x, x, attention_mask.dense(), at, apart)
+        torch.testing.assert_close(part(x, part.project_kv(x), view), expected, rtol=0, atol=1e-6)
 
 
 @torch.no_grad()
@@ -123,24 +128,29 @@ def test_guesses_look_from_where_they_stand() -> None:
     x = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64)
     guesses = torch.randn(BATCH, 3, WIDTH, dtype=torch.float64)
     slots = torch.tensor([[4, 1, 2], [3, 3, 1]])
-    sight = Sight.causal(torch.zeros(BATCH, LENGTH, dtype=torch.long))
-    far = waves(LENGTH, 1 - LENGTH, WIDTH, like=LIKE)
+    attention_mask = AttentionMask.causal(torch.zeros(BATCH, LENGTH, dtype=torch.long))
+    far = sinusoidal_distances(LENGTH, 1 - LENGTH, WIDTH, like=LIKE)
     apart = torch.rand(BATCH, 3, LENGTH) < 0.5
-    ahead = sight.before(slots)
-    view = View(see(ahead, sight), far, LENGTH, slots, LENGTH, apart)
-    expected = attended(part, guesses, x, ahead.table(sight), slots, apart)
-    torch.testing.assert_close(part(guesses, part.read(x), view), expected, rtol=0, atol=1e-6)
+    ahead = attention_mask.for_targets(slots)
+    view = RelativeContext(select_backend(ahead, attention_mask), far, LENGTH, slots, LENGTH, apart)
+    expected = attended(part, guesses, x, ahead.dense(attention_mask), slots, apart)
+    torch.testing.assert_close(part(guesses, part.project_kv(x), view), expected, rtol=0, atol=1e-6)
 
 
 @torch.no_grad()
 def test_one_segment_for_all_changes_nothing() -> None:
     part = shaken()
     x = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64)
-    sight = Sight.full(torch.zeros(BATCH, LENGTH, dtype=torch.long))
-    far = waves(LENGTH, 1 - LENGTH, WIDTH, like=LIKE)
+    attention_mask = AttentionMask.bidirectional(torch.zeros(BATCH, LENGTH, dtype=torch.long))
+    far = sinusoidal_distances(LENGTH, 1 - LENGTH, WIDTH, like=LIKE)
     none = torch.zeros(BATCH, LENGTH, LENGTH, dtype=torch.bool)
-    without, within = (View(see(sight), far, LENGTH, apart=a) for a in (None, none))
-    torch.testing.assert_close(part(x, part.read(x), within), part(x, part.read(x), without))
+    without, within = (
+        RelativeContext(select_backend(attention_mask), far, LENGTH, other_segment=a)
+        for a in (None, none)
+    )
+    torch.testing.assert_close(
+        part(x, part.project_kv(x), within), part(x, part.project_kv(x), without)
+    )
 
 
 @torch.no_grad()
@@ -149,39 +159,51 @@ def test_a_state_makes_steps_equal_the_whole(past_only: bool) -> None:
     part = shaken()
     x = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64)
     document = torch.zeros(BATCH, LENGTH, dtype=torch.long)
-    state, parts = State(LENGTH), []
+    state, parts = KVCache(LENGTH), []
     for start, stop in ((0, 2), (2, 3), (3, LENGTH)):
-        sight = Sight.causal(document[:, start:stop], start=start)
-        far = waves(stop, 0 if past_only else start - stop + 1, WIDTH, like=LIKE)
+        attention_mask = AttentionMask.causal(document[:, start:stop], start=start)
+        far = sinusoidal_distances(stop, 0 if past_only else start - stop + 1, WIDTH, like=LIKE)
         now = x[:, start:stop]
-        view = View(see(sight, state.extend(sight)), far, stop)
-        parts.append(part(now, part.read(now, state), view))
-    far = waves(LENGTH, 1 - LENGTH, WIDTH, like=LIKE)
-    view = View(see(Sight.causal(document)), far, LENGTH)
-    torch.testing.assert_close(torch.cat(parts, 1), part(x, part.read(x), view))
+        view = RelativeContext(
+            select_backend(attention_mask, state.append_mask(attention_mask)), far, stop
+        )
+        parts.append(part(now, part.project_kv(now, state), view))
+    far = sinusoidal_distances(LENGTH, 1 - LENGTH, WIDTH, like=LIKE)
+    view = RelativeContext(select_backend(AttentionMask.causal(document)), far, LENGTH)
+    torch.testing.assert_close(torch.cat(parts, 1), part(x, part.project_kv(x), view))
 
 
 def test_a_bias_of_its_own_takes_the_mask_written_out() -> None:
     """Also where the blocks of the mask were found."""
-    sight = Sight.full(torch.tensor([[0, 0, 1], [0, -1, -1]])).resolved()
-    assert isinstance(see(sight), Blocks)
-    assert isinstance(see(sight, biased=True), Dense)
+    attention_mask = AttentionMask.bidirectional(
+        torch.tensor([[0, 0, 1], [0, -1, -1]])
+    ).with_block_masks()
+    assert isinstance(select_backend(attention_mask), FlexBlockSparse)
+    assert isinstance(select_backend(attention_mask, layer_bias=True), MaskedSdpa)
 
 
 def test_weights_are_dropped_in_training_only() -> None:
     part = RelativeAttention(WIDTH, HEADS, dropout=0.5)
     x = torch.randn(BATCH, LENGTH, WIDTH)
-    sight = Sight.full(torch.zeros(BATCH, LENGTH, dtype=torch.long))
-    view = View(see(sight), waves(LENGTH, 1 - LENGTH, WIDTH, like=x), LENGTH)
-    assert not torch.equal(part(x, part.read(x), view), part(x, part.read(x), view))
+    attention_mask = AttentionMask.bidirectional(torch.zeros(BATCH, LENGTH, dtype=torch.long))
+    view = RelativeContext(
+        select_backend(attention_mask),
+        sinusoidal_distances(LENGTH, 1 - LENGTH, WIDTH, like=x),
+        LENGTH,
+    )
+    assert not torch.equal(part(x, part.project_kv(x), view), part(x, part.project_kv(x), view))
     part.eval()
-    assert torch.equal(part(x, part.read(x), view), part(x, part.read(x), view))
+    assert torch.equal(part(x, part.project_kv(x), view), part(x, part.project_kv(x), view))
 
 
 def test_heads_may_be_wider_or_narrower_together_than_the_stream() -> None:
-    part = RelativeAttention(WIDTH, HEADS, inner=12)
+    part = RelativeAttention(WIDTH, HEADS, attention_size=12)
     x = torch.randn(BATCH, LENGTH, WIDTH)
-    sight = Sight.full(torch.zeros(BATCH, LENGTH, dtype=torch.long))
-    view = View(see(sight), waves(LENGTH, 1 - LENGTH, WIDTH, like=x), LENGTH)
+    attention_mask = AttentionMask.bidirectional(torch.zeros(BATCH, LENGTH, dtype=torch.long))
+    view = RelativeContext(
+        select_backend(attention_mask),
+        sinusoidal_distances(LENGTH, 1 - LENGTH, WIDTH, like=x),
+        LENGTH,
+    )
     assert part.content_bias.shape == (2, 6)
-    assert part(x, part.read(x), view).shape == (BATCH, LENGTH, WIDTH)
+    assert part(x, part.project_kv(x), view).shape == (BATCH, LENGTH, WIDTH)

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kinfolk.batch import IGNORE_INDEX
 from kinfolk.data.pieces import Loose
 from kinfolk.errors import UserError
 from kinfolk.objectives.blanks import Blanks
 from kinfolk.rng import Stream, generator
 from kinfolk.text.marks import marks
 from kinfolk.text.tokenizer import Specials
-from kinfolk.types import IGNORED
 
 SPECIALS = Specials(pad=0, unk=1, bos=2, eos=3, cls=4, sep=5, mask=6, sentinels=(7, 8, 9))
 MASK, SENTENCE, TAIL, START, END = 6, 7, 8, 2, 3
@@ -49,11 +49,11 @@ def test_the_figure_of_the_paper_comes_out() -> None:
     x1, x2, x3, x4, x5, x6 = range(101, 107)
     found = blanks().punch(np.array([x1, x2, x3, x4, x5, x6]), [(4, 6), (2, 3)], MASK)
     assert found.ids.tolist() == [x1, x2, MASK, x4, MASK, START, x5, x6, START, x3]
-    assert found.labels.tolist() == [IGNORED] * 5 + [x5, x6, END, x3, END]
+    assert found.labels.tolist() == [IGNORE_INDEX] * 5 + [x5, x6, END, x3, END]
     assert (found.places + 1).tolist() == [1, 2, 3, 4, 5, 5, 5, 5, 3, 3]
     assert found.within.tolist() == [0, 0, 0, 0, 0, 1, 2, 3, 1, 2]
     batch = blanks(length=10).collate([[found]])
-    assert batch.inputs.sight.table()[0].int().tolist() == [
+    assert batch.inputs.attention_mask.dense()[0].int().tolist() == [
         [1, 1, 1, 1, 1, 0, 0, 0, 0, 0],
         [1, 1, 1, 1, 1, 0, 0, 0, 0, 0],
         [1, 1, 1, 1, 1, 0, 0, 0, 0, 0],
@@ -73,11 +73,11 @@ def test_sight_of_two_texts_in_a_row() -> None:
     second = way.punch(np.array([103]), [(0, 1)], TAIL, closed=False)
     batch = way.collate([[first, second]])
     inputs = batch.inputs
-    assert inputs.within is not None and batch.targets.at is not None
-    assert inputs.ids[0].tolist() == [101, MASK, START, 102, TAIL, START, 103, 0]
-    assert inputs.places[0].tolist() == [0, 1, 1, 1, 0, 0, 0, 0]
-    assert inputs.within[0].tolist() == [0, 0, 1, 2, 0, 1, 2, 0]
-    assert inputs.sight.table()[0].int().tolist() == [
+    assert inputs.block_position_ids is not None and batch.targets.positions is not None
+    assert inputs.input_ids[0].tolist() == [101, MASK, START, 102, TAIL, START, 103, 0]
+    assert inputs.position_ids[0].tolist() == [0, 1, 1, 1, 0, 0, 0, 0]
+    assert inputs.block_position_ids[0].tolist() == [0, 0, 1, 2, 0, 1, 2, 0]
+    assert inputs.attention_mask.dense()[0].int().tolist() == [
         [1, 1, 0, 0, 0, 0, 0, 0],
         [1, 1, 0, 0, 0, 0, 0, 0],
         [1, 1, 1, 0, 0, 0, 0, 0],
@@ -88,8 +88,13 @@ def test_sight_of_two_texts_in_a_row() -> None:
         [0, 0, 0, 0, 0, 0, 0, 1],
     ]
     assert batch.counts == {"tokens": 3}
-    assert batch.targets.ids.tolist() == [102, END, 103, IGNORED]  # a multiple of two: a quarter
-    assert batch.targets.at.tolist() == [2, 3, 5, 0]
+    assert batch.targets.labels.tolist() == [
+        102,
+        END,
+        103,
+        IGNORE_INDEX,
+    ]  # a multiple of two: a quarter
+    assert batch.targets.positions.tolist() == [2, 3, 5, 0]
 
 
 def test_the_text_never_sees_what_fills_its_blanks() -> None:
@@ -99,10 +104,10 @@ def test_the_text_never_sees_what_fills_its_blanks() -> None:
             inputs = way.collate(
                 [[way.example(piece, generator(0, Stream.EXAMPLE, epoch, number))]]
             ).inputs
-            assert inputs.within is not None
-            table = inputs.sight.table()[0]
-            reads, writes = (x & (inputs.sight.document[0] == 0) for x in (
-                inputs.within[0] == 0, inputs.within[0] > 0
+            assert inputs.block_position_ids is not None
+            table = inputs.attention_mask.dense()[0]
+            reads, writes = (x & (inputs.attention_mask.document_ids[0] == 0) for x in (
+                inputs.block_position_ids[0] == 0, inputs.block_position_ids[0] > 0
             ))  # fmt: skip
             assert reads.any() and writes.any()
             assert not table[reads][:, writes].any()
@@ -175,13 +180,13 @@ def test_a_tail_is_half_of_the_text_or_more_and_ends_only_with_it() -> None:
     assert [len(piece.ids) for piece in pieces] == [22, 22]
     lengths = []
     for epoch in range(300):
-        for piece, ends in zip(pieces, (IGNORED, END), strict=True):
+        for piece, ends in zip(pieces, (IGNORE_INDEX, END), strict=True):
             found = way.example(piece, generator(0, Stream.EXAMPLE, epoch, piece.start))
             kept = int((found.time == 0).sum()) - 1
             assert found.ids.tolist() == [
                 *piece.ids[:kept], TAIL, START, *piece.ids[kept:]
             ]  # fmt: skip
-            assert found.labels.tolist() == [IGNORED] * (kept + 1) + [*piece.ids[kept:], ends]
+            assert found.labels.tolist() == [IGNORE_INDEX] * (kept + 1) + [*piece.ids[kept:], ends]
             lengths.append(22 - kept)
     assert (min(lengths), max(lengths)) == (12, 22)
     assert np.mean(lengths) == pytest.approx(17.0, abs=0.4)
@@ -213,7 +218,7 @@ def test_the_exam_hides_every_seventh_span_in_turn() -> None:
     assert first.ids.tolist() == [
         MASK, *range(103, 121), MASK, START, 100, 101, 102, START, 121, 122
     ]  # fmt: skip
-    assert first.labels[20:].tolist() == [100, 101, 102, IGNORED, 121, 122, IGNORED]
+    assert first.labels[20:].tolist() == [100, 101, 102, IGNORE_INDEX, 121, 122, IGNORE_INDEX]
     assert first.places[20:].tolist() == [0, 0, 0, 0, 19, 19, 19]
 
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from kinfolk.batch import IGNORE_INDEX
 from kinfolk.data.feed import Feed
 from kinfolk.data.pieces import Loose
 from kinfolk.errors import UserError
 from kinfolk.objectives.clm import CLM
 from kinfolk.rng import Stream, generator
-from kinfolk.types import IGNORED
 
 RNG = np.random.default_rng(0)
 
@@ -31,7 +31,7 @@ def test_sight_is_the_past_of_ones_own_text(specials: Any, ids: Any, piece: Any)
     way = clm(specials, length=8)
     texts = [piece(ids("the cat"), extra=1), piece(ids("sat down"), extra=1)]
     batch = way.collate([[way.example(text, RNG) for text in texts]])
-    assert batch.inputs.sight.table()[0].int().tolist() == [
+    assert batch.inputs.attention_mask.dense()[0].int().tolist() == [
         [1, 0, 0, 0, 0, 0, 0, 0],
         [1, 1, 0, 0, 0, 0, 0, 0],
         [1, 1, 1, 0, 0, 0, 0, 0],
@@ -41,10 +41,10 @@ def test_sight_is_the_past_of_ones_own_text(specials: Any, ids: Any, piece: Any)
         [0, 0, 0, 0, 0, 0, 1, 0],
         [0, 0, 0, 0, 0, 0, 1, 1],
     ]
-    assert batch.inputs.ids[0].tolist() == ids("<s> the cat <s> sat down <p> <p>")
-    assert batch.inputs.places[0].tolist() == [0, 1, 2, 0, 1, 2, 0, 0]
-    assert batch.targets.ids.tolist() == ids("the cat </s> sat down </s> . .")
-    assert batch.targets.at is None
+    assert batch.inputs.input_ids[0].tolist() == ids("<s> the cat <s> sat down <p> <p>")
+    assert batch.inputs.position_ids[0].tolist() == [0, 1, 2, 0, 1, 2, 0, 0]
+    assert batch.targets.labels.tolist() == ids("the cat </s> sat down </s> . .")
+    assert batch.targets.positions is None
     assert batch.counts == {"tokens": 6}
 
 
@@ -91,5 +91,5 @@ def test_nothing_is_drawn(specials: Any) -> None:
     feed = Feed(way, text, rows=1)
     lines = [way.example(feed.pieces[1], generator(seed, Stream.EXAMPLE, 0, 1)) for seed in (0, 1)]
     assert np.array_equal(lines[0].ids, lines[1].ids)
-    assert int((feed[0].targets.ids != IGNORED).sum()) == 8
-    assert torch.equal(feed[0].inputs.ids, Feed(way, text, rows=1)[0].inputs.ids)
+    assert int((feed[0].targets.labels != IGNORE_INDEX).sum()) == 8
+    assert torch.equal(feed[0].inputs.input_ids, Feed(way, text, rows=1)[0].inputs.input_ids)

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kinfolk.objectives.full_sentences as module
+from kinfolk.batch import IGNORE_INDEX
 from kinfolk.data.pieces import Loose, Piece
 from kinfolk.errors import UserError
 from kinfolk.objectives.full_sentences import FullSentences, Joined
 from kinfolk.rng import Stream, generator
-from kinfolk.types import IGNORED
 
 RNG = np.random.default_rng(0)
 
@@ -25,7 +25,7 @@ def texts(way: FullSentences, documents: Loose) -> list[list[int]]:
     """Return what stands in each piece before anything is hidden."""
     pieces = way.pieces(documents)
     found = [way.example(piece, RNG) for piece in pieces]
-    return [np.where(e.labels == IGNORED, e.ids, e.labels).tolist() for e in found]
+    return [np.where(e.labels == IGNORE_INDEX, e.ids, e.labels).tolist() for e in found]
 
 
 def test_the_picture_holds(specials: Any, ids: Any, chosen: Any) -> None:
@@ -48,18 +48,18 @@ def test_sight_crosses_the_border_of_documents_and_not_that_of_rows_packed_toget
             [way.example(second, chosen([[1], []], [0.5]))] * 2,
         ]
     )
-    assert batch.inputs.ids.tolist() == [
+    assert batch.inputs.input_ids.tolist() == [
         ids("[C] the [M] [S] sat [S] <p> <p> <p>"),
         ids("[C] [M] [S] [C] [M] [S] <p> <p> <p>"),
     ]
-    assert batch.inputs.sight.table().int().tolist() == [
+    assert batch.inputs.attention_mask.dense().int().tolist() == [
         [[1, 1, 1, 1, 1, 1, 0, 0, 0]] * 6 + [[0, 0, 0, 0, 0, 0, 1, 1, 1]] * 3,
         [[1, 1, 1, 0, 0, 0, 0, 0, 0]] * 3
         + [[0, 0, 0, 1, 1, 1, 0, 0, 0]] * 3
         + [[0, 0, 0, 0, 0, 0, 1, 1, 1]] * 3,
     ]
-    assert batch.inputs.places[0].tolist() == [0, 1, 2, 3, 4, 5, 0, 0, 0]
-    assert batch.inputs.segments is None
+    assert batch.inputs.position_ids[0].tolist() == [0, 1, 2, 3, 4, 5, 0, 0, 0]
+    assert batch.inputs.token_type_ids is None
 
 
 def test_rows_take_whole_sentences_and_run_on_into_the_next_document(
@@ -151,7 +151,7 @@ def test_whole_words_are_hidden_on_both_sides_of_a_border(specials: Any) -> None
     hidden: set[int] = set()
     for index in range(60):
         example = way.example(piece, generator(0, Stream.EXAMPLE, 0, index))
-        labels = set(example.labels[example.labels != IGNORED].tolist())
+        labels = set(example.labels[example.labels != IGNORE_INDEX].tolist())
         assert all(group <= labels or not group & labels for group in groups)
         hidden |= labels
     assert hidden == {20, 21, 22, 30, 31, 32}

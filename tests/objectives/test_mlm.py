@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kinfolk.batch import IGNORE_INDEX
 from kinfolk.data.pieces import Loose, Piece
 from kinfolk.errors import UserError
 from kinfolk.objectives.mlm import MLM, hide
 from kinfolk.rng import Stream, generator
 from kinfolk.text import KINDS, train
 from kinfolk.text.words import begins, starts
-from kinfolk.types import IGNORED
 
 RNG = np.random.default_rng(0)
 
@@ -68,7 +68,7 @@ def test_a_word_that_would_be_too_much_is_passed_over(
     words = np.array([1, 0, 1, 0, 0, 0, 1, 0, 0, 1], bool)  # of two, four, three and one
     rng: Any = Ordered(order)
     masked = hide(np.arange(10, 20), 0.2, specials, np.arange(10, 20), rng, words)
-    assert set(masked.labels[masked.labels != IGNORED].tolist()) == hidden
+    assert set(masked.labels[masked.labels != IGNORE_INDEX].tolist()) == hidden
 
 
 def test_at_least_one_word_is_hidden_the_shortest_where_all_are_long(specials: Any) -> None:
@@ -83,16 +83,16 @@ def test_at_least_one_word_is_hidden_the_shortest_where_all_are_long(specials: A
             generator(0, Stream.EXAMPLE, 0, index),
             words,
         )
-        seen.add(tuple(masked.labels[masked.labels != IGNORED].tolist()))
+        seen.add(tuple(masked.labels[masked.labels != IGNORE_INDEX].tolist()))
     assert seen == {(14, 15, 16), (17, 18, 19)}
 
 
 def whole(example: Any, words: np.ndarray, specials: Any) -> bool:
     """Say whether each word of a framed example is hidden with all its tokens or with none."""
     number = np.cumsum(np.concatenate([[True], words, [True]]))
-    text = np.where(example.labels == IGNORED, example.ids, example.labels)
+    text = np.where(example.labels == IGNORE_INDEX, example.ids, example.labels)
     ordinary = ~np.isin(text, list(specials.all))
-    hidden = example.labels != IGNORED
+    hidden = example.labels != IGNORE_INDEX
     shares = [hidden[(number == n) & ordinary] for n in np.unique(number[ordinary])]
     return all(share.all() or not share.any() for share in shares)
 
@@ -119,9 +119,9 @@ def test_whole_words_are_hidden_whatever_the_tokens_and_the_language(kind: str, 
             again = way.example(piece, generator(0, Stream.EXAMPLE, turn, index))
             assert (example.ids == again.ids).all() and (example.labels == again.labels).all()
             assert whole(example, piece.words, tokenizer.specials)
-            text = np.where(example.labels == IGNORED, example.ids, example.labels)
+            text = np.where(example.labels == IGNORE_INDEX, example.ids, example.labels)
             assert text[1:-1].tolist() == piece.ids.tolist() and piece.words.tolist() == first
-            counts += int((example.labels != IGNORED).sum())
+            counts += int((example.labels != IGNORE_INDEX).sum())
             maskable += int((~np.isin(text, list(tokenizer.specials.all))).sum())
     # Some words are passed over, and a short rest of a document may be one long word.
     assert 0.12 < counts / maskable < 0.18
@@ -143,7 +143,7 @@ def test_whole_words_are_hidden_at_the_rate_and_each_token_has_its_own_fate(spec
             generator(3, Stream.EXAMPLE, 0, index),
             words,
         )
-        at = masked.labels != IGNORED
+        at = masked.labels != IGNORE_INDEX
         assert at.sum() == 60  # with so many words there is always one that fits
         behind, kept = masked.ids == specials.mask, masked.ids == ids
         counts += (behind & at).sum(), (kept & at).sum(), (~behind & ~kept & at).sum()
@@ -160,7 +160,7 @@ def test_every_word_is_hidden_in_some_draw(specials: Any) -> None:
     for index in range(200):
         masked = hide(ids, 0.2, specials, ids, generator(5, Stream.EXAMPLE, 0, index), words)
         seen |= set(masked.labels.tolist())
-    assert seen == {IGNORED, *ids.tolist()}
+    assert seen == {IGNORE_INDEX, *ids.tolist()}
 
 
 def test_the_rest_of_a_word_that_began_before_its_piece_is_a_word(specials: Any) -> None:
@@ -171,7 +171,7 @@ def test_the_rest_of_a_word_that_began_before_its_piece_is_a_word(specials: Any)
     seen = set()
     for index in range(40):
         labels = way.example(second, generator(0, Stream.EXAMPLE, 0, index)).labels
-        seen.add(tuple(labels[labels != IGNORED].tolist()))
+        seen.add(tuple(labels[labels != IGNORE_INDEX].tolist()))
     assert seen == {(24, 25), (26, 27)}
 
 
@@ -182,9 +182,9 @@ def test_specials_are_never_hidden_with_their_words(specials: Any) -> None:
         masked = hide(
             ids, 0.7, specials, np.array([30]), generator(0, Stream.EXAMPLE, 0, index), words
         )
-        assert masked.labels[1] == IGNORED and masked.ids[1] == specials.unk
+        assert masked.labels[1] == IGNORE_INDEX and masked.ids[1] == specials.unk
     nothing = hide(ids[1:2], 0.7, specials, np.array([30]), RNG, words[:1])
-    assert (nothing.labels == IGNORED).all()
+    assert (nothing.labels == IGNORE_INDEX).all()
 
 
 def test_documents_that_do_not_know_their_words_are_refused_at_once(specials: Any) -> None:
@@ -200,7 +200,7 @@ def test_sight_is_the_whole_of_ones_own_text(
     first = way.example(piece(ids("the cat")), chosen([[2], []], [0.5]))
     second = way.example(piece(ids("sat")), chosen([[1], []], [0.5]))
     batch = way.collate([[first, second]])
-    assert batch.inputs.sight.table()[0].int().tolist() == [
+    assert batch.inputs.attention_mask.dense()[0].int().tolist() == [
         [1, 1, 1, 1, 0, 0, 0, 0, 0],
         [1, 1, 1, 1, 0, 0, 0, 0, 0],
         [1, 1, 1, 1, 0, 0, 0, 0, 0],
@@ -211,11 +211,11 @@ def test_sight_is_the_whole_of_ones_own_text(
         [0, 0, 0, 0, 0, 0, 0, 1, 1],
         [0, 0, 0, 0, 0, 0, 0, 1, 1],
     ]
-    assert batch.inputs.ids[0].tolist() == ids("[C] the [M] [S] [C] [M] [S] <p> <p>")
-    assert batch.inputs.places[0].tolist() == [0, 1, 2, 3, 0, 1, 2, 0, 0]
-    assert batch.inputs.segments is None
-    assert batch.targets.ids.tolist() == ids("cat sat")
-    assert batch.targets.at is not None and batch.targets.at.tolist() == [2, 5]
+    assert batch.inputs.input_ids[0].tolist() == ids("[C] the [M] [S] [C] [M] [S] <p> <p>")
+    assert batch.inputs.position_ids[0].tolist() == [0, 1, 2, 3, 0, 1, 2, 0, 0]
+    assert batch.inputs.token_type_ids is None
+    assert batch.targets.labels.tolist() == ids("cat sat")
+    assert batch.targets.positions is not None and batch.targets.positions.tolist() == [2, 5]
     assert batch.counts == {"tokens": 2}
 
 
@@ -230,7 +230,7 @@ def test_fifteen_percent_are_predicted_in_every_draw(
         masked = hide(
             ids, 0.15, specials, np.arange(10, 20), generator(0, Stream.EXAMPLE, 0, index)
         )
-        assert (masked.labels != IGNORED).sum() == hidden
+        assert (masked.labels != IGNORE_INDEX).sum() == hidden
 
 
 def test_the_shares_behind_a_mask_behind_another_and_kept_are_those_of_the_paper(
@@ -243,7 +243,7 @@ def test_the_shares_behind_a_mask_behind_another_and_kept_are_those_of_the_paper
     for index in range(400):
         ids = generator(1, Stream.EXAMPLE, 0, index).integers(10, 1000, 200)
         masked = hide(ids, 0.15, specials, ordinary, generator(2, Stream.EXAMPLE, 0, index))
-        at = masked.labels != IGNORED
+        at = masked.labels != IGNORE_INDEX
         assert (masked.labels[at] == ids[at]).all()
         assert (masked.ids[~at] == ids[~at]).all()
         behind, kept = masked.ids[at] == specials.mask, masked.ids[at] == ids[at]
@@ -263,14 +263,14 @@ def test_specials_in_a_text_are_neither_hidden_nor_swapped_in(specials: Any) -> 
     touched: set[int] = set()
     for index in range(200):
         masked = hide(ids, 0.5, specials, way.ordinary, generator(0, Stream.EXAMPLE, 0, index))
-        touched |= set(np.flatnonzero(masked.labels != IGNORED).tolist())
-        assert (masked.labels != IGNORED).sum() == 1
+        touched |= set(np.flatnonzero(masked.labels != IGNORE_INDEX).tolist())
+        assert (masked.labels != IGNORE_INDEX).sum() == 1
     assert touched == {1, 3}
 
 
 def test_a_text_of_specials_alone_predicts_nothing(specials: Any) -> None:
     masked = hide(np.array([specials.unk] * 3), 0.15, specials, np.array([20]), RNG)
-    assert (masked.labels == IGNORED).all() and (masked.ids == specials.unk).all()
+    assert (masked.labels == IGNORE_INDEX).all() and (masked.ids == specials.unk).all()
 
 
 def test_the_text_itself_is_left_as_it_was(specials: Any, piece: Any) -> None:

@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kinfolk.batch import IGNORE_INDEX
 from kinfolk.data.feed import Feed
 from kinfolk.data.pieces import Loose, Piece
 from kinfolk.errors import UserError
 from kinfolk.objectives.nsp import FOLLOWS, NSP, STRANGER
 from kinfolk.rng import Stream, generator
-from kinfolk.types import IGNORED
 
 TENS = range(20, 80, 10)  # the first token of each document; no two share one
 
@@ -57,14 +57,16 @@ def test_sight_is_the_whole_pair(specials: Any, ids: Any) -> None:
     pairs = [way.example(Piece(text, d, 0, 2), Rigged(1, 0.7, 1)) for d in (0, 1)]  # type: ignore[arg-type]
     batch = way.collate([pairs])
     one = [[1] * 5 + [0] * 7] * 5 + [[0] * 5 + [1] * 5 + [0] * 2] * 5 + [[0] * 10 + [1] * 2] * 2
-    assert batch.inputs.sight.table()[0].int().tolist() == one
-    assert batch.inputs.ids[0].tolist() == ids("[C] [M] [S] cat [S] [C] [M] [S] down [S] <p> <p>")
-    assert batch.inputs.segments is not None
-    assert batch.inputs.segments[0].tolist() == [0, 0, 0, 1, 1, 0, 0, 0, 1, 1, 0, 0]
-    assert batch.inputs.places[0].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 0]
+    assert batch.inputs.attention_mask.dense()[0].int().tolist() == one
+    assert batch.inputs.input_ids[0].tolist() == ids(
+        "[C] [M] [S] cat [S] [C] [M] [S] down [S] <p> <p>"
+    )
+    assert batch.inputs.token_type_ids is not None
+    assert batch.inputs.token_type_ids[0].tolist() == [0, 0, 0, 1, 1, 0, 0, 0, 1, 1, 0, 0]
+    assert batch.inputs.position_ids[0].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 0]
     assert batch.targets.next.tolist() == [0, 0]
     assert batch.targets.firsts.tolist() == [0, 5]
-    assert batch.targets.tokens.ids.tolist() == ids("the sat")
+    assert batch.targets.tokens.labels.tolist() == ids("the sat")
     assert batch.counts == {"tokens": 2, "pairs": 2}
 
 
@@ -78,7 +80,7 @@ def drawn(specials: Any, count: int = 2000) -> list[tuple[int, Any]]:
 
 
 def sides(example: Any) -> tuple[list[int], list[int]]:
-    ids = np.where(example.labels == IGNORED, example.ids, example.labels)
+    ids = np.where(example.labels == IGNORE_INDEX, example.ids, example.labels)
     ordinary = ids >= 20
     return tuple(ids[ordinary & (example.segments == s)].tolist() for s in (0, 1))  # type: ignore[return-value]
 
@@ -127,10 +129,10 @@ def test_one_sentence_is_split_in_its_middle_and_no_verdict_asked_for(specials: 
     ]
     for example in examples:
         assert sides(example) == ([20, 21, 22], [23, 24, 25])
-        assert example.next == IGNORED
+        assert example.next == IGNORE_INDEX
     batch = way.collate([examples])
     assert batch.counts["pairs"] == 0
-    assert (batch.targets.next == IGNORED).all()
+    assert (batch.targets.next == IGNORE_INDEX).all()
 
 
 def test_documents_are_as_likely_as_they_are_long(specials: Any) -> None:
@@ -161,7 +163,7 @@ def test_whole_words_are_hidden_in_both_texts(specials: Any) -> None:
     pieces, verdicts = way.pieces(text), set()
     for index in range(300):
         example = way.example(pieces[index % 6], generator(0, Stream.EXAMPLE, 0, index))
-        hidden = {int(i) for i in example.labels if i != IGNORED}
+        hidden = {int(i) for i in example.labels if i != IGNORE_INDEX}
         verdicts.add(example.next)
         for first in range(20, 80, 5):
             for word in ({first, first + 1}, {first + 2, first + 3, first + 4}):

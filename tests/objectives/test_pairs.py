@@ -8,20 +8,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from kinfolk.batch import IGNORE_INDEX
 from kinfolk.data.feed import Feed
 from kinfolk.data.pieces import Loose
 from kinfolk.errors import UserError
-from kinfolk.models.transformer import PRESETS
+from kinfolk.models.transformer import SIZES
 from kinfolk.objectives.pairs import Pairs
 from kinfolk.rng import Stream, generator
-from kinfolk.types import IGNORED
 
 MARKS = ("<p>", "<u>", "<s>", "</s>", "[C]", "[S]", "[M]", "<x>", "<y>", "<z>")
 KNOWN = (*MARKS, "the", "cat", "sat", "die", "Katze", "lag", "a", "dog", "ein", "Hund")
 
 
 def words(text: str) -> list[int]:
-    return [IGNORED if word == "." else KNOWN.index(word) for word in text.split()]
+    return [IGNORE_INDEX if word == "." else KNOWN.index(word) for word in text.split()]
 
 
 def pairs(specials: Any, **settings: Any) -> Pairs:
@@ -47,17 +47,17 @@ def test_sight_of_encoder_decoder_and_across(specials: Any) -> None:
     batch = way.collate(
         [[way.example(piece, generator(0, Stream.EXAMPLE, 0, 0)) for piece in way.pieces(both)]]
     )
-    inputs, source = batch.inputs, batch.inputs.source
+    inputs, source = batch.inputs, batch.inputs.encoder_inputs
     assert source is not None
-    assert source.ids[0].tolist() == words("the cat </s> a dog sat </s> <p>")
-    assert inputs.ids[0].tolist() == words("<p> die <p> ein Hund lag <p> <p>")
-    assert batch.targets.ids.tolist() == words("die </s> ein Hund lag </s> . .")
-    assert source.places[0].tolist() == [0, 1, 2, 0, 1, 2, 3, 0]
-    assert inputs.places[0].tolist() == [0, 1, 0, 1, 2, 3, 0, 0]
+    assert source.input_ids[0].tolist() == words("the cat </s> a dog sat </s> <p>")
+    assert inputs.input_ids[0].tolist() == words("<p> die <p> ein Hund lag <p> <p>")
+    assert batch.targets.labels.tolist() == words("die </s> ein Hund lag </s> . .")
+    assert source.position_ids[0].tolist() == [0, 1, 2, 0, 1, 2, 3, 0]
+    assert inputs.position_ids[0].tolist() == [0, 1, 0, 1, 2, 3, 0, 0]
     assert batch.counts == {"tokens": 6, "smoothing": 6}
     reading = [[1, 1, 1, 0, 0, 0, 0, 0]] * 3 + [[0, 0, 0, 1, 1, 1, 1, 0]] * 4
-    assert source.sight.table()[0].int().tolist() == [*reading, [0] * 7 + [1]]
-    assert inputs.sight.table()[0].int().tolist() == [
+    assert source.attention_mask.dense()[0].int().tolist() == [*reading, [0] * 7 + [1]]
+    assert inputs.attention_mask.dense()[0].int().tolist() == [
         [1, 0, 0, 0, 0, 0, 0, 0],
         [1, 1, 0, 0, 0, 0, 0, 0],
         [0, 0, 1, 0, 0, 0, 0, 0],
@@ -67,7 +67,10 @@ def test_sight_of_encoder_decoder_and_across(specials: Any) -> None:
         [0, 0, 0, 0, 0, 0, 1, 0],
         [0, 0, 0, 0, 0, 0, 1, 1],
     ]
-    across = inputs.sight.document[0][:, None] == source.sight.document[0][None, :]
+    across = (
+        inputs.attention_mask.document_ids[0][:, None]
+        == source.attention_mask.document_ids[0][None, :]
+    )
     assert across.int().tolist() == (
         [[1, 1, 1, 0, 0, 0, 0, 0]] * 2
         + [[0, 0, 0, 1, 1, 1, 1, 0]] * 4
@@ -106,13 +109,13 @@ def test_a_share_that_cannot_be_is_refused(specials: Any, wrong: float) -> None:
 
 def test_the_loss_is_smoothed_and_its_first_part_is_not(specials: Any) -> None:
     torch.manual_seed(0)
-    model = dataclasses.replace(PRESETS["nano"], vocab=len(KNOWN)).build()
+    model = dataclasses.replace(SIZES["nano"], vocab_size=len(KNOWN)).build()
     way = pairs(specials, smoothing=0.3)
     feed = Feed(way, text(("the cat", "die"), ("a dog sat", "ein Hund lag")), rows=1)
     batch = feed[0]
     loss = way.loss(model, batch)
-    logits = model.predict(model(batch.inputs).hidden[0]).logits()
-    labels = batch.targets.ids
+    logits = model.lm_logits(model(batch.inputs).hidden[0]).logits()
+    labels = batch.targets.labels
     whole = F.cross_entropy(logits, labels, label_smoothing=0.3)
     torch.testing.assert_close(loss.mean(batch.counts), whole)
     torch.testing.assert_close(loss.sums["tokens"] / 6, F.cross_entropy(logits, labels))

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from kinfolk.batch import IGNORE_INDEX
 from kinfolk.errors import UserError
 from kinfolk.objectives.permutation import LONGEST, Permutation, Permuted, spans
 from kinfolk.rng import Stream, generator
-from kinfolk.types import IGNORED
 
 RNG = np.random.default_rng(0)
 
@@ -57,8 +57,8 @@ def test_sight_is_the_context_and_what_came_before_in_the_order(
     objective = way(specials, share=3, length=10)
     second = objective.example(piece(ids("mat")), RNG)
     inputs = objective.collate([[drawn(specials, ids, piece), second]]).inputs
-    assert inputs.ids[0].tolist() == ids("the cat sat down [S] [C] mat [S] [C] <p>")
-    assert inputs.sight.table()[0].int().tolist() == [
+    assert inputs.input_ids[0].tolist() == ids("the cat sat down [S] [C] mat [S] [C] <p>")
+    assert inputs.attention_mask.dense()[0].int().tolist() == [
         [1, 0, 1, 0, 1, 1, 0, 0, 0, 0],  # the
         [1, 1, 1, 1, 1, 1, 0, 0, 0, 0],  # cat, the second in the order
         [1, 0, 1, 0, 1, 1, 0, 0, 0, 0],  # sat
@@ -70,22 +70,26 @@ def test_sight_is_the_context_and_what_came_before_in_the_order(
         [0, 0, 0, 0, 0, 0, 0, 1, 1, 0],
         [0, 0, 0, 0, 0, 0, 0, 0, 0, 1],
     ]
-    assert inputs.asked is not None and inputs.asked.tolist() == [[1, 3, 6]]
-    assert inputs.sight.before(inputs.asked).table(inputs.sight)[0].int().tolist() == [
+    assert inputs.target_positions is not None and inputs.target_positions.tolist() == [[1, 3, 6]]
+    assert inputs.attention_mask.for_targets(inputs.target_positions).dense(inputs.attention_mask)[
+        0
+    ].int().tolist() == [
         [1, 0, 1, 1, 1, 1, 0, 0, 0, 0],  # a guess at cat: down is known
         [1, 0, 1, 0, 1, 1, 0, 0, 0, 0],  # a guess at down: cat is not
         [0, 0, 0, 0, 0, 0, 0, 1, 1, 0],
     ]
-    assert inputs.places[0].tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2, 0]
-    assert inputs.segments is not None
-    assert inputs.segments[0].tolist() == [0, 0, 0, 0, 0, 2, 0, 0, 2, 0]
+    assert inputs.position_ids[0].tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2, 0]
+    assert inputs.token_type_ids is not None
+    assert inputs.token_type_ids[0].tolist() == [0, 0, 0, 0, 0, 2, 0, 0, 2, 0]
 
 
 def test_empty_questions_repeat_one_and_are_not_scored(specials: Any, ids: Any, piece: Any) -> None:
     objective = way(specials, share=3, length=12)
     batch = objective.collate([[drawn(specials, ids, piece)]])
-    assert batch.inputs.asked is not None and batch.inputs.asked.tolist() == [[1, 3, 1, 1]]
-    assert batch.targets.ids.tolist() == ids("cat down . .") and batch.targets.at is None
+    assert batch.inputs.target_positions is not None and batch.inputs.target_positions.tolist() == [
+        [1, 3, 1, 1]
+    ]
+    assert batch.targets.labels.tolist() == ids("cat down . .") and batch.targets.positions is None
     assert batch.counts == {"tokens": 2}
 
 
@@ -98,9 +102,11 @@ def test_no_guess_sees_its_own_token_nor_nothing(specials: Any, piece: Any) -> N
             for i, t in enumerate(texts)
         ]
         inputs = objective.collate([row]).inputs
-        assert inputs.asked is not None
-        seen = inputs.sight.before(inputs.asked).table(inputs.sight)
-        assert not seen.gather(2, inputs.asked[..., None]).any()
+        assert inputs.target_positions is not None
+        seen = inputs.attention_mask.for_targets(inputs.target_positions).dense(
+            inputs.attention_mask
+        )
+        assert not seen.gather(2, inputs.target_positions[..., None]).any()
         assert seen.any(2).all()
 
 
@@ -113,7 +119,7 @@ def test_a_sixth_of_the_framed_text_is_predicted_in_every_draw(
     text = piece(10 + np.arange(tokens) % 60)
     for index in range(10):
         example = way(specials).example(text, generator(0, Stream.EXAMPLE, 0, index))
-        assert (example.labels != IGNORED).sum() == guessed
+        assert (example.labels != IGNORE_INDEX).sum() == guessed
         assert sorted(example.order[example.order > 0]) == list(range(1, guessed + 1))
 
 
@@ -122,12 +128,12 @@ def test_rows_of_one_length_have_room_for_as_many_questions(specials: Any, piece
     shapes = set()
     for sizes in [(46,), (20, 24), (10, 10, 10, 8), (4, 4, 4, 4, 4, 4, 4, 4)]:
         row = [objective.example(piece(range(20, 20 + n)), RNG) for n in sizes]
-        asked = objective.collate([row]).inputs.asked
+        asked = objective.collate([row]).inputs.target_positions
         assert asked is not None
         shapes.add(tuple(asked.shape))
     assert shapes == {(1, 8)}
     row = [objective.example(piece([20]), RNG) for _ in range(16)]
-    asked = objective.collate([row]).inputs.asked
+    asked = objective.collate([row]).inputs.target_positions
     assert asked is not None and asked.shape == (1, 16)
 
 
@@ -170,10 +176,15 @@ def test_a_text_of_specials_alone_predicts_nothing_and_asks_in_vain(
 ) -> None:
     objective = way(specials, length=12)
     batch = objective.collate([[objective.example(piece([specials.unk] * 3), RNG)]])
-    assert (batch.targets.ids == IGNORED).all() and batch.counts == {"tokens": 0}
+    assert (batch.targets.labels == IGNORE_INDEX).all() and batch.counts == {"tokens": 0}
     inputs = batch.inputs
-    assert inputs.asked is not None
-    assert inputs.sight.before(inputs.asked).table(inputs.sight).any(2).all()
+    assert inputs.target_positions is not None
+    assert (
+        inputs.attention_mask.for_targets(inputs.target_positions)
+        .dense(inputs.attention_mask)
+        .any(2)
+        .all()
+    )
 
 
 def test_the_exam_asks_for_each_token_from_all_others(specials: Any, ids: Any, piece: Any) -> None:
@@ -187,8 +198,8 @@ def test_the_exam_asks_for_each_token_from_all_others(specials: Any, ids: Any, p
         [0, 0, 1, 0, 0],
     ]
     inputs = exam.collate([[examples[1]]]).inputs
-    assert inputs.asked is not None
-    seen = inputs.sight.before(inputs.asked).table(inputs.sight)
+    assert inputs.target_positions is not None
+    seen = inputs.attention_mask.for_targets(inputs.target_positions).dense(inputs.attention_mask)
     assert torch.equal(seen[0, 0].int(), torch.tensor([1, 0, 1, 1, 1, *[0] * 7]).int())
 
 

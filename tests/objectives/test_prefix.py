@@ -27,7 +27,7 @@ def test_the_picture_holds(ids: Any) -> None:
 
 def test_sight_of_a_prefix_and_what_follows(specials: Any, ids: Any) -> None:
     batch = prefix(specials, length=8).collate([[opened(line(ids), 3), opened(line(ids), 1)][:1]])
-    assert batch.inputs.sight.table()[0].int().tolist() == [
+    assert batch.inputs.attention_mask.dense()[0].int().tolist() == [
         [1, 1, 1, 0, 0, 0, 0, 0],
         [1, 1, 1, 0, 0, 0, 0, 0],
         [1, 1, 1, 0, 0, 0, 0, 0],
@@ -44,11 +44,11 @@ def test_a_prefix_of_one_token_is_causal_language_modelling(specials: Any, ids: 
     rows = [[opened(line(ids), 1), opened(line(ids), 1)]]
     found = prefix(specials).collate(rows)
     causal = CLM(specials=specials, vocab=100, length=16).collate([[line(ids), line(ids)]])
-    text = causal.inputs.sight.document[0] >= 0
-    tables = [b.inputs.sight.table()[0][text] for b in (found, causal)]
+    text = causal.inputs.attention_mask.document_ids[0] >= 0
+    tables = [b.inputs.attention_mask.dense()[0][text] for b in (found, causal)]
     assert (tables[0] == tables[1]).all()
-    assert (found.targets.ids == causal.targets.ids).all()
-    assert (found.inputs.places == causal.inputs.places).all()
+    assert (found.targets.labels == causal.targets.labels).all()
+    assert (found.inputs.position_ids == causal.inputs.position_ids).all()
 
 
 def test_every_length_of_a_prefix_is_as_likely(specials: Any, ids: Any, piece: Any) -> None:

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from kinfolk.batch import IGNORE_INDEX, Batch, Inputs, Output, TokenTargets
 from kinfolk.data.feed import Feed
 from kinfolk.data.pieces import Loose
 from kinfolk.objectives import rtd
 from kinfolk.objectives.rtd import GRAINS, RTD, Drawn, fill
 from kinfolk.rng import Stream, generator
-from kinfolk.types import IGNORED, Batch, Inputs, Labels, Output
 
 VOCAB = 30
 
@@ -22,31 +22,31 @@ class Writer:
     """A generator that finds certain tokens likely, and a discriminator that says what it saw."""
 
     def __init__(self, likely: dict[int, float], doubt: float = 0.0) -> None:
-        self.config = SimpleNamespace(vocab=VOCAB)
+        self.config = SimpleNamespace(vocab_size=VOCAB)
         self.scores = torch.full((VOCAB,), float("-inf"))
         for token, chance in likely.items():
             self.scores[token] = np.log(chance)
         self.doubt = doubt
         self.read: list[Tensor] = []
 
-    def guess(self, inputs: Inputs) -> Output:
-        return Output(inputs.ids[..., None].float())
+    def forward_lm(self, inputs: Inputs) -> Output:
+        return Output(inputs.input_ids[..., None].float())
 
     def __call__(self, inputs: Inputs) -> Output:
-        self.read.append(inputs.ids)
-        return Output(inputs.ids[..., None].float())
+        self.read.append(inputs.input_ids)
+        return Output(inputs.input_ids[..., None].float())
 
-    def predict(self, hidden: Tensor) -> Any:
+    def lm_logits(self, hidden: Tensor) -> Any:
         logits = self.scores.expand(len(hidden), -1)
 
         def nll(labels: Tensor) -> Tensor:
             return torch.nn.functional.cross_entropy(
-                logits, labels, ignore_index=IGNORED, reduction="sum"
+                logits, labels, ignore_index=IGNORE_INDEX, reduction="sum"
             )
 
         return SimpleNamespace(logits=lambda: logits, nll=nll)
 
-    def detect(self, hidden: Tensor) -> Tensor:
+    def discriminator_logits(self, hidden: Tensor) -> Tensor:
         return hidden[..., 0] * 0 + self.doubt
 
 
@@ -57,9 +57,9 @@ def way(specials: Any, **settings: Any) -> RTD:
 def example(specials: Any, ids: Any, text: str, hidden: list[int], draws: list[int]) -> Any:
     """Hide chosen tokens of a text, with chosen random numbers."""
     framed = np.array([specials.cls, *ids(text), specials.sep])
-    labels, numbers = np.full_like(framed, IGNORED), np.zeros_like(framed)
+    labels, numbers = np.full_like(framed, IGNORE_INDEX), np.zeros_like(framed)
     labels[hidden], numbers[hidden] = framed[hidden], draws
-    shown = np.where(labels == IGNORED, framed, specials.mask)
+    shown = np.where(labels == IGNORE_INDEX, framed, specials.mask)
     return rtd.Holes(shown, labels, numbers)
 
 
@@ -70,7 +70,7 @@ def test_the_picture_holds(specials: Any, ids: Any) -> None:
     batch = way(specials, length=6).collate([[one]])
     drawn = torch.tensor(ids("mat down"))
     given, wrong = fill(batch.inputs, batch.targets.tokens, drawn)
-    assert given.ids[0].tolist() == ids("[C] the mat sat down [S]")
+    assert given.input_ids[0].tolist() == ids("[C] the mat sat down [S]")
     assert wrong[0].int().tolist() == [0, 0, 1, 0, 0, 0]
     assert batch.counts == {"tokens": 2, "detections": 6}
 
@@ -79,10 +79,12 @@ def test_sight_is_the_whole_text(specials: Any, ids: Any) -> None:
     texts = [example(specials, ids, text, [1], [0]) for text in ("the cat", "sat")]
     batch = way(specials, length=9).collate([texts])
     table = [[1] * 4 + [0] * 5] * 4 + [[0] * 4 + [1] * 3 + [0] * 2] * 3 + [[0] * 7 + [1] * 2] * 2
-    assert batch.inputs.sight.table()[0].int().tolist() == table
+    assert batch.inputs.attention_mask.dense()[0].int().tolist() == table
     assert batch.counts == {"tokens": 2, "detections": 7}
     given, _ = fill(batch.inputs, batch.targets.tokens, torch.zeros(2, dtype=torch.long))
-    assert given.sight is batch.inputs.sight  # the discriminator sees what the generator saw
+    assert (
+        given.attention_mask is batch.inputs.attention_mask
+    )  # the discriminator sees what the generator saw
 
 
 def test_every_hidden_token_is_behind_the_mask(specials: Any) -> None:
@@ -91,7 +93,7 @@ def test_every_hidden_token_is_behind_the_mask(specials: Any) -> None:
     (piece,) = objective.pieces(text)
     for number in range(20):
         one = objective.example(piece, generator(0, Stream.EXAMPLE, 0, number))
-        hidden = one.labels != IGNORED
+        hidden = one.labels != IGNORE_INDEX
         assert hidden.sum() == 4
         assert (one.ids[hidden] == specials.mask).all()
         assert (one.draws[~hidden] == 0).all() and (one.draws < GRAINS).all()
@@ -118,16 +120,16 @@ def test_drawing_in_parts_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     numbers = torch.rand(50, generator=torch.Generator().manual_seed(0))
     writer = Writer(dict.fromkeys(range(20), 1 / 20))
     whole = rtd.draw(writer, torch.zeros(50, 1), numbers)
-    monkeypatch.setattr(rtd, "chunks", lambda *_: 7)
+    monkeypatch.setattr(rtd, "chunk_rows", lambda *_: 7)
     assert torch.equal(rtd.draw(writer, torch.zeros(50, 1), numbers), whole)
 
 
 def test_empty_predictions_replace_nothing(specials: Any, ids: Any) -> None:
     one = example(specials, ids, "the cat", [2], [0])
     inputs = way(specials, length=4).collate([[one]]).inputs
-    labels = Labels(torch.tensor([*ids("cat"), IGNORED]), torch.tensor([2, 0]))
+    labels = TokenTargets(torch.tensor([*ids("cat"), IGNORE_INDEX]), torch.tensor([2, 0]))
     given, wrong = fill(inputs, labels, torch.tensor([15, 15]))
-    assert given.ids[0].tolist() == [specials.cls, *ids("the"), 15, specials.sep]
+    assert given.input_ids[0].tolist() == [specials.cls, *ids("the"), 15, specials.sep]
     assert wrong[0].tolist() == [False, False, True, False]
 
 
@@ -162,7 +164,7 @@ def test_what_is_drawn_depends_on_neither_packing_nor_micro_batches(specials: An
     def numbers(rows: int) -> list[float]:
         feed = Feed(objective, text, rows=rows, shuffled=False)
         parts = [feed[i].targets for i in range(feed.batches)]
-        return sorted(d for p in parts for d in p.draws[p.tokens.ids != IGNORED].tolist())
+        return sorted(d for p in parts for d in p.draws[p.tokens.labels != IGNORE_INDEX].tolist())
 
     assert numbers(1) == numbers(4)
 
@@ -170,8 +172,8 @@ def test_what_is_drawn_depends_on_neither_packing_nor_micro_batches(specials: An
 def test_an_exam_asks_the_generator(specials: Any, ids: Any) -> None:
     exam = way(specials, length=8).exam()
     feed = Feed(exam, Loose.of([[ids("the cat")]]), rows=9, shuffled=False)
-    batch: Batch[Labels] = feed[0]
+    batch: Batch[TokenTargets] = feed[0]
     writer = Writer(dict.fromkeys(ids("the cat"), 0.5))
     assert exam.loss(writer, batch).sums["tokens"].item() == pytest.approx(2 * np.log(2))
     assert not writer.read  # the discriminator was left alone
-    assert isinstance(batch.targets, Labels) and not isinstance(batch.targets, Drawn)
+    assert isinstance(batch.targets, TokenTargets) and not isinstance(batch.targets, Drawn)

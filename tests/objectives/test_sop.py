@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kinfolk.batch import IGNORE_INDEX
 from kinfolk.data.pieces import Loose, Piece
 from kinfolk.errors import UserError
 from kinfolk.objectives.sop import IN_ORDER, SOP, SWAPPED, runs, stretches
 from kinfolk.rng import Stream, generator
-from kinfolk.types import IGNORED
 
 TENS = range(20, 80, 10)  # the first token of each document; no two share one
 
@@ -72,11 +72,13 @@ def test_sight_is_the_whole_pair(specials: Any, ids: Any) -> None:
     pairs = [way.example(Piece(text, d, 0, 2), Rigged(1, swaps[d], 0)) for d in (0, 1)]  # type: ignore[arg-type]
     batch = way.collate([pairs])
     one = [[1] * 5 + [0] * 7] * 5 + [[0] * 5 + [1] * 5 + [0] * 2] * 5 + [[0] * 10 + [1] * 2] * 2
-    assert batch.inputs.sight.table()[0].int().tolist() == one
-    assert batch.inputs.ids[0].tolist() == ids("[C] [M] [S] cat [S] [C] [M] [S] sat [S] <p> <p>")
+    assert batch.inputs.attention_mask.dense()[0].int().tolist() == one
+    assert batch.inputs.input_ids[0].tolist() == ids(
+        "[C] [M] [S] cat [S] [C] [M] [S] sat [S] <p> <p>"
+    )
     assert batch.targets.next.tolist() == [0, 1]
     assert batch.targets.firsts.tolist() == [0, 5]
-    assert batch.targets.tokens.ids.tolist() == ids("the down")
+    assert batch.targets.tokens.labels.tolist() == ids("the down")
     assert batch.counts == {"tokens": 2, "pairs": 2}
 
 
@@ -90,7 +92,7 @@ def drawn(specials: Any, count: int = 2000) -> list[tuple[int, Any]]:
 
 
 def sides(example: Any) -> tuple[list[int], list[int]]:
-    ids = np.where(example.labels == IGNORED, example.ids, example.labels)
+    ids = np.where(example.labels == IGNORE_INDEX, example.ids, example.labels)
     ordinary = ids >= 20
     return tuple(ids[ordinary & (example.segments == s)].tolist() for s in (0, 1))  # type: ignore[return-value]
 
@@ -117,9 +119,9 @@ def test_a_single_sentence_is_learned_and_its_order_not_asked_for(specials: Any)
     for number in range(20):
         one, two = (way.example(pieces[i], generator(0, Stream.EXAMPLE, 0, number)) for i in (0, 1))
         assert sides(one) == ([20, 21], [22, 23])
-        assert (one.next, two.next in (IN_ORDER, SWAPPED)) == (IGNORED, True)
+        assert (one.next, two.next in (IN_ORDER, SWAPPED)) == (IGNORE_INDEX, True)
         batch = way.collate([[one, two]])
-        assert batch.targets.next.tolist() == [IGNORED, two.next]
+        assert batch.targets.next.tolist() == [IGNORE_INDEX, two.next]
         assert batch.counts["pairs"] == 1
 
 
@@ -167,7 +169,7 @@ def test_runs_are_hidden_whole_and_end_with_their_side(specials: Any) -> None:
     (piece,) = way.pieces(text)
     for number in range(50):
         example = way.example(piece, Threes(number))  # type: ignore[arg-type]
-        hidden = example.labels[example.labels != IGNORED]
+        hidden = example.labels[example.labels != IGNORE_INDEX]
         assert len(hidden) == 6
         runs_of = {int(i) // 10 * 10 + int(i) % 10 // 3 for i in hidden}
         assert len(runs_of) == 2
@@ -182,7 +184,7 @@ def test_whole_words_make_the_runs_where_they_are_wanted(specials: Any) -> None:
     (piece,) = way.pieces(text)
     for number in range(50):
         labels = way.example(piece, generator(0, Stream.EXAMPLE, 0, number)).labels
-        hidden = labels[labels != IGNORED]
+        hidden = labels[labels != IGNORE_INDEX]
         assert len(hidden) == 2 and hidden.min() % 2 == 0 and hidden.max() == hidden.min() + 1
 
 
@@ -190,7 +192,7 @@ def test_the_share_of_hidden_tokens_is_kept(specials: Any) -> None:
     way = sop(specials, length=103, rate=0.15)
     (piece,) = way.pieces(Loose.of([[list(range(20, 70)), list(range(20, 70))]]))
     counts = [
-        (way.example(piece, generator(0, Stream.EXAMPLE, 0, i)).labels != IGNORED).sum()
+        (way.example(piece, generator(0, Stream.EXAMPLE, 0, i)).labels != IGNORE_INDEX).sum()
         for i in range(50)
     ]
     assert set(counts) == {15}

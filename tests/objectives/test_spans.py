@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kinfolk.batch import IGNORE_INDEX
 from kinfolk.data.pieces import Loose
 from kinfolk.errors import UserError
 from kinfolk.objectives.spans import Spans, split
 from kinfolk.rng import Stream, generator
 from kinfolk.text.tokenizer import Specials
-from kinfolk.types import IGNORED
 from loops import every_case
 
 MANY = Specials(
@@ -58,17 +58,17 @@ def test_sight_of_encoder_decoder_and_across(specials: Any, ids: Any) -> None:
     first = way.punch(np.array(ids("the cat")), hidden("01"))
     second = way.punch(np.array(ids("sat")), hidden("1"))
     batch = way.collate([[first, second]])
-    inputs, source = batch.inputs, batch.inputs.source
+    inputs, source = batch.inputs, batch.inputs.encoder_inputs
     assert source is not None
-    assert source.ids[0].tolist() == ids("the <x> </s> <x> </s> <p> <p> <p>")
-    assert inputs.ids[0].tolist() == ids("<p> <x> cat <p> <x> sat <p> <p>")
-    assert batch.targets.ids.tolist() == ids("<x> cat </s> <x> sat </s> . .")
-    assert source.places[0].tolist() == [0, 1, 2, 0, 1, 0, 0, 0]
-    assert inputs.places[0].tolist() == [0, 1, 2, 0, 1, 2, 0, 0]
+    assert source.input_ids[0].tolist() == ids("the <x> </s> <x> </s> <p> <p> <p>")
+    assert inputs.input_ids[0].tolist() == ids("<p> <x> cat <p> <x> sat <p> <p>")
+    assert batch.targets.labels.tolist() == ids("<x> cat </s> <x> sat </s> . .")
+    assert source.position_ids[0].tolist() == [0, 1, 2, 0, 1, 0, 0, 0]
+    assert inputs.position_ids[0].tolist() == [0, 1, 2, 0, 1, 2, 0, 0]
     assert batch.counts == {"tokens": 6}
     reading = [[1, 1, 1, 0, 0, 0, 0, 0]] * 3 + [[0, 0, 0, 1, 1, 0, 0, 0]] * 2
-    assert source.sight.table()[0].int().tolist() == reading + [[0] * 5 + [1] * 3] * 3
-    assert inputs.sight.table()[0].int().tolist() == [
+    assert source.attention_mask.dense()[0].int().tolist() == reading + [[0] * 5 + [1] * 3] * 3
+    assert inputs.attention_mask.dense()[0].int().tolist() == [
         [1, 0, 0, 0, 0, 0, 0, 0],
         [1, 1, 0, 0, 0, 0, 0, 0],
         [1, 1, 1, 0, 0, 0, 0, 0],
@@ -79,7 +79,10 @@ def test_sight_of_encoder_decoder_and_across(specials: Any, ids: Any) -> None:
         [0, 0, 0, 0, 0, 0, 1, 1],
     ]
     # What the decoder sees of the source is decided by document alone.
-    across = inputs.sight.document[0][:, None] == source.sight.document[0][None, :]
+    across = (
+        inputs.attention_mask.document_ids[0][:, None]
+        == source.attention_mask.document_ids[0][None, :]
+    )
     assert across.int().tolist() == (
         [[1, 1, 1, 0, 0, 0, 0, 0]] * 3
         + [[0, 0, 0, 1, 1, 0, 0, 0]] * 3
@@ -163,7 +166,7 @@ def test_the_exam_hides_every_seventh_span_in_turn(specials: Any, ids: Any) -> N
     x, y = specials.sentinels[:2]
     assert examples[0].source.tolist() == [x, *range(23, 41), y, specials.eos]
     assert examples[0].labels.tolist() == [
-        IGNORED, 20, 21, 22, IGNORED, 41, 42, IGNORED
+        IGNORE_INDEX, 20, 21, 22, IGNORE_INDEX, 41, 42, IGNORE_INDEX
     ]  # fmt: skip
     assert examples[6].source.tolist() == [*range(20, 38), x, 41, 42, specials.eos]
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from kinfolk.batch import IGNORE_INDEX, Batch, SegmentMemory
 from kinfolk.data.lanes import Lanes, in_order
 from kinfolk.data.pieces import Loose
 from kinfolk.metrics.likelihood import likelihood
-from kinfolk.models.transformer_xl import PRESETS, TransformerXL
+from kinfolk.models.transformer_xl import SIZES, TransformerXL
 from kinfolk.objectives.clm import CLM
 from kinfolk.objectives.stream import Stream
 from kinfolk.training.step import Learner, Step
-from kinfolk.types import IGNORED, Batch, Memory
 
 RNG = np.random.default_rng(0)
 
@@ -27,7 +27,7 @@ def stream(specials: Any, length: int = 8) -> Stream:
 
 def network(*, memory: int = 8, seed: int = 0, dropout: float = 0.0) -> TransformerXL:
     torch.manual_seed(seed)
-    config = replace(PRESETS["nano"], vocab=100, memory=memory, dropout=dropout)
+    config = replace(SIZES["nano"], vocab_size=100, mem_len=memory, dropout=dropout)
     return config.build()
 
 
@@ -45,7 +45,7 @@ def stepper(model: TransformerXL, way: Any, parts: int, rows: int) -> Step:
         seed=0,
         device=torch.device("cpu"),
         bfloat16=False,
-        memory=[model.blank(rows) for _ in range(parts)],
+        memory=[model.init_memory(rows) for _ in range(parts)],
     )
 
 
@@ -54,17 +54,17 @@ def test_the_picture_holds(specials: Any, ids: Any) -> None:
     feed = Lanes(stream(specials, 2), text, rows=1)
     assert feed.batches == 3
     rows = [feed[n] for n in range(3)]
-    assert [r.inputs.ids[0].tolist() for r in rows] == [
+    assert [r.inputs.input_ids[0].tolist() for r in rows] == [
         ids("<s> the"),
         ids("cat sat"),
         ids("down <p>"),
     ]
-    assert [r.targets.ids.tolist() for r in rows] == [
+    assert [r.targets.labels.tolist() for r in rows] == [
         ids("the cat"),
         ids("sat down"),
         ids("</s> ."),
     ]
-    assert [r.inputs.places[0].tolist() for r in rows] == [[0, 1], [2, 3], [4, 0]]
+    assert [r.inputs.position_ids[0].tolist() for r in rows] == [[0, 1], [2, 3], [4, 0]]
     assert [r.counts for r in rows] == [{"tokens": 2}, {"tokens": 2}, {"tokens": 1}]
 
 
@@ -78,13 +78,14 @@ def test_sight_goes_through_the_memory_to_the_start_of_the_document(
     feed = Lanes(stream(specials, 4), text, rows=1, seed=seed)
     # <s> the cat sat | </s> of the first is asked for at "sat"; then <s> you
     first, second = feed[0].inputs, feed[1].inputs
-    memory = Memory(
-        torch.zeros(1, 1, 3, 1), *(x[:, -3:] for x in (first.sight.document, first.sight.birth))
+    memory = SegmentMemory(
+        torch.zeros(1, 1, 3, 1),
+        *(x[:, -3:] for x in (first.attention_mask.document_ids, first.attention_mask.key_order)),
     )
-    seen = replace(second, memory=memory).seen()
-    assert first.ids[0].tolist() == ids("<s> the cat sat")
-    assert second.ids[0].tolist() == ids("<s> you <p> <p>")
-    assert second.sight.table(seen)[0].int().tolist() == [
+    seen = replace(second, memory=memory).full_key_mask()
+    assert first.input_ids[0].tolist() == ids("<s> the cat sat")
+    assert second.input_ids[0].tolist() == ids("<s> you <p> <p>")
+    assert second.attention_mask.dense(seen)[0].int().tolist() == [
         [0, 0, 0, 1, 0, 0, 0],
         [0, 0, 0, 1, 1, 0, 0],
         [0, 0, 0, 0, 0, 1, 1],
@@ -92,10 +93,12 @@ def test_sight_goes_through_the_memory_to_the_start_of_the_document(
     ]
     feed = Lanes(stream(specials, 3), text, rows=1, seed=seed)
     first, second = feed[0].inputs, feed[1].inputs
-    memory = Memory(torch.zeros(1, 1, 3, 1), first.sight.document, first.sight.birth)
-    seen = replace(second, memory=memory).seen()
-    assert second.ids[0].tolist() == ids("sat <s> you")
-    assert second.sight.table(seen)[0].int().tolist() == [
+    memory = SegmentMemory(
+        torch.zeros(1, 1, 3, 1), first.attention_mask.document_ids, first.attention_mask.key_order
+    )
+    seen = replace(second, memory=memory).full_key_mask()
+    assert second.input_ids[0].tolist() == ids("sat <s> you")
+    assert second.attention_mask.dense(seen)[0].int().tolist() == [
         [1, 1, 1, 1, 0, 0],
         [0, 0, 0, 0, 1, 0],
         [0, 0, 0, 0, 1, 1],
@@ -131,8 +134,8 @@ def test_the_exam_is_one_pass_over_every_document(rows: int, specials: Any) -> N
 def test_an_exam_asks_for_every_token_exactly_once(specials: Any) -> None:
     text = documents()
     feed = in_order(stream(specials, 4).exam(), text, rows=3)
-    labels = torch.cat([feed[n].targets.ids for n in range(feed.batches)])
-    asked = sorted(labels[labels != IGNORED].tolist())
+    labels = torch.cat([feed[n].targets.labels for n in range(feed.batches)])
+    asked = sorted(labels[labels != IGNORE_INDEX].tolist())
     assert asked == sorted([*text.stream.tolist(), *[specials.eos] * 5])
 
 
@@ -151,7 +154,7 @@ def test_steps_in_parts_equal_whole_ones_and_each_has_its_memory(specials: Any) 
     for one, other in zip(whole, parted, strict=True):
         assert one.pop("counts") == other.pop("counts")
         assert one == pytest.approx(other, rel=1e-6)  # losses are added up in float32
-    for name in ("hidden", "document", "birth"):
+    for name in ("hidden", "document_ids", "key_order"):
         axis = 1 if name == "hidden" else 0
         joined = torch.cat([getattr(m, name) for m in memories], axis)
         torch.testing.assert_close(joined, getattr(memory[0], name), rtol=1e-9, atol=1e-9)
@@ -165,10 +168,10 @@ def test_a_step_remembers_what_the_one_before_read(specials: Any) -> None:
     step.optimiser.param_groups[0]["lr"] = 0.0
     step.rate = lambda number: 0.0
     found = [step(n, [feed[n]]).values()["loss"] for n in range(3)]
-    memory: Memory | None = None
+    memory: SegmentMemory | None = None
     with torch.no_grad():
         for number, expected in enumerate(found):
-            loss = way.loss(model, feed[number].after(memory))
+            loss = way.loss(model, feed[number].with_memory(memory))
             assert float(loss.sums["tokens"]) / 8 == pytest.approx(expected, rel=1e-6)
             alone = float(way.loss(model, feed[number]).sums["tokens"]) / 8
             assert (alone == pytest.approx(expected, rel=1e-6)) == (number == 0)
@@ -180,20 +183,20 @@ def test_no_gradient_comes_from_another_document_nor_from_the_future(specials: A
     way, model = stream(specials, 8), network(memory=12)
     feed = Lanes(way, documents((5, 14, 3, 9)), rows=2)
     read: list[Tensor] = []
-    hook = model.tokens.register_forward_hook(lambda _, ids, out: read.append(out))
-    memory, batches = model.blank(2), [feed[n] for n in range(2)]
+    hook = model.token_embeddings.register_forward_hook(lambda _, ids, out: read.append(out))
+    memory, batches = model.init_memory(2), [feed[n] for n in range(2)]
     for batch in batches:
-        if memory.document.max() >= 0:  # the memory as something to differentiate by
+        if memory.document_ids.max() >= 0:  # the memory as something to differentiate by
             hidden = memory.hidden.clone().requires_grad_()
             memory = replace(memory, hidden=hidden)
-        output = model(batch.after(memory).inputs)
+        output = model(batch.with_memory(memory).inputs)
         last, memory = memory, output.memory
     hook.remove()
-    scores = model.predict(output.hidden).logits().square().sum(-1)
-    seen = last.before(batches[1].inputs.sight)
-    table = batches[1].inputs.sight.table(seen)
+    scores = model.lm_logits(output.hidden).logits().square().sum(-1)
+    seen = last.key_mask(batches[1].inputs.attention_mask)
+    table = batches[1].inputs.attention_mask.dense(seen)
     touched = 0
-    for row, slot in (batches[1].inputs.sight.document >= 0).nonzero().tolist():
+    for row, slot in (batches[1].inputs.attention_mask.document_ids >= 0).nonzero().tolist():
         past, own = torch.autograd.grad(
             scores[row, slot], [last.hidden, read[-1]], retain_graph=True
         )
@@ -224,7 +227,7 @@ def test_a_repetitive_text_costs_less_with_a_memory(specials: Any) -> None:
         seed=0,
         device=torch.device("cpu"),
         bfloat16=False,
-        memory=[model.blank(rows)],
+        memory=[model.init_memory(rows)],
     )
     for number in range(250):
         step(number, [feed[number]])
@@ -239,8 +242,8 @@ def test_batches_follow_each_other(specials: Any) -> None:
     feed = Lanes(stream(specials, 4), documents((30,)), rows=1)
     rows: list[Batch[Any]] = [feed[n] for n in range(feed.batches)]
     for one, other in pairwise(rows):
-        assert other.inputs.places[0, 0] == one.inputs.places[0, -1] + 1
-        assert other.inputs.ids[0, 0] == one.targets.ids[-1]
+        assert other.inputs.position_ids[0, 0] == one.inputs.position_ids[0, -1] + 1
+        assert other.inputs.input_ids[0, 0] == one.targets.labels[-1]
 
 
 def two_steps(specials: Any, device: str, *, compiled: str | None) -> list[Tensor]:
@@ -248,12 +251,12 @@ def two_steps(specials: Any, device: str, *, compiled: str | None) -> list[Tenso
     size = 16 if device == "cpu" else 256
     model, way, rows = network(memory=size - 5).to(device), stream(specials, size), 2
     feed = Lanes(way, documents((size // 3, 3 * size, size, 20)), rows=rows)
-    learner, memory, found = Learner(model.train(), way), model.blank(rows), []
+    learner, memory, found = Learner(model.train(), way), model.init_memory(rows), []
     if compiled is not None:
         learner.compile(backend=compiled, dynamic=False)
     for number in range(2):
-        batch = feed[number].to(device).after(memory)
-        inputs = batch.inputs.resolved() if compiled == "inductor" else batch.inputs
+        batch = feed[number].to(device).with_memory(memory)
+        inputs = batch.inputs.with_block_masks() if compiled == "inductor" else batch.inputs
         loss = learner(inputs, batch.targets)
         loss.mean(batch.counts).backward()
         memory = loss.memory

@@ -50,18 +50,18 @@ def test_the_picture_holds(specials: Any, ids: Any) -> None:
 @pytest.mark.parametrize("way", SIGHTS)
 def test_sight_of_each_way(specials: Any, ids: Any, way: str) -> None:
     batch = unilm(specials, length=9).collate([[example(ids, way)]])
-    table = batch.inputs.sight.table()[0].int()
+    table = batch.inputs.attention_mask.dense()[0].int()
     assert table[:7, :7].tolist() == SIGHTS[way]
     assert not table[:7, 7:].any() and not table[7:, :7].any()
-    assert batch.inputs.segments is not None
-    assert batch.inputs.segments[0].tolist() == [0, 0, 0, 0, 1, 1, 1, 0, 0]
+    assert batch.inputs.token_type_ids is not None
+    assert batch.inputs.token_type_ids[0].tolist() == [0, 0, 0, 0, 1, 1, 1, 0, 0]
     assert batch.counts == {"tokens": 2}
 
 
 def test_sight_is_each_texts_own(specials: Any, ids: Any) -> None:
     """Two texts in one row are seen in two ways, and not by each other."""
     batch = unilm(specials).collate([[example(ids, "left"), example(ids, "across")]])
-    table = batch.inputs.sight.table()[0].int()
+    table = batch.inputs.attention_mask.dense()[0].int()
     assert table[:7, :7].tolist() == SIGHTS["left"]
     assert table[7:14, 7:14].tolist() == SIGHTS["across"]
     assert not table[:7, 7:].any() and not table[7:14, :7].any()

@@ -25,7 +25,7 @@ def test_a_member_says_who_it_is() -> None:
                 assert who.title and who.paper.endswith(str(who.year)) and 1948 <= who.year <= 2100
                 assert who.model.__name__ == f"kinfolk.models.{who.name}"
                 assert who.kind == who.config("nano").network().architecture
-                assert who.sizes == tuple(who.model.PRESETS)
+                assert who.sizes == tuple(who.model.SIZES)
                 writes = who.kind in ("decoder", "encoder-decoder") or who.name == "xlnet"
                 assert ("generate" in who.can) == writes
                 fills = who.kind in ("encoder", "encoder-decoder") or who.name == "glm"

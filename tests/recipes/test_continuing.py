@@ -136,7 +136,7 @@ def test_a_folder_that_transformers_wrote_goes_on(home: Home, tmp_path: Path) ->
         [home.text], tokenizer=Tokenizer.load(tmp_path / "bert-theirs"), out=tmp_path / "corpus"
     )
     recipe = continued(tmp_path / "bert-theirs", tmp_path / "corpus", objective="mlm", settings=FEW)
-    assert (recipe.name, recipe.model.vocab, recipe.objective.length) == (
+    assert (recipe.name, recipe.model.vocab_size, recipe.objective.length) == (
         "bert/bert-theirs",
         512,
         64,
@@ -182,7 +182,7 @@ def test_text_in_other_tokens_is_refused(runs: dict[str, Path], tmp_path: Path) 
 
 
 def test_other_sizes_are_refused(home: Home, runs: dict[str, Path], tmp_path: Path) -> None:
-    recipe = continued(runs["gpt2"], home.corpus, settings=[*FEW, "model.depth=3"])
+    recipe = continued(runs["gpt2"], home.corpus, settings=[*FEW, "model.num_layers=3"])
     with pytest.raises(UserError, match="do not fit the network"):
         pretrain(recipe, tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -144,7 +144,7 @@ def test_the_unigram_line_is_the_entropy_of_held_out_tokens(home: Home) -> None:
 def test_parameters_are_counted_once_and_without_padding(runs: dict[str, Path]) -> None:
     model, _ = kinfolk.load(runs["gpt2"])
     c = model.config
-    block = 12 * c.width**2 + 13 * c.width
-    tables = (c.vocab + c.context) * c.width
-    assert parameters(model) == tables + c.depth * block + 2 * c.width
+    block = 12 * c.hidden_size**2 + 13 * c.hidden_size
+    tables = (c.vocab_size + c.max_length) * c.hidden_size
+    assert parameters(model) == tables + c.num_layers * block + 2 * c.hidden_size
     assert parameters(torch.nn.Linear(3, 2)) == 8

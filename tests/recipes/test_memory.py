@@ -18,7 +18,7 @@ from kinfolk.recipes.recipe import Recipe, Share
 from kinfolk.training import checkpoints
 from little import Home
 
-SHORT = ("model.memory=24", "objective.length=16")  # documents of more than one row
+SHORT = ("model.mem_len=24", "objective.length=16")  # documents of more than one row
 
 
 def recipe(home: Home, *settings: str) -> Recipe:
@@ -63,13 +63,13 @@ def test_the_memory_is_in_the_checkpoint_and_matters(
 ) -> None:
     """A run that forgot at its resume would not end like the one left alone."""
     (saved,) = checkpoints.read_state(whole / "checkpoints" / "step-00000004")["memory"]
-    assert saved["document"].shape == (4, 24) and (saved["document"] >= 0).any()
+    assert saved["document_ids"].shape == (4, 24) and (saved["document_ids"] >= 0).any()
     out = tmp_path / "run"
     death(recipe(home), out, at, 5)
     run: Any = Run(recipe(home), out)
     run.restore(out / "checkpoints" / "step-00000004")
     assert all(torch.equal(getattr(run.memory[0], name), t) for name, t in saved.items())
-    run.memory = [run.model.blank(4)]
+    run.memory = [run.model.init_memory(4)]
     run.go(4, lambda progress: None)
     with pytest.raises(AssertionError):
         same(out, whole, WEIGHTS)
@@ -84,7 +84,7 @@ def test_a_run_by_clm_remembers_nothing(home: Home, tmp_path: Path) -> None:
 
 def test_held_out_text_is_scored_as_evaluate_does(home: Home, tmp_path: Path) -> None:
     # A memory that holds every document: then it does not matter where rows end.
-    settings = ("train.evaluate_batches=1000", "model.memory=100")
+    settings = ("train.evaluate_batches=1000", "model.mem_len=100")
     run = pretrain(recipe(home, *settings), tmp_path / "run")
     last = json.loads((run / "log.jsonl").read_text().splitlines()[-1])
     found, kind = evaluate(run, corpus=home.corpus / "holdout")

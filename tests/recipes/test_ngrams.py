@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from kinfolk.attention_mask import PADDING_ID, AttentionMask
+from kinfolk.batch import IGNORE_INDEX, Inputs, KVCache
 from kinfolk.data.lanes import in_order
 from kinfolk.data.shards import Corpus
 from kinfolk.errors import UserError
@@ -17,8 +19,6 @@ from kinfolk.metrics.baselines import KneserNey
 from kinfolk.objectives.clm import CLM
 from kinfolk.recipes.evaluation import trigram
 from kinfolk.recipes.ngrams import NGram, counted, opened
-from kinfolk.sight import PADDING, Sight
-from kinfolk.types import IGNORED, Inputs, State
 from little import Home
 
 VOCAB, BOS, EOS = 9, 7, 8
@@ -32,14 +32,19 @@ def fitted(order: int = 3, *, bos: int = BOS, documents: list[list[int]] | None 
 
 
 def scores(model: NGram, inputs: Inputs) -> Tensor:
-    return model.predict(model(inputs).hidden).logits()
+    return model.lm_logits(model(inputs).hidden).logits()
 
 
-def row(ids: list[int], document: list[int], state: State | None = None) -> Inputs:
+def row(ids: list[int], document: list[int], state: KVCache | None = None) -> Inputs:
     texts = torch.tensor([document])
     places = torch.arange(len(ids))[None]
-    sight = Sight(texts, places, places)
-    return Inputs(ids=torch.tensor([ids]), sight=sight, places=places, state=state)
+    attention_mask = AttentionMask(texts, places, places)
+    return Inputs(
+        input_ids=torch.tensor([ids]),
+        attention_mask=attention_mask,
+        position_ids=places,
+        cache=state,
+    )
 
 
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
@@ -91,23 +96,23 @@ def test_drawn_tokens_come_as_often_as_they_are_likely() -> None:
 def test_a_cached_step_equals_a_full_pass(order: int) -> None:
     model = fitted(order)
     ids = torch.tensor([[BOS, 1, 2, 1, 1, 3], [2, 1, 1, 4, 1, 2]])
-    whole, state = Inputs.of(ids, causal=True), State(6)
+    whole, state = Inputs.from_ids(ids, causal=True), KVCache(6)
     full = scores(model, whole)
     for start, stop in ((0, 1), (1, 2), (2, 5), (5, 6)):
         part = Inputs(
-            ids=ids[:, start:stop],
-            sight=Sight.causal(torch.zeros_like(ids[:, start:stop])),
-            places=whole.places[:, start:stop],
-            state=state,
+            input_ids=ids[:, start:stop],
+            attention_mask=AttentionMask.causal(torch.zeros_like(ids[:, start:stop])),
+            position_ids=whole.position_ids[:, start:stop],
+            cache=state,
         )
         assert torch.equal(scores(model, part), full[:, start:stop])
 
 
-@pytest.mark.parametrize("state", [None, State(9)])
-def test_neither_padding_nor_a_neighbour_is_history(state: State | None) -> None:
+@pytest.mark.parametrize("state", [None, KVCache(9)])
+def test_neither_padding_nor_a_neighbour_is_history(state: KVCache | None) -> None:
     model, ids = fitted(4), [1, 2, 1]
     alone = scores(model, row(ids, [0, 0, 0]))
-    padded = scores(model, row([4, 4, *ids], [PADDING, PADDING, 0, 0, 0], state))
+    padded = scores(model, row([4, 4, *ids], [PADDING_ID, PADDING_ID, 0, 0, 0], state))
     assert torch.equal(padded[:, 2:], alone)
     packed = scores(model, row([3, 3, *ids], [5, 5, 6, 6, 6]))
     assert torch.equal(packed[:, 2:], alone)
@@ -134,23 +139,38 @@ def test_beams_that_hold_everything_find_the_likeliest_text() -> None:
 
 
 def test_a_state_follows_its_rows() -> None:
-    model, state = fitted(), State(4)
+    model, state = fitted(), KVCache(4)
     first, last = torch.tensor([[BOS, 1], [2, 3], [1, 1]]), torch.tensor([[1], [2], [1]])
     rows = torch.tensor([2, 0, 2])
-    begun = Inputs.of(first, causal=True)
-    model(Inputs(ids=first, sight=begun.sight, places=begun.places, state=state))
+    begun = Inputs.from_ids(first, causal=True)
+    model(
+        Inputs(
+            input_ids=first,
+            attention_mask=begun.attention_mask,
+            position_ids=begun.position_ids,
+            cache=state,
+        )
+    )
     state.reorder(rows)
-    step = Inputs.of(last, causal=True)
-    found = scores(model, Inputs(ids=last, sight=step.sight, places=step.places, state=state))
-    whole = scores(model, Inputs.of(torch.cat([first[rows], last], 1), causal=True))
+    step = Inputs.from_ids(last, causal=True)
+    found = scores(
+        model,
+        Inputs(
+            input_ids=last,
+            attention_mask=step.attention_mask,
+            position_ids=step.position_ids,
+            cache=state,
+        ),
+    )
+    whole = scores(model, Inputs.from_ids(torch.cat([first[rows], last], 1), causal=True))
     assert torch.equal(found[:, 0], whole[:, -1])
 
 
 def test_the_loss_of_labels_leaves_out_what_is_ignored() -> None:
     model = fitted()
     ids = torch.tensor([[BOS, 1, 2, 1]])
-    prediction = model.predict(model(Inputs.of(ids, causal=True)).hidden)
-    labels = torch.tensor([[1, 2, IGNORED, EOS]])
+    prediction = model.lm_logits(model(Inputs.from_ids(ids, causal=True)).hidden)
+    labels = torch.tensor([[1, 2, IGNORE_INDEX, EOS]])
     costs = model.counts.nll(np.array([1, 2, 1]))
     assert prediction.nll(labels).item() == pytest.approx(costs[[0, 1, 3]].sum())
 

@@ -65,7 +65,7 @@ def test_the_last_checkpoint_is_a_whole_model_folder(member: str, runs: dict[str
     names = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     assert names < {file.name for file in last.iterdir()}
     model, tokenizer = load(last)
-    assert tokenizer.vocab == model.config.vocab
+    assert tokenizer.vocab == model.config.vocab_size
 
 
 @pytest.mark.parametrize("keep", [1, 2])
@@ -188,8 +188,10 @@ def test_speed_counts_the_tokens_that_are_read(
     batches = Run(recipe, tmp_path / "other").feed
     for number, progress in enumerate(seen):  # a tick passes between a line and the next
         inputs = batches[number].inputs
-        streams = [inputs] if inputs.source is None else [inputs, inputs.source]
-        assert progress.speed == sum(int((s.sight.document >= 0).sum()) for s in streams)
+        streams = [inputs] if inputs.encoder_inputs is None else [inputs, inputs.encoder_inputs]
+        assert progress.speed == sum(
+            int((s.attention_mask.document_ids >= 0).sum()) for s in streams
+        )
         if member == "bert":  # seven times what is predicted
             assert progress.speed > 4 * batches[number].counts["tokens"]
     lines = (run / "speed.jsonl").read_text(encoding="utf-8").splitlines()
@@ -207,11 +209,11 @@ def test_a_device_that_is_none_is_refused(device: str) -> None:
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("model.heads=3", "does not divide"),
-        ("model.depth=0", "at least 1"),
+        ("model.num_heads=3", "does not divide"),
+        ("model.num_layers=0", "at least 1"),
         ("model.dropout=1", "model.dropout=1: it must be from 0 to less than 1"),
-        ("model.context=16", "longer than model.context=16"),
-        ("objective.length=64", "longer than model.context=32"),
+        ("model.max_length=16", "longer than model.max_length=16"),
+        ("objective.length=64", "longer than model.max_length=32"),
         ("train.betas=0.9", "2 values"),
         ("train.evaluate_batches=0", "at least 1"),
         ("train.accumulate=3", "does not divide"),

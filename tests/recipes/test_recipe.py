@@ -24,10 +24,10 @@ def test_a_recipe_fits_its_corpus_and_comes_back_from_its_file(home: Home, tmp_p
             with case((name, way)):
                 found = recipe(f"{name}/nano", home.corpus, objective=way, length=32)
                 assert found.name == f"{name}/nano"
-                assert found.model.vocab == found.objective.vocab == tokenizer.vocab
+                assert found.model.vocab_size == found.objective.vocab == tokenizer.vocab
                 assert found.objective.specials == tokenizer.specials
                 assert found.objective.length == 32
-                assert found.model.context in (None, 32)
+                assert found.model.max_length in (None, 32)
                 assert found.corpus == str(home.corpus.resolve())
                 found.write(tmp_path / "recipe.json")
                 assert Recipe.read(tmp_path / "recipe.json") == found
@@ -36,14 +36,14 @@ def test_a_recipe_fits_its_corpus_and_comes_back_from_its_file(home: Home, tmp_p
 def test_a_name_without_a_size_is_tiny_and_learns_its_own_way(home: Home) -> None:
     found = recipe("bert", home.corpus)
     assert found.name == "bert/tiny" and type(found.objective).__name__ == "NSP"
-    assert found.model.width == 128
+    assert found.model.hidden_size == 128
     assert type(recipe("bert", home.corpus, objective="mlm").objective).__name__ == "MLM"
 
 
 def test_settings_reach_every_part(home: Home) -> None:
-    said = ["train.steps=7", "model.depth=1", "objective.rate=0.3"]
+    said = ["train.steps=7", "model.num_layers=1", "objective.rate=0.3"]
     found = recipe("bert/nano", home.corpus, settings=said)
-    assert (found.train.steps, found.model.depth, found.objective.rate) == (7, 1, 0.3)
+    assert (found.train.steps, found.model.num_layers, found.objective.rate) == (7, 1, 0.3)
 
 
 def test_a_short_run_keeps_the_shape_of_a_long_one(home: Home) -> None:
@@ -79,7 +79,10 @@ def test_rows_are_as_long_as_a_network_makes_use_of(name: str, length: int) -> N
         ({"length": 10**6}, r"tokens, fewer than one row of 1000000"),
         ({"settings": ["train.stepps=3"]}, r"did you mean steps"),
         ({"settings": ["objective.length=64"]}, r"64"),
-        ({"name": "t5/nano", "settings": ["model.start=7"]}, r"it must be the padding id"),
+        (
+            {"name": "t5/nano", "settings": ["model.decoder_start_token_id=7"]},
+            r"it must be the padding id",
+        ),
         ({"corpus": "/nowhere/at/all"}, r"/nowhere/at/all"),
     ],
 )

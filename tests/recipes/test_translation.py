@@ -47,10 +47,12 @@ def tokenizer() -> Tokenizer:
 def model(tokenizer: Tokenizer) -> Transformer:
     """A network that says something else about every source, and comes to an end."""
     torch.manual_seed(1)
-    config = TransformerConfig(vocab=tokenizer.vocab, width=32, depth=2, heads=2)
+    config = TransformerConfig(
+        vocab_size=tokenizer.vocab, hidden_size=32, num_layers=2, num_heads=2
+    )
     model = config.build().eval()
     with torch.no_grad():
-        model.tokens.weight *= 2
+        model.token_embeddings.weight *= 2
     return model
 
 

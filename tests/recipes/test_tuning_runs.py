@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from kinfolk.batch import Loss
 from kinfolk.errors import UserError
 from kinfolk.recipes.answering import solver
 from kinfolk.recipes.finetuning import finetune, resume
@@ -24,11 +25,10 @@ from kinfolk.text import Tokenizer
 from kinfolk.training import checkpoints
 from kinfolk.training.log import read
 from kinfolk.training.loop import Progress
-from kinfolk.types import Loss
 from lessons import classify, complete, dev, kept, lines, opinions, table, tune
 from little import tree
 
-SMALL = ("train.batch=8", "train.peak=2e-3", "model.body.dropout=0.1")  # 15 steps an epoch
+SMALL = ("train.batch=8", "train.peak=2e-3", "model.backbone.dropout=0.1")  # 15 steps an epoch
 EVERY = {"thaw": True, "attack": 0.5, "noise": 0.1, "shrink": 0.9, "dropout": 0.1, "patience": 2}
 
 
@@ -242,14 +242,14 @@ def test_every_habit_changes_what_is_learned(
 
 def test_settings_of_the_network_are_heeded_with_and_without_a_head(tmp_path: Path) -> None:
     found = opinions(tmp_path, 32, 8)
-    run = tune("bert/nano", found, tmp_path / "bert", "model.body.depth=1", epochs=1)
+    run = tune("bert/nano", found, tmp_path / "bert", "model.backbone.num_layers=1", epochs=1)
     assert json.loads((model_folder(run) / "config.json").read_text())["num_hidden_layers"] == 1
-    run = tune("gpt2/nano", found, tmp_path / "gpt2", "model.depth=1", epochs=1, way="text")
+    run = tune("gpt2/nano", found, tmp_path / "gpt2", "model.num_layers=1", epochs=1, way="text")
     assert json.loads((model_folder(run) / "config.json").read_text())["n_layer"] == 1
     again = tune(str(run), found, tmp_path / "more", "model.dropout=0.3", epochs=1, way="text")
     assert Tuning.read(again / "recipe.json").model.dropout == 0.3
     refused("do not fit the settings", str(run), found, out=tmp_path / "odd",
-            settings=["model.width=32"], way="text")  # fmt: skip
+            settings=["model.hidden_size=32"], way="text")  # fmt: skip
     assert json.loads((model_folder(again) / "config.json").read_text())["resid_pdrop"] == 0.3
 
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 from deaths import at, death
 
+from kinfolk.batch import Inputs
 from kinfolk.data.shards import Corpus
 from kinfolk.hub import load, load_model
 from kinfolk.metrics.verdicts import detection, pair_accuracy
 from kinfolk.recipes.evaluation import evaluate, verdicts
 from kinfolk.recipes.pretraining import resume
 from kinfolk.recipes.recipe import Recipe
-from kinfolk.types import Inputs
 from little import Home, tree
 
 
@@ -60,8 +60,8 @@ def test_the_likelihood_of_a_text_is_the_generators(home: Home, electra: Path) -
         row = torch.tensor([ids])
         row[0, place] = tokenizer.specials.need("mask")
         with torch.no_grad():
-            hidden = model.guess(Inputs.of(row, causal=False)).hidden
-            logits = model.predict(hidden[0, place]).logits()
+            hidden = model.forward_lm(Inputs.from_ids(row, causal=False)).hidden
+            logits = model.lm_logits(hidden[0, place]).logits()
         nats -= logits.log_softmax(-1)[ids[place]].item()
     assert score.tokens == len(ids) - 2
     assert score.nats == pytest.approx(nats, rel=1e-5)

@@ -16,8 +16,14 @@ from kinfolk.config import from_json, to_json
 from kinfolk.errors import UserError
 from kinfolk.hub import load, save
 from kinfolk.models import bert, gpt2, roberta, xlnet
-from kinfolk.nn.headed import LABELS, Headed, HeadedConfig, summary
-from kinfolk.nn.ranking import Ranking, alike, best, bucket, nearest
+from kinfolk.nn.coreference import (
+    CoreferenceScores,
+    bucket,
+    compare_speakers,
+    nearest_antecedents,
+    prune_mentions,
+)
+from kinfolk.nn.task_heads import FIXED_LABELS, ModelWithHead, ModelWithHeadConfig, pooling_of
 from kinfolk.tasks.coreference import gap
 from kinfolk.tasks.lessons import Lessons, answers
 from kinfolk.tasks.rows import Mentioned, Span
@@ -73,11 +79,15 @@ def way(tokenizer: Tokenizer, **more: Any) -> Clusters:
     return Clusters(task=Task(kind="coref"), **facts)
 
 
-def network(tokenizer: Tokenizer, member: Any = bert, **more: Any) -> Headed:
-    body = replace(member.PRESETS["nano"], vocab=tokenizer.vocab, dropout=0.0)
+def network(tokenizer: Tokenizer, member: Any = bert, **more: Any) -> ModelWithHead:
+    body = replace(member.SIZES["nano"], vocab_size=tokenizer.vocab, dropout=0.0)
     torch.manual_seed(0)
-    given: dict[str, Any] = {"labels": LABELS["coref"], "dropout": 0.0} | more
-    return HeadedConfig(body=body, head="coref", summary=summary(body), **given).build().eval()
+    given: dict[str, Any] = {"labels": FIXED_LABELS["coref"], "dropout": 0.0} | more
+    return (
+        ModelWithHeadConfig(backbone=body, head="coref", pooling=pooling_of(body), **given)
+        .build()
+        .eval()
+    )
 
 
 def asked(way: Clusters, row: Mentioned, tokenizer: Tokenizer) -> Any:
@@ -87,7 +97,7 @@ def asked(way: Clusters, row: Mentioned, tokenizer: Tokenizer) -> Any:
 def test_the_picture_holds(tokenizer: Tokenizer) -> None:
     batch = asked(way(tokenizer), PICTURE, tokenizer)
     key = batch.targets
-    read = batch.inputs.ids.flatten()[key.slots]
+    read = batch.inputs.input_ids.flatten()[key.slots]
     assert read.tolist() == [tokenizer.offsets(word)[0][0] for word in WORDS.split()]
     assert key.first.tolist() == key.last.tolist() == [0, 2, 4]
     assert key.target.tolist() == [1, 0, 1]
@@ -128,11 +138,11 @@ def test_who_speaks_is_known_by_the_first_word(tokenizer: Tokenizer) -> None:
 def test_the_best_of_each_document_are_kept_in_their_order() -> None:
     worth = torch.tensor([0.1, 0.9, 0.5, -3.0, -1.0, -2.0, 7.0])
     document = torch.tensor([0, 0, 0, 1, 1, 1, 2])
-    assert best(worth, document, torch.tensor([2, 1, 3])).tolist() == [1, 2, 4, 6]
+    assert prune_mentions(worth, document, torch.tensor([2, 1, 3])).tolist() == [1, 2, 4, 6]
 
 
 def test_antecedents_are_the_nearest_of_the_same_document() -> None:
-    found = nearest(torch.tensor([0, 0, 0, 1, 1]), 2)
+    found = nearest_antecedents(torch.tensor([0, 0, 0, 1, 1]), 2)
     assert found.tolist() == [[-1, -1], [0, -1], [1, 0], [-1, -1], [3, -1]]
 
 
@@ -140,10 +150,10 @@ def test_features_are_those_of_the_paper() -> None:
     sizes = torch.tensor([1, 2, 3, 4, 5, 7, 8, 15, 16, 31, 32, 63, 64, 900])
     assert bucket(sizes).tolist() == [0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8, 8]
     one, other = torch.tensor([-1, 2, 2, 2]), torch.tensor([-1, -1, 2, 3])
-    assert alike(one, other).tolist() == [0, 0, 1, 2]
+    assert compare_speakers(one, other).tolist() == [0, 0, 1, 2]
 
 
-def by_hand(model: Headed, words: Tensor, key: Any) -> Tensor:
+def by_hand(model: ModelWithHead, words: Tensor, key: Any) -> Tensor:
     """Score one document pair by pair, as the paper writes it: (spans, spans), 0 for none."""
     head: Any = model.head
     vectors = []
@@ -157,7 +167,7 @@ def by_hand(model: Headed, words: Tensor, key: Any) -> Tensor:
         scores[i, i] = 0.0
         for j, earlier in enumerate(vectors[:i]):
             apart = head.distances(bucket(torch.tensor(i - j)))
-            said = head.speakers(alike(key.speaker[i], key.speaker[j]))
+            said = head.speakers(compare_speakers(key.speaker[i], key.speaker[j]))
             pair = head.pair(torch.cat([later, earlier, later * earlier, apart, said]))
             scores[i, j] = head.mention(later) + head.mention(earlier) + pair
     return scores
@@ -173,7 +183,7 @@ def test_scores_and_loss_are_those_written_by_hand(tokenizer: Tokenizer) -> None
     batch = asked(solve, row, tokenizer)
     words = model(batch.inputs).hidden.flatten(0, 1)[batch.targets.slots]
     expected = by_hand(model, words, batch.targets)
-    found: Ranking = solve.ranking(model, batch)
+    found: CoreferenceScores = solve.ranking(model, batch)
     assert expected[torch.isfinite(expected)].std() > 0.1
     for i, row_of in enumerate(found.scores):
         torch.testing.assert_close(row_of[: i + 1], expected[i, : i + 1].flip(0))
@@ -199,8 +209,10 @@ def test_spans_that_are_not_kept_are_learned_from_unless_mentions_are_given(
     solve, model = way(tokenizer, ratio=0.3), network(tokenizer)
     batch = asked(solve, replace(PICTURE, mentions=None), tokenizer)
     found = solve.ranking(model, batch)
-    assert batch.counts["labels"] == len(found.kept) == 2 < len(found.worth) == 12
-    right = torch.where(batch.targets.target > 0, found.worth, -found.worth)
+    assert (
+        batch.counts["labels"] == len(found.mention_indices) == 2 < len(found.mention_scores) == 12
+    )
+    right = torch.where(batch.targets.target > 0, found.mention_scores, -found.mention_scores)
     loss = solve.loss(model, batch)
     torch.testing.assert_close(loss.sums["mentions"], -right.sigmoid().log().sum())
     assert (batch.counts["mentions"], loss.weights) == (12, {"mentions": 1.0})
@@ -209,7 +221,11 @@ def test_spans_that_are_not_kept_are_learned_from_unless_mentions_are_given(
 
 
 def learn(
-    solve: Clusters, model: Headed, rows: Sequence[Mentioned], tokenizer: Tokenizer, steps: int
+    solve: Clusters,
+    model: ModelWithHead,
+    rows: Sequence[Mentioned],
+    tokenizer: Tokenizer,
+    steps: int,
 ) -> list[float]:
     """Take some steps; return the loss of each."""
     examples = [example for row in rows for example in solve.lessons(row, tokenizer)]

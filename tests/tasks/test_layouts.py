@@ -9,12 +9,13 @@ import pytest
 import torch
 import transformers
 
+from kinfolk.attention_mask import PADDING_ID
+from kinfolk.batch import IGNORE_INDEX
 from kinfolk.data.pieces import Loose
 from kinfolk.errors import UserError
 from kinfolk.objectives.blanks import Blanks
 from kinfolk.objectives.pairs import Pairs
 from kinfolk.rng import Stream, generator
-from kinfolk.sight import PADDING
 from kinfolk.tasks.examples import Reading, lay_out
 from kinfolk.tasks.framing import around, encoded, fitting, framed
 from kinfolk.tasks.rows import Labelled
@@ -25,12 +26,11 @@ from kinfolk.tasks.ways.words import spelled, stretches
 from kinfolk.text import Tokenizer, train
 from kinfolk.text.tokenizer import FRAMES, Specials
 from kinfolk.text.vocabulary import KINDS
-from kinfolk.types import IGNORED
 from little import text
 from solving import WORDS, tokenizer
 
 SPECIALS = Specials(pad=0, unk=1, bos=2, eos=3, cls=4, sep=5, mask=6, sentinels=(7, 8, 9))
-NO = IGNORED
+NO = IGNORE_INDEX
 
 
 def read(ids: list[int], **more: Any) -> Reading:
@@ -40,14 +40,20 @@ def read(ids: list[int], **more: Any) -> Reading:
 def test_readings_lie_side_by_side_and_know_where_they_went() -> None:
     some = [read([11, 12, 13]), read([21, 22, 23, 24, 25]), read([31, 32], time=np.zeros(2, int))]
     page = lay_out(some, pad=9)
-    assert page.inputs.ids.tolist() == [[11, 12, 13, 21, 22, 23, 24, 25], [31, 32] + [9] * 6]
-    assert page.inputs.sight.document.tolist() == [[0] * 3 + [1] * 5, [0] * 2 + [PADDING] * 6]
-    assert page.inputs.sight.clock.tolist() == [[0, 1, 2, 0, 1, 2, 3, 4], [0] * 8]
-    assert page.inputs.sight.birth.tolist() == page.inputs.sight.clock.tolist()
-    assert page.inputs.places is not None
-    assert page.inputs.places.tolist() == [[0, 1, 2, 0, 1, 2, 3, 4], [0, 1] + [0] * 6]
+    assert page.inputs.input_ids.tolist() == [[11, 12, 13, 21, 22, 23, 24, 25], [31, 32] + [9] * 6]
+    assert page.inputs.attention_mask.document_ids.tolist() == [
+        [0] * 3 + [1] * 5,
+        [0] * 2 + [PADDING_ID] * 6,
+    ]
+    assert page.inputs.attention_mask.query_order.tolist() == [[0, 1, 2, 0, 1, 2, 3, 4], [0] * 8]
+    assert (
+        page.inputs.attention_mask.key_order.tolist()
+        == page.inputs.attention_mask.query_order.tolist()
+    )
+    assert page.inputs.position_ids is not None
+    assert page.inputs.position_ids.tolist() == [[0, 1, 2, 0, 1, 2, 3, 4], [0, 1] + [0] * 6]
     assert page.starts.tolist() == [0, 3, 8]
-    assert page.inputs.segments is None and page.inputs.source is None
+    assert page.inputs.token_type_ids is None and page.inputs.encoder_inputs is None
 
 
 def test_slots_and_predicted_tokens_are_found_through_the_rows() -> None:
@@ -58,11 +64,11 @@ def test_slots_and_predicted_tokens_are_found_through_the_rows() -> None:
         read([4, 5, 6], labels=labels, slots=np.array([2])),
     ]
     page = lay_out(some, pad=0)
-    flat = page.inputs.ids.flatten()
+    flat = page.inputs.input_ids.flatten()
     assert flat[page.slots(some)].tolist() == [2, 3, 3, 6]
     tokens, owner = page.tokens(some)
-    assert tokens.ids.tolist() == [7, 8] and owner.tolist() == [2, 2]
-    assert tokens.at is not None and flat[tokens.at].tolist() == [5, 6]
+    assert tokens.labels.tolist() == [7, 8] and owner.tolist() == [2, 2]
+    assert tokens.positions is not None and flat[tokens.positions].tolist() == [5, 6]
 
 
 def test_sources_lie_in_rows_of_their_own_that_match() -> None:
@@ -72,14 +78,18 @@ def test_sources_lie_in_rows_of_their_own_that_match() -> None:
         read([4, 5, 6], source=np.array([13] * 9)),
     ]
     inputs = lay_out(some, pad=0).inputs
-    assert inputs.source is not None
-    for row in range(len(inputs.ids)):
-        for document in range(int(inputs.sight.document[row].max()) + 1):
-            own = inputs.ids[row][inputs.sight.document[row] == document].tolist()
-            source = inputs.source.ids[row][inputs.source.sight.document[row] == document].tolist()
+    assert inputs.encoder_inputs is not None
+    for row in range(len(inputs.input_ids)):
+        for document in range(int(inputs.attention_mask.document_ids[row].max()) + 1):
+            own = inputs.input_ids[row][
+                inputs.attention_mask.document_ids[row] == document
+            ].tolist()
+            source = inputs.encoder_inputs.input_ids[row][
+                inputs.encoder_inputs.attention_mask.document_ids[row] == document
+            ].tolist()
             assert (own, source) in [([1, 2], [11]), ([3], [12] * 6), ([4, 5, 6], [13] * 9)]
-    assert inputs.source.sight.clock.eq(0).all()
-    assert int((inputs.source.sight.document >= 0).sum()) == 16
+    assert inputs.encoder_inputs.attention_mask.query_order.eq(0).all()
+    assert int((inputs.encoder_inputs.attention_mask.document_ids >= 0).sum()) == 16
 
 
 @pytest.fixture(scope="module")

@@ -145,7 +145,7 @@ def test_an_answer_begins_with_no_space() -> None:
 def scores(model: Any, example: Example) -> Tensor:
     """Score the tokens of a window by itself: (1 + tokens, 2)."""
     (reading,) = example.readings
-    return model.score(model(alone(reading)).hidden[0, torch.from_numpy(reading.slots)])  # type: ignore[no-any-return]
+    return model.logits(model(alone(reading)).hidden[0, torch.from_numpy(reading.slots)])  # type: ignore[no-any-return]
 
 
 @every

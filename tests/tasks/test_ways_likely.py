@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kinfolk.batch import IGNORE_INDEX
 from kinfolk.errors import UserError
 from kinfolk.generation.decoding import generate
 from kinfolk.generation.sampling import GREEDY
@@ -22,7 +23,6 @@ from kinfolk.tasks.ways.likely import Likely
 from kinfolk.tasks.ways.prompts import Prompts
 from kinfolk.tasks.ways.text import Text
 from kinfolk.text.marks import marks
-from kinfolk.types import IGNORED
 from solving import CLASSES, alone, apart, cases, rows, same, solving, task, tokenizer
 
 SAID = list(cases("text", "cloze", "prompt"))
@@ -46,10 +46,10 @@ def ids(text: str) -> list[int]:
 
 def log(model: Any, reading: Reading) -> Tensor:
     """Return log p of what a reading says, by itself."""
-    logits = model.predict(model(alone(reading)).hidden[0]).logits()
+    logits = model.lm_logits(model(alone(reading)).hidden[0]).logits()
     assert reading.labels is not None
     labels = torch.from_numpy(reading.labels)
-    return -F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+    return -F.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="sum")
 
 
 def test_text_reads_each_text_under_its_name() -> None:
@@ -102,7 +102,7 @@ def test_a_decoder_sees_where_its_answer_begins() -> None:
     (reading,), specials = example.readings, tokenizer().specials
     assert reading.ids.tolist() == [specials.bos, *ids("red cat"), specials.sep, *ids("fine")]
     assert reading.labels is not None
-    kept = [label for label in reading.labels.tolist() if label != IGNORED]
+    kept = [label for label in reading.labels.tolist() if label != IGNORE_INDEX]
     assert kept == [*ids("fine"), specials.eos]
 
 
@@ -135,7 +135,7 @@ def test_the_word_asked_for_stands_behind_the_end_of_its_context() -> None:
     assert reading.ids.tolist() == [tokenizer().specials.bos, *ids(row.context)[-13:]]
     assert example.cut == len(ids(row.context)) - 13
     assert reading.labels is not None
-    assert [i for i in reading.labels.tolist() if i != IGNORED] == ids("cat")
+    assert [i for i in reading.labels.tolist() if i != IGNORE_INDEX] == ids("cat")
 
 
 def test_a_target_that_is_too_long_counts_as_cut() -> None:
@@ -151,7 +151,7 @@ def test_a_running_text_is_said_in_stretches_each_token_once(speaks: Any) -> Non
     said = " ".join(["red", "cat", "old", "king"] * 12)
     examples = text.lessons(Written("", said, 1), tokenizer())
     labels = [i for e in examples for r in e.readings for i in r.labels.tolist()]  # type: ignore[union-attr]
-    assert [i for i in labels if i != IGNORED] == ids(said)
+    assert [i for i in labels if i != IGNORE_INDEX] == ids(said)
     assert all(max(r.sizes) <= 16 for e in examples for r in e.readings)
     assert all(e.cut == 0 for e in examples)
 
@@ -167,7 +167,7 @@ def test_a_blank_is_filled_where_its_pattern_says() -> None:
         text = [*ids("red cat It was"), known.mask, *ids(".")]
         assert reading.ids.tolist() == [*text, known.start, *ids(said)]
         assert reading.labels is not None
-        assert [i for i in reading.labels.tolist() if i != IGNORED] == ids(said)
+        assert [i for i in reading.labels.tolist() if i != IGNORE_INDEX] == ids(said)
     with pytest.raises(UserError, match="2 words were given for 3 classes"):
         Cloze(task=task("classify"), words=("bad", "good"))
     with pytest.raises(UserError, match="row 7 has no options to choose from"):
@@ -202,7 +202,7 @@ def test_packing_changes_no_loss(name: str, kind: str, way: type[Likely]) -> Non
     each = [torch.stack([log(model, r) for r in e.readings]) for e in examples]
     if way is Text:
         found, wanted = made.loss(model, batch).sums["tokens"], -sum(part.sum() for part in each)
-        count = sum((r.labels != IGNORED).sum() for e in examples for r in e.readings)  # type: ignore[union-attr]
+        count = sum((r.labels != IGNORE_INDEX).sum() for e in examples for r in e.readings)  # type: ignore[union-attr]
         assert batch.counts["tokens"] == count
     else:
         found = made.loss(model, batch).sums["labels"]
@@ -258,10 +258,10 @@ def test_what_is_written_is_likeliest_as_lessons_are_read(name: str) -> None:
         said = [id for id in text.ids if id not in asked.ends]
         before = made.opened(ids(row.source), tokenizer())
         laid = speech.reading(made.speaks, tokenizer().specials, before, said, end=False)
-        logits = model.predict(model(alone(laid)).hidden[0]).logits()
+        logits = model.lm_logits(model(alone(laid)).hidden[0]).logits()
         logits[:, [*asked.banned]] = -torch.inf
         assert laid.labels is not None
-        found = logits.argmax(-1)[laid.labels != IGNORED].tolist()
+        found = logits.argmax(-1)[laid.labels != IGNORE_INDEX].tolist()
         assert found == said
 
 

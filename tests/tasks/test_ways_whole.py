@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kinfolk.batch import IGNORE_INDEX
 from kinfolk.errors import UserError
 from kinfolk.tasks.examples import Example
 from kinfolk.tasks.framing import encoded
@@ -18,7 +19,6 @@ from kinfolk.tasks.ways.transformed import Bare, Transformed, line_marks
 from kinfolk.tasks.ways.way import Way
 from kinfolk.tasks.ways.whole import Whole
 from kinfolk.text.tokenizer import Specials
-from kinfolk.types import IGNORED
 from solving import CLASSES, alone, apart, cases, rows, same, solving, task, tokenizer
 
 WHOLE = [case for case in cases("head", "transformed") if issubclass(case[2], Whole)]
@@ -77,7 +77,7 @@ def test_gpt_reads_a_line_at_its_end_and_predicts_the_text() -> None:
     assert reading.ids.tolist() == [start, *a, delimiter, *b, extract]
     assert reading.slots.tolist() == [len(reading.ids) - 1]
     assert reading.labels is not None
-    assert reading.labels.tolist() == [*a, delimiter, *b, IGNORED, IGNORED]
+    assert reading.labels.tolist() == [*a, delimiter, *b, IGNORE_INDEX, IGNORE_INDEX]
     (bare,) = Bare(task=task("classify")).lessons(Labelled(("red cat",), "bad", 1), tokenizer())
     assert bare.readings[0].ids.tolist() == a and bare.readings[0].labels is None
 
@@ -94,15 +94,15 @@ def test_both_orders_of_a_pair_are_read_and_count_once() -> None:
     one, two = answers(way, model, [row, turned], tokenizer())
     assert one.value == pytest.approx(two.value, abs=1e-5)
     states = sum(model(alone(r)).hidden[0, -1] for r in example.readings)
-    assert one.value == pytest.approx(float(model.score(states)), abs=1e-5)
+    assert one.value == pytest.approx(float(model.logits(states)), abs=1e-5)
 
 
 def scores(way: Whole, model: Any, example: Example) -> Tensor:
     """Score an example by itself: (classes,) or (options,)."""
     states = [model(alone(r)).hidden[0, int(r.slots[0])] for r in example.readings]
     if way.task.kind == "choose":
-        return torch.cat([model.score(state) for state in states])
-    return model.score(torch.stack(states).sum(0))  # type: ignore[no-any-return]
+        return torch.cat([model.logits(state) for state in states])
+    return model.logits(torch.stack(states).sum(0))  # type: ignore[no-any-return]
 
 
 def plain(way: Whole, model: Any, example: Example, row: Any) -> tuple[Tensor, Tensor]:
@@ -116,9 +116,9 @@ def plain(way: Whole, model: Any, example: Example, row: Any) -> tuple[Tensor, T
     language = torch.zeros(())
     for reading in example.readings:
         if reading.labels is not None:
-            logits = model.predict(model(alone(reading)).hidden[0]).logits()
+            logits = model.lm_logits(model(alone(reading)).hidden[0]).logits()
             language += F.cross_entropy(
-                logits, torch.from_numpy(reading.labels), ignore_index=IGNORED, reduction="sum"
+                logits, torch.from_numpy(reading.labels), ignore_index=IGNORE_INDEX, reduction="sum"
             )
     return blame, language
 
@@ -138,7 +138,7 @@ def test_packing_changes_no_loss(name: str, kind: str, way: type[Whole]) -> None
     if "language" in sums:
         torch.testing.assert_close(sums["language"], language, rtol=1e-5, atol=1e-5)
         labels = [r.labels for e in examples for r in e.readings if r.labels is not None]
-        predicted = sum(int((some != IGNORED).sum()) for some in labels)
+        predicted = sum(int((some != IGNORE_INDEX).sum()) for some in labels)
         assert batch.counts["language"] == predicted
     assert ("language" in sums) == (way is Transformed)
     assert batch.counts["labels"] == len(some)

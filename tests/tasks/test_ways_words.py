@@ -83,7 +83,7 @@ def test_a_word_that_is_longer_than_all_the_room_is_still_tagged() -> None:
 def scores(model: Any, example: Example) -> Tensor:
     """Score the words of an example by itself: (words, tags)."""
     (reading,) = example.readings
-    return model.score(model(alone(reading)).hidden[0, torch.from_numpy(reading.slots)])  # type: ignore[no-any-return]
+    return model.logits(model(alone(reading)).hidden[0, torch.from_numpy(reading.slots)])  # type: ignore[no-any-return]
 
 
 @every

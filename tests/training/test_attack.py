@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kinfolk.nn.adaptive import Clusters
+from kinfolk.attention_mask import AttentionMask
+from kinfolk.batch import Batch, Inputs, Loss, SegmentMemory, TokenTargets
+from kinfolk.nn.adaptive import AdaptiveEmbedding
 from kinfolk.nn.language_model import LanguageModel
-from kinfolk.sight import Sight
 from kinfolk.training.attack import Attack, tables
 from kinfolk.training.step import Learner, Step
-from kinfolk.types import Batch, Inputs, Labels, Loss, Memory
 
 
 class Reader(LanguageModel):
@@ -22,33 +22,37 @@ class Reader(LanguageModel):
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.tokens: nn.Embedding = nn.Embedding(9, 4, dtype=torch.float64)
-        self.drop = nn.Dropout(dropout)
+        self.token_embeddings: nn.Embedding = nn.Embedding(9, 4, dtype=torch.float64)
+        self.dropout = nn.Dropout(dropout)
         self.out = nn.Linear(4, 1, dtype=torch.float64)
         self.passes: list[Tensor] = []
-        self.read: list[Memory | None] = []
+        self.read: list[SegmentMemory | None] = []
 
     def forward(self, inputs: Inputs) -> Tensor:
-        self.passes.append(self.tokens.weight.detach().clone())
+        self.passes.append(self.token_embeddings.weight.detach().clone())
         self.read.append(inputs.memory)
-        return torch.tanh(self.out(self.drop(self.tokens(inputs.ids))))[..., 0]
+        return torch.tanh(self.out(self.dropout(self.token_embeddings(inputs.input_ids))))[..., 0]
 
 
 class Square:
     def loss(self, model: Any, batch: Batch[Any], /) -> Loss:
-        wrong = (model(batch.inputs) - batch.targets.ids).square().sum()
+        wrong = (model(batch.inputs) - batch.targets.labels).square().sum()
         memory = batch.inputs.memory
         if memory is not None:
-            memory = Memory(memory.hidden + 1, memory.document, memory.birth)
+            memory = SegmentMemory(memory.hidden + 1, memory.document_ids, memory.key_order)
         return Loss({"tokens": wrong}, memory=memory)
 
 
-def batch(seed: int, rows: int = 2) -> Batch[Labels]:
+def batch(seed: int, rows: int = 2) -> Batch[TokenTargets]:
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(8, (rows, 5), generator=generator)  # 8, the last, is never read
     wants = torch.randn(ids.shape, generator=generator, dtype=torch.float64)
-    inputs = Inputs(ids=ids, sight=Sight.full(torch.zeros_like(ids)), places=ids)
-    return Batch(inputs, Labels(wants), {"tokens": ids.numel()})
+    inputs = Inputs(
+        input_ids=ids,
+        attention_mask=AttentionMask.bidirectional(torch.zeros_like(ids)),
+        position_ids=ids,
+    )
+    return Batch(inputs, TokenTargets(wants), {"tokens": ids.numel()})
 
 
 class Still(torch.optim.SGD):
@@ -88,7 +92,7 @@ def test_gradients_are_those_of_the_text_and_of_the_text_attacked() -> None:
     for some in parts:
         clean = gradient(model, some, 25)
         twin = copy.deepcopy(model)
-        twin.tokens.weight.data += epsilon * clean[0] / clean[0].norm()
+        twin.token_embeddings.weight.data += epsilon * clean[0] / clean[0].norm()
         for total, one, two in zip(expected, clean, gradient(twin, some, 25), strict=True):
             total += one + two
     for found, total in zip(step.optimiser.given, expected, strict=True):  # type: ignore[attr-defined]
@@ -97,9 +101,9 @@ def test_gradients_are_those_of_the_text_and_of_the_text_attacked() -> None:
 
 def test_the_table_moves_by_epsilon_and_comes_back_to_the_bit() -> None:
     model = Reader()
-    before = model.tokens.weight.detach().clone()
+    before = model.token_embeddings.weight.detach().clone()
     stepper(model, Attack(model, 0.3))(0, [batch(1), batch(2)])
-    assert torch.equal(model.tokens.weight, before)
+    assert torch.equal(model.token_embeddings.weight, before)
     clean, moved, again, other = model.passes
     assert torch.equal(clean, before) and torch.equal(again, before)
     for table in (moved, other):
@@ -112,7 +116,7 @@ def test_an_attack_raises_the_loss_and_the_loss_told_is_the_clean_one() -> None:
     model.register_forward_hook(lambda _, __, out: losses.append(out.detach().clone()))
     plain = stepper(model, None)(0, [batch(1)])
     attacked = stepper(model, Attack(model, 0.3))(0, [batch(1)])
-    wants = batch(1).targets.ids
+    wants = batch(1).targets.labels
     _, clean, worse = ((said - wants).square().mean().item() for said in losses)
     assert worse > clean
     assert attacked.loss.item() == plain.loss.item() == pytest.approx(clean)
@@ -121,7 +125,7 @@ def test_an_attack_raises_the_loss_and_the_loss_told_is_the_clean_one() -> None:
 
 def test_both_passes_drop_the_same_units() -> None:
     model, seen = Reader(dropout=0.5), []
-    model.drop.register_forward_hook(lambda _, __, out: seen.append(out == 0))
+    model.dropout.register_forward_hook(lambda _, __, out: seen.append(out == 0))
     stepper(model, Attack(model, 0.1))(0, [batch(1), batch(1)])
     assert torch.equal(seen[0], seen[1]) and torch.equal(seen[2], seen[3])
     assert not torch.equal(seen[0], seen[2])
@@ -129,7 +133,7 @@ def test_both_passes_drop_the_same_units() -> None:
 
 def test_an_attack_reads_the_same_memory_and_is_not_remembered() -> None:
     model = Reader()
-    empty = Memory(torch.zeros(1, 2, 3, 4), torch.zeros(2, 3), torch.zeros(2, 3))
+    empty = SegmentMemory(torch.zeros(1, 2, 3, 4), torch.zeros(2, 3), torch.zeros(2, 3))
     step = stepper(model, Attack(model, 0.1), memory=[empty])
     step(0, [batch(1)])
     step(1, [batch(2)])
@@ -138,7 +142,7 @@ def test_an_attack_reads_the_same_memory_and_is_not_remembered() -> None:
 
 def test_a_frozen_table_is_not_attacked() -> None:
     model = Reader()
-    model.tokens.requires_grad_(False)
+    model.token_embeddings.requires_grad_(False)
     attack = Attack(model, 0.3)
     some = batch(1)
 
@@ -159,7 +163,7 @@ def test_a_gradient_of_zero_moves_nothing() -> None:
 
 def test_a_pass_that_fails_leaves_the_table_as_it_was() -> None:
     model = Reader()
-    before = model.tokens.weight.detach().clone()
+    before = model.token_embeddings.weight.detach().clone()
     some = batch(1)
 
     def learn() -> None:
@@ -169,12 +173,12 @@ def test_a_pass_that_fails_leaves_the_table_as_it_was() -> None:
 
     with pytest.raises(MemoryError):
         Attack(model, 0.3)(learn)
-    assert torch.equal(model.tokens.weight, before)
+    assert torch.equal(model.token_embeddings.weight, before)
 
 
 def test_a_network_of_several_tables_is_moved_by_epsilon_in_all() -> None:
     model = LanguageModel()
-    model.tokens = Clusters(30, 8, cutoffs=(10, 20), divisor=2)
+    model.token_embeddings = AdaptiveEmbedding(30, 8, cutoffs=(10, 20), div_val=2)
     found = tables(model)
     assert [tuple(table.shape)[1] for table in found] == [8, 4, 2]
     before = [table.detach().clone() for table in found]

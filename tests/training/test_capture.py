@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kinfolk.sight import Sight
+from kinfolk.attention_mask import AttentionMask
+from kinfolk.batch import Batch, Inputs, Loss, TokenTargets
 from kinfolk.training.capture import Captured, leaves, own, shape, shares
-from kinfolk.types import Batch, Inputs, Labels, Loss
 
 
-def batch(rows: int = 2, at: bool = True) -> Batch[Labels]:
+def batch(rows: int = 2, at: bool = True) -> Batch[TokenTargets]:
     ids = torch.zeros(rows, 4, dtype=torch.long)
-    inputs = Inputs(ids=ids, sight=Sight.causal(ids), places=ids)
-    return Batch(inputs, Labels(ids[0], ids[0] if at else None), {"tokens": rows})
+    inputs = Inputs(input_ids=ids, attention_mask=AttentionMask.causal(ids), position_ids=ids)
+    return Batch(inputs, TokenTargets(ids[0], ids[0] if at else None), {"tokens": rows})
 
 
 def test_one_graph_serves_batches_of_one_shape() -> None:
@@ -21,9 +21,11 @@ def test_one_graph_serves_batches_of_one_shape() -> None:
     assert shape(one.inputs) == shape(other.inputs)
     assert shape(one.inputs) != shape(batch(rows=3).inputs)
     assert shape(one.targets) != shape(batch(at=False).targets)
-    wider = replace(one.inputs, ids=one.inputs.ids.int())
+    wider = replace(one.inputs, input_ids=one.inputs.input_ids.int())
     assert shape(one.inputs) != shape(wider)
-    plain = replace(one.inputs, sight=Sight.causal(one.inputs.ids, plain=True))
+    plain = replace(
+        one.inputs, attention_mask=AttentionMask.causal(one.inputs.input_ids, unpacked=True)
+    )
     assert shape(one.inputs) != shape(plain), "another kernel reads it"
 
 

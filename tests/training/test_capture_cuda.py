@@ -50,7 +50,7 @@ def setting(member: str, way: str, dropout: float = 0.0) -> tuple[Any, Any, Any]
     """Return a nano network, its objective, and batches."""
     who = members()[member]
     objective = who.objective(way)(specials=SPECIALS, vocab=VOCAB, length=256)
-    config = replace(who.config("nano"), vocab=VOCAB)
+    config = replace(who.config("nano"), vocab_size=VOCAB)
     if hasattr(config, "dropout"):
         config = replace(config, dropout=dropout)
     torch.manual_seed(0)
@@ -77,7 +77,7 @@ def learned(
     mover = optimiser(
         model, name="adamw", peak=1e-3, decay=0.1, betas=(0.9, 0.99), eps=1e-8, fused=True
     )
-    memory = [model.blank(ROWS) for _ in range(parts)] if hasattr(objective, "join") else None
+    memory = [model.init_memory(ROWS) for _ in range(parts)] if hasattr(objective, "join") else None
     step = Step(
         learner,
         mover,

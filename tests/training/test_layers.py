@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from kinfolk.nn.bilstm import BiLSTMConfig
-from kinfolk.nn.headed import HeadedConfig, summary
 from kinfolk.nn.language_model import LayerStack
+from kinfolk.nn.task_heads import ModelWithHeadConfig, pooling_of
 from kinfolk.recipes.catalogue import Member, members
 from kinfolk.training.layers import depth_of, layers
 from kinfolk.training.optimisers import layered_groups, optimiser, parameter_groups
@@ -18,40 +18,46 @@ SETTINGS: dict[str, Any] = {"peak": 0.5, "decay": 0.1, "betas": (0.9, 0.99), "ep
 DEPTH = 3
 
 # What stands before the blocks and behind them; all else is blocks, or stands beside them.
+BERT = {"token_embeddings", "position_embeddings", "token_type_embeddings", "embedding_norm"}
 BEFORE = {
-    "albert": {"tokens", "places", "segments", "norm", "widen"},
-    "bert": {"tokens", "places", "segments", "norm"},
-    "electra": {"tokens", "places", "segments", "norm", "generator.widen", "discriminator.widen"},
-    "glm": {"tokens", "places", "within"},
-    "gpt": {"tokens", "places"},
-    "gpt2": {"tokens", "places"},
-    "gpt3": {"tokens", "places"},
-    "roberta": {"tokens", "places", "segments", "norm"},
-    "t5": {"tokens", "encoder.bias.table", "decoder.bias.table"},
-    "transformer": {"tokens"},
-    "transformer_xl": {"tokens", "tokens.tables.0"},
-    "xlnet": {"", "tokens"},
+    "albert": BERT | {"embedding_projection"},
+    "bert": BERT,
+    "electra": BERT | {"generator.embedding_projection", "discriminator.embedding_projection"},
+    "glm": {"token_embeddings", "position_embeddings", "block_position_embeddings"},
+    "gpt": {"token_embeddings", "position_embeddings"},
+    "gpt2": {"token_embeddings", "position_embeddings"},
+    "gpt3": {"token_embeddings", "position_embeddings"},
+    "roberta": BERT,
+    "t5": {
+        "token_embeddings",
+        "encoder.position_bias.embedding",
+        "decoder.position_bias.embedding",
+    },
+    "transformer": {"token_embeddings"},
+    "transformer_xl": {"token_embeddings", "token_embeddings.embeddings.0"},
+    "xlnet": {"", "token_embeddings"},
 }
+MLM_HEAD = {"mlm_head", "mlm_head.dense", "mlm_head.norm"}
 BEHIND = {
-    "albert": {"head", "head.dense", "head.norm", "pooler", "pairs"},
-    "bert": {"head", "head.dense", "head.norm", "pooler", "pairs"},
-    "electra": {"head", "head.dense", "head.norm", "detector.dense", "detector.out"},
-    "glm": {"norm"},
-    "gpt2": {"norm"},
-    "gpt3": {"norm"},
-    "roberta": {"head", "head.dense", "head.norm"},
-    "t5": {"encoder.norm", "decoder.norm", "head"},
+    "albert": MLM_HEAD | {"pooler", "seq_relationship"},
+    "bert": MLM_HEAD | {"pooler", "seq_relationship"},
+    "electra": MLM_HEAD | {"discriminator_head.dense", "discriminator_head.out"},
+    "glm": {"final_norm"},
+    "gpt2": {"final_norm"},
+    "gpt3": {"final_norm"},
+    "roberta": MLM_HEAD,
+    "t5": {"encoder.final_norm", "decoder.final_norm", "lm_head"},
 }
 
 
 def config(member: Member) -> Any:
-    changes = {"narrow": 16} if member.name == "electra" else {}  # so that something widens
-    return dataclasses.replace(member.config("nano"), vocab=99, depth=DEPTH, **changes)
+    changes = {"embedding_size": 16} if member.name == "electra" else {}  # so that something widens
+    return dataclasses.replace(member.config("nano"), vocab_size=99, num_layers=DEPTH, **changes)
 
 
 def headed(body: Any) -> nn.Module:
-    network: nn.Module = HeadedConfig(
-        body=body, head="text", labels=("no", "yes"), summary=summary(body)
+    network: nn.Module = ModelWithHeadConfig(
+        backbone=body, head="text", labels=("no", "yes"), pooling=pooling_of(body)
     ).build()
     return network
 
@@ -72,27 +78,27 @@ def test_tables_are_below_the_blocks_and_heads_above(name: str) -> None:
     for layer in range(1, depth + 1):
         number = "" if name == "albert" else f"{layer - 1}."
         inside = parts(found, layer)
-        assert inside and all(f"blocks.{number}" in part for part in inside)
+        assert inside and all(f"layers.{number}" in part for part in inside)
 
 
 @pytest.mark.parametrize("name", ["bert", "electra", "albert", "gpt2", "xlnet", "transformer_xl"])
 def test_a_head_is_the_top_of_the_member_below_it(name: str) -> None:
     body = config(members()[name])
     model = headed(body)
-    found, inner = layers(model), layers(model.body)  # type: ignore[arg-type]
-    assert {n: layer for n, layer in found.items() if n.startswith("body.")} == {
-        f"body.{n}": layer for n, layer in inner.items()
+    found, inner = layers(model), layers(model.backbone)  # type: ignore[arg-type]
+    assert {n: layer for n, layer in found.items() if n.startswith("backbone.")} == {
+        f"backbone.{n}": layer for n, layer in inner.items()
     }
     top = depth_of(model) + 1
-    assert {found[n] for n in found if not n.startswith("body.")} == {top}
+    assert {found[n] for n in found if not n.startswith("backbone.")} == {top}
     assert set(found.values()) == set(range(top + 1))
 
 
 def test_the_baseline_has_layers_too() -> None:
-    found = layers(headed(BiLSTMConfig(vocab=99, width=16)))
-    assert parts(found, 0) == {"body.tokens"}
-    assert parts(found, 1) == {"body.blocks.0"} and parts(found, 2) == {"body.blocks.1"}
-    assert parts(found, 3) == {"head.out"}
+    found = layers(headed(BiLSTMConfig(vocab_size=99, hidden_size=16)))
+    assert parts(found, 0) == {"backbone.token_embeddings"}
+    assert parts(found, 1) == {"backbone.layers.0"} and parts(found, 2) == {"backbone.layers.1"}
+    assert parts(found, 3) == {"head.out_proj"}
 
 
 def test_rates_shrink_from_the_top_down() -> None:
@@ -111,7 +117,7 @@ def test_rates_shrink_from_the_top_down() -> None:
 
 def test_the_highest_layer_that_learns_has_the_whole_rate() -> None:
     model = config(members()["gpt"]).build()  # nothing stands on its blocks
-    model.blocks[-1].requires_grad_(False)
+    model.layers[-1].requires_grad_(False)
     scales = {group["scale"] for group in layered_groups(model, 0.1, 0.5)}
     assert scales == {1.0, 0.5, 0.25}
 
@@ -137,11 +143,11 @@ def test_a_scale_is_kept_with_the_optimisers_state(name: str) -> None:
 
 def test_layers_are_found_by_their_type_whatever_they_are_called() -> None:
     model = nn.Module()
-    model.blocks = nn.Linear(2, 2)
+    model.layers = nn.Linear(2, 2)
     model.stack = LayerStack(nn.Linear(2, 2) for _ in range(2))
-    model.tokens = nn.Linear(2, 2)
+    model.token_embeddings = nn.Linear(2, 2)
     found = {name.rpartition(".")[0]: layer for name, layer in layers(model).items()}
-    assert found == {"blocks": 0, "stack.0": 1, "stack.1": 2, "tokens": 3}
+    assert found == {"layers": 0, "stack.0": 1, "stack.1": 2, "token_embeddings": 3}
 
 
 def test_a_network_without_blocks_is_one_layer() -> None:

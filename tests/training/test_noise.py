@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch import nn
 
-from kinfolk.nn.table import Table, initialise
+from kinfolk.nn.embeddings import TokenEmbedding, init_weights_
 from kinfolk.training.noise import shake
 
 
 def network() -> nn.ModuleDict:
     torch.manual_seed(0)
     model = nn.ModuleDict(
-        {"tokens": Table(70, 64), "wide": nn.Linear(64, 200), "head": nn.Linear(200, 2)}
+        {"tokens": TokenEmbedding(70, 64), "wide": nn.Linear(64, 200), "head": nn.Linear(200, 2)}
     )
-    initialise(model, std=0.02)
+    init_weights_(model, std=0.02)
     model["wide"].weight.data.mul_(10)  # type: ignore[operator, union-attr]
     return model
 

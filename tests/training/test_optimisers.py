@@ -18,13 +18,13 @@ SETTINGS: dict[str, Any] = {"peak": 1e-2, "decay": 0.1, "betas": (0.9, 0.99), "e
 class Net(WithBiases):
     def __init__(self) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(5, 4)
+        self.token_embeddings = nn.Embedding(5, 4)
         self.hidden = nn.Linear(4, 4)
         self.content_bias = nn.Parameter(torch.randn(2, 4))  # declared a bias, a matrix by shape
         self.norm_bias = nn.Linear(4, 4, bias=False)  # a matrix, whatever it is called
         self.last = nn.LayerNorm((1, 4))  # a norm, although its weight has two axes
         self.head = nn.Linear(4, 5, bias=False)
-        self.head.weight = self.tokens.weight
+        self.head.weight = self.token_embeddings.weight
         self.frozen = nn.Linear(4, 4)
         self.frozen.requires_grad_(False)
 
@@ -32,7 +32,7 @@ class Net(WithBiases):
         return (self.content_bias,)
 
     def forward(self, ids: Tensor) -> Tensor:
-        x = self.hidden(self.tokens(ids)) + self.content_bias.sum(0)
+        x = self.hidden(self.token_embeddings(ids)) + self.content_bias.sum(0)
         return self.head(self.last(self.norm_bias(x)[:, None])).logsumexp(-1).square().sum()
 
 
@@ -49,7 +49,7 @@ def test_only_matrices_are_decayed_and_each_parameter_comes_once(name: str) -> N
     model = Net()
     built = optimiser(model, name=name, fused=True, **SETTINGS)
     assert names(model, built) == [
-        (0.1, {"tokens.weight", "hidden.weight", "norm_bias.weight"}),
+        (0.1, {"token_embeddings.weight", "hidden.weight", "norm_bias.weight"}),
         (0.0, {"hidden.bias", "content_bias", "last.weight", "last.bias"}),
     ]
 

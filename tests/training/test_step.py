@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from kinfolk.attention_mask import AttentionMask
+from kinfolk.batch import Batch, Inputs, Loss, TokenTargets
 from kinfolk.rng import derive_seed
-from kinfolk.sight import Sight
 from kinfolk.training.step import Learner, Step, add
-from kinfolk.types import Batch, Inputs, Labels, Loss
 
 
 class Line(nn.Module):
@@ -21,10 +21,10 @@ class Line(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.tensor([1.0, 2.0], dtype=torch.float64))
         self.frozen = nn.Parameter(torch.tensor(5.0), requires_grad=False)
-        self.drop = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, inputs: Inputs) -> Tensor:
-        return self.drop(inputs.ids.double()) @ self.weight
+        return self.dropout(inputs.input_ids.double()) @ self.weight
 
 
 class Apart:
@@ -32,15 +32,19 @@ class Apart:
 
     def loss(self, model: Any, batch: Batch[Any], /) -> Loss:
         said = model(batch.inputs)
-        parts = {"tokens": ((said - batch.targets.ids) ** 2).sum(), "pairs": said.sum()}
+        parts = {"tokens": ((said - batch.targets.labels) ** 2).sum(), "pairs": said.sum()}
         return Loss(parts, {"pairs": 3.0})
 
 
-def batch(*rows: tuple[int, int, int], pairs: int = 1) -> Batch[Labels]:
+def batch(*rows: tuple[int, int, int], pairs: int = 1) -> Batch[TokenTargets]:
     """Make a batch of (x0, x1, y) rows."""
     ids = torch.tensor([row[:2] for row in rows])
-    inputs = Inputs(ids=ids, sight=Sight.full(torch.zeros_like(ids)), places=ids)
-    labels = Labels(torch.tensor([row[2] for row in rows]).double())
+    inputs = Inputs(
+        input_ids=ids,
+        attention_mask=AttentionMask.bidirectional(torch.zeros_like(ids)),
+        position_ids=ids,
+    )
+    labels = TokenTargets(torch.tensor([row[2] for row in rows]).double())
     return Batch(inputs, labels, {"tokens": len(rows), "pairs": pairs})
 
 
@@ -99,10 +103,12 @@ def test_parts_of_any_size_are_the_same_step(cuts: tuple[int, ...]) -> None:
         assert found.parts[name].item() == pytest.approx(part.item(), rel=1e-12)
 
 
-def empty(pairs: int) -> Batch[Labels]:
+def empty(pairs: int) -> Batch[TokenTargets]:
     ids = torch.zeros(0, 2, dtype=torch.long)
-    inputs = Inputs(ids=ids, sight=Sight.full(ids), places=ids)
-    return Batch(inputs, Labels(torch.zeros(0).double()), {"tokens": 0, "pairs": pairs})
+    inputs = Inputs(
+        input_ids=ids, attention_mask=AttentionMask.bidirectional(ids), position_ids=ids
+    )
+    return Batch(inputs, TokenTargets(torch.zeros(0).double()), {"tokens": 0, "pairs": pairs})
 
 
 def test_the_rate_is_that_of_the_steps_number() -> None:
@@ -137,7 +143,7 @@ def test_dropout_is_a_function_of_seed_number_and_part() -> None:
     assert after(0, 0) != after(0, 1)
     seen: list[list[float]] = []
     model = Line(dropout=0.5)
-    model.drop.register_forward_hook(lambda _, __, out: seen.append(out.tolist()))
+    model.dropout.register_forward_hook(lambda _, __, out: seen.append(out.tolist()))
     stepper(model)(0, [batch(*ROWS), batch(*ROWS)])
     assert seen[0] != seen[1], "micro-batches drop the same units"
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from kinfolk.attention_mask import AttentionMask
+from kinfolk.batch import Batch, Inputs, Loss, TokenTargets
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import LayerStack
-from kinfolk.sight import Sight
 from kinfolk.training.optimisers import optimiser
 from kinfolk.training.step import Learner, Step
 from kinfolk.training.thawing import Thaw
-from kinfolk.types import Batch, Inputs, Labels, Loss
 
 
 class Stack(nn.Module):
@@ -21,30 +21,34 @@ class Stack(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.tokens = nn.Embedding(9, 4)
-        self.blocks = LayerStack(nn.Linear(4, 4) for _ in range(2))
-        self.blocks[0].bias.requires_grad_(False)
+        self.token_embeddings = nn.Embedding(9, 4)
+        self.layers = LayerStack(nn.Linear(4, 4) for _ in range(2))
+        self.layers[0].bias.requires_grad_(False)
         self.head = nn.Linear(4, 1)
 
     def forward(self, inputs: Inputs) -> Tensor:
-        x = self.tokens(inputs.ids)
-        for block in self.blocks:
+        x = self.token_embeddings(inputs.input_ids)
+        for block in self.layers:
             x = torch.tanh(block(x))
         return self.head(x)[..., 0]  # type: ignore[no-any-return]
 
 
 class Square:
     def loss(self, model: Any, batch: Batch[Any], /) -> Loss:
-        return Loss({"tokens": (model(batch.inputs) - batch.targets.ids).square().sum()})
+        return Loss({"tokens": (model(batch.inputs) - batch.targets.labels).square().sum()})
 
 
-ORDER = ["head", "blocks.1", "blocks.0", "tokens"]  # from the top down
+ORDER = ["head", "layers.1", "layers.0", "token_embeddings"]  # from the top down
 
 
-def batch(seed: int) -> Batch[Labels]:
+def batch(seed: int) -> Batch[TokenTargets]:
     ids = torch.randint(9, (2, 5), generator=torch.Generator().manual_seed(seed))
-    inputs = Inputs(ids=ids, sight=Sight.full(torch.zeros_like(ids)), places=ids)
-    return Batch(inputs, Labels(ids.float()), {"tokens": ids.numel()})
+    inputs = Inputs(
+        input_ids=ids,
+        attention_mask=AttentionMask.bidirectional(torch.zeros_like(ids)),
+        position_ids=ids,
+    )
+    return Batch(inputs, TokenTargets(ids.float()), {"tokens": ids.numel()})
 
 
 def stepper(model: nn.Module, every: int) -> Step:
@@ -75,7 +79,7 @@ def test_one_more_layer_learns_every_so_many_updates(every: int) -> None:
         thaw(number)
         learning = {part(name) for name, p in model.named_parameters() if p.requires_grad}
         assert learning == set(ORDER[: 1 + number // every])
-        assert not model.blocks[0].bias.requires_grad, "what never learned is not thawed"
+        assert not model.layers[0].bias.requires_grad, "what never learned is not thawed"
 
 
 def test_what_is_frozen_neither_learns_nor_decays() -> None:
@@ -109,7 +113,7 @@ def test_layers_with_nothing_to_learn_take_no_turn() -> None:
     model.head.requires_grad_(False)
     thaw = Thaw(model, 1)
     thaw(0)
-    assert {part(n) for n, p in model.named_parameters() if p.requires_grad} == {"blocks.1"}
+    assert {part(n) for n, p in model.named_parameters() if p.requires_grad} == {"layers.1"}
 
 
 def test_thawing_every_no_steps_is_a_sentence() -> None:

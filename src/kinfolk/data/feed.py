@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 from torch.utils.data import Dataset
 
+from kinfolk.batch import Batch
 from kinfolk.data.packing import Rows, pack
 from kinfolk.data.pieces import Documents, Ids, Piece, Pieces, Rng
 from kinfolk.errors import UserError
 from kinfolk.rng import Stream, generator
-from kinfolk.types import Batch
 
 
 class Teacher(Protocol):

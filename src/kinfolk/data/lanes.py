@@ -18,11 +18,11 @@ from typing import Any, Protocol
 import numpy as np
 from torch.utils.data import Dataset
 
+from kinfolk.batch import Batch
 from kinfolk.data.feed import Feed, Teacher
 from kinfolk.data.pieces import Documents, Ids, Piece
 from kinfolk.errors import UserError
 from kinfolk.rng import Stream, generator
-from kinfolk.types import Batch
 
 NUMBERS = 1 << 30  # documents are numbered below this, and then from 0 again
 

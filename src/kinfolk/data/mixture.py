@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset
 
+from kinfolk.batch import Batch
 from kinfolk.data.feed import Feed
 from kinfolk.data.pieces import Ids
-from kinfolk.types import Batch
 
 LONGEST = 1 << 16  # rows in a round
 

@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kinfolk.attention_mask import PADDING_ID
+from kinfolk.batch import IGNORE_INDEX, TokenTargets
 from kinfolk.data.pieces import Ids
-from kinfolk.sight import PADDING
-from kinfolk.types import IGNORED, Labels
 
 TRIES = 16  # rows looked at before a new one is opened, where several streams must fit
 
@@ -81,7 +81,7 @@ def lay(rows: Sequence[Sequence[Ids]], length: int, fill: int) -> Tensor:
 
 def number(sizes: Sequence[Sequence[int]], length: int) -> tuple[Tensor, Tensor]:
     """Number the documents in each row, and the places in each document: two (rows, length)."""
-    document = np.full((len(sizes), length), PADDING, np.int32)
+    document = np.full((len(sizes), length), PADDING_ID, np.int32)
     places = np.zeros((len(sizes), length), np.int64)
     for row, lengths in enumerate(sizes):
         total = sum(lengths)
@@ -98,15 +98,15 @@ def firsts(sizes: Sequence[Sequence[int]], length: int) -> NDArray[np.int64]:
     )
 
 
-def sparse(labels: Tensor) -> tuple[Labels, int]:
+def sparse(labels: Tensor) -> tuple[TokenTargets, int]:
     """Keep only the slots that predict, and say how many there are.
 
     Empty predictions fill up to a multiple of a 64th of the page, so that the number of
     predictions, and with it every shape, is the same from step to step.
     """
     flat = labels.flatten()
-    at = torch.nonzero(flat != IGNORED)[:, 0]
+    at = torch.nonzero(flat != IGNORE_INDEX)[:, 0]
     grain = max(1, flat.numel() // 64)
     empty = -len(at) % grain
-    ids = torch.cat([flat[at], flat.new_full((empty,), IGNORED)])
-    return Labels(ids, torch.cat([at, at.new_zeros(empty)])), len(flat[flat != IGNORED])
+    ids = torch.cat([flat[at], flat.new_full((empty,), IGNORE_INDEX)])
+    return TokenTargets(ids, torch.cat([at, at.new_zeros(empty)])), len(flat[flat != IGNORE_INDEX])

@@ -194,7 +194,7 @@ def winners(hunts: Sequence[Hunt], num: int) -> list[Generated]:
 
 def check(writer: Writer, request: Request, beam: Beam) -> None:
     """Complain about a search that cannot be."""
-    vocab = writer.model.config.vocab
+    vocab = writer.model.config.vocab_size
     if beam.size > vocab:
         raise UserError(
             f"{beam.size} beams are more than the {vocab} tokens of the model: use fewer"

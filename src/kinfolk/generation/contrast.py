@@ -34,7 +34,7 @@ def contrast(writer: Writer, request: Request, method: Contrastive) -> Iterator[
     """Go on with every prompt, a token for each live text at a time."""
     check(writer, request)
     live = [(prompt, 0) for prompt in range(len(request.prompts))]
-    text = writer.inputs.sight.document == 0
+    text = writer.inputs.attention_mask.document_ids == 0
     logits = writer.read()
     assert writer.hidden is not None
     if not writer.hidden.is_floating_point():
@@ -79,5 +79,5 @@ def check(writer: Writer, request: Request) -> None:
         raise UserError(
             f"contrastive search finds one text, not {request.num}: sample, or use beams"
         )
-    if writer.inputs.asked is not None:
+    if writer.inputs.target_positions is not None:
         raise UserError("this model's states are guesses, which contrastive search cannot compare")

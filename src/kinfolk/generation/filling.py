@@ -11,6 +11,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from kinfolk.attention_mask import AttentionMask
+from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
 from kinfolk.generation.decoding import Method, generate
 from kinfolk.generation.layout import check, device, read, resting, room
@@ -18,9 +20,7 @@ from kinfolk.generation.rules import Judge, Rules, ban
 from kinfolk.generation.sampling import GREEDY
 from kinfolk.generation.writer import Request
 from kinfolk.nn.language_model import LanguageModel
-from kinfolk.sight import Sight
 from kinfolk.text.marks import Marks
-from kinfolk.types import Inputs
 
 
 @torch.inference_mode()
@@ -42,12 +42,12 @@ def fill_masks(
         raise UserError("this model writes from left to right: it can go on with a text, not fill")
     inputs = read([ids]).to(device(model))
     with resting(model):
-        hole = inputs.ids == mask
+        hole = inputs.input_ids == mask
         if model.decoding == "two-stream":  # nobody sees a hole, and each is asked for
             inputs = asking_for(inputs, hole)
-        output = model.guess(inputs)
-        hidden = output.hidden[hole] if inputs.asked is None else output.hidden[0]
-        logits = model.predict(hidden).logits().float()
+        output = model.forward_lm(inputs)
+        hidden = output.hidden[hole] if inputs.target_positions is None else output.hidden[0]
+        logits = model.lm_logits(hidden).logits().float()
     unsaid = Judge(Rules(banned=banned), (), logits.shape[1], logits.device).banned
     shares = logits.softmax(-1)
     best = ban(logits, unsaid).topk(min(top, logits.shape[1] - len(unsaid))).indices
@@ -57,14 +57,14 @@ def fill_masks(
 
 def asking_for(inputs: Inputs, hole: Tensor) -> Inputs:
     """Ask for the holes of one text, each from all that is no hole."""
-    time = hole.to(inputs.sight.birth.dtype)
-    segments = torch.zeros_like(inputs.ids)
+    time = hole.to(inputs.attention_mask.key_order.dtype)
+    segments = torch.zeros_like(inputs.input_ids)
     segments[:, -1] = 2  # the closing [CLS] is of neither text
     return replace(
         inputs,
-        sight=Sight(inputs.sight.document, time, time),
-        segments=segments,
-        asked=hole.nonzero()[None, :, 1],
+        attention_mask=AttentionMask(inputs.attention_mask.document_ids, time, time),
+        token_type_ids=segments,
+        target_positions=hole.nonzero()[None, :, 1],
     )
 
 

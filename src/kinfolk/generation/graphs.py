@@ -15,11 +15,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from kinfolk.attention_mask import AttentionMask
+from kinfolk.batch import Inputs
 from kinfolk.generation.rules import ban
 from kinfolk.generation.sampling import Sampling, choose
 from kinfolk.generation.writer import Request, Step, Writer, weigh
-from kinfolk.sight import Sight
-from kinfolk.types import Inputs
 
 FEW = 16  # tokens for which capturing would not pay
 AHEAD = 16  # tokens written between two looks at what was written
@@ -29,7 +29,7 @@ def pays(writer: Writer, request: Request) -> bool:
     """Say whether a turn can be captured, and is worth it."""
     model, rules = writer.model, request.rules
     free = not (rules.look_back or rules.fewest or request.done is not None)
-    caches = writer.inputs.state is not None and bool(writer.inputs.state.caches)
+    caches = writer.inputs.cache is not None and bool(writer.inputs.cache.layers)
     quick = writer.device.type == "cuda" or request.compiled
     return quick and free and model.static_cache and caches and max(writer.rooms) > FEW
 
@@ -40,22 +40,24 @@ class Turn:
     def __init__(
         self, writer: Writer, sampling: Sampling, *, compiled: bool, weighed: bool = True
     ) -> None:
-        inputs, state = writer.inputs, writer.inputs.state
+        inputs, state = writer.inputs, writer.inputs.cache
         assert state is not None
-        state.pin()
+        state.make_static()
         self.model, self.banned, self.sampling = writer.model, writer.judge.banned, sampling
-        self.state, self.source, self.weighed = state, inputs.source, weighed
-        context = writer.model.config.context
-        self.limit = (state.capacity if context is None else context) - 1
+        self.state, self.source, self.weighed = state, inputs.encoder_inputs, weighed
+        context = writer.model.config.max_length
+        self.limit = (state.max_length if context is None else context) - 1
         # What moves with every token, and is written in place.
         self.count = torch.ones(1, dtype=torch.long, device=writer.device)
-        self.newest = torch.zeros_like(inputs.ids)
-        self.time = torch.zeros_like(inputs.ids)
-        self.places = torch.zeros_like(inputs.ids)
-        self.within = None if inputs.within is None else torch.zeros_like(inputs.ids)
-        self.document = torch.zeros_like(inputs.ids)
+        self.newest = torch.zeros_like(inputs.input_ids)
+        self.time = torch.zeros_like(inputs.input_ids)
+        self.places = torch.zeros_like(inputs.input_ids)
+        self.within = (
+            None if inputs.block_position_ids is None else torch.zeros_like(inputs.input_ids)
+        )
+        self.document = torch.zeros_like(inputs.input_ids)
         # What comes in and what goes out, a column a token.
-        size = len(inputs.ids), state.capacity
+        size = len(inputs.input_ids), state.max_length
         self.chances = torch.zeros(size, dtype=torch.float64, device=writer.device)
         self.ids = torch.zeros(size, dtype=torch.long, device=writer.device)
         self.logprobs = torch.zeros(size, device=writer.device)
@@ -64,35 +66,37 @@ class Turn:
 
     def load(self, writer: Writer, chances: Tensor) -> None:
         """Stand where a writer stands that has written its first token."""
-        inputs, state = writer.inputs, writer.inputs.state
+        inputs, state = writer.inputs, writer.inputs.cache
         assert state is not None
         if state is self.state:
-            state.renew()
+            state.reset()
         else:
-            self.state.adopt(state)
-        if self.source is not None and inputs.source is not None:
-            self.source.sight.document.copy_(inputs.source.sight.document)
+            self.state.copy_from(state)
+        if self.source is not None and inputs.encoder_inputs is not None:
+            self.source.attention_mask.document_ids.copy_(
+                inputs.encoder_inputs.attention_mask.document_ids
+            )
         self.count.fill_(1)
-        self.newest.copy_(inputs.ids)
-        self.time.copy_(inputs.sight.birth)
-        self.places.copy_(inputs.places)
-        if self.within is not None and inputs.within is not None:
-            self.within.copy_(inputs.within)
+        self.newest.copy_(inputs.input_ids)
+        self.time.copy_(inputs.attention_mask.key_order)
+        self.places.copy_(inputs.position_ids)
+        if self.within is not None and inputs.block_position_ids is not None:
+            self.within.copy_(inputs.block_position_ids)
         self.chances[:, : chances.shape[1]] = chances
 
     def step(self) -> None:
         """Read, choose and write, for every row."""
-        sight = Sight(self.document, self.time, self.time)
+        attention_mask = AttentionMask(self.document, self.time, self.time)
         inputs = Inputs(
-            ids=self.newest,
-            sight=sight,
-            places=self.places,
-            within=self.within,
-            source=self.source,
-            state=self.state,
-            key_mask=self.state.extend(sight),
+            input_ids=self.newest,
+            attention_mask=attention_mask,
+            position_ids=self.places,
+            block_position_ids=self.within,
+            encoder_inputs=self.source,
+            cache=self.state,
+            key_mask=self.state.append_mask(attention_mask),
         )
-        logits = self.model.predict(self.model(inputs).hidden[:, -1]).logits().float()
+        logits = self.model.lm_logits(self.model(inputs).hidden[:, -1]).logits().float()
         chance = self.chances.index_select(1, self.count)[:, 0]
         left = ban(logits, self.banned) if len(self.banned) else logits
         ids = choose(left, self.sampling, chance)[:, None]
@@ -100,8 +104,8 @@ class Turn:
         self.ids.index_copy_(1, self.count, ids)
         self.logprobs.index_copy_(1, self.count, logprobs)
         self.newest.copy_(ids)
-        assert self.state.at is not None
-        for counter in (self.state.at, self.count, self.time):
+        assert self.state.write_index is not None
+        for counter in (self.state.write_index, self.count, self.time):
             counter.add_(1)
         # A text without room stays at the last place there is, and is not looked at any more.
         (self.places if self.within is None else self.within).add_(1).clamp_(max=self.limit)
@@ -134,13 +138,13 @@ TURNS: "WeakKeyDictionary[Any, tuple[Hashable, Turn]]" = WeakKeyDictionary()
 
 def captured(writer: Writer, sampling: Sampling, *, compiled: bool, weighed: bool = True) -> Turn:
     """Return a captured turn for a writer, which may have served another."""
-    inputs, state = writer.inputs, writer.inputs.state
+    inputs, state = writer.inputs, writer.inputs.cache
     assert state is not None
-    source = None if inputs.source is None else inputs.source.ids.shape
+    source = None if inputs.encoder_inputs is None else inputs.encoder_inputs.input_ids.shape
     weights = tuple(weight.data_ptr() for weight in writer.model.parameters())
     banned = tuple(writer.judge.banned.tolist())
     habits = (sampling, banned, compiled, weighed)
-    key = (inputs.ids.shape, state.capacity, source, habits, weights)
+    key = (inputs.input_ids.shape, state.max_length, source, habits, weights)
     known = TURNS.get(writer.model)
     if known is not None and known[0] == key:
         return known[1]

@@ -19,10 +19,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from kinfolk.attention_mask import PADDING_ID, AttentionMask
+from kinfolk.batch import Inputs, KVCache, tree_map
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import LanguageModel
-from kinfolk.sight import PADDING, Sight
-from kinfolk.types import Inputs, State, each
 
 Texts = Sequence[Sequence[int]]
 Blanks = Sequence[tuple[int, int]]  # the place of each mask, and how many tokens it has by now
@@ -31,7 +31,7 @@ Blanks = Sequence[tuple[int, int]]  # the place of each mask, and how many token
 def start(
     prompts: Texts,
     source: Inputs | None,
-    state: State,
+    state: KVCache,
     blanks: Sequence[Blanks] | None = None,
     *,
     asks: bool = False,
@@ -45,24 +45,37 @@ def start(
     padding = torch.tensor([longest - len(row) for row in rows])[:, None]
     slots = torch.arange(longest)
     places = (slots - padding).clamp(min=0)
-    document = torch.where(slots < padding, PADDING, 0)
+    document = torch.where(slots < padding, PADDING_ID, 0)
     ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
     if blanks is None:
         plain: Literal["causal"] | None = None if bool(padding.any()) else "causal"
-        sight = Sight(document, places, places, plain)
-        opened = Inputs(ids=ids, sight=sight, places=places, source=source, state=state)
+        attention_mask = AttentionMask(document, places, places, plain)
+        opened = Inputs(
+            input_ids=ids,
+            attention_mask=attention_mask,
+            position_ids=places,
+            encoder_inputs=source,
+            cache=state,
+        )
         return asking(opened) if asks else opened
     lines = [laid(len(prompt), own) for prompt, own in zip(prompts, blanks, strict=True)]
     filled = [[[0] * (longest - len(line)) + line for line in row] for row in lines]
     places, within, time = torch.tensor(filled).unbind(1)
-    sight = Sight(document, time, time)
-    return Inputs(ids=ids, sight=sight, places=places, within=within, source=source, state=state)
+    attention_mask = AttentionMask(document, time, time)
+    return Inputs(
+        input_ids=ids,
+        attention_mask=attention_mask,
+        position_ids=places,
+        block_position_ids=within,
+        encoder_inputs=source,
+        cache=state,
+    )
 
 
 def asking(inputs: Inputs) -> Inputs:
     """Ask for the token in the last slot of every row."""
-    last = torch.full_like(inputs.ids[:, :1], inputs.ids.shape[1] - 1)
-    return replace(inputs, asked=last, segments=torch.zeros_like(inputs.ids))
+    last = torch.full_like(inputs.input_ids[:, :1], inputs.input_ids.shape[1] - 1)
+    return replace(inputs, target_positions=last, token_type_ids=torch.zeros_like(inputs.input_ids))
 
 
 def laid(length: int, blanks: Blanks) -> list[list[int]]:
@@ -78,36 +91,44 @@ def laid(length: int, blanks: Blanks) -> list[list[int]]:
 
 def advance(inputs: Inputs, ids: Tensor) -> Inputs:
     """Stand one place further in every text, on the token just chosen."""
-    if inputs.asked is not None:
+    if inputs.target_positions is not None:
         return ask_on(inputs, ids)
-    places, time = inputs.places[:, -1:], inputs.sight.birth[:, -1:] + 1
-    within = None if inputs.within is None else inputs.within[:, -1:] + 1
+    places, time = inputs.position_ids[:, -1:], inputs.attention_mask.key_order[:, -1:] + 1
+    within = None if inputs.block_position_ids is None else inputs.block_position_ids[:, -1:] + 1
     return Inputs(
-        ids=ids[:, None],
-        sight=Sight(torch.zeros_like(time), time, time, inputs.sight.plain),
-        places=places + 1 if within is None else places,  # a blank goes on where its mask stands
-        within=within,
-        source=inputs.source,
-        state=inputs.state,
+        input_ids=ids[:, None],
+        attention_mask=AttentionMask(
+            torch.zeros_like(time), time, time, inputs.attention_mask.unpacked
+        ),
+        position_ids=places + 1
+        if within is None
+        else places,  # a blank goes on where its mask stands
+        block_position_ids=within,
+        encoder_inputs=inputs.encoder_inputs,
+        cache=inputs.cache,
     )
 
 
 def ask_on(inputs: Inputs, ids: Tensor) -> Inputs:
     """Put the token just chosen where it was asked for, and ask for the next."""
-    assert inputs.state is not None
-    inputs.state.rewind(1)
-    time = inputs.sight.birth[:, -1:]
+    assert inputs.cache is not None
+    inputs.cache.drop_last(1)
+    time = inputs.attention_mask.key_order[:, -1:]
     time = torch.cat([time, time + 1], dim=1)
     both = torch.stack([ids, torch.zeros_like(ids)], dim=1)
-    sight = Sight(torch.zeros_like(time), time, time, inputs.sight.plain)
-    return asking(Inputs(ids=both, sight=sight, places=time, state=inputs.state))
+    attention_mask = AttentionMask(
+        torch.zeros_like(time), time, time, inputs.attention_mask.unpacked
+    )
+    return asking(
+        Inputs(input_ids=both, attention_mask=attention_mask, position_ids=time, cache=inputs.cache)
+    )
 
 
 def pick(inputs: Inputs, rows: Tensor) -> Inputs:
     """Keep these rows, here and in the state."""
-    if inputs.state is not None:
-        inputs.state.reorder(rows)
-    return each(inputs, lambda tensor: tensor[rows])
+    if inputs.cache is not None:
+        inputs.cache.reorder(rows)
+    return tree_map(inputs, lambda tensor: tensor[rows])
 
 
 def read(texts: Texts) -> Inputs:
@@ -117,13 +138,15 @@ def read(texts: Texts) -> Inputs:
     filled = slots < lengths
     ids = torch.zeros_like(slots)
     ids[filled] = torch.tensor([id for text in texts for id in text])
-    sight = Sight.full(torch.where(filled, 0, PADDING), plain=bool(filled.all()))
-    return Inputs(ids=ids, sight=sight, places=slots)
+    attention_mask = AttentionMask.bidirectional(
+        torch.where(filled, 0, PADDING_ID), unpacked=bool(filled.all())
+    )
+    return Inputs(input_ids=ids, attention_mask=attention_mask, position_ids=slots)
 
 
 def check(model: LanguageModel, texts: Texts, what: str) -> None:
     """Complain about a text that is empty, too long, or holds ids the model does not know."""
-    context = model.config.context
+    context = model.config.max_length
     for text in texts:
         if not text:
             raise UserError(f"a {what} is empty: give it at least one token")
@@ -137,7 +160,7 @@ def check(model: LanguageModel, texts: Texts, what: str) -> None:
 
 def check_ids(model: LanguageModel, text: Sequence[int], what: str) -> None:
     """Complain about ids the model does not know."""
-    vocab = model.config.vocab
+    vocab = model.config.vocab_size
     if strange := [id for id in text if not 0 <= id < vocab]:
         raise UserError(
             f"a {what} holds the id {strange[0]}, and the model knows 0 to {vocab - 1}: "
@@ -149,7 +172,7 @@ def room(model: LanguageModel, length: int, tokens: int, context: int | None) ->
     """Say how many tokens may follow a prompt of some length."""
     if tokens < 1:
         raise UserError(f"{tokens} tokens are nothing to write: ask for 1 or more")
-    limits = [c for c in (context, model.config.context) if c is not None]
+    limits = [c for c in (context, model.config.max_length) if c is not None]
     left = min([tokens, *(limit - length for limit in limits)])
     if left < 1:
         raise UserError(

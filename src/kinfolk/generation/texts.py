@@ -60,7 +60,7 @@ def shortened(
     """Frame the end of a prompt that leaves room for so many tokens; say how many are cut off."""
     ids = tokenizer.encode(prompt, specials=False)
     whole = framed(model, tokenizer, ids)
-    context = model.config.context
+    context = model.config.max_length
     if context is None:
         return whole, 0
     read = len(whole.prompt if whole.source is None else whole.source)
@@ -191,4 +191,4 @@ def spoken(tokenizer: Tokenizer, before: Sequence[int], ids: Sequence[int]) -> s
 
 def unspoken(model: LanguageModel, tokenizer: Tokenizer) -> set[int]:
     """Return the ids that are no text: special ones, and those the tokenizer does not know."""
-    return {*tokenizer.specials.all, *range(tokenizer.vocab, model.config.vocab)}
+    return {*tokenizer.specials.all, *range(tokenizer.vocab, model.config.vocab_size)}

@@ -58,7 +58,7 @@ class Wishes:
         if self.truncate:
             return shortened(model, tokenizer, prompt, tokens=self.tokens)
         asked = question(model, tokenizer, prompt)
-        context = model.config.context
+        context = model.config.max_length
         if context is not None:
             # What an encoder reads may fill the context; a decoder needs room to write.
             size, most = (

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kinfolk.batch import KVCache
 from kinfolk.errors import UserError
 from kinfolk.generation.layout import (
     Blanks,
@@ -25,7 +26,6 @@ from kinfolk.generation.layout import (
 )
 from kinfolk.generation.rules import Judge, Rules, Said
 from kinfolk.nn.language_model import LanguageModel
-from kinfolk.types import State
 
 ANYTHING = Rules()
 
@@ -129,18 +129,18 @@ class Writer:
         slots = max(lengths) + max(self.rooms) + asks
         if self.device.type == "cuda":  # few sizes, so that captured graphs are met again
             slots = -(-slots // 64) * 64
-        state = State(slots)
+        state = KVCache(slots)
         opened = start(request.prompts, source, state, request.blanks, asks=asks)
         self.inputs = opened.to(self.device)
         self.said = Said(request.prompts, max(self.rooms), self.device)
         self.hidden: Tensor | None = None  # (rows, tokens just read, width)
-        self.judge = Judge(request.rules, request.ends, model.config.vocab, self.device)
+        self.judge = Judge(request.rules, request.ends, model.config.vocab_size, self.device)
 
     def read(self) -> Tensor:
         """Run the model on what it has not read yet, and score what comes next."""
         output = self.model(self.inputs.append_to_cache())
         self.hidden = output.hidden
-        return self.model.predict(output.hidden[:, -1]).logits().float()
+        return self.model.lm_logits(output.hidden[:, -1]).logits().float()
 
     def write(self, ids: Tensor) -> None:
         """Go on with a token in every row."""
@@ -156,7 +156,7 @@ class Writer:
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep these rows, in this order; a row may be there more than once."""
-        if list(rows) == list(range(len(self.inputs.ids))):
+        if list(rows) == list(range(len(self.inputs.input_ids))):
             return
         chosen = torch.tensor(rows, device=self.device)
         self.inputs = pick(self.inputs, chosen)

@@ -1,5 +1,5 @@
 """Folders that Hugging Face opens, and the only place that knows its names."""
 
-from kinfolk.hub.folder import frame_of, load, load_model, save
+from kinfolk.hub.folder import load, load_model, save, template_of
 
-__all__ = ["frame_of", "load", "load_model", "save"]
+__all__ = ["load", "load_model", "save", "template_of"]

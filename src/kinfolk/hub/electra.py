@@ -8,8 +8,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from kinfolk.hub.bert import stack, tables
-from kinfolk.hub.names import Names, Rule, given, part, refuse, taken
+from kinfolk.hub.bert import embedding_rules, layer_rules
+from kinfolk.hub.mapping import (
+    ParameterMap,
+    ParameterRule,
+    from_hf_fields,
+    module,
+    require,
+    to_hf_fields,
+)
 from kinfolk.models.bert import BertConfig
 from kinfolk.models.electra import ElectraConfig
 from kinfolk.text.tokenizer import Specials
@@ -20,20 +27,21 @@ FRAME = "bert"
 PARTS = ("generator",)
 
 FIELDS = {
-    "vocab": "vocab_size",
-    "narrow": "embedding_size",
-    "width": "hidden_size",
-    "depth": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "context": "max_position_embeddings",
-    "segments": "type_vocab_size",
-    "bend": "hidden_act",
+    "vocab_size": "vocab_size",
+    "embedding_size": "embedding_size",
+    "hidden_size": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "max_length": "max_position_embeddings",
+    "type_vocab_size": "type_vocab_size",
+    "activation": "hidden_act",
     "dropout": "hidden_dropout_prob",
     "attention_dropout": "attention_probs_dropout_prob",
-    "epsilon": "layer_norm_eps",
-    "std": "initializer_range",
-    "generator": "generator_share",  # these two are ours alone: transformers keeps what it does not
-    "near": "near_start",  # know
+    "layer_norm_eps": "layer_norm_eps",
+    "init_std": "initializer_range",
+    # These two are ours alone: transformers keeps what it does not know.
+    "generator_size": "generator_share",
+    "mimetic_init": "near_start",
 }
 
 
@@ -41,8 +49,8 @@ def to_config(c: ElectraConfig, specials: Specials | None) -> dict[str, Any]:
     """Write config.json."""
     return {
         "architectures": ["ElectraForPreTraining"],
-        **given(c, FIELDS),
-        "intermediate_size": c.inner or 4 * c.width,
+        **to_hf_fields(c, FIELDS),
+        "intermediate_size": c.intermediate_size or 4 * c.hidden_size,
         "tie_word_embeddings": True,
         "pad_token_id": specials.pad if specials else None,
     }
@@ -50,11 +58,11 @@ def to_config(c: ElectraConfig, specials: Specials | None) -> dict[str, Any]:
 
 def parts(c: ElectraConfig, specials: Specials | None) -> dict[str, dict[str, Any]]:
     """Write config.json of the sub-folder."""
-    small = c.body(c.generator)
+    small = c.encoder_config(c.generator_size)
     sizes = {
-        "hidden_size": small.width,
-        "num_attention_heads": small.heads,
-        "intermediate_size": small.inner,
+        "hidden_size": small.hidden_size,
+        "num_attention_heads": small.num_heads,
+        "intermediate_size": small.intermediate_size,
     }
     shared = {k: v for k, v in to_config(c, specials).items() if k != "generator_share"}
     return {"generator": shared | {"architectures": ["ElectraForMaskedLM"]} | sizes}
@@ -62,50 +70,59 @@ def parts(c: ElectraConfig, specials: Specials | None) -> dict[str, dict[str, An
 
 def from_config(data: Mapping[str, Any]) -> ElectraConfig:
     """Read config.json; the sub-folder's lies in it under its name, where there is one."""
-    refuse(
+    require(
         data,
         position_embedding_type="absolute",
         is_decoder=False,
         add_cross_attention=False,
         tie_word_embeddings=True,
     )
-    c = ElectraConfig(**taken(data, FIELDS))
+    c = ElectraConfig(**from_hf_fields(data, FIELDS))
     inner = data.get("intermediate_size", 1024)
-    c = c if inner == 4 * c.width else replace(c, inner=inner)
+    c = c if inner == 4 * c.hidden_size else replace(c, intermediate_size=inner)
     small = data.get("generator")
     if small is None or "generator_share" in data:
         return c
-    c = replace(c, generator=small.get("hidden_size", 256) / c.width)
-    body = c.body(c.generator)
-    expected = {"num_hidden_layers": body.depth, "num_attention_heads": body.heads}
-    refuse(small, **expected, intermediate_size=body.inner, hidden_act=c.bend)
+    c = replace(c, generator_size=small.get("hidden_size", 256) / c.hidden_size)
+    body = c.encoder_config(c.generator_size)
+    expected = {"num_hidden_layers": body.num_layers, "num_attention_heads": body.num_heads}
+    require(small, **expected, intermediate_size=body.intermediate_size, hidden_act=c.activation)
     return c
 
 
-def names(c: ElectraConfig) -> Names:
+def names(c: ElectraConfig) -> ParameterMap:
     """Name every parameter; those of the sub-folder begin with its name and a slash."""
     within = "electra.embeddings"
-    read = tables(within, c.vocab)
-    shared = [name for rule in read for name in rule.theirs]
-    return Names(
-        prefix="electra.",
+    read = embedding_rules(within, c.vocab_size)
+    shared = [name for rule in read for name in rule.hf_names]
+    return ParameterMap(
+        base_model_prefix="electra.",
         rules=[
             *read,
-            *_body("discriminator", "electra", c.body(), c.narrow),
-            *part("detector.dense", "discriminator_predictions.dense"),
-            *part("detector.out", "discriminator_predictions.dense_prediction"),
-            *_body("generator", "generator/electra", c.body(c.generator), c.narrow),
-            *part("head.dense", "generator/generator_predictions.dense"),
-            *part("head.norm", "generator/generator_predictions.LayerNorm"),
-            Rule("head.bias", ("generator/generator_lm_head.bias",)),
+            *_body("discriminator", "electra", c.encoder_config(), c.embedding_size),
+            *module("discriminator_head.dense", "discriminator_predictions.dense"),
+            *module("discriminator_head.out", "discriminator_predictions.dense_prediction"),
+            *_body(
+                "generator",
+                "generator/electra",
+                c.encoder_config(c.generator_size),
+                c.embedding_size,
+            ),
+            *module("mlm_head.dense", "generator/generator_predictions.dense"),
+            *module("mlm_head.norm", "generator/generator_predictions.LayerNorm"),
+            ParameterRule("mlm_head.bias", ("generator/generator_lm_head.bias",)),
         ],
-        heads=("discriminator_predictions.", "generator/"),
+        optional_prefixes=("discriminator_predictions.", "generator/"),
         aliases={"generator/generator_lm_head.weight": f"{within}.word_embeddings.weight"},
-        twins={f"generator/{name}": name for name in shared},
-        ignored=r"(generator/)?(electra\.)?embeddings\.position_ids",
+        duplicates={f"generator/{name}": name for name in shared},
+        ignored_pattern=r"(generator/)?(electra\.)?embeddings\.position_ids",
     )
 
 
-def _body(ours: str, theirs: str, c: BertConfig, narrow: int) -> list[Rule]:
-    widen = part(f"{ours}.widen", f"{theirs}.embeddings_project") if c.width != narrow else []
-    return [*widen, *stack(f"{ours}.blocks", theirs, c.depth)]
+def _body(ours: str, theirs: str, c: BertConfig, narrow: int) -> list[ParameterRule]:
+    widen = (
+        module(f"{ours}.embedding_projection", f"{theirs}.embeddings_project")
+        if c.hidden_size != narrow
+        else []
+    )
+    return [*widen, *layer_rules(f"{ours}.layers", theirs, c.num_layers)]

@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from kinfolk.errors import UserError
-from kinfolk.hub.heads import fitted, refuse_unnamed_head, told
-from kinfolk.hub.names import Member, Parted
-from kinfolk.hub.own import PREFIX, Own
-from kinfolk.nn.headed import HeadedConfig
+from kinfolk.hub.mapping import Member, Parted
+from kinfolk.hub.native import MODEL_TYPE_PREFIX, Native
+from kinfolk.hub.task_heads import head_for_config, head_from_architectures, refuse_unnamed_head
+from kinfolk.nn.embeddings import init_weights_
 from kinfolk.nn.language_model import LanguageModel, ModelConfig
-from kinfolk.nn.table import initialise
+from kinfolk.nn.task_heads import ModelWithHeadConfig
 from kinfolk.text.tokenizer import Tokenizer
 
 WEIGHTS = "model.safetensors"
@@ -48,16 +48,16 @@ def save(
     what stands around a text, where it is not what the family has.
     """
     c = model.config
-    member = _known(c)
+    member = family_of(c)
     if member is None:
         raise UserError(f"{type(model).__name__} is in no file of models/: it cannot be saved")
-    _fits(tokenizer, c.vocab, folder)
+    _check_vocab(tokenizer, c.vocab_size, folder)
     specials = tokenizer.specials if tokenizer is not None else None
     ours: dict[str, Tensor] = model.state_dict()
     # Each a copy of its own: parts of one tensor share memory, which the format does not allow.
     theirs = {
         name: tensor.to("cpu", copy=True).contiguous()
-        for name, tensor in member.names(c).give(ours).items()
+        for name, tensor in member.names(c).to_hf(ours).items()
     }
     dtype = str(next(iter(theirs.values())).dtype).removeprefix("torch.")
     parts = {"": member.to_config(c, specials)}
@@ -68,28 +68,28 @@ def save(
         inside = {
             n.rpartition("/")[2]: t for n, t in theirs.items() if n.rpartition("/")[0] == part
         }
-        _put(folder / part, config, inside, generates=c.network().decoding is not None)
+        _write_folder(folder / part, config, inside, generates=c.network().decoding is not None)
         if tokenizer is not None:
-            longest = length or c.context
+            longest = length or c.max_length
             tokenizer.save(folder / part, frame=frame or member.FRAME, length=longest)
 
 
-def frame_of(config: ModelConfig) -> str | None:
+def template_of(config: ModelConfig) -> str | None:
     """Return what stands around the texts that a network reads: one of the tokenizer's FRAMES."""
-    member = _known(config)
+    member = family_of(config)
     return None if member is None else member.FRAME
 
 
-def _known(c: ModelConfig) -> Member | None:
+def family_of(c: ModelConfig) -> Member | None:
     """Find what is said of a network: by its own file, else as of any of ours."""
-    kind = type(c.backbone)
+    kind = type(c.pretrained)
     named = next((m for m in members() if m.CONFIG is kind), None)
-    if named is not None and isinstance(c, HeadedConfig):
-        named = fitted(named, c)
-    return named or next((m for m in Own.all() if m.CONFIG is kind), None)
+    if named is not None and isinstance(c, ModelWithHeadConfig):
+        named = head_for_config(named, c)
+    return named or next((m for m in Native.all() if m.CONFIG is kind), None)
 
 
-def _put(
+def _write_folder(
     folder: Path, config: Mapping[str, Any], weights: dict[str, Tensor], *, generates: bool
 ) -> None:
     """Write what describes a network, and its weights."""
@@ -108,7 +108,7 @@ def load(folder: Path | str) -> tuple[LanguageModel, Tokenizer]:
     """Open a folder that kinfolk or transformers wrote: the network and its tokenizer."""
     model = load_model(folder)
     tokenizer = Tokenizer.load(folder)
-    _fits(tokenizer, model.config.vocab, folder)
+    _check_vocab(tokenizer, model.config.vocab_size, folder)
     return model, tokenizer
 
 
@@ -116,7 +116,7 @@ def load_model(folder: Path | str) -> LanguageModel:
     """Open the network alone, in float32, ready to be asked."""
     path = Path(folder)
     data = _config(path)
-    member = told(_member(data, path), data, str(path / "config.json"))
+    member = head_from_architectures(_member(data, path), data, str(path / "config.json"))
     parts = member.PARTS if isinstance(member, Parted) else ()
     parts = tuple(part for part in parts if (path / part).is_dir())
     data |= {part: _config(path / part) for part in parts}
@@ -129,7 +129,7 @@ def load_model(folder: Path | str) -> LanguageModel:
         refuse_unnamed_head(member, theirs, str(path / "config.json"))
     for part in parts:
         theirs |= {f"{part}/{name}": tensor for name, tensor in _weights(path / part).items()}
-    ours = member.names(config).take(theirs, like, str(path))
+    ours = member.names(config).from_hf(theirs, like, str(path))
     ours |= _fresh(model, like.keys() - ours.keys())
     model.load_state_dict(ours, assign=True)
     assert not any(buffer.is_meta for buffer in model.buffers()), "a buffer is not in the folder"
@@ -154,14 +154,14 @@ def _fresh(model: LanguageModel, missing: Set[str]) -> dict[str, Tensor]:
             if isinstance(module, NORMS):
                 module.reset_parameters()
             if isinstance(module, nn.Linear):
-                initialise(module, std=model.config.std)
+                init_weights_(module, std=model.config.init_std)
             assert not isinstance(module, nn.Embedding), "a folder lacks an embedding"
             weights = dict(module.named_parameters(prefix=path, recurse=False))
             found |= {name: weights[name].detach() for name in own if name in missing}
     return found
 
 
-def _fits(tokenizer: Tokenizer | None, vocab: int, folder: Path | str) -> None:
+def _check_vocab(tokenizer: Tokenizer | None, vocab: int, folder: Path | str) -> None:
     if tokenizer is not None and tokenizer.vocab > vocab:
         raise UserError(
             f"the tokenizer of {folder} has {tokenizer.vocab} ids and the network knows "
@@ -180,8 +180,8 @@ def _config(path: Path) -> dict[str, Any]:
 def _member(data: Mapping[str, Any], path: Path) -> Member:
     known = {member.TYPE: member for member in members()}
     kind = data.get("model_type")
-    if str(kind).startswith(PREFIX):
-        known |= {member.TYPE: member for member in Own.all()}
+    if str(kind).startswith(MODEL_TYPE_PREFIX):
+        known |= {member.TYPE: member for member in Native.all()}
     if kind not in known:
         raise UserError(
             f"{path / 'config.json'} says model_type={kind!r}: "

@@ -5,7 +5,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from kinfolk.errors import UserError
-from kinfolk.hub.names import Names, Rule, given, layers, part, refuse, taken
+from kinfolk.hub.mapping import (
+    ParameterMap,
+    ParameterRule,
+    from_hf_fields,
+    module,
+    per_layer,
+    require,
+    to_hf_fields,
+)
 from kinfolk.models.gpt import GPTConfig
 from kinfolk.text.tokenizer import Specials
 
@@ -14,31 +22,31 @@ CONFIG = GPTConfig
 FRAME = None
 
 FIELDS = {
-    "vocab": "vocab_size",
-    "width": "n_embd",
-    "depth": "n_layer",
-    "heads": "n_head",
-    "context": "n_positions",
+    "vocab_size": "vocab_size",
+    "hidden_size": "n_embd",
+    "num_layers": "n_layer",
+    "num_heads": "n_head",
+    "max_length": "n_positions",
     "dropout": "resid_pdrop",
     "attention_dropout": "attn_pdrop",
-    "epsilon": "layer_norm_epsilon",
-    "std": "initializer_range",
+    "layer_norm_eps": "layer_norm_epsilon",
+    "init_std": "initializer_range",
 }
 # What this family's configs call "gelu" is the tanh approximation.
-BENDS = {"gelu": "gelu_new", "relu": "relu", "silu": "silu", "swish": "silu"}
+ACTIVATIONS = {"gelu": "gelu_new", "relu": "relu", "silu": "silu", "swish": "silu"}
 
 
 def to_config(c: GPTConfig, specials: Specials | None) -> dict[str, Any]:
     """Write config.json."""
-    bends = {ours: theirs for theirs, ours in reversed(BENDS.items())}
-    if c.bend not in bends:
+    bends = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
+    if c.activation not in bends:
         raise UserError(
-            f"Hugging Face's GPT cannot bend by {c.bend!r}: it knows {', '.join(bends)}"
+            f"Hugging Face's GPT cannot bend by {c.activation!r}: it knows {', '.join(bends)}"
         )
     return {
         "architectures": ["OpenAIGPTLMHeadModel"],
-        **given(c, FIELDS),
-        "afn": bends[c.bend],
+        **to_hf_fields(c, FIELDS),
+        "afn": bends[c.activation],
         "embd_pdrop": c.dropout,
         "tie_word_embeddings": True,
         "bos_token_id": specials.bos if specials else None,
@@ -49,11 +57,11 @@ def to_config(c: GPTConfig, specials: Specials | None) -> dict[str, Any]:
 
 def from_config(data: Mapping[str, Any]) -> GPTConfig:
     """Read config.json."""
-    refuse(data, tie_word_embeddings=True)
+    require(data, tie_word_embeddings=True)
     bend = data.get("afn", "gelu")
-    if bend not in BENDS:
-        raise UserError(f"config.json says afn={bend!r}: GPT bends by {', '.join(BENDS)}")
-    c = GPTConfig(**taken(data, FIELDS), bend=BENDS[bend])
+    if bend not in ACTIVATIONS:
+        raise UserError(f"config.json says afn={bend!r}: GPT bends by {', '.join(ACTIVATIONS)}")
+    c = GPTConfig(**from_hf_fields(data, FIELDS), activation=ACTIVATIONS[bend])
     if data.get("embd_pdrop", c.dropout) != c.dropout:
         warnings.warn(
             f"config.json says embd_pdrop={data['embd_pdrop']} and resid_pdrop={c.dropout}: "
@@ -63,27 +71,47 @@ def from_config(data: Mapping[str, Any]) -> GPTConfig:
     return c
 
 
-def names(c: GPTConfig) -> Names:
+def names(c: GPTConfig) -> ParameterMap:
     """Name every parameter."""
-    block, layer = "blocks.{i}", "transformer.h.{i}"
-    return Names(
-        prefix="transformer.",
+    block, layer = "layers.{i}", "transformer.h.{i}"
+    return ParameterMap(
+        base_model_prefix="transformer.",
         rules=[
-            Rule("tokens.weight", ("transformer.tokens_embed.weight",), rows=c.vocab),
-            *part("places", "transformer.positions_embed", bias=False),
-            *layers(
-                c.depth,
+            ParameterRule(
+                "token_embeddings.weight",
+                ("transformer.tokens_embed.weight",),
+                vocab_rows=c.vocab_size,
+            ),
+            *module("position_embeddings", "transformer.positions_embed", bias=False),
+            *per_layer(
+                c.num_layers,
                 [
-                    *part(f"{block}.attend.branch.qkv", f"{layer}.attn.c_attn", turned=True),
-                    *part(f"{block}.attend.branch.out", f"{layer}.attn.c_proj", turned=True),
-                    *part(f"{block}.attend.norm", f"{layer}.ln_1"),
-                    *part(f"{block}.feed.branch.widen", f"{layer}.mlp.c_fc", turned=True),
-                    *part(f"{block}.feed.branch.narrow", f"{layer}.mlp.c_proj", turned=True),
-                    *part(f"{block}.feed.norm", f"{layer}.ln_2"),
+                    *module(
+                        f"{block}.self_attention.sublayer.qkv_proj",
+                        f"{layer}.attn.c_attn",
+                        transposed=True,
+                    ),
+                    *module(
+                        f"{block}.self_attention.sublayer.out_proj",
+                        f"{layer}.attn.c_proj",
+                        transposed=True,
+                    ),
+                    *module(f"{block}.self_attention.norm", f"{layer}.ln_1"),
+                    *module(
+                        f"{block}.feed_forward.sublayer.up_proj",
+                        f"{layer}.mlp.c_fc",
+                        transposed=True,
+                    ),
+                    *module(
+                        f"{block}.feed_forward.sublayer.down_proj",
+                        f"{layer}.mlp.c_proj",
+                        transposed=True,
+                    ),
+                    *module(f"{block}.feed_forward.norm", f"{layer}.ln_2"),
                 ],
             ),
         ],
         aliases={"lm_head.weight": "transformer.tokens_embed.weight"},
         # The causal mask and the places, once buffers.
-        ignored=r"(transformer\.)?(h\.\d+\.attn\.bias|position_ids)",
+        ignored_pattern=r"(transformer\.)?(h\.\d+\.attn\.bias|position_ids)",
     )

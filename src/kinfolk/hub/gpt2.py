@@ -4,7 +4,15 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from kinfolk.hub.names import Names, Rule, given, layers, part, refuse, taken
+from kinfolk.hub.mapping import (
+    ParameterMap,
+    ParameterRule,
+    from_hf_fields,
+    module,
+    per_layer,
+    require,
+    to_hf_fields,
+)
 from kinfolk.models.gpt2 import GPT2Config
 from kinfolk.text.tokenizer import Specials
 
@@ -13,16 +21,16 @@ CONFIG = GPT2Config
 FRAME = None
 
 FIELDS = {
-    "vocab": "vocab_size",
-    "width": "n_embd",
-    "depth": "n_layer",
-    "heads": "n_head",
-    "inner": "n_inner",
-    "context": "n_positions",
-    "bend": "activation_function",
+    "vocab_size": "vocab_size",
+    "hidden_size": "n_embd",
+    "num_layers": "n_layer",
+    "num_heads": "n_head",
+    "intermediate_size": "n_inner",
+    "max_length": "n_positions",
+    "activation": "activation_function",
     "dropout": "resid_pdrop",
     "attention_dropout": "attn_pdrop",
-    "epsilon": "layer_norm_epsilon",
+    "layer_norm_eps": "layer_norm_epsilon",
 }
 
 
@@ -30,7 +38,7 @@ def to_config(c: GPT2Config, specials: Specials | None) -> dict[str, Any]:
     """Write config.json."""
     return {
         "architectures": ["GPT2LMHeadModel"],
-        **given(c, FIELDS),
+        **to_hf_fields(c, FIELDS),
         "embd_pdrop": c.dropout,
         "tie_word_embeddings": True,
         "bos_token_id": specials.bos if specials else None,
@@ -41,14 +49,14 @@ def to_config(c: GPT2Config, specials: Specials | None) -> dict[str, Any]:
 
 def from_config(data: Mapping[str, Any]) -> GPT2Config:
     """Read config.json."""
-    refuse(
+    require(
         data,
         scale_attn_weights=True,
         scale_attn_by_inverse_layer_idx=False,
         add_cross_attention=False,
         tie_word_embeddings=True,
     )
-    c = GPT2Config(**taken(data, FIELDS))
+    c = GPT2Config(**from_hf_fields(data, FIELDS))
     if data.get("embd_pdrop", c.dropout) != c.dropout:
         warnings.warn(
             f"config.json says embd_pdrop={data['embd_pdrop']} and resid_pdrop={c.dropout}: "
@@ -58,27 +66,46 @@ def from_config(data: Mapping[str, Any]) -> GPT2Config:
     return c
 
 
-def names(c: GPT2Config) -> Names:
+def names(c: GPT2Config) -> ParameterMap:
     """Name every parameter."""
-    block, layer = "blocks.{i}", "transformer.h.{i}"
-    return Names(
-        prefix="transformer.",
+    block, layer = "layers.{i}", "transformer.h.{i}"
+    return ParameterMap(
+        base_model_prefix="transformer.",
         rules=[
-            Rule("tokens.weight", ("transformer.wte.weight",), rows=c.vocab),
-            *part("places", "transformer.wpe", bias=False),
-            *layers(
-                c.depth,
+            ParameterRule(
+                "token_embeddings.weight", ("transformer.wte.weight",), vocab_rows=c.vocab_size
+            ),
+            *module("position_embeddings", "transformer.wpe", bias=False),
+            *per_layer(
+                c.num_layers,
                 [
-                    *part(f"{block}.attend.norm", f"{layer}.ln_1"),
-                    *part(f"{block}.attend.branch.qkv", f"{layer}.attn.c_attn", turned=True),
-                    *part(f"{block}.attend.branch.out", f"{layer}.attn.c_proj", turned=True),
-                    *part(f"{block}.feed.norm", f"{layer}.ln_2"),
-                    *part(f"{block}.feed.branch.widen", f"{layer}.mlp.c_fc", turned=True),
-                    *part(f"{block}.feed.branch.narrow", f"{layer}.mlp.c_proj", turned=True),
+                    *module(f"{block}.self_attention.norm", f"{layer}.ln_1"),
+                    *module(
+                        f"{block}.self_attention.sublayer.qkv_proj",
+                        f"{layer}.attn.c_attn",
+                        transposed=True,
+                    ),
+                    *module(
+                        f"{block}.self_attention.sublayer.out_proj",
+                        f"{layer}.attn.c_proj",
+                        transposed=True,
+                    ),
+                    *module(f"{block}.feed_forward.norm", f"{layer}.ln_2"),
+                    *module(
+                        f"{block}.feed_forward.sublayer.up_proj",
+                        f"{layer}.mlp.c_fc",
+                        transposed=True,
+                    ),
+                    *module(
+                        f"{block}.feed_forward.sublayer.down_proj",
+                        f"{layer}.mlp.c_proj",
+                        transposed=True,
+                    ),
                 ],
             ),
-            *part("norm", "transformer.ln_f"),
+            *module("final_norm", "transformer.ln_f"),
         ],
         aliases={"lm_head.weight": "transformer.wte.weight"},
-        ignored=r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias",  # the causal mask, once a buffer
+        # The causal mask, once a buffer.
+        ignored_pattern=r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias",
     )

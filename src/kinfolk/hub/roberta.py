@@ -5,8 +5,15 @@ from dataclasses import replace
 from typing import Any
 
 from kinfolk.errors import UserError
-from kinfolk.hub.bert import stack, tables
-from kinfolk.hub.names import Names, Rule, given, part, refuse, taken
+from kinfolk.hub.bert import embedding_rules, layer_rules
+from kinfolk.hub.mapping import (
+    ParameterMap,
+    ParameterRule,
+    from_hf_fields,
+    module,
+    require,
+    to_hf_fields,
+)
 from kinfolk.models.roberta import RobertaConfig
 from kinfolk.text.tokenizer import Specials
 
@@ -15,35 +22,35 @@ CONFIG = RobertaConfig
 FRAME = "roberta"
 
 FIELDS = {
-    "vocab": "vocab_size",
-    "width": "hidden_size",
-    "depth": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "segments": "type_vocab_size",
-    "bend": "hidden_act",
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "type_vocab_size": "type_vocab_size",
+    "activation": "hidden_act",
     "dropout": "hidden_dropout_prob",
     "attention_dropout": "attention_probs_dropout_prob",
-    "epsilon": "layer_norm_eps",
-    "std": "initializer_range",
-    "near": "near_start",  # ours alone: transformers keeps what it does not know
-    "start": "pad_token_id",
+    "layer_norm_eps": "layer_norm_eps",
+    "init_std": "initializer_range",
+    "mimetic_init": "near_start",  # ours alone: transformers keeps what it does not know
+    "padding_idx": "pad_token_id",
 }
 # What transformers takes for what a config does not say; no published model is like that.
-UNSAID = {"type_vocab_size": 2, "layer_norm_eps": 1e-12, "max_position_embeddings": 512}
+HF_DEFAULTS = {"type_vocab_size": 2, "layer_norm_eps": 1e-12, "max_position_embeddings": 512}
 
 
 def to_config(c: RobertaConfig, specials: Specials | None) -> dict[str, Any]:
     """Write config.json."""
-    if specials is not None and specials.pad != c.start:
+    if specials is not None and specials.pad != c.padding_idx:
         raise UserError(
             f"the tokenizer pads with the id {specials.pad} and the network counts places from "
-            f"{c.start}: build it with model.start={specials.pad}"
+            f"{c.padding_idx}: build it with model.padding_idx={specials.pad}"
         )
     return {
         "architectures": ["RobertaForMaskedLM"],
-        **given(c, FIELDS),
-        "max_position_embeddings": c.start + 1 + c.context,
-        "intermediate_size": c.inner or 4 * c.width,
+        **to_hf_fields(c, FIELDS),
+        "max_position_embeddings": c.padding_idx + 1 + c.max_length,
+        "intermediate_size": c.intermediate_size or 4 * c.hidden_size,
         "tie_word_embeddings": True,
         "bos_token_id": specials.cls if specials else None,
         "eos_token_id": specials.sep if specials else None,
@@ -52,37 +59,37 @@ def to_config(c: RobertaConfig, specials: Specials | None) -> dict[str, Any]:
 
 def from_config(data: Mapping[str, Any]) -> RobertaConfig:
     """Read config.json."""
-    refuse(
+    require(
         data,
         position_embedding_type="absolute",
         is_decoder=False,
         add_cross_attention=False,
         tie_word_embeddings=True,
     )
-    data = UNSAID | dict(data)
-    c = RobertaConfig(**taken(data, FIELDS))
-    c = replace(c, context=data["max_position_embeddings"] - c.start - 1)
+    data = HF_DEFAULTS | dict(data)
+    c = RobertaConfig(**from_hf_fields(data, FIELDS))
+    c = replace(c, max_length=data["max_position_embeddings"] - c.padding_idx - 1)
     inner = data.get("intermediate_size", 3072)
-    return c if inner == 4 * c.width else replace(c, inner=inner)
+    return c if inner == 4 * c.hidden_size else replace(c, intermediate_size=inner)
 
 
-def names(c: RobertaConfig) -> Names:
+def names(c: RobertaConfig) -> ParameterMap:
     """Name every parameter."""
     within = "roberta.embeddings"
-    return Names(
-        prefix="roberta.",
+    return ParameterMap(
+        base_model_prefix="roberta.",
         rules=[
-            *tables(within, c.vocab),
-            *stack("blocks", "roberta", c.depth),
-            *part("head.dense", "lm_head.dense"),
-            *part("head.norm", "lm_head.layer_norm"),
-            Rule("head.bias", ("lm_head.bias",)),
+            *embedding_rules(within, c.vocab_size),
+            *layer_rules("layers", "roberta", c.num_layers),
+            *module("mlm_head.dense", "lm_head.dense"),
+            *module("mlm_head.norm", "lm_head.layer_norm"),
+            ParameterRule("mlm_head.bias", ("lm_head.bias",)),
         ],
-        heads=("lm_head.",),
+        optional_prefixes=("lm_head.",),
         aliases={
             "lm_head.decoder.weight": f"{within}.word_embeddings.weight",
             "lm_head.decoder.bias": "lm_head.bias",
         },
         # A pooler is in some folders, but pretraining never taught it anything.
-        ignored=r"(roberta\.)?(embeddings\.position_ids|pooler\.dense\.(weight|bias))",
+        ignored_pattern=r"(roberta\.)?(embeddings\.position_ids|pooler\.dense\.(weight|bias))",
     )

@@ -7,7 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfolk.hub.names import Names, Rule, given, layers, part, refuse, taken
+from kinfolk.hub.mapping import (
+    ParameterMap,
+    ParameterRule,
+    from_hf_fields,
+    module,
+    per_layer,
+    require,
+    to_hf_fields,
+)
 from kinfolk.models.xlnet import XLNetConfig
 from kinfolk.text.tokenizer import Specials
 
@@ -16,14 +24,14 @@ CONFIG = XLNetConfig
 FRAME = "xlnet"
 
 FIELDS = {
-    "vocab": "vocab_size",
-    "width": "d_model",
-    "depth": "n_layer",
-    "heads": "n_head",
-    "bend": "ff_activation",
+    "vocab_size": "vocab_size",
+    "hidden_size": "d_model",
+    "num_layers": "n_layer",
+    "num_heads": "n_head",
+    "activation": "ff_activation",
     "dropout": "dropout",
-    "epsilon": "layer_norm_eps",
-    "std": "initializer_range",
+    "layer_norm_eps": "layer_norm_eps",
+    "init_std": "initializer_range",
 }
 
 
@@ -31,10 +39,10 @@ def to_config(c: XLNetConfig, specials: Specials | None) -> dict[str, Any]:
     """Write config.json."""
     return {
         "architectures": ["XLNetLMHeadModel"],
-        **given(c, FIELDS),
-        "d_head": c.width // c.heads,
-        "d_inner": c.inner or 4 * c.width,
-        "clamp_len": -1 if c.clamp is None else c.clamp,
+        **to_hf_fields(c, FIELDS),
+        "d_head": c.hidden_size // c.num_heads,
+        "d_inner": c.intermediate_size or 4 * c.hidden_size,
+        "clamp_len": -1 if c.clamp_len is None else c.clamp_len,
         "attn_type": "bi",
         "untie_r": True,
         "mem_len": None,
@@ -47,63 +55,76 @@ def to_config(c: XLNetConfig, specials: Specials | None) -> dict[str, Any]:
 
 def from_config(data: Mapping[str, Any]) -> XLNetConfig:
     """Read config.json. How long a memory is, is for the caller to say."""
-    refuse(data, attn_type="bi", bi_data=False, untie_r=True, tie_word_embeddings=True)
-    c = XLNetConfig(**taken(data, FIELDS))
+    require(data, attn_type="bi", bi_data=False, untie_r=True, tie_word_embeddings=True)
+    c = XLNetConfig(**from_hf_fields(data, FIELDS))
     clamp, inner = data.get("clamp_len", -1), data.get("d_inner", 4096)
-    refuse(data, d_head=c.width // c.heads)
+    require(data, d_head=c.hidden_size // c.num_heads)
     return replace(
-        c, clamp=clamp if clamp > 0 else None, inner=None if inner == 4 * c.width else inner
+        c,
+        clamp_len=clamp if clamp > 0 else None,
+        intermediate_size=None if inner == 4 * c.hidden_size else inner,
     )
 
 
 @dataclass(frozen=True)
-class Headed(Rule):
+class PerHeadRule(ParameterRule):
     """One of our tensors whose parts Hugging Face lays out by heads."""
 
     shape: tuple[int, ...] = ()  # of each of theirs
 
-    def give(self, tensor: Tensor) -> dict[str, Tensor]:
+    def to_hf(self, tensor: Tensor) -> dict[str, Tensor]:
         """Turn ours into theirs."""
-        parts = (p.T if self.turned else p for p in tensor.chunk(len(self.theirs)))
-        return {name: p.reshape(self.shape) for name, p in zip(self.theirs, parts, strict=True)}
+        parts = (p.T if self.transposed else p for p in tensor.chunk(len(self.hf_names)))
+        return {name: p.reshape(self.shape) for name, p in zip(self.hf_names, parts, strict=True)}
 
-    def take(self, theirs: Mapping[str, Tensor], rows: int) -> Tensor:
+    def from_hf(self, theirs: Mapping[str, Tensor], rows: int) -> Tensor:
         """Turn theirs into ours, as a copy in float32."""
-        parts = [theirs[name].float() for name in self.theirs]
-        return torch.cat([p.flatten(1).T if self.turned else p.flatten(1) for p in parts])
+        parts = [theirs[name].float() for name in self.hf_names]
+        return torch.cat([p.flatten(1).T if self.transposed else p.flatten(1) for p in parts])
 
 
-def names(c: XLNetConfig) -> Names:
+def names(c: XLNetConfig) -> ParameterMap:
     """Name every parameter."""
-    block, layer = "blocks.{i}", "transformer.layer.{i}"
-    ours, seen = f"{block}.attend.branch", f"{layer}.rel_attn"
-    heads = (c.width, c.heads, c.width // c.heads)
-    return Names(
-        prefix="transformer.",
+    block, layer = "layers.{i}", "transformer.layer.{i}"
+    ours, seen = f"{block}.self_attention.sublayer", f"{layer}.rel_attn"
+    heads = (c.hidden_size, c.num_heads, c.hidden_size // c.num_heads)
+    return ParameterMap(
+        base_model_prefix="transformer.",
         rules=[
-            Rule("tokens.weight", ("transformer.word_embedding.weight",), rows=c.vocab),
-            Rule("blank", ("transformer.mask_emb",)),
-            *layers(
-                c.depth,
+            ParameterRule(
+                "token_embeddings.weight",
+                ("transformer.word_embedding.weight",),
+                vocab_rows=c.vocab_size,
+            ),
+            ParameterRule("mask_embedding", ("transformer.mask_emb",)),
+            *per_layer(
+                c.num_layers,
                 [
-                    Headed(f"{ours}.query.weight", (f"{seen}.q",), turned=True, shape=heads),
-                    Headed(
-                        f"{ours}.kv.weight", (f"{seen}.k", f"{seen}.v"), turned=True, shape=heads
+                    PerHeadRule(
+                        f"{ours}.q_proj.weight", (f"{seen}.q",), transposed=True, shape=heads
                     ),
-                    Headed(f"{ours}.distance.weight", (f"{seen}.r",), turned=True, shape=heads),
-                    Headed(f"{ours}.out.weight", (f"{seen}.o",), shape=heads),
-                    Rule(f"{ours}.content_bias", (f"{seen}.r_w_bias",)),
-                    Rule(f"{ours}.distance_bias", (f"{seen}.r_r_bias",)),
-                    Rule(f"{ours}.segment_bias", (f"{seen}.r_s_bias",)),
-                    Rule(f"{ours}.segments", (f"{seen}.seg_embed",)),
-                    *part(f"{block}.attend.norm", f"{seen}.layer_norm"),
-                    *part(f"{block}.feed.branch.widen", f"{layer}.ff.layer_1"),
-                    *part(f"{block}.feed.branch.narrow", f"{layer}.ff.layer_2"),
-                    *part(f"{block}.feed.norm", f"{layer}.ff.layer_norm"),
+                    PerHeadRule(
+                        f"{ours}.kv_proj.weight",
+                        (f"{seen}.k", f"{seen}.v"),
+                        transposed=True,
+                        shape=heads,
+                    ),
+                    PerHeadRule(
+                        f"{ours}.r_proj.weight", (f"{seen}.r",), transposed=True, shape=heads
+                    ),
+                    PerHeadRule(f"{ours}.out_proj.weight", (f"{seen}.o",), shape=heads),
+                    ParameterRule(f"{ours}.content_bias", (f"{seen}.r_w_bias",)),
+                    ParameterRule(f"{ours}.position_bias", (f"{seen}.r_r_bias",)),
+                    ParameterRule(f"{ours}.segment_bias", (f"{seen}.r_s_bias",)),
+                    ParameterRule(f"{ours}.segment_embeddings", (f"{seen}.seg_embed",)),
+                    *module(f"{block}.self_attention.norm", f"{seen}.layer_norm"),
+                    *module(f"{block}.feed_forward.sublayer.up_proj", f"{layer}.ff.layer_1"),
+                    *module(f"{block}.feed_forward.sublayer.down_proj", f"{layer}.ff.layer_2"),
+                    *module(f"{block}.feed_forward.norm", f"{layer}.ff.layer_norm"),
                 ],
             ),
-            Rule("bias", ("lm_loss.bias",)),
+            ParameterRule("lm_bias", ("lm_loss.bias",)),
         ],
-        heads=("lm_loss.",),
+        optional_prefixes=("lm_loss.",),
         aliases={"lm_loss.weight": "transformer.word_embedding.weight"},
     )

@@ -52,7 +52,7 @@ def likelihood(
     with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
         for number in range(feed.batches):
             batch = feed[number].to(device)
-            loss = exam.loss(model, batch.after(memory))
+            loss = exam.loss(model, batch.with_memory(memory))
             total, memory = total + float(loss.sums["tokens"]), loss.memory
             tokens += batch.counts["tokens"]
     model.train(was)

@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from kinfolk.attention_mask import PADDING_ID
+from kinfolk.batch import Batch
 from kinfolk.data.feed import Feed
 from kinfolk.data.pieces import Documents
-from kinfolk.sight import PADDING
-from kinfolk.types import Batch
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ def detection(model: Any, objective: Any, documents: Documents, *, rows: int = 3
     """Score a detector on documents, some tokens of which its own generator replaces."""
     scores, wrong = [], []
     for batch in _asked(model, Feed(objective, documents, rows=rows, shuffled=False)):
-        hidden = batch.targets.tokens.select(model.guess(batch.inputs).hidden)
+        hidden = batch.targets.tokens.gather(model.forward_lm(batch.inputs).hidden)
         said, truth = objective.detections(model, batch, hidden)
-        text = batch.inputs.sight.document != PADDING
+        text = batch.inputs.attention_mask.document_ids != PADDING_ID
         scores.append(said[text].cpu().numpy())
         wrong.append(truth[text].cpu().numpy())
     said, truth = np.concatenate(scores), np.concatenate(wrong)
@@ -49,7 +49,7 @@ def pair_accuracy(
     right = total = 0
     for batch in _asked(model, Feed(objective, documents, rows=rows, shuffled=False)):
         hidden, targets = model(batch.inputs).hidden, batch.targets
-        scores = model.judge(hidden.flatten(0, 1).index_select(0, targets.firsts))
+        scores = model.seq_relationship_logits(hidden.flatten(0, 1).index_select(0, targets.firsts))
         right += int((scores.argmax(-1) == targets.next).sum())
         total += batch.counts["pairs"]
     return right / total if total else None

@@ -7,43 +7,43 @@ first token's vector says something about the whole text.
 import torch
 from torch import Tensor, nn
 
+from kinfolk.attention_mask import AttentionBackend
+from kinfolk.batch import Inputs, Output
 from kinfolk.config import config, field
 from kinfolk.nn.attention import Attention
-from kinfolk.nn.feedforward import FeedForward, activation
-from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Summary
-from kinfolk.nn.positions import look_near
+from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding, init_weights_
+from kinfolk.nn.feedforward import FeedForward, get_activation
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling
+from kinfolk.nn.positions import mimetic_init_
 from kinfolk.nn.residual import PostNorm
-from kinfolk.nn.sizes import LADDER
-from kinfolk.nn.table import Scores, Table, initialise
-from kinfolk.sight import Visible
-from kinfolk.types import Inputs, Output
+from kinfolk.nn.sizes import STANDARD_SIZES
 
-TABLES = 0.02  # the standard deviation of tables at the start (the published code)
+EMBEDDING_STD = 0.02  # the standard deviation of tables at the start (the published code)
 
 
 @config("bert")
 class BertConfig(ModelConfig):
     """The published base model, unless told otherwise."""
 
-    vocab: int = field(default=30522, ge=1, help="number of token ids")
-    width: int = field(default=768, ge=1, help="size of the hidden states")
-    depth: int = field(default=12, ge=1, help="number of layers")
-    heads: int = field(default=12, ge=1, help="number of attention heads")
-    inner: int | None = field(
+    vocab_size: int = field(default=30522, ge=1, help="number of token ids")
+    hidden_size: int = field(default=768, ge=1, help="size of the hidden states")
+    num_layers: int = field(default=12, ge=1, help="number of layers")
+    num_heads: int = field(default=12, ge=1, help="number of attention heads")
+    intermediate_size: int | None = field(
         default=None,
         ge=1,
         help="size of the feed-forward layer; None is four times the hidden size",
     )
-    context: int = field(default=512, ge=1, help="longest sequence, in tokens")
-    segments: int = field(default=2, ge=1, help="number of token types")
-    bend: str = field(default="gelu", help="activation function of the feed-forward layer")
+    max_length: int = field(default=512, ge=1, help="longest sequence, in tokens")
+    type_vocab_size: int = field(default=2, ge=1, help="number of token types")
+    activation: str = field(default="gelu", help="activation function of the feed-forward layer")
     dropout: float = field(default=0.1, ge=0, lt=1, help="dropout rate of embeddings and sublayers")
     attention_dropout: float = field(
         default=0.1, ge=0, lt=1, help="dropout rate of attention probabilities"
     )
-    epsilon: float = field(default=1e-12, gt=0, help="epsilon of the layer norms")
-    std: float = field(default=0.02, ge=0, help="standard deviation of initial weights")
-    near: bool = field(
+    layer_norm_eps: float = field(default=1e-12, gt=0, help="epsilon of the layer norms")
+    init_std: float = field(default=0.02, ge=0, help="standard deviation of initial weights")
+    mimetic_init: bool = field(
         default=False, help="mimetic initialisation: attention starts on neighbouring tokens"
     )
 
@@ -57,100 +57,112 @@ class BertConfig(ModelConfig):
         return Bert(self)
 
 
-class Block(nn.Module):
+class Layer(nn.Module):
     """Attention and feed-forward, each followed by a norm."""
 
     def __init__(self, c: BertConfig) -> None:
         super().__init__()
-        attention = Attention(c.width, c.heads, dropout=c.attention_dropout)
-        feed = FeedForward(c.width, c.inner or 4 * c.width, c.bend)
-        self.attend = PostNorm(attention, nn.LayerNorm(c.width, c.epsilon), c.dropout)
-        self.feed = PostNorm(feed, nn.LayerNorm(c.width, c.epsilon), c.dropout)
+        attention = Attention(c.hidden_size, c.num_heads, dropout=c.attention_dropout)
+        feed = FeedForward(c.hidden_size, c.intermediate_size or 4 * c.hidden_size, c.activation)
+        self.self_attention = PostNorm(
+            attention, nn.LayerNorm(c.hidden_size, c.layer_norm_eps), c.dropout
+        )
+        self.feed_forward = PostNorm(feed, nn.LayerNorm(c.hidden_size, c.layer_norm_eps), c.dropout)
 
-    def forward(self, x: Tensor, visible: Visible) -> Tensor:
-        return self.feed(self.attend(x, visible))
+    def forward(self, x: Tensor, attend: AttentionBackend) -> Tensor:
+        return self.feed_forward(self.self_attention(x, attend))
 
 
-class TokenHead(nn.Module):
+class MaskedLMHead(nn.Module):
     """What a hidden state passes before it meets the token table again."""
 
     def __init__(self, c: BertConfig) -> None:
         super().__init__()
-        self.bend = activation(c.bend)
-        self.dense = nn.Linear(c.width, c.width)
-        self.norm = nn.LayerNorm(c.width, c.epsilon)
-        self.bias = nn.Parameter(torch.zeros(c.vocab))
+        self.activation = get_activation(c.activation)
+        self.dense = nn.Linear(c.hidden_size, c.hidden_size)
+        self.norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps)
+        self.bias = nn.Parameter(torch.zeros(c.vocab_size))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.norm(self.bend(self.dense(hidden)))
+        return self.norm(self.activation(self.dense(hidden)))
 
 
 class Bert(LanguageModel):
     """Three tables and a norm, a stack of blocks, and two heads: for tokens and for pairs."""
 
     config: BertConfig
-    tokens: Table
+    token_embeddings: TokenEmbedding
     architecture = "encoder"
     can_fill = True
-    summary = Summary(reads="first", own=True)
-    pretraining_only = ("head", "pairs")
+    pooling = Pooling(token="first", pooler=True)
+    pretraining_only = ("mlm_head", "seq_relationship")
     pooling_only = ("pooler",)
 
     def __init__(self, c: BertConfig) -> None:
         super().__init__()
         self.config = c
-        self.tokens = Table(c.vocab, c.width)
-        self.places = nn.Embedding(c.context, c.width)
-        self.segments = nn.Embedding(c.segments, c.width)
-        self.norm = nn.LayerNorm(c.width, c.epsilon)
-        self.drop = nn.Dropout(c.dropout)
-        self.blocks = LayerStack(Block(c) for _ in range(c.depth))
-        self.head = TokenHead(c)
-        self.pooler = nn.Linear(c.width, c.width)
-        self.pairs = nn.Linear(c.width, 2)
-        initialise(self, std=c.std, tables=TABLES)
-        if c.near:
-            look_near(self.blocks, self.places, std=TABLES)
+        self.token_embeddings = TokenEmbedding(c.vocab_size, c.hidden_size)
+        self.position_embeddings = nn.Embedding(c.max_length, c.hidden_size)
+        self.token_type_embeddings = nn.Embedding(c.type_vocab_size, c.hidden_size)
+        self.embedding_norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps)
+        self.dropout = nn.Dropout(c.dropout)
+        self.layers = LayerStack(Layer(c) for _ in range(c.num_layers))
+        self.mlm_head = MaskedLMHead(c)
+        self.pooler = nn.Linear(c.hidden_size, c.hidden_size)
+        self.seq_relationship = nn.Linear(c.hidden_size, 2)
+        init_weights_(self, std=c.init_std, embedding_std=EMBEDDING_STD)
+        if c.mimetic_init:
+            mimetic_init_(self.layers, self.position_embeddings, std=EMBEDDING_STD)
 
     def forward(self, inputs: Inputs) -> Output:
-        segments = torch.zeros_like(inputs.ids) if inputs.segments is None else inputs.segments
-        x = self.tokens(inputs.ids) + self.places(inputs.places) + self.segments(segments)
-        x = self.drop(self.norm(x))
-        visible = inputs.visible(dropout=self.training and self.config.attention_dropout > 0)
-        for block in self.blocks:
-            x = block(x, visible)
+        segments = (
+            torch.zeros_like(inputs.input_ids)
+            if inputs.token_type_ids is None
+            else inputs.token_type_ids
+        )
+        x = (
+            self.token_embeddings(inputs.input_ids)
+            + self.position_embeddings(inputs.position_ids)
+            + self.token_type_embeddings(segments)
+        )
+        x = self.dropout(self.embedding_norm(x))
+        attend = inputs.attention_backend(
+            dropout=self.training and self.config.attention_dropout > 0
+        )
+        for block in self.layers:
+            x = block(x, attend)
         return Output(x)
 
-    def predict(self, hidden: Tensor) -> Scores:
+    def lm_logits(self, hidden: Tensor) -> LinearLogits:
         """Score the hidden token with the table that read the others."""
-        return self.tokens.predict(self.head(hidden), self.head.bias)
+        return self.token_embeddings.lm_logits(self.mlm_head(hidden), self.mlm_head.bias)
 
     def pool(self, hidden: Tensor) -> Tensor:
         """Turn the first token's hidden state into a vector of its text."""
         return torch.tanh(self.pooler(hidden))
 
-    def judge(self, hidden: Tensor) -> Tensor:
+    def seq_relationship_logits(self, hidden: Tensor) -> Tensor:
         """Score whether the second text follows the first (0) or comes from elsewhere (1)."""
-        return self.pairs(self.drop(self.pool(hidden)))
+        return self.seq_relationship(self.dropout(self.pool(hidden)))
 
 
 # Deviation: the shared ladder trains without dropout, as fits one pass over a text. Its matrices
 # start larger and its tokens look around themselves first: a small BERT then learns much sooner.
-PRESETS = {
+SIZES = {
     name: BertConfig(
-        width=size.width,
-        depth=size.depth,
-        heads=size.heads,
+        hidden_size=size.hidden_size,
+        num_layers=size.num_layers,
+        num_heads=size.num_heads,
         dropout=0.0,
         attention_dropout=0.0,
-        std=size.width**-0.5,
-        near=True,
+        init_std=size.hidden_size**-0.5,
+        mimetic_init=True,
     )
-    for name, size in LADDER.items()
+    for name, size in STANDARD_SIZES.items()
 } | {
     "bert-base-uncased": BertConfig(),
-    "bert-base-cased": BertConfig(vocab=28996),
-    "bert-base-chinese": BertConfig(vocab=21128),
-    "bert-large-uncased": BertConfig(width=1024, depth=24, heads=16),
-    "bert-large-cased": BertConfig(vocab=28996, width=1024, depth=24, heads=16),
+    "bert-base-cased": BertConfig(vocab_size=28996),
+    "bert-base-chinese": BertConfig(vocab_size=21128),
+    "bert-large-uncased": BertConfig(hidden_size=1024, num_layers=24, num_heads=16),
+    "bert-large-cased": BertConfig(vocab_size=28996, hidden_size=1024, num_layers=24, num_heads=16),
 }

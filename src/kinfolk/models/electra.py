@@ -8,56 +8,59 @@ discriminator is the model; the generator is only needed while it learns.
 import torch
 from torch import Tensor, nn
 
+from kinfolk.batch import Inputs, Output
 from kinfolk.config import config, field
 from kinfolk.errors import UserError
-from kinfolk.models.albert import TokenHead
-from kinfolk.models.bert import BertConfig, Block
-from kinfolk.nn.feedforward import activation
-from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Summary
-from kinfolk.nn.positions import look_near
-from kinfolk.nn.sizes import LADDER
-from kinfolk.nn.table import Scores, Table, initialise
-from kinfolk.types import Inputs, Output
+from kinfolk.models.albert import MaskedLMHead
+from kinfolk.models.bert import BertConfig, Layer
+from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding, init_weights_
+from kinfolk.nn.feedforward import get_activation
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling
+from kinfolk.nn.positions import mimetic_init_
+from kinfolk.nn.sizes import STANDARD_SIZES
 
-TABLES = 0.02  # the standard deviation of tables at the start (the published code)
+EMBEDDING_STD = 0.02  # the standard deviation of tables at the start (the published code)
 
 
 @config("electra")
 class ElectraConfig(ModelConfig):
     """The published small model, unless told otherwise; the sizes are the discriminator's."""
 
-    vocab: int = field(default=30522, ge=1, help="number of token ids")
-    narrow: int = field(default=128, ge=1, help="size of the token embeddings")
-    width: int = field(default=256, ge=1, help="size of the discriminator's hidden states")
-    depth: int = field(default=12, ge=1, help="number of layers")
-    heads: int = field(default=4, ge=1, help="number of attention heads")
-    inner: int | None = field(
+    vocab_size: int = field(default=30522, ge=1, help="number of token ids")
+    embedding_size: int = field(default=128, ge=1, help="size of the token embeddings")
+    hidden_size: int = field(default=256, ge=1, help="size of the discriminator's hidden states")
+    num_layers: int = field(default=12, ge=1, help="number of layers")
+    num_heads: int = field(default=4, ge=1, help="number of attention heads")
+    intermediate_size: int | None = field(
         default=None,
         ge=1,
         help="size of the feed-forward layer; None is four times the hidden size",
     )
-    generator: float = field(
+    generator_size: float = field(
         default=0.25, gt=0, help="size of the generator as a fraction of the discriminator's"
     )
-    context: int = field(default=512, ge=1, help="longest sequence, in tokens")
-    segments: int = field(default=2, ge=1, help="number of token types")
-    bend: str = field(default="gelu", help="activation function of the feed-forward layer")
+    max_length: int = field(default=512, ge=1, help="longest sequence, in tokens")
+    type_vocab_size: int = field(default=2, ge=1, help="number of token types")
+    activation: str = field(default="gelu", help="activation function of the feed-forward layer")
     dropout: float = field(default=0.1, ge=0, lt=1, help="dropout rate of embeddings and sublayers")
     attention_dropout: float = field(
         default=0.1, ge=0, lt=1, help="dropout rate of attention probabilities"
     )
-    epsilon: float = field(default=1e-12, gt=0, help="epsilon of the layer norms")
-    std: float = field(default=0.02, ge=0, help="standard deviation of initial weights")
-    near: bool = field(
+    layer_norm_eps: float = field(default=1e-12, gt=0, help="epsilon of the layer norms")
+    init_std: float = field(default=0.02, ge=0, help="standard deviation of initial weights")
+    mimetic_init: bool = field(
         default=False, help="mimetic initialisation: attention starts on neighbouring tokens"
     )
 
     def __post_init__(self) -> None:
-        width, heads = round(self.generator * self.width), round(self.generator * self.heads)
+        width, heads = (
+            round(self.generator_size * self.hidden_size),
+            round(self.generator_size * self.num_heads),
+        )
         heads = max(1, heads)
         if width < 1 or width % heads:
             raise UserError(
-                f"model.generator={self.generator} makes a generator of width {width} in "
+                f"model.generator_size={self.generator_size} makes a generator of width {width} in "
                 f"{heads} heads, which do not divide it: use another share, like 0.25 or 0.5"
             )
 
@@ -70,117 +73,137 @@ class ElectraConfig(ModelConfig):
         """Make both networks, with fresh weights."""
         return Electra(self)
 
-    def body(self, share: float = 1.0) -> BertConfig:
+    def encoder_config(self, share: float = 1.0) -> BertConfig:
         """Return the sizes of a stack of blocks: the discriminator's, or a share of it."""
         return BertConfig(
-            width=round(share * self.width),
-            depth=self.depth,
-            heads=max(1, round(share * self.heads)),
-            inner=round(share * (self.inner or 4 * self.width)),
-            bend=self.bend,
+            hidden_size=round(share * self.hidden_size),
+            num_layers=self.num_layers,
+            num_heads=max(1, round(share * self.num_heads)),
+            intermediate_size=round(share * (self.intermediate_size or 4 * self.hidden_size)),
+            activation=self.activation,
             dropout=self.dropout,
             attention_dropout=self.attention_dropout,
-            epsilon=self.epsilon,
+            layer_norm_eps=self.layer_norm_eps,
         )
 
 
 class Encoder(nn.Module):
     """BERT's blocks, behind a matrix where the tables have another width."""
 
-    def __init__(self, c: BertConfig, narrow: int) -> None:
+    def __init__(self, c: BertConfig, embedding_size: int) -> None:
         super().__init__()
         self.config = c
-        self.widen = nn.Identity() if c.width == narrow else nn.Linear(narrow, c.width)
-        self.blocks = LayerStack(Block(c) for _ in range(c.depth))
+        self.embedding_projection = (
+            nn.Identity()
+            if c.hidden_size == embedding_size
+            else nn.Linear(embedding_size, c.hidden_size)
+        )
+        self.layers = LayerStack(Layer(c) for _ in range(c.num_layers))
 
     def forward(self, x: Tensor, inputs: Inputs) -> Tensor:
-        x = self.widen(x)
-        visible = inputs.visible(dropout=self.training and self.config.attention_dropout > 0)
-        for block in self.blocks:
-            x = block(x, visible)
+        x = self.embedding_projection(x)
+        attend = inputs.attention_backend(
+            dropout=self.training and self.config.attention_dropout > 0
+        )
+        for block in self.layers:
+            x = block(x, attend)
         return x
 
 
-class Detector(nn.Module):
+class DiscriminatorHead(nn.Module):
     """One number a token: above zero where it was replaced."""
 
     def __init__(self, c: ElectraConfig) -> None:
         super().__init__()
-        self.bend = activation(c.bend)
-        self.dense = nn.Linear(c.width, c.width)
-        self.out = nn.Linear(c.width, 1)
+        self.activation = get_activation(c.activation)
+        self.dense = nn.Linear(c.hidden_size, c.hidden_size)
+        self.out = nn.Linear(c.hidden_size, 1)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.out(self.bend(self.dense(hidden)))[..., 0]
+        return self.out(self.activation(self.dense(hidden)))[..., 0]
 
 
 class Electra(LanguageModel):
     """Three tables and a norm, read by a generator with its head and a discriminator with its."""
 
     config: ElectraConfig
-    tokens: Table
+    token_embeddings: TokenEmbedding
     architecture = "encoder"
     can_fill = True
-    summary = Summary(reads="first", bend="gelu")
-    pretraining_only = ("generator", "head", "detector")
+    pooling = Pooling(token="first", activation="gelu")
+    pretraining_only = ("generator", "mlm_head", "discriminator_head")
 
     def __init__(self, c: ElectraConfig) -> None:
         super().__init__()
         self.config = c
-        self.tokens = Table(c.vocab, c.narrow)
-        self.places = nn.Embedding(c.context, c.narrow)
-        self.segments = nn.Embedding(c.segments, c.narrow)
-        self.norm = nn.LayerNorm(c.narrow, c.epsilon)
-        self.drop = nn.Dropout(c.dropout)
-        small = c.body(c.generator)
-        self.generator = Encoder(small, c.narrow)
-        self.head = TokenHead(small.width, c.narrow, c.vocab, "gelu", c.epsilon)
-        self.discriminator = Encoder(c.body(), c.narrow)
-        self.detector = Detector(c)
-        initialise(self, std=c.std, tables=TABLES)
-        if c.near:
-            initialise(self.generator, std=small.width**-0.5)
-            look_near(self, self.places, std=TABLES)
+        self.token_embeddings = TokenEmbedding(c.vocab_size, c.embedding_size)
+        self.position_embeddings = nn.Embedding(c.max_length, c.embedding_size)
+        self.token_type_embeddings = nn.Embedding(c.type_vocab_size, c.embedding_size)
+        self.embedding_norm = nn.LayerNorm(c.embedding_size, c.layer_norm_eps)
+        self.dropout = nn.Dropout(c.dropout)
+        small = c.encoder_config(c.generator_size)
+        self.generator = Encoder(small, c.embedding_size)
+        self.mlm_head = MaskedLMHead(
+            small.hidden_size, c.embedding_size, c.vocab_size, "gelu", c.layer_norm_eps
+        )
+        self.discriminator = Encoder(c.encoder_config(), c.embedding_size)
+        self.discriminator_head = DiscriminatorHead(c)
+        init_weights_(self, std=c.init_std, embedding_std=EMBEDDING_STD)
+        if c.mimetic_init:
+            init_weights_(self.generator, std=small.hidden_size**-0.5)
+            mimetic_init_(self, self.position_embeddings, std=EMBEDDING_STD)
 
     def forward(self, inputs: Inputs) -> Output:
         return Output(self.discriminator(self.embed(inputs), inputs))
 
-    def guess(self, inputs: Inputs) -> Output:
+    def forward_lm(self, inputs: Inputs) -> Output:
         """Run the generator."""
         return Output(self.generator(self.embed(inputs), inputs))
 
     def embed(self, inputs: Inputs) -> Tensor:
         """Read the tables: (batch, length, their width)."""
-        segments = torch.zeros_like(inputs.ids) if inputs.segments is None else inputs.segments
-        x = self.tokens(inputs.ids) + self.places(inputs.places) + self.segments(segments)
-        return self.drop(self.norm(x))
+        segments = (
+            torch.zeros_like(inputs.input_ids)
+            if inputs.token_type_ids is None
+            else inputs.token_type_ids
+        )
+        x = (
+            self.token_embeddings(inputs.input_ids)
+            + self.position_embeddings(inputs.position_ids)
+            + self.token_type_embeddings(segments)
+        )
+        return self.dropout(self.embedding_norm(x))
 
-    def predict(self, hidden: Tensor) -> Scores:
+    def lm_logits(self, hidden: Tensor) -> LinearLogits:
         """Score the hidden token from what the generator made of it."""
-        return self.tokens.predict(self.head(hidden), self.head.bias)
+        return self.token_embeddings.lm_logits(self.mlm_head(hidden), self.mlm_head.bias)
 
-    def detect(self, hidden: Tensor) -> Tensor:
+    def discriminator_logits(self, hidden: Tensor) -> Tensor:
         """Score whether each token was replaced: (batch, length), above zero where it was."""
-        return self.detector(hidden)
+        return self.discriminator_head(hidden)
 
 
 # Deviation: the shared ladder trains without dropout and starts as BERT's does. Its generators are
 # half as wide as their discriminators, the upper end of what works best (section 3.2).
-PRESETS = {
+SIZES = {
     name: ElectraConfig(
-        narrow=size.width,
-        width=size.width,
-        depth=size.depth,
-        heads=size.heads,
-        generator=0.5,
+        embedding_size=size.hidden_size,
+        hidden_size=size.hidden_size,
+        num_layers=size.num_layers,
+        num_heads=size.num_heads,
+        generator_size=0.5,
         dropout=0.0,
         attention_dropout=0.0,
-        std=size.width**-0.5,
-        near=True,
+        init_std=size.hidden_size**-0.5,
+        mimetic_init=True,
     )
-    for name, size in LADDER.items()
+    for name, size in STANDARD_SIZES.items()
 } | {
     "electra-small": ElectraConfig(),
-    "electra-base": ElectraConfig(narrow=768, width=768, heads=12, generator=1 / 3),
-    "electra-large": ElectraConfig(narrow=1024, width=1024, depth=24, heads=16),
+    "electra-base": ElectraConfig(
+        embedding_size=768, hidden_size=768, num_heads=12, generator_size=1 / 3
+    ),
+    "electra-large": ElectraConfig(
+        embedding_size=1024, hidden_size=1024, num_layers=24, num_heads=16
+    ),
 }

@@ -7,16 +7,16 @@ of the mask that it fills, and at 1, 2, 3 ... within. So the length of a blank i
 import torch
 from torch import Tensor, nn
 
+from kinfolk.batch import Inputs, Output
 from kinfolk.config import config, field
-from kinfolk.models.gpt2 import Block, GPT2Config
-from kinfolk.nn.language_model import LanguageModel, LayerStack, Summary
-from kinfolk.nn.positions import look_near
-from kinfolk.nn.residual import quieten
-from kinfolk.nn.sizes import LADDER
-from kinfolk.nn.table import Scores, Table, initialise
-from kinfolk.types import Inputs, Output
+from kinfolk.models.gpt2 import GPT2Config, Layer
+from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding, init_weights_
+from kinfolk.nn.language_model import LanguageModel, LayerStack, Pooling
+from kinfolk.nn.positions import mimetic_init_
+from kinfolk.nn.residual import scale_residual_init_
+from kinfolk.nn.sizes import STANDARD_SIZES
 
-TABLES = 0.02  # the standard deviation of tables at the start (the released code)
+EMBEDDING_STD = 0.02  # the standard deviation of tables at the start (the released code)
 
 
 @config("glm")
@@ -24,10 +24,10 @@ class GLMConfig(GPT2Config):
     """The published base model, unless told otherwise."""
 
     # BERT's tokens, the special tokens of blank infilling, and padding.
-    vocab: int = field(default=30592, ge=1, help="number of token ids")
-    context: int = field(default=512, ge=1, help="longest sequence, in tokens")
-    std: float = field(default=0.02, ge=0, help="standard deviation of initial weights")
-    near: bool = field(
+    vocab_size: int = field(default=30592, ge=1, help="number of token ids")
+    max_length: int = field(default=512, ge=1, help="longest sequence, in tokens")
+    init_std: float = field(default=0.02, ge=0, help="standard deviation of initial weights")
+    mimetic_init: bool = field(
         default=False, help="mimetic initialisation: attention starts on neighbouring tokens"
     )
 
@@ -45,58 +45,72 @@ class GLM(LanguageModel):
     """A token table and two of places, a stack of blocks, a last norm; the token table predicts."""
 
     config: GLMConfig
-    tokens: Table
+    token_embeddings: TokenEmbedding
     architecture = "decoder"
     decoding = "infilling"
     can_fill = True
-    summary = Summary(reads="first", bend="tanh")
+    pooling = Pooling(token="first", activation="tanh")
 
     def __init__(self, c: GLMConfig) -> None:
         super().__init__()
         self.config = c
-        self.tokens = Table(c.vocab, c.width)
-        self.places = nn.Embedding(c.context, c.width)
-        self.within = nn.Embedding(c.context, c.width)
-        self.drop = nn.Dropout(c.dropout)
-        self.blocks = LayerStack(Block(c) for _ in range(c.depth))
-        self.norm = nn.LayerNorm(c.width, c.epsilon)
-        initialise(self, std=c.std, tables=TABLES)
-        quieten(self.blocks, 2 * c.depth)
-        if c.near:
-            look_near(self.blocks, self.places, std=TABLES)
+        self.token_embeddings = TokenEmbedding(c.vocab_size, c.hidden_size)
+        self.position_embeddings = nn.Embedding(c.max_length, c.hidden_size)
+        self.block_position_embeddings = nn.Embedding(c.max_length, c.hidden_size)
+        self.dropout = nn.Dropout(c.dropout)
+        self.layers = LayerStack(Layer(c) for _ in range(c.num_layers))
+        self.final_norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps)
+        init_weights_(self, std=c.init_std, embedding_std=EMBEDDING_STD)
+        scale_residual_init_(self.layers, 2 * c.num_layers)
+        if c.mimetic_init:
+            mimetic_init_(self.layers, self.position_embeddings, std=EMBEDDING_STD)
 
     def forward(self, inputs: Inputs) -> Output:
-        within = torch.zeros_like(inputs.ids) if inputs.within is None else inputs.within
-        x = self.tokens(inputs.ids) + self.places(inputs.places) + self.within(within)
-        x = self.drop(x)
-        visible = inputs.visible(dropout=self.training and self.config.attention_dropout > 0)
-        for layer, block in enumerate(self.blocks):
-            x = block(x, visible, inputs.state, layer)
-        return Output(self.norm(x), inputs.state)
+        within = (
+            torch.zeros_like(inputs.input_ids)
+            if inputs.block_position_ids is None
+            else inputs.block_position_ids
+        )
+        x = (
+            self.token_embeddings(inputs.input_ids)
+            + self.position_embeddings(inputs.position_ids)
+            + self.block_position_embeddings(within)
+        )
+        x = self.dropout(x)
+        attend = inputs.attention_backend(
+            dropout=self.training and self.config.attention_dropout > 0
+        )
+        for layer, block in enumerate(self.layers):
+            x = block(x, attend, inputs.cache, layer)
+        return Output(self.final_norm(x), inputs.cache)
 
-    def predict(self, hidden: Tensor) -> Scores:
+    def lm_logits(self, hidden: Tensor) -> LinearLogits:
         """Score the next token of a blank with the table that read the others."""
-        return self.tokens.predict(hidden)
+        return self.token_embeddings.lm_logits(hidden)
 
 
 # Deviation: the shared ladder trains without dropout, as fits one pass over a text, and starts as
 # BERT's does: larger matrices, and tokens that look around themselves.
-PRESETS = {
+SIZES = {
     name: GLMConfig(
-        width=size.width,
-        depth=size.depth,
-        heads=size.heads,
+        hidden_size=size.hidden_size,
+        num_layers=size.num_layers,
+        num_heads=size.num_heads,
         dropout=0.0,
         attention_dropout=0.0,
-        std=size.width**-0.5,
-        near=True,
+        init_std=size.hidden_size**-0.5,
+        mimetic_init=True,
     )
-    for name, size in LADDER.items()
+    for name, size in STANDARD_SIZES.items()
 } | {
     "glm-base": GLMConfig(),
-    "glm-large": GLMConfig(width=1024, depth=24, heads=16),
-    "glm-410m": GLMConfig(width=1024, depth=30, heads=16),
-    "glm-515m": GLMConfig(width=1152, depth=30, heads=18),
-    "glm-2b": GLMConfig(vocab=50304, width=2048, depth=36, heads=32, context=1024),
-    "glm-10b": GLMConfig(vocab=50304, width=4096, depth=48, heads=64, context=1024),
+    "glm-large": GLMConfig(hidden_size=1024, num_layers=24, num_heads=16),
+    "glm-410m": GLMConfig(hidden_size=1024, num_layers=30, num_heads=16),
+    "glm-515m": GLMConfig(hidden_size=1152, num_layers=30, num_heads=18),
+    "glm-2b": GLMConfig(
+        vocab_size=50304, hidden_size=2048, num_layers=36, num_heads=32, max_length=1024
+    ),
+    "glm-10b": GLMConfig(
+        vocab_size=50304, hidden_size=4096, num_layers=48, num_heads=64, max_length=1024
+    ),
 }

@@ -6,34 +6,36 @@ stand behind their residuals, as in the Transformer of 2017; places are learned.
 
 from torch import Tensor, nn
 
+from kinfolk.attention_mask import AttentionBackend
+from kinfolk.batch import Inputs, KVCache, Output
 from kinfolk.config import config, field
 from kinfolk.nn.attention import Attention
+from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding, init_weights_
 from kinfolk.nn.feedforward import FeedForward
-from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Summary
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling
 from kinfolk.nn.residual import PostNorm
-from kinfolk.nn.sizes import LADDER
-from kinfolk.nn.table import Scores, Table, initialise
-from kinfolk.sight import Visible
-from kinfolk.types import Inputs, Output, State
+from kinfolk.nn.sizes import STANDARD_SIZES
 
 
 @config("gpt")
 class GPTConfig(ModelConfig):
     """The published model, unless told otherwise."""
 
-    vocab: int = field(default=40478, ge=1, help="number of token ids")
-    width: int = field(default=768, ge=1, help="size of the hidden states")
-    depth: int = field(default=12, ge=1, help="number of layers")
-    heads: int = field(default=12, ge=1, help="number of attention heads")
-    context: int = field(default=512, ge=1, help="longest sequence, in tokens")
-    bend: str = field(default="gelu_new", help="activation function of the feed-forward layer")
+    vocab_size: int = field(default=40478, ge=1, help="number of token ids")
+    hidden_size: int = field(default=768, ge=1, help="size of the hidden states")
+    num_layers: int = field(default=12, ge=1, help="number of layers")
+    num_heads: int = field(default=12, ge=1, help="number of attention heads")
+    max_length: int = field(default=512, ge=1, help="longest sequence, in tokens")
+    activation: str = field(
+        default="gelu_new", help="activation function of the feed-forward layer"
+    )
     dropout: float = field(default=0.1, ge=0, lt=1, help="dropout rate of embeddings and sublayers")
     attention_dropout: float = field(
         default=0.1, ge=0, lt=1, help="dropout rate of attention probabilities"
     )
-    epsilon: float = field(default=1e-5, gt=0, help="epsilon of the layer norms")
+    layer_norm_eps: float = field(default=1e-5, gt=0, help="epsilon of the layer norms")
     # Radford et al. 2018, section 4.1.
-    std: float = field(default=0.02, ge=0, help="standard deviation of initial weights")
+    init_std: float = field(default=0.02, ge=0, help="standard deviation of initial weights")
 
     @classmethod
     def network(cls) -> type[LanguageModel]:
@@ -45,54 +47,66 @@ class GPTConfig(ModelConfig):
         return GPT(self)
 
 
-class Block(nn.Module):
+class Layer(nn.Module):
     """Attention and feed-forward, each followed by a norm."""
 
     def __init__(self, c: GPTConfig) -> None:
         super().__init__()
-        attention = Attention(c.width, c.heads, dropout=c.attention_dropout)
-        feed = FeedForward(c.width, 4 * c.width, c.bend)
-        self.attend = PostNorm(attention, nn.LayerNorm(c.width, c.epsilon), c.dropout)
-        self.feed = PostNorm(feed, nn.LayerNorm(c.width, c.epsilon), c.dropout)
+        attention = Attention(c.hidden_size, c.num_heads, dropout=c.attention_dropout)
+        feed = FeedForward(c.hidden_size, 4 * c.hidden_size, c.activation)
+        self.self_attention = PostNorm(
+            attention, nn.LayerNorm(c.hidden_size, c.layer_norm_eps), c.dropout
+        )
+        self.feed_forward = PostNorm(feed, nn.LayerNorm(c.hidden_size, c.layer_norm_eps), c.dropout)
 
-    def forward(self, x: Tensor, visible: Visible, state: State | None, layer: int) -> Tensor:
-        return self.feed(self.attend(x, visible, state, layer))
+    def forward(
+        self, x: Tensor, attend: AttentionBackend, cache: KVCache | None, layer_idx: int
+    ) -> Tensor:
+        return self.feed_forward(self.self_attention(x, attend, cache, layer_idx))
 
 
 class GPT(LanguageModel):
     """Token and place tables and a stack of blocks; the token table also predicts."""
 
     config: GPTConfig
-    tokens: Table
+    token_embeddings: TokenEmbedding
     architecture = "decoder"
     decoding = "causal"
-    summary = Summary(reads="last", bias=False)
+    pooling = Pooling(token="last", bias=False)
 
     def __init__(self, c: GPTConfig) -> None:
         super().__init__()
         self.config = c
-        self.tokens = Table(c.vocab, c.width)
-        self.places = nn.Embedding(c.context, c.width)
-        self.drop = nn.Dropout(c.dropout)
-        self.blocks = LayerStack(Block(c) for _ in range(c.depth))
-        initialise(self, std=c.std)
+        self.token_embeddings = TokenEmbedding(c.vocab_size, c.hidden_size)
+        self.position_embeddings = nn.Embedding(c.max_length, c.hidden_size)
+        self.dropout = nn.Dropout(c.dropout)
+        self.layers = LayerStack(Layer(c) for _ in range(c.num_layers))
+        init_weights_(self, std=c.init_std)
 
     def forward(self, inputs: Inputs) -> Output:
-        x = self.drop(self.tokens(inputs.ids) + self.places(inputs.places))
-        visible = inputs.visible(dropout=self.training and self.config.attention_dropout > 0)
-        for layer, block in enumerate(self.blocks):
-            x = block(x, visible, inputs.state, layer)
-        return Output(x, inputs.state)
+        x = self.dropout(
+            self.token_embeddings(inputs.input_ids) + self.position_embeddings(inputs.position_ids)
+        )
+        attend = inputs.attention_backend(
+            dropout=self.training and self.config.attention_dropout > 0
+        )
+        for layer, block in enumerate(self.layers):
+            x = block(x, attend, inputs.cache, layer)
+        return Output(x, inputs.cache)
 
-    def predict(self, hidden: Tensor) -> Scores:
+    def lm_logits(self, hidden: Tensor) -> LinearLogits:
         """Score the next token with the table that read the last."""
-        return self.tokens.predict(hidden)
+        return self.token_embeddings.lm_logits(hidden)
 
 
 # Deviation: the shared ladder trains without dropout, as fits one pass over a text.
-PRESETS = {
+SIZES = {
     name: GPTConfig(
-        width=size.width, depth=size.depth, heads=size.heads, dropout=0.0, attention_dropout=0.0
+        hidden_size=size.hidden_size,
+        num_layers=size.num_layers,
+        num_heads=size.num_heads,
+        dropout=0.0,
+        attention_dropout=0.0,
     )
-    for name, size in LADDER.items()
+    for name, size in STANDARD_SIZES.items()
 } | {"gpt": GPTConfig()}

@@ -1,28 +1,28 @@
 """GPT-3 (Brown et al., 2020): GPT-2, in which every second layer sees only a band of the past.
 
 Dense and banded layers take turns, as in the Sparse Transformer (Child et al., 2019): the first
-layer sees all of the past, the second its last `window` tokens, and so on.
+layer sees all of the past, the second its last `attention_window` tokens, and so on.
 """
 
 from torch import Tensor, nn
 
+from kinfolk.attention_mask import select_backend
+from kinfolk.batch import Inputs, Output
 from kinfolk.config import config, field
-from kinfolk.models.gpt2 import Block, GPT2Config
-from kinfolk.nn.language_model import LanguageModel, LayerStack, Summary
-from kinfolk.nn.residual import quieten
-from kinfolk.nn.sizes import LADDER
-from kinfolk.nn.table import Scores, Table, initialise
-from kinfolk.sight import see
-from kinfolk.types import Inputs, Output
+from kinfolk.models.gpt2 import GPT2Config, Layer
+from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding, init_weights_
+from kinfolk.nn.language_model import LanguageModel, LayerStack, Pooling
+from kinfolk.nn.residual import scale_residual_init_
+from kinfolk.nn.sizes import STANDARD_SIZES
 
 
 @config("gpt3")
 class GPT3Config(GPT2Config):
     """The published smallest model, unless told otherwise."""
 
-    context: int = field(default=2048, ge=1, help="longest sequence, in tokens")
+    max_length: int = field(default=2048, ge=1, help="longest sequence, in tokens")
     # Deviation: the paper does not say how wide its bands are.
-    window: int = field(
+    attention_window: int = field(
         default=256, ge=1, help="number of tokens that a banded attention layer sees"
     )
     # Less than one pass over the text, and no dropout is spoken of.
@@ -45,50 +45,59 @@ class GPT3(LanguageModel):
     """Token and place tables, blocks that take turns, a norm; the token table also predicts."""
 
     config: GPT3Config
-    tokens: Table
+    token_embeddings: TokenEmbedding
     architecture = "decoder"
     decoding = "causal"
-    summary = Summary(reads="last", bias=False)
+    pooling = Pooling(token="last", bias=False)
 
     def __init__(self, c: GPT3Config) -> None:
         super().__init__()
         self.config = c
-        self.attention_windows = (c.window,)
-        self.tokens = Table(c.vocab, c.width)
-        self.places = nn.Embedding(c.context, c.width)
-        self.drop = nn.Dropout(c.dropout)
-        self.blocks = LayerStack(Block(c) for _ in range(c.depth))
-        self.norm = nn.LayerNorm(c.width, c.epsilon)
-        initialise(self, std=0.02)
-        quieten(self.blocks, 2 * c.depth)
+        self.attention_windows = (c.attention_window,)
+        self.token_embeddings = TokenEmbedding(c.vocab_size, c.hidden_size)
+        self.position_embeddings = nn.Embedding(c.max_length, c.hidden_size)
+        self.dropout = nn.Dropout(c.dropout)
+        self.layers = LayerStack(Layer(c) for _ in range(c.num_layers))
+        self.final_norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps)
+        init_weights_(self, std=0.02)
+        scale_residual_init_(self.layers, 2 * c.num_layers)
 
     def forward(self, inputs: Inputs) -> Output:
-        x = self.drop(self.tokens(inputs.ids) + self.places(inputs.places))
-        seen, dropped = inputs.seen(), self.training and self.config.attention_dropout > 0
-        dense = see(inputs.sight, seen, dropout=dropped)
-        banded = see(inputs.sight, seen, dropout=dropped, window=self.config.window)
-        for layer, block in enumerate(self.blocks):
-            x = block(x, banded if layer % 2 else dense, inputs.state, layer)
-        return Output(self.norm(x), inputs.state)
+        x = self.dropout(
+            self.token_embeddings(inputs.input_ids) + self.position_embeddings(inputs.position_ids)
+        )
+        seen, dropped = inputs.full_key_mask(), self.training and self.config.attention_dropout > 0
+        dense = select_backend(inputs.attention_mask, seen, dropout=dropped)
+        banded = select_backend(
+            inputs.attention_mask, seen, dropout=dropped, window=self.config.attention_window
+        )
+        for layer, block in enumerate(self.layers):
+            x = block(x, banded if layer % 2 else dense, inputs.cache, layer)
+        return Output(self.final_norm(x), inputs.cache)
 
-    def predict(self, hidden: Tensor) -> Scores:
+    def lm_logits(self, hidden: Tensor) -> LinearLogits:
         """Score the next token with the table that read the last."""
-        return self.tokens.predict(hidden)
+        return self.token_embeddings.lm_logits(hidden)
 
 
 # The ladder's bands are a quarter as wide as its vectors: less than a row, so that they matter.
 # Deviation: table 2.1 gives the 1.3B model 24 heads of 128 in a width of 2048, and the 13B model 40
 # of them in 5140. Heads that fill the width are 16 and 40 of 128, in 2048 and 5120.
-PRESETS = {
-    name: GPT3Config(width=size.width, depth=size.depth, heads=size.heads, window=size.width // 4)
-    for name, size in LADDER.items()
+SIZES = {
+    name: GPT3Config(
+        hidden_size=size.hidden_size,
+        num_layers=size.num_layers,
+        num_heads=size.num_heads,
+        attention_window=size.hidden_size // 4,
+    )
+    for name, size in STANDARD_SIZES.items()
 } | {
     "gpt3-125m": GPT3Config(),
-    "gpt3-350m": GPT3Config(width=1024, depth=24, heads=16),
-    "gpt3-760m": GPT3Config(width=1536, depth=24, heads=16),
-    "gpt3-1.3b": GPT3Config(width=2048, depth=24, heads=16),
-    "gpt3-2.7b": GPT3Config(width=2560, depth=32, heads=32),
-    "gpt3-6.7b": GPT3Config(width=4096, depth=32, heads=32),
-    "gpt3-13b": GPT3Config(width=5120, depth=40, heads=40),
-    "gpt3-175b": GPT3Config(width=12288, depth=96, heads=96),
+    "gpt3-350m": GPT3Config(hidden_size=1024, num_layers=24, num_heads=16),
+    "gpt3-760m": GPT3Config(hidden_size=1536, num_layers=24, num_heads=16),
+    "gpt3-1.3b": GPT3Config(hidden_size=2048, num_layers=24, num_heads=16),
+    "gpt3-2.7b": GPT3Config(hidden_size=2560, num_layers=32, num_heads=32),
+    "gpt3-6.7b": GPT3Config(hidden_size=4096, num_layers=32, num_heads=32),
+    "gpt3-13b": GPT3Config(hidden_size=5120, num_layers=40, num_heads=40),
+    "gpt3-175b": GPT3Config(hidden_size=12288, num_layers=96, num_heads=96),
 }

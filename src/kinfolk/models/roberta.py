@@ -9,23 +9,23 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from kinfolk.batch import Inputs, Output
 from kinfolk.config import config, field
-from kinfolk.models.bert import TABLES, BertConfig, Block, TokenHead
-from kinfolk.nn.language_model import LanguageModel, LayerStack, Summary
-from kinfolk.nn.positions import look_near
-from kinfolk.nn.sizes import LADDER
-from kinfolk.nn.table import Scores, Table, initialise
-from kinfolk.types import Inputs, Output
+from kinfolk.models.bert import EMBEDDING_STD, BertConfig, Layer, MaskedLMHead
+from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding, init_weights_
+from kinfolk.nn.language_model import LanguageModel, LayerStack, Pooling
+from kinfolk.nn.positions import mimetic_init_
+from kinfolk.nn.sizes import STANDARD_SIZES
 
 
 @config("roberta")
 class RobertaConfig(BertConfig):
     """The published base model, unless told otherwise."""
 
-    vocab: int = field(default=50265, ge=1, help="number of token ids")
-    segments: int = field(default=1, ge=1, help="number of token types")
-    epsilon: float = field(default=1e-5, gt=0, help="epsilon of the layer norms")
-    start: int = field(
+    vocab_size: int = field(default=50265, ge=1, help="number of token ids")
+    type_vocab_size: int = field(default=1, ge=1, help="number of token types")
+    layer_norm_eps: float = field(default=1e-5, gt=0, help="epsilon of the layer norms")
+    padding_idx: int = field(
         default=1, ge=0, help="id of padding; positions are counted from the one after it"
     )
 
@@ -43,54 +43,60 @@ class Roberta(LanguageModel):
     """Three tables and a norm, a stack of blocks, and a head for tokens."""
 
     config: RobertaConfig
-    tokens: Table
+    token_embeddings: TokenEmbedding
     architecture = "encoder"
     can_fill = True
-    summary = Summary(reads="first", bend="tanh")
-    pretraining_only = ("head",)
+    pooling = Pooling(token="first", activation="tanh")
+    pretraining_only = ("mlm_head",)
 
     def __init__(self, c: RobertaConfig) -> None:
         super().__init__()
         self.config = c
-        self.tokens = Table(c.vocab, c.width)
-        self.places = nn.Embedding(c.start + 1 + c.context, c.width)
-        self.segments = nn.Embedding(c.segments, c.width)
-        self.norm = nn.LayerNorm(c.width, c.epsilon)
-        self.drop = nn.Dropout(c.dropout)
-        self.blocks = LayerStack(Block(c) for _ in range(c.depth))
-        self.head = TokenHead(replace(c, bend="gelu"))  # whatever the blocks bend by
-        initialise(self, std=c.std, tables=TABLES)
-        if c.near:
-            look_near(self.blocks, self.places, std=TABLES)
+        self.token_embeddings = TokenEmbedding(c.vocab_size, c.hidden_size)
+        self.position_embeddings = nn.Embedding(c.padding_idx + 1 + c.max_length, c.hidden_size)
+        self.token_type_embeddings = nn.Embedding(c.type_vocab_size, c.hidden_size)
+        self.embedding_norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps)
+        self.dropout = nn.Dropout(c.dropout)
+        self.layers = LayerStack(Layer(c) for _ in range(c.num_layers))
+        self.mlm_head = MaskedLMHead(replace(c, activation="gelu"))  # whatever the blocks bend by
+        init_weights_(self, std=c.init_std, embedding_std=EMBEDDING_STD)
+        if c.mimetic_init:
+            mimetic_init_(self.layers, self.position_embeddings, std=EMBEDDING_STD)
 
     def forward(self, inputs: Inputs) -> Output:
-        segments = torch.zeros_like(inputs.ids) if inputs.segments is None else inputs.segments
-        places = self.places(inputs.places + self.config.start + 1)
-        x = self.tokens(inputs.ids) + places + self.segments(segments)
-        x = self.drop(self.norm(x))
-        visible = inputs.visible(dropout=self.training and self.config.attention_dropout > 0)
-        for block in self.blocks:
-            x = block(x, visible)
+        segments = (
+            torch.zeros_like(inputs.input_ids)
+            if inputs.token_type_ids is None
+            else inputs.token_type_ids
+        )
+        places = self.position_embeddings(inputs.position_ids + self.config.padding_idx + 1)
+        x = self.token_embeddings(inputs.input_ids) + places + self.token_type_embeddings(segments)
+        x = self.dropout(self.embedding_norm(x))
+        attend = inputs.attention_backend(
+            dropout=self.training and self.config.attention_dropout > 0
+        )
+        for block in self.layers:
+            x = block(x, attend)
         return Output(x)
 
-    def predict(self, hidden: Tensor) -> Scores:
+    def lm_logits(self, hidden: Tensor) -> LinearLogits:
         """Score the hidden token with the table that read the others."""
-        return self.tokens.predict(self.head(hidden), self.head.bias)
+        return self.token_embeddings.lm_logits(self.mlm_head(hidden), self.mlm_head.bias)
 
 
 # Deviation: the shared ladder trains without dropout and starts as BERT's does.
-PRESETS = {
+SIZES = {
     name: RobertaConfig(
-        width=size.width,
-        depth=size.depth,
-        heads=size.heads,
+        hidden_size=size.hidden_size,
+        num_layers=size.num_layers,
+        num_heads=size.num_heads,
         dropout=0.0,
         attention_dropout=0.0,
-        std=size.width**-0.5,
-        near=True,
+        init_std=size.hidden_size**-0.5,
+        mimetic_init=True,
     )
-    for name, size in LADDER.items()
+    for name, size in STANDARD_SIZES.items()
 } | {
     "roberta-base": RobertaConfig(),
-    "roberta-large": RobertaConfig(width=1024, depth=24, heads=16),
+    "roberta-large": RobertaConfig(hidden_size=1024, num_layers=24, num_heads=16),
 }

@@ -10,16 +10,16 @@ import math
 import torch
 from torch import Tensor, nn
 
+from kinfolk.attention_mask import AttentionBackend
+from kinfolk.batch import Inputs, KVCache, Output
 from kinfolk.config import config, field
 from kinfolk.errors import UserError
 from kinfolk.nn.attention import Attention, CrossAttention
+from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
 from kinfolk.nn.feedforward import FeedForward
 from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig
 from kinfolk.nn.residual import PostNorm
-from kinfolk.nn.sizes import LADDER
-from kinfolk.nn.table import Scores, Table
-from kinfolk.sight import Visible
-from kinfolk.types import Inputs, Output, State
+from kinfolk.nn.sizes import STANDARD_SIZES
 
 
 @config("transformer")
@@ -27,16 +27,18 @@ class TransformerConfig(ModelConfig):
     """The published base model, unless told otherwise."""
 
     # Vaswani et al. 2017, section 5.1: subwords shared by English and German.
-    vocab: int = field(default=37000, ge=1, help="number of token ids")
-    width: int = field(default=512, ge=1, help="size of the hidden states")
-    depth: int = field(default=6, ge=1, help="number of encoder layers, and of decoder layers")
-    heads: int = field(default=8, ge=1, help="number of attention heads")
-    inner: int | None = field(
+    vocab_size: int = field(default=37000, ge=1, help="number of token ids")
+    hidden_size: int = field(default=512, ge=1, help="size of the hidden states")
+    num_layers: int = field(default=6, ge=1, help="number of encoder layers, and of decoder layers")
+    num_heads: int = field(default=8, ge=1, help="number of attention heads")
+    intermediate_size: int | None = field(
         default=None,
         ge=1,
         help="size of the feed-forward layer; None is four times the hidden size",
     )
-    start: int = field(default=0, ge=0, help="id of the token that the decoder starts from")
+    decoder_start_token_id: int = field(
+        default=0, ge=0, help="id of the token that the decoder starts from"
+    )
     dropout: float = field(default=0.1, ge=0, lt=1, help="dropout rate of embeddings and sublayers")
 
     @classmethod
@@ -49,7 +51,7 @@ class TransformerConfig(ModelConfig):
         return Transformer(self)
 
 
-def waves(places: Tensor, width: int) -> Tensor:
+def sinusoidal_table(places: Tensor, width: int) -> Tensor:
     """Return sines and cosines of places, ever slower: (batch, length, width) (section 3.5)."""
     steps = torch.arange(0, width, 2, device=places.device)
     turns = places[..., None] * torch.exp(steps * (-math.log(10_000) / width))
@@ -58,32 +60,36 @@ def waves(places: Tensor, width: int) -> Tensor:
 
 def branch(inner: nn.Module, c: TransformerConfig) -> PostNorm:
     """Put a part before its norm; its output is dropped from (section 5.4)."""
-    return PostNorm(inner, nn.LayerNorm(c.width), c.dropout)
+    return PostNorm(inner, nn.LayerNorm(c.hidden_size), c.dropout)
 
 
-class Block(nn.Module):
+class Layer(nn.Module):
     """One layer of either stack; the decoder's also looks at the source."""
 
     def __init__(self, c: TransformerConfig, *, decoder: bool) -> None:
         super().__init__()
         # Section 3.2.2 projects by matrices alone; section 3.3 has biases.
-        attend, cross = (kind(c.width, c.heads, bias=False) for kind in (Attention, CrossAttention))
-        self.attend = branch(attend, c)
-        self.cross = branch(cross, c) if decoder else None
-        self.feed = branch(FeedForward(c.width, c.inner or 4 * c.width, "relu"), c)
+        attend, cross = (
+            kind(c.hidden_size, c.num_heads, bias=False) for kind in (Attention, CrossAttention)
+        )
+        self.self_attention = branch(attend, c)
+        self.cross_attention = branch(cross, c) if decoder else None
+        self.feed_forward = branch(
+            FeedForward(c.hidden_size, c.intermediate_size or 4 * c.hidden_size, "relu"), c
+        )
 
     def forward(
         self,
         x: Tensor,
-        visible: Visible,
-        source: tuple[Tensor, Visible] | None = None,
-        state: State | None = None,
-        layer: int = 0,
+        attend: AttentionBackend,
+        encoder_states: tuple[Tensor, AttentionBackend] | None = None,
+        cache: KVCache | None = None,
+        layer_idx: int = 0,
     ) -> Tensor:
-        x = self.attend(x, visible, state, layer)
-        if self.cross is not None and source is not None:
-            x = self.cross(x, *source, state, layer)
-        return self.feed(x)
+        x = self.self_attention(x, attend, cache, layer_idx)
+        if self.cross_attention is not None and encoder_states is not None:
+            x = self.cross_attention(x, *encoder_states, cache, layer_idx)
+        return self.feed_forward(x)
 
 
 class Stack(nn.Module):
@@ -91,14 +97,17 @@ class Stack(nn.Module):
 
     def __init__(self, c: TransformerConfig, *, decoder: bool) -> None:
         super().__init__()
-        self.blocks = LayerStack(Block(c, decoder=decoder) for _ in range(c.depth))
+        self.layers = LayerStack(Layer(c, decoder=decoder) for _ in range(c.num_layers))
 
     def forward(
-        self, x: Tensor, inputs: Inputs, source: tuple[Tensor, Visible] | None = None
+        self,
+        x: Tensor,
+        inputs: Inputs,
+        encoder_states: tuple[Tensor, AttentionBackend] | None = None,
     ) -> Tensor:
-        visible = inputs.visible()
-        for layer, block in enumerate(self.blocks):
-            x = block(x, visible, source, inputs.state, layer)
+        attend = inputs.attention_backend()
+        for layer, block in enumerate(self.layers):
+            x = block(x, attend, encoder_states, inputs.cache, layer)
         return x
 
 
@@ -106,7 +115,7 @@ class Transformer(LanguageModel):
     """One table, an encoder and a decoder."""
 
     config: TransformerConfig
-    tokens: Table
+    token_embeddings: TokenEmbedding
     architecture = "encoder-decoder"
     decoding = "encoder-decoder"
     can_fill = True
@@ -114,36 +123,40 @@ class Transformer(LanguageModel):
     def __init__(self, c: TransformerConfig) -> None:
         super().__init__()
         self.config = c
-        self.tokens = Table(c.vocab, c.width)
-        self.drop = nn.Dropout(c.dropout)
+        self.token_embeddings = TokenEmbedding(c.vocab_size, c.hidden_size)
+        self.dropout = nn.Dropout(c.dropout)
         self.encoder = Stack(c, decoder=False)
         self.decoder = Stack(c, decoder=True)
         self.initialise()
 
     def embed(self, inputs: Inputs) -> Tensor:
         """Turn tokens and their places into vectors (section 3.4)."""
-        x = self.tokens(inputs.ids) * self.config.width**0.5
-        return self.drop(x + waves(inputs.places, self.config.width).to(x.dtype))
+        x = self.token_embeddings(inputs.input_ids) * self.config.hidden_size**0.5
+        return self.dropout(
+            x + sinusoidal_table(inputs.position_ids, self.config.hidden_size).to(x.dtype)
+        )
 
-    def encode(self, source: Inputs) -> Tensor:
+    def encode(self, encoder_inputs: Inputs) -> Tensor:
         """Run the encoder alone: (batch, source length, width)."""
-        return self.encoder(self.embed(source), source)
+        return self.encoder(self.embed(encoder_inputs), encoder_inputs)
 
     def forward(self, inputs: Inputs) -> Output:
-        if inputs.source is None:
-            raise UserError("a Transformer writes about a source: give its inputs in `source`")
-        state = inputs.state
-        source = state.source if state is not None else None
+        if inputs.encoder_inputs is None:
+            raise UserError(
+                "a Transformer writes about a source: give its inputs in `encoder_inputs`"
+            )
+        state = inputs.cache
+        source = state.encoder_output if state is not None else None
         if source is None:
-            source = self.encode(inputs.source)
+            source = self.encode(inputs.encoder_inputs)
         if state is not None:
-            state.source = source
-        x = self.decoder(self.embed(inputs), inputs, (source, inputs.across()))
+            state.encoder_output = source
+        x = self.decoder(self.embed(inputs), inputs, (source, inputs.cross_attention_backend()))
         return Output(x, state)
 
-    def predict(self, hidden: Tensor) -> Scores:
+    def lm_logits(self, hidden: Tensor) -> LinearLogits:
         """Score the next token by the table that reads."""
-        return self.tokens.predict(hidden)
+        return self.token_embeddings.lm_logits(hidden)
 
     @torch.no_grad()
     def initialise(self) -> None:
@@ -151,7 +164,9 @@ class Transformer(LanguageModel):
 
         The paper is silent; these are the ways of its authors' code and of `torch.nn.Transformer`.
         """
-        self.tokens.weight.normal_(0.0, self.config.width**-0.5)[self.config.vocab :] = 0.0
+        self.token_embeddings.weight.normal_(0.0, self.config.hidden_size**-0.5)[
+            self.config.vocab_size :
+        ] = 0.0
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
@@ -160,10 +175,15 @@ class Transformer(LanguageModel):
 
 
 # Deviation: the shared ladder trains without dropout, as fits one pass over a text.
-PRESETS = {
-    name: TransformerConfig(width=size.width, depth=size.depth, heads=size.heads, dropout=0.0)
-    for name, size in LADDER.items()
+SIZES = {
+    name: TransformerConfig(
+        hidden_size=size.hidden_size,
+        num_layers=size.num_layers,
+        num_heads=size.num_heads,
+        dropout=0.0,
+    )
+    for name, size in STANDARD_SIZES.items()
 } | {
     "transformer-base": TransformerConfig(),
-    "transformer-big": TransformerConfig(width=1024, heads=16, dropout=0.3),  # table 3
+    "transformer-big": TransformerConfig(hidden_size=1024, num_heads=16, dropout=0.3),  # table 3
 }

@@ -7,41 +7,41 @@ row. Places would be counted anew in every row: distances take their stead.
 import torch
 from torch import Tensor, nn
 
+from kinfolk.attention_mask import EMPTY_SLOT_ID
+from kinfolk.batch import Inputs, KVCache, LazyLogits, Output, SegmentMemory
 from kinfolk.config import config, field
-from kinfolk.nn.adaptive import Clusters
+from kinfolk.nn.adaptive import AdaptiveEmbedding
+from kinfolk.nn.embeddings import init_weights_
 from kinfolk.nn.feedforward import FeedForward
-from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Summary, WithBiases
-from kinfolk.nn.relative import RelativeAttention, View, waves
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling, WithBiases
+from kinfolk.nn.relative_attention import RelativeAttention, RelativeContext, sinusoidal_distances
 from kinfolk.nn.residual import PostNorm
-from kinfolk.nn.sizes import LADDER
-from kinfolk.nn.table import initialise
-from kinfolk.sight import UNWRITTEN
-from kinfolk.types import Inputs, Memory, Output, Prediction, State
+from kinfolk.nn.sizes import STANDARD_SIZES
 
 
 @config("transformer_xl")
 class TransformerXLConfig(ModelConfig):
     """The published large model of WikiText-103, unless told otherwise."""
 
-    vocab: int = field(default=267735, ge=1, help="number of token ids")
-    width: int = field(default=1024, ge=1, help="size of the hidden states")
-    depth: int = field(default=18, ge=1, help="number of layers")
-    heads: int = field(default=16, ge=1, help="number of attention heads")
-    head_width: int | None = field(
+    vocab_size: int = field(default=267735, ge=1, help="number of token ids")
+    hidden_size: int = field(default=1024, ge=1, help="size of the hidden states")
+    num_layers: int = field(default=18, ge=1, help="number of layers")
+    num_heads: int = field(default=16, ge=1, help="number of attention heads")
+    head_dim: int | None = field(
         default=None, ge=1, help="size of an attention head; None is the hidden size over the heads"
     )
-    inner: int | None = field(
+    intermediate_size: int | None = field(
         default=None,
         ge=1,
         help="size of the feed-forward layer; None is four times the hidden size",
     )
-    memory: int = field(
+    mem_len: int = field(
         default=384, ge=1, help="number of cached hidden states from earlier segments"
     )
-    clamp: int | None = field(
+    clamp_len: int | None = field(
         default=None, ge=1, help="largest relative distance; None is unlimited"
     )
-    window: int | None = field(
+    attention_window: int | None = field(
         default=None,
         ge=1,
         help="number of tokens that attention sees; None is the segment and the memory",
@@ -51,15 +51,15 @@ class TransformerXLConfig(ModelConfig):
         ge=1,
         help="first id of each cluster of rarer tokens (adaptive softmax)",
     )
-    divisor: int = field(
+    div_val: int = field(
         default=4, ge=1, help="factor by which the embeddings of each next cluster are smaller"
     )
     dropout: float = field(default=0.2, ge=0, lt=1, help="dropout rate of embeddings and sublayers")
     attention_dropout: float = field(
         default=0.2, ge=0, lt=1, help="dropout rate of attention probabilities"
     )
-    epsilon: float = field(default=1e-5, gt=0, help="epsilon of the layer norms")
-    std: float = field(default=0.02, ge=0, help="standard deviation of initial weights")
+    layer_norm_eps: float = field(default=1e-5, gt=0, help="epsilon of the layer norms")
+    init_std: float = field(default=0.02, ge=0, help="standard deviation of initial weights")
 
     @classmethod
     def network(cls) -> type[LanguageModel]:
@@ -71,50 +71,63 @@ class TransformerXLConfig(ModelConfig):
         return TransformerXL(self)
 
 
-class Block(nn.Module):
+class Layer(nn.Module):
     """Attention to the memory and the row, and feed-forward, each followed by a norm."""
 
     def __init__(self, c: TransformerXLConfig) -> None:
         super().__init__()
-        inner = None if c.head_width is None else c.heads * c.head_width
-        attention = RelativeAttention(c.width, c.heads, inner=inner, dropout=c.attention_dropout)
-        feed = FeedForward(c.width, c.inner or 4 * c.width, "relu", dropout=c.dropout)
-        self.attend = PostNorm(attention, nn.LayerNorm(c.width, c.epsilon), c.dropout)
-        self.feed = PostNorm(feed, nn.LayerNorm(c.width, c.epsilon), c.dropout)
+        inner = None if c.head_dim is None else c.num_heads * c.head_dim
+        attention = RelativeAttention(
+            c.hidden_size, c.num_heads, attention_size=inner, dropout=c.attention_dropout
+        )
+        feed = FeedForward(
+            c.hidden_size, c.intermediate_size or 4 * c.hidden_size, "relu", dropout=c.dropout
+        )
+        self.self_attention = PostNorm(
+            attention, nn.LayerNorm(c.hidden_size, c.layer_norm_eps), c.dropout
+        )
+        self.feed_forward = PostNorm(feed, nn.LayerNorm(c.hidden_size, c.layer_norm_eps), c.dropout)
 
     def forward(
-        self, x: Tensor, content: Tensor, view: View, state: State | None, layer: int
+        self,
+        x: Tensor,
+        content: Tensor,
+        view: RelativeContext,
+        cache: KVCache | None,
+        layer_idx: int,
     ) -> Tensor:
-        known = self.attend.branch.read(content, state, layer)  # type: ignore[operator]
-        return self.feed(self.attend(x, known, view))
+        known = self.self_attention.sublayer.project_kv(content, cache, layer_idx)  # type: ignore[operator]
+        return self.feed_forward(self.self_attention(x, known, view))
 
 
 class TransformerXL(LanguageModel):
     """A table in clusters that also predicts, and blocks."""
 
     config: TransformerXLConfig
-    tokens: Clusters
+    token_embeddings: AdaptiveEmbedding
     architecture = "decoder"
     decoding = "causal"
     static_cache = False
-    summary = Summary(reads="last", bias=False)
+    pooling = Pooling(token="last", bias=False)
 
     def __init__(self, c: TransformerXLConfig) -> None:
         super().__init__()
         self.config = c
-        self.attention_windows = () if c.window is None else (c.window,)
-        self.tokens = Clusters(c.vocab, c.width, cutoffs=c.cutoffs, divisor=c.divisor)
-        self.drop = nn.Dropout(c.dropout)
-        self.blocks = LayerStack(Block(c) for _ in range(c.depth))
+        self.attention_windows = () if c.attention_window is None else (c.attention_window,)
+        self.token_embeddings = AdaptiveEmbedding(
+            c.vocab_size, c.hidden_size, cutoffs=c.cutoffs, div_val=c.div_val
+        )
+        self.dropout = nn.Dropout(c.dropout)
+        self.layers = LayerStack(Layer(c) for _ in range(c.num_layers))
         self.initialise()
 
     @torch.no_grad()
     def initialise(self) -> None:
         """Draw the weights as the released code does."""
-        initialise(self, std=self.config.std)
+        init_weights_(self, std=self.config.init_std)
         # Deviation: the released code draws only the projections of clusters from 0.01.
-        smaller = {*self.tokens.projections()}
-        smaller |= {part.widen for part in self.modules() if isinstance(part, FeedForward)}
+        smaller = {*self.token_embeddings.all_projections()}
+        smaller |= {part.up_proj for part in self.modules() if isinstance(part, FeedForward)}
         for module in self.modules():
             if module in smaller:
                 for weight in module.parameters():
@@ -125,101 +138,107 @@ class TransformerXL(LanguageModel):
             if isinstance(module, nn.LayerNorm):
                 noisy = (module.weight,)
             for weight in noisy:
-                weight.add_(torch.randn_like(weight), alpha=self.config.std)
+                weight.add_(torch.randn_like(weight), alpha=self.config.init_std)
 
     def forward(self, inputs: Inputs) -> Output:
-        x = self.drop(self.tokens(inputs.ids) * self.config.width**0.5)
-        view, memory, read = self.view(inputs), inputs.memory, []
-        for layer, block in enumerate(self.blocks):
+        x = self.dropout(self.token_embeddings(inputs.input_ids) * self.config.hidden_size**0.5)
+        view, memory, read = self.relative_context(inputs), inputs.memory, []
+        for layer, block in enumerate(self.layers):
             content = x if memory is None else torch.cat([memory.hidden[layer], x], dim=1)
             read.append(content)
-            x = block(x, content, view, inputs.state, layer)
-        if inputs.state is not None and inputs.state.filled > self.config.memory:
-            inputs.state.keep(self.config.memory)
-        return Output(self.drop(x), inputs.state, self.remember(inputs, read))
+            x = block(x, content, view, inputs.cache, layer)
+        if inputs.cache is not None and inputs.cache.length > self.config.mem_len:
+            inputs.cache.keep_last(self.config.mem_len)
+        return Output(self.dropout(x), inputs.cache, self.next_memory(inputs, read))
 
-    def view(self, inputs: Inputs) -> View:
+    def relative_context(self, inputs: Inputs) -> RelativeContext:
         """Say how each token looks at the memory and at the tokens before it."""
         dropped = self.training and self.config.attention_dropout > 0
-        visible = inputs.visible(dropout=dropped, window=self.config.window)
-        past = 0 if inputs.memory is None else inputs.memory.document.shape[1]
-        keys = past + inputs.ids.shape[1]
+        attend = inputs.attention_backend(dropout=dropped, window=self.config.attention_window)
+        past = 0 if inputs.memory is None else inputs.memory.document_ids.shape[1]
+        keys = past + inputs.input_ids.shape[1]
         if inputs.key_mask is not None:
-            keys = inputs.key_mask.document.shape[1]
-        table = self.tokens.table(0)
-        far = waves(keys, 0, self.config.width, like=table, clamp=self.config.clamp)
-        return View(visible, self.drop(far), keys)
+            keys = inputs.key_mask.document_ids.shape[1]
+        table = self.token_embeddings.weight_of(0)
+        far = sinusoidal_distances(
+            keys, 0, self.config.hidden_size, like=table, clamp=self.config.clamp_len
+        )
+        return RelativeContext(attend, self.dropout(far), keys)
 
-    def remember(self, inputs: Inputs, read: list[Tensor]) -> Memory | None:
+    def next_memory(self, inputs: Inputs, read: list[Tensor]) -> SegmentMemory | None:
         """Return the last of what every layer read, where a memory was given."""
         if inputs.memory is None:
             return None
-        size, seen = self.config.memory, inputs.memory.before(inputs.sight)
+        size, seen = self.config.mem_len, inputs.memory.key_mask(inputs.attention_mask)
         hidden = torch.stack([content[:, -size:] for content in read]).detach()
         # Laid out as a blank one is: a compiled learner would be compiled again for another layout.
-        document, birth = (x[:, -size:].contiguous() for x in (seen.document, seen.birth))
-        return Memory(hidden, document, birth)
+        document, key_order = (
+            x[:, -size:].contiguous() for x in (seen.document_ids, seen.key_order)
+        )
+        return SegmentMemory(hidden, document, key_order)
 
-    def blank(self, rows: int) -> Memory:
+    def init_memory(self, batch_size: int) -> SegmentMemory:
         """Return the memory of rows that nothing stands before."""
-        c, like = self.config, self.tokens.bias
-        hidden = like.new_zeros(c.depth, rows, c.memory, c.width)
-        document = torch.full((rows, c.memory), UNWRITTEN, dtype=torch.int32, device=like.device)
-        return Memory(hidden, document, torch.zeros_like(document))
+        c, like = self.config, self.token_embeddings.bias
+        hidden = like.new_zeros(c.num_layers, batch_size, c.mem_len, c.hidden_size)
+        document = torch.full(
+            (batch_size, c.mem_len), EMPTY_SLOT_ID, dtype=torch.int32, device=like.device
+        )
+        return SegmentMemory(hidden, document, torch.zeros_like(document))
 
-    def predict(self, hidden: Tensor) -> Prediction:
+    def lm_logits(self, hidden: Tensor) -> LazyLogits:
         """Score the next token with the tables that read the last."""
-        return self.tokens.predict(hidden)
+        return self.token_embeddings.lm_logits(hidden)
 
 
 # Deviation: the shared ladder trains without dropout, as fits one pass over a text. Its rows are of
 # 128 tokens up to a width of 256 and of 512 above, and so are its memories; its vocabularies are
 # small enough for one softmax.
-PRESETS = {
+SIZES = {
     name: TransformerXLConfig(
-        width=size.width,
-        depth=size.depth,
-        heads=size.heads,
-        memory=128 if size.width <= 256 else 512,
+        hidden_size=size.hidden_size,
+        num_layers=size.num_layers,
+        num_heads=size.num_heads,
+        mem_len=128 if size.hidden_size <= 256 else 512,
         cutoffs=(),
-        divisor=1,
+        div_val=1,
         dropout=0.0,
         attention_dropout=0.0,
-        std=size.width**-0.5,
+        init_std=size.hidden_size**-0.5,
     )
-    for name, size in LADDER.items()
+    for name, size in STANDARD_SIZES.items()
 } | {
     # The scripts of the released code. Hugging Face calls the first transfo-xl-wt103.
     "transformer-xl-wt103": TransformerXLConfig(),
     "transformer-xl-wt103-base": TransformerXLConfig(
-        width=410,
-        depth=16,
-        heads=10,
-        inner=2100,
-        memory=150,
-        divisor=1,
+        hidden_size=410,
+        num_layers=16,
+        num_heads=10,
+        intermediate_size=2100,
+        mem_len=150,
+        div_val=1,
         dropout=0.1,
         attention_dropout=0.0,
     ),
     "transformer-xl-enwik8": TransformerXLConfig(
-        vocab=204,
-        depth=24,
-        heads=8,
-        inner=3072,
-        memory=784,
+        vocab_size=204,
+        num_layers=24,
+        num_heads=8,
+        intermediate_size=3072,
+        mem_len=784,
         cutoffs=(),
-        divisor=1,
+        div_val=1,
         dropout=0.15,
         attention_dropout=0.15,
     ),
     "transformer-xl-enwik8-base": TransformerXLConfig(
-        vocab=204,
-        width=512,
-        depth=12,
-        heads=8,
-        memory=512,
+        vocab_size=204,
+        hidden_size=512,
+        num_layers=12,
+        num_heads=8,
+        mem_len=512,
         cutoffs=(),
-        divisor=1,
+        div_val=1,
         dropout=0.1,
         attention_dropout=0.0,
     ),

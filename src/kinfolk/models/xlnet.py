@@ -9,37 +9,41 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kinfolk.attention_mask import select_backend
+from kinfolk.batch import Inputs, KVCache, Output
 from kinfolk.config import config, field
+from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding, init_weights_
 from kinfolk.nn.feedforward import FeedForward
-from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Summary
-from kinfolk.nn.relative import SegmentedAttention, View, waves
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling
+from kinfolk.nn.relative_attention import (
+    RelativeContext,
+    SegmentRelativeAttention,
+    sinusoidal_distances,
+)
 from kinfolk.nn.residual import PostNorm
-from kinfolk.nn.sizes import LADDER
-from kinfolk.nn.table import Scores, Table, initialise
-from kinfolk.sight import see
-from kinfolk.types import Inputs, Output, State
+from kinfolk.nn.sizes import STANDARD_SIZES
 
 
 @config("xlnet")
 class XLNetConfig(ModelConfig):
     """The published large model, unless told otherwise."""
 
-    vocab: int = field(default=32000, ge=1, help="number of token ids")
-    width: int = field(default=1024, ge=1, help="size of the hidden states")
-    depth: int = field(default=24, ge=1, help="number of layers")
-    heads: int = field(default=16, ge=1, help="number of attention heads")
-    inner: int | None = field(
+    vocab_size: int = field(default=32000, ge=1, help="number of token ids")
+    hidden_size: int = field(default=1024, ge=1, help="size of the hidden states")
+    num_layers: int = field(default=24, ge=1, help="number of layers")
+    num_heads: int = field(default=16, ge=1, help="number of attention heads")
+    intermediate_size: int | None = field(
         default=None,
         ge=1,
         help="size of the feed-forward layer; None is four times the hidden size",
     )
-    bend: str = field(default="gelu", help="activation function of the feed-forward layer")
-    clamp: int | None = field(
+    activation: str = field(default="gelu", help="activation function of the feed-forward layer")
+    clamp_len: int | None = field(
         default=None, ge=1, help="largest relative distance; None is unlimited"
     )
     dropout: float = field(default=0.1, ge=0, lt=1, help="dropout rate of embeddings and sublayers")
-    epsilon: float = field(default=1e-12, gt=0, help="epsilon of the layer norms")
-    std: float = field(default=0.02, ge=0, help="standard deviation of initial weights")
+    layer_norm_eps: float = field(default=1e-12, gt=0, help="epsilon of the layer norms")
+    init_std: float = field(default=0.02, ge=0, help="standard deviation of initial weights")
 
     @classmethod
     def network(cls) -> type[LanguageModel]:
@@ -51,85 +55,99 @@ class XLNetConfig(ModelConfig):
         return XLNet(self)
 
 
-class Block(nn.Module):
+class Layer(nn.Module):
     """Attention and feed-forward, each followed by a norm, for either stream."""
 
     def __init__(self, c: XLNetConfig) -> None:
         super().__init__()
-        attention = SegmentedAttention(c.width, c.heads, dropout=c.dropout)
-        feed = FeedForward(c.width, c.inner or 4 * c.width, c.bend, dropout=c.dropout)
-        self.attend = PostNorm(attention, nn.LayerNorm(c.width, c.epsilon), c.dropout)
-        self.feed = PostNorm(feed, nn.LayerNorm(c.width, c.epsilon), c.dropout)
+        attention = SegmentRelativeAttention(c.hidden_size, c.num_heads, dropout=c.dropout)
+        feed = FeedForward(
+            c.hidden_size, c.intermediate_size or 4 * c.hidden_size, c.activation, dropout=c.dropout
+        )
+        self.self_attention = PostNorm(
+            attention, nn.LayerNorm(c.hidden_size, c.layer_norm_eps), c.dropout
+        )
+        self.feed_forward = PostNorm(feed, nn.LayerNorm(c.hidden_size, c.layer_norm_eps), c.dropout)
 
-    def read(self, content: Tensor, state: State | None, layer: int) -> tuple[Tensor, Tensor]:
+    def read(self, content: Tensor, cache: KVCache | None, layer_idx: int) -> tuple[Tensor, Tensor]:
         """Return the keys and values that both streams look at."""
-        return self.attend.branch.read(content, state, layer)  # type: ignore[operator]
+        return self.self_attention.sublayer.project_kv(content, cache, layer_idx)  # type: ignore[operator]
 
-    def forward(self, x: Tensor, known: tuple[Tensor, Tensor], view: View) -> Tensor:
-        return self.feed(self.attend(x, known, view))
+    def forward(self, x: Tensor, known: tuple[Tensor, Tensor], view: RelativeContext) -> Tensor:
+        return self.feed_forward(self.self_attention(x, known, view))
 
 
 class XLNet(LanguageModel):
     """A token table that also predicts, one vector that every guess starts from, and blocks."""
 
     config: XLNetConfig
-    tokens: Table
+    token_embeddings: TokenEmbedding
     architecture = "encoder"
     decoding = "two-stream"
     can_fill = True
     static_cache = False
-    summary = Summary(reads="last", bend="tanh")
-    pretraining_only = ("bias",)
+    pooling = Pooling(token="last", activation="tanh")
+    pretraining_only = ("lm_bias",)
 
     def __init__(self, c: XLNetConfig) -> None:
         super().__init__()
         self.config = c
-        self.tokens = Table(c.vocab, c.width)
-        self.blank = nn.Parameter(torch.zeros(1, 1, c.width))
-        self.drop = nn.Dropout(c.dropout)
-        self.blocks = LayerStack(Block(c) for _ in range(c.depth))
-        self.bias = nn.Parameter(torch.zeros(c.vocab))
-        initialise(self, std=c.std)
+        self.token_embeddings = TokenEmbedding(c.vocab_size, c.hidden_size)
+        self.mask_embedding = nn.Parameter(torch.zeros(1, 1, c.hidden_size))
+        self.dropout = nn.Dropout(c.dropout)
+        self.layers = LayerStack(Layer(c) for _ in range(c.num_layers))
+        self.lm_bias = nn.Parameter(torch.zeros(c.vocab_size))
+        init_weights_(self, std=c.init_std)
         with torch.no_grad():  # the published code draws these as it does matrices
-            self.blank.normal_(0.0, c.std)
+            self.mask_embedding.normal_(0.0, c.init_std)
             for module in self.modules():
-                if isinstance(module, SegmentedAttention):
-                    for weight in (*module.bias_parameters(), module.segments):
-                        weight.normal_(0.0, c.std)
+                if isinstance(module, SegmentRelativeAttention):
+                    for weight in (*module.bias_parameters(), module.segment_embeddings):
+                        weight.normal_(0.0, c.init_std)
 
     def forward(self, inputs: Inputs) -> Output:
-        content = self.drop(self.tokens(inputs.ids))
-        view, ahead = self.views(inputs)
+        content = self.dropout(self.token_embeddings(inputs.input_ids))
+        view, ahead = self.relative_contexts(inputs)
         guesses = None
-        if inputs.asked is not None:
-            guesses = self.drop(self.blank.expand(*inputs.asked.shape, -1))
-        for layer, block in enumerate(self.blocks):
-            known = block.read(content, inputs.state, layer)  # type: ignore[operator]
+        if inputs.target_positions is not None:
+            guesses = self.dropout(self.mask_embedding.expand(*inputs.target_positions.shape, -1))
+        for layer, block in enumerate(self.layers):
+            known = block.read(content, inputs.cache, layer)  # type: ignore[operator]
             if guesses is not None:
                 guesses = block(guesses, known, ahead)
-            if guesses is None or layer + 1 < len(self.blocks):
+            if guesses is None or layer + 1 < len(self.layers):
                 content = block(content, known, view)
-        return Output(self.drop(content if guesses is None else guesses), inputs.state)
+        return Output(self.dropout(content if guesses is None else guesses), inputs.cache)
 
-    def views(self, inputs: Inputs) -> tuple[View, View | None]:
+    def relative_contexts(self, inputs: Inputs) -> tuple[RelativeContext, RelativeContext | None]:
         """Say how the content looks at itself, and the guesses at it."""
-        seen, length = inputs.seen(), inputs.ids.shape[1]
-        keys = seen.document.shape[1]
-        far = waves(keys, 1 - length, self.config.width, like=self.blank, clamp=self.config.clamp)
-        far = self.drop(far)
-        own = see(inputs.sight, seen, biased=True)
-        view = View(own, far, keys, apart=apart(inputs.segments, keys))
-        if (asked := inputs.asked) is None:
+        seen, length = inputs.full_key_mask(), inputs.input_ids.shape[1]
+        keys = seen.document_ids.shape[1]
+        far = sinusoidal_distances(
+            keys,
+            1 - length,
+            self.config.hidden_size,
+            like=self.mask_embedding,
+            clamp=self.config.clamp_len,
+        )
+        far = self.dropout(far)
+        own = select_backend(inputs.attention_mask, seen, layer_bias=True)
+        view = RelativeContext(
+            own, far, keys, other_segment=other_segment(inputs.token_type_ids, keys)
+        )
+        if (asked := inputs.target_positions) is None:
             return view, None
-        ahead = see(inputs.sight.before(asked), seen, biased=True)
-        return view, View(ahead, far, keys, asked, length, apart(inputs.segments, keys, asked))
+        ahead = select_backend(inputs.attention_mask.for_targets(asked), seen, layer_bias=True)
+        return view, RelativeContext(
+            ahead, far, keys, asked, length, other_segment(inputs.token_type_ids, keys, asked)
+        )
 
-    def predict(self, hidden: Tensor) -> Scores:
+    def lm_logits(self, hidden: Tensor) -> LinearLogits:
         """Score the token with the table that read the others."""
-        return self.tokens.predict(hidden, self.bias)
+        return self.token_embeddings.lm_logits(hidden, self.lm_bias)
 
 
-def apart(segments: Tensor | None, keys: int, slots: Tensor | None = None) -> Tensor | None:
+def other_segment(segments: Tensor | None, keys: int, slots: Tensor | None = None) -> Tensor | None:
     """Say which keys are of another segment than a query; a memory is of the first."""
     if segments is None:
         return None
@@ -140,16 +158,16 @@ def apart(segments: Tensor | None, keys: int, slots: Tensor | None = None) -> Te
 
 # Deviation: the shared ladder trains without dropout, as fits one pass over a text. Its weights
 # start larger: a small XLNet then finds its neighbours much sooner.
-PRESETS = {
+SIZES = {
     name: XLNetConfig(
-        width=size.width,
-        depth=size.depth,
-        heads=size.heads,
+        hidden_size=size.hidden_size,
+        num_layers=size.num_layers,
+        num_heads=size.num_heads,
         dropout=0.0,
-        std=size.width**-0.5,
+        init_std=size.hidden_size**-0.5,
     )
-    for name, size in LADDER.items()
+    for name, size in STANDARD_SIZES.items()
 } | {
-    "xlnet-base-cased": XLNetConfig(width=768, depth=12, heads=12),
+    "xlnet-base-cased": XLNetConfig(hidden_size=768, num_layers=12, num_heads=12),
     "xlnet-large-cased": XLNetConfig(),
 }

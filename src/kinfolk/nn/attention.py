@@ -2,18 +2,18 @@
 
 from torch import Tensor, nn
 
+from kinfolk.attention_mask import AttentionBackend
+from kinfolk.batch import KVCache
 from kinfolk.nn.linear import Linear
-from kinfolk.sight import Visible
-from kinfolk.types import State
 
 
-def split(x: Tensor, heads: int) -> Tensor:
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
     """Give each head its share of the width: (batch, heads, length, head width)."""
     batch, length, width = x.shape
-    return x.view(batch, length, heads, width // heads).transpose(1, 2)
+    return x.view(batch, length, num_heads, width // num_heads).transpose(1, 2)
 
 
-def merge(x: Tensor) -> Tensor:
+def merge_heads(x: Tensor) -> Tensor:
     """Put the heads side by side again: (batch, length, width)."""
     return x.transpose(1, 2).flatten(2)
 
@@ -23,30 +23,32 @@ class Attention(nn.Module):
 
     def __init__(
         self,
-        width: int,
-        heads: int,
+        hidden_size: int,
+        num_heads: int,
         *,
-        inner: int | None = None,  # heads x head width, where that is not the width
+        attention_size: int | None = None,  # heads x head width, where that is not the width
         bias: bool = True,
         scale: float | None = None,  # None is 1 / sqrt(head width)
         dropout: float = 0.0,  # on the weights
     ) -> None:
         super().__init__()
-        inner = inner or width
-        self.heads, self.scale, self.dropout = heads, scale, dropout
-        self.qkv = Linear(width, 3 * inner, bias=bias)
-        self.out = Linear(inner, width, bias=bias)
+        attention_size = attention_size or hidden_size
+        self.num_heads, self.scale, self.dropout = num_heads, scale, dropout
+        self.qkv_proj = Linear(hidden_size, 3 * attention_size, bias=bias)
+        self.out_proj = Linear(attention_size, hidden_size, bias=bias)
 
     def forward(
-        self, x: Tensor, visible: Visible, state: State | None = None, layer: int = 0
+        self, x: Tensor, attend: AttentionBackend, cache: KVCache | None = None, layer_idx: int = 0
     ) -> Tensor:
         # All three at once, (3, batch, heads, length, head width): a short text is mostly overhead.
-        parts = self.qkv(x).view(*x.shape[:2], 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        parts = self.qkv_proj(x).view(*x.shape[:2], 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
         query, key, value = parts.unbind()
-        if state is not None:
-            key, value = state.cache(layer).extend(key, value)
+        if cache is not None:
+            key, value = cache.layer(layer_idx).update(key, value)
         dropout = self.dropout if self.training else 0.0
-        return self.out(merge(visible(query, key, value, scale=self.scale, dropout=dropout)))
+        return self.out_proj(
+            merge_heads(attend(query, key, value, scale=self.scale, dropout=dropout))
+        )
 
 
 class CrossAttention(nn.Module):
@@ -54,35 +56,39 @@ class CrossAttention(nn.Module):
 
     def __init__(
         self,
-        width: int,
-        heads: int,
+        hidden_size: int,
+        num_heads: int,
         *,
-        inner: int | None = None,
+        attention_size: int | None = None,
         bias: bool = True,
         scale: float | None = None,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        inner = inner or width
-        self.heads, self.scale, self.dropout = heads, scale, dropout
-        self.query = Linear(width, inner, bias=bias)
-        self.kv = Linear(width, 2 * inner, bias=bias)
-        self.out = Linear(inner, width, bias=bias)
+        attention_size = attention_size or hidden_size
+        self.num_heads, self.scale, self.dropout = num_heads, scale, dropout
+        self.q_proj = Linear(hidden_size, attention_size, bias=bias)
+        self.kv_proj = Linear(hidden_size, 2 * attention_size, bias=bias)
+        self.out_proj = Linear(attention_size, hidden_size, bias=bias)
 
     def forward(
         self,
         x: Tensor,
         source: Tensor,
-        visible: Visible,
-        state: State | None = None,
-        layer: int = 0,
+        attend: AttentionBackend,
+        cache: KVCache | None = None,
+        layer_idx: int = 0,
     ) -> Tensor:
-        query = split(self.query(x), self.heads)
-        if state is not None and layer in state.crossed:
-            key, value = state.crossed[layer]
+        query = split_heads(self.q_proj(x), self.num_heads)
+        if cache is not None and layer_idx in cache.cross_kv:
+            key, value = cache.cross_kv[layer_idx]
         else:
-            key, value = (split(part, self.heads) for part in self.kv(source).chunk(2, dim=-1))
-            if state is not None:
-                state.crossed[layer] = key, value
+            key, value = (
+                split_heads(part, self.num_heads) for part in self.kv_proj(source).chunk(2, dim=-1)
+            )
+            if cache is not None:
+                cache.cross_kv[layer_idx] = key, value
         dropout = self.dropout if self.training else 0.0
-        return self.out(merge(visible(query, key, value, scale=self.scale, dropout=dropout)))
+        return self.out_proj(
+            merge_heads(attend(query, key, value, scale=self.scale, dropout=dropout))
+        )

@@ -13,29 +13,29 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from kinfolk.batch import Inputs, Output
 from kinfolk.config import config, field
 from kinfolk.errors import UserError
-from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Summary
-from kinfolk.nn.sizes import LADDER
-from kinfolk.nn.table import Table, initialise
-from kinfolk.types import Inputs, Output
+from kinfolk.nn.embeddings import TokenEmbedding, init_weights_
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling
+from kinfolk.nn.sizes import STANDARD_SIZES
 
 
 @config("bilstm")
 class BiLSTMConfig(ModelConfig):
     """Two layers, unless told otherwise; texts may be of any length."""
 
-    vocab: int = field(default=30522, ge=1, help="number of token ids")
-    width: int = field(
+    vocab_size: int = field(default=30522, ge=1, help="number of token ids")
+    hidden_size: int = field(
         default=256, ge=2, help="size of the hidden states, half of it for each direction"
     )
-    depth: int = field(default=2, ge=1, help="number of bidirectional LSTM layers")
+    num_layers: int = field(default=2, ge=1, help="number of bidirectional LSTM layers")
     dropout: float = field(default=0.3, ge=0, lt=1, help="dropout rate before each layer")
 
     def __post_init__(self) -> None:
-        if self.width % 2:
+        if self.hidden_size % 2:
             raise UserError(
-                f"model.width={self.width} is odd: two directions share it; use an even"
+                f"model.hidden_size={self.hidden_size} is odd: two directions share it; use an even"
             )
 
     @classmethod
@@ -52,19 +52,20 @@ class BiLSTM(LanguageModel):
     """A table, and layers that read each text from both its ends, whatever the clocks say."""
 
     config: BiLSTMConfig
-    tokens: Table
+    token_embeddings: TokenEmbedding
     architecture = "recurrent"
-    summary = Summary(reads="first")
+    pooling = Pooling(token="first")
 
     def __init__(self, c: BiLSTMConfig) -> None:
         super().__init__()
         self.config = c
-        self.tokens = Table(c.vocab, c.width)
-        self.drop = nn.Dropout(c.dropout)
-        self.blocks = LayerStack(
-            nn.LSTM(c.width, c.width // 2, bidirectional=True) for _ in range(c.depth)
+        self.token_embeddings = TokenEmbedding(c.vocab_size, c.hidden_size)
+        self.dropout = nn.Dropout(c.dropout)
+        self.layers = LayerStack(
+            nn.LSTM(c.hidden_size, c.hidden_size // 2, bidirectional=True)
+            for _ in range(c.num_layers)
         )
-        initialise(self, std=0.1)
+        init_weights_(self, std=0.1)
         remember(self)
 
     def forward(self, inputs: Inputs) -> Output:
@@ -76,10 +77,13 @@ class BiLSTM(LanguageModel):
 
     def run(self, inputs: Inputs) -> Output:
         """Run the layers over each text."""
-        x, texts = self.tokens(inputs.ids), Texts.of(inputs.sight.document)
+        x, texts = (
+            self.token_embeddings(inputs.input_ids),
+            Texts.of(inputs.attention_mask.document_ids),
+        )
         flat = x.flatten(0, 1)[texts.slots]
-        for block in self.blocks:
-            packed, _ = block(PackedSequence(self.drop(flat), texts.sizes))
+        for block in self.layers:
+            packed, _ = block(PackedSequence(self.dropout(flat), texts.sizes))
             flat = packed.data
         flat = texts.summed(flat)
         hidden = flat.new_zeros(x.shape).flatten(0, 1).index_copy(0, texts.slots, flat)
@@ -135,7 +139,7 @@ class Texts:
         return torch.cat([flat[:texts] + most, flat[texts:]])
 
 
-PRESETS = {
-    name: BiLSTMConfig(width=LADDER[name].width)
+SIZES = {
+    name: BiLSTMConfig(hidden_size=STANDARD_SIZES[name].hidden_size)
     for name in ("nano", "tiny", "mini", "small", "base")
 }

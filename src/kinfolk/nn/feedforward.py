@@ -21,7 +21,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def activation(name: str) -> Callable[[Tensor], Tensor]:
+def get_activation(name: str) -> Callable[[Tensor], Tensor]:
     """Return a bend by its name."""
     if name not in ACTIVATIONS:
         raise UserError(f"no activation {name!r}: there are {', '.join(ACTIVATIONS)}")
@@ -32,30 +32,42 @@ class FeedForward(nn.Module):
     """Widen, bend, narrow (Vaswani et al. 2017, section 3.3)."""
 
     def __init__(
-        self, width: int, inner: int, bend: str, *, bias: bool = True, dropout: float = 0.0
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        activation: str,
+        *,
+        bias: bool = True,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.bend = activation(bend)
-        self.widen = Linear(width, inner, bias=bias)
-        self.drop = nn.Dropout(dropout)
-        self.narrow = Linear(inner, width, bias=bias)
+        self.activation = get_activation(activation)
+        self.up_proj = Linear(hidden_size, intermediate_size, bias=bias)
+        self.dropout = nn.Dropout(dropout)
+        self.down_proj = Linear(intermediate_size, hidden_size, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.narrow(self.drop(self.bend(self.widen(x))))
+        return self.down_proj(self.dropout(self.activation(self.up_proj(x))))
 
 
 class GatedFeedForward(nn.Module):
     """Widen twice, and let one half gate the other (Shazeer 2020)."""
 
     def __init__(
-        self, width: int, inner: int, bend: str, *, bias: bool = True, dropout: float = 0.0
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        activation: str,
+        *,
+        bias: bool = True,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.bend = activation(bend)
-        self.gate = Linear(width, inner, bias=bias)
-        self.widen = Linear(width, inner, bias=bias)
-        self.drop = nn.Dropout(dropout)
-        self.narrow = Linear(inner, width, bias=bias)
+        self.activation = get_activation(activation)
+        self.gate_proj = Linear(hidden_size, intermediate_size, bias=bias)
+        self.up_proj = Linear(hidden_size, intermediate_size, bias=bias)
+        self.dropout = nn.Dropout(dropout)
+        self.down_proj = Linear(intermediate_size, hidden_size, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.narrow(self.drop(self.bend(self.gate(x)) * self.widen(x)))
+        return self.down_proj(self.dropout(self.activation(self.gate_proj(x)) * self.up_proj(x)))

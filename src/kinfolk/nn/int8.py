@@ -9,17 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kinfolk.batch import IGNORE_INDEX, LazyLogits
 from kinfolk.errors import UserError
-from kinfolk.nn.adaptive import Clustered, Clusters
-from kinfolk.nn.losses import chunks
-from kinfolk.nn.matrix import Matrix, kernel, matrix
-from kinfolk.nn.table import Scores, Table
-from kinfolk.types import IGNORED, Prediction
+from kinfolk.nn.adaptive import AdaptiveEmbedding, AdaptiveLogits
+from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
+from kinfolk.nn.int8_matmul import Int8Matrix, int8_matrix, load_kernel
+from kinfolk.nn.losses import chunk_rows
 
 ONLY = "a network in int8 only reads and writes"
 
 
-def lower(model: nn.Module) -> nn.Module:
+def quantize_int8(model: nn.Module) -> nn.Module:
     """Put the matrices of a network into int8, in place and for good, and return it.
 
     What predicts from a table of tokens becomes int8 too. Look-ups, norms and attention stay as
@@ -30,7 +30,7 @@ def lower(model: nn.Module) -> nn.Module:
             raise UserError(
                 f"{name} is {weight.dtype} on {weight.device}: int8 is made from float32 on the CPU"
             )
-    if kernel() is None:
+    if load_kernel() is None:
         warnings.warn(
             "no C compiler (cc, gcc or clang) built the int8 kernel: torch's own is used, "
             "which is slower",
@@ -46,20 +46,22 @@ def _lowered(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
         done[module] = small = _small(module)
         for name, part in small._modules.items():
             # The matrices that widen rare ids' vectors are also read the other way round.
-            if part is not None and not (isinstance(small, Clusters) and part is small.widen):
+            if part is not None and not (
+                isinstance(small, AdaptiveEmbedding) and part is small.projections
+            ):
                 small._modules[name] = _lowered(part, done)
     return done[module]
 
 
 def _small(module: nn.Module) -> nn.Module:
     if isinstance(module, nn.Linear):
-        return SmallLinear(module)
-    if isinstance(module, Table):
-        return SmallTable(module)
-    return SmallClusters(module) if isinstance(module, Clusters) else module
+        return Int8Linear(module)
+    if isinstance(module, TokenEmbedding):
+        return Int8TokenEmbedding(module)
+    return Int8AdaptiveEmbedding(module) if isinstance(module, AdaptiveEmbedding) else module
 
 
-class Small(nn.Module):
+class Int8Module(nn.Module):
     """A part in int8: it refuses to learn and to be saved."""
 
     def train(self, mode: bool = True) -> Self:
@@ -72,64 +74,67 @@ class Small(nn.Module):
         raise UserError(f"{ONLY}: save the one it was made from")
 
 
-class SmallLinear(Small):
+class Int8Linear(Int8Module):
     """A matrix and its bias."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.training = False
-        self.matrix = matrix(linear.weight)
+        self.matrix = int8_matrix(linear.weight)
         self.bias = linear.bias
 
     def forward(self, x: Tensor) -> Tensor:
         return self.matrix(x, self.bias)
 
 
-class SmallTable(Small, Table):
+class Int8TokenEmbedding(Int8Module, TokenEmbedding):
     """A table that is read in float32 and predicts in int8."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: TokenEmbedding) -> None:
         with torch.device("meta"):
-            super().__init__(table.vocab, table.embedding_dim)
+            super().__init__(table.vocab_size, table.embedding_dim)
         self.training = False
         self.weight = table.weight
-        self.matrix: Matrix | None = None
+        self.matrix: Int8Matrix | None = None
 
-    def predict(self, hidden: Tensor, bias: Tensor | None = None) -> Scores:
+    def lm_logits(self, hidden: Tensor, bias: Tensor | None = None) -> LinearLogits:
         """Score every id; the first time, make the matrix: not every table predicts."""
         if self.matrix is None:
-            self.matrix = matrix(self.weight[: self.vocab])
-        return SmallScores(hidden, self.weight, bias, self.vocab, self.matrix)
+            self.matrix = int8_matrix(self.weight[: self.vocab_size])
+        return Int8LinearLogits(hidden, self.weight, bias, self.vocab_size, self.matrix)
 
 
-class SmallClusters(Small, Clusters):
+class Int8AdaptiveEmbedding(Int8Module, AdaptiveEmbedding):
     """Tables in clusters that are read in float32 and predict in int8."""
 
-    def __init__(self, clusters: Clusters) -> None:
+    def __init__(self, clusters: AdaptiveEmbedding) -> None:
         nn.Module.__init__(self)
         self.training = False
-        self.bounds, self.bias = clusters.bounds, clusters.bias
-        self.tables, self.widen = clusters.tables, clusters.widen
-        self.narrow, self.rare = clusters.narrow, clusters.rare
+        self.cutoff_ends, self.bias = clusters.cutoff_ends, clusters.bias
+        self.embeddings, self.projections = clusters.embeddings, clusters.projections
+        self.output_projection, self.cluster_head = (
+            clusters.output_projection,
+            clusters.cluster_head,
+        )
 
-    def predict(self, hidden: Tensor) -> Prediction:
+    def lm_logits(self, hidden: Tensor) -> LazyLogits:
         """Score every id by its cluster, and by its vector's product with the hidden state."""
-        if self.rare is None and self.narrow is None:
+        if self.cluster_head is None and self.output_projection is None:
             return self.score(0, hidden)
-        return SmallClustered(hidden, self)
+        return Int8AdaptiveLogits(hidden, self)
 
-    def score(self, cluster: int, hidden: Tensor) -> Scores:
+    def score(self, cluster: int, hidden: Tensor) -> LinearLogits:
         """Score the ids of one cluster."""
-        table, (low, high) = self.tables[cluster], self.bounds[cluster : cluster + 2]
-        assert isinstance(table, SmallTable)
-        return table.predict(hidden, self.bias[low:high])
+        table, (low, high) = self.embeddings[cluster], self.cutoff_ends[cluster : cluster + 2]
+        assert isinstance(table, Int8TokenEmbedding)
+        return table.lm_logits(hidden, self.bias[low:high])
 
 
 @dataclass(frozen=True, eq=False)
-class SmallScores(Scores):
+class Int8LinearLogits(LinearLogits):
     """Scores by a matrix in int8."""
 
-    matrix: Matrix
+    matrix: Int8Matrix
 
     def logits(self) -> Tensor:
         """Return the scores: (..., vocabulary)."""
@@ -142,7 +147,7 @@ class SmallScores(Scores):
     def smoothed(self, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
         """Return the same with a share of each label spread over the vocabulary, and the plain."""
         sums = self.hidden.new_zeros(2)
-        for rows, wants in parts(self.hidden, labels, self.vocab):
+        for rows, wants in logit_chunks(self.hidden, labels, self.vocab_size):
             logits = self.matrix(rows, self.bias)
             for i, share in enumerate((smoothing, 0.0)):
                 sums[i] += cross_entropy(logits, wants, share)
@@ -150,18 +155,18 @@ class SmallScores(Scores):
 
 
 @dataclass(frozen=True, eq=False)
-class SmallClustered(Clustered):
+class Int8AdaptiveLogits(AdaptiveLogits):
     """Scores over clusters and inside them, by matrices in int8."""
 
-    clusters: SmallClusters
+    clusters: Int8AdaptiveEmbedding
 
     def logits(self) -> Tensor:
         """Return the logarithms of the probabilities: (..., vocabulary)."""
-        c, frequent = self.clusters, self.clusters.bounds[1]
-        hidden = self.hidden if c.narrow is None else c.narrow(self.hidden)
+        c, frequent = self.clusters, self.clusters.cutoff_ends[1]
+        hidden = self.hidden if c.output_projection is None else c.output_projection(self.hidden)
         first = c.score(0, hidden).logits()
-        if c.rare is not None:
-            first = torch.cat([first, c.rare(hidden)], dim=-1)
+        if c.cluster_head is not None:
+            first = torch.cat([first, c.cluster_head(hidden)], dim=-1)
         first = first.log_softmax(-1)
         found = [first[..., :frequent]]
         for cluster in self._rare():
@@ -172,19 +177,19 @@ class SmallClustered(Clustered):
     def nll(self, labels: Tensor) -> Tensor:
         """Return the summed negative log-likelihood of the labels, in nats."""
         total = self.hidden.new_zeros(())
-        for rows, wants in parts(self.hidden, labels, self.clusters.bounds[-1]):
-            total += cross_entropy(SmallClustered(rows, self.clusters).logits(), wants)
+        for rows, wants in logit_chunks(self.hidden, labels, self.clusters.cutoff_ends[-1]):
+            total += cross_entropy(Int8AdaptiveLogits(rows, self.clusters).logits(), wants)
         return total
 
 
-def parts(hidden: Tensor, labels: Tensor, vocab: int) -> Iterator[tuple[Tensor, Tensor]]:
+def logit_chunks(hidden: Tensor, labels: Tensor, vocab: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Cut hidden states, (n, width), and their labels so that few logits are held at a time."""
-    size = chunks(len(hidden), vocab, cuda=False)
+    size = chunk_rows(len(hidden), vocab, cuda=False)
     return zip(torch.split(hidden, size), torch.split(labels, size), strict=True)
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
     """Sum over the labels, leaving out those that are IGNORED."""
     return F.cross_entropy(
-        logits, labels, ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing
+        logits, labels, ignore_index=IGNORE_INDEX, reduction="sum", label_smoothing=smoothing
     )

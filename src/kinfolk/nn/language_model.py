@@ -9,8 +9,8 @@ from typing import Any, Literal, Self
 
 from torch import Tensor, nn
 
+from kinfolk.batch import Inputs, LazyLogits, Output
 from kinfolk.config import config, field
-from kinfolk.types import Inputs, Output, Prediction
 
 Architecture = Literal["encoder", "decoder", "encoder-decoder", "recurrent"]
 # How it generates: the next token; the same about a source; into the blanks of a text (GLM); by
@@ -19,16 +19,16 @@ Decoding = Literal["causal", "encoder-decoder", "infilling", "two-stream"]
 
 
 @config("pooling")
-class Summary:
+class Pooling:
     """How a member's hidden states become one vector of a text."""
 
-    reads: Literal["first", "last"] = field(
+    token: Literal["first", "last"] = field(
         default="first", help="token whose hidden state is read"
     )
-    bend: Literal["tanh", "gelu"] | None = field(
+    activation: Literal["tanh", "gelu"] | None = field(
         default=None, help="activation after a new dense layer; None has no such layer"
     )
-    own: bool = field(default=False, help="use the family's own pretrained pooling layer")
+    pooler: bool = field(default=False, help="use the family's own pretrained pooling layer")
     bias: bool = field(default=True, help="add a bias to the scores")
 
 
@@ -38,7 +38,7 @@ class ModelConfig:
     They are properties and no fields, so that a config without such a setting does not take one.
     """
 
-    vocab: int
+    vocab_size: int
 
     @classmethod
     def network(cls) -> "type[LanguageModel]":
@@ -50,22 +50,22 @@ class ModelConfig:
         raise NotImplementedError
 
     @property
-    def backbone(self) -> "ModelConfig":
+    def pretrained(self) -> "ModelConfig":
         """The config of the pretrained network: itself, or what a task head stands on."""
         return self
 
     @property
-    def context(self) -> int | None:
+    def max_length(self) -> int | None:
         """The longest input in tokens; None where there is no bound."""
         return None
 
     @property
-    def head_width(self) -> int | None:
+    def head_dim(self) -> int | None:
         """The width of an attention head; None is the width divided by the heads."""
         return None
 
     @property
-    def std(self) -> float:
+    def init_std(self) -> float:
         """The standard deviation of fresh matrices."""
         return 0.02
 
@@ -80,26 +80,26 @@ class LanguageModel(nn.Module):
     """A network over tokens: it obeys the sight in its inputs and knows no objective."""
 
     config: Any
-    tokens: nn.Module  # input ids to vectors
+    token_embeddings: nn.Module  # input ids to vectors
     architecture: Architecture
     decoding: Decoding | None = None  # None: it does not generate
     can_fill: bool = False  # it predicts masked tokens or spans from both sides
     static_cache: bool = True  # one step over its cache has the same shapes as the next
     attention_windows: tuple[int, ...] = ()  # how far back its banded layers look
-    summary: Summary | None = None  # how a head reads a whole text; None: it takes no head
+    pooling: Pooling | None = None  # how a head reads a whole text; None: it takes no head
     pretraining_only: tuple[str, ...] = ()  # attributes that a network with a task head lacks
     pooling_only: tuple[str, ...] = ()  # attributes that only a head over a whole text reads
 
     @property
-    def backbone(self) -> "LanguageModel":
+    def pretrained(self) -> "LanguageModel":
         """The pretrained network: itself, or what a task head stands on."""
         return self
 
-    def guess(self, inputs: Inputs) -> Output:
+    def forward_lm(self, inputs: Inputs) -> Output:
         """Run what predicts tokens: the network itself, or its generator (ELECTRA)."""
         return self(inputs)
 
-    def predict(self, hidden: Tensor) -> Prediction:
+    def lm_logits(self, hidden: Tensor) -> LazyLogits:
         """Return the scores over the vocabulary, computed when they are asked for."""
         raise NotImplementedError
 

@@ -5,15 +5,15 @@ import importlib.util
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-QUICK = importlib.util.find_spec("triton") is not None
-if QUICK:
-    from kinfolk import kernels
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+if HAS_TRITON:
+    from kinfolk import triton_kernels
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear_or_matvec(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Multiply vectors with a matrix, (rows, width): (..., rows)."""
-    if QUICK and kernels.fits(x, weight):
-        found: Tensor = kernels.product(x, weight, bias)
+    if HAS_TRITON and triton_kernels.can_matvec(x, weight):
+        found: Tensor = triton_kernels.matvec(x, weight, bias)
         return found
     return F.linear(x, weight, bias)
 
@@ -22,4 +22,4 @@ class Linear(nn.Linear):
     """`nn.Linear`, by a kernel of our own where one row of half precision is only to be read."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return product(x, self.weight, self.bias)
+        return linear_or_matvec(x, self.weight, self.bias)

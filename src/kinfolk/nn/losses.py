@@ -10,28 +10,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfolk.types import IGNORED
+from kinfolk.batch import IGNORE_INDEX
 
-CHUNK = 2**24  # logits held at a time on the CPU: 64 MB in float32, about what its caches bear
-CHUNK_CUDA = 2**28
+CHUNK_LOGITS = (
+    2**24
+)  # logits held at a time on the CPU: 64 MB in float32, about what its caches bear
+CHUNK_LOGITS_CUDA = 2**28
 
 
-def cross_entropy(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, vocab: int
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, vocab_size: int
 ) -> Tensor:
     """Sum -log p(label) over hidden states (n, width), leaving out labels that are IGNORED.
 
     Rows of `weight` from `vocab` on are padding and take no part.
     """
-    return smoothed_cross_entropy(hidden, weight, bias, labels, vocab, 0.0)[0]
+    return smoothed_linear_cross_entropy(hidden, weight, bias, labels, vocab_size, 0.0)[0]
 
 
-def smoothed_cross_entropy(
+def smoothed_linear_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     labels: Tensor,
-    vocab: int,
+    vocab_size: int,
     smoothing: float,
 ) -> tuple[Tensor, Tensor]:
     """Sum with a share of each label spread over the vocabulary (Szegedy et al. 2015, section 7).
@@ -45,13 +47,15 @@ def smoothed_cross_entropy(
         bias = torch.cat([bias, bias.new_zeros(len(weight) - len(bias))])
     learnt = any(t is not None and t.requires_grad for t in (hidden, weight, bias))
     learning = torch.is_grad_enabled() and learnt
-    totals: Tensor = _CrossEntropy.apply(hidden, weight, bias, labels, vocab, smoothing, learning)  # type: ignore[no-untyped-call]
+    totals: Tensor = _CrossEntropy.apply(
+        hidden, weight, bias, labels, vocab_size, smoothing, learning
+    )  # type: ignore[no-untyped-call]
     return totals[0], totals[1].detach()
 
 
-def chunks(rows: int, vocab: int, cuda: bool) -> int:
+def chunk_rows(rows: int, vocab_size: int, cuda: bool) -> int:
     """Say how many rows to score at a time."""
-    return max(1, min(rows, (CHUNK_CUDA if cuda else CHUNK) // vocab))
+    return max(1, min(rows, (CHUNK_LOGITS_CUDA if cuda else CHUNK_LOGITS) // vocab_size))
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -62,12 +66,12 @@ class _CrossEntropy(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         labels: Tensor,
-        vocab: int,
+        vocab_size: int,
         smoothing: float,
         wanted: bool,  # whether anybody will ask for gradients
     ) -> Tensor:
         rows, padded = hidden.shape[0], weight.shape[0]
-        size = chunks(rows, padded, hidden.is_cuda)
+        size = chunk_rows(rows, padded, hidden.is_cuda)
         exact = torch.promote_types(hidden.dtype, torch.float32)  # what halves are summed in
         total, plain = (hidden.new_zeros((), dtype=exact) for _ in range(2))
         d_hidden: list[Tensor] = []
@@ -79,14 +83,14 @@ class _CrossEntropy(torch.autograd.Function):
             scores = (part @ weight.T).to(exact)
             if bias is not None:
                 scores += bias
-            scores[:, vocab:] = float("-inf")
-            counted = wants != IGNORED
+            scores[:, vocab_size:] = float("-inf")
+            counted = wants != IGNORE_INDEX
             label = wants.clamp(min=0)[:, None]
             scores -= scores.amax(-1, keepdim=True)
             chosen = scores.gather(1, label)[:, 0]
             aim = chosen
             if smoothing:
-                aim = (1 - smoothing) * chosen + smoothing * scores[:, :vocab].mean(-1)
+                aim = (1 - smoothing) * chosen + smoothing * scores[:, :vocab_size].mean(-1)
             scores.exp_()
             mass = scores.sum(-1)
             total = total + ((mass.log() - aim) * counted).sum()
@@ -98,7 +102,7 @@ class _CrossEntropy(torch.autograd.Function):
             error *= (counted / mass)[:, None]
             error.scatter_add_(1, label, (smoothing - 1) * one)
             if smoothing:
-                error[:, :vocab] -= smoothing / vocab * one
+                error[:, :vocab_size] -= smoothing / vocab_size * one
             if d_bias is not None:
                 d_bias = d_bias + error.sum(0)
             error = error.to(part.dtype)

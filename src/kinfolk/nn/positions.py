@@ -8,52 +8,62 @@ from torch import Tensor, nn
 from kinfolk.nn.attention import Attention
 
 
-def waves(length: int, width: int) -> Tensor:
+def sinusoidal_embedding(length: int, hidden_size: int) -> Tensor:
     """Return sines and cosines of the place, ever slower (Vaswani et al. 2017, section 3.5)."""
     places = torch.arange(length)[:, None]
-    speeds = torch.exp(torch.arange(0, width, 2) * (-math.log(10_000) / width))
+    speeds = torch.exp(torch.arange(0, hidden_size, 2) * (-math.log(10_000) / hidden_size))
     return torch.stack([torch.sin(places * speeds), torch.cos(places * speeds)], dim=2).flatten(1)
 
 
 @torch.no_grad()
-def look_near(blocks: nn.Module, places: nn.Embedding, *, std: float) -> None:
+def mimetic_init_(layers: nn.Module, position_embeddings: nn.Embedding, *, std: float) -> None:
     """Start with attention that falls off with the distance (after Trockman and Kolter, 2023).
 
     Places start as waves, whose product is the larger the nearer they are, and queries as keys,
     so that this product is what decides who looks at whom. All of it is learned from there.
     """
-    places.weight.copy_(waves(places.num_embeddings, places.embedding_dim) * std * 2**0.5)
-    for attention in blocks.modules():
+    position_embeddings.weight.copy_(
+        sinusoidal_embedding(position_embeddings.num_embeddings, position_embeddings.embedding_dim)
+        * std
+        * 2**0.5
+    )
+    for attention in layers.modules():
         if isinstance(attention, Attention):
-            query, key, _ = attention.qkv.weight.chunk(3)
+            query, key, _ = attention.qkv_proj.weight.chunk(3)
             query.copy_(key)
 
 
-class RelativeBias(nn.Module):
+class RelativePositionBias(nn.Module):
     """A learned bias a head for each bucket of distances (Raffel et al. 2020, section 2.1).
 
     Near distances have a bucket each, farther ones share buckets that grow logarithmically.
     """
 
-    def __init__(self, heads: int, *, buckets: int, farthest: int, both_ways: bool) -> None:
+    def __init__(
+        self, num_heads: int, *, num_buckets: int, max_distance: int, bidirectional: bool
+    ) -> None:
         super().__init__()
-        self.buckets, self.farthest, self.both_ways = buckets, farthest, both_ways
-        self.table = nn.Embedding(buckets, heads)
+        self.num_buckets, self.max_distance, self.bidirectional = (
+            num_buckets,
+            max_distance,
+            bidirectional,
+        )
+        self.embedding = nn.Embedding(num_buckets, num_heads)
 
     def forward(self, queries: int, keys: int, last: int | Tensor | None = None) -> Tensor:
         """Return the bias by distance, (heads, queries + keys - 1).
 
         The last query stands at the key `last`: the last one, unless told otherwise.
         """
-        places = torch.arange(queries + keys - 1, device=self.table.weight.device)
+        places = torch.arange(queries + keys - 1, device=self.embedding.weight.device)
         distance = places - (keys - 1 if last is None else last)
-        return self.table(self.bucket(distance)).T
+        return self.embedding(self.bucket(distance)).T
 
     def bucket(self, distance: Tensor) -> Tensor:
         """Number the buckets; `distance` is key place minus query place."""
-        buckets = self.buckets
+        buckets = self.num_buckets
         first = torch.zeros_like(distance)
-        if self.both_ways:
+        if self.bidirectional:
             buckets //= 2
             first = (distance > 0).long() * buckets
             distance = distance.abs()
@@ -64,7 +74,7 @@ class RelativeBias(nn.Module):
             near
             + (
                 torch.log(distance.clamp(min=1).float() / near)
-                / math.log(self.farthest / near)
+                / math.log(self.max_distance / near)
                 * (buckets - near)
             ).long()
         )

@@ -6,13 +6,13 @@ from typing import NamedTuple
 class Size(NamedTuple):
     """How wide, how deep, and in how many heads."""
 
-    width: int
-    depth: int
-    heads: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
 
 
 # From tiny to base: the published miniatures of BERT (Turc et al. 2019, table 1).
-LADDER = {
+STANDARD_SIZES = {
     "nano": Size(64, 2, 2),
     "tiny": Size(128, 2, 2),
     "mini": Size(256, 4, 4),

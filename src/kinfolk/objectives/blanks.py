@@ -19,14 +19,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kinfolk.attention_mask import AttentionMask
+from kinfolk.batch import IGNORE_INDEX, Batch, Inputs, Loss, PredictsTokens, TokenTargets
 from kinfolk.config import config, field
 from kinfolk.data.packing import lay, number, sparse
 from kinfolk.data.pieces import Documents, Ids, Piece, Pieces, Rng, cut
 from kinfolk.errors import UserError
-from kinfolk.sight import Sight
 from kinfolk.text.marks import Marks, marks
 from kinfolk.text.tokenizer import Specials
-from kinfolk.types import IGNORED, Batch, Inputs, Labels, Loss, PredictsTokens
 
 Span = tuple[int, int]  # where it starts and where it stops
 LEAST = 0.5  # of a text is its end, where that is one blank (section 2.1.2)
@@ -157,34 +157,36 @@ class Blanks:
         text, place = np.where(first, mask, ids)[kept], np.cumsum(kept) - 1
         parts = [ids[start:stop] for start, stop in spans]
         sizes = [len(part) + 1 for part in parts]
-        end = self.marks.end if closed else IGNORED
+        end = self.marks.end if closed else IGNORE_INDEX
         apart = np.zeros(len(text), np.int64)
         return Blanked(
             ids=np.concatenate([text, *(np.append(self.marks.start, part) for part in parts)]),
-            labels=np.concatenate([apart + IGNORED, *(np.append(part, end) for part in parts)]),
+            labels=np.concatenate(
+                [apart + IGNORE_INDEX, *(np.append(part, end) for part in parts)]
+            ),
             places=np.append(np.arange(len(text)), np.repeat(place[[a for a, _ in spans]], sizes)),
             within=np.concatenate([apart, *(np.arange(1, size + 1) for size in sizes)]),
             time=np.append(apart, np.arange(1, sum(sizes) + 1)),
         )
 
-    def collate(self, rows: Sequence[Sequence[Blanked]], /) -> Batch[Labels]:
+    def collate(self, rows: Sequence[Sequence[Blanked]], /) -> Batch[TokenTargets]:
         """Lay texts side by side, and keep only the slots that predict."""
         document, _ = number([[len(e.ids) for e in row] for row in rows], self.length)
         time = lay([[e.time for e in row] for row in rows], self.length, 0).to(document.dtype)
         inputs = Inputs(
-            ids=lay([[e.ids for e in row] for row in rows], self.length, self.specials.pad),
-            sight=Sight(document, time, time),
-            places=lay([[e.places for e in row] for row in rows], self.length, 0),
-            within=lay([[e.within for e in row] for row in rows], self.length, 0),
+            input_ids=lay([[e.ids for e in row] for row in rows], self.length, self.specials.pad),
+            attention_mask=AttentionMask(document, time, time),
+            position_ids=lay([[e.places for e in row] for row in rows], self.length, 0),
+            block_position_ids=lay([[e.within for e in row] for row in rows], self.length, 0),
         )
-        labels = lay([[e.labels for e in row] for row in rows], self.length, IGNORED)
+        labels = lay([[e.labels for e in row] for row in rows], self.length, IGNORE_INDEX)
         targets, count = sparse(labels)
         return Batch(inputs, rounded(targets, labels.numel()), {"tokens": count})
 
-    def loss(self, model: PredictsTokens, batch: Batch[Labels], /) -> Loss:
+    def loss(self, model: PredictsTokens, batch: Batch[TokenTargets], /) -> Loss:
         """Sum -log p(next token of a span)."""
-        hidden = batch.targets.select(model(batch.inputs).hidden)
-        return Loss({"tokens": model.predict(hidden).nll(batch.targets.ids)})
+        hidden = batch.targets.gather(model(batch.inputs).hidden)
+        return Loss({"tokens": model.lm_logits(hidden).nll(batch.targets.labels)})
 
     def exam(self) -> "EachBlank":
         """Predict every token once, in spans of the same length and share."""
@@ -231,9 +233,9 @@ def finished(piece: Piece) -> bool:
     return bool(piece.stop == end - first)
 
 
-def rounded(labels: Labels, slots: int) -> Labels:
+def rounded(labels: TokenTargets, slots: int) -> TokenTargets:
     """Fill up with empty predictions to a quarter of the slots, or two, three or all of them."""
-    assert labels.at is not None
-    empty = -len(labels.ids) % max(1, slots // GRAINS)
-    ids = torch.cat([labels.ids, labels.ids.new_full((empty,), IGNORED)])
-    return Labels(ids, torch.cat([labels.at, labels.at.new_zeros(empty)]))
+    assert labels.positions is not None
+    empty = -len(labels.labels) % max(1, slots // GRAINS)
+    ids = torch.cat([labels.labels, labels.labels.new_full((empty,), IGNORE_INDEX)])
+    return TokenTargets(ids, torch.cat([labels.positions, labels.positions.new_zeros(empty)]))

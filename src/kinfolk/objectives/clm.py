@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kinfolk.attention_mask import AttentionMask
+from kinfolk.batch import IGNORE_INDEX, Batch, Inputs, Loss, PredictsTokens, TokenTargets
 from kinfolk.config import config, field
 from kinfolk.data.packing import lay, number
 from kinfolk.data.pieces import Documents, Ids, Piece, Pieces, Rng, cut
-from kinfolk.sight import Sight
 from kinfolk.text.tokenizer import Specials
-from kinfolk.types import IGNORED, Batch, Inputs, Labels, Loss, PredictsTokens
 
 
 @dataclass(frozen=True)
@@ -57,19 +57,21 @@ class CLM:
         labels = np.append(piece.ids, eos) if piece.last else piece.ids
         return Line(np.concatenate([[first], labels[:-1]]), labels)
 
-    def collate(self, rows: Sequence[Sequence[Line]], /) -> Batch[Labels]:
+    def collate(self, rows: Sequence[Sequence[Line]], /) -> Batch[TokenTargets]:
         """Lay lines side by side."""
         document, places = number([[len(e.ids) for e in row] for row in rows], self.length)
         ids = lay([[e.ids for e in row] for row in rows], self.length, self.specials.pad)
-        labels = lay([[e.labels for e in row] for row in rows], self.length, IGNORED)
-        inputs = Inputs(ids=ids, sight=Sight.causal(document), places=places)
-        count = int((labels != IGNORED).sum())
-        return Batch(inputs, Labels(labels.flatten()), {"tokens": count})
+        labels = lay([[e.labels for e in row] for row in rows], self.length, IGNORE_INDEX)
+        inputs = Inputs(
+            input_ids=ids, attention_mask=AttentionMask.causal(document), position_ids=places
+        )
+        count = int((labels != IGNORE_INDEX).sum())
+        return Batch(inputs, TokenTargets(labels.flatten()), {"tokens": count})
 
-    def loss(self, model: PredictsTokens, batch: Batch[Labels], /) -> Loss:
+    def loss(self, model: PredictsTokens, batch: Batch[TokenTargets], /) -> Loss:
         """Sum -log p(next token)."""
-        hidden = batch.targets.select(model(batch.inputs).hidden)
-        return Loss({"tokens": model.predict(hidden).nll(batch.targets.ids)})
+        hidden = batch.targets.gather(model(batch.inputs).hidden)
+        return Loss({"tokens": model.lm_logits(hidden).nll(batch.targets.labels)})
 
     def exam(self) -> "CLM":
         """Every token is predicted exactly once as it is."""

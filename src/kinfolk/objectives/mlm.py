@@ -19,12 +19,12 @@ from functools import cached_property
 
 import numpy as np
 
+from kinfolk.attention_mask import AttentionMask
+from kinfolk.batch import IGNORE_INDEX, Batch, Inputs, Loss, PredictsTokens, TokenTargets
 from kinfolk.config import config, field
 from kinfolk.data.packing import lay, number, sparse
 from kinfolk.data.pieces import Documents, Flags, Ids, Piece, Pieces, Rng, cut
-from kinfolk.sight import Sight
 from kinfolk.text.tokenizer import Specials
-from kinfolk.types import IGNORED, Batch, Inputs, Labels, Loss, PredictsTokens
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def hide(
         chosen = rng.choice(maskable, count, replace=False)
     else:
         chosen = maskable[_whole(np.cumsum(words, dtype=np.int64)[maskable], count, rng)]
-    labels = np.full_like(ids, IGNORED)
+    labels = np.full_like(ids, IGNORE_INDEX)
     labels[chosen] = ids[chosen]
     dice = rng.random(len(chosen))
     hidden = ids.copy()
@@ -135,19 +135,21 @@ class MLM:
             return None
         return np.concatenate([[True], *(np.append(text.words, True) for text in texts)])
 
-    def collate(self, rows: Sequence[Sequence[Masked]], /) -> Batch[Labels]:
+    def collate(self, rows: Sequence[Sequence[Masked]], /) -> Batch[TokenTargets]:
         """Lay texts side by side, and keep only the slots that predict."""
         document, places = number([[len(e.ids) for e in row] for row in rows], self.length)
         ids = lay([[e.ids for e in row] for row in rows], self.length, self.specials.pad)
-        labels = lay([[e.labels for e in row] for row in rows], self.length, IGNORED)
-        inputs = Inputs(ids=ids, sight=Sight.full(document), places=places)
+        labels = lay([[e.labels for e in row] for row in rows], self.length, IGNORE_INDEX)
+        inputs = Inputs(
+            input_ids=ids, attention_mask=AttentionMask.bidirectional(document), position_ids=places
+        )
         targets, count = sparse(labels)
         return Batch(inputs, targets, {"tokens": count})
 
-    def loss(self, model: PredictsTokens, batch: Batch[Labels], /) -> Loss:
+    def loss(self, model: PredictsTokens, batch: Batch[TokenTargets], /) -> Loss:
         """Sum -log p(hidden token)."""
-        hidden = batch.targets.select(model(batch.inputs).hidden)
-        return Loss({"tokens": model.predict(hidden).nll(batch.targets.ids)})
+        hidden = batch.targets.gather(model(batch.inputs).hidden)
+        return Loss({"tokens": model.lm_logits(hidden).nll(batch.targets.labels)})
 
     def exam(self) -> "OneByOne":
         """Predict every token from all the others."""
@@ -166,7 +168,7 @@ class OneByOne(MLM):
     def example(self, piece: Piece, rng: Rng, /) -> Masked:
         """Hide the token whose turn it is."""
         ids = self.frame(piece.ids)
-        labels = np.full_like(ids, IGNORED)
+        labels = np.full_like(ids, IGNORE_INDEX)
         labels[piece.turn + 1] = ids[piece.turn + 1]
         ids[piece.turn + 1] = self.specials.need("mask")
         return Masked(ids, labels)

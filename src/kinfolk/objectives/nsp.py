@@ -19,13 +19,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kinfolk.attention_mask import AttentionMask
+from kinfolk.batch import (
+    IGNORE_INDEX,
+    Batch,
+    Inputs,
+    Loss,
+    SentencePairModel,
+    TensorTree,
+    TokenTargets,
+)
 from kinfolk.config import config
 from kinfolk.data.packing import firsts, lay, number, sparse
 from kinfolk.data.pieces import Documents, Ids, Piece, Pieces, Rng, cut
 from kinfolk.errors import UserError
 from kinfolk.objectives.mlm import MLM, hide
-from kinfolk.sight import Sight
-from kinfolk.types import IGNORED, Batch, Inputs, Labels, Loss, PredictsPairs, Tree
 
 FOLLOWS, STRANGER = 0, 1
 
@@ -41,10 +49,10 @@ class Pair:
 
 
 @dataclass(frozen=True, eq=False)
-class PairLabels(Tree):
+class PairLabels(TensorTree):
     """The hidden tokens, and the verdict on each pair."""
 
-    tokens: Labels
+    tokens: TokenTargets
     next: Tensor  # (pairs,), IGNORED where a slot is empty
     firsts: Tensor  # (pairs,): where each pair starts, through the flattened rows
 
@@ -79,7 +87,7 @@ class NSP(MLM):
         segments = np.repeat([0, 1], [len(first.ids) + 2, len(second.ids) + 1])
         words = self.words(first, second)
         masked = hide(ids, self.rate, self.specials, self.ordinary, rng, words)
-        verdict = IGNORED if not len(ends) else STRANGER if stranger else FOLLOWS
+        verdict = IGNORE_INDEX if not len(ends) else STRANGER if stranger else FOLLOWS
         return Pair(masked.ids, masked.labels, segments, verdict)
 
     def collate(self, rows: Sequence[Sequence[Pair]], /) -> Batch[PairLabels]:  # type: ignore[override]
@@ -87,12 +95,12 @@ class NSP(MLM):
         sizes = [[len(e.ids) for e in row] for row in rows]
         document, places = number(sizes, self.length)
         inputs = Inputs(
-            ids=lay([[e.ids for e in row] for row in rows], self.length, self.specials.pad),
-            sight=Sight.full(document),
-            places=places,
-            segments=lay([[e.segments for e in row] for row in rows], self.length, 0),
+            input_ids=lay([[e.ids for e in row] for row in rows], self.length, self.specials.pad),
+            attention_mask=AttentionMask.bidirectional(document),
+            position_ids=places,
+            token_type_ids=lay([[e.segments for e in row] for row in rows], self.length, 0),
         )
-        labels = lay([[e.labels for e in row] for row in rows], self.length, IGNORED)
+        labels = lay([[e.labels for e in row] for row in rows], self.length, IGNORE_INDEX)
         tokens, count = sparse(labels)
         verdicts = np.array([e.next for row in rows for e in row])
         # One shape from step to step: slots for twice as many pairs as rows, or that doubled.
@@ -102,16 +110,18 @@ class NSP(MLM):
         empty = slots - len(verdicts)
         targets = PairLabels(
             tokens,
-            torch.from_numpy(np.pad(verdicts, (0, empty), constant_values=IGNORED)),
+            torch.from_numpy(np.pad(verdicts, (0, empty), constant_values=IGNORE_INDEX)),
             torch.from_numpy(np.pad(firsts(sizes, self.length), (0, empty))),
         )
-        asked = int((verdicts != IGNORED).sum())
+        asked = int((verdicts != IGNORE_INDEX).sum())
         return Batch(inputs, targets, {"tokens": count, "pairs": asked})
 
-    def loss(self, model: PredictsPairs, batch: Batch[PairLabels], /) -> Loss:  # type: ignore[override]
+    def loss(self, model: SentencePairModel, batch: Batch[PairLabels], /) -> Loss:  # type: ignore[override]
         """Sum -log p(hidden token) and -log p(verdict)."""
         hidden, targets = model(batch.inputs).hidden, batch.targets
-        scores = model.judge(hidden.flatten(0, 1).index_select(0, targets.firsts))
-        pairs = F.cross_entropy(scores.float(), targets.next, ignore_index=IGNORED, reduction="sum")
-        tokens = model.predict(targets.tokens.select(hidden)).nll(targets.tokens.ids)
+        scores = model.seq_relationship_logits(hidden.flatten(0, 1).index_select(0, targets.firsts))
+        pairs = F.cross_entropy(
+            scores.float(), targets.next, ignore_index=IGNORE_INDEX, reduction="sum"
+        )
+        tokens = model.lm_logits(targets.tokens.gather(hidden)).nll(targets.tokens.labels)
         return Loss({"tokens": tokens, "pairs": pairs})

@@ -15,17 +15,17 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
+from kinfolk.attention_mask import AttentionMask
+from kinfolk.batch import IGNORE_INDEX, Batch, Inputs, LazyLogits, Loss, Model, TokenTargets
 from kinfolk.config import config, field
 from kinfolk.data.packing import lay, number
 from kinfolk.data.pairs import sides
 from kinfolk.data.pieces import Documents, Ids, Piece, Pieces, Rng
 from kinfolk.errors import UserError
-from kinfolk.sight import Sight
 from kinfolk.text.tokenizer import Specials
-from kinfolk.types import IGNORED, Batch, Inputs, Labels, Loss, Model, Prediction
 
 
-class Smooths(Prediction, Protocol):
+class Smooths(LazyLogits, Protocol):
     """Scores that also know the loss of labels that are not quite sure."""
 
     def smoothed(self, labels: Tensor, smoothing: float, /) -> tuple[Tensor, Tensor]:
@@ -36,7 +36,7 @@ class Smooths(Prediction, Protocol):
 class Writes(Model, Protocol):
     """A model that predicts tokens by such scores."""
 
-    def predict(self, hidden: Tensor, /) -> Smooths:
+    def lm_logits(self, hidden: Tensor, /) -> Smooths:
         """Turn hidden states into scores over the vocabulary."""
         ...
 
@@ -100,36 +100,36 @@ class Pairs:
         ids = np.concatenate([[self.specials.pad], target])
         return Translation(np.append(source, eos), ids, np.append(target, eos))
 
-    def collate(self, rows: Sequence[Sequence[Translation]], /) -> Batch[Labels]:
+    def collate(self, rows: Sequence[Sequence[Translation]], /) -> Batch[TokenTargets]:
         """Lay sources side by side, and their targets likewise."""
         pad = self.specials.pad
         document, places = number([[len(e.source) for e in row] for row in rows], self.length)
         source = Inputs(
-            ids=lay([[e.source for e in row] for row in rows], self.length, pad),
-            sight=Sight.full(document),
-            places=places,
+            input_ids=lay([[e.source for e in row] for row in rows], self.length, pad),
+            attention_mask=AttentionMask.bidirectional(document),
+            position_ids=places,
         )
         document, places = number([[len(e.ids) for e in row] for row in rows], self.length)
         inputs = Inputs(
-            ids=lay([[e.ids for e in row] for row in rows], self.length, pad),
-            sight=Sight.causal(document),
-            places=places,
-            source=source,
+            input_ids=lay([[e.ids for e in row] for row in rows], self.length, pad),
+            attention_mask=AttentionMask.causal(document),
+            position_ids=places,
+            encoder_inputs=source,
         )
-        labels = lay([[e.labels for e in row] for row in rows], self.length, IGNORED)
-        count = int((labels != IGNORED).sum())
+        labels = lay([[e.labels for e in row] for row in rows], self.length, IGNORE_INDEX)
+        count = int((labels != IGNORE_INDEX).sum())
         names = ("tokens", "smoothing") if self.smoothing else ("tokens",)
-        return Batch(inputs, Labels(labels.flatten()), dict.fromkeys(names, count))
+        return Batch(inputs, TokenTargets(labels.flatten()), dict.fromkeys(names, count))
 
-    def loss(self, model: Writes, batch: Batch[Labels], /) -> Loss:
+    def loss(self, model: Writes, batch: Batch[TokenTargets], /) -> Loss:
         """Sum -log p(next token of the target), and what smoothing adds to it.
 
         The first part is what any model is scored by; the second has the gradient of both.
         """
-        said = model.predict(batch.targets.select(model(batch.inputs).hidden))
+        said = model.lm_logits(batch.targets.gather(model(batch.inputs).hidden))
         if not self.smoothing:
-            return Loss({"tokens": said.nll(batch.targets.ids)})
-        smoothed, plain = said.smoothed(batch.targets.ids, self.smoothing)
+            return Loss({"tokens": said.nll(batch.targets.labels)})
+        smoothed, plain = said.smoothed(batch.targets.labels, self.smoothing)
         return Loss({"tokens": plain, "smoothing": smoothed - plain})
 
     def exam(self) -> "Pairs":

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kinfolk.attention_mask import AttentionMask
+from kinfolk.batch import IGNORE_INDEX, Batch, Inputs, Loss, PredictsTokens, TokenTargets
 from kinfolk.config import config, field
 from kinfolk.data.packing import lay, number
 from kinfolk.data.pieces import Documents, Flags, Ids, Piece, Pieces, Rng, cut
-from kinfolk.sight import Sight
 from kinfolk.text.tokenizer import Specials
-from kinfolk.types import IGNORED, Batch, Inputs, Labels, Loss, PredictsTokens
 
 LONGEST = 5  # tokens in a span (section 3.1)
 CLOSING = 2  # the segment of [CLS], which is neither of a pair's two (the released code)
@@ -98,29 +98,29 @@ class Permutation:
         # Deviation: the released code draws a turn for [SEP] and [CLS] too. Here they are context,
         # so that there is always some.
         framed = np.concatenate([ids, [self.specials.sep, self.specials.cls]])
-        order, labels = np.zeros_like(framed), np.full_like(framed, IGNORED)
+        order, labels = np.zeros_like(framed), np.full_like(framed, IGNORE_INDEX)
         order[chosen] = np.arange(1, len(chosen) + 1)
         labels[chosen] = framed[chosen]
         if not len(chosen):
             order[-1] = 1  # asked for in vain, so that no row goes without a question
         return Permuted(framed, order, labels)
 
-    def collate(self, rows: Sequence[Sequence[Permuted]], /) -> Batch[Labels]:
+    def collate(self, rows: Sequence[Sequence[Permuted]], /) -> Batch[TokenTargets]:
         """Lay texts side by side, and ask for what is predicted."""
         document, places = number([[len(e.ids) for e in row] for row in rows], self.length)
         order = lay([[e.order for e in row] for row in rows], self.length, 0)
-        labels = lay([[e.labels for e in row] for row in rows], self.length, IGNORED)
+        labels = lay([[e.labels for e in row] for row in rows], self.length, IGNORE_INDEX)
         asked, empty = self.questions(order)
         time = order.to(document.dtype)
         inputs = Inputs(
-            ids=lay([[e.ids for e in row] for row in rows], self.length, self.specials.pad),
-            sight=Sight(document, time, time),
-            places=places,
-            segments=lay([[e.segments for e in row] for row in rows], self.length, 0),
-            asked=asked,
+            input_ids=lay([[e.ids for e in row] for row in rows], self.length, self.specials.pad),
+            attention_mask=AttentionMask(document, time, time),
+            position_ids=places,
+            token_type_ids=lay([[e.segments for e in row] for row in rows], self.length, 0),
+            target_positions=asked,
         )
-        wanted = labels.gather(1, asked).masked_fill(empty, IGNORED).flatten()
-        return Batch(inputs, Labels(wanted), {"tokens": int((wanted != IGNORED).sum())})
+        wanted = labels.gather(1, asked).masked_fill(empty, IGNORE_INDEX).flatten()
+        return Batch(inputs, TokenTargets(wanted), {"tokens": int((wanted != IGNORE_INDEX).sum())})
 
     def questions(self, order: Tensor) -> tuple[Tensor, Tensor]:
         """Return the slots to guess, and which of them only fill up: two (rows, guesses).
@@ -136,10 +136,10 @@ class Permutation:
         empty = torch.arange(room) >= counts
         return torch.where(empty, found[:, :1], found), empty
 
-    def loss(self, model: PredictsTokens, batch: Batch[Labels], /) -> Loss:
+    def loss(self, model: PredictsTokens, batch: Batch[TokenTargets], /) -> Loss:
         """Sum -log p(token, guessed)."""
-        hidden = batch.targets.select(model(batch.inputs).hidden)
-        return Loss({"tokens": model.predict(hidden).nll(batch.targets.ids)})
+        hidden = batch.targets.gather(model(batch.inputs).hidden)
+        return Loss({"tokens": model.lm_logits(hidden).nll(batch.targets.labels)})
 
     def exam(self) -> "OneAtATime":
         """Predict every token from all the others."""

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kinfolk.attention_mask import AttentionMask
+from kinfolk.batch import IGNORE_INDEX, Batch, Inputs, TokenTargets
 from kinfolk.config import config
 from kinfolk.data.packing import lay
 from kinfolk.data.pieces import Ids, Piece, Rng
 from kinfolk.objectives.clm import CLM, Line
-from kinfolk.sight import Sight
-from kinfolk.types import IGNORED, Batch, Inputs, Labels
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,17 @@ class Prefix(CLM):
         line = super().example(piece, rng)
         return opened(line, int(rng.integers(1, len(line.ids) + 1)))
 
-    def collate(self, rows: Sequence[Sequence[Line]], /) -> Batch[Labels]:
+    def collate(self, rows: Sequence[Sequence[Line]], /) -> Batch[TokenTargets]:
         """Lay lines side by side, and open the prefixes."""
         batch = super().collate(rows)
         times = [[e.time for e in row if isinstance(e, Opened)] for row in rows]
-        time = lay(times, self.length, 0).to(batch.inputs.sight.document.dtype)
-        sight = Sight(batch.inputs.sight.document, time, time)
-        inputs = Inputs(ids=batch.inputs.ids, sight=sight, places=batch.inputs.places)
+        time = lay(times, self.length, 0).to(batch.inputs.attention_mask.document_ids.dtype)
+        attention_mask = AttentionMask(batch.inputs.attention_mask.document_ids, time, time)
+        inputs = Inputs(
+            input_ids=batch.inputs.input_ids,
+            attention_mask=attention_mask,
+            position_ids=batch.inputs.position_ids,
+        )
         return Batch(inputs, batch.targets, batch.counts)
 
     def exam(self) -> CLM:
@@ -61,5 +65,5 @@ class Prefix(CLM):
 def opened(line: Line, prefix: int) -> Opened:
     """Let the first tokens be read both ways; the last of them predicts what comes after."""
     labels = line.labels.copy()
-    labels[: prefix - 1] = IGNORED
+    labels[: prefix - 1] = IGNORE_INDEX
     return Opened(line.ids, labels, prefix)

@@ -21,13 +21,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kinfolk.attention_mask import PADDING_ID
+from kinfolk.batch import (
+    IGNORE_INDEX,
+    Batch,
+    DiscriminatorModel,
+    Inputs,
+    Loss,
+    TensorTree,
+    TokenTargets,
+)
 from kinfolk.config import config, field
 from kinfolk.data.packing import lay
 from kinfolk.data.pieces import Ids, Piece, Rng
-from kinfolk.nn.losses import chunks
+from kinfolk.nn.losses import chunk_rows
 from kinfolk.objectives.mlm import MLM, Masked, OneByOne
-from kinfolk.sight import PADDING
-from kinfolk.types import IGNORED, Batch, Detects, Inputs, Labels, Loss, Tree
 
 GRAINS = 2**24  # of a random number: what float32 can tell apart between 0 and 1
 
@@ -40,10 +48,10 @@ class Holes(Masked):
 
 
 @dataclass(frozen=True, eq=False)
-class Drawn(Tree):
+class Drawn(TensorTree):
     """The hidden tokens, and the random numbers that decide what the generator puts there."""
 
-    tokens: Labels
+    tokens: TokenTargets
     draws: Tensor  # (predictions,), from 0 to 1
 
 
@@ -58,7 +66,7 @@ class RTD(MLM):
     def example(self, piece: Piece, rng: Rng, /) -> Holes:
         """Frame the piece and hide some of it, all behind [MASK] (section 3.1)."""
         masked = super().example(piece, rng)
-        hidden = masked.labels != IGNORED
+        hidden = masked.labels != IGNORE_INDEX
         ids = np.where(hidden, self.specials.need("mask"), self.frame(piece.ids))
         return Holes(ids, masked.labels, np.where(hidden, rng.integers(GRAINS, size=len(ids)), 0))
 
@@ -66,26 +74,26 @@ class RTD(MLM):
         """Lay texts side by side; every token of them is a detection."""
         found = super().collate(rows)
         draws = lay([[e.draws for e in row] for row in rows], self.length, 0).flatten()
-        assert found.targets.at is not None
-        draws = (draws[found.targets.at].float() + 0.5) / GRAINS
-        tokens = int((found.inputs.sight.document != PADDING).sum())
+        assert found.targets.positions is not None
+        draws = (draws[found.targets.positions].float() + 0.5) / GRAINS
+        tokens = int((found.inputs.attention_mask.document_ids != PADDING_ID).sum())
         counts = {**found.counts, "detections": tokens}
         return Batch(found.inputs, Drawn(found.targets, draws), counts)
 
-    def loss(self, model: Detects, batch: Batch[Drawn], /) -> Loss:  # type: ignore[override]
+    def loss(self, model: DiscriminatorModel, batch: Batch[Drawn], /) -> Loss:  # type: ignore[override]
         """Sum -log p(hidden token) and -log p(verdict on each token)."""
         labels = batch.targets.tokens
-        hidden = labels.select(model.guess(batch.inputs).hidden)
-        tokens = model.predict(hidden).nll(labels.ids)
+        hidden = labels.gather(model.forward_lm(batch.inputs).hidden)
+        tokens = model.lm_logits(hidden).nll(labels.labels)
         scores, wrong = self.detections(model, batch, hidden)
-        text = (batch.inputs.sight.document != PADDING).to(scores.dtype)
+        text = (batch.inputs.attention_mask.document_ids != PADDING_ID).to(scores.dtype)
         detections = F.binary_cross_entropy_with_logits(
             scores, wrong.to(scores.dtype), weight=text, reduction="sum"
         )
         return Loss({"tokens": tokens, "detections": detections}, {"detections": self.weight})
 
     def detections(
-        self, model: Detects, batch: Batch[Drawn], hidden: Tensor
+        self, model: DiscriminatorModel, batch: Batch[Drawn], hidden: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Score every token by how likely it was replaced, and tell which were: (batch, length).
 
@@ -93,7 +101,7 @@ class RTD(MLM):
         """
         drawn = draw(model, hidden, batch.targets.draws)
         given, wrong = fill(batch.inputs, batch.targets.tokens, drawn)
-        scores = model.detect(model(given).hidden)
+        scores = model.discriminator_logits(model(given).hidden)
         return scores.to(torch.promote_types(scores.dtype, torch.float32)), wrong
 
     def exam(self) -> "ByGenerator":
@@ -102,35 +110,35 @@ class RTD(MLM):
 
 
 @torch.no_grad()
-def draw(model: Detects, hidden: Tensor, draws: Tensor) -> Tensor:
+def draw(model: DiscriminatorModel, hidden: Tensor, draws: Tensor) -> Tensor:
     """Draw a token for each hidden state, by where its random number falls: (predictions,)."""
-    size = chunks(len(hidden), model.config.vocab, hidden.is_cuda)
+    size = chunk_rows(len(hidden), model.config.vocab_size, hidden.is_cuda)
     found = []
     for part, numbers in zip(torch.split(hidden, size), torch.split(draws, size), strict=True):
-        logits = model.predict(part).logits()
+        logits = model.lm_logits(part).logits()
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         shares = logits.softmax(-1).cumsum(-1)
         found.append((shares < numbers[:, None] * shares[:, -1:]).sum(-1))
     return torch.cat(found)
 
 
-def fill(inputs: Inputs, labels: Labels, drawn: Tensor) -> tuple[Inputs, Tensor]:
+def fill(inputs: Inputs, labels: TokenTargets, drawn: Tensor) -> tuple[Inputs, Tensor]:
     """Put what was drawn where it was asked for, and tell which tokens are not the text's own."""
-    assert labels.at is not None
-    asked, ids = labels.ids != IGNORED, inputs.ids.flatten()
+    assert labels.positions is not None
+    asked, ids = labels.labels != IGNORE_INDEX, inputs.input_ids.flatten()
     # An empty prediction stands at slot 0, which is a [CLS], and leaves it as it is.
-    given = ids.scatter(0, labels.at, torch.where(asked, drawn, ids[labels.at]))
+    given = ids.scatter(0, labels.positions, torch.where(asked, drawn, ids[labels.positions]))
     wrong = torch.zeros_like(ids, dtype=torch.bool)
-    wrong = wrong.scatter(0, labels.at, asked & (drawn != labels.ids))
-    shape = inputs.ids.shape
-    return replace(inputs, ids=given.view(shape)), wrong.view(shape)
+    wrong = wrong.scatter(0, labels.positions, asked & (drawn != labels.labels))
+    shape = inputs.input_ids.shape
+    return replace(inputs, input_ids=given.view(shape)), wrong.view(shape)
 
 
 @config("rtd_pll")
 class ByGenerator(OneByOne):
     """Pseudo-likelihood of the generator: the discriminator predicts no tokens."""
 
-    def loss(self, model: Detects, batch: Batch[Labels], /) -> Loss:  # type: ignore[override]
+    def loss(self, model: DiscriminatorModel, batch: Batch[TokenTargets], /) -> Loss:  # type: ignore[override]
         """Sum -log p(hidden token)."""
-        hidden = batch.targets.select(model.guess(batch.inputs).hidden)
-        return Loss({"tokens": model.predict(hidden).nll(batch.targets.ids)})
+        hidden = batch.targets.gather(model.forward_lm(batch.inputs).hidden)
+        return Loss({"tokens": model.lm_logits(hidden).nll(batch.targets.labels)})

@@ -22,11 +22,11 @@ from itertools import pairwise
 
 import numpy as np
 
+from kinfolk.batch import IGNORE_INDEX
 from kinfolk.config import config, field
 from kinfolk.data.pieces import Documents, Flags, Piece, Pieces, Rng
 from kinfolk.objectives.mlm import hide
 from kinfolk.objectives.nsp import NSP, Pair
-from kinfolk.types import IGNORED
 
 IN_ORDER, SWAPPED = 0, 1
 
@@ -103,7 +103,7 @@ class SOP(NSP):
         units = [runs(self.units(text), self.longest, rng) for text in (first, second)]
         words = np.concatenate([[True], *(np.append(unit, True) for unit in units)])
         masked = hide(ids, self.rate, self.specials, self.ordinary, rng, words)
-        verdict = IGNORED if not len(ends) else SWAPPED if swapped else IN_ORDER
+        verdict = IGNORE_INDEX if not len(ends) else SWAPPED if swapped else IN_ORDER
         return Ordered(masked.ids, masked.labels, segments, verdict)
 
     def units(self, text: Piece) -> Flags:

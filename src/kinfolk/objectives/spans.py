@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from kinfolk.attention_mask import AttentionMask
+from kinfolk.batch import IGNORE_INDEX, Batch, Inputs, Loss, PredictsTokens, TokenTargets
 from kinfolk.config import config, field
 from kinfolk.data.packing import lay, number
 from kinfolk.data.pieces import Documents, Ids, Piece, Pieces, Rng, cut
 from kinfolk.errors import UserError
-from kinfolk.sight import Sight
 from kinfolk.text.tokenizer import Specials
-from kinfolk.types import IGNORED, Batch, Inputs, Labels, Loss, PredictsTokens
 
 
 @dataclass(frozen=True)
@@ -105,31 +105,31 @@ class Spans:
         ids = np.concatenate([[self.specials.pad], labels[:-1]])
         return Holes(np.append(source, eos), ids, labels)
 
-    def collate(self, rows: Sequence[Sequence[Holes]], /) -> Batch[Labels]:
+    def collate(self, rows: Sequence[Sequence[Holes]], /) -> Batch[TokenTargets]:
         """Lay sources side by side, and their targets likewise."""
         length, target = self.capacity
         pad = self.specials.pad
         document, places = number([[len(e.source) for e in row] for row in rows], length)
         source = Inputs(
-            ids=lay([[e.source for e in row] for row in rows], length, pad),
-            sight=Sight.full(document),
-            places=places,
+            input_ids=lay([[e.source for e in row] for row in rows], length, pad),
+            attention_mask=AttentionMask.bidirectional(document),
+            position_ids=places,
         )
         document, places = number([[len(e.ids) for e in row] for row in rows], target)
         inputs = Inputs(
-            ids=lay([[e.ids for e in row] for row in rows], target, pad),
-            sight=Sight.causal(document),
-            places=places,
-            source=source,
+            input_ids=lay([[e.ids for e in row] for row in rows], target, pad),
+            attention_mask=AttentionMask.causal(document),
+            position_ids=places,
+            encoder_inputs=source,
         )
-        labels = lay([[e.labels for e in row] for row in rows], target, IGNORED)
-        count = int((labels != IGNORED).sum())
-        return Batch(inputs, Labels(labels.flatten()), {"tokens": count})
+        labels = lay([[e.labels for e in row] for row in rows], target, IGNORE_INDEX)
+        count = int((labels != IGNORE_INDEX).sum())
+        return Batch(inputs, TokenTargets(labels.flatten()), {"tokens": count})
 
-    def loss(self, model: PredictsTokens, batch: Batch[Labels], /) -> Loss:
+    def loss(self, model: PredictsTokens, batch: Batch[TokenTargets], /) -> Loss:
         """Sum -log p(next token of the target)."""
-        hidden = batch.targets.select(model(batch.inputs).hidden)
-        return Loss({"tokens": model.predict(hidden).nll(batch.targets.ids)})
+        hidden = batch.targets.gather(model(batch.inputs).hidden)
+        return Loss({"tokens": model.lm_logits(hidden).nll(batch.targets.labels)})
 
     def exam(self) -> "EachSpan":
         """Predict every token once, in spans of the same length and share."""
@@ -179,7 +179,7 @@ class EachSpan(Spans):
         span = np.arange(len(piece.ids)) // round(self.span)
         holes = self.punch(piece.ids, span % self.rounds == piece.turn)
         scored = ~np.isin(holes.labels, [*self.specials.sentinels, self.specials.need("eos")])
-        return Holes(holes.source, holes.ids, np.where(scored, holes.labels, IGNORED))
+        return Holes(holes.source, holes.ids, np.where(scored, holes.labels, IGNORE_INDEX))
 
 
 def split(total: int, parts: int, rng: Rng) -> Ids:

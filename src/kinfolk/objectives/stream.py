@@ -12,11 +12,11 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from kinfolk.attention_mask import PADDING_ID, AttentionMask
+from kinfolk.batch import Batch, Loss, RecurrentModel, TokenTargets
 from kinfolk.config import config
 from kinfolk.data.lanes import Stretch
 from kinfolk.objectives.clm import CLM, Line
-from kinfolk.sight import PADDING, Sight
-from kinfolk.types import Batch, Labels, Loss, Remembers
 
 NOTHING = Line(np.zeros(0, np.int64), np.zeros(0, np.int64))  # in a lane that has ended
 
@@ -28,10 +28,10 @@ class Stream(CLM):
     Texts that are collated are strangers, as in CLM; those that are joined go on.
     """
 
-    def join(self, rows: Sequence[Sequence[Stretch]], /) -> Batch[Labels]:
+    def join(self, rows: Sequence[Sequence[Stretch]], /) -> Batch[TokenTargets]:
         """Lay stretches side by side; a document keeps its number from batch to batch."""
         batch = self.collate([[s.example for s in row] or [NOTHING] for row in rows])
-        document = np.full((len(rows), self.length), PADDING, np.int32)
+        document = np.full((len(rows), self.length), PADDING_ID, np.int32)
         places = np.zeros((len(rows), self.length), np.int64)
         for row, stretches in enumerate(rows):
             slot = 0
@@ -41,15 +41,17 @@ class Stream(CLM):
                 places[row, slot : slot + size] = np.arange(stretch.start, stretch.start + size)
                 slot += size
         time = torch.from_numpy(places.astype(np.int32))
-        sight = Sight(torch.from_numpy(document), time, time)
-        inputs = replace(batch.inputs, sight=sight, places=torch.from_numpy(places))
+        attention_mask = AttentionMask(torch.from_numpy(document), time, time)
+        inputs = replace(
+            batch.inputs, attention_mask=attention_mask, position_ids=torch.from_numpy(places)
+        )
         return replace(batch, inputs=inputs)
 
-    def loss(self, model: Remembers, batch: Batch[Labels], /) -> Loss:  # type: ignore[override]
+    def loss(self, model: RecurrentModel, batch: Batch[TokenTargets], /) -> Loss:  # type: ignore[override]
         """Sum -log p(next token), and give back what is remembered for the next batch."""
         if batch.inputs.memory is None:
-            batch = batch.after(model.blank(len(batch.inputs.ids)))
+            batch = batch.with_memory(model.init_memory(len(batch.inputs.input_ids)))
         output = model(batch.inputs)
-        hidden = batch.targets.select(output.hidden)
-        sums = {"tokens": model.predict(hidden).nll(batch.targets.ids)}
+        hidden = batch.targets.gather(output.hidden)
+        sums = {"tokens": model.lm_logits(hidden).nll(batch.targets.labels)}
         return Loss(sums, memory=output.memory)

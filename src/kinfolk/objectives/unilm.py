@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from kinfolk.attention_mask import AttentionMask
+from kinfolk.batch import Batch, TokenTargets
 from kinfolk.config import config
 from kinfolk.data.packing import lay
 from kinfolk.data.pieces import Documents, Ids, Piece, Pieces, Rng, cut
 from kinfolk.objectives.mlm import MLM, Masked, OneByOne, hide
-from kinfolk.sight import Sight
-from kinfolk.types import Batch, Labels
 
 WAYS = ("both", "right", "left", "across")
 SHARES = (1 / 3, 1 / 6, 1 / 6, 1 / 3)  # section 2.4
@@ -67,14 +67,18 @@ class UniLM(MLM):
         framed = np.concatenate([[self.specials.cls], first, second])
         return framed, np.repeat([0, 1], [len(first) + 1, len(second)])
 
-    def collate(self, rows: Sequence[Sequence[Masked]], /) -> Batch[Labels]:
+    def collate(self, rows: Sequence[Sequence[Masked]], /) -> Batch[TokenTargets]:
         """Lay texts side by side, each in its own sight."""
         batch = super().collate(rows)
         seen = [[e for e in row if isinstance(e, Seen)] for row in rows]
-        document = batch.inputs.sight.document
+        document = batch.inputs.attention_mask.document_ids
         time = lay([[e.time for e in row] for row in seen], self.length, 0).to(document.dtype)
         segments = lay([[e.segments for e in row] for row in seen], self.length, 0)
-        inputs = replace(batch.inputs, sight=Sight(document, time, time), segments=segments)
+        inputs = replace(
+            batch.inputs,
+            attention_mask=AttentionMask(document, time, time),
+            token_type_ids=segments,
+        )
         return Batch(inputs, batch.targets, batch.counts)
 
     def exam(self) -> OneByOne:

@@ -12,7 +12,7 @@ from kinfolk.metrics import translation
 from kinfolk.metrics.bootstrap import Interval, interval, mean_interval
 from kinfolk.metrics.summaries import rouges
 from kinfolk.metrics.tags import pooled, tallies
-from kinfolk.nn.headed import Headed
+from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.recipes import ways
 from kinfolk.recipes.opening import load, model_folder
 from kinfolk.recipes.pretraining import pick
@@ -89,7 +89,7 @@ def solver(path: Path | str, *, device: str = "auto", number: int = 0) -> Solver
                 f"{path} learned {len(tuning.ways)} tasks: there is no task {number + 1}"
             )
         return Solver(model, tokenizer, tuning.ways[number], tuning.sheets[number].guess)
-    if not isinstance(model, Headed):
+    if not isinstance(model, ModelWithHead):
         raise UserError(
             f"{path} was not fine-tuned: finetune it on a labelled file, or ask it as it is with "
             "--way prompt"
@@ -102,16 +102,16 @@ def tuned(notes: Path) -> bool:
     return read_type(notes) == type_name(Tuning)
 
 
-def foreign(model: Headed, tokenizer: Tokenizer) -> Way:
+def foreign(model: ModelWithHead, tokenizer: Tokenizer) -> Way:
     """Find how a network that was fine-tuned elsewhere is asked."""
     c = model.config
-    kind = "regress" if c.regress else KINDS[c.head]
+    kind = "regress" if c.regression else KINDS[c.head]
     labels = c.labels if kind in ("classify", "tag") else ()
     task = Task(kind=kind, labels=labels)
-    if ways.Nature.of(c.body).kind == "decoder" and kind in ("classify", "regress"):
+    if ways.Nature.of(c.backbone).kind == "decoder" and kind in ("classify", "regress"):
         # As transformers reads it: the text, and nothing around it.
-        return ways.build(ways.Bare, task, c.body, tokenizer)
-    return ways.build(ways.choose(c.body, kind, "head"), task, c.body, tokenizer)
+        return ways.build(ways.Bare, task, c.backbone, tokenizer)
+    return ways.build(ways.choose(c.backbone, kind, "head"), task, c.backbone, tokenizer)
 
 
 def asked(

@@ -54,7 +54,7 @@ class Member:
         """Return a preset by its name."""
         if size not in self.sizes:
             raise UserError(f"{self.name} has no size {size!r}: {did_you_mean(size, self.sizes)}")
-        return self.model.PRESETS[size]
+        return self.model.SIZES[size]
 
     def train(self, size: str) -> Train:
         """Return the settings of a run: the paper's for a published size."""
@@ -80,7 +80,7 @@ def member(name: str) -> Member:
 
 def member_of(model: LanguageModel) -> Member:
     """Return the member a network belongs to, whatever stands on it."""
-    return member(type(model.backbone).__module__.rpartition(".")[2])
+    return member(type(model.pretrained).__module__.rpartition(".")[2])
 
 
 def _member(name: str) -> Member:
@@ -89,7 +89,7 @@ def _member(name: str) -> Member:
     line = re.match(r"([^(]+) \((.+), (\d{4})\): ", model.__doc__ or "")
     assert line, f"models/{name}.py must start with its paper"
     recipes = {m.name for m in pkgutil.iter_modules(kinfolk.recipes.__path__)}
-    network: type[LanguageModel] = next(iter(model.PRESETS.values())).network()
+    network: type[LanguageModel] = next(iter(model.SIZES.values())).network()
     tables = {m.name for m in pkgutil.iter_modules(kinfolk.hub.__path__)}
     known = name in recipes
     objectives = importlib.import_module(f"kinfolk.recipes.{name}").OBJECTIVES if known else {}
@@ -106,6 +106,6 @@ def _member(name: str) -> Member:
         int(line[3]),
         network.architecture,
         tuple(objectives),
-        tuple(model.PRESETS),
+        tuple(model.SIZES),
         tuple(ability for ability, has in can.items() if has),
     )

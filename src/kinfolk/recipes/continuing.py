@@ -7,7 +7,7 @@ from typing import Any
 
 from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
-from kinfolk.nn.headed import Headed
+from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.recipes.catalogue import Member, member_of, members
 from kinfolk.recipes.opening import load, model_folder, pretrained
 from kinfolk.recipes.recipe import (
@@ -61,7 +61,7 @@ def continued(
     """
     path = model_folder(folder)
     model, tokenizer = load(path)
-    if isinstance(model, Headed):
+    if isinstance(model, ModelWithHead):
         raise UserError(
             f"{folder} was fine-tuned for a task and has no words left to predict: go on from the "
             "model that it was made from"

@@ -25,7 +25,7 @@ class Conversation:
     ) -> None:
         self.model, self.tokenizer, self.sampling = model, tokenizer, sampling
         self.wishes = Wishes(tokens=tokens, seed=seed, truncate=True)
-        self.context: int | None = model.config.context
+        self.context: int | None = model.config.max_length
         self.reset()
 
     def reset(self) -> None:

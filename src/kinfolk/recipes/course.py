@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from kinfolk import hub
+from kinfolk.batch import Loss
 from kinfolk.data.fingerprint import of_file
 from kinfolk.errors import UserError
-from kinfolk.nn.headed import Headed
 from kinfolk.nn.language_model import LanguageModel
+from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.recipes.pretraining import (
     Watch,
     check_weights,
@@ -38,7 +39,6 @@ from kinfolk.training.loop import Loop
 from kinfolk.training.noise import shake
 from kinfolk.training.step import Learner, Step, add
 from kinfolk.training.thawing import Thaw
-from kinfolk.types import Loss
 
 NOTHING = (-math.inf, -math.inf)  # how good a model is that was never scored
 
@@ -88,7 +88,7 @@ class Run:
         self.bfloat16 = in_halves(train, self.device)
         self.model = network(tuning, body).to(self.device)
         if habits.noise:
-            fresh = {*self.model.parameters()} - {*self.model.backbone.parameters()}
+            fresh = {*self.model.parameters()} - {*self.model.pretrained.parameters()}
             shake(self.model, habits.noise, seed=seed, fresh=fresh)
         self.optimiser, self.factor = learning(self.model, train, shrink=habits.shrink)
         files = [(s.train, s.dev, s.target, s.dev_target) for s in tuning.sheets]
@@ -236,7 +236,7 @@ def network(tuning: Tuning, body: nn.Module) -> LanguageModel:
     torch.manual_seed(tuning.train.seed)
     try:
         if tuning.ways[0].head:
-            return Headed.of(body, tuning.model)
+            return ModelWithHead.of(body, tuning.model)
         model: LanguageModel = tuning.model.build()
         model.load_state_dict(body.state_dict())
     except RuntimeError:  # they have other shapes

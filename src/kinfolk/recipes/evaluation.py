@@ -17,7 +17,7 @@ from kinfolk.errors import UserError
 from kinfolk.metrics.baselines import KneserNey, entropy
 from kinfolk.metrics.likelihood import Likelihood, likelihood
 from kinfolk.metrics.verdicts import detection, pair_accuracy
-from kinfolk.nn.table import Table
+from kinfolk.nn.embeddings import TokenEmbedding
 from kinfolk.objectives.blanks import Blanks
 from kinfolk.objectives.mlm import MLM
 from kinfolk.objectives.nsp import NSP
@@ -223,5 +223,5 @@ def trigram(texts: Sequence[tuple[Counted, float]]) -> KneserNey:
 def parameters(model: nn.Module) -> int:
     """Count the parameters as papers do: once where tied, and no padding."""
     total = sum(p.numel() for p in model.parameters())
-    tables = [m for m in model.modules() if isinstance(m, Table)]
-    return total - sum((t.num_embeddings - t.vocab) * t.embedding_dim for t in tables)
+    tables = [m for m in model.modules() if isinstance(m, TokenEmbedding)]
+    return total - sum((t.num_embeddings - t.vocab_size) * t.embedding_dim for t in tables)

@@ -11,7 +11,7 @@ import torch
 from kinfolk import hub
 from kinfolk.config import apply_overrides
 from kinfolk.errors import UserError
-from kinfolk.nn.headed import Headed
+from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.recipes import ways
 from kinfolk.recipes.course import Run
 from kinfolk.recipes.pretraining import Watch, new_run
@@ -127,7 +127,7 @@ def resume(out: Path | str, *, say: Say = print, watch: Watch = lambda progress:
         raise UserError(f"{out} is finished: to learn for longer, start a new run with more epochs")
     if folder is None and tuning.start:
         body: Any = hub.load_model(Path(tuning.start))
-        body = body.body if isinstance(body, Headed) else body
+        body = body.backbone if isinstance(body, ModelWithHead) else body
     else:
         body = fresh(tuning)
     run = Run(tuning, body, tokenizer, out, say, KNOWN)
@@ -169,4 +169,4 @@ def fitted(way: Way, rows: Sequence[Any], tokenizer: Tokenizer) -> Way:
 def fresh(tuning: Tuning) -> Any:
     """Build the network with weights drawn from the seed."""
     torch.manual_seed(tuning.train.seed)
-    return tuning.model.backbone.build()
+    return tuning.model.pretrained.build()

@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kinfolk.attention_mask import EMPTY_SLOT_ID
+from kinfolk.batch import IGNORE_INDEX, Inputs, Output
 from kinfolk.data.shards import Corpus
 from kinfolk.metrics.baselines import KneserNey
 from kinfolk.nn.language_model import LanguageModel, ModelConfig
 from kinfolk.recipes.evaluation import FITTED
 from kinfolk.recipes.opening import load
-from kinfolk.sight import UNWRITTEN
 from kinfolk.text import Tokenizer
-from kinfolk.types import IGNORED, Inputs, Output
 
 IDS, DOCUMENTS = 0, 1  # what a state carries: the last tokens, and which text each belongs to
 
@@ -24,7 +24,7 @@ IDS, DOCUMENTS = 0, 1  # what a state carries: the last tokens, and which text e
 class NGramConfig(ModelConfig):
     """How many ids an n-gram model knows; the rest of it are its counts."""
 
-    vocab: int
+    vocab_size: int
 
 
 class NGram(LanguageModel):
@@ -41,31 +41,33 @@ class NGram(LanguageModel):
 
     def __init__(self, counts: KneserNey) -> None:
         super().__init__()
-        self.config = NGramConfig(vocab=counts.vocab)
+        self.config = NGramConfig(vocab_size=counts.vocab)
         self.counts = counts
 
     def forward(self, inputs: Inputs) -> Output:
         """Find the context of every token, in its own text alone."""
-        size, document = self.counts.history, inputs.sight.document
+        size, document = self.counts.history, inputs.attention_mask.document_ids
         before = self._before(inputs)
-        ids = torch.cat([before[IDS], inputs.ids], dim=1)
+        ids = torch.cat([before[IDS], inputs.input_ids], dim=1)
         documents = torch.cat([before[DOCUMENTS], document], dim=1)
-        if inputs.state is not None:
+        if inputs.cache is not None:
             start = ids.shape[1] - size
-            inputs.state.carried = {IDS: ids[:, start:], DOCUMENTS: documents[:, start:]}
+            inputs.cache.extra = {IDS: ids[:, start:], DOCUMENTS: documents[:, start:]}
         own = documents.unfold(1, size, 1)[:, 1:] == document[:, :, None]
         contexts = ids.unfold(1, size, 1)[:, 1:].masked_fill(~own, self.counts.bos)
-        return Output(contexts, state=inputs.state)  # (batch, length, history)
+        return Output(contexts, cache=inputs.cache)  # (batch, length, history)
 
-    def predict(self, hidden: Tensor) -> "Chances":
+    def lm_logits(self, hidden: Tensor) -> "Chances":
         """Look up what was seen after each context."""
         return Chances(hidden, self.counts)
 
     def _before(self, inputs: Inputs) -> dict[int, Tensor]:
         """Return what stands before these tokens: of nobody's text, where a text begins."""
-        if inputs.state is not None and inputs.state.carried:
-            return inputs.state.carried
-        nothing = inputs.ids.new_full((len(inputs.ids), self.counts.history), UNWRITTEN)
+        if inputs.cache is not None and inputs.cache.extra:
+            return inputs.cache.extra
+        nothing = inputs.input_ids.new_full(
+            (len(inputs.input_ids), self.counts.history), EMPTY_SLOT_ID
+        )
         return {IDS: nothing, DOCUMENTS: nothing}
 
 
@@ -84,7 +86,7 @@ class Chances:
 
     def nll(self, labels: Tensor) -> Tensor:
         """Return the summed negative log-likelihood of the labels, in nats."""
-        kept = labels != IGNORED
+        kept = labels != IGNORE_INDEX
         lines = torch.cat([self.contexts[kept], labels[kept][:, None]], dim=1).numpy(force=True)
         ends = np.arange(1, len(lines) + 1) * lines.shape[1] - 1
         return torch.tensor(self.counts.costs(lines.ravel(), ends).sum(), device=labels.device)

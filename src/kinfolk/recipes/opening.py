@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kinfolk import hub
+from kinfolk.batch import Inputs
 from kinfolk.config import read_json
 from kinfolk.errors import UserError
 from kinfolk.files import new_folder
@@ -18,7 +19,6 @@ from kinfolk.recipes.catalogue import member_of, members
 from kinfolk.recipes.recipe import Recipe
 from kinfolk.text import Tokenizer
 from kinfolk.training import checkpoints
-from kinfolk.types import Inputs
 
 
 def model_folder(path: Path | str) -> Path:
@@ -60,7 +60,7 @@ def copy(path: Path | str, out: Path) -> None:
         raise UserError(f"{out} is already there: choose another -o")
     model, tokenizer = load(path)
     with new_folder(out) as folder:
-        hub.save(folder, model, tokenizer, length=model.config.context)
+        hub.save(folder, model, tokenizer, length=model.config.max_length)
 
 
 def tokenizer_of(path: Path | str) -> Tokenizer:
@@ -92,11 +92,11 @@ def exam(
         longest = objective.length
     else:
         objective = member_of(model).objective()(specials=tokenizer.specials, vocab=tokenizer.vocab)
-        longest = min(objective.length, 512 if config.context is None else config.context)
+        longest = min(objective.length, 512 if config.max_length is None else config.max_length)
     length = longest if length is None else length
     if length < 8:
         raise UserError(f"--length {length} is too short to see anything: use 8 or more")
-    limit = config.context
+    limit = config.max_length
     if limit is not None and length > limit:
         raise UserError(f"--length {length} is more than the model's context of {limit} tokens")
     return replace(objective, length=length).exam()
@@ -116,15 +116,17 @@ def logits(model: Any, ids: Sequence[int], source: Sequence[int] | None = None) 
     row = torch.tensor([list(ids)], device=device)
     if kind == "encoder-decoder":
         read = row if source is None else torch.tensor([list(source)], device=device)
-        start = torch.full((1, 1), model.config.start, device=device)
+        start = torch.full((1, 1), model.config.decoder_start_token_id, device=device)
         row = torch.cat([start, row[:, :-1]], dim=1)
-        inputs = Inputs.of(row, causal=True, source=Inputs.of(read, causal=False))
+        inputs = Inputs.from_ids(
+            row, causal=True, encoder_inputs=Inputs.from_ids(read, causal=False)
+        )
     elif source is not None:
         raise UserError(f"{kind}s read no source: give the ids alone")
     else:
-        inputs = Inputs.of(row, causal=kind == "decoder")
+        inputs = Inputs.from_ids(row, causal=kind == "decoder")
     was = model.training
     model.eval()
-    scores: Tensor = model.predict(model.guess(inputs).hidden[0]).logits()
+    scores: Tensor = model.lm_logits(model.forward_lm(inputs).hidden[0]).logits()
     model.train(was)
     return scores

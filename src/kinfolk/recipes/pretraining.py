@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from kinfolk import hub
+from kinfolk.batch import Batch, Loss, SegmentMemory
 from kinfolk.data.feed import Feed
 from kinfolk.data.fingerprint import fingerprint
 from kinfolk.data.lanes import Lanes, in_order
@@ -30,7 +31,6 @@ from kinfolk.training.optimisers import optimiser
 from kinfolk.training.schedules import schedule
 from kinfolk.training.settings import Train
 from kinfolk.training.step import Learner, Step, add
-from kinfolk.types import Batch, Loss, Memory
 
 Watch = Callable[[Progress], None]
 
@@ -106,9 +106,9 @@ class Run:
         if compiled:
             self.learner.compile(dynamic=False)
         self.resolved = compiled and cuda
-        self.memory: list[Memory] | None = None
+        self.memory: list[SegmentMemory] | None = None
         if goes_on(recipe):
-            blank: Any = self.model.blank
+            blank: Any = self.model.init_memory
             self.memory = [blank(self.feed.rows) for _ in range(train.accumulate)]
         self.best = math.inf
 
@@ -121,7 +121,7 @@ class Run:
         self.optimiser.load_state_dict(state["optimiser"])
         self.best = math.inf if state["best"] is None else state["best"]
         if self.memory is not None:
-            self.memory = [Memory(**parts).to(self.device) for parts in state["memory"]]
+            self.memory = [SegmentMemory(**parts).to(self.device) for parts in state["memory"]]
 
     def check(self, begun: Sequence[str]) -> None:
         """See that the text is that of the fingerprints a checkpoint was saved with."""
@@ -174,11 +174,11 @@ class Run:
         self.model.eval()
         total = Loss({})
         counts: dict[str, int] = {}
-        memory: Memory | None = None
+        memory: SegmentMemory | None = None
         for number in range(min(self.held_out.batches, self.recipe.train.evaluate_batches)):
             batch = self.held_out[number].to(self.device)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):
-                loss = self.recipe.objective.loss(self.model, batch.after(memory))
+                loss = self.recipe.objective.loss(self.model, batch.with_memory(memory))
             total, memory = total + loss, loss.memory
             counts = add([counts, batch.counts])
         self.model.train()
@@ -205,7 +205,7 @@ class Run:
             state["memory"] = [vars(memory) for memory in self.memory]
 
         def write(folder: Path) -> None:
-            hub.save(folder, self.model, self.tokenizer, length=self.recipe.model.context)
+            hub.save(folder, self.model, self.tokenizer, length=self.recipe.model.max_length)
             self.recipe.write(folder / "kinfolk.json")
             checkpoints.write_state(folder, state)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kinfolk.errors import UserError
-from kinfolk.nn.headed import Headed
+from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.recipes import ways
 from kinfolk.recipes.answering import Solver
 from kinfolk.recipes.opening import load
@@ -49,7 +49,7 @@ def prompted(
     known = rows if train is None else solved(train, file, notes)
     network, tokenizer = load(model)
     network.to(pick(device))
-    body: Any = network.body if isinstance(network, Headed) else network
+    body: Any = network.backbone if isinstance(network, ModelWithHead) else network
     asking = asked(file, [row for row in known if labelled(file.guess.task, row)])
     kind = ways.choose(body.config, asking.kind, "prompt")
     if words is not None and len(words) != len(asking.labels):

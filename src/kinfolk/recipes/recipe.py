@@ -82,7 +82,12 @@ def recipe(
     length = default_length(config) if length is None else length
     roomy(corpora, length)
     # Places that no row reaches would stay as random as they began: the context ends with the row.
-    sizes = {"vocab": tokenizer.vocab, "context": length, "start": tokenizer.specials.pad}
+    sizes = {
+        "vocab_size": tokenizer.vocab,
+        "max_length": length,
+        "decoder_start_token_id": tokenizer.specials.pad,
+        "padding_idx": tokenizer.specials.pad,
+    }
     way = who.objective(objective)
     base = Recipe(
         name=f"{family}/{size}",
@@ -180,16 +185,22 @@ def sound(recipe: Recipe) -> Recipe:
     model, length = recipe.model, recipe.objective.length
     for declared in dataclasses.fields(model):
         value = getattr(model, declared.name)
-        if declared.name == "start" and value != recipe.objective.specials.pad:
+        if (
+            declared.name in ("decoder_start_token_id", "padding_idx")
+            and value != recipe.objective.specials.pad
+        ):
             raise UserError(
-                f"model.start={value}: it must be the padding id of the tokenizer, "
+                f"model.{declared.name}={value}: it must be the padding id of the tokenizer, "
                 f"{recipe.objective.specials.pad}"
             )
-    if model.head_width is None and model.width % model.heads:
-        raise UserError(f"model.heads={model.heads} does not divide model.width={model.width}")
-    if model.context is not None and model.context < length:
+    if model.head_dim is None and model.hidden_size % model.num_heads:
         raise UserError(
-            f"rows of {length} tokens are longer than model.context={model.context}: "
+            f"model.num_heads={model.num_heads} does not divide "
+            f"model.hidden_size={model.hidden_size}"
+        )
+    if model.max_length is not None and model.max_length < length:
+        raise UserError(
+            f"rows of {length} tokens are longer than model.max_length={model.max_length}: "
             "choose both with --length"
         )
     return recipe
@@ -197,5 +208,7 @@ def sound(recipe: Recipe) -> Recipe:
 
 def default_length(config: Any) -> int:
     """Rows for a network: 128 tokens for a small one, its whole context for a base one."""
-    context = 512 if config.context is None else config.context
-    return min(context, 128 if config.width <= 256 else 512 if config.width <= 512 else context)
+    context = 512 if config.max_length is None else config.max_length
+    return min(
+        context, 128 if config.hidden_size <= 256 else 512 if config.hidden_size <= 512 else context
+    )

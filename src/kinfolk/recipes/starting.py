@@ -10,7 +10,7 @@ import torch
 from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
 from kinfolk.nn import bilstm
-from kinfolk.nn.headed import Headed
+from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.recipes.catalogue import member, members
 from kinfolk.recipes.opening import load, model_folder, tokenizer_of
 from kinfolk.recipes.tuning import sample
@@ -41,7 +41,7 @@ class Start:
         """Return the network and its tokenizer; one may be learned from the rows."""
         if self.folder:
             model, tokenizer = load(self.folder)
-            body: Any = model.body if isinstance(model, Headed) else model
+            body: Any = model.backbone if isinstance(model, ModelWithHead) else model
             if self.scratch:
                 torch.manual_seed(self.seed)
                 body = body.config.build()
@@ -62,14 +62,18 @@ class Start:
         family, _, size = self.name.partition("/")
         size = size or "tiny"
         if family == BASELINE:
-            if size not in bilstm.PRESETS:
+            if size not in bilstm.SIZES:
                 raise UserError(
-                    f"{BASELINE} has no size {size!r}: {did_you_mean(size, [*bilstm.PRESETS])}"
+                    f"{BASELINE} has no size {size!r}: {did_you_mean(size, [*bilstm.SIZES])}"
                 )
-            config: Any = bilstm.PRESETS[size]
+            config: Any = bilstm.SIZES[size]
         else:
             config = member(family).config(size)
-        return config.with_fields(vocab=tokenizer.vocab, start=tokenizer.specials.pad)
+        return config.with_fields(
+            vocab_size=tokenizer.vocab,
+            decoder_start_token_id=tokenizer.specials.pad,
+            padding_idx=tokenizer.specials.pad,
+        )
 
 
 def said(row: Any) -> tuple[str, ...]:

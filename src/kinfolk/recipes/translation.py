@@ -186,7 +186,7 @@ def translate(model: Any, tokenizer: Tokenizer, sources: Sequence[str]) -> list[
     for start in range(0, len(order), BATCH):
         chosen = order[start : start + BATCH]
         request = Request(
-            prompts=[[model.config.start]] * len(chosen),
+            prompts=[[model.config.decoder_start_token_id]] * len(chosen),
             tokens=[len(ids[i]) + ROOM for i in chosen],
             ends={eos},
             sources=[ids[i] for i in chosen],

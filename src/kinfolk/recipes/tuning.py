@@ -254,22 +254,22 @@ def balanced(task: Task, learned: Sequence[Any]) -> tuple[float, ...]:
 
 def usual(config: Any, *, fresh: bool) -> Train:
     """Return the settings of fine-tuning a network: small steps for a large one."""
-    body = config.backbone
+    body = config.pretrained
     kind = ways.Nature.of(body).kind
     common = {"batch": 32, "schedule": "linear", "floor": 0.0, "betas": (0.9, 0.999)}
     common |= {"evaluate_batches": 64}
     if kind == "encoder-decoder":
         return Train(**common, optimiser="adamw_rms", peak=5e-3, decay=0.0)  # type: ignore[arg-type]
     # BERT's 4e-5 at width 768 (appendix A.3), more for a narrower network, and for fresh weights.
-    peak = 2e-3 if kind == "recurrent" else min(2e-3, (0.12 if fresh else 0.03) / body.width)
+    peak = 2e-3 if kind == "recurrent" else min(2e-3, (0.12 if fresh else 0.03) / body.hidden_size)
     return Train(**common, peak=float(f"{peak:.1e}"), decay=0.01)  # type: ignore[arg-type]
 
 
 def dropping(config: Any, share: float) -> Any:
     """Return a network, with a head or without, that drops a share of its units as it learns."""
-    body = config.backbone
+    body = config.pretrained
     less = body.with_fields(**dict.fromkeys(DROPOUTS, share))
-    return less if body is config else replace(config, body=less)
+    return less if body is config else replace(config, backbone=less)
 
 
 def epoch_steps(train: Train, examples: Sequence[int]) -> int:

@@ -6,9 +6,9 @@ from typing import Any
 
 from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
-from kinfolk.hub import frame_of
-from kinfolk.nn.headed import HeadedConfig, summary
+from kinfolk.hub import template_of
 from kinfolk.nn.language_model import ModelConfig
+from kinfolk.nn.task_heads import ModelWithHeadConfig, pooling_of
 from kinfolk.tasks.task import Task
 from kinfolk.tasks.ways.cloze import Cloze
 from kinfolk.tasks.ways.clusters import Clusters
@@ -39,7 +39,7 @@ class Nature:
     @classmethod
     def of(cls, config: ModelConfig) -> "Nature":
         """Find it by the config of a network."""
-        network, frame = config.network(), frame_of(config)
+        network, frame = config.network(), template_of(config)
         kind = network.architecture
         if network.decoding == "infilling":
             return cls(kind, "blanks", "bert", ("cloze", "text", "head", "prompt"))
@@ -96,8 +96,8 @@ def build(
 ) -> Way:
     """Make a way for a network and a task; what is said beside must be among its settings."""
     nature = Nature.of(config)
-    limit = LONGEST if config.context is None else config.context
-    if length is not None and config.context is not None and length > limit:
+    limit = LONGEST if config.max_length is None else config.max_length
+    if length is not None and config.max_length is not None and length > limit:
         raise UserError(f"--length {length} is more than the model's context of {limit} tokens")
     if length is not None and length < 8:
         raise UserError(f"--length {length} leaves no room for a text: use 8 or more")
@@ -127,12 +127,12 @@ def network(way: Way, config: Any, *, dropout: float = 0.1) -> Any:
         labels = ("start", "end")
     elif way.head in ("choice", "coref") or task.kind == "regress":
         labels = ("score",)
-    return HeadedConfig(
-        body=config,
+    return ModelWithHeadConfig(
+        backbone=config,
         head=way.head,  # type: ignore[arg-type]
         labels=tuple(labels),
-        summary=summary(config),
-        regress=task.kind == "regress",
+        pooling=pooling_of(config),
+        regression=task.kind == "regress",
         dropout=dropout,
     )
 

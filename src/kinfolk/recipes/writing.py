@@ -17,7 +17,7 @@ from kinfolk.generation.sampling import Sampling
 from kinfolk.generation.texts import Question, cut, spell, spoken
 from kinfolk.generation.wishes import Wishes
 from kinfolk.generation.writer import Generated
-from kinfolk.nn.int8 import lower
+from kinfolk.nn.int8 import quantize_int8
 from kinfolk.recipes.ngrams import NGram, opened
 from kinfolk.recipes.opening import able
 from kinfolk.recipes.pretraining import pick
@@ -74,7 +74,7 @@ def ready(model: Any, *, device: str = "auto", precision: str = "auto") -> Any:
     if precision == "int8":
         if where.type != "cpu":
             raise UserError("int8 is for the CPU: use --device cpu, or bf16 on CUDA")
-        return lower(model)
+        return quantize_int8(model)
     half = precision == "bf16" or (precision == "auto" and where.type == "cuda")
     return model.to(where, torch.bfloat16 if half else torch.float32)
 

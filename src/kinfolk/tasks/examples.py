@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kinfolk.attention_mask import AttentionMask
+from kinfolk.batch import IGNORE_INDEX, Inputs, TokenTargets
 from kinfolk.data.packing import Rows, lay, number, pack
 from kinfolk.data.pieces import Ids
-from kinfolk.sight import Sight
-from kinfolk.types import IGNORED, Inputs, Labels
 
 GRAIN = 8  # rows are a multiple of so many slots long
 STRETCHES = (1.0, 1.5, 2.0)  # how long rows may be, against the longest reading
@@ -68,17 +68,17 @@ class Page:
         parts = [start + r.slots for start, r in zip(self.starts, readings, strict=True)]
         return torch.from_numpy(np.concatenate(parts))
 
-    def tokens(self, readings: Sequence[Reading]) -> tuple[Labels, Tensor]:
+    def tokens(self, readings: Sequence[Reading]) -> tuple[TokenTargets, Tensor]:
         """Return the tokens that are predicted, and the number of the reading of each."""
         at, ids, owner = [], [], []
         for place, reading in enumerate(readings):
             if reading.labels is not None:
-                kept = np.flatnonzero(reading.labels != IGNORED)
+                kept = np.flatnonzero(reading.labels != IGNORE_INDEX)
                 at.append(self.starts[place] + kept)
                 ids.append(reading.labels[kept])
                 owner.append(np.full(len(kept), place))
         whole = [torch.from_numpy(np.concatenate(p or [NOWHERE])) for p in (ids, at, owner)]
-        return Labels(whole[0], whole[1]), whole[2]
+        return TokenTargets(whole[0], whole[1]), whole[2]
 
 
 def lay_out(readings: Sequence[Reading], pad: int) -> Page:
@@ -98,12 +98,12 @@ def lay_out(readings: Sequence[Reading], pad: int) -> Page:
     own = spread("places")
     time = time.to(document.dtype)
     inputs = Inputs(
-        ids=ids,
-        sight=Sight(document, time, time),
-        places=places if own is None else own,
-        segments=spread("segments"),
-        within=spread("within"),
-        source=sources(readings, rows, capacity[0], pad) if len(capacity) > 1 else None,
+        input_ids=ids,
+        attention_mask=AttentionMask(document, time, time),
+        position_ids=places if own is None else own,
+        token_type_ids=spread("segments"),
+        block_position_ids=spread("within"),
+        encoder_inputs=sources(readings, rows, capacity[0], pad) if len(capacity) > 1 else None,
     )
     starts = np.zeros(len(readings), np.int64)
     for number_of_row, row in enumerate(rows):
@@ -134,4 +134,8 @@ def sources(
     arrays = [[readings[i].source for i in row] for row in rows]
     kept = [[array for array in row if array is not None] for row in arrays]
     document, places = number([[len(array) for array in row] for row in kept], length)
-    return Inputs(ids=lay(kept, length, pad), sight=Sight.full(document), places=places)
+    return Inputs(
+        input_ids=lay(kept, length, pad),
+        attention_mask=AttentionMask.bidirectional(document),
+        position_ids=places,
+    )

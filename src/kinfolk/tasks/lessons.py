@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from kinfolk.batch import Batch
 from kinfolk.data.mixture import Turns
 from kinfolk.data.pieces import Ids
 from kinfolk.errors import UserError
@@ -21,7 +22,6 @@ from kinfolk.tasks.task import Answer
 from kinfolk.tasks.voices import heard
 from kinfolk.tasks.ways.way import Reply, Way
 from kinfolk.text.tokenizer import Tokenizer
-from kinfolk.types import Batch
 
 TOKENS = 4096  # in a batch of questions, about
 ROWS = 512  # asked at a time, so that memory does not grow with a file

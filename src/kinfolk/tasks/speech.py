@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from kinfolk.batch import IGNORE_INDEX
 from kinfolk.data.scripts import language
 from kinfolk.errors import UserError
 from kinfolk.tasks.examples import Reading
 from kinfolk.tasks.rows import Asked, Choice, Completion, Labelled, Tagged, Written
 from kinfolk.text.marks import marks
 from kinfolk.text.tokenizer import Specials, Tokenizer
-from kinfolk.types import IGNORED
 
 Speaks = Literal["decoder", "encoder-decoder", "blanks"]
 HOLE = "{answer}"
@@ -46,7 +46,7 @@ def reading(
     closing = [specials.need("eos")] if end else []
     line = np.array([opening, *before, *said, *after, *closing], np.int64)
     labels = line[1:].copy()
-    labels[: len(before)] = IGNORED
+    labels[: len(before)] = IGNORE_INDEX
     return Reading(ids=line[:-1], time=np.arange(len(line) - 1), labels=labels)
 
 
@@ -64,8 +64,8 @@ def answered(
     mark = list(specials.sentinels[:1]) if hole else []
     source = np.array([*before, *mark, *after, eos], np.int64)
     ids = np.array([specials.pad, *mark, *said], np.int64)
-    labels = np.append(ids[1:], eos if end else IGNORED)
-    labels[: len(mark)] = IGNORED
+    labels = np.append(ids[1:], eos if end else IGNORE_INDEX)
+    labels[: len(mark)] = IGNORE_INDEX
     return Reading(ids=ids, time=np.arange(len(ids)), source=source, labels=labels)
 
 
@@ -84,7 +84,7 @@ def filled(
     size = len(said) + 1
     ids = np.array([*text, known.start, *said], np.int64)
     ahead = np.zeros(len(text), np.int64)
-    labels = [*[IGNORED] * len(text), *said, known.end if end else IGNORED]
+    labels = [*[IGNORE_INDEX] * len(text), *said, known.end if end else IGNORE_INDEX]
     return Reading(
         ids=ids,
         time=np.append(ahead, np.arange(1, size + 1)),

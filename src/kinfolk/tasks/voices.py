@@ -34,6 +34,6 @@ def prompted(way: Any, model: Any, row: Any, tokenizer: Tokenizer) -> Any:
     """Frame what is read before an answer, cut as in training, and to leave room to write."""
     ids = way.opened(tokenizer.offsets(way.asked(row)[0])[0], tokenizer)
     room = way.length - around(way.speaks)
-    if model.config.context is not None and model.decoding != "encoder-decoder":
-        room = min(room, model.config.context - way.tokens - around(way.speaks))
+    if model.config.max_length is not None and model.decoding != "encoder-decoder":
+        room = min(room, model.config.max_length - way.tokens - around(way.speaks))
     return framed(model, tokenizer, way.shortened(ids, max(1, room)))

@@ -65,5 +65,5 @@ class Attack:
 
 def tables(model: LanguageModel) -> list[Tensor]:
     """Return the tables of a network's tokens: several, where rare words have narrow vectors."""
-    parts = model.backbone.tokens.modules()
+    parts = model.pretrained.token_embeddings.modules()
     return [part.weight for part in parts if isinstance(part, nn.Embedding)]

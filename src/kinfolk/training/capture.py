@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfolk.types import Batch, Loss, each
+from kinfolk.batch import Batch, Loss, tree_map
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,12 +52,14 @@ class Captured:
         found.shares.copy_(torch.tensor(shares(said, counts)), non_blocking=True)
         found.graph.replay()
         self.give(found.gradients, alone)
-        return Loss(said.sums, said.weights, each(said.memory, Tensor.clone))
+        return Loss(said.sums, said.weights, tree_map(said.memory, Tensor.clone))
 
     def record(self, batch: Batch[Any]) -> Recording:
         """Record what is done to batches of this shape, after it was tried out."""
         device = self.parameters[0].device
-        still = each(batch, lambda t: torch.empty(t.shape, dtype=t.dtype, device=device).copy_(t))
+        still = tree_map(
+            batch, lambda t: torch.empty(t.shape, dtype=t.dtype, device=device).copy_(t)
+        )
         # Compiled here. Nothing of it may live on: the parameters would stay bound to its stream.
         weights = torch.ones(len(self.say(still).sums), device=device)
 

@@ -49,7 +49,7 @@ def layers(model: nn.Module) -> dict[str, int]:
 
 
 def _backbone(model: nn.Module) -> nn.Module:
-    return model.backbone if isinstance(model, LanguageModel) else model
+    return model.pretrained if isinstance(model, LanguageModel) else model
 
 
 def _stacks(model: nn.Module) -> list[_Stack]:

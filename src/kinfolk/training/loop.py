@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from kinfolk.batch import Batch
 from kinfolk.errors import UserError
 from kinfolk.training.log import Log, token_loss
 from kinfolk.training.step import Outcome
-from kinfolk.types import Batch
 
 
 @dataclass(frozen=True)

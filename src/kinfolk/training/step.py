@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kinfolk.batch import Batch, Inputs, Loss, Objective, SegmentMemory
 from kinfolk.nn.language_model import attention_windows
 from kinfolk.rng import derive_seed
 from kinfolk.training.attack import Attack
 from kinfolk.training.capture import Captured
 from kinfolk.training.thawing import Thaw
-from kinfolk.types import Batch, Inputs, Loss, Memory, Objective
 
 
 class Learner(nn.Module):
@@ -68,7 +68,7 @@ class Step:
         bfloat16: bool,
         resolved: bool = False,  # for a compiled learner: masks are found before it
         captured: bool = False,  # on CUDA: forward and backward are one graph
-        memory: list[Memory] | None = None,  # of each micro-batch, carried from step to step
+        memory: list[SegmentMemory] | None = None,  # of each micro-batch, carried from step to step
         thaw: Thaw | None = None,
         attack: Attack | None = None,
         checks: Callable[[int], bool] | None = None,  # before which updates loss and norm are read
@@ -121,7 +121,7 @@ class Step:
         """
         torch.manual_seed(derive_seed(self.seed, number, part))
         if self.memory is not None:
-            batch = batch.after(self.memory[part])
+            batch = batch.with_memory(self.memory[part])
         if self.captured is not None:
             said = self.captured(batch, counts, alone=alone)
             return said, said.mean(counts)
@@ -133,15 +133,15 @@ class Step:
     def _say(self, batch: Batch[Any]) -> Loss:
         """Run forward on a micro-batch."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):
-            inputs = batch.inputs.resolved(self.windows) if self.resolved else batch.inputs
+            inputs = batch.inputs.with_block_masks(self.windows) if self.resolved else batch.inputs
             said: Loss = self.learner(inputs, batch.targets)
         return said
 
 
 def input_tokens(inputs: Inputs) -> Tensor:
     """Count the tokens that a model reads, those of its encoder too, and no padding."""
-    own = (inputs.sight.document >= 0).sum()
-    return own if inputs.source is None else own + input_tokens(inputs.source)
+    own = (inputs.attention_mask.document_ids >= 0).sum()
+    return own if inputs.encoder_inputs is None else own + input_tokens(inputs.encoder_inputs)
 
 
 def add(counts: Any) -> dict[str, int]:

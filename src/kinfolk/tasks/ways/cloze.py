@@ -7,6 +7,7 @@ score     log p(option | text), and the options compete
 
 from typing import Any, ClassVar
 
+from kinfolk.batch import Batch, Loss
 from kinfolk.config import config
 from kinfolk.errors import UserError
 from kinfolk.tasks.examples import Example
@@ -15,7 +16,6 @@ from kinfolk.tasks.speech import around_hole
 from kinfolk.tasks.ways.likely import Likely
 from kinfolk.tasks.ways.way import Key, log_softmax_by
 from kinfolk.text.tokenizer import Tokenizer
-from kinfolk.types import Batch, Loss
 
 PATTERNS = {"classify": "{text} {text2} {answer}", "choose": "{text} {question} {answer}"}
 

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kinfolk.batch import Batch, Loss
 from kinfolk.config import config
 from kinfolk.errors import UserError
 from kinfolk.tasks.examples import Example, Page, Reading
@@ -29,7 +30,6 @@ from kinfolk.tasks.task import Answer
 from kinfolk.tasks.ways.way import Key, Reply, Way, by_group, owners
 from kinfolk.tasks.ways.words import Words, spelled, stretches
 from kinfolk.text.tokenizer import Tokenizer
-from kinfolk.types import Batch, Loss
 
 NOBODY = ("", "-")  # who speaks, where a file says nothing
 
@@ -150,7 +150,7 @@ class Clusters(Way):
     def ranking(self, model: Any, batch: Batch[Any]) -> Any:
         """Score the mentions with those before them."""
         hidden = model(batch.inputs).hidden.flatten(0, 1).index_select(0, batch.targets.slots)
-        return model.rank(hidden, batch.targets, self.antecedents)
+        return model.antecedent_scores(hidden, batch.targets, self.antecedents)
 
     def loss(self, model: Any, batch: Batch[Any], /) -> Loss:
         """Sum -log p(any right antecedent); where there is none, to have none is right.
@@ -159,13 +159,17 @@ class Clusters(Way):
         never be: so mentions are told from other spans, too (Zhang et al. 2018).
         """
         found, key = self.ranking(model, batch), batch.targets
-        home = key.target[found.kept]
-        same = (home[found.before] == home[:, None]) & (found.before >= 0) & (home > 0)[:, None]
+        home = key.target[found.mention_indices]
+        same = (
+            (home[found.antecedents] == home[:, None])
+            & (found.antecedents >= 0)
+            & (home > 0)[:, None]
+        )
         wrong = torch.cat([same.any(1, keepdim=True), ~same], 1)
         right = found.scores.masked_fill(wrong, -torch.inf)
         nats = found.scores.logsumexp(1) - right.logsumexp(1)
         told = F.binary_cross_entropy_with_logits(
-            found.worth, (key.target > 0).float(), key.weight, reduction="sum"
+            found.mention_scores, (key.target > 0).float(), key.weight, reduction="sum"
         )
         return Loss({"labels": nats.sum(), "mentions": told}, {"mentions": self.telling})
 
@@ -175,10 +179,10 @@ class Clusters(Way):
         share, choice = found.scores.softmax(1).max(1)
         places = torch.arange(len(choice), device=choice.device)
         starts = torch.searchsorted(key.document, key.document)  # the first span of its document
-        chosen = found.kept[places - choice]
+        chosen = found.mention_indices[places - choice]
         chosen = torch.where(choice > 0, chosen - starts[chosen], -1)
         said = torch.stack([-torch.ones(len(starts)), torch.ones(len(starts))], 1).to(share)
-        said[found.kept] = torch.stack([chosen.to(share), share], 1)
+        said[found.mention_indices] = torch.stack([chosen.to(share), share], 1)
         return by_group(said, key.document)
 
     def answer(self, row: Any, examples: Sequence[Example], replies: Sequence[Reply], /) -> Answer:

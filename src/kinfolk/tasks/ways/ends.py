@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from kinfolk.batch import IGNORE_INDEX, Batch, Loss
 from kinfolk.config import config
 from kinfolk.tasks.examples import Example, Page, Reading
 from kinfolk.tasks.framing import around, encoded, framed
@@ -22,7 +23,6 @@ from kinfolk.tasks.rows import Asked
 from kinfolk.tasks.task import Answer
 from kinfolk.tasks.ways.way import Key, Reply, Way, by_group, log_softmax_by, read_off
 from kinfolk.text.tokenizer import Tokenizer
-from kinfolk.types import IGNORED, Batch, Loss
 
 QUESTION = 64  # tokens of a question that are read (the published code)
 LONGEST = 30  # tokens of an answer
@@ -96,9 +96,11 @@ class Ends(Way):
         counts = torch.tensor([len(r.slots) for r in readings])
         group = torch.repeat_interleave(torch.arange(len(examples)), counts)
         first = counts.cumsum(0) - counts
-        known = [e.target if e.target is not None else (IGNORED, IGNORED) for e in examples]
+        known = [
+            e.target if e.target is not None else (IGNORE_INDEX, IGNORE_INDEX) for e in examples
+        ]
         target = torch.tensor(known)
-        target = torch.where(target == IGNORED, target, first[:, None] + target)
+        target = torch.where(target == IGNORE_INDEX, target, first[:, None] + target)
         return Key(page.slots(readings), group, target, torch.ones(len(examples)))
 
     def loss(self, model: Any, batch: Batch[Key], /) -> Loss:

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kinfolk.batch import IGNORE_INDEX, Batch
 from kinfolk.tasks.examples import Example, Page, Reading
 from kinfolk.tasks.rows import Choice, Completion
 from kinfolk.tasks.speech import Speaks, after_text, around, reading
 from kinfolk.tasks.task import Answer
 from kinfolk.tasks.ways.way import Key, Reply, Way, by_group, owners, softmax
 from kinfolk.text.tokenizer import Tokenizer
-from kinfolk.types import IGNORED, Batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +92,9 @@ class Likely(Way):
         """Predict the tokens of every option."""
         member = owners(examples)
         tokens, reading = page.tokens(readings)
-        target = torch.tensor([IGNORED if e.target is None else e.target for e in examples])
+        target = torch.tensor([IGNORE_INDEX if e.target is None else e.target for e in examples])
         first = torch.bincount(member).cumsum(0) - torch.bincount(member)
-        target = torch.where(target == IGNORED, target, first + target)
+        target = torch.where(target == IGNORE_INDEX, target, first + target)
         nothing = torch.zeros(0, dtype=torch.int64)
         weight = torch.ones(len(examples))
         return Key(nothing, nothing, target, weight, None, tokens, reading, member)
@@ -103,9 +103,9 @@ class Likely(Way):
         """Return log p of every reading, by its predicted tokens."""
         key = batch.targets
         assert key.tokens is not None and key.reading is not None and key.member is not None
-        hidden = key.tokens.select(model(batch.inputs).hidden)
-        scores: Tensor = model.predict(hidden).logits().float()
-        each: Tensor = scores.log_softmax(-1).gather(1, key.tokens.ids[:, None])[:, 0]
+        hidden = key.tokens.gather(model(batch.inputs).hidden)
+        scores: Tensor = model.lm_logits(hidden).logits().float()
+        each: Tensor = scores.log_softmax(-1).gather(1, key.tokens.labels[:, None])[:, 0]
         total = each.new_zeros(len(key.member)).index_add(0, key.reading, each)
         if not self.averaged:
             return total

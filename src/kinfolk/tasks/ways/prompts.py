@@ -7,6 +7,7 @@ score     log p(option | prompt), a token of it, so that long options have a cha
 
 from typing import Any, ClassVar
 
+from kinfolk.batch import Batch, Loss
 from kinfolk.config import config
 from kinfolk.errors import UserError
 from kinfolk.tasks.examples import Example
@@ -16,7 +17,6 @@ from kinfolk.tasks.task import Answer
 from kinfolk.tasks.ways.likely import Likely
 from kinfolk.tasks.ways.way import Key, blind
 from kinfolk.text.tokenizer import Tokenizer
-from kinfolk.types import Batch, Loss
 
 PATTERNS = {
     "classify": "{text} {text2} -> {answer}",

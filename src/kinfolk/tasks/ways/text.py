@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from kinfolk.batch import IGNORE_INDEX, Batch, Loss
 from kinfolk.config import config
 from kinfolk.tasks.examples import Example
 from kinfolk.tasks.rows import Asked, Choice, Completion, Labelled, Tagged, Written
@@ -18,7 +19,6 @@ from kinfolk.tasks.task import Answer
 from kinfolk.tasks.ways.likely import Likely
 from kinfolk.tasks.ways.way import Key, Reply, blind
 from kinfolk.text.tokenizer import Tokenizer
-from kinfolk.types import IGNORED, Batch, Loss
 
 GRAIN = 0.2  # numbers from 0 to 5 are rounded to it, so that few texts stand for all (section 2.4)
 GRAINS = 25  # that the range of other numbers has at least: as many as STS-B's
@@ -131,14 +131,14 @@ class Text(Likely):
     def counts(self, examples: Sequence[Example], key: Key) -> dict[str, int]:
         """Count the tokens that are predicted."""
         assert key.tokens is not None
-        return {"tokens": len(key.tokens.ids)}
+        return {"tokens": len(key.tokens.labels)}
 
     def loss(self, model: Any, batch: Batch[Key], /) -> Loss:
         """Sum -log p(token of the answer)."""
         tokens = batch.targets.tokens
         assert tokens is not None
-        hidden = tokens.select(model(batch.inputs).hidden)
-        return Loss({"tokens": model.predict(hidden).nll(tokens.ids)})
+        hidden = tokens.gather(model(batch.inputs).hidden)
+        return Loss({"tokens": model.lm_logits(hidden).nll(tokens.labels)})
 
     def heard(self, row: Any, text: str) -> Answer:
         """Turn what was written into an answer."""
@@ -162,7 +162,7 @@ class Text(Likely):
         if self.options(row) is not None:
             return super().answer(row, examples, replies)
         labels = [r.labels for e in examples for r in e.readings if r.labels is not None]
-        tokens = sum(int((some != IGNORED).sum()) for some in labels)
+        tokens = sum(int((some != IGNORE_INDEX).sum()) for some in labels)
         return Answer("", nats=-sum(float(reply[0]) for reply in replies), tokens=tokens)
 
 

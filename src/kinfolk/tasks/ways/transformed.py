@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
+from kinfolk.batch import IGNORE_INDEX, Batch, Loss
 from kinfolk.config import config
 from kinfolk.tasks.examples import Example, Page, Reading
 from kinfolk.tasks.framing import encoded
@@ -20,7 +21,6 @@ from kinfolk.tasks.rows import Choice, Labelled
 from kinfolk.tasks.ways.way import Key, Reply, by_group
 from kinfolk.tasks.ways.whole import Whole
 from kinfolk.text.tokenizer import Specials, Tokenizer
-from kinfolk.types import IGNORED, Batch, Loss
 
 
 @config("transformed")
@@ -51,7 +51,7 @@ class Transformed(Whole):
         line = [start, *texts[0], *(i for text in texts[1:] for i in (delimiter, *text)), extract]
         ids = np.array(line, np.int64)
         # What is predicted is the text: not the token that is read, which always stands there.
-        labels = np.append(ids[1:-1], [IGNORED, IGNORED]) if self.auxiliary else None
+        labels = np.append(ids[1:-1], [IGNORE_INDEX, IGNORE_INDEX]) if self.auxiliary else None
         return Reading(
             ids=ids, time=np.arange(len(ids)), labels=labels, slots=np.array([len(ids) - 1])
         )
@@ -64,7 +64,7 @@ class Transformed(Whole):
 
     def counts(self, examples: Sequence[Example], key: Key) -> dict[str, int]:
         """Count the tokens that are predicted, too."""
-        predicted = {} if key.tokens is None else {"language": len(key.tokens.ids)}
+        predicted = {} if key.tokens is None else {"language": len(key.tokens.labels)}
         return super().counts(examples, key) | predicted
 
     def loss(self, model: Any, batch: Batch[Key], /) -> Loss:
@@ -74,7 +74,7 @@ class Transformed(Whole):
         tokens = batch.targets.tokens
         if tokens is None:
             return Loss(sums)
-        sums["language"] = model.predict(tokens.select(hidden)).nll(tokens.ids)
+        sums["language"] = model.lm_logits(tokens.gather(hidden)).nll(tokens.labels)
         return Loss(sums, {"language": self.auxiliary})
 
     def read(self, model: Any, hidden: Tensor, key: Key) -> Tensor:
@@ -83,7 +83,7 @@ class Transformed(Whole):
         if self.both and self.task.kind != "choose":
             added = states.new_zeros(len(key.target), states.shape[1])
             states = added.index_add(0, key.group, states)
-        return model.score(states).float()
+        return model.logits(states).float()
 
     def reply(self, model: Any, batch: Batch[Key], /) -> list[Reply]:
         """Return the scores of each example: (classes,) or (options,)."""

@@ -11,17 +11,17 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kinfolk.batch import IGNORE_INDEX, Batch, Loss, TensorTree, TokenTargets
 from kinfolk.tasks.examples import Example, Page, Reading, lay_out
 from kinfolk.tasks.rows import Asked, Choice, Completion, Labelled, Mentioned, Tagged, Written
 from kinfolk.tasks.task import Answer, Task
 from kinfolk.text.tokenizer import Tokenizer
-from kinfolk.types import IGNORED, Batch, Labels, Loss, Tree
 
 Reply = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Key(Tree):
+class Key(TensorTree):
     """What is read off a batch, and what is right."""
 
     slots: Tensor  # (read,): the slots that are scored, through the flattened rows
@@ -29,7 +29,7 @@ class Key(Tree):
     target: Tensor  # as the way counts it
     weight: Tensor  # of each target
     soft: Tensor | None = None  # what a teacher thinks, beside the target
-    tokens: Labels | None = None  # that are predicted
+    tokens: TokenTargets | None = None  # that are predicted
     reading: Tensor | None = None  # which reading each predicted token belongs to
     member: Tensor | None = None  # which example each reading belongs to
 
@@ -109,12 +109,12 @@ def blind(row: Any) -> Any:
 def read_off(model: Any, batch: Batch[Key]) -> Tensor:
     """Score every state that is read: (read, labels)."""
     hidden = model(batch.inputs).hidden.flatten(0, 1).index_select(0, batch.targets.slots)
-    return model.score(hidden).float()
+    return model.logits(hidden).float()
 
 
 def surprise(scores: Tensor, key: Key, *, teaching: float, heat: float) -> Tensor:
     """Return -log p(label) of each target, a share of it as a teacher sees it, by its weight."""
-    plain = F.cross_entropy(scores, key.target, reduction="none", ignore_index=IGNORED)
+    plain = F.cross_entropy(scores, key.target, reduction="none", ignore_index=IGNORE_INDEX)
     if key.soft is not None:
         soft = -(key.soft * F.log_softmax(scores / heat, -1)).sum(-1)
         # A gradient through heated scores is smaller by the heat squared (Hinton et al. 2015).

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kinfolk.batch import IGNORE_INDEX, Batch, Loss
 from kinfolk.config import config
 from kinfolk.tasks.examples import Example, Page, Reading
 from kinfolk.tasks.framing import around, encoded, fitting, framed
@@ -32,7 +33,6 @@ from kinfolk.tasks.ways.way import (
     surprise,
 )
 from kinfolk.text.tokenizer import Tokenizer
-from kinfolk.types import IGNORED, Batch, Loss
 
 
 @config("sequence_head")
@@ -103,13 +103,13 @@ class Whole(Way):
         """Read one state a reading."""
         group = owners(examples)
         kind = torch.float32 if self.task.kind == "regress" else torch.int64
-        blank = float("nan") if kind == torch.float32 else IGNORED
+        blank = float("nan") if kind == torch.float32 else IGNORE_INDEX
         target = torch.tensor(
             [blank if e.target is None else e.target for e in examples], dtype=kind
         )
         if self.task.kind == "choose":  # the slot of the right option among all
             first = torch.bincount(group).cumsum(0) - torch.bincount(group)
-            target = torch.where(target == IGNORED, IGNORED, first + target)
+            target = torch.where(target == IGNORE_INDEX, IGNORE_INDEX, first + target)
         weight = torch.ones(len(examples))
         if self.weights and self.task.kind == "classify":
             weight = torch.tensor(self.weights)[target.clamp(min=0)]

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from kinfolk.batch import IGNORE_INDEX, Batch, Loss
 from kinfolk.config import config
 from kinfolk.tasks.examples import Example, Page, Reading
 from kinfolk.tasks.framing import around, framed
@@ -24,7 +25,6 @@ from kinfolk.tasks.task import Answer
 from kinfolk.tasks.ways.transformed import line_marks
 from kinfolk.tasks.ways.way import Key, Reply, Way, by_group, read_off, soften, softmax, surprise
 from kinfolk.text.tokenizer import Tokenizer
-from kinfolk.types import IGNORED, Batch, Loss
 
 
 @config("token_head")
@@ -90,7 +90,7 @@ class Words(Way):
         """Read one state a word."""
         counts = torch.tensor([len(r.slots) for r in readings])
         group = torch.repeat_interleave(torch.arange(len(examples)), counts)
-        target = torch.full((len(group),), IGNORED)
+        target = torch.full((len(group),), IGNORE_INDEX)
         if examples[0].target is not None:
             target = torch.tensor([tag for e in examples for tag in e.target])
         weight = torch.ones(len(target))

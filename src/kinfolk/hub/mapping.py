@@ -16,41 +16,47 @@ from kinfolk.text.tokenizer import Specials
 
 
 @dataclass(frozen=True)
-class Rule:
+class ParameterRule:
     """One of our tensors, and what Hugging Face calls it or the parts of it."""
 
-    ours: str
-    theirs: tuple[str, ...]  # several where ours stacks them on its first axis
-    turned: bool = False  # theirs is the transpose
-    rows: int | None = None  # theirs ends with the vocabulary; ours goes on, with zeros
+    name: str
+    hf_names: tuple[str, ...]  # several where ours stacks them on its first axis
+    transposed: bool = False  # theirs is the transpose
+    vocab_rows: int | None = None  # theirs ends with the vocabulary; ours goes on, with zeros
 
-    def give(self, tensor: Tensor) -> dict[str, Tensor]:
+    def to_hf(self, tensor: Tensor) -> dict[str, Tensor]:
         """Turn ours into theirs, as views."""
-        tensor = tensor[: self.rows]
-        parts = (tensor.T if self.turned else tensor).chunk(len(self.theirs))
-        return dict(zip(self.theirs, parts, strict=True))
+        tensor = tensor[: self.vocab_rows]
+        parts = (tensor.T if self.transposed else tensor).chunk(len(self.hf_names))
+        return dict(zip(self.hf_names, parts, strict=True))
 
-    def take(self, theirs: Mapping[str, Tensor], rows: int) -> Tensor:
+    def from_hf(self, theirs: Mapping[str, Tensor], rows: int) -> Tensor:
         """Turn theirs into ours, as a copy in float32 with so many rows."""
-        tensor = torch.cat([theirs[name] for name in self.theirs]).float()
-        if self.turned:
+        tensor = torch.cat([theirs[name] for name in self.hf_names]).float()
+        if self.transposed:
             tensor = tensor.T.contiguous()
         return tensor if len(tensor) == rows else F.pad(tensor, (0, 0, 0, rows - len(tensor)))
 
 
-def part(ours: str, *theirs: str, turned: bool = False, bias: bool = True) -> list[Rule]:
+def module(
+    ours: str, *theirs: str, transposed: bool = False, bias: bool = True
+) -> list[ParameterRule]:
     """Name the weight of a module, and its bias where it has one."""
-    weight = Rule(f"{ours}.weight", tuple(f"{name}.weight" for name in theirs), turned=turned)
-    return [weight, Rule(f"{ours}.bias", tuple(f"{name}.bias" for name in theirs))][: 1 + bias]
+    weight = ParameterRule(
+        f"{ours}.weight", tuple(f"{name}.weight" for name in theirs), transposed=transposed
+    )
+    return [weight, ParameterRule(f"{ours}.bias", tuple(f"{name}.bias" for name in theirs))][
+        : 1 + bias
+    ]
 
 
-def layers(depth: int, rules: Iterable[Rule]) -> list[Rule]:
+def per_layer(depth: int, rules: Iterable[ParameterRule]) -> list[ParameterRule]:
     """Write rules out for each layer: `{i}` is its number."""
     return [
         replace(
             rule,
-            ours=rule.ours.format(i=i),
-            theirs=tuple(name.format(i=i) for name in rule.theirs),
+            name=rule.name.format(i=i),
+            hf_names=tuple(name.format(i=i) for name in rule.hf_names),
         )
         for rule in rules
         for i in range(depth)
@@ -58,67 +64,75 @@ def layers(depth: int, rules: Iterable[Rule]) -> list[Rule]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Names:
+class ParameterMap:
     """All names of one network."""
 
-    rules: list[Rule]
-    prefix: str = ""  # before each name but the heads'; a network saved without heads has none
-    heads: tuple[str, ...] = ()  # how the names begin that a folder may lack altogether
+    rules: list[ParameterRule]
+    base_model_prefix: str = (
+        ""  # before each name but the heads'; a network saved without heads has none
+    )
+    optional_prefixes: tuple[str, ...] = ()  # how the names begin that a folder may lack altogether
     aliases: Mapping[str, str] = field(default_factory=dict)  # second names that some folders have
-    twins: Mapping[str, str] = field(default_factory=dict)  # second names that every folder has
-    copies: Mapping[str, str] = field(default_factory=dict)  # what a tensor is where it is lacking
-    endings: Mapping[str, str] = field(default_factory=dict)  # how names used to end
-    ignored: str = "(?!)"  # a pattern of what old folders hold and nothing needs
+    duplicates: Mapping[str, str] = field(
+        default_factory=dict
+    )  # second names that every folder has
+    fallbacks: Mapping[str, str] = field(
+        default_factory=dict
+    )  # what a tensor is where it is lacking
+    legacy_suffixes: Mapping[str, str] = field(default_factory=dict)  # how names used to end
+    ignored_pattern: str = "(?!)"  # a pattern of what old folders hold and nothing needs
 
-    def give(self, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def to_hf(self, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Turn all of ours into theirs, as views."""
-        assert {rule.ours for rule in self.rules} == set(ours), "the table misses a parameter"
-        given = {k: v for rule in self.rules for k, v in rule.give(ours[rule.ours]).items()}
-        return given | {name: given[of] for name, of in self.twins.items()}
+        assert {rule.name for rule in self.rules} == set(ours), "the table misses a parameter"
+        given = {k: v for rule in self.rules for k, v in rule.to_hf(ours[rule.name]).items()}
+        return given | {name: given[of] for name, of in self.duplicates.items()}
 
-    def take(
+    def from_hf(
         self, theirs: Mapping[str, Tensor], like: Mapping[str, Tensor], where: str
     ) -> dict[str, Tensor]:
         """Turn theirs into ours, in the shapes of `like`; heads that are lacking are left out."""
-        found = {self._current(name): tensor for name, tensor in theirs.items()}
-        if self.prefix and not any(name.startswith(self.prefix) for name in found):
-            return self._headless().take(found, like, where)
-        self._settle(found, where)
-        fresh = self._fresh(found, where)
-        wanted = [rule for rule in self.rules if not fresh.issuperset(rule.theirs)]
-        assert all(rule.ours in like for rule in self.rules), "the table names no parameter"
-        shapes = {k: v.shape for rule in wanted for k, v in rule.give(like[rule.ours]).items()}
-        _compare({k: v.shape for k, v in found.items()}, shapes, where)
-        return {rule.ours: rule.take(found, len(like[rule.ours])) for rule in wanted}
+        found = {self._modern_name(name): tensor for name, tensor in theirs.items()}
+        if self.base_model_prefix and not any(
+            name.startswith(self.base_model_prefix) for name in found
+        ):
+            return self._without_prefix().from_hf(found, like, where)
+        self._merge_aliases(found, where)
+        fresh = self._missing_heads(found, where)
+        wanted = [rule for rule in self.rules if not fresh.issuperset(rule.hf_names)]
+        assert all(rule.name in like for rule in self.rules), "the table names no parameter"
+        shapes = {k: v.shape for rule in wanted for k, v in rule.to_hf(like[rule.name]).items()}
+        _check({k: v.shape for k, v in found.items()}, shapes, where)
+        return {rule.name: rule.from_hf(found, len(like[rule.name])) for rule in wanted}
 
-    def _current(self, name: str) -> str:
-        for old, new in self.endings.items():
+    def _modern_name(self, name: str) -> str:
+        for old, new in self.legacy_suffixes.items():
             if name.endswith(old):
                 return name.removesuffix(old) + new
         return name
 
-    def _headless(self) -> "Names":
+    def _without_prefix(self) -> "ParameterMap":
         """Return the names without the prefix, as they are where only the body was saved."""
 
         def bare(name: str) -> str:
-            return name.removeprefix(self.prefix)
+            return name.removeprefix(self.base_model_prefix)
 
         return replace(
             self,
-            rules=[replace(rule, theirs=tuple(map(bare, rule.theirs))) for rule in self.rules],
-            prefix="",
-            heads=tuple(map(bare, self.heads)),
+            rules=[replace(rule, hf_names=tuple(map(bare, rule.hf_names))) for rule in self.rules],
+            base_model_prefix="",
+            optional_prefixes=tuple(map(bare, self.optional_prefixes)),
             aliases={bare(name): bare(of) for name, of in self.aliases.items()},
-            twins={bare(name): bare(of) for name, of in self.twins.items()},
-            copies={bare(name): bare(of) for name, of in self.copies.items()},
+            duplicates={bare(name): bare(of) for name, of in self.duplicates.items()},
+            fallbacks={bare(name): bare(of) for name, of in self.fallbacks.items()},
         )
 
-    def _settle(self, found: dict[str, Tensor], where: str) -> None:
+    def _merge_aliases(self, found: dict[str, Tensor], where: str) -> None:
         """Leave one name for each tensor, and drop what nothing needs."""
-        needed = {name for rule in self.rules for name in rule.theirs}
-        for name in [n for n in found if n not in needed and re.fullmatch(self.ignored, n)]:
+        needed = {name for rule in self.rules for name in rule.hf_names}
+        for name in [n for n in found if n not in needed and re.fullmatch(self.ignored_pattern, n)]:
             del found[name]
-        for name, of in (*self.aliases.items(), *self.twins.items()):
+        for name, of in (*self.aliases.items(), *self.duplicates.items()):
             if name not in found:
                 continue
             second = found.pop(name)
@@ -126,15 +140,17 @@ class Names:
                 raise UserError(
                     f"{name} and {of} differ in {where}: kinfolk's network has one tensor for both"
                 )
-        for name, of in self.copies.items():
+        for name, of in self.fallbacks.items():
             if name not in found and of in found:
                 warnings.warn(f"{where} has no {name}: it starts as a copy of {of}", stacklevel=4)
                 found[name] = found[of]
 
-    def _fresh(self, found: Mapping[str, Tensor], where: str) -> set[str]:
+    def _missing_heads(self, found: Mapping[str, Tensor], where: str) -> set[str]:
         """Return the names of the heads that are lacking."""
-        names = [name for rule in self.rules for name in rule.theirs]
-        lacking = [head for head in self.heads if not any(n.startswith(head) for n in found)]
+        names = [name for rule in self.rules for name in rule.hf_names]
+        lacking = [
+            head for head in self.optional_prefixes if not any(n.startswith(head) for n in found)
+        ]
         fresh = [name for name in names if name.startswith(tuple(lacking))]
         if fresh:
             warnings.warn(
@@ -145,7 +161,7 @@ class Names:
         return set(fresh)
 
 
-def _compare(found: Mapping[str, torch.Size], wanted: Mapping[str, torch.Size], where: str) -> None:
+def _check(found: Mapping[str, torch.Size], wanted: Mapping[str, torch.Size], where: str) -> None:
     """Refuse names and shapes that are not those of the network."""
     if missing := [name for name in wanted if name not in found]:
         raise UserError(f"{where} lacks the weights {', '.join(missing)}")
@@ -186,7 +202,7 @@ class Member(Protocol):
         """Read config.json."""
         ...
 
-    def names(self, c: Any) -> Names:
+    def names(self, c: Any) -> ParameterMap:
         """Name every parameter."""
         ...
 
@@ -208,17 +224,17 @@ class Parted(Protocol):
         ...
 
 
-def given(config: Any, fields: Mapping[str, str]) -> dict[str, Any]:
+def to_hf_fields(config: Any, fields: Mapping[str, str]) -> dict[str, Any]:
     """Write the fields of a config under their foreign names."""
     return {theirs: getattr(config, ours) for ours, theirs in fields.items()}
 
 
-def taken(data: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, Any]:
+def from_hf_fields(data: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, Any]:
     """Read fields by their foreign names; what is not said keeps its default."""
     return {ours: data[theirs] for ours, theirs in fields.items() if theirs in data}
 
 
-def refuse(data: Mapping[str, Any], **supported: Any) -> None:
+def require(data: Mapping[str, Any], **supported: Any) -> None:
     """Refuse options that change the network in a way ours cannot follow."""
     for name, value in supported.items():
         if data.get(name, value) != value:

@@ -35,7 +35,7 @@ FLAGS = ("-O3", "-march=native", "-std=gnu11", "-ffp-contract=off", "-fPIC", "-f
 Kernel = Callable[[int, int, int | None, int, int, int], int]
 
 
-class Matrix(ABC):
+class Int8Matrix(ABC):
     """Weights of (outputs, inputs) as bytes from -127 to 127, and a scale an output."""
 
     def __init__(self, weight: Tensor) -> None:
@@ -45,14 +45,14 @@ class Matrix(ABC):
         bytes = (weight.detach() * times[:, None]).round_().nan_to_num_(0.0, 0.0, 0.0)
         # One weight that is no number spoils its output, openly.
         scales = torch.where(peak.isfinite(), peak / 127, torch.nan)
-        self.keep(bytes.to(torch.int8), scales)
+        self.pack(bytes.to(torch.int8), scales)
 
     @abstractmethod
-    def keep(self, bytes: Tensor, scales: Tensor) -> None:
+    def pack(self, bytes: Tensor, scales: Tensor) -> None:
         """Lay the weights out as the product wants them."""
 
     @abstractmethod
-    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+    def matmul(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Return x @ weights.T + bias for rows of float32 that lie together."""
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -60,21 +60,21 @@ class Matrix(ABC):
             raise UserError("a product in int8 has no gradient: ask under torch.no_grad()")
         assert x.dtype is torch.float32 and x.shape[-1] == self.inputs, (x.dtype, x.shape)
         assert bias is None or len(bias) == self.outputs
-        return self.multiply(x.contiguous(), bias)
+        return self.matmul(x.contiguous(), bias)
 
     def __reduce__(self) -> NoReturn:
         raise UserError("a matrix in int8 is not copied or saved: copy what it was made from")
 
 
-class PlainMatrix(Matrix):
+class TorchInt8Matrix(Int8Matrix):
     """By torch's own product of bytes."""
 
-    def keep(self, bytes: Tensor, scales: Tensor) -> None:
+    def pack(self, bytes: Tensor, scales: Tensor) -> None:
         """Keep them as they are."""
         self.bytes, self.scales = bytes, scales
         self.totals = bytes.sum(1, dtype=torch.int32)
 
-    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+    def matmul(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Do what int8.c does, in its order."""
         rows = x.view(-1, self.inputs)
         if not len(rows):
@@ -93,7 +93,7 @@ class PlainMatrix(Matrix):
         return out.view(*x.shape[:-1], self.outputs)
 
 
-class Panels(ctypes.Structure):
+class PackedMatrix(ctypes.Structure):
     """`Matrix` of int8.c."""
 
     _fields_ = (
@@ -106,10 +106,10 @@ class Panels(ctypes.Structure):
     )
 
 
-class CompiledMatrix(Matrix):
+class NativeInt8Matrix(Int8Matrix):
     """By the kernel of int8.c."""
 
-    def keep(self, bytes: Tensor, scales: Tensor) -> None:
+    def pack(self, bytes: Tensor, scales: Tensor) -> None:
         """Lay them out in panels."""
         outputs, inputs = -(-self.outputs // LANES) * LANES, -(-self.inputs // STEP) * STEP
         over = outputs - self.outputs
@@ -118,21 +118,21 @@ class CompiledMatrix(Matrix):
         totals = F.pad(bytes.sum(1, dtype=torch.int32), (0, over))
         self.kept = laid, F.pad(scales, (0, over)), totals  # the kernel reads where these lie
         places = (tensor.data_ptr() for tensor in self.kept)
-        self.panels = Panels(*places, self.inputs, inputs, self.outputs)
+        self.panels = PackedMatrix(*places, self.inputs, inputs, self.outputs)
         self.place = ctypes.addressof(self.panels)
-        found = kernel()
+        found = load_kernel()
         assert found is not None
         self.kernel = found
 
-    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+    def matmul(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Call the kernel; what is compiled around it calls it by a name that torch knows."""
         if torch.compiler.is_compiling():
             found: Tensor = torch.ops.kinfolk.bytes(x, bias, self.place, self.outputs)
             return found
-        return called(self.kernel, self.place, x, bias, self.outputs)
+        return call_kernel(self.kernel, self.place, x, bias, self.outputs)
 
 
-def called(kernel: Kernel, place: int, x: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
+def call_kernel(kernel: Kernel, place: int, x: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
     """Call the kernel for rows that lie together, with the matrix at this place in memory."""
     out = x.new_empty((*x.shape[:-1], outputs))
     rows, threads = x.numel() // x.shape[-1], torch.get_num_threads()
@@ -143,26 +143,26 @@ def called(kernel: Kernel, place: int, x: Tensor, bias: Tensor | None, outputs: 
 
 
 @torch.library.custom_op("kinfolk::bytes", mutates_args=())
-def by_name(x: Tensor, bias: Tensor | None, place: int, outputs: int) -> Tensor:
+def int8_matmul_op(x: Tensor, bias: Tensor | None, place: int, outputs: int) -> Tensor:
     """Call the kernel from a compiled graph."""
-    found = kernel()
+    found = load_kernel()
     assert found is not None
-    return called(found, place, x.contiguous(), bias, outputs)
+    return call_kernel(found, place, x.contiguous(), bias, outputs)
 
 
-@by_name.register_fake
+@int8_matmul_op.register_fake
 def shaped(x: Tensor, bias: Tensor | None, place: int, outputs: int) -> Tensor:
     """Return what the kernel would, without numbers."""
     return x.new_empty((*x.shape[:-1], outputs))
 
 
-def matrix(weight: Tensor) -> Matrix:
+def int8_matrix(weight: Tensor) -> Int8Matrix:
     """Put weights into int8, for the fastest product there is."""
-    return PlainMatrix(weight) if kernel() is None else CompiledMatrix(weight)
+    return TorchInt8Matrix(weight) if load_kernel() is None else NativeInt8Matrix(weight)
 
 
 @functools.cache
-def kernel() -> Kernel | None:
+def load_kernel() -> Kernel | None:
     """Return `multiply` of int8.c, compiled unless it has been; None where nothing compiles it."""
     own = os.environ.get("CC")
     for compiler in [own] if own else ["cc", "gcc", "clang"]:

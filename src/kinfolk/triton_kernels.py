@@ -10,15 +10,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-HALVES = (torch.bfloat16, torch.float16)
-EACH = 4  # rows of the matrix for each program
-MOST = 16_384  # rows of a matrix that is large enough for the libraries' kernels
-SLOTS = 32  # that attention looks at together
+HALF_DTYPES = (torch.bfloat16, torch.float16)
+ROWS_PER_PROGRAM = 4  # rows of the matrix for each program
+MAX_ROWS = 16_384  # rows of a matrix that is large enough for the libraries' kernels
+KEYS_PER_BLOCK = 32  # that attention looks at together
 
 
 # Triton reads its kernels' annotations itself: all but the constants must stay without.
 @triton.jit  # type: ignore[untyped-decorator]
-def multiply(  # type: ignore[no-untyped-def]
+def matvec_kernel(  # type: ignore[no-untyped-def]
     x, weight, bias, out, rows, width, each: tl.constexpr, step: tl.constexpr, biased: tl.constexpr
 ):
     """Score `each` rows of the matrix, `step` columns at a time, in float32."""
@@ -42,7 +42,7 @@ def multiply(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def look(  # type: ignore[no-untyped-def]
+def decode_attention_kernel(  # type: ignore[no-untyped-def]
     query,
     key,
     value,
@@ -100,7 +100,7 @@ def look(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def join(  # type: ignore[no-untyped-def]
+def combine_kernel(  # type: ignore[no-untyped-def]
     parts, tops, totals, out, width, blocks, most: tl.constexpr, step: tl.constexpr
 ):
     """Put what one query saw in each block together."""
@@ -118,25 +118,27 @@ def join(  # type: ignore[no-untyped-def]
     tl.store(place, found.to(out.dtype.element_ty), mask=column < width)
 
 
-def fits(x: Tensor, weight: Tensor) -> bool:
+def can_matvec(x: Tensor, weight: Tensor) -> bool:
     """Say whether one row of half precision is to be multiplied, and nothing is learned."""
-    one = x.is_cuda and x.numel() == x.shape[-1] and len(weight) <= MOST
-    return one and x.dtype in HALVES and weight.dtype == x.dtype and not torch.is_grad_enabled()
+    one = x.is_cuda and x.numel() == x.shape[-1] and len(weight) <= MAX_ROWS
+    return (
+        one and x.dtype in HALF_DTYPES and weight.dtype == x.dtype and not torch.is_grad_enabled()
+    )
 
 
 @torch.library.triton_op("kinfolk::product", mutates_args={})
-def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def matvec(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply one row with a matrix, (rows, width): (..., rows)."""
     rows, width = weight.shape
     out = x.new_empty(*x.shape[:-1], rows)
-    torch.library.wrap_triton(multiply)[(triton.cdiv(rows, EACH),)](
+    torch.library.wrap_triton(matvec_kernel)[(triton.cdiv(rows, ROWS_PER_PROGRAM),)](
         x,
         weight,
         weight if bias is None else bias,
         out,
         rows,
         width,
-        each=EACH,
+        each=ROWS_PER_PROGRAM,
         step=min(triton.next_power_of_2(width), 1024),
         biased=bias is not None,
         num_warps=4,
@@ -144,7 +146,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return out
 
 
-def single(query: Tensor, key: Tensor) -> bool:
+def can_decode_attention(query: Tensor, key: Tensor) -> bool:
     """Say whether one query a row looks at its keys, and nothing is learned."""
     one = query.is_cuda and query.shape[2] == 1 and query.shape[3] <= 256
     near = key.stride(3) == 1 and query.stride(3) == 1
@@ -152,17 +154,19 @@ def single(query: Tensor, key: Tensor) -> bool:
 
 
 @torch.library.triton_op("kinfolk::attend", mutates_args={})
-def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+def decode_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float
+) -> Tensor:
     """Attend with one query a row: (batch, heads, 1, head width) in and out."""
     batch, heads, _, width = query.shape
     keys, step = key.shape[2], triton.next_power_of_2(width)
     mask = mask.expand(batch, heads, 1, keys)
-    blocks = triton.cdiv(keys, SLOTS)
+    blocks = triton.cdiv(keys, KEYS_PER_BLOCK)
     tops = query.new_empty(batch * heads, blocks, dtype=torch.float32)
     totals = torch.empty_like(tops)
     parts = query.new_empty(batch * heads, blocks, step, dtype=torch.float32)
     out = query.new_empty(batch, heads, 1, width)
-    torch.library.wrap_triton(look)[(batch * heads, blocks)](
+    torch.library.wrap_triton(decode_attention_kernel)[(batch * heads, blocks)](
         query,
         key,
         value,
@@ -185,11 +189,11 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float
         mask.stride(0),
         mask.stride(1),
         written=mask.dtype != torch.bool,
-        slots=SLOTS,
+        slots=KEYS_PER_BLOCK,
         step=step,
         num_warps=1,
     )
-    torch.library.wrap_triton(join)[(batch * heads,)](
+    torch.library.wrap_triton(combine_kernel)[(batch * heads,)](
         parts,
         tops,
         totals,

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-INNER, FEATURE = 150, 20  # Lee et al. 2017, section 7.1
+HIDDEN_SIZE, FEATURE_SIZE = 150, 20  # Lee et al. 2017, section 7.1
 BUCKETS = (1, 2, 3, 4, 5, 8, 16, 32, 64)  # where each begins, of lengths and distances: the same
 
 
-class Spans(Protocol):
+class CandidateSpans(Protocol):
     """Spans of words that may be mentions, document after document, each from left to right."""
 
     @property
@@ -45,45 +45,47 @@ class Spans(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Ranking:
+class CoreferenceScores:
     """The mentions, and what each scores with those before it, the nearest first."""
 
-    kept: Tensor  # (mentions,): which of the spans they are
-    before: Tensor  # (mentions, antecedents): places among the mentions, -1 where there is none
+    mention_indices: Tensor  # (mentions,): which of the spans they are
+    antecedents: (
+        Tensor  # (mentions, antecedents): places among the mentions, -1 where there is none
+    )
     scores: Tensor  # (mentions, 1 + antecedents): of no antecedent, 0, then of each
-    worth: Tensor  # (spans,): what each of all spans scores as a mention
+    mention_scores: Tensor  # (spans,): what each of all spans scores as a mention
 
 
-class Ranker(nn.Module):
+class CoreferenceHead(nn.Module):
     """Score spans as mentions, keep the best of each document, and score those in pairs."""
 
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
-        self.drop = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
         self.attend = nn.Linear(width, 1, bias=False)
-        self.lengths = nn.Embedding(len(BUCKETS), FEATURE)
+        self.lengths = nn.Embedding(len(BUCKETS), FEATURE_SIZE)
         # Deviation: spans are made narrow before they meet in pairs, of which there are many.
-        self.span = nn.Linear(3 * width + FEATURE, INNER)
-        self.mention = scorer(INNER, dropout)
-        self.distances = nn.Embedding(len(BUCKETS), FEATURE)
-        self.speakers = nn.Embedding(3, FEATURE)  # unknown, the same, another
-        self.pair = scorer(3 * INNER + 2 * FEATURE, dropout)
-        begin(self)
+        self.span = nn.Linear(3 * width + FEATURE_SIZE, HIDDEN_SIZE)
+        self.mention = scorer(HIDDEN_SIZE, dropout)
+        self.distances = nn.Embedding(len(BUCKETS), FEATURE_SIZE)
+        self.speakers = nn.Embedding(3, FEATURE_SIZE)  # unknown, the same, another
+        self.pair = scorer(3 * HIDDEN_SIZE + 2 * FEATURE_SIZE, dropout)
+        init_xavier_(self)
 
-    def forward(self, words: Tensor, spans: Spans, most: int) -> Ranking:
+    def forward(self, words: Tensor, spans: CandidateSpans, most: int) -> CoreferenceScores:
         """Rank spans by the hidden states of words, (words, width), each against `most` others."""
-        vectors = self.vectors(self.drop(words.float()), spans.first, spans.last)
+        vectors = self.vectors(self.dropout(words.float()), spans.first, spans.last)
         worth = self.mention(vectors)[:, 0].float()
-        kept = best(worth.detach(), spans.document, spans.room)
-        before = nearest(spans.document[kept], most)
+        kept = prune_mentions(worth.detach(), spans.document, spans.room)
+        before = nearest_antecedents(spans.document[kept], most)
         later, step = torch.nonzero(before >= 0, as_tuple=True)
         one, other = kept[later], kept[before[later, step]]
-        said = alike(spans.speaker[one], spans.speaker[other])
+        said = compare_speakers(spans.speaker[one], spans.speaker[other])
         pairs = self.pairs(vectors[one], vectors[other], step + 1, said)
         scores = worth.new_full((len(kept), 1 + most), -torch.inf)
         scores[:, 0] = 0.0
         scores[later, step + 1] = worth[one] + worth[other] + pairs.float()
-        return Ranking(kept, before, scores, worth)
+        return CoreferenceScores(kept, before, scores, worth)
 
     def vectors(self, words: Tensor, first: Tensor, last: Tensor) -> Tensor:
         """Say what each span is: its ends, the mean of its words by weight, and its length."""
@@ -108,17 +110,17 @@ class Ranker(nn.Module):
 def scorer(width: int, dropout: float) -> nn.Sequential:
     """Return a network with two hidden layers and one score."""
     return nn.Sequential(
-        nn.Linear(width, INNER),
+        nn.Linear(width, HIDDEN_SIZE),
         nn.ReLU(),
         nn.Dropout(dropout),
-        nn.Linear(INNER, INNER),
+        nn.Linear(HIDDEN_SIZE, HIDDEN_SIZE),
         nn.ReLU(),
         nn.Dropout(dropout),
-        nn.Linear(INNER, 1),
+        nn.Linear(HIDDEN_SIZE, 1),
     )
 
 
-def begin(model: nn.Module) -> None:
+def init_xavier_(model: nn.Module) -> None:
     """Draw weights by the sizes of each matrix (Glorot and Bengio, 2010), as the published code."""
     for weight in model.parameters():
         if weight.dim() > 1:
@@ -127,7 +129,7 @@ def begin(model: nn.Module) -> None:
             nn.init.zeros_(weight)
 
 
-def best(worth: Tensor, document: Tensor, room: Tensor) -> Tensor:
+def prune_mentions(worth: Tensor, document: Tensor, room: Tensor) -> Tensor:
     """Return the spans with the highest scores, as many of each document as it has room for."""
     order = worth.argsort(descending=True, stable=True)
     order = order[document[order].argsort(stable=True)]
@@ -137,7 +139,7 @@ def best(worth: Tensor, document: Tensor, room: Tensor) -> Tensor:
     return order[rank < room[document]].sort().values
 
 
-def nearest(document: Tensor, most: int) -> Tensor:
+def nearest_antecedents(document: Tensor, most: int) -> Tensor:
     """Return the mentions before each in its document, the nearest first: (mentions, most)."""
     places = torch.arange(len(document), device=document.device)[:, None]
     before = places - torch.arange(1, most + 1, device=document.device)
@@ -145,7 +147,7 @@ def nearest(document: Tensor, most: int) -> Tensor:
     return torch.where(own & (before >= 0), before, -1)
 
 
-def alike(one: Tensor, other: Tensor) -> Tensor:
+def compare_speakers(one: Tensor, other: Tensor) -> Tensor:
     """Compare speakers: 1 where it is the same, 2 where it is another, 0 where nobody knows."""
     return torch.where((one < 0) | (other < 0), 0, torch.where(one == other, 1, 2))
 

@@ -10,33 +10,33 @@ import torch
 from torch import nn
 
 import kinfolk.models
-from kinfolk.hub.names import Names, Rule
+from kinfolk.hub.mapping import ParameterMap, ParameterRule
 from kinfolk.nn.bilstm import BiLSTMConfig
-from kinfolk.nn.headed import HeadedConfig
-from kinfolk.nn.language_model import ModelConfig, Summary
-from kinfolk.nn.table import Table
+from kinfolk.nn.embeddings import TokenEmbedding
+from kinfolk.nn.language_model import ModelConfig, Pooling
+from kinfolk.nn.task_heads import ModelWithHeadConfig
 from kinfolk.text.tokenizer import Specials
 
-PREFIX = "kinfolk_"  # before the member's name, in `model_type`
+MODEL_TYPE_PREFIX = "kinfolk_"  # before the member's name, in `model_type`
 
 
 @dataclass(frozen=True)
-class Own:
+class Native:
     """What the other files of this package say of a member, said for any of them."""
 
     CONFIG: type[ModelConfig]
 
     @classmethod
-    def all(cls) -> list["Own"]:
+    def all(cls) -> list["Native"]:
         """Find the members by the files in models/; the baseline of tasks is in none."""
         names = [found.name for found in pkgutil.iter_modules(kinfolk.models.__path__)]
-        presets = [import_module(f"kinfolk.models.{name}").PRESETS for name in names]
+        presets = [import_module(f"kinfolk.models.{name}").SIZES for name in names]
         return [*(cls(type(next(iter(sizes.values())))) for sizes in presets), cls(BiLSTMConfig)]
 
     @property
     def TYPE(self) -> str:  # noqa: N802  # as the constant of the other files
         """The `model_type`."""
-        return PREFIX + self.CONFIG.__module__.rpartition(".")[2]
+        return MODEL_TYPE_PREFIX + self.CONFIG.__module__.rpartition(".")[2]
 
     @property
     def FRAME(self) -> str | None:  # noqa: N802
@@ -47,25 +47,33 @@ class Own:
         """Write config.json; under `head` what stands on the member, where something does."""
         roles = ("bos", "eos", "pad")
         ids = {f"{role}_token_id": getattr(specials, role) for role in roles} if specials else {}
-        if not isinstance(c, HeadedConfig):
+        if not isinstance(c, ModelWithHeadConfig):
             return {**asdict(c), **ids}
         head = asdict(c)
-        return {**head.pop("body"), **ids, "head": head}
+        return {**head.pop("backbone"), **ids, "head": head}
 
     def from_config(self, data: Mapping[str, Any]) -> ModelConfig:
         """Read config.json."""
         body = self.CONFIG(**_known(self.CONFIG, data))
         if "head" not in data:
             return body
-        head = _known(HeadedConfig, data["head"])
-        return HeadedConfig(**head | {"body": body, "summary": Summary(**head["summary"])})
+        head = _known(ModelWithHeadConfig, data["head"])
+        return ModelWithHeadConfig(
+            **head | {"backbone": body, "pooling": Pooling(**head["pooling"])}
+        )
 
-    def names(self, c: Any) -> Names:
+    def names(self, c: Any) -> ParameterMap:
         """Call every parameter what it is called here."""
         with torch.device("meta"):
             model: nn.Module = c.build()
-        tables = {f"{n}.weight": m.vocab for n, m in model.named_modules() if isinstance(m, Table)}
-        return Names(rules=[Rule(n, (n,), rows=tables.get(n)) for n in model.state_dict()])
+        tables = {
+            f"{n}.weight": m.vocab_size
+            for n, m in model.named_modules()
+            if isinstance(m, TokenEmbedding)
+        }
+        return ParameterMap(
+            rules=[ParameterRule(n, (n,), vocab_rows=tables.get(n)) for n in model.state_dict()]
+        )
 
 
 def _known(config: Any, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,186 @@
+"""A member with a head: what it learned about text, and a few scores read off it."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kinfolk.batch import Inputs, LazyLogits, Output
+from kinfolk.config import config, field
+from kinfolk.errors import UserError
+from kinfolk.nn.coreference import CandidateSpans, CoreferenceHead, CoreferenceScores
+from kinfolk.nn.embeddings import init_weights_
+from kinfolk.nn.language_model import LanguageModel, ModelConfig, Pooling
+
+# What is scored: a text, by one score a label; each of its tokens, by one a label; each token, as
+# the start and as the end of a span; a text, by one number that its rivals have too; spans of
+# words, each with every one before it.
+Head = Literal["text", "tokens", "span", "choice", "coref"]
+# Of the heads that leave no choice.
+FIXED_LABELS = {"span": ("start", "end"), "choice": ("score",), "coref": ("score",)}
+POOLER_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "gelu": F.gelu}
+
+
+def pooling_of(backbone: ModelConfig) -> Pooling:
+    """Return how the member that a config describes sums a text up."""
+    network = backbone.network()
+    if network.pooling is None:
+        raise UserError(
+            f"{network.__name__} takes no task head: it does not declare a `pooling` that says "
+            "which hidden state stands for a text"
+        )
+    return network.pooling
+
+
+@config("with_head")
+class ModelWithHeadConfig(ModelConfig):
+    """A member's config, and what stands on it."""
+
+    backbone: Any = field(group="model", help="network below the head")
+    head: Head = field(help="what is scored")
+    labels: tuple[str, ...] = field(help="names of the scores, in order")
+    pooling: Pooling = field(help="pooling of the hidden states")
+    regression: bool = field(default=False, help="the score is a number, not one of several labels")
+    dropout: float = field(default=0.1, ge=0, lt=1, help="dropout rate before the last layer")
+
+    def __post_init__(self) -> None:
+        if not self.labels or len(set(self.labels)) < len(self.labels):
+            raise UserError(
+                f"labels={self.labels} must be names that differ, one for each score; give at "
+                "least one, and none twice"
+            )
+        if self.labels != FIXED_LABELS.get(self.head, self.labels):
+            raise UserError(
+                f"labels={self.labels} do not fit the head {self.head!r}: its scores are "
+                f"{FIXED_LABELS[self.head]}"
+            )
+        if self.regression and (self.head != "text" or len(self.labels) > 1):
+            raise UserError(
+                f"a number is one score of a text, and the head {self.head!r} has labels="
+                f"{self.labels}: use the head 'text' with one label"
+            )
+        if self.head == "text" and len(self.labels) == 1 and not self.regression:
+            raise UserError(
+                f"labels={self.labels} leave nothing to choose: give two at least, or "
+                "regression=True where the score is a number"
+            )
+
+    @property
+    def vocab_size(self) -> int:  # type: ignore[override]  # read from the member's config
+        """How many ids the member knows."""
+        return int(self.backbone.vocab_size)
+
+    @property
+    def hidden_size(self) -> int:
+        """How wide its hidden states are."""
+        return int(self.backbone.hidden_size)
+
+    @property
+    def pretrained(self) -> ModelConfig:
+        """The config of the network below the head."""
+        return self.backbone
+
+    @property
+    def max_length(self) -> int | None:
+        """How long its texts may be; None where the member has no such bound."""
+        return self.backbone.max_length
+
+    @property
+    def pools_text(self) -> bool:
+        """Whether scores are of whole texts."""
+        return self.head in ("text", "choice")
+
+    @property
+    def removed_modules(self) -> tuple[str, ...]:
+        """The parts of the member that only its pretraining needs."""
+        network: type[LanguageModel] = self.backbone.network()
+        unpooled = self.pooling.pooler and not self.pools_text
+        return network.pretraining_only + (network.pooling_only if unpooled else ())
+
+    @classmethod
+    def network(cls) -> type[LanguageModel]:
+        """Return the class of the network."""
+        return ModelWithHead
+
+    def build(self) -> "ModelWithHead":
+        """Make the network, with fresh weights."""
+        return ModelWithHead(self)
+
+
+class ClassificationHead(nn.Module):
+    """One score a label, behind a matrix and a bend where the member wants them."""
+
+    def __init__(self, c: ModelWithHeadConfig) -> None:
+        super().__init__()
+        self.activation = (
+            POOLER_ACTIVATIONS[c.pooling.activation]
+            if c.pooling.activation and c.pools_text
+            else None
+        )
+        self.dense = nn.Linear(c.hidden_size, c.hidden_size) if self.activation else nn.Identity()
+        self.dropout = nn.Dropout(c.dropout)
+        self.out_proj = nn.Linear(
+            c.hidden_size, len(c.labels), bias=c.pooling.bias or not c.pools_text
+        )
+        init_weights_(self, std=c.backbone.init_std)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.activation(self.dense(x)) if self.activation else x
+        return self.out_proj(self.dropout(x))
+
+
+class ModelWithHead(LanguageModel):
+    """A member without what only its pretraining needs, and a head."""
+
+    def __init__(self, c: ModelWithHeadConfig) -> None:
+        super().__init__()
+        self.config = c
+        self.backbone: LanguageModel = c.backbone.build()
+        self.architecture = self.backbone.architecture
+        for name in c.removed_modules:
+            delattr(self.backbone, name)
+        self.head = (
+            CoreferenceHead(c.hidden_size, c.dropout)
+            if c.head == "coref"
+            else ClassificationHead(c)
+        )
+
+    @classmethod
+    def of(cls, backbone: nn.Module, config: ModelWithHeadConfig) -> "ModelWithHead":
+        """Put a fresh head on a copy of a member's weights."""
+        headed = config.build()
+        wanted, known = headed.backbone.state_dict(), backbone.state_dict()
+        if fresh := [name for name in wanted if name not in known]:
+            warnings.warn(f"the network has no {', '.join(fresh)}: they start fresh", stacklevel=2)
+        headed.backbone.load_state_dict({name: known.get(name, wanted[name]) for name in wanted})
+        return headed
+
+    @property
+    def pretrained(self) -> LanguageModel:
+        """The network below the head."""
+        return self.backbone
+
+    def forward(self, inputs: Inputs) -> Output:
+        return self.backbone(inputs)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Turn hidden states into scores: (..., labels).
+
+        Those of a whole text are read off one of its hidden states: see `config.pooling.token`.
+        """
+        if self.config.pooling.pooler and self.config.pools_text:
+            hidden = self.backbone.pool(hidden)  # type: ignore[operator]
+        return self.head(hidden)
+
+    def antecedent_scores(
+        self, words: Tensor, spans: CandidateSpans, most: int
+    ) -> CoreferenceScores:
+        """Score spans with those before them, by the hidden states of words: the head "coref"."""
+        return self.head(words, spans, most)
+
+    def lm_logits(self, hidden: Tensor) -> LazyLogits:
+        """Score tokens as the member does, where it still can: the decoders."""
+        return self.backbone.lm_logits(hidden)
