@@ -96,10 +96,10 @@ def files(one: Set, data: Path, out: Path) -> tuple[Path, Path, Path]:
 
 def run(job: Job, data: Path, out: Path, device: str) -> dict[str, object]:
     """Fine-tune once, and score the test rows."""
-    from kinfolk.recipes.answering import asked, solver
+    from kinfolk.recipes.answering import load_predictor, read_test_file
     from kinfolk.recipes.finetuning import finetune
-    from kinfolk.recipes.starting import started
-    from kinfolk.recipes.tuning import Habits, sheet
+    from kinfolk.recipes.starting import parse_initial_weights
+    from kinfolk.recipes.tuning import FineTuneConfig, task_dataset
     from kinfolk.tasks.scoring import score
 
     one = SETS[job.set]
@@ -108,20 +108,20 @@ def run(job: Job, data: Path, out: Path, device: str) -> dict[str, object]:
     folder = out / f"{job.name}-{job.set}-{weights}-{job.rate:g}-{job.seed}"
     begun = time.perf_counter()
     finetune(
-        started(job.model, scratch=job.scratch, seed=job.seed),
-        [sheet(train, dev)],
+        parse_initial_weights(job.model, scratch=job.scratch, seed=job.seed),
+        [task_dataset(train, dev)],
         folder,
         length=128,
-        habits=Habits(epochs=one.epochs),
+        finetune_config=FineTuneConfig(epochs=one.epochs),
         settings=[
-            f"train.peak={job.rate}",
+            f"train.lr={job.rate}",
             f"train.seed={job.seed}",
             f"train.device={device}",
-            "train.keep=1",
+            "train.keep_checkpoints=1",
         ],
     )
-    found = solver(folder, device=device)
-    rows, _ = asked(found, test)
+    found = load_predictor(folder, device=device)
+    rows, _ = read_test_file(found, test)
     scores = score(found.task, rows, found.answers(rows))
     chosen = json.loads((folder / "scores.json").read_text())["dev"]
     for file in folder.rglob("training.safetensors"):

@@ -43,13 +43,13 @@ import torch
 import transformers
 
 from kinfolk import hub
-from kinfolk.generation import GREEDY, Beam, Method, Request, generate
-from kinfolk.metrics.likelihood import likelihood
+from kinfolk.generation import GREEDY, BeamSearch, DecodingMethod, GenerationRequest, generate
+from kinfolk.metrics.likelihood import score_documents
 from kinfolk.models.gpt2 import GPT2Config
 from kinfolk.models.t5 import T5Config
 from kinfolk.nn.int8 import quantize_int8
-from kinfolk.recipes.evaluation import encoded
-from kinfolk.recipes.opening import exam, load, logits
+from kinfolk.recipes.evaluation import encode_file
+from kinfolk.recipes.opening import load, logits, scoring_objective
 
 END = 1  # of the peer's beams; never said here
 
@@ -60,7 +60,7 @@ class Work:
 
     config: Any
     prompts: int
-    method: Method
+    method: DecodingMethod
     beams: int = 1
     device: str = "cpu"
 
@@ -69,7 +69,7 @@ WORKS = {
     "gpt2-1": Work(GPT2Config(), 1, GREEDY),
     "gpt2-8": Work(GPT2Config(), 8, GREEDY),
     "t5-beam": Work(
-        T5Config(hidden_size=768, num_layers=12, num_heads=12), 1, Beam(size=4), beams=4
+        T5Config(hidden_size=768, num_layers=12, num_heads=12), 1, BeamSearch(num_beams=4), beams=4
     ),
 }
 CUDA = {
@@ -104,12 +104,12 @@ def ours(
 ) -> Callable[[], list[list[int]]]:
     """Let kinfolk write."""
     reads = model.decoding == "encoder-decoder"
-    request = Request(
+    request = GenerationRequest(
         prompts=[[model.config.decoder_start_token_id]] * len(prompts) if reads else prompts,
-        tokens=tokens,
-        sources=prompts if reads else None,
-        compiled=compiled,
-        weighed=False,  # as the peers: none of them gives log-probabilities here
+        max_new_tokens=tokens,
+        encoder_ids=prompts if reads else None,
+        compile=compiled,
+        return_logprobs=False,  # as the peers: none of them gives log-probabilities here
     )
     return lambda: [text.ids for text in generate(model, request, work.method)]
 
@@ -248,11 +248,13 @@ def quality(folder: Path, text: Path) -> dict[str, float]:
     """Say what int8 costs a saved model on a real text."""
     model, tokenizer = load(folder)
     small = quantize_int8(load(folder)[0])
-    way = exam(model, tokenizer, folder)
-    read, size = encoded(tokenizer, text)
-    plain, lowered = (likelihood(m, way, read, size, rows=8).perplexity for m in (model, small))
-    ids = tokenizer.encode(text.read_text(encoding="utf-8"), specials=False)
-    rows = [ids[start : start + way.length] for start in range(0, len(ids), way.length)]
+    way = scoring_objective(model, tokenizer, folder)
+    read, size = encode_file(tokenizer, text)
+    plain, lowered = (
+        score_documents(m, way, read, size, rows=8).perplexity for m in (model, small)
+    )
+    ids = tokenizer.encode(text.read_text(encoding="utf-8"), add_special_tokens=False)
+    rows = [ids[start : start + way.max_length] for start in range(0, len(ids), way.max_length)]
     same = [logits(model, row).argmax(-1) == logits(small, row).argmax(-1) for row in rows]
     return {
         "perplexity": plain,

@@ -42,9 +42,9 @@ import tokenizers
 
 from kinfolk.data.prepare import prepare
 from kinfolk.data.shards import Corpus
-from kinfolk.data.sources import documents
+from kinfolk.data.sources import read_documents
 from kinfolk.errors import UserError
-from kinfolk.text import Tokenizer, train
+from kinfolk.text import Tokenizer, train_tokenizer
 
 WIKI = Path(__file__).parents[2] / "shared" / "data" / "wiki_en" / "train.txt.xz"
 LEARNED = 8_000_000  # characters that the vocabulary is learned from
@@ -55,7 +55,7 @@ ROUNDS = 3  # at least
 def collect(source: Path, size: int) -> list[str]:
     """Read documents until they have so many bytes together."""
     texts: list[str] = []
-    for document in documents([source]):
+    for document in read_documents([source]):
         texts.append(document.text)
         size -= len(document.text.encode())
         if size <= 0:
@@ -66,7 +66,9 @@ def collect(source: Path, size: int) -> list[str]:
 def learn(texts: Sequence[str], vocab: int) -> Tokenizer:
     """Learn byte-level BPE from the beginning of the text."""
     sizes = np.cumsum([len(text) for text in texts])
-    return train(texts[: int(np.searchsorted(sizes, LEARNED)) + 1], kind="bpe", vocab=vocab)
+    return train_tokenizer(
+        texts[: int(np.searchsorted(sizes, LEARNED)) + 1], kind="bpe", vocab_size=vocab
+    )
 
 
 def encode_batches(texts: Sequence[str], backend: tokenizers.Tokenizer) -> None:

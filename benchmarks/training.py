@@ -42,7 +42,7 @@ the JSON of each work:
                             them; memory_gb, the peak of its steps with its own weights and
                             optimiser (CUDA); flops, 6 x parameters x tokens a second (T5's tokens
                             meet one of its two stacks); utilisation, of the device's published peak
-    loss, norm              what the check saw: [kinfolk, peer]
+    loss, grad_norm         what the check saw: [kinfolk, peer]
     loss_timed              of the first timed step, and of the plain float32 network
 """
 
@@ -66,21 +66,21 @@ from torch import Tensor, nn
 from kinfolk import hub
 from kinfolk.attention_mask import PADDING_ID
 from kinfolk.batch import IGNORE_INDEX, Batch, Inputs
-from kinfolk.data.packing import lay, pack
-from kinfolk.data.pieces import Ids, Loose
+from kinfolk.data.chunks import InMemoryDocuments, IntArray
+from kinfolk.data.packing import pack, pad_rows
 from kinfolk.errors import UserError
 from kinfolk.models import bert as bert_file
 from kinfolk.models import gpt2 as gpt2_file
 from kinfolk.models import t5 as t5_file
 from kinfolk.objectives.clm import CLM, Line
 from kinfolk.objectives.mlm import MLM, Masked
-from kinfolk.objectives.spans import Holes, Spans
+from kinfolk.objectives.spans import CorruptedSpans, SpanCorruption
 from kinfolk.rng import Stream, generator
-from kinfolk.text.tokenizer import Specials
-from kinfolk.training.optimisers import optimiser
-from kinfolk.training.step import Learner, Step
+from kinfolk.text.tokenizer import SpecialTokens
+from kinfolk.training.optimisers import build_optimizer
+from kinfolk.training.step import Learner, TrainStep
 
-SPECIALS = Specials(
+SPECIALS = SpecialTokens(
     pad=0, unk=1, bos=2, eos=3, cls=4, sep=5, mask=6, sentinels=tuple(range(7, 107))
 )
 ORDINARY = 107  # the first id that is a word
@@ -204,7 +204,7 @@ def t5() -> Work:
     """Write the spans that are missing; the peer pads source and target."""
 
     def pad(texts: Sequence[Text]) -> Reading:
-        holes: list[Holes] = [t.example for t in texts]
+        holes: list[CorruptedSpans] = [t.example for t in texts]
         labels = beside([h.labels for h in holes], IGNORE_INDEX)
         arguments = {
             "input_ids": beside([h.source for h in holes], SPECIALS.pad),
@@ -218,7 +218,7 @@ def t5() -> Work:
     return Work(
         name="t5",
         presets=t5_file.SIZES,
-        objective=Spans,
+        objective=SpanCorruption,
         vocab=32128,
         rows=64,
         length=512,
@@ -239,9 +239,9 @@ def size(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def beside(arrays: Sequence[Ids], fill: int) -> Tensor:
+def beside(arrays: Sequence[IntArray], fill: int) -> Tensor:
     """Lay arrays out a row each, padded to the longest."""
-    return lay([[a] for a in arrays], max(map(len, arrays)), fill)
+    return pad_rows([[a] for a in arrays], max(map(len, arrays)), fill)
 
 
 def reading(arguments: dict[str, Tensor], texts: Sequence[Text], predictions: int) -> Reading:
@@ -251,7 +251,7 @@ def reading(arguments: dict[str, Tensor], texts: Sequence[Text], predictions: in
     return Reading(arguments, tokens, mask.numel(), int(mask.sum()), predictions)
 
 
-def documents(tokens: int, *, longest: int, vocab: int) -> Loose:
+def documents(tokens: int, *, longest: int, vocab: int) -> InMemoryDocuments:
     """Draw texts of ragged lengths until there are so many tokens; words follow Zipf's law."""
     rng = np.random.default_rng(SEED)
     median = min(120, longest // 2)
@@ -261,21 +261,23 @@ def documents(tokens: int, *, longest: int, vocab: int) -> Loose:
         lengths += np.clip(drawn, 8, longest).tolist()
     share = 1 / (np.arange(vocab - ORDINARY) + 2.7)
     words = ORDINARY + rng.choice(len(share), sum(lengths), p=share / share.sum())
-    return Loose.of([[some.tolist()] for some in np.split(words, np.cumsum(lengths)[:-1])])
+    return InMemoryDocuments.from_lists(
+        [[some.tolist()] for some in np.split(words, np.cumsum(lengths)[:-1])]
+    )
 
 
-def packed(objective: Any, texts: Loose, rows: int) -> list[list[list[Text]]]:
+def packed(objective: Any, texts: InMemoryDocuments, rows: int) -> list[list[list[Text]]]:
     """Pack texts as a feed does, and draw an example of each: texts by row by batch."""
-    pieces = objective.pieces(texts)
+    chunks = objective.chunks(texts)
     lengths = np.diff(texts.starts)
-    assert len(pieces) == len(lengths), "every text fits a row"
-    shelves = pack(pieces.sizes, objective.capacity)
+    assert len(chunks) == len(lengths), "every text fits a row"
+    shelves = pack(chunks.sizes, objective.row_lengths)
     order = np.random.default_rng(SEED).permutation(len(shelves))
     filled = [
         [
             Text(
-                objective.example(pieces[i], generator(SEED, Stream.EXAMPLE, 0, i)),
-                int(lengths[pieces.document[i]]),
+                objective.example(chunks[i], generator(SEED, Stream.EXAMPLE, 0, i)),
+                int(lengths[chunks.document[i]]),
             )
             for i in shelves[int(row)].tolist()
         ]
@@ -378,7 +380,7 @@ def ours(
     cuda = device.type == "cuda"
     if cuda:
         learner.compile(dynamic=False)
-    step = Step(
+    step = TrainStep(
         learner,
         adamw(model),
         lambda number: RATE,
@@ -448,8 +450,8 @@ def occupied(stream: Inputs) -> int:
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
     """Return the optimiser of both sides."""
-    return optimiser(
-        model, name="adamw", peak=RATE, decay=0.01, betas=(0.9, 0.98), eps=1e-8, fused=True
+    return build_optimizer(
+        model, name="adamw", lr=RATE, weight_decay=0.01, betas=(0.9, 0.98), eps=1e-8, fused=True
     )
 
 
@@ -500,7 +502,7 @@ def check(
         raise SystemExit(
             f"{work.name}: the two sides do not compute the same: loss {losses}, norm {norms}"
         )
-    return {"loss": losses, "norm": norms}
+    return {"loss": losses, "grad_norm": norms}
 
 
 @torch.no_grad()
@@ -528,7 +530,7 @@ def measure(work: Work, s: Settings) -> dict[str, Any]:
     """Check that both sides do the same work, then time them in turn."""
     began = time.perf_counter()
     rows, length, vocab = s.rows or work.rows, s.length or work.length, s.vocab or work.vocab
-    objective = work.objective(specials=SPECIALS, vocab=vocab, length=length)
+    objective = work.objective(special_tokens=SPECIALS, vocab_size=vocab, max_length=length)
     # A text and what is put around it fits a row, so that none is cut.
     enough = int(1.25 * s.pool * rows * length) + rows * length
     texts = documents(enough, longest=length - 2, vocab=vocab)
@@ -617,7 +619,7 @@ def device_peak(device: torch.device) -> float | None:
 
 def table(name: str, found: dict[str, Any]) -> str:
     """Write the figures of one work for a reader."""
-    (loss, peer_loss), (grad, peer_grad) = found["loss"], found["norm"]
+    (loss, peer_loss), (grad, peer_grad) = found["loss"], found["grad_norm"]
     lines = [
         f"{name} {found['size']}: {found['parameters'] / 1e6:.1f} M parameters, vocabulary "
         f"{found['vocab']}, {found['rows']} rows of {found['length']}; peer {found['peer_class']} "

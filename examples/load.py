@@ -13,7 +13,7 @@ run = sys.argv[1]
 text = "The list is sorted, and the function returns its first item."
 model, tokenizer = kinfolk.load(run)  # a run, a checkpoint, or a Hugging Face folder
 
-ids = tokenizer.encode(text, specials=False)
+ids = tokenizer.encode(text, add_special_tokens=False)
 logprobs = kinfolk.logits(model, ids).log_softmax(-1)  # (length, vocabulary)
 for id, after, row in zip(ids, ids[1:], logprobs, strict=False):
     likeliest = tokenizer.decode([int(row.argmax())])

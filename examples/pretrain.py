@@ -10,21 +10,21 @@ from pathlib import Path
 import kinfolk
 from kinfolk.data import prose
 from kinfolk.data.prepare import prepare
-from kinfolk.text import train
+from kinfolk.text import train_tokenizer
 
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/example")
 folder.mkdir(parents=True, exist_ok=True)
 
 # A text file: documents with an empty line between them.
-texts = [" ".join(text.split()) for text in itertools.islice(prose.documents(), 60)]
+texts = [" ".join(text.split()) for text in itertools.islice(prose.demo_documents(), 60)]
 (folder / "text.txt").write_text("\n\n".join(texts), encoding="utf-8")
 
-tokenizer = train(texts, kind="bpe", vocab=1024)
+tokenizer = train_tokenizer(texts, kind="bpe", vocab_size=1024)
 prepare([folder / "text.txt"], tokenizer=tokenizer, out=folder / "corpus", holdout=0.1)
 
-settings = ["train.steps=30", "train.batch=8", "train.device=cpu"]
+settings = ["train.steps=30", "train.batch_size=8", "train.device=cpu"]
 recipe = kinfolk.recipe("gpt2/nano", folder / "corpus", length=64, settings=settings)
 run = kinfolk.pretrain(recipe, folder / "run", watch=lambda p: print(p.step, round(p.loss, 3)))
 
 model, tokenizer = kinfolk.load(run)
-print("The list" + kinfolk.continue_text(model, tokenizer, "The list", tokens=20))
+print("The list" + kinfolk.generate_text(model, tokenizer, "The list", tokens=20))

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from kinfolk.recipes.finetuning import finetune
-from kinfolk.recipes.starting import started
-from kinfolk.recipes.tuning import Habits, Sheet, sheet
-from kinfolk.tasks.notes import Notes
+from kinfolk.recipes.starting import parse_initial_weights
+from kinfolk.recipes.tuning import FineTuneConfig, TaskDataset, task_dataset
+from kinfolk.tasks.notes import ReadReport
 
 GOOD, BAD = ("fine", "great", "lovely", "warm"), ("dull", "awful", "grey", "cold")
 THINGS = ("film", "play", "song", "book", "story", "scene", "actor", "plot")
@@ -153,22 +153,29 @@ def squad(path: Path, count: int, seed: int = 0) -> Path:
 
 def tune(
     name: str,
-    files: Sheet | Sequence[Sheet],
+    files: TaskDataset | Sequence[TaskDataset],
     out: Path,
     *settings: str,
     epochs: float = 8,
     **more: Any,
 ) -> Path:
     """Fine-tune on the CPU, from fresh weights where a member is named."""
-    sheets = [files] if isinstance(files, Sheet) else files
-    habits = Habits(epochs=epochs, **more.pop("habits", {}))
+    sheets = [files] if isinstance(files, TaskDataset) else files
+    finetune_config = FineTuneConfig(epochs=epochs, **more.pop("finetune_config", {}))
     chosen = ["train.device=cpu", *settings]
-    return finetune(started(name), sheets, out, habits=habits, settings=chosen, **more)
+    return finetune(
+        parse_initial_weights(name),
+        sheets,
+        out,
+        finetune_config=finetune_config,
+        settings=chosen,
+        **more,
+    )
 
 
-def kept(found: Sheet) -> list[Any]:
+def kept(found: TaskDataset) -> list[Any]:
     """Return the rows that a run is scored on."""
-    return found.parted(Notes())[1]
+    return found.split(ReadReport())[1]
 
 
 def dev(run: Path) -> dict[str, float]:
@@ -176,7 +183,9 @@ def dev(run: Path) -> dict[str, float]:
     return dict(json.loads((run / "scores.json").read_text("utf-8"))["dev"])
 
 
-def opinions(folder: Path, count: int = 160, held: int = 48) -> Sheet:
+def opinions(folder: Path, count: int = 160, held: int = 48) -> TaskDataset:
     """Write a file of opinions and one to choose by."""
     folder.mkdir(parents=True, exist_ok=True)
-    return sheet(table(folder / "train", classify, count), table(folder / "dev", classify, held, 1))
+    return task_dataset(
+        table(folder / "train", classify, count), table(folder / "dev", classify, held, 1)
+    )

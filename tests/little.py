@@ -12,7 +12,7 @@ from kinfolk.cli import main
 from kinfolk.data.prepare import prepare
 from kinfolk.recipes.pretraining import pretrain
 from kinfolk.recipes.recipe import Recipe, recipe
-from kinfolk.text import train
+from kinfolk.text import train_tokenizer
 
 MEMBERS = ("gpt2", "bert", "t5")
 LENGTH = 32
@@ -48,7 +48,7 @@ class Home:
         home = cls(folder)
         folder.mkdir(parents=True, exist_ok=True)
         home.text.write_text(text(seed=seed), encoding="utf-8")
-        tokenizer = train([text(seed=seed)], kind="bpe", vocab=vocab)
+        tokenizer = train_tokenizer([text(seed=seed)], kind="bpe", vocab_size=vocab)
         tokenizer.save(home.tokenizer)
         prepare([home.text], tokenizer=tokenizer, out=home.corpus, holdout=0.2)
         return home
@@ -72,8 +72,8 @@ class Home:
         """Put a run of a few steps together, with dropout on."""
         config = ["model.dropout=0.1"]
         config += ["model.attention_dropout=0.1"] if member != "t5" else []
-        train = ["steps=12", "save_every=4", "batch=4", "warmup=3", "peak=3e-3", "device=cpu"]
-        train += ["evaluate_every=3", "evaluate_batches=2", "keep=3"]
+        train = ["steps=12", "save_every=4", "batch_size=4", "warmup=3", "lr=3e-3", "device=cpu"]
+        train += ["eval_every=3", "eval_batches=2", "keep_checkpoints=3"]
         chosen = [*config, *(f"train.{setting}" for setting in train), *settings]
         return recipe(f"{member}/nano", self.corpus, length=LENGTH, settings=chosen)
 

@@ -16,14 +16,21 @@ from kinfolk.batch import IGNORE_INDEX, Inputs
 from kinfolk.nn.bilstm import SIZES as BASELINES
 from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.recipes import ways
-from kinfolk.recipes.catalogue import member, members
+from kinfolk.recipes.catalogue import families, family
 from kinfolk.tasks import examples as layout
-from kinfolk.tasks.examples import Example, Reading
-from kinfolk.tasks.lessons import answers
-from kinfolk.tasks.rows import Asked, Choice, Completion, Labelled, Tagged, Written
+from kinfolk.tasks.examples import Example, Instance
+from kinfolk.tasks.instances import predict_rows
+from kinfolk.tasks.rows import (
+    CompletionRow,
+    LabelledText,
+    MultipleChoiceRow,
+    QuestionRow,
+    SourceTarget,
+    TaggedSentence,
+)
 from kinfolk.tasks.task import Task
-from kinfolk.tasks.ways.way import Way
-from kinfolk.text import Tokenizer, train
+from kinfolk.tasks.ways.way import Formulation
+from kinfolk.text import Tokenizer, train_tokenizer
 
 WORDS = (
     "cat", "dog", "bird", "king", "river", "song", "letter", "garden", "apple", "ball", "house",
@@ -33,7 +40,7 @@ NAMES = ("Anna", "Berlin", "Otto", "Paris", "Wolfgang")
 CLASSES = ("bad", "fine", "very good")
 TAGS = ("O", "B-X", "I-X")
 KINDS = ("classify", "pair", "regress", "choose", "tag", "span", "write", "complete", "lm")
-MEMBERS = (*members(), "bilstm")
+MEMBERS = (*families(), "bilstm")
 LENGTH = 32  # some rows are longer
 
 
@@ -44,15 +51,15 @@ def tokenizer() -> Tokenizer:
     known = [*WORDS, *" ".join(CLASSES).split(), "sentence", "question", "context", "options"]
     lines = [" ".join(chance.choices(known, k=8)) for _ in range(60)]
     letters = ["abcdefghijklmnopqrstuvwxyz ABCOPW 0123456789.,:?()>- -", "sentence1: sentence2:"]
-    return train([*lines, *letters * 2], kind="wordpiece", vocab=400, fewer=True)
+    return train_tokenizer([*lines, *letters * 2], kind="wordpiece", vocab_size=400, fewer=True)
 
 
 def task(kind: str) -> Task:
     """Describe the task of a kind; a pair is a task of its own here."""
     if kind in ("classify", "pair"):
-        return Task(kind="classify", labels=CLASSES, pair=kind == "pair")
+        return Task(kind="classify", labels=CLASSES, is_pair=kind == "pair")
     if kind == "regress":
-        return Task(kind="regress", pair=True)
+        return Task(kind="regress", is_pair=True)
     return Task(kind=kind, labels=TAGS if kind == "tag" else ())
 
 
@@ -67,68 +74,72 @@ def rows(kind: str, count: int = 9, seed: int = 0) -> list[Any]:
 
         match kind:
             case "classify":
-                return Labelled((text(40 if number == 4 else 12),), chance.choice(CLASSES), number)
+                return LabelledText(
+                    (text(40 if number == 4 else 12),), chance.choice(CLASSES), number
+                )
             case "pair":
-                return Labelled((text(), text(30)), chance.choice(CLASSES), number)
+                return LabelledText((text(), text(30)), chance.choice(CLASSES), number)
             case "regress":
-                return Labelled((text(4), text(6)), round(5 * chance.random(), 2), number)
+                return LabelledText((text(4), text(6)), round(5 * chance.random(), 2), number)
             case "choose":
                 first = chance.sample(WORDS, chance.randint(2, 4))  # no two options are alike
                 options = tuple(f"{word} {text(4)}" for word in first)
                 right = chance.randrange(len(options))
-                return Choice(text(), options, right, number, chance.choice(["", text(4)]))
+                return MultipleChoiceRow(
+                    text(), options, right, number, chance.choice(["", text(4)])
+                )
             case "tag":
                 words = tuple(chance.choices([*WORDS, *NAMES], k=chance.randint(1, 20)))
-                return Tagged(words, tuple(chance.choices(TAGS, k=len(words))), number)
+                return TaggedSentence(words, tuple(chance.choices(TAGS, k=len(words))), number)
             case "span":
                 context = text(9 if number % 2 else 60)
                 word = chance.choice(context.split())
                 answers = ((word, context.index(word)),) if number % 4 else ()
-                return Asked(str(number), context, text(6), answers, bool(answers), number)
+                return QuestionRow(str(number), context, text(6), answers, bool(answers), number)
             case "write":
-                return Written(text(), text(6), number)
+                return SourceTarget(text(), text(6), number)
             case "complete":
                 if number % 2:
-                    return Completion(text(), chance.choice(WORDS), None, number)
+                    return CompletionRow(text(), chance.choice(WORDS), None, number)
                 some = tuple(chance.sample(WORDS, 3))
-                return Completion(text(), some[1], some, number, " .")
-        return Written("", text(50), number)
+                return CompletionRow(text(), some[1], some, number, " .")
+        return SourceTarget("", text(50), number)
 
     return [row(number) for number in range(1, count + 1)]
 
 
 def config(name: str) -> Any:
     """Return the smallest network of a member, over the tokenizer's ids."""
-    found: Any = BASELINES["nano"] if name == "bilstm" else member(name).config("nano")
-    pad = tokenizer().specials.pad
+    found: Any = BASELINES["nano"] if name == "bilstm" else family(name).config("nano")
+    pad = tokenizer().special_tokens.pad
     sizes = {
-        "vocab_size": tokenizer().vocab,
+        "vocab_size": tokenizer().vocab_size,
         "decoder_start_token_id": pad,
         "padding_idx": pad,
     }
     return replace(found, **{k: v for k, v in sizes.items() if hasattr(found, k)})
 
 
-def cases(*names: str) -> Iterator[tuple[str, str, type[Way]]]:
+def cases(*names: str) -> Iterator[tuple[str, str, type[Formulation]]]:
     """Yield every member with every kind and way that suits it, of the ways that are named."""
     for name in MEMBERS:
         body = config(name)
         for kind in KINDS:
             real = task(kind).kind
-            for way in dict.fromkeys(w for w in ways.WAYS if w.name in names):
-                own = way.name in ways.Nature.of(body).ways and real in way.solves
-                if own and ways.fits(way, ways.Nature.of(body), real):
+            for way in dict.fromkeys(w for w in ways.FORMULATIONS if w.name in names):
+                own = way.name in ways.FamilyTraits.of(body).formulations and real in way.tasks
+                if own and ways.supports(way, ways.FamilyTraits.of(body), real):
                     yield name, kind, way
 
 
-def solving(name: str, kind: str, way: type[Way], **said: Any) -> tuple[Way, Any]:
+def solving(name: str, kind: str, way: type[Formulation], **said: Any) -> tuple[Formulation, Any]:
     """Build a way and the network it takes, with weights so large that all that is seen matters."""
     body = config(name)
-    if kind == "regress" and "both" in way.__dataclass_fields__:
-        said = {"both": True} | said
-    made = ways.build(way, task(kind), body, tokenizer(), length=LENGTH, **said)
+    if kind == "regress" and "both_orders" in way.__dataclass_fields__:
+        said = {"both_orders": True} | said
+    made = ways.build_formulation(way, task(kind), body, tokenizer(), length=LENGTH, **said)
     torch.manual_seed(3)
-    found = ways.network(made, body, dropout=0.0)
+    found = ways.model_config(made, body, dropout=0.0)
     model: nn.Module = found.build()
     assert isinstance(model, ModelWithHead) == (made.head is not None)
     with torch.no_grad():
@@ -138,7 +149,7 @@ def solving(name: str, kind: str, way: type[Way], **said: Any) -> tuple[Way, Any
     return made, model.eval()
 
 
-def alone(reading: Reading) -> Inputs:
+def alone(reading: Example) -> Inputs:
     """Return a reading as the only text of the only row, without padding or packing."""
 
     def row(values: Any) -> Any:
@@ -146,39 +157,43 @@ def alone(reading: Reading) -> Inputs:
 
     ids = row(reading.ids)
     document = torch.zeros_like(ids, dtype=torch.int32)
-    time = row(reading.time).to(torch.int32)
-    places = torch.arange(ids.shape[1])[None] if reading.places is None else row(reading.places)
+    time = row(reading.order).to(torch.int32)
+    places = (
+        torch.arange(ids.shape[1])[None]
+        if reading.position_ids is None
+        else row(reading.position_ids)
+    )
     return Inputs(
         input_ids=ids,
         attention_mask=AttentionMask(document, time, time),
         position_ids=places,
-        token_type_ids=row(reading.segments),
-        block_position_ids=row(reading.within),
+        token_type_ids=row(reading.token_type_ids),
+        block_position_ids=row(reading.block_position_ids),
         encoder_inputs=None
         if reading.source is None
         else Inputs.from_ids(row(reading.source), causal=False),
     )
 
 
-def same(way: Way, model: Any, some: Sequence[Any], *, varied: bool = True) -> None:
+def same(way: Formulation, model: Any, some: Sequence[Any], *, varied: bool = True) -> None:
     """Check that who else is asked, in which order and how much at a time changes no answer."""
-    known = answers(way, model, some, tokenizer(), tokens=4096)
+    known = predict_rows(way, model, some, tokenizer(), tokens=4096)
     if varied:
         assert len({str(answer) for answer in known}) > 1, "whatever is asked, it says one thing"
     for tokens, order in ((64, 1), (4096, -1), (1, 1)):
-        found = answers(way, model, some[::order], tokenizer(), tokens=tokens)[::order]
+        found = predict_rows(way, model, some[::order], tokenizer(), tokens=tokens)[::order]
         for one, other in zip(found, known, strict=True):
             assert one.value == pytest.approx(other.value, abs=1e-5)
-            assert one.scores == pytest.approx(other.scores, abs=1e-5)
-            assert one.nats == pytest.approx(other.nats, abs=1e-4)
+            assert one.probabilities == pytest.approx(other.probabilities, abs=1e-5)
+            assert one.nll == pytest.approx(other.nll, abs=1e-4)
 
 
-def apart(way: Way, model: Any, examples: Sequence[Example]) -> None:
+def apart(way: Formulation, model: Any, examples: Sequence[Instance]) -> None:
     """Check that what is read off a text has no gradient at the tokens of its neighbours."""
-    readings = [reading for example in examples for reading in example.readings]
+    readings = [reading for example in examples for reading in example.examples]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layout, "GRAIN", 4 * LENGTH)  # so that several share a row
-        page = layout.lay_out(readings, way.pad)
+        patch.setattr(layout, "PAD_TO_MULTIPLE_OF", 4 * LENGTH)  # so that several share a row
+        page = layout.pack_examples(readings, way.pad_id)
     inputs, length = page.inputs, page.inputs.input_ids.shape[1]
     vectors: list[Tensor] = []
 
@@ -189,11 +204,13 @@ def apart(way: Way, model: Any, examples: Sequence[Example]) -> None:
     handle = model.pretrained.token_embeddings.register_forward_hook(hear)
     hidden = model(inputs).hidden.flatten(0, 1)
     handle.remove()
-    row, slot = np.divmod(page.starts, length)
+    row, slot = np.divmod(page.offsets, length)
     place = next(i for i, r in enumerate(row) if (row == r).sum() > 1)  # one with a neighbour
-    reading, at = readings[place], int(page.starts[place])
+    reading, at = readings[place], int(page.offsets[place])
     read = (
-        reading.slots if reading.labels is None else np.flatnonzero(reading.labels != IGNORE_INDEX)
+        reading.read_at
+        if reading.labels is None
+        else np.flatnonzero(reading.labels != IGNORE_INDEX)
     )
     hidden[at + torch.from_numpy(read)].square().sum().backward()
     number = inputs.attention_mask.document_ids[row[place], slot[place]]

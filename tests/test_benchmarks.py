@@ -45,7 +45,7 @@ def test_every_work_does_what_its_peer_does_and_the_smallest_ratio_is_told(
     assert found["ratio"] == min(work["ratio"] for work in works)
     for work in works:
         assert work["loss"][0] == pytest.approx(work["loss"][1], abs=1e-3)
-        assert work["norm"][0] == pytest.approx(work["norm"][1], rel=1e-3)
+        assert work["grad_norm"][0] == pytest.approx(work["grad_norm"][1], rel=1e-3)
         assert work["rounds"] >= 3
         for side in work["sides"].values():
             assert side["tokens_per_second"] > 0
@@ -63,7 +63,7 @@ def test_one_work_ends_with_its_own_ratio(
 
 def test_both_sides_count_the_tokens_of_the_texts_and_nothing_else(training: ModuleType) -> None:
     work = training.bert()
-    objective = work.objective(specials=training.SPECIALS, vocab=200, length=32)
+    objective = work.objective(special_tokens=training.SPECIALS, vocab_size=200, max_length=32)
     documents = training.documents(1000, longest=30, vocab=200)
     batches = training.packed(objective, documents, 2)
     texts = [text for batch in batches for row in batch for text in row]
@@ -71,12 +71,12 @@ def test_both_sides_count_the_tokens_of_the_texts_and_nothing_else(training: Mod
         # [CLS] and [SEP] fill two slots of each of the two rows.
         assert reading.filled == reading.tokens + 4
         assert reading.slots == reading.arguments["input_ids"].numel()
-    assert sum(text.tokens for text in texts) <= len(documents.stream)
+    assert sum(text.tokens for text in texts) <= len(documents.token_ids)
 
 
 def test_the_peer_of_gpt2_gets_full_rows_of_the_same_texts(training: ModuleType) -> None:
     work = training.gpt2()
-    objective = work.objective(specials=training.SPECIALS, vocab=200, length=32)
+    objective = work.objective(special_tokens=training.SPECIALS, vocab_size=200, max_length=32)
     documents = training.documents(1000, longest=30, vocab=200)
     texts = [t for b in training.packed(objective, documents, 2) for row in b for t in row]
     found = training.readings(work, texts, 2, 32)

@@ -8,27 +8,27 @@ import pytest
 import torch
 
 from kinfolk.batch import Batch
-from kinfolk.data.feed import Feed
-from kinfolk.data.pieces import Loose
-from kinfolk.recipes.catalogue import members
-from kinfolk.text.tokenizer import Specials
+from kinfolk.data.chunks import InMemoryDocuments
+from kinfolk.data.feed import PackedDataset
+from kinfolk.recipes.catalogue import families
+from kinfolk.text.tokenizer import SpecialTokens
 from kinfolk.training.step import Learner
 
 # torch's tracer instantiates autograd functions, and torch warns of it.
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 
-PAIRS = [(m.name, way) for m in members().values() for way in m.objectives]
+PAIRS = [(m.name, way) for m in families().values() for way in m.objectives]
 # Tracing takes seconds: every member by its own way, and every way by some member.
-OWN = {m.objectives[0]: m.name for m in members().values()}
+OWN = {m.objectives[0]: m.name for m in families().values()}
 LENT = {way: name for name, way in PAIRS if way not in OWN}
-TRACED = [(n, w) for n, w in PAIRS if w == members()[n].objectives[0] or LENT.get(w) == n]
+TRACED = [(n, w) for n, w in PAIRS if w == families()[n].objectives[0] or LENT.get(w) == n]
 # One of each architecture and each kind of attention; the others are slow.
 QUICK = [
     *(("gpt2", "clm"), ("bert", "nsp"), ("t5", "spans")),
     *(("xlnet", "permutation"), ("transformer_xl", "stream")),
 ]
 VOCAB = 300
-SPECIALS = Specials(
+SPECIALS = SpecialTokens(
     pad=0, unk=1, bos=2, eos=2, cls=3, sep=4, mask=5, sentinels=tuple(range(6, 106))
 )
 
@@ -44,8 +44,8 @@ def batch(objective: Any) -> Batch[Any]:
     numbers = torch.Generator().manual_seed(0)
     sizes = torch.randint(3, 150, (30,), generator=numbers).tolist()
     texts = [torch.randint(110, VOCAB, (n,), generator=numbers).tolist() for n in sizes]
-    documents = Loose.of([[t[: len(t) // 2], t[len(t) // 2 :]] for t in texts])
-    return Feed(objective, documents, rows=4, seed=0)[0]
+    documents = InMemoryDocuments.from_lists([[t[: len(t) // 2], t[len(t) // 2 :]] for t in texts])
+    return PackedDataset(objective, documents, batch_size=4, seed=0)[0]
 
 
 def learned(
@@ -61,8 +61,8 @@ def learned(
 
 def setting(member: str, way: str) -> tuple[Any, Any]:
     """Return a nano network and its objective."""
-    who = members()[member]
-    objective = who.objective(way)(specials=SPECIALS, vocab=VOCAB, length=256)
+    who = families()[member]
+    objective = who.objective(way)(special_tokens=SPECIALS, vocab_size=VOCAB, max_length=256)
     config = replace(who.config("nano"), vocab_size=VOCAB)
     torch.manual_seed(0)
     return config.build().train(), objective

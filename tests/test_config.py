@@ -33,13 +33,13 @@ from kinfolk.config import (
     to_json,
 )
 from kinfolk.errors import UserError
-from kinfolk.recipes.catalogue import members
-from kinfolk.recipes.recipe import Share
-from kinfolk.recipes.tuning import Habits
-from kinfolk.text.tokenizer import Specials
-from kinfolk.training.settings import Train
+from kinfolk.recipes.catalogue import families
+from kinfolk.recipes.recipe import CorpusShare
+from kinfolk.recipes.tuning import FineTuneConfig
+from kinfolk.text.tokenizer import SpecialTokens
+from kinfolk.training.settings import TrainConfig
 
-SPECIALS = Specials(
+SPECIALS = SpecialTokens(
     pad=0, unk=1, bos=None, eos=3, cls=4, sep=5, mask=6, sentinels=tuple(range(7, 107))
 )
 MODELS = [
@@ -48,8 +48,8 @@ MODELS = [
 ]
 SIZES = {f"{m.__name__}:{size}": c for m in MODELS for size, c in m.SIZES.items()}
 OBJECTIVES = {
-    name: member.objective(name)(specials=SPECIALS, vocab=500)
-    for member in members().values()
+    name: member.objective(name)(special_tokens=SPECIALS, vocab_size=500)
+    for member in families().values()
     for name in member.objectives
 }
 TOKEN_IDS = ("decoder_start_token_id", "padding_idx")
@@ -93,12 +93,12 @@ def test_every_preset_comes_back_from_json() -> None:
 def test_every_objective_comes_back_from_json() -> None:
     assert len(OBJECTIVES) >= 13
     assert not lost(OBJECTIVES)
-    assert not lost({name: value.exam() for name, value in OBJECTIVES.items()})
+    assert not lost({name: value.for_evaluation() for name, value in OBJECTIVES.items()})
 
 
 def test_the_settings_of_every_member_come_back_from_json() -> None:
-    assert not lost({name: member.recipe.TRAIN for name, member in members().items()})
-    assert not lost({name: member.recipe.PAPER for name, member in members().items()})
+    assert not lost({name: member.recipe.TRAIN for name, member in families().items()})
+    assert not lost({name: member.recipe.PAPER for name, member in families().items()})
 
 
 def told(value: Any) -> str:
@@ -110,7 +110,7 @@ def told(value: Any) -> str:
 
 def test_every_field_of_every_preset_can_be_set_to_what_it_is() -> None:
     wrong = []
-    for name, value in {**SIZES, "Train": Train()}.items():
+    for name, value in {**SIZES, "Train": TrainConfig()}.items():
         said = [f"{f.name}={told(getattr(value, f.name))}" for f in dataclasses.fields(value)]
         if apply_overrides(value, said) != value:
             wrong.append(f"{name}: {said}")
@@ -192,12 +192,12 @@ def test_the_nearest_names_are_offered_and_else_all() -> None:
 @pytest.mark.parametrize(
     ("name", "names", "said"),
     [
-        ("lr", ["floor", "peak"], "did you mean peak?"),
+        ("learning_rate", ["min_lr_ratio", "lr"], "did you mean lr?"),
         ("n_embd", ["hidden_size", "num_heads"], "did you mean hidden_size?"),
         ("width", ["hidden_size", "num_heads"], "did you mean hidden_size?"),
         ("n_layer", ["hidden_size", "num_layers"], "did you mean num_layers?"),
-        ("max_iters", ["steps", "batch"], "did you mean steps?"),
-        ("block_size", ["batch", "length"], "did you mean length?"),
+        ("max_iters", ["steps", "batch_size"], "did you mean steps?"),
+        ("block_size", ["batch_size", "max_length"], "did you mean max_length?"),
     ],
 )
 def test_names_of_other_libraries_are_known_before_letters_are_compared(
@@ -217,17 +217,20 @@ def test_names_of_other_libraries_are_known_before_letters_are_compared(
         ({"type": ["bert"]}, "unknown type"),
         ({"type": None}, "unknown type None"),
         ({"steps": 3}, "missing 'type'"),
-        ({"type": "train", "stepps": 3}, r"stepps: no field 'stepps': did you mean steps\?"),
-        ({"type": "train", "lr": 3}, r"lr: no field 'lr': did you mean peak\?"),
-        ({"type": "mlm", "vocab": 3}, "specials is missing"),
+        ({"type": "train", "stepps": 3}, r"stepps: no field 'stepps': did you mean steps or eps\?"),
+        (
+            {"type": "train", "peak": 3},
+            r"peak: no field 'peak': did you mean lr\?",
+        ),
+        ({"type": "mlm", "vocab_size": 3}, "special_tokens is missing"),
         ({"type": "train", "steps": "x"}, "^steps='x': it must be a whole number$"),
         ({"type": "train", "steps": "5"}, "it must be a whole number"),
         ({"type": "train", "steps": 2.5}, "it must be a whole number"),
         ({"type": "train", "steps": True}, "it must be a whole number"),
         ({"type": "train", "steps": None}, "it must be a whole number"),
-        ({"type": "train", "peak": "x"}, "it must be a number"),
-        ({"type": "train", "peak": math.nan}, "it must be a number"),
-        ({"type": "train", "peak": 10**400}, "it must be a number"),
+        ({"type": "train", "lr": "x"}, "it must be a number"),
+        ({"type": "train", "lr": math.nan}, "it must be a number"),
+        ({"type": "train", "lr": 10**400}, "it must be a number"),
         ({"type": "train", "betas": [0.9]}, "it must be a list of 2 values, each a number"),
         ({"type": "train", "betas": [0.9, "x"]}, "betas.1='x': it must be a number"),
         ({"type": "train", "betas": 5}, "it must be a list of 2 values"),
@@ -261,11 +264,11 @@ def test_json_that_describes_no_configuration_is_refused_with_the_path(
 
 
 def test_a_union_is_read_as_the_one_that_fits() -> None:
-    corpora = str | tuple[Share, ...]
+    corpora = str | tuple[CorpusShare, ...]
     assert convert("news", corpora, "corpus") == "news"
     share = {"type": "corpus", "corpus": "news", "weight": 1}
     found = convert([share], corpora, "corpus")
-    assert found == (Share("news", 1.0),)
+    assert found == (CorpusShare("news", 1.0),)
     assert type(found[0].weight) is int, "what is read is written as it was"
     with pytest.raises(UserError, match=r"^corpus.0.weight='x': it must be a number"):
         convert([share | {"weight": "x"}], corpora, "corpus")
@@ -278,9 +281,9 @@ def test_a_union_is_read_as_the_one_that_fits() -> None:
 
 def test_python_callers_are_told_the_same_as_files() -> None:
     with pytest.raises(UserError, match=r"train.precision='half': it must be auto, float32 or bf"):
-        Train(precision="half")  # type: ignore[arg-type]
+        TrainConfig(precision="half")  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"train.steps=2.5: it must be a whole number"):
-        Train(steps=2.5)  # type: ignore[arg-type]
+        TrainConfig(steps=2.5)  # type: ignore[arg-type]
 
 
 def test_reading_json_imports_only_the_home_of_the_type() -> None:
@@ -393,62 +396,68 @@ def test_a_file_is_named_where_it_cannot_be_read(tmp_path: Path) -> None:
     ("setting", "said"),
     [
         ("steps=0", "train.steps=0: it must be at least 1"),
-        ("batch=0", "train.batch=0: it must be from 1 to 16777216"),
-        ("batch=100000000000000", "train.batch=100000000000000: it must be from 1 to 16777216"),
-        ("accumulate=0", "it must be at least 1"),
-        ("accumulate=3", "train.accumulate=3 does not divide train.batch=32"),
-        ("optimiser=sgd", "train.optimiser=sgd: it must be adamw, adafactor or adamw_rms"),
+        ("batch_size=0", "train.batch_size=0: it must be from 1 to 16777216"),
+        (
+            "batch_size=100000000000000",
+            "train.batch_size=100000000000000: it must be from 1 to 16777216",
+        ),
+        ("gradient_accumulation=0", "it must be at least 1"),
+        (
+            "gradient_accumulation=3",
+            "train.gradient_accumulation=3 does not divide train.batch_size=32",
+        ),
+        ("optimizer=sgd", "train.optimizer=sgd: it must be adamw, adafactor or adamw_rms"),
         ("schedule=step", "it must be linear, cosine, inverse_root, constant, trapezoid or slan"),
-        ("peak=0", "train.peak=0: it must be above 0"),
-        ("peak=nan", "train.peak=nan: it must be a number"),
-        ("floor=-0.1", "train.floor=-0.1: it must be from 0 to 1"),
-        ("floor=nan", "it must be a number"),
+        ("lr=0", "train.lr=0: it must be above 0"),
+        ("lr=nan", "train.lr=nan: it must be a number"),
+        ("min_lr_ratio=-0.1", "train.min_lr_ratio=-0.1: it must be from 0 to 1"),
+        ("min_lr_ratio=nan", "it must be a number"),
         ("warmup=-1", "train.warmup=-1: it must be at least 0"),
-        ("cooldown=1.5", "train.cooldown=1.5: it must be from 0 to 1"),
-        ("decay=-1", "it must be at least 0"),
+        ("decay_ratio=1.5", "train.decay_ratio=1.5: it must be from 0 to 1"),
+        ("weight_decay=-1", "it must be at least 0"),
         ("betas=0.9,1.0", r"train.betas=0.9,1.0: it must be from 0 to less than 1"),
-        ("epsilon=-1e-8", "it must be at least 0"),
-        ("clip=-1", "it must be at least 0"),
-        ("clip=nan", "it must be a number"),
+        ("eps=-1e-8", "it must be at least 0"),
+        ("grad_clip=-1", "it must be at least 0"),
+        ("grad_clip=nan", "it must be a number"),
         ("seed=-1", "train.seed=-1: it must be from 0 to 9223372036854775807"),
         ("seed=9223372036854775808", "it must be from 0 to 9223372036854775807"),
         ("save_every=0", "it must be at least 1"),
-        ("keep=0", "it must be at least 1"),
-        ("evaluate_every=0", "it must be at least 1"),
-        ("evaluate_batches=0", "it must be at least 1"),
+        ("keep_checkpoints=0", "it must be at least 1"),
+        ("eval_every=0", "it must be at least 1"),
+        ("eval_batches=0", "it must be at least 1"),
         ("precision=half", "it must be auto, float32 or bfloat16"),
         ("workers=-1", "train.workers=-1: it must be from 0 to 1024"),
         ("workers=100000000000", "it must be from 0 to 1024"),
-        ("lr=1", r"train.lr: no field 'lr': did you mean peak\?"),
+        ("learning_rate=1", r"train.learning_rate: no field 'learning_rate': did you mean lr\?"),
     ],
 )
 def test_training_settings_outside_their_range_are_refused(setting: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        apply_overrides(Train(), [setting])
+        apply_overrides(TrainConfig(), [setting])
 
 
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("epochs=0", "habits.epochs=0: it must be above 0"),
+        ("epochs=0", "finetune.epochs=0: it must be above 0"),
         ("epochs=inf", "it must be a number"),
-        ("shrink=0", "habits.shrink=0: it must be above 0 and at most 1"),
-        ("shrink=1.5", "it must be above 0 and at most 1"),
-        ("shrink=nan", "it must be a number"),
-        ("noise=-0.1", "it must be at least 0"),
-        ("noise=inf", "it must be a number"),
-        ("attack=-1", "habits.attack=-1: it must be at least 0"),
-        ("attack=nan", "it must be a number"),
-        ("dropout=1", "habits.dropout=1: it must be from 0 to less than 1"),
-        ("patience=-1", "it must be at least 0"),
-        ("weights=rare", "it must be none or balanced"),
-        ("temperature=0", "habits.temperature=0: it must be above 0"),
-        ("scores=0", "it must be at least 1"),
+        ("layer_lr_decay=0", "finetune.layer_lr_decay=0: it must be above 0 and at most 1"),
+        ("layer_lr_decay=1.5", "it must be above 0 and at most 1"),
+        ("layer_lr_decay=nan", "it must be a number"),
+        ("noisy_tune=-0.1", "it must be at least 0"),
+        ("noisy_tune=inf", "it must be a number"),
+        ("adversarial_epsilon=-1", "finetune.adversarial_epsilon=-1: it must be at least 0"),
+        ("adversarial_epsilon=nan", "it must be a number"),
+        ("dropout=1", "finetune.dropout=1: it must be from 0 to less than 1"),
+        ("early_stopping_patience=-1", "it must be at least 0"),
+        ("class_weights=rare", "it must be none or balanced"),
+        ("mixing_temperature=0", "finetune.mixing_temperature=0: it must be above 0"),
+        ("evals_per_epoch=0", "it must be at least 1"),
     ],
 )
 def test_fine_tuning_settings_outside_their_range_are_refused(setting: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        apply_overrides(Habits(), [setting])
+        apply_overrides(FineTuneConfig(), [setting])
 
 
 @pytest.mark.parametrize("value", SIZES.values(), ids=SIZES)
@@ -474,7 +483,7 @@ def test_sizes_and_rates_of_every_network_have_a_range(value: Any) -> None:
 
 def test_every_field_of_a_recipe_has_a_help_text() -> None:
     """One phrase without a full stop: the command line prints it."""
-    groups = ("recipe", "train", "habits", "model", "objective", "file")
+    groups = ("recipe", "train", "finetune", "model", "objective", "file")
     for name in [name for group in groups for name in TYPES[group]]:
         importlib.import_module(next(t[name] for t in TYPES.values() if name in t))
         if not CLASSES[name].__module__.startswith("kinfolk."):
@@ -482,4 +491,4 @@ def test_every_field_of_a_recipe_has_a_help_text() -> None:
         for field_name, rule, text in describe(CLASSES[name]):
             assert text and text[-1] not in ".:;" and "\n" not in text, f"{name}.{field_name}"
             assert rule
-    assert ("peak", "a number, above 0", "peak learning rate") in describe(Train)
+    assert ("lr", "a number, above 0", "peak learning rate") in describe(TrainConfig)

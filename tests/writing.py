@@ -3,23 +3,32 @@
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from kinfolk.generation import Generated, Method, Request, Rules, Sampling, generate
+from kinfolk.generation import (
+    Constraints,
+    DecodingMethod,
+    GeneratedSequence,
+    GenerationRequest,
+    Sampling,
+    generate,
+)
 
 
 def write(
     model: Any,
     prompts: Sequence[Sequence[int]],
     *,
-    method: Method = Sampling(),
+    method: DecodingMethod = Sampling(),
     banned: Collection[int] = (),
     **wants: Any,
-) -> list[Generated]:
+) -> list[GeneratedSequence]:
     """Generate, with the request spelled out."""
     return generate(model, asked(prompts, banned=banned, **wants), method)
 
 
 def asked(
     prompts: Sequence[Sequence[int]], *, banned: Collection[int] = (), **wants: Any
-) -> Request:
+) -> GenerationRequest:
     """Put a request together."""
-    return Request(prompts=prompts, **{"rules": Rules(banned=banned), **wants})
+    return GenerationRequest(
+        prompts=prompts, **{"constraints": Constraints(suppress_ids=banned), **wants}
+    )

@@ -9,57 +9,59 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kinfolk.errors import UserError
-    from kinfolk.generation import continue_text, fill_text
-    from kinfolk.recipes.answering import solver
-    from kinfolk.recipes.continuing import continued
+    from kinfolk.generation import fill, generate_text
+    from kinfolk.recipes.answering import load_predictor
+    from kinfolk.recipes.continuing import continue_from
     from kinfolk.recipes.evaluation import evaluate
     from kinfolk.recipes.finetuning import finetune
     from kinfolk.recipes.opening import load, logits
     from kinfolk.recipes.pretraining import pretrain, resume
-    from kinfolk.recipes.recipe import Recipe, Share, recipe
-    from kinfolk.recipes.tuning import Habits, sheet
+    from kinfolk.recipes.recipe import CorpusShare, Recipe, recipe
+    from kinfolk.recipes.tuning import FineTuneConfig, TaskDataset, task_dataset
     from kinfolk.recipes.writing import stream
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Habits",
+    "CorpusShare",
+    "FineTuneConfig",
     "Recipe",
-    "Share",
+    "TaskDataset",
     "UserError",
-    "continue_text",
-    "continued",
+    "continue_from",
     "evaluate",
-    "fill_text",
+    "fill",
     "finetune",
+    "generate_text",
     "load",
+    "load_predictor",
     "logits",
     "pretrain",
     "recipe",
     "resume",
-    "sheet",
-    "solver",
     "stream",
+    "task_dataset",
 ]
 
 _HOMES = {
-    "Habits": "recipes.tuning",
+    "CorpusShare": "recipes.recipe",
+    "FineTuneConfig": "recipes.tuning",
     "Recipe": "recipes.recipe",
-    "Share": "recipes.recipe",
+    "TaskDataset": "recipes.tuning",
     "UserError": "errors",
-    "continue_text": "generation",
-    "continued": "recipes.continuing",
+    "continue_from": "recipes.continuing",
     "evaluate": "recipes.evaluation",
-    "fill_text": "generation",
+    "fill": "generation",
     "finetune": "recipes.finetuning",
+    "generate_text": "generation",
     "load": "recipes.opening",
+    "load_predictor": "recipes.answering",
     "logits": "recipes.opening",
     "pretrain": "recipes.pretraining",
     "recipe": "recipes.recipe",
     "resume": "recipes.pretraining",
-    "sheet": "recipes.tuning",
-    "solver": "recipes.answering",
     "stream": "recipes.writing",
+    "task_dataset": "recipes.tuning",
 }
 
 

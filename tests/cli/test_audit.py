@@ -29,7 +29,11 @@ def test_json_says_what_is_there(kinfolk: Kinfolk, home: Home) -> None:
     blocks = home.text.read_text(encoding="utf-8").strip().split("\n\n")
     assert found["documents"] == len(blocks)
     assert found["characters"] == sum(map(len, blocks))
-    assert found["exact"] == len(blocks) - len({block.strip() for block in blocks})
+    assert (
+        found["exact"]
+        == found["exact_duplicates"]
+        == len(blocks) - len({block.strip() for block in blocks})
+    )
     assert [file["path"] for file in found["files"]] == [str(home.text)]
     assert sum(count for _, count in found["lengths"]) == len(blocks)
 

@@ -10,7 +10,7 @@ import pytest
 
 import kinfolk as package
 from kinfolk import hub
-from kinfolk.data.encoding import Encoder
+from kinfolk.data.encoding import DocumentEncoder
 from kinfolk.training import checkpoints
 from little import MEMBERS, Home, Kinfolk
 
@@ -37,7 +37,9 @@ def test_the_numbers_agree_with_each_other(
     bits = score["loss"] * score["tokens"] / math.log(2) / BYTES
     assert score["bits_per_byte"] == pytest.approx(bits)
     _, tokenizer = package.load(runs[member])
-    tokens = sum(len(tokenizer.encode(t, specials=False)) for t in TEXT.strip().split("\n\n"))
+    tokens = sum(
+        len(tokenizer.encode(t, add_special_tokens=False)) for t in TEXT.strip().split("\n\n")
+    )
     # A decoder also predicts where each of the two documents ends.
     assert score["tokens"] == tokens + (2 if member == "gpt2" else 0)
 
@@ -58,7 +60,7 @@ def test_the_checkpoint_is_hashed_and_everything_opened_once(
 
     counted(checkpoints, "verify")
     counted(hub, "load")
-    counted(Encoder, "__call__")
+    counted(DocumentEncoder, "__call__")
     said = kinfolk("evaluate", runs["bert"], "--text", home.text, "--device", "cpu", "--json")
     assert "pair_accuracy" in json.loads(said.out)
     assert calls == {"verify": 1, "load": 1, "__call__": 1}
@@ -69,10 +71,10 @@ def test_the_loss_is_that_of_the_logits(
 ) -> None:
     score = json.loads(kinfolk("evaluate", runs["gpt2"], "--text", text, "--json").out)
     model, tokenizer = package.load(runs["gpt2"])
-    bos, eos = tokenizer.specials.bos, tokenizer.specials.eos
+    bos, eos = tokenizer.special_tokens.bos, tokenizer.special_tokens.eos
     nats = 0.0
     for document in TEXT.strip().split("\n\n"):
-        ids = [bos, *tokenizer.encode(document, specials=False), eos]
+        ids = [bos, *tokenizer.encode(document, add_special_tokens=False), eos]
         scores = package.logits(model, ids[:-1]).log_softmax(-1)
         nats -= sum(scores[place, id].item() for place, id in enumerate(ids[1:]))
     assert score["loss"] == pytest.approx(nats / score["tokens"], rel=1e-5)

@@ -8,11 +8,11 @@ import pytest
 
 import sheets
 from kinfolk.recipes.finetuning import finetune
-from kinfolk.recipes.starting import started
-from kinfolk.recipes.tuning import Habits, sheet
+from kinfolk.recipes.starting import parse_initial_weights
+from kinfolk.recipes.tuning import FineTuneConfig, task_dataset
 from little import Kinfolk, Said, tree
 
-FEW = ("train.batch=8", "train.device=cpu", "train.peak=5e-3")
+FEW = ("train.batch_size=8", "train.device=cpu", "train.lr=5e-3")
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +26,14 @@ def solvers(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "scale": sheets.scale(folder / "scale.tsv"),
     }
     for name, file in files.items():
-        habits = Habits(epochs=3 if name == "mood" else 2)
-        finetune(started("bert/nano"), [sheet(file)], folder / name, habits=habits, settings=FEW)
+        finetune_config = FineTuneConfig(epochs=3 if name == "mood" else 2)
+        finetune(
+            parse_initial_weights("bert/nano"),
+            [task_dataset(file)],
+            folder / name,
+            finetune_config=finetune_config,
+            settings=FEW,
+        )
     return folder
 
 

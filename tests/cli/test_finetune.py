@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import sheets
-from kinfolk.recipes.opening import model_folder
-from kinfolk.recipes.tuning import Tuning
+from kinfolk.recipes.opening import find_model_folder
+from kinfolk.recipes.tuning import FineTuneRecipe
 from little import Home, Kinfolk, Said, tree
 
 QUICK = ("--epochs", "1", "--batch", "8", "--device", "cpu")
@@ -48,7 +48,7 @@ def test_a_run_says_what_it_read_and_ends_with_its_scores(
     shown = dict(line.rsplit(maxsplit=1) for line in said.out.splitlines()[1:-1])
     assert float(shown["accuracy"]) == pytest.approx(dev["accuracy"], abs=1e-4)
     assert float(shown["F1"]) == pytest.approx(dev["f1"], abs=1e-4)
-    best = model_folder(tmp_path / "run")
+    best = find_model_folder(tmp_path / "run")
     assert said.out.splitlines()[-1] == f"the best model is in {best}"
     assert (best / "config.json").is_file()
 
@@ -62,7 +62,7 @@ def test_it_learns_what_one_word_decides(kinfolk: Kinfolk, files: Path, tmp_path
     found = json.loads(ok(said).out)
     assert found["metric"] == "accuracy" and found["run"] == str(tmp_path / "run")
     assert found["dev"]["accuracy"] == 1.0
-    assert Path(found["model"]) == model_folder(tmp_path / "run")
+    assert Path(found["model"]) == find_model_folder(tmp_path / "run")
 
 
 def test_seeds_give_a_mean_a_spread_and_the_best_of_them(
@@ -76,7 +76,7 @@ def test_seeds_give_a_mean_a_spread_and_the_best_of_them(
     assert summary["dev"] == pytest.approx(sum(each) / 3)
     assert each[int(summary["best"].removeprefix("seed-"))] == max(each)
     assert (out / "best").resolve().name == summary["best"]
-    recipes = [Tuning.read(out / f"seed-{n}" / "recipe.json") for n in range(3)]
+    recipes = [FineTuneRecipe.read(out / f"seed-{n}" / "recipe.json") for n in range(3)]
     assert [recipe.train.seed for recipe in recipes] == [0, 1, 2]
     assert said.out.split("\n")[0].split() == ["seed-0", "seed-1", "seed-2", "mean", "spread"]
     shown = next(line.split() for line in said.out.splitlines() if line.startswith("accuracy"))
@@ -111,13 +111,13 @@ def test_scratch_forgets_the_weights(
     from safetensors.torch import load_file
 
     name = "bert.encoder.layer.0.attention.self.query.weight"
-    kept = load_file(model_folder(runs["bert"]) / "model.safetensors")[name]
+    kept = load_file(find_model_folder(runs["bert"]) / "model.safetensors")[name]
     same = []
     for number, more in enumerate(((), ("--scratch",))):
         out = tmp_path / str(number)
         asked = ("finetune", runs["bert"], "--train", files / "train.tsv", "-o", out)
         ok(kinfolk(*asked, *QUICK, "--rate", "1e-15", *more))
-        found = load_file(model_folder(out) / "model.safetensors")
+        found = load_file(find_model_folder(out) / "model.safetensors")
         same.append(bool((found[name] == kept).all()))
     assert same == [True, False]
 
@@ -128,19 +128,33 @@ def test_options_reach_the_recipe(
     words = (
         "--epochs 0.5 --batch 8 --rate 2e-3 --length 20 --seed 7 --patience 2 --thaw --noise 0.1 "
         "--class-weights balanced --layer-decay 0.9 --attack 0.5 --accumulate 2 --schedule slanted "
-        "--metric f1 --positive bad --way head train.clip=0.5 habits.scores=2 "
+        "--metric f1 --positive bad --way head train.grad_clip=0.5 finetune.evals_per_epoch=2 "
         "--device cpu"
     )
     asked = ("finetune", "bert/nano", "--tokenizer", home.tokenizer, "--train", files / "train.tsv")
     ok(kinfolk(*asked, "-o", tmp_path / "run", *words.split()))
-    found = Tuning.read(tmp_path / "run" / "recipe.json")
-    train, habits, way = found.train, found.habits, found.ways[0]
-    assert (train.batch, train.peak, train.seed, train.accumulate) == (8, 2e-3, 7, 2)
-    assert (train.schedule, train.clip) == ("slanted", 0.5)
-    assert (habits.epochs, habits.patience, habits.thaw, habits.noise) == (0.5, 2, True, 0.1)
-    assert (habits.weights, habits.shrink, habits.attack) == ("balanced", 0.9, 0.5)
-    assert habits.scores == 2
-    assert (way.name, way.length, way.task.main, way.task.positive) == ("head", 20, "f1", "bad")
+    found = FineTuneRecipe.read(tmp_path / "run" / "recipe.json")
+    train, finetune_config, way = found.train, found.finetune, found.formulations[0]
+    assert (train.batch_size, train.lr, train.seed, train.gradient_accumulation) == (8, 2e-3, 7, 2)
+    assert (train.schedule, train.grad_clip) == ("slanted", 0.5)
+    assert (
+        finetune_config.epochs,
+        finetune_config.early_stopping_patience,
+        finetune_config.gradual_unfreezing,
+        finetune_config.noisy_tune,
+    ) == (0.5, 2, True, 0.1)
+    assert (
+        finetune_config.class_weights,
+        finetune_config.layer_lr_decay,
+        finetune_config.adversarial_epsilon,
+    ) == ("balanced", 0.9, 0.5)
+    assert finetune_config.evals_per_epoch == 2
+    assert (way.name, way.max_length, way.task.main_metric, way.task.positive_label) == (
+        "head",
+        20,
+        "f1",
+        "bad",
+    )
     assert found.model.backbone.vocab_size == 420
 
 
@@ -167,10 +181,10 @@ def test_several_files_are_learned_together(
         *("--temperature", "2", "-o", tmp_path / "run", *QUICK),
     )
     ok(said)
-    found = Tuning.read(tmp_path / "run" / "recipe.json")
-    assert [way.task.kind for way in found.ways] == ["classify", "tag"]
-    assert [way.task.prefix for way in found.ways] == ["judge: ", "tag: "]
-    assert found.habits.temperature == 2
+    found = FineTuneRecipe.read(tmp_path / "run" / "recipe.json")
+    assert [way.task.kind for way in found.formulations] == ["classify", "tag"]
+    assert [way.task.prefix for way in found.formulations] == ["judge: ", "tag: "]
+    assert found.finetune.mixing_temperature == 2
     tagged = kinfolk("predict", tmp_path / "run", files / "ner.txt", "--task-number", "2")
     assert len(ok(tagged).out.splitlines()[0].split()) == 3
     wrong = kinfolk("predict", tmp_path / "run", files / "ner.txt", "--task-number", "3")
@@ -182,9 +196,9 @@ def test_a_teacher_is_learned_from(kinfolk: Kinfolk, files: Path, tmp_path: Path
     ok(kinfolk(*asked, "-o", tmp_path / "teacher"))
     taught = ("--teacher", tmp_path / "teacher", "--teaching", "0.7")
     ok(kinfolk(*asked, "-o", tmp_path / "pupil", *taught))
-    found = Tuning.read(tmp_path / "pupil" / "recipe.json")
+    found = FineTuneRecipe.read(tmp_path / "pupil" / "recipe.json")
     assert found.teacher == str(tmp_path / "teacher")
-    assert getattr(found.ways[0], "teaching") == 0.7  # noqa: B009  # not every way has it
+    assert getattr(found.formulations[0], "distillation_weight") == 0.7  # noqa: B009  # not every way has it
 
 
 def test_a_class_is_a_word_in_a_pattern(
@@ -193,8 +207,8 @@ def test_a_class_is_a_word_in_a_pattern(
     asked = ("--way", "cloze", "--pattern", "{text} it was {answer}", "--words", "grey,fine")
     out = tmp_path / "run"
     ok(kinfolk("finetune", runs["gpt2"], "--train", files / "train.tsv", "-o", out, *asked, *QUICK))
-    way = Tuning.read(out / "recipe.json").ways[0]
-    assert (way.name, getattr(way, "words")) == ("cloze", ("grey", "fine"))  # noqa: B009
+    way = FineTuneRecipe.read(out / "recipe.json").formulations[0]
+    assert (way.name, getattr(way, "verbalizer")) == ("cloze", ("grey", "fine"))  # noqa: B009
 
 
 def test_a_suite_ends_in_a_table_with_a_mean(kinfolk: Kinfolk, files: Path, tmp_path: Path) -> None:
@@ -278,7 +292,7 @@ MISTAKES = [
     ("bert/nano --train {train} -o {new} --length 4", "--length 4 leaves no room"),
     ("bert/nano --train {train} -o {new} --epochs 0", "epochs=0.0: it must be above 0"),
     ("bert/nano --train {train} -o {new} --class-weights heavy", "none or balanced"),
-    ("bert/nano --train {train} -o {new} train.stpes=5", "did you mean steps?"),
+    ("bert/nano --train {train} -o {new} train.stpes=5", "did you mean steps or eps?"),
     ("bert/nano --train {train} -o {new} --pattern {{answer}}", "'head' has no --pattern"),
     ("bert/nano --train {train} -o {new} --seed 1 --seeds 2", "leave --seed out"),
     ("bert/nano --train {train} -o {new} --seeds 0", "--seeds 0 is no run"),

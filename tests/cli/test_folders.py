@@ -42,14 +42,14 @@ def test_an_export_opens_in_transformers_and_comes_back(
     assert said.out == f"AutoModel.from_pretrained({str(out)!r}) opens it\n"
     assert not (out / "training.safetensors").exists()
     model, tokenizer = package.load(runs[member])
-    ids = tokenizer.encode(TEXTS[0], specials=False)
+    ids = tokenizer.encode(TEXTS[0], add_special_tokens=False)
     ours = package.logits(model, ids)
     peer, theirs = PEERS[member].from_pretrained(out), AutoTokenizer.from_pretrained(out)
     torch.testing.assert_close(asked(member, peer, ids), ours, rtol=0, atol=1e-5)
     for text in TEXTS:
         assert theirs(text)["input_ids"] == package.load(out)[1].encode(text)
         assert theirs(text, add_special_tokens=False)["input_ids"] == tokenizer.encode(
-            text, specials=False
+            text, add_special_tokens=False
         )
     # What transformers writes, kinfolk reads, to the bit.
     peer.save_pretrained(tmp_path / "theirs")
@@ -59,7 +59,7 @@ def test_an_export_opens_in_transformers_and_comes_back(
     assert said.out == f"kinfolk.load({str(tmp_path / 'back')!r}) opens it\n"
     back, again = package.load(tmp_path / "back")
     assert torch.equal(package.logits(back, ids), ours)
-    assert again.hash == tokenizer.hash
+    assert again.fingerprint == tokenizer.fingerprint
     weights = [tree(folder)["model.safetensors"] for folder in (out, tmp_path / "back")]
     assert weights[0] == weights[1]
 

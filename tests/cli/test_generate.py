@@ -26,7 +26,7 @@ def generate(kinfolk: Kinfolk, run: Path, *options: object) -> list[dict[str, li
 
 def test_logprobs_are_those_of_the_logits(kinfolk: Kinfolk, runs: dict[str, Path]) -> None:
     model, tokenizer = package.load(runs["gpt2"])
-    before = [tokenizer.specials.bos, *tokenizer.encode(PROMPT, specials=False)]
+    before = [tokenizer.special_tokens.bos, *tokenizer.encode(PROMPT, add_special_tokens=False)]
     (text,) = generate(kinfolk, runs["gpt2"], "--top-k", 40)
     assert len(text["ids"]) == len(text["logprobs"]) == 12
     scores = package.logits(model, [*before, *text["ids"]]).log_softmax(-1)
@@ -38,8 +38,8 @@ def test_logprobs_are_those_of_the_logits(kinfolk: Kinfolk, runs: dict[str, Path
 
 def test_an_encoder_decoder_answers(kinfolk: Kinfolk, runs: dict[str, Path]) -> None:
     model, tokenizer = package.load(runs["t5"])
-    eos = tokenizer.specials.eos
-    source = [*tokenizer.encode(PROMPT, specials=False), eos]
+    eos = tokenizer.special_tokens.eos
+    source = [*tokenizer.encode(PROMPT, add_special_tokens=False), eos]
     (text,) = generate(kinfolk, runs["t5"], "--seed", 1)
     assert text["ids"]
     scores = package.logits(model, text["ids"], source).log_softmax(-1)
@@ -57,9 +57,9 @@ def test_no_temperature_leaves_no_chance(kinfolk: Kinfolk, runs: dict[str, Path]
     model, tokenizer = package.load(runs["gpt2"])
     once, other = (generate(kinfolk, runs["gpt2"], "--temperature", 0, "--seed", s) for s in (1, 2))
     assert once == other
-    before = [tokenizer.specials.bos, *tokenizer.encode(PROMPT, specials=False)]
+    before = [tokenizer.special_tokens.bos, *tokenizer.encode(PROMPT, add_special_tokens=False)]
     scores = package.logits(model, before)[-1]
-    scores[sorted(tokenizer.specials.all - {tokenizer.specials.eos})] = float("-inf")
+    scores[sorted(tokenizer.special_tokens.ids - {tokenizer.special_tokens.eos})] = float("-inf")
     assert once[0]["ids"][0] == scores.argmax().item()
 
 
@@ -78,7 +78,7 @@ def test_the_text_streamed_is_the_text_of_the_json(kinfolk: Kinfolk, runs: dict[
     (text,) = generate(kinfolk, runs["gpt2"])
     said = kinfolk("generate", runs["gpt2"], PROMPT, "--max-tokens", 12)
     assert said.out == f"{PROMPT}{text['text']}\n"
-    assert package.continue_text(*package.load(runs["gpt2"]), PROMPT, tokens=12) == text["text"]
+    assert package.generate_text(*package.load(runs["gpt2"]), PROMPT, tokens=12) == text["text"]
 
 
 def test_a_word_is_filled_with_its_probability(kinfolk: Kinfolk, runs: dict[str, Path]) -> None:
@@ -88,9 +88,9 @@ def test_a_word_is_filled_with_its_probability(kinfolk: Kinfolk, runs: dict[str,
     filled = json.loads(said.out)
     model, tokenizer = package.load(runs["bert"])
     ids = tokenizer.encode(text)
-    place = ids.index(tokenizer.specials.mask)
+    place = ids.index(tokenizer.special_tokens.mask)
     shares = package.logits(model, ids)[place].softmax(-1)
-    shares[sorted(tokenizer.specials.all)] = 0.0
+    shares[sorted(tokenizer.special_tokens.ids)] = 0.0
     best = shares.topk(3)
     (hole,) = filled["holes"]
     assert [share for _, share in hole["choices"]] == pytest.approx(best.values.tolist(), rel=1e-4)
@@ -143,7 +143,7 @@ def test_every_method_writes(
     assert said.out == f"{PROMPT}{text['text']}\n"
     if options[-2] == "--no-repeat-ngram":
         _, tokenizer = package.load(runs["gpt2"])
-        pairs = list(pairwise([*tokenizer.encode(PROMPT, specials=False), *text["ids"]]))
+        pairs = list(pairwise([*tokenizer.encode(PROMPT, add_special_tokens=False), *text["ids"]]))
         assert len(set(pairs)) == len(pairs)
 
 
@@ -241,7 +241,7 @@ def test_a_long_prompt_is_cut_where_that_is_asked_for(
     said = kinfolk(*asked, "--truncate", "left")
     assert said.code == 0 and said.out.startswith(long)
     _, tokenizer = package.load(runs["gpt2"])
-    ids = tokenizer.encode(long, specials=False)
+    ids = tokenizer.encode(long, add_special_tokens=False)
     over = len(ids) + 1 + 4 - 32
     assert said.err == f"warning: the prompt is too long: its first {over} tokens are left out\n"
     rest = tokenizer.decode(ids[over:])
@@ -269,7 +269,7 @@ def interrupted(*arguments: object, **options: object) -> Iterator[str]:
 def test_ctrl_c_leaves_what_was_written(
     kinfolk: Kinfolk, runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(printing, "speak", interrupted)
+    monkeypatch.setattr(printing, "stream_text", interrupted)
     said = kinfolk("generate", runs["gpt2"], PROMPT)
     assert (said.code, said.out, said.err) == (130, f"{PROMPT} one two\n", "")
 

@@ -36,9 +36,9 @@ def test_the_list_for_programs_has_every_file(kinfolk: Kinfolk) -> None:
     assert {member["name"] for member in members} == FILES
     assert len(members) == len(FILES)
     bert = next(member for member in members if member["name"] == "bert")
-    assert bert["kind"] == "encoder"
+    assert bert["architecture"] == bert["kind"] == "encoder"
     assert bert["objectives"] == ["nsp", "mlm", "unilm"]
-    assert "fill" in bert["can"] and "generate" not in bert["can"]
+    assert "fill" in bert["capabilities"] and "generate" not in bert["capabilities"]
 
 
 def test_the_list_for_people_has_every_file(kinfolk: Kinfolk) -> None:

@@ -76,10 +76,10 @@ MISTAKES = [
         "no member 'gtp2' in the family: did you mean gpt2",
     ),
     ("pretrain gpt2/tyni --corpus {corpus} -o {new}", "gpt2 has no size 'tyni': did you mean tiny"),
-    ("pretrain gpt2 --corpus {corpus} -o {new} train.stpes=5", "did you mean steps?"),
+    ("pretrain gpt2 --corpus {corpus} -o {new} train.stpes=5", "did you mean steps or eps?"),
     ("pretrain gpt2 --corpus {corpus} -o {new} trian.steps=5", "did you mean train?"),
     ("pretrain gpt2 --corpus {corpus} -o {new} train.steps=five", "a whole number"),
-    ("pretrain gpt2 --corpus {corpus} -o {new} train.peak=high", "train.peak=high: it must be a"),
+    ("pretrain gpt2 --corpus {corpus} -o {new} train.lr=high", "train.lr=high: it must be a"),
     ("pretrain gpt2 --corpus {corpus} -o {new} train.compile=maybe", "auto, yes or no"),
     ("pretrain gpt2 --corpus {corpus} -o {new} fast", "'fast' is not a setting"),
     ("pretrain gpt2 --corpus {corpus} -o {new} --objective mlm", "it learns by clm"),
@@ -256,13 +256,13 @@ def test_a_full_disk_leaves_the_checkpoint_before_it_whole(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run, original = tmp_path / "run", checkpoints.write_state
+    run, original = tmp_path / "run", checkpoints.save_training_state
     asked = ("pretrain", "gpt2/nano", "--corpus", home.corpus, *FEW.split())
 
     def write(folder: Path, state: dict[str, Any]) -> None:
         (broken(original) if state["step"] == 8 else original)(folder, state)
 
-    monkeypatch.setattr(checkpoints, "write_state", write)
+    monkeypatch.setattr(checkpoints, "save_training_state", write)
     sentence = one_sentence(kinfolk(*asked, "-o", run))
     assert "the disk is full while saving step 8" in sentence
     assert "the checkpoint of step 4 is whole" in sentence
@@ -270,7 +270,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_it_whole(
     assert names == {"step-00000004", "last", "best"}
     assert checkpoints.verify(run / "checkpoints" / "last") is None
     # With room again, the run arrives where it would have.
-    monkeypatch.setattr(checkpoints, "write_state", original)
+    monkeypatch.setattr(checkpoints, "save_training_state", original)
     assert kinfolk("pretrain", "--resume", run).code == 0
     kinfolk(*asked, "-o", tmp_path / "whole")
     last = [tree(r / "checkpoints" / "last") for r in (run, tmp_path / "whole")]

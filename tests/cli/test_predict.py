@@ -9,11 +9,11 @@ import pytest
 
 import sheets
 from kinfolk.recipes.finetuning import finetune
-from kinfolk.recipes.starting import started
-from kinfolk.recipes.tuning import Habits, sheet
+from kinfolk.recipes.starting import parse_initial_weights
+from kinfolk.recipes.tuning import FineTuneConfig, task_dataset
 from little import Kinfolk, Said
 
-FEW = ("train.batch=8", "train.device=cpu", "train.peak=5e-3")
+FEW = ("train.batch_size=8", "train.device=cpu", "train.lr=5e-3")
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +29,8 @@ def solvers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     for name, file in files.items():
         epochs = 8 if name == "mood" else 1
-        asked = {"habits": Habits(epochs=epochs), "settings": FEW}
-        finetune(started("bert/nano"), [sheet(file)], folder / name, **asked)  # type: ignore[arg-type]
+        asked = {"finetune_config": FineTuneConfig(epochs=epochs), "settings": FEW}
+        finetune(parse_initial_weights("bert/nano"), [task_dataset(file)], folder / name, **asked)  # type: ignore[arg-type]
     return folder
 
 
@@ -199,9 +199,9 @@ def test_what_was_fine_tuned_elsewhere_predicts_here(
     """A folder that transformers saved has no recipe: its head and its labels say enough."""
     import transformers
 
-    from kinfolk.recipes.opening import model_folder
+    from kinfolk.recipes.opening import find_model_folder
 
-    own = model_folder(solvers / "mood")
+    own = find_model_folder(solvers / "mood")
     model = transformers.AutoModelForSequenceClassification.from_pretrained(own)
     model.save_pretrained(tmp_path / "foreign")
     transformers.AutoTokenizer.from_pretrained(own).save_pretrained(tmp_path / "foreign")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kinfolk.recipes.recipe import Recipe, Share
+from kinfolk.recipes.recipe import CorpusShare, Recipe
 from kinfolk.recipes.reporting import curves
 from kinfolk.training.log import read
 from little import MEMBERS, Home, Kinfolk, text, tree
@@ -24,7 +24,7 @@ def test_a_run_is_what_was_asked_for(
     out = tmp_path / "run"
     said = kinfolk(
         *("pretrain", f"{member}/nano", "--corpus", home.corpus, "-o", out, "--steps", 3, *FEW),
-        *("--seed", 7, "--workers", 0, "train.peak=2e-3", "model.dropout=0.2", "--json"),
+        *("--seed", 7, "--workers", 0, "train.lr=2e-3", "model.dropout=0.2", "--json"),
     )
     assert said.code == 0
     values = json.loads(said.out)
@@ -33,8 +33,8 @@ def test_a_run_is_what_was_asked_for(
     assert f"{member}/nano  step 3 of 3  loss " in said.err
     recipe = Recipe.read(out / "recipe.json")
     train = recipe.train
-    assert (train.steps, train.batch, train.seed, train.peak) == (3, 4, 7, 2e-3)
-    assert (recipe.model.dropout, recipe.objective.length) == (0.2, 32)
+    assert (train.steps, train.batch_size, train.seed, train.lr) == (3, 4, 7, 2e-3)
+    assert (recipe.model.dropout, recipe.objective.max_length) == (0.2, 32)
     assert len(read(out)) == 3
     assert (out / "report.html").stat().st_size > 1000
     assert list((out / "tensorboard").iterdir())
@@ -46,7 +46,7 @@ def test_lines_name_the_step_of_a_score_and_show_the_losses_of_the_page(
     out = tmp_path / "run"
     said = kinfolk(
         *("pretrain", "bert/nano", "--corpus", home.corpus, "-o", out, "--steps", 5, *FEW),
-        *("train.evaluate_every=2", "train.evaluate_batches=1"),
+        *("train.eval_every=2", "train.eval_batches=1"),
     )
     lines = [line for line in said.err.splitlines() if "step " in line]
     learned, held_out = curves(out, "bert")
@@ -56,7 +56,7 @@ def test_lines_name_the_step_of_a_score_and_show_the_losses_of_the_page(
     assert f"  held out {score[2]:.3f} (step 2)  " in lines[2]
     assert f"  held out {score[4]:.3f}  " in lines[3]
     for line, loss, entry in zip(lines, learned.ys, read(out), strict=True):
-        assert f"  loss {loss:.3f}  pairs {entry['parts']['pairs']:.3f}  " in line
+        assert f"  loss {loss:.3f}  pairs {entry['losses']['pairs']:.3f}  " in line
 
 
 def test_bert_can_learn_by_hidden_words_alone(kinfolk: Kinfolk, home: Home, tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_corpora_are_mixed_by_weight(kinfolk: Kinfolk, home: Home, tmp_path: Pat
     said = kinfolk(*asked, "--corpus", f"{home.corpus}=0.7", "--corpus", f"{other}=0.3")
     assert said.code == 0, said.err
     recipe = Recipe.read(out / "recipe.json")
-    assert recipe.corpus == (Share(str(home.corpus), 0.7), Share(str(other), 0.3))
+    assert recipe.corpus == (CorpusShare(str(home.corpus), 0.7), CorpusShare(str(other), 0.3))
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "corpus, 70.0% of rows" in page and "other=1, 30.0% of rows" in page
 
@@ -108,10 +108,10 @@ def test_an_interrupt_ends_with_130_and_resume_arrives(
     home: Home, kinfolk: Kinfolk, tmp_path: Path
 ) -> None:
     whole, run, steps = tmp_path / "whole", tmp_path / "run", 500
-    asked = ("pretrain", "gpt2/nano", "--corpus", home.corpus, *FEW, "train.keep=1")
+    asked = ("pretrain", "gpt2/nano", "--corpus", home.corpus, *FEW, "train.keep_checkpoints=1")
     # No rate depends on the number of steps, which is cut below.
     asked = (*asked, "train.schedule=constant", "train.warmup=3")
-    asked = (*asked, "train.save_every=1000", "train.evaluate_every=1000", "--steps")
+    asked = (*asked, "train.save_every=1000", "train.eval_every=1000", "--steps")
     process = subprocess.Popen(
         [sys.executable, "-m", "kinfolk", *map(str, asked), str(steps), "-o", str(run)],
         stdout=subprocess.PIPE,

@@ -21,7 +21,7 @@ pytestmark = [
 
 STEPS, STOP = 40, 20
 LENGTH = 128  # a whole block of the block-sparse mask
-SETTINGS = ("train.warmup=4", "train.save_every=10", "train.evaluate_every=10")
+SETTINGS = ("train.warmup=4", "train.save_every=10", "train.eval_every=10")
 NEAR = 0.02  # how far losses in bfloat16 may lie from those in float32, relative
 
 
@@ -40,7 +40,7 @@ def logged(run: Path) -> list[dict[str, Any]]:
 def losses(run: Path) -> list[float]:
     """Return the loss of every step, and the held-out losses."""
     lines = logged(run)
-    held_out = [line["held_out"] for line in lines if "held_out" in line]
+    held_out = [line["eval_loss"] for line in lines if "eval_loss" in line]
     assert len(held_out) == STEPS // 10
     return [line["loss"] for line in lines] + held_out
 
@@ -53,7 +53,7 @@ def test_a_run_by_the_defaults_is_interrupted_resumed_and_near_the_cpu(
     for name, device in (("whole", ()), ("cpu", ("--device", "cpu"))):
         said = kinfolk(*asked, "-o", tmp_path / name, *device)
         assert said.code == 0, said.err
-    numbers = (f"train.steps={STEPS}", "train.batch=4")
+    numbers = (f"train.steps={STEPS}", "train.batch_size=4")
     same = recipe("gpt2/nano", home.corpus, length=LENGTH, settings=[*SETTINGS, *numbers])
     with pytest.raises(KeyboardInterrupt):
         pretrain(same, tmp_path / "parts", watch=stop)

@@ -10,17 +10,17 @@ from kinfolk.data import prose
 from kinfolk.recipes import quickstart
 from little import Kinfolk
 
-SHORT = ["steps=5", "batch=4", "device=cpu"]
+SHORT = ["steps=5", "batch_size=4", "device=cpu"]
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    every = prose.documents
+    every = prose.demo_documents
 
     def some() -> Iterator[str]:
         return (document[:300] for document in itertools.islice(every(), 100))
 
-    monkeypatch.setattr(prose, "documents", some)
+    monkeypatch.setattr(prose, "demo_documents", some)
     monkeypatch.setattr(quickstart, "HOLDOUT", 0.1)
     monkeypatch.setattr(quickstart, "VOCAB", 512)
     members = dict.fromkeys(("gpt2/nano", "bert/nano", "t5/nano"), SHORT)

@@ -10,9 +10,9 @@ import pytest
 
 from kinfolk.data.prepare import prepare
 from kinfolk.data.shards import Corpus
-from kinfolk.metrics.samples import quality
+from kinfolk.metrics.samples import diversity_scores
 from kinfolk.recipes.ngrams import counted
-from kinfolk.recipes.samples import excerpts, facts, read
+from kinfolk.recipes.samples import as_dict, read, sample_excerpts
 from kinfolk.text import Tokenizer
 from little import Home, Kinfolk
 
@@ -55,7 +55,9 @@ def test_samples_are_read_from_every_form(
 def test_the_numbers_are_those_of_the_texts(kinfolk: Kinfolk, tmp_path: Path) -> None:
     path = written(tmp_path, "s.jsonl", "\n".join(json.dumps({"text": t}) for t in TEXTS))
     found = measured(kinfolk, path)
-    assert found == {"samples": facts(quality(TEXTS))}
+    expected = as_dict(diversity_scores(TEXTS))
+    earlier = {"repetition": expected["repetition_rate"], "loops": expected["loop_rate"]}
+    assert found == {"samples": expected | earlier}
     assert found["samples"]["texts"] == 4 and found["samples"]["empty"] == 1
     assert found["samples"]["perplexity"] is None
 
@@ -83,7 +85,7 @@ def test_samples_are_measured_beside_real_text(
     assert samples["texts"] == real["texts"] == 6
     assert 1 < real["perplexity"] < samples["perplexity"]
     model, tokenizer = counted(home.corpus)
-    ids = [tokenizer.encode(text, specials=False) for text in texts]
+    ids = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
     costs = np.concatenate([model.counts.nll(np.array(text, np.int64))[:-1] for text in ids])
     assert samples["perplexity"] == pytest.approx(math.exp(costs.mean()))
 
@@ -98,9 +100,9 @@ def test_a_table_is_for_people(kinfolk: Kinfolk, home: Home) -> None:
     # A piece or more of every document that is held out.
     assert Corpus.open(home.corpus / "holdout").documents <= int(real) < 80
     values = {row.split("  ")[0]: row.split()[-2:] for row in rows}
-    expected = quality(read(home.text))
+    expected = diversity_scores(read(home.text))
     assert values["self-BLEU"][0] == f"{expected.self_bleu:.3f}"
-    assert values["distinct-4"][0] == f"{expected.distinct[3]:.3f}"
+    assert values["distinct-4"][0] == f"{expected.distinct_n[3]:.3f}"
     alone = kinfolk("evaluate", "--samples", home.text).out
     assert "real" not in alone and alone.splitlines()[-1].split()[-1] == "-"
 
@@ -120,13 +122,13 @@ def test_a_corpus_that_holds_nothing_out_is_a_warning(
 def test_excerpts_are_even_and_of_one_length(home: Home, count: int, length: int) -> None:
     corpus = Corpus.open(home.corpus)
     sizes = np.diff(corpus.starts)
-    found = excerpts(corpus, count, length)
-    whole = [piece for piece in found if len(piece) == length]
+    found = sample_excerpts(corpus, count, length)
+    whole = [chunk for chunk in found if len(chunk) == length]
     assert len(found) == count
     assert len(whole) == min(count, (sizes // length).sum())
     if len(whole) <= (sizes >= length).sum():  # then none from the same document
         begins = {tuple(corpus.document(i)[:length]) for i in range(corpus.documents)}
-        assert all(tuple(piece) in begins for piece in whole)
+        assert all(tuple(chunk) in begins for chunk in whole)
 
 
 MISTAKES = [

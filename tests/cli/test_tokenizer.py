@@ -35,11 +35,11 @@ def test_every_kind_is_learned_and_opens(
     )
     assert (said.code, said.err) == (0, "")
     tokenizer = Tokenizer.load(out)
-    assert json.loads(said.out) == {"folder": str(out), "kind": kind, "vocab": tokenizer.vocab}
+    assert json.loads(said.out) == {"folder": str(out), "kind": kind, "vocab": tokenizer.vocab_size}
     assert tokenizer.kind == kind
     theirs = AutoTokenizer.from_pretrained(out)
     assert theirs(SENTENCE)["input_ids"] == tokenizer.encode(SENTENCE)
-    assert tokenizer.specials.unk not in tokenizer.encode(SENTENCE)
+    assert tokenizer.special_tokens.unk not in tokenizer.encode(SENTENCE)
 
 
 def test_capitals_can_be_given_up(kinfolk: Kinfolk, home: Home, tmp_path: Path) -> None:
@@ -61,8 +61,8 @@ def test_tables_are_learned_from_by_column_and_field(
         out = tmp_path / str(number)
         said = kinfolk("tokenizer", "train", *asked, "--kind", "word", "--vocab", 130, "-o", out)
         assert said.code == 0, said.err
-        assert Tokenizer.load(out).id("garden") is not None
-        assert Tokenizer.load(out).id("9") is None
+        assert Tokenizer.load(out).token_to_id("garden") is not None
+        assert Tokenizer.load(out).token_to_id("9") is None
 
 
 def test_a_text_is_shown_in_pieces_above_their_ids(
@@ -73,15 +73,15 @@ def test_a_text_is_shown_in_pieces_above_their_ids(
     above, below, summary = said.out.splitlines()
     tokenizer = Tokenizer.load(home.tokenizer)
     assert [int(id) for id in below.split()] == tokenizer.encode("The cat\né")
-    pieces = above.split()
-    assert "".join(pieces[:-2]) == "The␣cat⏎" and pieces[-2:] == ["é⟨c3⟩", "é⟨a9⟩"]
+    chunks = above.split()
+    assert "".join(chunks[:-2]) == "The␣cat⏎" and chunks[-2:] == ["é⟨c3⟩", "é⟨a9⟩"]
     # Each id stands under the start of its piece.
     starts = [
         [i for i, c in enumerate(f" {x}") if c != " " and f" {x}"[i - 1] == " "]
         for x in (above, below)
     ]
     assert starts[0] == starts[1]
-    assert summary == f"{len(pieces)} tokens for 3 words in 10 bytes"
+    assert summary == f"{len(chunks)} tokens for 3 words in 10 bytes"
     framed = kinfolk("tokenizer", "show", runs["bert"], "A dog.").out.split()
     assert framed[0] == "[CLS]" and "[SEP]" in framed
 
@@ -111,7 +111,7 @@ def test_a_piped_text_is_shown_and_json_tells_all(
         said = kinfolk("tokenizer", "show", home.tokenizer, *asked, "--json")
         found = json.loads(said.out)
         assert found["text"] == "The cat"
-        ids = [piece["id"] for piece in found["pieces"]]
+        ids = [chunk["id"] for chunk in found["pieces"]]
         assert ids == Tokenizer.load(home.tokenizer).encode("The cat")
         assert found["pieces"][0].keys() == {"id", "token", "text", "special", "unknown"}
     pipe(b"ca\xe9")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kinfolk.data.pairs import Targets, sides
+from kinfolk.data.pairs import TargetDocuments, pair_lengths
 from kinfolk.data.shards import Corpus
 from kinfolk.metrics.baselines import entropy
 from kinfolk.recipes.recipe import Recipe
@@ -28,7 +28,7 @@ GERMAN = (
 )
 GERMAN = (*GERMAN, "jetzt")
 FEW = ("--length", 32, "--batch", 4, "--steps", 8, "--device", "cpu", "--vocab", 380)
-FEW = (*FEW, "train.save_every=4", "train.evaluate_every=4", "model.dropout=0.1")
+FEW = (*FEW, "train.save_every=4", "train.eval_every=4", "model.dropout=0.1")
 
 
 @pytest.fixture(scope="module")
@@ -83,14 +83,14 @@ def test_one_command_leaves_a_model_and_its_bleu(run: Path, folders: Path, texts
     assert written.count("\n") == 10
     recipe = Recipe.read(run / "recipe.json")
     assert recipe.name == "transformer/nano" and recipe.corpus == str(run / "corpus")
-    assert type(recipe.objective).__name__ == "Pairs" and recipe.objective.smoothing == 0.1
+    assert type(recipe.objective).__name__ == "Seq2Seq" and recipe.objective.label_smoothing == 0.1
     assert Corpus.open(run / "corpus").documents == 120
     assert Corpus.open(run / "corpus" / "holdout").documents == 10
-    assert recipe.model.vocab_size == Corpus.open(run / "corpus").vocab == 380
+    assert recipe.model.vocab_size == Corpus.open(run / "corpus").vocab_size == 380
     log = read(run)
-    assert len(log) == 8 and "held_out" in log[3]
+    assert len(log) == 8 and "eval_loss" in log[3]
     # The plain loss is told beside the smoothed one that is learned by.
-    assert all(e["loss"] == pytest.approx(sum(e["parts"].values()), rel=1e-5) for e in log)
+    assert all(e["loss"] == pytest.approx(sum(e["losses"].values()), rel=1e-5) for e in log)
     assert [path.name for path in folders.iterdir() if path.name.startswith(".")] == []
 
 
@@ -117,7 +117,9 @@ def test_a_saved_model_is_scored_on_other_files(run: Path, texts: Path, kinfolk:
     scores = json.loads(kinfolk(*asked, "--corpus", run / "corpus" / "holdout").out)
     assert scores["kind"] == "likelihood of each target, left to right, given its source"
     corpus = Corpus.open(run / "corpus" / "holdout")
-    assert scores["tokens"] == int(sides(corpus)[:, 1].sum()) + 10  # each target's end is one
+    assert (
+        scores["tokens"] == int(pair_lengths(corpus)[:, 1].sum()) + 10
+    )  # each target's end is one
     assert scores["bytes"] == len((texts / "dev.de").read_bytes()) - 10  # less the ends of lines
     said = kinfolk("generate", run, "a dog runs now", "--max-tokens", 5, "--temperature", 0)
     assert said.code == 0
@@ -131,7 +133,7 @@ def test_t5_takes_a_table_and_a_prefix(texts: Path, kinfolk: Kinfolk, tmp_path: 
     corpus = Corpus.open(out / "corpus")
     tokenizer = corpus.tokenizer()
     first = (texts / "train.en").read_text(encoding="utf-8").split("\n")[0]
-    size = int(sides(corpus)[0, 0])
+    size = int(pair_lengths(corpus)[0, 0])
     assert tokenizer.decode(corpus.document(0)[:size]) == task + first
     kept = (out / "dev.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(kept) == 10 and all(json.loads(row)["source"].startswith(task) for row in kept)
@@ -209,7 +211,7 @@ def test_empty_lines_and_long_pairs_are_left_out_aloud(
 @pytest.mark.real
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("member", "setting"), [("transformer", "train.peak=4e-3"), ("t5", "train.peak=3e-2")]
+    ("member", "setting"), [("transformer", "train.lr=4e-3"), ("t5", "train.lr=3e-2")]
 )
 def test_60_steps_on_multi30k_beat_the_unigram_entropy(
     member: str, setting: str, real: Path, kinfolk: Kinfolk, tmp_path: Path
@@ -230,6 +232,6 @@ def test_60_steps_on_multi30k_beat_the_unigram_entropy(
     assert said.code == 0, said.err
     holdout = out / "corpus" / "holdout"
     scores = json.loads(kinfolk("evaluate", out, "--corpus", holdout, "--json").out)
-    unigram = entropy(Targets(Corpus.open(holdout)).counts())
+    unigram = entropy(TargetDocuments(Corpus.open(holdout)).token_counts())
     print(f"{member}: {scores['loss']:.3f} nats a token of dev targets, unigram {unigram:.3f}")
     assert scores["loss"] < unigram - 0.1

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import kinfolk as package
-from kinfolk.generation import Question
+from kinfolk.generation import EncodedPrompt
 from kinfolk.recipes import conversation, pretraining, translation
-from kinfolk.recipes.conversation import Conversation
-from kinfolk.recipes.rewriting import PREFIX
+from kinfolk.recipes.conversation import ChatSession
+from kinfolk.recipes.rewriting import PREFIX_FILE
 from little import Kinfolk
 
 LINES = ["The cat saw a ball.", "", "A dog", "  ", "The old man found the river again.", "The"]
@@ -34,10 +34,12 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pairs")
     table = folder / "pairs.tsv"
     table.write_text("".join(f"{word} cat\tchat {word}\n" for word in "abcdefgh" * 8))
-    few = ["train.steps=1", "train.batch=2", "train.device=cpu"]
-    texts = translation.texts(pairs=table, vocab=370)
+    few = ["train.steps=1", "train.batch_size=2", "train.device=cpu"]
+    texts = translation.parallel_data(pairs=table, vocab=370)
     assert texts is not None
-    translation.begin("transformer/nano", texts, folder / "run", length=16, settings=few)
+    translation.prepare_translation_run(
+        "transformer/nano", texts, folder / "run", length=16, settings=few
+    )
     return pretraining.resume(folder / "run")
 
 
@@ -54,7 +56,7 @@ def test_a_line_is_written_for_a_line(kinfolk: Kinfolk, runs: dict[str, Path], f
     assert [bool(line) for line in found] == [bool(line.strip()) for line in LINES]
     model, tokenizer = package.load(runs["t5"])
     sources = [TASK + line for line in LINES if line.strip()]
-    expected = [translation.translate(model, tokenizer, [source])[0] for source in sources]
+    expected = [translation.generate_texts(model, tokenizer, [source])[0] for source in sources]
     assert [line for line in found if line] == expected and len(set(expected)) > 1
     assert written(kinfolk, *asked, "--batch", 1) == found
     assert written(kinfolk, *asked, "--max-tokens", 1) != found
@@ -108,7 +110,7 @@ def test_who_learned_from_pairs_needs_no_prefix(kinfolk: Kinfolk, pairs: Path, f
 
 
 def test_a_run_remembers_its_prefix(kinfolk: Kinfolk, pairs: Path, file: Path) -> None:
-    path = pairs / PREFIX
+    path = pairs / PREFIX_FILE
     path.write_text("h cat b ", encoding="utf-8")
     try:
         for command in ("translate", "summarize"):
@@ -169,12 +171,12 @@ def chat(kinfolk: Kinfolk, runs: dict[str, Path], monkeypatch: pytest.MonkeyPatc
 def test_a_conversation_goes_on(chat: Chat, runs: dict[str, Path]) -> None:
     out, err = chat("The cat saw", "again", "")
     model, tokenizer = package.load(runs["gpt2"])
-    talk = Conversation(model, tokenizer, tokens=4)
+    talk = ChatSession(model, tokenizer, tokens=4)
     turns = ["".join(talk.answer(line)) for line in ("The cat saw", "again", "")]
     assert (out, err) == ("".join(f"{turn}\n" for turn in turns), "")
     assert talk.said == f"The cat saw{turns[0]}\nagain{turns[1]}{turns[2]}\n"
     assert turns[0] == "".join(package.stream((model, tokenizer), "The cat saw", tokens=4))
-    alone = "".join(Conversation(model, tokenizer, tokens=4).answer("again"))
+    alone = "".join(ChatSession(model, tokenizer, tokens=4).answer("again"))
     assert turns[1] != alone
 
 
@@ -222,14 +224,14 @@ def test_ctrl_c_stops_the_text_and_not_the_conversation(
     heard = []
 
     def speak(
-        model: object, tokenizer: object, asked: Question, *rest: object, number: int
+        model: object, tokenizer: object, asked: EncodedPrompt, *rest: object, number: int
     ) -> Iterator[str]:
         heard.append(asked.prompt)
         yield from (" one", " two")
         if number == 0:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(conversation, "speak", speak)
+    monkeypatch.setattr(conversation, "stream_text", speak)
     assert chat("The cat", "again") == (" one two\n one two\n", "")
     first, second = heard
     assert len(second) > len(first)

@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 
 from kinfolk.comparison.charts import (
-    ROW,
+    LABEL_HEIGHT,
     Bar,
-    Line,
+    ReferenceLine,
     Series,
     bars,
-    curves,
+    compact_number,
+    line_chart,
     log_ticks,
-    short,
-    smoothed,
-    spread,
+    place_labels,
+    running_mean,
     ticks,
 )
-from kinfolk.comparison.report import Baseline, Part, Report, Sample, Score, render, write
+from kinfolk.comparison.report import Baseline, ModelScore, Report, Sample, TextSpan, render, write
 from loops import every_case
 
 NAN, INFINITY = float("nan"), float("inf")
@@ -39,7 +39,11 @@ ODD = {
     "tiny": Series("odd <&\x00> name", [1, 2], [1e-12, 3e-12]),
     "huge": Series("odd <&\x00> name", [1e12, 3e12], [1e30, 1e29]),
 }
-LINES = [Line("unigram", 6.5), Line("3-gram & more", 4.2), Line("lost", NAN)]
+LINES = [
+    ReferenceLine("unigram", 6.5),
+    ReferenceLine("3-gram & more", 4.2),
+    ReferenceLine("lost", NAN),
+]
 EVIL = "<script>alert('x')</script>"
 
 
@@ -51,12 +55,14 @@ def full() -> Report:
         facts=[("seed", EVIL)],
         curves=[falling, Series(EVIL, [1, 2], [3, 2])],
         scores=[
-            Score("gpt2/nano", "left to right", 3.0, 1.5, 24_000_000, 3_200_000, 612.0),
-            Score(EVIL, "one token hidden", 2.0, 1.0, comparable=False),
-            Score("gone", "left to right", NAN),
+            ModelScore("gpt2/nano", "left to right", 3.0, 1.5, 24_000_000, 3_200_000, 612.0),
+            ModelScore(EVIL, "one token hidden", 2.0, 1.0, comparable=False),
+            ModelScore("gone", "left to right", NAN),
         ],
         baselines=[Baseline("unigram", 6.0, 3.0), Baseline("3-gram", 2.5, 1.2)],
-        samples=[Sample("gpt2/nano", "says", EVIL, [Part("Given "), Part(EVIL, new=True)])],
+        samples=[
+            Sample("gpt2/nano", "says", EVIL, [TextSpan("Given "), TextSpan(EVIL, generated=True)])
+        ],
         notes=[EVIL],
     )
 
@@ -70,7 +76,7 @@ def test_no_series_breaks_the_curves(odd: str) -> None:
     with every_case() as case:
         for log_x, lines in product([False, True], [[], LINES]):
             with case((log_x, lines)):
-                svg = curves([ODD[odd]], lines, x="steps", y="loss", log_x=log_x)
+                svg = line_chart([ODD[odd]], lines, x="steps", y="loss", log_x=log_x)
                 ElementTree.fromstring(svg)
                 assert not re.search(r"nan|inf\b", svg)
                 assert len(svg) < 40_000
@@ -78,7 +84,7 @@ def test_no_series_breaks_the_curves(odd: str) -> None:
 
 def test_every_name_is_on_the_charts() -> None:
     series = [ODD["long"], Series("a name that is much too long to fit", [1, 2], [3, 4])]
-    said = " ".join(words(curves(series, LINES[:2], x="steps", y="loss")))
+    said = " ".join(words(line_chart(series, LINES[:2], x="steps", y="loss")))
     assert "a name that is much too long to fit" in said
     assert "odd <& > name" in said
     assert {"unigram", "3-gram"} <= set(said.split())
@@ -93,13 +99,13 @@ def test_bars_of_nothing_are_still_a_chart() -> None:
 
 def test_labels_never_overlap() -> None:
     for heights in ([], [50.0] * 5, [0, 1, 2, 99, 100], list(np.linspace(90, 100, 6))):
-        gaps = np.diff(spread(heights, 10, 200))
-        assert (gaps >= ROW - 1e-9).all()
+        gaps = np.diff(place_labels(heights, 10, 200))
+        assert (gaps >= LABEL_HEIGHT - 1e-9).all()
 
 
 def test_ticks_are_few_and_round() -> None:
     assert ticks(0, 10) == [0, 2, 4, 6, 8, 10]
-    assert [short(tick) for tick in ticks(0, 24e6)] == ["0", "5M", "10M", "15M", "20M"]
+    assert [compact_number(tick) for tick in ticks(0, 24e6)] == ["0", "5M", "10M", "15M", "20M"]
     assert log_ticks(1, 1000) == [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000]
     for low, high in [(3.01, 3.02), (-5, 1e9), (1e-12, 3e-12)]:
         assert 3 <= len(ticks(low, high)) <= 9
@@ -107,9 +113,9 @@ def test_ticks_are_few_and_round() -> None:
 
 def test_smoothing_keeps_the_first_point_and_a_straight_line() -> None:
     line = np.linspace(9, 3, 500)
-    np.testing.assert_allclose(smoothed(line)[:480], line[:480])
+    np.testing.assert_allclose(running_mean(line)[:480], line[:480])
     few = line[:5]
-    assert smoothed(few) is few
+    assert running_mean(few) is few
 
 
 def test_nothing_from_outside_is_code() -> None:
@@ -159,7 +165,7 @@ def test_an_empty_report_is_a_title() -> None:
 
 def test_writing_leaves_one_whole_file(tmp_path: Path) -> None:
     path = tmp_path / "run" / "report.html"
-    broken = Sample("m", "says", "", [Part("half a letter \ud800", new=True)])
+    broken = Sample("m", "says", "", [TextSpan("half a letter \ud800", generated=True)])
     write(Report(title="first"), path)
     write(Report(title="second", samples=[broken]), path)
     assert [one.name for one in path.parent.iterdir()] == ["report.html"]

@@ -4,19 +4,22 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from kinfolk.comparison.tokenizers import Comparison, Row, render, write
-from kinfolk.data.measures import Measures
-from kinfolk.text.display import Piece
+from kinfolk.comparison.tokenizers import Comparison, TokenizerRow, render, write
+from kinfolk.data.measures import TokenizerStats
+from kinfolk.text.display import TokenView
 
 EVIL = "<script>alert('x')</script>"
 
 
 def comparison(unknown: int = 5) -> Comparison:
-    measures = Measures(
+    measures = TokenizerStats(
         200, 100, 500, unknown, Counter(Latin=150, Han=50), Counter(Latin=60, Han=40)
     )
-    pieces = [Piece(7, "a", "a"), Piece(1, "[UNK]", f"[UNK]⟨{EVIL}⟩", unknown=True)]
-    rows = [Row(EVIL, "bpe", 8192, measures, pieces), Row("word", "word", 90, measures)]
+    chunks = [TokenView(7, "a", "a"), TokenView(1, "[UNK]", f"[UNK]⟨{EVIL}⟩", unknown=True)]
+    rows = [
+        TokenizerRow(EVIL, "bpe", 8192, measures, chunks),
+        TokenizerRow("word", "word", 90, measures),
+    ]
     return Comparison(rows=rows, held_out=True)
 
 

@@ -14,23 +14,23 @@ from torch import Tensor, nn
 
 import kinfolk.objectives
 from kinfolk.batch import IGNORE_INDEX, Batch, TokenTargets
-from kinfolk.data.pieces import Loose
+from kinfolk.data.chunks import InMemoryDocuments
 from kinfolk.objectives.blanks import Blanked
 from kinfolk.objectives.pairs import Translation
 from kinfolk.objectives.prefix import Opened
 from kinfolk.objectives.sop import Ordered
-from kinfolk.recipes.catalogue import Member, members
-from kinfolk.text.tokenizer import Specials
+from kinfolk.recipes.catalogue import Family, families
+from kinfolk.text.tokenizer import SpecialTokens
 
 VOCAB = 300  # not a multiple of 64: tables are padded
 LENGTH = 32
 FIRST = 40  # the first ordinary id
-SPECIALS = Specials(
+SPECIALS = SpecialTokens(
     pad=0, unk=1, bos=2, eos=3, cls=4, sep=5, mask=6, sentinels=tuple(range(39, 19, -1))
 )
 
 # Every family member under everything it can learn by.
-PAIRS = [(m, way) for m in members().values() for way in m.objectives]
+PAIRS = [(m, way) for m in families().values() for way in m.objectives]
 NAMES = [f"{m.name}-{way}" for m, way in PAIRS]
 
 
@@ -47,11 +47,11 @@ def objective(module: ModuleType, **settings: Any) -> Any:
         for kind in vars(module).values()
         if inspect.isclass(kind) and kind.__module__ == module.__name__ and hasattr(kind, "collate")
     ]
-    given = {"specials": SPECIALS, "vocab": VOCAB, "length": LENGTH} | settings
+    given = {"special_tokens": SPECIALS, "vocab_size": VOCAB, "max_length": LENGTH} | settings
     return contracted(own[0])(**given)
 
 
-def documents(*, count: int = 9, longest: int = 70, apart: bool = False) -> Loose:
+def documents(*, count: int = 9, longest: int = 70, apart: bool = False) -> InMemoryDocuments:
     """Draw documents of many lengths, each of sentences of two to nine tokens.
 
     No token comes twice in a document, so that whoever sees it has seen it there; where they are
@@ -75,10 +75,10 @@ def documents(*, count: int = 9, longest: int = 70, apart: bool = False) -> Loos
         if number in (1, 2):  # and sentences that fit no row
             sentences = [[i for sentence in sentences for i in sentence]]
         found.append(sentences)
-    return Loose.of(found)
+    return InMemoryDocuments.from_lists(found)
 
 
-def build(member: Member, *, dropout: float = 0.0, seed: int = 0, **changes: Any) -> Any:
+def build(member: Family, *, dropout: float = 0.0, seed: int = 0, **changes: Any) -> Any:
     """Build a member's smallest network for the small text."""
     config = member.config("nano")
     drops = {f.name: dropout for f in dataclasses.fields(config) if "dropout" in f.name}
@@ -157,7 +157,7 @@ def text_of(example: Any) -> np.ndarray:
 
     A pair that was swapped is turned again.
     """
-    special = list(SPECIALS.all)
+    special = list(SPECIALS.ids)
     if isinstance(example, Translation):
         return np.concatenate([example.source[:-1], example.labels[:-1]])
     if hasattr(example, "source"):
@@ -170,16 +170,19 @@ def text_of(example: Any) -> np.ndarray:
         words = [spans.get(i, [i]) for i in example.source[:-1].tolist()]
         return np.array([i for some in words for i in some])
     if isinstance(example, Blanked):
-        blank = example.time > 0
-        spans = {p: example.labels[blank & (example.places == p)] for p in example.places[blank]}
-        ids = np.concatenate([spans.get(p, example.ids[[p]]) for p in example.places[~blank]])
+        blank = example.order > 0
+        spans = {
+            p: example.labels[blank & (example.position_ids == p)]
+            for p in example.position_ids[blank]
+        }
+        ids = np.concatenate([spans.get(p, example.ids[[p]]) for p in example.position_ids[~blank]])
         return ids[~np.isin(ids, [*special, IGNORE_INDEX])]
     ids = np.where(example.labels == IGNORE_INDEX, example.ids, example.labels)
     if isinstance(example, Opened):
         read, size = example.ids[1 : example.prefix], example.prefix - 1
         ids = np.concatenate([read, example.labels[size:]])
-    if getattr(example, "next", 0) == 1:
-        sides = [ids[example.segments == side] for side in (1, 0)]
+    if getattr(example, "label", 0) == 1:
+        sides = [ids[example.token_type_ids == side] for side in (1, 0)]
         ids = np.concatenate(sides) if isinstance(example, Ordered) else sides[1]
     return ids[~np.isin(ids, special)]
 

@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from kinfolk.data.pairs import sides
-from kinfolk.data.pieces import Documents, Loose, Pieces
-from kinfolk.objectives.pairs import Pairs
+from kinfolk.data.chunks import ChunkIndex, InMemoryDocuments, TokenizedDocuments
+from kinfolk.data.pairs import pair_lengths
+from kinfolk.objectives.pairs import Seq2Seq
 
 LONGEST = 14  # tokens of a pair: two sides with their ends fit a row of eight
 
 
-def halves(text: Documents) -> Loose:
+def halves(text: TokenizedDocuments) -> InMemoryDocuments:
     """Cut every document into pairs: the same stream, parted more often."""
     found = []
     for start, stop in zip(text.starts, text.starts[1:], strict=False):
@@ -22,24 +22,26 @@ def halves(text: Documents) -> Loose:
             size = LONGEST - 1 if len(ids) == LONGEST + 1 else min(len(ids), LONGEST)
             found.append([ids[: size // 2], ids[size // 2 : size]])
             ids = ids[size:]
-    return Loose.of(found)
+    return InMemoryDocuments.from_lists(found)
 
 
-class Paired(Pairs):
+class Paired(Seq2Seq):
     """Learn by pairs from any text."""
 
-    def pieces(self, documents: Documents, /) -> Pieces:
-        return super().pieces(halves(documents))
+    def chunks(self, documents: TokenizedDocuments, /) -> ChunkIndex:
+        return super().chunks(halves(documents))
 
 
 def contracted(kind: type[Any]) -> type[Any]:
     """Return what stands for a way of learning under the contracts: itself, but for pairs."""
-    return Paired if kind is Pairs else kind
+    return Paired if kind is Seq2Seq else kind
 
 
-def targets(text: Documents) -> Counter[int]:
+def targets(text: TokenizedDocuments) -> Counter[int]:
     """Count the tokens of all targets."""
     pairs = halves(text)
-    starts = zip(pairs.starts.tolist(), pairs.starts[1:].tolist(), sides(pairs), strict=False)
+    starts = zip(
+        pairs.starts.tolist(), pairs.starts[1:].tolist(), pair_lengths(pairs), strict=False
+    )
     ids = [pairs.ids(start + int(size[0]), stop) for start, stop, size in starts]
     return Counter(np.concatenate(ids).tolist())

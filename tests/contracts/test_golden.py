@@ -16,14 +16,14 @@ import pytest
 from family import PAIRS
 from task_files import FILES
 
-from kinfolk.tasks.task import KINDS
+from kinfolk.tasks.task import TASKS
 from little import DOES, WHAT, WHO, Home, Kinfolk
 
 GOLDEN = Path(__file__).parent / "golden" / "runs.json"
 TOLERANCE = 1e-3  # relative; CPUs differ by about 1e-6 in these runs
 # What the golden file calls a number, and what log.jsonl calls it.
-LOGGED = {"losses": "loss", "grad_norms": "norm"}
-HELD_OUT = "held_out"
+LOGGED = {"losses": "loss", "grad_norms": "grad_norm"}
+HELD_OUT = "eval_loss"
 
 PRETRAINED = [f"{member.name} {way}" for member, way in PAIRS]
 # Every task kind by a family made for it, and classification by each kind of formulation.
@@ -113,4 +113,4 @@ def test_the_golden_file_holds_these_runs_and_every_task_kind() -> None:
     cases = [f"pretrain {case}" for case in PRETRAINED] + [f"finetune {c}" for c in FINETUNED]
     assert set(json.loads(GOLDEN.read_text("utf-8"))) == set(cases)
     assert {case.split()[1] for case in FINETUNED} == FILES.keys()
-    assert len(FILES) == len(KINDS)
+    assert len(FILES) == len(TASKS)

@@ -27,7 +27,7 @@ from paired import targets
 from torch.utils.data import DataLoader
 
 from kinfolk.batch import IGNORE_INDEX
-from kinfolk.data.feed import Feed
+from kinfolk.data.feed import PackedDataset
 from kinfolk.rng import Stream, generator
 from loops import every_case
 
@@ -66,41 +66,41 @@ def test_the_picture_has_its_own_test(module: ModuleType) -> None:
 @OBJECTIVES
 def test_the_text_can_be_rebuilt_from_the_example(module: ModuleType) -> None:
     way = objective(module)
-    pieces = way.pieces(documents())
+    chunks = way.chunks(documents())
     whole = 0
-    for i in range(len(pieces)):
+    for i in range(len(chunks)):
         for turn in range(5):
-            example = way.example(pieces[i], generator(0, Stream.EXAMPLE, turn, i))
-            text, piece = text_of(example), pieces[i].ids
-            if getattr(example, "next", 0):
-                piece = piece[: len(text)]
+            example = way.example(chunks[i], generator(0, Stream.EXAMPLE, turn, i))
+            text, chunk = text_of(example), chunks[i].ids
+            if getattr(example, "label", 0):
+                chunk = chunk[: len(text)]
             else:
                 whole += 1
-            assert text.tolist() == piece.tolist()
-    assert whole >= len(pieces)
+            assert text.tolist() == chunk.tolist()
+    assert whole >= len(chunks)
 
 
 @OBJECTIVES
 def test_pieces_hold_every_token_of_every_document_once(module: ModuleType) -> None:
     text = documents()
-    pieces = objective(module).pieces(text)
+    chunks = objective(module).chunks(text)
     found: dict[int, list[int]] = {}
-    for piece in pieces:
-        found.setdefault(piece.document, []).extend(piece.ids.tolist())
-    starts = pieces.documents.starts  # fewer where documents are joined
-    assert (starts[0], starts[-1]) == (0, len(text.stream))
+    for chunk in chunks:
+        found.setdefault(chunk.document, []).extend(chunk.ids.tolist())
+    starts = chunks.documents.starts  # fewer where documents are joined
+    assert (starts[0], starts[-1]) == (0, len(text.token_ids))
     for number, (start, stop) in enumerate(pairwise(starts)):
         lost = 1 if short(module) in PAIRED and (stop - start) % (LENGTH - 3) == 1 else 0
-        assert found[number] == text.stream[start : stop - lost].tolist()
+        assert found[number] == text.token_ids[start : stop - lost].tolist()
 
 
 @OBJECTIVES
 def test_nothing_to_be_predicted_is_visible(module: ModuleType) -> None:
     """No token comes twice in a document: whoever sees the label's id, sees the answer."""
     way = objective(module)
-    feed = Feed(way, documents(apart=True), rows=4)
+    feed = PackedDataset(way, documents(apart=True), batch_size=4)
     seen = total = 0
-    for number in range(40 * feed.batches if short(module) in KEPT else feed.batches):
+    for number in range(40 * feed.num_batches if short(module) in KEPT else feed.num_batches):
         batch = feed[number]
         looks = learns(batch)
         for row, slot, label in predicted(batch):
@@ -123,19 +123,19 @@ def test_nothing_to_be_predicted_is_visible(module: ModuleType) -> None:
 @OBJECTIVES
 def test_every_position_is_touched_in_some_draw_and_no_special_ever(module: ModuleType) -> None:
     way = objective(module)
-    pieces = way.pieces(documents())
-    index = int(np.argmax(pieces.sizes[:, 0]))
-    piece = pieces[index]
+    chunks = way.chunks(documents())
+    index = int(np.argmax(chunks.sizes[:, 0]))
+    chunk = chunks[index]
     touched: set[int] = set()
     for epoch in range(300):
-        example = way.example(piece, generator(1, Stream.EXAMPLE, epoch, index))
+        example = way.example(chunk, generator(1, Stream.EXAMPLE, epoch, index))
         labels = example.labels[example.labels != IGNORE_INDEX]
-        if hasattr(example, "segments"):  # a stranger's tokens are not this text's
+        if hasattr(example, "token_type_ids"):  # a stranger's tokens are not this text's
             labels = labels[np.isin(labels, text_of(example))]
         touched |= set(labels.tolist())
-    untouched = {int(piece.ids[i]) for i in NEVER_HIDDEN.get(short(module), ())}
+    untouched = {int(chunk.ids[i]) for i in NEVER_HIDDEN.get(short(module), ())}
     special = {i for i in touched if i < FIRST}
-    assert touched - special == set(piece.ids.tolist()) - untouched
+    assert touched - special == set(chunk.ids.tolist()) - untouched
     assert special <= {SPECIALS.eos, *SPECIALS.sentinels}
     if short(module) in KEPT:
         assert not special
@@ -143,8 +143,8 @@ def test_every_position_is_touched_in_some_draw_and_no_special_ever(module: Modu
 
 @OBJECTIVES
 def test_the_count_is_that_of_the_labels(module: ModuleType) -> None:
-    feed = Feed(objective(module), documents(), rows=3)
-    for number in range(feed.batches):
+    feed = PackedDataset(objective(module), documents(), batch_size=3)
+    for number in range(feed.num_batches):
         batch = feed[number]
         assert batch.counts["tokens"] == len(predicted(batch)) > 0
         if "pairs" in batch.counts:
@@ -152,7 +152,7 @@ def test_the_count_is_that_of_the_labels(module: ModuleType) -> None:
                 len(d.unique()) - int((d < 0).any())
                 for d in batch.inputs.attention_mask.document_ids
             )
-            asked = int((batch.targets.next != IGNORE_INDEX).sum())
+            asked = int((batch.targets.sequence_labels != IGNORE_INDEX).sum())
             assert batch.counts["pairs"] == asked
             # A single sentence is no pair, and nothing is asked about it.
             assert asked == texts or (short(module) in PAIRED and asked < texts)
@@ -160,8 +160,8 @@ def test_the_count_is_that_of_the_labels(module: ModuleType) -> None:
 
 @OBJECTIVES
 def test_every_label_lies_on_a_slot_with_text(module: ModuleType) -> None:
-    feed = Feed(objective(module), documents(), rows=3)
-    for number in range(feed.batches):
+    feed = PackedDataset(objective(module), documents(), batch_size=3)
+    for number in range(feed.num_batches):
         batch = feed[number]
         assert all(
             batch.inputs.attention_mask.document_ids[r, s] >= 0 for r, s, _ in predicted(batch)
@@ -173,36 +173,40 @@ def test_examples_take_no_more_room_than_was_said(module: ModuleType) -> None:
     with every_case() as case:
         for length, examined in product([8, 9, 13, LENGTH, 100], [False, True]):
             with case((length, examined)):
-                way = objective(module, length=length)
-                way = way.exam() if examined else way
-                pieces = way.pieces(documents())
-                assert (pieces.sizes <= np.array(way.capacity)).all()
-                for i in range(len(pieces)):
-                    found = sizes_of(way.example(pieces[i], generator(0, Stream.EXAMPLE, 0, i)))
-                    assert len(found) == len(way.capacity)
-                    assert all(s <= said for s, said in zip(found, pieces.sizes[i], strict=True))
-                Feed(way, documents(), rows=2)[0]
+                way = objective(module, max_length=length)
+                way = way.for_evaluation() if examined else way
+                chunks = way.chunks(documents())
+                assert (chunks.sizes <= np.array(way.row_lengths)).all()
+                for i in range(len(chunks)):
+                    found = sizes_of(way.example(chunks[i], generator(0, Stream.EXAMPLE, 0, i)))
+                    assert len(found) == len(way.row_lengths)
+                    assert all(s <= said for s, said in zip(found, chunks.sizes[i], strict=True))
+                PackedDataset(way, documents(), batch_size=2)[0]
 
 
 @OBJECTIVES
 @pytest.mark.parametrize("length", [8, LENGTH])
 def test_an_exam_asks_for_every_token_exactly_once(module: ModuleType, length: int) -> None:
     text = documents()
-    feed = Feed(objective(module, length=length).exam(), text, rows=4, shuffled=False)
+    feed = PackedDataset(
+        objective(module, max_length=length).for_evaluation(), text, batch_size=4, shuffled=False
+    )
     asked: Counter[int] = Counter()
-    for number in range(feed.batches):
+    for number in range(feed.num_batches):
         asked.update(labels_of(feed[number]).labels.tolist())
     del asked[IGNORE_INDEX]
     ends = asked.pop(SPECIALS.eos, 0)
-    assert ends in (0, len(feed.pieces.documents.starts) - 1)
+    assert ends in (0, len(feed.chunks.documents.starts) - 1)
     paired = short(module) == "pairs"
-    assert asked == (targets(text) if paired else Counter(text.stream.tolist()))
+    assert asked == (targets(text) if paired else Counter(text.token_ids.tolist()))
 
 
 @OBJECTIVES
 def test_an_exam_shows_no_answer(module: ModuleType) -> None:
-    feed = Feed(objective(module).exam(), documents(), rows=4, shuffled=False)
-    for number in range(feed.batches):
+    feed = PackedDataset(
+        objective(module).for_evaluation(), documents(), batch_size=4, shuffled=False
+    )
+    for number in range(feed.num_batches):
         batch = feed[number]
         looks = learns(batch)
         for row, slot, label in predicted(batch):
@@ -218,14 +222,16 @@ def test_an_exam_shows_no_answer(module: ModuleType) -> None:
 
 @OBJECTIVES
 def test_an_exam_draws_nothing(module: ModuleType) -> None:
-    exam = objective(module).exam()
-    feeds = [Feed(exam, documents(), rows=2, seed=seed, shuffled=False) for seed in (0, 1)]
-    assert all(equal(feeds[0][i], feeds[1][i]) for i in range(feeds[0].batches))
+    exam = objective(module).for_evaluation()
+    feeds = [
+        PackedDataset(exam, documents(), batch_size=2, seed=seed, shuffled=False) for seed in (0, 1)
+    ]
+    assert all(equal(feeds[0][i], feeds[1][i]) for i in range(feeds[0].num_batches))
 
 
 @OBJECTIVES
 def test_workers_change_nothing(module: ModuleType) -> None:
-    feed = Feed(objective(module), documents(), rows=2, seed=3)
+    feed = PackedDataset(objective(module), documents(), batch_size=2, seed=3)
     numbers = range(2, 7)
     alone = [feed[number] for number in numbers]
     loader = DataLoader(feed, batch_size=None, sampler=numbers, num_workers=2)  # type: ignore[arg-type]
@@ -236,8 +242,8 @@ def test_workers_change_nothing(module: ModuleType) -> None:
 
 @OBJECTIVES
 def test_a_batch_is_a_function_of_seed_and_number(module: ModuleType) -> None:
-    def fresh(seed: int) -> Feed:
-        return Feed(objective(module), documents(), rows=2, seed=seed)
+    def fresh(seed: int) -> PackedDataset:
+        return PackedDataset(objective(module), documents(), batch_size=2, seed=seed)
 
     forward = [fresh(0)[number] for number in range(6)]
     feed = fresh(0)
@@ -250,29 +256,29 @@ def test_a_batch_is_a_function_of_seed_and_number(module: ModuleType) -> None:
 def test_every_document_comes_in_every_epoch_drawn_anew(module: ModuleType) -> None:
     way = objective(module)
     text = documents()
-    feed = Feed(way, text, rows=1)
-    rows = len(feed.packed)
+    feed = PackedDataset(way, text, batch_size=1)
+    rows = len(feed.packing)
     epochs = []
     for epoch in range(3):
-        order = feed.order(epoch)
+        order = feed.epoch_order(epoch)
         assert sorted(order.tolist()) == list(range(rows))
-        pieces = [int(i) for row in order for i in feed.packed[int(row)]]
-        assert sorted(pieces) == list(range(len(feed.pieces)))
-        numbers = range(len(feed.pieces.documents.starts) - 1)
-        assert {feed.pieces[i].document for i in pieces} == set(numbers)
+        chunks = [int(i) for row in order for i in feed.packing[int(row)]]
+        assert sorted(chunks) == list(range(len(feed.chunks)))
+        numbers = range(len(feed.chunks.documents.starts) - 1)
+        assert {feed.chunks[i].document for i in chunks} == set(numbers)
         # The batches are those rows, and no others.
         for place, row in enumerate(order.tolist()):
             ids = [
-                way.example(feed.pieces[int(i)], generator(0, Stream.EXAMPLE, epoch, int(i)))
-                for i in feed.packed[row]
+                way.example(feed.chunks[int(i)], generator(0, Stream.EXAMPLE, epoch, int(i)))
+                for i in feed.packing[row]
             ]
             assert equal(feed[epoch * rows + place], way.collate([ids]))
         epochs.append(order.tolist())
     assert epochs[0] != epochs[1] != epochs[2]
     if short(module) not in ("clm", "pairs", "stream"):  # which have nothing to draw
-        long = int(np.argmax(feed.pieces.sizes[:, 0]))
+        long = int(np.argmax(feed.chunks.sizes[:, 0]))
         drawn = [
-            way.example(feed.pieces[long], generator(0, Stream.EXAMPLE, epoch, long))
+            way.example(feed.chunks[long], generator(0, Stream.EXAMPLE, epoch, long))
             for epoch in (1, 2)
         ]
         assert not equal(*drawn)

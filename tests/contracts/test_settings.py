@@ -14,56 +14,58 @@ import torch
 from safetensors.torch import load_file
 from task_files import FILES
 
-from kinfolk.recipes.tuning import Habits
-from kinfolk.training.settings import Train
+from kinfolk.recipes.tuning import FineTuneConfig
+from kinfolk.training.settings import TrainConfig
 from little import Home, Kinfolk
 
 LEAST = 1e-3  # how far, relative to its value, a loss or a gradient norm must move
 STEPS = 6
 BASE = {
-    "pretrain": {"peak": "3e-3", "warmup": "3", "evaluate_every": "3", "save_every": "2"},
-    "finetune": {"peak": "3e-3", "warmup": "3", "evaluate_every": "3", "batch": "8"},
+    "pretrain": {"lr": "3e-3", "warmup": "3", "eval_every": "3", "save_every": "2"},
+    "finetune": {"lr": "3e-3", "warmup": "3", "eval_every": "3", "batch_size": "8"},
 }
 # A value for each setting that moves the losses; where it acts only beside another, both.
 MOVES = {
-    "batch": ["batch=16"],
-    "accumulate": ["accumulate=2"],  # each part of a batch draws its own dropout
-    "optimiser": ["optimiser=adamw_rms"],
+    "batch_size": ["batch_size=16"],
+    "gradient_accumulation": [
+        "gradient_accumulation=2"
+    ],  # each part of a batch draws its own dropout
+    "optimizer": ["optimizer=adamw_rms"],
     "schedule": ["schedule=constant"],
-    "peak": ["peak=5e-3"],
-    "floor": ["floor=0.7"],
+    "lr": ["lr=5e-3"],
+    "min_lr_ratio": ["min_lr_ratio=0.7"],
     "warmup": ["warmup=1"],
-    "cooldown": ["schedule=trapezoid", "cooldown=0.9"],
-    "decay": ["decay=5"],
+    "decay_ratio": ["schedule=trapezoid", "decay_ratio=0.9"],
+    "weight_decay": ["weight_decay=5"],
     "betas": ["betas=0.5,0.7"],
-    "epsilon": ["epsilon=1e-2"],
-    "clip": ["clip=1e-7"],
+    "eps": ["eps=1e-2"],
+    "grad_clip": ["grad_clip=1e-7"],
     "seed": ["seed=1"],
     "precision": ["precision=bfloat16"],
 }
 # What such a run is compared with, where it is not the base.
-BESIDE = {"cooldown": ["schedule=trapezoid", "cooldown=0.1"]}
-KEPT = {"steps", "save_every", "keep", "evaluate_every", "evaluate_batches"}  # tested below
+BESIDE = {"decay_ratio": ["schedule=trapezoid", "decay_ratio=0.1"]}
+KEPT = {"steps", "save_every", "keep_checkpoints", "eval_every", "eval_batches"}  # tested below
 UNSEEN = {
     "device": "a machine without CUDA has one: test_pretraining tests the choice",
     "compile": "changes rounding only: test_compiled",
-    "capture": "acts on CUDA only: test_capture_cuda",
+    "cuda_graph": "acts on CUDA only: test_capture_cuda",
     "workers": "must change nothing: test_resume",
 }
 # The settings of fine-tuning alone, by the option that sets them.
 TUNING = {
     "epochs": ("--epochs", "3"),
-    "shrink": ("--layer-decay", "0.5"),
-    "thaw": ("--thaw",),
-    "noise": ("--noise", "0.5"),
-    "attack": ("--attack", "1"),
+    "layer_lr_decay": ("--layer-decay", "0.5"),
+    "gradual_unfreezing": ("--thaw",),
+    "noisy_tune": ("--noise", "0.5"),
+    "adversarial_epsilon": ("--attack", "1"),
     "dropout": ("--dropout", "0.3"),
-    "weights": ("--class-weights", "balanced"),
+    "class_weights": ("--class-weights", "balanced"),
 }
 UNSEEN_TUNING = {
-    "patience": "ends a run early: test_tuning_runs",
-    "temperature": "acts on several files: test_finetuning",
-    "scores": "dev rows are scored more often: tested below",
+    "early_stopping_patience": "ends a run early: test_tuning_runs",
+    "mixing_temperature": "acts on several files: test_finetuning",
+    "evals_per_epoch": "dev rows are scored more often: tested below",
 }
 
 
@@ -90,10 +92,10 @@ class Commands:
         chosen = BASE[command] | {"steps": str(STEPS)} | dict(s.split("=") for s in settings)
         if command == "pretrain":
             said = ("gpt2/nano", "--corpus", self.home.corpus, "--length", 32)
-            said = (*said, "train.batch=4", "model.dropout=0.1")
+            said = (*said, "train.batch_size=4", "model.dropout=0.1")
         else:
             if "--epochs" in options:  # which gives the number of steps and of evaluations
-                del chosen["steps"], chosen["evaluate_every"]
+                del chosen["steps"], chosen["eval_every"]
             said = ("bert/nano", "--train", self.files[0], "--dev", self.files[1])
             options = options if "--dropout" in options else ("--dropout", "0.1", *options)
         written = [f"train.{name}={value}" for name, value in chosen.items()]
@@ -116,7 +118,7 @@ def apart(one: Path, other: Path) -> float:
     pairs = [
         (a[key], b[key])
         for a, b in zip(logged(one), logged(other), strict=False)
-        for key in ("loss", "norm", "held_out")
+        for key in ("loss", "grad_norm", "eval_loss")
         if key in a and key in b
     ]
     assert len(pairs) >= 2 * STEPS
@@ -125,9 +127,9 @@ def apart(one: Path, other: Path) -> float:
 
 def test_every_setting_is_in_one_of_the_lists() -> None:
     names = [*MOVES, *KEPT, *UNSEEN]
-    assert sorted(names) == sorted(field.name for field in fields(Train))
+    assert sorted(names) == sorted(field.name for field in fields(TrainConfig))
     names = [*TUNING, *UNSEEN_TUNING]
-    assert sorted(names) == sorted(field.name for field in fields(Habits))
+    assert sorted(names) == sorted(field.name for field in fields(FineTuneConfig))
 
 
 @pytest.mark.parametrize("command", ["pretrain", "finetune"])
@@ -164,25 +166,25 @@ def test_the_same_settings_give_the_same_run(
 def test_steps_and_evaluations_come_as_often_as_they_are_set(
     command: str, commands: Commands, kinfolk: Kinfolk
 ) -> None:
-    run = commands.run(kinfolk, command, "steps=7", "evaluate_every=2", "save_every=7")
+    run = commands.run(kinfolk, command, "steps=7", "eval_every=2", "save_every=7")
     assert [line["step"] for line in logged(run)] == [1, 2, 3, 4, 5, 6, 7]
-    assert [line["step"] for line in logged(run) if "held_out" in line] == [2, 4, 6, 7]
+    assert [line["step"] for line in logged(run) if "eval_loss" in line] == [2, 4, 6, 7]
 
 
 def test_dev_rows_are_scored_as_often_an_epoch_as_is_set(
     commands: Commands, kinfolk: Kinfolk
 ) -> None:
     for scores, steps in ((1, [5, 10, 15]), (2, [3, 6, 9, 12, 15])):
-        options = ("--epochs", "3", f"habits.scores={scores}")
+        options = ("--epochs", "3", f"finetune.evals_per_epoch={scores}")
         run = commands.run(kinfolk, "finetune", options=options)
-        assert [line["step"] for line in logged(run) if "held_out" in line] == steps
+        assert [line["step"] for line in logged(run) if "eval_loss" in line] == steps
 
 
 def test_checkpoints_come_as_often_and_stay_as_long_as_they_are_set(
     commands: Commands, kinfolk: Kinfolk
 ) -> None:
     for keep, kept in ((3, {2, 4, 6}), (1, {6})):
-        run = commands.run(kinfolk, "pretrain", f"keep={keep}", "save_every=2")
+        run = commands.run(kinfolk, "pretrain", f"keep_checkpoints={keep}", "save_every=2")
         folders = run / "checkpoints"
         best = int((folders / "best").resolve().name.removeprefix("step-"))
         found = {int(folder.name.removeprefix("step-")) for folder in folders.glob("step-*")}
@@ -192,16 +194,16 @@ def test_checkpoints_come_as_often_and_stay_as_long_as_they_are_set(
 def test_more_held_out_batches_give_another_held_out_loss(
     commands: Commands, kinfolk: Kinfolk
 ) -> None:
-    one, more = (commands.run(kinfolk, "pretrain", f"evaluate_batches={count}") for count in (1, 3))
+    one, more = (commands.run(kinfolk, "pretrain", f"eval_batches={count}") for count in (1, 3))
     assert [line["loss"] for line in logged(one)] == [line["loss"] for line in logged(more)]
-    assert logged(one)[-1]["held_out"] != logged(more)[-1]["held_out"]
+    assert logged(one)[-1]["eval_loss"] != logged(more)[-1]["eval_loss"]
 
 
 @pytest.mark.parametrize("command", ["pretrain", "finetune"])
 def test_the_first_weights_are_drawn_from_the_seed(
     command: str, commands: Commands, kinfolk: Kinfolk
 ) -> None:
-    still = ("peak=1e-12", "steps=1", "warmup=0")  # saved as they were drawn
+    still = ("lr=1e-12", "steps=1", "warmup=0")  # saved as they were drawn
     seeds = [commands.run(kinfolk, command, *still, options=("--seed", s)) for s in ("0", "1", "2")]
     files = [run / "checkpoints" / "last" / "model.safetensors" for run in seeds]
     first, *others = map(load_file, files)

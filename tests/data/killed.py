@@ -11,7 +11,7 @@ from crash import server
 from kinfolk.data import prepare as module
 from kinfolk.data.prepare import prepare
 from kinfolk.errors import UserError
-from kinfolk.text import train
+from kinfolk.text import train_tokenizer
 
 CHUNK, SAFE = 400, 2  # characters and chunks: little text has many entries in the journal
 OPTIONS: dict[str, Any] = {"holdout": 0.3, "words": "spaces", "dedup": "exact"}
@@ -19,8 +19,8 @@ OPTIONS: dict[str, Any] = {"holdout": 0.3, "words": "spaces", "dedup": "exact"}
 
 def go(text: Path, out: Path, **options: Any) -> None:
     """Prepare in small steps."""
-    module.CHUNK, module.SAFE = CHUNK, SAFE
-    tokenizer = train([], kind="byte", vocab=0)
+    module.CHUNK, module.CHUNKS_PER_CHECKPOINT = CHUNK, SAFE
+    tokenizer = train_tokenizer([], kind="byte", vocab_size=0)
     prepare([text], tokenizer=tokenizer, out=out, **{**OPTIONS, **options})
 
 
@@ -47,14 +47,14 @@ def dying(owner: Any, name: str, call: int, *, after: bool = False) -> None:
 
 def doomed(text: Path, out: Path, place: str, call: int, after: bool, workers: int) -> None:
     """Prepare until death."""
-    from kinfolk.data.journal import Part
-    from kinfolk.data.writer import Writer
+    from kinfolk.data.journal import PartialCorpus
+    from kinfolk.data.writer import CorpusWriter
 
     owners: dict[str, Any] = {
         "fsync": os,
-        "add": Writer,
-        "_finish": Writer,
-        "record": Part,
+        "add": CorpusWriter,
+        "_finish": CorpusWriter,
+        "save_progress": PartialCorpus,
         "replace": Path,
         "rename": Path,
         "unlink": Path,

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from kinfolk.data import lines
 from kinfolk.data.audit import Audit, audit, histogram
-from kinfolk.data.lines import Lines
+from kinfolk.data.lines import LineCounter
 from kinfolk.data.rows import Reading
-from kinfolk.data.scripts import language, scripts
+from kinfolk.data.scripts import count_scripts, guess_language
 from kinfolk.errors import UserError
 
 # The first article of the Universal Declaration of Human Rights.
@@ -58,10 +58,10 @@ def test_damage_is_counted_and_the_rest_is_read(tmp_path: Path) -> None:
     text = "好\n".encode() + b"a\xffb\n\nc\xe4\xb8\n" + "\ufffd\x00\x1b\t\n\nend".encode()
     found = of(tmp_path, text)
     (file,) = found.files
-    assert (found.errors, file.notes.places) == (2, [2, 4])
-    assert (found.documents, file.notes.lines, file.notes.blank) == (3, 7, 2)
-    assert (found.controls, found.replacements) == (2, 1)
-    assert (found.errors, file.problem) == (2, "")
+    assert (found.errors, file.problems.line_numbers) == (2, [2, 4])
+    assert (found.documents, file.problems.lines, file.problems.blank) == (3, 7, 2)
+    assert (found.control_characters, found.replacement_characters) == (2, 1)
+    assert (found.errors, file.error) == (2, "")
 
 
 @given(
@@ -73,18 +73,22 @@ def test_errors_and_replacements_are_told_apart(
     data = b"x" + b"".join(parts)
     found = of(tmp_path_factory.mktemp("errors"), data)
     own = data.count(b"\xef\xbf\xbd")
-    assert found.replacements == own
+    assert found.replacement_characters == own
     assert found.errors == data.decode("utf-8", "replace").count("\ufffd") - own
 
 
 def test_duplicates_lengths_and_lines_are_counted(tmp_path: Path) -> None:
     blocks = ["a\nb\nb", "c", "a\nb\nb ", "C!", "", "0123456789"]
     found = of(tmp_path, "\n\n".join(blocks).encode())
-    assert (found.documents, found.exact, found.near) == (5, 1, 1)  # "C!" is nearly "c"
+    assert (found.documents, found.exact_duplicates, found.near_duplicates) == (
+        5,
+        1,
+        1,
+    )  # "C!" is nearly "c"
     assert [(one.line, one.text) for one in found.examples] == [(11, "C!")]
-    assert (found.lines, found.repeated) == (9, 4)
-    assert dict(found.top) == {"b": 4, "a": 2}
-    assert found.top[0] == ("b", 4)
+    assert (found.lines, found.repeated_lines) == (9, 4)
+    assert dict(found.most_repeated_lines) == {"b": 4, "a": 2}
+    assert found.most_repeated_lines[0] == ("b", 4)
     assert (found.shortest, found.median, found.longest) == (1, 5, 10)
     assert found.lengths == ((1, 1), (2, 1), (4, 2), (8, 1))
     assert found.characters == sum(map(len, blocks))
@@ -92,7 +96,7 @@ def test_duplicates_lengths_and_lines_are_counted(tmp_path: Path) -> None:
 
 def test_near_duplicates_need_not_be_looked_for(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("c\n\nC!")
-    assert audit([tmp_path], near=False).near is None
+    assert audit([tmp_path], near=False).near_duplicates is None
 
 
 def test_empty_files_and_documents_are_counted_and_no_mistake(tmp_path: Path) -> None:
@@ -103,14 +107,19 @@ def test_empty_files_and_documents_are_counted_and_no_mistake(tmp_path: Path) ->
     assert (found.documents, found.empty, found.empty_files) == (3, 2, 2)
     assert (found.blank, found.file_lines) == (3, 6)
     nothing = audit([tmp_path / "a.txt"])
-    assert (nothing.documents, nothing.lengths, nothing.median, nothing.top) == (0, (), 0, ())
+    assert (nothing.documents, nothing.lengths, nothing.median, nothing.most_repeated_lines) == (
+        0,
+        (),
+        0,
+        (),
+    )
 
 
 def test_a_bad_file_does_not_hide_the_others(tmp_path: Path) -> None:
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"one\n\ntwo\n" * 50)[:-12])
     (tmp_path / "b.txt").write_text("three")
     found = audit([tmp_path])
-    assert "a.txt.gz is damaged" in found.files[0].problem
+    assert "a.txt.gz is damaged" in found.files[0].error
     assert found.files[1].documents == 1
     with pytest.raises(UserError, match="is damaged"):
         (tmp_path / "c.txt.gz").write_bytes(b"x")
@@ -125,7 +134,7 @@ def test_tables_give_every_string_or_those_of_one_field(tmp_path: Path) -> None:
     found = audit([tmp_path])
     assert [one.documents for one in found.files] == [3, 3, 2]
     assert [one.characters for one in found.files] == [len("1\none\n一") + 1, 7 + 5 + 1, 7 + 4]
-    assert found.files[0].notes.broken == 1
+    assert found.files[0].problems.invalid_json_lines == 1
     chosen = audit([tmp_path], reading=Reading(field="text.zh", column="body"))
     assert [one.documents for one in chosen.files] == [3, 2, 1]
     assert [one.characters for one in chosen.files] == [1, 3, 2]
@@ -154,7 +163,7 @@ def test_progress_ends_with_all_bytes(tmp_path: Path) -> None:
 def test_the_top_lines_are_exact_however_often_they_become_numbers(texts: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lines, "BATCH", 3)
-        counted = Lines()
+        counted = LineCounter()
         for text in texts:
             counted.add(text + "\n\n ")
         true = Counter(texts)
@@ -167,7 +176,7 @@ def test_the_top_lines_are_exact_however_often_they_become_numbers(texts: list[s
 
 def test_a_line_costs_its_sixteen_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "BATCH", 1 << 10)
-    counted, used = Lines(), []
+    counted, used = LineCounter(), []
     tracemalloc.start()
     for start in range(0, 3 << 13, 1 << 9):
         counted.add("\n".join(f"{start + i} is a line of some length" for i in range(1 << 9)))
@@ -187,7 +196,7 @@ def test_every_length_is_in_one_bar(lengths: list[int]) -> None:
 
 
 def test_letters_are_counted_by_script() -> None:
-    found = scripts("aＡé 世界 カナ ﾊﾝ Привет αβ 한국 שלום ๆ 12 .,!")
+    found = count_scripts("aＡé 世界 カナ ﾊﾝ Привет αβ 한국 שלום ๆ 12 .,!")
     assert found == {
         "Latin": 3,
         "Han": 2,
@@ -202,7 +211,7 @@ def test_letters_are_counted_by_script() -> None:
 
 @pytest.mark.parametrize("name", ARTICLE)
 def test_the_language_of_an_article_is_guessed(name: str) -> None:
-    assert language(ARTICLE[name]) == name
+    assert guess_language(ARTICLE[name]) == name
 
 
 @pytest.mark.real
@@ -215,7 +224,7 @@ def test_the_language_of_an_article_is_guessed(name: str) -> None:
 )
 def test_single_real_sentences_are_guessed_or_left_open(real: Path, code: str, name: str) -> None:
     sentences = (real / "flores200" / "dev" / f"{code}.dev").read_text("utf-8").splitlines()
-    guesses = Counter(map(language, sentences))
+    guesses = Counter(map(guess_language, sentences))
     assert guesses[name] > 0.92 * len(sentences)
     assert guesses[name] + guesses["Latin, unknown"] > 0.98 * len(sentences)
 
@@ -224,12 +233,12 @@ def test_single_real_sentences_are_guessed_or_left_open(real: Path, code: str, n
 def test_real_reviews_and_poems_have_plausible_numbers(real: Path) -> None:
     reviews = audit([real / "chnsenticorp_htl"], reading=Reading(column="review"))
     assert reviews.documents == 7766
-    assert reviews.errors == reviews.controls == 0
+    assert reviews.errors == reviews.control_characters == 0
     assert reviews.scripts["Han"] > 0.95 * sum(reviews.scripts.values())
     assert reviews.languages["Chinese"] > 0.99 * reviews.documents
-    assert 0 < reviews.exact + (reviews.near or 0) < 0.1 * reviews.documents
+    assert 0 < reviews.exact_duplicates + (reviews.near_duplicates or 0) < 0.1 * reviews.documents
     assert 50 < reviews.median < 150 < reviews.longest
     poems = audit([real / "poetry_zh" / "test.jsonl"], reading=Reading(field="paragraphs"))
-    assert (poems.documents, poems.exact) == (902, 0)
+    assert (poems.documents, poems.exact_duplicates) == (902, 0)
     assert poems.shortest <= poems.median <= poems.longest
     assert sum(count for _, count in poems.lengths) == poems.documents

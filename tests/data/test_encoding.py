@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 
 from kinfolk.data import lexicon, slots
-from kinfolk.data.encoding import Encoder
-from kinfolk.data.lexicon import Lexicon
-from kinfolk.data.writer import Encoded
-from kinfolk.text import Tokenizer, boundaries, train
-from kinfolk.text.words import begins, starts
+from kinfolk.data.encoding import DocumentEncoder
+from kinfolk.data.lexicon import WordCache
+from kinfolk.data.writer import EncodedDocuments
+from kinfolk.text import Tokenizer, sentence_ends, train_tokenizer
+from kinfolk.text.words import tokens_starting_words, word_starts
 
 LEARNED = ["The cat's mat, it's 3 o'clock. Don't [stop]! 你好，世界。 naïve café"] * 4
 SIZES = {
@@ -31,7 +31,7 @@ SIZES = {
     "byte": 0,
 }
 TOKENIZERS = {
-    (kind, low): train(LEARNED, kind=kind, vocab=vocab, lowercase=low)
+    (kind, low): train_tokenizer(LEARNED, kind=kind, vocab_size=vocab, lowercase=low)
     for kind, vocab in SIZES.items()
     for low in (False, True)
 }
@@ -43,20 +43,20 @@ PIECES = [*WORDS.split(), *MARKS.split(), *BLANKS, *ODD]
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=24).map("".join) | st.text(max_size=24)
 
 
-def plain(tokenizer: Tokenizer, text: str, words: str | None = None) -> Encoded:
+def plain(tokenizer: Tokenizer, text: str, words: str | None = None) -> EncodedDocuments:
     """Encode a whole text at once."""
     ids, places = tokenizer.offsets(text)
-    cuts = np.searchsorted([start for start, _ in places], boundaries(text), side="left")
+    cuts = np.searchsorted([start for start, _ in places], sentence_ends(text), side="left")
     lengths = np.diff(cuts, prepend=0)
-    marks = None if words is None else begins(starts(text, words), places)
+    marks = None if words is None else tokens_starting_words(word_starts(text, words), places)
     counts = np.array([(lengths > 0).sum()])
     size = np.array([len(text.encode())])
-    return Encoded(
+    return EncodedDocuments(
         np.array(ids, np.int64), lengths[lengths > 0].astype(np.int32), counts, size, marks
     )
 
 
-def same(found: Encoded, wanted: Encoded) -> None:
+def same(found: EncodedDocuments, wanted: EncodedDocuments) -> None:
     assert found.ids.tolist() == wanted.ids.tolist()
     assert found.sentences.tolist() == wanted.sentences.tolist()
     assert found.documents.tolist() == wanted.documents.tolist()
@@ -70,20 +70,20 @@ def same(found: Encoded, wanted: Encoded) -> None:
 @pytest.mark.parametrize(("kind", "low"), TOKENIZERS)
 def test_any_text_has_the_ids_and_sentences_of_the_whole(kind: str, low: bool, text: str) -> None:
     tokenizer = TOKENIZERS[kind, low]
-    same(Encoder(tokenizer)([text]), plain(tokenizer, text))
+    same(DocumentEncoder(tokenizer)([text]), plain(tokenizer, text))
 
 
 @given(text=TEXTS)
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram", "char"])
 def test_any_text_has_the_words_of_the_whole(kind: str, text: str) -> None:
     tokenizer = TOKENIZERS[kind, False]
-    same(Encoder(tokenizer, words="spaces")([text]), plain(tokenizer, text, "spaces"))
+    same(DocumentEncoder(tokenizer, words="spaces")([text]), plain(tokenizer, text, "spaces"))
 
 
 @pytest.mark.parametrize("kind", ["bpe", "word-bpe", "wordpiece"])
 def test_every_blank_and_invisible_character_is_met(kind: str) -> None:
     tokenizer = TOKENIZERS[kind, False]
-    encode = Encoder(tokenizer)
+    encode = DocumentEncoder(tokenizer)
     odd = [c for c in map(chr, range(sys.maxunicode)) if unicodedata.category(c) in ("Cc", "Zs")]
     odd += [c for c in map(chr, range(0x10000)) if unicodedata.category(c) in ("Zl", "Zp", "Cf")]
     assert len(odd) > 100
@@ -95,13 +95,13 @@ def test_every_blank_and_invisible_character_is_met(kind: str) -> None:
 @pytest.mark.parametrize(("kind", "low"), TOKENIZERS)
 def test_plain_letters_and_digits_are_met(kind: str, low: bool) -> None:
     text = "The THE the 3 33 1990s x2 A.b a.B 1,000.50 (THE) \"Cat\" -Cat don't O'CLOCK The\nTHE 7"
-    same(Encoder(TOKENIZERS[kind, low])([text]), plain(TOKENIZERS[kind, low], text))
+    same(DocumentEncoder(TOKENIZERS[kind, low])([text]), plain(TOKENIZERS[kind, low], text))
 
 
 def test_documents_are_encoded_each_by_itself() -> None:
     tokenizer = TOKENIZERS["bpe", False]
     texts = ["The cat. It", "", " sat\n", "你好。世界。" * 9, "s"]
-    found = Encoder(tokenizer)(texts)
+    found = DocumentEncoder(tokenizer)(texts)
     apart = [plain(tokenizer, text) for text in texts]
     assert found.ids.tolist() == [i for one in apart for i in one.ids.tolist()]
     assert found.sentences.tolist() == [n for one in apart for n in one.sentences.tolist()]
@@ -109,7 +109,7 @@ def test_documents_are_encoded_each_by_itself() -> None:
 
 
 def test_no_documents_have_no_ids() -> None:
-    found = Encoder(TOKENIZERS["bpe", False])([])
+    found = DocumentEncoder(TOKENIZERS["bpe", False])([])
     assert len(found.ids) == len(found.sentences) == len(found.documents) == 0
 
 
@@ -120,7 +120,7 @@ def test_real_text_has_the_ids_of_the_whole(real: Path, name: str, words: str, k
     with gzip.open(real / name / "valid.txt.gz", "rt", encoding="utf-8") as file:
         texts = file.read(20_000).split("\n\n")
     tokenizer = TOKENIZERS[kind, False]
-    encode = Encoder(tokenizer, words=words)
+    encode = DocumentEncoder(tokenizer, words=words)
     for text in texts:
         same(encode([text]), plain(tokenizer, text, words))
 
@@ -129,10 +129,10 @@ def test_text_of_long_words_has_the_ids_of_the_whole() -> None:
     text = f"{'x' * 40}  {'y_' * 30} {'z' * 50}   {'https://a.b/' * 9}"
     for kind in ("bpe", "word-bpe", "wordpiece"):
         tokenizer = TOKENIZERS[kind, False]
-        same(Encoder(tokenizer)([text]), plain(tokenizer, text))
+        same(DocumentEncoder(tokenizer)([text]), plain(tokenizer, text))
 
 
-def words_of(words: Lexicon, text: str) -> list[str]:
+def words_of(words: WordCache, text: str) -> list[str]:
     """Return the words that a lexicon finds in a text."""
     bounds = words.read(f"{text}\n", np.array([len(text)])).starts.tolist()
     return [text[start:end] for start, end in pairwise(bounds)]
@@ -141,15 +141,15 @@ def words_of(words: Lexicon, text: str) -> list[str]:
 def test_words_are_cut_as_the_docstring_says() -> None:
     cut = "The| cat's| mat|,| 3|.|5"
     for kind in ("bpe", "word-bpe", "wordpiece"):
-        assert words_of(Lexicon(TOKENIZERS[kind, False]), cut.replace("|", "")) == cut.split("|")
+        assert words_of(WordCache(TOKENIZERS[kind, False]), cut.replace("|", "")) == cut.split("|")
 
 
 def test_memory_of_words_is_bounded_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lexicon, "KNOWN", 50)
-    monkeypatch.setattr(slots, "SLOTS", 64)
-    monkeypatch.setattr(slots, "POOL", 600)
+    monkeypatch.setattr(slots, "TABLE_SIZE", 64)
+    monkeypatch.setattr(slots, "POOL_TOKENS", 600)
     tokenizer = TOKENIZERS["bpe", False]
-    words = Lexicon(tokenizer)
+    words = WordCache(tokenizer)
     forgot, kept = 0, 0
     for i in range(40):
         text = " ".join(f"cat{i % 7}x{j}" for j in range(20)) + "y" * 100
@@ -163,14 +163,14 @@ def test_memory_of_words_is_bounded_and_changes_nothing(monkeypatch: pytest.Monk
 
 
 def test_words_that_come_back_are_not_encoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = Lexicon(TOKENIZERS["bpe", False])
+    words = WordCache(TOKENIZERS["bpe", False])
     asked: list[str] = []
 
     def spell(word: str) -> bytes:
         asked.append(word)
         return b"1234"
 
-    monkeypatch.setattr(words, "_spell", spell)
+    monkeypatch.setattr(words, "_encode_word", spell)
     for text in ("The cat sat. The cat sat, it's.", "The cat sat. It's café", " sat café"):
         assert words_of(words, text)
     assert sorted(asked) == sorted(
@@ -200,5 +200,5 @@ def changed(change: str) -> Tokenizer:
 def test_unknown_tokenizers_read_the_whole_text(change: str) -> None:
     tokenizer = changed(change)
     text = "The cat sat.\xa0It's a   cat sat. ﬁ"
-    assert words_of(Lexicon(tokenizer), text) == [text]
-    same(Encoder(tokenizer)([text]), plain(tokenizer, text))
+    assert words_of(WordCache(tokenizer), text) == [text]
+    same(DocumentEncoder(tokenizer)([text]), plain(tokenizer, text))

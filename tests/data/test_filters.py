@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfolk.data import grams
-from kinfolk.data.duplicates import LENGTH, Near, sketch
+from kinfolk.data.duplicates import LENGTH, MinHashDeduplicator, minhash_signature
 from kinfolk.data.filters import decontaminated, deduplicated
-from kinfolk.data.sources import Document, documents
+from kinfolk.data.sources import Document, read_documents
 from kinfolk.errors import UserError
 
 ENGLISH = [f"{a}{b}{c}" for a in "bdfgkl" for b in "aeiou" for c in ("n", "st", "rm", "ck", "")]
@@ -63,7 +63,7 @@ def similar(one: Sequence[str], other: Sequence[str]) -> float:
 
 def plain(text: str) -> list[str]:
     """The words of a text, character by character: what the fast way has to find."""
-    kinds = grams._kinds()
+    kinds = grams._character_classes()
     found, word = [], ""
     for character in text:
         kind = kinds[ord(character)]
@@ -80,7 +80,7 @@ def plain(text: str) -> list[str]:
 def test_words_are_as_in_the_picture() -> None:
     text = "Don't panic, 世界!"
     hashes, places = grams.words(text)
-    assert grams.spelled(text, places) == "dont panic 世 界"
+    assert grams.normalized_words(text, places) == "dont panic 世 界"
     assert places.tolist() == [0, 6, 13, 14]
     assert len(set(hashes.tolist())) == 4
 
@@ -89,13 +89,13 @@ def test_words_are_as_in_the_picture() -> None:
 def test_words_have_one_number_each_however_the_text_is_cut(text: str, size: int) -> None:
     words = plain(text)
     hashes, places = grams.words(text)
-    assert [grams.spelled(text, places[i : i + 1]) for i in range(len(places))] == words
+    assert [grams.normalized_words(text, places[i : i + 1]) for i in range(len(places))] == words
     assert len(set(zip(words, hashes.tolist(), strict=True))) == len(set(words))
     assert len(set(hashes.tolist())) == len(set(words))
     spaced = text.replace("\t", " ")
     if max(map(len, spaced.replace("\n", " ").split(" ")), default=0) < size:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(grams, "SLICE", size)
+            patch.setattr(grams, "MAX_SLICE_CHARS", size)
             cut = grams.words(text)
         assert "\t" in text or (cut[0].tolist(), cut[1].tolist()) == (
             hashes.tolist(),
@@ -105,7 +105,7 @@ def test_words_have_one_number_each_however_the_text_is_cut(text: str, size: int
 
 @given(st.lists(st.sampled_from("abc"), max_size=12), st.integers(1, 4))
 def test_grams_are_equal_where_their_words_are(words: list[str], length: int) -> None:
-    found = grams.grams(grams.words(" ".join(words))[0], length).tolist()
+    found = grams.hash_ngrams(grams.words(" ".join(words))[0], length).tolist()
     runs = [tuple(words[i : i + length]) for i in range(len(words) - length + 1)]
     assert len(found) == len(runs)
     assert len(set(zip(runs, found, strict=True))) == len(set(runs)) == len(set(found))
@@ -113,8 +113,8 @@ def test_grams_are_equal_where_their_words_are(words: list[str], length: int) ->
 
 def test_the_first_of_equal_documents_stays() -> None:
     kept = deduplicated(stream(["a b", "c", " a b\n", "A b", "c", "a  b"]), "exact")
-    assert [document.place for document in kept] == [0, 1, 3, 5]
-    assert (kept.kept, kept.dropped, kept.exact, kept.near) == (4, 2, 2, 0)
+    assert [document.bytes_read for document in kept] == [0, 1, 3, 5]
+    assert (kept.num_kept, kept.num_dropped, kept.exact, kept.near) == (4, 2, 2, 0)
 
 
 @pytest.mark.parametrize("words", [ENGLISH, CHINESE], ids=["English", "Chinese"])
@@ -126,7 +126,7 @@ def test_documents_with_a_rewritten_passage_are_found_and_others_stay(words: lis
         start = rng.randrange(380)
         copies.append([*text[:start], *draw(rng, words, 20), *text[start + 20 :]])  # 5 % of it
     kept = deduplicated(stream([joined(text) for text in [*texts, *copies]]), "near")
-    assert [document.place for document in kept] == list(range(50))
+    assert [document.bytes_read for document in kept] == list(range(50))
     assert (kept.near, kept.exact) == (50, 0)
 
 
@@ -151,7 +151,7 @@ def test_sketches_agree_as_often_as_texts_do() -> None:
         text = draw(rng, ENGLISH, length)
         for start in (0.1, 0.5, 0.9):
             other = [*text[: int(start * length)], *draw(rng, ENGLISH, length)]
-            one, two = sketch(joined(text)), sketch(joined(other))
+            one, two = minhash_signature(joined(text)), minhash_signature(joined(other))
             assert one is not None
             assert two is not None
             true = similar(text, other)
@@ -167,10 +167,10 @@ def test_short_and_awkward_documents_are_kept_apart() -> None:
 def test_what_is_kept_is_in_order_and_all_is_counted(texts: list[str]) -> None:
     for how in ("exact", "near"):
         kept = deduplicated(stream(texts), how)
-        places = [document.place for document in kept]
+        places = [document.bytes_read for document in kept]
         assert places == sorted(set(places))
-        assert kept.kept == len(places)
-        assert kept.kept + kept.dropped == len(texts)
+        assert kept.num_kept == len(places)
+        assert kept.num_kept + kept.num_dropped == len(texts)
     assert {t.strip() for t in texts} == {
         d.text.strip() for d in deduplicated(stream(texts), "exact")
     }
@@ -179,11 +179,12 @@ def test_what_is_kept_is_in_order_and_all_is_counted(texts: list[str]) -> None:
 def test_another_process_drops_the_same() -> None:
     code = (
         "import random; from pathlib import Path; from kinfolk.data.filters import deduplicated;"
-        "from kinfolk.data.duplicates import sketch; from kinfolk.data.sources import Document;"
+        "from kinfolk.data.duplicates import minhash_signature;"
+        "from kinfolk.data.sources import Document;"
         "r = random.Random(4); w = [str(i) for i in range(6)];"
         "t = [' '.join(r.choice(w) for _ in range(12)) for _ in range(300)];"
         "k = deduplicated([Document(x, Path('a'), i) for i, x in enumerate(t)], 'near');"
-        "print([d.place for d in k], sketch(t[0]).sum())"
+        "print([d.bytes_read for d in k], minhash_signature(t[0]).sum())"
     )
     said = {
         subprocess.run(
@@ -202,7 +203,7 @@ def test_memory_follows_the_number_of_documents_only() -> None:
     costs = []
     for length in (20, 200):
         texts = [joined(draw(rng, ENGLISH, length)) for _ in range(512)]
-        index = Near()
+        index = MinHashDeduplicator()
         index.seen("first")
         tracemalloc.start()
         for text in texts:
@@ -252,8 +253,8 @@ def test_planted_tests_are_found_in_every_kind_of_file(
     texts[2] += " THE QUICK BROWN FOX -- jumps over the 'lazy' dog; and then it sleeps"
     texts[7] = texts[7][:50] + QUESTION[3:20].replace("，", "") + texts[7][50:]
     kept = decontaminated(stream(texts), [file], tmp_path / "dropped.jsonl")
-    assert [document.place for document in kept] == [0, 1, 3, 4, 5, 6, 8, 9]
-    assert (kept.kept, kept.dropped) == (8, 2)
+    assert [document.bytes_read for document in kept] == [0, 1, 3, 4, 5, 6, 8, 9]
+    assert (kept.num_kept, kept.num_dropped) == (8, 2)
     told = [json.loads(line) for line in (tmp_path / "dropped.jsonl").read_text().splitlines()]
     assert told[0] == {
         "source": "a.txt",
@@ -271,7 +272,7 @@ def test_twelve_words_are_no_proof(tmp_path: Path) -> None:
     words = TEST.split()
     texts = [" ".join([*words[:12], "and", *words[13:]]), " ".join(words[:13])]
     kept = decontaminated(stream(texts), [tmp_path / "test.txt"], tmp_path / "dropped")
-    assert [document.place for document in kept] == [0]
+    assert [document.bytes_read for document in kept] == [0]
 
 
 def test_the_list_of_what_was_dropped_is_written_anew(tmp_path: Path) -> None:
@@ -313,10 +314,10 @@ def test_awkward_documents_pass_and_awkward_tests_are_read(tmp_path: Path) -> No
 def test_real_tests_are_found_where_they_were_put(
     real: Path, tmp_path: Path, text: str, test: str
 ) -> None:
-    articles = list(documents([real / text]))[:300]
+    articles = list(read_documents([real / text]))[:300]
     before = decontaminated(articles, [real / test], tmp_path / "before")
     clean = list(before)
-    assert before.dropped <= 6  # real articles share a phrase with a test now and then
+    assert before.num_dropped <= 6  # real articles share a phrase with a test now and then
     data = json.loads(gzip.decompress((real / test).read_bytes()))["data"]
     planted = [p["context"] for article in data[:20] for p in article["paragraphs"][:1]]
     mixed = [
@@ -325,15 +326,15 @@ def test_real_tests_are_found_where_they_were_put(
     ]
     after = decontaminated(mixed, [real / test], tmp_path / "after")
     assert list(after) == clean[len(planted) :]
-    assert after.dropped == len(planted) == 20
+    assert after.num_dropped == len(planted) == 20
 
 
 @pytest.mark.real
 def test_real_articles_are_no_duplicates_but_their_copies_are(real: Path) -> None:
     for name in ("wiki_en", "wiki_zh"):
-        articles = list(documents([real / name / "valid.txt.gz"]))[:300]
+        articles = list(read_documents([real / name / "valid.txt.gz"]))[:300]
         kept = deduplicated(articles, "near")
         assert len(list(kept)) >= 0.99 * len(articles)
         copies = [Document(f"{a.text}\n{a.text[:20]}", a.source, 0) for a in articles]
         twice = deduplicated([*articles, *copies], "near")
-        assert sum(1 for _ in twice) <= 1.02 * kept.kept
+        assert sum(1 for _ in twice) <= 1.02 * kept.num_kept

@@ -13,7 +13,7 @@ import pytest
 
 from kinfolk.data import journal
 from kinfolk.data import prepare as module
-from kinfolk.data.encoding import Encoder
+from kinfolk.data.encoding import DocumentEncoder
 from kinfolk.data.shards import Corpus
 from kinfolk.errors import UserError
 from little import text as made_up
@@ -33,7 +33,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def clean(text: Path) -> dict[str, bytes]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "CHUNK", killed.CHUNK)
-        patch.setattr(module, "SAFE", killed.SAFE)
+        patch.setattr(module, "CHUNKS_PER_CHECKPOINT", killed.SAFE)
         killed.go(text, text.parent / "clean")
     return tree(text.parent / "clean")
 
@@ -42,20 +42,20 @@ def clean(text: Path) -> dict[str, bytes]:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the constants that `killed.go` sets back at the end."""
     monkeypatch.setattr(module, "CHUNK", killed.CHUNK)
-    monkeypatch.setattr(module, "SAFE", killed.SAFE)
+    monkeypatch.setattr(module, "CHUNKS_PER_CHECKPOINT", killed.SAFE)
 
 
 @pytest.fixture
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """List the texts that are encoded."""
     texts: list[str] = []
-    original = Encoder.__call__
+    original = DocumentEncoder.__call__
 
-    def call(self: Encoder, found: Any) -> Any:
+    def call(self: DocumentEncoder, found: Any) -> Any:
         texts.extend(found)
         return original(self, found)
 
-    monkeypatch.setattr(Encoder, "__call__", call)
+    monkeypatch.setattr(DocumentEncoder, "__call__", call)
     return texts
 
 
@@ -71,8 +71,8 @@ def left(folder: Path) -> list[str]:
         ("add", 9, False, True),
         ("fsync", 2, False, False),  # while files are made safe for the first time
         ("fsync", 15, True, True),
-        ("record", 1, False, False),
-        ("record", 2, True, True),
+        ("save_progress", 1, False, False),
+        ("save_progress", 2, True, True),
         ("replace", 3, False, True),  # of the journal by a newer one
         ("_finish", 1, False, True),
         ("_finish", 2, True, True),  # both corpora are whole, and nobody says so
@@ -240,4 +240,4 @@ def test_a_journal_that_lies_is_noticed(text: Path, tmp_path: Path) -> None:
     (tmp_path / ".c.part" / "corpus" / "tokens.bin").write_bytes(b"")
     with pytest.raises(UserError, match=r"tokens\.bin is shorter than it was: remove"):
         killed.go(text, tmp_path / "c")
-    assert journal.Part(tmp_path / ".c.part", None).journal.exists()
+    assert journal.PartialCorpus(tmp_path / ".c.part", None).journal.exists()

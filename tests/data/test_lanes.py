@@ -9,9 +9,16 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from kinfolk.data.feed import Feed
-from kinfolk.data.lanes import Lanes, Stretch, in_order
-from kinfolk.data.pieces import Documents, Loose, Piece, Pieces, Rng, cut
+from kinfolk.data.chunks import (
+    Chunk,
+    ChunkIndex,
+    InMemoryDocuments,
+    Rng,
+    TokenizedDocuments,
+    split_documents,
+)
+from kinfolk.data.feed import PackedDataset
+from kinfolk.data.lanes import ContiguousDataset, StreamSegment, evaluation_dataset
 from kinfolk.errors import UserError
 
 LENGTH = 4
@@ -20,19 +27,19 @@ LENGTH = 4
 class Echo:
     """An objective that says which piece it was given: document, start, stop, and its number."""
 
-    capacity = (LENGTH,)
+    row_lengths = (LENGTH,)
 
-    def pieces(self, documents: Documents, /) -> Pieces:
-        document, start, stop = cut(documents, LENGTH)
-        return Pieces(documents, document, start, stop, start * 0, (stop - start)[:, None])
+    def chunks(self, documents: TokenizedDocuments, /) -> ChunkIndex:
+        document, start, stop = split_documents(documents, LENGTH)
+        return ChunkIndex(documents, document, start, stop, start * 0, (stop - start)[:, None])
 
-    def example(self, piece: Piece, rng: Rng, /) -> tuple[int, int, int]:
-        return piece.document, piece.start, piece.stop
+    def example(self, chunk: Chunk, rng: Rng, /) -> tuple[int, int, int]:
+        return chunk.document, chunk.start, chunk.stop
 
     def collate(self, rows: Sequence[Sequence[Any]], /) -> Any:
         return [list(row) for row in rows]
 
-    def join(self, rows: Sequence[Sequence[Stretch]], /) -> Any:
+    def collate_stream(self, rows: Sequence[Sequence[StreamSegment]], /) -> Any:
         assert all(s.start == s.example[1] for row in rows for s in row)
         return [[(*s.example, s.number) for s in row] for row in rows]
 
@@ -40,8 +47,10 @@ class Echo:
 SIZES = (3, 9, 0, 1, 14, 2, 5)
 
 
-def text(sizes: Sequence[int] = SIZES) -> Loose:
-    return Loose.of([[[number] * size] if size else [] for number, size in enumerate(sizes)])
+def text(sizes: Sequence[int] = SIZES) -> InMemoryDocuments:
+    return InMemoryDocuments.from_lists(
+        [[[number] * size] if size else [] for number, size in enumerate(sizes)]
+    )
 
 
 def slots(row: Sequence[tuple[int, int, int, int]]) -> list[tuple[int, int]]:
@@ -49,18 +58,18 @@ def slots(row: Sequence[tuple[int, int, int, int]]) -> list[tuple[int, int]]:
     return [(document, place) for document, start, stop, _ in row for place in range(start, stop)]
 
 
-def lane(feed: Lanes, number: int, epochs: int = 1) -> list[tuple[int, int]]:
+def lane(feed: ContiguousDataset, number: int, epochs: int = 1) -> list[tuple[int, int]]:
     """Read one lane through whole epochs."""
-    part, row = divmod(number, feed.rows)
-    rows = [feed[n][row] for n in range(part, epochs * feed.batches, feed.parts)]
+    part, row = divmod(number, feed.batch_size)
+    rows = [feed[n][row] for n in range(part, epochs * feed.num_batches, feed.parts)]
     return [slot for row in rows for slot in slots(row)]
 
 
 @pytest.mark.parametrize(("rows", "parts"), [(1, 1), (2, 1), (3, 2), (1, 4), (50, 1)])
 def test_an_epoch_shows_every_token_and_every_end_once(rows: int, parts: int) -> None:
-    feed = Lanes(Echo(), text(), rows=rows, parts=parts)
+    feed = ContiguousDataset(Echo(), text(), batch_size=rows, parts=parts)
     for epoch in range(3):
-        batches = [feed[epoch * feed.batches + n] for n in range(feed.batches)]
+        batches = [feed[epoch * feed.num_batches + n] for n in range(feed.num_batches)]
         seen = Counter(slot for rows in batches for row in rows for slot in slots(row))
         expected = {(d, place) for d, size in enumerate(SIZES) if size for place in range(size + 1)}
         assert seen == Counter(expected)
@@ -68,41 +77,44 @@ def test_an_epoch_shows_every_token_and_every_end_once(rows: int, parts: int) ->
 
 @pytest.mark.parametrize(("rows", "parts"), [(1, 1), (2, 1), (3, 2)])
 def test_a_row_goes_on_where_the_row_before_ended(rows: int, parts: int) -> None:
-    feed = Lanes(Echo(), text(), rows=rows, parts=parts)
+    feed = ContiguousDataset(Echo(), text(), batch_size=rows, parts=parts)
     order = [d for d in feed.epoch(0).order.tolist() if SIZES[d]]
     line = [(d, place) for d in order for place in range(SIZES[d] + 1)]
     assert [slot for n in range(rows * parts) for slot in lane(feed, n)] == line
 
 
 def test_lanes_are_of_one_length_and_only_the_last_rows_have_room_left() -> None:
-    feed = Lanes(Echo(), text(), rows=3)
+    feed = ContiguousDataset(Echo(), text(), batch_size=3)
     lengths = [len(lane(feed, n)) for n in range(3)]
     assert lengths == [14, 14, 12]  # 40 slots: 34 tokens and 6 ends
-    for number in range(feed.batches - 1):
+    for number in range(feed.num_batches - 1):
         assert [len(slots(row)) for row in feed[number]] == [LENGTH] * 3
 
 
 def test_lanes_do_not_depend_on_the_parts_of_a_step() -> None:
-    whole, parted = Lanes(Echo(), text(), rows=4), Lanes(Echo(), text(), rows=2, parts=2)
-    assert parted.batches == 2 * whole.batches
-    for number in range(2 * whole.batches):
+    whole, parted = (
+        ContiguousDataset(Echo(), text(), batch_size=4),
+        ContiguousDataset(Echo(), text(), batch_size=2, parts=2),
+    )
+    assert parted.num_batches == 2 * whole.num_batches
+    for number in range(2 * whole.num_batches):
         assert whole[number] == parted[2 * number] + parted[2 * number + 1]
 
 
 def test_documents_keep_their_number_and_no_two_share_one() -> None:
-    feed = Lanes(Echo(), text(), rows=2)
+    feed = ContiguousDataset(Echo(), text(), batch_size=2)
     names: dict[int, set[tuple[int, int]]] = {}
-    for number in range(4 * feed.batches):
+    for number in range(4 * feed.num_batches):
         for row in feed[number]:
             for document, _, _, name in row:
-                names.setdefault(name, set()).add((number // feed.batches, document))
+                names.setdefault(name, set()).add((number // feed.num_batches, document))
     assert all(len(meant) == 1 for meant in names.values())
     assert len(names) == 4 * np.count_nonzero(SIZES)
 
 
 def test_any_batch_is_found_without_those_before_and_by_any_worker() -> None:
-    feed, numbers = Lanes(Echo(), text(), rows=2, seed=3), range(5, 30)
-    alone = [Lanes(Echo(), text(), rows=2, seed=3)[n] for n in numbers]
+    feed, numbers = ContiguousDataset(Echo(), text(), batch_size=2, seed=3), range(5, 30)
+    alone = [ContiguousDataset(Echo(), text(), batch_size=2, seed=3)[n] for n in numbers]
     assert [feed[n] for n in reversed(numbers)] == alone[::-1]
     loader = DataLoader(feed, batch_size=None, sampler=numbers, num_workers=2, collate_fn=list)  # type: ignore[arg-type]
     assert list(loader) == alone
@@ -110,7 +122,7 @@ def test_any_batch_is_found_without_those_before_and_by_any_worker() -> None:
 
 
 def test_an_epoch_has_its_own_order_and_so_has_a_seed() -> None:
-    one, other = (Lanes(Echo(), text(), rows=1, seed=seed) for seed in (0, 1))
+    one, other = (ContiguousDataset(Echo(), text(), batch_size=1, seed=seed) for seed in (0, 1))
     orders = {tuple(one.epoch(n).order.tolist()) for n in range(5)}
     assert len(orders) == 5
     assert one.epoch(0).order.tolist() != other.epoch(0).order.tolist()
@@ -118,9 +130,9 @@ def test_an_epoch_has_its_own_order_and_so_has_a_seed() -> None:
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 50])
 def test_an_exam_has_whole_documents_in_its_lanes(rows: int) -> None:
-    feed = in_order(Echo(), text(), rows=rows)
-    assert isinstance(feed, Lanes) and feed.rows == min(rows, 6)
-    read = [lane(feed, n) for n in range(feed.rows)]
+    feed = evaluation_dataset(Echo(), text(), rows=rows)
+    assert isinstance(feed, ContiguousDataset) and feed.batch_size == min(rows, 6)
+    read = [lane(feed, n) for n in range(feed.batch_size)]
     assert all(lane for lane in read)
     for document, size in enumerate(SIZES):
         where = [n for n, slots in enumerate(read) for d, _ in slots if d == document]
@@ -132,11 +144,11 @@ def test_an_exam_has_whole_documents_in_its_lanes(rows: int) -> None:
 
 def test_an_exam_of_an_objective_that_does_not_join_is_packed() -> None:
     class Packs(Echo):
-        join = property()  # type: ignore[assignment]  # which it has not
+        collate_stream = property()  # type: ignore[assignment]  # which it has not
 
-    assert isinstance(in_order(Packs(), text(), rows=2), Feed)
+    assert isinstance(evaluation_dataset(Packs(), text(), rows=2), PackedDataset)
 
 
 def test_no_text_is_refused() -> None:
     with pytest.raises(UserError, match="no text to learn from"):
-        Lanes(Echo(), Loose.of([[]]), rows=1)
+        ContiguousDataset(Echo(), InMemoryDocuments.from_lists([[]]), batch_size=1)

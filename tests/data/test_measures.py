@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from kinfolk.data.measures import SIGNS, held_out, measure
+from kinfolk.data.measures import SYMBOLS, held_out, tokenizer_stats
 from kinfolk.data.prepare import prepare
-from kinfolk.text import train
+from kinfolk.text import train_tokenizer
 from little import text
 
 
 def test_measures_are_counts_over_all_texts() -> None:
-    tokenizers = [train([text()], kind=kind, vocab=362) for kind in ("byte", "char")]
+    tokenizers = [train_tokenizer([text()], kind=kind, vocab_size=362) for kind in ("byte", "char")]
     texts = ["The cat saw.", "中文 é!", "  ", ""]
-    byte, char = measure(tokenizers, texts)
+    byte, char = tokenizer_stats(tokenizers, texts)
     # Words: The, cat, saw, "." and 中, 文, é, "!"; bytes: 12 and 6 + 1 + 2 + 1.
     assert (byte.words, byte.bytes, byte.tokens, byte.unknown) == (8, 22, 22, 0)
     assert byte.tokens_per_word == 22 / 8
@@ -24,30 +24,32 @@ def test_measures_are_counts_over_all_texts() -> None:
 
 
 def test_a_token_belongs_to_the_script_of_its_word() -> None:
-    (byte,) = measure([train([text()], kind="byte", vocab=362)], ["The cat 中文 7."])
-    assert dict(byte.script_words) == {"Latin": 2, "Han": 2, SIGNS: 2}
+    (byte,) = tokenizer_stats(
+        [train_tokenizer([text()], kind="byte", vocab_size=362)], ["The cat 中文 7."]
+    )
+    assert dict(byte.script_words) == {"Latin": 2, "Han": 2, SYMBOLS: 2}
     # A space is counted with the word before it.
     assert byte.fertility("Latin") == 8 / 2
     assert byte.fertility("Han") == 7 / 2
-    assert byte.fertility(SIGNS) == 2 / 2
+    assert byte.fertility(SYMBOLS) == 2 / 2
     assert byte.script_tokens.total() == byte.tokens
 
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram", "word", "char", "byte"])
 def test_scripts_share_all_tokens_and_words_whatever_the_kind(kind: str) -> None:
     sizes = {"bpe": 420, "wordpiece": 180, "unigram": 150, "word": 130, "char": 150, "byte": 362}
-    tokenizer = train([text()], kind=kind, vocab=sizes[kind])
-    (found,) = measure([tokenizer], [text(seed=1), "Ein Käfer, 五 и κ."])
+    tokenizer = train_tokenizer([text()], kind=kind, vocab_size=sizes[kind])
+    (found,) = tokenizer_stats([tokenizer], [text(seed=1), "Ein Käfer, 五 и κ."])
     assert found.script_tokens.total() == found.tokens
     assert found.script_words.total() == found.words
     assert found.fertility("Latin") >= 1 or kind == "unigram"
-    assert {"Latin", "Han", "Cyrillic", "Greek", SIGNS} == found.script_words.keys()
+    assert {"Latin", "Han", "Cyrillic", "Greek", SYMBOLS} == found.script_words.keys()
 
 
 def test_the_tenth_kept_aside_is_that_of_prepare(tmp_path: Path) -> None:
     source = tmp_path / "text.txt"
     source.write_text(text(300), encoding="utf-8")
-    tokenizer = train([text()], kind="byte", vocab=362)
+    tokenizer = train_tokenizer([text()], kind="byte", vocab_size=362)
     prepare([source], tokenizer=tokenizer, out=tmp_path / "corpus", holdout=0.1)
     kept = prepare([source], tokenizer=tokenizer, out=tmp_path / "whole", holdout=0.0).documents
     from kinfolk.data.shards import Corpus

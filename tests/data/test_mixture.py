@@ -11,31 +11,32 @@ from test_feed import Echo
 from torch.utils.data import DataLoader
 
 from kinfolk.batch import IGNORE_INDEX
-from kinfolk.data.feed import Feed
-from kinfolk.data.mixture import LONGEST, Mixture, Turns
-from kinfolk.data.pieces import Loose, Piece, Rng
-from kinfolk.objectives.nsp import NSP, STRANGER
+from kinfolk.data.chunks import Chunk, InMemoryDocuments, Rng
+from kinfolk.data.feed import PackedDataset
+from kinfolk.data.mixture import LONGEST, MixtureDataset, MixtureSchedule
+from kinfolk.objectives.nsp import NOT_NEXT, NSP
 from kinfolk.rng import corpus_seed
-from kinfolk.text.tokenizer import Specials
+from kinfolk.text.tokenizer import SpecialTokens
 
 
 class Told(Echo):
     """An objective whose examples say which tokens they hold."""
 
-    def example(self, piece: Piece, rng: Rng, /) -> Any:
-        return int(piece.ids[0]), float(rng.random())
+    def example(self, chunk: Chunk, rng: Rng, /) -> Any:
+        return int(chunk.ids[0]), float(rng.random())
 
 
-def corpora(count: int = 2) -> list[Loose]:
+def corpora(count: int = 2) -> list[InMemoryDocuments]:
     """Return corpora of 7, 8, 9 ... documents, the tokens of each from another hundred."""
     return [
-        Loose.of([[[100 * c + d] * (1 + d % 6)] for d in range(7 + c)]) for c in range(1, count + 1)
+        InMemoryDocuments.from_lists([[[100 * c + d] * (1 + d % 6)] for d in range(7 + c)])
+        for c in range(1, count + 1)
     ]
 
 
-def feeds(count: int = 2, rows: int = 1, seed: int = 0) -> list[Feed]:
+def feeds(count: int = 2, rows: int = 1, seed: int = 0) -> list[PackedDataset]:
     return [
-        Feed(Told(), text, rows=rows, seed=corpus_seed(seed, number))
+        PackedDataset(Told(), text, batch_size=rows, seed=corpus_seed(seed, number))
         for number, text in enumerate(corpora(count))
     ]
 
@@ -57,11 +58,22 @@ def rows_of(feed: Any, numbers: Sequence[int]) -> list[Any]:
     ],
 )
 def test_a_round_is_as_short_as_its_shares_allow(weights: list[float], counts: Any) -> None:
-    assert Turns.of(weights).counts == counts
+    assert MixtureSchedule.from_weights(weights).counts == counts
 
 
 def test_seven_and_three_take_turns() -> None:
-    assert Turns.of([0.7, 0.3]).corpora.tolist() == [0, 0, 1, 0, 0, 1, 0, 0, 0, 1]
+    assert MixtureSchedule.from_weights([0.7, 0.3]).corpus_of_slot.tolist() == [
+        0,
+        0,
+        1,
+        0,
+        0,
+        1,
+        0,
+        0,
+        0,
+        1,
+    ]
 
 
 counts = st.lists(st.integers(1, 60), min_size=1, max_size=7)
@@ -70,12 +82,12 @@ counts = st.lists(st.integers(1, 60), min_size=1, max_size=7)
 @settings(max_examples=80)
 @given(counts)
 def test_every_prefix_holds_each_corpus_within_one_row_of_its_share(counts: list[int]) -> None:
-    turns = Turns(tuple(counts))
+    turns = MixtureSchedule(tuple(counts))
     done = [0] * len(counts)
     for position in range(2 * turns.whole + 3):
-        corpus, row = turns.find(position)
+        corpus, row = turns.locate(position)
         assert row == done[corpus]
-        assert turns.position(corpus, row) == position
+        assert turns.slot_of(corpus, row) == position
         done[corpus] += 1
         for number, count in enumerate(counts):
             # In whole numbers: |done - share * rows| < 1.
@@ -83,7 +95,7 @@ def test_every_prefix_holds_each_corpus_within_one_row_of_its_share(counts: list
 
 
 def test_odd_weights_are_rounded_to_a_round_of_bounded_length() -> None:
-    turns = Turns.of([0.123456789, 1 / 3, 1e-12])
+    turns = MixtureSchedule.from_weights([0.123456789, 1 / 3, 1e-12])
     assert turns.whole <= LONGEST + 3
     assert turns.counts[2] == 1
     share = 0.123456789 / (0.123456789 + 1 / 3)
@@ -92,7 +104,7 @@ def test_odd_weights_are_rounded_to_a_round_of_bounded_length() -> None:
 
 def test_each_corpus_shows_its_own_rows_in_its_own_order() -> None:
     single = feeds(3)
-    mixture = Mixture(feeds(3), [0.5, 0.3, 0.2])
+    mixture = MixtureDataset(feeds(3), [0.5, 0.3, 0.2])
     seen = rows_of(mixture, range(400))
     for number, feed in enumerate(single, start=1):
         own = [row for row in seen if row[0][0] // 100 == number]
@@ -101,13 +113,13 @@ def test_each_corpus_shows_its_own_rows_in_its_own_order() -> None:
 
 
 def test_any_batch_is_found_without_those_before_and_rows_come_any_number_at_once() -> None:
-    single = rows_of(Mixture(feeds(), [0.7, 0.3]), range(200))
-    assert rows_of(Mixture(feeds(rows=4), [0.7, 0.3]), range(50)) == single
-    assert Mixture(feeds(rows=4), [0.7, 0.3])[49] == single[-4:]
+    single = rows_of(MixtureDataset(feeds(), [0.7, 0.3]), range(200))
+    assert rows_of(MixtureDataset(feeds(rows=4), [0.7, 0.3]), range(50)) == single
+    assert MixtureDataset(feeds(rows=4), [0.7, 0.3])[49] == single[-4:]
 
 
 def test_workers_change_nothing() -> None:
-    mixture = Mixture(feeds(rows=3), [0.7, 0.3])
+    mixture = MixtureDataset(feeds(rows=3), [0.7, 0.3])
     loaders = [
         DataLoader(mixture, batch_size=None, sampler=range(5, 25), num_workers=workers)
         for workers in (0, 2)
@@ -128,24 +140,29 @@ def test_corpora_draw_apart_and_the_first_as_if_alone() -> None:
 
 def test_the_batches_end_with_the_first_corpus_that_does() -> None:
     parts = feeds(rows=2)
-    mixture = Mixture(parts, [0.9, 0.1])
-    assert len(mixture) == mixture.batches
-    seen = [row[0][0] // 100 for row in rows_of(mixture, range(mixture.batches))]
-    short = len(parts[0].packed)
+    mixture = MixtureDataset(parts, [0.9, 0.1])
+    assert len(mixture) == mixture.num_batches
+    seen = [row[0][0] // 100 for row in rows_of(mixture, range(mixture.num_batches))]
+    short = len(parts[0].packing)
     assert seen.count(1) >= short and seen[:-2].count(1) < short
-    assert seen.count(2) <= len(parts[1].packed)
+    assert seen.count(2) <= len(parts[1].packing)
 
 
 def test_another_text_to_follow_comes_from_the_same_corpus() -> None:
-    specials = Specials(pad=0, unk=1, bos=2, eos=2, cls=3, sep=4, mask=5)
-    way = NSP(specials=specials, vocab=400, length=16)
-    texts = [Loose.of([[[base + d] * 5] * 6 for d in range(9)]) for base in (100, 200)]
-    mixture = Mixture([Feed(way, text, rows=1, seed=s) for s, text in enumerate(texts)], [1, 1])
+    special_tokens = SpecialTokens(pad=0, unk=1, bos=2, eos=2, cls=3, sep=4, mask=5)
+    way = NSP(special_tokens=special_tokens, vocab_size=400, max_length=16)
+    texts = [
+        InMemoryDocuments.from_lists([[[base + d] * 5] * 6 for d in range(9)])
+        for base in (100, 200)
+    ]
+    mixture = MixtureDataset(
+        [PackedDataset(way, text, batch_size=1, seed=s) for s, text in enumerate(texts)], [1, 1]
+    )
     strangers = 0
     for number in range(60):
-        corpus, row = mixture.turns.find(number)
-        for pair in mixture.feeds[corpus].row(row):
-            strangers += pair.next == STRANGER
+        corpus, row = mixture.turns.locate(number)
+        for pair in mixture.feeds[corpus].sequence(row):
+            strangers += pair.label == NOT_NEXT
             text = np.where(pair.labels == IGNORE_INDEX, pair.ids, pair.labels)
             assert {i // 100 for i in text.tolist() if i >= 100} == {corpus + 1}
     assert strangers > 10

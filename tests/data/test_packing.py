@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinfolk.batch import IGNORE_INDEX
-from kinfolk.data.feed import Feed
-from kinfolk.data.packing import firsts, lay, number, pack, sparse
+from kinfolk.data.feed import PackedDataset
+from kinfolk.data.packing import document_and_position_ids, firsts, pack, pad_rows, select_targets
 from kinfolk.data.shards import Corpus
 from kinfolk.objectives.clm import CLM
 from kinfolk.objectives.mlm import MLM
 from kinfolk.objectives.nsp import NSP
-from kinfolk.objectives.spans import Spans
+from kinfolk.objectives.spans import SpanCorruption
 
 CAPACITIES = st.lists(st.integers(1, 40), min_size=1, max_size=3)
 
@@ -22,8 +22,8 @@ CAPACITIES = st.lists(st.integers(1, 40), min_size=1, max_size=3)
 def loads(draw: st.DrawFn) -> tuple[np.ndarray, list[int]]:
     """Draw pieces of one to three streams that each fit a row by themselves."""
     capacity = draw(CAPACITIES)
-    piece = st.tuples(*(st.integers(1, room) for room in capacity))
-    sizes = draw(st.lists(piece, min_size=0, max_size=80))
+    chunk = st.tuples(*(st.integers(1, room) for room in capacity))
+    sizes = draw(st.lists(chunk, min_size=0, max_size=80))
     return np.array(sizes, np.int64).reshape(-1, len(capacity)), capacity
 
 
@@ -58,8 +58,8 @@ def test_the_best_fit_is_taken() -> None:
 def test_packing_is_without_chance() -> None:
     sizes = np.random.default_rng(0).integers(1, 50, (300, 2))
     first, second = pack(sizes, [50, 60]), pack(sizes, [50, 60])
-    assert np.array_equal(first.pieces, second.pieces)
-    assert np.array_equal(first.bounds, second.bounds)
+    assert np.array_equal(first.chunks, second.chunks)
+    assert np.array_equal(first.row_starts, second.row_starts)
 
 
 def test_a_piece_longer_than_a_row_is_caught() -> None:
@@ -69,11 +69,11 @@ def test_a_piece_longer_than_a_row_is_caught() -> None:
 
 def test_arrays_lie_side_by_side() -> None:
     rows = [[np.array([1, 2]), np.array([3])], [np.array([4])]]
-    assert lay(rows, 4, 9).tolist() == [[1, 2, 3, 9], [4, 9, 9, 9]]
+    assert pad_rows(rows, 4, 9).tolist() == [[1, 2, 3, 9], [4, 9, 9, 9]]
 
 
 def test_documents_and_places_are_numbered() -> None:
-    document, places = number([[2, 1], [3]], 4)
+    document, places = document_and_position_ids([[2, 1], [3]], 4)
     assert document.tolist() == [[0, 0, 1, -1], [0, 0, 0, -1]]
     assert places.tolist() == [[0, 1, 0, 0], [0, 1, 2, 0]]
     assert firsts([[2, 1], [3]], 4).tolist() == [0, 2, 4]
@@ -84,7 +84,7 @@ def test_documents_and_places_are_numbered() -> None:
 def test_only_slots_that_predict_are_kept(hidden: list[bool]) -> None:
     ids = torch.arange(1, len(hidden) + 1)
     page = torch.where(torch.tensor(hidden), ids, IGNORE_INDEX)[None]
-    labels, count = sparse(page)
+    labels, count = select_targets(page)
     assert labels.positions is not None
     kept = labels.labels != IGNORE_INDEX
     assert count == int(kept.sum()) == sum(hidden)
@@ -95,17 +95,19 @@ def test_only_slots_that_predict_are_kept(hidden: list[bool]) -> None:
 
 @pytest.mark.real
 @pytest.mark.parametrize("length", [128, 512])
-@pytest.mark.parametrize("way", [CLM, MLM, NSP, Spans])
+@pytest.mark.parametrize("way", [CLM, MLM, NSP, SpanCorruption])
 def test_almost_every_slot_of_real_text_is_used(wiki: Corpus, way: type, length: int) -> None:
     tokenizer = wiki.tokenizer()
-    objective = way(specials=tokenizer.specials, vocab=tokenizer.vocab, length=length)
-    feed = Feed(objective, wiki, rows=32, shuffled=False)
+    objective = way(
+        special_tokens=tokenizer.special_tokens, vocab_size=tokenizer.vocab_size, max_length=length
+    )
+    feed = PackedDataset(objective, wiki, batch_size=32, shuffled=False)
     used = slots = 0
-    for batch in range(feed.batches):
+    for batch in range(feed.num_batches):
         inputs = feed[batch].inputs
         streams = [inputs] if inputs.encoder_inputs is None else [inputs, inputs.encoder_inputs]
         used += sum(int((s.attention_mask.document_ids >= 0).sum()) for s in streams)
         slots += sum(s.input_ids.numel() for s in streams)
     assert used / slots >= 0.97
     # What is printed: exact but for strangers, which may be shorter than what they stand for.
-    assert feed.filled == pytest.approx(used / slots, abs=0.02 if way is NSP else 1e-9)
+    assert feed.fill_rate == pytest.approx(used / slots, abs=0.02 if way is NSP else 1e-9)

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinfolk.data.pieces import Loose, Piece, Pieces, cut
+from kinfolk.data.chunks import Chunk, ChunkIndex, InMemoryDocuments, split_documents
 from kinfolk.errors import UserError
 
-TEXT = Loose.of([[[10, 11], [12]], [], [[20, 21, 22]]])
+TEXT = InMemoryDocuments.from_lists([[[10, 11], [12]], [], [[20, 21, 22]]])
 SENTENCES = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6), max_size=5)
 
 
@@ -21,37 +21,41 @@ def test_loose_documents_keep_their_bounds() -> None:
 
 
 def test_a_piece_knows_what_it_holds_and_what_came_before() -> None:
-    start, inside, end = Piece(TEXT, 2, 0, 2), Piece(TEXT, 2, 1, 3), Piece(TEXT, 2, 2, 4)
-    assert start.ids.tolist() == [20, 21] and start.before is None and not start.last
-    assert inside.ids.tolist() == [21, 22] and inside.before == 20 and not inside.last
-    assert end.ids.tolist() == [22] and end.before == 21 and end.last
-    assert Piece(TEXT, 0, 1, 3).sentences.tolist() == [1, 1]
+    start, inside, end = Chunk(TEXT, 2, 0, 2), Chunk(TEXT, 2, 1, 3), Chunk(TEXT, 2, 2, 4)
+    assert (
+        start.ids.tolist() == [20, 21] and start.previous_token is None and not start.ends_document
+    )
+    assert (
+        inside.ids.tolist() == [21, 22] and inside.previous_token == 20 and not inside.ends_document
+    )
+    assert end.ids.tolist() == [22] and end.previous_token == 21 and end.ends_document
+    assert Chunk(TEXT, 0, 1, 3).sentences.tolist() == [1, 1]
 
 
 def test_pieces_know_which_tokens_begin_a_word() -> None:
     words = [True, False, True, True, True, False]
-    text = Loose.of([[[10, 11], [12]], [], [[20, 21, 22]]], words=words)
+    text = InMemoryDocuments.from_lists([[[10, 11], [12]], [], [[20, 21, 22]]], words=words)
     assert text.words(1, 4).tolist() == words[1:4]
-    assert Piece(text, 2, 1, 4).words.tolist() == [True, False]  # past the end there is none
-    assert Piece(text, 0, 0, 2).words.tolist() == [True, False]
+    assert Chunk(text, 2, 1, 4).words.tolist() == [True, False]  # past the end there is none
+    assert Chunk(text, 0, 0, 2).words.tolist() == [True, False]
 
 
 def test_documents_without_words_say_so() -> None:
     with pytest.raises(UserError, match="do not know their words"):
         TEXT.words(0, 0)
     with pytest.raises(UserError, match="do not know their words"):
-        _ = Piece(TEXT, 0, 0, 2).words
+        _ = Chunk(TEXT, 0, 0, 2).words
 
 
 def test_a_piece_is_split_in_two() -> None:
-    first, second = Piece(TEXT, 2, 1, 3).split(1)
+    first, second = Chunk(TEXT, 2, 1, 3).split(1)
     assert (first.ids.tolist(), second.ids.tolist()) == ([21], [22])
-    assert second.before == 21
+    assert second.previous_token == 21
 
 
 def test_a_piece_may_hold_nothing_but_the_end() -> None:
-    piece = Piece(TEXT, 2, 3, 4)
-    assert piece.ids.tolist() == [] and piece.before == 22 and piece.last
+    chunk = Chunk(TEXT, 2, 3, 4)
+    assert chunk.ids.tolist() == [] and chunk.previous_token == 22 and chunk.ends_document
 
 
 @given(st.lists(SENTENCES, min_size=1, max_size=8), st.integers(1, 9), st.integers(0, 1))
@@ -59,8 +63,8 @@ def test_a_piece_may_hold_nothing_but_the_end() -> None:
 def test_every_slot_of_every_document_is_cut_exactly_once(
     documents: list[list[list[int]]], longest: int, extra: int
 ) -> None:
-    text = Loose.of(documents)
-    document, start, stop = cut(text, longest, extra=extra)
+    text = InMemoryDocuments.from_lists(documents)
+    document, start, stop = split_documents(text, longest, extra=extra)
     assert (stop > start).all() and (stop - start <= longest).all()
     for number, sentences in enumerate(documents):
         size = sum(map(len, sentences))
@@ -70,29 +74,33 @@ def test_every_slot_of_every_document_is_cut_exactly_once(
 
 
 def test_only_the_last_piece_of_a_document_is_short() -> None:
-    document, start, stop = cut(Loose.of([[[0] * 10], [[0] * 4]]), 4)
+    document, start, stop = split_documents(
+        InMemoryDocuments.from_lists([[[0] * 10], [[0] * 4]]), 4
+    )
     assert document.tolist() == [0, 0, 0, 1]
     assert (stop - start).tolist() == [4, 4, 2, 4]
 
 
 def test_turns_are_numbered() -> None:
     parts = [np.array(x) for x in ([0, 2], [0, 1], [3, 3], [0, 0])]
-    pieces = Pieces(TEXT, *parts, np.array([[3], [2]])).turns(np.array([2, 3]))
-    assert [(p.document, p.start, p.stop, p.turn) for p in pieces] == [
+    chunks = ChunkIndex(TEXT, *parts, np.array([[3], [2]])).with_repeats(np.array([2, 3]))
+    assert [(p.document, p.start, p.stop, p.repeat) for p in chunks] == [
         (0, 0, 3, 0),
         (0, 0, 3, 1),
         (2, 1, 3, 0),
         (2, 1, 3, 1),
         (2, 1, 3, 2),
     ]
-    assert pieces.sizes.tolist() == [[3], [3], [2], [2], [2]]
+    assert chunks.sizes.tolist() == [[3], [3], [2], [2], [2]]
 
 
 @pytest.mark.parametrize("longest", [1, 2, 3, 4])
 def test_a_stretch_from_elsewhere_has_text_enough_where_there_is_any(longest: int) -> None:
-    text = Loose.of([[[10]], [[20, 21], [22, 23]]])
+    text = InMemoryDocuments.from_lists([[[10]], [[20, 21], [22, 23]]])
     found = {
-        tuple(Piece(text, 0, 0, 1).elsewhere(np.random.default_rng(i), longest).ids.tolist())
+        tuple(
+            Chunk(text, 0, 0, 1).random_other_chunk(np.random.default_rng(i), longest).ids.tolist()
+        )
         for i in range(40)
     }
     # Beginning where a sentence does, and with enough behind it.

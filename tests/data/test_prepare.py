@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 
 from kinfolk.data import encoding, lexicon
 from kinfolk.data import prepare as module
-from kinfolk.data.encoding import Encoder
+from kinfolk.data.encoding import DocumentEncoder
 from kinfolk.data.prepare import prepare
 from kinfolk.data.shards import Corpus
 from kinfolk.errors import UserError
-from kinfolk.text import KINDS, Tokenizer, boundaries, train
-from kinfolk.text.words import starts
+from kinfolk.text import KINDS, Tokenizer, sentence_ends, train_tokenizer
+from kinfolk.text.words import word_starts
 
 TEXT = (
     "The cat sat. It purred!\nThe dog [MASK] sat\n\n你好。再见。\n\n \n\n" * 3 + "U.S. law <pad>."
 )
-BYTE = train([], kind="byte", vocab=0)
+BYTE = train_tokenizer([], kind="byte", vocab_size=0)
 
 
 @pytest.fixture
@@ -46,9 +46,9 @@ def test_every_document_is_kept_as_it_is(text: Path, tmp_path: Path) -> None:
     assert [BYTE.decode(corpus.document(i)) for i in range(corpus.documents)] == blocks
     assert corpus.document_bytes.tolist() == [len(block.encode()) for block in blocks]
     assert corpus.bytes == corpus.tokens
-    assert not BYTE.specials.all & set(corpus.ids(0, corpus.tokens).tolist())
+    assert not BYTE.special_tokens.ids & set(corpus.ids(0, corpus.tokens).tolist())
     ends = np.cumsum(corpus.sentences(0, corpus.starts[1])).tolist()
-    assert ends == boundaries(blocks[0])
+    assert ends == sentence_ends(blocks[0])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -56,9 +56,9 @@ def test_ids_are_those_of_the_whole_text_and_sentences_fill_them(kind: str) -> N
     lines = ["The cat sat. It's here, and the dog sat!", "  好的。 再见；", "a [MASK] b", "\tEnd. "]
     sizes = {"bpe": 363, "word-bpe": 165, "wordpiece": 165, "unigram": 143, "word": 110}
     sizes |= {"char": 200, "byte": 0}
-    tokenizer = train(lines * 3, kind=kind, vocab=sizes[kind])
+    tokenizer = train_tokenizer(lines * 3, kind=kind, vocab_size=sizes[kind])
     text = "\n".join(lines)
-    encoded = Encoder(tokenizer)([text, "", "x"])
+    encoded = DocumentEncoder(tokenizer)([text, "", "x"])
     assert encoded.ids.tolist() == tokenizer.offsets(text)[0] + tokenizer.offsets("x")[0]
     assert encoded.sentences.sum() == len(encoded.ids)
     assert encoded.sentences.min() > 0
@@ -68,7 +68,7 @@ def test_ids_are_those_of_the_whole_text_and_sentences_fill_them(kind: str) -> N
 
 LINES = st.lists(st.text(st.sampled_from(list("aB .,'好。\t"))), min_size=1, max_size=12)
 TRAINED = {
-    kind: train(["aB a B'a. 好，a 。"] * 3, kind=kind, vocab=vocab)
+    kind: train_tokenizer(["aB a B'a. 好，a 。"] * 3, kind=kind, vocab_size=vocab)
     for kind, vocab in {"bpe": 365, "wordpiece": 115, "unigram": 115, "word": 110}.items()
 }
 
@@ -77,10 +77,10 @@ TRAINED = {
 @pytest.mark.parametrize("kind", TRAINED)
 def test_a_long_text_in_parts_has_the_same_ids(kind: str, lines: list[str]) -> None:
     text = "\n".join(lines)
-    whole = Encoder(TRAINED[kind])([text])
+    whole = DocumentEncoder(TRAINED[kind])([text])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(encoding, "LONGEST", 4)
-        parts = Encoder(TRAINED[kind])([text])
+        parts = DocumentEncoder(TRAINED[kind])([text])
     assert parts.ids.tolist() == whole.ids.tolist()
     assert parts.sentences.sum() == whole.sentences.sum()
     assert parts.documents.sum() == len(parts.sentences)
@@ -92,7 +92,7 @@ def test_real_articles_give_the_same_bytes_for_any_workers(
 ) -> None:
     monkeypatch.setattr(module, "CHUNK", 1 << 17)
     heard: list[tuple[int, int | None]] = []
-    tokenizer = train(["The cat sat on the mat."] * 3, kind="bpe", vocab=365)
+    tokenizer = train_tokenizer(["The cat sat on the mat."] * 3, kind="bpe", vocab_size=365)
     for workers in (1, 2):
         corpus = prepare(
             [real / "wiki_en" / "valid.txt.gz"],
@@ -147,7 +147,7 @@ def test_words_are_those_of_the_text(text: Path, tmp_path: Path) -> None:
     corpus = prepare([text], tokenizer=BYTE, out=tmp_path / "c", words="spaces")
     for i in range(corpus.documents):
         start, stop = corpus.starts[i], corpus.starts[i + 1]
-        words = starts(BYTE.decode(corpus.document(i)), "spaces")
+        words = word_starts(BYTE.decode(corpus.document(i)), "spaces")
         assert corpus.words(start, stop).sum() == len(words)
     assert json.loads((corpus.folder / "corpus.json").read_text())["words"] == "spaces"
 
@@ -165,7 +165,7 @@ def test_documents_that_come_back_or_are_in_a_test_are_left_out(tmp_path: Path) 
     )
     found = [BYTE.decode(corpus.document(i)) for i in range(corpus.documents)]
     assert found == ["one", "two", "three"]
-    assert len((tmp_path / "c" / module.DROPPED).read_text().splitlines()) == 1
+    assert len((tmp_path / "c" / module.DROPPED_FILE).read_text().splitlines()) == 1
 
 
 def test_nothing_left_is_said(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_table_is_read_by_its_field_or_column(tmp_path: Path) -> None:
 def peak(text: Path, out: Path, connection: Connection) -> None:
     """Prepare, and send the most memory that this process had, in kilobytes."""
     lexicon.KNOWN = 4096  # so that little text fills it
-    prepare([text], tokenizer=train([], kind="byte", vocab=0), out=out)
+    prepare([text], tokenizer=train_tokenizer([], kind="byte", vocab_size=0), out=out)
     status = Path("/proc/self/status").read_text()
     connection.send(int(status.split("VmHWM:")[1].split()[0]))
 

@@ -11,7 +11,7 @@ from kinfolk.errors import UserError
 
 @pytest.fixture(scope="module")
 def documents() -> list[str]:
-    return list(prose.documents())
+    return list(prose.demo_documents())
 
 
 def test_there_are_megabytes_of_it(documents: list[str]) -> None:
@@ -22,7 +22,7 @@ def test_there_are_megabytes_of_it(documents: list[str]) -> None:
 def test_it_is_english_in_documents_of_a_paragraph_to_a_few_pages(documents: list[str]) -> None:
     words = " ".join(documents).lower().split()
     assert words.count("the") > len(words) / 30
-    assert min(map(len, documents)) >= prose.SHORTEST
+    assert min(map(len, documents)) >= prose.MIN_DOCUMENT_CHARS
     assert sum(len(document) > 20_000 for document in documents) < len(documents) / 100
 
 
@@ -35,7 +35,7 @@ def test_a_written_block_is_a_document_and_a_second_walk_gives_the_same(
 ) -> None:
     some = list(prose.stdlib())[:60]
     monkeypatch.setattr(prose, "stdlib", lambda: iter(some))
-    first = list(prose.documents())
+    first = list(prose.demo_documents())
     text = prose.write(tmp_path / "new").read_bytes().decode()
     flat = ["\n".join(line for line in d.split("\n") if line.strip()) for d in first]
     assert len(flat) > 100
@@ -54,4 +54,4 @@ def test_a_python_without_sources_is_a_sentence(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(prose, "stdlib", nothing)
     with pytest.raises(UserError, match="no Python sources in"):
-        next(prose.documents())
+        next(prose.demo_documents())

@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kinfolk.data.shards import Corpus
-from kinfolk.data.writer import Encoded, Writer
+from kinfolk.data.writer import CorpusWriter, EncodedDocuments
 from kinfolk.errors import UserError
-from kinfolk.text import Tokenizer, train
+from kinfolk.text import Tokenizer, train_tokenizer
 
-TOKENIZER = train([], kind="byte", vocab=0)
+TOKENIZER = train_tokenizer([], kind="byte", vocab_size=0)
 DOCUMENTS = [[[110, 111, 112], [113]], [[200]], [], [[361, 0], [5, 6, 7], [8]]]
 
 
@@ -29,12 +29,14 @@ def write(
     words: str | None = None,
 ) -> None:
     """Write documents one by one; a token begins a word where its id is even."""
-    with Writer(folder, tokenizer, words=words) as writer:
+    with CorpusWriter(folder, tokenizer, words=words) as writer:
         for i, document in enumerate(documents):
             ids = [token for sentence in document for token in sentence]
             lengths = np.array([len(sentence) for sentence in document], np.int32)
             sizes, marks = np.array([10 + i]), np.array(ids, np.int64) % 2 == 0
-            encoded = Encoded(np.array(ids), lengths, np.array([len(document)]), sizes, marks)
+            encoded = EncodedDocuments(
+                np.array(ids), lengths, np.array([len(document)]), sizes, marks
+            )
             writer.add(encoded, ["a.txt"])
     for part in folder.glob("*.part"):
         part.unlink()
@@ -55,8 +57,8 @@ def test_a_corpus_gives_back_what_was_written(corpus: Corpus) -> None:
     assert (corpus.documents, corpus.tokens, corpus.bytes) == (4, 11, 46)
     assert corpus.ids(2, 6).tolist() == [112, 113, 200, 361]
     assert corpus.ids(2, 6).dtype == np.int64
-    assert corpus.vocab == TOKENIZER.vocab
-    assert corpus.tokenizer().hash == corpus.tokenizer_hash == TOKENIZER.hash
+    assert corpus.vocab_size == TOKENIZER.vocab_size
+    assert corpus.tokenizer().fingerprint == corpus.tokenizer_hash == TOKENIZER.fingerprint
     assert sorted(path.name for path in corpus.folder.iterdir()) == [
         "bytes.bin", "corpus.json", "tokenizer", "tokens.bin", "tokens.idx"
     ]  # fmt: skip
@@ -70,7 +72,7 @@ def test_the_card_says_what_is_inside(corpus: Corpus) -> None:
         "tokens": 11,
         "bytes": 46,
         "vocab": 362,
-        "tokenizer_hash": TOKENIZER.hash,
+        "tokenizer_hash": TOKENIZER.fingerprint,
         "words": None,
         "sources": [{"path": "a.txt", "documents": 4, "bytes": 46}],
     }
@@ -109,7 +111,7 @@ class Megatron:
         return [[self.sequence(i) for i in range(first, last)] for first, last in bounds]
 
 
-SENTENCES = st.lists(st.integers(0, TOKENIZER.vocab - 1), min_size=1, max_size=5)
+SENTENCES = st.lists(st.integers(0, TOKENIZER.vocab_size - 1), min_size=1, max_size=5)
 
 
 @given(documents=st.lists(st.lists(SENTENCES, max_size=4), max_size=6))
@@ -160,14 +162,16 @@ def test_sizes_are_the_least(corpus: Corpus) -> None:
 
 
 def test_a_document_too_long_for_its_size_is_refused(tmp_path: Path) -> None:
-    huge = Encoded(np.array([1]), np.array([1], np.int32), np.array([1]), np.array([1 << 32]))
-    with pytest.raises(UserError, match="4 GiB"), Writer(tmp_path, TOKENIZER) as writer:
+    huge = EncodedDocuments(
+        np.array([1]), np.array([1], np.int32), np.array([1]), np.array([1 << 32])
+    )
+    with pytest.raises(UserError, match="4 GiB"), CorpusWriter(tmp_path, TOKENIZER) as writer:
         writer.add(huge, ["a.txt"])
 
 
 def test_counts_add_up(corpus: Corpus) -> None:
-    counts = corpus.counts()
-    assert len(counts) == corpus.vocab
+    counts = corpus.token_counts()
+    assert len(counts) == corpus.vocab_size
     assert counts.sum() == corpus.tokens
     assert (counts[361], counts[50]) == (1, 0)
 
@@ -202,7 +206,7 @@ def test_large_vocabularies_take_four_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = pickle.loads(pickle.dumps(TOKENIZER))
-    monkeypatch.setattr(tokenizer, "vocab", 70_000)
+    monkeypatch.setattr(tokenizer, "vocab_size", 70_000)
     write(tmp_path / "corpus", [[[69_999, 1]]], tokenizer)
     assert (tmp_path / "corpus" / "tokens.bin").stat().st_size == 8
     assert Corpus.open(tmp_path / "corpus").document(0).tolist() == [69_999, 1]
@@ -241,6 +245,6 @@ def test_foreign_files_are_named(corpus: Corpus) -> None:
 
 
 def test_another_tokenizer_is_noticed(corpus: Corpus) -> None:
-    train([], kind="byte", vocab=0, lowercase=True).save(corpus.folder / "tokenizer")
+    train_tokenizer([], kind="byte", vocab_size=0, lowercase=True).save(corpus.folder / "tokenizer")
     with pytest.raises(UserError, match="not the one that made this corpus"):
         corpus.tokenizer()

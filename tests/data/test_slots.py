@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfolk.data import slots
-from kinfolk.data.slots import SHORT, Keys, Slots, keys
+from kinfolk.data.slots import MAX_KEY_BYTES, WordKeys, WordTable, keys
 
-WORDS = st.text(st.sampled_from("ab ,"), min_size=1, max_size=SHORT + 4)
+WORDS = st.text(st.sampled_from("ab ,"), min_size=1, max_size=MAX_KEY_BYTES + 4)
 
 
-def packed(words: list[str]) -> Keys:
+def packed(words: list[str]) -> WordKeys:
     lengths = np.array([len(word) for word in words], np.int64)
     characters = np.frombuffer("".join(words).encode(), np.uint8)
     return keys(characters, np.cumsum(lengths) - lengths, lengths)
@@ -23,7 +23,7 @@ def test_each_short_word_has_a_key_of_its_own_wherever_it_stands(words: list[str
     assert found.low.tolist() == back.low.tolist()[::-1]
     assert found.high.tolist() == back.high.tolist()[::-1]
     pairs = list(zip(found.low.tolist(), found.high.tolist(), strict=True))
-    short = [pair for pair, word in zip(pairs, words, strict=True) if len(word) <= SHORT]
+    short = [pair for pair, word in zip(pairs, words, strict=True) if len(word) <= MAX_KEY_BYTES]
     assert len(set(short)) == len(short)
     assert (0, 0) not in short
     assert pairs.count((0, 0)) == len(pairs) - len(short)
@@ -32,15 +32,15 @@ def test_each_short_word_has_a_key_of_its_own_wherever_it_stands(words: list[str
 @given(words=st.lists(WORDS, min_size=2, max_size=12, unique=True))
 def test_a_word_is_found_with_its_own_tokens_or_not_at_all(words: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slots, "SLOTS", 8)  # so that many words want one slot
-        known = Slots()
+        patch.setattr(slots, "TABLE_SIZE", 8)  # so that many words want one slot
+        known = WordTable()
         tokens = {word: np.arange(len(word), dtype=np.uint32) + 7 for word in words}
         for some in (words[: len(words) // 2], words[len(words) // 2 : -1]):
             free = np.flatnonzero(known.free(packed(some)))
             assert known.add(packed(some)[free], [tokens[some[i]].tobytes() for i in free])
         places, sizes = known.find(packed(words))
         assert sizes[-1] < 0
-        assert (sizes >= 0).any() or all(len(word) > SHORT for word in words[:-1])
+        assert (sizes >= 0).any() or all(len(word) > MAX_KEY_BYTES for word in words[:-1])
         for word, place, size in zip(words, places, sizes, strict=True):
             if size >= 0:
                 found = known.tokens(np.array([place]), np.array([size]))
@@ -50,8 +50,8 @@ def test_a_word_is_found_with_its_own_tokens_or_not_at_all(words: list[str]) -> 
 
 
 def test_a_full_pool_takes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots, "POOL", 3)
-    known = Slots()
+    monkeypatch.setattr(slots, "POOL_TOKENS", 3)
+    known = WordTable()
     assert known.add(packed(["a"]), [b"11112222"])
     assert not known.add(packed(["b"]), [b"33334444"])
     assert known.find(packed(["a", "b"]))[1].tolist() == [2, -1]

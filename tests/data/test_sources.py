@@ -17,7 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinfolk.data import sources, streams
-from kinfolk.data.sources import Document, Per, documents, files, parts, sizes
+from kinfolk.data.sources import (
+    Document,
+    DocumentUnit,
+    file_sizes,
+    find_files,
+    parts,
+    read_documents,
+)
 from kinfolk.errors import UserError
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
@@ -28,8 +35,8 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def texts(*paths: Path, per: Per = "block") -> list[str]:
-    return [d.text for d in documents(paths, per=per)]
+def texts(*paths: Path, per: DocumentUnit = "block") -> list[str]:
+    return [d.text for d in read_documents(paths, per=per)]
 
 
 def piped(monkeypatch: pytest.MonkeyPatch, data: bytes) -> Path:
@@ -69,7 +76,7 @@ def test_parts_of_any_size_give_the_same_documents(
     first = next(number for number, line in enumerate(lines) if line.strip())
     file.write_bytes(PACK[suffix](text.encode()))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(streams, "CHUNK", size)
+        patch.setattr(streams, "READ_BYTES", size)
         assert texts(file) == blocks_of(lines)
         assert texts(file, per="file") == ["\n".join(lines[first:])]
 
@@ -81,7 +88,7 @@ def test_parts_joined_are_the_text(
     file = tmp_path_factory.mktemp("parts") / "a.txt"
     file.write_text(f"{text}。end", encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(streams, "CHUNK", size)
+        patch.setattr(streams, "READ_BYTES", size)
         patch.setattr(sources, "PART", size)
         found = list(parts([file]))
         assert "".join(found) == "".join(texts(file))
@@ -107,7 +114,7 @@ def test_folders_are_read_in_order_without_hidden_and_other_files(tmp_path: Path
         )
     (tmp_path / "e.txt").write_text("")  # in a folder, no mistake
     assert texts(tmp_path) == ["a.txt", "b/LICENSE", "b/x.md", "zipped"]
-    assert files([tmp_path / "d.py"]) == [tmp_path / "d.py"]  # named, so meant
+    assert find_files([tmp_path / "d.py"]) == [tmp_path / "d.py"]  # named, so meant
 
 
 def test_each_file_of_a_folder_is_read_in_its_own_way(tmp_path: Path) -> None:
@@ -143,34 +150,34 @@ def test_a_file_named_twice_is_read_once(tmp_path: Path) -> None:
 def test_a_document_knows_its_file_and_place(tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
     file.write_text("one\n\ntwo")
-    assert list(documents([file]))[-1] == Document("two", file, 8)
+    assert list(read_documents([file]))[-1] == Document("two", file, 8)
 
 
 @pytest.mark.parametrize("suffix", PACK)
 def test_places_grow_to_the_size_of_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
-    monkeypatch.setattr(streams, "CHUNK", 1 << 16)
+    monkeypatch.setattr(streams, "READ_BYTES", 1 << 16)
     file = tmp_path / f"a.txt{suffix}"
     chance = os.urandom(300_000).hex()
     text = "\n\n".join(chance[place : place + 99] for place in range(0, 600_000, 99))
     file.write_bytes(PACK[suffix](text.encode()))
-    places = [document.place for document in documents([file])]
+    places = [document.bytes_read for document in read_documents([file])]
     assert places == sorted(places)
-    assert 0 < places[0] < places[-1] == sizes([file])[file]
+    assert 0 < places[0] < places[-1] == file_sizes([file])[file]
 
 
 def test_the_standard_input_is_text_or_what_it_is_said_to_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     name = piped(monkeypatch, b"one\n\ntwo\n")
-    assert list(documents([name])) == [Document("one", name, 9), Document("two", name, 9)]
+    assert list(read_documents([name])) == [Document("one", name, 9), Document("two", name, 9)]
     name = piped(monkeypatch, b'{"body": "one"}\n')
-    assert [d.text for d in documents([name], field="body")] == ["one"]
+    assert [d.text for d in read_documents([name], field="body")] == ["one"]
     name = piped(monkeypatch, b"1\tone\n2\ttwo\n")
-    assert [d.text for d in documents([name], column="2")] == ["one", "two"]
+    assert [d.text for d in read_documents([name], column="2")] == ["one", "two"]
     assert list(parts([piped(monkeypatch, b"one\n\ntwo\n")])) == ["one", "two"]
-    assert sizes([name]) == {name: None}
+    assert file_sizes([name]) == {name: None}
     with pytest.raises(UserError, match="standard input is empty"):
         texts(piped(monkeypatch, b""))
     with pytest.raises(UserError, match=r"standard input is not UTF-8 at byte 2 \(line 2\)"):
@@ -181,7 +188,7 @@ def test_a_pipe_with_a_name_is_read_and_has_no_size(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with subprocess.Popen(["sh", "-c", f"printf 'one\\n\\ntwo' > {pipe}"]):
-        assert sizes([pipe]) == {pipe: None}
+        assert file_sizes([pipe]) == {pipe: None}
         assert texts(pipe) == ["one", "two"]
 
 
@@ -203,7 +210,7 @@ def test_a_byte_that_is_not_utf8_is_named(tmp_path: Path, suffix: str) -> None:
 def test_a_character_cut_short_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, size: int
 ) -> None:
-    monkeypatch.setattr(streams, "CHUNK", size)
+    monkeypatch.setattr(streams, "READ_BYTES", size)
     (tmp_path / "a.txt").write_bytes(data)
     with pytest.raises(UserError, match=r"not UTF-8 at byte 6 \(line 2\)"):
         texts(tmp_path)
@@ -211,7 +218,7 @@ def test_a_character_cut_short_is_named(
 
 @pytest.mark.parametrize("size", [1, 5, 100])
 def test_a_nul_byte_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(streams, "CHUNK", size)
+    monkeypatch.setattr(streams, "READ_BYTES", size)
     (tmp_path / "a.txt").write_bytes("é\nb\n\0c".encode())
     with pytest.raises(UserError, match=r"a\.txt holds a NUL byte on line 3"):
         texts(tmp_path)
@@ -220,9 +227,9 @@ def test_a_nul_byte_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, si
 def test_a_document_too_long_to_hold_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "CHUNK", 4)
-    monkeypatch.setattr(streams, "LONGEST", 20)
-    monkeypatch.setattr(sources, "LONGEST", 20)
+    monkeypatch.setattr(streams, "READ_BYTES", 4)
+    monkeypatch.setattr(streams, "MAX_LINE_CHARS", 20)
+    monkeypatch.setattr(sources, "MAX_LINE_CHARS", 20)
     file = tmp_path / "a.txt"
     file.write_text("one\n \n\n" + "x" * 20 + "\n")
     assert texts(file) == ["one", "x" * 20]
@@ -243,8 +250,8 @@ def test_a_document_too_long_to_hold_is_named(
 def test_a_line_of_blanks_is_not_held_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "CHUNK", 4)
-    monkeypatch.setattr(sources, "BLANKS", 8)
+    monkeypatch.setattr(streams, "READ_BYTES", 4)
+    monkeypatch.setattr(sources, "MAX_BLANK_CHARS", 8)
     (tmp_path / "a.txt").write_text("one\n" + " " * 30 + "two")
     assert texts(tmp_path) == ["one\n" + " " * 30 + "two"]
     (tmp_path / "a.txt").write_text(" " * 30 + "\n" * 30)
@@ -309,11 +316,11 @@ def test_missing_zstandard_says_how_to_get_it(
 
 def test_nothing_to_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no text was named"):
-        documents([])
+        read_documents([])
     with pytest.raises(UserError, match="nowhere does not exist"):
-        documents([tmp_path / "nowhere"])
+        read_documents([tmp_path / "nowhere"])
     with pytest.raises(UserError, match="holds no text"):
-        documents([tmp_path])
+        read_documents([tmp_path])
     (tmp_path / "a.txt").write_text(" \n\n")
     with pytest.raises(UserError, match=r"a\.txt is empty"):
         texts(tmp_path / "a.txt")
@@ -344,7 +351,7 @@ def test_what_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_field_or_a_column_without_a_table_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one")
     with pytest.raises(UserError, match="--field body: only"):
-        documents([tmp_path], field="body")
+        read_documents([tmp_path], field="body")
     with pytest.raises(UserError, match="--column 2: only"):
         parts([tmp_path], column="2")
 

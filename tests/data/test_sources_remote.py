@@ -9,8 +9,8 @@ from typing import Any
 import datasets
 import pytest
 
-from kinfolk.data.remote import address
-from kinfolk.data.sources import Document, documents, files, parts, sizes
+from kinfolk.data.remote import parse_dataset_name
+from kinfolk.data.sources import Document, file_sizes, find_files, parts, read_documents
 from kinfolk.errors import UserError
 
 ROWS = [{"id": 1, "text": "one"}, {"id": 2, "text": "二"}]
@@ -47,41 +47,41 @@ def test_an_address_has_an_owner_a_name_a_configuration_and_a_split(tmp_path: Pa
         "hf:allenai/c4/en:validation": ("allenai/c4", "en", "validation"),
         f"hf:{tmp_path}:dev": (str(tmp_path), None, "dev"),
     }
-    assert {name: address(Path(name)) for name in expected} == expected
+    assert {name: parse_dataset_name(Path(name)) for name in expected} == expected
 
 
 def test_rows_of_a_dataset_are_documents(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, name = hub(monkeypatch, ROWS), Path("hf:owner/name/small:test")
-    assert list(documents([name])) == [Document("one", name, 3), Document("二", name, 6)]
+    assert list(read_documents([name])) == [Document("one", name, 3), Document("二", name, 6)]
     assert asked.asked == ("owner/name", "small", {"split": "test", "streaming": True})
     assert list(parts([name])) == ["one", "二"]
-    assert [d.text for d in documents([name], column="text")] == ["one", "二"]
-    assert files([name]) == [name]
-    assert sizes([name]) == {name: None}
+    assert [d.text for d in read_documents([name], column="text")] == ["one", "二"]
+    assert find_files([name]) == [name]
+    assert file_sizes([name]) == {name: None}
 
 
 def test_what_goes_wrong_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     name = Path("hf:owner/name")
     hub(monkeypatch, ROWS, ConnectionError("the line is dead\nand more"))
     with pytest.raises(UserError, match=r"hf:owner/name cannot be read \(the line is dead\): "):
-        list(documents([name]))
+        list(read_documents([name]))
     hub(monkeypatch, ROWS)
     with pytest.raises(UserError, match=r"row 1 of hf:owner/name has no 'body': .* id, text"):
-        list(documents([name], field="body"))
+        list(read_documents([name], field="body"))
     hub(monkeypatch, [])
     with pytest.raises(UserError, match="hf:owner/name is empty"):
-        list(documents([name]))
+        list(read_documents([name]))
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"pip install 'kinfolk\[hub\]'"):
-        list(documents([name]))
+        list(read_documents([name]))
 
 
 @pytest.mark.slow
 def test_the_library_itself_streams_a_folder(tmp_path: Path) -> None:
     lines = "".join(json.dumps(row) + "\n" for row in ROWS)
     (tmp_path / "train.jsonl").write_text(lines, encoding="utf-8")
-    assert [d.text for d in documents([Path(f"hf:{tmp_path}")])] == ["one", "二"]
+    assert [d.text for d in read_documents([Path(f"hf:{tmp_path}")])] == ["one", "二"]
     with pytest.raises(UserError, match=r"cannot be read \(Bad split: dev"):
-        list(documents([Path(f"hf:{tmp_path}:dev")]))
+        list(read_documents([Path(f"hf:{tmp_path}:dev")]))
     with pytest.raises(UserError, match="hf:nobody/nothing cannot be read"):
-        list(documents([Path("hf:nobody/nothing")]))
+        list(read_documents([Path("hf:nobody/nothing")]))

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinfolk.data import tables
-from kinfolk.data.sources import documents, parts, sizes
+from kinfolk.data.sources import file_sizes, parts, read_documents
 from kinfolk.errors import UserError
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
@@ -33,7 +33,7 @@ TEXTS = st.lists(
 
 
 def texts(path: Path, **reading: Any) -> list[str]:
-    return [document.text for document in documents([path], **reading)]
+    return [document.text for document in read_documents([path], **reading)]
 
 
 def parquet_of(rows: list[dict[str, Any]], **options: Any) -> bytes:
@@ -175,11 +175,11 @@ def test_parquet_is_streamed_and_knows_its_place(tmp_path: Path) -> None:
     file.write_bytes(
         parquet_of([{"id": n, "text": f"text {n}"} for n in range(1000)], row_group_size=300)
     )
-    found = list(documents([file]))
+    found = list(read_documents([file]))
     assert [document.text for document in found] == [f"text {n}" for n in range(1000)]
-    places = [document.place for document in found]
+    places = [document.bytes_read for document in found]
     assert places == sorted(places)
-    assert 0 < places[0] < places[-1] == sizes([file])[file]
+    assert 0 < places[0] < places[-1] == file_sizes([file])[file]
     assert texts(file, column=2) == texts(file, column="text")
 
 

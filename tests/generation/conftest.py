@@ -7,7 +7,7 @@ from torch import nn
 from kinfolk.models.bert import Bert, BertConfig
 from kinfolk.models.gpt2 import GPT2, GPT2Config
 from kinfolk.models.t5 import T5, T5Config
-from kinfolk.text import Tokenizer, train
+from kinfolk.text import Tokenizer, train_tokenizer
 
 WORDS = "the cat sat on the mat and the dog played with a red ball in the old garden . "
 
@@ -52,4 +52,4 @@ def bert() -> Bert:
 @pytest.fixture(scope="session", params=["bpe", "wordpiece", "unigram", "char"])
 def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     sizes = {"bpe": 390, "wordpiece": 174, "unigram": 129, "char": 200}
-    return train([WORDS] * 20, kind=request.param, vocab=sizes[request.param])
+    return train_tokenizer([WORDS] * 20, kind=request.param, vocab_size=sizes[request.param])

@@ -17,7 +17,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from kinfolk.generation import Generated, Method, Rules
+from kinfolk.generation import Constraints, DecodingMethod, GeneratedSequence
 from kinfolk.hub import load_model
 from writing import write
 
@@ -117,12 +117,16 @@ class Pair:
         """What each text goes on from."""
         return SOURCES if self.reads else PROMPTS
 
-    def write(self, method: Method, rules: Rules, **wants: Any) -> list[Generated]:
+    def write(
+        self, method: DecodingMethod, rules: Constraints, **wants: Any
+    ) -> list[GeneratedSequence]:
         """Write all texts together, by kinfolk."""
         prompts = [[0]] * len(SOURCES) if self.reads else PROMPTS
         sources = SOURCES if self.reads else None
-        ends = {"ends": ENDS} | wants
-        return write(self.ours, prompts, method=method, rules=rules, sources=sources, **ends)
+        ends = {"eos_ids": ENDS} | wants
+        return write(
+            self.ours, prompts, method=method, constraints=rules, encoder_ids=sources, **ends
+        )
 
     def generate(self, texts: Sequence[Sequence[int]], **options: Any) -> Any:
         """Write by transformers; return its answer, and the texts without their ends."""

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs
-from kinfolk.generation import Method, Request
-from kinfolk.generation.sampling import Sampling, choose
+from kinfolk.generation import DecodingMethod, GenerationRequest
+from kinfolk.generation.sampling import Sampling, sample_ids
 from kinfolk.metrics.baselines import KneserNey
 from kinfolk.models.glm import GLMConfig
 from kinfolk.models.gpt import GPTConfig
@@ -67,14 +67,14 @@ class Scribe:
     blanks: Sequence[Sequence[tuple[int, int]]] | None = None
     known: dict[tuple[int, tuple[int, ...]], Tensor] = field(default_factory=dict)
 
-    def request(self, *only: int, **wants: Any) -> Request:
+    def request(self, *only: int, **wants: Any) -> GenerationRequest:
         """Ask for texts after some of the prompts, or after all."""
         rows = only or tuple(range(len(self.prompts)))
         sources = None if self.sources is None else [self.sources[row] for row in rows]
         blanks = None if self.blanks is None else [self.blanks[row] for row in rows]
         prompts = [self.prompts[row] for row in rows]
-        given: dict[str, Any] = {"tokens": 9, "ends": ENDS, "first": rows[0]} | wants
-        return Request(prompts=prompts, sources=sources, blanks=blanks, **given)
+        given: dict[str, Any] = {"max_new_tokens": 9, "eos_ids": ENDS, "first": rows[0]} | wants
+        return GenerationRequest(prompts=prompts, encoder_ids=sources, blanks=blanks, **given)
 
     def turned(self, order: Sequence[int] = (3, 2, 1, 0)) -> "Scribe":
         """Put the prompts in another order."""
@@ -149,7 +149,7 @@ class Scribe:
         )
         for token in range(tokens):
             scores = self.scores(number, ids)
-            id = int(choose(scores[None], sampling, chances[:, token]))
+            id = int(sample_ids(scores[None], sampling, chances[:, token]))
             if id in ENDS:
                 break
             ids.append(id)
@@ -218,10 +218,10 @@ def counts() -> NGram:
     """Count the grams of a few texts with much in common."""
     draws = np.random.default_rng(4)
     texts = [draws.zipf(1.3, draws.integers(3, 9)).clip(max=VOCAB - 2) + 1 for _ in range(40)]
-    return NGram(KneserNey.fit(texts, vocab=VOCAB, order=3, bos=0, eos=1))
+    return NGram(KneserNey.fit(texts, vocab_size=VOCAB, order=3, bos=0, eos=1))
 
 
-def method_name(method: Method) -> str:
+def method_name(method: DecodingMethod) -> str:
     """Name a method after what it was told."""
     told = {k: v for k, v in vars(method).items() if v != getattr(type(method)(), k)}
     return type(method).__name__ + "".join(f"-{k}-{v}" for k, v in told.items())

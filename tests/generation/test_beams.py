@@ -13,9 +13,17 @@ from torch import Tensor
 
 from kinfolk.batch import Inputs, Output
 from kinfolk.errors import UserError
-from kinfolk.generation import GREEDY, Beam, Generated, Request, Rules, decode, generate
-from kinfolk.generation.decoding import collect
-from kinfolk.generation.writer import Writer
+from kinfolk.generation import (
+    GREEDY,
+    BeamSearch,
+    Constraints,
+    GeneratedSequence,
+    GenerationRequest,
+    generate,
+    generate_steps,
+)
+from kinfolk.generation.decoding import collect_sequences
+from kinfolk.generation.writer import Decoder
 from kinfolk.nn.language_model import LanguageModel, ModelConfig
 from writing import asked, write
 
@@ -29,7 +37,7 @@ def scribes() -> dict[str, Scribe]:
 
 
 def searched(
-    scores: Scores, beam: Beam, *, tokens: int, ends: frozenset[int] = ENDS
+    scores: Scores, beam: BeamSearch, *, tokens: int, ends: frozenset[int] = ENDS
 ) -> list[tuple[Text, float]]:
     """Search as in Vijayakumar et al. (2016), algorithm 1, over texts spelled out in full.
 
@@ -37,26 +45,26 @@ def searched(
     is lessened for each beam of an earlier group that says the same token at that time, and the
     sums keep what was taken off. One group is plain beam search.
     """
-    beams: list[list[tuple[float, Text]]] = [[(0.0, ())] for _ in range(beam.groups)]
-    whole: list[list[tuple[float, Text]]] = [[] for _ in range(beam.groups)]
-    going = [True] * beam.groups
+    beams: list[list[tuple[float, Text]]] = [[(0.0, ())] for _ in range(beam.num_beam_groups)]
+    whole: list[list[tuple[float, Text]]] = [[] for _ in range(beam.num_beam_groups)]
+    going = [True] * beam.num_beam_groups
     for time in range(1, tokens + 1):
         crowd: Counter[int] = Counter()
-        for group in [g for g in range(beam.groups) if going[g]]:
+        for group in [g for g in range(beam.num_beam_groups) if going[g]]:
             ways = [
-                (total + score - beam.diversity * crowd[id], (*text, id))
+                (total + score - beam.diversity_penalty * crowd[id], (*text, id))
                 for total, text in beams[group]
                 for id, score in enumerate(scores(text))
             ]
             ways.sort(key=lambda way: -way[0])
-            done = [w for w in ways[: beam.each] if w[1][-1] in ends or time == tokens]
+            done = [w for w in ways[: beam.beams_per_group] if w[1][-1] in ends or time == tokens]
             whole[group] += [(total / time**beam.length_penalty, text) for total, text in done]
-            whole[group] = sorted(whole[group], key=lambda way: -way[0])[: beam.each]
-            beams[group] = [w for w in ways if w[1][-1] not in ends][: beam.each]
+            whole[group] = sorted(whole[group], key=lambda way: -way[0])[: beam.beams_per_group]
+            beams[group] = [w for w in ways if w[1][-1] not in ends][: beam.beams_per_group]
             crowd.update(text[-1] for _, text in beams[group])
-            if len(whole[group]) == beam.each:
+            if len(whole[group]) == beam.beams_per_group:
                 hope = beams[group][0][0] / time**beam.length_penalty
-                going[group] = hope > whole[group][-1][0] and not beam.early
+                going[group] = hope > whole[group][-1][0] and not beam.early_stopping
     ranked = sorted((way for found in whole for way in found), key=lambda way: -way[0])
     return [(text[:-1] if text[-1] in ends else text, score) for score, text in ranked]
 
@@ -65,7 +73,7 @@ def scores_of(who: Scribe, number: int) -> Scores:
     return lambda text: who.scores(number, text).log_softmax(-1).tolist()
 
 
-def same(found: Sequence[Generated], expected: Sequence[tuple[Text, float]]) -> None:
+def same(found: Sequence[GeneratedSequence], expected: Sequence[tuple[Text, float]]) -> None:
     assert [tuple(text.ids) for text in found] == [ids for ids, _ in expected[: len(found)]]
     scores = [score for _, score in expected[: len(found)]]
     assert [text.score for text in found] == pytest.approx(scores, abs=1e-4)
@@ -75,13 +83,13 @@ def same(found: Sequence[Generated], expected: Sequence[tuple[Text, float]]) -> 
 def crossings(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """Record from which rows beams went on."""
     seen: list[list[int]] = []
-    keep = Writer.keep
+    keep = Decoder.select_rows
 
-    def recorded(self: Writer, rows: Sequence[int]) -> None:
+    def recorded(self: Decoder, rows: Sequence[int]) -> None:
         seen.append(list(rows))
         keep(self, rows)
 
-    monkeypatch.setattr(Writer, "keep", recorded)
+    monkeypatch.setattr(Decoder, "select_rows", recorded)
     return seen
 
 
@@ -89,27 +97,27 @@ def crossings(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 @pytest.mark.parametrize(
     "beam",
     [
-        Beam(size=3),
-        Beam(size=4, length_penalty=0.0),
-        Beam(size=4, length_penalty=-1.0, early=True),
-        Beam(size=4, groups=2, diversity=1.5),
-        Beam(size=6, groups=3, diversity=0.4, length_penalty=0.5),
+        BeamSearch(num_beams=3),
+        BeamSearch(num_beams=4, length_penalty=0.0),
+        BeamSearch(num_beams=4, length_penalty=-1.0, early_stopping=True),
+        BeamSearch(num_beams=4, num_beam_groups=2, diversity_penalty=1.5),
+        BeamSearch(num_beams=6, num_beam_groups=3, diversity_penalty=0.4, length_penalty=0.5),
     ],
-    ids=lambda beam: f"{beam.size}-{beam.groups}",
+    ids=lambda beam: f"{beam.num_beams}-{beam.num_beam_groups}",
 )
 def test_a_search_is_that_over_whole_passes(
-    scribes: dict[str, Scribe], name: str, beam: Beam, crossings: list[list[int]]
+    scribes: dict[str, Scribe], name: str, beam: BeamSearch, crossings: list[list[int]]
 ) -> None:
     """Keys and values, what an encoder said, memories, blanks, guesses and histories all follow
     their beams: a search that scores every text anew finds the same."""
     who, tokens = scribes[name], 7
-    num = beam.size
-    found = generate(who.model, who.request(tokens=tokens, num=num), beam)
+    num = beam.num_beams
+    found = generate(who.model, who.request(max_new_tokens=tokens, num_return_sequences=num), beam)
     for number in range(len(who.prompts)):
         expected = searched(scores_of(who, number), beam, tokens=tokens)
         same(found[number * num : (number + 1) * num], expected)
     crossed = [rows for rows in crossings[1:] if rows != sorted(rows)]
-    assert crossed or beam.groups > 1, "no two beams ever changed places"
+    assert crossed or beam.num_beam_groups > 1, "no two beams ever changed places"
     assert any(len(set(rows)) < len(rows) for rows in crossings[1:]), "no beam was ever doubled"
 
 
@@ -118,7 +126,9 @@ def test_the_winners_cost_what_they_cost_without_beams(
     scribes: dict[str, Scribe], name: str
 ) -> None:
     who = scribes[name]
-    found = generate(who.model, who.request(num=3, tokens=8), Beam(size=3))
+    found = generate(
+        who.model, who.request(num_return_sequences=3, max_new_tokens=8), BeamSearch(num_beams=3)
+    )
     for place, text in enumerate(found):
         rows = [scores_of(who, place // 3)(tuple(text.ids[:n])) for n in range(len(text.ids))]
         costs = [row[id] for row, id in zip(rows, text.ids, strict=True)]
@@ -179,8 +189,10 @@ def test_beams_that_cross_at_every_step_keep_their_own_past() -> None:
         (0, 1, 1, 3): [0.10, 0.20, 0.30, 0.40],
         (0, 2, 0, 2): [0.01, 0.97, 0.01, 0.01],  # ... and 2 0 2 1 that again
     }
-    beam = Beam(size=2, length_penalty=0.0)
-    request = Request(prompts=[[0], [3, 0]], tokens=[4, 4], num=2)
+    beam = BeamSearch(num_beams=2, length_penalty=0.0)
+    request = GenerationRequest(
+        prompts=[[0], [3, 0]], max_new_tokens=[4, 4], num_return_sequences=2
+    )
     found = generate(Table(chances), request, beam)
     assert [text.ids for text in found[:2]] == [[2, 0, 2, 1], [1, 1, 3, 3]]
     assert [text.score for text in found[:2]] == pytest.approx(
@@ -200,9 +212,11 @@ def test_beams_that_hold_all_texts_find_the_best_there_is(
 ) -> None:
     """Of 4 or 5 words one may end a text; every text there is is tried."""
     who, end = scribes[name], 2
-    rules = Rules(banned=range(words, VOCAB))
-    request = who.request(tokens=tokens, rules=rules, ends={end}, num=2)
-    found = generate(who.model, request, Beam(size=size, length_penalty=0.0))
+    rules = Constraints(suppress_ids=range(words, VOCAB))
+    request = who.request(
+        max_new_tokens=tokens, constraints=rules, eos_ids={end}, num_return_sequences=2
+    )
+    found = generate(who.model, request, BeamSearch(num_beams=size, length_penalty=0.0))
     for number in range(len(who.prompts)):
         costs: dict[Text, float] = {}
         for text in product(range(words), repeat=tokens):
@@ -220,8 +234,12 @@ def test_groups_that_do_not_shun_each_other_are_searches_of_their_size(
     scribes: dict[str, Scribe], name: str
 ) -> None:
     who = scribes[name]
-    apart = generate(who.model, who.request(num=6), Beam(size=6, groups=3, diversity=0.0))
-    alone = generate(who.model, who.request(num=2), Beam(size=2))
+    apart = generate(
+        who.model,
+        who.request(num_return_sequences=6),
+        BeamSearch(num_beams=6, num_beam_groups=3, diversity_penalty=0.0),
+    )
+    alone = generate(who.model, who.request(num_return_sequences=2), BeamSearch(num_beams=2))
     for number in range(len(who.prompts)):
         group = alone[2 * number : 2 * number + 2]
         assert [text.ids for text in apart[6 * number : 6 * number + 6]] == [
@@ -232,7 +250,12 @@ def test_groups_that_do_not_shun_each_other_are_searches_of_their_size(
 def test_one_group_is_a_plain_search_however_diverse(scribes: dict[str, Scribe]) -> None:
     who = scribes["gpt2"]
     plain, grouped = (
-        generate(who.model, who.request(num=3), Beam(size=3, diversity=d)) for d in (0.0, 9.0)
+        generate(
+            who.model,
+            who.request(num_return_sequences=3),
+            BeamSearch(num_beams=3, diversity_penalty=d),
+        )
+        for d in (0.0, 9.0)
     )
     assert plain == grouped
 
@@ -240,8 +263,10 @@ def test_one_group_is_a_plain_search_however_diverse(scribes: dict[str, Scribe])
 def test_diversity_parts_the_groups(scribes: dict[str, Scribe]) -> None:
     """A penalty beyond any score: groups of one beam never say the same at the same time."""
     who = scribes["gpt2"]
-    request = who.request(tokens=5, ends=(), num=3)
-    found = generate(who.model, request, Beam(size=3, groups=3, diversity=100.0))
+    request = who.request(max_new_tokens=5, eos_ids=(), num_return_sequences=3)
+    found = generate(
+        who.model, request, BeamSearch(num_beams=3, num_beam_groups=3, diversity_penalty=100.0)
+    )
     for number in range(len(who.prompts)):
         texts = [text.ids for text in found[3 * number : 3 * number + 3]]
         for said in zip(*texts, strict=True):
@@ -254,10 +279,16 @@ def test_a_group_that_has_stopped_costs_the_others_nothing() -> None:
         (3,): [0.01, 0.89, 0.09, 0.01],  # one group ends at once, by 1; the other says 2
         (3, 2): [0.55, 0.01, 0.40, 0.04],
     }
-    request = Request(prompts=[[3]], tokens=3, ends={1}, num=1, rules=Rules())
-    beam = Beam(size=2, groups=2, diversity=0.8, length_penalty=0.0)
+    request = GenerationRequest(
+        prompts=[[3]],
+        max_new_tokens=3,
+        eos_ids={1},
+        num_return_sequences=1,
+        constraints=Constraints(),
+    )
+    beam = BeamSearch(num_beams=2, num_beam_groups=2, diversity_penalty=0.8, length_penalty=0.0)
     model: Any = Table({**chances, (3, 2, 0): [0.01, 0.97, 0.01, 0.01]})
-    found = generate(model, replace(request, num=2), beam)
+    found = generate(model, replace(request, num_return_sequences=2), beam)
     expected = searched(
         lambda text: torch.tensor(model.chances.get((3, *text), [0.25] * 4)).log().tolist(),
         beam,
@@ -270,59 +301,70 @@ def test_a_group_that_has_stopped_costs_the_others_nothing() -> None:
 def test_one_beam_is_greedy(scribes: dict[str, Scribe]) -> None:
     for who in scribes.values():
         greedy = generate(who.model, who.request(), GREEDY)
-        beam = generate(who.model, who.request(), Beam(size=1, length_penalty=0.0))
+        beam = generate(who.model, who.request(), BeamSearch(num_beams=1, length_penalty=0.0))
         assert [text.ids for text in beam] == [text.ids for text in greedy]
-        assert [text.ended for text in beam] == [text.ended for text in greedy]
+        assert [text.finished for text in beam] == [text.finished for text in greedy]
 
 
 def test_a_stream_of_beams_is_what_was_found(scribes: dict[str, Scribe]) -> None:
-    who, beam = scribes["gpt2"], Beam(size=3)
-    rules = Rules(allowed=[(3,), (4, 6), (7, 8, 10)])
-    for wants in ({}, {"ends": ()}, {"ends": (), "rules": rules}, {"done": lambda ids: 6 in ids}):
-        request = who.request(num=2, **wants)
+    who, beam = scribes["gpt2"], BeamSearch(num_beams=3)
+    rules = Constraints(allowed_ids=[(3,), (4, 6), (7, 8, 10)])
+    for wants in (
+        {},
+        {"eos_ids": ()},
+        {"eos_ids": (), "constraints": rules},
+        {"should_stop": lambda ids: 6 in ids},
+    ):
+        request = who.request(num_return_sequences=2, **wants)
         whole = generate(who.model, request, beam)
-        streamed = collect(decode(who.model, request, beam), 8)
-        assert [(t.ids, t.logprobs, t.ended) for t in streamed] == [
-            (t.ids, t.logprobs, t.ended) for t in whole
+        streamed = collect_sequences(generate_steps(who.model, request, beam), 8)
+        assert [(t.ids, t.logprobs, t.finished) for t in streamed] == [
+            (t.ids, t.logprobs, t.finished) for t in whole
         ]
 
 
 def test_a_text_that_is_enough_is_whole(scribes: dict[str, Scribe]) -> None:
     who = scribes["gpt2"]
-    free = generate(who.model, who.request(ends=(), tokens=6), Beam(size=3))
+    free = generate(who.model, who.request(eos_ids=(), max_new_tokens=6), BeamSearch(num_beams=3))
     last = free[0].ids[2]
-    enough = who.request(ends=(), tokens=6, done=lambda ids: ids[-1] == last)
-    found = generate(who.model, enough, Beam(size=3, length_penalty=0.0))
+    enough = who.request(eos_ids=(), max_new_tokens=6, should_stop=lambda ids: ids[-1] == last)
+    found = generate(who.model, enough, BeamSearch(num_beams=3, length_penalty=0.0))
     for text in found:
-        assert text.ended == (last in text.ids)
+        assert text.finished == (last in text.ids)
         assert last not in text.ids[:-1]
-    assert any(text.ended for text in found)
+    assert any(text.finished for text in found)
 
 
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"size": 0}, "0 beams"),
-        ({"size": 4, "groups": 3}, "4 beams do not make 3"),
-        ({"groups": 0}, "0 equal groups"),
-        ({"diversity": -1.0}, "diversity of -1"),
-        ({"diversity": float("inf")}, "diversity of inf"),
-        ({"diversity": float("nan")}, "diversity of nan"),
+        ({"num_beams": 0}, "0 beams"),
+        ({"num_beams": 4, "num_beam_groups": 3}, "4 beams do not make 3"),
+        ({"num_beam_groups": 0}, "0 equal groups"),
+        ({"diversity_penalty": -1.0}, "diversity of -1"),
+        ({"diversity_penalty": float("inf")}, "diversity of inf"),
+        ({"diversity_penalty": float("nan")}, "diversity of nan"),
         ({"length_penalty": float("nan")}, "length penalty of nan"),
         ({"length_penalty": float("-inf")}, "length penalty of -inf"),
     ],
 )
 def test_a_search_that_means_nothing_is_refused(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        Beam(**wrong)
+        BeamSearch(**wrong)
 
 
 def test_a_search_that_cannot_be_is_refused(scribes: dict[str, Scribe]) -> None:
     model = scribes["gpt2"].model
     with pytest.raises(UserError, match=f"24 beams are more than the {VOCAB} tokens"):
-        write(model, [[3]], tokens=3, method=Beam(size=24))
+        write(model, [[3]], max_new_tokens=3, method=BeamSearch(num_beams=24))
     with pytest.raises(UserError, match="3 beams find 3 texts at most, not 4"):
-        write(model, [[3]], tokens=3, num=4, method=Beam(size=3))
-    few = Rules(allowed=[(3,), (4,)])
+        write(
+            model, [[3]], max_new_tokens=3, num_return_sequences=4, method=BeamSearch(num_beams=3)
+        )
+    few = Constraints(allowed_ids=[(3,), (4,)])
     with pytest.raises(UserError, match="only 2 texts to choose 3"):
-        generate(model, asked([[3]], tokens=3, num=3, rules=few), Beam(size=3))
+        generate(
+            model,
+            asked([[3]], max_new_tokens=3, num_return_sequences=3, constraints=few),
+            BeamSearch(num_beams=3),
+        )

@@ -9,7 +9,7 @@ from scribes import ENDS, NAMES, Scribe, scribe
 from torch import Tensor
 
 from kinfolk.errors import UserError
-from kinfolk.generation import GREEDY, Contrastive, Rules, generate
+from kinfolk.generation import GREEDY, Constraints, ContrastiveSearch, generate
 
 TIE = 1e-6
 STATES = [name for name in NAMES if name not in ("xlnet", "ngram")]
@@ -27,7 +27,9 @@ def states(who: Scribe, number: int, written: list[int]) -> Tensor:
         return F.normalize(who.hidden(number, written)[0], dim=-1)
 
 
-def worths(who: Scribe, number: int, method: Contrastive, written: list[int]) -> dict[int, float]:
+def worths(
+    who: Scribe, number: int, method: ContrastiveSearch, written: list[int]
+) -> dict[int, float]:
     """Return what each token tried is worth after a text: Su et al. (2022), equation 5."""
     shares = who.scores(number, written).softmax(-1)
     past = states(who, number, written)
@@ -35,7 +37,7 @@ def worths(who: Scribe, number: int, method: Contrastive, written: list[int]) ->
     for id in shares.topk(method.top_k).indices.tolist():
         new = states(who, number, [*written, id])[-1]
         likeness = float((past @ new).max())
-        found[id] = (1 - method.penalty) * float(shares[id]) - method.penalty * likeness
+        found[id] = (1 - method.penalty_alpha) * float(shares[id]) - method.penalty_alpha * likeness
     return found
 
 
@@ -44,12 +46,12 @@ def worths(who: Scribe, number: int, method: Contrastive, written: list[int]) ->
 def test_a_text_is_that_of_the_papers_formula(
     scribes: dict[str, Scribe], name: str, top_k: int, penalty: float
 ) -> None:
-    who, method = scribes[name], Contrastive(top_k=top_k, penalty=penalty)
-    found = generate(who.model, who.request(tokens=6), method)
+    who, method = scribes[name], ContrastiveSearch(top_k=top_k, penalty_alpha=penalty)
+    found = generate(who.model, who.request(max_new_tokens=6), method)
     decided = []
     for number, text in enumerate(found):
-        assert text.ended or len(text.ids) == 6
-        for size in range(len(text.ids) + text.ended):
+        assert text.finished or len(text.ids) == 6
+        for size in range(len(text.ids) + text.finished):
             tried = worths(who, number, method, text.ids[:size])
             chosen = [text.ids[size]] if size < len(text.ids) else ENDS & tried.keys()
             # States are compared in single precision: worths closer than that are a tie.
@@ -66,39 +68,45 @@ def test_a_text_is_that_of_the_papers_formula(
 def test_without_a_penalty_or_a_choice_it_is_greedy(scribes: dict[str, Scribe], name: str) -> None:
     who = scribes[name]
     greedy = [text.ids for text in generate(who.model, who.request(), GREEDY)]
-    for method in (Contrastive(penalty=0.0), Contrastive(top_k=1, penalty=0.9)):
+    for method in (
+        ContrastiveSearch(penalty_alpha=0.0),
+        ContrastiveSearch(top_k=1, penalty_alpha=0.9),
+    ):
         assert [text.ids for text in generate(who.model, who.request(), method)] == greedy
-    other = generate(who.model, who.request(), Contrastive(top_k=6, penalty=1.0))
+    other = generate(who.model, who.request(), ContrastiveSearch(top_k=6, penalty_alpha=1.0))
     assert [text.ids for text in other] != greedy
 
 
 def test_what_is_forbidden_is_not_even_a_choice(scribes: dict[str, Scribe]) -> None:
     """Where rules leave less than is tried, the rest never wins, however unlike it is."""
-    who, few = scribes["gpt2"], Rules(allowed=[(3, 4), (6, 7)])
-    for method in (Contrastive(top_k=8, penalty=1.0), Contrastive(top_k=99, penalty=0.5)):
-        for text in generate(who.model, who.request(rules=few), method):
-            assert tuple(text.ids) in {(3, 4), (6, 7)} and text.ended
+    who, few = scribes["gpt2"], Constraints(allowed_ids=[(3, 4), (6, 7)])
+    for method in (
+        ContrastiveSearch(top_k=8, penalty_alpha=1.0),
+        ContrastiveSearch(top_k=99, penalty_alpha=0.5),
+    ):
+        for text in generate(who.model, who.request(constraints=few), method):
+            assert tuple(text.ids) in {(3, 4), (6, 7)} and text.finished
 
 
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
         ({"top_k": 0}, "top_k 0"),
-        ({"penalty": -0.1}, "penalty of -0.1"),
-        ({"penalty": 1.1}, "penalty of 1.1"),
-        ({"penalty": float("nan")}, "penalty of nan"),
+        ({"penalty_alpha": -0.1}, "penalty of -0.1"),
+        ({"penalty_alpha": 1.1}, "penalty of 1.1"),
+        ({"penalty_alpha": float("nan")}, "penalty of nan"),
     ],
 )
 def test_a_setting_that_means_nothing_is_refused(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        Contrastive(**wrong)
+        ContrastiveSearch(**wrong)
 
 
 def test_who_has_nothing_to_contrast_is_refused(scribes: dict[str, Scribe]) -> None:
     for name, words in (("xlnet", "states are guesses"), ("ngram", "no states")):
         who = scribes[name]
         with pytest.raises(UserError, match=words):
-            generate(who.model, who.request(), Contrastive())
+            generate(who.model, who.request(), ContrastiveSearch())
     who = scribes["gpt2"]
     with pytest.raises(UserError, match="one text, not 2"):
-        generate(who.model, who.request(num=2), Contrastive())
+        generate(who.model, who.request(num_return_sequences=2), ContrastiveSearch())

@@ -7,8 +7,8 @@ import torch
 
 from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
-from kinfolk.generation import GREEDY, fill_masks, fill_spans
-from kinfolk.generation.filling import part
+from kinfolk.generation import GREEDY, fill_masks, fill_sentinels
+from kinfolk.generation.filling import split_at_sentinels
 from kinfolk.models import electra, xlnet
 from kinfolk.models.bert import Bert
 from kinfolk.models.gpt2 import GPT2
@@ -62,17 +62,19 @@ def test_masks_that_cannot_be_filled_are_refused(bert: Bert, gpt2: GPT2) -> None
     ],
 )
 def test_spans_are_split_at_their_sentinels(written: list[int], parts: list[list[int]]) -> None:
-    assert part(written, [40, 41, 42], SENTINELS) == parts
+    assert split_at_sentinels(written, [40, 41, 42], SENTINELS) == parts
 
 
 def test_spans_are_what_the_decoder_writes(t5: T5) -> None:
     source = [5, 40, 6, 41, 7, 1]
     options = {"start": 0, "eos": 1, "tokens": 30, "sentinels": SENTINELS}
-    spans = fill_spans(t5, source, **options)  # type: ignore[arg-type]
-    (written,) = write(t5, [[0]], tokens=30, ends={1, 42}, method=GREEDY, sources=[source])
-    assert spans == part(written.ids, [40, 41], SENTINELS)
+    spans = fill_sentinels(t5, source, **options)  # type: ignore[arg-type]
+    (written,) = write(
+        t5, [[0]], max_new_tokens=30, eos_ids={1, 42}, method=GREEDY, encoder_ids=[source]
+    )
+    assert spans == split_at_sentinels(written.ids, [40, 41], SENTINELS)
     with pytest.raises(UserError, match="no sentinel"):
-        fill_spans(t5, [5, 6, 1], **options)  # type: ignore[arg-type]
+        fill_sentinels(t5, [5, 6, 1], **options)  # type: ignore[arg-type]
 
 
 def test_xlnet_sees_nothing_of_its_holes() -> None:

@@ -42,20 +42,20 @@ def test_a_captured_turn_writes_what_the_loop_writes(
                 weight.normal_(0.0, 0.2)
     reads = model.decoding == "encoder-decoder"
     wants = {
-        "tokens": 60,
-        "ends": {17, 30},
+        "max_new_tokens": 60,
+        "eos_ids": {17, 30},
         "seed": 5,
-        "sources": PROMPTS if reads else None,
+        "encoder_ids": PROMPTS if reads else None,
         "blanks": [[(0, 1)]] * 4 if name == "glm" else None,
         "method": method,
     }
     prompts = [[0]] * 4 if reads else PROMPTS
     captured = write(model, prompts, **wants)
     again = write(model, prompts, **wants)  # by the graph that there is
-    monkeypatch.setattr(graphs, "FEW", 10**6)
+    monkeypatch.setattr(graphs, "MIN_NEW_TOKENS", 10**6)
     plain = write(model, prompts, **wants)
     assert [t.ids for t in captured] == [t.ids for t in again] == [t.ids for t in plain]
-    assert [t.ended for t in captured] == [t.ended for t in plain]
+    assert [t.finished for t in captured] == [t.finished for t in plain]
     for one, other in zip(captured, plain, strict=True):
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-3)
 
@@ -64,7 +64,7 @@ def test_a_captured_turn_writes_what_the_loop_writes(
 def test_half_precision_gives_one_text_a_seed(rows: int) -> None:
     torch.manual_seed(0)
     model = CONFIGS["gpt2"].build().to("cuda", torch.bfloat16)
-    texts = [write(model, PROMPTS[:1] * rows, tokens=100, seed=3) for _ in range(4)]
+    texts = [write(model, PROMPTS[:1] * rows, max_new_tokens=100, seed=3) for _ in range(4)]
     assert all(text == texts[0] for text in texts[1:])
 
 

@@ -11,19 +11,19 @@ from kinfolk.errors import UserError
 from kinfolk.generation import (
     GREEDY,
     Sampling,
-    continue_text,
+    encode_prompt,
+    fill,
     fill_blanks,
-    fill_text,
+    generate_text,
     holes,
-    question,
 )
 from kinfolk.models.glm import GLM, GLMConfig
 from kinfolk.models.gpt2 import GPT2
 from kinfolk.text import Tokenizer
-from kinfolk.text.marks import Marks, marks
+from kinfolk.text.marks import GLMTokens, glm_tokens
 from writing import write
 
-MARKS = Marks(mask=4, sentence=5, tail=6, start=2, end=3)
+MARKS = GLMTokens(mask=4, sentence=5, gmask=6, start=2, end=3)
 
 
 @pytest.fixture
@@ -43,7 +43,11 @@ def glm() -> GLM:
 def filler(tokenizer: Tokenizer) -> GLM:
     # More ids than the tokenizer has: none of those may be written.
     return GLMConfig(
-        vocab_size=tokenizer.vocab + 9, hidden_size=16, num_layers=1, num_heads=2, max_length=64
+        vocab_size=tokenizer.vocab_size + 9,
+        hidden_size=16,
+        num_layers=1,
+        num_heads=2,
+        max_length=64,
     ).build()
 
 
@@ -87,7 +91,7 @@ def test_prompts_of_several_lengths_go_on_as_each_alone(glm: GLM) -> None:
     texts = [[10, 6], [11, 12, 13, 6], [4, 20, 21, 6]]
     blanks = [[(1, 1)], [(3, 1)], [(0, 4), (3, 1)]]
     prompts = [[*texts[0], 2], [*texts[1], 2], [*texts[2], 2, 30, 31, 32, 2]]
-    options: Any = {"tokens": 9, "ends": {3}, "method": GREEDY}
+    options: Any = {"max_new_tokens": 9, "eos_ids": {3}, "method": GREEDY}
     together = write(glm, prompts, blanks=blanks, **options)
     for prompt, blank, text, found in zip(prompts, blanks, texts, together, strict=True):
         (alone,) = write(glm, [prompt], blanks=[blank], **options)
@@ -122,20 +126,20 @@ def test_blanks_that_cannot_be_filled_are_refused(glm: GLM, gpt2: GPT2) -> None:
     with pytest.raises(UserError, match="1 tokens are too few for 2 blanks"):
         fill_blanks(glm, [10, 4, 4], MARKS, tokens=1)
     with pytest.raises(UserError, match="1 prompts came with blanks for 0"):
-        write(glm, [[10, 6, 2]], tokens=3, ends={3})
+        write(glm, [[10, 6, 2]], max_new_tokens=3, eos_ids={3})
     with pytest.raises(UserError, match="knows no blanks"):
-        write(gpt2, [[10, 6, 2]], tokens=3, ends={3}, blanks=[[(1, 1)]])
+        write(gpt2, [[10, 6, 2]], max_new_tokens=3, eos_ids={3}, blanks=[[(1, 1)]])
 
 
 def test_a_text_goes_on_behind_its_last_mask(filler: GLM, tokenizer: Tokenizer) -> None:
-    asked, known = question(filler, tokenizer, "the cat"), marks(tokenizer.specials)
-    ids = tokenizer.encode("the cat", specials=False)
-    assert asked.prompt == [*ids, known.tail, known.start] and asked.ends == {known.end}
-    assert asked.blanks == [(len(ids), 1)] and known.end not in asked.banned
+    asked, known = encode_prompt(filler, tokenizer, "the cat"), glm_tokens(tokenizer.special_tokens)
+    ids = tokenizer.encode("the cat", add_special_tokens=False)
+    assert asked.prompt == [*ids, known.gmask, known.start] and asked.eos_ids == {known.end}
+    assert asked.blanks == [(len(ids), 1)] and known.end not in asked.suppress_ids
     hot = Sampling(temperature=5.0)
     for prompt in ("", "the cat"):
         one, two, other = (
-            continue_text(filler, tokenizer, prompt, tokens=20, method=hot, seed=seed)
+            generate_text(filler, tokenizer, prompt, tokens=20, method=hot, seed=seed)
             for seed in (1, 1, 2)
         )
         assert one == two != other
@@ -146,29 +150,29 @@ def test_each_mask_is_its_own_mark_and_gets_its_own_words(
     filler: GLM, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = [" old dog" if tokenizer.kind == "bpe" else "old dog", "mat", ""]
-    spans = [tokenizer.encode(word, specials=False) if word else [] for word in words]
+    spans = [tokenizer.encode(word, add_special_tokens=False) if word else [] for word in words]
     asked: list[list[int]] = []
 
-    def fill(model: GLM, ids: list[int], marks: Marks, **options: object) -> list[list[int]]:
+    def fake(model: GLM, ids: list[int], marks: GLMTokens, **options: object) -> list[list[int]]:
         asked.append(list(ids))
         return spans
 
-    monkeypatch.setattr(holes, "fill_blanks", fill)
-    filled = fill_text(filler, tokenizer, "The [MASK] sat. [sMASK] on[gMASK]")
-    known = marks(tokenizer.specials)
+    monkeypatch.setattr(holes, "fill_blanks", fake)
+    filled = fill(filler, tokenizer, "The [MASK] sat. [sMASK] on[gMASK]")
+    known = glm_tokens(tokenizer.special_tokens)
     assert [id for id in asked[0] if id in known.masks] == list(known.masks)
     assert filled.text == "The old dog sat. mat on"
-    assert [hole.choices for hole in filled.holes] == [[], [], []]
+    assert [hole.candidates for hole in filled.masks] == [[], [], []]
 
 
 def test_an_untrained_model_fills_without_complaint(filler: GLM, tokenizer: Tokenizer) -> None:
-    filled = fill_text(filler, tokenizer, "[sMASK] The [MASK] sat. [gMASK]", tokens=12)
-    assert len(filled.holes) == 3
+    filled = fill(filler, tokenizer, "[sMASK] The [MASK] sat. [gMASK]", tokens=12)
+    assert len(filled.masks) == 3
     assert " The " in filled.text and "MASK]" not in filled.text
 
 
 def test_a_text_that_cannot_be_filled_is_refused(filler: GLM, tokenizer: Tokenizer) -> None:
     with pytest.raises(UserError, match=r"put \[MASK\] in the text"):
-        fill_text(filler, tokenizer, "no hole")
+        fill(filler, tokenizer, "no hole")
     with pytest.raises(UserError, match="the text holds <extra_id_3>"):
-        fill_text(filler, tokenizer, "The [MASK] and <extra_id_3>")
+        fill(filler, tokenizer, "The [MASK] and <extra_id_3>")

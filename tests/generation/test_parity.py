@@ -7,37 +7,49 @@ from typing import Any
 import pytest
 from peers import PROMPTS, SOURCES, Pair
 
-from kinfolk.generation import GREEDY, Beam, Generated, Rules
+from kinfolk.generation import GREEDY, BeamSearch, Constraints, GeneratedSequence
 
 pytestmark = pytest.mark.parity
 
 TOKENS = 12
 NETWORKS = [(name, learned) for learned in (False, True) for name in ("gpt2", "gpt", "t5")]
-GREEDILY: dict[str, tuple[dict[str, Any], Rules]] = {
-    "plain": ({}, Rules()),
-    "fewest": ({"min_new_tokens": 6}, Rules(fewest=6)),
-    "repetition": ({"repetition_penalty": 1.6}, Rules(repetition=1.6)),
-    "ngram": ({"no_repeat_ngram_size": 2}, Rules(ngram=2)),
+GREEDILY: dict[str, tuple[dict[str, Any], Constraints]] = {
+    "plain": ({}, Constraints()),
+    "fewest": ({"min_new_tokens": 6}, Constraints(min_new_tokens=6)),
+    "repetition": ({"repetition_penalty": 1.6}, Constraints(repetition_penalty=1.6)),
+    "ngram": ({"no_repeat_ngram_size": 2}, Constraints(no_repeat_ngram_size=2)),
     "all": (
         {"min_new_tokens": 4, "repetition_penalty": 1.2, "no_repeat_ngram_size": 3},
-        Rules(fewest=4, repetition=1.2, ngram=3),
+        Constraints(min_new_tokens=4, repetition_penalty=1.2, no_repeat_ngram_size=3),
     ),
 }
-SEARCHES: dict[str, tuple[dict[str, Any], Beam, Rules]] = {
-    "early": ({"num_beams": 4, "early_stopping": True}, Beam(size=4, early=True), Rules()),
+SEARCHES: dict[str, tuple[dict[str, Any], BeamSearch, Constraints]] = {
+    "early": (
+        {"num_beams": 4, "early_stopping": True},
+        BeamSearch(num_beams=4, early_stopping=True),
+        Constraints(),
+    ),
     "early-long": (
         {"num_beams": 3, "early_stopping": True, "length_penalty": 2.0},
-        Beam(size=3, early=True, length_penalty=2.0),
-        Rules(),
+        BeamSearch(num_beams=3, early_stopping=True, length_penalty=2.0),
+        Constraints(),
     ),
-    "fewest": ({"num_beams": 4, "min_new_tokens": 5}, Beam(size=4), Rules(fewest=5)),
-    "ngram": ({"num_beams": 4, "no_repeat_ngram_size": 2}, Beam(size=4), Rules(ngram=2)),
+    "fewest": (
+        {"num_beams": 4, "min_new_tokens": 5},
+        BeamSearch(num_beams=4),
+        Constraints(min_new_tokens=5),
+    ),
+    "ngram": (
+        {"num_beams": 4, "no_repeat_ngram_size": 2},
+        BeamSearch(num_beams=4),
+        Constraints(no_repeat_ngram_size=2),
+    ),
     "repetition": (
         {"num_beams": 3, "repetition_penalty": 1.4, "length_penalty": 0.6},
-        Beam(size=3, length_penalty=0.6),
-        Rules(repetition=1.4),
+        BeamSearch(num_beams=3, length_penalty=0.6),
+        Constraints(repetition_penalty=1.4),
     ),
-    "wide": ({"num_beams": 8, "num_return_sequences": 5}, Beam(size=8), Rules()),
+    "wide": ({"num_beams": 8, "num_return_sequences": 5}, BeamSearch(num_beams=8), Constraints()),
 }
 
 
@@ -68,11 +80,11 @@ def greedy(pair: Pair, **options: Any) -> list[tuple[list[int], list[float]]]:
     return found
 
 
-def same(ours: list[Generated], theirs: list[tuple[list[int], list[float]]]) -> None:
+def same(ours: list[GeneratedSequence], theirs: list[tuple[list[int], list[float]]]) -> None:
     assert [text.ids for text in ours] == [ids for ids, _ in theirs]
     for text, (_, costs) in zip(ours, theirs, strict=True):
         assert text.logprobs == pytest.approx(costs, abs=1e-4)
-        assert text.ended == (len(text.ids) < TOKENS)
+        assert text.finished == (len(text.ids) < TOKENS)
 
 
 @pytest.mark.parametrize(("name", "learned"), NETWORKS)
@@ -80,23 +92,23 @@ def same(ours: list[Generated], theirs: list[tuple[list[int], list[float]]]) -> 
 def test_greedy_texts(pairs: Any, name: str, learned: bool, way: str) -> None:
     pair: Pair = pairs(name, learned)
     options, rules = GREEDILY[way]
-    ours = pair.write(GREEDY, rules, tokens=TOKENS)
+    ours = pair.write(GREEDY, rules, max_new_tokens=TOKENS)
     same(ours, greedy(pair, **options))
-    if not (rules.look_back and not pair.reads):  # then padding plays no part
+    if not (rules.needs_history and not pair.reads):  # then padding plays no part
         _, together = pair.generate(pair.texts, max_new_tokens=TOKENS, **options)
         assert [text.ids for text in ours] == together
-    assert min(len(text.ids) for text in ours) >= rules.fewest
+    assert min(len(text.ids) for text in ours) >= rules.min_new_tokens
     assert len({tuple(text.ids) for text in ours}) > 1
 
 
 def test_greedy_texts_of_a_gated_network(pairs: Any) -> None:
     pair: Pair = pairs("t5-gated", False)
-    same(pair.write(GREEDY, Rules(), tokens=TOKENS), greedy(pair))
+    same(pair.write(GREEDY, Constraints(), max_new_tokens=TOKENS), greedy(pair))
 
 
 def test_no_token_twice(pairs: Any) -> None:
     pair: Pair = pairs("gpt2", False)
-    ours = pair.write(GREEDY, Rules(ngram=1), tokens=TOKENS)
+    ours = pair.write(GREEDY, Constraints(no_repeat_ngram_size=1), max_new_tokens=TOKENS)
     same(ours, greedy(pair, no_repeat_ngram_size=1))
     for prompt, text in zip(PROMPTS, ours, strict=True):
         assert len({*prompt, *text.ids}) == len(prompt) + len(text.ids)
@@ -106,10 +118,10 @@ def test_no_token_twice(pairs: Any) -> None:
 def test_banned_words(pairs: Any, name: str, learned: bool) -> None:
     """Words of one and two tokens that would have been said, and one that starts in a prompt."""
     pair: Pair = pairs(name, learned)
-    free = pair.write(GREEDY, Rules(), tokens=TOKENS)
+    free = pair.write(GREEDY, Constraints(), max_new_tokens=TOKENS)
     long = max((text.ids for text in free), key=len)
     words = [long[1:2], long[2:4], [PROMPTS[0][-1], free[0].ids[0] if free[0].ids else 7]]
-    ours = pair.write(GREEDY, Rules(words=words), tokens=TOKENS)
+    ours = pair.write(GREEDY, Constraints(bad_words_ids=words), max_new_tokens=TOKENS)
     same(ours, greedy(pair, bad_words_ids=words))
     assert [text.ids for text in ours] != [text.ids for text in free]
 
@@ -117,9 +129,9 @@ def test_banned_words(pairs: Any, name: str, learned: bool) -> None:
 def test_what_was_learned_is_written(pairs: Any) -> None:
     """The trained weights are no accident: they count on from a prompt and from a source."""
     for name, number, last in (("gpt2", 3, 36), ("gpt", 3, 36), ("t5", 1, 30)):
-        text = pairs(name, True).write(GREEDY, Rules(), tokens=TOKENS)[number]
+        text = pairs(name, True).write(GREEDY, Constraints(), max_new_tokens=TOKENS)[number]
         assert (PROMPTS, SOURCES)[name == "t5"][number][-1 - (name == "t5")] == last
-        assert text.ended and len(text.ids) >= 2
+        assert text.finished and len(text.ids) >= 2
         steps = [after - before for before, after in pairwise([last, *text.ids])]
         assert set(steps) <= {1, 2}, (name, text.ids)  # 2 where it learned to leave one out
 
@@ -134,10 +146,12 @@ def searched(pair: Pair, alone: bool, **options: Any) -> tuple[list[list[int]], 
     return ids, scores
 
 
-def compare(pair: Pair, options: dict[str, Any], beam: Beam, rules: Rules) -> list[Generated]:
+def compare(
+    pair: Pair, options: dict[str, Any], beam: BeamSearch, rules: Constraints
+) -> list[GeneratedSequence]:
     num = options.setdefault("num_return_sequences", 2)
-    ours = pair.write(beam, rules, tokens=TOKENS, num=num)
-    ids, scores = searched(pair, rules.look_back and not pair.reads, **options)
+    ours = pair.write(beam, rules, max_new_tokens=TOKENS, num_return_sequences=num)
+    ids, scores = searched(pair, rules.needs_history and not pair.reads, **options)
     assert [text.ids for text in ours] == ids
     assert [text.score for text in ours] == pytest.approx(scores, abs=1e-4)
     return ours
@@ -147,8 +161,8 @@ def compare(pair: Pair, options: dict[str, Any], beam: Beam, rules: Rules) -> li
 @pytest.mark.parametrize(("name", "learned"), NETWORKS)
 def test_beams(pairs: Any, name: str, learned: bool, size: int, penalty: float) -> None:
     options = {"num_beams": size, "length_penalty": penalty}
-    beam = Beam(size=size, length_penalty=penalty)
-    found = compare(pairs(name, learned), options, beam, Rules())
+    beam = BeamSearch(num_beams=size, length_penalty=penalty)
+    found = compare(pairs(name, learned), options, beam, Constraints())
     assert penalty > 0 or len({len(text.ids) for text in found}) > 1
 
 
@@ -157,5 +171,5 @@ def test_beams(pairs: Any, name: str, learned: bool, size: int, penalty: float) 
 def test_beams_under_rules(pairs: Any, name: str, learned: bool, way: str) -> None:
     options, beam, rules = SEARCHES[way]
     found = compare(pairs(name, learned), dict(options), beam, rules)
-    assert min(len(text.ids) for text in found) >= rules.fewest
-    assert not learned or any(text.ended for text in found)
+    assert min(len(text.ids) for text in found) >= rules.min_new_tokens
+    assert not learned or any(text.finished for text in found)

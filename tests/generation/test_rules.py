@@ -12,13 +12,27 @@ from scribes import ENDS, VOCAB, Scribe, scribe
 from torch import Tensor
 
 from kinfolk.errors import UserError
-from kinfolk.generation import GREEDY, Beam, Contrastive, Method, Rules, Sampling, generate
-from kinfolk.generation.rules import NEVER, Judge, Said, Trie
+from kinfolk.generation import (
+    GREEDY,
+    BeamSearch,
+    Constraints,
+    ContrastiveSearch,
+    DecodingMethod,
+    Sampling,
+    generate,
+)
+from kinfolk.generation.rules import NEG_INF, LogitsProcessor, TokenHistory, Trie
 from loops import every_case
 
 CPU = torch.device("cpu")
 HOT = Sampling(temperature=3.0)
-METHODS: list[Method] = [GREEDY, HOT, Beam(size=4), Beam(size=4, groups=2), Contrastive(top_k=3)]
+METHODS: list[DecodingMethod] = [
+    GREEDY,
+    HOT,
+    BeamSearch(num_beams=4),
+    BeamSearch(num_beams=4, num_beam_groups=2),
+    ContrastiveSearch(top_k=3),
+]
 LABELS = [(2,), (2, 3), (2, 3, 4), (6, 7), (10,)]  # "no" begins "nothing"
 
 ids = st.integers(0, 5)
@@ -35,17 +49,19 @@ def t5() -> Scribe:
     return scribe("t5")
 
 
-def said(prompts: Sequence[Sequence[int]], written: Sequence[int] = ()) -> Said:
-    found = Said(prompts, 9, CPU)
+def said(prompts: Sequence[Sequence[int]], written: Sequence[int] = ()) -> TokenHistory:
+    found = TokenHistory(prompts, 9, CPU)
     for id in written:
         found.add(torch.full((len(prompts),), id))
     return found
 
 
-def left(rules: Rules, prompts: Sequence[Sequence[int]], written: Sequence[int] = ()) -> Tensor:
+def left(
+    rules: Constraints, prompts: Sequence[Sequence[int]], written: Sequence[int] = ()
+) -> Tensor:
     """Say what is left of scores, half of them below zero."""
     scores = torch.linspace(-1.5, 1.5, 6).expand(len(prompts), -1)
-    return Judge(rules, {5}, 6, CPU)(scores, said(prompts, written))
+    return LogitsProcessor(rules, {5}, 6, CPU)(scores, said(prompts, written))
 
 
 @settings(max_examples=60)
@@ -53,7 +69,7 @@ def left(rules: Rules, prompts: Sequence[Sequence[int]], written: Sequence[int] 
 def test_what_was_said_is_weakened(
     prompts: list[list[int]], written: list[int], penalty: float
 ) -> None:
-    found = left(Rules(repetition=penalty), prompts, written)
+    found = left(Constraints(repetition_penalty=penalty), prompts, written)
     for row, prompt in zip(found.tolist(), prompts, strict=True):
         for id, score in enumerate(torch.linspace(-1.5, 1.5, 6).tolist()):
             weak = score * penalty if score < 0 else score / penalty
@@ -64,14 +80,14 @@ def test_what_was_said_is_weakened(
 @settings(max_examples=60)
 @given(prompts=texts, written=st.lists(ids, max_size=4), size=st.integers(1, 4))
 def test_no_run_is_said_twice(prompts: list[list[int]], written: list[int], size: int) -> None:
-    judge = Judge(Rules(ngram=size), (), 6, CPU)
-    found = judge.weigh(torch.zeros(len(prompts), 6), said(prompts, written))
+    judge = LogitsProcessor(Constraints(no_repeat_ngram_size=size), (), 6, CPU)
+    found = judge.process(torch.zeros(len(prompts), 6), said(prompts, written))
     for row, prompt in zip(found.tolist(), prompts, strict=True):
         text = [*prompt, *written]
         runs = {tuple(text[n : n + size]) for n in range(len(text) - size + 1)}
         for id in range(6):
             again = len(text) >= size - 1 and (*text[len(text) - size + 1 :], id) in runs
-            assert (row[id] == NEVER) == again
+            assert (row[id] == NEG_INF) == again
 
 
 @settings(max_examples=60)
@@ -83,41 +99,45 @@ def test_no_run_is_said_twice(prompts: list[list[int]], written: list[int], size
 def test_no_banned_word_is_finished(
     prompts: list[list[int]], written: list[int], words: list[list[int]]
 ) -> None:
-    judge = Judge(Rules(words=words), (), 6, CPU)
-    found = judge.weigh(torch.zeros(len(prompts), 6), said(prompts, written))
+    judge = LogitsProcessor(Constraints(bad_words_ids=words), (), 6, CPU)
+    found = judge.process(torch.zeros(len(prompts), 6), said(prompts, written))
     for row, prompt in zip(found.tolist(), prompts, strict=True):
         for id in range(6):
             text = [*prompt, *written, id]
             finished = any(text[-len(word) :] == word for word in words)
-            assert (row[id] == NEVER) == finished
+            assert (row[id] == NEG_INF) == finished
 
 
 def test_ids_outside_the_vocabulary_are_never_said_anyway() -> None:
-    found = left(Rules(banned={-3, 2, 99}, words=[(99,), (1, 77), (99, 3)]), [[1]])
-    assert (found == NEVER).nonzero().tolist() == [[0, 2]]
+    found = left(
+        Constraints(suppress_ids={-3, 2, 99}, bad_words_ids=[(99,), (1, 77), (99, 3)]), [[1]]
+    )
+    assert (found == NEG_INF).nonzero().tolist() == [[0, 2]]
 
 
 def test_a_trie_knows_what_follows() -> None:
     trie = Trie(LABELS)
-    assert set(trie.after) == {2, 6, 10} and not trie.whole
-    assert set(trie.at([2]).after) == {3} and trie.at([2]).whole
-    assert not trie.at([6]).whole and trie.at([6, 7]).whole and not trie.at([6, 7]).after
-    assert not trie.at([3]).after and not trie.at([3, 2]).whole
+    assert set(trie.children) == {2, 6, 10} and not trie.is_end
+    assert set(trie.walk([2]).children) == {3} and trie.walk([2]).is_end
+    assert not trie.walk([6]).is_end and trie.walk([6, 7]).is_end and not trie.walk([6, 7]).children
+    assert not trie.walk([3]).children and not trie.walk([3, 2]).is_end
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_closed_list_is_kept_to(gpt2: Scribe, t5: Scribe, method: Method) -> None:
+def test_a_closed_list_is_kept_to(gpt2: Scribe, t5: Scribe, method: DecodingMethod) -> None:
     for who in (gpt2, t5):
         for prefix in ((), (16, 2)):
-            rules = Rules(allowed=LABELS, prefix=prefix)
-            request = who.request(rules=rules, seed=4)
+            rules = Constraints(allowed_ids=LABELS, forced_prefix=prefix)
+            request = who.request(constraints=rules, seed=4)
             for text in generate(who.model, request, method):
                 assert tuple(text.ids[: len(prefix)]) == prefix
-                assert tuple(text.ids[len(prefix) :]) in LABELS and text.ended
+                assert tuple(text.ids[len(prefix) :]) in LABELS and text.finished
 
 
 def test_every_label_can_be_drawn(gpt2: Scribe) -> None:
-    request = gpt2.request(rules=Rules(allowed=LABELS), num=40, seed=1)
+    request = gpt2.request(
+        constraints=Constraints(allowed_ids=LABELS), num_return_sequences=40, seed=1
+    )
     found = {tuple(text.ids) for text in generate(gpt2.model, request, HOT)}
     assert found == set(LABELS)
 
@@ -125,9 +145,9 @@ def test_every_label_can_be_drawn(gpt2: Scribe) -> None:
 def test_beams_choose_the_likeliest_label(gpt2: Scribe, t5: Scribe) -> None:
     """A label's probability is that of its tokens and of an end after them."""
     for who in (gpt2, t5):
-        rules = Rules(allowed=LABELS)
-        request = who.request(rules=rules, ends={1}, num=5)
-        found = generate(who.model, request, Beam(size=5, length_penalty=0.0))
+        rules = Constraints(allowed_ids=LABELS)
+        request = who.request(constraints=rules, eos_ids={1}, num_return_sequences=5)
+        found = generate(who.model, request, BeamSearch(num_beams=5, length_penalty=0.0))
         for number in range(len(who.prompts)):
             costs = {}
             for label in LABELS:
@@ -142,12 +162,14 @@ def test_beams_choose_the_likeliest_label(gpt2: Scribe, t5: Scribe) -> None:
 
 
 def test_greedy_takes_the_likeliest_token_that_is_left(gpt2: Scribe) -> None:
-    found = generate(gpt2.model, gpt2.request(rules=Rules(allowed=LABELS), ends={1}), GREEDY)
+    found = generate(
+        gpt2.model, gpt2.request(constraints=Constraints(allowed_ids=LABELS), eos_ids={1}), GREEDY
+    )
     for number, text in enumerate(found):
         written: list[int] = []
         while True:
-            node = Trie(LABELS).at(written)
-            open = [*node.after, *([1] if node.whole else [])]
+            node = Trie(LABELS).walk(written)
+            open = [*node.children, *([1] if node.is_end else [])]
             scores = gpt2.scores(number, written)
             best = max(open, key=lambda id: float(scores[id]))
             if best == 1:
@@ -157,96 +179,106 @@ def test_greedy_takes_the_likeliest_token_that_is_left(gpt2: Scribe) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_labels_need_no_end(gpt2: Scribe, method: Method) -> None:
+def test_labels_need_no_end(gpt2: Scribe, method: DecodingMethod) -> None:
     """Beams wider than the list idle without complaint."""
     labels = [(2, 3), (6, 7, 8), (10,)]
-    request = gpt2.request(rules=Rules(allowed=labels), ends=(), seed=3)
+    request = gpt2.request(constraints=Constraints(allowed_ids=labels), eos_ids=(), seed=3)
     for text in generate(gpt2.model, request, method):
-        assert tuple(text.ids) in labels and text.ended
+        assert tuple(text.ids) in labels and text.finished
 
 
 def test_labels_may_bring_their_own_end(gpt2: Scribe) -> None:
     labels = [(2, 3, 1), (6, 1), (2, 1)]
     for method in METHODS:
-        request = gpt2.request(rules=Rules(allowed=labels), ends={1}, tokens=2)
+        request = gpt2.request(
+            constraints=Constraints(allowed_ids=labels), eos_ids={1}, max_new_tokens=2
+        )
         for text in generate(gpt2.model, request, method):
             assert (*text.ids, 1) in labels
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_rule_holds_for_every_method(gpt2: Scribe, method: Method) -> None:
+def test_every_rule_holds_for_every_method(gpt2: Scribe, method: DecodingMethod) -> None:
     prompts = gpt2.prompts
-    for number, text in enumerate(generate(gpt2.model, gpt2.request(rules=Rules(ngram=2)), method)):
+    for number, text in enumerate(
+        generate(gpt2.model, gpt2.request(constraints=Constraints(no_repeat_ngram_size=2)), method)
+    ):
         pairs = list(pairwise([*prompts[number], *text.ids]))
         assert len(set(pairs)) == len(pairs)
-    free = generate(gpt2.model, gpt2.request(ends=()), method)
+    free = generate(gpt2.model, gpt2.request(eos_ids=()), method)
     unsaid, runs = {text.ids[0] for text in free}, {tuple(text.ids[1:3]) for text in free}
     prefix = sorted(set(range(VOCAB)) - unsaid - ENDS)[-2:]
-    rules = Rules(banned=unsaid, words=sorted(runs), fewest=4, prefix=prefix)
-    for text in generate(gpt2.model, gpt2.request(rules=rules), method):
+    rules = Constraints(
+        suppress_ids=unsaid, bad_words_ids=sorted(runs), min_new_tokens=4, forced_prefix=prefix
+    )
+    for text in generate(gpt2.model, gpt2.request(constraints=rules), method):
         assert not unsaid & set(text.ids) and not runs & set(pairwise(text.ids))
         assert len(text.ids) >= 4 and text.ids[:2] == prefix
 
 
 NOTHING_LEFT = [
-    Rules(prefix=(2, 3), banned={3}),
-    Rules(prefix=(2, 3), words=[(2, 3)]),
-    Rules(prefix=(2, 2, 2), ngram=1),
-    Rules(allowed=[(2,), (3,)], banned={2, 3}),
-    Rules(allowed=[(2, 3)], fewest=4),
-    Rules(banned=set(range(VOCAB)) - {2}, ngram=1),
+    Constraints(forced_prefix=(2, 3), suppress_ids={3}),
+    Constraints(forced_prefix=(2, 3), bad_words_ids=[(2, 3)]),
+    Constraints(forced_prefix=(2, 2, 2), no_repeat_ngram_size=1),
+    Constraints(allowed_ids=[(2,), (3,)], suppress_ids={2, 3}),
+    Constraints(allowed_ids=[(2, 3)], min_new_tokens=4),
+    Constraints(suppress_ids=set(range(VOCAB)) - {2}, no_repeat_ngram_size=1),
 ]
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_rules_that_leave_nothing_to_say_are_refused(gpt2: Scribe, method: Method) -> None:
+def test_rules_that_leave_nothing_to_say_are_refused(gpt2: Scribe, method: DecodingMethod) -> None:
     with every_case() as case:
         for rules in NOTHING_LEFT:
             with case(rules), pytest.raises(UserError, match="leave nothing to say: forbid less"):
-                generate(gpt2.model, gpt2.request(rules=rules, tokens=6), method)
+                generate(gpt2.model, gpt2.request(constraints=rules, max_new_tokens=6), method)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_text_may_neither_end_nor_go_on(gpt2: Scribe, method: Method) -> None:
-    rules = Rules(banned=set(range(VOCAB)) - ENDS, fewest=2)
+def test_a_text_may_neither_end_nor_go_on(gpt2: Scribe, method: DecodingMethod) -> None:
+    rules = Constraints(suppress_ids=set(range(VOCAB)) - ENDS, min_new_tokens=2)
     with pytest.raises(UserError, match=f"all {VOCAB} tokens of the model are banned or end"):
-        generate(gpt2.model, gpt2.request(rules=rules), method)
+        generate(gpt2.model, gpt2.request(constraints=rules), method)
 
 
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"repetition": 0.0}, "penalty of 0"),
-        ({"repetition": -1.0}, "penalty of -1"),
-        ({"repetition": float("nan")}, "penalty of nan"),
-        ({"repetition": float("inf")}, "penalty of inf"),
-        ({"ngram": 0}, "runs of 0"),
-        ({"fewest": -1}, "at least -1"),
-        ({"words": [()]}, "a word to ban is empty"),
-        ({"allowed": []}, "allowed text is empty"),
-        ({"allowed": [(3,), ()]}, "allowed text is empty"),
+        ({"repetition_penalty": 0.0}, "penalty of 0"),
+        ({"repetition_penalty": -1.0}, "penalty of -1"),
+        ({"repetition_penalty": float("nan")}, "penalty of nan"),
+        ({"repetition_penalty": float("inf")}, "penalty of inf"),
+        ({"no_repeat_ngram_size": 0}, "runs of 0"),
+        ({"min_new_tokens": -1}, "at least -1"),
+        ({"bad_words_ids": [()]}, "a word to ban is empty"),
+        ({"allowed_ids": []}, "allowed text is empty"),
+        ({"allowed_ids": [(3,), ()]}, "allowed text is empty"),
     ],
 )
 def test_a_rule_that_means_nothing_is_refused(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        Rules(**wrong)
+        Constraints(**wrong)
 
 
 @pytest.mark.parametrize(
     ("rules", "wants", "words"),
     [
-        (Rules(prefix=(3, 1)), {}, "holds a token that ends texts"),
-        (Rules(allowed=[(3, 1, 4)]), {}, "holds a token that ends texts"),
-        (Rules(allowed=[(3, 4, 6)], prefix=(2,)), {"tokens": 3}, "3 tokens after 1 others .* 3"),
-        (Rules(allowed=LABELS), {"ends": ()}, "the beginning of another"),
-        (Rules(prefix=(3, VOCAB)), {}, f"holds the id {VOCAB}"),
-        (Rules(allowed=[(3,), (-1,)]), {}, "holds the id -1"),
-        (Rules(), {"ends": {1, 99}}, "holds the id 99"),
-        (Rules(banned=range(VOCAB)), {}, f"all {VOCAB} tokens of the model are banned"),
+        (Constraints(forced_prefix=(3, 1)), {}, "holds a token that ends texts"),
+        (Constraints(allowed_ids=[(3, 1, 4)]), {}, "holds a token that ends texts"),
+        (
+            Constraints(allowed_ids=[(3, 4, 6)], forced_prefix=(2,)),
+            {"max_new_tokens": 3},
+            "3 tokens after 1 others .* 3",
+        ),
+        (Constraints(allowed_ids=LABELS), {"eos_ids": ()}, "the beginning of another"),
+        (Constraints(forced_prefix=(3, VOCAB)), {}, f"holds the id {VOCAB}"),
+        (Constraints(allowed_ids=[(3,), (-1,)]), {}, "holds the id -1"),
+        (Constraints(), {"eos_ids": {1, 99}}, "holds the id 99"),
+        (Constraints(suppress_ids=range(VOCAB)), {}, f"all {VOCAB} tokens of the model are banned"),
     ],
 )
 def test_rules_at_odds_with_the_rest_are_refused(
-    gpt2: Scribe, rules: Rules, wants: dict[str, Any], words: str
+    gpt2: Scribe, rules: Constraints, wants: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(UserError, match=words):
-        generate(gpt2.model, gpt2.request(rules=rules, **wants), GREEDY)
+        generate(gpt2.model, gpt2.request(constraints=rules, **wants), GREEDY)

@@ -17,14 +17,14 @@ from transformers.generation.logits_process import (
 )
 
 from kinfolk.errors import UserError
-from kinfolk.generation.rules import NEVER, ban
+from kinfolk.generation.rules import NEG_INF, suppress
 from kinfolk.generation.sampling import (
     GREEDY,
     Sampling,
-    choose,
-    filtered,
+    apply_filters,
+    apply_temperature,
     min_p,
-    temper,
+    sample_ids,
     top_k,
     top_p,
     typical,
@@ -39,8 +39,8 @@ WAYS = [
     Sampling(top_k=7),
     Sampling(top_p=0.8),
     Sampling(min_p=0.1),
-    Sampling(typical=0.7),
-    Sampling(temperature=1.6, top_k=20, top_p=0.95, min_p=0.02, typical=0.9),
+    Sampling(typical_p=0.7),
+    Sampling(temperature=1.6, top_k=20, top_p=0.95, min_p=0.02, typical_p=0.9),
 ]
 
 
@@ -57,7 +57,7 @@ def rows(seed: int, *, holes: bool) -> Tensor:
     )
     hole = torch.rand(scores.shape, generator=draws) < 0.4
     hole[:, 3] = False
-    return scores.masked_fill(hole, NEVER) if holes else scores
+    return scores.masked_fill(hole, NEG_INF) if holes else scores
 
 
 @pytest.mark.parametrize(
@@ -73,8 +73,8 @@ def rows(seed: int, *, holes: bool) -> Tensor:
         {"min_p": 0.0},
         {"min_p": -0.2},
         {"min_p": 1.1},
-        {"typical": 0.0},
-        {"typical": float("nan")},
+        {"typical_p": 0.0},
+        {"typical_p": float("nan")},
     ],
 )
 def test_a_setting_that_means_nothing_is_refused(wrong: dict[str, float]) -> None:
@@ -101,7 +101,9 @@ def test_filters_leave_what_transformers_leaves(seed: int, holes: bool) -> None:
         assert torch.equal(typical(scores, p), TypicalLogitsWarper(p)(ids, scores))
     for temperature in (0.05, 0.7, 3.0):
         theirs = TemperatureLogitsWarper(temperature)(ids, scores)
-        torch.testing.assert_close(temper(scores, temperature).softmax(-1), theirs.softmax(-1))
+        torch.testing.assert_close(
+            apply_temperature(scores, temperature).softmax(-1), theirs.softmax(-1)
+        )
 
 
 @pytest.mark.parity
@@ -117,8 +119,8 @@ def test_filters_come_in_the_order_of_transformers(holes: bool) -> None:
         TypicalLogitsWarper(0.8),
     ):
         theirs = warper(ids, theirs)
-    every = Sampling(temperature=1.6, top_k=20, top_p=0.9, min_p=0.03, typical=0.8)
-    torch.testing.assert_close(filtered(scores, every).softmax(-1), theirs.softmax(-1))
+    every = Sampling(temperature=1.6, top_k=20, top_p=0.9, min_p=0.03, typical_p=0.8)
+    torch.testing.assert_close(apply_filters(scores, every).softmax(-1), theirs.softmax(-1))
 
 
 @pytest.mark.parametrize("p", [1e-9, 0.3, 0.9, 1.0])
@@ -143,8 +145,8 @@ def test_a_share_that_is_reached_exactly_is_reached(size: int, p: float, kept: i
 def test_all_of_the_probability_is_all_there_is() -> None:
     """A vocabulary of many unlikely tokens: their sums do not come out at 1 sharp."""
     scores = 4 * torch.randn(4, 50_000, generator=torch.Generator().manual_seed(2))
-    for sampling in (Sampling(top_p=1.0), Sampling(typical=1.0), Sampling(top_k=50_000)):
-        assert filtered(scores, sampling).isfinite().all()
+    for sampling in (Sampling(top_p=1.0), Sampling(typical_p=1.0), Sampling(top_k=50_000)):
+        assert apply_filters(scores, sampling).isfinite().all()
 
 
 def test_top_k_beyond_the_vocabulary_keeps_all(logits: Tensor) -> None:
@@ -154,8 +156,13 @@ def test_top_k_beyond_the_vocabulary_keeps_all(logits: Tensor) -> None:
 def test_a_filter_keeps_one_token_at_least_and_never_what_is_forbidden() -> None:
     for seed in range(20):
         scores = rows(seed, holes=True)
-        for sampling in (*WAYS, Sampling(typical=1e-6), Sampling(min_p=1.0), Sampling(top_p=1e-6)):
-            kept = filtered(scores, sampling).isfinite()
+        for sampling in (
+            *WAYS,
+            Sampling(typical_p=1e-6),
+            Sampling(min_p=1.0),
+            Sampling(top_p=1e-6),
+        ):
+            kept = apply_filters(scores, sampling).isfinite()
             assert kept.any(1).all() and not (kept & ~scores.isfinite()).any()
 
 
@@ -169,7 +176,7 @@ def test_temperature_zero_top_one_and_a_tiny_temperature_are_greedy(logits: Tens
         Sampling(top_p=1e-6),
         Sampling(min_p=1.0),
     ):
-        assert torch.equal(choose(logits, sampling, chance), best)
+        assert torch.equal(sample_ids(logits, sampling, chance), best)
 
 
 @pytest.mark.parametrize("chance", [0.0, 1 - 2**-53])
@@ -177,14 +184,14 @@ def test_what_is_banned_is_never_drawn(logits: Tensor, chance: float) -> None:
     banned = torch.tensor([0, 1, 38, 39])
     extreme = torch.full((6,), chance, dtype=torch.float64)
     for sampling in (Sampling(), Sampling(temperature=100.0), GREEDY):
-        assert not torch.isin(choose(ban(logits, banned), sampling, extreme), banned).any()
+        assert not torch.isin(sample_ids(suppress(logits, banned), sampling, extreme), banned).any()
 
 
 @settings(max_examples=50)
 @given(seed=st.integers(0, 10**6), chance=st.floats(0, 1, exclude_max=True))
 def test_a_draw_is_the_token_whose_share_the_chance_falls_in(seed: int, chance: float) -> None:
     scores = rows(seed, holes=True)
-    drawn = choose(scores, Sampling(), torch.full((8,), chance, dtype=torch.float64))
+    drawn = sample_ids(scores, Sampling(), torch.full((8,), chance, dtype=torch.float64))
     for row, id in zip(scores.double().softmax(-1).tolist(), drawn.tolist(), strict=True):
         assert sum(row[:id]) - 1e-12 <= chance <= sum(row[: id + 1]) + 1e-12
         assert row[id] > 0
@@ -212,11 +219,11 @@ def exact(row: Tensor, sampling: Sampling) -> Tensor:
         among(reaching(best, sampling.top_p))
     if sampling.min_p is not None:
         among({id for id in best if shares[id] >= sampling.min_p * shares[best[0]]})
-    if sampling.typical is not None:
+    if sampling.typical_p is not None:
         surprise = -sum(share * math.log(share) for share in shares if share > 0)
         likely = [id for id in best if shares[id] > 0]
         likely.sort(key=lambda id: abs(-math.log(shares[id]) - surprise))
-        among(reaching(likely, sampling.typical))
+        among(reaching(likely, sampling.typical_p))
     return torch.tensor(shares, dtype=torch.float64)
 
 
@@ -238,11 +245,11 @@ def fit(counts: Tensor, shares: Tensor) -> float:
 def test_draws_come_as_often_as_they_are_likely(sampling: Sampling, seed: int) -> None:
     row = rows(seed, holes=True)[1:2]
     chance = torch.from_numpy(uniforms(seed, [0], DRAWS))[0]
-    counts = choose(row.expand(DRAWS, -1), sampling, chance).bincount(minlength=row.shape[1])
+    counts = sample_ids(row.expand(DRAWS, -1), sampling, chance).bincount(minlength=row.shape[1])
     assert fit(counts, exact(row[0], sampling)) > 1e-3
     # A distribution only a little different is told from it.
     other = Sampling(temperature=1.15 * sampling.temperature)
-    wrong = exact(row[0].masked_fill(exact(row[0], sampling) == 0, NEVER), other)
+    wrong = exact(row[0].masked_fill(exact(row[0], sampling) == 0, NEG_INF), other)
     assert fit(counts, wrong) < 1e-3
 
 

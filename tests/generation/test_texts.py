@@ -5,32 +5,40 @@ from collections.abc import Sequence
 import pytest
 
 from kinfolk.errors import UserError
-from kinfolk.generation import Filled, Hole, Sampling, continue_text, fill_text, holes
+from kinfolk.generation import FillResult, MaskFill, Sampling, fill, generate_text, holes
 from kinfolk.models.bert import Bert, BertConfig
 from kinfolk.models.gpt2 import GPT2, GPT2Config
 from kinfolk.models.t5 import T5, T5Config
-from kinfolk.text import Tokenizer, train
+from kinfolk.text import Tokenizer, train_tokenizer
 
 
 @pytest.fixture
 def writer(tokenizer: Tokenizer) -> GPT2:
     # More ids than the tokenizer has: none of those may be written.
     return GPT2Config(
-        vocab_size=tokenizer.vocab + 9, hidden_size=16, num_layers=1, num_heads=2, max_length=64
+        vocab_size=tokenizer.vocab_size + 9,
+        hidden_size=16,
+        num_layers=1,
+        num_heads=2,
+        max_length=64,
     ).build()
 
 
 @pytest.fixture
 def reader(tokenizer: Tokenizer) -> Bert:
     return BertConfig(
-        vocab_size=tokenizer.vocab + 9, hidden_size=16, num_layers=1, num_heads=2, max_length=64
+        vocab_size=tokenizer.vocab_size + 9,
+        hidden_size=16,
+        num_layers=1,
+        num_heads=2,
+        max_length=64,
     ).build()
 
 
 @pytest.fixture
 def both(tokenizer: Tokenizer) -> T5:
     return T5Config(
-        vocab_size=tokenizer.vocab + 9, hidden_size=16, num_layers=1, num_heads=2
+        vocab_size=tokenizer.vocab_size + 9, hidden_size=16, num_layers=1, num_heads=2
     ).build()
 
 
@@ -38,7 +46,7 @@ def both(tokenizer: Tokenizer) -> T5:
 def test_a_text_goes_on(writer: GPT2, tokenizer: Tokenizer, prompt: str) -> None:
     hot = Sampling(temperature=5.0)
     one, two, other = (
-        continue_text(writer, tokenizer, prompt, tokens=20, method=hot, seed=s) for s in (1, 1, 2)
+        generate_text(writer, tokenizer, prompt, tokens=20, method=hot, seed=s) for s in (1, 1, 2)
     )
     assert one == two != other
     assert one and "[MASK]" not in one and "<extra_id" not in one
@@ -48,17 +56,17 @@ def test_going_on_is_for_those_who_write_from_left_to_right(
     both: T5, reader: Bert, tokenizer: Tokenizer
 ) -> None:
     with pytest.raises(UserError, match=r"put \[MASK\]"):
-        continue_text(both, tokenizer, "the cat")
+        generate_text(both, tokenizer, "the cat")
     with pytest.raises(UserError, match="only reads"):
-        continue_text(reader, tokenizer, "the cat")
+        generate_text(reader, tokenizer, "the cat")
 
 
 def test_an_encoder_fills_a_token_a_hole(reader: Bert, tokenizer: Tokenizer) -> None:
-    filled = fill_text(reader, tokenizer, "The [MASK] sat on [MASK].", top=3)
-    first, second = filled.holes
-    assert [len(hole.choices) for hole in filled.holes] == [3, 3]
-    assert all(0 < p < 1 for hole in filled.holes for _, p in hole.choices)
-    assert first.text == first.choices[0][0]
+    filled = fill(reader, tokenizer, "The [MASK] sat on [MASK].", top=3)
+    first, second = filled.masks
+    assert [len(hole.candidates) for hole in filled.masks] == [3, 3]
+    assert all(0 < p < 1 for hole in filled.masks for _, p in hole.candidates)
+    assert first.text == first.candidates[0][0]
     assert filled.text.startswith("The ") and filled.text.endswith(".")
     assert " sat on" in filled.text and second.text.strip() in filled.text
 
@@ -66,48 +74,57 @@ def test_an_encoder_fills_a_token_a_hole(reader: Bert, tokenizer: Tokenizer) -> 
 def test_a_hole_reads_as_its_tokens_do(
     reader: Bert, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ids = tokenizer.encode("with a red", specials=False)
+    ids = tokenizer.encode("with a red", add_special_tokens=False)
     red = {"char": "d", "unigram": "d"}.get(tokenizer.kind, "red")
 
-    def fill(*args: object, **options: object) -> list[list[tuple[int, float]]]:
+    def fake(*args: object, **options: object) -> list[list[tuple[int, float]]]:
         return [[(ids[-1], 0.5)]]
 
-    monkeypatch.setattr(holes, "fill_masks", fill)
-    assert fill_text(reader, tokenizer, "A [MASK] ball").text == f"A {red} ball"
-    assert fill_text(reader, tokenizer, "[MASK] ball").text == f"{red} ball"
+    monkeypatch.setattr(holes, "fill_masks", fake)
+    assert fill(reader, tokenizer, "A [MASK] ball").text == f"A {red} ball"
+    assert fill(reader, tokenizer, "[MASK] ball").text == f"{red} ball"
 
 
 def test_a_decoder_fills_a_span_a_hole(
     both: T5, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spans = [tokenizer.encode(" old dog" if tokenizer.kind == "bpe" else "old dog", specials=False)]
+    spans = [
+        tokenizer.encode(
+            " old dog" if tokenizer.kind == "bpe" else "old dog", add_special_tokens=False
+        )
+    ]
     asked = []
 
-    def fill(model: T5, source: Sequence[int], **options: object) -> list[list[int]]:
+    def fake(model: T5, source: Sequence[int], **options: object) -> list[list[int]]:
         asked.append(list(source))
         return [*spans, []]
 
-    monkeypatch.setattr(holes, "fill_spans", fill)
-    filled = fill_text(both, tokenizer, "The [MASK] sat on[MASK].")
+    monkeypatch.setattr(holes, "fill_sentinels", fake)
+    filled = fill(both, tokenizer, "The [MASK] sat on[MASK].")
     assert filled.text == "The old dog sat on."
-    assert filled.holes[1] == Hole("", [])
-    held = [id for id in asked[0] if id in tokenizer.specials.sentinels]
-    assert held == list(tokenizer.specials.sentinels[:2])
-    assert asked[0][-1] == tokenizer.specials.eos
+    assert filled.masks[1] == MaskFill("", [])
+    held = [id for id in asked[0] if id in tokenizer.special_tokens.sentinels]
+    assert held == list(tokenizer.special_tokens.sentinels[:2])
+    assert asked[0][-1] == tokenizer.special_tokens.eos
 
 
 def test_a_tokenizer_without_a_mask_has_sentinels_all_the_same() -> None:
-    ours = train(["the old dog sat"] * 9, kind="word", vocab=110)
+    ours = train_tokenizer(["the old dog sat"] * 9, kind="word", vocab_size=110)
     theirs = Tokenizer(ours._backend, {"pad": "[PAD]", "unk": "[UNK]", "eos": "<|endoftext|>"})
-    assert theirs.specials.mask is None
+    assert theirs.special_tokens.mask is None
     for tokenizer in (ours, theirs):
-        ids = holes.punched(tokenizer, "the [MASK] dog [MASK]")
-        assert [tokenizer.token(id) for id in ids] == ["the", "<extra_id_0>", "dog", "<extra_id_1>"]
+        ids = holes._encode_with_masks(tokenizer, "the [MASK] dog [MASK]")
+        assert [tokenizer.id_to_token(id) for id in ids] == [
+            "the",
+            "<extra_id_0>",
+            "dog",
+            "<extra_id_1>",
+        ]
 
 
 def test_an_untrained_decoder_fills_without_complaint(both: T5, tokenizer: Tokenizer) -> None:
-    filled = fill_text(both, tokenizer, "The [MASK] sat.", tokens=20, method=Sampling(), seed=3)
-    assert isinstance(filled, Filled) and filled.holes[0].choices == []
+    filled = fill(both, tokenizer, "The [MASK] sat.", tokens=20, method=Sampling(), seed=3)
+    assert isinstance(filled, FillResult) and filled.masks[0].candidates == []
     assert "[MASK]" not in filled.text and "<extra_id" not in filled.text
 
 
@@ -116,10 +133,10 @@ def test_a_text_that_cannot_be_filled_is_refused(
 ) -> None:
     for model in (reader, both):
         with pytest.raises(UserError, match=r"put \[MASK\] in the text"):
-            fill_text(model, tokenizer, "no hole")
+            fill(model, tokenizer, "no hole")
     with pytest.raises(UserError, match="101 holes and the tokenizer 100 sentinels"):
-        fill_text(both, tokenizer, "[MASK]" * 101)
+        fill(both, tokenizer, "[MASK]" * 101)
     with pytest.raises(UserError, match="the text holds <extra_id_3>"):
-        fill_text(both, tokenizer, "The [MASK] and <extra_id_3>")
+        fill(both, tokenizer, "The [MASK] and <extra_id_3>")
     with pytest.raises(UserError, match="left to right"):
-        fill_text(writer, tokenizer, "The [MASK].")
+        fill(writer, tokenizer, "The [MASK].")

@@ -10,26 +10,26 @@ from scribes import NAMES, Scribe, method_name, scribe
 
 from kinfolk.generation import (
     GREEDY,
-    Beam,
-    Contrastive,
-    Generated,
-    Method,
-    Rules,
+    BeamSearch,
+    Constraints,
+    ContrastiveSearch,
+    DecodingMethod,
+    GeneratedSequence,
     Sampling,
     generate,
 )
-from kinfolk.generation.graphs import Turn
-from kinfolk.generation.sampling import choose
-from kinfolk.generation.writer import Writer
+from kinfolk.generation.graphs import GraphedDecodeStep
+from kinfolk.generation.sampling import sample_ids
+from kinfolk.generation.writer import Decoder
 from kinfolk.rng import uniforms
 
-ALL = Sampling(temperature=1.3, top_k=15, top_p=0.95, min_p=0.02, typical=0.95)
-SEARCHES: list[Method] = [
+ALL = Sampling(temperature=1.3, top_k=15, top_p=0.95, min_p=0.02, typical_p=0.95)
+SEARCHES: list[DecodingMethod] = [
     GREEDY,
     ALL,
-    Beam(size=3),
-    Beam(size=4, groups=2, diversity=0.7, length_penalty=0.5),
-    Contrastive(top_k=3),
+    BeamSearch(num_beams=3),
+    BeamSearch(num_beams=4, num_beam_groups=2, diversity_penalty=0.7, length_penalty=0.5),
+    ContrastiveSearch(top_k=3),
 ]
 FILTERS = [
     Sampling(),
@@ -37,18 +37,25 @@ FILTERS = [
     Sampling(top_k=4),
     Sampling(top_p=0.6),
     Sampling(min_p=0.2),
-    Sampling(typical=0.5),
+    Sampling(typical_p=0.5),
 ]
 RULES = [
-    Rules(banned={2, 3, 14}),
-    Rules(words=[(4,), (6, 7), (3, 4, 8), (11, 2)]),
-    Rules(repetition=1.7),
-    Rules(ngram=1),
-    Rules(ngram=2),
-    Rules(fewest=5),
-    Rules(prefix=(16, 17, 3)),
-    Rules(allowed=[(2, 3), (2, 3, 4), (6,), (7, 8, 10)]),
-    Rules(prefix=(16,), repetition=0.8, ngram=3, fewest=3, banned={4}, words=[(2,)]),
+    Constraints(suppress_ids={2, 3, 14}),
+    Constraints(bad_words_ids=[(4,), (6, 7), (3, 4, 8), (11, 2)]),
+    Constraints(repetition_penalty=1.7),
+    Constraints(no_repeat_ngram_size=1),
+    Constraints(no_repeat_ngram_size=2),
+    Constraints(min_new_tokens=5),
+    Constraints(forced_prefix=(16, 17, 3)),
+    Constraints(allowed_ids=[(2, 3), (2, 3, 4), (6,), (7, 8, 10)]),
+    Constraints(
+        forced_prefix=(16,),
+        repetition_penalty=0.8,
+        no_repeat_ngram_size=3,
+        min_new_tokens=3,
+        suppress_ids={4},
+        bad_words_ids=[(2,)],
+    ),
 ]
 
 
@@ -57,20 +64,20 @@ def scribes() -> dict[str, Scribe]:
     return {name: scribe(name) for name in NAMES}
 
 
-def fits(name: str, method: Method) -> bool:
+def fits(name: str, method: DecodingMethod) -> bool:
     """Say whether a member can write by a method."""
-    return not (isinstance(method, Contrastive) and name in ("xlnet", "ngram"))
+    return not (isinstance(method, ContrastiveSearch) and name in ("xlnet", "ngram"))
 
 
-def same(ours: Generated, theirs: Generated) -> None:
-    assert (ours.ids, ours.ended) == (theirs.ids, theirs.ended)
+def same(ours: GeneratedSequence, theirs: GeneratedSequence) -> None:
+    assert (ours.ids, ours.finished) == (theirs.ids, theirs.finished)
     assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
     assert ours.score == pytest.approx(theirs.score, abs=1e-5)
 
 
-def alone_as_together(who: Scribe, method: Method, **wants: Any) -> list[Generated]:
+def alone_as_together(who: Scribe, method: DecodingMethod, **wants: Any) -> list[GeneratedSequence]:
     """Compare the texts of all prompts with those of each prompt alone; return them."""
-    each, num = wants.pop("each", None), wants.get("num", 1)
+    each, num = wants.pop("each", None), wants.get("num_return_sequences", 1)
     together = generate(who.model, who.request(**wants, **each_of(each)), method)
     for row in range(len(who.prompts)):
         alone = generate(who.model, who.request(row, **wants, **each_of(each, row)), method)
@@ -82,7 +89,7 @@ def alone_as_together(who: Scribe, method: Method, **wants: Any) -> list[Generat
 def each_of(tokens: list[int] | None, row: int | None = None) -> dict[str, Any]:
     if tokens is None:
         return {}
-    return {"tokens": tokens if row is None else tokens[row : row + 1]}
+    return {"max_new_tokens": tokens if row is None else tokens[row : row + 1]}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -104,17 +111,19 @@ def test_a_text_is_that_of_a_whole_pass_a_token(
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("method", SEARCHES, ids=method_name)
-def test_together_is_one_by_one(scribes: dict[str, Scribe], name: str, method: Method) -> None:
+def test_together_is_one_by_one(
+    scribes: dict[str, Scribe], name: str, method: DecodingMethod
+) -> None:
     if not fits(name, method):
         pytest.skip(f"{name} has no states to contrast")
-    num = 1 if isinstance(method, Contrastive) else 2
-    wants: dict[str, Any] = {"seed": 5, "num": num, "each": [9, 4, 11, 6]}
+    num = 1 if isinstance(method, ContrastiveSearch) else 2
+    wants: dict[str, Any] = {"seed": 5, "num_return_sequences": num, "each": [9, 4, 11, 6]}
     found = alone_as_together(scribes[name], method, **wants)
     assert len({len(text.ids) for text in found}) > 1
     for prompt, most in enumerate(wants["each"]):
         own = found[prompt * num : (prompt + 1) * num]
         assert all(len(text.ids) <= most for text in own)
-        if isinstance(method, Beam) and method.groups == 1:
+        if isinstance(method, BeamSearch) and method.num_beam_groups == 1:
             assert own[0].score >= own[1].score and own[0].ids != own[1].ids
 
 
@@ -123,7 +132,7 @@ def test_together_is_one_by_one(scribes: dict[str, Scribe], name: str, method: M
 def test_together_is_one_by_one_under_every_filter(
     scribes: dict[str, Scribe], name: str, sampling: Sampling
 ) -> None:
-    found = alone_as_together(scribes[name], sampling, seed=2, num=3)
+    found = alone_as_together(scribes[name], sampling, seed=2, num_return_sequences=3)
     assert len({tuple(text.ids) for text in found}) > 5  # every text has a chance of its own
 
 
@@ -133,9 +142,9 @@ def test_together_is_one_by_one_under_every_rule(
     scribes: dict[str, Scribe], name: str, number: int
 ) -> None:
     who, changed = scribes[name], 0
-    for method in (ALL, Beam(size=3), Contrastive(top_k=3)):
-        found = alone_as_together(who, method, rules=RULES[number], seed=1, tokens=6)
-        free = generate(who.model, who.request(seed=1, tokens=6), method)
+    for method in (ALL, BeamSearch(num_beams=3), ContrastiveSearch(top_k=3)):
+        found = alone_as_together(who, method, constraints=RULES[number], seed=1, max_new_tokens=6)
+        free = generate(who.model, who.request(seed=1, max_new_tokens=6), method)
         changed += [text.ids for text in found] != [text.ids for text in free]
     assert changed
 
@@ -143,8 +152,10 @@ def test_together_is_one_by_one_under_every_rule(
 @settings(max_examples=25)
 @given(
     name=st.sampled_from(NAMES),
-    method=st.sampled_from([m for m in (*SEARCHES, *FILTERS) if not isinstance(m, Contrastive)]),
-    rules=st.sampled_from([Rules(), *RULES]),
+    method=st.sampled_from(
+        [m for m in (*SEARCHES, *FILTERS) if not isinstance(m, ContrastiveSearch)]
+    ),
+    rules=st.sampled_from([Constraints(), *RULES]),
     order=st.permutations(range(4)),
     each=st.lists(st.integers(3, 8), min_size=4, max_size=4),
     copies=st.integers(1, 3),
@@ -153,17 +164,21 @@ def test_together_is_one_by_one_under_every_rule(
 def test_company_changes_nothing(
     scribes: dict[str, Scribe],
     name: str,
-    method: Method,
-    rules: Rules,
+    method: DecodingMethod,
+    rules: Constraints,
     order: list[int],
     each: list[int],
     copies: int,
     seed: int,
 ) -> None:
     """Any prompts, in any order, with rooms of any size: each text as if it were alone."""
-    few = rules.allowed is not None or len(rules.prefix) > 1  # there are not many texts then
+    few = (
+        rules.allowed_ids is not None or len(rules.forced_prefix) > 1
+    )  # there are not many texts then
     who, num = scribes[name].turned(order), 1 if few else copies
-    alone_as_together(who, method, rules=rules, seed=seed, num=num, each=each)
+    alone_as_together(
+        who, method, constraints=rules, seed=seed, num_return_sequences=num, each=each
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -171,7 +186,7 @@ def test_copies_are_texts_of_their_own_and_the_first_is_that_of_one_alone(
     scribes: dict[str, Scribe], name: str
 ) -> None:
     who = scribes[name]
-    one, three = (generate(who.model, who.request(num=n, seed=9)) for n in (1, 3))
+    one, three = (generate(who.model, who.request(num_return_sequences=n, seed=9)) for n in (1, 3))
     for text, first in zip(one, three[::3], strict=True):
         same(text, first)
     assert len({tuple(text.ids) for text in three}) > 6
@@ -189,17 +204,22 @@ def test_a_pinned_state_writes_what_a_growing_one_does(
 ) -> None:
     """The turn that an accelerator records, run here as it is."""
     who, tokens, other = scribes[name], 12, scribes[name].turned()
-    turn: Turn | None = None
+    turn: GraphedDecodeStep | None = None
     # The second prompts find the state of the first, and write over it.
     for texts, seed in ((who, 6), (other, 7), (who, 8)):
-        asked = texts.request(tokens=tokens, ends=(), seed=seed, rules=Rules(banned={3, 4}))
+        asked = texts.request(
+            max_new_tokens=tokens,
+            eos_ids=(),
+            seed=seed,
+            constraints=Constraints(suppress_ids={3, 4}),
+        )
         expected = generate(who.model, asked, sampling)
         with torch.inference_mode():
-            writer = Writer(who.model, asked)
+            writer = Decoder(who.model, asked)
             chances = torch.from_numpy(uniforms(seed, range(4), tokens))
-            left = writer.judge(writer.read(), writer.said)
-            writer.write(choose(left, sampling, chances[:, 0]))
-            turn = turn or Turn(writer, sampling, compiled=False)
+            left = writer.logits_processor(writer.next_logits(), writer.said)
+            writer.append(sample_ids(left, sampling, chances[:, 0]))
+            turn = turn or GraphedDecodeStep(writer, sampling, compiled=False)
             turn.load(writer, chances)
             for _ in range(1, tokens):
                 turn.step()
@@ -214,6 +234,6 @@ def test_texts_of_the_whole_context_fit_it(scribes: dict[str, Scribe]) -> None:
     for name in ("gpt", "gpt2", "gpt3", "glm"):
         small = scribe(name, context=10)
         for method in SEARCHES:
-            found = generate(small.model, small.request(tokens=99, ends=()), method)
+            found = generate(small.model, small.request(max_new_tokens=99, eos_ids=()), method)
             sizes = [len(p) + len(t.ids) for p, t in zip(small.prompts, found, strict=True)]
             assert sizes == [10] * 4, (name, method)

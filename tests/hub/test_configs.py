@@ -8,7 +8,7 @@ import transformers
 from kinfolk.errors import UserError
 from kinfolk.hub import bert, gpt2, t5
 from kinfolk.hub.folder import members
-from kinfolk.hub.mapping import Member
+from kinfolk.hub.mapping import Family
 from kinfolk.models.bert import SIZES as BERT
 from kinfolk.models.bert import BertConfig
 from kinfolk.models.gpt2 import SIZES as GPT2
@@ -77,7 +77,7 @@ def test_a_config_comes_back_through_transformers(member: Any) -> None:
 
 @pytest.mark.parity
 @pytest.mark.parametrize("member", members(), ids=lambda member: member.TYPE)
-def test_what_a_config_leaves_out_is_what_transformers_takes_for_it(member: Member) -> None:
+def test_what_a_config_leaves_out_is_what_transformers_takes_for_it(member: Family) -> None:
     said = transformers.AutoConfig.for_model(member.TYPE).to_dict()
     assert member.from_config({}) == member.from_config(said)
 

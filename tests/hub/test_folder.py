@@ -23,7 +23,7 @@ from kinfolk.models.xlnet import XLNetConfig
 from kinfolk.nn.bilstm import BiLSTMConfig
 from kinfolk.nn.language_model import LanguageModel, ModelConfig
 from kinfolk.nn.task_heads import ModelWithHeadConfig, pooling_of
-from kinfolk.text import Tokenizer, train
+from kinfolk.text import Tokenizer, train_tokenizer
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -58,7 +58,9 @@ def gpt2(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return train(["low lower lowest new newer newest wide wider"] * 9, kind="byte", vocab=400)
+    return train_tokenizer(
+        ["low lower lowest new newer newest wide wider"] * 9, kind="byte", vocab_size=400
+    )
 
 
 def rename(folder: Path, change: Any) -> None:
@@ -106,7 +108,7 @@ def test_the_tokenizer_opens_in_transformers_with_the_same_ids(
     name: str, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     config = type(CONFIGS[name])(
-        vocab_size=tokenizer.vocab, hidden_size=8, num_layers=1, num_heads=2
+        vocab_size=tokenizer.vocab_size, hidden_size=8, num_layers=1, num_heads=2
     )
     save(tmp_path, config.build(), tokenizer, length=99)
     _, mine = load(tmp_path)
@@ -115,23 +117,23 @@ def test_the_tokenizer_opens_in_transformers_with_the_same_ids(
     assert mine.encode(text) == peer(text)["input_ids"]
     assert mine.decode(mine.encode(text)) == peer.decode(peer(text)["input_ids"], True) == text
     assert peer.model_max_length == 99
-    specials = mine.specials
+    special_tokens = mine.special_tokens
     framed = {
         "gpt2": (None, None),
-        "bert": (specials.cls, specials.sep),
-        "t5": (None, specials.eos),
+        "bert": (special_tokens.cls, special_tokens.sep),
+        "t5": (None, special_tokens.eos),
     }[name]
-    inner = mine.encode(text, specials=False)
+    inner = mine.encode(text, add_special_tokens=False)
     assert mine.encode(text) == [i for i in (framed[0], *inner, framed[1]) if i is not None]
     network = KINDS[name].from_pretrained(tmp_path)
-    assert network.config.pad_token_id == specials.pad
+    assert network.config.pad_token_id == special_tokens.pad
     if name != "bert":
         said = network.generation_config
-        assert (said.eos_token_id, said.pad_token_id) == (specials.eos, specials.pad)
+        assert (said.eos_token_id, said.pad_token_id) == (special_tokens.eos, special_tokens.pad)
         written = network.generate(**peer(text, return_tensors="pt"), max_new_tokens=3)
         assert written.shape[0] == 1
     if name == "t5":
-        assert network.generation_config.decoder_start_token_id == specials.pad
+        assert network.generation_config.decoder_start_token_id == special_tokens.pad
 
 
 def test_a_tokenizer_that_knows_more_than_the_network_is_refused(

@@ -30,7 +30,7 @@ from kinfolk.models.xlnet import XLNetConfig
 from kinfolk.nn.bilstm import BiLSTMConfig
 from kinfolk.nn.language_model import Pooling
 from kinfolk.nn.task_heads import FIXED_LABELS, ModelWithHead, ModelWithHeadConfig, pooling_of
-from kinfolk.text import Tokenizer, train
+from kinfolk.text import Tokenizer, train_tokenizer
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -313,13 +313,13 @@ def test_taggers_that_older_versions_saved_with_a_pooler_open(tmp_path: Path) ->
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     texts = ["what a fine and lovely film it is", "who would want such a dull film"] * 9
-    return train(texts, kind="wordpiece", vocab=150)
+    return train_tokenizer(texts, kind="wordpiece", vocab_size=150)
 
 
 @pytest.mark.parity
 def test_a_pipeline_answers_with_readable_labels(tokenizer: Tokenizer, tmp_path: Path) -> None:
     torch.manual_seed(4)
-    body = replace(BODIES["bert"], vocab_size=tokenizer.vocab)
+    body = replace(BODIES["bert"], vocab_size=tokenizer.vocab_size)
     model = shaken(headed(body, "text").build())
     save(tmp_path, model, tokenizer)
     text = "what a fine film"
@@ -341,7 +341,7 @@ def test_a_pipeline_answers_with_readable_labels(tokenizer: Tokenizer, tmp_path:
 @pytest.mark.parity
 def test_a_span_is_found_through_the_saved_tokenizer(tokenizer: Tokenizer, tmp_path: Path) -> None:
     torch.manual_seed(5)
-    body = replace(BODIES["bert"], vocab_size=tokenizer.vocab)
+    body = replace(BODIES["bert"], vocab_size=tokenizer.vocab_size)
     model = shaken(headed(body, "span").build())
     save(tmp_path, model, tokenizer)
     peer = transformers.AutoModelForQuestionAnswering.from_pretrained(tmp_path)

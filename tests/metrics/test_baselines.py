@@ -72,7 +72,7 @@ class Slow:
 def test_chances_over_the_vocabulary_sum_to_one(
     corpus: list[list[int]], order: int, document: list[int]
 ) -> None:
-    model = KneserNey.fit(arrays(corpus), vocab=VOCAB, order=order, bos=BOS, eos=EOS)
+    model = KneserNey.fit(arrays(corpus), vocab_size=VOCAB, order=order, bos=BOS, eos=EOS)
     every = [model.nll(np.array([*document, token], dtype=np.int64))[-2] for token in range(VOCAB)]
     assert np.exp(-np.array(every)).sum() == pytest.approx(1, abs=1e-12)
 
@@ -83,7 +83,7 @@ def test_it_equals_the_formulas(order: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     drawn = [rng.zipf(1.5, rng.integers(0, 12)).clip(max=6).tolist() for _ in range(80)]
     corpus, held = drawn[:60], drawn[60:]
-    model = KneserNey.fit(arrays(corpus), vocab=VOCAB, order=order, bos=BOS, eos=EOS)
+    model = KneserNey.fit(arrays(corpus), vocab_size=VOCAB, order=order, bos=BOS, eos=EOS)
     slow = Slow(corpus, order)
     for document in held:
         line = (BOS, *document, EOS)
@@ -95,7 +95,7 @@ def test_it_equals_the_formulas(order: int, seed: int) -> None:
 
 
 def test_eos_is_counted_and_may_be_the_same_token_as_bos() -> None:
-    model = KneserNey.fit(arrays([[0, 1], [0, 1], [0, 2, 1], []]), vocab=4, bos=3, eos=3)
+    model = KneserNey.fit(arrays([[0, 1], [0, 1], [0, 2, 1], []]), vocab_size=4, bos=3, eos=3)
     assert len(model.nll(np.array([0, 1]))) == 3
     every = [model.nll(np.array([0, token]))[1] for token in range(4)]
     assert np.exp(-np.array(every)).sum() == pytest.approx(1, abs=1e-12)
@@ -104,11 +104,11 @@ def test_eos_is_counted_and_may_be_the_same_token_as_bos() -> None:
 
 def test_what_does_not_fit_is_a_sentence() -> None:
     with pytest.raises(UserError, match="63 bits"):
-        KneserNey.fit([], vocab=200_000, order=4, bos=0, eos=1)
+        KneserNey.fit([], vocab_size=200_000, order=4, bos=0, eos=1)
     with pytest.raises(UserError, match="no documents"):
-        KneserNey.fit([], vocab=5, bos=0, eos=1)
+        KneserNey.fit([], vocab_size=5, bos=0, eos=1)
     with pytest.raises(UserError, match="token 5 is not in a vocabulary of 5"):
-        KneserNey.fit([np.array([2, 5])], vocab=5, bos=0, eos=1)
+        KneserNey.fit([np.array([2, 5])], vocab_size=5, bos=0, eos=1)
 
 
 def test_unigram_costs_approach_the_entropy() -> None:
@@ -131,7 +131,7 @@ def test_penn_treebank_costs_what_the_literature_says(real: Path) -> None:
     held = [np.array([ids[word] for word in line], dtype=np.int64) for line in test]
 
     def perplexity(order: int) -> float:
-        model = KneserNey.fit(sentences, vocab=len(ids), order=order, bos=bos, eos=eos)
+        model = KneserNey.fit(sentences, vocab_size=len(ids), order=order, bos=bos, eos=eos)
         return float(np.exp(np.concatenate([model.nll(sentence) for sentence in held]).mean()))
 
     counts = np.bincount(np.concatenate([*sentences, np.full(len(sentences), eos)]))
@@ -149,6 +149,6 @@ def test_five_million_tokens_take_seconds() -> None:
     rng = np.random.default_rng(0)
     tokens = (50_000 * rng.random(5_000_000) ** 4).astype(np.uint16)
     before = time.process_time()
-    KneserNey.fit(np.array_split(tokens, 5_000), vocab=50_257, bos=50_256, eos=50_256)
+    KneserNey.fit(np.array_split(tokens, 5_000), vocab_size=50_257, bos=50_256, eos=50_256)
     assert time.process_time() - before < 30
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 3e6  # kilobytes

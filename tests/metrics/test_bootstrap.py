@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 
 from kinfolk.errors import UserError
-from kinfolk.metrics.bootstrap import difference, interval, mean_difference, mean_interval
+from kinfolk.metrics.bootstrap import (
+    bootstrap_difference,
+    bootstrap_interval,
+    mean_difference,
+    mean_interval,
+)
 from kinfolk.metrics.labels import accuracy, f1
 
 RNG = np.random.default_rng(7)
@@ -39,27 +44,30 @@ def test_an_interval_holds_the_truth_as_often_as_it_says() -> None:
 
 
 def test_a_mean_is_drawn_as_any_other_score() -> None:
-    assert interval(accuracy, GOOD, TRUTH) == mean_interval(right(GOOD))
-    one, other = difference(accuracy, GOOD, BAD, TRUTH), mean_difference(right(GOOD), right(BAD))
+    assert bootstrap_interval(accuracy, GOOD, TRUTH) == mean_interval(right(GOOD))
+    one, other = (
+        bootstrap_difference(accuracy, GOOD, BAD, TRUTH),
+        mean_difference(right(GOOD), right(BAD)),
+    )
     assert one.score == pytest.approx(other.score) and one.p == pytest.approx(other.p)
     assert (one.low, one.high) == pytest.approx((other.low, other.high))
 
 
 def test_any_score_may_be_drawn() -> None:
-    found = interval(f1, GOOD, TRUTH, draws=200)
+    found = bootstrap_interval(f1, GOOD, TRUTH, draws=200)
     assert found.low < found.score == f1(GOOD, TRUTH) < found.high
-    wide = interval(f1, GOOD, TRUTH, draws=200, level=0.99)
+    wide = bootstrap_interval(f1, GOOD, TRUTH, draws=200, level=0.99)
     assert wide.low < found.low and found.high < wide.high
-    assert interval(f1, GOOD, TRUTH, draws=200) == found
-    assert interval(f1, GOOD, TRUTH, draws=200, seed=1) != found
+    assert bootstrap_interval(f1, GOOD, TRUTH, draws=200) == found
+    assert bootstrap_interval(f1, GOOD, TRUTH, draws=200, seed=1) != found
 
 
 def test_the_better_of_two_is_told() -> None:
-    found = difference(f1, GOOD, BAD, TRUTH, draws=200)
+    found = bootstrap_difference(f1, GOOD, BAD, TRUTH, draws=200)
     assert found.score == f1(GOOD, TRUTH) - f1(BAD, TRUTH)
     assert 0 < found.low < found.score < found.high
     assert found.p == pytest.approx(1 / 201)  # no draw is as far
-    turned = difference(f1, BAD, GOOD, TRUTH, draws=200)
+    turned = bootstrap_difference(f1, BAD, GOOD, TRUTH, draws=200)
     assert (turned.low, turned.high) == pytest.approx((-found.high, -found.low))
     assert turned.p == found.p
 
@@ -88,7 +96,7 @@ def test_what_cannot_be_drawn_is_a_sentence() -> None:
     with pytest.raises(UserError, match="no examples to draw from"):
         mean_interval([])
     with pytest.raises(UserError, match="lists of 2 and 1 examples"):
-        interval(accuracy, ["a", "b"], ["a"])
+        bootstrap_interval(accuracy, ["a", "b"], ["a"])
     with pytest.raises(UserError, match="lists of 1 and 2 examples"):
         mean_difference([1.0], [1.0, 0.0])
     with pytest.raises(UserError, match=r"share of 95: choose one between 0 and 1"):

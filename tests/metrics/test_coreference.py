@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfolk.errors import UserError
-from kinfolk.metrics.coreference import coreference
+from kinfolk.metrics.coreference import coref_scores
 
 pytest.importorskip("scipy")
 
@@ -26,7 +26,7 @@ CLUSTERS = st.dictionaries(st.integers(0, 9), st.integers(0, 4)).map(
     ],
 )
 def test_the_table_of_luo(said: list[str], muc: float, b_cubed: float, ceaf: float) -> None:
-    found = coreference([said], [LUO])
+    found = coref_scores([said], [LUO])
     scores = [100 * one.f1 for one in (found.muc, found.b_cubed, found.ceaf)]
     assert scores == pytest.approx([muc, b_cubed, ceaf], abs=0.05)
     assert 100 * found.conll == pytest.approx((muc + b_cubed + ceaf) / 3, abs=0.05)
@@ -54,7 +54,7 @@ def test_the_cases_of_the_reference_scorer(
     b_cubed: tuple[float, float],
     ceaf: tuple[float, float] | None,
 ) -> None:
-    found = coreference([said], [KEY])
+    found = coref_scores([said], [KEY])
     assert (found.muc.recall, found.muc.precision) == pytest.approx(muc)
     assert (found.b_cubed.recall, found.b_cubed.precision) == pytest.approx(b_cubed)
     if ceaf is not None:
@@ -63,7 +63,7 @@ def test_the_cases_of_the_reference_scorer(
 
 def test_the_example_of_pradhan() -> None:
     """Pradhan et al. 2014: each side has mentions that the other lacks."""
-    found = coreference([["ab", "cd", "fghi"]], [["abc", "defg"]])
+    found = coref_scores([["ab", "cd", "fghi"]], [["abc", "defg"]])
     assert found.muc.f1 == pytest.approx(0.40)
     assert (found.b_cubed.recall, found.b_cubed.precision) == pytest.approx((35 / 84, 0.5))
     assert (found.ceaf.recall, found.ceaf.precision) == pytest.approx((0.65, 1.3 / 3))
@@ -71,7 +71,7 @@ def test_the_example_of_pradhan() -> None:
 
 
 def test_documents_are_summed_before_they_are_divided() -> None:
-    found = coreference([["ab"], ["a", "b", "c"]], [["ab"], ["abc"]])
+    found = coref_scores([["ab"], ["a", "b", "c"]], [["ab"], ["abc"]])
     assert found.muc.recall == pytest.approx(1 / 3) and found.muc.precision == 1
     assert found.b_cubed.recall == pytest.approx(3 / 5)
     assert found.ceaf.precision == pytest.approx(1.5 / 4)
@@ -81,21 +81,21 @@ def test_documents_are_summed_before_they_are_divided() -> None:
 def test_sides_may_change_and_order_does_not_matter(
     said: list[set[int]], truth: list[set[int]]
 ) -> None:
-    found, turned = coreference([said], [truth]), coreference([truth[::-1]], [said])
+    found, turned = coref_scores([said], [truth]), coref_scores([truth[::-1]], [said])
     for name in ("muc", "b_cubed", "ceaf"):
         one, other = getattr(found, name), getattr(turned, name)
         assert (one.precision, one.f1) == pytest.approx((other.recall, other.f1))
         assert 0 <= one.f1 <= 1 + 1e-12
     if truth:
-        assert coreference([truth], [truth]).b_cubed.f1 == pytest.approx(1)
-        assert coreference([truth], [truth]).ceaf.f1 == pytest.approx(1)
+        assert coref_scores([truth], [truth]).b_cubed.f1 == pytest.approx(1)
+        assert coref_scores([truth], [truth]).ceaf.f1 == pytest.approx(1)
 
 
 def test_what_cannot_be_scored_is_a_sentence() -> None:
     with pytest.raises(UserError, match="1 documents cannot be scored against 2"):
-        coreference([[]], [[], []])
+        coref_scores([[]], [[], []])
     with pytest.raises(UserError, match="there are no documents"):
-        coreference([], [])
+        coref_scores([], [])
     with pytest.raises(UserError, match="mention b of document 1 is in two clusters"):
-        coreference([["ab", "bc"]], [["abc"]])
-    assert coreference([[]], [[]]).conll == 0
+        coref_scores([["ab", "bc"]], [["abc"]])
+    assert coref_scores([[]], [[]]).conll == 0

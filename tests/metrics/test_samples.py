@@ -11,13 +11,13 @@ from sacrebleu.metrics import bleu as sacrebleu
 
 from kinfolk.metrics.baselines import KneserNey
 from kinfolk.metrics.samples import (
-    distinct,
-    loops,
+    distinct_n,
+    diversity_scores,
+    ends_in_loop,
     perplexity,
-    quality,
-    repetition,
+    repetition_rate,
     self_bleu,
-    words,
+    word_tokenize,
 )
 
 CAT = "the cat sat on the mat"
@@ -25,28 +25,28 @@ DOG = "the dog sat on the cat"
 
 
 def test_words_are_parted_by_spaces_and_chinese_by_character() -> None:
-    assert words("It's  3 o'clock.\n") == ["It's", "3", "o'clock", "."]
-    assert words("我爱PyTorch。") == ["我", "爱", "PyTorch", "。"]
-    assert words("") == words(" \n ") == []
+    assert word_tokenize("It's  3 o'clock.\n") == ["It's", "3", "o'clock", "."]
+    assert word_tokenize("我爱PyTorch。") == ["我", "爱", "PyTorch", "。"]
+    assert word_tokenize("") == word_tokenize(" \n ") == []
 
 
 def test_distinct_is_the_share_of_different_grams() -> None:
     texts = [CAT.split(), DOG.split()]
     # the cat sat on mat dog; of ten pairs, "sat on", "on the" and "the cat" come twice
-    assert distinct(texts, 1) == 6 / 12
-    assert distinct(texts, 2) == 7 / 10
-    assert distinct(texts, 4) == 6 / 6
-    assert distinct([["a"] * 100], 2) == 1 / 99
-    assert distinct([["a", "b"]], 3) is None
+    assert distinct_n(texts, 1) == 6 / 12
+    assert distinct_n(texts, 2) == 7 / 10
+    assert distinct_n(texts, 4) == 6 / 6
+    assert distinct_n([["a"] * 100], 2) == 1 / 99
+    assert distinct_n([["a", "b"]], 3) is None
 
 
 def test_repetition_is_the_share_of_words_in_phrases_said_before() -> None:
-    assert repetition(list("abcdefgh")) == 0
-    assert repetition(list("abcdxabcd")) == 4 / 9
-    assert repetition(list("abcdxabc")) == 0  # three words are no phrase
-    assert repetition(list("ababab")) == 4 / 6
-    assert repetition(["a"] * 5) == 4 / 5
-    assert repetition([]) == 0
+    assert repetition_rate(list("abcdefgh")) == 0
+    assert repetition_rate(list("abcdxabcd")) == 4 / 9
+    assert repetition_rate(list("abcdxabc")) == 0  # three words are no phrase
+    assert repetition_rate(list("ababab")) == 4 / 6
+    assert repetition_rate(["a"] * 5) == 4 / 5
+    assert repetition_rate([]) == 0
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_repetition_is_the_share_of_words_in_phrases_said_before() -> None:
     ],
 )
 def test_a_loop_is_a_phrase_three_times_over_at_the_end(text: str, ends: bool) -> None:
-    assert loops(text.split()) is ends
+    assert ends_in_loop(text.split()) is ends
 
 
 def test_self_bleu_by_hand() -> None:
@@ -91,45 +91,45 @@ def test_self_bleu_is_the_mean_of_sacrebleu(texts: list[list[str]]) -> None:
 
 
 def test_texts_that_are_all_equal() -> None:
-    found = quality([CAT] * 50)
+    found = diversity_scores([CAT] * 50)
     assert found.self_bleu == pytest.approx(1)
-    assert found.distinct == (5 / 300, 5 / 250, 4 / 200, 3 / 150)
+    assert found.distinct_n == (5 / 300, 5 / 250, 4 / 200, 3 / 150)
     assert (found.texts, found.empty, found.words) == (50, 0, 6)
-    assert quality(["yes"] * 2).self_bleu == pytest.approx(1)  # shorter than four words
+    assert diversity_scores(["yes"] * 2).self_bleu == pytest.approx(1)  # shorter than four words
 
 
 def test_texts_that_have_nothing_in_common() -> None:
-    found = quality(["a b c d e", "f g h i j"])
-    assert (found.self_bleu, found.repetition, found.loops) == (0, 0, 0)
-    assert all(share == 1 for share in found.distinct)
+    found = diversity_scores(["a b c d e", "f g h i j"])
+    assert (found.self_bleu, found.repetition_rate, found.loop_rate) == (0, 0, 0)
+    assert all(share == 1 for share in found.distinct_n)
 
 
 def test_one_text_is_like_no_other() -> None:
-    found = quality([CAT])
+    found = diversity_scores([CAT])
     assert found.self_bleu is None and found.perplexity is None
-    assert found.distinct == (5 / 6, 1, 1, 1)
+    assert found.distinct_n == (5 / 6, 1, 1, 1)
 
 
 def test_empty_texts_are_counted_and_left_out() -> None:
-    some, none = quality([CAT, DOG, "", "  "]), quality([CAT, DOG])
+    some, none = diversity_scores([CAT, DOG, "", "  "]), diversity_scores([CAT, DOG])
     assert (some.texts, some.empty, some.words) == (4, 2, 3)
-    assert (some.distinct, some.self_bleu) == (none.distinct, none.self_bleu)
-    nothing = quality([""])
+    assert (some.distinct_n, some.self_bleu) == (none.distinct_n, none.self_bleu)
+    nothing = diversity_scores([""])
     assert (nothing.texts, nothing.empty, nothing.words) == (1, 1, 0)
-    assert nothing.distinct == (None,) * 4
-    assert nothing.repetition is nothing.loops is nothing.self_bleu is None
+    assert nothing.distinct_n == (None,) * 4
+    assert nothing.repetition_rate is nothing.loop_rate is nothing.self_bleu is None
 
 
 def test_chinese_that_loops_is_found_character_by_character() -> None:
-    found = quality(["他说他很高兴，很高兴，很高兴，很高兴，", "今天天气很好。"])
+    found = diversity_scores(["他说他很高兴，很高兴，很高兴，很高兴，", "今天天气很好。"])
     # 他说他 and four times 很高兴， of which three were said before
     assert found.words == (19 + 7) / 2
-    assert found.repetition == pytest.approx(12 / 19 / 2)
-    assert found.loops == 0.5
+    assert found.repetition_rate == pytest.approx(12 / 19 / 2)
+    assert found.loop_rate == 0.5
 
 
 def test_perplexity_is_that_of_the_tokens_and_not_of_the_end() -> None:
-    counts = KneserNey.fit([np.array([1, 2, 3]), np.array([1, 2])], vocab=6, bos=4, eos=5)
+    counts = KneserNey.fit([np.array([1, 2, 3]), np.array([1, 2])], vocab_size=6, bos=4, eos=5)
     texts = [np.array([1, 2]), np.array([3]), np.array([], np.int64)]
     costs = [*counts.nll(texts[0])[:2], counts.nll(texts[1])[0]]
     assert perplexity(counts, texts) == pytest.approx(math.exp(sum(costs) / 3))
@@ -141,5 +141,5 @@ def test_a_thousand_samples_take_seconds() -> None:
     rng = np.random.default_rng(0)
     texts = [" ".join(f"w{n}" for n in rng.zipf(1.3, 200).clip(max=9999)) for _ in range(1000)]
     before = time.process_time()
-    quality(texts)
+    diversity_scores(texts)
     assert time.process_time() - before < 15

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfolk.errors import UserError
-from kinfolk.metrics.summaries import Rouge, rouge, rouges, subsequence
+from kinfolk.metrics.summaries import RougeScores, lcs_length, rouge, rouge_each
 
 
 @pytest.mark.parametrize(
@@ -27,27 +27,27 @@ from kinfolk.metrics.summaries import Rouge, rouge, rouges, subsequence
 )
 def test_golden_values(reference: str, written: str, expected: tuple[float, ...]) -> None:
     found = rouge([written], [reference])
-    assert (found.one, found.two, found.longest) == pytest.approx(expected)
+    assert (found.rouge1, found.rouge2, found.rougeL) == pytest.approx(expected)
 
 
 def test_a_score_is_the_mean_of_all() -> None:
     written, references = ["a b", "c d", "x"], ["a b", "c e", "y"]
-    each = rouges(written, references)
-    assert each == [Rouge(1, 1, 1), Rouge(0.5, 0, 0.5), Rouge(0, 0, 0)]
-    assert rouge(written, references) == Rouge(0.5, 1 / 3, 0.5)
+    each = rouge_each(written, references)
+    assert each == [RougeScores(1, 1, 1), RougeScores(0.5, 0, 0.5), RougeScores(0, 0, 0)]
+    assert rouge(written, references) == RougeScores(0.5, 1 / 3, 0.5)
 
 
 def test_chinese_is_counted_by_its_characters() -> None:
     found = rouge(["中国发布 iPhone 6 新规"], ["中国发布新规：支持iPhone"])
     # 8 words and 9, of which 7 match; 4 pairs of 7 and 8; 中国发布新规 in this order
-    assert found.one == pytest.approx(2 * 7 / 17)
-    assert found.two == pytest.approx(2 * 4 / 15)
-    assert found.longest == pytest.approx(2 * 6 / 17)
+    assert found.rouge1 == pytest.approx(2 * 7 / 17)
+    assert found.rouge2 == pytest.approx(2 * 4 / 15)
+    assert found.rougeL == pytest.approx(2 * 6 / 17)
 
 
 def test_other_letters_are_no_words_in_english() -> None:
     """As in rouge-score, which knows a to z and digits."""
-    assert rouge(["a 中 b"], ["a b"]) == Rouge(1, 1, 1)
+    assert rouge(["a 中 b"], ["a b"]) == RougeScores(1, 1, 1)
 
 
 def test_scores_equal_those_of_rouge_score() -> None:
@@ -57,7 +57,7 @@ def test_scores_equal_those_of_rouge_score() -> None:
     for case in cases:
         found = rouge([case["written"]], [case["reference"]])
         expected = [case[kind] for kind in ("rouge1", "rouge2", "rougeL")]
-        if [found.one, found.two, found.longest] != pytest.approx(expected, abs=1e-8):
+        if [found.rouge1, found.rouge2, found.rougeL] != pytest.approx(expected, abs=1e-8):
             wrong.append((case, found))
     assert len(cases) == 100
     assert not wrong, wrong
@@ -71,7 +71,7 @@ def test_a_subsequence_is_as_long_as_in_the_table(one: list[str], other: list[st
         for place, wanted in enumerate(other):
             longest = max(before[place + 1], row[-1])
             row.append(before[place] + 1 if word == wanted else longest)
-    assert subsequence(one, other) == row[-1]
+    assert lcs_length(one, other) == row[-1]
 
 
 def test_what_cannot_be_scored_is_a_sentence() -> None:

@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfolk.errors import UserError
-from kinfolk.metrics.tags import SCHEMES, entities, pooled, repair, tag_scores, tallies, write
+from kinfolk.metrics.tags import (
+    SCHEMES,
+    encode_tags,
+    entity_counts,
+    entity_scores,
+    get_entities,
+    micro_f1,
+    repair_tags,
+)
 
 PERSON = ["B-PER", "I-PER", "O"]
 TRUTH = [["O", "O", "O", "B-MISC", "I-MISC", "I-MISC", "O"], PERSON]
@@ -22,32 +30,32 @@ PAIRS = st.lists(
 
 
 def test_the_example_in_the_documentation_of_seqeval() -> None:
-    found = tag_scores(SAID, TRUTH)
+    found = entity_scores(SAID, TRUTH)
     assert found.micro.f1 == found.macro.f1 == found.weighted.f1 == pytest.approx(0.5)
     assert found.accuracy == pytest.approx(0.8)
     assert (found.types["MISC"].f1, found.types["MISC"].support) == (0, 1)
     assert (found.types["PER"].f1, found.types["PER"].support) == (1, 1)
-    assert tag_scores(SAID, TRUTH, "IOB2").micro == found.micro
+    assert entity_scores(SAID, TRUTH, "IOB2").micro == found.micro
 
 
 def test_strict_scores_leave_out_what_does_not_nest() -> None:
     """The example of seqeval's page: an entity without its B- is found by default only."""
     truth, said = [["B-NP", "I-NP", "O"]], [["I-NP", "I-NP", "O"]]
-    assert tag_scores(said, truth).micro.f1 == 1
-    assert tag_scores(said, truth, "IOB2").micro.f1 == 0
+    assert entity_scores(said, truth).micro.f1 == 1
+    assert entity_scores(said, truth, "IOB2").micro.f1 == 0
 
 
 @given(PAIRS)
 def test_sentences_counted_by_themselves_add_up(pairs: list[list[tuple[str, str]]]) -> None:
     said, truth = ([[pair[side] for pair in line] for line in pairs] for side in (0, 1))
     for scheme in (None, *SCHEMES):
-        rows = tallies(said, truth, scheme)
+        rows = entity_counts(said, truth, scheme)
         assert len(rows) == len(pairs)
-        assert pooled(rows) == tag_scores(said, truth, scheme).micro.f1
+        assert micro_f1(rows) == entity_scores(said, truth, scheme).micro.f1
 
 
 def test_types_that_are_only_said_count_in_the_mean() -> None:
-    found = tag_scores([["B-X", "B-Y"]], [["B-X", "O"]])
+    found = entity_scores([["B-X", "B-Y"]], [["B-X", "O"]])
     assert found.macro.f1 == pytest.approx(0.5) and found.weighted.f1 == pytest.approx(1)
     assert (found.micro.precision, found.micro.recall) == (0.5, 1)
 
@@ -89,7 +97,7 @@ def test_types_that_are_only_said_count_in_the_mean() -> None:
 def test_golden_entities(
     scheme: str | None, tags: str, expected: list[tuple[str, int, int]]
 ) -> None:
-    assert entities(tags.split(), scheme) == expected
+    assert get_entities(tags.split(), scheme) == expected
 
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "entities.json").read_text("utf-8"))[
@@ -107,7 +115,7 @@ def test_scores_equal_those_of_seqeval(average: str, scheme: str | None) -> None
         if expected is None:
             continue
         said, truth = ([line.split() for line in case[side]] for side in ("said", "truth"))
-        found = getattr(tag_scores(said, truth, scheme), average)
+        found = getattr(entity_scores(said, truth, scheme), average)
         compared += 1
         if [found.precision, found.recall, found.f1] != pytest.approx(expected, abs=1e-8):
             wrong.append((said, truth, expected, found))
@@ -120,21 +128,21 @@ def test_accuracy_equals_that_of_seqeval() -> None:
     assert len(known) > 90
     for case in known:
         said, truth = ([line.split() for line in case[side]] for side in ("said", "truth"))
-        assert tag_scores(said, truth).accuracy == pytest.approx(case["accuracy"]), case
+        assert entity_scores(said, truth).accuracy == pytest.approx(case["accuracy"]), case
 
 
 @given(ANY, st.sampled_from(list(SCHEMES)))
 def test_repaired_tags_mean_the_same_and_nest(tags: list[str], scheme: str) -> None:
-    mended, changed = repair(tags, scheme)
-    assert entities(mended, scheme) == entities(mended) == entities(tags)
+    mended, changed = repair_tags(tags, scheme)
+    assert get_entities(mended, scheme) == get_entities(mended) == get_entities(tags)
     assert changed == sum(new != old for new, old in zip(mended, tags, strict=True))
-    assert repair(mended, scheme) == (mended, 0)
-    assert write(entities(tags), len(tags), scheme) == mended
+    assert repair_tags(mended, scheme) == (mended, 0)
+    assert encode_tags(get_entities(tags), len(tags), scheme) == mended
 
 
 @given(BIO)
 def test_only_an_i_that_goes_on_with_nothing_is_repaired(tags: list[str]) -> None:
-    mended, _ = repair(tags)
+    mended, _ = repair_tags(tags)
     for place, (new, old) in enumerate(zip(mended, tags, strict=True)):
         before = tags[place - 1] if place else "O"
         alone = old.startswith("I") and before[1:] != old[1:]
@@ -142,30 +150,30 @@ def test_only_an_i_that_goes_on_with_nothing_is_repaired(tags: list[str]) -> Non
 
 
 def test_repair_says_how_many_it_changed() -> None:
-    assert repair(["O", "I-PER", "I-LOC", "I-LOC"]) == (["O", "B-PER", "B-LOC", "I-LOC"], 2)
-    assert repair(["B-PER", "I-PER", "O", "B-LOC"], "BIOES") == (
+    assert repair_tags(["O", "I-PER", "I-LOC", "I-LOC"]) == (["O", "B-PER", "B-LOC", "I-LOC"], 2)
+    assert repair_tags(["B-PER", "I-PER", "O", "B-LOC"], "BIOES") == (
         ["B-PER", "E-PER", "O", "S-LOC"],
         2,
     )
-    assert repair(["I", "I", "O"]) == (["B", "I", "O"], 1)
-    assert repair([]) == ([], 0)
+    assert repair_tags(["I", "I", "O"]) == (["B", "I", "O"], 1)
+    assert repair_tags([]) == ([], 0)
 
 
 def test_what_cannot_be_scored_is_a_sentence() -> None:
     with pytest.raises(UserError, match="2 sentences cannot be scored against 1"):
-        tag_scores([["O"], ["O"]], [["O"]])
+        entity_scores([["O"], ["O"]], [["O"]])
     with pytest.raises(UserError, match="there are no sentences"):
-        tag_scores([], [])
+        entity_scores([], [])
     with pytest.raises(UserError, match="sentence 2 has 1 tags said and 2 true"):
-        tag_scores([["O"], ["O"]], [["O"], ["O", "O"]])
+        entity_scores([["O"], ["O"]], [["O"], ["O", "O"]])
     with pytest.raises(UserError, match="tag 'PER' is not O and does not start with"):
-        tag_scores([["PER"]], [["O"]])
+        entity_scores([["PER"]], [["O"]])
     with pytest.raises(UserError, match="no scheme 'IOE2'"):
-        entities(["O"], "IOE2")
+        get_entities(["O"], "IOE2")
     with pytest.raises(UserError, match="tag S-PER is not of a scheme with"):
-        entities(["S-PER"], "IOB2")
+        get_entities(["S-PER"], "IOB2")
 
 
 def test_sentences_without_entities_have_no_score_to_speak_of() -> None:
-    found = tag_scores([["O", "O"], []], [["O", "O"], []])
+    found = entity_scores([["O", "O"], []], [["O", "O"], []])
     assert found.accuracy == 1 and found.micro.f1 == found.macro.f1 == 0 and found.types == {}

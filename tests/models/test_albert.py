@@ -17,7 +17,7 @@ from kinfolk.errors import UserError
 from kinfolk.hub import albert as table
 from kinfolk.hub import load, load_model, save
 from kinfolk.models.albert import SIZES, Albert, AlbertConfig
-from kinfolk.text import train
+from kinfolk.text import train_tokenizer
 
 # Millions without heads, as the paper's table 1 and the released folders of version 2 have them.
 PUBLISHED = {
@@ -163,14 +163,16 @@ def test_published_sizes_have_their_published_count(name: str) -> None:
 
 @pytest.mark.parity
 def test_the_tokenizer_opens_in_transformers_with_the_same_frame(tmp_path: Path) -> None:
-    tokenizer = train(["low lower lowest new newer newest wide wider"] * 9, kind="byte", vocab=400)
-    config = AlbertConfig(**{**SMALL, "vocab_size": tokenizer.vocab})
+    tokenizer = train_tokenizer(
+        ["low lower lowest new newer newest wide wider"] * 9, kind="byte", vocab_size=400
+    )
+    config = AlbertConfig(**{**SMALL, "vocab_size": tokenizer.vocab_size})
     save(tmp_path, config.build(), tokenizer)
     _, mine = load(tmp_path)
     peer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     text = "a lower, newer wide low"
-    inner = mine.encode(text, specials=False)
-    framed = [mine.specials.cls, *inner, mine.specials.sep]
+    inner = mine.encode(text, add_special_tokens=False)
+    framed = [mine.special_tokens.cls, *inner, mine.special_tokens.sep]
     assert peer(text)["input_ids"] == mine.encode(text) == framed
     assert peer.model_max_length == 32
 

@@ -20,7 +20,7 @@ from kinfolk.errors import UserError
 from kinfolk.hub import electra as table
 from kinfolk.hub import load, load_model, save
 from kinfolk.models.electra import SIZES, Electra, ElectraConfig
-from kinfolk.text import train
+from kinfolk.text import train_tokenizer
 
 # Millions of the discriminator with its head, as the released folders have them.
 PUBLISHED = {"electra-small": 13.5, "electra-base": 109.5, "electra-large": 335.1}
@@ -223,12 +223,18 @@ def test_published_generators_have_their_published_width(name: str, width: int, 
 
 @pytest.mark.parity
 def test_the_tokenizer_opens_in_transformers_with_the_same_frame(tmp_path: Path) -> None:
-    tokenizer = train(["low lower lowest new newer newest wide wider"] * 9, kind="byte", vocab=400)
-    config = ElectraConfig(**{**SMALL, "vocab_size": tokenizer.vocab})
+    tokenizer = train_tokenizer(
+        ["low lower lowest new newer newest wide wider"] * 9, kind="byte", vocab_size=400
+    )
+    config = ElectraConfig(**{**SMALL, "vocab_size": tokenizer.vocab_size})
     save(tmp_path, config.build(), tokenizer)
     _, mine = load(tmp_path)
     text = "a lower, newer wide low"
-    framed = [mine.specials.cls, *mine.encode(text, specials=False), mine.specials.sep]
+    framed = [
+        mine.special_tokens.cls,
+        *mine.encode(text, add_special_tokens=False),
+        mine.special_tokens.sep,
+    ]
     for folder in (tmp_path, tmp_path / "generator"):
         peer = transformers.AutoTokenizer.from_pretrained(folder)
         assert peer(text)["input_ids"] == mine.encode(text) == framed

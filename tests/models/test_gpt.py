@@ -16,7 +16,7 @@ from kinfolk.errors import UserError
 from kinfolk.hub import gpt as table
 from kinfolk.hub import load, load_model, save
 from kinfolk.models.gpt import GPT, SIZES, GPTConfig
-from kinfolk.text import train
+from kinfolk.text import train_tokenizer
 
 SMALL = GPTConfig(
     vocab_size=70,
@@ -125,17 +125,23 @@ def test_gpt_as_it_was_published_opens(tmp_path: Path) -> None:
 
 @pytest.mark.parity
 def test_text_goes_in_and_out_in_transformers(tmp_path: Path) -> None:
-    tokenizer = train(["low lower lowest new newer newest wide wider"] * 9, kind="byte", vocab=400)
+    tokenizer = train_tokenizer(
+        ["low lower lowest new newer newest wide wider"] * 9, kind="byte", vocab_size=400
+    )
     config = GPTConfig(
-        vocab_size=tokenizer.vocab, hidden_size=8, num_layers=1, num_heads=2, max_length=64
+        vocab_size=tokenizer.vocab_size, hidden_size=8, num_layers=1, num_heads=2, max_length=64
     )
     save(tmp_path, config.build(), tokenizer)
     _, mine = load(tmp_path)
     reader = AutoTokenizer.from_pretrained(tmp_path)
     text = "a lower, newer wide low"
-    assert mine.encode(text) == reader(text)["input_ids"] == mine.encode(text, specials=False)
+    assert (
+        mine.encode(text)
+        == reader(text)["input_ids"]
+        == mine.encode(text, add_special_tokens=False)
+    )
     writer = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert writer.generation_config.eos_token_id == mine.specials.eos
+    assert writer.generation_config.eos_token_id == mine.special_tokens.eos
     written = writer.generate(**reader(text, return_tensors="pt"), max_new_tokens=3)
     assert written.shape[0] == 1
 

@@ -12,14 +12,14 @@ from torch import Tensor
 from hollow import hollow
 from kinfolk.attention_mask import AttentionBackend, AttentionMask, FlexBlockSparse, select_backend
 from kinfolk.batch import Inputs, KVCache
-from kinfolk.data.feed import Feed
-from kinfolk.data.pieces import Loose
+from kinfolk.data.chunks import InMemoryDocuments
+from kinfolk.data.feed import PackedDataset
 from kinfolk.hub import load_model, save
 from kinfolk.models.gpt2 import GPT2Config
 from kinfolk.models.gpt3 import GPT3, SIZES, GPT3Config
 from kinfolk.nn.language_model import attention_windows
 from kinfolk.objectives.clm import CLM
-from kinfolk.text.tokenizer import Specials
+from kinfolk.text.tokenizer import SpecialTokens
 from kinfolk.training.step import Learner
 
 # What table 2.1 prints, in millions, and what these networks hold.
@@ -134,7 +134,7 @@ def test_a_folder_keeps_our_names_and_the_band(tmp_path: Path) -> None:
     assert attention_windows(again) == (3,)
 
 
-SPECIALS = Specials(pad=0, unk=1, bos=2, eos=2, cls=3, sep=4, mask=5)
+SPECIALS = SpecialTokens(pad=0, unk=1, bos=2, eos=2, cls=3, sep=4, mask=5)
 
 
 @pytest.mark.gpu
@@ -145,8 +145,10 @@ def test_block_sparse_bands_learn_what_the_dense_mask_does() -> None:
     numbers = torch.Generator().manual_seed(0)
     sizes = torch.randint(3, 1500, (20,), generator=numbers).tolist()
     texts = [torch.randint(10, 300, (n,), generator=numbers).tolist() for n in sizes]
-    way = CLM(specials=SPECIALS, vocab=300, length=1024)
-    batch = Feed(way, Loose.of([[text] for text in texts]), rows=4)[0].to("cuda")
+    way = CLM(special_tokens=SPECIALS, vocab_size=300, max_length=1024)
+    batch = PackedDataset(
+        way, InMemoryDocuments.from_lists([[text] for text in texts]), batch_size=4
+    )[0].to("cuda")
     config = replace(SIZES["nano"], vocab_size=300, max_length=1024, attention_window=200)
     model = shake(config.build()).cuda().train()
     dense = Learner(copy.deepcopy(model), way)

@@ -27,7 +27,7 @@ from kinfolk.errors import UserError
 from kinfolk.hub import load, load_model, save
 from kinfolk.hub import roberta as table
 from kinfolk.models.roberta import SIZES, Roberta, RobertaConfig
-from kinfolk.text import train
+from kinfolk.text import train_tokenizer
 
 # With the head for tokens; and the body with a pooler, which is what is usually quoted.
 PUBLISHED = {
@@ -163,14 +163,16 @@ def test_a_body_with_a_pooler_opens_and_its_head_starts_fresh(tmp_path: Path) ->
 
 @pytest.mark.parity
 def test_its_tokenizer_frames_a_text_in_transformers_too(tmp_path: Path) -> None:
-    tokenizer = train(["low lower lowest new newer newest wide wider"] * 9, kind="bpe", vocab=370)
-    specials = tokenizer.specials
+    tokenizer = train_tokenizer(
+        ["low lower lowest new newer newest wide wider"] * 9, kind="bpe", vocab_size=370
+    )
+    special_tokens = tokenizer.special_tokens
     config = RobertaConfig(
-        vocab_size=tokenizer.vocab,
+        vocab_size=tokenizer.vocab_size,
         hidden_size=8,
         num_layers=1,
         num_heads=2,
-        padding_idx=specials.pad,
+        padding_idx=special_tokens.pad,
     )
     save(tmp_path, config.build(), tokenizer)
     model: Any
@@ -178,12 +180,16 @@ def test_its_tokenizer_frames_a_text_in_transformers_too(tmp_path: Path) -> None
     assert model.config == config
     reader = AutoTokenizer.from_pretrained(tmp_path)
     text = "a lower, newer wide low"
-    inner = mine.encode(text, specials=False)
-    assert reader(text)["input_ids"] == mine.encode(text) == [specials.cls, *inner, specials.sep]
+    inner = mine.encode(text, add_special_tokens=False)
+    assert (
+        reader(text)["input_ids"]
+        == mine.encode(text)
+        == [special_tokens.cls, *inner, special_tokens.sep]
+    )
     pair = reader(text, "low")["input_ids"]
-    assert pair[len(inner) + 1 : len(inner) + 3] == [specials.sep] * 2
+    assert pair[len(inner) + 1 : len(inner) + 3] == [special_tokens.sep] * 2
     peer = open_without_a_word(AutoModelForMaskedLM, tmp_path)
-    assert peer.config.pad_token_id == specials.pad
+    assert peer.config.pad_token_id == special_tokens.pad
     batch = reader([text, "low"], padding=True, return_tensors="pt")
     with torch.no_grad():
         said = peer(**batch).logits[0]
@@ -192,9 +198,9 @@ def test_its_tokenizer_frames_a_text_in_transformers_too(tmp_path: Path) -> None
 
 
 def test_a_tokenizer_that_pads_otherwise_is_refused(tmp_path: Path) -> None:
-    tokenizer = train(["low lower lowest"] * 9, kind="byte", vocab=400)
+    tokenizer = train_tokenizer(["low lower lowest"] * 9, kind="byte", vocab_size=400)
     config = RobertaConfig(
-        vocab_size=tokenizer.vocab, hidden_size=8, num_layers=1, num_heads=2, padding_idx=1
+        vocab_size=tokenizer.vocab_size, hidden_size=8, num_layers=1, num_heads=2, padding_idx=1
     )
     with pytest.raises(UserError, match=r"pads with the id 0 .* model\.padding_idx=0"):
         save(tmp_path, config.build(), tokenizer)

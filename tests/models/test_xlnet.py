@@ -18,7 +18,7 @@ from kinfolk.errors import UserError
 from kinfolk.hub import load_model, save
 from kinfolk.hub import xlnet as table
 from kinfolk.models.xlnet import SIZES, XLNet, XLNetConfig
-from kinfolk.text import Tokenizer, train
+from kinfolk.text import Tokenizer, train_tokenizer
 
 # The sum of the table, the vector of guesses, the layers and the bias of the last scores, as
 # transformers builds it. The paper gives no number.
@@ -220,12 +220,14 @@ def test_published_sizes_have_their_published_count(name: str) -> None:
 
 @pytest.mark.parity
 def test_the_tokenizer_opens_in_transformers_with_the_same_frame(tmp_path: Path) -> None:
-    tokenizer = train(["low lower lowest new newer newest wide wider"] * 9, kind="byte", vocab=400)
-    save(tmp_path, replace(SMALL, vocab_size=tokenizer.vocab).build(), tokenizer)
+    tokenizer = train_tokenizer(
+        ["low lower lowest new newer newest wide wider"] * 9, kind="byte", vocab_size=400
+    )
+    save(tmp_path, replace(SMALL, vocab_size=tokenizer.vocab_size).build(), tokenizer)
     mine = Tokenizer.load(tmp_path)
     peer = AutoTokenizer.from_pretrained(tmp_path)
-    text, special = "a lower, newer wide low", mine.specials
-    inner, other = (mine.encode(t, specials=False) for t in (text, "wide"))
+    text, special = "a lower, newer wide low", mine.special_tokens
+    inner, other = (mine.encode(t, add_special_tokens=False) for t in (text, "wide"))
     said = peer(text)
     assert said["input_ids"] == mine.encode(text) == [*inner, special.sep, special.cls]
     assert said["token_type_ids"] == [0] * (len(inner) + 1) + [2]

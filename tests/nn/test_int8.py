@@ -24,12 +24,12 @@ from kinfolk.nn.adaptive import AdaptiveEmbedding
 from kinfolk.nn.embeddings import TokenEmbedding
 from kinfolk.nn.int8 import Int8Linear, Int8TokenEmbedding, quantize_int8
 from kinfolk.nn.int8_matmul import Int8Matrix, NativeInt8Matrix, TorchInt8Matrix
-from kinfolk.recipes.catalogue import Member, members
+from kinfolk.recipes.catalogue import Family, families
 from little import text
 from loops import every_case
 
 VOCAB = 300  # not a multiple of 32: the last panel is padded
-MEMBERS = pytest.mark.parametrize("member", members().values(), ids=list(members()))
+MEMBERS = pytest.mark.parametrize("member", families().values(), ids=list(families()))
 SHAPES = pytest.mark.parametrize(
     ("inputs", "outputs"), [(64, 96), (70, 33), (1, 1), (5, 100), (768, 31), (127, 64), (24, 600)]
 )
@@ -187,7 +187,7 @@ def shaken(model: Any) -> Any:
     return model.eval()
 
 
-def nano(member: Member) -> Any:
+def nano(member: Family) -> Any:
     config = dataclasses.replace(member.config("nano"), vocab_size=VOCAB)
     return shaken(config.build())
 
@@ -205,7 +205,9 @@ def inputs(model: Any, rows: int = 3, **more: Any) -> Inputs:
 
 def model_writes(model: Any) -> bool:
     kind = next(
-        m.kind for m in members().values() if m.config("nano").__class__ is type(model.config)
+        m.architecture
+        for m in families().values()
+        if m.config("nano").__class__ is type(model.config)
     )
     return kind == "decoder"
 
@@ -217,7 +219,7 @@ def logits(model: Any, given: Inputs) -> Tensor:
 
 
 @MEMBERS
-def test_every_member_scores_nearly_as_in_float32(member: Member) -> None:
+def test_every_member_scores_nearly_as_in_float32(member: Family) -> None:
     model = nano(member)
     given = inputs(model)
     expected = logits(model, given)
@@ -232,7 +234,7 @@ def test_every_member_scores_nearly_as_in_float32(member: Member) -> None:
 
 @MEMBERS
 def test_without_a_compiler_every_member_scores_the_same(
-    member: Member, uncompiled: None, monkeypatch: pytest.MonkeyPatch
+    member: Family, uncompiled: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = nano(member)
     given = inputs(model)
@@ -247,7 +249,7 @@ def test_without_a_compiler_every_member_scores_the_same(
 
 
 def test_a_state_goes_on_in_int8() -> None:
-    model = quantize_int8(nano(members()["gpt2"]))
+    model = quantize_int8(nano(families()["gpt2"]))
     given = inputs(model)
     state, steps = KVCache(20), []
     with torch.no_grad():
@@ -306,9 +308,11 @@ def test_losses_of_scores_are_those_of_their_logits() -> None:
     said, exact = small.lm_logits(hidden, bias), table.lm_logits(hidden, bias)
     assert said.logits().shape == (9, VOCAB)
     torch.testing.assert_close(said.nll(labels), exact.nll(labels), rtol=0.01, atol=0.0)
-    for one, other in zip(said.smoothed(labels, 0.1), exact.smoothed(labels, 0.1), strict=True):
+    for one, other in zip(
+        said.smoothed_nll(labels, 0.1), exact.smoothed_nll(labels, 0.1), strict=True
+    ):
         torch.testing.assert_close(one, other, rtol=0.01, atol=0.0)
-    assert torch.equal(said.smoothed(labels, 0.1)[1], said.nll(labels))
+    assert torch.equal(said.smoothed_nll(labels, 0.1)[1], said.nll(labels))
     assert small.lm_logits(hidden[:0]).nll(labels[:0]) == 0
 
 
@@ -363,7 +367,7 @@ def test_perplexity_stays_within_a_hundredth() -> None:
 
 
 def test_it_refuses_to_learn() -> None:
-    model = quantize_int8(nano(members()["gpt2"]))
+    model = quantize_int8(nano(families()["gpt2"]))
     with pytest.raises(UserError, match="train the one it was made from"):
         model.train()
     model.eval()
@@ -373,7 +377,7 @@ def test_it_refuses_to_learn() -> None:
 
 
 def test_it_refuses_to_be_saved_or_copied(tmp_path: Path) -> None:
-    model = quantize_int8(nano(members()["gpt2"]))
+    model = quantize_int8(nano(families()["gpt2"]))
     with pytest.raises(UserError, match="save the one it was made from"):
         hub.save(tmp_path / "model", model, None)
     assert not (tmp_path / "model").exists()

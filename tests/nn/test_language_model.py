@@ -10,7 +10,7 @@ from kinfolk.models.gpt3 import GPT3Config
 from kinfolk.models.t5 import T5Config
 from kinfolk.nn.language_model import LanguageModel, attention_windows
 from kinfolk.nn.task_heads import ModelWithHeadConfig, pooling_of
-from kinfolk.recipes.catalogue import members
+from kinfolk.recipes.catalogue import families
 
 
 def test_a_config_without_a_bound_declares_none_and_takes_none() -> None:
@@ -40,7 +40,7 @@ def test_a_head_has_the_bound_and_the_windows_of_the_network_below_it() -> None:
 
 
 def test_what_a_family_can_do_is_declared_on_its_network() -> None:
-    networks = {name: m.config("nano").network() for name, m in members().items()}
+    networks = {name: m.config("nano").network() for name, m in families().items()}
     kinds: dict[str | None, set[str]] = {}
     for name, network in networks.items():
         assert issubclass(network, LanguageModel)

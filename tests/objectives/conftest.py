@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from kinfolk.data.pieces import Loose, Piece
-from kinfolk.text.tokenizer import Specials
+from kinfolk.data.chunks import Chunk, InMemoryDocuments
+from kinfolk.text.tokenizer import SpecialTokens
 
 MARKS = ("<p>", "<u>", "<s>", "</s>", "[C]", "[S]", "[M]", "<x>", "<y>", "<z>")
 WORDS = ("the", "cat", "sat", "down", "on", "mat", "Thank", "you", "for", "inviting", "me")
@@ -14,8 +14,8 @@ WORDS = (*WORDS, "to", "your", "party", "last", "week")
 
 
 @pytest.fixture(scope="session")
-def specials() -> Specials:
-    return Specials(pad=0, unk=1, bos=2, eos=3, cls=4, sep=5, mask=6, sentinels=(7, 8, 9))
+def special_tokens() -> SpecialTokens:
+    return SpecialTokens(pad=0, unk=1, bos=2, eos=3, cls=4, sep=5, mask=6, sentinels=(7, 8, 9))
 
 
 @pytest.fixture(scope="session")
@@ -26,11 +26,11 @@ def ids() -> Callable[[str], list[int]]:
 
 
 @pytest.fixture(scope="session")
-def piece() -> Callable[[Sequence[int]], Piece]:
+def chunk() -> Callable[[Sequence[int]], Chunk]:
     """Wrap ids as a whole document; its end is predicted too where one stands for that."""
 
-    def wrap(ids: Sequence[int], *, extra: int = 0) -> Piece:
-        return Piece(Loose.of([[list(ids)]]), 0, 0, len(ids) + extra)
+    def wrap(ids: Sequence[int], *, extra: int = 0) -> Chunk:
+        return Chunk(InMemoryDocuments.from_lists([[list(ids)]]), 0, 0, len(ids) + extra)
 
     return wrap
 

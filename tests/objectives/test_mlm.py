@@ -7,23 +7,23 @@ import numpy as np
 import pytest
 
 from kinfolk.batch import IGNORE_INDEX
-from kinfolk.data.pieces import Loose, Piece
+from kinfolk.data.chunks import Chunk, InMemoryDocuments
 from kinfolk.errors import UserError
-from kinfolk.objectives.mlm import MLM, hide
+from kinfolk.objectives.mlm import MLM, mask_tokens
 from kinfolk.rng import Stream, generator
-from kinfolk.text import KINDS, train
-from kinfolk.text.words import begins, starts
+from kinfolk.text import KINDS, train_tokenizer
+from kinfolk.text.words import tokens_starting_words, word_starts
 
 RNG = np.random.default_rng(0)
 
 
-def mlm(specials: Any, **settings: Any) -> MLM:
-    return MLM(specials=specials, vocab=80, **settings)
+def mlm(special_tokens: Any, **settings: Any) -> MLM:
+    return MLM(special_tokens=special_tokens, vocab_size=80, **settings)
 
 
-def test_the_picture_holds(specials: Any, ids: Any, piece: Any, chosen: Any) -> None:
+def test_the_picture_holds(special_tokens: Any, ids: Any, chunk: Any, chosen: Any) -> None:
     rng = chosen([[2], []], [0.5])  # the token in slot 2, none swapped; a die that says [MASK]
-    example = mlm(specials).example(piece(ids("the cat sat down")), rng)
+    example = mlm(special_tokens).example(chunk(ids("the cat sat down")), rng)
     assert example.ids.tolist() == ids("[C] the [M] sat down [S]")
     assert example.labels.tolist() == ids(". . cat . . .")
 
@@ -45,11 +45,11 @@ class Ordered:
         return np.zeros(0, np.int64)
 
 
-def test_the_picture_of_whole_words_holds(specials: Any, ids: Any) -> None:
+def test_the_picture_of_whole_words_holds(special_tokens: Any, ids: Any) -> None:
     text = ids("the cat sat down")  # of which "cat sat" is one word
-    documents = Loose.of([[text]], words=[True, True, False, True])
-    way = mlm(specials, rate=0.4, whole=True)
-    example = way.example(Piece(documents, 0, 0, 4), Ordered([1, 0, 2]))  # type: ignore[arg-type]
+    documents = InMemoryDocuments.from_lists([[text]], words=[True, True, False, True])
+    way = mlm(special_tokens, mask_rate=0.4, whole_word_masking=True)
+    example = way.example(Chunk(documents, 0, 0, 4), Ordered([1, 0, 2]))  # type: ignore[arg-type]
     assert example.ids.tolist() == ids("[C] the [M] [M] down [S]")
     assert example.labels.tolist() == ids(". . cat sat . .")
 
@@ -63,22 +63,22 @@ def test_the_picture_of_whole_words_holds(specials: Any, ids: Any) -> None:
     ],
 )
 def test_a_word_that_would_be_too_much_is_passed_over(
-    specials: Any, order: list[int], hidden: set[int]
+    special_tokens: Any, order: list[int], hidden: set[int]
 ) -> None:
     words = np.array([1, 0, 1, 0, 0, 0, 1, 0, 0, 1], bool)  # of two, four, three and one
     rng: Any = Ordered(order)
-    masked = hide(np.arange(10, 20), 0.2, specials, np.arange(10, 20), rng, words)
+    masked = mask_tokens(np.arange(10, 20), 0.2, special_tokens, np.arange(10, 20), rng, words)
     assert set(masked.labels[masked.labels != IGNORE_INDEX].tolist()) == hidden
 
 
-def test_at_least_one_word_is_hidden_the_shortest_where_all_are_long(specials: Any) -> None:
+def test_at_least_one_word_is_hidden_the_shortest_where_all_are_long(special_tokens: Any) -> None:
     words = np.array([1, 0, 0, 0, 1, 0, 0, 1, 0, 0], bool)
     seen = set()
     for index in range(30):
-        masked = hide(
+        masked = mask_tokens(
             np.arange(10, 20),
             0.1,
-            specials,
+            special_tokens,
             np.arange(10, 20),
             generator(0, Stream.EXAMPLE, 0, index),
             words,
@@ -87,11 +87,11 @@ def test_at_least_one_word_is_hidden_the_shortest_where_all_are_long(specials: A
     assert seen == {(14, 15, 16), (17, 18, 19)}
 
 
-def whole(example: Any, words: np.ndarray, specials: Any) -> bool:
+def whole(example: Any, words: np.ndarray, special_tokens: Any) -> bool:
     """Say whether each word of a framed example is hidden with all its tokens or with none."""
     number = np.cumsum(np.concatenate([[True], words, [True]]))
     text = np.where(example.labels == IGNORE_INDEX, example.ids, example.labels)
-    ordinary = ~np.isin(text, list(specials.all))
+    ordinary = ~np.isin(text, list(special_tokens.ids))
     hidden = example.labels != IGNORE_INDEX
     shares = [hidden[(number == n) & ordinary] for n in np.unique(number[ordinary])]
     return all(share.all() or not share.any() for share in shares)
@@ -104,30 +104,37 @@ SIZES = {"bpe": 370, "word-bpe": 200, "wordpiece": 200, "unigram": 150, "word": 
 @pytest.mark.parametrize("by", ["spaces", "jieba"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_whole_words_are_hidden_whatever_the_tokens_and_the_language(kind: str, by: str) -> None:
-    tokenizer = train([LINE * 3], kind=kind, vocab=SIZES.get(kind, 400))
+    tokenizer = train_tokenizer([LINE * 3], kind=kind, vocab_size=SIZES.get(kind, 400))
     ids, places = tokenizer.offsets(LINE * 12)
-    words = begins(starts(LINE * 12, by), places)
-    way = MLM(specials=tokenizer.specials, vocab=tokenizer.vocab, length=66, whole=True)
-    pieces = way.pieces(Loose.of([[ids]], words=words.tolist()))
-    assert len(pieces) > 2
+    words = tokens_starting_words(word_starts(LINE * 12, by), places)
+    way = MLM(
+        special_tokens=tokenizer.special_tokens,
+        vocab_size=tokenizer.vocab_size,
+        max_length=66,
+        whole_word_masking=True,
+    )
+    chunks = way.chunks(InMemoryDocuments.from_lists([[ids]], words=words.tolist()))
+    assert len(chunks) > 2
     counts = maskable = 0
-    for index in range(len(pieces)):
-        piece = pieces[index]
-        first = piece.words.tolist()
+    for index in range(len(chunks)):
+        chunk = chunks[index]
+        first = chunk.words.tolist()
         for turn in range(10):
-            example = way.example(piece, generator(0, Stream.EXAMPLE, turn, index))
-            again = way.example(piece, generator(0, Stream.EXAMPLE, turn, index))
+            example = way.example(chunk, generator(0, Stream.EXAMPLE, turn, index))
+            again = way.example(chunk, generator(0, Stream.EXAMPLE, turn, index))
             assert (example.ids == again.ids).all() and (example.labels == again.labels).all()
-            assert whole(example, piece.words, tokenizer.specials)
+            assert whole(example, chunk.words, tokenizer.special_tokens)
             text = np.where(example.labels == IGNORE_INDEX, example.ids, example.labels)
-            assert text[1:-1].tolist() == piece.ids.tolist() and piece.words.tolist() == first
+            assert text[1:-1].tolist() == chunk.ids.tolist() and chunk.words.tolist() == first
             counts += int((example.labels != IGNORE_INDEX).sum())
-            maskable += int((~np.isin(text, list(tokenizer.specials.all))).sum())
+            maskable += int((~np.isin(text, list(tokenizer.special_tokens.ids))).sum())
     # Some words are passed over, and a short rest of a document may be one long word.
     assert 0.12 < counts / maskable < 0.18
 
 
-def test_whole_words_are_hidden_at_the_rate_and_each_token_has_its_own_fate(specials: Any) -> None:
+def test_whole_words_are_hidden_at_the_rate_and_each_token_has_its_own_fate(
+    special_tokens: Any,
+) -> None:
     draws = generator(0, Stream.ORDER)
     words = draws.random(400) < 0.6
     words[0] = True
@@ -135,17 +142,17 @@ def test_whole_words_are_hidden_at_the_rate_and_each_token_has_its_own_fate(spec
     counts = np.zeros(3)
     mixed = 0
     for index in range(300):
-        masked = hide(
+        masked = mask_tokens(
             ids,
             0.15,
-            specials,
+            special_tokens,
             np.arange(10, 10_000),
             generator(3, Stream.EXAMPLE, 0, index),
             words,
         )
         at = masked.labels != IGNORE_INDEX
         assert at.sum() == 60  # with so many words there is always one that fits
-        behind, kept = masked.ids == specials.mask, masked.ids == ids
+        behind, kept = masked.ids == special_tokens.mask, masked.ids == ids
         counts += (behind & at).sum(), (kept & at).sum(), (~behind & ~kept & at).sum()
         number = np.cumsum(words)
         mixed += sum(len(set(behind[at & (number == n)])) == 2 for n in np.unique(number[at]))
@@ -154,19 +161,23 @@ def test_whole_words_are_hidden_at_the_rate_and_each_token_has_its_own_fate(spec
     assert mixed > 100
 
 
-def test_every_word_is_hidden_in_some_draw(specials: Any) -> None:
+def test_every_word_is_hidden_in_some_draw(special_tokens: Any) -> None:
     words = np.array([1, 0, 1, 1, 0, 0] * 5, bool)
     ids, seen = np.arange(10, 40), set[int]()
     for index in range(200):
-        masked = hide(ids, 0.2, specials, ids, generator(5, Stream.EXAMPLE, 0, index), words)
+        masked = mask_tokens(
+            ids, 0.2, special_tokens, ids, generator(5, Stream.EXAMPLE, 0, index), words
+        )
         seen |= set(masked.labels.tolist())
     assert seen == {IGNORE_INDEX, *ids.tolist()}
 
 
-def test_the_rest_of_a_word_that_began_before_its_piece_is_a_word(specials: Any) -> None:
-    documents = Loose.of([[list(range(20, 28))]], words=[1, 0, 0, 0, 0, 0, 1, 1])  # type: ignore[list-item]
-    way = mlm(specials, length=6, rate=0.5, whole=True)
-    second = way.pieces(documents)[1]
+def test_the_rest_of_a_word_that_began_before_its_piece_is_a_word(special_tokens: Any) -> None:
+    documents = InMemoryDocuments.from_lists(
+        [[list(range(20, 28))]], words=[1, 0, 0, 0, 0, 0, 1, 1]
+    )  # type: ignore[list-item]
+    way = mlm(special_tokens, max_length=6, mask_rate=0.5, whole_word_masking=True)
+    second = way.chunks(documents)[1]
     assert second.words.tolist() == [False, False, True, True]
     seen = set()
     for index in range(40):
@@ -175,30 +186,32 @@ def test_the_rest_of_a_word_that_began_before_its_piece_is_a_word(specials: Any)
     assert seen == {(24, 25), (26, 27)}
 
 
-def test_specials_are_never_hidden_with_their_words(specials: Any) -> None:
-    ids = np.array([20, specials.unk, 21, 22])
+def test_specials_are_never_hidden_with_their_words(special_tokens: Any) -> None:
+    ids = np.array([20, special_tokens.unk, 21, 22])
     words = np.array([True, False, False, True])
     for index in range(50):
-        masked = hide(
-            ids, 0.7, specials, np.array([30]), generator(0, Stream.EXAMPLE, 0, index), words
+        masked = mask_tokens(
+            ids, 0.7, special_tokens, np.array([30]), generator(0, Stream.EXAMPLE, 0, index), words
         )
-        assert masked.labels[1] == IGNORE_INDEX and masked.ids[1] == specials.unk
-    nothing = hide(ids[1:2], 0.7, specials, np.array([30]), RNG, words[:1])
+        assert masked.labels[1] == IGNORE_INDEX and masked.ids[1] == special_tokens.unk
+    nothing = mask_tokens(ids[1:2], 0.7, special_tokens, np.array([30]), RNG, words[:1])
     assert (nothing.labels == IGNORE_INDEX).all()
 
 
-def test_documents_that_do_not_know_their_words_are_refused_at_once(specials: Any) -> None:
+def test_documents_that_do_not_know_their_words_are_refused_at_once(special_tokens: Any) -> None:
     with pytest.raises(UserError, match="do not know their words"):
-        mlm(specials, whole=True).pieces(Loose.of([[[20, 21]]]))
-    assert len(mlm(specials).pieces(Loose.of([[[20, 21]]]))) == 1
+        mlm(special_tokens, whole_word_masking=True).chunks(
+            InMemoryDocuments.from_lists([[[20, 21]]])
+        )
+    assert len(mlm(special_tokens).chunks(InMemoryDocuments.from_lists([[[20, 21]]]))) == 1
 
 
 def test_sight_is_the_whole_of_ones_own_text(
-    specials: Any, ids: Any, piece: Any, chosen: Any
+    special_tokens: Any, ids: Any, chunk: Any, chosen: Any
 ) -> None:
-    way = mlm(specials, length=9)
-    first = way.example(piece(ids("the cat")), chosen([[2], []], [0.5]))
-    second = way.example(piece(ids("sat")), chosen([[1], []], [0.5]))
+    way = mlm(special_tokens, max_length=9)
+    first = way.example(chunk(ids("the cat")), chosen([[2], []], [0.5]))
+    second = way.example(chunk(ids("sat")), chosen([[1], []], [0.5]))
     batch = way.collate([[first, second]])
     assert batch.inputs.attention_mask.dense()[0].int().tolist() == [
         [1, 1, 1, 1, 0, 0, 0, 0, 0],
@@ -223,18 +236,18 @@ def test_sight_is_the_whole_of_ones_own_text(
     ("tokens", "hidden"), [(1, 1), (3, 1), (9, 1), (10, 2), (40, 6), (100, 15), (510, 76)]
 )
 def test_fifteen_percent_are_predicted_in_every_draw(
-    specials: Any, tokens: int, hidden: int
+    special_tokens: Any, tokens: int, hidden: int
 ) -> None:
     ids = np.arange(10, 10 + tokens)
     for index in range(20):
-        masked = hide(
-            ids, 0.15, specials, np.arange(10, 20), generator(0, Stream.EXAMPLE, 0, index)
+        masked = mask_tokens(
+            ids, 0.15, special_tokens, np.arange(10, 20), generator(0, Stream.EXAMPLE, 0, index)
         )
         assert (masked.labels != IGNORE_INDEX).sum() == hidden
 
 
 def test_the_shares_behind_a_mask_behind_another_and_kept_are_those_of_the_paper(
-    specials: Any,
+    special_tokens: Any,
 ) -> None:
     """80, 10 and 10 %, by chi-square with two degrees of freedom at one in ten thousand."""
     ordinary = np.arange(10, 1000)
@@ -242,11 +255,13 @@ def test_the_shares_behind_a_mask_behind_another_and_kept_are_those_of_the_paper
     swaps: list[int] = []
     for index in range(400):
         ids = generator(1, Stream.EXAMPLE, 0, index).integers(10, 1000, 200)
-        masked = hide(ids, 0.15, specials, ordinary, generator(2, Stream.EXAMPLE, 0, index))
+        masked = mask_tokens(
+            ids, 0.15, special_tokens, ordinary, generator(2, Stream.EXAMPLE, 0, index)
+        )
         at = masked.labels != IGNORE_INDEX
         assert (masked.labels[at] == ids[at]).all()
         assert (masked.ids[~at] == ids[~at]).all()
-        behind, kept = masked.ids[at] == specials.mask, masked.ids[at] == ids[at]
+        behind, kept = masked.ids[at] == special_tokens.mask, masked.ids[at] == ids[at]
         counts += behind.sum(), kept.sum(), (~behind & ~kept).sum()
         swaps += masked.ids[at][~behind & ~kept].tolist()
     expected = np.array([0.8, 0.1, 0.1]) * counts.sum()
@@ -256,33 +271,46 @@ def test_the_shares_behind_a_mask_behind_another_and_kept_are_those_of_the_paper
     assert set(swaps) <= set(ordinary.tolist()) and len(set(swaps)) > 600
 
 
-def test_specials_in_a_text_are_neither_hidden_nor_swapped_in(specials: Any) -> None:
-    way = mlm(specials)
-    assert set(way.ordinary.tolist()) == set(range(80)) - specials.all
-    ids = np.array([specials.cls, 20, specials.unk, 21, specials.sentinels[0], specials.sep])
+def test_specials_in_a_text_are_neither_hidden_nor_swapped_in(special_tokens: Any) -> None:
+    way = mlm(special_tokens)
+    assert set(way.replacement_ids.tolist()) == set(range(80)) - special_tokens.ids
+    ids = np.array(
+        [
+            special_tokens.cls,
+            20,
+            special_tokens.unk,
+            21,
+            special_tokens.sentinels[0],
+            special_tokens.sep,
+        ]
+    )
     touched: set[int] = set()
     for index in range(200):
-        masked = hide(ids, 0.5, specials, way.ordinary, generator(0, Stream.EXAMPLE, 0, index))
+        masked = mask_tokens(
+            ids, 0.5, special_tokens, way.replacement_ids, generator(0, Stream.EXAMPLE, 0, index)
+        )
         touched |= set(np.flatnonzero(masked.labels != IGNORE_INDEX).tolist())
         assert (masked.labels != IGNORE_INDEX).sum() == 1
     assert touched == {1, 3}
 
 
-def test_a_text_of_specials_alone_predicts_nothing(specials: Any) -> None:
-    masked = hide(np.array([specials.unk] * 3), 0.15, specials, np.array([20]), RNG)
-    assert (masked.labels == IGNORE_INDEX).all() and (masked.ids == specials.unk).all()
+def test_a_text_of_specials_alone_predicts_nothing(special_tokens: Any) -> None:
+    masked = mask_tokens(
+        np.array([special_tokens.unk] * 3), 0.15, special_tokens, np.array([20]), RNG
+    )
+    assert (masked.labels == IGNORE_INDEX).all() and (masked.ids == special_tokens.unk).all()
 
 
-def test_the_text_itself_is_left_as_it_was(specials: Any, piece: Any) -> None:
-    text = piece(range(20, 60))
-    mlm(specials, rate=0.9).example(text, RNG)
+def test_the_text_itself_is_left_as_it_was(special_tokens: Any, chunk: Any) -> None:
+    text = chunk(range(20, 60))
+    mlm(special_tokens, mask_rate=0.9).example(text, RNG)
     assert text.ids.tolist() == list(range(20, 60))
 
 
-def test_the_exam_hides_each_token_by_itself(specials: Any, ids: Any, piece: Any) -> None:
-    exam = mlm(specials).exam()
-    pieces = exam.pieces(piece(ids("the cat sat")).documents)
-    examples = [exam.example(p, RNG) for p in pieces]
+def test_the_exam_hides_each_token_by_itself(special_tokens: Any, ids: Any, chunk: Any) -> None:
+    exam = mlm(special_tokens).for_evaluation()
+    chunks = exam.chunks(chunk(ids("the cat sat")).documents)
+    examples = [exam.example(p, RNG) for p in chunks]
     assert [e.ids.tolist() for e in examples] == [
         ids("[C] [M] cat sat [S]"),
         ids("[C] the [M] sat [S]"),
@@ -296,14 +324,14 @@ def test_the_exam_hides_each_token_by_itself(specials: Any, ids: Any, piece: Any
 
 
 @pytest.mark.parametrize("role", ["mask", "cls", "sep"])
-def test_a_tokenizer_that_lacks_a_token_is_refused(specials: Any, role: str) -> None:
+def test_a_tokenizer_that_lacks_a_token_is_refused(special_tokens: Any, role: str) -> None:
     with pytest.raises(UserError, match=role):
-        mlm(dataclasses.replace(specials, **{role: None}))
+        mlm(dataclasses.replace(special_tokens, **{role: None}))
 
 
 @pytest.mark.parametrize("rate", [0.0, -0.1, 1.0, 1.5])
-def test_a_rate_that_is_no_share_is_refused(specials: Any, rate: float) -> None:
+def test_a_rate_that_is_no_share_is_refused(special_tokens: Any, rate: float) -> None:
     with pytest.raises(
-        UserError, match=rf"objective.rate={rate}: it must be above 0 and less than 1"
+        UserError, match=rf"objective.mask_rate={rate}: it must be above 0 and less than 1"
     ):
-        mlm(specials, rate=rate)
+        mlm(special_tokens, mask_rate=rate)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from kinfolk.batch import IGNORE_INDEX, Batch, Inputs, Output, TokenTargets
-from kinfolk.data.feed import Feed
-from kinfolk.data.pieces import Loose
+from kinfolk.data.chunks import InMemoryDocuments
+from kinfolk.data.feed import PackedDataset
 from kinfolk.objectives import rtd
-from kinfolk.objectives.rtd import GRAINS, RTD, Drawn, fill
+from kinfolk.objectives.rtd import RTD, UNIFORM_LEVELS, RTDTargets, replace_tokens
 from kinfolk.rng import Stream, generator
 
 VOCAB = 30
@@ -50,60 +50,61 @@ class Writer:
         return hidden[..., 0] * 0 + self.doubt
 
 
-def way(specials: Any, **settings: Any) -> RTD:
-    return RTD(specials=specials, vocab=VOCAB, **settings)
+def way(special_tokens: Any, **settings: Any) -> RTD:
+    return RTD(special_tokens=special_tokens, vocab_size=VOCAB, **settings)
 
 
-def example(specials: Any, ids: Any, text: str, hidden: list[int], draws: list[int]) -> Any:
+def example(special_tokens: Any, ids: Any, text: str, hidden: list[int], draws: list[int]) -> Any:
     """Hide chosen tokens of a text, with chosen random numbers."""
-    framed = np.array([specials.cls, *ids(text), specials.sep])
+    framed = np.array([special_tokens.cls, *ids(text), special_tokens.sep])
     labels, numbers = np.full_like(framed, IGNORE_INDEX), np.zeros_like(framed)
     labels[hidden], numbers[hidden] = framed[hidden], draws
-    shown = np.where(labels == IGNORE_INDEX, framed, specials.mask)
-    return rtd.Holes(shown, labels, numbers)
+    shown = np.where(labels == IGNORE_INDEX, framed, special_tokens.mask)
+    return rtd.MaskedPositions(shown, labels, numbers)
 
 
-def test_the_picture_holds(specials: Any, ids: Any) -> None:
-    one = example(specials, ids, "the cat sat down", [2, 4], [0, GRAINS - 1])
+def test_the_picture_holds(special_tokens: Any, ids: Any) -> None:
+    one = example(special_tokens, ids, "the cat sat down", [2, 4], [0, UNIFORM_LEVELS - 1])
     assert one.ids.tolist() == ids("[C] the [M] sat [M] [S]")
     assert one.labels.tolist() == ids(". . cat . down .")
-    batch = way(specials, length=6).collate([[one]])
+    batch = way(special_tokens, max_length=6).collate([[one]])
     drawn = torch.tensor(ids("mat down"))
-    given, wrong = fill(batch.inputs, batch.targets.tokens, drawn)
+    given, wrong = replace_tokens(batch.inputs, batch.targets.tokens, drawn)
     assert given.input_ids[0].tolist() == ids("[C] the mat sat down [S]")
     assert wrong[0].int().tolist() == [0, 0, 1, 0, 0, 0]
     assert batch.counts == {"tokens": 2, "detections": 6}
 
 
-def test_sight_is_the_whole_text(specials: Any, ids: Any) -> None:
-    texts = [example(specials, ids, text, [1], [0]) for text in ("the cat", "sat")]
-    batch = way(specials, length=9).collate([texts])
+def test_sight_is_the_whole_text(special_tokens: Any, ids: Any) -> None:
+    texts = [example(special_tokens, ids, text, [1], [0]) for text in ("the cat", "sat")]
+    batch = way(special_tokens, max_length=9).collate([texts])
     table = [[1] * 4 + [0] * 5] * 4 + [[0] * 4 + [1] * 3 + [0] * 2] * 3 + [[0] * 7 + [1] * 2] * 2
     assert batch.inputs.attention_mask.dense()[0].int().tolist() == table
     assert batch.counts == {"tokens": 2, "detections": 7}
-    given, _ = fill(batch.inputs, batch.targets.tokens, torch.zeros(2, dtype=torch.long))
+    given, _ = replace_tokens(batch.inputs, batch.targets.tokens, torch.zeros(2, dtype=torch.long))
     assert (
         given.attention_mask is batch.inputs.attention_mask
     )  # the discriminator sees what the generator saw
 
 
-def test_every_hidden_token_is_behind_the_mask(specials: Any) -> None:
-    text = Loose.of([[list(range(12, 28))]])
-    objective = way(specials, length=32, rate=0.25)
-    (piece,) = objective.pieces(text)
+def test_every_hidden_token_is_behind_the_mask(special_tokens: Any) -> None:
+    text = InMemoryDocuments.from_lists([[list(range(12, 28))]])
+    objective = way(special_tokens, max_length=32, mask_rate=0.25)
+    (chunk,) = objective.chunks(text)
     for number in range(20):
-        one = objective.example(piece, generator(0, Stream.EXAMPLE, 0, number))
+        one = objective.example(chunk, generator(0, Stream.EXAMPLE, 0, number))
         hidden = one.labels != IGNORE_INDEX
         assert hidden.sum() == 4
-        assert (one.ids[hidden] == specials.mask).all()
-        assert (one.draws[~hidden] == 0).all() and (one.draws < GRAINS).all()
+        assert (one.ids[hidden] == special_tokens.mask).all()
+        assert (one.draws[~hidden] == 0).all() and (one.draws < UNIFORM_LEVELS).all()
 
 
-def test_a_token_is_drawn_as_often_as_it_is_likely(specials: Any) -> None:
+def test_a_token_is_drawn_as_often_as_it_is_likely(special_tokens: Any) -> None:
     likely = {11: 0.5, 15: 0.3, 29: 0.2}
     numbers = (
-        torch.from_numpy(generator(0, Stream.EXAMPLE, 0, 0).integers(GRAINS, size=20_000)) + 0.5
-    ) / GRAINS
+        torch.from_numpy(generator(0, Stream.EXAMPLE, 0, 0).integers(UNIFORM_LEVELS, size=20_000))
+        + 0.5
+    ) / UNIFORM_LEVELS
     found = rtd.draw(Writer(likely), torch.zeros(20_000, 1), numbers.float())
     shares = torch.bincount(found, minlength=VOCAB) / len(found)
     for token, chance in likely.items():
@@ -112,7 +113,7 @@ def test_a_token_is_drawn_as_often_as_it_is_likely(specials: Any) -> None:
 
 
 def test_the_least_and_the_greatest_random_number_draw_what_can_be_drawn() -> None:
-    ends = torch.tensor([0.5 / GRAINS, (GRAINS - 0.5) / GRAINS])
+    ends = torch.tensor([0.5 / UNIFORM_LEVELS, (UNIFORM_LEVELS - 0.5) / UNIFORM_LEVELS])
     assert rtd.draw(Writer({3: 0.4, 9: 0.6}), torch.zeros(2, 1), ends).tolist() == [3, 9]
 
 
@@ -124,18 +125,18 @@ def test_drawing_in_parts_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     assert torch.equal(rtd.draw(writer, torch.zeros(50, 1), numbers), whole)
 
 
-def test_empty_predictions_replace_nothing(specials: Any, ids: Any) -> None:
-    one = example(specials, ids, "the cat", [2], [0])
-    inputs = way(specials, length=4).collate([[one]]).inputs
+def test_empty_predictions_replace_nothing(special_tokens: Any, ids: Any) -> None:
+    one = example(special_tokens, ids, "the cat", [2], [0])
+    inputs = way(special_tokens, max_length=4).collate([[one]]).inputs
     labels = TokenTargets(torch.tensor([*ids("cat"), IGNORE_INDEX]), torch.tensor([2, 0]))
-    given, wrong = fill(inputs, labels, torch.tensor([15, 15]))
-    assert given.input_ids[0].tolist() == [specials.cls, *ids("the"), 15, specials.sep]
+    given, wrong = replace_tokens(inputs, labels, torch.tensor([15, 15]))
+    assert given.input_ids[0].tolist() == [special_tokens.cls, *ids("the"), 15, special_tokens.sep]
     assert wrong[0].tolist() == [False, False, True, False]
 
 
-def test_the_loss_counts_every_token_but_padding(specials: Any, ids: Any) -> None:
-    objective = way(specials, length=9)
-    one = example(specials, ids, "the cat sat", [2, 3], [0, GRAINS - 1])
+def test_the_loss_counts_every_token_but_padding(special_tokens: Any, ids: Any) -> None:
+    objective = way(special_tokens, max_length=9)
+    one = example(special_tokens, ids, "the cat sat", [2, 3], [0, UNIFORM_LEVELS - 1])
     batch = objective.collate([[one]])
     cat, sat = ids("cat sat")
     # The first number draws the lesser id, `cat`, the last the greater, `mat`: one is wrong.
@@ -151,29 +152,31 @@ def test_the_loss_counts_every_token_but_padding(specials: Any, ids: Any) -> Non
     assert mean == pytest.approx(expected, rel=1e-6)
 
 
-def test_no_gradient_flows_through_the_draw(specials: Any, ids: Any) -> None:
+def test_no_gradient_flows_through_the_draw(special_tokens: Any, ids: Any) -> None:
     hidden = torch.zeros(2, 1, requires_grad=True)
     found = rtd.draw(Writer({3: 1.0}), hidden, torch.full((2,), 0.5))
     assert not found.requires_grad
 
 
-def test_what_is_drawn_depends_on_neither_packing_nor_micro_batches(specials: Any) -> None:
-    text = Loose.of([[list(range(12, 12 + size))] for size in (5, 9, 14, 3)])
-    objective = way(specials, length=40)
+def test_what_is_drawn_depends_on_neither_packing_nor_micro_batches(special_tokens: Any) -> None:
+    text = InMemoryDocuments.from_lists([[list(range(12, 12 + size))] for size in (5, 9, 14, 3)])
+    objective = way(special_tokens, max_length=40)
 
     def numbers(rows: int) -> list[float]:
-        feed = Feed(objective, text, rows=rows, shuffled=False)
-        parts = [feed[i].targets for i in range(feed.batches)]
+        feed = PackedDataset(objective, text, batch_size=rows, shuffled=False)
+        parts = [feed[i].targets for i in range(feed.num_batches)]
         return sorted(d for p in parts for d in p.draws[p.tokens.labels != IGNORE_INDEX].tolist())
 
     assert numbers(1) == numbers(4)
 
 
-def test_an_exam_asks_the_generator(specials: Any, ids: Any) -> None:
-    exam = way(specials, length=8).exam()
-    feed = Feed(exam, Loose.of([[ids("the cat")]]), rows=9, shuffled=False)
+def test_an_exam_asks_the_generator(special_tokens: Any, ids: Any) -> None:
+    exam = way(special_tokens, max_length=8).for_evaluation()
+    feed = PackedDataset(
+        exam, InMemoryDocuments.from_lists([[ids("the cat")]]), batch_size=9, shuffled=False
+    )
     batch: Batch[TokenTargets] = feed[0]
     writer = Writer(dict.fromkeys(ids("the cat"), 0.5))
     assert exam.loss(writer, batch).sums["tokens"].item() == pytest.approx(2 * np.log(2))
     assert not writer.read  # the discriminator was left alone
-    assert isinstance(batch.targets, TokenTargets) and not isinstance(batch.targets, Drawn)
+    assert isinstance(batch.targets, TokenTargets) and not isinstance(batch.targets, RTDTargets)

@@ -9,54 +9,58 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinfolk.batch import IGNORE_INDEX
-from kinfolk.data.pieces import Loose
+from kinfolk.data.chunks import InMemoryDocuments
 from kinfolk.errors import UserError
-from kinfolk.objectives.spans import Spans, split
+from kinfolk.objectives.spans import SpanCorruption, random_partition
 from kinfolk.rng import Stream, generator
-from kinfolk.text.tokenizer import Specials
+from kinfolk.text.tokenizer import SpecialTokens
 from loops import every_case
 
-MANY = Specials(
+MANY = SpecialTokens(
     pad=0, unk=1, bos=2, eos=3, cls=4, sep=5, mask=6, sentinels=tuple(range(150, 50, -1))
 )
 
 
-def spans(specials: Any, **settings: Any) -> Spans:
-    return Spans(specials=specials, vocab=2000, **({"length": 32} | settings))
+def spans(special_tokens: Any, **settings: Any) -> SpanCorruption:
+    return SpanCorruption(
+        special_tokens=special_tokens, vocab_size=2000, **({"max_length": 32} | settings)
+    )
 
 
 def hidden(text: str) -> np.ndarray:
     return np.array([c == "1" for c in text])
 
 
-def test_the_picture_holds(specials: Any, ids: Any) -> None:
-    holes = spans(specials).punch(np.array(ids("the cat sat on the mat")), hidden("011001"))
+def test_the_picture_holds(special_tokens: Any, ids: Any) -> None:
+    holes = spans(special_tokens).corrupt(np.array(ids("the cat sat on the mat")), hidden("011001"))
     assert holes.source.tolist() == ids("the <x> on the <y> </s>")
     assert holes.ids.tolist() == ids("<p> <x> cat sat <y> mat")
     assert holes.labels.tolist() == ids("<x> cat sat <y> mat </s>")
 
 
 def test_an_example_is_drawn_as_text_and_spans_in_turn(
-    specials: Any, ids: Any, piece: Any, chosen: Any
+    special_tokens: Any, ids: Any, chunk: Any, chosen: Any
 ) -> None:
-    way = spans(specials, length=8, rate=0.5, span=1.5)  # of six tokens three, in two spans
+    way = spans(
+        special_tokens, max_length=8, mask_rate=0.5, mean_span_length=1.5
+    )  # of six tokens three, in two spans
     rng = chosen([[1], [2]])  # text of one and two tokens, spans of two and one
-    holes = way.example(piece(ids("the cat sat on the mat")), rng)
+    holes = way.example(chunk(ids("the cat sat on the mat")), rng)
     assert holes.source.tolist() == ids("the <x> on the <y> </s>")
 
 
-def test_the_example_of_the_paper_comes_out(specials: Any, ids: Any) -> None:
+def test_the_example_of_the_paper_comes_out(special_tokens: Any, ids: Any) -> None:
     """Raffel et al. 2020, figure 2; its last sentinel is Hugging Face's </s>."""
     text = np.array(ids("Thank you for inviting me to your party last week"))
-    holes = spans(specials).punch(text, hidden("0011000010"))
+    holes = spans(special_tokens).corrupt(text, hidden("0011000010"))
     assert holes.source.tolist() == ids("Thank you <x> me to your party <y> week </s>")
     assert holes.labels.tolist() == ids("<x> for inviting <y> last </s>")
 
 
-def test_sight_of_encoder_decoder_and_across(specials: Any, ids: Any) -> None:
-    way = spans(specials, length=8)
-    first = way.punch(np.array(ids("the cat")), hidden("01"))
-    second = way.punch(np.array(ids("sat")), hidden("1"))
+def test_sight_of_encoder_decoder_and_across(special_tokens: Any, ids: Any) -> None:
+    way = spans(special_tokens, max_length=8)
+    first = way.corrupt(np.array(ids("the cat")), hidden("01"))
+    second = way.corrupt(np.array(ids("sat")), hidden("1"))
     batch = way.collate([[first, second]])
     inputs, source = batch.inputs, batch.inputs.encoder_inputs
     assert source is not None
@@ -92,13 +96,13 @@ def test_sight_of_encoder_decoder_and_across(specials: Any, ids: Any) -> None:
 
 def test_shares_and_lengths_are_those_of_the_paper() -> None:
     """Section 3.1.4: 15 % of the tokens, in spans of three on average."""
-    way = spans(MANY, length=512)
-    text = Loose.of([[list(range(200, 200 + way.longest))]])
-    piece = way.pieces(text)[0]
+    way = spans(MANY, max_length=512)
+    text = InMemoryDocuments.from_lists([[list(range(200, 200 + way.longest))]])
+    chunk = way.chunks(text)[0]
     lengths: list[int] = []
     for index in range(50):
-        holes = way.example(piece, generator(0, Stream.EXAMPLE, 0, index))
-        gone = ~np.isin(piece.ids, holes.source)
+        holes = way.example(chunk, generator(0, Stream.EXAMPLE, 0, index))
+        gone = ~np.isin(chunk.ids, holes.source)
         assert gone.mean() == pytest.approx(0.15, abs=0.001)
         edges = np.flatnonzero(np.diff(gone, prepend=False, append=False))
         lengths += (edges[1::2] - edges[::2]).tolist()
@@ -117,73 +121,85 @@ def test_shares_and_lengths_are_those_of_the_paper() -> None:
 def test_sentinels_come_in_order_and_never_two_together(
     tokens: int, rate: float, span: float, seed: int
 ) -> None:
-    way = Spans(specials=MANY, vocab=2000, length=64, rate=rate, span=span)
-    text = Loose.of([[list(range(200, 200 + tokens))]])
-    for number, piece in enumerate(way.pieces(text)):
-        holes = way.example(piece, generator(seed, Stream.EXAMPLE, 0, number))
-        gone, count = way.holes(len(piece.ids))
+    way = SpanCorruption(
+        special_tokens=MANY, vocab_size=2000, max_length=64, mask_rate=rate, mean_span_length=span
+    )
+    text = InMemoryDocuments.from_lists([[list(range(200, 200 + tokens))]])
+    for number, chunk in enumerate(way.chunks(text)):
+        holes = way.example(chunk, generator(seed, Stream.EXAMPLE, 0, number))
+        gone, count = way.noise_counts(len(chunk.ids))
         for side in (holes.source, holes.ids, holes.labels):
             there = side[np.isin(side, MANY.sentinels)]
             assert there.tolist() == list(MANY.sentinels[:count])
         at = np.flatnonzero(np.isin(holes.source, MANY.sentinels))
         assert (np.diff(at) > 1).all()
-        assert (~np.isin(piece.ids, holes.source)).sum() == gone
-        assert (len(holes.source), len(holes.ids)) == way.sizes(len(piece.ids))
+        assert (~np.isin(chunk.ids, holes.source)).sum() == gone
+        assert (len(holes.source), len(holes.ids)) == way.example_lengths(len(chunk.ids))
         assert holes.source[-1] == holes.labels[-1] == MANY.eos and holes.ids[0] == MANY.pad
         assert holes.ids[1:].tolist() == holes.labels[:-1].tolist()
 
 
 def test_t5s_own_row_is_114_tokens_for_512() -> None:
     """Section 3.1.4's 512 tokens of input come from 568 of text, and leave 114 to write."""
-    way = spans(MANY, length=512)
+    way = spans(MANY, max_length=512)
     assert way.longest == 568
-    assert way.sizes(568) == (512, 114)
-    assert way.capacity == (512, 120)
+    assert way.example_lengths(568) == (512, 114)
+    assert way.row_lengths == (512, 120)
 
 
 def test_the_longest_text_just_fits() -> None:
     with every_case() as case:
         for length in range(8, 40):
             with case(length):
-                way = spans(MANY, length=length)
-                assert way.sizes(way.longest)[0] <= length < way.sizes(way.longest + 1)[0]
+                way = spans(MANY, max_length=length)
+                assert (
+                    way.example_lengths(way.longest)[0]
+                    <= length
+                    < way.example_lengths(way.longest + 1)[0]
+                )
 
 
 def test_every_way_to_split_is_as_likely() -> None:
-    found = [tuple(split(5, 3, generator(0, Stream.EXAMPLE, 0, i)).tolist()) for i in range(3000)]
+    found = [
+        tuple(random_partition(5, 3, generator(0, Stream.EXAMPLE, 0, i)).tolist())
+        for i in range(3000)
+    ]
     ways = {(1, 1, 3), (1, 3, 1), (3, 1, 1), (1, 2, 2), (2, 1, 2), (2, 2, 1)}
     counts = np.array([found.count(way) for way in ways])
     assert counts.sum() == 3000
     assert ((counts - 500) ** 2 / 500).sum() < 25.7  # five degrees of freedom, 1 in 10,000
 
 
-def test_the_exam_hides_every_seventh_span_in_turn(specials: Any, ids: Any) -> None:
-    exam = spans(specials).exam()
-    assert exam.rounds == 7
-    pieces = exam.pieces(Loose.of([[list(range(20, 20 + 23))]]))
-    assert len(pieces) == 7
-    examples = [exam.example(piece, generator(0, Stream.EXAMPLE, 0, 0)) for piece in pieces]
-    x, y = specials.sentinels[:2]
-    assert examples[0].source.tolist() == [x, *range(23, 41), y, specials.eos]
+def test_the_exam_hides_every_seventh_span_in_turn(special_tokens: Any, ids: Any) -> None:
+    exam = spans(special_tokens).for_evaluation()
+    assert exam.num_passes == 7
+    chunks = exam.chunks(InMemoryDocuments.from_lists([[list(range(20, 20 + 23))]]))
+    assert len(chunks) == 7
+    examples = [exam.example(chunk, generator(0, Stream.EXAMPLE, 0, 0)) for chunk in chunks]
+    x, y = special_tokens.sentinels[:2]
+    assert examples[0].source.tolist() == [x, *range(23, 41), y, special_tokens.eos]
     assert examples[0].labels.tolist() == [
         IGNORE_INDEX, 20, 21, 22, IGNORE_INDEX, 41, 42, IGNORE_INDEX
     ]  # fmt: skip
-    assert examples[6].source.tolist() == [*range(20, 38), x, 41, 42, specials.eos]
+    assert examples[6].source.tolist() == [*range(20, 38), x, 41, 42, special_tokens.eos]
 
 
-def test_too_long_a_row_for_the_sentinels_is_refused(specials: Any) -> None:
+def test_too_long_a_row_for_the_sentinels_is_refused(special_tokens: Any) -> None:
     with pytest.raises(UserError, match="need 28 sentinels, and this tokenizer has 3"):
-        spans(specials, length=512)
+        spans(special_tokens, max_length=512)
 
 
-@pytest.mark.parametrize("wrong", [{"rate": 0.0}, {"rate": 1.0}, {"span": 0.5}])
-def test_a_share_or_length_that_cannot_be_is_refused(specials: Any, wrong: Any) -> None:
+@pytest.mark.parametrize(
+    "wrong", [{"mask_rate": 0.0}, {"mask_rate": 1.0}, {"mean_span_length": 0.5}]
+)
+def test_a_share_or_length_that_cannot_be_is_refused(special_tokens: Any, wrong: Any) -> None:
     with pytest.raises(
-        UserError, match=r"objective.(rate|span)=\S+: it must be (above 0|at least 1)"
+        UserError,
+        match=r"objective.(mask_rate|mean_span_length)=\S+: it must be (above 0|at least 1)",
     ):
-        spans(specials, **wrong)
+        spans(special_tokens, **wrong)
 
 
-def test_a_tokenizer_without_an_end_is_refused(specials: Any) -> None:
+def test_a_tokenizer_without_an_end_is_refused(special_tokens: Any) -> None:
     with pytest.raises(UserError, match="eos"):
-        spans(dataclasses.replace(specials, eos=None))
+        spans(dataclasses.replace(special_tokens, eos=None))

@@ -10,19 +10,19 @@ import torch
 from torch import Tensor
 
 from kinfolk.batch import IGNORE_INDEX, Batch, SegmentMemory
-from kinfolk.data.lanes import Lanes, in_order
-from kinfolk.data.pieces import Loose
-from kinfolk.metrics.likelihood import likelihood
+from kinfolk.data.chunks import InMemoryDocuments
+from kinfolk.data.lanes import ContiguousDataset, evaluation_dataset
+from kinfolk.metrics.likelihood import score_documents
 from kinfolk.models.transformer_xl import SIZES, TransformerXL
 from kinfolk.objectives.clm import CLM
-from kinfolk.objectives.stream import Stream
-from kinfolk.training.step import Learner, Step
+from kinfolk.objectives.stream import RecurrentCLM
+from kinfolk.training.step import Learner, TrainStep
 
 RNG = np.random.default_rng(0)
 
 
-def stream(specials: Any, length: int = 8) -> Stream:
-    return Stream(specials=specials, vocab=100, length=length)
+def stream(special_tokens: Any, length: int = 8) -> RecurrentCLM:
+    return RecurrentCLM(special_tokens=special_tokens, vocab_size=100, max_length=length)
 
 
 def network(*, memory: int = 8, seed: int = 0, dropout: float = 0.0) -> TransformerXL:
@@ -31,13 +31,15 @@ def network(*, memory: int = 8, seed: int = 0, dropout: float = 0.0) -> Transfor
     return config.build()
 
 
-def documents(sizes: tuple[int, ...] = (9, 3, 21, 1, 6)) -> Loose:
+def documents(sizes: tuple[int, ...] = (9, 3, 21, 1, 6)) -> InMemoryDocuments:
     draws = np.random.default_rng(0)
-    return Loose.of([[draws.integers(20, 100, size).tolist()] for size in sizes])
+    return InMemoryDocuments.from_lists(
+        [[draws.integers(20, 100, size).tolist()] for size in sizes]
+    )
 
 
-def stepper(model: TransformerXL, way: Any, parts: int, rows: int) -> Step:
-    return Step(
+def stepper(model: TransformerXL, way: Any, parts: int, rows: int) -> TrainStep:
+    return TrainStep(
         Learner(model.train(), way),
         torch.optim.SGD(model.parameters(), lr=0.1),
         lambda number: 0.1,
@@ -49,10 +51,10 @@ def stepper(model: TransformerXL, way: Any, parts: int, rows: int) -> Step:
     )
 
 
-def test_the_picture_holds(specials: Any, ids: Any) -> None:
-    text = Loose.of([[ids("the cat sat down")]])
-    feed = Lanes(stream(specials, 2), text, rows=1)
-    assert feed.batches == 3
+def test_the_picture_holds(special_tokens: Any, ids: Any) -> None:
+    text = InMemoryDocuments.from_lists([[ids("the cat sat down")]])
+    feed = ContiguousDataset(stream(special_tokens, 2), text, batch_size=1)
+    assert feed.num_batches == 3
     rows = [feed[n] for n in range(3)]
     assert [r.inputs.input_ids[0].tolist() for r in rows] == [
         ids("<s> the"),
@@ -69,13 +71,16 @@ def test_the_picture_holds(specials: Any, ids: Any) -> None:
 
 
 def test_sight_goes_through_the_memory_to_the_start_of_the_document(
-    specials: Any, ids: Any
+    special_tokens: Any, ids: Any
 ) -> None:
-    text = Loose.of([[ids("the cat sat")], [ids("you")]])
+    text = InMemoryDocuments.from_lists([[ids("the cat sat")], [ids("you")]])
     seed = next(
-        s for s in range(9) if Lanes(stream(specials), text, rows=1, seed=s).epoch(0).order[0] == 0
+        s
+        for s in range(9)
+        if ContiguousDataset(stream(special_tokens), text, batch_size=1, seed=s).epoch(0).order[0]
+        == 0
     )
-    feed = Lanes(stream(specials, 4), text, rows=1, seed=seed)
+    feed = ContiguousDataset(stream(special_tokens, 4), text, batch_size=1, seed=seed)
     # <s> the cat sat | </s> of the first is asked for at "sat"; then <s> you
     first, second = feed[0].inputs, feed[1].inputs
     memory = SegmentMemory(
@@ -91,7 +96,7 @@ def test_sight_goes_through_the_memory_to_the_start_of_the_document(
         [0, 0, 0, 0, 0, 1, 1],
         [0, 0, 0, 0, 0, 1, 1],
     ]
-    feed = Lanes(stream(specials, 3), text, rows=1, seed=seed)
+    feed = ContiguousDataset(stream(special_tokens, 3), text, batch_size=1, seed=seed)
     first, second = feed[0].inputs, feed[1].inputs
     memory = SegmentMemory(
         torch.zeros(1, 1, 3, 1), first.attention_mask.document_ids, first.attention_mask.key_order
@@ -105,13 +110,13 @@ def test_sight_goes_through_the_memory_to_the_start_of_the_document(
     ]
 
 
-def test_without_a_memory_it_is_clm(specials: Any) -> None:
+def test_without_a_memory_it_is_clm(special_tokens: Any) -> None:
     model = network().double()
     with torch.no_grad():
-        for kind in (CLM, Stream):
-            way = kind(specials=specials, vocab=100, length=8)
-            pieces = way.pieces(documents())
-            batch = way.collate([[way.example(piece, RNG)] for piece in pieces])
+        for kind in (CLM, RecurrentCLM):
+            way = kind(special_tokens=special_tokens, vocab_size=100, max_length=8)
+            chunks = way.chunks(documents())
+            batch = way.collate([[way.example(chunk, RNG)] for chunk in chunks])
             loss = way.loss(model, batch)
             if kind is CLM:
                 expected = loss.sums["tokens"]
@@ -122,35 +127,40 @@ def test_without_a_memory_it_is_clm(specials: Any) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("rows", [1, 2, 5])
-def test_the_exam_is_one_pass_over_every_document(rows: int, specials: Any) -> None:
+def test_the_exam_is_one_pass_over_every_document(rows: int, special_tokens: Any) -> None:
     """With a memory that holds it all, rows of any number cost what whole documents do."""
     text, model = documents(), network(memory=24).double()
-    found = likelihood(model, stream(specials).exam(), text, 1, rows=rows)
-    whole = likelihood(model, CLM(specials=specials, vocab=100, length=24), text, 1)
+    found = score_documents(model, stream(special_tokens).for_evaluation(), text, 1, rows=rows)
+    whole = score_documents(
+        model, CLM(special_tokens=special_tokens, vocab_size=100, max_length=24), text, 1
+    )
     assert found.tokens == whole.tokens == 40 + 5
     assert found.nats == pytest.approx(whole.nats, rel=1e-9)
 
 
-def test_an_exam_asks_for_every_token_exactly_once(specials: Any) -> None:
+def test_an_exam_asks_for_every_token_exactly_once(special_tokens: Any) -> None:
     text = documents()
-    feed = in_order(stream(specials, 4).exam(), text, rows=3)
-    labels = torch.cat([feed[n].targets.labels for n in range(feed.batches)])
+    feed = evaluation_dataset(stream(special_tokens, 4).for_evaluation(), text, rows=3)
+    labels = torch.cat([feed[n].targets.labels for n in range(feed.num_batches)])
     asked = sorted(labels[labels != IGNORE_INDEX].tolist())
-    assert asked == sorted([*text.stream.tolist(), *[specials.eos] * 5])
+    assert asked == sorted([*text.token_ids.tolist(), *[special_tokens.eos] * 5])
 
 
-def run(specials: Any, steps: int, parts: int, rows: int, *, dtype: Any = torch.float64) -> Any:
-    model, way = network().to(dtype), stream(specials)
-    feed = Lanes(way, documents((9, 3, 40, 1, 6, 25)), rows=rows, parts=parts)
+def run(
+    special_tokens: Any, steps: int, parts: int, rows: int, *, dtype: Any = torch.float64
+) -> Any:
+    model, way = network().to(dtype), stream(special_tokens)
+    feed = ContiguousDataset(way, documents((9, 3, 40, 1, 6, 25)), batch_size=rows, parts=parts)
     step = stepper(model, way, parts, rows)
     outcomes = [
-        step(n, [feed[n * parts + part] for part in range(parts)]).values() for n in range(steps)
+        step(n, [feed[n * parts + part] for part in range(parts)]).to_numbers()
+        for n in range(steps)
     ]
     return outcomes, step.memory
 
 
-def test_steps_in_parts_equal_whole_ones_and_each_has_its_memory(specials: Any) -> None:
-    (whole, memory), (parted, memories) = run(specials, 5, 1, 4), run(specials, 5, 4, 1)
+def test_steps_in_parts_equal_whole_ones_and_each_has_its_memory(special_tokens: Any) -> None:
+    (whole, memory), (parted, memories) = run(special_tokens, 5, 1, 4), run(special_tokens, 5, 4, 1)
     for one, other in zip(whole, parted, strict=True):
         assert one.pop("counts") == other.pop("counts")
         assert one == pytest.approx(other, rel=1e-6)  # losses are added up in float32
@@ -160,14 +170,14 @@ def test_steps_in_parts_equal_whole_ones_and_each_has_its_memory(specials: Any) 
         torch.testing.assert_close(joined, getattr(memory[0], name), rtol=1e-9, atol=1e-9)
 
 
-def test_a_step_remembers_what_the_one_before_read(specials: Any) -> None:
+def test_a_step_remembers_what_the_one_before_read(special_tokens: Any) -> None:
     """The loss of a step is that of its rows after the rows before, and not without them."""
-    model, way = network(memory=16).double(), stream(specials, 8)
-    feed = Lanes(way, documents((60,)), rows=1)
+    model, way = network(memory=16).double(), stream(special_tokens, 8)
+    feed = ContiguousDataset(way, documents((60,)), batch_size=1)
     step = stepper(model, way, 1, 1)
     step.optimiser.param_groups[0]["lr"] = 0.0
     step.rate = lambda number: 0.0
-    found = [step(n, [feed[n]]).values()["loss"] for n in range(3)]
+    found = [step(n, [feed[n]]).to_numbers()["loss"] for n in range(3)]
     memory: SegmentMemory | None = None
     with torch.no_grad():
         for number, expected in enumerate(found):
@@ -178,10 +188,10 @@ def test_a_step_remembers_what_the_one_before_read(specials: Any) -> None:
             memory = loss.memory
 
 
-def test_no_gradient_comes_from_another_document_nor_from_the_future(specials: Any) -> None:
+def test_no_gradient_comes_from_another_document_nor_from_the_future(special_tokens: Any) -> None:
     """Through two batches of a stream: what each prediction may learn of, and nothing else."""
-    way, model = stream(specials, 8), network(memory=12)
-    feed = Lanes(way, documents((5, 14, 3, 9)), rows=2)
+    way, model = stream(special_tokens, 8), network(memory=12)
+    feed = ContiguousDataset(way, documents((5, 14, 3, 9)), batch_size=2)
     read: list[Tensor] = []
     hook = model.token_embeddings.register_forward_hook(lambda _, ids, out: read.append(out))
     memory, batches = model.init_memory(2), [feed[n] for n in range(2)]
@@ -208,18 +218,18 @@ def test_no_gradient_comes_from_another_document_nor_from_the_future(specials: A
 
 
 @pytest.mark.slow
-def test_a_repetitive_text_costs_less_with_a_memory(specials: Any) -> None:
+def test_a_repetitive_text_costs_less_with_a_memory(special_tokens: Any) -> None:
     """Each text says a phrase of sixteen tokens again and again, in rows of half of it."""
     draws = np.random.default_rng(1)
 
-    def texts(count: int) -> Loose:
+    def texts(count: int) -> InMemoryDocuments:
         phrases = [draws.integers(20, 60, 16).tolist() for _ in range(count)]
-        return Loose.of([[phrase * 6] for phrase in phrases])
+        return InMemoryDocuments.from_lists([[phrase * 6] for phrase in phrases])
 
-    model, way = network(memory=24), stream(specials, 8)
-    feed, rows = Lanes(way, texts(400), rows=16), 16
+    model, way = network(memory=24), stream(special_tokens, 8)
+    feed, rows = ContiguousDataset(way, texts(400), batch_size=16), 16
     optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    step = Step(
+    step = TrainStep(
         Learner(model.train(), way),
         optimiser,
         lambda number: 3e-3 * min(1, (number + 1) / 30),
@@ -232,25 +242,27 @@ def test_a_repetitive_text_costs_less_with_a_memory(specials: Any) -> None:
     for number in range(250):
         step(number, [feed[number]])
     unseen = texts(20)
-    with_memory = likelihood(model, way.exam(), unseen, 1).loss
-    without = likelihood(model, CLM(specials=specials, vocab=100, length=8), unseen, 1).loss
+    with_memory = score_documents(model, way.for_evaluation(), unseen, 1).loss
+    without = score_documents(
+        model, CLM(special_tokens=special_tokens, vocab_size=100, max_length=8), unseen, 1
+    ).loss
     print(f"{with_memory:.2f} nats a token with a memory, {without:.2f} without")
     assert with_memory < without - 0.5
 
 
-def test_batches_follow_each_other(specials: Any) -> None:
-    feed = Lanes(stream(specials, 4), documents((30,)), rows=1)
-    rows: list[Batch[Any]] = [feed[n] for n in range(feed.batches)]
+def test_batches_follow_each_other(special_tokens: Any) -> None:
+    feed = ContiguousDataset(stream(special_tokens, 4), documents((30,)), batch_size=1)
+    rows: list[Batch[Any]] = [feed[n] for n in range(feed.num_batches)]
     for one, other in pairwise(rows):
         assert other.inputs.position_ids[0, 0] == one.inputs.position_ids[0, -1] + 1
         assert other.inputs.input_ids[0, 0] == one.targets.labels[-1]
 
 
-def two_steps(specials: Any, device: str, *, compiled: str | None) -> list[Tensor]:
+def two_steps(special_tokens: Any, device: str, *, compiled: str | None) -> list[Tensor]:
     """Run two steps, and return their losses and gradients; `compiled` is by which backend."""
     size = 16 if device == "cpu" else 256
-    model, way, rows = network(memory=size - 5).to(device), stream(specials, size), 2
-    feed = Lanes(way, documents((size // 3, 3 * size, size, 20)), rows=rows)
+    model, way, rows = network(memory=size - 5).to(device), stream(special_tokens, size), 2
+    feed = ContiguousDataset(way, documents((size // 3, 3 * size, size, 20)), batch_size=rows)
     learner, memory, found = Learner(model.train(), way), model.init_memory(rows), []
     if compiled is not None:
         learner.compile(backend=compiled, dynamic=False)
@@ -266,8 +278,8 @@ def two_steps(specials: Any, device: str, *, compiled: str | None) -> list[Tenso
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own
-def test_a_traced_learner_remembers_the_same(specials: Any) -> None:
-    plain, traced = (two_steps(specials, "cpu", compiled=c) for c in (None, "aot_eager"))
+def test_a_traced_learner_remembers_the_same(special_tokens: Any) -> None:
+    plain, traced = (two_steps(special_tokens, "cpu", compiled=c) for c in (None, "aot_eager"))
     for one, other in zip(plain, traced, strict=True):
         torch.testing.assert_close(other, one, rtol=1e-3, atol=1e-4)
 
@@ -276,8 +288,8 @@ def test_a_traced_learner_remembers_the_same(specials: Any) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, while it compiles
 @pytest.mark.filterwarnings("ignore:TensorFloat32")  # float32 is meant to be exact here
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_block_sparse_attention_remembers_what_the_dense_mask_does(specials: Any) -> None:
-    dense, sparse = (two_steps(specials, "cuda", compiled=c) for c in (None, "inductor"))
+def test_block_sparse_attention_remembers_what_the_dense_mask_does(special_tokens: Any) -> None:
+    dense, sparse = (two_steps(special_tokens, "cuda", compiled=c) for c in (None, "inductor"))
     for one, other in zip(dense, sparse, strict=True):
         scale = one.abs().max().clamp(min=1e-3)
         assert (other - one).abs().max() / scale < 1e-2

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kinfolk.objectives.mlm import OneByOne
-from kinfolk.objectives.unilm import Seen, UniLM, seen
+from kinfolk.objectives.mlm import MLMScorer
+from kinfolk.objectives.unilm import Seen, UniLM, attention_order
 from kinfolk.rng import Stream, generator
 
 SLOTS = range(7)
@@ -26,30 +26,30 @@ SIGHTS = {
 }
 
 
-def unilm(specials: Any, **settings: Any) -> UniLM:
-    return UniLM(specials=specials, vocab=26, **({"length": 16} | settings))
+def unilm(special_tokens: Any, **settings: Any) -> UniLM:
+    return UniLM(special_tokens=special_tokens, vocab_size=26, **({"max_length": 16} | settings))
 
 
 def example(ids: Any, way: str) -> Seen:
     """The picture's example."""
     segments = np.array([0, 0, 0, 0, 1, 1, 1])
     hidden, labels = ids("[C] the [M] [S] sat [M] [S]"), ids(". . cat . . down .")
-    return Seen(np.array(hidden), np.array(labels), segments, seen(way, segments))
+    return Seen(np.array(hidden), np.array(labels), segments, attention_order(way, segments))
 
 
-def test_the_picture_holds(specials: Any, ids: Any) -> None:
-    framed, segments = unilm(specials).halved(np.array(ids("the cat sat down")), 2)
+def test_the_picture_holds(special_tokens: Any, ids: Any) -> None:
+    framed, segments = unilm(special_tokens).split_in_two(np.array(ids("the cat sat down")), 2)
     assert framed.tolist() == ids("[C] the cat [S] sat down [S]")
     assert segments.tolist() == [0, 0, 0, 0, 1, 1, 1]
-    assert seen("both", segments).tolist() == [0, 0, 0, 0, 0, 0, 0]
-    assert seen("right", segments).tolist() == [0, 1, 2, 3, 4, 5, 6]
-    assert seen("left", segments).tolist() == [6, 5, 4, 3, 2, 1, 0]
-    assert seen("across", segments).tolist() == [0, 0, 0, 0, 1, 2, 3]
+    assert attention_order("both", segments).tolist() == [0, 0, 0, 0, 0, 0, 0]
+    assert attention_order("right", segments).tolist() == [0, 1, 2, 3, 4, 5, 6]
+    assert attention_order("left", segments).tolist() == [6, 5, 4, 3, 2, 1, 0]
+    assert attention_order("across", segments).tolist() == [0, 0, 0, 0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("way", SIGHTS)
-def test_sight_of_each_way(specials: Any, ids: Any, way: str) -> None:
-    batch = unilm(specials, length=9).collate([[example(ids, way)]])
+def test_sight_of_each_way(special_tokens: Any, ids: Any, way: str) -> None:
+    batch = unilm(special_tokens, max_length=9).collate([[example(ids, way)]])
     table = batch.inputs.attention_mask.dense()[0].int()
     assert table[:7, :7].tolist() == SIGHTS[way]
     assert not table[:7, 7:].any() and not table[7:, :7].any()
@@ -58,34 +58,44 @@ def test_sight_of_each_way(specials: Any, ids: Any, way: str) -> None:
     assert batch.counts == {"tokens": 2}
 
 
-def test_sight_is_each_texts_own(specials: Any, ids: Any) -> None:
+def test_sight_is_each_texts_own(special_tokens: Any, ids: Any) -> None:
     """Two texts in one row are seen in two ways, and not by each other."""
-    batch = unilm(specials).collate([[example(ids, "left"), example(ids, "across")]])
+    batch = unilm(special_tokens).collate([[example(ids, "left"), example(ids, "across")]])
     table = batch.inputs.attention_mask.dense()[0].int()
     assert table[:7, :7].tolist() == SIGHTS["left"]
     assert table[7:14, 7:14].tolist() == SIGHTS["across"]
     assert not table[:7, 7:].any() and not table[7:14, :7].any()
 
 
-def test_the_four_ways_come_in_the_shares_of_the_paper(specials: Any, ids: Any, piece: Any) -> None:
+def test_the_four_ways_come_in_the_shares_of_the_paper(
+    special_tokens: Any, ids: Any, chunk: Any
+) -> None:
     """Section 2.4: a third both ways, a third across, a sixth to each side."""
-    way, text = unilm(specials), piece(ids("the cat sat down on"))
+    way, text = unilm(special_tokens), chunk(ids("the cat sat down on"))
     counts = dict.fromkeys(SIGHTS, 0)
     middles = []
     for number in range(3000):
         found = way.example(text, generator(0, Stream.EXAMPLE, 0, number))
-        (name,) = (n for n in counts if seen(n, found.segments).tolist() == found.time.tolist())
+        (name,) = (
+            n
+            for n in counts
+            if attention_order(n, found.token_type_ids).tolist() == found.order.tolist()
+        )
         counts[name] += 1
-        middles.append(int((found.segments == 0).sum()) - 2)
+        middles.append(int((found.token_type_ids == 0).sum()) - 2)
     assert list(counts.values()) == pytest.approx([1000, 500, 500, 1000], abs=110)
     assert np.bincount(middles)[1:].tolist() == pytest.approx([750] * 4, abs=100)
 
 
-def test_a_text_of_one_token_has_an_empty_second_half(specials: Any, ids: Any, piece: Any) -> None:
-    found = unilm(specials).example(piece(ids("cat")), generator(0, Stream.EXAMPLE, 0, 0))
-    assert found.segments.tolist() == [0, 0, 0, 1]
+def test_a_text_of_one_token_has_an_empty_second_half(
+    special_tokens: Any, ids: Any, chunk: Any
+) -> None:
+    found = unilm(special_tokens).example(chunk(ids("cat")), generator(0, Stream.EXAMPLE, 0, 0))
+    assert found.token_type_ids.tolist() == [0, 0, 0, 1]
     assert found.labels.tolist()[1] == ids("cat")[0]
 
 
-def test_the_exam_is_that_of_hidden_words(specials: Any) -> None:
-    assert unilm(specials).exam() == OneByOne(specials=specials, vocab=26, length=16)
+def test_the_exam_is_that_of_hidden_words(special_tokens: Any) -> None:
+    assert unilm(special_tokens).for_evaluation() == MLMScorer(
+        special_tokens=special_tokens, vocab_size=26, max_length=16
+    )

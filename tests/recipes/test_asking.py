@@ -9,47 +9,47 @@ import torch
 import kinfolk
 from kinfolk.errors import UserError
 from kinfolk.recipes import ways
-from kinfolk.recipes.answering import Solver
-from kinfolk.tasks.rows import Asked, Choice, Labelled, Tagged
+from kinfolk.recipes.answering import Predictor
+from kinfolk.tasks.rows import LabelledText, MultipleChoiceRow, QuestionRow, TaggedSentence
 from kinfolk.tasks.task import Task
 from lessons import opinions, tune
 from solving import config, tokenizer
 
 
-def made(kind: str, **facts: Any) -> Solver:
+def made(kind: str, **facts: Any) -> Predictor:
     """Put a head on a small BERT that learned nothing."""
     torch.manual_seed(0)
     body, task = config("bert"), Task(kind=kind, **facts)
-    way = ways.build(ways.choose(body, kind), task, body, tokenizer())
-    return Solver(ways.network(way, body).build().eval(), tokenizer(), way)
+    way = ways.build_formulation(ways.choose_formulation(body, kind), task, body, tokenizer())
+    return Predictor(ways.model_config(way, body).build().eval(), tokenizer(), way)
 
 
 def test_a_run_is_asked_by_its_texts(tmp_path: Path) -> None:
-    run = tune("bert/nano", opinions(tmp_path / "data"), tmp_path / "run", "train.peak=2e-3")
-    triage = kinfolk.solver(run)
-    assert triage.ask("the film story was lovely").value == "good"
-    assert triage.ask("the film story was awful").value == "bad"
+    run = tune("bert/nano", opinions(tmp_path / "data"), tmp_path / "run", "train.lr=2e-3")
+    triage = kinfolk.load_predictor(run)
+    assert triage.predict_one("the film story was lovely").value == "good"
+    assert triage.predict_one("the film story was awful").value == "bad"
 
 
 @pytest.mark.parametrize(
     ("kind", "facts", "texts", "row"),
     [
-        ("classify", {"labels": ("no", "yes")}, ("a b", "c"), Labelled(("a b", "c"), None, 1)),
-        ("regress", {}, ("a b",), Labelled(("a b",), None, 1)),
-        ("choose", {}, ("a b", "c", "d"), Choice("a b", ("c", "d"), None, 1)),
-        ("tag", {"labels": ("O", "B-X")}, ("a b c",), Tagged(("a", "b", "c"), None, 1)),
-        ("span", {}, ("a", "b c d"), Asked("1", "b c d", "a", (), True, 1)),
+        ("classify", {"labels": ("no", "yes")}, ("a b", "c"), LabelledText(("a b", "c"), None, 1)),
+        ("regress", {}, ("a b",), LabelledText(("a b",), None, 1)),
+        ("choose", {}, ("a b", "c", "d"), MultipleChoiceRow("a b", ("c", "d"), None, 1)),
+        ("tag", {"labels": ("O", "B-X")}, ("a b c",), TaggedSentence(("a", "b", "c"), None, 1)),
+        ("span", {}, ("a", "b c d"), QuestionRow("1", "b c d", "a", (), True, 1)),
     ],
 )
 def test_texts_become_the_row_of_the_task(
     kind: str, facts: dict[str, Any], texts: tuple[str, ...], row: Any
 ) -> None:
     found = made(kind, **facts)
-    assert found.ask(*texts) == found.answers([row])[0]
+    assert found.predict_one(*texts) == found.answers([row])[0]
 
 
 def test_too_few_texts_are_refused() -> None:
     with pytest.raises(UserError, match="give 2"):
-        made("span").ask("when")
+        made("span").predict_one("when")
     with pytest.raises(UserError, match="give 2"):
-        made("classify", labels=("no", "yes"), pair=True).ask("alone")
+        made("classify", labels=("no", "yes"), is_pair=True).predict_one("alone")

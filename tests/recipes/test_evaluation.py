@@ -10,7 +10,7 @@ import torch
 import kinfolk
 from kinfolk.data.shards import Corpus
 from kinfolk.errors import UserError
-from kinfolk.recipes.evaluation import baselines, evaluate, parameters
+from kinfolk.recipes.evaluation import baselines, count_parameters, evaluate
 from kinfolk.text import Tokenizer
 from little import LENGTH, Home
 
@@ -26,14 +26,14 @@ def short(tmp_path: Path) -> Path:
 
 
 def ids_of(tokenizer: Tokenizer) -> list[list[int]]:
-    ids = [tokenizer.encode(text, specials=False) for text in SHORT]
+    ids = [tokenizer.encode(text, add_special_tokens=False) for text in SHORT]
     assert all(1 <= len(document) < LENGTH - 2 for document in ids)
     return ids
 
 
 def test_a_decoder_is_scored_by_the_likelihood(short: Path, runs: dict[str, Path]) -> None:
     model, tokenizer = kinfolk.load(runs["gpt2"])
-    bos, eos = tokenizer.specials.need("bos"), tokenizer.specials.need("eos")
+    bos, eos = tokenizer.special_tokens.require("bos"), tokenizer.special_tokens.require("eos")
     nats, tokens = 0.0, 0
     for ids in ids_of(tokenizer):
         scores = kinfolk.logits(model, [bos, *ids]).double().log_softmax(-1)
@@ -47,7 +47,7 @@ def test_a_decoder_is_scored_by_the_likelihood(short: Path, runs: dict[str, Path
 
 def test_an_encoder_is_scored_by_masking_one_by_one(short: Path, runs: dict[str, Path]) -> None:
     model, tokenizer = kinfolk.load(runs["bert"])
-    cls, sep, mask = (tokenizer.specials.need(role) for role in ("cls", "sep", "mask"))
+    cls, sep, mask = (tokenizer.special_tokens.require(role) for role in ("cls", "sep", "mask"))
     nats, tokens = 0.0, 0
     for ids in ids_of(tokenizer):
         for place, id in enumerate(ids):
@@ -64,7 +64,7 @@ def test_an_encoder_is_scored_by_masking_one_by_one(short: Path, runs: dict[str,
     ("settings", "span", "every"),
     [
         ((), 3, 7),  # 15 % of a text at a time: every seventh span
-        (("objective.rate=0.33", "objective.span=2", "train.steps=4"), 2, 3),
+        (("objective.mask_rate=0.33", "objective.mean_span_length=2", "train.steps=4"), 2, 3),
     ],
 )
 def test_an_encoder_decoder_is_scored_by_the_spans_of_its_run(
@@ -72,14 +72,14 @@ def test_an_encoder_decoder_is_scored_by_the_spans_of_its_run(
 ) -> None:
     run = home.run("t5", f"t5-{span}" if settings else None, *settings)
     model, tokenizer = kinfolk.load(run)
-    specials = tokenizer.specials
+    special_tokens = tokenizer.special_tokens
     nats, tokens = 0.0, 0
     for ids in ids_of(tokenizer):
         spans = [ids[i : i + span] for i in range(0, len(ids), span)]
         for turn in range(min(every, len(spans))):
             source: list[int] = []
             target: list[int] = []
-            sentinels = iter(specials.sentinels)
+            sentinels = iter(special_tokens.sentinels)
             for number, some in enumerate(spans):
                 if number % every == turn:
                     sentinel = next(sentinels)
@@ -87,11 +87,11 @@ def test_an_encoder_decoder_is_scored_by_the_spans_of_its_run(
                     target += [sentinel, *some]
                 else:
                     source += some
-            eos = specials.need("eos")
+            eos = special_tokens.require("eos")
             scores = kinfolk.logits(model, [*target, eos], [*source, eos]).double()
             scores = scores.log_softmax(-1)
             for place, id in enumerate(target):
-                if id not in specials.sentinels:
+                if id not in special_tokens.sentinels:
                     nats -= scores[place, id].item()
                     tokens += 1
     assert tokens == sum(map(len, ids_of(tokenizer)))
@@ -146,5 +146,5 @@ def test_parameters_are_counted_once_and_without_padding(runs: dict[str, Path]) 
     c = model.config
     block = 12 * c.hidden_size**2 + 13 * c.hidden_size
     tables = (c.vocab_size + c.max_length) * c.hidden_size
-    assert parameters(model) == tables + c.num_layers * block + 2 * c.hidden_size
-    assert parameters(torch.nn.Linear(3, 2)) == 8
+    assert count_parameters(model) == tables + c.num_layers * block + 2 * c.hidden_size
+    assert count_parameters(torch.nn.Linear(3, 2)) == 8

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from kinfolk.recipes import ways
-from kinfolk.recipes.answering import judge, solver
+from kinfolk.recipes.answering import evaluate_rows, load_predictor
 from kinfolk.recipes.opening import load
-from kinfolk.recipes.tuning import Sheet, sheet
-from kinfolk.tasks.forms import Guess
-from kinfolk.tasks.lessons import answers, shares
-from kinfolk.tasks.rows import Labelled
+from kinfolk.recipes.tuning import TaskDataset, task_dataset
+from kinfolk.tasks.forms import FileSpec
+from kinfolk.tasks.instances import mixing_weights, predict_rows
+from kinfolk.tasks.rows import LabelledText
 from kinfolk.tasks.task import Task
-from kinfolk.tasks.ways.prompts import Prompts
+from kinfolk.tasks.ways.prompts import Prompt
 from lessons import (
     choose,
     chosen,
@@ -35,52 +35,54 @@ from lessons import (
     write,
 )  # fmt: skip
 
-LAST = "train.evaluate_every=9999"  # scored once, at the end
+LAST = "train.eval_every=9999"  # scored once, at the end
 
 
-def files(folder: Path, write: Any, row: Any, rows: int = 160, **said: Any) -> Sheet:
+def files(folder: Path, write: Any, row: Any, rows: int = 160, **said: Any) -> TaskDataset:
     """Write rows to learn from and others to choose by."""
-    return sheet(write(folder / "train", row, rows), write(folder / "dev", row, 48, 1), **said)
+    return task_dataset(
+        write(folder / "train", row, rows), write(folder / "dev", row, 48, 1), **said
+    )
 
 
 def test_a_pair_is_classified(tmp_path: Path) -> None:
-    run = tune("bert/nano", files(tmp_path, table, pair), tmp_path / "run", LAST, "train.peak=2e-3")
+    run = tune("bert/nano", files(tmp_path, table, pair), tmp_path / "run", LAST, "train.lr=2e-3")
     assert dev(run)["accuracy"] > 0.95 and dev(run)["f1"] > 0.95
-    assert solver(run).task.pair
+    assert load_predictor(run).task.is_pair
 
 
 def test_a_number_is_told(tmp_path: Path) -> None:
     found = files(tmp_path, table, regress, task="regress")
-    run = tune("bert/nano", found, tmp_path / "run", LAST, "train.peak=2e-3", epochs=12)
+    run = tune("bert/nano", found, tmp_path / "run", LAST, "train.lr=2e-3", epochs=12)
     assert dev(run)["pearson"] > 0.95
 
 
 def test_an_option_is_chosen(tmp_path: Path) -> None:
     found = files(tmp_path, objects, choose, 96)
-    run = tune("bert/nano", found, tmp_path / "run", LAST, "train.peak=2e-3")
+    run = tune("bert/nano", found, tmp_path / "run", LAST, "train.lr=2e-3")
     assert dev(run)["accuracy"] > 0.95
 
 
 def test_entities_are_tagged(tmp_path: Path) -> None:
     found = files(tmp_path, objects, tag, 96)
-    run = tune("bert/nano", found, tmp_path / "run", LAST, "train.peak=2e-3", epochs=6)
+    run = tune("bert/nano", found, tmp_path / "run", LAST, "train.lr=2e-3", epochs=6)
     assert dev(run)["f1"] > 0.95
-    assert solver(run).task.labels == ("O", "B-LOC", "B-PER", "I-PER")
+    assert load_predictor(run).task.labels == ("O", "B-LOC", "B-PER", "I-PER")
 
 
 @pytest.mark.slow
 def test_answers_are_found_in_contexts_longer_than_a_reading(tmp_path: Path) -> None:
-    found = sheet(squad(tmp_path / "train.json", 200), squad(tmp_path / "dev.json", 48, 1))
-    settings = (LAST, "train.peak=2e-3")
+    found = task_dataset(squad(tmp_path / "train.json", 200), squad(tmp_path / "dev.json", 48, 1))
+    settings = (LAST, "train.lr=2e-3")
     run = tune("bert/nano", found, tmp_path / "run", *settings, epochs=12, length=32)
     assert dev(run)["f1"] > 0.95 and dev(run)["exact"] > 0.95
-    opened = solver(run)
-    assert opened.way.refuses  # type: ignore[attr-defined]
+    opened = load_predictor(run)
+    assert opened.formulation.allow_no_answer  # type: ignore[attr-defined]
     rows = kept(found)
-    windows = [len(opened.way.questions(row, opened.tokenizer)) for row in rows]
+    windows = [len(opened.formulation.inference_instances(row, opened.tokenizer)) for row in rows]
     assert max(windows) > 1
     refused = [a.value == "" for a in opened.answers(rows)]
-    assert refused == [not row.possible for row in rows]
+    assert refused == [not row.answerable for row in rows]
 
 
 @pytest.mark.slow
@@ -92,25 +94,27 @@ def test_a_text_is_written(tmp_path: Path) -> None:
 
 def test_a_text_is_completed(tmp_path: Path) -> None:
     found = files(tmp_path, lines, complete, task="complete")
-    run = tune("gpt2/nano", found, tmp_path / "run", LAST, "train.peak=5e-3", epochs=12)
+    run = tune("gpt2/nano", found, tmp_path / "run", LAST, "train.lr=5e-3", epochs=12)
     assert dev(run)["accuracy"] > 0.95 and dev(run)["perplexity"] < 1.5
 
 
 def test_a_blank_is_filled_with_one_of_its_options(tmp_path: Path) -> None:
     known = {"train": objects(tmp_path / "train", chosen, 160),
              "dev": objects(tmp_path / "dev", chosen, 48, 1)}  # fmt: skip
-    found = Sheet(guess=Guess("complete", "objects", ""), **{k: str(v) for k, v in known.items()})
-    run = tune("glm/nano", found, tmp_path / "run", LAST, "train.peak=2e-3", epochs=14)
+    found = TaskDataset(
+        guess=FileSpec("complete", "objects", ""), **{k: str(v) for k, v in known.items()}
+    )
+    run = tune("glm/nano", found, tmp_path / "run", LAST, "train.lr=2e-3", epochs=14)
     assert dev(run)["accuracy"] > 0.95
-    assert solver(run).way.name == "cloze"
+    assert load_predictor(run).formulation.name == "cloze"
 
 
 def test_a_language_is_modelled_through_texts_longer_than_a_reading(tmp_path: Path) -> None:
     found = files(tmp_path, lines, count, 32, task="lm")
-    settings = (LAST, "train.peak=1e-2")
+    settings = (LAST, "train.lr=1e-2")
     run = tune("gpt2/nano", found, tmp_path / "run", *settings, epochs=15, length=32)
     assert dev(run)["perplexity"] < 1.5
-    opened = solver(run)
+    opened = load_predictor(run)
     rows = kept(found)
     found_answers = opened.answers(rows)
     tokens = [len(opened.tokenizer.offsets(row.target)[0]) for row in rows]
@@ -135,17 +139,21 @@ def test_a_language_is_modelled_through_texts_longer_than_a_reading(tmp_path: Pa
 def test_every_way_solves_classification(
     tmp_path: Path, name: str, way: str, peak: float, epochs: int
 ) -> None:
-    settings = (LAST, f"train.peak={peak}")
+    settings = (LAST, f"train.lr={peak}")
     run = tune(
         f"{name}/nano", opinions(tmp_path), tmp_path / "run", *settings, epochs=epochs, way=way
     )
     assert dev(run)["accuracy"] > 0.95
-    opened = solver(run)
-    assert opened.way.name == way
+    opened = load_predictor(run)
+    assert opened.formulation.name == way
     rows = kept(opinions(tmp_path))
-    verdict = judge(opened, rows, draws=50)  # what was saved scores what was logged
+    verdict = evaluate_rows(opened, rows, draws=50)  # what was saved scores what was logged
     assert verdict.scores["accuracy"] == dev(run)["accuracy"]
-    assert verdict.interval.low <= verdict.scores["accuracy"] <= verdict.interval.high
+    assert (
+        verdict.confidence_interval.low
+        <= verdict.scores["accuracy"]
+        <= verdict.confidence_interval.high
+    )
 
 
 @pytest.mark.slow
@@ -155,12 +163,14 @@ def test_a_prompt_is_answered_by_who_knows_its_pattern(tmp_path: Path) -> None:
         return {"text": row["sentence"], "arrow": "->", "label": row["label"]}
 
     found = files(tmp_path, lines, line, task="lm")
-    run = tune("gpt2/nano", found, tmp_path / "run", LAST, "train.peak=5e-3", epochs=20)
+    run = tune("gpt2/nano", found, tmp_path / "run", LAST, "train.lr=5e-3", epochs=20)
     model, tokenizer = load(run)
     task = Task(kind="classify", labels=("bad", "good"))
-    way = ways.build(Prompts, task, model.config, tokenizer, pattern="{text} -> {answer}")
+    way = ways.build_formulation(
+        Prompt, task, model.config, tokenizer, pattern="{text} -> {answer}"
+    )
     rows = kept(opinions(tmp_path / "opinions"))
-    said = answers(way, model, rows, tokenizer)
+    said = predict_rows(way, model, rows, tokenizer)
     assert sum(a.value == row.label for a, row in zip(said, rows, strict=True)) > 0.95 * len(rows)
 
 
@@ -168,33 +178,36 @@ def test_a_prompt_is_answered_by_who_knows_its_pattern(tmp_path: Path) -> None:
 def test_two_files_are_learned_as_text(tmp_path: Path) -> None:
     (tmp_path / "pairs").mkdir()
     both = [opinions(tmp_path / "one"), files(tmp_path / "pairs", table, pair, 80)]
-    run = tune("t5/nano", both, tmp_path / "run", LAST, "train.peak=1e-2", epochs=14,
-               prefixes=["like: ", "both: "], habits={"temperature": 2.0})  # fmt: skip
+    run = tune("t5/nano", both, tmp_path / "run", LAST, "train.lr=1e-2", epochs=14,
+               prefixes=["like: ", "both: "],
+               finetune_config={"mixing_temperature": 2.0})  # fmt: skip
     assert dev(run)["1_accuracy"] > 0.95 and dev(run)["2_accuracy"] > 0.95
     for number, labels in enumerate([("bad", "good"), ("no", "yes")]):
-        assert solver(run, number=number).task.labels == labels
-    row = Labelled(("a fine film",), None, 1)
-    assert solver(run).answers([row])[0].value == "good"
+        assert load_predictor(run, number=number).task.labels == labels
+    row = LabelledText(("a fine film",), None, 1)
+    assert load_predictor(run).answers([row])[0].value == "good"
 
 
 def test_small_sets_are_shown_more_often_at_a_high_temperature() -> None:
-    assert shares([100, 900], 1.0) == [0.1, 0.9]
-    assert shares([100, 900], 2.0) == [0.25, 0.75]
-    assert shares([100, 2**30], 1.0) == pytest.approx([100 / 2**20, 1.0], abs=1e-4)  # at most
+    assert mixing_weights([100, 900], 1.0) == [0.1, 0.9]
+    assert mixing_weights([100, 900], 2.0) == [0.25, 0.75]
+    assert mixing_weights([100, 2**30], 1.0) == pytest.approx(
+        [100 / 2**20, 1.0], abs=1e-4
+    )  # at most
 
 
 @pytest.mark.slow
 def test_a_teacher_is_followed_by_a_student_of_another_family(tmp_path: Path) -> None:
     found = opinions(tmp_path)
-    teacher = tune("bert/nano", found, tmp_path / "teacher", LAST, "train.peak=1e-3", epochs=4)
+    teacher = tune("bert/nano", found, tmp_path / "teacher", LAST, "train.lr=1e-3", epochs=4)
     rows = kept(found)
-    wanted = torch.tensor([a.scores for a in solver(teacher).answers(rows)])
+    wanted = torch.tensor([a.probabilities for a in load_predictor(teacher).answers(rows)])
 
     def distance(name: str, **more: Any) -> float:
-        run = tune("bilstm/nano", found, tmp_path / name, LAST, "train.peak=5e-3", epochs=8, **more)
-        said = torch.tensor([a.scores for a in solver(run).answers(rows)])
+        run = tune("bilstm/nano", found, tmp_path / name, LAST, "train.lr=5e-3", epochs=8, **more)
+        said = torch.tensor([a.probabilities for a in load_predictor(run).answers(rows)])
         return float((wanted * (wanted / said).log()).sum(1).mean())
 
     alone = distance("alone")
     assert distance("half", teacher=str(teacher)) < alone
-    assert distance("all", teacher=str(teacher), said={"teaching": 1.0}) < alone / 2
+    assert distance("all", teacher=str(teacher), said={"distillation_weight": 1.0}) < alone / 2

@@ -8,7 +8,7 @@ import pytest
 from kinfolk.data.prepare import prepare
 from kinfolk.data.shards import Corpus
 from kinfolk.recipes.pretraining import pretrain
-from kinfolk.recipes.recipe import Share
+from kinfolk.recipes.recipe import CorpusShare
 from little import Home, text
 
 
@@ -20,8 +20,8 @@ def test_one_document_held_out_stops_no_run_of_pairs(
     single.write_text(text(documents=1), encoding="utf-8")
     tokenizer = Corpus.open(home.corpus).tokenizer()
     prepare([single], tokenizer=tokenizer, out=tmp_path / "single")
-    monkeypatch.setattr(Share, "held_out", lambda share: Corpus.open(tmp_path / "single"))
+    monkeypatch.setattr(CorpusShare, "held_out", lambda share: Corpus.open(tmp_path / "single"))
     with pytest.warns(UserWarning, match="nothing held out can be scored.* has one document"):
         run = pretrain(home.recipe("bert", "train.steps=2", "train.warmup=1"), tmp_path / "run")
     lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    assert len(lines) == 2 and not any("held_out" in line for line in lines)
+    assert len(lines) == 2 and not any("eval_loss" in line for line in lines)

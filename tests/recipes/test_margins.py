@@ -4,19 +4,19 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kinfolk.recipes.margins import Answers
-from kinfolk.recipes.predicting import listed, written
-from kinfolk.tasks.forms import rows
-from kinfolk.tasks.guess import guess
-from kinfolk.tasks.task import Answer, Task
+from kinfolk.recipes.margins import Predictions
+from kinfolk.recipes.predicting import write_jsonl, write_predictions
+from kinfolk.tasks.forms import read_rows
+from kinfolk.tasks.guess import detect_format
+from kinfolk.tasks.task import Prediction, Task
 
 
 def told(path: Path, task: Task, values: list[Any], **more: Any) -> list[str]:
     """Write a file with answers in it, as lines."""
-    known = guess(path, task=task.kind)  # type: ignore[arg-type]
-    answers = [value if isinstance(value, Answer) else Answer(value) for value in values]
-    found = Answers(path, task, known, list(rows(path, known)), answers, **more)
-    return "".join(written(found)).splitlines()
+    known = detect_format(path, task=task.kind)  # type: ignore[arg-type]
+    answers = [value if isinstance(value, Prediction) else Prediction(value) for value in values]
+    found = Predictions(path, task, known, list(read_rows(path, known)), answers, **more)
+    return "".join(write_predictions(found)).splitlines()
 
 
 def test_roles_get_a_column_for_each_predicate(tmp_path: Path) -> None:
@@ -52,9 +52,9 @@ def test_clusters_are_brackets_in_a_last_column(tmp_path: Path) -> None:
     marks = [line.split("\t")[-1] for line in found[1:6]]
     assert marks == ["(0)", "-", "(0)|(1", "-", "1)|(1)"]
     assert [line.rpartition("\t")[0] for line in found[1:6]] == lines
-    (row,) = rows(path, guess(path))
-    known = Answers(path, Task(kind="coref"), guess(path), [row], [Answer(groups)])
-    (line,) = listed(known)
+    (row,) = read_rows(path, detect_format(path))
+    known = Predictions(path, Task(kind="coref"), detect_format(path), [row], [Prediction(groups)])
+    (line,) = write_jsonl(known)
     assert json.loads(line)["prediction"] == [[[0, 0], [2, 2]], [[2, 4], [4, 4]]]
 
 
@@ -74,9 +74,9 @@ def test_several_questions_of_a_record_have_a_list_of_answers(tmp_path: Path) ->
     path = tmp_path / "a.json"
     path.write_text(json.dumps([[["line"], asked, "id1"], [["other"], asked[:1], "id2"]]))
     answers = [
-        Answer(1, (0.25, 0.75), 0.75),
-        Answer(0, (0.6, 0.4), 0.6),
-        Answer(0, (1.0, 0.0), 1.0),
+        Prediction(1, (0.25, 0.75), 0.75),
+        Prediction(0, (0.6, 0.4), 0.6),
+        Prediction(0, (1.0, 0.0), 1.0),
     ]
     first, second = json.loads("".join(told(path, Task(kind="choose"), answers)))
     assert first[:3] == [["line"], asked, "id1"]
@@ -95,7 +95,7 @@ def test_tags_come_with_their_probabilities_where_they_are_wished(tmp_path: Path
     path = tmp_path / "a.txt"
     path.write_text("EU\tNNP\tB-ORG\nsays\tVBZ\tO\n\nYes\tUH\tO\n")
     task = Task(kind="tag", labels=("O", "B-ORG"))
-    answers = [Answer(("B-ORG", "O"), (0.9, 0.8), 0.8), Answer(("O",), (0.7,), 0.7)]
+    answers = [Prediction(("B-ORG", "O"), (0.9, 0.8), 0.8), Prediction(("O",), (0.7,), 0.7)]
     found = told(path, task, answers, every=True)
     assert found == [
         "EU\tNNP\tB-ORG\tB-ORG\t0.9000", "says\tVBZ\tO\tO\t0.8000", "", "Yes\tUH\tO\tO\t0.7000",

@@ -14,11 +14,11 @@ from kinfolk.errors import UserError
 from kinfolk.objectives.clm import CLM
 from kinfolk.recipes.evaluation import evaluate
 from kinfolk.recipes.pretraining import Run, pretrain, resume
-from kinfolk.recipes.recipe import Recipe, Share
+from kinfolk.recipes.recipe import CorpusShare, Recipe
 from kinfolk.training import checkpoints
 from little import Home
 
-SHORT = ("model.mem_len=24", "objective.length=16")  # documents of more than one row
+SHORT = ("model.mem_len=24", "objective.max_length=16")  # documents of more than one row
 
 
 def recipe(home: Home, *settings: str) -> Recipe:
@@ -49,12 +49,12 @@ def test_workers_change_nothing(home: Home, whole: Path, tmp_path: Path) -> None
 
 
 def test_steps_in_parts_resume_exactly(home: Home, tmp_path: Path) -> None:
-    whole = home.run("transformer_xl", "in parts", *SHORT, "train.accumulate=2")
+    whole = home.run("transformer_xl", "in parts", *SHORT, "train.gradient_accumulation=2")
     run = tmp_path / "run"
-    death(recipe(home, "train.accumulate=2"), run, at, 7)
+    death(recipe(home, "train.gradient_accumulation=2"), run, at, 7)
     resume(run)
     same(run, whole)
-    saved = checkpoints.read_state(run / "checkpoints" / "last")["memory"]
+    saved = checkpoints.load_training_state(run / "checkpoints" / "last")["memory"]
     assert [m["hidden"].shape for m in saved] == [(2, 2, 24, 64)] * 2
 
 
@@ -62,7 +62,7 @@ def test_the_memory_is_in_the_checkpoint_and_matters(
     home: Home, whole: Path, tmp_path: Path
 ) -> None:
     """A run that forgot at its resume would not end like the one left alone."""
-    (saved,) = checkpoints.read_state(whole / "checkpoints" / "step-00000004")["memory"]
+    (saved,) = checkpoints.load_training_state(whole / "checkpoints" / "step-00000004")["memory"]
     assert saved["document_ids"].shape == (4, 24) and (saved["document_ids"] >= 0).any()
     out = tmp_path / "run"
     death(recipe(home), out, at, 5)
@@ -70,7 +70,7 @@ def test_the_memory_is_in_the_checkpoint_and_matters(
     run.restore(out / "checkpoints" / "step-00000004")
     assert all(torch.equal(getattr(run.memory[0], name), t) for name, t in saved.items())
     run.memory = [run.model.init_memory(4)]
-    run.go(4, lambda progress: None)
+    run.fit(4, lambda progress: None)
     with pytest.raises(AssertionError):
         same(out, whole, WEIGHTS)
 
@@ -79,20 +79,20 @@ def test_a_run_by_clm_remembers_nothing(home: Home, tmp_path: Path) -> None:
     base = recipe(home, "train.steps=2", "train.warmup=1")
     way = CLM(**vars(base.objective))
     run = pretrain(replace(base, objective=way), tmp_path / "run")
-    assert "memory" not in checkpoints.read_state(run / "checkpoints" / "last")
+    assert "memory" not in checkpoints.load_training_state(run / "checkpoints" / "last")
 
 
 def test_held_out_text_is_scored_as_evaluate_does(home: Home, tmp_path: Path) -> None:
     # A memory that holds every document: then it does not matter where rows end.
-    settings = ("train.evaluate_batches=1000", "model.mem_len=100")
+    settings = ("train.eval_batches=1000", "model.mem_len=100")
     run = pretrain(recipe(home, *settings), tmp_path / "run")
     last = json.loads((run / "log.jsonl").read_text().splitlines()[-1])
     found, kind = evaluate(run, corpus=home.corpus / "holdout")
     assert kind == "likelihood, left to right"
-    assert found.loss == pytest.approx(last["held_out"], rel=1e-5)
+    assert found.loss == pytest.approx(last["eval_loss"], rel=1e-5)
 
 
 def test_two_corpora_are_refused(home: Home, second: Path, tmp_path: Path) -> None:
-    corpora = (Share(str(home.corpus)), Share(str(second)))
+    corpora = (CorpusShare(str(home.corpus)), CorpusShare(str(second)))
     with pytest.raises(UserError, match="one corpus, not from 2"):
         pretrain(replace(recipe(home), corpus=corpora), tmp_path / "run")

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from kinfolk.attention_mask import PADDING_ID, AttentionMask
 from kinfolk.batch import IGNORE_INDEX, Inputs, KVCache
-from kinfolk.data.lanes import in_order
+from kinfolk.data.lanes import evaluation_dataset
 from kinfolk.data.shards import Corpus
 from kinfolk.errors import UserError
-from kinfolk.generation import GREEDY, Beam, Request, continue_text, generate
+from kinfolk.generation import GREEDY, BeamSearch, GenerationRequest, generate, generate_text
 from kinfolk.metrics.baselines import KneserNey
 from kinfolk.objectives.clm import CLM
 from kinfolk.recipes.evaluation import trigram
@@ -28,7 +28,7 @@ def fitted(order: int = 3, *, bos: int = BOS, documents: list[list[int]] | None 
     rng = np.random.default_rng(order)
     drawn = [rng.zipf(1.5, rng.integers(0, 12)).clip(max=6) for _ in range(60)]
     texts = drawn if documents is None else [np.array(d, np.int64) for d in documents]
-    return NGram(KneserNey.fit(texts, vocab=VOCAB, order=order, bos=bos, eos=EOS))
+    return NGram(KneserNey.fit(texts, vocab_size=VOCAB, order=order, bos=bos, eos=EOS))
 
 
 def scores(model: NGram, inputs: Inputs) -> Tensor:
@@ -51,13 +51,13 @@ def row(ids: list[int], document: list[int], state: KVCache | None = None) -> In
 @pytest.mark.parametrize("bos", [BOS, EOS])
 def test_the_distribution_is_that_of_the_costs(order: int, bos: int) -> None:
     counts = fitted(order, bos=bos).counts
-    line = [bos] * counts.history + [1, 2, 1, 1, 5, 0, 6]  # 0 was never seen
-    places = range(counts.history, len(line) + 1)
-    contexts = np.array([line[place - counts.history : place] for place in places], np.int64)
-    chances = counts.following(contexts.reshape(len(places), counts.history))
+    line = [bos] * counts.context_size + [1, 2, 1, 1, 5, 0, 6]  # 0 was never seen
+    places = range(counts.context_size, len(line) + 1)
+    contexts = np.array([line[place - counts.context_size : place] for place in places], np.int64)
+    chances = counts.next_token_probs(contexts.reshape(len(places), counts.context_size))
     np.testing.assert_allclose(chances.sum(1), 1, atol=1e-9)
     for n, place in enumerate(places):
-        before = line[counts.history : place]
+        before = line[counts.context_size : place]
         every = [counts.nll(np.array([*before, token]))[-2] for token in range(VOCAB)]
         np.testing.assert_allclose(-np.log(chances[n]), every, rtol=1e-12)
 
@@ -66,8 +66,8 @@ def test_contexts_of_a_large_vocabulary_do_not_overflow() -> None:
     vocab = 2**21  # three digits of it fill 63 bits
     last = vocab - 1
     text = np.array([last, last, last, 5, last])
-    counts = KneserNey.fit([text], vocab=vocab, order=3, bos=0, eos=1)
-    chances = counts.following(np.array([[last, last], [last, 5], [3, 3]]))
+    counts = KneserNey.fit([text], vocab_size=vocab, order=3, bos=0, eos=1)
+    chances = counts.next_token_probs(np.array([[last, last], [last, 5], [3, 3]]))
     np.testing.assert_allclose(chances.sum(1), 1, atol=1e-9)
     assert chances[0, 5] == pytest.approx(math.exp(-counts.nll(text)[3]))
     assert chances[1].argmax() == last
@@ -76,18 +76,22 @@ def test_contexts_of_a_large_vocabulary_do_not_overflow() -> None:
 def test_greedy_text_is_the_one_most_said() -> None:
     model = fitted(documents=[[1, 2, 3], [1, 2, 3], [1, 2, 4], [5, 2, 6, 6]])
     prompts = [[BOS], [BOS, 1], [BOS, 5, 2], [5, 2]]
-    found = generate(model, Request(prompts=prompts, tokens=9, ends={EOS}), GREEDY)
+    found = generate(
+        model, GenerationRequest(prompts=prompts, max_new_tokens=9, eos_ids={EOS}), GREEDY
+    )
     assert [text.ids for text in found] == [[1, 2, 3], [2, 3], [6, 6], [6, 6]]
-    assert all(text.ended for text in found)
+    assert all(text.finished for text in found)
     costs = model.counts.nll(np.array([1, 2, 3]))
     assert found[0].logprobs == pytest.approx((-costs[:-1]).tolist(), abs=1e-6)
 
 
 def test_drawn_tokens_come_as_often_as_they_are_likely() -> None:
     model, texts = fitted(), 4000
-    found = generate(model, Request(prompts=[[BOS, 1]] * texts, tokens=1, ends=(), seed=1))
+    found = generate(
+        model, GenerationRequest(prompts=[[BOS, 1]] * texts, max_new_tokens=1, eos_ids=(), seed=1)
+    )
     drawn = np.bincount([text.ids[0] for text in found], minlength=VOCAB) / texts
-    expected = model.counts.following(np.array([[BOS, 1]]))[0]
+    expected = model.counts.next_token_probs(np.array([[BOS, 1]]))[0]
     assert (abs(drawn - expected) < 4 * np.sqrt(expected * (1 - expected) / texts)).all()
     assert expected.max() < 0.9  # there is something to choose
 
@@ -122,16 +126,20 @@ def test_neither_padding_nor_a_neighbour_is_history(state: KVCache | None) -> No
 
 def test_padding_changes_no_text() -> None:
     model, prompts = fitted(4), [[BOS], [BOS, 1, 1, 2, 1], [BOS, 2, 1]]
-    together = generate(model, Request(prompts=prompts, tokens=6, ends={EOS}, seed=3))
+    together = generate(
+        model, GenerationRequest(prompts=prompts, max_new_tokens=6, eos_ids={EOS}, seed=3)
+    )
     for number, prompt in enumerate(prompts):
-        asked = Request(prompts=[prompt], tokens=6, ends={EOS}, seed=3, first=number)
+        asked = GenerationRequest(
+            prompts=[prompt], max_new_tokens=6, eos_ids={EOS}, seed=3, first=number
+        )
         assert generate(model, asked) == [together[number]]
 
 
 def test_beams_that_hold_everything_find_the_likeliest_text() -> None:
     model = fitted(4)
-    asked = Request(prompts=[[BOS, 1]], tokens=2, ends=())
-    (found,) = generate(model, asked, Beam(size=VOCAB, length_penalty=0.0))
+    asked = GenerationRequest(prompts=[[BOS, 1]], max_new_tokens=2, eos_ids=())
+    (found,) = generate(model, asked, BeamSearch(num_beams=VOCAB, length_penalty=0.0))
     texts = list(product(range(VOCAB), repeat=2))
     costs = [model.counts.nll(np.array([1, *text]))[1:3].sum() for text in texts]
     assert tuple(found.ids) == texts[int(np.argmin(costs))]
@@ -180,9 +188,13 @@ def test_packed_rows_cost_what_documents_cost(home: Home) -> None:
     model, tokenizer = counted(home.corpus)
     read = Corpus.open(home.corpus / "holdout")
     longest = int(np.diff(read.starts).max()) + 2
-    way = CLM(specials=tokenizer.specials, vocab=tokenizer.vocab, length=2 * longest).exam()
-    feed = in_order(way, read, rows=4)
-    batches = [feed[number] for number in range(feed.batches)]
+    way = CLM(
+        special_tokens=tokenizer.special_tokens,
+        vocab_size=tokenizer.vocab_size,
+        max_length=2 * longest,
+    ).for_evaluation()
+    feed = evaluation_dataset(way, read, rows=4)
+    batches = [feed[number] for number in range(feed.num_batches)]
     nats = sum(float(way.loss(model, batch).sums["tokens"]) for batch in batches)
     expected = [model.counts.nll(read.document(i)) for i in range(read.documents)]
     assert sum(batch.counts["tokens"] for batch in batches) == sum(map(len, expected))
@@ -192,19 +204,19 @@ def test_packed_rows_cost_what_documents_cost(home: Home) -> None:
 def test_a_corpus_is_counted_as_for_the_line_under_the_curves(home: Home) -> None:
     corpus = Corpus.open(home.corpus)
     model, tokenizer = counted(home.corpus)
-    assert tokenizer.hash == corpus.tokenizer_hash
+    assert tokenizer.fingerprint == corpus.tokenizer_hash
     line, text = trigram([(corpus, 1.0)]), corpus.document(0)
     np.testing.assert_array_equal(model.counts.nll(text), line.nll(text))
-    assert counted(home.corpus, 2)[0].counts.history == 1
+    assert counted(home.corpus, 2)[0].counts.context_size == 1
 
 
 def test_a_corpus_or_a_model_can_be_opened_and_writes(home: Home, runs: dict[str, Path]) -> None:
     model, tokenizer = opened(home.corpus)
     assert isinstance(model, NGram)
-    text = continue_text(model, tokenizer, "The cat", tokens=40, seed=2)
+    text = generate_text(model, tokenizer, "The cat", tokens=40, seed=2)
     assert "." in text and "\N{REPLACEMENT CHARACTER}" not in text
     network, other = opened(runs["gpt2"])
-    assert other.hash == tokenizer.hash
-    assert continue_text(network, other, "The cat", tokens=3)
+    assert other.fingerprint == tokenizer.fingerprint
+    assert generate_text(network, other, "The cat", tokens=3)
     with pytest.raises(UserError, match="is not there"):
         opened(home.folder / "none")

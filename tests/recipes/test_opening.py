@@ -9,7 +9,12 @@ from transformers import AutoModelForCausalLM, BertForPreTraining, T5ForConditio
 
 import kinfolk
 from kinfolk.errors import UserError
-from kinfolk.recipes.opening import able, copy, exam, tokenizer_of
+from kinfolk.recipes.opening import (
+    export_folder,
+    load_tokenizer,
+    require_ability,
+    scoring_objective,
+)
 from little import MEMBERS
 
 IDS = [120, 200, 363, 380, 401, 150, 419]
@@ -20,7 +25,7 @@ def test_a_run_a_checkpoint_a_link_and_a_folder_open_as_one(
     member: str, runs: dict[str, Path], tmp_path: Path
 ) -> None:
     run = runs[member]
-    copy(run, tmp_path / "model")
+    export_folder(run, tmp_path / "model")
     paths = [
         run,
         run / "checkpoints" / "step-00000012",
@@ -43,7 +48,7 @@ def test_logits_are_a_row_a_token_and_leave_the_model_as_it_was(
     model.train()  # dropout is on in these runs: it must be off for the scores
     scores = kinfolk.logits(model, IDS)
     assert model.training
-    assert scores.shape == (len(IDS), tokenizer.vocab)
+    assert scores.shape == (len(IDS), tokenizer.vocab_size)
     assert not scores.requires_grad
     assert torch.equal(scores, kinfolk.logits(model.eval(), IDS))
     assert not model.training
@@ -85,16 +90,16 @@ def test_a_source_is_for_those_who_read_one(runs: dict[str, Path]) -> None:
 def test_a_tokenizer_is_found_wherever_one_lies(runs: dict[str, Path]) -> None:
     home = runs["gpt2"].parents[1]
     folders = [home / "tokenizer", home / "corpus", runs["gpt2"], runs["bert"] / "checkpoints/last"]
-    assert len({tokenizer_of(folder).hash for folder in folders}) == 1
+    assert len({load_tokenizer(folder).fingerprint for folder in folders}) == 1
     with pytest.raises(UserError, match=r"no tokenizer\.json"):
-        tokenizer_of(home / "nowhere")
+        load_tokenizer(home / "nowhere")
 
 
 def test_what_a_model_cannot_do_names_those_who_can(runs: dict[str, Path]) -> None:
     model, _ = kinfolk.load(runs["bert"])
-    assert able(model, "fill") is model
+    assert require_ability(model, "fill") is model
     with pytest.raises(UserError, match=r"bert cannot generate: transformer, .*, glm can"):
-        able(model, "generate")
+        require_ability(model, "generate")
 
 
 def test_a_run_that_has_saved_nothing_says_how_to_go_on(
@@ -112,11 +117,11 @@ def test_a_length_no_model_can_see_at_a_time_is_refused(
 ) -> None:
     model, tokenizer = kinfolk.load(runs[member])
     with pytest.raises(UserError, match=f"--length {length}"):
-        exam(model, tokenizer, runs[member], length)
+        scoring_objective(model, tokenizer, runs[member], length)
 
 
 def test_copying_leaves_out_what_only_a_resume_needs(runs: dict[str, Path], tmp_path: Path) -> None:
-    copy(runs["gpt2"], tmp_path / "deep" / "model")
+    export_folder(runs["gpt2"], tmp_path / "deep" / "model")
     names = {file.name for file in (tmp_path / "deep" / "model").iterdir()}
     assert names == {
         "config.json",

@@ -6,33 +6,36 @@ import pytest
 
 import sheets
 from kinfolk.errors import UserError
-from kinfolk.recipes.answering import judge
-from kinfolk.recipes.prompting import drawn, prompted
-from kinfolk.tasks.ways.prompts import Prompts
+from kinfolk.recipes.answering import evaluate_rows
+from kinfolk.recipes.prompting import few_shot_predictor, sample_fewshot
+from kinfolk.tasks.ways.prompts import Prompt
 
 
 def test_solved_rows_stand_before_the_question(runs: dict[str, Path], tmp_path: Path) -> None:
     test = sheets.table(tmp_path / "test.tsv", 4, seed=1)
     train = sheets.table(tmp_path / "train.tsv", 10)
-    found, rows = prompted(
+    found, rows = few_shot_predictor(
         runs["gpt2"], test, train=train, shots=2, pattern="{text} is {answer}", words=("no", "yes")
     )
-    assert isinstance(found.way, Prompts)
+    assert isinstance(found.formulation, Prompt)
     said = {"good": "yes", "bad": "no"}
     known = {f"{text} is {said[label]}" for text, label in sheets.reviews(10)}
-    assert len(found.way.shots) == 2 and set(found.way.shots) <= known
-    before, after = found.way.asked(rows[0])
-    assert before.splitlines() == [*found.way.shots, f"{rows[0].texts[0]} is"] and after == ""
+    assert len(found.formulation.examples) == 2 and set(found.formulation.examples) <= known
+    before, after = found.formulation.prompt(rows[0])
+    assert (
+        before.splitlines() == [*found.formulation.examples, f"{rows[0].texts[0]} is"]
+        and after == ""
+    )
     assert found.task.labels == ("bad", "good")
 
 
 def test_without_training_rows_the_labels_are_those_of_the_test(
     runs: dict[str, Path], tmp_path: Path
 ) -> None:
-    found, rows = prompted(runs["gpt2"], sheets.table(tmp_path / "test.tsv", 6))
+    found, rows = few_shot_predictor(runs["gpt2"], sheets.table(tmp_path / "test.tsv", 6))
     assert found.task.labels == ("bad", "good") and len(rows) == 6
-    verdict = judge(found, rows, draws=10)
-    assert verdict.unseen == {}
+    verdict = evaluate_rows(found, rows, draws=10)
+    assert verdict.unseen_labels == {}
     assert {answer.value for answer in verdict.answers} <= {"bad", "good"}
 
 
@@ -41,23 +44,25 @@ def test_labels_that_no_solved_row_has_count_as_unseen(
 ) -> None:
     lines = ["sentence\tlabel", "a day\tneutral", "a fine day\tgood"]
     test = sheets.write(tmp_path / "test.tsv", lines)
-    found, rows = prompted(runs["gpt2"], test, train=sheets.table(tmp_path / "train.tsv", 6))
-    assert judge(found, rows, draws=10).unseen == {"neutral": 1}
+    found, rows = few_shot_predictor(
+        runs["gpt2"], test, train=sheets.table(tmp_path / "train.tsv", 6)
+    )
+    assert evaluate_rows(found, rows, draws=10).unseen_labels == {"neutral": 1}
 
 
 def test_an_encoder_decoder_is_asked_too(runs: dict[str, Path], tmp_path: Path) -> None:
-    found, rows = prompted(runs["t5"], sheets.choices(tmp_path / "test.jsonl", 4))
+    found, rows = few_shot_predictor(runs["t5"], sheets.choices(tmp_path / "test.jsonl", 4))
     assert [answer.value in (0, 1) for answer in found.answers(rows)] == [True] * 4
 
 
 def test_the_seed_draws_the_rows() -> None:
     rows = list(range(30))
-    assert drawn(rows, 4, 0) == drawn(rows, 4, 0) != drawn(rows, 4, 1)
-    assert len(set(drawn(rows, 30, 0))) == 30
+    assert sample_fewshot(rows, 4, 0) == sample_fewshot(rows, 4, 0) != sample_fewshot(rows, 4, 1)
+    assert len(set(sample_fewshot(rows, 30, 0))) == 30
     with pytest.raises(UserError, match="there are only 30 rows"):
-        drawn(rows, 31, 0)
+        sample_fewshot(rows, 31, 0)
 
 
 def test_an_encoder_has_nothing_to_say(runs: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="bert does not classify by 'prompt': it can by head"):
-        prompted(runs["bert"], sheets.table(tmp_path / "test.tsv", 4))
+        few_shot_predictor(runs["bert"], sheets.table(tmp_path / "test.tsv", 4))

@@ -9,12 +9,12 @@ import pytest
 
 from kinfolk.data.shards import Corpus
 from kinfolk.errors import UserError
-from kinfolk.recipes.catalogue import member, members
-from kinfolk.recipes.recipe import Recipe, Share, default_length, recipe, shares
+from kinfolk.recipes.catalogue import families, family
+from kinfolk.recipes.recipe import CorpusShare, Recipe, default_length, recipe, shares
 from little import Home
 from loops import every_case
 
-PAIRS = [(m.name, way) for m in members().values() for way in m.objectives]
+PAIRS = [(m.name, way) for m in families().values() for way in m.objectives]
 
 
 def test_a_recipe_fits_its_corpus_and_comes_back_from_its_file(home: Home, tmp_path: Path) -> None:
@@ -24,9 +24,9 @@ def test_a_recipe_fits_its_corpus_and_comes_back_from_its_file(home: Home, tmp_p
             with case((name, way)):
                 found = recipe(f"{name}/nano", home.corpus, objective=way, length=32)
                 assert found.name == f"{name}/nano"
-                assert found.model.vocab_size == found.objective.vocab == tokenizer.vocab
-                assert found.objective.specials == tokenizer.specials
-                assert found.objective.length == 32
+                assert found.model.vocab_size == found.objective.vocab_size == tokenizer.vocab_size
+                assert found.objective.special_tokens == tokenizer.special_tokens
+                assert found.objective.max_length == 32
                 assert found.model.max_length in (None, 32)
                 assert found.corpus == str(home.corpus.resolve())
                 found.write(tmp_path / "recipe.json")
@@ -41,15 +41,15 @@ def test_a_name_without_a_size_is_tiny_and_learns_its_own_way(home: Home) -> Non
 
 
 def test_settings_reach_every_part(home: Home) -> None:
-    said = ["train.steps=7", "model.num_layers=1", "objective.rate=0.3"]
+    said = ["train.steps=7", "model.num_layers=1", "objective.mask_rate=0.3"]
     found = recipe("bert/nano", home.corpus, settings=said)
-    assert (found.train.steps, found.model.num_layers, found.objective.rate) == (7, 1, 0.3)
+    assert (found.train.steps, found.model.num_layers, found.objective.mask_rate) == (7, 1, 0.3)
 
 
 def test_a_short_run_keeps_the_shape_of_a_long_one(home: Home) -> None:
     assert recipe("gpt2/nano", home.corpus, settings=["train.steps=50"]).train.warmup == 5
     assert recipe("gpt2/nano", home.corpus, settings=["train.steps=3"]).train.warmup == 1
-    assert recipe("gpt2/nano", home.corpus).train.warmup == member("gpt2").train("nano").warmup
+    assert recipe("gpt2/nano", home.corpus).train.warmup == family("gpt2").train("nano").warmup
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,8 @@ def test_a_short_run_keeps_the_shape_of_a_long_one(home: Home) -> None:
     ],
 )
 def test_rows_are_as_long_as_a_network_makes_use_of(name: str, length: int) -> None:
-    family, _, size = name.partition("/")
-    assert default_length(member(family).config(size)) == length
+    family_name, _, size = name.partition("/")
+    assert default_length(family(family_name).config(size)) == length
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_rows_are_as_long_as_a_network_makes_use_of(name: str, length: int) -> N
         ({"length": 0}, r"rows of 0 tokens are too short"),
         ({"length": 10**6}, r"tokens, fewer than one row of 1000000"),
         ({"settings": ["train.stepps=3"]}, r"did you mean steps"),
-        ({"settings": ["objective.length=64"]}, r"64"),
+        ({"settings": ["objective.max_length=64"]}, r"64"),
         (
             {"name": "t5/nano", "settings": ["model.decoder_start_token_id=7"]},
             r"it must be the padding id",
@@ -114,17 +114,17 @@ def test_a_file_that_is_no_recipe_is_told(tmp_path: Path, text: str | None, said
 
 
 def test_a_mixture_comes_back_from_its_file(home: Home, second: Path, tmp_path: Path) -> None:
-    mixture = [Share(str(home.corpus), 0.7), Share(str(second), 0.3)]
+    mixture = [CorpusShare(str(home.corpus), 0.7), CorpusShare(str(second), 0.3)]
     found = recipe("gpt2/nano", mixture, length=32)
-    assert found.shares == found.corpus == tuple(mixture)
+    assert found.corpora == found.corpus == tuple(mixture)
     found.write(tmp_path / "recipe.json")
     assert Recipe.read(tmp_path / "recipe.json") == found
 
 
 def test_one_corpus_is_written_as_it_always_was(home: Home, tmp_path: Path) -> None:
-    found = recipe("gpt2/nano", [Share(str(home.corpus), 0.7)], length=32)
+    found = recipe("gpt2/nano", [CorpusShare(str(home.corpus), 0.7)], length=32)
     assert found == recipe("gpt2/nano", home.corpus, length=32)
-    assert found.shares == (Share(str(home.corpus)),)
+    assert found.corpora == (CorpusShare(str(home.corpus)),)
     found.write(tmp_path / "recipe.json")
     said = json.loads((tmp_path / "recipe.json").read_text(encoding="utf-8"))
     assert said["corpus"] == str(home.corpus)
@@ -152,7 +152,7 @@ def test_a_corpus_may_be_named_with_its_weight(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here=3").mkdir()
-    assert shares(said) == [Share(*pair) for pair in expected]
+    assert shares(said) == [CorpusShare(*pair) for pair in expected]
 
 
 def test_weights_are_for_all_corpora_or_for_none() -> None:
@@ -163,19 +163,23 @@ def test_weights_are_for_all_corpora_or_for_none() -> None:
 @pytest.mark.parametrize("weight", [0.0, -1.0, math.nan, math.inf])
 def test_a_weight_that_is_none_is_refused(weight: float, home: Home, second: Path) -> None:
     with pytest.raises(UserError, match=rf"weight={weight}: it must be (above 0|a number)"):
-        recipe("gpt2/nano", [Share(str(home.corpus), weight), Share(str(second))], length=32)
+        recipe(
+            "gpt2/nano",
+            [CorpusShare(str(home.corpus), weight), CorpusShare(str(second))],
+            length=32,
+        )
 
 
 def test_corpora_that_cannot_be_mixed_are_refused(home: Home, second: Path, tmp_path: Path) -> None:
-    twice = [Share(str(second)), Share(str(second / ".." / "second"))]
+    twice = [CorpusShare(str(second)), CorpusShare(str(second / ".." / "second"))]
     with pytest.raises(UserError, match="named twice"):
         recipe("gpt2/nano", twice, length=32)
     with pytest.raises(UserError, match="no corpus was named"):
         recipe("gpt2/nano", [], length=32)
     other = Home.make(tmp_path, seed=1)
     with pytest.raises(UserError, match="made with different tokenizers") as said:
-        recipe("gpt2/nano", [Share(str(second)), Share(str(other.corpus))], length=32)
+        recipe("gpt2/nano", [CorpusShare(str(second)), CorpusShare(str(other.corpus))], length=32)
     assert str(second) in str(said.value) and str(other.corpus) in str(said.value)
-    few = [Share(str(home.corpus)), Share(str(second / "holdout"))]
+    few = [CorpusShare(str(home.corpus)), CorpusShare(str(second / "holdout"))]
     with pytest.raises(UserError, match=r"holdout has .* tokens, fewer than one row of 1000"):
         recipe("gpt2/nano", few, length=1000)

@@ -15,9 +15,9 @@ from deaths import at, death, inside
 from kinfolk.errors import UserError
 from kinfolk.recipes import pretraining
 from kinfolk.recipes.pretraining import Run, pretrain, resume
-from kinfolk.recipes.recipe import Recipe, Share
+from kinfolk.recipes.recipe import CorpusShare, Recipe
 from kinfolk.training import step as steps
-from kinfolk.training.checkpoints import TornCheckpoint
+from kinfolk.training.checkpoints import CorruptCheckpointWarning
 from kinfolk.training.loop import Progress
 from little import MEMBERS, Home, tree
 
@@ -50,10 +50,13 @@ CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
     *((member, at, (step,)) for member in MEMBERS for step in (2, 5)),
     ("gpt2", at, (4,)),
     ("gpt2", at, (12,)),
-    ("bert", inside, ("write_state", 8)),
-    ("t5", inside, ("_install", 12)),
-    *(("gpt2", inside, (part, 8)) for part in ("write_state", "_seal", "_point", "_prune")),
-    ("gpt2", inside, ("write_state", 4)),
+    ("bert", inside, ("save_training_state", 8)),
+    ("t5", inside, ("_commit", 12)),
+    *(
+        ("gpt2", inside, (part, 8))
+        for part in ("save_training_state", "_write_checksums", "_update_link", "_rotate")
+    ),
+    ("gpt2", inside, ("save_training_state", 4)),
 ]
 
 
@@ -88,7 +91,13 @@ def test_a_run_killed_again_and_again_still_arrives(
 
 def test_the_best_of_days_before_is_remembered(home: Home, tmp_path: Path) -> None:
     # A rate this high makes the loss rise again before the end.
-    wild = ("train.peak=3", "train.warmup=6", "train.clip=0", "train.save_every=2", "train.keep=1")
+    wild = (
+        "train.lr=3",
+        "train.warmup=6",
+        "train.grad_clip=0",
+        "train.save_every=2",
+        "train.keep_checkpoints=1",
+    )
     whole = home.run("gpt2", "wild", *wild)
     assert (whole / "checkpoints" / "best").readlink() < Path("step-00000008")
     run = tmp_path / "run"
@@ -121,9 +130,9 @@ def test_workers_may_change_from_one_day_to_the_next(
 
 @pytest.mark.parametrize("member", ["bert", "t5"])
 def test_steps_in_parts_resume_exactly(member: str, home: Home, tmp_path: Path) -> None:
-    whole = home.run(member, f"{member}-parts", "train.accumulate=2")
+    whole = home.run(member, f"{member}-parts", "train.gradient_accumulation=2")
     run = tmp_path / "run"
-    death(home.recipe(member, "train.accumulate=2"), run, at, 7)
+    death(home.recipe(member, "train.gradient_accumulation=2"), run, at, 7)
     resume(run)
     same(run, whole)
 
@@ -164,7 +173,7 @@ def test_a_torn_checkpoint_is_named_and_the_one_before_it_used(
     run = shutil.copytree(dead, tmp_path / "run", symlinks=True)
     damage(run / "checkpoints" / "step-00000008" / name)
     seen: list[int] = []
-    with pytest.warns(TornCheckpoint, match="step-00000008 is not whole"):
+    with pytest.warns(CorruptCheckpointWarning, match="step-00000008 is not whole"):
         resume(run, watch=lambda progress: seen.append(progress.step))
     assert seen[0] == 5  # from step 4 on
     same(run, runs["gpt2"])
@@ -176,7 +185,7 @@ def test_a_run_without_a_whole_checkpoint_starts_again(
     run = shutil.copytree(dead, tmp_path / "run", symlinks=True)
     for step in (4, 8):
         flip(run / "checkpoints" / f"step-{step:08d}" / "model.safetensors")
-    with pytest.warns(TornCheckpoint) as said:
+    with pytest.warns(CorruptCheckpointWarning) as said:
         resume(run)
     assert len(said) == 2
     same(run, runs["gpt2"])
@@ -206,7 +215,7 @@ def test_an_interrupt_saves_what_was_learned(
 
 @pytest.mark.parametrize(
     ("owner", "name", "call", "saved"),
-    [(steps, "Outcome", 6, 6), (pretraining.Run, "score", 1, 3)],
+    [(steps, "StepOutput", 6, 6), (pretraining.Run, "evaluate", 1, 3)],
     ids=["between update and count", "while scoring"],
 )
 def test_an_interrupt_at_a_bad_moment_waits(
@@ -263,7 +272,7 @@ def test_a_corpus_in_other_ids_is_not_taken_for_the_first(
 
 def mixture(home: Home, second: Path, member: str, *settings: str) -> Recipe:
     """Put a run on two corpora together."""
-    corpora = (Share(str(home.corpus), 0.7), Share(str(second), 0.3))
+    corpora = (CorpusShare(str(home.corpus), 0.7), CorpusShare(str(second), 0.3))
     return dataclasses.replace(home.recipe(member, *settings), corpus=corpora)
 
 
@@ -297,7 +306,7 @@ def test_other_text_in_the_same_ids_is_not_taken_for_the_first(
     shutil.copytree(home.corpus, text)
     recipe = dataclasses.replace(home.recipe("gpt2"), corpus=str(text))
     if mixed:
-        corpora = (Share(str(second), 0.5), Share(str(text), 0.5))
+        corpora = (CorpusShare(str(second), 0.5), CorpusShare(str(text), 0.5))
         recipe = dataclasses.replace(recipe, corpus=corpora)
     death(recipe, run, at, 6)
     shutil.rmtree(text)
@@ -321,7 +330,7 @@ def test_a_checkpoint_from_before_fingerprints_resumes(dead: Path, tmp_path: Pat
     (folder / "training.json").write_text(json.dumps(state), encoding="utf-8")
     run.restore(folder)
     with pytest.raises(UserError, match="holds other text"):
-        run.check([*run.fingerprints, "of a corpus that the recipe no longer names"])
+        run.check_fingerprints([*run.fingerprints, "of a corpus that the recipe no longer names"])
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"type": 3}', '{"type": "kinfolk.x:Y"}'])

@@ -8,24 +8,26 @@ import pytest
 import sheets
 from kinfolk.errors import UserError
 from kinfolk.recipes.finetuning import finetune
-from kinfolk.recipes.opening import model_folder
-from kinfolk.recipes.seeds import gather, over, scores
-from kinfolk.recipes.starting import started
-from kinfolk.recipes.tuning import Habits, sheet
+from kinfolk.recipes.opening import find_model_folder
+from kinfolk.recipes.seeds import read_scores, run_seeds, summarize_seeds
+from kinfolk.recipes.starting import parse_initial_weights
+from kinfolk.recipes.tuning import FineTuneConfig, task_dataset
 
-ONE = Habits(epochs=1.0)
+ONE = FineTuneConfig(epochs=1.0)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("seeds")
-    file = sheet(sheets.table(folder / "train.tsv"))
+    file = task_dataset(sheets.table(folder / "train.tsv"))
 
     def tune(seed: int, out: Path) -> Path:
-        settings = ("train.batch=8", "train.device=cpu", f"train.seed={seed}")
-        return finetune(started("bert/nano"), [file], out, habits=ONE, settings=settings)
+        settings = ("train.batch_size=8", "train.device=cpu", f"train.seed={seed}")
+        return finetune(
+            parse_initial_weights("bert/nano"), [file], out, finetune_config=ONE, settings=settings
+        )
 
-    return over(2, folder / "run", tune)
+    return run_seeds(2, folder / "run", tune)
 
 
 def score(run: Path, **values: float) -> None:
@@ -37,26 +39,26 @@ def score(run: Path, **values: float) -> None:
 def test_the_best_by_the_metric_is_pointed_at(run: Path) -> None:
     kept = {path: (path / "scores.json").read_text() for path in run.glob("seed-*")}
     for best in (1, 0):
-        score(run / f"seed-{best}", accuracy=0.75, held_out=9.0)
-        score(run / f"seed-{1 - best}", accuracy=0.25, held_out=1.0)
-        gather(run)
+        score(run / f"seed-{best}", accuracy=0.75, eval_loss=9.0)
+        score(run / f"seed-{1 - best}", accuracy=0.25, eval_loss=1.0)
+        summarize_seeds(run)
         assert (run / "best").readlink() == Path(f"seed-{best}")
-        assert model_folder(run).is_relative_to((run / f"seed-{best}").resolve())
+        assert find_model_folder(run).is_relative_to((run / f"seed-{best}").resolve())
     summary = json.loads((run / "scores.json").read_text())
     assert (summary["dev"], summary["spread"]) == (0.5, pytest.approx(0.125**0.5))
-    assert summary["metrics"]["held_out"]["mean"] == 5
+    assert summary["metrics"]["eval_loss"]["mean"] == 5
     for path, text in kept.items():
         (path / "scores.json").write_text(text)
-    gather(run)
+    summarize_seeds(run)
 
 
 def test_seeds_differ_and_one_run_is_its_own_mean(run: Path) -> None:
-    weights = [model_folder(path) / "model.safetensors" for path in sorted(run.glob("seed-*"))]
+    weights = [find_model_folder(path) / "model.safetensors" for path in sorted(run.glob("seed-*"))]
     assert weights[0].read_bytes() != weights[1].read_bytes()
-    alone = scores(run / "seed-0")
+    alone = read_scores(run / "seed-0")
     assert alone.best == run / "seed-0"
     assert alone.mean("accuracy") == (alone.runs[run / "seed-0"]["accuracy"], 0.0)
-    assert alone.names[-1] == "held_out" and "step" not in alone.names
+    assert alone.names[-1] == "eval_loss" and "step" not in alone.names
 
 
 def test_a_mistake_before_the_first_leaves_nothing(tmp_path: Path) -> None:
@@ -64,7 +66,7 @@ def test_a_mistake_before_the_first_leaves_nothing(tmp_path: Path) -> None:
         raise UserError("no")
 
     with pytest.raises(UserError, match="no"):
-        over(2, tmp_path / "run", fail)
+        run_seeds(2, tmp_path / "run", fail)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -72,5 +74,5 @@ def test_what_is_there_stays(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine").write_text("kept")
     with pytest.raises(UserError, match="already there"):
-        over(2, tmp_path / "run", lambda seed, out: out)
+        run_seeds(2, tmp_path / "run", lambda seed, out: out)
     assert (tmp_path / "run" / "mine").read_text() == "kept"

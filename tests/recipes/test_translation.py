@@ -8,14 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from kinfolk.data.pairs import PairFiles
+from kinfolk.data.pairs import ParallelText
 from kinfolk.errors import UserError
 from kinfolk.files import new_folder
 from kinfolk.generation.sampling import GREEDY
 from kinfolk.models.transformer import Transformer, TransformerConfig
 from kinfolk.recipes import pretraining, translation
-from kinfolk.recipes.translation import Texts, begin, measure, score, translate
-from kinfolk.text import Tokenizer, train
+from kinfolk.recipes.translation import (
+    ParallelData,
+    evaluate_bleu,
+    generate_texts,
+    prepare_translation_run,
+    score,
+)
+from kinfolk.text import Tokenizer, train_tokenizer
 from writing import write
 
 WHO = {"a dog": "ein Hund", "the man": "der Mann", "two cats": "zwei Katzen"}
@@ -33,14 +39,16 @@ def sentences() -> list[tuple[str, str]]:
     return found
 
 
-def table(path: Path, rows: list[tuple[str, str]]) -> PairFiles:
+def table(path: Path, rows: list[tuple[str, str]]) -> ParallelText:
     path.write_text("".join(f"{a}\t{b}\n" for a, b in rows), encoding="utf-8")
-    return PairFiles(path)
+    return ParallelText(path)
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return train([text for pair in sentences() for text in pair], kind="bpe", vocab=400)
+    return train_tokenizer(
+        [text for pair in sentences() for text in pair], kind="bpe", vocab_size=400
+    )
 
 
 @pytest.fixture
@@ -48,7 +56,7 @@ def model(tokenizer: Tokenizer) -> Transformer:
     """A network that says something else about every source, and comes to an end."""
     torch.manual_seed(1)
     config = TransformerConfig(
-        vocab_size=tokenizer.vocab, hidden_size=32, num_layers=2, num_heads=2
+        vocab_size=tokenizer.vocab_size, hidden_size=32, num_layers=2, num_heads=2
     )
     model = config.build().eval()
     with torch.no_grad():
@@ -59,32 +67,32 @@ def model(tokenizer: Tokenizer) -> Transformer:
 def test_translations_come_in_order_however_they_are_batched(
     model: Transformer, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(translation, "ROOM", 6)
+    monkeypatch.setattr(translation, "EXTRA_LENGTH", 6)
     sources = ["a dog", "two cats sleep often", "the man runs", "now", "two cats sleep often"]
-    alone = [translate(model, tokenizer, [source])[0] for source in sources]
+    alone = [generate_texts(model, tokenizer, [source])[0] for source in sources]
     assert alone[1] == alone[4] and len(set(alone)) == 4
-    assert translate(model, tokenizer, sources) == alone
+    assert generate_texts(model, tokenizer, sources) == alone
     monkeypatch.setattr(translation, "BATCH", 2)
-    assert translate(model, tokenizer, sources) == alone
+    assert generate_texts(model, tokenizer, sources) == alone
 
 
 def test_a_translation_is_the_likeliest_token_after_the_likeliest(
     model: Transformer, tokenizer: Tokenizer
 ) -> None:
-    eos = tokenizer.specials.need("eos")
-    ids = [*tokenizer.encode("the man runs", specials=False), eos]
-    banned = tokenizer.specials.all - {eos}
+    eos = tokenizer.special_tokens.require("eos")
+    ids = [*tokenizer.encode("the man runs", add_special_tokens=False), eos]
+    banned = tokenizer.special_tokens.ids - {eos}
     (written,) = write(
         model,
-        [[tokenizer.specials.pad]],
-        tokens=len(ids) + 50,
-        ends={eos},
+        [[tokenizer.special_tokens.pad]],
+        max_new_tokens=len(ids) + 50,
+        eos_ids={eos},
         method=GREEDY,
-        sources=[ids],
+        encoder_ids=[ids],
         banned=banned,
     )
     expected = " ".join(tokenizer.decode(written.ids).split())
-    assert expected and translate(model, tokenizer, ["the man runs"]) == [expected]
+    assert expected and generate_texts(model, tokenizer, ["the man runs"]) == [expected]
 
 
 def test_a_failure_leaves_nothing_and_what_was_left_before_is_no_hindrance(tmp_path: Path) -> None:
@@ -102,17 +110,17 @@ def test_a_failure_leaves_nothing_and_what_was_left_before_is_no_hindrance(tmp_p
 
 def test_bleu_needs_a_model_that_reads_sources(runs: dict[str, Path]) -> None:
     with pytest.raises(UserError, match="gpt2 reads no source: an encoder-decoder translates"):
-        measure(runs["gpt2"], [], "cpu")
+        evaluate_bleu(runs["gpt2"], [], "cpu")
 
 
 @pytest.mark.slow
 def test_a_small_model_learns_to_translate_what_it_never_saw(tmp_path: Path) -> None:
     known = sentences()
     train, dev = table(tmp_path / "train.tsv", known[:30]), table(tmp_path / "dev.tsv", known[30:])
-    settings = ["steps=150", "batch=4", "warmup=20", "device=cpu", "evaluate_every=1000"]
-    settings = [f"train.{one}" for one in (*settings, "peak=4e-3", "schedule=linear")]
-    run, texts = tmp_path / "run", Texts(train=train, dev=dev, vocab=400)
-    begin("transformer/nano", texts, run, length=48, settings=settings)
+    settings = ["steps=150", "batch_size=4", "warmup=20", "device=cpu", "eval_every=1000"]
+    settings = [f"train.{one}" for one in (*settings, "lr=4e-3", "schedule=linear")]
+    run, texts = tmp_path / "run", ParallelData(train=train, dev=dev, vocab=400)
+    prepare_translation_run("transformer/nano", texts, run, length=48, settings=settings)
     assert not (run / "checkpoints").exists()
     pretraining.resume(run)
     found = score(run)

@@ -14,13 +14,13 @@ from safetensors.torch import load_file
 
 from kinfolk.batch import Loss
 from kinfolk.errors import UserError
-from kinfolk.recipes.answering import solver
+from kinfolk.recipes.answering import load_predictor
 from kinfolk.recipes.finetuning import finetune, resume
-from kinfolk.recipes.opening import model_folder
-from kinfolk.recipes.starting import Start, started
-from kinfolk.recipes.tuning import Habits, Sheet, Tuning, sheet
-from kinfolk.tasks.notes import Notes
-from kinfolk.tasks.rows import Labelled
+from kinfolk.recipes.opening import find_model_folder
+from kinfolk.recipes.starting import InitialWeights, parse_initial_weights
+from kinfolk.recipes.tuning import FineTuneConfig, FineTuneRecipe, TaskDataset, task_dataset
+from kinfolk.tasks.notes import ReadReport
+from kinfolk.tasks.rows import LabelledText
 from kinfolk.text import Tokenizer
 from kinfolk.training import checkpoints
 from kinfolk.training.log import read
@@ -28,8 +28,15 @@ from kinfolk.training.loop import Progress
 from lessons import classify, complete, dev, kept, lines, opinions, table, tune
 from little import tree
 
-SMALL = ("train.batch=8", "train.peak=2e-3", "model.backbone.dropout=0.1")  # 15 steps an epoch
-EVERY = {"thaw": True, "attack": 0.5, "noise": 0.1, "shrink": 0.9, "dropout": 0.1, "patience": 2}
+SMALL = ("train.batch_size=8", "train.lr=2e-3", "model.backbone.dropout=0.1")  # 15 steps an epoch
+EVERY = {
+    "gradual_unfreezing": True,
+    "adversarial_epsilon": 0.5,
+    "noisy_tune": 0.1,
+    "layer_lr_decay": 0.9,
+    "dropout": 0.1,
+    "early_stopping_patience": 2,
+}
 
 
 class Stop:
@@ -43,7 +50,7 @@ class Stop:
             raise KeyboardInterrupt
 
 
-def stopped(found: Sheet, out: Path, step: int, *settings: str, **more: Any) -> Path:
+def stopped(found: TaskDataset, out: Path, step: int, *settings: str, **more: Any) -> Path:
     """Begin a run, interrupt it and go on with it."""
     with pytest.raises(KeyboardInterrupt):
         tune("bert/nano", found, out, *settings, watch=Stop(step), **more)
@@ -65,45 +72,45 @@ def ends_alike(one: Path, other: Path) -> None:
 @pytest.mark.parametrize("step", [10, 15, 20])  # before a score, at one and after it
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path, step: int) -> None:
     found = opinions(tmp_path, 120, 24)
-    whole = tune("bert/nano", found, tmp_path / "whole", *SMALL, habits=EVERY, epochs=3)
-    parts = stopped(found, tmp_path / "parts", step, *SMALL, habits=EVERY, epochs=3)
+    whole = tune("bert/nano", found, tmp_path / "whole", *SMALL, finetune_config=EVERY, epochs=3)
+    parts = stopped(found, tmp_path / "parts", step, *SMALL, finetune_config=EVERY, epochs=3)
     ends_alike(whole, parts)
 
 
 def test_what_was_said_of_a_run_holds_when_it_goes_on(tmp_path: Path) -> None:
     found = opinions(tmp_path, 64, 24)
-    settings = ("train.batch=8", "train.warmup=3", "train.steps=16", "train.evaluate_every=4")
+    settings = ("train.batch_size=8", "train.warmup=3", "train.steps=16", "train.eval_every=4")
     whole = tune("bert/nano", found, tmp_path / "whole", *settings)
     ends_alike(whole, stopped(found, tmp_path / "parts", 4, *settings))
-    assert Tuning.read(whole / "recipe.json").train.warmup == 3
-    rates = [line["rate"] for line in read(whole)]
+    assert FineTuneRecipe.read(whole / "recipe.json").train.warmup == 3
+    rates = [line["lr"] for line in read(whole)]
     assert len(rates) == 16 and rates[2] == max(rates)
 
 
 @pytest.mark.parametrize("held", [20, 21])  # batches of 8: the last one is smaller
 def test_the_loss_on_dev_rows_is_the_mean_over_all_of_them(tmp_path: Path, held: int) -> None:
     found = opinions(tmp_path, 40, held)
-    settings = ("train.batch=8", "train.peak=2e-3", "train.evaluate_every=9999")
+    settings = ("train.batch_size=8", "train.lr=2e-3", "train.eval_every=9999")
     run = tune("bert/nano", found, tmp_path / "run", *settings, epochs=1)
-    opened, rows = solver(run), kept(found)
+    opened, rows = load_predictor(run), kept(found)
     assert len(rows) == held
     slow = 0.0
     for row in rows:
         (answer,) = opened.answers([row])
-        slow -= math.log(answer.scores[opened.task.labels.index(row.label)])
-    (logged,) = [line["held_out"] for line in read(run) if "held_out" in line]
+        slow -= math.log(answer.probabilities[opened.task.labels.index(row.label)])
+    (logged,) = [line["eval_loss"] for line in read(run) if "eval_loss" in line]
     assert logged == pytest.approx(slow / held, rel=1e-4)
 
 
 def test_a_run_without_a_checkpoint_starts_again(tmp_path: Path) -> None:
     found = opinions(tmp_path, 64, 24)
     body = tune("bert/nano", found, tmp_path / "first", epochs=1)
-    folder = str(model_folder(body))
+    folder = str(find_model_folder(body))
     for scratch in (False, True):
-        start = started(folder, scratch=scratch)
+        start = parse_initial_weights(folder, scratch=scratch)
         whole, parts = (tmp_path / f"{name}{scratch}" for name in ("whole", "parts"))
-        chosen = ["train.device=cpu", "train.batch=8"]
-        finetune(start, [found], whole, habits=Habits(epochs=1), settings=chosen)
+        chosen = ["train.device=cpu", "train.batch_size=8"]
+        finetune(start, [found], whole, finetune_config=FineTuneConfig(epochs=1), settings=chosen)
         parts.mkdir()
         for name in ("recipe.json", "tokenizer"):
             (parts / name).symlink_to(whole / name)
@@ -115,11 +122,11 @@ def test_a_score_that_is_nan_is_never_the_best(
 ) -> None:
     first = iter([math.nan])
     monkeypatch.setattr(Loss, "mean", spoiled(Loss.mean, first))
-    settings = ("train.batch=8", "train.peak=2e-3")
+    settings = ("train.batch_size=8", "train.lr=2e-3")
     run = tune("bert/nano", opinions(tmp_path, 64, 24), tmp_path / "run", *settings, epochs=2)
-    scored = [line for line in read(run) if "held_out" in line]
-    assert [line["held_out"] is None for line in scored] == [True, False]
-    assert checkpoints.step_of(run / "checkpoints" / "best") == scored[1]["step"]
+    scored = [line for line in read(run) if "eval_loss" in line]
+    assert [line["eval_loss"] is None for line in scored] == [True, False]
+    assert checkpoints.checkpoint_step(run / "checkpoints" / "best") == scored[1]["step"]
 
 
 def spoiled(mean: Any, values: Iterator[float]) -> Any:
@@ -133,14 +140,16 @@ def test_a_run_in_which_all_scores_are_nan_keeps_the_newest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Loss, "mean", spoiled(Loss.mean, itertools.repeat(math.nan)))
-    run = tune("bert/nano", opinions(tmp_path, 32, 8), tmp_path / "run", "train.batch=8", epochs=2)
-    assert checkpoints.step_of(run / "checkpoints" / "best") == 8
+    run = tune(
+        "bert/nano", opinions(tmp_path, 32, 8), tmp_path / "run", "train.batch_size=8", epochs=2
+    )
+    assert checkpoints.checkpoint_step(run / "checkpoints" / "best") == 8
 
 
 def test_an_option_that_is_wrong_leaves_no_run_behind(tmp_path: Path) -> None:
     found, out = opinions(tmp_path, 32, 8), tmp_path / "run"
-    with pytest.raises(UserError, match=r"attack=-1\.0: it must be at least 0"):
-        tune("bert/nano", found, out, epochs=1, habits={"attack": -1.0})
+    with pytest.raises(UserError, match=r"adversarial_epsilon=-1\.0: it must be at least 0"):
+        tune("bert/nano", found, out, epochs=1, finetune_config={"adversarial_epsilon": -1.0})
     assert not out.exists()
     tune("bert/nano", found, out, epochs=1)  # the next try is not refused
 
@@ -150,7 +159,7 @@ def test_a_kill_while_a_run_is_begun_loses_nothing(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, out = opinions(tmp_path, 32, 8), tmp_path / "run"
-    owner: Any = {"write": Tuning, "save": Tokenizer}[name]
+    owner: Any = {"write": FineTuneRecipe, "save": Tokenizer}[name]
     original = getattr(owner, name)
 
     def kill(*arguments: Any) -> None:
@@ -176,13 +185,24 @@ def test_a_finished_run_is_not_gone_on_with(tmp_path: Path) -> None:
 
 def test_it_ends_when_nothing_grows_better_and_keeps_the_best(tmp_path: Path) -> None:
     found = opinions(tmp_path, 64, 24)
-    settings = ("train.batch=16", "train.peak=1e-12", "train.keep=1")  # nothing changes
-    run = tune("bert/nano", found, tmp_path / "run", *settings, epochs=9, habits={"patience": 2})
-    scored = [line for line in read(run) if "held_out" in line]
+    settings = (
+        "train.batch_size=16",
+        "train.lr=1e-12",
+        "train.keep_checkpoints=1",
+    )  # nothing changes
+    run = tune(
+        "bert/nano",
+        found,
+        tmp_path / "run",
+        *settings,
+        epochs=9,
+        finetune_config={"early_stopping_patience": 2},
+    )
+    scored = [line for line in read(run) if "eval_loss" in line]
     assert [line["step"] for line in scored] == [4, 8, 12]
-    assert checkpoints.step_of(run / "checkpoints" / "best") == 4
-    assert checkpoints.step_of(run / "checkpoints" / "last") == 12
-    assert model_folder(run).name == "step-00000004"
+    assert checkpoints.checkpoint_step(run / "checkpoints" / "best") == 4
+    assert checkpoints.checkpoint_step(run / "checkpoints" / "last") == 12
+    assert find_model_folder(run).name == "step-00000004"
     assert dev(run) == {k: scored[0][k] for k in dev(run)} and "accuracy" in dev(run)
     # Killed between its last checkpoint and its scores, it is at its end, too.
     before = tree(run, ("log.jsonl", "scores.json"))
@@ -196,8 +216,8 @@ def test_an_interrupted_checkpoint_is_not_the_best(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         tune("bert/nano", found, tmp_path / "run", *SMALL, epochs=3, watch=Stop(20))
     home = tmp_path / "run" / "checkpoints"
-    assert checkpoints.step_of(home / "last") == 20
-    assert checkpoints.step_of(home / "best") == 15
+    assert checkpoints.checkpoint_step(home / "last") == 20
+    assert checkpoints.checkpoint_step(home / "best") == 15
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
@@ -206,14 +226,20 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 def test_micro_batches_learn_what_the_whole_batch_does(tmp_path: Path) -> None:
     found = opinions(tmp_path, 64, 8)
-    still = ("train.steps=6", "train.evaluate_every=6", "model.dropout=0", "train.peak=1e-4")
+    still = ("train.steps=6", "train.eval_every=6", "model.dropout=0", "train.lr=1e-4")
     one, two = (
-        tune("bert/nano", found, tmp_path / str(parts), *still, f"train.accumulate={parts}")
+        tune(
+            "bert/nano",
+            found,
+            tmp_path / str(parts),
+            *still,
+            f"train.gradient_accumulation={parts}",
+        )
         for parts in (1, 2)
     )
     for a, b in zip(read(one), read(two), strict=True):
         assert a["loss"] == pytest.approx(b["loss"], abs=1e-5)
-        assert a["norm"] == pytest.approx(b["norm"], rel=1e-4)
+        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-4)
         assert a["counts"] == b["counts"]
     for name, weight in weights(one).items():
         torch.testing.assert_close(weights(two)[name], weight, atol=1e-5, rtol=1e-4)
@@ -222,16 +248,22 @@ def test_micro_batches_learn_what_the_whole_batch_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["bert", "gpt2", "bilstm"])
 @pytest.mark.parametrize(
     "habit",
-    [{"thaw": True}, {"noise": 0.2}, {"attack": 1.0}, {"shrink": 0.5}, {"dropout": 0.2}],
+    [
+        {"gradual_unfreezing": True},
+        {"noisy_tune": 0.2},
+        {"adversarial_epsilon": 1.0},
+        {"layer_lr_decay": 0.5},
+        {"dropout": 0.2},
+    ],
     ids=str,
 )
 def test_every_habit_changes_what_is_learned(
     tmp_path: Path, name: str, habit: dict[str, Any]
 ) -> None:
     found = opinions(tmp_path, 48, 8)
-    settings = ("train.batch=16", "train.peak=1e-3", "train.evaluate_every=9999")
+    settings = ("train.batch_size=16", "train.lr=1e-3", "train.eval_every=9999")
     runs = [
-        tune(f"{name}/nano", found, tmp_path / str(n), *settings, epochs=2, habits=h)
+        tune(f"{name}/nano", found, tmp_path / str(n), *settings, epochs=2, finetune_config=h)
         for n, h in enumerate([{}, habit])
     ]
     plain, other = map(weights, runs)
@@ -243,38 +275,52 @@ def test_every_habit_changes_what_is_learned(
 def test_settings_of_the_network_are_heeded_with_and_without_a_head(tmp_path: Path) -> None:
     found = opinions(tmp_path, 32, 8)
     run = tune("bert/nano", found, tmp_path / "bert", "model.backbone.num_layers=1", epochs=1)
-    assert json.loads((model_folder(run) / "config.json").read_text())["num_hidden_layers"] == 1
+    assert (
+        json.loads((find_model_folder(run) / "config.json").read_text())["num_hidden_layers"] == 1
+    )
     run = tune("gpt2/nano", found, tmp_path / "gpt2", "model.num_layers=1", epochs=1, way="text")
-    assert json.loads((model_folder(run) / "config.json").read_text())["n_layer"] == 1
+    assert json.loads((find_model_folder(run) / "config.json").read_text())["n_layer"] == 1
     again = tune(str(run), found, tmp_path / "more", "model.dropout=0.3", epochs=1, way="text")
-    assert Tuning.read(again / "recipe.json").model.dropout == 0.3
+    assert FineTuneRecipe.read(again / "recipe.json").model.dropout == 0.3
     refused("do not fit the settings", str(run), found, out=tmp_path / "odd",
             settings=["model.hidden_size=32"], way="text")  # fmt: skip
-    assert json.loads((model_folder(again) / "config.json").read_text())["resid_pdrop"] == 0.3
+    assert json.loads((find_model_folder(again) / "config.json").read_text())["resid_pdrop"] == 0.3
 
 
 def test_a_dropout_is_a_share() -> None:
-    with pytest.raises(UserError, match=r"habits.dropout=1.0: it must be from 0 to less than 1"):
-        Habits(dropout=1.0)
+    with pytest.raises(UserError, match=r"finetune.dropout=1.0: it must be from 0 to less than 1"):
+        FineTuneConfig(dropout=1.0)
 
 
 def test_rare_classes_weigh_more_where_it_is_wished(tmp_path: Path) -> None:
     file = tmp_path / "train.tsv"
     rows = ["a fine film\tgood"] * 30 + ["a dull film\tbad"] * 10
     file.write_text("sentence\tlabel\n" + "\n".join(rows) + "\n")
-    run = tune("bert/nano", sheet(file), tmp_path / "run", epochs=1, habits={"weights": "balanced"})
-    (way,) = Tuning.read(run / "recipe.json").ways
-    assert way.weights == pytest.approx((2.0, 2 / 3), abs=1e-5)  # type: ignore[attr-defined]
+    run = tune(
+        "bert/nano",
+        task_dataset(file),
+        tmp_path / "run",
+        epochs=1,
+        finetune_config={"class_weights": "balanced"},
+    )
+    (way,) = FineTuneRecipe.read(run / "recipe.json").formulations
+    assert way.class_weights == pytest.approx((2.0, 2 / 3), abs=1e-5)  # type: ignore[attr-defined]
     with pytest.raises(UserError, match="'text' weighs no classes"):
-        tune("t5/nano", sheet(file), tmp_path / "t5", epochs=1, habits={"weights": "balanced"})
+        tune(
+            "t5/nano",
+            task_dataset(file),
+            tmp_path / "t5",
+            epochs=1,
+            finetune_config={"class_weights": "balanced"},
+        )
 
 
 def test_without_dev_rows_some_are_held_out(tmp_path: Path) -> None:
-    run = tune("bert/nano", sheet(table(tmp_path / "train", classify, 60)), tmp_path / "run",
+    run = tune("bert/nano", task_dataset(table(tmp_path / "train", classify, 60)), tmp_path / "run",
                epochs=1)  # fmt: skip
     assert 0 <= dev(run)["accuracy"] <= 1
-    found = Tuning.read(run / "recipe.json").sheets[0]
-    learned, held = found.parted(Notes())
+    found = FineTuneRecipe.read(run / "recipe.json").datasets[0]
+    learned, held = found.split(ReadReport())
     assert len(held) == 6 and len(learned) == 54
     assert {row.number for row in learned}.isdisjoint(row.number for row in held)
 
@@ -288,12 +334,17 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
     out = tmp_path / "run"
     one = tmp_path / "one.tsv"
     one.write_text("sentence\tlabel\n" + "a fine film\tgood\n" * 9)
-    refused("has the label good: there is nothing to tell apart", "bert/nano", sheet(one), out=out)
+    refused(
+        "has the label good: there is nothing to tell apart",
+        "bert/nano",
+        task_dataset(one),
+        out=out,
+    )
     found = opinions(tmp_path, 32, 8)
     refused("bert does not classify by 'text': it can by head", "bert/nano", found, out=out,
             way="text")  # fmt: skip
     refused("no way is called 'heads'", "bert/nano", found, out=out, way="heads")
-    words = sheet(lines(tmp_path / "words", complete, 20), task="complete")
+    words = task_dataset(lines(tmp_path / "words", complete, 20), task="complete")
     refused("bert cannot complete: it solves classify", "bert/nano", words, out=out)
     refused("--length 4 leaves no room", "bert/nano", found, out=out, length=4)
     refused("more than the model's context", "bert/nano", found, out=out, length=4096)
@@ -304,21 +355,21 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
     refused("has no --pattern: leave it out", "bert/nano", found, out=out, said={"pattern": "x"})
     bare = tmp_path / "bare.tsv"
     bare.write_text("sentence\tlabel\n")
-    told = Sheet(train=str(bare), guess=found.guess)
+    told = TaskDataset(train=str(bare), guess=found.guess)
     refused("has no labelled row: there is nothing to learn from", "bert/nano", told, out=out)
     assert not out.exists()
     with pytest.raises(UserError, match="neither a folder nor a member of the family"):
-        started("bart/nano")
+        parse_initial_weights("bart/nano")
     with pytest.raises(UserError, match="bilstm has no size 'tall'"):
-        Start(name="bilstm/tall").open([[Labelled(("a fine film",), "good", 1)]])
+        InitialWeights(name="bilstm/tall").open([[LabelledText(("a fine film",), "good", 1)]])
 
 
 def test_labels_that_training_had_not_cost_their_rows_and_no_run(tmp_path: Path) -> None:
     train, held = table(tmp_path / "train", classify, 48), tmp_path / "dev.tsv"
     held.write_text("sentence\tlabel\na fine film\tgood\na dull film\tbad\na film\todd\n")
-    run = tune("bert/nano", sheet(train, held), tmp_path / "run", "train.peak=2e-3")
+    run = tune("bert/nano", task_dataset(train, held), tmp_path / "run", "train.lr=2e-3")
     assert dev(run)["accuracy"] == pytest.approx(2 / 3)  # nobody could have named the third
-    assert math.isfinite(dev(run)["held_out"])  # of the rows whose labels are known
+    assert math.isfinite(dev(run)["eval_loss"])  # of the rows whose labels are known
 
 
 def test_texts_that_are_cut_are_counted_and_said(tmp_path: Path) -> None:
@@ -326,7 +377,14 @@ def test_texts_that_are_cut_are_counted_and_said(tmp_path: Path) -> None:
     rows = ["film " * 40 + "fine\tgood", "film dull\tbad"] * 12
     file.write_text("sentence\tlabel\n" + "\n".join(rows) + "\n")
     heard: list[str] = []
-    tune("bert/nano", sheet(file, file), tmp_path / "run", epochs=1, length=16, say=heard.append)
+    tune(
+        "bert/nano",
+        task_dataset(file, file),
+        tmp_path / "run",
+        epochs=1,
+        length=16,
+        say=heard.append,
+    )
     assert "12 of 24 rows of train.tsv are cut to 16 tokens" in heard
 
 
@@ -341,9 +399,9 @@ def test_another_file_is_refused_when_a_run_goes_on(tmp_path: Path) -> None:
 
 def test_of_two_that_score_alike_the_one_with_less_loss_is_kept(tmp_path: Path) -> None:
     out = tune("bert/nano", opinions(tmp_path / "data"), tmp_path / "run", *SMALL, epochs=8)
-    scored = [line for line in read(out) if "held_out" in line]
+    scored = [line for line in read(out) if "eval_loss" in line]
     top = max(line["accuracy"] for line in scored)
     alike = [line for line in scored if line["accuracy"] == top]
     assert len(alike) > 1  # else it shows nothing
-    best = min(alike, key=lambda line: float(line["held_out"]))
-    assert checkpoints.step_of(out / "checkpoints" / "best") == best["step"]
+    best = min(alike, key=lambda line: float(line["eval_loss"]))
+    assert checkpoints.checkpoint_step(out / "checkpoints" / "best") == best["step"]

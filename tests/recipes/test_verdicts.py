@@ -10,8 +10,8 @@ from deaths import at, death
 from kinfolk.batch import Inputs
 from kinfolk.data.shards import Corpus
 from kinfolk.hub import load, load_model
-from kinfolk.metrics.verdicts import detection, pair_accuracy
-from kinfolk.recipes.evaluation import evaluate, verdicts
+from kinfolk.metrics.verdicts import pair_accuracy, rtd_scores
+from kinfolk.recipes.evaluation import auxiliary_metrics, evaluate
 from kinfolk.recipes.pretraining import resume
 from kinfolk.recipes.recipe import Recipe
 from little import Home, tree
@@ -36,15 +36,15 @@ def test_a_killed_run_of_two_networks_ends_like_one_left_alone(
 
 def test_a_detector_is_scored_on_what_its_generator_replaced(home: Home, electra: Path) -> None:
     held_out = home.corpus / "holdout"
-    said = verdicts(electra, corpus=held_out)
+    said = auxiliary_metrics(electra, corpus=held_out)
     model, way = load_model(electra / "checkpoints" / "last"), Recipe.read(electra / "recipe.json")
-    found = detection(model, way.objective, Corpus.open(held_out))
+    found = rtd_scores(model, way.objective, Corpus.open(held_out))
     assert said == {
         "detection_auc": found.auc,
         "detection_accuracy": found.accuracy,
-        "replaced_share": found.replaced,
+        "replaced_share": found.base_rate,
     }
-    assert 0 < found.replaced < 0.2
+    assert 0 < found.base_rate < 0.2
 
 
 def test_the_likelihood_of_a_text_is_the_generators(home: Home, electra: Path) -> None:
@@ -58,7 +58,7 @@ def test_the_likelihood_of_a_text_is_the_generators(home: Home, electra: Path) -
     nats = 0.0
     for place in range(1, len(ids) - 1):
         row = torch.tensor([ids])
-        row[0, place] = tokenizer.specials.need("mask")
+        row[0, place] = tokenizer.special_tokens.require("mask")
         with torch.no_grad():
             hidden = model.forward_lm(Inputs.from_ids(row, causal=False)).hidden
             logits = model.lm_logits(hidden[0, place]).logits()
@@ -72,15 +72,17 @@ def test_pairs_are_scored_by_the_share_judged_rightly(member: str, home: Home) -
     run, held_out = home.run(member), home.corpus / "holdout"
     model, way = load_model(run / "checkpoints" / "last"), Recipe.read(run / "recipe.json")
     share = pair_accuracy(model, way.objective, Corpus.open(held_out))
-    assert verdicts(run, corpus=held_out) == {"pair_accuracy": share}
+    assert auxiliary_metrics(run, corpus=held_out) == {"pair_accuracy": share}
 
 
 def test_a_text_without_pairs_has_no_verdict(home: Home) -> None:
     path = home.folder / "single.txt"
     path.write_text("The cat saw a ball again.", encoding="utf-8")
-    assert verdicts(home.run("bert"), text=path) == {}  # no other document to take strangers from
-    assert verdicts(home.run("albert"), text=path) == {}  # no second sentence
+    assert (
+        auxiliary_metrics(home.run("bert"), text=path) == {}
+    )  # no other document to take strangers from
+    assert auxiliary_metrics(home.run("albert"), text=path) == {}  # no second sentence
 
 
 def test_who_learned_tokens_alone_has_no_verdict(home: Home) -> None:
-    assert verdicts(home.run("gpt2"), corpus=home.corpus / "holdout") == {}
+    assert auxiliary_metrics(home.run("gpt2"), corpus=home.corpus / "holdout") == {}

@@ -8,24 +8,24 @@ import torch
 
 import kinfolk
 from kinfolk.errors import UserError
-from kinfolk.generation import GREEDY, Beam, Contrastive, Method, Sampling
-from kinfolk.generation.wishes import Wishes
-from kinfolk.recipes.rewriting import open_rewriter, rewrite, task
-from kinfolk.recipes.writing import WINDOW, open_writer, ready, write
+from kinfolk.generation import GREEDY, BeamSearch, ContrastiveSearch, DecodingMethod, Sampling
+from kinfolk.generation.wishes import GenerationConfig
+from kinfolk.recipes.rewriting import generate_lines, load_seq2seq, task_prefix
+from kinfolk.recipes.writing import SORT_WINDOW, generate_many, load_generator, to_inference
 from little import Home
 
 PROMPTS = ["The cat", "A dog found the old man again", "The", "My sister", "The king saw", "A red"]
 
 
 def test_a_stream_is_the_text_piece_by_piece(runs: dict[str, Path]) -> None:
-    pieces = list(kinfolk.stream(runs["gpt2"], "The cat", tokens=12, seed=3))
+    chunks = list(kinfolk.stream(runs["gpt2"], "The cat", tokens=12, seed=3))
     pair = kinfolk.load(runs["gpt2"])
-    assert len(pieces) > 3
-    assert list(kinfolk.stream(pair, "The cat", tokens=12, seed=3)) == pieces
-    assert "".join(pieces) == kinfolk.continue_text(*pair, "The cat", tokens=12, seed=3)
-    assert "".join(pieces) != "".join(kinfolk.stream(pair, "The cat", tokens=12, seed=4))
-    (texts,) = write(*pair, ["The cat"], Wishes(tokens=12, seed=3))
-    assert texts[0].text == "".join(pieces)
+    assert len(chunks) > 3
+    assert list(kinfolk.stream(pair, "The cat", tokens=12, seed=3)) == chunks
+    assert "".join(chunks) == kinfolk.generate_text(*pair, "The cat", tokens=12, seed=3)
+    assert "".join(chunks) != "".join(kinfolk.stream(pair, "The cat", tokens=12, seed=4))
+    (texts,) = generate_many(*pair, ["The cat"], GenerationConfig(max_new_tokens=12, seed=3))
+    assert texts[0].text == "".join(chunks)
 
 
 def test_a_stream_obeys(home: Home) -> None:
@@ -51,22 +51,30 @@ def test_tokens_come_one_by_one(runs: dict[str, Path]) -> None:
     model, tokenizer = kinfolk.load(runs["gpt2"])
     calls = []
     model.register_forward_hook(lambda *_: calls.append(1))
-    pieces = kinfolk.stream((model, tokenizer), "The cat", tokens=12, method=GREEDY)
-    next(pieces)
+    chunks = kinfolk.stream((model, tokenizer), "The cat", tokens=12, method=GREEDY)
+    next(chunks)
     assert len(calls) < 4
-    list(pieces)
+    list(chunks)
     assert len(calls) == 12
 
 
 @pytest.mark.parametrize(
-    "method", [Sampling(top_p=0.9), GREEDY, Beam(size=3), Contrastive()], ids=lambda m: str(m)[:12]
+    "method",
+    [Sampling(top_p=0.9), GREEDY, BeamSearch(num_beams=3), ContrastiveSearch()],
+    ids=lambda m: str(m)[:12],
 )
 @pytest.mark.parametrize("member", ["gpt2", "t5"])
-def test_no_neighbour_changes_a_text(member: str, method: Method, runs: dict[str, Path]) -> None:
+def test_no_neighbour_changes_a_text(
+    member: str, method: DecodingMethod, runs: dict[str, Path]
+) -> None:
     model, tokenizer = kinfolk.load(runs[member])
-    wishes = Wishes(tokens=6, num=1 if method == GREEDY or isinstance(method, Contrastive) else 2)
+    wishes = GenerationConfig(
+        max_new_tokens=6,
+        num_return_sequences=1 if method == GREEDY or isinstance(method, ContrastiveSearch) else 2,
+    )
     alone, few, together = (
-        list(write(model, tokenizer, PROMPTS, wishes, method, batch=batch)) for batch in (1, 2, 6)
+        list(generate_many(model, tokenizer, PROMPTS, wishes, method, batch=batch))
+        for batch in (1, 2, 6)
     )
     for other in (few, together):
         for one, two in zip(alone, other, strict=True):
@@ -80,57 +88,63 @@ def test_texts_come_a_window_at_a_time(runs: dict[str, Path]) -> None:
     asked = []
 
     def prompts() -> Iterator[str]:
-        for _ in range(3 * WINDOW):
+        for _ in range(3 * SORT_WINDOW):
             asked.append(1)
             yield "The"
 
-    found = write(*kinfolk.load(runs["gpt2"]), prompts(), Wishes(tokens=1), batch=1)
+    found = generate_many(
+        *kinfolk.load(runs["gpt2"]), prompts(), GenerationConfig(max_new_tokens=1), batch=1
+    )
     next(found)
-    assert len(asked) == WINDOW
-    assert len(list(found)) == 3 * WINDOW - 1
+    assert len(asked) == SORT_WINDOW
+    assert len(list(found)) == 3 * SORT_WINDOW - 1
 
 
 def test_tokens_add_up_to_the_text(runs: dict[str, Path]) -> None:
     model, tokenizer = kinfolk.load(runs["gpt2"])
-    for texts in write(model, tokenizer, PROMPTS, Wishes(tokens=10)):
+    for texts in generate_many(model, tokenizer, PROMPTS, GenerationConfig(max_new_tokens=10)):
         tokens = texts[0].tokens(tokenizer)
-        assert "".join(piece for piece, _ in tokens) == texts[0].text
+        assert "".join(chunk for chunk, _ in tokens) == texts[0].text
         assert [logprob for _, logprob in tokens] == texts[0].logprobs
 
 
 def test_lines_keep_their_order_and_their_number(runs: dict[str, Path]) -> None:
-    model, tokenizer = open_rewriter(runs["t5"], "translate", device="cpu")
+    model, tokenizer = load_seq2seq(runs["t5"], "translate", device="cpu")
     lines, done = ["The cat saw a ball.", "", "A dog", "\t", "The"] * 3, []
     found = list(
-        rewrite(model, tokenizer, lines, prefix="x: ", tokens=8, batch=2, watch=done.append)
+        generate_lines(model, tokenizer, lines, prefix="x: ", tokens=8, batch=2, watch=done.append)
     )
-    alone = [next(rewrite(model, tokenizer, [line], prefix="x: ", tokens=8)) for line in lines[:5]]
+    alone = [
+        next(generate_lines(model, tokenizer, [line], prefix="x: ", tokens=8)) for line in lines[:5]
+    ]
     assert found == alone * 3
     assert [bool(line) for line in alone] == [True, False, True, False, True]
     assert sum(done) == len(lines)
-    assert next(rewrite(model, tokenizer, ["x: A dog"], tokens=8)) == alone[2]
+    assert next(generate_lines(model, tokenizer, ["x: A dog"], tokens=8)) == alone[2]
 
 
 def test_a_model_is_made_ready(runs: dict[str, Path], home: Home) -> None:
-    model, _ = open_writer(runs["gpt2"], device="cpu", precision="bf16")
+    model, _ = load_generator(runs["gpt2"], device="cpu", precision="bf16")
     assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
-    model, _ = open_writer(runs["gpt2"], device="cpu")
+    model, _ = load_generator(runs["gpt2"], device="cpu")
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}
     size = sum(weight.numel() for weight in model.parameters())
-    assert sum(weight.numel() for weight in ready(model, precision="int8").parameters()) < size
-    grams, _ = open_writer(home.corpus)
-    assert ready(grams, precision="float32") is grams
+    assert (
+        sum(weight.numel() for weight in to_inference(model, precision="int8").parameters()) < size
+    )
+    grams, _ = load_generator(home.corpus)
+    assert to_inference(grams, precision="float32") is grams
 
 
 def test_int8_is_for_the_cpu(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     model, _ = kinfolk.load(runs["gpt2"])
     with pytest.raises(UserError, match="int8 is for the CPU"):
-        ready(model, precision="int8")
+        to_inference(model, precision="int8")
 
 
 def test_a_task_is_told_or_usual(runs: dict[str, Path]) -> None:
-    assert task(runs["t5"], "x: ", "summarize: ") == "x: "
-    assert task(runs["t5"], None, "summarize: ") == "summarize: "
+    assert task_prefix(runs["t5"], "x: ", "summarize: ") == "x: "
+    assert task_prefix(runs["t5"], None, "summarize: ") == "summarize: "
     with pytest.raises(UserError, match="say with --prefix"):
-        task(runs["t5"], None)
+        task_prefix(runs["t5"], None)

@@ -24,20 +24,20 @@ from kinfolk.nn.coreference import (
     prune_mentions,
 )
 from kinfolk.nn.task_heads import FIXED_LABELS, ModelWithHead, ModelWithHeadConfig, pooling_of
-from kinfolk.tasks.coreference import gap
-from kinfolk.tasks.lessons import Lessons, answers
-from kinfolk.tasks.rows import Mentioned, Span
+from kinfolk.tasks.coreference import read_gap
+from kinfolk.tasks.instances import TaskBatches, predict_rows
+from kinfolk.tasks.rows import CorefDocument, Span
 from kinfolk.tasks.scoring import score
-from kinfolk.tasks.task import Answer, Task
-from kinfolk.tasks.ways.clusters import Clusters, parted
-from kinfolk.text import Tokenizer, train
+from kinfolk.tasks.task import Prediction, Task
+from kinfolk.tasks.ways.clusters import CoreferenceHead, split_document
+from kinfolk.text import Tokenizer, train_tokenizer
 
 SHE, HE = ("ann", "eve", "mary"), ("bob", "tom", "jim")
 VERBS = ("smiled", "slept", "sang", "laughed")
 GIVEN = pytest.mark.parametrize("given", [True, False], ids=["given", "found"])
 
 
-def story(number: int, *, given: bool, sentences: int = 3) -> Mentioned:
+def story(number: int, *, given: bool, sentences: int = 3) -> CorefDocument:
     """Make up a document: a woman and a man meet, and then do things under other names."""
     chance = random.Random(number)
     pair = (chance.choice(SHE), chance.choice(HE))
@@ -55,10 +55,10 @@ def story(number: int, *, given: bool, sentences: int = 3) -> Mentioned:
         place += len(text[-1])
     clusters = tuple(tuple(some) for some in spans.values() if len(some) > 1)
     mentions = tuple(span for some in spans.values() for span in some) if given else None
-    return Mentioned(str(number), tuple(text), clusters, number, mentions)
+    return CorefDocument(str(number), tuple(text), clusters, number, mentions)
 
 
-PICTURE = Mentioned(
+PICTURE = CorefDocument(
     "picture",
     (("ann", "met", "bob", "."), ("she", "smiled")),
     (((0, 1), (4, 5)),),
@@ -71,16 +71,21 @@ WORDS = "ann met bob . she smiled"
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     texts = [" ".join(story(number, given=True).words) for number in range(200)]
-    return train(texts, kind="wordpiece", vocab=180)
+    return train_tokenizer(texts, kind="wordpiece", vocab_size=180)
 
 
-def way(tokenizer: Tokenizer, **more: Any) -> Clusters:
-    facts = {"length": 64, "pad": tokenizer.specials.pad, "longest": 3, "ratio": 0.5} | more
-    return Clusters(task=Task(kind="coref"), **facts)
+def way(tokenizer: Tokenizer, **more: Any) -> CoreferenceHead:
+    facts = {
+        "max_length": 64,
+        "pad_id": tokenizer.special_tokens.pad,
+        "max_span_length": 3,
+        "spans_per_word": 0.5,
+    } | more
+    return CoreferenceHead(task=Task(kind="coref"), **facts)
 
 
 def network(tokenizer: Tokenizer, member: Any = bert, **more: Any) -> ModelWithHead:
-    body = replace(member.SIZES["nano"], vocab_size=tokenizer.vocab, dropout=0.0)
+    body = replace(member.SIZES["nano"], vocab_size=tokenizer.vocab_size, dropout=0.0)
     torch.manual_seed(0)
     given: dict[str, Any] = {"labels": FIXED_LABELS["coref"], "dropout": 0.0} | more
     return (
@@ -90,18 +95,18 @@ def network(tokenizer: Tokenizer, member: Any = bert, **more: Any) -> ModelWithH
     )
 
 
-def asked(way: Clusters, row: Mentioned, tokenizer: Tokenizer) -> Any:
-    return way.collate(way.lessons(row, tokenizer))
+def asked(way: CoreferenceHead, row: CorefDocument, tokenizer: Tokenizer) -> Any:
+    return way.collate(way.training_instances(row, tokenizer))
 
 
 def test_the_picture_holds(tokenizer: Tokenizer) -> None:
     batch = asked(way(tokenizer), PICTURE, tokenizer)
     key = batch.targets
-    read = batch.inputs.input_ids.flatten()[key.slots]
+    read = batch.inputs.input_ids.flatten()[key.read_at]
     assert read.tolist() == [tokenizer.offsets(word)[0][0] for word in WORDS.split()]
     assert key.first.tolist() == key.last.tolist() == [0, 2, 4]
     assert key.target.tolist() == [1, 0, 1]
-    assert (key.room.tolist(), key.document.tolist()) == ([3], [0, 0, 0])
+    assert (key.max_mentions.tolist(), key.document.tolist()) == ([3], [0, 0, 0])
     assert key.speaker.tolist() == [-1, -1, -1]
     size = sum(len(tokenizer.offsets(word)[0]) for word in WORDS.split())
     assert batch.counts == {"labels": 3, "mentions": 0, "tokens": size + 2}
@@ -111,28 +116,32 @@ def test_where_mentions_are_not_given_every_short_span_of_a_sentence_may_be_one(
     tokenizer: Tokenizer,
 ) -> None:
     row = replace(PICTURE, mentions=None, clusters=(((0, 2), (4, 6)),))
-    (example,) = way(tokenizer, longest=2, ratio=0.4).lessons(row, tokenizer)
+    (example,) = way(tokenizer, max_span_length=2, spans_per_word=0.4).training_instances(
+        row, tokenizer
+    )
     inside = [(0, 1), (0, 2), (1, 2), (1, 3), (2, 3), (2, 4), (3, 4), (4, 5), (4, 6), (5, 6)]
-    assert list(example.about.spans) == inside
+    assert list(example.metadata.spans) == inside
     assert example.target == [int(span in ((0, 2), (4, 6))) for span in inside]
-    assert example.about.room == 3  # 0.4 x 6 words, rounded up
+    assert example.metadata.max_mentions == 3  # 0.4 x 6 words, rounded up
 
 
 def test_spans_of_several_documents_lie_one_behind_the_other(tokenizer: Tokenizer) -> None:
     solve = way(tokenizer)
     rows = [PICTURE, replace(PICTURE, clusters=(), mentions=((1, 4), (4, 6)))]
-    key = solve.collate([e for row in rows for e in solve.lessons(row, tokenizer)]).targets
+    key = solve.collate(
+        [e for row in rows for e in solve.training_instances(row, tokenizer)]
+    ).targets
     assert isinstance(key.target, Tensor) and key.target.tolist() == [1, 0, 1, 0, 0]
     batch: Any = key
     assert batch.first.tolist() == [0, 2, 4, 7, 10]
     assert batch.last.tolist() == [0, 2, 4, 9, 11]
-    assert (batch.document.tolist(), batch.room.tolist()) == ([0, 0, 0, 1, 1], [3, 2])
+    assert (batch.document.tolist(), batch.max_mentions.tolist()) == ([0, 0, 0, 1, 1], [3, 2])
 
 
 def test_who_speaks_is_known_by_the_first_word(tokenizer: Tokenizer) -> None:
     said = (("eve", "tom", "-", "tom"), ("eve", "eve"))
-    (example,) = way(tokenizer).lessons(replace(PICTURE, speakers=said), tokenizer)
-    assert example.about.speakers == (0, -1, 0)
+    (example,) = way(tokenizer).training_instances(replace(PICTURE, speakers=said), tokenizer)
+    assert example.metadata.speakers == (0, -1, 0)
 
 
 def test_the_best_of_each_document_are_kept_in_their_order() -> None:
@@ -181,9 +190,9 @@ def test_scores_and_loss_are_those_written_by_hand(tokenizer: Tokenizer) -> None
     row = replace(PICTURE, mentions=mentions, speakers=said, clusters=clusters)
     solve, model = way(tokenizer), network(tokenizer)
     batch = asked(solve, row, tokenizer)
-    words = model(batch.inputs).hidden.flatten(0, 1)[batch.targets.slots]
+    words = model(batch.inputs).hidden.flatten(0, 1)[batch.targets.read_at]
     expected = by_hand(model, words, batch.targets)
-    found: CoreferenceScores = solve.ranking(model, batch)
+    found: CoreferenceScores = solve.score_antecedents(model, batch)
     assert expected[torch.isfinite(expected)].std() > 0.1
     for i, row_of in enumerate(found.scores):
         torch.testing.assert_close(row_of[: i + 1], expected[i, : i + 1].flip(0))
@@ -206,9 +215,9 @@ def test_a_gradient_reaches_every_weight(tokenizer: Tokenizer) -> None:
 def test_spans_that_are_not_kept_are_learned_from_unless_mentions_are_given(
     tokenizer: Tokenizer,
 ) -> None:
-    solve, model = way(tokenizer, ratio=0.3), network(tokenizer)
+    solve, model = way(tokenizer, spans_per_word=0.3), network(tokenizer)
     batch = asked(solve, replace(PICTURE, mentions=None), tokenizer)
-    found = solve.ranking(model, batch)
+    found = solve.score_antecedents(model, batch)
     assert (
         batch.counts["labels"] == len(found.mention_indices) == 2 < len(found.mention_scores) == 12
     )
@@ -221,17 +230,17 @@ def test_spans_that_are_not_kept_are_learned_from_unless_mentions_are_given(
 
 
 def learn(
-    solve: Clusters,
+    solve: CoreferenceHead,
     model: ModelWithHead,
-    rows: Sequence[Mentioned],
+    rows: Sequence[CorefDocument],
     tokenizer: Tokenizer,
     steps: int,
 ) -> list[float]:
     """Take some steps; return the loss of each."""
-    examples = [example for row in rows for example in solve.lessons(row, tokenizer)]
-    cut = sum(example.cut for example in examples)
+    examples = [example for row in rows for example in solve.training_instances(row, tokenizer)]
+    cut = sum(example.truncated_tokens for example in examples)
     assert not cut
-    feed = Lessons(solve, [examples], batch=16)
+    feed = TaskBatches(solve, [examples], batch=16)
     optimiser = torch.optim.AdamW(model.parameters())
     losses = []
     for step in range(steps):
@@ -257,7 +266,7 @@ def test_stories_are_understood_and_stay_so_on_disk(
     losses = learn(solve, model, rows, tokenizer, 40 if given else 80)
     assert sum(losses[-5:]) < 0.2 * sum(losses[:5])
     fresh = [story(number, given=given) for number in range(1000, 1060)]
-    said = answers(solve, model, fresh, tokenizer)
+    said = predict_rows(solve, model, fresh, tokenizer)
     assert score(solve.task, fresh, said)["conll_f1"] > 0.95
 
     save(tmp_path, model, tokenizer)
@@ -267,7 +276,7 @@ def test_stories_are_understood_and_stay_so_on_disk(
     assert again.config == model.config
     kept = from_json(json.loads(json.dumps(to_json(solve))))
     assert kept == solve
-    assert answers(kept, again, fresh, words) == said
+    assert predict_rows(kept, again, fresh, words) == said
 
 
 @GIVEN
@@ -277,77 +286,79 @@ def test_who_else_is_in_a_batch_changes_nothing(
     given: bool, member: Any, tokenizer: Tokenizer
 ) -> None:
     frames = {roberta: "roberta", xlnet: "xlnet", gpt2: None}
-    solve = way(tokenizer, frame=frames.get(member, "bert"), causal=member is gpt2, length=24)
+    solve = way(tokenizer, frame=frames.get(member, "bert"), causal=member is gpt2, max_length=24)
     model: Any = network(tokenizer, member)
     model.head.mention[-1].bias.fill_(1.0)  # so that a network that learned nothing finds links
     rows = [story(number, given=given, sentences=9) for number in range(8)]
-    examples = [example for row in rows for example in solve.lessons(row, tokenizer)]
-    assert len(examples) == len(rows) < sum(len(e.readings) for e in examples)
+    examples = [example for row in rows for example in solve.training_instances(row, tokenizer)]
+    assert len(examples) == len(rows) < sum(len(e.examples) for e in examples)
     packed = solve.loss(model, solve.collate(examples))
     alone = [solve.loss(model, solve.collate([example])) for example in examples]
     total = torch.stack([loss.sums["labels"] for loss in alone]).sum()
     torch.testing.assert_close(packed.sums["labels"], total, rtol=1e-4, atol=1e-4)
-    together = answers(solve, model, rows, tokenizer, tokens=10**6)
-    turned = answers(solve, model, rows[::-1], tokenizer, tokens=1)[::-1]
+    together = predict_rows(solve, model, rows, tokenizer, tokens=10**6)
+    turned = predict_rows(solve, model, rows[::-1], tokenizer, tokens=1)[::-1]
     assert [answer.value for answer in together] == [answer.value for answer in turned]
     assert any(answer.value for answer in together)
 
 
 def test_a_long_document_is_read_in_stretches_of_whole_sentences(tokenizer: Tokenizer) -> None:
     row = story(11, given=False, sentences=30)
-    (example,) = way(tokenizer, length=24).lessons(row, tokenizer)
-    assert len(example.readings) > 2 and not example.cut
-    assert max(len(reading.ids) for reading in example.readings) <= 24
+    (example,) = way(tokenizer, max_length=24).training_instances(row, tokenizer)
+    assert len(example.examples) > 2 and not example.truncated_tokens
+    assert max(len(reading.ids) for reading in example.examples) <= 24
     begins = [tokenizer.offsets(word)[0][0] for word in row.words]
-    read = [int(id) for r in example.readings for id in r.ids[r.slots]]
+    read = [int(id) for r in example.examples for id in r.ids[r.read_at]]
     assert read == begins
     stop = tokenizer.offsets(".")[0][0]
-    assert all(r.ids[r.slots[-1]] == stop for r in example.readings)
+    assert all(r.ids[r.read_at[-1]] == stop for r in example.examples)
 
 
 def test_a_long_sentence_is_parted_and_spans_may_lie_across() -> None:
     sentences = [["a"] * 3, [], ["b"] * 10, ["c"] * 2, ["d"]]
-    pieces = [[1]] * 3 + [[1, 2]] * 10 + [[1]] * 3
-    assert parted(sentences, pieces, 8) == [(0, 3), (3, 7), (7, 11), (11, 13), (13, 16)]
+    chunks = [[1]] * 3 + [[1, 2]] * 10 + [[1]] * 3
+    assert split_document(sentences, chunks, 8) == [(0, 3), (3, 7), (7, 11), (11, 13), (13, 16)]
 
 
 @torch.no_grad()
 def test_a_span_across_two_stretches_is_read_in_both(tokenizer: Tokenizer) -> None:
     words = ("she", "smiled", "again") * 8
-    row = Mentioned("long", (words,), (((0, 24), (3, 4)),), 1, ((0, 24), (3, 4)))
-    solve, model = way(tokenizer, length=12), network(tokenizer)
+    row = CorefDocument("long", (words,), (((0, 24), (3, 4)),), 1, ((0, 24), (3, 4)))
+    solve, model = way(tokenizer, max_length=12), network(tokenizer)
     batch = asked(solve, row, tokenizer)
     assert batch.targets.last.tolist() == [23, 3]
     assert torch.isfinite(solve.loss(model, batch).sums["labels"])
 
 
 def test_letters_of_a_word_longer_than_all_room_are_counted(tokenizer: Tokenizer) -> None:
-    row = Mentioned("word", (("she", "x" * 40),), ((),), 1, ((0, 1), (1, 2)))
-    (example,) = way(tokenizer, length=16).lessons(row, tokenizer)
+    row = CorefDocument("word", (("she", "x" * 40),), ((),), 1, ((0, 1), (1, 2)))
+    (example,) = way(tokenizer, max_length=16).training_instances(row, tokenizer)
     whole = len(tokenizer.offsets(" " + "x" * 40)[0])
-    assert example.cut == max(0, whole - 14)
+    assert example.truncated_tokens == max(0, whole - 14)
 
 
 def test_what_refers_to_one_thing_in_turn_is_one_cluster(tokenizer: Tokenizer) -> None:
     solve = way(tokenizer)
     row = replace(PICTURE, mentions=tuple((n, n + 1) for n in range(6)))
-    examples = solve.questions(row, tokenizer)
+    examples = solve.inference_instances(row, tokenizer)
     reply = torch.tensor([[-1, 0.9], [-1, 1.0], [0, 0.6], [2, 1.0], [1, 1.0], [-1, 1.0]])
-    said = solve.answer(row, examples, [reply.double().numpy()])
+    said = solve.decode(row, examples, [reply.double().numpy()])
     assert said.value == (((0, 1), (2, 3), (3, 4)), ((1, 2), (4, 5)))
-    assert said.sure == pytest.approx(0.6)
+    assert said.probability == pytest.approx(0.6)
 
 
 def test_a_document_without_spans_has_no_clusters(tokenizer: Tokenizer) -> None:
     solve, model = way(tokenizer), network(tokenizer)
     empty = [replace(PICTURE, mentions=()), replace(PICTURE, sentences=((), ()), mentions=None)]
-    assert [solve.lessons(row, tokenizer) for row in empty] == [[], []]
-    said = answers(solve, model, [empty[0], PICTURE, empty[1]], tokenizer)
-    assert said[0] == said[2] == Answer(())
-    assert said[1].sure is not None
+    assert [solve.training_instances(row, tokenizer) for row in empty] == [[], []]
+    said = predict_rows(solve, model, [empty[0], PICTURE, empty[1]], tokenizer)
+    assert said[0] == said[2] == Prediction(())
+    assert said[1].probability is not None
 
 
-@pytest.mark.parametrize("wrong", [{"longest": 0}, {"ratio": 0.0}, {"antecedents": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"max_span_length": 0}, {"spans_per_word": 0.0}, {"max_antecedents": 0}]
+)
 def test_settings_that_leave_nothing_to_rank_are_told(
     wrong: dict[str, Any], tokenizer: Tokenizer
 ) -> None:
@@ -358,9 +369,9 @@ def test_settings_that_leave_nothing_to_rank_are_told(
 
 @pytest.mark.real
 def test_pronouns_of_gap_are_learned_by_heart(real: Path) -> None:
-    rows = list(islice(gap(real / "gap_coref" / "gap-validation.tsv"), 16))
-    words = train([" ".join(row.words) for row in rows], kind="wordpiece", vocab=600)
+    rows = list(islice(read_gap(real / "gap_coref" / "gap-validation.tsv"), 16))
+    words = train_tokenizer([" ".join(row.words) for row in rows], kind="wordpiece", vocab_size=600)
     solve, model = way(words), network(words)
     losses = learn(solve, model, rows, words, 30)
     assert losses[-1] < 0.1 * losses[0]
-    assert score(solve.task, rows, answers(solve, model, rows, words))["conll_f1"] > 0.95
+    assert score(solve.task, rows, predict_rows(solve, model, rows, words))["conll_f1"] > 0.95

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from kinfolk.errors import UserError
-from kinfolk.tasks.notes import Notes
-from kinfolk.tasks.rows import Asked
-from kinfolk.tasks.squad import rows
+from kinfolk.tasks.notes import ReadReport
+from kinfolk.tasks.rows import QuestionRow
+from kinfolk.tasks.squad import read
 
 CONTEXT = "战国无双3是游戏。战国无双4也是。"
 
@@ -31,26 +31,26 @@ def question(id: str = "q", *answers: tuple[str, int], **more: Any) -> dict[str,
 
 @pytest.mark.parametrize("indent", [None, 1])
 def test_an_answer_begins_where_the_file_says(tmp_path: Path, indent: int | None) -> None:
-    notes = Notes()
+    notes = ReadReport()
     path = file(tmp_path, question("q", ("战国", 9), ("游戏", 6)), indent=indent)
-    assert list(rows(path, notes)) == [
-        Asked("q", CONTEXT, "什么？", (("战国", 9), ("游戏", 6)), True, 1)
+    assert list(read(path, notes)) == [
+        QuestionRow("q", CONTEXT, "什么？", (("战国", 9), ("游戏", 6)), True, 1)
     ]
     assert not notes.counts
 
 
 def test_an_answer_elsewhere_is_found_at_the_nearest_place(tmp_path: Path) -> None:
-    notes = Notes()
-    found = list(rows(file(tmp_path, question("q", ("战国", 8), ("战国", 2), ("战国", -4))), notes))
+    notes = ReadReport()
+    found = list(read(file(tmp_path, question("q", ("战国", 8), ("战国", 2), ("战国", -4))), notes))
     assert [start for _, start in found[0].answers] == [9, 0, 0]
     assert list(notes.counts.values()) == [3]
 
 
 def test_an_answer_nowhere_is_kept_counted_and_listed(tmp_path: Path) -> None:
-    notes = Notes()
-    found = list(rows(file(tmp_path, question("q7", ("三国", 0), ("游戏", 6))), notes))
+    notes = ReadReport()
+    found = list(read(file(tmp_path, question("q7", ("三国", 0), ("游戏", 6))), notes))
     assert found[0].answers == (("三国", -1), ("游戏", 6))
-    assert notes.sentences() == ["answers that their context does not hold: 1 (q7: '三国')"]
+    assert notes.messages() == ["answers that their context does not hold: 1 (q7: '三国')"]
 
 
 def test_what_has_no_answer_is_not_what_has_none_given(tmp_path: Path) -> None:
@@ -59,23 +59,23 @@ def test_what_has_no_answer_is_not_what_has_none_given(tmp_path: Path) -> None:
         question("no", is_impossible=True),
         {"id": "hidden", "question": "什么？"},
     )
-    assert [(row.id, row.answers, row.possible) for row in rows(path)] == [
+    assert [(row.id, row.answers, row.answerable) for row in read(path)] == [
         ("no", (), False),
         ("hidden", (), True),
     ]
 
 
 def test_an_id_met_twice_is_made_new_and_noted(tmp_path: Path) -> None:
-    notes = Notes()
-    found = rows(file(tmp_path, question("q", ("游戏", 6)), question("q", ("游戏", 6))), notes)
+    notes = ReadReport()
+    found = read(file(tmp_path, question("q", ("游戏", 6)), question("q", ("游戏", 6))), notes)
     assert [row.id for row in found] == ["q", "q#2"]
-    assert "the id of another" in notes.sentences()[0]
+    assert "the id of another" in notes.messages()[0]
 
 
 def test_questions_about_nothing_are_left_out_and_noted(tmp_path: Path) -> None:
-    notes = Notes()
-    assert list(rows(file(tmp_path, question(), context=" "), notes)) == []
-    assert notes.sentences() == ["questions without a context, left out: 1 (1)"]
+    notes = ReadReport()
+    assert list(read(file(tmp_path, question(), context=" "), notes)) == []
+    assert notes.messages() == ["questions without a context, left out: 1 (1)"]
 
 
 @pytest.mark.parametrize(
@@ -94,4 +94,4 @@ def test_another_form_is_refused_by_its_place(tmp_path: Path, value: Any, said: 
     path = tmp_path / "a.json"
     path.write_text(json.dumps(value))
     with pytest.raises(UserError, match=said):
-        list(rows(path))
+        list(read(path))

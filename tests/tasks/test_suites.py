@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from kinfolk.errors import UserError
-from kinfolk.tasks.forms import rows
-from kinfolk.tasks.suites import suite
+from kinfolk.tasks.forms import read_rows
+from kinfolk.tasks.suites import discover_suite
 
 TABLE = "sentence\tlabel\na fine film\t1\nso so\t0\n"
 
@@ -27,7 +27,7 @@ def test_sets_are_folders_and_splits_are_names(tmp_path: Path) -> None:
             file(tmp_path, f"mt_de_en/{split}.{side}", text)
     file(tmp_path, "notes/train.txt", "plain text\n")
     file(tmp_path, "README.md", "words\n")
-    found = {one.name: one for one in suite(tmp_path)}
+    found = {one.name: one for one in discover_suite(tmp_path)}
     assert found.keys() == {"cola", "sts", "mt_de_en"}
     assert (found["cola"].task, found["cola"].metrics) == ("classify", ("matthews",))
     assert [p.name for p in found["cola"].train + found["cola"].dev] == ["train.tsv", "dev.tsv"]
@@ -36,20 +36,20 @@ def test_sets_are_folders_and_splits_are_names(tmp_path: Path) -> None:
     pair = found["mt_de_en"]
     assert [p.name for p in pair.train] == ["train.de", "train.en"]
     assert [p.name for p in pair.test] == ["test_2016.de", "test_2016.en"]
-    assert len(list(rows(pair.dev[0], pair.guess, target=pair.dev[1]))) == 1
+    assert len(list(read_rows(pair.dev[0], pair.file_spec, target=pair.dev[1]))) == 1
 
 
 def test_several_sets_in_one_folder_are_told_apart(tmp_path: Path) -> None:
     for name in ("en_train.tsv", "en_eval.tsv", "zh_train.tsv", "zh_eval.tsv"):
         file(tmp_path, f"story/{name}", TABLE)
-    assert [one.name for one in suite(tmp_path)] == ["story/en", "story/zh"]
+    assert [one.name for one in discover_suite(tmp_path)] == ["story/en", "story/zh"]
 
 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no labelled sets: give a folder for each"):
-        suite(tmp_path)
+        discover_suite(tmp_path)
     with pytest.raises(UserError, match="is no folder"):
-        suite(tmp_path / "none")
+        discover_suite(tmp_path / "none")
 
 
 # What the data's own page says: the task, what decides, and which splits there are.
@@ -118,6 +118,6 @@ def test_the_real_folder_is_listed_as_its_page_says(real: Path) -> None:
     found = [
         f"{one.name} {one.task} {one.metrics[0]}  "
         + " ".join(split for split in ("train", "dev", "test") if getattr(one, split))
-        for one in suite(real)
+        for one in discover_suite(real)
     ]
     assert found == REAL.strip().splitlines()

@@ -10,11 +10,18 @@ from typing import Any
 import pytest
 
 from kinfolk.errors import UserError
-from kinfolk.tasks.forms import Guess, rows
-from kinfolk.tasks.guess import guess
-from kinfolk.tasks.notes import Notes
-from kinfolk.tasks.rows import Asked, Choice, Labelled, Row, Tagged, Written
-from kinfolk.tasks.tables import Columns, columns
+from kinfolk.tasks.forms import FileSpec, read_rows
+from kinfolk.tasks.guess import detect_format
+from kinfolk.tasks.notes import ReadReport
+from kinfolk.tasks.rows import (
+    LabelledText,
+    MultipleChoiceRow,
+    QuestionRow,
+    Row,
+    SourceTarget,
+    TaggedSentence,
+)
+from kinfolk.tasks.tables import Columns, parse_columns
 
 
 def file(folder: Path, name: str, *lines: str) -> Path:
@@ -57,13 +64,13 @@ def test_named_columns_are_known(
     for kind in (".tsv", ".csv"):
         mark = "\t" if kind == ".tsv" else ","
         path = file(tmp_path, f"a{kind}", *(line.replace("\t", mark) for line in [header, *lines]))
-        one = guess(path)
+        one = detect_format(path)
         assert (one.task, str(one.columns), one.header) == (*found, True)
-        assert one.sentence.startswith(one.task)
+        assert one.description.startswith(one.task)
 
 
 def guessed(path: Path) -> tuple[str, str, bool]:
-    one = guess(path)
+    one = detect_format(path)
     return one.task, str(one.columns), one.header
 
 
@@ -101,15 +108,17 @@ def test_a_named_pair_without_a_label_is_to_be_predicted(tmp_path: Path) -> None
     lines = ["sentence1\tsentence2", *(f"a cat {n}\ta dog {n}" for n in range(4))]
     path = file(tmp_path, "test.tsv", *lines)
     assert guessed(path) == ("classify", "sentence1,sentence2,", True)
-    assert next(rows(path, guess(path))) == Labelled(("a cat 0", "a dog 0"), None, 2)
+    assert next(read_rows(path, detect_format(path))) == LabelledText(
+        ("a cat 0", "a dog 0"), None, 2
+    )
 
 
 def test_one_ragged_row_does_not_hide_the_columns(tmp_path: Path) -> None:
     path = file(tmp_path, "a.tsv", *(f"a text {n}\t{n % 2}" for n in range(9)), "broken")
-    found = guess(path)
+    found = detect_format(path)
     assert found.columns == Columns((1,), 2)
     with pytest.raises(UserError, match="line 10"):
-        list(rows(path, found))
+        list(read_rows(path, found))
 
 
 @pytest.mark.parametrize(
@@ -131,8 +140,8 @@ def test_one_ragged_row_does_not_hide_the_columns(tmp_path: Path) -> None:
     ],
 )
 def test_json_is_known_by_its_fields(tmp_path: Path, record: Any, task: str, form: str) -> None:
-    found = guess(objects(tmp_path, record))
-    assert (found.task, found.form) == (task, form)
+    found = detect_format(objects(tmp_path, record))
+    assert (found.task, found.format) == (task, form)
 
 
 @pytest.mark.parametrize(
@@ -153,8 +162,8 @@ def test_json_is_known_by_its_fields(tmp_path: Path, record: Any, task: str, for
 def test_lines_are_known_by_how_they_look(
     tmp_path: Path, lines: list[str], task: str, form: str
 ) -> None:
-    found = guess(file(tmp_path, "a.txt", *lines))
-    assert (found.task, found.form) == (task, form)
+    found = detect_format(file(tmp_path, "a.txt", *lines))
+    assert (found.task, found.format) == (task, form)
 
 
 def test_words_in_columns_may_be_called_a_table(tmp_path: Path) -> None:
@@ -164,61 +173,61 @@ def test_words_in_columns_may_be_called_a_table(tmp_path: Path) -> None:
 
 def test_the_users_columns_go_first(tmp_path: Path) -> None:
     path = file(tmp_path, "a.tsv", "text\tlabel\tmark", "so\t1\t2.5", "no\t0\t3")
-    found = guess(path, columns=columns("text,mark"))
+    found = detect_format(path, columns=parse_columns("text,mark"))
     assert (found.task, found.header) == ("regress", True)
     assert [row.label for row in labelled(path, found)] == [2.5, 3.0]
-    found = guess(path, columns=columns("1,2"))
+    found = detect_format(path, columns=parse_columns("1,2"))
     assert [row.label for row in labelled(path, found)] == ["1", "0"]
-    found = guess(path, columns=columns("text,label"), task="write")
-    assert next(rows(path, found)) == Written("so", "1", 2)
+    found = detect_format(path, columns=parse_columns("text,label"), task="write")
+    assert next(read_rows(path, found)) == SourceTarget("so", "1", 2)
 
 
 def test_the_users_task_goes_first(tmp_path: Path) -> None:
     path = file(tmp_path, "a.tsv", "text\tlabel", "so\t1", "no\t0")
-    assert next(labelled(path, guess(path, task="regress"))).label == 1.0
+    assert next(labelled(path, detect_format(path, task="regress"))).label == 1.0
     with pytest.raises(UserError, match=r"--task tag: .* looks like one to classify"):
-        guess(path, task="tag")
+        detect_format(path, task="tag")
     with pytest.raises(UserError, match="are not in columns"):
-        guess(path, task="span", columns=columns("text,label"))
+        detect_format(path, task="span", columns=parse_columns("text,label"))
     words = file(tmp_path, "b.txt", "EU NNP B-ORG", "", "He PRP O")
-    found = guess(words, task="tag", columns=columns("1,2"))
-    assert [row.tags for row in rows(words, found) if isinstance(row, Tagged)] == [
+    found = detect_format(words, task="tag", columns=parse_columns("1,2"))
+    assert [row.tags for row in read_rows(words, found) if isinstance(row, TaggedSentence)] == [
         ("NNP",),
         ("PRP",),
     ]
-    assert guess(file(tmp_path, "c.txt", "so he ran"), task="complete").form == "lines"
+    assert detect_format(file(tmp_path, "c.txt", "so he ran"), task="complete").format == "lines"
 
 
 def test_two_files_are_pairs_by_line(tmp_path: Path) -> None:
     source = file(tmp_path, "a.en", "a cat", "", "a dog")
     target = file(tmp_path, "a.de.gz", "eine Katze", "x", "ein Hund")
-    notes, found = Notes(), guess(source, target=target)
-    assert list(rows(source, found, target=target, notes=notes)) == [
-        Written("a cat", "eine Katze", 1),
-        Written("a dog", "ein Hund", 3),
+    notes, found = ReadReport(), detect_format(source, target=target)
+    assert list(read_rows(source, found, target=target, notes=notes)) == [
+        SourceTarget("a cat", "eine Katze", 1),
+        SourceTarget("a dog", "ein Hund", 3),
     ]
-    assert notes.sentences() == ["pairs with an empty side, left out, on lines: 1 (2)"]
+    assert notes.messages() == ["pairs with an empty side, left out, on lines: 1 (2)"]
     short = file(tmp_path, "b.de", "eine Katze")
     with pytest.raises(UserError, match=r"has 3 lines and .* has 1"):
-        list(rows(source, found, target=short))
+        list(read_rows(source, found, target=short))
 
 
 def test_what_cannot_be_guessed_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no columns look like a text .*--columns text,label"):
-        guess(file(tmp_path, "a.tsv", "1\t2", "3\t4"))
+        detect_format(file(tmp_path, "a.tsv", "1\t2", "3\t4"))
     with pytest.raises(UserError, match="is empty"):
-        guess(file(tmp_path, "b.tsv"))
+        detect_format(file(tmp_path, "b.tsv"))
     with pytest.raises(UserError, match="is empty"):
-        guess(file(tmp_path, "b.jsonl"))
+        detect_format(file(tmp_path, "b.jsonl"))
     with pytest.raises(UserError, match="does not exist"):
-        guess(tmp_path / "none.tsv")
+        detect_format(tmp_path / "none.tsv")
     text = file(tmp_path, "c.txt", "Only words, no labels.")
     with pytest.raises(UserError, match="has no labels"):
-        list(rows(text, guess(text)))
+        list(read_rows(text, detect_format(text)))
 
 
-def labelled(path: Path, found: Guess) -> Iterator[Labelled]:
-    return (row for row in rows(path, found) if isinstance(row, Labelled))
+def labelled(path: Path, found: FileSpec) -> Iterator[LabelledText]:
+    return (row for row in read_rows(path, found) if isinstance(row, LabelledText))
 
 
 # Every labelled file of the real data, as its page says; but one text of xsum_sample is NaN, and in
@@ -245,7 +254,7 @@ def test_real_files_are_guessed_and_read(
 ) -> None:
     path, target, found = opened(real, name)
     assert (found.task, str(found.columns or "-")) == (task, where)
-    read = list(rows(path, found, target=target))
+    read = list(read_rows(path, found, target=target))
     assert len(read) == int(count)
     assert (kinds(read) or "-") == labels
 
@@ -259,14 +268,14 @@ def test_long_real_files_are_guessed_and_begun(
 ) -> None:
     path, target, found = opened(real, name)
     assert (found.task, str(found.columns or "-")) == (task, where)
-    assert len(list(islice(rows(path, found, target=target), MOST))) == MOST
+    assert len(list(islice(read_rows(path, found, target=target), MOST))) == MOST
 
 
-def opened(real: Path, name: str) -> tuple[Path, Path | None, Guess]:
+def opened(real: Path, name: str) -> tuple[Path, Path | None, FileSpec]:
     """Guess what a file of the real data is for; its targets may lie in another one."""
     path, _, other = name.partition(" + ")
     target = (real / path).parent / other if other else None
-    return real / path, target, guess(real / path, target=target)
+    return real / path, target, detect_format(real / path, target=target)
 
 
 def kinds(read: list[Row]) -> str:
@@ -274,16 +283,16 @@ def kinds(read: list[Row]) -> str:
     different: set[str] = set()
     for row in read:
         match row:
-            case Labelled(label=str(label)):
+            case LabelledText(label=str(label)):
                 different.add(label)
-            case Labelled(label=float(label)):
+            case LabelledText(label=float(label)):
                 different |= {"0..5"} if 0 <= label <= 5 else {str(label)}
-            case Choice(label=label):
+            case MultipleChoiceRow(label=label):
                 different.add(str(label))
-            case Tagged(tags=tags):
+            case TaggedSentence(tags=tags):
                 different |= set(tags or ())
-            case Asked():
-                different.add("possible" if row.possible else "impossible")
+            case QuestionRow():
+                different.add("possible" if row.answerable else "impossible")
             case _:
                 pass
     return " ".join(sorted(different)) if len(different) <= 8 else str(len(different))
@@ -292,9 +301,9 @@ def kinds(read: list[Row]) -> str:
 @pytest.mark.real
 def test_the_first_rows_of_real_files_say_what_they_say(real: Path) -> None:
     def first(name: str) -> Row:
-        return next(rows(real / name, guess(real / name)))
+        return next(read_rows(real / name, detect_format(real / name)))
 
-    assert first("sick/train.txt") == Labelled(
+    assert first("sick/train.txt") == LabelledText(
         (
             "A group of kids is playing in a yard and an old man is standing in the background",
             "A group of boys in a yard is playing and a man is standing in the background",
@@ -302,10 +311,10 @@ def test_the_first_rows_of_real_files_say_what_they_say(real: Path) -> None:
         "NEUTRAL",
         2,
     )
-    assert first("sts_b/sts-train.tsv") == Labelled(
+    assert first("sts_b/sts-train.tsv") == LabelledText(
         ("A plane is taking off.", "An air plane is taking off."), 5.0, 1
     )
-    assert first("weibo_ner/weiboNER_2nd_conll.test") == Tagged(
+    assert first("weibo_ner/weiboNER_2nd_conll.test") == TaggedSentence(
         tuple("一节课的时间真心感动了李开复感动"),
         (*"O" * 11, "B-PER.NAM", "I-PER.NAM", "I-PER.NAM", "O", "O"),
         1,
@@ -317,8 +326,12 @@ def test_answers_of_cmrc_that_are_off_are_counted(real: Path) -> None:
     """In 205 answers the file's own offset is wrong: 12 are elsewhere, 193 nowhere."""
     counts = [0, 0]
     for name in ("cmrc2018_dev.json.gz", "cmrc2018_trial.json.gz"):
-        notes, path = Notes(), real / "cmrc2018" / name
-        read = [row for row in rows(path, guess(path), notes=notes) if isinstance(row, Asked)]
+        notes, path = ReadReport(), real / "cmrc2018" / name
+        read = [
+            row
+            for row in read_rows(path, detect_format(path), notes=notes)
+            if isinstance(row, QuestionRow)
+        ]
         counts[0] += notes.counts["answers found at another place than the file says"]
         counts[1] += sum(start < 0 for row in read for _, start in row.answers)
         for row in islice(read, 500):

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfolk.errors import UserError
-from kinfolk.tasks.notes import Notes
-from kinfolk.tasks.rows import Labelled, Written
-from kinfolk.tasks.tables import Columns, columns, rows, written
+from kinfolk.tasks.notes import ReadReport
+from kinfolk.tasks.rows import LabelledText, SourceTarget
+from kinfolk.tasks.tables import Columns, parse_columns, read_labelled, read_pairs
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
@@ -45,21 +45,23 @@ def test_a_named_column_is_read_from_every_form(tmp_path: Path, pack: str) -> No
     }
     for kind, lines in forms.items():
         path = file(tmp_path, f"train{kind}{pack}", *lines)
-        found = list(rows(path, Columns(("text",), "label"), header=kind != ".jsonl"))
+        found = list(read_labelled(path, Columns(("text",), "label"), header=kind != ".jsonl"))
         first = 1 if kind == ".jsonl" else 2
         assert found == [
-            Labelled((texts[0],), "pos", first),
-            Labelled((texts[1],), "neg", first + 1),
+            LabelledText((texts[0],), "pos", first),
+            LabelledText((texts[1],), "neg", first + 1),
         ]
 
 
 def test_quotes_are_text_between_tabs_and_marks_between_commas(tmp_path: Path) -> None:
     tabbed = file(tmp_path, "a.tsv", '"so\t1')
-    assert list(rows(tabbed, Columns((1,), 2), header=False)) == [Labelled(('"so',), "1", 1)]
+    assert list(read_labelled(tabbed, Columns((1,), 2), header=False)) == [
+        LabelledText(('"so',), "1", 1)
+    ]
     quoted = file(tmp_path, "a.csv", '"so, he\nsaid ""no""",1', "yes,0")
-    assert list(rows(quoted, Columns((1,), 2), header=False)) == [
-        Labelled(('so, he\nsaid "no"',), "1", 1),
-        Labelled(("yes",), "0", 3),
+    assert list(read_labelled(quoted, Columns((1,), 2), header=False)) == [
+        LabelledText(('so, he\nsaid "no"',), "1", 1),
+        LabelledText(("yes",), "0", 3),
     ]
 
 
@@ -75,37 +77,37 @@ def test_what_csv_writes_is_read_back(
     text = io.StringIO(newline="")
     csv.writer(text).writerows([("one", "two", "label"), *table])
     path.write_text(text.getvalue(), encoding="utf-8", newline="")
-    found = rows(path, Columns(("one", "two"), "label"))
+    found = read_labelled(path, Columns(("one", "two"), "label"))
     assert [(*row.texts, row.label) for row in found] == table
 
 
 def test_numbers_are_read_as_numbers(tmp_path: Path) -> None:
     path = file(tmp_path, "a.tsv", "3.8\ta b\tc d", "5\te\tf")
-    found = list(rows(path, Columns((2, 3), 1), task="regress", header=False))
-    assert found == [Labelled(("a b", "c d"), 3.8, 1), Labelled(("e", "f"), 5.0, 2)]
+    found = list(read_labelled(path, Columns((2, 3), 1), task="regress", header=False))
+    assert found == [LabelledText(("a b", "c d"), 3.8, 1), LabelledText(("e", "f"), 5.0, 2)]
 
 
 def test_labels_of_json_are_written_as_json_writes_them(tmp_path: Path) -> None:
     path = file(tmp_path, "a.jsonl", *(f'{{"t": "x", "l": {v}}}' for v in ("true", "115", '"a"')))
-    assert [row.label for row in rows(path, Columns(("t",), "l"))] == ["true", "115", "a"]
+    assert [row.label for row in read_labelled(path, Columns(("t",), "l"))] == ["true", "115", "a"]
 
 
 def test_without_a_label_there_is_none(tmp_path: Path) -> None:
     path = file(tmp_path, "a.tsv", "text\tid", "so\t7")
-    assert list(rows(path, Columns(("text",), None))) == [Labelled(("so",), None, 2)]
+    assert list(read_labelled(path, Columns(("text",), None))) == [LabelledText(("so",), None, 2)]
 
 
 def test_a_field_of_a_field_and_a_list_of_texts(tmp_path: Path) -> None:
     path = file(tmp_path, "a.json", '{"a": {"b": ["x", "y"]}, "label": 1}')
-    assert list(rows(path, Columns(("a.b",), "label"))) == [Labelled(("x y",), "1", 1)]
+    assert list(read_labelled(path, Columns(("a.b",), "label"))) == [LabelledText(("x y",), "1", 1)]
 
 
 def test_winograd_spans_are_marked_where_they_are(tmp_path: Path) -> None:
     target = {"span1_text": "树叶", "span1_index": 2, "span2_text": "他", "span2_index": 5}
     row = {"text": "一片树叶，他走了", "target": target, "label": "false"}
     path = file(tmp_path, "a.json", json.dumps(row, ensure_ascii=False))
-    assert list(rows(path, Columns(("text",), "label"))) == [
-        Labelled(("一片_树叶_，[他]走了",), "false", 1)
+    assert list(read_labelled(path, Columns(("text",), "label"))) == [
+        LabelledText(("一片_树叶_，[他]走了",), "false", 1)
     ]
 
 
@@ -113,18 +115,18 @@ def test_winograd_spans_are_marked_where_they_are(tmp_path: Path) -> None:
 def test_a_ragged_row_is_refused_by_its_line(tmp_path: Path, short: str) -> None:
     path = file(tmp_path, "a.tsv", "text\tlabel", "so\t1", short)
     with pytest.raises(UserError, match=r"line 3 of .*a\.tsv has [13] columns .* has 2: look for"):
-        list(rows(path, Columns(("text",), "label")))
+        list(read_labelled(path, Columns(("text",), "label")))
 
 
 def test_more_columns_after_the_texts_are_noted_and_before_the_label_refused(
     tmp_path: Path,
 ) -> None:
-    path, notes = file(tmp_path, "a.tsv", "1\tso", "0\tno\tlicence"), Notes()
-    assert len(list(rows(path, Columns((2,), 1), header=False, notes=notes))) == 2
-    assert "more than the first" in notes.sentences()[0]
+    path, notes = file(tmp_path, "a.tsv", "1\tso", "0\tno\tlicence"), ReadReport()
+    assert len(list(read_labelled(path, Columns((2,), 1), header=False, notes=notes))) == 2
+    assert "more than the first" in notes.messages()[0]
     path = file(tmp_path, "b.tsv", "so\t1", "n\to\t0")
     with pytest.raises(UserError, match="line 2"):
-        list(rows(path, Columns((1,), 2), header=False))
+        list(read_labelled(path, Columns((1,), 2), header=False))
 
 
 @pytest.mark.parametrize("label", ["", " ", "nan", "NaN"])
@@ -132,93 +134,99 @@ def test_more_columns_after_the_texts_are_noted_and_before_the_label_refused(
 def test_no_label_is_refused_by_its_line(tmp_path: Path, label: str, task: str) -> None:
     path = file(tmp_path, "a.tsv", "text\tlabel", "so\t1", f"no\t{label}")
     with pytest.raises(UserError, match=r"the label in line 3 of .*every example needs one"):
-        list(rows(path, Columns(("text",), "label"), task=task))  # type: ignore[arg-type]
+        list(read_labelled(path, Columns(("text",), "label"), task=task))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("label", ["null", "NaN", "[1]", '""'])
 def test_no_label_in_json_is_refused_by_its_line(tmp_path: Path, label: str) -> None:
     path = file(tmp_path, "a.jsonl", f'{{"text": "so", "label": {label}}}')
     with pytest.raises(UserError, match="the label in line 1"):
-        list(rows(path, Columns(("text",), "label")))
+        list(read_labelled(path, Columns(("text",), "label")))
 
 
 @pytest.mark.parametrize("label", ["good", "inf"])
 def test_a_word_is_no_number(tmp_path: Path, label: str) -> None:
     path = file(tmp_path, "a.tsv", "text\tlabel", f"so\t{label}")
     with pytest.raises(UserError, match=f'is "{label}", not a number: .*--task classify'):
-        list(rows(path, Columns(("text",), "label"), task="regress"))
+        list(read_labelled(path, Columns(("text",), "label"), task="regress"))
 
 
 def test_labels_nobody_agreed_on_are_left_out_and_noted(tmp_path: Path) -> None:
-    path, notes = file(tmp_path, "a.tsv", "text\tlabel", "so\t-", "no\t1"), Notes()
-    assert [row.number for row in rows(path, Columns(("text",), "label"), notes=notes)] == [3]
-    assert notes.sentences() == ["rows without an agreed label ('-'), left out, on lines: 1 (2)"]
+    path, notes = file(tmp_path, "a.tsv", "text\tlabel", "so\t-", "no\t1"), ReadReport()
+    assert [
+        row.number for row in read_labelled(path, Columns(("text",), "label"), notes=notes)
+    ] == [3]
+    assert notes.messages() == ["rows without an agreed label ('-'), left out, on lines: 1 (2)"]
 
 
 def test_an_absent_column_is_named_with_those_there_are(tmp_path: Path) -> None:
     path = file(tmp_path, "a.tsv", "text\tlabel", "so\t1")
     with pytest.raises(UserError, match="has no 'sentence': choose one of text, label"):
-        list(rows(path, Columns(("sentence",), "label")))
+        list(read_labelled(path, Columns(("sentence",), "label")))
     with pytest.raises(UserError, match="has 2 columns, counted from 1, no 3"):
-        list(rows(path, Columns((1,), 3)))
+        list(read_labelled(path, Columns((1,), 3)))
     with pytest.raises(UserError, match="holds no names, so no 'text': give numbers"):
-        list(rows(path, Columns(("text",), 2), header=False))
+        list(read_labelled(path, Columns(("text",), 2), header=False))
     path = file(tmp_path, "a.jsonl", '{"text": "so"}')
     with pytest.raises(UserError, match=r"line 1 of .* has no 'label': choose one of text"):
-        list(rows(path, Columns(("text",), "label")))
+        list(read_labelled(path, Columns(("text",), "label")))
 
 
 def test_broken_json_is_named_by_its_line(tmp_path: Path) -> None:
     path = file(tmp_path, "a.jsonl", '{"text": "so", "label": 1}', '{"text": ')
     with pytest.raises(UserError, match=r"line 2 of .* is not JSON"):
-        list(rows(path, Columns(("text",), "label")))
+        list(read_labelled(path, Columns(("text",), "label")))
     path = file(tmp_path, "b.json", "[", '{"text": "so", "label": 1},', '{"text"}', "]")
     with pytest.raises(UserError, match=r"line 3 of .* is not JSON"):
-        list(rows(path, Columns(("text",), "label")))
+        list(read_labelled(path, Columns(("text",), "label")))
 
 
 def test_one_list_is_read_as_its_records(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text(json.dumps([{"text": "so", "label": n} for n in range(2)], indent=1))
-    found = list(rows(path, Columns(("text",), "label")))
-    assert found == [Labelled(("so",), "0", 1), Labelled(("so",), "1", 2)]
+    found = list(read_labelled(path, Columns(("text",), "label")))
+    assert found == [LabelledText(("so",), "0", 1), LabelledText(("so",), "1", 2)]
 
 
 def test_columns_are_read_as_a_user_writes_them() -> None:
-    assert columns("sentence1, sentence2,label") == Columns(("sentence1", "sentence2"), "label")
-    assert columns("4,2") == Columns((4,), 2)
-    assert columns("text,") == Columns(("text",), None)
+    assert parse_columns("sentence1, sentence2,label") == Columns(
+        ("sentence1", "sentence2"), "label"
+    )
+    assert parse_columns("4,2") == Columns((4,), 2)
+    assert parse_columns("text,") == Columns(("text",), None)
     assert str(Columns(("a", 2), None)) == "a,2,"
     for bad in ("", "text", ",label"):
         with pytest.raises(UserError, match="name the texts and then the label"):
-            columns(bad)
+            parse_columns(bad)
 
 
 def test_targets_are_written_and_empty_sides_noted(tmp_path: Path) -> None:
-    path, notes = file(tmp_path, "a.tsv", "Hi.\t嗨。\tby", "\t好\tby", "No.\t\tby"), Notes()
-    found = list(written(path, Columns((1,), 2), header=False, notes=notes))
-    assert found == [Written("Hi.", "嗨。", 1)]
-    assert notes.sentences() == ["pairs with an empty side, left out, on lines: 2 (2, 3)"]
+    path, notes = file(tmp_path, "a.tsv", "Hi.\t嗨。\tby", "\t好\tby", "No.\t\tby"), ReadReport()
+    found = list(read_pairs(path, Columns((1,), 2), header=False, notes=notes))
+    assert found == [SourceTarget("Hi.", "嗨。", 1)]
+    assert notes.messages() == ["pairs with an empty side, left out, on lines: 2 (2, 3)"]
 
 
 def test_a_list_of_answers_is_a_target_and_others(tmp_path: Path) -> None:
     path = file(tmp_path, "a.jsonl", '{"question": "q", "answer": ["a", "b"]}')
-    assert list(written(path, Columns(("question",), "answer"))) == [Written("q", "a", 1, ("b",))]
+    assert list(read_pairs(path, Columns(("question",), "answer"))) == [
+        SourceTarget("q", "a", 1, ("b",))
+    ]
 
 
 def test_nothing_in_a_field_is_an_empty_side(tmp_path: Path) -> None:
     path, notes = (
         file(tmp_path, "a.jsonl", '{"a": NaN, "b": "t"}', '{"a": "s", "b": null}'),
-        Notes(),
+        ReadReport(),
     )
-    assert list(written(path, Columns(("a",), "b"), notes=notes)) == []
-    assert "2 (1, 2)" in notes.sentences()[0]
+    assert list(read_pairs(path, Columns(("a",), "b"), notes=notes)) == []
+    assert "2 (1, 2)" in notes.messages()[0]
 
 
 def test_rows_are_streamed(tmp_path: Path) -> None:
     path = file(tmp_path, "a.tsv.gz", *(f"{n} {'words ' * 100}\t{n % 2}" for n in range(40_000)))
     tracemalloc.start()
-    count = sum(1 for _ in rows(path, Columns((1,), 2), header=False))
+    count = sum(1 for _ in read_labelled(path, Columns((1,), 2), header=False))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert count == 40_000

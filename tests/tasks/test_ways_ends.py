@@ -8,69 +8,73 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfolk.tasks.examples import Example
-from kinfolk.tasks.lessons import answers
-from kinfolk.tasks.rows import Asked
-from kinfolk.tasks.ways.ends import LONGEST, Ends, Window, spans
-from kinfolk.text import train
-from kinfolk.text.tokenizer import FRAMES
+from kinfolk.tasks.examples import Instance
+from kinfolk.tasks.instances import predict_rows
+from kinfolk.tasks.rows import QuestionRow
+from kinfolk.tasks.ways.ends import MAX_ANSWER_LENGTH, ContextWindow, SpanHead, span_scores
+from kinfolk.text import train_tokenizer
+from kinfolk.text.tokenizer import TEMPLATES
 from little import text
 from solving import LENGTH, alone, apart, cases, rows, same, solving, task, tokenizer
 
-EVERY = [name for name, _, way in cases("head") if way is Ends]
+EVERY = [name for name, _, way in cases("head") if way is SpanHead]
 every = pytest.mark.parametrize("name", EVERY)
 CONTEXT = "old king song blue red bird garden house river cat"  # a token each
 
 
-def asked(answer: str | None, context: str = CONTEXT, possible: bool = True) -> Asked:
+def asked(answer: str | None, context: str = CONTEXT, possible: bool = True) -> QuestionRow:
     found = () if answer is None else ((answer, context.find(answer)),)
-    return Asked("1", context, "who saw it", found, possible, 1)
+    return QuestionRow("1", context, "who saw it", found, possible, 1)
 
 
 def test_the_context_is_read_and_the_first_token_stands_for_no_answer() -> None:
-    ends = Ends(task=task("span"), length=64)
-    (example,) = ends.lessons(asked("red bird"), tokenizer())
-    (reading,) = example.readings
+    ends = SpanHead(task=task("span"), max_length=64)
+    (example,) = ends.training_instances(asked("red bird"), tokenizer())
+    (reading,) = example.examples
     ids, where = tokenizer().offsets(CONTEXT)
-    assert reading.slots[0] == 0
-    assert reading.ids[reading.slots[1:]].tolist() == ids
+    assert reading.read_at[0] == 0
+    assert reading.ids[reading.read_at[1:]].tolist() == ids
     first, last = example.target
     assert CONTEXT[where[first - 1][0] : where[last - 1][1]] == "red bird"
-    assert ends.lessons(asked(None, possible=False), tokenizer())[0].target == (0, 0)
+    assert ends.training_instances(asked(None, possible=False), tokenizer())[0].target == (0, 0)
 
 
 def test_windows_overlap_and_those_without_the_answer_want_none() -> None:
-    ends = Ends(task=task("span"), length=16)
+    ends = SpanHead(task=task("span"), max_length=16)
     long = " ".join(["cat"] * 20 + ["king"] + ["dog"] * 9)
-    examples = ends.lessons(asked("king", long), tokenizer())
-    assert len(examples) > 2 and all(len(e.readings[0].ids) <= 16 for e in examples)
+    examples = ends.training_instances(asked("king", long), tokenizer())
+    assert len(examples) > 2 and all(len(e.examples[0].ids) <= 16 for e in examples)
     right = [e for e in examples if e.target != (0, 0)]
     assert right and len(right) < len(examples)
     king = tokenizer().offsets("king")[0]
     for example in right:
         first, last = example.target
-        (reading,) = example.readings
-        assert reading.ids[reading.slots[first : last + 1]].tolist() == king
-    covered = {span for e in examples for span in e.about.spans}
+        (reading,) = example.examples
+        assert reading.ids[reading.read_at[first : last + 1]].tolist() == king
+    covered = {span for e in examples for span in e.metadata.spans}
     assert covered == {*tokenizer().offsets(long)[1]}
 
 
 def test_an_answer_that_its_context_does_not_hold_teaches_nothing() -> None:
-    ends = Ends(task=task("span"), length=64)
-    assert ends.lessons(asked("a queen"), tokenizer()) == []  # not "there is no answer"
+    ends = SpanHead(task=task("span"), max_length=64)
+    assert ends.training_instances(asked("a queen"), tokenizer()) == []  # not "there is no answer"
     other = replace(asked("a queen"), answers=(("a queen", -1), ("king", CONTEXT.find("king"))))
-    (example,) = ends.lessons(other, tokenizer())
-    assert example.target == ends.lessons(asked("king"), tokenizer())[0].target
-    assert len(ends.questions(asked("a queen"), tokenizer())) == 1
+    (example,) = ends.training_instances(other, tokenizer())
+    assert example.target == ends.training_instances(asked("king"), tokenizer())[0].target
+    assert len(ends.inference_instances(asked("a queen"), tokenizer())) == 1
     whole = [asked("a queen"), asked("king")]
-    assert not any(one.cut for row in whole for one in ends.lessons(row, tokenizer()))
+    assert not any(
+        one.truncated_tokens for row in whole for one in ends.training_instances(row, tokenizer())
+    )
 
 
-@pytest.mark.parametrize("frame", [frame for frame in FRAMES if frame != "t5"])
+@pytest.mark.parametrize("frame", [frame for frame in TEMPLATES if frame != "t5"])
 def test_the_shortest_length_there_is_leaves_room_for_a_context(frame: str) -> None:
-    ends = Ends(task=task("span"), length=8, frame=frame)
+    ends = SpanHead(task=task("span"), max_length=8, frame=frame)
     long = asked("red bird", question_of(20))
-    assert all(len(r.ids) <= 8 for e in ends.lessons(long, tokenizer()) for r in e.readings)
+    assert all(
+        len(r.ids) <= 8 for e in ends.training_instances(long, tokenizer()) for r in e.examples
+    )
 
 
 def question_of(words: int) -> str:
@@ -85,74 +89,79 @@ def reply(size: int, **scores: tuple[float, float]) -> Any:
     return found
 
 
-def window(context: str, first: int, last: int) -> Example:
+def window(context: str, first: int, last: int) -> Instance:
     where = tokenizer().offsets(context)[1][first:last]
-    return Example(readings=(), about=Window(tuple(where)))
+    return Instance(examples=(), metadata=ContextWindow(tuple(where)))
 
 
 def test_the_best_span_of_all_windows_is_the_answer() -> None:
-    ends = Ends(task=task("span"))
+    ends = SpanHead(task=task("span"))
     row = asked(None)
     examples = [window(CONTEXT, 0, 6), window(CONTEXT, 4, 10)]
     one, two = reply(6, t3=(5.0, 5.0)), reply(6, t2=(7.0, 0.0), t3=(0.0, 6.0), t1=(0.0, 9.0))
-    found = ends.answer(row, examples, [one, two])
+    found = ends.decode(row, examples, [one, two])
     words = CONTEXT.split()
     assert found.value == " ".join(words[5:7])  # an end before its start is none
-    assert found.scores == (0.0 - 13.0,)
+    assert found.probabilities == (0.0 - 13.0,)
     top = np.exp(13.0)
-    every = sum(np.exp(s[np.isfinite(s)]).sum() for s in (spans(one), spans(two))) + 1
-    assert found.sure == pytest.approx(top / every)
+    every = sum(np.exp(s[np.isfinite(s)]).sum() for s in (span_scores(one), span_scores(two))) + 1
+    assert found.probability == pytest.approx(top / every)
 
 
 def test_it_refuses_where_no_answer_is_better_in_every_window() -> None:
-    ends = Ends(task=task("span"), refuses=True)
+    ends = SpanHead(task=task("span"), allow_no_answer=True)
     row = asked(None)
     examples = [window(CONTEXT, 0, 6), window(CONTEXT, 4, 10)]
     unsure = [reply(6, t0=(4.0, 4.0), t3=(3.0, 3.0)), reply(6, t0=(5.0, 5.0))]
-    assert ends.answer(row, examples, unsure).value == ""
-    assert ends.answer(row, examples, unsure).scores == (2.0,)  # by how much
+    assert ends.decode(row, examples, unsure).value == ""
+    assert ends.decode(row, examples, unsure).probabilities == (2.0,)  # by how much
     sure = [unsure[0], reply(6, t0=(1.0, 1.0))]  # the least of the windows counts
-    assert ends.answer(row, examples, sure).value == CONTEXT.split()[2]
-    assert replace(ends, refuses=False).answer(row, examples, unsure).value == CONTEXT.split()[2]
+    assert ends.decode(row, examples, sure).value == CONTEXT.split()[2]
+    assert (
+        replace(ends, allow_no_answer=False).decode(row, examples, unsure).value
+        == CONTEXT.split()[2]
+    )
 
 
 def test_spans_are_no_longer_than_an_answer_may_be() -> None:
-    found = spans(reply(40, t1=(3.0, 0.0), t40=(0.0, 5.0)))
-    assert found.shape == (40, LONGEST)
-    assert found[0].max() == 3.0 and found[40 - LONGEST].max() == 5.0
+    found = span_scores(reply(40, t1=(3.0, 0.0), t40=(0.0, 5.0)))
+    assert found.shape == (40, MAX_ANSWER_LENGTH)
+    assert found[0].max() == 3.0 and found[40 - MAX_ANSWER_LENGTH].max() == 5.0
     assert np.isneginf(found[39, 1:]).all()
 
 
 def test_a_context_without_a_token_has_no_answer() -> None:
-    way, model = solving("bert", "span", Ends, refuses=False)
-    (answer,) = answers(way, model, [asked(None, " ")], tokenizer())
+    way, model = solving("bert", "span", SpanHead, allow_no_answer=False)
+    (answer,) = predict_rows(way, model, [asked(None, " ")], tokenizer())
     assert answer.value == ""
 
 
 def test_an_answer_begins_with_no_space() -> None:
-    known = train([text()], kind="bpe", vocab=420)  # a space belongs to the word behind it
-    ends = Ends(task=task("span"))
+    known = train_tokenizer(
+        [text()], kind="bpe", vocab_size=420
+    )  # a space belongs to the word behind it
+    ends = SpanHead(task=task("span"))
     row = asked(None, "The cat saw the garden")
     where = tuple(known.offsets(row.context)[1])
     place = next(i for i, span in enumerate(where, 1) if row.context[slice(*span)] == " the")
     scores = {f"t{place}": (9.0, 9.0)}
-    found = ends.answer(
-        row, [Example(readings=(), about=Window(where))], [reply(len(where), **scores)]
+    found = ends.decode(
+        row, [Instance(examples=(), metadata=ContextWindow(where))], [reply(len(where), **scores)]
     )
     assert found.value == "the"
 
 
-def scores(model: Any, example: Example) -> Tensor:
+def scores(model: Any, example: Instance) -> Tensor:
     """Score the tokens of a window by itself: (1 + tokens, 2)."""
-    (reading,) = example.readings
-    return model.logits(model(alone(reading)).hidden[0, torch.from_numpy(reading.slots)])  # type: ignore[no-any-return]
+    (reading,) = example.examples
+    return model.logits(model(alone(reading)).hidden[0, torch.from_numpy(reading.read_at)])  # type: ignore[no-any-return]
 
 
 @every
 @torch.no_grad()
 def test_packing_changes_no_loss(name: str) -> None:
-    way, model = solving(name, "span", Ends)
-    examples = [e for row in rows("span") for e in way.lessons(row, tokenizer())]
+    way, model = solving(name, "span", SpanHead)
+    examples = [e for row in rows("span") for e in way.training_instances(row, tokenizer())]
     assert len(examples) > len(rows("span")), "no context is longer than a window"
     wanted = torch.zeros(())
     for example in examples:
@@ -162,15 +171,15 @@ def test_packing_changes_no_loss(name: str) -> None:
     found = way.loss(model, batch).sums["labels"]
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
     assert batch.counts["labels"] == len(examples)
-    assert max(len(e.readings[0].ids) for e in examples) <= LENGTH
+    assert max(len(e.examples[0].ids) for e in examples) <= LENGTH
 
 
 @every
 def test_no_answer_depends_on_who_else_is_asked(name: str) -> None:
-    same(*solving(name, "span", Ends, refuses=True), rows("span"))
+    same(*solving(name, "span", SpanHead, allow_no_answer=True), rows("span"))
 
 
 @every
 def test_neighbours_have_no_gradient(name: str) -> None:
-    way, model = solving(name, "span", Ends)
-    apart(way, model, [e for row in rows("span") for e in way.lessons(row, tokenizer())])
+    way, model = solving(name, "span", SpanHead)
+    apart(way, model, [e for row in rows("span") for e in way.training_instances(row, tokenizer())])

@@ -12,29 +12,36 @@ from kinfolk.batch import IGNORE_INDEX
 from kinfolk.errors import UserError
 from kinfolk.generation.decoding import generate
 from kinfolk.generation.sampling import GREEDY
-from kinfolk.generation.texts import request
+from kinfolk.generation.texts import build_request
 from kinfolk.tasks import speech, voices
-from kinfolk.tasks.examples import Reading
-from kinfolk.tasks.lessons import answers
-from kinfolk.tasks.rows import Asked, Choice, Completion, Labelled, Tagged, Written
+from kinfolk.tasks.examples import Example
+from kinfolk.tasks.instances import predict_rows
+from kinfolk.tasks.rows import (
+    CompletionRow,
+    LabelledText,
+    MultipleChoiceRow,
+    QuestionRow,
+    SourceTarget,
+    TaggedSentence,
+)
 from kinfolk.tasks.task import Task
 from kinfolk.tasks.ways.cloze import Cloze
-from kinfolk.tasks.ways.likely import Likely
-from kinfolk.tasks.ways.prompts import Prompts
-from kinfolk.tasks.ways.text import Text
-from kinfolk.text.marks import marks
+from kinfolk.tasks.ways.likely import OptionScoring
+from kinfolk.tasks.ways.prompts import Prompt
+from kinfolk.tasks.ways.text import TextToText
+from kinfolk.text.marks import glm_tokens
 from solving import CLASSES, alone, apart, cases, rows, same, solving, task, tokenizer
 
 SAID = list(cases("text", "cloze", "prompt"))
 NAMES = [f"{name}-{kind}-{way.name}" for name, kind, way in SAID]
 every = pytest.mark.parametrize(("name", "kind", "way"), SAID, ids=NAMES)
-LEARNING = [(case, name) for case, name in zip(SAID, NAMES, strict=True) if case[2] is not Prompts]
+LEARNING = [(case, name) for case, name in zip(SAID, NAMES, strict=True) if case[2] is not Prompt]
 learning = pytest.mark.parametrize(
     ("name", "kind", "way"), [case for case, _ in LEARNING], ids=[name for _, name in LEARNING]
 )
 
 
-def suited(kind: str, way: type[Likely], count: int = 9) -> list[Any]:
+def suited(kind: str, way: type[OptionScoring], count: int = 9) -> list[Any]:
     """Return rows that a way can solve: a blank needs options where a word is asked for."""
     some = rows(kind, count if kind != "complete" else 2 * count)
     return [row for row in some if way is not Cloze or getattr(row, "options", ()) is not None]
@@ -44,7 +51,7 @@ def ids(text: str) -> list[int]:
     return tokenizer().offsets(text)[0]
 
 
-def log(model: Any, reading: Reading) -> Tensor:
+def log(model: Any, reading: Example) -> Tensor:
     """Return log p of what a reading says, by itself."""
     logits = model.lm_logits(model(alone(reading)).hidden[0]).logits()
     assert reading.labels is not None
@@ -53,156 +60,178 @@ def log(model: Any, reading: Reading) -> Tensor:
 
 
 def test_text_reads_each_text_under_its_name() -> None:
-    text = Text(task=Task(kind="classify", labels=CLASSES, prefix="nli "))
-    assert text.asked(Labelled(("red", "blue"), "bad", 1))[0] == (
+    text = TextToText(task=Task(kind="classify", labels=CLASSES, prefix="nli "))
+    assert text.prompt(LabelledText(("red", "blue"), "bad", 1))[0] == (
         "nli sentence1: red sentence2: blue"
     )
-    assert text.asked(Labelled(("red",), "bad", 1))[0] == "nli sentence: red"
-    assert replace(text, task=task("classify")).asked(Labelled(("red",), "bad", 1))[0] == "red"
-    choice = Choice("red", ("cat", "dog"), 0, 1, question="who")
-    assert Text(task=task("choose")).asked(choice)[0] == (
+    assert text.prompt(LabelledText(("red",), "bad", 1))[0] == "nli sentence: red"
+    assert replace(text, task=task("classify")).prompt(LabelledText(("red",), "bad", 1))[0] == "red"
+    choice = MultipleChoiceRow("red", ("cat", "dog"), 0, 1, question="who")
+    assert TextToText(task=task("choose")).prompt(choice)[0] == (
         "context: red question: who options: (1) cat (2) dog"
     )
-    span = Text(task=task("span"))
-    row = Asked("1", "red cat", "who", (("cat", 4),), True, 1)
-    assert span.asked(row)[0] == "question: who context: red cat"
-    assert (span.told(row), span.told(replace(row, answers=(), possible=False))) == (
+    span = TextToText(task=task("span"))
+    row = QuestionRow("1", "red cat", "who", (("cat", 4),), True, 1)
+    assert span.prompt(row)[0] == "question: who context: red cat"
+    assert (
+        span.target_text(row),
+        span.target_text(replace(row, answers=(), answerable=False)),
+    ) == (
         "cat",
         "unanswerable",
     )
-    assert Text(task=task("tag")).told(Tagged(("red", "cat"), ("O", "B-X"), 1)) == "O B-X"
+    assert (
+        TextToText(task=task("tag")).target_text(TaggedSentence(("red", "cat"), ("O", "B-X"), 1))
+        == "O B-X"
+    )
 
 
 def test_numbers_are_texts_rounded_to_a_fifth() -> None:
-    text = Text(task=task("regress"), average=2.5)
-    told = [text.told(Labelled(("a", "b"), label, 1)) for label in (0.0, 2.53, 3.89, 5.0)]
+    text = TextToText(task=task("regress"), default_number=2.5)
+    told = [
+        text.target_text(LabelledText(("a", "b"), label, 1)) for label in (0.0, 2.53, 3.89, 5.0)
+    ]
     assert told == ["0.0", "2.6", "3.8", "5.0"]
-    row = Labelled(("a", "b"), None, 1)
-    assert [text.heard(row, said).value for said in (" 3.8", "five", "nan")] == [3.8, 2.5, 2.5]
+    row = LabelledText(("a", "b"), None, 1)
+    assert [text.parse_output(row, said).value for said in (" 3.8", "five", "nan")] == [
+        3.8,
+        2.5,
+        2.5,
+    ]
 
 
 def test_what_is_written_becomes_an_answer() -> None:
-    tag = Text(task=task("tag"))
-    row = Tagged(("a", "b", "c"), None, 1)
-    assert tag.heard(row, "B-X odd").value == ("B-X", "O", "O")
-    assert tag.heard(row, "O O I-X O O").value == ("O", "O", "I-X")
-    span = Text(task=task("span"))
-    asked = Asked("1", "a", "b", (), True, 1)
+    tag = TextToText(task=task("tag"))
+    row = TaggedSentence(("a", "b", "c"), None, 1)
+    assert tag.parse_output(row, "B-X odd").value == ("B-X", "O", "O")
+    assert tag.parse_output(row, "O O I-X O O").value == ("O", "O", "I-X")
+    span = TextToText(task=task("span"))
+    asked = QuestionRow("1", "a", "b", (), True, 1)
     assert (
-        span.heard(asked, " unanswerable ").value == "" and span.heard(asked, "cat").value == "cat"
+        span.parse_output(asked, " unanswerable ").value == ""
+        and span.parse_output(asked, "cat").value == "cat"
     )
-    complete = Text(task=task("complete"))
-    assert complete.heard(Completion("a", None, None, 1), " king of").value == "king"
-    assert complete.heard(Completion("a", None, None, 1), "").value == ""
+    complete = TextToText(task=task("complete"))
+    assert complete.parse_output(CompletionRow("a", None, None, 1), " king of").value == "king"
+    assert complete.parse_output(CompletionRow("a", None, None, 1), "").value == ""
 
 
 def test_a_decoder_sees_where_its_answer_begins() -> None:
-    text = Text(task=task("classify"), length=32)
-    (example,) = text.lessons(Labelled(("red cat",), "fine", 1), tokenizer())
-    (reading,), specials = example.readings, tokenizer().specials
-    assert reading.ids.tolist() == [specials.bos, *ids("red cat"), specials.sep, *ids("fine")]
+    text = TextToText(task=task("classify"), max_length=32)
+    (example,) = text.training_instances(LabelledText(("red cat",), "fine", 1), tokenizer())
+    (reading,), special_tokens = example.examples, tokenizer().special_tokens
+    assert reading.ids.tolist() == [
+        special_tokens.bos,
+        *ids("red cat"),
+        special_tokens.sep,
+        *ids("fine"),
+    ]
     assert reading.labels is not None
     kept = [label for label in reading.labels.tolist() if label != IGNORE_INDEX]
-    assert kept == [*ids("fine"), specials.eos]
+    assert kept == [*ids("fine"), special_tokens.eos]
 
 
 def test_a_long_text_keeps_its_task_and_where_the_answer_begins() -> None:
-    long = Labelled((" ".join(["red"] * 20 + ["blue"] * 20),), "fine", 1)
+    long = LabelledText((" ".join(["red"] * 20 + ["blue"] * 20),), "fine", 1)
     for speaks in ("decoder", "encoder-decoder", "blanks"):
-        text = Text(
+        text = TextToText(
             task=Task(kind="classify", labels=CLASSES, prefix="song "),
-            length=24,
-            speaks=speaks,
+            max_length=24,
+            layout=speaks,
         )
-        (example,) = text.lessons(long, tokenizer())
-        (reading,) = example.readings
+        (example,) = text.training_instances(long, tokenizer())
+        (reading,) = example.examples
         read = (reading.ids if reading.source is None else reading.source).tolist()
         first = 1 if speaks == "decoder" else 0
         assert read[first] == ids("song")[0]
-        assert max(reading.sizes) <= 24
-        assert example.cut > 0
-        lost = len(ids(text.asked(long)[0])) - example.cut
+        assert max(reading.lengths) <= 24
+        assert example.truncated_tokens > 0
+        lost = len(ids(text.prompt(long)[0])) - example.truncated_tokens
         assert sum(i in ids("red blue sentence : song") for i in read) == lost
         if speaks == "decoder":
-            assert tokenizer().specials.sep in read
+            assert tokenizer().special_tokens.sep in read
 
 
 def test_the_word_asked_for_stands_behind_the_end_of_its_context() -> None:
-    text = Text(task=task("complete"), length=16)
-    row = Completion(" ".join(["red"] * 20 + ["blue"]), "cat", None, 1)
-    (example,) = text.lessons(row, tokenizer())
-    (reading,) = example.readings
-    assert reading.ids.tolist() == [tokenizer().specials.bos, *ids(row.context)[-13:]]
-    assert example.cut == len(ids(row.context)) - 13
+    text = TextToText(task=task("complete"), max_length=16)
+    row = CompletionRow(" ".join(["red"] * 20 + ["blue"]), "cat", None, 1)
+    (example,) = text.training_instances(row, tokenizer())
+    (reading,) = example.examples
+    assert reading.ids.tolist() == [tokenizer().special_tokens.bos, *ids(row.context)[-13:]]
+    assert example.truncated_tokens == len(ids(row.context)) - 13
     assert reading.labels is not None
     assert [i for i in reading.labels.tolist() if i != IGNORE_INDEX] == ids("cat")
 
 
 def test_a_target_that_is_too_long_counts_as_cut() -> None:
-    text = Text(task=task("write"), length=16, speaks="encoder-decoder")
-    (example,) = text.lessons(Written("red", " ".join(["cat"] * 40), 1), tokenizer())
-    (reading,) = example.readings
-    assert len(reading.ids) <= 16 and example.cut == 40 - (len(reading.ids) - 1)
+    text = TextToText(task=task("write"), max_length=16, layout="encoder-decoder")
+    (example,) = text.training_instances(
+        SourceTarget("red", " ".join(["cat"] * 40), 1), tokenizer()
+    )
+    (reading,) = example.examples
+    assert len(reading.ids) <= 16 and example.truncated_tokens == 40 - (len(reading.ids) - 1)
 
 
 @pytest.mark.parametrize("speaks", ["decoder", "encoder-decoder", "blanks"])
 def test_a_running_text_is_said_in_stretches_each_token_once(speaks: Any) -> None:
-    text = Text(task=task("lm"), length=16, speaks=speaks)
+    text = TextToText(task=task("lm"), max_length=16, layout=speaks)
     said = " ".join(["red", "cat", "old", "king"] * 12)
-    examples = text.lessons(Written("", said, 1), tokenizer())
-    labels = [i for e in examples for r in e.readings for i in r.labels.tolist()]  # type: ignore[union-attr]
+    examples = text.training_instances(SourceTarget("", said, 1), tokenizer())
+    labels = [i for e in examples for r in e.examples for i in r.labels.tolist()]  # type: ignore[union-attr]
     assert [i for i in labels if i != IGNORE_INDEX] == ids(said)
-    assert all(max(r.sizes) <= 16 for e in examples for r in e.readings)
-    assert all(e.cut == 0 for e in examples)
+    assert all(max(r.lengths) <= 16 for e in examples for r in e.examples)
+    assert all(e.truncated_tokens == 0 for e in examples)
 
 
 def test_a_blank_is_filled_where_its_pattern_says() -> None:
     cloze = Cloze(
-        task=task("classify"), length=32, speaks="blanks", pattern="{text} It was {answer} ."
+        task=task("classify"), max_length=32, layout="blanks", pattern="{text} It was {answer} ."
     )
-    (example,) = cloze.lessons(Labelled(("red cat",), "fine", 1), tokenizer())
-    assert example.target == 1 and len(example.readings) == len(CLASSES)
-    known = marks(tokenizer().specials)
-    for reading, said in zip(example.readings, CLASSES, strict=True):
+    (example,) = cloze.training_instances(LabelledText(("red cat",), "fine", 1), tokenizer())
+    assert example.target == 1 and len(example.examples) == len(CLASSES)
+    known = glm_tokens(tokenizer().special_tokens)
+    for reading, said in zip(example.examples, CLASSES, strict=True):
         text = [*ids("red cat It was"), known.mask, *ids(".")]
         assert reading.ids.tolist() == [*text, known.start, *ids(said)]
         assert reading.labels is not None
         assert [i for i in reading.labels.tolist() if i != IGNORE_INDEX] == ids(said)
     with pytest.raises(UserError, match="2 words were given for 3 classes"):
-        Cloze(task=task("classify"), words=("bad", "good"))
+        Cloze(task=task("classify"), verbalizer=("bad", "good"))
     with pytest.raises(UserError, match="row 7 has no options to choose from"):
-        Cloze(task=task("complete")).lessons(Completion("a", "b", None, 7), tokenizer())
+        Cloze(task=task("complete")).training_instances(
+            CompletionRow("a", "b", None, 7), tokenizer()
+        )
 
 
 def test_words_stand_for_classes() -> None:
-    cloze = Cloze(task=task("classify"), words=("old", "red", "blue"))
-    row = Labelled(("cat",), "fine", 1)
+    cloze = Cloze(task=task("classify"), verbalizer=("old", "red", "blue"))
+    row = LabelledText(("cat",), "fine", 1)
     assert cloze.options(row) == ("old", "red", "blue") and cloze.target(row) == 1
 
 
 def test_solved_rows_stand_before_the_one_that_is_asked() -> None:
-    prompts = Prompts(task=task("classify"), pattern="{text} : {answer} .", shots=("one", "two"))
-    row = Labelled(("red cat",), "fine", 1)
-    assert prompts.solved(row) == "red cat : fine ."
-    assert prompts.asked(row) == ("one\ntwo\nred cat :", " .")
+    prompts = Prompt(task=task("classify"), pattern="{text} : {answer} .", examples=("one", "two"))
+    row = LabelledText(("red cat",), "fine", 1)
+    assert prompts.format_example(row) == "red cat : fine ."
+    assert prompts.prompt(row) == ("one\ntwo\nred cat :", " .")
     with pytest.raises(UserError, match="row 1 has no label"):
-        prompts.solved(replace(row, label=None))
+        prompts.format_example(replace(row, label=None))
     with pytest.raises(UserError, match="a prompt learns nothing"):
-        prompts.lessons(row, tokenizer())
-    assert prompts.heard(row, " a line\nand another").value == "a line"
+        prompts.training_instances(row, tokenizer())
+    assert prompts.parse_output(row, " a line\nand another").value == "a line"
 
 
 @learning
 @torch.no_grad()
-def test_packing_changes_no_loss(name: str, kind: str, way: type[Likely]) -> None:
+def test_packing_changes_no_loss(name: str, kind: str, way: type[OptionScoring]) -> None:
     made, model = solving(name, kind, way)
     some = suited(kind, way)
-    examples = [example for row in some for example in made.lessons(row, tokenizer())]
+    examples = [example for row in some for example in made.training_instances(row, tokenizer())]
     batch = made.collate(examples)
-    each = [torch.stack([log(model, r) for r in e.readings]) for e in examples]
-    if way is Text:
+    each = [torch.stack([log(model, r) for r in e.examples]) for e in examples]
+    if way is TextToText:
         found, wanted = made.loss(model, batch).sums["tokens"], -sum(part.sum() for part in each)
-        count = sum((r.labels != IGNORE_INDEX).sum() for e in examples for r in e.readings)  # type: ignore[union-attr]
+        count = sum((r.labels != IGNORE_INDEX).sum() for e in examples for r in e.examples)  # type: ignore[union-attr]
         assert batch.counts["tokens"] == count
     else:
         found = made.loss(model, batch).sums["labels"]
@@ -214,52 +243,56 @@ def test_packing_changes_no_loss(name: str, kind: str, way: type[Likely]) -> Non
 
 @every
 def test_no_answer_depends_on_who_else_is_asked(
-    name: str, kind: str, way: type[Likely], monkeypatch: pytest.MonkeyPatch
+    name: str, kind: str, way: type[OptionScoring], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, model = solving(name, kind, way)
     some = suited(kind, way, 5)
-    if any(made.writes(row) for row in some):
-        made = replace(made, tokens=8)  # type: ignore[call-arg]
-        known = [answer.value for answer in answers(made, model, some, tokenizer())]
-        monkeypatch.setattr(voices, "TEXTS", 2)
-        assert [a.value for a in answers(made, model, some, tokenizer())] == known
+    if any(made.generates(row) for row in some):
+        made = replace(made, max_new_tokens=8)  # type: ignore[call-arg]
+        known = [answer.value for answer in predict_rows(made, model, some, tokenizer())]
+        monkeypatch.setattr(voices, "GENERATION_BATCH", 2)
+        assert [a.value for a in predict_rows(made, model, some, tokenizer())] == known
     varied = kind != "regress" and (name, kind) != ("transformer", "span")  # fresh, it cannot
     same(made, model, some, varied=varied)
 
 
 @learning
-def test_neighbours_have_no_gradient(name: str, kind: str, way: type[Likely]) -> None:
+def test_neighbours_have_no_gradient(name: str, kind: str, way: type[OptionScoring]) -> None:
     made, model = solving(name, kind, way)
-    examples = [e for row in suited(kind, way) for e in made.lessons(row, tokenizer())]
+    examples = [e for row in suited(kind, way) for e in made.training_instances(row, tokenizer())]
     apart(made, model, examples)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "t5", "glm"])
 @torch.no_grad()
 def test_prompts_score_options_by_the_likelihood_of_a_token(name: str) -> None:
-    made, model = solving(name, "classify", Prompts, pattern="{text} : {answer}", shots=("red",))
+    made, model = solving(name, "classify", Prompt, pattern="{text} : {answer}", examples=("red",))
     for row in rows("classify", 4):
-        (example,) = made.questions(row, tokenizer())
+        (example,) = made.inference_instances(row, tokenizer())
         logs = [log(model, reading) / len(ids(said)) for reading, said in
-                zip(example.readings, CLASSES, strict=True)]  # fmt: skip
-        (answer,) = answers(made, model, [row], tokenizer())
-        assert answer.scores == pytest.approx(torch.stack(logs).softmax(0).tolist(), abs=1e-5)
+                zip(example.examples, CLASSES, strict=True)]  # fmt: skip
+        (answer,) = predict_rows(made, model, [row], tokenizer())
+        assert answer.probabilities == pytest.approx(
+            torch.stack(logs).softmax(0).tolist(), abs=1e-5
+        )
         assert answer.value == CLASSES[int(torch.stack(logs).argmax())]
 
 
 @pytest.mark.parametrize("name", ["gpt2", "t5", "glm"])
 @torch.no_grad()
 def test_what_is_written_is_likeliest_as_lessons_are_read(name: str) -> None:
-    made, model = solving(name, "write", Text)
-    assert isinstance(made, Text)
+    made, model = solving(name, "write", TextToText)
+    assert isinstance(made, TextToText)
     for row in rows("write"):
-        asked = voices.prompted(made, model, row, tokenizer())
-        (text,) = generate(model, request([asked], tokens=6), GREEDY)
-        said = [id for id in text.ids if id not in asked.ends]
-        before = made.opened(ids(row.source), tokenizer())
-        laid = speech.reading(made.speaks, tokenizer().specials, before, said, end=False)
+        asked = voices.encode_prompt(made, model, row, tokenizer())
+        (text,) = generate(model, build_request([asked], max_new_tokens=6), GREEDY)
+        said = [id for id in text.ids if id not in asked.eos_ids]
+        before = made.append_separator(ids(row.source), tokenizer())
+        laid = speech.build_example(
+            made.layout, tokenizer().special_tokens, before, said, end=False
+        )
         logits = model.lm_logits(model(alone(laid)).hidden[0]).logits()
-        logits[:, [*asked.banned]] = -torch.inf
+        logits[:, [*asked.suppress_ids]] = -torch.inf
         assert laid.labels is not None
         found = logits.argmax(-1)[laid.labels != IGNORE_INDEX].tolist()
         assert found == said
@@ -268,9 +301,11 @@ def test_what_is_written_is_likeliest_as_lessons_are_read(name: str) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["complete", "lm"])
 def test_the_right_answer_has_its_likelihood(kind: str) -> None:
-    made, model = solving("gpt2", kind, Text)
+    made, model = solving("gpt2", kind, TextToText)
     some = [row for row in rows(kind) if getattr(row, "options", None) is None]
-    for row, answer in zip(some, answers(made, model, some, tokenizer()), strict=True):
-        wanted = -sum(log(model, r) for e in made.lessons(row, tokenizer()) for r in e.readings)
-        assert answer.nats == pytest.approx(float(wanted), abs=1e-4)
+    for row, answer in zip(some, predict_rows(made, model, some, tokenizer()), strict=True):
+        wanted = -sum(
+            log(model, r) for e in made.training_instances(row, tokenizer()) for r in e.examples
+        )
+        assert answer.nll == pytest.approx(float(wanted), abs=1e-4)
         assert answer.tokens == len(ids(row.target))

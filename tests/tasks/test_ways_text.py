@@ -2,9 +2,9 @@
 
 import pytest
 
-from kinfolk.tasks.rows import Labelled
+from kinfolk.tasks.rows import LabelledText
 from kinfolk.tasks.task import Task
-from kinfolk.tasks.ways.text import Text, grain
+from kinfolk.tasks.ways.text import TextToText, grain
 
 
 @pytest.mark.parametrize(
@@ -20,5 +20,5 @@ from kinfolk.tasks.ways.text import Text, grain
     ],
 )
 def test_numbers_are_rounded_by_their_range(numbers: list[float], label: float, said: str) -> None:
-    way = Text(task=Task(kind="regress"), length=32, pad=0, grain=grain(numbers))
-    assert way.told(Labelled(("a",), label, 1)) == said
+    way = TextToText(task=Task(kind="regress"), max_length=32, pad_id=0, grain=grain(numbers))
+    assert way.target_text(LabelledText(("a",), label, 1)) == said

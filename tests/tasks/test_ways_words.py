@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from kinfolk.errors import UserError
-from kinfolk.tasks.examples import Example
-from kinfolk.tasks.lessons import answers
-from kinfolk.tasks.rows import Tagged
-from kinfolk.tasks.ways.words import Words, spelled
+from kinfolk.tasks.examples import Instance
+from kinfolk.tasks.instances import predict_rows
+from kinfolk.tasks.rows import TaggedSentence
+from kinfolk.tasks.ways.words import TokenHead, encode_words
 from solving import LENGTH, NAMES, TAGS, alone, apart, cases, rows, same, solving, task, tokenizer
 
-EVERY = [name for name, _, way in cases("head") if way is Words]
+EVERY = [name for name, _, way in cases("head") if way is TokenHead]
 every = pytest.mark.parametrize("name", EVERY)
-ROW = Tagged(("red", "Wolfgang", "cat"), ("O", "B-X", "I-X"), 1)
+ROW = TaggedSentence(("red", "Wolfgang", "cat"), ("O", "B-X", "I-X"), 1)
 
 
 def test_every_member_that_reads_can_tag() -> None:
@@ -24,73 +24,74 @@ def test_every_member_that_reads_can_tag() -> None:
 
 
 def test_the_first_piece_of_a_word_is_read() -> None:
-    words = Words(task=task("tag"), length=LENGTH)
-    (example,) = words.lessons(ROW, tokenizer())
-    (reading,) = example.readings
-    pieces = spelled(tokenizer(), ROW.words)
-    assert len(pieces[1]) > 2
-    starts = [1, 1 + len(pieces[0]), 1 + len(pieces[0]) + len(pieces[1])]
-    assert reading.slots.tolist() == starts
-    assert reading.ids[starts].tolist() == [piece[0] for piece in pieces]
+    words = TokenHead(task=task("tag"), max_length=LENGTH)
+    (example,) = words.training_instances(ROW, tokenizer())
+    (reading,) = example.examples
+    chunks = encode_words(tokenizer(), ROW.words)
+    assert len(chunks[1]) > 2
+    starts = [1, 1 + len(chunks[0]), 1 + len(chunks[0]) + len(chunks[1])]
+    assert reading.read_at.tolist() == starts
+    assert reading.ids[starts].tolist() == [chunk[0] for chunk in chunks]
     assert example.target == [0, 1, 2]
 
 
 def test_a_decoder_is_read_where_it_has_read_the_word() -> None:
-    words = Words(task=task("tag"), length=LENGTH, frame=None, causal=True)
-    (example,) = words.lessons(ROW, tokenizer())
-    (reading,) = example.readings
-    pieces = spelled(tokenizer(), ROW.words)
-    assert reading.ids[reading.slots].tolist() == [piece[-1] for piece in pieces]
-    assert reading.ids.tolist() == [tokenizer().specials.bos, *(i for p in pieces for i in p)]
-    assert reading.time.tolist() == [*range(len(reading.ids))]
+    words = TokenHead(task=task("tag"), max_length=LENGTH, frame=None, causal=True)
+    (example,) = words.training_instances(ROW, tokenizer())
+    (reading,) = example.examples
+    chunks = encode_words(tokenizer(), ROW.words)
+    assert reading.ids[reading.read_at].tolist() == [chunk[-1] for chunk in chunks]
+    assert reading.ids.tolist() == [tokenizer().special_tokens.bos, *(i for p in chunks for i in p)]
+    assert reading.order.tolist() == [*range(len(reading.ids))]
 
 
 @pytest.mark.parametrize("frame", ["bert", "xlnet", None])
 def test_roles_are_asked_about_a_verb(frame: str | None) -> None:
-    words = Words(task=task("tag"), length=LENGTH, frame=frame, causal=frame is None)
+    words = TokenHead(task=task("tag"), max_length=LENGTH, frame=frame, causal=frame is None)
     one, two = (
-        words.lessons(replace(ROW, predicate=place), tokenizer())[0].readings[0] for place in (0, 2)
+        words.training_instances(replace(ROW, predicate=place), tokenizer())[0].examples[0]
+        for place in (0, 2)
     )
     assert one.ids.tolist() != two.ids.tolist()
-    assert len(one.slots) == len(two.slots) == 3
-    pieces = spelled(tokenizer(), ROW.words)
+    assert len(one.read_at) == len(two.read_at) == 3
+    chunks = encode_words(tokenizer(), ROW.words)
     wanted = -1 if frame is None else 0
     for reading in (one, two):
-        assert reading.ids[reading.slots].tolist() == [piece[wanted] for piece in pieces]
+        assert reading.ids[reading.read_at].tolist() == [chunk[wanted] for chunk in chunks]
 
 
 def test_a_long_sentence_is_read_in_several_and_no_word_is_lost() -> None:
-    words = Words(task=task("tag"), length=16)
-    some = Tagged(NAMES * 4, tuple(TAGS[i % 3] for i in range(20)), 1)
-    examples = words.lessons(some, tokenizer())
+    words = TokenHead(task=task("tag"), max_length=16)
+    some = TaggedSentence(NAMES * 4, tuple(TAGS[i % 3] for i in range(20)), 1)
+    examples = words.training_instances(some, tokenizer())
     assert len(examples) > 2
     assert [tag for e in examples for tag in e.target] == [i % 3 for i in range(20)]
-    read = [int(i) for e in examples for r in e.readings for i in r.ids[r.slots]]
-    assert read == [piece[0] for piece in spelled(tokenizer(), some.words)]
-    assert all(len(r.ids) <= 16 for e in examples for r in e.readings)
-    way, model = solving("bert", "tag", Words)
-    (answer,) = answers(replace(way, length=16), model, [some], tokenizer())
-    assert len(answer.value) == len(answer.scores) == 20
+    read = [int(i) for e in examples for r in e.examples for i in r.ids[r.read_at]]
+    assert read == [chunk[0] for chunk in encode_words(tokenizer(), some.words)]
+    assert all(len(r.ids) <= 16 for e in examples for r in e.examples)
+    way, model = solving("bert", "tag", TokenHead)
+    (answer,) = predict_rows(replace(way, max_length=16), model, [some], tokenizer())
+    assert len(answer.value) == len(answer.probabilities) == 20
 
 
 def test_a_word_that_is_longer_than_all_the_room_is_still_tagged() -> None:
-    way, model = solving("bert", "tag", Words)
-    some = Tagged(("cat", "W" * 90, "dog"), None, 1)
-    (answer,) = answers(way, model, [some], tokenizer())
+    way, model = solving("bert", "tag", TokenHead)
+    some = TaggedSentence(("cat", "W" * 90, "dog"), None, 1)
+    (answer,) = predict_rows(way, model, [some], tokenizer())
     assert len(answer.value) == 3
 
 
-def scores(model: Any, example: Example) -> Tensor:
+def scores(model: Any, example: Instance) -> Tensor:
     """Score the words of an example by itself: (words, tags)."""
-    (reading,) = example.readings
-    return model.logits(model(alone(reading)).hidden[0, torch.from_numpy(reading.slots)])  # type: ignore[no-any-return]
+    (reading,) = example.examples
+    return model.logits(model(alone(reading)).hidden[0, torch.from_numpy(reading.read_at)])  # type: ignore[no-any-return]
 
 
 @every
 @torch.no_grad()
 def test_packing_changes_no_loss(name: str) -> None:
-    way, model = solving(name, "tag", Words)
-    examples = [e for row in rows("tag") for e in way.lessons(row, tokenizer())]
+    way, model = solving(name, "tag", TokenHead)
+    examples = [e for row in rows("tag") for e in way.training_instances(row, tokenizer())]
     batch = way.collate(examples)
     wanted = torch.zeros(())
     for example in examples:
@@ -103,25 +104,27 @@ def test_packing_changes_no_loss(name: str) -> None:
 
 @every
 def test_no_answer_depends_on_who_else_is_asked(name: str) -> None:
-    same(*solving(name, "tag", Words), rows("tag"))
+    same(*solving(name, "tag", TokenHead), rows("tag"))
 
 
 @every
 def test_neighbours_have_no_gradient(name: str) -> None:
-    way, model = solving(name, "tag", Words)
-    apart(way, model, [e for row in rows("tag") for e in way.lessons(row, tokenizer())])
+    way, model = solving(name, "tag", TokenHead)
+    apart(way, model, [e for row in rows("tag") for e in way.training_instances(row, tokenizer())])
 
 
 @torch.no_grad()
 def test_tags_are_weighed_and_a_teacher_has_its_share() -> None:
     share, heat, weights = 0.4, 1.5, (0.5, 2.0, 3.0)
-    way, model = solving("bert", "tag", Words, weights=weights, teaching=share, heat=heat)
-    assert isinstance(way, Words)
+    way, model = solving(
+        "bert", "tag", TokenHead, class_weights=weights, distillation_weight=share, temperature=heat
+    )
+    assert isinstance(way, TokenHead)
     torch.manual_seed(1)
-    plain = [e for row in rows("tag") for e in way.lessons(row, tokenizer())]
+    plain = [e for row in rows("tag") for e in way.training_instances(row, tokenizer())]
     teachers = [torch.randn(len(e.target), len(TAGS)) * 3 for e in plain]
     examples = [
-        replace(e, soft=way.opinion(teacher.double().numpy()))
+        replace(e, teacher_probs=way.soft_labels(teacher.double().numpy()))
         for e, teacher in zip(plain, teachers, strict=True)
     ]
     wanted = torch.zeros(())
@@ -136,20 +139,20 @@ def test_tags_are_weighed_and_a_teacher_has_its_share() -> None:
 
 
 def test_a_tag_that_training_had_not_is_named_and_can_be_asked_about() -> None:
-    way, model = solving("bert", "tag", Words)
+    way, model = solving("bert", "tag", TokenHead)
     row = replace(ROW, tags=("O", "B-Y", "O"))
     with pytest.raises(UserError, match="'B-Y' was not there in training"):
-        way.lessons(row, tokenizer())
-    (answer,) = answers(way, model, [row], tokenizer())
+        way.training_instances(row, tokenizer())
+    (answer,) = predict_rows(way, model, [row], tokenizer())
     assert len(answer.value) == 3 and {*answer.value} <= {*TAGS}
 
 
 @pytest.mark.parametrize("frame", ["bert", None])
 @pytest.mark.parametrize("predicate", [None, 1])
 def test_no_sequence_is_longer_than_the_length(frame: str | None, predicate: int | None) -> None:
-    words = Words(task=task("tag"), length=8, frame=frame)
+    words = TokenHead(task=task("tag"), max_length=8, frame=frame)
     long = ("red", "Wolfgang" * 4, "cat", "a", "Wolfgang", "cat")
-    row = Tagged(long, ("O",) * len(long), 1, predicate)
-    examples = words.lessons(row, tokenizer())
-    assert all(len(reading.ids) <= 8 for one in examples for reading in one.readings)
-    assert sum(len(one.readings[0].slots) for one in examples) == len(long)
+    row = TaggedSentence(long, ("O",) * len(long), 1, predicate)
+    examples = words.training_instances(row, tokenizer())
+    assert all(len(reading.ids) <= 8 for one in examples for reading in one.examples)
+    assert sum(len(one.examples[0].read_at) for one in examples) == len(long)

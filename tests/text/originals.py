@@ -21,8 +21,8 @@ def bert(vocab: Path, *, lowercase: bool) -> Encode:
     theirs: Any = BertTokenizerLegacy(str(vocab), do_lower_case=lowercase)
 
     def encode(text: str) -> list[int]:
-        pieces = theirs._tokenize(text, split_special_tokens=True)
-        return list(theirs.convert_tokens_to_ids(pieces))
+        chunks = theirs._tokenize(text, split_special_tokens=True)
+        return list(theirs.convert_tokens_to_ids(chunks))
 
     return encode
 
@@ -59,10 +59,10 @@ def gpt2(vocab: Path, merges: Path) -> Encode:
     signs = {b: chr(b) for b in visible} | {b: chr(256 + i) for i, b in enumerate(hidden)}
 
     @cache
-    def pieces(word: str) -> list[int]:
+    def chunks(word: str) -> list[int]:
         return [ids[p] for p in merged(tuple(signs[b] for b in word.encode()), ranks)]
 
-    return lambda text: [id for word in words.findall(text) for id in pieces(word)]
+    return lambda text: [id for word in words.findall(text) for id in chunks(word)]
 
 
 def gpt(vocab: Path, merges: Path) -> Encode:
@@ -73,10 +73,10 @@ def gpt(vocab: Path, merges: Path) -> Encode:
     words: Any = BasicTokenizer(do_lower_case=True)
 
     @cache
-    def pieces(word: str) -> list[int]:
+    def chunks(word: str) -> list[int]:
         return [ids.get(p, ids["<unk>"]) for p in merged((*word[:-1], word[-1] + "</w>"), ranks)]
 
-    return lambda text: [id for word in words.tokenize(text) for id in pieces(word)]
+    return lambda text: [id for word in words.tokenize(text) for id in chunks(word)]
 
 
 def t5(model: Path) -> Encode:
@@ -96,16 +96,16 @@ def xlnet(model: Path, *, lowercase: bool, accents: bool = False) -> Encode:
             text = "".join(c for c in text if not unicodedata.combining(c))
         return text.lower() if lowercase else text
 
-    def parted(piece: str) -> list[str]:
-        if not (len(piece) > 1 and piece[-1] == "," and piece[-2].isdigit()):
-            return [piece]
-        inner: list[str] = processor.encode(piece[:-1].replace("▁", ""), out_type=str)
-        if piece[0] != "▁" and inner[0][0] == "▁":
+    def parted(chunk: str) -> list[str]:
+        if not (len(chunk) > 1 and chunk[-1] == "," and chunk[-2].isdigit()):
+            return [chunk]
+        inner: list[str] = processor.encode(chunk[:-1].replace("▁", ""), out_type=str)
+        if chunk[0] != "▁" and inner[0][0] == "▁":
             inner = inner[1:] if len(inner[0]) == 1 else [inner[0][1:], *inner[1:]]
         return [*inner, ","]
 
     def encode(text: str) -> list[int]:
-        pieces: list[str] = processor.encode(tidy(text), out_type=str)
-        return [processor.piece_to_id(part) for piece in pieces for part in parted(piece)]
+        chunks: list[str] = processor.encode(tidy(text), out_type=str)
+        return [processor.piece_to_id(part) for chunk in chunks for part in parted(chunk)]
 
     return encode

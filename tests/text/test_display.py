@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinfolk.text import KINDS, Tokenizer, train
-from kinfolk.text.display import pieces, visible
+from kinfolk.text import KINDS, Tokenizer, train_tokenizer
+from kinfolk.text.display import show_whitespace, token_views
 from little import text
 
 SIZES = {
@@ -24,7 +24,7 @@ SIZES = {
 
 @cache
 def trained(kind: str) -> Tokenizer:
-    return train([text()], kind=kind, vocab=SIZES[kind])
+    return train_tokenizer([text()], kind=kind, vocab_size=SIZES[kind])
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def tokenizers() -> dict[str, Tokenizer]:
 
 
 def said(tokenizer: Tokenizer, text: str) -> list[str]:
-    return [piece.text for piece in pieces(tokenizer, text)]
+    return [chunk.text for chunk in token_views(tokenizer, text)]
 
 
 def test_byte_level_pieces_are_read_as_text(tokenizers: dict[str, Tokenizer]) -> None:
@@ -43,11 +43,13 @@ def test_byte_level_pieces_are_read_as_text(tokenizers: dict[str, Tokenizer]) ->
 
 
 def test_a_piece_may_hold_a_character_and_a_part_of_the_next() -> None:
-    tokenizer = train(["é è ê ë " * 9], kind="bpe", vocab=364)
+    tokenizer = train_tokenizer(["é è ê ë " * 9], kind="bpe", vocab_size=364)
     # " \xc3" was merged before any letter was.
-    found = pieces(tokenizer, "é è")
-    assert any(re.fullmatch(r"␣?.⟨[0-9a-f]{2}⟩", piece.text) for piece in found)
-    assert [piece.token for piece in found] == [tokenizer.token(i) for i in tokenizer.encode("é è")]
+    found = token_views(tokenizer, "é è")
+    assert any(re.fullmatch(r"␣?.⟨[0-9a-f]{2}⟩", chunk.text) for chunk in found)
+    assert [chunk.token for chunk in found] == [
+        tokenizer.id_to_token(i) for i in tokenizer.encode("é è")
+    ]
 
 
 def test_other_kinds_are_shown_as_their_vocabularies_write_them(
@@ -60,9 +62,9 @@ def test_other_kinds_are_shown_as_their_vocabularies_write_them(
 
 
 def test_an_unknown_piece_says_what_it_stands_for(tokenizers: dict[str, Tokenizer]) -> None:
-    (word,) = (p for p in pieces(tokenizers["word"], "the zebra the") if p.unknown)
+    (word,) = (p for p in token_views(tokenizers["word"], "the zebra the") if p.unknown)
     assert (word.token, word.text, word.special) == ("[UNK]", "[UNK]⟨zebra⟩", False)
-    assert not any(p.unknown for p in pieces(tokenizers["bpe"], "zebra 龘 <|endoftext|>"))
+    assert not any(p.unknown for p in token_views(tokenizers["bpe"], "zebra 龘 <|endoftext|>"))
 
 
 def test_the_frame_and_special_tokens_are_marked(
@@ -70,10 +72,10 @@ def test_the_frame_and_special_tokens_are_marked(
 ) -> None:
     folder = tmp_path_factory.mktemp("framed")
     tokenizers["word"].save(folder, frame="bert")
-    found = pieces(Tokenizer.load(folder), "the [MASK] zebra")
+    found = token_views(Tokenizer.load(folder), "the [MASK] zebra")
     assert [p.text for p in found] == ["[CLS]", "the", "[MASK]", "[UNK]", "[SEP]"]
     assert [p.special for p in found] == [True, False, True, False, True]
-    found = pieces(Tokenizer.load(folder), "the zebra")
+    found = token_views(Tokenizer.load(folder), "the zebra")
     assert [p.text for p in found] == ["[CLS]", "the", "[UNK]⟨zebra⟩", "[SEP]"]
 
 
@@ -82,13 +84,13 @@ def test_the_frame_and_special_tokens_are_marked(
 @given(st.text(max_size=30))
 def test_any_text_has_as_many_pieces_as_ids(kind: str, text: str) -> None:
     tokenizer = trained(kind)
-    found = pieces(tokenizer, text)
-    assert [piece.id for piece in found] == tokenizer.encode(text)
-    assert all(piece.text.isprintable() for piece in found), found
-    assert not any(c.isspace() for piece in found for c in piece.text)
+    found = token_views(tokenizer, text)
+    assert [chunk.id for chunk in found] == tokenizer.encode(text)
+    assert all(chunk.text.isprintable() for chunk in found), found
+    assert not any(c.isspace() for chunk in found for c in chunk.text)
 
 
 def test_what_cannot_be_seen_is_named() -> None:
-    assert visible("a b\tc\n") == "a␣b⇥c⏎"
-    assert visible("\u200b\x00\u2028") == "⟨U+200B⟩⟨U+0000⟩⟨U+2028⟩"
-    assert visible("\u3000\xa0") == "□⍽"
+    assert show_whitespace("a b\tc\n") == "a␣b⇥c⏎"
+    assert show_whitespace("\u200b\x00\u2028") == "⟨U+200B⟩⟨U+0000⟩⟨U+2028⟩"
+    assert show_whitespace("\u3000\xa0") == "□⍽"

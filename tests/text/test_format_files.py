@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from kinfolk.errors import UserError
-from kinfolk.text import Tokenizer, train
+from kinfolk.text import Tokenizer, train_tokenizer
 
 BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "e", "é", "我", "##你"]
 TEXT = ["The cat sat on the mat, and the dog sat by the cat. It was a café."] * 9
@@ -51,7 +51,7 @@ def model(folder: Path, name: str = "spiece.model", **settings: Any) -> Path:
 
 def tokens(path: Path, text: str) -> list[str]:
     tokenizer = Tokenizer.load(path)
-    return [tokenizer.token(id) for id in tokenizer.encode(text, specials=False)]
+    return [tokenizer.id_to_token(id) for id in tokenizer.encode(text, add_special_tokens=False)]
 
 
 def test_the_settings_of_bert_are_followed(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_file_stands_for_its_folder(tmp_path: Path) -> None:
 
 
 def test_tokenizer_json_wins_over_older_files(tmp_path: Path) -> None:
-    train(TEXT, kind="byte", vocab=0).save(tmp_path)
+    train_tokenizer(TEXT, kind="byte", vocab_size=0).save(tmp_path)
     vocab(tmp_path, BERT)
     assert Tokenizer.load(tmp_path).kind == "byte"
     assert Tokenizer.load(tmp_path / "vocab.txt").kind == "wordpiece"
@@ -117,8 +117,8 @@ def test_tokens_added_later_keep_their_ids(tmp_path: Path) -> None:
     vocab(tmp_path, BERT)
     added = write(tmp_path / "added_tokens.json", {"<b>": 13, "<a>": 12})
     tokenizer = Tokenizer.load(tmp_path)
-    assert tokenizer.encode("the<b>cat <a>", specials=False) == [5, 13, 6, 12]
-    assert tokenizer.vocab == 14
+    assert tokenizer.encode("the<b>cat <a>", add_special_tokens=False) == [5, 13, 6, 12]
+    assert tokenizer.vocab_size == 14
     write(added, {"<b>": 13})
     with pytest.raises(UserError, match="'<b>' cannot have the id 13, its place is 12"):
         Tokenizer.load(tmp_path)
@@ -134,12 +134,12 @@ def test_the_settings_of_albert_and_t5_are_followed(tmp_path: Path) -> None:
     write(config, {"do_lower_case": False, "keep_accents": True})
     assert tokens(tmp_path, "É") == ["▁", "<unk>"]
     model(tmp_path, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
-    pieces = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spiece.model"))
+    chunks = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spiece.model"))
     write(config, {"tokenizer_class": "T5Tokenizer", "extra_ids": 3})
     tokenizer = Tokenizer.load(tmp_path)
-    first = pieces.get_piece_size()
-    assert tokenizer.specials.sentinels == (first + 2, first + 1, first)
-    assert tokenizer.vocab == first + 3
+    first = chunks.get_piece_size()
+    assert tokenizer.special_tokens.sentinels == (first + 2, first + 1, first)
+    assert tokenizer.vocab_size == first + 3
 
 
 def test_symbols_of_the_user_stay_whole(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_symbols_of_the_user_stay_whole(tmp_path: Path) -> None:
     path = model(tmp_path, user_defined_symbols=["<sep>", "①"])
     original = sentencepiece.SentencePieceProcessor(model_file=str(path))
     for text in ("the<sep>cat", "<sep> cat", "the①", "the① cat"):
-        ids = Tokenizer.load(path).encode(text, specials=False)
+        ids = Tokenizer.load(path).encode(text, add_special_tokens=False)
         assert ids == original.encode(text)
         assert original.piece_to_id("①" if "①" in text else "<sep>") in ids
 

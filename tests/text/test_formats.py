@@ -96,7 +96,7 @@ def learn_pieces(model: Path, text: Iterable[str], **settings: Any) -> Path:
 
 
 def learn_pairs(
-    vocab: Path, merges: Path, text: Iterable[str], *, specials: list[str], suffix: str = ""
+    vocab: Path, merges: Path, text: Iterable[str], *, special_tokens: list[str], suffix: str = ""
 ) -> None:
     """Train byte pair encoding and write the two files."""
     backend = tokenizers.Tokenizer(models.BPE())
@@ -107,7 +107,7 @@ def learn_pairs(
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
         vocab_size=3000,
-        special_tokens=specials,
+        special_tokens=special_tokens,
         initial_alphabet=[] if suffix else sorted(pre_tokenizers.ByteLevel.alphabet()),
         limit_alphabet=800,
         end_of_word_suffix=suffix,
@@ -140,19 +140,19 @@ def bert(folder: Path, text: list[str], *, lowercase: bool, configured: bool = F
 
 def gpt2(folder: Path, text: list[str]) -> Format:
     files = folder / "encoder.json", folder / "vocab.bpe"
-    learn_pairs(*files, text, specials=["<|endoftext|>"])
+    learn_pairs(*files, text, special_tokens=["<|endoftext|>"])
     return Format(folder, originals.gpt2(*files))
 
 
 def roberta(folder: Path, text: list[str]) -> Format:
     files = folder / "vocab.json", folder / "merges.txt"
-    learn_pairs(*files, text, specials=["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+    learn_pairs(*files, text, special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
     return Format(folder, originals.gpt2(*files), (["<s>"], ["</s>"]))
 
 
 def gpt(folder: Path, text: list[str]) -> Format:
     files = folder / "encoder_bpe_40000.json", folder / "vocab_40000.bpe"
-    learn_pairs(*files, text, specials=["<unk>"], suffix="</w>")
+    learn_pairs(*files, text, special_tokens=["<unk>"], suffix="</w>")
     return Format(folder, originals.gpt(*files))
 
 
@@ -243,7 +243,7 @@ def test_ids_equal_the_authors_on_real_text(
 ) -> None:
     format, tokenizer = formats(name)
     some = texts(real)[SHARES.get(name, slice(None))][::every]
-    ours = tokenizer.encode_all(some, specials=False)
+    ours = tokenizer.encode_batch(some, add_special_tokens=False)
     different = [text for text, ids in zip(some, ours, strict=True) if ids != format.original(text)]
     assert not different
     assert len(texts(real)) == 10_000
@@ -262,7 +262,7 @@ def test_ids_equal_the_authors_on_awkward_text(name: str, formats: Formats) -> N
 @pytest.mark.parametrize("name", FORMATS)
 def test_texts_stand_in_the_authors_frame(name: str, formats: Formats) -> None:
     format, tokenizer = formats(name)
-    before, after = ([tokenizer.id(token) for token in side] for side in format.frame)
+    before, after = ([tokenizer.token_to_id(token) for token in side] for side in format.frame)
     for text in ("The cat sat.", "你好，世界。", ""):
         assert tokenizer.encode(text) == [*before, *format.original(text), *after]
 
@@ -280,14 +280,14 @@ def test_a_saved_folder_gives_the_same_ids_in_transformers(
         ids = tokenizer.encode(text)
         assert again.encode(text) == ids
         assert theirs(text)["input_ids"] == ids
-        assert theirs.decode(ids) == tokenizer.decode(ids, specials=True)
-    assert (again.hash, again.kind, again.specials) == (
-        tokenizer.hash,
+        assert theirs.decode(ids) == tokenizer.decode(ids, add_special_tokens=True)
+    assert (again.fingerprint, again.kind, again.special_tokens) == (
+        tokenizer.fingerprint,
         tokenizer.kind,
-        tokenizer.specials,
+        tokenizer.special_tokens,
     )
     # The model pads its table to a multiple of 64; the tokenizer never does.
-    assert len(theirs) == tokenizer.vocab == again.vocab
+    assert len(theirs) == tokenizer.vocab_size == again.vocab_size
 
 
 @pytest.mark.parametrize(
@@ -306,10 +306,10 @@ def test_a_saved_folder_gives_the_same_ids_in_transformers(
 )
 def test_kind_and_roles_are_known(name: str, kind: str, roles: str, formats: Formats) -> None:
     _, tokenizer = formats(name)
-    s = tokenizer.specials
+    s = tokenizer.special_tokens
     ids = (s.pad, s.unk, s.bos, s.eos, s.cls, s.sep, s.mask)
     assert tokenizer.kind == kind
-    assert " ".join("-" if id is None else tokenizer.token(id) for id in ids) == roles
+    assert " ".join("-" if id is None else tokenizer.id_to_token(id) for id in ids) == roles
     if name == "t5":
         assert s.sentinels == tuple(range(1599, 1499, -1))
 
@@ -317,11 +317,13 @@ def test_kind_and_roles_are_known(name: str, kind: str, roles: str, formats: For
 @pytest.mark.parametrize("name", FORMATS)
 def test_no_special_id_comes_out_of_plain_text(name: str, formats: Formats) -> None:
     _, tokenizer = formats(name)
-    names = [tokenizer.token(id) for id in tokenizer.specials.all]
-    plain = tokenizer.specials.all - {tokenizer.specials.unk}
+    names = [tokenizer.id_to_token(id) for id in tokenizer.special_tokens.ids]
+    plain = tokenizer.special_tokens.ids - {tokenizer.special_tokens.unk}
     for text in (" ".join(names), "".join(names), f"a{'b'.join(names)}"):
         assert not plain & set(tokenizer.offsets(text)[0])
-        assert plain <= set(tokenizer.encode(text, specials=False)) | {tokenizer.specials.unk}
+        assert plain <= set(tokenizer.encode(text, add_special_tokens=False)) | {
+            tokenizer.special_tokens.unk
+        }
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinfolk.text import boundaries
+from kinfolk.text import sentence_ends
 
 
 def sentences(text: str) -> list[str]:
-    ends = boundaries(text)
+    ends = sentence_ends(text)
     return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
@@ -41,7 +41,7 @@ def test_sentences_end_where_a_reader_ends_them(expected: list[str]) -> None:
 
 @given(text=st.text(st.sampled_from(list("aB1 \n.!?。…”\"')；好\t"))))
 def test_boundaries_rise_to_the_end_and_no_sentence_is_blank(text: str) -> None:
-    ends = boundaries(text)
+    ends = sentence_ends(text)
     assert ends == sorted(set(ends))
     assert not text or ends[-1] == len(text)
     assert not text.strip() or all(sentence.strip() for sentence in sentences(text))
@@ -51,7 +51,7 @@ def test_boundaries_rise_to_the_end_and_no_sentence_is_blank(text: str) -> None:
 def test_long_runs_take_linear_time() -> None:
     for run in (".", " ", "\n", "。", "…", '."', ". "):
         text = "a" + run * 50_000 + "b"
-        assert boundaries(text)[-1] == len(text)
+        assert sentence_ends(text)[-1] == len(text)
 
 
 @pytest.mark.real
@@ -59,4 +59,4 @@ def test_real_articles_have_sentences_of_usual_length(real: Path) -> None:
     for name, low, high in (("wiki_en", 80, 160), ("wiki_zh", 20, 60)):
         with gzip.open(real / name / "valid.txt.gz", "rt", encoding="utf-8") as file:
             text = file.read(300_000)
-        assert low < len(text) / len(boundaries(text)) < high
+        assert low < len(text) / len(sentence_ends(text)) < high

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kinfolk.text import KINDS, Tokenizer, train
+from kinfolk.text import KINDS, Tokenizer, train_tokenizer
 
 pytestmark = pytest.mark.parity
 
@@ -35,14 +35,16 @@ def test_auto_tokenizer_gives_our_ids(
 ) -> None:
     from transformers import AutoTokenizer
 
-    train(TEXT, kind=kind, vocab=SIZES[kind]).save(tmp_path, frame=frame, length=64)
+    train_tokenizer(TEXT, kind=kind, vocab_size=SIZES[kind]).save(tmp_path, frame=frame, length=64)
     ours = Tokenizer.load(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model}))
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     for text in PROBES:
         assert theirs(text)["input_ids"] == ours.encode(text)
-        assert theirs.decode(ours.encode(text)) == ours.decode(ours.encode(text), specials=True)
-    s = ours.specials
+        assert theirs.decode(ours.encode(text)) == ours.decode(
+            ours.encode(text), add_special_tokens=True
+        )
+    s = ours.special_tokens
     assert theirs.model_max_length == 64
     assert (theirs.pad_token_id, theirs.unk_token_id, theirs.eos_token_id) == (s.pad, s.unk, s.eos)
     assert (theirs.cls_token_id, theirs.sep_token_id, theirs.mask_token_id) == (
@@ -50,11 +52,11 @@ def test_auto_tokenizer_gives_our_ids(
         s.sep,
         s.mask,
     )
-    assert len(theirs) == ours.vocab
+    assert len(theirs) == ours.vocab_size
     assert ("token_type_ids" in theirs("a")) == (frame == "bert")
     if frame == "bert":
         pair = theirs("the cat", "the dog")
-        cat, dog = (ours.encode(text, specials=False) for text in ("the cat", "the dog"))
+        cat, dog = (ours.encode(text, add_special_tokens=False) for text in ("the cat", "the dog"))
         assert pair["input_ids"] == [s.cls, *cat, s.sep, *dog, s.sep]
         assert pair["token_type_ids"] == [0] * (len(cat) + 2) + [1] * (len(dog) + 1)
 
@@ -69,8 +71,10 @@ def test_a_gpt2_of_transformers_opens(tmp_path: Path) -> None:
     ours = Tokenizer.load(tmp_path)
     assert ours.encode("the the cat") == theirs("the the cat")["input_ids"]
     assert ours.kind == "bpe"
-    assert ours.specials.eos == ours.specials.bos == ours.specials.pad == 0  # it has no pad
-    assert (ours.specials.cls, ours.specials.mask) == (None, None)
+    assert (
+        ours.special_tokens.eos == ours.special_tokens.bos == ours.special_tokens.pad == 0
+    )  # it has no pad
+    assert (ours.special_tokens.cls, ours.special_tokens.mask) == (None, None)
 
 
 def test_a_bert_of_transformers_opens(tmp_path: Path) -> None:
@@ -82,22 +86,22 @@ def test_a_bert_of_transformers_opens(tmp_path: Path) -> None:
     ours = Tokenizer.load(tmp_path)
     assert ours.encode("The cats [MASK]") == theirs("The cats [MASK]")["input_ids"]
     assert ours.kind == "wordpiece"
-    s = ours.specials
+    s = ours.special_tokens
     assert (s.pad, s.unk, s.cls, s.sep, s.mask, s.eos, s.bos) == (0, 1, 2, 3, 4, None, None)
     ours.save(tmp_path / "copy")
-    assert Tokenizer.load(tmp_path / "copy").hash == ours.hash
+    assert Tokenizer.load(tmp_path / "copy").fingerprint == ours.fingerprint
 
 
 def test_a_t5_of_transformers_opens(tmp_path: Path) -> None:
     from transformers import T5Tokenizer
 
-    pieces = ["<pad>", "</s>", "<unk>", "▁the", "▁cat", "▁", "s"]
-    theirs = T5Tokenizer(vocab=[(piece, -float(i)) for i, piece in enumerate(pieces)], extra_ids=3)
+    chunks = ["<pad>", "</s>", "<unk>", "▁the", "▁cat", "▁", "s"]
+    theirs = T5Tokenizer(vocab=[(chunk, -float(i)) for i, chunk in enumerate(chunks)], extra_ids=3)
     theirs.save_pretrained(tmp_path)
     ours = Tokenizer.load(tmp_path)
     text = "the cats <extra_id_1> the"
     assert ours.encode(text) == theirs(text)["input_ids"]
-    s = ours.specials
+    s = ours.special_tokens
     assert (s.pad, s.eos, s.unk) == (0, 1, 2)
-    assert [ours.token(i) for i in s.sentinels] == [f"<extra_id_{i}>" for i in range(3)]
-    assert ours.vocab == len(theirs)
+    assert [ours.id_to_token(i) for i in s.sentinels] == [f"<extra_id_{i}>" for i in range(3)]
+    assert ours.vocab_size == len(theirs)

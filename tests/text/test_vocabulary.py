@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, trainers
 
 from kinfolk.errors import UserError
-from kinfolk.text import Tokenizer, subwords, train
-from kinfolk.text.coverage import LONGEST, UNSPACED, covered, cut
-from kinfolk.text.subwords import SPECIALS
-from kinfolk.text.words import starts
+from kinfolk.text import Tokenizer, subwords, train_tokenizer
+from kinfolk.text.coverage import LONGEST, UNSPACED, cut, spool_texts
+from kinfolk.text.subwords import ALL_SPECIAL_TOKENS
+from kinfolk.text.words import word_starts
 
 ENGLISH = [
     "The cat sat on the mat, and the dog sat by the cat. “Wait…” said the cat.",
@@ -34,7 +34,7 @@ TEXT = [*ENGLISH, *CHINESE]
 
 @cache
 def learned(kind: str, vocab: int, segmenter: str = "spaces") -> Tokenizer:
-    return train(TEXT, kind=kind, vocab=vocab, segmenter=segmenter)
+    return train_tokenizer(TEXT, kind=kind, vocab_size=vocab, segmenter=segmenter)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def chinese() -> Tokenizer:
 
 
 def tokens(tokenizer: Tokenizer, text: str) -> list[str]:
-    return [tokenizer.token(i) for i in tokenizer.offsets(text)[0]]
+    return [tokenizer.id_to_token(i) for i in tokenizer.offsets(text)[0]]
 
 
 def opened(tokenizer: Tokenizer, folder: Path) -> tuple[Tokenizer, tokenizers.Tokenizer]:
@@ -67,12 +67,12 @@ def test_words_end_with_a_suffix_as_in_gpt1(gpt: Tokenizer) -> None:
 
 def test_no_id_is_spent_on_a_piece_that_no_text_can_give(gpt: Tokenizer) -> None:
     """Punctuation and Chinese characters are words, so they always bear the suffix."""
-    assert gpt.vocab == SIZE
-    alone = [gpt.id(c) for c in "，。.!我学"]
+    assert gpt.vocab_size == SIZE
+    alone = [gpt.token_to_id(c) for c in "，。.!我学"]
     assert alone == [None] * len(alone)
-    assert all(gpt.id(f"{c}</w>") for c in "，。.!我学")
-    pieces = train(TEXT, kind="wordpiece", vocab=230)
-    assert all(pieces.id(c) and pieces.id(f"##{c}") is None for c in "，。.!我学")
+    assert all(gpt.token_to_id(f"{c}</w>") for c in "，。.!我学")
+    chunks = train_tokenizer(TEXT, kind="wordpiece", vocab_size=230)
+    assert all(chunks.token_to_id(c) and chunks.token_to_id(f"##{c}") is None for c in "，。.!我学")
 
 
 def test_every_known_character_can_be_written_anywhere(gpt: Tokenizer) -> None:
@@ -83,14 +83,14 @@ def test_every_known_character_can_be_written_anywhere(gpt: Tokenizer) -> None:
 
 
 def test_gpt1_pieces_are_the_same_in_every_process(gpt: Tokenizer) -> None:
-    code = f"print(train({TEXT!r}, kind='word-bpe', vocab={SIZE}).hash)"
-    command = [sys.executable, "-c", f"from kinfolk.text import train; {code}"]
+    code = f"print(train_tokenizer({TEXT!r}, kind='word-bpe', vocab_size={SIZE}).fingerprint)"
+    command = [sys.executable, "-c", f"from kinfolk.text import train_tokenizer; {code}"]
     said = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert said.stdout.strip() == gpt.hash
+    assert said.stdout.strip() == gpt.fingerprint
 
 
 def test_gpt1_can_read_all_in_lower_case() -> None:
-    lower = train(TEXT, kind="word-bpe", vocab=220, lowercase=True)
+    lower = train_tokenizer(TEXT, kind="word-bpe", vocab_size=220, lowercase=True)
     assert lower.encode("THE CAT") == lower.encode("the cat")
 
 
@@ -102,8 +102,8 @@ def test_transformers_gives_our_ids(gpt: Tokenizer, chinese: Tokenizer, tmp_path
         for text in probes:
             ids = tokenizer.encode(text)
             assert ours.encode(text) == theirs(text)["input_ids"] == ids  # type: ignore[operator]
-            assert theirs.decode(ids) == tokenizer.decode(ids, specials=True)
-        assert ours.hash == tokenizer.hash
+            assert theirs.decode(ids) == tokenizer.decode(ids, add_special_tokens=True)
+        assert ours.fingerprint == tokenizer.fingerprint
 
 
 def test_chinese_words_are_pieces_and_others_whole_or_unknown(chinese: Tokenizer) -> None:
@@ -125,44 +125,44 @@ def test_chinese_words_stand_where_they_were(text: str) -> None:
     for id, (start, stop) in zip(ids, places, strict=True):
         written = text[start:stop]
         assert written and not written.isspace()
-        if id != tokenizer.specials.unk:
-            assert tokenizer.token(id).strip("▁") == written
+        if id != tokenizer.special_tokens.unk:
+            assert tokenizer.id_to_token(id).strip("▁") == written
 
 
 def test_two_trainings_of_chinese_words_agree(chinese: Tokenizer) -> None:
-    again = train(iter(TEXT), kind="word", vocab=150, segmenter="jieba")
-    assert again.hash == chinese.hash and again.vocab == 150
+    again = train_tokenizer(iter(TEXT), kind="word", vocab_size=150, segmenter="jieba")
+    assert again.fingerprint == chinese.fingerprint and again.vocab_size == 150
     with pytest.raises(UserError, match=r"supports only [\d,]+ pieces") as error:
-        train(TEXT, kind="word", vocab=9000, segmenter="jieba")
+        train_tokenizer(TEXT, kind="word", vocab_size=9000, segmenter="jieba")
     size = int(str(error.value).rsplit("--vocab ", 1)[1])
-    assert train(TEXT, kind="word", vocab=size, segmenter="jieba").vocab == size
+    assert train_tokenizer(TEXT, kind="word", vocab_size=size, segmenter="jieba").vocab_size == size
 
 
 def test_chinese_words_can_be_read_in_lower_case() -> None:
-    lower = train(TEXT, kind="word", vocab=150, segmenter="jieba", lowercase=True)
+    lower = train_tokenizer(TEXT, kind="word", vocab_size=150, segmenter="jieba", lowercase=True)
     assert lower.encode("学习PYTORCH") == lower.encode("学习pytorch")
-    assert lower.specials.unk not in lower.encode("学习pytorch")
+    assert lower.special_tokens.unk not in lower.encode("学习pytorch")
 
 
 @pytest.mark.parametrize(("kind", "by"), [("bpe", "jieba"), ("word", "mecab")])
 def test_segmenters_that_do_not_fit_are_refused(kind: str, by: str) -> None:
     with pytest.raises(UserError, match="do not go together: choose one of spaces, jieba"):
-        train(TEXT, kind=kind, vocab=300, segmenter=by)
+        train_tokenizer(TEXT, kind=kind, vocab_size=300, segmenter=by)
 
 
 @pytest.mark.parametrize("kind", ["word", "char", "wordpiece", "word-bpe"])
 def test_chinese_characters_and_full_width_forms_keep_apart(kind: str) -> None:
     text = ["好的ＡＢ，１２。好的 ab"] * 5
     size = {"word": 113, "char": 200, "wordpiece": 122, "word-bpe": 122}[kind]
-    tokenizer = train(text, kind=kind, vocab=size)
-    assert tokenizer.specials.unk not in tokenizer.encode(text[0])
+    tokenizer = train_tokenizer(text, kind=kind, vocab_size=size)
+    assert tokenizer.special_tokens.unk not in tokenizer.encode(text[0])
     parts = [text[0][a:b] for a, b in tokenizer.offsets("好的ＡＢ，１２。")[1]]
     assert parts[:2] == ["好", "的"] and "，" in parts and parts[-1] == "。"
     assert "".join(parts) == "好的ＡＢ，１２。"
 
 
 def test_names_of_specials_in_a_text_are_words_like_others() -> None:
-    tokenizer = train(["a <extra_id_0> <unk> b"] * 3, kind="word", vocab=112)
+    tokenizer = train_tokenizer(["a <extra_id_0> <unk> b"] * 3, kind="word", vocab_size=112)
     assert tokens(tokenizer, "<extra_id_0> <unk>") == ["<", "extra_id_0", ">", "<unk>"]
 
 
@@ -173,13 +173,13 @@ def test_english_bpe_is_what_the_library_learns_by_itself() -> None:
     trainer = trainers.BpeTrainer(
         vocab_size=420,
         min_frequency=2,
-        special_tokens=list(SPECIALS),
+        special_tokens=list(ALL_SPECIAL_TOKENS),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     backend.train_from_iterator(ENGLISH, trainer)
-    ours = train(ENGLISH, kind="bpe", vocab=420)
-    assert {ours.token(i): i for i in range(420)} == backend.get_vocab()
+    ours = train_tokenizer(ENGLISH, kind="bpe", vocab_size=420)
+    assert {ours.id_to_token(i): i for i in range(420)} == backend.get_vocab()
 
 
 def test_long_texts_are_cut_after_sentences_where_there_are_no_spaces() -> None:
@@ -193,11 +193,11 @@ def test_of_too_much_unspaced_text_a_share_is_read() -> None:
     texts = [f"{chr(0x4E00 + i)}" * 10 for i in range(100)] + [
         f"plain words {i}" for i in range(20)
     ]
-    with covered(texts, UNSPACED, 1000) as kept:
+    with spool_texts(texts, UNSPACED, 1000) as kept:
         assert list(kept) == texts
     with (
         pytest.warns(UserWarning, match=r"has 1,000 characters without spaces .* one part in 4"),
-        covered(texts, UNSPACED, 300) as kept,
+        spool_texts(texts, UNSPACED, 300) as kept,
     ):
         share = list(kept)
         assert share == list(kept) and [text for text in texts if text in share] == share
@@ -210,9 +210,12 @@ def test_a_share_is_enough_to_learn_from(kind: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(subwords.MOST, kind, 500)
     size = {"bpe": 400, "unigram": 143}[kind]
     with pytest.warns(UserWarning, match="learns from one part in"):
-        first = train(CHINESE * 10, kind=kind, vocab=size)
+        first = train_tokenizer(CHINESE * 10, kind=kind, vocab_size=size)
     with pytest.warns(UserWarning, match="learns from one part in"):
-        assert train(CHINESE * 10, kind=kind, vocab=size).hash == first.hash
+        assert (
+            train_tokenizer(CHINESE * 10, kind=kind, vocab_size=size).fingerprint
+            == first.fingerprint
+        )
 
 
 GROWTH = """
@@ -250,7 +253,7 @@ def test_known_chinese_words_are_found_where_jieba_finds_them(real: Path) -> Non
     """A unigram search over nearly all the words of a text: starts agree by an F1 over 0.98."""
     with gzip.open(real / "wiki_zh" / "valid.txt.gz", "rt", encoding="utf-8") as file:
         text = file.read(100_000)
-    tokenizer = train([text], kind="word", vocab=11_000, segmenter="jieba")
+    tokenizer = train_tokenizer([text], kind="word", vocab_size=11_000, segmenter="jieba")
     ours = {start for start, _ in tokenizer.offsets(text)[1]}
-    jieba = set(starts(text, "jieba"))
+    jieba = set(word_starts(text, "jieba"))
     assert 2 * len(ours & jieba) / (len(ours) + len(jieba)) > 0.98

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfolk.errors import UserError
-from kinfolk.text import Tokenizer, train
-from kinfolk.text.words import HAN, SEGMENTERS, begins, segmenter, starts
+from kinfolk.text import Tokenizer, train_tokenizer
+from kinfolk.text.words import HAN, SEGMENTERS, tokens_starting_words, word_segmenter, word_starts
 
 TEXT = "The cat sat on the mat, it's 12 o'clock. 你好，世界。我们去北京大学看ＡＢＣ１２！"
 
 
 def words(text: str, by: str) -> list[str]:
     """Give each word up to where the next begins."""
-    found = starts(text, by)
+    found = word_starts(text, by)
     return [text[a:b] for a, b in zip(found, [*found[1:], len(text)], strict=True)]
 
 
@@ -52,13 +52,13 @@ def test_jieba_finds_the_words_of_chinese() -> None:
 
 @pytest.mark.parametrize("by", SEGMENTERS)
 def test_nothing_has_no_words(by: str) -> None:
-    assert starts("", by) == starts(" \n\t\u3000", by) == []
+    assert word_starts("", by) == word_starts(" \n\t\u3000", by) == []
 
 
 @given(text=st.text(st.sampled_from(list("aé\u0301Z9 \n'’_-.。你好世界\u3000Ａ\u200d\ufeff𠀀"))))
 @pytest.mark.parametrize("by", SEGMENTERS)
 def test_starts_rise_and_every_letter_has_a_word(by: str, text: str) -> None:
-    found = starts(text, by)
+    found = word_starts(text, by)
     assert found == sorted(set(found)) and all(not text[i].isspace() for i in found)
     # Whatever is written is in the word that began last, and no word goes on behind a space.
     for place in (i for i, c in enumerate(text) if c.isalnum()):
@@ -68,7 +68,7 @@ def test_starts_rise_and_every_letter_has_a_word(by: str, text: str) -> None:
 
 @given(text=st.text(max_size=60))
 def test_jieba_parts_chinese_only(text: str) -> None:
-    fine, coarse = set(starts(text, "spaces")), set(starts(text, "jieba"))
+    fine, coarse = set(word_starts(text, "spaces")), set(word_starts(text, "jieba"))
     assert coarse <= fine
     assert all(re.match(f"[{HAN}]", text[i]) for i in fine - coarse)
 
@@ -80,17 +80,17 @@ def test_a_long_run_of_chinese_is_cut() -> None:
 
 def test_unknown_segmenters_are_refused() -> None:
     with pytest.raises(UserError, match="'mecab' finds no words: choose one of spaces, jieba"):
-        segmenter("mecab")
+        word_segmenter("mecab")
     with pytest.raises(UserError, match="'mecab'"):
-        starts("a", "mecab")
+        word_starts("a", "mecab")
 
 
 def test_a_missing_jieba_is_named() -> None:
     code = (
         "import sys; sys.modules['jieba'] = None\n"
         "from kinfolk.errors import UserError\n"
-        "from kinfolk.text.words import segmenter\n"
-        "try: segmenter('jieba')\n"
+        "from kinfolk.text.words import word_segmenter\n"
+        "try: word_segmenter('jieba')\n"
         "except UserError as error: print(error)\n"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -98,7 +98,9 @@ def test_a_missing_jieba_is_named() -> None:
 
 
 def test_jieba_is_quiet() -> None:
-    code = "from kinfolk.text.words import starts; assert starts('北京大学', 'jieba') == [0]"
+    code = (
+        "from kinfolk.text.words import word_starts; assert word_starts('北京大学', 'jieba') == [0]"
+    )
     command = [sys.executable, "-W", "error", "-c", code]
     said = subprocess.run(command, capture_output=True, text=True, check=True)
     assert said.stdout == said.stderr == ""
@@ -110,7 +112,10 @@ SIZES = {"bpe": 380, "word-bpe": 175, "wordpiece": 175, "unigram": 147, "word": 
 @pytest.fixture(scope="module")
 def tokenizers() -> dict[str, Tokenizer]:
     kinds = ("bpe", "word-bpe", "wordpiece", "unigram", "word", "char", "byte")
-    return {kind: train([TEXT] * 3, kind=kind, vocab=SIZES.get(kind, 400)) for kind in kinds}
+    return {
+        kind: train_tokenizer([TEXT] * 3, kind=kind, vocab_size=SIZES.get(kind, 400))
+        for kind in kinds
+    }
 
 
 @pytest.mark.parametrize(
@@ -121,8 +126,8 @@ def test_exactly_one_token_begins_each_word(
     tokenizers: dict[str, Tokenizer], kind: str, by: str
 ) -> None:
     _, places = tokenizers[kind].offsets(TEXT)
-    found = starts(TEXT, by)
-    flags = begins(found, places)
+    found = word_starts(TEXT, by)
+    flags = tokens_starting_words(found, places)
     assert flags.dtype == np.bool_ and len(flags) == len(places)
     for place in found:
         # The first token that reaches past the start, also where three bytes are one character.
@@ -134,9 +139,9 @@ def test_exactly_one_token_begins_each_word(
 
 
 def test_bytes_of_one_character_begin_one_word() -> None:
-    assert begins([0, 1], [(0, 1), (0, 1), (0, 1), (1, 2), (1, 2)]).tolist() == [
+    assert tokens_starting_words([0, 1], [(0, 1), (0, 1), (0, 1), (1, 2), (1, 2)]).tolist() == [
         *[True, False, False],
         *[True, False],
     ]
-    assert begins([1], [(0, 4), (4, 6)]).tolist() == [True, False]  # " cat", "ch"
-    assert begins([0], []).tolist() == []
+    assert tokens_starting_words([1], [(0, 4), (4, 6)]).tolist() == [True, False]  # " cat", "ch"
+    assert tokens_starting_words([0], []).tolist() == []

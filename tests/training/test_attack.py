@@ -12,8 +12,8 @@ from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Batch, Inputs, Loss, SegmentMemory, TokenTargets
 from kinfolk.nn.adaptive import AdaptiveEmbedding
 from kinfolk.nn.language_model import LanguageModel
-from kinfolk.training.attack import Attack, tables
-from kinfolk.training.step import Learner, Step
+from kinfolk.training.attack import FGM, embedding_weights
+from kinfolk.training.step import Learner, TrainStep
 
 
 class Reader(LanguageModel):
@@ -62,8 +62,8 @@ class Still(torch.optim.SGD):
         self.given = [p.grad.clone() for g in self.param_groups for p in g["params"]]
 
 
-def stepper(model: nn.Module, attack: Attack | None, **settings: Any) -> Step:
-    return Step(
+def stepper(model: nn.Module, attack: FGM | None, **settings: Any) -> TrainStep:
+    return TrainStep(
         Learner(model, Square()),
         Still(model.parameters(), lr=0.1),
         lambda number: 0.1,
@@ -85,7 +85,7 @@ def gradient(model: Reader, some: Batch[Any], counts: int) -> list[Tensor]:
 def test_gradients_are_those_of_the_text_and_of_the_text_attacked() -> None:
     """Two micro-batches of different sizes: each is attacked along its own gradient alone."""
     model, epsilon, parts = Reader(), 0.3, [batch(1), batch(2, rows=3)]
-    step = stepper(model, Attack(model, epsilon))
+    step = stepper(model, FGM(model, epsilon))
     step(0, parts)
 
     expected = [torch.zeros_like(p) for p in model.parameters()]
@@ -102,7 +102,7 @@ def test_gradients_are_those_of_the_text_and_of_the_text_attacked() -> None:
 def test_the_table_moves_by_epsilon_and_comes_back_to_the_bit() -> None:
     model = Reader()
     before = model.token_embeddings.weight.detach().clone()
-    stepper(model, Attack(model, 0.3))(0, [batch(1), batch(2)])
+    stepper(model, FGM(model, 0.3))(0, [batch(1), batch(2)])
     assert torch.equal(model.token_embeddings.weight, before)
     clean, moved, again, other = model.passes
     assert torch.equal(clean, before) and torch.equal(again, before)
@@ -115,18 +115,18 @@ def test_an_attack_raises_the_loss_and_the_loss_told_is_the_clean_one() -> None:
     model, losses = Reader(), []
     model.register_forward_hook(lambda _, __, out: losses.append(out.detach().clone()))
     plain = stepper(model, None)(0, [batch(1)])
-    attacked = stepper(model, Attack(model, 0.3))(0, [batch(1)])
+    attacked = stepper(model, FGM(model, 0.3))(0, [batch(1)])
     wants = batch(1).targets.labels
     _, clean, worse = ((said - wants).square().mean().item() for said in losses)
     assert worse > clean
     assert attacked.loss.item() == plain.loss.item() == pytest.approx(clean)
-    assert attacked.parts["tokens"].item() == plain.parts["tokens"].item()
+    assert attacked.losses["tokens"].item() == plain.losses["tokens"].item()
 
 
 def test_both_passes_drop_the_same_units() -> None:
     model, seen = Reader(dropout=0.5), []
     model.dropout.register_forward_hook(lambda _, __, out: seen.append(out == 0))
-    stepper(model, Attack(model, 0.1))(0, [batch(1), batch(1)])
+    stepper(model, FGM(model, 0.1))(0, [batch(1), batch(1)])
     assert torch.equal(seen[0], seen[1]) and torch.equal(seen[2], seen[3])
     assert not torch.equal(seen[0], seen[2])
 
@@ -134,7 +134,7 @@ def test_both_passes_drop_the_same_units() -> None:
 def test_an_attack_reads_the_same_memory_and_is_not_remembered() -> None:
     model = Reader()
     empty = SegmentMemory(torch.zeros(1, 2, 3, 4), torch.zeros(2, 3), torch.zeros(2, 3))
-    step = stepper(model, Attack(model, 0.1), memory=[empty])
+    step = stepper(model, FGM(model, 0.1), memory=[empty])
     step(0, [batch(1)])
     step(1, [batch(2)])
     assert [m.hidden.mean().item() for m in model.read if m is not None] == [0, 0, 1, 1]
@@ -143,7 +143,7 @@ def test_an_attack_reads_the_same_memory_and_is_not_remembered() -> None:
 def test_a_frozen_table_is_not_attacked() -> None:
     model = Reader()
     model.token_embeddings.requires_grad_(False)
-    attack = Attack(model, 0.3)
+    attack = FGM(model, 0.3)
     some = batch(1)
 
     def learn() -> str:
@@ -157,7 +157,7 @@ def test_a_frozen_table_is_not_attacked() -> None:
 def test_a_gradient_of_zero_moves_nothing() -> None:
     model = Reader()
     nn.init.zeros_(model.out.weight)
-    stepper(model, Attack(model, 0.3))(0, [batch(1)])
+    stepper(model, FGM(model, 0.3))(0, [batch(1)])
     assert torch.equal(model.passes[0], model.passes[1])
 
 
@@ -172,14 +172,14 @@ def test_a_pass_that_fails_leaves_the_table_as_it_was() -> None:
         Square().loss(model, some).mean(some.counts).backward()  # type: ignore[no-untyped-call]
 
     with pytest.raises(MemoryError):
-        Attack(model, 0.3)(learn)
+        FGM(model, 0.3)(learn)
     assert torch.equal(model.token_embeddings.weight, before)
 
 
 def test_a_network_of_several_tables_is_moved_by_epsilon_in_all() -> None:
     model = LanguageModel()
     model.token_embeddings = AdaptiveEmbedding(30, 8, cutoffs=(10, 20), div_val=2)
-    found = tables(model)
+    found = embedding_weights(model)
     assert [tuple(table.shape)[1] for table in found] == [8, 4, 2]
     before = [table.detach().clone() for table in found]
     moves: list[float] = []
@@ -189,5 +189,5 @@ def test_a_network_of_several_tables_is_moved_by_epsilon_in_all() -> None:
         moves.append(math.sqrt(sum(part.item() for part in parts)))
         sum(table.sin().sum() for table in found).backward()  # type: ignore[union-attr]
 
-    Attack(model, 0.5)(learn)
+    FGM(model, 0.5)(learn)
     assert moves == pytest.approx([0.0, 0.5])

@@ -7,7 +7,13 @@ import torch
 
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Batch, Inputs, Loss, TokenTargets
-from kinfolk.training.capture import Captured, leaves, own, shape, shares
+from kinfolk.training.capture import (
+    GraphedForwardBackward,
+    graph_key,
+    loss_scales,
+    tensor_leaves,
+    with_own_storage,
+)
 
 
 def batch(rows: int = 2, at: bool = True) -> Batch[TokenTargets]:
@@ -18,21 +24,21 @@ def batch(rows: int = 2, at: bool = True) -> Batch[TokenTargets]:
 
 def test_one_graph_serves_batches_of_one_shape() -> None:
     one, other = batch(), batch()
-    assert shape(one.inputs) == shape(other.inputs)
-    assert shape(one.inputs) != shape(batch(rows=3).inputs)
-    assert shape(one.targets) != shape(batch(at=False).targets)
+    assert graph_key(one.inputs) == graph_key(other.inputs)
+    assert graph_key(one.inputs) != graph_key(batch(rows=3).inputs)
+    assert graph_key(one.targets) != graph_key(batch(at=False).targets)
     wider = replace(one.inputs, input_ids=one.inputs.input_ids.int())
-    assert shape(one.inputs) != shape(wider)
+    assert graph_key(one.inputs) != graph_key(wider)
     plain = replace(
         one.inputs, attention_mask=AttentionMask.causal(one.inputs.input_ids, unpacked=True)
     )
-    assert shape(one.inputs) != shape(plain), "another kernel reads it"
+    assert graph_key(one.inputs) != graph_key(plain), "another kernel reads it"
 
 
 def test_every_tensor_of_a_batch_is_copied() -> None:
-    found = list(leaves(batch()))
+    found = list(tensor_leaves(batch()))
     assert len(found) == 7  # ids, three of the sight, places, and two of the labels
-    assert len(list(leaves(batch(at=False)))) == 6
+    assert len(list(tensor_leaves(batch(at=False)))) == 6
 
 
 def test_shares_are_the_derivative_of_the_mean() -> None:
@@ -42,13 +48,13 @@ def test_shares_are_the_derivative_of_the_mean() -> None:
     counts = {"tokens": 5, "pairs": 2, "none": 0}
     loss = Loss(sums, {"pairs": 50.0})
     derived = torch.autograd.grad(loss.mean(counts), list(sums.values()))
-    assert shares(loss, counts) == pytest.approx([x.item() for x in derived])
+    assert loss_scales(loss, counts) == pytest.approx([x.item() for x in derived])
 
 
 def test_gradients_lie_apart() -> None:
     """Two parameters that are added have one gradient; clipping it twice would halve it twice."""
     one = torch.ones(3)
-    found = own([one, None, one, torch.ones(2, 2).T[:, :1], torch.ones(()).expand(4)])
+    found = with_own_storage([one, None, one, torch.ones(2, 2).T[:, :1], torch.ones(()).expand(4)])
     places = [g.untyped_storage().data_ptr() for g in found if g is not None]
     assert len(set(places)) == 4
     assert all(g is None or g.is_contiguous() for g in found)
@@ -59,11 +65,11 @@ def test_gradients_lie_apart() -> None:
 @pytest.mark.parametrize("alone", [True, False])
 def test_gradients_are_added_to_those_there_are(alone: bool) -> None:
     parameters = [torch.zeros(2, requires_grad=True) for _ in range(2)]
-    captured = Captured(lambda batch: Loss({}), parameters)
+    captured = GraphedForwardBackward(lambda batch: Loss({}), parameters)
     written = torch.ones(2)
-    captured.give([written, None], alone=alone)
+    captured.accumulate_grads([written, None], alone=alone)
     assert (parameters[0].grad is written) == alone, "one that is written over must be copied"
     assert parameters[1].grad is None, "what is not used does not move"
-    captured.give([torch.full((2,), 2.0), torch.ones(2)], alone=False)
+    captured.accumulate_grads([torch.full((2,), 2.0), torch.ones(2)], alone=False)
     assert parameters[0].grad.tolist() == [3, 3]  # type: ignore[union-attr]
     assert parameters[1].grad.tolist() == [1, 1]  # type: ignore[union-attr]

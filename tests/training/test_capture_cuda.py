@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from kinfolk.data.feed import Feed
-from kinfolk.data.lanes import Lanes
-from kinfolk.data.pieces import Loose
-from kinfolk.recipes.catalogue import members
-from kinfolk.text.tokenizer import Specials
-from kinfolk.training.optimisers import optimiser
-from kinfolk.training.step import Learner, Step
+from kinfolk.data.chunks import InMemoryDocuments
+from kinfolk.data.feed import PackedDataset
+from kinfolk.data.lanes import ContiguousDataset
+from kinfolk.recipes.catalogue import families
+from kinfolk.text.tokenizer import SpecialTokens
+from kinfolk.training.optimisers import build_optimizer
+from kinfolk.training.step import Learner, TrainStep
 
 pytestmark = [
     pytest.mark.gpu,
@@ -23,10 +23,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:TensorFloat32"),  # float32 is meant to be exact here
 ]
 
-PAIRS = [(m.name, way) for m in members().values() for way in m.objectives]
+PAIRS = [(m.name, way) for m in families().values() for way in m.objectives]
 COMPILED = [("gpt2", "clm"), ("bert", "nsp"), ("t5", "spans")]  # each takes a while
 VOCAB, ROWS, STEPS = 300, 4, 4
-SPECIALS = Specials(
+SPECIALS = SpecialTokens(
     pad=0, unk=1, bos=2, eos=2, cls=3, sep=4, mask=5, sentinels=tuple(range(6, 106))
 )
 
@@ -39,24 +39,28 @@ def fresh() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def documents() -> Loose:
+def documents() -> InMemoryDocuments:
     numbers = torch.Generator().manual_seed(0)
     sizes = torch.randint(3, 150, (120,), generator=numbers).tolist()
     texts = [torch.randint(110, VOCAB, (n,), generator=numbers).tolist() for n in sizes]
-    return Loose.of([[t[: len(t) // 2], t[len(t) // 2 :]] for t in texts])
+    return InMemoryDocuments.from_lists([[t[: len(t) // 2], t[len(t) // 2 :]] for t in texts])
 
 
 def setting(member: str, way: str, dropout: float = 0.0) -> tuple[Any, Any, Any]:
     """Return a nano network, its objective, and batches."""
-    who = members()[member]
-    objective = who.objective(way)(specials=SPECIALS, vocab=VOCAB, length=256)
+    who = families()[member]
+    objective = who.objective(way)(special_tokens=SPECIALS, vocab_size=VOCAB, max_length=256)
     config = replace(who.config("nano"), vocab_size=VOCAB)
     if hasattr(config, "dropout"):
         config = replace(config, dropout=dropout)
     torch.manual_seed(0)
-    goes_on = hasattr(objective, "join")
-    feed = Lanes if goes_on else Feed
-    return config.build().cuda().train(), objective, feed(objective, documents(), rows=ROWS, seed=0)
+    goes_on = hasattr(objective, "collate_stream")
+    feed = ContiguousDataset if goes_on else PackedDataset
+    return (
+        config.build().cuda().train(),
+        objective,
+        feed(objective, documents(), batch_size=ROWS, seed=0),
+    )
 
 
 def learned(
@@ -68,17 +72,21 @@ def learned(
     parts: int = 1,
     compiled: bool = False,
     bfloat16: bool = False,
-) -> tuple[list[dict[str, Any]], Any, Step]:
+) -> tuple[list[dict[str, Any]], Any, TrainStep]:
     """Take some steps; return what they gave, the network and the step."""
     model = copy.deepcopy(model)
     learner = Learner(model, objective)
     if compiled:
         learner.compile(dynamic=False)
-    mover = optimiser(
-        model, name="adamw", peak=1e-3, decay=0.1, betas=(0.9, 0.99), eps=1e-8, fused=True
+    mover = build_optimizer(
+        model, name="adamw", lr=1e-3, weight_decay=0.1, betas=(0.9, 0.99), eps=1e-8, fused=True
     )
-    memory = [model.init_memory(ROWS) for _ in range(parts)] if hasattr(objective, "join") else None
-    step = Step(
+    memory = (
+        [model.init_memory(ROWS) for _ in range(parts)]
+        if hasattr(objective, "collate_stream")
+        else None
+    )
+    step = TrainStep(
         learner,
         mover,
         lambda number: 1e-3,
@@ -94,7 +102,7 @@ def learned(
         step(number, [feed[number * parts + part].pin_memory() for part in range(parts)])
         for number in range(STEPS)
     ]
-    return [outcome.values() for outcome in outcomes], model, step
+    return [outcome.to_numbers() for outcome in outcomes], model, step
 
 
 @pytest.mark.parametrize("parts", [1, 2])
@@ -108,13 +116,13 @@ def test_a_replayed_step_is_the_same_step(
     given = setting(member, way)
     plain, one, _ = learned(*given, captured=False, parts=parts, compiled=compiled)
     replayed, other, step = learned(*given, captured=True, parts=parts, compiled=compiled)
-    assert step.captured is not None and step.captured.recorded
+    assert step.captured is not None and step.captured.graphs
     assert [line["counts"] for line in replayed] == [line["counts"] for line in plain]
     for a, b in zip(plain, replayed, strict=True):
         assert b["loss"] == pytest.approx(a["loss"], rel=1e-5)
-        assert b["norm"] == pytest.approx(a["norm"], rel=1e-3)
-        for name, part in a.get("parts", {}).items():
-            assert b["parts"][name] == pytest.approx(part, rel=1e-4)
+        assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=1e-3)
+        for name, part in a.get("losses", {}).items():
+            assert b["losses"][name] == pytest.approx(part, rel=1e-4)
     start = dict(given[0].named_parameters())
     moved = dict(other.named_parameters())
     for name, parameter in one.named_parameters():
@@ -148,8 +156,8 @@ def test_another_shape_gets_a_graph_of_its_own() -> None:
     model, objective, feed = setting("gpt2", "clm")
     _, model, step = learned(model, objective, feed, captured=True, bfloat16=True)
     assert step.captured is not None
-    before = len(step.captured.recorded)
-    small = Feed(objective, documents(), rows=ROWS - 1, seed=0)
+    before = len(step.captured.graphs)
+    small = PackedDataset(objective, documents(), batch_size=ROWS - 1, seed=0)
     assert torch.isfinite(step(STEPS, [small[0].pin_memory()]).loss)
     assert torch.isfinite(step(STEPS + 1, [feed[0].pin_memory()]).loss)
-    assert len(step.captured.recorded) == before + 1
+    assert len(step.captured.graphs) == before + 1

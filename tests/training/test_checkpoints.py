@@ -21,15 +21,15 @@ from torch import nn
 
 from kinfolk.errors import UserError
 from kinfolk.training.checkpoints import (
-    TornCheckpoint,
-    newest,
-    read_state,
+    CorruptCheckpointWarning,
+    checkpoint_step,
+    latest_valid,
+    load_training_state,
     save,
-    step_of,
+    save_training_state,
     verify,
-    write_state,
 )
-from kinfolk.training.optimisers import OPTIMISERS, optimiser
+from kinfolk.training.optimisers import OPTIMIZERS, build_optimizer
 
 
 def fill(text: str = "weights") -> Callable[[Path], None]:
@@ -58,23 +58,23 @@ def test_a_checkpoint_is_whole_and_last_points_to_it(tmp_path: Path) -> None:
     assert folder == tmp_path / "checkpoints" / "step-00000500"
     assert listing(tmp_path) == ["last", "step-00000500"]
     assert verify(folder) is None
-    assert newest(tmp_path) == folder
+    assert latest_valid(tmp_path) == folder
     sums = json.loads((folder / "checksums.json").read_text())
     assert sorted(sums) == ["extra/config.json", "model.safetensors"]
     assert sums["model.safetensors"]["size"] == 7
     link = tmp_path / "checkpoints" / "last"
     assert link.readlink() == Path("step-00000500")  # relative: the run may be moved
-    assert step_of(folder) == step_of(link) == 500
+    assert checkpoint_step(folder) == checkpoint_step(link) == 500
 
 
 def test_no_run_has_no_checkpoint(tmp_path: Path) -> None:
-    assert newest(tmp_path) is None
-    assert newest(tmp_path / "nowhere") is None
+    assert latest_valid(tmp_path) is None
+    assert latest_valid(tmp_path / "nowhere") is None
 
 
 def test_a_foreign_folder_has_no_step(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="step-00000500"):
-        step_of(tmp_path)
+        checkpoint_step(tmp_path)
 
 
 def test_the_oldest_are_pruned_and_the_links_always_resolve(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_the_one_just_written_is_kept_when_later_ones_are_there(tmp_path: Path) 
         save(tmp_path, step, fill(), keep=2)
     folder = save(tmp_path, 3, fill(), keep=1)
     assert verify(folder) is None
-    assert step_of(tmp_path / "checkpoints" / "last") == 3
+    assert checkpoint_step(tmp_path / "checkpoints" / "last") == 3
 
 
 def test_keeping_none_is_refused(tmp_path: Path) -> None:
@@ -114,8 +114,8 @@ def test_a_kill_between_setting_aside_and_replacing_loses_nothing(tmp_path: Path
     folder = save(tmp_path, 1, fill("old"), keep=2)
     aside = folder.with_name(".step-00000001.aside")
     folder.rename(aside)
-    assert newest(tmp_path) == aside
-    assert step_of(aside) == 1
+    assert latest_valid(tmp_path) == aside
+    assert checkpoint_step(aside) == 1
     save(tmp_path, 2, fill(), keep=2)
     assert listing(tmp_path) == ["last", "step-00000001", "step-00000002"]
     assert verify(folder) is None
@@ -127,7 +127,7 @@ def test_a_write_that_breaks_off_leaves_no_trace(tmp_path: Path, error: BaseExce
     with pytest.raises(type(error)):
         save(tmp_path, 2, fail(error), keep=1)
     assert listing(tmp_path) == ["last", "step-00000001"]
-    assert newest(tmp_path) == tmp_path / "checkpoints" / "step-00000001"
+    assert latest_valid(tmp_path) == tmp_path / "checkpoints" / "step-00000001"
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_full_disk_is_a_sentence_and_the_checkpoint_before_is_whole(
     with pytest.raises(UserError, match=words + "the checkpoint of step 400 is whole; free some"):
         save(tmp_path, 500, fail(error), keep=1)
     assert listing(tmp_path) == ["last", "step-00000400"]
-    assert newest(tmp_path) == before
+    assert latest_valid(tmp_path) == before
 
 
 def test_another_error_of_the_system_is_a_sentence_too(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def script(text: str, run: Path) -> subprocess.CompletedProcess[str]:
         "import os, resource, signal, sys, torch\n"
         "from pathlib import Path\n"
         "from kinfolk.errors import UserError\n"
-        "from kinfolk.training.checkpoints import save, write_state\n"
+        "from kinfolk.training.checkpoints import save, save_training_state\n"
         "run = Path(sys.argv[1])\n"
     )
     path = os.pathsep.join(sys.path)
@@ -190,7 +190,7 @@ def test_a_file_the_system_refuses_to_grow_is_a_full_disk(tmp_path: Path) -> Non
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
 writers = [
-    lambda folder: write_state(folder, {"memory": torch.zeros(10_000)}),
+    lambda folder: save_training_state(folder, {"memory": torch.zeros(10_000)}),
     lambda folder: (folder / "a").write_bytes(bytes(10_000)),
     lambda folder: [(folder / f"{i:0200d}").touch() for i in range(50)],  # fills checksums.json
 ]
@@ -220,7 +220,7 @@ save(run, 500, write, keep=2)
     assert script(text, tmp_path).returncode == -signal.SIGKILL
     (tmp_path / "checkpoints" / ".last.partial").symlink_to("step-00000500")
     assert ".step-00000500.partial" in listing(tmp_path)
-    assert newest(tmp_path) == before
+    assert latest_valid(tmp_path) == before
     save(tmp_path, 600, fill(), keep=2)
     assert listing(tmp_path) == ["last", "step-00000400", "step-00000600"]
 
@@ -241,8 +241,8 @@ def test_two_that_save_at_once_take_turns(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert not failures
-    whole = newest(tmp_path)
-    assert whole is not None and step_of(whole) == 3
+    whole = latest_valid(tmp_path)
+    assert whole is not None and checkpoint_step(whole) == 3
 
 
 def truncate(folder: Path) -> None:
@@ -276,12 +276,12 @@ def test_a_torn_checkpoint_is_named_and_the_one_before_it_used(
     torn = save(tmp_path, 500, fill(), keep=3)
     tear(torn)
     assert fault in str(verify(torn))
-    with pytest.warns(TornCheckpoint, match=f"step-00000500 is not whole .*{fault}"):
-        assert newest(tmp_path) == before
+    with pytest.warns(CorruptCheckpointWarning, match=f"step-00000500 is not whole .*{fault}"):
+        assert latest_valid(tmp_path) == before
     tear(before)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        assert newest(tmp_path) is None
+        assert latest_valid(tmp_path) is None
     assert len(seen) == 2
     assert verify(save(tmp_path, 500, fill(), keep=3)) is None  # written again, whole
 
@@ -323,21 +323,21 @@ def test_a_state_comes_back_to_the_bit(tmp_path: Path) -> None:
         },
         "kinds": [torch.ones(2, dtype=d) for d in (torch.bfloat16, torch.int64, torch.bool)],
     }
-    write_state(tmp_path, state)
-    back = read_state(tmp_path)
+    save_training_state(tmp_path, state)
+    back = load_training_state(tmp_path)
     assert same(state, back)
-    assert same(read_state(tmp_path), back)
+    assert same(load_training_state(tmp_path), back)
     json.loads((tmp_path / "training.json").read_text(), parse_constant=pytest.fail)
 
 
 def test_a_state_without_tensors_comes_back(tmp_path: Path) -> None:
-    write_state(tmp_path, {"step": 1})
-    assert read_state(tmp_path) == {"step": 1}
+    save_training_state(tmp_path, {"step": 1})
+    assert load_training_state(tmp_path) == {"step": 1}
 
 
 def test_a_read_state_does_not_lean_on_its_file(tmp_path: Path) -> None:
-    write_state(tmp_path, {"memory": torch.ones(1000)})
-    memory = read_state(tmp_path)["memory"]
+    save_training_state(tmp_path, {"memory": torch.ones(1000)})
+    memory = load_training_state(tmp_path)["memory"]
     memory.add_(1)
     os.truncate(tmp_path / "training.safetensors", 0)
     assert memory.sum() == 2000
@@ -345,18 +345,18 @@ def test_a_read_state_does_not_lean_on_its_file(tmp_path: Path) -> None:
 
 def test_what_cannot_be_written_safely_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="loop/seen: a set cannot be written"):
-        write_state(tmp_path, {"loop": {"seen": {1}}})
+        save_training_state(tmp_path, {"loop": {"seen": {1}}})
 
 
 @pytest.mark.parametrize("gone", ["training.json", "training.safetensors"])
 def test_a_folder_that_cannot_be_resumed_is_a_sentence(tmp_path: Path, gone: str) -> None:
-    write_state(tmp_path, {"step": 1})
+    save_training_state(tmp_path, {"step": 1})
     (tmp_path / gone).unlink()
     with pytest.raises(UserError, match=f"{gone} is missing"):
-        read_state(tmp_path)
+        load_training_state(tmp_path)
 
 
-@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("fused", [True, False])
 def test_an_optimiser_goes_on_from_the_disk_to_the_bit(
     tmp_path: Path, name: str, fused: bool
@@ -366,8 +366,8 @@ def test_an_optimiser_goes_on_from_the_disk_to_the_bit(
     x = torch.randn(4, 7)
 
     def build(model: nn.Module) -> torch.optim.Optimizer:
-        return optimiser(
-            model, name=name, peak=1e-2, decay=0.1, betas=(0.9, 0.98), eps=1e-8, fused=fused
+        return build_optimizer(
+            model, name=name, lr=1e-2, weight_decay=0.1, betas=(0.9, 0.98), eps=1e-8, fused=fused
         )
 
     def step(model: nn.Module, built: torch.optim.Optimizer) -> None:
@@ -379,8 +379,8 @@ def test_an_optimiser_goes_on_from_the_disk_to_the_bit(
     for _ in range(3):
         step(model, built)
     state = built.state_dict()
-    write_state(tmp_path, {"step": 3, "optimiser": state})
-    back = read_state(tmp_path)["optimiser"]
+    save_training_state(tmp_path, {"step": 3, "optimiser": state})
+    back = load_training_state(tmp_path)["optimiser"]
     assert same(state, back)
 
     twin = copy.deepcopy(model)

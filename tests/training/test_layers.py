@@ -10,11 +10,11 @@ from torch import nn
 from kinfolk.nn.bilstm import BiLSTMConfig
 from kinfolk.nn.language_model import LayerStack
 from kinfolk.nn.task_heads import ModelWithHeadConfig, pooling_of
-from kinfolk.recipes.catalogue import Member, members
-from kinfolk.training.layers import depth_of, layers
-from kinfolk.training.optimisers import layered_groups, optimiser, parameter_groups
+from kinfolk.recipes.catalogue import Family, families
+from kinfolk.training.layers import layer_index, num_layers
+from kinfolk.training.optimisers import build_optimizer, layerwise_param_groups, param_groups
 
-SETTINGS: dict[str, Any] = {"peak": 0.5, "decay": 0.1, "betas": (0.9, 0.99), "eps": 1e-8}
+SETTINGS: dict[str, Any] = {"lr": 0.5, "weight_decay": 0.1, "betas": (0.9, 0.99), "eps": 1e-8}
 DEPTH = 3
 
 # What stands before the blocks and behind them; all else is blocks, or stands beside them.
@@ -50,7 +50,7 @@ BEHIND = {
 }
 
 
-def config(member: Member) -> Any:
+def config(member: Family) -> Any:
     changes = {"embedding_size": 16} if member.name == "electra" else {}  # so that something widens
     return dataclasses.replace(member.config("nano"), vocab_size=99, num_layers=DEPTH, **changes)
 
@@ -68,10 +68,10 @@ def parts(found: dict[str, int], layer: int) -> set[str]:
 
 @pytest.mark.parametrize("name", BEFORE)
 def test_tables_are_below_the_blocks_and_heads_above(name: str) -> None:
-    model = config(members()[name]).build()
-    found = layers(model)
+    model = config(families()[name]).build()
+    found = layer_index(model)
     depth = 1 if name == "albert" else DEPTH
-    assert depth_of(model) == depth
+    assert num_layers(model) == depth
     assert list(found) == [name for name, _ in model.named_parameters()]
     assert parts(found, 0) == BEFORE[name]
     assert parts(found, depth + 1) == BEHIND.get(name, set())
@@ -83,58 +83,59 @@ def test_tables_are_below_the_blocks_and_heads_above(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["bert", "electra", "albert", "gpt2", "xlnet", "transformer_xl"])
 def test_a_head_is_the_top_of_the_member_below_it(name: str) -> None:
-    body = config(members()[name])
+    body = config(families()[name])
     model = headed(body)
-    found, inner = layers(model), layers(model.backbone)  # type: ignore[arg-type]
+    found, inner = layer_index(model), layer_index(model.backbone)  # type: ignore[arg-type]
     assert {n: layer for n, layer in found.items() if n.startswith("backbone.")} == {
         f"backbone.{n}": layer for n, layer in inner.items()
     }
-    top = depth_of(model) + 1
+    top = num_layers(model) + 1
     assert {found[n] for n in found if not n.startswith("backbone.")} == {top}
     assert set(found.values()) == set(range(top + 1))
 
 
 def test_the_baseline_has_layers_too() -> None:
-    found = layers(headed(BiLSTMConfig(vocab_size=99, hidden_size=16)))
+    found = layer_index(headed(BiLSTMConfig(vocab_size=99, hidden_size=16)))
     assert parts(found, 0) == {"backbone.token_embeddings"}
     assert parts(found, 1) == {"backbone.layers.0"} and parts(found, 2) == {"backbone.layers.1"}
     assert parts(found, 3) == {"head.out_proj"}
 
 
 def test_rates_shrink_from_the_top_down() -> None:
-    model = headed(config(members()["bert"]))
-    found, shrink = layers(model), 1 / 2.6  # Howard and Ruder 2018, section 3.1
+    model = headed(config(families()["bert"]))
+    found, shrink = layer_index(model), 1 / 2.6  # Howard and Ruder 2018, section 3.1
     known = {id(p): name for name, p in model.named_parameters()}
-    groups = layered_groups(model, 0.1, shrink)
+    groups = layerwise_param_groups(model, 0.1, shrink)
     for group in groups:
         (layer,) = {found[known[id(p)]] for p in group["params"]}
         assert group["scale"] == pytest.approx(shrink ** (DEPTH + 1 - layer))
     # Who is decayed is as it was, and nobody is lost or there twice.
-    for decay, plain in zip((0.1, 0.0), parameter_groups(model, 0.1), strict=True):
+    for decay, plain in zip((0.1, 0.0), param_groups(model, 0.1), strict=True):
         some = [id(p) for g in groups if g["weight_decay"] == decay for p in g["params"]]
         assert sorted(some) == sorted(id(p) for p in plain["params"])
 
 
 def test_the_highest_layer_that_learns_has_the_whole_rate() -> None:
-    model = config(members()["gpt"]).build()  # nothing stands on its blocks
+    model = config(families()["gpt"]).build()  # nothing stands on its blocks
     model.layers[-1].requires_grad_(False)
-    scales = {group["scale"] for group in layered_groups(model, 0.1, 0.5)}
+    scales = {group["scale"] for group in layerwise_param_groups(model, 0.1, 0.5)}
     assert scales == {1.0, 0.5, 0.25}
 
 
 def test_rates_that_do_not_shrink_leave_the_groups_as_they_are() -> None:
-    model = config(members()["bert"]).build()
-    built = optimiser(model, name="adamw", fused=False, **SETTINGS, shrink=1.0)
-    for group, plain in zip(built.param_groups, parameter_groups(model, 0.1), strict=True):
+    model = config(families()["bert"]).build()
+    built = build_optimizer(model, name="adamw", fused=False, **SETTINGS, layer_lr_decay=1.0)
+    for group, plain in zip(built.param_groups, param_groups(model, 0.1), strict=True):
         assert [id(p) for p in group["params"]] == [id(p) for p in plain["params"]]
         assert "scale" not in group
 
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor", "adamw_rms"])
 def test_a_scale_is_kept_with_the_optimisers_state(name: str) -> None:
-    model = config(members()["bert"]).build()
+    model = config(families()["bert"]).build()
     first, second = (
-        optimiser(model, name=name, fused=False, **SETTINGS, shrink=0.8) for _ in range(2)
+        build_optimizer(model, name=name, fused=False, **SETTINGS, layer_lr_decay=0.8)
+        for _ in range(2)
     )
     second.load_state_dict(first.state_dict())
     scales = [group["scale"] for group in second.param_groups]
@@ -146,12 +147,12 @@ def test_layers_are_found_by_their_type_whatever_they_are_called() -> None:
     model.layers = nn.Linear(2, 2)
     model.stack = LayerStack(nn.Linear(2, 2) for _ in range(2))
     model.token_embeddings = nn.Linear(2, 2)
-    found = {name.rpartition(".")[0]: layer for name, layer in layers(model).items()}
+    found = {name.rpartition(".")[0]: layer for name, layer in layer_index(model).items()}
     assert found == {"layers": 0, "stack.0": 1, "stack.1": 2, "token_embeddings": 3}
 
 
 def test_a_network_without_blocks_is_one_layer() -> None:
-    assert set(layers(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))).values()) == {0}
-    (group, other) = layered_groups(nn.Linear(2, 2), 0.1, 0.5)
+    assert set(layer_index(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))).values()) == {0}
+    (group, other) = layerwise_param_groups(nn.Linear(2, 2), 0.1, 0.5)
     assert group["scale"] == other["scale"] == 1.0
     assert torch.is_tensor(group["params"][0])

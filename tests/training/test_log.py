@@ -13,15 +13,15 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from kinfolk.errors import UserError
-from kinfolk.training.log import Log, read
+from kinfolk.training.log import MetricsLog, read
 
 
 def values(step: int) -> dict[str, Any]:
-    return {"loss": 10 / step, "rate": 1e-4 * step, "parts": {"mlm": 1 / 3, "nsp": 0.1 * step}}
+    return {"loss": 10 / step, "lr": 1e-4 * step, "losses": {"mlm": 1 / 3, "nsp": 0.1 * step}}
 
 
 def go(run: Path, resume_at: int, until: int) -> None:
-    with Log.open(run, resume_at) as log:
+    with MetricsLog.open(run, resume_at) as log:
         for step in range(resume_at + 1, until + 1):
             log.write(step, values(step), {"seconds": 0.5})
         log.sync()
@@ -50,7 +50,7 @@ def test_a_resumed_log_has_the_bytes_of_an_uninterrupted_one(tmp_path: Path, tor
 
 
 def test_a_line_is_in_the_file_as_soon_as_it_is_written(tmp_path: Path) -> None:
-    with Log.open(tmp_path, 0) as log:
+    with MetricsLog.open(tmp_path, 0) as log:
         log.write(1, {"loss": 1.0}, {})
         assert read(tmp_path) == [{"step": 1, "loss": 1.0}]
 
@@ -62,18 +62,18 @@ def test_a_torn_last_line_is_not_read(tmp_path: Path) -> None:
 
 
 def test_a_number_that_is_not_finite_is_null(tmp_path: Path) -> None:
-    with Log.open(tmp_path, 0) as log:
-        log.write(1, {"loss": math.nan, "parts": {"a": math.inf}}, {"seconds": -math.inf})
+    with MetricsLog.open(tmp_path, 0) as log:
+        log.write(1, {"loss": math.nan, "losses": {"a": math.inf}}, {"seconds": -math.inf})
     text = (tmp_path / "log.jsonl").read_text() + (tmp_path / "speed.jsonl").read_text()
     entries = [json.loads(line, parse_constant=pytest.fail) for line in text.splitlines()]
     assert entries == [
-        {"step": 1, "loss": None, "parts": {"a": None}},
+        {"step": 1, "loss": None, "losses": {"a": None}},
         {"step": 1, "seconds": None},
     ]
 
 
 def test_numbers_of_other_libraries_are_written_as_pythons(tmp_path: Path) -> None:
-    with Log.open(tmp_path, 0) as log:
+    with MetricsLog.open(tmp_path, 0) as log:
         log.write(1, {"a": np.float32(0.1), "b": torch.tensor(0.5), "tokens": 12}, {})
     (entry,) = read(tmp_path)
     assert entry == {"step": 1, "a": float(np.float32(0.1)), "b": 0.5, "tokens": 12}
@@ -81,9 +81,9 @@ def test_numbers_of_other_libraries_are_written_as_pythons(tmp_path: Path) -> No
 
 
 def test_minus_one_forgets_everything(tmp_path: Path) -> None:
-    with Log.open(tmp_path, -1) as log:
+    with MetricsLog.open(tmp_path, -1) as log:
         log.write(0, {"loss": 1.0}, {})
-    with Log.open(tmp_path, -1):
+    with MetricsLog.open(tmp_path, -1):
         assert read(tmp_path) == []
 
 
@@ -96,9 +96,9 @@ def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path: Path) -> None
     board = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert set(board.Tags()["scalars"]) == {
         "loss",
-        "rate",
-        "parts/mlm",
-        "parts/nsp",
+        "lr",
+        "losses/mlm",
+        "losses/nsp",
         "speed/seconds",
     }
     assert [event.step for event in board.Scalars("loss")] == list(range(1, 11))
@@ -124,12 +124,12 @@ def test_a_folder_without_a_log_is_a_sentence(tmp_path: Path) -> None:
 def test_a_run_that_is_a_file_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
     with pytest.raises(UserError, match="could not be written"):
-        Log.open(tmp_path / "run", 0)
+        MetricsLog.open(tmp_path / "run", 0)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's full device")
 def test_a_full_disk_is_a_sentence() -> None:
     full = Path("/dev/full")
-    log = Log(full.open("a", buffering=1), full.open("a", buffering=1), None)
+    log = MetricsLog(full.open("a", buffering=1), full.open("a", buffering=1), None)
     with pytest.raises(UserError, match="No space left on device"), log:
         log.write(1, {"loss": 1.0}, {})

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from kinfolk.errors import UserError
-from kinfolk.training.log import Log, read
-from kinfolk.training.loop import Loop, Progress
-from kinfolk.training.step import Outcome
+from kinfolk.training.log import MetricsLog, read
+from kinfolk.training.loop import Progress, TrainLoop
+from kinfolk.training.step import StepOutput
 
 
 class Run:
@@ -19,7 +19,7 @@ class Run:
 
     def __init__(self, folder: Path, *, steps: int = 10, start: int = 0, **every: Any) -> None:
         self.folder, self.steps, self.start = folder, steps, start
-        self.every = {"log_every": 1, "score_every": 4, "save_every": 5} | every
+        self.every = {"log_every": 1, "eval_every": 4, "save_every": 5} | every
         self.stepped: list[int] = []
         self.scored: list[int] = []
         self.saved: list[tuple[int, float | None]] = []
@@ -31,16 +31,16 @@ class Run:
         self.beside: dict[str, float] = {}
         self.enough: Callable[[], bool] | None = None
 
-    def step(self, number: int, batches: Any) -> Outcome:
+    def step(self, number: int, batches: Any) -> StepOutput:
         assert batches == [f"batch {number}"]
         self.stepped.append(number)
         loss = torch.tensor(self.losses(number))
         norm, updated = torch.tensor(self.norms(number)), self.updated(number)
-        return Outcome(loss, norm, {"tokens": loss}, {"tokens": 7}, 0.1, 7, updated)
+        return StepOutput(loss, norm, {"tokens": loss}, {"tokens": 7}, 0.1, 7, updated)
 
     def score(self) -> dict[str, float]:
         self.scored.append(len(self.stepped) + self.start)
-        return {"held_out": 0.25} | self.beside
+        return {"eval_loss": 0.25} | self.beside
 
     def save(self, number: int, score: float | None) -> None:
         # What a checkpoint counts on is in the log before it is written.
@@ -52,15 +52,15 @@ class Run:
             yield [f"batch {number}"]
 
     def go(self, batches: Iterator[Any] | None = None) -> list[dict[str, Any]]:
-        with Log.open(self.folder, self.start) as log:
-            Loop(
+        with MetricsLog.open(self.folder, self.start) as log:
+            TrainLoop(
                 steps=self.steps,
                 step=self.step,
                 log=log,
-                score=self.score if self.held else None,
+                evaluate=self.score if self.held else None,
                 save=self.save,
                 watch=self.watched.append,
-                enough=self.enough,
+                should_stop=self.enough,
                 remedy=lambda: "Rest.",
                 **self.every,
             ).run(self.start, batches or self.batches())
@@ -80,11 +80,11 @@ def test_scores_and_checkpoints_come_when_due_and_at_the_end(tmp_path: Path) -> 
     lines = run.go()
     assert run.scored == [4, 5, 8, 10, 11]  # every four, and before each checkpoint
     assert run.saved == [(5, 0.25), (10, 0.25), (11, 0.25)]
-    assert [line["step"] for line in lines if "held_out" in line] == run.scored
+    assert [line["step"] for line in lines if "eval_loss" in line] == run.scored
 
 
 def test_the_log_waits_for_the_device_no_more_often_than_told(tmp_path: Path) -> None:
-    run = Run(tmp_path, steps=10, log_every=3, score_every=100, save_every=100)
+    run = Run(tmp_path, steps=10, log_every=3, eval_every=100, save_every=100)
     lines = run.go()
     assert [p.step for p in run.watched] == [3, 6, 9, 10]
     assert [line["step"] for line in lines] == list(range(1, 11))
@@ -95,7 +95,7 @@ def test_where_nothing_is_held_out_nothing_is_scored(tmp_path: Path) -> None:
     run.held = False
     lines = run.go()
     assert run.scored == [] and run.saved == [(5, None), (10, None)]
-    assert not any("held_out" in line for line in lines)
+    assert not any("eval_loss" in line for line in lines)
 
 
 def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -111,10 +111,10 @@ def test_progress_says_where_the_run_stands(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.go()
     assert [p.step for p in run.watched] == list(range(1, 11))
-    scored = [p.step for p in run.watched if p.held_out is not None]
+    scored = [p.step for p in run.watched if p.eval_loss is not None]
     assert scored == run.scored == [4, 5, 8, 10]  # no score is told twice
     last = run.watched[-1]
-    assert last.steps == 10 and last.loss == pytest.approx(0.1) and last.speed > 0
+    assert last.steps == 10 and last.loss == pytest.approx(0.1) and last.tokens_per_second > 0
 
 
 def interrupted(run: Run, after: int) -> Iterator[list[str]]:
@@ -170,7 +170,7 @@ def test_whatever_is_scored_is_logged_beside_the_loss(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.beside = {"accuracy": 0.75, "f1": 0.5}
     lines = run.go()
-    found = {line["step"]: (line["held_out"], line["f1"]) for line in lines if "accuracy" in line}
+    found = {line["step"]: (line["eval_loss"], line["f1"]) for line in lines if "accuracy" in line}
     assert found == dict.fromkeys(run.scored, (0.25, 0.5))
 
 

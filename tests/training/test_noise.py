@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from kinfolk.nn.embeddings import TokenEmbedding, init_weights_
-from kinfolk.training.noise import shake
+from kinfolk.training.noise import noisy_tune
 
 
 def network() -> nn.ModuleDict:
@@ -23,7 +23,7 @@ def network() -> nn.ModuleDict:
 def differences(intensity: float, seed: int = 0) -> dict[str, torch.Tensor]:
     model = network()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    shake(model, intensity, seed=seed, fresh={*model["head"].parameters()})
+    noisy_tune(model, intensity, seed=seed, fresh={*model["head"].parameters()})
     return {name: p.detach() - before[name] for name, p in model.named_parameters()}
 
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import WithBiases
-from kinfolk.training.optimisers import OPTIMISERS, AdamWRMS, optimiser
+from kinfolk.training.optimisers import OPTIMIZERS, AdamWRMS, build_optimizer
 
-SETTINGS: dict[str, Any] = {"peak": 1e-2, "decay": 0.1, "betas": (0.9, 0.99), "eps": 1e-8}
+SETTINGS: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.1, "betas": (0.9, 0.99), "eps": 1e-8}
 
 
 class Net(WithBiases):
@@ -44,22 +44,22 @@ def names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[floa
     ]
 
 
-@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_only_matrices_are_decayed_and_each_parameter_comes_once(name: str) -> None:
     model = Net()
-    built = optimiser(model, name=name, fused=True, **SETTINGS)
+    built = build_optimizer(model, name=name, fused=True, **SETTINGS)
     assert names(model, built) == [
         (0.1, {"token_embeddings.weight", "hidden.weight", "norm_bias.weight"}),
         (0.0, {"hidden.bias", "content_bias", "last.weight", "last.bias"}),
     ]
 
 
-@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_step_lowers_the_loss_and_leaves_frozen_parameters_alone(name: str) -> None:
     torch.manual_seed(0)
     model, ids = Net(), torch.tensor([0, 1, 2, 3])
     frozen = model.frozen.weight.clone()
-    built = optimiser(model, name=name, fused=True, **SETTINGS)
+    built = build_optimizer(model, name=name, fused=True, **SETTINGS)
     losses = []
     for _ in range(5):
         built.zero_grad()
@@ -73,20 +73,20 @@ def test_a_step_lowers_the_loss_and_leaves_frozen_parameters_alone(name: str) ->
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_adamw_fuses_only_when_asked(fused: bool) -> None:
-    built = optimiser(Net(), name="adamw", fused=fused, **SETTINGS)
+    built = build_optimizer(Net(), name="adamw", fused=fused, **SETTINGS)
     assert all(group["fused"] is fused for group in built.param_groups)
 
 
 def test_a_model_with_nothing_to_learn_is_a_sentence() -> None:
     with pytest.raises(UserError, match="frozen"):
-        optimiser(Net().requires_grad_(False), name="adamw", fused=False, **SETTINGS)
+        build_optimizer(Net().requires_grad_(False), name="adamw", fused=False, **SETTINGS)
 
 
 def scalar_step(
     x: list[float], g: list[float], m: list[float], v: list[float], n: int, decay: float
 ) -> None:
     """Do the formula on Python's numbers, one at a time."""
-    rate, (beta1, beta2), eps = SETTINGS["peak"], SETTINGS["betas"], SETTINGS["eps"]
+    rate, (beta1, beta2), eps = SETTINGS["lr"], SETTINGS["betas"], SETTINGS["eps"]
     size = max(1e-3, math.sqrt(sum(value * value for value in x) / len(x)))
     for i in range(len(x)):
         m[i] = beta1 * m[i] + (1 - beta1) * g[i]
@@ -104,7 +104,7 @@ def test_adamw_rms_equals_a_scalar_loop() -> None:
         {"params": [matrix], "weight_decay": 0.1},
         {"params": [zeros, late], "weight_decay": 0.0},
     ]
-    built = AdamWRMS(groups, lr=SETTINGS["peak"], betas=SETTINGS["betas"], eps=SETTINGS["eps"])
+    built = AdamWRMS(groups, lr=SETTINGS["lr"], betas=SETTINGS["betas"], eps=SETTINGS["eps"])
     tracks = [
         (p, 0.1 if p is matrix else 0.0, p.flatten().tolist(), [0.0] * p.numel(), [0.0] * p.numel())
         for p in (matrix, zeros, late)
@@ -141,11 +141,11 @@ def test_adamw_rms_stands_still_at_a_rate_of_zero() -> None:
 
 
 @pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_state_loaded_into_a_fresh_optimiser_goes_on_to_the_bit(name: str, fused: bool) -> None:
     torch.manual_seed(0)
     model, ids = Net(), torch.tensor([0, 1, 2, 3])
-    built = optimiser(model, name=name, fused=fused, **SETTINGS)
+    built = build_optimizer(model, name=name, fused=fused, **SETTINGS)
 
     def go(model: nn.Module, built: torch.optim.Optimizer) -> None:
         for _ in range(3):
@@ -155,7 +155,7 @@ def test_a_state_loaded_into_a_fresh_optimiser_goes_on_to_the_bit(name: str, fus
 
     go(model, built)
     twin = copy.deepcopy(model)
-    second = optimiser(twin, name=name, fused=fused, **SETTINGS)
+    second = build_optimizer(twin, name=name, fused=fused, **SETTINGS)
     second.load_state_dict(copy.deepcopy(built.state_dict()))
     go(model, built)
     go(twin, second)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinfolk.training.schedules import schedule
+from kinfolk.training.schedules import lr_schedule
 
 
 def paper(number: int, steps: int, cut: int) -> float:
@@ -15,7 +15,7 @@ def paper(number: int, steps: int, cut: int) -> float:
 
 @pytest.mark.parametrize(("steps", "warmup", "cut"), [(100, 0, 10), (2000, 0, 200), (100, 40, 40)])
 def test_it_is_the_formula_of_2018(steps: int, warmup: int, cut: int) -> None:
-    factor = schedule("slanted", steps=steps, warmup=warmup)
+    factor = lr_schedule("slanted", steps=steps, warmup=warmup)
     expected = [paper(number, steps, cut) for number in range(1, steps + 1)]
     assert [factor(step) for step in range(steps)] == pytest.approx(expected, rel=1e-12)
     assert factor(cut - 1) == 1 and factor(steps - 1) == factor(steps + 99) == 1 / 32
@@ -25,7 +25,7 @@ def test_it_is_the_formula_of_2018(steps: int, warmup: int, cut: int) -> None:
 def test_it_has_one_peak_and_never_falls_below_its_foot(
     steps: int, warmup: int, floor: float
 ) -> None:
-    factor = schedule("slanted", steps=steps, warmup=min(warmup, steps), floor=floor)
+    factor = lr_schedule("slanted", steps=steps, warmup=min(warmup, steps), min_lr_ratio=floor)
     factors = [factor(step) for step in range(steps)]
     top = factors.index(1.0)
     assert factors[: top + 1] == sorted(factors[: top + 1])

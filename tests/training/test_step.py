@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Batch, Inputs, Loss, TokenTargets
 from kinfolk.rng import derive_seed
-from kinfolk.training.step import Learner, Step, add
+from kinfolk.training.step import Learner, TrainStep, sum_counts
 
 
 class Line(nn.Module):
@@ -48,8 +48,8 @@ def batch(*rows: tuple[int, int, int], pairs: int = 1) -> Batch[TokenTargets]:
     return Batch(inputs, labels, {"tokens": len(rows), "pairs": pairs})
 
 
-def stepper(model: nn.Module, *, clip: float = 0.0, seed: int = 0, rate: Any = None) -> Step:
-    return Step(
+def stepper(model: nn.Module, *, clip: float = 0.0, seed: int = 0, rate: Any = None) -> TrainStep:
+    return TrainStep(
         Learner(model, Apart()),
         torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=99.0),
         rate or (lambda number: 0.01),
@@ -78,7 +78,7 @@ def test_a_step_goes_down_the_gradient_of_the_mean() -> None:
     outcome = stepper(model)(0, [batch(*ROWS, pairs=3)])
     loss, gradient = by_hand()
     assert outcome.loss.item() == pytest.approx(loss, rel=1e-6)
-    assert outcome.norm.item() == pytest.approx(gradient.norm().item(), rel=1e-12)
+    assert outcome.grad_norm.item() == pytest.approx(gradient.norm().item(), rel=1e-12)
     moved = torch.tensor([1.0, 2.0]).double() - 0.01 * gradient
     torch.testing.assert_close(model.weight.detach(), moved)
     assert outcome.counts == {"tokens": 5, "pairs": 3}
@@ -99,8 +99,8 @@ def test_parts_of_any_size_are_the_same_step(cuts: tuple[int, ...]) -> None:
     torch.testing.assert_close(parted.weight, whole.weight, rtol=1e-12, atol=0)
     assert found.counts == expected.counts
     assert found.loss.item() == pytest.approx(expected.loss.item(), rel=1e-6)
-    for name, part in expected.parts.items():
-        assert found.parts[name].item() == pytest.approx(part.item(), rel=1e-12)
+    for name, part in expected.losses.items():
+        assert found.losses[name].item() == pytest.approx(part.item(), rel=1e-12)
 
 
 def empty(pairs: int) -> Batch[TokenTargets]:
@@ -116,7 +116,7 @@ def test_the_rate_is_that_of_the_steps_number() -> None:
     model = Line()
     step = stepper(model, rate=lambda number: asked.append(number) or 0.0)
     outcome = step(17, [batch(*ROWS)])
-    assert asked == [17] and outcome.rate == 0.0
+    assert asked == [17] and outcome.lr == 0.0
     assert model.weight.tolist() == [1.0, 2.0]
 
 
@@ -124,7 +124,7 @@ def test_the_gradient_is_clipped_and_its_norm_told_as_it_was() -> None:
     _, gradient = by_hand()
     model = Line()
     outcome = stepper(model, clip=1.0)(0, [batch(*ROWS, pairs=3)])
-    assert outcome.norm.item() == pytest.approx(gradient.norm().item(), rel=1e-6)
+    assert outcome.grad_norm.item() == pytest.approx(gradient.norm().item(), rel=1e-6)
     moved = model.weight.detach() - torch.tensor([1.0, 2.0]).double()
     assert moved.norm().item() == pytest.approx(0.01, rel=1e-4)
     torch.testing.assert_close(moved / moved.norm(), -gradient / gradient.norm())
@@ -157,16 +157,16 @@ def test_what_is_frozen_stays() -> None:
 
 
 def test_values_name_the_parts_where_there_are_several() -> None:
-    values = stepper(Line())(3, [batch(*ROWS, pairs=3)]).values()
+    values = stepper(Line())(3, [batch(*ROWS, pairs=3)]).to_numbers()
     assert values["loss"] == pytest.approx(
-        values["parts"]["tokens"] + 3 * values["parts"]["pairs"], rel=1e-6
+        values["losses"]["tokens"] + 3 * values["losses"]["pairs"], rel=1e-6
     )
-    assert values["rate"] == 0.01 and math.isfinite(values["norm"])
+    assert values["lr"] == 0.01 and math.isfinite(values["grad_norm"])
     assert values["counts"] == {"tokens": 5, "pairs": 3}
 
 
 def test_counts_add_up_by_name() -> None:
-    assert add([{"tokens": 2}, {"tokens": 3, "pairs": 1}]) == {"tokens": 5, "pairs": 1}
+    assert sum_counts([{"tokens": 2}, {"tokens": 3, "pairs": 1}]) == {"tokens": 5, "pairs": 1}
 
 
 def test_mixed_seeds_are_known_and_never_the_same() -> None:

@@ -10,9 +10,9 @@ from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Batch, Inputs, Loss, TokenTargets
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import LayerStack
-from kinfolk.training.optimisers import optimiser
-from kinfolk.training.step import Learner, Step
-from kinfolk.training.thawing import Thaw
+from kinfolk.training.optimisers import build_optimizer
+from kinfolk.training.step import Learner, TrainStep
+from kinfolk.training.thawing import GradualUnfreezing
 
 
 class Stack(nn.Module):
@@ -51,11 +51,11 @@ def batch(seed: int) -> Batch[TokenTargets]:
     return Batch(inputs, TokenTargets(ids.float()), {"tokens": ids.numel()})
 
 
-def stepper(model: nn.Module, every: int) -> Step:
-    built = optimiser(
-        model, name="adamw", peak=0.01, decay=0.1, betas=(0.9, 0.99), eps=1e-8, fused=False
+def stepper(model: nn.Module, every: int) -> TrainStep:
+    built = build_optimizer(
+        model, name="adamw", lr=0.01, weight_decay=0.1, betas=(0.9, 0.99), eps=1e-8, fused=False
     )
-    return Step(
+    return TrainStep(
         Learner(model, Square()),
         built,
         lambda number: 0.01,
@@ -63,7 +63,7 @@ def stepper(model: nn.Module, every: int) -> Step:
         seed=0,
         device=torch.device("cpu"),
         bfloat16=False,
-        thaw=Thaw(model, every),
+        thaw=GradualUnfreezing(model, every),
     )
 
 
@@ -74,7 +74,7 @@ def part(name: str) -> str:
 @pytest.mark.parametrize("every", [1, 3])
 def test_one_more_layer_learns_every_so_many_updates(every: int) -> None:
     model = Stack()
-    thaw = Thaw(model, every)
+    thaw = GradualUnfreezing(model, every)
     for number in range(5 * every):
         thaw(number)
         learning = {part(name) for name, p in model.named_parameters() if p.requires_grad}
@@ -111,11 +111,11 @@ def test_it_is_a_function_of_the_number_alone() -> None:
 def test_layers_with_nothing_to_learn_take_no_turn() -> None:
     model = Stack()
     model.head.requires_grad_(False)
-    thaw = Thaw(model, 1)
+    thaw = GradualUnfreezing(model, 1)
     thaw(0)
     assert {part(n) for n, p in model.named_parameters() if p.requires_grad} == {"layers.1"}
 
 
 def test_thawing_every_no_steps_is_a_sentence() -> None:
     with pytest.raises(UserError, match="every 0 steps: it must be at least 1"):
-        Thaw(Stack(), 0)
+        GradualUnfreezing(Stack(), 0)

@@ -41,24 +41,24 @@ def predict(
     a last column; SQuAD's questions become the official form of answers. With `--json` the answers
     come alone, an object a line.
     """
-    from kinfolk.recipes.answering import asked, long, solver
-    from kinfolk.recipes.predicting import answered, listed, written
-    from kinfolk.tasks.notes import Notes
+    from kinfolk.recipes.answering import load_predictor, read_test_file, truncation_report
+    from kinfolk.recipes.predicting import predict_file, write_jsonl, write_predictions
+    from kinfolk.tasks.notes import ReadReport
 
     out = None if out == Path("-") else out
     if out is not None and out.exists():
         raise UserError(f"{out} is already there: choose another -o")
     if out is not None and not out.parent.is_dir():
         raise UserError(f"{out.parent} is no folder: make it, or choose another -o")
-    found = solver(model, device=device, number=task_number - 1)
-    notes = Notes()
-    rows, guess = asked(found, file, columns=columns, labelled=False, notes=notes)
-    for sentence in (*notes.sentences(), *long(found, rows)):
+    found = load_predictor(model, device=device, number=task_number - 1)
+    notes = ReadReport()
+    rows, guess = read_test_file(found, file, columns=columns, labelled=False, notes=notes)
+    for sentence in (*notes.messages(), *truncation_report(found, rows)):
         say(sentence)
     with watching("predict", len(rows), shown=False) as watch:
-        answers = answered(found, file, rows, guess, every=probabilities, watch=stepwise(watch))
+        answers = predict_file(found, file, rows, guess, every=probabilities, watch=stepwise(watch))
     with writing(out) as write:
-        for line in (listed if json else written)(answers):
+        for line in (write_jsonl if json else write_predictions)(answers):
             write(line)
 
 

@@ -15,6 +15,16 @@ from kinfolk.errors import UserError
 if TYPE_CHECKING:
     from kinfolk.data.audit import Audit
 
+# Keys that programs have read so far, and what they are called now.
+EARLIER = {
+    "exact": "exact_duplicates",
+    "near": "near_duplicates",
+    "repeated": "repeated_lines",
+    "top": "most_repeated_lines",
+    "controls": "control_characters",
+    "replacements": "replacement_characters",
+}
+
 
 @app.command(epilog=example("kinfolk audit notes/ -o audit.html"))
 def audit(
@@ -54,7 +64,8 @@ def audit(
     if out is not None:
         write(found, out)
     if json:
-        print_json(_plain(asdict(found)))
+        values = _plain(asdict(found))
+        print_json(values | {old: values[new] for old, new in EARLIER.items()})
         return
     _show(found)
     if out is not None:
@@ -62,7 +73,7 @@ def audit(
 
 
 def _show(found: "Audit") -> None:
-    from kinfolk.comparison.audit import findings, share
+    from kinfolk.comparison.audit import findings, percent
 
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold")
@@ -70,19 +81,19 @@ def _show(found: "Audit") -> None:
     for name, said in _facts(found):
         table.add_row(name, escape(said))
     console.print(table)
-    if found.top:
+    if found.most_repeated_lines:
         console.print("\n[bold]the most repeated lines[/]")
         lines = Table(box=None, pad_edge=False, show_header=False)
         lines.add_column(justify="right")
         lines.add_column(overflow="ellipsis", no_wrap=True)
-        for line, count in found.top:
+        for line, count in found.most_repeated_lines:
             lines.add_row(f"{count:,}", escape(_visible(line)))
         console.print(lines)
     if len(found.files) > 1:
         console.print()
         each = Table("file", "documents", "characters", "blank lines", box=None, pad_edge=False)
         for one in found.files:
-            blank = share(one.notes.blank, one.notes.lines)
+            blank = percent(one.problems.blank, one.problems.lines)
             each.add_row(escape(str(one.path)), f"{one.documents:,}", f"{one.characters:,}", blank)
         console.print(each)
     for finding in findings(found):
@@ -90,31 +101,38 @@ def _show(found: "Audit") -> None:
 
 
 def _facts(found: "Audit") -> list[tuple[str, str]]:
-    from kinfolk.comparison.audit import counted, share
+    from kinfolk.comparison.audit import counted, percent
 
-    near = "near ones not looked for" if found.near is None else f"{found.near:,} nearly"
-    repeated = share(found.repeated, found.lines)
+    near = (
+        "near ones not looked for"
+        if found.near_duplicates is None
+        else f"{found.near_duplicates:,} nearly"
+    )
+    repeated = percent(found.repeated_lines, found.lines)
     empty = counted(found.empty, "document")
-    blank = share(found.blank, found.file_lines)
+    blank = percent(found.blank, found.file_lines)
     return [
         ("documents", f"{found.documents:,} in {counted(len(found.files), 'file')}"),
         ("characters", f"{found.characters:,}"),
         ("lengths", f"{found.shortest:,} to {found.longest:,}, the median {found.median:,}"),
-        ("duplicates", f"{found.exact:,} word for word, {near}"),
-        ("repeated lines", f"{found.repeated:,} of {found.lines:,} ({repeated})"),
+        ("duplicates", f"{found.exact_duplicates:,} word for word, {near}"),
+        ("repeated lines", f"{found.repeated_lines:,} of {found.lines:,} ({repeated})"),
         ("scripts", _shares(found.scripts)),
         ("languages", f"{_shares(found.languages)} (a guess)"),
         ("empty", f"{empty}, {counted(found.empty_files, 'file')}, {blank} of lines"),
         ("errors of UTF-8", f"{found.errors:,}"),
-        ("odd characters", f"{found.controls:,} control, {found.replacements:,} replacement"),
+        (
+            "odd characters",
+            f"{found.control_characters:,} control, {found.replacement_characters:,} replacement",
+        ),
     ]
 
 
 def _shares(counts: dict[str, int]) -> str:
-    from kinfolk.comparison.audit import share
+    from kinfolk.comparison.audit import percent
 
     whole = sum(counts.values())
-    said = [f"{name} {share(count, whole)}" for name, count in list(counts.items())[:4]]
+    said = [f"{name} {percent(count, whole)}" for name, count in list(counts.items())[:4]]
     return ", ".join([*said, *(["..."] if len(counts) > 4 else [])]) or "none"
 
 

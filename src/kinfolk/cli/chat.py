@@ -14,7 +14,7 @@ from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
 
 if TYPE_CHECKING:
-    from kinfolk.recipes.conversation import Conversation
+    from kinfolk.recipes.conversation import ChatSession
 
 HELP = """\
 Type a text, and the model goes on with it; an empty line lets it go on with its own.
@@ -52,13 +52,13 @@ def chat(
     Ctrl-C stops the present text, Ctrl-D ends; /help says what else can be typed.
     """
     from kinfolk.generation import Sampling
-    from kinfolk.recipes.conversation import Conversation
-    from kinfolk.recipes.writing import open_writer
+    from kinfolk.recipes.conversation import ChatSession
+    from kinfolk.recipes.writing import load_generator
 
     sampling = methods.method("sample", temperature=temperature, top_k=top_k, top_p=top_p)
     assert isinstance(sampling, Sampling)
-    network, tokenizer = open_writer(model, device=device, precision=precision)
-    talk = Conversation(network, tokenizer, sampling=sampling, tokens=max_tokens, seed=seed)
+    network, tokenizer = load_generator(model, device=device, precision=precision)
+    talk = ChatSession(network, tokenizer, sampling=sampling, tokens=max_tokens, seed=seed)
     if sys.stdin.isatty():
         errors.print("/help says what can be typed", style="dim", highlight=False)
         with contextlib.suppress(ImportError):  # not everywhere: it edits the line that is typed
@@ -87,27 +87,27 @@ def heard() -> str | None:
             raise UserError(f"what was piped in is not UTF-8 at byte {error.start:,}") from None
 
 
-def answer(talk: "Conversation", line: str) -> None:
+def answer(talk: "ChatSession", line: str) -> None:
     """Print what the model says, until it or the user ends it."""
-    forgotten = talk.forgotten
+    forgotten = talk.truncated
     try:
-        pieces = talk.answer(readable(line, "line"))
-        if talk.forgotten and not forgotten:
+        chunks = talk.answer(readable(line, "line"))
+        if talk.truncated and not forgotten:
             errors.print(
                 f"the context of {talk.context:,} tokens is full: the beginning is forgotten",
                 style="dim",
                 highlight=False,
                 soft_wrap=True,
             )
-        for piece in pieces:
-            sys.stdout.write(piece)
+        for chunk in chunks:
+            sys.stdout.write(chunk)
             sys.stdout.flush()
     except KeyboardInterrupt:
         pass
     print(flush=True)
 
 
-def obeyed(talk: "Conversation", name: str = "", value: str | None = None) -> bool:
+def obeyed(talk: "ChatSession", name: str = "", value: str | None = None) -> bool:
     """Do what a command says; say whether the conversation goes on."""
     from dataclasses import replace
 
@@ -124,7 +124,7 @@ def obeyed(talk: "Conversation", name: str = "", value: str | None = None) -> bo
         case "seed":
             talk.seed(number)
         case "tokens":
-            talk.wishes = replace(talk.wishes, tokens=number)
+            talk.wishes = replace(talk.wishes, max_new_tokens=number)
         case _:
             talk.sampling = replace(talk.sampling, **{name.replace("-", "_"): number})
     return True

@@ -55,7 +55,7 @@ def prepare(
     again.
     """
     from kinfolk.data.prepare import prepare
-    from kinfolk.recipes.opening import tokenizer_of
+    from kinfolk.recipes.opening import load_tokenizer
 
     if per not in ("block", "file"):
         raise UserError(f"--per {per}: a document is a block or a file")
@@ -68,7 +68,7 @@ def prepare(
         task = bar.add_task("preparing", total=None)
         corpus = prepare(
             files,
-            tokenizer=tokenizer_of(tokenizer),
+            tokenizer=load_tokenizer(tokenizer),
             out=out,
             workers=workers,
             per="file" if per == "file" else "block",

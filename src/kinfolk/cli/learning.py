@@ -177,7 +177,9 @@ Seeds = Annotated[
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Argument(metavar="FIELD.PATH=VALUE...", help="Any other setting, as in train.clip=0.5."),
+    typer.Argument(
+        metavar="FIELD.PATH=VALUE...", help="Any other setting, as in train.grad_clip=0.5."
+    ),
 ]
 
 Test = Annotated[

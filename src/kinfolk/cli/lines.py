@@ -16,7 +16,7 @@ from kinfolk.errors import UserError
 from kinfolk.files import new_file
 
 if TYPE_CHECKING:
-    from kinfolk.generation import Method
+    from kinfolk.generation import DecodingMethod
 
 File = Annotated[Path, typer.Argument(help="Texts, one a line; - reads what is piped in.")]
 Out = Annotated[
@@ -100,7 +100,7 @@ def rewrite(
     model: Path,
     file: Path,
     out: Path | None,
-    method: "Method",
+    method: "DecodingMethod",
     *,
     prefix: str | None,
     usual: str | None = None,
@@ -110,15 +110,15 @@ def rewrite(
     device: str,
 ) -> None:
     """Write a line about each line of a file."""
-    from kinfolk.recipes.rewriting import open_rewriter, rewrite, task
+    from kinfolk.recipes.rewriting import generate_lines, load_seq2seq, task_prefix
 
     if out is not None and out.exists():
         raise UserError(f"{out} is already there: choose another -o")
     texts = list(read(file))
-    network, tokenizer = open_rewriter(model, verb, device=device, precision=precision)
-    asked = task(model, prefix, usual)
+    network, tokenizer = load_seq2seq(model, verb, device=device, precision=precision)
+    asked = task_prefix(model, prefix, usual)
     with watching(verb, len(texts), shown=out is None) as watch, writing(out) as write:
-        for line in rewrite(
+        for line in generate_lines(
             network,
             tokenizer,
             texts,
@@ -133,14 +133,14 @@ def rewrite(
 
 def read(path: Path) -> Iterator[str]:
     """Read the lines of a file, or of what is piped in."""
-    from kinfolk.data.streams import STDIN, decoded, lines, opened, unix
+    from kinfolk.data.streams import STDIN, decode_utf8, iter_lines, normalize_newlines, open_input
 
     if path == STDIN and sys.stdin.isatty():
         raise UserError("- is text that is piped in: pipe some, or name a file")
     if path != STDIN and not path.is_file():
         raise UserError(f"{path} does not exist: give a file with a text a line")
-    with opened(path) as source:
-        yield from lines(source, unix(decoded(source)))
+    with open_input(path) as source:
+        yield from iter_lines(source, normalize_newlines(decode_utf8(source)))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
 
 if TYPE_CHECKING:
-    from kinfolk.generation import Method
+    from kinfolk.generation import DecodingMethod
 
 # The methods, with the options that are theirs.
 BEAM = ("beam_size", "length_penalty")
@@ -19,6 +19,14 @@ METHODS = {
     "beam": BEAM,
     "diverse-beam": (*BEAM, "groups", "diversity"),
     "contrastive": ("top_k", "penalty"),
+}
+# The fields that hold what the options say, where they have other names.
+FIELDS = {
+    "typical": "typical_p",
+    "beam_size": "num_beams",
+    "groups": "num_beam_groups",
+    "diversity": "diversity_penalty",
+    "penalty": "penalty_alpha",
 }
 CHOOSING, SAYING = "How a token is chosen", "What may be said"
 
@@ -75,27 +83,29 @@ Precision = Annotated[
 ]
 
 
-def method(name: str, **options: float | None) -> "Method":
+def method(name: str, **options: float | None) -> "DecodingMethod":
     """Build a method from its name and the options that were given."""
-    from kinfolk.generation import GREEDY, Beam, Contrastive, Sampling
+    from kinfolk.generation import GREEDY, BeamSearch, ContrastiveSearch, Sampling
 
     if name not in METHODS:
         raise UserError(f"no method {name!r}: {did_you_mean(name, list(METHODS))}")
-    given = {option: value for option, value in options.items() if value is not None}
-    for option in given:
+    said = {option: value for option, value in options.items() if value is not None}
+    for option in said:
         if option not in METHODS[name]:
             owners = " and ".join(m for m, own in METHODS.items() if option in own)
             raise UserError(
                 f"--{option.replace('_', '-')} means nothing to the method {name}: "
                 f"it belongs to {owners}"
             )
+    given = {FIELDS.get(option, option): value for option, value in said.items()}
     if name == "greedy":
         return GREEDY
     if name == "sample":
         return Sampling(**given)  # type: ignore[arg-type]  # whole numbers where they must be
     if name == "contrastive":
-        return Contrastive(**given)  # type: ignore[arg-type]
-    given["size"] = given.pop("beam_size", Beam.size)
+        return ContrastiveSearch(**given)  # type: ignore[arg-type]
+    given.setdefault("num_beams", BeamSearch.num_beams)
     if name == "diverse-beam":
-        given.setdefault("groups", given["size"])  # Vijayakumar et al. 2016: explores the most
-    return Beam(**given)  # type: ignore[arg-type]
+        # Vijayakumar et al. 2016: explores the most
+        given.setdefault("num_beam_groups", given["num_beams"])
+    return BeamSearch(**given)  # type: ignore[arg-type]

@@ -7,12 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from kinfolk.cli.app import print_json
-from kinfolk.data.streams import STDIN, opened
-from kinfolk.data.tables import json_lines
+from kinfolk.data.streams import STDIN, open_input
+from kinfolk.data.tables import read_jsonl
 from kinfolk.errors import UserError
-from kinfolk.generation import Method
-from kinfolk.generation.wishes import Wishes
-from kinfolk.recipes.writing import Written, answers, check, framed, speak, write
+from kinfolk.generation import DecodingMethod
+from kinfolk.generation.wishes import GenerationConfig
+from kinfolk.recipes.writing import (
+    GeneratedText,
+    build_prompt,
+    check,
+    generate_batched,
+    generate_many,
+    stream_text,
+)
 from kinfolk.text import Tokenizer
 
 
@@ -23,8 +30,8 @@ class Printer:
         self,
         model: Any,
         tokenizer: Tokenizer,
-        wishes: Wishes,
-        method: Method,
+        wishes: GenerationConfig,
+        method: DecodingMethod,
         *,
         json: bool,
         logprobs: bool,
@@ -34,12 +41,12 @@ class Printer:
 
     def stream(self, prompt: str) -> None:
         """Print a text as it comes."""
-        asked = framed(self.model, self.tokenizer, prompt, self.wishes)
-        pieces = speak(self.model, self.tokenizer, asked, self.wishes, self.method)
-        first = next(pieces, "")  # before anything is printed: a mistake shows itself here
+        asked = build_prompt(self.model, self.tokenizer, prompt, self.wishes)
+        chunks = stream_text(self.model, self.tokenizer, asked, self.wishes, self.method)
+        first = next(chunks, "")  # before anything is printed: a mistake shows itself here
         try:
-            for piece in chain((self.opening(prompt), first), pieces):
-                sys.stdout.write(piece)
+            for chunk in chain((self.opening(prompt), first), chunks):
+                sys.stdout.write(chunk)
                 sys.stdout.flush()
         finally:  # also where the user has read enough
             sys.stdout.write("\n")
@@ -47,8 +54,10 @@ class Printer:
     def one(self, prompt: str) -> None:
         """Print all texts of one prompt."""
         check(self.model, self.wishes, self.method)
-        asked = [framed(self.model, self.tokenizer, prompt, self.wishes)]
-        (found,) = answers(self.model, self.tokenizer, asked, self.wishes, self.method, batch=1)
+        asked = [build_prompt(self.model, self.tokenizer, prompt, self.wishes)]
+        (found,) = generate_batched(
+            self.model, self.tokenizer, asked, self.wishes, self.method, batch=1
+        )
         if self.json:
             rows = [{"text": t.text, "ids": t.ids, "logprobs": t.logprobs} for t in found]
             print_json([row | self.more(t) for row, t in zip(rows, found, strict=True)])
@@ -58,7 +67,7 @@ class Printer:
     def many(self, prompts: Iterator[str], batch: int) -> None:
         """Print the texts of each prompt as soon as those before are there."""
         seen: list[str] = []  # those that are not yet answered
-        found = write(
+        found = generate_many(
             self.model, self.tokenizer, noted(prompts, seen), self.wishes, self.method, batch=batch
         )
         for index, own in enumerate(found):
@@ -73,20 +82,20 @@ class Printer:
                     row["number"] = number
                 print_json({**row, "text": text.text, **self.more(text)})
 
-    def more(self, text: Written) -> dict[str, Any]:
+    def more(self, text: GeneratedText) -> dict[str, Any]:
         """Return what else JSON says of a text."""
         more: dict[str, Any] = {"ended": text.ended}
         if self.logprobs:
             tokens = text.tokens(self.tokenizer)
-            more["tokens"] = [{"text": piece, "logprob": logprob} for piece, logprob in tokens]
+            more["tokens"] = [{"text": chunk, "logprob": logprob} for chunk, logprob in tokens]
         return more
 
-    def plain(self, prompt: str, text: Written) -> str:
+    def plain(self, prompt: str, text: GeneratedText) -> str:
         """Return a text after its prompt; its tokens below, where they are asked for."""
         lines = [self.opening(prompt) + text.text]
         if self.logprobs:
             tokens = text.tokens(self.tokenizer)
-            lines += [f"{logprob:10.4f}  {piece!r}" for piece, logprob in tokens]
+            lines += [f"{logprob:10.4f}  {chunk!r}" for chunk, logprob in tokens]
         return "\n".join(lines)
 
     def opening(self, prompt: str) -> str:
@@ -98,8 +107,8 @@ def read_prompts(path: Path, field: str) -> Iterator[str]:
     """Read the prompts of a file."""
     if path != STDIN and not path.is_file():
         raise UserError(f"{path} does not exist: give a file with a JSON object a line")
-    with opened(path) as source:
-        yield from json_lines(source, field)
+    with open_input(path) as source:
+        yield from read_jsonl(source, field)
 
 
 def noted(prompts: Iterator[str], seen: list[str]) -> Iterator[str]:

@@ -23,8 +23,8 @@ MEASURES = {
     "empty": ("empty texts", ",d"),
     "words": ("words a text", ",.1f"),
     **{f"distinct_{size}": (f"distinct-{size}", ".3f") for size in (1, 2, 3, 4)},
-    "repetition": ("words in phrases said before", ".1%"),
-    "loops": ("texts that end in a loop", ".1%"),
+    "repetition_rate": ("words in phrases said before", ".1%"),
+    "loop_rate": ("texts that end in a loop", ".1%"),
     "self_bleu": ("self-BLEU", ".3f"),
     "perplexity": ("3-gram perplexity a token", ",.1f"),
 }
@@ -33,23 +33,35 @@ MEASURES = {
 @app.command(epilog=example("kinfolk members"))
 def members(json: AsJson = False) -> None:
     """Show the family: who is here, what each learns by, and what it can do."""
-    from kinfolk.recipes.catalogue import members
+    from kinfolk.recipes.catalogue import families
 
-    found = members().values()
+    found = families().values()
     if json:
-        fields = ("name", "title", "paper", "year", "kind", "objectives", "sizes", "can")
-        print_json([{field: getattr(m, field) for field in fields} for m in found])
+        fields = (
+            "name",
+            "title",
+            "paper",
+            "year",
+            "architecture",
+            "objectives",
+            "sizes",
+            "capabilities",
+        )
+        # "kind" and "can" are what programs have read so far.
+        earlier = {"kind": "architecture", "can": "capabilities"}
+        rows = [{field: getattr(m, field) for field in fields} for m in found]
+        print_json([row | {old: row[new] for old, new in earlier.items()} for row in rows])
         return
     headings = ("paper", "kind", "learns by", "sizes", "can")
     table = Table(Column("name", no_wrap=True), *headings, box=None, pad_edge=False)
     for m in found:
-        lists = (", ".join(m.objectives), ", ".join(m.sizes), ", ".join(m.can))
-        table.add_row(f"[bold]{m.name}[/]", f"{m.title}, {m.paper}", m.kind, *lists)
+        lists = (", ".join(m.objectives), ", ".join(m.sizes), ", ".join(m.capabilities))
+        table.add_row(f"[bold]{m.name}[/]", f"{m.title}, {m.paper}", m.architecture, *lists)
     console.print(table)
 
 
 @app.command(
-    epilog=example("kinfolk pretrain gpt2/tiny --corpus corpus -o runs/gpt2 train.peak=2e-3")
+    epilog=example("kinfolk pretrain gpt2/tiny --corpus corpus -o runs/gpt2 train.lr=2e-3")
 )
 def pretrain(
     name: Annotated[str | None, typer.Argument(metavar="MEMBER[/SIZE]|FOLDER")] = None,
@@ -96,7 +108,7 @@ def pretrain(
     from kinfolk.recipes.reporting import report
     from kinfolk.training.log import speed
 
-    texts = translation.texts(
+    texts = translation.parallel_data(
         source=source,
         target=target,
         pairs=pairs,
@@ -120,7 +132,7 @@ def pretrain(
             raise UserError("give either --corpus or pairs of texts, not both")
         given = {
             "steps": steps,
-            "batch": batch,
+            "batch_size": batch,
             "seed": seed,
             "device": device,
             "workers": workers,
@@ -128,7 +140,7 @@ def pretrain(
         all_settings = [f"train.{k}={v}" for k, v in given.items() if v is not None]
         all_settings += settings or []
         if texts is not None:
-            chosen = translation.begin(
+            chosen = translation.prepare_translation_run(
                 name,
                 texts,
                 out,
@@ -182,15 +194,15 @@ def watching(
         def watch(progress: "Progress") -> None:
             nonlocal held
             said = f"loss {progress.loss:.3f}"
-            for part, value in progress.parts.items():
+            for part, value in progress.losses.items():
                 said += "" if part == "tokens" else f"  {part} {value:.3f}"
-            if progress.held_out is not None:
-                found = f"  held out {progress.held_out:.3f}"
+            if progress.eval_loss is not None:
+                found = f"  held out {progress.eval_loss:.3f}"
                 found += "" if score is None else f"  {score()}"
                 said, held = said + found, f"{found} (step {progress.step:,})"
             else:
                 said += held
-            said += f"  {progress.speed:,.0f} tokens/s"
+            said += f"  {progress.tokens_per_second:,.0f} tokens/s"
             bar.update(task, completed=progress.step, total=progress.steps, said=said)
             every = max(1, progress.steps // 10)
             if not errors.is_terminal and (progress.step % every == 0):
@@ -267,7 +279,7 @@ def evaluate(
         return
     if prompt.said or columns is not None or out is not None:
         raise UserError("labelled rows are missing: give --test FILE, too")
-    texts = translation.texts(source=source, target=target, pairs=pairs, prefix=prefix)
+    texts = translation.parallel_data(source=source, target=target, pairs=pairs, prefix=prefix)
     if samples is not None:
         if any(other is not None for other in (model, text, length, texts)):
             raise UserError("--samples are measured without a model: give --corpus beside, or none")
@@ -304,12 +316,15 @@ def evaluate(
 
 def show_samples(samples: Path, corpus: Path | None, *, json: bool) -> None:
     """Measure written texts, and print them beside real ones."""
-    from kinfolk.recipes.samples import facts, measure
+    from kinfolk.recipes.samples import as_dict, measure_samples
 
-    measured = zip(("samples", "real"), measure(samples, corpus), strict=True)
-    columns = {name: facts(found) for name, found in measured if found is not None}
+    measured = zip(("samples", "real"), measure_samples(samples, corpus), strict=True)
+    columns = {name: as_dict(found) for name, found in measured if found is not None}
     if json:
-        print_json(columns)
+        earlier = {"repetition": "repetition_rate", "loops": "loop_rate"}  # names of before
+        print_json(
+            {name: c | {old: c[new] for old, new in earlier.items()} for name, c in columns.items()}
+        )
         return
     headings = [Column(name, justify="right") for name in ("samples", "real text")[: len(columns)]]
     table = Table("", *headings, box=None, pad_edge=False)

@@ -14,7 +14,7 @@ from kinfolk.cli.scores import newest, show, show_suite
 from kinfolk.errors import UserError
 
 if TYPE_CHECKING:
-    from kinfolk.recipes.tuning import Habits, Sheet
+    from kinfolk.recipes.tuning import FineTuneConfig, TaskDataset
 
 T = TypeVar("T")
 
@@ -73,9 +73,9 @@ def finetune(
     mean and a spread. `--suite glue DIR` fine-tunes on every set of a folder, and makes a table.
     """
     from kinfolk.recipes import finetuning
-    from kinfolk.recipes.looking import look
-    from kinfolk.recipes.seeds import over
-    from kinfolk.recipes.starting import started
+    from kinfolk.recipes.looking import check_dataset
+    from kinfolk.recipes.seeds import run_seeds
+    from kinfolk.recipes.starting import parse_initial_weights
 
     if resume is not None:
         sources = {name: context.get_parameter_source(name) for name in context.params}
@@ -93,32 +93,34 @@ def finetune(
     if suite is None and (only is not None or limit is not None):
         raise UserError("--only and --limit belong to --suite: leave them out")
     told = {
-        "batch": batch,
-        "peak": rate,
+        "batch_size": batch,
+        "lr": rate,
         "schedule": schedule,
-        "accumulate": accumulate,
+        "gradient_accumulation": accumulate,
         "device": device,
     }
     chosen = [f"train.{name}={value}" for name, value in told.items() if value is not None]
     own = {
         "pattern": pattern,
-        "words": None if words is None else tuple(words.split(",")),
-        "teaching": teaching,
+        "verbalizer": None if words is None else tuple(words.split(",")),
+        "distillation_weight": teaching,
     }
-    start = started(model, tokenizer=tokenizer, scratch=scratch, seed=seed or 0)
-    learned = habits(
+    start = parse_initial_weights(model, tokenizer=tokenizer, scratch=scratch, seed=seed or 0)
+    learned = finetune_config(
         epochs=epochs,
-        shrink=layer_decay,
-        thaw=thaw,
+        layer_lr_decay=layer_decay,
+        gradual_unfreezing=thaw,
         dropout=dropout,
-        noise=noise,
-        attack=attack,
-        patience=patience,
-        weights=class_weights,
-        temperature=temperature,
+        noisy_tune=noise,
+        adversarial_epsilon=attack,
+        early_stopping_patience=patience,
+        class_weights=class_weights,
+        mixing_temperature=temperature,
     )
 
-    def tune(sheets: Sequence["Sheet"], folder: Path, metric: str | None, seed: int | None) -> Path:
+    def tune(
+        sheets: Sequence["TaskDataset"], folder: Path, metric: str | None, seed: int | None
+    ) -> Path:
         drawn = [] if seed is None else [f"train.seed={seed}"]
         with watched(folder, out) as watch:
             return finetuning.finetune(
@@ -127,7 +129,7 @@ def finetune(
                 folder,
                 way=way,
                 length=length,
-                habits=learned,
+                finetune_config=learned,
                 settings=[*chosen, *drawn, *(settings or [])],
                 teacher="" if teacher is None else str(teacher.resolve()),
                 metric=metric,
@@ -138,10 +140,10 @@ def finetune(
                 watch=watch,
             )
 
-    def tuned(sheets: Sequence["Sheet"], folder: Path, metric: str | None) -> Path:
+    def tuned(sheets: Sequence["TaskDataset"], folder: Path, metric: str | None) -> Path:
         if seeds is None:
             return tune(sheets, folder, metric, seed)
-        return over(seeds, folder, lambda number, inner: tune(sheets, inner, metric, number))
+        return run_seeds(seeds, folder, lambda number, inner: tune(sheets, inner, metric, number))
 
     if suite is not None:
         others = (dev, target, dev_target, columns, metric, positive)
@@ -152,15 +154,15 @@ def finetune(
             )
         from kinfolk.recipes import suites
 
-        sets = suites.chosen(suite[1], only)
-        left = [] if only is not None else suites.unread(suite[1], sets)
-        results = suites.run(
+        sets = suites.select_tasks(suite[1], only)
+        left = [] if only is not None else suites.skipped_folders(suite[1], sets)
+        results = suites.run_suite(
             sets, tuned, out, limit=limit, device=device or "auto", say=say, left=left
         )
         show_suite(suite[0], results, json=json)
         return
     sheets = read_sheets(train or [], dev, target, dev_target, columns, task)
-    look(sheets, say)
+    check_dataset(sheets, say)
     show(tuned(sheets, out, metric), json=json)
 
 
@@ -171,9 +173,9 @@ def read_sheets(
     dev_target: Sequence[Path] | None,
     columns: Sequence[str] | None,
     task: str,
-) -> list["Sheet"]:
+) -> list["TaskDataset"]:
     """Put the files together that belong together, the first of each kind and so on."""
-    from kinfolk.recipes.tuning import sheet
+    from kinfolk.recipes.tuning import task_dataset
 
     size = len(train)
     parts = zip(
@@ -185,7 +187,7 @@ def read_sheets(
         strict=True,
     )
     return [
-        sheet(file, chosen_by, task=task, columns=named, target=written, dev_target=wanted)
+        task_dataset(file, chosen_by, task=task, columns=named, target=written, dev_target=wanted)
         for file, chosen_by, written, wanted, named in parts
     ]
 
@@ -202,19 +204,19 @@ def each(option: str, values: Sequence[T] | None, size: int) -> list[T | None]:
     return [*values]
 
 
-def habits(**wanted: Any) -> "Habits":
+def finetune_config(**wanted: Any) -> "FineTuneConfig":
     """Check what is told about learning."""
     from kinfolk.config import apply_overrides
-    from kinfolk.recipes.tuning import Habits
+    from kinfolk.recipes.tuning import FineTuneConfig
 
-    return apply_overrides(Habits(), [f"{name}={value}" for name, value in wanted.items()])
+    return apply_overrides(FineTuneConfig(), [f"{name}={value}" for name, value in wanted.items()])
 
 
 def go_on(run: Path) -> Path:
     """Go on with a run, or with all runs of several seeds."""
     from kinfolk.recipes import finetuning, seeds
 
-    if seeds.several(run):
+    if seeds.is_multi_seed(run):
         return seeds.resume(run, say=say, watching=lambda inner: watched(inner, run))
     with watched(run, run) as watch:
         return finetuning.resume(run, say=say, watch=watch)

@@ -15,7 +15,7 @@ from kinfolk.errors import UserError
 
 if TYPE_CHECKING:
     from kinfolk.comparison.tokenizers import Comparison
-    from kinfolk.text.display import Piece
+    from kinfolk.text.display import TokenView
 
 tokenizers = typer.Typer(help="Train, look at and compare tokenizers.", no_args_is_help=True)
 app.add_typer(tokenizers, name="tokenizer")
@@ -47,17 +47,19 @@ def train(
 ) -> None:
     """Learn a vocabulary from text, for every family member to share."""
     from kinfolk.data.sources import parts
-    from kinfolk.text.vocabulary import train
+    from kinfolk.text.vocabulary import train_tokenizer
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is already there: choose another -o")
     texts = parts(files, field=field, column=column)
-    tokenizer = train(texts, kind=kind, vocab=vocab, lowercase=lowercase, segmenter=words)
+    tokenizer = train_tokenizer(
+        texts, kind=kind, vocab_size=vocab, lowercase=lowercase, segmenter=words
+    )
     tokenizer.save(out)
     if json:
-        print_json({"folder": str(out), "kind": kind, "vocab": tokenizer.vocab})
+        print_json({"folder": str(out), "kind": kind, "vocab": tokenizer.vocab_size})
     else:
-        print(f"{tokenizer.vocab:,} ids in {out}")
+        print(f"{tokenizer.vocab_size:,} ids in {out}")
 
 
 @tokenizers.command("show", epilog=example('kinfolk tokenizer show runs/bert "The cat sat."'))
@@ -70,27 +72,27 @@ def show(
 
     ␣ is a space, ⏎ a new line. Special tokens are grey, unknown ones red.
     """
-    from kinfolk.data.measures import measure
-    from kinfolk.recipes.opening import tokenizer_of
-    from kinfolk.text.display import pieces
+    from kinfolk.data.measures import tokenizer_stats
+    from kinfolk.recipes.opening import load_tokenizer
+    from kinfolk.text.display import token_views
 
-    tokenizer = tokenizer_of(folder)
+    tokenizer = load_tokenizer(folder)
     text = _piped() if text == "-" else text
     try:
         text.encode()
     except UnicodeEncodeError:
         raise UserError("the text is not UTF-8: convert it first") from None
-    found = pieces(tokenizer, text)
+    found = token_views(tokenizer, text)
     if json:
-        print_json({"text": text, "pieces": [vars(piece) for piece in found]})
+        print_json({"text": text, "pieces": [vars(chunk) for chunk in found]})
         return
     for line in _lines(found, console.width):
         console.print(line, no_wrap=True, overflow="ignore", crop=False)
-    (measures,) = measure([tokenizer], [text])
+    (measures,) = tokenizer_stats([tokenizer], [text])
     said = f"{len(found):,} tokens"
     if measures.words:
         said += f" for {measures.words:,} words in {measures.bytes:,} bytes"
-    if unknown := sum(piece.unknown for piece in found):
+    if unknown := sum(chunk.unknown for chunk in found):
         said += f", {unknown:,} unknown"
     console.print(said, highlight=False)
 
@@ -104,19 +106,19 @@ def _piped() -> str:
         raise UserError(f"what was piped in is not UTF-8 at byte {error.start:,}") from None
 
 
-def _lines(pieces: Sequence["Piece"], width: int) -> list[Text]:
+def _lines(chunks: Sequence["TokenView"], width: int) -> list[Text]:
     """Lay pieces in lines, each above its id; without colours a space still parts them."""
     lines: list[Text] = []
     used = width
-    for number, piece in enumerate(pieces):
-        size = max(cell_len(piece.text), len(str(piece.id)))
+    for number, chunk in enumerate(chunks):
+        size = max(cell_len(chunk.text), len(str(chunk.id)))
         if used + 1 + size > width:
             lines += [Text(), Text()]
             used = -1  # no space before the first
-        style = UNKNOWN if piece.unknown else SPECIAL if piece.special else SHADES[number % 2]
+        style = UNKNOWN if chunk.unknown else SPECIAL if chunk.special else SHADES[number % 2]
         gap = " " if used > 0 else ""
-        lines[-2].append(gap).append(piece.text + " " * (size - cell_len(piece.text)), style)
-        lines[-1].append(gap).append(str(piece.id).ljust(size), "dim")
+        lines[-2].append(gap).append(chunk.text + " " * (size - cell_len(chunk.text)), style)
+        lines[-1].append(gap).append(str(chunk.id).ljust(size), "dim")
         used += 1 + size
     return lines
 

@@ -14,8 +14,8 @@ from kinfolk.cli.tasks import say
 from kinfolk.errors import UserError
 
 if TYPE_CHECKING:
-    from kinfolk.recipes.answering import Solver, Verdict
-    from kinfolk.tasks.notes import Notes
+    from kinfolk.recipes.answering import EvaluationResult, Predictor
+    from kinfolk.tasks.notes import ReadReport
 
 LETTERS = 60  # of a text in the table of mistakes
 TYPES = 20  # classes with their scores; the page has more
@@ -54,23 +54,24 @@ class Prompt:
 
 def test(model: Path, question: Question, prompt: Prompt, *, out: Path | None, json: bool) -> None:
     """Score a model on labelled rows, print how good it is, and write a page about it."""
-    from kinfolk.comparison.answers import Page, write
-    from kinfolk.recipes.answering import check, judge, long
-    from kinfolk.recipes.looking import counted
-    from kinfolk.tasks.notes import Notes
+    from kinfolk.comparison.answers import EvaluationPage, write
+    from kinfolk.recipes.answering import evaluate_rows, require_labels, truncation_report
+    from kinfolk.recipes.looking import format_counts
+    from kinfolk.tasks.notes import ReadReport
 
     if out is not None and out.is_dir():
         raise UserError(f"{out} is a folder: give -o the name of a page, such as {out}/test.html")
-    notes = Notes()
+    notes = ReadReport()
     found, rows = opened(model, question, prompt, notes)
-    check(found.task, rows)
-    told = [*notes.sentences(), *long(found, rows)]
+    require_labels(found.task, rows)
+    told = [*notes.messages(), *truncation_report(found, rows)]
     with watching("test", len(rows), shown=False) as watch:
-        verdict = judge(found, rows, watch=stepwise(watch))
-    if verdict.unseen:
+        verdict = evaluate_rows(found, rows, watch=stepwise(watch))
+    if verdict.unseen_labels:
         told.append(
-            f"{sum(verdict.unseen.values()):,} labels were not there in training, and count as "
-            f"wrong: {counted(verdict.unseen)}"
+            f"{sum(verdict.unseen_labels.values()):,} labels were not there in training, "
+            "and count as "
+            f"wrong: {format_counts(verdict.unseen_labels)}"
         )
     for sentence in told:
         say(sentence)
@@ -78,7 +79,12 @@ def test(model: Path, question: Question, prompt: Prompt, *, out: Path | None, j
         out = model / f"test-{question.test.name.partition('.')[0]}.html"
     if out is not None:
         title = f"{model.resolve().name} on {question.test.name}"
-        write(Page(title=title, verdict=verdict, facts=facts(found, question), notes=told), out)
+        write(
+            EvaluationPage(
+                title=title, evaluation=verdict, details=facts(found, question), notes=told
+            ),
+            out,
+        )
     if json:
         print_json(plain(verdict) | {"page": None if out is None else str(out)})
         return
@@ -88,17 +94,17 @@ def test(model: Path, question: Question, prompt: Prompt, *, out: Path | None, j
 
 
 def opened(
-    model: Path, question: Question, prompt: Prompt, notes: "Notes"
-) -> tuple["Solver", list[Any]]:
+    model: Path, question: Question, prompt: Prompt, notes: "ReadReport"
+) -> tuple["Predictor", list[Any]]:
     """Open the model and read the rows."""
-    from kinfolk.recipes.answering import asked, solver
-    from kinfolk.recipes.prompting import prompted
+    from kinfolk.recipes.answering import load_predictor, read_test_file
+    from kinfolk.recipes.prompting import few_shot_predictor
 
     if not prompt.said:
         if prompt.length is not None:
             raise UserError("a fine-tuned model reads as it learned to: leave --length out")
-        found = solver(model, device=question.device, number=question.number - 1)
-        rows, _ = asked(
+        found = load_predictor(model, device=question.device, number=question.number - 1)
+        rows, _ = read_test_file(
             found, question.test, columns=question.columns, target=question.target, notes=notes
         )
         return found, rows
@@ -107,7 +113,7 @@ def opened(
             f"--way {prompt.way}: a model is asked as it was taught, or by prompt; to teach it "
             "another way, finetune it"
         )
-    return prompted(
+    return few_shot_predictor(
         model,
         question.test,
         train=prompt.train,
@@ -124,14 +130,14 @@ def opened(
     )
 
 
-def facts(found: "Solver", question: Question) -> list[tuple[str, str]]:
+def facts(found: "Predictor", question: Question) -> list[tuple[str, str]]:
     """Say what was asked of whom."""
-    shots = getattr(found.way, "shots", None)
+    shots = getattr(found.formulation, "examples", None)
     said = [
         ("task", found.task.kind),
         ("member", type(found.model.config).__module__.rpartition(".")[2]),
-        ("way", found.way.name),
-        ("tokens read at a time", f"{found.way.length:,}"),
+        ("way", found.formulation.name),
+        ("tokens read at a time", f"{found.formulation.max_length:,}"),
         ("file", question.test.name),
     ]
     if found.task.labels:
@@ -139,19 +145,21 @@ def facts(found: "Solver", question: Question) -> list[tuple[str, str]]:
     return said if shots is None else [*said, ("solved rows in the prompt", str(len(shots)))]
 
 
-def show(verdict: "Verdict") -> None:
+def show(verdict: "EvaluationResult") -> None:
     """Print scores, confusions, classes and the worst mistakes."""
     from kinfolk.comparison import mistakes
-    from kinfolk.comparison.answers import figure, titled
+    from kinfolk.comparison.answers import format_score, metric_label
 
-    main, bounds = verdict.task.main, verdict.interval
+    main, bounds = verdict.task.main_metric, verdict.confidence_interval
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in verdict.scores.items():
-        between = f"{figure(name, bounds.low)} to {figure(name, bounds.high)}"
-        table.add_row(titled(name), figure(name, value), between if name == main else "")
+        between = f"{format_score(name, bounds.low)} to {format_score(name, bounds.high)}"
+        table.add_row(
+            metric_label(name), format_score(name, value), between if name == main else ""
+        )
     table.add_row("rows", f"{len(verdict.rows):,}", "")
     console.print(table)
-    confused = mistakes.confused(verdict)
+    confused = mistakes.confusion_table(verdict)
     if confused is not None:
         names = [escape(str(label)) for label in confused.labels]
         columns = [Column(name, justify="right", overflow="ellipsis") for name in names]
@@ -159,7 +167,7 @@ def show(verdict: "Verdict") -> None:
         for name, counts in zip(names, confused.counts, strict=True):
             called.add_row(name, *(f"{count:,}" if count else "·" for count in counts))
         headed("what is taken for what", called)
-    each = mistakes.each(verdict)
+    each = mistakes.per_class_scores(verdict)
     if each:
         columns = [Column(n, justify="right") for n in ("precision", "recall", "F1", "there are")]
         alone = Table("", *columns, box=None, pad_edge=False)
@@ -167,12 +175,12 @@ def show(verdict: "Verdict") -> None:
             shares = [f"{value:.3f}" for value in (one.precision, one.recall, one.f1)]
             alone.add_row(escape(label), *shares, f"{one.support:,}")
         headed("each by itself", alone)
-    worst = mistakes.worst(verdict)
+    worst = mistakes.worst_errors(verdict)
     if worst:
         wrong = Table("row", "text", "right", "said", "sure", box=None, pad_edge=False)
         for mistake in worst:
             cells = (mistake.text, mistake.right, mistake.said)
-            sure = "" if mistake.sure is None else f"{mistake.sure:.1%}"
+            sure = "" if mistake.probability is None else f"{mistake.probability:.1%}"
             wrong.add_row(f"{mistake.number:,}", *(escape(short(cell)) for cell in cells), sure)
         headed("the worst mistakes", wrong)
 
@@ -189,26 +197,28 @@ def short(text: str) -> str:
     return line if len(line) <= LETTERS else f"{line[: LETTERS - 1]}…"
 
 
-def plain(verdict: "Verdict") -> dict[str, Any]:
+def plain(verdict: "EvaluationResult") -> dict[str, Any]:
     """Say a verdict in JSON."""
     from kinfolk.comparison import mistakes
 
-    confused, sure = mistakes.confused(verdict), mistakes.sureness(verdict)
+    confused, sure = mistakes.confusion_table(verdict), mistakes.calibration_bins(verdict)
     table = None if confused is None else {
         "labels": [str(label) for label in confused.labels], "counts": confused.counts.tolist()
     }  # fmt: skip
     return {
         **verdict.scores,  # also at the top, where programs look for `accuracy` or `f1`
         "task": verdict.task.kind,
-        "metric": verdict.task.main,
-        "score": verdict.interval.score,
-        "low": verdict.interval.low,
-        "high": verdict.interval.high,
+        "metric": verdict.task.main_metric,
+        "score": verdict.confidence_interval.score,
+        "low": verdict.confidence_interval.low,
+        "high": verdict.confidence_interval.high,
         "scores": verdict.scores,
         "rows": len(verdict.rows),
-        "unseen": verdict.unseen,
+        "unseen": verdict.unseen_labels,
         "confusion": table,
-        "classes": {label: asdict(one) for label, one in mistakes.each(verdict).items()},
-        "calibration_error": mistakes.off(sure) if sure else None,
-        "mistakes": [asdict(one) for one in mistakes.worst(verdict)],
+        "classes": {
+            label: asdict(one) for label, one in mistakes.per_class_scores(verdict).items()
+        },
+        "calibration_error": mistakes.expected_calibration_error(sure) if sure else None,
+        "mistakes": [asdict(one) for one in mistakes.worst_errors(verdict)],
     }

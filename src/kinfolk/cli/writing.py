@@ -75,8 +75,8 @@ def generate(
     The same seed gives the same text, whatever else is written beside it.
     """
     from kinfolk.cli.printing import Printer, read_prompts
-    from kinfolk.generation.wishes import Wishes
-    from kinfolk.recipes.writing import open_writer
+    from kinfolk.generation.wishes import GenerationConfig
+    from kinfolk.recipes.writing import load_generator
 
     if (prompt is None) == (prompts is None):
         raise UserError("give either PROMPT or --prompts FILE.jsonl")
@@ -97,25 +97,25 @@ def generate(
         diversity=diversity,
         penalty=penalty,
     )
-    wishes = Wishes(
-        tokens=max_tokens,
-        fewest=min_tokens,
-        num=num,
+    wishes = GenerationConfig(
+        max_new_tokens=max_tokens,
+        min_new_tokens=min_tokens,
+        num_return_sequences=num,
         seed=seed,
-        stop=stop or (),
-        prefix=prefix,
-        ban=ban or (),
-        allow=allow or (),
-        repetition=repetition_penalty,
-        ngram=no_repeat_ngram,
-        truncate=truncate is not None,
-        compiled=compile,
+        stop_strings=stop or (),
+        forced_prefix=prefix,
+        bad_words=ban or (),
+        allowed_texts=allow or (),
+        repetition_penalty=repetition_penalty,
+        no_repeat_ngram_size=no_repeat_ngram,
+        truncate_left=truncate is not None,
+        compile=compile,
     )
     wishes.check(chosen)
     text = piped("prompt") if prompt == "-" else prompt
     if text is not None:
         readable(text, "prompt")
-    network, tokenizer = open_writer(model, device=device, precision=precision)
+    network, tokenizer = load_generator(model, device=device, precision=precision)
     printer = Printer(network, tokenizer, wishes, chosen, json=json, logprobs=logprobs)
     if prompts is not None:
         printer.many(read_prompts(prompts, field), batch)
@@ -149,29 +149,29 @@ def fill(
     json: AsJson = False,
 ) -> None:
     """Fill the holes of a text: a token each by an encoder, a span each by all others."""
-    from kinfolk.generation import fill_text
-    from kinfolk.recipes.opening import able, load
-    from kinfolk.recipes.writing import ready
+    from kinfolk.generation import fill
+    from kinfolk.recipes.opening import load, require_ability
+    from kinfolk.recipes.writing import to_inference
 
     chosen = methods.method(method, temperature=temperature, top_k=top_k, top_p=top_p)
     readable(text, "text")
     network, tokenizer = load(model)
-    able(network, "fill")
+    require_ability(network, "fill")
     spans = network.decoding in ("encoder-decoder", "infilling")
     if not spans and (method != "greedy" or max_tokens is not None):
         raise UserError(
             "an encoder has one best token for each hole: leave --method and --max-tokens out, "
             "and choose among the --top"
         )
-    ready(network, device=device, precision=precision)
+    to_inference(network, device=device, precision=precision)
     room = 128 if max_tokens is None else max_tokens
-    filled = fill_text(network, tokenizer, text, top=top, tokens=room, method=chosen, seed=seed)
+    filled = fill(network, tokenizer, text, top=top, tokens=room, method=chosen, seed=seed)
     if json:
-        holes = [{"text": hole.text, "choices": hole.choices} for hole in filled.holes]
+        holes = [{"text": hole.text, "choices": hole.candidates} for hole in filled.masks]
         print_json({"text": filled.text, "holes": holes})
         return
     console.print(filled.text, highlight=False, markup=False)
-    for hole in filled.holes:
-        if hole.choices:
-            shown = "  ".join(f"{word.strip()} {share:.1%}" for word, share in hole.choices)
+    for hole in filled.masks:
+        if hole.candidates:
+            shown = "  ".join(f"{word.strip()} {share:.1%}" for word, share in hole.candidates)
             console.print(f"  {shown}", highlight=False, markup=False)

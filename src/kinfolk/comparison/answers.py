@@ -10,28 +10,28 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from kinfolk.comparison import mistakes
-from kinfolk.comparison.charts import WIDTH, Bar, Line, Scale, axes, bars, picture, text
-from kinfolk.comparison.mistakes import Stretch, Sureness
+from kinfolk.comparison.charts import WIDTH, Bar, ReferenceLine, Scale, axes, bars, svg, text
+from kinfolk.comparison.mistakes import CalibrationBin, LengthBucket
 from kinfolk.files import new_file
-from kinfolk.metrics.labels import Confusion
-from kinfolk.recipes.answering import Verdict
+from kinfolk.metrics.labels import ConfusionMatrix
+from kinfolk.recipes.answering import EvaluationResult
 
-HUNDREDS = ("bleu", "chrf", "perplexity")  # scores that are no shares
-PALE, DEEP = 0.04, 0.8  # a cell with nothing in it, and one with all of a row
-TYPES = 40  # rows of the table of classes
+PERCENT_METRICS = ("bleu", "chrf", "perplexity")  # scores that are no shares
+MIN_SHADE, MAX_SHADE = 0.04, 0.8  # a cell with nothing in it, and one with all of a row
+MAX_CLASSES = 40  # rows of the table of classes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Page:
+class EvaluationPage:
     """What the page shows."""
 
     title: str
-    verdict: Verdict
-    facts: Sequence[tuple[str, str]] = ()
+    evaluation: EvaluationResult
+    details: Sequence[tuple[str, str]] = ()
     notes: Sequence[str] = ()
 
 
-def render(page: Page) -> str:
+def render(page: EvaluationPage) -> str:
     """Return the page as HTML."""
     pages = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -41,28 +41,34 @@ def render(page: Page) -> str:
         for name in ("answers.html", "report.html")
     )
     style = report[report.index("<style>") : report.index("</style>") + len("</style>")]
-    verdict = page.verdict
-    main = verdict.task.main
-    confused, sure = mistakes.confused(verdict), mistakes.sureness(verdict)
-    each = mistakes.each(verdict)
+    verdict = page.evaluation
+    main = verdict.task.main_metric
+    confused, sure = mistakes.confusion_table(verdict), mistakes.calibration_bins(verdict)
+    each = mistakes.per_class_scores(verdict)
     return pages.from_string(own).render(
         page=page,
         style=Markup(style),
-        main=titled(main),
-        score=figure(main, verdict.interval.score),
-        bounds=[figure(main, b) for b in (verdict.interval.low, verdict.interval.high)],
-        scores=[(titled(name), figure(name, value)) for name, value in verdict.scores.items()],
-        heat=Markup(heat(confused) if confused is not None else ""),
-        each=list(each.items())[:TYPES],
-        left=max(0, len(each) - TYPES),
+        main=metric_label(main),
+        score=format_score(main, verdict.confidence_interval.score),
+        bounds=[
+            format_score(main, b)
+            for b in (verdict.confidence_interval.low, verdict.confidence_interval.high)
+        ],
+        scores=[
+            (metric_label(name), format_score(name, value))
+            for name, value in verdict.scores.items()
+        ],
+        heat=Markup(confusion_heatmap(confused) if confused is not None else ""),
+        each=list(each.items())[:MAX_CLASSES],
+        left=max(0, len(each) - MAX_CLASSES),
         sure=Markup(reliability(sure) if sure else ""),
-        off=mistakes.off(sure),
-        lengths=Markup(by_length(mistakes.lengths(verdict), verdict)),
-        worst=mistakes.worst(verdict),
+        off=mistakes.expected_calibration_error(sure),
+        lengths=Markup(by_length(mistakes.scores_by_length(verdict), verdict)),
+        worst=mistakes.worst_errors(verdict),
     )
 
 
-def write(page: Page, path: Path) -> Path:
+def write(page: EvaluationPage, path: Path) -> Path:
     """Write the page; a reader finds the old one or the new one, never half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with new_file(path, errors="replace", newline="\n") as file:
@@ -70,7 +76,7 @@ def write(page: Page, path: Path) -> Path:
     return path
 
 
-def heat(found: Confusion) -> str:
+def confusion_heatmap(found: ConfusionMatrix) -> str:
     """Draw which class is called what: a row a true class, deep where much of it goes."""
     names = [str(label) for label in found.labels]
     left = min(220, 24 + round(7.2 * max(map(len, names))))
@@ -85,7 +91,7 @@ def heat(found: Confusion) -> str:
         parts.append(text("name", left - 12, y + tall / 2 + 5, name, "end", 28))
         for column in range(len(names)):
             count = int(found.counts[row, column])
-            x, shade = left + side * column, PALE + (DEEP - PALE) * count / whole
+            x, shade = left + side * column, MIN_SHADE + (MAX_SHADE - MIN_SHADE) * count / whole
             colour = "c2" if row == column else "c1"
             parts.append(
                 f'<rect class="bar {colour}" fill-opacity="{shade:.3f}" x="{x + 1:.1f}" '
@@ -96,10 +102,10 @@ def heat(found: Confusion) -> str:
                 parts.append(text("line", x + side / 2, y + tall / 2 + 5, f"{count:,}", "middle"))
     height = top + tall * len(names) + 10
     summary = f"Which of {', '.join(names)} is called what"
-    return picture(summary, height, parts)
+    return svg(summary, height, parts)
 
 
-def reliability(groups: Sequence[Sureness]) -> str:
+def reliability(groups: Sequence[CalibrationBin]) -> str:
     """Draw how many answers of each probability are right; on the dashed line, as many as said."""
     left, right, top, floor = 62, 562, 14, 354
     to_x, to_y = Scale(0, 1, left, right), Scale(0, 1, floor, top)
@@ -115,31 +121,31 @@ def reliability(groups: Sequence[Sureness]) -> str:
         )
         numbers.append(text("line note", x + wide / 2, y - 6, f"{group.answers:,}", "middle"))
     parts += [f'<path class="rule r0" d="M{left} {floor}L{right} {top}"/>', *numbers]
-    return picture("How many answers of each probability are right", floor + 50, parts)
+    return svg("How many answers of each probability are right", floor + 50, parts)
 
 
-def by_length(groups: Sequence[Stretch], verdict: Verdict) -> str:
+def by_length(groups: Sequence[LengthBucket], verdict: EvaluationResult) -> str:
     """Draw the score of short and of long texts."""
-    main = verdict.task.main
+    main = verdict.task.main_metric
     values = [
         Bar(f"{group.low:,} to {group.high:,}", max(0.0, group.score), f"{group.rows:,} rows")
         for group in groups
     ]
-    line = Line("all", max(0.0, verdict.interval.score))
-    return bars(values, [line], x=f"{titled(main)} by characters of text") if values else ""
+    line = ReferenceLine("all", max(0.0, verdict.confidence_interval.score))
+    return bars(values, [line], x=f"{metric_label(main)} by characters of text") if values else ""
 
 
-def titled(name: str) -> str:
+def metric_label(name: str) -> str:
     """Write the name of a metric out."""
     known = {"bleu": "BLEU", "chrf": "chrF", "f1": "F1", "macro_f1": "macro F1",
              "conll_f1": "CoNLL F1", "matthews": "Matthews", "pearson": "Pearson",
              "spearman": "Spearman", "exact": "exact match", "rouge1": "ROUGE-1",
-             "rouge2": "ROUGE-2", "rougeL": "ROUGE-L", "held_out": "loss"}  # fmt: skip
+             "rouge2": "ROUGE-2", "rougeL": "ROUGE-L", "eval_loss": "loss"}  # fmt: skip
     return known.get(name, name.replace("_", " "))
 
 
-def figure(name: str, value: float) -> str:
+def format_score(name: str, value: float) -> str:
     """Write a score; BLEU, chrF and perplexity have large numbers."""
     if not math.isfinite(value):
         return "–"
-    return f"{value:,.2f}" if name.rpartition("_")[2] in HUNDREDS else f"{value:.4f}"
+    return f"{value:,.2f}" if name.rpartition("_")[2] in PERCENT_METRICS else f"{value:.4f}"

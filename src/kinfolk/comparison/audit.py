@@ -7,12 +7,12 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from kinfolk.comparison.charts import WIDTH, Bar, Scale, bars, picture, short, text, ticks
+from kinfolk.comparison.charts import WIDTH, Bar, Scale, bars, compact_number, svg, text, ticks
 from kinfolk.data.audit import Audit, FileAudit
 from kinfolk.files import new_file
 
 BARS = 8  # scripts or languages drawn; the rest is one bar
-SEEN = 0.001  # the share from which one can be seen
+MIN_BAR_SHARE = 0.001  # the share from which one can be seen
 FILES = 200  # in the table; those with something wrong come first
 
 
@@ -21,7 +21,7 @@ def render(audit: Audit) -> str:
     pages = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    pages.filters |= {"short": short, "share": share, "counted": counted}
+    pages.filters |= {"short": compact_number, "share": percent, "counted": counted}
     folder = files(__package__)
     report = folder.joinpath("report.html").read_text(encoding="utf-8")
     style = re.search(r"<style>(.*?)</style>", report, re.DOTALL)  # all pages look alike
@@ -32,7 +32,7 @@ def render(audit: Audit) -> str:
         audit=audit,
         style=Markup(style[1]),
         findings=findings(audit),
-        unread=sum(bool(one.problem) for one in audit.files),
+        unread=sum(bool(one.error) for one in audit.files),
         lengths=Markup(histogram(audit)),
         scripts=Markup(shares(audit.scripts, "% of letters")),
         languages=Markup(shares(audit.languages, "% of documents")),
@@ -51,21 +51,21 @@ def write(audit: Audit, path: Path) -> Path:
 def findings(audit: Audit) -> list[str]:
     """Say what a reader should know before training, the worst first."""
     said = [
-        fault if fault == one.problem else f"{one.path}: {fault}"
+        fault if fault == one.error else f"{one.path}: {fault}"
         for one in audit.files
         for fault in wrong(one)
     ]
     odd = [
-        (audit.controls, "control character"),
-        (audit.replacements, "replacement character"),
+        (audit.control_characters, "control character"),
+        (audit.replacement_characters, "replacement character"),
         (audit.empty, "empty document"),
     ]
     said += [counted(count, what) for count, what in odd if count]
-    alike = audit.exact + (audit.near or 0)
+    alike = audit.exact_duplicates + (audit.near_duplicates or 0)
     if alike:
-        way = "near" if audit.near else "exact"
+        way = "near" if audit.near_duplicates else "exact"
         said.append(
-            f"{counted(alike, 'duplicate document')} ({share(alike, audit.documents)}): "
+            f"{counted(alike, 'duplicate document')} ({percent(alike, audit.documents)}): "
             f"kinfolk prepare --dedup {way} leaves them out"
         )
     return said
@@ -73,14 +73,14 @@ def findings(audit: Audit) -> list[str]:
 
 def wrong(one: FileAudit) -> list[str]:
     """Say what is wrong with a file: ["2 errors of UTF-8, the first at a.txt:5, a.txt:9"]."""
-    said = [one.problem] if one.problem else []
-    if not one.documents and not one.problem:
+    said = [one.error] if one.error else []
+    if not one.documents and not one.error:
         said.append("no text")
-    if one.notes.errors:
-        places = ", ".join(f"{one.path.name}:{line}" for line in one.notes.places)
-        said.append(f"{one.notes.errors:,} errors of UTF-8, the first at {places}")
-    if one.notes.broken:
-        said.append(f"{counted(one.notes.broken, 'line')} not JSON")
+    if one.problems.errors:
+        places = ", ".join(f"{one.path.name}:{line}" for line in one.problems.line_numbers)
+        said.append(f"{one.problems.errors:,} errors of UTF-8, the first at {places}")
+    if one.problems.invalid_json_lines:
+        said.append(f"{counted(one.problems.invalid_json_lines, 'line')} not JSON")
     return said
 
 
@@ -89,7 +89,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def share(part: int, whole: int) -> str:
+def percent(part: int, whole: int) -> str:
     """Write a share as a percentage that is 0 only where there is nothing."""
     percent = 100 * part / max(1, whole)
     if 0 < percent < 0.1:
@@ -100,18 +100,18 @@ def share(part: int, whole: int) -> str:
 def shares(counts: dict[str, int], x: str) -> str:
     """Draw a bar for each of the most frequent names."""
     whole = sum(counts.values())
-    seen = [name for name in list(counts)[:BARS] if counts[name] >= SEEN * whole]
+    seen = [name for name in list(counts)[:BARS] if counts[name] >= MIN_BAR_SHARE * whole]
     drawn = {name: counts[name] for name in seen}
     if len(seen) < len(counts):
         drawn[f"{len(counts) - len(seen)} others"] = whole - sum(drawn.values())
     values = [
-        Bar(name, 100 * count / whole, short(count), place)
+        Bar(name, 100 * count / whole, compact_number(count), place)
         for place, (name, count) in enumerate(drawn.items())
     ]
     return bars(values, [], x=x) if values else ""
 
 
-def binary(number: int) -> str:
+def binary_size(number: int) -> str:
     """Write 2048 as 2k."""
     for bits, letter in ((30, "G"), (20, "M"), (10, "k")):
         if number >> bits:
@@ -131,7 +131,7 @@ def histogram(audit: Audit) -> str:
     for tick in ticks(0, 1.05 * highest):
         if tick == int(tick):
             parts.append(f'<path class="grid" d="M{left} {to_y.at(tick):.1f}H{right}"/>')
-            parts.append(text("tick", left - 8, to_y.at(tick) + 4, short(tick), "end"))
+            parts.append(text("tick", left - 8, to_y.at(tick) + 4, compact_number(tick), "end"))
     for place, (low, count) in enumerate(audit.lengths):
         x, y = left + wide * place, to_y.at(count)
         parts.append(
@@ -139,7 +139,7 @@ def histogram(audit: Audit) -> str:
             f'height="{floor - y:.1f}"><title>{low:,} to {max(0, 2 * low - 1):,} characters: '
             f"{count:,} documents</title></rect>"
         )
-        parts.append(text("tick", x, floor + 19, binary(low), "middle"))
+        parts.append(text("tick", x, floor + 19, binary_size(low), "middle"))
     parts.append(f'<path class="floor" d="M{left} {floor}H{right}"/>')
     parts.append(
         text(
@@ -152,4 +152,4 @@ def histogram(audit: Audit) -> str:
     )
     turned = text("axis", 0, 0, "documents", "middle")
     parts.append(f'<g transform="translate(12 {(top + floor) / 2}) rotate(-90)">{turned}</g>')
-    return picture("How many documents have how many characters", floor + 50, parts)
+    return svg("How many documents have how many characters", floor + 50, parts)

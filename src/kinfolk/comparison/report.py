@@ -9,12 +9,20 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from kinfolk.comparison.charts import COLOURS, Bar, Line, Series, bars, curves, short
+from kinfolk.comparison.charts import (
+    COLOURS,
+    Bar,
+    ReferenceLine,
+    Series,
+    bars,
+    compact_number,
+    line_chart,
+)
 from kinfolk.files import new_file
 
 
 @dataclass(frozen=True)
-class Score:
+class ModelScore:
     """What a model scored on held-out text, and what it cost."""
 
     model: str
@@ -45,11 +53,11 @@ class Baseline:
 
 
 @dataclass(frozen=True)
-class Part:
+class TextSpan:
     """A stretch of a sample's text, given or made by the model."""
 
     text: str
-    new: bool = False
+    generated: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,9 +65,9 @@ class Sample:
     """What a model wrote, and what it was asked."""
 
     model: str
-    heading: str
+    title: str
     prompt: str
-    text: Sequence[Part]
+    text: Sequence[TextSpan]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +81,7 @@ class Report:
     x: str = "tokens seen"
     y: str = "loss, nats per token"
     log_x: bool = False
-    scores: Sequence[Score] = ()
+    scores: Sequence[ModelScore] = ()
     baselines: Sequence[Baseline] = ()
     samples: Sequence[Sample] = ()
     notes: Sequence[str] = ()
@@ -84,7 +92,7 @@ def render(report: Report) -> str:
     pages = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    pages.filters |= {"short": short, "duration": duration, "number": number}
+    pages.filters |= {"short": compact_number, "duration": duration, "number": format_number}
     source = files(__package__).joinpath("report.html").read_text(encoding="utf-8")
     # A model has one colour on the whole page, that of its curve.
     models = dict.fromkeys(
@@ -94,7 +102,7 @@ def render(report: Report) -> str:
     return pages.from_string(source).render(
         report=report,
         colours=colours,
-        standings=[standing(score, report.baselines) for score in report.scores],
+        standings=[versus_baselines(score, report.baselines) for score in report.scores],
         curves=Markup(curve_chart(report)),
         bars=Markup(bar_chart(report, colours)),
     )
@@ -112,8 +120,8 @@ def curve_chart(report: Report) -> str:
     """Draw the loss of every model over the baselines."""
     if not report.curves:
         return ""
-    lines = [Line(one.name, one.loss) for one in report.baselines]
-    return curves(report.curves, lines, x=report.x, y=report.y, log_x=report.log_x)
+    lines = [ReferenceLine(one.name, one.loss) for one in report.baselines]
+    return line_chart(report.curves, lines, x=report.x, y=report.y, log_x=report.log_x)
 
 
 def bar_chart(report: Report, colours: dict[str, int]) -> str:
@@ -126,14 +134,14 @@ def bar_chart(report: Report, colours: dict[str, int]) -> str:
         if score.bits_per_byte is not None
     ]
     lines = [
-        Line(one.name, one.bits_per_byte)
+        ReferenceLine(one.name, one.bits_per_byte)
         for one in report.baselines
         if one.bits_per_byte is not None
     ]
     return bars(values, lines, x="bits per byte, lower is better") if values else ""
 
 
-def standing(score: Score, baselines: Sequence[Baseline]) -> list[tuple[str, bool]]:
+def versus_baselines(score: ModelScore, baselines: Sequence[Baseline]) -> list[tuple[str, bool]]:
     """Say how far a score is below each baseline: [("12% below the 3-gram", True), ...]."""
     if not score.comparable or not math.isfinite(score.loss):
         return []
@@ -150,7 +158,7 @@ def standing(score: Score, baselines: Sequence[Baseline]) -> list[tuple[str, boo
     return said
 
 
-def number(value: float | None, digits: int = 2) -> str:
+def format_number(value: float | None, digits: int = 2) -> str:
     """Write a score, with commas where it is large."""
     if value is None or not math.isfinite(value):
         return "–"

@@ -9,35 +9,39 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from kinfolk.comparison.charts import COLOURS, Bar, bars
-from kinfolk.data.measures import Measures
-from kinfolk.text.display import Piece
+from kinfolk.data.measures import TokenizerStats
+from kinfolk.text.display import TokenView
 
-RARE = 0.01  # of the words: scripts below it have no column
+MIN_SCRIPT_SHARE = 0.01  # of the words: scripts below it have no column
 
 
 @dataclass(frozen=True)
-class Row:
+class TokenizerRow:
     """A tokenizer, what it made of the text, and the sample in its pieces."""
 
     name: str
     kind: str
     vocab: int
-    measures: Measures
-    sample: Sequence[Piece] = ()
+    measures: TokenizerStats
+    sample: Sequence[TokenView] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
     """Tokenizers that were measured on one text."""
 
-    rows: Sequence[Row]
+    rows: Sequence[TokenizerRow]
     held_out: bool  # whether the text was kept from those that were learned for this
 
     @property
     def scripts(self) -> list[str]:
         """The scripts that are written often enough to have a column, most words first."""
         first = self.rows[0].measures
-        return [s for s, words in first.script_words.most_common() if words >= RARE * first.words]
+        return [
+            s
+            for s, words in first.script_words.most_common()
+            if words >= MIN_SCRIPT_SHARE * first.words
+        ]
 
     @property
     def text(self) -> str:

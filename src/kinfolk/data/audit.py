@@ -8,16 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
-from kinfolk.data.duplicates import Exact, Near
-from kinfolk.data.lines import Lines
-from kinfolk.data.listing import sizes
-from kinfolk.data.rows import Notes, Reading, Row, rows
-from kinfolk.data.scripts import language, scripts
+from kinfolk.data.duplicates import ExactDeduplicator, MinHashDeduplicator
+from kinfolk.data.lines import LineCounter
+from kinfolk.data.listing import file_sizes
+from kinfolk.data.rows import FileProblems, RawDocument, Reading, rows
+from kinfolk.data.scripts import count_scripts, guess_language
 from kinfolk.errors import UserError
 
 BATCH = 1 << 20  # characters counted together
 SHOWN = 80  # characters of a document in a list
-EXAMPLES = 5  # near-duplicates that are named
+MAX_EXAMPLES = 5  # near-duplicates that are named
 
 # Tab, new line and carriage return are meant; U+0080 to U+009F come from a wrong code page.
 CONTROLS = np.array([c for c in (*range(32), *range(127, 160)) if chr(c) not in "\t\n\r"])
@@ -31,12 +31,12 @@ class FileAudit:
     bytes: int | None  # on disk; None if it is no file
     documents: int
     characters: int  # in documents
-    notes: Notes
-    problem: str = ""  # why it could not be read to its end
+    problems: FileProblems
+    error: str = ""  # why it could not be read to its end
 
 
 @dataclass(frozen=True)
-class Example:
+class DuplicateExample:
     """A document, by where it begins."""
 
     path: Path
@@ -52,71 +52,71 @@ class Audit:
     documents: int
     empty: int  # documents without a visible character
     characters: int
-    exact: int  # documents that are there before, word for word
-    near: int | None  # documents that are nearly there before; None if nobody looked
-    examples: tuple[Example, ...]  # the first of the near-duplicates
+    exact_duplicates: int  # documents that are there before, word for word
+    near_duplicates: int | None  # documents that are nearly there before; None if nobody looked
+    examples: tuple[DuplicateExample, ...]  # the first of the near-duplicates
     lines: int  # with text, in documents
-    repeated: int  # lines that are there before
-    top: tuple[tuple[str, int], ...]  # the lines that are there most often
+    repeated_lines: int  # lines that are there before
+    most_repeated_lines: tuple[tuple[str, int], ...]  # the lines that are there most often
     lengths: tuple[tuple[int, int], ...]  # [(64, 12), ...]: 12 documents of 64 to 127 characters
     shortest: int
     median: int
     longest: int
     scripts: dict[str, int]  # letters of each, most first
     languages: dict[str, int]  # documents of each, by a light guess, most first
-    controls: int  # characters that control something
-    replacements: int  # U+FFFD that the files themselves hold
+    control_characters: int  # characters that control something
+    replacement_characters: int  # U+FFFD that the files themselves hold
 
     @property
     def errors(self) -> int:
-        return sum(one.notes.errors for one in self.files)
+        return sum(one.problems.errors for one in self.files)
 
     @property
     def file_lines(self) -> int:
-        return sum(one.notes.lines for one in self.files)
+        return sum(one.problems.lines for one in self.files)
 
     @property
     def blank(self) -> int:
-        return sum(one.notes.blank for one in self.files)
+        return sum(one.problems.blank for one in self.files)
 
     @property
     def empty_files(self) -> int:
-        return sum(not one.documents and not one.problem for one in self.files)
+        return sum(not one.documents and not one.error for one in self.files)
 
 
 @dataclass
-class _Counts:
+class _AuditCounts:
     """What is counted while documents go by."""
 
-    near: Near | None
-    exact: Exact = field(default_factory=Exact)
-    lines: Lines = field(default_factory=Lines)
+    near_duplicates: MinHashDeduplicator | None
+    exact_duplicates: ExactDeduplicator = field(default_factory=ExactDeduplicator)
+    lines: LineCounter = field(default_factory=LineCounter)
     lengths: "array[int]" = field(default_factory=lambda: array("Q"))
     empty: int = 0
     equal: int = 0
     alike: int = 0
-    examples: list[Example] = field(default_factory=list)
+    examples: list[DuplicateExample] = field(default_factory=list)
     scripts: Counter[str] = field(default_factory=Counter)
     languages: Counter[str] = field(default_factory=Counter)
-    controls: int = 0
-    replacements: int = 0
+    control_characters: int = 0
+    replacement_characters: int = 0
     _waiting: list[str] = field(default_factory=list)
     _size: int = 0
 
-    def add(self, row: Row, path: Path) -> None:
+    def add(self, row: RawDocument, path: Path) -> None:
         text = row.text
         self.lengths.append(len(text))
         if not text.strip():
             self.empty += 1
             return
-        if self.exact.seen(text):
+        if self.exact_duplicates.seen(text):
             self.equal += 1
-        elif self.near is not None and self.near.seen(text):
+        elif self.near_duplicates is not None and self.near_duplicates.seen(text):
             self.alike += 1
-            if len(self.examples) < EXAMPLES:
-                self.examples.append(Example(path, row.line, text.strip()[:SHOWN]))
+            if len(self.examples) < MAX_EXAMPLES:
+                self.examples.append(DuplicateExample(path, row.line, text.strip()[:SHOWN]))
         self.lines.add(text)
-        self.languages[language(text)] += 1
+        self.languages[guess_language(text)] += 1
         self._waiting.append(text)
         self._size += len(text)
         if self._size >= BATCH:
@@ -126,9 +126,9 @@ class _Counts:
         """Count the characters of the documents that wait."""
         text = "".join(self._waiting)
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
-        self.scripts.update(scripts(text))
-        self.controls += int(np.isin(codes[codes < 160], CONTROLS).sum())
-        self.replacements += text.count("\ufffd")
+        self.scripts.update(count_scripts(text))
+        self.control_characters += int(np.isin(codes[codes < 160], CONTROLS).sum())
+        self.replacement_characters += text.count("\ufffd")
         self._waiting, self._size = [], 0
 
 
@@ -144,8 +144,8 @@ def audit(
     Of JSON and tables every string is text, or that of one field or column. `progress` is told the
     bytes of files read so far, and those of all files, if they are known.
     """
-    counts = _Counts(Near() if near else None)
-    known = sizes(paths)
+    counts = _AuditCounts(MinHashDeduplicator() if near else None)
+    known = file_sizes(paths)
     whole = None if None in known.values() else sum(size or 0 for size in known.values())
     found: list[FileAudit] = []
     for path, size in known.items():
@@ -157,7 +157,7 @@ def audit(
 
         found.append(_file(path, size, reading, counts, told))
     counts.flush()
-    problems = [one.problem for one in found if one.problem]
+    problems = [one.error for one in found if one.error]
     if problems and not counts.lengths:
         raise UserError(problems[0])
     return _audit(tuple(found), counts)
@@ -167,10 +167,10 @@ def _file(
     path: Path,
     size: int | None,
     reading: Reading | None,
-    counts: _Counts,
+    counts: _AuditCounts,
     told: Callable[[int], None],
 ) -> FileAudit:
-    notes, problem = Notes(), ""
+    notes, problem = FileProblems(), ""
     before, characters = len(counts.lengths), 0
     try:
         for row in rows(path, notes, reading):
@@ -182,28 +182,29 @@ def _file(
     return FileAudit(path, size, len(counts.lengths) - before, characters, notes, problem)
 
 
-def _audit(audits: tuple[FileAudit, ...], counts: _Counts) -> Audit:
+def _audit(audits: tuple[FileAudit, ...], counts: _AuditCounts) -> Audit:
     lengths = np.array(counts.lengths or [0])
     return Audit(
         files=audits,
         documents=len(counts.lengths),
         empty=counts.empty,
         characters=sum(counts.lengths),
-        exact=counts.equal,
-        near=None if counts.near is None else counts.alike,
+        exact_duplicates=counts.equal,
+        near_duplicates=None if counts.near_duplicates is None else counts.alike,
         examples=tuple(counts.examples),
         lines=counts.lines.total,
-        repeated=counts.lines.total - counts.lines.distinct,
-        top=tuple(counts.lines.top()),
+        repeated_lines=counts.lines.total - counts.lines.distinct,
+        most_repeated_lines=tuple(counts.lines.top()),
         lengths=histogram(counts.lengths),
         shortest=int(lengths.min()),
         median=int(np.median(lengths)),
         longest=int(lengths.max()),
         scripts=dict(counts.scripts.most_common()),
         languages=dict(counts.languages.most_common()),
-        controls=counts.controls,
+        control_characters=counts.control_characters,
         # Bytes that are no UTF-8 were read as U+FFFD, and have their own count.
-        replacements=counts.replacements - sum(one.notes.errors for one in audits),
+        replacement_characters=counts.replacement_characters
+        - sum(one.problems.errors for one in audits),
     )
 
 

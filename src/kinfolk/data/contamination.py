@@ -14,23 +14,23 @@ from pathlib import Path
 
 import numpy as np
 
-from kinfolk.data.grams import Hashes, Places, grams, spelled, words
-from kinfolk.data.rows import Notes, Row, rows
+from kinfolk.data.grams import Hashes, Places, hash_ngrams, normalized_words, words
+from kinfolk.data.rows import FileProblems, RawDocument, rows
 from kinfolk.errors import UserError
 
 LENGTH = 13  # words in a gram
 
 
 @dataclass(frozen=True)
-class Shared:
+class NgramMatch:
     """Words in a row that a document shares with a test."""
 
-    gram: str
+    ngram: str
     file: Path
     line: int
 
 
-class Evaluation:
+class ContaminationIndex:
     """The grams of test files: about 32 bytes each."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -46,30 +46,30 @@ class Evaluation:
         self._lines, self._numbers = lines[first], numbers[first]
         # Most grams of training text are told to be no test's by one look at their first bits.
         self._shift = np.uint64(64 - 3 - len(self._hashes).bit_length())
-        self._likely = np.zeros(1 << (64 - int(self._shift)), dtype=bool)
-        self._likely[self._hashes >> self._shift] = True
+        self._prefilter = np.zeros(1 << (64 - int(self._shift)), dtype=bool)
+        self._prefilter[self._hashes >> self._shift] = True
 
     def _grams(self, number: int) -> Iterator[tuple[Hashes, Places, Places]]:
-        for row in rows(self.files[number], Notes()):
+        for row in rows(self.files[number], FileProblems()):
             hashes, places = words(row.text)
-            found = grams(hashes, LENGTH)
+            found = hash_ngrams(hashes, LENGTH)
             if len(found):
                 lines = _lines(row, places[: len(found)])
                 yield found, lines, np.full(len(found), number, dtype=np.int32)
 
-    def shared(self, text: str) -> Shared | None:
+    def first_match(self, text: str) -> NgramMatch | None:
         """Return the first words in a row that the text shares with a test."""
         hashes, places = words(text)
-        found = grams(hashes, LENGTH)
-        likely = np.flatnonzero(self._likely[found >> self._shift])
+        found = hash_ngrams(hashes, LENGTH)
+        likely = np.flatnonzero(self._prefilter[found >> self._shift])
         at = np.searchsorted(self._hashes, found[likely])
         at[at == len(self._hashes)] = 0
         (equal,) = np.nonzero(self._hashes[at] == found[likely])
         if not len(equal):
             return None
         start, known = likely[equal[0]], at[equal[0]]
-        return Shared(
-            spelled(text, places[start : start + LENGTH]),
+        return NgramMatch(
+            normalized_words(text, places[start : start + LENGTH]),
             self.files[self._numbers[known]],
             int(self._lines[known]),
         )
@@ -85,7 +85,7 @@ def _files(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
-def _lines(row: Row, places: Places) -> Places:
+def _lines(row: RawDocument, places: Places) -> Places:
     """Say on which line of the file each place of a text lies."""
     if not row.plain or "\n" not in row.text:
         return np.full(len(places), row.line, dtype=np.int64)

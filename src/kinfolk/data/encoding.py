@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kinfolk.data.lexicon import Lexicon, Words
-from kinfolk.data.shards import Ids
-from kinfolk.data.writer import Encoded
-from kinfolk.text import Tokenizer, boundaries
+from kinfolk.data.lexicon import CachedWords, WordCache
+from kinfolk.data.shards import IntArray
+from kinfolk.data.writer import EncodedDocuments
+from kinfolk.text import Tokenizer, sentence_ends
 
 LONGEST = 1 << 18  # characters encoded at once: the library takes a hundred bytes a token
 _LINE = re.compile(r"\n(?=\S)")
 
 
-class Encoder:
+class DocumentEncoder:
     """Encode documents and count the tokens of each sentence.
 
     With `words`, the name of a segmenter, it also says which tokens begin a word.
@@ -25,24 +25,24 @@ class Encoder:
     def __init__(
         self, tokenizer: Tokenizer, *, words: str | None = None, type: npt.DTypeLike = np.int64
     ) -> None:
-        self._lexicon = Lexicon(tokenizer, words)
+        self._lexicon = WordCache(tokenizer, words)
         self._marked, self._type = words is not None, type
         whole, first, second = (tokenizer.offsets(text)[0] for text in ("a\nb", "a\n", "b"))
         # Only some foreign tokenizers give a text other ids than its lines have.
         self._parts = whole == first + second
 
-    def __call__(self, texts: Sequence[str]) -> Encoded:
+    def __call__(self, texts: Sequence[str]) -> EncodedDocuments:
         """Encode documents, each by itself."""
         parts = (
             (number, part)
             for number, text in enumerate(texts)
             for part in (_parts(text) if self._parts else [text])
         )
-        found = [self._together(group) for group in _groups(parts)] or [self._together([])]
+        found = [self._encode_group(group) for group in _groups(parts)] or [self._encode_group([])]
         ids, marks, lengths, owners = (
             np.concatenate(column) for column in zip(*found, strict=True)
         )
-        return Encoded(
+        return EncodedDocuments(
             ids,
             lengths,
             np.bincount(owners, minlength=len(texts)),
@@ -50,7 +50,7 @@ class Encoder:
             marks if self._marked else None,
         )
 
-    def _together(self, group: Sequence[tuple[int, str]]) -> tuple[npt.NDArray[Any], ...]:
+    def _encode_group(self, group: Sequence[tuple[int, str]]) -> tuple[npt.NDArray[Any], ...]:
         """Encode parts of documents: ids, marks, lengths of sentences and whose each of them is."""
         text = "".join(f"{part}\n" for _, part in group)
         stops = np.cumsum(np.array([len(part) + 1 for _, part in group], np.int64)) - 1
@@ -58,16 +58,18 @@ class Encoder:
         ends: list[int] = []  # of sentences, in characters since the first part
         owners: list[int] = []
         for (number, part), stop in zip(group, stops.tolist(), strict=True):
-            own = boundaries(part)
+            own = sentence_ends(part)
             ends += [stop - len(part) + end for end in own]
             owners += [number] * len(own)
-        lengths = np.diff(self._cuts(text, words, np.array(ends, np.int64)), prepend=0)
+        lengths = np.diff(
+            self._sentence_token_ends(text, words, np.array(ends, np.int64)), prepend=0
+        )
         filled = lengths > 0
         whose = np.array(owners, np.int64)[filled]
         ids = words.ids.astype(self._type)
         return ids, words.begins, lengths[filled].astype(np.int32), whose
 
-    def _cuts(self, text: str, words: Words, ends: Ids) -> Ids:
+    def _sentence_token_ends(self, text: str, words: CachedWords, ends: IntArray) -> IntArray:
         """Count the tokens before each end; one that crosses it belongs to the sentence before."""
         before = np.cumsum(words.tokens) - words.tokens
         at = np.searchsorted(words.starts, ends)

@@ -8,43 +8,46 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from kinfolk.data.contamination import Evaluation
-from kinfolk.data.duplicates import Exact, Near
+from kinfolk.data.contamination import ContaminationIndex
+from kinfolk.data.duplicates import ExactDeduplicator, MinHashDeduplicator
 from kinfolk.data.sources import Document
 from kinfolk.errors import UserError
 
-WAYS = ("exact", "near")
+DEDUP_MODES = ("exact", "near")
 SHOWN = 80  # characters of a dropped document
 
 
-def deduplicated(documents: Iterable[Document], how: str) -> "Deduplicated":
+def deduplicated(documents: Iterable[Document], how: str) -> "DedupFilter":
     """Keep the first of equal documents ("exact"), and of those nearly equal too ("near")."""
-    return Deduplicated(documents, how)
+    return DedupFilter(documents, how)
 
 
 def decontaminated(
     documents: Iterable[Document], evaluation: Sequence[Path], dropped: Path
-) -> "Decontaminated":
+) -> "DecontaminationFilter":
     """Keep documents that share no 13 words in a row with test files, and list the others.
 
     A line of `dropped` is {"source", "gram", "evaluation", "line", "text"}; an earlier list is
     written over.
     """
-    return Decontaminated(documents, evaluation, dropped)
+    return DecontaminationFilter(documents, evaluation, dropped)
 
 
-class Deduplicated(Iterator[Document]):
+class DedupFilter(Iterator[Document]):
     """A stream without its duplicates."""
 
     def __init__(self, documents: Iterable[Document], how: str) -> None:
-        if how not in WAYS:
+        if how not in DEDUP_MODES:
             raise UserError(f"--dedup {how}: choose exact or near")
-        self.kept = self.exact = self.near = 0
+        self.num_kept = self.exact = self.near = 0
         self._documents = iter(documents)
-        self._exact, self._near = Exact(), Near() if how == "near" else None
+        self._exact, self._near = (
+            ExactDeduplicator(),
+            MinHashDeduplicator() if how == "near" else None,
+        )
 
     @property
-    def dropped(self) -> int:
+    def num_dropped(self) -> int:
         return self.exact + self.near
 
     def __next__(self) -> Document:
@@ -54,33 +57,33 @@ class Deduplicated(Iterator[Document]):
             elif self._near is not None and self._near.seen(document.text):
                 self.near += 1
             else:
-                self.kept += 1
+                self.num_kept += 1
                 return document
         raise StopIteration
 
 
-class Decontaminated(Iterator[Document]):
+class DecontaminationFilter(Iterator[Document]):
     """A stream without what test files hold."""
 
     def __init__(
         self, documents: Iterable[Document], evaluation: Sequence[Path], dropped: Path
     ) -> None:
-        self.kept = self.dropped = 0
+        self.num_kept = self.num_dropped = 0
         self._documents = iter(documents)
-        self._evaluation = Evaluation(evaluation)
+        self._evaluation = ContaminationIndex(evaluation)
         self._list = dropped
         self._list.write_text("")
 
     def __next__(self) -> Document:
         for document in self._documents:
-            shared = self._evaluation.shared(document.text)
+            shared = self._evaluation.first_match(document.text)
             if shared is None:
-                self.kept += 1
+                self.num_kept += 1
                 return document
-            self.dropped += 1
+            self.num_dropped += 1
             record = {
                 "source": str(document.source),
-                "gram": shared.gram,
+                "gram": shared.ngram,
                 "evaluation": str(shared.file),
                 "line": shared.line,
                 "text": document.text[:SHOWN],

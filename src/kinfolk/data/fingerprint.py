@@ -7,7 +7,7 @@ STRETCHES = 16  # read of each file, from its first byte to its last
 LENGTH = 1 << 16  # bytes of each
 
 
-def fingerprint(folder: Path) -> str:
+def corpus_fingerprint(folder: Path) -> str:
     """Return 128 bits of the tokens in a corpus folder and in what it holds out.
 
     The index counts documents and sentences, so another text shows in it, or in some stretch of the
@@ -20,7 +20,7 @@ def fingerprint(folder: Path) -> str:
     return found.hexdigest()
 
 
-def of_file(file: Path) -> str:
+def file_fingerprint(file: Path) -> str:
     """Return 128 bits of one file, by its size and stretches of it."""
     found = blake2b(digest_size=16)
     _add(found, file)

@@ -19,7 +19,7 @@ Places: TypeAlias = npt.NDArray[np.int64]
 
 SILENT, SPACE, LETTER, ALONE = range(4)  # what a character is to a word
 # Thai to Burmese, Khmer, Japanese kana, Han and its extensions
-SPACELESS = (
+UNSPACED_RANGES = (
     (0x0E00, 0x109F),
     (0x1780, 0x17FF),
     (0x3005, 0x3007),
@@ -31,12 +31,14 @@ SPACELESS = (
     (0x1B000, 0x1B16F),
     (0x20000, 0x3FFFF),
 )
-SLICE = 1 << 20  # characters looked at together: memory does not follow the longest document
-BASE = 0x9E3779B97F4A7C15  # odd; any would do, but it has to stay the same
+MAX_SLICE_CHARS = (
+    1 << 20
+)  # characters looked at together: memory does not follow the longest document
+HASH_BASE = 0x9E3779B97F4A7C15  # odd; any would do, but it has to stay the same
 
 
 @cache
-def _kinds() -> npt.NDArray[np.uint8]:
+def _character_classes() -> npt.NDArray[np.uint8]:
     """Say of every character what it is to a word."""
     kinds = np.full(0x110000, SILENT, dtype=np.uint8)
     for code in range(len(kinds)):
@@ -45,7 +47,7 @@ def _kinds() -> npt.NDArray[np.uint8]:
             kinds[code] = LETTER
         elif character.isspace():
             kinds[code] = SPACE
-    for first, last in SPACELESS:
+    for first, last in UNSPACED_RANGES:
         part = kinds[first : last + 1]
         part[part == LETTER] = ALONE
     return kinds
@@ -60,7 +62,7 @@ def words(text: str) -> tuple[Hashes, Places]:
     return np.concatenate(hashes), np.concatenate(places)
 
 
-def spelled(text: str, places: Places) -> str:
+def normalized_words(text: str, places: Places) -> str:
     """Write some words of a text that follow each other, as they are compared."""
     return " ".join(_spelled(text, place) for place in places.tolist())
 
@@ -68,7 +70,7 @@ def spelled(text: str, places: Places) -> str:
 def _spelled(text: str, place: int) -> str:
     word = ""
     for at in range(place, len(text)):
-        kind = _kinds()[ord(text[at])]
+        kind = _character_classes()[ord(text[at])]
         if kind == SPACE or (kind == ALONE and word):
             break
         word += text[at].lower() if kind != SILENT else ""
@@ -77,21 +79,21 @@ def _spelled(text: str, place: int) -> str:
     return word
 
 
-def grams(words: Hashes, length: int) -> Hashes:
+def hash_ngrams(words: Hashes, length: int) -> Hashes:
     """Return a number for each run of so many words; none where there are fewer."""
     count = max(0, len(words) - length + 1)
     found = np.zeros(count, dtype=np.uint64)
     for place in range(length):
-        found = found * np.uint64(BASE) + words[place : place + count]
+        found = found * np.uint64(HASH_BASE) + words[place : place + count]
     return _mixed(found)
 
 
 def _slices(text: str) -> Iterator[tuple[int, int]]:
     """Cut a long text, between words where it has spaces."""
     start = 0
-    while len(text) - start > SLICE:
-        space = max(text.rfind(mark, start, start + SLICE) for mark in " \n")
-        end = space if space > start else start + SLICE
+    while len(text) - start > MAX_SLICE_CHARS:
+        space = max(text.rfind(mark, start, start + MAX_SLICE_CHARS) for mark in " \n")
+        end = space if space > start else start + MAX_SLICE_CHARS
         yield start, end
         start = end
     yield start, len(text)
@@ -102,7 +104,7 @@ def _words(text: str, start: int) -> tuple[Hashes, Places]:
     if len(lower) != len(text):  # a few letters grow: İ
         lower = "".join(c.lower()[:1] for c in text)
     codes = np.frombuffer(lower.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
-    kinds = _kinds()[codes]
+    kinds = _character_classes()[codes]
     places = (kinds >= LETTER).nonzero()[0]
     if not len(places):
         return np.empty(0, dtype=np.uint64), places
@@ -119,7 +121,7 @@ def _words(text: str, start: int) -> tuple[Hashes, Places]:
 
 @cache
 def _powers(bits: int) -> Hashes:
-    return np.multiply.accumulate(np.full(1 << bits, BASE, dtype=np.uint64))
+    return np.multiply.accumulate(np.full(1 << bits, HASH_BASE, dtype=np.uint64))
 
 
 def _mixed(values: Hashes) -> Hashes:

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from kinfolk.data.writer import Written
+from kinfolk.data.writer import WriteProgress
 from kinfolk.errors import UserError
 from kinfolk.files import lock_file, new_file
 
@@ -20,27 +20,27 @@ Say = Callable[[str], None]
 
 
 @dataclass
-class Part:
+class PartialCorpus:
     """A corpus that will get its name when it is whole."""
 
-    home: Path
+    work_dir: Path
     fingerprint: str | None  # of all that decides its bytes; None where text cannot be read again
-    done: tuple[Written, ...] = ()
+    progress: tuple[WriteProgress, ...] = ()
     whole: bool = False
 
     @property
     def folder(self) -> Path:
         """Where it lies until then."""
-        return self.home / "corpus"
+        return self.work_dir / "corpus"
 
     @property
     def journal(self) -> Path:
         """Where it is written down what is done."""
-        return self.home / "journal.json"
+        return self.work_dir / "journal.json"
 
-    def record(self, done: tuple[Written, ...], *, whole: bool = False) -> None:
+    def save_progress(self, done: tuple[WriteProgress, ...], *, whole: bool = False) -> None:
         """Write down what is safe on the disk."""
-        self.done, self.whole = done, whole
+        self.progress, self.whole = done, whole
         if self.fingerprint is None:
             return
         states = [asdict(written) for written in done]
@@ -48,15 +48,20 @@ class Part:
         with new_file(self.journal, durable=True) as file:
             json.dump(entry, file)
 
-    def recall(self, say: Say) -> None:
+    def load_progress(self, say: Say) -> None:
         """Go on from what an earlier run of the same work wrote down, or begin with nothing."""
         entry = {}
         with suppress(OSError, ValueError):
             entry = json.loads(self.journal.read_text(encoding="utf-8"))
         if entry and entry["fingerprint"] == self.fingerprint:
-            states = ({**state, "rest": tuple(state["rest"])} for state in entry["done"])
-            self.done, self.whole = tuple(Written(**state) for state in states), entry["whole"]
-            documents = sum(written.documents for written in self.done)
+            states = (
+                {**state, "pending_bits": tuple(state["pending_bits"])} for state in entry["done"]
+            )
+            self.progress, self.whole = (
+                tuple(WriteProgress(**state) for state in states),
+                entry["whole"],
+            )
+            documents = sum(written.documents for written in self.progress)
             say(f"going on after the {documents:,} documents that an earlier run has written")
             return
         if entry:
@@ -71,7 +76,7 @@ class Part:
 
     def finish(self, out: Path) -> None:
         """Give it its name; whoever is killed in here goes on in here."""
-        self.record(self.done, whole=True)
+        self.save_progress(self.progress, whole=True)
         for left in self.folder.rglob("*.part"):
             left.unlink()
         self.folder.rename(out)
@@ -79,27 +84,30 @@ class Part:
 
 
 @contextmanager
-def aside(
+def resumable_output(
     out: Path, fingerprint: str | None, *, vacant: Callable[[], None], say: Say
-) -> Iterator[Part]:
+) -> Iterator[PartialCorpus]:
     """Lend a corpus beside `out`, and give it that name at the end; `vacant` checks it is free.
 
     Whatever goes wrong, nothing is left of a corpus that has no entry in its journal yet; one that
     has is kept for the next run of the same work.
     """
     out = out.absolute()
-    part = Part(out.with_name(f".{out.name}.part"), fingerprint)
-    fresh = [parent for parent in part.home.parents if not parent.exists()]
+    part = PartialCorpus(out.with_name(f".{out.name}.part"), fingerprint)
+    fresh = [parent for parent in part.work_dir.parents if not parent.exists()]
     try:
-        with _alone(part.home, out):
+        with _alone(part.work_dir, out):
             vacant()
-            part.recall(say)
+            part.load_progress(say)
             try:
                 yield part
                 part.finish(out)
             except BaseException:
                 if part.journal.exists():
-                    say(f"what is done is kept in {part.home}: the same command goes on from there")
+                    say(
+                        f"what is done is kept in {part.work_dir}: "
+                        "the same command goes on from there"
+                    )
                 else:
                     part.clear()
                 raise

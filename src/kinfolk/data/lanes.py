@@ -19,16 +19,16 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from kinfolk.batch import Batch
-from kinfolk.data.feed import Feed, Teacher
-from kinfolk.data.pieces import Documents, Ids, Piece
+from kinfolk.data.chunks import Chunk, IntArray, TokenizedDocuments
+from kinfolk.data.feed import PackedDataset, Teacher
 from kinfolk.errors import UserError
 from kinfolk.rng import Stream, generator
 
-NUMBERS = 1 << 30  # documents are numbered below this, and then from 0 again
+MAX_DOCUMENT_ID = 1 << 30  # documents are numbered below this, and then from 0 again
 
 
 @dataclass(frozen=True)
-class Stretch:
+class StreamSegment:
     """An example from a stretch of a document, and where it belongs."""
 
     number: int  # of the document: no two have the same in one epoch, nor in one and the next
@@ -39,23 +39,23 @@ class Stretch:
 class Joins(Teacher, Protocol):
     """The half of an objective that makes batches of rows which go on."""
 
-    def join(self, rows: Sequence[Sequence[Stretch]], /) -> Batch[Any]:
+    def collate_stream(self, rows: Sequence[Sequence[StreamSegment]], /) -> Batch[Any]:
         """Lay rows out as tensors, in which documents keep their numbers and places."""
         ...
 
 
 @dataclass(frozen=True)
-class Epoch:
+class EpochLayout:
     """The documents of an epoch one after the other."""
 
     number: int
 
-    order: Ids  # of the documents
-    ends: Ids  # the slot after the end of each, in that order
-    lanes: Ids  # the slot each lane starts at, and where the last one ends
+    order: IntArray  # of the documents
+    ends: IntArray  # the slot after the end of each, in that order
+    streams: IntArray  # the slot each lane starts at, and where the last one ends
 
 
-class Lanes(Dataset[Batch[Any]]):
+class ContiguousDataset(Dataset[Batch[Any]]):
     """A run's batches by number; a document takes a slot for each token and one for its end.
 
     Shuffled, all lanes are of one length, wherever that cuts a document. In the order of an exam
@@ -65,9 +65,9 @@ class Lanes(Dataset[Batch[Any]]):
     def __init__(
         self,
         objective: Joins,
-        documents: Documents,
+        documents: TokenizedDocuments,
         *,
-        rows: int,  # in a batch
+        batch_size: int,  # in a batch
         parts: int = 1,  # batches in a step, each with lanes of its own
         seed: int = 0,
         shuffled: bool = True,
@@ -75,65 +75,73 @@ class Lanes(Dataset[Batch[Any]]):
         self.objective, self.documents = objective, documents
         self.seed, self.shuffled, self.parts = seed, shuffled, parts
         lengths = np.diff(documents.starts)
-        self.sizes: Ids = np.where(lengths > 0, lengths + 1, 0)
+        self.sizes: IntArray = np.where(lengths > 0, lengths + 1, 0)
         if not self.sizes.any():
             raise UserError("the corpus holds no text to learn from: prepare one with more text")
-        self.rows = rows if shuffled else min(rows, int(np.count_nonzero(self.sizes)))
-        (self.length,) = objective.capacity
-        self._epoch: Epoch | None = None
+        self.batch_size = (
+            batch_size if shuffled else min(batch_size, int(np.count_nonzero(self.sizes)))
+        )
+        (self.length,) = objective.row_lengths
+        self._epoch: EpochLayout | None = None
 
     @cached_property
-    def batches(self) -> int:
+    def num_batches(self) -> int:
         """How many batches show every document once; the last may end in padding."""
-        longest = int(np.diff(self.epoch(0).lanes).max())
+        longest = int(np.diff(self.epoch(0).streams).max())
         return self.parts * -(-longest // self.length)
 
     def __len__(self) -> int:
-        return self.batches
+        return self.num_batches
 
     def __getitem__(self, number: int) -> Batch[Any]:
         """Return batch `number` of the run, which may lie in any epoch."""
-        turn, number = divmod(number, self.batches)
+        turn, number = divmod(number, self.num_batches)
         place, part = divmod(number, self.parts)
-        lanes, epoch = range(part * self.rows, (part + 1) * self.rows), self.epoch(turn)
-        return self.objective.join([self.row(epoch, lane, place) for lane in lanes])
+        lanes, epoch = range(part * self.batch_size, (part + 1) * self.batch_size), self.epoch(turn)
+        return self.objective.collate_stream([self.row(epoch, lane, place) for lane in lanes])
 
-    def row(self, epoch: Epoch, lane: int, place: int) -> list[Stretch]:
+    def row(self, epoch: EpochLayout, lane: int, place: int) -> list[StreamSegment]:
         """Return one row of a lane, empty where a lane has ended before others."""
-        start = int(epoch.lanes[lane]) + place * self.length
-        stop = min(start + self.length, int(epoch.lanes[lane + 1]))
+        start = int(epoch.streams[lane]) + place * self.length
+        stop = min(start + self.length, int(epoch.streams[lane + 1]))
         found = []
         while start < stop:
             nth = int(np.searchsorted(epoch.ends, start, side="right"))
             document, end = int(epoch.order[nth]), int(epoch.ends[nth])
             begin = end - int(self.sizes[document])
-            piece = Piece(self.documents, document, start - begin, min(stop, end) - begin)
+            chunk = Chunk(self.documents, document, start - begin, min(stop, end) - begin)
             example = self.objective.example(
-                piece, generator(self.seed, Stream.EXAMPLE, epoch.number, document)
+                chunk, generator(self.seed, Stream.EXAMPLE, epoch.number, document)
             )
-            number = (epoch.number * len(self.sizes) + nth) % NUMBERS
-            found.append(Stretch(number, piece.start, example))
+            number = (epoch.number * len(self.sizes) + nth) % MAX_DOCUMENT_ID
+            found.append(StreamSegment(number, chunk.start, example))
             start = min(stop, end)
         return found
 
-    def epoch(self, number: int) -> Epoch:
+    def epoch(self, number: int) -> EpochLayout:
         """Return one epoch's order of documents, in lanes."""
         if self._epoch is None or self._epoch.number != number:
-            count = self.rows * self.parts
+            count = self.batch_size * self.parts
             order = generator(self.seed, Stream.ORDER, number).permutation(len(self.sizes))
-            shared = even(self.sizes, order, count) if self.shuffled else whole(self.sizes, count)
-            self._epoch = Epoch(number, *shared)
+            shared = (
+                split_evenly(self.sizes, order, count)
+                if self.shuffled
+                else whole(self.sizes, count)
+            )
+            self._epoch = EpochLayout(number, *shared)
         return self._epoch
 
 
-def even(sizes: Ids, order: Ids, count: int) -> tuple[Ids, Ids, Ids]:
+def split_evenly(
+    sizes: IntArray, order: IntArray, count: int
+) -> tuple[IntArray, IntArray, IntArray]:
     """Cut documents in an order into lanes of one length: their order, ends and lanes."""
     ends = np.cumsum(sizes[order])
     length = -(-int(ends[-1]) // count)
     return order, ends, np.minimum(np.arange(count + 1) * length, ends[-1])
 
 
-def whole(sizes: Ids, count: int) -> tuple[Ids, Ids, Ids]:
+def whole(sizes: IntArray, count: int) -> tuple[IntArray, IntArray, IntArray]:
     """Share whole documents out among lanes, the longest first, each to the shortest lane."""
     lane_of, lengths = np.empty(len(sizes), np.int64), np.zeros(count, np.int64)
     for document in np.argsort(-sizes, kind="stable"):
@@ -143,7 +151,11 @@ def whole(sizes: Ids, count: int) -> tuple[Ids, Ids, Ids]:
     return order, np.cumsum(sizes[order]), np.concatenate([[0], np.cumsum(lengths)])
 
 
-def in_order(objective: Any, documents: Documents, *, rows: int) -> Feed | Lanes:
+def evaluation_dataset(
+    objective: Any, documents: TokenizedDocuments, *, rows: int
+) -> PackedDataset | ContiguousDataset:
     """Return the batches of an exam: rows that go on where the objective joins them, or packed."""
-    kind: type[Feed] | type[Lanes] = Lanes if hasattr(objective, "join") else Feed
-    return kind(objective, documents, rows=rows, shuffled=False)
+    kind: type[PackedDataset] | type[ContiguousDataset] = (
+        ContiguousDataset if hasattr(objective, "collate_stream") else PackedDataset
+    )
+    return kind(objective, documents, batch_size=rows, shuffled=False)

@@ -4,14 +4,14 @@ from collections import Counter
 
 import numpy as np
 
-from kinfolk.data.duplicates import mark
+from kinfolk.data.duplicates import hash64
 
-TOP = 10  # of the most repeated lines are kept as text
+NUM_TOP_LINES = 10  # of the most repeated lines are kept as text
 BATCH = 1 << 16  # different lines held as text before they become numbers
 LONGEST = 200  # characters of a line that are kept
 
 
-class Lines:
+class LineCounter:
     """Counts by mark: 16 bytes for each different line, and the text of the top ten only."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Lines:
         """Count the lines of a text; white space at their ends is none, and blank ones are none."""
         for line in map(str.strip, text.split("\n")):
             if line:
-                number = mark(line)
+                number = hash64(line)
                 self._waiting[number] += 1
                 self._texts.setdefault(number, line[:LONGEST])
                 self.total += 1
@@ -62,6 +62,6 @@ class Lines:
         # Counts only grow: a line of the top ten is in this batch, or was in the top ten before.
         texts = self._texts | self._top
         numbers = zip(self._count(list(texts)), texts, strict=True)
-        best = sorted(numbers, key=lambda one: (-one[0], one[1]))[:TOP]
+        best = sorted(numbers, key=lambda one: (-one[0], one[1]))[:NUM_TOP_LINES]
         self._top = {number: texts[number] for _, number in best}
         self._waiting, self._texts = Counter(), {}

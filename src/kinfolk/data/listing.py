@@ -6,18 +6,18 @@ from glob import iglob
 from pathlib import Path
 
 from kinfolk.data import remote
-from kinfolk.data.streams import STDIN, suffix
+from kinfolk.data.streams import STDIN, content_suffix
 from kinfolk.errors import UserError
 
 TEXT = ("", ".txt", ".md")
 JSON = (".jsonl", ".ndjson", ".json")
-SEPARATED = (".tsv", ".csv")
+DELIMITED_SUFFIXES = (".tsv", ".csv")
 PARQUET = (".parquet",)
 # In folders, a .json file is more often somebody's settings than text.
-WITHIN = {*TEXT, *JSON, *SEPARATED, *PARQUET} - {".json"}
+FOLDER_SUFFIXES = {*TEXT, *JSON, *DELIMITED_SUFFIXES, *PARQUET} - {".json"}
 
 
-def files(paths: Sequence[Path]) -> list[Path]:
+def find_files(paths: Sequence[Path]) -> list[Path]:
     """List what is to be read, each once: files, those of folders in sorted order, other sources.
 
     `-` is the standard input and `hf:NAME` a dataset; a pattern that the shell left alone, such as
@@ -28,9 +28,9 @@ def files(paths: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys(file for path in paths for file in _within(Path(path))))
 
 
-def sizes(paths: Sequence[Path]) -> dict[Path, int | None]:
+def file_sizes(paths: Sequence[Path]) -> dict[Path, int | None]:
     """Return the bytes of each of them, None where nobody knows before the end."""
-    return {path: path.stat().st_size if path.is_file() else None for path in files(paths)}
+    return {path: path.stat().st_size if path.is_file() else None for path in find_files(paths)}
 
 
 def _within(path: Path) -> list[Path]:
@@ -39,7 +39,7 @@ def _within(path: Path) -> list[Path]:
     try:
         if path.exists() and not path.is_dir():
             return [path]
-        found = _inside(path) if path.is_dir() else _matched(path)
+        found = _files_in_folder(path) if path.is_dir() else _expand_glob(path)
         if any(file.stat().st_size for file in found):
             return found
     except OSError as error:
@@ -52,13 +52,15 @@ def _within(path: Path) -> list[Path]:
     )
 
 
-def _inside(folder: Path) -> list[Path]:
+def _files_in_folder(folder: Path) -> list[Path]:
     """Find the files of a folder that hold text, none of them hidden."""
-    found = [file for file in _walked(folder) if suffix(file) in WITHIN and file.is_file()]
+    found = [
+        file for file in _walk(folder) if content_suffix(file) in FOLDER_SUFFIXES and file.is_file()
+    ]
     return sorted(found, key=lambda file: file.relative_to(folder).parts)
 
 
-def _walked(folder: Path) -> Iterator[Path]:
+def _walk(folder: Path) -> Iterator[Path]:
     def refused(error: OSError) -> None:
         raise error
 
@@ -67,7 +69,7 @@ def _walked(folder: Path) -> Iterator[Path]:
         yield from (Path(inner, name) for name in names if not name.startswith("."))
 
 
-def _matched(pattern: Path) -> list[Path]:
+def _expand_glob(pattern: Path) -> list[Path]:
     """Find what a pattern matches; the files of a folder that it matches, too."""
     if not any(mark in str(pattern) for mark in "*?["):
         raise UserError(f"{pattern} does not exist: give a file or folder of text")
@@ -75,4 +77,6 @@ def _matched(pattern: Path) -> list[Path]:
     matches = [Path(match) for match in sorted(iglob(str(pattern), recursive=True))]  # noqa: PTH207
     if not matches:
         raise UserError(f"{pattern} matches nothing: check the pattern, or name files")
-    return [file for path in matches for file in (_inside(path) if path.is_dir() else [path])]
+    return [
+        file for path in matches for file in (_files_in_folder(path) if path.is_dir() else [path])
+    ]

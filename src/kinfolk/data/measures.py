@@ -7,17 +7,17 @@ from functools import cache
 
 import numpy as np
 
-from kinfolk.data.scripts import scripts
+from kinfolk.data.scripts import count_scripts
 from kinfolk.rng import text_uniform
 from kinfolk.text import Tokenizer
-from kinfolk.text.words import starts
+from kinfolk.text.words import word_starts
 
 HELD_OUT = 0.1  # the share of documents that tokenizers trained to be compared do not see
-SIGNS = "signs"  # the script of what has no letters: numbers and punctuation
+SYMBOLS = "signs"  # the script of what has no letters: numbers and punctuation
 
 
 @dataclass
-class Measures:
+class TokenizerStats:
     """What a tokenizer made of a text, counted."""
 
     tokens: int = 0
@@ -47,11 +47,11 @@ class Measures:
         return self.script_tokens[script] / self.script_words[script]
 
 
-def measure(tokenizers: Sequence[Tokenizer], texts: Iterable[str]) -> list[Measures]:
+def tokenizer_stats(tokenizers: Sequence[Tokenizer], texts: Iterable[str]) -> list[TokenizerStats]:
     """Measure tokenizers side by side, reading the texts once."""
-    found = [Measures() for _ in tokenizers]
+    found = [TokenizerStats() for _ in tokenizers]
     for text in texts:
-        words = np.array(starts(text, "spaces"), np.int64)
+        words = np.array(word_starts(text, "spaces"), np.int64)
         if not len(words):
             continue
         written = np.array([_script(text[start]) for start in words.tolist()])
@@ -63,7 +63,7 @@ def measure(tokenizers: Sequence[Tokenizer], texts: Iterable[str]) -> list[Measu
             measures.tokens += len(ids)
             measures.words += len(words)
             measures.bytes += len(text.encode())
-            measures.unknown += sum(id == tokenizer.specials.unk for id in ids)
+            measures.unknown += sum(id == tokenizer.special_tokens.unk for id in ids)
             measures.script_words.update(written.tolist())
             measures.script_tokens.update(written[of].tolist())
     return found
@@ -76,4 +76,4 @@ def held_out(text: str) -> bool:
 
 @cache
 def _script(character: str) -> str:
-    return next(iter(scripts(character)), SIGNS)
+    return next(iter(count_scripts(character)), SYMBOLS)

@@ -15,20 +15,20 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from kinfolk.batch import Batch
-from kinfolk.data.feed import Feed
-from kinfolk.data.pieces import Ids
+from kinfolk.data.chunks import IntArray
+from kinfolk.data.feed import PackedDataset
 
 LONGEST = 1 << 16  # rows in a round
 
 
 @dataclass(frozen=True)
-class Turns:
+class MixtureSchedule:
     """Which corpus each row of a mixture comes from."""
 
     counts: tuple[int, ...]  # rows of each corpus in a round
 
     @classmethod
-    def of(cls, weights: Sequence[float]) -> "Turns":
+    def from_weights(cls, weights: Sequence[float]) -> "MixtureSchedule":
         """Find the shortest round with these shares: 0.7 and 0.3 take 7 and 3 rows of 10.
 
         Where it would be longer than `LONGEST` rows, shares are rounded to one row in so many.
@@ -48,7 +48,7 @@ class Turns:
         return sum(self.counts)
 
     @cached_property
-    def corpora(self) -> Ids:
+    def corpus_of_slot(self) -> IntArray:
         """The corpus of each row of a round.
 
         Row k of a corpus with share s may come after k / s rows of the mixture, and must come
@@ -72,50 +72,52 @@ class Turns:
         return order
 
     @cached_property
-    def places(self) -> list[Ids]:
+    def slots(self) -> list[IntArray]:
         """Where in a round the rows of each corpus stand."""
-        return [np.flatnonzero(self.corpora == c) for c in range(len(self.counts))]
+        return [np.flatnonzero(self.corpus_of_slot == c) for c in range(len(self.counts))]
 
     @cached_property
-    def ranks(self) -> Ids:
+    def index_within_corpus(self) -> IntArray:
         """How many rows of the same corpus stand before each row of a round."""
         ranks = np.empty(self.whole, np.int64)
-        for places in self.places:
+        for places in self.slots:
             ranks[places] = np.arange(len(places))
         return ranks
 
-    def find(self, position: int) -> tuple[int, int]:
+    def locate(self, position: int) -> tuple[int, int]:
         """Return the corpus of a row of the mixture, and which of its own rows it is."""
         rounds, place = divmod(position, self.whole)
-        corpus = int(self.corpora[place])
-        return corpus, rounds * self.counts[corpus] + int(self.ranks[place])
+        corpus = int(self.corpus_of_slot[place])
+        return corpus, rounds * self.counts[corpus] + int(self.index_within_corpus[place])
 
-    def position(self, corpus: int, row: int) -> int:
+    def slot_of(self, corpus: int, row: int) -> int:
         """Return where in the mixture a row of a corpus stands."""
         rounds, rank = divmod(row, self.counts[corpus])
-        return rounds * self.whole + int(self.places[corpus][rank])
+        return rounds * self.whole + int(self.slots[corpus][rank])
 
 
-class Mixture(Dataset[Batch[Any]]):
+class MixtureDataset(Dataset[Batch[Any]]):
     """The batches of a run on several corpora, by number; all feeds have one objective."""
 
-    def __init__(self, feeds: Sequence[Feed], weights: Sequence[float]) -> None:
-        self.feeds, self.turns = feeds, Turns.of(weights)
-        self.objective, self.rows = feeds[0].objective, feeds[0].rows
+    def __init__(self, feeds: Sequence[PackedDataset], weights: Sequence[float]) -> None:
+        self.feeds, self.turns = feeds, MixtureSchedule.from_weights(weights)
+        self.objective, self.batch_size = feeds[0].objective, feeds[0].batch_size
 
     @property
-    def batches(self) -> int:
+    def num_batches(self) -> int:
         """How many batches show every row of some corpus once, and no row of any twice.
 
         The last one may begin anew, so as to be full.
         """
-        ends = [self.turns.position(c, len(f.packed) - 1) for c, f in enumerate(self.feeds)]
-        return -(-(min(ends) + 1) // self.rows)
+        ends = [self.turns.slot_of(c, len(f.packing) - 1) for c, f in enumerate(self.feeds)]
+        return -(-(min(ends) + 1) // self.batch_size)
 
     def __len__(self) -> int:
-        return self.batches
+        return self.num_batches
 
     def __getitem__(self, number: int) -> Batch[Any]:
         """Return batch `number` of the run, each of its rows from the corpus whose turn it is."""
-        found = map(self.turns.find, range(number * self.rows, (number + 1) * self.rows))
-        return self.objective.collate([self.feeds[corpus].row(row) for corpus, row in found])
+        found = map(
+            self.turns.locate, range(number * self.batch_size, (number + 1) * self.batch_size)
+        )
+        return self.objective.collate([self.feeds[corpus].sequence(row) for corpus, row in found])

@@ -10,26 +10,26 @@ from torch import Tensor
 
 from kinfolk.attention_mask import PADDING_ID
 from kinfolk.batch import IGNORE_INDEX, TokenTargets
-from kinfolk.data.pieces import Ids
+from kinfolk.data.chunks import IntArray
 
-TRIES = 16  # rows looked at before a new one is opened, where several streams must fit
+MAX_CANDIDATES = 16  # rows looked at before a new one is opened, where several streams must fit
 
 
 @dataclass(frozen=True)
-class Rows:
+class Packing:
     """Which pieces lie in which row."""
 
-    pieces: Ids
-    bounds: Ids  # row r holds pieces[bounds[r] : bounds[r + 1]]
+    chunks: IntArray
+    row_starts: IntArray  # row r holds pieces[bounds[r] : bounds[r + 1]]
 
     def __len__(self) -> int:
-        return len(self.bounds) - 1
+        return len(self.row_starts) - 1
 
-    def __getitem__(self, row: int) -> Ids:
-        return self.pieces[self.bounds[row] : self.bounds[row + 1]]
+    def __getitem__(self, row: int) -> IntArray:
+        return self.chunks[self.row_starts[row] : self.row_starts[row + 1]]
 
 
-def pack(sizes: Ids, capacity: Sequence[int]) -> Rows:
+def pack(sizes: IntArray, capacity: Sequence[int]) -> Packing:
     """Put pieces into as few rows as best fit manages, longest first.
 
     `sizes` is (pieces, streams): an encoder-decoder's examples take room in two rows at once, which
@@ -42,10 +42,10 @@ def pack(sizes: Ids, capacity: Sequence[int]) -> Rows:
     rooms = 0  # bit r is set where some row has room r left in its first stream
     streams = range(len(capacity))
     table = sizes.tolist()
-    for piece in np.argsort(-sizes[:, 0], kind="stable").tolist():
-        size = table[piece]
+    for chunk in np.argsort(-sizes[:, 0], kind="stable").tolist():
+        size = table[chunk]
         row, tries, least = -1, 0, size[0]
-        while rooms >> least and tries < TRIES:
+        while rooms >> least and tries < MAX_CANDIDATES:
             fitting = rooms >> least
             room = least + (fitting & -fitting).bit_length() - 1
             candidate = by_room[room][-1]
@@ -59,18 +59,18 @@ def pack(sizes: Ids, capacity: Sequence[int]) -> Rows:
         if row < 0:
             row = len(left)
             left.append(list(capacity))
-        row_of[piece] = row
+        row_of[chunk] = row
         for s in streams:
             left[row][s] -= size[s]
         room = left[row][0]
         by_room[room].append(row)
         rooms |= 1 << room
-    pieces = np.argsort(row_of, kind="stable")
+    chunks = np.argsort(row_of, kind="stable")
     bounds = np.concatenate([[0], np.cumsum(np.bincount(row_of, minlength=len(left)))])
-    return Rows(pieces, bounds)
+    return Packing(chunks, bounds)
 
 
-def lay(rows: Sequence[Sequence[Ids]], length: int, fill: int) -> Tensor:
+def pad_rows(rows: Sequence[Sequence[IntArray]], length: int, fill: int) -> Tensor:
     """Lay arrays side by side in rows: (rows, length), `fill` where nothing lies."""
     page = np.full((len(rows), length), fill, np.int64)
     for line, arrays in zip(page, rows, strict=True):
@@ -79,7 +79,7 @@ def lay(rows: Sequence[Sequence[Ids]], length: int, fill: int) -> Tensor:
     return torch.from_numpy(page)
 
 
-def number(sizes: Sequence[Sequence[int]], length: int) -> tuple[Tensor, Tensor]:
+def document_and_position_ids(sizes: Sequence[Sequence[int]], length: int) -> tuple[Tensor, Tensor]:
     """Number the documents in each row, and the places in each document: two (rows, length)."""
     document = np.full((len(sizes), length), PADDING_ID, np.int32)
     places = np.zeros((len(sizes), length), np.int64)
@@ -98,7 +98,7 @@ def firsts(sizes: Sequence[Sequence[int]], length: int) -> NDArray[np.int64]:
     )
 
 
-def sparse(labels: Tensor) -> tuple[TokenTargets, int]:
+def select_targets(labels: Tensor) -> tuple[TokenTargets, int]:
     """Keep only the slots that predict, and say how many there are.
 
     Empty predictions fill up to a multiple of a 64th of the page, so that the number of

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from kinfolk.data.encoding import Encoder
-from kinfolk.data.pieces import Documents, Flags, Ids
+from kinfolk.data.chunks import BoolArray, IntArray, TokenizedDocuments
+from kinfolk.data.encoding import DocumentEncoder
 from kinfolk.data.shards import Corpus
-from kinfolk.data.streams import decoded, lines, opened, unix
-from kinfolk.data.writer import Encoded, Writer
+from kinfolk.data.streams import decode_utf8, iter_lines, normalize_newlines, open_input
+from kinfolk.data.writer import CorpusWriter, EncodedDocuments
 from kinfolk.errors import UserError
 from kinfolk.text import Tokenizer
 
@@ -25,7 +25,7 @@ CHUNK = 4096  # pairs encoded at once
 
 
 @dataclass(frozen=True)
-class Pair:
+class TextPair:
     """A text, and what is to be written about it."""
 
     source: str
@@ -38,7 +38,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class PairFiles:
+class ParallelText:
     """Two files, a text a line; or one table with the pair in its first two columns."""
 
     source: Path
@@ -50,7 +50,7 @@ class PairFiles:
         return str(self.source), str(self.target or self.source)
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         """The files, for a sentence."""
         return " and ".join(dict.fromkeys(self.names))
 
@@ -67,13 +67,13 @@ class PairFiles:
                     "line n of one must be the pair of line n of the other"
                 )
         if not sum(not pair.empty for pair in self.rows()):  # every line is looked at
-            raise UserError(f"there is no pair of texts in {self.said}: each side is empty")
+            raise UserError(f"there is no pair of texts in {self.description}: each side is empty")
 
-    def rows(self) -> Iterator[Pair]:
+    def rows(self) -> Iterator[TextPair]:
         """Stream all pairs, those with an empty side too."""
         if self.target is not None:
             both = zip_longest(_lines(self.source), _lines(self.target), fillvalue="")
-            yield from (Pair(source.strip(), target.strip()) for source, target in both)
+            yield from (TextPair(source.strip(), target.strip()) for source, target in both)
             return
         for number, line in enumerate(_lines(self.source), 1):
             cells = line.split("\t")
@@ -81,34 +81,36 @@ class PairFiles:
                 raise UserError(
                     f"line {number:,} of {self.source} has no tab in it: a pair is two columns"
                 )
-            yield Pair(cells[0].strip(), cells[1].strip() if line else "")
+            yield TextPair(cells[0].strip(), cells[1].strip() if line else "")
 
-    def pairs(self) -> Iterator[tuple[int, Pair]]:
+    def pairs(self) -> Iterator[tuple[int, TextPair]]:
         """Stream the pairs that have two sides, each with its line."""
         return ((line, pair) for line, pair in enumerate(self.rows(), 1) if not pair.empty)
 
 
-def write_pairs(files: PairFiles, tokenizer: Tokenizer, out: Path, *, prefix: str = "") -> None:
+def write_parallel_corpus(
+    files: ParallelText, tokenizer: Tokenizer, out: Path, *, prefix: str = ""
+) -> None:
     """Write a corpus of pairs, with a prefix before every source; say how many are left out."""
-    encoder, stream = Encoder(tokenizer), files.pairs()
+    encoder, stream = DocumentEncoder(tokenizer), files.pairs()
     kept: list[int] = []  # lines
-    with Writer(out, tokenizer) as writer:
+    with CorpusWriter(out, tokenizer) as writer:
         while chunk := list(islice(stream, CHUNK)):
             texts = [text for _, p in chunk for text in (prefix + p.source, p.target)]
             encoded, bytes, whole = _joined(encoder(texts))
             source, target = files.names
             writer.add(encoded, [target] * len(encoded.documents))
             for size in bytes.tolist() if source != target else ():
-                writer.credit(source, size)
+                writer.count_source(source, size)
             kept += [line for (line, _), good in zip(chunk, whole.tolist(), strict=True) if good]
     for left in out.glob("*.part"):  # of no use once a corpus is finished
         left.unlink()
     if not kept:
         raise UserError(f"{files.source} holds nothing that this tokenizer can read")
-    _tell(files, kept)
+    _warn_skipped(files, kept)
 
 
-def _joined(found: Encoded) -> tuple[Encoded, Ids, Flags]:
+def _joined(found: EncodedDocuments) -> tuple[EncodedDocuments, IntArray, BoolArray]:
     """Make pairs of texts two by two; also return the bytes of sources, and which were whole.
 
     A text may be nothing to a tokenizer, as a space of no width is; its pair is left out.
@@ -119,22 +121,22 @@ def _joined(found: Encoded) -> tuple[Encoded, Ids, Flags]:
     ids = found.ids[np.repeat(whole, sizes.sum(1))]
     source, target = found.bytes.reshape(-1, 2)[whole].T
     sequences = sizes[whole].ravel().astype(np.int32)
-    return Encoded(ids, sequences, np.full(len(target), 2), target), source, whole
+    return EncodedDocuments(ids, sequences, np.full(len(target), 2), target), source, whole
 
 
-def _tell(files: PairFiles, kept: Sequence[int]) -> None:
+def _warn_skipped(files: ParallelText, kept: Sequence[int]) -> None:
     lines = sum(1 for _ in files.rows())
     if len(kept) == lines:
         return
     first = next(line for line, known in enumerate([*kept, 0], 1) if line != known)
     warnings.warn(
-        f"{lines - len(kept):,} of {lines:,} pairs in {files.said} are left out, the first on line "
-        f"{first:,}: a side is empty",
+        f"{lines - len(kept):,} of {lines:,} pairs in {files.description} are left out, "
+        f"the first on line {first:,}: a side is empty",
         stacklevel=3,
     )
 
 
-def sides(documents: Documents) -> Ids:
+def pair_lengths(documents: TokenizedDocuments) -> IntArray:
     """Count the tokens of the two sides of every pair: (pairs, 2)."""
     starts = documents.starts
     lengths = documents.sentences(0, int(starts[-1]))
@@ -148,28 +150,28 @@ def sides(documents: Documents) -> Ids:
     return lengths.reshape(-1, 2)
 
 
-class Targets:
+class TargetDocuments:
     """The second sides of a corpus of pairs, as documents of their own."""
 
     def __init__(self, pairs: Corpus) -> None:
-        self._pairs, self._sizes = pairs, sides(pairs)
-        self.documents, self.vocab, self.bytes = pairs.documents, pairs.vocab, pairs.bytes
-        self.starts: Ids = np.concatenate([[0], np.cumsum(self._sizes[:, 1])])
+        self._pairs, self._sizes = pairs, pair_lengths(pairs)
+        self.documents, self.vocab_size, self.bytes = pairs.documents, pairs.vocab_size, pairs.bytes
+        self.starts: IntArray = np.concatenate([[0], np.cumsum(self._sizes[:, 1])])
         self.tokens = int(self.starts[-1])
 
-    def document(self, i: int) -> Ids:
+    def document(self, i: int) -> IntArray:
         """Return the tokens of one target."""
         starts = self._pairs.starts
         return self._pairs.ids(int(starts[i] + self._sizes[i, 0]), int(starts[i + 1]))
 
-    def counts(self) -> Ids:
+    def token_counts(self) -> IntArray:
         """Return how often each id occurs."""
-        counts, starts = np.zeros(self.vocab, np.int64), self._pairs.starts
+        counts, starts = np.zeros(self.vocab_size, np.int64), self._pairs.starts
         for first in range(0, self.documents, CHUNK):
             sizes = self._sizes[first : first + CHUNK]
             ids = self._pairs.ids(int(starts[first]), int(starts[first + len(sizes)]))
             written = np.repeat(np.tile([False, True], len(sizes)), sizes.ravel())
-            counts += np.bincount(ids[written], minlength=self.vocab)
+            counts += np.bincount(ids[written], minlength=self.vocab_size)
         return counts
 
     def tokenizer(self) -> Tokenizer:
@@ -178,5 +180,5 @@ class Targets:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    with opened(path) as source:
-        yield from lines(source, unix(decoded(source)))
+    with open_input(path) as source:
+        yield from iter_lines(source, normalize_newlines(decode_utf8(source)))

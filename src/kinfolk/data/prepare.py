@@ -9,22 +9,27 @@ from hashlib import blake2b
 from itertools import accumulate
 from pathlib import Path
 
-from kinfolk.data.encoding import Encoder
+from kinfolk.data.encoding import DocumentEncoder
 from kinfolk.data.filters import decontaminated, deduplicated
-from kinfolk.data.journal import Part, Say, aside
-from kinfolk.data.room import needed, reserve, text_bytes, writing
-from kinfolk.data.shards import FORMAT, TYPES, Corpus
-from kinfolk.data.sources import Document, Per, documents, sizes
-from kinfolk.data.workers import Chunk, encodings, enough
-from kinfolk.data.writer import Encoded, Writer, code_of
+from kinfolk.data.journal import PartialCorpus, Say, resumable_output
+from kinfolk.data.room import (
+    check_disk_space,
+    disk_full_as_user_error,
+    estimate_corpus_bytes,
+    estimate_text_bytes,
+)
+from kinfolk.data.shards import DTYPES, FORMAT_VERSION, Corpus
+from kinfolk.data.sources import Document, DocumentUnit, file_sizes, read_documents
+from kinfolk.data.workers import Chunk, default_num_workers, encode_in_parallel
+from kinfolk.data.writer import CorpusWriter, EncodedDocuments, dtype_code
 from kinfolk.errors import UserError
 from kinfolk.rng import text_uniform
 from kinfolk.text import Tokenizer
-from kinfolk.text.words import segmenter
+from kinfolk.text.words import word_segmenter
 
 CHUNK = 1 << 18  # characters that travel to a worker at once
-SAFE = 64  # chunks between two entries in the journal: a few seconds of work
-DROPPED = "dropped.jsonl"  # in the corpus: what was left out because a test holds it
+CHUNKS_PER_CHECKPOINT = 64  # chunks between two entries in the journal: a few seconds of work
+DROPPED_FILE = "dropped.jsonl"  # in the corpus: what was left out because a test holds it
 
 Progress = Callable[[int, int | None], None]
 
@@ -35,7 +40,7 @@ def prepare(
     tokenizer: Tokenizer,
     out: Path,
     workers: int | None = 1,
-    per: Per = "block",
+    per: DocumentUnit = "block",
     field: str | None = None,
     column: str | int | None = None,
     holdout: float = 0.0,
@@ -56,35 +61,38 @@ def prepare(
     A run that was killed goes on when it is called again with the same text and options.
     """
     paths, tests, out = [Path(p) for p in paths], [Path(p) for p in decontaminate], Path(out)
-    work = _Work(paths, tokenizer, per, field, column, holdout, words, dedup, tests)
+    work = PrepareConfig(paths, tokenizer, per, field, column, holdout, words, dedup, tests)
     work.check()
     if workers is not None and workers < 1:
         raise UserError(f"--workers {workers} cannot work: give 1 or more")
     _vacant(out)
-    found = sizes(paths)
-    workers = workers or enough(text_bytes(found))
+    found = file_sizes(paths)
+    workers = workers or default_num_workers(estimate_text_bytes(found))
     fingerprint = work.fingerprint()
     if fingerprint is None:
         say("this text can be read only once: a run that is killed will begin again")
-    with aside(out, fingerprint, vacant=lambda: _vacant(out), say=say) as part, writing(out):
+    with (
+        resumable_output(out, fingerprint, vacant=lambda: _vacant(out), say=say) as part,
+        disk_full_as_user_error(out),
+    ):
         if not part.whole:
-            _write(work, part, workers, _meter(found, progress), say)
+            _write(work, part, workers, _progress_reporter(found, progress), say)
     return Corpus.open(out)
 
 
 @dataclass(frozen=True)
-class _Work:
+class PrepareConfig:
     """All that decides the bytes of a corpus."""
 
     paths: list[Path]
     tokenizer: Tokenizer
-    per: Per
+    per: DocumentUnit
     field: str | None
     column: str | int | None
     holdout: float
     words: str | None
     dedup: str | None
-    tests: list[Path]
+    evaluation_files: list[Path]
 
     def check(self) -> None:
         """Refuse what cannot be done, before anything is."""
@@ -93,73 +101,88 @@ class _Work:
                 f"--holdout {self.holdout} is no share: give 0 (none) or more, and less than 1"
             )
         if self.words is not None:
-            segmenter(self.words)
+            word_segmenter(self.words)
 
     def fingerprint(self) -> str | None:
         """Return what tells this work from any other; None where text cannot be read again."""
-        read = {**sizes(self.paths), **(sizes(self.tests) if self.tests else {})}
+        read = {
+            **file_sizes(self.paths),
+            **(file_sizes(self.evaluation_files) if self.evaluation_files else {}),
+        }
         if None in read.values():
             return None
         files = [(str(path), size, path.stat().st_mtime_ns) for path, size in read.items()]
         options = (self.per, self.field, self.column, self.holdout, self.words, self.dedup)
-        facts = json.dumps([FORMAT, self.tokenizer.hash, files, options, len(self.tests)])
+        facts = json.dumps(
+            [FORMAT_VERSION, self.tokenizer.fingerprint, files, options, len(self.evaluation_files)]
+        )
         return blake2b(facts.encode(), digest_size=16).hexdigest()
 
     def documents(self, dropped: Path) -> Iterator[Document]:
         """Stream what is to be written."""
-        found = documents(self.paths, per=self.per, field=self.field, column=self.column)
+        found = read_documents(self.paths, per=self.per, field=self.field, column=self.column)
         if self.dedup is not None:
             found = deduplicated(found, self.dedup)
-        return decontaminated(found, self.tests, dropped) if self.tests else found
+        return (
+            decontaminated(found, self.evaluation_files, dropped)
+            if self.evaluation_files
+            else found
+        )
 
-    def held(self, text: str) -> bool:
+    def is_held_out(self, text: str) -> bool:
         """Tell whether a document is held out, by a place that no other text can move."""
         if not self.holdout:
             return False
         return text_uniform(text) < self.holdout
 
-    def encoder(self) -> Callable[[], Encoder]:
+    def encoder(self) -> Callable[[], DocumentEncoder]:
         """Return what makes an encoder, in any process."""
-        type = TYPES[code_of(self.tokenizer)]
-        return partial(Encoder, self.tokenizer, words=self.words, type=type)
+        type = DTYPES[dtype_code(self.tokenizer)]
+        return partial(DocumentEncoder, self.tokenizer, words=self.words, type=type)
 
 
 def _write(
-    work: _Work, part: Part, workers: int, meter: Callable[[Document], None], say: Say
+    work: PrepareConfig,
+    part: PartialCorpus,
+    workers: int,
+    meter: Callable[[Document], None],
+    say: Say,
 ) -> None:
     """Write what an earlier run has not written yet."""
     folders = [part.folder, *([part.folder / "holdout"] if work.holdout else [])]
-    states = part.done or (None,) * len(folders)
+    states = part.progress or (None,) * len(folders)
     with ExitStack() as stack:
         writers = [
-            stack.enter_context(Writer(folder, work.tokenizer, words=work.words, written=state))
+            stack.enter_context(
+                CorpusWriter(folder, work.tokenizer, words=work.words, written=state)
+            )
             for folder, state in zip(folders, states, strict=True)
         ]
-        chunks = _chunks(work, work.documents(part.folder / DROPPED), writers)
-        encoded = stack.enter_context(closing(encodings(chunks, work.encoder(), workers)))
+        chunks = _chunks(work, work.documents(part.folder / DROPPED_FILE), writers)
+        encoded = stack.enter_context(closing(encode_in_parallel(chunks, work.encoder(), workers)))
         for number, ((held, chunk), found) in enumerate(encoded):
-            if number == 0 and not part.done:
+            if number == 0 and not part.progress:
                 _reserve(work, part, found, say)
             writers[held].add(found, [str(document.source) for document in chunk])
-            if (number + 1) % SAFE == 0:
-                part.record(tuple(writer.sync() for writer in writers))
+            if (number + 1) % CHUNKS_PER_CHECKPOINT == 0:
+                part.save_progress(tuple(writer.sync() for writer in writers))
             meter(chunk[-1])
         _check(writers, work.holdout)
-    part.done = tuple(writer.written for writer in writers)
+    part.progress = tuple(writer.written for writer in writers)
 
 
 def _chunks(
-    work: _Work, documents: Iterable[Document], writers: Sequence[Writer]
+    work: PrepareConfig, documents: Iterable[Document], writers: Sequence[CorpusWriter]
 ) -> Iterator[Chunk]:
     """Gather documents to be encoded together, those held out apart; none that is written."""
     written = [writer.written.documents for writer in writers]
     waiting: tuple[list[Document], list[Document]] = ([], [])
     sizes = [0, 0]
     for document in documents:
-        held = work.held(document.text)
+        held = work.is_held_out(document.text)
         if written[held]:
             written[held] -= 1
-            writers[held].credit(str(document.source), len(document.text.encode()))
+            writers[held].count_source(str(document.source), len(document.text.encode()))
             continue
         waiting[held].append(document)
         sizes[held] += len(document.text)
@@ -170,7 +193,9 @@ def _chunks(
     yield from ((held, waiting[held]) for held in (False, True) if waiting[held])
 
 
-def _meter(sizes: dict[Path, int | None], progress: Progress) -> Callable[[Document], None]:
+def _progress_reporter(
+    sizes: dict[Path, int | None], progress: Progress
+) -> Callable[[Document], None]:
     """Return what tells `progress` how far the files are read, once a document is written."""
     known = [size or 0 for size in sizes.values()]
     before = dict(zip(sizes, accumulate(known, initial=0), strict=False))
@@ -179,17 +204,21 @@ def _meter(sizes: dict[Path, int | None], progress: Progress) -> Callable[[Docum
 
     def tell(last: Document) -> None:
         nonlocal read
-        read = max(read, before[last.source] + last.place)
+        read = max(read, before[last.source] + last.bytes_read)
         progress(read, whole)
 
     return tell
 
 
-def _reserve(work: _Work, part: Part, sample: Encoded, say: Say) -> None:
+def _reserve(work: PrepareConfig, part: PartialCorpus, sample: EncodedDocuments, say: Say) -> None:
     """Say how much room the corpus will need, and see that it is there."""
-    text = text_bytes(sizes(work.paths))
+    text = estimate_text_bytes(file_sizes(work.paths))
     if text is not None:
-        say(reserve(part.home, needed(text, sample, code_of(work.tokenizer))))
+        say(
+            check_disk_space(
+                part.work_dir, estimate_corpus_bytes(text, sample, dtype_code(work.tokenizer))
+            )
+        )
 
 
 def _vacant(out: Path) -> None:
@@ -199,7 +228,7 @@ def _vacant(out: Path) -> None:
         raise UserError(f"{out} already exists and is not empty: choose another -o")
 
 
-def _check(writers: Sequence[Writer], holdout: float) -> None:
+def _check(writers: Sequence[CorpusWriter], holdout: float) -> None:
     if not all(writer.written.documents for writer in writers):
         kept, *held = (writer.written.documents for writer in writers)
         if not held:

@@ -13,10 +13,10 @@ from kinfolk.errors import UserError
 
 SKIPPED = {"test", "tests", "idle_test", "encodings", "pydoc_data", "site-packages"}
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
-SHORTEST = 200  # characters: less than a paragraph is no document
+MIN_DOCUMENT_CHARS = 200  # characters: less than a paragraph is no document
 
 
-def documents() -> Iterator[str]:
+def demo_documents() -> Iterator[str]:
     """Yield the language reference, then a document for each module and class with docstrings."""
     sources = list(stdlib())
     if not sources:
@@ -26,17 +26,17 @@ def documents() -> Iterator[str]:
         )
     seen: set[str] = set()
     for name in sorted(topics):
-        yield from fresh([clean(topics[name])], seen)
+        yield from deduplicated_document([clean(topics[name])], seen)
     for source in sources:
         for docstrings in groups(source):
-            yield from fresh(docstrings, seen)
+            yield from deduplicated_document(docstrings, seen)
 
 
 def write(folder: Path) -> Path:
     """Write every document as one block of lines, with an empty line between two documents."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "prose.txt"
-    blocks = (re.sub(r"\n\s*\n", "\n", document) for document in documents())
+    blocks = (re.sub(r"\n\s*\n", "\n", document) for document in demo_documents())
     path.write_text("\n\n".join(blocks) + "\n", encoding="utf-8", newline="\n")
     return path
 
@@ -65,12 +65,12 @@ def groups(source: Path) -> Iterator[list[str]]:
         yield [clean(docstring) for docstring in found if docstring]
 
 
-def fresh(docstrings: list[str], seen: set[str]) -> Iterator[str]:
+def deduplicated_document(docstrings: list[str], seen: set[str]) -> Iterator[str]:
     """Yield the docstrings not seen before as one document, if they make a paragraph."""
     new = [docstring for docstring in dict.fromkeys(docstrings) if docstring not in seen]
     seen.update(new)
     document = "\n\n".join(new)
-    if len(document) >= SHORTEST:
+    if len(document) >= MIN_DOCUMENT_CHARS:
         yield document
 
 

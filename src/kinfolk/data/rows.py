@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from kinfolk.data import remote
-from kinfolk.data.listing import JSON, PARQUET, SEPARATED
-from kinfolk.data.sources import Per, documents
-from kinfolk.data.streams import LONGEST, Source, opened, suffix
+from kinfolk.data.listing import DELIMITED_SUFFIXES, JSON, PARQUET
+from kinfolk.data.sources import DocumentUnit, read_documents
+from kinfolk.data.streams import MAX_LINE_CHARS, InputFile, content_suffix, open_input
 from kinfolk.errors import UserError
 
 CELL = 1 << 26  # characters; a quote that is never closed ends here
-PLACES = 5  # lines with errors that are named
+MAX_LISTED_LINES = 5  # lines with errors that are named
 
 Numbered: TypeAlias = Iterator[tuple[int, str]]  # a text, and the line where it begins
 
@@ -35,24 +35,24 @@ _STRING = re.compile(r'("(?:[^"\\]|\\.)*+")(\s*+:)?')  # and whether it names a 
 class Reading:
     """What a document is, and which strings of JSON and of tables are text: all, unless named."""
 
-    per: Per = "block"
+    per: DocumentUnit = "block"
     field: str | None = None
     column: str | None = None
 
 
 @dataclass
-class Notes:
+class FileProblems:
     """What was noticed while a file was read."""
 
     lines: int = 0
     blank: int = 0  # lines
     errors: int = 0  # stretches of bytes that are no UTF-8
-    places: list[int] = field(default_factory=list)  # the lines of the first of them
-    broken: int = 0  # lines of a .jsonl file that are no JSON
+    line_numbers: list[int] = field(default_factory=list)  # the lines of the first of them
+    invalid_json_lines: int = 0  # lines of a .jsonl file that are no JSON
 
 
 @dataclass(frozen=True)
-class Row:
+class RawDocument:
     """Text that belongs together: a block of lines, a line of JSON, a row of a table."""
 
     text: str
@@ -61,47 +61,49 @@ class Row:
     plain: bool  # whether a new line in the text is one in the file
 
 
-def rows(path: Path, notes: Notes, reading: Reading | None = None) -> Iterator[Row]:
+def rows(path: Path, notes: FileProblems, reading: Reading | None = None) -> Iterator[RawDocument]:
     """Stream the texts of a file or another source, and note what is wrong with it."""
     reading = reading or Reading()
-    kind = suffix(path)
+    kind = content_suffix(path)
     if kind in PARQUET or remote.named(path):  # their strings are UTF-8, or they are no strings
-        chosen = documents([path], field=reading.field, column=reading.column)
+        chosen = read_documents([path], field=reading.field, column=reading.column)
         for notes.lines, one in enumerate(chosen, 1):
-            yield Row(one.text, notes.lines, one.place, plain=False)
+            yield RawDocument(one.text, notes.lines, one.bytes_read, plain=False)
         return
-    with opened(path) as source:
+    with open_input(path) as source:
         lines = _lines(source, notes)
         if kind in JSON:
             found = _objects(lines, reading.field, notes, whole=kind != ".json")
-        elif kind in SEPARATED:
+        elif kind in DELIMITED_SUFFIXES:
             found = _cells(lines, kind, reading.column, source.name)
         else:
             found = _blocks(lines, source, whole=reading.per == "file")
         for line, text in found:
-            yield Row(text, line, source.place, plain=kind not in (*JSON, *SEPARATED))
+            yield RawDocument(
+                text, line, source.place, plain=kind not in (*JSON, *DELIMITED_SUFFIXES)
+            )
 
 
-def _lines(source: Source, notes: Notes) -> Numbered:
+def _lines(source: InputFile, notes: FileProblems) -> Numbered:
     stream = io.BufferedReader(source.stream)
     number = 0
-    while line := stream.readline(LONGEST):
+    while line := stream.readline(MAX_LINE_CHARS):
         number += 1
-        if len(line) == LONGEST:
-            raise source.long(number)
+        if len(line) == MAX_LINE_CHARS:
+            raise source.too_long_error(number)
         try:
             text = line.decode("utf-8")
         except UnicodeDecodeError:
             text = line.decode("utf-8", "replace")
             # U+FFFD that the file itself holds is no error.
             notes.errors += text.count("\ufffd") - line.count(b"\xef\xbf\xbd")
-            notes.places += [number] if len(notes.places) < PLACES else []
+            notes.line_numbers += [number] if len(notes.line_numbers) < MAX_LISTED_LINES else []
         text = text.removeprefix("\ufeff") if number == 1 else text
         notes.lines, notes.blank = number, notes.blank + (not text.strip())
         yield number, text.removesuffix("\n").removesuffix("\r")
 
 
-def _blocks(lines: Numbered, source: Source, *, whole: bool) -> Numbered:
+def _blocks(lines: Numbered, source: InputFile, *, whole: bool) -> Numbered:
     """Part text at blank lines, or nowhere."""
     first, size, block = 0, 0, list[str]()
     for number, line in lines:
@@ -109,8 +111,8 @@ def _blocks(lines: Numbered, source: Source, *, whole: bool) -> Numbered:
             first, size = (first, size) if block else (number, 0)
             block.append(line)
             size += len(line)
-            if size > LONGEST:
-                raise source.long(first)
+            if size > MAX_LINE_CHARS:
+                raise source.too_long_error(first)
         elif block:
             yield first, "\n".join(block)
             block = []
@@ -118,7 +120,7 @@ def _blocks(lines: Numbered, source: Source, *, whole: bool) -> Numbered:
         yield first, "\n".join(block).rstrip("\n")
 
 
-def _objects(lines: Numbered, field: str | None, notes: Notes, *, whole: bool) -> Numbered:
+def _objects(lines: Numbered, field: str | None, notes: FileProblems, *, whole: bool) -> Numbered:
     for number, line in lines:
         if not line.strip():
             continue
@@ -126,8 +128,8 @@ def _objects(lines: Numbered, field: str | None, notes: Notes, *, whole: bool) -
             value = json.loads(line)
         except (ValueError, RecursionError):
             # A .json file may be one value over many lines, none of which is whole.
-            notes.broken += whole
-            strings = [_unquoted(s[1]) for s in _STRING.finditer(line) if not s[2]]
+            notes.invalid_json_lines += whole
+            strings = [_parse_json_string(s[1]) for s in _STRING.finditer(line) if not s[2]]
             if whole or strings:
                 yield number, "\n".join(strings if field is None else ())
         else:
@@ -141,7 +143,7 @@ def _within(value: Any, path: str | None) -> Any:
     return value
 
 
-def _unquoted(quoted: str) -> str:
+def _parse_json_string(quoted: str) -> str:
     try:
         return str(json.loads(quoted))
     except ValueError:

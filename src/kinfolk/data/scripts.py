@@ -20,7 +20,7 @@ _LAST = 0x33480  # beyond it are no letters
 _BEFORE = {"FULLWIDTH", "HALFWIDTH"}
 _OTHERWISE = {"CJK": "HAN", "IDEOGRAPHIC": "HAN"}
 
-SAMPLE = 2000  # characters of a document that its language is guessed from
+LANGUAGE_SAMPLE_CHARS = 2000  # characters of a document that its language is guessed from
 LEAST = 0.08  # stop words among all words: real text has three times that
 # Frequent words of languages in Latin letters, none that is one letter of the alphabet: codes and
 # numbers hold those. A word of two languages counts for both.
@@ -52,20 +52,20 @@ def _table() -> npt.NDArray[np.uint8]:
     return table
 
 
-def scripts(text: str) -> dict[str, int]:
+def count_scripts(text: str) -> dict[str, int]:
     """Count the letters of each script."""
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     counts = np.bincount(_table()[codes], minlength=len(SCRIPTS) + 1).tolist()
     return {name: count for name, count in zip(SCRIPTS, counts[1:], strict=True) if count}
 
 
-def language(text: str) -> str:
+def guess_language(text: str) -> str:
     """Guess the language of a text: by script where that says it, by stop words in Latin letters.
 
     "Der Hund ist im Garten" gives "German"; without enough stop words, "Latin, unknown".
     """
-    sample = text[:SAMPLE]
-    found = scripts(sample)
+    sample = text[:LANGUAGE_SAMPLE_CHARS]
+    found = count_scripts(sample)
     if not found:
         return "no letters"
     script = max(found, key=lambda name: found[name])

@@ -22,12 +22,12 @@ from kinfolk.text import Tokenizer
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
-FORMAT = 2  # of corpus.json and what is ours beside Megatron's pair
+FORMAT_VERSION = 2  # of corpus.json and what is ours beside Megatron's pair
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, type of id, sentences, documents + 1
-TYPES: dict[int, npt.DTypeLike] = {4: np.int32, 8: np.uint16}  # Megatron's codes
+DTYPES: dict[int, npt.DTypeLike] = {4: np.int32, 8: np.uint16}  # Megatron's codes
 CHUNK = 1 << 20  # numbers handled at once
 
-Ids = npt.NDArray[np.int64]
+IntArray = npt.NDArray[np.int64]
 
 
 class Corpus:
@@ -38,21 +38,21 @@ class Corpus:
         self.documents: int = facts["documents"]
         self.tokens: int = facts["tokens"]
         self.bytes: int = facts["bytes"]
-        self.vocab: int = facts["vocab"]
+        self.vocab_size: int = facts["vocab"]
         self.tokenizer_hash: str = facts["tokenizer_hash"]
         sentences: int = facts["sentences"]
         index = folder / "tokens.idx"
         begins = HEADER.size + 4 * sentences
         firsts = begins + 8 * sentences
-        self._ids = _map(folder / "tokens.bin", type, self.tokens)
-        self._begins = _map(index, np.int64, sentences, offset=begins)
-        self._firsts = _map(index, np.int64, self.documents + 1, offset=firsts)
-        self.document_bytes: npt.NDArray[np.uint32] = _map(
+        self._ids = _memmap(folder / "tokens.bin", type, self.tokens)
+        self._sequence_pointers = _memmap(index, np.int64, sentences, offset=begins)
+        self._document_indices = _memmap(index, np.int64, self.documents + 1, offset=firsts)
+        self.document_bytes: npt.NDArray[np.uint32] = _memmap(
             folder / "bytes.bin", np.uint32, self.documents
         )
         self._words: npt.NDArray[np.uint8] | None = None
         if facts["words"] is not None:
-            self._words = _map(folder / "words.bin", np.uint8, -(-self.tokens // 8))
+            self._words = _memmap(folder / "words.bin", np.uint8, -(-self.tokens // 8))
 
     @classmethod
     def open(cls, folder: Path | str) -> "Corpus":
@@ -69,50 +69,52 @@ class Corpus:
         with index.open("rb") as file:
             header = file.read(HEADER.size)
         if len(header) < HEADER.size or not header.startswith(MAGIC):
-            raise _broken(index, "it does not begin as a Megatron index does")
+            raise _corrupt(index, "it does not begin as a Megatron index does")
         _, version, code, sentences, bounds = HEADER.unpack(header)
-        if version != VERSION or code not in TYPES:
-            raise _broken(index, f"version {version} with ids of type {code} is not known here")
+        if version != VERSION or code not in DTYPES:
+            raise _corrupt(index, f"version {version} with ids of type {code} is not known here")
         if (sentences, bounds) != (facts["sentences"], facts["documents"] + 1):
-            raise _broken(index, "it counts other documents than corpus.json")
-        type = np.dtype(TYPES[code])
-        _sized(index, HEADER.size + 12 * sentences + 8 * bounds)
-        _sized(folder / "tokens.bin", type.itemsize * facts["tokens"])
-        _sized(folder / "bytes.bin", 4 * facts["documents"])
+            raise _corrupt(index, "it counts other documents than corpus.json")
+        type = np.dtype(DTYPES[code])
+        _check_size(index, HEADER.size + 12 * sentences + 8 * bounds)
+        _check_size(folder / "tokens.bin", type.itemsize * facts["tokens"])
+        _check_size(folder / "bytes.bin", 4 * facts["documents"])
         if facts["words"] is not None:
-            _sized(folder / "words.bin", -(-facts["tokens"] // 8))
+            _check_size(folder / "words.bin", -(-facts["tokens"] // 8))
         return cls(folder, facts, type)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Corpus.open, (self.folder,)
 
     @cached_property
-    def starts(self) -> Ids:
+    def starts(self) -> IntArray:
         """Return where each document begins among the tokens, and at last where all end."""
         starts = np.full(self.documents + 1, self.tokens)
-        inside = self._firsts < len(self._begins)
-        starts[inside] = self._begins[self._firsts[inside]] // self._ids.itemsize
+        inside = self._document_indices < len(self._sequence_pointers)
+        starts[inside] = (
+            self._sequence_pointers[self._document_indices[inside]] // self._ids.itemsize
+        )
         return starts
 
-    def ids(self, start: int, stop: int) -> Ids:
+    def ids(self, start: int, stop: int) -> IntArray:
         """Return a slice of the stream of tokens."""
         return self._ids[start:stop].astype(np.int64)
 
-    def document(self, i: int) -> Ids:
+    def document(self, i: int) -> IntArray:
         """Return the tokens of one document."""
         return self.ids(self.starts[i], self.starts[i + 1])
 
-    def sentences(self, start: int, stop: int) -> Ids:
+    def sentences(self, start: int, stop: int) -> IntArray:
         """Return the lengths of the sentences inside a slice, cut to it, in all stop - start."""
         if start >= stop:
             return np.zeros(0, np.int64)
         size = self._ids.itemsize
         # Not np.searchsorted: the index lies at odd addresses, so that it would copy all of it.
-        first = bisect_right(self._begins, start * size)
-        last = bisect_left(self._begins, stop * size, lo=first)
+        first = bisect_right(self._sequence_pointers, start * size)
+        last = bisect_left(self._sequence_pointers, stop * size, lo=first)
         bounds = np.empty(last - first + 2, np.int64)
         bounds[0], bounds[-1] = start, stop
-        bounds[1:-1] = self._begins[first:last] // size
+        bounds[1:-1] = self._sequence_pointers[first:last] // size
         return bounds[1:] - bounds[:-1]
 
     def words(self, start: int, stop: int) -> npt.NDArray[np.bool_]:
@@ -125,26 +127,26 @@ class Corpus:
         bits = np.unpackbits(self._words[first : -(-stop // 8)])
         return bits[start - 8 * first : stop - 8 * first].astype(np.bool_)
 
-    def counts(self) -> Ids:
+    def token_counts(self) -> IntArray:
         """Return how often each id occurs."""
         return self._counts
 
     @cached_property
-    def _counts(self) -> Ids:
-        counts = np.zeros(self.vocab, np.int64)
+    def _counts(self) -> IntArray:
+        counts = np.zeros(self.vocab_size, np.int64)
         for start in range(0, self.tokens, CHUNK):
-            counts += np.bincount(self._ids[start : start + CHUNK], minlength=self.vocab)
+            counts += np.bincount(self._ids[start : start + CHUNK], minlength=self.vocab_size)
         return counts
 
     def tokenizer(self) -> Tokenizer:
         """Return the tokenizer the corpus was made with."""
         tokenizer = Tokenizer.load(self.folder / "tokenizer")
-        if tokenizer.hash != self.tokenizer_hash:
-            raise _broken(self.folder / "tokenizer", "it is not the one that made this corpus")
+        if tokenizer.fingerprint != self.tokenizer_hash:
+            raise _corrupt(self.folder / "tokenizer", "it is not the one that made this corpus")
         return tokenizer
 
 
-def _map(file: Path, type: npt.DTypeLike, size: int, *, offset: int = 0) -> npt.NDArray[Any]:
+def _memmap(file: Path, type: npt.DTypeLike, size: int, *, offset: int = 0) -> npt.NDArray[Any]:
     # An empty file cannot be mapped.
     if size == 0:
         return np.zeros(0, type)
@@ -158,20 +160,22 @@ def _facts(file: Path) -> dict[str, Any]:
     try:
         facts = dict(json.loads(file.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
-        raise _broken(file, "it is not JSON") from error
-    if facts.get("version", FORMAT) != FORMAT:
-        raise _broken(file, f"it has format {facts['version']} where {FORMAT} is known here")
+        raise _corrupt(file, "it is not JSON") from error
+    if facts.get("version", FORMAT_VERSION) != FORMAT_VERSION:
+        raise _corrupt(
+            file, f"it has format {facts['version']} where {FORMAT_VERSION} is known here"
+        )
     if missing := sorted(needed - facts.keys()):
-        raise _broken(file, f"it does not say its {missing[0]}")
+        raise _corrupt(file, f"it does not say its {missing[0]}")
     return facts
 
 
-def _sized(file: Path, size: int) -> None:
+def _check_size(file: Path, size: int) -> None:
     if not file.is_file():
-        raise _broken(file, "it is not there")
+        raise _corrupt(file, "it is not there")
     if file.stat().st_size != size:
-        raise _broken(file, f"it has {file.stat().st_size:,} bytes where {size:,} belong")
+        raise _corrupt(file, f"it has {file.stat().st_size:,} bytes where {size:,} belong")
 
 
-def _broken(file: Path, why: str) -> UserError:
+def _corrupt(file: Path, why: str) -> UserError:
     return UserError(f"{file} is damaged or foreign, {why}: make the corpus again")

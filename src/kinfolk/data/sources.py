@@ -9,18 +9,34 @@ from pathlib import Path
 from typing import Literal
 
 from kinfolk.data import remote
-from kinfolk.data.listing import JSON, PARQUET, SEPARATED, files, sizes
-from kinfolk.data.streams import LONGEST, STDIN, Source, decoded, opened, suffix, unix
-from kinfolk.data.tables import FIELD, json_lines, parquet, separated
+from kinfolk.data.listing import DELIMITED_SUFFIXES, JSON, PARQUET, file_sizes, find_files
+from kinfolk.data.streams import (
+    MAX_LINE_CHARS,
+    STDIN,
+    InputFile,
+    content_suffix,
+    decode_utf8,
+    normalize_newlines,
+    open_input,
+)
+from kinfolk.data.tables import DEFAULT_TEXT_FIELD, read_delimited, read_jsonl, read_parquet
 from kinfolk.errors import UserError
 
-__all__ = ["Document", "Per", "Reading", "documents", "files", "parts", "sizes"]
+__all__ = [
+    "Document",
+    "DocumentUnit",
+    "Reading",
+    "file_sizes",
+    "find_files",
+    "parts",
+    "read_documents",
+]
 
-Per = Literal["block", "file"]
-Piece = tuple[str, bool]  # some text, and whether its document ends with it
+DocumentUnit = Literal["block", "file"]
+TextPart = tuple[str, bool]  # some text, and whether its document ends with it
 
 PART = 1 << 20  # characters that `parts` gives at once, at most
-BLANKS = 1 << 20  # white space that waits for what follows it
+MAX_BLANK_CHARS = 1 << 20  # white space that waits for what follows it
 _LEADING = re.compile(r"\A\s*\n")
 _BLANK = re.compile(r"\n\s*\n")
 
@@ -31,22 +47,22 @@ class Document:
 
     text: str
     source: Path
-    place: int
+    bytes_read: int
 
 
 @dataclass(frozen=True)
 class Reading:
     """What a document is, and where a table keeps its text."""
 
-    per: Per
+    per: DocumentUnit
     field: str | None
     column: str | int | None
 
 
-def documents(
+def read_documents(
     paths: Sequence[Path],
     *,
-    per: Per = "block",
+    per: DocumentUnit = "block",
     field: str | None = None,
     column: str | int | None = None,
 ) -> Iterator[Document]:
@@ -55,7 +71,7 @@ def documents(
     A text file has one a block between blank lines, or is one; a table has one a row, in a `field`
     of JSON lines ("text", or "meta.text") or in a `column`, by its name or its number from 1.
     """
-    found, named = files(paths), {Path(path) for path in paths}
+    found, named = find_files(paths), {Path(path) for path in paths}
     reading = Reading(per, field, column)
     _check(reading, found)
     return (document for path in found for document in _read(path, reading, named=path in named))
@@ -68,7 +84,7 @@ def parts(
 
     Memory is bounded however long a line is, for those who learn from text and need no documents.
     """
-    found, named = files(paths), {Path(path) for path in paths}
+    found, named = find_files(paths), {Path(path) for path in paths}
     reading = Reading("block", field, column)
     _check(reading, found)
     return (part for path in found for part in _parts(path, reading, named=path in named))
@@ -80,8 +96,8 @@ def _read(path: Path, reading: Reading, *, named: bool) -> Iterator[Document]:
     for source, text, ends in _pieces(path, reading, named=named):
         held.append(text)
         size += len(text)
-        if size > LONGEST:
-            raise source.long(source.began)
+        if size > MAX_LINE_CHARS:
+            raise source.too_long_error(source.document_line)
         if ends:
             whole = "".join(held)
             held, size = [], 0
@@ -114,32 +130,36 @@ def _cut(text: str, start: int, stop: int) -> int:
 def _check(reading: Reading, found: Sequence[Path]) -> None:
     """Refuse a field or a column that no source has."""
     kinds = {_kind(path, reading) for path in found}
-    if reading.field is not None and not kinds & {*JSON, *PARQUET, remote.PREFIX}:
+    if reading.field is not None and not kinds & {*JSON, *PARQUET, remote.DATASET_PREFIX}:
         raise UserError(f"--field {reading.field}: only .jsonl, .json and .parquet have fields")
-    if reading.column is not None and not kinds & {*SEPARATED, *PARQUET, remote.PREFIX}:
+    if reading.column is not None and not kinds & {
+        *DELIMITED_SUFFIXES,
+        *PARQUET,
+        remote.DATASET_PREFIX,
+    }:
         raise UserError(f"--column {reading.column}: only .tsv, .csv and .parquet have columns")
 
 
 def _kind(path: Path, reading: Reading) -> str:
     """Tell the kind of a source by its name; the standard input is what it is said to be."""
     if remote.named(path):
-        return remote.PREFIX
+        return remote.DATASET_PREFIX
     if path == STDIN and reading.column is not None:
         return ".tsv"
     if path == STDIN and reading.field is not None:
         return ".jsonl"
-    return suffix(path)
+    return content_suffix(path)
 
 
-def _pieces(path: Path, reading: Reading, *, named: bool) -> Iterator[tuple[Source, str, bool]]:
+def _pieces(path: Path, reading: Reading, *, named: bool) -> Iterator[tuple[InputFile, str, bool]]:
     """Read a source in pieces, and refuse one that was named and has no text."""
     # The bytes of a dataset are elsewhere.
-    found = nullcontext(Source(path, BytesIO())) if remote.named(path) else opened(path)
+    found = nullcontext(InputFile(path, BytesIO())) if remote.named(path) else open_input(path)
     empty = True
     with found as source:
         rows = _rows(source, reading)
-        pieces = _blocks(source, reading.per) if rows is None else ((row, True) for row in rows)
-        for text, ends in pieces:
+        chunks = _blocks(source, reading.per) if rows is None else ((row, True) for row in rows)
+        for text, ends in chunks:
             empty = empty and not text.strip()
             yield source, text, ends
     # In a folder an empty file is no mistake: it has no documents.
@@ -147,35 +167,35 @@ def _pieces(path: Path, reading: Reading, *, named: bool) -> Iterator[tuple[Sour
         raise UserError(f"{source.name} is empty: give a file with text in it")
 
 
-def _rows(source: Source, reading: Reading) -> Iterator[str] | None:
+def _rows(source: InputFile, reading: Reading) -> Iterator[str] | None:
     """Read a table, if it is one."""
-    field = FIELD if reading.field is None else reading.field
+    field = DEFAULT_TEXT_FIELD if reading.field is None else reading.field
     either = field if reading.column is None else reading.column
     kind = _kind(source.path, reading)
-    if kind == remote.PREFIX:
+    if kind == remote.DATASET_PREFIX:
         return remote.rows(source, str(either))
     if source.empty:
         return iter(())
     if kind in JSON:
-        return json_lines(source, field)
-    if kind in SEPARATED:
-        return separated(source, reading.column)
-    return parquet(source, either) if kind in PARQUET else None
+        return read_jsonl(source, field)
+    if kind in DELIMITED_SUFFIXES:
+        return read_delimited(source, reading.column)
+    return read_parquet(source, either) if kind in PARQUET else None
 
 
-def _blocks(source: Source, per: Per) -> Iterator[Piece]:
+def _blocks(source: InputFile, per: DocumentUnit) -> Iterator[TextPart]:
     """Part text at its blank lines, or nowhere; what is not blank at its end is passed on."""
     rest, begun = "", False
-    for part in unix(decoded(source)):
+    for part in normalize_newlines(decode_utf8(source)):
         text = rest + part if begun else _LEADING.sub("", rest + part)
         *whole, last = _BLANK.split(text) if per == "block" else [text]
         yield from ((block, True) for block in whole)
         kept = last.rstrip()
         rest = last[len(kept) :]
-        if len(rest) > BLANKS:  # no line of blanks is that long: it is text
+        if len(rest) > MAX_BLANK_CHARS:  # no line of blanks is that long: it is text
             kept, rest = last, ""
         if whole or not begun:
-            source.began = source.line - last.count("\n")
+            source.document_line = source.line - last.count("\n")
             begun = False
         if kept:
             yield kept, False

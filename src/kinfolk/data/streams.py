@@ -14,12 +14,12 @@ from typing import IO, Any
 from kinfolk.errors import UserError
 
 STDIN = Path("-")
-COMPRESSED = (".gz", ".xz", ".zst")
-CHUNK = 1 << 20  # bytes read at once
-LONGEST = 1 << 28  # characters of one document: it is held in memory whole
+COMPRESSION_SUFFIXES = (".gz", ".xz", ".zst")
+READ_BYTES = 1 << 20  # bytes read at once
+MAX_LINE_CHARS = 1 << 28  # characters of one document: it is held in memory whole
 
 
-class Source:
+class InputFile:
     """A file while it is read: its own bytes, those bytes decompressed, and how far reading is."""
 
     def __init__(self, path: Path, raw: IO[bytes]) -> None:
@@ -27,23 +27,23 @@ class Source:
         self.name = "standard input" if path == STDIN else str(path)
         self.place = 0  # bytes of the file read so far
         self.line = 1  # the line that decoding has reached
-        self.began = 1  # the line on which the present document began
-        counted = io.BufferedReader(_Counted(self), 1 << 16)
+        self.document_line = 1  # the line on which the present document began
+        counted = io.BufferedReader(_CountingReader(self), 1 << 16)
         self.empty = not counted.peek(1)
         self.stream = _decompressed(counted, path)
 
-    def long(self, line: int) -> UserError:
+    def too_long_error(self, line: int) -> UserError:
         """Say that what begins on a line is too long to be held."""
         return UserError(
-            f"the document that begins on line {line:,} of {self.name} is longer than {LONGEST:,} "
-            "characters: part it with blank lines, or into rows of a table"
+            f"the document that begins on line {line:,} of {self.name} is longer than "
+            f"{MAX_LINE_CHARS:,} characters: part it with blank lines, or into rows of a table"
         )
 
 
-class _Counted(io.RawIOBase):
+class _CountingReader(io.RawIOBase):
     """The bytes of a source, counted."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: InputFile) -> None:
         self._source = source
 
     def readable(self) -> bool:
@@ -57,14 +57,14 @@ class _Counted(io.RawIOBase):
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Source]:
+def open_input(path: Path) -> Iterator[InputFile]:
     """Open a file or the standard input, and say in a sentence what is wrong with it."""
     try:
         if path == STDIN:
-            yield Source(path, sys.stdin.buffer)
+            yield InputFile(path, sys.stdin.buffer)
         else:
             with path.open("rb") as raw:
-                yield Source(path, raw)
+                yield InputFile(path, raw)
     except (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError) as error:
         raise UserError(f"{path} is damaged or cut short ({error}): fetch it again") from error
     except OSError as error:
@@ -73,11 +73,11 @@ def opened(path: Path) -> Iterator[Source]:
         ) from error
 
 
-def decoded(source: Source) -> Iterator[str]:
+def decode_utf8(source: InputFile) -> Iterator[str]:
     """Decode a source part by part; a sequence of bytes that is cut waits for the next part."""
     rest, read, final = b"", 0, False
     while not final:
-        part = source.stream.read(CHUNK)
+        part = source.stream.read(READ_BYTES)
         final, data = not part, rest + part
         try:
             text, used = utf_8_decode(data, "strict", final)
@@ -98,7 +98,7 @@ def decoded(source: Source) -> Iterator[str]:
         rest, read = data[used:], read + used
 
 
-def unix(parts: Iterable[str]) -> Iterator[str]:
+def normalize_newlines(parts: Iterable[str]) -> Iterator[str]:
     """Let every line end as on Unix, also where its two characters come in two parts."""
     held = ""
     for part in parts:
@@ -111,7 +111,7 @@ def unix(parts: Iterable[str]) -> Iterator[str]:
         yield text
 
 
-def lines(source: Source, parts: Iterable[str]) -> Iterator[str]:
+def iter_lines(source: InputFile, parts: Iterable[str]) -> Iterator[str]:
     """Cut text into its lines, without their ends."""
     held: list[str] = []
     size, number = 0, 1
@@ -119,8 +119,8 @@ def lines(source: Source, parts: Iterable[str]) -> Iterator[str]:
         first, *whole = part.split("\n")
         held.append(first)
         size += len(first)
-        if size > LONGEST:
-            raise source.long(number)
+        if size > MAX_LINE_CHARS:
+            raise source.too_long_error(number)
         if whole:
             yield "".join(held)
             number += len(whole)
@@ -130,9 +130,9 @@ def lines(source: Source, parts: Iterable[str]) -> Iterator[str]:
         yield "".join(held)
 
 
-def suffix(path: Path) -> str:
+def content_suffix(path: Path) -> str:
     """Return what a file's name says of its contents, in lower case and uncompressed."""
-    plain = path.with_suffix("") if path.suffix.lower() in COMPRESSED else path
+    plain = path.with_suffix("") if path.suffix.lower() in COMPRESSION_SUFFIXES else path
     return plain.suffix.lower()
 
 

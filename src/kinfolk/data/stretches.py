@@ -10,31 +10,31 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from kinfolk.data.shards import Ids
+from kinfolk.data.shards import IntArray
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 # The sorts of characters; LINE is all white space that joins no word, tabs too.
 WORD, POINT, QUOTE, SPACE, LINE, STOP, ODD = range(7)
 
-RARE = 12  # characters of a stretch, on average, above which few are seen again
+MAX_MEAN_CHARS = 12  # characters of a stretch, on average, above which few are seen again
 
 
-def characters(text: str) -> Bytes:
+def ascii_codes(text: str) -> Bytes:
     """Return each character in a byte; all beyond ASCII are 128."""
     codes = np.frombuffer(text.encode("utf-32-le"), "<u4")
     found: Bytes = np.minimum(codes, 128).astype(np.uint8)
     return found
 
 
-def sorts(characters: Bytes, stops: Ids) -> Bytes:
+def char_classes(characters: Bytes, stops: IntArray) -> Bytes:
     """Return the sort of each character; `stops` are the places between two texts."""
     found = np.frombuffer(bytearray(characters.tobytes().translate(_SORTS)), np.uint8)
     found[stops] = STOP
     return found
 
 
-def starts(sorts: Bytes, stops: Ids) -> Ids:
+def starts(sorts: Bytes, stops: IntArray) -> IntArray:
     """Return where each stretch begins; a stop is one of its own."""
     pairs = 8 * np.concatenate([np.array([STOP], np.uint8), sorts[:-1]]) + sorts
     cuts = np.frombuffer(pairs.tobytes().translate(_CUTS), np.uint8)
@@ -44,12 +44,12 @@ def starts(sorts: Bytes, stops: Ids) -> Ids:
     # Chinese runs on without a space, and its stretches would not come back: it stays whole.
     last = np.searchsorted(found, stops)
     stretches = np.diff(last, prepend=-1)
-    joined = np.repeat(np.diff(stops, prepend=-1) > RARE * stretches, stretches)
+    joined = np.repeat(np.diff(stops, prepend=-1) > MAX_MEAN_CHARS * stretches, stretches)
     joined[last] = joined[last - stretches + 1] = False
     return found[~joined]
 
 
-def plain(sorts: Bytes, starts: Ids) -> npt.NDArray[np.bool_]:
+def plain(sorts: Bytes, starts: IntArray) -> npt.NDArray[np.bool_]:
     """Tell which stretches hold nothing odd."""
     found = np.ones(len(starts), np.bool_)
     found[np.searchsorted(starts, np.flatnonzero(sorts >= STOP), side="right") - 1] = False

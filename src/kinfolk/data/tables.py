@@ -8,19 +8,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
-from kinfolk.data.streams import COMPRESSED, Source, decoded, lines, suffix, unix
+from kinfolk.data.streams import (
+    COMPRESSION_SUFFIXES,
+    InputFile,
+    content_suffix,
+    decode_utf8,
+    iter_lines,
+    normalize_newlines,
+)
 from kinfolk.errors import UserError
 
-FIELD = "text"  # where a row keeps its text, unless told otherwise
+DEFAULT_TEXT_FIELD = "text"  # where a row keeps its text, unless told otherwise
 CELL = 1 << 26  # characters between two quotes; beyond, the second was forgotten
-ROWS = 256  # of a Parquet file, held at once
+PARQUET_BATCH_ROWS = 256  # of a Parquet file, held at once
 
 Row = tuple[int, list[str]]  # the line on which it begins, and its cells
 
 
-def json_lines(source: Source, field: str = FIELD, *, allow_nul: bool = False) -> Iterator[str]:
+def read_jsonl(
+    source: InputFile, field: str = DEFAULT_TEXT_FIELD, *, allow_nul: bool = False
+) -> Iterator[str]:
     """Read a field of each line's object; a dot leads into a field of a field."""
-    for number, line in enumerate(lines(source, decoded(source)), 1):
+    for number, line in enumerate(iter_lines(source, decode_utf8(source)), 1):
         if not line or line.isspace():
             continue
         where = f"line {number:,} of {source.name}"
@@ -35,12 +44,12 @@ def json_lines(source: Source, field: str = FIELD, *, allow_nul: bool = False) -
             raise UserError(
                 f"{where} is no JSON that can be read ({error}): leave it out"
             ) from error
-        yield text_of(row, field, where, allow_nul=allow_nul)
+        yield get_text(row, field, where, allow_nul=allow_nul)
 
 
-def separated(source: Source, column: str | int | None = None) -> Iterator[str]:
+def read_delimited(source: InputFile, column: str | int | None = None) -> Iterator[str]:
     """Read a column by its number, from 1, or by its name in the first row."""
-    rows = quoted(source) if suffix(source.path) == ".csv" else tabbed(source)
+    rows = read_csv_rows(source) if content_suffix(source.path) == ".csv" else read_tsv_rows(source)
     first = next(rows, None)
     if first is None:
         return
@@ -56,7 +65,7 @@ def separated(source: Source, column: str | int | None = None) -> Iterator[str]:
         yield row[place]
 
 
-def parquet(source: Source, column: str | int = FIELD) -> Iterator[str]:
+def read_parquet(source: InputFile, column: str | int = DEFAULT_TEXT_FIELD) -> Iterator[str]:
     """Read a column, a few hundred rows at a time; a dot leads into a field of a struct."""
     try:
         from pyarrow import lib
@@ -66,17 +75,17 @@ def parquet(source: Source, column: str | int = FIELD) -> Iterator[str]:
             f"{source.name} needs the pyarrow package: pip install 'kinfolk[parquet]'"
         ) from error
     size, done = source.path.stat().st_size, 0
-    with _seekable(source) as file:
+    with _seekable_file(source) as file:
         try:
             table = ParquetFile(file, buffer_size=1 << 20, pre_buffer=False)
             names = table.schema_arrow.names
             name = str(column) if named(column) else names[_place(names, column, source.name)]
             if name not in names and name.split(".")[0] not in names:
-                raise absent(name, names, source.name)
-            for batch in table.iter_batches(ROWS, columns=[name]):
+                raise missing_name_error(name, names, source.name)
+            for batch in table.iter_batches(PARQUET_BATCH_ROWS, columns=[name]):
                 source.place = size * (done + len(batch)) // table.metadata.num_rows
                 for number, row in enumerate(batch.to_pylist(), done + 1):
-                    yield text_of(row, name, f"row {number:,} of {source.name}")
+                    yield get_text(row, name, f"row {number:,} of {source.name}")
                 done += len(batch)
         except (lib.ArrowException, OSError, UnicodeDecodeError) as error:
             said = str(error).partition("\n")[0]
@@ -85,14 +94,14 @@ def parquet(source: Source, column: str | int = FIELD) -> Iterator[str]:
             ) from error
 
 
-def text_of(row: Any, field: str, where: str, *, allow_nul: bool = False) -> str:
+def get_text(row: Any, field: str, where: str, *, allow_nul: bool = False) -> str:
     """Return the text of a row's field, if it is one that can be written as UTF-8."""
     value, steps = row, [field] if isinstance(row, dict) and field in row else field.split(".")
     for step in steps:
         if not isinstance(value, dict):
             raise UserError(f"{where} has no field {field!r}: it is {_kind(value)}, not an object")
         if step not in value:
-            raise absent(field, list(value), where)
+            raise missing_name_error(field, list(value), where)
         value = value[step]
     if not isinstance(value, str):
         raise UserError(f"{field!r} in {where} is {_kind(value)}, not text: choose another --field")
@@ -113,7 +122,7 @@ def named(column: str | int | None) -> bool:
     return isinstance(column, str) and not column.lstrip("-").isdecimal()
 
 
-def absent(name: str, names: list[str], where: str) -> UserError:
+def missing_name_error(name: str, names: list[str], where: str) -> UserError:
     """Say that something is missing, and what there is."""
     rest = f"choose one of {_listed(names)}" if names else "nothing is there"
     return UserError(f"{where} has no {name!r}: {rest}")
@@ -129,7 +138,7 @@ def _place(first: list[str], column: str | int | None, name: str) -> int:
     if named(column):
         titles = [title.strip() for title in first]
         if column not in titles:
-            raise absent(str(column), titles, f"the first row of {name}")
+            raise missing_name_error(str(column), titles, f"the first row of {name}")
         return titles.index(str(column))
     number = 1 if column is None else int(column)
     if not 1 <= number <= len(first):
@@ -139,18 +148,20 @@ def _place(first: list[str], column: str | int | None, name: str) -> int:
     return number - 1
 
 
-def tabbed(source: Source) -> Iterator[Row]:
+def read_tsv_rows(source: InputFile) -> Iterator[Row]:
     """Part lines at tabs and nothing else: quotes are text, as in most published files."""
-    for number, line in enumerate(lines(source, unix(decoded(source))), 1):
+    for number, line in enumerate(iter_lines(source, normalize_newlines(decode_utf8(source))), 1):
         if line:
             yield number, line.split("\t")
 
 
-def quoted(source: Source) -> Iterator[Row]:
+def read_csv_rows(source: InputFile) -> Iterator[Row]:
     """Read comma-separated values, whose quotes may hold commas and line ends."""
     csv.field_size_limit(CELL)
     # Not strict, a forgotten quote would swallow the rest of the file without a word.
-    reader = csv.reader((line + "\n" for line in lines(source, decoded(source))), strict=True)
+    reader = csv.reader(
+        (line + "\n" for line in iter_lines(source, decode_utf8(source))), strict=True
+    )
     while True:
         number = reader.line_num + 1
         try:
@@ -167,9 +178,9 @@ def quoted(source: Source) -> Iterator[Row]:
 
 
 @contextmanager
-def _seekable(source: Source) -> Iterator[IO[bytes]]:
+def _seekable_file(source: InputFile) -> Iterator[IO[bytes]]:
     """Lend a file that can be read in any order: the compressed ones are unpacked on disk."""
-    if source.path.suffix.lower() not in COMPRESSED:
+    if source.path.suffix.lower() not in COMPRESSION_SUFFIXES:
         yield source.raw
         return
     with tempfile.TemporaryFile() as file:

@@ -9,9 +9,9 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, parent_process
 
-from kinfolk.data.encoding import Encoder
+from kinfolk.data.encoding import DocumentEncoder
 from kinfolk.data.sources import Document
-from kinfolk.data.writer import Encoded
+from kinfolk.data.writer import EncodedDocuments
 from kinfolk.errors import UserError
 
 MOST = 8  # processes, unless more are asked for
@@ -20,27 +20,27 @@ WORTH = 1 << 23  # bytes of text that make up for starting a process
 Chunk = tuple[bool, list[Document]]  # whether these documents are held out
 
 
-def enough(text: float | None) -> int:
+def default_num_workers(text: float | None) -> int:
     """Choose how many processes are worth starting for so many bytes of text."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return min(cores or 1, MOST) if text is None or text > WORTH else 1
 
 
-def encodings(
-    chunks: Iterable[Chunk], encoder: Callable[[], Encoder], workers: int
-) -> Generator[tuple[Chunk, Encoded], None, None]:
+def encode_in_parallel(
+    chunks: Iterable[Chunk], encoder: Callable[[], DocumentEncoder], workers: int
+) -> Generator[tuple[Chunk, EncodedDocuments], None, None]:
     """Encode chunks in their order, with a few on their way to each worker and no more."""
     if workers == 1:
         encode = encoder()
         yield from ((chunk, encode(_texts(chunk))) for chunk in chunks)
         return
     pool = ProcessPoolExecutor(
-        workers, mp_context=get_context("spawn"), initializer=_start, initargs=(encoder,)
+        workers, mp_context=get_context("spawn"), initializer=_init_worker, initargs=(encoder,)
     )
-    sent: deque[tuple[Chunk, Future[Encoded]]] = deque()
+    sent: deque[tuple[Chunk, Future[EncodedDocuments]]] = deque()
     try:
         for chunk in chunks:
-            sent.append((chunk, pool.submit(_work, _texts(chunk))))
+            sent.append((chunk, pool.submit(_encode_task, _texts(chunk))))
             if len(sent) > 2 * workers:
                 first, future = sent.popleft()
                 yield first, future.result()
@@ -59,19 +59,19 @@ def _texts(chunk: Chunk) -> list[str]:
     return [document.text for document in chunk[1]]
 
 
-_encode: Encoder  # in each worker
+_encode: DocumentEncoder  # in each worker
 
 
-def _start(encoder: Callable[[], Encoder]) -> None:
+def _init_worker(encoder: Callable[[], DocumentEncoder]) -> None:
     global _encode
     # A parent that is killed closes no queue, and a worker would wait for ever.
-    threading.Thread(target=_outlive, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it and ends the workers
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one worker, one core
     _encode = encoder()
 
 
-def _outlive() -> None:
+def _exit_with_parent() -> None:
     """Wait for the parent's end, and end too."""
     parent = parent_process()
     assert parent is not None
@@ -79,5 +79,5 @@ def _outlive() -> None:
     os._exit(1)
 
 
-def _work(texts: list[str]) -> Encoded:
+def _encode_task(texts: list[str]) -> EncodedDocuments:
     return _encode(texts)

@@ -12,26 +12,26 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from kinfolk.data.shards import CHUNK, FORMAT, HEADER, MAGIC, TYPES, VERSION, Ids
+from kinfolk.data.shards import CHUNK, DTYPES, FORMAT_VERSION, HEADER, MAGIC, VERSION, IntArray
 from kinfolk.errors import UserError
 from kinfolk.text import Tokenizer
 
-HUGE = 1 << 32  # bytes that one document cannot have
+MAX_DOCUMENT_BYTES = 1 << 32  # bytes that one document cannot have
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedDocuments:
     """Some documents as ids, end to end, with the lengths that part them."""
 
     ids: npt.NDArray[Any]
     sentences: npt.NDArray[np.int32]  # tokens in each sentence
-    documents: Ids  # sentences in each document
-    bytes: Ids  # of text (UTF-8) in each document
+    documents: IntArray  # sentences in each document
+    bytes: IntArray  # of text (UTF-8) in each document
     words: npt.NDArray[np.bool_] | None = None  # whether each token begins a word
 
 
 @dataclass
-class Source:
+class SourceStats:
     """What one file gave."""
 
     path: str
@@ -40,14 +40,16 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Written:
+class WriteProgress:
     """How much of a corpus is written."""
 
     documents: int = 0
     sentences: int = 0
     tokens: int = 0
     bytes: int = 0
-    rest: tuple[bool, ...] = ()  # which of the last tokens begin words: too few to fill a byte
+    pending_bits: tuple[
+        bool, ...
+    ] = ()  # which of the last tokens begin words: too few to fill a byte
 
     def sizes(self, width: int) -> dict[str, int]:
         """Return the bytes in each file, for ids of a width."""
@@ -60,12 +62,12 @@ class Written:
         }
 
 
-def code_of(tokenizer: Tokenizer) -> int:
+def dtype_code(tokenizer: Tokenizer) -> int:
     """Return Megatron's number for the type that holds every id of a tokenizer."""
-    return 8 if tokenizer.vocab <= 1 << 16 else 4
+    return 8 if tokenizer.vocab_size <= 1 << 16 else 4
 
 
-class Writer:
+class CorpusWriter:
     """Write a corpus as it comes, holding none of it; leave the `with` block to finish it.
 
     What was `written` before, by a writer that was killed, is kept; anything behind it is not. Its
@@ -78,21 +80,21 @@ class Writer:
         tokenizer: Tokenizer,
         *,
         words: str | None = None,
-        written: Written | None = None,
+        written: WriteProgress | None = None,
     ) -> None:
         self._folder, self._tokenizer, self._words = folder, tokenizer, words
-        self._code = code_of(tokenizer)
-        self._sources: dict[str, Source] = {}
-        self.written = written or Written()
+        self._code = dtype_code(tokenizer)
+        self._sources: dict[str, SourceStats] = {}
+        self.written = written or WriteProgress()
         folder.mkdir(parents=True, exist_ok=True)
-        sizes = self.written.sizes(np.dtype(TYPES[self._code]).itemsize)
+        sizes = self.written.sizes(np.dtype(DTYPES[self._code]).itemsize)
         self._files = {
             name: _opened(folder / name, size)
             for name, size in sizes.items()
             if name != "words.bin" or words is not None
         }
 
-    def __enter__(self) -> "Writer":
+    def __enter__(self) -> "CorpusWriter":
         return self
 
     def __exit__(
@@ -105,17 +107,17 @@ class Writer:
             with suppress(OSError) if kind is not None else nullcontext():
                 file.close()
 
-    def add(self, encoded: Encoded, sources: Sequence[str]) -> None:
+    def add(self, encoded: EncodedDocuments, sources: Sequence[str]) -> None:
         """Append documents, each with the file it came from."""
-        if encoded.bytes.max(initial=0) >= HUGE:
+        if encoded.bytes.max(initial=0) >= MAX_DOCUMENT_BYTES:
             raise UserError("a document has 4 GiB or more, and a corpus holds none so long: cut it")
         columns: dict[str, npt.NDArray[Any]] = {
-            "tokens.bin": encoded.ids.astype(TYPES[self._code]),
+            "tokens.bin": encoded.ids.astype(DTYPES[self._code]),
             "bytes.bin": encoded.bytes.astype(np.uint32),
             "lengths.part": encoded.sentences.astype(np.int32),
             "documents.part": encoded.documents.astype(np.int64),
         }
-        rest = self.written.rest
+        rest = self.written.pending_bits
         if self._words is not None:
             assert encoded.words is not None
             marks = np.concatenate([np.array(rest, np.bool_), encoded.words])
@@ -123,23 +125,23 @@ class Writer:
             columns["words.bin"], rest = np.packbits(marks[:full]), tuple(marks[full:].tolist())
         for name, column in columns.items():
             self._files[name].write(column.tobytes())
-        self.written = Written(
+        self.written = WriteProgress(
             documents=self.written.documents + len(encoded.documents),
             sentences=self.written.sentences + len(encoded.sentences),
             tokens=self.written.tokens + len(encoded.ids),
             bytes=self.written.bytes + int(encoded.bytes.sum()),
-            rest=rest,
+            pending_bits=rest,
         )
         for path, size in zip(sources, encoded.bytes.tolist(), strict=True):
-            self.credit(path, size)
+            self.count_source(path, size)
 
-    def credit(self, path: str, size: int) -> None:
+    def count_source(self, path: str, size: int) -> None:
         """Count one document to the file it came from."""
-        source = self._sources.setdefault(path, Source(path))
+        source = self._sources.setdefault(path, SourceStats(path))
         source.documents += 1
         source.bytes += size
 
-    def sync(self) -> Written:
+    def sync(self) -> WriteProgress:
         """See that all is on the disk, come what may, and return how much that is."""
         for file in self._files.values():
             file.flush()
@@ -148,25 +150,27 @@ class Writer:
 
     def _finish(self) -> None:
         done = self.written
-        if done.rest:
-            self._files["words.bin"].write(np.packbits(np.array(done.rest)).tobytes())
+        if done.pending_bits:
+            self._files["words.bin"].write(np.packbits(np.array(done.pending_bits)).tobytes())
         lengths, documents = self._files["lengths.part"], self._files["documents.part"]
         with (self._folder / "tokens.idx").open("wb") as index:
             bounds = done.documents + 1
             index.write(HEADER.pack(MAGIC, VERSION, self._code, done.sentences, bounds))
             for chunk in _chunks(lengths, np.int32):
                 index.write(chunk.tobytes())
-            _sums(index, lengths, np.int32, scale=np.dtype(TYPES[self._code]).itemsize)
-            _sums(index, documents, np.int64)
+            _write_prefix_sums(
+                index, lengths, np.int32, scale=np.dtype(DTYPES[self._code]).itemsize
+            )
+            _write_prefix_sums(index, documents, np.int64)
             index.write(np.int64(done.sentences).tobytes())
         facts = {
-            "version": FORMAT,
+            "version": FORMAT_VERSION,
             "documents": done.documents,
             "sentences": done.sentences,
             "tokens": done.tokens,
             "bytes": done.bytes,
-            "vocab": self._tokenizer.vocab,
-            "tokenizer_hash": self._tokenizer.hash,
+            "vocab": self._tokenizer.vocab_size,
+            "tokenizer_hash": self._tokenizer.fingerprint,
             "words": self._words,
             "sources": [asdict(source) for source in self._sources.values()],
         }
@@ -192,7 +196,9 @@ def _chunks(file: IO[bytes], type: npt.DTypeLike) -> Iterator[npt.NDArray[Any]]:
         yield np.frombuffer(part, type)
 
 
-def _sums(index: IO[bytes], file: IO[bytes], type: npt.DTypeLike, *, scale: int = 1) -> None:
+def _write_prefix_sums(
+    index: IO[bytes], file: IO[bytes], type: npt.DTypeLike, *, scale: int = 1
+) -> None:
     """Write the sum of all numbers before each."""
     total = 0
     for chunk in _chunks(file, type):

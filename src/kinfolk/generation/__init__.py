@@ -1,39 +1,45 @@
 """Text from models: going on with a text, and filling its holes."""
 
-from kinfolk.generation.beams import Beam
-from kinfolk.generation.contrast import Contrastive
-from kinfolk.generation.decoding import Method, collect, decode, generate
-from kinfolk.generation.filling import fill_blanks, fill_masks, fill_spans
-from kinfolk.generation.holes import Filled, Hole, fill_text
-from kinfolk.generation.rules import Rules
+from kinfolk.generation.beams import BeamSearch
+from kinfolk.generation.contrast import ContrastiveSearch
+from kinfolk.generation.decoding import DecodingMethod, collect_sequences, generate, generate_steps
+from kinfolk.generation.filling import fill_blanks, fill_masks, fill_sentinels
+from kinfolk.generation.holes import FillResult, MaskFill, fill
+from kinfolk.generation.rules import Constraints
 from kinfolk.generation.sampling import GREEDY, Sampling
-from kinfolk.generation.texts import Question, continue_text, question, request, spell
-from kinfolk.generation.wishes import Wishes
-from kinfolk.generation.writer import Generated, Request, Step
+from kinfolk.generation.texts import (
+    EncodedPrompt,
+    build_request,
+    encode_prompt,
+    generate_text,
+    stream_decode,
+)
+from kinfolk.generation.wishes import GenerationConfig
+from kinfolk.generation.writer import GeneratedSequence, GenerationRequest, TokenStep
 
 __all__ = [
     "GREEDY",
-    "Beam",
-    "Contrastive",
-    "Filled",
-    "Generated",
-    "Hole",
-    "Method",
-    "Question",
-    "Request",
-    "Rules",
+    "BeamSearch",
+    "Constraints",
+    "ContrastiveSearch",
+    "DecodingMethod",
+    "EncodedPrompt",
+    "FillResult",
+    "GeneratedSequence",
+    "GenerationConfig",
+    "GenerationRequest",
+    "MaskFill",
     "Sampling",
-    "Step",
-    "Wishes",
-    "collect",
-    "continue_text",
-    "decode",
+    "TokenStep",
+    "build_request",
+    "collect_sequences",
+    "encode_prompt",
+    "fill",
     "fill_blanks",
     "fill_masks",
-    "fill_spans",
-    "fill_text",
+    "fill_sentinels",
     "generate",
-    "question",
-    "request",
-    "spell",
+    "generate_steps",
+    "generate_text",
+    "stream_decode",
 ]

@@ -14,13 +14,19 @@ from torch import Tensor
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
-from kinfolk.generation.decoding import Method, generate
-from kinfolk.generation.layout import check, device, read, resting, room
-from kinfolk.generation.rules import Judge, Rules, ban
+from kinfolk.generation.decoding import DecodingMethod, generate
+from kinfolk.generation.layout import (
+    check_prompts,
+    device_of,
+    eval_mode,
+    source_inputs,
+    tokens_left,
+)
+from kinfolk.generation.rules import Constraints, LogitsProcessor, suppress
 from kinfolk.generation.sampling import GREEDY
-from kinfolk.generation.writer import Request
+from kinfolk.generation.writer import GenerationRequest
 from kinfolk.nn.language_model import LanguageModel
-from kinfolk.text.marks import Marks
+from kinfolk.text.marks import GLMTokens
 
 
 @torch.inference_mode()
@@ -37,25 +43,27 @@ def fill_masks(
         raise UserError(f"there is nothing to fill: the text holds no mask (id {mask})")
     if top < 1:
         raise UserError(f"top {top} leaves no token to choose: use 1 or more")
-    check(model, [ids], "text")
+    check_prompts(model, [ids], "text")
     if model.architecture != "encoder":  # it has learned to see only the past of a token
         raise UserError("this model writes from left to right: it can go on with a text, not fill")
-    inputs = read([ids]).to(device(model))
-    with resting(model):
+    inputs = source_inputs([ids]).to(device_of(model))
+    with eval_mode(model):
         hole = inputs.input_ids == mask
         if model.decoding == "two-stream":  # nobody sees a hole, and each is asked for
-            inputs = asking_for(inputs, hole)
+            inputs = _query_inputs(inputs, hole)
         output = model.forward_lm(inputs)
         hidden = output.hidden[hole] if inputs.target_positions is None else output.hidden[0]
         logits = model.lm_logits(hidden).logits().float()
-    unsaid = Judge(Rules(banned=banned), (), logits.shape[1], logits.device).banned
+    unsaid = LogitsProcessor(
+        Constraints(suppress_ids=banned), (), logits.shape[1], logits.device
+    ).banned
     shares = logits.softmax(-1)
-    best = ban(logits, unsaid).topk(min(top, logits.shape[1] - len(unsaid))).indices
+    best = suppress(logits, unsaid).topk(min(top, logits.shape[1] - len(unsaid))).indices
     found = zip(best.tolist(), shares.gather(1, best).tolist(), strict=True)
     return [list(zip(choices, share, strict=True)) for choices, share in found]
 
 
-def asking_for(inputs: Inputs, hole: Tensor) -> Inputs:
+def _query_inputs(inputs: Inputs, hole: Tensor) -> Inputs:
     """Ask for the holes of one text, each from all that is no hole."""
     time = hole.to(inputs.attention_mask.key_order.dtype)
     segments = torch.zeros_like(inputs.input_ids)
@@ -68,7 +76,7 @@ def asking_for(inputs: Inputs, hole: Tensor) -> Inputs:
     )
 
 
-def fill_spans(
+def fill_sentinels(
     model: LanguageModel,
     source: Sequence[int],
     *,
@@ -76,7 +84,7 @@ def fill_spans(
     start: int,  # what the decoder starts with
     eos: int,
     tokens: int = 128,  # for all holes together
-    method: Method = GREEDY,
+    method: DecodingMethod = GREEDY,
     seed: int = 0,
     banned: Collection[int] = (),
 ) -> list[list[int]]:
@@ -86,25 +94,25 @@ def fill_spans(
         raise UserError("there is nothing to fill: the source holds no sentinel")
     # As T5's own targets do, a model may close with the sentinel after the last hole.
     after = sentinels[sentinels.index(holes[-1]) + 1 :][:1]
-    request = Request(
+    request = GenerationRequest(
         prompts=[[start]],
-        tokens=tokens,
-        ends={eos, *after},
+        max_new_tokens=tokens,
+        eos_ids={eos, *after},
         seed=seed,
-        sources=[source],
-        rules=Rules(banned=banned),
+        encoder_ids=[source],
+        constraints=Constraints(suppress_ids=banned),
     )
     (written,) = generate(model, request, method)
-    return part(written.ids, holes, sentinels)
+    return split_at_sentinels(written.ids, holes, sentinels)
 
 
 def fill_blanks(
     model: LanguageModel,
     ids: Sequence[int],
-    marks: Marks,
+    marks: GLMTokens,
     *,
     tokens: int = 128,  # for all blanks together
-    method: Method = GREEDY,
+    method: DecodingMethod = GREEDY,
     seed: int = 0,
     banned: Collection[int] = (),
 ) -> list[list[int]]:
@@ -112,21 +120,21 @@ def fill_blanks(
     places = [place for place, id in enumerate(ids) if id in marks.masks]
     if not places:
         raise UserError("there is nothing to fill: the text holds no mask")
-    check(model, [ids], "text")
-    left = room(model, len(ids) + len(places), tokens, None)
+    check_prompts(model, [ids], "text")
+    left = tokens_left(model, len(ids) + len(places), tokens, None)
     prompt, blanks, spans = list(ids), list[tuple[int, int]](), list[list[int]]()
     for number, place in enumerate(places):
         share = left // (len(places) - number)
         if share < 1:
             raise UserError(f"{left} tokens are too few for {len(places)} blanks: allow for more")
-        request = Request(
+        request = GenerationRequest(
             prompts=[[*prompt, marks.start]],
-            tokens=share,
-            ends={marks.end},
+            max_new_tokens=share,
+            eos_ids={marks.end},
             seed=seed,
             first=number,
             blanks=[[*blanks, (place, 1)]],
-            rules=Rules(banned=banned),
+            constraints=Constraints(suppress_ids=banned),
         )
         (written,) = generate(model, request, method)
         spans.append(written.ids)
@@ -136,7 +144,9 @@ def fill_blanks(
     return spans
 
 
-def part(ids: Sequence[int], holes: Sequence[int], sentinels: Collection[int]) -> list[list[int]]:
+def split_at_sentinels(
+    ids: Sequence[int], holes: Sequence[int], sentinels: Collection[int]
+) -> list[list[int]]:
     """Split what was written at the holes' sentinels; one that is out of order ends a hole."""
     parts: list[list[int]] = [[] for _ in holes]
     reached, hole = -1, None

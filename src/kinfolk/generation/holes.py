@@ -5,143 +5,152 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kinfolk.errors import UserError
-from kinfolk.generation.decoding import Method
-from kinfolk.generation.filling import fill_blanks, fill_masks, fill_spans
+from kinfolk.generation.decoding import DecodingMethod
+from kinfolk.generation.filling import fill_blanks, fill_masks, fill_sentinels
 from kinfolk.generation.sampling import GREEDY
-from kinfolk.generation.texts import spoken, unspoken
+from kinfolk.generation.texts import decode_after, non_text_ids
 from kinfolk.nn.language_model import LanguageModel
-from kinfolk.text.marks import marks
+from kinfolk.text.marks import glm_tokens
 from kinfolk.text.tokenizer import Tokenizer
 
-HOLE = "[MASK]"  # in every text, whatever the tokenizer calls it
-BLANK = re.compile(r"\[[sg]?MASK\]")  # for a few words, a sentence, or all the rest (GLM)
+MASK = "[MASK]"  # in every text, whatever the tokenizer calls it
+MASK_PATTERN = re.compile(r"\[[sg]?MASK\]")  # for a few words, a sentence, or all the rest (GLM)
 
 # These put a space between any two words when they decode, so that their spaces say nothing.
-SPACED = ("wordpiece", "word", "word-bpe")
+ALWAYS_SPACED_KINDS = ("wordpiece", "word", "word-bpe")
 
 
 @dataclass(frozen=True)
-class Hole:
+class MaskFill:
     """What a hole was filled with, and the best choices for it with their probabilities."""
 
     text: str
-    choices: list[tuple[str, float]]  # best first; none where the model wrote a span
+    candidates: list[tuple[str, float]]  # best first; none where the model wrote a span
 
 
 @dataclass(frozen=True)
-class Filled:
+class FillResult:
     """A text without holes, and what stands in each."""
 
     text: str
-    holes: list[Hole]
+    masks: list[MaskFill]
 
 
-def fill_text(
+def fill(
     model: LanguageModel,
     tokenizer: Tokenizer,
     text: str,
     *,
     top: int = 5,  # choices for each hole, of encoders
     tokens: int = 128,  # for all holes together, of those who write; and so are the next two
-    method: Method = GREEDY,
+    method: DecodingMethod = GREEDY,
     seed: int = 0,
-) -> Filled:
+) -> FillResult:
     """Fill every [MASK] of a text: "It was [MASK]." may give "It was good.".
 
     Who fills blanks also knows [sMASK], for a sentence, and [gMASK], for all the rest.
     """
-    text = text if tokenizer.specials.mask is None else text.replace(mark(tokenizer), HOLE)
+    text = (
+        text if tokenizer.special_tokens.mask is None else text.replace(mask_token(tokenizer), MASK)
+    )
     if model.decoding == "infilling":
-        return with_blanks(model, tokenizer, text, tokens=tokens, method=method, seed=seed)
-    if HOLE not in text:
-        raise UserError(f"there is nothing to fill: put {HOLE} in the text where a word is missing")
+        return _fill_blanks(model, tokenizer, text, tokens=tokens, method=method, seed=seed)
+    if MASK not in text:
+        raise UserError(f"there is nothing to fill: put {MASK} in the text where a word is missing")
     if model.decoding == "encoder-decoder":
-        return with_spans(model, tokenizer, text, tokens=tokens, method=method, seed=seed)
-    return with_words(model, tokenizer, text, top=top)
+        return _fill_spans(model, tokenizer, text, tokens=tokens, method=method, seed=seed)
+    return _fill_tokens(model, tokenizer, text, top=top)
 
 
-def with_words(model: LanguageModel, tokenizer: Tokenizer, text: str, *, top: int) -> Filled:
+def _fill_tokens(model: LanguageModel, tokenizer: Tokenizer, text: str, *, top: int) -> FillResult:
     """Put the best token into each hole."""
-    specials = tokenizer.specials
-    if specials.mask is None:
+    special_tokens = tokenizer.special_tokens
+    if special_tokens.mask is None:
         raise UserError(
             "this tokenizer has no mask token: fill with the one the model learned with"
         )
-    ids = tokenizer.encode(text.replace(HOLE, mark(tokenizer)), specials=False)
-    frame = (*ids, specials.sep, specials.cls)  # XLNet's
+    ids = tokenizer.encode(text.replace(MASK, mask_token(tokenizer)), add_special_tokens=False)
+    frame = (*ids, special_tokens.sep, special_tokens.cls)  # XLNet's
     if model.decoding != "two-stream":
-        frame = (specials.cls, *ids, specials.sep)
+        frame = (special_tokens.cls, *ids, special_tokens.sep)
     ids = [id for id in frame if id is not None]
-    found = fill_masks(model, ids, specials.mask, top=top, banned=unspoken(model, tokenizer))
-    at = [place for place, id in enumerate(ids) if id == specials.mask]
+    found = fill_masks(
+        model, ids, special_tokens.mask, top=top, banned=non_text_ids(model, tokenizer)
+    )
+    at = [place for place, id in enumerate(ids) if id == special_tokens.mask]
     holes = []
     for place, choices in zip(at, found, strict=True):
         # Each choice is spelled as it reads after what stands before it by now.
-        words = [(word(tokenizer, ids[:place], [id]), share) for id, share in choices]
-        holes.append(Hole(words[0][0], words))
+        words = [(_decode_fill(tokenizer, ids[:place], [id]), share) for id, share in choices]
+        holes.append(MaskFill(words[0][0], words))
         ids[place] = choices[0][0]
-    return close(text, holes)
+    return _insert_fills(text, holes)
 
 
-def with_spans(
+def _fill_spans(
     model: LanguageModel,
     tokenizer: Tokenizer,
     text: str,
     *,
     tokens: int,
-    method: Method,
+    method: DecodingMethod,
     seed: int,
-) -> Filled:
+) -> FillResult:
     """Let the decoder write into each hole as many tokens as it likes."""
-    specials, count = tokenizer.specials, text.count(HOLE)
-    if specials.eos is None:
+    special_tokens, count = tokenizer.special_tokens, text.count(MASK)
+    if special_tokens.eos is None:
         raise UserError("this tokenizer has no end token: fill with the one the model learned with")
-    if count > len(specials.sentinels):
+    if count > len(special_tokens.sentinels):
         raise UserError(
-            f"the text has {count} holes and the tokenizer {len(specials.sentinels)} sentinels: "
+            f"the text has {count} holes and the tokenizer {len(special_tokens.sentinels)} "
+            "sentinels: "
             "fill fewer at a time"
         )
-    if written := [id for id in tokenizer.encode(text) if id in specials.sentinels]:
-        raise UserError(f"the text holds {tokenizer.token(written[0])}: write {HOLE} for a hole")
-    source = [*punched(tokenizer, text), specials.eos]
-    spans = fill_spans(
+    if written := [id for id in tokenizer.encode(text) if id in special_tokens.sentinels]:
+        raise UserError(
+            f"the text holds {tokenizer.id_to_token(written[0])}: write {MASK} for a hole"
+        )
+    source = [*_encode_with_masks(tokenizer, text), special_tokens.eos]
+    spans = fill_sentinels(
         model,
         source,
-        sentinels=specials.sentinels,
-        start=specials.pad,
-        eos=specials.eos,
+        sentinels=special_tokens.sentinels,
+        start=special_tokens.pad,
+        eos=special_tokens.eos,
         tokens=tokens,
         method=method,
         seed=seed,
-        banned=unspoken(model, tokenizer) - {specials.eos, *specials.sentinels},
+        banned=non_text_ids(model, tokenizer) - {special_tokens.eos, *special_tokens.sentinels},
     )
     holes = []
-    for sentinel, span in zip(specials.sentinels[:count], spans, strict=True):
+    for sentinel, span in zip(special_tokens.sentinels[:count], spans, strict=True):
         place = source.index(sentinel)
-        holes.append(Hole(word(tokenizer, source[:place], span), []))
+        holes.append(MaskFill(_decode_fill(tokenizer, source[:place], span), []))
         source[place : place + 1] = span
-    return close(text, holes)
+    return _insert_fills(text, holes)
 
 
-def with_blanks(
+def _fill_blanks(
     model: LanguageModel,
     tokenizer: Tokenizer,
     text: str,
     *,
     tokens: int,
-    method: Method,
+    method: DecodingMethod,
     seed: int,
-) -> Filled:
+) -> FillResult:
     """Let the model write into each blank as many tokens as it likes."""
-    named = BLANK.findall(text)
+    named = MASK_PATTERN.findall(text)
     if not named:
-        raise UserError(f"there is nothing to fill: put {HOLE} in the text where words are missing")
-    text = BLANK.sub(HOLE, text)
-    if written := [id for id in tokenizer.encode(text) if id in tokenizer.specials.sentinels]:
-        raise UserError(f"the text holds {tokenizer.token(written[0])}: write {HOLE} for a hole")
-    known = marks(tokenizer.specials)
-    masks = dict(zip((HOLE, "[sMASK]", "[gMASK]"), known.masks, strict=True))
-    ids = punched(tokenizer, text, [masks[name] for name in named])
+        raise UserError(f"there is nothing to fill: put {MASK} in the text where words are missing")
+    text = MASK_PATTERN.sub(MASK, text)
+    if written := [id for id in tokenizer.encode(text) if id in tokenizer.special_tokens.sentinels]:
+        raise UserError(
+            f"the text holds {tokenizer.id_to_token(written[0])}: write {MASK} for a hole"
+        )
+    known = glm_tokens(tokenizer.special_tokens)
+    masks = dict(zip((MASK, "[sMASK]", "[gMASK]"), known.masks, strict=True))
+    ids = _encode_with_masks(tokenizer, text, [masks[name] for name in named])
     places = [place for place, id in enumerate(ids) if id in known.masks]
     spans = fill_blanks(
         model,
@@ -150,46 +159,48 @@ def with_blanks(
         tokens=tokens,
         method=method,
         seed=seed,
-        banned=unspoken(model, tokenizer) - {known.end},
+        banned=non_text_ids(model, tokenizer) - {known.end},
     )
-    holes, grown = list[Hole](), 0
+    holes, grown = list[MaskFill](), 0
     for place, span in zip(places, spans, strict=True):
         place += grown  # the blanks filled by now are longer than their masks
-        holes.append(Hole(word(tokenizer, ids[:place], span), []))
+        holes.append(MaskFill(_decode_fill(tokenizer, ids[:place], span), []))
         ids[place : place + 1] = span
         grown += len(span) - 1
-    return close(text, holes)
+    return _insert_fills(text, holes)
 
 
-def punched(tokenizer: Tokenizer, text: str, masks: Iterable[int] | None = None) -> list[int]:
+def _encode_with_masks(
+    tokenizer: Tokenizer, text: str, masks: Iterable[int] | None = None
+) -> list[int]:
     """Return the ids of a text with a mark for each hole: a sentinel, unless told otherwise."""
-    sentinels = iter(tokenizer.specials.sentinels if masks is None else masks)
-    if tokenizer.specials.mask is None:
-        before, *others = text.split(HOLE)
-        joined = (f"{tokenizer.token(next(sentinels))}{other}" for other in others)
-        return tokenizer.encode("".join([before, *joined]), specials=False)
+    sentinels = iter(tokenizer.special_tokens.sentinels if masks is None else masks)
+    if tokenizer.special_tokens.mask is None:
+        before, *others = text.split(MASK)
+        joined = (f"{tokenizer.id_to_token(next(sentinels))}{other}" for other in others)
+        return tokenizer.encode("".join([before, *joined]), add_special_tokens=False)
     # By way of the mask token, which may take the space before it along, as a word would.
-    ids = tokenizer.encode(text.replace(HOLE, mark(tokenizer)), specials=False)
-    return [next(sentinels) if id == tokenizer.specials.mask else id for id in ids]
+    ids = tokenizer.encode(text.replace(MASK, mask_token(tokenizer)), add_special_tokens=False)
+    return [next(sentinels) if id == tokenizer.special_tokens.mask else id for id in ids]
 
 
-def close(text: str, holes: Sequence[Hole]) -> Filled:
+def _insert_fills(text: str, holes: Sequence[MaskFill]) -> FillResult:
     """Put words into the holes of a text and leave the rest of it as it is."""
-    closed, *others = text.split(HOLE)
+    closed, *others = text.split(MASK)
     for hole, other in zip(holes, others, strict=True):
         spaced = not closed or closed[-1].isspace()
         closed += hole.text.lstrip() if spaced and not hole.text.isspace() else hole.text
         closed += other
-    return Filled(closed, list(holes))
+    return FillResult(closed, list(holes))
 
 
-def word(tokenizer: Tokenizer, before: Sequence[int], ids: Sequence[int]) -> str:
+def _decode_fill(tokenizer: Tokenizer, before: Sequence[int], ids: Sequence[int]) -> str:
     """Return what fills a hole, with a space before it only where the tokens say so."""
-    text = spoken(tokenizer, before, ids)
-    return text.strip() if tokenizer.kind in SPACED else text
+    text = decode_after(tokenizer, before, ids)
+    return text.strip() if tokenizer.kind in ALWAYS_SPACED_KINDS else text
 
 
-def mark(tokenizer: Tokenizer) -> str:
+def mask_token(tokenizer: Tokenizer) -> str:
     """Return what the tokenizer calls its mask."""
-    assert tokenizer.specials.mask is not None
-    return tokenizer.token(tokenizer.specials.mask)
+    assert tokenizer.special_tokens.mask is not None
+    return tokenizer.id_to_token(tokenizer.special_tokens.mask)

@@ -24,12 +24,12 @@ from kinfolk.batch import Inputs, KVCache, tree_map
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import LanguageModel
 
-Texts = Sequence[Sequence[int]]
+TokenLists = Sequence[Sequence[int]]
 Blanks = Sequence[tuple[int, int]]  # the place of each mask, and how many tokens it has by now
 
 
-def start(
-    prompts: Texts,
+def prefill_inputs(
+    prompts: TokenLists,
     source: Inputs | None,
     state: KVCache,
     blanks: Sequence[Blanks] | None = None,
@@ -57,8 +57,10 @@ def start(
             encoder_inputs=source,
             cache=state,
         )
-        return asking(opened) if asks else opened
-    lines = [laid(len(prompt), own) for prompt, own in zip(prompts, blanks, strict=True)]
+        return _add_query(opened) if asks else opened
+    lines = [
+        _blank_positions(len(prompt), own) for prompt, own in zip(prompts, blanks, strict=True)
+    ]
     filled = [[[0] * (longest - len(line)) + line for line in row] for row in lines]
     places, within, time = torch.tensor(filled).unbind(1)
     attention_mask = AttentionMask(document, time, time)
@@ -72,13 +74,13 @@ def start(
     )
 
 
-def asking(inputs: Inputs) -> Inputs:
+def _add_query(inputs: Inputs) -> Inputs:
     """Ask for the token in the last slot of every row."""
     last = torch.full_like(inputs.input_ids[:, :1], inputs.input_ids.shape[1] - 1)
     return replace(inputs, target_positions=last, token_type_ids=torch.zeros_like(inputs.input_ids))
 
 
-def laid(length: int, blanks: Blanks) -> list[list[int]]:
+def _blank_positions(length: int, blanks: Blanks) -> list[list[int]]:
     """Say of each token of a prompt where it stands, where in its blank, and when it is written."""
     sizes = [size for _, size in blanks]
     text = length - sum(sizes)
@@ -89,10 +91,10 @@ def laid(length: int, blanks: Blanks) -> list[list[int]]:
     ]
 
 
-def advance(inputs: Inputs, ids: Tensor) -> Inputs:
+def next_inputs(inputs: Inputs, ids: Tensor) -> Inputs:
     """Stand one place further in every text, on the token just chosen."""
     if inputs.target_positions is not None:
-        return ask_on(inputs, ids)
+        return _next_query(inputs, ids)
     places, time = inputs.position_ids[:, -1:], inputs.attention_mask.key_order[:, -1:] + 1
     within = None if inputs.block_position_ids is None else inputs.block_position_ids[:, -1:] + 1
     return Inputs(
@@ -109,7 +111,7 @@ def advance(inputs: Inputs, ids: Tensor) -> Inputs:
     )
 
 
-def ask_on(inputs: Inputs, ids: Tensor) -> Inputs:
+def _next_query(inputs: Inputs, ids: Tensor) -> Inputs:
     """Put the token just chosen where it was asked for, and ask for the next."""
     assert inputs.cache is not None
     inputs.cache.drop_last(1)
@@ -119,19 +121,19 @@ def ask_on(inputs: Inputs, ids: Tensor) -> Inputs:
     attention_mask = AttentionMask(
         torch.zeros_like(time), time, time, inputs.attention_mask.unpacked
     )
-    return asking(
+    return _add_query(
         Inputs(input_ids=both, attention_mask=attention_mask, position_ids=time, cache=inputs.cache)
     )
 
 
-def pick(inputs: Inputs, rows: Tensor) -> Inputs:
+def select_rows(inputs: Inputs, rows: Tensor) -> Inputs:
     """Keep these rows, here and in the state."""
     if inputs.cache is not None:
         inputs.cache.reorder(rows)
     return tree_map(inputs, lambda tensor: tensor[rows])
 
 
-def read(texts: Texts) -> Inputs:
+def source_inputs(texts: TokenLists) -> Inputs:
     """Lay texts side by side for an encoder, with padding to the right."""
     lengths = torch.tensor([len(text) for text in texts])[:, None]
     slots = torch.arange(int(lengths.max())).expand(len(texts), -1)
@@ -144,7 +146,7 @@ def read(texts: Texts) -> Inputs:
     return Inputs(input_ids=ids, attention_mask=attention_mask, position_ids=slots)
 
 
-def check(model: LanguageModel, texts: Texts, what: str) -> None:
+def check_prompts(model: LanguageModel, texts: TokenLists, what: str) -> None:
     """Complain about a text that is empty, too long, or holds ids the model does not know."""
     context = model.config.max_length
     for text in texts:
@@ -168,7 +170,7 @@ def check_ids(model: LanguageModel, text: Sequence[int], what: str) -> None:
         )
 
 
-def room(model: LanguageModel, length: int, tokens: int, context: int | None) -> int:
+def tokens_left(model: LanguageModel, length: int, tokens: int, context: int | None) -> int:
     """Say how many tokens may follow a prompt of some length."""
     if tokens < 1:
         raise UserError(f"{tokens} tokens are nothing to write: ask for 1 or more")
@@ -182,13 +184,13 @@ def room(model: LanguageModel, length: int, tokens: int, context: int | None) ->
     return left
 
 
-def device(model: LanguageModel) -> torch.device:
+def device_of(model: LanguageModel) -> torch.device:
     """Return where the model's weights are."""
     return next((weight.device for weight in model.parameters()), torch.device("cpu"))
 
 
 @contextmanager
-def resting(model: LanguageModel) -> Iterator[None]:
+def eval_mode(model: LanguageModel) -> Iterator[None]:
     """Switch the habits of training off, and on again where they were on."""
     training = [module for module in model.modules() if module.training]
     for module in training:

@@ -4,62 +4,62 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kinfolk.errors import UserError
-from kinfolk.generation.decoding import Method, collect, decode
+from kinfolk.generation.decoding import DecodingMethod, collect_sequences, generate_steps
 from kinfolk.generation.layout import Blanks
-from kinfolk.generation.rules import Rules
+from kinfolk.generation.rules import Constraints
 from kinfolk.generation.sampling import Sampling
-from kinfolk.generation.writer import Request
+from kinfolk.generation.writer import GenerationRequest
 from kinfolk.nn.language_model import LanguageModel
-from kinfolk.text.marks import marks
+from kinfolk.text.marks import glm_tokens
 from kinfolk.text.tokenizer import Tokenizer
 
-BROKEN = "\N{REPLACEMENT CHARACTER}"
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 @dataclass(frozen=True)
-class Question:
+class EncodedPrompt:
     """A prompt as the decoder wants it: what is written after, and what an encoder reads before."""
 
     prompt: list[int]
     source: list[int] | None
-    ends: set[int]
-    banned: set[int]
+    eos_ids: set[int]
+    suppress_ids: set[int]
     blanks: Blanks | None = None  # what the prompt ends with, where the model fills them
 
 
-def question(model: LanguageModel, tokenizer: Tokenizer, prompt: str) -> Question:
+def encode_prompt(model: LanguageModel, tokenizer: Tokenizer, prompt: str) -> EncodedPrompt:
     """Frame a prompt: a decoder goes on with it, an encoder-decoder reads it and answers.
 
     Who fills blanks reads it both ways, and writes all the rest.
     """
-    return framed(model, tokenizer, tokenizer.encode(prompt, specials=False))
+    return build_prompt(model, tokenizer, tokenizer.encode(prompt, add_special_tokens=False))
 
 
-def framed(model: LanguageModel, tokenizer: Tokenizer, ids: Sequence[int]) -> Question:
+def build_prompt(model: LanguageModel, tokenizer: Tokenizer, ids: Sequence[int]) -> EncodedPrompt:
     """Frame the ids of a prompt."""
-    specials = tokenizer.specials
+    special_tokens = tokenizer.special_tokens
     if model.decoding == "infilling":
-        known = marks(specials)
-        banned = unspoken(model, tokenizer) - {known.end}
-        opened = [*ids, known.tail, known.start]
-        return Question(opened, None, {known.end}, banned, [(len(ids), 1)])
+        known = glm_tokens(special_tokens)
+        banned = non_text_ids(model, tokenizer) - {known.end}
+        opened = [*ids, known.gmask, known.start]
+        return EncodedPrompt(opened, None, {known.end}, banned, [(len(ids), 1)])
     if model.decoding == "two-stream":  # a text ends with its separator, and nothing opens it
-        ends = {specials.sep} if specials.sep is not None else set()
-        return Question(list(ids), None, ends, unspoken(model, tokenizer) - ends)
-    ends = set() if specials.eos is None else {specials.eos}
-    banned = unspoken(model, tokenizer) - ends
+        ends = {special_tokens.sep} if special_tokens.sep is not None else set()
+        return EncodedPrompt(list(ids), None, ends, non_text_ids(model, tokenizer) - ends)
+    ends = set() if special_tokens.eos is None else {special_tokens.eos}
+    banned = non_text_ids(model, tokenizer) - ends
     if model.decoding == "encoder-decoder":
-        return Question([specials.pad], [*ids, *ends], ends, banned)
-    opening = specials.eos if specials.bos is None else specials.bos
-    return Question([*ids] if opening is None else [opening, *ids], None, ends, banned)
+        return EncodedPrompt([special_tokens.pad], [*ids, *ends], ends, banned)
+    opening = special_tokens.eos if special_tokens.bos is None else special_tokens.bos
+    return EncodedPrompt([*ids] if opening is None else [opening, *ids], None, ends, banned)
 
 
-def shortened(
+def truncate_prompt(
     model: LanguageModel, tokenizer: Tokenizer, prompt: str, *, tokens: int
-) -> tuple[Question, int]:
+) -> tuple[EncodedPrompt, int]:
     """Frame the end of a prompt that leaves room for so many tokens; say how many are cut off."""
-    ids = tokenizer.encode(prompt, specials=False)
-    whole = framed(model, tokenizer, ids)
+    ids = tokenizer.encode(prompt, add_special_tokens=False)
+    whole = build_prompt(model, tokenizer, ids)
     context = model.config.max_length
     if context is None:
         return whole, 0
@@ -70,40 +70,44 @@ def shortened(
         raise UserError(
             f"{tokens} tokens leave no room for a prompt in a context of {context}: write fewer"
         )
-    return framed(model, tokenizer, ids[over:]), over
+    return build_prompt(model, tokenizer, ids[over:]), over
 
 
-def request(
-    questions: Sequence[Question],
+def build_request(
+    questions: Sequence[EncodedPrompt],
     *,
-    tokens: int | Sequence[int],
-    num: int = 1,
+    max_new_tokens: int | Sequence[int],
+    num_return_sequences: int = 1,
     seed: int = 0,
     first: int = 0,
-    numbers: Sequence[int] | None = None,
-    rules: Rules = Rules(),
-    done: Callable[[Sequence[int]], bool] | None = None,
-    compiled: bool = False,
-) -> Request:
+    sample_ids: Sequence[int] | None = None,
+    constraints: Constraints = Constraints(),
+    should_stop: Callable[[Sequence[int]], bool] | None = None,
+    compile: bool = False,
+) -> GenerationRequest:
     """Put questions to one model together; what they ban is banned besides the rules."""
     asked = questions[0]
-    return Request(
+    return GenerationRequest(
         prompts=[q.prompt for q in questions],
-        tokens=tokens,
-        ends=asked.ends,
-        num=num,
-        rules=replace(rules, banned={*rules.banned, *asked.banned}),
+        max_new_tokens=max_new_tokens,
+        eos_ids=asked.eos_ids,
+        num_return_sequences=num_return_sequences,
+        constraints=replace(
+            constraints, suppress_ids={*constraints.suppress_ids, *asked.suppress_ids}
+        ),
         seed=seed,
         first=first,
-        numbers=numbers,
-        sources=None if asked.source is None else [q.source or [] for q in questions],
+        sample_ids=sample_ids,
+        encoder_ids=None if asked.source is None else [q.source or [] for q in questions],
         blanks=None if asked.blanks is None else [q.blanks or [] for q in questions],
-        done=done,
-        compiled=compiled,
+        should_stop=should_stop,
+        compile=compile,
     )
 
 
-def stopping(tokenizer: Tokenizer, stops: Sequence[str]) -> Callable[[Sequence[int]], bool] | None:
+def stop_on_strings(
+    tokenizer: Tokenizer, stops: Sequence[str]
+) -> Callable[[Sequence[int]], bool] | None:
     """Return what says that a text holds one of these strings; nothing where there are none."""
     if not stops:
         return None
@@ -119,16 +123,16 @@ def stopping(tokenizer: Tokenizer, stops: Sequence[str]) -> Callable[[Sequence[i
     return done
 
 
-def cut(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
+def truncate_at_stops(chunks: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
     """End a text before the first of the stops; what may yet become one is held back."""
     held = ""
-    for piece in pieces:
-        held += piece
+    for chunk in chunks:
+        held += chunk
         found = [at for at in (held.find(stop) for stop in stops) if at >= 0]
         if found:
             yield held[: min(found)]
             return
-        safe = len(held) - max((begun(held, stop) for stop in stops), default=0)
+        safe = len(held) - max((overlap(held, stop) for stop in stops), default=0)
         if held[:safe]:
             yield held[:safe]
         held = held[safe:]
@@ -136,12 +140,12 @@ def cut(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
         yield held
 
 
-def begun(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Say how many characters at the end of a text a stop begins with."""
     return next((n for n in range(len(stop) - 1, 0, -1) if text.endswith(stop[:n])), 0)
 
 
-def spell(tokenizer: Tokenizer, before: Sequence[int], ids: Iterable[int]) -> Iterator[str]:
+def stream_decode(tokenizer: Tokenizer, before: Sequence[int], ids: Iterable[int]) -> Iterator[str]:
     """Turn ids into text as they come; half a character waits for its other half.
 
     Only the newest tokens are decoded each time: those since the last whole piece, and the piece
@@ -151,26 +155,26 @@ def spell(tokenizer: Tokenizer, before: Sequence[int], ids: Iterable[int]) -> It
     joint, said = 0, len(written)
     for id in ids:
         written.append(id)
-        if piece := _new(tokenizer, written, joint, said):
-            yield piece
+        if chunk := _new_text(tokenizer, written, joint, said):
+            yield chunk
             joint, said = said, len(written)
     rest = tokenizer.decode(written[joint:])[len(tokenizer.decode(written[joint:said])) :]
     if rest:
         yield rest
 
 
-def _new(tokenizer: Tokenizer, written: Sequence[int], joint: int, said: int) -> str:
+def _new_text(tokenizer: Tokenizer, written: Sequence[int], joint: int, said: int) -> str:
     text = tokenizer.decode(written[joint:])
-    return "" if text.endswith(BROKEN) else text[len(tokenizer.decode(written[joint:said])) :]
+    return "" if text.endswith(REPLACEMENT) else text[len(tokenizer.decode(written[joint:said])) :]
 
 
-def continue_text(
+def generate_text(
     model: LanguageModel,
     tokenizer: Tokenizer,
     prompt: str,
     *,
     tokens: int = 100,
-    method: Method = Sampling(),
+    method: DecodingMethod = Sampling(),
     seed: int = 0,
 ) -> str:
     """Return what the model writes after a prompt: "Once upon" may give " a time"."""
@@ -178,17 +182,17 @@ def continue_text(
         raise UserError(
             "this model fills holes and does not go on with a text: put [MASK] where it may write"
         )
-    asked = question(model, tokenizer, prompt)
-    steps = decode(model, request([asked], tokens=tokens, seed=seed), method)
-    (written,) = collect(steps, 1)
-    return spoken(tokenizer, asked.prompt, written.ids)
+    asked = encode_prompt(model, tokenizer, prompt)
+    steps = generate_steps(model, build_request([asked], max_new_tokens=tokens, seed=seed), method)
+    (written,) = collect_sequences(steps, 1)
+    return decode_after(tokenizer, asked.prompt, written.ids)
 
 
-def spoken(tokenizer: Tokenizer, before: Sequence[int], ids: Sequence[int]) -> str:
+def decode_after(tokenizer: Tokenizer, before: Sequence[int], ids: Sequence[int]) -> str:
     """Return the text of ids as it reads after others: "##ing" after "play" is "ing"."""
     return tokenizer.decode([*before, *ids]).removeprefix(tokenizer.decode(before))
 
 
-def unspoken(model: LanguageModel, tokenizer: Tokenizer) -> set[int]:
+def non_text_ids(model: LanguageModel, tokenizer: Tokenizer) -> set[int]:
     """Return the ids that are no text: special ones, and those the tokenizer does not know."""
-    return {*tokenizer.specials.all, *range(tokenizer.vocab, model.config.vocab_size)}
+    return {*tokenizer.special_tokens.ids, *range(tokenizer.vocab_size, model.config.vocab_size)}

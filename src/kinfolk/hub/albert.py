@@ -17,7 +17,7 @@ from kinfolk.hub.mapping import (
     to_hf_fields,
 )
 from kinfolk.models.albert import AlbertConfig
-from kinfolk.text.tokenizer import Specials
+from kinfolk.text.tokenizer import SpecialTokens
 
 TYPE = "albert"
 CONFIG = AlbertConfig
@@ -47,7 +47,7 @@ HF_DEFAULTS = {
 }  # what transformers takes for granted
 
 
-def to_config(c: AlbertConfig, specials: Specials | None) -> dict[str, Any]:
+def to_config(c: AlbertConfig, special_tokens: SpecialTokens | None) -> dict[str, Any]:
     """Write config.json."""
     own = (
         {"num_hidden_groups": c.num_layers, "sharing_groups": c.num_hidden_groups}
@@ -60,9 +60,9 @@ def to_config(c: AlbertConfig, specials: Specials | None) -> dict[str, Any]:
         **own,
         "intermediate_size": c.intermediate_size or 4 * c.hidden_size,
         "tie_word_embeddings": True,
-        "pad_token_id": specials.pad if specials else None,
-        "bos_token_id": specials.bos if specials else None,
-        "eos_token_id": specials.eos if specials else None,
+        "pad_token_id": special_tokens.pad if special_tokens else None,
+        "bos_token_id": special_tokens.bos if special_tokens else None,
+        "eos_token_id": special_tokens.eos if special_tokens else None,
     }
 
 

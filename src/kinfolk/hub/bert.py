@@ -14,7 +14,7 @@ from kinfolk.hub.mapping import (
     to_hf_fields,
 )
 from kinfolk.models.bert import BertConfig
-from kinfolk.text.tokenizer import Specials
+from kinfolk.text.tokenizer import SpecialTokens
 
 TYPE = "bert"
 CONFIG = BertConfig
@@ -36,14 +36,14 @@ FIELDS = {
 }
 
 
-def to_config(c: BertConfig, specials: Specials | None) -> dict[str, Any]:
+def to_config(c: BertConfig, special_tokens: SpecialTokens | None) -> dict[str, Any]:
     """Write config.json."""
     return {
         "architectures": ["BertForPreTraining"],
         **to_hf_fields(c, FIELDS),
         "intermediate_size": c.intermediate_size or 4 * c.hidden_size,
         "tie_word_embeddings": True,
-        "pad_token_id": specials.pad if specials else None,
+        "pad_token_id": special_tokens.pad if special_tokens else None,
     }
 
 

@@ -19,7 +19,7 @@ from kinfolk.hub.mapping import (
 )
 from kinfolk.models.bert import BertConfig
 from kinfolk.models.electra import ElectraConfig
-from kinfolk.text.tokenizer import Specials
+from kinfolk.text.tokenizer import SpecialTokens
 
 TYPE = "electra"
 CONFIG = ElectraConfig
@@ -45,18 +45,18 @@ FIELDS = {
 }
 
 
-def to_config(c: ElectraConfig, specials: Specials | None) -> dict[str, Any]:
+def to_config(c: ElectraConfig, special_tokens: SpecialTokens | None) -> dict[str, Any]:
     """Write config.json."""
     return {
         "architectures": ["ElectraForPreTraining"],
         **to_hf_fields(c, FIELDS),
         "intermediate_size": c.intermediate_size or 4 * c.hidden_size,
         "tie_word_embeddings": True,
-        "pad_token_id": specials.pad if specials else None,
+        "pad_token_id": special_tokens.pad if special_tokens else None,
     }
 
 
-def parts(c: ElectraConfig, specials: Specials | None) -> dict[str, dict[str, Any]]:
+def parts(c: ElectraConfig, special_tokens: SpecialTokens | None) -> dict[str, dict[str, Any]]:
     """Write config.json of the sub-folder."""
     small = c.encoder_config(c.generator_size)
     sizes = {
@@ -64,7 +64,7 @@ def parts(c: ElectraConfig, specials: Specials | None) -> dict[str, dict[str, An
         "num_attention_heads": small.num_heads,
         "intermediate_size": small.intermediate_size,
     }
-    shared = {k: v for k, v in to_config(c, specials).items() if k != "generator_share"}
+    shared = {k: v for k, v in to_config(c, special_tokens).items() if k != "generator_share"}
     return {"generator": shared | {"architectures": ["ElectraForMaskedLM"]} | sizes}
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from kinfolk.errors import UserError
-from kinfolk.hub.mapping import Member, Parted
+from kinfolk.hub.mapping import Family, Parted
 from kinfolk.hub.native import MODEL_TYPE_PREFIX, Native
 from kinfolk.hub.task_heads import head_for_config, head_from_architectures, refuse_unnamed_head
 from kinfolk.nn.embeddings import init_weights_
@@ -27,11 +27,11 @@ PICKLE = "pytorch_model.bin"
 NORMS = (nn.LayerNorm, nn.RMSNorm)
 
 
-def members() -> list[Member]:
+def members() -> list[Family]:
     """Find the members by their presence in this package."""
     here = pkgutil.iter_modules([str(Path(__file__).parent)], "kinfolk.hub.")
     modules = [import_module(found.name) for found in here]
-    return [cast(Member, module) for module in modules if hasattr(module, "TYPE")]
+    return [cast(Family, module) for module in modules if hasattr(module, "TYPE")]
 
 
 def save(
@@ -52,7 +52,7 @@ def save(
     if member is None:
         raise UserError(f"{type(model).__name__} is in no file of models/: it cannot be saved")
     _check_vocab(tokenizer, c.vocab_size, folder)
-    specials = tokenizer.specials if tokenizer is not None else None
+    special_tokens = tokenizer.special_tokens if tokenizer is not None else None
     ours: dict[str, Tensor] = model.state_dict()
     # Each a copy of its own: parts of one tensor share memory, which the format does not allow.
     theirs = {
@@ -60,9 +60,9 @@ def save(
         for name, tensor in member.names(c).to_hf(ours).items()
     }
     dtype = str(next(iter(theirs.values())).dtype).removeprefix("torch.")
-    parts = {"": member.to_config(c, specials)}
+    parts = {"": member.to_config(c, special_tokens)}
     if isinstance(member, Parted):
-        parts |= member.parts(c, specials)
+        parts |= member.parts(c, special_tokens)
     for part, config in parts.items():
         config = {"model_type": member.TYPE, "dtype": dtype} | config
         inside = {
@@ -80,7 +80,7 @@ def template_of(config: ModelConfig) -> str | None:
     return None if member is None else member.FRAME
 
 
-def family_of(c: ModelConfig) -> Member | None:
+def family_of(c: ModelConfig) -> Family | None:
     """Find what is said of a network: by its own file, else as of any of ours."""
     kind = type(c.pretrained)
     named = next((m for m in members() if m.CONFIG is kind), None)
@@ -162,9 +162,9 @@ def _fresh(model: LanguageModel, missing: Set[str]) -> dict[str, Tensor]:
 
 
 def _check_vocab(tokenizer: Tokenizer | None, vocab: int, folder: Path | str) -> None:
-    if tokenizer is not None and tokenizer.vocab > vocab:
+    if tokenizer is not None and tokenizer.vocab_size > vocab:
         raise UserError(
-            f"the tokenizer of {folder} has {tokenizer.vocab} ids and the network knows "
+            f"the tokenizer of {folder} has {tokenizer.vocab_size} ids and the network knows "
             f"{vocab}: give the network a vocabulary at least as large"
         )
 
@@ -177,7 +177,7 @@ def _config(path: Path) -> dict[str, Any]:
     return _read(path / "config.json")
 
 
-def _member(data: Mapping[str, Any], path: Path) -> Member:
+def _member(data: Mapping[str, Any], path: Path) -> Family:
     known = {member.TYPE: member for member in members()}
     kind = data.get("model_type")
     if str(kind).startswith(MODEL_TYPE_PREFIX):

@@ -15,7 +15,7 @@ from kinfolk.hub.mapping import (
     to_hf_fields,
 )
 from kinfolk.models.gpt import GPTConfig
-from kinfolk.text.tokenizer import Specials
+from kinfolk.text.tokenizer import SpecialTokens
 
 TYPE = "openai-gpt"
 CONFIG = GPTConfig
@@ -36,7 +36,7 @@ FIELDS = {
 ACTIVATIONS = {"gelu": "gelu_new", "relu": "relu", "silu": "silu", "swish": "silu"}
 
 
-def to_config(c: GPTConfig, specials: Specials | None) -> dict[str, Any]:
+def to_config(c: GPTConfig, special_tokens: SpecialTokens | None) -> dict[str, Any]:
     """Write config.json."""
     bends = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
     if c.activation not in bends:
@@ -49,9 +49,9 @@ def to_config(c: GPTConfig, specials: Specials | None) -> dict[str, Any]:
         "afn": bends[c.activation],
         "embd_pdrop": c.dropout,
         "tie_word_embeddings": True,
-        "bos_token_id": specials.bos if specials else None,
-        "eos_token_id": specials.eos if specials else None,
-        "pad_token_id": specials.pad if specials else None,
+        "bos_token_id": special_tokens.bos if special_tokens else None,
+        "eos_token_id": special_tokens.eos if special_tokens else None,
+        "pad_token_id": special_tokens.pad if special_tokens else None,
     }
 
 

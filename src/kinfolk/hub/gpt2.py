@@ -14,7 +14,7 @@ from kinfolk.hub.mapping import (
     to_hf_fields,
 )
 from kinfolk.models.gpt2 import GPT2Config
-from kinfolk.text.tokenizer import Specials
+from kinfolk.text.tokenizer import SpecialTokens
 
 TYPE = "gpt2"
 CONFIG = GPT2Config
@@ -34,16 +34,16 @@ FIELDS = {
 }
 
 
-def to_config(c: GPT2Config, specials: Specials | None) -> dict[str, Any]:
+def to_config(c: GPT2Config, special_tokens: SpecialTokens | None) -> dict[str, Any]:
     """Write config.json."""
     return {
         "architectures": ["GPT2LMHeadModel"],
         **to_hf_fields(c, FIELDS),
         "embd_pdrop": c.dropout,
         "tie_word_embeddings": True,
-        "bos_token_id": specials.bos if specials else None,
-        "eos_token_id": specials.eos if specials else None,
-        "pad_token_id": specials.pad if specials else None,
+        "bos_token_id": special_tokens.bos if special_tokens else None,
+        "eos_token_id": special_tokens.eos if special_tokens else None,
+        "pad_token_id": special_tokens.pad if special_tokens else None,
     }
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import ModelConfig
-from kinfolk.text.tokenizer import Specials
+from kinfolk.text.tokenizer import SpecialTokens
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ def _check(found: Mapping[str, torch.Size], wanted: Mapping[str, torch.Size], wh
         raise UserError(f"the weights in {where} do not fit its config.json: {', '.join(wrong)}")
 
 
-class Member(Protocol):
+class Family(Protocol):
     """What a file in this package says of a family member."""
 
     @property
@@ -194,7 +194,7 @@ class Member(Protocol):
         """What its tokenizer puts around a text."""
         ...
 
-    def to_config(self, c: Any, specials: Specials | None) -> dict[str, Any]:
+    def to_config(self, c: Any, special_tokens: SpecialTokens | None) -> dict[str, Any]:
         """Write config.json."""
         ...
 
@@ -219,7 +219,7 @@ class Parted(Protocol):
         """The names of the sub-folders."""
         ...
 
-    def parts(self, c: Any, specials: Specials | None) -> dict[str, dict[str, Any]]:
+    def parts(self, c: Any, special_tokens: SpecialTokens | None) -> dict[str, dict[str, Any]]:
         """Write config.json of each sub-folder; that of the folder is read with these in it."""
         ...
 

@@ -15,7 +15,7 @@ from kinfolk.nn.bilstm import BiLSTMConfig
 from kinfolk.nn.embeddings import TokenEmbedding
 from kinfolk.nn.language_model import ModelConfig, Pooling
 from kinfolk.nn.task_heads import ModelWithHeadConfig
-from kinfolk.text.tokenizer import Specials
+from kinfolk.text.tokenizer import SpecialTokens
 
 MODEL_TYPE_PREFIX = "kinfolk_"  # before the member's name, in `model_type`
 
@@ -43,10 +43,14 @@ class Native:
         """What its tokenizer puts around a text."""
         return {"encoder": "bert", "encoder-decoder": "t5"}.get(self.CONFIG.network().architecture)
 
-    def to_config(self, c: Any, specials: Specials | None) -> dict[str, Any]:
+    def to_config(self, c: Any, special_tokens: SpecialTokens | None) -> dict[str, Any]:
         """Write config.json; under `head` what stands on the member, where something does."""
         roles = ("bos", "eos", "pad")
-        ids = {f"{role}_token_id": getattr(specials, role) for role in roles} if specials else {}
+        ids = (
+            {f"{role}_token_id": getattr(special_tokens, role) for role in roles}
+            if special_tokens
+            else {}
+        )
         if not isinstance(c, ModelWithHeadConfig):
             return {**asdict(c), **ids}
         head = asdict(c)

@@ -15,7 +15,7 @@ from kinfolk.hub.mapping import (
     to_hf_fields,
 )
 from kinfolk.models.roberta import RobertaConfig
-from kinfolk.text.tokenizer import Specials
+from kinfolk.text.tokenizer import SpecialTokens
 
 TYPE = "roberta"
 CONFIG = RobertaConfig
@@ -39,12 +39,12 @@ FIELDS = {
 HF_DEFAULTS = {"type_vocab_size": 2, "layer_norm_eps": 1e-12, "max_position_embeddings": 512}
 
 
-def to_config(c: RobertaConfig, specials: Specials | None) -> dict[str, Any]:
+def to_config(c: RobertaConfig, special_tokens: SpecialTokens | None) -> dict[str, Any]:
     """Write config.json."""
-    if specials is not None and specials.pad != c.padding_idx:
+    if special_tokens is not None and special_tokens.pad != c.padding_idx:
         raise UserError(
-            f"the tokenizer pads with the id {specials.pad} and the network counts places from "
-            f"{c.padding_idx}: build it with model.padding_idx={specials.pad}"
+            f"the tokenizer pads with the id {special_tokens.pad} and the network counts places "
+            f"from {c.padding_idx}: build it with model.padding_idx={special_tokens.pad}"
         )
     return {
         "architectures": ["RobertaForMaskedLM"],
@@ -52,8 +52,8 @@ def to_config(c: RobertaConfig, specials: Specials | None) -> dict[str, Any]:
         "max_position_embeddings": c.padding_idx + 1 + c.max_length,
         "intermediate_size": c.intermediate_size or 4 * c.hidden_size,
         "tie_word_embeddings": True,
-        "bos_token_id": specials.cls if specials else None,
-        "eos_token_id": specials.sep if specials else None,
+        "bos_token_id": special_tokens.cls if special_tokens else None,
+        "eos_token_id": special_tokens.sep if special_tokens else None,
     }
 
 

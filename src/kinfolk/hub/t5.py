@@ -20,7 +20,7 @@ from kinfolk.hub.mapping import (
     to_hf_fields,
 )
 from kinfolk.models.t5 import T5Config
-from kinfolk.text.tokenizer import Specials
+from kinfolk.text.tokenizer import SpecialTokens
 
 TYPE = "t5"
 CONFIG = T5Config
@@ -39,12 +39,13 @@ FIELDS = {
 }
 
 
-def to_config(c: T5Config, specials: Specials | None) -> dict[str, Any]:
+def to_config(c: T5Config, special_tokens: SpecialTokens | None) -> dict[str, Any]:
     """Write config.json."""
-    if specials is not None and specials.pad != c.decoder_start_token_id:
+    if special_tokens is not None and special_tokens.pad != c.decoder_start_token_id:
         raise UserError(
-            f"the tokenizer pads with the id {specials.pad} and the decoder starts from "
-            f"{c.decoder_start_token_id}: build it with model.decoder_start_token_id={specials.pad}"
+            f"the tokenizer pads with the id {special_tokens.pad} and the decoder starts from "
+            f"{c.decoder_start_token_id}: build it with "
+            f"model.decoder_start_token_id={special_tokens.pad}"
         )
     bend = "gelu" if c.gated and c.activation == "gelu_new" else c.activation  # see `_bend`
     return {
@@ -62,7 +63,7 @@ def to_config(c: T5Config, specials: Specials | None) -> dict[str, Any]:
         "scale_decoder_outputs": c.tie_word_embeddings,
         "is_encoder_decoder": True,
         "pad_token_id": c.decoder_start_token_id,
-        "eos_token_id": specials.eos if specials else 1,
+        "eos_token_id": special_tokens.eos if special_tokens else 1,
     }
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kinfolk.errors import UserError
-from kinfolk.hub.mapping import Member, ParameterMap, module, require
+from kinfolk.hub.mapping import Family, ParameterMap, module, require
 from kinfolk.nn.language_model import Pooling
 from kinfolk.nn.task_heads import FIXED_LABELS, ModelWithHeadConfig, pooling_of
-from kinfolk.text.tokenizer import Specials
+from kinfolk.text.tokenizer import SpecialTokens
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ DROPOUTS = {"albert": "classifier_dropout_prob", "xlnet": "summary_last_dropout"
 class WithHead:
     """What the other files of this package say of a member, said for it with a head."""
 
-    member: Member
+    member: Family
     there: HFHead
     head: str
 
@@ -82,10 +82,12 @@ class WithHead:
         """What its tokenizer puts around a text."""
         return self.member.FRAME
 
-    def to_config(self, c: ModelWithHeadConfig, specials: Specials | None) -> dict[str, Any]:
+    def to_config(
+        self, c: ModelWithHeadConfig, special_tokens: SpecialTokens | None
+    ) -> dict[str, Any]:
         """Write config.json."""
         return {
-            **self.member.to_config(c.backbone, specials),
+            **self.member.to_config(c.backbone, special_tokens),
             "architectures": [self.there.name],
             "id2label": {str(i): label for i, label in enumerate(c.labels)},
             "label2id": {label: i for i, label in enumerate(c.labels)},
@@ -151,7 +153,7 @@ class WithHead:
         return names
 
 
-def head_for_config(member: Member, c: ModelWithHeadConfig) -> WithHead | None:
+def head_for_config(member: Family, c: ModelWithHeadConfig) -> WithHead | None:
     """Return the member with such a head, None where Hugging Face has no class like it."""
     there = HF_HEADS.get(member.TYPE, {}).get(c.head)
     if there is None or c.pooling != pooling_of(c.backbone):
@@ -159,7 +161,7 @@ def head_for_config(member: Member, c: ModelWithHeadConfig) -> WithHead | None:
     return WithHead(member, there, c.head)
 
 
-def head_from_architectures(member: Member, data: Mapping[str, Any], where: str) -> Member:
+def head_from_architectures(member: Family, data: Mapping[str, Any], where: str) -> Family:
     """Return the member with the head that a config.json tells of, as it is where there is none."""
     said = str((data.get("architectures") or [BASE_SUFFIXES[0]])[0])
     known = HF_HEADS.get(member.TYPE, {})
@@ -175,7 +177,7 @@ def head_from_architectures(member: Member, data: Mapping[str, Any], where: str)
     )
 
 
-def refuse_unnamed_head(member: Member, weights: Collection[str], where: str) -> None:
+def refuse_unnamed_head(member: Family, weights: Collection[str], where: str) -> None:
     """Refuse a task head in the weights of a folder whose config.json does not name its class."""
     known = HF_HEADS.get(member.TYPE, {}).values()
     if found := [there for there in known if f"{there.out}.weight" in weights]:

@@ -17,7 +17,7 @@ from kinfolk.hub.mapping import (
     to_hf_fields,
 )
 from kinfolk.models.xlnet import XLNetConfig
-from kinfolk.text.tokenizer import Specials
+from kinfolk.text.tokenizer import SpecialTokens
 
 TYPE = "xlnet"
 CONFIG = XLNetConfig
@@ -35,7 +35,7 @@ FIELDS = {
 }
 
 
-def to_config(c: XLNetConfig, specials: Specials | None) -> dict[str, Any]:
+def to_config(c: XLNetConfig, special_tokens: SpecialTokens | None) -> dict[str, Any]:
     """Write config.json."""
     return {
         "architectures": ["XLNetLMHeadModel"],
@@ -47,9 +47,9 @@ def to_config(c: XLNetConfig, specials: Specials | None) -> dict[str, Any]:
         "untie_r": True,
         "mem_len": None,
         "tie_word_embeddings": True,
-        "bos_token_id": specials.bos if specials else None,
-        "eos_token_id": specials.eos if specials else None,
-        "pad_token_id": specials.pad if specials else None,
+        "bos_token_id": special_tokens.bos if special_tokens else None,
+        "eos_token_id": special_tokens.eos if special_tokens else None,
+        "pad_token_id": special_tokens.pad if special_tokens else None,
     }
 
 

@@ -39,16 +39,16 @@ class Unigram:
 
 
 @dataclass(frozen=True)
-class Order:
+class NGramOrder:
     """One order of the model: p(w | context) = mass(context w) + weight(context) * lower order."""
 
     grams: Keys
-    masses: Reals
+    probabilities: Reals
     contexts: Keys
     weights: Reals
 
     @classmethod
-    def fit(cls, grams: Keys, counts: Keys, base: int) -> "Order":
+    def fit(cls, grams: Keys, counts: Keys, base: int) -> "NGramOrder":
         """Discount the counts of sorted grams and share what is left among the lower order."""
         cut = discounts(counts)[np.minimum(counts, 3)]
         contexts, starts = np.unique(grams // base, return_index=True)
@@ -59,7 +59,7 @@ class Order:
 
     def apply(self, keys: Keys, base: int, lower: Reals) -> Reals:
         """Return the probability of each gram, given that of its lower order."""
-        mass = look_up(self.grams, self.masses, keys, missing=0.0)
+        mass = look_up(self.grams, self.probabilities, keys, missing=0.0)
         weight = look_up(self.contexts, self.weights, keys // base, missing=1.0)
         return mass + weight * lower
 
@@ -72,7 +72,7 @@ class Order:
         sizes = stops - starts
         rows = np.repeat(np.arange(len(contexts)), sizes)
         places = np.arange(len(rows)) + np.repeat(stops - np.cumsum(sizes), sizes)
-        chances[rows, self.grams[places] % base] += self.masses[places]
+        chances[rows, self.grams[places] % base] += self.probabilities[places]
         return chances
 
 
@@ -84,70 +84,74 @@ class KneserNey:
     `gram // vocab`, and the gram without its oldest token is a remainder.
     """
 
-    vocab: int
+    vocab_size: int
     bos: int
     eos: int
-    orders: tuple[Order, ...]  # the unigram first
+    orders: tuple[NGramOrder, ...]  # the unigram first
 
     @property
-    def history(self) -> int:
+    def context_size(self) -> int:
         """How many tokens before it a token depends on."""
         return len(self.orders) - 1
 
     @classmethod
     def fit(
-        cls, documents: Iterable[Ids], *, vocab: int, order: int = 3, bos: int, eos: int
+        cls, documents: Iterable[Ids], *, vocab_size: int, order: int = 3, bos: int, eos: int
     ) -> "KneserNey":
         """Count the documents, each from its start to its final `eos`."""
-        if order < 1 or vocab**order > 2**63:
+        if order < 1 or vocab_size**order > 2**63:
             raise UserError(
-                f"order {order} with a vocabulary of {vocab} does not fit 63 bits: "
+                f"order {order} with a vocabulary of {vocab_size} does not fit 63 bits: "
                 "take an order from 1 up and vocab ** order below 2 ** 63"
             )
-        tokens, ends = padded(documents, vocab, order - 1, bos, eos)
+        tokens, ends = padded(documents, vocab_size, order - 1, bos, eos)
         if not len(ends):
             raise UserError("no documents to count: an n-gram model needs at least one")
-        orders: list[Order] = []
+        orders: list[NGramOrder] = []
         longer: Keys | None = None
         for size in range(order, 0, -1):
-            grams, counts = np.unique(packed(tokens, ends, size, vocab, bos), return_counts=True)
+            grams, counts = np.unique(
+                packed(tokens, ends, size, vocab_size, bos), return_counts=True
+            )
             if not len(grams):  # every document is shorter than this order
                 continue
             if longer is not None:
                 continued = np.bincount(
-                    np.searchsorted(grams, longer % vocab**size), minlength=len(grams)
+                    np.searchsorted(grams, longer % vocab_size**size), minlength=len(grams)
                 )
                 # Nothing comes before a document, so a gram at its start keeps its plain count.
-                first = (grams // vocab ** (size - 1) == bos) & (size > 1)
+                first = (grams // vocab_size ** (size - 1) == bos) & (size > 1)
                 counts = np.where(first, counts, continued)
-            orders.append(Order.fit(grams, counts, vocab))
+            orders.append(NGramOrder.fit(grams, counts, vocab_size))
             longer = grams
-        return cls(vocab, bos, eos, tuple(reversed(orders)))
+        return cls(vocab_size, bos, eos, tuple(reversed(orders)))
 
     def nll(self, document: Ids) -> Reals:
         """Return the nats of each token of a document and of the `eos` after it."""
-        return self.costs(*padded([document], self.vocab, self.history, self.bos, self.eos))
+        return self.costs(
+            *padded([document], self.vocab_size, self.context_size, self.bos, self.eos)
+        )
 
     def costs(self, tokens: Keys, ends: Keys) -> Reals:
         """Return the nats of the tokens at some places, each after a whole context."""
-        chance = np.full(len(ends), 1 / self.vocab)
+        chance = np.full(len(ends), 1 / self.vocab_size)
         for size, order in enumerate(self.orders, start=1):
-            keys = packed(tokens, ends, size, self.vocab, None)
-            chance = order.apply(keys, self.vocab, chance)
+            keys = packed(tokens, ends, size, self.vocab_size, None)
+            chance = order.apply(keys, self.vocab_size, chance)
         costs: Reals = -np.log(chance)
         return costs
 
-    def following(self, contexts: Keys) -> Reals:
+    def next_token_probs(self, contexts: Keys) -> Reals:
         """Return the probability of every token after each context: (contexts, vocabulary).
 
         A context is the last `history` tokens, with `bos` where a document has not so many.
         """
-        chances = np.full((1, self.vocab), 1 / self.vocab)
+        chances = np.full((1, self.vocab_size), 1 / self.vocab_size)
         keys = np.zeros(1, np.int64)  # what stands before a unigram is nothing, for every context
         for size, order in enumerate(self.orders):
             if size:
-                keys = contexts[:, -size] * self.vocab ** (size - 1) + keys
-            chances = order.spread(keys, self.vocab, chances)
+                keys = contexts[:, -size] * self.vocab_size ** (size - 1) + keys
+            chances = order.spread(keys, self.vocab_size, chances)
         return np.repeat(chances, len(contexts), 0) if len(self.orders) == 1 else chances
 
 
@@ -163,7 +167,7 @@ def discounts(counts: Keys) -> Reals:
 
 
 def padded(
-    documents: Iterable[Ids], vocab: int, pads: int, bos: int, eos: int
+    documents: Iterable[Ids], vocab_size: int, pads: int, bos: int, eos: int
 ) -> tuple[Keys, Keys]:
     """Lay the documents end to end with `bos` before each; return them and the places scored."""
     start, end = np.full(pads, bos), np.array([eos])
@@ -171,9 +175,9 @@ def padded(
     if not rows:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     tokens = np.concatenate(rows, dtype=np.int64)
-    if tokens.min() < 0 or tokens.max() >= vocab:
-        wrong = tokens[(tokens < 0) | (tokens >= vocab)][0]
-        raise UserError(f"token {wrong} is not in a vocabulary of {vocab}")
+    if tokens.min() < 0 or tokens.max() >= vocab_size:
+        wrong = tokens[(tokens < 0) | (tokens >= vocab_size)][0]
+        raise UserError(f"token {wrong} is not in a vocabulary of {vocab_size}")
     sizes = np.array([len(document) + 1 for document in rows[1::3]])
     skipped = pads * np.arange(1, len(sizes) + 1)
     return tokens, np.arange(sizes.sum()) + np.repeat(skipped, sizes)

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from kinfolk.errors import UserError
 from kinfolk.rng import sequential
 
-LEVEL, DRAWS = 0.95, 1000
+CONFIDENCE_LEVEL, N_RESAMPLES = 0.95, 1000
 Metric = Callable[..., float]  # of lists with an item an example
 
 
 @dataclass(frozen=True)
-class Interval:
+class ConfidenceInterval:
     """A score, and between what it lies in most of the draws."""
 
     score: float
@@ -29,7 +29,7 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Difference:
+class PairedDifference:
     """How much better the first of two systems is on the same examples.
 
     `p` is how often chance alone would make a difference as large, in either direction, if the
@@ -42,61 +42,67 @@ class Difference:
     p: float
 
 
-def interval(
+def bootstrap_interval(
     metric: Metric,
     *columns: Sequence[Any],
-    level: float = LEVEL,
-    draws: int = DRAWS,
+    level: float = CONFIDENCE_LEVEL,
+    draws: int = N_RESAMPLES,
     seed: int = 0,
-) -> Interval:
+) -> ConfidenceInterval:
     """Return a score with its interval: `interval(f1, said, truth)`."""
-    again = [metric(*taken(columns, drawn)) for drawn in samples(columns, draws, seed)]
-    return Interval(float(metric(*columns)), *bounds(again, level))
+    again = [metric(*taken(columns, drawn)) for drawn in resample(columns, draws, seed)]
+    return ConfidenceInterval(float(metric(*columns)), *percentiles(again, level))
 
 
-def difference(
+def bootstrap_difference(
     metric: Metric,
     first: Sequence[Any],
     second: Sequence[Any],
     *columns: Sequence[Any],
-    level: float = LEVEL,
-    draws: int = DRAWS,
+    level: float = CONFIDENCE_LEVEL,
+    draws: int = N_RESAMPLES,
     seed: int = 0,
-) -> Difference:
+) -> PairedDifference:
     """Compare two systems on the same draws: `difference(f1, said, said_by_another, truth)`."""
 
     def gap(one: Sequence[Any], other: Sequence[Any], *rest: Sequence[Any]) -> float:
         return metric(one, *rest) - metric(other, *rest)
 
     every = (first, second, *columns)
-    again = [gap(*taken(every, drawn)) for drawn in samples(every, draws, seed)]
-    return judged(gap(*every), again, level)
+    again = [gap(*taken(every, drawn)) for drawn in resample(every, draws, seed)]
+    return p_value(gap(*every), again, level)
 
 
 def mean_interval(
-    values: Sequence[float], *, level: float = LEVEL, draws: int = DRAWS, seed: int = 0
-) -> Interval:
+    values: Sequence[float],
+    *,
+    level: float = CONFIDENCE_LEVEL,
+    draws: int = N_RESAMPLES,
+    seed: int = 0,
+) -> ConfidenceInterval:
     """Return the mean of what each example scored, with its interval."""
     known = np.asarray(values, np.float64)
-    again = [known[drawn].mean() for drawn in samples([values], draws, seed)]
-    return Interval(float(known.mean()), *bounds(again, level))
+    again = [known[drawn].mean() for drawn in resample([values], draws, seed)]
+    return ConfidenceInterval(float(known.mean()), *percentiles(again, level))
 
 
 def mean_difference(
     first: Sequence[float],
     second: Sequence[float],
     *,
-    level: float = LEVEL,
-    draws: int = DRAWS,
+    level: float = CONFIDENCE_LEVEL,
+    draws: int = N_RESAMPLES,
     seed: int = 0,
-) -> Difference:
+) -> PairedDifference:
     """Compare what each example scored by two systems."""
-    drawn = samples([first, second], draws, seed)
+    drawn = resample([first, second], draws, seed)
     gaps = np.asarray(first, np.float64) - np.asarray(second, np.float64)
-    return judged(float(gaps.mean()), [gaps[places].mean() for places in drawn], level)
+    return p_value(float(gaps.mean()), [gaps[places].mean() for places in drawn], level)
 
 
-def samples(columns: Sequence[Sequence[Any]], draws: int, seed: int) -> Iterator[NDArray[np.int64]]:
+def resample(
+    columns: Sequence[Sequence[Any]], draws: int, seed: int
+) -> Iterator[NDArray[np.int64]]:
     """Draw as many examples as there are, with replacement, so many times."""
     sizes = [len(column) for column in columns]
     if len(set(sizes)) > 1:
@@ -118,7 +124,7 @@ def taken(columns: Sequence[Sequence[Any]], places: NDArray[np.int64]) -> list[l
     return [[column[place] for place in wanted] for column in columns]
 
 
-def bounds(scores: Iterable[float], level: float) -> tuple[float, float]:
+def percentiles(scores: Iterable[float], level: float) -> tuple[float, float]:
     """Return what a share of all scores, the middle one, lies between."""
     if not 0 < level < 1:
         raise UserError(f"an interval cannot hold a share of {level}: choose one between 0 and 1")
@@ -126,10 +132,12 @@ def bounds(scores: Iterable[float], level: float) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def judged(gap: float, again: Sequence[float], level: float) -> Difference:
+def p_value(gap: float, again: Sequence[float], level: float) -> PairedDifference:
     """Say how often draws differ from what was measured by as much as that does from nothing.
 
     The measured draw is one of them (Davison & Hinkley 1997), so that `p` is never 0.
     """
     far = np.abs(np.asarray(again) - gap) >= abs(gap)
-    return Difference(gap, *bounds(again, level), (1 + int(far.sum())) / (1 + len(again)))
+    return PairedDifference(
+        gap, *percentiles(again, level), (1 + int(far.sum())) / (1 + len(again))
+    )

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kinfolk.errors import UserError
-from kinfolk.metrics.scores import Score, harmonic, paired, share
+from kinfolk.metrics.scores import PRF, check_lengths, f_score, safe_divide
 
 Cluster = Iterable[Hashable]  # mentions, such as (start, stop)
 Clusters = list[frozenset[Hashable]]
@@ -20,12 +20,12 @@ Counts = tuple[float, int, float, int]  # hits among what was said, and among wh
 
 
 @dataclass(frozen=True)
-class Coreference:
+class CorefScores:
     """Three views of the same clusters; `conll` is the mean of their F1."""
 
-    muc: Score  # links (Vilain et al., 1995)
-    b_cubed: Score  # mentions (Bagga & Baldwin, 1998)
-    ceaf: Score  # clusters, matched one to one (Luo, 2005, with the similarity phi 4)
+    muc: PRF  # links (Vilain et al., 1995)
+    b_cubed: PRF  # mentions (Bagga & Baldwin, 1998)
+    ceaf: PRF  # clusters, matched one to one (Luo, 2005, with the similarity phi 4)
 
     @property
     def conll(self) -> float:
@@ -33,19 +33,19 @@ class Coreference:
         return (self.muc.f1 + self.b_cubed.f1 + self.ceaf.f1) / 3
 
 
-def coreference(
+def coref_scores(
     said: Sequence[Sequence[Cluster]], truth: Sequence[Sequence[Cluster]]
-) -> Coreference:
+) -> CorefScores:
     """Score the clusters of documents."""
-    paired(said, truth, "documents")
+    check_lengths(said, truth, "documents")
     pairs = [
-        (clusters(one, number), clusters(other, number))
+        (check_clusters(one, number), check_clusters(other, number))
         for number, (one, other) in enumerate(zip(said, truth, strict=True), 1)
     ]
-    return Coreference(total(muc, pairs), total(b_cubed, pairs), total(ceaf, pairs))
+    return CorefScores(sum_counts(muc, pairs), sum_counts(b_cubed, pairs), sum_counts(ceaf, pairs))
 
 
-def clusters(document: Iterable[Cluster], number: int) -> Clusters:
+def check_clusters(document: Iterable[Cluster], number: int) -> Clusters:
     """Check that no mention is in two clusters."""
     found = [frozenset(cluster) for cluster in document]
     seen: set[Hashable] = set()
@@ -59,22 +59,22 @@ def clusters(document: Iterable[Cluster], number: int) -> Clusters:
     return [cluster for cluster in found if cluster]
 
 
-def total(
+def sum_counts(
     counts: Callable[[Clusters, Clusters], Counts], pairs: Sequence[tuple[Clusters, Clusters]]
-) -> Score:
+) -> PRF:
     """Sum what is counted over documents, then divide."""
     rows = [counts(said, truth) for said, truth in pairs]
     right, said, found, true = (sum(column) for column in zip(*rows, strict=True))
-    precision, recall = share(right, said), share(found, true)
-    return Score(precision, recall, harmonic(precision, recall), int(true))
+    precision, recall = safe_divide(right, said), safe_divide(found, true)
+    return PRF(precision, recall, f_score(precision, recall), int(true))
 
 
 def muc(said: Clusters, truth: Clusters) -> Counts:
     """Count links: a cluster that the other side has in three parts lacks two of its links."""
-    return *links(said, truth), *links(truth, said)
+    return *muc_links(said, truth), *muc_links(truth, said)
 
 
-def links(own: Clusters, other: Clusters) -> tuple[int, int]:
+def muc_links(own: Clusters, other: Clusters) -> tuple[int, int]:
     """Count the links of clusters that the other side has too, and all of them."""
     home = {mention: number for number, cluster in enumerate(other) for mention in cluster}
     hits = 0
@@ -87,10 +87,10 @@ def links(own: Clusters, other: Clusters) -> tuple[int, int]:
 
 def b_cubed(said: Clusters, truth: Clusters) -> Counts:
     """Count mentions, each by the share of its cluster that is also in its other cluster."""
-    return *shares(said, truth), *shares(truth, said)
+    return *b_cubed_counts(said, truth), *b_cubed_counts(truth, said)
 
 
-def shares(own: Clusters, other: Clusters) -> tuple[float, int]:
+def b_cubed_counts(own: Clusters, other: Clusters) -> tuple[float, int]:
     """Sum over mentions the share of its cluster that it meets again on the other side."""
     hits = sum(len(one & two) ** 2 / len(one) for one in own for two in other)
     return hits, sum(map(len, own))
@@ -100,12 +100,12 @@ def ceaf(said: Clusters, truth: Clusters) -> Counts:
     """Sum how alike clusters are, matched so that this is most (Kuhn-Munkres)."""
     hits = 0.0
     if said and truth:
-        alike = np.array([[likeness(one, two) for two in truth] for one in said])
+        alike = np.array([[phi4(one, two) for two in truth] for one in said])
         hits = float(alike[assign(alike)].sum())
     return hits, len(said), hits, len(truth)
 
 
-def likeness(one: frozenset[Hashable], two: frozenset[Hashable]) -> float:
+def phi4(one: frozenset[Hashable], two: frozenset[Hashable]) -> float:
     """Return the share of mentions in common, Luo's phi 4."""
     return 2 * len(one & two) / (len(one) + len(two))
 

@@ -14,38 +14,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kinfolk.errors import UserError
-from kinfolk.metrics.scores import Score, mean, paired, score, share
+from kinfolk.metrics.scores import PRF, average, check_lengths, precision_recall_f1, safe_divide
 
 Label = str | int
 Average = Literal["micro", "macro", "weighted"]
 
 
 @dataclass(frozen=True, eq=False)
-class Confusion:
+class ConfusionMatrix:
     """How often each label (a row) was called by each label (a column)."""
 
     labels: tuple[Label, ...]
     counts: NDArray[np.int64]  # (truth, said)
 
     @cached_property
-    def scores(self) -> dict[Label, Score]:
+    def scores(self) -> dict[Label, PRF]:
         """Precision, recall and F1 of each label."""
         hits, said, true = self.counts.diagonal(), self.counts.sum(0), self.counts.sum(1)
         rows = zip(self.labels, hits, said, true, strict=True)
-        return {label: score(*map(int, row)) for label, *row in rows}
+        return {label: precision_recall_f1(*map(int, row)) for label, *row in rows}
 
     @property
     def accuracy(self) -> float:
         """The share of examples whose label was said."""
-        return share(int(self.counts.trace()), int(self.counts.sum()))
+        return safe_divide(int(self.counts.trace()), int(self.counts.sum()))
 
-    def average(self, how: Average) -> Score:
+    def average(self, how: Average) -> PRF:
         """Average over the labels: alike (macro), by support (weighted), or count all (micro)."""
         if how == "micro":
             total = int(self.counts.sum())
-            return score(int(self.counts.trace()), total, total)
+            return precision_recall_f1(int(self.counts.trace()), total, total)
         each = list(self.scores.values())
-        return mean(each, [one.support for one in each] if how == "weighted" else None)
+        return average(each, [one.support for one in each] if how == "weighted" else None)
 
     @property
     def matthews(self) -> float:
@@ -56,18 +56,18 @@ class Confusion:
         said, true, total = self.counts.sum(0), self.counts.sum(1), int(self.counts.sum())
         both = int(self.counts.trace()) * total - int(said @ true)
         spread = (total**2 - int(said @ said)) * (total**2 - int(true @ true))
-        return share(both, math.sqrt(spread))
+        return safe_divide(both, math.sqrt(spread))
 
 
-def confusion(
+def confusion_matrix(
     said: Sequence[Label], truth: Sequence[Label], labels: Sequence[Label] | None = None
-) -> Confusion:
+) -> ConfusionMatrix:
     """Count who was called what; the labels are in the order given, or sorted."""
-    paired(said, truth, "labels")
+    check_lengths(said, truth, "labels")
     seen = set(said) | set(truth)
-    names = in_order(seen) if labels is None else tuple(labels)
+    names = sort_labels(seen) if labels is None else tuple(labels)
     places = {name: place for place, name in enumerate(names)}
-    if unknown := in_order(seen - places.keys()):
+    if unknown := sort_labels(seen - places.keys()):
         raise UserError(
             f"label {unknown[0]!r} is not among {', '.join(map(repr, names))}: "
             "name every label, or leave them to be found"
@@ -75,55 +75,55 @@ def confusion(
     counts = np.zeros((len(names), len(names)), np.int64)
     for (true, called), count in Counter(zip(truth, said, strict=True)).items():
         counts[places[true], places[called]] = count
-    return Confusion(names, counts)
+    return ConfusionMatrix(names, counts)
 
 
 def accuracy(said: Sequence[Label], truth: Sequence[Label]) -> float:
     """Return the share of examples whose label was said."""
-    paired(said, truth, "labels")
+    check_lengths(said, truth, "labels")
     return sum(one == other for one, other in zip(said, truth, strict=True)) / len(truth)
 
 
 def f1(said: Sequence[Label], truth: Sequence[Label], average: Average = "macro") -> float:
     """Return F1 over all labels that are said or true."""
-    return confusion(said, truth).average(average).f1
+    return confusion_matrix(said, truth).average(average).f1
 
 
-def binary(said: Sequence[Label], truth: Sequence[Label], positive: Label) -> Score:
+def binary_prf(said: Sequence[Label], truth: Sequence[Label], positive: Label) -> PRF:
     """Score one label against all others; one that is nowhere has 0."""
-    paired(said, truth, "labels")
+    check_lengths(said, truth, "labels")
     hits = sum(one == other == positive for one, other in zip(said, truth, strict=True))
-    return score(hits, list(said).count(positive), list(truth).count(positive))
+    return precision_recall_f1(hits, list(said).count(positive), list(truth).count(positive))
 
 
-def matthews(said: Sequence[Label], truth: Sequence[Label]) -> float:
+def matthews_corrcoef(said: Sequence[Label], truth: Sequence[Label]) -> float:
     """Return the correlation of said and true labels, CoLA's score."""
-    return confusion(said, truth).matthews
+    return confusion_matrix(said, truth).matthews
 
 
-def pearson(said: Sequence[float], truth: Sequence[float]) -> float:
+def pearsonr(said: Sequence[float], truth: Sequence[float]) -> float:
     """Return the correlation of numbers; of numbers that are all the same it is called 0.
 
     It is not defined there, and GLUE's script gives nan, which no run can be chosen by.
     """
-    one, other = numbers(said, truth)
+    one, other = check_finite(said, truth)
     if not (np.ptp(one) and np.ptp(other)):
         return 0.0
     one, other = unit(one), unit(other)
     return float(np.clip(one @ other, -1, 1))
 
 
-def spearman(said: Sequence[float], truth: Sequence[float]) -> float:
+def spearmanr(said: Sequence[float], truth: Sequence[float]) -> float:
     """Return the correlation of the ranks of numbers; equal numbers share theirs."""
-    one, other = numbers(said, truth)
-    return pearson(ranks(one).tolist(), ranks(other).tolist())
+    one, other = check_finite(said, truth)
+    return pearsonr(ranks(one).tolist(), ranks(other).tolist())
 
 
-def numbers(
+def check_finite(
     said: Sequence[float], truth: Sequence[float]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Check that there are as many numbers on both sides, and that all are numbers."""
-    paired(said, truth, "numbers")
+    check_lengths(said, truth, "numbers")
     for values in (said, truth):
         for place, value in enumerate(values):
             if not math.isfinite(value):
@@ -144,6 +144,6 @@ def ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return (np.cumsum(sizes) - (sizes - 1) / 2)[place]
 
 
-def in_order(labels: set[Label]) -> tuple[Label, ...]:
+def sort_labels(labels: set[Label]) -> tuple[Label, ...]:
     """Sort labels, numbers before words."""
     return tuple(sorted(labels, key=lambda label: (isinstance(label, str), label)))

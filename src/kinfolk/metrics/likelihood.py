@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from kinfolk.data.lanes import in_order
-from kinfolk.data.pieces import Documents
+from kinfolk.data.chunks import TokenizedDocuments
+from kinfolk.data.lanes import evaluation_dataset
 
 
 @dataclass(frozen=True)
-class Likelihood:
+class LikelihoodScores:
     """What a model gave the tokens of a text."""
 
     nats: float  # summed over the tokens
@@ -35,25 +35,25 @@ class Likelihood:
         return self.nats / math.log(2) / self.bytes
 
 
-def likelihood(
+def score_documents(
     model: nn.Module,
     exam: Any,
-    documents: Documents,
+    documents: TokenizedDocuments,
     size: int,
     *,
     rows: int = 32,
     bfloat16: bool = False,
-) -> Likelihood:
+) -> LikelihoodScores:
     """Score documents of `size` bytes; `exam` is an objective that predicts every token once."""
     device = next(model.parameters()).device
-    feed = in_order(exam, documents, rows=rows)
+    feed = evaluation_dataset(exam, documents, rows=rows)
     was, total, tokens, memory = model.training, 0.0, 0, None
     model.eval()
     with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
-        for number in range(feed.batches):
+        for number in range(feed.num_batches):
             batch = feed[number].to(device)
             loss = exam.loss(model, batch.with_memory(memory))
             total, memory = total + float(loss.sums["tokens"]), loss.memory
             tokens += batch.counts["tokens"]
     model.train(was)
-    return Likelihood(total, tokens, size)
+    return LikelihoodScores(total, tokens, size)

@@ -8,7 +8,7 @@ from kinfolk.errors import UserError
 
 
 @dataclass(frozen=True)
-class Score:
+class PRF:
     """How much of what was said is true, how much of what is true was said, and the mean of both.
 
     A share of nothing is 0, as in scikit-learn and seqeval.
@@ -20,35 +20,35 @@ class Score:
     support: int  # how many there were to find
 
 
-def score(hits: float, said: int, true: int) -> Score:
+def precision_recall_f1(hits: float, said: int, true: int) -> PRF:
     """Score so many hits among what was said and what is true."""
-    precision, recall = share(hits, said), share(hits, true)
-    return Score(precision, recall, harmonic(precision, recall), true)
+    precision, recall = safe_divide(hits, said), safe_divide(hits, true)
+    return PRF(precision, recall, f_score(precision, recall), true)
 
 
-def mean(scores: Sequence[Score], weights: Sequence[float] | None = None) -> Score:
+def average(scores: Sequence[PRF], weights: Sequence[float] | None = None) -> PRF:
     """Average precision, recall and F1, each by itself."""
     parts = [1.0] * len(scores) if weights is None else weights
     pairs, total = list(zip(scores, parts, strict=True)), sum(parts)
-    return Score(
-        share(sum(one.precision * part for one, part in pairs), total),
-        share(sum(one.recall * part for one, part in pairs), total),
-        share(sum(one.f1 * part for one, part in pairs), total),
+    return PRF(
+        safe_divide(sum(one.precision * part for one, part in pairs), total),
+        safe_divide(sum(one.recall * part for one, part in pairs), total),
+        safe_divide(sum(one.f1 * part for one, part in pairs), total),
         sum(one.support for one in scores),
     )
 
 
-def share(part: float, whole: float) -> float:
+def safe_divide(part: float, whole: float) -> float:
     """Divide; of nothing the share is 0."""
     return part / whole if whole else 0.0
 
 
-def harmonic(precision: float, recall: float) -> float:
+def f_score(precision: float, recall: float) -> float:
     """Return the harmonic mean, F1."""
-    return share(2 * precision * recall, precision + recall)
+    return safe_divide(2 * precision * recall, precision + recall)
 
 
-def paired(said: Sized, truth: Sequence[Any], things: str) -> None:
+def check_lengths(said: Sized, truth: Sequence[Any], things: str) -> None:
     """Refuse lists of different lengths, and empty ones."""
     if len(said) != len(truth):
         raise UserError(

@@ -47,12 +47,12 @@ def metric(name: str, references: Sequence[References]) -> Any:
     if name == "chrf":
         return library().CHRF()
     texts = [text for reference in references for text in each(reference)]
-    return library().BLEU(tokenize="zh" if chinese(texts) else "13a")
+    return library().BLEU(tokenize="zh" if is_chinese(texts) else "13a")
 
 
 def rating(metric: Any, written: Sequence[str], references: Sequence[References]) -> Rating:
     """Score a corpus."""
-    check(written, references)
+    check_text_lengths(written, references)
     found = metric.corpus_score(list(written), streams(references))
     return Rating(float(found.score), str(metric.get_signature()))
 
@@ -64,7 +64,7 @@ def statistics(
 
     So texts are read once, however often they are drawn for an interval.
     """
-    check(written, references)
+    check_text_lengths(written, references)
     return np.array(metric._extract_corpus_statistics(list(written), streams(references)))
 
 
@@ -85,7 +85,7 @@ def streams(references: Sequence[References]) -> list[list[str | None]]:
     return [list(stream) for stream in zip(*padded, strict=True)]
 
 
-def check(written: Sequence[str], references: Sequence[References]) -> None:
+def check_text_lengths(written: Sequence[str], references: Sequence[References]) -> None:
     """Refuse texts without a reference each, and no texts at all."""
     if len(written) != len(references) or not written:
         raise UserError(
@@ -97,7 +97,7 @@ def check(written: Sequence[str], references: Sequence[References]) -> None:
             raise UserError(f"text {number} has no reference: give one or more for each")
 
 
-def chinese(texts: Sequence[str]) -> bool:
+def is_chinese(texts: Sequence[str]) -> bool:
     """Say whether most characters are Chinese: then each of them counts as a word."""
     characters = [character for text in texts for character in text if character.isalpha()]
     inside = sum(CHINESE[0] <= character <= CHINESE[1] for character in characters)

@@ -11,12 +11,12 @@ from torch import nn
 
 from kinfolk.attention_mask import PADDING_ID
 from kinfolk.batch import Batch
-from kinfolk.data.feed import Feed
-from kinfolk.data.pieces import Documents
+from kinfolk.data.chunks import TokenizedDocuments
+from kinfolk.data.feed import PackedDataset
 
 
 @dataclass(frozen=True)
-class Detection:
+class DetectionScores:
     """How well replaced tokens are told from the others.
 
     `auc` is the area under the ROC curve: the chance that a replaced token scores higher than one
@@ -25,37 +25,45 @@ class Detection:
 
     auc: float
     accuracy: float
-    replaced: float
+    base_rate: float
 
 
-def detection(model: Any, objective: Any, documents: Documents, *, rows: int = 32) -> Detection:
+def rtd_scores(
+    model: Any, objective: Any, documents: TokenizedDocuments, *, rows: int = 32
+) -> DetectionScores:
     """Score a detector on documents, some tokens of which its own generator replaces."""
     scores, wrong = [], []
-    for batch in _asked(model, Feed(objective, documents, rows=rows, shuffled=False)):
+    for batch in _asked(
+        model, PackedDataset(objective, documents, batch_size=rows, shuffled=False)
+    ):
         hidden = batch.targets.tokens.gather(model.forward_lm(batch.inputs).hidden)
-        said, truth = objective.detections(model, batch, hidden)
+        said, truth = objective.replaced_logits(model, batch, hidden)
         text = batch.inputs.attention_mask.document_ids != PADDING_ID
         scores.append(said[text].cpu().numpy())
         wrong.append(truth[text].cpu().numpy())
     said, truth = np.concatenate(scores), np.concatenate(wrong)
     accuracy = float(((said > 0) == truth).mean())
-    return Detection(area(said, truth), accuracy, float(truth.mean()))
+    return DetectionScores(roc_auc(said, truth), accuracy, float(truth.mean()))
 
 
 def pair_accuracy(
-    model: Any, objective: Any, documents: Documents, *, rows: int = 32
+    model: Any, objective: Any, documents: TokenizedDocuments, *, rows: int = 32
 ) -> float | None:
     """Return the share of pairs that are judged rightly, of which a coin gets half, if any."""
     right = total = 0
-    for batch in _asked(model, Feed(objective, documents, rows=rows, shuffled=False)):
+    for batch in _asked(
+        model, PackedDataset(objective, documents, batch_size=rows, shuffled=False)
+    ):
         hidden, targets = model(batch.inputs).hidden, batch.targets
-        scores = model.seq_relationship_logits(hidden.flatten(0, 1).index_select(0, targets.firsts))
-        right += int((scores.argmax(-1) == targets.next).sum())
+        scores = model.seq_relationship_logits(
+            hidden.flatten(0, 1).index_select(0, targets.cls_positions)
+        )
+        right += int((scores.argmax(-1) == targets.sequence_labels).sum())
         total += batch.counts["pairs"]
     return right / total if total else None
 
 
-def area(scores: NDArray[np.floating[Any]], positive: NDArray[np.bool_]) -> float:
+def roc_auc(scores: NDArray[np.floating[Any]], positive: NDArray[np.bool_]) -> float:
     """Return the area under the ROC curve, by ranks; equal scores share theirs.
 
     One half where all or none are positive: nothing can be told apart then.
@@ -69,11 +77,11 @@ def area(scores: NDArray[np.floating[Any]], positive: NDArray[np.bool_]) -> floa
     return above / (count * (len(positive) - count))
 
 
-def _asked(model: nn.Module, feed: Feed) -> Iterator[Batch[Any]]:
+def _asked(model: nn.Module, feed: PackedDataset) -> Iterator[Batch[Any]]:
     """Yield all batches to a model at rest, and leave it as it was."""
     device, was = next(model.parameters()).device, model.training
     model.eval()
     with torch.inference_mode():
-        for number in range(feed.batches):
+        for number in range(feed.num_batches):
             yield feed[number].to(device)
     model.train(was)

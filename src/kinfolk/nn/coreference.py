@@ -39,7 +39,7 @@ class CandidateSpans(Protocol):
         ...
 
     @property
-    def room(self) -> Tensor:
+    def max_mentions(self) -> Tensor:
         """How many spans of each document are kept as mentions: (documents,)."""
         ...
 
@@ -76,7 +76,7 @@ class CoreferenceHead(nn.Module):
         """Rank spans by the hidden states of words, (words, width), each against `most` others."""
         vectors = self.vectors(self.dropout(words.float()), spans.first, spans.last)
         worth = self.mention(vectors)[:, 0].float()
-        kept = prune_mentions(worth.detach(), spans.document, spans.room)
+        kept = prune_mentions(worth.detach(), spans.document, spans.max_mentions)
         before = nearest_antecedents(spans.document[kept], most)
         later, step = torch.nonzero(before >= 0, as_tuple=True)
         one, other = kept[later], kept[before[later, step]]

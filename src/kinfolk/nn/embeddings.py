@@ -46,7 +46,7 @@ class LinearLogits:
         """Return the summed negative log-likelihood of the labels, in nats."""
         return linear_cross_entropy(self.hidden, self.weight, self.bias, labels, self.vocab_size)
 
-    def smoothed(self, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    def smoothed_nll(self, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
         """Return the same with a share of each label spread over the vocabulary, and the plain."""
         return smoothed_linear_cross_entropy(
             self.hidden, self.weight, self.bias, labels, self.vocab_size, smoothing

@@ -142,9 +142,9 @@ class Int8LinearLogits(LinearLogits):
 
     def nll(self, labels: Tensor) -> Tensor:
         """Return the summed negative log-likelihood of the labels, in nats."""
-        return self.smoothed(labels, 0.0)[1]
+        return self.smoothed_nll(labels, 0.0)[1]
 
-    def smoothed(self, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    def smoothed_nll(self, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
         """Return the same with a share of each label spread over the vocabulary, and the plain."""
         sums = self.hidden.new_zeros(2)
         for rows, wants in logit_chunks(self.hidden, labels, self.vocab_size):

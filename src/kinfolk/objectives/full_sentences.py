@@ -17,45 +17,45 @@ from itertools import pairwise
 import numpy as np
 
 from kinfolk.config import config
-from kinfolk.data.pieces import Documents, Flags, Ids, Piece, Pieces, Rng
-from kinfolk.objectives.mlm import MLM, Masked, hide
+from kinfolk.data.chunks import BoolArray, Chunk, ChunkIndex, IntArray, Rng, TokenizedDocuments
+from kinfolk.objectives.mlm import MLM, Masked, mask_tokens
 
-STRETCH = 1 << 20  # tokens whose sentences are looked at together
+WINDOW_TOKENS = 1 << 20  # tokens whose sentences are looked at together
 
 
 @dataclass(frozen=True)
-class Joined:
+class ConcatenatedDocuments:
     """Documents seen as a single one, which remembers where they met."""
 
-    documents: Documents
+    documents: TokenizedDocuments
 
     @property
-    def starts(self) -> Ids:
+    def starts(self) -> IntArray:
         """Where everything starts, and where it ends."""
         return self.documents.starts[[0, -1]]
 
     @cached_property
-    def borders(self) -> Ids:
+    def document_boundaries(self) -> IntArray:
         """Where one document ends and the next one starts."""
         return np.unique(self.documents.starts)[1:-1]
 
-    def ids(self, start: int, stop: int) -> Ids:
+    def ids(self, start: int, stop: int) -> IntArray:
         """Return a stretch of the stream."""
         return self.documents.ids(start, stop)
 
-    def sentences(self, start: int, stop: int) -> Ids:
+    def sentences(self, start: int, stop: int) -> IntArray:
         """Return the lengths of the sentences in a stretch of the stream."""
         return self.documents.sentences(start, stop)
 
-    def words(self, start: int, stop: int) -> Flags:
+    def words(self, start: int, stop: int) -> BoolArray:
         """Tell which tokens of a stretch begin a word."""
         return self.documents.words(start, stop)
 
-    def parts(self, piece: Piece) -> list[Piece]:
+    def parts(self, chunk: Chunk) -> list[Chunk]:
         """Cut a piece where documents meet."""
-        first, last = np.searchsorted(self.borders, [piece.start + 1, piece.stop])
-        cuts = [piece.start, *self.borders[first:last].tolist(), piece.stop]
-        return [replace(piece, start=a, stop=b) for a, b in pairwise(cuts)]
+        first, last = np.searchsorted(self.document_boundaries, [chunk.start + 1, chunk.stop])
+        cuts = [chunk.start, *self.document_boundaries[first:last].tolist(), chunk.stop]
+        return [replace(chunk, start=a, stop=b) for a, b in pairwise(cuts)]
 
     def cut(self, longest: int) -> Iterator[tuple[int, int, int]]:
         """Fill rows with whole sentences: start, stop, and the room taken, borders included.
@@ -64,11 +64,13 @@ class Joined:
         """
         start, end = (int(bound) for bound in self.starts)
         while start < end:
-            horizon = min(start + max(STRETCH, 2 * longest), end)
+            horizon = min(start + max(WINDOW_TOKENS, 2 * longest), end)
             ends = start + np.cumsum(self.sentences(start, horizon))
-            places = ends + np.searchsorted(self.borders, ends)  # each border takes a slot
+            places = ends + np.searchsorted(
+                self.document_boundaries, ends
+            )  # each border takes a slot
             while start < horizon and (horizon == end or start + longest < horizon):
-                first = start + int(np.searchsorted(self.borders, start, side="right"))
+                first = start + int(np.searchsorted(self.document_boundaries, start, side="right"))
                 fitting = int(np.searchsorted(places, first + longest, side="right")) - 1
                 if fitting < 0 or ends[fitting] <= start:
                     stop, room = start + longest, longest
@@ -82,19 +84,21 @@ class Joined:
 class FullSentences(MLM):
     """Predict hidden tokens in rows that may run on from one document into the next."""
 
-    def pieces(self, documents: Documents, /) -> Pieces:
+    def chunks(self, documents: TokenizedDocuments, /) -> ChunkIndex:
         """Fill rows with sentences, whatever document they are in."""
-        self.check(documents)
-        joined = Joined(documents)
-        numbers = (number for cut in joined.cut(self.length - 2) for number in cut)
+        self.require_word_starts(documents)
+        joined = ConcatenatedDocuments(documents)
+        numbers = (number for cut in joined.cut(self.max_length - 2) for number in cut)
         start, stop, room = np.fromiter(numbers, np.int64).reshape(-1, 3).T
         nothing = np.zeros_like(start)
-        return Pieces(joined, nothing, start, stop, nothing, room[:, None] + 2)
+        return ChunkIndex(joined, nothing, start, stop, nothing, room[:, None] + 2)
 
-    def example(self, piece: Piece, rng: Rng, /) -> Masked:
+    def example(self, chunk: Chunk, rng: Rng, /) -> Masked:
         """Put [SEP] behind the part of each document, and hide some of the tokens."""
-        assert isinstance(piece.documents, Joined)
-        parts = piece.documents.parts(piece)
-        sep = self.specials.need("sep")
-        ids = np.concatenate([[self.specials.cls], *(np.append(p.ids, sep) for p in parts)])
-        return hide(ids, self.rate, self.specials, self.ordinary, rng, self.words(*parts))
+        assert isinstance(chunk.documents, ConcatenatedDocuments)
+        parts = chunk.documents.parts(chunk)
+        sep = self.special_tokens.require("sep")
+        ids = np.concatenate([[self.special_tokens.cls], *(np.append(p.ids, sep) for p in parts)])
+        return mask_tokens(
+            ids, self.mask_rate, self.special_tokens, self.replacement_ids, rng, self.words(*parts)
+        )

@@ -18,29 +18,37 @@ from torch import Tensor
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import IGNORE_INDEX, Batch, Inputs, Loss, PredictsTokens, TokenTargets
 from kinfolk.config import config, field
-from kinfolk.data.packing import lay, number
-from kinfolk.data.pieces import Documents, Flags, Ids, Piece, Pieces, Rng, cut
-from kinfolk.text.tokenizer import Specials
+from kinfolk.data.chunks import (
+    BoolArray,
+    Chunk,
+    ChunkIndex,
+    IntArray,
+    Rng,
+    TokenizedDocuments,
+    split_documents,
+)
+from kinfolk.data.packing import document_and_position_ids, pad_rows
+from kinfolk.text.tokenizer import SpecialTokens
 
 LONGEST = 5  # tokens in a span (section 3.1)
-CLOSING = 2  # the segment of [CLS], which is neither of a pair's two (the released code)
+CLS_TOKEN_TYPE = 2  # the segment of [CLS], which is neither of a pair's two (the released code)
 
 
 @dataclass(frozen=True)
 class Permuted:
     """Tokens, their order (0 in the context), and what is predicted."""
 
-    ids: Ids
-    order: Ids
-    labels: Ids
+    ids: IntArray
+    order: IntArray
+    labels: IntArray
 
     @property
-    def segments(self) -> Ids:
+    def token_type_ids(self) -> IntArray:
         """0 for the text, and another for the [CLS] that closes it."""
-        return np.append(np.zeros(len(self.ids) - 1, np.int64), CLOSING)
+        return np.append(np.zeros(len(self.ids) - 1, np.int64), CLS_TOKEN_TYPE)
 
 
-def spans(length: int, goal: int, share: int, rng: Rng) -> Flags:
+def sample_spans(length: int, goal: int, share: int, rng: Rng) -> BoolArray:
     """Draw `goal` of `length` tokens: spans, each in a context `share` times as long, then more.
 
     A span of n tokens is as likely as one of a single token over n (the released code).
@@ -63,41 +71,43 @@ def spans(length: int, goal: int, share: int, rng: Rng) -> Flags:
 
 
 @config("permutation")
-class Permutation:
+class PermutationLM:
     """Predict a share of the tokens one after the other, in any order, from all others."""
 
-    specials: Specials = field(help="ids of the special tokens")
-    vocab: int = field(ge=1, help="number of token ids")
-    length: int = field(default=512, ge=1, help="length of a row, in tokens")
-    share: int = field(default=6, ge=2, help="predict one token in this many (K in section 2.3)")
+    special_tokens: SpecialTokens = field(help="ids of the special tokens")
+    vocab_size: int = field(ge=1, help="number of token ids")
+    max_length: int = field(default=512, ge=1, help="length of a row, in tokens")
+    partial_prediction_k: int = field(
+        default=6, ge=2, help="predict one token in this many (K in section 2.3)"
+    )
 
     def __post_init__(self) -> None:
         for role in ("cls", "sep"):
-            self.specials.need(role)
+            self.special_tokens.require(role)
 
     @property
-    def capacity(self) -> tuple[int]:
+    def row_lengths(self) -> tuple[int]:
         """One stream of `length` slots."""
-        return (self.length,)
+        return (self.max_length,)
 
-    def pieces(self, documents: Documents, /) -> Pieces:
+    def chunks(self, documents: TokenizedDocuments, /) -> ChunkIndex:
         """Cut documents into stretches that fit before [SEP] and [CLS]."""
-        document, start, stop = cut(documents, self.length - 2)
+        document, start, stop = split_documents(documents, self.max_length - 2)
         sizes = (stop - start)[:, None] + 2
-        return Pieces(documents, document, start, stop, np.zeros_like(start), sizes)
+        return ChunkIndex(documents, document, start, stop, np.zeros_like(start), sizes)
 
-    def example(self, piece: Piece, rng: Rng, /) -> Permuted:
+    def example(self, chunk: Chunk, rng: Rng, /) -> Permuted:
         """Choose what is predicted, and in which order."""
-        ordinary = np.flatnonzero(~self.specials.among(piece.ids))
-        goal = min(len(ordinary), max(1, (len(piece.ids) + 2) // self.share))
-        chosen = ordinary[spans(len(ordinary), goal, self.share, rng)]
-        return self.ordered(piece.ids, rng.permutation(chosen))
+        ordinary = np.flatnonzero(~self.special_tokens.is_special(chunk.ids))
+        goal = min(len(ordinary), max(1, (len(chunk.ids) + 2) // self.partial_prediction_k))
+        chosen = ordinary[sample_spans(len(ordinary), goal, self.partial_prediction_k, rng)]
+        return self.with_order(chunk.ids, rng.permutation(chosen))
 
-    def ordered(self, ids: Ids, chosen: Ids) -> Permuted:
+    def with_order(self, ids: IntArray, chosen: IntArray) -> Permuted:
         """Frame a text, and predict the chosen tokens in the order given."""
         # Deviation: the released code draws a turn for [SEP] and [CLS] too. Here they are context,
         # so that there is always some.
-        framed = np.concatenate([ids, [self.specials.sep, self.specials.cls]])
+        framed = np.concatenate([ids, [self.special_tokens.sep, self.special_tokens.cls]])
         order, labels = np.zeros_like(framed), np.full_like(framed, IGNORE_INDEX)
         order[chosen] = np.arange(1, len(chosen) + 1)
         labels[chosen] = framed[chosen]
@@ -107,29 +117,35 @@ class Permutation:
 
     def collate(self, rows: Sequence[Sequence[Permuted]], /) -> Batch[TokenTargets]:
         """Lay texts side by side, and ask for what is predicted."""
-        document, places = number([[len(e.ids) for e in row] for row in rows], self.length)
-        order = lay([[e.order for e in row] for row in rows], self.length, 0)
-        labels = lay([[e.labels for e in row] for row in rows], self.length, IGNORE_INDEX)
-        asked, empty = self.questions(order)
+        document, places = document_and_position_ids(
+            [[len(e.ids) for e in row] for row in rows], self.max_length
+        )
+        order = pad_rows([[e.order for e in row] for row in rows], self.max_length, 0)
+        labels = pad_rows([[e.labels for e in row] for row in rows], self.max_length, IGNORE_INDEX)
+        asked, empty = self.query_positions(order)
         time = order.to(document.dtype)
         inputs = Inputs(
-            input_ids=lay([[e.ids for e in row] for row in rows], self.length, self.specials.pad),
+            input_ids=pad_rows(
+                [[e.ids for e in row] for row in rows], self.max_length, self.special_tokens.pad
+            ),
             attention_mask=AttentionMask(document, time, time),
             position_ids=places,
-            token_type_ids=lay([[e.segments for e in row] for row in rows], self.length, 0),
+            token_type_ids=pad_rows(
+                [[e.token_type_ids for e in row] for row in rows], self.max_length, 0
+            ),
             target_positions=asked,
         )
         wanted = labels.gather(1, asked).masked_fill(empty, IGNORE_INDEX).flatten()
         return Batch(inputs, TokenTargets(wanted), {"tokens": int((wanted != IGNORE_INDEX).sum())})
 
-    def questions(self, order: Tensor) -> tuple[Tensor, Tensor]:
+    def query_positions(self, order: Tensor) -> tuple[Tensor, Tensor]:
         """Return the slots to guess, and which of them only fill up: two (rows, guesses).
 
         Each row has room for the share of it that is predicted, or that doubled: one shape from
         step to step. Empty room repeats the first question of its row.
         """
         counts = (order > 0).sum(1, keepdim=True)
-        room = max(1, order.shape[1] // self.share)
+        room = max(1, order.shape[1] // self.partial_prediction_k)
         while room < int(counts.max()):
             room *= 2
         found = torch.argsort((order == 0).int(), dim=1, stable=True)[:, :room]
@@ -141,22 +157,25 @@ class Permutation:
         hidden = batch.targets.gather(model(batch.inputs).hidden)
         return Loss({"tokens": model.lm_logits(hidden).nll(batch.targets.labels)})
 
-    def exam(self) -> "OneAtATime":
+    def for_evaluation(self) -> "PermutationLMScorer":
         """Predict every token from all the others."""
-        return OneAtATime(
-            specials=self.specials, vocab=self.vocab, length=self.length, share=self.share
+        return PermutationLMScorer(
+            special_tokens=self.special_tokens,
+            vocab_size=self.vocab_size,
+            max_length=self.max_length,
+            partial_prediction_k=self.partial_prediction_k,
         )
 
 
 @config("permutation_pll")
-class OneAtATime(Permutation):
+class PermutationLMScorer(PermutationLM):
     """Pseudo-likelihood (Salazar et al., 2020): each token once, last in the order."""
 
-    def pieces(self, documents: Documents, /) -> Pieces:
+    def chunks(self, documents: TokenizedDocuments, /) -> ChunkIndex:
         """Take every stretch as often as it has tokens."""
-        whole = super().pieces(documents)
-        return whole.turns(whole.stop - whole.start)
+        whole = super().chunks(documents)
+        return whole.with_repeats(whole.stop - whole.start)
 
-    def example(self, piece: Piece, rng: Rng, /) -> Permuted:
+    def example(self, chunk: Chunk, rng: Rng, /) -> Permuted:
         """Predict the token whose turn it is."""
-        return self.ordered(piece.ids, np.array([piece.turn]))
+        return self.with_order(chunk.ids, np.array([chunk.repeat]))

@@ -18,8 +18,8 @@ import numpy as np
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import IGNORE_INDEX, Batch, Inputs, TokenTargets
 from kinfolk.config import config
-from kinfolk.data.packing import lay
-from kinfolk.data.pieces import Ids, Piece, Rng
+from kinfolk.data.chunks import Chunk, IntArray, Rng
+from kinfolk.data.packing import pad_rows
 from kinfolk.objectives.clm import CLM, Line
 
 
@@ -30,25 +30,27 @@ class Opened(Line):
     prefix: int
 
     @property
-    def time(self) -> Ids:
+    def order(self) -> IntArray:
         """0 in the prefix, then 1, 2, 3 ..."""
         return np.maximum(np.arange(len(self.ids)) - self.prefix + 1, 0)
 
 
 @config("prefix")
-class Prefix(CLM):
+class PrefixLM(CLM):
     """Predict the tokens after a prefix, and where a text ends."""
 
-    def example(self, piece: Piece, rng: Rng, /) -> Opened:
+    def example(self, chunk: Chunk, rng: Rng, /) -> Opened:
         """Draw how much is only read."""
-        line = super().example(piece, rng)
+        line = super().example(chunk, rng)
         return opened(line, int(rng.integers(1, len(line.ids) + 1)))
 
     def collate(self, rows: Sequence[Sequence[Line]], /) -> Batch[TokenTargets]:
         """Lay lines side by side, and open the prefixes."""
         batch = super().collate(rows)
-        times = [[e.time for e in row if isinstance(e, Opened)] for row in rows]
-        time = lay(times, self.length, 0).to(batch.inputs.attention_mask.document_ids.dtype)
+        times = [[e.order for e in row if isinstance(e, Opened)] for row in rows]
+        time = pad_rows(times, self.max_length, 0).to(
+            batch.inputs.attention_mask.document_ids.dtype
+        )
         attention_mask = AttentionMask(batch.inputs.attention_mask.document_ids, time, time)
         inputs = Inputs(
             input_ids=batch.inputs.input_ids,
@@ -57,9 +59,13 @@ class Prefix(CLM):
         )
         return Batch(inputs, batch.targets, batch.counts)
 
-    def exam(self) -> CLM:
+    def for_evaluation(self) -> CLM:
         """Every token is predicted exactly once where no prefix is longer than its first token."""
-        return CLM(specials=self.specials, vocab=self.vocab, length=self.length)
+        return CLM(
+            special_tokens=self.special_tokens,
+            vocab_size=self.vocab_size,
+            max_length=self.max_length,
+        )
 
 
 def opened(line: Line, prefix: int) -> Opened:

@@ -32,23 +32,23 @@ from kinfolk.batch import (
     TokenTargets,
 )
 from kinfolk.config import config, field
-from kinfolk.data.packing import lay
-from kinfolk.data.pieces import Ids, Piece, Rng
+from kinfolk.data.chunks import Chunk, IntArray, Rng
+from kinfolk.data.packing import pad_rows
 from kinfolk.nn.losses import chunk_rows
-from kinfolk.objectives.mlm import MLM, Masked, OneByOne
+from kinfolk.objectives.mlm import MLM, Masked, MLMScorer
 
-GRAINS = 2**24  # of a random number: what float32 can tell apart between 0 and 1
+UNIFORM_LEVELS = 2**24  # of a random number: what float32 can tell apart between 0 and 1
 
 
 @dataclass(frozen=True)
-class Holes(Masked):
+class MaskedPositions(Masked):
     """Tokens, some of them hidden, what those were, and a random number for each."""
 
-    draws: Ids  # from 0 to GRAINS - 1
+    draws: IntArray  # from 0 to GRAINS - 1
 
 
 @dataclass(frozen=True, eq=False)
-class Drawn(TensorTree):
+class RTDTargets(TensorTree):
     """The hidden tokens, and the random numbers that decide what the generator puts there."""
 
     tokens: TokenTargets
@@ -59,54 +59,62 @@ class Drawn(TensorTree):
 class RTD(MLM):
     """Predict hidden tokens with a small network, and find its mistakes with a large one."""
 
-    weight: float = field(
+    discriminator_weight: float = field(
         default=50.0, ge=0, help="weight of the discriminator's loss (section 3.2, appendix A)"
     )
 
-    def example(self, piece: Piece, rng: Rng, /) -> Holes:
+    def example(self, chunk: Chunk, rng: Rng, /) -> MaskedPositions:
         """Frame the piece and hide some of it, all behind [MASK] (section 3.1)."""
-        masked = super().example(piece, rng)
+        masked = super().example(chunk, rng)
         hidden = masked.labels != IGNORE_INDEX
-        ids = np.where(hidden, self.specials.need("mask"), self.frame(piece.ids))
-        return Holes(ids, masked.labels, np.where(hidden, rng.integers(GRAINS, size=len(ids)), 0))
+        ids = np.where(hidden, self.special_tokens.require("mask"), self.frame(chunk.ids))
+        return MaskedPositions(
+            ids, masked.labels, np.where(hidden, rng.integers(UNIFORM_LEVELS, size=len(ids)), 0)
+        )
 
-    def collate(self, rows: Sequence[Sequence[Holes]], /) -> Batch[Drawn]:  # type: ignore[override]
+    def collate(self, rows: Sequence[Sequence[MaskedPositions]], /) -> Batch[RTDTargets]:  # type: ignore[override]
         """Lay texts side by side; every token of them is a detection."""
         found = super().collate(rows)
-        draws = lay([[e.draws for e in row] for row in rows], self.length, 0).flatten()
+        draws = pad_rows([[e.draws for e in row] for row in rows], self.max_length, 0).flatten()
         assert found.targets.positions is not None
-        draws = (draws[found.targets.positions].float() + 0.5) / GRAINS
+        draws = (draws[found.targets.positions].float() + 0.5) / UNIFORM_LEVELS
         tokens = int((found.inputs.attention_mask.document_ids != PADDING_ID).sum())
         counts = {**found.counts, "detections": tokens}
-        return Batch(found.inputs, Drawn(found.targets, draws), counts)
+        return Batch(found.inputs, RTDTargets(found.targets, draws), counts)
 
-    def loss(self, model: DiscriminatorModel, batch: Batch[Drawn], /) -> Loss:  # type: ignore[override]
+    def loss(self, model: DiscriminatorModel, batch: Batch[RTDTargets], /) -> Loss:  # type: ignore[override]
         """Sum -log p(hidden token) and -log p(verdict on each token)."""
         labels = batch.targets.tokens
         hidden = labels.gather(model.forward_lm(batch.inputs).hidden)
         tokens = model.lm_logits(hidden).nll(labels.labels)
-        scores, wrong = self.detections(model, batch, hidden)
+        scores, wrong = self.replaced_logits(model, batch, hidden)
         text = (batch.inputs.attention_mask.document_ids != PADDING_ID).to(scores.dtype)
         detections = F.binary_cross_entropy_with_logits(
             scores, wrong.to(scores.dtype), weight=text, reduction="sum"
         )
-        return Loss({"tokens": tokens, "detections": detections}, {"detections": self.weight})
+        return Loss(
+            {"tokens": tokens, "detections": detections}, {"detections": self.discriminator_weight}
+        )
 
-    def detections(
-        self, model: DiscriminatorModel, batch: Batch[Drawn], hidden: Tensor
+    def replaced_logits(
+        self, model: DiscriminatorModel, batch: Batch[RTDTargets], hidden: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Score every token by how likely it was replaced, and tell which were: (batch, length).
 
         `hidden` is what the generator made of the hidden tokens.
         """
         drawn = draw(model, hidden, batch.targets.draws)
-        given, wrong = fill(batch.inputs, batch.targets.tokens, drawn)
+        given, wrong = replace_tokens(batch.inputs, batch.targets.tokens, drawn)
         scores = model.discriminator_logits(model(given).hidden)
         return scores.to(torch.promote_types(scores.dtype, torch.float32)), wrong
 
-    def exam(self) -> "ByGenerator":
+    def for_evaluation(self) -> "GeneratorScorer":
         """Predict every token from all the others, with the generator."""
-        return ByGenerator(specials=self.specials, vocab=self.vocab, length=self.length)
+        return GeneratorScorer(
+            special_tokens=self.special_tokens,
+            vocab_size=self.vocab_size,
+            max_length=self.max_length,
+        )
 
 
 @torch.no_grad()
@@ -122,7 +130,7 @@ def draw(model: DiscriminatorModel, hidden: Tensor, draws: Tensor) -> Tensor:
     return torch.cat(found)
 
 
-def fill(inputs: Inputs, labels: TokenTargets, drawn: Tensor) -> tuple[Inputs, Tensor]:
+def replace_tokens(inputs: Inputs, labels: TokenTargets, drawn: Tensor) -> tuple[Inputs, Tensor]:
     """Put what was drawn where it was asked for, and tell which tokens are not the text's own."""
     assert labels.positions is not None
     asked, ids = labels.labels != IGNORE_INDEX, inputs.input_ids.flatten()
@@ -135,7 +143,7 @@ def fill(inputs: Inputs, labels: TokenTargets, drawn: Tensor) -> tuple[Inputs, T
 
 
 @config("rtd_pll")
-class ByGenerator(OneByOne):
+class GeneratorScorer(MLMScorer):
     """Pseudo-likelihood of the generator: the discriminator predicts no tokens."""
 
     def loss(self, model: DiscriminatorModel, batch: Batch[TokenTargets], /) -> Loss:  # type: ignore[override]

@@ -24,19 +24,19 @@ import numpy as np
 
 from kinfolk.batch import IGNORE_INDEX
 from kinfolk.config import config, field
-from kinfolk.data.pieces import Documents, Flags, Piece, Pieces, Rng
-from kinfolk.objectives.mlm import hide
-from kinfolk.objectives.nsp import NSP, Pair
+from kinfolk.data.chunks import BoolArray, Chunk, ChunkIndex, Rng, TokenizedDocuments
+from kinfolk.objectives.mlm import mask_tokens
+from kinfolk.objectives.nsp import NSP, SentencePair
 
 IN_ORDER, SWAPPED = 0, 1
 
 
 @dataclass(frozen=True)
-class Ordered(Pair):
+class Ordered(SentencePair):
     """Two neighbours with some tokens hidden; `next` tells whether they were swapped."""
 
 
-def runs(units: Flags, longest: int, rng: Rng) -> Flags:
+def ngram_starts(units: BoolArray, longest: int, rng: Rng) -> BoolArray:
     """Join units into runs, given which tokens begin a unit; tell which tokens begin a run.
 
     A run has up to `longest` units; one of n has a chance in proportion to 1/n (section 4.1).
@@ -50,7 +50,7 @@ def runs(units: Flags, longest: int, rng: Rng) -> Flags:
     return found
 
 
-def stretches(documents: Documents, longest: int) -> Iterator[tuple[int, int, int]]:
+def sentence_chunks(documents: TokenizedDocuments, longest: int) -> Iterator[tuple[int, int, int]]:
     """Yield as many whole sentences as fit: document, start, stop, counted from its start.
 
     A sentence that is too long is cut, and shares its stretches with no other: one that began or
@@ -76,41 +76,47 @@ def stretches(documents: Documents, longest: int) -> Iterator[tuple[int, int, in
 class SOP(NSP):
     """MLM with runs hidden, and whether two neighbours stand in their order."""
 
-    longest: int = field(
+    max_ngram: int = field(
         default=3,
         ge=1,
         help="longest masked n-gram, in tokens, or in words with whole word masking",
     )
 
-    def pieces(self, documents: Documents, /) -> Pieces:
+    def chunks(self, documents: TokenizedDocuments, /) -> ChunkIndex:
         """Cut documents into whole sentences, as many as fit between [CLS] and two [SEP]."""
-        self.check(documents)
-        numbers = (n for stretch in stretches(documents, self.length - 3) for n in stretch)
+        self.require_word_starts(documents)
+        numbers = (
+            n for stretch in sentence_chunks(documents, self.max_length - 3) for n in stretch
+        )
         bounds = np.fromiter(numbers, np.int64).reshape(-1, 3)
         document, start, stop = bounds[bounds[:, 2] - bounds[:, 1] >= 2].T  # a token on each side
-        return Pieces(
+        return ChunkIndex(
             documents, document, start, stop, np.zeros_like(start), (stop - start)[:, None] + 3
         )
 
-    def example(self, piece: Piece, rng: Rng, /) -> Ordered:  # type: ignore[override]
+    def example(self, chunk: Chunk, rng: Rng, /) -> Ordered:  # type: ignore[override]
         """Split at a sentence end, half the time swap the sides, and hide some runs."""
-        ends = np.cumsum(piece.sentences)[:-1]
-        middle = int(rng.choice(ends)) if len(ends) else len(piece.ids) // 2
+        ends = np.cumsum(chunk.sentences)[:-1]
+        middle = int(rng.choice(ends)) if len(ends) else len(chunk.ids) // 2
         swapped = rng.random() < 0.5 and len(ends) > 0
-        first, second = piece.split(middle)[:: -1 if swapped else 1]
-        ids = np.concatenate([self.frame(first.ids), second.ids, [self.specials.sep]])
+        first, second = chunk.split(middle)[:: -1 if swapped else 1]
+        ids = np.concatenate([self.frame(first.ids), second.ids, [self.special_tokens.sep]])
         segments = np.repeat([0, 1], [len(first.ids) + 2, len(second.ids) + 1])
-        units = [runs(self.units(text), self.longest, rng) for text in (first, second)]
+        units = [
+            ngram_starts(self.unit_starts(text), self.max_ngram, rng) for text in (first, second)
+        ]
         words = np.concatenate([[True], *(np.append(unit, True) for unit in units)])
-        masked = hide(ids, self.rate, self.specials, self.ordinary, rng, words)
+        masked = mask_tokens(
+            ids, self.mask_rate, self.special_tokens, self.replacement_ids, rng, words
+        )
         verdict = IGNORE_INDEX if not len(ends) else SWAPPED if swapped else IN_ORDER
         return Ordered(masked.ids, masked.labels, segments, verdict)
 
-    def units(self, text: Piece) -> Flags:
+    def unit_starts(self, text: Chunk) -> BoolArray:
         """Tell which tokens begin what runs are made of: words where they are whole, else tokens.
 
         What is left of a word that began before its piece counts as a word.
         """
-        units = text.words.copy() if self.whole else np.ones(len(text.ids), np.bool_)
+        units = text.words.copy() if self.whole_word_masking else np.ones(len(text.ids), np.bool_)
         units[0] = True
         return units

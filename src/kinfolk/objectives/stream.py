@@ -15,24 +15,24 @@ import torch
 from kinfolk.attention_mask import PADDING_ID, AttentionMask
 from kinfolk.batch import Batch, Loss, RecurrentModel, TokenTargets
 from kinfolk.config import config
-from kinfolk.data.lanes import Stretch
+from kinfolk.data.lanes import StreamSegment
 from kinfolk.objectives.clm import CLM, Line
 
-NOTHING = Line(np.zeros(0, np.int64), np.zeros(0, np.int64))  # in a lane that has ended
+EMPTY_EXAMPLE = Line(np.zeros(0, np.int64), np.zeros(0, np.int64))  # in a lane that has ended
 
 
 @config("stream")
-class Stream(CLM):
+class RecurrentCLM(CLM):
     """Predict the next token, with what the model remembers of the rows before.
 
     Texts that are collated are strangers, as in CLM; those that are joined go on.
     """
 
-    def join(self, rows: Sequence[Sequence[Stretch]], /) -> Batch[TokenTargets]:
+    def collate_stream(self, rows: Sequence[Sequence[StreamSegment]], /) -> Batch[TokenTargets]:
         """Lay stretches side by side; a document keeps its number from batch to batch."""
-        batch = self.collate([[s.example for s in row] or [NOTHING] for row in rows])
-        document = np.full((len(rows), self.length), PADDING_ID, np.int32)
-        places = np.zeros((len(rows), self.length), np.int64)
+        batch = self.collate([[s.example for s in row] or [EMPTY_EXAMPLE] for row in rows])
+        document = np.full((len(rows), self.max_length), PADDING_ID, np.int32)
+        places = np.zeros((len(rows), self.max_length), np.int64)
         for row, stretches in enumerate(rows):
             slot = 0
             for stretch in stretches:

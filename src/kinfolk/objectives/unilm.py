@@ -20,20 +20,27 @@ import numpy as np
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Batch, TokenTargets
 from kinfolk.config import config
-from kinfolk.data.packing import lay
-from kinfolk.data.pieces import Documents, Ids, Piece, Pieces, Rng, cut
-from kinfolk.objectives.mlm import MLM, Masked, OneByOne, hide
+from kinfolk.data.chunks import (
+    Chunk,
+    ChunkIndex,
+    IntArray,
+    Rng,
+    TokenizedDocuments,
+    split_documents,
+)
+from kinfolk.data.packing import pad_rows
+from kinfolk.objectives.mlm import MLM, Masked, MLMScorer, mask_tokens
 
-WAYS = ("both", "right", "left", "across")
-SHARES = (1 / 3, 1 / 6, 1 / 6, 1 / 3)  # section 2.4
+ATTENTION_MODES = ("both", "right", "left", "across")
+ATTENTION_MODE_PROBS = (1 / 3, 1 / 6, 1 / 6, 1 / 3)  # section 2.4
 
 
 @dataclass(frozen=True)
 class Seen(Masked):
     """Two halves of a text with some tokens hidden, and when each token is seen."""
 
-    segments: Ids
-    time: Ids
+    token_type_ids: IntArray
+    order: IntArray
 
 
 @config("unilm")
@@ -44,27 +51,29 @@ class UniLM(MLM):
     of their own, which BERT has not, and predicts next sentences where it looks both ways.
     """
 
-    def pieces(self, documents: Documents, /) -> Pieces:
+    def chunks(self, documents: TokenizedDocuments, /) -> ChunkIndex:
         """Cut documents into stretches that fit with [CLS] and two [SEP]."""
-        self.check(documents)
-        document, start, stop = cut(documents, self.length - 3)
+        self.require_word_starts(documents)
+        document, start, stop = split_documents(documents, self.max_length - 3)
         sizes = (stop - start)[:, None] + 3
-        return Pieces(documents, document, start, stop, np.zeros_like(start), sizes)
+        return ChunkIndex(documents, document, start, stop, np.zeros_like(start), sizes)
 
-    def example(self, piece: Piece, rng: Rng, /) -> Seen:
+    def example(self, chunk: Chunk, rng: Rng, /) -> Seen:
         """Halve the piece somewhere, choose a way to see it, and hide some of it."""
-        middle = int(rng.integers(1, max(2, len(piece.ids))))
-        way = str(rng.choice(WAYS, p=SHARES))
-        halves = piece.split(middle)
-        ids, segments = self.halved(piece.ids, middle)
-        found = hide(ids, self.rate, self.specials, self.ordinary, rng, self.words(*halves))
-        return Seen(found.ids, found.labels, segments, seen(way, segments))
+        middle = int(rng.integers(1, max(2, len(chunk.ids))))
+        way = str(rng.choice(ATTENTION_MODES, p=ATTENTION_MODE_PROBS))
+        halves = chunk.split(middle)
+        ids, segments = self.split_in_two(chunk.ids, middle)
+        found = mask_tokens(
+            ids, self.mask_rate, self.special_tokens, self.replacement_ids, rng, self.words(*halves)
+        )
+        return Seen(found.ids, found.labels, segments, attention_order(way, segments))
 
-    def halved(self, ids: Ids, middle: int) -> tuple[Ids, Ids]:
+    def split_in_two(self, ids: IntArray, middle: int) -> tuple[IntArray, IntArray]:
         """Put [CLS] before two halves and [SEP] behind each; also tell them apart."""
-        sep = self.specials.need("sep")
+        sep = self.special_tokens.require("sep")
         first, second = np.append(ids[:middle], sep), np.append(ids[middle:], sep)
-        framed = np.concatenate([[self.specials.cls], first, second])
+        framed = np.concatenate([[self.special_tokens.cls], first, second])
         return framed, np.repeat([0, 1], [len(first) + 1, len(second)])
 
     def collate(self, rows: Sequence[Sequence[Masked]], /) -> Batch[TokenTargets]:
@@ -72,8 +81,10 @@ class UniLM(MLM):
         batch = super().collate(rows)
         seen = [[e for e in row if isinstance(e, Seen)] for row in rows]
         document = batch.inputs.attention_mask.document_ids
-        time = lay([[e.time for e in row] for row in seen], self.length, 0).to(document.dtype)
-        segments = lay([[e.segments for e in row] for row in seen], self.length, 0)
+        time = pad_rows([[e.order for e in row] for row in seen], self.max_length, 0).to(
+            document.dtype
+        )
+        segments = pad_rows([[e.token_type_ids for e in row] for row in seen], self.max_length, 0)
         inputs = replace(
             batch.inputs,
             attention_mask=AttentionMask(document, time, time),
@@ -81,12 +92,16 @@ class UniLM(MLM):
         )
         return Batch(inputs, batch.targets, batch.counts)
 
-    def exam(self) -> OneByOne:
+    def for_evaluation(self) -> MLMScorer:
         """Predict every token from all the others."""
-        return OneByOne(specials=self.specials, vocab=self.vocab, length=self.length)
+        return MLMScorer(
+            special_tokens=self.special_tokens,
+            vocab_size=self.vocab_size,
+            max_length=self.max_length,
+        )
 
 
-def seen(way: str, segments: Ids) -> Ids:
+def attention_order(way: str, segments: IntArray) -> IntArray:
     """Return the birth and clock of each token, by the way its text is seen."""
     slots = np.arange(len(segments))
     return {

@@ -14,21 +14,21 @@ import kinfolk.recipes
 from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import LanguageModel
-from kinfolk.training.settings import Train
+from kinfolk.training.settings import TrainConfig
 
 
 @dataclass(frozen=True)
-class Member:
+class Family:
     """One family member: a file in `models/`."""
 
     name: str
     title: str
     paper: str
     year: int
-    kind: str  # encoder, decoder, encoder-decoder, recurrent
+    architecture: str  # encoder, decoder, encoder-decoder, recurrent
     objectives: tuple[str, ...]  # what it can learn by, its own first
     sizes: tuple[str, ...]
-    can: tuple[str, ...]
+    capabilities: tuple[str, ...]
 
     @property
     def model(self) -> ModuleType:
@@ -56,34 +56,34 @@ class Member:
             raise UserError(f"{self.name} has no size {size!r}: {did_you_mean(size, self.sizes)}")
         return self.model.SIZES[size]
 
-    def train(self, size: str) -> Train:
+    def train(self, size: str) -> TrainConfig:
         """Return the settings of a run: the paper's for a published size."""
         published = size.startswith(self.name.split("_")[0])
-        found: Train = self.recipe.PAPER if published else self.recipe.TRAIN
+        found: TrainConfig = self.recipe.PAPER if published else self.recipe.TRAIN
         return found
 
 
 @cache
-def members() -> dict[str, Member]:
+def families() -> dict[str, Family]:
     """Find the family by the files there are."""
     names = [m.name for m in pkgutil.iter_modules(kinfolk.models.__path__)]
     found = [_member(name) for name in names]
     return {m.name: m for m in sorted(found, key=lambda m: (m.year, m.name))}
 
 
-def member(name: str) -> Member:
+def family(name: str) -> Family:
     """Return a member by its name."""
-    if name not in members():
-        raise UserError(f"no member {name!r} in the family: {did_you_mean(name, list(members()))}")
-    return members()[name]
+    if name not in families():
+        raise UserError(f"no member {name!r} in the family: {did_you_mean(name, list(families()))}")
+    return families()[name]
 
 
-def member_of(model: LanguageModel) -> Member:
+def family_of(model: LanguageModel) -> Family:
     """Return the member a network belongs to, whatever stands on it."""
-    return member(type(model.pretrained).__module__.rpartition(".")[2])
+    return family(type(model.pretrained).__module__.rpartition(".")[2])
 
 
-def _member(name: str) -> Member:
+def _member(name: str) -> Family:
     model = importlib.import_module(f"kinfolk.models.{name}")
     # The first line of a model's file: "GPT-2 (Radford et al., 2019): what is new in it."
     line = re.match(r"([^(]+) \((.+), (\d{4})\): ", model.__doc__ or "")
@@ -99,7 +99,7 @@ def _member(name: str) -> Member:
         "fill": network.can_fill,
         "export": name in tables,
     }
-    return Member(
+    return Family(
         name,
         line[1],
         f"{line[2]} {line[3]}",

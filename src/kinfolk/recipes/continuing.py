@@ -8,24 +8,24 @@ from typing import Any
 from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
 from kinfolk.nn.task_heads import ModelWithHead
-from kinfolk.recipes.catalogue import Member, member_of, members
-from kinfolk.recipes.opening import load, model_folder, pretrained
+from kinfolk.recipes.catalogue import Family, families, family_of
+from kinfolk.recipes.opening import find_model_folder, load, recipe_of
 from kinfolk.recipes.recipe import (
+    CorpusShare,
     Recipe,
-    Share,
-    common,
+    check_corpus_size,
     default_length,
+    finalize,
     opened,
     recipe,
-    roomy,
-    settled,
+    shared_tokenizer,
 )
-from kinfolk.training.settings import Train
+from kinfolk.training.settings import TrainConfig
 
 
 def begun(
     start: Path | str,
-    corpus: Path | str | Sequence[Share],
+    corpus: Path | str | Sequence[CorpusShare],
     *,
     objective: str | None = None,
     length: int | None = None,
@@ -37,17 +37,17 @@ def begun(
     """
     asked: dict[str, Any] = {"objective": objective, "length": length, "settings": settings}
     family, slash, _ = str(start).partition("/")
-    if family in members() or not (slash or Path(start).exists()):
+    if family in families() or not (slash or Path(start).exists()):
         return recipe(str(start), corpus, **asked)
     if not Path(start).exists():
-        close = did_you_mean(family, [*members()])
+        close = did_you_mean(family, [*families()])
         raise UserError(f"{start} is neither a folder nor a member of the family: {close}")
-    return continued(start, corpus, **asked)
+    return continue_from(start, corpus, **asked)
 
 
-def continued(
+def continue_from(
     folder: Path | str,
-    corpus: Path | str | Sequence[Share],
+    corpus: Path | str | Sequence[CorpusShare],
     *,
     objective: str | None = None,
     length: int | None = None,
@@ -59,7 +59,7 @@ def continued(
     learning is as it was in the run that made the model, else the member's own; the settings are
     those of its size, and for a model from elsewhere ours at the rate of the paper.
     """
-    path = model_folder(folder)
+    path = find_model_folder(folder)
     model, tokenizer = load(path)
     if isinstance(model, ModelWithHead):
         raise UserError(
@@ -67,16 +67,20 @@ def continued(
             "model that it was made from"
         )
     named, corpora = opened(corpus)
-    if common(corpora).hash != tokenizer.hash:
+    if shared_tokenizer(corpora).fingerprint != tokenizer.fingerprint:
         raise UserError(
             f"{corpora[0].folder} was made with another tokenizer than {folder}: prepare the text "
             f"with --tokenizer {folder}"
         )
-    who, before = member_of(model), pretrained(path)
+    who, before = family_of(model), recipe_of(path)
     if length is None:
-        length = before.objective.length if before is not None else default_length(model.config)
-    roomy(corpora, length)
-    words = {"specials": tokenizer.specials, "vocab": tokenizer.vocab, "length": length}
+        length = before.objective.max_length if before is not None else default_length(model.config)
+    check_corpus_size(corpora, length)
+    words = {
+        "special_tokens": tokenizer.special_tokens,
+        "vocab_size": tokenizer.vocab_size,
+        "max_length": length,
+    }
     base = Recipe(
         name=before.name if before is not None else f"{who.name}/{foreign(who, path.name)}",
         model=model.config,
@@ -84,21 +88,21 @@ def continued(
         if before is not None and objective is None
         else who.objective(objective)(**words),
         corpus=named,
-        train=habits(who, before),
-        weights=str(path.resolve()),
+        train=default_train_config(who, before),
+        init_from=str(path.resolve()),
     )
-    return settled(base, settings)
+    return finalize(base, settings)
 
 
-def foreign(who: Member, folder: str) -> str:
+def foreign(who: Family, folder: str) -> str:
     """Return what a model from elsewhere is called: never as a size, whose settings it has not."""
     return f"{folder}-continued" if folder in who.sizes else folder
 
 
-def habits(who: Member, before: Recipe | None) -> Train:
+def default_train_config(who: Family, before: Recipe | None) -> TrainConfig:
     """Return the settings of a member's run: those of its size, where that is known."""
     size = "" if before is None else before.name.partition("/")[2]
     if size in who.sizes:
         return who.train(size)
-    ours: Train = who.recipe.TRAIN
-    return dataclasses.replace(ours, peak=who.recipe.PAPER.peak)
+    ours: TrainConfig = who.recipe.TRAIN
+    return dataclasses.replace(ours, lr=who.recipe.PAPER.lr)

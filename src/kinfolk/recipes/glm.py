@@ -1,21 +1,21 @@
 """GLM's pretraining: the blanks of a text, short ones, whole sentences, or all the rest of it."""
 
-from kinfolk.objectives.blanks import Blanks
-from kinfolk.training.settings import Train
+from kinfolk.objectives.blanks import BlankInfilling
+from kinfolk.training.settings import TrainConfig
 
-OBJECTIVES = {"blanks": Blanks}
+OBJECTIVES = {"blanks": BlankInfilling}
 
-TRAIN = Train(peak=1e-3, warmup=200)
+TRAIN = TrainConfig(lr=1e-3, warmup=200)
 
 # Du et al. 2021, section 3.1, for steps and batch; the rest is the released configuration of the
 # large model.
-PAPER = Train(
+PAPER = TrainConfig(
     steps=200_000,
-    batch=1024,
-    peak=2e-4,
+    batch_size=1024,
+    lr=2e-4,
     warmup=10_000,
-    floor=0.05,
-    decay=0.1,
+    min_lr_ratio=0.05,
+    weight_decay=0.1,
     betas=(0.9, 0.98),
-    epsilon=1e-6,
+    eps=1e-6,
 )

@@ -1,20 +1,20 @@
 """GPT's pretraining: the next token, in rows of the whole context."""
 
 from kinfolk.objectives.clm import CLM
-from kinfolk.training.settings import Train
+from kinfolk.training.settings import TrainConfig
 
 OBJECTIVES = {"clm": CLM}
 
-TRAIN = Train(peak=1e-3, warmup=200)
+TRAIN = TrainConfig(lr=1e-3, warmup=200)
 
 # Radford et al. 2018, section 4.1; the steps are those that Devlin et al. 2018 report of it in
 # appendix A.4, the betas those of the released code.
-PAPER = Train(
+PAPER = TrainConfig(
     steps=1_000_000,
-    batch=64,
-    peak=2.5e-4,
+    batch_size=64,
+    lr=2.5e-4,
     warmup=2000,
-    floor=0.0,
-    decay=0.01,
+    min_lr_ratio=0.0,
+    weight_decay=0.01,
     betas=(0.9, 0.999),
 )

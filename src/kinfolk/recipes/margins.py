@@ -9,40 +9,42 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from kinfolk.tasks.columns import DOCSTART
-from kinfolk.tasks.forms import Guess
-from kinfolk.tasks.records import text_lines
-from kinfolk.tasks.task import Answer, Task
+from kinfolk.tasks.forms import FileSpec
+from kinfolk.tasks.records import read_lines
+from kinfolk.tasks.task import Prediction, Task
 
-Told: TypeAlias = list[tuple[Any, Answer]]  # rows of one line or record, with their answers
-DIGITS = 4  # of a probability in a table
+RowPredictions: TypeAlias = list[
+    tuple[Any, Prediction]
+]  # rows of one line or record, with their answers
+PROBABILITY_DIGITS = 4  # of a probability in a table
 
 
 @dataclass(frozen=True)
-class Answers:
+class Predictions:
     """The answers to the rows of a file."""
 
     file: Path
     task: Task
-    guess: Guess
+    guess: FileSpec
     rows: Sequence[Any]
-    answers: Sequence[Answer]
+    answers: Sequence[Prediction]
     every: bool = False  # the probability of each class, in tables too
 
     @property
-    def told(self) -> dict[int, Told]:
+    def told(self) -> dict[int, RowPredictions]:
         """The rows and answers of each line or record."""
-        found: dict[int, Told] = {}
+        found: dict[int, RowPredictions] = {}
         for row, answer in zip(self.rows, self.answers, strict=True):
             found.setdefault(row.number, []).append((row, answer))
         return found
 
 
-def columned(found: Answers) -> Iterator[str]:
+def write_conll(found: Predictions) -> Iterator[str]:
     """Add a last column to every word; where there are roles, one for each predicate."""
     by_line, universal = found.told, ".conllu" in found.file.name.lower()
-    lines = [line for _, line in text_lines(found.file)]
+    lines = [line for _, line in read_lines(found.file)]
     tabs = any("\t" in line for line in lines)
-    own: Told = []
+    own: RowPredictions = []
     word = 0
     for number, line in enumerate(lines, 1):
         parts = line.split()
@@ -55,37 +57,40 @@ def columned(found: Answers) -> Iterator[str]:
             continue
         said = [answer.value[word] for _, answer in own]
         if found.every:
-            said = [f"{answer.value[word]} {answer.scores[word]:.{DIGITS}f}" for _, answer in own]
+            said = [
+                f"{answer.value[word]} {answer.probabilities[word]:.{PROBABILITY_DIGITS}f}"
+                for _, answer in own
+            ]
         between = "\t" if tabs else " "
         yield between.join([line, *(one.replace(" ", between) for one in said)]) + "\n"
         word += 1
 
 
-def slashed(found: Answers) -> Iterator[str]:
+def write_word_tag(found: Predictions) -> Iterator[str]:
     """Put the answer behind each word and its tag."""
     by_line = found.told
-    for number, line in text_lines(found.file):
+    for number, line in read_lines(found.file):
         tags = by_line[number][0][1].value if number in by_line else ()
         yield "  ".join(f"{one}/{tag}" for one, tag in zip(line.split(), tags, strict=True)) + "\n"
 
 
-def lined(found: Answers) -> Iterator[str]:
+def write_lines(found: Predictions) -> Iterator[str]:
     """Put the answer behind each line, after a tab."""
     by_line = found.told
-    for number, line in text_lines(found.file):
+    for number, line in read_lines(found.file):
         said = [str(answer.value) for _, answer in by_line.get(number, [])]
         yield "\t".join([line, *said]) + "\n"
 
 
-def bracketed(found: Answers) -> Iterator[str]:
+def write_conll2012(found: Predictions) -> Iterator[str]:
     """Add a last column with brackets, as CoNLL-2012 has one."""
     by_line = found.told
     marks: list[list[str]] = []
     word = 0
-    for number, line in text_lines(found.file):
+    for number, line in read_lines(found.file):
         if number in by_line:
             ((row, answer),) = by_line[number]
-            marks, word = brackets(answer.value, len(row.words)), 0
+            marks, word = coref_column(answer.value, len(row.words)), 0
         if not line.strip() or line.startswith("#"):
             yield line + "\n"
             continue
@@ -93,7 +98,7 @@ def bracketed(found: Answers) -> Iterator[str]:
         word += 1
 
 
-def brackets(clusters: Sequence[Sequence[tuple[int, int]]], size: int) -> list[list[str]]:
+def coref_column(clusters: Sequence[Sequence[tuple[int, int]]], size: int) -> list[list[str]]:
     """Write clusters as the marks of each word: (0 opens, 0) closes, (0) is one word."""
     marks: list[list[str]] = [[] for _ in range(size)]
     for number, group in enumerate(clusters):
@@ -106,6 +111,6 @@ def brackets(clusters: Sequence[Sequence[tuple[int, int]]], size: int) -> list[l
     return marks
 
 
-def plain(text: Any) -> str:
+def one_line(text: Any) -> str:
     """Write a text in one line and one cell."""
     return str(text).replace("\t", " ").replace("\n", " ")

@@ -13,7 +13,7 @@ from kinfolk.batch import IGNORE_INDEX, Inputs, Output
 from kinfolk.data.shards import Corpus
 from kinfolk.metrics.baselines import KneserNey
 from kinfolk.nn.language_model import LanguageModel, ModelConfig
-from kinfolk.recipes.evaluation import FITTED
+from kinfolk.recipes.evaluation import MAX_NGRAM_TOKENS
 from kinfolk.recipes.opening import load
 from kinfolk.text import Tokenizer
 
@@ -41,13 +41,13 @@ class NGram(LanguageModel):
 
     def __init__(self, counts: KneserNey) -> None:
         super().__init__()
-        self.config = NGramConfig(vocab_size=counts.vocab)
+        self.config = NGramConfig(vocab_size=counts.vocab_size)
         self.counts = counts
 
     def forward(self, inputs: Inputs) -> Output:
         """Find the context of every token, in its own text alone."""
-        size, document = self.counts.history, inputs.attention_mask.document_ids
-        before = self._before(inputs)
+        size, document = self.counts.context_size, inputs.attention_mask.document_ids
+        before = self._history(inputs)
         ids = torch.cat([before[IDS], inputs.input_ids], dim=1)
         documents = torch.cat([before[DOCUMENTS], document], dim=1)
         if inputs.cache is not None:
@@ -57,22 +57,22 @@ class NGram(LanguageModel):
         contexts = ids.unfold(1, size, 1)[:, 1:].masked_fill(~own, self.counts.bos)
         return Output(contexts, cache=inputs.cache)  # (batch, length, history)
 
-    def lm_logits(self, hidden: Tensor) -> "Chances":
+    def lm_logits(self, hidden: Tensor) -> "NGramPrediction":
         """Look up what was seen after each context."""
-        return Chances(hidden, self.counts)
+        return NGramPrediction(hidden, self.counts)
 
-    def _before(self, inputs: Inputs) -> dict[int, Tensor]:
+    def _history(self, inputs: Inputs) -> dict[int, Tensor]:
         """Return what stands before these tokens: of nobody's text, where a text begins."""
         if inputs.cache is not None and inputs.cache.extra:
             return inputs.cache.extra
         nothing = inputs.input_ids.new_full(
-            (len(inputs.input_ids), self.counts.history), EMPTY_SLOT_ID
+            (len(inputs.input_ids), self.counts.context_size), EMPTY_SLOT_ID
         )
         return {IDS: nothing, DOCUMENTS: nothing}
 
 
 @dataclass(frozen=True, eq=False)
-class Chances:
+class NGramPrediction:
     """Log-probabilities over the vocabulary, computed when asked for."""
 
     contexts: Tensor  # (..., history)
@@ -81,7 +81,7 @@ class Chances:
     def logits(self) -> Tensor:
         """Return the log-probabilities: (..., vocabulary), in double precision."""
         flat = self.contexts.flatten(0, -2).numpy(force=True)
-        scores = torch.from_numpy(np.log(self.counts.following(flat)))
+        scores = torch.from_numpy(np.log(self.counts.next_token_probs(flat)))
         return scores.view(*self.contexts.shape[:-1], -1).to(self.contexts.device)
 
     def nll(self, labels: Tensor) -> Tensor:
@@ -96,11 +96,11 @@ def counted(folder: Path | str, order: int = 3) -> tuple[NGram, Tokenizer]:
     """Count the grams of a corpus, of a large one those of its first documents."""
     corpus = Corpus.open(folder)
     tokenizer = corpus.tokenizer()
-    eos, bos = tokenizer.specials.need("eos"), tokenizer.specials.bos
-    limit = min(int(np.searchsorted(corpus.starts, FITTED)), corpus.documents)
+    eos, bos = tokenizer.special_tokens.require("eos"), tokenizer.special_tokens.bos
+    limit = min(int(np.searchsorted(corpus.starts, MAX_NGRAM_TOKENS)), corpus.documents)
     counts = KneserNey.fit(
         (corpus.document(i) for i in range(limit)),
-        vocab=corpus.vocab,
+        vocab_size=corpus.vocab_size,
         order=order,
         bos=eos if bos is None else bos,
         eos=eos,

@@ -13,15 +13,15 @@ from kinfolk.batch import Inputs
 from kinfolk.config import read_json
 from kinfolk.errors import UserError
 from kinfolk.files import new_folder
-from kinfolk.generation.layout import check
+from kinfolk.generation.layout import check_prompts
 from kinfolk.nn.language_model import LanguageModel
-from kinfolk.recipes.catalogue import member_of, members
+from kinfolk.recipes.catalogue import families, family_of
 from kinfolk.recipes.recipe import Recipe
 from kinfolk.text import Tokenizer
 from kinfolk.training import checkpoints
 
 
-def model_folder(path: Path | str) -> Path:
+def find_model_folder(path: Path | str) -> Path:
     """Find the model folder: of a run its newest whole checkpoint, else the folder itself.
 
     Of a run that was fine-tuned it is the best on dev rows, of runs with several seeds their best.
@@ -33,9 +33,9 @@ def model_folder(path: Path | str) -> Path:
         return path
     best = path / "best" if (path / "best").is_dir() else path / "checkpoints" / "best"
     if (path / "scores.json").is_file() and best.is_dir():
-        return model_folder(best.resolve())
+        return find_model_folder(best.resolve())
     if (path / "recipe.json").is_file():
-        newest = checkpoints.newest(path)
+        newest = checkpoints.latest_valid(path)
         if newest is None:
             raise UserError(f"{path} has no checkpoint yet: go on with it by --resume {path}")
         return newest
@@ -44,17 +44,17 @@ def model_folder(path: Path | str) -> Path:
 
 def load(path: Path | str) -> tuple[Any, Tokenizer]:
     """Open a run, a checkpoint or a Hugging Face folder: the model and its tokenizer."""
-    return hub.load(model_folder(path))
+    return hub.load(find_model_folder(path))
 
 
-def pretrained(folder: Path) -> Recipe | None:
+def recipe_of(folder: Path) -> Recipe | None:
     """Return the recipe that made a model; none where it came from elsewhere, or was fine-tuned."""
     notes = folder / "kinfolk.json"
     found = read_json(notes) if notes.is_file() else None
     return found if isinstance(found, Recipe) else None
 
 
-def copy(path: Path | str, out: Path) -> None:
+def export_folder(path: Path | str, out: Path) -> None:
     """Write a model and its tokenizer to a new folder, in Hugging Face's layout."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is already there: choose another -o")
@@ -63,43 +63,45 @@ def copy(path: Path | str, out: Path) -> None:
         hub.save(folder, model, tokenizer, length=model.config.max_length)
 
 
-def tokenizer_of(path: Path | str) -> Tokenizer:
+def load_tokenizer(path: Path | str) -> Tokenizer:
     """Open a tokenizer's own folder, or that of a run, a model or a corpus."""
     path = Path(path)
     if (path / "tokenizer.json").is_file() or not path.is_dir():
         return Tokenizer.load(path)
     if (path / "corpus.json").is_file():
         return Tokenizer.load(path / "tokenizer")
-    return Tokenizer.load(model_folder(path))
+    return Tokenizer.load(find_model_folder(path))
 
 
-def able(model: Any, ability: str) -> Any:
+def require_ability(model: Any, ability: str) -> Any:
     """Return a model that can do something, or say who could."""
-    who = member_of(model)
-    if ability not in who.can:
-        others = [m.name for m in members().values() if ability in m.can]
+    who = family_of(model)
+    if ability not in who.capabilities:
+        others = [m.name for m in families().values() if ability in m.capabilities]
         raise UserError(f"{who.name} cannot {ability}: {', '.join(others)} can")
     return model
 
 
-def exam(
+def scoring_objective(
     model: LanguageModel, tokenizer: Tokenizer, path: Path | str, length: int | None = None
 ) -> Any:
     """Return the objective that scores a model: every token of a text predicted exactly once."""
-    before, config = pretrained(model_folder(path)), model.config
+    before, config = recipe_of(find_model_folder(path)), model.config
     if before is not None:
         objective = before.objective
-        longest = objective.length
+        longest = objective.max_length
     else:
-        objective = member_of(model).objective()(specials=tokenizer.specials, vocab=tokenizer.vocab)
-        longest = min(objective.length, 512 if config.max_length is None else config.max_length)
+        objective = family_of(model).objective()(
+            special_tokens=tokenizer.special_tokens, vocab_size=tokenizer.vocab_size
+        )
+        longest = min(objective.max_length, 512 if config.max_length is None else config.max_length)
     length = longest if length is None else length
     if length < 8:
         raise UserError(f"--length {length} is too short to see anything: use 8 or more")
     limit = config.max_length
     if limit is not None and length > limit:
         raise UserError(f"--length {length} is more than the model's context of {limit} tokens")
-    return replace(objective, length=length).exam()
+    return replace(objective, max_length=length).for_evaluation()
 
 
 @torch.no_grad()
@@ -110,9 +112,9 @@ def logits(model: Any, ids: Sequence[int], source: Sequence[int] | None = None) 
     encoder-decoder reads `source` and scores each of `ids` from those before it; without a source
     it reads the ids themselves.
     """
-    check(model, [ids], "sequence")
+    check_prompts(model, [ids], "sequence")
     device = next(model.parameters()).device
-    kind = member_of(model).kind
+    kind = family_of(model).architecture
     row = torch.tensor([list(ids)], device=device)
     if kind == "encoder-decoder":
         read = row if source is None else torch.tensor([list(source)], device=device)

@@ -8,15 +8,21 @@ from typing import Any
 from kinfolk.errors import UserError
 from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.recipes import ways
-from kinfolk.recipes.answering import Solver
+from kinfolk.recipes.answering import Predictor
 from kinfolk.recipes.opening import load
-from kinfolk.recipes.pretraining import pick
-from kinfolk.recipes.tuning import Sheet, asked, labelled, read, sheet
+from kinfolk.recipes.pretraining import select_device
+from kinfolk.recipes.tuning import (
+    TaskDataset,
+    has_label,
+    infer_task,
+    read_labelled_rows,
+    task_dataset,
+)
 from kinfolk.rng import Stream, generator
-from kinfolk.tasks.notes import Notes
+from kinfolk.tasks.notes import ReadReport
 
 
-def prompted(
+def few_shot_predictor(
     model: Path | str,
     test: Path,
     *,
@@ -30,8 +36,8 @@ def prompted(
     words: Sequence[str] | None = None,
     length: int | None = None,
     device: str = "auto",
-    notes: Notes | None = None,
-) -> tuple[Solver, list[Any]]:
+    notes: ReadReport | None = None,
+) -> tuple[Predictor, list[Any]]:
     """Open a model that is asked as it is, and the rows it is asked about.
 
     Its labels are those of the training file, from which the solved rows are drawn, or else those
@@ -43,48 +49,50 @@ def prompted(
         raise UserError(
             f"--shots {shots} are solved rows: give the file to draw them from, --train"
         )
-    notes = notes or Notes()
-    file = sheet(test, task=task, columns=columns, target=target)
-    rows = file.learned(notes)
-    known = rows if train is None else solved(train, file, notes)
+    notes = notes or ReadReport()
+    file = task_dataset(test, task=task, columns=columns, target=target)
+    rows = file.train_rows(notes)
+    known = rows if train is None else fewshot_rows(train, file, notes)
     network, tokenizer = load(model)
-    network.to(pick(device))
+    network.to(select_device(device))
     body: Any = network.backbone if isinstance(network, ModelWithHead) else network
-    asking = asked(file, [row for row in known if labelled(file.guess.task, row)])
-    kind = ways.choose(body.config, asking.kind, "prompt")
+    asking = infer_task(file, [row for row in known if has_label(file.guess.task, row)])
+    kind = ways.choose_formulation(body.config, asking.kind, "prompt")
     if words is not None and len(words) != len(asking.labels):
         raise UserError(
             f"--words {','.join(words)}: {len(words)} words for {len(asking.labels)} classes; give "
             f"one for each of {', '.join(asking.labels)}"
         )
-    way: Any = ways.build(
+    way: Any = ways.build_formulation(
         kind,
         asking,
         body.config,
         tokenizer,
         length=length,
         pattern=pattern,
-        words=None if words is None else tuple(words),
+        verbalizer=None if words is None else tuple(words),
     )
-    way = replace(way, shots=tuple(way.solved(row) for row in drawn(known, shots, seed)))
-    return Solver(body, tokenizer, way, file.guess), rows
+    way = replace(
+        way, examples=tuple(way.format_example(row) for row in sample_fewshot(known, shots, seed))
+    )
+    return Predictor(body, tokenizer, way, file.guess), rows
 
 
-def solved(train: Path, file: Sheet, notes: Notes) -> list[Any]:
+def fewshot_rows(train: Path, file: TaskDataset, notes: ReadReport) -> list[Any]:
     """Read the rows that solved ones are drawn from, in the form of the test or its own."""
     if not train.is_file():
         raise UserError(f"{train} is not there: give a file with labelled examples")
     try:
-        found = read(train, file.guess, notes=notes)
+        found = read_labelled_rows(train, file.guess, notes=notes)
     except UserError:
-        found = sheet(train, task=file.guess.task).learned(notes)
-    rows = [row for row in found if labelled(file.guess.task, row)]
+        found = task_dataset(train, task=file.guess.task).train_rows(notes)
+    rows = [row for row in found if has_label(file.guess.task, row)]
     if not rows:
         raise UserError(f"{train} has no labelled row: there is nothing to show as solved")
     return rows
 
 
-def drawn(rows: Sequence[Any], shots: int, seed: int) -> list[Any]:
+def sample_fewshot(rows: Sequence[Any], shots: int, seed: int) -> list[Any]:
     """Draw solved rows; the same seed draws the same."""
     if shots > len(rows):
         raise UserError(f"--shots {shots}: there are only {len(rows)} rows to draw them from")

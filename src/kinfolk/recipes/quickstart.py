@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kinfolk.comparison.report import Part, Report, Sample, Score, write
+from kinfolk.comparison.report import ModelScore, Report, Sample, TextSpan, write
 from kinfolk.data import prose
 from kinfolk.data.prepare import prepare
 from kinfolk.data.shards import Corpus
-from kinfolk.data.sources import documents
+from kinfolk.data.sources import read_documents
 from kinfolk.errors import UserError
-from kinfolk.generation import Sampling, continue_text, fill_text
-from kinfolk.metrics.likelihood import Likelihood
-from kinfolk.recipes.catalogue import member_of
-from kinfolk.recipes.evaluation import SCORES, Baselines, baselines, evaluate, parameters
+from kinfolk.generation import Sampling, fill, generate_text
+from kinfolk.metrics.likelihood import LikelihoodScores
+from kinfolk.recipes.catalogue import family_of
+from kinfolk.recipes.evaluation import SCORE_KINDS, Baselines, baselines, count_parameters, evaluate
 from kinfolk.recipes.opening import load
 from kinfolk.recipes.pretraining import pretrain
 from kinfolk.recipes.recipe import Recipe, recipe
-from kinfolk.recipes.reporting import curves, lines
-from kinfolk.text import Tokenizer, train
+from kinfolk.recipes.reporting import baseline_rows, curves
+from kinfolk.text import Tokenizer, train_tokenizer
 from kinfolk.training.loop import Progress
 
 # Minutes on two cores teach more about a small vocabulary, short rows and many hidden tokens.
@@ -29,11 +29,11 @@ VOCAB = 512
 LENGTH = 64
 HOLDOUT = 0.02
 MEMBERS = {
-    "gpt2/tiny": ["steps=500", "batch=32", "peak=4e-3", "warmup=50"],
-    "bert/tiny": ["steps=760", "batch=64", "peak=1.5e-3", "warmup=60"],
-    "t5/tiny": ["steps=460", "batch=48", "peak=2e-2", "warmup=50"],
+    "gpt2/tiny": ["steps=500", "batch_size=32", "lr=4e-3", "warmup=50"],
+    "bert/tiny": ["steps=760", "batch_size=64", "lr=1.5e-3", "warmup=60"],
+    "t5/tiny": ["steps=460", "batch_size=48", "lr=2e-2", "warmup=50"],
 }
-HIDDEN = 0.2  # by BERT and T5; the papers hide 0.15
+MASK_RATE = 0.2  # by BERT and T5; the papers hide 0.15
 PROMPT = "Return a list of"
 HOLE = "Return [MASK] if the file exists."
 SPAN = "If the argument is omitted, [MASK] is used."
@@ -44,7 +44,7 @@ class Result:
     """What one member learned."""
 
     name: str
-    score: Likelihood
+    score: LikelihoodScores
     kind: str
     parameters: int
     seconds: float
@@ -69,7 +69,9 @@ def quickstart(out: Path, *, say: Callable[[str], None], watching: Watching) -> 
         raise UserError(f"{out} is already there: remove it, or choose another -o")
     began = time.perf_counter()
     text = prose.write(out / "text")
-    tokenizer = train((d.text for d in documents([text])), kind="bpe", vocab=VOCAB)
+    tokenizer = train_tokenizer(
+        (d.text for d in read_documents([text])), kind="bpe", vocab_size=VOCAB
+    )
     tokenizer.save(out / "tokenizer")
     corpus = prepare([text], tokenizer=tokenizer, out=out / "corpus", holdout=HOLDOUT)
     held_out = Corpus.open(out / "corpus" / "holdout")
@@ -87,8 +89,8 @@ def quickstart(out: Path, *, say: Callable[[str], None], watching: Watching) -> 
         seconds = time.perf_counter() - start
         model, _ = load(run)
         score, kind = evaluate(run, corpus=out / "corpus" / "holdout")
-        sample = write_something(name, model, tokenizer)
-        results.append(Result(name, score, kind, parameters(model), seconds, sample))
+        sample = sample_output(name, model, tokenizer)
+        results.append(Result(name, score, kind, count_parameters(model), seconds, sample))
     page = draw(out, results, found, corpus, time.perf_counter() - began)
     return Quickstart(results, found, page)
 
@@ -97,23 +99,27 @@ def chosen(name: str, corpus: Path) -> Recipe:
     """Return the recipe of one member; BERT learns by hidden words alone."""
     settings = [f"train.{setting}" for setting in MEMBERS[name]]
     if not name.startswith("gpt2"):
-        settings.append(f"objective.rate={HIDDEN}")
+        settings.append(f"objective.mask_rate={MASK_RATE}")
     objective = "mlm" if name.startswith("bert") else None
     return recipe(name, corpus, objective=objective, length=LENGTH, settings=settings)
 
 
-def write_something(name: str, model: Any, tokenizer: Tokenizer) -> Sample:
+def sample_output(name: str, model: Any, tokenizer: Tokenizer) -> Sample:
     """Let a model do what its family does."""
-    kind = member_of(model).kind
+    kind = family_of(model).architecture
     if kind == "decoder":
         sampling = Sampling(temperature=0.8, top_p=0.9)
-        text = continue_text(model, tokenizer, PROMPT, tokens=80, method=sampling)
-        return Sample(name, "goes on with a text", PROMPT, [Part(PROMPT), Part(text, new=True)])
+        text = generate_text(model, tokenizer, PROMPT, tokens=80, method=sampling)
+        return Sample(
+            name, "goes on with a text", PROMPT, [TextSpan(PROMPT), TextSpan(text, generated=True)]
+        )
     heading, prompt = ("fills a word", HOLE) if kind == "encoder" else ("fills a span", SPAN)
-    filled = fill_text(model, tokenizer, prompt, tokens=24)
+    filled = fill(model, tokenizer, prompt, tokens=24)
     before, after = prompt.split("[MASK]")
     inside = filled.text.removeprefix(before).removesuffix(after)
-    return Sample(name, heading, prompt, [Part(before), Part(inside, new=True), Part(after)])
+    return Sample(
+        name, heading, prompt, [TextSpan(before), TextSpan(inside, generated=True), TextSpan(after)]
+    )
 
 
 def draw(
@@ -121,7 +127,7 @@ def draw(
 ) -> Path:
     """Write the page."""
     scores = [
-        Score(
+        ModelScore(
             r.name,
             r.kind,
             r.score.loss,
@@ -129,7 +135,7 @@ def draw(
             r.score.tokens,
             r.parameters,
             r.seconds,
-            comparable=r.kind == SCORES["decoder"],
+            comparable=r.kind == SCORE_KINDS["decoder"],
         )
         for r in results
     ]
@@ -139,14 +145,14 @@ def draw(
         "the Python that runs this.",
         facts=[
             ("text", f"{corpus.bytes / 1e6:.1f} MB, {corpus.documents:,} documents"),
-            ("vocabulary", f"{corpus.vocab:,} byte-level BPE ids"),
+            ("vocabulary", f"{corpus.vocab_size:,} byte-level BPE ids"),
             ("size", "tiny: 2 layers, width 128"),
             ("time", f"{seconds / 60:.1f} minutes in all"),
         ],
         curves=[c for r in results for c in curves(out / r.name.partition("/")[0], r.name)[:1]],
         x="step",
         scores=scores,
-        baselines=lines(found),
+        baselines=baseline_rows(found),
         samples=[r.sample for r in results],
         notes=[
             "Curves are training losses of each family's own task: GPT-2 predicts every next "

@@ -10,13 +10,13 @@ from typing import Any
 from kinfolk.config import apply_overrides, config, field, read_json, write_json
 from kinfolk.data.shards import Corpus
 from kinfolk.errors import UserError
-from kinfolk.recipes.catalogue import member
+from kinfolk.recipes.catalogue import family
 from kinfolk.text import Tokenizer
-from kinfolk.training.settings import Train
+from kinfolk.training.settings import TrainConfig
 
 
 @config("corpus", kw_only=False)
-class Share:
+class CorpusShare:
     """A corpus of a run, and what share of the rows comes from it, set against the others."""
 
     corpus: str = field(help="folder of the corpus")
@@ -39,14 +39,16 @@ class Recipe:
     name: str = field(help="family and size")
     model: Any = field(group="model", help="network")
     objective: Any = field(group="objective", help="pretraining objective")
-    corpus: str | tuple[Share, ...] = field(help="folder of the corpus, or several with weights")
-    train: Train = field(help="training settings")
-    weights: str = field(default="", help="folder of the initial weights; empty for new ones")
+    corpus: str | tuple[CorpusShare, ...] = field(
+        help="folder of the corpus, or several with weights"
+    )
+    train: TrainConfig = field(help="training settings")
+    init_from: str = field(default="", help="folder of the initial weights; empty for new ones")
 
     @property
-    def shares(self) -> tuple[Share, ...]:
+    def corpora(self) -> tuple[CorpusShare, ...]:
         """The corpora of the run, one or several."""
-        return (Share(self.corpus),) if isinstance(self.corpus, str) else self.corpus
+        return (CorpusShare(self.corpus),) if isinstance(self.corpus, str) else self.corpus
 
     def write(self, path: Path) -> None:
         """Write it as JSON."""
@@ -63,7 +65,7 @@ class Recipe:
 
 def recipe(
     name: str,
-    corpus: Path | str | Sequence[Share],
+    corpus: Path | str | Sequence[CorpusShare],
     *,
     objective: str | None = None,
     length: int | None = None,
@@ -71,45 +73,50 @@ def recipe(
 ) -> Recipe:
     """Put a run together: `recipe("bert/tiny", "corpus", settings=["train.steps=500"])`.
 
-    A mixture is a list of corpora with their weights: `[Share("news", 0.7), Share("law", 0.3)]`.
+    A mixture is a list of corpora with their weights:
+    `[CorpusShare("news", 0.7), CorpusShare("law", 0.3)]`.
     What is not given follows from the size: its settings, and rows as long as its context, but not
     longer than a model of that width makes use of.
     """
-    family, _, size = name.partition("/")
-    who, size = member(family), size or "tiny"
+    family_name, _, size = name.partition("/")
+    who, size = family(family_name), size or "tiny"
     named, corpora = opened(corpus)
-    tokenizer, config = common(corpora), who.config(size)
+    tokenizer, config = shared_tokenizer(corpora), who.config(size)
     length = default_length(config) if length is None else length
-    roomy(corpora, length)
+    check_corpus_size(corpora, length)
     # Places that no row reaches would stay as random as they began: the context ends with the row.
     sizes = {
-        "vocab_size": tokenizer.vocab,
+        "vocab_size": tokenizer.vocab_size,
         "max_length": length,
-        "decoder_start_token_id": tokenizer.specials.pad,
-        "padding_idx": tokenizer.specials.pad,
+        "decoder_start_token_id": tokenizer.special_tokens.pad,
+        "padding_idx": tokenizer.special_tokens.pad,
     }
     way = who.objective(objective)
     base = Recipe(
-        name=f"{family}/{size}",
+        name=f"{family_name}/{size}",
         model=config.with_fields(**sizes),
-        objective=way(specials=tokenizer.specials, vocab=tokenizer.vocab, length=length),
+        objective=way(
+            special_tokens=tokenizer.special_tokens,
+            vocab_size=tokenizer.vocab_size,
+            max_length=length,
+        ),
         corpus=named,
         train=who.train(size),
     )
-    return settled(base, settings)
+    return finalize(base, settings)
 
 
 def opened(
-    corpus: Path | str | Sequence[Share],
-) -> tuple[str | tuple[Share, ...], list[Corpus]]:
+    corpus: Path | str | Sequence[CorpusShare],
+) -> tuple[str | tuple[CorpusShare, ...], list[Corpus]]:
     """Return the corpora of a run as its recipe names them, and open."""
-    named = [Share(str(corpus))] if isinstance(corpus, str | Path) else corpus
-    mixture = mixed(named)
+    named = [CorpusShare(str(corpus))] if isinstance(corpus, str | Path) else corpus
+    mixture = check_mixture(named)
     corpora = [share.open() for share in named]
     return (mixture[0].corpus if len(mixture) == 1 else mixture), corpora
 
 
-def roomy(corpora: Sequence[Corpus], length: int) -> None:
+def check_corpus_size(corpora: Sequence[Corpus], length: int) -> None:
     """See that every corpus fills a row."""
     if length < 8:
         raise UserError(f"rows of {length} tokens are too short to learn from: use 8 or more")
@@ -121,7 +128,7 @@ def roomy(corpora: Sequence[Corpus], length: int) -> None:
             )
 
 
-def settled(base: Recipe, settings: Sequence[str]) -> Recipe:
+def finalize(base: Recipe, settings: Sequence[str]) -> Recipe:
     """Return a recipe with what was set by hand, if it can be run."""
     found = sound(apply_overrides(base, settings))
     if found.train.warmup > found.train.steps and not any("warmup" in s for s in settings):
@@ -131,9 +138,9 @@ def settled(base: Recipe, settings: Sequence[str]) -> Recipe:
     return found
 
 
-def shares(said: Sequence[str]) -> list[Share]:
+def shares(said: Sequence[str]) -> list[CorpusShare]:
     """Read corpora from words like `news=0.7`: all with a weight, or none, then in equal shares."""
-    pairs = [_divided(one) for one in said]
+    pairs = [_parse_corpus(one) for one in said]
     bare = [folder for folder, weight in pairs if weight is None]
     if bare and len(bare) < len(pairs):
         raise UserError(
@@ -143,10 +150,10 @@ def shares(said: Sequence[str]) -> list[Share]:
     for folder, weight in pairs:
         if weight is not None and not 0 < weight < math.inf:
             raise UserError(f"--corpus {folder}={weight:g} is no weight: give one above 0")
-    return [Share(folder, 1.0 if weight is None else weight) for folder, weight in pairs]
+    return [CorpusShare(folder, 1.0 if weight is None else weight) for folder, weight in pairs]
 
 
-def _divided(said: str) -> tuple[str, float | None]:
+def _parse_corpus(said: str) -> tuple[str, float | None]:
     """Divide at the last = where a number follows it, unless a folder has all that for its name."""
     folder, _, weight = said.rpartition("=")
     if folder and not Path(said).is_dir():
@@ -155,20 +162,20 @@ def _divided(said: str) -> tuple[str, float | None]:
     return said, None
 
 
-def mixed(shares: Sequence[Share]) -> tuple[Share, ...]:
+def check_mixture(shares: Sequence[CorpusShare]) -> tuple[CorpusShare, ...]:
     """Return the corpora of a mixture under their whole paths, if they can be mixed."""
     if not shares:
         raise UserError("no corpus was named: give one or more")
-    found: dict[str, Share] = {}
+    found: dict[str, CorpusShare] = {}
     for one in shares:
         whole = str(Path(one.corpus).resolve())
         if whole in found:
             raise UserError(f"the corpus {one.corpus} is named twice: add up its weights")
-        found[whole] = Share(whole, one.weight)
+        found[whole] = CorpusShare(whole, one.weight)
     return tuple(found.values())
 
 
-def common(corpora: Sequence[Corpus]) -> Tokenizer:
+def shared_tokenizer(corpora: Sequence[Corpus]) -> Tokenizer:
     """Return the tokenizer that all corpora were made with."""
     first = corpora[0]
     for other in corpora[1:]:
@@ -182,16 +189,16 @@ def common(corpora: Sequence[Corpus]) -> Tokenizer:
 
 def sound(recipe: Recipe) -> Recipe:
     """Return a recipe whose network can be built and can read its rows, or say why not."""
-    model, length = recipe.model, recipe.objective.length
+    model, length = recipe.model, recipe.objective.max_length
     for declared in dataclasses.fields(model):
         value = getattr(model, declared.name)
         if (
             declared.name in ("decoder_start_token_id", "padding_idx")
-            and value != recipe.objective.specials.pad
+            and value != recipe.objective.special_tokens.pad
         ):
             raise UserError(
                 f"model.{declared.name}={value}: it must be the padding id of the tokenizer, "
-                f"{recipe.objective.specials.pad}"
+                f"{recipe.objective.special_tokens.pad}"
             )
     if model.head_dim is None and model.hidden_size % model.num_heads:
         raise UserError(

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from kinfolk.comparison.charts import Series
 from kinfolk.comparison.report import Baseline, Report, write
-from kinfolk.data.pairs import Targets
-from kinfolk.objectives.pairs import Pairs
-from kinfolk.recipes.evaluation import Baselines, Counted, mixed_baselines
+from kinfolk.data.pairs import TargetDocuments
+from kinfolk.objectives.pairs import Seq2Seq
+from kinfolk.recipes.evaluation import Baselines, CountableText, mixture_baselines
 from kinfolk.recipes.recipe import Recipe
 from kinfolk.training.log import read, speed, token_loss
 
@@ -14,18 +14,21 @@ from kinfolk.training.log import read, speed, token_loss
 def report(run: Path) -> Path:
     """Write RUN/report.html."""
     recipe = Recipe.read(run / "recipe.json")
-    texts = [(share.open(), share.held_out(), share.weight) for share in recipe.shares]
-    lined: list[tuple[Counted, Counted | None, float]] = [*texts]
-    if isinstance(recipe.objective, Pairs):  # lines for what is predicted
-        lined = [(Targets(text), held and Targets(held), weight) for text, held, weight in texts]
-    found = mixed_baselines(lined)
+    texts = [(share.open(), share.held_out(), share.weight) for share in recipe.corpora]
+    lined: list[tuple[CountableText, CountableText | None, float]] = [*texts]
+    if isinstance(recipe.objective, Seq2Seq):  # lines for what is predicted
+        lined = [
+            (TargetDocuments(text), held and TargetDocuments(held), weight)
+            for text, held, weight in texts
+        ]
+    found = mixture_baselines(lined)
     train = recipe.train
     facts = [
         ("steps", f"{train.steps:,}"),
-        ("rows a step", f"{train.batch} of {recipe.objective.length} tokens"),
+        ("rows a step", f"{train.batch_size} of {recipe.objective.max_length} tokens"),
         ("learns by", type(recipe.objective).__name__),
         *corpora(recipe),
-        ("optimiser", f"{train.optimiser}, peak {train.peak:g}, {train.schedule}"),
+        ("optimiser", f"{train.optimizer}, peak {train.lr:g}, {train.schedule}"),
         ("seed", str(train.seed)),
     ]
     if (tokens_per_second := speed(run)) is not None:
@@ -36,19 +39,19 @@ def report(run: Path) -> Path:
         facts=facts,
         curves=curves(run, recipe.name),
         x="step",
-        baselines=lines(found),
+        baselines=baseline_rows(found),
     )
     return write(page, run / "report.html")
 
 
 def corpora(recipe: Recipe) -> list[tuple[str, str]]:
     """Say what text a run learned from, a line a corpus."""
-    whole = sum(share.weight for share in recipe.shares)
+    whole = sum(share.weight for share in recipe.corpora)
     facts = []
-    for share in recipe.shares:
+    for share in recipe.corpora:
         text = share.open()
         said = f"{text.tokens:,} tokens, {text.documents:,} documents"
-        if len(recipe.shares) > 1:
+        if len(recipe.corpora) > 1:
             said = f"{text.folder.name}, {share.weight / whole:.1%} of rows: {said}"
         facts.append(("corpus", said))
     return facts
@@ -57,15 +60,15 @@ def corpora(recipe: Recipe) -> list[tuple[str, str]]:
 def curves(run: Path, name: str) -> list[Series]:
     """Return the token loss of a run, in training and on held-out documents."""
     log = read(run)
-    held = [e for e in log if "held_out" in e]
+    held = [e for e in log if "eval_loss" in e]
     found = [Series(name, [e["step"] for e in log], [token_loss(e) for e in log])]
     if held:
-        losses = [token_loss(e, "held_out") for e in held]
+        losses = [token_loss(e, "eval_loss") for e in held]
         found.append(Series(f"{name}, held out", [e["step"] for e in held], losses))
     return found
 
 
-def lines(found: Baselines) -> list[Baseline]:
+def baseline_rows(found: Baselines) -> list[Baseline]:
     """Return the baselines as the page wants them."""
     unigram = Baseline("unigram entropy", found.unigram)
     if found.trigram is None:

@@ -5,41 +5,41 @@ from pathlib import Path
 from typing import Any
 
 from kinfolk.errors import UserError
-from kinfolk.generation.decoding import Method
+from kinfolk.generation.decoding import DecodingMethod
 from kinfolk.generation.sampling import GREEDY
-from kinfolk.generation.texts import Question, question
-from kinfolk.generation.wishes import Wishes
-from kinfolk.objectives.pairs import Pairs
-from kinfolk.recipes.catalogue import member_of, members
-from kinfolk.recipes.opening import load, model_folder, pretrained
-from kinfolk.recipes.writing import answers, ready
+from kinfolk.generation.texts import EncodedPrompt, encode_prompt
+from kinfolk.generation.wishes import GenerationConfig
+from kinfolk.objectives.pairs import Seq2Seq
+from kinfolk.recipes.catalogue import families, family_of
+from kinfolk.recipes.opening import find_model_folder, load, recipe_of
+from kinfolk.recipes.writing import generate_batched, to_inference
 from kinfolk.text import Tokenizer
 
-LINES = 64  # written at a time
-ROOM = 50  # tokens a line may have more than its source (Vaswani et al. 2017, 6.1)
-PREFIX = "prefix.txt"  # in a run that learned from pairs: what stood before every source
+BATCH_SIZE = 64  # written at a time
+EXTRA_LENGTH = 50  # tokens a line may have more than its source (Vaswani et al. 2017, 6.1)
+PREFIX_FILE = "prefix.txt"  # in a run that learned from pairs: what stood before every source
 
 
-def open_rewriter(
+def load_seq2seq(
     path: Path | str, verb: str, *, device: str = "auto", precision: str = "auto"
 ) -> tuple[Any, Tokenizer]:
     """Open a model that reads one text and writes another, ready to."""
     model, tokenizer = load(path)
     if model.decoding != "encoder-decoder":
-        others = [m.name for m in members().values() if m.kind == "encoder-decoder"]
-        raise UserError(f"{member_of(model).name} cannot {verb}: {', '.join(others)} can")
-    return ready(model, device=device, precision=precision), tokenizer
+        others = [m.name for m in families().values() if m.architecture == "encoder-decoder"]
+        raise UserError(f"{family_of(model).name} cannot {verb}: {', '.join(others)} can")
+    return to_inference(model, device=device, precision=precision), tokenizer
 
 
-def task(path: Path | str, prefix: str | None, usual: str | None = None) -> str:
+def task_prefix(path: Path | str, prefix: str | None, usual: str | None = None) -> str:
     """Return what stands before every text: as told, as the run remembers, or as is usual."""
     if prefix is not None:
         return prefix
-    folder = model_folder(path).resolve()
-    kept, before = folder.parent.parent / PREFIX, pretrained(folder)
+    folder = find_model_folder(path).resolve()
+    kept, before = folder.parent.parent / PREFIX_FILE, recipe_of(folder)
     if kept.is_file():
         return kept.read_text(encoding="utf-8")
-    if before is not None and isinstance(before.objective, Pairs):
+    if before is not None and isinstance(before.objective, Seq2Seq):
         return ""
     if usual is None:
         raise UserError(
@@ -49,32 +49,32 @@ def task(path: Path | str, prefix: str | None, usual: str | None = None) -> str:
     return usual
 
 
-def rewrite(
+def generate_lines(
     model: Any,
     tokenizer: Tokenizer,
     lines: Iterable[str],
     *,
     prefix: str = "",
-    method: Method = GREEDY,
+    method: DecodingMethod = GREEDY,
     tokens: int | None = None,
-    batch: int = LINES,
+    batch: int = BATCH_SIZE,
     watch: Callable[[int], None] = lambda lines: None,
 ) -> Iterator[str]:
     """Write a line about each line, in their order; an empty one stays empty.
 
     A line has so many tokens at most or, untold, some more than its source.
     """
-    wishes = Wishes() if tokens is None else Wishes(tokens=tokens)
+    wishes = GenerationConfig() if tokens is None else GenerationConfig(max_new_tokens=tokens)
 
-    def questions() -> Iterator[Question | None]:
+    def questions() -> Iterator[EncodedPrompt | None]:
         for line in lines:
-            yield question(model, tokenizer, prefix + line.strip()) if line.strip() else None
+            yield encode_prompt(model, tokenizer, prefix + line.strip()) if line.strip() else None
 
-    def room(asked: Question) -> int:
+    def room(asked: EncodedPrompt) -> int:
         assert asked.source is not None
-        return len(asked.source) + ROOM if tokens is None else tokens
+        return len(asked.source) + EXTRA_LENGTH if tokens is None else tokens
 
-    found = answers(
+    found = generate_batched(
         model, tokenizer, questions(), wishes, method, batch=batch, room=room, watch=watch
     )
     return (" ".join(texts[0].text.split()) if texts else "" for texts in found)

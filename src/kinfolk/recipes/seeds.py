@@ -17,14 +17,14 @@ from typing import Any
 from kinfolk.errors import UserError
 from kinfolk.files import replace_link
 from kinfolk.recipes import finetuning
-from kinfolk.recipes.pretraining import Watch
-from kinfolk.recipes.tuning import Say, Tuning, spread
+from kinfolk.recipes.pretraining import ProgressCallback
+from kinfolk.recipes.tuning import FineTuneRecipe, OnMessage, mean_and_std
 
-Tune = Callable[[int, Path], Path]  # of a seed and a run folder
+TrainFn = Callable[[int, Path], Path]  # of a seed and a run folder
 
 
 @dataclass(frozen=True)
-class Scores:
+class SeedResults:
     """What runs scored on dev rows: one of them, or one for each seed."""
 
     metric: str  # the one that decides
@@ -36,14 +36,14 @@ class Scores:
         """The metrics, the loss last."""
         every = dict.fromkeys(name for values in self.runs.values() for name in values)
         found = [name for name in every if name != "step"]
-        return sorted(found, key=lambda name: (name == "held_out", found.index(name)))
+        return sorted(found, key=lambda name: (name == "eval_loss", found.index(name)))
 
     def mean(self, name: str) -> tuple[float, float]:
         """Return the mean of a metric over the runs, and its spread."""
-        return spread([values[name] for values in self.runs.values()])
+        return mean_and_std([values[name] for values in self.runs.values()])
 
 
-def over(seeds: int, out: Path, tune: Tune) -> Path:
+def run_seeds(seeds: int, out: Path, tune: TrainFn) -> Path:
     """Run seeds 0, 1, 2 ... and set their scores side by side."""
     if seeds < 1:
         raise UserError(f"--seeds {seeds} is no run at all: use 1 or more")
@@ -59,22 +59,25 @@ def over(seeds: int, out: Path, tune: Tune) -> Path:
         if not any(folders[0].iterdir()):
             shutil.rmtree(out)  # nothing was begun
         raise
-    return gather(out)
+    return summarize_seeds(out)
 
 
-def several(out: Path) -> bool:
+def is_multi_seed(out: Path) -> bool:
     """Say whether a folder holds the runs of several seeds."""
     return (out / "seed-0").is_dir()
 
 
 def resume(
-    out: Path, *, say: Say, watching: Callable[[Path], AbstractContextManager[Watch]]
+    out: Path,
+    *,
+    say: OnMessage,
+    watching: Callable[[Path], AbstractContextManager[ProgressCallback]],
 ) -> Path:
     """Go on with the runs that are not at their end, and begin those that were not begun."""
-    folders = ordered(out)
+    folders = seed_folders(out)
     if (out / "scores.json").is_file():
         raise UserError(f"{out} is finished: to learn for longer, start a new run with more epochs")
-    first = Tuning.read(folders[0] / "recipe.json")
+    first = FineTuneRecipe.read(folders[0] / "recipe.json")
     for number, folder in enumerate(folders):
         if (folder / "scores.json").is_file():
             continue
@@ -84,15 +87,15 @@ def resume(
             seeded.write(folder / "recipe.json")
         with watching(folder) as watch:
             finetuning.resume(folder, say=say, watch=watch)
-    return gather(out)
+    return summarize_seeds(out)
 
 
-def gather(out: Path) -> Path:
+def summarize_seeds(out: Path) -> Path:
     """Write the scores of all seeds, and point at the best of them."""
-    found = scores(out)
+    found = read_scores(out)
     replace_link(out / "best", found.best.name)
     means = {
-        name: dict(zip(("mean", "spread"), map(finite, found.mean(name)), strict=True))
+        name: dict(zip(("mean", "spread"), map(finite_or_none, found.mean(name)), strict=True))
         for name in found.names
     }
     main = means.get(found.metric, {"mean": None, "spread": None})
@@ -104,7 +107,10 @@ def gather(out: Path) -> Path:
             "metrics": means,
             "best": found.best.name,
             "seeds": [
-                {"run": run.name, "dev": {name: finite(value) for name, value in values.items()}}
+                {
+                    "run": run.name,
+                    "dev": {name: finite_or_none(value) for name, value in values.items()},
+                }
                 for run, values in found.runs.items()
             ],
         },
@@ -114,10 +120,10 @@ def gather(out: Path) -> Path:
     return out
 
 
-def scores(out: Path) -> Scores:
+def read_scores(out: Path) -> SeedResults:
     """Read what a run scored on dev rows, or the runs of all its seeds."""
-    runs = ordered(out) if several(out) else [out]
-    tuning = Tuning.read(runs[0] / "recipe.json")
+    runs = seed_folders(out) if is_multi_seed(out) else [out]
+    tuning = FineTuneRecipe.read(runs[0] / "recipe.json")
     read: list[Any] = [json.loads((run / "scores.json").read_text("utf-8")) for run in runs]
     dev = {
         run: {name: math.nan if value is None else value for name, value in one["dev"].items()}
@@ -125,26 +131,28 @@ def scores(out: Path) -> Scores:
     }
     best = runs[0]
     for run in runs if dev[best] else ():
-        if decisive(tuning, dev[run]) > decisive(tuning, dev[best]):
+        if selection_score(tuning, dev[run]) > selection_score(tuning, dev[best]):
             best = run
-    return Scores(tuning.ways[0].task.main, dev, best)
+    return SeedResults(tuning.formulations[0].task.main_metric, dev, best)
 
 
-def decisive(tuning: Tuning, values: dict[str, float]) -> float:
+def selection_score(tuning: FineTuneRecipe, values: dict[str, float]) -> float:
     """Return what a run is chosen by: the mean of its tasks' main metrics, more being better."""
-    alone = len(tuning.ways) == 1
+    alone = len(tuning.formulations) == 1
     mains = [
-        way.task.worth(values[way.task.main if alone else f"{number}_{way.task.main}"])
-        for number, way in enumerate(tuning.ways, 1)
+        way.task.normalized(
+            values[way.task.main_metric if alone else f"{number}_{way.task.main_metric}"]
+        )
+        for number, way in enumerate(tuning.formulations, 1)
     ]
     return sum(mains) / len(mains)
 
 
-def finite(value: float) -> float | None:
+def finite_or_none(value: float) -> float | None:
     """Return a number that JSON can write."""
     return value if math.isfinite(value) else None
 
 
-def ordered(out: Path) -> list[Path]:
+def seed_folders(out: Path) -> list[Path]:
     """List the runs of all seeds."""
     return sorted(out.glob("seed-*"), key=lambda path: int(path.name.partition("-")[2]))

@@ -1,23 +1,23 @@
 """T5's training: the spans cut out of a text, or a text from another."""
 
-from kinfolk.objectives.pairs import Pairs
-from kinfolk.objectives.spans import Spans
-from kinfolk.training.settings import Train
+from kinfolk.objectives.pairs import Seq2Seq
+from kinfolk.objectives.spans import SpanCorruption
+from kinfolk.training.settings import TrainConfig
 
-OBJECTIVES = {"spans": Spans, "pairs": Pairs}
+OBJECTIVES = {"spans": SpanCorruption, "pairs": Seq2Seq}
 
 # A plain AdamW stalls on T5's weights, whose sizes differ from tensor to tensor: its steps are
 # scaled by them (see `AdamWRMS`).
-TRAIN = Train(optimiser="adamw_rms", peak=2e-2, warmup=200, decay=0.0)
+TRAIN = TrainConfig(optimizer="adamw_rms", lr=2e-2, warmup=200, weight_decay=0.0)
 
 # Raffel et al. 2020, section 3.1.2: Adafactor, 1 / sqrt(max(step, 10^4)).
-PAPER = Train(
+PAPER = TrainConfig(
     steps=524_288,
-    batch=128,
-    optimiser="adafactor",
+    batch_size=128,
+    optimizer="adafactor",
     schedule="inverse_root",
-    peak=1e-2,
-    floor=0.0,
+    lr=1e-2,
+    min_lr_ratio=0.0,
     warmup=10_000,
-    decay=0.0,
+    weight_decay=0.0,
 )

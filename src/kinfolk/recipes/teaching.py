@@ -7,26 +7,26 @@ from typing import Any
 import numpy as np
 
 from kinfolk.errors import UserError
-from kinfolk.recipes.answering import solver
-from kinfolk.tasks.examples import Example
-from kinfolk.tasks.lessons import TOKENS, replied
-from kinfolk.tasks.ways.way import Way
+from kinfolk.recipes.answering import load_predictor
+from kinfolk.tasks.examples import Instance
+from kinfolk.tasks.instances import TOKENS_PER_BATCH, forward_instances
+from kinfolk.tasks.ways.way import Formulation
 
 
-def opinions(
+def distill(
     teacher: str,
-    way: Way,
+    way: Formulation,
     rows: Sequence[Any],
-    lessons: Sequence[Sequence[Example]],
+    instances: Sequence[Sequence[Instance]],
     device: str,
-) -> list[list[Example]]:
+) -> list[list[Instance]]:
     """Add to the examples of each row what a teacher thinks of it.
 
     Teacher and student may be of different families: they share the task and its labels, nothing
     else.
     """
-    found = solver(teacher, device=device)
-    if not (hasattr(way, "opinion") and hasattr(found.way, "opinion")):
+    found = load_predictor(teacher, device=device)
+    if not (hasattr(way, "soft_labels") and hasattr(found.formulation, "soft_labels")):
         able = "classify, regress, choose and tag by a head"
         raise UserError(f"{teacher} cannot teach this: teachers and students {able}")
     if (found.task.kind, found.task.labels) != (way.task.kind, way.task.labels):
@@ -34,14 +34,23 @@ def opinions(
             f"{teacher} learned another task: it knows {', '.join(found.task.labels)} and the file "
             f"has {', '.join(way.task.labels)}"
         )
-    heated: Any = replace(found.way, heat=way.heat)  # type: ignore[call-arg, attr-defined]
+    heated: Any = replace(
+        found.formulation,
+        temperature=way.temperature,  # type: ignore[call-arg, attr-defined]
+    )
     taught = []
-    asked = [heated.questions(row, found.tokenizer) for row in rows]
-    replies = iter(replied(heated, found.model, [e for some in asked for e in some], TOKENS))
-    for own, questions in zip(lessons, asked, strict=True):
-        opinion = [heated.opinion(next(replies)) for _ in questions]
+    asked = [heated.inference_instances(row, found.tokenizer) for row in rows]
+    replies = iter(
+        forward_instances(
+            heated, found.model, [e for some in asked for e in some], TOKENS_PER_BATCH
+        )
+    )
+    for own, questions in zip(instances, asked, strict=True):
+        opinion = [heated.soft_labels(next(replies)) for _ in questions]
         if way.task.kind == "tag":  # the two may part a long sentence at different words
-            cuts = np.cumsum([len(e.readings[0].slots) for e in own])[:-1]
+            cuts = np.cumsum([len(e.examples[0].read_at) for e in own])[:-1]
             opinion = list(np.split(np.concatenate(opinion), cuts))
-        taught.append([replace(e, soft=soft) for e, soft in zip(own, opinion, strict=True)])
+        taught.append(
+            [replace(e, teacher_probs=soft) for e, soft in zip(own, opinion, strict=True)]
+        )
     return taught

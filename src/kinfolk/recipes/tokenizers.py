@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from kinfolk.comparison.tokenizers import Comparison, Row
-from kinfolk.data.measures import held_out, measure
-from kinfolk.data.sources import documents
+from kinfolk.comparison.tokenizers import Comparison, TokenizerRow
+from kinfolk.data.measures import held_out, tokenizer_stats
+from kinfolk.data.sources import read_documents
 from kinfolk.errors import UserError
-from kinfolk.recipes.opening import tokenizer_of
+from kinfolk.recipes.opening import load_tokenizer
 from kinfolk.text import vocabulary
-from kinfolk.text.display import pieces
+from kinfolk.text.display import token_views
 
 VOCAB = 8192
 SAMPLE = 240  # characters of the text that are kept in pieces
@@ -30,30 +30,30 @@ def compare(
 
     Where some are learned, a tenth of the documents is kept from them, and all are measured on it.
     """
-    asked = [wanted(one) for one in learn]
+    asked = [parse_spec(one) for one in learn]
     if not folders and not asked:
         raise UserError("nothing to compare: name tokenizers with --tokenizer or --train")
     if asked and Path("-") in files:
         raise UserError("what is piped in can be read once only: give files to learn from")
-    found = list(zip(names(folders), map(tokenizer_of, folders), strict=True))
+    found = list(zip(names(folders), map(load_tokenizer, folders), strict=True))
 
     def texts(held: bool) -> Iterator[str]:
-        every = (one.text for one in documents(files, field=field, column=column))
+        every = (one.text for one in read_documents(files, field=field, column=column))
         return (text for text in every if not asked or held_out(text) == held)
 
     for name, (kind, vocab) in zip(learn, asked, strict=True):
         say(f"learning {name}")
-        learned = vocabulary.train(
+        learned = vocabulary.train_tokenizer(
             texts(False),
             kind=kind,
-            vocab=vocab,
+            vocab_size=vocab,
             lowercase=lowercase,
             segmenter=words if kind == "word" else "spaces",
         )
         found.append((name, learned))
     say("measuring")
     kept: list[str] = []
-    measures = measure([one for _, one in found], remembered(texts(True), kept))
+    measures = tokenizer_stats([one for _, one in found], keep_first(texts(True), kept))
     if not measures[0].tokens:
         raise UserError(
             "no document fell to the tenth that is measured: give more text"
@@ -61,13 +61,13 @@ def compare(
             else "the text holds no words to measure: give other text"
         )
     rows = [
-        Row(name, one.kind, one.vocab, measured, pieces(one, kept[0]))
+        TokenizerRow(name, one.kind, one.vocab_size, measured, token_views(one, kept[0]))
         for (name, one), measured in zip(found, measures, strict=True)
     ]
     return Comparison(rows=rows, held_out=bool(asked))
 
 
-def wanted(said: str) -> tuple[str, int]:
+def parse_spec(said: str) -> tuple[str, int]:
     """Read KIND:VOCAB."""
     kind, _, vocab = said.partition(":")
     if kind not in vocabulary.KINDS or not (vocab.isdecimal() or ":" not in said):
@@ -87,7 +87,7 @@ def names(folders: Sequence[Path]) -> list[str]:
     ]
 
 
-def remembered(texts: Iterable[str], kept: list[str]) -> Iterator[str]:
+def keep_first(texts: Iterable[str], kept: list[str]) -> Iterator[str]:
     """Pass texts on, and keep the beginning of the first."""
     for text in texts:
         if not kept:

@@ -11,33 +11,44 @@ from kinfolk.nn.language_model import ModelConfig
 from kinfolk.nn.task_heads import ModelWithHeadConfig, pooling_of
 from kinfolk.tasks.task import Task
 from kinfolk.tasks.ways.cloze import Cloze
-from kinfolk.tasks.ways.clusters import Clusters
-from kinfolk.tasks.ways.ends import Ends
-from kinfolk.tasks.ways.prompts import Prompts
-from kinfolk.tasks.ways.text import Text
-from kinfolk.tasks.ways.transformed import Bare as Bare
-from kinfolk.tasks.ways.transformed import Transformed
-from kinfolk.tasks.ways.way import Way
-from kinfolk.tasks.ways.whole import Whole
-from kinfolk.tasks.ways.words import Words
+from kinfolk.tasks.ways.clusters import CoreferenceHead
+from kinfolk.tasks.ways.ends import SpanHead
+from kinfolk.tasks.ways.prompts import Prompt
+from kinfolk.tasks.ways.text import TextToText
+from kinfolk.tasks.ways.transformed import BareCausalHead as BareCausalHead
+from kinfolk.tasks.ways.transformed import CausalHead
+from kinfolk.tasks.ways.way import Formulation
+from kinfolk.tasks.ways.whole import SequenceHead
+from kinfolk.tasks.ways.words import TokenHead
 from kinfolk.text.tokenizer import Tokenizer
 
-LONGEST = 512  # tokens of a reading, where a network has no bound of its own
+DEFAULT_MAX_LENGTH = 512  # tokens of a reading, where a network has no bound of its own
+# The options of the command line that set a field of another name.
+OPTIONS = {"verbalizer": "words", "distillation_weight": "teaching"}
 
-WAYS: tuple[type[Way], ...] = (Whole, Words, Ends, Clusters, Transformed, Text, Cloze, Prompts)
+FORMULATIONS: tuple[type[Formulation], ...] = (
+    SequenceHead,
+    TokenHead,
+    SpanHead,
+    CoreferenceHead,
+    CausalHead,
+    TextToText,
+    Cloze,
+    Prompt,
+)
 
 
 @dataclass(frozen=True)
-class Nature:
+class FamilyTraits:
     """What decides how a network solves tasks."""
 
     kind: str  # encoder, decoder, encoder-decoder, recurrent
-    speaks: str | None  # how it says a text, if it does
+    text_style: str | None  # how it says a text, if it does
     frame: str | None  # what its tokenizer puts around a text
-    ways: tuple[str, ...]  # its own first
+    formulations: tuple[str, ...]  # its own first
 
     @classmethod
-    def of(cls, config: ModelConfig) -> "Nature":
+    def of(cls, config: ModelConfig) -> "FamilyTraits":
         """Find it by the config of a network."""
         network, frame = config.network(), template_of(config)
         kind = network.architecture
@@ -50,19 +61,21 @@ class Nature:
         return cls(kind, None, frame or "bert", ("head",))
 
 
-def choose(config: Any, kind: str, name: str | None = None) -> type[Way]:
+def choose_formulation(config: Any, kind: str, name: str | None = None) -> type[Formulation]:
     """Return the way that a network solves a kind of task: its own, or the one that is named."""
-    nature = Nature.of(config)
-    names = [w.name for w in WAYS]
+    nature = FamilyTraits.of(config)
+    names = [w.name for w in FORMULATIONS]
     if name is not None and name not in names:
         raise UserError(f"no way is called {name!r}: {did_you_mean(name, sorted(set(names)))}")
-    able = [w for own in nature.ways for w in WAYS if w.name == own and kind in w.solves]
-    able = [w for w in able if fits(w, nature, kind)]
+    able = [
+        w for own in nature.formulations for w in FORMULATIONS if w.name == own and kind in w.tasks
+    ]
+    able = [w for w in able if supports(w, nature, kind)]
     if name is None:
-        learning = [w for w in able if w is not Prompts]
+        learning = [w for w in able if w is not Prompt]
         if not learning:
             raise UserError(
-                f"{_called(config)} cannot {kind}: it solves {_solved(nature)}; "
+                f"{family_name(config)} cannot {kind}: it solves {_solved(nature)}; "
                 "choose another member"
             )
         return learning[0]
@@ -70,33 +83,33 @@ def choose(config: Any, kind: str, name: str | None = None) -> type[Way]:
     if not found:
         others = sorted({w.name for w in able})
         raise UserError(
-            f"{_called(config)} does not {kind} by {name!r}: "
+            f"{family_name(config)} does not {kind} by {name!r}: "
             + (f"it can by {' or '.join(others)}" if others else "it cannot at all")
         )
     return found[0]
 
 
-def fits(way: type[Way], nature: Nature, kind: str) -> bool:
+def supports(way: type[Formulation], nature: FamilyTraits, kind: str) -> bool:
     """Say whether a network has what a way needs."""
-    if way is Whole or way is Ends:
+    if way is SequenceHead or way is SpanHead:
         return nature.frame is not None
     if way is Cloze:  # a decoder cannot look behind a blank, but it can weigh what it says there
-        return nature.speaks is not None
+        return nature.text_style is not None
     return True
 
 
-def build(
-    way: type[Way],
+def build_formulation(
+    way: type[Formulation],
     task: Task,
     config: Any,
     tokenizer: Tokenizer,
     *,
     length: int | None = None,
     **said: Any,
-) -> Way:
+) -> Formulation:
     """Make a way for a network and a task; what is said beside must be among its settings."""
-    nature = Nature.of(config)
-    limit = LONGEST if config.max_length is None else config.max_length
+    nature = FamilyTraits.of(config)
+    limit = DEFAULT_MAX_LENGTH if config.max_length is None else config.max_length
     if length is not None and config.max_length is not None and length > limit:
         raise UserError(f"--length {length} is more than the model's context of {limit} tokens")
     if length is not None and length < 8:
@@ -104,20 +117,20 @@ def build(
     names = {field.name for field in fields(way)}
     facts: dict[str, Any] = {
         "task": task,
-        "length": min(limit, LONGEST) if length is None else length,
-        "pad": tokenizer.specials.pad,
+        "max_length": min(limit, DEFAULT_MAX_LENGTH) if length is None else length,
+        "pad_id": tokenizer.special_tokens.pad,
         "frame": nature.frame,
-        "speaks": nature.speaks,
+        "layout": nature.text_style,
         "causal": nature.kind == "decoder" and nature.frame is None,
     }
     given = {name: value for name, value in said.items() if value is not None}
     if unknown := given.keys() - names:
-        option = sorted(unknown)[0].replace("_", "-")
+        option = sorted(OPTIONS.get(name, name) for name in unknown)[0]
         raise UserError(f"the way {way.name!r} has no --{option}: leave it out")
     return way(**{name: value for name, value in (facts | given).items() if name in names})
 
 
-def network(way: Way, config: Any, *, dropout: float = 0.1) -> Any:
+def model_config(way: Formulation, config: Any, *, dropout: float = 0.1) -> Any:
     """Return the config of the network that a way needs: a member with a head, or as it is."""
     if way.head is None:
         return config
@@ -137,10 +150,16 @@ def network(way: Way, config: Any, *, dropout: float = 0.1) -> Any:
     )
 
 
-def _called(config: Any) -> str:
+def family_name(config: Any) -> str:
     return type(config).__module__.rpartition(".")[2]
 
 
-def _solved(nature: Nature) -> str:
-    kinds = {kind: None for own in nature.ways for w in WAYS if w.name == own for kind in w.solves}
+def _solved(nature: FamilyTraits) -> str:
+    kinds = {
+        kind: None
+        for own in nature.formulations
+        for w in FORMULATIONS
+        if w.name == own
+        for kind in w.tasks
+    }
     return ", ".join(kinds)

@@ -11,62 +11,62 @@ import torch
 
 from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
-from kinfolk.generation.contrast import Contrastive
-from kinfolk.generation.decoding import Method, decode, generate
+from kinfolk.generation.contrast import ContrastiveSearch
+from kinfolk.generation.decoding import DecodingMethod, generate, generate_steps
 from kinfolk.generation.sampling import Sampling
-from kinfolk.generation.texts import Question, cut, spell, spoken
-from kinfolk.generation.wishes import Wishes
-from kinfolk.generation.writer import Generated
+from kinfolk.generation.texts import EncodedPrompt, decode_after, stream_decode, truncate_at_stops
+from kinfolk.generation.wishes import GenerationConfig
+from kinfolk.generation.writer import GeneratedSequence
 from kinfolk.nn.int8 import quantize_int8
 from kinfolk.recipes.ngrams import NGram, opened
-from kinfolk.recipes.opening import able
-from kinfolk.recipes.pretraining import pick
+from kinfolk.recipes.opening import require_ability
+from kinfolk.recipes.pretraining import select_device
 from kinfolk.text import Tokenizer
 
 BATCH = 16  # prompts written for at a time
-WINDOW = 16  # batches that are put in the order of length together
+SORT_WINDOW = 16  # batches that are put in the order of length together
 PRECISIONS = ("auto", "float32", "bf16", "int8")
 
 
 @dataclass(frozen=True)
-class Written:
+class GeneratedText:
     """A text, and the tokens it was written in; the stop it was cut at is still among them."""
 
     text: str
     ids: list[int]
     logprobs: list[float]
     ended: bool  # by itself: not because the tokens or the context ran out
-    before: list[int]  # the prompt
+    prompt_ids: list[int]  # the prompt
 
     def tokens(self, tokenizer: Tokenizer) -> list[tuple[str, float]]:
         """Return what each token added to the text, with its log-probability."""
-        pieces: list[str] = []
+        chunks: list[str] = []
 
         def spelled() -> Iterator[int]:
             for id in self.ids:
-                pieces.append("")
+                chunks.append("")
                 yield id
 
-        for piece in spell(tokenizer, self.before, spelled()):
-            pieces[-1] += piece
-        return list(zip(pieces, self.logprobs, strict=True))
+        for chunk in stream_decode(tokenizer, self.prompt_ids, spelled()):
+            chunks[-1] += chunk
+        return list(zip(chunks, self.logprobs, strict=True))
 
 
-def open_writer(
+def load_generator(
     path: Path | str, *, device: str = "auto", precision: str = "auto"
 ) -> tuple[Any, Tokenizer]:
     """Open what can write, ready to: a model, or a corpus whose 3-grams do."""
     model, tokenizer = opened(path)
     if not isinstance(model, NGram):
-        able(model, "generate")
-    return ready(model, device=device, precision=precision), tokenizer
+        require_ability(model, "generate")
+    return to_inference(model, device=device, precision=precision), tokenizer
 
 
-def ready(model: Any, *, device: str = "auto", precision: str = "auto") -> Any:
+def to_inference(model: Any, *, device: str = "auto", precision: str = "auto") -> Any:
     """Put a model where it is to write, in the numbers it is to compute with."""
     if precision not in PRECISIONS:
         raise UserError(f"no precision {precision!r}: {did_you_mean(precision, PRECISIONS)}")
-    where = pick(device)
+    where = select_device(device)
     if isinstance(model, NGram):
         if precision not in ("auto", "float32"):
             raise UserError(f"3-grams are counted, not computed in {precision}: leave it out")
@@ -84,7 +84,7 @@ def stream(
     prompt: str,
     *,
     tokens: int = 100,
-    method: Method = Sampling(),
+    method: DecodingMethod = Sampling(),
     seed: int = 0,
     stop: Sequence[str] = (),
     prefix: str = "",
@@ -97,118 +97,128 @@ def stream(
 ) -> Iterator[str]:
     """Return what a model writes after a prompt, piece by piece as it comes.
 
-    The model is a folder, or what `kinfolk.load` gives. The options are those of `Wishes`.
+    The model is a folder, or what `kinfolk.load` gives. The options are those of
+    `GenerationConfig`.
     """
-    wishes = Wishes(
-        tokens=tokens,
+    wishes = GenerationConfig(
+        max_new_tokens=tokens,
         seed=seed,
-        stop=stop,
-        prefix=prefix,
-        ban=ban,
-        allow=allow,
-        fewest=fewest,
-        repetition=repetition,
-        ngram=ngram,
-        truncate=truncate,
+        stop_strings=stop,
+        forced_prefix=prefix,
+        bad_words=ban,
+        allowed_texts=allow,
+        min_new_tokens=fewest,
+        repetition_penalty=repetition,
+        no_repeat_ngram_size=ngram,
+        truncate_left=truncate,
     )
-    network, tokenizer = open_writer(model) if isinstance(model, Path | str) else model
-    asked = framed(network, tokenizer, prompt, wishes)
-    return speak(network, tokenizer, asked, wishes, method)
+    network, tokenizer = load_generator(model) if isinstance(model, Path | str) else model
+    asked = build_prompt(network, tokenizer, prompt, wishes)
+    return stream_text(network, tokenizer, asked, wishes, method)
 
 
-def framed(
-    model: Any, tokenizer: Tokenizer, prompt: str, wishes: Wishes, *, name: str = "the prompt"
-) -> Question:
+def build_prompt(
+    model: Any,
+    tokenizer: Tokenizer,
+    prompt: str,
+    config: GenerationConfig,
+    *,
+    name: str = "the prompt",
+) -> EncodedPrompt:
     """Frame a prompt, and say so where its beginning is cut off."""
-    asked, over = wishes.frame(model, tokenizer, prompt)
+    asked, over = config.encode(model, tokenizer, prompt)
     if over:
         warnings.warn(f"{name} is too long: its first {over:,} tokens are left out", stacklevel=2)
     return asked
 
 
-def speak(
+def stream_text(
     model: Any,
     tokenizer: Tokenizer,
-    asked: Question,
-    wishes: Wishes,
-    method: Method,
+    asked: EncodedPrompt,
+    config: GenerationConfig,
+    method: DecodingMethod,
     *,
     number: int = 0,
 ) -> Iterator[str]:
     """Write one text, piece by piece; chance goes by its number."""
-    check(model, wishes, method)
-    request = replace(wishes.request(tokenizer, [asked], numbers=[number]), weighed=False)
-    steps = decode(model, request, method)
-    ids = (step.id for turn in steps for step in turn if not step.ends)
-    return cut(spell(tokenizer, asked.prompt, ids), wishes.stop)
+    check(model, config, method)
+    request = replace(config.request(tokenizer, [asked], numbers=[number]), return_logprobs=False)
+    steps = generate_steps(model, request, method)
+    ids = (step.id for turn in steps for step in turn if not step.is_eos)
+    return truncate_at_stops(stream_decode(tokenizer, asked.prompt, ids), config.stop_strings)
 
 
-def write(
+def generate_many(
     model: Any,
     tokenizer: Tokenizer,
     prompts: Iterable[str],
-    wishes: Wishes = Wishes(),
-    method: Method = Sampling(),
+    config: GenerationConfig = GenerationConfig(),
+    method: DecodingMethod = Sampling(),
     *,
     batch: int = BATCH,
-) -> Iterator[list[Written]]:
+) -> Iterator[list[GeneratedText]]:
     """Write the texts of each prompt, in the order of the prompts.
 
     Those of like length are written together, which changes none: chance goes by their numbers.
     """
-    check(model, wishes, method)
+    check(model, config, method)
 
-    def questions() -> Iterator[Question]:
+    def questions() -> Iterator[EncodedPrompt]:
         for number, prompt in enumerate(prompts, 1):
             try:
-                yield framed(model, tokenizer, prompt, wishes, name=f"prompt {number:,}")
+                yield build_prompt(model, tokenizer, prompt, config, name=f"prompt {number:,}")
             except UserError as error:
                 raise UserError(f"prompt {number:,}: {error}") from error
 
-    return answers(model, tokenizer, questions(), wishes, method, batch=batch)
+    return generate_batched(model, tokenizer, questions(), config, method, batch=batch)
 
 
-def answers(
+def generate_batched(
     model: Any,
     tokenizer: Tokenizer,
-    questions: Iterable[Question | None],
-    wishes: Wishes,
-    method: Method,
+    questions: Iterable[EncodedPrompt | None],
+    config: GenerationConfig,
+    method: DecodingMethod,
     *,
     batch: int,
-    room: Callable[[Question], int] | None = None,
+    room: Callable[[EncodedPrompt], int] | None = None,
     watch: Callable[[int], None] = lambda questions: None,
-) -> Iterator[list[Written]]:
+) -> Iterator[list[GeneratedText]]:
     """Answer questions in their order, those of like length together; none has no answer."""
     if batch < 1:
         raise UserError(f"--batch {batch} is nothing to write at a time: use 1 or more")
     waiting, before = iter(questions), 0
-    while window := list(islice(waiting, batch * WINDOW)):
+    while window := list(islice(waiting, batch * SORT_WINDOW)):
         asked = [(number, q) for number, q in enumerate(window, before) if q is not None]
         asked.sort(key=lambda one: len(one[1].prompt if one[1].source is None else one[1].source))
         watch(len(window) - len(asked))
-        found: dict[int, list[Written]] = {}
+        found: dict[int, list[GeneratedText]] = {}
         for start in range(0, len(asked), batch):
             numbers, chosen = zip(*asked[start : start + batch], strict=True)
             tokens = None if room is None else list(map(room, chosen))
-            request = wishes.request(tokenizer, chosen, tokens=tokens, numbers=numbers)
+            request = config.request(tokenizer, chosen, tokens=tokens, numbers=numbers)
             texts = iter(generate(model, request, method))
             for number, one in zip(numbers, chosen, strict=True):
-                own = islice(texts, wishes.num)
-                found[number] = [written(tokenizer, one, text, wishes) for text in own]
+                own = islice(texts, config.num_return_sequences)
+                found[number] = [generate_one(tokenizer, one, text, config) for text in own]
             watch(len(chosen))
         yield from (found.get(before + place, []) for place in range(len(window)))
         before += len(window)
 
 
-def written(tokenizer: Tokenizer, asked: Question, text: Generated, wishes: Wishes) -> Written:
+def generate_one(
+    tokenizer: Tokenizer, asked: EncodedPrompt, text: GeneratedSequence, config: GenerationConfig
+) -> GeneratedText:
     """Turn what was written into text, up to where it stops."""
-    said = "".join(cut([spoken(tokenizer, asked.prompt, text.ids)], wishes.stop))
-    return Written(said, text.ids, text.logprobs, text.ended, asked.prompt)
+    said = "".join(
+        truncate_at_stops([decode_after(tokenizer, asked.prompt, text.ids)], config.stop_strings)
+    )
+    return GeneratedText(said, text.ids, text.logprobs, text.finished, asked.prompt)
 
 
-def check(model: Any, wishes: Wishes, method: Method) -> None:
+def check(model: Any, config: GenerationConfig, method: DecodingMethod) -> None:
     """Complain about what a method cannot do."""
-    wishes.check(method)
-    if isinstance(model, NGram) and isinstance(method, Contrastive):
+    config.check(method)
+    if isinstance(model, NGram) and isinstance(method, ContrastiveSearch):
         raise UserError("3-grams have no states that contrastive search could compare: sample")

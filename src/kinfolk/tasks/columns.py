@@ -14,42 +14,42 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from kinfolk.errors import UserError
-from kinfolk.metrics.tags import repair
-from kinfolk.tasks.notes import Notes
-from kinfolk.tasks.records import first_of, objects, shown, text_lines, texts
-from kinfolk.tasks.rows import Tagged
+from kinfolk.metrics.tags import repair_tags
+from kinfolk.tasks.notes import ReadReport
+from kinfolk.tasks.records import as_text_list, first_key, preview, read_json, read_lines
+from kinfolk.tasks.rows import TaggedSentence
 
-Nesting: TypeAlias = Literal["repair", "refuse"]
-WORDS = ("words", "tokens", "text")
-TAGS = ("tags", "ner_tags", "pos_tags", "chunk_tags", "labels", "ner", "pos")
-CHUNKS = re.compile(r"O|[BIES]-.+")  # the tags of words that are parts of something
+TagErrors: TypeAlias = Literal["repair", "refuse"]
+TOKEN_KEYS = ("words", "tokens", "text")
+TAG_KEYS = ("tags", "ner_tags", "pos_tags", "chunk_tags", "labels", "ner", "pos")
+BIO_TAG = re.compile(r"O|[BIES]-.+")  # the tags of words that are parts of something
 DOCSTART = "-DOCSTART-"
-PREDICATE = 10  # in Universal Propositions, the column of senses; those of roles follow
+PREDICATE_COLUMN = 10  # in Universal Propositions, the column of senses; those of roles follow
 
 
 @dataclass(frozen=True)
-class Sentence:
+class ConllSentence:
     """The cells of each of its lines, and the line that it begins on."""
 
     number: int
     cells: list[list[str]]
 
 
-def rows(
+def read_conll(
     path: Path,
     *,
     word: int = 1,
     tag: int | None = -1,
     digits: bool = False,
-    nesting: Nesting = "repair",
-    notes: Notes | None = None,
-) -> Iterator[Tagged]:
+    nesting: TagErrors = "repair",
+    notes: ReadReport | None = None,
+) -> Iterator[TaggedSentence]:
     """Stream sentences with the words and tags of two columns, from 1, or from the end with -1.
 
     With digits, the last character of a word is its place in a longer one, and is cut off.
     """
-    notes = notes or Notes()
-    for sentence in sentences(path):
+    notes = notes or ReadReport()
+    for sentence in read_sentences(path):
         width = len(sentence.cells[0])
         for place in (word, tag or word):
             if not -width <= place <= width or not place:
@@ -62,27 +62,27 @@ def rows(
             words = [one[:-1] if one[-1:].isdecimal() and len(one) > 1 else one for one in words]
         tags = None if tag is None else [cells[_place(tag)] for cells in sentence.cells]
         if tags is not None:
-            tags = nested(tags, nesting, path, sentence.number, notes)
-        yield Tagged(tuple(words), None if tags is None else tuple(tags), sentence.number)
+            tags = repair_nesting(tags, nesting, path, sentence.number, notes)
+        yield TaggedSentence(tuple(words), None if tags is None else tuple(tags), sentence.number)
 
 
-def roles(path: Path, notes: Notes | None = None) -> Iterator[Tagged]:
+def read_srl(path: Path, notes: ReadReport | None = None) -> Iterator[TaggedSentence]:
     """Stream a sentence for each predicate, with the roles of its words; O is none."""
-    notes = notes or Notes()
-    for sentence in sentences(path, even=False):
+    notes = notes or ReadReport()
+    for sentence in read_sentences(path, even=False):
         words = tuple(cells[1] for cells in sentence.cells)
-        senses = [_cell(cells, PREDICATE) for cells in sentence.cells]
+        senses = [_cell(cells, PREDICATE_COLUMN) for cells in sentence.cells]
         verbs = [place for place, sense in enumerate(senses) if sense != "O"]
         if not verbs:
-            notes.add("sentences without a predicate, left out, on lines", sentence.number)
-        for n, verb in enumerate(verbs, PREDICATE + 1):
+            notes.count("sentences without a predicate, left out, on lines", sentence.number)
+        for n, verb in enumerate(verbs, PREDICATE_COLUMN + 1):
             tags = tuple(_cell(cells, n) for cells in sentence.cells)
-            yield Tagged(words, tags, sentence.number, verb)
+            yield TaggedSentence(words, tags, sentence.number, verb)
 
 
-def slashes(path: Path) -> Iterator[Tagged]:
+def read_word_tag(path: Path) -> Iterator[TaggedSentence]:
     """Stream lines of words that each carry a tag behind their last slash."""
-    for number, line in text_lines(path):
+    for number, line in read_lines(path):
         pairs = [part.rpartition("/") for part in line.split()]
         for place, (word, _, tag) in enumerate(pairs, 1):
             if not word or not tag:
@@ -91,40 +91,42 @@ def slashes(path: Path) -> Iterator[Tagged]:
                     "word/tag, with spaces between words"
                 )
         if pairs:
-            yield Tagged(tuple(p[0] for p in pairs), tuple(p[2] for p in pairs), number)
+            yield TaggedSentence(tuple(p[0] for p in pairs), tuple(p[2] for p in pairs), number)
 
 
-def listed(
-    path: Path, *, nesting: Nesting = "repair", notes: Notes | None = None
-) -> Iterator[Tagged]:
+def read_tagged_json(
+    path: Path, *, nesting: TagErrors = "repair", notes: ReadReport | None = None
+) -> Iterator[TaggedSentence]:
     """Stream JSON lines with a list of words and one of tags."""
-    notes = notes or Notes()
-    for number, row in objects(path):
+    notes = notes or ReadReport()
+    for number, row in read_json(path):
         where = f"line {number:,} of {path}"
-        name, label = first_of(row, WORDS), first_of(row, TAGS)
+        name, label = first_key(row, TOKEN_KEYS), first_key(row, TAG_KEYS)
         if name is None:
-            raise UserError(f"{where} has no words: give a list named {WORDS[0]} or {WORDS[1]}")
-        words = texts(row[name], name, where)
+            raise UserError(
+                f"{where} has no words: give a list named {TOKEN_KEYS[0]} or {TOKEN_KEYS[1]}"
+            )
+        words = as_text_list(row[name], name, where)
         if label is None:
-            yield Tagged(words, None, number)
+            yield TaggedSentence(words, None, number)
             continue
         if not isinstance(row[label], list) or len(row[label]) != len(words):
             raise UserError(
-                f"{label!r} in {where} is {shown(row[label])} for {len(words)} words: give a tag "
+                f"{label!r} in {where} is {preview(row[label])} for {len(words)} words: give a tag "
                 "for each"
             )
-        tags = nested([str(tag) for tag in row[label]], nesting, path, number, notes)
-        yield Tagged(words, tuple(tags), number)
+        tags = repair_nesting([str(tag) for tag in row[label]], nesting, path, number, notes)
+        yield TaggedSentence(words, tuple(tags), number)
 
 
-def sentences(path: Path, even: bool = True) -> Iterator[Sentence]:
+def read_sentences(path: Path, even: bool = True) -> Iterator[ConllSentence]:
     """Stream the sentences of a file; where it is even, every line has as many columns."""
     universal, tabs = ".conllu" in path.name.lower(), False
     width, found, begun = 0, list[list[str]](), 0
-    for number, line in text_lines(path):
+    for number, line in read_lines(path):
         if not line.strip():
             if found:
-                yield Sentence(begun, found)
+                yield ConllSentence(begun, found)
             found = []
             continue
         if not width:
@@ -145,16 +147,16 @@ def sentences(path: Path, even: bool = True) -> Iterator[Sentence]:
         begun = number if not found else begun
         found.append(cells)
     if found:
-        yield Sentence(begun, found)
+        yield ConllSentence(begun, found)
 
 
-def nested(
-    tags: Sequence[str], nesting: Nesting, path: Path, number: int, notes: Notes
+def repair_nesting(
+    tags: Sequence[str], nesting: TagErrors, path: Path, number: int, notes: ReadReport
 ) -> list[str]:
     """Let every part begin with B; tags that are no parts of anything stay as they are."""
-    if not any(tag[:2] in ("I-", "E-") for tag in tags) or not all(map(CHUNKS.fullmatch, tags)):
+    if not any(tag[:2] in ("I-", "E-") for tag in tags) or not all(map(BIO_TAG.fullmatch, tags)):
         return list(tags)
-    mended, _ = repair(tags, "BIOES" if any(tag[0] in "ES" for tag in tags) else "IOB2")
+    mended, _ = repair_tags(tags, "BIOES" if any(tag[0] in "ES" for tag in tags) else "IOB2")
     wrong = [place for place, tag in enumerate(tags) if tag != mended[place]]
     if wrong and nesting == "refuse":
         before = repr(tags[wrong[0] - 1]) if wrong[0] else "the beginning"
@@ -164,13 +166,13 @@ def nested(
             "mend it, or let it be repaired"
         )
     for _ in wrong:
-        notes.add("tags that did not nest, repaired, in the sentences on lines", number)
+        notes.count("tags that did not nest, repaired, in the sentences on lines", number)
     return mended
 
 
-def sample(path: Path, most: int = 200) -> list[Sentence]:
+def sample_sentences(path: Path, most: int = 200) -> list[ConllSentence]:
     """Return the first sentences of a file."""
-    return list(islice(sentences(path, even=False), most))
+    return list(islice(read_sentences(path, even=False), most))
 
 
 def _place(column: int) -> int:

@@ -11,54 +11,56 @@ from itertools import islice
 from pathlib import Path
 
 from kinfolk.errors import UserError
-from kinfolk.tasks.notes import Notes
-from kinfolk.tasks.records import first_of, holds_json, objects, text, text_lines, texts
-from kinfolk.tasks.rows import Completion
+from kinfolk.tasks.notes import ReadReport
+from kinfolk.tasks.records import as_text, as_text_list, first_key, is_json, read_json, read_lines
+from kinfolk.tasks.rows import CompletionRow
 
-CONTEXTS = ("prompt", "context", "input")
-TARGETS = ("label", "target", "answer", "completion", "last_word")
-OPTIONS = ("options", "candidates")
-HOLE = "XXXXX"
+PROMPT_KEYS = ("prompt", "context", "input")
+TARGET_KEYS = ("label", "target", "answer", "completion", "last_word")
+OPTION_KEYS = ("options", "candidates")
+CBT_BLANK = "XXXXX"
 
 
-def rows(path: Path, notes: Notes | None = None) -> Iterator[Completion]:
+def read(path: Path, notes: ReadReport | None = None) -> Iterator[CompletionRow]:
     """Stream the contexts of a file and the words that go on with them."""
-    if holds_json(path):
+    if is_json(path):
         return _objects(path)
-    book = any(HOLE in line and "\t" in line for _, line in islice(text_lines(path), 64))
-    return _book(path) if book else _lines(path, notes or Notes())
+    book = any(CBT_BLANK in line and "\t" in line for _, line in islice(read_lines(path), 64))
+    return _book(path) if book else _lines(path, notes or ReadReport())
 
 
-def _objects(path: Path) -> Iterator[Completion]:
-    for number, row in objects(path):
+def _objects(path: Path) -> Iterator[CompletionRow]:
+    for number, row in read_json(path):
         where = f"line {number:,} of {path}"
-        name, target, some = (first_of(row, names) for names in (CONTEXTS, TARGETS, OPTIONS))
+        name, target, some = (
+            first_key(row, names) for names in (PROMPT_KEYS, TARGET_KEYS, OPTION_KEYS)
+        )
         if name is None:
-            whole = first_of(row, ("text",))
+            whole = first_key(row, ("text",))
             if whole is None:
                 raise UserError(f"{where} has no context: name it prompt, context or text")
-            context, _, word = text(row[whole], whole, where).strip().rpartition(" ")
-            yield Completion(context, word, None, number)
+            context, _, word = as_text(row[whole], whole, where).strip().rpartition(" ")
+            yield CompletionRow(context, word, None, number)
             continue
-        answer = None if target is None else text(row[target], target, where)
-        options = None if some is None else texts(row[some], some, where)
+        answer = None if target is None else as_text(row[target], target, where)
+        options = None if some is None else as_text_list(row[some], some, where)
         if answer is not None and options is not None and answer not in options:
             raise UserError(f"{where}: the answer {answer!r} is none of its {some}")
-        yield Completion(text(row[name], name, where), answer, options, number)
+        yield CompletionRow(as_text(row[name], name, where), answer, options, number)
 
 
-def _lines(path: Path, notes: Notes) -> Iterator[Completion]:
-    for number, line in text_lines(path):
+def _lines(path: Path, notes: ReadReport) -> Iterator[CompletionRow]:
+    for number, line in read_lines(path):
         context, _, word = line.strip().rpartition(" ")
         if context:
-            yield Completion(context, word, None, number)
+            yield CompletionRow(context, word, None, number)
         elif word:
-            notes.add("lines of one word, left out", number)
+            notes.count("lines of one word, left out", number)
 
 
-def _book(path: Path) -> Iterator[Completion]:
+def _book(path: Path) -> Iterator[CompletionRow]:
     context: list[str] = []
-    for number, line in text_lines(path):
+    for number, line in read_lines(path):
         place, _, said = line.strip().partition(" ")
         if not place:
             context = []
@@ -68,17 +70,17 @@ def _book(path: Path) -> Iterator[Completion]:
                 f"line {number:,} of {path} begins with {place!r}: the Children's Book Test "
                 "numbers the sentences of each question from 1"
             )
-        if HOLE not in said or "\t" not in said:
+        if CBT_BLANK not in said or "\t" not in said:
             context.append(said)
             continue
         question, answer, *_, some = said.split("\t")
-        before, after = question.split(HOLE, 1)
+        before, after = question.split(CBT_BLANK, 1)
         options = tuple(some.split("|"))
         if answer not in options:
             raise UserError(
                 f"line {number:,} of {path}: the answer {answer!r} is none of its candidates"
             )
-        yield Completion(
+        yield CompletionRow(
             " ".join([*context, before]).rstrip(), answer, options, number, after.rstrip()
         )
         context = []

@@ -11,23 +11,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kinfolk.data.tables import absent
+from kinfolk.data.tables import missing_name_error
 from kinfolk.errors import UserError
-from kinfolk.tasks.records import cells, objects, shown, text_lines, texts
-from kinfolk.tasks.rows import Mentioned, Span
+from kinfolk.tasks.records import as_text_list, preview, read_json, read_lines, read_table
+from kinfolk.tasks.rows import CorefDocument, Span
 from kinfolk.text import words as words_of
 
 BEGIN, END = "#begin document", "#end document"
 WORD, SPEAKER = 3, 9  # columns of CoNLL-2012, from 0
-GAP = ("Text", "Pronoun", "Pronoun-offset", "A", "A-offset", "B", "B-offset")
-MARK = re.compile(r"(\()?(\d+)(\))?")
+GAP_COLUMNS = ("Text", "Pronoun", "Pronoun-offset", "A", "A-offset", "B", "B-offset")
+COREF_MARK = re.compile(r"(\()?(\d+)(\))?")
 
 
-def columns(path: Path) -> Iterator[Mentioned]:
+def read_conll2012(path: Path) -> Iterator[CorefDocument]:
     """Stream the documents of a CoNLL-2012 file."""
     id, begun = "", 0
     sentences: list[list[list[str]]] = [[]]
-    for number, line in text_lines(path):
+    for number, line in read_lines(path):
         if line.startswith(BEGIN):
             id, begun, sentences = line.removeprefix(BEGIN).strip(), number, [[]]
         elif line.startswith(END):
@@ -40,7 +40,7 @@ def columns(path: Path) -> Iterator[Mentioned]:
         else:
             if not begun or len(found := line.split()) <= WORD + 1:
                 raise UserError(
-                    f"line {number:,} of {path} is {shown(line)}: a word of CoNLL-2012 stands "
+                    f"line {number:,} of {path} is {preview(line)}: a word of CoNLL-2012 stands "
                     f"between {BEGIN!r} and {END!r}, in column {WORD + 1}, its coreference in the "
                     "last"
                 )
@@ -49,34 +49,36 @@ def columns(path: Path) -> Iterator[Mentioned]:
         raise UserError(f"{path} has no {END!r} for line {begun:,}: it was cut short")
 
 
-def listed(path: Path) -> Iterator[Mentioned]:
+def read_coref_json(path: Path) -> Iterator[CorefDocument]:
     """Stream the documents of JSON lines."""
-    for number, row in objects(path):
+    for number, row in read_json(path):
         where = f"line {number:,} of {path}"
         if not isinstance(row, dict) or not isinstance(row.get("sentences"), list):
             raise UserError(f"{where} has no list of 'sentences', each a list of words")
-        sentences = tuple(texts(sentence, "sentences", where) for sentence in row["sentences"])
+        sentences = tuple(
+            as_text_list(sentence, "sentences", where) for sentence in row["sentences"]
+        )
         size = sum(map(len, sentences))
         clusters = row.get("clusters")
         if clusters is not None and not isinstance(clusters, list):
-            raise UserError(f"'clusters' in {where} is {shown(clusters)}: write a list of lists")
+            raise UserError(f"'clusters' in {where} is {preview(clusters)}: write a list of lists")
         groups = None if clusters is None else tuple(_group(c, size, where) for c in clusters)
         mentions = None if "mentions" not in row else _group(row["mentions"], size, where)
         speakers = row.get("speakers")
-        said = None if not speakers else tuple(texts(s, "speakers", where) for s in speakers)
+        said = None if not speakers else tuple(as_text_list(s, "speakers", where) for s in speakers)
         if said is not None and [*map(len, said)] != [*map(len, sentences)]:
             raise UserError(f"{where} has 'speakers' that do not match its words: give one a word")
         id = str(row.get("doc_key", row.get("id", number)))
-        yield Mentioned(id, sentences, groups, number, mentions, said)
+        yield CorefDocument(id, sentences, groups, number, mentions, said)
 
 
-def gap(path: Path) -> Iterator[Mentioned]:
+def read_gap(path: Path) -> Iterator[CorefDocument]:
     """Stream the snippets of GAP: the pronoun and two names are the mentions that are given."""
-    table = cells(path)
+    table = read_table(path)
     titles = next(table, (1, list[str]()))[1]
-    for name in GAP:
+    for name in GAP_COLUMNS:
         if name not in titles:
-            raise absent(name, titles, f"the first row of {path}")
+            raise missing_name_error(name, titles, f"the first row of {path}")
     for number, row in table:
         if len(row) != len(titles):
             raise UserError(
@@ -97,11 +99,11 @@ def gap(path: Path) -> Iterator[Mentioned]:
         same = [who for who in "AB" if fields.get(f"{who}-coref", "").upper() == "TRUE"]
         cluster = tuple(sorted(mentions[who] for who in ("Pronoun", *same)))
         groups = None if "A-coref" not in fields else (cluster,) if same else ()
-        yield Mentioned(fields.get("ID", str(number)), (words,), groups, number,
+        yield CorefDocument(fields.get("ID", str(number)), (words,), groups, number,
                         tuple(sorted(mentions.values())))  # fmt: skip
 
 
-def _document(id: str, lines: list[list[list[str]]], number: int, path: Path) -> Mentioned:
+def _document(id: str, lines: list[list[list[str]]], number: int, path: Path) -> CorefDocument:
     sentences = [sentence for sentence in lines if sentence]
     marks = [cells[-1] for sentence in sentences for cells in sentence]
     speakers = tuple(
@@ -109,7 +111,7 @@ def _document(id: str, lines: list[list[list[str]]], number: int, path: Path) ->
         for sentence in sentences
     )
     words = tuple(tuple(cells[WORD] for cells in sentence) for sentence in sentences)
-    return Mentioned(id, words, _clusters(marks, id, path), number, None, speakers)
+    return CorefDocument(id, words, _clusters(marks, id, path), number, None, speakers)
 
 
 def _clusters(marks: list[str], id: str, path: Path) -> tuple[tuple[Span, ...], ...]:
@@ -118,7 +120,7 @@ def _clusters(marks: list[str], id: str, path: Path) -> tuple[tuple[Span, ...], 
     found: dict[str, list[Span]] = {}
     for place, mark in enumerate(marks):
         for part in mark.split("|") if mark not in ("-", "_", "*") else ():
-            match = MARK.fullmatch(part)
+            match = COREF_MARK.fullmatch(part)
             if match is None or not (match[1] or match[3]):
                 raise UserError(f"{id} of {path} marks word {place + 1:,} by {mark!r}: write (4)")
             if match[1]:
@@ -140,7 +142,7 @@ def _group(spans: Any, size: int, where: str) -> tuple[Span, ...]:
         whole = isinstance(span, list) and len(span) == 2 and all(type(n) is int for n in span)
         if not whole or not 0 <= span[0] <= span[1] < size:
             raise UserError(
-                f"{where} has the span {shown(span)}: give [first, last] among {size:,} words, "
+                f"{where} has the span {preview(span)}: give [first, last] among {size:,} words, "
                 "from 0"
             )
     return tuple((first, last + 1) for first, last in spans)
@@ -155,7 +157,7 @@ def _within(snippet: str, span: str, offset: str, where: str) -> Span:
 
 def _starts(snippet: str, edges: list[int]) -> list[int]:
     """Return where words begin; a span begins and ends with one, whatever stands around it."""
-    found = {*words_of.starts(snippet, "spaces"), *edges}
+    found = {*words_of.word_starts(snippet, "spaces"), *edges}
     return sorted(n for n in found if n < len(snippet) and not snippet[n].isspace())
 
 

@@ -5,95 +5,101 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from kinfolk.config import config
-from kinfolk.data.pairs import PairFiles
+from kinfolk.data.pairs import ParallelText
 from kinfolk.errors import UserError
 from kinfolk.tasks import choices, columns, completions, coreference, squad, tables, trees
-from kinfolk.tasks.notes import Notes
-from kinfolk.tasks.records import shown
-from kinfolk.tasks.rows import Row, Written
+from kinfolk.tasks.notes import ReadReport
+from kinfolk.tasks.records import preview
+from kinfolk.tasks.rows import Row, SourceTarget
 from kinfolk.tasks.tables import Columns
 
-Kind: TypeAlias = Literal[
+TaskName: TypeAlias = Literal[
     "classify", "regress", "choose", "tag", "span", "write", "complete", "lm", "coref"
 ]
-Form: TypeAlias = Literal[
+FormatName: TypeAlias = Literal[
     "table", "trees", "columns", "digits", "roles", "slashes", "objects", "squad", "lines",
     "parallel", "conll2012", "gap", "text",
 ]  # fmt: skip
 
 
 @config("format", kw_only=False)
-class Guess:
+class FileSpec:
     """What a file is for and how it is read, with a sentence that says so."""
 
-    task: Kind
-    form: Form
-    sentence: str
+    task: TaskName
+    format: FormatName
+    description: str
     columns: Columns | None = None
     header: bool = False
 
 
-def rows(
+def read_rows(
     path: Path,
-    guess: Guess,
+    guess: FileSpec,
     *,
     target: Path | None = None,
-    nesting: columns.Nesting = "repair",
-    notes: Notes | None = None,
+    nesting: columns.TagErrors = "repair",
+    notes: ReadReport | None = None,
 ) -> Iterator[Row]:
     """Stream the examples of a file as the guess says; what was mended is noted."""
     found = guess.columns
-    match guess.task, guess.form:
+    match guess.task, guess.format:
         case ("classify" | "regress") as task, "table" if found is not None:
-            yield from tables.rows(path, found, task=task, header=guess.header, notes=notes)
+            yield from tables.read_labelled(
+                path, found, task=task, header=guess.header, notes=notes
+            )
         case "write", "table" if found is not None:
-            yield from tables.written(path, found, header=guess.header, notes=notes)
+            yield from tables.read_pairs(path, found, header=guess.header, notes=notes)
         case "write", "parallel" if target is not None:
-            yield from parallel(path, target, notes)
+            yield from read_parallel(path, target, notes)
         case "classify", "trees":
-            yield from trees.rows(path)
+            yield from trees.read(path)
         case "tag", "columns" | "digits" if found is not None:
             (word,), tag = found.texts, found.label
-            digits = guess.form == "digits"
-            yield from columns.rows(
+            digits = guess.format == "digits"
+            yield from columns.read_conll(
                 path, word=_number(word), tag=None if tag is None else _number(tag),
                 digits=digits, nesting=nesting, notes=notes,
             )  # fmt: skip
         case "tag", "roles":
-            yield from columns.roles(path, notes)
+            yield from columns.read_srl(path, notes)
         case "tag", "slashes":
-            yield from columns.slashes(path)
+            yield from columns.read_word_tag(path)
         case "tag", "objects":
-            yield from columns.listed(path, nesting=nesting, notes=notes)
+            yield from columns.read_tagged_json(path, nesting=nesting, notes=notes)
         case "span", _:
-            yield from squad.rows(path, notes)
+            yield from squad.read(path, notes)
         case "choose", _:
-            yield from choices.rows(path)
+            yield from choices.read(path)
         case "complete", _:
-            yield from completions.rows(path, notes)
+            yield from completions.read(path, notes)
         case "coref", "conll2012":
-            yield from coreference.columns(path)
+            yield from coreference.read_conll2012(path)
         case "coref", "gap":
-            yield from coreference.gap(path)
+            yield from coreference.read_gap(path)
         case "coref", _:
-            yield from coreference.listed(path)
+            yield from coreference.read_coref_json(path)
         case _:
             raise UserError(f"{path} has no labels: pretrain on it, or give a labelled file")
 
 
-def parallel(source: Path, target: Path, notes: Notes | None = None) -> Iterator[Written]:
+def read_parallel(
+    source: Path, target: Path, notes: ReadReport | None = None
+) -> Iterator[SourceTarget]:
     """Stream the pairs of two files that are aligned by line."""
-    notes = notes or Notes()
-    files, last = PairFiles(source, target), 0
+    notes = notes or ReadReport()
+    files, last = ParallelText(source, target), 0
     files.check()
     for number, pair in files.pairs():
         for left in range(last + 1, number):
-            notes.add("pairs with an empty side, left out, on lines", left)
+            notes.count("pairs with an empty side, left out, on lines", left)
         last = number
-        yield Written(pair.source, pair.target, number)
+        yield SourceTarget(pair.source, pair.target, number)
 
 
 def _number(column: tables.Column) -> int:
     if not isinstance(column, int):
-        raise UserError(f"--columns: words in columns have no names, so no {shown(column)}: count")
+        raise UserError(
+            f"--columns: words in columns have no names, so no {preview(column)}: count"
+        )
     return column

@@ -6,53 +6,62 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kinfolk.data.pieces import Ids
+from kinfolk.data.chunks import IntArray
 from kinfolk.errors import UserError
-from kinfolk.text.tokenizer import FRAMES, Specials, Tokenizer
+from kinfolk.text.tokenizer import TEMPLATES, SpecialTokens, Tokenizer
 
-PART = re.compile(r"(\$[AB]|\{\w+\})(?::(\d))?")
+TEMPLATE_PART = re.compile(r"(\$[AB]|\{\w+\})(?::(\d))?")
 
 
 @dataclass(frozen=True)
-class Framed:
+class TemplatedInput:
     """Texts in their frame."""
 
-    ids: Ids
-    segments: Ids
-    starts: tuple[int, ...]  # the slot where each text begins
-    summary: int  # the slot that stands for the whole
+    ids: IntArray
+    token_type_ids: IntArray
+    offsets: tuple[int, ...]  # the slot where each text begins
+    cls_index: int  # the slot that stands for the whole
 
 
-def parts(frame: str, texts: int) -> list[tuple[str, int]]:
+def parse_template(frame: str, texts: int) -> list[tuple[str, int]]:
     """Take a frame apart: tokens by their role, texts as `$A` and `$B`, each with its segment."""
     return [
-        (name.strip("{}"), int(kind or 0)) for name, kind in PART.findall(FRAMES[frame][texts - 1])
+        (name.strip("{}"), int(kind or 0))
+        for name, kind in TEMPLATE_PART.findall(TEMPLATES[frame][texts - 1])
     ]
 
 
-def around(frame: str, texts: int) -> int:
+def num_special_tokens(frame: str, texts: int) -> int:
     """Say how many slots a frame takes besides the texts."""
-    return sum(not name.startswith("$") for name, _ in parts(frame, texts))
+    return sum(not name.startswith("$") for name, _ in parse_template(frame, texts))
 
 
-def framed(frame: str, specials: Specials, texts: Sequence[Sequence[int]]) -> Framed:
+def apply_template(
+    frame: str, special_tokens: SpecialTokens, texts: Sequence[Sequence[int]]
+) -> TemplatedInput:
     """Put one text or two into a frame: `[CLS] a [SEP] b [SEP]`."""
     ids: list[int] = []
     segments: list[int] = []
     starts = []
     summary = 0
-    for name, kind in parts(frame, len(texts)):
-        piece = texts["AB".index(name[1])] if name.startswith("$") else [specials.need(name)]
+    for name, kind in parse_template(frame, len(texts)):
+        chunk = (
+            texts["AB".index(name[1])] if name.startswith("$") else [special_tokens.require(name)]
+        )
         if name.startswith("$"):
             starts.append(len(ids))
         if name == "cls":
             summary = len(ids)
-        ids += piece
-        segments += [kind] * len(piece)
-    return Framed(np.array(ids, np.int64), np.array(segments, np.int64), tuple(starts), summary)
+        ids += chunk
+        segments += [kind] * len(chunk)
+    return TemplatedInput(
+        np.array(ids, np.int64), np.array(segments, np.int64), tuple(starts), summary
+    )
 
 
-def fitting(texts: Sequence[Sequence[int]], room: int) -> tuple[list[list[int]], int]:
+def truncate_longest_first(
+    texts: Sequence[Sequence[int]], room: int
+) -> tuple[list[list[int]], int]:
     """Cut texts to the room there is, the longest first; say how many tokens that costs.
 
     Two that are both too long have half of it each; a token that is left over is the longer one's,
@@ -74,6 +83,6 @@ def fitting(texts: Sequence[Sequence[int]], room: int) -> tuple[list[list[int]],
     return [list(text[:size]) for text, size in zip(texts, sizes, strict=True)], over
 
 
-def encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+def encode_plain(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     """Return the ids of texts, without a frame, and plain: a `[MASK]` in them is six letters."""
     return [tokenizer.offsets(text)[0] for text in texts]

@@ -2,10 +2,10 @@
 
 from collections import Counter
 
-PLACES = 5  # lines that are named
+MAX_LINES_SHOWN = 5  # lines that are named
 
 
-class Notes:
+class ReadReport:
     """Count what is worth saying about a file, by its words.
 
     `add("rows with an empty text", 7)` is said as "rows with an empty text: 1 (7)".
@@ -15,16 +15,17 @@ class Notes:
         self.counts: Counter[str] = Counter()
         self._places: dict[str, list[str]] = {}
 
-    def add(self, what: str, place: int | str) -> None:
+    def count(self, what: str, place: int | str) -> None:
         """Count one case of something, and remember its line or what was found there."""
         self.counts[what] += 1
         places = self._places.setdefault(what, [])
-        if len(places) < PLACES:
+        if len(places) < MAX_LINES_SHOWN:
             places.append(f"{place:,}" if isinstance(place, int) else place)
 
-    def sentences(self) -> list[str]:
+    def messages(self) -> list[str]:
         """Say all that was counted, with the first places of each."""
         return [
-            f"{what}: {count:,} ({', '.join(self._places[what])}{', …' if count > PLACES else ''})"
+            f"{what}: {count:,} ({', '.join(self._places[what])}"
+            f"{', …' if count > MAX_LINES_SHOWN else ''})"
             for what, count in self.counts.items()
         ]

@@ -7,30 +7,39 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from kinfolk.data.listing import JSON
-from kinfolk.data.streams import Source, decoded, lines, opened, suffix, unix
-from kinfolk.data.tables import Row, absent, quoted, tabbed
+from kinfolk.data.streams import (
+    InputFile,
+    content_suffix,
+    decode_utf8,
+    iter_lines,
+    normalize_newlines,
+    open_input,
+)
+from kinfolk.data.tables import Row, missing_name_error, read_csv_rows, read_tsv_rows
 from kinfolk.errors import UserError
 
-Numbered: TypeAlias = tuple[int, Any]  # a line or record, from 1, and its JSON value
-SAMPLE = 2000  # lines or records that are looked at before a guess
+NumberedRecord: TypeAlias = tuple[int, Any]  # a line or record, from 1, and its JSON value
+SAMPLE_ROWS = 2000  # lines or records that are looked at before a guess
 
 
-def text_lines(path: Path) -> Iterator[tuple[int, str]]:
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Stream the lines of a file, blank ones too."""
-    with opened(path) as source:
-        yield from enumerate(lines(source, unix(decoded(source))), 1)
+    with open_input(path) as source:
+        yield from enumerate(iter_lines(source, normalize_newlines(decode_utf8(source))), 1)
 
 
-def cells(path: Path) -> Iterator[Row]:
+def read_table(path: Path) -> Iterator[Row]:
     """Stream the rows of a table; only commas are quoted, as in published files."""
-    with opened(path) as source:
-        yield from quoted(source) if suffix(path) == ".csv" else tabbed(source)
+    with open_input(path) as source:
+        yield from (
+            read_csv_rows(source) if content_suffix(path) == ".csv" else read_tsv_rows(source)
+        )
 
 
-def objects(path: Path) -> Iterator[Numbered]:
+def read_json(path: Path) -> Iterator[NumberedRecord]:
     """Stream JSON values, one a line; a file that is one list or one object is read whole."""
-    with opened(path) as source:
-        numbered = enumerate(lines(source, unix(decoded(source))), 1)
+    with open_input(path) as source:
+        numbered = enumerate(iter_lines(source, normalize_newlines(decode_utf8(source))), 1)
         written = ((n, line) for n, line in numbered if line and not line.isspace())
         first = next(written, None)
         if first is None:
@@ -45,50 +54,50 @@ def objects(path: Path) -> Iterator[Numbered]:
     yield from enumerate(value if isinstance(value, list) else [value], 1)
 
 
-def sampled(path: Path) -> list[Numbered]:
+def sample_json(path: Path) -> list[NumberedRecord]:
     """Return the first records of a file."""
-    return list(islice(objects(path), SAMPLE))
+    return list(islice(read_json(path), SAMPLE_ROWS))
 
 
-def holds_json(path: Path) -> bool:
+def is_json(path: Path) -> bool:
     """Tell by its name whether a file holds JSON."""
-    return suffix(path) in JSON
+    return content_suffix(path) in JSON
 
 
-def field(row: Any, name: str, where: str) -> Any:
+def get_field(row: Any, name: str, where: str) -> Any:
     """Return a field of an object; a dot leads into a field of a field."""
     value = row
     for step in [name] if isinstance(row, dict) and name in row else name.split("."):
         if not isinstance(value, dict):
             raise UserError(f"{where} has no field {name!r}: write an object with named fields")
         if step not in value:
-            raise absent(name, list(value), where)
+            raise missing_name_error(name, list(value), where)
         value = value[step]
     return value
 
 
-def text(value: Any, name: str, where: str) -> str:
+def as_text(value: Any, name: str, where: str) -> str:
     """Return a field's text; a list of texts is joined with spaces."""
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
         return " ".join(value)
     if not isinstance(value, str):
-        raise UserError(f"{name!r} in {where} is {shown(value)}, not text: choose another field")
+        raise UserError(f"{name!r} in {where} is {preview(value)}, not text: choose another field")
     return value
 
 
-def texts(value: Any, name: str, where: str) -> tuple[str, ...]:
+def as_text_list(value: Any, name: str, where: str) -> tuple[str, ...]:
     """Return a field's list of texts."""
     if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
-        raise UserError(f"{name!r} in {where} is {shown(value)}: give a list of texts")
+        raise UserError(f"{name!r} in {where} is {preview(value)}: give a list of texts")
     return tuple(value)
 
 
-def first_of(row: Any, names: Sequence[str]) -> str | None:
+def first_key(row: Any, names: Sequence[str]) -> str | None:
     """Return the first of some names that an object has."""
     return next((n for n in names if isinstance(row, dict) and n in row), None)
 
 
-def shown(value: Any, most: int = 40) -> str:
+def preview(value: Any, most: int = 40) -> str:
     """Write a JSON value for a sentence, cut where it is long."""
     said = json.dumps(value, ensure_ascii=False)
     return said if len(said) <= most else f"{said[: most - 1]}…"
@@ -101,7 +110,7 @@ def _first(line: str) -> Any:
         return None  # the beginning of a value that goes on
 
 
-def _parsed(written: str, number: int, source: Source) -> Any:
+def _parsed(written: str, number: int, source: InputFile) -> Any:
     try:
         return json.loads(written)
     except json.JSONDecodeError as error:

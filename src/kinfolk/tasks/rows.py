@@ -10,7 +10,7 @@ Span: TypeAlias = tuple[int, int]  # first word, and the one after the last
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabelledText:
     """A text or a pair of texts, and its class or its number: classify and regress."""
 
     texts: tuple[str, ...]
@@ -19,7 +19,7 @@ class Labelled:
 
 
 @dataclass(frozen=True)
-class Choice:
+class MultipleChoiceRow:
     """A context and what may follow it; the label is the place of the right option, from 0.
 
     A question stands between the context and each option, and is never cut with the context.
@@ -33,7 +33,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Tagged:
+class TaggedSentence:
     """Words, and a tag for each; for roles, those of the predicate at a place."""
 
     words: tuple[str, ...]
@@ -43,7 +43,7 @@ class Tagged:
 
 
 @dataclass(frozen=True)
-class Asked:
+class QuestionRow:
     """A question about a context; each answer with the character of the context it begins at.
 
     An answer that the context does not hold begins at -1: it counts as right, and no span is it.
@@ -54,38 +54,38 @@ class Asked:
     context: str
     question: str
     answers: tuple[tuple[str, int], ...]
-    possible: bool
+    answerable: bool
     number: int
 
 
 @dataclass(frozen=True)
-class Written:
+class SourceTarget:
     """A text, and what is to be written about it; other targets that are as good come after."""
 
     source: str
     target: str | None
     number: int
-    others: tuple[str, ...] = ()
+    other_references: tuple[str, ...] = ()
 
     @property
     def references(self) -> tuple[str, ...]:
         """Every target that is right."""
-        return () if self.target is None else (self.target, *self.others)
+        return () if self.target is None else (self.target, *self.other_references)
 
 
 @dataclass(frozen=True)
-class Completion:
+class CompletionRow:
     """A text and the word that goes on with it, perhaps one of some options; `after` follows it."""
 
     context: str
     target: str | None
     options: tuple[str, ...] | None
     number: int
-    after: str = ""
+    suffix: str = ""
 
 
 @dataclass(frozen=True)
-class Mentioned:
+class CorefDocument:
     """A document and the groups of spans that mean one thing, over its words counted through.
 
     Where mentions are given, those in no cluster are among them, too; else they are to be found.
@@ -104,4 +104,12 @@ class Mentioned:
         return tuple(word for sentence in self.sentences for word in sentence)
 
 
-Row: TypeAlias = Labelled | Choice | Tagged | Asked | Written | Completion | Mentioned
+Row: TypeAlias = (
+    LabelledText
+    | MultipleChoiceRow
+    | TaggedSentence
+    | QuestionRow
+    | SourceTarget
+    | CompletionRow
+    | CorefDocument
+)

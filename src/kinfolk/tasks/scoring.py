@@ -6,16 +6,16 @@ from typing import Any
 
 from kinfolk.errors import UserError
 from kinfolk.metrics import labels as of_labels
-from kinfolk.metrics.coreference import coreference
-from kinfolk.metrics.scores import score as counted
-from kinfolk.metrics.spans import cmrc, cmrc2, squad, squad2
+from kinfolk.metrics.coreference import coref_scores
+from kinfolk.metrics.scores import precision_recall_f1 as counted
+from kinfolk.metrics.spans import cmrc2, cmrc2018, squad_v1, squad_v2
 from kinfolk.metrics.summaries import rouge
-from kinfolk.metrics.tags import tag_scores
+from kinfolk.metrics.tags import entity_scores
 from kinfolk.metrics.translation import bleu, chrf
-from kinfolk.tasks.task import Answer, Task
+from kinfolk.tasks.task import Prediction, Task
 
 
-def truth(task: Task, row: Any) -> Any:
+def reference(task: Task, row: Any) -> Any:
     """Return what is right of a row, None where the file does not say."""
     match task.kind:
         case "classify":
@@ -26,16 +26,16 @@ def truth(task: Task, row: Any) -> Any:
             return row.tags
         case "span":
             known = tuple(text for text, _ in row.answers)
-            return known if known or not row.possible else None
+            return known if known or not row.answerable else None
         case "write" | "complete" | "lm":
             return row.target
         case _:
             return row.clusters
 
 
-def score(task: Task, rows: Sequence[Any], answers: Sequence[Answer]) -> dict[str, float]:
+def score(task: Task, rows: Sequence[Any], answers: Sequence[Prediction]) -> dict[str, float]:
     """Score answers by every metric of their task."""
-    right = [truth(task, row) for row in rows]
+    right = [reference(task, row) for row in rows]
     if None in right:
         row = rows[right.index(None)]
         raise UserError(f"row {row.number} has no label to score against: predict it instead")
@@ -47,8 +47,8 @@ def score(task: Task, rows: Sequence[Any], answers: Sequence[Answer]) -> dict[st
             return _classes(task, said, right)
         case "regress":
             return {
-                "pearson": of_labels.pearson(said, right),
-                "spearman": of_labels.spearman(said, right),
+                "pearson": of_labels.pearsonr(said, right),
+                "spearman": of_labels.spearmanr(said, right),
             }
         case "choose":
             return {"accuracy": of_labels.accuracy(said, right)}
@@ -63,21 +63,21 @@ def score(task: Task, rows: Sequence[Any], answers: Sequence[Answer]) -> dict[st
         case "lm":
             return _language(rows, answers)
         case _:
-            return {"conll_f1": coreference(said, right).conll}
+            return {"conll_f1": coref_scores(said, right).conll}
 
 
 def _classes(task: Task, said: Sequence[str], right: Sequence[str]) -> dict[str, float]:
-    found = of_labels.confusion(said, right)
+    found = of_labels.confusion_matrix(said, right)
     scores = {"accuracy": found.accuracy}
-    if task.positive is not None:
-        scores["f1"] = of_labels.binary(said, right, task.positive).f1
+    if task.positive_label is not None:
+        scores["f1"] = of_labels.binary_prf(said, right, task.positive_label).f1
     return scores | {"macro_f1": of_labels.f1(said, right), "matthews": found.matthews}
 
 
 def _tags(said: Sequence[Sequence[str]], right: Sequence[Sequence[str]]) -> dict[str, float]:
     """Score entities; tags that name none, like parts of speech, by F1 over words, O left out."""
     if any(tag[:2] in ("B-", "I-", "S-", "E-") for tags in right for tag in tags):
-        found = tag_scores(said, right)
+        found = entity_scores(said, right)
         return {"f1": found.micro.f1, "accuracy": found.accuracy}
     ours, theirs = ([tag for tags in side for tag in tags] for side in (said, right))
     hits = sum(one == other != "O" for one, other in zip(ours, theirs, strict=True))
@@ -86,13 +86,13 @@ def _tags(said: Sequence[Sequence[str]], right: Sequence[Sequence[str]]) -> dict
 
 
 def _spans(task: Task, said: Sequence[str], right: Sequence[Sequence[str]]) -> dict[str, float]:
-    if task.chinese:
-        scores = cmrc(said, right) if all(right) else cmrc2(said, right)
+    if task.language:
+        scores = cmrc2018(said, right) if all(right) else cmrc2(said, right)
     elif all(right):
-        scores = squad(said, right)
+        scores = squad_v1(said, right)
     else:
-        scores = squad2(said, right).every
-    return {"f1": scores.f1, "exact": scores.exact}
+        scores = squad_v2(said, right).overall
+    return {"f1": scores.f1, "exact": scores.exact_match}
 
 
 def _texts(said: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
@@ -100,30 +100,30 @@ def _texts(said: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str
     return {
         "bleu": bleu(said, references).score,
         "chrf": chrf(said, references).score,
-        "rouge1": found.one,
-        "rouge2": found.two,
-        "rougeL": found.longest,
+        "rouge1": found.rouge1,
+        "rouge2": found.rouge2,
+        "rougeL": found.rougeL,
     }
 
 
 def _completions(
-    answers: Sequence[Answer], said: Sequence[str], right: Sequence[str]
+    answers: Sequence[Prediction], said: Sequence[str], right: Sequence[str]
 ) -> dict[str, float]:
     hits = [one.strip() == other.strip() for one, other in zip(said, right, strict=True)]
     scores = {"accuracy": sum(hits) / len(hits)}
-    known = [answer for answer in answers if answer.nats is not None]
+    known = [answer for answer in answers if answer.nll is not None]
     if known:
         scores["perplexity"] = perplexity(known)
     return scores
 
 
-def _language(rows: Sequence[Any], answers: Sequence[Answer]) -> dict[str, float]:
+def _language(rows: Sequence[Any], answers: Sequence[Prediction]) -> dict[str, float]:
     size = sum(len(row.target.encode()) for row in rows)
-    nats = sum(answer.nats or 0.0 for answer in answers)
+    nats = sum(answer.nll or 0.0 for answer in answers)
     return {"perplexity": perplexity(answers), "bits_per_byte": nats / math.log(2) / size}
 
 
-def perplexity(answers: Sequence[Answer]) -> float:
+def perplexity(answers: Sequence[Prediction]) -> float:
     """Return the perplexity of a token of what is right."""
     tokens = sum(answer.tokens for answer in answers)
-    return math.exp(min(700.0, sum(answer.nats or 0.0 for answer in answers) / max(tokens, 1)))
+    return math.exp(min(700.0, sum(answer.nll or 0.0 for answer in answers) / max(tokens, 1)))

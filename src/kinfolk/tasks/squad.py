@@ -5,32 +5,32 @@ from pathlib import Path
 from typing import Any
 
 from kinfolk.errors import UserError
-from kinfolk.tasks.notes import Notes
-from kinfolk.tasks.records import objects, shown
-from kinfolk.tasks.rows import Asked
+from kinfolk.tasks.notes import ReadReport
+from kinfolk.tasks.records import preview, read_json
+from kinfolk.tasks.rows import QuestionRow
 
-MISSING = -1  # where an answer begins that the context does not hold
+NOT_FOUND = -1  # where an answer begins that the context does not hold
 
 
-def rows(path: Path, notes: Notes | None = None) -> Iterator[Asked]:
+def read(path: Path, notes: ReadReport | None = None) -> Iterator[QuestionRow]:
     """Stream the questions of a file; answers that are not where it says are searched for."""
-    notes = notes or Notes()
+    notes = notes or ReadReport()
     number, ids = 0, set[str]()
     for where, context, question in _questions(path):
         number += 1
         if not context.strip():
-            notes.add("questions without a context, left out", number)
+            notes.count("questions without a context, left out", number)
             continue
         id = str(question.get("id", number))
         if id in ids:
-            notes.add("questions with the id of another, which have a new one", id)
+            notes.count("questions with the id of another, which have a new one", id)
             id = f"{id}#{number}"
         ids.add(id)
         asked = _text(question, "question", where)
         answers = _list(question, "answers", where) if "answers" in question else []
         possible = not question.get("is_impossible", False)
         placed = [_placed(answer, context, id, where, notes) for answer in answers]
-        yield Asked(id, context, asked, tuple(placed) if possible else (), possible, number)
+        yield QuestionRow(id, context, asked, tuple(placed) if possible else (), possible, number)
 
 
 def is_squad(value: Any) -> bool:
@@ -41,10 +41,10 @@ def is_squad(value: Any) -> bool:
 
 def _questions(path: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Stream each question with its context and where it is."""
-    for _, value in objects(path):
+    for _, value in read_json(path):
         if not is_squad(value):
             raise UserError(
-                f"{path} is {shown(value)}: SQuAD's form is an object whose 'data' is a list of "
+                f"{path} is {preview(value)}: SQuAD's form is an object whose 'data' is a list of "
                 "articles with 'paragraphs'"
             )
         for a, article in enumerate(value["data"], 1):
@@ -58,27 +58,27 @@ def _questions(path: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def _placed(
-    answer: dict[str, Any], context: str, id: str, where: str, notes: Notes
+    answer: dict[str, Any], context: str, id: str, where: str, notes: ReadReport
 ) -> tuple[str, int]:
     """Return an answer and where it begins: as said, else at the nearest place that has it."""
-    text, start = _text(answer, "text", where), answer.get("answer_start", MISSING)
+    text, start = _text(answer, "text", where), answer.get("answer_start", NOT_FOUND)
     if not isinstance(start, int):
-        raise UserError(f"'answer_start' in {where} is {shown(start)}: give a whole number")
+        raise UserError(f"'answer_start' in {where} is {preview(start)}: give a whole number")
     if start >= 0 and context.startswith(text, start) and text:
         return text, start
     found = _nearest(text, context, start)
-    if found == MISSING:
-        notes.add("answers that their context does not hold", f"{id}: {text!r}")
+    if found == NOT_FOUND:
+        notes.count("answers that their context does not hold", f"{id}: {text!r}")
     elif "answer_start" in answer:
-        notes.add("answers found at another place than the file says", id)
+        notes.count("answers found at another place than the file says", id)
     return text, found
 
 
 def _nearest(text: str, context: str, start: int) -> int:
     """Find the occurrence of an answer that is nearest to where it should be."""
-    best, found = MISSING, context.find(text) if text else MISSING
+    best, found = NOT_FOUND, context.find(text) if text else NOT_FOUND
     while found != -1:
-        if best == MISSING or abs(found - start) < abs(best - start):
+        if best == NOT_FOUND or abs(found - start) < abs(best - start):
             best = found
         found = context.find(text, found + 1)
     return best
@@ -87,12 +87,12 @@ def _nearest(text: str, context: str, start: int) -> int:
 def _text(row: Any, name: str, where: str) -> str:
     value = row.get(name) if isinstance(row, dict) else None
     if not isinstance(value, str):
-        raise UserError(f"{name!r} in {where} is {shown(value)}: SQuAD's form has a text there")
+        raise UserError(f"{name!r} in {where} is {preview(value)}: SQuAD's form has a text there")
     return value
 
 
 def _list(row: Any, name: str, where: str) -> list[Any]:
     value = row.get(name) if isinstance(row, dict) else None
     if not isinstance(value, list):
-        raise UserError(f"{name!r} in {where} is {shown(value)}: SQuAD's form has a list there")
+        raise UserError(f"{name!r} in {where} is {preview(value)}: SQuAD's form has a list there")
     return value

@@ -14,40 +14,42 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
 
-from kinfolk.data.streams import COMPRESSED
+from kinfolk.data.streams import COMPRESSION_SUFFIXES
 from kinfolk.errors import UserError
-from kinfolk.tasks.forms import Guess, Kind, rows
-from kinfolk.tasks.guess import guess
-from kinfolk.tasks.rows import Tagged, Written
+from kinfolk.tasks.forms import FileSpec, TaskName, read_rows
+from kinfolk.tasks.guess import detect_format
+from kinfolk.tasks.rows import SourceTarget, TaggedSentence
 
-Files: TypeAlias = tuple[Path, ...]  # none, one, or a source and its target
-SPLITS = {
+SplitFiles: TypeAlias = tuple[Path, ...]  # none, one, or a source and its target
+SPLIT_NAMES = {
     "train": "train", "training": "train", "development": "train",  # as GAP has it
     "dev": "dev", "valid": "dev", "validation": "dev", "val": "dev",
     "trial": "test", "test": "test", "eval": "test",
 }  # fmt: skip
-SPLIT = re.compile(rf"(?<![a-z])({'|'.join(sorted(SPLITS, key=len, reverse=True))})(?![a-z])", re.I)
-SIDE = re.compile(r"src|source|tgt|target|[a-z]{2}")  # of a pair; or its language
-KIND = re.compile(r"\.(txt|tsv|csv|jsonl?|ndjson|conllu?)$")
-LANGUAGE = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}")  # as FLORES writes them
-MATTHEWS, BOTH = ("cola",), ("mrpc", "qqp")  # scored otherwise than most
-LOOKED = 200  # rows
+SPLIT = re.compile(
+    rf"(?<![a-z])({'|'.join(sorted(SPLIT_NAMES, key=len, reverse=True))})(?![a-z])", re.I
+)
+SIDE_SUFFIX = re.compile(r"src|source|tgt|target|[a-z]{2}")  # of a pair; or its language
+DATA_SUFFIX = re.compile(r"\.(txt|tsv|csv|jsonl?|ndjson|conllu?)$")
+FLORES_CODE = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}")  # as FLORES writes them
+MCC_TASKS, ACCURACY_AND_F1_TASKS = ("cola",), ("mrpc", "qqp")  # scored otherwise than most
+SAMPLE_ROWS = 200  # rows
 
 
 @dataclass(frozen=True)
-class Set:
+class SuiteTask:
     """One set of a suite; where a split has no files, it is empty."""
 
     name: str
-    task: Kind
-    guess: Guess
-    train: Files
-    dev: Files
-    test: Files
+    task: TaskName
+    file_spec: FileSpec
+    train: SplitFiles
+    dev: SplitFiles
+    test: SplitFiles
     metrics: tuple[str, ...]  # the first decides
 
 
-def suite(folder: Path) -> list[Set]:
+def discover_suite(folder: Path) -> list[SuiteTask]:
     """List the labelled sets in a folder, by name; plain text is none."""
     if not folder.is_dir():
         raise UserError(f"{folder} is no folder: give one with a folder for each labelled set")
@@ -65,7 +67,7 @@ def _folders(folder: Path) -> list[Path]:
     return [folder, *inner]
 
 
-def _sets(inner: Path, folder: Path) -> Iterator[Set]:
+def _sets(inner: Path, folder: Path) -> Iterator[SuiteTask]:
     """Tell the sets of one folder apart by what their names share besides the split."""
     files = sorted(p for p in inner.iterdir() if p.is_file() and p.suffix != ".md")
     files = [path for path in files if not path.name.startswith(".")]
@@ -77,38 +79,40 @@ def _sets(inner: Path, folder: Path) -> Iterator[Set]:
             yield one
 
 
-def _set(name: str, splits: dict[str, Files]) -> Set | None:
-    first = next(files for split in SPLITS.values() if (files := splits.get(split)))
+def _set(name: str, splits: dict[str, SplitFiles]) -> SuiteTask | None:
+    first = next(files for split in SPLIT_NAMES.values() if (files := splits.get(split)))
     try:
-        found = guess(first[0], target=first[1] if len(first) > 1 else None)
+        found = detect_format(first[0], target=first[1] if len(first) > 1 else None)
     except UserError:
         return None  # neither text nor labels: a list of label names, for one
     if found.task == "lm":
         return None
     train, dev, test = (splits.get(split, ()) for split in ("train", "dev", "test"))
-    return Set(name, found.task, found, train, dev, test, metrics(name, first, found))
+    return SuiteTask(name, found.task, found, train, dev, test, default_metrics(name, first, found))
 
 
-def metrics(name: str, files: Files, found: Guess) -> tuple[str, ...]:
+def default_metrics(name: str, files: SplitFiles, found: FileSpec) -> tuple[str, ...]:
     """Name what a set is scored by, as its authors do where that is known."""
     target = files[1] if len(files) > 1 else None
     match found.task:
-        case "classify" if _known(name, MATTHEWS):
+        case "classify" if _known(name, MCC_TASKS):
             return ("matthews",)
         case "classify":
-            return ("accuracy", "f1") if _known(name, BOTH) else ("accuracy",)
+            return ("accuracy", "f1") if _known(name, ACCURACY_AND_F1_TASKS) else ("accuracy",)
         case "regress":
             return ("pearson", "spearman")
         case "tag":
-            some = islice(rows(files[0], found), LOOKED)
-            tags = {tag for row in some if isinstance(row, Tagged) for tag in row.tags or ()}
+            some = islice(read_rows(files[0], found), SAMPLE_ROWS)
+            tags = {
+                tag for row in some if isinstance(row, TaggedSentence) for tag in row.tags or ()
+            }
             parts = any(tag.startswith("B-") for tag in tags)
             return ("f1", "accuracy") if parts else ("accuracy",)
         case "span":
             return ("f1", "exact")
         case "write":
-            some = islice(rows(files[0], found, target=target), LOOKED)
-            return _writing([row for row in some if isinstance(row, Written)])
+            some = islice(read_rows(files[0], found, target=target), SAMPLE_ROWS)
+            return _writing([row for row in some if isinstance(row, SourceTarget)])
         case "complete":
             return ("accuracy", "perplexity")
         case "coref":
@@ -117,7 +121,7 @@ def metrics(name: str, files: Files, found: Guess) -> tuple[str, ...]:
             return ("accuracy",)
 
 
-def _writing(some: Sequence[Written]) -> tuple[str, ...]:
+def _writing(some: Sequence[SourceTarget]) -> tuple[str, ...]:
     """Tell a translation, which is as long as its source, from a summary."""
     source = sum(len(row.source.encode()) for row in some)
     target = sum(len((row.target or "").encode()) for row in some)
@@ -128,20 +132,20 @@ def _known(name: str, names: Sequence[str]) -> bool:
     return Path(name).name.split("_")[0].lower() in names
 
 
-def _groups(files: Sequence[Path], name: str) -> dict[str, dict[str, Files]]:
+def _groups(files: Sequence[Path], name: str) -> dict[str, dict[str, SplitFiles]]:
     """Sort files into sets and splits; those whose names say no split are left where others do."""
-    if len(files) > 1 and all(LANGUAGE.fullmatch(_plain(path).stem) for path in files):
+    if len(files) > 1 and all(FLORES_CODE.fullmatch(_plain(path).stem) for path in files):
         return _languages(files)
     groups: dict[str, dict[str, list[Path]]] = {}
     for path in files:
         if (parted := _parted(path)) is not None:
             groups.setdefault(parted[0], {}).setdefault(parted[1], []).append(path)
     if not groups:
-        return {KIND.sub("", _plain(path).name): {"train": (path,)} for path in files}
+        return {DATA_SUFFIX.sub("", _plain(path).name): {"train": (path,)} for path in files}
     return _joined({k: {s: _pair(f, name) for s, f in v.items()} for k, v in groups.items()})
 
 
-def _joined(groups: dict[str, dict[str, Files]]) -> dict[str, dict[str, Files]]:
+def _joined(groups: dict[str, dict[str, SplitFiles]]) -> dict[str, dict[str, SplitFiles]]:
     """Make one set of those that share no split; a set without a test takes the first alone."""
     splits = [split for one in groups.values() for split in one]
     if splits and len(splits) == len(set(splits)):
@@ -156,15 +160,15 @@ def _joined(groups: dict[str, dict[str, Files]]) -> dict[str, dict[str, Files]]:
 
 def _parted(path: Path) -> tuple[str, str] | None:
     """Return what a name says besides its split, its kind and its side; and the split."""
-    name = KIND.sub("", _plain(path).name)
+    name = DATA_SUFFIX.sub("", _plain(path).name)
     match = SPLIT.search(name)
     if match is None:
         return None
     rest = name[match.end() :].removesuffix(f".{_side(path)}")
-    return (name[: match.start()] + rest).strip("._-"), SPLITS[match[1].lower()]
+    return (name[: match.start()] + rest).strip("._-"), SPLIT_NAMES[match[1].lower()]
 
 
-def _pair(files: Sequence[Path], name: str) -> Files:
+def _pair(files: Sequence[Path], name: str) -> SplitFiles:
     """Put the source before the target: as the folder's name has it, else English first."""
     sides = [_side(path) for path in files]
     if len(files) != 2 or None in sides:
@@ -177,10 +181,10 @@ def _pair(files: Sequence[Path], name: str) -> Files:
 def _side(path: Path) -> str | None:
     """Return which side of a pair a name says: a language, or source and target."""
     last = _plain(path).name.removesuffix(".txt").rpartition(".")[2]
-    return last if SIDE.fullmatch(last) else None
+    return last if SIDE_SUFFIX.fullmatch(last) else None
 
 
-def _languages(files: Sequence[Path]) -> dict[str, dict[str, Files]]:
+def _languages(files: Sequence[Path]) -> dict[str, dict[str, SplitFiles]]:
     """Pair English, or else the first language, with every other: all have the same lines."""
     english = [path for path in files if path.name.startswith("eng")]
     first = (english or list(files))[0]
@@ -192,4 +196,4 @@ def _languages(files: Sequence[Path]) -> dict[str, dict[str, Files]]:
 
 
 def _plain(path: Path) -> Path:
-    return path.with_suffix("") if path.suffix.lower() in COMPRESSED else path
+    return path.with_suffix("") if path.suffix.lower() in COMPRESSION_SUFFIXES else path

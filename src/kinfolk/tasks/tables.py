@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from kinfolk.config import config
-from kinfolk.data.tables import absent
+from kinfolk.data.tables import missing_name_error
 from kinfolk.errors import UserError
-from kinfolk.tasks.notes import Notes
-from kinfolk.tasks.records import cells, field, holds_json, objects, shown, text
-from kinfolk.tasks.rows import Labelled, Written
+from kinfolk.tasks.notes import ReadReport
+from kinfolk.tasks.records import as_text, get_field, is_json, preview, read_json, read_table
+from kinfolk.tasks.rows import LabelledText, SourceTarget
 
 Column: TypeAlias = str | int
-Labels: TypeAlias = Literal["classify", "regress"]
-OPEN = "-"  # the label of an example that its annotators did not agree on (Bowman et al., 2015)
+LabelType: TypeAlias = Literal["classify", "regress"]
+NO_GOLD_LABEL = (
+    "-"  # the label of an example that its annotators did not agree on (Bowman et al., 2015)
+)
 
 
 @config("columns", kw_only=False)
@@ -35,7 +37,7 @@ class Columns:
         return ",".join(map(str, (*self.texts, "" if self.label is None else self.label)))
 
 
-def columns(written: str) -> Columns:
+def parse_columns(written: str) -> Columns:
     """Read columns as a user writes them, the label last: `a,b,label`; without one, `a,b,`."""
     names = [name.strip() for name in written.split(",")]
     if len(names) < 2 or not all(names[:-1]):
@@ -47,48 +49,52 @@ def columns(written: str) -> Columns:
     return Columns(tuple(texts), None if label == "" else label)
 
 
-def rows(
+def read_labelled(
     path: Path,
     columns: Columns,
     *,
-    task: Labels = "classify",
+    task: LabelType = "classify",
     header: bool = True,
-    notes: Notes | None = None,
-) -> Iterator[Labelled]:
+    notes: ReadReport | None = None,
+) -> Iterator[LabelledText]:
     """Stream the labelled texts of a table; those without agreed label are left out and noted."""
-    notes = notes or Notes()
+    notes = notes or ReadReport()
     for number, found, label in _found(path, columns, header, notes):
         where = f"line {number:,} of {path}"
         read = None if columns.label is None else _label(label, task, columns.label, where)
-        if read == OPEN:
-            notes.add("rows without an agreed label ('-'), left out, on lines", number)
+        if read == NO_GOLD_LABEL:
+            notes.count("rows without an agreed label ('-'), left out, on lines", number)
             continue
         if not all(found):
-            notes.add("rows with an empty text, on lines", number)
-        yield Labelled(tuple(found), read, number)
+            notes.count("rows with an empty text, on lines", number)
+        yield LabelledText(tuple(found), read, number)
 
 
-def written(
-    path: Path, columns: Columns, *, header: bool = True, notes: Notes | None = None
-) -> Iterator[Written]:
+def read_pairs(
+    path: Path, columns: Columns, *, header: bool = True, notes: ReadReport | None = None
+) -> Iterator[SourceTarget]:
     """Stream pairs of source and target, which is the label; pairs with an empty side are noted."""
-    notes = notes or Notes()
+    notes = notes or ReadReport()
     for number, found, label in _found(path, columns, header, notes):
         where = f"line {number:,} of {path}"
         several = label if isinstance(label, list) else [label]
-        read = [text(one, str(columns.label), where).strip() for one in several if _held(one)]
+        read = [as_text(one, str(columns.label), where).strip() for one in several if _held(one)]
         targets, source = list(filter(None, read)), " ".join(found).strip()
         if (columns.label is not None and not targets) or not source:
-            notes.add("pairs with an empty side, left out, on lines", number)
+            notes.count("pairs with an empty side, left out, on lines", number)
             continue
-        yield Written(source, targets[0] if targets else None, number, tuple(targets[1:]))
+        yield SourceTarget(source, targets[0] if targets else None, number, tuple(targets[1:]))
 
 
-def marked(row: Any, where: str) -> str:
+def mark_wsc_spans(row: Any, where: str) -> str:
     """Mark the two spans of a Winograd example: `_one_` and `[it]`, as CLUE's baselines do."""
-    whole = text(field(row, "text", where), "text", where)
+    whole = as_text(get_field(row, "text", where), "text", where)
     spans = [
-        (field(row, f"target.span{n}_index", where), field(row, f"target.span{n}_text", where), *by)
+        (
+            get_field(row, f"target.span{n}_index", where),
+            get_field(row, f"target.span{n}_text", where),
+            *by,
+        )
         for n, by in ((1, "__"), (2, "[]"))
     ]
     for start, span, left, right in sorted(spans, reverse=True):  # the later one first
@@ -98,29 +104,29 @@ def marked(row: Any, where: str) -> str:
 
 
 def _found(
-    path: Path, columns: Columns, header: bool, notes: Notes
+    path: Path, columns: Columns, header: bool, notes: ReadReport
 ) -> Iterator[tuple[int, list[str], Any]]:
     """Stream the line, the texts and the label of every row."""
-    yield from _named(path, columns) if holds_json(path) else _cut(path, columns, header, notes)
+    yield from _named(path, columns) if is_json(path) else _cut(path, columns, header, notes)
 
 
 def _named(path: Path, columns: Columns) -> Iterator[tuple[int, list[str], Any]]:
-    for number, row in objects(path):
+    for number, row in read_json(path):
         where = f"line {number:,} of {path}"
         winograd = isinstance(row, dict) and isinstance(row.get("target"), dict)
         if winograd and columns.texts == ("text",) and "span1_index" in row["target"]:
-            found = [marked(row, where)]
+            found = [mark_wsc_spans(row, where)]
         else:
-            named = [(str(column), field(row, str(column), where)) for column in columns.texts]
-            found = [text(value, name, where) if _held(value) else "" for name, value in named]
-        label = None if columns.label is None else field(row, str(columns.label), where)
+            named = [(str(column), get_field(row, str(column), where)) for column in columns.texts]
+            found = [as_text(value, name, where) if _held(value) else "" for name, value in named]
+        label = None if columns.label is None else get_field(row, str(columns.label), where)
         yield number, found, label
 
 
 def _cut(
-    path: Path, columns: Columns, header: bool, notes: Notes
+    path: Path, columns: Columns, header: bool, notes: ReadReport
 ) -> Iterator[tuple[int, list[str], Any]]:
-    table = cells(path)
+    table = read_table(path)
     first = next(table, None)
     if first is None:
         raise UserError(f"{path} holds no rows: give a table with a text and a label on each line")
@@ -136,7 +142,9 @@ def _cut(
                     f"line {number:,} of {path} has {len(row)} columns and the first row has "
                     f"{len(first[1])}: look for a tab, comma or quote too many or too few there"
                 )
-            notes.add("rows with columns more than the first, which are not read, on lines", number)
+            notes.count(
+                "rows with columns more than the first, which are not read, on lines", number
+            )
         yield number, [row[place] for place in texts], None if label is None else row[label]
 
 
@@ -162,20 +170,23 @@ def _place(column: Column, titles: list[str] | None, width: int, path: Path) -> 
             f"from 1 to {width}"
         )
     if column not in titles:
-        raise absent(column, titles, f"the first row of {path}")
+        raise missing_name_error(column, titles, f"the first row of {path}")
     return titles.index(column)
 
 
-def _label(value: Any, task: Labels, column: Column, where: str) -> str | float:
+def _label(value: Any, task: LabelType, column: Column, where: str) -> str | float:
     """Return a class as text or a number; an example with neither is refused."""
     said = value.strip() if isinstance(value, str) else value
     if said is None or said == "" or str(said).lower() == "nan":
         raise UserError(
-            f"the label in {where} ({column}) is {shown(value) if said != '' else 'empty'}: every "
+            f"the label in {where} ({column}) is {preview(value) if said != '' else 'empty'}: "
+            "every "
             "example needs one; mend the row, or leave it out"
         )
     if isinstance(said, list | dict):
-        raise UserError(f"the label in {where} ({column}) is {shown(value)}: give a text or number")
+        raise UserError(
+            f"the label in {where} ({column}) is {preview(value)}: give a text or number"
+        )
     if task == "classify":
         return str(said).lower() if isinstance(said, bool) else str(said)
     try:
@@ -184,7 +195,7 @@ def _label(value: Any, task: Labels, column: Column, where: str) -> str | float:
         number = math.nan
     if not math.isfinite(number):
         raise UserError(
-            f"the label in {where} ({column}) is {shown(value)}, not a number: mend it, or "
+            f"the label in {where} ({column}) is {preview(value)}, not a number: mend it, or "
             "--task classify"
         )
     return number

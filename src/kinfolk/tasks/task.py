@@ -7,7 +7,7 @@ from kinfolk.config import config
 from kinfolk.errors import UserError
 
 # Each kind of task, and what its rows ask for.
-KINDS = {
+TASKS = {
     "classify": "a class for a text or a pair",
     "regress": "a number for a text or a pair",
     "choose": "one of several options",
@@ -41,14 +41,14 @@ class Task:
     kind: str
     labels: tuple[str, ...] = ()  # classes or tags, in the order of the scores
     metric: str = ""  # the one that decides which model is best
-    positive: str | None = None  # the class that F1 is about, where there are two
-    pair: bool = False  # of texts
+    positive_label: str | None = None  # the class that F1 is about, where there are two
+    is_pair: bool = False  # of texts
     prefix: str = ""  # what a text-to-text model reads before a text
-    chinese: bool = False  # words are characters, in scores of texts
+    language: bool = False  # words are characters, in scores of texts
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise UserError(f"no task is called {self.kind!r}: there are {', '.join(KINDS)}")
+        if self.kind not in TASKS:
+            raise UserError(f"no task is called {self.kind!r}: there are {', '.join(TASKS)}")
         if self.metric and self.metric not in METRICS[self.kind]:
             raise UserError(
                 f"{self.kind} is not scored by {self.metric!r}: choose one of "
@@ -56,17 +56,17 @@ class Task:
             )
 
     @property
-    def main(self) -> str:
+    def main_metric(self) -> str:
         """The metric that decides."""
         return self.metric or METRICS[self.kind][0]
 
-    def worth(self, score: float) -> float:
+    def normalized(self, score: float) -> float:
         """Return a score by the main metric as one of which more is better, and 1 the best."""
-        if self.main in FALLING:
+        if self.main_metric in FALLING:
             return 1 / max(score, 1e-9)
-        return score / 100 if self.main in HUNDREDS else score
+        return score / 100 if self.main_metric in HUNDREDS else score
 
-    def place(self, label: str) -> int:
+    def label_id(self, label: str) -> int:
         """Return the number of a label."""
         try:
             return self.labels.index(label)
@@ -78,11 +78,13 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Prediction:
     """What a model says to a row."""
 
     value: Any  # a label, a number, the place of an option, tags, a text, or clusters
-    scores: tuple[float, ...] = ()  # the probability of each label, option or tag, where known
-    sure: float | None = None  # the probability of the answer, where it is one
-    nats: float | None = None  # -log p of the right answer, and how many tokens it has
+    probabilities: tuple[
+        float, ...
+    ] = ()  # the probability of each label, option or tag, where known
+    probability: float | None = None  # the probability of the answer, where it is one
+    nll: float | None = None  # -log p of the right answer, and how many tokens it has
     tokens: int = 0

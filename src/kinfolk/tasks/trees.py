@@ -8,17 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kinfolk.errors import UserError
-from kinfolk.tasks.records import text_lines
-from kinfolk.tasks.rows import Labelled
+from kinfolk.tasks.records import read_lines
+from kinfolk.tasks.rows import LabelledText
 
 TREE = re.compile(r"\((\S+) .*\)")
 LEAF = re.compile(r"\(\S+ ([^()\s]+)\)")
-BRACKETS = {"-LRB-": "(", "-RRB-": ")"}
+PTB_BRACKETS = {"-LRB-": "(", "-RRB-": ")"}
 
 
-def rows(path: Path) -> Iterator[Labelled]:
+def read(path: Path) -> Iterator[LabelledText]:
     """Stream the words of each tree with the label on its top."""
-    for number, line in text_lines(path):
+    for number, line in read_lines(path):
         if not (tree := line.strip()):
             continue
         match = TREE.fullmatch(tree)
@@ -27,5 +27,5 @@ def rows(path: Path) -> Iterator[Labelled]:
                 f"line {number:,} of {path} is no tree: write (label (label word) ...), every "
                 "bracket closed"
             )
-        words = (BRACKETS.get(word, word) for word in LEAF.findall(tree))
-        yield Labelled((" ".join(words),), match[1], number)
+        words = (PTB_BRACKETS.get(word, word) for word in LEAF.findall(tree))
+        yield LabelledText((" ".join(words),), match[1], number)

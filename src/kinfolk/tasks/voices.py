@@ -4,36 +4,45 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from kinfolk.generation.beams import Beam
+from kinfolk.generation.beams import BeamSearch
 from kinfolk.generation.decoding import generate
 from kinfolk.generation.sampling import GREEDY
-from kinfolk.generation.texts import framed, request, spoken
-from kinfolk.tasks.speech import around
-from kinfolk.tasks.task import Answer
+from kinfolk.generation.texts import build_prompt, build_request, decode_after
+from kinfolk.tasks.speech import num_special_tokens
+from kinfolk.tasks.task import Prediction
 from kinfolk.text.tokenizer import Tokenizer
 
-TEXTS = 32  # written at a time
+GENERATION_BATCH = 32  # written at a time
 
 
-def heard(way: Any, model: Any, rows: Sequence[Any], tokenizer: Tokenizer) -> list[Answer]:
+def generate_predictions(
+    way: Any, model: Any, rows: Sequence[Any], tokenizer: Tokenizer
+) -> list[Prediction]:
     """Let a model write the answer to every row, those of like length together."""
-    asked = [prompted(way, model, row, tokenizer) for row in rows]
-    method: Any = Beam(size=way.beams) if getattr(way, "beams", 1) > 1 else GREEDY
-    found: list[Answer | None] = [None] * len(rows)
+    asked = [encode_prompt(way, model, row, tokenizer) for row in rows]
+    method: Any = (
+        BeamSearch(num_beams=way.num_beams) if getattr(way, "num_beams", 1) > 1 else GREEDY
+    )
+    found: list[Prediction | None] = [None] * len(rows)
     order = sorted(range(len(rows)), key=lambda i: -len(asked[i].source or asked[i].prompt))
-    for start in range(0, len(order), TEXTS):
-        some = order[start : start + TEXTS]
-        wish = replace(request([asked[i] for i in some], tokens=way.tokens), weighed=False)
+    for start in range(0, len(order), GENERATION_BATCH):
+        some = order[start : start + GENERATION_BATCH]
+        wish = replace(
+            build_request([asked[i] for i in some], max_new_tokens=way.max_new_tokens),
+            return_logprobs=False,
+        )
         for place, text in zip(some, generate(model, wish, method), strict=True):
-            said = spoken(tokenizer, asked[place].prompt, text.ids)
-            found[place] = way.heard(rows[place], said)
+            said = decode_after(tokenizer, asked[place].prompt, text.ids)
+            found[place] = way.parse_output(rows[place], said)
     return [answer for answer in found if answer is not None]
 
 
-def prompted(way: Any, model: Any, row: Any, tokenizer: Tokenizer) -> Any:
+def encode_prompt(way: Any, model: Any, row: Any, tokenizer: Tokenizer) -> Any:
     """Frame what is read before an answer, cut as in training, and to leave room to write."""
-    ids = way.opened(tokenizer.offsets(way.asked(row)[0])[0], tokenizer)
-    room = way.length - around(way.speaks)
+    ids = way.append_separator(tokenizer.offsets(way.prompt(row)[0])[0], tokenizer)
+    room = way.max_length - num_special_tokens(way.layout)
     if model.config.max_length is not None and model.decoding != "encoder-decoder":
-        room = min(room, model.config.max_length - way.tokens - around(way.speaks))
-    return framed(model, tokenizer, way.shortened(ids, max(1, room)))
+        room = min(
+            room, model.config.max_length - way.max_new_tokens - num_special_tokens(way.layout)
+        )
+    return build_prompt(model, tokenizer, way.truncate_prompt(ids, max(1, room)))

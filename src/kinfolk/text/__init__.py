@@ -1,7 +1,7 @@
 """Text to ids and back, and where sentences end."""
 
-from kinfolk.text.sentences import boundaries
-from kinfolk.text.tokenizer import Specials, Tokenizer
-from kinfolk.text.vocabulary import KINDS, train
+from kinfolk.text.sentences import sentence_ends
+from kinfolk.text.tokenizer import SpecialTokens, Tokenizer
+from kinfolk.text.vocabulary import KINDS, train_tokenizer
 
-__all__ = ["KINDS", "Specials", "Tokenizer", "boundaries", "train"]
+__all__ = ["KINDS", "SpecialTokens", "Tokenizer", "sentence_ends", "train_tokenizer"]

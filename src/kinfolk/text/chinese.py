@@ -18,9 +18,9 @@ from itertools import pairwise
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
-from kinfolk.text.words import HAN, segmenter
+from kinfolk.text.words import HAN, word_segmenter
 
-EDGE = "▁"
+WORD_EDGE = "▁"
 _LETTER = rf"[\w&&[^{HAN}]]"
 _WORD = rf"{_LETTER}+(?:['’]{_LETTER}+)*"
 
@@ -33,35 +33,35 @@ def words(
     backend.normalizer = normalizers.Sequence(
         [
             normalizer,
-            normalizers.Replace(EDGE, " "),
+            normalizers.Replace(WORD_EDGE, " "),
             # Only the end: this way of adding it would take the start for the character before.
-            normalizers.Replace(Regex(rf"(?<={_LETTER})(?!{_LETTER}|['’]{_LETTER})"), EDGE),
+            normalizers.Replace(Regex(rf"(?<={_LETTER})(?!{_LETTER}|['’]{_LETTER})"), WORD_EDGE),
         ]
     )
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(rf"{_WORD}{EDGE}|[{HAN}]+|\S"), "removed", invert=True),
-            pre_tokenizers.Metaspace(EDGE, "always", split=False),
-            pre_tokenizers.Split(Regex(rf"\A{EDGE}(?!{_LETTER})"), "removed"),
+            pre_tokenizers.Split(Regex(rf"{_WORD}{WORD_EDGE}|[{HAN}]+|\S"), "removed", invert=True),
+            pre_tokenizers.Metaspace(WORD_EDGE, "always", split=False),
+            pre_tokenizers.Split(Regex(rf"\A{WORD_EDGE}(?!{_LETTER})"), "removed"),
         ]
     )
     backend.decoder = decoders.Sequence(
         [
             decoders.Fuse(),
-            decoders.Replace(Regex(rf"\A{EDGE}+|{EDGE}+\z"), ""),
-            decoders.Replace(Regex(f"{EDGE}+"), " "),
+            decoders.Replace(Regex(rf"\A{WORD_EDGE}+|{WORD_EDGE}+\z"), ""),
+            decoders.Replace(Regex(f"{WORD_EDGE}+"), " "),
         ]
     )
     return backend, _counts(texts, backend)
 
 
 def _counts(texts: Iterable[str], backend: tokenizers.Tokenizer) -> Counter[str]:
-    chinese = segmenter("jieba")
+    chinese = word_segmenter("jieba")
     counts: Counter[str] = Counter()
     for text in texts:
         plain = backend.normalizer.normalize_str(text)
         for run, _ in backend.pre_tokenizer.pre_tokenize_str(plain):
-            starts = [0] if run.startswith(EDGE) else chinese(run)
+            starts = [0] if run.startswith(WORD_EDGE) else chinese(run)
             counts.update(run[start:stop] for start, stop in pairwise([*starts, len(run)]))
     return counts
 
@@ -71,8 +71,8 @@ def model(counts: Counter[str], size: int, specials: Iterable[str], unk: str) ->
     # Ties in the order of the words, so that one text gives one vocabulary.
     ranked = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:size]
     total = sum(count for _, count in ranked)
-    pieces = [(name, 0.0) for name in specials]
+    subwords = [(name, 0.0) for name in specials]
     return models.Unigram(
-        vocab=[*pieces, *((word, round(math.log(count / total), 6)) for word, count in ranked)],
-        unk_id=[name for name, _ in pieces].index(unk),
+        vocab=[*subwords, *((word, round(math.log(count / total), 6)) for word, count in ranked)],
+        unk_id=[name for name, _ in subwords].index(unk),
     )

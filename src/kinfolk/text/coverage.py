@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import IO
 
 from kinfolk.errors import UserError
-from kinfolk.text.sentences import STOPS
+from kinfolk.text.sentences import SENTENCE_END_CHARS
 from kinfolk.text.words import HAN
 
 LONGEST = 8192  # characters given to a trainer at once
-COVERAGE = 0.9995  # of all characters; the rarer ones are unknown (SentencePiece's default)
+CHARACTER_COVERAGE = (
+    0.9995  # of all characters; the rarer ones are unknown (SentencePiece's default)
+)
 
 # Text without spaces: nearly every run of it is new, and a trainer keeps each in memory.
 _OTHERS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff"  # Thai to Khmer, and kana
@@ -43,17 +45,17 @@ def _stop(text: str, start: int, limit: int) -> int:
     space = max(text.rfind(" ", start + 1, limit), text.rfind("\n", start + 1, limit))
     if space > start:
         return space
-    return max(text.rfind(mark, start, limit) for mark in STOPS) + 1 or limit
+    return max(text.rfind(mark, start, limit) for mark in SENTENCE_END_CHARS) + 1 or limit
 
 
 @dataclass(frozen=True)
-class Covered:
+class SpooledTexts:
     """Texts on disk, read again as often as needed, with a space for each rare character."""
 
     file: IO[str]
     common: list[str]
-    rare: dict[int, str]
-    step: int  # one in so many parts is read
+    rare_characters: dict[int, str]
+    stride: int  # one in so many parts is read
 
     def alphabet(self, normalised: Callable[[str], str]) -> list[str]:
         """Return the common characters, as the normaliser leaves them."""
@@ -62,14 +64,14 @@ class Covered:
     def __iter__(self) -> Iterator[str]:
         self.file.seek(0)
         for number, line in enumerate(self.file):
-            if number * _GOLDEN % 1 < 1 / self.step:
-                yield json.loads(line).translate(self.rare)
+            if number * _GOLDEN % 1 < 1 / self.stride:
+                yield json.loads(line).translate(self.rare_characters)
 
 
 @contextmanager
-def covered(
-    texts: Iterable[str], unspaced: re.Pattern[str], most: int, *, share: float = COVERAGE
-) -> Iterator[Covered]:
+def spool_texts(
+    texts: Iterable[str], unspaced: re.Pattern[str], most: int, *, share: float = CHARACTER_COVERAGE
+) -> Iterator[SpooledTexts]:
     """Read a stream once for its characters, and keep it on disk to be read for its pieces.
 
     Where it has more than `most` characters of `unspaced` text, one in two, three ... parts is
@@ -96,4 +98,4 @@ def covered(
             if rest > 0:
                 common.append(character)
             rest -= count
-        yield Covered(file, common, {ord(c): " " for c in counts.keys() - set(common)}, step)
+        yield SpooledTexts(file, common, {ord(c): " " for c in counts.keys() - set(common)}, step)

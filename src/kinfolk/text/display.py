@@ -7,11 +7,11 @@ from tokenizers import pre_tokenizers
 
 from kinfolk.text.tokenizer import Tokenizer
 
-VISIBLE = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍", "\u3000": "□", "\xa0": "⍽"}
+WHITESPACE_SYMBOLS = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍", "\u3000": "□", "\xa0": "⍽"}
 
 
 @dataclass(frozen=True)
-class Piece:
+class TokenView:
     """A token in its text."""
 
     id: int
@@ -21,17 +21,17 @@ class Piece:
     unknown: bool = False
 
 
-def pieces(tokenizer: Tokenizer, text: str) -> list[Piece]:
+def token_views(tokenizer: Tokenizer, text: str) -> list[TokenView]:
     """Cut a text into its pieces, in the tokenizer's own frame.
 
     Byte-level pieces are read as text. One that holds only some bytes of a character shows them
     beside it: 中⟨e4 b8⟩, 中⟨ad⟩. An unknown one shows what it stands for: [UNK]⟨zebra⟩.
     """
     ids = tokenizer.encode(text)
-    tokens = [tokenizer.token(id) for id in ids]
-    specials = tokenizer.specials
-    marked = [id in specials.all for id in ids]
-    bytewise = made_of_bytes(tokenizer)
+    tokens = [tokenizer.id_to_token(id) for id in ids]
+    specials = tokenizer.special_tokens
+    marked = [id in specials.ids for id in ids]
+    bytewise = is_byte_level(tokenizer)
     spelled = _spelled(tokens, marked) if bytewise else tokens
     sources = _sources(tokenizer, text, ids)
     found = []
@@ -39,23 +39,27 @@ def pieces(tokenizer: Tokenizer, text: str) -> list[Piece]:
         unknown = id == specials.unk and not bytewise
         if unknown and source:
             said = f"{token}⟨{source}⟩"
-        found.append(Piece(id, token, visible(said), special and not unknown, unknown))
+        found.append(TokenView(id, token, show_whitespace(said), special and not unknown, unknown))
     return found
 
 
-def visible(text: str) -> str:
+def show_whitespace(text: str) -> str:
     """Write white space and what is invisible as signs that are not: "a b" is a␣b."""
 
     def sign(character: str) -> str:
         shown = character.isprintable() and not character.isspace()
-        return character if shown else VISIBLE.get(character, f"⟨U+{ord(character):04X}⟩")
+        return (
+            character if shown else WHITESPACE_SYMBOLS.get(character, f"⟨U+{ord(character):04X}⟩")
+        )
 
     return "".join(map(sign, text))
 
 
-def made_of_bytes(tokenizer: Tokenizer) -> bool:
+def is_byte_level(tokenizer: Tokenizer) -> bool:
     """Tell whether pieces are made of bytes, each written as a letter (GPT-2's Ġ is a space)."""
-    return any("Ġ" in tokenizer.token(id) for id in tokenizer.encode(" a", specials=False))
+    return any(
+        "Ġ" in tokenizer.id_to_token(id) for id in tokenizer.encode(" a", add_special_tokens=False)
+    )
 
 
 def _spelled(tokens: Sequence[str], marked: Sequence[bool]) -> list[str]:

@@ -12,40 +12,44 @@ from tokenizers import AddedToken
 from kinfolk.errors import UserError
 
 # What tokenizer_config.json calls the class, without "Tokenizer": who reads text in that way.
-CLASSES = {
+TOKENIZER_CLASSES = {
     "vocab.txt": {"Bert": "bert", "DistilBert": "bert", "Electra": "bert", "MobileBert": "bert"},
     "merges": {"GPT2": "gpt2", "Roberta": "roberta", "Bart": "roberta", "OpenAIGPT": "gpt"},
     "model": {"Albert": "albert", "T5": "t5", "MT5": "t5", "XLNet": "xlnet"},
 }
-UNNAMED = ("PreTrained", "Tokenizers")  # transformers' classes for tokenizers of any kind
+GENERIC_TOKENIZER_CLASSES = (
+    "PreTrained",
+    "Tokenizers",
+)  # transformers' classes for tokenizers of any kind
 
-Settings = Mapping[str, Any]
+TokenizerConfig = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Found:
+class LoadedTokenizer:
     """A tokenizer as its files describe it."""
 
     backend: tokenizers.Tokenizer
-    settings: Settings  # as tokenizer_config.json has them, the roles' tokens filled in
+    settings: TokenizerConfig  # as tokenizer_config.json has them, the roles' tokens filled in
     frame: str | None = None
 
 
-def family(settings: Settings, files: str, guess: str, file: Path) -> str:
+def family(settings: TokenizerConfig, files: str, guess: str, file: Path) -> str:
     """Follow the class that the settings name, or what the vocabulary looks like."""
     name = str(settings.get("tokenizer_class") or "PreTrainedTokenizer")
     name = name.removesuffix("Fast").removesuffix("Tokenizer")
-    if name in UNNAMED:
+    if name in GENERIC_TOKENIZER_CLASSES:
         return guess
-    if name not in CLASSES[files]:
+    if name not in TOKENIZER_CLASSES[files]:
         raise UserError(
-            f"{file} belongs to a {name}Tokenizer, and only those of {', '.join(CLASSES[files])} "
-            "are read: open it in transformers and save it as a tokenizer.json"
+            f"{file} belongs to a {name}Tokenizer, and only those of "
+            f"{', '.join(TOKENIZER_CLASSES[files])} are read: "
+            "open it in transformers and save it as a tokenizer.json"
         )
-    return CLASSES[files][name]
+    return TOKENIZER_CLASSES[files][name]
 
 
-def roles(standard: Mapping[str, str], settings: Settings) -> dict[str, str]:
+def special_token_map(standard: Mapping[str, str], settings: TokenizerConfig) -> dict[str, str]:
     """Return the token of each role: what the settings say, else what is customary."""
     found = {}
     for role, token in standard.items():
@@ -61,7 +65,7 @@ def finished(
     frame: str | None,
     *,
     spaced: bool = False,
-) -> Found:
+) -> LoadedTokenizer:
     """Make the roles' tokens special; where pieces carry the space before a word, so does mask."""
     present = {r: token for r, token in roles.items() if backend.token_to_id(token) is not None}
     backend.add_special_tokens(
@@ -70,10 +74,12 @@ def finished(
             for role, token in present.items()
         ]
     )
-    return Found(backend, {f"{role}_token": token for role, token in present.items()}, frame)
+    return LoadedTokenizer(
+        backend, {f"{role}_token": token for role, token in present.items()}, frame
+    )
 
 
-def add_later(backend: tokenizers.Tokenizer, file: Path) -> None:
+def add_extra_tokens(backend: tokenizers.Tokenizer, file: Path) -> None:
     """Add the tokens that were given to a tokenizer after its training."""
     for token, id in sorted(settings(file).items(), key=lambda pair: pair[1]):
         backend.add_tokens([AddedToken(token, normalized=False)])
@@ -99,10 +105,10 @@ def lines(file: Path) -> Sequence[str]:
 
 def settings(file: Path) -> dict[str, Any]:
     """Return what a JSON file says, nothing where there is none."""
-    return table(file) if file.is_file() else {}
+    return read_json(file) if file.is_file() else {}
 
 
-def table(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
     """Read a JSON file of names and values."""
     text = "\n".join(lines(file))
     try:

@@ -21,10 +21,10 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from kinfolk.errors import UserError
 from kinfolk.text import files, sentencepiece
-from kinfolk.text.files import Found, Settings
+from kinfolk.text.files import LoadedTokenizer, TokenizerConfig
 
 # The vocabulary and the merges of byte pair encoding: as transformers names them, as OpenAI did.
-PAIRS = (
+BPE_FILES = (
     ("vocab.json", "merges.txt"),
     ("encoder.json", "vocab.bpe"),
     ("encoder_bpe_40000.json", "vocab_40000.bpe"),
@@ -38,7 +38,7 @@ ROBERTA = {**T5, "bos": "<s>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"}
 XLNET = {**T5, "bos": "<s>", "cls": "<cls>", "sep": "<sep>", "mask": "<mask>"}
 
 
-def read(path: Path) -> Found:
+def load_backend(path: Path) -> LoadedTokenizer:
     """Open a folder, or one file of it."""
     folder = path if path.is_dir() else path.parent
     settings = {
@@ -47,14 +47,14 @@ def read(path: Path) -> Found:
     }
     file = _file(path)
     if file.name.endswith("tokenizer.json"):
-        return Found(_own(file), settings)
+        return LoadedTokenizer(_load_tokenizer_json(file), settings)
     if file.suffix == ".model":
         found = _sentencepiece(file, settings)
-    elif pair := _pair(file):
-        found = _pairs(*pair, settings)
+    elif pair := _bpe_file_pair(file):
+        found = _load_bpe(*pair, settings)
     else:
         found = _wordpiece(file, settings)
-    files.add_later(found.backend, folder / "added_tokens.json")
+    files.add_extra_tokens(found.backend, folder / "added_tokens.json")
     return replace(found, settings={**found.settings, **settings})
 
 
@@ -62,7 +62,7 @@ def _file(path: Path) -> Path:
     """Choose the file that holds the vocabulary."""
     if path.is_file():
         return path
-    names = ["tokenizer.json", *(vocab for vocab, _ in PAIRS), "vocab.txt"]
+    names = ["tokenizer.json", *(vocab for vocab, _ in BPE_FILES), "vocab.txt"]
     if (file := next((path / name for name in names if (path / name).is_file()), None)) is not None:
         return file
     if len(found := sorted(path.glob("*.model"))) == 1:
@@ -73,7 +73,7 @@ def _file(path: Path) -> Path:
     )
 
 
-def _own(file: Path) -> tokenizers.Tokenizer:
+def _load_tokenizer_json(file: Path) -> tokenizers.Tokenizer:
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises nothing narrower
@@ -83,7 +83,7 @@ def _own(file: Path) -> tokenizers.Tokenizer:
     return backend
 
 
-def _wordpiece(file: Path, settings: Settings) -> Found:
+def _wordpiece(file: Path, settings: TokenizerConfig) -> LoadedTokenizer:
     files.family(settings, "vocab.txt", "bert", file)
     vocab: dict[str, int] = {}
     for number, token in enumerate(files.lines(file), 1):
@@ -94,11 +94,11 @@ def _wordpiece(file: Path, settings: Settings) -> Found:
                 f"{file}, line {number}: {token!r} is already on line {vocab[token] + 1}"
             )
         vocab[token] = len(vocab)
-    roles = files.roles(BERT, settings)
+    roles = files.special_token_map(BERT, settings)
     if missing := [token for token in roles.values() if token not in vocab]:
         raise UserError(f"{file} has no {missing[0]}: a vocabulary of BERT's kind needs one")
     lowered = settings.get("do_lower_case")
-    lowered = _uncased(vocab) if lowered is None else bool(lowered)
+    lowered = _looks_uncased(vocab) if lowered is None else bool(lowered)
     backend = tokenizers.Tokenizer(models.WordPiece(vocab=vocab, unk_token=roles["unk"]))
     backend.normalizer = normalizers.BertNormalizer(
         lowercase=lowered,
@@ -110,7 +110,7 @@ def _wordpiece(file: Path, settings: Settings) -> Found:
     return files.finished(backend, roles, "bert")
 
 
-def _uncased(vocab: Mapping[str, int]) -> bool:
+def _looks_uncased(vocab: Mapping[str, int]) -> bool:
     """Tell by the vocabulary: one that met capitals holds some, outside names like [CLS] and <S>.
 
     Google's uncased, multilingual uncased and Chinese vocabularies hold none.
@@ -119,9 +119,9 @@ def _uncased(vocab: Mapping[str, int]) -> bool:
     return not any(re.search("[A-Z]", word) for word in words)
 
 
-def _pair(file: Path) -> tuple[Path, Path] | None:
+def _bpe_file_pair(file: Path) -> tuple[Path, Path] | None:
     """Return the vocabulary and the merges where a file is one of them."""
-    for vocab, merges in PAIRS:
+    for vocab, merges in BPE_FILES:
         for name in (vocab, merges):
             if file.name.endswith(name):
                 before = file.name.removesuffix(name)
@@ -129,7 +129,7 @@ def _pair(file: Path) -> tuple[Path, Path] | None:
     return None
 
 
-def _pairs(vocab_file: Path, merges_file: Path, settings: Settings) -> Found:
+def _load_bpe(vocab_file: Path, merges_file: Path, settings: TokenizerConfig) -> LoadedTokenizer:
     vocab = _vocab(vocab_file)
     merges = _merges(merges_file, vocab, vocab_file)
     guess = "roberta" if {"<s>", "</s>", "<mask>"} <= vocab.keys() else "gpt2"
@@ -142,16 +142,18 @@ def _pairs(vocab_file: Path, merges_file: Path, settings: Settings) -> Found:
     prefixed = bool(settings.get("add_prefix_space", False))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefixed)
     backend.decoder = decoders.ByteLevel()
-    roles = files.roles(ROBERTA if family == "roberta" else GPT2, settings)
+    roles = files.special_token_map(ROBERTA if family == "roberta" else GPT2, settings)
     return files.finished(backend, roles, "roberta" if family == "roberta" else None, spaced=True)
 
 
-def _gpt(vocab: dict[str, int], merges: list[tuple[str, str]], settings: Settings) -> Found:
+def _gpt(
+    vocab: dict[str, int], merges: list[tuple[str, str]], settings: TokenizerConfig
+) -> LoadedTokenizer:
     """Set GPT up as transformers does where spaCy and ftfy are not there: words as in BERT.
 
     Deviation: OpenAI's own code cuts words with spaCy's English tokenizer.
     """
-    roles = files.roles({"unk": "<unk>"}, settings)
+    roles = files.special_token_map({"unk": "<unk>"}, settings)
     model = models.BPE(
         vocab=vocab, merges=merges, unk_token=roles["unk"], end_of_word_suffix="</w>"
     )
@@ -163,7 +165,7 @@ def _gpt(vocab: dict[str, int], merges: list[tuple[str, str]], settings: Setting
 
 
 def _vocab(file: Path) -> dict[str, int]:
-    found = files.table(file)
+    found = files.read_json(file)
     if not all(isinstance(id, int) for id in found.values()):
         raise UserError(f"{file} is no vocabulary: it must give each token a number")
     if sorted(found.values()) != list(range(len(found))) or not found:
@@ -187,20 +189,20 @@ def _merges(file: Path, vocab: Mapping[str, int], vocab_file: Path) -> list[tupl
     return merges
 
 
-def _sentencepiece(file: Path, settings: Settings) -> Found:
-    found = sentencepiece.read(file)
+def _sentencepiece(file: Path, settings: TokenizerConfig) -> LoadedTokenizer:
+    found = sentencepiece.read_model(file)
     family = files.family(settings, "model", _member(found), file)
     if family in ("albert", "xlnet"):
         # Both drop accents and write quotes as ", and never join a digit and a comma.
         lowered = bool(settings.get("do_lower_case", family == "albert"))
-        steps = _tidied(lowered, accents=bool(settings.get("keep_accents", False)))
+        steps = _preprocess_text(lowered, accents=bool(settings.get("keep_accents", False)))
         backend = sentencepiece.backend(found, before=steps, commas=False)
     else:
         backend = sentencepiece.backend(found)
     # A model of nobody known: its control symbols may have familiar names.
     plain = {role: name for role, name in XLNET.items() if name in found.special}
     customary = {"albert": ALBERT, "t5": T5, "xlnet": XLNET}.get(family, plain)
-    roles = files.roles(customary, settings)
+    roles = files.special_token_map(customary, settings)
     frame = {"albert": "bert", "plain": None}.get(family, family)
     made = files.finished(backend, roles, frame, spaced=True)
     others = [name for name in found.special if name not in roles.values()]
@@ -211,16 +213,16 @@ def _sentencepiece(file: Path, settings: Settings) -> Found:
     return made
 
 
-def _member(found: sentencepiece.Pieces) -> str:
+def _member(found: sentencepiece.SentencePieceModel) -> str:
     """Tell by the pieces which member of the family a model was made for."""
     if {"[CLS]", "[SEP]", "[MASK]"} <= found.names:
         return "albert"
     if {"<cls>", "<sep>", "<mask>"} <= found.names:
         return "xlnet"
-    return "t5" if [p.text for p in found.pieces[:3]] == ["<pad>", "</s>", "<unk>"] else "plain"
+    return "t5" if [p.text for p in found.subwords[:3]] == ["<pad>", "</s>", "<unk>"] else "plain"
 
 
-def _tidied(lowered: bool, *, accents: bool) -> list[normalizers.Normalizer]:
+def _preprocess_text(lowered: bool, *, accents: bool) -> list[normalizers.Normalizer]:
     """Do what XLNet's `preprocess_text` does to a text before SentencePiece sees it."""
     steps: list[normalizers.Normalizer] = [
         normalizers.Replace(Regex(r"[\s\x1c-\x1f]+"), " "),  # what Python calls white space

@@ -2,26 +2,26 @@
 
 from dataclasses import dataclass
 
-from kinfolk.text.tokenizer import Specials
+from kinfolk.text.tokenizer import SpecialTokens
 
 
 @dataclass(frozen=True)
-class Marks:
+class GLMTokens:
     """The id of each mark."""
 
     mask: int  # [MASK], for a few tokens
     sentence: int  # [sMASK], for a sentence
-    tail: int  # [gMASK], for all the rest of a text
+    gmask: int  # [gMASK], for all the rest of a text
     start: int  # before a span
     end: int  # after a span
 
     @property
     def masks(self) -> tuple[int, int, int]:
         """The three that stand for a span."""
-        return self.mask, self.sentence, self.tail
+        return self.mask, self.sentence, self.gmask
 
 
-def marks(specials: Specials) -> Marks:
+def glm_tokens(specials: SpecialTokens) -> GLMTokens:
     """Find the marks among what a tokenizer has, or complain that it has none to spare.
 
     A vocabulary of ours has one [MASK], and sentinels that GLM needs for nothing else: the first
@@ -30,10 +30,10 @@ def marks(specials: Specials) -> Marks:
     A start is only read and an end only predicted, so that <|endoftext|> may be both.
     """
     free = [id for id in (specials.mask, *specials.sentinels[:3]) if id is not None]
-    free = free or [specials.need("mask")]
+    free = free or [specials.require("mask")]
     mask, sentence, tail = (*free, free[-1], free[-1])[:3]
     ends = [id for id in (specials.eos, specials.sep) if id is not None]
-    end = ends[0] if ends else specials.need("eos")
+    end = ends[0] if ends else specials.require("eos")
     starts = [id for id in (specials.bos, specials.cls) if id is not None]
     start = starts[0] if starts else end
-    return Marks(mask, sentence, tail, start, end)
+    return GLMTokens(mask, sentence, tail, start, end)

@@ -27,7 +27,7 @@ VARINT, EIGHT, SIZED, FOUR = 0, 1, 2, 5  # how protobuf lays out a value
 
 
 @dataclass(frozen=True)
-class Piece:
+class SentencePiece:
     """One piece of the vocabulary; its id is its place in the file."""
 
     text: str
@@ -36,27 +36,27 @@ class Piece:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pieces:
+class SentencePieceModel:
     """What a model file says about ids."""
 
-    pieces: tuple[Piece, ...]
+    subwords: tuple[SentencePiece, ...]
     algorithm: int  # UNIGRAM or BPE
-    charsmap: bytes  # how characters are replaced, in SentencePiece's own compiled form
-    prefixed: bool  # a space is put before the text
-    squeezed: bool  # spaces at the ends go, and of several inside one stays
+    precompiled_charsmap: bytes  # how characters are replaced, in SentencePiece's own compiled form
+    add_dummy_prefix: bool  # a space is put before the text
+    remove_extra_whitespaces: bool  # spaces at the ends go, and of several inside one stays
 
     @property
     def names(self) -> frozenset[str]:
         """Return every piece as text."""
-        return frozenset(piece.text for piece in self.pieces)
+        return frozenset(subword.text for subword in self.subwords)
 
     @property
     def special(self) -> list[str]:
         """Return the pieces that no plain text turns into."""
-        return [piece.text for piece in self.pieces if piece.type in (UNKNOWN, CONTROL)]
+        return [subword.text for subword in self.subwords if subword.type in (UNKNOWN, CONTROL)]
 
 
-def read(file: Path) -> Pieces:
+def read_model(file: Path) -> SentencePieceModel:
     """Read a SentencePiece model, or complain that it is none."""
     try:
         found = _pieces(file.read_bytes())
@@ -66,36 +66,36 @@ def read(file: Path) -> Pieces:
         ) from error
     if found.algorithm not in (UNIGRAM, BPE):
         raise UserError(f"{file} splits into words or characters: only unigram and BPE are read")
-    if any(piece.type == UNUSED for piece in found.pieces):
+    if any(subword.type == UNUSED for subword in found.subwords):
         raise UserError(f"{file} has unused pieces, which cannot be kept apart here")
     return found
 
 
-def _pieces(data: bytes) -> Pieces:
-    pieces = []
+def _pieces(data: bytes) -> SentencePieceModel:
+    subwords = []
     trainer: dict[int, Any] = {}
     normaliser: dict[int, Any] = {}
     for number, value in _fields(data):
         if number == 1:
             one = dict(_fields(value))
             score = struct.unpack("<f", one.get(2, bytes(4)))[0]
-            pieces.append(Piece(one.get(1, b"").decode(), score, one.get(3, NORMAL)))
+            subwords.append(SentencePiece(one.get(1, b"").decode(), score, one.get(3, NORMAL)))
         elif number == 2:
             trainer |= _fields(value)
         elif number == 3:
             normaliser |= _fields(value)
-    if sum(piece.type == UNKNOWN for piece in pieces) != 1:
+    if sum(subword.type == UNKNOWN for subword in subwords) != 1:
         raise ValueError("it does not hold pieces of which one is the unknown one")
     if not (trainer and normaliser):
         raise ValueError("it ends before its settings")
     if trainer.get(24):
         raise ValueError("its pieces carry the space behind a word")
-    return Pieces(
-        pieces=tuple(pieces),
+    return SentencePieceModel(
+        subwords=tuple(subwords),
         algorithm=trainer.get(3, UNIGRAM),
-        charsmap=normaliser.get(2, b""),
-        prefixed=bool(normaliser.get(3, 1)),
-        squeezed=bool(normaliser.get(4, 1)),
+        precompiled_charsmap=normaliser.get(2, b""),
+        add_dummy_prefix=bool(normaliser.get(3, 1)),
+        remove_extra_whitespaces=bool(normaliser.get(4, 1)),
     )
 
 
@@ -133,52 +133,52 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def backend(
-    found: Pieces, *, before: Sequence[normalizers.Normalizer] = (), commas: bool = True
+    found: SentencePieceModel, *, before: Sequence[normalizers.Normalizer] = (), commas: bool = True
 ) -> tokenizers.Tokenizer:
     """Set up the `tokenizers` library to give SentencePiece's ids.
 
     `before` is done to the text first; without `commas`, no piece joins a digit and a comma.
     """
-    bytewise = any(piece.type == BYTE for piece in found.pieces)
+    bytewise = any(subword.type == BYTE for subword in found.subwords)
     model = _unigram(found, bytewise, commas) if found.algorithm == UNIGRAM else _bpe(found)
     made = tokenizers.Tokenizer(model)
     steps = list(before)
-    if found.charsmap:
-        steps.append(normalizers.Precompiled(found.charsmap))
-    if found.squeezed:
+    if found.precompiled_charsmap:
+        steps.append(normalizers.Precompiled(found.precompiled_charsmap))
+    if found.remove_extra_whitespaces:
         steps += [
             normalizers.Replace(Regex(" {2,}"), " "),
             normalizers.Replace(Regex(r"\A | \z"), ""),
         ]
     made.normalizer = normalizers.Sequence(steps)
     # Words are looked at one by one unless a piece spans several.
-    split = not any(SPACE in piece.text.lstrip(SPACE) for piece in found.pieces)
-    scheme = "always" if found.prefixed else "never"
+    split = not any(SPACE in subword.text.lstrip(SPACE) for subword in found.subwords)
+    scheme = "always" if found.add_dummy_prefix else "never"
     made.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=split)
     spaces = decoders.Metaspace(SPACE, prepend_scheme=scheme)
     made.decoder = decoders.Sequence([decoders.ByteFallback(), spaces]) if bytewise else spaces
-    made.add_tokens(_matched_first(found, made.normalizer))
+    made.add_tokens(_user_defined_tokens(found, made.normalizer))
     return made
 
 
-def _unigram(found: Pieces, bytewise: bool, commas: bool) -> models.Unigram:
-    best = max((p.score for p in found.pieces if p.type == NORMAL), default=0.0)
+def _unigram(found: SentencePieceModel, bytewise: bool, commas: bool) -> models.Unigram:
+    best = max((p.score for p in found.subwords if p.type == NORMAL), default=0.0)
 
-    def score(piece: Piece) -> float:
-        if piece.type == USER:  # unigram_model.cc: a bonus, so that it always wins
-            return len(piece.text) * best - 0.1
-        ends = piece.text[-2:]
-        return piece.score - 100 * (not commas and ends[:1].isdigit() and ends[1:] == ",")
+    def score(subword: SentencePiece) -> float:
+        if subword.type == USER:  # unigram_model.cc: a bonus, so that it always wins
+            return len(subword.text) * best - 0.1
+        ends = subword.text[-2:]
+        return subword.score - 100 * (not commas and ends[:1].isdigit() and ends[1:] == ",")
 
-    unknown = next(i for i, piece in enumerate(found.pieces) if piece.type == UNKNOWN)
-    vocab = [(piece.text, float(round(score(piece) * SCALE))) for piece in found.pieces]
+    unknown = next(i for i, subword in enumerate(found.subwords) if subword.type == UNKNOWN)
+    vocab = [(subword.text, float(round(score(subword) * SCALE))) for subword in found.subwords]
     return models.Unigram(vocab=vocab, unk_id=unknown, byte_fallback=bytewise)
 
 
-def _bpe(found: Pieces) -> models.BPE:
+def _bpe(found: SentencePieceModel) -> models.BPE:
     """Write the merges out: every two pieces that together are a third, the best third first."""
-    ids = {piece.text: i for i, piece in enumerate(found.pieces)}
-    ordinary = {piece.text: piece.score for piece in found.pieces if piece.type == NORMAL}
+    ids = {subword.text: i for i, subword in enumerate(found.subwords)}
+    ordinary = {subword.text: subword.score for subword in found.subwords if subword.type == NORMAL}
     merges = [
         (-score, ids[text[:cut]], ids[text[cut:]], (text[:cut], text[cut:]))
         for text, score in ordinary.items()
@@ -188,15 +188,17 @@ def _bpe(found: Pieces) -> models.BPE:
     return models.BPE(
         vocab=ids,
         merges=[pair for *_, pair in sorted(merges)],
-        unk_token=next(piece.text for piece in found.pieces if piece.type == UNKNOWN),
+        unk_token=next(subword.text for subword in found.subwords if subword.type == UNKNOWN),
         fuse_unk=True,
-        byte_fallback=any(piece.type == BYTE for piece in found.pieces),
+        byte_fallback=any(subword.type == BYTE for subword in found.subwords),
     )
 
 
-def _matched_first(found: Pieces, normaliser: normalizers.Normalizer) -> list[AddedToken]:
+def _user_defined_tokens(
+    found: SentencePieceModel, normaliser: normalizers.Normalizer
+) -> list[AddedToken]:
     """Return the user's symbols that the model cannot find by itself in normalised text."""
-    symbols = [piece.text for piece in found.pieces if piece.type == USER]
+    symbols = [subword.text for subword in found.subwords if subword.type == USER]
     return [
         AddedToken(symbol, normalized=False, special=False)
         for symbol in symbols

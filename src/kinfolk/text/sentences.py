@@ -2,8 +2,8 @@
 
 import re
 
-CLOSERS = "\"'”’»)\\]}」』）》】〉〕〗］｝＂＇"
-STOPS = "。！？；｡"  # those that end a sentence wherever they stand
+CLOSING_CHARS = "\"'”’»)\\]}」』）》】〉〕〗］｝＂＇"
+SENTENCE_END_CHARS = "。！？；｡"  # those that end a sentence wherever they stand
 
 # Words whose full stop ends no sentence, and those of which this is true before a number.
 _ABBREVIATIONS = """
@@ -14,30 +14,34 @@ _NUMBERED = """
     no nos fig figs eq vol vols p pp ch sec art jan feb mar apr jun jul aug sep sept oct nov dec
 """
 ABBREVIATIONS = frozenset(_ABBREVIATIONS.split())
-NUMBERED = frozenset(_NUMBERED.split())
+ABBREVIATIONS_BEFORE_NUMBERS = frozenset(_NUMBERED.split())
 
 _HAN = "\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef"
 # All begin with one of a few characters, so that the text between them is passed over at once, and
 # where the character before is of another sort, so that a long run is read once. Most full stops
 # end nothing, as in 3.14 and e.g. this: the third line passes over them, too. Most of the others
 # follow a word of four letters or more that is not short for another: the second line finds them.
-_SHORT = "|".join(sorted({w[-4:] for w in ABBREVIATIONS | NUMBERED if len(w) > 3 and w.isalpha()}))
+_SHORT = "|".join(
+    sorted(
+        {w[-4:] for w in ABBREVIATIONS | ABBREVIATIONS_BEFORE_NUMBERS if len(w) > 3 and w.isalpha()}
+    )
+)
 _STOP = re.compile(
-    rf"[{STOPS}.!?…\n](?:"
+    rf"[{SENTENCE_END_CHARS}.!?…\n](?:"
     rf"(?<=[a-z]{{4}}\.)(?<!(?:{_SHORT})\.)(?=\s++[!-`{{-~])"
-    rf"|(?<=[.!?])(?<![.!?…{_HAN}].)[.!?]*+(?!…)(?P<shut>[{CLOSERS}]*+)(?=\s++(?P<then>[^\sa-z]))"
-    rf"|(?<=[{STOPS}])(?<![{STOPS}]{{2}})[{STOPS}]*+[…!?]*+[{CLOSERS}]*+(?=\s*+\S)"
+    rf"|(?<=[.!?])(?<![.!?…{_HAN}].)[.!?]*+(?!…)(?P<shut>[{CLOSING_CHARS}]*+)(?=\s++(?P<then>[^\sa-z]))"
+    rf"|(?<=[{SENTENCE_END_CHARS}])(?<![{SENTENCE_END_CHARS}]{{2}})[{SENTENCE_END_CHARS}]*+[…!?]*+[{CLOSING_CHARS}]*+(?=\s*+\S)"
     rf"|(?<=[.!?…])(?<![.!?…]{{2}})(?:(?<=[{_HAN}].)|(?<=…)|(?=[.!?]*+…))"
-    rf"[.!?…]*+(?P<closers>[{CLOSERS}]*+)(?=\s*+(?P<next>\S))"
+    rf"[.!?…]*+(?P<closers>[{CLOSING_CHARS}]*+)(?=\s*+(?P<next>\S))"
     r"|(?<=\n)(?P<line>\s*+)"
     r")"
 )
 _CHINESE = re.compile(f"[{_HAN}]")
 _WORD = re.compile(r"[^\s\"'“‘”’(\[{]+\Z")
-_LONG = 1 + max(map(len, ABBREVIATIONS | NUMBERED))
+_LONG = 1 + max(map(len, ABBREVIATIONS | ABBREVIATIONS_BEFORE_NUMBERS))
 
 
-def boundaries(text: str) -> list[int]:
+def sentence_ends(text: str) -> list[int]:
     """Return where each sentence ends, in characters; white space belongs to what follows it.
 
     "Hi there. It is 3.14." gives [9, 21]; a new line always ends a sentence.
@@ -91,5 +95,5 @@ def _plain(before: str, mark: str, next: str) -> bool:
     initial = len(word[0]) == 1 and word[0].isupper()
     listed = word[0].isdecimal() and not before[: word.start()].strip()  # "1. Flour"
     name = word[0].lower()
-    short = name in ABBREVIATIONS or (name in NUMBERED and next.isdecimal())
+    short = name in ABBREVIATIONS or (name in ABBREVIATIONS_BEFORE_NUMBERS and next.isdecimal())
     return not (initial or listed or short)

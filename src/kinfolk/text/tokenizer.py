@@ -17,7 +17,7 @@ from kinfolk.config import config
 from kinfolk.errors import UserError
 from kinfolk.text import formats
 
-ROLES = ("pad", "unk", "bos", "eos", "cls", "sep", "mask")
+SPECIAL_TOKEN_ROLES = ("pad", "unk", "bos", "eos", "cls", "sep", "mask")
 
 # What tokenizers in the wild call these tokens, for folders whose settings do not say.
 KNOWN = {
@@ -31,7 +31,7 @@ KNOWN = {
 }
 
 # frame: what stands around one text, and around two (":1" is the second segment's type).
-FRAMES = {
+TEMPLATES = {
     "bert": ("{cls} $A {sep}", "{cls} $A {sep} $B:1 {sep}:1"),
     "roberta": ("{cls} $A {sep}", "{cls} $A {sep} {sep} $B {sep}"),
     "line": ("{bos} $A {cls}", "{bos} $A {sep} $B {cls}"),  # GPT's, where it reads a text's end
@@ -43,7 +43,7 @@ _SENTINEL = re.compile(r"<extra_id_(\d+)>")
 
 
 @config("special_tokens")
-class Specials:
+class SpecialTokens:
     """The ids with a part to play; None where a tokenizer has no such token."""
 
     pad: int
@@ -55,7 +55,7 @@ class Specials:
     mask: int | None
     sentinels: tuple[int, ...] = ()  # T5's <extra_id_0>, <extra_id_1> ... in that order
 
-    def need(self, role: str) -> int:
+    def require(self, role: str) -> int:
         """Return the id with a part to play, or complain that there is none."""
         found: int | None = getattr(self, role)
         if found is None:
@@ -63,12 +63,12 @@ class Specials:
         return found
 
     @cached_property
-    def all(self) -> frozenset[int]:
+    def ids(self) -> frozenset[int]:
         """Return every id with a part to play."""
         single = (self.pad, self.unk, self.bos, self.eos, self.cls, self.sep, self.mask)
         return frozenset(i for i in (*single, *self.sentinels) if i is not None)
 
-    def among(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    def is_special(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Tell of each id whether it has a part to play."""
         found: npt.NDArray[np.bool_] = self._table[np.minimum(ids, len(self._table) - 1)]
         return found
@@ -76,8 +76,8 @@ class Specials:
     @cached_property
     def _table(self) -> npt.NDArray[np.bool_]:
         # One entry more than there are specials: all the ids above them.
-        table = np.zeros(max(self.all) + 2, np.bool_)
-        table[list(self.all)] = True
+        table = np.zeros(max(self.ids) + 2, np.bool_)
+        table[list(self.ids)] = True
         return table
 
 
@@ -90,8 +90,8 @@ class Tokenizer:
         self._backend = backend
         self._names = dict(names)  # the role to the token, for the roles that have one
         self._length = length
-        self.vocab: int = max(backend.get_vocab().values()) + 1
-        self.specials = _specials(backend, self._names)
+        self.vocab_size: int = max(backend.get_vocab().values()) + 1
+        self.special_tokens = _specials(backend, self._names)
 
     @cached_property
     def kind(self) -> str:
@@ -110,7 +110,7 @@ class Tokenizer:
         return str(model["type"]).lower()
 
     @property
-    def state(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return all there is to it, as tokenizer.json has it."""
         return dict(json.loads(self._backend.to_str()))
 
@@ -120,24 +120,28 @@ class Tokenizer:
         return self._backend.model
 
     @cached_property
-    def hash(self) -> str:
+    def fingerprint(self) -> str:
         """Return the sha256 of all that decides ids, so not of the frame around a text."""
-        state = self.state
+        state = self.to_dict
         deciding = {k: state[k] for k in ("normalizer", "pre_tokenizer", "model", "added_tokens")}
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
 
-    def encode(self, text: str, *, specials: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a text, in the tokenizer's own frame unless `specials` is off."""
-        return list(self._backend.encode(text, add_special_tokens=specials).ids)
+        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
-    def encode_all(self, texts: Sequence[str], *, specials: bool = True) -> list[list[int]]:
+    def encode_batch(
+        self, texts: Sequence[str], *, add_special_tokens: bool = True
+    ) -> list[list[int]]:
         """Return the ids of each text, many at a time."""
-        encodings = self._backend.encode_batch(list(texts), add_special_tokens=specials)
+        encodings = self._backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
         return [list(e.ids) for e in encodings]
 
-    def decode(self, ids: Iterable[int], *, specials: bool = False) -> str:
+    def decode(self, ids: Iterable[int], *, add_special_tokens: bool = False) -> str:
         """Return the text of ids, without the special tokens unless `specials` is on."""
-        return str(self._backend.decode([int(i) for i in ids], skip_special_tokens=not specials))
+        return str(
+            self._backend.decode([int(i) for i in ids], skip_special_tokens=not add_special_tokens)
+        )
 
     def offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the ids of plain text and the characters each came from.
@@ -163,14 +167,16 @@ class Tokenizer:
             backend.pre_tokenizer = pre_tokenizers.Sequence([*steps, hide])
         return backend
 
-    def token(self, id: int) -> str:
+    def id_to_token(self, id: int) -> str:
         """Return the token of an id."""
         token = self._backend.id_to_token(int(id))
         if token is None:
-            raise UserError(f"{id} is no id of this tokenizer: its ids are 0 to {self.vocab - 1}")
+            raise UserError(
+                f"{id} is no id of this tokenizer: its ids are 0 to {self.vocab_size - 1}"
+            )
         return str(token)
 
-    def id(self, token: str) -> int | None:
+    def token_to_id(self, token: str) -> int | None:
         """Return the id of a token, None where there is no such token."""
         found: int | None = self._backend.token_to_id(token)
         return found
@@ -187,10 +193,14 @@ class Tokenizer:
             # GPT-2 would add an embedding for type ids it never learned.
             "model_input_names": [
                 "input_ids",
-                *(["token_type_ids"] if _types(state["post_processor"]) else []),
+                *(["token_type_ids"] if _uses_token_types(state["post_processor"]) else []),
                 "attention_mask",
             ],
-            **{f"{role}_token": self._names[role] for role in ROLES if role in self._names},
+            **{
+                f"{role}_token": self._names[role]
+                for role in SPECIAL_TOKEN_ROLES
+                if role in self._names
+            },
             # XLNet sums a text up in its last token, which must be the row's last, too.
             **({"padding_side": "left"} if frame == "xlnet" else {}),
         }
@@ -202,13 +212,13 @@ class Tokenizer:
         (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
     def _processor(self, frame: str) -> processors.PostProcessor:
-        if frame not in FRAMES:
-            raise UserError(f"{frame!r} is no frame: choose one of {', '.join(FRAMES)}")
-        single, pair = FRAMES[frame]
+        if frame not in TEMPLATES:
+            raise UserError(f"{frame!r} is no frame: choose one of {', '.join(TEMPLATES)}")
+        single, pair = TEMPLATES[frame]
         names = dict(self._names)
         if frame == "line" and "eos" in names:  # GPT-2's <|endoftext|> has all parts
             names = dict.fromkeys(("bos", "sep", "cls"), names["eos"]) | names
-        needed = [role for role in ROLES if f"{{{role}}}" in pair]
+        needed = [role for role in SPECIAL_TOKEN_ROLES if f"{{{role}}}" in pair]
         if missing := [role for role in needed if role not in names]:
             raise UserError(
                 f"the frame {frame!r} needs a {missing[0]} token, and this tokenizer has none: "
@@ -217,13 +227,15 @@ class Tokenizer:
         return processors.TemplateProcessing(
             single=single.format(**names),
             pair=pair.format(**names),
-            special_tokens=[(name, self.id(name)) for name in {names[role] for role in needed}],
+            special_tokens=[
+                (name, self.token_to_id(name)) for name in {names[role] for role in needed}
+            ],
         )
 
     @classmethod
     def load(cls, path: Path | str) -> "Tokenizer":
         """Open a tokenizer's folder, or one of its files, in any format of `text.formats`."""
-        found = formats.read(Path(path))
+        found = formats.load_backend(Path(path))
         length = found.settings.get("model_max_length")
         # Hugging Face writes 1e30 where there is no limit.
         limited = isinstance(length, int) and length < 1_000_000_000
@@ -234,20 +246,20 @@ class Tokenizer:
         return tokenizer
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _revive, (self._backend.to_str(), self._names, self._length)
+        return _unpickle, (self._backend.to_str(), self._names, self._length)
 
 
-def _revive(state: str, names: dict[str, str], length: int | None) -> Tokenizer:
+def _unpickle(state: str, names: dict[str, str], length: int | None) -> Tokenizer:
     return Tokenizer(tokenizers.Tokenizer.from_str(state), names, length=length)
 
 
-def _specials(backend: tokenizers.Tokenizer, names: Mapping[str, str]) -> Specials:
+def _specials(backend: tokenizers.Tokenizer, names: Mapping[str, str]) -> SpecialTokens:
     ids = {role: backend.token_to_id(name) for role, name in names.items()}
     # GPT-2 has no pad: a filled slot weighs nothing, so any id serves.
     pad = next((ids[role] for role in ("pad", "eos", "unk") if ids.get(role) is not None), None)
     added = {token.content: id for id, token in backend.get_added_tokens_decoder().items()}
     found = sorted((int(m[1]), id) for t, id in added.items() if (m := _SENTINEL.fullmatch(t)))
-    return Specials(
+    return SpecialTokens(
         pad=pad or 0,
         unk=ids.get("unk"),
         bos=ids.get("bos"),
@@ -263,7 +275,7 @@ def _names(backend: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> dict[s
     """Find the token of each role: as the settings say, else a well-known added token."""
     added = {token.content for token in backend.get_added_tokens_decoder().values()}
     names = {}
-    for role in ROLES:
+    for role in SPECIAL_TOKEN_ROLES:
         said = settings.get(f"{role}_token")
         said = said["content"] if isinstance(said, dict) else said
         known = next((token for token in KNOWN[role] if token in added), None)
@@ -273,7 +285,7 @@ def _names(backend: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> dict[s
     return names
 
 
-def _types(processor: Mapping[str, Any] | None) -> bool:
+def _uses_token_types(processor: Mapping[str, Any] | None) -> bool:
     """Tell whether a saved post-processor gives the second text a type of its own."""
     return processor is not None and (
         processor["type"] == "BertProcessing" or '"type_id": 1' in json.dumps(processor)

@@ -8,7 +8,13 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from kinfolk.errors import UserError
 from kinfolk.text import chinese, subwords
 from kinfolk.text.coverage import cut
-from kinfolk.text.subwords import NAMES, SPECIALS, bert, enough, learn
+from kinfolk.text.subwords import (
+    ALL_SPECIAL_TOKENS,
+    SPECIAL_TOKEN_STRINGS,
+    bert_normalizer,
+    check_vocab_size,
+    learn,
+)
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.text.words import SEGMENTERS
 
@@ -18,11 +24,11 @@ KINDS = ("bpe", "word-bpe", "wordpiece", "unigram", "word", "char", "byte")
 _WORD = r"<(?!extra_id_)\w+>|@[-.,]@|\w+(?:['’]\w+)*|[^\w\s]"
 
 
-def train(
+def train_tokenizer(
     texts: Iterable[str],
     *,
     kind: str,
-    vocab: int,
+    vocab_size: int,
     lowercase: bool = False,
     segmenter: str = "spaces",
     fewer: bool = False,
@@ -50,50 +56,52 @@ def train(
         "char": _char,
         "byte": subwords.byte,
     }[kind]
-    backend = way(cut(texts), vocab, lowercase)
+    backend = way(cut(texts), vocab_size, lowercase)
     backend.add_special_tokens(
         [
             # As RoBERTa: where pieces carry the space before a word, so does the mask.
-            AddedToken(name, special=True, lstrip=kind == "bpe" and name == NAMES["mask"])
-            for name in SPECIALS
+            AddedToken(
+                name, special=True, lstrip=kind == "bpe" and name == SPECIAL_TOKEN_STRINGS["mask"]
+            )
+            for name in ALL_SPECIAL_TOKENS
         ]
     )
-    if not fewer and kind not in ("char", "byte") and backend.get_vocab_size() < vocab:
+    if not fewer and kind not in ("char", "byte") and backend.get_vocab_size() < vocab_size:
         supported = backend.get_vocab_size()
         raise UserError(
-            f"the text supports only {supported:,} pieces, {vocab:,} were asked for: "
+            f"the text supports only {supported:,} pieces, {vocab_size:,} were asked for: "
             f"give more text or --vocab {supported}"
         )
-    return Tokenizer(backend, NAMES)
+    return Tokenizer(backend, SPECIAL_TOKEN_STRINGS)
 
 
-def _word(texts: Iterator[str], vocab: int, lowercase: bool) -> tokenizers.Tokenizer:
-    enough(vocab, 1, "word")
-    backend = tokenizers.Tokenizer(models.WordLevel(unk_token=NAMES["unk"]))
-    backend.normalizer = bert(lowercase)
+def _word(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenizers.Tokenizer:
+    check_vocab_size(vocab_size, 1, "word")
+    backend = tokenizers.Tokenizer(models.WordLevel(unk_token=SPECIAL_TOKEN_STRINGS["unk"]))
+    backend.normalizer = bert_normalizer(lowercase)
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(_WORD), "removed", invert=True)
-    return learn(backend, _most_frequent(vocab), texts)
+    return learn(backend, _most_frequent(vocab_size), texts)
 
 
-def _chinese_word(texts: Iterator[str], vocab: int, lowercase: bool) -> tokenizers.Tokenizer:
-    enough(vocab, 1, "word")
-    backend, counts = chinese.words(texts, bert(lowercase, apart=False))
-    size = vocab - len(SPECIALS)
-    backend.model = chinese.model(counts, size, SPECIALS, NAMES["unk"])
+def _chinese_word(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenizers.Tokenizer:
+    check_vocab_size(vocab_size, 1, "word")
+    backend, counts = chinese.words(texts, bert_normalizer(lowercase, apart=False))
+    size = vocab_size - len(ALL_SPECIAL_TOKENS)
+    backend.model = chinese.model(counts, size, ALL_SPECIAL_TOKENS, SPECIAL_TOKEN_STRINGS["unk"])
     return backend
 
 
-def _char(texts: Iterator[str], vocab: int, lowercase: bool) -> tokenizers.Tokenizer:
-    enough(vocab, 1, "character")
-    backend = tokenizers.Tokenizer(models.WordLevel(unk_token=NAMES["unk"]))
+def _char(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenizers.Tokenizer:
+    check_vocab_size(vocab_size, 1, "character")
+    backend = tokenizers.Tokenizer(models.WordLevel(unk_token=SPECIAL_TOKEN_STRINGS["unk"]))
     if lowercase:
         backend.normalizer = normalizers.Lowercase()
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     backend.decoder = decoders.Fuse()
-    return learn(backend, _most_frequent(vocab), texts)
+    return learn(backend, _most_frequent(vocab_size), texts)
 
 
-def _most_frequent(vocab: int) -> trainers.WordLevelTrainer:
+def _most_frequent(vocab_size: int) -> trainers.WordLevelTrainer:
     return trainers.WordLevelTrainer(
-        vocab_size=vocab, special_tokens=list(SPECIALS), show_progress=False
+        vocab_size=vocab_size, special_tokens=list(ALL_SPECIAL_TOKENS), show_progress=False
     )

@@ -18,29 +18,29 @@ SEGMENTERS = ("spaces", "jieba")
 
 # Chinese characters, and the sign for "as before" and the zero among them.
 HAN = "々〇\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-RUN = 1024  # characters given to jieba at once, where nothing parts them earlier
+MAX_JIEBA_CHARS = 1024  # characters given to jieba at once, where nothing parts them earlier
 
 Segmenter = Callable[[str], list[int]]
 
 
-def starts(text: str, by: str, /) -> list[int]:
+def word_starts(text: str, by: str, /) -> list[int]:
     """Return where each word begins, in characters, by a segmenter's name.
 
     White space belongs to no word, each punctuation mark is one: "It's 3 o'clock." gives
     [0, 5, 7, 14]. By "spaces" each Chinese character is a word too; "jieba" finds their words.
     """
-    return segmenter(by)(text)
+    return word_segmenter(by)(text)
 
 
 @cache
-def segmenter(name: str) -> Segmenter:
+def word_segmenter(name: str) -> Segmenter:
     """Return the function from a text to where its words begin, ready to run."""
     if name not in SEGMENTERS:
         raise UserError(f"{name!r} finds no words: choose one of {', '.join(SEGMENTERS)}")
     if name == "spaces":
         words = re.compile(_pattern(f"[{HAN}]"))
         return lambda text: [word.start() for word in words.finditer(text)]
-    runs = re.compile(_pattern(f"(?P<run>[{HAN}]{{1,{RUN}}})"))
+    runs = re.compile(_pattern(f"(?P<run>[{HAN}]{{1,{MAX_JIEBA_CHARS}}})"))
     cut = _jieba().cut
 
     def starts(text: str) -> list[int]:
@@ -56,7 +56,9 @@ def segmenter(name: str) -> Segmenter:
     return starts
 
 
-def begins(starts: Sequence[int], places: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
+def tokens_starting_words(
+    starts: Sequence[int], places: Sequence[tuple[int, int]]
+) -> NDArray[np.bool_]:
     """Tell which tokens begin a word, from where words begin and where each token stands.
 
     Several tokens may stand for one character (its bytes): the first of them begins the word.

@@ -15,7 +15,7 @@ from kinfolk.nn.language_model import LanguageModel
 T = TypeVar("T")
 
 
-class Attack:
+class FGM:
     """Move the token table against a micro-batch, and back.
 
     Deviation: the paper moves each text's own vectors by `epsilon`. Here it is the table that
@@ -25,7 +25,7 @@ class Attack:
 
     def __init__(self, model: LanguageModel, epsilon: float = 1.0) -> None:
         self.epsilon = epsilon
-        self.tables = tables(model)
+        self.tables = embedding_weights(model)
 
     def __call__(self, learn: Callable[[], T]) -> T:
         """Learn twice, adding up both gradients; return what the undisturbed pass said.
@@ -63,7 +63,7 @@ class Attack:
             table.copy_(before)
 
 
-def tables(model: LanguageModel) -> list[Tensor]:
+def embedding_weights(model: LanguageModel) -> list[Tensor]:
     """Return the tables of a network's tokens: several, where rare words have narrow vectors."""
     parts = model.pretrained.token_embeddings.modules()
     return [part.weight for part in parts if isinstance(part, nn.Embedding)]

@@ -16,7 +16,7 @@ from kinfolk.batch import Batch, Loss, tree_map
 
 
 @dataclass(frozen=True, eq=False)
-class Recording:
+class CapturedGraph:
     """A graph, and the tensors that it reads and writes: they stay where they are."""
 
     graph: torch.cuda.CUDAGraph
@@ -26,7 +26,7 @@ class Recording:
     gradients: Sequence[Tensor | None]
 
 
-class Captured:
+class GraphedForwardBackward:
     """Let a batch be said something about, and find the gradients, by replaying a graph.
 
     Chance comes from the device's own generator, whose seed and offset are read at each replay.
@@ -34,7 +34,7 @@ class Captured:
 
     def __init__(self, say: Callable[[Batch[Any]], Loss], parameters: Sequence[Tensor]) -> None:
         self.say, self.parameters = say, parameters
-        self.recorded: dict[Hashable, Recording] = {}
+        self.graphs: dict[Hashable, CapturedGraph] = {}
 
     def __call__(self, batch: Batch[Any], counts: Mapping[str, int], *, alone: bool) -> Loss:
         """Add the gradients of the mean over `counts` to those there are; return the sums.
@@ -42,19 +42,19 @@ class Captured:
         The sums are good until the next call. `alone` says that no other micro-batch follows before
         the update: then the gradients need not be copied out of the graph.
         """
-        key = shape(batch.inputs), shape(batch.targets)
-        if key not in self.recorded:
-            self.recorded[key] = self.record(batch)
-        found = self.recorded[key]
+        key = graph_key(batch.inputs), graph_key(batch.targets)
+        if key not in self.graphs:
+            self.graphs[key] = self.record(batch)
+        found = self.graphs[key]
         said = found.said
-        for there, here in zip(found.read, leaves(batch), strict=True):
+        for there, here in zip(found.read, tensor_leaves(batch), strict=True):
             there.copy_(here, non_blocking=True)
-        found.shares.copy_(torch.tensor(shares(said, counts)), non_blocking=True)
+        found.shares.copy_(torch.tensor(loss_scales(said, counts)), non_blocking=True)
         found.graph.replay()
-        self.give(found.gradients, alone)
+        self.accumulate_grads(found.gradients, alone)
         return Loss(said.sums, said.weights, tree_map(said.memory, Tensor.clone))
 
-    def record(self, batch: Batch[Any]) -> Recording:
+    def record(self, batch: Batch[Any]) -> CapturedGraph:
         """Record what is done to batches of this shape, after it was tried out."""
         device = self.parameters[0].device
         still = tree_map(
@@ -68,7 +68,7 @@ class Captured:
             sums, seeds = tuple(said.sums.values()), weights.unbind()
             seeds = tuple(seed.to(total.dtype) for seed, total in zip(seeds, sums, strict=True))
             found = torch.autograd.grad(sums, self.parameters, seeds, allow_unused=True)
-            return said, own(found)
+            return said, with_own_storage(found)
 
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
@@ -82,14 +82,14 @@ class Captured:
             said, gradients = learn()
         sums = {name: total.detach() for name, total in said.sums.items()}
         said = Loss(sums, said.weights, said.memory)
-        return Recording(graph, tuple(leaves(still)), weights, said, gradients)
+        return CapturedGraph(graph, tuple(tensor_leaves(still)), weights, said, gradients)
 
     @property
     def pool(self) -> Any:
         """The memory that all graphs share: what one wrote is used before another runs."""
-        return next((found.graph.pool() for found in self.recorded.values()), None)
+        return next((found.graph.pool() for found in self.graphs.values()), None)
 
-    def give(self, gradients: Sequence[Tensor | None], alone: bool) -> None:
+    def accumulate_grads(self, gradients: Sequence[Tensor | None], alone: bool) -> None:
         """Add gradients to those that the parameters have."""
         before: list[Tensor] = []
         added: list[Tensor] = []
@@ -105,12 +105,12 @@ class Captured:
             torch._foreach_add_(before, added)
 
 
-def shares(said: Loss, counts: Mapping[str, int]) -> list[float]:
+def loss_scales(said: Loss, counts: Mapping[str, int]) -> list[float]:
     """Return the derivative of the mean by each of the sums: see Loss.mean."""
     return [said.weights.get(name, 1.0) / max(counts[name], 1) for name in said.sums]
 
 
-def own(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+def with_own_storage(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Give every gradient a place of its own: two parameters that are added share one."""
     taken: set[int] = set()
     found: list[Tensor | None] = []
@@ -124,21 +124,21 @@ def own(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
     return found
 
 
-def leaves(value: Any) -> Iterator[Tensor]:
+def tensor_leaves(value: Any) -> Iterator[Tensor]:
     """Yield every tensor in a tree of dataclasses."""
     if isinstance(value, Tensor):
         yield value
     elif is_dataclass(value):
         for field in fields(value):
-            yield from leaves(getattr(value, field.name))
+            yield from tensor_leaves(getattr(value, field.name))
 
 
-def shape(value: Any) -> Hashable:
+def graph_key(value: Any) -> Hashable:
     """Return what two values must have in common for one graph to serve both."""
     if isinstance(value, Tensor):
         return value.shape, value.dtype
     if is_dataclass(value):
-        return type(value), *(shape(getattr(value, field.name)) for field in fields(value))
+        return type(value), *(graph_key(getattr(value, field.name)) for field in fields(value))
     if isinstance(value, Mapping):
-        return tuple((name, shape(part)) for name, part in value.items())
+        return tuple((name, graph_key(part)) for name, part in value.items())
     return value

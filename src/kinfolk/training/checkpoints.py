@@ -22,11 +22,11 @@ from torch import Tensor
 from kinfolk.errors import UserError
 from kinfolk.files import folder_lock, replace_link, sha256, sync
 
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 CHECKSUMS = "checksums.json"
 
 
-class TornCheckpoint(UserWarning):
+class CorruptCheckpointWarning(UserWarning):
     """A checkpoint is not whole, and the one before it is used."""
 
 
@@ -40,28 +40,28 @@ def save(
     try:
         home.mkdir(parents=True, exist_ok=True)
         with folder_lock(home):
-            _tidy(home)
-            partial = _aside(home, step, "partial")
+            _remove_leftovers(home)
+            partial = _temporary_name(home, step, "partial")
             try:
                 partial.mkdir()
                 write(partial)
-                _seal(partial)
-                folder = _install(partial, home / f"step-{step:08d}")
+                _write_checksums(partial)
+                folder = _commit(partial, home / f"step-{step:08d}")
             except BaseException:
                 shutil.rmtree(partial, ignore_errors=True)
                 raise
             for link in ("last", "best") if best else ("last",):
-                _point(home / link, folder)
-            _prune(home, step, keep)
+                _update_link(home / link, folder)
+            _rotate(home, step, keep)
     except Exception as error:
         number = _errno(error)
         if number is None:
             raise
-        raise UserError(_sentence(run, step, number, error)) from error
+        raise UserError(_error_message(run, step, number, error)) from error
     return folder
 
 
-def newest(run: Path) -> Path | None:
+def latest_valid(run: Path) -> Path | None:
     """Return the newest whole checkpoint of a run, and warn of every torn one passed over."""
     for folder in reversed(_checkpoints(run / "checkpoints")):
         fault = verify(folder)
@@ -69,7 +69,7 @@ def newest(run: Path) -> Path | None:
             return folder
         warnings.warn(
             f"the checkpoint {folder} is not whole ({fault}); the one before it is used",
-            TornCheckpoint,
+            CorruptCheckpointWarning,
             stacklevel=2,
         )
     return None
@@ -101,7 +101,7 @@ def verify(folder: Path) -> str | None:
     return None
 
 
-def step_of(folder: Path) -> int:
+def checkpoint_step(folder: Path) -> int:
     """Return the step of a checkpoint folder or of a link to one."""
     for name in (folder.name, folder.resolve().name):
         if found := re.fullmatch(r"step-(\d{8,})|\.step-(\d{8,})\.aside", name):
@@ -109,16 +109,16 @@ def step_of(folder: Path) -> int:
     raise UserError(f"{folder} is not a checkpoint; its name should be like step-00000500")
 
 
-def write_state(folder: Path, state: dict[str, Any]) -> None:
+def save_training_state(folder: Path, state: dict[str, Any]) -> None:
     """Write a tree of tensors and plain values: training.safetensors and training.json."""
     tensors: dict[str, Tensor] = {}
     tree = _encode(state, "", tensors)
-    save_file(_apart(tensors), folder / "training.safetensors")
+    save_file(_unshare_storage(tensors), folder / "training.safetensors")
     text = json.dumps(tree, allow_nan=False)
     (folder / "training.json").write_text(text + "\n", encoding="utf-8")
 
 
-def read_state(folder: Path) -> dict[str, Any]:
+def load_training_state(folder: Path) -> dict[str, Any]:
     """Read what `write_state` wrote, equal to the bit, on the CPU."""
     try:
         tree = json.loads((folder / "training.json").read_text(encoding="utf-8"))
@@ -135,7 +135,7 @@ def read_state(folder: Path) -> dict[str, Any]:
     return state
 
 
-def _aside(home: Path, step: int, ending: str) -> Path:
+def _temporary_name(home: Path, step: int, ending: str) -> Path:
     return home / f".step-{step:08d}.{ending}"
 
 
@@ -144,10 +144,10 @@ def _checkpoints(home: Path) -> list[Path]:
     folders = [*home.glob("step-*"), *home.glob(".step-*.aside")]
     named = [f for f in folders if re.fullmatch(r"step-\d{8,}|\.step-\d{8,}\.aside", f.name)]
     # The replacement of a folder set aside sorts after it: "s" comes after ".".
-    return sorted(named, key=lambda folder: (step_of(folder), folder.name))
+    return sorted(named, key=lambda folder: (checkpoint_step(folder), folder.name))
 
 
-def _tidy(home: Path) -> None:
+def _remove_leftovers(home: Path) -> None:
     """Clear what a kill left behind."""
     for rubbish in home.glob(".*.partial"):
         if rubbish.is_symlink():
@@ -155,14 +155,14 @@ def _tidy(home: Path) -> None:
         else:
             shutil.rmtree(rubbish)
     for aside in home.glob(".step-*.aside"):
-        folder = home / f"step-{step_of(aside):08d}"
+        folder = home / f"step-{checkpoint_step(aside):08d}"
         if folder.exists():
             _remove(aside)
         else:
             aside.rename(folder)
 
 
-def _seal(folder: Path) -> None:
+def _write_checksums(folder: Path) -> None:
     """Write the checksums, last of all, and put everything on the disk."""
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     sums = {
@@ -178,7 +178,7 @@ def _seal(folder: Path) -> None:
         sync(path)
 
 
-def _install(partial: Path, folder: Path) -> Path:
+def _commit(partial: Path, folder: Path) -> Path:
     """Rename a sealed folder into place; a folder already there is whole until it is replaced."""
     aside = folder.with_name(f".{folder.name}.aside")
     if folder.exists():
@@ -195,15 +195,15 @@ def _install(partial: Path, folder: Path) -> Path:
     return folder
 
 
-def _point(link: Path, folder: Path) -> None:
+def _update_link(link: Path, folder: Path) -> None:
     """Make a relative link to a folder beside it, in one stroke."""
     replace_link(link, folder.name)
     sync(link.parent)
 
 
-def _prune(home: Path, step: int, keep: int) -> None:
+def _rotate(home: Path, step: int, keep: int) -> None:
     """Remove all but the newest `keep` up to this step, and whatever `best` points to."""
-    past = [folder for folder in _checkpoints(home) if step_of(folder) <= step]
+    past = [folder for folder in _checkpoints(home) if checkpoint_step(folder) <= step]
     best = (home / "best").resolve()
     for folder in past[:-keep]:
         if folder.resolve() != best:
@@ -212,7 +212,7 @@ def _prune(home: Path, step: int, keep: int) -> None:
 
 def _remove(folder: Path) -> None:
     """Rename first: a kill halfway must not leave a torn folder under a good name."""
-    doomed = _aside(folder.parent, step_of(folder), "partial")
+    doomed = _temporary_name(folder.parent, checkpoint_step(folder), "partial")
     folder.rename(doomed)
     shutil.rmtree(doomed)
 
@@ -225,15 +225,15 @@ def _errno(error: Exception) -> int | None:
     return int(found[1]) if found else None
 
 
-def _sentence(run: Path, step: int, number: int, error: Exception) -> str:
+def _error_message(run: Path, step: int, number: int, error: Exception) -> str:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", TornCheckpoint)
-        whole = newest(run)
+        warnings.simplefilter("ignore", CorruptCheckpointWarning)
+        whole = latest_valid(run)
     left = "there is no earlier checkpoint"
     if whole is not None:
-        left = f"the checkpoint of step {step_of(whole)} is whole"
+        left = f"the checkpoint of step {checkpoint_step(whole)} is whole"
     home = run / "checkpoints"
-    if number in FULL:
+    if number in DISK_FULL:
         return (
             f"the disk is full while saving step {step} to {home}: {left}; "
             "free some space and resume the run"
@@ -287,7 +287,7 @@ def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
     return value
 
 
-def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _unshare_storage(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Give each tensor memory of its own, as safetensors asks; most have it already."""
     apart: dict[str, Tensor] = {}
     seen: set[int] = set()

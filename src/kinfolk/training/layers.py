@@ -21,14 +21,14 @@ class _Stack:
     layers: tuple[str, ...]  # the path of each layer
 
 
-def depth_of(model: nn.Module) -> int:
+def num_layers(model: nn.Module) -> int:
     """Return how many layers the highest stack has."""
     return max((len(stack.layers) for stack in _stacks(_backbone(model))), default=0)
 
 
-def layers(model: nn.Module) -> dict[str, int]:
+def layer_index(model: nn.Module) -> dict[str, int]:
     """Return the layer of every parameter by its name."""
-    body, top = _backbone(model), depth_of(model) + 1
+    body, top = _backbone(model), num_layers(model) + 1
     stacks, begun = _stacks(body), set[_Stack]()
     inner: dict[nn.Parameter, int] = {}
     for name, parameter in body.named_parameters():

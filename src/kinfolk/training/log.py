@@ -1,6 +1,6 @@
 """The log of a run: what is a function of the recipe in log.jsonl, and the clock in speed.jsonl.
 
-log.jsonl      {"step": 7, "loss": 5.25, "rate": 0.0003, "parts": {"tokens": 4.5, "pairs": 0.75}}
+log.jsonl      {"step": 7, "loss": 5.25, "lr": 0.0003, "losses": {"tokens": 4.5, "pairs": 0.75}}
 speed.jsonl    {"step": 7, "seconds": 0.125, "tokens_per_second": 65536.0}
 tensorboard/   the same numbers as events
 """
@@ -22,50 +22,52 @@ from kinfolk.files import new_file
 Values = Mapping[str, float | Mapping[str, float]]
 
 
-class Log:
+class MetricsLog:
     """The open log of one run folder."""
 
     def __init__(self, lines: TextIO, speed: TextIO, board: Any | None) -> None:
-        self.lines = lines
+        self.metrics_file = lines
         self.speed = speed
-        self.board = board  # a SummaryWriter, or None without TensorBoard
+        self.tensorboard = board  # a SummaryWriter, or None without TensorBoard
 
     @classmethod
     def open(cls, run: Path, resume_at: int) -> Self:
         """Open a run's log just after step `resume_at`, forgetting every later line (-1: all)."""
         try:
             run.mkdir(parents=True, exist_ok=True)
-            lines, speed = (_reopen(run / name, resume_at) for name in ("log.jsonl", "speed.jsonl"))
-            return cls(lines, speed, _board(run / "tensorboard", resume_at))
+            lines, speed = (
+                _truncate_after(run / name, resume_at) for name in ("log.jsonl", "speed.jsonl")
+            )
+            return cls(lines, speed, _summary_writer(run / "tensorboard", resume_at))
         except OSError as error:
-            raise _failed(run, error) from error
+            raise _write_error(run, error) from error
 
     def write(self, step: int, values: Values, speed: Mapping[str, float]) -> None:
         """Append one step; a number that is not finite is written as null."""
         assert "step" not in values and "step" not in speed
         try:
-            self.lines.write(_line(step, values))
+            self.metrics_file.write(_line(step, values))
             self.speed.write(_line(step, speed))
-            if self.board is not None:
-                for name, value in _flat({**values, "speed": speed}):
+            if self.tensorboard is not None:
+                for name, value in _flatten({**values, "speed": speed}):
                     if math.isfinite(value):
-                        self.board.add_scalar(name, value, step)
+                        self.tensorboard.add_scalar(name, value, step)
         except OSError as error:
-            raise _failed(Path(self.lines.name).parent, error) from error
+            raise _write_error(Path(self.metrics_file.name).parent, error) from error
 
     def sync(self) -> None:
         """Put everything on the disk; before a checkpoint, so that no line it counts on is lost."""
         try:
-            os.fsync(self.lines.fileno())
+            os.fsync(self.metrics_file.fileno())
             os.fsync(self.speed.fileno())
-            if self.board is not None:
-                self.board.flush()
+            if self.tensorboard is not None:
+                self.tensorboard.flush()
         except OSError as error:
-            raise _failed(Path(self.lines.name).parent, error) from error
+            raise _write_error(Path(self.metrics_file.name).parent, error) from error
 
     def close(self) -> None:
         """Close the files; each line already reached them when it was written."""
-        for handle in (self.lines, self.speed, self.board):
+        for handle in (self.metrics_file, self.speed, self.tensorboard):
             if handle is not None:
                 with contextlib.suppress(OSError):  # said by `write`, and must not hide it
                     handle.close()
@@ -87,27 +89,27 @@ def read(run: Path) -> list[dict[str, Any]]:
     path = run / "log.jsonl"
     if not path.is_file():
         raise UserError(f"{run} has no log.jsonl; is it the folder of a run?")
-    return [entry for _, entry in _entries(path)]
+    return [entry for _, entry in _read_lines(path)]
 
 
 def speed(run: Path) -> float | None:
     """Return the median of the input tokens a second, None where no step was timed."""
     path = run / "speed.jsonl"
-    found = [e["tokens_per_second"] for _, e in _entries(path)] if path.is_file() else []
+    found = [e["tokens_per_second"] for _, e in _read_lines(path)] if path.is_file() else []
     return statistics.median(found) if found else None
 
 
 def token_loss(entry: Mapping[str, Any], name: str = "loss") -> float:
-    """Return the loss of tokens, the part of "loss" or "held_out" that baselines compare with.
+    """Return the loss of tokens, the part of "loss" or "eval_loss" that baselines compare with.
 
     Where a loss has other parts, such as next-sentence prediction, it is their weighted sum.
     """
-    parts = entry.get("parts" if name == "loss" else f"{name}_parts") or {}
+    parts = entry.get("losses" if name == "loss" else "eval_losses") or {}
     found: float = parts.get("tokens", entry[name])
     return found
 
 
-def _entries(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+def _read_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     """Yield each whole line, as it is on the disk and as it reads."""
     with path.open("rb") as stream:
         for line in stream:
@@ -117,15 +119,15 @@ def _entries(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
                     yield line, entry
 
 
-def _reopen(path: Path, resume_at: int) -> TextIO:
+def _truncate_after(path: Path, resume_at: int) -> TextIO:
     """Cut a log after a step, in one stroke, and open it for more."""
     if path.exists():
         with new_file(path, "wb", durable=True) as stream:
-            stream.writelines(line for line, e in _entries(path) if e["step"] <= resume_at)
+            stream.writelines(line for line, e in _read_lines(path) if e["step"] <= resume_at)
     return path.open("a", buffering=1, encoding="utf-8", newline="\n")
 
 
-def _board(folder: Path, resume_at: int) -> Any | None:
+def _summary_writer(folder: Path, resume_at: int) -> Any | None:
     """Open TensorBoard's writer; events of later steps, from before a kill, are hidden."""
     try:
         from torch.utils.tensorboard import SummaryWriter  # here, because it is slow to import
@@ -140,13 +142,13 @@ def _board(folder: Path, resume_at: int) -> Any | None:
 
 
 def _line(step: int, values: Values) -> str:
-    return json.dumps({"step": step, **_plain(values)}, allow_nan=False) + "\n"
+    return json.dumps({"step": step, **_builtin_numbers(values)}, allow_nan=False) + "\n"
 
 
-def _plain(values: Values) -> dict[str, Any]:
+def _builtin_numbers(values: Values) -> dict[str, Any]:
     """Turn numbers of any library into Python's, whose JSON reads back to the bit."""
     return {
-        name: _plain(value) if isinstance(value, Mapping) else _number(value)
+        name: _builtin_numbers(value) if isinstance(value, Mapping) else _number(value)
         for name, value in values.items()
     }
 
@@ -158,15 +160,15 @@ def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _flat(values: Values, prefix: str = "") -> Iterator[tuple[str, float]]:
+def _flatten(values: Values, prefix: str = "") -> Iterator[tuple[str, float]]:
     for name, value in values.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}/")
+            yield from _flatten(value, f"{prefix}{name}/")
         else:
             yield prefix + name, float(value)
 
 
-def _failed(run: Path, error: OSError) -> UserError:
+def _write_error(run: Path, error: OSError) -> UserError:
     return UserError(
         f"the log in {run} could not be written ({error.strerror}): the checkpoints are whole; "
         "mend the cause and resume the run"

@@ -13,7 +13,7 @@ from kinfolk.rng import derive_seed
 
 
 @torch.no_grad()
-def shake(
+def noisy_tune(
     model: nn.Module,
     intensity: float = 0.15,  # the paper's on GLUE
     *,

@@ -9,43 +9,47 @@ from torch import Tensor, nn
 
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import WithBiases
-from kinfolk.training.layers import layers
+from kinfolk.training.layers import layer_index
 from kinfolk.training.settings import Optimiser
 
 NORMS = (nn.LayerNorm, nn.RMSNorm)
-OPTIMISERS: tuple[Optimiser, ...] = get_args(Optimiser)
+OPTIMIZERS: tuple[Optimiser, ...] = get_args(Optimiser)
 
 
-def optimiser(
+def build_optimizer(
     model: nn.Module,
     *,
     name: Optimiser,
-    peak: float,
-    decay: float,
+    lr: float,
+    weight_decay: float,
     betas: tuple[float, float],
     eps: float,
     fused: bool,
-    shrink: float = 1.0,
+    layer_lr_decay: float = 1.0,
 ) -> torch.optim.Optimizer:
     """Build the named optimiser over what the model can learn; only matrices are decayed.
 
     `shrink` is the rate of each layer against the layer above it.
     """
-    layered = shrink != 1
-    groups = layered_groups(model, decay, shrink) if layered else parameter_groups(model, decay)
+    layered = layer_lr_decay != 1
+    groups = (
+        layerwise_param_groups(model, weight_decay, layer_lr_decay)
+        if layered
+        else param_groups(model, weight_decay)
+    )
     match name:
         case "adamw":
-            kernel = fused and all(_fusible(p) for group in groups for p in group["params"])
-            return torch.optim.AdamW(groups, lr=peak, betas=betas, eps=eps, fused=kernel)
+            kernel = fused and all(_supports_fused(p) for group in groups for p in group["params"])
+            return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=kernel)
         case "adafactor":
             # It has no momentum, derives its second beta from the step and has an epsilon of
             # another meaning. Its rate at update n is the smaller of ours and 1 / sqrt(n).
-            return torch.optim.Adafactor(groups, lr=peak)
+            return torch.optim.Adafactor(groups, lr=lr)
         case "adamw_rms":
-            return AdamWRMS(groups, lr=peak, betas=betas, eps=eps)
+            return AdamWRMS(groups, lr=lr, betas=betas, eps=eps)
 
 
-def parameter_groups(model: nn.Module, decay: float) -> list[dict[str, Any]]:
+def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Part the learnable parameters into those with and those without weight decay."""
     decayed: list[nn.Parameter] = []
     free: list[nn.Parameter] = []
@@ -56,25 +60,30 @@ def parameter_groups(model: nn.Module, decay: float) -> list[dict[str, Any]]:
             (decayed if matrix else free).append(parameter)
     if not decayed and not free:
         raise UserError("nothing to learn: every parameter of the model is frozen; thaw some")
-    groups = ({"params": decayed, "weight_decay": decay}, {"params": free, "weight_decay": 0.0})
+    groups = (
+        {"params": decayed, "weight_decay": weight_decay},
+        {"params": free, "weight_decay": 0.0},
+    )
     return [group for group in groups if group["params"]]
 
 
-def layered_groups(model: nn.Module, decay: float, shrink: float) -> list[dict[str, Any]]:
+def layerwise_param_groups(
+    model: nn.Module, weight_decay: float, layer_lr_decay: float
+) -> list[dict[str, Any]]:
     """Part the groups further by layer, each with the scale of its rate: 1 at the top.
 
     Howard and Ruder 2018 (section 3.1) shrink the rate to 1 / 2.6 from layer to layer, ELECTRA
     (Clark et al. 2020, appendix B) to 0.8 or 0.9.
     """
-    numbers = layers(model)
+    numbers = layer_index(model)
     layer = {id(p): numbers[name] for name, p in model.named_parameters()}
-    plain = parameter_groups(model, decay)
+    plain = param_groups(model, weight_decay)
     found = sorted({layer[id(p)] for group in plain for p in group["params"]})
     parted = [
         {
             "params": [p for p in group["params"] if layer[id(p)] == number],
             "weight_decay": group["weight_decay"],
-            "scale": shrink ** (found[-1] - number),
+            "scale": layer_lr_decay ** (found[-1] - number),
         }
         for number in found
         for group in plain
@@ -164,5 +173,5 @@ def _exempt(model: nn.Module) -> set[nn.Parameter]:
     return found
 
 
-def _fusible(parameter: Tensor) -> bool:
+def _supports_fused(parameter: Tensor) -> bool:
     return parameter.device.type in {"cuda", "cpu"} and parameter.is_floating_point()

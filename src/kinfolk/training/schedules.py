@@ -18,11 +18,11 @@ from kinfolk.training.settings import Schedule
 
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 
-SLANT = 1 / 32  # Howard and Ruder 2018, section 3.2: the ratio of the peak to the lowest rate
+STLR_RATIO = 1 / 32  # Howard and Ruder 2018, section 3.2: the ratio of the peak to the lowest rate
 
 
-def schedule(
-    name: Schedule, *, steps: int, warmup: int, cooldown: float = 0.2, floor: float = 0.0
+def lr_schedule(
+    name: Schedule, *, steps: int, warmup: int, decay_ratio: float = 0.2, min_lr_ratio: float = 0.0
 ) -> Callable[[int], float]:
     """Return the factor on the peak rate as a function of the step; step 0 is the first update."""
     if warmup > steps:
@@ -31,7 +31,7 @@ def schedule(
             "lower the warm-up or run longer"
         )
     if name == "slanted":
-        warmup, floor = warmup or max(1, steps // 10), SLANT
+        warmup, min_lr_ratio = warmup or max(1, steps // 10), STLR_RATIO
     last = steps - 1
     top = max(warmup - 1, 0)  # the step that has the whole peak rate
 
@@ -44,17 +44,22 @@ def schedule(
     def factor(step: int) -> float:
         if step < top:
             climb = (step + 1) / warmup
-            return floor + (1 - floor) * climb if name == "slanted" else climb
+            return min_lr_ratio + (1 - min_lr_ratio) * climb if name == "slanted" else climb
         match name:
             case "linear" | "slanted":
-                return floor + (1 - floor) * fall(step, top)
+                return min_lr_ratio + (1 - min_lr_ratio) * fall(step, top)
             case "cosine":
                 # Measured from the bottom, so that the end is exact: cos(pi) is -1.
-                return floor + (1 - floor) * (1 + math.cos(math.pi * (1 - fall(step, top)))) / 2
+                return (
+                    min_lr_ratio
+                    + (1 - min_lr_ratio) * (1 + math.cos(math.pi * (1 - fall(step, top)))) / 2
+                )
             case "inverse_root":
-                return max(floor, math.sqrt((top + 1) / (step + 1)))
+                return max(min_lr_ratio, math.sqrt((top + 1) / (step + 1)))
             case "trapezoid":
-                return floor + (1 - floor) * fall(step, max(top, last - cooldown * steps))
+                return min_lr_ratio + (1 - min_lr_ratio) * fall(
+                    step, max(top, last - decay_ratio * steps)
+                )
             case "constant":
                 return 1.0
 

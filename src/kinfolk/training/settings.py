@@ -10,32 +10,34 @@ Schedule = Literal["linear", "cosine", "inverse_root", "constant", "trapezoid", 
 
 
 @config("train")
-class Train:
+class TrainConfig:
     """Steps, rates, and what is kept."""
 
     steps: int = field(default=10_000, ge=1, help="number of optimizer steps")
-    batch: int = field(default=32, ge=1, le=2**24, help="number of rows in a step")
-    accumulate: int = field(
+    batch_size: int = field(default=32, ge=1, le=2**24, help="number of rows in a step")
+    gradient_accumulation: int = field(
         default=1, ge=1, help="number of micro-batches that a step is split into"
     )
-    optimiser: Optimiser = field(
+    optimizer: Optimiser = field(
         default="adamw", help="optimizer; adamw_rms multiplies each step by the RMS of its tensor"
     )
     schedule: Schedule = field(default="cosine", help="learning-rate schedule")
-    peak: float = field(default=5e-4, gt=0, help="peak learning rate")
-    floor: float = field(
+    lr: float = field(default=5e-4, gt=0, help="peak learning rate")
+    min_lr_ratio: float = field(
         default=0.1, ge=0, le=1, help="last learning rate as a fraction of the peak"
     )
     warmup: int = field(default=500, ge=0, help="number of warm-up steps")
-    cooldown: float = field(
+    decay_ratio: float = field(
         default=0.2, ge=0, le=1, help="fraction of the steps in which a trapezoid schedule decays"
     )
-    decay: float = field(default=0.01, ge=0, help="weight decay, of matrices only")
+    weight_decay: float = field(default=0.01, ge=0, help="weight decay, of matrices only")
     betas: tuple[float, float] = field(
         default=(0.9, 0.98), ge=0, lt=1, help="coefficients of Adam's running averages"
     )
-    epsilon: float = field(default=1e-8, ge=0, help="epsilon in the denominator of Adam")
-    clip: float = field(default=1.0, ge=0, help="largest norm of the gradient; 0 does not clip")
+    eps: float = field(default=1e-8, ge=0, help="epsilon in the denominator of Adam")
+    grad_clip: float = field(
+        default=1.0, ge=0, help="largest norm of the gradient; 0 does not clip"
+    )
     seed: int = field(
         default=0, ge=0, le=2**63 - 1, help="seed of initial weights, data order and dropout"
     )
@@ -44,11 +46,11 @@ class Train:
         ge=1,
         help="number of steps between checkpoints; the last step is always saved",
     )
-    keep: int = field(default=2, ge=1, help="number of latest checkpoints to keep")
-    evaluate_every: int = field(
+    keep_checkpoints: int = field(default=2, ge=1, help="number of latest checkpoints to keep")
+    eval_every: int = field(
         default=500, ge=1, help="number of steps between evaluations on held-out documents"
     )
-    evaluate_batches: int = field(default=16, ge=1, help="number of batches in an evaluation")
+    eval_batches: int = field(default=16, ge=1, help="number of batches in an evaluation")
     device: str = field(default="auto", help="device: auto, cpu or cuda")
     precision: Literal["auto", "float32", "bfloat16"] = field(
         default="auto", help="number format of the forward pass; auto is bfloat16 on CUDA"
@@ -56,7 +58,7 @@ class Train:
     compile: Literal["auto", "yes", "no"] = field(
         default="auto", help="compile the model; auto is yes on CUDA"
     )
-    capture: Literal["yes", "no"] = field(
+    cuda_graph: Literal["yes", "no"] = field(
         default="no", help="replay the compiled step as a CUDA graph"
     )
     workers: int = field(
@@ -64,9 +66,10 @@ class Train:
     )
 
     def __post_init__(self) -> None:
-        if self.batch % self.accumulate:
+        if self.batch_size % self.gradient_accumulation:
             raise UserError(
-                f"train.accumulate={self.accumulate} does not divide train.batch={self.batch}"
+                f"train.gradient_accumulation={self.gradient_accumulation} does not divide "
+                f"train.batch_size={self.batch_size}"
             )
 
     def saves(self, step: int) -> bool:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from kinfolk.batch import Batch, Inputs, Loss, Objective, SegmentMemory
 from kinfolk.nn.language_model import attention_windows
 from kinfolk.rng import derive_seed
-from kinfolk.training.attack import Attack
-from kinfolk.training.capture import Captured
-from kinfolk.training.thawing import Thaw
+from kinfolk.training.attack import FGM
+from kinfolk.training.capture import GraphedForwardBackward
+from kinfolk.training.thawing import GradualUnfreezing
 
 
 class Learner(nn.Module):
@@ -30,30 +30,30 @@ class Learner(nn.Module):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepOutput:
     """What one step gave; tensors, so that nobody waits for the device before they are read."""
 
     loss: Tensor
-    norm: Tensor  # of the gradient, before clipping
-    parts: Mapping[str, Tensor]
+    grad_norm: Tensor  # of the gradient, before clipping
+    losses: Mapping[str, Tensor]
     counts: Mapping[str, int]
-    rate: float
+    lr: float
     tokens: Tensor | int = 0  # that the model read, in all micro-batches
     updated: bool = True  # False where loss or norm were read, were not finite, and nothing changed
 
-    def values(self) -> dict[str, Any]:
+    def to_numbers(self) -> dict[str, Any]:
         """Read the numbers, waiting for the device."""
         values: dict[str, Any] = {
             "loss": self.loss.item(),
-            "rate": self.rate,
-            "norm": self.norm.item(),
+            "lr": self.lr,
+            "grad_norm": self.grad_norm.item(),
         }
-        if len(self.parts) > 1:
-            values["parts"] = {name: part.item() for name, part in self.parts.items()}
+        if len(self.losses) > 1:
+            values["losses"] = {name: part.item() for name, part in self.losses.items()}
         return values | {"counts": dict(self.counts)}
 
 
-class Step:
+class TrainStep:
     """One update, whole or split into micro-batches: the result is the same."""
 
     def __init__(
@@ -69,8 +69,8 @@ class Step:
         resolved: bool = False,  # for a compiled learner: masks are found before it
         captured: bool = False,  # on CUDA: forward and backward are one graph
         memory: list[SegmentMemory] | None = None,  # of each micro-batch, carried from step to step
-        thaw: Thaw | None = None,
-        attack: Attack | None = None,
+        thaw: GradualUnfreezing | None = None,
+        attack: FGM | None = None,
         checks: Callable[[int], bool] | None = None,  # before which updates loss and norm are read
     ) -> None:
         self.learner, self.optimiser, self.rate = learner, optimiser, rate
@@ -81,21 +81,21 @@ class Step:
         self.checks = checks or (lambda number: device.type == "cpu")
         self.windows = attention_windows(learner)
         self.parameters = [p for p in learner.parameters() if p.requires_grad]
-        self.captured = Captured(self._say, self.parameters) if captured else None
+        self.captured = GraphedForwardBackward(self._forward, self.parameters) if captured else None
 
-    def __call__(self, number: int, batches: Sequence[Batch[Any]]) -> Outcome:
+    def __call__(self, number: int, batches: Sequence[Batch[Any]]) -> StepOutput:
         """Learn from the batches of one step; `number` counts from 0."""
         if self.thaw is not None:
             self.thaw(number)
         rate = self.rate(number)
         for group in self.optimiser.param_groups:
             group["lr"] = rate * group.get("scale", 1.0)  # see optimisers.layered_groups
-        counts = add(batch.counts for batch in batches)
+        counts = sum_counts(batch.counts for batch in batches)
         sums: dict[str, Tensor] = {}
         loss = torch.zeros((), device=self.device)
         for part, batch in enumerate(batches):
             alone = len(batches) == 1
-            learn = partial(self._learn, number, part, batch, counts, alone)
+            learn = partial(self._forward_backward, number, part, batch, counts, alone)
             said, mean = learn() if self.attack is None else self.attack(learn)
             if self.memory is not None:
                 assert said.memory is not None, "the objective forgets"
@@ -110,9 +110,9 @@ class Step:
         self.optimiser.zero_grad(set_to_none=True)
         parts = {name: total / max(counts[name], 1) for name, total in sums.items()}
         tokens = sum(input_tokens(batch.inputs) for batch in batches)
-        return Outcome(loss, norm, parts, counts, rate, tokens, updated)
+        return StepOutput(loss, norm, parts, counts, rate, tokens, updated)
 
-    def _learn(
+    def _forward_backward(
         self, number: int, part: int, batch: Batch[Any], counts: Mapping[str, int], alone: bool
     ) -> tuple[Loss, Tensor]:
         """Run forward and backward on one micro-batch; return its loss, and its share of the mean.
@@ -125,12 +125,12 @@ class Step:
         if self.captured is not None:
             said = self.captured(batch, counts, alone=alone)
             return said, said.mean(counts)
-        said = self._say(batch.to(self.device))
+        said = self._forward(batch.to(self.device))
         mean = said.mean(counts)
         mean.backward()  # type: ignore[no-untyped-call]
         return said, mean.detach()
 
-    def _say(self, batch: Batch[Any]) -> Loss:
+    def _forward(self, batch: Batch[Any]) -> Loss:
         """Run forward on a micro-batch."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):
             inputs = batch.inputs.with_block_masks(self.windows) if self.resolved else batch.inputs
@@ -144,7 +144,7 @@ def input_tokens(inputs: Inputs) -> Tensor:
     return own if inputs.encoder_inputs is None else own + input_tokens(inputs.encoder_inputs)
 
 
-def add(counts: Any) -> dict[str, int]:
+def sum_counts(counts: Any) -> dict[str, int]:
     """Add up counts by name."""
     total: dict[str, int] = {}
     for some in counts:

@@ -7,10 +7,10 @@ updates the layer below joins in, until all of them learn.
 from torch import nn
 
 from kinfolk.errors import UserError
-from kinfolk.training.layers import layers
+from kinfolk.training.layers import layer_index
 
 
-class Thaw:
+class GradualUnfreezing:
     """Say before each update which layers learn: the top one, and one more every so many updates.
 
     It is a function of the update's number alone, so that a run resumes as it was. What is frozen
@@ -23,15 +23,15 @@ class Thaw:
         if every < 1:
             raise UserError(f"a layer thaws every {every} steps: it must be at least 1")
         self.every = every
-        found = layers(model)
+        found = layer_index(model)
         learnt = [(found[n], p) for n, p in model.named_parameters() if p.requires_grad]
         numbers = sorted({layer for layer, _ in learnt}, reverse=True)
         # Layers in which nothing can be learned take no turn.
-        self.stages = [[p for layer, p in learnt if layer == number] for number in numbers]
+        self.layer_groups = [[p for layer, p in learnt if layer == number] for number in numbers]
 
     def __call__(self, number: int) -> None:
         """Freeze and thaw for one update; `number` counts from 0."""
         thawed = 1 + number // self.every
-        for stage, parameters in enumerate(self.stages):
+        for stage, parameters in enumerate(self.layer_groups):
             for parameter in parameters:
                 parameter.requires_grad_(stage < thawed)

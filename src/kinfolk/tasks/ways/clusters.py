@@ -23,134 +23,154 @@ from torch import Tensor
 from kinfolk.batch import Batch, Loss
 from kinfolk.config import config
 from kinfolk.errors import UserError
-from kinfolk.tasks.examples import Example, Page, Reading
-from kinfolk.tasks.framing import around
-from kinfolk.tasks.rows import Mentioned, Span
-from kinfolk.tasks.task import Answer
-from kinfolk.tasks.ways.way import Key, Reply, Way, by_group, owners
-from kinfolk.tasks.ways.words import Words, spelled, stretches
+from kinfolk.tasks.examples import Collated, Example, Instance
+from kinfolk.tasks.framing import num_special_tokens
+from kinfolk.tasks.rows import CorefDocument, Span
+from kinfolk.tasks.task import Prediction
+from kinfolk.tasks.ways.way import (
+    Formulation,
+    RawScores,
+    TaskTargets,
+    instance_index,
+    split_by_instance,
+)
+from kinfolk.tasks.ways.words import TokenHead, encode_words, split_to_fit
 from kinfolk.text.tokenizer import Tokenizer
 
-NOBODY = ("", "-")  # who speaks, where a file says nothing
+UNKNOWN_SPEAKERS = ("", "-")  # who speaks, where a file says nothing
 
 
 @dataclass(frozen=True)
-class Candidates:
+class CandidateSpans:
     """The spans of a document that may be mentions, from left to right."""
 
     spans: tuple[Span, ...]
     speakers: tuple[int, ...]  # who says each, -1 where nobody knows
-    found: bool  # by us, and not given
-    room: int  # how many are kept
+    predicted: bool  # by us, and not given
+    max_mentions: int  # how many are kept
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Ranked(Key):
+class CoreferenceTargets(TaskTargets):
     """Spans of all documents; right is the number of each one's cluster, 0 where it is in none."""
 
     first: Tensor  # (spans,): its first word, among all words that are read
     last: Tensor  # (spans,)
     document: Tensor  # (spans,): which example it belongs to
     speaker: Tensor  # (spans,)
-    room: Tensor  # (examples,): how many spans are kept
+    max_mentions: Tensor  # (examples,): how many spans are kept
 
 
 @config("coreference_head")
-class Clusters(Way):
+class CoreferenceHead(Formulation):
     """Score every span with each of those before it, and with none."""
 
     frame: str | None = "bert"  # of FRAMES; None for a decoder
     causal: bool = False  # a decoder sees the words before only
-    longest: int = 10  # words of a span, where mentions are not given (Lee et al. 2017)
-    ratio: float = 0.4  # spans that are kept for each word, where mentions are not given (the same)
-    antecedents: int = 50  # the most that a mention is ranked against (Lee et al. 2018)
-    telling: float = 1.0  # the weight of telling mentions, where not given, from other spans
+    max_span_length: int = 10  # words of a span, where mentions are not given (Lee et al. 2017)
+    spans_per_word: float = (
+        0.4  # spans that are kept for each word, where mentions are not given (the same)
+    )
+    max_antecedents: int = 50  # the most that a mention is ranked against (Lee et al. 2018)
+    mention_loss_weight: float = (
+        1.0  # the weight of telling mentions, where not given, from other spans
+    )
 
     name: ClassVar[str] = "head"
-    solves: ClassVar[tuple[str, ...]] = ("coref",)
+    tasks: ClassVar[tuple[str, ...]] = ("coref",)
     head: ClassVar[str | None] = "coref"
 
     def __post_init__(self) -> None:
-        if self.longest < 1 or self.antecedents < 1 or not self.ratio > 0:
+        if self.max_span_length < 1 or self.max_antecedents < 1 or not self.spans_per_word > 0:
             raise UserError(
-                f"longest={self.longest}, antecedents={self.antecedents} and ratio={self.ratio} "
-                "must be above 0: without spans to rank there are no clusters"
+                f"max_span_length={self.max_span_length}, max_antecedents={self.max_antecedents} "
+                f"and spans_per_word={self.spans_per_word} must be above 0: "
+                "without spans to rank there are no clusters"
             )
 
-    def lessons(self, row: Mentioned, tokenizer: Tokenizer, /) -> list[Example]:
+    def training_instances(self, row: CorefDocument, tokenizer: Tokenizer, /) -> list[Instance]:
         """Read a document whole, in as many stretches as it takes; no spans are no example."""
-        about = self.candidates(row)
+        about = self.candidate_spans(row)
         if not about.spans:
             return []
-        pieces = spelled(tokenizer, row.words)
-        room = self.length - (around(self.frame, 1) if self.frame else 1)
+        chunks = encode_words(tokenizer, row.words)
+        room = self.max_length - (num_special_tokens(self.frame, 1) if self.frame else 1)
         readings = tuple(
-            self.words.reading(pieces[start:stop], None, tokenizer, room)
-            for start, stop in parted(row.sentences, pieces, room)
+            self.words.example(chunks[start:stop], None, tokenizer, room)
+            for start, stop in split_document(row.sentences, chunks, room)
         )
-        cut = sum(max(0, len(piece) - room) for piece in pieces)
-        return [Example(readings=readings, target=homes(row, about), cut=cut, about=about)]
+        cut = sum(max(0, len(chunk) - room) for chunk in chunks)
+        return [
+            Instance(
+                examples=readings,
+                target=cluster_ids(row, about),
+                truncated_tokens=cut,
+                metadata=about,
+            )
+        ]
 
     @property
-    def words(self) -> Words:
+    def words(self) -> TokenHead:
         """How words are read: as those that are tagged."""
-        return Words(
+        return TokenHead(
             task=self.task,
-            length=self.length,
-            pad=self.pad,
+            max_length=self.max_length,
+            pad_id=self.pad_id,
             frame=self.frame,
             causal=self.causal,
         )
 
-    def candidates(self, row: Mentioned) -> Candidates:
+    def candidate_spans(self, row: CorefDocument) -> CandidateSpans:
         """Return the mentions that are given, or all spans of a sentence that are not too long."""
         if row.mentions is not None:
             spans = sorted(set(row.mentions))
         else:
             spans = [
                 (first, stop)
-                for start, end in bounds(row.sentences)
+                for start, end in sentence_bounds(row.sentences)
                 for first in range(start, end)
-                for stop in range(first + 1, min(first + self.longest, end) + 1)
+                for stop in range(first + 1, min(first + self.max_span_length, end) + 1)
             ]
         found = row.mentions is None
-        room = min(len(spans), ceil(self.ratio * len(row.words))) if found else len(spans)
+        room = min(len(spans), ceil(self.spans_per_word * len(row.words))) if found else len(spans)
         names = [name for sentence in row.speakers or () for name in sentence]
         numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-        numbers |= dict.fromkeys(NOBODY, -1)
+        numbers |= dict.fromkeys(UNKNOWN_SPEAKERS, -1)
         speakers = tuple(numbers[names[first]] if names else -1 for first, _ in spans)
-        return Candidates(tuple(spans), speakers, found, room)
+        return CandidateSpans(tuple(spans), speakers, found, room)
 
-    def key(self, examples: Sequence[Example], readings: Sequence[Reading], page: Page) -> Ranked:
+    def targets(
+        self, examples: Sequence[Instance], readings: Sequence[Example], page: Collated
+    ) -> CoreferenceTargets:
         """Read one state a word, and say where spans begin and end among those."""
-        counts = torch.tensor([len(r.slots) for r in readings])
-        group = owners(examples).repeat_interleave(counts)
+        counts = torch.tensor([len(r.read_at) for r in readings])
+        group = instance_index(examples).repeat_interleave(counts)
         words = torch.bincount(group)
-        spans = [torch.tensor(e.about.spans) for e in examples]
+        spans = [torch.tensor(e.metadata.spans) for e in examples]
         sizes = torch.tensor([len(some) for some in spans])
         document = torch.arange(len(examples)).repeat_interleave(sizes)
         ends = torch.cat(spans) + (words.cumsum(0) - words)[document, None]
-        return Ranked(
-            slots=page.slots(readings),
-            group=group,
+        return CoreferenceTargets(
+            read_at=page.read_at(readings),
+            instance_ids=group,
             target=torch.tensor([home for e in examples for home in e.target]),
-            weight=torch.tensor([float(e.about.found) for e in examples])[document],
+            weight=torch.tensor([float(e.metadata.predicted) for e in examples])[document],
             first=ends[:, 0],
             last=ends[:, 1] - 1,
             document=document,
-            speaker=torch.tensor([who for e in examples for who in e.about.speakers]),
-            room=torch.tensor([e.about.room for e in examples]),
+            speaker=torch.tensor([who for e in examples for who in e.metadata.speakers]),
+            max_mentions=torch.tensor([e.metadata.max_mentions for e in examples]),
         )
 
-    def counts(self, examples: Sequence[Example], key: Any) -> dict[str, int]:
+    def counts(self, examples: Sequence[Instance], key: Any) -> dict[str, int]:
         """Count the spans that are kept, whichever these are, and those that were not given."""
-        kept, told = int(key.room.sum()), int(key.weight.sum())
+        kept, told = int(key.max_mentions.sum()), int(key.weight.sum())
         return {"labels": kept, "mentions": told, "tokens": sum(e.tokens for e in examples)}
 
-    def ranking(self, model: Any, batch: Batch[Any]) -> Any:
+    def score_antecedents(self, model: Any, batch: Batch[Any]) -> Any:
         """Score the mentions with those before them."""
-        hidden = model(batch.inputs).hidden.flatten(0, 1).index_select(0, batch.targets.slots)
-        return model.antecedent_scores(hidden, batch.targets, self.antecedents)
+        hidden = model(batch.inputs).hidden.flatten(0, 1).index_select(0, batch.targets.read_at)
+        return model.antecedent_scores(hidden, batch.targets, self.max_antecedents)
 
     def loss(self, model: Any, batch: Batch[Any], /) -> Loss:
         """Sum -log p(any right antecedent); where there is none, to have none is right.
@@ -158,7 +178,7 @@ class Clusters(Way):
         Ranking alone teaches nothing about a span that is not kept, and on little text some would
         never be: so mentions are told from other spans, too (Zhang et al. 2018).
         """
-        found, key = self.ranking(model, batch), batch.targets
+        found, key = self.score_antecedents(model, batch), batch.targets
         home = key.target[found.mention_indices]
         same = (
             (home[found.antecedents] == home[:, None])
@@ -171,11 +191,13 @@ class Clusters(Way):
         told = F.binary_cross_entropy_with_logits(
             found.mention_scores, (key.target > 0).float(), key.weight, reduction="sum"
         )
-        return Loss({"labels": nats.sum(), "mentions": told}, {"mentions": self.telling})
+        return Loss(
+            {"labels": nats.sum(), "mentions": told}, {"mentions": self.mention_loss_weight}
+        )
 
-    def reply(self, model: Any, batch: Batch[Any], /) -> list[Reply]:
+    def logits(self, model: Any, batch: Batch[Any], /) -> list[RawScores]:
         """Return for each span the number of its antecedent, -1 for none, and how likely it is."""
-        found, key = self.ranking(model, batch), batch.targets
+        found, key = self.score_antecedents(model, batch), batch.targets
         share, choice = found.scores.softmax(1).max(1)
         places = torch.arange(len(choice), device=choice.device)
         starts = torch.searchsorted(key.document, key.document)  # the first span of its document
@@ -183,13 +205,15 @@ class Clusters(Way):
         chosen = torch.where(choice > 0, chosen - starts[chosen], -1)
         said = torch.stack([-torch.ones(len(starts)), torch.ones(len(starts))], 1).to(share)
         said[found.mention_indices] = torch.stack([chosen.to(share), share], 1)
-        return by_group(said, key.document)
+        return split_by_instance(said, key.document)
 
-    def answer(self, row: Any, examples: Sequence[Example], replies: Sequence[Reply], /) -> Answer:
+    def decode(
+        self, row: Any, examples: Sequence[Instance], replies: Sequence[RawScores], /
+    ) -> Prediction:
         """Join what refers to each other; what stands alone is in no cluster."""
         if not replies:
-            return Answer(())
-        spans = examples[0].about.spans
+            return Prediction(())
+        spans = examples[0].metadata.spans
         home: dict[int, list[Span]] = {}
         for place, before in enumerate(replies[0][:, 0].astype(int)):
             if before >= 0:
@@ -197,28 +221,28 @@ class Clusters(Way):
                 own.append(spans[place])
                 home[place] = own
         unlike = {id(group): tuple(group) for group in home.values()}
-        return Answer(tuple(unlike.values()), sure=float(replies[0][:, 1].min()))
+        return Prediction(tuple(unlike.values()), probability=float(replies[0][:, 1].min()))
 
 
-def bounds(sentences: Sequence[Sequence[str]]) -> list[Span]:
+def sentence_bounds(sentences: Sequence[Sequence[str]]) -> list[Span]:
     """Say where sentences begin and end among the words of a document."""
     return list(pairwise(accumulate(map(len, sentences), initial=0)))
 
 
-def parted(
-    sentences: Sequence[Sequence[str]], pieces: Sequence[Sequence[int]], room: int
+def split_document(
+    sentences: Sequence[Sequence[str]], chunks: Sequence[Sequence[int]], room: int
 ) -> list[Span]:
     """Part words into stretches that fit, of whole sentences unless one is longer than the room."""
-    where = [span for span in bounds(sentences) if span[0] < span[1]]
+    where = [span for span in sentence_bounds(sentences) if span[0] < span[1]]
     found = []
-    for start, stop in stretches([sum(map(len, pieces[a:b])) for a, b in where], room):
+    for start, stop in split_to_fit([sum(map(len, chunks[a:b])) for a, b in where], room):
         first, last = where[start][0], where[stop - 1][1]
-        inside = stretches([len(piece) for piece in pieces[first:last]], room)
+        inside = split_to_fit([len(chunk) for chunk in chunks[first:last]], room)
         found += [(first + a, first + b) for a, b in inside]
     return found
 
 
-def homes(row: Mentioned, about: Candidates) -> list[int]:
+def cluster_ids(row: CorefDocument, about: CandidateSpans) -> list[int]:
     """Number the clusters of a document from 1, and return that of each span, 0 for none."""
     clusters = enumerate(row.clusters or (), 1)
     known = {span: number for number, cluster in clusters for span in cluster}

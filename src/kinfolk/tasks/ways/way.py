@@ -12,30 +12,38 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kinfolk.batch import IGNORE_INDEX, Batch, Loss, TensorTree, TokenTargets
-from kinfolk.tasks.examples import Example, Page, Reading, lay_out
-from kinfolk.tasks.rows import Asked, Choice, Completion, Labelled, Mentioned, Tagged, Written
-from kinfolk.tasks.task import Answer, Task
+from kinfolk.tasks.examples import Collated, Example, Instance, pack_examples
+from kinfolk.tasks.rows import (
+    CompletionRow,
+    CorefDocument,
+    LabelledText,
+    MultipleChoiceRow,
+    QuestionRow,
+    SourceTarget,
+    TaggedSentence,
+)
+from kinfolk.tasks.task import Prediction, Task
 from kinfolk.text.tokenizer import Tokenizer
 
-Reply = NDArray[np.float64]
+RawScores = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Key(TensorTree):
+class TaskTargets(TensorTree):
     """What is read off a batch, and what is right."""
 
-    slots: Tensor  # (read,): the slots that are scored, through the flattened rows
-    group: Tensor  # (read,): which example each belongs to
+    read_at: Tensor  # (read,): the slots that are scored, through the flattened rows
+    instance_ids: Tensor  # (read,): which example each belongs to
     target: Tensor  # as the way counts it
     weight: Tensor  # of each target
-    soft: Tensor | None = None  # what a teacher thinks, beside the target
+    teacher_probs: Tensor | None = None  # what a teacher thinks, beside the target
     tokens: TokenTargets | None = None  # that are predicted
     reading: Tensor | None = None  # which reading each predicted token belongs to
-    member: Tensor | None = None  # which example each reading belongs to
+    instance_of_example: Tensor | None = None  # which example each reading belongs to
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way(ABC):
+class Formulation(ABC):
     """How one kind of network solves one kind of task.
 
     A way is a frozen value that is saved with the model, so that whoever opens it asks as it was
@@ -43,106 +51,112 @@ class Way(ABC):
     """
 
     task: Task
-    length: int = 128  # the most tokens of a reading
-    pad: int = 0
+    max_length: int = 128  # the most tokens of a reading
+    pad_id: int = 0
 
     name: ClassVar[str]
-    solves: ClassVar[tuple[str, ...]]  # the kinds of task
+    tasks: ClassVar[tuple[str, ...]]  # the kinds of task
     head: ClassVar[str | None] = None  # the head its network needs
 
     @abstractmethod
-    def lessons(self, row: Any, tokenizer: Tokenizer, /) -> list[Example]:
+    def training_instances(self, row: Any, tokenizer: Tokenizer, /) -> list[Instance]:
         """Turn a labelled row into what is learned from it."""
 
-    def questions(self, row: Any, tokenizer: Tokenizer, /) -> list[Example]:
+    def inference_instances(self, row: Any, tokenizer: Tokenizer, /) -> list[Instance]:
         """Turn a row into what is asked about it; its label plays no part."""
-        return self.lessons(blind(row), tokenizer)
+        return self.training_instances(without_label(row), tokenizer)
 
     @abstractmethod
-    def key(self, examples: Sequence[Example], readings: Sequence[Reading], page: Page) -> Key:
+    def targets(
+        self, examples: Sequence[Instance], readings: Sequence[Example], page: Collated
+    ) -> TaskTargets:
         """Say what is read off, and what is right."""
 
-    def collate(self, examples: Sequence[Example], /) -> Batch[Key]:
+    def collate(self, examples: Sequence[Instance], /) -> Batch[TaskTargets]:
         """Pack examples into rows."""
-        readings = [reading for example in examples for reading in example.readings]
-        page = lay_out(readings, self.pad)
-        key = self.key(examples, readings, page)
+        readings = [reading for example in examples for reading in example.examples]
+        page = pack_examples(readings, self.pad_id)
+        key = self.targets(examples, readings, page)
         return Batch(page.inputs, key, self.counts(examples, key))
 
-    def counts(self, examples: Sequence[Example], key: Key) -> dict[str, int]:
+    def counts(self, examples: Sequence[Instance], key: TaskTargets) -> dict[str, int]:
         """Say what each part of the loss is summed over, and how many tokens are read."""
         return {"labels": len(key.target), "tokens": sum(e.tokens for e in examples)}
 
     @abstractmethod
-    def loss(self, model: Any, batch: Batch[Key], /) -> Loss:
+    def loss(self, model: Any, batch: Batch[TaskTargets], /) -> Loss:
         """Sum what the model got wrong."""
 
     @abstractmethod
-    def reply(self, model: Any, batch: Batch[Key], /) -> list[Reply]:
+    def logits(self, model: Any, batch: Batch[TaskTargets], /) -> list[RawScores]:
         """Return the numbers that the model gives each example."""
 
-    def writes(self, row: Any, /) -> bool:
+    def generates(self, row: Any, /) -> bool:
         """Say whether the answer to a row is written, and not read off: then it can be `heard`."""
         return False
 
     @abstractmethod
-    def answer(self, row: Any, examples: Sequence[Example], replies: Sequence[Reply], /) -> Answer:
+    def decode(
+        self, row: Any, examples: Sequence[Instance], replies: Sequence[RawScores], /
+    ) -> Prediction:
         """Turn the replies to all questions about a row into an answer."""
 
 
-def blind(row: Any) -> Any:
+def without_label(row: Any) -> Any:
     """Return a row without what is right: it may be a label that nobody knows."""
     match row:
-        case Labelled() | Choice():
+        case LabelledText() | MultipleChoiceRow():
             return replace(row, label=None)
-        case Tagged():
+        case TaggedSentence():
             return replace(row, tags=None)
-        case Asked():
-            return replace(row, answers=(), possible=True)
-        case Written() | Completion():
+        case QuestionRow():
+            return replace(row, answers=(), answerable=True)
+        case SourceTarget() | CompletionRow():
             return replace(row, target=None)
-        case Mentioned():
+        case CorefDocument():
             return replace(row, clusters=None)
     raise AssertionError(f"{type(row).__name__} is no row")
 
 
-def read_off(model: Any, batch: Batch[Key]) -> Tensor:
+def logits_at(model: Any, batch: Batch[TaskTargets]) -> Tensor:
     """Score every state that is read: (read, labels)."""
-    hidden = model(batch.inputs).hidden.flatten(0, 1).index_select(0, batch.targets.slots)
+    hidden = model(batch.inputs).hidden.flatten(0, 1).index_select(0, batch.targets.read_at)
     return model.logits(hidden).float()
 
 
-def surprise(scores: Tensor, key: Key, *, teaching: float, heat: float) -> Tensor:
+def weighted_cross_entropy(
+    scores: Tensor, key: TaskTargets, *, teaching: float, heat: float
+) -> Tensor:
     """Return -log p(label) of each target, a share of it as a teacher sees it, by its weight."""
     plain = F.cross_entropy(scores, key.target, reduction="none", ignore_index=IGNORE_INDEX)
-    if key.soft is not None:
-        soft = -(key.soft * F.log_softmax(scores / heat, -1)).sum(-1)
+    if key.teacher_probs is not None:
+        soft = -(key.teacher_probs * F.log_softmax(scores / heat, -1)).sum(-1)
         # A gradient through heated scores is smaller by the heat squared (Hinton et al. 2015).
         plain = (1 - teaching) * plain + teaching * heat**2 * soft
     return key.weight * plain
 
 
-def soften(examples: Sequence[Example]) -> Tensor | None:
+def stack_soft_targets(examples: Sequence[Instance]) -> Tensor | None:
     """Lay a teacher's opinions one under another, where there are any."""
-    if not examples or examples[0].soft is None:
+    if not examples or examples[0].teacher_probs is None:
         return None
-    parts = [np.atleast_2d(example.soft) for example in examples]
+    parts = [np.atleast_2d(example.teacher_probs) for example in examples]
     return torch.from_numpy(np.concatenate(parts)).float()
 
 
-def owners(examples: Sequence[Example]) -> Tensor:
+def instance_index(examples: Sequence[Instance]) -> Tensor:
     """Return the number of the example that each reading belongs to."""
-    counts = torch.tensor([len(e.readings) for e in examples])
+    counts = torch.tensor([len(e.examples) for e in examples])
     return torch.repeat_interleave(torch.arange(len(examples)), counts)
 
 
-def by_group(values: Tensor, group: Tensor) -> list[Reply]:
+def split_by_instance(values: Tensor, group: Tensor) -> list[RawScores]:
     """Part values, in the order of their groups, into one array for each group."""
     sizes = torch.bincount(group).tolist()
     return [part.double().cpu().numpy() for part in torch.split(values, sizes)]
 
 
-def log_softmax_by(scores: Tensor, group: Tensor, groups: int) -> Tensor:
+def segment_log_softmax(scores: Tensor, group: Tensor, groups: int) -> Tensor:
     """Return log-probabilities among the scores of each group, (scores,) of (scores,).
 
     So options and the words of a text need no padding: each group is as large as it is.
@@ -154,7 +168,7 @@ def log_softmax_by(scores: Tensor, group: Tensor, groups: int) -> Tensor:
     return apart - mass.log()[group]
 
 
-def softmax(scores: Reply) -> Reply:
+def softmax(scores: RawScores) -> RawScores:
     """Return probabilities along the last axis."""
     raised = np.exp(scores - scores.max(-1, keepdims=True))
     return np.asarray(raised / raised.sum(-1, keepdims=True))

@@ -13,27 +13,27 @@ import torch
 from torch.utils.data import Dataset
 
 from kinfolk.batch import Batch
-from kinfolk.data.mixture import Turns
-from kinfolk.data.pieces import Ids
+from kinfolk.data.chunks import IntArray
+from kinfolk.data.mixture import MixtureSchedule
 from kinfolk.errors import UserError
 from kinfolk.rng import Stream, corpus_seed, generator
-from kinfolk.tasks.examples import Example
-from kinfolk.tasks.task import Answer
-from kinfolk.tasks.voices import heard
-from kinfolk.tasks.ways.way import Reply, Way
+from kinfolk.tasks.examples import Instance
+from kinfolk.tasks.task import Prediction
+from kinfolk.tasks.voices import generate_predictions
+from kinfolk.tasks.ways.way import Formulation, RawScores
 from kinfolk.text.tokenizer import Tokenizer
 
-TOKENS = 4096  # in a batch of questions, about
-ROWS = 512  # asked at a time, so that memory does not grow with a file
+TOKENS_PER_BATCH = 4096  # in a batch of questions, about
+ROWS_PER_CHUNK = 512  # asked at a time, so that memory does not grow with a file
 
 
-class Lessons(Dataset[Batch[Any]]):
+class TaskBatches(Dataset[Batch[Any]]):
     """A run's batches by number, of one set of examples or several; every epoch has its order."""
 
     def __init__(
         self,
-        way: Way,
-        sets: Sequence[Sequence[Example]],
+        way: Formulation,
+        sets: Sequence[Sequence[Instance]],
         *,
         batch: int,  # examples
         seed: int = 0,
@@ -42,22 +42,22 @@ class Lessons(Dataset[Batch[Any]]):
         if not all(sets):
             raise UserError("there is nothing to learn from: a training file has no labelled rows")
         self.way, self.sets, self.batch, self.seed = way, sets, batch, seed
-        self.turns = Turns.of(weights)
-        self._orders: dict[int, tuple[int, Ids]] = {}
+        self.schedule = MixtureSchedule.from_weights(weights)
+        self._orders: dict[int, tuple[int, IntArray]] = {}
 
     def __getitem__(self, number: int) -> Batch[Any]:
         """Return batch `number` of the run, which may lie in any epoch."""
         positions = range(number * self.batch, (number + 1) * self.batch)
-        return self.way.collate([self.at(position) for position in positions])
+        return self.way.collate([self.example_at(position) for position in positions])
 
-    def at(self, position: int) -> Example:
+    def example_at(self, position: int) -> Instance:
         """Return the example at one position of the run."""
-        number, place = self.turns.find(position)
+        number, place = self.schedule.locate(position)
         examples = self.sets[number]
         epoch, place = divmod(place, len(examples))
         return examples[int(self.order(number, epoch)[place])]
 
-    def order(self, number: int, epoch: int) -> Ids:
+    def order(self, number: int, epoch: int) -> IntArray:
         """Return the order of a set's examples in one epoch."""
         known = self._orders.get(number)
         if known is None or known[0] != epoch:
@@ -67,7 +67,7 @@ class Lessons(Dataset[Batch[Any]]):
         return known[1]
 
 
-def shares(sizes: Sequence[int], temperature: float, most: int = 2**20) -> list[float]:
+def mixing_weights(sizes: Sequence[int], temperature: float, most: int = 2**20) -> list[float]:
     """Return how often each set is drawn: by its size, tempered (Raffel et al. 2020, 3.5.2).
 
     A temperature of 1 mixes by size and a high one alike; sets count as `most` examples at most.
@@ -76,30 +76,32 @@ def shares(sizes: Sequence[int], temperature: float, most: int = 2**20) -> list[
     return [round(size / sum(sized), 6) for size in sized]
 
 
-def answers(
-    way: Way,
+def predict_rows(
+    way: Formulation,
     model: Any,
     rows: Sequence[Any],
     tokenizer: Tokenizer,
     *,
-    tokens: int = TOKENS,
+    tokens: int = TOKENS_PER_BATCH,
     watch: Callable[[int], None] = lambda done: None,
-) -> list[Answer]:
+) -> list[Prediction]:
     """Ask a model about rows, in their order; how they share batches changes no answer."""
-    found: list[Answer] = []
-    for start in range(0, len(rows), ROWS):
-        some = rows[start : start + ROWS]
-        asked = [way.questions(row, tokenizer) for row in some]
-        replies = iter(replied(way, model, [e for examples in asked for e in examples], tokens))
-        written = [row for row in some if way.writes(row)]
-        texts = iter(heard(way, model, written, tokenizer) if written else ())
+    found: list[Prediction] = []
+    for start in range(0, len(rows), ROWS_PER_CHUNK):
+        some = rows[start : start + ROWS_PER_CHUNK]
+        asked = [way.inference_instances(row, tokenizer) for row in some]
+        replies = iter(
+            forward_instances(way, model, [e for examples in asked for e in examples], tokens)
+        )
+        written = [row for row in some if way.generates(row)]
+        texts = iter(generate_predictions(way, model, written, tokenizer) if written else ())
         for row, examples in zip(some, asked, strict=True):
             own = [next(replies) for _ in examples]
-            known = way.answer(row, examples, own) if own or not way.writes(row) else None
-            if way.writes(row):
+            known = way.decode(row, examples, own) if own or not way.generates(row) else None
+            if way.generates(row):
                 said = next(texts)
                 if known is not None:  # how likely the right answer was
-                    said = replace(said, nats=known.nats, tokens=known.tokens)
+                    said = replace(said, nll=known.nll, tokens=known.tokens)
                 known = said
             assert known is not None
             found.append(known)
@@ -108,21 +110,23 @@ def answers(
 
 
 @torch.no_grad()
-def replied(way: Way, model: Any, examples: Sequence[Example], tokens: int) -> list[Reply]:
+def forward_instances(
+    way: Formulation, model: Any, examples: Sequence[Instance], tokens: int
+) -> list[RawScores]:
     """Return the reply to each example, those of like size asked together."""
     device = next(model.parameters()).device
     was = model.training
     model.eval()
-    replies: list[Reply] = [np.zeros(0)] * len(examples)
-    for group in alike([example.tokens for example in examples], tokens):
+    replies: list[RawScores] = [np.zeros(0)] * len(examples)
+    for group in length_buckets([example.tokens for example in examples], tokens):
         batch = way.collate([examples[i] for i in group]).to(device)
-        for place, reply in zip(group, way.reply(model, batch), strict=True):
+        for place, reply in zip(group, way.logits(model, batch), strict=True):
             replies[place] = reply
     model.train(was)
     return replies
 
 
-def alike(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
+def length_buckets(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
     """Group numbers by size, longest first, up to so many tokens in a group."""
     group: list[int] = []
     used = 0

@@ -10,45 +10,45 @@ from numpy.typing import NDArray
 
 from kinfolk.errors import UserError
 
-Ids = NDArray[np.int64]
-Flags = NDArray[np.bool_]
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
 Rng = np.random.Generator
 
 
-class Documents(Protocol):
+class TokenizedDocuments(Protocol):
     """Tokenised documents in a row, wherever they lie."""
 
     @property
-    def starts(self) -> Ids:
+    def starts(self) -> IntArray:
         """Where each document starts in the stream of tokens, and where the last one ends."""
         ...
 
-    def ids(self, start: int, stop: int, /) -> Ids:
+    def ids(self, start: int, stop: int, /) -> IntArray:
         """Return a stretch of the stream."""
         ...
 
-    def sentences(self, start: int, stop: int, /) -> Ids:
+    def sentences(self, start: int, stop: int, /) -> IntArray:
         """Return the lengths of the sentences in a stretch of the stream."""
         ...
 
-    def words(self, start: int, stop: int, /) -> Flags:
+    def words(self, start: int, stop: int, /) -> BoolArray:
         """Tell which tokens of a stretch begin a word, or complain that this is not known."""
         ...
 
 
 @dataclass(frozen=True)
-class Loose:
+class InMemoryDocuments:
     """Documents held in memory."""
 
-    stream: Ids
-    ends: Ids  # of sentences
-    starts: Ids  # of documents, and the end of the last
-    begins: Flags | None = None  # which tokens begin a word, where that is known
+    token_ids: IntArray
+    ends: IntArray  # of sentences
+    starts: IntArray  # of documents, and the end of the last
+    begins: BoolArray | None = None  # which tokens begin a word, where that is known
 
     @classmethod
-    def of(
+    def from_lists(
         cls, documents: Sequence[Sequence[Sequence[int]]], *, words: Sequence[bool] | None = None
-    ) -> "Loose":
+    ) -> "InMemoryDocuments":
         """Take documents as lists of sentences, each a list of ids; `words` runs through all."""
         sentences = [sentence for document in documents for sentence in document]
         ends = np.cumsum([0, *map(len, sentences)], dtype=np.int64)
@@ -56,16 +56,16 @@ class Loose:
         begins = None if words is None else np.array(words, np.bool_)
         return cls(stream, ends[1:], ends[np.cumsum([0, *map(len, documents)])], begins)
 
-    def ids(self, start: int, stop: int) -> Ids:
+    def ids(self, start: int, stop: int) -> IntArray:
         """Return a stretch of the stream."""
-        return self.stream[start:stop]
+        return self.token_ids[start:stop]
 
-    def sentences(self, start: int, stop: int) -> Ids:
+    def sentences(self, start: int, stop: int) -> IntArray:
         """Return the lengths of the sentences in a stretch of the stream."""
         inside = self.ends[(self.ends > start) & (self.ends < stop)]
         return np.diff(np.concatenate([[start], inside, [stop]]))
 
-    def words(self, start: int, stop: int) -> Flags:
+    def words(self, start: int, stop: int) -> BoolArray:
         """Tell which tokens of a stretch begin a word."""
         if self.begins is None:
             raise UserError("these documents do not know their words: say where words begin")
@@ -73,35 +73,35 @@ class Loose:
 
 
 @dataclass(frozen=True)
-class Piece:
+class Chunk:
     """A stretch of one document, and a door to the others."""
 
-    documents: Documents
+    documents: TokenizedDocuments
     document: int
     start: int  # counted from the start of the document
     stop: int  # may lie past the document's end, where an objective predicts that end too
-    turn: int = 0  # which of several examples from one stretch
+    repeat: int = 0  # which of several examples from one stretch
 
     @cached_property
-    def ids(self) -> Ids:
+    def ids(self) -> IntArray:
         """The tokens."""
         first, end = self._bounds
         return self.documents.ids(first + self.start, min(first + self.stop, end))
 
     @cached_property
-    def sentences(self) -> Ids:
+    def sentences(self) -> IntArray:
         """The lengths of the sentences it is made of."""
         first, end = self._bounds
         return self.documents.sentences(first + self.start, min(first + self.stop, end))
 
     @cached_property
-    def words(self) -> Flags:
+    def words(self) -> BoolArray:
         """Which of the tokens begin a word."""
         first, end = self._bounds
         return self.documents.words(first + self.start, min(first + self.stop, end))
 
     @property
-    def before(self) -> int | None:
+    def previous_token(self) -> int | None:
         """The token just before it in its document; None at the start."""
         if self.start == 0:
             return None
@@ -109,16 +109,16 @@ class Piece:
         return int(self.documents.ids(first - 1, first)[0])
 
     @property
-    def last(self) -> bool:
+    def ends_document(self) -> bool:
         """Whether it reaches past the end of its document."""
         first, end = self._bounds
         return first + self.stop > end
 
-    def split(self, at: int) -> tuple["Piece", "Piece"]:
+    def split(self, at: int) -> tuple["Chunk", "Chunk"]:
         """Cut it in two."""
         return replace(self, stop=self.start + at), replace(self, start=self.start + at)
 
-    def elsewhere(self, rng: Rng, longest: int) -> "Piece":
+    def random_other_chunk(self, rng: Rng, longest: int) -> "Chunk":
         """Draw a stretch that starts a sentence in another document, each token as likely."""
         starts, (own, end) = self.documents.starts, self._bounds
         token = int(rng.integers(starts[-1] - (end - own)))
@@ -129,7 +129,7 @@ class Piece:
         # Starts with enough text behind them, if there are any.
         enough = sentences[sentences + longest <= end - first]
         begin = int(rng.choice(enough) if len(enough) else 0)
-        return Piece(self.documents, other, begin, min(begin + longest, end - first))
+        return Chunk(self.documents, other, begin, min(begin + longest, end - first))
 
     @property
     def _bounds(self) -> tuple[int, int]:
@@ -138,33 +138,33 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Pieces(Sequence[Piece]):
+class ChunkIndex(Sequence[Chunk]):
     """All pieces of some documents, as numbers: 32 bytes each however long they are."""
 
-    documents: Documents
-    document: Ids
-    start: Ids
-    stop: Ids
-    turn: Ids
-    sizes: Ids  # (pieces, streams): how many slots the example of each will take, at most
+    documents: TokenizedDocuments
+    document: IntArray
+    start: IntArray
+    stop: IntArray
+    repeat: IntArray
+    sizes: IntArray  # (pieces, streams): how many slots the example of each will take, at most
 
     def __len__(self) -> int:
         return len(self.document)
 
-    def __getitem__(self, index: int) -> Piece:  # type: ignore[override]
-        return Piece(
+    def __getitem__(self, index: int) -> Chunk:  # type: ignore[override]
+        return Chunk(
             self.documents,
             int(self.document[index]),
             int(self.start[index]),
             int(self.stop[index]),
-            int(self.turn[index]),
+            int(self.repeat[index]),
         )
 
-    def turns(self, counts: Ids) -> "Pieces":
+    def with_repeats(self, counts: IntArray) -> "ChunkIndex":
         """Take each piece several times, numbering the turns."""
         which = np.repeat(np.arange(len(self)), counts)
         turn = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return Pieces(
+        return ChunkIndex(
             self.documents,
             self.document[which],
             self.start[which],
@@ -174,7 +174,9 @@ class Pieces(Sequence[Piece]):
         )
 
 
-def cut(documents: Documents, longest: int, *, extra: int = 0) -> tuple[Ids, Ids, Ids]:
+def split_documents(
+    documents: TokenizedDocuments, longest: int, *, extra: int = 0
+) -> tuple[IntArray, IntArray, IntArray]:
     """Cut every document into stretches of the longest length and a rest: document, start, stop.
 
     `extra` counts slots past the end of each document, for the token that ends it.
