@@ -174,11 +174,13 @@ class Inputs(TensorTree):
             if causal
             else AttentionMask.bidirectional(document, unpacked=True)
         )
-        places = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
+        position_ids = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(
+            input_ids
+        )
         return cls(
             input_ids=input_ids,
             attention_mask=attention_mask,
-            position_ids=places,
+            position_ids=position_ids,
             encoder_inputs=encoder_inputs,
         )
 

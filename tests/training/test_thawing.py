@@ -63,7 +63,7 @@ def stepper(model: nn.Module, every: int) -> TrainStep:
         seed=0,
         device=torch.device("cpu"),
         bfloat16=False,
-        thaw=GradualUnfreezing(model, every),
+        unfreezing=GradualUnfreezing(model, every),
     )
 
 

@@ -136,7 +136,12 @@ LayerDecay = Annotated[
 ]
 Thawing = Annotated[
     bool,
-    typer.Option("--thaw", help="Learn layer after layer, from the top.", rich_help_panel=LEARNING),
+    typer.Option(
+        "--thaw",
+        "--gradual-unfreezing",
+        help="Unfreeze one layer at a time, the top layer first.",
+        rich_help_panel=LEARNING,
+    ),
 ]
 Noise = Annotated[
     float,

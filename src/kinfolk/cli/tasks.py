@@ -52,7 +52,7 @@ def finetune(
     patience: asked.Patience = 0,
     class_weights: asked.ClassWeights = "none",
     layer_decay: asked.LayerDecay = 1.0,
-    thaw: asked.Thawing = False,
+    gradual_unfreezing: asked.Thawing = False,
     dropout: asked.Dropout = None,
     noise: asked.Noise = 0.0,
     attack: asked.Attack = 0.0,
@@ -109,7 +109,7 @@ def finetune(
     learned = finetune_config(
         epochs=epochs,
         layer_lr_decay=layer_decay,
-        gradual_unfreezing=thaw,
+        gradual_unfreezing=gradual_unfreezing,
         dropout=dropout,
         noisy_tune=noise,
         adversarial_epsilon=attack,

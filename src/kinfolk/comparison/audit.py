@@ -77,8 +77,8 @@ def wrong(one: FileAudit) -> list[str]:
     if not one.documents and not one.error:
         said.append("no text")
     if one.problems.errors:
-        places = ", ".join(f"{one.path.name}:{line}" for line in one.problems.line_numbers)
-        said.append(f"{one.problems.errors:,} errors of UTF-8, the first at {places}")
+        indices = ", ".join(f"{one.path.name}:{line}" for line in one.problems.line_numbers)
+        said.append(f"{one.problems.errors:,} errors of UTF-8, the first at {indices}")
     if one.problems.invalid_json_lines:
         said.append(f"{counted(one.problems.invalid_json_lines, 'line')} not JSON")
     return said
@@ -150,6 +150,6 @@ def histogram(audit: Audit) -> str:
             "middle",
         )
     )
-    turned = text("axis", 0, 0, "documents", "middle")
-    parts.append(f'<g transform="translate(12 {(top + floor) / 2}) rotate(-90)">{turned}</g>')
+    rotated = text("axis", 0, 0, "documents", "middle")
+    parts.append(f'<g transform="translate(12 {(top + floor) / 2}) rotate(-90)">{rotated}</g>')
     return svg("How many documents have how many characters", floor + 50, parts)

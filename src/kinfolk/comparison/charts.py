@@ -238,16 +238,16 @@ def axes(to_x: Scale, to_y: Scale, x: str, y: str) -> list[str]:
         parts.append(text("tick", at, to_y.start + 19, compact_number(tick), "middle"))
     parts.append(f'<path class="floor" d="M{to_x.start} {to_y.start}H{to_x.end}"/>')
     parts.append(text("axis", (to_x.start + to_x.end) / 2, to_y.start + 40, x, "middle"))
-    middle, turned = (to_y.start + to_y.end) / 2, text("axis", 0, 0, y, "middle")
-    return [*parts, f'<g transform="translate(12 {middle:.1f}) rotate(-90)">{turned}</g>']
+    middle, rotated = (to_y.start + to_y.end) / 2, text("axis", 0, 0, y, "middle")
+    return [*parts, f'<g transform="translate(12 {middle:.1f}) rotate(-90)">{rotated}</g>']
 
 
 def legend(labels: Sequence[Label], left: float, top: float, bottom: float) -> list[str]:
     """Write the labels beside the ends of their curves, none over another."""
     parts = []
     ordered = sorted(labels, key=lambda label: label.height)
-    places = place_labels([label.height for label in ordered], top, bottom)
-    for at, label in zip(places, ordered, strict=True):
+    indices = place_labels([label.height for label in ordered], top, bottom)
+    for at, label in zip(indices, ordered, strict=True):
         if label.has_leader and abs(at - label.height) < 3 * LABEL_HEIGHT:
             ends = f"M{left - 11} {label.height:.1f}L{left - 2} {at:.1f}"
             parts.append(f'<path class="leader" d="{ends}"/>')
@@ -256,10 +256,10 @@ def legend(labels: Sequence[Label], left: float, top: float, bottom: float) -> l
     return parts
 
 
-def place_labels(places: Sequence[float], top: float, bottom: float) -> list[float]:
+def place_labels(indices: Sequence[float], top: float, bottom: float) -> list[float]:
     """Push sorted places apart until no two are nearer than a row."""
     moved: list[float] = []
-    for place in places:
+    for place in indices:
         moved.append(max(place, moved[-1] + LABEL_HEIGHT if moved else top))
     floor = bottom
     for i in reversed(range(len(moved))):

@@ -204,8 +204,8 @@ def row_text(row: Any) -> str:
 def calibration_bins(verdict: EvaluationResult) -> list[CalibrationBin]:
     """Group answers by their probability, and say how many of each group are right."""
     pairs = np.array(list(confidences(verdict)), np.float64).reshape(-1, 2)
-    places = np.minimum((pairs[:, 0] * BINS).astype(int), BINS - 1)
-    groups = [(place, pairs[places == place]) for place in range(BINS)]
+    indices = np.minimum((pairs[:, 0] * BINS).astype(int), BINS - 1)
+    groups = [(place, pairs[indices == place]) for place in range(BINS)]
     return [
         CalibrationBin(place / BINS, (place + 1) / BINS, len(some), *some.mean(0).tolist())
         for place, some in groups

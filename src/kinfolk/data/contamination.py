@@ -51,15 +51,15 @@ class ContaminationIndex:
 
     def _grams(self, number: int) -> Iterator[tuple[Hashes, Places, Places]]:
         for row in rows(self.files[number], FileProblems()):
-            hashes, places = words(row.text)
+            hashes, indices = words(row.text)
             found = hash_ngrams(hashes, LENGTH)
             if len(found):
-                lines = _lines(row, places[: len(found)])
+                lines = _lines(row, indices[: len(found)])
                 yield found, lines, np.full(len(found), number, dtype=np.int32)
 
     def first_match(self, text: str) -> NgramMatch | None:
         """Return the first words in a row that the text shares with a test."""
-        hashes, places = words(text)
+        hashes, indices = words(text)
         found = hash_ngrams(hashes, LENGTH)
         likely = np.flatnonzero(self._prefilter[found >> self._shift])
         at = np.searchsorted(self._hashes, found[likely])
@@ -69,7 +69,7 @@ class ContaminationIndex:
             return None
         start, known = likely[equal[0]], at[equal[0]]
         return NgramMatch(
-            normalized_words(text, places[start : start + LENGTH]),
+            normalized_words(text, indices[start : start + LENGTH]),
             self.files[self._numbers[known]],
             int(self._lines[known]),
         )
@@ -85,9 +85,9 @@ def _files(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
-def _lines(row: RawDocument, places: Places) -> Places:
+def _lines(row: RawDocument, indices: Places) -> Places:
     """Say on which line of the file each place of a text lies."""
     if not row.plain or "\n" not in row.text:
-        return np.full(len(places), row.line, dtype=np.int64)
+        return np.full(len(indices), row.line, dtype=np.int64)
     lengths = [len(line) + 1 for line in row.text.split("\n")]
-    return row.line + np.searchsorted(np.cumsum(lengths), places, side="right")
+    return row.line + np.searchsorted(np.cumsum(lengths), indices, side="right")

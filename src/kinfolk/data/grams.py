@@ -58,13 +58,13 @@ def words(text: str) -> tuple[Hashes, Places]:
     parts = [_words(text[start:end], start) for start, end in _slices(text)]
     if len(parts) == 1:
         return parts[0]
-    hashes, places = zip(*parts, strict=True)
-    return np.concatenate(hashes), np.concatenate(places)
+    hashes, indices = zip(*parts, strict=True)
+    return np.concatenate(hashes), np.concatenate(indices)
 
 
-def normalized_words(text: str, places: Places) -> str:
+def normalized_words(text: str, indices: Places) -> str:
     """Write some words of a text that follow each other, as they are compared."""
-    return " ".join(_spelled(text, place) for place in places.tolist())
+    return " ".join(_spelled(text, place) for place in indices.tolist())
 
 
 def _spelled(text: str, place: int) -> str:
@@ -105,18 +105,18 @@ def _words(text: str, start: int) -> tuple[Hashes, Places]:
         lower = "".join(c.lower()[:1] for c in text)
     codes = np.frombuffer(lower.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     kinds = _character_classes()[codes]
-    places = (kinds >= LETTER).nonzero()[0]
-    if not len(places):
-        return np.empty(0, dtype=np.uint64), places
-    alone = kinds[places] == ALONE
-    gaps = (kinds == SPACE).cumsum(dtype=np.int32)[places]
-    begins = np.ones(len(places), dtype=bool)
+    indices = (kinds >= LETTER).nonzero()[0]
+    if not len(indices):
+        return np.empty(0, dtype=np.uint64), indices
+    alone = kinds[indices] == ALONE
+    gaps = (kinds == SPACE).cumsum(dtype=np.int32)[indices]
+    begins = np.ones(len(indices), dtype=bool)
     begins[1:] = alone[1:] | alone[:-1] | (gaps[1:] != gaps[:-1])
     first = begins.nonzero()[0]
-    inside = np.arange(len(places)) - first[begins.cumsum() - 1]  # each letter's place in its word
+    inside = np.arange(len(indices)) - first[begins.cumsum() - 1]  # each letter's place in its word
     powers = _powers(int(inside.max()).bit_length())
-    values = codes[places] * powers[inside]
-    return _mixed(np.add.reduceat(values, first)), places[first] + start
+    values = codes[indices] * powers[inside]
+    return _mixed(np.add.reduceat(values, first)), indices[first] + start
 
 
 @cache

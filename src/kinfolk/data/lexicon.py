@@ -77,7 +77,7 @@ class WordCache:
         first = starts(kinds, stops)
         lengths = np.diff(first, append=len(text))
         packed = keys(seen, first, np.where(plain(kinds, first), lengths, 0))
-        places, tokens = self._slots.find(packed)
+        indices, tokens = self._slots.find(packed)
         tokens[np.searchsorted(first, stops)] = 0
         new = np.flatnonzero(tokens < 0)
         spans = zip(first[new].tolist(), (first + lengths)[new].tolist(), strict=True)
@@ -86,8 +86,8 @@ class WordCache:
         found = self._spelled(once)
         spelled = [found[word] for word in words]
         tokens[new] = np.fromiter(map(len, spelled), np.int64, len(new)) // 4
-        both = self._slots.tokens(places, tokens)
-        both[np.repeat(places < 0, tokens)] = np.frombuffer(b"".join(spelled), np.uint32)
+        both = self._slots.tokens(indices, tokens)
+        both[np.repeat(indices < 0, tokens)] = np.frombuffer(b"".join(spelled), np.uint32)
         self._insert(found, packed[np.array(list(once.values()), np.int64)])
         return CachedWords(first, tokens, both)
 
@@ -110,12 +110,12 @@ class WordCache:
         plain = word.isascii() and word.isprintable() and " " not in word[1:]
         if plain and self._way is not None and self._segment is None:
             return self._encode_ascii_word(word, self._way)
-        ids, places = self._tokenizer.offsets(word)
+        ids, indices = self._tokenizer.offsets(word)
         if len(word) > MAX_CACHED_CHARS:
-            self._places[word] = [start for start, _ in places]
+            self._places[word] = [start for start, _ in indices]
         if self._segment is None:
             return array("I", ids).tobytes()
-        marks = tokens_starting_words(self._segment(word), places).astype(np.uint32) * np.uint32(
+        marks = tokens_starting_words(self._segment(word), indices).astype(np.uint32) * np.uint32(
             WORD_START_BIT
         )
         return (np.array(ids, np.uint32) | marks).tobytes()

@@ -56,9 +56,9 @@ def tokenizer_stats(tokenizers: Sequence[Tokenizer], texts: Iterable[str]) -> li
             continue
         written = np.array([_script(text[start]) for start in words.tolist()])
         for tokenizer, measures in zip(tokenizers, found, strict=True):
-            ids, places = tokenizer.offsets(text)
+            ids, indices = tokenizer.offsets(text)
             # A token belongs to the word its last character is in: a space before it comes first.
-            lasts = np.array([max(start, end - 1) for start, end in places], np.int64)
+            lasts = np.array([max(start, end - 1) for start, end in indices], np.int64)
             of = np.maximum(np.searchsorted(words, lasts, side="right") - 1, 0)
             measures.tokens += len(ids)
             measures.words += len(words)

@@ -80,8 +80,8 @@ class MixtureSchedule:
     def index_within_corpus(self) -> IntArray:
         """How many rows of the same corpus stand before each row of a round."""
         ranks = np.empty(self.whole, np.int64)
-        for places in self.slots:
-            ranks[places] = np.arange(len(places))
+        for indices in self.slots:
+            ranks[indices] = np.arange(len(indices))
         return ranks
 
     def locate(self, position: int) -> tuple[int, int]:

@@ -82,13 +82,13 @@ def pad_rows(rows: Sequence[Sequence[IntArray]], length: int, fill: int) -> Tens
 def document_and_position_ids(sizes: Sequence[Sequence[int]], length: int) -> tuple[Tensor, Tensor]:
     """Number the documents in each row, and the places in each document: two (rows, length)."""
     document = np.full((len(sizes), length), PADDING_ID, np.int32)
-    places = np.zeros((len(sizes), length), np.int64)
+    position_ids = np.zeros((len(sizes), length), np.int64)
     for row, lengths in enumerate(sizes):
         total = sum(lengths)
         document[row, :total] = np.repeat(np.arange(len(lengths)), lengths)
         firsts = np.cumsum(lengths) - lengths
-        places[row, :total] = np.arange(total) - np.repeat(firsts, lengths)
-    return torch.from_numpy(document), torch.from_numpy(places)
+        position_ids[row, :total] = np.arange(total) - np.repeat(firsts, lengths)
+    return torch.from_numpy(document), torch.from_numpy(position_ids)
 
 
 def firsts(sizes: Sequence[Sequence[int]], length: int) -> NDArray[np.int64]:

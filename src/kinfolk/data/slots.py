@@ -59,14 +59,14 @@ class WordTable:
         """Return where the tokens of each word begin and how many they are: -1 where not known."""
         slots = keys.slots()
         known = (self._low[slots] == keys.low) & (self._high[slots] == keys.high) & (keys.low > 0)
-        places = np.where(known, self._places[slots], -1)
-        return places >> 8, np.where(known, places & 0xFF, -1)
+        indices = np.where(known, self._places[slots], -1)
+        return indices >> 8, np.where(known, indices & 0xFF, -1)
 
-    def tokens(self, places: IntArray, sizes: IntArray) -> npt.NDArray[np.uint32]:
+    def tokens(self, indices: IntArray, sizes: IntArray) -> npt.NDArray[np.uint32]:
         """Return the tokens of words, end to end; those of words that are not known are any."""
         before = np.cumsum(sizes) - sizes
         return self._pool.take(
-            np.repeat(places - before, sizes) + np.arange(sizes.sum()), mode="clip"
+            np.repeat(indices - before, sizes) + np.arange(sizes.sum()), mode="clip"
         )
 
     def free(self, keys: WordKeys) -> npt.NDArray[np.bool_]:

@@ -117,16 +117,16 @@ def fill_blanks(
     banned: Collection[int] = (),
 ) -> list[list[int]]:
     """Return what the model writes for each mask, one after the other, seeing those before."""
-    places = [place for place, id in enumerate(ids) if id in marks.masks]
-    if not places:
+    indices = [place for place, id in enumerate(ids) if id in marks.masks]
+    if not indices:
         raise UserError("there is nothing to fill: the text holds no mask")
     check_prompts(model, [ids], "text")
-    left = tokens_left(model, len(ids) + len(places), tokens, None)
+    left = tokens_left(model, len(ids) + len(indices), tokens, None)
     prompt, blanks, spans = list(ids), list[tuple[int, int]](), list[list[int]]()
-    for number, place in enumerate(places):
-        share = left // (len(places) - number)
+    for number, place in enumerate(indices):
+        share = left // (len(indices) - number)
         if share < 1:
-            raise UserError(f"{left} tokens are too few for {len(places)} blanks: allow for more")
+            raise UserError(f"{left} tokens are too few for {len(indices)} blanks: allow for more")
         request = GenerationRequest(
             prompts=[[*prompt, marks.start]],
             max_new_tokens=share,

@@ -61,7 +61,7 @@ class GraphedDecodeStep:
         self.token_index = torch.ones(1, dtype=torch.long, device=writer.device)
         self.newest = torch.zeros_like(inputs.input_ids)
         self.time = torch.zeros_like(inputs.input_ids)
-        self.places = torch.zeros_like(inputs.input_ids)
+        self.position_ids = torch.zeros_like(inputs.input_ids)
         self.within = (
             None if inputs.block_position_ids is None else torch.zeros_like(inputs.input_ids)
         )
@@ -89,7 +89,7 @@ class GraphedDecodeStep:
         self.token_index.fill_(1)
         self.newest.copy_(inputs.input_ids)
         self.time.copy_(inputs.attention_mask.key_order)
-        self.places.copy_(inputs.position_ids)
+        self.position_ids.copy_(inputs.position_ids)
         if self.within is not None and inputs.block_position_ids is not None:
             self.within.copy_(inputs.block_position_ids)
         self.chances[:, : chances.shape[1]] = chances
@@ -100,7 +100,7 @@ class GraphedDecodeStep:
         inputs = Inputs(
             input_ids=self.newest,
             attention_mask=attention_mask,
-            position_ids=self.places,
+            position_ids=self.position_ids,
             block_position_ids=self.within,
             encoder_inputs=self.source,
             cache=self.state,
@@ -118,7 +118,9 @@ class GraphedDecodeStep:
         for counter in (self.state.write_index, self.token_index, self.time):
             counter.add_(1)
         # A text without room stays at the last place there is, and is not looked at any more.
-        (self.places if self.within is None else self.within).add_(1).clamp_(max=self.last_position)
+        (self.position_ids if self.within is None else self.within).add_(1).clamp_(
+            max=self.last_position
+        )
 
     def capture(self) -> None:
         """Record a turn, after it was tried out; `load` undoes what it did."""

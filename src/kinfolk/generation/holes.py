@@ -151,7 +151,7 @@ def _fill_blanks(
     known = glm_tokens(tokenizer.special_tokens)
     masks = dict(zip((MASK, "[sMASK]", "[gMASK]"), known.masks, strict=True))
     ids = _encode_with_masks(tokenizer, text, [masks[name] for name in named])
-    places = [place for place, id in enumerate(ids) if id in known.masks]
+    indices = [place for place, id in enumerate(ids) if id in known.masks]
     spans = fill_blanks(
         model,
         ids,
@@ -162,7 +162,7 @@ def _fill_blanks(
         banned=non_text_ids(model, tokenizer) - {known.end},
     )
     holes, grown = list[MaskFill](), 0
-    for place, span in zip(places, spans, strict=True):
+    for place, span in zip(indices, spans, strict=True):
         place += grown  # the blanks filled by now are longer than their masks
         holes.append(MaskFill(_decode_fill(tokenizer, ids[:place], span), []))
         ids[place : place + 1] = span

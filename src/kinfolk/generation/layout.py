@@ -44,16 +44,16 @@ def prefill_inputs(
     rows = [[*prompt, 0] if asks else list(prompt) for prompt in prompts]
     padding = torch.tensor([longest - len(row) for row in rows])[:, None]
     slots = torch.arange(longest)
-    places = (slots - padding).clamp(min=0)
+    position_ids = (slots - padding).clamp(min=0)
     document = torch.where(slots < padding, PADDING_ID, 0)
     ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
     if blanks is None:
         plain: Literal["causal"] | None = None if bool(padding.any()) else "causal"
-        attention_mask = AttentionMask(document, places, places, plain)
+        attention_mask = AttentionMask(document, position_ids, position_ids, plain)
         opened = Inputs(
             input_ids=ids,
             attention_mask=attention_mask,
-            position_ids=places,
+            position_ids=position_ids,
             encoder_inputs=source,
             cache=state,
         )
@@ -62,12 +62,12 @@ def prefill_inputs(
         _blank_positions(len(prompt), own) for prompt, own in zip(prompts, blanks, strict=True)
     ]
     filled = [[[0] * (longest - len(line)) + line for line in row] for row in lines]
-    places, within, time = torch.tensor(filled).unbind(1)
+    position_ids, within, time = torch.tensor(filled).unbind(1)
     attention_mask = AttentionMask(document, time, time)
     return Inputs(
         input_ids=ids,
         attention_mask=attention_mask,
-        position_ids=places,
+        position_ids=position_ids,
         block_position_ids=within,
         encoder_inputs=source,
         cache=state,
@@ -95,16 +95,16 @@ def next_inputs(inputs: Inputs, ids: Tensor) -> Inputs:
     """Stand one place further in every text, on the token just chosen."""
     if inputs.target_positions is not None:
         return _next_query(inputs, ids)
-    places, time = inputs.position_ids[:, -1:], inputs.attention_mask.key_order[:, -1:] + 1
+    position_ids, time = inputs.position_ids[:, -1:], inputs.attention_mask.key_order[:, -1:] + 1
     within = None if inputs.block_position_ids is None else inputs.block_position_ids[:, -1:] + 1
     return Inputs(
         input_ids=ids[:, None],
         attention_mask=AttentionMask(
             torch.zeros_like(time), time, time, inputs.attention_mask.unpacked
         ),
-        position_ids=places + 1
+        position_ids=position_ids + 1
         if within is None
-        else places,  # a blank goes on where its mask stands
+        else position_ids,  # a blank goes on where its mask stands
         block_position_ids=within,
         encoder_inputs=inputs.encoder_inputs,
         cache=inputs.cache,

@@ -120,9 +120,9 @@ def names(c: ElectraConfig) -> ParameterMap:
 
 
 def _body(ours: str, theirs: str, c: BertConfig, narrow: int) -> list[ParameterRule]:
-    widen = (
+    projection = (
         module(f"{ours}.embedding_projection", f"{theirs}.embeddings_project")
         if c.hidden_size != narrow
         else []
     )
-    return [*widen, *layer_rules(f"{ours}.layers", theirs, c.num_layers)]
+    return [*projection, *layer_rules(f"{ours}.layers", theirs, c.num_layers)]

@@ -71,8 +71,8 @@ class NGramOrder:
         stops = np.searchsorted(self.grams, contexts * base + (base - 1), side="right")
         sizes = stops - starts
         rows = np.repeat(np.arange(len(contexts)), sizes)
-        places = np.arange(len(rows)) + np.repeat(stops - np.cumsum(sizes), sizes)
-        chances[rows, self.grams[places] % base] += self.probabilities[places]
+        indices = np.arange(len(rows)) + np.repeat(stops - np.cumsum(sizes), sizes)
+        chances[rows, self.grams[indices] % base] += self.probabilities[indices]
         return chances
 
 
@@ -195,5 +195,5 @@ def packed(tokens: Keys, ends: Keys, size: int, base: int, bos: int | None) -> K
 
 def look_up(keys: Keys, values: Reals, wanted: Keys, *, missing: float) -> Reals:
     """Return the value of each wanted key, or `missing`; the keys are sorted."""
-    places = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    return np.where(keys[places] == wanted, values[places], missing)
+    indices = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    return np.where(keys[indices] == wanted, values[indices], missing)

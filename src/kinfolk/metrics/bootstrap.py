@@ -97,7 +97,7 @@ def mean_difference(
     """Compare what each example scored by two systems."""
     drawn = resample([first, second], draws, seed)
     gaps = np.asarray(first, np.float64) - np.asarray(second, np.float64)
-    return p_value(float(gaps.mean()), [gaps[places].mean() for places in drawn], level)
+    return p_value(float(gaps.mean()), [gaps[indices].mean() for indices in drawn], level)
 
 
 def resample(
@@ -118,9 +118,9 @@ def resample(
     return (rng.integers(sizes[0], size=sizes[0]) for _ in range(draws))
 
 
-def taken(columns: Sequence[Sequence[Any]], places: NDArray[np.int64]) -> list[list[Any]]:
+def taken(columns: Sequence[Sequence[Any]], indices: NDArray[np.int64]) -> list[list[Any]]:
     """Take the same examples from every list."""
-    wanted = places.tolist()
+    wanted = indices.tolist()
     return [[column[place] for place in wanted] for column in columns]
 
 

@@ -66,15 +66,15 @@ def confusion_matrix(
     check_lengths(said, truth, "labels")
     seen = set(said) | set(truth)
     names = sort_labels(seen) if labels is None else tuple(labels)
-    places = {name: place for place, name in enumerate(names)}
-    if unknown := sort_labels(seen - places.keys()):
+    indices = {name: place for place, name in enumerate(names)}
+    if unknown := sort_labels(seen - indices.keys()):
         raise UserError(
             f"label {unknown[0]!r} is not among {', '.join(map(repr, names))}: "
             "name every label, or leave them to be found"
         )
     counts = np.zeros((len(names), len(names)), np.int64)
     for (true, called), count in Counter(zip(truth, said, strict=True)).items():
-        counts[places[true], places[called]] = count
+        counts[indices[true], indices[called]] = count
     return ConfusionMatrix(names, counts)
 
 

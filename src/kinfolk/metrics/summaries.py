@@ -74,11 +74,11 @@ def lcs_length(one: Sequence[str], other: Sequence[str]) -> int:
 
     A bit is 0 where the length grows (Hyyrö 2004), so that long texts take no quadratic time.
     """
-    places: defaultdict[str, int] = defaultdict(int)
+    indices: defaultdict[str, int] = defaultdict(int)
     for place, word in enumerate(one):
-        places[word] |= 1 << place
+        indices[word] |= 1 << place
     full = row = (1 << len(one)) - 1
     for word in other:
-        same = row & places.get(word, 0)
+        same = row & indices.get(word, 0)
         row = ((row + same) | (row - same)) & full
     return len(one) - row.bit_count()

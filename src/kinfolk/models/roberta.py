@@ -69,8 +69,12 @@ class Roberta(LanguageModel):
             if inputs.token_type_ids is None
             else inputs.token_type_ids
         )
-        places = self.position_embeddings(inputs.position_ids + self.config.padding_idx + 1)
-        x = self.token_embeddings(inputs.input_ids) + places + self.token_type_embeddings(segments)
+        position_ids = self.position_embeddings(inputs.position_ids + self.config.padding_idx + 1)
+        x = (
+            self.token_embeddings(inputs.input_ids)
+            + position_ids
+            + self.token_type_embeddings(segments)
+        )
         x = self.dropout(self.embedding_norm(x))
         attend = inputs.attention_backend(
             dropout=self.training and self.config.attention_dropout > 0

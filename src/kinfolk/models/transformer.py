@@ -51,10 +51,10 @@ class TransformerConfig(ModelConfig):
         return Transformer(self)
 
 
-def sinusoidal_table(places: Tensor, width: int) -> Tensor:
+def sinusoidal_table(position_ids: Tensor, width: int) -> Tensor:
     """Return sines and cosines of places, ever slower: (batch, length, width) (section 3.5)."""
-    steps = torch.arange(0, width, 2, device=places.device)
-    turns = places[..., None] * torch.exp(steps * (-math.log(10_000) / width))
+    steps = torch.arange(0, width, 2, device=position_ids.device)
+    turns = position_ids[..., None] * torch.exp(steps * (-math.log(10_000) / width))
     return torch.stack([turns.sin(), turns.cos()], dim=-1).flatten(-2)
 
 

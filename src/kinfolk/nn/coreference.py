@@ -90,12 +90,12 @@ class CoreferenceHead(nn.Module):
     def vectors(self, words: Tensor, first: Tensor, last: Tensor) -> Tensor:
         """Say what each span is: its ends, the mean of its words by weight, and its length."""
         length = last - first + 1
-        places = first[:, None] + torch.arange(int(length.max()), device=first.device)
-        outside = places > last[:, None]
-        places = places.minimum(last[:, None])
-        weight = self.attend(words)[:, 0].float()[places].masked_fill(outside, -torch.inf)
+        indices = first[:, None] + torch.arange(int(length.max()), device=first.device)
+        outside = indices > last[:, None]
+        indices = indices.minimum(last[:, None])
+        weight = self.attend(words)[:, 0].float()[indices].masked_fill(outside, -torch.inf)
         mean = F.embedding_bag(
-            places, words, mode="sum", per_sample_weights=weight.softmax(-1).to(words.dtype)
+            indices, words, mode="sum", per_sample_weights=weight.softmax(-1).to(words.dtype)
         )
         feature = self.lengths(bucket(length))
         return self.span(torch.cat([words[first], words[last], mean, feature], -1))
@@ -141,8 +141,8 @@ def prune_mentions(worth: Tensor, document: Tensor, room: Tensor) -> Tensor:
 
 def nearest_antecedents(document: Tensor, most: int) -> Tensor:
     """Return the mentions before each in its document, the nearest first: (mentions, most)."""
-    places = torch.arange(len(document), device=document.device)[:, None]
-    before = places - torch.arange(1, most + 1, device=document.device)
+    indices = torch.arange(len(document), device=document.device)[:, None]
+    before = indices - torch.arange(1, most + 1, device=document.device)
     own = document[before.clamp(min=0)] == document[:, None]
     return torch.where(own & (before >= 0), before, -1)
 

@@ -117,8 +117,8 @@ class NativeInt8Matrix(Int8Matrix):
         laid = padded.transpose(1, 2).contiguous().view(torch.uint8).bitwise_xor_(128)
         totals = F.pad(bytes.sum(1, dtype=torch.int32), (0, over))
         self.kept = laid, F.pad(scales, (0, over)), totals  # the kernel reads where these lie
-        places = (tensor.data_ptr() for tensor in self.kept)
-        self.panels = PackedMatrix(*places, self.inputs, inputs, self.outputs)
+        indices = (tensor.data_ptr() for tensor in self.kept)
+        self.panels = PackedMatrix(*indices, self.inputs, inputs, self.outputs)
         self.place = ctypes.addressof(self.panels)
         found = load_kernel()
         assert found is not None

@@ -10,9 +10,11 @@ from kinfolk.nn.attention import Attention
 
 def sinusoidal_embedding(length: int, hidden_size: int) -> Tensor:
     """Return sines and cosines of the place, ever slower (Vaswani et al. 2017, section 3.5)."""
-    places = torch.arange(length)[:, None]
+    positions = torch.arange(length)[:, None]
     speeds = torch.exp(torch.arange(0, hidden_size, 2) * (-math.log(10_000) / hidden_size))
-    return torch.stack([torch.sin(places * speeds), torch.cos(places * speeds)], dim=2).flatten(1)
+    return torch.stack(
+        [torch.sin(positions * speeds), torch.cos(positions * speeds)], dim=2
+    ).flatten(1)
 
 
 @torch.no_grad()
@@ -55,8 +57,8 @@ class RelativePositionBias(nn.Module):
 
         The last query stands at the key `last`: the last one, unless told otherwise.
         """
-        places = torch.arange(queries + keys - 1, device=self.embedding.weight.device)
-        distance = places - (keys - 1 if last is None else last)
+        positions = torch.arange(queries + keys - 1, device=self.embedding.weight.device)
+        distance = positions - (keys - 1 if last is None else last)
         return self.embedding(self.bucket(distance)).T
 
     def bucket(self, distance: Tensor) -> Tensor:

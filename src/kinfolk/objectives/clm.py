@@ -66,7 +66,7 @@ class CLM:
 
     def collate(self, rows: Sequence[Sequence[Line]], /) -> Batch[TokenTargets]:
         """Lay lines side by side."""
-        document, places = document_and_position_ids(
+        document, position_ids = document_and_position_ids(
             [[len(e.ids) for e in row] for row in rows], self.max_length
         )
         ids = pad_rows(
@@ -74,7 +74,7 @@ class CLM:
         )
         labels = pad_rows([[e.labels for e in row] for row in rows], self.max_length, IGNORE_INDEX)
         inputs = Inputs(
-            input_ids=ids, attention_mask=AttentionMask.causal(document), position_ids=places
+            input_ids=ids, attention_mask=AttentionMask.causal(document), position_ids=position_ids
         )
         count = int((labels != IGNORE_INDEX).sum())
         return Batch(inputs, TokenTargets(labels.flatten()), {"tokens": count})

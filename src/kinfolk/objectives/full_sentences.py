@@ -66,16 +66,16 @@ class ConcatenatedDocuments:
         while start < end:
             horizon = min(start + max(WINDOW_TOKENS, 2 * longest), end)
             ends = start + np.cumsum(self.sentences(start, horizon))
-            places = ends + np.searchsorted(
+            position_ids = ends + np.searchsorted(
                 self.document_boundaries, ends
             )  # each border takes a slot
             while start < horizon and (horizon == end or start + longest < horizon):
                 first = start + int(np.searchsorted(self.document_boundaries, start, side="right"))
-                fitting = int(np.searchsorted(places, first + longest, side="right")) - 1
+                fitting = int(np.searchsorted(position_ids, first + longest, side="right")) - 1
                 if fitting < 0 or ends[fitting] <= start:
                     stop, room = start + longest, longest
                 else:
-                    stop, room = int(ends[fitting]), int(places[fitting]) - first
+                    stop, room = int(ends[fitting]), int(position_ids[fitting]) - first
                 yield start, stop, room
                 start = stop
 

@@ -154,7 +154,7 @@ class MLM:
 
     def collate(self, rows: Sequence[Sequence[Masked]], /) -> Batch[TokenTargets]:
         """Lay texts side by side, and keep only the slots that predict."""
-        document, places = document_and_position_ids(
+        document, position_ids = document_and_position_ids(
             [[len(e.ids) for e in row] for row in rows], self.max_length
         )
         ids = pad_rows(
@@ -162,7 +162,9 @@ class MLM:
         )
         labels = pad_rows([[e.labels for e in row] for row in rows], self.max_length, IGNORE_INDEX)
         inputs = Inputs(
-            input_ids=ids, attention_mask=AttentionMask.bidirectional(document), position_ids=places
+            input_ids=ids,
+            attention_mask=AttentionMask.bidirectional(document),
+            position_ids=position_ids,
         )
         targets, count = select_targets(labels)
         return Batch(inputs, targets, {"tokens": count})

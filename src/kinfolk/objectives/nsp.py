@@ -102,13 +102,13 @@ class NSP(MLM):
     def collate(self, rows: Sequence[Sequence[SentencePair]], /) -> Batch[PairTargets]:  # type: ignore[override]
         """Lay pairs side by side."""
         sizes = [[len(e.ids) for e in row] for row in rows]
-        document, places = document_and_position_ids(sizes, self.max_length)
+        document, position_ids = document_and_position_ids(sizes, self.max_length)
         inputs = Inputs(
             input_ids=pad_rows(
                 [[e.ids for e in row] for row in rows], self.max_length, self.special_tokens.pad
             ),
             attention_mask=AttentionMask.bidirectional(document),
-            position_ids=places,
+            position_ids=position_ids,
             token_type_ids=pad_rows(
                 [[e.token_type_ids for e in row] for row in rows], self.max_length, 0
             ),

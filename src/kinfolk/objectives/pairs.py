@@ -103,21 +103,21 @@ class Seq2Seq:
     def collate(self, rows: Sequence[Sequence[Translation]], /) -> Batch[TokenTargets]:
         """Lay sources side by side, and their targets likewise."""
         pad = self.special_tokens.pad
-        document, places = document_and_position_ids(
+        document, position_ids = document_and_position_ids(
             [[len(e.source) for e in row] for row in rows], self.max_length
         )
         source = Inputs(
             input_ids=pad_rows([[e.source for e in row] for row in rows], self.max_length, pad),
             attention_mask=AttentionMask.bidirectional(document),
-            position_ids=places,
+            position_ids=position_ids,
         )
-        document, places = document_and_position_ids(
+        document, position_ids = document_and_position_ids(
             [[len(e.ids) for e in row] for row in rows], self.max_length
         )
         inputs = Inputs(
             input_ids=pad_rows([[e.ids for e in row] for row in rows], self.max_length, pad),
             attention_mask=AttentionMask.causal(document),
-            position_ids=places,
+            position_ids=position_ids,
             encoder_inputs=source,
         )
         labels = pad_rows([[e.labels for e in row] for row in rows], self.max_length, IGNORE_INDEX)

@@ -117,7 +117,7 @@ class PermutationLM:
 
     def collate(self, rows: Sequence[Sequence[Permuted]], /) -> Batch[TokenTargets]:
         """Lay texts side by side, and ask for what is predicted."""
-        document, places = document_and_position_ids(
+        document, position_ids = document_and_position_ids(
             [[len(e.ids) for e in row] for row in rows], self.max_length
         )
         order = pad_rows([[e.order for e in row] for row in rows], self.max_length, 0)
@@ -129,7 +129,7 @@ class PermutationLM:
                 [[e.ids for e in row] for row in rows], self.max_length, self.special_tokens.pad
             ),
             attention_mask=AttentionMask(document, time, time),
-            position_ids=places,
+            position_ids=position_ids,
             token_type_ids=pad_rows(
                 [[e.token_type_ids for e in row] for row in rows], self.max_length, 0
             ),

@@ -118,21 +118,21 @@ class SpanCorruption:
         """Lay sources side by side, and their targets likewise."""
         length, target = self.row_lengths
         pad = self.special_tokens.pad
-        document, places = document_and_position_ids(
+        document, position_ids = document_and_position_ids(
             [[len(e.source) for e in row] for row in rows], length
         )
         source = Inputs(
             input_ids=pad_rows([[e.source for e in row] for row in rows], length, pad),
             attention_mask=AttentionMask.bidirectional(document),
-            position_ids=places,
+            position_ids=position_ids,
         )
-        document, places = document_and_position_ids(
+        document, position_ids = document_and_position_ids(
             [[len(e.ids) for e in row] for row in rows], target
         )
         inputs = Inputs(
             input_ids=pad_rows([[e.ids for e in row] for row in rows], target, pad),
             attention_mask=AttentionMask.causal(document),
-            position_ids=places,
+            position_ids=position_ids,
             encoder_inputs=source,
         )
         labels = pad_rows([[e.labels for e in row] for row in rows], target, IGNORE_INDEX)

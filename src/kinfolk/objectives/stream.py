@@ -32,18 +32,20 @@ class RecurrentCLM(CLM):
         """Lay stretches side by side; a document keeps its number from batch to batch."""
         batch = self.collate([[s.example for s in row] or [EMPTY_EXAMPLE] for row in rows])
         document = np.full((len(rows), self.max_length), PADDING_ID, np.int32)
-        places = np.zeros((len(rows), self.max_length), np.int64)
+        position_ids = np.zeros((len(rows), self.max_length), np.int64)
         for row, stretches in enumerate(rows):
             slot = 0
             for stretch in stretches:
                 size = len(stretch.example.ids)
                 document[row, slot : slot + size] = stretch.number
-                places[row, slot : slot + size] = np.arange(stretch.start, stretch.start + size)
+                position_ids[row, slot : slot + size] = np.arange(
+                    stretch.start, stretch.start + size
+                )
                 slot += size
-        time = torch.from_numpy(places.astype(np.int32))
+        time = torch.from_numpy(position_ids.astype(np.int32))
         attention_mask = AttentionMask(torch.from_numpy(document), time, time)
         inputs = replace(
-            batch.inputs, attention_mask=attention_mask, position_ids=torch.from_numpy(places)
+            batch.inputs, attention_mask=attention_mask, position_ids=torch.from_numpy(position_ids)
         )
         return replace(batch, inputs=inputs)
 

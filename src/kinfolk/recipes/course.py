@@ -110,7 +110,7 @@ class Run:
                 "it: leave one of them out"
             )
         every = epoch_steps(train, [len(some) for some in sets])
-        self.thaw = (
+        self.unfreezing = (
             GradualUnfreezing(self.model, every) if finetune_config.gradual_unfreezing else None
         )
         self.attack = (
@@ -155,7 +155,7 @@ class Run:
             bfloat16=self.bfloat16,
             captured=self.captured,
             attack=self.attack,
-            thaw=self.thaw,
+            unfreezing=self.unfreezing,
             checks=checks(train, self.device),
         )
         with MetricsLog.open(self.out, start) as log:

@@ -202,7 +202,7 @@ def format_row(row: Sequence[str], commas: bool) -> str:
 def gap_answer(fields: dict[str, str], row: Any, answer: Prediction) -> str:
     """Say which of GAP's two names the pronoun means, by the order they have in the text."""
     order = sorted(("Pronoun", "A", "B"), key=lambda who: int(fields[f"{who}-offset"]))
-    places = dict(zip(order, row.mentions, strict=True))
-    groups = [group for group in answer.value if places["Pronoun"] in group]
-    same = [who for who in "AB" if any(places[who] in group for group in groups)]
+    indices = dict(zip(order, row.mentions, strict=True))
+    groups = [group for group in answer.value if indices["Pronoun"] in group]
+    same = [who for who in "AB" if any(indices[who] in group for group in groups)]
     return " and ".join(same) or "neither"

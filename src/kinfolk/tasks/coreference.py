@@ -131,7 +131,7 @@ def _clusters(marks: list[str], id: str, path: Path) -> tuple[tuple[Span, ...], 
                         f"{id} of {path} closes {match[2]} at word {place + 1:,}: it is not open"
                     )
                 found.setdefault(match[2], []).append((opened[match[2]].pop(), place + 1))
-    if left := [name for name, places in opened.items() if places]:
+    if left := [name for name, indices in opened.items() if indices]:
         raise UserError(f"{id} of {path} never closes {', '.join(left)}: it was cut short")
     return tuple(tuple(sorted(spans)) for spans in found.values())
 

@@ -89,7 +89,7 @@ def pack_examples(readings: Sequence[Example], pad: int) -> Collated:
     packed, capacity = choose_row_length(sizes)
     rows = [[int(i) for i in packed[row]] for row in range(len(packed))]
     length = capacity[-1]
-    document, places = document_and_position_ids(
+    document, position_ids = document_and_position_ids(
         [[int(sizes[i, -1]) for i in row] for row in rows], length
     )
 
@@ -104,7 +104,7 @@ def pack_examples(readings: Sequence[Example], pad: int) -> Collated:
     inputs = Inputs(
         input_ids=ids,
         attention_mask=AttentionMask(document, time, time),
-        position_ids=places if own is None else own,
+        position_ids=position_ids if own is None else own,
         token_type_ids=spread("token_type_ids"),
         block_position_ids=spread("block_position_ids"),
         encoder_inputs=pack_sources(readings, rows, capacity[0], pad)
@@ -142,11 +142,11 @@ def pack_sources(
     """Lay out what an encoder reads, in rows that match those of the decoder."""
     arrays = [[readings[i].source for i in row] for row in rows]
     kept = [[array for array in row if array is not None] for row in arrays]
-    document, places = document_and_position_ids(
+    document, position_ids = document_and_position_ids(
         [[len(array) for array in row] for row in kept], length
     )
     return Inputs(
         input_ids=pad_rows(kept, length, pad),
         attention_mask=AttentionMask.bidirectional(document),
-        position_ids=places,
+        position_ids=position_ids,
     )

@@ -18,9 +18,9 @@ class ReadReport:
     def count(self, what: str, place: int | str) -> None:
         """Count one case of something, and remember its line or what was found there."""
         self.counts[what] += 1
-        places = self._places.setdefault(what, [])
-        if len(places) < MAX_LINES_SHOWN:
-            places.append(f"{place:,}" if isinstance(place, int) else place)
+        indices = self._places.setdefault(what, [])
+        if len(indices) < MAX_LINES_SHOWN:
+            indices.append(f"{place:,}" if isinstance(place, int) else place)
 
     def messages(self) -> list[str]:
         """Say all that was counted, with the first places of each."""

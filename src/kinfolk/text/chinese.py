@@ -66,12 +66,14 @@ def _counts(texts: Iterable[str], backend: tokenizers.Tokenizer) -> Counter[str]
     return counts
 
 
-def model(counts: Counter[str], size: int, specials: Iterable[str], unk: str) -> models.Unigram:
+def model(
+    counts: Counter[str], size: int, special_tokens: Iterable[str], unk: str
+) -> models.Unigram:
     """Return the model that knows the most frequent pieces, after the special ones."""
     # Ties in the order of the words, so that one text gives one vocabulary.
     ranked = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:size]
     total = sum(count for _, count in ranked)
-    subwords = [(name, 0.0) for name in specials]
+    subwords = [(name, 0.0) for name in special_tokens]
     return models.Unigram(
         vocab=[*subwords, *((word, round(math.log(count / total), 6)) for word, count in ranked)],
         unk_id=[name for name, _ in subwords].index(unk),

@@ -29,14 +29,14 @@ def token_views(tokenizer: Tokenizer, text: str) -> list[TokenView]:
     """
     ids = tokenizer.encode(text)
     tokens = [tokenizer.id_to_token(id) for id in ids]
-    specials = tokenizer.special_tokens
-    marked = [id in specials.ids for id in ids]
+    special_tokens = tokenizer.special_tokens
+    marked = [id in special_tokens.ids for id in ids]
     bytewise = is_byte_level(tokenizer)
     spelled = _spelled(tokens, marked) if bytewise else tokens
     sources = _sources(tokenizer, text, ids)
     found = []
     for id, token, said, special, source in zip(ids, tokens, spelled, marked, sources, strict=True):
-        unknown = id == specials.unk and not bytewise
+        unknown = id == special_tokens.unk and not bytewise
         if unknown and source:
             said = f"{token}⟨{source}⟩"
         found.append(TokenView(id, token, show_whitespace(said), special and not unknown, unknown))
@@ -103,10 +103,10 @@ def _letters() -> list[str]:
 
 def _sources(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> list[str]:
     """Return the characters that each id came from, nothing for the frame around them."""
-    plain, places = tokenizer.offsets(text)
+    plain, indices = tokenizer.offsets(text)
     spare = len(ids) - len(plain)
     for before in range(spare + 1):
         if list(ids[before : before + len(plain)]) == plain:
-            inner = [text[start:end] for start, end in places]
+            inner = [text[start:end] for start, end in indices]
             return [*[""] * before, *inner, *[""] * (spare - before)]
     return [""] * len(ids)  # special tokens were named in the text itself

@@ -21,7 +21,7 @@ class GLMTokens:
         return self.mask, self.sentence, self.gmask
 
 
-def glm_tokens(specials: SpecialTokens) -> GLMTokens:
+def glm_tokens(special_tokens: SpecialTokens) -> GLMTokens:
     """Find the marks among what a tokenizer has, or complain that it has none to spare.
 
     A vocabulary of ours has one [MASK], and sentinels that GLM needs for nothing else: the first
@@ -29,11 +29,11 @@ def glm_tokens(specials: SpecialTokens) -> GLMTokens:
     sentinels, so that [MASK] is all three, as where the released code tells no tasks apart.
     A start is only read and an end only predicted, so that <|endoftext|> may be both.
     """
-    free = [id for id in (specials.mask, *specials.sentinels[:3]) if id is not None]
-    free = free or [specials.require("mask")]
+    free = [id for id in (special_tokens.mask, *special_tokens.sentinels[:3]) if id is not None]
+    free = free or [special_tokens.require("mask")]
     mask, sentence, tail = (*free, free[-1], free[-1])[:3]
-    ends = [id for id in (specials.eos, specials.sep) if id is not None]
-    end = ends[0] if ends else specials.require("eos")
-    starts = [id for id in (specials.bos, specials.cls) if id is not None]
+    ends = [id for id in (special_tokens.eos, special_tokens.sep) if id is not None]
+    end = ends[0] if ends else special_tokens.require("eos")
+    starts = [id for id in (special_tokens.bos, special_tokens.cls) if id is not None]
     start = starts[0] if starts else end
     return GLMTokens(mask, sentence, tail, start, end)

@@ -185,10 +185,11 @@ def unigram(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenizer
         backend = learn(backend, trainer, kept)
     learned = json.loads(backend.to_str())["model"]["vocab"][len(ALL_SPECIAL_TOKENS) :]
     subwords = _deterministic_order([(str(subword), float(score)) for subword, score in learned])
-    specials = [(name, 0.0) for name in ALL_SPECIAL_TOKENS]
+    special_tokens = [(name, 0.0) for name in ALL_SPECIAL_TOKENS]
     return build(
         models.Unigram(
-            vocab=specials + subwords, unk_id=ALL_SPECIAL_TOKENS.index(SPECIAL_TOKEN_STRINGS["unk"])
+            vocab=special_tokens + subwords,
+            unk_id=ALL_SPECIAL_TOKENS.index(SPECIAL_TOKEN_STRINGS["unk"]),
         )
     )
 

@@ -57,13 +57,13 @@ def word_segmenter(name: str) -> Segmenter:
 
 
 def tokens_starting_words(
-    starts: Sequence[int], places: Sequence[tuple[int, int]]
+    starts: Sequence[int], indices: Sequence[tuple[int, int]]
 ) -> NDArray[np.bool_]:
     """Tell which tokens begin a word, from where words begin and where each token stands.
 
     Several tokens may stand for one character (its bytes): the first of them begins the word.
     """
-    ends = np.array([end for _, end in places], np.int64)
+    ends = np.array([end for _, end in indices], np.int64)
     begun = np.maximum.accumulate(np.searchsorted(np.array(starts, np.int64), ends, side="left"))
     return np.diff(begun, prepend=0) > 0
 

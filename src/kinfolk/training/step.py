@@ -69,14 +69,14 @@ class TrainStep:
         resolved: bool = False,  # for a compiled learner: masks are found before it
         captured: bool = False,  # on CUDA: forward and backward are one graph
         memory: list[SegmentMemory] | None = None,  # of each micro-batch, carried from step to step
-        thaw: GradualUnfreezing | None = None,
+        unfreezing: GradualUnfreezing | None = None,
         attack: FGM | None = None,
         checks: Callable[[int], bool] | None = None,  # before which updates loss and norm are read
     ) -> None:
         self.learner, self.optimiser, self.rate = learner, optimiser, rate
         self.clip, self.seed, self.device = clip, seed, device
         self.bfloat16, self.resolved, self.memory = bfloat16, resolved, memory
-        self.thaw, self.attack = thaw, attack
+        self.unfreezing, self.attack = unfreezing, attack
         # Reading costs nothing on a CPU; elsewhere it waits for the device.
         self.checks = checks or (lambda number: device.type == "cpu")
         self.windows = attention_windows(learner)
@@ -85,8 +85,8 @@ class TrainStep:
 
     def __call__(self, number: int, batches: Sequence[Batch[Any]]) -> StepOutput:
         """Learn from the batches of one step; `number` counts from 0."""
-        if self.thaw is not None:
-            self.thaw(number)
+        if self.unfreezing is not None:
+            self.unfreezing(number)
         rate = self.rate(number)
         for group in self.optimiser.param_groups:
             group["lr"] = rate * group.get("scale", 1.0)  # see optimisers.layered_groups

@@ -199,9 +199,9 @@ class CoreferenceHead(Formulation):
         """Return for each span the number of its antecedent, -1 for none, and how likely it is."""
         found, key = self.score_antecedents(model, batch), batch.targets
         share, choice = found.scores.softmax(1).max(1)
-        places = torch.arange(len(choice), device=choice.device)
+        indices = torch.arange(len(choice), device=choice.device)
         starts = torch.searchsorted(key.document, key.document)  # the first span of its document
-        chosen = found.mention_indices[places - choice]
+        chosen = found.mention_indices[indices - choice]
         chosen = torch.where(choice > 0, chosen - starts[chosen], -1)
         said = torch.stack([-torch.ones(len(starts)), torch.ones(len(starts))], 1).to(share)
         said[found.mention_indices] = torch.stack([chosen.to(share), share], 1)

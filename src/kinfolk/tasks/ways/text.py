@@ -102,8 +102,8 @@ class TextToText(OptionScoring):
             case LabelledText(label=None):
                 return None
             case LabelledText(label=float(label)):
-                places = max(0, math.ceil(-math.log10(self.grain)))
-                return f"{round(label / self.grain) * self.grain:.{places}f}"
+                position_ids = max(0, math.ceil(-math.log10(self.grain)))
+                return f"{round(label / self.grain) * self.grain:.{position_ids}f}"
             case LabelledText(label=label):
                 return self.task.labels[self.task.label_id(str(label))]
             case MultipleChoiceRow(label=place, options=options):

@@ -77,22 +77,22 @@ class TokenHead(Formulation):
         """Frame the pieces of some words, and the verb whose roles are asked for."""
         kept = [chunk[:room] for chunk in chunks]  # one word may be longer than all the room
         inside = [id for chunk in kept for id in chunk]
-        places = np.cumsum([0, *(len(chunk) for chunk in kept)])[:-1]
+        indices = np.cumsum([0, *(len(chunk) for chunk in kept)])[:-1]
         if self.frame is None:
             start, delimiter, _ = causal_special_tokens(tokenizer.special_tokens)
             ahead = [start] if verb is None else [start, *verb, delimiter]
             ids = np.array([*ahead, *inside], np.int64)
             time = np.arange(len(ids)) if self.causal else np.zeros_like(ids)
             if self.causal:
-                places = np.cumsum([len(chunk) for chunk in kept]) - 1
-            return Example(ids=ids, order=time, read_at=places + len(ahead))
+                indices = np.cumsum([len(chunk) for chunk in kept]) - 1
+            return Example(ids=ids, order=time, read_at=indices + len(ahead))
         texts = [inside] if verb is None else [inside, verb]
         whole = apply_template(self.frame, tokenizer.special_tokens, texts)
         return Example(
             ids=whole.ids,
             order=np.zeros_like(whole.ids),
             token_type_ids=whole.token_type_ids,
-            read_at=places + whole.offsets[0],
+            read_at=indices + whole.offsets[0],
         )
 
     def targets(
