@@ -59,7 +59,7 @@ def test_every_command_shows_an_example(kinfolk: Kinfolk) -> None:
 def test_help_names_every_command_that_is_tested_here(kinfolk: Kinfolk) -> None:
     from typer.main import get_command
 
-    from kinfolk.cli.app import app
+    from kinfolk.cli.commands import app
 
     group = get_command(app)
     commands = dict(group.commands)  # type: ignore[attr-defined]

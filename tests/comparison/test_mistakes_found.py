@@ -12,9 +12,8 @@ from kinfolk.comparison.mistakes import (
     worst_errors,
 )
 from kinfolk.metrics.bootstrap import ConfidenceInterval
-from kinfolk.recipes.answering import EvaluationResult
 from kinfolk.tasks.rows import LabelledText, TaggedSentence
-from kinfolk.tasks.scoring import score
+from kinfolk.tasks.scoring import EvaluationResult, score
 from kinfolk.tasks.task import Prediction, Task
 
 MOOD = Task(kind="classify", labels=("bad", "good"), positive_label="good")

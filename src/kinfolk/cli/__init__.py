@@ -12,7 +12,8 @@ def main() -> None:
     """Run the command line."""
     from rich.markup import escape
 
-    from kinfolk.cli.app import app, console, errors
+    from kinfolk.cli.app import console, errors
+    from kinfolk.cli.commands import app
 
     # What users named is printed as it is: [a] in a path is no markup, and no path is broken.
     def warn(message: Warning | str, *_: Any, **__: Any) -> None:

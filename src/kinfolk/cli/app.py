@@ -78,33 +78,3 @@ def readable(text: str, what: str) -> str:
     except UnicodeEncodeError:
         raise UserError(f"the {what} is not UTF-8: convert it first") from None
     return text
-
-
-from kinfolk.cli import (  # noqa: E402  # the commands register themselves on `app`
-    answers,
-    audit,
-    chat,
-    corpora,
-    folders,
-    lines,
-    quickstart,
-    runs,
-    tasks,
-    tokenizers,
-    writing,
-)
-
-__all__ = [
-    "answers",
-    "app",
-    "audit",
-    "chat",
-    "corpora",
-    "folders",
-    "lines",
-    "quickstart",
-    "runs",
-    "tasks",
-    "tokenizers",
-    "writing",
-]

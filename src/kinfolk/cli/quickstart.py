@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 
 from kinfolk.cli.app import app, console, example
-from kinfolk.cli.runs import watching
+from kinfolk.cli.run_progress import run_progress
 
 
 @app.command(epilog=example("kinfolk quickstart"))
@@ -22,7 +22,7 @@ def quickstart(
     from kinfolk.recipes.reporting import baseline_rows
 
     found = quickstart(
-        out, say=lambda text: console.print(text, highlight=False), watching=watching
+        out, say=lambda text: console.print(text, highlight=False), watching=run_progress
     )
     table = Table("", "bits per byte", "loss", "perplexity", "score", box=None, pad_edge=False)
     for r in found.results:

@@ -1,21 +1,15 @@
 """Commands about runs: `members`, `pretrain`, `evaluate`."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 from rich.table import Column, Table
 
 from kinfolk.cli import learning as asked
 from kinfolk.cli.app import AsJson, Device, app, console, errors, example, print_json
+from kinfolk.cli.run_progress import run_progress
 from kinfolk.errors import UserError
-
-if TYPE_CHECKING:
-    from kinfolk.training.loop import Progress
 
 # What is measured of samples: how it is called, and how written.
 MEASURES = {
@@ -123,7 +117,7 @@ def pretrain(
         others = (name, out, objective, steps, batch, length, seed, device, workers, texts)
         if corpus or settings or any(other is not None for other in others):
             raise UserError("--resume goes on with a run as it was begun: give it alone")
-        with watching(str(resume)) as watch:
+        with run_progress(str(resume)) as watch:
             folder = pretraining.resume(resume, watch=watch)
     else:
         if name is None or out is None or not (corpus or texts):
@@ -149,7 +143,7 @@ def pretrain(
                 settings=all_settings,
                 say=lambda sentence: errors.print(sentence, highlight=False),
             )
-            with watching(chosen.name) as watch:
+            with run_progress(chosen.name) as watch:
                 folder = pretraining.resume(out, watch=watch)
         else:
             chosen = begun(
@@ -159,7 +153,7 @@ def pretrain(
                 length=length,
                 settings=all_settings,
             )
-            with watching(chosen.name) as watch:
+            with run_progress(chosen.name) as watch:
                 folder = pretraining.pretrain(chosen, out, watch=watch)
     page = report(folder)
     score = translation.score(folder)
@@ -170,46 +164,6 @@ def pretrain(
     print(f"the model is in {folder}/checkpoints/last, its curve in {page}")
     if score is not None:
         print(f"BLEU {score['bleu']:.1f} on {score['pairs']:,} pairs ({score['signature']})")
-
-
-@contextmanager
-def watching(
-    name: str, score: Callable[[], str] | None = None
-) -> Iterator[Callable[["Progress"], None]]:
-    """Show a run's progress: a live bar on a terminal, ten lines elsewhere.
-
-    What `score` says is asked for whenever held-out text was scored anew.
-    """
-    columns = (
-        TextColumn("[bold]{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[said]}"),
-        TimeRemainingColumn(),
-    )
-    with Bar(*columns, console=errors, disable=not errors.is_terminal) as bar:
-        task = bar.add_task(name, total=None, said="")
-        held = ""
-
-        def watch(progress: "Progress") -> None:
-            nonlocal held
-            said = f"loss {progress.loss:.3f}"
-            for part, value in progress.losses.items():
-                said += "" if part == "tokens" else f"  {part} {value:.3f}"
-            if progress.eval_loss is not None:
-                found = f"  held out {progress.eval_loss:.3f}"
-                found += "" if score is None else f"  {score()}"
-                said, held = said + found, f"{found} (step {progress.step:,})"
-            else:
-                said += held
-            said += f"  {progress.tokens_per_second:,.0f} tokens/s"
-            bar.update(task, completed=progress.step, total=progress.steps, said=said)
-            every = max(1, progress.steps // 10)
-            if not errors.is_terminal and (progress.step % every == 0):
-                line = f"{name}  step {progress.step} of {progress.steps}  {said}"
-                errors.print(line, highlight=False, soft_wrap=True)
-
-        yield watch
 
 
 @app.command(epilog=example("kinfolk evaluate runs/gpt2 --text chapter.txt --json"))

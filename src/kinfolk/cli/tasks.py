@@ -9,7 +9,7 @@ import typer
 
 from kinfolk.cli import learning as asked
 from kinfolk.cli.app import AsJson, app, errors, example
-from kinfolk.cli.runs import watching
+from kinfolk.cli.run_progress import run_progress
 from kinfolk.cli.scores import newest, show, show_suite
 from kinfolk.errors import UserError
 
@@ -225,7 +225,7 @@ def go_on(run: Path) -> Path:
 def watched(run: Path, out: Path) -> Any:
     """Show the progress of a run, with its score on dev rows."""
     name = out.name if run == out else f"{out.name} {run.name}"
-    return watching(name, score=lambda: newest(run))
+    return run_progress(name, score=lambda: newest(run))
 
 
 def say(sentence: str) -> None:

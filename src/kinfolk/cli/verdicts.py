@@ -14,8 +14,9 @@ from kinfolk.cli.tasks import say
 from kinfolk.errors import UserError
 
 if TYPE_CHECKING:
-    from kinfolk.recipes.answering import EvaluationResult, Predictor
+    from kinfolk.recipes.answering import Predictor
     from kinfolk.tasks.notes import ReadReport
+    from kinfolk.tasks.scoring import EvaluationResult
 
 LETTERS = 60  # of a text in the table of mistakes
 TYPES = 20  # classes with their scores; the page has more

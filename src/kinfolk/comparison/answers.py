@@ -14,7 +14,7 @@ from kinfolk.comparison.charts import WIDTH, Bar, ReferenceLine, Scale, axes, ba
 from kinfolk.comparison.mistakes import CalibrationBin, LengthBucket
 from kinfolk.files import new_file
 from kinfolk.metrics.labels import ConfusionMatrix
-from kinfolk.recipes.answering import EvaluationResult
+from kinfolk.tasks.scoring import EvaluationResult
 
 PERCENT_METRICS = ("bleu", "chrf", "perplexity")  # scores that are no shares
 MIN_SHADE, MAX_SHADE = 0.04, 0.8  # a cell with nothing in it, and one with all of a row

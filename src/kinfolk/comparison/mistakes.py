@@ -12,7 +12,6 @@ from kinfolk.metrics.labels import ConfusionMatrix, confusion_matrix
 from kinfolk.metrics.scores import PRF
 from kinfolk.metrics.tags import entity_scores
 from kinfolk.metrics.translation import chrf
-from kinfolk.recipes.answering import EvaluationResult
 from kinfolk.tasks.rows import (
     CompletionRow,
     CorefDocument,
@@ -22,7 +21,7 @@ from kinfolk.tasks.rows import (
     SourceTarget,
     TaggedSentence,
 )
-from kinfolk.tasks.scoring import reference, score
+from kinfolk.tasks.scoring import EvaluationResult, reference, score
 from kinfolk.tasks.speech import detokenize
 from kinfolk.tasks.task import Prediction, Task
 

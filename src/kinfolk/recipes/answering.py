@@ -31,7 +31,7 @@ from kinfolk.tasks.rows import (
     SourceTarget,
     TaggedSentence,
 )
-from kinfolk.tasks.scoring import reference, score
+from kinfolk.tasks.scoring import EvaluationResult, reference, score
 from kinfolk.tasks.tables import Columns
 from kinfolk.tasks.tables import parse_columns as parsed
 from kinfolk.tasks.task import Prediction, Task
@@ -199,18 +199,6 @@ def truncation_report(found: Predictor, rows: Sequence[Any]) -> list[str]:
 def read_sources(file: Path) -> list[Any]:
     """Read texts to be written about, one a line."""
     return [SourceTarget(line, None, number) for number, line in read_lines(file)]
-
-
-@dataclass(frozen=True)
-class EvaluationResult:
-    """How good the answers to a file are."""
-
-    task: Task
-    rows: list[Any]
-    answers: list[Prediction]
-    scores: dict[str, float]
-    confidence_interval: ConfidenceInterval  # of the main metric
-    unseen_labels: dict[str, int]  # labels that training had not, and how often each is right
 
 
 def evaluate_rows(

@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kinfolk.errors import UserError
 from kinfolk.metrics import labels as of_labels
+from kinfolk.metrics.bootstrap import ConfidenceInterval
 from kinfolk.metrics.coreference import coref_scores
 from kinfolk.metrics.scores import precision_recall_f1 as counted
 from kinfolk.metrics.spans import cmrc2, cmrc2018, squad_v1, squad_v2
@@ -13,6 +15,18 @@ from kinfolk.metrics.summaries import rouge
 from kinfolk.metrics.tags import entity_scores
 from kinfolk.metrics.translation import bleu, chrf
 from kinfolk.tasks.task import Prediction, Task
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """The predictions for a file with labels, and their scores."""
+
+    task: Task
+    rows: list[Any]
+    answers: list[Prediction]
+    scores: dict[str, float]
+    confidence_interval: ConfidenceInterval  # of the main metric
+    unseen_labels: dict[str, int]  # labels that the training rows lack, and how often each occurs
 
 
 def reference(task: Task, row: Any) -> Any:
