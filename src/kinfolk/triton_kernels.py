@@ -200,7 +200,7 @@ def decode_attention(
         out,
         width,
         blocks,
-        max_rows=triton.next_power_of_2(blocks),
+        most=triton.next_power_of_2(blocks),
         step=step,
         num_warps=1,
     )
