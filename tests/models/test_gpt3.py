@@ -10,13 +10,14 @@ from peer import ids, inputs, near, parameters, ragged, shake
 from torch import Tensor
 
 from hollow import hollow
-from kinfolk.attention_mask import AttentionBackend, AttentionMask, FlexBlockSparse, select_backend
+from kinfolk.attention_mask import AttentionBackend, AttentionMask
 from kinfolk.batch import Inputs, KVCache
 from kinfolk.data.chunks import InMemoryDocuments
 from kinfolk.data.feed import PackedDataset
 from kinfolk.hub import load_model, save
 from kinfolk.models.gpt2 import GPT2Config
 from kinfolk.models.gpt3 import GPT3, SIZES, GPT3Config
+from kinfolk.nn.attention import FlexBlockSparse, select_backend
 from kinfolk.nn.language_model import attention_windows
 from kinfolk.objectives.clm import CLM
 from kinfolk.text.tokenizer import SpecialTokens

@@ -20,8 +20,7 @@ from kinfolk.errors import UserError
 from kinfolk.models.gpt2 import GPT2, GPT2Config
 from kinfolk.models.transformer_xl import TransformerXLConfig
 from kinfolk.nn import int8, int8_matmul
-from kinfolk.nn.adaptive import AdaptiveEmbedding
-from kinfolk.nn.embeddings import TokenEmbedding
+from kinfolk.nn.embeddings import AdaptiveEmbedding, TokenEmbedding
 from kinfolk.nn.int8 import Int8Linear, Int8TokenEmbedding, quantize_int8
 from kinfolk.nn.int8_matmul import Int8Matrix, NativeInt8Matrix, TorchInt8Matrix
 from kinfolk.recipes.catalogue import Family, families

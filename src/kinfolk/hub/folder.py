@@ -16,7 +16,7 @@ from kinfolk.errors import UserError
 from kinfolk.hub.mapping import Family, Parted
 from kinfolk.hub.native import MODEL_TYPE_PREFIX, Native
 from kinfolk.hub.task_heads import head_for_config, head_from_architectures, refuse_unnamed_head
-from kinfolk.nn.embeddings import init_weights_
+from kinfolk.nn.init import init_weights_
 from kinfolk.nn.language_model import LanguageModel, ModelConfig
 from kinfolk.nn.task_heads import ModelWithHeadConfig
 from kinfolk.text.tokenizer import Tokenizer

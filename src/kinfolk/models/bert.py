@@ -11,11 +11,10 @@ from kinfolk.attention_mask import AttentionBackend
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config, field
 from kinfolk.nn.attention import Attention
-from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding, init_weights_
-from kinfolk.nn.feedforward import FeedForward, get_activation
+from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
+from kinfolk.nn.init import init_weights_, mimetic_init_
 from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling
-from kinfolk.nn.positions import mimetic_init_
-from kinfolk.nn.residual import PostNorm
+from kinfolk.nn.layers import FeedForward, PostNorm, get_activation
 from kinfolk.nn.sizes import STANDARD_SIZES
 
 EMBEDDING_STD = 0.02  # the standard deviation of tables at the start (the published code)
@@ -126,9 +125,7 @@ class Bert(LanguageModel):
             + self.token_type_embeddings(segments)
         )
         x = self.dropout(self.embedding_norm(x))
-        attend = inputs.attention_backend(
-            dropout=self.training and self.config.attention_dropout > 0
-        )
+        attend = self.attention_fn(inputs)
         for block in self.layers:
             x = block(x, attend)
         return Output(x)

@@ -13,10 +13,11 @@ from kinfolk.config import config, field
 from kinfolk.errors import UserError
 from kinfolk.models.albert import MaskedLMHead
 from kinfolk.models.bert import BertConfig, Layer
-from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding, init_weights_
-from kinfolk.nn.feedforward import get_activation
+from kinfolk.nn.attention import attention_backend
+from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
+from kinfolk.nn.init import init_weights_, mimetic_init_
 from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling
-from kinfolk.nn.positions import mimetic_init_
+from kinfolk.nn.layers import get_activation
 from kinfolk.nn.sizes import STANDARD_SIZES
 
 EMBEDDING_STD = 0.02  # the standard deviation of tables at the start (the published code)
@@ -102,8 +103,8 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor, inputs: Inputs) -> Tensor:
         x = self.embedding_projection(x)
-        attend = inputs.attention_backend(
-            dropout=self.training and self.config.attention_dropout > 0
+        attend = attention_backend(
+            inputs, dropout=self.training and self.config.attention_dropout > 0
         )
         for block in self.layers:
             x = block(x, attend)

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config, field
 from kinfolk.models.gpt2 import GPT2Config, Layer
-from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding, init_weights_
+from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
+from kinfolk.nn.init import init_weights_, mimetic_init_, scale_residual_init_
 from kinfolk.nn.language_model import LanguageModel, LayerStack, Pooling
-from kinfolk.nn.positions import mimetic_init_
-from kinfolk.nn.residual import scale_residual_init_
 from kinfolk.nn.sizes import STANDARD_SIZES
 
 EMBEDDING_STD = 0.02  # the standard deviation of tables at the start (the released code)
@@ -77,9 +76,7 @@ class GLM(LanguageModel):
             + self.block_position_embeddings(within)
         )
         x = self.dropout(x)
-        attend = inputs.attention_backend(
-            dropout=self.training and self.config.attention_dropout > 0
-        )
+        attend = self.attention_fn(inputs)
         for layer, block in enumerate(self.layers):
             x = block(x, attend, inputs.cache, layer)
         return Output(self.final_norm(x), inputs.cache)

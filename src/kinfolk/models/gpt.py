@@ -10,10 +10,10 @@ from kinfolk.attention_mask import AttentionBackend
 from kinfolk.batch import Inputs, KVCache, Output
 from kinfolk.config import config, field
 from kinfolk.nn.attention import Attention
-from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding, init_weights_
-from kinfolk.nn.feedforward import FeedForward
+from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
+from kinfolk.nn.init import init_weights_
 from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling
-from kinfolk.nn.residual import PostNorm
+from kinfolk.nn.layers import FeedForward, PostNorm
 from kinfolk.nn.sizes import STANDARD_SIZES
 
 
@@ -87,9 +87,7 @@ class GPT(LanguageModel):
         x = self.dropout(
             self.token_embeddings(inputs.input_ids) + self.position_embeddings(inputs.position_ids)
         )
-        attend = inputs.attention_backend(
-            dropout=self.training and self.config.attention_dropout > 0
-        )
+        attend = self.attention_fn(inputs)
         for layer, block in enumerate(self.layers):
             x = block(x, attend, inputs.cache, layer)
         return Output(x, inputs.cache)

@@ -9,10 +9,10 @@ from kinfolk.attention_mask import AttentionBackend
 from kinfolk.batch import Inputs, KVCache, Output
 from kinfolk.config import config, field
 from kinfolk.nn.attention import Attention
-from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding, init_weights_
-from kinfolk.nn.feedforward import FeedForward
+from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
+from kinfolk.nn.init import init_weights_, scale_residual_init_
 from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling
-from kinfolk.nn.residual import PreNorm, scale_residual_init_
+from kinfolk.nn.layers import FeedForward, PreNorm
 from kinfolk.nn.sizes import STANDARD_SIZES
 
 
@@ -91,9 +91,7 @@ class GPT2(LanguageModel):
         x = self.dropout(
             self.token_embeddings(inputs.input_ids) + self.position_embeddings(inputs.position_ids)
         )
-        attend = inputs.attention_backend(
-            dropout=self.training and self.config.attention_dropout > 0
-        )
+        attend = self.attention_fn(inputs)
         for layer, block in enumerate(self.layers):
             x = block(x, attend, inputs.cache, layer)
         return Output(self.final_norm(x), inputs.cache)

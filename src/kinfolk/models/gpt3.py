@@ -6,13 +6,13 @@ layer sees all of the past, the second its last `attention_window` tokens, and s
 
 from torch import Tensor, nn
 
-from kinfolk.attention_mask import select_backend
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config, field
 from kinfolk.models.gpt2 import GPT2Config, Layer
-from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding, init_weights_
+from kinfolk.nn.attention import select_backend
+from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
+from kinfolk.nn.init import init_weights_, scale_residual_init_
 from kinfolk.nn.language_model import LanguageModel, LayerStack, Pooling
-from kinfolk.nn.residual import scale_residual_init_
 from kinfolk.nn.sizes import STANDARD_SIZES
 
 

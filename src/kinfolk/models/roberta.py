@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config, field
 from kinfolk.models.bert import EMBEDDING_STD, BertConfig, Layer, MaskedLMHead
-from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding, init_weights_
+from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
+from kinfolk.nn.init import init_weights_, mimetic_init_
 from kinfolk.nn.language_model import LanguageModel, LayerStack, Pooling
-from kinfolk.nn.positions import mimetic_init_
 from kinfolk.nn.sizes import STANDARD_SIZES
 
 
@@ -76,9 +76,7 @@ class Roberta(LanguageModel):
             + self.token_type_embeddings(segments)
         )
         x = self.dropout(self.embedding_norm(x))
-        attend = inputs.attention_backend(
-            dropout=self.training and self.config.attention_dropout > 0
-        )
+        attend = self.attention_fn(inputs)
         for block in self.layers:
             x = block(x, attend)
         return Output(x)

@@ -16,7 +16,8 @@ from torch.nn.utils.rnn import PackedSequence
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config, field
 from kinfolk.errors import UserError
-from kinfolk.nn.embeddings import TokenEmbedding, init_weights_
+from kinfolk.nn.embeddings import TokenEmbedding
+from kinfolk.nn.init import init_weights_
 from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling
 from kinfolk.nn.sizes import STANDARD_SIZES
 
