@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import IGNORE_INDEX, Inputs
-from kinfolk.nn.bilstm import SIZES as BASELINES
+from kinfolk.families import families, family, family_of
 from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.recipes import ways
-from kinfolk.recipes.catalogue import families, family
 from kinfolk.tasks import examples as layout
 from kinfolk.tasks.examples import Example, Instance
 from kinfolk.tasks.instances import predict_rows
@@ -110,7 +109,7 @@ def rows(kind: str, count: int = 9, seed: int = 0) -> list[Any]:
 
 def config(name: str) -> Any:
     """Return the smallest network of a member, over the tokenizer's ids."""
-    found: Any = BASELINES["nano"] if name == "bilstm" else family(name).config("nano")
+    found: Any = family(name).config("nano")
     pad = tokenizer().special_tokens.pad
     sizes = {
         "vocab_size": tokenizer().vocab_size,
@@ -127,8 +126,8 @@ def cases(*names: str) -> Iterator[tuple[str, str, type[Formulation]]]:
         for kind in KINDS:
             real = task(kind).kind
             for way in dict.fromkeys(w for w in ways.FORMULATIONS if w.name in names):
-                own = way.name in ways.FamilyTraits.of(body).formulations and real in way.tasks
-                if own and ways.supports(way, ways.FamilyTraits.of(body), real):
+                own = way.name in family_of(body).formulations and real in way.tasks
+                if own and ways.supports(way, family_of(body), real):
                     yield name, kind, way
 
 

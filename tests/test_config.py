@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kinfolk
-import kinfolk.models
 from kinfolk.config import (
     CLASSES,
     TYPES,
@@ -33,7 +32,7 @@ from kinfolk.config import (
     to_json,
 )
 from kinfolk.errors import UserError
-from kinfolk.recipes.catalogue import families
+from kinfolk.families import families
 from kinfolk.recipes.recipe import CorpusShare
 from kinfolk.recipes.tuning import FineTuneConfig
 from kinfolk.text.tokenizer import SpecialTokens
@@ -42,11 +41,7 @@ from kinfolk.training.settings import TrainConfig
 SPECIALS = SpecialTokens(
     pad=0, unk=1, bos=None, eos=3, cls=4, sep=5, mask=6, sentinels=tuple(range(7, 107))
 )
-MODELS = [
-    importlib.import_module(f"kinfolk.models.{m.name}")
-    for m in pkgutil.iter_modules(kinfolk.models.__path__)
-]
-SIZES = {f"{m.__name__}:{size}": c for m in MODELS for size, c in m.SIZES.items()}
+SIZES = {f"{m.name}/{size}": c for m in families().values() for size, c in m.sizes.items()}
 OBJECTIVES = {
     name: member.objective(name)(special_tokens=SPECIALS, vocab_size=500)
     for member in families().values()
@@ -97,8 +92,8 @@ def test_every_objective_comes_back_from_json() -> None:
 
 
 def test_the_settings_of_every_member_come_back_from_json() -> None:
-    assert not lost({name: member.recipe.TRAIN for name, member in families().items()})
-    assert not lost({name: member.recipe.PAPER for name, member in families().items()})
+    every = families().values()
+    assert not lost({f"{m.name}/{size}": m.train(size) for m in every for size in m.sizes})
 
 
 def told(value: Any) -> str:

@@ -31,7 +31,7 @@ TYPES: dict[str, dict[str, str]] = {
     "model": {
         "albert": "kinfolk.models.albert",
         "bert": "kinfolk.models.bert",
-        "bilstm": "kinfolk.nn.bilstm",
+        "bilstm": "kinfolk.families.bilstm",
         "electra": "kinfolk.models.electra",
         "glm": "kinfolk.models.glm",
         "gpt": "kinfolk.models.gpt",

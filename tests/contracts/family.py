@@ -15,11 +15,12 @@ from torch import Tensor, nn
 import kinfolk.objectives
 from kinfolk.batch import IGNORE_INDEX, Batch, TokenTargets
 from kinfolk.data.chunks import InMemoryDocuments
+from kinfolk.families import families
+from kinfolk.families.base import Family
 from kinfolk.objectives.blanks import Blanked
 from kinfolk.objectives.pairs import Translation
 from kinfolk.objectives.prefix import Opened
 from kinfolk.objectives.sop import Ordered
-from kinfolk.recipes.catalogue import Family, families
 from kinfolk.text.tokenizer import SpecialTokens
 
 VOCAB = 300  # not a multiple of 64: tables are padded

@@ -1,6 +1,7 @@
 """BERT against its published sizes and against transformers."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +13,11 @@ from transformers import BertForPreTraining as Theirs
 from hollow import hollow
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs
-from kinfolk.hub import bert as table
+from kinfolk.families import family
 from kinfolk.hub import load_model, save
 from kinfolk.models.bert import SIZES, Bert, BertConfig
 
+table: Any = family("bert").hf
 PUBLISHED = {"bert-base-uncased": 110_106_428}  # with both heads
 
 
@@ -107,7 +109,7 @@ def test_training_gives_the_same_gradients() -> None:
     peer = theirs().train()
     config = table.from_config(peer.config.to_dict())
     ours = config.build().train()
-    names = table.names(config)
+    names = table.parameters(config)
     ours.load_state_dict(names.from_hf(dict(peer.named_parameters()), ours.state_dict(), "there"))
     tokens, document, follows = ids(70), ragged(), torch.tensor([0, 1, 0])
     labels = torch.where(document == 0, tokens, -100)

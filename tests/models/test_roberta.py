@@ -24,12 +24,13 @@ from hollow import hollow
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
+from kinfolk.families import family
 from kinfolk.hub import load, load_model, save
-from kinfolk.hub import roberta as table
 from kinfolk.models.roberta import SIZES, Roberta, RobertaConfig
 from kinfolk.text import train_tokenizer
 
 # With the head for tokens; and the body with a pooler, which is what is usually quoted.
+table: Any = family("roberta").hf
 PUBLISHED = {
     "roberta-base": (124_697_433, 124_645_632),
     "roberta-large": (355_412_057, 355_359_744),
@@ -122,7 +123,7 @@ def test_training_gives_the_same_gradients() -> None:
     peer = theirs().train()
     config = table.from_config(peer.config.to_dict())
     ours = config.build().train()
-    names = table.names(config)
+    names = table.parameters(config)
     ours.load_state_dict(names.from_hf(dict(peer.named_parameters()), ours.state_dict(), "there"))
     document = ragged()
     tokens = rows(70, 1)

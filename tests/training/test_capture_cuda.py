@@ -11,7 +11,7 @@ import torch
 from kinfolk.data.chunks import InMemoryDocuments
 from kinfolk.data.feed import PackedDataset
 from kinfolk.data.lanes import ContiguousDataset
-from kinfolk.recipes.catalogue import families
+from kinfolk.families import families
 from kinfolk.text.tokenizer import SpecialTokens
 from kinfolk.training.optimisers import build_optimizer
 from kinfolk.training.step import Learner, TrainStep

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kinfolk.errors import UserError
-from kinfolk.hub.mapping import (
+from kinfolk.families.mapping import (
     ParameterMap,
     ParameterRule,
     from_hf_fields,

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from kinfolk.hub.mapping import (
+from kinfolk.families.mapping import (
     ParameterMap,
     ParameterRule,
     from_hf_fields,

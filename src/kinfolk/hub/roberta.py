@@ -5,8 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from kinfolk.errors import UserError
-from kinfolk.hub.bert import embedding_rules, layer_rules
-from kinfolk.hub.mapping import (
+from kinfolk.families.mapping import (
     ParameterMap,
     ParameterRule,
     from_hf_fields,
@@ -14,6 +13,7 @@ from kinfolk.hub.mapping import (
     require,
     to_hf_fields,
 )
+from kinfolk.hub.bert import embedding_rules, layer_rules
 from kinfolk.models.roberta import RobertaConfig
 from kinfolk.text.tokenizer import SpecialTokens
 

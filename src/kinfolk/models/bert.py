@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from kinfolk.attention_mask import AttentionBackend
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config, field
+from kinfolk.families.sizes import STANDARD_SIZES
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
 from kinfolk.nn.init import init_weights_, mimetic_init_
 from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling
 from kinfolk.nn.layers import FeedForward, PostNorm, get_activation
-from kinfolk.nn.sizes import STANDARD_SIZES
 
 EMBEDDING_STD = 0.02  # the standard deviation of tables at the start (the published code)
 

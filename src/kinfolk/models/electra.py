@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config, field
 from kinfolk.errors import UserError
+from kinfolk.families.sizes import STANDARD_SIZES
 from kinfolk.models.albert import MaskedLMHead
 from kinfolk.models.bert import BertConfig, Layer
 from kinfolk.nn.attention import attention_backend
@@ -18,7 +19,6 @@ from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
 from kinfolk.nn.init import init_weights_, mimetic_init_
 from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling
 from kinfolk.nn.layers import get_activation
-from kinfolk.nn.sizes import STANDARD_SIZES
 
 EMBEDDING_STD = 0.02  # the standard deviation of tables at the start (the published code)
 

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from kinfolk.attention_mask import AttentionBackend
 from kinfolk.batch import Inputs, KVCache, Output
 from kinfolk.config import config, field
+from kinfolk.families.sizes import STANDARD_SIZES
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
 from kinfolk.nn.init import init_weights_
 from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling
 from kinfolk.nn.layers import FeedForward, PostNorm
-from kinfolk.nn.sizes import STANDARD_SIZES
 
 
 @config("gpt")

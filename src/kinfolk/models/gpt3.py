@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config, field
+from kinfolk.families.sizes import STANDARD_SIZES
 from kinfolk.models.gpt2 import GPT2Config, Layer
 from kinfolk.nn.attention import select_backend
 from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
 from kinfolk.nn.init import init_weights_, scale_residual_init_
 from kinfolk.nn.language_model import LanguageModel, LayerStack, Pooling
-from kinfolk.nn.sizes import STANDARD_SIZES
 
 
 @config("gpt3")

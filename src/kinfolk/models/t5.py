@@ -12,12 +12,12 @@ from kinfolk.attention_mask import AttentionBackend
 from kinfolk.batch import Inputs, KVCache, Output
 from kinfolk.config import config, field
 from kinfolk.errors import UserError
+from kinfolk.families.sizes import STANDARD_SIZES
 from kinfolk.nn.attention import Attention, CrossAttention, cross_attention_backend, select_backend
 from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
 from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig
 from kinfolk.nn.layers import FeedForward, GatedFeedForward, PreNorm
 from kinfolk.nn.positions import RelativePositionBias
-from kinfolk.nn.sizes import STANDARD_SIZES
 
 
 @config("t5")

@@ -14,6 +14,7 @@ from kinfolk.attention_mask import AttentionBackend
 from kinfolk.batch import Inputs, KVCache, Output
 from kinfolk.config import config, field
 from kinfolk.errors import UserError
+from kinfolk.families.sizes import STANDARD_SIZES
 from kinfolk.nn.attention import (
     Attention,
     CrossAttention,
@@ -23,7 +24,6 @@ from kinfolk.nn.attention import (
 from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
 from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig
 from kinfolk.nn.layers import FeedForward, PostNorm
-from kinfolk.nn.sizes import STANDARD_SIZES
 
 
 @config("transformer")

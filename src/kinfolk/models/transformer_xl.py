@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from kinfolk.attention_mask import EMPTY_SLOT_ID
 from kinfolk.batch import Inputs, KVCache, LazyLogits, Output, SegmentMemory
 from kinfolk.config import config, field
+from kinfolk.families.sizes import STANDARD_SIZES
 from kinfolk.nn.embeddings import AdaptiveEmbedding
 from kinfolk.nn.init import init_weights_
 from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling, WithBiases
 from kinfolk.nn.layers import FeedForward, PostNorm
 from kinfolk.nn.relative_attention import RelativeAttention, RelativeContext, sinusoidal_distances
-from kinfolk.nn.sizes import STANDARD_SIZES
 
 
 @config("transformer_xl")

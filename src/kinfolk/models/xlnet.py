@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from kinfolk.batch import Inputs, KVCache, Output
 from kinfolk.config import config, field
+from kinfolk.families.sizes import STANDARD_SIZES
 from kinfolk.nn.attention import select_backend
 from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
 from kinfolk.nn.init import init_weights_
@@ -21,7 +22,6 @@ from kinfolk.nn.relative_attention import (
     SegmentRelativeAttention,
     sinusoidal_distances,
 )
-from kinfolk.nn.sizes import STANDARD_SIZES
 
 
 @config("xlnet")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from kinfolk.attention_mask import AttentionBackend
 from kinfolk.batch import Inputs, LazyLogits, Output
-from kinfolk.config import config, field
+from kinfolk.config import config, field, type_name
 from kinfolk.nn.attention import attention_backend
 
 Architecture = Literal["encoder", "decoder", "encoder-decoder", "recurrent"]
@@ -55,6 +55,11 @@ class ModelConfig:
     def pretrained(self) -> "ModelConfig":
         """The config of the pretrained network: itself, or the one below a task head."""
         return self
+
+    @property
+    def family_name(self) -> str:
+        """The name of its family: the registered name of the pretrained network's config."""
+        return type_name(self.pretrained)
 
     @property
     def max_length(self) -> int | None:
@@ -101,6 +106,12 @@ class LanguageModel(nn.Module):
     def pretrained(self) -> "LanguageModel":
         """The pretrained network: itself, or the one below a task head."""
         return self
+
+    @property
+    def family_name(self) -> str:
+        """The name of its family."""
+        name: str = self.config.family_name
+        return name
 
     def attention_fn(self, inputs: Inputs, *, window: int | None = None) -> AttentionBackend:
         """Return the backend of self-attention for these inputs."""

@@ -14,6 +14,7 @@ from kinfolk.data.pairs import TargetDocuments
 from kinfolk.data.shards import Corpus
 from kinfolk.data.sources import read_documents
 from kinfolk.errors import UserError
+from kinfolk.families import family_of
 from kinfolk.metrics.baselines import KneserNey, entropy
 from kinfolk.metrics.likelihood import LikelihoodScores, score_documents
 from kinfolk.metrics.verdicts import pair_accuracy, rtd_scores
@@ -24,7 +25,6 @@ from kinfolk.objectives.nsp import NSP
 from kinfolk.objectives.pairs import Seq2Seq
 from kinfolk.objectives.rtd import RTD
 from kinfolk.objectives.sop import SOP
-from kinfolk.recipes.catalogue import family_of
 from kinfolk.recipes.opening import find_model_folder, load, recipe_of, scoring_objective
 from kinfolk.recipes.pretraining import select_device
 from kinfolk.text import Tokenizer

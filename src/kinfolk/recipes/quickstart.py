@@ -13,9 +13,9 @@ from kinfolk.data.prepare import prepare
 from kinfolk.data.shards import Corpus
 from kinfolk.data.sources import read_documents
 from kinfolk.errors import UserError
+from kinfolk.families import family_of
 from kinfolk.generation import Sampling, fill, generate_text
 from kinfolk.metrics.likelihood import LikelihoodScores
-from kinfolk.recipes.catalogue import family_of
 from kinfolk.recipes.evaluation import SCORE_KINDS, Baselines, baselines, count_parameters, evaluate
 from kinfolk.recipes.opening import load
 from kinfolk.recipes.pretraining import pretrain

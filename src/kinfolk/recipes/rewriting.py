@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from kinfolk.errors import UserError
+from kinfolk.families import family_of, index
 from kinfolk.generation.decoding import DecodingMethod
 from kinfolk.generation.sampling import GREEDY
 from kinfolk.generation.texts import EncodedPrompt, encode_prompt
 from kinfolk.generation.wishes import GenerationConfig
 from kinfolk.objectives.pairs import Seq2Seq
-from kinfolk.recipes.catalogue import families, family_of
 from kinfolk.recipes.opening import find_model_folder, load, recipe_of
 from kinfolk.recipes.writing import generate_batched, to_inference
 from kinfolk.text import Tokenizer
@@ -26,7 +26,7 @@ def load_seq2seq(
     """Open a model that reads one text and writes another, ready to."""
     model, tokenizer = load(path)
     if model.decoding != "encoder-decoder":
-        others = [m.name for m in families().values() if m.architecture == "encoder-decoder"]
+        others = [name for name, m in index().items() if m.architecture == "encoder-decoder"]
         raise UserError(f"{family_of(model).name} cannot {verb}: {', '.join(others)} can")
     return to_inference(model, device=device, precision=precision), tokenizer
 

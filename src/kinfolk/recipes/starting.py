@@ -7,11 +7,9 @@ from typing import Any
 
 import torch
 
-from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
-from kinfolk.nn import bilstm
+from kinfolk.families import check_name, family
 from kinfolk.nn.task_heads import ModelWithHead
-from kinfolk.recipes.catalogue import families, family
 from kinfolk.recipes.opening import find_model_folder, load, load_tokenizer
 from kinfolk.recipes.tuning import row_text
 from kinfolk.tasks.rows import (
@@ -25,7 +23,6 @@ from kinfolk.text import vocabulary
 from kinfolk.text.tokenizer import Tokenizer
 
 VOCAB = 8192  # of a tokenizer that is learned from the labelled text itself
-BILSTM = "bilstm"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,15 +65,7 @@ class InitialWeights:
     def config(self, tokenizer: Tokenizer) -> Any:
         """Return the network that is named."""
         name, _, size = self.name.partition("/")
-        size = size or "tiny"
-        if name == BILSTM:
-            if size not in bilstm.SIZES:
-                raise UserError(
-                    f"{BILSTM} has no size {size!r}: {did_you_mean(size, [*bilstm.SIZES])}"
-                )
-            config: Any = bilstm.SIZES[size]
-        else:
-            config = family(name).config(size)
+        config = family(name).config(size or "tiny")
         return config.with_fields(
             vocab_size=tokenizer.vocab_size,
             decoder_start_token_id=tokenizer.special_tokens.pad,
@@ -105,16 +94,11 @@ def parse_initial_weights(
 ) -> InitialWeights:
     """Tell a folder from a name."""
     wanted = "" if tokenizer is None else str(tokenizer)
-    name = model.partition("/")[0]
     if Path(model).exists():
         if wanted:
             raise UserError(f"{model} has its own tokenizer: leave --tokenizer out")
         return InitialWeights(
             folder=str(find_model_folder(model).resolve()), from_scratch=scratch, seed=seed
         )
-    if name == BILSTM or name in families():
-        return InitialWeights(name=model, tokenizer=wanted, seed=seed)
-    names = [BILSTM, *families()]
-    raise UserError(
-        f"{model} is neither a folder nor a member of the family: {did_you_mean(name, names)}"
-    )
+    check_name(model)
+    return InitialWeights(name=model, tokenizer=wanted, seed=seed)

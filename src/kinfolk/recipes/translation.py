@@ -9,6 +9,7 @@ from typing import Any
 
 from kinfolk.data.pairs import ParallelText, TextPair, write_parallel_corpus
 from kinfolk.errors import UserError
+from kinfolk.families import family, family_of
 from kinfolk.files import new_folder
 from kinfolk.generation.decoding import generate
 from kinfolk.generation.rules import Constraints
@@ -17,7 +18,6 @@ from kinfolk.generation.texts import non_text_ids
 from kinfolk.generation.writer import GenerationRequest
 from kinfolk.metrics.translation import bleu, library
 from kinfolk.recipes import pretraining
-from kinfolk.recipes.catalogue import family, family_of
 from kinfolk.recipes.opening import load, load_tokenizer
 from kinfolk.recipes.recipe import Recipe, recipe
 from kinfolk.recipes.rewriting import EXTRA_LENGTH, PREFIX_FILE

@@ -12,7 +12,6 @@ import numpy as np
 from kinfolk.config import config, field, read_json, write_json
 from kinfolk.data.sources import read_documents
 from kinfolk.errors import UserError
-from kinfolk.recipes import ways
 from kinfolk.rng import Stream, generator
 from kinfolk.tasks.forms import FileSpec, read_rows
 from kinfolk.tasks.guess import detect_format
@@ -268,7 +267,7 @@ def balanced_class_weights(task: Task, learned: Sequence[Any]) -> tuple[float, .
 def default_train_config(config: Any, *, fresh: bool) -> TrainConfig:
     """Return the settings of fine-tuning a network: small steps for a large one."""
     body = config.pretrained
-    kind = ways.FamilyTraits.of(body).kind
+    kind = body.network().architecture
     common = {"batch_size": 32, "schedule": "linear", "min_lr_ratio": 0.0, "betas": (0.9, 0.999)}
     common |= {"eval_batches": 64}
     if kind == "encoder-decoder":
