@@ -204,8 +204,14 @@ def test_names_of_other_libraries_are_known_before_letters_are_compared(
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ({"is": "kinfolk.models.gpt2:GPT2Config"}, r"^missing 'type' \(expected one of: pretrain"),
-        ({"type": "kinfolk.models.gpt2:GPT2Config"}, "unknown type 'kinfolk.models.gpt2:GPT2Conf"),
+        (
+            {"is": "kinfolk.families.gpt2:GPT2Config"},
+            r"^missing 'type' \(expected one of: pretrain",
+        ),
+        (
+            {"type": "kinfolk.families.gpt2:GPT2Config"},
+            "unknown type 'kinfolk.families.gpt2:GPT2Conf",
+        ),
         ({"type": "this"}, "unknown type 'this'"),
         ({"type": "brt"}, r"unknown type 'brt': did you mean bert"),
         ({"type": 3}, "unknown type 3"),
@@ -297,7 +303,7 @@ assert "this" not in sys.modules and "antigravity" not in sys.modules
 assert not [name for name in sys.modules if name.startswith("kinfolk.models")]
 from_json({"type": "gpt2"})
 models = sorted(name for name in sys.modules if name.startswith("kinfolk.models."))
-assert models == ["kinfolk.models.gpt2"], models
+assert models == ["kinfolk.families.gpt2"], models
 from_json({"type": "train"})
 assert "kinfolk.recipes" not in sys.modules
 """
@@ -335,7 +341,7 @@ def test_a_type_from_outside_the_package_is_read_once_its_module_is_registered(
     found = from_json({"type": "own_network", "width": 9}, group="model")
     monkeypatch.delitem(CLASSES, "own_network")
     assert type(found).__module__ == "own_network" and found.width == 9
-    with pytest.raises(ValueError, match=r"'gpt2' is registered by kinfolk.models.gpt2 already"):
+    with pytest.raises(ValueError, match=r"'gpt2' is registered by kinfolk.families.gpt2 already"):
         register("gpt2", "own_network")
 
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from kinfolk.families.gpt import GPTConfig
+from kinfolk.families.gpt2 import GPT2Config
 from kinfolk.generation import GREEDY, Sampling, graphs
 from kinfolk.models.glm import GLMConfig
-from kinfolk.models.gpt import GPTConfig
-from kinfolk.models.gpt2 import GPT2Config
 from kinfolk.models.gpt3 import GPT3Config
 from kinfolk.models.t5 import T5Config
 from kinfolk.models.transformer import TransformerConfig

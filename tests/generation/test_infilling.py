@@ -8,6 +8,7 @@ import torch
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
+from kinfolk.families.gpt2 import GPT2
 from kinfolk.generation import (
     GREEDY,
     Sampling,
@@ -18,7 +19,6 @@ from kinfolk.generation import (
     holes,
 )
 from kinfolk.models.glm import GLM, GLMConfig
-from kinfolk.models.gpt2 import GPT2
 from kinfolk.text import Tokenizer
 from kinfolk.text.marks import GLMTokens, glm_tokens
 from writing import write

@@ -3,6 +3,7 @@
 import pytest
 
 from kinfolk.errors import UserError
+from kinfolk.families.gpt2 import GPT2Config
 from kinfolk.generation import GREEDY, BeamSearch, ContrastiveSearch, Sampling
 from kinfolk.generation.wishes import (
     MAX_SPELLINGS,
@@ -10,7 +11,6 @@ from kinfolk.generation.wishes import (
     segmentations,
     token_spellings,
 )
-from kinfolk.models.gpt2 import GPT2Config
 from kinfolk.models.t5 import T5Config
 from kinfolk.text import Tokenizer
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from hollow import hollow
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs, KVCache
+from kinfolk.families.gpt2 import GPT2Config
 from kinfolk.hub import load_model, save
 from kinfolk.models.glm import GLM, SIZES, GLMConfig
-from kinfolk.models.gpt2 import GPT2Config
 
 # What the paper's names and section 3 say, in millions.
 PUBLISHED = {

@@ -23,11 +23,10 @@ from transformers import GPT2LMHeadModel as Theirs
 from hollow import hollow
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs, KVCache
-from kinfolk.families import family
+from kinfolk.families.gpt2 import FAMILY, GPT2, GPT2Config
 from kinfolk.hub import load_model, save
-from kinfolk.models.gpt2 import GPT2, SIZES, GPT2Config
 
-table: Any = family("gpt2").hf
+table: Any = FAMILY.hf
 PUBLISHED = {
     "gpt2": 124_439_808,
     "gpt2-medium": 354_823_168,
@@ -134,9 +133,9 @@ def test_training_gives_the_same_gradients() -> None:
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("name", [name for name in SIZES if name.startswith("gpt2")])
+@pytest.mark.parametrize("name", [name for name in FAMILY.sizes if name.startswith("gpt2")])
 def test_published_sizes_have_their_published_count(name: str) -> None:
-    config = SIZES[name]
+    config = FAMILY.sizes[name]
     with hollow():
         ours = config.build()
         peer = Theirs(TheirConfig(**table.to_config(config, None)))

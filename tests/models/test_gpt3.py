@@ -14,8 +14,8 @@ from kinfolk.attention_mask import AttentionBackend, AttentionMask
 from kinfolk.batch import Inputs, KVCache
 from kinfolk.data.chunks import InMemoryDocuments
 from kinfolk.data.feed import PackedDataset
+from kinfolk.families.gpt2 import GPT2Config
 from kinfolk.hub import load_model, save
-from kinfolk.models.gpt2 import GPT2Config
 from kinfolk.models.gpt3 import GPT3, SIZES, GPT3Config
 from kinfolk.nn.attention import FlexBlockSparse, select_backend
 from kinfolk.nn.language_model import attention_windows

@@ -19,7 +19,7 @@ from kinfolk.batch import IGNORE_INDEX, Inputs, KVCache
 from kinfolk.errors import UserError
 from kinfolk.families import families
 from kinfolk.families.base import Family
-from kinfolk.models.gpt2 import GPT2, GPT2Config
+from kinfolk.families.gpt2 import GPT2, GPT2Config
 from kinfolk.models.transformer_xl import TransformerXLConfig
 from kinfolk.nn import int8, int8_matmul
 from kinfolk.nn.embeddings import AdaptiveEmbedding, TokenEmbedding

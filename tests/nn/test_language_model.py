@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from kinfolk.families import families
-from kinfolk.models.gpt2 import GPT2Config
+from kinfolk.families.gpt2 import GPT2Config
 from kinfolk.models.gpt3 import GPT3Config
 from kinfolk.models.t5 import T5Config
 from kinfolk.nn.language_model import LanguageModel, attention_windows

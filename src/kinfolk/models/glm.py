@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config, field
+from kinfolk.families.gpt2 import GPT2Config, decoder_layer
 from kinfolk.families.sizes import STANDARD_SIZES
-from kinfolk.models.gpt2 import GPT2Config, Layer
 from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
 from kinfolk.nn.init import init_weights_, mimetic_init_, scale_residual_init_
 from kinfolk.nn.language_model import LanguageModel, LayerStack, Pooling
@@ -35,7 +35,7 @@ class GLMConfig(GPT2Config):
         """Return the class of the network."""
         return GLM
 
-    def build(self) -> "GLM":  # type: ignore[override]
+    def build(self) -> "GLM":
         """Make the network, with fresh weights."""
         return GLM(self)
 
@@ -57,7 +57,7 @@ class GLM(LanguageModel):
         self.position_embeddings = nn.Embedding(c.max_length, c.hidden_size)
         self.block_position_embeddings = nn.Embedding(c.max_length, c.hidden_size)
         self.dropout = nn.Dropout(c.dropout)
-        self.layers = LayerStack(Layer(c) for _ in range(c.num_layers))
+        self.layers = LayerStack(decoder_layer(c) for _ in range(c.num_layers))
         self.final_norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps)
         init_weights_(self, std=c.init_std, embedding_std=EMBEDDING_STD)
         scale_residual_init_(self.layers, 2 * c.num_layers)

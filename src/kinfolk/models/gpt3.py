@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config, field
+from kinfolk.families.gpt2 import GPT2Config, decoder_layer
 from kinfolk.families.sizes import STANDARD_SIZES
-from kinfolk.models.gpt2 import GPT2Config, Layer
 from kinfolk.nn.attention import select_backend
 from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
 from kinfolk.nn.init import init_weights_, scale_residual_init_
@@ -36,7 +36,7 @@ class GPT3Config(GPT2Config):
         """Return the class of the network."""
         return GPT3
 
-    def build(self) -> "GPT3":  # type: ignore[override]
+    def build(self) -> "GPT3":
         """Make the network, with fresh weights."""
         return GPT3(self)
 
@@ -57,7 +57,7 @@ class GPT3(LanguageModel):
         self.token_embeddings = TokenEmbedding(c.vocab_size, c.hidden_size)
         self.position_embeddings = nn.Embedding(c.max_length, c.hidden_size)
         self.dropout = nn.Dropout(c.dropout)
-        self.layers = LayerStack(Layer(c) for _ in range(c.num_layers))
+        self.layers = LayerStack(decoder_layer(c) for _ in range(c.num_layers))
         self.final_norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps)
         init_weights_(self, std=0.02)
         scale_residual_init_(self.layers, 2 * c.num_layers)
