@@ -292,7 +292,7 @@ def test_reading_json_imports_only_the_home_of_the_type() -> None:
 import sys
 from kinfolk.config import from_json
 from kinfolk.errors import UserError
-for name in ("this:X", "this", "kinfolk.models.bert:BertConfig", "antigravity"):
+for name in ("this:X", "this", "kinfolk.families.bert:BertConfig", "antigravity"):
     for key in ("is", "type"):
         try:
             from_json({key: name})
@@ -300,10 +300,11 @@ for name in ("this:X", "this", "kinfolk.models.bert:BertConfig", "antigravity"):
             continue
         raise AssertionError(name)
 assert "this" not in sys.modules and "antigravity" not in sys.modules
-assert not [name for name in sys.modules if name.startswith("kinfolk.models")]
-from_json({"type": "gpt2"})
-models = sorted(name for name in sys.modules if name.startswith("kinfolk.models."))
-assert models == ["kinfolk.families.gpt2"], models
+assert not [name for name in sys.modules if name.startswith("kinfolk.families")]
+from_json({"type": "bilstm"})
+from kinfolk.families import index
+loaded = [name for name in index() if f"kinfolk.families.{name}" in sys.modules]
+assert loaded == ["bilstm"], loaded
 from_json({"type": "train"})
 assert "kinfolk.recipes" not in sys.modules
 """

@@ -4,11 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from kinfolk.families.glm import GLMConfig
 from kinfolk.families.gpt import GPTConfig
 from kinfolk.families.gpt2 import GPT2Config
+from kinfolk.families.gpt3 import GPT3Config
 from kinfolk.generation import GREEDY, Sampling, graphs
-from kinfolk.models.glm import GLMConfig
-from kinfolk.models.gpt3 import GPT3Config
 from kinfolk.models.t5 import T5Config
 from kinfolk.models.transformer import TransformerConfig
 from writing import write

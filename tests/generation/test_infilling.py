@@ -8,6 +8,7 @@ import torch
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
+from kinfolk.families.glm import GLM, GLMConfig
 from kinfolk.families.gpt2 import GPT2
 from kinfolk.generation import (
     GREEDY,
@@ -18,7 +19,6 @@ from kinfolk.generation import (
     generate_text,
     holes,
 )
-from kinfolk.models.glm import GLM, GLMConfig
 from kinfolk.text import Tokenizer
 from kinfolk.text.marks import GLMTokens, glm_tokens
 from writing import write
