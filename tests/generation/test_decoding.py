@@ -9,6 +9,7 @@ import torch
 
 from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
+from kinfolk.families.bert import Bert
 from kinfolk.families.gpt2 import GPT2
 from kinfolk.generation import (
     GREEDY,
@@ -21,7 +22,6 @@ from kinfolk.generation import (
     generate,
     generate_steps,
 )
-from kinfolk.models.bert import Bert
 from kinfolk.models.t5 import T5
 from loops import every_case
 from writing import asked, write

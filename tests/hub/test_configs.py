@@ -8,8 +8,8 @@ import transformers
 from kinfolk.errors import UserError
 from kinfolk.families import families, family
 from kinfolk.families.base import Family
+from kinfolk.families.bert import BertConfig
 from kinfolk.families.gpt2 import GPT2Config
-from kinfolk.models.bert import BertConfig
 from kinfolk.models.t5 import T5Config
 from loops import every_case
 

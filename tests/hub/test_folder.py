@@ -16,11 +16,11 @@ import kinfolk.families
 from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
 from kinfolk.families import family
+from kinfolk.families.bert import BertConfig
 from kinfolk.families.bilstm import BiLSTMConfig
 from kinfolk.families.glm import GLMConfig
 from kinfolk.families.gpt2 import GPT2Config
 from kinfolk.hub import load, load_model, save
-from kinfolk.models.bert import BertConfig
 from kinfolk.models.t5 import T5Config
 from kinfolk.models.xlnet import XLNetConfig
 from kinfolk.nn.language_model import LanguageModel, ModelConfig

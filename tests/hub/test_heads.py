@@ -16,16 +16,16 @@ from kinfolk.batch import Inputs
 from kinfolk.config import from_json, to_json
 from kinfolk.errors import UserError
 from kinfolk.families import families
+from kinfolk.families.bert import BertConfig
 from kinfolk.families.bilstm import BiLSTMConfig
 from kinfolk.families.glm import GLMConfig
 from kinfolk.families.gpt import GPTConfig
 from kinfolk.families.gpt2 import GPT2Config
 from kinfolk.families.gpt3 import GPT3Config
+from kinfolk.families.roberta import RobertaConfig
 from kinfolk.hub import load, load_model, save
 from kinfolk.models.albert import AlbertConfig
-from kinfolk.models.bert import BertConfig
 from kinfolk.models.electra import ElectraConfig
-from kinfolk.models.roberta import RobertaConfig
 from kinfolk.models.transformer_xl import TransformerXLConfig
 from kinfolk.models.xlnet import XLNetConfig
 from kinfolk.nn.language_model import Pooling

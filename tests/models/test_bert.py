@@ -13,11 +13,10 @@ from transformers import BertForPreTraining as Theirs
 from hollow import hollow
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs
-from kinfolk.families import family
+from kinfolk.families.bert import FAMILY, Bert, BertConfig
 from kinfolk.hub import load_model, save
-from kinfolk.models.bert import SIZES, Bert, BertConfig
 
-table: Any = family("bert").hf
+table: Any = FAMILY.hf
 PUBLISHED = {"bert-base-uncased": 110_106_428}  # with both heads
 
 
@@ -132,9 +131,9 @@ def test_training_gives_the_same_gradients() -> None:
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("name", [name for name in SIZES if name.startswith("bert-")])
+@pytest.mark.parametrize("name", [name for name in FAMILY.sizes if name.startswith("bert-")])
 def test_published_sizes_have_their_published_count(name: str) -> None:
-    config = SIZES[name]
+    config = FAMILY.sizes[name]
     with hollow():
         ours = config.build()
         peer = Theirs(TheirConfig(**table.to_config(config, None)))

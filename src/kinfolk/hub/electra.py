@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from kinfolk.families.bert import BertConfig, embedding_rules, layer_rules
 from kinfolk.families.mapping import (
     ParameterMap,
     ParameterRule,
@@ -16,8 +17,6 @@ from kinfolk.families.mapping import (
     require,
     to_hf_fields,
 )
-from kinfolk.hub.bert import embedding_rules, layer_rules
-from kinfolk.models.bert import BertConfig
 from kinfolk.models.electra import ElectraConfig
 from kinfolk.text.tokenizer import SpecialTokens
 

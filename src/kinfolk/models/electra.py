@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config, field
 from kinfolk.errors import UserError
+from kinfolk.families.bert import BertConfig, encoder_layer
 from kinfolk.families.sizes import STANDARD_SIZES
 from kinfolk.models.albert import MaskedLMHead
-from kinfolk.models.bert import BertConfig, Layer
 from kinfolk.nn.attention import attention_backend
 from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
 from kinfolk.nn.init import init_weights_, mimetic_init_
@@ -99,7 +99,7 @@ class Encoder(nn.Module):
             if c.hidden_size == embedding_size
             else nn.Linear(embedding_size, c.hidden_size)
         )
-        self.layers = LayerStack(Layer(c) for _ in range(c.num_layers))
+        self.layers = LayerStack(encoder_layer(c) for _ in range(c.num_layers))
 
     def forward(self, x: Tensor, inputs: Inputs) -> Tensor:
         x = self.embedding_projection(x)
