@@ -44,9 +44,9 @@ import transformers
 
 from kinfolk import hub
 from kinfolk.families.gpt2 import GPT2Config
+from kinfolk.families.t5 import T5Config
 from kinfolk.generation import GREEDY, BeamSearch, DecodingMethod, GenerationRequest, generate
 from kinfolk.metrics.likelihood import score_documents
-from kinfolk.models.t5 import T5Config
 from kinfolk.nn.int8 import quantize_int8
 from kinfolk.recipes.evaluation import encode_file
 from kinfolk.recipes.opening import load, logits, scoring_objective

@@ -11,6 +11,7 @@ from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
 from kinfolk.families.bert import Bert
 from kinfolk.families.gpt2 import GPT2
+from kinfolk.families.t5 import T5
 from kinfolk.generation import (
     GREEDY,
     BeamSearch,
@@ -22,7 +23,6 @@ from kinfolk.generation import (
     generate,
     generate_steps,
 )
-from kinfolk.models.t5 import T5
 from loops import every_case
 from writing import asked, write
 

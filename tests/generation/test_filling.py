@@ -10,9 +10,9 @@ from kinfolk.errors import UserError
 from kinfolk.families import family
 from kinfolk.families.bert import Bert
 from kinfolk.families.gpt2 import GPT2
+from kinfolk.families.t5 import T5
 from kinfolk.generation import GREEDY, fill_masks, fill_sentinels
 from kinfolk.generation.filling import split_at_sentinels
-from kinfolk.models.t5 import T5
 from writing import write
 
 MASK = 4

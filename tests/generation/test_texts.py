@@ -7,8 +7,8 @@ import pytest
 from kinfolk.errors import UserError
 from kinfolk.families.bert import Bert, BertConfig
 from kinfolk.families.gpt2 import GPT2, GPT2Config
+from kinfolk.families.t5 import T5, T5Config
 from kinfolk.generation import FillResult, MaskFill, Sampling, fill, generate_text, holes
-from kinfolk.models.t5 import T5, T5Config
 from kinfolk.text import Tokenizer, train_tokenizer
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from kinfolk.errors import UserError
 from kinfolk.families.gpt2 import GPT2Config
+from kinfolk.families.t5 import T5Config
 from kinfolk.generation import GREEDY, BeamSearch, ContrastiveSearch, Sampling
 from kinfolk.generation.wishes import (
     MAX_SPELLINGS,
@@ -11,7 +12,6 @@ from kinfolk.generation.wishes import (
     segmentations,
     token_spellings,
 )
-from kinfolk.models.t5 import T5Config
 from kinfolk.text import Tokenizer
 
 

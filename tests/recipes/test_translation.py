@@ -10,9 +10,9 @@ import torch
 
 from kinfolk.data.pairs import ParallelText
 from kinfolk.errors import UserError
+from kinfolk.families.transformer import Transformer, TransformerConfig
 from kinfolk.files import new_folder
 from kinfolk.generation.sampling import GREEDY
-from kinfolk.models.transformer import Transformer, TransformerConfig
 from kinfolk.recipes import pretraining, translation
 from kinfolk.recipes.translation import (
     ParallelData,
