@@ -40,9 +40,9 @@ TYPES: dict[str, dict[str, str]] = {
         "roberta": "kinfolk.families.roberta",
         "t5": "kinfolk.families.t5",
         "transformer": "kinfolk.families.transformer",
-        "transformer_xl": "kinfolk.models.transformer_xl",
+        "transformer_xl": "kinfolk.families.transformer_xl",
         "with_head": "kinfolk.nn.task_heads",
-        "xlnet": "kinfolk.models.xlnet",
+        "xlnet": "kinfolk.families.xlnet",
     },
     "objective": {
         "blanks": "kinfolk.objectives.blanks",

@@ -16,11 +16,11 @@ from kinfolk.families.gpt2 import GPT2Config
 from kinfolk.families.gpt3 import GPT3Config
 from kinfolk.families.t5 import T5Config
 from kinfolk.families.transformer import TransformerConfig
+from kinfolk.families.transformer_xl import TransformerXLConfig
+from kinfolk.families.xlnet import XLNetConfig
 from kinfolk.generation import DecodingMethod, GenerationRequest
 from kinfolk.generation.sampling import Sampling, sample_ids
 from kinfolk.metrics.baselines import KneserNey
-from kinfolk.models.transformer_xl import TransformerXLConfig
-from kinfolk.models.xlnet import XLNetConfig
 from kinfolk.recipes.ngrams import NGram
 from kinfolk.rng import uniforms
 

@@ -23,11 +23,11 @@ from kinfolk.families.gpt import GPTConfig
 from kinfolk.families.gpt2 import GPT2Config
 from kinfolk.families.gpt3 import GPT3Config
 from kinfolk.families.roberta import RobertaConfig
+from kinfolk.families.transformer_xl import TransformerXLConfig
+from kinfolk.families.xlnet import XLNetConfig
 from kinfolk.hub import load, load_model, save
 from kinfolk.models.albert import AlbertConfig
 from kinfolk.models.electra import ElectraConfig
-from kinfolk.models.transformer_xl import TransformerXLConfig
-from kinfolk.models.xlnet import XLNetConfig
 from kinfolk.nn.language_model import Pooling
 from kinfolk.nn.task_heads import FIXED_LABELS, ModelWithHead, ModelWithHeadConfig, pooling_of
 from kinfolk.text import Tokenizer, train_tokenizer

@@ -20,7 +20,7 @@ from kinfolk.errors import UserError
 from kinfolk.families import families
 from kinfolk.families.base import Family
 from kinfolk.families.gpt2 import GPT2, GPT2Config
-from kinfolk.models.transformer_xl import TransformerXLConfig
+from kinfolk.families.transformer_xl import TransformerXLConfig
 from kinfolk.nn import int8, int8_matmul
 from kinfolk.nn.embeddings import AdaptiveEmbedding, TokenEmbedding
 from kinfolk.nn.int8 import Int8Linear, Int8TokenEmbedding, quantize_int8
