@@ -16,6 +16,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 FAMILIES = sorted(p for p in (ROOT / "families").glob("*.py") if "FAMILY = " in p.read_text())
 # A family imports another one only where its paper builds on the other's network.
 DESCENT = {
+    "albert": {"bert"},
     "electra": {"bert"},
     "glm": {"gpt2"},
     "gpt2": {"gpt"},
@@ -34,7 +35,7 @@ BASE = {
     "rng",
 }
 READING = BASE | {"text", "data"}
-KNOWING = READING | {"nn", "models", "families", "objectives", "tasks", "metrics"}
+KNOWING = READING | {"nn", "families", "objectives", "tasks", "metrics"}
 ALLOWED = {
     "errors": set(),
     "attention_mask": {"errors"},
@@ -46,14 +47,13 @@ ALLOWED = {
     "text": BASE,
     "nn": BASE,
     "data": BASE | {"text"},
-    "models": BASE | {"nn", "families"},
     "families": BASE | {"text", "nn", "objectives", "training"},
     "objectives": READING | {"nn"},  # never families
     "metrics": READING,
     "tasks": READING | {"objectives", "metrics", "nn", "generation"},  # never families
     "training": BASE | {"nn"},  # never families, objectives, tasks or hub
     "generation": BASE | {"nn", "text"},  # nor here
-    "hub": BASE | {"nn", "models", "families", "text"},
+    "hub": BASE | {"nn", "families", "text"},
     "comparison": KNOWING | {"training", "generation", "hub"},  # never recipes or cli
     "recipes": KNOWING | {"training", "generation", "hub", "comparison"},  # never cli
     "cli": KNOWING | {"training", "generation", "hub", "recipes", "comparison"},

@@ -1,15 +1,63 @@
 """The registry of families: one file each, an index that needs no torch, families from outside."""
 
 import pkgutil
+import subprocess
+import sys
 
 import pytest
 
+import kinfolk.families
 import kinfolk.objectives
 from kinfolk.errors import UserError
-from kinfolk.families import check_name, families, family, family_of
+from kinfolk.families import check_name, families, family, family_of, index
+from kinfolk.families.__main__ import package_families
+from kinfolk.families.entries import INDEX_FILE, index_text
 from kinfolk.families.sizes import STANDARD_SIZES
 from kinfolk.training.settings import TrainConfig
 from loops import every_case
+
+
+def test_the_index_is_that_of_the_family_files() -> None:
+    """`python -m kinfolk.families` writes it."""
+    expected = index_text([family.entry for family in package_families()])
+    assert INDEX_FILE.read_text(encoding="utf-8") == expected
+    years = [entry.year for entry in index().values()]
+    assert years == sorted(years)
+
+
+def test_a_family_file_is_named_after_its_family() -> None:
+    files = {m.name for m in pkgutil.iter_modules(kinfolk.families.__path__)}
+    assert {f.name for f in package_families()} == files - {
+        "__main__",
+        "base",
+        "entries",
+        "mapping",
+        "sizes",
+    }
+    assert set(families()) == {f.name for f in package_families() if f.objectives}
+    assert set(index()) - set(families()) == {"bilstm"}
+
+
+def test_names_and_sizes_are_checked_without_torch_and_one_family_imports_no_other() -> None:
+    code = """
+import sys
+from kinfolk.errors import UserError
+from kinfolk.families import check_name, family, index
+check_name("gpt2"), check_name("gpt2/tiny"), index()["bert"].sizes
+for wrong in ("brt", "bert/tinny"):
+    try:
+        check_name(wrong)
+    except UserError:
+        continue
+    raise AssertionError(wrong)
+assert "torch" not in sys.modules
+own = {m for m in sys.modules if m.startswith("kinfolk.families.")}
+family("gpt")
+new = {m for m in sys.modules if m.startswith("kinfolk.families.")} - own
+assert new & {f"kinfolk.families.{name}" for name in index()} == {"kinfolk.families.gpt"}, new
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
 
 
 def test_a_family_describes_itself() -> None:

@@ -29,10 +29,10 @@ TYPES: dict[str, dict[str, str]] = {
     "train": {"train": "kinfolk.training.settings"},
     "finetune": {"finetune_config": "kinfolk.recipes.tuning"},
     "model": {
-        "albert": "kinfolk.models.albert",
+        "albert": "kinfolk.families.albert",
         "bert": "kinfolk.families.bert",
         "bilstm": "kinfolk.families.bilstm",
-        "electra": "kinfolk.models.electra",
+        "electra": "kinfolk.families.electra",
         "glm": "kinfolk.families.glm",
         "gpt": "kinfolk.families.gpt",
         "gpt2": "kinfolk.families.gpt2",

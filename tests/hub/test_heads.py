@@ -16,8 +16,10 @@ from kinfolk.batch import Inputs
 from kinfolk.config import from_json, to_json
 from kinfolk.errors import UserError
 from kinfolk.families import families
+from kinfolk.families.albert import AlbertConfig
 from kinfolk.families.bert import BertConfig
 from kinfolk.families.bilstm import BiLSTMConfig
+from kinfolk.families.electra import ElectraConfig
 from kinfolk.families.glm import GLMConfig
 from kinfolk.families.gpt import GPTConfig
 from kinfolk.families.gpt2 import GPT2Config
@@ -26,8 +28,6 @@ from kinfolk.families.roberta import RobertaConfig
 from kinfolk.families.transformer_xl import TransformerXLConfig
 from kinfolk.families.xlnet import XLNetConfig
 from kinfolk.hub import load, load_model, save
-from kinfolk.models.albert import AlbertConfig
-from kinfolk.models.electra import ElectraConfig
 from kinfolk.nn.language_model import Pooling
 from kinfolk.nn.task_heads import FIXED_LABELS, ModelWithHead, ModelWithHeadConfig, pooling_of
 from kinfolk.text import Tokenizer, train_tokenizer
