@@ -196,3 +196,5 @@ def test_a_family_imports_only_those_it_descends_from() -> None:
     for path in FAMILIES:
         used = {m.rpartition(".")[2] for m in imported(path) if m.startswith("kinfolk.families.")}
         assert used & names <= DESCENT.get(path.stem, set()), name(path)
+        settings = {m for m in imported(path) if m.startswith("kinfolk.training.")}
+        assert settings <= {"kinfolk.training.settings"}, name(path)

@@ -371,7 +371,7 @@ def test_bad_heads_are_told_in_a_sentence(tmp_path: Path) -> None:
     known = ", ".join(there.name for there in HEADS["bert"].values())
     refused(f"BertForPoetry.*opens {known}", architectures=["BertForPoetry"])
     refused("0, 2 in id2label.*without gaps", id2label={"0": "no", "2": "yes"})
-    refused("names that differ", id2label={"0": "yes", "1": "yes"})
+    refused("different names", id2label={"0": "yes", "1": "yes"})
     refused(r"classifier\.weight is \(3, 8\) and should be \(2, 8\)", id2label={"0": "a", "1": "b"})
     refused("multi_label", problem_type="multi_label_classification")
     refused("lacks the weights qa_outputs", architectures=["BertForQuestionAnswering"])

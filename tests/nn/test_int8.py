@@ -381,7 +381,7 @@ def test_it_refuses_to_be_saved_or_copied(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="save the one it was made from"):
         hub.save(tmp_path / "model", model, None)
     assert not (tmp_path / "model").exists()
-    with pytest.raises(UserError, match="copy what it was made from"):
+    with pytest.raises(UserError, match="copy the float32 network it was made from"):
         copy.deepcopy(model)
 
 
