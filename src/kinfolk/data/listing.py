@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from glob import iglob
 from pathlib import Path
 
-from kinfolk.data import remote
 from kinfolk.data.streams import STDIN, content_suffix
 from kinfolk.errors import UserError
 
@@ -13,8 +12,14 @@ TEXT = ("", ".txt", ".md")
 JSON = (".jsonl", ".ndjson", ".json")
 DELIMITED_SUFFIXES = (".tsv", ".csv")
 PARQUET = (".parquet",)
+DATASET_PREFIX = "hf:"
 # In folders, a .json file is more often somebody's settings than text.
 FOLDER_SUFFIXES = {*TEXT, *JSON, *DELIMITED_SUFFIXES, *PARQUET} - {".json"}
+
+
+def is_dataset_name(path: Path) -> bool:
+    """Return whether a path names a Hugging Face dataset."""
+    return str(path).startswith(DATASET_PREFIX) and not path.exists()
 
 
 def find_files(paths: Sequence[Path]) -> list[Path]:
@@ -34,7 +39,7 @@ def file_sizes(paths: Sequence[Path]) -> dict[Path, int | None]:
 
 
 def _within(path: Path) -> list[Path]:
-    if path == STDIN or remote.named(path):
+    if path == STDIN or is_dataset_name(path):
         return [path]
     try:
         if path.exists() and not path.is_dir():

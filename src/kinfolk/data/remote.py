@@ -4,19 +4,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from kinfolk.data.listing import DATASET_PREFIX
 from kinfolk.data.streams import InputFile
 from kinfolk.data.tables import DEFAULT_TEXT_FIELD, get_text
 from kinfolk.errors import UserError
 
-DATASET_PREFIX = "hf:"
-
-
-def named(path: Path) -> bool:
-    """Tell whether a path names a dataset."""
-    return str(path).startswith(DATASET_PREFIX) and not path.exists()
-
-
-def rows(source: InputFile, field: str = DEFAULT_TEXT_FIELD) -> Iterator[str]:
+def read_dataset(source: InputFile, field: str = DEFAULT_TEXT_FIELD) -> Iterator[str]:
     """Read a field of each row; nothing is fetched before it is asked for."""
     path = source.path
     try:

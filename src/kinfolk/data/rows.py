@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from kinfolk.data import remote
-from kinfolk.data.listing import DELIMITED_SUFFIXES, JSON, PARQUET
+from kinfolk.data.listing import DELIMITED_SUFFIXES, JSON, PARQUET, is_dataset_name
 from kinfolk.data.sources import DocumentUnit, read_documents
 from kinfolk.data.streams import MAX_LINE_CHARS, InputFile, content_suffix, open_input
 from kinfolk.errors import UserError
@@ -65,7 +64,7 @@ def rows(path: Path, notes: FileProblems, reading: Reading | None = None) -> Ite
     """Stream the texts of a file or another source, and note what is wrong with it."""
     reading = reading or Reading()
     kind = content_suffix(path)
-    if kind in PARQUET or remote.named(path):  # their strings are UTF-8, or they are no strings
+    if kind in PARQUET or is_dataset_name(path):  # their strings are UTF-8, or they are no strings
         chosen = read_documents([path], field=reading.field, column=reading.column)
         for notes.lines, one in enumerate(chosen, 1):
             yield RawDocument(one.text, notes.lines, one.bytes_read, plain=False)

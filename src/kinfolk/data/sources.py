@@ -8,8 +8,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import Literal
 
-from kinfolk.data import remote
-from kinfolk.data.listing import DELIMITED_SUFFIXES, JSON, PARQUET, file_sizes, find_files
+from kinfolk.data.remote import read_dataset
+from kinfolk.data.listing import DATASET_PREFIX, is_dataset_name, DELIMITED_SUFFIXES, JSON, PARQUET, file_sizes, find_files
 from kinfolk.data.streams import (
     MAX_LINE_CHARS,
     STDIN,
@@ -130,20 +130,20 @@ def _cut(text: str, start: int, stop: int) -> int:
 def _check(reading: Reading, found: Sequence[Path]) -> None:
     """Refuse a field or a column that no source has."""
     kinds = {_kind(path, reading) for path in found}
-    if reading.field is not None and not kinds & {*JSON, *PARQUET, remote.DATASET_PREFIX}:
+    if reading.field is not None and not kinds & {*JSON, *PARQUET, DATASET_PREFIX}:
         raise UserError(f"--field {reading.field}: only .jsonl, .json and .parquet have fields")
     if reading.column is not None and not kinds & {
         *DELIMITED_SUFFIXES,
         *PARQUET,
-        remote.DATASET_PREFIX,
+        DATASET_PREFIX,
     }:
         raise UserError(f"--column {reading.column}: only .tsv, .csv and .parquet have columns")
 
 
 def _kind(path: Path, reading: Reading) -> str:
     """Tell the kind of a source by its name; the standard input is what it is said to be."""
-    if remote.named(path):
-        return remote.DATASET_PREFIX
+    if is_dataset_name(path):
+        return DATASET_PREFIX
     if path == STDIN and reading.column is not None:
         return ".tsv"
     if path == STDIN and reading.field is not None:
@@ -154,7 +154,7 @@ def _kind(path: Path, reading: Reading) -> str:
 def _pieces(path: Path, reading: Reading, *, named: bool) -> Iterator[tuple[InputFile, str, bool]]:
     """Read a source in pieces, and refuse one that was named and has no text."""
     # The bytes of a dataset are elsewhere.
-    found = nullcontext(InputFile(path, BytesIO())) if remote.named(path) else open_input(path)
+    found = nullcontext(InputFile(path, BytesIO())) if is_dataset_name(path) else open_input(path)
     empty = True
     with found as source:
         rows = _rows(source, reading)
@@ -172,8 +172,8 @@ def _rows(source: InputFile, reading: Reading) -> Iterator[str] | None:
     field = DEFAULT_TEXT_FIELD if reading.field is None else reading.field
     either = field if reading.column is None else reading.column
     kind = _kind(source.path, reading)
-    if kind == remote.DATASET_PREFIX:
-        return remote.rows(source, str(either))
+    if kind == DATASET_PREFIX:
+        return read_dataset(source, str(either))
     if source.empty:
         return iter(())
     if kind in JSON:
