@@ -34,10 +34,10 @@ from kinfolk.config import (
 )
 from kinfolk.errors import UserError
 from kinfolk.recipes.catalogue import families
-from kinfolk.recipes.recipe import CorpusShare
-from kinfolk.recipes.tuning import FineTuneConfig
 from kinfolk.text.tokenizer import SpecialTokens
-from kinfolk.training.settings import TrainConfig
+from kinfolk.training.config import TrainConfig
+from kinfolk.workflows.finetune_recipe import FineTuneConfig
+from kinfolk.workflows.recipe import CorpusShare
 
 SPECIALS = SpecialTokens(
     pad=0, unk=1, bos=None, eos=3, cls=4, sep=5, mask=6, sentinels=tuple(range(7, 107))
@@ -304,7 +304,7 @@ from_json({"type": "gpt2"})
 models = sorted(name for name in sys.modules if name.startswith("kinfolk.models."))
 assert models == ["kinfolk.models.gpt2"], models
 from_json({"type": "train"})
-assert "kinfolk.recipes" not in sys.modules
+assert "kinfolk.workflows" not in sys.modules
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
@@ -375,7 +375,7 @@ def test_a_file_is_named_where_it_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"is not a run: it has no recipe.json"):
         read_json(path)
     cases = {
-        '{"is": "kinfolk.recipes.recipe:Recipe"}': r"expected one of: pretrain, finetune",
+        '{"is": "kinfolk.workflows.recipe:Recipe"}': r"expected one of: pretrain, finetune",
         "[]": r"recipe.json: missing 'type' \(expected one of: pretrain, finetune",
         "{": "is not JSON",
         '{"type": "gpt2"}': r"recipe.json: unknown type 'gpt2': there are pretrain, finetune",

@@ -7,8 +7,8 @@ import torch
 
 from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
-from kinfolk.generation import GREEDY, fill_masks, fill_sentinels
-from kinfolk.generation.filling import split_at_sentinels
+from kinfolk.generation.fill import fill_masks, fill_sentinels, split_at_sentinels
+from kinfolk.generation.sampling import GREEDY
 from kinfolk.models import electra, xlnet
 from kinfolk.models.bert import Bert
 from kinfolk.models.gpt2 import GPT2

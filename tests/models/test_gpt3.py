@@ -13,7 +13,7 @@ from hollow import hollow
 from kinfolk.attention_mask import AttentionBackend, AttentionMask, FlexBlockSparse, select_backend
 from kinfolk.batch import Inputs, KVCache
 from kinfolk.data.chunks import InMemoryDocuments
-from kinfolk.data.feed import PackedDataset
+from kinfolk.data.datasets import PackedDataset
 from kinfolk.hub import load_model, save
 from kinfolk.models.gpt2 import GPT2Config
 from kinfolk.models.gpt3 import GPT3, SIZES, GPT3Config

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from kinfolk.nn.embeddings import TokenEmbedding, init_weights_
-from kinfolk.training.noise import noisy_tune
+from kinfolk.training.regularize import noisy_tune
 
 
 def network() -> nn.ModuleDict:

@@ -13,9 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from kinfolk.data.listing import DELIMITED_SUFFIXES, JSON, PARQUET, is_dataset_name
-from kinfolk.data.sources import DocumentUnit, read_documents
-from kinfolk.data.streams import MAX_LINE_CHARS, InputFile, content_suffix, open_input
+from kinfolk.data.documents import DocumentUnit, read_documents
+from kinfolk.data.files import (
+    DELIMITED_SUFFIXES,
+    JSON,
+    MAX_LINE_CHARS,
+    PARQUET,
+    InputFile,
+    content_suffix,
+    is_dataset_name,
+    open_input,
+)
 from kinfolk.errors import UserError
 
 CELL = 1 << 26  # characters; a quote that is never closed ends here

@@ -3,7 +3,7 @@
 from kinfolk.objectives.mlm import MLM
 from kinfolk.objectives.nsp import NSP
 from kinfolk.objectives.unilm import UniLM
-from kinfolk.training.settings import TrainConfig
+from kinfolk.training.config import TrainConfig
 
 OBJECTIVES = {"nsp": NSP, "mlm": MLM, "unilm": UniLM}
 

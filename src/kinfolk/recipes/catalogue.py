@@ -14,7 +14,7 @@ import kinfolk.recipes
 from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import LanguageModel
-from kinfolk.training.settings import TrainConfig
+from kinfolk.training.config import TrainConfig
 
 
 @dataclass(frozen=True)

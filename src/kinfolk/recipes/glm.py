@@ -1,7 +1,7 @@
 """GLM's pretraining: the blanks of a text, short ones, whole sentences, or all the rest of it."""
 
-from kinfolk.objectives.blanks import BlankInfilling
-from kinfolk.training.settings import TrainConfig
+from kinfolk.objectives.blank_infilling import BlankInfilling
+from kinfolk.training.config import TrainConfig
 
 OBJECTIVES = {"blanks": BlankInfilling}
 

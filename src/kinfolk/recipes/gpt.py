@@ -1,7 +1,7 @@
 """GPT's pretraining: the next token, in rows of the whole context."""
 
 from kinfolk.objectives.clm import CLM
-from kinfolk.training.settings import TrainConfig
+from kinfolk.training.config import TrainConfig
 
 OBJECTIVES = {"clm": CLM}
 

@@ -1,8 +1,8 @@
 """GPT-2's pretraining: the next token, in rows of the whole context; `prefix` reads some first."""
 
 from kinfolk.objectives.clm import CLM
-from kinfolk.objectives.prefix import PrefixLM
-from kinfolk.training.settings import TrainConfig
+from kinfolk.objectives.prefix_lm import PrefixLM
+from kinfolk.training.config import TrainConfig
 
 OBJECTIVES = {"clm": CLM, "prefix": PrefixLM}
 

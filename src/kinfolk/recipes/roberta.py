@@ -2,7 +2,7 @@
 
 from kinfolk.objectives.full_sentences import FullSentences
 from kinfolk.objectives.mlm import MLM
-from kinfolk.training.settings import TrainConfig
+from kinfolk.training.config import TrainConfig
 
 OBJECTIVES = {"full_sentences": FullSentences, "mlm": MLM}
 
