@@ -8,6 +8,10 @@ from kinfolk.errors import UserError
 Optimiser = Literal["adamw", "adafactor", "adamw_rms"]
 Schedule = Literal["linear", "cosine", "inverse_root", "constant", "trapezoid", "slanted"]
 
+# Above this size a replayed step is less than 10 % faster, and takes the memory of one more
+# gradient: see docs/benchmarks.md.
+MAX_GRAPH_PARAMETERS = 64_000_000
+
 
 @config("train")
 class TrainConfig:
@@ -58,8 +62,10 @@ class TrainConfig:
     compile: Literal["auto", "yes", "no"] = field(
         default="auto", help="compile the model; auto is yes on CUDA"
     )
-    cuda_graph: Literal["yes", "no"] = field(
-        default="no", help="replay the compiled step as a CUDA graph"
+    cuda_graph: Literal["auto", "yes", "no"] = field(
+        default="auto",
+        help="replay the compiled step as a CUDA graph; "
+        "auto is yes for pretraining up to 64 million parameters",
     )
     workers: int = field(
         default=0, ge=0, le=1024, help="number of data loader processes; it changes no batch"
@@ -71,6 +77,11 @@ class TrainConfig:
                 f"train.gradient_accumulation={self.gradient_accumulation} does not divide "
                 f"train.batch_size={self.batch_size}"
             )
+
+    def replays(self, parameters: int) -> bool:
+        """Say whether a compiled step of pretraining is replayed as a CUDA graph."""
+        small = parameters <= MAX_GRAPH_PARAMETERS
+        return self.cuda_graph == "yes" or (self.cuda_graph == "auto" and small)
 
     def saves(self, step: int) -> bool:
         """Say whether a checkpoint is due after this many updates."""
