@@ -1,6 +1,7 @@
 """What a captured step needs to know before there is a device."""
 
 from dataclasses import replace
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -8,12 +9,15 @@ import torch
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Batch, Inputs, Loss, TokenTargets
 from kinfolk.training.capture import (
+    MAX_GRAPHS,
     GraphedForwardBackward,
+    batch_key,
     graph_key,
     loss_scales,
     tensor_leaves,
     with_own_storage,
 )
+from kinfolk.training.config import MAX_GRAPH_PARAMETERS, TrainConfig
 
 
 def batch(rows: int = 2, at: bool = True) -> Batch[TokenTargets]:
@@ -33,6 +37,29 @@ def test_one_graph_serves_batches_of_one_shape() -> None:
         one.inputs, attention_mask=AttentionMask.causal(one.inputs.input_ids, unpacked=True)
     )
     assert graph_key(one.inputs) != graph_key(plain), "another kernel reads it"
+
+
+def test_shapes_beyond_the_limit_are_not_recorded() -> None:
+    """Each graph keeps gradients of the whole network: their number is bounded."""
+    captured = GraphedForwardBackward(lambda batch: Loss({}), [])
+    recorded: Any = object()
+    for rows in range(1, MAX_GRAPHS + 1):
+        assert captured.accepts(batch(rows))
+        captured.graphs[batch_key(batch(rows))] = recorded
+    assert captured.accepts(batch(1))
+    assert not captured.accepts(batch(MAX_GRAPHS + 1))
+
+
+@pytest.mark.parametrize(
+    ("setting", "small", "large"),
+    [("auto", True, False), ("yes", True, True), ("no", False, False)],
+)
+def test_small_networks_are_replayed_unless_told_otherwise(
+    setting: Literal["auto", "yes", "no"], small: bool, large: bool
+) -> None:
+    train = TrainConfig(cuda_graph=setting)
+    assert train.replays(MAX_GRAPH_PARAMETERS) == small
+    assert train.replays(MAX_GRAPH_PARAMETERS + 1) == large
 
 
 def test_every_tensor_of_a_batch_is_copied() -> None:

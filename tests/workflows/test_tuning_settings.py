@@ -85,6 +85,7 @@ def test_a_recorded_step_cannot_be_changed(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, while it compiles
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("member", ["bert", "gpt2", "t5"])
 @pytest.mark.parametrize("capture", ["no", "yes"])

@@ -12,6 +12,10 @@ Schedule = Literal["linear", "cosine", "inverse_root", "constant", "trapezoid", 
 BATCH, OPTIMIZER, SCHEDULE = "Batches", "Optimizer", "Learning rate schedule"
 CHECKPOINTS, RUNTIME = "Checkpoints and evaluation", "Runtime"
 
+# Above this size a replayed step is less than 10 % faster, and takes the memory of one more
+# gradient: see docs/benchmarks.md.
+MAX_GRAPH_PARAMETERS = 64_000_000
+
 
 @config("train")
 class TrainConfig:
@@ -96,8 +100,11 @@ class TrainConfig:
     compile: Literal["auto", "yes", "no"] = field(
         default="auto", panel=RUNTIME, help="compile the model; auto is yes on CUDA"
     )
-    cuda_graph: Literal["yes", "no"] = field(
-        default="no", panel=RUNTIME, help="replay the compiled step as a CUDA graph"
+    cuda_graph: Literal["auto", "yes", "no"] = field(
+        default="auto",
+        panel=RUNTIME,
+        help="replay the compiled step as a CUDA graph; "
+        "auto is yes for pretraining up to 64 million parameters",
     )
     workers: int = field(
         default=0,
@@ -113,6 +120,11 @@ class TrainConfig:
                 f"train.gradient_accumulation={self.gradient_accumulation} does not divide "
                 f"train.batch_size={self.batch_size}"
             )
+
+    def replays(self, parameters: int) -> bool:
+        """Say whether a compiled step of pretraining is replayed as a CUDA graph."""
+        small = parameters <= MAX_GRAPH_PARAMETERS
+        return self.cuda_graph == "yes" or (self.cuda_graph == "auto" and small)
 
     def saves(self, step: int) -> bool:
         """Return whether a checkpoint is due after this many steps."""
