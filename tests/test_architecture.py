@@ -54,9 +54,10 @@ ALLOWED = {
     "training": BASE | {"nn"},  # never families, objectives, tasks or hub
     "generation": BASE | {"nn", "text"},  # nor here
     "hub": BASE | {"nn", "models", "families", "text"},
-    "comparison": KNOWING | {"training", "generation", "hub"},  # never recipes or cli
-    "recipes": KNOWING | {"training", "generation", "hub", "comparison"},  # never cli
-    "cli": KNOWING | {"training", "generation", "hub", "recipes", "comparison"},
+    "recipes": KNOWING | {"training", "hub"},
+    "reports": KNOWING | {"training", "generation", "hub"},  # never workflows or cli
+    "workflows": KNOWING | {"training", "generation", "hub", "recipes", "reports"},  # never cli
+    "cli": KNOWING | {"training", "generation", "hub", "recipes", "workflows", "reports"},
 }
 
 # What comes with the package itself; anything else is optional or has no business here.

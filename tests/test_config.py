@@ -33,10 +33,10 @@ from kinfolk.config import (
 )
 from kinfolk.errors import UserError
 from kinfolk.families import families
-from kinfolk.recipes.recipe import CorpusShare
-from kinfolk.recipes.tuning import FineTuneConfig
 from kinfolk.text.tokenizer import SpecialTokens
-from kinfolk.training.settings import TrainConfig
+from kinfolk.training.config import TrainConfig
+from kinfolk.workflows.finetune_recipe import FineTuneConfig
+from kinfolk.workflows.recipe import CorpusShare
 
 SPECIALS = SpecialTokens(
     pad=0, unk=1, bos=None, eos=3, cls=4, sep=5, mask=6, sentinels=tuple(range(7, 107))
@@ -306,7 +306,7 @@ from kinfolk.families import index
 loaded = [name for name in index() if f"kinfolk.families.{name}" in sys.modules]
 assert loaded == ["bilstm"], loaded
 from_json({"type": "train"})
-assert "kinfolk.recipes" not in sys.modules
+assert "kinfolk.workflows" not in sys.modules
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
@@ -377,7 +377,7 @@ def test_a_file_is_named_where_it_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"is not a run: it has no recipe.json"):
         read_json(path)
     cases = {
-        '{"is": "kinfolk.recipes.recipe:Recipe"}': r"expected one of: pretrain, finetune",
+        '{"is": "kinfolk.workflows.recipe:Recipe"}': r"expected one of: pretrain, finetune",
         "[]": r"recipe.json: missing 'type' \(expected one of: pretrain, finetune",
         "{": "is not JSON",
         '{"type": "gpt2"}': r"recipe.json: unknown type 'gpt2': there are pretrain, finetune",

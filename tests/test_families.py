@@ -8,7 +8,7 @@ import kinfolk.objectives
 from kinfolk.errors import UserError
 from kinfolk.families import check_name, families, family, family_of
 from kinfolk.families.sizes import STANDARD_SIZES
-from kinfolk.training.settings import TrainConfig
+from kinfolk.training.config import TrainConfig
 from loops import every_case
 
 

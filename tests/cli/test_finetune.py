@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import sheets
-from kinfolk.recipes.opening import find_model_folder
-from kinfolk.recipes.tuning import FineTuneRecipe
+from kinfolk.workflows.finetune_recipe import FineTuneRecipe
+from kinfolk.workflows.load import find_model_folder
 from little import Home, Kinfolk, Said, tree
 
 QUICK = ("--epochs", "1", "--batch", "8", "--device", "cpu")

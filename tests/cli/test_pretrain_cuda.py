@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from kinfolk.recipes.pretraining import pretrain
-from kinfolk.recipes.recipe import recipe
 from kinfolk.training.loop import Progress
+from kinfolk.workflows.pretrain import pretrain
+from kinfolk.workflows.recipe import recipe
 from little import Home, Kinfolk
 
 pytestmark = [

@@ -14,15 +14,16 @@ from kinfolk.families.glm import GLMConfig
 from kinfolk.families.gpt import GPTConfig
 from kinfolk.families.gpt2 import GPT2Config
 from kinfolk.families.gpt3 import GPT3Config
-from kinfolk.generation import DecodingMethod, GenerationRequest
+from kinfolk.generation.decode import GenerationRequest
+from kinfolk.generation.methods import DecodingMethod
 from kinfolk.generation.sampling import Sampling, sample_ids
 from kinfolk.metrics.baselines import KneserNey
 from kinfolk.models.t5 import T5Config
 from kinfolk.models.transformer import TransformerConfig
 from kinfolk.models.transformer_xl import TransformerXLConfig
 from kinfolk.models.xlnet import XLNetConfig
-from kinfolk.recipes.ngrams import NGram
 from kinfolk.rng import uniforms
+from kinfolk.workflows.baselines import NGram
 
 VOCAB = 23
 ENDS = frozenset({1, 5, 9})  # enough for texts to end at different lengths

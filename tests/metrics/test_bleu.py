@@ -6,7 +6,7 @@ import pytest
 import sacrebleu
 
 from kinfolk.errors import UserError
-from kinfolk.metrics.translation import bleu
+from kinfolk.metrics.text import bleu
 
 REFERENCE = "the cat sat on the red mat ."
 

@@ -12,7 +12,7 @@ from kinfolk.metrics.bootstrap import (
     mean_difference,
     mean_interval,
 )
-from kinfolk.metrics.labels import accuracy, f1
+from kinfolk.metrics.classification import accuracy, f1
 
 RNG = np.random.default_rng(7)
 TRUTH = RNG.choice(["a", "b", "c"], 200).tolist()

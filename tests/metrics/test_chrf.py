@@ -3,7 +3,7 @@
 import pytest
 
 from kinfolk.errors import UserError
-from kinfolk.metrics.translation import chrf
+from kinfolk.metrics.text import chrf
 
 
 def test_golden_values_of_sacrebleu() -> None:

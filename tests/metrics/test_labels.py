@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfolk.errors import UserError
-from kinfolk.metrics.labels import (
+from kinfolk.metrics.classification import (
     Average,
     accuracy,
     binary_prf,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfolk.errors import UserError
-from kinfolk.metrics.spans import (
+from kinfolk.metrics.squad import (
     NoAnswerThreshold,
     cmrc2018,
     cmrc_tokenize,

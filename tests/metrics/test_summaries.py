@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfolk.errors import UserError
-from kinfolk.metrics.summaries import RougeScores, lcs_length, rouge, rouge_each
+from kinfolk.metrics.text import RougeScores, lcs_length, rouge, rouge_each
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfolk.errors import UserError
-from kinfolk.metrics.tags import (
+from kinfolk.metrics.entities import (
     SCHEMES,
     encode_tags,
     entity_counts,

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kinfolk.errors import UserError
-from kinfolk.metrics.scores import PRF, check_lengths, f_score, safe_divide
+from kinfolk.metrics.classification import PRF, check_lengths, f_score, safe_divide
 
 Cluster = Iterable[Hashable]  # mentions, such as (start, stop)
 Clusters = list[frozenset[Hashable]]

@@ -2,7 +2,7 @@
 
 from kinfolk.objectives.mlm import MLM
 from kinfolk.objectives.sop import SOP
-from kinfolk.training.settings import TrainConfig
+from kinfolk.training.config import TrainConfig
 
 OBJECTIVES = {"sop": SOP, "mlm": MLM}
 

@@ -1,7 +1,7 @@
 """ELECTRA's pretraining: find the tokens that a small generator replaced."""
 
 from kinfolk.objectives.rtd import RTD
-from kinfolk.training.settings import TrainConfig
+from kinfolk.training.config import TrainConfig
 
 OBJECTIVES = {"rtd": RTD}
 

@@ -1,8 +1,8 @@
 """T5's training: the spans cut out of a text, or a text from another."""
 
-from kinfolk.objectives.pairs import Seq2Seq
-from kinfolk.objectives.spans import SpanCorruption
-from kinfolk.training.settings import TrainConfig
+from kinfolk.objectives.seq2seq import Seq2Seq
+from kinfolk.objectives.span_corruption import SpanCorruption
+from kinfolk.training.config import TrainConfig
 
 OBJECTIVES = {"spans": SpanCorruption, "pairs": Seq2Seq}
 

@@ -1,8 +1,8 @@
 """The Transformer's training: a text from another, as in translation; or the spans of one text."""
 
-from kinfolk.objectives.pairs import Seq2Seq
-from kinfolk.objectives.spans import SpanCorruption
-from kinfolk.training.settings import TrainConfig
+from kinfolk.objectives.seq2seq import Seq2Seq
+from kinfolk.objectives.span_corruption import SpanCorruption
+from kinfolk.training.config import TrainConfig
 
 OBJECTIVES = {"pairs": Seq2Seq, "spans": SpanCorruption}
 

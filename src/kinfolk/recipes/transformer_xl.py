@@ -1,8 +1,8 @@
 """Transformer-XL's pretraining: the next token of rows that go on; `clm` for rows by themselves."""
 
 from kinfolk.objectives.clm import CLM
-from kinfolk.objectives.stream import RecurrentCLM
-from kinfolk.training.settings import TrainConfig
+from kinfolk.objectives.recurrent_clm import RecurrentCLM
+from kinfolk.training.config import TrainConfig
 
 OBJECTIVES = {"stream": RecurrentCLM, "clm": CLM}
 

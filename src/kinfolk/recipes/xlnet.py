@@ -1,7 +1,7 @@
 """XLNet's pretraining: a sixth of a text, in an order drawn anew each time."""
 
-from kinfolk.objectives.permutation import PermutationLM
-from kinfolk.training.settings import TrainConfig
+from kinfolk.objectives.permutation_lm import PermutationLM
+from kinfolk.training.config import TrainConfig
 
 OBJECTIVES = {"permutation": PermutationLM}
 

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from kinfolk.errors import UserError
-from kinfolk.metrics import labels as of_labels
+from kinfolk.metrics import classification as of_labels
 from kinfolk.metrics.bootstrap import ConfidenceInterval
+from kinfolk.metrics.classification import precision_recall_f1 as counted
 from kinfolk.metrics.coreference import coref_scores
-from kinfolk.metrics.scores import precision_recall_f1 as counted
-from kinfolk.metrics.spans import cmrc2, cmrc2018, squad_v1, squad_v2
-from kinfolk.metrics.summaries import rouge
-from kinfolk.metrics.tags import entity_scores
-from kinfolk.metrics.translation import bleu, chrf
+from kinfolk.metrics.entities import entity_scores
+from kinfolk.metrics.squad import cmrc2, cmrc2018, squad_v1, squad_v2
+from kinfolk.metrics.text import bleu, chrf, rouge
 from kinfolk.tasks.task import Prediction, Task
 
 

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from kinfolk.batch import Batch, Inputs, Loss, Objective, SegmentMemory
 from kinfolk.nn.language_model import attention_windows
 from kinfolk.rng import derive_seed
-from kinfolk.training.attack import FGM
 from kinfolk.training.capture import GraphedForwardBackward
-from kinfolk.training.thawing import GradualUnfreezing
+from kinfolk.training.regularize import FGM, GradualUnfreezing
 
 
 class Learner(nn.Module):
