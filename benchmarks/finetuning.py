@@ -96,11 +96,14 @@ def files(one: Set, data: Path, out: Path) -> tuple[Path, Path, Path]:
 
 def run(job: Job, data: Path, out: Path, device: str) -> dict[str, object]:
     """Fine-tune once, and score the test rows."""
-    from kinfolk.recipes.answering import load_predictor, read_test_file
-    from kinfolk.recipes.finetuning import finetune
-    from kinfolk.recipes.starting import parse_initial_weights
-    from kinfolk.recipes.tuning import FineTuneConfig, task_dataset
     from kinfolk.tasks.scoring import score
+    from kinfolk.training.config import FineTuneConfig
+    from kinfolk.workflows.finetune import finetune
+    from kinfolk.workflows.finetune_recipe import (
+        parse_initial_weights,
+        task_dataset,
+    )
+    from kinfolk.workflows.predict import load_predictor, read_test_file
 
     one = SETS[job.set]
     train, dev, test = files(one, data, out)

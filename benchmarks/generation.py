@@ -45,11 +45,14 @@ import transformers
 from kinfolk import hub
 from kinfolk.families.gpt2 import GPT2Config
 from kinfolk.families.t5 import T5Config
-from kinfolk.generation import GREEDY, BeamSearch, DecodingMethod, GenerationRequest, generate
-from kinfolk.metrics.likelihood import score_documents
+from kinfolk.generation.beam_search import BeamSearch
+from kinfolk.generation.decode import GenerationRequest
+from kinfolk.generation.methods import DecodingMethod, generate
+from kinfolk.generation.sampling import GREEDY
 from kinfolk.nn.int8 import quantize_int8
-from kinfolk.recipes.evaluation import encode_file
-from kinfolk.recipes.opening import load, logits, scoring_objective
+from kinfolk.objectives.evaluation import score_documents
+from kinfolk.workflows.evaluate import encode_file
+from kinfolk.workflows.load import load, logits, scoring_objective
 
 END = 1  # of the peer's beams; never said here
 

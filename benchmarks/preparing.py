@@ -40,9 +40,9 @@ from typing import Any
 import numpy as np
 import tokenizers
 
+from kinfolk.data.corpus import Corpus
+from kinfolk.data.documents import read_documents
 from kinfolk.data.prepare import prepare
-from kinfolk.data.shards import Corpus
-from kinfolk.data.sources import read_documents
 from kinfolk.errors import UserError
 from kinfolk.text import Tokenizer, train_tokenizer
 

@@ -67,17 +67,17 @@ from kinfolk import hub
 from kinfolk.attention_mask import PADDING_ID
 from kinfolk.batch import IGNORE_INDEX, Batch, Inputs
 from kinfolk.data.chunks import InMemoryDocuments, IntArray
-from kinfolk.data.packing import pack, pad_rows
+from kinfolk.data.examples import pack, pad_rows
 from kinfolk.errors import UserError
 from kinfolk.families import bert as bert_file
 from kinfolk.families import gpt2 as gpt2_file
 from kinfolk.families import t5 as t5_file
 from kinfolk.objectives.clm import CLM, Line
 from kinfolk.objectives.mlm import MLM, Masked
-from kinfolk.objectives.spans import CorruptedSpans, SpanCorruption
+from kinfolk.objectives.span_corruption import CorruptedSpans, SpanCorruption
 from kinfolk.rng import Stream, generator
 from kinfolk.text.tokenizer import SpecialTokens
-from kinfolk.training.optimisers import build_optimizer
+from kinfolk.training.optimizer import build_optimizer
 from kinfolk.training.step import Learner, TrainStep
 
 SPECIALS = SpecialTokens(

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import kinfolk
-from kinfolk.data import prose
+from kinfolk.data import demo_text
 from kinfolk.data.prepare import prepare
 from kinfolk.text import train_tokenizer
 
@@ -16,7 +16,7 @@ folder = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/example")
 folder.mkdir(parents=True, exist_ok=True)
 
 # A text file: documents with an empty line between them.
-texts = [" ".join(text.split()) for text in itertools.islice(prose.demo_documents(), 60)]
+texts = [" ".join(text.split()) for text in itertools.islice(demo_text.demo_documents(), 60)]
 (folder / "text.txt").write_text("\n\n".join(texts), encoding="utf-8")
 
 tokenizer = train_tokenizer(texts, kind="bpe", vocab_size=1024)

@@ -7,7 +7,7 @@ server = multiprocessing.get_context("forkserver")
 server.set_forkserver_preload(
     [
         "kinfolk.data.prepare",
-        "kinfolk.recipes.pretraining",
+        "kinfolk.workflows.pretrain",
         "torch.utils.tensorboard",
         "torch._dynamo",
     ]

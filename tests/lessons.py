@@ -6,10 +6,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kinfolk.recipes.finetuning import finetune
-from kinfolk.recipes.starting import parse_initial_weights
-from kinfolk.recipes.tuning import FineTuneConfig, TaskDataset, task_dataset
-from kinfolk.tasks.notes import ReadReport
+from kinfolk.tasks.formats.base import ReadReport
+from kinfolk.training.config import FineTuneConfig
+from kinfolk.workflows.finetune import finetune
+from kinfolk.workflows.finetune_recipe import (
+    TaskDataset,
+    parse_initial_weights,
+    task_dataset,
+)
 
 GOOD, BAD = ("fine", "great", "lovely", "warm"), ("dull", "awful", "grey", "cold")
 THINGS = ("film", "play", "song", "book", "story", "scene", "actor", "plot")

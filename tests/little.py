@@ -10,9 +10,9 @@ import pytest
 
 from kinfolk.cli import main
 from kinfolk.data.prepare import prepare
-from kinfolk.recipes.pretraining import pretrain
-from kinfolk.recipes.recipe import Recipe, recipe
 from kinfolk.text import train_tokenizer
+from kinfolk.workflows.pretrain import pretrain
+from kinfolk.workflows.recipe import Recipe, recipe
 
 MEMBERS = ("gpt2", "bert", "t5")
 LENGTH = 32

@@ -10,7 +10,7 @@ from kinfolk.nn.init import init_weights_
 from kinfolk.nn.language_model import LanguageModel, ModelConfig, Pooling
 from kinfolk.nn.layers import FeedForward
 from kinfolk.objectives.clm import CLM
-from kinfolk.training.settings import TrainConfig
+from kinfolk.training.config import TrainConfig
 
 
 @config("own_family", group="model")

@@ -15,9 +15,9 @@ from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import IGNORE_INDEX, Inputs
 from kinfolk.families import families, family, family_of
 from kinfolk.nn.task_heads import ModelWithHead
-from kinfolk.recipes import ways
 from kinfolk.tasks import examples as layout
 from kinfolk.tasks.examples import Example, Instance
+from kinfolk.tasks.formulations.base import Formulation
 from kinfolk.tasks.instances import predict_rows
 from kinfolk.tasks.rows import (
     CompletionRow,
@@ -28,8 +28,8 @@ from kinfolk.tasks.rows import (
     TaggedSentence,
 )
 from kinfolk.tasks.task import Task
-from kinfolk.tasks.ways.way import Formulation
 from kinfolk.text import Tokenizer, train_tokenizer
+from kinfolk.workflows import formulations
 
 WORDS = (
     "cat", "dog", "bird", "king", "river", "song", "letter", "garden", "apple", "ball", "house",
@@ -125,9 +125,9 @@ def cases(*names: str) -> Iterator[tuple[str, str, type[Formulation]]]:
         body = config(name)
         for kind in KINDS:
             real = task(kind).kind
-            for way in dict.fromkeys(w for w in ways.FORMULATIONS if w.name in names):
+            for way in dict.fromkeys(w for w in formulations.FORMULATIONS if w.name in names):
                 own = way.name in family_of(body).formulations and real in way.tasks
-                if own and ways.supports(way, family_of(body), real):
+                if own and formulations.supports(way, family_of(body), real):
                     yield name, kind, way
 
 
@@ -136,9 +136,9 @@ def solving(name: str, kind: str, way: type[Formulation], **said: Any) -> tuple[
     body = config(name)
     if kind == "regress" and "both_orders" in way.__dataclass_fields__:
         said = {"both_orders": True} | said
-    made = ways.build_formulation(way, task(kind), body, tokenizer(), length=LENGTH, **said)
+    made = formulations.build_formulation(way, task(kind), body, tokenizer(), length=LENGTH, **said)
     torch.manual_seed(3)
-    found = ways.model_config(made, body, dropout=0.0)
+    found = formulations.model_config(made, body, dropout=0.0)
     model: nn.Module = found.build()
     assert isinstance(model, ModelWithHead) == (made.head is not None)
     with torch.no_grad():

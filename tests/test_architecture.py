@@ -54,9 +54,9 @@ ALLOWED = {
     "training": BASE | {"nn"},  # never families, objectives, tasks or hub
     "generation": BASE | {"nn", "text"},  # nor here
     "hub": BASE | {"nn", "families", "text"},
-    "comparison": KNOWING | {"training", "generation", "hub"},  # never recipes or cli
-    "recipes": KNOWING | {"training", "generation", "hub", "comparison"},  # never cli
-    "cli": KNOWING | {"training", "generation", "hub", "recipes", "comparison"},
+    "reports": KNOWING | {"training", "generation", "hub"},  # never workflows or cli
+    "workflows": KNOWING | {"training", "generation", "hub", "reports"},  # never cli
+    "cli": KNOWING | {"training", "generation", "hub", "workflows", "reports"},
 }
 
 # What comes with the package itself; anything else is optional or has no business here.
@@ -197,4 +197,4 @@ def test_a_family_imports_only_those_it_descends_from() -> None:
         used = {m.rpartition(".")[2] for m in imported(path) if m.startswith("kinfolk.families.")}
         assert used & names <= DESCENT.get(path.stem, set()), name(path)
         settings = {m for m in imported(path) if m.startswith("kinfolk.training.")}
-        assert settings <= {"kinfolk.training.settings"}, name(path)
+        assert settings <= {"kinfolk.training.config"}, name(path)

@@ -9,7 +9,7 @@ import torch
 
 from kinfolk.batch import Batch
 from kinfolk.data.chunks import InMemoryDocuments
-from kinfolk.data.feed import PackedDataset
+from kinfolk.data.datasets import PackedDataset
 from kinfolk.families import families
 from kinfolk.text.tokenizer import SpecialTokens
 from kinfolk.training.step import Learner

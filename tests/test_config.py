@@ -33,10 +33,9 @@ from kinfolk.config import (
 )
 from kinfolk.errors import UserError
 from kinfolk.families import families
-from kinfolk.recipes.recipe import CorpusShare
-from kinfolk.recipes.tuning import FineTuneConfig
 from kinfolk.text.tokenizer import SpecialTokens
-from kinfolk.training.settings import TrainConfig
+from kinfolk.training.config import FineTuneConfig, TrainConfig
+from kinfolk.workflows.recipe import CorpusShare
 
 SPECIALS = SpecialTokens(
     pad=0, unk=1, bos=None, eos=3, cls=4, sep=5, mask=6, sentinels=tuple(range(7, 107))
@@ -218,7 +217,7 @@ def test_names_of_other_libraries_are_known_before_letters_are_compared(
         ({"type": ["bert"]}, "unknown type"),
         ({"type": None}, "unknown type None"),
         ({"steps": 3}, "missing 'type'"),
-        ({"type": "train", "stepps": 3}, r"stepps: no field 'stepps': did you mean steps or eps\?"),
+        ({"type": "train", "stepps": 3}, r"stepps: no field 'stepps': did you mean steps\?"),
         (
             {"type": "train", "peak": 3},
             r"peak: no field 'peak': did you mean lr\?",
@@ -306,7 +305,7 @@ from kinfolk.families import index
 loaded = [name for name in index() if f"kinfolk.families.{name}" in sys.modules]
 assert loaded == ["bilstm"], loaded
 from_json({"type": "train"})
-assert "kinfolk.recipes" not in sys.modules
+assert "kinfolk.workflows" not in sys.modules
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
@@ -377,7 +376,7 @@ def test_a_file_is_named_where_it_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"is not a run: it has no recipe.json"):
         read_json(path)
     cases = {
-        '{"is": "kinfolk.recipes.recipe:Recipe"}': r"expected one of: pretrain, finetune",
+        '{"is": "kinfolk.workflows.recipe:Recipe"}': r"expected one of: pretrain, finetune",
         "[]": r"recipe.json: missing 'type' \(expected one of: pretrain, finetune",
         "{": "is not JSON",
         '{"type": "gpt2"}': r"recipe.json: unknown type 'gpt2': there are pretrain, finetune",
@@ -490,7 +489,9 @@ def test_every_field_of_a_recipe_has_a_help_text() -> None:
         importlib.import_module(next(t[name] for t in TYPES.values() if name in t))
         if not CLASSES[name].__module__.startswith("kinfolk."):
             continue
-        for field_name, rule, text in describe(CLASSES[name]):
-            assert text and text[-1] not in ".:;" and "\n" not in text, f"{name}.{field_name}"
-            assert rule
-    assert ("lr", "a number, above 0", "peak learning rate") in describe(TrainConfig)
+        for field in describe(CLASSES[name]):
+            text = field.help
+            assert text and text[-1] not in ".:;" and "\n" not in text, f"{name}.{field.name}"
+            assert field.rule
+    lr = next(field for field in describe(TrainConfig) if field.name == "lr")
+    assert (lr.rule, lr.help, lr.default) == ("a number, above 0", "peak learning rate", 5e-4)

@@ -3,14 +3,10 @@
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from kinfolk.generation import (
-    Constraints,
-    DecodingMethod,
-    GeneratedSequence,
-    GenerationRequest,
-    Sampling,
-    generate,
-)
+from kinfolk.generation.decode import GeneratedSequence, GenerationRequest
+from kinfolk.generation.logits_process import Constraints
+from kinfolk.generation.methods import DecodingMethod, generate
+from kinfolk.generation.sampling import Sampling
 
 
 def write(

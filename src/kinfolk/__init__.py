@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kinfolk.errors import UserError
-    from kinfolk.generation import fill, generate_text
-    from kinfolk.recipes.answering import load_predictor
-    from kinfolk.recipes.continuing import continue_from
-    from kinfolk.recipes.evaluation import evaluate
-    from kinfolk.recipes.finetuning import finetune
-    from kinfolk.recipes.opening import load, logits
-    from kinfolk.recipes.pretraining import pretrain, resume
-    from kinfolk.recipes.recipe import CorpusShare, Recipe, recipe
-    from kinfolk.recipes.tuning import FineTuneConfig, TaskDataset, task_dataset
-    from kinfolk.recipes.writing import stream
+    from kinfolk.generation.fill import fill
+    from kinfolk.generation.prompts import generate_text
+    from kinfolk.training.config import FineTuneConfig
+    from kinfolk.workflows.continuing import continue_from
+    from kinfolk.workflows.evaluate import evaluate
+    from kinfolk.workflows.finetune import finetune
+    from kinfolk.workflows.finetune_recipe import TaskDataset, task_dataset
+    from kinfolk.workflows.generate import stream
+    from kinfolk.workflows.load import load, logits
+    from kinfolk.workflows.predict import load_predictor
+    from kinfolk.workflows.pretrain import pretrain, resume
+    from kinfolk.workflows.recipe import CorpusShare, Recipe, recipe
 
 __version__ = "0.1.0"
 
@@ -44,24 +46,24 @@ __all__ = [
 ]
 
 _HOMES = {
-    "CorpusShare": "recipes.recipe",
-    "FineTuneConfig": "recipes.tuning",
-    "Recipe": "recipes.recipe",
-    "TaskDataset": "recipes.tuning",
+    "CorpusShare": "workflows.recipe",
+    "FineTuneConfig": "training.config",
+    "Recipe": "workflows.recipe",
+    "TaskDataset": "workflows.finetune_recipe",
     "UserError": "errors",
-    "continue_from": "recipes.continuing",
-    "evaluate": "recipes.evaluation",
-    "fill": "generation",
-    "finetune": "recipes.finetuning",
-    "generate_text": "generation",
-    "load": "recipes.opening",
-    "load_predictor": "recipes.answering",
-    "logits": "recipes.opening",
-    "pretrain": "recipes.pretraining",
-    "recipe": "recipes.recipe",
-    "resume": "recipes.pretraining",
-    "stream": "recipes.writing",
-    "task_dataset": "recipes.tuning",
+    "continue_from": "workflows.continuing",
+    "evaluate": "workflows.evaluate",
+    "fill": "generation.fill",
+    "finetune": "workflows.finetune",
+    "generate_text": "generation.prompts",
+    "load": "workflows.load",
+    "load_predictor": "workflows.predict",
+    "logits": "workflows.load",
+    "pretrain": "workflows.pretrain",
+    "recipe": "workflows.recipe",
+    "resume": "workflows.pretrain",
+    "stream": "workflows.generate",
+    "task_dataset": "workflows.finetune_recipe",
 }
 
 

@@ -25,9 +25,12 @@ TYPE = "type"  # the key under which JSON holds the registered name of a datacla
 # group: {registered name: the module that defines it}. The group limits which types a field may
 # hold whose own type does not: `model: Any = field(group="model")`.
 TYPES: dict[str, dict[str, str]] = {
-    "recipe": {"pretrain": "kinfolk.recipes.recipe", "finetune": "kinfolk.recipes.tuning"},
-    "train": {"train": "kinfolk.training.settings"},
-    "finetune": {"finetune_config": "kinfolk.recipes.tuning"},
+    "recipe": {
+        "pretrain": "kinfolk.workflows.recipe",
+        "finetune": "kinfolk.workflows.finetune_recipe",
+    },
+    "train": {"train": "kinfolk.training.config"},
+    "finetune": {"finetune_config": "kinfolk.training.config"},
     "model": {
         "albert": "kinfolk.families.albert",
         "bert": "kinfolk.families.bert",
@@ -45,44 +48,44 @@ TYPES: dict[str, dict[str, str]] = {
         "xlnet": "kinfolk.families.xlnet",
     },
     "objective": {
-        "blanks": "kinfolk.objectives.blanks",
-        "blanks_pll": "kinfolk.objectives.blanks",
+        "blanks": "kinfolk.objectives.blank_infilling",
+        "blanks_pll": "kinfolk.objectives.blank_infilling",
         "clm": "kinfolk.objectives.clm",
         "full_sentences": "kinfolk.objectives.full_sentences",
         "mlm": "kinfolk.objectives.mlm",
         "mlm_pll": "kinfolk.objectives.mlm",
         "nsp": "kinfolk.objectives.nsp",
-        "pairs": "kinfolk.objectives.pairs",
-        "permutation": "kinfolk.objectives.permutation",
-        "permutation_pll": "kinfolk.objectives.permutation",
-        "prefix": "kinfolk.objectives.prefix",
+        "pairs": "kinfolk.objectives.seq2seq",
+        "permutation": "kinfolk.objectives.permutation_lm",
+        "permutation_pll": "kinfolk.objectives.permutation_lm",
+        "prefix": "kinfolk.objectives.prefix_lm",
         "rtd": "kinfolk.objectives.rtd",
         "rtd_pll": "kinfolk.objectives.rtd",
         "sop": "kinfolk.objectives.sop",
-        "spans": "kinfolk.objectives.spans",
-        "spans_pll": "kinfolk.objectives.spans",
-        "stream": "kinfolk.objectives.stream",
+        "spans": "kinfolk.objectives.span_corruption",
+        "spans_pll": "kinfolk.objectives.span_corruption",
+        "stream": "kinfolk.objectives.recurrent_clm",
         "unilm": "kinfolk.objectives.unilm",
     },
     "formulation": {
-        "bare": "kinfolk.tasks.ways.transformed",
-        "cloze": "kinfolk.tasks.ways.cloze",
-        "coreference_head": "kinfolk.tasks.ways.clusters",
-        "prompt": "kinfolk.tasks.ways.prompts",
-        "sequence_head": "kinfolk.tasks.ways.whole",
-        "span_head": "kinfolk.tasks.ways.ends",
-        "text": "kinfolk.tasks.ways.text",
-        "token_head": "kinfolk.tasks.ways.words",
-        "transformed": "kinfolk.tasks.ways.transformed",
+        "bare": "kinfolk.tasks.formulations.head",
+        "cloze": "kinfolk.tasks.formulations.scoring",
+        "coreference_head": "kinfolk.tasks.formulations.coreference_head",
+        "prompt": "kinfolk.tasks.formulations.scoring",
+        "sequence_head": "kinfolk.tasks.formulations.head",
+        "span_head": "kinfolk.tasks.formulations.span_head",
+        "text": "kinfolk.tasks.formulations.text_to_text",
+        "token_head": "kinfolk.tasks.formulations.head",
+        "transformed": "kinfolk.tasks.formulations.head",
     },
     "file": {
-        "labelled_file": "kinfolk.recipes.tuning",
-        "labelled_sample": "kinfolk.recipes.suites",
+        "labelled_file": "kinfolk.workflows.finetune_recipe",
+        "labelled_sample": "kinfolk.workflows.suites",
     },
     "": {  # only ever fields of the others
-        "columns": "kinfolk.tasks.tables",
-        "corpus": "kinfolk.recipes.recipe",
-        "format": "kinfolk.tasks.forms",
+        "columns": "kinfolk.tasks.formats.table",
+        "corpus": "kinfolk.workflows.recipe",
+        "format": "kinfolk.tasks.formats.registry",
         "pooling": "kinfolk.nn.language_model",
         "special_tokens": "kinfolk.text.tokenizer",
         "task": "kinfolk.tasks.task",
@@ -192,6 +195,16 @@ SYNONYMS: tuple[tuple[str, ...], ...] = (
     ("corpus", "dataset", "dataset_path", "data_dir"),
 )
 
+# Words for one value of a field.
+SAME_VALUES: tuple[tuple[str, ...], ...] = (
+    ("true", "yes", "on"),
+    ("false", "no", "off"),
+    ("float32", "fp32"),
+    ("bfloat16", "bf16"),
+    ("inverse_root", "inverse_sqrt"),
+    ("trapezoid", "wsd"),
+)
+
 
 # Declarations
 
@@ -201,18 +214,20 @@ def field(
     default: Any = dataclasses.MISSING,
     help: str = "",
     group: str = "",
+    panel: str = "",
     ge: float | None = None,
     gt: float | None = None,
     le: float | None = None,
     lt: float | None = None,
 ) -> Any:
-    """Declare a field: its default, its help text, its range, the group of types it may hold.
+    """Declare a field: its default, help text, range, and the group of types it may hold.
 
-    The range of a field that holds a tuple is that of each number in it.
+    The range of a field that holds a tuple is that of each number in it. `panel` is the heading
+    under which a command lists the option made from the field.
     """
     bounds = {"ge": ge, "gt": gt, "le": le, "lt": lt}
     given = {name: bound for name, bound in bounds.items() if bound is not None}
-    metadata = {"help": help, "group": group, "bounds": given}
+    metadata = {"help": help, "group": group, "panel": panel, "bounds": given}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -364,22 +379,57 @@ def convert(value: Any, hint: Any, path: str, *, text: bool = False, group: str 
 def did_you_mean(name: str, names: Sequence[str]) -> str:
     """Return the end of a sentence that names the closest choices, or all of them.
 
-    A name that other libraries use for one of the choices is known; others are compared by letters.
+    Names that other libraries use for a choice come first; the rest are compared by letters.
     """
-    same = [other for words in SYNONYMS if name.lower() in words for other in words]
-    close = [other for other in dict.fromkeys(same) if other in names and other != name]
-    close = close or difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    close = suggestions(name, names)
     return f"did you mean {_join_or(close)}?" if close else f"there are {', '.join(names)}"
 
 
-def describe(cls: type[Any]) -> list[tuple[str, str, str]]:
-    """Return the name, the rule and the help text of every field of a configuration."""
+def suggestions(name: str, names: Sequence[str]) -> list[str]:
+    """Return the choices that a wrong name probably stands for."""
+    same = [other for words in SYNONYMS if name.lower() in words for other in words]
+    if known := [other for other in dict.fromkeys(same) if other in names and other != name]:
+        return known
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    ratios = [difflib.SequenceMatcher(None, other, name).ratio() for other in close]
+    return [other for other, ratio in zip(close, ratios, strict=True) if ratio > max(ratios) - 0.1]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FieldInfo:
+    """What is known of a field where it is declared."""
+
+    name: str
+    hint: Any  # its type
+    default: Any  # dataclasses.MISSING where a value is required
+    rule: str  # type and range in words
+    help: str
+    panel: str
+
+
+def describe(cls: type[Any]) -> list[FieldInfo]:
+    """Return what is known of every field of a configuration."""
+    defaults = {f.name: f.default for f in dataclasses.fields(cls)}
     rows = []
     for name, hint, metadata in _fields(cls):
         bounds = metadata.get("bounds") or {}
         rule = f"{_words(hint)}, {_range(bounds)}" if bounds else _words(hint)
-        rows.append((name, rule, metadata.get("help", "")))
+        help, panel = metadata.get("help", ""), metadata.get("panel", "")
+        rows.append(
+            FieldInfo(
+                name=name, hint=hint, default=defaults[name], rule=rule, help=help, panel=panel
+            )
+        )
     return rows
+
+
+def parse_field(cls: type[Any], name: str, text: str, label: str) -> Any:
+    """Return the value of a field from text, checked; `label` names the field in errors."""
+    hint, metadata = next((hint, about) for known, hint, about in _fields(cls) if known == name)
+    value = convert(text, hint, label, text=True)
+    if rule := _broken_bound(value, metadata):
+        raise UserError(f"{label}={text}: it must be {rule}")
+    return value
 
 
 # Details
@@ -476,10 +526,7 @@ def _override(value: Any, path: list[str], text: str, whole: str) -> Any:
     if rest:
         new = _override(getattr(value, name), rest, text, whole)
     else:
-        _, hint, metadata = fields[name]
-        new = convert(text, hint, whole, text=True)
-        if rule := _broken_bound(new, metadata):
-            raise UserError(f"{whole}={text}: it must be {rule}")
+        new = parse_field(type(value), name, text, whole)
     return dataclasses.replace(value, **{name: new})
 
 
@@ -520,15 +567,24 @@ def _convert_tuple(value: Any, hint: Any, path: str, text: bool, group: str) -> 
 
 
 def _parse(text: str, hint: Any) -> Any:
-    """Read a word as a number or as true and false, where that is what a field holds."""
+    """Return text as the number, boolean or choice that a field holds, where it is one."""
     if hint is bool:
-        return {"true": True, "false": False}.get(text.lower(), text)
+        word = _choice(text.lower(), ("true", "false"))
+        return {"true": True, "false": False}.get(word, text)
+    if typing.get_origin(hint) is Literal:
+        return _choice(text, typing.get_args(hint))
     if hint in (int, float):
         try:
             return hint(text.replace("_", ""))
         except ValueError:
             return text
     return text
+
+
+def _choice(text: str, choices: Sequence[Any]) -> str:
+    """Return the choice that a word stands for: `bf16` for bfloat16, `on` for yes."""
+    same = [other for words in SAME_VALUES if text.lower() in words for other in words]
+    return next((other for other in (text, *same) if other in choices), text)
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -10,8 +10,8 @@ import pytest
 
 import kinfolk as package
 from kinfolk import hub
-from kinfolk.data.encoding import DocumentEncoder
-from kinfolk.training import checkpoints
+from kinfolk.data.encode import DocumentEncoder
+from kinfolk.training import checkpoint
 from little import MEMBERS, Home, Kinfolk
 
 TEXT = "The cat saw a ball again.\n\nA dog forgot the letter.\n"
@@ -58,7 +58,7 @@ def test_the_checkpoint_is_hashed_and_everything_opened_once(
 
         monkeypatch.setattr(owner, name, call)
 
-    counted(checkpoints, "verify")
+    counted(checkpoint, "verify")
     counted(hub, "load")
     counted(DocumentEncoder, "__call__")
     said = kinfolk("evaluate", runs["bert"], "--text", home.text, "--device", "cpu", "--json")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import sheets
-from kinfolk.recipes.opening import find_model_folder
-from kinfolk.recipes.tuning import FineTuneRecipe
+from kinfolk.workflows.finetune_recipe import FineTuneRecipe
+from kinfolk.workflows.load import find_model_folder
 from little import Home, Kinfolk, Said, tree
 
 QUICK = ("--epochs", "1", "--batch", "8", "--device", "cpu")
@@ -265,7 +265,7 @@ def test_labels_that_only_dev_has_are_named(kinfolk: Kinfolk, files: Path, tmp_p
 # The words of a command, with {names} of folders; then what its sentence must say.
 MISTAKES = [
     ("bert/nano --train {files}/none -o {new}", "{files}/none is not there"),
-    ("bret/nano --train {train} -o {new}", "bret/nano is neither a folder nor a member"),
+    ("bret/nano --train {train} -o {new}", "bret/nano is neither a folder nor a family"),
     ("bert/tyni --train {train} -o {new}", "bert has no size 'tyni': did you mean tiny"),
     ("{tmp} --train {train} -o {new}", "{tmp} is neither a run"),
     ("bert/nano --train {train}", "give MODEL, --train FILE"),
@@ -292,7 +292,7 @@ MISTAKES = [
     ("bert/nano --train {train} -o {new} --length 4", "--length 4 leaves no room"),
     ("bert/nano --train {train} -o {new} --epochs 0", "epochs=0.0: it must be above 0"),
     ("bert/nano --train {train} -o {new} --class-weights heavy", "none or balanced"),
-    ("bert/nano --train {train} -o {new} train.stpes=5", "did you mean steps or eps?"),
+    ("bert/nano --train {train} -o {new} train.stpes=5", "did you mean steps?"),
     ("bert/nano --train {train} -o {new} --pattern {{answer}}", "'head' has no --pattern"),
     ("bert/nano --train {train} -o {new} --seed 1 --seeds 2", "leave --seed out"),
     ("bert/nano --train {train} -o {new} --seeds 0", "--seeds 0 is no run"),

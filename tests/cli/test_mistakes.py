@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import zstandard
 
-from kinfolk.training import checkpoints
+from kinfolk.training import checkpoint
 from little import Home, Kinfolk, Said, tree
 
 FEW = "--length 32 --steps 12 --batch 4 --device cpu train.save_every=4"
@@ -76,7 +76,7 @@ MISTAKES = [
         "gtp2 is neither a folder nor a family: did you mean gpt2",
     ),
     ("pretrain gpt2/tyni --corpus {corpus} -o {new}", "gpt2 has no size 'tyni': did you mean tiny"),
-    ("pretrain gpt2 --corpus {corpus} -o {new} train.stpes=5", "did you mean steps or eps?"),
+    ("pretrain gpt2 --corpus {corpus} -o {new} train.stpes=5", "did you mean steps?"),
     ("pretrain gpt2 --corpus {corpus} -o {new} trian.steps=5", "did you mean train?"),
     ("pretrain gpt2 --corpus {corpus} -o {new} train.steps=five", "a whole number"),
     ("pretrain gpt2 --corpus {corpus} -o {new} train.lr=high", "train.lr=high: it must be a"),
@@ -256,21 +256,21 @@ def test_a_full_disk_leaves_the_checkpoint_before_it_whole(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run, original = tmp_path / "run", checkpoints.save_training_state
+    run, original = tmp_path / "run", checkpoint.save_training_state
     asked = ("pretrain", "gpt2/nano", "--corpus", home.corpus, *FEW.split())
 
     def write(folder: Path, state: dict[str, Any]) -> None:
         (broken(original) if state["step"] == 8 else original)(folder, state)
 
-    monkeypatch.setattr(checkpoints, "save_training_state", write)
+    monkeypatch.setattr(checkpoint, "save_training_state", write)
     sentence = one_sentence(kinfolk(*asked, "-o", run))
     assert "the disk is full while saving step 8" in sentence
     assert "the checkpoint of step 4 is whole" in sentence
     names = {f.name for f in (run / "checkpoints").iterdir()}
     assert names == {"step-00000004", "last", "best"}
-    assert checkpoints.verify(run / "checkpoints" / "last") is None
+    assert checkpoint.verify(run / "checkpoints" / "last") is None
     # With room again, the run arrives where it would have.
-    monkeypatch.setattr(checkpoints, "save_training_state", original)
+    monkeypatch.setattr(checkpoint, "save_training_state", original)
     assert kinfolk("pretrain", "--resume", run).code == 0
     kinfolk(*asked, "-o", tmp_path / "whole")
     last = [tree(r / "checkpoints" / "last") for r in (run, tmp_path / "whole")]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import sheets
-from kinfolk.recipes.finetuning import finetune
-from kinfolk.recipes.starting import parse_initial_weights
-from kinfolk.recipes.tuning import FineTuneConfig, task_dataset
+from kinfolk.training.config import FineTuneConfig
+from kinfolk.workflows.finetune import finetune
+from kinfolk.workflows.finetune_recipe import parse_initial_weights, task_dataset
 from little import Kinfolk, Said
 
 FEW = ("train.batch_size=8", "train.device=cpu", "train.lr=5e-3")
@@ -199,7 +199,7 @@ def test_what_was_fine_tuned_elsewhere_predicts_here(
     """A folder that transformers saved has no recipe: its head and its labels say enough."""
     import transformers
 
-    from kinfolk.recipes.opening import find_model_folder
+    from kinfolk.workflows.load import find_model_folder
 
     own = find_model_folder(solvers / "mood")
     model = transformers.AutoModelForSequenceClassification.from_pretrained(own)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kinfolk.data.shards import Corpus
+from kinfolk.data.corpus import Corpus
 from little import Home, Kinfolk, tree
 
 

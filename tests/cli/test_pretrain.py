@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kinfolk.recipes.recipe import CorpusShare, Recipe
-from kinfolk.recipes.reporting import curves
 from kinfolk.training.log import read
+from kinfolk.workflows.recipe import CorpusShare, Recipe
+from kinfolk.workflows.report import curves
 from little import MEMBERS, Home, Kinfolk, text, tree
 
 FEW = ("--length", 32, "--batch", 4, "--device", "cpu")

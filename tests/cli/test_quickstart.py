@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kinfolk.data import prose
-from kinfolk.recipes import quickstart
+from kinfolk.data import demo_text
+from kinfolk.workflows import quickstart
 from little import Kinfolk
 
 SHORT = ["steps=5", "batch_size=4", "device=cpu"]
@@ -15,12 +15,12 @@ SHORT = ["steps=5", "batch_size=4", "device=cpu"]
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    every = prose.demo_documents
+    every = demo_text.demo_documents
 
     def some() -> Iterator[str]:
         return (document[:300] for document in itertools.islice(every(), 100))
 
-    monkeypatch.setattr(prose, "demo_documents", some)
+    monkeypatch.setattr(demo_text, "demo_documents", some)
     monkeypatch.setattr(quickstart, "HOLDOUT", 0.1)
     monkeypatch.setattr(quickstart, "VOCAB", 512)
     members = dict.fromkeys(("gpt2/nano", "bert/nano", "t5/nano"), SHORT)

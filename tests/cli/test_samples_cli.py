@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kinfolk.data.corpus import Corpus
 from kinfolk.data.prepare import prepare
-from kinfolk.data.shards import Corpus
-from kinfolk.metrics.samples import diversity_scores
-from kinfolk.recipes.ngrams import counted
-from kinfolk.recipes.samples import as_dict, read, sample_excerpts
+from kinfolk.metrics.diversity import diversity_scores
 from kinfolk.text import Tokenizer
+from kinfolk.workflows.baselines import counted
+from kinfolk.workflows.sample_quality import as_dict, read, sample_excerpts
 from little import Home, Kinfolk
 
 TEXTS = ["The cat saw a ball again.", "A dog\nforgot the letter.", "", "我爱你。"]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from kinfolk.data.measures import held_out
 from kinfolk.text import KINDS, Tokenizer
+from kinfolk.text.inspect import held_out
 from little import Home, Kinfolk
 
 SENTENCE = "The old man found a song near the house."

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from kinfolk.data.pairs import TargetDocuments, pair_lengths
-from kinfolk.data.shards import Corpus
+from kinfolk.data.corpus import Corpus
+from kinfolk.data.parallel_text import TargetDocuments, pair_lengths
 from kinfolk.metrics.baselines import entropy
-from kinfolk.recipes.recipe import Recipe
 from kinfolk.training.log import read
+from kinfolk.workflows.recipe import Recipe
 from little import Home, Kinfolk, tree
 
 ENGLISH = ("a dog", "the man", "two cats", "the child", "runs", "sleeps", "plays", "outside", "now")

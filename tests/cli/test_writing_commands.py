@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 import kinfolk as package
-from kinfolk.generation import EncodedPrompt
-from kinfolk.recipes import conversation, pretraining, translation
-from kinfolk.recipes.conversation import ChatSession
-from kinfolk.recipes.rewriting import PREFIX_FILE
+from kinfolk.generation.prompts import EncodedPrompt
+from kinfolk.workflows import chat as chat_module
+from kinfolk.workflows import pretrain, translate
+from kinfolk.workflows.chat import ChatSession
+from kinfolk.workflows.generate import PREFIX_FILE
 from little import Kinfolk
 
 LINES = ["The cat saw a ball.", "", "A dog", "  ", "The old man found the river again.", "The"]
@@ -35,12 +36,12 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table = folder / "pairs.tsv"
     table.write_text("".join(f"{word} cat\tchat {word}\n" for word in "abcdefgh" * 8))
     few = ["train.steps=1", "train.batch_size=2", "train.device=cpu"]
-    texts = translation.parallel_data(pairs=table, vocab=370)
+    texts = translate.parallel_data(pairs=table, vocab=370)
     assert texts is not None
-    translation.prepare_translation_run(
+    translate.prepare_translation_run(
         "transformer/nano", texts, folder / "run", length=16, settings=few
     )
-    return pretraining.resume(folder / "run")
+    return pretrain.resume(folder / "run")
 
 
 def written(kinfolk: Kinfolk, *words: object) -> list[str]:
@@ -56,7 +57,7 @@ def test_a_line_is_written_for_a_line(kinfolk: Kinfolk, runs: dict[str, Path], f
     assert [bool(line) for line in found] == [bool(line.strip()) for line in LINES]
     model, tokenizer = package.load(runs["t5"])
     sources = [TASK + line for line in LINES if line.strip()]
-    expected = [translation.generate_texts(model, tokenizer, [source])[0] for source in sources]
+    expected = [translate.generate_texts(model, tokenizer, [source])[0] for source in sources]
     assert [line for line in found if line] == expected and len(set(expected)) > 1
     assert written(kinfolk, *asked, "--batch", 1) == found
     assert written(kinfolk, *asked, "--max-tokens", 1) != found
@@ -231,7 +232,7 @@ def test_ctrl_c_stops_the_text_and_not_the_conversation(
         if number == 0:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(conversation, "stream_text", speak)
+    monkeypatch.setattr(chat_module, "stream_text", speak)
     assert chat("The cat", "again") == (" one two\n one two\n", "")
     first, second = heard
     assert len(second) > len(first)

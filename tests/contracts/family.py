@@ -3,7 +3,6 @@
 import dataclasses
 import importlib
 import inspect
-import pkgutil
 from types import ModuleType
 from typing import Any
 
@@ -12,14 +11,14 @@ import torch
 from paired import contracted
 from torch import Tensor, nn
 
-import kinfolk.objectives
 from kinfolk.batch import IGNORE_INDEX, Batch, TokenTargets
+from kinfolk.config import TYPES
 from kinfolk.data.chunks import InMemoryDocuments
 from kinfolk.families import families
 from kinfolk.families.base import Family
-from kinfolk.objectives.blanks import Blanked
-from kinfolk.objectives.pairs import Translation
-from kinfolk.objectives.prefix import Opened
+from kinfolk.objectives.blank_infilling import Blanked
+from kinfolk.objectives.prefix_lm import Opened
+from kinfolk.objectives.seq2seq import Translation
 from kinfolk.objectives.sop import Ordered
 from kinfolk.text.tokenizer import SpecialTokens
 
@@ -35,10 +34,18 @@ PAIRS = [(m, way) for m in families().values() for way in m.objectives]
 NAMES = [f"{m.name}-{way}" for m, way in PAIRS]
 
 
+# The registered objectives; the pseudo-log-likelihood of one lies in its module.
+OBJECTIVES = {n: path for n, path in TYPES["objective"].items() if not n.endswith("_pll")}
+
+
 def modules() -> list[ModuleType]:
-    """Find the objectives by the files there are."""
-    names = [m.name for m in pkgutil.iter_modules(kinfolk.objectives.__path__)]
-    return [importlib.import_module(f"kinfolk.objectives.{name}") for name in names]
+    """Return the module of every registered objective."""
+    return [importlib.import_module(path) for path in OBJECTIVES.values()]
+
+
+def short(module: ModuleType) -> str:
+    """Return the registered name of the objective that a module defines."""
+    return next(name for name, path in OBJECTIVES.items() if path == module.__name__)
 
 
 def objective(module: ModuleType, **settings: Any) -> Any:

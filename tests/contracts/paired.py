@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from kinfolk.data.chunks import ChunkIndex, InMemoryDocuments, TokenizedDocuments
-from kinfolk.data.pairs import pair_lengths
-from kinfolk.objectives.pairs import Seq2Seq
+from kinfolk.data.parallel_text import pair_lengths
+from kinfolk.objectives.seq2seq import Seq2Seq
 
 LONGEST = 14  # tokens of a pair: two sides with their ends fit a row of eight
 

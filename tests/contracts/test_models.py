@@ -27,12 +27,11 @@ from hollow import hollow
 from kinfolk import hub
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import IGNORE_INDEX, Batch, Inputs, KVCache, tree_map
-from kinfolk.data.feed import PackedDataset
+from kinfolk.data.datasets import PackedDataset
 from kinfolk.families import families
 from kinfolk.families.base import Family
 from kinfolk.rng import Stream, generator
-from kinfolk.training.layers import layer_index, num_layers
-from kinfolk.training.optimisers import build_optimizer
+from kinfolk.training.optimizer import build_optimizer, layer_index, num_layers
 from kinfolk.training.step import Learner, TrainStep
 from loops import every_case
 

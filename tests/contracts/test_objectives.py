@@ -21,20 +21,19 @@ from family import (
     modules,
     objective,
     predicted,
+    short,
     text_of,
 )
 from paired import targets
 from torch.utils.data import DataLoader
 
 from kinfolk.batch import IGNORE_INDEX
-from kinfolk.data.feed import PackedDataset
+from kinfolk.data.datasets import PackedDataset
 from kinfolk.rng import Stream, generator
 from loops import every_case
 
 FILES = modules()
-OBJECTIVES = pytest.mark.parametrize(
-    "module", FILES, ids=[m.__name__.rpartition(".")[2] for m in FILES]
-)
+OBJECTIVES = pytest.mark.parametrize("module", FILES, ids=[short(m) for m in FILES])
 
 # What the papers let be seen though it is predicted: BERT keeps a tenth of the chosen tokens.
 KEPT = {"mlm": 0.1, "nsp": 0.1, "full_sentences": 0.1, "sop": 0.1, "unilm": 0.1}
@@ -45,10 +44,6 @@ NEVER_HIDDEN = {"spans": {0}, "pairs": set(range(7))}
 PAIRED = ("nsp", "sop")
 
 
-def short(module: ModuleType) -> str:
-    return module.__name__.rpartition(".")[2]
-
-
 def sizes_of(example: Any) -> list[int]:
     streams = [example.source] if hasattr(example, "source") else []
     return [len(stream) for stream in (*streams, example.ids)]
@@ -57,7 +52,9 @@ def sizes_of(example: Any) -> list[int]:
 @OBJECTIVES
 def test_the_picture_has_its_own_test(module: ModuleType) -> None:
     assert module.__doc__ and "\nsight " in module.__doc__ and "\ntext " in module.__doc__
-    path = Path(__file__).parents[1] / "objectives" / f"test_{short(module)}.py"
+    path = (
+        Path(__file__).parents[1] / "objectives" / f"test_{module.__name__.rpartition('.')[2]}.py"
+    )
     assert path.is_file()
     tests = path.read_text(encoding="utf-8")
     assert "def test_the_picture" in tests and "def test_sight" in tests

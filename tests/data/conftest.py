@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from kinfolk.data.corpus import Corpus
+from kinfolk.data.documents import read_documents
 from kinfolk.data.prepare import prepare
-from kinfolk.data.shards import Corpus
-from kinfolk.data.sources import read_documents
 from kinfolk.text import train_tokenizer
 
 

@@ -47,8 +47,8 @@ def dying(owner: Any, name: str, call: int, *, after: bool = False) -> None:
 
 def doomed(text: Path, out: Path, place: str, call: int, after: bool, workers: int) -> None:
     """Prepare until death."""
-    from kinfolk.data.journal import PartialCorpus
-    from kinfolk.data.writer import CorpusWriter
+    from kinfolk.data.corpus import CorpusWriter
+    from kinfolk.data.prepare import PartialCorpus
 
     owners: dict[str, Any] = {
         "fsync": os,

@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinfolk.data import lines
-from kinfolk.data.audit import Audit, audit, histogram
-from kinfolk.data.lines import LineCounter
+from kinfolk.data import audit as audit_module
+from kinfolk.data.audit import Audit, LineCounter, audit, histogram
 from kinfolk.data.rows import Reading
-from kinfolk.data.scripts import count_scripts, guess_language
 from kinfolk.errors import UserError
+from kinfolk.text.unicode import count_scripts, guess_language
 
 # The first article of the Universal Declaration of Human Rights.
 ARTICLE = {
@@ -162,7 +161,7 @@ def test_progress_ends_with_all_bytes(tmp_path: Path) -> None:
 @given(st.lists(st.sampled_from([*(f"line {i}" for i in range(20)), "line 0"]), max_size=80))
 def test_the_top_lines_are_exact_however_often_they_become_numbers(texts: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lines, "BATCH", 3)
+        patch.setattr(audit_module, "MAX_PENDING_LINES", 3)
         counted = LineCounter()
         for text in texts:
             counted.add(text + "\n\n ")
@@ -175,7 +174,7 @@ def test_the_top_lines_are_exact_however_often_they_become_numbers(texts: list[s
 
 
 def test_a_line_costs_its_sixteen_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "BATCH", 1 << 10)
+    monkeypatch.setattr(audit_module, "MAX_PENDING_LINES", 1 << 10)
     counted, used = LineCounter(), []
     tracemalloc.start()
     for start in range(0, 3 << 13, 1 << 9):

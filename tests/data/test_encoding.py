@@ -13,12 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 
-from kinfolk.data import lexicon, slots
-from kinfolk.data.encoding import DocumentEncoder
-from kinfolk.data.lexicon import WordCache
-from kinfolk.data.writer import EncodedDocuments
+from kinfolk.data import encode as encode_module
+from kinfolk.data.corpus import EncodedDocuments
+from kinfolk.data.encode import DocumentEncoder, WordCache
 from kinfolk.text import Tokenizer, sentence_ends, train_tokenizer
-from kinfolk.text.words import tokens_starting_words, word_starts
+from kinfolk.text.segment import tokens_starting_words, word_starts
 
 LEARNED = ["The cat's mat, it's 3 o'clock. Don't [stop]! 你好，世界。 naïve café"] * 4
 SIZES = {
@@ -145,9 +144,9 @@ def test_words_are_cut_as_the_docstring_says() -> None:
 
 
 def test_memory_of_words_is_bounded_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lexicon, "KNOWN", 50)
-    monkeypatch.setattr(slots, "TABLE_SIZE", 64)
-    monkeypatch.setattr(slots, "POOL_TOKENS", 600)
+    monkeypatch.setattr(encode_module, "KNOWN", 50)
+    monkeypatch.setattr(encode_module, "TABLE_SIZE", 64)
+    monkeypatch.setattr(encode_module, "POOL_TOKENS", 600)
     tokenizer = TOKENIZERS["bpe", False]
     words = WordCache(tokenizer)
     forgot, kept = 0, 0

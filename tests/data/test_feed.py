@@ -14,7 +14,7 @@ from kinfolk.data.chunks import (
     TokenizedDocuments,
     split_documents,
 )
-from kinfolk.data.feed import PackedDataset
+from kinfolk.data.datasets import PackedDataset
 from kinfolk.errors import UserError
 from kinfolk.rng import Stream, generator
 

@@ -15,10 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinfolk.data import grams
-from kinfolk.data.duplicates import LENGTH, MinHashDeduplicator, minhash_signature
-from kinfolk.data.filters import decontaminated, deduplicated
-from kinfolk.data.sources import Document, read_documents
+from kinfolk.data import dedup
+from kinfolk.data.dedup import (
+    SHINGLE_WORDS,
+    MinHashDeduplicator,
+    decontaminated,
+    deduplicated,
+    minhash_signature,
+)
+from kinfolk.data.documents import Document, read_documents
 from kinfolk.errors import UserError
 
 ENGLISH = [f"{a}{b}{c}" for a in "bdfgkl" for b in "aeiou" for c in ("n", "st", "rm", "ck", "")]
@@ -57,30 +62,33 @@ def joined(words: Sequence[str]) -> str:
 
 def similar(one: Sequence[str], other: Sequence[str]) -> float:
     """The true share of common grams, counted by hand."""
-    a, b = ({tuple(w[i : i + LENGTH]) for i in range(len(w) - LENGTH + 1)} for w in (one, other))
+    a, b = (
+        {tuple(w[i : i + SHINGLE_WORDS]) for i in range(len(w) - SHINGLE_WORDS + 1)}
+        for w in (one, other)
+    )
     return len(a & b) / len(a | b)
 
 
 def plain(text: str) -> list[str]:
     """The words of a text, character by character: what the fast way has to find."""
-    kinds = grams._character_classes()
+    kinds = dedup._character_classes()
     found, word = [], ""
     for character in text:
         kind = kinds[ord(character)]
-        if word and kind in (grams.SPACE, grams.ALONE):
+        if word and kind in (dedup.SPACE, dedup.ALONE):
             found.append(word)
             word = ""
-        if kind == grams.ALONE:
+        if kind == dedup.ALONE:
             found.append(character)
-        elif kind == grams.LETTER:
+        elif kind == dedup.LETTER:
             word += character.lower()[:1]
     return [*found, word] if word else found
 
 
 def test_words_are_as_in_the_picture() -> None:
     text = "Don't panic, 世界!"
-    hashes, places = grams.words(text)
-    assert grams.normalized_words(text, places) == "dont panic 世 界"
+    hashes, places = dedup.words(text)
+    assert dedup.normalized_words(text, places) == "dont panic 世 界"
     assert places.tolist() == [0, 6, 13, 14]
     assert len(set(hashes.tolist())) == 4
 
@@ -88,15 +96,15 @@ def test_words_are_as_in_the_picture() -> None:
 @given(st.text(st.sampled_from("aAbZé世界ก ñ\n\t.,'\0-😀́"), max_size=60), st.integers(3, 100))
 def test_words_have_one_number_each_however_the_text_is_cut(text: str, size: int) -> None:
     words = plain(text)
-    hashes, places = grams.words(text)
-    assert [grams.normalized_words(text, places[i : i + 1]) for i in range(len(places))] == words
+    hashes, places = dedup.words(text)
+    assert [dedup.normalized_words(text, places[i : i + 1]) for i in range(len(places))] == words
     assert len(set(zip(words, hashes.tolist(), strict=True))) == len(set(words))
     assert len(set(hashes.tolist())) == len(set(words))
     spaced = text.replace("\t", " ")
     if max(map(len, spaced.replace("\n", " ").split(" ")), default=0) < size:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(grams, "MAX_SLICE_CHARS", size)
-            cut = grams.words(text)
+            patch.setattr(dedup, "MAX_SLICE_CHARS", size)
+            cut = dedup.words(text)
         assert "\t" in text or (cut[0].tolist(), cut[1].tolist()) == (
             hashes.tolist(),
             places.tolist(),
@@ -105,7 +113,7 @@ def test_words_have_one_number_each_however_the_text_is_cut(text: str, size: int
 
 @given(st.lists(st.sampled_from("abc"), max_size=12), st.integers(1, 4))
 def test_grams_are_equal_where_their_words_are(words: list[str], length: int) -> None:
-    found = grams.hash_ngrams(grams.words(" ".join(words))[0], length).tolist()
+    found = dedup.hash_ngrams(dedup.words(" ".join(words))[0], length).tolist()
     runs = [tuple(words[i : i + length]) for i in range(len(words) - length + 1)]
     assert len(found) == len(runs)
     assert len(set(zip(runs, found, strict=True))) == len(set(runs)) == len(set(found))
@@ -178,9 +186,9 @@ def test_what_is_kept_is_in_order_and_all_is_counted(texts: list[str]) -> None:
 
 def test_another_process_drops_the_same() -> None:
     code = (
-        "import random; from pathlib import Path; from kinfolk.data.filters import deduplicated;"
-        "from kinfolk.data.duplicates import minhash_signature;"
-        "from kinfolk.data.sources import Document;"
+        "import random; from pathlib import Path; from kinfolk.data.dedup import deduplicated;"
+        "from kinfolk.data.dedup import minhash_signature;"
+        "from kinfolk.data.documents import Document;"
         "r = random.Random(4); w = [str(i) for i in range(6)];"
         "t = [' '.join(r.choice(w) for _ in range(12)) for _ in range(300)];"
         "k = deduplicated([Document(x, Path('a'), i) for i, x in enumerate(t)], 'near');"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kinfolk.data.fingerprint import LENGTH, STRETCHES, corpus_fingerprint
+from kinfolk.data.corpus import LENGTH, STRETCHES, corpus_fingerprint
 from kinfolk.data.prepare import prepare
 from kinfolk.text import train_tokenizer
 from little import text

@@ -11,10 +11,10 @@ from typing import Any
 import killed
 import pytest
 
-from kinfolk.data import journal
+from kinfolk.data import prepare
 from kinfolk.data import prepare as module
-from kinfolk.data.encoding import DocumentEncoder
-from kinfolk.data.shards import Corpus
+from kinfolk.data.corpus import Corpus
+from kinfolk.data.encode import DocumentEncoder
 from kinfolk.errors import UserError
 from little import text as made_up
 from little import tree
@@ -240,4 +240,4 @@ def test_a_journal_that_lies_is_noticed(text: Path, tmp_path: Path) -> None:
     (tmp_path / ".c.part" / "corpus" / "tokens.bin").write_bytes(b"")
     with pytest.raises(UserError, match=r"tokens\.bin is shorter than it was: remove"):
         killed.go(text, tmp_path / "c")
-    assert journal.PartialCorpus(tmp_path / ".c.part", None).journal.exists()
+    assert prepare.PartialCorpus(tmp_path / ".c.part", None).journal.exists()

@@ -17,8 +17,12 @@ from kinfolk.data.chunks import (
     TokenizedDocuments,
     split_documents,
 )
-from kinfolk.data.feed import PackedDataset
-from kinfolk.data.lanes import ContiguousDataset, StreamSegment, evaluation_dataset
+from kinfolk.data.datasets import (
+    ContiguousDataset,
+    PackedDataset,
+    StreamSegment,
+    evaluation_dataset,
+)
 from kinfolk.errors import UserError
 
 LENGTH = 4

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from kinfolk.data.measures import SYMBOLS, held_out, tokenizer_stats
 from kinfolk.data.prepare import prepare
 from kinfolk.text import train_tokenizer
+from kinfolk.text.inspect import SYMBOLS, held_out, tokenizer_stats
 from little import text
 
 
@@ -52,7 +52,7 @@ def test_the_tenth_kept_aside_is_that_of_prepare(tmp_path: Path) -> None:
     tokenizer = train_tokenizer([text()], kind="byte", vocab_size=362)
     prepare([source], tokenizer=tokenizer, out=tmp_path / "corpus", holdout=0.1)
     kept = prepare([source], tokenizer=tokenizer, out=tmp_path / "whole", holdout=0.0).documents
-    from kinfolk.data.shards import Corpus
+    from kinfolk.data.corpus import Corpus
 
     corpus = Corpus.open(tmp_path / "corpus" / "holdout")
     theirs = [tokenizer.decode(corpus.document(i)) for i in range(corpus.documents)]

@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader
 
 from kinfolk.batch import IGNORE_INDEX
 from kinfolk.data.chunks import Chunk, InMemoryDocuments, Rng
-from kinfolk.data.feed import PackedDataset
-from kinfolk.data.mixture import LONGEST, MixtureDataset, MixtureSchedule
+from kinfolk.data.datasets import LONGEST, MixtureDataset, MixtureSchedule, PackedDataset
 from kinfolk.objectives.nsp import NOT_NEXT, NSP
 from kinfolk.rng import corpus_seed
 from kinfolk.text.tokenizer import SpecialTokens

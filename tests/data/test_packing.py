@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinfolk.batch import IGNORE_INDEX
-from kinfolk.data.feed import PackedDataset
-from kinfolk.data.packing import document_and_position_ids, firsts, pack, pad_rows, select_targets
-from kinfolk.data.shards import Corpus
+from kinfolk.data.corpus import Corpus
+from kinfolk.data.datasets import PackedDataset
+from kinfolk.data.examples import document_and_position_ids, firsts, pack, pad_rows, select_targets
 from kinfolk.objectives.clm import CLM
 from kinfolk.objectives.mlm import MLM
 from kinfolk.objectives.nsp import NSP
-from kinfolk.objectives.spans import SpanCorruption
+from kinfolk.objectives.span_corruption import SpanCorruption
 
 CAPACITIES = st.lists(st.integers(1, 40), min_size=1, max_size=3)
 

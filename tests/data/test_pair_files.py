@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kinfolk.data import pairs
-from kinfolk.data.pairs import (
+from kinfolk.data import parallel_text
+from kinfolk.data.corpus import Corpus
+from kinfolk.data.parallel_text import (
     ParallelText,
     TargetDocuments,
     TextPair,
     pair_lengths,
     write_parallel_corpus,
 )
-from kinfolk.data.shards import Corpus
 from kinfolk.errors import UserError
 from kinfolk.text import Tokenizer, train_tokenizer
 
@@ -82,7 +82,7 @@ def test_a_pair_is_a_document_of_two_sequences(tmp_path: Path, tokenizer: Tokeni
 def test_targets_are_documents_of_their_own(
     chunk: int, tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pairs, "CHUNK", chunk)
+    monkeypatch.setattr(parallel_text, "CHUNK", chunk)
     write_parallel_corpus(
         files(tmp_path, lines(ENGLISH), lines(GERMAN)), tokenizer, tmp_path / "corpus"
     )

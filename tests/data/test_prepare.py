@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinfolk.data import encoding, lexicon
+from kinfolk.data import encode
 from kinfolk.data import prepare as module
-from kinfolk.data.encoding import DocumentEncoder
+from kinfolk.data.corpus import Corpus
+from kinfolk.data.encode import DocumentEncoder
 from kinfolk.data.prepare import prepare
-from kinfolk.data.shards import Corpus
 from kinfolk.errors import UserError
 from kinfolk.text import KINDS, Tokenizer, sentence_ends, train_tokenizer
-from kinfolk.text.words import word_starts
+from kinfolk.text.segment import word_starts
 
 TEXT = (
     "The cat sat. It purred!\nThe dog [MASK] sat\n\n你好。再见。\n\n \n\n" * 3 + "U.S. law <pad>."
@@ -79,7 +79,7 @@ def test_a_long_text_in_parts_has_the_same_ids(kind: str, lines: list[str]) -> N
     text = "\n".join(lines)
     whole = DocumentEncoder(TRAINED[kind])([text])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encoding, "LONGEST", 4)
+        patch.setattr(encode, "LONGEST", 4)
         parts = DocumentEncoder(TRAINED[kind])([text])
     assert parts.ids.tolist() == whole.ids.tolist()
     assert parts.sentences.sum() == whole.sentences.sum()
@@ -186,7 +186,7 @@ def test_a_table_is_read_by_its_field_or_column(tmp_path: Path) -> None:
 
 def peak(text: Path, out: Path, connection: Connection) -> None:
     """Prepare, and send the most memory that this process had, in kilobytes."""
-    lexicon.KNOWN = 4096  # so that little text fills it
+    encode.KNOWN = 4096  # so that little text fills it
     prepare([text], tokenizer=train_tokenizer([], kind="byte", vocab_size=0), out=out)
     status = Path("/proc/self/status").read_text()
     connection.send(int(status.split("VmHWM:")[1].split()[0]))

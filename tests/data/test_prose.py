@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from kinfolk.data import prose
+from kinfolk.data import demo_text
 from kinfolk.errors import UserError
 
 
 @pytest.fixture(scope="module")
 def documents() -> list[str]:
-    return list(prose.demo_documents())
+    return list(demo_text.demo_documents())
 
 
 def test_there_are_megabytes_of_it(documents: list[str]) -> None:
@@ -22,7 +22,7 @@ def test_there_are_megabytes_of_it(documents: list[str]) -> None:
 def test_it_is_english_in_documents_of_a_paragraph_to_a_few_pages(documents: list[str]) -> None:
     words = " ".join(documents).lower().split()
     assert words.count("the") > len(words) / 30
-    assert min(map(len, documents)) >= prose.MIN_DOCUMENT_CHARS
+    assert min(map(len, documents)) >= demo_text.MIN_DOCUMENT_CHARS
     assert sum(len(document) > 20_000 for document in documents) < len(documents) / 100
 
 
@@ -33,10 +33,10 @@ def test_nothing_comes_twice(documents: list[str]) -> None:
 def test_a_written_block_is_a_document_and_a_second_walk_gives_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    some = list(prose.stdlib())[:60]
-    monkeypatch.setattr(prose, "stdlib", lambda: iter(some))
-    first = list(prose.demo_documents())
-    text = prose.write(tmp_path / "new").read_bytes().decode()
+    some = list(demo_text.stdlib())[:60]
+    monkeypatch.setattr(demo_text, "stdlib", lambda: iter(some))
+    first = list(demo_text.demo_documents())
+    text = demo_text.write(tmp_path / "new").read_bytes().decode()
     flat = ["\n".join(line for line in d.split("\n") if line.strip()) for d in first]
     assert len(flat) > 100
     assert text == "\n\n".join(flat) + "\n"
@@ -45,13 +45,13 @@ def test_a_written_block_is_a_document_and_a_second_walk_gives_the_same(
 def test_a_module_is_read_and_never_run(tmp_path: Path) -> None:
     source = tmp_path / "module.py"
     source.write_text('"""Module."""\nraise SystemExit\nclass A:\n  "A."\n  def f(self): "F."\n')
-    assert list(prose.groups(source)) == [["Module."], ["A.", "F."]]
+    assert list(demo_text.groups(source)) == [["Module."], ["A.", "F."]]
 
 
 def test_a_python_without_sources_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing() -> Iterator[Path]:
         return iter(())
 
-    monkeypatch.setattr(prose, "stdlib", nothing)
+    monkeypatch.setattr(demo_text, "stdlib", nothing)
     with pytest.raises(UserError, match="no Python sources in"):
-        next(prose.demo_documents())
+        next(demo_text.demo_documents())

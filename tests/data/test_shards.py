@@ -13,8 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kinfolk.data.shards import Corpus
-from kinfolk.data.writer import CorpusWriter, EncodedDocuments
+from kinfolk.data.corpus import Corpus, CorpusWriter, EncodedDocuments
 from kinfolk.errors import UserError
 from kinfolk.text import Tokenizer, train_tokenizer
 

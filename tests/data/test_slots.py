@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinfolk.data import slots
-from kinfolk.data.slots import MAX_KEY_BYTES, WordKeys, WordTable, keys
+from kinfolk.data import encode
+from kinfolk.data.encode import MAX_KEY_BYTES, WordKeys, WordTable, keys
 
 WORDS = st.text(st.sampled_from("ab ,"), min_size=1, max_size=MAX_KEY_BYTES + 4)
 
@@ -32,7 +32,7 @@ def test_each_short_word_has_a_key_of_its_own_wherever_it_stands(words: list[str
 @given(words=st.lists(WORDS, min_size=2, max_size=12, unique=True))
 def test_a_word_is_found_with_its_own_tokens_or_not_at_all(words: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slots, "TABLE_SIZE", 8)  # so that many words want one slot
+        patch.setattr(encode, "TABLE_SIZE", 8)  # so that many words want one slot
         known = WordTable()
         tokens = {word: np.arange(len(word), dtype=np.uint32) + 7 for word in words}
         for some in (words[: len(words) // 2], words[len(words) // 2 : -1]):
@@ -50,7 +50,7 @@ def test_a_word_is_found_with_its_own_tokens_or_not_at_all(words: list[str]) -> 
 
 
 def test_a_full_pool_takes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots, "POOL_TOKENS", 3)
+    monkeypatch.setattr(encode, "POOL_TOKENS", 3)
     known = WordTable()
     assert known.add(packed(["a"]), [b"11112222"])
     assert not known.add(packed(["b"]), [b"33334444"])

@@ -16,8 +16,8 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinfolk.data import sources, streams
-from kinfolk.data.sources import (
+from kinfolk.data import documents, files
+from kinfolk.data.documents import (
     Document,
     DocumentUnit,
     file_sizes,
@@ -76,7 +76,7 @@ def test_parts_of_any_size_give_the_same_documents(
     first = next(number for number, line in enumerate(lines) if line.strip())
     file.write_bytes(PACK[suffix](text.encode()))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(streams, "READ_BYTES", size)
+        patch.setattr(files, "READ_BYTES", size)
         assert texts(file) == blocks_of(lines)
         assert texts(file, per="file") == ["\n".join(lines[first:])]
 
@@ -88,8 +88,8 @@ def test_parts_joined_are_the_text(
     file = tmp_path_factory.mktemp("parts") / "a.txt"
     file.write_text(f"{text}。end", encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(streams, "READ_BYTES", size)
-        patch.setattr(sources, "PART", size)
+        patch.setattr(files, "READ_BYTES", size)
+        patch.setattr(documents, "PART", size)
         found = list(parts([file]))
         assert "".join(found) == "".join(texts(file))
         assert all(0 < len(part) <= size for part in found)
@@ -98,7 +98,7 @@ def test_parts_joined_are_the_text(
 def test_a_part_ends_where_a_word_or_a_sentence_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "PART", 8)
+    monkeypatch.setattr(documents, "PART", 8)
     file = tmp_path / "a.txt"
     file.write_text("one two three\n\n你好。我很好！他也很好吗\n\nunbreakable", encoding="utf-8")
     assert list(parts([file])) == [
@@ -157,7 +157,7 @@ def test_a_document_knows_its_file_and_place(tmp_path: Path) -> None:
 def test_places_grow_to_the_size_of_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
-    monkeypatch.setattr(streams, "READ_BYTES", 1 << 16)
+    monkeypatch.setattr(files, "READ_BYTES", 1 << 16)
     file = tmp_path / f"a.txt{suffix}"
     chance = os.urandom(300_000).hex()
     text = "\n\n".join(chance[place : place + 99] for place in range(0, 600_000, 99))
@@ -210,7 +210,7 @@ def test_a_byte_that_is_not_utf8_is_named(tmp_path: Path, suffix: str) -> None:
 def test_a_character_cut_short_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, size: int
 ) -> None:
-    monkeypatch.setattr(streams, "READ_BYTES", size)
+    monkeypatch.setattr(files, "READ_BYTES", size)
     (tmp_path / "a.txt").write_bytes(data)
     with pytest.raises(UserError, match=r"not UTF-8 at byte 6 \(line 2\)"):
         texts(tmp_path)
@@ -218,7 +218,7 @@ def test_a_character_cut_short_is_named(
 
 @pytest.mark.parametrize("size", [1, 5, 100])
 def test_a_nul_byte_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(streams, "READ_BYTES", size)
+    monkeypatch.setattr(files, "READ_BYTES", size)
     (tmp_path / "a.txt").write_bytes("é\nb\n\0c".encode())
     with pytest.raises(UserError, match=r"a\.txt holds a NUL byte on line 3"):
         texts(tmp_path)
@@ -227,9 +227,9 @@ def test_a_nul_byte_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, si
 def test_a_document_too_long_to_hold_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "READ_BYTES", 4)
-    monkeypatch.setattr(streams, "MAX_LINE_CHARS", 20)
-    monkeypatch.setattr(sources, "MAX_LINE_CHARS", 20)
+    monkeypatch.setattr(files, "READ_BYTES", 4)
+    monkeypatch.setattr(files, "MAX_LINE_CHARS", 20)
+    monkeypatch.setattr(documents, "MAX_LINE_CHARS", 20)
     file = tmp_path / "a.txt"
     file.write_text("one\n \n\n" + "x" * 20 + "\n")
     assert texts(file) == ["one", "x" * 20]
@@ -250,8 +250,8 @@ def test_a_document_too_long_to_hold_is_named(
 def test_a_line_of_blanks_is_not_held_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "READ_BYTES", 4)
-    monkeypatch.setattr(sources, "MAX_BLANK_CHARS", 8)
+    monkeypatch.setattr(files, "READ_BYTES", 4)
+    monkeypatch.setattr(documents, "MAX_BLANK_CHARS", 8)
     (tmp_path / "a.txt").write_text("one\n" + " " * 30 + "two")
     assert texts(tmp_path) == ["one\n" + " " * 30 + "two"]
     (tmp_path / "a.txt").write_text(" " * 30 + "\n" * 30)
@@ -262,7 +262,7 @@ def test_a_line_of_blanks_is_not_held_for_ever(
 @pytest.mark.slow
 def test_memory_does_not_grow_with_a_line(tmp_path: Path) -> None:
     code = (
-        "import resource, sys; from pathlib import Path; from kinfolk.data.sources import parts\n"
+        "import resource, sys; from pathlib import Path; from kinfolk.data.documents import parts\n"
         "print(sum(map(len, parts([Path(sys.argv[1])]))),"
         " resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     )

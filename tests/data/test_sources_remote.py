@@ -9,8 +9,14 @@ from typing import Any
 import datasets
 import pytest
 
-from kinfolk.data.remote import parse_dataset_name
-from kinfolk.data.sources import Document, file_sizes, find_files, parts, read_documents
+from kinfolk.data.documents import (
+    Document,
+    file_sizes,
+    find_files,
+    parse_dataset_name,
+    parts,
+    read_documents,
+)
 from kinfolk.errors import UserError
 
 ROWS = [{"id": 1, "text": "one"}, {"id": 2, "text": "二"}]

@@ -17,8 +17,8 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinfolk.data import tables
-from kinfolk.data.sources import file_sizes, parts, read_documents
+from kinfolk.data import documents
+from kinfolk.data.documents import file_sizes, parts, read_documents
 from kinfolk.errors import UserError
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
@@ -163,7 +163,7 @@ def test_a_bad_table_is_named(
 def test_a_forgotten_quote_does_not_swallow_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "CELL", 100)
+    monkeypatch.setattr(documents, "CELL", 100)
     file = tmp_path / "a.csv"
     file.write_text('x\n"one\n' + "two\n" * 1000)
     with pytest.raises(UserError, match=r"line 2 of .* is not CSV \(field larger than field limit"):

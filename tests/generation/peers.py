@@ -17,7 +17,9 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from kinfolk.generation import Constraints, DecodingMethod, GeneratedSequence
+from kinfolk.generation.decode import GeneratedSequence
+from kinfolk.generation.logits_process import Constraints
+from kinfolk.generation.methods import DecodingMethod
 from kinfolk.hub import load_model
 from writing import write
 

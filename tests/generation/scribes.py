@@ -18,11 +18,12 @@ from kinfolk.families.t5 import T5Config
 from kinfolk.families.transformer import TransformerConfig
 from kinfolk.families.transformer_xl import TransformerXLConfig
 from kinfolk.families.xlnet import XLNetConfig
-from kinfolk.generation import DecodingMethod, GenerationRequest
+from kinfolk.generation.decode import GenerationRequest
+from kinfolk.generation.methods import DecodingMethod
 from kinfolk.generation.sampling import Sampling, sample_ids
 from kinfolk.metrics.baselines import KneserNey
-from kinfolk.recipes.ngrams import NGram
 from kinfolk.rng import uniforms
+from kinfolk.workflows.baselines import NGram
 
 VOCAB = 23
 ENDS = frozenset({1, 5, 9})  # enough for texts to end at different lengths

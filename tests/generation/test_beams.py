@@ -13,17 +13,11 @@ from torch import Tensor
 
 from kinfolk.batch import Inputs, Output
 from kinfolk.errors import UserError
-from kinfolk.generation import (
-    GREEDY,
-    BeamSearch,
-    Constraints,
-    GeneratedSequence,
-    GenerationRequest,
-    generate,
-    generate_steps,
-)
-from kinfolk.generation.decoding import collect_sequences
-from kinfolk.generation.writer import Decoder
+from kinfolk.generation.beam_search import BeamSearch
+from kinfolk.generation.decode import Decoder, GeneratedSequence, GenerationRequest
+from kinfolk.generation.logits_process import Constraints
+from kinfolk.generation.methods import collect_sequences, generate, generate_steps
+from kinfolk.generation.sampling import GREEDY
 from kinfolk.nn.language_model import LanguageModel, ModelConfig
 from writing import asked, write
 

@@ -9,7 +9,10 @@ from scribes import ENDS, NAMES, Scribe, scribe
 from torch import Tensor
 
 from kinfolk.errors import UserError
-from kinfolk.generation import GREEDY, Constraints, ContrastiveSearch, generate
+from kinfolk.generation.contrastive_search import ContrastiveSearch
+from kinfolk.generation.logits_process import Constraints
+from kinfolk.generation.methods import generate
+from kinfolk.generation.sampling import GREEDY
 
 TIE = 1e-6
 STATES = [name for name in NAMES if name not in ("xlnet", "ngram")]

@@ -10,7 +10,8 @@ from kinfolk.families.gpt2 import GPT2Config
 from kinfolk.families.gpt3 import GPT3Config
 from kinfolk.families.t5 import T5Config
 from kinfolk.families.transformer import TransformerConfig
-from kinfolk.generation import GREEDY, Sampling, graphs
+from kinfolk.generation import cuda_graph
+from kinfolk.generation.sampling import GREEDY, Sampling
 from writing import write
 
 pytestmark = [
@@ -52,7 +53,7 @@ def test_a_captured_turn_writes_what_the_loop_writes(
     prompts = [[0]] * 4 if reads else PROMPTS
     captured = write(model, prompts, **wants)
     again = write(model, prompts, **wants)  # by the graph that there is
-    monkeypatch.setattr(graphs, "MIN_NEW_TOKENS", 10**6)
+    monkeypatch.setattr(cuda_graph, "MIN_NEW_TOKENS", 10**6)
     plain = write(model, prompts, **wants)
     assert [t.ids for t in captured] == [t.ids for t in again] == [t.ids for t in plain]
     assert [t.finished for t in captured] == [t.finished for t in plain]

@@ -10,17 +10,12 @@ from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
 from kinfolk.families.glm import GLM, GLMConfig
 from kinfolk.families.gpt2 import GPT2
-from kinfolk.generation import (
-    GREEDY,
-    Sampling,
-    encode_prompt,
-    fill,
-    fill_blanks,
-    generate_text,
-    holes,
-)
+from kinfolk.generation import fill as fill_module
+from kinfolk.generation.fill import fill, fill_blanks
+from kinfolk.generation.prompts import encode_prompt, generate_text
+from kinfolk.generation.sampling import GREEDY, Sampling
 from kinfolk.text import Tokenizer
-from kinfolk.text.marks import GLMTokens, glm_tokens
+from kinfolk.text.tokenizer import GLMTokens, glm_tokens
 from writing import write
 
 MARKS = GLMTokens(mask=4, sentence=5, gmask=6, start=2, end=3)
@@ -157,7 +152,7 @@ def test_each_mask_is_its_own_mark_and_gets_its_own_words(
         asked.append(list(ids))
         return spans
 
-    monkeypatch.setattr(holes, "fill_blanks", fake)
+    monkeypatch.setattr(fill_module, "fill_blanks", fake)
     filled = fill(filler, tokenizer, "The [MASK] sat. [sMASK] on[gMASK]")
     known = glm_tokens(tokenizer.special_tokens)
     assert [id for id in asked[0] if id in known.masks] == list(known.masks)

@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 from peers import PROMPTS, SOURCES, Pair
 
-from kinfolk.generation import GREEDY, BeamSearch, Constraints, GeneratedSequence
+from kinfolk.generation.beam_search import BeamSearch
+from kinfolk.generation.decode import GeneratedSequence
+from kinfolk.generation.logits_process import Constraints
+from kinfolk.generation.sampling import GREEDY
 
 pytestmark = pytest.mark.parity
 

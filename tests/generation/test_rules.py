@@ -12,16 +12,17 @@ from scribes import ENDS, VOCAB, Scribe, scribe
 from torch import Tensor
 
 from kinfolk.errors import UserError
-from kinfolk.generation import (
-    GREEDY,
-    BeamSearch,
+from kinfolk.generation.beam_search import BeamSearch
+from kinfolk.generation.contrastive_search import ContrastiveSearch
+from kinfolk.generation.logits_process import (
+    NEG_INF,
     Constraints,
-    ContrastiveSearch,
-    DecodingMethod,
-    Sampling,
-    generate,
+    LogitsProcessor,
+    TokenHistory,
+    Trie,
 )
-from kinfolk.generation.rules import NEG_INF, LogitsProcessor, TokenHistory, Trie
+from kinfolk.generation.methods import DecodingMethod, generate
+from kinfolk.generation.sampling import GREEDY, Sampling
 from loops import every_case
 
 CPU = torch.device("cpu")

@@ -17,7 +17,7 @@ from transformers.generation.logits_process import (
 )
 
 from kinfolk.errors import UserError
-from kinfolk.generation.rules import NEG_INF, suppress
+from kinfolk.generation.logits_process import NEG_INF, suppress
 from kinfolk.generation.sampling import (
     GREEDY,
     Sampling,

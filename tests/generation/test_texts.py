@@ -8,7 +8,10 @@ from kinfolk.errors import UserError
 from kinfolk.families.bert import Bert, BertConfig
 from kinfolk.families.gpt2 import GPT2, GPT2Config
 from kinfolk.families.t5 import T5, T5Config
-from kinfolk.generation import FillResult, MaskFill, Sampling, fill, generate_text, holes
+from kinfolk.generation import fill as fill_module
+from kinfolk.generation.fill import FillResult, MaskFill, fill
+from kinfolk.generation.prompts import generate_text
+from kinfolk.generation.sampling import Sampling
 from kinfolk.text import Tokenizer, train_tokenizer
 
 
@@ -80,7 +83,7 @@ def test_a_hole_reads_as_its_tokens_do(
     def fake(*args: object, **options: object) -> list[list[tuple[int, float]]]:
         return [[(ids[-1], 0.5)]]
 
-    monkeypatch.setattr(holes, "fill_masks", fake)
+    monkeypatch.setattr(fill_module, "fill_masks", fake)
     assert fill(reader, tokenizer, "A [MASK] ball").text == f"A {red} ball"
     assert fill(reader, tokenizer, "[MASK] ball").text == f"{red} ball"
 
@@ -99,7 +102,7 @@ def test_a_decoder_fills_a_span_a_hole(
         asked.append(list(source))
         return [*spans, []]
 
-    monkeypatch.setattr(holes, "fill_sentinels", fake)
+    monkeypatch.setattr(fill_module, "fill_sentinels", fake)
     filled = fill(both, tokenizer, "The [MASK] sat on[MASK].")
     assert filled.text == "The old dog sat on."
     assert filled.masks[1] == MaskFill("", [])
@@ -113,7 +116,7 @@ def test_a_tokenizer_without_a_mask_has_sentinels_all_the_same() -> None:
     theirs = Tokenizer(ours._backend, {"pad": "[PAD]", "unk": "[UNK]", "eos": "<|endoftext|>"})
     assert theirs.special_tokens.mask is None
     for tokenizer in (ours, theirs):
-        ids = holes._encode_with_masks(tokenizer, "the [MASK] dog [MASK]")
+        ids = fill_module._encode_with_masks(tokenizer, "the [MASK] dog [MASK]")
         assert [tokenizer.id_to_token(id) for id in ids] == [
             "the",
             "<extra_id_0>",

@@ -5,13 +5,15 @@ import pytest
 from kinfolk.errors import UserError
 from kinfolk.families.gpt2 import GPT2Config
 from kinfolk.families.t5 import T5Config
-from kinfolk.generation import GREEDY, BeamSearch, ContrastiveSearch, Sampling
-from kinfolk.generation.wishes import (
+from kinfolk.generation.beam_search import BeamSearch
+from kinfolk.generation.config import (
     MAX_SPELLINGS,
     GenerationConfig,
     segmentations,
     token_spellings,
 )
+from kinfolk.generation.contrastive_search import ContrastiveSearch
+from kinfolk.generation.sampling import GREEDY, Sampling
 from kinfolk.text import Tokenizer
 
 

@@ -8,19 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scribes import NAMES, Scribe, method_name, scribe
 
-from kinfolk.generation import (
-    GREEDY,
-    BeamSearch,
-    Constraints,
-    ContrastiveSearch,
-    DecodingMethod,
-    GeneratedSequence,
-    Sampling,
-    generate,
-)
-from kinfolk.generation.graphs import GraphedDecodeStep
-from kinfolk.generation.sampling import sample_ids
-from kinfolk.generation.writer import Decoder
+from kinfolk.generation.beam_search import BeamSearch
+from kinfolk.generation.contrastive_search import ContrastiveSearch
+from kinfolk.generation.cuda_graph import GraphedDecodeStep
+from kinfolk.generation.decode import Decoder, GeneratedSequence
+from kinfolk.generation.logits_process import Constraints
+from kinfolk.generation.methods import DecodingMethod, generate
+from kinfolk.generation.sampling import GREEDY, Sampling, sample_ids
 from kinfolk.rng import uniforms
 
 ALL = Sampling(temperature=1.3, top_k=15, top_p=0.95, min_p=0.02, typical_p=0.95)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from kinfolk.batch import Inputs, Output
 from kinfolk.data.chunks import InMemoryDocuments
-from kinfolk.metrics.verdicts import pair_accuracy, roc_auc, rtd_scores
+from kinfolk.objectives.evaluation import pair_accuracy, roc_auc, rtd_scores
 from kinfolk.objectives.nsp import NSP
 from kinfolk.objectives.rtd import RTD
 from kinfolk.objectives.sop import SOP

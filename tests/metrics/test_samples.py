@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sacrebleu.metrics import bleu as sacrebleu
 
 from kinfolk.metrics.baselines import KneserNey
-from kinfolk.metrics.samples import (
+from kinfolk.metrics.diversity import (
     distinct_n,
     diversity_scores,
     ends_in_loop,

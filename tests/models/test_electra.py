@@ -255,7 +255,7 @@ def test_the_tables_are_shared_and_saved_in_both_folders(tmp_path: Path) -> None
 def test_a_share_that_heads_do_not_divide_is_refused() -> None:
     with pytest.raises(UserError, match="hidden size 10 with 3 heads"):
         ElectraConfig(hidden_size=12, num_heads=4, generator_size=0.85)
-    with pytest.raises(UserError, match="width 0"):
+    with pytest.raises(UserError, match="hidden size 0"):
         ElectraConfig(**SMALL, generator_size=0.01)
     with pytest.raises(UserError, match=r"model.generator_size=0.0: it must be above 0"):
         ElectraConfig(**SMALL, generator_size=0.0)

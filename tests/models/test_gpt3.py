@@ -13,7 +13,7 @@ from hollow import hollow
 from kinfolk.attention_mask import AttentionBackend, AttentionMask
 from kinfolk.batch import Inputs, KVCache
 from kinfolk.data.chunks import InMemoryDocuments
-from kinfolk.data.feed import PackedDataset
+from kinfolk.data.datasets import PackedDataset
 from kinfolk.families.gpt2 import GPT2Config
 from kinfolk.families.gpt3 import FAMILY, GPT3, GPT3Config
 from kinfolk.hub import load_model, save

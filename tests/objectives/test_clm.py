@@ -9,7 +9,7 @@ import torch
 
 from kinfolk.batch import IGNORE_INDEX
 from kinfolk.data.chunks import InMemoryDocuments
-from kinfolk.data.feed import PackedDataset
+from kinfolk.data.datasets import PackedDataset
 from kinfolk.errors import UserError
 from kinfolk.objectives.clm import CLM
 from kinfolk.rng import Stream, generator

@@ -12,7 +12,7 @@ from kinfolk.errors import UserError
 from kinfolk.objectives.mlm import MLM, mask_tokens
 from kinfolk.rng import Stream, generator
 from kinfolk.text import KINDS, train_tokenizer
-from kinfolk.text.words import tokens_starting_words, word_starts
+from kinfolk.text.segment import tokens_starting_words, word_starts
 
 RNG = np.random.default_rng(0)
 

@@ -7,7 +7,7 @@ import pytest
 
 from kinfolk.batch import IGNORE_INDEX
 from kinfolk.data.chunks import Chunk, InMemoryDocuments
-from kinfolk.data.feed import PackedDataset
+from kinfolk.data.datasets import PackedDataset
 from kinfolk.errors import UserError
 from kinfolk.objectives.nsp import IS_NEXT, NOT_NEXT, NSP
 from kinfolk.rng import Stream, generator

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kinfolk.batch import IGNORE_INDEX, Batch, Inputs, Output, TokenTargets
 from kinfolk.data.chunks import InMemoryDocuments
-from kinfolk.data.feed import PackedDataset
+from kinfolk.data.datasets import PackedDataset
 from kinfolk.objectives import rtd
 from kinfolk.objectives.rtd import RTD, UNIFORM_LEVELS, RTDTargets, replace_tokens
 from kinfolk.rng import Stream, generator

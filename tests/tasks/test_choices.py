@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kinfolk.errors import UserError
-from kinfolk.tasks.choices import read
+from kinfolk.tasks.formats.multiple_choice import read
 from kinfolk.tasks.rows import MultipleChoiceRow
 
 

@@ -24,12 +24,12 @@ from kinfolk.nn.coreference import (
     prune_mentions,
 )
 from kinfolk.nn.task_heads import FIXED_LABELS, ModelWithHead, ModelWithHeadConfig, pooling_of
-from kinfolk.tasks.coreference import read_gap
+from kinfolk.tasks.formats.coreference import read_gap
+from kinfolk.tasks.formulations.coreference_head import CoreferenceHead, split_document
 from kinfolk.tasks.instances import TaskBatches, predict_rows
 from kinfolk.tasks.rows import CorefDocument, Span
 from kinfolk.tasks.scoring import score
 from kinfolk.tasks.task import Prediction, Task
-from kinfolk.tasks.ways.clusters import CoreferenceHead, split_document
 from kinfolk.text import Tokenizer, train_tokenizer
 
 SHE, HE = ("ann", "eve", "mary"), ("bob", "tom", "jim")

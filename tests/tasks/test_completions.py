@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from kinfolk.errors import UserError
-from kinfolk.tasks.completions import read
-from kinfolk.tasks.notes import ReadReport
+from kinfolk.tasks.formats.base import ReadReport
+from kinfolk.tasks.formats.completion import read
 from kinfolk.tasks.rows import CompletionRow
 
 

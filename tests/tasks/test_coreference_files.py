@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kinfolk.errors import UserError
-from kinfolk.tasks.coreference import read_conll2012, read_coref_json, read_gap
+from kinfolk.tasks.formats.coreference import read_conll2012, read_coref_json, read_gap
 from kinfolk.tasks.rows import CorefDocument
 
 

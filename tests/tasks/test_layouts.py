@@ -13,30 +13,28 @@ from kinfolk.attention_mask import PADDING_ID
 from kinfolk.batch import IGNORE_INDEX
 from kinfolk.data.chunks import InMemoryDocuments
 from kinfolk.errors import UserError
-from kinfolk.objectives.blanks import BlankInfilling
-from kinfolk.objectives.pairs import Seq2Seq
+from kinfolk.objectives.blank_infilling import BlankInfilling
+from kinfolk.objectives.seq2seq import Seq2Seq
 from kinfolk.rng import Stream, generator
 from kinfolk.tasks.examples import Example, pack_examples
-from kinfolk.tasks.framing import (
+from kinfolk.tasks.formulations.base import segment_log_softmax, split_by_instance
+from kinfolk.tasks.formulations.head import encode_words, split_to_fit
+from kinfolk.tasks.formulations.sequences import (
     apply_template,
-    encode_plain,
-    num_special_tokens,
-    truncate_longest_first,
-)
-from kinfolk.tasks.rows import LabelledText
-from kinfolk.tasks.speech import (
     build_example,
     detokenize,
     encode_continuation,
+    encode_plain,
     fill_pattern,
+    num_special_tokens,
     space_between,
+    truncate_longest_first,
 )
-from kinfolk.tasks.ways.ends import char_to_token_span, window_starts
-from kinfolk.tasks.ways.way import segment_log_softmax, split_by_instance
-from kinfolk.tasks.ways.words import encode_words, split_to_fit
+from kinfolk.tasks.formulations.span_head import char_to_token_span, window_starts
+from kinfolk.tasks.rows import LabelledText
 from kinfolk.text import Tokenizer, train_tokenizer
 from kinfolk.text.tokenizer import TEMPLATES, SpecialTokens
-from kinfolk.text.vocabulary import KINDS
+from kinfolk.text.train import KINDS
 from little import text
 from solving import WORDS, tokenizer
 

@@ -5,7 +5,7 @@ from dataclasses import FrozenInstanceError, fields
 import pytest
 
 from kinfolk.tasks import rows
-from kinfolk.tasks.notes import ReadReport
+from kinfolk.tasks.formats.base import ReadReport
 from kinfolk.tasks.rows import CorefDocument, LabelledText, SourceTarget
 
 KINDS = rows.Row.__args__

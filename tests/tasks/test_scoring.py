@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from kinfolk.recipes.tuning import read_labelled_rows
-from kinfolk.tasks.guess import detect_format
+from kinfolk.tasks.formats.detect import detect_format
+from kinfolk.tasks.formats.table import parse_columns
 from kinfolk.tasks.rows import QuestionRow, SourceTarget
 from kinfolk.tasks.scoring import score
-from kinfolk.tasks.tables import parse_columns
 from kinfolk.tasks.task import Prediction, Task
+from kinfolk.workflows.finetune_recipe import read_labelled_rows
 
 ONE, OTHER = "the old man painted a ball again .", "a red bird followed the river home today ."
 

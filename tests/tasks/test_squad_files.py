@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from kinfolk.errors import UserError
-from kinfolk.tasks.notes import ReadReport
+from kinfolk.tasks.formats.base import ReadReport
+from kinfolk.tasks.formats.squad import read
 from kinfolk.tasks.rows import QuestionRow
-from kinfolk.tasks.squad import read
 
 CONTEXT = "战国无双3是游戏。战国无双4也是。"
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from kinfolk.errors import UserError
-from kinfolk.tasks.forms import read_rows
-from kinfolk.tasks.suites import discover_suite
+from kinfolk.tasks.formats.registry import read_rows
+from kinfolk.tasks.suite import discover_suite
 
 TABLE = "sentence\tlabel\na fine film\t1\nso so\t0\n"
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from kinfolk.errors import UserError
-from kinfolk.tasks.columns import read_conll, read_srl, read_tagged_json, read_word_tag
-from kinfolk.tasks.notes import ReadReport
+from kinfolk.tasks.formats.base import ReadReport
+from kinfolk.tasks.formats.conll import read_conll, read_srl, read_tagged_json, read_word_tag
 from kinfolk.tasks.rows import TaggedSentence
 
 NEWS = """-DOCSTART- -X- -X- O

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from kinfolk.errors import UserError
-from kinfolk.tasks.forms import FileSpec, read_rows
-from kinfolk.tasks.guess import detect_format
-from kinfolk.tasks.notes import ReadReport
+from kinfolk.tasks.formats.base import ReadReport
+from kinfolk.tasks.formats.detect import detect_format
+from kinfolk.tasks.formats.registry import FileSpec, read_rows
+from kinfolk.tasks.formats.table import Columns, parse_columns
 from kinfolk.tasks.rows import (
     LabelledText,
     MultipleChoiceRow,
@@ -21,7 +22,6 @@ from kinfolk.tasks.rows import (
     SourceTarget,
     TaggedSentence,
 )
-from kinfolk.tasks.tables import Columns, parse_columns
 
 
 def file(folder: Path, name: str, *lines: str) -> Path:

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfolk.errors import UserError
-from kinfolk.tasks.notes import ReadReport
+from kinfolk.tasks.formats.base import ReadReport
+from kinfolk.tasks.formats.table import Columns, parse_columns, read_labelled, read_pairs
 from kinfolk.tasks.rows import LabelledText, SourceTarget
-from kinfolk.tasks.tables import Columns, parse_columns, read_labelled, read_pairs
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,

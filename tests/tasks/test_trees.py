@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from kinfolk.errors import UserError
+from kinfolk.tasks.formats.table import read
 from kinfolk.tasks.rows import LabelledText
-from kinfolk.tasks.trees import read
 
 
 def test_words_are_the_leaves_and_the_label_is_on_top(tmp_path: Path) -> None:

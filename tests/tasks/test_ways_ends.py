@@ -9,9 +9,14 @@ import torch
 from torch import Tensor
 
 from kinfolk.tasks.examples import Instance
+from kinfolk.tasks.formulations.span_head import (
+    MAX_ANSWER_LENGTH,
+    ContextWindow,
+    SpanHead,
+    span_scores,
+)
 from kinfolk.tasks.instances import predict_rows
 from kinfolk.tasks.rows import QuestionRow
-from kinfolk.tasks.ways.ends import MAX_ANSWER_LENGTH, ContextWindow, SpanHead, span_scores
 from kinfolk.text import train_tokenizer
 from kinfolk.text.tokenizer import TEMPLATES
 from little import text

@@ -10,11 +10,14 @@ from torch import Tensor
 
 from kinfolk.batch import IGNORE_INDEX
 from kinfolk.errors import UserError
-from kinfolk.generation.decoding import generate
+from kinfolk.generation.methods import generate
+from kinfolk.generation.prompts import build_request
 from kinfolk.generation.sampling import GREEDY
-from kinfolk.generation.texts import build_request
-from kinfolk.tasks import speech, voices
+from kinfolk.tasks import voices
 from kinfolk.tasks.examples import Example
+from kinfolk.tasks.formulations import sequences
+from kinfolk.tasks.formulations.scoring import Cloze, OptionScoring, Prompt
+from kinfolk.tasks.formulations.text_to_text import TextToText
 from kinfolk.tasks.instances import predict_rows
 from kinfolk.tasks.rows import (
     CompletionRow,
@@ -25,11 +28,7 @@ from kinfolk.tasks.rows import (
     TaggedSentence,
 )
 from kinfolk.tasks.task import Task
-from kinfolk.tasks.ways.cloze import Cloze
-from kinfolk.tasks.ways.likely import OptionScoring
-from kinfolk.tasks.ways.prompts import Prompt
-from kinfolk.tasks.ways.text import TextToText
-from kinfolk.text.marks import glm_tokens
+from kinfolk.text.tokenizer import glm_tokens
 from solving import CLASSES, alone, apart, cases, rows, same, solving, task, tokenizer
 
 SAID = list(cases("text", "cloze", "prompt"))
@@ -288,7 +287,7 @@ def test_what_is_written_is_likeliest_as_lessons_are_read(name: str) -> None:
         (text,) = generate(model, build_request([asked], max_new_tokens=6), GREEDY)
         said = [id for id in text.ids if id not in asked.eos_ids]
         before = made.append_separator(ids(row.source), tokenizer())
-        laid = speech.build_example(
+        laid = sequences.build_example(
             made.layout, tokenizer().special_tokens, before, said, end=False
         )
         logits = model.lm_logits(model(alone(laid)).hidden[0]).logits()

@@ -2,9 +2,9 @@
 
 import pytest
 
+from kinfolk.tasks.formulations.text_to_text import TextToText, grain
 from kinfolk.tasks.rows import LabelledText
 from kinfolk.tasks.task import Task
-from kinfolk.tasks.ways.text import TextToText, grain
 
 
 @pytest.mark.parametrize(

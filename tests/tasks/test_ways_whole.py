@@ -12,12 +12,16 @@ from torch import Tensor
 from kinfolk.batch import IGNORE_INDEX
 from kinfolk.errors import UserError
 from kinfolk.tasks.examples import Instance
-from kinfolk.tasks.framing import encode_plain
+from kinfolk.tasks.formulations.base import Formulation
+from kinfolk.tasks.formulations.head import (
+    BareCausalHead,
+    CausalHead,
+    SequenceHead,
+    causal_special_tokens,
+)
+from kinfolk.tasks.formulations.sequences import encode_plain
 from kinfolk.tasks.instances import predict_rows
 from kinfolk.tasks.rows import LabelledText, MultipleChoiceRow
-from kinfolk.tasks.ways.transformed import BareCausalHead, CausalHead, causal_special_tokens
-from kinfolk.tasks.ways.way import Formulation
-from kinfolk.tasks.ways.whole import SequenceHead
 from kinfolk.text.tokenizer import SpecialTokens
 from solving import CLASSES, alone, apart, cases, rows, same, solving, task, tokenizer
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from kinfolk.errors import UserError
 from kinfolk.tasks.examples import Instance
+from kinfolk.tasks.formulations.head import TokenHead, encode_words
 from kinfolk.tasks.instances import predict_rows
 from kinfolk.tasks.rows import TaggedSentence
-from kinfolk.tasks.ways.words import TokenHead, encode_words
 from solving import LENGTH, NAMES, TAGS, alone, apart, cases, rows, same, solving, task, tokenizer
 
 EVERY = [name for name, _, way in cases("head") if way is TokenHead]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinfolk.text import KINDS, Tokenizer, train_tokenizer
-from kinfolk.text.display import show_whitespace, token_views
+from kinfolk.text.inspect import show_whitespace, token_views
 from little import text
 
 SIZES = {

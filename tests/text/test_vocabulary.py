@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, trainers
 
 from kinfolk.errors import UserError
-from kinfolk.text import Tokenizer, subwords, train_tokenizer
-from kinfolk.text.coverage import LONGEST, UNSPACED, cut, spool_texts
-from kinfolk.text.subwords import ALL_SPECIAL_TOKENS
-from kinfolk.text.words import word_starts
+from kinfolk.text import Tokenizer, train, train_tokenizer
+from kinfolk.text.segment import word_starts
+from kinfolk.text.train import ALL_SPECIAL_TOKENS, LONGEST, UNSPACED, cut, spool_texts
 
 ENGLISH = [
     "The cat sat on the mat, and the dog sat by the cat. “Wait…” said the cat.",
@@ -207,7 +206,7 @@ def test_of_too_much_unspaced_text_a_share_is_read() -> None:
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_a_share_is_enough_to_learn_from(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(subwords.MOST, kind, 500)
+    monkeypatch.setitem(train.MOST, kind, 500)
     size = {"bpe": 400, "unigram": 143}[kind]
     with pytest.warns(UserWarning, match="learns from one part in"):
         first = train_tokenizer(CHINESE * 10, kind=kind, vocab_size=size)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kinfolk.errors import UserError
 from kinfolk.text import Tokenizer, train_tokenizer
-from kinfolk.text.words import HAN, SEGMENTERS, tokens_starting_words, word_segmenter, word_starts
+from kinfolk.text.segment import HAN, SEGMENTERS, tokens_starting_words, word_segmenter, word_starts
 
 TEXT = "The cat sat on the mat, it's 12 o'clock. 你好，世界。我们去北京大学看ＡＢＣ１２！"
 
@@ -89,7 +89,7 @@ def test_a_missing_jieba_is_named() -> None:
     code = (
         "import sys; sys.modules['jieba'] = None\n"
         "from kinfolk.errors import UserError\n"
-        "from kinfolk.text.words import word_segmenter\n"
+        "from kinfolk.text.segment import word_segmenter\n"
         "try: word_segmenter('jieba')\n"
         "except UserError as error: print(error)\n"
     )
@@ -99,7 +99,8 @@ def test_a_missing_jieba_is_named() -> None:
 
 def test_jieba_is_quiet() -> None:
     code = (
-        "from kinfolk.text.words import word_starts; assert word_starts('北京大学', 'jieba') == [0]"
+        "from kinfolk.text.segment import word_starts; "
+        "assert word_starts('北京大学', 'jieba') == [0]"
     )
     command = [sys.executable, "-W", "error", "-c", code]
     said = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -12,7 +12,7 @@ from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Batch, Inputs, Loss, SegmentMemory, TokenTargets
 from kinfolk.nn.embeddings import AdaptiveEmbedding
 from kinfolk.nn.language_model import LanguageModel
-from kinfolk.training.attack import FGM, embedding_weights
+from kinfolk.training.regularize import FGM, embedding_weights
 from kinfolk.training.step import Learner, TrainStep
 
 

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from kinfolk.data.chunks import InMemoryDocuments
-from kinfolk.data.feed import PackedDataset
-from kinfolk.data.lanes import ContiguousDataset
+from kinfolk.data.datasets import ContiguousDataset, PackedDataset
 from kinfolk.families import families
 from kinfolk.text.tokenizer import SpecialTokens
-from kinfolk.training.optimisers import build_optimizer
+from kinfolk.training.optimizer import build_optimizer
 from kinfolk.training.step import Learner, TrainStep
 
 pytestmark = [

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from kinfolk.errors import UserError
-from kinfolk.training.checkpoints import (
+from kinfolk.training.checkpoint import (
     CorruptCheckpointWarning,
     checkpoint_step,
     latest_valid,
@@ -29,7 +29,7 @@ from kinfolk.training.checkpoints import (
     save_training_state,
     verify,
 )
-from kinfolk.training.optimisers import OPTIMIZERS, build_optimizer
+from kinfolk.training.optimizer import OPTIMIZERS, build_optimizer
 
 
 def fill(text: str = "weights") -> Callable[[Path], None]:
@@ -171,7 +171,7 @@ def script(text: str, run: Path) -> subprocess.CompletedProcess[str]:
         "import os, resource, signal, sys, torch\n"
         "from pathlib import Path\n"
         "from kinfolk.errors import UserError\n"
-        "from kinfolk.training.checkpoints import save, save_training_state\n"
+        "from kinfolk.training.checkpoint import save, save_training_state\n"
         "run = Path(sys.argv[1])\n"
     )
     path = os.pathsep.join(sys.path)

@@ -12,8 +12,13 @@ from kinfolk.families.base import Family
 from kinfolk.families.bilstm import BiLSTMConfig
 from kinfolk.nn.language_model import LayerStack
 from kinfolk.nn.task_heads import ModelWithHeadConfig, pooling_of
-from kinfolk.training.layers import layer_index, num_layers
-from kinfolk.training.optimisers import build_optimizer, layerwise_param_groups, param_groups
+from kinfolk.training.optimizer import (
+    build_optimizer,
+    layer_index,
+    layerwise_param_groups,
+    num_layers,
+    param_groups,
+)
 
 SETTINGS: dict[str, Any] = {"lr": 0.5, "weight_decay": 0.1, "betas": (0.9, 0.99), "eps": 1e-8}
 DEPTH = 3

@@ -8,7 +8,7 @@ from torch import nn
 
 from kinfolk.nn.embeddings import TokenEmbedding
 from kinfolk.nn.init import init_weights_
-from kinfolk.training.noise import noisy_tune
+from kinfolk.training.regularize import noisy_tune
 
 
 def network() -> nn.ModuleDict:

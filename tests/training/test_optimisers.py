@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import WithBiases
-from kinfolk.training.optimisers import OPTIMIZERS, AdamWRMS, build_optimizer
+from kinfolk.training.optimizer import OPTIMIZERS, AdamWRMS, build_optimizer
 
 SETTINGS: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.1, "betas": (0.9, 0.99), "eps": 1e-8}
 

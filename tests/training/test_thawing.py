@@ -10,9 +10,9 @@ from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Batch, Inputs, Loss, TokenTargets
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import LayerStack
-from kinfolk.training.optimisers import build_optimizer
+from kinfolk.training.optimizer import build_optimizer
+from kinfolk.training.regularize import GradualUnfreezing
 from kinfolk.training.step import Learner, TrainStep
-from kinfolk.training.thawing import GradualUnfreezing
 
 
 class Stack(nn.Module):

@@ -41,9 +41,9 @@ def predict(
     a last column; SQuAD's questions become the official form of answers. With `--json` the answers
     come alone, an object a line.
     """
-    from kinfolk.recipes.answering import load_predictor, read_test_file, truncation_report
-    from kinfolk.recipes.predicting import predict_file, write_jsonl, write_predictions
-    from kinfolk.tasks.notes import ReadReport
+    from kinfolk.tasks.formats.base import ReadReport
+    from kinfolk.workflows.predict import load_predictor, read_test_file, truncation_report
+    from kinfolk.workflows.predictions import predict_file, write_jsonl, write_predictions
 
     out = None if out == Path("-") else out
     if out is not None and out.exists():

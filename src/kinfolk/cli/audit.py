@@ -41,9 +41,9 @@ def audit(
     Files are read to their end whatever is in them. Of JSON and tables every string is text, unless
     `--field` or `--column` names one.
     """
-    from kinfolk.comparison.audit import write
     from kinfolk.data.audit import audit
     from kinfolk.data.rows import Reading
+    from kinfolk.reports.audit_page import write
 
     if per not in ("block", "file"):
         raise UserError(f"--per {per}: a document is a block or a file")
@@ -73,7 +73,7 @@ def audit(
 
 
 def _show(found: "Audit") -> None:
-    from kinfolk.comparison.audit import findings, percent
+    from kinfolk.reports.audit_page import findings, percent
 
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold")
@@ -101,7 +101,7 @@ def _show(found: "Audit") -> None:
 
 
 def _facts(found: "Audit") -> list[tuple[str, str]]:
-    from kinfolk.comparison.audit import counted, percent
+    from kinfolk.reports.audit_page import counted, percent
 
     near = (
         "near ones not looked for"
@@ -129,7 +129,7 @@ def _facts(found: "Audit") -> list[tuple[str, str]]:
 
 
 def _shares(counts: dict[str, int]) -> str:
-    from kinfolk.comparison.audit import percent
+    from kinfolk.reports.audit_page import percent
 
     whole = sum(counts.values())
     said = [f"{name} {percent(count, whole)}" for name, count in list(counts.items())[:4]]

@@ -14,7 +14,7 @@ from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
 
 if TYPE_CHECKING:
-    from kinfolk.recipes.conversation import ChatSession
+    from kinfolk.workflows.chat import ChatSession
 
 HELP = """\
 Type a text, and the model goes on with it; an empty line lets it go on with its own.
@@ -51,9 +51,9 @@ def chat(
 
     Ctrl-C stops the present text, Ctrl-D ends; /help says what else can be typed.
     """
-    from kinfolk.generation import Sampling
-    from kinfolk.recipes.conversation import ChatSession
-    from kinfolk.recipes.writing import load_generator
+    from kinfolk.generation.sampling import Sampling
+    from kinfolk.workflows.chat import ChatSession
+    from kinfolk.workflows.generate import load_generator
 
     sampling = methods.method("sample", temperature=temperature, top_k=top_k, top_p=top_p)
     assert isinstance(sampling, Sampling)

@@ -55,7 +55,7 @@ def prepare(
     again.
     """
     from kinfolk.data.prepare import prepare
-    from kinfolk.recipes.opening import load_tokenizer
+    from kinfolk.workflows.load import load_tokenizer
 
     if per not in ("block", "file"):
         raise UserError(f"--per {per}: a document is a block or a file")

@@ -18,7 +18,7 @@ def export(
 
     The checkpoints of a run are such folders already; this leaves out what only a resume needs.
     """
-    from kinfolk.recipes.opening import export_folder, load, require_ability
+    from kinfolk.workflows.load import export_folder, load, require_ability
 
     require_ability(load(model)[0], "export")
     export_folder(model, out)
@@ -30,7 +30,7 @@ def import_(
     folder: Annotated[Path, typer.Argument(help="A Hugging Face model folder.")], out: Out
 ) -> None:
     """Read a Hugging Face folder and write it as kinfolk does, checking every weight."""
-    from kinfolk.recipes.opening import export_folder
+    from kinfolk.workflows.load import export_folder
 
     export_folder(folder, out)
     print(f"kinfolk.load({str(out)!r}) opens it")

@@ -16,7 +16,7 @@ from kinfolk.errors import UserError
 from kinfolk.files import new_file
 
 if TYPE_CHECKING:
-    from kinfolk.generation import DecodingMethod
+    from kinfolk.generation.methods import DecodingMethod
 
 File = Annotated[Path, typer.Argument(help="Texts, one a line; - reads what is piped in.")]
 Out = Annotated[
@@ -110,7 +110,7 @@ def rewrite(
     device: str,
 ) -> None:
     """Write a line about each line of a file."""
-    from kinfolk.recipes.rewriting import generate_lines, load_seq2seq, task_prefix
+    from kinfolk.workflows.generate import generate_lines, load_seq2seq, task_prefix
 
     if out is not None and out.exists():
         raise UserError(f"{out} is already there: choose another -o")
@@ -133,7 +133,7 @@ def rewrite(
 
 def read(path: Path) -> Iterator[str]:
     """Read the lines of a file, or of what is piped in."""
-    from kinfolk.data.streams import STDIN, decode_utf8, iter_lines, normalize_newlines, open_input
+    from kinfolk.data.files import STDIN, decode_utf8, iter_lines, normalize_newlines, open_input
 
     if path == STDIN and sys.stdin.isatty():
         raise UserError("- is text that is piped in: pipe some, or name a file")

@@ -9,7 +9,7 @@ from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
 
 if TYPE_CHECKING:
-    from kinfolk.generation import DecodingMethod
+    from kinfolk.generation.methods import DecodingMethod
 
 # The methods, with the options that are theirs.
 BEAM = ("beam_size", "length_penalty")
@@ -85,7 +85,9 @@ Precision = Annotated[
 
 def method(name: str, **options: float | None) -> "DecodingMethod":
     """Build a method from its name and the options that were given."""
-    from kinfolk.generation import GREEDY, BeamSearch, ContrastiveSearch, Sampling
+    from kinfolk.generation.beam_search import BeamSearch
+    from kinfolk.generation.contrastive_search import ContrastiveSearch
+    from kinfolk.generation.sampling import GREEDY, Sampling
 
     if name not in METHODS:
         raise UserError(f"no method {name!r}: {did_you_mean(name, list(METHODS))}")

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from kinfolk.cli.app import print_json
-from kinfolk.data.streams import STDIN, open_input
-from kinfolk.data.tables import read_jsonl
+from kinfolk.data.documents import read_jsonl
+from kinfolk.data.files import STDIN, open_input
 from kinfolk.errors import UserError
-from kinfolk.generation import DecodingMethod
-from kinfolk.generation.wishes import GenerationConfig
-from kinfolk.recipes.writing import (
+from kinfolk.generation.config import GenerationConfig
+from kinfolk.generation.methods import DecodingMethod
+from kinfolk.text import Tokenizer
+from kinfolk.workflows.generate import (
     GeneratedText,
     build_prompt,
     check,
@@ -20,7 +21,6 @@ from kinfolk.recipes.writing import (
     generate_many,
     stream_text,
 )
-from kinfolk.text import Tokenizer
 
 
 class Printer:

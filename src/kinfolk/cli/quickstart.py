@@ -17,9 +17,9 @@ def quickstart(
     ),
 ) -> None:
     """Do the main job in small: three families on Python's own prose, trained and scored."""
-    from kinfolk.recipes.evaluation import SCORE_KINDS
-    from kinfolk.recipes.quickstart import quickstart
-    from kinfolk.recipes.reporting import baseline_rows
+    from kinfolk.workflows.evaluate import SCORE_KINDS
+    from kinfolk.workflows.quickstart import quickstart
+    from kinfolk.workflows.report import baseline_rows
 
     found = quickstart(
         out, say=lambda text: console.print(text, highlight=False), watching=run_progress

@@ -100,13 +100,14 @@ def pretrain(
 
     if name is not None and not Path(name).exists():
         check_name(name)  # before torch is imported
-    from kinfolk.recipes import pretraining, translation
-    from kinfolk.recipes.continuing import begun
-    from kinfolk.recipes.recipe import shares
-    from kinfolk.recipes.reporting import report
     from kinfolk.training.log import speed
+    from kinfolk.workflows import pretrain as pretrain_module
+    from kinfolk.workflows import translate
+    from kinfolk.workflows.continuing import begun
+    from kinfolk.workflows.recipe import shares
+    from kinfolk.workflows.report import report
 
-    texts = translation.parallel_data(
+    texts = translate.parallel_data(
         source=source,
         target=target,
         pairs=pairs,
@@ -122,7 +123,7 @@ def pretrain(
         if corpus or settings or any(other is not None for other in others):
             raise UserError("--resume goes on with a run as it was begun: give it alone")
         with run_progress(str(resume)) as watch:
-            folder = pretraining.resume(resume, watch=watch)
+            folder = pretrain_module.resume(resume, watch=watch)
     else:
         if name is None or out is None or not (corpus or texts):
             raise UserError("give MEMBER or FOLDER, --corpus and -o, or --resume RUN")
@@ -138,7 +139,7 @@ def pretrain(
         all_settings = [f"train.{k}={v}" for k, v in given.items() if v is not None]
         all_settings += settings or []
         if texts is not None:
-            chosen = translation.prepare_translation_run(
+            chosen = translate.prepare_translation_run(
                 name,
                 texts,
                 out,
@@ -148,7 +149,7 @@ def pretrain(
                 say=lambda sentence: errors.print(sentence, highlight=False),
             )
             with run_progress(chosen.name) as watch:
-                folder = pretraining.resume(out, watch=watch)
+                folder = pretrain_module.resume(out, watch=watch)
         else:
             chosen = begun(
                 name,
@@ -158,9 +159,9 @@ def pretrain(
                 settings=all_settings,
             )
             with run_progress(chosen.name) as watch:
-                folder = pretraining.pretrain(chosen, out, watch=watch)
+                folder = pretrain_module.pretrain(chosen, out, watch=watch)
     page = report(folder)
-    score = translation.score(folder)
+    score = translate.score(folder)
     if json:
         values = {"run": str(folder), "report": str(page), "tokens_per_second": speed(folder)}
         print_json({**values, **(score or {})})
@@ -214,8 +215,8 @@ def evaluate(
     `--way prompt`, with no solved rows or with some: `--shots 4 --train FILE`.
     """
     from kinfolk.cli import verdicts as labelled
-    from kinfolk.recipes import translation
-    from kinfolk.recipes.evaluation import opened
+    from kinfolk.workflows import translate
+    from kinfolk.workflows.evaluate import opened
 
     prompt = labelled.Prompt(
         way=way,
@@ -237,7 +238,7 @@ def evaluate(
         return
     if prompt.said or columns is not None or out is not None:
         raise UserError("labelled rows are missing: give --test FILE, too")
-    texts = translation.parallel_data(source=source, target=target, pairs=pairs, prefix=prefix)
+    texts = translate.parallel_data(source=source, target=target, pairs=pairs, prefix=prefix)
     if samples is not None:
         if any(other is not None for other in (model, text, length, texts)):
             raise UserError("--samples are measured without a model: give --corpus beside, or none")
@@ -249,7 +250,7 @@ def evaluate(
         raise UserError("give pairs of texts alone, without --corpus or --text")
     values: dict[str, float | int | str]
     if texts is not None:
-        values = translation.evaluate(model, texts, device=device)
+        values = translate.evaluate(model, texts, device=device)
     else:
         found = opened(model, corpus, text, length, device)
         score, kind = found.likelihood()
@@ -274,7 +275,7 @@ def evaluate(
 
 def show_samples(samples: Path, corpus: Path | None, *, json: bool) -> None:
     """Measure written texts, and print them beside real ones."""
-    from kinfolk.recipes.samples import as_dict, measure_samples
+    from kinfolk.workflows.sample_quality import as_dict, measure_samples
 
     measured = zip(("samples", "real"), measure_samples(samples, corpus), strict=True)
     columns = {name: as_dict(found) for name, found in measured if found is not None}

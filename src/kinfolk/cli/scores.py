@@ -12,15 +12,15 @@ from kinfolk.cli.app import console, print_json
 from kinfolk.errors import UserError
 
 if TYPE_CHECKING:
-    from kinfolk.recipes.seeds import SeedResults
-    from kinfolk.recipes.suites import SuiteResult
+    from kinfolk.workflows.seeds import SeedResults
+    from kinfolk.workflows.suites import SuiteResult
 
 
 def newest(run: Path) -> str:
     """Say what a run scored last: `accuracy 0.9120`."""
-    from kinfolk.comparison.answers import format_score, metric_label
-    from kinfolk.recipes.tuning import FineTuneRecipe
+    from kinfolk.reports.evaluation_page import format_score, metric_label
     from kinfolk.training.log import read
+    from kinfolk.workflows.finetune_recipe import FineTuneRecipe
 
     tuning = FineTuneRecipe.read(run / "recipe.json")
     line = [line for line in read(run) if "eval_loss" in line][-1]
@@ -33,8 +33,8 @@ def newest(run: Path) -> str:
 
 def show(run: Path, *, json: bool) -> None:
     """Print what a run scored on dev rows, and where its best model is."""
-    from kinfolk.recipes.opening import find_model_folder
-    from kinfolk.recipes.seeds import finite_or_none, read_scores
+    from kinfolk.workflows.load import find_model_folder
+    from kinfolk.workflows.seeds import finite_or_none, read_scores
 
     found, best = read_scores(run), find_model_folder(run)
     if json:
@@ -60,7 +60,7 @@ def show(run: Path, *, json: bool) -> None:
 
 def score_table(found: "SeedResults") -> Table:
     """Lay out the dev scores, a column a run where there are several, then mean and spread."""
-    from kinfolk.comparison.answers import format_score, metric_label
+    from kinfolk.reports.evaluation_page import format_score, metric_label
 
     several = len(found.runs) > 1
     names = [run.name for run in found.runs] if several else ["dev"]
@@ -76,8 +76,8 @@ def score_table(found: "SeedResults") -> Table:
 
 def show_suite(name: str, results: Sequence["SuiteResult"], *, json: bool) -> None:
     """Print a table of all sets, and their mean at its end."""
-    from kinfolk.comparison.answers import metric_label
-    from kinfolk.recipes.suites import as_percent, suite_mean
+    from kinfolk.reports.evaluation_page import metric_label
+    from kinfolk.workflows.suites import as_percent, suite_mean
 
     scored = [result for result in results if result.scores]
     if not scored:

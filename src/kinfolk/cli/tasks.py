@@ -14,7 +14,8 @@ from kinfolk.cli.scores import newest, show, show_suite
 from kinfolk.errors import UserError
 
 if TYPE_CHECKING:
-    from kinfolk.recipes.tuning import FineTuneConfig, TaskDataset
+    from kinfolk.training.config import FineTuneConfig
+    from kinfolk.workflows.finetune_recipe import TaskDataset
 
 T = TypeVar("T")
 
@@ -72,10 +73,10 @@ def finetune(
     files are learned together by a member that writes, like t5. `--seeds 3` runs three times, for a
     mean and a spread. `--suite glue DIR` fine-tunes on every set of a folder, and makes a table.
     """
-    from kinfolk.recipes import finetuning
-    from kinfolk.recipes.looking import check_dataset
-    from kinfolk.recipes.seeds import run_seeds
-    from kinfolk.recipes.starting import parse_initial_weights
+    from kinfolk.workflows import finetune as finetune_module
+    from kinfolk.workflows.check_labels import check_dataset
+    from kinfolk.workflows.finetune_recipe import parse_initial_weights
+    from kinfolk.workflows.seeds import run_seeds
 
     if resume is not None:
         sources = {name: context.get_parameter_source(name) for name in context.params}
@@ -123,7 +124,7 @@ def finetune(
     ) -> Path:
         drawn = [] if seed is None else [f"train.seed={seed}"]
         with watched(folder, out) as watch:
-            return finetuning.finetune(
+            return finetune_module.finetune(
                 replace(start, seed=seed or 0),
                 sheets,
                 folder,
@@ -152,7 +153,7 @@ def finetune(
                 "a suite has its own files, tasks and metrics: leave --dev, --target, --task, "
                 "--columns, --metric and --positive out"
             )
-        from kinfolk.recipes import suites
+        from kinfolk.workflows import suites
 
         sets = suites.select_tasks(suite[1], only)
         left = [] if only is not None else suites.skipped_folders(suite[1], sets)
@@ -175,7 +176,7 @@ def read_sheets(
     task: str,
 ) -> list["TaskDataset"]:
     """Put the files together that belong together, the first of each kind and so on."""
-    from kinfolk.recipes.tuning import task_dataset
+    from kinfolk.workflows.finetune_recipe import task_dataset
 
     size = len(train)
     parts = zip(
@@ -207,19 +208,20 @@ def each(option: str, values: Sequence[T] | None, size: int) -> list[T | None]:
 def finetune_config(**wanted: Any) -> "FineTuneConfig":
     """Check what is told about learning."""
     from kinfolk.config import apply_overrides
-    from kinfolk.recipes.tuning import FineTuneConfig
+    from kinfolk.training.config import FineTuneConfig
 
     return apply_overrides(FineTuneConfig(), [f"{name}={value}" for name, value in wanted.items()])
 
 
 def go_on(run: Path) -> Path:
     """Go on with a run, or with all runs of several seeds."""
-    from kinfolk.recipes import finetuning, seeds
+    from kinfolk.workflows import finetune as finetune_module
+    from kinfolk.workflows import seeds
 
     if seeds.is_multi_seed(run):
         return seeds.resume(run, say=say, watching=lambda inner: watched(inner, run))
     with watched(run, run) as watch:
-        return finetuning.resume(run, say=say, watch=watch)
+        return finetune_module.resume(run, say=say, watch=watch)
 
 
 def watched(run: Path, out: Path) -> Any:

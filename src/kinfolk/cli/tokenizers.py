@@ -14,8 +14,8 @@ from kinfolk.cli.app import AsJson, Files, app, console, errors, example, print_
 from kinfolk.errors import UserError
 
 if TYPE_CHECKING:
-    from kinfolk.comparison.tokenizers import Comparison
-    from kinfolk.text.display import TokenView
+    from kinfolk.reports.tokenizers_page import Comparison
+    from kinfolk.text.inspect import TokenView
 
 tokenizers = typer.Typer(help="Train, look at and compare tokenizers.", no_args_is_help=True)
 app.add_typer(tokenizers, name="tokenizer")
@@ -46,8 +46,8 @@ def train(
     json: AsJson = False,
 ) -> None:
     """Learn a vocabulary from text, for every family member to share."""
-    from kinfolk.data.sources import parts
-    from kinfolk.text.vocabulary import train_tokenizer
+    from kinfolk.data.documents import parts
+    from kinfolk.text.train import train_tokenizer
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is already there: choose another -o")
@@ -72,9 +72,8 @@ def show(
 
     ␣ is a space, ⏎ a new line. Special tokens are grey, unknown ones red.
     """
-    from kinfolk.data.measures import tokenizer_stats
-    from kinfolk.recipes.opening import load_tokenizer
-    from kinfolk.text.display import token_views
+    from kinfolk.text.inspect import token_views, tokenizer_stats
+    from kinfolk.workflows.load import load_tokenizer
 
     tokenizer = load_tokenizer(folder)
     text = _piped() if text == "-" else text
@@ -149,8 +148,8 @@ def compare(
     Where some are learned here, a tenth of the documents is kept from them, and all are measured on
     that tenth: the tenth that `prepare --holdout 0.1` holds out.
     """
-    from kinfolk.comparison.tokenizers import write
-    from kinfolk.recipes.tokenizers import compare
+    from kinfolk.reports.tokenizers_page import write
+    from kinfolk.workflows.compare_tokenizers import compare
 
     with errors.status("reading") as status:
         found = compare(

@@ -14,9 +14,9 @@ from kinfolk.cli.tasks import say
 from kinfolk.errors import UserError
 
 if TYPE_CHECKING:
-    from kinfolk.recipes.answering import Predictor
-    from kinfolk.tasks.notes import ReadReport
+    from kinfolk.tasks.formats.base import ReadReport
     from kinfolk.tasks.scoring import EvaluationResult
+    from kinfolk.workflows.predict import Predictor
 
 LETTERS = 60  # of a text in the table of mistakes
 TYPES = 20  # classes with their scores; the page has more
@@ -55,10 +55,10 @@ class Prompt:
 
 def test(model: Path, question: Question, prompt: Prompt, *, out: Path | None, json: bool) -> None:
     """Score a model on labelled rows, print how good it is, and write a page about it."""
-    from kinfolk.comparison.answers import EvaluationPage, write
-    from kinfolk.recipes.answering import evaluate_rows, require_labels, truncation_report
-    from kinfolk.recipes.looking import format_counts
-    from kinfolk.tasks.notes import ReadReport
+    from kinfolk.reports.evaluation_page import EvaluationPage, write
+    from kinfolk.tasks.formats.base import ReadReport
+    from kinfolk.workflows.check_labels import format_counts
+    from kinfolk.workflows.predict import evaluate_rows, require_labels, truncation_report
 
     if out is not None and out.is_dir():
         raise UserError(f"{out} is a folder: give -o the name of a page, such as {out}/test.html")
@@ -98,8 +98,7 @@ def opened(
     model: Path, question: Question, prompt: Prompt, notes: "ReadReport"
 ) -> tuple["Predictor", list[Any]]:
     """Open the model and read the rows."""
-    from kinfolk.recipes.answering import load_predictor, read_test_file
-    from kinfolk.recipes.prompting import few_shot_predictor
+    from kinfolk.workflows.predict import few_shot_predictor, load_predictor, read_test_file
 
     if not prompt.said:
         if prompt.length is not None:
@@ -148,8 +147,8 @@ def facts(found: "Predictor", question: Question) -> list[tuple[str, str]]:
 
 def show(verdict: "EvaluationResult") -> None:
     """Print scores, confusions, classes and the worst mistakes."""
-    from kinfolk.comparison import mistakes
-    from kinfolk.comparison.answers import format_score, metric_label
+    from kinfolk.reports.evaluation_page import format_score, metric_label
+    from kinfolk.tasks import error_analysis
 
     main, bounds = verdict.task.main_metric, verdict.confidence_interval
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -160,7 +159,7 @@ def show(verdict: "EvaluationResult") -> None:
         )
     table.add_row("rows", f"{len(verdict.rows):,}", "")
     console.print(table)
-    confused = mistakes.confusion_table(verdict)
+    confused = error_analysis.confusion_table(verdict)
     if confused is not None:
         names = [escape(str(label)) for label in confused.labels]
         columns = [Column(name, justify="right", overflow="ellipsis") for name in names]
@@ -168,7 +167,7 @@ def show(verdict: "EvaluationResult") -> None:
         for name, counts in zip(names, confused.counts, strict=True):
             called.add_row(name, *(f"{count:,}" if count else "·" for count in counts))
         headed("what is taken for what", called)
-    each = mistakes.per_class_scores(verdict)
+    each = error_analysis.per_class_scores(verdict)
     if each:
         columns = [Column(n, justify="right") for n in ("precision", "recall", "F1", "there are")]
         alone = Table("", *columns, box=None, pad_edge=False)
@@ -176,7 +175,7 @@ def show(verdict: "EvaluationResult") -> None:
             shares = [f"{value:.3f}" for value in (one.precision, one.recall, one.f1)]
             alone.add_row(escape(label), *shares, f"{one.support:,}")
         headed("each by itself", alone)
-    worst = mistakes.worst_errors(verdict)
+    worst = error_analysis.worst_errors(verdict)
     if worst:
         wrong = Table("row", "text", "right", "said", "sure", box=None, pad_edge=False)
         for mistake in worst:
@@ -200,9 +199,12 @@ def short(text: str) -> str:
 
 def plain(verdict: "EvaluationResult") -> dict[str, Any]:
     """Say a verdict in JSON."""
-    from kinfolk.comparison import mistakes
+    from kinfolk.tasks import error_analysis
 
-    confused, sure = mistakes.confusion_table(verdict), mistakes.calibration_bins(verdict)
+    confused, sure = (
+        error_analysis.confusion_table(verdict),
+        error_analysis.calibration_bins(verdict),
+    )
     table = None if confused is None else {
         "labels": [str(label) for label in confused.labels], "counts": confused.counts.tolist()
     }  # fmt: skip
@@ -218,8 +220,8 @@ def plain(verdict: "EvaluationResult") -> dict[str, Any]:
         "unseen": verdict.unseen_labels,
         "confusion": table,
         "classes": {
-            label: asdict(one) for label, one in mistakes.per_class_scores(verdict).items()
+            label: asdict(one) for label, one in error_analysis.per_class_scores(verdict).items()
         },
-        "calibration_error": mistakes.expected_calibration_error(sure) if sure else None,
-        "mistakes": [asdict(one) for one in mistakes.worst_errors(verdict)],
+        "calibration_error": error_analysis.expected_calibration_error(sure) if sure else None,
+        "mistakes": [asdict(one) for one in error_analysis.worst_errors(verdict)],
     }

@@ -75,8 +75,8 @@ def generate(
     The same seed gives the same text, whatever else is written beside it.
     """
     from kinfolk.cli.printing import Printer, read_prompts
-    from kinfolk.generation.wishes import GenerationConfig
-    from kinfolk.recipes.writing import load_generator
+    from kinfolk.generation.config import GenerationConfig
+    from kinfolk.workflows.generate import load_generator
 
     if (prompt is None) == (prompts is None):
         raise UserError("give either PROMPT or --prompts FILE.jsonl")
@@ -149,9 +149,9 @@ def fill(
     json: AsJson = False,
 ) -> None:
     """Fill the holes of a text: a token each by an encoder, a span each by all others."""
-    from kinfolk.generation import fill
-    from kinfolk.recipes.opening import load, require_ability
-    from kinfolk.recipes.writing import to_inference
+    from kinfolk.generation.fill import fill
+    from kinfolk.workflows.generate import to_inference
+    from kinfolk.workflows.load import load, require_ability
 
     chosen = methods.method(method, temperature=temperature, top_k=top_k, top_p=top_p)
     readable(text, "text")

@@ -1,31 +1,218 @@
-"""From text to a corpus on disk: every document once, the same bytes for any workers."""
+"""How much room a corpus will take, guessed from the first documents, and whether it is there."""
 
+import errno
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import dataclass
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import asdict, dataclass
 from functools import partial
 from hashlib import blake2b
 from itertools import accumulate
 from pathlib import Path
 
-from kinfolk.data.encoding import DocumentEncoder
-from kinfolk.data.filters import decontaminated, deduplicated
-from kinfolk.data.journal import PartialCorpus, Say, resumable_output
-from kinfolk.data.room import (
-    check_disk_space,
-    disk_full_as_user_error,
-    estimate_corpus_bytes,
-    estimate_text_bytes,
+import numpy as np
+
+from kinfolk.data.corpus import (
+    DTYPES,
+    FORMAT_VERSION,
+    Corpus,
+    CorpusWriter,
+    EncodedDocuments,
+    WriteProgress,
+    dtype_code,
 )
-from kinfolk.data.shards import DTYPES, FORMAT_VERSION, Corpus
-from kinfolk.data.sources import Document, DocumentUnit, file_sizes, read_documents
-from kinfolk.data.workers import Chunk, default_num_workers, encode_in_parallel
-from kinfolk.data.writer import CorpusWriter, EncodedDocuments, dtype_code
+from kinfolk.data.dedup import decontaminated, deduplicated
+from kinfolk.data.documents import Document, DocumentUnit, file_sizes, read_documents
+from kinfolk.data.encode import Chunk, DocumentEncoder, default_num_workers, encode_in_parallel
 from kinfolk.errors import UserError
+from kinfolk.files import lock_file, new_file
 from kinfolk.rng import text_uniform
 from kinfolk.text import Tokenizer
-from kinfolk.text.words import word_segmenter
+from kinfolk.text.segment import word_segmenter
+
+# Bytes of text to a byte of file; prose has been seen to shrink by 2.5 to 4.
+COMPRESSION_RATIO = {".gz": 3.0, ".xz": 4.0, ".zst": 3.5}
+DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def estimate_text_bytes(sizes: Mapping[Path, int | None]) -> float | None:
+    """Guess the bytes of text in files; None where some size is not known."""
+    known = [(path, size) for path, size in sizes.items() if size is not None]
+    if len(known) < len(sizes):
+        return None
+    return sum(size * COMPRESSION_RATIO.get(path.suffix, 1.0) for path, size in known)
+
+
+def estimate_corpus_bytes(text: float, sample: EncodedDocuments, code: int) -> int:
+    """Guess the bytes a corpus takes while it is made, from some of its documents."""
+    marks = 0 if sample.words is None else len(sample.words) / 8
+    # Of a sentence 12 bytes stay and 4 go in the end; of a document 12 and 8.
+    size = np.dtype(DTYPES[code]).itemsize * len(sample.ids) + marks
+    size += 16 * len(sample.sentences) + 20 * len(sample.documents)
+    return int(text * size / max(1, int(sample.bytes.sum())))
+
+
+def check_disk_space(folder: Path, need: int) -> str:
+    """Say how much a corpus needs, or complain that there is less."""
+    free = shutil.disk_usage(folder).free
+    if need > free:
+        raise UserError(
+            f"the corpus needs about {format_bytes(need)}, and the disk of "
+            f"{folder.parent.parent} has {format_bytes(free)} left: "
+            "make room, or choose an -o on another disk"
+        )
+    return (
+        f"the corpus needs about {format_bytes(need)} on the disk, "
+        f"which has {format_bytes(free)} left"
+    )
+
+
+def format_bytes(size: float) -> str:
+    """Write a size for a reader."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:,.1f} TB"
+
+
+@contextmanager
+def disk_full_as_user_error(out: Path) -> Iterator[None]:
+    """Say in a sentence that the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK_FULL_ERRNOS:
+            raise
+        raise UserError(
+            f"the disk is full ({error.strerror}) before {out} is whole: make room, or choose an "
+            "-o on another disk"
+        ) from error
+
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class PartialCorpus:
+    """A corpus that will get its name when it is whole."""
+
+    work_dir: Path
+    fingerprint: str | None  # of all that decides its bytes; None where text cannot be read again
+    progress: tuple[WriteProgress, ...] = ()
+    whole: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """Where it lies until then."""
+        return self.work_dir / "corpus"
+
+    @property
+    def journal(self) -> Path:
+        """Where it is written down what is done."""
+        return self.work_dir / "journal.json"
+
+    def save_progress(self, done: tuple[WriteProgress, ...], *, whole: bool = False) -> None:
+        """Write down what is safe on the disk."""
+        self.progress, self.whole = done, whole
+        if self.fingerprint is None:
+            return
+        states = [asdict(written) for written in done]
+        entry = {"fingerprint": self.fingerprint, "whole": whole, "done": states}
+        with new_file(self.journal, durable=True) as file:
+            json.dump(entry, file)
+
+    def load_progress(self, say: Say) -> None:
+        """Go on from what an earlier run of the same work wrote down, or begin with nothing."""
+        entry = {}
+        with suppress(OSError, ValueError):
+            entry = json.loads(self.journal.read_text(encoding="utf-8"))
+        if entry and entry["fingerprint"] == self.fingerprint:
+            states = (
+                {**state, "pending_bits": tuple(state["pending_bits"])} for state in entry["done"]
+            )
+            self.progress, self.whole = (
+                tuple(WriteProgress(**state) for state in states),
+                entry["whole"],
+            )
+            documents = sum(written.documents for written in self.progress)
+            say(f"going on after the {documents:,} documents that an earlier run has written")
+            return
+        if entry:
+            say("starting over: text, tokenizer or options are not those of the run before")
+        self.clear()
+        self.folder.mkdir()
+
+    def clear(self) -> None:
+        """Forget all that is done."""
+        self.journal.unlink(missing_ok=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def finish(self, out: Path) -> None:
+        """Give it its name; whoever is killed in here goes on in here."""
+        self.save_progress(self.progress, whole=True)
+        for left in self.folder.rglob("*.part"):
+            left.unlink()
+        self.folder.rename(out)
+        self.journal.unlink(missing_ok=True)
+
+
+@contextmanager
+def resumable_output(
+    out: Path, fingerprint: str | None, *, vacant: Callable[[], None], say: Say
+) -> Iterator[PartialCorpus]:
+    """Lend a corpus beside `out`, and give it that name at the end; `vacant` checks it is free.
+
+    Whatever goes wrong, nothing is left of a corpus that has no entry in its journal yet; one that
+    has is kept for the next run of the same work.
+    """
+    out = out.absolute()
+    part = PartialCorpus(out.with_name(f".{out.name}.part"), fingerprint)
+    fresh = [parent for parent in part.work_dir.parents if not parent.exists()]
+    try:
+        with _alone(part.work_dir, out):
+            vacant()
+            part.load_progress(say)
+            try:
+                yield part
+                part.finish(out)
+            except BaseException:
+                if part.journal.exists():
+                    say(
+                        f"what is done is kept in {part.work_dir}: "
+                        "the same command goes on from there"
+                    )
+                else:
+                    part.clear()
+                raise
+    except BaseException:
+        with suppress(OSError):  # something is kept there, or somebody else uses it by now
+            for parent in fresh:
+                parent.rmdir()
+        raise
+
+
+@contextmanager
+def _alone(home: Path, out: Path) -> Iterator[None]:
+    """Hold the lock in a folder, or complain that somebody else does; remove it if it is empty."""
+    lock = home / "lock"
+    try:
+        file = lock_file(lock)
+    except BlockingIOError as error:
+        raise UserError(
+            f"another kinfolk prepare is writing {out}: wait for it, or choose another -o"
+        ) from error
+    except OSError as error:
+        raise UserError(f"{out} cannot be written ({error.strerror}): choose another -o") from error
+    with file:
+        try:
+            yield
+        finally:
+            lock.unlink()
+            with suppress(OSError):
+                home.rmdir()
+
 
 CHUNK = 1 << 18  # characters that travel to a worker at once
 CHUNKS_PER_CHECKPOINT = 64  # chunks between two entries in the journal: a few seconds of work

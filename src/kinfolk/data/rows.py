@@ -13,10 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from kinfolk.data import remote
-from kinfolk.data.listing import DELIMITED_SUFFIXES, JSON, PARQUET
-from kinfolk.data.sources import DocumentUnit, read_documents
-from kinfolk.data.streams import MAX_LINE_CHARS, InputFile, content_suffix, open_input
+from kinfolk.data.documents import DocumentUnit, read_documents
+from kinfolk.data.files import (
+    DELIMITED_SUFFIXES,
+    JSON,
+    MAX_LINE_CHARS,
+    PARQUET,
+    InputFile,
+    content_suffix,
+    is_dataset_name,
+    open_input,
+)
 from kinfolk.errors import UserError
 
 CELL = 1 << 26  # characters; a quote that is never closed ends here
@@ -65,7 +72,7 @@ def rows(path: Path, notes: FileProblems, reading: Reading | None = None) -> Ite
     """Stream the texts of a file or another source, and note what is wrong with it."""
     reading = reading or Reading()
     kind = content_suffix(path)
-    if kind in PARQUET or remote.named(path):  # their strings are UTF-8, or they are no strings
+    if kind in PARQUET or is_dataset_name(path):  # their strings are UTF-8, or they are no strings
         chosen = read_documents([path], field=reading.field, column=reading.column)
         for notes.lines, one in enumerate(chosen, 1):
             yield RawDocument(one.text, notes.lines, one.bytes_read, plain=False)

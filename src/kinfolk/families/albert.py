@@ -26,7 +26,7 @@ from kinfolk.nn.layers import FeedForward, PostNorm
 from kinfolk.objectives.mlm import MLM
 from kinfolk.objectives.sop import SOP
 from kinfolk.text.tokenizer import SpecialTokens
-from kinfolk.training.settings import TrainConfig
+from kinfolk.training.config import TrainConfig
 
 Shared = Literal["all", "attention", "feed", "none"]
 

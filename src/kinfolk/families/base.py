@@ -10,7 +10,7 @@ from kinfolk.families.entries import IndexEntry
 from kinfolk.families.mapping import ParameterMap, from_hf_fields, require, to_hf_fields
 from kinfolk.nn.language_model import LanguageModel, ModelConfig
 from kinfolk.text.tokenizer import SpecialTokens
-from kinfolk.training.settings import TrainConfig
+from kinfolk.training.config import TrainConfig
 
 SEQUENCE_SUMMARY = "sequence_summary.summary"  # transformers' pooling layer of ELECTRA and XLNet
 

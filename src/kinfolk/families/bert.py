@@ -22,7 +22,7 @@ from kinfolk.nn.layers import FeedForward, PostNorm, TransformerLayer
 from kinfolk.objectives.mlm import MLM
 from kinfolk.objectives.nsp import NSP
 from kinfolk.objectives.unilm import UniLM
-from kinfolk.training.settings import TrainConfig
+from kinfolk.training.config import TrainConfig
 
 EMBEDDING_STD = 0.02  # of initial embeddings, as in the released code
 

@@ -33,7 +33,7 @@ from kinfolk.nn.init import init_weights_, mimetic_init_
 from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling
 from kinfolk.nn.layers import get_activation
 from kinfolk.objectives.rtd import RTD
-from kinfolk.training.settings import TrainConfig
+from kinfolk.training.config import TrainConfig
 
 
 @config("electra")

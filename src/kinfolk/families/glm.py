@@ -16,8 +16,8 @@ from kinfolk.families.sizes import standard_sizes
 from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
 from kinfolk.nn.init import init_weights_, mimetic_init_, scale_residual_init_
 from kinfolk.nn.language_model import LanguageModel, LayerStack, Pooling
-from kinfolk.objectives.blanks import BlankInfilling
-from kinfolk.training.settings import TrainConfig
+from kinfolk.objectives.blank_infilling import BlankInfilling
+from kinfolk.training.config import TrainConfig
 
 EMBEDDING_STD = 0.02  # of initial embeddings, as in the released code
 

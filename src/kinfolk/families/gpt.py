@@ -23,7 +23,7 @@ from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Po
 from kinfolk.nn.layers import FeedForward, PostNorm, TransformerLayer
 from kinfolk.objectives.clm import CLM
 from kinfolk.text.tokenizer import SpecialTokens
-from kinfolk.training.settings import TrainConfig
+from kinfolk.training.config import TrainConfig
 
 
 @config("gpt")

@@ -18,8 +18,8 @@ from kinfolk.nn.init import init_weights_, scale_residual_init_
 from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling
 from kinfolk.nn.layers import FeedForward, PreNorm, TransformerLayer
 from kinfolk.objectives.clm import CLM
-from kinfolk.objectives.prefix import PrefixLM
-from kinfolk.training.settings import TrainConfig
+from kinfolk.objectives.prefix_lm import PrefixLM
+from kinfolk.training.config import TrainConfig
 
 
 @config("gpt2")

@@ -11,7 +11,7 @@ from kinfolk.families.gpt2 import GPT2, GPT2Config
 from kinfolk.families.sizes import standard_sizes
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.objectives.clm import CLM
-from kinfolk.training.settings import TrainConfig
+from kinfolk.training.config import TrainConfig
 
 
 @config("gpt3")

@@ -30,7 +30,7 @@ from kinfolk.nn.language_model import LanguageModel, LayerStack, Pooling
 from kinfolk.objectives.full_sentences import FullSentences
 from kinfolk.objectives.mlm import MLM
 from kinfolk.text.tokenizer import SpecialTokens
-from kinfolk.training.settings import TrainConfig
+from kinfolk.training.config import TrainConfig
 
 
 @config("roberta")

@@ -23,10 +23,10 @@ from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
 from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig
 from kinfolk.nn.layers import FeedForward, GatedFeedForward, PreNorm, TransformerLayer
 from kinfolk.nn.positions import RelativePositionBias
-from kinfolk.objectives.pairs import Seq2Seq
-from kinfolk.objectives.spans import SpanCorruption
+from kinfolk.objectives.seq2seq import Seq2Seq
+from kinfolk.objectives.span_corruption import SpanCorruption
 from kinfolk.text.tokenizer import SpecialTokens
-from kinfolk.training.settings import TrainConfig
+from kinfolk.training.config import TrainConfig
 
 
 @config("t5")

@@ -19,9 +19,9 @@ from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
 from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig
 from kinfolk.nn.layers import FeedForward, PostNorm, TransformerLayer
 from kinfolk.nn.positions import sinusoidal_embedding
-from kinfolk.objectives.pairs import Seq2Seq
-from kinfolk.objectives.spans import SpanCorruption
-from kinfolk.training.settings import TrainConfig
+from kinfolk.objectives.seq2seq import Seq2Seq
+from kinfolk.objectives.span_corruption import SpanCorruption
+from kinfolk.training.config import TrainConfig
 
 
 @config("transformer")

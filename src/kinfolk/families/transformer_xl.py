@@ -25,8 +25,8 @@ from kinfolk.nn.relative_attention import (
     sinusoidal_distances,
 )
 from kinfolk.objectives.clm import CLM
-from kinfolk.objectives.stream import RecurrentCLM
-from kinfolk.training.settings import TrainConfig
+from kinfolk.objectives.recurrent_clm import RecurrentCLM
+from kinfolk.training.config import TrainConfig
 
 
 @config("transformer_xl")

@@ -29,9 +29,9 @@ from kinfolk.nn.relative_attention import (
     SegmentRelativeAttention,
     sinusoidal_distances,
 )
-from kinfolk.objectives.permutation import PermutationLM
+from kinfolk.objectives.permutation_lm import PermutationLM
 from kinfolk.text.tokenizer import SpecialTokens
-from kinfolk.training.settings import TrainConfig
+from kinfolk.training.config import TrainConfig
 
 
 @config("xlnet")

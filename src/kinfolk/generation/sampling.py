@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.errors import UserError
-from kinfolk.generation.rules import NEG_INF
+from kinfolk.generation.logits_process import NEG_INF
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from kinfolk.data.chunks import (
     TokenizedDocuments,
     split_documents,
 )
-from kinfolk.data.packing import document_and_position_ids, pad_rows
+from kinfolk.data.examples import document_and_position_ids, pad_rows
 from kinfolk.text.tokenizer import SpecialTokens
 
 

@@ -31,7 +31,7 @@ from kinfolk.data.chunks import (
     TokenizedDocuments,
     split_documents,
 )
-from kinfolk.data.packing import document_and_position_ids, pad_rows, select_targets
+from kinfolk.data.examples import document_and_position_ids, pad_rows, select_targets
 from kinfolk.text.tokenizer import SpecialTokens
 
 

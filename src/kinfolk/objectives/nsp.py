@@ -38,7 +38,7 @@ from kinfolk.data.chunks import (
     TokenizedDocuments,
     split_documents,
 )
-from kinfolk.data.packing import document_and_position_ids, firsts, pad_rows, select_targets
+from kinfolk.data.examples import document_and_position_ids, firsts, pad_rows, select_targets
 from kinfolk.errors import UserError
 from kinfolk.objectives.mlm import MLM, mask_tokens
 

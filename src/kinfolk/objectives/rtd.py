@@ -33,7 +33,7 @@ from kinfolk.batch import (
 )
 from kinfolk.config import config, field
 from kinfolk.data.chunks import Chunk, IntArray, Rng
-from kinfolk.data.packing import pad_rows
+from kinfolk.data.examples import pad_rows
 from kinfolk.nn.losses import chunk_rows
 from kinfolk.objectives.mlm import MLM, Masked, MLMScorer
 

@@ -28,7 +28,7 @@ from kinfolk.data.chunks import (
     TokenizedDocuments,
     split_documents,
 )
-from kinfolk.data.packing import pad_rows
+from kinfolk.data.examples import pad_rows
 from kinfolk.objectives.mlm import MLM, Masked, MLMScorer, mask_tokens
 
 ATTENTION_MODES = ("both", "right", "left", "across")

@@ -11,7 +11,7 @@ from torch import Tensor
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import IGNORE_INDEX, Inputs, TokenTargets
 from kinfolk.data.chunks import IntArray
-from kinfolk.data.packing import Packing, document_and_position_ids, pack, pad_rows
+from kinfolk.data.examples import Packing, document_and_position_ids, pack, pad_rows
 
 PAD_TO_MULTIPLE_OF = 8  # rows are a multiple of so many slots long
 ROW_LENGTH_FACTORS = (1.0, 1.5, 2.0)  # how long rows may be, against the longest reading

@@ -14,13 +14,13 @@ from torch.utils.data import Dataset
 
 from kinfolk.batch import Batch
 from kinfolk.data.chunks import IntArray
-from kinfolk.data.mixture import MixtureSchedule
+from kinfolk.data.datasets import MixtureSchedule
 from kinfolk.errors import UserError
 from kinfolk.rng import Stream, corpus_seed, generator
 from kinfolk.tasks.examples import Instance
+from kinfolk.tasks.formulations.base import Formulation, RawScores
 from kinfolk.tasks.task import Prediction
 from kinfolk.tasks.voices import generate_predictions
-from kinfolk.tasks.ways.way import Formulation, RawScores
 from kinfolk.text.tokenizer import Tokenizer
 
 TOKENS_PER_BATCH = 4096  # in a batch of questions, about

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from kinfolk.generation.beams import BeamSearch
-from kinfolk.generation.decoding import generate
+from kinfolk.generation.beam_search import BeamSearch
+from kinfolk.generation.methods import generate
+from kinfolk.generation.prompts import build_prompt, build_request, decode_after
 from kinfolk.generation.sampling import GREEDY
-from kinfolk.generation.texts import build_prompt, build_request, decode_after
-from kinfolk.tasks.speech import num_special_tokens
+from kinfolk.tasks.formulations.sequences import num_layout_tokens
 from kinfolk.tasks.task import Prediction
 from kinfolk.text.tokenizer import Tokenizer
 
@@ -40,9 +40,9 @@ def generate_predictions(
 def encode_prompt(way: Any, model: Any, row: Any, tokenizer: Tokenizer) -> Any:
     """Frame what is read before an answer, cut as in training, and to leave room to write."""
     ids = way.append_separator(tokenizer.offsets(way.prompt(row)[0])[0], tokenizer)
-    room = way.max_length - num_special_tokens(way.layout)
+    room = way.max_length - num_layout_tokens(way.layout)
     if model.config.max_length is not None and model.decoding != "encoder-decoder":
         room = min(
-            room, model.config.max_length - way.max_new_tokens - num_special_tokens(way.layout)
+            room, model.config.max_length - way.max_new_tokens - num_layout_tokens(way.layout)
         )
     return build_prompt(model, tokenizer, way.truncate_prompt(ids, max(1, room)))

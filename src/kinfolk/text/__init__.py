@@ -1,7 +1,7 @@
 """Text to ids and back, and where sentences end."""
 
-from kinfolk.text.sentences import sentence_ends
+from kinfolk.text.segment import sentence_ends
 from kinfolk.text.tokenizer import SpecialTokens, Tokenizer
-from kinfolk.text.vocabulary import KINDS, train_tokenizer
+from kinfolk.text.train import KINDS, train_tokenizer
 
 __all__ = ["KINDS", "SpecialTokens", "Tokenizer", "sentence_ends", "train_tokenizer"]

@@ -1,27 +1,128 @@
-"""The files that tokenizers are kept in, each opened as one set-up of the `tokenizers` library.
+"""Open the tokenizer folders of BERT, GPT, GPT-2, RoBERTa, ALBERT, T5 and XLNet."""
 
-| files | who writes them |
-| --- | --- |
-| `tokenizer.json` | kinfolk and transformers; it wins over the others |
-| `vocab.txt` | BERT, ELECTRA |
-| `vocab.json` and `merges.txt` (OpenAI: `encoder.json` and `vocab.bpe`) | GPT-2, RoBERTa |
-| the same with pieces in `</w>` (OpenAI: `encoder_bpe_40000.json`, `vocab_40000.bpe`) | GPT |
-| `spiece.model` or another `.model` of SentencePiece | ALBERT, T5, XLNet |
-"""
-
+import json
 import re
 import sys
 import unicodedata
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from kinfolk.errors import UserError
-from kinfolk.text import files, sentencepiece
-from kinfolk.text.files import LoadedTokenizer, TokenizerConfig
+from kinfolk.text import sentencepiece
+
+# What tokenizer_config.json calls the class, without "Tokenizer": who reads text in that way.
+TOKENIZER_CLASSES = {
+    "vocab.txt": {"Bert": "bert", "DistilBert": "bert", "Electra": "bert", "MobileBert": "bert"},
+    "merges": {"GPT2": "gpt2", "Roberta": "roberta", "Bart": "roberta", "OpenAIGPT": "gpt"},
+    "model": {"Albert": "albert", "T5": "t5", "MT5": "t5", "XLNet": "xlnet"},
+}
+GENERIC_TOKENIZER_CLASSES = (
+    "PreTrained",
+    "Tokenizers",
+)  # transformers' classes for tokenizers of any kind
+
+TokenizerConfig = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class LoadedTokenizer:
+    """A tokenizer as its files describe it."""
+
+    backend: tokenizers.Tokenizer
+    settings: TokenizerConfig  # as tokenizer_config.json has them, the roles' tokens filled in
+    frame: str | None = None
+
+
+def tokenizer_family(settings: TokenizerConfig, files: str, guess: str, file: Path) -> str:
+    """Follow the class that the settings name, or what the vocabulary looks like."""
+    name = str(settings.get("tokenizer_class") or "PreTrainedTokenizer")
+    name = name.removesuffix("Fast").removesuffix("Tokenizer")
+    if name in GENERIC_TOKENIZER_CLASSES:
+        return guess
+    if name not in TOKENIZER_CLASSES[files]:
+        raise UserError(
+            f"{file} belongs to a {name}Tokenizer, and only those of "
+            f"{', '.join(TOKENIZER_CLASSES[files])} are read: "
+            "open it in transformers and save it as a tokenizer.json"
+        )
+    return TOKENIZER_CLASSES[files][name]
+
+
+def special_token_map(standard: Mapping[str, str], settings: TokenizerConfig) -> dict[str, str]:
+    """Return the token of each role: what the settings say, else what is customary."""
+    found = {}
+    for role, token in standard.items():
+        said = settings.get(f"{role}_token")
+        said = said.get("content") if isinstance(said, dict) else said
+        found[role] = said if isinstance(said, str) else token
+    return found
+
+
+def finished(
+    backend: tokenizers.Tokenizer,
+    roles: Mapping[str, str],
+    frame: str | None,
+    *,
+    spaced: bool = False,
+) -> LoadedTokenizer:
+    """Make the roles' tokens special; where pieces carry the space before a word, so does mask."""
+    present = {r: token for r, token in roles.items() if backend.token_to_id(token) is not None}
+    backend.add_special_tokens(
+        [
+            AddedToken(token, normalized=False, lstrip=spaced and role == "mask")
+            for role, token in present.items()
+        ]
+    )
+    return LoadedTokenizer(
+        backend, {f"{role}_token": token for role, token in present.items()}, frame
+    )
+
+
+def add_extra_tokens(backend: tokenizers.Tokenizer, file: Path) -> None:
+    """Add the tokens that were given to a tokenizer after its training."""
+    for token, id in sorted(read_settings(file).items(), key=lambda pair: pair[1]):
+        backend.add_tokens([AddedToken(token, normalized=False)])
+        if backend.token_to_id(token) != id:
+            raise UserError(
+                f"{file}: {token!r} cannot have the id {id}, its place is "
+                f"{backend.token_to_id(token)}: the ids must go on where the vocabulary ends"
+            )
+
+
+def lines(file: Path) -> Sequence[str]:
+    """Return the lines of a file: only a line feed ends one, as tokens may hold any other."""
+    if not file.is_file():
+        raise UserError(f"there is no {file}: give a tokenizer's folder or one of its files")
+    try:
+        text = file.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file} is not UTF-8 (byte {error.start}): save it again") from error
+    if not text.strip():
+        raise UserError(f"{file} is empty: copy it again")
+    return text.removesuffix("\n").split("\n")
+
+
+def read_settings(file: Path) -> dict[str, Any]:
+    """Return what a JSON file says, nothing where there is none."""
+    return read_json(file) if file.is_file() else {}
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Read a JSON file of names and values."""
+    text = "\n".join(lines(file))
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"{file} is not JSON ({error}): save the tokenizer again") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{file} must hold names and their values: save the tokenizer again")
+    return found
+
 
 # The vocabulary and the merges of byte pair encoding: as transformers names them, as OpenAI did.
 BPE_FILES = (
@@ -42,8 +143,8 @@ def load_backend(path: Path) -> LoadedTokenizer:
     """Open a folder, or one file of it."""
     folder = path if path.is_dir() else path.parent
     settings = {
-        **files.settings(folder / "special_tokens_map.json"),
-        **files.settings(folder / "tokenizer_config.json"),
+        **read_settings(folder / "special_tokens_map.json"),
+        **read_settings(folder / "tokenizer_config.json"),
     }
     file = _file(path)
     if file.name.endswith("tokenizer.json"):
@@ -54,7 +155,7 @@ def load_backend(path: Path) -> LoadedTokenizer:
         found = _load_bpe(*pair, settings)
     else:
         found = _wordpiece(file, settings)
-    files.add_extra_tokens(found.backend, folder / "added_tokens.json")
+    add_extra_tokens(found.backend, folder / "added_tokens.json")
     return replace(found, settings={**found.settings, **settings})
 
 
@@ -84,9 +185,9 @@ def _load_tokenizer_json(file: Path) -> tokenizers.Tokenizer:
 
 
 def _wordpiece(file: Path, settings: TokenizerConfig) -> LoadedTokenizer:
-    files.family(settings, "vocab.txt", "bert", file)
+    tokenizer_family(settings, "vocab.txt", "bert", file)
     vocab: dict[str, int] = {}
-    for number, token in enumerate(files.lines(file), 1):
+    for number, token in enumerate(lines(file), 1):
         if not token:
             raise UserError(f"{file}, line {number} is empty: a vocabulary has a token a line")
         if token in vocab:
@@ -94,7 +195,7 @@ def _wordpiece(file: Path, settings: TokenizerConfig) -> LoadedTokenizer:
                 f"{file}, line {number}: {token!r} is already on line {vocab[token] + 1}"
             )
         vocab[token] = len(vocab)
-    roles = files.special_token_map(BERT, settings)
+    roles = special_token_map(BERT, settings)
     if missing := [token for token in roles.values() if token not in vocab]:
         raise UserError(f"{file} has no {missing[0]}: a vocabulary of BERT's kind needs one")
     lowered = settings.get("do_lower_case")
@@ -107,7 +208,7 @@ def _wordpiece(file: Path, settings: TokenizerConfig) -> LoadedTokenizer:
     )
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(cleanup=False)
-    return files.finished(backend, roles, "bert")
+    return finished(backend, roles, "bert")
 
 
 def _looks_uncased(vocab: Mapping[str, int]) -> bool:
@@ -135,15 +236,15 @@ def _load_bpe(vocab_file: Path, merges_file: Path, settings: TokenizerConfig) ->
     guess = "roberta" if {"<s>", "</s>", "<mask>"} <= vocab.keys() else "gpt2"
     if any(token.endswith("</w>") for token in vocab):
         guess = "gpt"
-    family = files.family(settings, "merges", guess, vocab_file)
+    family = tokenizer_family(settings, "merges", guess, vocab_file)
     if family == "gpt":
         return _gpt(vocab, merges, settings)
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges))
     prefixed = bool(settings.get("add_prefix_space", False))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefixed)
     backend.decoder = decoders.ByteLevel()
-    roles = files.special_token_map(ROBERTA if family == "roberta" else GPT2, settings)
-    return files.finished(backend, roles, "roberta" if family == "roberta" else None, spaced=True)
+    roles = special_token_map(ROBERTA if family == "roberta" else GPT2, settings)
+    return finished(backend, roles, "roberta" if family == "roberta" else None, spaced=True)
 
 
 def _gpt(
@@ -153,7 +254,7 @@ def _gpt(
 
     Deviation: OpenAI's own code cuts words with spaCy's English tokenizer.
     """
-    roles = files.special_token_map({"unk": "<unk>"}, settings)
+    roles = special_token_map({"unk": "<unk>"}, settings)
     model = models.BPE(
         vocab=vocab, merges=merges, unk_token=roles["unk"], end_of_word_suffix="</w>"
     )
@@ -161,11 +262,11 @@ def _gpt(
     backend.normalizer = normalizers.BertNormalizer(lowercase=True)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.BPEDecoder(suffix="</w>")
-    return files.finished(backend, roles, None)
+    return finished(backend, roles, None)
 
 
 def _vocab(file: Path) -> dict[str, int]:
-    found = files.read_json(file)
+    found = read_json(file)
     if not all(isinstance(id, int) for id in found.values()):
         raise UserError(f"{file} is no vocabulary: it must give each token a number")
     if sorted(found.values()) != list(range(len(found))) or not found:
@@ -177,7 +278,7 @@ def _merges(file: Path, vocab: Mapping[str, int], vocab_file: Path) -> list[tupl
     if not file.is_file():
         raise UserError(f"{vocab_file.name} needs {file.name} beside it in {file.parent}")
     merges = []
-    for number, line in enumerate(files.lines(file), 1):
+    for number, line in enumerate(lines(file), 1):
         if not line or (number == 1 and line.startswith("#version")):
             continue
         parts = line.split(" ")
@@ -191,7 +292,7 @@ def _merges(file: Path, vocab: Mapping[str, int], vocab_file: Path) -> list[tupl
 
 def _sentencepiece(file: Path, settings: TokenizerConfig) -> LoadedTokenizer:
     found = sentencepiece.read_model(file)
-    family = files.family(settings, "model", _member(found), file)
+    family = tokenizer_family(settings, "model", _member(found), file)
     if family in ("albert", "xlnet"):
         # Both drop accents and write quotes as ", and never join a digit and a comma.
         lowered = bool(settings.get("do_lower_case", family == "albert"))
@@ -202,9 +303,9 @@ def _sentencepiece(file: Path, settings: TokenizerConfig) -> LoadedTokenizer:
     # A model of nobody known: its control symbols may have familiar names.
     plain = {role: name for role, name in XLNET.items() if name in found.special}
     customary = {"albert": ALBERT, "t5": T5, "xlnet": XLNET}.get(family, plain)
-    roles = files.special_token_map(customary, settings)
+    roles = special_token_map(customary, settings)
     frame = {"albert": "bert", "plain": None}.get(family, family)
-    made = files.finished(backend, roles, frame, spaced=True)
+    made = finished(backend, roles, frame, spaced=True)
     others = [name for name in found.special if name not in roles.values()]
     if family == "t5":
         # Counted down, so that <extra_id_0> has the last id.

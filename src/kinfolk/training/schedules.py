@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import get_args
 
 from kinfolk.errors import UserError
-from kinfolk.training.settings import Schedule
+from kinfolk.training.config import Schedule
 
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 

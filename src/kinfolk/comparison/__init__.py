@@ -1,1 +1,0 @@
-"""The models side by side: their curves, their scores and the page that shows them."""

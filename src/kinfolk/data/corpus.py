@@ -1,0 +1,405 @@
+"""A tokenised corpus on disk: Megatron's `.bin` and `.idx` files, their reader and their writer."""
+
+import json
+import os
+import struct
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kinfolk.errors import UserError
+from kinfolk.text import Tokenizer
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+FORMAT_VERSION = 2  # of corpus.json and what is ours beside Megatron's pair
+HEADER = struct.Struct("<9sQBQQ")  # magic, version, type of id, sentences, documents + 1
+DTYPES: dict[int, npt.DTypeLike] = {4: np.int32, 8: np.uint16}  # Megatron's codes
+CHUNK = 1 << 20  # numbers handled at once
+
+IntArray = npt.NDArray[np.int64]
+
+
+class Corpus:
+    """A folder of tokenised documents, read through memory maps."""
+
+    def __init__(self, folder: Path, facts: Mapping[str, Any], type: npt.DTypeLike) -> None:
+        self.folder = folder
+        self.documents: int = facts["documents"]
+        self.tokens: int = facts["tokens"]
+        self.bytes: int = facts["bytes"]
+        self.vocab_size: int = facts["vocab"]
+        self.tokenizer_hash: str = facts["tokenizer_hash"]
+        sentences: int = facts["sentences"]
+        index = folder / "tokens.idx"
+        begins = HEADER.size + 4 * sentences
+        firsts = begins + 8 * sentences
+        self._ids = _memmap(folder / "tokens.bin", type, self.tokens)
+        self._sequence_pointers = _memmap(index, np.int64, sentences, offset=begins)
+        self._document_indices = _memmap(index, np.int64, self.documents + 1, offset=firsts)
+        self.document_bytes: npt.NDArray[np.uint32] = _memmap(
+            folder / "bytes.bin", np.uint32, self.documents
+        )
+        self._words: npt.NDArray[np.uint8] | None = None
+        if facts["words"] is not None:
+            self._words = _memmap(folder / "words.bin", np.uint8, -(-self.tokens // 8))
+
+    @classmethod
+    def open(cls, folder: Path | str) -> "Corpus":
+        """Open a folder that `prepare` wrote, once its files agree with each other."""
+        folder = Path(folder)
+        for name in ("corpus.json", "tokens.idx", "tokens.bin", "bytes.bin"):
+            if not (folder / name).is_file():
+                raise UserError(
+                    f"{folder / name} does not exist, so {folder} is no corpus: "
+                    "make one with kinfolk prepare"
+                )
+        facts = _facts(folder / "corpus.json")
+        index = folder / "tokens.idx"
+        with index.open("rb") as file:
+            header = file.read(HEADER.size)
+        if len(header) < HEADER.size or not header.startswith(MAGIC):
+            raise _corrupt(index, "it does not begin as a Megatron index does")
+        _, version, code, sentences, bounds = HEADER.unpack(header)
+        if version != VERSION or code not in DTYPES:
+            raise _corrupt(index, f"version {version} with ids of type {code} is not known here")
+        if (sentences, bounds) != (facts["sentences"], facts["documents"] + 1):
+            raise _corrupt(index, "it counts other documents than corpus.json")
+        type = np.dtype(DTYPES[code])
+        _check_size(index, HEADER.size + 12 * sentences + 8 * bounds)
+        _check_size(folder / "tokens.bin", type.itemsize * facts["tokens"])
+        _check_size(folder / "bytes.bin", 4 * facts["documents"])
+        if facts["words"] is not None:
+            _check_size(folder / "words.bin", -(-facts["tokens"] // 8))
+        return cls(folder, facts, type)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Corpus.open, (self.folder,)
+
+    @cached_property
+    def starts(self) -> IntArray:
+        """Return where each document begins among the tokens, and at last where all end."""
+        starts = np.full(self.documents + 1, self.tokens)
+        inside = self._document_indices < len(self._sequence_pointers)
+        starts[inside] = (
+            self._sequence_pointers[self._document_indices[inside]] // self._ids.itemsize
+        )
+        return starts
+
+    def ids(self, start: int, stop: int) -> IntArray:
+        """Return a slice of the stream of tokens."""
+        return self._ids[start:stop].astype(np.int64)
+
+    def document(self, i: int) -> IntArray:
+        """Return the tokens of one document."""
+        return self.ids(self.starts[i], self.starts[i + 1])
+
+    def sentences(self, start: int, stop: int) -> IntArray:
+        """Return the lengths of the sentences inside a slice, cut to it, in all stop - start."""
+        if start >= stop:
+            return np.zeros(0, np.int64)
+        size = self._ids.itemsize
+        # Not np.searchsorted: the index lies at odd addresses, so that it would copy all of it.
+        first = bisect_right(self._sequence_pointers, start * size)
+        last = bisect_left(self._sequence_pointers, stop * size, lo=first)
+        bounds = np.empty(last - first + 2, np.int64)
+        bounds[0], bounds[-1] = start, stop
+        bounds[1:-1] = self._sequence_pointers[first:last] // size
+        return bounds[1:] - bounds[:-1]
+
+    def words(self, start: int, stop: int) -> npt.NDArray[np.bool_]:
+        """Tell of each token in a slice whether it begins a word."""
+        if self._words is None:
+            raise UserError(
+                f"{self.folder} does not say where words begin: prepare it with --words"
+            )
+        first = start // 8
+        bits = np.unpackbits(self._words[first : -(-stop // 8)])
+        return bits[start - 8 * first : stop - 8 * first].astype(np.bool_)
+
+    def token_counts(self) -> IntArray:
+        """Return how often each id occurs."""
+        return self._counts
+
+    @cached_property
+    def _counts(self) -> IntArray:
+        counts = np.zeros(self.vocab_size, np.int64)
+        for start in range(0, self.tokens, CHUNK):
+            counts += np.bincount(self._ids[start : start + CHUNK], minlength=self.vocab_size)
+        return counts
+
+    def tokenizer(self) -> Tokenizer:
+        """Return the tokenizer the corpus was made with."""
+        tokenizer = Tokenizer.load(self.folder / "tokenizer")
+        if tokenizer.fingerprint != self.tokenizer_hash:
+            raise _corrupt(self.folder / "tokenizer", "it is not the one that made this corpus")
+        return tokenizer
+
+
+def _memmap(file: Path, type: npt.DTypeLike, size: int, *, offset: int = 0) -> npt.NDArray[Any]:
+    # An empty file cannot be mapped.
+    if size == 0:
+        return np.zeros(0, type)
+    # A plain view: every slice of a memmap is made in Python.
+    return np.memmap(file, type, mode="r", offset=offset, shape=(size,)).view(np.ndarray)
+
+
+def _facts(file: Path) -> dict[str, Any]:
+    needed = {"version", "documents", "sentences", "tokens", "bytes", "vocab", "tokenizer_hash"}
+    needed |= {"words"}
+    try:
+        facts = dict(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise _corrupt(file, "it is not JSON") from error
+    if facts.get("version", FORMAT_VERSION) != FORMAT_VERSION:
+        raise _corrupt(
+            file, f"it has format {facts['version']} where {FORMAT_VERSION} is known here"
+        )
+    if missing := sorted(needed - facts.keys()):
+        raise _corrupt(file, f"it does not say its {missing[0]}")
+    return facts
+
+
+def _check_size(file: Path, size: int) -> None:
+    if not file.is_file():
+        raise _corrupt(file, "it is not there")
+    if file.stat().st_size != size:
+        raise _corrupt(file, f"it has {file.stat().st_size:,} bytes where {size:,} belong")
+
+
+def _corrupt(file: Path, why: str) -> UserError:
+    return UserError(f"{file} is damaged or foreign, {why}: make the corpus again")
+
+
+MAX_DOCUMENT_BYTES = 1 << 32  # bytes that one document cannot have
+
+
+@dataclass(frozen=True)
+class EncodedDocuments:
+    """Some documents as ids, end to end, with the lengths that part them."""
+
+    ids: npt.NDArray[Any]
+    sentences: npt.NDArray[np.int32]  # tokens in each sentence
+    documents: IntArray  # sentences in each document
+    bytes: IntArray  # of text (UTF-8) in each document
+    words: npt.NDArray[np.bool_] | None = None  # whether each token begins a word
+
+
+@dataclass
+class SourceStats:
+    """What one file gave."""
+
+    path: str
+    documents: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class WriteProgress:
+    """How much of a corpus is written."""
+
+    documents: int = 0
+    sentences: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    pending_bits: tuple[
+        bool, ...
+    ] = ()  # which of the last tokens begin words: too few to fill a byte
+
+    def sizes(self, width: int) -> dict[str, int]:
+        """Return the bytes in each file, for ids of a width."""
+        return {
+            "tokens.bin": width * self.tokens,
+            "bytes.bin": 4 * self.documents,
+            "lengths.part": 4 * self.sentences,
+            "documents.part": 8 * self.documents,
+            "words.bin": self.tokens // 8,
+        }
+
+
+def dtype_code(tokenizer: Tokenizer) -> int:
+    """Return Megatron's number for the type that holds every id of a tokenizer."""
+    return 8 if tokenizer.vocab_size <= 1 << 16 else 4
+
+
+class CorpusWriter:
+    """Write a corpus as it comes, holding none of it; leave the `with` block to finish it.
+
+    What was `written` before, by a writer that was killed, is kept; anything behind it is not. Its
+    files named *.part are of no use once the corpus is finished.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        tokenizer: Tokenizer,
+        *,
+        words: str | None = None,
+        written: WriteProgress | None = None,
+    ) -> None:
+        self._folder, self._tokenizer, self._words = folder, tokenizer, words
+        self._code = dtype_code(tokenizer)
+        self._sources: dict[str, SourceStats] = {}
+        self.written = written or WriteProgress()
+        folder.mkdir(parents=True, exist_ok=True)
+        sizes = self.written.sizes(np.dtype(DTYPES[self._code]).itemsize)
+        self._files = {
+            name: _opened(folder / name, size)
+            for name, size in sizes.items()
+            if name != "words.bin" or words is not None
+        }
+
+    def __enter__(self) -> "CorpusWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._finish()
+            self.sync()
+        for file in self._files.values():
+            with suppress(OSError) if kind is not None else nullcontext():
+                file.close()
+
+    def add(self, encoded: EncodedDocuments, sources: Sequence[str]) -> None:
+        """Append documents, each with the file it came from."""
+        if encoded.bytes.max(initial=0) >= MAX_DOCUMENT_BYTES:
+            raise UserError("a document has 4 GiB or more, and a corpus holds none so long: cut it")
+        columns: dict[str, npt.NDArray[Any]] = {
+            "tokens.bin": encoded.ids.astype(DTYPES[self._code]),
+            "bytes.bin": encoded.bytes.astype(np.uint32),
+            "lengths.part": encoded.sentences.astype(np.int32),
+            "documents.part": encoded.documents.astype(np.int64),
+        }
+        rest = self.written.pending_bits
+        if self._words is not None:
+            assert encoded.words is not None
+            marks = np.concatenate([np.array(rest, np.bool_), encoded.words])
+            full = len(marks) // 8 * 8
+            columns["words.bin"], rest = np.packbits(marks[:full]), tuple(marks[full:].tolist())
+        for name, column in columns.items():
+            self._files[name].write(column.tobytes())
+        self.written = WriteProgress(
+            documents=self.written.documents + len(encoded.documents),
+            sentences=self.written.sentences + len(encoded.sentences),
+            tokens=self.written.tokens + len(encoded.ids),
+            bytes=self.written.bytes + int(encoded.bytes.sum()),
+            pending_bits=rest,
+        )
+        for path, size in zip(sources, encoded.bytes.tolist(), strict=True):
+            self.count_source(path, size)
+
+    def count_source(self, path: str, size: int) -> None:
+        """Count one document to the file it came from."""
+        source = self._sources.setdefault(path, SourceStats(path))
+        source.documents += 1
+        source.bytes += size
+
+    def sync(self) -> WriteProgress:
+        """See that all is on the disk, come what may, and return how much that is."""
+        for file in self._files.values():
+            file.flush()
+            os.fsync(file.fileno())
+        return self.written
+
+    def _finish(self) -> None:
+        done = self.written
+        if done.pending_bits:
+            self._files["words.bin"].write(np.packbits(np.array(done.pending_bits)).tobytes())
+        lengths, documents = self._files["lengths.part"], self._files["documents.part"]
+        with (self._folder / "tokens.idx").open("wb") as index:
+            bounds = done.documents + 1
+            index.write(HEADER.pack(MAGIC, VERSION, self._code, done.sentences, bounds))
+            for chunk in _chunks(lengths, np.int32):
+                index.write(chunk.tobytes())
+            _write_prefix_sums(
+                index, lengths, np.int32, scale=np.dtype(DTYPES[self._code]).itemsize
+            )
+            _write_prefix_sums(index, documents, np.int64)
+            index.write(np.int64(done.sentences).tobytes())
+        facts = {
+            "version": FORMAT_VERSION,
+            "documents": done.documents,
+            "sentences": done.sentences,
+            "tokens": done.tokens,
+            "bytes": done.bytes,
+            "vocab": self._tokenizer.vocab_size,
+            "tokenizer_hash": self._tokenizer.fingerprint,
+            "words": self._words,
+            "sources": [asdict(source) for source in self._sources.values()],
+        }
+        text = json.dumps(facts, indent=2, ensure_ascii=False) + "\n"
+        (self._folder / "corpus.json").write_text(text, encoding="utf-8")
+        self._tokenizer.save(self._folder / "tokenizer")
+
+
+def _opened(file: Path, size: int) -> IO[bytes]:
+    """Open a file to add to its first bytes, and forget those behind them."""
+    opened = file.open("r+b" if file.exists() else "w+b")
+    if opened.seek(0, os.SEEK_END) < size:
+        opened.close()
+        raise UserError(f"{file} is shorter than it was: remove {file.parent} and prepare again")
+    opened.truncate(size)
+    opened.seek(size)
+    return opened
+
+
+def _chunks(file: IO[bytes], type: npt.DTypeLike) -> Iterator[npt.NDArray[Any]]:
+    file.seek(0)
+    while part := file.read(CHUNK * np.dtype(type).itemsize):
+        yield np.frombuffer(part, type)
+
+
+def _write_prefix_sums(
+    index: IO[bytes], file: IO[bytes], type: npt.DTypeLike, *, scale: int = 1
+) -> None:
+    """Write the sum of all numbers before each."""
+    total = 0
+    for chunk in _chunks(file, type):
+        sums = total + scale * np.cumsum(chunk, dtype=np.int64)
+        index.write((sums - scale * chunk.astype(np.int64)).tobytes())
+        total = int(sums[-1])
+
+
+STRETCHES = 16  # read of each file, from its first byte to its last
+LENGTH = 1 << 16  # bytes of each
+
+
+def corpus_fingerprint(folder: Path) -> str:
+    """Return 128 bits of the tokens in a corpus folder and in what it holds out.
+
+    The index counts documents and sentences, so another text shows in it, or in some stretch of the
+    tokens. Reading takes no longer for a large corpus than for a small one.
+    """
+    found = blake2b(digest_size=16)
+    for name in ("tokens.idx", "tokens.bin", "holdout/tokens.idx", "holdout/tokens.bin"):
+        if (folder / name).is_file():
+            _add(found, folder / name)
+    return found.hexdigest()
+
+
+def file_fingerprint(file: Path) -> str:
+    """Return 128 bits of one file, by its size and stretches of it."""
+    found = blake2b(digest_size=16)
+    _add(found, file)
+    return found.hexdigest()
+
+
+def _add(found: blake2b, file: Path) -> None:
+    size = file.stat().st_size
+    found.update(f"{file.name} {size}\n".encode())
+    last = max(0, size - LENGTH)
+    with file.open("rb") as opened:
+        for start in sorted({last * i // (STRETCHES - 1) for i in range(STRETCHES)}):
+            opened.seek(start)
+            found.update(opened.read(LENGTH))

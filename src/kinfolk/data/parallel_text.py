@@ -1,0 +1,183 @@
+"""Pairs of texts: two files line by line or a table of two columns, and the corpus they become.
+
+A pair is a document of two sequences, which lie in the index where others have sentences. The
+bytes of such a corpus are those of its targets: they are what is predicted, and what a score is
+divided by.
+"""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, zip_longest
+from pathlib import Path
+
+import numpy as np
+
+from kinfolk.data.chunks import BoolArray, IntArray, TokenizedDocuments
+from kinfolk.data.corpus import Corpus, CorpusWriter, EncodedDocuments
+from kinfolk.data.encode import DocumentEncoder
+from kinfolk.data.files import decode_utf8, iter_lines, normalize_newlines, open_input
+from kinfolk.errors import UserError
+from kinfolk.text import Tokenizer
+
+CHUNK = 4096  # pairs encoded at once
+
+
+@dataclass(frozen=True)
+class TextPair:
+    """A text, and what is to be written about it."""
+
+    source: str
+    target: str
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to read, or nothing to write."""
+        return not (self.source and self.target)
+
+
+@dataclass(frozen=True)
+class ParallelText:
+    """Two files, a text a line; or one table with the pair in its first two columns."""
+
+    source: Path
+    target: Path | None = None
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The files of the two sides, the same one for a table."""
+        return str(self.source), str(self.target or self.source)
+
+    @property
+    def description(self) -> str:
+        """The files, for a sentence."""
+        return " and ".join(dict.fromkeys(self.names))
+
+    def check(self) -> None:
+        """See that the files are there and aligned, and hold a pair."""
+        for path in (self.source, self.target):
+            if path is not None and not path.is_file():
+                raise UserError(f"{path} does not exist: give a file with a text a line")
+        if self.target is not None:
+            counts = [sum(1 for _ in _lines(path)) for path in (self.source, self.target)]
+            if counts[0] != counts[1]:
+                raise UserError(
+                    f"{self.source} has {counts[0]:,} lines and {self.target} has {counts[1]:,}: "
+                    "line n of one must be the pair of line n of the other"
+                )
+        if not sum(not pair.empty for pair in self.rows()):  # every line is looked at
+            raise UserError(f"there is no pair of texts in {self.description}: each side is empty")
+
+    def rows(self) -> Iterator[TextPair]:
+        """Stream all pairs, those with an empty side too."""
+        if self.target is not None:
+            both = zip_longest(_lines(self.source), _lines(self.target), fillvalue="")
+            yield from (TextPair(source.strip(), target.strip()) for source, target in both)
+            return
+        for number, line in enumerate(_lines(self.source), 1):
+            cells = line.split("\t")
+            if line and len(cells) < 2:
+                raise UserError(
+                    f"line {number:,} of {self.source} has no tab in it: a pair is two columns"
+                )
+            yield TextPair(cells[0].strip(), cells[1].strip() if line else "")
+
+    def pairs(self) -> Iterator[tuple[int, TextPair]]:
+        """Stream the pairs that have two sides, each with its line."""
+        return ((line, pair) for line, pair in enumerate(self.rows(), 1) if not pair.empty)
+
+
+def write_parallel_corpus(
+    files: ParallelText, tokenizer: Tokenizer, out: Path, *, prefix: str = ""
+) -> None:
+    """Write a corpus of pairs, with a prefix before every source; say how many are left out."""
+    encoder, stream = DocumentEncoder(tokenizer), files.pairs()
+    kept: list[int] = []  # lines
+    with CorpusWriter(out, tokenizer) as writer:
+        while chunk := list(islice(stream, CHUNK)):
+            texts = [text for _, p in chunk for text in (prefix + p.source, p.target)]
+            encoded, bytes, whole = _joined(encoder(texts))
+            source, target = files.names
+            writer.add(encoded, [target] * len(encoded.documents))
+            for size in bytes.tolist() if source != target else ():
+                writer.count_source(source, size)
+            kept += [line for (line, _), good in zip(chunk, whole.tolist(), strict=True) if good]
+    for left in out.glob("*.part"):  # of no use once a corpus is finished
+        left.unlink()
+    if not kept:
+        raise UserError(f"{files.source} holds nothing that this tokenizer can read")
+    _warn_skipped(files, kept)
+
+
+def _joined(found: EncodedDocuments) -> tuple[EncodedDocuments, IntArray, BoolArray]:
+    """Make pairs of texts two by two; also return the bytes of sources, and which were whole.
+
+    A text may be nothing to a tokenizer, as a space of no width is; its pair is left out.
+    """
+    ends = np.concatenate([[0], np.cumsum(found.sentences)])
+    sizes = np.diff(ends[np.concatenate([[0], np.cumsum(found.documents)])]).reshape(-1, 2)
+    whole = sizes.all(1)
+    ids = found.ids[np.repeat(whole, sizes.sum(1))]
+    source, target = found.bytes.reshape(-1, 2)[whole].T
+    sequences = sizes[whole].ravel().astype(np.int32)
+    return EncodedDocuments(ids, sequences, np.full(len(target), 2), target), source, whole
+
+
+def _warn_skipped(files: ParallelText, kept: Sequence[int]) -> None:
+    lines = sum(1 for _ in files.rows())
+    if len(kept) == lines:
+        return
+    first = next(line for line, known in enumerate([*kept, 0], 1) if line != known)
+    warnings.warn(
+        f"{lines - len(kept):,} of {lines:,} pairs in {files.description} are left out, "
+        f"the first on line {first:,}: a side is empty",
+        stacklevel=3,
+    )
+
+
+def pair_lengths(documents: TokenizedDocuments) -> IntArray:
+    """Count the tokens of the two sides of every pair: (pairs, 2)."""
+    starts = documents.starts
+    lengths = documents.sentences(0, int(starts[-1]))
+    lengths = lengths[lengths > 0]
+    counts = np.diff(np.searchsorted(np.cumsum(lengths), starts, side="right"))
+    if (wrong := np.flatnonzero(counts != 2)).size:
+        raise UserError(
+            f"document {wrong[0] + 1:,} of this text has {counts[wrong[0]]:,} sentences, and a "
+            "pair has two sides: give pairs, with --source and --target or with --pairs"
+        )
+    return lengths.reshape(-1, 2)
+
+
+class TargetDocuments:
+    """The second sides of a corpus of pairs, as documents of their own."""
+
+    def __init__(self, pairs: Corpus) -> None:
+        self._pairs, self._sizes = pairs, pair_lengths(pairs)
+        self.documents, self.vocab_size, self.bytes = pairs.documents, pairs.vocab_size, pairs.bytes
+        self.starts: IntArray = np.concatenate([[0], np.cumsum(self._sizes[:, 1])])
+        self.tokens = int(self.starts[-1])
+
+    def document(self, i: int) -> IntArray:
+        """Return the tokens of one target."""
+        starts = self._pairs.starts
+        return self._pairs.ids(int(starts[i] + self._sizes[i, 0]), int(starts[i + 1]))
+
+    def token_counts(self) -> IntArray:
+        """Return how often each id occurs."""
+        counts, starts = np.zeros(self.vocab_size, np.int64), self._pairs.starts
+        for first in range(0, self.documents, CHUNK):
+            sizes = self._sizes[first : first + CHUNK]
+            ids = self._pairs.ids(int(starts[first]), int(starts[first + len(sizes)]))
+            written = np.repeat(np.tile([False, True], len(sizes)), sizes.ravel())
+            counts += np.bincount(ids[written], minlength=self.vocab_size)
+        return counts
+
+    def tokenizer(self) -> Tokenizer:
+        """Return the tokenizer the corpus was made with."""
+        return self._pairs.tokenizer()
+
+
+def _lines(path: Path) -> Iterator[str]:
+    with open_input(path) as source:
+        yield from iter_lines(source, normalize_newlines(decode_utf8(source)))

@@ -1,0 +1,1 @@
+"""Pages: training runs, evaluations, audits, tokenizers."""

@@ -1,0 +1,157 @@
+"""Options to choose among, from JSON: SWAG, Story Cloze, RACE, C3, COPA and the like.
+
+    {"context": "She lit", "options": ["a candle.", "the sea."], "label": 0}
+
+A field may have any of the names below, which published files use. Options are a list, or fields
+that end in a number. A label is the place of the right option from 0, its letter from A, or its
+text; in a field called answer beside numbered options, places count from 1.
+"""
+
+import re
+import string
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from kinfolk.errors import UserError
+from kinfolk.tasks.formats.base import as_text, as_text_list, first_key, preview, read_json
+from kinfolk.tasks.rows import MultipleChoiceRow
+
+CONTEXT_KEYS = ("context", "ctx_a", "ctx", "article", "passage", "premise", "story", "sent1",
+                "content", "sentence", "paragraph", "startphrase")  # fmt: skip
+CONTEXT_PART_PREFIXES = ("input_sentence_", "InputSentence")  # of a context, numbered from 1
+QUESTION_KEYS = ("question", "ctx_b", "sent2", "stem")
+OPTION_KEYS = ("options", "endings", "choices", "candidates", "choice")
+NUMBERED_OPTION_PREFIXES = ("ending", "choice", "option", "sentence_quiz",
+                            "RandomFifthSentenceQuiz", "answer", "solution", "sol")  # fmt: skip
+LABEL_KEYS = ("label", "answer_right_ending", "AnswerRightEnding", "answerKey", "answer", "gold",
+          "correct")  # fmt: skip
+BLANK = re.compile(r"#idiom#|(?<!\S)_(?!\w)")  # which an option fills: ChID's, WinoGrande's
+COPA_QUESTIONS = {"cause": "What was the cause?", "effect": "What happened as a result?"}  # COPA's
+OPTION_LETTERS = tuple(string.ascii_uppercase)
+
+
+def read(path: Path) -> Iterator[MultipleChoiceRow]:
+    """Stream the choices of a file."""
+    number = 0
+    for record, row in read_json(path):
+        where = f"record {record:,} of {path}"
+        for one in _single(row, where):
+            number += 1
+            yield _choice(one, number, where)
+
+
+def is_multiple_choice(row: Any) -> bool:
+    """Tell whether a record has options."""
+    try:
+        return any(_options(one, "") is not None for one in _single(row, ""))
+    except UserError:
+        return False
+
+
+def _single(row: Any, where: str) -> Iterator[dict[str, Any]]:
+    """Part a passage with several questions: C3's lists, and RACE's own files."""
+    if isinstance(row, list):  # [[lines], [questions], id]
+        if len(row) < 2 or not all(isinstance(part, list) for part in row[:2]):
+            raise UserError(f"{where} is {preview(row)}: a list is [[lines], [questions], id]")
+        for question in row[1]:
+            yield {"context": "\n".join(as_text_list(row[0], "lines", where)), **question}
+        return
+    if not isinstance(row, dict):
+        raise UserError(f"{where} is {preview(row)}: write an object with named fields")
+    if isinstance(row.get("questions"), list) and isinstance(row.get("options"), list):
+        answers = row.get("answers") or [None] * len(row["questions"])
+        counts = [len(row["questions"]), len(row["options"]), len(answers)]
+        if len(set(counts)) > 1:
+            raise UserError(
+                f"{where} has {counts[0]} questions, {counts[1]} lists of options and {counts[2]} "
+                "answers: give one of each for every question"
+            )
+        for question, options, answer in zip(
+            row["questions"], row["options"], answers, strict=True
+        ):
+            yield {**row, "question": question, "options": options, "answer": answer}
+        return
+    if isinstance(row.get("question"), dict):  # CommonsenseQA
+        yield {**row, **row["question"], "question": row["question"].get("stem", "")}
+        return
+    yield row
+
+
+def _choice(row: dict[str, Any], number: int, where: str) -> MultipleChoiceRow:
+    found = _options(row, where)
+    if found is None:
+        raise UserError(
+            f"{where} has no options: name a list {', '.join(OPTION_KEYS[:-1])}, or fields such as "
+            "option1 and option2"
+        )
+    options, letters, counted = found
+    if len(options) < 2:
+        raise UserError(f"{where} has {len(options)} option: there is nothing to choose")
+    context, question = _context(row, where), _question(row, where)
+    label = _label(row, options, letters, counted, where)
+    parts = BLANK.split(context)
+    if len(parts) == 2 and not question:
+        context, options = parts[0], tuple(option + parts[1] for option in options)
+    return MultipleChoiceRow(context, options, label, number, question)
+
+
+def _options(row: dict[str, Any], where: str) -> tuple[tuple[str, ...], Sequence[str], bool] | None:
+    """Return the options, their letters, and whether they are in numbered fields."""
+    name = first_key(row, OPTION_KEYS)
+    if name is not None and isinstance(row[name], list):
+        some = row[name]
+        if all(isinstance(o, dict) and {"label", "text"} <= o.keys() for o in some):
+            return tuple(str(o["text"]) for o in some), [str(o["label"]) for o in some], False
+        return as_text_list(some, name, where), OPTION_LETTERS, False
+    for stem in NUMBERED_OPTION_PREFIXES:
+        names = _numbered(row, stem)
+        if len(names) > 1:
+            return tuple(as_text(row[n], n, where) for n in names), OPTION_LETTERS, True
+    return None
+
+
+def _numbered(row: dict[str, Any], stem: str) -> list[str]:
+    """Find the fields that a stem and a number name, in order."""
+    found = {name: re.fullmatch(rf"{stem}_?(\d+)", name) for name in row}
+    numbers = {name: int(match[1]) for name, match in found.items() if match}
+    return sorted(numbers, key=numbers.__getitem__)
+
+
+def _context(row: dict[str, Any], where: str) -> str:
+    for stem in CONTEXT_PART_PREFIXES:
+        if names := _numbered(row, stem):
+            return " ".join(as_text(row[name], name, where) for name in names)
+    name = first_key(row, CONTEXT_KEYS)
+    return "" if name is None else as_text(row[name], name, where)
+
+
+def _question(row: dict[str, Any], where: str) -> str:
+    name = first_key(row, QUESTION_KEYS)
+    asked = "" if name is None else as_text(row[name], name, where)
+    return COPA_QUESTIONS.get(asked, asked)
+
+
+def _label(
+    row: dict[str, Any], options: tuple[str, ...], letters: Sequence[str], counted: bool, where: str
+) -> int | None:
+    """Return the place of the right option, from 0."""
+    name = first_key(row, LABEL_KEYS)
+    value = None if name is None else row[name]
+    if name is None or value is None:
+        return None
+    said = str(value).strip()
+    if isinstance(value, str) and options.count(value) == 1:
+        return options.index(value)
+    if said in letters:
+        place = list(letters).index(said)
+    elif said.isdecimal():
+        place = int(said) - (counted and name.lower().startswith("answer"))
+    else:
+        place = len(options)
+    if not 0 <= place < len(options):
+        raise UserError(
+            f"{name!r} in {where} is {preview(value)}, none of {len(options)} options: give its "
+            "place from 0, its letter from A, or its text"
+        )
+    return place

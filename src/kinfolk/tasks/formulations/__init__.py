@@ -1,0 +1,1 @@
+"""How a family solves a kind of task."""

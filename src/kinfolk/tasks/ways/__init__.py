@@ -1,1 +1,0 @@
-"""Ways to solve a task: one file each."""

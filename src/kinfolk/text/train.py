@@ -1,0 +1,487 @@
+"""Train a tokenizer on text files: BPE, WordPiece, unigram, bytes, words, characters.
+
+The input is read in bounded chunks and every trainer is deterministic.
+"""
+
+import json
+import math
+import re
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import IO
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
+
+from kinfolk.errors import UserError
+from kinfolk.text.segment import HAN, SEGMENTERS, SENTENCE_END_CHARS, word_segmenter
+from kinfolk.text.tokenizer import Tokenizer
+
+LONGEST = 8192  # characters given to a trainer at once
+CHARACTER_COVERAGE = (
+    0.9995  # of all characters; the rarer ones are unknown (SentencePiece's default)
+)
+
+# Text without spaces: nearly every run of it is new, and a trainer keeps each in memory.
+_OTHERS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff"  # Thai to Khmer, and kana
+_GOLDEN = (5**0.5 - 1) / 2  # its multiples spread evenly, and fall in with no rhythm of a text
+UNSPACED = re.compile(rf"[{_OTHERS}{HAN}]+|\S{{65,}}")
+UNSPACED_BUT_CHINESE = re.compile(rf"[{_OTHERS}]+|[^\s{HAN}]{{65,}}")
+
+
+def cut(texts: Iterable[str]) -> Iterator[str]:
+    """Give the texts in parts of bounded length, cut before white space or after sentences."""
+    empty = True
+    for text in texts:
+        empty = empty and not text.strip()
+        start = 0
+        while len(text) - start > LONGEST:
+            stop = _stop(text, start, start + LONGEST)
+            yield text[start:stop]
+            start = stop
+        yield text[start:]
+    if empty:
+        raise UserError("there is no text to learn a tokenizer from: give text with words in it")
+
+
+def _stop(text: str, start: int, limit: int) -> int:
+    space = max(text.rfind(" ", start + 1, limit), text.rfind("\n", start + 1, limit))
+    if space > start:
+        return space
+    return max(text.rfind(mark, start, limit) for mark in SENTENCE_END_CHARS) + 1 or limit
+
+
+@dataclass(frozen=True)
+class SpooledTexts:
+    """Texts on disk, read again as often as needed, with a space for each rare character."""
+
+    file: IO[str]
+    common: list[str]
+    rare_characters: dict[int, str]
+    stride: int  # one in so many parts is read
+
+    def alphabet(self, normalised: Callable[[str], str]) -> list[str]:
+        """Return the common characters, as the normaliser leaves them."""
+        return sorted({c for one in self.common for c in normalised(one) if not c.isspace()})
+
+    def __iter__(self) -> Iterator[str]:
+        self.file.seek(0)
+        for number, line in enumerate(self.file):
+            if number * _GOLDEN % 1 < 1 / self.stride:
+                yield json.loads(line).translate(self.rare_characters)
+
+
+@contextmanager
+def spool_texts(
+    texts: Iterable[str], unspaced: re.Pattern[str], most: int, *, share: float = CHARACTER_COVERAGE
+) -> Iterator[SpooledTexts]:
+    """Read a stream once for its characters, and keep it on disk to be read for its pieces.
+
+    Where it has more than `most` characters of `unspaced` text, one in two, three ... parts is
+    read, the same in every run, so that the memory of a trainer stays in bounds.
+    """
+    counts: Counter[str] = Counter()
+    runs = 0
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as file:
+        for text in texts:
+            runs += sum(map(len, unspaced.findall(text)))
+            if share < 1:
+                counts.update(text)
+            file.write(json.dumps(text, ensure_ascii=False) + "\n")
+        step = max(1, -(-runs // most))
+        if step > 1:
+            warnings.warn(
+                f"the text has {runs:,} characters without spaces between words, and memory is "
+                f"kept for {most:,}: the tokenizer learns from one part in {step} of it",
+                stacklevel=3,
+            )
+        common, rest = [], share * counts.total()
+        # Ties in the order of the characters, so that one text gives one alphabet.
+        for character, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])):
+            if rest > 0:
+                common.append(character)
+            rest -= count
+        yield SpooledTexts(file, common, {ord(c): " " for c in counts.keys() - set(common)}, step)
+
+
+SPECIAL_TOKEN_STRINGS = {
+    "pad": "[PAD]",
+    "unk": "[UNK]",
+    "cls": "[CLS]",
+    "sep": "[SEP]",
+    "mask": "[MASK]",
+    "bos": "<|endoftext|>",
+    "eos": "<|endoftext|>",
+}
+ALL_SPECIAL_TOKENS = (
+    *dict.fromkeys(SPECIAL_TOKEN_STRINGS.values()),
+    *(f"<extra_id_{i}>" for i in range(100)),
+)
+
+MIN_FREQUENCY = 2  # a piece seen once teaches nothing
+END_OF_WORD_SUFFIX = "</w>"  # GPT-1's sign for the end of a word
+
+# Characters without spaces that a trainer may see: it needs some 250 bytes for each of BPE's,
+# and 400 and ten times the time for each of unigram's.
+MOST = {"bpe": 10_000_000, "unigram": 3_000_000}
+
+_MARKS = f"{SENTENCE_END_CHARS}…，、：」』）》】”"
+# What a trainer takes for a word: without spaces it would be all that stands between two of them.
+_RUN = rf"\s*[^\s{_MARKS}]{{1,32}}[{_MARKS}]*|\s*[{_MARKS}]{{1,32}}"
+
+
+def bpe(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenizers.Tokenizer:
+    """Merge bytes, as GPT-2: any text can be written."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    check_vocab_size(vocab_size, len(alphabet), "bytes")
+    backend = _bytes(models.BPE(), lowercase)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=MIN_FREQUENCY,
+        special_tokens=list(ALL_SPECIAL_TOKENS),
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    whole = backend.pre_tokenizer
+    backend.pre_tokenizer = pre_tokenizers.Sequence([_runs(), whole])
+    with spool_texts(texts, UNSPACED, MOST["bpe"], share=1.0) as kept:
+        backend = learn(backend, trainer, kept)
+    backend.pre_tokenizer = whole
+    return backend
+
+
+def byte(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenizers.Tokenizer:
+    """Know the bytes alone."""
+    subwords = (*ALL_SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet()))
+    ids = {subword: i for i, subword in enumerate(subwords)}
+    return _bytes(models.BPE(vocab=ids, merges=[]), lowercase)
+
+
+def _bytes(model: models.BPE, lowercase: bool) -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer(model)
+    if lowercase:
+        backend.normalizer = normalizers.Lowercase()
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def word_bpe(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenizers.Tokenizer:
+    """Merge characters, as GPT-1: pieces that end a word bear a suffix."""
+
+    def build(model: models.BPE) -> tokenizers.Tokenizer:
+        backend = tokenizers.Tokenizer(model)
+        # Deviation: GPT-1 cut words by spaCy; this is what its users without spaCy were given.
+        backend.normalizer = bert_normalizer(lowercase)
+        backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        backend.decoder = decoders.BPEDecoder(END_OF_WORD_SUFFIX)
+        return backend
+
+    backend = build(
+        models.BPE(unk_token=SPECIAL_TOKEN_STRINGS["unk"], end_of_word_suffix=END_OF_WORD_SUFFIX)
+    )
+    with spool_texts(texts, UNSPACED_BUT_CHINESE, MOST["bpe"]) as kept:
+        alphabet, inner = _alphabet(kept, backend)
+        check_vocab_size(
+            vocab_size, len(inner) + len(alphabet), "characters inside and at the end of words"
+        )
+        alone = set(alphabet) - set(inner)
+        trainer = trainers.BpeTrainer(
+            # Characters that are always words need no id without the suffix.
+            vocab_size=vocab_size + len(alone),
+            min_frequency=MIN_FREQUENCY,
+            # As for WordPiece: without names these are numbered in the order of a hash map.
+            special_tokens=[*ALL_SPECIAL_TOKENS, *(f"{c}{END_OF_WORD_SUFFIX}" for c in alphabet)],
+            initial_alphabet=alphabet,
+            end_of_word_suffix=END_OF_WORD_SUFFIX,
+            show_progress=False,
+        )
+        state = json.loads(learn(backend, trainer, kept).to_str())["model"]
+    subwords = [p for p in sorted(state["vocab"], key=state["vocab"].__getitem__) if p not in alone]
+    model = models.BPE(
+        vocab={subword: i for i, subword in enumerate(subwords)},
+        merges=[tuple(merge) for merge in state["merges"]],
+        unk_token=SPECIAL_TOKEN_STRINGS["unk"],
+        end_of_word_suffix=END_OF_WORD_SUFFIX,
+    )
+    return build(model)
+
+
+def wordpiece(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenizers.Tokenizer:
+    """Merge characters, as BERT: pieces inside a word bear "##"."""
+
+    def build(model: models.WordPiece) -> tokenizers.Tokenizer:
+        backend = tokenizers.Tokenizer(model)
+        backend.normalizer = bert_normalizer(lowercase)
+        backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        backend.decoder = decoders.WordPiece(cleanup=False)
+        return backend
+
+    backend = build(models.WordPiece(unk_token=SPECIAL_TOKEN_STRINGS["unk"]))
+    with spool_texts(texts, UNSPACED_BUT_CHINESE, MOST["bpe"]) as kept:
+        alphabet, inner = _alphabet(kept, backend)
+        check_vocab_size(
+            vocab_size, len(alphabet) + len(inner), "characters at the start and inside of words"
+        )
+        trainer = trainers.WordPieceTrainer(
+            vocab_size=vocab_size,
+            min_frequency=MIN_FREQUENCY,
+            # The trainer numbers "##c" in the order of a hash map, and breaks ties by number:
+            # naming them first makes one text give one vocabulary.
+            special_tokens=[*ALL_SPECIAL_TOKENS, *(f"##{c}" for c in inner)],
+            initial_alphabet=alphabet,
+            show_progress=False,
+        )
+        backend = learn(backend, trainer, kept)
+    return build(
+        models.WordPiece(vocab=backend.get_vocab(), unk_token=SPECIAL_TOKEN_STRINGS["unk"])
+    )
+
+
+def _alphabet(kept: SpooledTexts, backend: tokenizers.Tokenizer) -> tuple[list[str], list[str]]:
+    """Return the characters, and those of them that stand inside of words too."""
+
+    def inside(character: str) -> bool:
+        text = backend.normalizer.normalize_str(f"a{character}a")
+        return len(backend.pre_tokenizer.pre_tokenize_str(text)) == 1
+
+    # Punctuation and Chinese characters are always words of their own.
+    alphabet = kept.alphabet(backend.normalizer.normalize_str)
+    return alphabet, [c for c in alphabet if inside(c)]
+
+
+def unigram(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenizers.Tokenizer:
+    """Begin with many pieces and drop what is missed least, as T5."""
+
+    def build(model: models.Unigram) -> tokenizers.Tokenizer:
+        backend = tokenizers.Tokenizer(model)
+        # Deviation: T5 also folds by NFKC, which would turn Chinese punctuation into ASCII.
+        steps = [normalizers.Nmt(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
+        backend.normalizer = normalizers.Sequence(
+            [*steps, normalizers.Lowercase()] if lowercase else steps
+        )
+        backend.pre_tokenizer = pre_tokenizers.Metaspace()
+        backend.decoder = decoders.Metaspace()
+        return backend
+
+    backend = build(models.Unigram())
+    backend.pre_tokenizer = pre_tokenizers.Sequence([backend.pre_tokenizer, _runs()])
+    with spool_texts(texts, UNSPACED, MOST["unigram"]) as kept:
+        alphabet = {*kept.alphabet(backend.normalizer.normalize_str), "▁"}
+        # With no room for one piece more, the trainer forgets its limit.
+        check_vocab_size(vocab_size, len(alphabet) + 1, "characters and pieces")
+        trainer = trainers.UnigramTrainer(
+            vocab_size=vocab_size,
+            special_tokens=list(ALL_SPECIAL_TOKENS),
+            unk_token=SPECIAL_TOKEN_STRINGS["unk"],
+            show_progress=False,
+        )
+        backend = learn(backend, trainer, kept)
+    learned = json.loads(backend.to_str())["model"]["vocab"][len(ALL_SPECIAL_TOKENS) :]
+    subwords = _deterministic_order([(str(subword), float(score)) for subword, score in learned])
+    special_tokens = [(name, 0.0) for name in ALL_SPECIAL_TOKENS]
+    return build(
+        models.Unigram(
+            vocab=special_tokens + subwords,
+            unk_id=ALL_SPECIAL_TOKENS.index(SPECIAL_TOKEN_STRINGS["unk"]),
+        )
+    )
+
+
+def _deterministic_order(subwords: list[tuple[str, float]]) -> list[tuple[str, float]]:
+    """Put the trainer's pieces in one order, with one score each.
+
+    It adds up in the order of a hash map, which shows in the last digits, and gives the
+    characters it had to add back a score of the lowest, the lowest + 0.0001 ... in such an order.
+    """
+    lowest = min(score for _, score in subwords)
+    added = lowest + 0.0001 * sum(len(subword) == 1 for subword, _ in subwords)
+    scores = {p: lowest if len(p) == 1 and s <= added else s for p, s in subwords}
+    return sorted(
+        ((p, round(s, 6)) for p, s in scores.items()), key=lambda pair: (-pair[1], pair[0])
+    )
+
+
+def bert_normalizer(lowercase: bool, *, apart: bool = True) -> normalizers.BertNormalizer:
+    """Clean text as BERT; `apart` puts spaces around Chinese characters."""
+    return normalizers.BertNormalizer(
+        lowercase=lowercase, strip_accents=lowercase, handle_chinese_chars=apart
+    )
+
+
+def _runs() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Split(Regex(_RUN), "isolated")
+
+
+def learn(
+    backend: tokenizers.Tokenizer, trainer: trainers.Trainer, texts: Iterable[str]
+) -> tokenizers.Tokenizer:
+    """Train a tokenizer, and return it."""
+    backend.train_from_iterator(texts, trainer)
+    return backend
+
+
+def check_vocab_size(vocab_size: int, alphabet: int, what: str) -> None:
+    """Complain about a vocabulary without room for what it must hold."""
+    least = len(ALL_SPECIAL_TOKENS) + alphabet
+    if vocab_size < least:
+        raise UserError(
+            f"--vocab {vocab_size} is too small: {len(ALL_SPECIAL_TOKENS)} special tokens "
+            f"and {alphabet} {what} need at least --vocab {least}"
+        )
+
+
+WORD_EDGE = "▁"
+_LETTER = rf"[\w&&[^{HAN}]]"
+_CHINESE_TEXT_WORD = rf"{_LETTER}+(?:['’]{_LETTER}+)*"
+
+
+def words(
+    texts: Iterable[str], normalizer: normalizers.Normalizer
+) -> tuple[tokenizers.Tokenizer, Counter[str]]:
+    """Return a tokenizer that still lacks its model, and the pieces of the texts with counts."""
+    backend = tokenizers.Tokenizer(models.Unigram())
+    backend.normalizer = normalizers.Sequence(
+        [
+            normalizer,
+            normalizers.Replace(WORD_EDGE, " "),
+            # Only the end: this way of adding it would take the start for the character before.
+            normalizers.Replace(Regex(rf"(?<={_LETTER})(?!{_LETTER}|['’]{_LETTER})"), WORD_EDGE),
+        ]
+    )
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(
+                Regex(rf"{_CHINESE_TEXT_WORD}{WORD_EDGE}|[{HAN}]+|\S"), "removed", invert=True
+            ),
+            pre_tokenizers.Metaspace(WORD_EDGE, "always", split=False),
+            pre_tokenizers.Split(Regex(rf"\A{WORD_EDGE}(?!{_LETTER})"), "removed"),
+        ]
+    )
+    backend.decoder = decoders.Sequence(
+        [
+            decoders.Fuse(),
+            decoders.Replace(Regex(rf"\A{WORD_EDGE}+|{WORD_EDGE}+\z"), ""),
+            decoders.Replace(Regex(f"{WORD_EDGE}+"), " "),
+        ]
+    )
+    return backend, _counts(texts, backend)
+
+
+def _counts(texts: Iterable[str], backend: tokenizers.Tokenizer) -> Counter[str]:
+    chinese = word_segmenter("jieba")
+    counts: Counter[str] = Counter()
+    for text in texts:
+        plain = backend.normalizer.normalize_str(text)
+        for run, _ in backend.pre_tokenizer.pre_tokenize_str(plain):
+            starts = [0] if run.startswith(WORD_EDGE) else chinese(run)
+            counts.update(run[start:stop] for start, stop in pairwise([*starts, len(run)]))
+    return counts
+
+
+def model(
+    counts: Counter[str], size: int, special_tokens: Iterable[str], unk: str
+) -> models.Unigram:
+    """Return the model that knows the most frequent pieces, after the special ones."""
+    # Ties in the order of the words, so that one text gives one vocabulary.
+    ranked = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:size]
+    total = sum(count for _, count in ranked)
+    subwords = [(name, 0.0) for name in special_tokens]
+    return models.Unigram(
+        vocab=[*subwords, *((word, round(math.log(count / total), 6)) for word, count in ranked)],
+        unk_id=[name for name, _ in subwords].index(unk),
+    )
+
+
+KINDS = ("bpe", "word-bpe", "wordpiece", "unigram", "word", "char", "byte")
+
+# Words keep their apostrophes, and the marks of ready-made corpora (<unk>, @-@) stay whole.
+_WORD = r"<(?!extra_id_)\w+>|@[-.,]@|\w+(?:['’]\w+)*|[^\w\s]"
+
+
+def train_tokenizer(
+    texts: Iterable[str],
+    *,
+    kind: str,
+    vocab_size: int,
+    lowercase: bool = False,
+    segmenter: str = "spaces",
+    fewer: bool = False,
+) -> Tokenizer:
+    """Learn `vocab` tokens, special ones included, from a stream of texts.
+
+    For "char", `vocab` is an upper limit; "byte" has 256 bytes whatever the text. The segmenter
+    "jieba" makes words of Chinese for the kind "word", where each character is one otherwise.
+    Of very much text without spaces, a share is read: memory stays under 4 GB. Where the text
+    supports `fewer` tokens, there may be as many as it does.
+    """
+    if kind not in KINDS:
+        raise UserError(f"{kind!r} is no kind of tokenizer: choose one of {', '.join(KINDS)}")
+    if segmenter not in SEGMENTERS or (segmenter != "spaces" and kind != "word"):
+        raise UserError(
+            f"words by {segmenter!r} and the kind {kind!r} do not go together: "
+            f"choose one of {', '.join(SEGMENTERS)} for the kind 'word'"
+        )
+    way = {
+        "bpe": bpe,
+        "word-bpe": word_bpe,
+        "wordpiece": wordpiece,
+        "unigram": unigram,
+        "word": _chinese_word if segmenter == "jieba" else _word,
+        "char": _char,
+        "byte": byte,
+    }[kind]
+    backend = way(cut(texts), vocab_size, lowercase)
+    backend.add_special_tokens(
+        [
+            # As RoBERTa: where pieces carry the space before a word, so does the mask.
+            AddedToken(
+                name, special=True, lstrip=kind == "bpe" and name == SPECIAL_TOKEN_STRINGS["mask"]
+            )
+            for name in ALL_SPECIAL_TOKENS
+        ]
+    )
+    if not fewer and kind not in ("char", "byte") and backend.get_vocab_size() < vocab_size:
+        supported = backend.get_vocab_size()
+        raise UserError(
+            f"the text supports only {supported:,} pieces, {vocab_size:,} were asked for: "
+            f"give more text or --vocab {supported}"
+        )
+    return Tokenizer(backend, SPECIAL_TOKEN_STRINGS)
+
+
+def _word(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenizers.Tokenizer:
+    check_vocab_size(vocab_size, 1, "word")
+    backend = tokenizers.Tokenizer(models.WordLevel(unk_token=SPECIAL_TOKEN_STRINGS["unk"]))
+    backend.normalizer = bert_normalizer(lowercase)
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(_WORD), "removed", invert=True)
+    return learn(backend, _most_frequent(vocab_size), texts)
+
+
+def _chinese_word(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenizers.Tokenizer:
+    check_vocab_size(vocab_size, 1, "word")
+    backend, counts = words(texts, bert_normalizer(lowercase, apart=False))
+    size = vocab_size - len(ALL_SPECIAL_TOKENS)
+    backend.model = model(counts, size, ALL_SPECIAL_TOKENS, SPECIAL_TOKEN_STRINGS["unk"])
+    return backend
+
+
+def _char(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenizers.Tokenizer:
+    check_vocab_size(vocab_size, 1, "character")
+    backend = tokenizers.Tokenizer(models.WordLevel(unk_token=SPECIAL_TOKEN_STRINGS["unk"]))
+    if lowercase:
+        backend.normalizer = normalizers.Lowercase()
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    backend.decoder = decoders.Fuse()
+    return learn(backend, _most_frequent(vocab_size), texts)
+
+
+def _most_frequent(vocab_size: int) -> trainers.WordLevelTrainer:
+    return trainers.WordLevelTrainer(
+        vocab_size=vocab_size, special_tokens=list(ALL_SPECIAL_TOKENS), show_progress=False
+    )

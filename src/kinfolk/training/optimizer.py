@@ -1,0 +1,230 @@
+"""Optimizers, their parameter groups, and the layer of every parameter."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+
+from kinfolk.errors import UserError
+from kinfolk.nn.language_model import LanguageModel, LayerStack, SharedLayers, WithBiases
+from kinfolk.training.config import Optimizer
+
+
+@dataclass(frozen=True)
+class _Stack:
+    owner: str  # the path of the module that holds the stack; its parts are before it or behind
+    layers: tuple[str, ...]  # the path of each layer
+
+
+def num_layers(model: nn.Module) -> int:
+    """Return how many layers the highest stack has."""
+    return max((len(stack.layers) for stack in _stacks(_backbone(model))), default=0)
+
+
+def layer_index(model: nn.Module) -> dict[str, int]:
+    """Return the layer of every parameter by its name."""
+    body, top = _backbone(model), num_layers(model) + 1
+    stacks, begun = _stacks(body), set[_Stack]()
+    inner: dict[nn.Parameter, int] = {}
+    for name, parameter in body.named_parameters():
+        inside = [
+            (stack, 1 + number)
+            for stack in stacks
+            for number, layer in enumerate(stack.layers)
+            if _within(name, layer)
+        ]
+        if inside:
+            stack, inner[parameter] = inside[0]
+            begun.add(stack)
+            continue
+        own = {stack for stack in stacks if _within(name, stack.owner)}
+        inner[parameter] = top if (begun & own if own else begun) else 0
+    # The parameters of a head are not the backbone's: they are on top of it.
+    return {name: inner.get(parameter, top) for name, parameter in model.named_parameters()}
+
+
+def _backbone(model: nn.Module) -> nn.Module:
+    return model.pretrained if isinstance(model, LanguageModel) else model
+
+
+def _stacks(model: nn.Module) -> list[_Stack]:
+    found = []
+    for path, module in model.named_modules():
+        owner = path.rpartition(".")[0]
+        if isinstance(module, LayerStack) and len(module):
+            found.append(_Stack(owner, tuple(f"{path}.{number}" for number in range(len(module)))))
+        if isinstance(module, SharedLayers):
+            found.append(_Stack(owner, (path,)))
+    return found
+
+
+def _within(name: str, path: str) -> bool:
+    return not path or name.startswith(f"{path}.")
+
+
+NORMS = (nn.LayerNorm, nn.RMSNorm)
+OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
+
+
+def build_optimizer(
+    model: nn.Module,
+    *,
+    name: Optimizer,
+    lr: float,
+    weight_decay: float,
+    betas: tuple[float, float],
+    eps: float,
+    fused: bool,
+    layer_lr_decay: float = 1.0,
+) -> torch.optim.Optimizer:
+    """Build the named optimiser over what the model can learn; only matrices are decayed.
+
+    `shrink` is the rate of each layer against the layer above it.
+    """
+    layered = layer_lr_decay != 1
+    groups = (
+        layerwise_param_groups(model, weight_decay, layer_lr_decay)
+        if layered
+        else param_groups(model, weight_decay)
+    )
+    match name:
+        case "adamw":
+            kernel = fused and all(_supports_fused(p) for group in groups for p in group["params"])
+            return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=kernel)
+        case "adafactor":
+            # It has no momentum, derives its second beta from the step and has an epsilon of
+            # another meaning. Its rate at update n is the smaller of ours and 1 / sqrt(n).
+            return torch.optim.Adafactor(groups, lr=lr)
+        case "adamw_rms":
+            return AdamWRMS(groups, lr=lr, betas=betas, eps=eps)
+
+
+def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Part the learnable parameters into those with and those without weight decay."""
+    decayed: list[nn.Parameter] = []
+    free: list[nn.Parameter] = []
+    exempt = _exempt(model)
+    for parameter in model.parameters():  # a tied parameter comes once
+        if parameter.requires_grad:
+            matrix = parameter.ndim >= 2 and parameter not in exempt
+            (decayed if matrix else free).append(parameter)
+    if not decayed and not free:
+        raise UserError("nothing to learn: every parameter of the model is frozen; thaw some")
+    groups = (
+        {"params": decayed, "weight_decay": weight_decay},
+        {"params": free, "weight_decay": 0.0},
+    )
+    return [group for group in groups if group["params"]]
+
+
+def layerwise_param_groups(
+    model: nn.Module, weight_decay: float, layer_lr_decay: float
+) -> list[dict[str, Any]]:
+    """Part the groups further by layer, each with the scale of its rate: 1 at the top.
+
+    Howard and Ruder 2018 (section 3.1) shrink the rate to 1 / 2.6 from layer to layer, ELECTRA
+    (Clark et al. 2020, appendix B) to 0.8 or 0.9.
+    """
+    numbers = layer_index(model)
+    layer = {id(p): numbers[name] for name, p in model.named_parameters()}
+    plain = param_groups(model, weight_decay)
+    found = sorted({layer[id(p)] for group in plain for p in group["params"]})
+    parted = [
+        {
+            "params": [p for p in group["params"] if layer[id(p)] == number],
+            "weight_decay": group["weight_decay"],
+            "scale": layer_lr_decay ** (found[-1] - number),
+        }
+        for number in found
+        for group in plain
+    ]
+    return [group for group in parted if group["params"]]
+
+
+class AdamWRMS(torch.optim.Optimizer):
+    """AdamW with each tensor's step multiplied by the tensor's RMS (Nawrot 2023, nanoT5).
+
+    T5's initial weights have very different sizes from tensor to tensor, and Adafactor hides it by
+    making every step relative. That scaling is what AdamW lacks; with it AdamW learns faster.
+    """
+
+    smallest = 1e-3  # Shazeer and Stern 2018, section 8: a tensor of zeros must still move
+
+    def __init__(
+        self,
+        params: list[dict[str, Any]],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            moved = [p for p in group["params"] if p.grad is not None]
+            if moved:
+                self._move(moved, [self._state(p) for p in moved], group)
+        return loss
+
+    def _state(self, parameter: Tensor) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self.state[parameter]
+        if not state:
+            state["step"] = torch.tensor(0.0)  # on the CPU, so that reading it waits for nothing
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
+        return state
+
+    def _move(
+        self, params: list[Tensor], states: list[dict[str, Tensor]], group: dict[str, Any]
+    ) -> None:
+        rate, (beta1, beta2) = group["lr"], group["betas"]
+        grads = [p.grad for p in params if p.grad is not None]
+        means = [state["exp_avg"] for state in states]
+        squares = [state["exp_avg_sq"] for state in states]
+        for state in states:
+            state["step"] += 1
+        steps = [int(state["step"]) for state in states]
+
+        torch._foreach_lerp_(means, grads, 1 - beta1)
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
+
+        rates = list(torch._foreach_norm(params))  # kept on the device: nothing waits for them
+        torch._foreach_div_(rates, [math.sqrt(p.numel()) for p in params])
+        torch._foreach_clamp_min_(rates, self.smallest)
+        torch._foreach_mul_(rates, [-rate / (1 - beta1**n) for n in steps])
+
+        scales = list(torch._foreach_sqrt(squares))
+        torch._foreach_div_(scales, [math.sqrt(1 - beta2**n) for n in steps])
+        torch._foreach_add_(scales, group["eps"])
+        torch._foreach_div_(scales, rates)  # a rate of 0 makes the scale infinite, the step 0
+
+        if group["weight_decay"]:  # not by the RMS: it is relative to the tensor by itself
+            torch._foreach_mul_(params, 1 - rate * group["weight_decay"])
+        torch._foreach_addcdiv_(params, means, scales)
+
+
+def _exempt(model: nn.Module) -> set[nn.Parameter]:
+    """Return the parameters of two or more axes that are no matrices (Transformer-XL's u and v)."""
+    found: set[nn.Parameter] = set()
+    for module in model.modules():
+        if isinstance(module, NORMS):
+            found.update(module.parameters(recurse=False))
+        if isinstance(module, WithBiases):
+            found.update(module.bias_parameters())
+    return found
+
+
+def _supports_fused(parameter: Tensor) -> bool:
+    return parameter.device.type in {"cuda", "cpu"} and parameter.is_floating_point()

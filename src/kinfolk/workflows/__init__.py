@@ -1,0 +1,1 @@
+"""What a user starts: pretraining, fine-tuning, evaluation, prediction, generation."""

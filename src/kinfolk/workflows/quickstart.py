@@ -1,0 +1,168 @@
+"""The whole road in small: three families on the prose of the running Python."""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kinfolk.data import demo_text
+from kinfolk.data.corpus import Corpus
+from kinfolk.data.documents import read_documents
+from kinfolk.data.prepare import prepare
+from kinfolk.errors import UserError
+from kinfolk.families import family_of
+from kinfolk.generation.fill import fill
+from kinfolk.generation.prompts import generate_text
+from kinfolk.generation.sampling import Sampling
+from kinfolk.objectives.evaluation import LikelihoodScores
+from kinfolk.reports.run_page import ModelScore, Report, Sample, TextSpan, write
+from kinfolk.text import Tokenizer, train_tokenizer
+from kinfolk.training.loop import Progress
+from kinfolk.workflows.evaluate import SCORE_KINDS, Baselines, baselines, count_parameters, evaluate
+from kinfolk.workflows.load import load
+from kinfolk.workflows.pretrain import pretrain
+from kinfolk.workflows.recipe import Recipe, recipe
+from kinfolk.workflows.report import baseline_rows, curves
+
+# Minutes on two cores teach more about a small vocabulary, short rows and many hidden tokens.
+VOCAB = 512
+LENGTH = 64
+HOLDOUT = 0.02
+MEMBERS = {
+    "gpt2/tiny": ["steps=500", "batch_size=32", "lr=4e-3", "warmup=50"],
+    "bert/tiny": ["steps=760", "batch_size=64", "lr=1.5e-3", "warmup=60"],
+    "t5/tiny": ["steps=460", "batch_size=48", "lr=2e-2", "warmup=50"],
+}
+MASK_RATE = 0.2  # by BERT and T5; the papers hide 0.15
+PROMPT = "Return a list of"
+HOLE = "Return [MASK] if the file exists."
+SPAN = "If the argument is omitted, [MASK] is used."
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one member learned."""
+
+    name: str
+    score: LikelihoodScores
+    kind: str
+    parameters: int
+    seconds: float
+    sample: Sample
+
+
+@dataclass(frozen=True)
+class Quickstart:
+    """All that the quickstart found."""
+
+    results: list[Result]
+    baselines: Baselines
+    page: Path
+
+
+Watching = Callable[[str], AbstractContextManager[Callable[[Progress], None]]]
+
+
+def quickstart(out: Path, *, say: Callable[[str], None], watching: Watching) -> Quickstart:
+    """Train a tokenizer and three models, score them, let them write, and draw the page."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} is already there: remove it, or choose another -o")
+    began = time.perf_counter()
+    text = demo_text.write(out / "text")
+    tokenizer = train_tokenizer(
+        (d.text for d in read_documents([text])), kind="bpe", vocab_size=VOCAB
+    )
+    tokenizer.save(out / "tokenizer")
+    corpus = prepare([text], tokenizer=tokenizer, out=out / "corpus", holdout=HOLDOUT)
+    held_out = Corpus.open(out / "corpus" / "holdout")
+    found = baselines(corpus, held_out)
+    say(
+        f"{corpus.bytes / 1e6:.1f} MB of Python's own prose: {corpus.documents:,} documents, "
+        f"{corpus.tokens:,} tokens; {held_out.documents} documents held out"
+    )
+    results = []
+    for name in MEMBERS:
+        start = time.perf_counter()
+        run = out / name.partition("/")[0]
+        with watching(name) as watch:
+            pretrain(chosen(name, out / "corpus"), run, watch=watch)
+        seconds = time.perf_counter() - start
+        model, _ = load(run)
+        score, kind = evaluate(run, corpus=out / "corpus" / "holdout")
+        sample = sample_output(name, model, tokenizer)
+        results.append(Result(name, score, kind, count_parameters(model), seconds, sample))
+    page = draw(out, results, found, corpus, time.perf_counter() - began)
+    return Quickstart(results, found, page)
+
+
+def chosen(name: str, corpus: Path) -> Recipe:
+    """Return the recipe of one member; BERT learns by hidden words alone."""
+    settings = [f"train.{setting}" for setting in MEMBERS[name]]
+    if not name.startswith("gpt2"):
+        settings.append(f"objective.mask_rate={MASK_RATE}")
+    objective = "mlm" if name.startswith("bert") else None
+    return recipe(name, corpus, objective=objective, length=LENGTH, settings=settings)
+
+
+def sample_output(name: str, model: Any, tokenizer: Tokenizer) -> Sample:
+    """Let a model do what its family does."""
+    kind = family_of(model).architecture
+    if kind == "decoder":
+        sampling = Sampling(temperature=0.8, top_p=0.9)
+        text = generate_text(model, tokenizer, PROMPT, tokens=80, method=sampling)
+        return Sample(
+            name, "goes on with a text", PROMPT, [TextSpan(PROMPT), TextSpan(text, generated=True)]
+        )
+    heading, prompt = ("fills a word", HOLE) if kind == "encoder" else ("fills a span", SPAN)
+    filled = fill(model, tokenizer, prompt, tokens=24)
+    before, after = prompt.split("[MASK]")
+    inside = filled.text.removeprefix(before).removesuffix(after)
+    return Sample(
+        name, heading, prompt, [TextSpan(before), TextSpan(inside, generated=True), TextSpan(after)]
+    )
+
+
+def draw(
+    out: Path, results: list[Result], found: Baselines, corpus: Corpus, seconds: float
+) -> Path:
+    """Write the page."""
+    scores = [
+        ModelScore(
+            r.name,
+            r.kind,
+            r.score.loss,
+            r.score.bits_per_byte,
+            r.score.tokens,
+            r.parameters,
+            r.seconds,
+            comparable=r.kind == SCORE_KINDS["decoder"],
+        )
+        for r in results
+    ]
+    page = Report(
+        title="Three families, one text",
+        subtitle="A decoder, an encoder and an encoder-decoder, each a few minutes on the prose of "
+        "the Python that runs this.",
+        facts=[
+            ("text", f"{corpus.bytes / 1e6:.1f} MB, {corpus.documents:,} documents"),
+            ("vocabulary", f"{corpus.vocab_size:,} byte-level BPE ids"),
+            ("size", "tiny: 2 layers, width 128"),
+            ("time", f"{seconds / 60:.1f} minutes in all"),
+        ],
+        curves=[c for r in results for c in curves(out / r.name.partition("/")[0], r.name)[:1]],
+        x="step",
+        scores=scores,
+        baselines=baseline_rows(found),
+        samples=[r.sample for r in results],
+        notes=[
+            "Curves are training losses of each family's own task: GPT-2 predicts every next "
+            "token, BERT the 20 % that are hidden (a tenth of them behind their own face), T5 the "
+            "spans cut out, with the sentinels that name them. The bars below are one task for "
+            "all: every token of the held-out text, once.",
+            "BERT and T5 see both sides of what they predict, so their scores are "
+            "pseudo-likelihoods: lower than a likelihood could be, and no price of the text.",
+        ],
+    )
+    return write(page, out / "report.html")

@@ -1,0 +1,221 @@
+"""A recipe: one frozen value that describes a whole run."""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kinfolk.config import apply_overrides, config, field, read_json, write_json
+from kinfolk.data.corpus import Corpus
+from kinfolk.errors import UserError
+from kinfolk.families import family
+from kinfolk.text import Tokenizer
+from kinfolk.training.config import TrainConfig
+
+
+@config("corpus", kw_only=False)
+class CorpusShare:
+    """A corpus of a run, and what share of the rows comes from it, set against the others."""
+
+    corpus: str = field(help="folder of the corpus")
+    weight: float = field(default=1.0, gt=0, help="share of the rows relative to the other corpora")
+
+    def open(self) -> Corpus:
+        """Open the corpus."""
+        return Corpus.open(Path(self.corpus))
+
+    def held_out(self) -> Corpus | None:
+        """Open the documents it holds out, if there are any."""
+        folder = Path(self.corpus) / "holdout"
+        return Corpus.open(folder) if folder.is_dir() else None
+
+
+@config("pretrain")
+class Recipe:
+    """The network, the way of learning, the text and the settings of a run."""
+
+    name: str = field(help="family and size")
+    model: Any = field(group="model", help="network")
+    objective: Any = field(group="objective", help="pretraining objective")
+    corpus: str | tuple[CorpusShare, ...] = field(
+        help="folder of the corpus, or several with weights"
+    )
+    train: TrainConfig = field(help="training settings")
+    init_from: str = field(default="", help="folder of the initial weights; empty for new ones")
+
+    @property
+    def corpora(self) -> tuple[CorpusShare, ...]:
+        """The corpora of the run, one or several."""
+        return (CorpusShare(self.corpus),) if isinstance(self.corpus, str) else self.corpus
+
+    def write(self, path: Path) -> None:
+        """Write it as JSON."""
+        write_json(self, path)
+
+    @classmethod
+    def read(cls, path: Path) -> "Recipe":
+        """Read what `write` wrote."""
+        recipe = read_json(path)
+        if not isinstance(recipe, Recipe):
+            raise UserError(f"{path} holds no recipe: write it again, or begin a new run")
+        return recipe
+
+
+def recipe(
+    name: str,
+    corpus: Path | str | Sequence[CorpusShare],
+    *,
+    objective: str | None = None,
+    length: int | None = None,
+    settings: Sequence[str] = (),
+) -> Recipe:
+    """Put a run together: `recipe("bert/tiny", "corpus", settings=["train.steps=500"])`.
+
+    A mixture is a list of corpora with their weights:
+    `[CorpusShare("news", 0.7), CorpusShare("law", 0.3)]`.
+    What is not given follows from the size: its settings, and rows as long as its context, but not
+    longer than a model of that width makes use of.
+    """
+    family_name, _, size = name.partition("/")
+    who, size = family(family_name), size or "tiny"
+    named, corpora = opened(corpus)
+    tokenizer, config = shared_tokenizer(corpora), who.config(size)
+    length = default_length(config) if length is None else length
+    check_corpus_size(corpora, length)
+    # Places that no row reaches would stay as random as they began: the context ends with the row.
+    sizes = {
+        "vocab_size": tokenizer.vocab_size,
+        "max_length": length,
+        "decoder_start_token_id": tokenizer.special_tokens.pad,
+        "padding_idx": tokenizer.special_tokens.pad,
+    }
+    way = who.objective(objective)
+    base = Recipe(
+        name=f"{family_name}/{size}",
+        model=config.with_fields(**sizes),
+        objective=way(
+            special_tokens=tokenizer.special_tokens,
+            vocab_size=tokenizer.vocab_size,
+            max_length=length,
+        ),
+        corpus=named,
+        train=who.train(size),
+    )
+    return finalize(base, settings)
+
+
+def opened(
+    corpus: Path | str | Sequence[CorpusShare],
+) -> tuple[str | tuple[CorpusShare, ...], list[Corpus]]:
+    """Return the corpora of a run as its recipe names them, and open."""
+    named = [CorpusShare(str(corpus))] if isinstance(corpus, str | Path) else corpus
+    mixture = check_mixture(named)
+    corpora = [share.open() for share in named]
+    return (mixture[0].corpus if len(mixture) == 1 else mixture), corpora
+
+
+def check_corpus_size(corpora: Sequence[Corpus], length: int) -> None:
+    """See that every corpus fills a row."""
+    if length < 8:
+        raise UserError(f"rows of {length} tokens are too short to learn from: use 8 or more")
+    for text in corpora:
+        if text.tokens < length:
+            raise UserError(
+                f"the corpus {text.folder} has {text.tokens} tokens, fewer than one row of "
+                f"{length}: give it more text, or shorter rows with --length"
+            )
+
+
+def finalize(base: Recipe, settings: Sequence[str]) -> Recipe:
+    """Return a recipe with what was set by hand, if it can be run."""
+    found = sound(apply_overrides(base, settings))
+    if found.train.warmup > found.train.steps and not any("warmup" in s for s in settings):
+        # A short run keeps the shape of a long one.
+        train = dataclasses.replace(found.train, warmup=max(1, found.train.steps // 10))
+        found = dataclasses.replace(found, train=train)
+    return found
+
+
+def shares(said: Sequence[str]) -> list[CorpusShare]:
+    """Read corpora from words like `news=0.7`: all with a weight, or none, then in equal shares."""
+    pairs = [_parse_corpus(one) for one in said]
+    bare = [folder for folder, weight in pairs if weight is None]
+    if bare and len(bare) < len(pairs):
+        raise UserError(
+            f"--corpus {bare[0]} has no weight and another has: write --corpus {bare[0]}=0.5, "
+            "or give none a weight"
+        )
+    for folder, weight in pairs:
+        if weight is not None and not 0 < weight < math.inf:
+            raise UserError(f"--corpus {folder}={weight:g} is no weight: give one above 0")
+    return [CorpusShare(folder, 1.0 if weight is None else weight) for folder, weight in pairs]
+
+
+def _parse_corpus(said: str) -> tuple[str, float | None]:
+    """Divide at the last = where a number follows it, unless a folder has all that for its name."""
+    folder, _, weight = said.rpartition("=")
+    if folder and not Path(said).is_dir():
+        with contextlib.suppress(ValueError):
+            return folder, float(weight)
+    return said, None
+
+
+def check_mixture(shares: Sequence[CorpusShare]) -> tuple[CorpusShare, ...]:
+    """Return the corpora of a mixture under their whole paths, if they can be mixed."""
+    if not shares:
+        raise UserError("no corpus was named: give one or more")
+    found: dict[str, CorpusShare] = {}
+    for one in shares:
+        whole = str(Path(one.corpus).resolve())
+        if whole in found:
+            raise UserError(f"the corpus {one.corpus} is named twice: add up its weights")
+        found[whole] = CorpusShare(whole, one.weight)
+    return tuple(found.values())
+
+
+def shared_tokenizer(corpora: Sequence[Corpus]) -> Tokenizer:
+    """Return the tokenizer that all corpora were made with."""
+    first = corpora[0]
+    for other in corpora[1:]:
+        if other.tokenizer_hash != first.tokenizer_hash:
+            raise UserError(
+                f"{first.folder} and {other.folder} were made with different tokenizers: prepare "
+                "both with one"
+            )
+    return first.tokenizer()
+
+
+def sound(recipe: Recipe) -> Recipe:
+    """Return a recipe whose network can be built and can read its rows, or say why not."""
+    model, length = recipe.model, recipe.objective.max_length
+    for declared in dataclasses.fields(model):
+        value = getattr(model, declared.name)
+        if (
+            declared.name in ("decoder_start_token_id", "padding_idx")
+            and value != recipe.objective.special_tokens.pad
+        ):
+            raise UserError(
+                f"model.{declared.name}={value}: it must be the padding id of the tokenizer, "
+                f"{recipe.objective.special_tokens.pad}"
+            )
+    if model.head_dim is None and model.hidden_size % model.num_heads:
+        raise UserError(
+            f"model.num_heads={model.num_heads} does not divide "
+            f"model.hidden_size={model.hidden_size}"
+        )
+    if model.max_length is not None and model.max_length < length:
+        raise UserError(
+            f"rows of {length} tokens are longer than model.max_length={model.max_length}: "
+            "choose both with --length"
+        )
+    return recipe
+
+
+def default_length(config: Any) -> int:
+    """Rows for a network: 128 tokens for a small one, its whole context for a base one."""
+    context = 512 if config.max_length is None else config.max_length
+    return min(
+        context, 128 if config.hidden_size <= 256 else 512 if config.hidden_size <= 512 else context
+    )

@@ -1,0 +1,158 @@
+"""One fine-tuning by several seeds: what chance does to its score.
+
+RUN/seed-0/, RUN/seed-1/ ...   a run each
+RUN/scores.json                their mean and their spread
+RUN/best                       a link to the best of them
+"""
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kinfolk.errors import UserError
+from kinfolk.files import replace_link
+from kinfolk.workflows import finetune
+from kinfolk.workflows.finetune_recipe import FineTuneRecipe, OnMessage, mean_and_std
+from kinfolk.workflows.pretrain import ProgressCallback
+
+TrainFn = Callable[[int, Path], Path]  # of a seed and a run folder
+
+
+@dataclass(frozen=True)
+class SeedResults:
+    """What runs scored on dev rows: one of them, or one for each seed."""
+
+    metric: str  # the one that decides
+    runs: dict[Path, dict[str, float]]  # every metric of each
+    best: Path
+
+    @property
+    def names(self) -> list[str]:
+        """The metrics, the loss last."""
+        every = dict.fromkeys(name for values in self.runs.values() for name in values)
+        found = [name for name in every if name != "step"]
+        return sorted(found, key=lambda name: (name == "eval_loss", found.index(name)))
+
+    def mean(self, name: str) -> tuple[float, float]:
+        """Return the mean of a metric over the runs, and its spread."""
+        return mean_and_std([values[name] for values in self.runs.values()])
+
+
+def run_seeds(seeds: int, out: Path, tune: TrainFn) -> Path:
+    """Run seeds 0, 1, 2 ... and set their scores side by side."""
+    if seeds < 1:
+        raise UserError(f"--seeds {seeds} is no run at all: use 1 or more")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} is already there: choose another -o, or resume it with --resume")
+    folders = [out / f"seed-{number}" for number in range(seeds)]
+    for folder in folders:  # all of them at once: whoever resumes sees how many were wished for
+        folder.mkdir(parents=True)
+    try:
+        for number, folder in enumerate(folders):
+            tune(number, folder)
+    except BaseException:
+        if not any(folders[0].iterdir()):
+            shutil.rmtree(out)  # nothing was begun
+        raise
+    return summarize_seeds(out)
+
+
+def is_multi_seed(out: Path) -> bool:
+    """Say whether a folder holds the runs of several seeds."""
+    return (out / "seed-0").is_dir()
+
+
+def resume(
+    out: Path,
+    *,
+    say: OnMessage,
+    watching: Callable[[Path], AbstractContextManager[ProgressCallback]],
+) -> Path:
+    """Go on with the runs that are not at their end, and begin those that were not begun."""
+    folders = seed_folders(out)
+    if (out / "scores.json").is_file():
+        raise UserError(f"{out} is finished: to learn for longer, start a new run with more epochs")
+    first = FineTuneRecipe.read(folders[0] / "recipe.json")
+    for number, folder in enumerate(folders):
+        if (folder / "scores.json").is_file():
+            continue
+        if not (folder / "recipe.json").is_file():
+            shutil.copytree(folders[0] / "tokenizer", folder / "tokenizer", dirs_exist_ok=True)
+            seeded = replace(first, train=replace(first.train, seed=number))
+            seeded.write(folder / "recipe.json")
+        with watching(folder) as watch:
+            finetune.resume(folder, say=say, watch=watch)
+    return summarize_seeds(out)
+
+
+def summarize_seeds(out: Path) -> Path:
+    """Write the scores of all seeds, and point at the best of them."""
+    found = read_scores(out)
+    replace_link(out / "best", found.best.name)
+    means = {
+        name: dict(zip(("mean", "spread"), map(finite_or_none, found.mean(name)), strict=True))
+        for name in found.names
+    }
+    main = means.get(found.metric, {"mean": None, "spread": None})
+    text = json.dumps(
+        {
+            "metric": found.metric,
+            "dev": main["mean"],
+            "spread": main["spread"],
+            "metrics": means,
+            "best": found.best.name,
+            "seeds": [
+                {
+                    "run": run.name,
+                    "dev": {name: finite_or_none(value) for name, value in values.items()},
+                }
+                for run, values in found.runs.items()
+            ],
+        },
+        indent=2,
+    )
+    (out / "scores.json").write_text(text + "\n", encoding="utf-8")
+    return out
+
+
+def read_scores(out: Path) -> SeedResults:
+    """Read what a run scored on dev rows, or the runs of all its seeds."""
+    runs = seed_folders(out) if is_multi_seed(out) else [out]
+    tuning = FineTuneRecipe.read(runs[0] / "recipe.json")
+    read: list[Any] = [json.loads((run / "scores.json").read_text("utf-8")) for run in runs]
+    dev = {
+        run: {name: math.nan if value is None else value for name, value in one["dev"].items()}
+        for run, one in zip(runs, read, strict=True)
+    }
+    best = runs[0]
+    for run in runs if dev[best] else ():
+        if selection_score(tuning, dev[run]) > selection_score(tuning, dev[best]):
+            best = run
+    return SeedResults(tuning.formulations[0].task.main_metric, dev, best)
+
+
+def selection_score(tuning: FineTuneRecipe, values: dict[str, float]) -> float:
+    """Return what a run is chosen by: the mean of its tasks' main metrics, more being better."""
+    alone = len(tuning.formulations) == 1
+    mains = [
+        way.task.normalized(
+            values[way.task.main_metric if alone else f"{number}_{way.task.main_metric}"]
+        )
+        for number, way in enumerate(tuning.formulations, 1)
+    ]
+    return sum(mains) / len(mains)
+
+
+def finite_or_none(value: float) -> float | None:
+    """Return a number that JSON can write."""
+    return value if math.isfinite(value) else None
+
+
+def seed_folders(out: Path) -> list[Path]:
+    """List the runs of all seeds."""
+    return sorted(out.glob("seed-*"), key=lambda path: int(path.name.partition("-")[2]))

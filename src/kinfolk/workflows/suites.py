@@ -1,0 +1,245 @@
+"""Every labelled set of a folder in turn, scored as GLUE scores (Wang et al., 2018).
+
+A set's score is in percent, the mean of its metrics where GLUE averages them; that of a suite is
+the mean of its sets.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from kinfolk.config import config, did_you_mean, field
+from kinfolk.errors import UserError
+from kinfolk.rng import Stream, generator
+from kinfolk.tasks.formats.base import ReadReport
+from kinfolk.tasks.formats.detect import detect_format
+from kinfolk.tasks.scoring import score
+from kinfolk.tasks.suite import SplitFiles, SuiteTask, discover_suite
+from kinfolk.tasks.task import FALLING, HUNDREDS
+from kinfolk.workflows.finetune_recipe import (
+    FineTuneRecipe,
+    OnMessage,
+    TaskDataset,
+    has_label,
+    mean_and_std,
+    read_labelled_rows,
+    task_dataset,
+)
+from kinfolk.workflows.predict import load_predictor, match_format, without_labels
+from kinfolk.workflows.seeds import is_multi_seed, read_scores, seed_folders
+
+AVERAGED_TASKS = (
+    "classify",
+    "regress",
+)  # accuracy and F1, Pearson and Spearman; else the first counts
+TrainFn = Callable[
+    [Sequence[TaskDataset], Path, str | None], Path
+]  # of files, a run folder, a metric
+
+
+@config("labelled_sample")
+class SubsetDataset(TaskDataset):
+    """A labelled file of which some rows are enough, drawn from all over it."""
+
+    max_rows: int = field(help="number of rows to draw")
+
+    def train_rows(self, notes: ReadReport) -> list[Any]:
+        """Read what is learned from."""
+        return sample_rows(super().train_rows(notes), self.max_rows)
+
+    def split(self, notes: ReadReport) -> tuple[list[Any], list[Any]]:
+        """Return the rows to learn from and those to choose by."""
+        learned, dev = super().split(notes)
+        return learned, sample_rows(dev, self.max_rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteResult:
+    """What became of one set: its scores, or why it has none."""
+
+    name: str
+    task: str
+    way: str = ""
+    learned: int = 0  # rows
+    num_eval_rows: int = 0
+    split: str = ""  # the rows it is scored on: test, dev, or some held out
+    scores: dict[str, float] = dataclasses.field(default_factory=dict)
+    stds: dict[str, float] = dataclasses.field(
+        default_factory=dict
+    )  # where there are several seeds
+    skip_reason: str = ""  # why it was left out
+
+    @property
+    def score(self) -> float:
+        """One number for the set, in percent."""
+        values = [as_percent(name, value) for name, value in self.scores.items()]
+        return sum(values) / len(values) if self.task in AVERAGED_TASKS else values[0]
+
+
+def select_tasks(folder: Path, only: str | None) -> list[SuiteTask]:
+    """List the sets of a folder, or those that are named."""
+    sets = discover_suite(folder)
+    if only is None:
+        return sets
+    known = {one.name: one for one in sets}
+    names = [name.strip() for name in only.split(",")]
+    for name in names:
+        if name not in known:
+            raise UserError(f"--only {name}: no set is called so: {did_you_mean(name, [*known])}")
+    return [known[name] for name in names]
+
+
+def skipped_folders(folder: Path, sets: Sequence[SuiteTask]) -> list[SuiteResult]:
+    """Name the folders that hold no set, and say why."""
+    known = {one.name.partition("/")[0] for one in sets}
+    inner = sorted(path for path in folder.iterdir() if path.is_dir() and path.name not in known)
+    return [
+        SuiteResult(name=path.name, task="", skip_reason=skip_reason(path))
+        for path in inner
+        if not path.name.startswith(".") and any(path.iterdir())
+    ]
+
+
+def skip_reason(folder: Path) -> str:
+    """Say why a folder holds no set: what its first file is taken for."""
+    file = next((path for path in sorted(folder.rglob("*")) if path.is_file()), None)
+    if file is None:
+        return "it holds no file"
+    try:
+        return f"{file.name} is {detect_format(file).description}"
+    except UserError as error:
+        return str(error)
+
+
+def run_suite(
+    sets: Sequence[SuiteTask],
+    tune: TrainFn,
+    out: Path,
+    *,
+    limit: int | None = None,
+    device: str = "auto",
+    say: OnMessage = lambda sentence: None,
+    left: Sequence[SuiteResult] = (),
+) -> list[SuiteResult]:
+    """Fine-tune on every set and score it; one that cannot be solved is left out, with a reason."""
+    if limit is not None and limit < 2:
+        raise UserError(f"--limit {limit} leaves nothing to learn from: use 2 or more")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} is already there: choose another -o")
+    for none in left:
+        say(f"{none.name} is left out: {none.skip_reason}")
+    results = [*left]
+    for one in sets:
+        say(f"{one.name}: {one.file_spec.description}")
+        try:
+            results.append(run_task(one, tune, out / one.name, limit, device, say))
+        except UserError as error:
+            say(f"{one.name} is left out: {error}")
+            results.append(SuiteResult(name=one.name, task=one.task, skip_reason=str(error)))
+    if any(result.scores for result in results):
+        values = [asdict(one) | ({"score": one.score} if one.scores else {}) for one in results]
+        text = json.dumps(
+            {"mean": suite_mean(results), "sets": values}, indent=2, ensure_ascii=False
+        )
+        (out / "suite.json").write_text(text + "\n", encoding="utf-8")
+    return results
+
+
+def run_task(
+    one: SuiteTask, tune: TrainFn, out: Path, limit: int | None, device: str, say: OnMessage
+) -> SuiteResult:
+    """Fine-tune on one set, and score it on its test rows, else on its dev rows."""
+    learned, dev = (one.train, one.dev) if one.train else (one.dev, ())
+    if not learned:
+        raise UserError("it has no rows to learn from, only a test")
+    file = dataset_of(learned, dev, limit)
+    made = tune([file], out, one.metrics[0])
+    runs = seed_folders(made) if is_multi_seed(made) else [made]
+    tuning = FineTuneRecipe.read(runs[0] / "recipe.json")
+    rows = test_rows(one.test, file, limit, say)
+    if rows:
+        found = [evaluate_run(path, rows, device) for path in runs]
+        on, size = "test", len(rows)
+    else:
+        found = list(read_scores(made).runs.values())
+        on = "dev" if dev else "held out"
+        size = len(file.split(ReadReport())[1])
+    names = [name for name in one.metrics if name in found[0] and name not in FALLING]
+    if not names:
+        raise UserError("none of its rows could be scored: give it more, or a test")
+    means = {name: mean_and_std([values[name] for values in found]) for name in names}
+    return SuiteResult(
+        name=one.name,
+        task=one.task,
+        way=tuning.formulations[0].name,
+        learned=len(file.split(ReadReport())[0]),
+        num_eval_rows=size,
+        split=on,
+        scores={name: value for name, (value, _) in means.items()},
+        stds={name: apart for name, (_, apart) in means.items()} if len(runs) > 1 else {},
+    )
+
+
+def dataset_of(learned: SplitFiles, dev: SplitFiles, limit: int | None) -> TaskDataset:
+    """Describe the files of a set."""
+    targets = [files[1] if len(files) > 1 else None for files in (learned, dev)]
+    found = task_dataset(
+        learned[0], dev[0] if dev else None, target=targets[0], dev_target=targets[1]
+    )
+    if limit is None:
+        return found
+    return SubsetDataset(
+        **{name: getattr(found, name) for name in TaskDataset.__dataclass_fields__}, max_rows=limit
+    )
+
+
+def test_rows(files: SplitFiles, file: TaskDataset, limit: int | None, say: OnMessage) -> list[Any]:
+    """Read the rows that a set is scored on; some tests keep their labels to themselves.
+
+    One that cannot be read at all is named, and the set is scored without it.
+    """
+    if not files:
+        return []
+    target = files[1] if len(files) > 1 else None
+    try:
+        rows = read_labelled_rows(files[0], file.guess, target=target)
+    except UserError as error:
+        try:
+            read_labelled_rows(
+                files[0],
+                without_labels(match_format(files[0], file.guess, labelled=False)),
+                target=target,
+            )
+        except UserError:
+            say(f"{files[0]} cannot be read, so that dev rows are scored instead: {error}")
+        return []
+    rows = [row for row in rows if has_label(file.guess.task, row)]
+    return rows if limit is None else sample_rows(rows, limit)
+
+
+def evaluate_run(run: Path, rows: list[Any], device: str) -> dict[str, float]:
+    """Score the best model of a run on rows."""
+    found = load_predictor(run, device=device)
+    return score(found.task, rows, found.answers(rows))
+
+
+def sample_rows(rows: list[Any], most: int) -> list[Any]:
+    """Draw some rows, always the same, in their order: files are often sorted by label."""
+    if len(rows) <= most:
+        return rows
+    kept = generator(0, Stream.SUBSAMPLE).permutation(len(rows))[:most]
+    return [rows[place] for place in sorted(kept.tolist())]
+
+
+def suite_mean(results: Sequence[SuiteResult]) -> float:
+    """Return the mean of the sets that have a score."""
+    values = [result.score for result in results if result.scores]
+    return sum(values) / len(values)
+
+
+def as_percent(name: str, value: float) -> float:
+    """Return a score in percent."""
+    return value if name in HUNDREDS else 100 * value

@@ -1,0 +1,203 @@
+"""One command from pairs of texts to a model that translates: vocabulary, corpus, run, BLEU."""
+
+import json
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kinfolk.data.parallel_text import ParallelText, TextPair, write_parallel_corpus
+from kinfolk.errors import UserError
+from kinfolk.families import family, family_of
+from kinfolk.files import new_folder
+from kinfolk.generation.decode import GenerationRequest
+from kinfolk.generation.logits_process import Constraints
+from kinfolk.generation.methods import generate
+from kinfolk.generation.prompts import non_text_ids
+from kinfolk.generation.sampling import GREEDY
+from kinfolk.metrics.text import BLEU, library
+from kinfolk.text import Tokenizer, train_tokenizer
+from kinfolk.workflows import pretrain
+from kinfolk.workflows.generate import EXTRA_LENGTH, PREFIX_FILE
+from kinfolk.workflows.load import load, load_tokenizer
+from kinfolk.workflows.recipe import Recipe, recipe
+
+VOCAB = 8192
+DEV_FILE = "dev.jsonl"  # in the run: the pairs that BLEU is measured on, as they were read
+SCORE_FILE = "translation.json"
+TRANSLATIONS_FILE = "translations.txt"
+BATCH = 64  # texts written at a time
+
+TranslationScore = dict[str, float | int | str]  # a score, and what it was counted on
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelData:
+    """What a run translates, and how text becomes ids."""
+
+    train: ParallelText
+    dev: ParallelText | None = None
+    vocab: int | None = None  # of a vocabulary of its own, for both sides
+    tokenizer: Path | None = None  # one there is already
+    prefix: str = ""  # before every source: what is to be done with it
+
+    def check(self) -> None:
+        """Refuse what cannot be done, before anything is."""
+        if self.vocab is not None and self.tokenizer is not None:
+            raise UserError("--tokenizer has its vocabulary: leave --vocab out")
+        if self.dev is not None:
+            library()
+        for files in (self.train, self.dev):
+            if files is not None:
+                files.check()
+
+    def open_tokenizer(self) -> Tokenizer:
+        """Open the tokenizer, or learn one from both sides."""
+        if self.tokenizer is not None:
+            return load_tokenizer(self.tokenizer)
+        both = (text for pair in self.train.rows() for text in (pair.source, pair.target))
+        return train_tokenizer(both, kind="bpe", vocab_size=self.vocab or VOCAB)
+
+
+def parallel_data(
+    *,
+    source: Path | None = None,
+    target: Path | None = None,
+    pairs: Path | None = None,
+    dev_source: Path | None = None,
+    dev_target: Path | None = None,
+    dev_pairs: Path | None = None,
+    vocab: int | None = None,
+    tokenizer: Path | None = None,
+    prefix: str | None = None,
+) -> ParallelData | None:
+    """Put together what the options of the command line say; None where they name no pairs."""
+    train = _files("", source, target, pairs)
+    dev = _files("dev-", dev_source, dev_target, dev_pairs)
+    others = {"dev-pairs": dev, "vocab": vocab, "tokenizer": tokenizer, "prefix": prefix}
+    if train is None:
+        if said := [name for name, value in others.items() if value is not None]:
+            raise UserError(
+                f"--{said[0]} is for pairs of texts: name some with --source and --target, or with "
+                "--pairs"
+            )
+        return None
+    return ParallelData(train=train, dev=dev, vocab=vocab, tokenizer=tokenizer, prefix=prefix or "")
+
+
+def _files(
+    dev: str, source: Path | None, target: Path | None, pairs: Path | None
+) -> ParallelText | None:
+    if (source is None) != (target is None):
+        raise UserError(f"a pair has two sides: give --{dev}source and --{dev}target")
+    if pairs is not None and source is not None:
+        raise UserError(f"give either --{dev}source and --{dev}target, or --{dev}pairs")
+    only = source or pairs
+    return None if only is None else ParallelText(only, target)
+
+
+def prepare_translation_run(
+    name: str,
+    texts: ParallelData,
+    out: Path,
+    *,
+    objective: str | None = None,
+    length: int | None = None,
+    settings: Sequence[str] = (),
+    say: Callable[[str], None] = lambda sentence: None,
+) -> Recipe:
+    """Make a run folder with a corpus of pairs in it, for `pretraining.resume` to run."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} is already there: choose another -o, or resume it with --resume")
+    family_name, _, size = name.partition("/")
+    family(family_name).config(size or "tiny")
+    family(family_name).objective(objective or "pairs")
+    texts.check()
+    with new_folder(out) as folder:
+        tokenizer = texts.open_tokenizer()
+        write_parallel_corpus(texts.train, tokenizer, folder / "corpus", prefix=texts.prefix)
+        if texts.dev is not None:
+            holdout = folder / "corpus" / "holdout"
+            write_parallel_corpus(texts.dev, tokenizer, holdout, prefix=texts.prefix)
+            save_dev_pairs(texts.dev, texts.prefix, folder / DEV_FILE)
+        chosen = recipe(
+            name,
+            folder / "corpus",
+            objective=objective or "pairs",
+            length=length,
+            settings=settings,
+        )
+        with warnings.catch_warnings(action="ignore"):  # they come again when it runs
+            pretrain.Run(chosen, out)  # what is wrong with the settings shows itself here
+        chosen = replace(chosen, corpus=str((out / "corpus").resolve()))
+        chosen.write(folder / "recipe.json")
+        (folder / PREFIX_FILE).write_text(texts.prefix, encoding="utf-8")
+    corpus = chosen.corpora[0].open()
+    say(f"{corpus.documents:,} pairs, {corpus.tokens:,} tokens of {corpus.vocab_size:,} kinds")
+    return chosen
+
+
+def save_dev_pairs(files: ParallelText, prefix: str, path: Path) -> None:
+    """Write the pairs that BLEU is measured on into the run, so that a resume finds them."""
+    with path.open("w", encoding="utf-8") as file:
+        for _, pair in files.pairs():
+            row = {"source": prefix + pair.source, "target": pair.target}
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def score(run: Path) -> TranslationScore | None:
+    """Translate the pairs a run keeps for that, and write BLEU and the translations beside them."""
+    path = run / DEV_FILE
+    if not path.is_file():
+        return None
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+    pairs = [TextPair(row["source"], row["target"]) for row in rows]
+    facts, written = evaluate_bleu(run, pairs, Recipe.read(run / "recipe.json").train.device)
+    (run / TRANSLATIONS_FILE).write_text("".join(f"{text}\n" for text in written), encoding="utf-8")
+    (run / SCORE_FILE).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    return facts
+
+
+def evaluate(path: Path | str, texts: ParallelData, *, device: str = "auto") -> TranslationScore:
+    """Score a saved model by what it writes about the sources of files."""
+    texts.check()
+    pairs = [replace(pair, source=texts.prefix + pair.source) for _, pair in texts.train.pairs()]
+    return evaluate_bleu(path, pairs, device)[0]
+
+
+def evaluate_bleu(
+    path: Path | str, pairs: Sequence[TextPair], device: str
+) -> tuple[TranslationScore, list[str]]:
+    """Let a saved model translate, and score it; also return what it wrote."""
+    model, tokenizer = load(path)
+    if model.decoding != "encoder-decoder":
+        raise UserError(f"{family_of(model).name} reads no source: an encoder-decoder translates")
+    model.to(pretrain.select_device(device))
+    written = generate_texts(model, tokenizer, [pair.source for pair in pairs])
+    references = [pair.target for pair in pairs]
+    return {
+        "bleu": BLEU(written, references),
+        "signature": BLEU.signature(written, references),
+        "pairs": len(pairs),
+    }, written
+
+
+def generate_texts(model: Any, tokenizer: Tokenizer, sources: Sequence[str]) -> list[str]:
+    """Write the likeliest token after the likeliest token about each source, a line each."""
+    eos = tokenizer.special_tokens.require("eos")
+    ids = [[*tokenizer.offsets(source)[0], eos] for source in sources]
+    order = sorted(range(len(ids)), key=lambda i: len(ids[i]))  # texts of a length go together
+    found: dict[int, str] = {}
+    for start in range(0, len(order), BATCH):
+        chosen = order[start : start + BATCH]
+        request = GenerationRequest(
+            prompts=[[model.config.decoder_start_token_id]] * len(chosen),
+            max_new_tokens=[len(ids[i]) + EXTRA_LENGTH for i in chosen],
+            eos_ids={eos},
+            encoder_ids=[ids[i] for i in chosen],
+            constraints=Constraints(suppress_ids=non_text_ids(model, tokenizer) - {eos}),
+        )
+        for i, text in zip(chosen, generate(model, request, GREEDY), strict=True):
+            found[i] = " ".join(tokenizer.decode(text.ids).split())
+    return [found[i] for i in range(len(ids))]

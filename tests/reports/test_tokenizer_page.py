@@ -1,0 +1,48 @@
+"""The page of tokenizers stands alone, says every number, and runs nothing."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+from kinfolk.reports.tokenizers_page import Comparison, TokenizerRow, render, write
+from kinfolk.text.inspect import TokenizerStats, TokenView
+
+EVIL = "<script>alert('x')</script>"
+
+
+def comparison(unknown: int = 5) -> Comparison:
+    measures = TokenizerStats(
+        200, 100, 500, unknown, Counter(Latin=150, Han=50), Counter(Latin=60, Han=40)
+    )
+    chunks = [TokenView(7, "a", "a"), TokenView(1, "[UNK]", f"[UNK]⟨{EVIL}⟩", unknown=True)]
+    rows = [
+        TokenizerRow(EVIL, "bpe", 8192, measures, chunks),
+        TokenizerRow("word", "word", 90, measures),
+    ]
+    return Comparison(rows=rows, held_out=True)
+
+
+def test_every_number_is_on_the_page() -> None:
+    page = render(comparison())
+    for said in ("8,192", "2.00", "2.50", "2.50%", "1.25", "Latin", "Han", "100 words in 500"):
+        assert said in page
+    assert page.count("<svg") == 3
+    assert page.count('class="unknown"') == 1
+
+
+def test_where_nothing_is_unknown_there_is_no_chart_of_it() -> None:
+    assert render(comparison(0)).count("<svg") == 2
+
+
+def test_rare_scripts_have_no_column() -> None:
+    found = comparison()
+    found.rows[0].measures.script_words["Greek"] = 0
+    assert found.scripts == ["Latin", "Han"]
+
+
+def test_nothing_from_outside_is_code_and_nothing_lies_beside_the_page(tmp_path: Path) -> None:
+    path = write(comparison(), tmp_path / "deep" / "page.html")
+    page = path.read_text(encoding="utf-8")
+    assert "<script" not in page and "&lt;script&gt;" in page
+    assert not re.search(r"(src|href)\s*=|url\(|@import", page)
+    assert "--c0:" in page  # the report's dress

@@ -1,0 +1,57 @@
+"""Asking a solver from Python, one question at a time."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import kinfolk
+from kinfolk.errors import UserError
+from kinfolk.tasks.rows import LabelledText, MultipleChoiceRow, QuestionRow, TaggedSentence
+from kinfolk.tasks.task import Task
+from kinfolk.workflows import formulations
+from kinfolk.workflows.predict import Predictor
+from lessons import opinions, tune
+from solving import config, tokenizer
+
+
+def made(kind: str, **facts: Any) -> Predictor:
+    """Put a head on a small BERT that learned nothing."""
+    torch.manual_seed(0)
+    body, task = config("bert"), Task(kind=kind, **facts)
+    way = formulations.build_formulation(
+        formulations.choose_formulation(body, kind), task, body, tokenizer()
+    )
+    return Predictor(formulations.model_config(way, body).build().eval(), tokenizer(), way)
+
+
+def test_a_run_is_asked_by_its_texts(tmp_path: Path) -> None:
+    run = tune("bert/nano", opinions(tmp_path / "data"), tmp_path / "run", "train.lr=2e-3")
+    triage = kinfolk.load_predictor(run)
+    assert triage.predict_one("the film story was lovely").value == "good"
+    assert triage.predict_one("the film story was awful").value == "bad"
+
+
+@pytest.mark.parametrize(
+    ("kind", "facts", "texts", "row"),
+    [
+        ("classify", {"labels": ("no", "yes")}, ("a b", "c"), LabelledText(("a b", "c"), None, 1)),
+        ("regress", {}, ("a b",), LabelledText(("a b",), None, 1)),
+        ("choose", {}, ("a b", "c", "d"), MultipleChoiceRow("a b", ("c", "d"), None, 1)),
+        ("tag", {"labels": ("O", "B-X")}, ("a b c",), TaggedSentence(("a", "b", "c"), None, 1)),
+        ("span", {}, ("a", "b c d"), QuestionRow("1", "b c d", "a", (), True, 1)),
+    ],
+)
+def test_texts_become_the_row_of_the_task(
+    kind: str, facts: dict[str, Any], texts: tuple[str, ...], row: Any
+) -> None:
+    found = made(kind, **facts)
+    assert found.predict_one(*texts) == found.answers([row])[0]
+
+
+def test_too_few_texts_are_refused() -> None:
+    with pytest.raises(UserError, match="give 2"):
+        made("span").predict_one("when")
+    with pytest.raises(UserError, match="give 2"):
+        made("classify", labels=("no", "yes"), is_pair=True).predict_one("alone")

@@ -1,0 +1,150 @@
+"""Scores are what a slow and simple computation gives."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import kinfolk
+from kinfolk.data.corpus import Corpus
+from kinfolk.errors import UserError
+from kinfolk.text import Tokenizer
+from kinfolk.workflows.evaluate import baselines, count_parameters, evaluate
+from little import LENGTH, Home
+
+SHORT = ["The cat saw a ball again.", "A dog forgot the letter.", "A"]
+
+
+@pytest.fixture
+def short(tmp_path: Path) -> Path:
+    """Write documents that fit one piece each."""
+    path = tmp_path / "short.txt"
+    path.write_text("\n\n".join(SHORT), encoding="utf-8")
+    return path
+
+
+def ids_of(tokenizer: Tokenizer) -> list[list[int]]:
+    ids = [tokenizer.encode(text, add_special_tokens=False) for text in SHORT]
+    assert all(1 <= len(document) < LENGTH - 2 for document in ids)
+    return ids
+
+
+def test_a_decoder_is_scored_by_the_likelihood(short: Path, runs: dict[str, Path]) -> None:
+    model, tokenizer = kinfolk.load(runs["gpt2"])
+    bos, eos = tokenizer.special_tokens.require("bos"), tokenizer.special_tokens.require("eos")
+    nats, tokens = 0.0, 0
+    for ids in ids_of(tokenizer):
+        scores = kinfolk.logits(model, [bos, *ids]).double().log_softmax(-1)
+        nats -= sum(scores[place, id].item() for place, id in enumerate([*ids, eos]))
+        tokens += len(ids) + 1
+    score, kind = evaluate(runs["gpt2"], text=short)
+    assert (score.tokens, score.bytes) == (tokens, sum(len(text.encode()) for text in SHORT))
+    assert score.nats == pytest.approx(nats, rel=1e-5)
+    assert kind == "likelihood, left to right"
+
+
+def test_an_encoder_is_scored_by_masking_one_by_one(short: Path, runs: dict[str, Path]) -> None:
+    model, tokenizer = kinfolk.load(runs["bert"])
+    cls, sep, mask = (tokenizer.special_tokens.require(role) for role in ("cls", "sep", "mask"))
+    nats, tokens = 0.0, 0
+    for ids in ids_of(tokenizer):
+        for place, id in enumerate(ids):
+            row = [cls, *ids, sep]
+            row[place + 1] = mask
+            nats -= kinfolk.logits(model, row).double().log_softmax(-1)[place + 1, id].item()
+            tokens += 1
+    score, _ = evaluate(runs["bert"], text=short)
+    assert (score.tokens, score.bytes) == (tokens, sum(len(text.encode()) for text in SHORT))
+    assert score.nats == pytest.approx(nats, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "span", "every"),
+    [
+        ((), 3, 7),  # 15 % of a text at a time: every seventh span
+        (("objective.mask_rate=0.33", "objective.mean_span_length=2", "train.steps=4"), 2, 3),
+    ],
+)
+def test_an_encoder_decoder_is_scored_by_the_spans_of_its_run(
+    settings: tuple[str, ...], span: int, every: int, short: Path, home: Home
+) -> None:
+    run = home.run("t5", f"t5-{span}" if settings else None, *settings)
+    model, tokenizer = kinfolk.load(run)
+    special_tokens = tokenizer.special_tokens
+    nats, tokens = 0.0, 0
+    for ids in ids_of(tokenizer):
+        spans = [ids[i : i + span] for i in range(0, len(ids), span)]
+        for turn in range(min(every, len(spans))):
+            source: list[int] = []
+            target: list[int] = []
+            sentinels = iter(special_tokens.sentinels)
+            for number, some in enumerate(spans):
+                if number % every == turn:
+                    sentinel = next(sentinels)
+                    source.append(sentinel)
+                    target += [sentinel, *some]
+                else:
+                    source += some
+            eos = special_tokens.require("eos")
+            scores = kinfolk.logits(model, [*target, eos], [*source, eos]).double()
+            scores = scores.log_softmax(-1)
+            for place, id in enumerate(target):
+                if id not in special_tokens.sentinels:
+                    nats -= scores[place, id].item()
+                    tokens += 1
+    assert tokens == sum(map(len, ids_of(tokenizer)))
+    score, _ = evaluate(run, text=short)
+    assert score.tokens == tokens
+    assert score.nats == pytest.approx(nats, rel=1e-5)
+
+
+def test_rows_at_a_time_change_no_score(home: Home, runs: dict[str, Path]) -> None:
+    many, _ = evaluate(runs["gpt2"], corpus=home.corpus / "holdout")
+    one, _ = evaluate(runs["gpt2"], corpus=home.corpus / "holdout", rows=1)
+    assert one.tokens == many.tokens
+    assert one.nats == pytest.approx(many.nats, rel=1e-5)
+    seen, _ = evaluate(runs["gpt2"], corpus=home.corpus / "holdout", length=8)
+    assert seen.tokens == many.tokens
+    assert seen.nats != pytest.approx(many.nats, rel=1e-5)
+
+
+def test_a_text_and_its_corpus_have_one_score(home: Home, runs: dict[str, Path]) -> None:
+    held_out = Corpus.open(home.corpus / "holdout")
+    tokenizer = held_out.tokenizer()
+    texts = [tokenizer.decode(held_out.document(i)) for i in range(held_out.documents)]
+    path = home.folder / "held_out.md"
+    path.write_text("\n\n".join(texts), encoding="utf-8")
+    by_text, _ = evaluate(runs["gpt2"], text=path)
+    by_corpus, _ = evaluate(runs["gpt2"], corpus=home.corpus / "holdout")
+    assert (by_text.tokens, by_text.bytes) == (by_corpus.tokens, by_corpus.bytes)
+    assert by_text.nats == pytest.approx(by_corpus.nats, rel=1e-6)
+
+
+def test_a_corpus_of_another_tokenizer_is_refused(runs: dict[str, Path], tmp_path: Path) -> None:
+    other = Home.make(tmp_path, seed=1)
+    with pytest.raises(UserError, match="made with another tokenizer"):
+        evaluate(runs["gpt2"], corpus=other.corpus)
+
+
+def test_the_unigram_line_is_the_entropy_of_held_out_tokens(home: Home) -> None:
+    corpus, held_out = Corpus.open(home.corpus), Corpus.open(home.corpus / "holdout")
+    found = baselines(corpus, held_out)
+    shares = np.unique(held_out.ids(0, held_out.tokens), return_counts=True)[1] / held_out.tokens
+    assert found.unigram == pytest.approx(-sum(p * math.log(p) for p in shares))
+    assert found.trigram is not None
+    # It predicts every token, and the end of every document.
+    assert found.trigram.tokens == held_out.tokens + held_out.documents
+    assert found.trigram.bytes == held_out.bytes
+    assert found.trigram.loss < found.unigram
+    assert baselines(corpus, None).trigram is None
+
+
+def test_parameters_are_counted_once_and_without_padding(runs: dict[str, Path]) -> None:
+    model, _ = kinfolk.load(runs["gpt2"])
+    c = model.config
+    block = 12 * c.hidden_size**2 + 13 * c.hidden_size
+    tables = (c.vocab_size + c.max_length) * c.hidden_size
+    assert count_parameters(model) == tables + c.num_layers * block + 2 * c.hidden_size
+    assert count_parameters(torch.nn.Linear(3, 2)) == 8

@@ -1,0 +1,413 @@
+"""Fine-tuning runs: exact resume, early stopping, and what every member can learn with."""
+
+import itertools
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from kinfolk.batch import Loss
+from kinfolk.errors import UserError
+from kinfolk.tasks.formats.base import ReadReport
+from kinfolk.tasks.rows import LabelledText
+from kinfolk.text import Tokenizer
+from kinfolk.training import checkpoint
+from kinfolk.training.config import FineTuneConfig
+from kinfolk.training.log import read
+from kinfolk.training.loop import Progress
+from kinfolk.workflows.finetune import finetune, resume
+from kinfolk.workflows.finetune_recipe import (
+    FineTuneRecipe,
+    InitialWeights,
+    TaskDataset,
+    parse_initial_weights,
+    task_dataset,
+)
+from kinfolk.workflows.load import find_model_folder
+from kinfolk.workflows.predict import load_predictor
+from lessons import classify, complete, dev, kept, lines, opinions, table, tune
+from little import tree
+
+SMALL = ("train.batch_size=8", "train.lr=2e-3", "model.backbone.dropout=0.1")  # 15 steps an epoch
+EVERY = {
+    "gradual_unfreezing": True,
+    "adversarial_epsilon": 0.5,
+    "noisy_tune": 0.1,
+    "layer_lr_decay": 0.9,
+    "dropout": 0.1,
+    "early_stopping_patience": 2,
+}
+
+
+class Stop:
+    """Interrupt a run as Ctrl-C does, at the first look at or past a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.step >= self.step:
+            raise KeyboardInterrupt
+
+
+def stopped(found: TaskDataset, out: Path, step: int, *settings: str, **more: Any) -> Path:
+    """Begin a run, interrupt it and go on with it."""
+    with pytest.raises(KeyboardInterrupt):
+        tune("bert/nano", found, out, *settings, watch=Stop(step), **more)
+    return resume(out, say=lambda sentence: None)
+
+
+def ends_alike(one: Path, other: Path) -> None:
+    """Check that two runs logged and saved the same, to the bit."""
+    names = ("log.jsonl", "scores.json", "recipe.json")
+    assert tree(one, names) == tree(other, names)
+    for link in ("last", "best"):
+        folders = [run / "checkpoints" / link for run in (one, other)]
+        assert folders[0].resolve().name == folders[1].resolve().name
+        files = [tree(folder.resolve()) for folder in folders]
+        assert files[0].keys() == files[1].keys()
+        assert all(files[0][name] == files[1][name] for name in files[0])
+
+
+@pytest.mark.parametrize("step", [10, 15, 20])  # before a score, at one and after it
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path, step: int) -> None:
+    found = opinions(tmp_path, 120, 24)
+    whole = tune("bert/nano", found, tmp_path / "whole", *SMALL, finetune_config=EVERY, epochs=3)
+    parts = stopped(found, tmp_path / "parts", step, *SMALL, finetune_config=EVERY, epochs=3)
+    ends_alike(whole, parts)
+
+
+def test_what_was_said_of_a_run_holds_when_it_goes_on(tmp_path: Path) -> None:
+    found = opinions(tmp_path, 64, 24)
+    settings = ("train.batch_size=8", "train.warmup=3", "train.steps=16", "train.eval_every=4")
+    whole = tune("bert/nano", found, tmp_path / "whole", *settings)
+    ends_alike(whole, stopped(found, tmp_path / "parts", 4, *settings))
+    assert FineTuneRecipe.read(whole / "recipe.json").train.warmup == 3
+    rates = [line["lr"] for line in read(whole)]
+    assert len(rates) == 16 and rates[2] == max(rates)
+
+
+@pytest.mark.parametrize("held", [20, 21])  # batches of 8: the last one is smaller
+def test_the_loss_on_dev_rows_is_the_mean_over_all_of_them(tmp_path: Path, held: int) -> None:
+    found = opinions(tmp_path, 40, held)
+    settings = ("train.batch_size=8", "train.lr=2e-3", "train.eval_every=9999")
+    run = tune("bert/nano", found, tmp_path / "run", *settings, epochs=1)
+    opened, rows = load_predictor(run), kept(found)
+    assert len(rows) == held
+    slow = 0.0
+    for row in rows:
+        (answer,) = opened.answers([row])
+        slow -= math.log(answer.probabilities[opened.task.labels.index(row.label)])
+    (logged,) = [line["eval_loss"] for line in read(run) if "eval_loss" in line]
+    assert logged == pytest.approx(slow / held, rel=1e-4)
+
+
+def test_a_run_without_a_checkpoint_starts_again(tmp_path: Path) -> None:
+    found = opinions(tmp_path, 64, 24)
+    body = tune("bert/nano", found, tmp_path / "first", epochs=1)
+    folder = str(find_model_folder(body))
+    for scratch in (False, True):
+        start = parse_initial_weights(folder, scratch=scratch)
+        whole, parts = (tmp_path / f"{name}{scratch}" for name in ("whole", "parts"))
+        chosen = ["train.device=cpu", "train.batch_size=8"]
+        finetune(start, [found], whole, finetune_config=FineTuneConfig(epochs=1), settings=chosen)
+        parts.mkdir()
+        for name in ("recipe.json", "tokenizer"):
+            (parts / name).symlink_to(whole / name)
+        ends_alike(whole, resume(parts, say=lambda sentence: None))
+
+
+def test_a_score_that_is_nan_is_never_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = iter([math.nan])
+    monkeypatch.setattr(Loss, "mean", spoiled(Loss.mean, first))
+    settings = ("train.batch_size=8", "train.lr=2e-3")
+    run = tune("bert/nano", opinions(tmp_path, 64, 24), tmp_path / "run", *settings, epochs=2)
+    scored = [line for line in read(run) if "eval_loss" in line]
+    assert [line["eval_loss"] is None for line in scored] == [True, False]
+    assert checkpoint.checkpoint_step(run / "checkpoints" / "best") == scored[1]["step"]
+
+
+def spoiled(mean: Any, values: Iterator[float]) -> Any:
+    """Return the mean of a loss, or one of the values where no gradient is asked for."""
+    return lambda loss, counts: (
+        mean(loss, counts) if torch.is_grad_enabled() else next(values, mean(loss, counts))
+    )
+
+
+def test_a_run_in_which_all_scores_are_nan_keeps_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Loss, "mean", spoiled(Loss.mean, itertools.repeat(math.nan)))
+    run = tune(
+        "bert/nano", opinions(tmp_path, 32, 8), tmp_path / "run", "train.batch_size=8", epochs=2
+    )
+    assert checkpoint.checkpoint_step(run / "checkpoints" / "best") == 8
+
+
+def test_an_option_that_is_wrong_leaves_no_run_behind(tmp_path: Path) -> None:
+    found, out = opinions(tmp_path, 32, 8), tmp_path / "run"
+    with pytest.raises(UserError, match=r"adversarial_epsilon=-1\.0: it must be at least 0"):
+        tune("bert/nano", found, out, epochs=1, finetune_config={"adversarial_epsilon": -1.0})
+    assert not out.exists()
+    tune("bert/nano", found, out, epochs=1)  # the next try is not refused
+
+
+@pytest.mark.parametrize("name", ["write", "save"])
+def test_a_kill_while_a_run_is_begun_loses_nothing(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, out = opinions(tmp_path, 32, 8), tmp_path / "run"
+    owner: Any = {"write": FineTuneRecipe, "save": Tokenizer}[name]
+    original = getattr(owner, name)
+
+    def kill(*arguments: Any) -> None:
+        original(*arguments)
+        os._exit(9)
+
+    if (child := os.fork()) == 0:
+        setattr(owner, name, kill)
+        tune("bert/nano", found, out, epochs=1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    tune("bert/nano", found, out, epochs=1)  # begun again, as if nothing had been
+    assert (out / "scores.json").is_file()
+
+
+def test_a_finished_run_is_not_gone_on_with(tmp_path: Path) -> None:
+    run = tune("bert/nano", opinions(tmp_path, 32, 8), tmp_path / "run", epochs=1)
+    with pytest.raises(UserError, match="is finished"):
+        resume(run)
+    with pytest.raises(UserError, match="is already there"):
+        tune("bert/nano", opinions(tmp_path, 32, 8), run, epochs=1)
+
+
+def test_it_ends_when_nothing_grows_better_and_keeps_the_best(tmp_path: Path) -> None:
+    found = opinions(tmp_path, 64, 24)
+    settings = (
+        "train.batch_size=16",
+        "train.lr=1e-12",
+        "train.keep_checkpoints=1",
+    )  # nothing changes
+    run = tune(
+        "bert/nano",
+        found,
+        tmp_path / "run",
+        *settings,
+        epochs=9,
+        finetune_config={"early_stopping_patience": 2},
+    )
+    scored = [line for line in read(run) if "eval_loss" in line]
+    assert [line["step"] for line in scored] == [4, 8, 12]
+    assert checkpoint.checkpoint_step(run / "checkpoints" / "best") == 4
+    assert checkpoint.checkpoint_step(run / "checkpoints" / "last") == 12
+    assert find_model_folder(run).name == "step-00000004"
+    assert dev(run) == {k: scored[0][k] for k in dev(run)} and "accuracy" in dev(run)
+    # Killed between its last checkpoint and its scores, it is at its end, too.
+    before = tree(run, ("log.jsonl", "scores.json"))
+    (run / "scores.json").unlink()
+    resume(run, say=lambda sentence: None)
+    assert tree(run, ("log.jsonl", "scores.json")) == before
+
+
+def test_an_interrupted_checkpoint_is_not_the_best(tmp_path: Path) -> None:
+    found = opinions(tmp_path, 120, 24)
+    with pytest.raises(KeyboardInterrupt):
+        tune("bert/nano", found, tmp_path / "run", *SMALL, epochs=3, watch=Stop(20))
+    home = tmp_path / "run" / "checkpoints"
+    assert checkpoint.checkpoint_step(home / "last") == 20
+    assert checkpoint.checkpoint_step(home / "best") == 15
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return dict(load_file(run / "checkpoints" / "last" / "model.safetensors"))
+
+
+def test_micro_batches_learn_what_the_whole_batch_does(tmp_path: Path) -> None:
+    found = opinions(tmp_path, 64, 8)
+    still = ("train.steps=6", "train.eval_every=6", "model.dropout=0", "train.lr=1e-4")
+    one, two = (
+        tune(
+            "bert/nano",
+            found,
+            tmp_path / str(parts),
+            *still,
+            f"train.gradient_accumulation={parts}",
+        )
+        for parts in (1, 2)
+    )
+    for a, b in zip(read(one), read(two), strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], abs=1e-5)
+        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-4)
+        assert a["counts"] == b["counts"]
+    for name, weight in weights(one).items():
+        torch.testing.assert_close(weights(two)[name], weight, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "bilstm"])
+@pytest.mark.parametrize(
+    "habit",
+    [
+        {"gradual_unfreezing": True},
+        {"noisy_tune": 0.2},
+        {"adversarial_epsilon": 1.0},
+        {"layer_lr_decay": 0.5},
+        {"dropout": 0.2},
+    ],
+    ids=str,
+)
+def test_every_habit_changes_what_is_learned(
+    tmp_path: Path, name: str, habit: dict[str, Any]
+) -> None:
+    found = opinions(tmp_path, 48, 8)
+    settings = ("train.batch_size=16", "train.lr=1e-3", "train.eval_every=9999")
+    runs = [
+        tune(f"{name}/nano", found, tmp_path / str(n), *settings, epochs=2, finetune_config=h)
+        for n, h in enumerate([{}, habit])
+    ]
+    plain, other = map(weights, runs)
+    assert plain.keys() == other.keys()
+    assert any(not torch.equal(plain[k], other[k]) for k in plain)
+    assert all(torch.isfinite(value).all() for value in other.values())
+
+
+def test_settings_of_the_network_are_heeded_with_and_without_a_head(tmp_path: Path) -> None:
+    found = opinions(tmp_path, 32, 8)
+    run = tune("bert/nano", found, tmp_path / "bert", "model.backbone.num_layers=1", epochs=1)
+    assert (
+        json.loads((find_model_folder(run) / "config.json").read_text())["num_hidden_layers"] == 1
+    )
+    run = tune("gpt2/nano", found, tmp_path / "gpt2", "model.num_layers=1", epochs=1, way="text")
+    assert json.loads((find_model_folder(run) / "config.json").read_text())["n_layer"] == 1
+    again = tune(str(run), found, tmp_path / "more", "model.dropout=0.3", epochs=1, way="text")
+    assert FineTuneRecipe.read(again / "recipe.json").model.dropout == 0.3
+    refused("do not fit the settings", str(run), found, out=tmp_path / "odd",
+            settings=["model.hidden_size=32"], way="text")  # fmt: skip
+    assert json.loads((find_model_folder(again) / "config.json").read_text())["resid_pdrop"] == 0.3
+
+
+def test_a_dropout_is_a_share() -> None:
+    with pytest.raises(UserError, match=r"finetune.dropout=1.0: it must be from 0 to less than 1"):
+        FineTuneConfig(dropout=1.0)
+
+
+def test_rare_classes_weigh_more_where_it_is_wished(tmp_path: Path) -> None:
+    file = tmp_path / "train.tsv"
+    rows = ["a fine film\tgood"] * 30 + ["a dull film\tbad"] * 10
+    file.write_text("sentence\tlabel\n" + "\n".join(rows) + "\n")
+    run = tune(
+        "bert/nano",
+        task_dataset(file),
+        tmp_path / "run",
+        epochs=1,
+        finetune_config={"class_weights": "balanced"},
+    )
+    (way,) = FineTuneRecipe.read(run / "recipe.json").formulations
+    assert way.class_weights == pytest.approx((2.0, 2 / 3), abs=1e-5)  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match="'text' weighs no classes"):
+        tune(
+            "t5/nano",
+            task_dataset(file),
+            tmp_path / "t5",
+            epochs=1,
+            finetune_config={"class_weights": "balanced"},
+        )
+
+
+def test_without_dev_rows_some_are_held_out(tmp_path: Path) -> None:
+    run = tune("bert/nano", task_dataset(table(tmp_path / "train", classify, 60)), tmp_path / "run",
+               epochs=1)  # fmt: skip
+    assert 0 <= dev(run)["accuracy"] <= 1
+    found = FineTuneRecipe.read(run / "recipe.json").datasets[0]
+    learned, held = found.split(ReadReport())
+    assert len(held) == 6 and len(learned) == 54
+    assert {row.number for row in learned}.isdisjoint(row.number for row in held)
+
+
+def refused(match: str, name: str, *files: Any, **more: Any) -> None:
+    with pytest.raises(UserError, match=match):
+        tune(name, list(files), more.pop("out"), *more.pop("settings", ()), **more)
+
+
+def test_mistakes_are_told(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    one = tmp_path / "one.tsv"
+    one.write_text("sentence\tlabel\n" + "a fine film\tgood\n" * 9)
+    refused(
+        "has the label good: there is nothing to tell apart",
+        "bert/nano",
+        task_dataset(one),
+        out=out,
+    )
+    found = opinions(tmp_path, 32, 8)
+    refused("bert does not classify by 'text': it can by head", "bert/nano", found, out=out,
+            way="text")  # fmt: skip
+    refused("no way is called 'heads'", "bert/nano", found, out=out, way="heads")
+    words = task_dataset(lines(tmp_path / "words", complete, 20), task="complete")
+    refused("bert cannot complete: it solves classify", "bert/nano", words, out=out)
+    refused("--length 4 leaves no room", "bert/nano", found, out=out, length=4)
+    refused("more than the model's context", "bert/nano", found, out=out, length=4096)
+    refused("learned together as text", "bert/nano", found, found, out=out)
+    refused("--positive odd is no class", "bert/nano", found, out=out, positive="odd")
+    refused("is not scored by 'bleu'", "bert/nano", found, out=out, metric="bleu")
+    refused("a prompt learns nothing", "gpt2/nano", found, out=out, way="prompt")
+    refused("has no --pattern: leave it out", "bert/nano", found, out=out, said={"pattern": "x"})
+    bare = tmp_path / "bare.tsv"
+    bare.write_text("sentence\tlabel\n")
+    told = TaskDataset(train=str(bare), guess=found.guess)
+    refused("has no labelled row: there is nothing to learn from", "bert/nano", told, out=out)
+    assert not out.exists()
+    with pytest.raises(UserError, match="neither a folder nor a family"):
+        parse_initial_weights("bart/nano")
+    with pytest.raises(UserError, match="bilstm has no size 'tall'"):
+        InitialWeights(name="bilstm/tall").open([[LabelledText(("a fine film",), "good", 1)]])
+
+
+def test_labels_that_training_had_not_cost_their_rows_and_no_run(tmp_path: Path) -> None:
+    train, held = table(tmp_path / "train", classify, 48), tmp_path / "dev.tsv"
+    held.write_text("sentence\tlabel\na fine film\tgood\na dull film\tbad\na film\todd\n")
+    run = tune("bert/nano", task_dataset(train, held), tmp_path / "run", "train.lr=2e-3")
+    assert dev(run)["accuracy"] == pytest.approx(2 / 3)  # nobody could have named the third
+    assert math.isfinite(dev(run)["eval_loss"])  # of the rows whose labels are known
+
+
+def test_texts_that_are_cut_are_counted_and_said(tmp_path: Path) -> None:
+    file = tmp_path / "train.tsv"
+    rows = ["film " * 40 + "fine\tgood", "film dull\tbad"] * 12
+    file.write_text("sentence\tlabel\n" + "\n".join(rows) + "\n")
+    heard: list[str] = []
+    tune(
+        "bert/nano",
+        task_dataset(file, file),
+        tmp_path / "run",
+        epochs=1,
+        length=16,
+        say=heard.append,
+    )
+    assert "12 of 24 rows of train.tsv are cut to 16 tokens" in heard
+
+
+def test_another_file_is_refused_when_a_run_goes_on(tmp_path: Path) -> None:
+    found = opinions(tmp_path / "data")
+    with pytest.raises(KeyboardInterrupt):
+        tune("bert/nano", found, tmp_path / "run", *SMALL, watch=Stop(20))
+    table(tmp_path / "data" / "train", classify, 160, seed=7)
+    with pytest.raises(UserError, match="not what they were"):
+        resume(tmp_path / "run", say=lambda sentence: None)
+
+
+def test_of_two_that_score_alike_the_one_with_less_loss_is_kept(tmp_path: Path) -> None:
+    out = tune("bert/nano", opinions(tmp_path / "data"), tmp_path / "run", *SMALL, epochs=8)
+    scored = [line for line in read(out) if "eval_loss" in line]
+    top = max(line["accuracy"] for line in scored)
+    alike = [line for line in scored if line["accuracy"] == top]
+    assert len(alike) > 1  # else it shows nothing
+    best = min(alike, key=lambda line: float(line["eval_loss"]))
+    assert checkpoint.checkpoint_step(out / "checkpoints" / "best") == best["step"]

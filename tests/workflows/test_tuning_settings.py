@@ -1,0 +1,128 @@
+"""Fine-tuning does what the settings of its training say."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from test_tuning_runs import ends_alike, stopped
+
+from kinfolk.errors import UserError
+from kinfolk.training import checkpoint
+from kinfolk.training.log import read
+from kinfolk.workflows.finetune_recipe import FineTuneRecipe
+from lessons import dev, opinions, tune
+
+BATCH = "train.batch_size=8"
+
+
+def saved(run: Path) -> list[int]:
+    """Return the steps of a run's checkpoints."""
+    return sorted(checkpoint.checkpoint_step(f) for f in (run / "checkpoints").glob("step-*"))
+
+
+def test_checkpoints_are_saved_as_often_as_is_said(tmp_path: Path) -> None:
+    found, settings = (
+        opinions(tmp_path, 64, 24),
+        (BATCH, "train.save_every=3", "train.keep_checkpoints=99"),
+    )
+    run = tune("bert/nano", found, tmp_path / "run", *settings, epochs=2)
+    assert FineTuneRecipe.read(run / "recipe.json").train.save_every == 3
+    assert {3, 6, 9, 12, 15, 16} <= set(saved(run))
+    ends_alike(run, stopped(found, tmp_path / "parts", 10, *settings, epochs=2))
+
+
+def test_the_best_is_saved_however_seldom_others_are(tmp_path: Path) -> None:
+    found = opinions(tmp_path, 64, 24)
+    settings = (BATCH, "train.save_every=9999", "train.eval_every=2", "train.lr=2e-3")
+    run = tune("bert/nano", found, tmp_path / "run", *settings, epochs=2)
+    scored = {line["step"]: line for line in read(run) if "eval_loss" in line}
+    assert list(scored) == [*range(2, 17, 2)]
+    best = max(scored, key=lambda step: (scored[step]["accuracy"], -scored[step]["eval_loss"]))
+    assert checkpoint.checkpoint_step(run / "checkpoints" / "best") == best
+    assert dev(run)["accuracy"] == scored[best]["accuracy"]
+
+
+def test_the_dev_loss_is_taken_on_as_many_batches_as_is_said(tmp_path: Path) -> None:
+    found = opinions(tmp_path, 64, 24)
+    runs = [
+        tune("bert/nano", found, tmp_path / f"run{count}", BATCH, *settings, epochs=1)
+        for count, settings in ((64, ()), (1, ["train.eval_batches=1"]))
+    ]
+    default, one = (read(run)[-1] for run in runs)
+    assert FineTuneRecipe.read(runs[0] / "recipe.json").train.eval_batches == 64
+    assert default["loss"] == one["loss"] and default["eval_loss"] != one["eval_loss"]
+
+
+def test_a_layer_thaws_an_epoch_however_often_dev_rows_are_asked(tmp_path: Path) -> None:
+    found = opinions(tmp_path, 64, 24)
+    settings = [(), ("train.eval_every=2",)]
+    logs = [
+        read(
+            tune(
+                "bert/nano",
+                found,
+                tmp_path / f"run{n}",
+                BATCH,
+                *some,
+                finetune_config={"gradual_unfreezing": True},
+            )
+        )
+        for n, some in enumerate(settings)
+    ]
+    losses = [[line["loss"] for line in log] for log in logs]
+    assert losses[0] == losses[1]
+
+
+def test_a_recorded_step_cannot_be_changed(tmp_path: Path) -> None:
+    for name, value in (("gradual_unfreezing", True), ("adversarial_epsilon", 0.5)):
+        with pytest.raises(UserError, match=r"train\.cuda_graph=yes .* leave one of them out"):
+            tune(
+                *("bert/nano", opinions(tmp_path, 32, 8), tmp_path / "run", "train.cuda_graph=yes"),
+                finetune_config={name: value},
+            )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, while it compiles
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("member", ["bert", "gpt2", "t5"])
+@pytest.mark.parametrize("capture", ["no", "yes"])
+def test_a_step_is_compiled_and_captured_on_cuda(
+    member: str, capture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[object] = []
+    original = torch.nn.Module.compile
+
+    def watched(module: torch.nn.Module, **settings: object) -> None:
+        compiled.append(settings)
+        original(module, **settings)
+
+    monkeypatch.setattr(torch.nn.Module, "compile", watched)
+    settings = ("train.device=cuda", BATCH, "train.lr=2e-3", f"train.cuda_graph={capture}")
+    run = tune(f"{member}/nano", opinions(tmp_path), tmp_path / "run", *settings, epochs=4)
+    assert compiled == [{"dynamic": True}]
+    assert json.loads((run / "scores.json").read_text("utf-8"))["dev"]["accuracy"] > 0.8
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, while it compiles
+@pytest.mark.filterwarnings("ignore:TensorFloat32")  # float32 is meant to be exact here
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("member", ["bert", "gpt2", "t5"])
+def test_compiled_and_replayed_steps_have_the_losses_of_eager_ones(
+    member: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Compiled kernels draw other numbers, and a head has dropout whatever the network has.
+    monkeypatch.setattr(torch.nn.Dropout, "forward", lambda module, values: values)
+    torch._dynamo.reset()  # past eight graphs of one function, torch runs it untraced
+    found, losses = opinions(tmp_path, 64, 16), {}
+    for name in ("compile=no", "compile=yes", "cuda_graph=yes"):
+        settings = ("train.device=cuda", BATCH, "train.precision=float32", f"train.{name}")
+        run = tune(f"{member}/nano", found, tmp_path / name, *settings, epochs=1)
+        losses[name] = [line["loss"] for line in read(run)]
+    eager = losses["compile=no"]
+    assert len(eager) == 8
+    assert losses["compile=yes"] == pytest.approx(eager, rel=1e-3)
+    assert losses["cuda_graph=yes"] == pytest.approx(eager, rel=1e-3)
