@@ -37,12 +37,9 @@ class PackedDataset(Dataset[Batch[Any]]):
         self.chunks: ChunkIndex = objective.chunks(documents)
         if not len(self.chunks):
             raise UserError("the corpus holds no text to learn from: prepare one with more text")
+        # Which chunks share a row, in every epoch: packed here, before data workers copy it.
+        self.packing: Packing = pack(self.chunks.sizes, objective.row_lengths)
         self._order: tuple[int, IntArray] | None = None
-
-    @cached_property
-    def packing(self) -> Packing:
-        """Which chunks share a row; the same in every epoch."""
-        return pack(self.chunks.sizes, self.objective.row_lengths)
 
     @property
     def num_batches(self) -> int:
