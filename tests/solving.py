@@ -125,13 +125,13 @@ def cases(*names: str) -> Iterator[tuple[str, str, type[Formulation]]]:
     for name in MEMBERS:
         body = config(name)
         for kind in KINDS:
-            real = task(kind).kind
+            output = task(kind).output
             for way in dict.fromkeys(w for w in formulations.FORMULATIONS if w.name in names):
                 own = (
                     way.name in formulations.FamilyTraits.of(body).formulations
-                    and real in way.tasks
+                    and output in way.outputs
                 )
-                if own and formulations.supports(way, formulations.FamilyTraits.of(body), real):
+                if own and formulations.supports(way, formulations.FamilyTraits.of(body)):
                     yield name, kind, way
 
 

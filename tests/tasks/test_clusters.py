@@ -28,7 +28,6 @@ from kinfolk.tasks.formats.coreference import read_gap
 from kinfolk.tasks.formulations.coreference_head import CoreferenceHead, split_document
 from kinfolk.tasks.instances import TaskBatches, predict_rows
 from kinfolk.tasks.rows import CorefDocument, Span
-from kinfolk.tasks.scoring import score
 from kinfolk.tasks.task import Prediction, Task
 from kinfolk.text import Tokenizer, train_tokenizer
 
@@ -267,7 +266,7 @@ def test_stories_are_understood_and_stay_so_on_disk(
     assert sum(losses[-5:]) < 0.2 * sum(losses[:5])
     fresh = [story(number, given=given) for number in range(1000, 1060)]
     said = predict_rows(solve, model, fresh, tokenizer)
-    assert score(solve.task, fresh, said)["conll_f1"] > 0.95
+    assert solve.task.evaluate(fresh, said)["conll_f1"] > 0.95
 
     save(tmp_path, model, tokenizer)
     config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
@@ -374,4 +373,5 @@ def test_pronouns_of_gap_are_learned_by_heart(real: Path) -> None:
     solve, model = way(words), network(words)
     losses = learn(solve, model, rows, words, 30)
     assert losses[-1] < 0.1 * losses[0]
-    assert score(solve.task, rows, predict_rows(solve, model, rows, words))["conll_f1"] > 0.95
+    predictions = predict_rows(solve, model, rows, words)
+    assert solve.task.evaluate(rows, predictions)["conll_f1"] > 0.95

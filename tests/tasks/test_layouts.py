@@ -22,16 +22,14 @@ from kinfolk.tasks.formulations.head import encode_words, split_to_fit
 from kinfolk.tasks.formulations.sequences import (
     apply_template,
     build_example,
-    detokenize,
     encode_continuation,
     encode_plain,
     fill_pattern,
     num_special_tokens,
-    space_between,
     truncate_longest_first,
 )
 from kinfolk.tasks.formulations.span_head import char_to_token_span, window_starts
-from kinfolk.tasks.rows import LabelledText
+from kinfolk.tasks.rows import LabelledText, detokenize, space_between
 from kinfolk.text import Tokenizer, train_tokenizer
 from kinfolk.text.tokenizer import TEMPLATES, SpecialTokens
 from kinfolk.text.train import KINDS

@@ -107,7 +107,7 @@ def test_the_best_span_of_all_windows_is_the_answer() -> None:
     found = ends.decode(row, examples, [one, two])
     words = CONTEXT.split()
     assert found.value == " ".join(words[5:7])  # an end before its start is none
-    assert found.probabilities == (0.0 - 13.0,)
+    assert found.null_score_diff == 0.0 - 13.0
     top = np.exp(13.0)
     every = sum(np.exp(s[np.isfinite(s)]).sum() for s in (span_scores(one), span_scores(two))) + 1
     assert found.probability == pytest.approx(top / every)
@@ -119,7 +119,7 @@ def test_it_refuses_where_no_answer_is_better_in_every_window() -> None:
     examples = [window(CONTEXT, 0, 6), window(CONTEXT, 4, 10)]
     unsure = [reply(6, t0=(4.0, 4.0), t3=(3.0, 3.0)), reply(6, t0=(5.0, 5.0))]
     assert ends.decode(row, examples, unsure).value == ""
-    assert ends.decode(row, examples, unsure).probabilities == (2.0,)  # by how much
+    assert ends.decode(row, examples, unsure).null_score_diff == 2.0
     sure = [unsure[0], reply(6, t0=(1.0, 1.0))]  # the least of the windows counts
     assert ends.decode(row, examples, sure).value == CONTEXT.split()[2]
     assert (

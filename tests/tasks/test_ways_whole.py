@@ -226,7 +226,7 @@ def test_a_teacher_has_its_share_of_the_loss(kind: str) -> None:
 
 def test_a_class_that_training_had_not_is_named() -> None:
     whole = SequenceHead(task=task("classify"))
-    with pytest.raises(UserError, match="'odd' was not there in training: the model knows bad"):
+    with pytest.raises(UserError, match="'odd' is not in the training rows, which have bad"):
         whole.training_instances(LabelledText(("a",), "odd", 1), tokenizer())
     (question,) = whole.inference_instances(LabelledText(("a",), "odd", 1), tokenizer())
     assert question.target is None

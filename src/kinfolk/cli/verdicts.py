@@ -15,7 +15,7 @@ from kinfolk.errors import UserError
 
 if TYPE_CHECKING:
     from kinfolk.tasks.formats.base import ReadReport
-    from kinfolk.tasks.scoring import EvaluationResult
+    from kinfolk.tasks.task import EvaluationResult
     from kinfolk.workflows.predict import Predictor
 
 LETTERS = 60  # of a text in the table of mistakes
@@ -58,13 +58,13 @@ def test(model: Path, question: Question, prompt: Prompt, *, out: Path | None, j
     from kinfolk.reports.evaluation_page import EvaluationPage, write
     from kinfolk.tasks.formats.base import ReadReport
     from kinfolk.workflows.check_labels import format_counts
-    from kinfolk.workflows.predict import evaluate_rows, require_labels, truncation_report
+    from kinfolk.workflows.predict import evaluate_rows, truncation_report
 
     if out is not None and out.is_dir():
         raise UserError(f"{out} is a folder: give -o the name of a page, such as {out}/test.html")
     notes = ReadReport()
     found, rows = opened(model, question, prompt, notes)
-    require_labels(found.task, rows)
+    found.task.check_references(rows)
     told = [*notes.messages(), *truncation_report(found, rows)]
     with watching("test", len(rows), shown=False) as watch:
         verdict = evaluate_rows(found, rows, watch=stepwise(watch))
@@ -147,15 +147,15 @@ def facts(found: "Predictor", question: Question) -> list[tuple[str, str]]:
 
 def show(verdict: "EvaluationResult") -> None:
     """Print scores, confusions, classes and the worst mistakes."""
-    from kinfolk.reports.evaluation_page import format_score, metric_label
     from kinfolk.tasks import error_analysis
+    from kinfolk.tasks.task import format_score, metric_title
 
     main, bounds = verdict.task.main_metric, verdict.confidence_interval
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in verdict.scores.items():
         between = f"{format_score(name, bounds.low)} to {format_score(name, bounds.high)}"
         table.add_row(
-            metric_label(name), format_score(name, value), between if name == main else ""
+            metric_title(name), format_score(name, value), between if name == main else ""
         )
     table.add_row("rows", f"{len(verdict.rows):,}", "")
     console.print(table)

@@ -1,6 +1,5 @@
 """One page that says how good answers are, and where they go wrong, in the report's dress."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -14,9 +13,8 @@ from kinfolk.metrics.classification import ConfusionMatrix
 from kinfolk.reports.charts import WIDTH, Bar, ReferenceLine, Scale, axes, bars, svg, text
 from kinfolk.tasks import error_analysis
 from kinfolk.tasks.error_analysis import CalibrationBin, LengthBucket
-from kinfolk.tasks.scoring import EvaluationResult
+from kinfolk.tasks.task import EvaluationResult, format_score, metric_title
 
-PERCENT_METRICS = ("bleu", "chrf", "perplexity")  # scores that are no shares
 MIN_SHADE, MAX_SHADE = 0.04, 0.8  # a cell with nothing in it, and one with all of a row
 MAX_CLASSES = 40  # rows of the table of classes
 
@@ -51,14 +49,14 @@ def render(page: EvaluationPage) -> str:
     return pages.from_string(own).render(
         page=page,
         style=Markup(style),
-        main=metric_label(main),
+        main=metric_title(main),
         score=format_score(main, verdict.confidence_interval.score),
         bounds=[
             format_score(main, b)
             for b in (verdict.confidence_interval.low, verdict.confidence_interval.high)
         ],
         scores=[
-            (metric_label(name), format_score(name, value))
+            (metric_title(name), format_score(name, value))
             for name, value in verdict.scores.items()
         ],
         heat=Markup(confusion_heatmap(confused) if confused is not None else ""),
@@ -116,13 +114,13 @@ def reliability(groups: Sequence[CalibrationBin]) -> str:
     numbers = []
     for group in groups:
         x, wide = to_x.at(group.low), to_x.at(group.high) - to_x.at(group.low)
-        y = to_y.at(group.right)
+        y = to_y.at(group.accuracy)
         parts.append(
             f'<rect class="bar c0" x="{x + 2:.1f}" y="{y:.1f}" width="{wide - 4:.1f}" '
-            f'height="{floor - y:.1f}"><title>{group.answers:,} answers with '
-            f"{group.sure:.1%} on average: {group.right:.1%} are right</title></rect>"
+            f'height="{floor - y:.1f}"><title>{group.count:,} answers with '
+            f"{group.probability:.1%} on average: {group.accuracy:.1%} are right</title></rect>"
         )
-        numbers.append(text("line note", x + wide / 2, y - 6, f"{group.answers:,}", "middle"))
+        numbers.append(text("line note", x + wide / 2, y - 6, f"{group.count:,}", "middle"))
     parts += [f'<path class="rule r0" d="M{left} {floor}L{right} {top}"/>', *numbers]
     return svg("How many answers of each probability are right", floor + 50, parts)
 
@@ -135,20 +133,4 @@ def by_length(groups: Sequence[LengthBucket], verdict: EvaluationResult) -> str:
         for group in groups
     ]
     line = ReferenceLine("all", max(0.0, verdict.confidence_interval.score))
-    return bars(values, [line], x=f"{metric_label(main)} by characters of text") if values else ""
-
-
-def metric_label(name: str) -> str:
-    """Write the name of a metric out."""
-    known = {"bleu": "BLEU", "chrf": "chrF", "f1": "F1", "macro_f1": "macro F1",
-             "conll_f1": "CoNLL F1", "matthews": "Matthews", "pearson": "Pearson",
-             "spearman": "Spearman", "exact": "exact match", "rouge1": "ROUGE-1",
-             "rouge2": "ROUGE-2", "rougeL": "ROUGE-L", "eval_loss": "loss"}  # fmt: skip
-    return known.get(name, name.replace("_", " "))
-
-
-def format_score(name: str, value: float) -> str:
-    """Write a score; BLEU, chrF and perplexity have large numbers."""
-    if not math.isfinite(value):
-        return "–"
-    return f"{value:,.2f}" if name.rpartition("_")[2] in PERCENT_METRICS else f"{value:.4f}"
+    return bars(values, [line], x=f"{metric_title(main)} by characters of text") if values else ""

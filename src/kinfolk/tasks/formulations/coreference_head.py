@@ -34,7 +34,7 @@ from kinfolk.tasks.formulations.base import (
 from kinfolk.tasks.formulations.head import TokenHead, encode_words, split_to_fit
 from kinfolk.tasks.formulations.sequences import num_special_tokens
 from kinfolk.tasks.rows import CorefDocument, Span
-from kinfolk.tasks.task import Prediction
+from kinfolk.tasks.task import Output, Prediction
 from kinfolk.text.tokenizer import Tokenizer
 
 UNKNOWN_SPEAKERS = ("", "-")  # who speaks, where a file says nothing
@@ -77,7 +77,7 @@ class CoreferenceHead(Formulation):
     )
 
     name: ClassVar[str] = "head"
-    tasks: ClassVar[tuple[str, ...]] = ("coref",)
+    outputs: ClassVar[tuple[Output, ...]] = ("clusters",)
     head: ClassVar[str | None] = "coref"
 
     def __post_init__(self) -> None:

@@ -26,11 +26,10 @@ from kinfolk.tasks.formulations.sequences import (
     apply_template,
     encode_plain,
     num_special_tokens,
-    space_between,
     truncate_longest_first,
 )
-from kinfolk.tasks.rows import LabelledText, MultipleChoiceRow, TaggedSentence
-from kinfolk.tasks.task import Prediction
+from kinfolk.tasks.rows import LabelledText, MultipleChoiceRow, TaggedSentence, space_between
+from kinfolk.tasks.task import Output, Prediction
 from kinfolk.text.tokenizer import SpecialTokens, Tokenizer
 
 
@@ -46,12 +45,12 @@ class SequenceHead(Formulation):
     temperature: float = 2.0  # of the teacher's and the student's scores, where they are compared
 
     name: ClassVar[str] = "head"
-    tasks: ClassVar[tuple[str, ...]] = ("classify", "regress", "choose")
+    outputs: ClassVar[tuple[Output, ...]] = ("label", "number", "option")
 
     @property
     def head(self) -> str:  # type: ignore[override]
         """One score for each class, or one for each option."""
-        return "choice" if self.task.kind == "choose" else "text"
+        return "choice" if self.task.output == "option" else "text"
 
     def training_instances(
         self, row: LabelledText | MultipleChoiceRow, tokenizer: Tokenizer, /
@@ -72,7 +71,7 @@ class SequenceHead(Formulation):
         if row.label is None:
             return None
         return (
-            float(row.label) if self.task.kind == "regress" else self.task.label_id(str(row.label))
+            float(row.label) if self.task.output == "number" else self.task.label_id(str(row.label))
         )
 
     def encode_texts(
@@ -117,16 +116,16 @@ class SequenceHead(Formulation):
     ) -> TaskTargets:
         """Read one state a reading."""
         group = instance_index(examples)
-        kind = torch.float32 if self.task.kind == "regress" else torch.int64
+        kind = torch.float32 if self.task.output == "number" else torch.int64
         blank = float("nan") if kind == torch.float32 else IGNORE_INDEX
         target = torch.tensor(
             [blank if e.target is None else e.target for e in examples], dtype=kind
         )
-        if self.task.kind == "choose":  # the slot of the right option among all
+        if self.task.output == "option":  # the slot of the right option among all
             first = torch.bincount(group).cumsum(0) - torch.bincount(group)
             target = torch.where(target == IGNORE_INDEX, IGNORE_INDEX, first + target)
         weight = torch.ones(len(examples))
-        if self.class_weights and self.task.kind == "classify":
+        if self.class_weights and self.task.output == "label":
             weight = torch.tensor(self.class_weights)[target.clamp(min=0)]
         return TaskTargets(
             page.read_at(readings), group, target, weight, stack_soft_targets(examples)
@@ -138,14 +137,14 @@ class SequenceHead(Formulation):
 
     def loss_sum(self, scores: Tensor, key: TaskTargets) -> Tensor:
         """Sum what is wrong with scores."""
-        if self.task.kind == "regress":
+        if self.task.output == "number":
             wanted = (
                 key.target
                 if key.teacher_probs is None
                 else self.mix_targets(key.target, key.teacher_probs[:, 0])
             )
             return ((scores[:, 0] - wanted) ** 2).sum()
-        if self.task.kind == "choose":
+        if self.task.output == "option":
             logs = segment_log_softmax(scores[:, 0], key.instance_ids, len(key.target))
             plain = -logs.index_select(0, key.target)
             if key.teacher_probs is None:
@@ -172,26 +171,26 @@ class SequenceHead(Formulation):
     def logits(self, model: Any, batch: Batch[TaskTargets], /) -> list[RawScores]:
         """Return the scores of each example: (classes,) or (options,)."""
         parts = split_by_instance(logits_at(model, batch), batch.targets.instance_ids)
-        return [part[:, 0] if self.task.kind == "choose" else part[0] for part in parts]
+        return [part[:, 0] if self.task.output == "option" else part[0] for part in parts]
 
     def decode(
         self, row: Any, examples: Sequence[Instance], replies: Sequence[RawScores], /
     ) -> Prediction:
         """Name the class, the number or the option with the highest score."""
         (reply,) = replies
-        if self.task.kind == "regress":
+        if self.task.output == "number":
             return Prediction(float(reply[0]))
         shares = softmax(reply)
         best = int(shares.argmax())
-        value = best if self.task.kind == "choose" else self.task.labels[best]
+        value = best if self.task.output == "option" else self.task.labels[best]
         return Prediction(value, tuple(shares.tolist()), float(shares[best]))
 
     def soft_labels(self, reply: RawScores) -> RawScores:
         """Turn a teacher's reply into what a student learns from: (classes,) or (options, 1)."""
-        if self.task.kind == "regress":
+        if self.task.output == "number":
             return reply
         soft = softmax(reply / self.temperature)
-        return soft[:, None] if self.task.kind == "choose" else soft
+        return soft[:, None] if self.task.output == "option" else soft
 
 
 @config("transformed")
@@ -259,7 +258,7 @@ class CausalHead(SequenceHead):
     def pooled_logits(self, model: Any, hidden: Tensor, key: TaskTargets) -> Tensor:
         """Score the last token of each line; those of both orders are one."""
         states = hidden.flatten(0, 1).index_select(0, key.read_at)
-        if self.both_orders and self.task.kind != "choose":
+        if self.both_orders and self.task.output != "option":
             added = states.new_zeros(len(key.target), states.shape[1])
             states = added.index_add(0, key.instance_ids, states)
         return model.logits(states).float()
@@ -267,7 +266,7 @@ class CausalHead(SequenceHead):
     def logits(self, model: Any, batch: Batch[TaskTargets], /) -> list[RawScores]:
         """Return the scores of each example: (classes,) or (options,)."""
         scores = self.pooled_logits(model, model(batch.inputs).hidden, batch.targets)
-        if self.task.kind == "choose":
+        if self.task.output == "option":
             return [part[:, 0] for part in split_by_instance(scores, batch.targets.instance_ids)]
         return [*scores.double().cpu().numpy()]
 
@@ -308,7 +307,7 @@ class TokenHead(Formulation):
     temperature: float = 2.0
 
     name: ClassVar[str] = "head"
-    tasks: ClassVar[tuple[str, ...]] = ("tag",)
+    outputs: ClassVar[tuple[Output, ...]] = ("tags",)
     head: ClassVar[str | None] = "tokens"
 
     def training_instances(self, row: TaggedSentence, tokenizer: Tokenizer, /) -> list[Instance]:

@@ -28,7 +28,7 @@ from kinfolk.tasks.formulations.base import (
 )
 from kinfolk.tasks.formulations.sequences import apply_template, encode_plain, num_special_tokens
 from kinfolk.tasks.rows import QuestionRow
-from kinfolk.tasks.task import Prediction
+from kinfolk.tasks.task import Output, Prediction
 from kinfolk.text.tokenizer import Tokenizer
 
 MAX_QUESTION_LENGTH = 64  # tokens of a question that are read (the published code)
@@ -53,7 +53,7 @@ class SpanHead(Formulation):
     )
 
     name: ClassVar[str] = "head"
-    tasks: ClassVar[tuple[str, ...]] = ("span",)
+    outputs: ClassVar[tuple[Output, ...]] = ("span",)
     head: ClassVar[str | None] = "span"
 
     def training_instances(self, row: QuestionRow, tokenizer: Tokenizer, /) -> list[Instance]:
@@ -150,7 +150,8 @@ class SpanHead(Formulation):
         top = max(best[0], nothing)  # all are counted against the best of them
         total = sum(float(np.exp(s[np.isfinite(s)] - top).sum()) for s, _, _ in found)
         total += float(np.exp(nothing - top))
-        return Prediction(best[1], (gap,), float(np.exp(best[0] - top)) / total)
+        probability = float(np.exp(best[0] - top)) / total
+        return Prediction(best[1], probability=probability, null_score_diff=float(gap))
 
 
 def window_starts(size: int, room: int, step: int) -> list[int]:
