@@ -3,13 +3,13 @@
 import pytest
 
 from kinfolk.metrics.bootstrap import ConfidenceInterval
-from kinfolk.reports.evaluation_page import confusion_heatmap, reliability
+from kinfolk.reports.evaluation_page import confusion_heatmap, reliability_diagram
 from kinfolk.tasks.error_analysis import (
     calibration_bins,
-    confusion_table,
     expected_calibration_error,
     per_class_scores,
     scores_by_length,
+    to_plain,
     worst_errors,
 )
 from kinfolk.tasks.rows import LabelledText, TaggedSentence
@@ -80,14 +80,13 @@ def test_tags_of_words_are_scored_by_themselves_and_entities_by_type() -> None:
 
 def test_pictures_name_what_they_count() -> None:
     verdict = judged([("good", "<bad>", 0.6), ("good", "good", 0.99), ("bad", "good", 0.9)])
-    counts = confusion_table(verdict)
-    assert counts is not None and counts.labels == ("bad", "good", "<bad>")
-    drawn = confusion_heatmap(counts)
+    values = to_plain(verdict)
+    assert values["confusion"]["labels"] == ["bad", "good", "<bad>"]
+    drawn = confusion_heatmap(values["confusion"])
     assert drawn.count("<rect") == 9 and "&lt;bad&gt;" in drawn and "<bad>" not in drawn
-    assert "3 answers" not in reliability(calibration_bins(verdict))
-    assert "2 answers with 94.5% on average: 50.0% are right" in reliability(
-        calibration_bins(verdict)
-    )
+    drawn = reliability_diagram(values["calibration"])
+    assert "3 predictions" not in drawn
+    assert "2 predictions with a probability of 94.5% on average: 50.0% are correct" in drawn
 
 
 def test_scores_are_written_as_they_are_read() -> None:

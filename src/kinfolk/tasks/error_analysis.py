@@ -2,7 +2,8 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -141,3 +142,30 @@ def scores_by_length(result: EvaluationResult) -> list[LengthBucket]:
         score = scores[result.task.main_metric]
         buckets.append(LengthBucket(sizes[some[0]], sizes[some[-1]], len(some), score))
     return buckets
+
+
+def to_plain(result: EvaluationResult) -> dict[str, Any]:
+    """Return an evaluation and its errors as plain values: for JSON and for the page."""
+    confusion, bins = confusion_table(result), calibration_bins(result)
+    interval = result.confidence_interval
+    return {
+        "task": result.task.kind,
+        "metric": result.task.main_metric,
+        "score": interval.score,
+        "low": interval.low,
+        "high": interval.high,
+        "scores": result.scores,
+        "rows": len(result.rows),
+        "unseen": result.unseen_labels,
+        "confusion": None
+        if confusion is None
+        else {
+            "labels": [str(label) for label in confusion.labels],
+            "counts": confusion.counts.tolist(),
+        },
+        "classes": {name: asdict(scores) for name, scores in per_class_scores(result).items()},
+        "calibration": [asdict(group) for group in bins],
+        "calibration_error": expected_calibration_error(bins) if bins else None,
+        "lengths": [asdict(bucket) for bucket in scores_by_length(result)],
+        "mistakes": [asdict(error) for error in worst_errors(result)],
+    }

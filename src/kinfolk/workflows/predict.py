@@ -7,8 +7,11 @@ from typing import Any
 
 from kinfolk.config import read_type, type_name
 from kinfolk.errors import UserError
+from kinfolk.files import new_file
 from kinfolk.nn.task_heads import ModelWithHead
+from kinfolk.reports.evaluation_page import EvaluationPage, render
 from kinfolk.rng import Stream, generator
+from kinfolk.tasks.error_analysis import to_plain
 from kinfolk.tasks.formats.base import ReadReport, read_lines
 from kinfolk.tasks.formats.detect import detect_format
 from kinfolk.tasks.formats.registry import FileSpec
@@ -18,7 +21,15 @@ from kinfolk.tasks.formats.table import parse_columns as parsed
 from kinfolk.tasks.formulations.base import Formulation
 from kinfolk.tasks.instances import predict_rows
 from kinfolk.tasks.rows import SourceTarget
-from kinfolk.tasks.task import EvaluationResult, Prediction, Task, kinds, task_class
+from kinfolk.tasks.task import (
+    EvaluationResult,
+    Prediction,
+    Task,
+    format_score,
+    kinds,
+    metric_title,
+    task_class,
+)
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.workflows import formulations
 from kinfolk.workflows.finetune_recipe import (
@@ -192,6 +203,42 @@ def evaluate_rows(
     scores = task.evaluate(rows, predictions)
     bounds = task.interval(rows, predictions, n_resamples=n_resamples, seed=seed)
     return EvaluationResult(task, rows, predictions, scores, bounds, task.unseen_labels(rows))
+
+
+def write_evaluation_page(
+    result: EvaluationResult,
+    path: Path,
+    *,
+    title: str,
+    details: Sequence[tuple[str, str]] = (),
+    notes: Sequence[str] = (),
+) -> None:
+    """Write the page of an evaluation, whole or not at all."""
+    values, metric = to_plain(result), result.task.main_metric
+    page = EvaluationPage(
+        title=title,
+        rows=values["rows"],
+        metric=metric_title(metric),
+        score=values["score"],
+        formatted=(
+            format_score(metric, values["score"]),
+            format_score(metric, values["low"]),
+            format_score(metric, values["high"]),
+        ),
+        scores=[(metric_title(n), format_score(n, value)) for n, value in result.scores.items()],
+        confusion=values["confusion"],
+        class_heading="type" if result.task.output == "tags" else "class",
+        classes=values["classes"],
+        calibration=values["calibration"],
+        calibration_error=values["calibration_error"] or 0.0,
+        lengths=values["lengths"],
+        errors=values["mistakes"],
+        details=details,
+        notes=notes,
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with new_file(path, errors="replace", newline="\n") as file:
+        file.write(render(page))
 
 
 def few_shot_predictor(
