@@ -1,5 +1,6 @@
 """The step owns learning: forward, backward, update."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -8,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kinfolk.batch import Batch, Inputs, Loss, Objective, SegmentMemory
+from kinfolk.batch import Batch, ComputesLoss, Inputs, Loss, SegmentMemory
 from kinfolk.nn.language_model import attention_windows
 from kinfolk.rng import derive_seed
 from kinfolk.training.capture import GraphedForwardBackward
@@ -18,7 +19,7 @@ from kinfolk.training.regularize import FGM, GradualUnfreezing
 class Learner(nn.Module):
     """A model and its objective as one computation: what is compiled and made parallel."""
 
-    def __init__(self, model: nn.Module, objective: Objective) -> None:
+    def __init__(self, model: nn.Module, objective: ComputesLoss) -> None:
         super().__init__()
         self.model = model
         self.objective = objective
@@ -26,6 +27,11 @@ class Learner(nn.Module):
     def forward(self, inputs: Inputs, targets: Any) -> Loss:
         # Counts change from batch to batch and would be compiled in as constants: they stay out.
         return self.objective.loss(self.model, Batch(inputs, targets, {}))
+
+    def compile(self, *args: Any, **settings: Any) -> None:
+        """Compile the forward pass, without torch's remark on how it sums a softmax."""
+        warnings.filterwarnings("ignore", message=r"\s*online softmax is disabled")
+        super().compile(*args, **settings)
 
 
 @dataclass(frozen=True)
@@ -121,7 +127,7 @@ class TrainStep:
         torch.manual_seed(derive_seed(self.seed, number, part))
         if self.memory is not None:
             batch = batch.with_memory(self.memory[part])
-        if self.captured is not None:
+        if self.captured is not None and self.captured.accepts(batch):
             said = self.captured(batch, counts, alone=alone)
             return said, said.mean(counts)
         said = self._forward(batch.to(self.device))

@@ -216,7 +216,7 @@ class Run:
         ]
         self.model.eval()
         for start in range(0, min(len(examples), most), size):
-            batch = way.collate(examples[start : start + size]).to(self.device)
+            batch = way.make_batch(examples[start : start + size]).to(self.device)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):
                 total = total + way.loss(self.model, batch)
             counts = sum_counts([counts, batch.counts])

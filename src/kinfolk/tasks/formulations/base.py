@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kinfolk.batch import IGNORE_INDEX, Batch, Loss, TensorTree, TokenTargets
-from kinfolk.tasks.examples import Collated, Example, Instance, pack_examples
+from kinfolk.data.examples import Collated, Example
+from kinfolk.tasks.examples import Instance, pack_examples
 from kinfolk.tasks.task import Output, Prediction, Task
 from kinfolk.text.tokenizer import Tokenizer
 
@@ -63,7 +64,7 @@ class Formulation(ABC):
     ) -> TaskTargets:
         """Say what is read off, and what is right."""
 
-    def collate(self, examples: Sequence[Instance], /) -> Batch[TaskTargets]:
+    def make_batch(self, examples: Sequence[Instance], /) -> Batch[TaskTargets]:
         """Pack examples into rows."""
         readings = [reading for example in examples for reading in example.examples]
         page = pack_examples(readings, self.pad_id)

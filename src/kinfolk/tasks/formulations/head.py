@@ -9,7 +9,8 @@ from torch import Tensor
 
 from kinfolk.batch import IGNORE_INDEX, Batch, Loss
 from kinfolk.config import config
-from kinfolk.tasks.examples import Collated, Example, Instance
+from kinfolk.data.examples import Collated, Example
+from kinfolk.tasks.examples import Instance
 from kinfolk.tasks.formulations.base import (
     Formulation,
     RawScores,
@@ -105,10 +106,10 @@ class SequenceHead(Formulation):
         assert self.frame is not None, "decoders are read in another way"
         inside = apply_template(self.frame, tokenizer.special_tokens, texts)
         return Example(
-            ids=inside.ids,
+            input_ids=inside.ids,
             order=np.zeros_like(inside.ids),
             token_type_ids=inside.token_type_ids,
-            read_at=np.array([inside.cls_index]),
+            read_positions=np.array([inside.cls_index]),
         )
 
     def targets(
@@ -128,7 +129,7 @@ class SequenceHead(Formulation):
         if self.class_weights and self.task.output == "label":
             weight = torch.tensor(self.class_weights)[target.clamp(min=0)]
         return TaskTargets(
-            page.read_at(readings), group, target, weight, stack_soft_targets(examples)
+            page.read_positions(readings), group, target, weight, stack_soft_targets(examples)
         )
 
     def loss(self, model: Any, batch: Batch[TaskTargets], /) -> Loss:
@@ -225,7 +226,10 @@ class CausalHead(SequenceHead):
         # What is predicted is the text: not the token that is read, which always stands there.
         labels = np.append(ids[1:-1], [IGNORE_INDEX, IGNORE_INDEX]) if self.lm_loss_weight else None
         return Example(
-            ids=ids, order=np.arange(len(ids)), labels=labels, read_at=np.array([len(ids) - 1])
+            input_ids=ids,
+            order=np.arange(len(ids)),
+            labels=labels,
+            read_positions=np.array([len(ids) - 1]),
         )
 
     def targets(
@@ -233,7 +237,7 @@ class CausalHead(SequenceHead):
     ) -> TaskTargets:
         """Read one state a line, and predict its tokens."""
         key = super().targets(examples, readings, page)
-        tokens = page.tokens(readings)[0] if self.lm_loss_weight else None
+        tokens = page.token_targets(readings)[0] if self.lm_loss_weight else None
         return TaskTargets(
             key.read_at, key.instance_ids, key.target, key.weight, key.teacher_probs, tokens
         )
@@ -282,7 +286,9 @@ class BareCausalHead(CausalHead):
     def example(self, texts: Sequence[Sequence[int]], tokenizer: Tokenizer) -> Example:
         """Put texts one behind the other."""
         ids = np.array([id for text in texts for id in text], np.int64)
-        return Example(ids=ids, order=np.arange(len(ids)), read_at=np.array([len(ids) - 1]))
+        return Example(
+            input_ids=ids, order=np.arange(len(ids)), read_positions=np.array([len(ids) - 1])
+        )
 
 
 def causal_special_tokens(special_tokens: SpecialTokens) -> tuple[int, int, int]:
@@ -345,21 +351,21 @@ class TokenHead(Formulation):
             time = np.arange(len(ids)) if self.causal else np.zeros_like(ids)
             if self.causal:
                 indices = np.cumsum([len(chunk) for chunk in kept]) - 1
-            return Example(ids=ids, order=time, read_at=indices + len(ahead))
+            return Example(input_ids=ids, order=time, read_positions=indices + len(ahead))
         texts = [inside] if verb is None else [inside, verb]
         whole = apply_template(self.frame, tokenizer.special_tokens, texts)
         return Example(
-            ids=whole.ids,
+            input_ids=whole.ids,
             order=np.zeros_like(whole.ids),
             token_type_ids=whole.token_type_ids,
-            read_at=indices + whole.offsets[0],
+            read_positions=indices + whole.offsets[0],
         )
 
     def targets(
         self, examples: Sequence[Instance], readings: Sequence[Example], page: Collated
     ) -> TaskTargets:
         """Read one state a word."""
-        counts = torch.tensor([len(r.read_at) for r in readings])
+        counts = torch.tensor([len(r.read_positions) for r in readings])
         group = torch.repeat_interleave(torch.arange(len(examples)), counts)
         target = torch.full((len(group),), IGNORE_INDEX)
         if examples[0].target is not None:
@@ -368,7 +374,7 @@ class TokenHead(Formulation):
         if self.class_weights:
             weight = torch.tensor(self.class_weights)[target.clamp(min=0)]
         return TaskTargets(
-            page.read_at(readings), group, target, weight, stack_soft_targets(examples)
+            page.read_positions(readings), group, target, weight, stack_soft_targets(examples)
         )
 
     def loss(self, model: Any, batch: Batch[TaskTargets], /) -> Loss:

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from kinfolk.batch import IGNORE_INDEX, Batch, Loss
 from kinfolk.config import config
+from kinfolk.data.examples import Collated, Example
 from kinfolk.errors import UserError
-from kinfolk.tasks.examples import Collated, Example, Instance
+from kinfolk.tasks.examples import Instance
 from kinfolk.tasks.formulations.base import (
     Formulation,
     RawScores,
@@ -104,7 +105,7 @@ class OptionScoring(Formulation):
     ) -> TaskTargets:
         """Predict the tokens of every option."""
         member = instance_index(examples)
-        tokens, reading = page.tokens(readings)
+        tokens, reading = page.token_targets(readings)
         target = torch.tensor([IGNORE_INDEX if e.target is None else e.target for e in examples])
         first = torch.bincount(member).cumsum(0) - torch.bincount(member)
         target = torch.where(target == IGNORE_INDEX, target, first + target)

@@ -9,8 +9,8 @@ import numpy as np
 
 from kinfolk.batch import IGNORE_INDEX
 from kinfolk.data.chunks import IntArray
+from kinfolk.data.examples import Example
 from kinfolk.errors import UserError
-from kinfolk.tasks.examples import Example
 from kinfolk.tasks.rows import Row, space_between
 from kinfolk.text.tokenizer import TEMPLATES, SpecialTokens, Tokenizer, glm_tokens
 
@@ -120,7 +120,7 @@ def build_example(
     line = np.array([opening, *before, *said, *after, *closing], np.int64)
     labels = line[1:].copy()
     labels[: len(before)] = IGNORE_INDEX
-    return Example(ids=line[:-1], order=np.arange(len(line) - 1), labels=labels)
+    return Example(input_ids=line[:-1], order=np.arange(len(line) - 1), labels=labels)
 
 
 def seq2seq_example(
@@ -139,7 +139,9 @@ def seq2seq_example(
     ids = np.array([special_tokens.pad, *mark, *said], np.int64)
     labels = np.append(ids[1:], eos if end else IGNORE_INDEX)
     labels[: len(mark)] = IGNORE_INDEX
-    return Example(ids=ids, order=np.arange(len(ids)), source=source, labels=labels)
+    return Example(
+        input_ids=ids, order=np.arange(len(ids)), encoder_input_ids=source, labels=labels
+    )
 
 
 def infill_example(
@@ -159,7 +161,7 @@ def infill_example(
     ahead = np.zeros(len(text), np.int64)
     labels = [*[IGNORE_INDEX] * len(text), *said, known.end if end else IGNORE_INDEX]
     return Example(
-        ids=ids,
+        input_ids=ids,
         order=np.append(ahead, np.arange(1, size + 1)),
         position_ids=np.append(np.arange(len(text)), np.full(size, len(before))),
         block_position_ids=np.append(ahead, np.arange(1, size + 1)),
