@@ -199,17 +199,6 @@ def resolve_steps(
     return replace(tuning, train=replace(train, **given))
 
 
-def with_class_weights(
-    way: Formulation, learned: Sequence[Any], finetune_config: FineTuneConfig
-) -> Formulation:
-    """Let rare classes weigh more, where it is wished."""
-    if finetune_config.class_weights == "none":
-        return way
-    if not hasattr(way, "class_weights"):
-        raise UserError(f"the way {way.name!r} weighs no classes: leave --class-weights out")
-    return replace(way, class_weights=way.task.class_weights(learned))  # type: ignore[call-arg]
-
-
 def mean_and_std(scores: Sequence[float]) -> tuple[float, float]:
     """Return the mean of some scores, and how far they lie apart (the standard deviation)."""
     values = np.array(scores, np.float64)

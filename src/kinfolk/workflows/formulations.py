@@ -1,4 +1,4 @@
-"""Which way each member solves a task, and the network that it takes."""
+"""Which formulations a network has for a task, and the network with the head that one needs."""
 
 from dataclasses import dataclass, fields
 from typing import Any
@@ -18,7 +18,7 @@ from kinfolk.tasks.formulations.text_to_text import TextToText
 from kinfolk.tasks.task import Task, kinds
 from kinfolk.text.tokenizer import Tokenizer
 
-DEFAULT_MAX_LENGTH = 512  # tokens of a reading, where a network has no bound of its own
+DEFAULT_MAX_LENGTH = 512  # tokens of an example, where a network has no bound of its own
 # The options of the command line that set a field of another name.
 OPTIONS = {"verbalizer": "words", "distillation_weight": "teaching"}
 
@@ -36,16 +36,16 @@ FORMULATIONS: tuple[type[Formulation], ...] = (
 
 @dataclass(frozen=True)
 class FamilyTraits:
-    """What decides how a network solves tasks."""
+    """What decides which formulations a network has."""
 
     kind: str  # encoder, decoder, encoder-decoder, recurrent
-    text_style: str | None  # how it says a text, if it does
-    frame: str | None  # what its tokenizer puts around a text
-    formulations: tuple[str, ...]  # its own first
+    text_style: str | None  # the layout of its text examples, None for an encoder
+    frame: str | None  # template of the special tokens
+    formulations: tuple[str, ...]  # by preference
 
     @classmethod
     def of(cls, config: ModelConfig) -> "FamilyTraits":
-        """Find it by the config of a network."""
+        """Return the traits of a network by its config."""
         network, frame = config.network(), template_of(config)
         kind = network.architecture
         if network.decoding == "infilling":
@@ -58,28 +58,30 @@ class FamilyTraits:
 
 
 def choose_formulation(config: Any, task: type[Task], name: str | None = None) -> type[Formulation]:
-    """Return the way that a network solves a kind of task: its own, or the one that is named."""
-    nature = FamilyTraits.of(config)
-    names = [w.name for w in FORMULATIONS]
+    """Return the formulation of a network for a kind of task: the preferred or the named one."""
+    traits = FamilyTraits.of(config)
+    names = sorted({formulation.name for formulation in FORMULATIONS})
     if name is not None and name not in names:
-        raise UserError(f"no way is called {name!r}: {did_you_mean(name, sorted(set(names)))}")
-    able = [
-        w
-        for own in nature.formulations
-        for w in FORMULATIONS
-        if w.name == own and task.output in w.outputs and supports(w, nature)
+        raise UserError(f"no way is called {name!r}: {did_you_mean(name, names)}")
+    possible = [
+        formulation
+        for preferred in traits.formulations
+        for formulation in FORMULATIONS
+        if formulation.name == preferred
+        and task.output in formulation.outputs
+        and supports(formulation, traits)
     ]
     if name is None:
-        learning = [w for w in able if w is not Prompt]
-        if not learning:
+        trained = [formulation for formulation in possible if formulation.trains]
+        if not trained:
             raise UserError(
-                f"{family_name(config)} cannot {task.name}: it solves {_solved(nature)}; "
-                "choose another member"
+                f"{family_name(config)} cannot {task.name}: it solves {solved_kinds(traits)}; "
+                "choose another family"
             )
-        return learning[0]
-    found = [w for w in able if w.name == name]
+        return trained[0]
+    found = [formulation for formulation in possible if formulation.name == name]
     if not found:
-        others = sorted({w.name for w in able})
+        others = sorted({formulation.name for formulation in possible})
         raise UserError(
             f"{family_name(config)} does not {task.name} by {name!r}: "
             + (f"it can by {' or '.join(others)}" if others else "it cannot at all")
@@ -87,67 +89,69 @@ def choose_formulation(config: Any, task: type[Task], name: str | None = None) -
     return found[0]
 
 
-def supports(way: type[Formulation], nature: FamilyTraits) -> bool:
-    """Say whether a network has what a way needs."""
-    if way is SequenceHead or way is SpanHead:
-        return nature.frame is not None
-    if way is Cloze:  # a decoder cannot look behind a blank, but it can weigh what it says there
-        return nature.text_style is not None
+def supports(formulation: type[Formulation], traits: FamilyTraits) -> bool:
+    """Return whether a network has what a formulation needs."""
+    if formulation is SequenceHead or formulation is SpanHead:
+        return traits.frame is not None
+    if formulation is Cloze:
+        return traits.text_style is not None
     return True
 
 
 def build_formulation(
-    way: type[Formulation],
+    formulation: type[Formulation],
     task: Task,
     config: Any,
     tokenizer: Tokenizer,
     *,
     length: int | None = None,
-    **said: Any,
+    **options: Any,
 ) -> Formulation:
-    """Make a way for a network and a task; what is said beside must be among its settings."""
-    nature = FamilyTraits.of(config)
+    """Build a formulation for a network and a task; options must be fields of it."""
+    traits = FamilyTraits.of(config)
     limit = DEFAULT_MAX_LENGTH if config.max_length is None else config.max_length
     if length is not None and config.max_length is not None and length > limit:
         raise UserError(f"--length {length} is more than the model's context of {limit} tokens")
     if length is not None and length < 8:
         raise UserError(f"--length {length} leaves no room for a text: use 8 or more")
-    names = {field.name for field in fields(way)}
-    facts: dict[str, Any] = {
+    names = {field.name for field in fields(formulation)}
+    derived: dict[str, Any] = {
         "task": task,
         "max_length": min(limit, DEFAULT_MAX_LENGTH) if length is None else length,
         "pad_id": tokenizer.special_tokens.pad,
-        "frame": nature.frame,
-        "layout": nature.text_style,
-        "causal": nature.kind == "decoder" and nature.frame is None,
+        "frame": traits.frame,
+        "layout": traits.text_style,
+        "causal": traits.kind == "decoder" and traits.frame is None,
     }
-    given = {name: value for name, value in said.items() if value is not None}
+    given = {name: value for name, value in options.items() if value is not None}
     if unknown := given.keys() - names:
         option = sorted(OPTIONS.get(name, name) for name in unknown)[0]
-        raise UserError(f"the way {way.name!r} has no --{option}: leave it out")
-    return way(**{name: value for name, value in (facts | given).items() if name in names})
+        raise UserError(f"the way {formulation.name!r} has no --{option}: leave it out")
+    return formulation(**{n: value for n, value in (derived | given).items() if n in names})
 
 
-def model_config(way: Formulation, config: Any, *, dropout: float = 0.1) -> Any:
-    """Return the config of the network that a way needs: a member with a head, or as it is."""
-    if way.head is None:
+def model_config(formulation: Formulation, config: Any, *, dropout: float = 0.1) -> Any:
+    """Return the config of the network that a formulation needs, with a head or as it is."""
+    if formulation.head is None:
         return config
     return ModelWithHeadConfig(
         backbone=config,
-        head=way.head,  # type: ignore[arg-type]
-        labels=FIXED_LABELS.get(way.head, way.task.head_labels),
+        head=formulation.head,  # type: ignore[arg-type]
+        labels=FIXED_LABELS.get(formulation.head, formulation.task.head_labels),
         pooling=pooling_of(config),
-        regression=way.task.output == "number",
+        regression=formulation.task.output == "number",
         dropout=dropout,
     )
 
 
 def family_name(config: Any) -> str:
+    """Return the name of the family of a network."""
     return type(config).__module__.rpartition(".")[2]
 
 
-def _solved(nature: FamilyTraits) -> str:
+def solved_kinds(traits: FamilyTraits) -> str:
+    """Return the names of the kinds that a network solves."""
     outputs = {
-        output for w in FORMULATIONS if w.name in nature.formulations for output in w.outputs
+        output for f in FORMULATIONS if f.name in traits.formulations for output in f.outputs
     }
     return ", ".join(name for name, task in kinds().items() if task.output in outputs)

@@ -172,7 +172,7 @@ def without_labels(known: FileSpec) -> FileSpec:
 
 def truncation_report(found: Predictor, rows: Sequence[Any]) -> list[str]:
     """Say how many rows are longer than what is read at a time, and what becomes of them."""
-    asked = [found.formulation.inference_instances(row, found.tokenizer) for row in rows]
+    asked = [found.formulation.instances(row, found.tokenizer, labelled=False) for row in rows]
     cut = sum(any(one.truncated_tokens for one in some) for some in asked)
     parted = sum(len(some) > 1 for some in asked)
     size = f"{found.formulation.max_length} tokens"
