@@ -1,12 +1,12 @@
 """Which formulations a network has for a task, and the network with the head that one needs."""
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
-from kinfolk.hub import template_of
-from kinfolk.nn.language_model import ModelConfig
+from kinfolk.families import family_of
+from kinfolk.families.base import Family
 from kinfolk.nn.task_heads import FIXED_LABELS, ModelWithHeadConfig, pooling_of
 from kinfolk.tasks.formulations.base import Formulation
 from kinfolk.tasks.formulations.coreference_head import CoreferenceHead
@@ -34,48 +34,25 @@ FORMULATIONS: tuple[type[Formulation], ...] = (
 )
 
 
-@dataclass(frozen=True)
-class FamilyTraits:
-    """What decides which formulations a network has."""
-
-    kind: str  # encoder, decoder, encoder-decoder, recurrent
-    text_style: str | None  # the layout of its text examples, None for an encoder
-    frame: str | None  # template of the special tokens
-    formulations: tuple[str, ...]  # by preference
-
-    @classmethod
-    def of(cls, config: ModelConfig) -> "FamilyTraits":
-        """Return the traits of a network by its config."""
-        network, frame = config.network(), template_of(config)
-        kind = network.architecture
-        if network.decoding == "infilling":
-            return cls(kind, "blanks", "bert", ("cloze", "text", "head", "prompt"))
-        if kind == "encoder-decoder":
-            return cls(kind, kind, frame, ("text", "cloze", "prompt"))
-        if kind == "decoder":
-            return cls(kind, "decoder", None, ("transformed", "text", "head", "prompt", "cloze"))
-        return cls(kind, None, frame or "bert", ("head",))
-
-
 def choose_formulation(config: Any, task: type[Task], name: str | None = None) -> type[Formulation]:
     """Return the formulation of a network for a kind of task: the preferred or the named one."""
-    traits = FamilyTraits.of(config)
+    family = family_of(config)
     names = sorted({formulation.name for formulation in FORMULATIONS})
     if name is not None and name not in names:
         raise UserError(f"no way is called {name!r}: {did_you_mean(name, names)}")
     possible = [
         formulation
-        for preferred in traits.formulations
+        for preferred in family.formulations
         for formulation in FORMULATIONS
         if formulation.name == preferred
         and task.output in formulation.outputs
-        and supports(formulation, traits)
+        and supports(formulation, family)
     ]
     if name is None:
         trained = [formulation for formulation in possible if formulation.trains]
         if not trained:
             raise UserError(
-                f"{family_name(config)} cannot {task.name}: it solves {solved_kinds(traits)}; "
+                f"{family.name} cannot {task.name}: it solves {solved_kinds(family)}; "
                 "choose another family"
             )
         return trained[0]
@@ -83,18 +60,18 @@ def choose_formulation(config: Any, task: type[Task], name: str | None = None) -
     if not found:
         others = sorted({formulation.name for formulation in possible})
         raise UserError(
-            f"{family_name(config)} does not {task.name} by {name!r}: "
+            f"{family.name} does not {task.name} by {name!r}: "
             + (f"it can by {' or '.join(others)}" if others else "it cannot at all")
         )
     return found[0]
 
 
-def supports(formulation: type[Formulation], traits: FamilyTraits) -> bool:
+def supports(formulation: type[Formulation], family: Family) -> bool:
     """Return whether a network has what a formulation needs."""
     if formulation is SequenceHead or formulation is SpanHead:
-        return traits.frame is not None
+        return family.frame is not None
     if formulation is Cloze:
-        return traits.text_style is not None
+        return family.layout is not None
     return True
 
 
@@ -108,7 +85,7 @@ def build_formulation(
     **options: Any,
 ) -> Formulation:
     """Build a formulation for a network and a task; options must be fields of it."""
-    traits = FamilyTraits.of(config)
+    family = family_of(config)
     limit = DEFAULT_MAX_LENGTH if config.max_length is None else config.max_length
     if length is not None and config.max_length is not None and length > limit:
         raise UserError(f"--length {length} is more than the model's context of {limit} tokens")
@@ -119,9 +96,9 @@ def build_formulation(
         "task": task,
         "max_length": min(limit, DEFAULT_MAX_LENGTH) if length is None else length,
         "pad_id": tokenizer.special_tokens.pad,
-        "frame": traits.frame,
-        "layout": traits.text_style,
-        "causal": traits.kind == "decoder" and traits.frame is None,
+        "frame": family.frame,
+        "layout": family.layout,
+        "causal": family.architecture == "decoder" and family.frame is None,
     }
     given = {name: value for name, value in options.items() if value is not None}
     if unknown := given.keys() - names:
@@ -144,14 +121,9 @@ def model_config(formulation: Formulation, config: Any, *, dropout: float = 0.1)
     )
 
 
-def family_name(config: Any) -> str:
-    """Return the name of the family of a network."""
-    return type(config).__module__.rpartition(".")[2]
-
-
-def solved_kinds(traits: FamilyTraits) -> str:
+def solved_kinds(family: Family) -> str:
     """Return the names of the kinds that a network solves."""
     outputs = {
-        output for f in FORMULATIONS if f.name in traits.formulations for output in f.outputs
+        output for f in FORMULATIONS if f.name in family.formulations for output in f.outputs
     }
     return ", ".join(name for name, task in kinds().items() if task.output in outputs)

@@ -110,7 +110,7 @@ def formulation_of_hf_model(model: ModelWithHead, tokenizer: Tokenizer) -> Formu
         if one.head == c.head and (one.output == "number") == c.regression
     )
     task = cls(labels=c.labels if cls.output in ("label", "tags") else ())
-    if formulations.FamilyTraits.of(c.backbone).kind == "decoder" and c.head == "text":
+    if c.backbone.network().architecture == "decoder" and c.head == "text":
         # As transformers reads it: the text, and nothing around it.
         return formulations.build_formulation(
             formulations.BareCausalHead, task, c.backbone, tokenizer
