@@ -13,13 +13,12 @@ from kinfolk.errors import UserError
 from kinfolk.tasks.formats.base import is_json, read_json, read_lines, read_table
 from kinfolk.tasks.formats.conll import DOCSTART
 from kinfolk.tasks.formats.registry import FileSpec
-from kinfolk.tasks.task import Prediction, Task
+from kinfolk.tasks.task import PROBABILITY_DIGITS, Prediction, Task
 from kinfolk.workflows.predict import Predictor
 
 RowPredictions: TypeAlias = list[
     tuple[Any, Prediction]
 ]  # rows of one line or record, with their answers
-PROBABILITY_DIGITS = 4  # of a probability in a table
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,7 @@ def predict_file(
     watch: Callable[[int], None] = lambda done: None,
 ) -> Predictions:
     """Ask a model about rows of a file."""
-    if found.task.kind == "lm":
+    if found.task.output == "likelihood":
         raise UserError("a text has no label to predict: score it with evaluate --test")
     if not rows:
         raise UserError(f"{file} holds no rows: there is nothing to predict")
@@ -162,7 +161,7 @@ def write_jsonl(found: Predictions) -> Iterator[str]:
     """Write answers alone, a JSON object a line, whatever form the file has."""
     for row, answer in zip_rows(found):
         where = {"id": row.id} if hasattr(row, "id") else {}
-        yield json.dumps({"number": row.number, **where, **to_json(found.task, row, answer)},
+        yield json.dumps({"number": row.number, **where, **found.task.to_json(row, answer)},
                          ensure_ascii=False) + "\n"  # fmt: skip
 
 
@@ -171,56 +170,17 @@ def zip_rows(found: Predictions) -> Iterator[tuple[Any, Prediction]]:
     return zip(found.rows, found.answers, strict=True)
 
 
-def to_json(task: Task, row: Any, answer: Prediction) -> dict[str, Any]:
-    """Say an answer in JSON."""
-    match task.kind:
-        case "classify":
-            return {
-                "prediction": answer.value,
-                "probability": round_probability(answer.probability),
-                "probabilities": dict(
-                    zip(task.labels, map(round_probability, answer.probabilities), strict=True)
-                ),
-            }
-        case "choose":
-            return {
-                "prediction": answer.value,
-                "option": row.options[answer.value],
-                "probability": round_probability(answer.probability),
-                "probabilities": [round_probability(share) for share in answer.probabilities],
-            }
-        case "tag":
-            tags: dict[str, Any] = {"prediction": list(answer.value)}
-            shares = {"probability": [round_probability(share) for share in answer.probabilities]}
-            return tags | shares if answer.probabilities else tags
-        case "coref":
-            spans = [[[first, stop - 1] for first, stop in group] for group in answer.value]
-            return {"prediction": spans}
-        case _:
-            known = (
-                {}
-                if answer.probability is None
-                else {"probability": round_probability(answer.probability)}
-            )
-            return {"prediction": answer.value, **known}
-
-
-def round_probability(share: float | None) -> float | None:
-    """Cut a probability to what can be trusted of it."""
-    return None if share is None else round(share, 6)
-
-
 def write_json(found: Predictions) -> Iterator[str]:
     """Add fields to each object of JSON lines, or of a list."""
     records, by_record = list(read_json(found.file)), found.told
     parts = zip_rows(found)
     lines = is_jsonl(found.file)
     for place, (number, record) in enumerate(records):
-        if found.task.kind == "choose":  # whose rows are counted by questions, not by records
+        if found.task.output == "option":  # whose rows are counted by questions, not by records
             own = [next(parts) for _ in range(count_questions(record))]
         else:
             own = by_record.get(number, [])
-        known = [to_json(found.task, row, answer) for row, answer in own]
+        known = [found.task.to_json(row, answer) for row, answer in own]
         joined: dict[str, Any] = known[0] if len(known) == 1 else {
             name: [one[name] for one in known] for name in (known[0] if known else ())
         }  # fmt: skip
@@ -252,9 +212,7 @@ def is_jsonl(file: Path) -> bool:
 def write_table(found: Predictions) -> Iterator[str]:
     """Add columns to a table."""
     by_line, task = found.told, found.task
-    names = ["prediction"]
-    if task.kind == "classify":
-        names += ["probability", *(f"probability_{n}" for n in task.labels if found.every)]
+    names = task.cell_names(all_probabilities=found.every)
     for place, (number, row) in enumerate(read_table(found.file)):
         own = by_line.get(number, [])
         if place == 0 and (found.guess.header or found.guess.format == "gap"):
@@ -262,22 +220,10 @@ def write_table(found: Predictions) -> Iterator[str]:
         elif found.guess.format == "gap":
             added = [gap_answer(dict(zip(titles, row, strict=True)), *own[0])]
         else:
-            added = to_cells(own[0][1], found) if own else [""] * len(names)
+            added = [""] * len(names)
+            if own:
+                added = task.to_cells(own[0][1], all_probabilities=found.every)
         yield format_row([*row, *added], content_suffix(found.file) == ".csv")
-
-
-def to_cells(answer: Prediction, found: Predictions) -> list[str]:
-    """Say an answer in the cells of a table."""
-    if found.task.kind != "classify":
-        return [
-            answer.value
-            if isinstance(answer.value, str)
-            else f"{answer.value:.{PROBABILITY_DIGITS}f}"
-        ]
-    shares = (
-        [f"{share:.{PROBABILITY_DIGITS}f}" for share in answer.probabilities] if found.every else []
-    )
-    return [answer.value, f"{answer.probability:.{PROBABILITY_DIGITS}f}", *shares]
 
 
 def format_row(row: Sequence[str], commas: bool) -> str:
