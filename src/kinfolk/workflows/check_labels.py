@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from kinfolk.errors import UserError
-from kinfolk.tasks.formats.base import ReadReport
-from kinfolk.workflows.finetune_recipe import OnMessage, TaskDataset, has_label, read_labelled_rows
+from kinfolk.tasks.formats.base import ReadReport, read_rows
+from kinfolk.workflows.finetune_recipe import OnMessage, TaskDataset, has_label
 
 MAX_LABELS_SHOWN = 8  # labels in a sentence
 
@@ -19,7 +19,7 @@ def check_dataset(sheets: Sequence[TaskDataset], say: OnMessage) -> None:
         if sheet.dev is None:
             continue
         kind = sheet.guess.task
-        rows = read_labelled_rows(Path(sheet.dev), sheet.guess, target=sheet.dev_target)
+        rows = list(read_rows(Path(sheet.dev), sheet.guess, target=sheet.dev_target))
         for row in rows:
             if not has_label(kind, row):
                 raise UserError(
