@@ -1,4 +1,4 @@
-"""`kinfolk pretrain` with the defaults of CUDA: bfloat16, a compiled step, block-sparse masks."""
+"""`kinfolk pretrain` with the defaults of CUDA: bfloat16, a compiled and replayed step."""
 
 import json
 from pathlib import Path
@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from kinfolk.batch import Batch
+from kinfolk.training.capture import CapturedGraph, GraphedForwardBackward
 from kinfolk.training.loop import Progress
 from kinfolk.workflows.pretrain import pretrain
 from kinfolk.workflows.recipe import recipe
@@ -46,13 +48,22 @@ def losses(run: Path) -> list[float]:
 
 
 def test_a_run_by_the_defaults_is_interrupted_resumed_and_near_the_cpu(
-    home: Home, kinfolk: Kinfolk, tmp_path: Path
+    home: Home, kinfolk: Kinfolk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    recorded: list[object] = []
+    record = GraphedForwardBackward.record
+
+    def watched(self: GraphedForwardBackward, batch: Batch[Any]) -> CapturedGraph:
+        recorded.append(batch)
+        return record(self, batch)
+
+    monkeypatch.setattr(GraphedForwardBackward, "record", watched)
     asked = ("pretrain", "gpt2/nano", "--corpus", home.corpus, "--length", LENGTH)
     asked = (*asked, "--batch", 4, "--steps", STEPS, *SETTINGS)
     for name, device in (("whole", ()), ("cpu", ("--device", "cpu"))):
         said = kinfolk(*asked, "-o", tmp_path / name, *device)
         assert said.code == 0, said.err
+        assert len(recorded) == 1, "on CUDA, and there once"
     numbers = (f"train.steps={STEPS}", "train.batch_size=4")
     same = recipe("gpt2/nano", home.corpus, length=LENGTH, settings=[*SETTINGS, *numbers])
     with pytest.raises(KeyboardInterrupt):

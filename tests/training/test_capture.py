@@ -1,6 +1,7 @@
 """What a captured step needs to know before there is a device."""
 
 from dataclasses import replace
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -8,12 +9,16 @@ import torch
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Batch, Inputs, Loss, TokenTargets
 from kinfolk.training.capture import (
+    MAX_GRAPHS,
     GraphedForwardBackward,
+    batch_key,
     graph_key,
     loss_scales,
+    scaled_gradients,
     tensor_leaves,
     with_own_storage,
 )
+from kinfolk.training.config import TrainConfig
 
 
 def batch(rows: int = 2, at: bool = True) -> Batch[TokenTargets]:
@@ -35,6 +40,31 @@ def test_one_graph_serves_batches_of_one_shape() -> None:
     assert graph_key(one.inputs) != graph_key(plain), "another kernel reads it"
 
 
+def test_shapes_beyond_the_limit_are_not_recorded() -> None:
+    """Each graph keeps gradients of the whole network: their number is bounded."""
+    captured = GraphedForwardBackward(lambda batch: Loss({}), [])
+    recorded: Any = object()
+    for rows in range(1, MAX_GRAPHS + 1):
+        assert captured.accepts(batch(rows))
+        captured.graphs[batch_key(batch(rows))] = recorded
+    assert captured.accepts(batch(1))
+    assert not captured.accepts(batch(MAX_GRAPHS + 1))
+
+
+@pytest.mark.parametrize(
+    ("setting", "small", "large"),
+    [("auto", True, False), ("yes", True, True), ("no", False, False)],
+)
+def test_small_steps_are_replayed_unless_told_otherwise(
+    setting: Literal["auto", "yes", "no"], small: bool, large: bool
+) -> None:
+    train = TrainConfig(cuda_graph=setting, batch_size=32)
+    assert train.replays(110_000_000, 512) == small  # BERT base
+    assert train.replays(124_000_000, 1024) == large  # GPT-2
+    parts = TrainConfig(cuda_graph=setting, batch_size=32, gradient_accumulation=4)
+    assert parts.replays(124_000_000, 1024) == small, "micro-batches are what is replayed"
+
+
 def test_every_tensor_of_a_batch_is_copied() -> None:
     found = list(tensor_leaves(batch()))
     assert len(found) == 7  # ids, three of the sight, places, and two of the labels
@@ -49,6 +79,16 @@ def test_shares_are_the_derivative_of_the_mean() -> None:
     loss = Loss(sums, {"pairs": 50.0})
     derived = torch.autograd.grad(loss.mean(counts), list(sums.values()))
     assert loss_scales(loss, counts) == pytest.approx([x.item() for x in derived])
+
+
+def test_a_sum_that_is_only_logged_has_no_gradient() -> None:
+    """Label smoothing gives two sums: the plain one is for the log alone."""
+    weight, unused = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    total = (weight * torch.tensor([1.0, 2.0])).sum()
+    loss = Loss({"tokens": total.detach(), "smoothing": total - total.detach()})
+    found = scaled_gradients(loss, torch.tensor([7.0, 0.5]), [weight, unused])
+    assert found[0].tolist() == [0.5, 1.0]  # type: ignore[union-attr]
+    assert found[1] is None
 
 
 def test_gradients_lie_apart() -> None:

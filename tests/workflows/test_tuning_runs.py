@@ -18,11 +18,11 @@ from kinfolk.tasks.formats.base import ReadReport
 from kinfolk.tasks.rows import LabelledText
 from kinfolk.text import Tokenizer
 from kinfolk.training import checkpoint
+from kinfolk.training.config import FineTuneConfig
 from kinfolk.training.log import read
 from kinfolk.training.loop import Progress
 from kinfolk.workflows.finetune import finetune, resume
 from kinfolk.workflows.finetune_recipe import (
-    FineTuneConfig,
     FineTuneRecipe,
     InitialWeights,
     TaskDataset,

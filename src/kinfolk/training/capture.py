@@ -1,8 +1,8 @@
-"""Forward and backward of a micro-batch as one captured graph, recorded once and replayed.
+"""Forward and backward of a micro-batch as one CUDA graph, recorded once and replayed.
 
 On an accelerator a small network waits for its host: a compiled BERT of two layers needs a
-millisecond of an H200, and a dozen of the Python that tells it what to do. A graph is recorded for
-each shape of batch, which packing keeps few; a step copies its batch in and replays it.
+millisecond of an H200, and ten of the Python that launches it. A graph is recorded for each shape
+of batch, of which packing leaves few; a step copies its batch in and replays it.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -14,84 +14,87 @@ from torch import Tensor
 
 from kinfolk.batch import Batch, Loss, tree_map
 
+MAX_GRAPHS = 16  # shapes that are recorded: each keeps gradients of the whole network
+
 
 @dataclass(frozen=True, eq=False)
 class CapturedGraph:
-    """A graph, and the tensors that it reads and writes: they stay where they are."""
+    """A graph, and the tensors that it reads and writes: their addresses are fixed."""
 
     graph: torch.cuda.CUDAGraph
-    read: Sequence[Tensor]  # the tensors of the batch
-    shares: Tensor  # (parts of the loss,): what each counts for in what is differentiated
-    said: Loss
+    inputs: Sequence[Tensor]  # the tensors of the batch
+    scales: Tensor  # (parts of the loss,): the derivative of the mean by each sum
+    loss: Loss
     gradients: Sequence[Tensor | None]
 
 
 class GraphedForwardBackward:
-    """Let a batch be said something about, and find the gradients, by replaying a graph.
+    """Compute the loss of a batch and its gradients by replaying a graph.
 
-    Chance comes from the device's own generator, whose seed and offset are read at each replay.
+    Random numbers come from the device's generator, whose seed and offset are read at each replay.
     """
 
-    def __init__(self, say: Callable[[Batch[Any]], Loss], parameters: Sequence[Tensor]) -> None:
-        self.say, self.parameters = say, parameters
+    def __init__(self, forward: Callable[[Batch[Any]], Loss], parameters: Sequence[Tensor]) -> None:
+        self.forward, self.parameters = forward, parameters
         self.graphs: dict[Hashable, CapturedGraph] = {}
+
+    def accepts(self, batch: Batch[Any]) -> bool:
+        """Say whether a batch can be replayed: its shape is recorded, or can still be."""
+        return len(self.graphs) < MAX_GRAPHS or batch_key(batch) in self.graphs
 
     def __call__(self, batch: Batch[Any], counts: Mapping[str, int], *, alone: bool) -> Loss:
         """Add the gradients of the mean over `counts` to those there are; return the sums.
 
-        The sums are good until the next call. `alone` says that no other micro-batch follows before
-        the update: then the gradients need not be copied out of the graph.
+        The sums are valid until the next call. `alone` says that no other micro-batch follows
+        before the update: then the gradients need not be copied out of the graph.
         """
-        key = graph_key(batch.inputs), graph_key(batch.targets)
+        key = batch_key(batch)
         if key not in self.graphs:
             self.graphs[key] = self.record(batch)
-        found = self.graphs[key]
-        said = found.said
-        for there, here in zip(found.read, tensor_leaves(batch), strict=True):
-            there.copy_(here, non_blocking=True)
-        found.shares.copy_(torch.tensor(loss_scales(said, counts)), non_blocking=True)
-        found.graph.replay()
-        self.accumulate_grads(found.gradients, alone)
-        return Loss(said.sums, said.weights, tree_map(said.memory, Tensor.clone))
+        recorded = self.graphs[key]
+        loss = recorded.loss
+        for target, source in zip(recorded.inputs, tensor_leaves(batch), strict=True):
+            target.copy_(source, non_blocking=True)
+        recorded.scales.copy_(torch.tensor(loss_scales(loss, counts)), non_blocking=True)
+        recorded.graph.replay()
+        self.accumulate_grads(recorded.gradients, alone)
+        return Loss(loss.sums, loss.weights, tree_map(loss.memory, Tensor.clone))
 
     def record(self, batch: Batch[Any]) -> CapturedGraph:
-        """Record what is done to batches of this shape, after it was tried out."""
+        """Record forward and backward for batches of this shape, after two runs to warm up."""
         device = self.parameters[0].device
-        still = tree_map(
+        static = tree_map(
             batch, lambda t: torch.empty(t.shape, dtype=t.dtype, device=device).copy_(t)
         )
-        # Compiled here. Nothing of it may live on: the parameters would stay bound to its stream.
-        weights = torch.ones(len(self.say(still).sums), device=device)
+        # Compiles. No result may be kept: the parameters would stay bound to its stream.
+        scales = torch.ones(len(self.forward(static).sums), device=device)
 
-        def learn() -> tuple[Loss, list[Tensor | None]]:
-            said = self.say(still)
-            sums, seeds = tuple(said.sums.values()), weights.unbind()
-            seeds = tuple(seed.to(total.dtype) for seed, total in zip(seeds, sums, strict=True))
-            found = torch.autograd.grad(sums, self.parameters, seeds, allow_unused=True)
-            return said, with_own_storage(found)
+        def forward_backward() -> tuple[Loss, list[Tensor | None]]:
+            loss = self.forward(static)
+            return loss, with_own_storage(scaled_gradients(loss, scales, self.parameters))
 
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(2):
-                learn()
+                forward_backward()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        # Only this thread's calls are watched: another one pins the batches to come.
+        # Only this thread's calls are checked: another one pins the batches to come.
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-            said, gradients = learn()
-        sums = {name: total.detach() for name, total in said.sums.items()}
-        said = Loss(sums, said.weights, said.memory)
-        return CapturedGraph(graph, tuple(tensor_leaves(still)), weights, said, gradients)
+            loss, gradients = forward_backward()
+        sums = {name: total.detach() for name, total in loss.sums.items()}
+        loss = Loss(sums, loss.weights, loss.memory)
+        return CapturedGraph(graph, tuple(tensor_leaves(static)), scales, loss, gradients)
 
     @property
     def pool(self) -> Any:
-        """The memory that all graphs share: what one wrote is used before another runs."""
-        return next((found.graph.pool() for found in self.graphs.values()), None)
+        """The memory pool of all graphs: the output of one is used before another is replayed."""
+        return next((recorded.graph.pool() for recorded in self.graphs.values()), None)
 
     def accumulate_grads(self, gradients: Sequence[Tensor | None], alone: bool) -> None:
         """Add gradients to those that the parameters have."""
-        before: list[Tensor] = []
+        totals: list[Tensor] = []
         added: list[Tensor] = []
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             if gradient is None:
@@ -99,29 +102,45 @@ class GraphedForwardBackward:
             if parameter.grad is None:
                 parameter.grad = gradient if alone else gradient.clone()
             else:
-                before.append(parameter.grad)
+                totals.append(parameter.grad)
                 added.append(gradient)
         if added:
-            torch._foreach_add_(before, added)
+            torch._foreach_add_(totals, added)
 
 
-def loss_scales(said: Loss, counts: Mapping[str, int]) -> list[float]:
+def loss_scales(loss: Loss, counts: Mapping[str, int]) -> list[float]:
     """Return the derivative of the mean by each of the sums: see Loss.mean."""
-    return [said.weights.get(name, 1.0) / max(counts[name], 1) for name in said.sums]
+    return [loss.weights.get(name, 1.0) / max(counts[name], 1) for name in loss.sums]
+
+
+def scaled_gradients(
+    loss: Loss, scales: Tensor, parameters: Sequence[Tensor]
+) -> Sequence[Tensor | None]:
+    """Differentiate the sums, each times its scale.
+
+    A sum that is only logged, as the plain one beside a smoothed one, has no gradient.
+    """
+    parts = [
+        (total, scale.to(total.dtype))
+        for total, scale in zip(loss.sums.values(), scales.unbind(), strict=True)
+        if total.requires_grad
+    ]
+    sums, seeds = zip(*parts, strict=True)
+    return torch.autograd.grad(sums, parameters, seeds, allow_unused=True)
 
 
 def with_own_storage(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Give every gradient a place of its own: two parameters that are added share one."""
+    """Give every gradient its own storage: two parameters that are added share one."""
     taken: set[int] = set()
-    found: list[Tensor | None] = []
+    separate: list[Tensor | None] = []
     for gradient in gradients:
         if gradient is not None:
-            place = gradient.untyped_storage().data_ptr()
-            if place in taken or not gradient.is_contiguous():
+            address = gradient.untyped_storage().data_ptr()
+            if address in taken or not gradient.is_contiguous():
                 gradient = gradient.clone(memory_format=torch.contiguous_format)
             taken.add(gradient.untyped_storage().data_ptr())
-        found.append(gradient)
-    return found
+        separate.append(gradient)
+    return separate
 
 
 def tensor_leaves(value: Any) -> Iterator[Tensor]:
@@ -133,8 +152,13 @@ def tensor_leaves(value: Any) -> Iterator[Tensor]:
             yield from tensor_leaves(getattr(value, field.name))
 
 
+def batch_key(batch: Batch[Any]) -> Hashable:
+    """Return what two batches must have in common for one graph to serve both."""
+    return graph_key(batch.inputs), graph_key(batch.targets)
+
+
 def graph_key(value: Any) -> Hashable:
-    """Return what two values must have in common for one graph to serve both."""
+    """Return the shapes and types of the tensors in a tree, and the values beside them."""
     if isinstance(value, Tensor):
         return value.shape, value.dtype
     if is_dataclass(value):

@@ -1,5 +1,6 @@
 """The step owns learning: forward, backward, update."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,11 @@ class Learner(nn.Module):
     def forward(self, inputs: Inputs, targets: Any) -> Loss:
         # Counts change from batch to batch and would be compiled in as constants: they stay out.
         return self.objective.loss(self.model, Batch(inputs, targets, {}))
+
+    def compile(self, *args: Any, **settings: Any) -> None:
+        """Compile the forward pass, without torch's remark on how it sums a softmax."""
+        warnings.filterwarnings("ignore", message=r"\s*online softmax is disabled")
+        super().compile(*args, **settings)
 
 
 @dataclass(frozen=True)
@@ -121,7 +127,7 @@ class TrainStep:
         torch.manual_seed(derive_seed(self.seed, number, part))
         if self.memory is not None:
             batch = batch.with_memory(self.memory[part])
-        if self.captured is not None:
+        if self.captured is not None and self.captured.accepts(batch):
             said = self.captured(batch, counts, alone=alone)
             return said, said.mean(counts)
         said = self._forward(batch.to(self.device))

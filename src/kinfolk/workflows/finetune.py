@@ -17,10 +17,10 @@ from kinfolk.tasks.formulations.base import Formulation
 from kinfolk.tasks.formulations.text_to_text import grain
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training import checkpoint
+from kinfolk.training.config import FineTuneConfig
 from kinfolk.training.log import read
 from kinfolk.workflows import formulations
 from kinfolk.workflows.finetune_recipe import (
-    FineTuneConfig,
     FineTuneRecipe,
     InitialWeights,
     OnMessage,

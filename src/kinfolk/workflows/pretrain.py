@@ -152,7 +152,10 @@ class Run:
             device=self.device,
             bfloat16=self.bfloat16,
             resolved=self.resolved,
-            captured=self.resolved and train.cuda_graph == "yes",
+            captured=self.resolved
+            and train.replays(
+                sum(p.numel() for p in self.model.parameters()), self.recipe.objective.max_length
+            ),
             memory=self.memory,
             checks=checks(train, self.device),
         )
