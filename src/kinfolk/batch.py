@@ -310,9 +310,9 @@ class RecurrentModel(PredictsTokens, Protocol):
         ...
 
 
-class Objective(Protocol):
-    """A way of learning: how a text becomes inputs, who sees whom, and what is scored."""
+class ComputesLoss(Protocol):
+    """An objective or a formulation of a task, as a training step knows it."""
 
     def loss(self, model: Any, batch: Batch[Any], /) -> Loss:
-        """Sum what the model got wrong."""
+        """Return the sums of the loss."""
         ...

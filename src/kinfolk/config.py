@@ -278,9 +278,10 @@ def register(name: str, module: str, *, group: str = "") -> None:
 def type_name(value: Any) -> str:
     """Return the registered name of a value or a class."""
     cls = value if isinstance(value, type) else type(value)
-    for name, known in CLASSES.items():
-        if known is cls:
-            return name
+    for base in cls.__mro__:
+        for name, known in CLASSES.items():
+            if known is base and dataclasses.fields(base) == dataclasses.fields(cls):
+                return name
     raise UserError(
         f"{cls.__module__}.{cls.__qualname__} has no registered name: declare it with "
         '@kinfolk.config.config("name")'

@@ -28,7 +28,6 @@ from kinfolk.tasks.formats.base import FileSpec, read_rows
 from kinfolk.tasks.formulations.coreference_head import CoreferenceHead, split_document
 from kinfolk.tasks.instances import TaskBatches, predict_rows
 from kinfolk.tasks.rows import CorefDocument, Span
-from kinfolk.tasks.scoring import score
 from kinfolk.tasks.task import Prediction, Task
 from kinfolk.text import Tokenizer, train_tokenizer
 
@@ -96,7 +95,7 @@ def network(tokenizer: Tokenizer, member: Any = bert, **more: Any) -> ModelWithH
 
 
 def asked(way: CoreferenceHead, row: CorefDocument, tokenizer: Tokenizer) -> Any:
-    return way.collate(way.training_instances(row, tokenizer))
+    return way.make_batch(way.training_instances(row, tokenizer))
 
 
 def test_the_picture_holds(tokenizer: Tokenizer) -> None:
@@ -128,7 +127,7 @@ def test_where_mentions_are_not_given_every_short_span_of_a_sentence_may_be_one(
 def test_spans_of_several_documents_lie_one_behind_the_other(tokenizer: Tokenizer) -> None:
     solve = way(tokenizer)
     rows = [PICTURE, replace(PICTURE, clusters=(), mentions=((1, 4), (4, 6)))]
-    key = solve.collate(
+    key = solve.make_batch(
         [e for row in rows for e in solve.training_instances(row, tokenizer)]
     ).targets
     assert isinstance(key.target, Tensor) and key.target.tolist() == [1, 0, 1, 0, 0]
@@ -267,7 +266,7 @@ def test_stories_are_understood_and_stay_so_on_disk(
     assert sum(losses[-5:]) < 0.2 * sum(losses[:5])
     fresh = [story(number, given=given) for number in range(1000, 1060)]
     said = predict_rows(solve, model, fresh, tokenizer)
-    assert score(solve.task, fresh, said)["conll_f1"] > 0.95
+    assert solve.task.evaluate(fresh, said)["conll_f1"] > 0.95
 
     save(tmp_path, model, tokenizer)
     config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
@@ -292,8 +291,8 @@ def test_who_else_is_in_a_batch_changes_nothing(
     rows = [story(number, given=given, sentences=9) for number in range(8)]
     examples = [example for row in rows for example in solve.training_instances(row, tokenizer)]
     assert len(examples) == len(rows) < sum(len(e.examples) for e in examples)
-    packed = solve.loss(model, solve.collate(examples))
-    alone = [solve.loss(model, solve.collate([example])) for example in examples]
+    packed = solve.loss(model, solve.make_batch(examples))
+    alone = [solve.loss(model, solve.make_batch([example])) for example in examples]
     total = torch.stack([loss.sums["labels"] for loss in alone]).sum()
     torch.testing.assert_close(packed.sums["labels"], total, rtol=1e-4, atol=1e-4)
     together = predict_rows(solve, model, rows, tokenizer, tokens=10**6)
@@ -306,12 +305,12 @@ def test_a_long_document_is_read_in_stretches_of_whole_sentences(tokenizer: Toke
     row = story(11, given=False, sentences=30)
     (example,) = way(tokenizer, max_length=24).training_instances(row, tokenizer)
     assert len(example.examples) > 2 and not example.truncated_tokens
-    assert max(len(reading.ids) for reading in example.examples) <= 24
+    assert max(len(reading.input_ids) for reading in example.examples) <= 24
     begins = [tokenizer.offsets(word)[0][0] for word in row.words]
-    read = [int(id) for r in example.examples for id in r.ids[r.read_at]]
+    read = [int(id) for r in example.examples for id in r.input_ids[r.read_positions]]
     assert read == begins
     stop = tokenizer.offsets(".")[0][0]
-    assert all(r.ids[r.read_at[-1]] == stop for r in example.examples)
+    assert all(r.input_ids[r.read_positions[-1]] == stop for r in example.examples)
 
 
 def test_a_long_sentence_is_parted_and_spans_may_lie_across() -> None:
@@ -375,4 +374,5 @@ def test_pronouns_of_gap_are_learned_by_heart(real: Path) -> None:
     solve, model = way(words), network(words)
     losses = learn(solve, model, rows, words, 30)
     assert losses[-1] < 0.1 * losses[0]
-    assert score(solve.task, rows, predict_rows(solve, model, rows, words))["conll_f1"] > 0.95
+    predictions = predict_rows(solve, model, rows, words)
+    assert solve.task.evaluate(rows, predictions)["conll_f1"] > 0.95

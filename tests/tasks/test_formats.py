@@ -20,7 +20,6 @@ from kinfolk.tasks.formats.base import (
 )
 from kinfolk.tasks.formats.detect import detect_format
 from kinfolk.tasks.formats.labelled_file import LabelledFile
-from kinfolk.tasks.scoring import reference
 from kinfolk.tasks.task import Prediction, Task
 
 ROLES = [
@@ -96,7 +95,7 @@ def right_predictions(task: Task, rows: list[Any]) -> list[Prediction]:
     """Return the references as predictions, each certain."""
     found = []
     for row in rows:
-        value = reference(task, row)
+        value = task.reference(row)
         value = value[0] if task.kind == "span" else value
         size = {"classify": len(task.labels), "choose": 2, "tag": len(getattr(row, "words", ()))}
         found.append(Prediction(value, (1.0,) * size.get(task.kind, 0), 1.0))

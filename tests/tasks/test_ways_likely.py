@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk.batch import IGNORE_INDEX
+from kinfolk.data.examples import Example
 from kinfolk.errors import UserError
 from kinfolk.generation.methods import generate
 from kinfolk.generation.prompts import build_request
 from kinfolk.generation.sampling import GREEDY
 from kinfolk.tasks import voices
-from kinfolk.tasks.examples import Example
 from kinfolk.tasks.formulations import sequences
 from kinfolk.tasks.formulations.scoring import Cloze, OptionScoring, Prompt
 from kinfolk.tasks.formulations.text_to_text import TextToText
@@ -119,7 +119,7 @@ def test_a_decoder_sees_where_its_answer_begins() -> None:
     text = TextToText(task=task("classify"), max_length=32)
     (example,) = text.training_instances(LabelledText(("red cat",), "fine", 1), tokenizer())
     (reading,), special_tokens = example.examples, tokenizer().special_tokens
-    assert reading.ids.tolist() == [
+    assert reading.input_ids.tolist() == [
         special_tokens.bos,
         *ids("red cat"),
         special_tokens.sep,
@@ -140,7 +140,9 @@ def test_a_long_text_keeps_its_task_and_where_the_answer_begins() -> None:
         )
         (example,) = text.training_instances(long, tokenizer())
         (reading,) = example.examples
-        read = (reading.ids if reading.source is None else reading.source).tolist()
+        read = (
+            reading.input_ids if reading.encoder_input_ids is None else reading.encoder_input_ids
+        ).tolist()
         first = 1 if speaks == "decoder" else 0
         assert read[first] == ids("song")[0]
         assert max(reading.lengths) <= 24
@@ -156,7 +158,7 @@ def test_the_word_asked_for_stands_behind_the_end_of_its_context() -> None:
     row = CompletionRow(" ".join(["red"] * 20 + ["blue"]), "cat", None, 1)
     (example,) = text.training_instances(row, tokenizer())
     (reading,) = example.examples
-    assert reading.ids.tolist() == [tokenizer().special_tokens.bos, *ids(row.context)[-13:]]
+    assert reading.input_ids.tolist() == [tokenizer().special_tokens.bos, *ids(row.context)[-13:]]
     assert example.truncated_tokens == len(ids(row.context)) - 13
     assert reading.labels is not None
     assert [i for i in reading.labels.tolist() if i != IGNORE_INDEX] == ids("cat")
@@ -168,7 +170,9 @@ def test_a_target_that_is_too_long_counts_as_cut() -> None:
         SourceTarget("red", " ".join(["cat"] * 40), 1), tokenizer()
     )
     (reading,) = example.examples
-    assert len(reading.ids) <= 16 and example.truncated_tokens == 40 - (len(reading.ids) - 1)
+    assert len(reading.input_ids) <= 16 and example.truncated_tokens == 40 - (
+        len(reading.input_ids) - 1
+    )
 
 
 @pytest.mark.parametrize("speaks", ["decoder", "encoder-decoder", "blanks"])
@@ -191,7 +195,7 @@ def test_a_blank_is_filled_where_its_pattern_says() -> None:
     known = glm_tokens(tokenizer().special_tokens)
     for reading, said in zip(example.examples, CLASSES, strict=True):
         text = [*ids("red cat It was"), known.mask, *ids(".")]
-        assert reading.ids.tolist() == [*text, known.start, *ids(said)]
+        assert reading.input_ids.tolist() == [*text, known.start, *ids(said)]
         assert reading.labels is not None
         assert [i for i in reading.labels.tolist() if i != IGNORE_INDEX] == ids(said)
     with pytest.raises(UserError, match="2 words were given for 3 classes"):
@@ -226,7 +230,7 @@ def test_packing_changes_no_loss(name: str, kind: str, way: type[OptionScoring])
     made, model = solving(name, kind, way)
     some = suited(kind, way)
     examples = [example for row in some for example in made.training_instances(row, tokenizer())]
-    batch = made.collate(examples)
+    batch = made.make_batch(examples)
     each = [torch.stack([log(model, r) for r in e.examples]) for e in examples]
     if way is TextToText:
         found, wanted = made.loss(model, batch).sums["tokens"], -sum(part.sum() for part in each)

@@ -36,9 +36,9 @@ def test_the_first_token_of_the_frame_is_read() -> None:
     (example,) = whole.training_instances(LabelledText(("red cat",), "fine", 1), tokenizer())
     (reading,), special_tokens = example.examples, tokenizer().special_tokens
     ids = encode_plain(tokenizer(), ["red cat"])[0]
-    assert reading.ids.tolist() == [special_tokens.cls, *ids, special_tokens.sep]
-    assert reading.order.tolist() == [0] * len(reading.ids)
-    assert reading.read_at.tolist() == [0]
+    assert reading.input_ids.tolist() == [special_tokens.cls, *ids, special_tokens.sep]
+    assert reading.order.tolist() == [0] * len(reading.input_ids)
+    assert reading.read_positions.tolist() == [0]
     assert (example.target, example.truncated_tokens) == (1, 0)
 
 
@@ -52,7 +52,7 @@ def test_every_option_is_read_behind_its_context() -> None:
         assert reading.token_type_ids is not None
         assert reading.token_type_ids.tolist() == [0] * (2 + len(a)) + [1] * (1 + len(b))
     other = MultipleChoiceRow("blue", ("a", "b", "c"), 0, 2)
-    batch = whole.collate([example, *whole.training_instances(other, tokenizer())])
+    batch = whole.make_batch([example, *whole.training_instances(other, tokenizer())])
     assert batch.targets.target.tolist() == [1, 2]  # among all options of the batch
     assert batch.targets.instance_ids.tolist() == [0, 0, 1, 1, 1]
     assert batch.counts["labels"] == 2
@@ -65,9 +65,9 @@ def test_a_long_context_loses_its_start_and_an_option_nothing() -> None:
     (reading,) = example.examples
     context, said = encode_plain(tokenizer(), (row.context, "old king"))
     room = 16 - 3 - len(said)
-    assert len(reading.ids) == 16 and example.truncated_tokens == len(context) - room
-    assert reading.ids[1 : 1 + room].tolist() == context[-room:]
-    assert reading.ids[2 + room : -1].tolist() == said
+    assert len(reading.input_ids) == 16 and example.truncated_tokens == len(context) - room
+    assert reading.input_ids[1 : 1 + room].tolist() == context[-room:]
+    assert reading.input_ids[2 + room : -1].tolist() == said
 
 
 def test_gpt_reads_a_line_at_its_end_and_predicts_the_text() -> None:
@@ -78,14 +78,14 @@ def test_gpt_reads_a_line_at_its_end_and_predicts_the_text() -> None:
     (reading,) = example.examples
     start, delimiter, extract = causal_special_tokens(tokenizer().special_tokens)
     a, b = encode_plain(tokenizer(), ["red cat", "dog"])
-    assert reading.ids.tolist() == [start, *a, delimiter, *b, extract]
-    assert reading.read_at.tolist() == [len(reading.ids) - 1]
+    assert reading.input_ids.tolist() == [start, *a, delimiter, *b, extract]
+    assert reading.read_positions.tolist() == [len(reading.input_ids) - 1]
     assert reading.labels is not None
     assert reading.labels.tolist() == [*a, delimiter, *b, IGNORE_INDEX, IGNORE_INDEX]
     (bare,) = BareCausalHead(task=task("classify")).training_instances(
         LabelledText(("red cat",), "bad", 1), tokenizer()
     )
-    assert bare.examples[0].ids.tolist() == a and bare.examples[0].labels is None
+    assert bare.examples[0].input_ids.tolist() == a and bare.examples[0].labels is None
 
 
 @torch.no_grad()
@@ -96,7 +96,10 @@ def test_both_orders_of_a_pair_are_read_and_count_once() -> None:
     there, back = example.examples
     turned = replace(row, texts=row.texts[::-1])
     (other,) = way.training_instances(turned, tokenizer())
-    assert [r.ids.tolist() for r in other.examples] == [back.ids.tolist(), there.ids.tolist()]
+    assert [r.input_ids.tolist() for r in other.examples] == [
+        back.input_ids.tolist(),
+        there.input_ids.tolist(),
+    ]
     one, two = predict_rows(way, model, [row, turned], tokenizer())
     assert one.value == pytest.approx(two.value, abs=1e-5)
     states = sum(model(alone(r)).hidden[0, -1] for r in example.examples)
@@ -105,7 +108,7 @@ def test_both_orders_of_a_pair_are_read_and_count_once() -> None:
 
 def scores(way: SequenceHead, model: Any, example: Instance) -> Tensor:
     """Score an example by itself: (classes,) or (options,)."""
-    states = [model(alone(r)).hidden[0, int(r.read_at[0])] for r in example.examples]
+    states = [model(alone(r)).hidden[0, int(r.read_positions[0])] for r in example.examples]
     if way.task.kind == "choose":
         return torch.cat([model.logits(state) for state in states])
     return model.logits(torch.stack(states).sum(0))  # type: ignore[no-any-return]
@@ -136,7 +139,7 @@ def test_packing_changes_no_loss(name: str, kind: str, way: type[SequenceHead]) 
     assert isinstance(made, SequenceHead)
     some = rows(kind)
     examples = [example for row in some for example in made.training_instances(row, tokenizer())]
-    batch = made.collate(examples)
+    batch = made.make_batch(examples)
     sums = made.loss(model, batch).sums
     each = [plain(made, model, e, row) for e, row in zip(examples, some, strict=True)]
     blame, language = (torch.stack(part).sum() for part in zip(*each, strict=True))
@@ -194,7 +197,7 @@ def test_rare_classes_can_weigh_more() -> None:
         way.class_weights[CLASSES.index(row.label)] * plain(way, model, example, row)[0]
         for row, example in zip(some, examples, strict=True)
     )
-    found = way.loss(model, way.collate(examples)).sums["labels"]
+    found = way.loss(model, way.make_batch(examples)).sums["labels"]
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
@@ -220,14 +223,14 @@ def test_a_teacher_has_its_share_of_the_loss(kind: str) -> None:
             continue
         soft = -((teacher / heat).softmax(0) * (own / heat).log_softmax(0)).sum()
         wanted += (1 - share) * blame + share * heat**2 * soft
-    found = way.loss(model, way.collate(examples)).sums["labels"]
+    found = way.loss(model, way.make_batch(examples)).sums["labels"]
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_a_class_that_training_had_not_is_named() -> None:
     whole = SequenceHead(task=task("classify"))
-    with pytest.raises(UserError, match="'odd' was not there in training: the model knows bad"):
+    with pytest.raises(UserError, match="'odd' is not in the training rows, which have bad"):
         whole.training_instances(LabelledText(("a",), "odd", 1), tokenizer())
     (question,) = whole.inference_instances(LabelledText(("a",), "odd", 1), tokenizer())
     assert question.target is None
-    assert np.array_equal(question.examples[0].read_at, [0])
+    assert np.array_equal(question.examples[0].read_positions, [0])

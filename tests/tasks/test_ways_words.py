@@ -30,8 +30,8 @@ def test_the_first_piece_of_a_word_is_read() -> None:
     chunks = encode_words(tokenizer(), ROW.words)
     assert len(chunks[1]) > 2
     starts = [1, 1 + len(chunks[0]), 1 + len(chunks[0]) + len(chunks[1])]
-    assert reading.read_at.tolist() == starts
-    assert reading.ids[starts].tolist() == [chunk[0] for chunk in chunks]
+    assert reading.read_positions.tolist() == starts
+    assert reading.input_ids[starts].tolist() == [chunk[0] for chunk in chunks]
     assert example.target == [0, 1, 2]
 
 
@@ -40,9 +40,12 @@ def test_a_decoder_is_read_where_it_has_read_the_word() -> None:
     (example,) = words.training_instances(ROW, tokenizer())
     (reading,) = example.examples
     chunks = encode_words(tokenizer(), ROW.words)
-    assert reading.ids[reading.read_at].tolist() == [chunk[-1] for chunk in chunks]
-    assert reading.ids.tolist() == [tokenizer().special_tokens.bos, *(i for p in chunks for i in p)]
-    assert reading.order.tolist() == [*range(len(reading.ids))]
+    assert reading.input_ids[reading.read_positions].tolist() == [chunk[-1] for chunk in chunks]
+    assert reading.input_ids.tolist() == [
+        tokenizer().special_tokens.bos,
+        *(i for p in chunks for i in p),
+    ]
+    assert reading.order.tolist() == [*range(len(reading.input_ids))]
 
 
 @pytest.mark.parametrize("frame", ["bert", "xlnet", None])
@@ -52,12 +55,14 @@ def test_roles_are_asked_about_a_verb(frame: str | None) -> None:
         words.training_instances(replace(ROW, predicate=place), tokenizer())[0].examples[0]
         for place in (0, 2)
     )
-    assert one.ids.tolist() != two.ids.tolist()
-    assert len(one.read_at) == len(two.read_at) == 3
+    assert one.input_ids.tolist() != two.input_ids.tolist()
+    assert len(one.read_positions) == len(two.read_positions) == 3
     chunks = encode_words(tokenizer(), ROW.words)
     wanted = -1 if frame is None else 0
     for reading in (one, two):
-        assert reading.ids[reading.read_at].tolist() == [chunk[wanted] for chunk in chunks]
+        assert reading.input_ids[reading.read_positions].tolist() == [
+            chunk[wanted] for chunk in chunks
+        ]
 
 
 def test_a_long_sentence_is_read_in_several_and_no_word_is_lost() -> None:
@@ -66,9 +71,9 @@ def test_a_long_sentence_is_read_in_several_and_no_word_is_lost() -> None:
     examples = words.training_instances(some, tokenizer())
     assert len(examples) > 2
     assert [tag for e in examples for tag in e.target] == [i % 3 for i in range(20)]
-    read = [int(i) for e in examples for r in e.examples for i in r.ids[r.read_at]]
+    read = [int(i) for e in examples for r in e.examples for i in r.input_ids[r.read_positions]]
     assert read == [chunk[0] for chunk in encode_words(tokenizer(), some.words)]
-    assert all(len(r.ids) <= 16 for e in examples for r in e.examples)
+    assert all(len(r.input_ids) <= 16 for e in examples for r in e.examples)
     way, model = solving("bert", "tag", TokenHead)
     (answer,) = predict_rows(replace(way, max_length=16), model, [some], tokenizer())
     assert len(answer.value) == len(answer.probabilities) == 20
@@ -84,7 +89,7 @@ def test_a_word_that_is_longer_than_all_the_room_is_still_tagged() -> None:
 def scores(model: Any, example: Instance) -> Tensor:
     """Score the words of an example by itself: (words, tags)."""
     (reading,) = example.examples
-    return model.logits(model(alone(reading)).hidden[0, torch.from_numpy(reading.read_at)])  # type: ignore[no-any-return]
+    return model.logits(model(alone(reading)).hidden[0, torch.from_numpy(reading.read_positions)])  # type: ignore[no-any-return]
 
 
 @every
@@ -92,7 +97,7 @@ def scores(model: Any, example: Instance) -> Tensor:
 def test_packing_changes_no_loss(name: str) -> None:
     way, model = solving(name, "tag", TokenHead)
     examples = [e for row in rows("tag") for e in way.training_instances(row, tokenizer())]
-    batch = way.collate(examples)
+    batch = way.make_batch(examples)
     wanted = torch.zeros(())
     for example in examples:
         logs = scores(model, example).log_softmax(-1)
@@ -134,14 +139,14 @@ def test_tags_are_weighed_and_a_teacher_has_its_share() -> None:
         for place, tag in enumerate(example.target):
             hard = -own[place].log_softmax(-1)[tag]
             wanted += weights[tag] * ((1 - share) * hard + share * heat**2 * soft[place])
-    found = way.loss(model, way.collate(examples)).sums["labels"]
+    found = way.loss(model, way.make_batch(examples)).sums["labels"]
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_a_tag_that_training_had_not_is_named_and_can_be_asked_about() -> None:
     way, model = solving("bert", "tag", TokenHead)
     row = replace(ROW, tags=("O", "B-Y", "O"))
-    with pytest.raises(UserError, match="'B-Y' was not there in training"):
+    with pytest.raises(UserError, match="'B-Y' is not in the training rows"):
         way.training_instances(row, tokenizer())
     (answer,) = predict_rows(way, model, [row], tokenizer())
     assert len(answer.value) == 3 and {*answer.value} <= {*TAGS}
@@ -154,5 +159,5 @@ def test_no_sequence_is_longer_than_the_length(frame: str | None, predicate: int
     long = ("red", "Wolfgang" * 4, "cat", "a", "Wolfgang", "cat")
     row = TaggedSentence(long, ("O",) * len(long), 1, predicate)
     examples = words.training_instances(row, tokenizer())
-    assert all(len(reading.ids) <= 8 for one in examples for reading in one.examples)
-    assert sum(len(one.examples[0].read_at) for one in examples) == len(long)
+    assert all(len(reading.input_ids) <= 8 for one in examples for reading in one.examples)
+    assert sum(len(one.examples[0].read_positions) for one in examples) == len(long)

@@ -48,7 +48,7 @@ class TaskBatches(Dataset[Batch[Any]]):
     def __getitem__(self, number: int) -> Batch[Any]:
         """Return batch `number` of the run, which may lie in any epoch."""
         positions = range(number * self.batch, (number + 1) * self.batch)
-        return self.way.collate([self.example_at(position) for position in positions])
+        return self.way.make_batch([self.example_at(position) for position in positions])
 
     def example_at(self, position: int) -> Instance:
         """Return the example at one position of the run."""
@@ -119,7 +119,7 @@ def forward_instances(
     model.eval()
     replies: list[RawScores] = [np.zeros(0)] * len(examples)
     for group in length_buckets([example.tokens for example in examples], tokens):
-        batch = way.collate([examples[i] for i in group]).to(device)
+        batch = way.make_batch([examples[i] for i in group]).to(device)
         for place, reply in zip(group, way.logits(model, batch), strict=True):
             replies[place] = reply
     model.train(was)

@@ -47,8 +47,8 @@ def distill(
     )
     for own, questions in zip(instances, asked, strict=True):
         opinion = [heated.soft_labels(next(replies)) for _ in questions]
-        if way.task.kind == "tag":  # the two may part a long sentence at different words
-            cuts = np.cumsum([len(e.examples[0].read_at) for e in own])[:-1]
+        if way.task.output == "tags":  # the two may split a long sentence at different words
+            cuts = np.cumsum([len(e.examples[0].read_positions) for e in own])[:-1]
             opinion = list(np.split(np.concatenate(opinion), cuts))
         taught.append(
             [replace(e, teacher_probs=soft) for e, soft in zip(own, opinion, strict=True)]

@@ -15,6 +15,7 @@ from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.tasks.formats.base import ReadReport
 from kinfolk.tasks.formulations.base import Formulation
 from kinfolk.tasks.formulations.text_to_text import grain
+from kinfolk.tasks.task import task_class
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training import checkpoint
 from kinfolk.training.config import FineTuneConfig
@@ -26,7 +27,6 @@ from kinfolk.workflows.finetune_recipe import (
     OnMessage,
     TaskDataset,
     default_train_config,
-    infer_task,
     parse_initial_weights,
     with_class_weights,
     with_dropout,
@@ -84,8 +84,14 @@ def finetune(
     found = []
     for number, (sheet, some) in enumerate(zip(sheets, rows, strict=True)):
         prefix = prefixes[number] if number < len(prefixes) else None
-        task = infer_task(sheet, some, metric=metric, positive=positive, prefix=prefix)
-        kind = formulations.choose_formulation(body.config, task.kind, way)
+        task = task_class(sheet.guess.task).from_rows(
+            some,
+            file=sheet.train,
+            metric=metric or "",
+            positive_label=positive,
+            prefix=prefix or "",
+        )
+        kind = formulations.choose_formulation(body.config, type(task), way)
         made = formulations.build_formulation(
             kind, task, body.config, tokenizer, length=length, **own
         )
@@ -158,7 +164,7 @@ def fit_to_rows(way: Formulation, rows: Sequence[Any], tokenizer: Tokenizer) -> 
     """Set what follows from the rows: whether answers may be refused, how much is written."""
     if hasattr(way, "allow_no_answer"):
         return replace(way, allow_no_answer=any(not row.answerable for row in rows))  # type: ignore[call-arg]
-    if hasattr(way, "default_number") and way.task.kind == "regress":
+    if hasattr(way, "default_number") and way.task.output == "number":
         numbers = [float(row.label) for row in rows]
         average = sum(numbers) / len(rows)
         return replace(
@@ -167,13 +173,13 @@ def fit_to_rows(way: Formulation, rows: Sequence[Any], tokenizer: Tokenizer) -> 
             grain=grain(numbers),
             max_new_tokens=8,
         )
-    if hasattr(way, "target_text") and way.task.kind in ("write", "tag", "span"):
+    if hasattr(way, "target_text") and way.task.output in ("text", "tags", "span"):
         sizes = [
             len(tokenizer.offsets(way.target_text(row) or "")[0]) for row in rows[:SAMPLE_ROWS]
         ]
         most = max(way.max_new_tokens, min(way.max_length, max(sizes) + 1))  # type: ignore[attr-defined]
         return replace(way, max_new_tokens=most)  # type: ignore[call-arg]
-    if hasattr(way, "both_orders") and way.task.kind == "regress" and way.task.is_pair:
+    if hasattr(way, "both_orders") and way.task.output == "number" and way.task.is_pair:
         return replace(way, both_orders=True)  # type: ignore[call-arg]
     return way
 

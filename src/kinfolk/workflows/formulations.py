@@ -1,6 +1,5 @@
 """Which way each member solves a task, and the network that it takes."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -8,7 +7,7 @@ from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
 from kinfolk.hub import template_of
 from kinfolk.nn.language_model import ModelConfig
-from kinfolk.nn.task_heads import ModelWithHeadConfig, pooling_of
+from kinfolk.nn.task_heads import FIXED_LABELS, ModelWithHeadConfig, pooling_of
 from kinfolk.tasks.formulations.base import Formulation
 from kinfolk.tasks.formulations.coreference_head import CoreferenceHead
 from kinfolk.tasks.formulations.head import BareCausalHead as BareCausalHead
@@ -16,7 +15,7 @@ from kinfolk.tasks.formulations.head import CausalHead, SequenceHead, TokenHead
 from kinfolk.tasks.formulations.scoring import Cloze, Prompt
 from kinfolk.tasks.formulations.span_head import SpanHead
 from kinfolk.tasks.formulations.text_to_text import TextToText
-from kinfolk.tasks.task import Task
+from kinfolk.tasks.task import Task, kinds
 from kinfolk.text.tokenizer import Tokenizer
 
 DEFAULT_MAX_LENGTH = 512  # tokens of a reading, where a network has no bound of its own
@@ -58,21 +57,23 @@ class FamilyTraits:
         return cls(kind, None, frame or "bert", ("head",))
 
 
-def choose_formulation(config: Any, kind: str, name: str | None = None) -> type[Formulation]:
+def choose_formulation(config: Any, task: type[Task], name: str | None = None) -> type[Formulation]:
     """Return the way that a network solves a kind of task: its own, or the one that is named."""
     nature = FamilyTraits.of(config)
     names = [w.name for w in FORMULATIONS]
     if name is not None and name not in names:
         raise UserError(f"no way is called {name!r}: {did_you_mean(name, sorted(set(names)))}")
     able = [
-        w for own in nature.formulations for w in FORMULATIONS if w.name == own and kind in w.tasks
+        w
+        for own in nature.formulations
+        for w in FORMULATIONS
+        if w.name == own and task.output in w.outputs and supports(w, nature)
     ]
-    able = [w for w in able if supports(w, nature, kind)]
     if name is None:
         learning = [w for w in able if w is not Prompt]
         if not learning:
             raise UserError(
-                f"{family_name(config)} cannot {kind}: it solves {_solved(nature)}; "
+                f"{family_name(config)} cannot {task.name}: it solves {_solved(nature)}; "
                 "choose another member"
             )
         return learning[0]
@@ -80,13 +81,13 @@ def choose_formulation(config: Any, kind: str, name: str | None = None) -> type[
     if not found:
         others = sorted({w.name for w in able})
         raise UserError(
-            f"{family_name(config)} does not {kind} by {name!r}: "
+            f"{family_name(config)} does not {task.name} by {name!r}: "
             + (f"it can by {' or '.join(others)}" if others else "it cannot at all")
         )
     return found[0]
 
 
-def supports(way: type[Formulation], nature: FamilyTraits, kind: str) -> bool:
+def supports(way: type[Formulation], nature: FamilyTraits) -> bool:
     """Say whether a network has what a way needs."""
     if way is SequenceHead or way is SpanHead:
         return nature.frame is not None
@@ -131,18 +132,12 @@ def model_config(way: Formulation, config: Any, *, dropout: float = 0.1) -> Any:
     """Return the config of the network that a way needs: a member with a head, or as it is."""
     if way.head is None:
         return config
-    task = way.task
-    labels: Sequence[str] = task.labels
-    if way.head == "span":
-        labels = ("start", "end")
-    elif way.head in ("choice", "coref") or task.kind == "regress":
-        labels = ("score",)
     return ModelWithHeadConfig(
         backbone=config,
         head=way.head,  # type: ignore[arg-type]
-        labels=tuple(labels),
+        labels=FIXED_LABELS.get(way.head, way.task.head_labels),
         pooling=pooling_of(config),
-        regression=task.kind == "regress",
+        regression=way.task.output == "number",
         dropout=dropout,
     )
 
@@ -152,11 +147,7 @@ def family_name(config: Any) -> str:
 
 
 def _solved(nature: FamilyTraits) -> str:
-    kinds = {
-        kind: None
-        for own in nature.formulations
-        for w in FORMULATIONS
-        if w.name == own
-        for kind in w.tasks
+    outputs = {
+        output for w in FORMULATIONS if w.name in nature.formulations for output in w.outputs
     }
-    return ", ".join(kinds)
+    return ", ".join(name for name, task in kinds().items() if task.output in outputs)

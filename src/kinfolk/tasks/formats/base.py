@@ -21,7 +21,6 @@ from kinfolk.tasks.task import Prediction, Task
 
 Column: TypeAlias = str | int
 MAX_LINES_SHOWN = 5  # line numbers in one message
-PROBABILITY_DIGITS = 4  # of a probability in a table
 
 
 class ReadReport:
@@ -176,7 +175,7 @@ def write_jsonl(predictions: Predictions) -> Iterator[str]:
     """Yield the predictions alone, one JSON object per line, for any format."""
     for row, prediction in predictions.pairs():
         key = {"id": row.id} if isinstance(row, QuestionRow | CorefDocument) else {}
-        fields = {"number": row.number, **key, **to_json(predictions.task, row, prediction)}
+        fields = {"number": row.number, **key, **predictions.task.to_json(row, prediction)}
         yield json.dumps(fields, ensure_ascii=False) + "\n"
 
 
@@ -192,7 +191,7 @@ def write_json(
     is_json_lines = predictions.file.is_json_lines
     for index, (number, record) in enumerate(records):
         pairs = of_record(number, record) if of_record else by_number.get(number, [])
-        fields = [to_json(predictions.task, *pair) for pair in pairs]
+        fields = [predictions.task.to_json(*pair) for pair in pairs]
         added: dict[str, Any] = fields[0] if len(fields) == 1 else {
             name: [one[name] for one in fields] for name in (fields[0] if fields else ())
         }  # fmt: skip
@@ -210,28 +209,3 @@ def write_lines(predictions: Predictions) -> Iterator[str]:
     for number, line in predictions.file.lines():
         values = [str(prediction.value) for _, prediction in by_number.get(number, [])]
         yield "\t".join([line, *values]) + "\n"
-
-
-def to_json(task: Task, row: Any, prediction: Prediction) -> dict[str, Any]:
-    """Return the JSON fields of a prediction."""
-    value, probabilities = prediction.value, [*map(_rounded, prediction.probabilities)]
-    known = {"probability": _rounded(prediction.probability)}
-    match task.kind:
-        case "classify":
-            by_label = dict(zip(task.labels, probabilities, strict=True))
-            return {"prediction": value, **known, "probabilities": by_label}
-        case "choose":
-            option = {"option": row.options[value]}
-            return {"prediction": value, **option, **known, "probabilities": probabilities}
-        case "tag":
-            return {"prediction": list(value)} | (
-                {"probability": probabilities} if probabilities else {}
-            )
-        case "coref":
-            return {"prediction": [[[first, stop - 1] for first, stop in c] for c in value]}
-        case _:
-            return {"prediction": value} | ({} if prediction.probability is None else known)
-
-
-def _rounded(probability: float | None) -> float | None:
-    return None if probability is None else round(probability, 6)

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from kinfolk.errors import UserError
 from kinfolk.metrics.entities import repair_tags
 from kinfolk.tasks.formats.base import (
-    PROBABILITY_DIGITS,
     Column,
     Columns,
     FileSpec,
@@ -28,7 +27,7 @@ from kinfolk.tasks.formats.base import (
 from kinfolk.tasks.formats.detect import conll_spec
 from kinfolk.tasks.formats.labelled_file import LabelledFile, as_text_list, first_key, preview
 from kinfolk.tasks.rows import TaggedSentence
-from kinfolk.tasks.task import Prediction
+from kinfolk.tasks.task import PROBABILITY_DIGITS, Prediction
 
 TOKEN_KEYS = ("words", "tokens", "text")
 TAG_KEYS = ("tags", "ner_tags", "pos_tags", "chunk_tags", "labels", "ner", "pos")

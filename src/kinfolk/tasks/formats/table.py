@@ -11,7 +11,6 @@ from typing import Any
 from kinfolk.data.documents import missing_name_error
 from kinfolk.errors import UserError
 from kinfolk.tasks.formats.base import (
-    PROBABILITY_DIGITS,
     Column,
     Columns,
     FileSpec,
@@ -25,7 +24,6 @@ from kinfolk.tasks.formats.base import (
 from kinfolk.tasks.formats.detect import find_columns, table_spec
 from kinfolk.tasks.formats.labelled_file import LabelledFile, as_text, get_field, preview
 from kinfolk.tasks.rows import LabelledText, SourceTarget
-from kinfolk.tasks.task import Prediction, Task
 
 TREE = re.compile(r"\((\S+) .*\)")
 LEAF = re.compile(r"\(\S+ ([^()\s]+)\)")
@@ -59,29 +57,17 @@ def write_table(predictions: Predictions) -> Iterator[str]:
         yield from write_json(predictions)
         return
     by_number, task = predictions.by_number(), predictions.task
-    names = ["prediction"]
-    if task.kind == "classify":
-        every = task.labels if predictions.all_probabilities else ()
-        names += ["probability", *(f"probability_{label}" for label in every)]
+    every = predictions.all_probabilities
+    names = task.cell_names(all_probabilities=every)
     for index, (number, cells) in enumerate(predictions.file.cells()):
         if index == 0 and predictions.spec.header:
             added = names
         elif number in by_number:
             _, prediction = by_number[number][0]
-            added = to_cells(task, prediction, predictions.all_probabilities)
+            added = task.to_cells(prediction, all_probabilities=every)
         else:
             added = [""] * len(names)
         yield format_row(predictions.file, [*cells, *added])
-
-
-def to_cells(task: Task, prediction: Prediction, all_probabilities: bool) -> list[str]:
-    """Return the cells of a prediction."""
-    value = prediction.value
-    if task.kind != "classify":
-        return [value if isinstance(value, str) else f"{value:.{PROBABILITY_DIGITS}f}"]
-    every = prediction.probabilities if all_probabilities else ()
-    shown = [f"{p:.{PROBABILITY_DIGITS}f}" for p in (prediction.probability, *every)]
-    return [value, *shown]
 
 
 def format_row(file: LabelledFile, cells: Sequence[str]) -> str:

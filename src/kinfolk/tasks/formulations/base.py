@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,17 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kinfolk.batch import IGNORE_INDEX, Batch, Loss, TensorTree, TokenTargets
-from kinfolk.tasks.examples import Collated, Example, Instance, pack_examples
-from kinfolk.tasks.rows import (
-    CompletionRow,
-    CorefDocument,
-    LabelledText,
-    MultipleChoiceRow,
-    QuestionRow,
-    SourceTarget,
-    TaggedSentence,
-)
-from kinfolk.tasks.task import Prediction, Task
+from kinfolk.data.examples import Collated, Example
+from kinfolk.tasks.examples import Instance, pack_examples
+from kinfolk.tasks.task import Output, Prediction, Task
 from kinfolk.text.tokenizer import Tokenizer
 
 RawScores = NDArray[np.float64]
@@ -55,7 +47,7 @@ class Formulation(ABC):
     pad_id: int = 0
 
     name: ClassVar[str]
-    tasks: ClassVar[tuple[str, ...]]  # the kinds of task
+    outputs: ClassVar[tuple[Output, ...]]  # what it can predict
     head: ClassVar[str | None] = None  # the head its network needs
 
     @abstractmethod
@@ -64,7 +56,7 @@ class Formulation(ABC):
 
     def inference_instances(self, row: Any, tokenizer: Tokenizer, /) -> list[Instance]:
         """Turn a row into what is asked about it; its label plays no part."""
-        return self.training_instances(without_label(row), tokenizer)
+        return self.training_instances(row.without_label(), tokenizer)
 
     @abstractmethod
     def targets(
@@ -72,7 +64,7 @@ class Formulation(ABC):
     ) -> TaskTargets:
         """Say what is read off, and what is right."""
 
-    def collate(self, examples: Sequence[Instance], /) -> Batch[TaskTargets]:
+    def make_batch(self, examples: Sequence[Instance], /) -> Batch[TaskTargets]:
         """Pack examples into rows."""
         readings = [reading for example in examples for reading in example.examples]
         page = pack_examples(readings, self.pad_id)
@@ -100,22 +92,6 @@ class Formulation(ABC):
         self, row: Any, examples: Sequence[Instance], replies: Sequence[RawScores], /
     ) -> Prediction:
         """Turn the replies to all questions about a row into an answer."""
-
-
-def without_label(row: Any) -> Any:
-    """Return a row without what is right: it may be a label that nobody knows."""
-    match row:
-        case LabelledText() | MultipleChoiceRow():
-            return replace(row, label=None)
-        case TaggedSentence():
-            return replace(row, tags=None)
-        case QuestionRow():
-            return replace(row, answers=(), answerable=True)
-        case SourceTarget() | CompletionRow():
-            return replace(row, target=None)
-        case CorefDocument():
-            return replace(row, clusters=None)
-    raise AssertionError(f"{type(row).__name__} is no row")
 
 
 def logits_at(model: Any, batch: Batch[TaskTargets]) -> Tensor:

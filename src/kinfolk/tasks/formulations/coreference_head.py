@@ -22,8 +22,9 @@ from torch import Tensor
 
 from kinfolk.batch import Batch, Loss
 from kinfolk.config import config
+from kinfolk.data.examples import Collated, Example
 from kinfolk.errors import UserError
-from kinfolk.tasks.examples import Collated, Example, Instance
+from kinfolk.tasks.examples import Instance
 from kinfolk.tasks.formulations.base import (
     Formulation,
     RawScores,
@@ -34,7 +35,7 @@ from kinfolk.tasks.formulations.base import (
 from kinfolk.tasks.formulations.head import TokenHead, encode_words, split_to_fit
 from kinfolk.tasks.formulations.sequences import num_special_tokens
 from kinfolk.tasks.rows import CorefDocument, Span
-from kinfolk.tasks.task import Prediction
+from kinfolk.tasks.task import Output, Prediction
 from kinfolk.text.tokenizer import Tokenizer
 
 UNKNOWN_SPEAKERS = ("", "-")  # who speaks, where a file says nothing
@@ -77,7 +78,7 @@ class CoreferenceHead(Formulation):
     )
 
     name: ClassVar[str] = "head"
-    tasks: ClassVar[tuple[str, ...]] = ("coref",)
+    outputs: ClassVar[tuple[Output, ...]] = ("clusters",)
     head: ClassVar[str | None] = "coref"
 
     def __post_init__(self) -> None:
@@ -143,7 +144,7 @@ class CoreferenceHead(Formulation):
         self, examples: Sequence[Instance], readings: Sequence[Example], page: Collated
     ) -> CoreferenceTargets:
         """Read one state a word, and say where spans begin and end among those."""
-        counts = torch.tensor([len(r.read_at) for r in readings])
+        counts = torch.tensor([len(r.read_positions) for r in readings])
         group = instance_index(examples).repeat_interleave(counts)
         words = torch.bincount(group)
         spans = [torch.tensor(e.metadata.spans) for e in examples]
@@ -151,7 +152,7 @@ class CoreferenceHead(Formulation):
         document = torch.arange(len(examples)).repeat_interleave(sizes)
         ends = torch.cat(spans) + (words.cumsum(0) - words)[document, None]
         return CoreferenceTargets(
-            read_at=page.read_at(readings),
+            read_at=page.read_positions(readings),
             instance_ids=group,
             target=torch.tensor([home for e in examples for home in e.target]),
             weight=torch.tensor([float(e.metadata.predicted) for e in examples])[document],

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from kinfolk.batch import IGNORE_INDEX, Batch, Loss
 from kinfolk.config import config
-from kinfolk.tasks.examples import Collated, Example, Instance
+from kinfolk.data.examples import Collated, Example
+from kinfolk.tasks.examples import Instance
 from kinfolk.tasks.formulations.base import (
     Formulation,
     RawScores,
@@ -26,11 +27,10 @@ from kinfolk.tasks.formulations.sequences import (
     apply_template,
     encode_plain,
     num_special_tokens,
-    space_between,
     truncate_longest_first,
 )
-from kinfolk.tasks.rows import LabelledText, MultipleChoiceRow, TaggedSentence
-from kinfolk.tasks.task import Prediction
+from kinfolk.tasks.rows import LabelledText, MultipleChoiceRow, TaggedSentence, space_between
+from kinfolk.tasks.task import Output, Prediction
 from kinfolk.text.tokenizer import SpecialTokens, Tokenizer
 
 
@@ -46,12 +46,12 @@ class SequenceHead(Formulation):
     temperature: float = 2.0  # of the teacher's and the student's scores, where they are compared
 
     name: ClassVar[str] = "head"
-    tasks: ClassVar[tuple[str, ...]] = ("classify", "regress", "choose")
+    outputs: ClassVar[tuple[Output, ...]] = ("label", "number", "option")
 
     @property
     def head(self) -> str:  # type: ignore[override]
         """One score for each class, or one for each option."""
-        return "choice" if self.task.kind == "choose" else "text"
+        return "choice" if self.task.output == "option" else "text"
 
     def training_instances(
         self, row: LabelledText | MultipleChoiceRow, tokenizer: Tokenizer, /
@@ -72,7 +72,7 @@ class SequenceHead(Formulation):
         if row.label is None:
             return None
         return (
-            float(row.label) if self.task.kind == "regress" else self.task.label_id(str(row.label))
+            float(row.label) if self.task.output == "number" else self.task.label_id(str(row.label))
         )
 
     def encode_texts(
@@ -106,10 +106,10 @@ class SequenceHead(Formulation):
         assert self.frame is not None, "decoders are read in another way"
         inside = apply_template(self.frame, tokenizer.special_tokens, texts)
         return Example(
-            ids=inside.ids,
+            input_ids=inside.ids,
             order=np.zeros_like(inside.ids),
             token_type_ids=inside.token_type_ids,
-            read_at=np.array([inside.cls_index]),
+            read_positions=np.array([inside.cls_index]),
         )
 
     def targets(
@@ -117,19 +117,19 @@ class SequenceHead(Formulation):
     ) -> TaskTargets:
         """Read one state a reading."""
         group = instance_index(examples)
-        kind = torch.float32 if self.task.kind == "regress" else torch.int64
+        kind = torch.float32 if self.task.output == "number" else torch.int64
         blank = float("nan") if kind == torch.float32 else IGNORE_INDEX
         target = torch.tensor(
             [blank if e.target is None else e.target for e in examples], dtype=kind
         )
-        if self.task.kind == "choose":  # the slot of the right option among all
+        if self.task.output == "option":  # the slot of the right option among all
             first = torch.bincount(group).cumsum(0) - torch.bincount(group)
             target = torch.where(target == IGNORE_INDEX, IGNORE_INDEX, first + target)
         weight = torch.ones(len(examples))
-        if self.class_weights and self.task.kind == "classify":
+        if self.class_weights and self.task.output == "label":
             weight = torch.tensor(self.class_weights)[target.clamp(min=0)]
         return TaskTargets(
-            page.read_at(readings), group, target, weight, stack_soft_targets(examples)
+            page.read_positions(readings), group, target, weight, stack_soft_targets(examples)
         )
 
     def loss(self, model: Any, batch: Batch[TaskTargets], /) -> Loss:
@@ -138,14 +138,14 @@ class SequenceHead(Formulation):
 
     def loss_sum(self, scores: Tensor, key: TaskTargets) -> Tensor:
         """Sum what is wrong with scores."""
-        if self.task.kind == "regress":
+        if self.task.output == "number":
             wanted = (
                 key.target
                 if key.teacher_probs is None
                 else self.mix_targets(key.target, key.teacher_probs[:, 0])
             )
             return ((scores[:, 0] - wanted) ** 2).sum()
-        if self.task.kind == "choose":
+        if self.task.output == "option":
             logs = segment_log_softmax(scores[:, 0], key.instance_ids, len(key.target))
             plain = -logs.index_select(0, key.target)
             if key.teacher_probs is None:
@@ -172,26 +172,26 @@ class SequenceHead(Formulation):
     def logits(self, model: Any, batch: Batch[TaskTargets], /) -> list[RawScores]:
         """Return the scores of each example: (classes,) or (options,)."""
         parts = split_by_instance(logits_at(model, batch), batch.targets.instance_ids)
-        return [part[:, 0] if self.task.kind == "choose" else part[0] for part in parts]
+        return [part[:, 0] if self.task.output == "option" else part[0] for part in parts]
 
     def decode(
         self, row: Any, examples: Sequence[Instance], replies: Sequence[RawScores], /
     ) -> Prediction:
         """Name the class, the number or the option with the highest score."""
         (reply,) = replies
-        if self.task.kind == "regress":
+        if self.task.output == "number":
             return Prediction(float(reply[0]))
         shares = softmax(reply)
         best = int(shares.argmax())
-        value = best if self.task.kind == "choose" else self.task.labels[best]
+        value = best if self.task.output == "option" else self.task.labels[best]
         return Prediction(value, tuple(shares.tolist()), float(shares[best]))
 
     def soft_labels(self, reply: RawScores) -> RawScores:
         """Turn a teacher's reply into what a student learns from: (classes,) or (options, 1)."""
-        if self.task.kind == "regress":
+        if self.task.output == "number":
             return reply
         soft = softmax(reply / self.temperature)
-        return soft[:, None] if self.task.kind == "choose" else soft
+        return soft[:, None] if self.task.output == "option" else soft
 
 
 @config("transformed")
@@ -226,7 +226,10 @@ class CausalHead(SequenceHead):
         # What is predicted is the text: not the token that is read, which always stands there.
         labels = np.append(ids[1:-1], [IGNORE_INDEX, IGNORE_INDEX]) if self.lm_loss_weight else None
         return Example(
-            ids=ids, order=np.arange(len(ids)), labels=labels, read_at=np.array([len(ids) - 1])
+            input_ids=ids,
+            order=np.arange(len(ids)),
+            labels=labels,
+            read_positions=np.array([len(ids) - 1]),
         )
 
     def targets(
@@ -234,7 +237,7 @@ class CausalHead(SequenceHead):
     ) -> TaskTargets:
         """Read one state a line, and predict its tokens."""
         key = super().targets(examples, readings, page)
-        tokens = page.tokens(readings)[0] if self.lm_loss_weight else None
+        tokens = page.token_targets(readings)[0] if self.lm_loss_weight else None
         return TaskTargets(
             key.read_at, key.instance_ids, key.target, key.weight, key.teacher_probs, tokens
         )
@@ -259,7 +262,7 @@ class CausalHead(SequenceHead):
     def pooled_logits(self, model: Any, hidden: Tensor, key: TaskTargets) -> Tensor:
         """Score the last token of each line; those of both orders are one."""
         states = hidden.flatten(0, 1).index_select(0, key.read_at)
-        if self.both_orders and self.task.kind != "choose":
+        if self.both_orders and self.task.output != "option":
             added = states.new_zeros(len(key.target), states.shape[1])
             states = added.index_add(0, key.instance_ids, states)
         return model.logits(states).float()
@@ -267,7 +270,7 @@ class CausalHead(SequenceHead):
     def logits(self, model: Any, batch: Batch[TaskTargets], /) -> list[RawScores]:
         """Return the scores of each example: (classes,) or (options,)."""
         scores = self.pooled_logits(model, model(batch.inputs).hidden, batch.targets)
-        if self.task.kind == "choose":
+        if self.task.output == "option":
             return [part[:, 0] for part in split_by_instance(scores, batch.targets.instance_ids)]
         return [*scores.double().cpu().numpy()]
 
@@ -283,7 +286,9 @@ class BareCausalHead(CausalHead):
     def example(self, texts: Sequence[Sequence[int]], tokenizer: Tokenizer) -> Example:
         """Put texts one behind the other."""
         ids = np.array([id for text in texts for id in text], np.int64)
-        return Example(ids=ids, order=np.arange(len(ids)), read_at=np.array([len(ids) - 1]))
+        return Example(
+            input_ids=ids, order=np.arange(len(ids)), read_positions=np.array([len(ids) - 1])
+        )
 
 
 def causal_special_tokens(special_tokens: SpecialTokens) -> tuple[int, int, int]:
@@ -308,7 +313,7 @@ class TokenHead(Formulation):
     temperature: float = 2.0
 
     name: ClassVar[str] = "head"
-    tasks: ClassVar[tuple[str, ...]] = ("tag",)
+    outputs: ClassVar[tuple[Output, ...]] = ("tags",)
     head: ClassVar[str | None] = "tokens"
 
     def training_instances(self, row: TaggedSentence, tokenizer: Tokenizer, /) -> list[Instance]:
@@ -346,21 +351,21 @@ class TokenHead(Formulation):
             time = np.arange(len(ids)) if self.causal else np.zeros_like(ids)
             if self.causal:
                 indices = np.cumsum([len(chunk) for chunk in kept]) - 1
-            return Example(ids=ids, order=time, read_at=indices + len(ahead))
+            return Example(input_ids=ids, order=time, read_positions=indices + len(ahead))
         texts = [inside] if verb is None else [inside, verb]
         whole = apply_template(self.frame, tokenizer.special_tokens, texts)
         return Example(
-            ids=whole.ids,
+            input_ids=whole.ids,
             order=np.zeros_like(whole.ids),
             token_type_ids=whole.token_type_ids,
-            read_at=indices + whole.offsets[0],
+            read_positions=indices + whole.offsets[0],
         )
 
     def targets(
         self, examples: Sequence[Instance], readings: Sequence[Example], page: Collated
     ) -> TaskTargets:
         """Read one state a word."""
-        counts = torch.tensor([len(r.read_at) for r in readings])
+        counts = torch.tensor([len(r.read_positions) for r in readings])
         group = torch.repeat_interleave(torch.arange(len(examples)), counts)
         target = torch.full((len(group),), IGNORE_INDEX)
         if examples[0].target is not None:
@@ -369,7 +374,7 @@ class TokenHead(Formulation):
         if self.class_weights:
             weight = torch.tensor(self.class_weights)[target.clamp(min=0)]
         return TaskTargets(
-            page.read_at(readings), group, target, weight, stack_soft_targets(examples)
+            page.read_positions(readings), group, target, weight, stack_soft_targets(examples)
         )
 
     def loss(self, model: Any, batch: Batch[TaskTargets], /) -> Loss:

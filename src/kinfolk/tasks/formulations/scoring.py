@@ -11,8 +11,9 @@ from torch import Tensor
 
 from kinfolk.batch import IGNORE_INDEX, Batch, Loss
 from kinfolk.config import config
+from kinfolk.data.examples import Collated, Example
 from kinfolk.errors import UserError
-from kinfolk.tasks.examples import Collated, Example, Instance
+from kinfolk.tasks.examples import Instance
 from kinfolk.tasks.formulations.base import (
     Formulation,
     RawScores,
@@ -21,19 +22,16 @@ from kinfolk.tasks.formulations.base import (
     segment_log_softmax,
     softmax,
     split_by_instance,
-    without_label,
 )
 from kinfolk.tasks.formulations.sequences import (
-    ANSWER_FIELD,
     SequenceLayout,
     build_example,
     encode_continuation,
     fill_pattern,
     num_layout_tokens,
-    space_between,
 )
-from kinfolk.tasks.rows import CompletionRow, LabelledText, MultipleChoiceRow, SourceTarget
-from kinfolk.tasks.task import Prediction
+from kinfolk.tasks.rows import space_between
+from kinfolk.tasks.task import Output, Prediction
 from kinfolk.text.tokenizer import Tokenizer
 
 
@@ -58,14 +56,7 @@ class OptionScoring(Formulation):
 
     def target(self, row: Any) -> int | None:
         """Return the place of the right option."""
-        options = self.options(row)
-        assert options is not None
-        match row:
-            case MultipleChoiceRow(label=label):
-                return label
-            case CompletionRow(target=said):
-                return None if said is None else options.index(said)
-        return None if row.label is None else self.task.label_id(str(row.label))
+        return self.task.option_index(row)
 
     def score_options(self, row: Any, tokenizer: Tokenizer) -> Instance:
         """Read a row once for each option."""
@@ -114,7 +105,7 @@ class OptionScoring(Formulation):
     ) -> TaskTargets:
         """Predict the tokens of every option."""
         member = instance_index(examples)
-        tokens, reading = page.tokens(readings)
+        tokens, reading = page.token_targets(readings)
         target = torch.tensor([IGNORE_INDEX if e.target is None else e.target for e in examples])
         first = torch.bincount(member).cumsum(0) - torch.bincount(member)
         target = torch.where(target == IGNORE_INDEX, target, first + target)
@@ -154,19 +145,11 @@ class OptionScoring(Formulation):
         (reply,) = replies
         shares = softmax(reply)
         best = int(np.argmax(shares))
-        options = self.options(row)
-        assert options is not None
-        match row:
-            case MultipleChoiceRow():
-                value: Any = best
-            case CompletionRow():
-                value = options[best]
-            case _:
-                value = self.task.labels[best]
+        value = self.task.option_value(row, best)
         return Prediction(value, tuple(shares.tolist()), float(shares[best]))
 
 
-CLOZE_PATTERNS = {"classify": "{text} {text2} {answer}", "choose": "{text} {question} {answer}"}
+CLOZE_PATTERNS = {"label": "{text} {text2} {answer}", "option": "{text} {question} {answer}"}
 
 
 @config("cloze")
@@ -178,7 +161,7 @@ class Cloze(OptionScoring):
     infill: bool = True
 
     name: ClassVar[str] = "cloze"
-    tasks: ClassVar[tuple[str, ...]] = ("classify", "choose", "complete")
+    outputs: ClassVar[tuple[Output, ...]] = ("label", "option", "word")
 
     def __post_init__(self) -> None:
         if self.verbalizer and len(self.verbalizer) != len(self.task.labels):
@@ -194,20 +177,19 @@ class Cloze(OptionScoring):
 
     def prompt(self, row: Any) -> tuple[str, str]:
         """Fill the pattern in."""
-        if isinstance(row, CompletionRow):
-            return row.context, row.suffix
-        before, after = fill_pattern(self.pattern or CLOZE_PATTERNS[self.task.kind], row)
+        if self.task.output == "word":
+            return self.task.prompt(row)
+        before, after = fill_pattern(self.pattern or CLOZE_PATTERNS[self.task.output], row)
         return before.rstrip(), after  # the option brings the space before it along
 
     def options(self, row: Any) -> tuple[str, ...] | None:
         """Return the words of the classes, or the options of the row."""
-        if isinstance(row, CompletionRow) and row.options is None:
+        options = self.verbalizer or self.task.options(row)
+        if options is None:
             raise UserError(
                 f"row {row.number} has no options to choose from: complete it by --way text"
             )
-        if isinstance(row, MultipleChoiceRow | CompletionRow):
-            return row.options
-        return self.verbalizer or self.task.labels
+        return options
 
     def loss(self, model: Any, batch: Batch[TaskTargets], /) -> Loss:
         """Sum -log p(right option) among the options."""
@@ -220,9 +202,9 @@ class Cloze(OptionScoring):
 
 
 PROMPT_PATTERNS = {
-    "classify": "{text} {text2} -> {answer}",
-    "choose": "{text} {question} {answer}",
-    "write": "{text} -> {answer}",
+    "label": "{text} {text2} -> {answer}",
+    "option": "{text} {question} {answer}",
+    "text": "{text} -> {answer}",
 }
 
 
@@ -238,7 +220,7 @@ class Prompt(OptionScoring):
     max_new_tokens: int = 64  # the most that is written, where there are no options
 
     name: ClassVar[str] = "prompt"
-    tasks: ClassVar[tuple[str, ...]] = ("classify", "choose", "complete", "write")
+    outputs: ClassVar[tuple[Output, ...]] = ("label", "option", "word", "text")
 
     def training_instances(self, row: Any, tokenizer: Tokenizer, /) -> list[Instance]:
         """Say that there are none."""
@@ -248,39 +230,38 @@ class Prompt(OptionScoring):
 
     def inference_instances(self, row: Any, tokenizer: Tokenizer, /) -> list[Instance]:
         """Read a row once for each option."""
-        return [] if self.generates(row) else [self.score_options(without_label(row), tokenizer)]
+        return [] if self.generates(row) else [self.score_options(row.without_label(), tokenizer)]
 
     def prompt(self, row: Any) -> tuple[str, str]:
         """Put the row behind those that are solved."""
-        if isinstance(row, CompletionRow):
-            before, after = row.context, row.suffix
-        else:
-            before, after = fill_pattern(self.pattern or PROMPT_PATTERNS[self.task.kind], row)
+        before, after = self.fill(row)
         return self.fewshot_delimiter.join([*self.examples, before.rstrip()]), after
+
+    def fill(self, row: Any) -> tuple[str, str]:
+        """Return the texts before and after the answer; a pattern without one ends with it."""
+        if self.task.output == "word":
+            return self.task.prompt(row)
+        return fill_pattern(self.pattern or PROMPT_PATTERNS[self.task.output], row)
 
     def format_example(self, row: Any) -> str:
         """Write a labelled row out with its answer, to stand before others."""
-        before, after = fill_fields(self.pattern or PROMPT_PATTERNS[self.task.kind], row)
+        before, after = self.fill(row)
         said = self.label_word(row)
         return f"{before.rstrip()}{space_between(before.rstrip(), said)}{said}{after}"
 
     def label_word(self, row: Any) -> str:
         """Return the right answer of a labelled row as it is said."""
-        match row:
-            case MultipleChoiceRow(label=int(label), options=options):
-                return options[label]
-            case LabelledText(label=label) if label is not None:
-                place = self.task.label_id(str(label))
-                return (self.verbalizer or self.task.labels)[place]
-            case SourceTarget(target=str(target)) | CompletionRow(target=str(target)):
-                return target
-        raise UserError(f"row {row.number} has no label: it cannot stand before others as solved")
+        if self.task.reference(row) is None:
+            raise UserError(f"row {row.number} has no label: it cannot be a few-shot example")
+        if self.verbalizer:
+            index = self.task.option_index(row)
+            assert index is not None
+            return self.verbalizer[index]
+        return self.task.target_text(row) or ""
 
     def options(self, row: Any) -> tuple[str, ...] | None:
         """Return the words of the classes, or the options of the row."""
-        if isinstance(row, MultipleChoiceRow | CompletionRow):
-            return row.options
-        return None if isinstance(row, SourceTarget) else self.verbalizer or self.task.labels
+        return self.verbalizer or self.task.options(row)
 
     def generates(self, row: Any) -> bool:
         """Say whether the answer to a row is written, and not chosen."""
@@ -293,10 +274,3 @@ class Prompt(OptionScoring):
     def parse_output(self, row: Any, text: str) -> Prediction:
         """Turn what was written into an answer: its first line."""
         return Prediction(text.strip().split("\n")[0].strip())
-
-
-def fill_fields(pattern: str, row: Any) -> tuple[str, str]:
-    """Fill a pattern in for a row that is shown whole."""
-    if isinstance(row, CompletionRow):
-        return row.context, row.suffix
-    return fill_pattern(pattern if ANSWER_FIELD in pattern else pattern + ANSWER_FIELD, row)

@@ -1,26 +1,18 @@
 """Token sequences of labelled rows: special-token templates, truncation, prompts and answers."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from kinfolk.batch import IGNORE_INDEX
 from kinfolk.data.chunks import IntArray
+from kinfolk.data.examples import Example
 from kinfolk.errors import UserError
-from kinfolk.tasks.examples import Example
-from kinfolk.tasks.rows import (
-    CompletionRow,
-    LabelledText,
-    MultipleChoiceRow,
-    QuestionRow,
-    SourceTarget,
-    TaggedSentence,
-)
+from kinfolk.tasks.rows import Row, space_between
 from kinfolk.text.tokenizer import TEMPLATES, SpecialTokens, Tokenizer, glm_tokens
-from kinfolk.text.unicode import guess_language
 
 TEMPLATE_PART = re.compile(r"(\$[AB]|\{\w+\})(?::(\d))?")
 
@@ -128,7 +120,7 @@ def build_example(
     line = np.array([opening, *before, *said, *after, *closing], np.int64)
     labels = line[1:].copy()
     labels[: len(before)] = IGNORE_INDEX
-    return Example(ids=line[:-1], order=np.arange(len(line) - 1), labels=labels)
+    return Example(input_ids=line[:-1], order=np.arange(len(line) - 1), labels=labels)
 
 
 def seq2seq_example(
@@ -147,7 +139,9 @@ def seq2seq_example(
     ids = np.array([special_tokens.pad, *mark, *said], np.int64)
     labels = np.append(ids[1:], eos if end else IGNORE_INDEX)
     labels[: len(mark)] = IGNORE_INDEX
-    return Example(ids=ids, order=np.arange(len(ids)), source=source, labels=labels)
+    return Example(
+        input_ids=ids, order=np.arange(len(ids)), encoder_input_ids=source, labels=labels
+    )
 
 
 def infill_example(
@@ -167,7 +161,7 @@ def infill_example(
     ahead = np.zeros(len(text), np.int64)
     labels = [*[IGNORE_INDEX] * len(text), *said, known.end if end else IGNORE_INDEX]
     return Example(
-        ids=ids,
+        input_ids=ids,
         order=np.append(ahead, np.arange(1, size + 1)),
         position_ids=np.append(np.arange(len(text)), np.full(size, len(before))),
         block_position_ids=np.append(ahead, np.arange(1, size + 1)),
@@ -180,37 +174,12 @@ def num_layout_tokens(speaks: SequenceLayout) -> int:
     return {"decoder": 2, "encoder-decoder": 2, "blanks": 2}[speaks]
 
 
-def template_fields(row: Any) -> dict[str, str]:
-    """Return what a pattern may name of a row."""
-    match row:
-        case LabelledText(texts=texts):
-            return {
-                "text": texts[0],
-                "text1": texts[0],
-                "text2": texts[1] if len(texts) > 1 else "",
-            }
-        case MultipleChoiceRow(context=context, question=question, options=options):
-            listed = " ".join(f"({number}) {option}" for number, option in enumerate(options, 1))
-            return {"text": context, "question": question, "options": listed}
-        case CompletionRow(context=context, suffix=after):
-            return {"text": context, "after": after}
-        case QuestionRow(context=context, question=question):
-            return {"text": context, "question": question}
-        case SourceTarget(source=source):
-            return {"text": source}
-        case TaggedSentence(words=words):
-            return {"text": detokenize(words)}
-    raise UserError(f"a {type(row).__name__.lower()} row has no text to put into a pattern")
-
-
-def fill_pattern(pattern: str, row: Any) -> tuple[str, str]:
-    """Fill a pattern in, and part it at its hole."""
-    known: Mapping[str, str] = template_fields(row)
-    before, hole, after = pattern.partition(ANSWER_FIELD)
-    if not hole:
-        raise UserError(
-            f"the pattern {pattern!r} has no {ANSWER_FIELD}: say where the answer stands"
-        )
+def fill_pattern(pattern: str, row: Row) -> tuple[str, str]:
+    """Fill the fields of a pattern, and split it at the answer."""
+    known = row.fields
+    before, separator, after = pattern.partition(ANSWER_FIELD)
+    if not separator:
+        raise UserError(f"the pattern {pattern!r} has no {ANSWER_FIELD}: add one for the answer")
     try:
         return before.format(**known), after.format(**known)
     except (KeyError, IndexError, ValueError):
@@ -219,31 +188,6 @@ def fill_pattern(pattern: str, row: Any) -> tuple[str, str]:
             f"the pattern {pattern!r} names what these rows do not have: "
             f"use {names} and {ANSWER_FIELD}"
         ) from None
-
-
-def detokenize(words: Sequence[str]) -> str:
-    """Join words as they are written: with spaces, but none between Chinese characters."""
-    text = ""
-    for word in words:
-        text += word if not text else space_between(text, word) + word
-    return text
-
-
-def space_between(before: str, after: str) -> str:
-    """Return what stands between two words: a space, but nothing beside a Chinese character."""
-    if not before or not after or before[-1].isspace():
-        return ""
-    return "" if is_cjk(before[-1]) or is_cjk(after[0]) else " "
-
-
-def is_cjk(character: str) -> bool:
-    """Say whether a character is written without spaces around it."""
-    return "\u2e80" <= character <= "\u9fff" or "\uf900" <= character <= "\uffef"
-
-
-def is_chinese(texts: Sequence[str]) -> bool:
-    """Say whether texts are Chinese, by a sample of them."""
-    return guess_language(" ".join(texts[:50])) == "Chinese"
 
 
 def encode_continuation(tokenizer: Tokenizer, before: str, said: str) -> list[int]:

@@ -17,7 +17,8 @@ import torch
 
 from kinfolk.batch import IGNORE_INDEX, Batch, Loss
 from kinfolk.config import config
-from kinfolk.tasks.examples import Collated, Example, Instance
+from kinfolk.data.examples import Collated, Example
+from kinfolk.tasks.examples import Instance
 from kinfolk.tasks.formulations.base import (
     Formulation,
     RawScores,
@@ -28,7 +29,7 @@ from kinfolk.tasks.formulations.base import (
 )
 from kinfolk.tasks.formulations.sequences import apply_template, encode_plain, num_special_tokens
 from kinfolk.tasks.rows import QuestionRow
-from kinfolk.tasks.task import Prediction
+from kinfolk.tasks.task import Output, Prediction
 from kinfolk.text.tokenizer import Tokenizer
 
 MAX_QUESTION_LENGTH = 64  # tokens of a question that are read (the published code)
@@ -53,7 +54,7 @@ class SpanHead(Formulation):
     )
 
     name: ClassVar[str] = "head"
-    tasks: ClassVar[tuple[str, ...]] = ("span",)
+    outputs: ClassVar[tuple[Output, ...]] = ("span",)
     head: ClassVar[str | None] = "span"
 
     def training_instances(self, row: QuestionRow, tokenizer: Tokenizer, /) -> list[Instance]:
@@ -92,10 +93,10 @@ class SpanHead(Formulation):
         whole = apply_template(self.frame, tokenizer.special_tokens, (question, ids))
         slots = np.concatenate([[whole.cls_index], whole.offsets[1] + np.arange(len(ids))])
         reading = Example(
-            ids=whole.ids,
+            input_ids=whole.ids,
             order=np.zeros_like(whole.ids),
             token_type_ids=whole.token_type_ids,
-            read_at=slots,
+            read_positions=slots,
         )
         target = None if wanted is None else char_to_token_span(spans, wanted)
         return Instance(examples=(reading,), target=target, metadata=ContextWindow(spans))
@@ -104,7 +105,7 @@ class SpanHead(Formulation):
         self, examples: Sequence[Instance], readings: Sequence[Example], page: Collated
     ) -> TaskTargets:
         """Read the states of each window's context, and that of its first token."""
-        counts = torch.tensor([len(r.read_at) for r in readings])
+        counts = torch.tensor([len(r.read_positions) for r in readings])
         group = torch.repeat_interleave(torch.arange(len(examples)), counts)
         first = counts.cumsum(0) - counts
         known = [
@@ -112,7 +113,7 @@ class SpanHead(Formulation):
         ]
         target = torch.tensor(known)
         target = torch.where(target == IGNORE_INDEX, target, first[:, None] + target)
-        return TaskTargets(page.read_at(readings), group, target, torch.ones(len(examples)))
+        return TaskTargets(page.read_positions(readings), group, target, torch.ones(len(examples)))
 
     def loss(self, model: Any, batch: Batch[TaskTargets], /) -> Loss:
         """Sum -log p(start) and -log p(end), by half."""
@@ -150,7 +151,8 @@ class SpanHead(Formulation):
         top = max(best[0], nothing)  # all are counted against the best of them
         total = sum(float(np.exp(s[np.isfinite(s)] - top).sum()) for s, _, _ in found)
         total += float(np.exp(nothing - top))
-        return Prediction(best[1], (gap,), float(np.exp(best[0] - top)) / total)
+        probability = float(np.exp(best[0] - top)) / total
+        return Prediction(best[1], probability=probability, null_score_diff=float(gap))
 
 
 def window_starts(size: int, room: int, step: int) -> list[int]:

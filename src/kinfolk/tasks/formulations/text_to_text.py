@@ -13,18 +13,10 @@ from typing import Any, ClassVar
 from kinfolk.batch import IGNORE_INDEX, Batch, Loss
 from kinfolk.config import config
 from kinfolk.tasks.examples import Instance
-from kinfolk.tasks.formulations.base import RawScores, TaskTargets, without_label
+from kinfolk.tasks.formulations.base import RawScores, TaskTargets
 from kinfolk.tasks.formulations.scoring import OptionScoring
-from kinfolk.tasks.formulations.sequences import build_example, num_layout_tokens, template_fields
-from kinfolk.tasks.rows import (
-    CompletionRow,
-    LabelledText,
-    MultipleChoiceRow,
-    QuestionRow,
-    SourceTarget,
-    TaggedSentence,
-)
-from kinfolk.tasks.task import Prediction
+from kinfolk.tasks.formulations.sequences import build_example, num_layout_tokens
+from kinfolk.tasks.task import Output, Prediction
 from kinfolk.text.tokenizer import Tokenizer
 
 ROUND_TO = (
@@ -44,35 +36,21 @@ class TextToText(OptionScoring):
     default_number: float = 0.0  # of the numbers in training: the answer where none was written
 
     name: ClassVar[str] = "text"
-    tasks: ClassVar[tuple[str, ...]] = (
-        "classify", "regress", "choose", "tag", "span", "write", "complete", "lm",
+    outputs: ClassVar[tuple[Output, ...]] = (
+        "label", "number", "option", "tags", "span", "text", "word", "likelihood",
     )  # fmt: skip
 
     def generates(self, row: Any) -> bool:
         """Say whether the answer to a row is written, and not chosen."""
-        return self.task.kind != "lm" and self.options(row) is None
+        return self.task.output != "likelihood" and self.options(row) is None
 
     def prompt(self, row: Any) -> tuple[str, str]:
         """Return the prefix and the texts of a row, each under its name."""
-        known = {name: text for name, text in template_fields(row).items() if text}
-        match row:
-            case LabelledText(texts=(text,)):
-                said = f"sentence: {text}" if self.task.prefix else text
-            case LabelledText(texts=texts):
-                said = " ".join(f"sentence{n}: {text}" for n, text in enumerate(texts, 1))
-            case MultipleChoiceRow():
-                said = " ".join(f"{name}: {text}" for name, text in _named(known))
-            case QuestionRow():
-                said = f"question: {known.get('question', '')} context: {known.get('text', '')}"
-            case CompletionRow(context=context, suffix=after):
-                return context, after
-            case _:
-                said = known.get("text", "")
-        return f"{self.task.prefix}{said}", ""
+        return self.task.prompt(row)
 
     def append_separator(self, before: list[int], tokenizer: Tokenizer) -> list[int]:
         """End what is read: a decoder must see where its answer begins."""
-        if self.layout != "decoder" or self.task.kind in ("complete", "lm"):
+        if self.layout != "decoder" or self.task.output in ("word", "likelihood"):
             return before
         special_tokens = tokenizer.special_tokens
         return [
@@ -82,48 +60,30 @@ class TextToText(OptionScoring):
 
     def truncate_prompt(self, opening: list[int], room: int) -> list[int]:
         """Cut what is read: its end, so that the task stays; its start, where the end is asked."""
-        if self.task.kind == "complete" or len(opening) <= room:
+        if self.task.output == "word" or len(opening) <= room:
             return opening[-room:]
         mark = opening[-1:] if self.layout == "decoder" else []
         return [*opening[: room - len(mark)], *mark]
 
     def options(self, row: Any) -> tuple[str, ...] | None:
         """Return the answers there are to choose from, where they are known."""
-        match row:
-            case MultipleChoiceRow(options=options) | CompletionRow(options=options):
-                return options
-            case LabelledText() if self.task.kind == "classify":
-                return self.task.labels
-        return None
+        return self.task.options(row)
 
     def target_text(self, row: Any) -> str | None:
-        """Return the right answer as a text."""
-        match row:
-            case LabelledText(label=None):
-                return None
-            case LabelledText(label=float(label)):
-                position_ids = max(0, math.ceil(-math.log10(self.grain)))
-                return f"{round(label / self.grain) * self.grain:.{position_ids}f}"
-            case LabelledText(label=label):
-                return self.task.labels[self.task.label_id(str(label))]
-            case MultipleChoiceRow(label=place, options=options):
-                return None if place is None else options[place]
-            case TaggedSentence(tags=tags):
-                return None if tags is None else " ".join(tags)
-            case QuestionRow(answers=answers, answerable=possible):
-                return answers[0][0] if answers else None if possible else "unanswerable"
-            case SourceTarget(target=target) | CompletionRow(target=target):
-                return target
-        raise AssertionError(f"no answer in {type(row).__name__}")
+        """Return the right answer as a text, a number rounded to the grain."""
+        if self.task.output != "number" or row.label is None:
+            return self.task.target_text(row)
+        decimals = max(0, math.ceil(-math.log10(self.grain)))
+        return f"{round(row.label / self.grain) * self.grain:.{decimals}f}"
 
     def training_instances(self, row: Any, tokenizer: Tokenizer, /) -> list[Instance]:
         """Say the right answer."""
         answer = self.target_text(row)
         if answer is None:
             return []
-        if self.task.kind == "lm":
+        if self.task.output == "likelihood":
             return self.rolling_windows(answer, tokenizer)
-        end = self.task.kind != "complete" or self.layout != "decoder"
+        end = self.task.output != "word" or self.layout != "decoder"
         said, cut = self.encode_with_answer(row, answer, tokenizer, end=end)
         return [Instance(examples=(said,), truncated_tokens=cut)]
 
@@ -140,9 +100,11 @@ class TextToText(OptionScoring):
     def inference_instances(self, row: Any, tokenizer: Tokenizer, /) -> list[Instance]:
         """Say each answer there is, or, where they are not known, the right one to weigh it."""
         if self.options(row) is not None:
-            return [self.score_options(without_label(row), tokenizer)]
+            return [self.score_options(row.without_label(), tokenizer)]
         return (
-            self.training_instances(row, tokenizer) if self.task.kind in ("complete", "lm") else []
+            self.training_instances(row, tokenizer)
+            if self.task.output in ("word", "likelihood")
+            else []
         )
 
     def counts(self, examples: Sequence[Instance], key: TaskTargets) -> dict[str, int]:
@@ -160,19 +122,9 @@ class TextToText(OptionScoring):
     def parse_output(self, row: Any, text: str) -> Prediction:
         """Turn what was written into an answer."""
         text = text.strip()
-        match self.task.kind:
-            case "regress":
-                return Prediction(parse_number(text, self.default_number))
-            case "tag":
-                said = text.split()[: len(row.words)]
-                other = "O" if "O" in self.task.labels else self.task.labels[0]
-                tags = [tag if tag in self.task.labels else other for tag in said]
-                return Prediction((*tags, *[other] * (len(row.words) - len(tags))))
-            case "span":
-                return Prediction("" if text == "unanswerable" else text)
-            case "complete":
-                return Prediction(text.split()[0] if text.split() else "")
-        return Prediction(text)
+        if self.task.output == "number":
+            return Prediction(parse_number(text, self.default_number))
+        return Prediction(self.task.parse_text(row, text))
 
     def decode(
         self, row: Any, examples: Sequence[Instance], replies: Sequence[RawScores], /
@@ -192,11 +144,6 @@ def parse_number(text: str, otherwise: float) -> float:
     except ValueError:
         return otherwise
     return found if math.isfinite(found) else otherwise
-
-
-def _named(known: dict[str, str]) -> list[tuple[str, str]]:
-    names = {"text": "context"}
-    return [(names.get(name, name), text) for name, text in known.items()]
 
 
 def grain(numbers: Sequence[float]) -> float:
