@@ -83,9 +83,9 @@ TYPES: dict[str, dict[str, str]] = {
         "labelled_sample": "kinfolk.workflows.suites",
     },
     "": {  # only ever fields of the others
-        "columns": "kinfolk.tasks.formats.table",
+        "columns": "kinfolk.tasks.formats.base",
         "corpus": "kinfolk.workflows.recipe",
-        "format": "kinfolk.tasks.formats.registry",
+        "format": "kinfolk.tasks.formats.base",
         "pooling": "kinfolk.nn.language_model",
         "special_tokens": "kinfolk.text.tokenizer",
         "task": "kinfolk.tasks.task",

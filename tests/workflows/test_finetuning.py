@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from kinfolk.tasks.formats.registry import FileSpec
+from kinfolk.tasks.formats.base import FileSpec
 from kinfolk.tasks.formulations.scoring import Prompt
 from kinfolk.tasks.instances import mixing_weights, predict_rows
 from kinfolk.tasks.rows import LabelledText
