@@ -83,9 +83,9 @@ TYPES: dict[str, dict[str, str]] = {
         "labelled_sample": "kinfolk.workflows.suites",
     },
     "": {  # only ever fields of the others
-        "columns": "kinfolk.tasks.formats.table",
+        "columns": "kinfolk.tasks.formats.base",
         "corpus": "kinfolk.workflows.recipe",
-        "format": "kinfolk.tasks.formats.registry",
+        "format": "kinfolk.tasks.formats.base",
         "pooling": "kinfolk.nn.language_model",
         "special_tokens": "kinfolk.text.tokenizer",
         "task": "kinfolk.tasks.task",
@@ -278,9 +278,10 @@ def register(name: str, module: str, *, group: str = "") -> None:
 def type_name(value: Any) -> str:
     """Return the registered name of a value or a class."""
     cls = value if isinstance(value, type) else type(value)
-    for name, known in CLASSES.items():
-        if known is cls:
-            return name
+    for base in cls.__mro__:
+        for name, known in CLASSES.items():
+            if known is base and dataclasses.fields(base) == dataclasses.fields(cls):
+                return name
     raise UserError(
         f"{cls.__module__}.{cls.__qualname__} has no registered name: declare it with "
         '@kinfolk.config.config("name")'

@@ -93,7 +93,7 @@ def test_sight_goes_through_the_memory_to_the_start_of_the_document(
     assert second.attention_mask.dense(seen)[0].int().tolist() == [
         [0, 0, 0, 1, 0, 0, 0],
         [0, 0, 0, 1, 1, 0, 0],
-        [0, 0, 0, 0, 0, 1, 1],
+        [0, 0, 0, 0, 0, 1, 0],
         [0, 0, 0, 0, 0, 1, 1],
     ]
     feed = ContiguousDataset(stream(special_tokens, 3), text, batch_size=1, seed=seed)

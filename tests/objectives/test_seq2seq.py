@@ -38,8 +38,8 @@ def test_the_picture_holds(special_tokens: Any) -> None:
     way = pairs(special_tokens)
     (chunk,) = way.chunks(text(("the cat sat", "die Katze lag")))
     example = way.example(chunk, generator(0, Stream.EXAMPLE, 0, 0))
-    assert example.source.tolist() == words("the cat sat </s>")
-    assert example.ids.tolist() == words("<p> die Katze lag")
+    assert example.encoder_input_ids.tolist() == words("the cat sat </s>")
+    assert example.input_ids.tolist() == words("<p> die Katze lag")
     assert example.labels.tolist() == words("die Katze lag </s>")
 
 
