@@ -67,7 +67,7 @@ MISTAKES = [
     ("prepare {text} --tokenizer {tmp} -o {new}", "neither a run"),
     ("prepare {text} --tokenizer {tok} -o {corpus}", "already a corpus"),
     ("prepare {text} --tokenizer {tok} -o {text}", "already exists"),
-    ("prepare {text} --tokenizer {tok} -o {new} --holdout 2", "--holdout 2.0 is no share"),
+    ("prepare {text} --tokenizer {tok} -o {new} --holdout 2", "--holdout 2.0: must be at least 0"),
     ("prepare {text} --tokenizer {tok} -o {new} --workers 0", "--workers 0"),
     ("prepare {text} --tokenizer {tok} -o {new} --per page", "--per page"),
     # Runs.

@@ -73,6 +73,7 @@ def test_the_card_says_what_is_inside(corpus: Corpus) -> None:
         "vocab": 362,
         "tokenizer_hash": TOKENIZER.fingerprint,
         "words": None,
+        "left_out": {},
         "sources": [{"path": "a.txt", "documents": 4, "bytes": 46}],
     }
 
@@ -149,7 +150,7 @@ def test_a_corpus_without_words_says_so(corpus: Corpus, tmp_path: Path) -> None:
         corpus.words(0, 3)
     write(tmp_path / "words", DOCUMENTS, words="spaces")
     (tmp_path / "words" / "words.bin").unlink()
-    with pytest.raises(UserError, match=r"words\.bin is damaged"):
+    with pytest.raises(UserError, match=r"words\.bin is corrupt"):
         Corpus.open(tmp_path / "words")
 
 
@@ -215,7 +216,7 @@ def test_large_vocabularies_take_four_bytes(
 def test_missing_and_cut_files_are_named(corpus: Corpus, name: str) -> None:
     file = corpus.folder / name
     file.write_bytes(file.read_bytes()[:-3])
-    with pytest.raises(UserError, match=rf"{name} is damaged"):
+    with pytest.raises(UserError, match=rf"{name} is corrupt"):
         Corpus.open(corpus.folder)
     file.unlink()
     with pytest.raises(UserError, match=rf"{name} does not exist"):
@@ -232,14 +233,14 @@ def test_foreign_files_are_named(corpus: Corpus) -> None:
         good[:17] + b"\x05" + good[18:],
     ):
         index.write_bytes(bad)
-        with pytest.raises(UserError, match=r"tokens\.idx is damaged or foreign"):
+        with pytest.raises(UserError, match=r"tokens\.idx is corrupt"):
             Corpus.open(corpus.folder)
     index.write_bytes(good)
     (corpus.folder / "corpus.json").write_text('{"version": 1}')
     with pytest.raises(UserError, match="it has format 1 where 2 is known here"):
         Corpus.open(corpus.folder)
     (corpus.folder / "corpus.json").write_text('{"version": 2}')
-    with pytest.raises(UserError, match="does not say its bytes"):
+    with pytest.raises(UserError, match="has no bytes"):
         Corpus.open(corpus.folder)
 
 
@@ -247,3 +248,16 @@ def test_another_tokenizer_is_noticed(corpus: Corpus) -> None:
     train_tokenizer([], kind="byte", vocab_size=0, lowercase=True).save(corpus.folder / "tokenizer")
     with pytest.raises(UserError, match="not the one that made this corpus"):
         corpus.tokenizer()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("tokens", "x"), ("tokens", None), ("documents", -1), ("vocab", 2.5), ("tokenizer_hash", 7)],
+)
+def test_a_card_with_values_of_the_wrong_kind_is_refused(
+    corpus: Corpus, name: str, value: object
+) -> None:
+    file = corpus.folder / "corpus.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), name: value}))
+    with pytest.raises(UserError, match=rf"corpus\.json is corrupt: its {name} is "):
+        Corpus.open(corpus.folder)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from types import TracebackType
+from types import NoneType, TracebackType
 from typing import IO, Any
 
 import numpy as np
@@ -25,6 +25,12 @@ FORMAT_VERSION = 2  # of corpus.json and what is ours beside Megatron's pair
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, type of id, sentences, documents + 1
 DTYPES: dict[int, npt.DTypeLike] = {4: np.int32, 8: np.uint16}  # Megatron's codes
 CHUNK = 1 << 20  # numbers handled at once
+# The fields of corpus.json that are read, and their types.
+METADATA: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("version", "documents", "sentences", "tokens", "bytes", "vocab"), (int,)),
+    "tokenizer_hash": (str,),
+    "words": (str, NoneType),
+}
 
 IntArray = npt.NDArray[np.int64]
 
@@ -154,8 +160,6 @@ def _memmap(file: Path, type: npt.DTypeLike, size: int, *, offset: int = 0) -> n
 
 
 def _facts(file: Path) -> dict[str, Any]:
-    needed = {"version", "documents", "sentences", "tokens", "bytes", "vocab", "tokenizer_hash"}
-    needed |= {"words"}
     try:
         facts = dict(json.loads(file.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
@@ -164,8 +168,12 @@ def _facts(file: Path) -> dict[str, Any]:
         raise _corrupt(
             file, f"it has format {facts['version']} where {FORMAT_VERSION} is known here"
         )
-    if missing := sorted(needed - facts.keys()):
-        raise _corrupt(file, f"it does not say its {missing[0]}")
+    if missing := sorted(METADATA.keys() - facts.keys()):
+        raise _corrupt(file, f"it has no {missing[0]}")
+    for name, types in METADATA.items():
+        value = facts[name]
+        if type(value) not in types or (type(value) is int and value < 0):
+            raise _corrupt(file, f"its {name} is {value!r}")
     return facts
 
 
@@ -176,8 +184,8 @@ def _check_size(file: Path, size: int) -> None:
         raise _corrupt(file, f"it has {file.stat().st_size:,} bytes where {size:,} belong")
 
 
-def _corrupt(file: Path, why: str) -> UserError:
-    return UserError(f"{file} is damaged or foreign, {why}: make the corpus again")
+def _corrupt(file: Path, reason: str) -> UserError:
+    return UserError(f"{file} is corrupt: {reason}; run kinfolk prepare again")
 
 
 MAX_DOCUMENT_BYTES = 1 << 32  # bytes that one document cannot have
@@ -249,6 +257,7 @@ class CorpusWriter:
         self._folder, self._tokenizer, self._words = folder, tokenizer, words
         self._code = dtype_code(tokenizer)
         self._sources: dict[str, SourceStats] = {}
+        self.left_out: Mapping[str, int] = {}  # documents, by reason
         self.written = written or WriteProgress()
         folder.mkdir(parents=True, exist_ok=True)
         sizes = self.written.sizes(np.dtype(DTYPES[self._code]).itemsize)
@@ -336,6 +345,7 @@ class CorpusWriter:
             "vocab": self._tokenizer.vocab_size,
             "tokenizer_hash": self._tokenizer.fingerprint,
             "words": self._words,
+            "left_out": self.left_out,
             "sources": [asdict(source) for source in self._sources.values()],
         }
         text = json.dumps(facts, indent=2, ensure_ascii=False) + "\n"
