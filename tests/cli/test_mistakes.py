@@ -38,7 +38,10 @@ MISTAKES = [
         "tokenizer train {bad}/rows.jsonl --field id -o {new}",
         "'id' in line 1 of {bad}/rows.jsonl is a number, not text",
     ),
-    ("tokenizer train {bad}/half.jsonl -o {new}", "line 1 of {bad}/half.jsonl holds half a"),
+    (
+        "tokenizer train {bad}/half.jsonl -o {new}",
+        "line 1 of {bad}/half.jsonl contains a lone",
+    ),
     ("tokenizer train {bad}/table.tsv -o {new}", "{bad}/table.tsv has 2 columns (id, text)"),
     (
         "tokenizer train {bad}/table.tsv --column body -o {new}",
@@ -73,7 +76,7 @@ MISTAKES = [
     # Runs.
     (
         "pretrain gtp2 --corpus {corpus} -o {new}",
-        "no member 'gtp2' in the family: did you mean gpt2",
+        "gtp2 is neither a folder nor a family: did you mean gpt2",
     ),
     ("pretrain gpt2/tyni --corpus {corpus} -o {new}", "gpt2 has no size 'tyni': did you mean tiny"),
     ("pretrain gpt2 --corpus {corpus} -o {new} train.stpes=5", "did you mean steps?"),
@@ -82,7 +85,7 @@ MISTAKES = [
     ("pretrain gpt2 --corpus {corpus} -o {new} train.lr=high", "train.lr=high: it must be a"),
     ("pretrain gpt2 --corpus {corpus} -o {new} train.compile=maybe", "auto, yes or no"),
     ("pretrain gpt2 --corpus {corpus} -o {new} fast", "'fast' is not a setting"),
-    ("pretrain gpt2 --corpus {corpus} -o {new} --objective mlm", "it learns by clm"),
+    ("pretrain gpt2 --corpus {corpus} -o {new} --objective mlm", "there are clm"),
     ("pretrain gpt2/nano --corpus {corpus} -o {new} --length 9999", "fewer than one row of 9999"),
     ("pretrain gpt2/nano --corpus {corpus} -o {new} --length 0", "rows of 0 tokens"),
     ("pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 --steps 0", "at least 1"),
