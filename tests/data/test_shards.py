@@ -52,14 +52,13 @@ def test_a_corpus_gives_back_what_was_written(corpus: Corpus) -> None:
     assert [corpus.document(i).tolist() for i in range(corpus.documents)] == flat
     assert corpus.starts.tolist() == [0, 4, 5, 5, 11]
     assert corpus.starts.dtype == np.int64
-    assert corpus.document_bytes.tolist() == [10, 11, 12, 13]
     assert (corpus.documents, corpus.tokens, corpus.bytes) == (4, 11, 46)
     assert corpus.ids(2, 6).tolist() == [112, 113, 200, 361]
     assert corpus.ids(2, 6).dtype == np.int64
     assert corpus.vocab_size == TOKENIZER.vocab_size
     assert corpus.tokenizer().fingerprint == corpus.tokenizer_hash == TOKENIZER.fingerprint
     assert sorted(path.name for path in corpus.folder.iterdir()) == [
-        "bytes.bin", "corpus.json", "tokenizer", "tokens.bin", "tokens.idx"
+        "corpus.json", "tokenizer", "tokens.bin", "tokens.idx"
     ]  # fmt: skip
 
 
@@ -157,16 +156,7 @@ def test_a_corpus_without_words_says_so(corpus: Corpus, tmp_path: Path) -> None:
 def test_sizes_are_the_least(corpus: Corpus) -> None:
     sizes = {file.name: file.stat().st_size for file in corpus.folder.glob("*.*")}
     assert sizes["tokens.bin"] == 2 * 11
-    assert sizes["bytes.bin"] == 4 * 4
     assert sizes["tokens.idx"] == 34 + 12 * 6 + 8 * 5
-
-
-def test_a_document_too_long_for_its_size_is_refused(tmp_path: Path) -> None:
-    huge = EncodedDocuments(
-        np.array([1]), np.array([1], np.int32), np.array([1]), np.array([1 << 32])
-    )
-    with pytest.raises(UserError, match="4 GiB"), CorpusWriter(tmp_path, TOKENIZER) as writer:
-        writer.add(huge, ["a.txt"])
 
 
 def test_counts_add_up(corpus: Corpus) -> None:
@@ -212,7 +202,7 @@ def test_large_vocabularies_take_four_bytes(
     assert Corpus.open(tmp_path / "corpus").document(0).tolist() == [69_999, 1]
 
 
-@pytest.mark.parametrize("name", ["tokens.bin", "tokens.idx", "bytes.bin", "corpus.json"])
+@pytest.mark.parametrize("name", ["tokens.bin", "tokens.idx", "corpus.json"])
 def test_missing_and_cut_files_are_named(corpus: Corpus, name: str) -> None:
     file = corpus.folder / name
     file.write_bytes(file.read_bytes()[:-3])

@@ -52,9 +52,6 @@ class Corpus:
         self._ids = _memmap(folder / "tokens.bin", type, self.tokens)
         self._sequence_pointers = _memmap(index, np.int64, sentences, offset=begins)
         self._document_indices = _memmap(index, np.int64, self.documents + 1, offset=firsts)
-        self.document_bytes: npt.NDArray[np.uint32] = _memmap(
-            folder / "bytes.bin", np.uint32, self.documents
-        )
         self._words: npt.NDArray[np.uint8] | None = None
         if facts["words"] is not None:
             self._words = _memmap(folder / "words.bin", np.uint8, -(-self.tokens // 8))
@@ -63,7 +60,7 @@ class Corpus:
     def open(cls, folder: Path | str) -> "Corpus":
         """Open a folder that `prepare` wrote, once its files agree with each other."""
         folder = Path(folder)
-        for name in ("corpus.json", "tokens.idx", "tokens.bin", "bytes.bin"):
+        for name in ("corpus.json", "tokens.idx", "tokens.bin"):
             if not (folder / name).is_file():
                 raise UserError(
                     f"{folder / name} does not exist, so {folder} is no corpus: "
@@ -83,7 +80,6 @@ class Corpus:
         type = np.dtype(DTYPES[code])
         _check_size(index, HEADER.size + 12 * sentences + 8 * bounds)
         _check_size(folder / "tokens.bin", type.itemsize * facts["tokens"])
-        _check_size(folder / "bytes.bin", 4 * facts["documents"])
         if facts["words"] is not None:
             _check_size(folder / "words.bin", -(-facts["tokens"] // 8))
         return cls(folder, facts, type)
@@ -188,9 +184,6 @@ def _corrupt(file: Path, reason: str) -> UserError:
     return UserError(f"{file} is corrupt: {reason}; run kinfolk prepare again")
 
 
-MAX_DOCUMENT_BYTES = 1 << 32  # bytes that one document cannot have
-
-
 @dataclass(frozen=True)
 class EncodedDocuments:
     """Some documents as ids, end to end, with the lengths that part them."""
@@ -227,7 +220,6 @@ class WriteProgress:
         """Return the bytes in each file, for ids of a width."""
         return {
             "tokens.bin": width * self.tokens,
-            "bytes.bin": 4 * self.documents,
             "lengths.part": 4 * self.sentences,
             "documents.part": 8 * self.documents,
             "words.bin": self.tokens // 8,
@@ -282,11 +274,8 @@ class CorpusWriter:
 
     def add(self, encoded: EncodedDocuments, sources: Sequence[str]) -> None:
         """Append documents, each with the file it came from."""
-        if encoded.bytes.max(initial=0) >= MAX_DOCUMENT_BYTES:
-            raise UserError("a document has 4 GiB or more, and a corpus holds none so long: cut it")
         columns: dict[str, npt.NDArray[Any]] = {
             "tokens.bin": encoded.ids.astype(DTYPES[self._code]),
-            "bytes.bin": encoded.bytes.astype(np.uint32),
             "lengths.part": encoded.sentences.astype(np.int32),
             "documents.part": encoded.documents.astype(np.int64),
         }

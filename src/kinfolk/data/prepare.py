@@ -48,9 +48,9 @@ def estimate_text_bytes(sizes: Mapping[Path, int | None]) -> float | None:
 def estimate_corpus_bytes(text: float, sample: EncodedDocuments, code: int) -> int:
     """Estimate the bytes a corpus takes while it is written, from some of its documents."""
     word_bytes = 0 if sample.words is None else len(sample.words) / 8
-    # Of a sentence 12 bytes stay and 4 are temporary; of a document 12 and 8.
+    # Of a sentence 12 bytes stay and 4 are temporary; of a document 8 and 8.
     size = np.dtype(DTYPES[code]).itemsize * len(sample.ids) + word_bytes
-    size += 16 * len(sample.sentences) + 20 * len(sample.documents)
+    size += 16 * len(sample.sentences) + 16 * len(sample.documents)
     return int(text * size / max(1, int(sample.bytes.sum())))
 
 
