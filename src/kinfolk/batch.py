@@ -287,8 +287,8 @@ class RecurrentModel(PredictsTokens, Protocol):
 
 
 class ComputesLoss(Protocol):
-    """An objective or a formulation of a task, as a training step knows it."""
+    """A pretraining objective, or a formulation of a task, as a training step knows it."""
 
     def loss(self, model: Any, batch: Batch[Any], /) -> Loss:
-        """Return the sums of the loss."""
+        """Return the summed losses of a batch."""
         ...
