@@ -53,6 +53,7 @@ class SpanHead(Formulation):
 
     name: ClassVar[str] = "head"
     outputs: ClassVar[tuple[Output, ...]] = ("span",)
+    needs_template: ClassVar[bool] = True
     head: ClassVar[str | None] = "span"
 
     def fit(self, rows: Sequence[Any], tokenizer: Tokenizer, *, balanced: bool = False) -> Self:
