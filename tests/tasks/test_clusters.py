@@ -24,7 +24,7 @@ from kinfolk.nn.coreference import (
     prune_mentions,
 )
 from kinfolk.nn.task_heads import FIXED_LABELS, ModelWithHead, ModelWithHeadConfig, pooling_of
-from kinfolk.tasks.formats.coreference import read_gap
+from kinfolk.tasks.formats.base import FileSpec, read_rows
 from kinfolk.tasks.formulations.coreference_head import CoreferenceHead, split_document
 from kinfolk.tasks.instances import TaskBatches, predict_rows
 from kinfolk.tasks.rows import CorefDocument, Span
@@ -365,7 +365,8 @@ def test_settings_that_leave_nothing_to_rank_are_told(
 
 @pytest.mark.real
 def test_pronouns_of_gap_are_learned_by_heart(real: Path) -> None:
-    rows = list(islice(read_gap(real / "gap_coref" / "gap-validation.tsv"), 16))
+    path = real / "gap_coref" / "gap-validation.tsv"
+    rows = list(islice(read_rows(path, FileSpec("coref", "gap", "")), 16))
     words = train_tokenizer([" ".join(row.words) for row in rows], kind="wordpiece", vocab_size=600)
     solve, model = way(words), network(words)
     losses = learn(solve, model, rows, words, 30)

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from kinfolk.tasks.formats.base import parse_columns, read_rows
 from kinfolk.tasks.formats.detect import detect_format
-from kinfolk.tasks.formats.table import parse_columns
 from kinfolk.tasks.rows import QuestionRow, SourceTarget
 from kinfolk.tasks.task import Prediction, Task
-from kinfolk.workflows.finetune_recipe import read_labelled_rows
 
 ONE, OTHER = "the old man painted a ball again .", "a red bird followed the river home today ."
 
@@ -19,9 +18,8 @@ def test_each_reference_of_a_written_text_counts(said: str, tmp_path: Path) -> N
     file = tmp_path / "train.jsonl"
     rows = [{"source": "one", "target": [ONE, OTHER]}, {"source": "two", "target": "so be it now"}]
     file.write_text("\n".join(json.dumps(row) for row in rows) + "\n", encoding="utf-8")
-    found = read_labelled_rows(
-        file, detect_format(file, task="write", columns=parse_columns("source,target"))
-    )
+    spec = detect_format(file, task="write", columns=parse_columns("source,target"))
+    found = list(read_rows(file, spec))
     scores = Task(kind="write").evaluate(found, [Prediction(said), Prediction("so be it now")])
     assert scores["bleu"] == pytest.approx(100) and scores["chrf"] == pytest.approx(100)
     assert (scores["rouge1"], scores["rouge2"], scores["rougeL"]) == (1, 1, 1)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kinfolk.families import family_of
-from kinfolk.tasks.formats.registry import FileSpec
+from kinfolk.tasks.formats.base import FileSpec
 from kinfolk.tasks.formulations.choose import build_formulation
 from kinfolk.tasks.formulations.scoring import Prompt
 from kinfolk.tasks.instances import mixing_weights, predict_rows

@@ -100,6 +100,7 @@ def opened(
     model: Path, question: Question, prompt: Prompt, notes: "ReadReport"
 ) -> tuple["Predictor", list[Any]]:
     """Open the model and read the rows."""
+    from kinfolk.tasks.formats.labelled_file import LabelledFile
     from kinfolk.workflows.predict import few_shot_predictor, load_predictor, read_test_file
 
     if not prompt.said:
@@ -107,7 +108,10 @@ def opened(
             raise UserError("a fine-tuned model reads as it learned to: leave --length out")
         found = load_predictor(model, device=question.device, number=question.number - 1)
         rows, _ = read_test_file(
-            found, question.test, columns=question.columns, target=question.target, notes=notes
+            found,
+            LabelledFile(question.test, target=question.target),
+            columns=question.columns,
+            report=notes,
         )
         return found, rows
     if prompt.way not in (None, "prompt"):

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from kinfolk.errors import UserError
-from kinfolk.tasks.formats.base import ReadReport
+from kinfolk.tasks.formats.base import ReadReport, read_rows
 from kinfolk.tasks.task import Task, task_class
-from kinfolk.workflows.finetune_recipe import OnMessage, TaskDataset, read_labelled_rows
+from kinfolk.workflows.finetune_recipe import OnMessage, TaskDataset
 
 MAX_LABELS_SHOWN = 8  # labels in a sentence
 
@@ -20,7 +20,7 @@ def check_dataset(sheets: Sequence[TaskDataset], say: OnMessage) -> None:
         if sheet.dev is None:
             continue
         task = task_class(sheet.guess.task)
-        rows = read_labelled_rows(Path(sheet.dev), sheet.guess, target=sheet.dev_target)
+        rows = list(read_rows(Path(sheet.dev), sheet.guess, target=sheet.dev_target))
         for row in rows:
             if task.reference(row) is None:
                 raise UserError(

@@ -10,17 +10,13 @@ import numpy as np
 import torch
 
 from kinfolk.config import config, field, read_json, write_json
-from kinfolk.data.documents import read_documents
 from kinfolk.errors import UserError
 from kinfolk.families import check_name, family
 from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.rng import Stream, generator
-from kinfolk.tasks.formats.base import ReadReport
+from kinfolk.tasks.formats.base import FileSpec, ReadReport, parse_columns, read_rows
 from kinfolk.tasks.formats.detect import detect_format
-from kinfolk.tasks.formats.registry import FileSpec, read_rows
-from kinfolk.tasks.formats.table import parse_columns as parsed
 from kinfolk.tasks.formulations.base import Formulation
-from kinfolk.tasks.rows import SourceTarget
 from kinfolk.tasks.task import task_class
 from kinfolk.text import train as train_module
 from kinfolk.text.tokenizer import Tokenizer
@@ -47,7 +43,7 @@ class TaskDataset:
 
     def train_rows(self, notes: ReadReport) -> list[Any]:
         """Read what is learned from."""
-        return read_labelled_rows(Path(self.train), self.guess, target=self.target, notes=notes)
+        return list(read_rows(Path(self.train), self.guess, target=self.target, report=notes))
 
     def with_labels(self, rows: Sequence[Any], notes: ReadReport) -> list[Any]:
         """Leave out rows without a label."""
@@ -67,10 +63,8 @@ class TaskDataset:
         """
         found = self.with_labels(self.train_rows(notes), notes)
         if self.dev is not None:
-            rows = read_labelled_rows(
-                Path(self.dev), self.guess, target=self.dev_target, notes=notes
-            )
-            return found, self.with_labels(rows, notes)
+            rows = read_rows(Path(self.dev), self.guess, target=self.dev_target, report=notes)
+            return found, self.with_labels([*rows], notes)
         count = min(MAX_DEV_ROWS, round(DEV_SHARE * len(found)))
         order = generator(0, Stream.SPLIT).permutation(len(found))
         kept = set(order[:count].tolist())
@@ -106,23 +100,6 @@ class FineTuneRecipe:
         return found
 
 
-def read_labelled_rows(
-    path: Path,
-    guess: FileSpec,
-    *,
-    target: str | Path | None = None,
-    notes: ReadReport | None = None,
-) -> list[Any]:
-    """Read all rows of a labelled file."""
-    if guess.task == "lm":
-        return [
-            SourceTarget("", one.text, number)
-            for number, one in enumerate(read_documents([path]), 1)
-        ]
-    where = None if target is None else Path(target)
-    return list(read_rows(path, guess, target=where, notes=notes))
-
-
 def task_dataset(
     train: Path | str,
     dev: Path | str | None = None,
@@ -142,8 +119,8 @@ def task_dataset(
     wanted = None if task in (None, "auto") else task_class(str(task)).name
     found = detect_format(
         train,
-        task=wanted,  # type: ignore[arg-type]
-        columns=None if columns is None else parsed(columns),
+        task=wanted,
+        columns=None if columns is None else parse_columns(columns),
         target=target,
     )
     names = {"train": train, "dev": dev, "target": target, "dev_target": dev_target}

@@ -13,12 +13,16 @@ from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.reports.evaluation_page import EvaluationPage, render
 from kinfolk.rng import Stream, generator
 from kinfolk.tasks.error_analysis import to_plain
-from kinfolk.tasks.formats.base import ReadReport, read_lines
+from kinfolk.tasks.formats.base import (
+    Columns,
+    FileSpec,
+    Predictions,
+    ReadReport,
+    parse_columns,
+    read_rows,
+)
 from kinfolk.tasks.formats.detect import detect_format
-from kinfolk.tasks.formats.registry import FileSpec
-from kinfolk.tasks.formats.registry import read_rows as streamed
-from kinfolk.tasks.formats.table import Columns
-from kinfolk.tasks.formats.table import parse_columns as parsed
+from kinfolk.tasks.formats.labelled_file import LabelledFile
 from kinfolk.tasks.formulations.base import Formulation
 from kinfolk.tasks.formulations.choose import build_formulation, choose_formulation
 from kinfolk.tasks.formulations.head import BareCausalHead
@@ -37,7 +41,6 @@ from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.workflows.finetune_recipe import (
     FineTuneRecipe,
     TaskDataset,
-    read_labelled_rows,
     task_dataset,
 )
 from kinfolk.workflows.load import find_model_folder, load
@@ -120,53 +123,70 @@ def formulation_of_hf_model(model: ModelWithHead, tokenizer: Tokenizer) -> Formu
 
 
 def read_test_file(
-    found: Predictor,
-    file: Path,
+    predictor: Predictor,
+    file: LabelledFile,
     *,
     columns: str | None = None,
-    target: Path | None = None,
     labelled: bool = True,
-    notes: ReadReport | None = None,
+    report: ReadReport | None = None,
 ) -> tuple[list[Any], FileSpec]:
-    """Read a file as that was read which the model learned from, where it is like it."""
-    for path in (file, target):
+    """Read the rows of a file in the format of the training file, or else as it is detected."""
+    for path in (file.path, None if file.target is None else file.target.path):
         if path is not None and not path.is_file():
             raise UserError(f"{path} is not there: give a file with examples")
-    kind: Any = found.task.kind
+    kind, trained = predictor.task.kind, predictor.file_spec
     if columns is not None:
-        known = detect_format(file, task=kind, columns=parsed(columns))
-    elif found.file_spec is not None and found.file_spec.format != "parallel" and target is None:
-        known = match_format(file, found.file_spec, labelled=labelled)
-    elif found.task.output == "text" and target is None and found.file_spec is not None:
-        return read_sources(file), found.file_spec
+        spec = detect_format(file, task=kind, columns=parse_columns(columns))
+    elif trained is not None and trained.format != "parallel" and file.target is None:
+        spec = match_format(file, trained, labelled=labelled)
+    elif predictor.task.output == "text" and file.target is None and trained is not None:
+        return [SourceTarget(line, None, number) for number, line in file.lines()], trained
     else:
-        known = detect_format(file, task=kind, target=target)
-    known = known if labelled else without_labels(known)
-    return read_labelled_rows(file, known, target=target, notes=notes), known
+        spec = detect_format(file, task=kind)
+    spec = spec if labelled else without_labels(spec)
+    return list(read_rows(file, spec, report=report)), spec
 
 
-def match_format(file: Path, known: FileSpec, *, labelled: bool) -> FileSpec:
-    """Return how a file is read: as another, or, where its first row is not like it, by a guess."""
-    known = known if labelled else without_labels(known)
-    if known.task == "lm":
-        return known
+def match_format(file: Path | LabelledFile, spec: FileSpec, *, labelled: bool) -> FileSpec:
+    """Return a spec whose first row can be read: the given one, or else the detected one."""
+    spec = spec if labelled else without_labels(spec)
+    if spec.task == "lm":
+        return spec
     try:
-        next(streamed(file, known), None)
+        next(read_rows(file, spec), None)
     except UserError as error:
         try:
-            found = detect_format(file, task=known.task)
-            next(streamed(file, found if labelled else without_labels(found)), None)
+            detected = detect_format(file, task=spec.task)
+            next(read_rows(file, detected if labelled else without_labels(detected)), None)
         except UserError:
             raise error from None
-        return found
-    return known
+        return detected
+    return spec
 
 
-def without_labels(known: FileSpec) -> FileSpec:
-    """Read a file without its labels, which it may lack."""
-    if known.format not in ("table", "columns", "digits") or known.columns is None:
-        return known
-    return replace(known, columns=Columns(known.columns.texts, None))
+def without_labels(spec: FileSpec) -> FileSpec:
+    """Return how a file is read without its label column, which it may lack."""
+    if spec.format not in ("table", "columns", "digits") or spec.columns is None:
+        return spec
+    return replace(spec, columns=Columns(spec.columns.texts, None))
+
+
+def predict_file(
+    predictor: Predictor,
+    file: LabelledFile,
+    rows: Sequence[Any],
+    spec: FileSpec,
+    *,
+    all_probabilities: bool = False,
+    watch: Callable[[int], None] = lambda done: None,
+) -> Predictions:
+    """Predict the rows of a file."""
+    if predictor.task.output == "likelihood":
+        raise UserError("a text has no label to predict: score it with evaluate --test")
+    if not rows:
+        raise UserError(f"{file} holds no rows: there is nothing to predict")
+    values = predictor.answers(rows, watch=watch)
+    return Predictions(file, spec, predictor.task, rows, values, all_probabilities)
 
 
 def truncation_report(found: Predictor, rows: Sequence[Any]) -> list[str]:
@@ -180,11 +200,6 @@ def truncation_report(found: Predictor, rows: Sequence[Any]) -> list[str]:
         for count, what in ((cut, "cut to"), (parted, "read in parts of"))
         if count
     ]
-
-
-def read_sources(file: Path) -> list[Any]:
-    """Read texts to be written about, one a line."""
-    return [SourceTarget(line, None, number) for number, line in read_lines(file)]
 
 
 def evaluate_rows(
@@ -304,7 +319,7 @@ def fewshot_rows(train: Path, file: TaskDataset, notes: ReadReport) -> list[Any]
     if not train.is_file():
         raise UserError(f"{train} is not there: give a file with labelled examples")
     try:
-        found = read_labelled_rows(train, file.guess, notes=notes)
+        found = list(read_rows(train, file.guess, report=notes))
     except UserError:
         found = task_dataset(train, task=file.guess.task).train_rows(notes)
     cls = task_class(file.guess.task)

@@ -14,7 +14,7 @@ from typing import Any
 from kinfolk.config import config, did_you_mean, field
 from kinfolk.errors import UserError
 from kinfolk.rng import Stream, generator
-from kinfolk.tasks.formats.base import ReadReport
+from kinfolk.tasks.formats.base import ReadReport, read_rows
 from kinfolk.tasks.formats.detect import detect_format
 from kinfolk.tasks.suite import SplitFiles, SuiteTask, discover_suite
 from kinfolk.tasks.task import find_metric, task_class
@@ -23,7 +23,6 @@ from kinfolk.workflows.finetune_recipe import (
     OnMessage,
     TaskDataset,
     mean_and_std,
-    read_labelled_rows,
     task_dataset,
 )
 from kinfolk.workflows.predict import load_predictor, match_format, without_labels
@@ -202,14 +201,11 @@ def test_rows(files: SplitFiles, file: TaskDataset, limit: int | None, say: OnMe
         return []
     target = files[1] if len(files) > 1 else None
     try:
-        rows = read_labelled_rows(files[0], file.guess, target=target)
+        rows = list(read_rows(files[0], file.guess, target=target))
     except UserError as error:
         try:
-            read_labelled_rows(
-                files[0],
-                without_labels(match_format(files[0], file.guess, labelled=False)),
-                target=target,
-            )
+            spec = without_labels(match_format(files[0], file.guess, labelled=False))
+            list(read_rows(files[0], spec, target=target))
         except UserError:
             say(f"{files[0]} cannot be read, so that dev rows are scored instead: {error}")
         return []
