@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 import torch
 
+from kinfolk.families import family_of
 from kinfolk.tasks.formats.base import FileSpec
+from kinfolk.tasks.formulations.choose import build_formulation
 from kinfolk.tasks.formulations.scoring import Prompt
 from kinfolk.tasks.instances import mixing_weights, predict_rows
 from kinfolk.tasks.rows import LabelledText
 from kinfolk.tasks.task import Task
-from kinfolk.workflows import formulations
 from kinfolk.workflows.finetune_recipe import TaskDataset, task_dataset
 from kinfolk.workflows.load import load
 from kinfolk.workflows.predict import evaluate_rows, load_predictor
@@ -168,8 +169,8 @@ def test_a_prompt_is_answered_by_who_knows_its_pattern(tmp_path: Path) -> None:
     run = tune("gpt2/nano", found, tmp_path / "run", LAST, "train.lr=5e-3", epochs=20)
     model, tokenizer = load(run)
     task = Task(kind="classify", labels=("bad", "good"))
-    way = formulations.build_formulation(
-        Prompt, task, model.config, tokenizer, pattern="{text} -> {answer}"
+    way = build_formulation(
+        Prompt, task, family_of(model.config), model.config, tokenizer, pattern="{text} -> {answer}"
     )
     rows = kept(opinions(tmp_path / "opinions"))
     said = predict_rows(way, model, rows, tokenizer)

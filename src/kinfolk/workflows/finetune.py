@@ -11,14 +11,19 @@ import torch
 from kinfolk import hub
 from kinfolk.config import apply_overrides
 from kinfolk.errors import UserError
+from kinfolk.families import family_of
 from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.tasks.formats.base import ReadReport
+from kinfolk.tasks.formulations.choose import (
+    build_formulation,
+    choose_formulation,
+    model_config,
+)
 from kinfolk.tasks.task import task_class
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training import checkpoint
 from kinfolk.training.config import FineTuneConfig
 from kinfolk.training.log import read
-from kinfolk.workflows import formulations
 from kinfolk.workflows.finetune_recipe import (
     FineTuneRecipe,
     InitialWeights,
@@ -87,10 +92,9 @@ def finetune(
             positive_label=positive,
             prefix=prefix or "",
         )
-        kind = formulations.choose_formulation(body.config, type(task), way)
-        made = formulations.build_formulation(
-            kind, task, body.config, tokenizer, length=length, **own
-        )
+        family = family_of(body.config)
+        kind = choose_formulation(family, type(task), way)
+        made = build_formulation(kind, task, family, body.config, tokenizer, length=length, **own)
         balanced = finetune_config.class_weights == "balanced"
         found.append(made.fit(some, tokenizer, balanced=balanced))
     if len(found) > 1 and any(one.name != "text" for one in found):
@@ -98,7 +102,7 @@ def finetune(
             "several files are learned together as text: choose --way text and a member that "
             "writes, like t5"
         )
-    config = formulations.model_config(found[0], body.config)
+    config = model_config(found[0], body.config)
     tuning = FineTuneRecipe(
         name=body.family_name,
         init_from="" if start.fresh else start.folder,

@@ -7,6 +7,7 @@ from typing import Any
 
 from kinfolk.config import read_type, type_name
 from kinfolk.errors import UserError
+from kinfolk.families import family_of
 from kinfolk.files import new_file
 from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.reports.evaluation_page import EvaluationPage, render
@@ -23,6 +24,8 @@ from kinfolk.tasks.formats.base import (
 from kinfolk.tasks.formats.detect import detect_format
 from kinfolk.tasks.formats.labelled_file import LabelledFile
 from kinfolk.tasks.formulations.base import Formulation
+from kinfolk.tasks.formulations.choose import build_formulation, choose_formulation
+from kinfolk.tasks.formulations.head import BareCausalHead
 from kinfolk.tasks.instances import predict_rows
 from kinfolk.tasks.rows import SourceTarget
 from kinfolk.tasks.task import (
@@ -35,7 +38,6 @@ from kinfolk.tasks.task import (
     task_class,
 )
 from kinfolk.text.tokenizer import Tokenizer
-from kinfolk.workflows import formulations
 from kinfolk.workflows.finetune_recipe import (
     FineTuneRecipe,
     TaskDataset,
@@ -106,7 +108,7 @@ def is_finetuned(notes: Path) -> bool:
 
 def formulation_of_hf_model(model: ModelWithHead, tokenizer: Tokenizer) -> Formulation:
     """Find how a network that was fine-tuned elsewhere is asked."""
-    c = model.config
+    c, family = model.config, family_of(model.config.backbone)
     (cls,) = (
         one
         for one in kinds().values()
@@ -115,12 +117,9 @@ def formulation_of_hf_model(model: ModelWithHead, tokenizer: Tokenizer) -> Formu
     task = cls(labels=c.labels if cls.output in ("label", "tags") else ())
     if c.backbone.network().architecture == "decoder" and c.head == "text":
         # As transformers reads it: the text, and nothing around it.
-        return formulations.build_formulation(
-            formulations.BareCausalHead, task, c.backbone, tokenizer
-        )
-    return formulations.build_formulation(
-        formulations.choose_formulation(c.backbone, cls, "head"), task, c.backbone, tokenizer
-    )
+        return build_formulation(BareCausalHead, task, family, c.backbone, tokenizer)
+    formulation = choose_formulation(family, cls, "head")
+    return build_formulation(formulation, task, family, c.backbone, tokenizer)
 
 
 def read_test_file(
@@ -293,25 +292,26 @@ def few_shot_predictor(
     cls = task_class(file.guess.task)
     labelled = [row for row in known if cls.reference(row) is not None]
     asking = cls.from_rows(labelled, file=file.train)
-    kind = formulations.choose_formulation(body.config, type(asking), "prompt")
+    family = family_of(body.config)
+    formulation = choose_formulation(family, type(asking), "prompt")
     if words is not None and len(words) != len(asking.labels):
         raise UserError(
             f"--words {','.join(words)}: {len(words)} words for {len(asking.labels)} classes; give "
             f"one for each of {', '.join(asking.labels)}"
         )
-    way: Any = formulations.build_formulation(
-        kind,
+    prompt: Any = build_formulation(
+        formulation,
         asking,
+        family,
         body.config,
         tokenizer,
         length=length,
         pattern=pattern,
         verbalizer=None if words is None else tuple(words),
     )
-    way = replace(
-        way, examples=tuple(way.format_example(row) for row in sample_fewshot(known, shots, seed))
-    )
-    return Predictor(body, tokenizer, way, file.guess), rows
+    examples = [prompt.format_example(row) for row in sample_fewshot(known, shots, seed)]
+    prompt = replace(prompt, examples=tuple(examples))
+    return Predictor(body, tokenizer, prompt, file.guess), rows
 
 
 def fewshot_rows(train: Path, file: TaskDataset, notes: ReadReport) -> list[Any]:

@@ -49,6 +49,8 @@ class Formulation(ABC):
     name: ClassVar[str]
     outputs: ClassVar[tuple[Output, ...]]  # what it can predict
     head: ClassVar[str | None] = None  # the head that the network needs
+    needs_template: ClassVar[bool] = False  # special tokens around a text
+    needs_layout: ClassVar[bool] = False  # of a prompt and its answer
     trains: ClassVar[bool] = True  # False for prompts
     distills: ClassVar[bool] = False  # has soft labels
 

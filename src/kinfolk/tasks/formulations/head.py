@@ -85,6 +85,7 @@ class SequenceHead(ClassificationHead):
 
     name: ClassVar[str] = "head"
     outputs: ClassVar[tuple[Output, ...]] = ("label", "number", "option")
+    needs_template: ClassVar[bool] = True
 
     @property
     def head(self) -> str:  # type: ignore[override]
@@ -215,6 +216,7 @@ class CausalHead(SequenceHead):
     both_orders: bool = False  # read a pair in both orders and add the hidden states
 
     name: ClassVar[str] = "transformed"
+    needs_template: ClassVar[bool] = False
 
     def fit(self, rows: Sequence[Any], tokenizer: Tokenizer, *, balanced: bool = False) -> Self:
         """Set the class weights, and read pairs of a similarity task in both orders."""

@@ -198,6 +198,7 @@ class Cloze(OptionScoring):
     infill: bool = True
 
     name: ClassVar[str] = "cloze"
+    needs_layout: ClassVar[bool] = True
     outputs: ClassVar[tuple[Output, ...]] = ("label", "option", "word")
 
     def __post_init__(self) -> None:

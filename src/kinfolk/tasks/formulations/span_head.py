@@ -49,10 +49,13 @@ class SpanHead(Formulation):
 
     frame: str = "bert"  # template of the special tokens
     stride: int = 0  # tokens from window to window; 0 is half a window
-    allow_no_answer: bool = False  # predict no answer where it scores higher than every span
+    allow_no_answer: bool = False  # some training rows have no answer
+    # No answer is predicted where its score exceeds that of the best span by more than this.
+    null_score_diff_threshold: float = 0.0
 
     name: ClassVar[str] = "head"
     outputs: ClassVar[tuple[Output, ...]] = ("span",)
+    needs_template: ClassVar[bool] = True
     head: ClassVar[str | None] = "span"
 
     def fit(self, rows: Sequence[Any], tokenizer: Tokenizer, *, balanced: bool = False) -> Self:
@@ -155,13 +158,16 @@ class SpanHead(Formulation):
                 first, last = spans[int(start)][0], spans[int(start) + int(size)][1]
                 best, text = float(scores[start, size]), row.context[first:last].strip()
         null_score_diff = null_score - best
-        if self.allow_no_answer and null_score_diff > 0:
+        span = text
+        if self.allow_no_answer and null_score_diff > self.null_score_diff_threshold:
             best, text = null_score, ""
         top = max(best, null_score)  # so that exp does not overflow
         total = sum(float(np.exp(s[np.isfinite(s)] - top).sum()) for s, _, _ in windows)
         total += float(np.exp(null_score - top))
         probability = float(np.exp(best - top)) / total
-        return Prediction(text, probability=probability, null_score_diff=float(null_score_diff))
+        return Prediction(
+            text, probability=probability, best_span=span, null_score_diff=float(null_score_diff)
+        )
 
 
 def window_starts(size: int, room: int, step: int) -> list[int]:

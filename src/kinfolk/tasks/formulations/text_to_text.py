@@ -13,8 +13,11 @@ from typing import Any, ClassVar, Self
 
 from kinfolk.batch import IGNORE_INDEX, Batch, Loss
 from kinfolk.config import config
+from kinfolk.data.chunks import InMemoryDocuments
 from kinfolk.generation.beam_search import BeamSearch
 from kinfolk.generation.sampling import GREEDY
+from kinfolk.objectives.clm import CLM
+from kinfolk.rng import Stream, generator
 from kinfolk.tasks.examples import Instance
 from kinfolk.tasks.formulations.base import RawScores, TaskTargets
 from kinfolk.tasks.formulations.scoring import OptionScoring
@@ -110,7 +113,8 @@ class TextToText(OptionScoring):
         if answer is None:
             return []
         if self.task.output == "likelihood":
-            return self.rolling_windows(answer, tokenizer)
+            scored = not labelled and self.layout == "decoder"
+            return (self.clm_windows if scored else self.rolling_windows)(answer, tokenizer)
         end = self.task.output != "word" or self.layout != "decoder"
         example, truncated = self.encode_with_answer(row, answer, tokenizer, end=end)
         return [Instance(examples=(example,), truncated_tokens=truncated)]
@@ -124,6 +128,17 @@ class TextToText(OptionScoring):
             for window in windows
         ]
         return [Instance(examples=(example,)) for example in examples]
+
+    def clm_windows(self, text: str, tokenizer: Tokenizer) -> list[Instance]:
+        """Encode a text as `evaluate --text` does: with its end, and a token before each window."""
+        objective = CLM(
+            max_length=self.max_length,
+            special_tokens=tokenizer.special_tokens,
+            vocab_size=tokenizer.vocab_size,
+        )
+        chunks = objective.chunks(InMemoryDocuments.from_lists([[tokenizer.offsets(text)[0]]]))
+        rng = generator(0, Stream.ORDER)  # which causal language modelling does not draw from
+        return [Instance(examples=(objective.example(chunk, rng),)) for chunk in chunks]
 
     def counts(self, instances: Sequence[Instance], targets: TaskTargets) -> dict[str, int]:
         """Count the predicted tokens."""

@@ -1,16 +1,13 @@
-"""Which formulations a network has for a task, and the network with the head that one needs."""
+"""Choose and build the formulation of a family for a task, and the network that it needs."""
 
 from dataclasses import fields
-from typing import Any
+from typing import Any, Protocol
 
 from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
-from kinfolk.families import family_of
-from kinfolk.families.base import Family
 from kinfolk.nn.task_heads import FIXED_LABELS, ModelWithHeadConfig, pooling_of
 from kinfolk.tasks.formulations.base import Formulation
 from kinfolk.tasks.formulations.coreference_head import CoreferenceHead
-from kinfolk.tasks.formulations.head import BareCausalHead as BareCausalHead
 from kinfolk.tasks.formulations.head import CausalHead, SequenceHead, TokenHead
 from kinfolk.tasks.formulations.scoring import Cloze, Prompt
 from kinfolk.tasks.formulations.span_head import SpanHead
@@ -34,9 +31,34 @@ FORMULATIONS: tuple[type[Formulation], ...] = (
 )
 
 
-def choose_formulation(config: Any, task: type[Task], name: str | None = None) -> type[Formulation]:
-    """Return the formulation of a network for a kind of task: the preferred or the named one."""
-    family = family_of(config)
+class TaskFamily(Protocol):
+    """The fields of a family that decide which formulations it has."""
+
+    @property
+    def name(self) -> str:
+        """Its registered name."""
+
+    @property
+    def architecture(self) -> str:
+        """encoder, decoder, encoder-decoder or recurrent."""
+
+    @property
+    def formulations(self) -> tuple[str, ...]:
+        """Names of formulations by preference."""
+
+    @property
+    def layout(self) -> str | None:
+        """How a prompt and its answer are laid out, None where it generates no answers."""
+
+    @property
+    def frame(self) -> str | None:
+        """Template of the special tokens around the texts of a task."""
+
+
+def choose_formulation(
+    family: TaskFamily, task: type[Task], name: str | None = None
+) -> type[Formulation]:
+    """Return the formulation of a family for a kind of task: the preferred or the named one."""
     names = sorted({formulation.name for formulation in FORMULATIONS})
     if name is not None and name not in names:
         raise UserError(f"no way is called {name!r}: {did_you_mean(name, names)}")
@@ -46,7 +68,8 @@ def choose_formulation(config: Any, task: type[Task], name: str | None = None) -
         for formulation in FORMULATIONS
         if formulation.name == preferred
         and task.output in formulation.outputs
-        and supports(formulation, family)
+        and (family.frame is not None or not formulation.needs_template)
+        and (family.layout is not None or not formulation.needs_layout)
     ]
     if name is None:
         trained = [formulation for formulation in possible if formulation.trains]
@@ -66,18 +89,10 @@ def choose_formulation(config: Any, task: type[Task], name: str | None = None) -
     return found[0]
 
 
-def supports(formulation: type[Formulation], family: Family) -> bool:
-    """Return whether a network has what a formulation needs."""
-    if formulation is SequenceHead or formulation is SpanHead:
-        return family.frame is not None
-    if formulation is Cloze:
-        return family.layout is not None
-    return True
-
-
 def build_formulation(
     formulation: type[Formulation],
     task: Task,
+    family: TaskFamily,
     config: Any,
     tokenizer: Tokenizer,
     *,
@@ -85,7 +100,6 @@ def build_formulation(
     **options: Any,
 ) -> Formulation:
     """Build a formulation for a network and a task; options must be fields of it."""
-    family = family_of(config)
     limit = DEFAULT_MAX_LENGTH if config.max_length is None else config.max_length
     if length is not None and config.max_length is not None and length > limit:
         raise UserError(f"--length {length} is more than the model's context of {limit} tokens")
@@ -121,7 +135,7 @@ def model_config(formulation: Formulation, config: Any, *, dropout: float = 0.1)
     )
 
 
-def solved_kinds(family: Family) -> str:
+def solved_kinds(family: TaskFamily) -> str:
     """Return the names of the kinds that a network solves."""
     outputs = {
         output for f in FORMULATIONS if f.name in family.formulations for output in f.outputs
