@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import IGNORE_INDEX, Inputs
 from kinfolk.data.examples import Example
-from kinfolk.nn.bilstm import SIZES as BASELINES
+from kinfolk.families import families, family, family_of
 from kinfolk.nn.task_heads import ModelWithHead
-from kinfolk.recipes.catalogue import families, family
 from kinfolk.tasks import examples as layout
 from kinfolk.tasks.examples import Instance
 from kinfolk.tasks.formulations.base import Formulation
+from kinfolk.tasks.formulations.choose import FORMULATIONS, build_formulation, model_config
 from kinfolk.tasks.instances import predict_rows
 from kinfolk.tasks.rows import (
     CompletionRow,
@@ -31,7 +31,6 @@ from kinfolk.tasks.rows import (
 )
 from kinfolk.tasks.task import Task
 from kinfolk.text import Tokenizer, train_tokenizer
-from kinfolk.workflows import formulations
 
 WORDS = (
     "cat", "dog", "bird", "king", "river", "song", "letter", "garden", "apple", "ball", "house",
@@ -111,7 +110,7 @@ def rows(kind: str, count: int = 9, seed: int = 0) -> list[Any]:
 
 def config(name: str) -> Any:
     """Return the smallest network of a member, over the tokenizer's ids."""
-    found: Any = BASELINES["nano"] if name == "bilstm" else family(name).config("nano")
+    found: Any = family(name).config("nano")
     pad = tokenizer().special_tokens.pad
     sizes = {
         "vocab_size": tokenizer().vocab_size,
@@ -127,12 +126,11 @@ def cases(*names: str) -> Iterator[tuple[str, str, type[Formulation]]]:
         body = config(name)
         for kind in KINDS:
             output = task(kind).output
-            for way in dict.fromkeys(w for w in formulations.FORMULATIONS if w.name in names):
-                own = (
-                    way.name in formulations.FamilyTraits.of(body).formulations
-                    and output in way.outputs
-                )
-                if own and formulations.supports(way, formulations.FamilyTraits.of(body)):
+            for way in dict.fromkeys(w for w in FORMULATIONS if w.name in names):
+                own = way.name in family_of(body).formulations and output in way.outputs
+                able = family_of(body).frame is not None or not way.needs_template
+                able &= family_of(body).layout is not None or not way.needs_layout
+                if own and able:
                     yield name, kind, way
 
 
@@ -141,9 +139,11 @@ def solving(name: str, kind: str, way: type[Formulation], **said: Any) -> tuple[
     body = config(name)
     if kind == "regress" and "both_orders" in way.__dataclass_fields__:
         said = {"both_orders": True} | said
-    made = formulations.build_formulation(way, task(kind), body, tokenizer(), length=LENGTH, **said)
+    made = build_formulation(
+        way, task(kind), family_of(body), body, tokenizer(), length=LENGTH, **said
+    )
     torch.manual_seed(3)
-    found = formulations.model_config(made, body, dropout=0.0)
+    found = model_config(made, body, dropout=0.0)
     model: nn.Module = found.build()
     assert isinstance(model, ModelWithHead) == (made.head is not None)
     with torch.no_grad():

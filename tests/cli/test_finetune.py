@@ -265,7 +265,7 @@ def test_labels_that_only_dev_has_are_named(kinfolk: Kinfolk, files: Path, tmp_p
 # The words of a command, with {names} of folders; then what its sentence must say.
 MISTAKES = [
     ("bert/nano --train {files}/none -o {new}", "{files}/none is not there"),
-    ("bret/nano --train {train} -o {new}", "bret/nano is neither a folder nor a member"),
+    ("bret/nano --train {train} -o {new}", "bret/nano is neither a folder nor a family"),
     ("bert/tyni --train {train} -o {new}", "bert has no size 'tyni': did you mean tiny"),
     ("{tmp} --train {train} -o {new}", "{tmp} is neither a run"),
     ("bert/nano --train {train}", "give MODEL, --train FILE"),
@@ -282,7 +282,7 @@ MISTAKES = [
     ("bert/nano --train {bad}/ragged.tsv -o {new}", "line 4 of {bad}/ragged.tsv has 3 columns"),
     ("bert/nano --train {bad}/nan.tsv -o {new}", "label in line 3 of {bad}/nan.tsv (label) is"),
     ("bert/nano --train {bad}/hollow.tsv -o {new}", "line 3 of {bad}/hollow.tsv (label) is empty"),
-    ("bert/nano --train {bad}/one.tsv -o {new}", "has the label good: there is nothing to tell"),
+    ("bert/nano --train {bad}/one.tsv -o {new}", "has the label good: give rows of two classes"),
     ("bert/nano --train {train} --dev {bad}/silent.jsonl -o {new}", "has no 'label'|no label"),
     ("bert/nano --train {bad}/ragged.txt -o {new}", "line 5 of {bad}/ragged.txt has 1 columns"),
     ("{t5} --train {files}/train.en --target {files}/dev.de -o {new}", "24 lines and"),

@@ -15,8 +15,9 @@ from kinfolk.batch import IGNORE_INDEX, Batch, TokenTargets
 from kinfolk.config import TYPES
 from kinfolk.data.chunks import InMemoryDocuments
 from kinfolk.data.examples import Example
+from kinfolk.families import families
+from kinfolk.families.base import Family
 from kinfolk.objectives.objective import Objective
-from kinfolk.recipes.catalogue import Family, families
 from kinfolk.text.tokenizer import SpecialTokens
 
 VOCAB = 300  # not a multiple of 64: tables are padded

@@ -17,6 +17,7 @@ from kinfolk.tasks.formulations.span_head import (
 )
 from kinfolk.tasks.instances import predict_rows
 from kinfolk.tasks.rows import QuestionRow
+from kinfolk.tasks.task import Prediction
 from kinfolk.text import train_tokenizer
 from kinfolk.text.tokenizer import TEMPLATES
 from little import text
@@ -34,20 +35,20 @@ def asked(answer: str | None, context: str = CONTEXT, possible: bool = True) -> 
 
 def test_the_context_is_read_and_the_first_token_stands_for_no_answer() -> None:
     ends = SpanHead(task=task("span"), max_length=64)
-    (example,) = ends.training_instances(asked("red bird"), tokenizer())
+    (example,) = ends.instances(asked("red bird"), tokenizer())
     (reading,) = example.examples
     ids, where = tokenizer().offsets(CONTEXT)
     assert reading.read_positions[0] == 0
     assert reading.input_ids[reading.read_positions[1:]].tolist() == ids
     first, last = example.target
     assert CONTEXT[where[first - 1][0] : where[last - 1][1]] == "red bird"
-    assert ends.training_instances(asked(None, possible=False), tokenizer())[0].target == (0, 0)
+    assert ends.instances(asked(None, possible=False), tokenizer())[0].target == (0, 0)
 
 
 def test_windows_overlap_and_those_without_the_answer_want_none() -> None:
     ends = SpanHead(task=task("span"), max_length=16)
     long = " ".join(["cat"] * 20 + ["king"] + ["dog"] * 9)
-    examples = ends.training_instances(asked("king", long), tokenizer())
+    examples = ends.instances(asked("king", long), tokenizer())
     assert len(examples) > 2 and all(len(e.examples[0].input_ids) <= 16 for e in examples)
     right = [e for e in examples if e.target != (0, 0)]
     assert right and len(right) < len(examples)
@@ -62,14 +63,14 @@ def test_windows_overlap_and_those_without_the_answer_want_none() -> None:
 
 def test_an_answer_that_its_context_does_not_hold_teaches_nothing() -> None:
     ends = SpanHead(task=task("span"), max_length=64)
-    assert ends.training_instances(asked("a queen"), tokenizer()) == []  # not "there is no answer"
+    assert ends.instances(asked("a queen"), tokenizer()) == []  # not "there is no answer"
     other = replace(asked("a queen"), answers=(("a queen", -1), ("king", CONTEXT.find("king"))))
-    (example,) = ends.training_instances(other, tokenizer())
-    assert example.target == ends.training_instances(asked("king"), tokenizer())[0].target
-    assert len(ends.inference_instances(asked("a queen"), tokenizer())) == 1
+    (example,) = ends.instances(other, tokenizer())
+    assert example.target == ends.instances(asked("king"), tokenizer())[0].target
+    assert len(ends.instances(asked("a queen"), tokenizer(), labelled=False)) == 1
     whole = [asked("a queen"), asked("king")]
     assert not any(
-        one.truncated_tokens for row in whole for one in ends.training_instances(row, tokenizer())
+        one.truncated_tokens for row in whole for one in ends.instances(row, tokenizer())
     )
 
 
@@ -77,11 +78,7 @@ def test_an_answer_that_its_context_does_not_hold_teaches_nothing() -> None:
 def test_the_shortest_length_there_is_leaves_room_for_a_context(frame: str) -> None:
     ends = SpanHead(task=task("span"), max_length=8, frame=frame)
     long = asked("red bird", question_of(20))
-    assert all(
-        len(r.input_ids) <= 8
-        for e in ends.training_instances(long, tokenizer())
-        for r in e.examples
-    )
+    assert all(len(r.input_ids) <= 8 for e in ends.instances(long, tokenizer()) for r in e.examples)
 
 
 def question_of(words: int) -> str:
@@ -130,6 +127,30 @@ def test_it_refuses_where_no_answer_is_better_in_every_window() -> None:
     )
 
 
+@pytest.mark.parametrize(("threshold", "value"), [(-1.0, ""), (1.9, ""), (2.0, "song")])
+def test_no_answer_must_score_higher_than_a_span_by_the_threshold(
+    threshold: float, value: str
+) -> None:
+    ends = SpanHead(task=task("span"), allow_no_answer=True, null_score_diff_threshold=threshold)
+    examples = [window(CONTEXT, 0, 6), window(CONTEXT, 4, 10)]
+    unsure = [reply(6, t0=(4.0, 4.0), t3=(3.0, 3.0)), reply(6, t0=(5.0, 5.0))]
+    found = ends.decode(asked(None), examples, unsure)
+    assert (found.value, found.best_span, found.null_score_diff) == (value, "song", 2.0)
+
+
+def test_the_best_threshold_for_rows_is_found() -> None:
+    rows = [asked("song"), asked(None, possible=False), asked("cat")]
+    predictions = [
+        Prediction("", best_span="song", null_score_diff=1.5),  # is above 0, and wrongly so
+        Prediction("", best_span="bird", null_score_diff=3.0),
+        Prediction("cat", best_span="cat", null_score_diff=-2.0),
+    ]
+    assert task("span").evaluate(rows, predictions)["f1"] == pytest.approx(2 / 3)
+    found = task("span").diagnostics(rows, predictions)
+    assert found == {"best_f1": 1.0, "best_null_score_diff_threshold": 1.5}
+    assert task("span").diagnostics(rows[::2], predictions[::2]) == {}  # all have an answer
+
+
 def test_spans_are_no_longer_than_an_answer_may_be() -> None:
     found = span_scores(reply(40, t1=(3.0, 0.0), t40=(0.0, 5.0)))
     assert found.shape == (40, MAX_ANSWER_LENGTH)
@@ -168,7 +189,7 @@ def scores(model: Any, example: Instance) -> Tensor:
 @torch.no_grad()
 def test_packing_changes_no_loss(name: str) -> None:
     way, model = solving(name, "span", SpanHead)
-    examples = [e for row in rows("span") for e in way.training_instances(row, tokenizer())]
+    examples = [e for row in rows("span") for e in way.instances(row, tokenizer())]
     assert len(examples) > len(rows("span")), "no context is longer than a window"
     wanted = torch.zeros(())
     for example in examples:
@@ -189,4 +210,4 @@ def test_no_answer_depends_on_who_else_is_asked(name: str) -> None:
 @every
 def test_neighbours_have_no_gradient(name: str) -> None:
     way, model = solving(name, "span", SpanHead)
-    apart(way, model, [e for row in rows("span") for e in way.training_instances(row, tokenizer())])
+    apart(way, model, [e for row in rows("span") for e in way.instances(row, tokenizer())])

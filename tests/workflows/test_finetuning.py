@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 import torch
 
+from kinfolk.families import family_of
 from kinfolk.tasks.dataset import TaskDataset, task_dataset
 from kinfolk.tasks.formats.base import FileSpec
+from kinfolk.tasks.formulations.choose import build_formulation
 from kinfolk.tasks.formulations.scoring import Prompt
 from kinfolk.tasks.instances import mixing_weights, predict_rows
 from kinfolk.tasks.rows import LabelledText
 from kinfolk.tasks.task import Task
-from kinfolk.workflows import formulations
 from kinfolk.workflows.load import load
 from kinfolk.workflows.predict import evaluate_rows, load_predictor
 from lessons import (
@@ -79,7 +80,9 @@ def test_answers_are_found_in_contexts_longer_than_a_reading(tmp_path: Path) -> 
     opened = load_predictor(run)
     assert opened.formulation.allow_no_answer  # type: ignore[attr-defined]
     rows = kept(found)
-    windows = [len(opened.formulation.inference_instances(row, opened.tokenizer)) for row in rows]
+    windows = [
+        len(opened.formulation.instances(row, opened.tokenizer, labelled=False)) for row in rows
+    ]
     assert max(windows) > 1
     refused = [a.value == "" for a in opened.answers(rows)]
     assert refused == [not row.answerable for row in rows]
@@ -166,8 +169,8 @@ def test_a_prompt_is_answered_by_who_knows_its_pattern(tmp_path: Path) -> None:
     run = tune("gpt2/nano", found, tmp_path / "run", LAST, "train.lr=5e-3", epochs=20)
     model, tokenizer = load(run)
     task = Task(kind="classify", labels=("bad", "good"))
-    way = formulations.build_formulation(
-        Prompt, task, model.config, tokenizer, pattern="{text} -> {answer}"
+    way = build_formulation(
+        Prompt, task, family_of(model.config), model.config, tokenizer, pattern="{text} -> {answer}"
     )
     rows = kept(opinions(tmp_path / "opinions"))
     said = predict_rows(way, model, rows, tokenizer)

@@ -51,6 +51,7 @@ class Prediction:
     probability: float | None = None  # of the value
     nll: float | None = None  # negative log-likelihood of the reference
     tokens: int = 0  # of the reference
+    best_span: str = ""  # of a context, also where no answer is predicted
     null_score_diff: float | None = None  # score of no answer minus that of the best span
 
 
@@ -270,6 +271,12 @@ class Task:
         self, rows: Sequence[Any], predictions: Sequence[Prediction]
     ) -> dict[str, PRF]:
         """Return precision, recall and F1 of each class or type of entity."""
+        return {}
+
+    def diagnostics(
+        self, rows: Sequence[Any], predictions: Sequence[Prediction]
+    ) -> dict[str, float]:
+        """Return further numbers for the JSON of an evaluation."""
         return {}
 
     # Predictions in files

@@ -11,29 +11,30 @@ import torch
 from kinfolk import hub
 from kinfolk.config import apply_overrides
 from kinfolk.errors import UserError
+from kinfolk.families import family_of
 from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.tasks.dataset import RowSource, TaskDataset, as_datasets
-from kinfolk.tasks.formulations.base import Formulation
-from kinfolk.tasks.formulations.text_to_text import grain
+from kinfolk.tasks.formulations.choose import (
+    build_formulation,
+    choose_formulation,
+    model_config,
+)
 from kinfolk.tasks.task import task_class
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training import checkpoint
 from kinfolk.training.config import FineTuneConfig
 from kinfolk.training.log import read
-from kinfolk.workflows import formulations
 from kinfolk.workflows.finetune_recipe import (
     FineTuneRecipe,
     InitialWeights,
     OnMessage,
     default_train_config,
     parse_initial_weights,
-    with_class_weights,
     with_dropout,
 )
 from kinfolk.workflows.finetune_run import Run
 from kinfolk.workflows.pretrain import ProgressCallback, new_run
 
-SAMPLE_ROWS = 1000  # rows that show how long answers are
 STEP_LOG_KEYS = ("step", "loss", "lr", "grad_norm", "counts", "losses")  # in every line of the log
 DISTILLATION_WEIGHT = 0.5  # of a teacher in the loss
 RESOLVED_FIELDS = (
@@ -88,20 +89,19 @@ def finetune(
             positive_label=positive,
             prefix=prefix or "",
         )
-        kind = formulations.choose_formulation(body.config, type(task), way)
-        made = formulations.build_formulation(
-            kind, task, body.config, tokenizer, length=length, **own
-        )
-        made = fit_to_rows(made, some, tokenizer)
-        found.append(with_class_weights(made, some, finetune_config))
+        family = family_of(body.config)
+        kind = choose_formulation(family, type(task), way)
+        made = build_formulation(kind, task, family, body.config, tokenizer, length=length, **own)
+        balanced = finetune_config.class_weights == "balanced"
+        found.append(made.fit(some, tokenizer, balanced=balanced))
     if len(found) > 1 and any(one.name != "text" for one in found):
         raise UserError(
             "several files are learned together as text: choose --way text and a member that "
             "writes, like t5"
         )
-    config = formulations.model_config(found[0], body.config)
+    config = model_config(found[0], body.config)
     tuning = FineTuneRecipe(
-        name=type(body.config).__module__.rpartition(".")[2],
+        name=body.family_name,
         init_from="" if start.fresh else start.folder,
         model=config,
         formulations=tuple(found),
@@ -157,30 +157,6 @@ def write_scores(run: Run) -> Path:
     text = json.dumps({"metric": main, "dev": values}, indent=2)
     (run.out / "scores.json").write_text(text + "\n", encoding="utf-8")
     return run.out
-
-
-def fit_to_rows(way: Formulation, rows: Sequence[Any], tokenizer: Tokenizer) -> Formulation:
-    """Set what follows from the rows: whether answers may be refused, how much is written."""
-    if hasattr(way, "allow_no_answer"):
-        return replace(way, allow_no_answer=any(not row.answerable for row in rows))  # type: ignore[call-arg]
-    if hasattr(way, "default_number") and way.task.output == "number":
-        numbers = [float(row.label) for row in rows]
-        average = sum(numbers) / len(rows)
-        return replace(
-            way,
-            default_number=average,  # type: ignore[call-arg]
-            grain=grain(numbers),
-            max_new_tokens=8,
-        )
-    if hasattr(way, "target_text") and way.task.output in ("text", "tags", "span"):
-        sizes = [
-            len(tokenizer.offsets(way.target_text(row) or "")[0]) for row in rows[:SAMPLE_ROWS]
-        ]
-        most = max(way.max_new_tokens, min(way.max_length, max(sizes) + 1))  # type: ignore[attr-defined]
-        return replace(way, max_new_tokens=most)  # type: ignore[call-arg]
-    if hasattr(way, "both_orders") and way.task.output == "number" and way.task.is_pair:
-        return replace(way, both_orders=True)  # type: ignore[call-arg]
-    return way
 
 
 def build_fresh_model(tuning: FineTuneRecipe) -> Any:

@@ -59,7 +59,7 @@ class Run:
         self.dev_rows = [dev for _, dev in parted]
         sets = []
         for way, (rows, _), sheet in zip(tuning.formulations, parted, tuning.datasets, strict=True):
-            found = [way.training_instances(row, tokenizer) for row in rows]
+            found = [way.instances(row, tokenizer) for row in rows]
             file = Path(sheet.train).name
             if cut := sum(any(one.truncated_tokens for one in some) for some in found):
                 say(f"{cut:,} of {len(rows):,} rows of {file} are cut to {way.max_length} tokens")
@@ -207,7 +207,7 @@ class Run:
             for one, rows in zip(self.tuning.formulations, self.dev_rows, strict=True)
             for row in rows[:most]
             if not one.task.unseen_labels([row])
-            for example in one.training_instances(row, self.tokenizer)
+            for example in one.instances(row, self.tokenizer)
         ]
         self.model.eval()
         for start in range(0, min(len(examples), most), size):

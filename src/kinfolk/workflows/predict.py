@@ -7,6 +7,7 @@ from typing import Any
 
 from kinfolk.config import read_type, type_name
 from kinfolk.errors import UserError
+from kinfolk.families import family_of
 from kinfolk.files import new_file
 from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.reports.evaluation_page import EvaluationPage, render
@@ -24,6 +25,8 @@ from kinfolk.tasks.formats.base import (
 from kinfolk.tasks.formats.detect import detect_format
 from kinfolk.tasks.formats.labelled_file import LabelledFile
 from kinfolk.tasks.formulations.base import Formulation
+from kinfolk.tasks.formulations.choose import build_formulation, choose_formulation
+from kinfolk.tasks.formulations.head import BareCausalHead
 from kinfolk.tasks.instances import predict_rows
 from kinfolk.tasks.rows import SourceTarget
 from kinfolk.tasks.task import (
@@ -36,7 +39,6 @@ from kinfolk.tasks.task import (
     task_class,
 )
 from kinfolk.text.tokenizer import Tokenizer
-from kinfolk.workflows import formulations
 from kinfolk.workflows.finetune_recipe import (
     FineTuneRecipe,
 )
@@ -105,21 +107,18 @@ def is_finetuned(notes: Path) -> bool:
 
 def formulation_of_hf_model(model: ModelWithHead, tokenizer: Tokenizer) -> Formulation:
     """Find how a network that was fine-tuned elsewhere is asked."""
-    c = model.config
+    c, family = model.config, family_of(model.config.backbone)
     (cls,) = (
         one
         for one in kinds().values()
         if one.head == c.head and (one.output == "number") == c.regression
     )
     task = cls(labels=c.labels if cls.output in ("label", "tags") else ())
-    if formulations.FamilyTraits.of(c.backbone).kind == "decoder" and c.head == "text":
+    if c.backbone.network().architecture == "decoder" and c.head == "text":
         # As transformers reads it: the text, and nothing around it.
-        return formulations.build_formulation(
-            formulations.BareCausalHead, task, c.backbone, tokenizer
-        )
-    return formulations.build_formulation(
-        formulations.choose_formulation(c.backbone, cls, "head"), task, c.backbone, tokenizer
-    )
+        return build_formulation(BareCausalHead, task, family, c.backbone, tokenizer)
+    formulation = choose_formulation(family, cls, "head")
+    return build_formulation(formulation, task, family, c.backbone, tokenizer)
 
 
 def read_test_file(
@@ -191,7 +190,7 @@ def predict_file(
 
 def truncation_report(found: Predictor, rows: Sequence[Any]) -> list[str]:
     """Say how many rows are longer than what is read at a time, and what becomes of them."""
-    asked = [found.formulation.inference_instances(row, found.tokenizer) for row in rows]
+    asked = [found.formulation.instances(row, found.tokenizer, labelled=False) for row in rows]
     cut = sum(any(one.truncated_tokens for one in some) for some in asked)
     parted = sum(len(some) > 1 for some in asked)
     size = f"{found.formulation.max_length} tokens"
@@ -292,25 +291,26 @@ def few_shot_predictor(
     cls = task_class(file.file_spec.task)
     labelled = [row for row in known if cls.reference(row) is not None]
     asking = cls.from_rows(labelled, file=file.train)
-    kind = formulations.choose_formulation(body.config, type(asking), "prompt")
+    family = family_of(body.config)
+    formulation = choose_formulation(family, type(asking), "prompt")
     if words is not None and len(words) != len(asking.labels):
         raise UserError(
             f"--words {','.join(words)}: {len(words)} words for {len(asking.labels)} classes; give "
             f"one for each of {', '.join(asking.labels)}"
         )
-    way: Any = formulations.build_formulation(
-        kind,
+    prompt: Any = build_formulation(
+        formulation,
         asking,
+        family,
         body.config,
         tokenizer,
         length=length,
         pattern=pattern,
         verbalizer=None if words is None else tuple(words),
     )
-    way = replace(
-        way, examples=tuple(way.format_example(row) for row in sample_fewshot(known, shots, seed))
-    )
-    return Predictor(body, tokenizer, way, file.file_spec), rows
+    examples = [prompt.format_example(row) for row in sample_fewshot(known, shots, seed)]
+    prompt = replace(prompt, examples=tuple(examples))
+    return Predictor(body, tokenizer, prompt, file.file_spec), rows
 
 
 def fewshot_rows(train: Path, file: TaskDataset, notes: ReadReport) -> list[Any]:

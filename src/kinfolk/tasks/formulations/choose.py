@@ -1,0 +1,143 @@
+"""Choose and build the formulation of a family for a task, and the network that it needs."""
+
+from dataclasses import fields
+from typing import Any, Protocol
+
+from kinfolk.config import did_you_mean
+from kinfolk.errors import UserError
+from kinfolk.nn.task_heads import FIXED_LABELS, ModelWithHeadConfig, pooling_of
+from kinfolk.tasks.formulations.base import Formulation
+from kinfolk.tasks.formulations.coreference_head import CoreferenceHead
+from kinfolk.tasks.formulations.head import CausalHead, SequenceHead, TokenHead
+from kinfolk.tasks.formulations.scoring import Cloze, Prompt
+from kinfolk.tasks.formulations.span_head import SpanHead
+from kinfolk.tasks.formulations.text_to_text import TextToText
+from kinfolk.tasks.task import Task, kinds
+from kinfolk.text.tokenizer import Tokenizer
+
+DEFAULT_MAX_LENGTH = 512  # tokens of an example, where a network has no bound of its own
+# The options of the command line that set a field of another name.
+OPTIONS = {"verbalizer": "words", "distillation_weight": "teaching"}
+
+FORMULATIONS: tuple[type[Formulation], ...] = (
+    SequenceHead,
+    TokenHead,
+    SpanHead,
+    CoreferenceHead,
+    CausalHead,
+    TextToText,
+    Cloze,
+    Prompt,
+)
+
+
+class TaskFamily(Protocol):
+    """The fields of a family that decide which formulations it has."""
+
+    @property
+    def name(self) -> str:
+        """Its registered name."""
+
+    @property
+    def architecture(self) -> str:
+        """encoder, decoder, encoder-decoder or recurrent."""
+
+    @property
+    def formulations(self) -> tuple[str, ...]:
+        """Names of formulations by preference."""
+
+    @property
+    def layout(self) -> str | None:
+        """How a prompt and its answer are laid out, None where it generates no answers."""
+
+    @property
+    def frame(self) -> str | None:
+        """Template of the special tokens around the texts of a task."""
+
+
+def choose_formulation(
+    family: TaskFamily, task: type[Task], name: str | None = None
+) -> type[Formulation]:
+    """Return the formulation of a family for a kind of task: the preferred or the named one."""
+    names = sorted({formulation.name for formulation in FORMULATIONS})
+    if name is not None and name not in names:
+        raise UserError(f"no way is called {name!r}: {did_you_mean(name, names)}")
+    possible = [
+        formulation
+        for preferred in family.formulations
+        for formulation in FORMULATIONS
+        if formulation.name == preferred
+        and task.output in formulation.outputs
+        and (family.frame is not None or not formulation.needs_template)
+        and (family.layout is not None or not formulation.needs_layout)
+    ]
+    if name is None:
+        trained = [formulation for formulation in possible if formulation.trains]
+        if not trained:
+            raise UserError(
+                f"{family.name} cannot {task.name}: it solves {solved_kinds(family)}; "
+                "choose another family"
+            )
+        return trained[0]
+    found = [formulation for formulation in possible if formulation.name == name]
+    if not found:
+        others = sorted({formulation.name for formulation in possible})
+        raise UserError(
+            f"{family.name} does not {task.name} by {name!r}: "
+            + (f"it can by {' or '.join(others)}" if others else "it cannot at all")
+        )
+    return found[0]
+
+
+def build_formulation(
+    formulation: type[Formulation],
+    task: Task,
+    family: TaskFamily,
+    config: Any,
+    tokenizer: Tokenizer,
+    *,
+    length: int | None = None,
+    **options: Any,
+) -> Formulation:
+    """Build a formulation for a network and a task; options must be fields of it."""
+    limit = DEFAULT_MAX_LENGTH if config.max_length is None else config.max_length
+    if length is not None and config.max_length is not None and length > limit:
+        raise UserError(f"--length {length} is more than the model's context of {limit} tokens")
+    if length is not None and length < 8:
+        raise UserError(f"--length {length} leaves no room for a text: use 8 or more")
+    names = {field.name for field in fields(formulation)}
+    derived: dict[str, Any] = {
+        "task": task,
+        "max_length": min(limit, DEFAULT_MAX_LENGTH) if length is None else length,
+        "pad_id": tokenizer.special_tokens.pad,
+        "frame": family.frame,
+        "layout": family.layout,
+        "causal": family.architecture == "decoder" and family.frame is None,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    if unknown := given.keys() - names:
+        option = sorted(OPTIONS.get(name, name) for name in unknown)[0]
+        raise UserError(f"the way {formulation.name!r} has no --{option}: leave it out")
+    return formulation(**{n: value for n, value in (derived | given).items() if n in names})
+
+
+def model_config(formulation: Formulation, config: Any, *, dropout: float = 0.1) -> Any:
+    """Return the config of the network that a formulation needs, with a head or as it is."""
+    if formulation.head is None:
+        return config
+    return ModelWithHeadConfig(
+        backbone=config,
+        head=formulation.head,  # type: ignore[arg-type]
+        labels=FIXED_LABELS.get(formulation.head, formulation.task.head_labels),
+        pooling=pooling_of(config),
+        regression=formulation.task.output == "number",
+        dropout=dropout,
+    )
+
+
+def solved_kinds(family: TaskFamily) -> str:
+    """Return the names of the kinds that a network solves."""
+    outputs = {
+        output for f in FORMULATIONS if f.name in family.formulations for output in f.outputs
+    }
+    return ", ".join(name for name, task in kinds().items() if task.output in outputs)
