@@ -17,7 +17,7 @@ from typing import TypeAlias
 from kinfolk.data.files import COMPRESSION_SUFFIXES
 from kinfolk.errors import UserError
 from kinfolk.tasks.formats.base import FileSpec, read_rows
-from kinfolk.tasks.formats.detect import detect_format
+from kinfolk.tasks.formats.detect import detect_format, first_spec
 from kinfolk.tasks.formats.labelled_file import LabelledFile
 from kinfolk.tasks.rows import SourceTarget
 
@@ -39,7 +39,7 @@ SAMPLE_ROWS = 200  # rows
 
 @dataclass(frozen=True)
 class SuiteTask:
-    """One set of a suite; where a split has no files, it is empty."""
+    """One set of a suite; a split without files is empty."""
 
     name: str
     task: str
@@ -47,7 +47,8 @@ class SuiteTask:
     train: SplitFiles
     dev: SplitFiles
     test: SplitFiles
-    metrics: tuple[str, ...]  # the first decides
+    metrics: tuple[str, ...]  # the main metric first
+    error: str = ""  # why its files cannot be read
 
 
 def discover_suite(folder: Path) -> list[SuiteTask]:
@@ -83,14 +84,15 @@ def _sets(inner: Path, folder: Path) -> Iterator[SuiteTask]:
 def _set(name: str, splits: dict[str, SplitFiles]) -> SuiteTask | None:
     first = next(files for split in SPLIT_NAMES.values() if (files := splits.get(split)))
     file = LabelledFile(first[0], target=first[1] if len(first) > 1 else None)
-    try:
-        spec = detect_format(file)
-    except UserError:
-        return None  # neither text nor labels, for example a list of label names
-    if spec.task == "lm":
-        return None
     train, dev, test = (splits.get(split, ()) for split in ("train", "dev", "test"))
-    return SuiteTask(name, spec.task, spec, train, dev, test, default_metrics(name, file, spec))
+    try:
+        spec = first_spec(file) if file.target is None else detect_format(file)
+        if spec is None or spec.task == "lm":
+            return None  # no labels: plain text, or for example a list of label names
+        metrics = default_metrics(name, file, spec)
+    except UserError as error:
+        return SuiteTask(name, "", FileSpec("", "", ""), train, dev, test, (), str(error))
+    return SuiteTask(name, spec.task, spec, train, dev, test, metrics)
 
 
 def default_metrics(name: str, file: LabelledFile, spec: FileSpec) -> tuple[str, ...]:

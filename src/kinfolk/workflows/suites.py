@@ -111,8 +111,10 @@ def run_suite(
         say(f"{none.name} is left out: {none.skip_reason}")
     results = [*left]
     for one in sets:
-        say(f"{one.name}: {one.file_spec.description}")
         try:
+            if one.error:
+                raise UserError(one.error)
+            say(f"{one.name}: {one.file_spec.description}")
             results.append(run_task(one, tune, out / one.name, limit, device, say))
         except UserError as error:
             say(f"{one.name} is left out: {error}")
