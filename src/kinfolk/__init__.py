@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from kinfolk.errors import UserError
     from kinfolk.generation.fill import fill
     from kinfolk.generation.prompts import generate_text
+    from kinfolk.tasks.dataset import TaskDataset, task_dataset
     from kinfolk.training.config import FineTuneConfig
     from kinfolk.workflows.continuing import continue_from
     from kinfolk.workflows.evaluate import evaluate
     from kinfolk.workflows.finetune import finetune
-    from kinfolk.workflows.finetune_recipe import TaskDataset, task_dataset
     from kinfolk.workflows.generate import stream
     from kinfolk.workflows.load import load, logits
     from kinfolk.workflows.predict import load_predictor
@@ -49,7 +49,7 @@ _HOMES = {
     "CorpusShare": "workflows.recipe",
     "FineTuneConfig": "training.config",
     "Recipe": "workflows.recipe",
-    "TaskDataset": "workflows.finetune_recipe",
+    "TaskDataset": "tasks.dataset",
     "UserError": "errors",
     "continue_from": "workflows.continuing",
     "evaluate": "workflows.evaluate",
@@ -63,7 +63,7 @@ _HOMES = {
     "recipe": "workflows.recipe",
     "resume": "workflows.pretrain",
     "stream": "workflows.generate",
-    "task_dataset": "workflows.finetune_recipe",
+    "task_dataset": "tasks.dataset",
 }
 
 

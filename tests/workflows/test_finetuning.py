@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from kinfolk.families import family_of
+from kinfolk.tasks.dataset import TaskDataset, task_dataset
 from kinfolk.tasks.formats.base import FileSpec
 from kinfolk.tasks.formulations.choose import build_formulation
 from kinfolk.tasks.formulations.scoring import Prompt
 from kinfolk.tasks.instances import mixing_weights, predict_rows
 from kinfolk.tasks.rows import LabelledText
 from kinfolk.tasks.task import Task
-from kinfolk.workflows.finetune_recipe import TaskDataset, task_dataset
 from kinfolk.workflows.load import load
 from kinfolk.workflows.predict import evaluate_rows, load_predictor
 from lessons import (
@@ -105,7 +105,7 @@ def test_a_blank_is_filled_with_one_of_its_options(tmp_path: Path) -> None:
     known = {"train": objects(tmp_path / "train", chosen, 160),
              "dev": objects(tmp_path / "dev", chosen, 48, 1)}  # fmt: skip
     found = TaskDataset(
-        guess=FileSpec("complete", "objects", ""), **{k: str(v) for k, v in known.items()}
+        file_spec=FileSpec("complete", "objects", ""), **{k: str(v) for k, v in known.items()}
     )
     run = tune("glm/nano", found, tmp_path / "run", LAST, "train.lr=2e-3", epochs=14)
     assert dev(run)["accuracy"] > 0.95

@@ -8,21 +8,15 @@ import pytest
 
 import sheets
 from kinfolk.errors import UserError
-from kinfolk.tasks.formats.base import ReadReport
+from kinfolk.tasks.dataset import TaskDataset, sample_rows, task_dataset
 from kinfolk.training.config import FineTuneConfig
 from kinfolk.workflows.finetune import finetune
-from kinfolk.workflows.finetune_recipe import (
-    TaskDataset,
-    parse_initial_weights,
-    task_dataset,
-)
+from kinfolk.workflows.finetune_recipe import parse_initial_weights
 from kinfolk.workflows.seeds import run_seeds
 from kinfolk.workflows.suites import (
-    SubsetDataset,
     SuiteResult,
     evaluate_run,
     run_suite,
-    sample_rows,
     select_tasks,
     skipped_folders,
     suite_mean,
@@ -93,8 +87,8 @@ def test_some_rows_are_from_all_over_a_file_and_always_the_same(tmp_path: Path) 
     assert min(kept) < 100 and max(kept) > 900
     assert sample_rows(rows, 2000) == rows
     file = task_dataset(sheets.table(tmp_path / "a.tsv", 40))
-    part = SubsetDataset(train=file.train, guess=file.guess, max_rows=10)
-    learned, dev = part.split(ReadReport())
+    part = TaskDataset(train=file.train, file_spec=file.file_spec, max_rows=10)
+    learned, dev = part.splits
     assert (len(learned), len(dev)) == (9, 1)
 
 
@@ -122,7 +116,7 @@ def test_several_seeds_give_every_set_a_spread(folder: Path, tmp_path: Path) -> 
 
     (found,) = run_suite(select_tasks(folder, "mood"), twice, tmp_path / "run")
     made, test = tmp_path / "run" / "mood", task_dataset(folder / "mood" / "test.tsv")
-    rows = test.train_rows(ReadReport())
+    rows = test.rows
     each = [evaluate_run(made / f"seed-{n}", rows, "cpu")["accuracy"] for n in range(2)]
     assert found.scores["accuracy"] == pytest.approx(sum(each) / 2)
     assert found.stds["accuracy"] == pytest.approx(abs(each[0] - each[1]) / 2**0.5)

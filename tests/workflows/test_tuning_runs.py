@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from kinfolk.batch import Loss
 from kinfolk.errors import UserError
-from kinfolk.tasks.formats.base import ReadReport
+from kinfolk.tasks.dataset import TaskDataset, task_dataset
 from kinfolk.tasks.rows import LabelledText
 from kinfolk.text import Tokenizer
 from kinfolk.training import checkpoint
@@ -22,13 +22,7 @@ from kinfolk.training.config import FineTuneConfig
 from kinfolk.training.log import read
 from kinfolk.training.loop import Progress
 from kinfolk.workflows.finetune import finetune, resume
-from kinfolk.workflows.finetune_recipe import (
-    FineTuneRecipe,
-    InitialWeights,
-    TaskDataset,
-    parse_initial_weights,
-    task_dataset,
-)
+from kinfolk.workflows.finetune_recipe import FineTuneRecipe, InitialWeights, parse_initial_weights
 from kinfolk.workflows.load import find_model_folder
 from kinfolk.workflows.predict import load_predictor
 from lessons import classify, complete, dev, kept, lines, opinions, table, tune
@@ -326,7 +320,7 @@ def test_without_dev_rows_some_are_held_out(tmp_path: Path) -> None:
                epochs=1)  # fmt: skip
     assert 0 <= dev(run)["accuracy"] <= 1
     found = FineTuneRecipe.read(run / "recipe.json").datasets[0]
-    learned, held = found.split(ReadReport())
+    learned, held = found.splits
     assert len(held) == 6 and len(learned) == 54
     assert {row.number for row in learned}.isdisjoint(row.number for row in held)
 
@@ -361,7 +355,7 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
     refused("has no --pattern: leave it out", "bert/nano", found, out=out, said={"pattern": "x"})
     bare = tmp_path / "bare.tsv"
     bare.write_text("sentence\tlabel\n")
-    told = TaskDataset(train=str(bare), guess=found.guess)
+    told = TaskDataset(train=str(bare), file_spec=found.file_spec)
     refused("has no labelled row: there is nothing to learn from", "bert/nano", told, out=out)
     assert not out.exists()
     with pytest.raises(UserError, match="neither a folder nor a family"):

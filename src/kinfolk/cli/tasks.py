@@ -14,8 +14,8 @@ from kinfolk.cli.scores import newest, show, show_suite
 from kinfolk.errors import UserError
 
 if TYPE_CHECKING:
+    from kinfolk.tasks.dataset import TaskDataset
     from kinfolk.training.config import FineTuneConfig
-    from kinfolk.workflows.finetune_recipe import TaskDataset
 
 T = TypeVar("T")
 
@@ -74,7 +74,6 @@ def finetune(
     mean and a spread. `--suite glue DIR` fine-tunes on every set of a folder, and makes a table.
     """
     from kinfolk.workflows import finetune as finetune_module
-    from kinfolk.workflows.check_labels import check_dataset
     from kinfolk.workflows.finetune_recipe import parse_initial_weights
     from kinfolk.workflows.seeds import run_seeds
 
@@ -163,7 +162,9 @@ def finetune(
         show_suite(suite[0], results, json=json)
         return
     sheets = read_sheets(train or [], dev, target, dev_target, columns, task)
-    check_dataset(sheets, say)
+    for dataset in sheets:
+        for message in dataset.messages():
+            say(message)
     show(tuned(sheets, out, metric), json=json)
 
 
@@ -176,7 +177,7 @@ def read_sheets(
     task: str,
 ) -> list["TaskDataset"]:
     """Put the files together that belong together, the first of each kind and so on."""
-    from kinfolk.workflows.finetune_recipe import task_dataset
+    from kinfolk.tasks.dataset import task_dataset
 
     size = len(train)
     parts = zip(

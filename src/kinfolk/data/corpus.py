@@ -1,5 +1,6 @@
 """A tokenised corpus on disk: Megatron's `.bin` and `.idx` files, their reader and their writer."""
 
+import io
 import json
 import os
 import struct
@@ -388,18 +389,18 @@ def corpus_fingerprint(folder: Path) -> str:
     return found.hexdigest()
 
 
-def file_fingerprint(file: Path) -> str:
-    """Return 128 bits of one file, by its size and stretches of it."""
+def file_fingerprint(file: Path, data: bytes | None = None) -> str:
+    """Return 128 bits of one file, by its size and stretches of it; its bytes may be given."""
     found = blake2b(digest_size=16)
-    _add(found, file)
+    _add(found, file, data)
     return found.hexdigest()
 
 
-def _add(found: blake2b, file: Path) -> None:
-    size = file.stat().st_size
+def _add(found: blake2b, file: Path, data: bytes | None = None) -> None:
+    size = file.stat().st_size if data is None else len(data)
     found.update(f"{file.name} {size}\n".encode())
     last = max(0, size - LENGTH)
-    with file.open("rb") as opened:
+    with file.open("rb") if data is None else io.BytesIO(data) as opened:
         for start in sorted({last * i // (STRETCHES - 1) for i in range(STRETCHES)}):
             opened.seek(start)
             found.update(opened.read(LENGTH))

@@ -18,7 +18,8 @@ from kinfolk.data.files import COMPRESSION_SUFFIXES
 from kinfolk.errors import UserError
 from kinfolk.tasks.formats.base import FileSpec, read_rows
 from kinfolk.tasks.formats.detect import detect_format
-from kinfolk.tasks.rows import SourceTarget, TaggedSentence
+from kinfolk.tasks.formats.labelled_file import LabelledFile
+from kinfolk.tasks.rows import SourceTarget
 
 SplitFiles: TypeAlias = tuple[Path, ...]  # none, one, or a source and its target
 SPLIT_NAMES = {
@@ -81,20 +82,20 @@ def _sets(inner: Path, folder: Path) -> Iterator[SuiteTask]:
 
 def _set(name: str, splits: dict[str, SplitFiles]) -> SuiteTask | None:
     first = next(files for split in SPLIT_NAMES.values() if (files := splits.get(split)))
+    file = LabelledFile(first[0], target=first[1] if len(first) > 1 else None)
     try:
-        found = detect_format(first[0], target=first[1] if len(first) > 1 else None)
+        spec = detect_format(file)
     except UserError:
-        return None  # neither text nor labels: a list of label names, for one
-    if found.task == "lm":
+        return None  # neither text nor labels, for example a list of label names
+    if spec.task == "lm":
         return None
     train, dev, test = (splits.get(split, ()) for split in ("train", "dev", "test"))
-    return SuiteTask(name, found.task, found, train, dev, test, default_metrics(name, first, found))
+    return SuiteTask(name, spec.task, spec, train, dev, test, default_metrics(name, file, spec))
 
 
-def default_metrics(name: str, files: SplitFiles, found: FileSpec) -> tuple[str, ...]:
-    """Name what a set is scored by, as its authors do where that is known."""
-    target = files[1] if len(files) > 1 else None
-    match found.task:
+def default_metrics(name: str, file: LabelledFile, spec: FileSpec) -> tuple[str, ...]:
+    """Return the metrics of a set, those of its authors where they are known."""
+    match spec.task:
         case "classify" if _known(name, MCC_TASKS):
             return ("matthews",)
         case "classify":
@@ -102,17 +103,13 @@ def default_metrics(name: str, files: SplitFiles, found: FileSpec) -> tuple[str,
         case "regress":
             return ("pearson", "spearman")
         case "tag":
-            some = islice(read_rows(files[0], found), SAMPLE_ROWS)
-            tags = {
-                tag for row in some if isinstance(row, TaggedSentence) for tag in row.tags or ()
-            }
-            parts = any(tag.startswith("B-") for tag in tags)
-            return ("f1", "accuracy") if parts else ("accuracy",)
+            rows = islice(read_rows(file, spec), SAMPLE_ROWS)
+            has_entities = any(tag.startswith("B-") for row in rows for tag in row.tags or ())
+            return ("f1", "accuracy") if has_entities else ("accuracy",)
         case "span":
             return ("f1", "exact")
         case "write":
-            some = islice(read_rows(files[0], found, target=target), SAMPLE_ROWS)
-            return _writing([row for row in some if isinstance(row, SourceTarget)])
+            return _text_metrics([*islice(read_rows(file, spec), SAMPLE_ROWS)])
         case "complete":
             return ("accuracy", "perplexity")
         case "coref":
@@ -121,10 +118,10 @@ def default_metrics(name: str, files: SplitFiles, found: FileSpec) -> tuple[str,
             return ("accuracy",)
 
 
-def _writing(some: Sequence[SourceTarget]) -> tuple[str, ...]:
-    """Tell a translation, which is as long as its source, from a summary."""
-    source = sum(len(row.source.encode()) for row in some)
-    target = sum(len((row.target or "").encode()) for row in some)
+def _text_metrics(rows: Sequence[SourceTarget]) -> tuple[str, ...]:
+    """Tell a translation, which is about as long as its source, from a summary."""
+    source = sum(len(row.source.encode()) for row in rows)
+    target = sum(len((row.target or "").encode()) for row in rows)
     return ("rouge1", "rouge2", "rougeL") if target < source / 2 else ("bleu", "chrf")
 
 

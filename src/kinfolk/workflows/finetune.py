@@ -13,7 +13,7 @@ from kinfolk.config import apply_overrides
 from kinfolk.errors import UserError
 from kinfolk.families import family_of
 from kinfolk.nn.task_heads import ModelWithHead
-from kinfolk.tasks.formats.base import ReadReport
+from kinfolk.tasks.dataset import RowSource, TaskDataset, as_datasets
 from kinfolk.tasks.formulations.choose import (
     build_formulation,
     choose_formulation,
@@ -28,7 +28,6 @@ from kinfolk.workflows.finetune_recipe import (
     FineTuneRecipe,
     InitialWeights,
     OnMessage,
-    TaskDataset,
     default_train_config,
     parse_initial_weights,
     with_dropout,
@@ -48,7 +47,7 @@ RESOLVED_FIELDS = (
 
 def finetune(
     start: InitialWeights | Path | str,
-    sheets: Sequence[TaskDataset],
+    data: RowSource | TaskDataset | Sequence[TaskDataset],
     out: Path | str,
     *,
     way: str | None = None,
@@ -63,31 +62,29 @@ def finetune(
     say: OnMessage = lambda sentence: None,
     watch: ProgressCallback = lambda progress: None,
 ) -> Path:
-    """Fine-tune a network on labelled files; the run folder must be new.
+    """Fine-tune a network on labelled rows; the run folder must be new.
 
-    `finetune("runs/bert", [task_dataset("train.tsv", "dev.tsv")], "runs/triage")`
+    `finetune("runs/bert", task_dataset("train.tsv", "dev.tsv"), "runs/triage")`; the rows are also
+    a file, a list of dictionaries or a DataFrame, or several datasets.
     """
     start = start if isinstance(start, InitialWeights) else parse_initial_weights(str(start))
     out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is already there: choose another -o, or resume it with --resume")
-    if len(sheets) > 1 and (metric or positive):
+    datasets = as_datasets(data, out)
+    if len(datasets) > 1 and (metric or positive):
         raise UserError("several files have several tasks: leave --metric and --positive out")
     own = {name: value for name, value in (said or {}).items() if value is not None}
     if teacher:
         own = {"distillation_weight": DISTILLATION_WEIGHT, **own}
-    notes = ReadReport()
-    rows = [sheet.with_labels(sheet.train_rows(notes), notes) for sheet in sheets]
-    for sheet, some in zip(sheets, rows, strict=True):
-        if not some:
-            raise UserError(f"{sheet.train} has no labelled row: there is nothing to learn from")
+    rows = [dataset.labelled_rows for dataset in datasets]
     body, tokenizer = start.open(rows)
     found = []
-    for number, (sheet, some) in enumerate(zip(sheets, rows, strict=True)):
+    for number, (dataset, some) in enumerate(zip(datasets, rows, strict=True)):
         prefix = prefixes[number] if number < len(prefixes) else None
-        task = task_class(sheet.guess.task).from_rows(
+        task = task_class(dataset.file_spec.task).from_rows(
             some,
-            file=sheet.train,
+            file=dataset.train,
             metric=metric or "",
             positive_label=positive,
             prefix=prefix or "",
@@ -108,7 +105,7 @@ def finetune(
         init_from="" if start.fresh else start.folder,
         model=config,
         formulations=tuple(found),
-        datasets=tuple(sheets),
+        datasets=tuple(datasets),
         train=default_train_config(config, fresh=start.fresh),
         finetune=finetune_config,
         teacher=teacher,
@@ -122,6 +119,8 @@ def finetune(
     with new_run(out) as folder:
         tokenizer.save(folder / "tokenizer")
         run.tuning.write(folder / "recipe.json")
+        for dataset in datasets:
+            dataset.write_rows(folder)
     run.fit(0, watch)
     return write_scores(run)
 

@@ -10,11 +10,9 @@ from torch import nn
 
 from kinfolk import hub
 from kinfolk.batch import Loss
-from kinfolk.data.corpus import file_fingerprint
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.nn.task_heads import ModelWithHead
-from kinfolk.tasks.formats.base import ReadReport
 from kinfolk.tasks.formulations.head import CausalHead
 from kinfolk.tasks.instances import TaskBatches, mixing_weights, predict_rows
 from kinfolk.text.tokenizer import Tokenizer
@@ -57,8 +55,7 @@ class Run:
     ) -> None:
         self.tokenizer, self.out = tokenizer, out
         seed = tuning.train.seed
-        notes = ReadReport()
-        parted = [sheet.split(notes) for sheet in tuning.datasets]
+        parted = [dataset.splits for dataset in tuning.datasets]
         self.dev_rows = [dev for _, dev in parted]
         sets = []
         for way, (rows, _), sheet in zip(tuning.formulations, parted, tuning.datasets, strict=True):
@@ -69,8 +66,9 @@ class Run:
             if tuning.teacher:
                 found = distill(tuning.teacher, way, rows, found, tuning.train.device)
             sets.append([example for some in found for example in some])
-        for sentence in notes.messages():
-            say(sentence)
+        for dataset in tuning.datasets:
+            for sentence in dataset.report.messages():
+                say(sentence)
         self.tuning = tuning = resolve_steps(tuning, [len(some) for some in sets], settings)
         train, finetune_config = tuning.train, tuning.finetune
         self.instances = TaskBatches(
@@ -91,10 +89,7 @@ class Run:
         self.optimiser, self.factor = build_optimizer_and_schedule(
             self.model, train, shrink=finetune_config.layer_lr_decay
         )
-        files = [(s.train, s.dev, s.target, s.dev_target) for s in tuning.datasets]
-        self.files = [
-            file_fingerprint(Path(name)) for some in files for name in some if name is not None
-        ]
+        self.files = [found for dataset in tuning.datasets for _, found in dataset.fingerprints]
         cuda = self.device.type == "cuda"
         self.compiled = train.compile == "yes" or (train.compile == "auto" and cuda)
         self.captured = cuda and self.compiled and train.cuda_graph == "yes"

@@ -12,6 +12,7 @@ from kinfolk.files import new_file
 from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.reports.evaluation_page import EvaluationPage, render
 from kinfolk.rng import Stream, generator
+from kinfolk.tasks.dataset import TaskDataset, task_dataset
 from kinfolk.tasks.error_analysis import to_plain
 from kinfolk.tasks.formats.base import (
     Columns,
@@ -40,8 +41,6 @@ from kinfolk.tasks.task import (
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.workflows.finetune_recipe import (
     FineTuneRecipe,
-    TaskDataset,
-    task_dataset,
 )
 from kinfolk.workflows.load import find_model_folder, load
 from kinfolk.workflows.pretrain import select_device
@@ -91,7 +90,7 @@ def load_predictor(path: Path | str, *, device: str = "auto", number: int = 0) -
                 f"{path} learned {len(tuning.formulations)} tasks: there is no task {number + 1}"
             )
         return Predictor(
-            model, tokenizer, tuning.formulations[number], tuning.datasets[number].guess
+            model, tokenizer, tuning.formulations[number], tuning.datasets[number].file_spec
         )
     if not isinstance(model, ModelWithHead):
         raise UserError(
@@ -284,12 +283,12 @@ def few_shot_predictor(
         )
     notes = notes or ReadReport()
     file = task_dataset(test, task=task, columns=columns, target=target)
-    rows = file.train_rows(notes)
+    rows = list(read_rows(file.files["train"], file.file_spec, report=notes))
     known = rows if train is None else fewshot_rows(train, file, notes)
     network, tokenizer = load(model)
     network.to(select_device(device))
     body: Any = network.backbone if isinstance(network, ModelWithHead) else network
-    cls = task_class(file.guess.task)
+    cls = task_class(file.file_spec.task)
     labelled = [row for row in known if cls.reference(row) is not None]
     asking = cls.from_rows(labelled, file=file.train)
     family = family_of(body.config)
@@ -311,19 +310,21 @@ def few_shot_predictor(
     )
     examples = [prompt.format_example(row) for row in sample_fewshot(known, shots, seed)]
     prompt = replace(prompt, examples=tuple(examples))
-    return Predictor(body, tokenizer, prompt, file.guess), rows
+    return Predictor(body, tokenizer, prompt, file.file_spec), rows
 
 
 def fewshot_rows(train: Path, file: TaskDataset, notes: ReadReport) -> list[Any]:
     """Read the rows that solved ones are drawn from, in the form of the test or its own."""
     if not train.is_file():
         raise UserError(f"{train} is not there: give a file with labelled examples")
+    opened = LabelledFile(train)
     try:
-        found = list(read_rows(train, file.guess, report=notes))
+        read = list(read_rows(opened, file.file_spec, report=notes))
     except UserError:
-        found = task_dataset(train, task=file.guess.task).train_rows(notes)
-    cls = task_class(file.guess.task)
-    rows = [row for row in found if cls.reference(row) is not None]
+        spec = detect_format(opened, task=file.file_spec.task)
+        read = list(read_rows(opened, spec, report=notes))
+    cls = task_class(file.file_spec.task)
+    rows = [row for row in read if cls.reference(row) is not None]
     if not rows:
         raise UserError(f"{train} has no labelled row: there is nothing to show as solved")
     return rows
