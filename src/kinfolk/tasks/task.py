@@ -130,7 +130,7 @@ class Task:
 
     def row_from_texts(self, *texts: str) -> Any:
         """Return a row without a label, made of texts that a user typed."""
-        raise UserError(f"a {self.kind} model predicts whole rows: use `answers`")
+        raise UserError(f"a {self.kind} model predicts whole rows: use `predict`")
 
     def label_id(self, label: str) -> int:
         """Return the index of a label."""

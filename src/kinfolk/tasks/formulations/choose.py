@@ -61,7 +61,7 @@ def choose_formulation(
     """Return the formulation of a family for a kind of task: the preferred or the named one."""
     names = sorted({formulation.name for formulation in FORMULATIONS})
     if name is not None and name not in names:
-        raise UserError(f"no way is called {name!r}: {did_you_mean(name, names)}")
+        raise UserError(f"unknown formulation {name!r}: {did_you_mean(name, names)}")
     possible = [
         formulation
         for preferred in family.formulations
@@ -117,7 +117,7 @@ def build_formulation(
     given = {name: value for name, value in options.items() if value is not None}
     if unknown := given.keys() - names:
         option = sorted(OPTIONS.get(name, name) for name in unknown)[0]
-        raise UserError(f"the way {formulation.name!r} has no --{option}: leave it out")
+        raise UserError(f"the formulation {formulation.name!r} has no --{option}: leave it out")
     return formulation(**{n: value for n, value in (derived | given).items() if n in names})
 
 
