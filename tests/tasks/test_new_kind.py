@@ -14,7 +14,7 @@ from kinfolk.tasks.formats import base
 from kinfolk.tasks.formats.base import FileSpec, Format, Predictions, ReadReport, write_lines
 from kinfolk.tasks.formats.labelled_file import LabelledFile
 from kinfolk.tasks.rows import LabelledText
-from kinfolk.tasks.task import KINDS, Output, Task, register, sort_labels
+from kinfolk.tasks.task import TASK_KINDS, Task, TaskOutput, register_kind, sort_labels
 from kinfolk.workflows.finetune import finetune
 from kinfolk.workflows.finetune_recipe import parse_initial_weights
 from kinfolk.workflows.predict import evaluate_rows, load_predictor
@@ -38,7 +38,7 @@ class StarRating(Task):
 
     name: ClassVar[str] = "stars"
     alias: ClassVar[str] = "star_rating"
-    output: ClassVar[Output] = "label"
+    output: ClassVar[TaskOutput] = "label"
     metric_names: ClassVar[tuple[str, ...]] = ("mae",)
 
     @classmethod
@@ -73,8 +73,8 @@ def star_rating(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Register the kind and its file format for one test."""
     base.all_formats()
     monkeypatch.setattr(base, "_FORMATS", [*base._FORMATS])
-    monkeypatch.setitem(KINDS, "stars", StarRating)
-    assert register(StarRating) is StarRating
+    monkeypatch.setitem(TASK_KINDS, "stars", StarRating)
+    assert register_kind(StarRating) is StarRating
     base.register(Format("stars", ("stars",), read, write_lines, detect, order=-1))
     yield
 
