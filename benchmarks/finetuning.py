@@ -122,7 +122,7 @@ def run(job: Job, data: Path, out: Path, device: str) -> dict[str, object]:
     )
     found = load_predictor(folder, device=device)
     rows, _ = read_test_file(found, test)
-    scores = found.task.evaluate(rows, found.answers(rows))
+    scores = found.task.evaluate(rows, found.predict(rows))
     chosen = json.loads((folder / "scores.json").read_text())["dev"]
     for file in folder.rglob("training.safetensors"):
         file.unlink()

@@ -19,7 +19,7 @@ from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.tasks import examples as layout
 from kinfolk.tasks.examples import Instance
 from kinfolk.tasks.formulations.base import Formulation
-from kinfolk.tasks.formulations.choose import FORMULATIONS, build_formulation, model_config
+from kinfolk.tasks.formulations.choose import ALL_FORMULATIONS, build_formulation, model_config
 from kinfolk.tasks.instances import predict_rows
 from kinfolk.tasks.rows import (
     CompletionRow,
@@ -126,7 +126,7 @@ def cases(*names: str) -> Iterator[tuple[str, str, type[Formulation]]]:
         body = config(name)
         for kind in KINDS:
             output = task(kind).output
-            for way in dict.fromkeys(w for w in FORMULATIONS if w.name in names):
+            for way in dict.fromkeys(w for w in ALL_FORMULATIONS if w.name in names):
                 own = way.name in family_of(body).formulations and output in way.outputs
                 able = family_of(body).frame is not None or not way.needs_template
                 able &= family_of(body).layout is not None or not way.needs_layout

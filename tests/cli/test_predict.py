@@ -219,10 +219,10 @@ def test_what_was_fine_tuned_elsewhere_predicts_here(
 MISTAKES = [
     ("{mood} {tmp}/none", "{tmp}/none is not there"),
     ("{tmp}/none {file}", "{tmp}/none is not there"),
-    ("{bert} {file}", "was not fine-tuned: finetune it on a labelled file"),
+    ("{bert} {file}", "was not fine-tuned: fine-tune it on a labelled file"),
     ("{mood} {file} --columns text,", "has no 'text'"),
     ("{mood} {file} -o {tmp}/none/out.tsv", "{tmp}/none is no folder"),
-    ("{mood} {file} --task-number 2", "learned 1 tasks: there is no task 2"),
+    ("{mood} {file} --task-number 2", "was trained for 1 tasks: there is no task 2"),
     ("{mood} {ragged}", "line 3 of {ragged} has 1 columns"),
     ("{mood} {file} --device gpu", "no device 'gpu'"),
 ]

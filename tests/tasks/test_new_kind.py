@@ -9,13 +9,14 @@ from typing import Any, ClassVar
 import pytest
 
 from kinfolk.metrics.metric import MeanMetric, Metric
+from kinfolk.tasks.dataset import task_dataset
 from kinfolk.tasks.formats import base
 from kinfolk.tasks.formats.base import FileSpec, Format, Predictions, ReadReport, write_lines
 from kinfolk.tasks.formats.labelled_file import LabelledFile
 from kinfolk.tasks.rows import LabelledText
-from kinfolk.tasks.task import KINDS, Output, Task, register, sort_labels
+from kinfolk.tasks.task import TASK_KINDS, Task, TaskOutput, register_kind, sort_labels
 from kinfolk.workflows.finetune import finetune
-from kinfolk.workflows.finetune_recipe import parse_initial_weights, task_dataset
+from kinfolk.workflows.finetune_recipe import parse_initial_weights
 from kinfolk.workflows.predict import evaluate_rows, load_predictor
 
 
@@ -37,7 +38,7 @@ class StarRating(Task):
 
     name: ClassVar[str] = "stars"
     alias: ClassVar[str] = "star_rating"
-    output: ClassVar[Output] = "label"
+    output: ClassVar[TaskOutput] = "label"
     metric_names: ClassVar[tuple[str, ...]] = ("mae",)
 
     @classmethod
@@ -72,8 +73,8 @@ def star_rating(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Register the kind and its file format for one test."""
     base.all_formats()
     monkeypatch.setattr(base, "_FORMATS", [*base._FORMATS])
-    monkeypatch.setitem(KINDS, "stars", StarRating)
-    assert register(StarRating) is StarRating
+    monkeypatch.setitem(TASK_KINDS, "stars", StarRating)
+    assert register_kind(StarRating) is StarRating
     base.register(Format("stars", ("stars",), read, write_lines, detect, order=-1))
     yield
 
@@ -90,13 +91,13 @@ def test_a_new_kind_is_fine_tuned_evaluated_and_predicted(
     predictor = load_predictor(run)
     assert type(predictor.task) is StarRating and predictor.task.labels == ("1", "2", "3")
     assert json.loads((run / "scores.json").read_text("utf-8"))["metric"] == "mae"
-    rows = list(base.read_rows(file, dataset.guess))
+    rows = list(base.read_rows(file, dataset.file_spec))
     result = evaluate_rows(predictor, rows, n_resamples=20)
     values = [int(prediction.value) for prediction in result.predictions]
     off = [abs(value - int(str(row.label))) for value, row in zip(values, rows, strict=True)]
     assert result.scores == {"mae": pytest.approx(sum(off) / len(off))}
     assert result.confidence_interval.low <= result.scores["mae"]
     written = base.write_predictions(
-        Predictions(LabelledFile(file), dataset.guess, predictor.task, rows, result.predictions)
+        Predictions(LabelledFile(file), dataset.file_spec, predictor.task, rows, result.predictions)
     )
     assert next(iter(written)) == f"{lines[0]}\t{values[0]}\n"

@@ -52,7 +52,7 @@ def test_texts_become_the_row_of_the_task(
     kind: str, facts: dict[str, Any], texts: tuple[str, ...], row: Any
 ) -> None:
     found = made(kind, **facts)
-    assert found.predict_one(*texts) == found.answers([row])[0]
+    assert found.predict_one(*texts) == found.predict([row])[0]
 
 
 def test_too_few_texts_are_refused() -> None:

@@ -96,7 +96,7 @@ def test_the_loss_on_dev_rows_is_the_mean_over_all_of_them(tmp_path: Path, held:
     assert len(rows) == held
     slow = 0.0
     for row in rows:
-        (answer,) = opened.answers([row])
+        (answer,) = opened.predict([row])
         slow -= math.log(answer.probabilities[opened.task.labels.index(row.label)])
     (logged,) = [line["eval_loss"] for line in read(run) if "eval_loss" in line]
     assert logged == pytest.approx(slow / held, rel=1e-4)
@@ -343,7 +343,7 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
     found = opinions(tmp_path, 32, 8)
     refused("bert does not classify by 'text': it can by head", "bert/nano", found, out=out,
             way="text")  # fmt: skip
-    refused("no way is called 'heads'", "bert/nano", found, out=out, way="heads")
+    refused("unknown formulation 'heads'", "bert/nano", found, out=out, way="heads")
     words = task_dataset(lines(tmp_path / "words", complete, 20), task="complete")
     refused("bert cannot complete: it solves classify", "bert/nano", words, out=out)
     refused("--length 4 leaves no room", "bert/nano", found, out=out, length=4)

@@ -6,18 +6,18 @@ from typing import ClassVar
 from kinfolk.metrics.metric import Metric
 from kinfolk.metrics.squad import ExactMatch, SpanF1, best_threshold
 from kinfolk.tasks.rows import QuestionRow
-from kinfolk.tasks.task import Output, Prediction, Task, register
+from kinfolk.tasks.task import Prediction, Task, TaskOutput, register_kind
 
 NO_ANSWER = "unanswerable"  # what a text-to-text model writes where there is no answer
 
 
-@register
+@register_kind
 class SpanExtraction(Task):
     """Predict a part of the context, or an empty text where there is no answer."""
 
     name: ClassVar[str] = "span"
     alias: ClassVar[str] = "question_answering"
-    output: ClassVar[Output] = "span"
+    output: ClassVar[TaskOutput] = "span"
     head: ClassVar[str | None] = "span"
     metric_names: ClassVar[tuple[str, ...]] = ("f1", "exact")
     min_texts: ClassVar[int] = 2

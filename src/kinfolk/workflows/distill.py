@@ -9,7 +9,7 @@ import numpy as np
 from kinfolk.errors import UserError
 from kinfolk.tasks.examples import Instance
 from kinfolk.tasks.formulations.base import Formulation
-from kinfolk.tasks.formulations.head import ClassificationHead
+from kinfolk.tasks.formulations.head import LabelHead
 from kinfolk.tasks.instances import TOKENS_PER_BATCH, forward_instances
 from kinfolk.workflows.predict import load_predictor
 
@@ -27,7 +27,7 @@ def distill(
     """
     predictor = load_predictor(teacher, device=device)
     formulation, task = predictor.formulation, predictor.task
-    if not isinstance(student, ClassificationHead) or not formulation.distills:
+    if not isinstance(student, LabelHead) or not formulation.distills:
         raise UserError(
             f"{teacher} cannot teach this: teachers and students classify, regress, choose and "
             "tag by a head"

@@ -201,7 +201,7 @@ def test_rows(files: SplitFiles, file: TaskDataset, limit: int | None, say: OnMe
 def evaluate_run(run: Path, rows: list[Any], device: str) -> dict[str, float]:
     """Score the best model of a run on rows."""
     found = load_predictor(run, device=device)
-    return found.task.evaluate(rows, found.answers(rows))
+    return found.task.evaluate(rows, found.predict(rows))
 
 
 def suite_mean(results: Sequence[SuiteResult]) -> float:

@@ -7,7 +7,7 @@ from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
 from kinfolk.nn.task_heads import FIXED_LABELS, ModelWithHeadConfig, pooling_of
 from kinfolk.tasks.formulations.base import Formulation
-from kinfolk.tasks.formulations.coreference_head import CoreferenceHead
+from kinfolk.tasks.formulations.coreference_head import MentionRanking
 from kinfolk.tasks.formulations.head import CausalHead, SequenceHead, TokenHead
 from kinfolk.tasks.formulations.scoring import Cloze, Prompt
 from kinfolk.tasks.formulations.span_head import SpanHead
@@ -19,11 +19,11 @@ DEFAULT_MAX_LENGTH = 512  # tokens of an example, where a network has no bound o
 # The options of the command line that set a field of another name.
 OPTIONS = {"verbalizer": "words", "distillation_weight": "teaching"}
 
-FORMULATIONS: tuple[type[Formulation], ...] = (
+ALL_FORMULATIONS: tuple[type[Formulation], ...] = (
     SequenceHead,
     TokenHead,
     SpanHead,
-    CoreferenceHead,
+    MentionRanking,
     CausalHead,
     TextToText,
     Cloze,
@@ -59,13 +59,13 @@ def choose_formulation(
     family: TaskFamily, task: type[Task], name: str | None = None
 ) -> type[Formulation]:
     """Return the formulation of a family for a kind of task: the preferred or the named one."""
-    names = sorted({formulation.name for formulation in FORMULATIONS})
+    names = sorted({formulation.name for formulation in ALL_FORMULATIONS})
     if name is not None and name not in names:
-        raise UserError(f"no way is called {name!r}: {did_you_mean(name, names)}")
+        raise UserError(f"unknown formulation {name!r}: {did_you_mean(name, names)}")
     possible = [
         formulation
         for preferred in family.formulations
-        for formulation in FORMULATIONS
+        for formulation in ALL_FORMULATIONS
         if formulation.name == preferred
         and task.output in formulation.outputs
         and (family.frame is not None or not formulation.needs_template)
@@ -117,7 +117,7 @@ def build_formulation(
     given = {name: value for name, value in options.items() if value is not None}
     if unknown := given.keys() - names:
         option = sorted(OPTIONS.get(name, name) for name in unknown)[0]
-        raise UserError(f"the way {formulation.name!r} has no --{option}: leave it out")
+        raise UserError(f"the formulation {formulation.name!r} has no --{option}: leave it out")
     return formulation(**{n: value for n, value in (derived | given).items() if n in names})
 
 
@@ -127,7 +127,7 @@ def model_config(formulation: Formulation, config: Any, *, dropout: float = 0.1)
         return config
     return ModelWithHeadConfig(
         backbone=config,
-        head=formulation.head,  # type: ignore[arg-type]
+        head=formulation.head,
         labels=FIXED_LABELS.get(formulation.head, formulation.task.head_labels),
         pooling=pooling_of(config),
         regression=formulation.task.output == "number",
@@ -138,6 +138,6 @@ def model_config(formulation: Formulation, config: Any, *, dropout: float = 0.1)
 def solved_kinds(family: TaskFamily) -> str:
     """Return the names of the kinds that a network solves."""
     outputs = {
-        output for f in FORMULATIONS if f.name in family.formulations for output in f.outputs
+        output for f in ALL_FORMULATIONS if f.name in family.formulations for output in f.outputs
     }
     return ", ".join(name for name, task in kinds().items() if task.output in outputs)

@@ -35,7 +35,7 @@ from kinfolk.tasks.formulations.sequences import (
     fill_pattern,
 )
 from kinfolk.tasks.rows import space_between
-from kinfolk.tasks.task import Output, Prediction
+from kinfolk.tasks.task import Prediction, TaskOutput
 from kinfolk.text.tokenizer import Tokenizer
 
 GENERATION_BATCH = 32  # texts that are generated at a time
@@ -199,7 +199,7 @@ class Cloze(OptionScoring):
 
     name: ClassVar[str] = "cloze"
     needs_layout: ClassVar[bool] = True
-    outputs: ClassVar[tuple[Output, ...]] = ("label", "option", "word")
+    outputs: ClassVar[tuple[TaskOutput, ...]] = ("label", "option", "word")
 
     def __post_init__(self) -> None:
         if self.verbalizer and len(self.verbalizer) != len(self.task.labels):
@@ -259,7 +259,7 @@ class Prompt(OptionScoring):
     max_new_tokens: int = 64  # where there are no options
 
     name: ClassVar[str] = "prompt"
-    outputs: ClassVar[tuple[Output, ...]] = ("label", "option", "word", "text")
+    outputs: ClassVar[tuple[TaskOutput, ...]] = ("label", "option", "word", "text")
     trains: ClassVar[bool] = False
 
     def instances(

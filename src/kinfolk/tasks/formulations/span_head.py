@@ -18,6 +18,7 @@ import torch
 from kinfolk.batch import IGNORE_INDEX, Batch, Loss
 from kinfolk.config import config
 from kinfolk.data.examples import Collated, Example
+from kinfolk.nn.task_heads import Head
 from kinfolk.tasks.examples import Instance
 from kinfolk.tasks.formulations.base import (
     Formulation,
@@ -29,7 +30,7 @@ from kinfolk.tasks.formulations.base import (
 )
 from kinfolk.tasks.formulations.sequences import apply_template, encode_plain, num_special_tokens
 from kinfolk.tasks.rows import QuestionRow
-from kinfolk.tasks.task import Output, Prediction
+from kinfolk.tasks.task import Prediction, TaskOutput
 from kinfolk.text.tokenizer import Tokenizer
 
 MAX_QUESTION_LENGTH = 64  # tokens (the published code)
@@ -54,9 +55,13 @@ class SpanHead(Formulation):
     null_score_diff_threshold: float = 0.0
 
     name: ClassVar[str] = "head"
-    outputs: ClassVar[tuple[Output, ...]] = ("span",)
+    outputs: ClassVar[tuple[TaskOutput, ...]] = ("span",)
     needs_template: ClassVar[bool] = True
-    head: ClassVar[str | None] = "span"
+
+    @property
+    def head(self) -> Head:
+        """Two logits a token."""
+        return "span"
 
     def fit(self, rows: Sequence[Any], tokenizer: Tokenizer, *, balanced: bool = False) -> Self:
         """Predict no answer only where some training row has none."""

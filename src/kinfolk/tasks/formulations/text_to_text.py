@@ -22,13 +22,13 @@ from kinfolk.tasks.examples import Instance
 from kinfolk.tasks.formulations.base import RawScores, TaskTargets
 from kinfolk.tasks.formulations.scoring import OptionScoring
 from kinfolk.tasks.formulations.sequences import NUM_LAYOUT_TOKENS, build_example
-from kinfolk.tasks.task import Output, Prediction
+from kinfolk.tasks.task import Prediction, TaskOutput
 from kinfolk.text.tokenizer import Tokenizer
 
 ROUND_TO = 0.2  # the step of numbers from 0 to 5 (section 2.4)
 NUM_STEPS = 25  # of other ranges of numbers, at least: as many as STS-B's
 NUMBER_TOKENS = 8  # of a generated number, at most
-SAMPLE_ROWS = 1000  # by which the length of generated texts is chosen
+LENGTH_SAMPLE_ROWS = 1000  # by which the length of generated texts is chosen
 
 
 @config("text")
@@ -42,7 +42,7 @@ class TextToText(OptionScoring):
     default_number: float = 0.0  # mean of the training rows: predicted where no number is written
 
     name: ClassVar[str] = "text"
-    outputs: ClassVar[tuple[Output, ...]] = (
+    outputs: ClassVar[tuple[TaskOutput, ...]] = (
         "label", "number", "option", "tags", "span", "text", "word", "likelihood",
     )  # fmt: skip
 
@@ -58,7 +58,7 @@ class TextToText(OptionScoring):
                 max_new_tokens=NUMBER_TOKENS,
             )
         if self.task.output in ("text", "tags", "span"):
-            texts = [self.task.target_text(row) or "" for row in rows[:SAMPLE_ROWS]]
+            texts = [self.task.target_text(row) or "" for row in rows[:LENGTH_SAMPLE_ROWS]]
             longest = max(len(tokenizer.offsets(text)[0]) for text in texts)
             most = max(self.max_new_tokens, min(self.max_length, longest + 1))
             return replace(fitted, max_new_tokens=most)
