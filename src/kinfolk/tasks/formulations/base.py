@@ -82,7 +82,7 @@ class Formulation(ABC):
 
     def counts(self, examples: Sequence[Instance], key: TaskTargets) -> dict[str, int]:
         """Say what each part of the loss is summed over, and how many tokens are read."""
-        return {"labels": len(key.target), "tokens": sum(e.tokens for e in examples)}
+        return {"label": len(key.target), "tokens": sum(e.tokens for e in examples)}
 
     @abstractmethod
     def loss(self, model: Any, batch: Batch[TaskTargets], /) -> Loss:

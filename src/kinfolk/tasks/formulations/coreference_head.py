@@ -166,7 +166,7 @@ class CoreferenceHead(Formulation):
     def counts(self, examples: Sequence[Instance], key: Any) -> dict[str, int]:
         """Count the spans that are kept, whichever these are, and those that were not given."""
         kept, told = int(key.max_mentions.sum()), int(key.weight.sum())
-        return {"labels": kept, "mentions": told, "tokens": sum(e.tokens for e in examples)}
+        return {"label": kept, "mentions": told, "tokens": sum(e.tokens for e in examples)}
 
     def score_antecedents(self, model: Any, batch: Batch[Any]) -> Any:
         """Score the mentions with those before them."""
@@ -192,9 +192,7 @@ class CoreferenceHead(Formulation):
         told = F.binary_cross_entropy_with_logits(
             found.mention_scores, (key.target > 0).float(), key.weight, reduction="sum"
         )
-        return Loss(
-            {"labels": nats.sum(), "mentions": told}, {"mentions": self.mention_loss_weight}
-        )
+        return Loss({"label": nats.sum(), "mentions": told}, {"mentions": self.mention_loss_weight})
 
     def logits(self, model: Any, batch: Batch[Any], /) -> list[RawScores]:
         """Return for each span the number of its antecedent, -1 for none, and how likely it is."""

@@ -135,7 +135,7 @@ class SequenceHead(Formulation):
 
     def loss(self, model: Any, batch: Batch[TaskTargets], /) -> Loss:
         """Sum -log p(class), or the squared distance from a number."""
-        return Loss({"labels": self.loss_sum(logits_at(model, batch), batch.targets)})
+        return Loss({"label": self.loss_sum(logits_at(model, batch), batch.targets)})
 
     def loss_sum(self, scores: Tensor, key: TaskTargets) -> Tensor:
         """Sum what is wrong with scores."""
@@ -245,20 +245,20 @@ class CausalHead(SequenceHead):
 
     def counts(self, examples: Sequence[Instance], key: TaskTargets) -> dict[str, int]:
         """Count the tokens that are predicted, too."""
-        predicted = {} if key.tokens is None else {"language": len(key.tokens.labels)}
+        predicted = {} if key.tokens is None else {"lm_auxiliary": len(key.tokens.labels)}
         return super().counts(examples, key) | predicted
 
     def loss(self, model: Any, batch: Batch[TaskTargets], /) -> Loss:
         """Sum -log p(class), and -log p(token) at a lower weight."""
         hidden = model(batch.inputs).hidden
         sums = {
-            "labels": self.loss_sum(self.pooled_logits(model, hidden, batch.targets), batch.targets)
+            "label": self.loss_sum(self.pooled_logits(model, hidden, batch.targets), batch.targets)
         }
         tokens = batch.targets.tokens
         if tokens is None:
             return Loss(sums)
-        sums["language"] = model.lm_logits(tokens.gather(hidden)).nll(tokens.labels)
-        return Loss(sums, {"language": self.lm_loss_weight})
+        sums["lm_auxiliary"] = model.lm_logits(tokens.gather(hidden)).nll(tokens.labels)
+        return Loss(sums, {"lm_auxiliary": self.lm_loss_weight})
 
     def pooled_logits(self, model: Any, hidden: Tensor, key: TaskTargets) -> Tensor:
         """Score the last token of each line; those of both orders are one."""
@@ -382,7 +382,7 @@ class TokenHead(Formulation):
         """Sum -log p(tag)."""
         finetune_config = {"teaching": self.distillation_weight, "heat": self.temperature}
         wrong = weighted_cross_entropy(logits_at(model, batch), batch.targets, **finetune_config)
-        return Loss({"labels": wrong.sum()})
+        return Loss({"label": wrong.sum()})
 
     def logits(self, model: Any, batch: Batch[TaskTargets], /) -> list[RawScores]:
         """Return the scores of the words of each example: (words, tags)."""

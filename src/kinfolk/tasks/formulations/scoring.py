@@ -217,7 +217,7 @@ class Cloze(OptionScoring):
         logs = segment_log_softmax(
             self.sequence_logprobs(model, batch), key.instance_of_example, len(key.target)
         )
-        return Loss({"labels": -logs.index_select(0, key.target).sum()})
+        return Loss({"label": -logs.index_select(0, key.target).sum()})
 
 
 PROMPT_PATTERNS = {

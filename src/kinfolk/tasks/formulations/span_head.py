@@ -122,7 +122,7 @@ class SpanHead(Formulation):
             segment_log_softmax(scores[:, i], key.instance_ids, len(key.target)) for i in range(2)
         ]
         right = [logs[i].index_select(0, key.target[:, i]) for i in range(2)]
-        return Loss({"labels": -(right[0] + right[1]).sum() / 2})
+        return Loss({"label": -(right[0] + right[1]).sum() / 2})
 
     def logits(self, model: Any, batch: Batch[TaskTargets], /) -> list[RawScores]:
         """Return the scores of each window: (1 + tokens, 2)."""
