@@ -35,8 +35,8 @@ def run_progress(
         def watch(progress: "Progress") -> None:
             nonlocal held
             said = f"loss {progress.loss:.3f}"
-            for part, value in progress.losses.items():
-                said += "" if part == "tokens" else f"  {part} {value:.3f}"
+            for part, value in list(progress.losses.items())[1:]:  # the first is the loss itself
+                said += f"  {part} {value:.3f}"
             if progress.eval_loss is not None:
                 found = f"  held out {progress.eval_loss:.3f}"
                 found += "" if score is None else f"  {score()}"
