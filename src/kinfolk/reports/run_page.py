@@ -81,6 +81,8 @@ class Report:
     x: str = "tokens seen"
     y: str = "loss, nats per token"
     log_x: bool = False
+    metrics: Sequence[Series] = ()  # scores on dev rows by step
+    results: Sequence[tuple[str, str]] = ()  # metrics of the best checkpoint
     scores: Sequence[ModelScore] = ()
     baselines: Sequence[Baseline] = ()
     samples: Sequence[Sample] = ()
@@ -104,6 +106,9 @@ def render(report: Report) -> str:
         colours=colours,
         standings=[versus_baselines(score, report.baselines) for score in report.scores],
         curves=Markup(curve_chart(report)),
+        metrics=Markup(line_chart(report.metrics, [], x=report.x, y="score"))
+        if report.metrics
+        else "",
         bars=Markup(bar_chart(report, colours)),
     )
 

@@ -33,6 +33,7 @@ from kinfolk.tasks.rows import (
 from kinfolk.tasks.scoring import EvaluationResult, reference, score
 from kinfolk.tasks.task import Prediction, Task
 from kinfolk.text.tokenizer import Tokenizer
+from kinfolk.training.run import select_device
 from kinfolk.workflows import formulations
 from kinfolk.workflows.finetune_recipe import (
     FineTuneRecipe,
@@ -43,7 +44,6 @@ from kinfolk.workflows.finetune_recipe import (
     task_dataset,
 )
 from kinfolk.workflows.load import find_model_folder, load
-from kinfolk.workflows.pretrain import select_device
 
 TASK_OF_HEAD = {
     "text": "classify",

@@ -11,7 +11,6 @@ from kinfolk.data import demo_text
 from kinfolk.data.corpus import Corpus
 from kinfolk.data.documents import read_documents
 from kinfolk.data.prepare import prepare
-from kinfolk.errors import UserError
 from kinfolk.generation.fill import fill
 from kinfolk.generation.prompts import generate_text
 from kinfolk.generation.sampling import Sampling
@@ -19,7 +18,8 @@ from kinfolk.objectives.evaluation import LikelihoodScores
 from kinfolk.recipes.catalogue import family_of
 from kinfolk.reports.run_page import ModelScore, Report, Sample, TextSpan, write
 from kinfolk.text import Tokenizer, train_tokenizer
-from kinfolk.training.loop import Progress
+from kinfolk.training.loop import Callback
+from kinfolk.training.run import check_new_folder
 from kinfolk.workflows.evaluate import SCORE_KINDS, Baselines, baselines, count_parameters, evaluate
 from kinfolk.workflows.load import load
 from kinfolk.workflows.pretrain import pretrain
@@ -62,13 +62,12 @@ class Quickstart:
     page: Path
 
 
-Watching = Callable[[str], AbstractContextManager[Callable[[Progress], None]]]
+ProgressOf = Callable[[str], AbstractContextManager[Callback]]  # of the run of a model
 
 
-def quickstart(out: Path, *, say: Callable[[str], None], watching: Watching) -> Quickstart:
+def quickstart(out: Path, *, on_message: Callable[[str], None], progress: ProgressOf) -> Quickstart:
     """Train a tokenizer and three models, score them, let them write, and draw the page."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is already there: remove it, or choose another -o")
+    check_new_folder(out, "remove it, or choose another -o")
     began = time.perf_counter()
     text = demo_text.write(out / "text")
     tokenizer = train_tokenizer(
@@ -78,7 +77,7 @@ def quickstart(out: Path, *, say: Callable[[str], None], watching: Watching) -> 
     corpus = prepare([text], tokenizer=tokenizer, out=out / "corpus", holdout=HOLDOUT)
     held_out = Corpus.open(out / "corpus" / "holdout")
     found = baselines(corpus, held_out)
-    say(
+    on_message(
         f"{corpus.bytes / 1e6:.1f} MB of Python's own prose: {corpus.documents:,} documents, "
         f"{corpus.tokens:,} tokens; {held_out.documents} documents held out"
     )
@@ -86,8 +85,8 @@ def quickstart(out: Path, *, say: Callable[[str], None], watching: Watching) -> 
     for name in MEMBERS:
         start = time.perf_counter()
         run = out / name.partition("/")[0]
-        with watching(name) as watch:
-            pretrain(chosen(name, out / "corpus"), run, watch=watch)
+        with progress(name) as callback:
+            pretrain(chosen(name, out / "corpus"), run, callbacks=[callback])
         seconds = time.perf_counter() - start
         model, _ = load(run)
         score, kind = evaluate(run, corpus=out / "corpus" / "holdout")
