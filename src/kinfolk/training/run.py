@@ -50,7 +50,7 @@ class Workload(ABC):
     attack: FGM | None = None
     early_stopping_patience: int = 0  # evaluations without improvement; 0 never stops
     save_best: bool = False  # save at every evaluation that is the best so far
-    dynamic_shapes: bool = False  # batches differ in shape: compiled for all of them at once
+    row_length: int | None = None  # of every batch; None where batches differ in shape
 
     @classmethod
     @abstractmethod
@@ -117,10 +117,11 @@ class Run:
         learner = Learner(model, work.objective)
         compiled = train.compile == "yes" or (train.compile == "auto" and cuda)
         if compiled:
-            learner.compile(dynamic=work.dynamic_shapes)
-        replays = train.cuda_graph == "yes"
-        if not work.dynamic_shapes:
-            replays = train.replays(sum(p.numel() for p in model.parameters()))
+            learner.compile(dynamic=work.row_length is None)
+        replayed = train.cuda_graph == "yes"
+        if work.row_length is not None:
+            parameters = sum(p.numel() for p in model.parameters())
+            replayed = train.replays(parameters, work.row_length)
         self.train_step = TrainStep(
             learner,
             self.optimizer,
@@ -129,8 +130,8 @@ class Run:
             seed=train.seed,
             device=self.device,
             bfloat16=self.bfloat16,
-            resolved=compiled and cuda and not work.dynamic_shapes,
-            captured=compiled and cuda and replays,
+            resolved=compiled and cuda and work.row_length is not None,
+            captured=compiled and cuda and replayed,
             memory=work.memory,
             unfreezing=work.unfreezing,
             attack=work.attack,
@@ -160,8 +161,8 @@ class Run:
         state = {} if newest is None else checkpoint.load_training_state(newest)
         if state.get("finished") and all((folder / name).is_file() for name in kind.results):
             raise UserError(
-                f"{folder} is finished: to train for longer, start a new run with more --steps or "
-                "--epochs"
+                f"{folder} is finished: it has done all of its {state['step']} steps; to train for "
+                "longer, start a new run with more --steps or --epochs"
             )
         run = cls(kind.reopen(recipe, folder, newest, callbacks), folder, callbacks)
         if newest is not None:

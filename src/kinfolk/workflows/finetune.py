@@ -130,7 +130,6 @@ class FineTuneWorkload(Workload):
     command = "finetune"
     results = ("scores.json", "report.html")
     save_best = True
-    dynamic_shapes = True
     batches: TaskBatches
 
     def __init__(

@@ -59,6 +59,7 @@ class PretrainWorkload(Workload):
 
     def __init__(self, recipe: Recipe, *, fresh: bool = True) -> None:
         self.recipe, self.train, self.objective = recipe, recipe.train, recipe.objective
+        self.row_length = recipe.objective.max_length
         corpora = [share.open() for share in recipe.corpora]
         self.tokenizer = shared_tokenizer(corpora)
         if (
