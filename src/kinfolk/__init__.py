@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from kinfolk.errors import UserError
     from kinfolk.generation.fill import fill
     from kinfolk.generation.prompts import generate_text
+    from kinfolk.training.loop import Callback
     from kinfolk.workflows.continuing import continue_from
     from kinfolk.workflows.evaluate import evaluate
     from kinfolk.workflows.finetune import finetune
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Callback",
     "CorpusShare",
     "FineTuneConfig",
     "Recipe",
@@ -45,6 +47,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Callback": "training.loop",
     "CorpusShare": "workflows.recipe",
     "FineTuneConfig": "workflows.finetune_recipe",
     "Recipe": "workflows.recipe",

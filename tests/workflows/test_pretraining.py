@@ -15,7 +15,7 @@ from kinfolk.errors import UserError
 from kinfolk.training import checkpoint
 from kinfolk.training.log import read
 from kinfolk.training.loop import Progress
-from kinfolk.training.run import Run, select_device
+from kinfolk.training.run import Run
 from kinfolk.workflows.load import load
 from kinfolk.workflows.pretrain import PretrainWorkload, pretrain, resume
 from kinfolk.workflows.recipe import CorpusShare, Recipe
@@ -207,12 +207,6 @@ def test_speed_counts_the_tokens_that_are_read(
     assert (
         f"{statistics.median(p.tokens_per_second for p in seen):,.0f} input tokens a second" in page
     )
-
-
-@pytest.mark.parametrize("device", ["meta", "mps", "abacus", ""])
-def test_a_device_that_is_none_is_refused(device: str) -> None:
-    with pytest.raises(UserError, match="use auto, cpu or cuda"):
-        select_device(device)
 
 
 @pytest.mark.parametrize(

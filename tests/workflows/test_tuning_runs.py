@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from kinfolk.batch import Loss
 from kinfolk.errors import UserError
 from kinfolk.tasks.formats.base import ReadReport
+from kinfolk.tasks.formulations.head import SequenceHead
 from kinfolk.tasks.rows import LabelledText
 from kinfolk.text import Tokenizer
 from kinfolk.training import checkpoint
@@ -216,6 +217,22 @@ def test_it_ends_when_nothing_grows_better_and_keeps_the_best(tmp_path: Path) ->
     (run / "scores.json").unlink()
     resume(run)
     assert tree(run, ("log.jsonl", "scores.json")) == before
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_dev_rows_are_scored_in_the_precision_of_training(
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, seen = SequenceHead.logits, set[bool]()
+
+    def logits(*arguments: Any) -> Any:
+        seen.add(torch.is_autocast_enabled("cpu"))
+        return original(*arguments)
+
+    monkeypatch.setattr(SequenceHead, "logits", logits)
+    found, chosen = opinions(tmp_path, 32, 8), f"train.precision={precision}"
+    tune("bert/nano", found, tmp_path / "run", chosen, epochs=1)
+    assert seen == {precision == "bfloat16"}
 
 
 def test_an_interrupted_checkpoint_is_not_the_best(tmp_path: Path) -> None:
