@@ -97,9 +97,9 @@ def files(one: Set, data: Path, out: Path) -> tuple[Path, Path, Path]:
 def run(job: Job, data: Path, out: Path, device: str) -> dict[str, object]:
     """Fine-tune once, and score the test rows."""
     from kinfolk.tasks.scoring import score
+    from kinfolk.training.config import FineTuneConfig
     from kinfolk.workflows.finetune import finetune
     from kinfolk.workflows.finetune_recipe import (
-        FineTuneConfig,
         parse_initial_weights,
         task_dataset,
     )

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from kinfolk.tasks.formats.base import ReadReport
+from kinfolk.training.config import FineTuneConfig
 from kinfolk.workflows.finetune import finetune
 from kinfolk.workflows.finetune_recipe import (
-    FineTuneConfig,
     TaskDataset,
     parse_initial_weights,
     task_dataset,

@@ -11,11 +11,12 @@ if TYPE_CHECKING:
     from kinfolk.errors import UserError
     from kinfolk.generation.fill import fill
     from kinfolk.generation.prompts import generate_text
+    from kinfolk.training.config import FineTuneConfig
     from kinfolk.training.loop import Callback
     from kinfolk.workflows.continuing import continue_from
     from kinfolk.workflows.evaluate import evaluate
     from kinfolk.workflows.finetune import finetune
-    from kinfolk.workflows.finetune_recipe import FineTuneConfig, TaskDataset, task_dataset
+    from kinfolk.workflows.finetune_recipe import TaskDataset, task_dataset
     from kinfolk.workflows.generate import stream
     from kinfolk.workflows.load import load, logits
     from kinfolk.workflows.predict import load_predictor
@@ -49,7 +50,7 @@ __all__ = [
 _HOMES = {
     "Callback": "training.loop",
     "CorpusShare": "workflows.recipe",
-    "FineTuneConfig": "workflows.finetune_recipe",
+    "FineTuneConfig": "training.config",
     "Recipe": "workflows.recipe",
     "TaskDataset": "workflows.finetune_recipe",
     "UserError": "errors",

@@ -30,7 +30,7 @@ TYPES: dict[str, dict[str, str]] = {
         "finetune": "kinfolk.workflows.finetune_recipe",
     },
     "train": {"train": "kinfolk.training.config"},
-    "finetune": {"finetune_config": "kinfolk.workflows.finetune_recipe"},
+    "finetune": {"finetune_config": "kinfolk.training.config"},
     "model": {
         "albert": "kinfolk.models.albert",
         "bert": "kinfolk.models.bert",
@@ -195,6 +195,16 @@ SYNONYMS: tuple[tuple[str, ...], ...] = (
     ("corpus", "dataset", "dataset_path", "data_dir"),
 )
 
+# Words for one value of a field.
+SAME_VALUES: tuple[tuple[str, ...], ...] = (
+    ("true", "yes", "on"),
+    ("false", "no", "off"),
+    ("float32", "fp32"),
+    ("bfloat16", "bf16"),
+    ("inverse_root", "inverse_sqrt"),
+    ("trapezoid", "wsd"),
+)
+
 
 # Declarations
 
@@ -204,18 +214,20 @@ def field(
     default: Any = dataclasses.MISSING,
     help: str = "",
     group: str = "",
+    panel: str = "",
     ge: float | None = None,
     gt: float | None = None,
     le: float | None = None,
     lt: float | None = None,
 ) -> Any:
-    """Declare a field: its default, its help text, its range, the group of types it may hold.
+    """Declare a field: its default, help text, range, and the group of types it may hold.
 
-    The range of a field that holds a tuple is that of each number in it.
+    The range of a field that holds a tuple is that of each number in it. `panel` is the heading
+    under which a command lists the option made from the field.
     """
     bounds = {"ge": ge, "gt": gt, "le": le, "lt": lt}
     given = {name: bound for name, bound in bounds.items() if bound is not None}
-    metadata = {"help": help, "group": group, "bounds": given}
+    metadata = {"help": help, "group": group, "panel": panel, "bounds": given}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -367,22 +379,57 @@ def convert(value: Any, hint: Any, path: str, *, text: bool = False, group: str 
 def did_you_mean(name: str, names: Sequence[str]) -> str:
     """Return the end of a sentence that names the closest choices, or all of them.
 
-    A name that other libraries use for one of the choices is known; others are compared by letters.
+    Names that other libraries use for a choice come first; the rest are compared by letters.
     """
-    same = [other for words in SYNONYMS if name.lower() in words for other in words]
-    close = [other for other in dict.fromkeys(same) if other in names and other != name]
-    close = close or difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    close = suggestions(name, names)
     return f"did you mean {_join_or(close)}?" if close else f"there are {', '.join(names)}"
 
 
-def describe(cls: type[Any]) -> list[tuple[str, str, str]]:
-    """Return the name, the rule and the help text of every field of a configuration."""
+def suggestions(name: str, names: Sequence[str]) -> list[str]:
+    """Return the choices that a wrong name probably stands for."""
+    same = [other for words in SYNONYMS if name.lower() in words for other in words]
+    if known := [other for other in dict.fromkeys(same) if other in names and other != name]:
+        return known
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    ratios = [difflib.SequenceMatcher(None, other, name).ratio() for other in close]
+    return [other for other, ratio in zip(close, ratios, strict=True) if ratio > max(ratios) - 0.1]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FieldInfo:
+    """What is known of a field where it is declared."""
+
+    name: str
+    hint: Any  # its type
+    default: Any  # dataclasses.MISSING where a value is required
+    rule: str  # type and range in words
+    help: str
+    panel: str
+
+
+def describe(cls: type[Any]) -> list[FieldInfo]:
+    """Return what is known of every field of a configuration."""
+    defaults = {f.name: f.default for f in dataclasses.fields(cls)}
     rows = []
     for name, hint, metadata in _fields(cls):
         bounds = metadata.get("bounds") or {}
         rule = f"{_words(hint)}, {_range(bounds)}" if bounds else _words(hint)
-        rows.append((name, rule, metadata.get("help", "")))
+        help, panel = metadata.get("help", ""), metadata.get("panel", "")
+        rows.append(
+            FieldInfo(
+                name=name, hint=hint, default=defaults[name], rule=rule, help=help, panel=panel
+            )
+        )
     return rows
+
+
+def parse_field(cls: type[Any], name: str, text: str, label: str) -> Any:
+    """Return the value of a field from text, checked; `label` names the field in errors."""
+    hint, metadata = next((hint, about) for known, hint, about in _fields(cls) if known == name)
+    value = convert(text, hint, label, text=True)
+    if rule := _broken_bound(value, metadata):
+        raise UserError(f"{label}={text}: it must be {rule}")
+    return value
 
 
 # Details
@@ -479,10 +526,7 @@ def _override(value: Any, path: list[str], text: str, whole: str) -> Any:
     if rest:
         new = _override(getattr(value, name), rest, text, whole)
     else:
-        _, hint, metadata = fields[name]
-        new = convert(text, hint, whole, text=True)
-        if rule := _broken_bound(new, metadata):
-            raise UserError(f"{whole}={text}: it must be {rule}")
+        new = parse_field(type(value), name, text, whole)
     return dataclasses.replace(value, **{name: new})
 
 
@@ -523,15 +567,24 @@ def _convert_tuple(value: Any, hint: Any, path: str, text: bool, group: str) -> 
 
 
 def _parse(text: str, hint: Any) -> Any:
-    """Read a word as a number or as true and false, where that is what a field holds."""
+    """Return text as the number, boolean or choice that a field holds, where it is one."""
     if hint is bool:
-        return {"true": True, "false": False}.get(text.lower(), text)
+        word = _choice(text.lower(), ("true", "false"))
+        return {"true": True, "false": False}.get(word, text)
+    if typing.get_origin(hint) is Literal:
+        return _choice(text, typing.get_args(hint))
     if hint in (int, float):
         try:
             return hint(text.replace("_", ""))
         except ValueError:
             return text
     return text
+
+
+def _choice(text: str, choices: Sequence[Any]) -> str:
+    """Return the choice that a word stands for: `bf16` for bfloat16, `on` for yes."""
+    same = [other for words in SAME_VALUES if text.lower() in words for other in words]
+    return next((other for other in (text, *same) if other in choices), text)
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 import sheets
+from kinfolk.training.config import FineTuneConfig
 from kinfolk.workflows.finetune import finetune
-from kinfolk.workflows.finetune_recipe import FineTuneConfig, parse_initial_weights, task_dataset
+from kinfolk.workflows.finetune_recipe import parse_initial_weights, task_dataset
 from little import Kinfolk, Said, tree
 
 FEW = ("train.batch_size=8", "train.device=cpu", "train.lr=5e-3")

@@ -292,7 +292,7 @@ MISTAKES = [
     ("bert/nano --train {train} -o {new} --length 4", "--length 4 leaves no room"),
     ("bert/nano --train {train} -o {new} --epochs 0", "epochs=0.0: it must be above 0"),
     ("bert/nano --train {train} -o {new} --class-weights heavy", "none or balanced"),
-    ("bert/nano --train {train} -o {new} train.stpes=5", "did you mean steps or eps?"),
+    ("bert/nano --train {train} -o {new} train.stpes=5", "did you mean steps?"),
     ("bert/nano --train {train} -o {new} --pattern {{answer}}", "'head' has no --pattern"),
     ("bert/nano --train {train} -o {new} --seed 1 --seeds 2", "leave --seed out"),
     ("bert/nano --train {train} -o {new} --seeds 0", "--seeds 0 is no run"),

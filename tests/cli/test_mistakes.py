@@ -76,7 +76,7 @@ MISTAKES = [
         "no member 'gtp2' in the family: did you mean gpt2",
     ),
     ("pretrain gpt2/tyni --corpus {corpus} -o {new}", "gpt2 has no size 'tyni': did you mean tiny"),
-    ("pretrain gpt2 --corpus {corpus} -o {new} train.stpes=5", "did you mean steps or eps?"),
+    ("pretrain gpt2 --corpus {corpus} -o {new} train.stpes=5", "did you mean steps?"),
     ("pretrain gpt2 --corpus {corpus} -o {new} trian.steps=5", "did you mean train?"),
     ("pretrain gpt2 --corpus {corpus} -o {new} train.steps=five", "a whole number"),
     ("pretrain gpt2 --corpus {corpus} -o {new} train.lr=high", "train.lr=high: it must be a"),

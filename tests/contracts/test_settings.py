@@ -14,8 +14,7 @@ import torch
 from safetensors.torch import load_file
 from task_files import FILES
 
-from kinfolk.training.config import TrainConfig
-from kinfolk.workflows.finetune_recipe import FineTuneConfig
+from kinfolk.training.config import FineTuneConfig, TrainConfig
 from little import Home, Kinfolk
 
 LEAST = 1e-3  # how far, relative to its value, a loss or a gradient norm must move

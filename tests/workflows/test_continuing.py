@@ -12,12 +12,12 @@ from kinfolk import hub
 from kinfolk.data.prepare import prepare
 from kinfolk.errors import UserError
 from kinfolk.text import Tokenizer
-from kinfolk.training.config import TrainConfig
+from kinfolk.training.config import FineTuneConfig, TrainConfig
 from kinfolk.training.log import read
 from kinfolk.workflows.continuing import begun, continue_from
 from kinfolk.workflows.evaluate import auxiliary_metrics, evaluate
 from kinfolk.workflows.finetune import finetune
-from kinfolk.workflows.finetune_recipe import FineTuneConfig, parse_initial_weights, task_dataset
+from kinfolk.workflows.finetune_recipe import parse_initial_weights, task_dataset
 from kinfolk.workflows.generate import task_prefix
 from kinfolk.workflows.pretrain import PretrainWorkload, pretrain, resume
 from kinfolk.workflows.recipe import Recipe

@@ -19,11 +19,11 @@ from kinfolk.tasks.formulations.head import SequenceHead
 from kinfolk.tasks.rows import LabelledText
 from kinfolk.text import Tokenizer
 from kinfolk.training import checkpoint
+from kinfolk.training.config import FineTuneConfig
 from kinfolk.training.log import read
 from kinfolk.training.loop import Callback, Progress
 from kinfolk.workflows.finetune import finetune
 from kinfolk.workflows.finetune_recipe import (
-    FineTuneConfig,
     FineTuneRecipe,
     InitialWeights,
     TaskDataset,

@@ -11,30 +11,42 @@ from kinfolk.errors import UserError
 def main() -> None:
     """Run the command line."""
     from rich.markup import escape
+    from typer import TyperException
 
     from kinfolk.cli.app import console, errors
     from kinfolk.cli.commands import app
+    from kinfolk.cli.options import UsageError
 
-    # What users named is printed as it is: [a] in a path is no markup, and no path is broken.
+    # Paths and other texts of users are printed unchanged: [a] is not markup, lines do not wrap.
     def warn(message: Warning | str, *_: Any, **__: Any) -> None:
-        said = f"[yellow]warning:[/] {escape(str(message))}"
-        errors.print(said, highlight=False, soft_wrap=True)
+        text = f"[yellow]warning:[/] {escape(str(message))}"
+        errors.print(text, highlight=False, soft_wrap=True)
 
-    def complain(sentence: str) -> NoReturn:
+    def fail(sentence: str, command: str = "") -> NoReturn:
         errors.print(f"[bold red]error:[/] {escape(sentence)}", highlight=False, soft_wrap=True)
+        if command:
+            errors.print(f"Try: {command} --help", highlight=False, soft_wrap=True)
         sys.exit(2)
 
     warnings.showwarning = warn
     try:
-        app()
+        code = app(prog_name="kinfolk", standalone_mode=False)
+    except UsageError as error:
+        fail(str(error), error.command)
     except UserError as error:
-        complain(str(error))
+        fail(str(error))
+    except TyperException as error:  # about the group of commands itself
+        if sentence := error.format_message().rstrip("."):
+            fail(sentence, "kinfolk")
+        sys.exit(2)  # no arguments: the help is printed
     except BrokenPipeError:  # `kinfolk ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
-        complain(f"{error.strerror or error}{where}")
+        fail(f"{error.strerror or error}{where}")
     except KeyboardInterrupt:
         console.print("stopped")
         sys.exit(130)
+    if code:
+        sys.exit(code)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ import typer
 from rich.console import Console
 
 from kinfolk import __version__
+from kinfolk.cli.options import AnyFunction, Command
 from kinfolk.errors import UserError
 
 app = typer.Typer(
@@ -52,8 +54,15 @@ def root(
 
 
 def example(text: str) -> str:
-    """Write the example under a command's help."""
+    """Return the example under the help of a command."""
     return f"Example: `{text}`"
+
+
+def command(
+    text: str, *, panel: str, name: str | None = None, group: typer.Typer = app
+) -> Callable[[AnyFunction], AnyFunction]:
+    """Register a function as a command, with an example of its use and a panel in `--help`."""
+    return group.command(name, cls=Command, epilog=example(text), rich_help_panel=panel)
 
 
 def print_json(value: Any) -> None:

@@ -13,7 +13,8 @@ from kinfolk.cli.scores import show, show_suite
 from kinfolk.errors import UserError
 
 if TYPE_CHECKING:
-    from kinfolk.workflows.finetune_recipe import FineTuneConfig, TaskDataset
+    from kinfolk.training.config import FineTuneConfig
+    from kinfolk.workflows.finetune_recipe import TaskDataset
 
 T = TypeVar("T")
 
@@ -205,7 +206,7 @@ def each(option: str, values: Sequence[T] | None, size: int) -> list[T | None]:
 def finetune_config(**wanted: Any) -> "FineTuneConfig":
     """Check what is told about learning."""
     from kinfolk.config import apply_overrides
-    from kinfolk.workflows.finetune_recipe import FineTuneConfig
+    from kinfolk.training.config import FineTuneConfig
 
     return apply_overrides(FineTuneConfig(), [f"{name}={value}" for name, value in wanted.items()])
 

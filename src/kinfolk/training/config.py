@@ -1,12 +1,16 @@
-"""How a run learns: everything about it that is neither the network nor the objective."""
+"""Training settings: steps, learning rate, batches, checkpoints; those of fine-tuning alone."""
 
 from typing import Literal
 
 from kinfolk.config import config, field
 from kinfolk.errors import UserError
 
-Optimiser = Literal["adamw", "adafactor", "adamw_rms"]
+Optimizer = Literal["adamw", "adafactor", "adamw_rms"]
 Schedule = Literal["linear", "cosine", "inverse_root", "constant", "trapezoid", "slanted"]
+
+# Headings of the options that commands make from the fields.
+BATCH, OPTIMIZER, SCHEDULE = "Batches", "Optimizer", "Learning rate schedule"
+CHECKPOINTS, RUNTIME = "Checkpoints and evaluation", "Runtime"
 
 # Parameters times tokens of a micro-batch. Above it a replayed step is less than 10 % faster than a
 # compiled one on an H200 (docs/benchmarks.md), and it keeps the gradients of every recorded shape.
@@ -15,60 +19,99 @@ MAX_GRAPH_WORK = 2 * 10**12
 
 @config("train")
 class TrainConfig:
-    """Steps, rates, and what is kept."""
+    """Settings of a training run that belong neither to the network nor to the objective."""
 
-    steps: int = field(default=10_000, ge=1, help="number of optimizer steps")
-    batch_size: int = field(default=32, ge=1, le=2**24, help="number of rows in a step")
+    steps: int = field(default=10_000, ge=1, panel=BATCH, help="number of optimizer steps")
+    batch_size: int = field(
+        default=32, ge=1, le=2**24, panel=BATCH, help="number of rows in an optimizer step"
+    )
     gradient_accumulation: int = field(
-        default=1, ge=1, help="number of micro-batches that a step is split into"
+        default=1, ge=1, panel=BATCH, help="number of micro-batches that a step is split into"
     )
-    optimizer: Optimiser = field(
-        default="adamw", help="optimizer; adamw_rms multiplies each step by the RMS of its tensor"
+    optimizer: Optimizer = field(
+        default="adamw",
+        panel=OPTIMIZER,
+        help="optimizer; adamw_rms multiplies each step by the RMS of its tensor",
     )
-    schedule: Schedule = field(default="cosine", help="learning-rate schedule")
-    lr: float = field(default=5e-4, gt=0, help="peak learning rate")
+    schedule: Schedule = field(default="cosine", panel=SCHEDULE, help="learning-rate schedule")
+    lr: float = field(default=5e-4, gt=0, panel=SCHEDULE, help="peak learning rate")
     min_lr_ratio: float = field(
-        default=0.1, ge=0, le=1, help="last learning rate as a fraction of the peak"
+        default=0.1,
+        ge=0,
+        le=1,
+        panel=SCHEDULE,
+        help="last learning rate as a fraction of the peak",
     )
-    warmup: int = field(default=500, ge=0, help="number of warm-up steps")
+    warmup: int = field(default=500, ge=0, panel=SCHEDULE, help="number of warm-up steps")
     decay_ratio: float = field(
-        default=0.2, ge=0, le=1, help="fraction of the steps in which a trapezoid schedule decays"
+        default=0.2,
+        ge=0,
+        le=1,
+        panel=SCHEDULE,
+        help="fraction of the steps in which a trapezoid schedule decays",
     )
-    weight_decay: float = field(default=0.01, ge=0, help="weight decay, of matrices only")
+    weight_decay: float = field(
+        default=0.01, ge=0, panel=OPTIMIZER, help="weight decay, of matrices only"
+    )
     betas: tuple[float, float] = field(
-        default=(0.9, 0.98), ge=0, lt=1, help="coefficients of Adam's running averages"
+        default=(0.9, 0.98),
+        ge=0,
+        lt=1,
+        panel=OPTIMIZER,
+        help="coefficients of Adam's running averages",
     )
-    eps: float = field(default=1e-8, ge=0, help="epsilon in the denominator of Adam")
+    eps: float = field(
+        default=1e-8, ge=0, panel=OPTIMIZER, help="epsilon in the denominator of Adam"
+    )
     grad_clip: float = field(
-        default=1.0, ge=0, help="largest norm of the gradient; 0 does not clip"
+        default=1.0, ge=0, panel=OPTIMIZER, help="largest norm of the gradient; 0 does not clip"
     )
     seed: int = field(
-        default=0, ge=0, le=2**63 - 1, help="seed of initial weights, data order and dropout"
+        default=0,
+        ge=0,
+        le=2**63 - 1,
+        panel=RUNTIME,
+        help="seed of initial weights, data order and dropout",
     )
     save_every: int = field(
         default=1000,
         ge=1,
+        panel=CHECKPOINTS,
         help="number of steps between checkpoints; the last step is always saved",
     )
-    keep_checkpoints: int = field(default=2, ge=1, help="number of latest checkpoints to keep")
-    eval_every: int = field(
-        default=500, ge=1, help="number of steps between evaluations on held-out documents"
+    keep_checkpoints: int = field(
+        default=2, ge=1, panel=CHECKPOINTS, help="number of latest checkpoints to keep"
     )
-    eval_batches: int = field(default=16, ge=1, help="number of batches in an evaluation")
-    device: str = field(default="auto", help="device: auto, cpu or cuda")
+    eval_every: int = field(
+        default=500,
+        ge=1,
+        panel=CHECKPOINTS,
+        help="number of steps between evaluations on held-out documents",
+    )
+    eval_batches: int = field(
+        default=16, ge=1, panel=CHECKPOINTS, help="number of batches in an evaluation"
+    )
+    device: str = field(default="auto", panel=RUNTIME, help="device: auto, cpu or cuda")
     precision: Literal["auto", "float32", "bfloat16"] = field(
-        default="auto", help="number format of the forward pass; auto is bfloat16 on CUDA"
+        default="auto",
+        panel=RUNTIME,
+        help="number format of the forward pass; auto is bfloat16 on CUDA",
     )
     compile: Literal["auto", "yes", "no"] = field(
-        default="auto", help="compile the model; auto is yes on CUDA"
+        default="auto", panel=RUNTIME, help="compile the model; auto is yes on CUDA"
     )
     cuda_graph: Literal["auto", "yes", "no"] = field(
         default="auto",
+        panel=RUNTIME,
         help="replay the compiled step as a CUDA graph; "
         "auto is yes in pretraining where parameters times tokens of a micro-batch are up to 2e12",
     )
     workers: int = field(
-        default=0, ge=0, le=1024, help="number of data loader processes; it changes no batch"
+        default=0,
+        ge=0,
+        le=1024,
+        panel=RUNTIME,
+        help="number of data loader processes; it changes no batch",
     )
 
     def __post_init__(self) -> None:
@@ -85,5 +128,50 @@ class TrainConfig:
         return self.cuda_graph == "yes" or (self.cuda_graph == "auto" and small)
 
     def saves(self, step: int) -> bool:
-        """Say whether a checkpoint is due after this many updates."""
+        """Return whether a checkpoint is due after this many steps."""
         return step % self.save_every == 0 or step == self.steps
+
+
+@config("finetune_config")
+class FineTuneConfig:
+    """Settings of fine-tuning alone."""
+
+    epochs: float = field(default=3.0, gt=0, help="number of passes over the training rows")
+    layer_lr_decay: float = field(
+        default=1.0,
+        gt=0,
+        le=1,
+        help="learning rate of each layer relative to the one above (layer-wise decay)",
+    )
+    gradual_unfreezing: bool = field(
+        default=False, help="unfreeze one more layer every epoch, from the top (gradual unfreezing)"
+    )
+    noisy_tune: float = field(
+        default=0.0,
+        ge=0,
+        help="noise added to the initial weights, relative to their deviation (NoisyTune)",
+    )
+    adversarial_epsilon: float = field(
+        default=0.0,
+        ge=0,
+        help="size of adversarial perturbations of the embeddings (FGM); 0 for none",
+    )
+    dropout: float | None = field(
+        default=None, ge=0, lt=1, help="dropout rate of the network; None keeps its own"
+    )
+    early_stopping_patience: int = field(
+        default=0,
+        ge=0,
+        help="number of evaluations without improvement before stopping; 0 never stops",
+    )
+    class_weights: Literal["none", "balanced"] = field(
+        default="none", help="class weights: balanced weighs rare classes more"
+    )
+    mixing_temperature: float = field(
+        default=1.0,
+        gt=0,
+        help="temperature of the mixture of several files; a high one mixes equally",
+    )
+    evals_per_epoch: int = field(
+        default=1, ge=1, help="number of evaluations on the dev rows in an epoch"
+    )

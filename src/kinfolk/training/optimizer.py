@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import LanguageModel, LayerStack, SharedLayers, WithBiases
-from kinfolk.training.config import Optimiser
+from kinfolk.training.config import Optimizer
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,13 @@ def _within(name: str, path: str) -> bool:
 
 
 NORMS = (nn.LayerNorm, nn.RMSNorm)
-OPTIMIZERS: tuple[Optimiser, ...] = get_args(Optimiser)
+OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
 
 
 def build_optimizer(
     model: nn.Module,
     *,
-    name: Optimiser,
+    name: Optimizer,
     lr: float,
     weight_decay: float,
     betas: tuple[float, float],

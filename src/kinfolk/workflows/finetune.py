@@ -25,6 +25,7 @@ from kinfolk.tasks.formulations.text_to_text import grain
 from kinfolk.tasks.instances import TaskBatches, mixing_weights, predict_rows
 from kinfolk.tasks.scoring import score
 from kinfolk.text.tokenizer import Tokenizer
+from kinfolk.training.config import FineTuneConfig
 from kinfolk.training.loop import Callback
 from kinfolk.training.regularize import FGM, GradualUnfreezing, noisy_tune
 from kinfolk.training.run import LossFn, Run, Workload, check_new_folder, select_device
@@ -32,7 +33,6 @@ from kinfolk.training.step import sum_counts
 from kinfolk.workflows import formulations
 from kinfolk.workflows.distill import distill
 from kinfolk.workflows.finetune_recipe import (
-    FineTuneConfig,
     FineTuneRecipe,
     InitialWeights,
     TaskDataset,

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from kinfolk.tasks.scoring import reference
 from kinfolk.tasks.task import Task
 from kinfolk.text import train as train_module
 from kinfolk.text.tokenizer import Tokenizer
-from kinfolk.training.config import TrainConfig
+from kinfolk.training.config import FineTuneConfig, TrainConfig
 from kinfolk.workflows import formulations as formulations_module
 from kinfolk.workflows.load import find_model_folder, load, load_tokenizer
 
@@ -86,51 +86,6 @@ class TaskDataset:
         kept = set(order[:count].tolist())
         learned = [row for place, row in enumerate(found) if place not in kept]
         return learned, [row for place, row in enumerate(found) if place in kept]
-
-
-@config("finetune_config")
-class FineTuneConfig:
-    """How fine-tuning differs from pretraining."""
-
-    epochs: float = field(default=3.0, gt=0, help="number of passes over the training rows")
-    layer_lr_decay: float = field(
-        default=1.0,
-        gt=0,
-        le=1,
-        help="learning rate of each layer relative to the one above (layer-wise decay)",
-    )
-    gradual_unfreezing: bool = field(
-        default=False, help="unfreeze one more layer every epoch, from the top (gradual unfreezing)"
-    )
-    noisy_tune: float = field(
-        default=0.0,
-        ge=0,
-        help="noise added to the initial weights, relative to their deviation (NoisyTune)",
-    )
-    adversarial_epsilon: float = field(
-        default=0.0,
-        ge=0,
-        help="size of adversarial perturbations of the embeddings (FGM); 0 for none",
-    )
-    dropout: float | None = field(
-        default=None, ge=0, lt=1, help="dropout rate of the network; None keeps its own"
-    )
-    early_stopping_patience: int = field(
-        default=0,
-        ge=0,
-        help="number of evaluations without improvement before stopping; 0 never stops",
-    )
-    class_weights: Literal["none", "balanced"] = field(
-        default="none", help="class weights: balanced weighs rare classes more"
-    )
-    mixing_temperature: float = field(
-        default=1.0,
-        gt=0,
-        help="temperature of the mixture of several files; a high one mixes equally",
-    )
-    evals_per_epoch: int = field(
-        default=1, ge=1, help="number of evaluations on the dev rows in an epoch"
-    )
 
 
 @config("finetune")

@@ -15,7 +15,7 @@ from kinfolk.generation.logits_process import Constraints
 from kinfolk.generation.methods import generate
 from kinfolk.generation.prompts import non_text_ids
 from kinfolk.generation.sampling import GREEDY
-from kinfolk.metrics.text import bleu, library
+from kinfolk.metrics.text import BLEU, library
 from kinfolk.recipes.catalogue import family, family_of
 from kinfolk.text import Tokenizer, train_tokenizer
 from kinfolk.training.run import Run, check_new_folder, select_device
@@ -177,8 +177,12 @@ def evaluate_bleu(
         raise UserError(f"{family_of(model).name} reads no source: an encoder-decoder translates")
     model.to(select_device(device))
     written = generate_texts(model, tokenizer, [pair.source for pair in pairs])
-    found = bleu(written, [pair.target for pair in pairs])
-    return {"bleu": found.score, "signature": found.signature, "pairs": len(pairs)}, written
+    references = [pair.target for pair in pairs]
+    return {
+        "bleu": BLEU(written, references),
+        "signature": BLEU.signature(written, references),
+        "pairs": len(pairs),
+    }, written
 
 
 def generate_texts(model: Any, tokenizer: Tokenizer, sources: Sequence[str]) -> list[str]:

@@ -1,0 +1,275 @@
+"""Options of commands, made from the fields of configuration dataclasses.
+
+`@field_options("train", TrainConfig)` on a command replaces its parameter `train` by one option for
+each field: `--weight-decay` for `weight_decay`, with the field's help text, type, default and
+panel. The command receives a dictionary of the fields that were given, with checked values:
+
+    @command("kinfolk pretrain gpt2/tiny --corpus corpus -o runs/gpt2", panel="Train")
+    @field_options("train", TrainConfig)
+    def pretrain(model: str, train: dict[str, Any]) -> None: ...
+
+Nothing here imports torch: the module of a dataclass given to `field_options` must not either.
+"""
+
+import dataclasses
+import inspect
+import types
+import typing
+from collections.abc import Callable, Collection, Mapping
+from functools import wraps
+from typing import Annotated, Any, Literal
+
+import typer
+from typer.core import TyperCommand
+
+from kinfolk.config import FieldInfo, describe, parse_field, suggestions
+from kinfolk.errors import UserError
+
+# Hidden names of options: those of earlier versions, and where several are given, the first that
+# the command has.
+ALIASES: dict[str, tuple[str, ...]] = {
+    "--accumulate": ("--grad-accum",),
+    "--allow": ("--choice",),
+    "--attack": ("--adversarial-epsilon",),
+    "--ban": ("--bad-words",),
+    "--beam-size": ("--num-beams",),
+    "--column": ("--text-field",),
+    "--diversity": ("--diversity-penalty",),
+    "--field": ("--text-field", "--prompt-field"),
+    "--groups": ("--num-beam-groups",),
+    "--layer-decay": ("--layer-lr-decay",),
+    "--max-tokens": ("--max-new-tokens",),
+    "--min-tokens": ("--min-new-tokens",),
+    "--near": ("--near-duplicates",),
+    "--no-near": ("--no-near-duplicates",),
+    "--no-repeat-ngram": ("--no-repeat-ngram-size",),
+    "--noise": ("--noisy-tune",),
+    "--num": ("--num-samples",),
+    "--only": ("--tasks",),
+    "--patience": ("--early-stopping-patience",),
+    "--penalty": ("--penalty-alpha",),
+    "--per": ("--document",),
+    "--positive": ("--positive-label",),
+    "--prefix": ("--source-prefix", "--forced-prefix"),
+    "--rate": ("--lr",),
+    "--scratch": ("--from-scratch",),
+    "--shots": ("--num-fewshot",),
+    "--task-number": ("--task-index",),
+    "--teaching": ("--distillation-weight",),
+    "--temperature": ("--mixing-temperature",),
+    "--thaw": ("--gradual-unfreezing",),
+    "--top": ("--candidates",),
+    "--train": ("--fewshot-from",),
+    "--typical": ("--typical-p",),
+    "--vocab": ("--vocab-size",),
+    "--way": ("--formulation",),
+    "--words": ("--verbalizer", "--segmenter", "--word-boundaries"),
+}
+
+# Fields whose option has a name that does not follow from the field's.
+OPTION_NAMES = {
+    "batch_size": "--batch",
+    "gradient_accumulation": "--grad-accum",
+    "num_return_sequences": "--num-samples",
+    "stop_strings": "--stop",
+    "allowed_texts": "--choice",
+    "truncate_left": "--truncate-prompt",
+}
+
+AnyFunction = Callable[..., Any]
+
+
+class UsageError(UserError):
+    """A wrong combination of options; the command line adds where its help is."""
+
+    command = "kinfolk"
+
+
+class Command(TyperCommand):
+    """A command that accepts hidden names of options and suggests the right name for a wrong one.
+
+    All of its usage errors are `UsageError`.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments of the command."""
+        known = [name for param in self.get_params(ctx) for name in param.opts if name[:2] == "--"]
+        known += [name for param in self.get_params(ctx) for name in param.secondary_opts]
+        try:
+            return super().parse_args(ctx, replace_aliases(args, known))
+        except typer.TyperException as error:
+            sentence = error.format_message().rstrip(".")
+            for argument in args:
+                name = argument.partition("=")[0]
+                if name[:2] == "--" and name not in known and name in sentence:
+                    sentence = f"unknown option {name}{suggested_option(name, known)}"
+            raise usage_error(sentence, ctx) from None
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except typer.TyperException as error:
+            raise usage_error(error.format_message(), ctx) from None
+        except UsageError as error:
+            raise usage_error(str(error), ctx) from None
+
+
+def usage_error(sentence: str, ctx: Any) -> UsageError:
+    """Return an error that names the command whose help explains the options."""
+    error = UsageError(sentence)
+    error.command = ctx.command_path
+    return error
+
+
+def replace_aliases(args: list[str], known: Collection[str]) -> list[str]:
+    """Replace hidden names of options by those that a command has."""
+    replaced, open_end = [], "--" in args
+    end = args.index("--") if open_end else len(args)
+    for argument in args[:end]:
+        name, equals, value = argument.partition("=")
+        if name not in known:
+            name = next((new for new in ALIASES.get(name, ()) if new in known), name)
+        replaced.append(f"{name}{equals}{value}")
+    return [*replaced, *args[end:]]
+
+
+def suggested_option(name: str, known: Collection[str]) -> str:
+    """Return the end of a sentence that names the option that a wrong name stands for."""
+    fields = {option[2:].replace("-", "_"): option for option in known}
+    # A field may have an option of another name: batch_size is --batch.
+    fields |= {field: option for field, option in OPTION_NAMES.items() if option in known}
+    close = suggestions(name[2:].replace("-", "_"), [*fields])
+    options = dict.fromkeys(fields[field] for field in close)
+    return f": did you mean {' or '.join(options)}?" if options else ""
+
+
+def field_options(
+    parameter: str,
+    cls: type[Any],
+    *,
+    only: Collection[str] | None = None,
+    without: Collection[str] = (),
+    defaults: Mapping[str, str] = types.MappingProxyType({}),
+    help: Mapping[str, str] = types.MappingProxyType({}),
+    panel: str | None = None,
+) -> Callable[[AnyFunction], AnyFunction]:
+    """Replace one parameter of a command by an option for each field of a configuration.
+
+    The command receives {field: value} of what was given. `only` and `without` choose fields,
+    `defaults` and `help` are shown in place of the fields' own, and `panel` is the heading of
+    fields that declare none.
+    """
+    fields = [
+        field
+        for field in describe(cls)
+        if (only is None or field.name in only) and field.name not in without
+    ]
+    generated = [
+        option_parameter(
+            field,
+            default=defaults.get(field.name, shown_default(field.default)),
+            help=help.get(field.name, field.help),
+            panel=field.panel or panel,
+        )
+        for field in fields
+    ]
+
+    def decorate(function: AnyFunction) -> AnyFunction:
+        signature = inspect.signature(function, eval_str=True)
+        kept = [one for one in signature.parameters.values() if one.name != parameter]
+
+        @wraps(function)
+        def run(**arguments: Any) -> Any:
+            given: dict[str, Any] = {}
+            for field in fields:
+                value = arguments.pop(field.name)
+                if value not in (None, []):
+                    given[field.name] = parsed(cls, field, value)
+            return function(**arguments, **{parameter: given})
+
+        parameters = [*kept, *generated]
+        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in parameters}
+        return run
+
+    return decorate
+
+
+def option_name(field: str) -> str:
+    """Return the name of the option that is made from a field."""
+    return OPTION_NAMES.get(field, f"--{field.replace('_', '-')}")
+
+
+def option_parameter(
+    field: FieldInfo, *, default: str, help: str, panel: str | None
+) -> inspect.Parameter:
+    """Return the parameter of a command from which typer makes the option of a field."""
+    hint = without_none(field.hint)
+    text = f"{help[:1].upper()}{help[1:]}"
+    option = typer.Option(
+        option_name(field.name),
+        help=f"{text} (default: {default})." if default else f"{text}.",
+        metavar=None if hint is bool else metavar(hint),
+        show_default=False,
+        rich_help_panel=panel,
+    )
+    plain: Any = bool if hint is bool else list[str] if is_repeated(hint) else str
+    return inspect.Parameter(
+        field.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[plain | None, option],
+    )
+
+
+def parsed(cls: type[Any], field: FieldInfo, value: Any) -> Any:
+    """Return the value of an option, checked as the field declares it."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, list):
+        return tuple(value)
+    try:
+        return parse_field(cls, field.name, value, option_name(field.name))
+    except UserError as error:
+        raise UsageError(str(error)) from None
+
+
+def settings(path: str, given: Mapping[str, Any]) -> list[str]:
+    """Return given fields as overrides of a recipe: `train.lr=0.001`."""
+    return [f"{path}.{name}={as_text(value)}" for name, value in given.items()]
+
+
+def as_text(value: Any) -> str:
+    """Return a value as it is typed: `0.9,0.98`."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def shown_default(value: Any) -> str:
+    """Return a default as help shows it; empty where there is none."""
+    if value is dataclasses.MISSING or value is None or value is False or value in ("", ()):
+        return ""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return f"{value:g}" if isinstance(value, float) else as_text(value)
+
+
+def without_none(hint: Any) -> Any:
+    """Return the type of a field that may also hold None."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return next(one for one in typing.get_args(hint) if one is not type(None))
+    return hint
+
+
+def is_repeated(hint: Any) -> bool:
+    """Return whether a field holds any number of texts."""
+    return typing.get_origin(hint) is tuple and typing.get_args(hint) == (str, ...)
+
+
+def metavar(hint: Any) -> str:
+    """Return what help shows as the type of a field: N, X, TEXT or the choices."""
+    if typing.get_origin(hint) is Literal:
+        return "|".join(map(str, typing.get_args(hint)))
+    if typing.get_origin(hint) is tuple and not is_repeated(hint):
+        return ",".join(metavar(one) for one in typing.get_args(hint) if one is not ...)
+    return {int: "N", float: "X"}.get(hint, "TEXT")

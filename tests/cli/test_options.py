@@ -1,0 +1,115 @@
+"""Options are made from the fields of configurations: names, help, values and errors."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from kinfolk.cli.options import Command, UsageError, field_options, settings
+from kinfolk.config import config, field
+from kinfolk.training.config import FineTuneConfig, TrainConfig
+
+Run = Callable[..., dict[str, Any]]
+
+
+@config("test_texts", group="test")
+class Texts:
+    stop_strings: tuple[str, ...] = field(default=(), help="texts that end the output")
+    num_return_sequences: int = field(default=1, ge=1, help="number of outputs")
+
+
+app = typer.Typer()
+
+
+@app.command(cls=Command)
+@field_options("train", TrainConfig, defaults={"lr": "by width"})
+@field_options("finetune", FineTuneConfig, panel="Fine-tuning", without=["evals_per_epoch"])
+@field_options("texts", Texts)
+def demo(
+    name: Annotated[str, typer.Argument()],
+    train: dict[str, Any],
+    finetune: dict[str, Any],
+    texts: dict[str, Any],
+) -> dict[str, Any]:
+    return {"name": name, **train, **finetune, **texts}
+
+
+def run(*arguments: str) -> dict[str, Any]:
+    found = app(["x", *arguments], prog_name="kinfolk demo", standalone_mode=False)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_values_are_those_of_the_fields() -> None:
+    given = run("--weight-decay", "0.1", "--batch=4", "--betas", "0.8,0.9", "--compile", "on")
+    assert given == {
+        "name": "x",
+        "weight_decay": 0.1,
+        "batch_size": 4,
+        "betas": (0.8, 0.9),
+        "compile": "yes",
+    }
+    assert settings("train", {"lr": 1e-3, "betas": (0.8, 0.9)}) == [
+        "train.lr=0.001",
+        "train.betas=0.8,0.9",
+    ]
+    assert run("--gradual-unfreezing", "--stop", "a", "--stop", "b,c") == {
+        "name": "x",
+        "gradual_unfreezing": True,
+        "stop_strings": ("a", "b,c"),
+    }
+
+
+def test_earlier_names_of_options_are_accepted() -> None:
+    given = run("--rate", "2", "--accumulate=2", "--thaw", "--num", "3")
+    assert given.pop("name") == "x"
+    assert given == {
+        "lr": 2.0,
+        "gradient_accumulation": 2,
+        "gradual_unfreezing": True,
+        "num_return_sequences": 3,
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("--learning-rate 1", "unknown option --learning-rate: did you mean --lr?"),
+        ("--batch-size 1", "unknown option --batch-size: did you mean --batch?"),
+        ("--max_steps 1", "unknown option --max_steps: did you mean --steps?"),
+        ("--gradient-accumulation-steps=2", "did you mean --grad-accum?"),
+        ("--evals-per-epoch 2", "unknown option --evals-per-epoch"),
+        ("--wramup 5", "unknown option --wramup: did you mean --warmup?"),
+        ("--lr high", "--lr=high: it must be a number"),
+        ("--lr 0", "--lr=0: it must be above 0"),
+        ("--precision half", "--precision=half: it must be auto, float32 or bfloat16"),
+        ("--batch", "Option '--batch' requires an argument"),
+        ("y", "(y)"),
+    ],
+)
+def test_a_wrong_option_is_one_sentence_and_names_the_help(arguments: str, sentence: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        run(*arguments.split())
+    assert sentence in str(caught.value)
+    assert caught.value.command == "kinfolk demo"
+
+
+def test_help_shows_help_text_type_default_and_panel_of_every_field() -> None:
+    shown = CliRunner().invoke(app, ["--help"], terminal_width=120, env={"COLUMNS": "120"}).output
+    words = " ".join(shown.split())
+    assert "--weight-decay X Weight decay, of matrices only (default: 0.01)." in words
+    assert "--lr X Peak learning rate (default: by width)." in words
+    assert "--steps N Number of optimizer steps (default: 10,000)." in words
+    assert "--class-weights none|balanced" in words
+    assert all(f"─ {panel} ─" in shown for panel in ("Optimizer", "Batches", "Fine-tuning"))
+    assert "--rate" not in shown and "--evals-per-epoch" not in shown
+
+
+def test_options_import_no_torch() -> None:
+    code = "import sys, kinfolk.cli.options, kinfolk.training.config as c; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "torch" not in found.stdout.split()
