@@ -55,7 +55,8 @@ class Prompt:
 
 def test(model: Path, question: Question, prompt: Prompt, *, out: Path | None, json: bool) -> None:
     """Score a model on labelled rows, print how good it is, and write a page about it."""
-    from kinfolk.reports.evaluation_page import EvaluationPage, write
+    from kinfolk.reports.evaluation_page import EvaluationPage, render
+    from kinfolk.reports.page import write
     from kinfolk.tasks.formats.base import ReadReport
     from kinfolk.workflows.check_labels import format_counts
     from kinfolk.workflows.predict import evaluate_rows, require_labels, truncation_report
@@ -80,12 +81,10 @@ def test(model: Path, question: Question, prompt: Prompt, *, out: Path | None, j
         out = model / f"test-{question.test.name.partition('.')[0]}.html"
     if out is not None:
         title = f"{model.resolve().name} on {question.test.name}"
-        write(
-            EvaluationPage(
-                title=title, evaluation=verdict, details=facts(found, question), notes=told
-            ),
-            out,
+        values = EvaluationPage(
+            title=title, evaluation=verdict, details=facts(found, question), notes=told
         )
+        write(render(values), out)
     if json:
         print_json(plain(verdict) | {"page": None if out is None else str(out)})
         return

@@ -16,7 +16,8 @@ from kinfolk.generation.prompts import generate_text
 from kinfolk.generation.sampling import Sampling
 from kinfolk.objectives.evaluation import LikelihoodScores
 from kinfolk.recipes.catalogue import family_of
-from kinfolk.reports.run_page import ModelScore, Report, Sample, TextSpan, write
+from kinfolk.reports.page import write
+from kinfolk.reports.run_page import ModelScore, Report, Sample, TextSpan, render
 from kinfolk.text import Tokenizer, train_tokenizer
 from kinfolk.training.loop import Callback
 from kinfolk.training.run import check_new_folder
@@ -151,7 +152,6 @@ def draw(
             ("time", f"{seconds / 60:.1f} minutes in all"),
         ],
         curves=[c for r in results for c in curves(out / r.name.partition("/")[0], r.name)[:1]],
-        x="step",
         scores=scores,
         baselines=baseline_rows(found),
         samples=[r.sample for r in results],
@@ -164,4 +164,4 @@ def draw(
             "pseudo-likelihoods: lower than a likelihood could be, and no price of the text.",
         ],
     )
-    return write(page, out / "report.html")
+    return write(render(page), out / "report.html")

@@ -9,7 +9,8 @@ from kinfolk.data.parallel_text import TargetDocuments
 from kinfolk.objectives.seq2seq import Seq2Seq
 from kinfolk.reports.charts import Series
 from kinfolk.reports.evaluation_page import format_score, metric_label
-from kinfolk.reports.run_page import Baseline, Report, write
+from kinfolk.reports.page import write
+from kinfolk.reports.run_page import Baseline, Report, render
 from kinfolk.training import checkpoint
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.log import read, speed, token_loss
@@ -24,7 +25,7 @@ def write_report(run: Path) -> Path:
     """Write RUN/report.html, for a finished run or an interrupted one."""
     recipe = read_json(run / "recipe.json")
     page = finetuning_report if isinstance(recipe, FineTuneRecipe) else pretraining_report
-    return write(page(recipe, run), run / "report.html")
+    return write(render(page(recipe, run)), run / "report.html")
 
 
 def pretraining_report(recipe: Recipe, run: Path) -> Report:
@@ -54,7 +55,6 @@ def pretraining_report(recipe: Recipe, run: Path) -> Report:
             *training_facts(recipe.train, run),
         ],
         curves=curves(run, recipe.name),
-        x="step",
         baselines=baseline_rows(mixture_baselines(texts)),
     )
 
@@ -76,7 +76,6 @@ def finetuning_report(recipe: FineTuneRecipe, run: Path) -> Report:
             *training_facts(recipe.train, run),
         ],
         curves=curves(run, recipe.name, "dev"),
-        x="step",
         y="loss",
         metrics=[Series(metric_label(n), steps, [e[n] for e in evaluations]) for n in names],
         results=[
