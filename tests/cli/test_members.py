@@ -1,13 +1,12 @@
 """The family is listed by the files there are, and every command explains itself."""
 
 import json
-from pathlib import Path
 
-import kinfolk.models
+import kinfolk.families
 from little import Kinfolk
 from loops import every_case
 
-FILES = {f.stem for f in Path(kinfolk.models.__path__[0]).glob("*.py")} - {"__init__"}
+FILES = set(kinfolk.families.families())
 COMMANDS = (
     "members",
     "tokenizer train",

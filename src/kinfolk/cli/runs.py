@@ -26,9 +26,9 @@ MEASURES = {
 @app.command(epilog=example("kinfolk members"))
 def members(json: AsJson = False) -> None:
     """Show the family: who is here, what each learns by, and what it can do."""
-    from kinfolk.recipes.catalogue import families
+    from kinfolk.families import index
 
-    found = families().values()
+    found = [entry for entry in index().values() if entry.objectives]
     if json:
         fields = (
             "name",
@@ -95,6 +95,10 @@ def pretrain(
     --target train.de --dev-source val.en --dev-target val.de` makes a vocabulary and a corpus in
     the run folder, learns to translate, and ends with BLEU on the last two files.
     """
+    from kinfolk.families import check_name
+
+    if name is not None and not Path(name).exists():
+        check_name(name)  # before torch is imported
     from kinfolk.cli.run_progress import print_message, run_progress
     from kinfolk.training.log import speed
     from kinfolk.workflows import pretrain as pretrain_module

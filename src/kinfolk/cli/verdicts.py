@@ -134,7 +134,7 @@ def facts(found: "Predictor", question: Question) -> list[tuple[str, str]]:
     shots = getattr(found.formulation, "examples", None)
     said = [
         ("task", found.task.kind),
-        ("member", type(found.model.config).__module__.rpartition(".")[2]),
+        ("member", found.model.family_name),
         ("way", found.formulation.name),
         ("tokens read at a time", f"{found.formulation.max_length:,}"),
         ("file", question.test.name),

@@ -102,7 +102,7 @@ def finetune(
         )
     config = formulations.model_config(chosen[0], backbone.config)
     recipe = FineTuneRecipe(
-        name=type(backbone.config).__module__.rpartition(".")[2],
+        name=backbone.family_name,
         init_from="" if start.fresh else start.folder,
         model=config,
         formulations=tuple(chosen),

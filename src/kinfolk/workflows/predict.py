@@ -127,10 +127,7 @@ def formulation_of_hf_model(model: ModelWithHead, tokenizer: Tokenizer) -> Formu
     kind = "regress" if c.regression else TASK_OF_HEAD[c.head]
     labels = c.labels if kind in ("classify", "tag") else ()
     task = Task(kind=kind, labels=labels)
-    if formulations.FamilyTraits.of(c.backbone).kind == "decoder" and kind in (
-        "classify",
-        "regress",
-    ):
+    if c.backbone.network().architecture == "decoder" and kind in ("classify", "regress"):
         # As transformers reads it: the text, and nothing around it.
         return formulations.build_formulation(
             formulations.BareCausalHead, task, c.backbone, tokenizer

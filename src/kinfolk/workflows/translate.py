@@ -9,6 +9,7 @@ from typing import Any
 
 from kinfolk.data.parallel_text import ParallelText, TextPair, write_parallel_corpus
 from kinfolk.errors import UserError
+from kinfolk.families import family, family_of
 from kinfolk.files import new_folder
 from kinfolk.generation.decode import GenerationRequest
 from kinfolk.generation.logits_process import Constraints
@@ -16,7 +17,6 @@ from kinfolk.generation.methods import generate
 from kinfolk.generation.prompts import non_text_ids
 from kinfolk.generation.sampling import GREEDY
 from kinfolk.metrics.text import BLEU, library
-from kinfolk.recipes.catalogue import family, family_of
 from kinfolk.text import Tokenizer, train_tokenizer
 from kinfolk.training.run import Run, check_new_folder, select_device
 from kinfolk.workflows.generate import EXTRA_LENGTH, PREFIX_FILE
