@@ -8,7 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from kinfolk.cli.app import errors
-from kinfolk.reports.evaluation_page import format_score, metric_label
+from kinfolk.tasks.task import format_score, metric_title
 from kinfolk.training.loop import Callback, Evaluation, Progress
 
 LINES = 10  # printed in a run where there is no terminal
@@ -32,7 +32,7 @@ class TerminalProgress(Callback):
         """Keep the main metrics for the next line."""
         self.evaluated = step
         self.scores = "".join(
-            f"  {metric_label(name)} {format_score(name, value)}"
+            f"  {metric_title(name)} {format_score(name, value)}"
             for name, value in evaluation.main_metrics.items()
         )
 
