@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from kinfolk.generation.prompts import generate_text
     from kinfolk.tasks.dataset import TaskDataset, task_dataset
     from kinfolk.training.config import FineTuneConfig
+    from kinfolk.training.loop import Callback
     from kinfolk.workflows.continuing import continue_from
     from kinfolk.workflows.evaluate import evaluate
     from kinfolk.workflows.finetune import finetune
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Callback",
     "CorpusShare",
     "FineTuneConfig",
     "Recipe",
@@ -46,6 +48,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Callback": "training.loop",
     "CorpusShare": "workflows.recipe",
     "FineTuneConfig": "training.config",
     "Recipe": "workflows.recipe",

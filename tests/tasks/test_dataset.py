@@ -13,8 +13,10 @@ from kinfolk.errors import UserError
 from kinfolk.tasks.dataset import TaskDataset, as_datasets, task_dataset
 from kinfolk.tasks.rows import LabelledText
 from kinfolk.training.config import FineTuneConfig
-from kinfolk.workflows.finetune import finetune, resume
+from kinfolk.training.loop import Callback, Progress
+from kinfolk.workflows.finetune import finetune
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe, parse_initial_weights
+from kinfolk.workflows.pretrain import resume
 from lessons import Chance, asked, classify, lines, objects, squad, table, tag
 from lessons import write as story
 
@@ -59,9 +61,12 @@ def train(data: Any, out: Path, *settings: str, **more: Any) -> Path:
     )
 
 
-def interrupt_at_4(progress: Any) -> None:
-    if progress.step >= 4:
-        raise KeyboardInterrupt
+class Interrupt(Callback):
+    """Interrupt a run as Ctrl-C does, after step 4."""
+
+    def on_step(self, progress: Progress) -> None:
+        if progress.step >= 4:
+            raise KeyboardInterrupt
 
 
 def losses(run: Path) -> list[float]:
@@ -118,9 +123,9 @@ def test_a_run_on_rows_in_memory_is_resumed(tmp_path: Path) -> None:
             task_dataset(rows(48), Frame(rows(8, 1))),
             tmp_path / "part",
             "train.save_every=2",
-            watch=interrupt_at_4,
+            callbacks=[Interrupt()],
         )
-    resume(tmp_path / "part", say=lambda sentence: None)
+    resume(tmp_path / "part")
     assert losses(tmp_path / "part") == losses(whole)
 
 

@@ -7,8 +7,7 @@ import typer
 from rich.table import Column, Table
 
 from kinfolk.cli import learning as asked
-from kinfolk.cli.app import AsJson, Device, app, console, errors, example, print_json
-from kinfolk.cli.run_progress import run_progress
+from kinfolk.cli.app import AsJson, Device, app, console, example, print_json
 from kinfolk.errors import UserError
 
 # What is measured of samples: how it is called, and how written.
@@ -100,12 +99,12 @@ def pretrain(
 
     if name is not None and not Path(name).exists():
         check_name(name)  # before torch is imported
+    from kinfolk.cli.run_progress import print_message, run_progress
     from kinfolk.training.log import speed
     from kinfolk.workflows import pretrain as pretrain_module
     from kinfolk.workflows import translate
     from kinfolk.workflows.continuing import begun
-    from kinfolk.workflows.recipe import shares
-    from kinfolk.workflows.report import report
+    from kinfolk.workflows.recipe import Recipe, shares
 
     texts = translate.parallel_data(
         source=source,
@@ -122,8 +121,9 @@ def pretrain(
         others = (name, out, objective, steps, batch, length, seed, device, workers, texts)
         if corpus or settings or any(other is not None for other in others):
             raise UserError("--resume goes on with a run as it was begun: give it alone")
-        with run_progress(str(resume)) as watch:
-            folder = pretrain_module.resume(resume, watch=watch)
+        Recipe.read(resume / "recipe.json")  # refuses a fine-tuning run
+        with run_progress(str(resume), f"kinfolk pretrain --resume {resume}") as progress:
+            folder = pretrain_module.resume(resume, callbacks=[progress])
     else:
         if name is None or out is None or not (corpus or texts):
             raise UserError("give MEMBER or FOLDER, --corpus and -o, or --resume RUN")
@@ -138,6 +138,7 @@ def pretrain(
         }
         all_settings = [f"train.{k}={v}" for k, v in given.items() if v is not None]
         all_settings += settings or []
+        resuming = f"kinfolk pretrain --resume {out}"
         if texts is not None:
             chosen = translate.prepare_translation_run(
                 name,
@@ -146,10 +147,10 @@ def pretrain(
                 objective=objective,
                 length=length,
                 settings=all_settings,
-                say=lambda sentence: errors.print(sentence, highlight=False),
+                on_message=print_message,
             )
-            with run_progress(chosen.name) as watch:
-                folder = pretrain_module.resume(out, watch=watch)
+            with run_progress(chosen.name, resuming) as progress:
+                folder = pretrain_module.resume(out, callbacks=[progress])
         else:
             chosen = begun(
                 name,
@@ -158,9 +159,9 @@ def pretrain(
                 length=length,
                 settings=all_settings,
             )
-            with run_progress(chosen.name) as watch:
-                folder = pretrain_module.pretrain(chosen, out, watch=watch)
-    page = report(folder)
+            with run_progress(chosen.name, resuming) as progress:
+                folder = pretrain_module.pretrain(chosen, out, callbacks=[progress])
+    page = folder / "report.html"
     score = translate.score(folder)
     if json:
         values = {"run": str(folder), "report": str(page), "tokens_per_second": speed(folder)}

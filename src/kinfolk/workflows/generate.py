@@ -27,9 +27,9 @@ from kinfolk.generation.sampling import GREEDY, Sampling
 from kinfolk.nn.int8 import quantize_int8
 from kinfolk.objectives.seq2seq import Seq2Seq
 from kinfolk.text import Tokenizer
+from kinfolk.training.run import select_device
 from kinfolk.workflows.baselines import NGram, opened
 from kinfolk.workflows.load import find_model_folder, load, recipe_of, require_ability
-from kinfolk.workflows.pretrain import select_device
 
 BATCH = 16  # prompts written for at a time
 SORT_WINDOW = 16  # batches that are put in the order of length together

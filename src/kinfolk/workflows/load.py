@@ -18,6 +18,7 @@ from kinfolk.generation.inputs import check_prompts
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.text import Tokenizer
 from kinfolk.training import checkpoint
+from kinfolk.training.run import check_new_folder
 from kinfolk.workflows.recipe import Recipe
 
 
@@ -56,8 +57,7 @@ def recipe_of(folder: Path) -> Recipe | None:
 
 def export_folder(path: Path | str, out: Path) -> None:
     """Write a model and its tokenizer to a new folder, in Hugging Face's layout."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is already there: choose another -o")
+    check_new_folder(out)
     model, tokenizer = load(path)
     with new_folder(out) as folder:
         hub.save(folder, model, tokenizer, length=model.config.max_length)
