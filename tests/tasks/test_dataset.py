@@ -221,3 +221,17 @@ def test_what_was_skipped_is_reported_once(tmp_path: Path) -> None:
 def test_plain_text_is_read_as_documents(tmp_path: Path) -> None:
     dataset = task_dataset(lines(tmp_path / "a", classify, 20))
     assert dataset.file_spec.task == "lm" and len(dataset.rows) == 20
+
+
+def test_nothing_is_learned_from_rows_that_are_held_out(tmp_path: Path) -> None:
+    plain = rows(40)
+    held_out = {row.number for row in task_dataset(plain).splits[1]}
+    assert len(held_out) == 4
+    data = [
+        {"sentence": "zebra quagga", "label": "rare"} if number in held_out else row
+        for number, row in enumerate(plain, 1)
+    ]
+    run = train(data, tmp_path / "run")
+    (formulation,) = FineTuneRecipe.read(run / "recipe.json").formulations
+    assert formulation.task.labels == ("bad", "good")
+    assert "zebra" not in (run / "tokenizer" / "tokenizer.json").read_text("utf-8")

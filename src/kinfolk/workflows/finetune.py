@@ -80,7 +80,7 @@ def finetune(
     fields = {name: value for name, value in (options or {}).items() if value is not None}
     if teacher:
         fields = {"distillation_weight": DISTILLATION_WEIGHT, **fields}
-    rows = [dataset.labelled_rows for dataset in datasets]
+    rows = [dataset.splits[0] for dataset in datasets]
     backbone, tokenizer = start.open(rows)
     family = family_of(backbone.config)
     chosen: list[Formulation] = []
