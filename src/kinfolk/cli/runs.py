@@ -103,8 +103,7 @@ def pretrain(
     from kinfolk.training.log import speed
     from kinfolk.workflows import pretrain as pretrain_module
     from kinfolk.workflows import translate
-    from kinfolk.workflows.continuing import begun
-    from kinfolk.workflows.recipe import Recipe, shares
+    from kinfolk.workflows.recipe import Recipe, make_recipe, parse_corpora
 
     texts = translate.parallel_data(
         source=source,
@@ -152,9 +151,9 @@ def pretrain(
             with run_progress(chosen.name, resuming) as progress:
                 folder = pretrain_module.resume(out, callbacks=[progress])
         else:
-            chosen = begun(
+            chosen = make_recipe(
                 name,
-                shares(corpus or []),
+                parse_corpora(corpus or []),
                 objective=objective,
                 length=length,
                 settings=all_settings,
@@ -217,7 +216,7 @@ def evaluate(
     """
     from kinfolk.cli import verdicts as labelled
     from kinfolk.workflows import translate
-    from kinfolk.workflows.evaluate import opened
+    from kinfolk.workflows.evaluate import open_evaluation
 
     prompt = labelled.Prompt(
         way=way,
@@ -253,7 +252,7 @@ def evaluate(
     if texts is not None:
         values = translate.evaluate(model, texts, device=device)
     else:
-        found = opened(model, corpus, text, length, device)
+        found = open_evaluation(model, corpus, text, length, device)
         score, kind = found.likelihood()
         values = {
             "loss": score.loss,
@@ -262,7 +261,7 @@ def evaluate(
             "tokens": score.tokens,
             "bytes": score.bytes,
             "kind": kind,
-            **found.verdicts(),
+            **found.auxiliary_metrics(),
         }
     if json:
         print_json(values)
@@ -276,10 +275,10 @@ def evaluate(
 
 def show_samples(samples: Path, corpus: Path | None, *, json: bool) -> None:
     """Measure written texts, and print them beside real ones."""
-    from kinfolk.workflows.sample_quality import as_dict, measure_samples
+    from kinfolk.workflows.evaluate import measure_samples, samples_as_dict
 
     measured = zip(("samples", "real"), measure_samples(samples, corpus), strict=True)
-    columns = {name: as_dict(found) for name, found in measured if found is not None}
+    columns = {name: samples_as_dict(found) for name, found in measured if found is not None}
     if json:
         earlier = {"repetition": "repetition_rate", "loops": "loop_rate"}  # names of before
         print_json(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -19,14 +20,21 @@ from kinfolk.files import new_file
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.tasks.dataset import RowSource, TaskDataset, as_datasets
+from kinfolk.tasks.examples import Instance
 from kinfolk.tasks.formulations.base import Formulation
 from kinfolk.tasks.formulations.choose import (
     build_formulation,
     choose_formulation,
     model_config,
 )
-from kinfolk.tasks.formulations.head import CausalHead
-from kinfolk.tasks.instances import TaskBatches, mixing_weights, predict_rows
+from kinfolk.tasks.formulations.head import CausalHead, ClassificationHead
+from kinfolk.tasks.instances import (
+    TOKENS_PER_BATCH,
+    TaskBatches,
+    forward_instances,
+    mixing_weights,
+    predict_rows,
+)
 from kinfolk.tasks.task import task_class
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.config import FineTuneConfig
@@ -34,7 +42,6 @@ from kinfolk.training.loop import Callback
 from kinfolk.training.regularize import FGM, GradualUnfreezing, noisy_tune
 from kinfolk.training.run import LossFn, Run, Workload, check_new_folder, select_device
 from kinfolk.training.step import sum_counts
-from kinfolk.workflows.distill import distill
 from kinfolk.workflows.finetune_recipe import (
     FineTuneRecipe,
     InitialWeights,
@@ -44,6 +51,7 @@ from kinfolk.workflows.finetune_recipe import (
     resolve_steps,
     with_dropout,
 )
+from kinfolk.workflows.predict import load_predictor
 from kinfolk.workflows.report import best_metrics, write_report
 
 DISTILLATION_WEIGHT = 0.5  # of a teacher in the loss
@@ -296,3 +304,39 @@ def build_fresh_model(recipe: FineTuneRecipe) -> Any:
     """Build the backbone with weights drawn from the seed."""
     torch.manual_seed(recipe.train.seed)
     return recipe.model.pretrained.build()
+
+
+def distill(
+    teacher: str,
+    student: Formulation,
+    rows: Sequence[Any],
+    instances: Sequence[Sequence[Instance]],
+    device: str,
+) -> list[list[Instance]]:
+    """Add the soft labels of a teacher to the instances of each row.
+
+    Teacher and student may be of different families: they share the task and its labels alone.
+    """
+    predictor = load_predictor(teacher, device=device)
+    formulation, task = predictor.formulation, predictor.task
+    if not isinstance(student, ClassificationHead) or not formulation.distills:
+        raise UserError(
+            f"{teacher} cannot teach this: teachers and students classify, regress, choose and "
+            "tag by a head"
+        )
+    if (task.kind, task.labels) != (student.task.kind, student.task.labels):
+        raise UserError(
+            f"{teacher} learned another task: it knows {', '.join(task.labels)} and the file has "
+            f"{', '.join(student.task.labels)}"
+        )
+    asked = [formulation.instances(row, predictor.tokenizer, labelled=False) for row in rows]
+    flat = [instance for some in asked for instance in some]
+    logits = iter(forward_instances(formulation, predictor.model, flat, TOKENS_PER_BATCH))
+    taught = []
+    for own, questions in zip(instances, asked, strict=True):
+        soft = [formulation.soft_labels(next(logits), student.temperature) for _ in questions]
+        if task.output == "tags":  # the two may split a long sentence at different words
+            cuts = np.cumsum([len(i.examples[0].read_positions) for i in own])[:-1]
+            soft = list(np.split(np.concatenate(soft), cuts))
+        taught.append([replace(i, teacher_probs=probs) for i, probs in zip(own, soft, strict=True)])
+    return taught

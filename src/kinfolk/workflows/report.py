@@ -14,7 +14,7 @@ from kinfolk.tasks.task import format_score, metric_title
 from kinfolk.training import checkpoint
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.log import read, speed, token_loss
-from kinfolk.workflows.evaluate import Baselines, CountableText, mixture_baselines
+from kinfolk.workflows.baselines import Baselines, CountableText, mixture_baselines
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe
 from kinfolk.workflows.recipe import Recipe
 
