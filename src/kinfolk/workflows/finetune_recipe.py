@@ -1,7 +1,7 @@
 """The recipe of a fine-tuning run: labelled files, settings, initial weights."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from kinfolk.families import check_name, family
 from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.tasks.dataset import TaskDataset
 from kinfolk.tasks.formulations.base import Formulation
+from kinfolk.tasks.task import Task
 from kinfolk.text import train as train_module
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.config import FineTuneConfig, TrainConfig
@@ -26,7 +27,7 @@ OnMessage = Callable[[str], None]
 
 @config("finetune")
 class FineTuneRecipe:
-    """The network it starts from, the tasks, how each is solved, and the settings."""
+    """The initial weights, labelled files, formulations and settings of a fine-tuning run."""
 
     name: str = field(help="model family")
     init_from: str = field(help="folder of the initial weights; empty for new ones")
@@ -38,6 +39,28 @@ class FineTuneRecipe:
     train: TrainConfig = field(help="training settings")
     finetune: FineTuneConfig = field(default=FineTuneConfig(), help="settings of fine-tuning alone")
     teacher: str = field(default="", help="fine-tuned run to distil from; empty for none")
+
+    @property
+    def metric_prefixes(self) -> list[str]:
+        """The prefix of each task's metrics in the log: none where there is one task."""
+        numbers = range(1, len(self.formulations) + 1)
+        return [""] if len(self.formulations) == 1 else [f"{number}_" for number in numbers]
+
+    @property
+    def main_metrics(self) -> dict[str, Task]:
+        """The task of each main metric, by its name in the log."""
+        tasks = [formulation.task for formulation in self.formulations]
+        pairs = zip(self.metric_prefixes, tasks, strict=True)
+        return {f"{prefix}{task.main_metric}": task for prefix, task in pairs}
+
+    def selection_score(self, metrics: Mapping[str, float]) -> float:
+        """Return the mean of the main metrics, each turned so that more is better."""
+        values = [
+            task.normalized(metrics[name])
+            for name, task in self.main_metrics.items()
+            if name in metrics
+        ]
+        return sum(values) / len(values)
 
     def write(self, path: Path) -> None:
         """Write it as JSON."""
@@ -53,7 +76,7 @@ class FineTuneRecipe:
 
 
 def default_train_config(config: Any, *, fresh: bool) -> TrainConfig:
-    """Return the settings of fine-tuning a network: small steps for a large one."""
+    """Return the training settings of fine-tuning a network: a large one has a small rate."""
     body = config.pretrained
     kind = body.network().architecture
     common = {"batch_size": 32, "schedule": "linear", "min_lr_ratio": 0.0, "betas": (0.9, 0.999)}
@@ -66,21 +89,21 @@ def default_train_config(config: Any, *, fresh: bool) -> TrainConfig:
 
 
 def with_dropout(config: Any, share: float) -> Any:
-    """Return a network, with a head or without, that drops a share of its units as it learns."""
+    """Return the config of a network, with a head or without, with another dropout rate."""
     body = config.pretrained
     less = body.with_fields(**dict.fromkeys(DROPOUT_FIELDS, share))
     return less if body is config else replace(config, backbone=less)
 
 
 def epoch_steps(train: TrainConfig, examples: Sequence[int]) -> int:
-    """Return the steps of an epoch over sets with so many examples."""
+    """Return the steps of an epoch over sets with these numbers of examples."""
     return max(1, math.ceil(sum(examples) / train.batch_size))
 
 
 def resolve_steps(
     tuning: FineTuneRecipe, examples: Sequence[int], said: Sequence[str] = ()
 ) -> FineTuneRecipe:
-    """Set how many steps a run has, and when it is scored, by how many examples there are."""
+    """Set steps, evaluations, checkpoints and warm-up by the number of examples."""
     train, finetune_config = tuning.train, tuning.finetune
     epoch = epoch_steps(train, examples)
     steps = max(1, math.ceil(finetune_config.epochs * epoch))
@@ -91,7 +114,7 @@ def resolve_steps(
         given["steps"] = steps
     if "train.eval_every" not in words:
         given["eval_every"] = every
-    if "train.save_every" not in words:  # what is scored is saved
+    if "train.save_every" not in words:  # every evaluation is saved
         given["save_every"] = given.get("eval_every", train.eval_every)
     if "train.warmup" not in words:
         given["warmup"] = max(1, given.get("steps", train.steps) // 10)
@@ -99,7 +122,7 @@ def resolve_steps(
 
 
 def mean_and_std(scores: Sequence[float]) -> tuple[float, float]:
-    """Return the mean of some scores, and how far they lie apart (the standard deviation)."""
+    """Return the mean of scores, and their standard deviation."""
     values = np.array(scores, np.float64)
     return float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else 0.0
 
