@@ -16,7 +16,8 @@ from kinfolk.tasks.instances import predict_rows
 from kinfolk.tasks.rows import SourceTarget
 from kinfolk.tasks.task import Task
 from kinfolk.text import Tokenizer
-from kinfolk.workflows.evaluate import baselines, count_parameters, evaluate
+from kinfolk.workflows.baselines import baselines
+from kinfolk.workflows.evaluate import count_parameters, evaluate
 from little import LENGTH, Home
 
 SHORT = ["The cat saw a ball again.", "A dog forgot the letter.", "A"]

@@ -9,8 +9,7 @@ import typer
 
 from kinfolk.cli import learning as asked
 from kinfolk.cli.app import AsJson, app, errors, example
-from kinfolk.cli.run_progress import run_progress
-from kinfolk.cli.scores import newest, show, show_suite
+from kinfolk.cli.scores import show, show_suite
 from kinfolk.errors import UserError
 
 if TYPE_CHECKING:
@@ -122,12 +121,12 @@ def finetune(
         sheets: Sequence["TaskDataset"], folder: Path, metric: str | None, seed: int | None
     ) -> Path:
         drawn = [] if seed is None else [f"train.seed={seed}"]
-        with watched(folder, out) as watch:
+        with watched(folder, out) as progress:
             return finetune_module.finetune(
                 replace(start, seed=seed or 0),
                 sheets,
                 folder,
-                way=way,
+                formulation=way,
                 length=length,
                 finetune_config=learned,
                 settings=[*chosen, *drawn, *(settings or [])],
@@ -135,9 +134,8 @@ def finetune(
                 metric=metric,
                 positive=positive,
                 prefixes=prefix or (),
-                said=own,
-                say=say,
-                watch=watch,
+                options=own,
+                callbacks=[progress],
             )
 
     def tuned(sheets: Sequence["TaskDataset"], folder: Path, metric: str | None) -> Path:
@@ -157,7 +155,7 @@ def finetune(
         sets = suites.select_tasks(suite[1], only)
         left = [] if only is not None else suites.skipped_folders(suite[1], sets)
         results = suites.run_suite(
-            sets, tuned, out, limit=limit, device=device or "auto", say=say, left=left
+            sets, tuned, out, limit=limit, device=device or "auto", on_message=say, skipped=left
         )
         show_suite(suite[0], results, json=json)
         return
@@ -216,19 +214,23 @@ def finetune_config(**wanted: Any) -> "FineTuneConfig":
 
 def go_on(run: Path) -> Path:
     """Go on with a run, or with all runs of several seeds."""
-    from kinfolk.workflows import finetune as finetune_module
     from kinfolk.workflows import seeds
+    from kinfolk.workflows.finetune_recipe import FineTuneRecipe
+    from kinfolk.workflows.pretrain import resume
 
     if seeds.is_multi_seed(run):
-        return seeds.resume(run, say=say, watching=lambda inner: watched(inner, run))
-    with watched(run, run) as watch:
-        return finetune_module.resume(run, say=say, watch=watch)
+        return seeds.resume(run, lambda inner: watched(inner, run))
+    FineTuneRecipe.read(run / "recipe.json")  # refuses a pretraining run
+    with watched(run, run) as progress:
+        return resume(run, callbacks=[progress])
 
 
 def watched(run: Path, out: Path) -> Any:
     """Show the progress of a run, with its score on dev rows."""
+    from kinfolk.cli.run_progress import run_progress
+
     name = out.name if run == out else f"{out.name} {run.name}"
-    return run_progress(name, score=lambda: newest(run))
+    return run_progress(name, f"kinfolk finetune --resume {out}")
 
 
 def say(sentence: str) -> None:

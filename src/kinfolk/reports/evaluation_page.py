@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from kinfolk.reports import page as page_module
 from kinfolk.reports.charts import WIDTH, Bar, ReferenceLine, Scale, axes, bars, svg, text
 
 MIN_SHADE, MAX_SHADE = 0.04, 0.8  # of an empty cell, and of a cell with a whole row
@@ -37,17 +36,9 @@ class EvaluationPage:
 
 def render(page: EvaluationPage) -> str:
     """Return the page as HTML."""
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    template, report = (
-        files(__package__).joinpath(name).read_text(encoding="utf-8")
-        for name in ("evaluation_page.html", "run_page.html")
-    )
-    style = report[report.index("<style>") : report.index("</style>") + len("</style>")]
-    return environment.from_string(template).render(
+    return page_module.render(
+        "evaluation_page.html",
         page=page,
-        style=Markup(style),
         confusion=Markup(confusion_heatmap(page.confusion) if page.confusion else ""),
         classes=list(page.classes.items())[:MAX_CLASSES],
         more_classes=max(0, len(page.classes) - MAX_CLASSES),

@@ -8,9 +8,9 @@ from typing import Any
 from kinfolk.config import read_type, type_name
 from kinfolk.errors import UserError
 from kinfolk.families import family_of
-from kinfolk.files import new_file
 from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.reports.evaluation_page import EvaluationPage, render
+from kinfolk.reports.page import write
 from kinfolk.rng import Stream, generator
 from kinfolk.tasks.dataset import TaskDataset, task_dataset
 from kinfolk.tasks.error_analysis import to_plain
@@ -39,11 +39,11 @@ from kinfolk.tasks.task import (
     task_class,
 )
 from kinfolk.text.tokenizer import Tokenizer
+from kinfolk.training.run import select_device
 from kinfolk.workflows.finetune_recipe import (
     FineTuneRecipe,
 )
 from kinfolk.workflows.load import find_model_folder, load
-from kinfolk.workflows.pretrain import select_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,9 +250,7 @@ def write_evaluation_page(
         details=details,
         notes=notes,
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with new_file(path, errors="replace", newline="\n") as file:
-        file.write(render(page))
+    write(render(page), path)
 
 
 def few_shot_predictor(
