@@ -17,9 +17,9 @@ from kinfolk.families.__main__ import package_families
 from kinfolk.families.entries import INDEX_FILE, index_text
 from kinfolk.families.sizes import STANDARD_SIZES
 from kinfolk.nn.task_heads import ModelWithHead
+from kinfolk.tasks.dataset import task_dataset
 from kinfolk.training.config import TrainConfig
 from kinfolk.workflows.finetune import finetune
-from kinfolk.workflows.finetune_recipe import task_dataset
 from kinfolk.workflows.load import load, logits
 from kinfolk.workflows.pretrain import pretrain
 from kinfolk.workflows.recipe import recipe

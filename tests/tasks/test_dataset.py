@@ -13,8 +13,10 @@ from kinfolk.errors import UserError
 from kinfolk.tasks.dataset import TaskDataset, as_datasets, task_dataset
 from kinfolk.tasks.rows import LabelledText
 from kinfolk.training.config import FineTuneConfig
-from kinfolk.workflows.finetune import finetune, resume
+from kinfolk.training.loop import Callback, Progress
+from kinfolk.workflows.finetune import finetune
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe, parse_initial_weights
+from kinfolk.workflows.pretrain import resume
 from lessons import Chance, asked, classify, lines, objects, squad, table, tag
 from lessons import write as story
 
@@ -59,9 +61,12 @@ def train(data: Any, out: Path, *settings: str, **more: Any) -> Path:
     )
 
 
-def interrupt_at_4(progress: Any) -> None:
-    if progress.step >= 4:
-        raise KeyboardInterrupt
+class Interrupt(Callback):
+    """Interrupt a run as Ctrl-C does, after step 4."""
+
+    def on_step(self, progress: Progress) -> None:
+        if progress.step >= 4:
+            raise KeyboardInterrupt
 
 
 def losses(run: Path) -> list[float]:
@@ -118,9 +123,9 @@ def test_a_run_on_rows_in_memory_is_resumed(tmp_path: Path) -> None:
             task_dataset(rows(48), Frame(rows(8, 1))),
             tmp_path / "part",
             "train.save_every=2",
-            watch=interrupt_at_4,
+            callbacks=[Interrupt()],
         )
-    resume(tmp_path / "part", say=lambda sentence: None)
+    resume(tmp_path / "part")
     assert losses(tmp_path / "part") == losses(whole)
 
 
@@ -216,3 +221,17 @@ def test_what_was_skipped_is_reported_once(tmp_path: Path) -> None:
 def test_plain_text_is_read_as_documents(tmp_path: Path) -> None:
     dataset = task_dataset(lines(tmp_path / "a", classify, 20))
     assert dataset.file_spec.task == "lm" and len(dataset.rows) == 20
+
+
+def test_nothing_is_learned_from_rows_that_are_held_out(tmp_path: Path) -> None:
+    plain = rows(40)
+    held_out = {row.number for row in task_dataset(plain).splits[1]}
+    assert len(held_out) == 4
+    data = [
+        {"sentence": "zebra quagga", "label": "rare"} if number in held_out else row
+        for number, row in enumerate(plain, 1)
+    ]
+    run = train(data, tmp_path / "run")
+    (formulation,) = FineTuneRecipe.read(run / "recipe.json").formulations
+    assert formulation.task.labels == ("bad", "good")
+    assert "zebra" not in (run / "tokenizer" / "tokenizer.json").read_text("utf-8")

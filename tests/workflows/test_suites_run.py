@@ -132,3 +132,16 @@ def test_a_test_file_that_cannot_be_read_is_named(folder: Path, tmp_path: Path) 
     (result,) = run_suite([sets], tune, tmp_path / "run", on_message=said.append)
     assert result.split == "dev"
     assert any("test.tsv cannot be read, so that dev rows are scored" in line for line in said)
+
+
+def test_a_set_that_cannot_be_read_is_left_out_with_the_reason(
+    folder: Path, tmp_path: Path
+) -> None:
+    sheets.table(folder / "mood" / "train.tsv", 16)
+    (folder / "cola" / "train.tsv").write_bytes(b"sentence\tlabel\n\xff\t1\n")
+    said: list[str] = []
+    sets = select_tasks(folder, None)
+    cola, mood = run_suite(sets, tune, tmp_path / "run", on_message=said.append)
+    assert mood.scores and not cola.scores
+    assert "train.tsv is not UTF-8" in cola.skip_reason
+    assert any(line.startswith("cola is left out: ") for line in said)

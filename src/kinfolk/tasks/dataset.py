@@ -68,31 +68,19 @@ class TaskDataset:
         return self._read("train")
 
     @cached_property
-    def labelled_rows(self) -> list[Any]:
-        """The training rows with a label, also those that are held out as dev rows."""
-        cls, rows = task_class(self.file_spec.task), []
-        for row in self.rows:
-            if cls.reference(row) is None:
-                self.report.count("rows without a label, left out, on lines", row.number)
-            else:
-                rows.append(row)
-        if not rows:
-            raise UserError(f"{self.train} has no labelled row: there is nothing to learn from")
-        return rows
-
-    @cached_property
     def splits(self) -> tuple[list[Any], list[Any]]:
         """The training rows and the dev rows: those of a file, or some of the training rows.
 
         The same rows are held out for every seed, so that runs can be compared.
         """
+        labelled = self._labelled_rows()
         if self.dev is not None:
-            return self.labelled_rows, self._dev_file_rows()
-        count = min(MAX_DEV_ROWS, round(DEV_SHARE * len(self.labelled_rows)))
-        order = generator(0, Stream.SPLIT).permutation(len(self.labelled_rows))
+            return labelled, self._dev_file_rows()
+        count = min(MAX_DEV_ROWS, round(DEV_SHARE * len(labelled)))
+        order = generator(0, Stream.SPLIT).permutation(len(labelled))
         held_out = set(order[:count].tolist())
         splits: tuple[list[Any], list[Any]] = [], []
-        for index, row in enumerate(self.labelled_rows):
+        for index, row in enumerate(labelled):
             splits[index in held_out].append(row)
         return splits
 
@@ -143,6 +131,17 @@ class TaskDataset:
         file = self.files[split]
         rows = sample_rows([*read_rows(file, self.file_spec, report=self.report)], self.max_rows)
         file.release()
+        return rows
+
+    def _labelled_rows(self) -> list[Any]:
+        cls, rows = task_class(self.file_spec.task), []
+        for row in self.rows:
+            if cls.reference(row) is None:
+                self.report.count("rows without a label, left out, on lines", row.number)
+            else:
+                rows.append(row)
+        if not rows:
+            raise UserError(f"{self.train} has no labelled row: there is nothing to learn from")
         return rows
 
     def _dev_file_rows(self) -> list[Any]:

@@ -76,8 +76,8 @@ def finetune(
 ) -> Path:
     """Fine-tune a model on labelled rows; the run folder must be new.
 
-    `finetune("runs/bert", task_dataset("train.tsv", "dev.tsv"), "runs/triage")`; the rows are also
-    a file, a list of dictionaries or a DataFrame, or several datasets.
+    `finetune("runs/bert", task_dataset("train.tsv", "dev.tsv"), "runs/triage")`; the data may also
+    be a file, a list of dictionaries, a DataFrame, or several datasets.
     """
     start = model if isinstance(model, InitialWeights) else parse_initial_weights(str(model))
     out = Path(out)
@@ -88,7 +88,7 @@ def finetune(
     fields = {name: value for name, value in (options or {}).items() if value is not None}
     if teacher:
         fields = {"distillation_weight": DISTILLATION_WEIGHT, **fields}
-    rows = [dataset.labelled_rows for dataset in datasets]
+    rows = [dataset.splits[0] for dataset in datasets]
     backbone, tokenizer = start.open(rows)
     family = family_of(backbone.config)
     chosen: list[Formulation] = []
@@ -172,8 +172,7 @@ class FineTuneWorkload(Workload):
                     recipe.teacher, formulation, rows, instances, recipe.train.device
                 )
             sets.append([instance for some in instances for instance in some])
-        for dataset in recipe.datasets:
-            messages += dataset.report.messages()
+        messages += [text for dataset in recipe.datasets for text in dataset.report.messages()]
         for message in messages:
             for callback in callbacks:
                 callback.on_message(message)
@@ -222,9 +221,9 @@ class FineTuneWorkload(Workload):
     def write_recipe(self, folder: Path) -> None:
         """Write recipe.json, the tokenizer, and rows that were given in memory."""
         self.tokenizer.save(folder / "tokenizer")
-        self.recipe.write(folder / "recipe.json")
         for dataset in self.recipe.datasets:
             dataset.write_rows(folder)
+        self.recipe.write(folder / "recipe.json")
 
     def evaluate(self, loss: LossFn) -> Mapping[str, Any]:
         """Return the loss on dev rows, and every metric of their predictions."""

@@ -111,8 +111,10 @@ def run_suite(
         on_message(f"{left_out.name} is left out: {left_out.skip_reason}")
     results = [*skipped]
     for one in sets:
-        on_message(f"{one.name}: {one.file_spec.description}")
         try:
+            if one.error:
+                raise UserError(one.error)
+            on_message(f"{one.name}: {one.file_spec.description}")
             results.append(run_task(one, tune, out / one.name, limit, device, on_message))
         except UserError as error:
             on_message(f"{one.name} is left out: {error}")
