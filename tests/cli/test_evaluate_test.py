@@ -188,7 +188,7 @@ MISTAKES = [
     ("{mood} --shots 2", "labelled rows are missing: give --test FILE"),
     ("{bert} --test {file}", "was not fine-tuned"),
     ("{bert} --test {file} --way prompt", "bert does not classify by 'prompt'"),
-    ("{gpt2} --test {file} --shots 2", "give the file to draw them from, --train"),
+    ("{gpt2} --test {file} --shots 2", "name the file that few-shot examples are drawn from"),
     ("{gpt2} --test {file} --shots 99 --train {file}", "there are only 4 rows to draw"),
     ("{gpt2} --test {file} --shots -1", "--shots -1: use 0 or more"),
     ("{gpt2} --test {file} --words a", "1 words for 2 classes; give one for each of bad, good"),
