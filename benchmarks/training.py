@@ -71,7 +71,7 @@ from kinfolk.data.examples import pack, pad_rows
 from kinfolk.errors import UserError
 from kinfolk.families import bert as bert_file
 from kinfolk.families import gpt2 as gpt2_file
-from kinfolk.models import t5 as t5_file
+from kinfolk.families import t5 as t5_file
 from kinfolk.objectives.clm import CLM
 from kinfolk.objectives.mlm import MLM
 from kinfolk.objectives.span_corruption import SpanCorruption
@@ -217,7 +217,7 @@ def t5() -> Work:
 
     return Work(
         name="t5",
-        presets=t5_file.SIZES,
+        presets=t5_file.FAMILY.sizes,
         objective=SpanCorruption,
         vocab=32128,
         rows=64,

@@ -125,10 +125,10 @@ def cases(*names: str) -> Iterator[tuple[str, str, type[Formulation]]]:
     for name in MEMBERS:
         body = config(name)
         for kind in KINDS:
-            real = task(kind).kind
+            output = task(kind).output
             for way in dict.fromkeys(w for w in formulations.FORMULATIONS if w.name in names):
-                own = way.name in family_of(body).formulations and real in way.tasks
-                if own and formulations.supports(way, family_of(body), real):
+                own = way.name in family_of(body).formulations and output in way.outputs
+                if own and formulations.supports(way, family_of(body)):
                     yield name, kind, way
 
 

@@ -14,14 +14,14 @@ from kinfolk.families.glm import GLMConfig
 from kinfolk.families.gpt import GPTConfig
 from kinfolk.families.gpt2 import GPT2Config
 from kinfolk.families.gpt3 import GPT3Config
+from kinfolk.families.t5 import T5Config
+from kinfolk.families.transformer import TransformerConfig
+from kinfolk.families.transformer_xl import TransformerXLConfig
+from kinfolk.families.xlnet import XLNetConfig
 from kinfolk.generation.decode import GenerationRequest
 from kinfolk.generation.methods import DecodingMethod
 from kinfolk.generation.sampling import Sampling, sample_ids
 from kinfolk.metrics.baselines import KneserNey
-from kinfolk.models.t5 import T5Config
-from kinfolk.models.transformer import TransformerConfig
-from kinfolk.models.transformer_xl import TransformerXLConfig
-from kinfolk.models.xlnet import XLNetConfig
 from kinfolk.rng import uniforms
 from kinfolk.workflows.baselines import NGram
 

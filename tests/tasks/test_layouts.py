@@ -19,20 +19,19 @@ from kinfolk.objectives.seq2seq import Seq2Seq
 from kinfolk.rng import Stream, generator
 from kinfolk.tasks.examples import pack_examples
 from kinfolk.tasks.formulations.base import segment_log_softmax, split_by_instance
-from kinfolk.tasks.formulations.head import encode_words, split_to_fit
 from kinfolk.tasks.formulations.sequences import (
     apply_template,
     build_example,
-    detokenize,
     encode_continuation,
     encode_plain,
+    encode_words,
     fill_pattern,
     num_special_tokens,
-    space_between,
+    split_to_fit,
     truncate_longest_first,
 )
 from kinfolk.tasks.formulations.span_head import char_to_token_span, window_starts
-from kinfolk.tasks.rows import LabelledText
+from kinfolk.tasks.rows import LabelledText, detokenize, space_between
 from kinfolk.text import Tokenizer, train_tokenizer
 from kinfolk.text.tokenizer import TEMPLATES, SpecialTokens
 from kinfolk.text.train import KINDS
@@ -149,7 +148,7 @@ def test_the_longer_text_is_cut_first() -> None:
     assert truncate_longest_first([[*long, 10], long], 7) == ([long[:4], long[:3]], 14)
     assert truncate_longest_first([long, []], 7) == ([long[:7], []], 3)
     assert truncate_longest_first([long], 12) == ([long], 0)
-    with pytest.raises(UserError, match="1 tokens has no room for 2 texts"):
+    with pytest.raises(UserError, match="1 tokens have no room for 2 texts"):
         truncate_longest_first([long, short], 1)
 
 
@@ -171,14 +170,14 @@ def test_an_encoder_reads_and_a_decoder_says() -> None:
     assert said.encoder_input_ids is not None and said.labels is not None
     assert said.encoder_input_ids.tolist() == [50, 51, 3]
     assert said.input_ids.tolist() == [0, 60, 61] and said.labels.tolist() == [60, 61, 3]
-    hole = build_example("encoder-decoder", SPECIALS, [50], [60, 61], [51], end=False, hole=True)
+    hole = build_example("encoder-decoder", SPECIALS, [50], [60, 61], [51], end=False, infill=True)
     assert hole.encoder_input_ids is not None and hole.labels is not None
     assert hole.encoder_input_ids.tolist() == [50, 7, 51, 3]
     assert hole.input_ids.tolist() == [0, 7, 60, 61] and hole.labels.tolist() == [NO, 60, 61, NO]
 
 
 def test_blanks_are_filled_at_the_place_of_their_mask() -> None:
-    said = build_example("blanks", SPECIALS, [50, 51], [60, 61], [52], hole=True)
+    said = build_example("blanks", SPECIALS, [50, 51], [60, 61], [52], infill=True)
     assert (
         said.labels is not None
         and said.position_ids is not None
@@ -191,14 +190,14 @@ def test_blanks_are_filled_at_the_place_of_their_mask() -> None:
     assert said.order.tolist() == [0, 0, 0, 0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("hole", [True, False])
-def test_blanks_are_laid_out_as_in_pretraining(hole: bool) -> None:
+@pytest.mark.parametrize("infill", [True, False])
+def test_blanks_are_laid_out_as_in_pretraining(infill: bool) -> None:
     known = BlankInfilling(special_tokens=SPECIALS, vocab_size=100, max_length=32)
-    after = [52, 53] if hole else []
+    after = [52, 53] if infill else []
     whole = np.array([50, 51, 60, 61, 62, *after])
-    mask = known.glm_tokens.mask if hole else known.glm_tokens.gmask
+    mask = known.glm_tokens.mask if infill else known.glm_tokens.gmask
     wanted = known.corrupt(whole, [(2, 5)], mask)
-    found = build_example("blanks", SPECIALS, [50, 51], [60, 61, 62], after, hole=hole)
+    found = build_example("blanks", SPECIALS, [50, 51], [60, 61, 62], after, infill=infill)
     for name in ("input_ids", "labels", "position_ids", "block_position_ids", "order"):
         assert getattr(found, name).tolist() == getattr(wanted, name).tolist(), name
 

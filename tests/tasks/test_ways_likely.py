@@ -14,8 +14,7 @@ from kinfolk.errors import UserError
 from kinfolk.generation.methods import generate
 from kinfolk.generation.prompts import build_request
 from kinfolk.generation.sampling import GREEDY
-from kinfolk.tasks import voices
-from kinfolk.tasks.formulations import sequences
+from kinfolk.tasks.formulations import scoring, sequences
 from kinfolk.tasks.formulations.scoring import Cloze, OptionScoring, Prompt
 from kinfolk.tasks.formulations.text_to_text import TextToText
 from kinfolk.tasks.instances import predict_rows
@@ -117,7 +116,7 @@ def test_what_is_written_becomes_an_answer() -> None:
 
 def test_a_decoder_sees_where_its_answer_begins() -> None:
     text = TextToText(task=task("classify"), max_length=32)
-    (example,) = text.training_instances(LabelledText(("red cat",), "fine", 1), tokenizer())
+    (example,) = text.instances(LabelledText(("red cat",), "fine", 1), tokenizer())
     (reading,), special_tokens = example.examples, tokenizer().special_tokens
     assert reading.input_ids.tolist() == [
         special_tokens.bos,
@@ -138,7 +137,7 @@ def test_a_long_text_keeps_its_task_and_where_the_answer_begins() -> None:
             max_length=24,
             layout=speaks,
         )
-        (example,) = text.training_instances(long, tokenizer())
+        (example,) = text.instances(long, tokenizer())
         (reading,) = example.examples
         read = (
             reading.input_ids if reading.encoder_input_ids is None else reading.encoder_input_ids
@@ -156,7 +155,7 @@ def test_a_long_text_keeps_its_task_and_where_the_answer_begins() -> None:
 def test_the_word_asked_for_stands_behind_the_end_of_its_context() -> None:
     text = TextToText(task=task("complete"), max_length=16)
     row = CompletionRow(" ".join(["red"] * 20 + ["blue"]), "cat", None, 1)
-    (example,) = text.training_instances(row, tokenizer())
+    (example,) = text.instances(row, tokenizer())
     (reading,) = example.examples
     assert reading.input_ids.tolist() == [tokenizer().special_tokens.bos, *ids(row.context)[-13:]]
     assert example.truncated_tokens == len(ids(row.context)) - 13
@@ -166,9 +165,7 @@ def test_the_word_asked_for_stands_behind_the_end_of_its_context() -> None:
 
 def test_a_target_that_is_too_long_counts_as_cut() -> None:
     text = TextToText(task=task("write"), max_length=16, layout="encoder-decoder")
-    (example,) = text.training_instances(
-        SourceTarget("red", " ".join(["cat"] * 40), 1), tokenizer()
-    )
+    (example,) = text.instances(SourceTarget("red", " ".join(["cat"] * 40), 1), tokenizer())
     (reading,) = example.examples
     assert len(reading.input_ids) <= 16 and example.truncated_tokens == 40 - (
         len(reading.input_ids) - 1
@@ -179,7 +176,7 @@ def test_a_target_that_is_too_long_counts_as_cut() -> None:
 def test_a_running_text_is_said_in_stretches_each_token_once(speaks: Any) -> None:
     text = TextToText(task=task("lm"), max_length=16, layout=speaks)
     said = " ".join(["red", "cat", "old", "king"] * 12)
-    examples = text.training_instances(SourceTarget("", said, 1), tokenizer())
+    examples = text.instances(SourceTarget("", said, 1), tokenizer())
     labels = [i for e in examples for r in e.examples for i in r.labels.tolist()]  # type: ignore[union-attr]
     assert [i for i in labels if i != IGNORE_INDEX] == ids(said)
     assert all(max(r.lengths) <= 16 for e in examples for r in e.examples)
@@ -190,7 +187,7 @@ def test_a_blank_is_filled_where_its_pattern_says() -> None:
     cloze = Cloze(
         task=task("classify"), max_length=32, layout="blanks", pattern="{text} It was {answer} ."
     )
-    (example,) = cloze.training_instances(LabelledText(("red cat",), "fine", 1), tokenizer())
+    (example,) = cloze.instances(LabelledText(("red cat",), "fine", 1), tokenizer())
     assert example.target == 1 and len(example.examples) == len(CLASSES)
     known = glm_tokens(tokenizer().special_tokens)
     for reading, said in zip(example.examples, CLASSES, strict=True):
@@ -201,15 +198,13 @@ def test_a_blank_is_filled_where_its_pattern_says() -> None:
     with pytest.raises(UserError, match="2 words were given for 3 classes"):
         Cloze(task=task("classify"), verbalizer=("bad", "good"))
     with pytest.raises(UserError, match="row 7 has no options to choose from"):
-        Cloze(task=task("complete")).training_instances(
-            CompletionRow("a", "b", None, 7), tokenizer()
-        )
+        Cloze(task=task("complete")).instances(CompletionRow("a", "b", None, 7), tokenizer())
 
 
 def test_words_stand_for_classes() -> None:
     cloze = Cloze(task=task("classify"), verbalizer=("old", "red", "blue"))
     row = LabelledText(("cat",), "fine", 1)
-    assert cloze.options(row) == ("old", "red", "blue") and cloze.target(row) == 1
+    assert cloze.options(row) == ("old", "red", "blue") and cloze.task.option_index(row) == 1
 
 
 def test_solved_rows_stand_before_the_one_that_is_asked() -> None:
@@ -219,8 +214,8 @@ def test_solved_rows_stand_before_the_one_that_is_asked() -> None:
     assert prompts.prompt(row) == ("one\ntwo\nred cat :", " .")
     with pytest.raises(UserError, match="row 1 has no label"):
         prompts.format_example(replace(row, label=None))
-    with pytest.raises(UserError, match="a prompt learns nothing"):
-        prompts.training_instances(row, tokenizer())
+    with pytest.raises(UserError, match="a prompt is not trained"):
+        prompts.instances(row, tokenizer())
     assert prompts.parse_output(row, " a line\nand another").value == "a line"
 
 
@@ -229,7 +224,7 @@ def test_solved_rows_stand_before_the_one_that_is_asked() -> None:
 def test_packing_changes_no_loss(name: str, kind: str, way: type[OptionScoring]) -> None:
     made, model = solving(name, kind, way)
     some = suited(kind, way)
-    examples = [example for row in some for example in made.training_instances(row, tokenizer())]
+    examples = [example for row in some for example in made.instances(row, tokenizer())]
     batch = made.make_batch(examples)
     each = [torch.stack([log(model, r) for r in e.examples]) for e in examples]
     if way is TextToText:
@@ -253,7 +248,7 @@ def test_no_answer_depends_on_who_else_is_asked(
     if any(made.generates(row) for row in some):
         made = replace(made, max_new_tokens=8)  # type: ignore[call-arg]
         known = [answer.value for answer in predict_rows(made, model, some, tokenizer())]
-        monkeypatch.setattr(voices, "GENERATION_BATCH", 2)
+        monkeypatch.setattr(scoring, "GENERATION_BATCH", 2)
         assert [a.value for a in predict_rows(made, model, some, tokenizer())] == known
     varied = kind != "regress" and (name, kind) != ("transformer", "span")  # fresh, it cannot
     same(made, model, some, varied=varied)
@@ -262,7 +257,7 @@ def test_no_answer_depends_on_who_else_is_asked(
 @learning
 def test_neighbours_have_no_gradient(name: str, kind: str, way: type[OptionScoring]) -> None:
     made, model = solving(name, kind, way)
-    examples = [e for row in suited(kind, way) for e in made.training_instances(row, tokenizer())]
+    examples = [e for row in suited(kind, way) for e in made.instances(row, tokenizer())]
     apart(made, model, examples)
 
 
@@ -271,7 +266,7 @@ def test_neighbours_have_no_gradient(name: str, kind: str, way: type[OptionScori
 def test_prompts_score_options_by_the_likelihood_of_a_token(name: str) -> None:
     made, model = solving(name, "classify", Prompt, pattern="{text} : {answer}", examples=("red",))
     for row in rows("classify", 4):
-        (example,) = made.inference_instances(row, tokenizer())
+        (example,) = made.instances(row, tokenizer(), labelled=False)
         logs = [log(model, reading) / len(ids(said)) for reading, said in
                 zip(example.examples, CLASSES, strict=True)]  # fmt: skip
         (answer,) = predict_rows(made, model, [row], tokenizer())
@@ -287,7 +282,7 @@ def test_what_is_written_is_likeliest_as_lessons_are_read(name: str) -> None:
     made, model = solving(name, "write", TextToText)
     assert isinstance(made, TextToText)
     for row in rows("write"):
-        asked = voices.encode_prompt(made, model, row, tokenizer())
+        asked = made.generation_prompt(model, row, tokenizer())
         (text,) = generate(model, build_request([asked], max_new_tokens=6), GREEDY)
         said = [id for id in text.ids if id not in asked.eos_ids]
         before = made.append_separator(ids(row.source), tokenizer())
@@ -307,8 +302,6 @@ def test_the_right_answer_has_its_likelihood(kind: str) -> None:
     made, model = solving("gpt2", kind, TextToText)
     some = [row for row in rows(kind) if getattr(row, "options", None) is None]
     for row, answer in zip(some, predict_rows(made, model, some, tokenizer()), strict=True):
-        wanted = -sum(
-            log(model, r) for e in made.training_instances(row, tokenizer()) for r in e.examples
-        )
+        wanted = -sum(log(model, r) for e in made.instances(row, tokenizer()) for r in e.examples)
         assert answer.nll == pytest.approx(float(wanted), abs=1e-4)
         assert answer.tokens == len(ids(row.target))

@@ -20,7 +20,6 @@ from kinfolk.rng import Stream, corpus_seed, generator
 from kinfolk.tasks.examples import Instance
 from kinfolk.tasks.formulations.base import Formulation, RawScores
 from kinfolk.tasks.task import Prediction
-from kinfolk.tasks.voices import generate_predictions
 from kinfolk.text.tokenizer import Tokenizer
 
 TOKENS_PER_BATCH = 4096  # in a batch of questions, about
@@ -89,12 +88,12 @@ def predict_rows(
     found: list[Prediction] = []
     for start in range(0, len(rows), ROWS_PER_CHUNK):
         some = rows[start : start + ROWS_PER_CHUNK]
-        asked = [way.inference_instances(row, tokenizer) for row in some]
+        asked = [way.instances(row, tokenizer, labelled=False) for row in some]
         replies = iter(
             forward_instances(way, model, [e for examples in asked for e in examples], tokens)
         )
         written = [row for row in some if way.generates(row)]
-        texts = iter(generate_predictions(way, model, written, tokenizer) if written else ())
+        texts = iter(way.generate(model, written, tokenizer) if written else ())
         for row, examples in zip(some, asked, strict=True):
             own = [next(replies) for _ in examples]
             known = way.decode(row, examples, own) if own or not way.generates(row) else None

@@ -16,14 +16,13 @@ from hollow import hollow
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs, KVCache
 from kinfolk.errors import UserError
-from kinfolk.families import family
+from kinfolk.families.xlnet import FAMILY, XLNet, XLNetConfig
 from kinfolk.hub import load_model, save
-from kinfolk.models.xlnet import SIZES, XLNet, XLNetConfig
 from kinfolk.text import Tokenizer, train_tokenizer
 
 # The sum of the table, the vector of guesses, the layers and the bias of the last scores, as
 # transformers builds it. The paper gives no number.
-table: Any = family("xlnet").hf
+table: Any = FAMILY.hf
 PUBLISHED = {"xlnet-base-cased": 116_750_336, "xlnet-large-cased": 360_300_800}
 SMALL = XLNetConfig(
     vocab_size=70, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=40, dropout=0.0
@@ -213,7 +212,7 @@ def test_a_memory_is_theirs(memory: int | None) -> None:
 @pytest.mark.parity
 @pytest.mark.parametrize("name", list(PUBLISHED))
 def test_published_sizes_have_their_published_count(name: str) -> None:
-    config = SIZES[name]
+    config = FAMILY.sizes[name]
     with hollow():
         ours = config.build()
         peer = Theirs(TheirConfig(**table.to_config(config, None)))

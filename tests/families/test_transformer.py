@@ -13,8 +13,9 @@ from hollow import hollow
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs, KVCache
 from kinfolk.errors import UserError
+from kinfolk.families.transformer import FAMILY, Transformer, TransformerConfig
 from kinfolk.hub import load_model, save
-from kinfolk.models.transformer import SIZES, Transformer, TransformerConfig, sinusoidal_table
+from kinfolk.nn.positions import sinusoidal_embedding
 
 CONFIG = TransformerConfig(
     vocab_size=70, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=24, dropout=0.0
@@ -124,7 +125,7 @@ def test_both_stacks_say_what_torchs_say(config: TransformerConfig, training: bo
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_sizes_are_the_papers_within_its_rounding(name: str) -> None:
     with hollow():
-        count = parameters(SIZES[name].build())
+        count = parameters(FAMILY.sizes[name].build())
     exact, said = PUBLISHED[name]
     assert count == exact
     assert abs(count - said) < 0.031 * said
@@ -133,7 +134,7 @@ def test_published_sizes_are_the_papers_within_its_rounding(name: str) -> None:
 def test_the_published_count_follows_from_the_papers_sizes() -> None:
     """Section 3: matrices of attention without biases, a feed-forward with, norms after each."""
     for name, (exact, _) in PUBLISHED.items():
-        c = SIZES[name]
+        c = FAMILY.sizes[name]
         attention, norm = 4 * c.hidden_size**2, 2 * c.hidden_size
         feed = 2 * c.hidden_size * 4 * c.hidden_size + 5 * c.hidden_size
         encoder, decoder = attention + feed + 2 * norm, 2 * attention + feed + 3 * norm
@@ -148,7 +149,8 @@ def test_places_are_not_learned_and_not_saved(tmp_path: Path) -> None:
     both = batch(ragged(), ragged(SOURCES))
     assert torch.equal(again(both).hidden, model(both).hidden)
     assert (
-        sinusoidal_table(torch.tensor([[5000]]), 16) != sinusoidal_table(torch.tensor([[5001]]), 16)
+        sinusoidal_embedding(torch.tensor([[5000]]), 16)
+        != sinusoidal_embedding(torch.tensor([[5001]]), 16)
     ).any()
 
 
@@ -190,5 +192,5 @@ def test_a_prompt_padded_in_front_goes_on_as_if_it_were_not() -> None:
 
 
 def test_a_source_is_needed() -> None:
-    with pytest.raises(UserError, match="give its inputs in `encoder_inputs`"):
+    with pytest.raises(UserError, match="give it `encoder_inputs`"):
         CONFIG.build()(Inputs.from_ids(ids(70), causal=True))

@@ -16,7 +16,7 @@ from torch import Tensor
 from hollow import hollow
 from kinfolk.attention_mask import EMPTY_SLOT_ID, AttentionMask
 from kinfolk.batch import Inputs, KVCache, SegmentMemory
-from kinfolk.models.transformer_xl import SIZES, TransformerXL, TransformerXLConfig
+from kinfolk.families.transformer_xl import FAMILY, TransformerXL, TransformerXLConfig
 from kinfolk.nn.attention import FlexBlockSparse, attention_backend
 from kinfolk.nn.language_model import attention_windows
 
@@ -153,7 +153,7 @@ def test_three_segments_with_a_memory_say_what_transformers_did(case: str) -> No
 @pytest.mark.parametrize("name", list(PUBLISHED))
 def test_published_sizes_have_their_published_count(name: str) -> None:
     with hollow():
-        assert parameters(SIZES[name].build()) == PUBLISHED[name]
+        assert parameters(FAMILY.sizes[name].build()) == PUBLISHED[name]
 
 
 @torch.no_grad()

@@ -24,11 +24,10 @@ from transformers import T5ForConditionalGeneration as Theirs
 from hollow import hollow
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs, KVCache
-from kinfolk.families import family
+from kinfolk.families.t5 import FAMILY, T5, T5Config
 from kinfolk.hub import load_model, save
-from kinfolk.models.t5 import SIZES, T5, T5Config
 
-table: Any = family("t5").hf
+table: Any = FAMILY.hf
 PUBLISHED = {
     "t5-small": 60_506_624,
     "t5-base": 222_903_552,
@@ -155,9 +154,9 @@ def test_training_gives_the_same_gradients(config: T5Config) -> None:
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("name", [name for name in SIZES if name.startswith("t5-")])
+@pytest.mark.parametrize("name", [name for name in FAMILY.sizes if name.startswith("t5-")])
 def test_published_sizes_have_their_published_count(name: str) -> None:
-    config = SIZES[name]
+    config = FAMILY.sizes[name]
     with hollow():
         ours = config.build()
         peer = Theirs(TheirConfig(**table.to_config(config, None)))

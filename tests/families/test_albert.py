@@ -14,13 +14,12 @@ from hollow import hollow
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
-from kinfolk.families import family
+from kinfolk.families.albert import FAMILY, Albert, AlbertConfig
 from kinfolk.hub import load, load_model, save
-from kinfolk.models.albert import SIZES, Albert, AlbertConfig
 from kinfolk.text import train_tokenizer
 
 # Millions without heads, as the paper's table 1 and the released folders of version 2 have them.
-table: Any = family("albert").hf
+table: Any = FAMILY.hf
 PUBLISHED = {
     "albert-base-v2": 11.7,
     "albert-large-v2": 17.7,
@@ -153,7 +152,7 @@ def test_training_gives_the_same_gradients() -> None:
 @pytest.mark.parity
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_sizes_have_their_published_count(name: str) -> None:
-    config = SIZES[name]
+    config = FAMILY.sizes[name]
     with hollow():
         ours = config.build()
         peer = Theirs(TheirConfig(**table.to_config(config, None)))
@@ -199,7 +198,7 @@ def test_more_groups_than_layers_are_refused() -> None:
         AlbertConfig(**SMALL, num_hidden_groups=5)
 
 
-@pytest.mark.parametrize("config", [*SIZES.values(), AlbertConfig(**SMALL, sharing="feed")])
+@pytest.mark.parametrize("config", [*FAMILY.sizes.values(), AlbertConfig(**SMALL, sharing="feed")])
 def test_a_config_comes_back_through_transformers(config: AlbertConfig) -> None:
     peer = transformers.AutoConfig.for_model("albert", **table.to_config(config, None))
     assert table.from_config(peer.to_dict()) == config

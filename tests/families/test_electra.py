@@ -17,13 +17,12 @@ from hollow import hollow
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
-from kinfolk.families import family
+from kinfolk.families.electra import FAMILY, Electra, ElectraConfig
 from kinfolk.hub import load, load_model, save
-from kinfolk.models.electra import SIZES, Electra, ElectraConfig
 from kinfolk.text import train_tokenizer
 
 # Millions of the discriminator with its head, as the released folders have them.
-table: Any = family("electra").hf
+table: Any = FAMILY.hf
 PUBLISHED = {"electra-small": 13.5, "electra-base": 109.5, "electra-large": 335.1}
 SMALL = {"vocab_size": 70, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_length": 32}
 NARROW = [16, 8, 6]  # as wide as the discriminator, as its generator, and as neither
@@ -197,7 +196,7 @@ def test_training_gives_the_same_gradients() -> None:
 @pytest.mark.parity
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_sizes_have_their_published_count(name: str) -> None:
-    config = SIZES[name]
+    config = FAMILY.sizes[name]
     with hollow():
         ours = config.build()
         large = Theirs(TheirConfig(**table.to_config(config, None)))
@@ -215,13 +214,13 @@ def test_published_sizes_have_their_published_count(name: str) -> None:
     [("electra-small", 64, 1), ("electra-base", 256, 4), ("electra-large", 256, 4)],
 )
 def test_published_generators_have_their_published_width(name: str, width: int, heads: int) -> None:
-    small = SIZES[name].encoder_config(SIZES[name].generator_size)
+    small = FAMILY.sizes[name].encoder_config(FAMILY.sizes[name].generator_size)
     assert (small.hidden_size, small.num_heads, small.intermediate_size) == (
         width,
         heads,
         4 * width,
     )
-    assert small.num_layers == SIZES[name].num_layers
+    assert small.num_layers == FAMILY.sizes[name].num_layers
 
 
 @pytest.mark.parity
@@ -254,22 +253,24 @@ def test_the_tables_are_shared_and_saved_in_both_folders(tmp_path: Path) -> None
 
 
 def test_a_share_that_heads_do_not_divide_is_refused() -> None:
-    with pytest.raises(UserError, match="width 10 in 3 heads"):
+    with pytest.raises(UserError, match="hidden size 10 with 3 heads"):
         ElectraConfig(hidden_size=12, num_heads=4, generator_size=0.85)
-    with pytest.raises(UserError, match="width 0"):
+    with pytest.raises(UserError, match="hidden size 0"):
         ElectraConfig(**SMALL, generator_size=0.01)
     with pytest.raises(UserError, match=r"model.generator_size=0.0: it must be above 0"):
         ElectraConfig(**SMALL, generator_size=0.0)
 
 
-@pytest.mark.parametrize("config", [*SIZES.values(), ElectraConfig(**SMALL, intermediate_size=9)])
+@pytest.mark.parametrize(
+    "config", [*FAMILY.sizes.values(), ElectraConfig(**SMALL, intermediate_size=9)]
+)
 def test_a_config_comes_back_through_transformers(config: ElectraConfig) -> None:
     peer = transformers.AutoConfig.for_model("electra", **table.to_config(config, None))
     assert table.from_config(peer.to_dict()) == config
 
 
 def test_a_narrow_generator_starts_as_a_network_of_its_own_width() -> None:
-    model = SIZES["tiny"].build()
+    model = FAMILY.sizes["tiny"].build()
     stds = [part.layers[0].feed_forward.sublayer.up_proj.weight.std().item() for part in
             (model.generator, model.discriminator)]  # fmt: skip
     assert stds == pytest.approx([64**-0.5, 128**-0.5], rel=0.05)

@@ -1,26 +1,37 @@
-"""Transformer-XL (Dai et al., 2019): a decoder that remembers the rows before, by their distance.
+"""Transformer-XL (Dai et al., 2019): a decoder with segment-level recurrence.
 
-Each layer looks at what it read in the row before, too, so that a text has no end at the end of a
-row. Places would be counted anew in every row: distances take their stead.
+Each layer also attends to its inputs of the segments before, so that the context does not end with
+a segment. Absolute positions would start anew in every segment, so positions are relative.
 """
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from kinfolk.attention_mask import EMPTY_SLOT_ID
-from kinfolk.batch import Inputs, KVCache, LazyLogits, Output, SegmentMemory
+from kinfolk.batch import Inputs, LazyLogits, Output, SegmentMemory
 from kinfolk.config import config, field
-from kinfolk.families.sizes import STANDARD_SIZES
+from kinfolk.families.base import Family
+from kinfolk.families.sizes import standard_sizes
 from kinfolk.nn.embeddings import AdaptiveEmbedding
 from kinfolk.nn.init import init_weights_
 from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling, WithBiases
 from kinfolk.nn.layers import FeedForward, PostNorm
-from kinfolk.nn.relative_attention import RelativeAttention, RelativeContext, sinusoidal_distances
+from kinfolk.nn.relative_attention import (
+    RelativeAttention,
+    RelativeContext,
+    RelativeLayer,
+    sinusoidal_distances,
+)
+from kinfolk.objectives.clm import CLM
+from kinfolk.objectives.recurrent_clm import RecurrentCLM
+from kinfolk.training.config import TrainConfig
 
 
 @config("transformer_xl")
 class TransformerXLConfig(ModelConfig):
-    """The published large model of WikiText-103, unless told otherwise."""
+    """The published large model of WikiText-103 by default."""
 
     vocab_size: int = field(default=267735, ge=1, help="number of token ids")
     hidden_size: int = field(default=1024, ge=1, help="size of the hidden states")
@@ -65,42 +76,25 @@ class TransformerXLConfig(ModelConfig):
         """Return the class of the network."""
         return TransformerXL
 
-    def build(self) -> "TransformerXL":
-        """Make the network, with fresh weights."""
-        return TransformerXL(self)
 
-
-class Layer(nn.Module):
-    """Attention to the memory and the row, and feed-forward, each followed by a norm."""
-
-    def __init__(self, c: TransformerXLConfig) -> None:
-        super().__init__()
-        inner = None if c.head_dim is None else c.num_heads * c.head_dim
-        attention = RelativeAttention(
-            c.hidden_size, c.num_heads, attention_size=inner, dropout=c.attention_dropout
-        )
-        feed = FeedForward(
+def decoder_layer(c: TransformerXLConfig) -> RelativeLayer:
+    """Return a layer: attention to the memory and the segment, and feed-forward."""
+    attention_size = None if c.head_dim is None else c.num_heads * c.head_dim
+    return RelativeLayer(
+        RelativeAttention(
+            c.hidden_size, c.num_heads, attention_size=attention_size, dropout=c.attention_dropout
+        ),
+        FeedForward(
             c.hidden_size, c.intermediate_size or 4 * c.hidden_size, "relu", dropout=c.dropout
-        )
-        self.self_attention = PostNorm(
-            attention, nn.LayerNorm(c.hidden_size, c.layer_norm_eps), c.dropout
-        )
-        self.feed_forward = PostNorm(feed, nn.LayerNorm(c.hidden_size, c.layer_norm_eps), c.dropout)
-
-    def forward(
-        self,
-        x: Tensor,
-        content: Tensor,
-        view: RelativeContext,
-        cache: KVCache | None,
-        layer_idx: int,
-    ) -> Tensor:
-        known = self.self_attention.sublayer.project_kv(content, cache, layer_idx)  # type: ignore[operator]
-        return self.feed_forward(self.self_attention(x, known, view))
+        ),
+        residual=lambda part: PostNorm(
+            part, nn.LayerNorm(c.hidden_size, c.layer_norm_eps), c.dropout
+        ),
+    )
 
 
 class TransformerXL(LanguageModel):
-    """A table in clusters that also predicts, and blocks."""
+    """Adaptive embeddings, which are also the output layer, and a stack of layers."""
 
     config: TransformerXLConfig
     token_embeddings: AdaptiveEmbedding
@@ -117,11 +111,11 @@ class TransformerXL(LanguageModel):
             c.vocab_size, c.hidden_size, cutoffs=c.cutoffs, div_val=c.div_val
         )
         self.dropout = nn.Dropout(c.dropout)
-        self.layers = LayerStack(Layer(c) for _ in range(c.num_layers))
-        self.initialise()
+        self.layers = LayerStack(decoder_layer(c) for _ in range(c.num_layers))
+        self.init_weights()
 
     @torch.no_grad()
-    def initialise(self) -> None:
+    def init_weights(self) -> None:
         """Draw the weights as the released code does."""
         init_weights_(self, std=self.config.init_std)
         # Deviation: the released code draws only the projections of clusters from 0.01.
@@ -141,74 +135,64 @@ class TransformerXL(LanguageModel):
 
     def forward(self, inputs: Inputs) -> Output:
         x = self.dropout(self.token_embeddings(inputs.input_ids) * self.config.hidden_size**0.5)
-        view, memory, read = self.relative_context(inputs), inputs.memory, []
-        for layer, block in enumerate(self.layers):
-            content = x if memory is None else torch.cat([memory.hidden[layer], x], dim=1)
-            read.append(content)
-            x = block(x, content, view, inputs.cache, layer)
+        context, memory, contents = self.relative_context(inputs), inputs.memory, []
+        for i, layer in enumerate(self.layers):
+            assert isinstance(layer, RelativeLayer)
+            content = x if memory is None else torch.cat([memory.hidden[i], x], dim=1)
+            contents.append(content)
+            x = layer(x, layer.project_kv(content, inputs.cache, i), context)
         if inputs.cache is not None and inputs.cache.length > self.config.mem_len:
             inputs.cache.keep_last(self.config.mem_len)
-        return Output(self.dropout(x), inputs.cache, self.next_memory(inputs, read))
+        return Output(self.dropout(x), inputs.cache, self.next_memory(inputs, contents))
 
     def relative_context(self, inputs: Inputs) -> RelativeContext:
-        """Say how each token looks at the memory and at the tokens before it."""
+        """Return the attention backend and the distances to the memory and the segment."""
         attend = self.attention_fn(inputs, window=self.config.attention_window)
-        past = 0 if inputs.memory is None else inputs.memory.document_ids.shape[1]
-        keys = past + inputs.input_ids.shape[1]
+        memory_length = 0 if inputs.memory is None else inputs.memory.document_ids.shape[1]
+        keys = memory_length + inputs.input_ids.shape[1]
         if inputs.key_mask is not None:
             keys = inputs.key_mask.document_ids.shape[1]
-        table = self.token_embeddings.weight_of(0)
-        far = sinusoidal_distances(
-            keys, 0, self.config.hidden_size, like=table, clamp=self.config.clamp_len
+        distances = sinusoidal_distances(
+            keys,
+            0,
+            self.config.hidden_size,
+            like=self.token_embeddings.weight_of(0),
+            clamp=self.config.clamp_len,
         )
-        return RelativeContext(attend, self.dropout(far), keys)
+        return RelativeContext(attend, self.dropout(distances), keys)
 
-    def next_memory(self, inputs: Inputs, read: list[Tensor]) -> SegmentMemory | None:
-        """Return the last of what every layer read, where a memory was given."""
+    def next_memory(self, inputs: Inputs, contents: list[Tensor]) -> SegmentMemory | None:
+        """Return the last inputs of every layer, where a memory was given."""
         if inputs.memory is None:
             return None
-        size, seen = self.config.mem_len, inputs.memory.key_mask(inputs.attention_mask)
-        hidden = torch.stack([content[:, -size:] for content in read]).detach()
-        # Laid out as a blank one is: a compiled learner would be compiled again for another layout.
-        document, key_order = (
-            x[:, -size:].contiguous() for x in (seen.document_ids, seen.key_order)
+        size, mask = self.config.mem_len, inputs.memory.key_mask(inputs.attention_mask)
+        hidden = torch.stack([content[:, -size:] for content in contents]).detach()
+        # Contiguous as an empty one is: compiled code would be compiled again for other strides.
+        document_ids, key_order = (
+            x[:, -size:].contiguous() for x in (mask.document_ids, mask.key_order)
         )
-        return SegmentMemory(hidden, document, key_order)
+        return SegmentMemory(hidden, document_ids, key_order)
 
     def init_memory(self, batch_size: int) -> SegmentMemory:
-        """Return the memory of rows that nothing stands before."""
+        """Return an empty memory."""
         c, like = self.config, self.token_embeddings.bias
         hidden = like.new_zeros(c.num_layers, batch_size, c.mem_len, c.hidden_size)
-        document = torch.full(
+        document_ids = torch.full(
             (batch_size, c.mem_len), EMPTY_SLOT_ID, dtype=torch.int32, device=like.device
         )
-        return SegmentMemory(hidden, document, torch.zeros_like(document))
+        return SegmentMemory(hidden, document_ids, torch.zeros_like(document_ids))
 
     def lm_logits(self, hidden: Tensor) -> LazyLogits:
-        """Score the next token with the tables that read the last."""
+        """Return the logits of the next token."""
         return self.token_embeddings.lm_logits(hidden)
 
 
-# Deviation: the shared ladder trains without dropout, as fits one pass over a text. Its rows are of
-# 128 tokens up to a width of 256 and of 512 above, and so are its memories; its vocabularies are
-# small enough for one softmax.
-SIZES = {
-    name: TransformerXLConfig(
-        hidden_size=size.hidden_size,
-        num_layers=size.num_layers,
-        num_heads=size.num_heads,
-        mem_len=128 if size.hidden_size <= 256 else 512,
-        cutoffs=(),
-        div_val=1,
-        dropout=0.0,
-        attention_dropout=0.0,
-        init_std=size.hidden_size**-0.5,
-    )
-    for name, size in STANDARD_SIZES.items()
-} | {
-    # The scripts of the released code. Hugging Face calls the first transfo-xl-wt103.
-    "transformer-xl-wt103": TransformerXLConfig(),
-    "transformer-xl-wt103-base": TransformerXLConfig(
+# The scripts of the released code. Hugging Face calls the first transfo-xl-wt103.
+LARGE = TransformerXLConfig()
+PUBLISHED = {
+    "transformer-xl-wt103": LARGE,
+    "transformer-xl-wt103-base": replace(
+        LARGE,
         hidden_size=410,
         num_layers=16,
         num_heads=10,
@@ -218,7 +202,8 @@ SIZES = {
         dropout=0.1,
         attention_dropout=0.0,
     ),
-    "transformer-xl-enwik8": TransformerXLConfig(
+    "transformer-xl-enwik8": replace(
+        LARGE,
         vocab_size=204,
         num_layers=24,
         num_heads=8,
@@ -229,7 +214,8 @@ SIZES = {
         dropout=0.15,
         attention_dropout=0.15,
     ),
-    "transformer-xl-enwik8-base": TransformerXLConfig(
+    "transformer-xl-enwik8-base": replace(
+        LARGE,
         vocab_size=204,
         hidden_size=512,
         num_layers=12,
@@ -241,3 +227,42 @@ SIZES = {
         attention_dropout=0.0,
     ),
 }
+# The released code: its script for the large model of WikiText-103, in rows of 384 tokens, and its
+# defaults (Adam's betas, a gradient norm of 0.25, no weight decay, a cosine down to 0).
+PAPER_TRAINING = TrainConfig(
+    steps=4_000_000,
+    batch_size=128,
+    lr=2.5e-4,
+    warmup=16_000,
+    schedule="cosine",
+    min_lr_ratio=0.0,
+    weight_decay=0.0,
+    betas=(0.9, 0.999),
+    grad_clip=0.25,
+)
+
+FAMILY = Family(
+    name="transformer_xl",
+    title="Transformer-XL",
+    paper="Dai et al. 2019",
+    year=2019,
+    model=TransformerXL,
+    # Deviation: the standard sizes train without dropout, as fits one pass over a text. Their rows
+    # have 128 tokens up to a hidden size of 256 and 512 above, and so do their memories; their
+    # vocabularies are small enough for one softmax.
+    sizes=standard_sizes(
+        TransformerXLConfig,
+        lambda size: {
+            "mem_len": 128 if size.hidden_size <= 256 else 512,
+            "init_std": size.hidden_size**-0.5,
+        },
+        cutoffs=(),
+        div_val=1,
+        dropout=0.0,
+        attention_dropout=0.0,
+    )
+    | PUBLISHED,
+    objectives={"stream": RecurrentCLM, "clm": CLM},
+    training=TrainConfig(lr=1e-3, warmup=200),
+    paper_training=dict.fromkeys(PUBLISHED, PAPER_TRAINING),
+)

@@ -1,7 +1,7 @@
 """What transformers 4.35.2, the last to know Transformer-XL, says: written to a file beside this.
 
     python -m venv /tmp/old && /tmp/old/bin/pip install transformers==4.35.2 'numpy<2' torch==2.13.0
-    /tmp/old/bin/python tests/models/golden/transformer_xl.py
+    /tmp/old/bin/python tests/families/golden/transformer_xl.py
 
 Three segments of small networks with random weights, each after the memory of those before. The
 memory begins empty, as in the authors' code; transformers by itself begins with one of zeros, which
