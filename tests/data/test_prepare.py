@@ -82,7 +82,7 @@ def test_a_long_text_in_parts_has_the_same_ids(kind: str, lines: list[str]) -> N
     text = "\n".join(lines)
     whole = DocumentEncoder(TRAINED[kind])([text])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encode, "LONGEST", 4)
+        patch.setattr(encode, "MAX_ENCODE_CHARS", 4)
         parts = DocumentEncoder(TRAINED[kind])([text])
     assert parts.ids.tolist() == whole.ids.tolist()
     assert parts.sentences.sum() == whole.sentences.sum()
@@ -189,7 +189,7 @@ def test_a_table_is_read_by_its_field_or_column(tmp_path: Path) -> None:
 
 def peak(text: Path, out: Path, connection: Connection) -> None:
     """Prepare, and send the most memory that this process had, in kilobytes."""
-    encode.KNOWN = 4096  # so that little text fills it
+    encode.MAX_CACHED_WORDS = 4096  # so that little text fills it
     prepare([text], tokenizer=train_tokenizer([], kind="byte", vocab_size=0), out=out)
     status = Path("/proc/self/status").read_text()
     connection.send(int(status.split("VmHWM:")[1].split()[0]))
