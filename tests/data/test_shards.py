@@ -236,7 +236,7 @@ def test_foreign_files_are_named(corpus: Corpus) -> None:
 
 def test_another_tokenizer_is_noticed(corpus: Corpus) -> None:
     train_tokenizer([], kind="byte", vocab_size=0, lowercase=True).save(corpus.folder / "tokenizer")
-    with pytest.raises(UserError, match="not the one that made this corpus"):
+    with pytest.raises(UserError, match="not the tokenizer of this corpus"):
         corpus.tokenizer()
 
 
