@@ -19,9 +19,9 @@ from kinfolk.training.run import check_new_folder
 
 
 def find_model_folder(path: Path | str) -> Path:
-    """Find the model folder: of a run its newest whole checkpoint, else the folder itself.
+    """Return the model folder: of a run its newest valid checkpoint, else the folder itself.
 
-    Of a run that was fine-tuned it is the best on dev rows, of runs with several seeds their best.
+    Of a fine-tuned run it is the checkpoint with the best dev score, of several seeds their best.
     """
     path = Path(path)
     if not path.is_dir():
@@ -40,7 +40,7 @@ def find_model_folder(path: Path | str) -> Path:
 
 
 def load(path: Path | str) -> tuple[Any, Tokenizer]:
-    """Open a run, a checkpoint or a Hugging Face folder: the model and its tokenizer."""
+    """Load the model and the tokenizer of a run, a checkpoint or a Hugging Face folder."""
     return hub.load(find_model_folder(path))
 
 
@@ -53,7 +53,7 @@ def export_folder(path: Path | str, out: Path) -> None:
 
 
 def load_tokenizer(path: Path | str) -> Tokenizer:
-    """Open a tokenizer's own folder, or that of a run, a model or a corpus."""
+    """Load the tokenizer of a tokenizer folder, a run, a model folder or a corpus."""
     path = Path(path)
     if (path / "tokenizer.json").is_file() or not path.is_dir():
         return Tokenizer.load(path)
@@ -63,7 +63,7 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
 
 
 def require_ability(model: Any, ability: str) -> Any:
-    """Return a model that can do something, or say who could."""
+    """Return the model, if its family has an ability."""
     who = family_of(model)
     if ability not in who.capabilities:
         others = [name for name, m in index().items() if ability in m.capabilities]
@@ -75,9 +75,9 @@ def require_ability(model: Any, ability: str) -> Any:
 def logits(model: Any, ids: Sequence[int], source: Sequence[int] | None = None) -> Tensor:
     """Return the (length, vocabulary) scores of one sequence, in evaluation mode.
 
-    An encoder scores each token from all of them, a decoder the token after each. An
-    encoder-decoder reads `source` and scores each of `ids` from those before it; without a source
-    it reads the ids themselves.
+    An encoder scores each token from all tokens, a decoder the token after each. An
+    encoder-decoder encodes `source` and scores each of `ids` from those before it; without a
+    source it encodes the ids themselves.
     """
     check_prompts(model, [ids], "sequence")
     device = next(model.parameters()).device
