@@ -70,6 +70,24 @@ assert new & {f"kinfolk.families.{name}" for name in index()} == {"kinfolk.famil
     assert run.returncode == 0, run.stderr
 
 
+@pytest.mark.parametrize("arguments", ["members", "pretrain brt/tiny", "finetune bert/tinny"])
+def test_a_command_lists_families_and_refuses_unknown_ones_without_torch(arguments: str) -> None:
+    code = f"""
+import sys
+from kinfolk.cli import main
+sys.argv = ["kinfolk", *{arguments.split()!r}]
+try:
+    main()
+except SystemExit:
+    pass
+assert "torch" not in sys.modules
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    shown = {"members": "transformer_xl", "pretrain brt/tiny": "did you mean bert"}
+    assert shown.get(arguments, "bert has no size 'tinny'") in run.stdout + run.stderr
+
+
 def test_a_family_describes_itself() -> None:
     with every_case() as case:
         for who in families().values():

@@ -38,7 +38,10 @@ MISTAKES = [
         "tokenizer train {bad}/rows.jsonl --field id -o {new}",
         "'id' in line 1 of {bad}/rows.jsonl is a number, not text",
     ),
-    ("tokenizer train {bad}/half.jsonl -o {new}", "line 1 of {bad}/half.jsonl holds half a"),
+    (
+        "tokenizer train {bad}/half.jsonl -o {new}",
+        "line 1 of {bad}/half.jsonl contains a lone",
+    ),
     ("tokenizer train {bad}/table.tsv -o {new}", "{bad}/table.tsv has 2 columns (id, text)"),
     (
         "tokenizer train {bad}/table.tsv --column body -o {new}",
@@ -67,7 +70,7 @@ MISTAKES = [
     ("prepare {text} --tokenizer {tmp} -o {new}", "neither a run"),
     ("prepare {text} --tokenizer {tok} -o {corpus}", "already a corpus"),
     ("prepare {text} --tokenizer {tok} -o {text}", "already exists"),
-    ("prepare {text} --tokenizer {tok} -o {new} --holdout 2", "--holdout 2.0 is no share"),
+    ("prepare {text} --tokenizer {tok} -o {new} --holdout 2", "--holdout 2.0: must be at least 0"),
     ("prepare {text} --tokenizer {tok} -o {new} --workers 0", "--workers 0"),
     ("prepare {text} --tokenizer {tok} -o {new} --per page", "--per page"),
     # Runs.

@@ -196,9 +196,9 @@ def test_packing_changes_no_loss(name: str) -> None:
         logs = scores(model, example).log_softmax(0)
         wanted -= (logs[example.target[0], 0] + logs[example.target[1], 1]) / 2
     batch = way.make_batch(examples)
-    found = way.loss(model, batch).sums["labels"]
+    found = way.loss(model, batch).sums["label"]
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
-    assert batch.counts["labels"] == len(examples)
+    assert batch.counts["label"] == len(examples)
     assert max(len(e.examples[0].input_ids) for e in examples) <= LENGTH
 
 

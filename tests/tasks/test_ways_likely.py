@@ -232,10 +232,10 @@ def test_packing_changes_no_loss(name: str, kind: str, way: type[OptionScoring])
         count = sum((r.labels != IGNORE_INDEX).sum() for e in examples for r in e.examples)  # type: ignore[union-attr]
         assert batch.counts["tokens"] == count
     else:
-        found = made.loss(model, batch).sums["labels"]
+        found = made.loss(model, batch).sums["label"]
         pairs = zip(examples, each, strict=True)
         wanted = -sum(logs.log_softmax(0)[example.target] for example, logs in pairs)
-        assert batch.counts["labels"] == len(some)
+        assert batch.counts["label"] == len(some)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 

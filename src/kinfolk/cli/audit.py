@@ -42,7 +42,7 @@ def audit(
     `--field` or `--column` names one.
     """
     from kinfolk.data.audit import audit
-    from kinfolk.data.rows import Reading
+    from kinfolk.data.documents import ReadOptions
     from kinfolk.reports.audit_page import render
     from kinfolk.reports.page import write
     from kinfolk.workflows.audit import audit_page
@@ -59,7 +59,7 @@ def audit(
         task = bar.add_task("reading", total=None)
         found = audit(
             files,
-            reading=Reading("file" if per == "file" else "block", field, column),
+            reading=ReadOptions("file" if per == "file" else "block", field, column),
             near=near,
             progress=lambda read, whole: bar.update(task, completed=read, total=whole),
         )

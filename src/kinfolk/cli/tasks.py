@@ -72,6 +72,10 @@ def finetune(
     files are learned together by a member that writes, like t5. `--seeds 3` runs three times, for a
     mean and a spread. `--suite glue DIR` fine-tunes on every set of a folder, and makes a table.
     """
+    from kinfolk.families import check_name
+
+    if model is not None and not Path(model).exists():
+        check_name(model)  # before torch is imported
     from kinfolk.workflows import finetune as finetune_module
     from kinfolk.workflows.finetune_recipe import parse_initial_weights
     from kinfolk.workflows.seeds import run_seeds

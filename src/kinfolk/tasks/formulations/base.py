@@ -86,7 +86,7 @@ class Formulation(ABC):
 
     def counts(self, instances: Sequence[Instance], targets: TaskTargets) -> dict[str, int]:
         """Return what each part of the loss is summed over, and the number of tokens."""
-        return {"labels": len(targets.target), "tokens": sum(i.tokens for i in instances)}
+        return {"label": len(targets.target), "tokens": sum(i.tokens for i in instances)}
 
     @abstractmethod
     def loss(self, model: Any, batch: Batch[TaskTargets], /) -> Loss:

@@ -174,7 +174,7 @@ class MentionRanking(Formulation):
         """Count the spans that are kept, and those that are classified as mentions."""
         kept, classified = int(targets.max_mentions.sum()), int(targets.weight.sum())
         tokens = sum(instance.tokens for instance in instances)
-        return {"labels": kept, "mentions": classified, "tokens": tokens}
+        return {"label": kept, "mentions": classified, "tokens": tokens}
 
     def score_antecedents(self, model: Any, batch: Batch[Any]) -> Any:
         """Return the scores of mentions with those before them."""
@@ -201,7 +201,7 @@ class MentionRanking(Formulation):
             found.mention_scores, (targets.target > 0).float(), targets.weight, reduction="sum"
         )
         return Loss(
-            {"labels": nll.sum(), "mentions": mentions}, {"mentions": self.mention_loss_weight}
+            {"label": nll.sum(), "mentions": mentions}, {"mentions": self.mention_loss_weight}
         )
 
     def logits(self, model: Any, batch: Batch[Any], /) -> list[RawScores]:

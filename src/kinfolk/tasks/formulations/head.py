@@ -165,7 +165,7 @@ class SequenceHead(LabelHead):
 
     def loss(self, model: Any, batch: Batch[TaskTargets], /) -> Loss:
         """Sum -log p(class or option), or the squared error of a number."""
-        return Loss({"labels": self.loss_sum(logits_at(model, batch), batch.targets)})
+        return Loss({"label": self.loss_sum(logits_at(model, batch), batch.targets)})
 
     def loss_sum(self, logits: Tensor, targets: TaskTargets) -> Tensor:
         """Return the summed loss of logits."""
@@ -261,18 +261,18 @@ class CausalHead(SequenceHead):
 
     def counts(self, instances: Sequence[Instance], targets: TaskTargets) -> dict[str, int]:
         """Count the predicted tokens, too."""
-        predicted = {} if targets.tokens is None else {"language": len(targets.tokens.labels)}
+        predicted = {} if targets.tokens is None else {"lm_auxiliary": len(targets.tokens.labels)}
         return super().counts(instances, targets) | predicted
 
     def loss(self, model: Any, batch: Batch[TaskTargets], /) -> Loss:
         """Sum -log p(class), and -log p(token) at a lower weight."""
         hidden, targets = model(batch.inputs).hidden, batch.targets
-        sums = {"labels": self.loss_sum(self.pooled_logits(model, hidden, targets), targets)}
+        sums = {"label": self.loss_sum(self.pooled_logits(model, hidden, targets), targets)}
         if targets.tokens is None:
             return Loss(sums)
         lm_logits = model.lm_logits(targets.tokens.gather(hidden))
-        sums["language"] = lm_logits.nll(targets.tokens.labels)
-        return Loss(sums, {"language": self.lm_loss_weight})
+        sums["lm_auxiliary"] = lm_logits.nll(targets.tokens.labels)
+        return Loss(sums, {"lm_auxiliary": self.lm_loss_weight})
 
     def pooled_logits(self, model: Any, hidden: Tensor, targets: TaskTargets) -> Tensor:
         """Return the logits of last tokens; hidden states of both orders are added."""
@@ -381,7 +381,7 @@ class TokenHead(LabelHead):
 
     def loss(self, model: Any, batch: Batch[TaskTargets], /) -> Loss:
         """Sum -log p(tag)."""
-        return Loss({"labels": self.cross_entropy(logits_at(model, batch), batch.targets)})
+        return Loss({"label": self.cross_entropy(logits_at(model, batch), batch.targets)})
 
     def logits(self, model: Any, batch: Batch[TaskTargets], /) -> list[RawScores]:
         """Return the scores of the words of each instance: (words, tags)."""

@@ -237,7 +237,7 @@ class Cloze(OptionScoring):
         logprobs = segment_log_softmax(
             self.sequence_logprobs(model, batch), targets.instance_of_example, len(targets.target)
         )
-        return Loss({"labels": -logprobs.index_select(0, targets.target).sum()})
+        return Loss({"label": -logprobs.index_select(0, targets.target).sum()})
 
 
 PROMPT_PATTERNS = {

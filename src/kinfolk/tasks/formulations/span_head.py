@@ -139,7 +139,7 @@ class SpanHead(Formulation):
             ).index_select(0, targets.target[:, i])
             for i in range(2)
         )
-        return Loss({"labels": -(start + end).sum() / 2})
+        return Loss({"label": -(start + end).sum() / 2})
 
     def logits(self, model: Any, batch: Batch[TaskTargets], /) -> list[RawScores]:
         """Return the scores of each window: (1 + tokens, 2)."""
