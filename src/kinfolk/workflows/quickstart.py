@@ -114,7 +114,7 @@ def sample_output(name: str, model: Any, tokenizer: Tokenizer) -> Sample:
         sampling = Sampling(temperature=0.8, top_p=0.9)
         text = generate_text(model, tokenizer, PROMPT, tokens=80, method=sampling)
         return Sample(
-            name, "goes on with a text", PROMPT, [TextSpan(PROMPT), TextSpan(text, generated=True)]
+            name, "continues a text", PROMPT, [TextSpan(PROMPT), TextSpan(text, generated=True)]
         )
     heading, prompt = ("fills a word", HOLE) if kind == "encoder" else ("fills a span", SPAN)
     filled = fill(model, tokenizer, prompt, tokens=24)

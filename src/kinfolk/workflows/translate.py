@@ -78,10 +78,10 @@ def parallel_data(
     dev = _files("dev-", dev_source, dev_target, dev_pairs)
     others = {"dev-pairs": dev, "vocab": vocab, "tokenizer": tokenizer, "prefix": prefix}
     if train is None:
-        if said := [name for name, value in others.items() if value is not None]:
+        if given := [name for name, value in others.items() if value is not None]:
             raise UserError(
-                f"--{said[0]} is for pairs of texts: name some with --source and --target, or with "
-                "--pairs"
+                f"--{given[0]} is for pairs of texts: name some with --source and --target, or "
+                "with --pairs"
             )
         return None
     return ParallelData(train=train, dev=dev, vocab=vocab, tokenizer=tokenizer, prefix=prefix or "")
