@@ -51,8 +51,8 @@ from kinfolk.generation.methods import DecodingMethod, generate
 from kinfolk.generation.sampling import GREEDY
 from kinfolk.nn.int8 import quantize_int8
 from kinfolk.objectives.evaluation import score_documents
-from kinfolk.workflows.evaluate import encode_file
-from kinfolk.workflows.load import load, logits, scoring_objective
+from kinfolk.workflows.evaluate import encode_file, scoring_objective
+from kinfolk.workflows.load import load, logits
 
 END = 1  # of the peer's beams; never said here
 

@@ -11,20 +11,21 @@ if TYPE_CHECKING:
     from kinfolk.errors import UserError
     from kinfolk.generation.fill import fill
     from kinfolk.generation.prompts import generate_text
+    from kinfolk.tasks.dataset import TaskDataset, task_dataset
     from kinfolk.training.config import FineTuneConfig
-    from kinfolk.workflows.continuing import continue_from
+    from kinfolk.training.loop import Callback
     from kinfolk.workflows.evaluate import evaluate
     from kinfolk.workflows.finetune import finetune
-    from kinfolk.workflows.finetune_recipe import TaskDataset, task_dataset
     from kinfolk.workflows.generate import stream
     from kinfolk.workflows.load import load, logits
     from kinfolk.workflows.predict import load_predictor
     from kinfolk.workflows.pretrain import pretrain, resume
-    from kinfolk.workflows.recipe import CorpusShare, Recipe, recipe
+    from kinfolk.workflows.recipe import CorpusShare, Recipe, continue_from, recipe
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Callback",
     "CorpusShare",
     "FineTuneConfig",
     "Recipe",
@@ -46,12 +47,13 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Callback": "training.loop",
     "CorpusShare": "workflows.recipe",
     "FineTuneConfig": "training.config",
     "Recipe": "workflows.recipe",
-    "TaskDataset": "workflows.finetune_recipe",
+    "TaskDataset": "tasks.dataset",
     "UserError": "errors",
-    "continue_from": "workflows.continuing",
+    "continue_from": "workflows.recipe",
     "evaluate": "workflows.evaluate",
     "fill": "generation.fill",
     "finetune": "workflows.finetune",
@@ -63,7 +65,7 @@ _HOMES = {
     "recipe": "workflows.recipe",
     "resume": "workflows.pretrain",
     "stream": "workflows.generate",
-    "task_dataset": "workflows.finetune_recipe",
+    "task_dataset": "tasks.dataset",
 }
 
 

@@ -25,7 +25,7 @@ from kinfolk.nn.coreference import (
 )
 from kinfolk.nn.task_heads import FIXED_LABELS, ModelWithHead, ModelWithHeadConfig, pooling_of
 from kinfolk.tasks.formats.base import FileSpec, read_rows
-from kinfolk.tasks.formulations.coreference_head import CoreferenceHead, split_document
+from kinfolk.tasks.formulations.coreference_head import MentionRanking, split_document
 from kinfolk.tasks.instances import TaskBatches, predict_rows
 from kinfolk.tasks.rows import CorefDocument, Span
 from kinfolk.tasks.task import Prediction, Task
@@ -73,14 +73,14 @@ def tokenizer() -> Tokenizer:
     return train_tokenizer(texts, kind="wordpiece", vocab_size=180)
 
 
-def way(tokenizer: Tokenizer, **more: Any) -> CoreferenceHead:
+def way(tokenizer: Tokenizer, **more: Any) -> MentionRanking:
     facts = {
         "max_length": 64,
         "pad_id": tokenizer.special_tokens.pad,
         "max_span_length": 3,
         "spans_per_word": 0.5,
     } | more
-    return CoreferenceHead(task=Task(kind="coref"), **facts)
+    return MentionRanking(task=Task(kind="coref"), **facts)
 
 
 def network(tokenizer: Tokenizer, member: str = "bert", **more: Any) -> ModelWithHead:
@@ -96,7 +96,7 @@ def network(tokenizer: Tokenizer, member: str = "bert", **more: Any) -> ModelWit
     )
 
 
-def asked(way: CoreferenceHead, row: CorefDocument, tokenizer: Tokenizer) -> Any:
+def asked(way: MentionRanking, row: CorefDocument, tokenizer: Tokenizer) -> Any:
     return way.make_batch(way.instances(row, tokenizer))
 
 
@@ -227,7 +227,7 @@ def test_spans_that_are_not_kept_are_learned_from_unless_mentions_are_given(
 
 
 def learn(
-    solve: CoreferenceHead,
+    solve: MentionRanking,
     model: ModelWithHead,
     rows: Sequence[CorefDocument],
     tokenizer: Tokenizer,

@@ -11,16 +11,16 @@ import torch
 from kinfolk import hub
 from kinfolk.data.prepare import prepare
 from kinfolk.errors import UserError
+from kinfolk.tasks.dataset import task_dataset
 from kinfolk.text import Tokenizer
 from kinfolk.training.config import FineTuneConfig, TrainConfig
 from kinfolk.training.log import read
-from kinfolk.workflows.continuing import begun, continue_from
 from kinfolk.workflows.evaluate import auxiliary_metrics, evaluate
 from kinfolk.workflows.finetune import finetune
-from kinfolk.workflows.finetune_recipe import parse_initial_weights, task_dataset
+from kinfolk.workflows.finetune_recipe import parse_initial_weights
 from kinfolk.workflows.generate import task_prefix
-from kinfolk.workflows.pretrain import Run, pretrain, resume
-from kinfolk.workflows.recipe import Recipe
+from kinfolk.workflows.pretrain import PretrainWorkload, pretrain, resume
+from kinfolk.workflows.recipe import Recipe, continue_from, make_recipe
 from little import MEMBERS, Home
 
 FEW = ["train.steps=3", "train.batch_size=4", "train.device=cpu", "train.save_every=2"]
@@ -34,8 +34,7 @@ def test_a_run_begins_with_the_weights_of_another(
     assert recipe.init_from.endswith("step-00000012")
     assert recipe.objective == home.recipe(member).objective, "it goes on as it learned before"
     before: Any = hub.load_model(recipe.init_from)
-    run = Run(recipe, tmp_path / "none")
-    after = run.model.state_dict()
+    after = PretrainWorkload(recipe).model.state_dict()
     for name, weight in before.state_dict().items():
         torch.testing.assert_close(after[name], weight, rtol=0, atol=0)
     fresh = pretrain(home.recipe(member), tmp_path / "fresh")
@@ -100,7 +99,7 @@ def test_a_model_that_was_taught_to_write_goes_on(
         parse_initial_weights(str(runs["gpt2"])),
         [task_dataset(tmp_path / "rows.tsv", tmp_path / "rows.tsv")],
         tmp_path / "tuned",
-        way="text",
+        formulation="text",
         finetune_config=FineTuneConfig(epochs=1),
         settings=["train.device=cpu"],
     )
@@ -168,12 +167,12 @@ def test_a_name_is_a_member_and_a_path_a_folder(
 ) -> None:
     (tmp_path / "gpt2").symlink_to(runs["gpt2"])
     monkeypatch.chdir(tmp_path)
-    assert begun("gpt2/nano", home.corpus, length=32).init_from == ""
-    assert begun("./gpt2", home.corpus).init_from
+    assert make_recipe("gpt2/nano", home.corpus, length=32).init_from == ""
+    assert make_recipe("./gpt2", home.corpus).init_from
     with pytest.raises(UserError, match="gpt4 is neither a folder nor a family"):
-        begun("gpt4", home.corpus)
+        make_recipe("gpt4", home.corpus)
     with pytest.raises(UserError, match="runs/gone is neither a folder nor a family"):
-        begun("runs/gone", home.corpus)
+        make_recipe("runs/gone", home.corpus)
 
 
 def test_text_in_other_tokens_is_refused(runs: dict[str, Path], tmp_path: Path) -> None:

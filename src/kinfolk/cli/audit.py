@@ -43,7 +43,9 @@ def audit(
     """
     from kinfolk.data.audit import audit
     from kinfolk.data.documents import ReadOptions
-    from kinfolk.reports.audit_page import write
+    from kinfolk.reports.audit_page import render
+    from kinfolk.reports.page import write
+    from kinfolk.workflows.audit import audit_page
 
     if per not in ("block", "file"):
         raise UserError(f"--per {per}: a document is a block or a file")
@@ -62,7 +64,7 @@ def audit(
             progress=lambda read, whole: bar.update(task, completed=read, total=whole),
         )
     if out is not None:
-        write(found, out)
+        write(render(audit_page(found)), out)
     if json:
         values = _plain(asdict(found))
         print_json(values | {old: values[new] for old, new in EARLIER.items()})
@@ -73,7 +75,8 @@ def audit(
 
 
 def _show(found: "Audit") -> None:
-    from kinfolk.reports.audit_page import findings, percent
+    from kinfolk.reports.page import percent
+    from kinfolk.workflows.audit import findings
 
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold")
@@ -101,7 +104,7 @@ def _show(found: "Audit") -> None:
 
 
 def _facts(found: "Audit") -> list[tuple[str, str]]:
-    from kinfolk.reports.audit_page import counted, percent
+    from kinfolk.reports.page import percent, plural
 
     near = (
         "near ones not looked for"
@@ -109,17 +112,17 @@ def _facts(found: "Audit") -> list[tuple[str, str]]:
         else f"{found.near_duplicates:,} nearly"
     )
     repeated = percent(found.repeated_lines, found.lines)
-    empty = counted(found.empty, "document")
+    empty = plural(found.empty, "document")
     blank = percent(found.blank, found.file_lines)
     return [
-        ("documents", f"{found.documents:,} in {counted(len(found.files), 'file')}"),
+        ("documents", f"{found.documents:,} in {plural(len(found.files), 'file')}"),
         ("characters", f"{found.characters:,}"),
         ("lengths", f"{found.shortest:,} to {found.longest:,}, the median {found.median:,}"),
         ("duplicates", f"{found.exact_duplicates:,} word for word, {near}"),
         ("repeated lines", f"{found.repeated_lines:,} of {found.lines:,} ({repeated})"),
         ("scripts", _shares(found.scripts)),
         ("languages", f"{_shares(found.languages)} (a guess)"),
-        ("empty", f"{empty}, {counted(found.empty_files, 'file')}, {blank} of lines"),
+        ("empty", f"{empty}, {plural(found.empty_files, 'file')}, {blank} of lines"),
         ("errors of UTF-8", f"{found.errors:,}"),
         (
             "odd characters",
@@ -129,7 +132,7 @@ def _facts(found: "Audit") -> list[tuple[str, str]]:
 
 
 def _shares(counts: dict[str, int]) -> str:
-    from kinfolk.reports.audit_page import percent
+    from kinfolk.reports.page import percent
 
     whole = sum(counts.values())
     said = [f"{name} {percent(count, whole)}" for name, count in list(counts.items())[:4]]

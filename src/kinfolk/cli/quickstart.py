@@ -7,7 +7,6 @@ import typer
 from rich.table import Table
 
 from kinfolk.cli.app import app, console, example
-from kinfolk.cli.run_progress import run_progress
 
 
 @app.command(epilog=example("kinfolk quickstart"))
@@ -17,12 +16,15 @@ def quickstart(
     ),
 ) -> None:
     """Do the main job in small: three families on Python's own prose, trained and scored."""
+    from kinfolk.cli.run_progress import run_progress
     from kinfolk.workflows.evaluate import SCORE_KINDS
     from kinfolk.workflows.quickstart import quickstart
     from kinfolk.workflows.report import baseline_rows
 
     found = quickstart(
-        out, say=lambda text: console.print(text, highlight=False), watching=run_progress
+        out,
+        on_message=lambda text: console.print(text, highlight=False),
+        progress=run_progress,
     )
     table = Table("", "bits per byte", "loss", "perplexity", "score", box=None, pad_edge=False)
     for r in found.results:

@@ -7,8 +7,7 @@ import typer
 from rich.table import Column, Table
 
 from kinfolk.cli import learning as asked
-from kinfolk.cli.app import AsJson, Device, app, console, errors, example, print_json
-from kinfolk.cli.run_progress import run_progress
+from kinfolk.cli.app import AsJson, Device, app, console, example, print_json
 from kinfolk.errors import UserError
 
 # What is measured of samples: how it is called, and how written.
@@ -100,12 +99,11 @@ def pretrain(
 
     if name is not None and not Path(name).exists():
         check_name(name)  # before torch is imported
+    from kinfolk.cli.run_progress import print_message, run_progress
     from kinfolk.training.log import speed
     from kinfolk.workflows import pretrain as pretrain_module
     from kinfolk.workflows import translate
-    from kinfolk.workflows.continuing import begun
-    from kinfolk.workflows.recipe import shares
-    from kinfolk.workflows.report import report
+    from kinfolk.workflows.recipe import Recipe, make_recipe, parse_corpora
 
     texts = translate.parallel_data(
         source=source,
@@ -122,8 +120,9 @@ def pretrain(
         others = (name, out, objective, steps, batch, length, seed, device, workers, texts)
         if corpus or settings or any(other is not None for other in others):
             raise UserError("--resume goes on with a run as it was begun: give it alone")
-        with run_progress(str(resume)) as watch:
-            folder = pretrain_module.resume(resume, watch=watch)
+        Recipe.read(resume / "recipe.json")  # refuses a fine-tuning run
+        with run_progress(str(resume), f"kinfolk pretrain --resume {resume}") as progress:
+            folder = pretrain_module.resume(resume, callbacks=[progress])
     else:
         if name is None or out is None or not (corpus or texts):
             raise UserError("give MEMBER or FOLDER, --corpus and -o, or --resume RUN")
@@ -138,6 +137,7 @@ def pretrain(
         }
         all_settings = [f"train.{k}={v}" for k, v in given.items() if v is not None]
         all_settings += settings or []
+        resuming = f"kinfolk pretrain --resume {out}"
         if texts is not None:
             chosen = translate.prepare_translation_run(
                 name,
@@ -146,21 +146,21 @@ def pretrain(
                 objective=objective,
                 length=length,
                 settings=all_settings,
-                say=lambda sentence: errors.print(sentence, highlight=False),
+                on_message=print_message,
             )
-            with run_progress(chosen.name) as watch:
-                folder = pretrain_module.resume(out, watch=watch)
+            with run_progress(chosen.name, resuming) as progress:
+                folder = pretrain_module.resume(out, callbacks=[progress])
         else:
-            chosen = begun(
+            chosen = make_recipe(
                 name,
-                shares(corpus or []),
+                parse_corpora(corpus or []),
                 objective=objective,
                 length=length,
                 settings=all_settings,
             )
-            with run_progress(chosen.name) as watch:
-                folder = pretrain_module.pretrain(chosen, out, watch=watch)
-    page = report(folder)
+            with run_progress(chosen.name, resuming) as progress:
+                folder = pretrain_module.pretrain(chosen, out, callbacks=[progress])
+    page = folder / "report.html"
     score = translate.score(folder)
     if json:
         values = {"run": str(folder), "report": str(page), "tokens_per_second": speed(folder)}
@@ -216,7 +216,7 @@ def evaluate(
     """
     from kinfolk.cli import verdicts as labelled
     from kinfolk.workflows import translate
-    from kinfolk.workflows.evaluate import opened
+    from kinfolk.workflows.evaluate import open_evaluation
 
     prompt = labelled.Prompt(
         way=way,
@@ -252,7 +252,7 @@ def evaluate(
     if texts is not None:
         values = translate.evaluate(model, texts, device=device)
     else:
-        found = opened(model, corpus, text, length, device)
+        found = open_evaluation(model, corpus, text, length, device)
         score, kind = found.likelihood()
         values = {
             "loss": score.loss,
@@ -261,7 +261,7 @@ def evaluate(
             "tokens": score.tokens,
             "bytes": score.bytes,
             "kind": kind,
-            **found.verdicts(),
+            **found.auxiliary_metrics(),
         }
     if json:
         print_json(values)
@@ -275,10 +275,10 @@ def evaluate(
 
 def show_samples(samples: Path, corpus: Path | None, *, json: bool) -> None:
     """Measure written texts, and print them beside real ones."""
-    from kinfolk.workflows.sample_quality import as_dict, measure_samples
+    from kinfolk.workflows.evaluate import measure_samples, samples_as_dict
 
     measured = zip(("samples", "real"), measure_samples(samples, corpus), strict=True)
-    columns = {name: as_dict(found) for name, found in measured if found is not None}
+    columns = {name: samples_as_dict(found) for name, found in measured if found is not None}
     if json:
         earlier = {"repetition": "repetition_rate", "loops": "loop_rate"}  # names of before
         print_json(

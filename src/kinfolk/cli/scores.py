@@ -16,21 +16,6 @@ if TYPE_CHECKING:
     from kinfolk.workflows.suites import SuiteResult
 
 
-def newest(run: Path) -> str:
-    """Say what a run scored last: `accuracy 0.9120`."""
-    from kinfolk.tasks.task import format_score, metric_title
-    from kinfolk.training.log import read
-    from kinfolk.workflows.finetune_recipe import FineTuneRecipe
-
-    tuning = FineTuneRecipe.read(run / "recipe.json")
-    line = [line for line in read(run) if "eval_loss" in line][-1]
-    mains = [way.task.main_metric for way in tuning.formulations]
-    names = mains if len(mains) == 1 else [f"{n}_{main}" for n, main in enumerate(mains, 1)]
-    return "  ".join(
-        f"{metric_title(name)} {format_score(name, line[name])}" for name in names if name in line
-    )
-
-
 def show(run: Path, *, json: bool) -> None:
     """Print what a run scored on dev rows, and where its best model is."""
     from kinfolk.workflows.load import find_model_folder

@@ -9,13 +9,12 @@ import typer
 
 from kinfolk.cli import learning as asked
 from kinfolk.cli.app import AsJson, app, errors, example
-from kinfolk.cli.run_progress import run_progress
-from kinfolk.cli.scores import newest, show, show_suite
+from kinfolk.cli.scores import show, show_suite
 from kinfolk.errors import UserError
 
 if TYPE_CHECKING:
+    from kinfolk.tasks.dataset import TaskDataset
     from kinfolk.training.config import FineTuneConfig
-    from kinfolk.workflows.finetune_recipe import TaskDataset
 
 T = TypeVar("T")
 
@@ -73,8 +72,11 @@ def finetune(
     files are learned together by a member that writes, like t5. `--seeds 3` runs three times, for a
     mean and a spread. `--suite glue DIR` fine-tunes on every set of a folder, and makes a table.
     """
+    from kinfolk.families import check_name
+
+    if model is not None and not Path(model).exists():
+        check_name(model)  # before torch is imported
     from kinfolk.workflows import finetune as finetune_module
-    from kinfolk.workflows.check_labels import check_dataset
     from kinfolk.workflows.finetune_recipe import parse_initial_weights
     from kinfolk.workflows.seeds import run_seeds
 
@@ -123,12 +125,12 @@ def finetune(
         sheets: Sequence["TaskDataset"], folder: Path, metric: str | None, seed: int | None
     ) -> Path:
         drawn = [] if seed is None else [f"train.seed={seed}"]
-        with watched(folder, out) as watch:
+        with watched(folder, out) as progress:
             return finetune_module.finetune(
                 replace(start, seed=seed or 0),
                 sheets,
                 folder,
-                way=way,
+                formulation=way,
                 length=length,
                 finetune_config=learned,
                 settings=[*chosen, *drawn, *(settings or [])],
@@ -136,9 +138,8 @@ def finetune(
                 metric=metric,
                 positive=positive,
                 prefixes=prefix or (),
-                said=own,
-                say=say,
-                watch=watch,
+                options=own,
+                callbacks=[progress],
             )
 
     def tuned(sheets: Sequence["TaskDataset"], folder: Path, metric: str | None) -> Path:
@@ -158,12 +159,14 @@ def finetune(
         sets = suites.select_tasks(suite[1], only)
         left = [] if only is not None else suites.skipped_folders(suite[1], sets)
         results = suites.run_suite(
-            sets, tuned, out, limit=limit, device=device or "auto", say=say, left=left
+            sets, tuned, out, limit=limit, device=device or "auto", on_message=say, skipped=left
         )
         show_suite(suite[0], results, json=json)
         return
     sheets = read_sheets(train or [], dev, target, dev_target, columns, task)
-    check_dataset(sheets, say)
+    for dataset in sheets:
+        for message in dataset.messages():
+            say(message)
     show(tuned(sheets, out, metric), json=json)
 
 
@@ -176,7 +179,7 @@ def read_sheets(
     task: str,
 ) -> list["TaskDataset"]:
     """Put the files together that belong together, the first of each kind and so on."""
-    from kinfolk.workflows.finetune_recipe import task_dataset
+    from kinfolk.tasks.dataset import task_dataset
 
     size = len(train)
     parts = zip(
@@ -215,19 +218,23 @@ def finetune_config(**wanted: Any) -> "FineTuneConfig":
 
 def go_on(run: Path) -> Path:
     """Go on with a run, or with all runs of several seeds."""
-    from kinfolk.workflows import finetune as finetune_module
     from kinfolk.workflows import seeds
+    from kinfolk.workflows.finetune_recipe import FineTuneRecipe
+    from kinfolk.workflows.pretrain import resume
 
     if seeds.is_multi_seed(run):
-        return seeds.resume(run, say=say, watching=lambda inner: watched(inner, run))
-    with watched(run, run) as watch:
-        return finetune_module.resume(run, say=say, watch=watch)
+        return seeds.resume(run, lambda inner: watched(inner, run))
+    FineTuneRecipe.read(run / "recipe.json")  # refuses a pretraining run
+    with watched(run, run) as progress:
+        return resume(run, callbacks=[progress])
 
 
 def watched(run: Path, out: Path) -> Any:
     """Show the progress of a run, with its score on dev rows."""
+    from kinfolk.cli.run_progress import run_progress
+
     name = out.name if run == out else f"{out.name} {run.name}"
-    return run_progress(name, score=lambda: newest(run))
+    return run_progress(name, f"kinfolk finetune --resume {out}")
 
 
 def say(sentence: str) -> None:

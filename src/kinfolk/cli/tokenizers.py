@@ -14,8 +14,8 @@ from kinfolk.cli.app import AsJson, Files, app, console, errors, example, print_
 from kinfolk.errors import UserError
 
 if TYPE_CHECKING:
-    from kinfolk.reports.tokenizers_page import Comparison
     from kinfolk.text.inspect import TokenView
+    from kinfolk.workflows.compare_tokenizers import Comparison
 
 tokenizers = typer.Typer(help="Train, look at and compare tokenizers.", no_args_is_help=True)
 app.add_typer(tokenizers, name="tokenizer")
@@ -148,7 +148,8 @@ def compare(
     Where some are learned here, a tenth of the documents is kept from them, and all are measured on
     that tenth: the tenth that `prepare --holdout 0.1` holds out.
     """
-    from kinfolk.reports.tokenizers_page import write
+    from kinfolk.reports.page import write
+    from kinfolk.reports.tokenizers_page import render
     from kinfolk.workflows.compare_tokenizers import compare
 
     with errors.status("reading") as status:
@@ -162,7 +163,7 @@ def compare(
             column=column,
             say=status.update,
         )
-    page = None if out is None else write(found, out)
+    page = None if out is None else write(render(found.page()), out)
     if json:
         print_json(_facts(found, page))
         return
@@ -174,7 +175,9 @@ def compare(
         m = row.measures
         scripts = (f"{m.fertility(script):.2f}" for script in found.scripts)
         numbers = (f"{m.tokens_per_word:.2f}", *scripts, f"{m.bytes_per_token:.2f}")
-        table.add_row(Text(row.name, "bold"), f"{row.vocab:,}", *numbers, f"{m.unknown_rate:.2%}")
+        table.add_row(
+            Text(row.name, "bold"), f"{row.vocab_size:,}", *numbers, f"{m.unknown_rate:.2%}"
+        )
     console.print(table)
     console.print(f"on {found.text}", highlight=False, soft_wrap=True)
     if page is not None:
@@ -191,7 +194,7 @@ def _facts(found: "Comparison", page: Path | None) -> dict[str, Any]:
             {
                 "name": row.name,
                 "kind": row.kind,
-                "vocab": row.vocab,
+                "vocab": row.vocab_size,
                 "tokens": m.tokens,
                 "tokens_per_word": m.tokens_per_word,
                 "tokens_per_word_by_script": scripts,

@@ -55,9 +55,9 @@ class Prompt:
 
 def test(model: Path, question: Question, prompt: Prompt, *, out: Path | None, json: bool) -> None:
     """Score a model on labelled rows, print how good it is, and write a page about it."""
+    from kinfolk.tasks.dataset import format_counts
     from kinfolk.tasks.error_analysis import to_plain
     from kinfolk.tasks.formats.base import ReadReport
-    from kinfolk.workflows.check_labels import format_counts
     from kinfolk.workflows.predict import (
         evaluate_rows,
         truncation_report,

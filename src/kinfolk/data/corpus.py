@@ -1,5 +1,6 @@
 """A tokenised corpus on disk: Megatron's `.bin` and `.idx` files, their reader and their writer."""
 
+import io
 import json
 import os
 import struct
@@ -383,18 +384,18 @@ def corpus_fingerprint(folder: Path) -> str:
     return found.hexdigest()
 
 
-def file_fingerprint(file: Path) -> str:
-    """Return a 128-bit hash of the size and some samples of a file."""
+def file_fingerprint(file: Path, data: bytes | None = None) -> str:
+    """Return a 128-bit hash of the size and some samples of a file, whose bytes may be given."""
     found = blake2b(digest_size=16)
-    _add(found, file)
+    _add(found, file, data)
     return found.hexdigest()
 
 
-def _add(found: blake2b, file: Path) -> None:
-    size = file.stat().st_size
+def _add(found: blake2b, file: Path, data: bytes | None = None) -> None:
+    size = file.stat().st_size if data is None else len(data)
     found.update(f"{file.name} {size}\n".encode())
     last = max(0, size - SAMPLE_BYTES)
-    with file.open("rb") as opened:
+    with file.open("rb") if data is None else io.BytesIO(data) as opened:
         for start in sorted({last * i // (NUM_SAMPLES - 1) for i in range(NUM_SAMPLES)}):
             opened.seek(start)
             found.update(opened.read(SAMPLE_BYTES))

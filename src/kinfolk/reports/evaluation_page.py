@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from kinfolk.reports import page as page_module
 from kinfolk.reports.charts import WIDTH, Bar, ReferenceLine, Scale, axes, bars, svg, text
 
 MIN_SHADE, MAX_SHADE = 0.04, 0.8  # of an empty cell, and of a cell with a whole row
@@ -37,22 +36,14 @@ class EvaluationPage:
 
 def render(page: EvaluationPage) -> str:
     """Return the page as HTML."""
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    template, report = (
-        files(__package__).joinpath(name).read_text(encoding="utf-8")
-        for name in ("evaluation_page.html", "run_page.html")
-    )
-    style = report[report.index("<style>") : report.index("</style>") + len("</style>")]
-    return environment.from_string(template).render(
+    return page_module.render(
+        "evaluation_page.html",
         page=page,
-        style=Markup(style),
         confusion=Markup(confusion_heatmap(page.confusion) if page.confusion else ""),
         classes=list(page.classes.items())[:MAX_CLASSES],
         more_classes=max(0, len(page.classes) - MAX_CLASSES),
         calibration=Markup(reliability_diagram(page.calibration) if page.calibration else ""),
-        lengths=Markup(scores_by_length(page) if page.lengths else ""),
+        lengths=Markup(length_chart(page) if page.lengths else ""),
     )
 
 
@@ -103,7 +94,7 @@ def reliability_diagram(bins: Sequence[Mapping[str, float]]) -> str:
     return svg("Accuracy of the predictions of each probability", floor + 50, parts)
 
 
-def scores_by_length(page: EvaluationPage) -> str:
+def length_chart(page: EvaluationPage) -> str:
     """Draw the score of rows with short and with long texts."""
     values = [
         Bar(

@@ -27,9 +27,10 @@ from kinfolk.generation.sampling import GREEDY, Sampling
 from kinfolk.nn.int8 import quantize_int8
 from kinfolk.objectives.seq2seq import Seq2Seq
 from kinfolk.text import Tokenizer
-from kinfolk.workflows.baselines import NGram, opened
-from kinfolk.workflows.load import find_model_folder, load, recipe_of, require_ability
-from kinfolk.workflows.pretrain import select_device
+from kinfolk.training.run import select_device
+from kinfolk.workflows.baselines import NGram, load_or_fit
+from kinfolk.workflows.load import find_model_folder, load, require_ability
+from kinfolk.workflows.recipe import recipe_of
 
 BATCH = 16  # prompts written for at a time
 SORT_WINDOW = 16  # batches that are put in the order of length together
@@ -64,7 +65,7 @@ def load_generator(
     path: Path | str, *, device: str = "auto", precision: str = "auto"
 ) -> tuple[Any, Tokenizer]:
     """Open what can write, ready to: a model, or a corpus whose 3-grams do."""
-    model, tokenizer = opened(path)
+    model, tokenizer = load_or_fit(path)
     if not isinstance(model, NGram):
         require_ability(model, "generate")
     return to_inference(model, device=device, precision=precision), tokenizer

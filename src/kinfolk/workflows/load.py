@@ -1,7 +1,6 @@
-"""Opening what a run left behind, or what came from elsewhere."""
+"""Load models and tokenizers from runs, checkpoints and model folders."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +9,19 @@ from torch import Tensor
 
 from kinfolk import hub
 from kinfolk.batch import Inputs
-from kinfolk.config import read_json
 from kinfolk.errors import UserError
 from kinfolk.families import family_of, index
 from kinfolk.files import new_folder
 from kinfolk.generation.inputs import check_prompts
-from kinfolk.nn.language_model import LanguageModel
 from kinfolk.text import Tokenizer
 from kinfolk.training import checkpoint
-from kinfolk.workflows.recipe import Recipe
+from kinfolk.training.run import check_new_folder
 
 
 def find_model_folder(path: Path | str) -> Path:
-    """Find the model folder: of a run its newest whole checkpoint, else the folder itself.
+    """Return the model folder: of a run its newest valid checkpoint, else the folder itself.
 
-    Of a run that was fine-tuned it is the best on dev rows, of runs with several seeds their best.
+    Of a fine-tuned run it is the checkpoint with the best dev score, of several seeds their best.
     """
     path = Path(path)
     if not path.is_dir():
@@ -43,28 +40,20 @@ def find_model_folder(path: Path | str) -> Path:
 
 
 def load(path: Path | str) -> tuple[Any, Tokenizer]:
-    """Open a run, a checkpoint or a Hugging Face folder: the model and its tokenizer."""
+    """Load the model and the tokenizer of a run, a checkpoint or a Hugging Face folder."""
     return hub.load(find_model_folder(path))
-
-
-def recipe_of(folder: Path) -> Recipe | None:
-    """Return the recipe that made a model; none where it came from elsewhere, or was fine-tuned."""
-    notes = folder / "kinfolk.json"
-    found = read_json(notes) if notes.is_file() else None
-    return found if isinstance(found, Recipe) else None
 
 
 def export_folder(path: Path | str, out: Path) -> None:
     """Write a model and its tokenizer to a new folder, in Hugging Face's layout."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is already there: choose another -o")
+    check_new_folder(out)
     model, tokenizer = load(path)
     with new_folder(out) as folder:
         hub.save(folder, model, tokenizer, length=model.config.max_length)
 
 
 def load_tokenizer(path: Path | str) -> Tokenizer:
-    """Open a tokenizer's own folder, or that of a run, a model or a corpus."""
+    """Load the tokenizer of a tokenizer folder, a run, a model folder or a corpus."""
     path = Path(path)
     if (path / "tokenizer.json").is_file() or not path.is_dir():
         return Tokenizer.load(path)
@@ -74,7 +63,7 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
 
 
 def require_ability(model: Any, ability: str) -> Any:
-    """Return a model that can do something, or say who could."""
+    """Return the model, if its family has an ability."""
     who = family_of(model)
     if ability not in who.capabilities:
         others = [name for name, m in index().items() if ability in m.capabilities]
@@ -82,35 +71,13 @@ def require_ability(model: Any, ability: str) -> Any:
     return model
 
 
-def scoring_objective(
-    model: LanguageModel, tokenizer: Tokenizer, path: Path | str, length: int | None = None
-) -> Any:
-    """Return the objective that scores a model: every token of a text predicted exactly once."""
-    before, config = recipe_of(find_model_folder(path)), model.config
-    if before is not None:
-        objective = before.objective
-        longest = objective.max_length
-    else:
-        objective = family_of(model).objective()(
-            special_tokens=tokenizer.special_tokens, vocab_size=tokenizer.vocab_size
-        )
-        longest = min(objective.max_length, 512 if config.max_length is None else config.max_length)
-    length = longest if length is None else length
-    if length < 8:
-        raise UserError(f"--length {length} is too short to see anything: use 8 or more")
-    limit = config.max_length
-    if limit is not None and length > limit:
-        raise UserError(f"--length {length} is more than the model's context of {limit} tokens")
-    return replace(objective, max_length=length).for_evaluation()
-
-
 @torch.no_grad()
 def logits(model: Any, ids: Sequence[int], source: Sequence[int] | None = None) -> Tensor:
     """Return the (length, vocabulary) scores of one sequence, in evaluation mode.
 
-    An encoder scores each token from all of them, a decoder the token after each. An
-    encoder-decoder reads `source` and scores each of `ids` from those before it; without a source
-    it reads the ids themselves.
+    An encoder scores each token from all tokens, a decoder the token after each. An
+    encoder-decoder encodes `source` and scores each of `ids` from those before it; without a
+    source it encodes the ids themselves.
     """
     check_prompts(model, [ids], "sequence")
     device = next(model.parameters()).device

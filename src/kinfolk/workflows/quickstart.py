@@ -1,4 +1,4 @@
-"""The whole road in small: three families on the prose of the running Python."""
+"""The quickstart: three families trained and scored on the docstrings of the running Python."""
 
 import time
 from collections.abc import Callable
@@ -11,22 +11,24 @@ from kinfolk.data import demo_text
 from kinfolk.data.corpus import Corpus
 from kinfolk.data.documents import read_documents
 from kinfolk.data.prepare import prepare
-from kinfolk.errors import UserError
 from kinfolk.families import family_of
 from kinfolk.generation.fill import fill
 from kinfolk.generation.prompts import generate_text
 from kinfolk.generation.sampling import Sampling
 from kinfolk.objectives.evaluation import LikelihoodScores
-from kinfolk.reports.run_page import ModelScore, Report, Sample, TextSpan, write
+from kinfolk.reports.page import write
+from kinfolk.reports.run_page import ModelScore, Report, Sample, TextSpan, render
 from kinfolk.text import Tokenizer, train_tokenizer
-from kinfolk.training.loop import Progress
-from kinfolk.workflows.evaluate import SCORE_KINDS, Baselines, baselines, count_parameters, evaluate
+from kinfolk.training.loop import Callback
+from kinfolk.training.run import check_new_folder
+from kinfolk.workflows.baselines import Baselines, baselines
+from kinfolk.workflows.evaluate import SCORE_KINDS, count_parameters, evaluate
 from kinfolk.workflows.load import load
 from kinfolk.workflows.pretrain import pretrain
 from kinfolk.workflows.recipe import Recipe, recipe
 from kinfolk.workflows.report import baseline_rows, curves
 
-# Minutes on two cores teach more about a small vocabulary, short rows and many hidden tokens.
+# In minutes on two cores, a small vocabulary, short rows and a high mask rate learn the most.
 VOCAB = 512
 LENGTH = 64
 HOLDOUT = 0.02
@@ -35,7 +37,7 @@ MEMBERS = {
     "bert/tiny": ["steps=760", "batch_size=64", "lr=1.5e-3", "warmup=60"],
     "t5/tiny": ["steps=460", "batch_size=48", "lr=2e-2", "warmup=50"],
 }
-MASK_RATE = 0.2  # by BERT and T5; the papers hide 0.15
+MASK_RATE = 0.2  # of BERT and T5; 0.15 in the papers
 PROMPT = "Return a list of"
 HOLE = "Return [MASK] if the file exists."
 SPAN = "If the argument is omitted, [MASK] is used."
@@ -43,7 +45,7 @@ SPAN = "If the argument is omitted, [MASK] is used."
 
 @dataclass(frozen=True)
 class Result:
-    """What one member learned."""
+    """The scores of one model."""
 
     name: str
     score: LikelihoodScores
@@ -55,20 +57,19 @@ class Result:
 
 @dataclass(frozen=True)
 class Quickstart:
-    """All that the quickstart found."""
+    """The results of the quickstart."""
 
     results: list[Result]
     baselines: Baselines
     page: Path
 
 
-Watching = Callable[[str], AbstractContextManager[Callable[[Progress], None]]]
+ProgressOf = Callable[[str], AbstractContextManager[Callback]]  # of the run of a model
 
 
-def quickstart(out: Path, *, say: Callable[[str], None], watching: Watching) -> Quickstart:
-    """Train a tokenizer and three models, score them, let them write, and draw the page."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is already there: remove it, or choose another -o")
+def quickstart(out: Path, *, on_message: Callable[[str], None], progress: ProgressOf) -> Quickstart:
+    """Train a tokenizer and three models, score them, generate samples and write the page."""
+    check_new_folder(out, "remove it, or choose another -o")
     began = time.perf_counter()
     text = demo_text.write(out / "text")
     tokenizer = train_tokenizer(
@@ -78,7 +79,7 @@ def quickstart(out: Path, *, say: Callable[[str], None], watching: Watching) -> 
     corpus = prepare([text], tokenizer=tokenizer, out=out / "corpus", holdout=HOLDOUT)
     held_out = Corpus.open(out / "corpus" / "holdout")
     found = baselines(corpus, held_out)
-    say(
+    on_message(
         f"{corpus.bytes / 1e6:.1f} MB of Python's own prose: {corpus.documents:,} documents, "
         f"{corpus.tokens:,} tokens; {held_out.documents} documents held out"
     )
@@ -86,8 +87,8 @@ def quickstart(out: Path, *, say: Callable[[str], None], watching: Watching) -> 
     for name in MEMBERS:
         start = time.perf_counter()
         run = out / name.partition("/")[0]
-        with watching(name) as watch:
-            pretrain(chosen(name, out / "corpus"), run, watch=watch)
+        with progress(name) as callback:
+            pretrain(chosen(name, out / "corpus"), run, callbacks=[callback])
         seconds = time.perf_counter() - start
         model, _ = load(run)
         score, kind = evaluate(run, corpus=out / "corpus" / "holdout")
@@ -98,7 +99,7 @@ def quickstart(out: Path, *, say: Callable[[str], None], watching: Watching) -> 
 
 
 def chosen(name: str, corpus: Path) -> Recipe:
-    """Return the recipe of one member; BERT learns by hidden words alone."""
+    """Return the recipe of one model; BERT is trained by masked tokens alone."""
     settings = [f"train.{setting}" for setting in MEMBERS[name]]
     if not name.startswith("gpt2"):
         settings.append(f"objective.mask_rate={MASK_RATE}")
@@ -107,7 +108,7 @@ def chosen(name: str, corpus: Path) -> Recipe:
 
 
 def sample_output(name: str, model: Any, tokenizer: Tokenizer) -> Sample:
-    """Let a model do what its family does."""
+    """Return a sample of a model: a continuation, or a filled blank."""
     kind = family_of(model).architecture
     if kind == "decoder":
         sampling = Sampling(temperature=0.8, top_p=0.9)
@@ -152,7 +153,6 @@ def draw(
             ("time", f"{seconds / 60:.1f} minutes in all"),
         ],
         curves=[c for r in results for c in curves(out / r.name.partition("/")[0], r.name)[:1]],
-        x="step",
         scores=scores,
         baselines=baseline_rows(found),
         samples=[r.sample for r in results],
@@ -165,4 +165,4 @@ def draw(
             "pseudo-likelihoods: lower than a likelihood could be, and no price of the text.",
         ],
     )
-    return write(page, out / "report.html")
+    return write(render(page), out / "report.html")

@@ -1,4 +1,4 @@
-"""A recipe: one frozen value that describes a whole run."""
+"""The recipe of a pretraining run: made by family and size, or continued from a model folder."""
 
 import contextlib
 import dataclasses
@@ -10,14 +10,17 @@ from typing import Any
 from kinfolk.config import apply_overrides, config, field, read_json, write_json
 from kinfolk.data.corpus import Corpus
 from kinfolk.errors import UserError
-from kinfolk.families import family
+from kinfolk.families import check_name, family, family_of, index
+from kinfolk.families.base import Family
+from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.text import Tokenizer
 from kinfolk.training.config import TrainConfig
+from kinfolk.workflows.load import find_model_folder, load
 
 
 @config("corpus", kw_only=False)
 class CorpusShare:
-    """A corpus of a run, and what share of the rows comes from it, set against the others."""
+    """A corpus of a run, and its weight among the others."""
 
     corpus: str = field(help="folder of the corpus")
     weight: float = field(default=1.0, gt=0, help="share of the rows relative to the other corpora")
@@ -27,14 +30,14 @@ class CorpusShare:
         return Corpus.open(Path(self.corpus))
 
     def held_out(self) -> Corpus | None:
-        """Open the documents it holds out, if there are any."""
+        """Open the held-out documents, if there are any."""
         folder = Path(self.corpus) / "holdout"
         return Corpus.open(folder) if folder.is_dir() else None
 
 
 @config("pretrain")
 class Recipe:
-    """The network, the way of learning, the text and the settings of a run."""
+    """The model, objective, corpora and settings of a pretraining run."""
 
     name: str = field(help="family and size")
     model: Any = field(group="model", help="network")
@@ -59,7 +62,10 @@ class Recipe:
         """Read what `write` wrote."""
         recipe = read_json(path)
         if not isinstance(recipe, Recipe):
-            raise UserError(f"{path} holds no recipe: write it again, or begin a new run")
+            raise UserError(
+                f"{path} is not the recipe of a pretraining run: a fine-tuning run is resumed by "
+                "kinfolk finetune --resume"
+            )
         return recipe
 
 
@@ -71,45 +77,46 @@ def recipe(
     length: int | None = None,
     settings: Sequence[str] = (),
 ) -> Recipe:
-    """Put a run together: `recipe("bert/tiny", "corpus", settings=["train.steps=500"])`.
+    """Make the recipe of a new model.
+
+    `recipe("bert/tiny", "corpus", settings=["train.steps=500"])`
 
     A mixture is a list of corpora with their weights:
     `[CorpusShare("news", 0.7), CorpusShare("law", 0.3)]`.
-    What is not given follows from the size: its settings, and rows as long as its context, but not
-    longer than a model of that width makes use of.
+    Defaults follow from the size: its settings, and rows as long as its context, but shorter for
+    small models.
     """
     family_name, _, size = name.partition("/")
-    who, size = family(family_name), size or "tiny"
-    named, corpora = opened(corpus)
-    tokenizer, config = shared_tokenizer(corpora), who.config(size)
+    chosen, size = family(family_name), size or "tiny"
+    named, corpora = open_corpora(corpus)
+    tokenizer, config = shared_tokenizer(corpora), chosen.config(size)
     length = default_length(config) if length is None else length
     check_corpus_size(corpora, length)
-    # Places that no row reaches would stay as random as they began: the context ends with the row.
+    # Position embeddings beyond the row length would never be trained: max_length is that length.
     sizes = {
         "vocab_size": tokenizer.vocab_size,
         "max_length": length,
         "decoder_start_token_id": tokenizer.special_tokens.pad,
         "padding_idx": tokenizer.special_tokens.pad,
     }
-    way = who.objective(objective)
     base = Recipe(
         name=f"{family_name}/{size}",
         model=config.with_fields(**sizes),
-        objective=way(
+        objective=chosen.objective(objective)(
             special_tokens=tokenizer.special_tokens,
             vocab_size=tokenizer.vocab_size,
             max_length=length,
         ),
         corpus=named,
-        train=who.train(size),
+        train=chosen.train(size),
     )
     return finalize(base, settings)
 
 
-def opened(
+def open_corpora(
     corpus: Path | str | Sequence[CorpusShare],
 ) -> tuple[str | tuple[CorpusShare, ...], list[Corpus]]:
-    """Return the corpora of a run as its recipe names them, and open."""
+    """Return the corpora as the recipe names them, and opened."""
     named = [CorpusShare(str(corpus))] if isinstance(corpus, str | Path) else corpus
     mixture = check_mixture(named)
     corpora = [share.open() for share in named]
@@ -117,7 +124,7 @@ def opened(
 
 
 def check_corpus_size(corpora: Sequence[Corpus], length: int) -> None:
-    """See that every corpus fills a row."""
+    """Refuse rows that are too short, and a corpus that does not fill one."""
     if length < 8:
         raise UserError(f"rows of {length} tokens are too short to learn from: use 8 or more")
     for text in corpora:
@@ -129,8 +136,8 @@ def check_corpus_size(corpora: Sequence[Corpus], length: int) -> None:
 
 
 def finalize(base: Recipe, settings: Sequence[str]) -> Recipe:
-    """Return a recipe with what was set by hand, if it can be run."""
-    found = sound(apply_overrides(base, settings))
+    """Apply the given settings to a recipe, and check it."""
+    found = check_recipe(apply_overrides(base, settings))
     if found.train.warmup > found.train.steps and not any("warmup" in s for s in settings):
         # A short run keeps the shape of a long one.
         train = dataclasses.replace(found.train, warmup=max(1, found.train.steps // 10))
@@ -138,9 +145,9 @@ def finalize(base: Recipe, settings: Sequence[str]) -> Recipe:
     return found
 
 
-def shares(said: Sequence[str]) -> list[CorpusShare]:
-    """Read corpora from words like `news=0.7`: all with a weight, or none, then in equal shares."""
-    pairs = [_parse_corpus(one) for one in said]
+def parse_corpora(texts: Sequence[str]) -> list[CorpusShare]:
+    """Parse corpora like `news=0.7`: all with a weight, or none, which are then equal."""
+    pairs = [_parse_corpus(text) for text in texts]
     bare = [folder for folder, weight in pairs if weight is None]
     if bare and len(bare) < len(pairs):
         raise UserError(
@@ -153,26 +160,26 @@ def shares(said: Sequence[str]) -> list[CorpusShare]:
     return [CorpusShare(folder, 1.0 if weight is None else weight) for folder, weight in pairs]
 
 
-def _parse_corpus(said: str) -> tuple[str, float | None]:
-    """Divide at the last = where a number follows it, unless a folder has all that for its name."""
-    folder, _, weight = said.rpartition("=")
-    if folder and not Path(said).is_dir():
+def _parse_corpus(text: str) -> tuple[str, float | None]:
+    """Split at the last = if a number follows it, unless a folder has the whole text for a name."""
+    folder, _, weight = text.rpartition("=")
+    if folder and not Path(text).is_dir():
         with contextlib.suppress(ValueError):
             return folder, float(weight)
-    return said, None
+    return text, None
 
 
 def check_mixture(shares: Sequence[CorpusShare]) -> tuple[CorpusShare, ...]:
-    """Return the corpora of a mixture under their whole paths, if they can be mixed."""
+    """Return the corpora of a mixture with absolute paths; each may be named once."""
     if not shares:
         raise UserError("no corpus was named: give one or more")
-    found: dict[str, CorpusShare] = {}
-    for one in shares:
-        whole = str(Path(one.corpus).resolve())
-        if whole in found:
-            raise UserError(f"the corpus {one.corpus} is named twice: add up its weights")
-        found[whole] = CorpusShare(whole, one.weight)
-    return tuple(found.values())
+    resolved: dict[str, CorpusShare] = {}
+    for share in shares:
+        path = str(Path(share.corpus).resolve())
+        if path in resolved:
+            raise UserError(f"the corpus {share.corpus} is named twice: add up its weights")
+        resolved[path] = CorpusShare(path, share.weight)
+    return tuple(resolved.values())
 
 
 def shared_tokenizer(corpora: Sequence[Corpus]) -> Tokenizer:
@@ -187,8 +194,8 @@ def shared_tokenizer(corpora: Sequence[Corpus]) -> Tokenizer:
     return first.tokenizer()
 
 
-def sound(recipe: Recipe) -> Recipe:
-    """Return a recipe whose network can be built and can read its rows, or say why not."""
+def check_recipe(recipe: Recipe) -> Recipe:
+    """Return the recipe, if its network can be built and accepts its rows."""
     model, length = recipe.model, recipe.objective.max_length
     for declared in dataclasses.fields(model):
         value = getattr(model, declared.name)
@@ -214,8 +221,98 @@ def sound(recipe: Recipe) -> Recipe:
 
 
 def default_length(config: Any) -> int:
-    """Rows for a network: 128 tokens for a small one, its whole context for a base one."""
+    """Return the row length of a network: 128 for a small one, its context for a base one."""
     context = 512 if config.max_length is None else config.max_length
     return min(
         context, 128 if config.hidden_size <= 256 else 512 if config.hidden_size <= 512 else context
     )
+
+
+def recipe_of(folder: Path) -> Recipe | None:
+    """Return the recipe of a pretrained model folder; None for a foreign or fine-tuned one."""
+    path = folder / "kinfolk.json"
+    recipe = read_json(path) if path.is_file() else None
+    return recipe if isinstance(recipe, Recipe) else None
+
+
+def make_recipe(
+    start: Path | str,
+    corpus: Path | str | Sequence[CorpusShare],
+    *,
+    objective: str | None = None,
+    length: int | None = None,
+    settings: Sequence[str] = (),
+) -> Recipe:
+    """Make the recipe of a new model, by FAMILY/SIZE, or of one that continues from a folder.
+
+    The name of a family is never a folder: write `./bert` for a folder of that name.
+    """
+    options: dict[str, Any] = {"objective": objective, "length": length, "settings": settings}
+    family, _, _ = str(start).partition("/")
+    if family in index() or not Path(start).exists():
+        check_name(str(start))
+        return recipe(str(start), corpus, **options)
+    return continue_from(start, corpus, **options)
+
+
+def continue_from(
+    folder: Path | str,
+    corpus: Path | str | Sequence[CorpusShare],
+    *,
+    objective: str | None = None,
+    length: int | None = None,
+    settings: Sequence[str] = (),
+) -> Recipe:
+    """Make the recipe of continued pretraining from a run, a checkpoint or a model folder.
+
+    The corpus must have the model's tokenizer. Objective and row length default to those of the
+    model's run, else of its family; the settings are those of its size, and for a foreign model the
+    family's at the learning rate of the paper.
+    """
+    path = find_model_folder(folder)
+    model, tokenizer = load(path)
+    if isinstance(model, ModelWithHead):
+        raise UserError(
+            f"{folder} was fine-tuned for a task and predicts no tokens: continue from the model "
+            "that it was made from"
+        )
+    named, corpora = open_corpora(corpus)
+    if shared_tokenizer(corpora).fingerprint != tokenizer.fingerprint:
+        raise UserError(
+            f"{corpora[0].folder} was made with another tokenizer than {folder}: prepare the text "
+            f"with --tokenizer {folder}"
+        )
+    known, before = family_of(model), recipe_of(path)
+    if length is None:
+        length = before.objective.max_length if before is not None else default_length(model.config)
+    check_corpus_size(corpora, length)
+    ids = {
+        "special_tokens": tokenizer.special_tokens,
+        "vocab_size": tokenizer.vocab_size,
+        "max_length": length,
+    }
+    base = Recipe(
+        name=before.name if before is not None else foreign_name(known, path.name),
+        model=model.config,
+        objective=dataclasses.replace(before.objective, **ids)
+        if before is not None and objective is None
+        else known.objective(objective)(**ids),
+        corpus=named,
+        train=default_train_config(known, before),
+        init_from=str(path.resolve()),
+    )
+    return finalize(base, settings)
+
+
+def foreign_name(family: Family, folder: str) -> str:
+    """Return the name of a foreign model's recipe: never a size, whose settings it would take."""
+    return f"{family.name}/{folder}{'-continued' if folder in family.sizes else ''}"
+
+
+def default_train_config(family: Family, before: Recipe | None) -> TrainConfig:
+    """Return the training settings of the size, where it is known, else of the family."""
+    size = "" if before is None else before.name.partition("/")[2]
+    if size in family.sizes:
+        return family.train(size)
+    paper = next(iter(family.paper_training.values()), family.training)
+    return dataclasses.replace(family.training, lr=paper.lr)

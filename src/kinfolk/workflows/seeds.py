@@ -1,7 +1,7 @@
-"""One fine-tuning by several seeds: what chance does to its score.
+"""One fine-tuning with several seeds: the mean and the spread of its scores.
 
 RUN/seed-0/, RUN/seed-1/ ...   a run each
-RUN/scores.json                their mean and their spread
+RUN/scores.json                mean and standard deviation
 RUN/best                       a link to the best of them
 """
 
@@ -16,18 +16,19 @@ from typing import Any
 
 from kinfolk.errors import UserError
 from kinfolk.files import replace_link
-from kinfolk.workflows import finetune
-from kinfolk.workflows.finetune_recipe import FineTuneRecipe, OnMessage, mean_and_std
-from kinfolk.workflows.pretrain import ProgressCallback
+from kinfolk.training.loop import Callback
+from kinfolk.training.run import check_new_folder
+from kinfolk.workflows import pretrain
+from kinfolk.workflows.finetune_recipe import FineTuneRecipe, mean_and_std
 
 TrainFn = Callable[[int, Path], Path]  # of a seed and a run folder
 
 
 @dataclass(frozen=True)
 class SeedResults:
-    """What runs scored on dev rows: one of them, or one for each seed."""
+    """The dev scores of a run, or of a run for each seed."""
 
-    metric: str  # the one that decides
+    metric: str  # the main one
     runs: dict[Path, dict[str, float]]  # every metric of each
     best: Path
 
@@ -35,29 +36,28 @@ class SeedResults:
     def names(self) -> list[str]:
         """The metrics, the loss last."""
         every = dict.fromkeys(name for values in self.runs.values() for name in values)
-        found = [name for name in every if name != "step"]
-        return sorted(found, key=lambda name: (name == "eval_loss", found.index(name)))
+        names = [name for name in every if name != "step"]
+        return sorted(names, key=lambda name: (name == "eval_loss", names.index(name)))
 
     def mean(self, name: str) -> tuple[float, float]:
-        """Return the mean of a metric over the runs, and its spread."""
+        """Return the mean of a metric over the runs, and its standard deviation."""
         return mean_and_std([values[name] for values in self.runs.values()])
 
 
 def run_seeds(seeds: int, out: Path, tune: TrainFn) -> Path:
-    """Run seeds 0, 1, 2 ... and set their scores side by side."""
+    """Run seeds 0, 1, 2 ... and summarize their scores."""
     if seeds < 1:
         raise UserError(f"--seeds {seeds} is no run at all: use 1 or more")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is already there: choose another -o, or resume it with --resume")
+    check_new_folder(out, "choose another -o, or resume it with --resume")
     folders = [out / f"seed-{number}" for number in range(seeds)]
-    for folder in folders:  # all of them at once: whoever resumes sees how many were wished for
+    for folder in folders:  # all at once: a resume finds how many seeds there are
         folder.mkdir(parents=True)
     try:
         for number, folder in enumerate(folders):
             tune(number, folder)
     except BaseException:
         if not any(folders[0].iterdir()):
-            shutil.rmtree(out)  # nothing was begun
+            shutil.rmtree(out)  # nothing was started
         raise
     return summarize_seeds(out)
 
@@ -67,31 +67,25 @@ def is_multi_seed(out: Path) -> bool:
     return (out / "seed-0").is_dir()
 
 
-def resume(
-    out: Path,
-    *,
-    say: OnMessage,
-    watching: Callable[[Path], AbstractContextManager[ProgressCallback]],
-) -> Path:
-    """Go on with the runs that are not at their end, and begin those that were not begun."""
+def resume(out: Path, progress: Callable[[Path], AbstractContextManager[Callback]]) -> Path:
+    """Resume the runs that are not finished, and start those that were not started."""
     folders = seed_folders(out)
     if (out / "scores.json").is_file():
-        raise UserError(f"{out} is finished: to learn for longer, start a new run with more epochs")
+        raise UserError(f"{out} is finished: to train for longer, start a new run with more epochs")
     first = FineTuneRecipe.read(folders[0] / "recipe.json")
-    for number, folder in enumerate(folders):
+    for seed, folder in enumerate(folders):
         if (folder / "scores.json").is_file():
             continue
         if not (folder / "recipe.json").is_file():
             shutil.copytree(folders[0] / "tokenizer", folder / "tokenizer", dirs_exist_ok=True)
-            seeded = replace(first, train=replace(first.train, seed=number))
-            seeded.write(folder / "recipe.json")
-        with watching(folder) as watch:
-            finetune.resume(folder, say=say, watch=watch)
+            replace(first, train=replace(first.train, seed=seed)).write(folder / "recipe.json")
+        with progress(folder) as callback:
+            pretrain.resume(folder, callbacks=[callback])
     return summarize_seeds(out)
 
 
 def summarize_seeds(out: Path) -> Path:
-    """Write the scores of all seeds, and point at the best of them."""
+    """Write the scores of all seeds, and link the best run."""
     found = read_scores(out)
     replace_link(out / "best", found.best.name)
     means = {
@@ -121,7 +115,7 @@ def summarize_seeds(out: Path) -> Path:
 
 
 def read_scores(out: Path) -> SeedResults:
-    """Read what a run scored on dev rows, or the runs of all its seeds."""
+    """Read the dev scores of a run, or of the runs of all seeds."""
     runs = seed_folders(out) if is_multi_seed(out) else [out]
     tuning = FineTuneRecipe.read(runs[0] / "recipe.json")
     read: list[Any] = [json.loads((run / "scores.json").read_text("utf-8")) for run in runs]
@@ -131,25 +125,13 @@ def read_scores(out: Path) -> SeedResults:
     }
     best = runs[0]
     for run in runs if dev[best] else ():
-        if selection_score(tuning, dev[run]) > selection_score(tuning, dev[best]):
+        if tuning.selection_score(dev[run]) > tuning.selection_score(dev[best]):
             best = run
     return SeedResults(tuning.formulations[0].task.main_metric, dev, best)
 
 
-def selection_score(tuning: FineTuneRecipe, values: dict[str, float]) -> float:
-    """Return what a run is chosen by: the mean of its tasks' main metrics, more being better."""
-    alone = len(tuning.formulations) == 1
-    mains = [
-        way.task.normalized(
-            values[way.task.main_metric if alone else f"{number}_{way.task.main_metric}"]
-        )
-        for number, way in enumerate(tuning.formulations, 1)
-    ]
-    return sum(mains) / len(mains)
-
-
 def finite_or_none(value: float) -> float | None:
-    """Return a number that JSON can write."""
+    """Return the number, or None where JSON has none for it."""
     return value if math.isfinite(value) else None
 
 

@@ -1,7 +1,7 @@
-"""Every labelled set of a folder in turn, scored as GLUE scores (Wang et al., 2018).
+"""Fine-tune on every labelled set of a folder, and score it as GLUE does (Wang et al., 2018).
 
-A set's score is in percent, the mean of its metrics where GLUE averages them; that of a suite is
-the mean of its sets.
+The score of a set is in percent, the mean of its metrics where GLUE averages them; the score of a
+suite is the mean over its sets.
 """
 
 import dataclasses
@@ -11,19 +11,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kinfolk.config import config, did_you_mean, field
+from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
-from kinfolk.rng import Stream, generator
-from kinfolk.tasks.formats.base import ReadReport, read_rows
+from kinfolk.tasks.dataset import TaskDataset, sample_rows, task_dataset
+from kinfolk.tasks.formats.base import read_rows
 from kinfolk.tasks.formats.detect import detect_format
+from kinfolk.tasks.formats.labelled_file import LabelledFile
 from kinfolk.tasks.suite import SplitFiles, SuiteTask, discover_suite
 from kinfolk.tasks.task import find_metric, task_class
+from kinfolk.training.run import check_new_folder
 from kinfolk.workflows.finetune_recipe import (
     FineTuneRecipe,
     OnMessage,
-    TaskDataset,
     mean_and_std,
-    task_dataset,
 )
 from kinfolk.workflows.predict import load_predictor, match_format, without_labels
 from kinfolk.workflows.seeds import is_multi_seed, read_scores, seed_folders
@@ -34,25 +34,9 @@ TrainFn = Callable[
 ]  # of files, a run folder, a metric
 
 
-@config("labelled_sample")
-class SubsetDataset(TaskDataset):
-    """A labelled file of which some rows are enough, drawn from all over it."""
-
-    max_rows: int = field(help="number of rows to draw")
-
-    def train_rows(self, notes: ReadReport) -> list[Any]:
-        """Read what is learned from."""
-        return sample_rows(super().train_rows(notes), self.max_rows)
-
-    def split(self, notes: ReadReport) -> tuple[list[Any], list[Any]]:
-        """Return the rows to learn from and those to choose by."""
-        learned, dev = super().split(notes)
-        return learned, sample_rows(dev, self.max_rows)
-
-
 @dataclass(frozen=True, kw_only=True)
 class SuiteResult:
-    """What became of one set: its scores, or why it has none."""
+    """The scores of one set, or why it has none."""
 
     name: str
     task: str
@@ -68,14 +52,14 @@ class SuiteResult:
 
     @property
     def score(self) -> float:
-        """One number for the set, in percent."""
+        """The score of the set, in percent."""
         values = [as_percent(name, value) for name, value in self.scores.items()]
         averaged = task_class(self.task).output in AVERAGED_OUTPUTS  # else the first counts
         return sum(values) / len(values) if averaged else values[0]
 
 
 def select_tasks(folder: Path, only: str | None) -> list[SuiteTask]:
-    """List the sets of a folder, or those that are named."""
+    """List the sets of a folder, or those in `only`."""
     sets = discover_suite(folder)
     if only is None:
         return sets
@@ -88,7 +72,7 @@ def select_tasks(folder: Path, only: str | None) -> list[SuiteTask]:
 
 
 def skipped_folders(folder: Path, sets: Sequence[SuiteTask]) -> list[SuiteResult]:
-    """Name the folders that hold no set, and say why."""
+    """Return the folders that hold no set, with the reason."""
     known = {one.name.partition("/")[0] for one in sets}
     inner = sorted(path for path in folder.iterdir() if path.is_dir() and path.name not in known)
     return [
@@ -99,7 +83,7 @@ def skipped_folders(folder: Path, sets: Sequence[SuiteTask]) -> list[SuiteResult
 
 
 def skip_reason(folder: Path) -> str:
-    """Say why a folder holds no set: what its first file is taken for."""
+    """Return why a folder holds no set: the format of its first file."""
     file = next((path for path in sorted(folder.rglob("*")) if path.is_file()), None)
     if file is None:
         return "it holds no file"
@@ -116,23 +100,24 @@ def run_suite(
     *,
     limit: int | None = None,
     device: str = "auto",
-    say: OnMessage = lambda sentence: None,
-    left: Sequence[SuiteResult] = (),
+    on_message: OnMessage = lambda message: None,
+    skipped: Sequence[SuiteResult] = (),
 ) -> list[SuiteResult]:
-    """Fine-tune on every set and score it; one that cannot be solved is left out, with a reason."""
+    """Fine-tune on every set and score it; a set that fails is left out, with the reason."""
     if limit is not None and limit < 2:
         raise UserError(f"--limit {limit} leaves nothing to learn from: use 2 or more")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is already there: choose another -o")
-    for none in left:
-        say(f"{none.name} is left out: {none.skip_reason}")
-    results = [*left]
+    check_new_folder(out)
+    for left_out in skipped:
+        on_message(f"{left_out.name} is left out: {left_out.skip_reason}")
+    results = [*skipped]
     for one in sets:
-        say(f"{one.name}: {one.file_spec.description}")
         try:
-            results.append(run_task(one, tune, out / one.name, limit, device, say))
+            if one.error:
+                raise UserError(one.error)
+            on_message(f"{one.name}: {one.file_spec.description}")
+            results.append(run_task(one, tune, out / one.name, limit, device, on_message))
         except UserError as error:
-            say(f"{one.name} is left out: {error}")
+            on_message(f"{one.name} is left out: {error}")
             results.append(SuiteResult(name=one.name, task=one.task, skip_reason=str(error)))
     if any(result.scores for result in results):
         values = [asdict(one) | ({"score": one.score} if one.scores else {}) for one in results]
@@ -144,7 +129,7 @@ def run_suite(
 
 
 def run_task(
-    one: SuiteTask, tune: TrainFn, out: Path, limit: int | None, device: str, say: OnMessage
+    one: SuiteTask, tune: TrainFn, out: Path, limit: int | None, device: str, on_message: OnMessage
 ) -> SuiteResult:
     """Fine-tune on one set, and score it on its test rows, else on its dev rows."""
     learned, dev = (one.train, one.dev) if one.train else (one.dev, ())
@@ -154,14 +139,14 @@ def run_task(
     made = tune([file], out, one.metrics[0])
     runs = seed_folders(made) if is_multi_seed(made) else [made]
     tuning = FineTuneRecipe.read(runs[0] / "recipe.json")
-    rows = test_rows(one.test, file, limit, say)
+    rows = test_rows(one.test, file, limit, on_message)
     if rows:
         found = [evaluate_run(path, rows, device) for path in runs]
         on, size = "test", len(rows)
     else:
         found = list(read_scores(made).runs.values())
         on = "dev" if dev else "held out"
-        size = len(file.split(ReadReport())[1])
+        size = len(file.splits[1])
     metrics = {name: find_metric(name) for name in one.metrics if name in found[0]}
     names = [name for name, metric in metrics.items() if metric and not metric.lower_is_better]
     if not names:
@@ -171,7 +156,7 @@ def run_task(
         name=one.name,
         task=one.task,
         way=tuning.formulations[0].name,
-        learned=len(file.split(ReadReport())[0]),
+        learned=len(file.splits[0]),
         num_eval_rows=size,
         split=on,
         scores={name: value for name, (value, _) in means.items()},
@@ -182,50 +167,43 @@ def run_task(
 def dataset_of(learned: SplitFiles, dev: SplitFiles, limit: int | None) -> TaskDataset:
     """Describe the files of a set."""
     targets = [files[1] if len(files) > 1 else None for files in (learned, dev)]
-    found = task_dataset(
-        learned[0], dev[0] if dev else None, target=targets[0], dev_target=targets[1]
+    return task_dataset(
+        learned[0],
+        dev[0] if dev else None,
+        target=targets[0],
+        dev_target=targets[1],
+        max_rows=limit,
     )
-    if limit is None:
-        return found
-    return SubsetDataset(
-        **{name: getattr(found, name) for name in TaskDataset.__dataclass_fields__}, max_rows=limit
-    )
 
 
-def test_rows(files: SplitFiles, file: TaskDataset, limit: int | None, say: OnMessage) -> list[Any]:
-    """Read the rows that a set is scored on; some tests keep their labels to themselves.
+def test_rows(
+    files: SplitFiles, file: TaskDataset, limit: int | None, on_message: OnMessage
+) -> list[Any]:
+    """Read the labelled rows of a test file; some test files have no labels.
 
-    One that cannot be read at all is named, and the set is scored without it.
+    A file that cannot be read is reported, and the set is scored on dev rows.
     """
     if not files:
         return []
-    target = files[1] if len(files) > 1 else None
+    opened = LabelledFile(files[0], target=files[1] if len(files) > 1 else None)
     try:
-        rows = list(read_rows(files[0], file.guess, target=target))
+        rows = list(read_rows(opened, file.file_spec))
     except UserError as error:
         try:
-            spec = without_labels(match_format(files[0], file.guess, labelled=False))
-            list(read_rows(files[0], spec, target=target))
+            spec = without_labels(match_format(opened, file.file_spec, labelled=False))
+            list(read_rows(opened, spec))
         except UserError:
-            say(f"{files[0]} cannot be read, so that dev rows are scored instead: {error}")
+            on_message(f"{files[0]} cannot be read, so that dev rows are scored instead: {error}")
         return []
-    cls = task_class(file.guess.task)
+    cls = task_class(file.file_spec.task)
     rows = [row for row in rows if cls.reference(row) is not None]
-    return rows if limit is None else sample_rows(rows, limit)
+    return sample_rows(rows, limit)
 
 
 def evaluate_run(run: Path, rows: list[Any], device: str) -> dict[str, float]:
     """Score the best model of a run on rows."""
     found = load_predictor(run, device=device)
-    return found.task.evaluate(rows, found.answers(rows))
-
-
-def sample_rows(rows: list[Any], most: int) -> list[Any]:
-    """Draw some rows, always the same, in their order: files are often sorted by label."""
-    if len(rows) <= most:
-        return rows
-    kept = generator(0, Stream.SUBSAMPLE).permutation(len(rows))[:most]
-    return [rows[place] for place in sorted(kept.tolist())]
+    return found.task.evaluate(rows, found.predict(rows))
 
 
 def suite_mean(results: Sequence[SuiteResult]) -> float:

@@ -1,4 +1,4 @@
-"""One command from pairs of texts to a model that translates: vocabulary, corpus, run, BLEU."""
+"""Train a translation model from pairs of texts: vocabulary, corpus, run, BLEU."""
 
 import json
 import warnings
@@ -18,9 +18,10 @@ from kinfolk.generation.prompts import non_text_ids
 from kinfolk.generation.sampling import GREEDY
 from kinfolk.metrics.text import BLEU, library
 from kinfolk.text import Tokenizer, train_tokenizer
-from kinfolk.workflows import pretrain
+from kinfolk.training.run import Run, check_new_folder, select_device
 from kinfolk.workflows.generate import EXTRA_LENGTH, PREFIX_FILE
 from kinfolk.workflows.load import load, load_tokenizer
+from kinfolk.workflows.pretrain import PretrainWorkload
 from kinfolk.workflows.recipe import Recipe, recipe
 
 VOCAB = 8192
@@ -105,11 +106,10 @@ def prepare_translation_run(
     objective: str | None = None,
     length: int | None = None,
     settings: Sequence[str] = (),
-    say: Callable[[str], None] = lambda sentence: None,
+    on_message: Callable[[str], None] = lambda message: None,
 ) -> Recipe:
-    """Make a run folder with a corpus of pairs in it, for `pretraining.resume` to run."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is already there: choose another -o, or resume it with --resume")
+    """Make a run folder with a corpus of pairs in it, for `pretrain.resume` to run."""
+    check_new_folder(out, "choose another -o, or resume it with --resume")
     family_name, _, size = name.partition("/")
     family(family_name).config(size or "tiny")
     family(family_name).objective(objective or "pairs")
@@ -129,12 +129,14 @@ def prepare_translation_run(
             settings=settings,
         )
         with warnings.catch_warnings(action="ignore"):  # they come again when it runs
-            pretrain.Run(chosen, out)  # what is wrong with the settings shows itself here
+            Run(PretrainWorkload(chosen), out)  # checks the settings
         chosen = replace(chosen, corpus=str((out / "corpus").resolve()))
         chosen.write(folder / "recipe.json")
         (folder / PREFIX_FILE).write_text(texts.prefix, encoding="utf-8")
     corpus = chosen.corpora[0].open()
-    say(f"{corpus.documents:,} pairs, {corpus.tokens:,} tokens of {corpus.vocab_size:,} kinds")
+    on_message(
+        f"{corpus.documents:,} pairs, {corpus.tokens:,} tokens of {corpus.vocab_size:,} kinds"
+    )
     return chosen
 
 
@@ -147,7 +149,7 @@ def save_dev_pairs(files: ParallelText, prefix: str, path: Path) -> None:
 
 
 def score(run: Path) -> TranslationScore | None:
-    """Translate the pairs a run keeps for that, and write BLEU and the translations beside them."""
+    """Translate the dev pairs of a run; write BLEU and the translations into its folder."""
     path = run / DEV_FILE
     if not path.is_file():
         return None
@@ -160,7 +162,7 @@ def score(run: Path) -> TranslationScore | None:
 
 
 def evaluate(path: Path | str, texts: ParallelData, *, device: str = "auto") -> TranslationScore:
-    """Score a saved model by what it writes about the sources of files."""
+    """Score the translations of a saved model by BLEU."""
     texts.check()
     pairs = [replace(pair, source=texts.prefix + pair.source) for _, pair in texts.train.pairs()]
     return evaluate_bleu(path, pairs, device)[0]
@@ -169,11 +171,11 @@ def evaluate(path: Path | str, texts: ParallelData, *, device: str = "auto") -> 
 def evaluate_bleu(
     path: Path | str, pairs: Sequence[TextPair], device: str
 ) -> tuple[TranslationScore, list[str]]:
-    """Let a saved model translate, and score it; also return what it wrote."""
+    """Return BLEU of a saved model on pairs, and its translations."""
     model, tokenizer = load(path)
     if model.decoding != "encoder-decoder":
         raise UserError(f"{family_of(model).name} reads no source: an encoder-decoder translates")
-    model.to(pretrain.select_device(device))
+    model.to(select_device(device))
     written = generate_texts(model, tokenizer, [pair.source for pair in pairs])
     references = [pair.target for pair in pairs]
     return {
