@@ -385,7 +385,7 @@ def corpus_fingerprint(folder: Path) -> str:
 
 
 def file_fingerprint(file: Path, data: bytes | None = None) -> str:
-    """Return a 128-bit hash of the size and some samples of a file; its bytes may be given."""
+    """Return a 128-bit hash of the size and some samples of a file, whose bytes may be given."""
     found = blake2b(digest_size=16)
     _add(found, file, data)
     return found.hexdigest()
