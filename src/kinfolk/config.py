@@ -505,7 +505,8 @@ def _class(name: str) -> type[Any] | None:
 
 def _read_object(path: Path, group: str) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        value = _read_yaml(text, path) if path.suffix in (".yaml", ".yml") else json.loads(text)
     except FileNotFoundError:
         raise UserError(f"{path.parent} is not a run: it has no {path.name}") from None
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -514,6 +515,19 @@ def _read_object(path: Path, group: str) -> dict[str, Any]:
         expected = ", ".join(_names(group))
         raise UserError(f"{path}: missing {TYPE!r} (expected one of: {expected})")
     return value
+
+
+def _read_yaml(text: str, path: Path) -> Any:
+    try:
+        yaml = importlib.import_module("yaml")  # not a requirement of the package
+    except ImportError:
+        raise UserError(
+            f"reading {path} needs the package pyyaml: pip install pyyaml, or write it as JSON"
+        ) from None
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
 
 
 def _override(value: Any, path: list[str], text: str, whole: str) -> Any:

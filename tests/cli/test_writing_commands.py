@@ -13,6 +13,7 @@ from kinfolk.workflows import chat as chat_module
 from kinfolk.workflows import pretrain, translate
 from kinfolk.workflows.chat import ChatSession
 from kinfolk.workflows.generate import PREFIX_FILE
+from kinfolk.workflows.parallel import parallel_data
 from little import Kinfolk
 
 LINES = ["The cat saw a ball.", "", "A dog", "  ", "The old man found the river again.", "The"]
@@ -36,7 +37,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table = folder / "pairs.tsv"
     table.write_text("".join(f"{word} cat\tchat {word}\n" for word in "abcdefgh" * 8))
     few = ["train.steps=1", "train.batch_size=2", "train.device=cpu"]
-    texts = translate.parallel_data(pairs=table, vocab=370)
+    texts = parallel_data(pairs=table, vocab_size=370)
     assert texts is not None
     translate.prepare_translation_run(
         "transformer/nano", texts, folder / "run", length=16, settings=few

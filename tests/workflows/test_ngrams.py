@@ -222,5 +222,5 @@ def test_a_corpus_or_a_model_can_be_opened_and_writes(home: Home, runs: dict[str
     network, other = opened(runs["gpt2"])
     assert other.fingerprint == tokenizer.fingerprint
     assert generate_text(network, other, "The cat", tokens=3)
-    with pytest.raises(UserError, match="is not there"):
+    with pytest.raises(UserError, match="no such folder"):
         opened(home.folder / "none")

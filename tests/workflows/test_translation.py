@@ -15,8 +15,8 @@ from kinfolk.generation.sampling import GREEDY
 from kinfolk.models.transformer import Transformer, TransformerConfig
 from kinfolk.text import Tokenizer, train_tokenizer
 from kinfolk.workflows import pretrain, translate
+from kinfolk.workflows.parallel import ParallelData
 from kinfolk.workflows.translate import (
-    ParallelData,
     evaluate_bleu,
     generate_texts,
     prepare_translation_run,
@@ -119,7 +119,7 @@ def test_a_small_model_learns_to_translate_what_it_never_saw(tmp_path: Path) -> 
     train, dev = table(tmp_path / "train.tsv", known[:30]), table(tmp_path / "dev.tsv", known[30:])
     settings = ["steps=150", "batch_size=4", "warmup=20", "device=cpu", "eval_every=1000"]
     settings = [f"train.{one}" for one in (*settings, "lr=4e-3", "schedule=linear")]
-    run, texts = tmp_path / "run", ParallelData(train=train, dev=dev, vocab=400)
+    run, texts = tmp_path / "run", ParallelData(train=train, dev=dev, vocab_size=400)
     prepare_translation_run("transformer/nano", texts, run, length=48, settings=settings)
     assert not (run / "checkpoints").exists()
     pretrain.resume(run)

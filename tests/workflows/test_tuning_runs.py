@@ -29,7 +29,7 @@ from kinfolk.workflows.finetune_recipe import (
     parse_initial_weights,
     task_dataset,
 )
-from kinfolk.workflows.load import find_model_folder
+from kinfolk.workflows.folders import find_model_folder
 from kinfolk.workflows.predict import load_predictor
 from lessons import classify, complete, dev, kept, lines, opinions, table, tune
 from little import tree

@@ -1,31 +1,23 @@
-"""All commands: importing their modules registers them on `app`."""
+"""All commands: importing their modules registers them on `app`, in the order of `--help`."""
 
-from kinfolk.cli import (
-    answers,
-    audit,
-    chat,
-    corpora,
-    folders,
-    lines,
-    quickstart,
-    runs,
-    tasks,
-    tokenizers,
-    writing,
-)
+# ruff: noqa: I001
 from kinfolk.cli.app import app
+from kinfolk.cli import quickstart, tokenizer, audit, prepare, pretrain, finetune, evaluate
+from kinfolk.cli import writing, chat, lines, predict, members, export
 
 __all__ = [
-    "answers",
     "app",
     "audit",
     "chat",
-    "corpora",
-    "folders",
+    "evaluate",
+    "export",
+    "finetune",
     "lines",
+    "members",
+    "predict",
+    "prepare",
+    "pretrain",
     "quickstart",
-    "runs",
-    "tasks",
-    "tokenizers",
+    "tokenizer",
     "writing",
 ]

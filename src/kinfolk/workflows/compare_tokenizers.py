@@ -8,7 +8,7 @@ from kinfolk.errors import UserError
 from kinfolk.reports.tokenizers_page import Comparison, TokenizerRow
 from kinfolk.text import train
 from kinfolk.text.inspect import held_out, token_views, tokenizer_stats
-from kinfolk.workflows.load import load_tokenizer
+from kinfolk.workflows.folders import load_tokenizer
 
 VOCAB = 8192
 SAMPLE = 240  # characters of the text that are kept in pieces

@@ -10,7 +10,8 @@ from kinfolk.errors import UserError
 from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.recipes.catalogue import Family, families, family_of
 from kinfolk.training.config import TrainConfig
-from kinfolk.workflows.load import find_model_folder, load, recipe_of
+from kinfolk.workflows.folders import find_model_folder
+from kinfolk.workflows.load import load, recipe_of
 from kinfolk.workflows.recipe import (
     CorpusShare,
     Recipe,

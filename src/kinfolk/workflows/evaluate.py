@@ -30,7 +30,8 @@ from kinfolk.objectives.seq2seq import Seq2Seq
 from kinfolk.objectives.sop import SOP
 from kinfolk.recipes.catalogue import family_of
 from kinfolk.text import Tokenizer
-from kinfolk.workflows.load import find_model_folder, load, recipe_of, scoring_objective
+from kinfolk.workflows.folders import find_model_folder
+from kinfolk.workflows.load import load, recipe_of, scoring_objective
 from kinfolk.workflows.pretrain import select_device
 
 # What the score of each kind of model is; only the first is the probability of the text.

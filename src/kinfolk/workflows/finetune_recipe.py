@@ -36,7 +36,8 @@ from kinfolk.text import train as train_module
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.config import FineTuneConfig, TrainConfig
 from kinfolk.workflows import formulations as formulations_module
-from kinfolk.workflows.load import find_model_folder, load, load_tokenizer
+from kinfolk.workflows.folders import find_model_folder, load_tokenizer
+from kinfolk.workflows.load import load
 
 DEV_SHARE = 0.1  # of the rows, where no file of its own is given to choose by
 MAX_DEV_ROWS = 2000

@@ -28,7 +28,8 @@ from kinfolk.objectives.seq2seq import Seq2Seq
 from kinfolk.recipes.catalogue import families, family_of
 from kinfolk.text import Tokenizer
 from kinfolk.workflows.baselines import NGram, opened
-from kinfolk.workflows.load import find_model_folder, load, recipe_of, require_ability
+from kinfolk.workflows.folders import find_model_folder
+from kinfolk.workflows.load import load, recipe_of, require_ability
 from kinfolk.workflows.pretrain import select_device
 
 BATCH = 16  # prompts written for at a time

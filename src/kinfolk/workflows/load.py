@@ -17,29 +17,8 @@ from kinfolk.generation.inputs import check_prompts
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.recipes.catalogue import families, family_of
 from kinfolk.text import Tokenizer
-from kinfolk.training import checkpoint
+from kinfolk.workflows.folders import check_new_folder, find_model_folder
 from kinfolk.workflows.recipe import Recipe
-
-
-def find_model_folder(path: Path | str) -> Path:
-    """Find the model folder: of a run its newest whole checkpoint, else the folder itself.
-
-    Of a run that was fine-tuned it is the best on dev rows, of runs with several seeds their best.
-    """
-    path = Path(path)
-    if not path.is_dir():
-        raise UserError(f"{path} is not there: give a run, a checkpoint or a model folder")
-    if (path / "config.json").is_file():
-        return path
-    best = path / "best" if (path / "best").is_dir() else path / "checkpoints" / "best"
-    if (path / "scores.json").is_file() and best.is_dir():
-        return find_model_folder(best.resolve())
-    if (path / "recipe.json").is_file():
-        newest = checkpoint.latest_valid(path)
-        if newest is None:
-            raise UserError(f"{path} has no checkpoint yet: go on with it by --resume {path}")
-        return newest
-    raise UserError(f"{path} is neither a run (no recipe.json) nor a model folder (no config.json)")
 
 
 def load(path: Path | str) -> tuple[Any, Tokenizer]:
@@ -56,21 +35,10 @@ def recipe_of(folder: Path) -> Recipe | None:
 
 def export_folder(path: Path | str, out: Path) -> None:
     """Write a model and its tokenizer to a new folder, in Hugging Face's layout."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is already there: choose another -o")
+    check_new_folder(out)
     model, tokenizer = load(path)
     with new_folder(out) as folder:
         hub.save(folder, model, tokenizer, length=model.config.max_length)
-
-
-def load_tokenizer(path: Path | str) -> Tokenizer:
-    """Open a tokenizer's own folder, or that of a run, a model or a corpus."""
-    path = Path(path)
-    if (path / "tokenizer.json").is_file() or not path.is_dir():
-        return Tokenizer.load(path)
-    if (path / "corpus.json").is_file():
-        return Tokenizer.load(path / "tokenizer")
-    return Tokenizer.load(find_model_folder(path))
 
 
 def require_ability(model: Any, ability: str) -> Any:

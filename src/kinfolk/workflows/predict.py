@@ -42,7 +42,8 @@ from kinfolk.workflows.finetune_recipe import (
     read_labelled_rows,
     task_dataset,
 )
-from kinfolk.workflows.load import find_model_folder, load
+from kinfolk.workflows.folders import find_model_folder
+from kinfolk.workflows.load import load
 from kinfolk.workflows.pretrain import select_device
 
 TASK_OF_HEAD = {

@@ -3,7 +3,7 @@
 import json
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,86 +15,21 @@ from kinfolk.generation.logits_process import Constraints
 from kinfolk.generation.methods import generate
 from kinfolk.generation.prompts import non_text_ids
 from kinfolk.generation.sampling import GREEDY
-from kinfolk.metrics.text import bleu, library
+from kinfolk.metrics.text import bleu
 from kinfolk.recipes.catalogue import family, family_of
-from kinfolk.text import Tokenizer, train_tokenizer
+from kinfolk.text import Tokenizer
 from kinfolk.workflows import pretrain
 from kinfolk.workflows.generate import EXTRA_LENGTH, PREFIX_FILE
-from kinfolk.workflows.load import load, load_tokenizer
+from kinfolk.workflows.load import load
+from kinfolk.workflows.parallel import ParallelData
 from kinfolk.workflows.recipe import Recipe, recipe
 
-VOCAB = 8192
 DEV_FILE = "dev.jsonl"  # in the run: the pairs that BLEU is measured on, as they were read
 SCORE_FILE = "translation.json"
 TRANSLATIONS_FILE = "translations.txt"
 BATCH = 64  # texts written at a time
 
 TranslationScore = dict[str, float | int | str]  # a score, and what it was counted on
-
-
-@dataclass(frozen=True, kw_only=True)
-class ParallelData:
-    """What a run translates, and how text becomes ids."""
-
-    train: ParallelText
-    dev: ParallelText | None = None
-    vocab: int | None = None  # of a vocabulary of its own, for both sides
-    tokenizer: Path | None = None  # one there is already
-    prefix: str = ""  # before every source: what is to be done with it
-
-    def check(self) -> None:
-        """Refuse what cannot be done, before anything is."""
-        if self.vocab is not None and self.tokenizer is not None:
-            raise UserError("--tokenizer has its vocabulary: leave --vocab out")
-        if self.dev is not None:
-            library()
-        for files in (self.train, self.dev):
-            if files is not None:
-                files.check()
-
-    def open_tokenizer(self) -> Tokenizer:
-        """Open the tokenizer, or learn one from both sides."""
-        if self.tokenizer is not None:
-            return load_tokenizer(self.tokenizer)
-        both = (text for pair in self.train.rows() for text in (pair.source, pair.target))
-        return train_tokenizer(both, kind="bpe", vocab_size=self.vocab or VOCAB)
-
-
-def parallel_data(
-    *,
-    source: Path | None = None,
-    target: Path | None = None,
-    pairs: Path | None = None,
-    dev_source: Path | None = None,
-    dev_target: Path | None = None,
-    dev_pairs: Path | None = None,
-    vocab: int | None = None,
-    tokenizer: Path | None = None,
-    prefix: str | None = None,
-) -> ParallelData | None:
-    """Put together what the options of the command line say; None where they name no pairs."""
-    train = _files("", source, target, pairs)
-    dev = _files("dev-", dev_source, dev_target, dev_pairs)
-    others = {"dev-pairs": dev, "vocab": vocab, "tokenizer": tokenizer, "prefix": prefix}
-    if train is None:
-        if said := [name for name, value in others.items() if value is not None]:
-            raise UserError(
-                f"--{said[0]} is for pairs of texts: name some with --source and --target, or with "
-                "--pairs"
-            )
-        return None
-    return ParallelData(train=train, dev=dev, vocab=vocab, tokenizer=tokenizer, prefix=prefix or "")
-
-
-def _files(
-    dev: str, source: Path | None, target: Path | None, pairs: Path | None
-) -> ParallelText | None:
-    if (source is None) != (target is None):
-        raise UserError(f"a pair has two sides: give --{dev}source and --{dev}target")
-    if pairs is not None and source is not None:
-        raise UserError(f"give either --{dev}source and --{dev}target, or --{dev}pairs")
-    only = source or pairs
-    return None if only is None else ParallelText(only, target)
 
 
 def prepare_translation_run(
