@@ -43,11 +43,11 @@ import torch
 import transformers
 
 from kinfolk import hub
+from kinfolk.families.gpt2 import GPT2Config
 from kinfolk.generation.beam_search import BeamSearch
 from kinfolk.generation.decode import GenerationRequest
 from kinfolk.generation.methods import DecodingMethod, generate
 from kinfolk.generation.sampling import GREEDY
-from kinfolk.models.gpt2 import GPT2Config
 from kinfolk.models.t5 import T5Config
 from kinfolk.nn.int8 import quantize_int8
 from kinfolk.objectives.evaluation import score_documents

@@ -69,8 +69,8 @@ from kinfolk.batch import IGNORE_INDEX, Batch, Inputs
 from kinfolk.data.chunks import InMemoryDocuments, IntArray
 from kinfolk.data.examples import pack, pad_rows
 from kinfolk.errors import UserError
-from kinfolk.models import bert as bert_file
-from kinfolk.models import gpt2 as gpt2_file
+from kinfolk.families import bert as bert_file
+from kinfolk.families import gpt2 as gpt2_file
 from kinfolk.models import t5 as t5_file
 from kinfolk.objectives.clm import CLM, Line
 from kinfolk.objectives.mlm import MLM, Masked
@@ -164,7 +164,7 @@ def gpt2() -> Work:
 
     return Work(
         name="gpt2",
-        presets=gpt2_file.SIZES,
+        presets=gpt2_file.FAMILY.sizes,
         objective=CLM,
         vocab=50257,
         rows=32,
@@ -190,7 +190,7 @@ def bert() -> Work:
 
     return Work(
         name="bert",
-        presets=bert_file.SIZES,
+        presets=bert_file.FAMILY.sizes,
         objective=MLM,
         vocab=30522,
         rows=64,

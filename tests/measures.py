@@ -180,12 +180,44 @@ def measures() -> list[tuple[str, int, int]]:
     ]
 
 
+PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
+IMPORT_HEAD = "| package | may import |"
+
+
+def replace_table(text: str, head: str, table: str) -> str:
+    """Return a page with the table that begins with a head replaced; it ends at a blank line."""
+    before, found, after = text.partition(head)
+    if not found:
+        raise ValueError(f"no table begins with {head!r}")
+    return before + table + "\n\n" + after.partition("\n\n")[2]
+
+
+def measure_table(rows: list[tuple[str, int, int]]) -> str:
+    """Return the measures in Markdown."""
+    lines = [f"| {what} | {value:,} | {target:,} |" for what, value, target in rows]
+    return "\n".join(["| measure | now | target |", "| --- | ---: | ---: |", *lines])
+
+
+def import_table() -> str:
+    """Return what each package may import in Markdown."""
+    from tests.test_architecture import ALLOWED, BASE
+
+    rows = []
+    for package, allowed in ALLOWED.items():
+        names = sorted(allowed - BASE if allowed >= BASE else allowed)
+        listed = [f"`{name}`" for name in names]
+        words = ["foundations", *listed] if allowed >= BASE else listed or ["nothing"]
+        rows.append(f"| `{package}` | {', '.join(words)} |")
+    return "\n".join([IMPORT_HEAD, "| --- | --- |", *rows])
+
+
 def main() -> None:
-    """Print the table."""
+    """Print the measures; with --write, put both tables into docs/architecture.md."""
     rows = measures()
-    if "--markdown" in sys.argv:
-        print("| measure | now | target |\n| --- | ---: | ---: |")
-        print("\n".join(f"| {what} | {value:,} | {target:,} |" for what, value, target in rows))
+    if "--write" in sys.argv:
+        text = PAGE.read_text(encoding="utf-8")
+        text = replace_table(text, "| measure | now | target |", measure_table(rows))
+        PAGE.write_text(replace_table(text, IMPORT_HEAD, import_table()), encoding="utf-8")
         return
     for what, value, target in rows:
         missed = "" if value <= target else "missed"

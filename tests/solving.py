@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import IGNORE_INDEX, Inputs
-from kinfolk.nn.bilstm import SIZES as BASELINES
+from kinfolk.families import families, family, family_of
 from kinfolk.nn.task_heads import ModelWithHead
-from kinfolk.recipes.catalogue import families, family
 from kinfolk.tasks import examples as layout
 from kinfolk.tasks.examples import Example, Instance
 from kinfolk.tasks.formulations.base import Formulation
@@ -110,7 +109,7 @@ def rows(kind: str, count: int = 9, seed: int = 0) -> list[Any]:
 
 def config(name: str) -> Any:
     """Return the smallest network of a member, over the tokenizer's ids."""
-    found: Any = BASELINES["nano"] if name == "bilstm" else family(name).config("nano")
+    found: Any = family(name).config("nano")
     pad = tokenizer().special_tokens.pad
     sizes = {
         "vocab_size": tokenizer().vocab_size,
@@ -127,11 +126,8 @@ def cases(*names: str) -> Iterator[tuple[str, str, type[Formulation]]]:
         for kind in KINDS:
             real = task(kind).kind
             for way in dict.fromkeys(w for w in formulations.FORMULATIONS if w.name in names):
-                own = (
-                    way.name in formulations.FamilyTraits.of(body).formulations
-                    and real in way.tasks
-                )
-                if own and formulations.supports(way, formulations.FamilyTraits.of(body), real):
+                own = way.name in family_of(body).formulations and real in way.tasks
+                if own and formulations.supports(way, family_of(body), real):
                     yield name, kind, way
 
 

@@ -13,7 +13,15 @@ from kinfolk.nn.language_model import Architecture, Decoding
 
 ROOT = Path(kinfolk.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
-MODELS = sorted(p for p in (ROOT / "models").glob("*.py") if p.stem != "__init__")
+FAMILIES = sorted(p for p in (ROOT / "families").glob("*.py") if "FAMILY = " in p.read_text())
+# A family imports another one only where its paper builds on the other's network.
+DESCENT = {
+    "electra": {"bert"},
+    "glm": {"gpt2"},
+    "gpt2": {"gpt"},
+    "gpt3": {"gpt2"},
+    "roberta": {"bert"},
+}
 
 # Which packages each package may import, besides itself.
 BASE = {
@@ -24,14 +32,12 @@ BASE = {
     "files",
     "kv_cache",
     "rng",
-    "triton_kernels",
 }
 READING = BASE | {"text", "data"}
-KNOWING = READING | {"nn", "models", "objectives", "tasks", "metrics"}
+KNOWING = READING | {"nn", "models", "families", "objectives", "tasks", "metrics"}
 ALLOWED = {
     "errors": set(),
-    "triton_kernels": set(),
-    "attention_mask": {"errors", "triton_kernels"},
+    "attention_mask": {"errors"},
     "kv_cache": {"errors", "attention_mask"},
     "batch": {"errors", "attention_mask", "kv_cache"},
     "config": {"errors"},
@@ -40,13 +46,14 @@ ALLOWED = {
     "text": BASE,
     "nn": BASE,
     "data": BASE | {"text"},
-    "models": BASE | {"nn"},
-    "objectives": READING | {"nn"},  # never models
+    "models": BASE | {"nn", "families"},
+    "families": BASE | {"text", "nn", "objectives", "training"},
+    "objectives": READING | {"nn"},  # never families
     "metrics": READING,
-    "tasks": READING | {"objectives", "metrics", "nn", "generation"},  # never models
-    "training": BASE | {"nn"},  # never models, objectives, tasks or hub
+    "tasks": READING | {"objectives", "metrics", "nn", "generation"},  # never families
+    "training": BASE | {"nn"},  # never families, objectives, tasks or hub
     "generation": BASE | {"nn", "text"},  # nor here
-    "hub": BASE | {"nn", "models", "text"},
+    "hub": BASE | {"nn", "models", "families", "text"},
     "recipes": KNOWING | {"training", "hub"},
     "reports": KNOWING | {"training", "generation", "hub"},  # never workflows or cli
     "workflows": KNOWING | {"training", "generation", "hub", "recipes", "reports"},  # never cli
@@ -148,7 +155,7 @@ def test_optional_packages_are_imported_inside_functions_only() -> None:
     wrong = []
     for path in FILES:
         known = INSTALLED | brought | set(sys.stdlib_module_names) | {"kinfolk"}
-        if name(path) == "triton_kernels.py":
+        if name(path) == "nn/triton_kernels.py":
             known = known | {"triton"}  # this file is imported only where torch brought triton
         if bad := {m.split(".")[0] for m in at_once(path)} - known:
             wrong.append(f"{name(path)} imports {', '.join(sorted(bad))} at once")
@@ -168,27 +175,25 @@ def test_every_file_says_what_it_is() -> None:
     assert not wrong, list_of(wrong)
 
 
-def test_a_model_names_its_paper_its_kind_and_its_sizes() -> None:
-    assert len(MODELS) >= 12
+def test_a_family_file_names_its_paper_and_fits_one_sitting() -> None:
     wrong = []
-    for path in MODELS:
+    for path in FAMILIES:
+        family = __import__(f"kinfolk.families.{path.stem}", fromlist=["FAMILY"]).FAMILY
         first = (ast.get_docstring(tree(path)) or "-").splitlines()[0]
-        if not re.fullmatch(r"[^(]+ \(.+, (19|20)\d\d\): .+\.", first):
+        authors = family.paper.removesuffix(f" {family.year}")
+        if not first.startswith(f"{family.title} ({authors}, {family.year}): "):
             wrong.append(f"{name(path)} begins with {first!r}")
-        module = __import__(f"kinfolk.models.{path.stem}", fromlist=["SIZES"])
-        networks = {config.network() for config in module.SIZES.values()}
-        if len(networks) > 1:
-            wrong.append(f"{name(path)} has sizes of {len(networks)} networks")
-        for network in networks:
-            if network.architecture not in get_args(Architecture):
-                wrong.append(f"{name(path)} has the architecture {network.architecture!r}")
-            if network.decoding not in (None, *get_args(Decoding)):
-                wrong.append(f"{name(path)} decodes by {network.decoding!r}")
-        if missing := {"nano", "tiny"} - module.SIZES.keys():
-            wrong.append(f"{name(path)} has no size {', '.join(sorted(missing))}")
+        if family.architecture not in get_args(Architecture):
+            wrong.append(f"{name(path)} has the architecture {family.architecture!r}")
+        if family.model.decoding not in (None, *get_args(Decoding)):
+            wrong.append(f"{name(path)} decodes by {family.model.decoding!r}")
+        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > 350:
+            wrong.append(f"{name(path)} has {lines} lines")
     assert not wrong, list_of(wrong)
 
 
-def test_a_model_file_is_short() -> None:
-    sizes = {name(p): len(p.read_text(encoding="utf-8").splitlines()) for p in MODELS}
-    assert not {file: size for file, size in sizes.items() if size > 300}
+def test_a_family_imports_only_those_it_descends_from() -> None:
+    names = {path.stem for path in FAMILIES}
+    for path in FAMILIES:
+        used = {m.rpartition(".")[2] for m in imported(path) if m.startswith("kinfolk.families.")}
+        assert used & names <= DESCENT.get(path.stem, set()), name(path)

@@ -10,7 +10,7 @@ import torch
 from kinfolk.batch import Batch
 from kinfolk.data.chunks import InMemoryDocuments
 from kinfolk.data.datasets import PackedDataset
-from kinfolk.recipes.catalogue import families
+from kinfolk.families import families
 from kinfolk.text.tokenizer import SpecialTokens
 from kinfolk.training.step import Learner
 
@@ -19,9 +19,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:Dep
 
 PAIRS = [(m.name, way) for m in families().values() for way in m.objectives]
 # Tracing takes seconds: every member by its own way, and every way by some member.
-OWN = {m.objectives[0]: m.name for m in families().values()}
+OWN = {next(iter(m.objectives)): m.name for m in families().values()}
 LENT = {way: name for name, way in PAIRS if way not in OWN}
-TRACED = [(n, w) for n, w in PAIRS if w == families()[n].objectives[0] or LENT.get(w) == n]
+TRACED = [(n, w) for n, w in PAIRS if w == next(iter(families()[n].objectives)) or LENT.get(w) == n]
 # One of each architecture and each kind of attention; the others are slow.
 QUICK = [
     *(("gpt2", "clm"), ("bert", "nsp"), ("t5", "spans")),

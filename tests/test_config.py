@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kinfolk
-import kinfolk.models
 from kinfolk.config import (
     CLASSES,
     TYPES,
@@ -33,7 +32,7 @@ from kinfolk.config import (
     to_json,
 )
 from kinfolk.errors import UserError
-from kinfolk.recipes.catalogue import families
+from kinfolk.families import families
 from kinfolk.text.tokenizer import SpecialTokens
 from kinfolk.training.config import FineTuneConfig, TrainConfig
 from kinfolk.workflows.recipe import CorpusShare
@@ -41,11 +40,7 @@ from kinfolk.workflows.recipe import CorpusShare
 SPECIALS = SpecialTokens(
     pad=0, unk=1, bos=None, eos=3, cls=4, sep=5, mask=6, sentinels=tuple(range(7, 107))
 )
-MODELS = [
-    importlib.import_module(f"kinfolk.models.{m.name}")
-    for m in pkgutil.iter_modules(kinfolk.models.__path__)
-]
-SIZES = {f"{m.__name__}:{size}": c for m in MODELS for size, c in m.SIZES.items()}
+SIZES = {f"{m.name}/{size}": c for m in families().values() for size, c in m.sizes.items()}
 OBJECTIVES = {
     name: member.objective(name)(special_tokens=SPECIALS, vocab_size=500)
     for member in families().values()
@@ -96,8 +91,8 @@ def test_every_objective_comes_back_from_json() -> None:
 
 
 def test_the_settings_of_every_member_come_back_from_json() -> None:
-    assert not lost({name: member.recipe.TRAIN for name, member in families().items()})
-    assert not lost({name: member.recipe.PAPER for name, member in families().items()})
+    every = families().values()
+    assert not lost({f"{m.name}/{size}": m.train(size) for m in every for size in m.sizes})
 
 
 def told(value: Any) -> str:
@@ -208,8 +203,14 @@ def test_names_of_other_libraries_are_known_before_letters_are_compared(
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ({"is": "kinfolk.models.gpt2:GPT2Config"}, r"^missing 'type' \(expected one of: pretrain"),
-        ({"type": "kinfolk.models.gpt2:GPT2Config"}, "unknown type 'kinfolk.models.gpt2:GPT2Conf"),
+        (
+            {"is": "kinfolk.families.gpt2:GPT2Config"},
+            r"^missing 'type' \(expected one of: pretrain",
+        ),
+        (
+            {"type": "kinfolk.families.gpt2:GPT2Config"},
+            "unknown type 'kinfolk.families.gpt2:GPT2Conf",
+        ),
         ({"type": "this"}, "unknown type 'this'"),
         ({"type": "brt"}, r"unknown type 'brt': did you mean bert"),
         ({"type": 3}, "unknown type 3"),
@@ -290,7 +291,7 @@ def test_reading_json_imports_only_the_home_of_the_type() -> None:
 import sys
 from kinfolk.config import from_json
 from kinfolk.errors import UserError
-for name in ("this:X", "this", "kinfolk.models.bert:BertConfig", "antigravity"):
+for name in ("this:X", "this", "kinfolk.families.bert:BertConfig", "antigravity"):
     for key in ("is", "type"):
         try:
             from_json({key: name})
@@ -298,10 +299,11 @@ for name in ("this:X", "this", "kinfolk.models.bert:BertConfig", "antigravity"):
             continue
         raise AssertionError(name)
 assert "this" not in sys.modules and "antigravity" not in sys.modules
-assert not [name for name in sys.modules if name.startswith("kinfolk.models")]
-from_json({"type": "gpt2"})
-models = sorted(name for name in sys.modules if name.startswith("kinfolk.models."))
-assert models == ["kinfolk.models.gpt2"], models
+assert not [name for name in sys.modules if name.startswith("kinfolk.families")]
+from_json({"type": "bilstm"})
+from kinfolk.families import index
+loaded = [name for name in index() if f"kinfolk.families.{name}" in sys.modules]
+assert loaded == ["bilstm"], loaded
 from_json({"type": "train"})
 assert "kinfolk.workflows" not in sys.modules
 """
@@ -339,7 +341,7 @@ def test_a_type_from_outside_the_package_is_read_once_its_module_is_registered(
     found = from_json({"type": "own_network", "width": 9}, group="model")
     monkeypatch.delitem(CLASSES, "own_network")
     assert type(found).__module__ == "own_network" and found.width == 9
-    with pytest.raises(ValueError, match=r"'gpt2' is registered by kinfolk.models.gpt2 already"):
+    with pytest.raises(ValueError, match=r"'gpt2' is registered by kinfolk.families.gpt2 already"):
         register("gpt2", "own_network")
 
 

@@ -13,13 +13,11 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 import kinfolk.attention_mask as sight_module
-from kinfolk.attention_mask import (
-    PADDING_ID,
-    AttentionMask,
+from kinfolk.attention_mask import PADDING_ID, AttentionMask, block_mask_from_bounds
+from kinfolk.nn.attention import (
     FlexBlockSparse,
     MaskedSdpa,
     UnmaskedSdpa,
-    block_mask_from_bounds,
     expand_relative_bias,
     select_backend,
 )

@@ -10,6 +10,7 @@ from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import IGNORE_INDEX, Batch, Inputs, KVCache, Loss, TokenTargets, tree_map
 from kinfolk.errors import UserError
 from kinfolk.kv_cache import LayerKVCache
+from kinfolk.nn.attention import attention_backend
 
 IDS = torch.arange(6).view(2, 3)
 
@@ -123,7 +124,7 @@ def test_a_state_follows_its_rows() -> None:
 def test_inputs_see_what_their_state_has_seen() -> None:
     query, key = torch.randn(1, 1, 3, 2), torch.randn(1, 1, 3, 2)
     ids = torch.zeros(1, 3, dtype=torch.long)
-    whole = Inputs.from_ids(ids, causal=True).attention_backend()(
+    whole = attention_backend(Inputs.from_ids(ids, causal=True))(
         query, key, key, scale=None, dropout=0.0
     )
     state, parts = KVCache(3), []
@@ -135,7 +136,7 @@ def test_inputs_see_what_their_state_has_seen() -> None:
             cache=state,
         )
         one = one.append_to_cache()
-        visible, past = one.attention_backend(), key[:, :, : i + 1]
+        visible, past = attention_backend(one), key[:, :, : i + 1]
         parts.append(visible(query[:, :, i : i + 1], past, past, scale=None, dropout=0.0))
     torch.testing.assert_close(torch.cat(parts, 2), whole)
 
@@ -145,14 +146,14 @@ def test_asking_what_is_seen_changes_no_cache() -> None:
     for step in range(2):
         inputs = replace(Inputs.from_ids(ids, causal=True), cache=state).append_to_cache()
         for _ in range(2):
-            inputs.attention_backend()
+            attention_backend(inputs)
             seen = inputs.full_key_mask()
             assert state.length == seen.document_ids.shape[1] == 3 * (step + 1)
             assert inputs.full_key_mask() is seen
     with pytest.raises(AssertionError):
         inputs.append_to_cache()
     with pytest.raises(AssertionError, match="appended to its cache first"):
-        replace(inputs, key_mask=None).attention_backend()
+        attention_backend(replace(inputs, key_mask=None))
 
 
 def test_inputs_can_be_copied() -> None:

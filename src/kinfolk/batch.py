@@ -1,4 +1,4 @@
-"""What travels between the parts: inputs, batches, outputs, losses, and what models can claim."""
+"""Inputs, batches, targets, outputs and losses, and the protocols of models."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -8,16 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from kinfolk.attention_mask import (
-    AttentionBackend,
-    AttentionMask,
-    block_mask_from_bounds,
-    select_backend,
-)
+from kinfolk.attention_mask import AttentionMask, block_mask_from_bounds
 from kinfolk.errors import UserError
 from kinfolk.kv_cache import KVCache as KVCache
 
-IGNORE_INDEX = -100  # the label of what is not predicted
+IGNORE_INDEX = -100  # the label of a position that is not predicted
 T = TypeVar("T")
 
 
@@ -35,7 +30,7 @@ class TensorTree:
     """A dataclass of tensors that moves as a whole."""
 
     def to(self, device: torch.device | str) -> Self:
-        """Move every tensor to a device, without waiting where memory is pinned."""
+        """Move every tensor to a device; from pinned memory without waiting."""
         return tree_map(self, lambda t: t.to(device, non_blocking=True))
 
     def pin_memory(self) -> Self:
@@ -45,45 +40,41 @@ class TensorTree:
 
 @dataclass(frozen=True, eq=False)
 class SegmentMemory(TensorTree):
-    """What a network keeps of the rows before these: a state of one size, given back anew.
+    """The hidden states that a network keeps of earlier segments, of one size (Transformer-XL).
 
-    It holds what each layer read, without its gradient, so that a layer learns how to look at it.
+    It holds the input of each layer, without its gradient.
     """
 
-    hidden: Tensor  # (layers, batch, memory, width)
-    document_ids: Tensor  # (batch, memory): UNWRITTEN where there is nothing yet
+    hidden: Tensor  # (layers, batch, memory, hidden_size)
+    document_ids: Tensor  # (batch, memory): EMPTY_SLOT_ID where there is nothing yet
     key_order: Tensor  # (batch, memory)
 
     def key_mask(self, attention_mask: AttentionMask) -> AttentionMask:
-        """Return the sight of what is remembered and of a row after it."""
-        document = torch.cat([self.document_ids, attention_mask.document_ids], dim=1)
+        """Return the mask of the memory and of the row after it."""
+        document_ids = torch.cat([self.document_ids, attention_mask.document_ids], dim=1)
         key_order = torch.cat([self.key_order, attention_mask.key_order], dim=1)
-        return AttentionMask(document, key_order, key_order)
+        return AttentionMask(document_ids, key_order, key_order)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Inputs(TensorTree):
-    """All that a model may read."""
+    """All inputs of a model."""
 
     input_ids: Tensor  # (batch, length)
     attention_mask: AttentionMask
-    position_ids: Tensor  # (batch, length): where each token stands in its own text
-    token_type_ids: Tensor | None = (
-        None  # (batch, length): 0 in the first text of a pair, 1 in the second
-    )
-    block_position_ids: Tensor | None = (
-        None  # (batch, length): where each token stands in its span (GLM)
-    )
-    target_positions: Tensor | None = (
-        None  # (batch, predictions): slots to guess without seeing (XLNet)
-    )
-    encoder_inputs: "Inputs | None" = None  # what an encoder reads before
+    position_ids: Tensor  # (batch, length): position of each token in its own text
+    # (batch, length): 0 in the first text of a pair, 1 in the second
+    token_type_ids: Tensor | None = None
+    block_position_ids: Tensor | None = None  # (batch, length): position in the span (GLM)
+    # (batch, predictions): positions that the query stream predicts (XLNet)
+    target_positions: Tensor | None = None
+    encoder_inputs: "Inputs | None" = None  # of an encoder-decoder
     cache: KVCache | None = None
-    # The sight of the cached tokens and of these: `append_to_cache` sets it.
+    # The mask of the cached tokens and of these: `append_to_cache` sets it.
     key_mask: AttentionMask | None = None
     memory: SegmentMemory | None = None  # of the rows before these (Transformer-XL)
-    cross_block_mask: BlockMask | None = None  # who sees what of the source, once resolved
-    # Who sees what of the memory and the row, under each window or none, once resolved.
+    cross_block_mask: BlockMask | None = None  # of the encoder's tokens; see with_block_masks
+    # Of the memory and the row, by window; None is without one; see with_block_masks.
     memory_block_masks: Mapping[int | None, BlockMask] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -100,36 +91,18 @@ class Inputs(TensorTree):
                 f"input_ids have {tuple(self.input_ids.shape)}: they must be the same"
             )
 
-    def attention_backend(
-        self, *, dropout: bool = False, window: int | None = None
-    ) -> AttentionBackend:
-        """Make ready who sees whom among these tokens and those the state has seen."""
-        across = self.memory_block_masks.get(window)
-        return select_backend(
-            self.attention_mask,
-            self.full_key_mask(),
-            dropout=dropout,
-            window=window,
-            block_mask=across,
-        )
-
-    def cross_attention_backend(self, *, dropout: bool = False) -> AttentionBackend:
-        """Make ready who of these tokens sees what of the source: all of its own document."""
-        assert self.encoder_inputs is not None
-        return select_backend(*self._streams(), dropout=dropout, block_mask=self.cross_block_mask)
-
     def with_block_masks(self, windows: Collection[int] = ()) -> "Inputs":
-        """Find the blocks of every mask, for the block-sparse kernel; before what is compiled.
+        """Compute the block mask of every mask, for the block-sparse kernel, outside compiled code.
 
         `windows` are those of the network's banded layers: its `attention_windows`.
         """
         if self.memory is not None:
-            seen = self.memory.key_mask(self.attention_mask)
-            found = {
-                window: block_mask_from_bounds(self.attention_mask, seen, window)
+            key_mask = self.memory.key_mask(self.attention_mask)
+            block_masks = {
+                window: block_mask_from_bounds(self.attention_mask, key_mask, window)
                 for window in (None, *windows)
             }
-            return replace(self, memory_block_masks=found)
+            return replace(self, memory_block_masks=block_masks)
         attention_mask = self.attention_mask.with_block_masks(windows)
         if self.encoder_inputs is None:
             return replace(self, attention_mask=attention_mask)
@@ -137,25 +110,28 @@ class Inputs(TensorTree):
             self,
             attention_mask=attention_mask,
             encoder_inputs=self.encoder_inputs.with_block_masks(),
-            cross_block_mask=block_mask_from_bounds(*self._streams()),
+            cross_block_mask=block_mask_from_bounds(*self.cross_masks()),
         )
 
-    def _streams(self) -> tuple[AttentionMask, AttentionMask]:
+    def cross_masks(self) -> tuple[AttentionMask, AttentionMask]:
+        """Return the masks of queries and keys of cross-attention: documents alone count."""
         assert self.encoder_inputs is not None
-        return AttentionMask.bidirectional(
-            self.attention_mask.document_ids
-        ), AttentionMask.bidirectional(self.encoder_inputs.attention_mask.document_ids)
+        own, source = self.attention_mask, self.encoder_inputs.attention_mask
+        return (
+            AttentionMask.bidirectional(own.document_ids),
+            AttentionMask.bidirectional(source.document_ids),
+        )
 
     def append_to_cache(self) -> "Inputs":
-        """Add the sight of these tokens to the cache, and return the inputs that a model reads.
+        """Append the mask of these tokens to the cache and return the inputs of the model.
 
-        It is done once a step, by whoever builds the step; nothing that a model asks changes it.
+        The builder of a decoding step calls it once a step.
         """
         assert self.cache is not None and self.key_mask is None
         return replace(self, key_mask=self.cache.append_mask(self.attention_mask))
 
     def full_key_mask(self) -> AttentionMask:
-        """Return the sight of all tokens there are: in the memory or the cache, and these."""
+        """Return the mask of all keys: the memory or the cache, then these tokens."""
         if self.memory is not None:
             return self.memory.key_mask(self.attention_mask)
         if self.cache is None:
@@ -187,10 +163,10 @@ class Inputs(TensorTree):
 
 @dataclass(frozen=True, eq=False)
 class Batch(TensorTree, Generic[T]):
-    """What a step learns from.
+    """The data of a training step.
 
-    `counts` says how many things each part of the loss is summed over. They are known before
-    anything runs, so that a step in micro-batches divides by the same number as a whole one.
+    `counts` has the number of terms in each component of the loss. It is known before the forward
+    pass, so that a step in micro-batches divides by the same number as a whole one.
     """
 
     inputs: Inputs
@@ -198,39 +174,39 @@ class Batch(TensorTree, Generic[T]):
     counts: Mapping[str, int]
 
     def with_memory(self, memory: SegmentMemory | None) -> "Batch[T]":
-        """Let the rows go on from what is remembered of those before."""
+        """Return the batch with the memory of the rows before."""
         return replace(self, inputs=replace(self.inputs, memory=memory))
 
 
 @dataclass(frozen=True, eq=False)
 class TokenTargets(TensorTree):
-    """What is predicted, and where: `at` counts through the flattened hidden states."""
+    """Labels and their positions in the flattened hidden states."""
 
-    labels: Tensor  # (predictions,), IGNORED where a slot is empty
-    positions: Tensor | None = None  # (predictions,), None where every slot is predicted
+    labels: Tensor  # (predictions,), IGNORE_INDEX where there is no label
+    positions: Tensor | None = None  # (predictions,), None where every position is predicted
 
     def gather(self, hidden: Tensor) -> Tensor:
-        """Pick the hidden states that predict: (predictions, width)."""
+        """Gather the hidden states at the positions: (predictions, hidden_size)."""
         flat = hidden.flatten(0, 1)
         return flat if self.positions is None else flat.index_select(0, self.positions)
 
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """What a model says: a vector a token, and what it carries to its next call."""
+    """The output of a model: hidden states, and what it carries to its next call."""
 
-    hidden: Tensor  # (batch, length, width); where slots are asked about, a vector for each
+    hidden: Tensor  # (batch, length, hidden_size); (batch, predictions, ...) of target_positions
     cache: KVCache | None = None
-    memory: SegmentMemory | None = None  # where one was given: for the rows that go on from these
+    memory: SegmentMemory | None = None  # for the next rows, where one was given
 
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """Sums, never means: sums add up over micro-batches and processes."""
+    """Summed losses by name; sums add up over micro-batches and processes, means do not."""
 
     sums: Mapping[str, Tensor]
     weights: Mapping[str, float] = field(default_factory=dict)
-    memory: SegmentMemory | None = None  # for the next batch, where an objective carries one along
+    memory: SegmentMemory | None = None  # for the next batch
 
     def __add__(self, other: "Loss") -> "Loss":
         names = self.sums.keys() | other.sums.keys()
@@ -241,7 +217,7 @@ class Loss:
         )
 
     def mean(self, counts: Mapping[str, int]) -> Tensor:
-        """Divide each part by its count and add the parts by weight: what is differentiated."""
+        """Return the weighted sum of the mean losses: the value that is differentiated."""
         parts = [
             self.weights.get(name, 1.0) * total / max(counts[name], 1)
             for name, total in self.sums.items()
@@ -250,10 +226,10 @@ class Loss:
 
 
 class LazyLogits(Protocol):
-    """Scores over the vocabulary that are not computed before somebody asks."""
+    """Logits over the vocabulary that are computed on demand."""
 
     def logits(self) -> Tensor:
-        """Return the scores: (..., vocabulary)."""
+        """Return the logits: (..., vocabulary)."""
         ...
 
     def nll(self, labels: Tensor, /) -> Tensor:
@@ -262,11 +238,11 @@ class LazyLogits(Protocol):
 
 
 class Model(Protocol):
-    """A network: it obeys the sight in its inputs and knows no objective."""
+    """A network over tokens, independent of the objective."""
 
     @property
     def config(self) -> Any:
-        """The frozen value it was built from."""
+        """The config it was built from."""
         ...
 
     def __call__(self, inputs: Inputs, /) -> Output:
@@ -275,44 +251,44 @@ class Model(Protocol):
 
 
 class PredictsTokens(Model, Protocol):
-    """A model that can say which token stands at a place."""
+    """A model with logits over the vocabulary."""
 
     def lm_logits(self, hidden: Tensor, /) -> LazyLogits:
-        """Turn hidden states into scores over the vocabulary."""
+        """Return the logits of hidden states."""
         ...
 
 
 class SentencePairModel(PredictsTokens, Protocol):
-    """A model that can also say whether two texts belong together."""
+    """A model that also classifies pairs of texts."""
 
     def seq_relationship_logits(self, hidden: Tensor, /) -> Tensor:
-        """Turn the hidden state of each pair's first token into two scores: (pairs, 2)."""
+        """Return two logits a pair, from the hidden state of its first token: (pairs, 2)."""
         ...
 
 
 class DiscriminatorModel(PredictsTokens, Protocol):
-    """A model that tells which tokens its own small generator wrote; `predict` is that one's."""
+    """A model that detects the tokens its generator replaced; `lm_logits` are the generator's."""
 
     def forward_lm(self, inputs: Inputs, /) -> Output:
         """Run the generator."""
         ...
 
     def discriminator_logits(self, hidden: Tensor, /) -> Tensor:
-        """Score whether each token was replaced: (batch, length), above zero where it was."""
+        """Return a logit a token, above zero where it was replaced: (batch, length)."""
         ...
 
 
 class RecurrentModel(PredictsTokens, Protocol):
-    """A model that can read a text row by row, with a memory of the rows before."""
+    """A model that reads a text row by row, with a memory of the rows before."""
 
-    def init_memory(self, rows: int, /) -> SegmentMemory:
-        """Return the memory of rows that nothing stands before."""
+    def init_memory(self, batch_size: int, /) -> SegmentMemory:
+        """Return an empty memory."""
         ...
 
 
 class Objective(Protocol):
-    """A way of learning: how a text becomes inputs, who sees whom, and what is scored."""
+    """A pretraining objective, or a formulation of a task: computes a loss."""
 
     def loss(self, model: Any, batch: Batch[Any], /) -> Loss:
-        """Sum what the model got wrong."""
+        """Return the summed losses of a batch."""
         ...

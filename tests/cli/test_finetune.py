@@ -267,7 +267,7 @@ def test_labels_that_only_dev_has_are_named(kinfolk: Kinfolk, files: Path, tmp_p
 # The words of a command, with {names} of folders; then what its sentence must say.
 MISTAKES = [
     ("bert/nano --train {files}/none -o {new}", "no such file: {files}/none"),
-    ("bret/nano --train {train} -o {new}", "bret/nano is neither a folder nor a member"),
+    ("bret/nano --train {train} -o {new}", "bret/nano is neither a folder nor a family"),
     ("bert/tyni --train {train} -o {new}", "bert has no size 'tyni': did you mean tiny"),
     ("{tmp} --train {train} -o {new}", "{tmp} is neither a run"),
     ("bert/nano --train {train}", "missing -o RUN"),

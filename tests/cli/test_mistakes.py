@@ -73,7 +73,7 @@ MISTAKES = [
     # Runs.
     (
         "pretrain gtp2 --corpus {corpus} -o {new}",
-        "no member 'gtp2' in the family: did you mean gpt2",
+        "gtp2 is neither a folder nor a family: did you mean gpt2",
     ),
     ("pretrain gpt2/tyni --corpus {corpus} -o {new}", "gpt2 has no size 'tyni': did you mean tiny"),
     ("pretrain gpt2 --corpus {corpus} -o {new} train.stpes=5", "did you mean steps?"),
@@ -82,7 +82,7 @@ MISTAKES = [
     ("pretrain gpt2 --corpus {corpus} -o {new} train.lr=high", "train.lr=high: it must be a"),
     ("pretrain gpt2 --corpus {corpus} -o {new} train.compile=maybe", "auto, yes or no"),
     ("pretrain gpt2 --corpus {corpus} -o {new} fast", "'fast' is not a setting"),
-    ("pretrain gpt2 --corpus {corpus} -o {new} --objective mlm", "it learns by clm"),
+    ("pretrain gpt2 --corpus {corpus} -o {new} --objective mlm", "there are clm"),
     ("pretrain gpt2/nano --corpus {corpus} -o {new} --length 9999", "fewer than one row of 9999"),
     ("pretrain gpt2/nano --corpus {corpus} -o {new} --length 0", "rows of 0 tokens"),
     ("pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 --steps 0", "at least 1"),

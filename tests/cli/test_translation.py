@@ -150,6 +150,16 @@ def test_a_tokenizer_of_ones_own_serves(
     assert "bleu" not in json.loads(said.out)  # nothing to measure it on
 
 
+def test_the_default_vocabulary_is_as_large_as_the_text_supports(
+    texts: Path, kinfolk: Kinfolk, tmp_path: Path
+) -> None:
+    out, few = tmp_path / "run", [word for word in FEW if word not in ("--vocab", 380)]
+    asked = ("pretrain", "transformer/nano", "--pairs", texts / "train.tsv", "-o", out)
+    said = kinfolk(*asked, *few, "--steps", 1)
+    assert said.code == 0, said.err
+    assert 380 < Corpus.open(out / "corpus").vocab_size < 8192
+
+
 # {who} {pairs} {v} are short for what most of them say.
 MISTAKES = [
     ("{who} --source {t}/train.en -o {new}", "--source and --target must be given together"),
@@ -172,7 +182,7 @@ MISTAKES = [
     ("{who} {pairs} -o {new} {v} train.steps=x", "a whole number"),
     ("{who} {pairs} -o {new} {v} --device gpu", "no device 'gpu'"),
     ("{who} {pairs} -o {new} {v} --length 32 train.schedule=x", "train.schedule=x: it must be"),
-    ("gpt2 {pairs} -o {new}", "gpt2 cannot learn by 'pairs': it learns by clm"),
+    ("gpt2 {pairs} -o {new}", "gpt2 has no objective 'pairs': there are clm"),
     ("transformer/huge {pairs} -o {new}", "has no size 'huge'"),
     ("--resume {run} {pairs}", "cannot be combined with other options"),
     ("t5/nano --objective pairs --corpus {plain} --length 32 -o {new}", "a pair has two sides"),

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from kinfolk.batch import IGNORE_INDEX, Batch, TokenTargets
 from kinfolk.config import TYPES
 from kinfolk.data.chunks import InMemoryDocuments
+from kinfolk.families import families
+from kinfolk.families.base import Family
 from kinfolk.objectives.blank_infilling import Blanked
 from kinfolk.objectives.prefix_lm import Opened
 from kinfolk.objectives.seq2seq import Translation
 from kinfolk.objectives.sop import Ordered
-from kinfolk.recipes.catalogue import Family, families
 from kinfolk.text.tokenizer import SpecialTokens
 
 VOCAB = 300  # not a multiple of 64: tables are padded

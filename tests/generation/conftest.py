@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from kinfolk.models.bert import Bert, BertConfig
-from kinfolk.models.gpt2 import GPT2, GPT2Config
+from kinfolk.families.bert import Bert, BertConfig
+from kinfolk.families.gpt2 import GPT2, GPT2Config
 from kinfolk.models.t5 import T5, T5Config
 from kinfolk.text import Tokenizer, train_tokenizer
 

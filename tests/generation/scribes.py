@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs
+from kinfolk.families.glm import GLMConfig
+from kinfolk.families.gpt import GPTConfig
+from kinfolk.families.gpt2 import GPT2Config
+from kinfolk.families.gpt3 import GPT3Config
 from kinfolk.generation.decode import GenerationRequest
 from kinfolk.generation.methods import DecodingMethod
 from kinfolk.generation.sampling import Sampling, sample_ids
 from kinfolk.metrics.baselines import KneserNey
-from kinfolk.models.glm import GLMConfig
-from kinfolk.models.gpt import GPTConfig
-from kinfolk.models.gpt2 import GPT2Config
-from kinfolk.models.gpt3 import GPT3Config
 from kinfolk.models.t5 import T5Config
 from kinfolk.models.transformer import TransformerConfig
 from kinfolk.models.transformer_xl import TransformerXLConfig

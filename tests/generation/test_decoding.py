@@ -9,14 +9,14 @@ import torch
 
 from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
+from kinfolk.families.bert import Bert
+from kinfolk.families.gpt2 import GPT2
 from kinfolk.generation.beam_search import BeamSearch
 from kinfolk.generation.contrastive_search import ContrastiveSearch
 from kinfolk.generation.decode import GeneratedSequence
 from kinfolk.generation.logits_process import Constraints
 from kinfolk.generation.methods import DecodingMethod, generate, generate_steps
 from kinfolk.generation.sampling import GREEDY, Sampling
-from kinfolk.models.bert import Bert
-from kinfolk.models.gpt2 import GPT2
 from kinfolk.models.t5 import T5
 from loops import every_case
 from writing import asked, write

@@ -7,11 +7,11 @@ import torch
 
 from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
+from kinfolk.families import family
+from kinfolk.families.bert import Bert
+from kinfolk.families.gpt2 import GPT2
 from kinfolk.generation.fill import fill_masks, fill_sentinels, split_at_sentinels
 from kinfolk.generation.sampling import GREEDY
-from kinfolk.models import electra, xlnet
-from kinfolk.models.bert import Bert
-from kinfolk.models.gpt2 import GPT2
 from kinfolk.models.t5 import T5
 from writing import write
 
@@ -79,7 +79,7 @@ def test_spans_are_what_the_decoder_writes(t5: T5) -> None:
 
 def test_xlnet_sees_nothing_of_its_holes() -> None:
     torch.manual_seed(0)
-    model = replace(xlnet.SIZES["nano"], vocab_size=60).build().eval()
+    model = replace(family("xlnet").sizes["nano"], vocab_size=60).build().eval()
     found = [fill_masks(model, [10, hole, 12, hole, 5, 4], hole, top=4) for hole in (6, 40)]
     assert [len(choices) for choices in found[0]] == [4, 4]
     for one, other in zip(*found, strict=True):
@@ -90,7 +90,7 @@ def test_xlnet_sees_nothing_of_its_holes() -> None:
 
 def test_electra_fills_with_its_generator() -> None:
     torch.manual_seed(0)
-    model = replace(electra.SIZES["nano"], vocab_size=60, max_length=16).build().eval()
+    model = replace(family("electra").sizes["nano"], vocab_size=60, max_length=16).build().eval()
     ids = [4, 10, 6, 12, 5]
     ((best, share), *_) = fill_masks(model, ids, 6, top=3)[0]
     with torch.no_grad():

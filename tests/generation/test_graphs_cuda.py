@@ -4,12 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from kinfolk.families.glm import GLMConfig
+from kinfolk.families.gpt import GPTConfig
+from kinfolk.families.gpt2 import GPT2Config
+from kinfolk.families.gpt3 import GPT3Config
 from kinfolk.generation import cuda_graph
 from kinfolk.generation.sampling import GREEDY, Sampling
-from kinfolk.models.glm import GLMConfig
-from kinfolk.models.gpt import GPTConfig
-from kinfolk.models.gpt2 import GPT2Config
-from kinfolk.models.gpt3 import GPT3Config
 from kinfolk.models.t5 import T5Config
 from kinfolk.models.transformer import TransformerConfig
 from writing import write
@@ -71,7 +71,7 @@ def test_half_precision_gives_one_text_a_seed(rows: int) -> None:
 
 @pytest.mark.parametrize("shape", [(2304, 768), (768, 3072), (1000, 130), (3, 8)])
 def test_one_row_times_a_matrix(shape: tuple[int, int]) -> None:
-    from kinfolk import triton_kernels
+    from kinfolk.nn import triton_kernels
 
     x, weight = (torch.randn(*s, device="cuda").bfloat16() for s in ((1, 1, shape[1]), shape))
     bias = torch.randn(shape[0], device="cuda").bfloat16()
@@ -85,7 +85,7 @@ def test_one_row_times_a_matrix(shape: tuple[int, int]) -> None:
 @pytest.mark.parametrize("written", [False, True], ids=["mask", "bias"])
 @pytest.mark.parametrize("shape", [(1, 12, 576, 64), (3, 5, 77, 40)])
 def test_one_query_a_row_attends(shape: tuple[int, int, int, int], written: bool) -> None:
-    from kinfolk import triton_kernels
+    from kinfolk.nn import triton_kernels
 
     batch, heads, keys, width = shape
     query = torch.randn(batch, heads, 1, width, device="cuda")

@@ -8,12 +8,12 @@ import torch
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
+from kinfolk.families.glm import GLM, GLMConfig
+from kinfolk.families.gpt2 import GPT2
 from kinfolk.generation import fill as fill_module
 from kinfolk.generation.fill import fill, fill_blanks
 from kinfolk.generation.prompts import encode_prompt, generate_text
 from kinfolk.generation.sampling import GREEDY, Sampling
-from kinfolk.models.glm import GLM, GLMConfig
-from kinfolk.models.gpt2 import GPT2
 from kinfolk.text import Tokenizer
 from kinfolk.text.tokenizer import GLMTokens, glm_tokens
 from writing import write

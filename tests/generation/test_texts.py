@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import pytest
 
 from kinfolk.errors import UserError
+from kinfolk.families.bert import Bert, BertConfig
+from kinfolk.families.gpt2 import GPT2, GPT2Config
 from kinfolk.generation import fill as fill_module
 from kinfolk.generation.fill import FillResult, MaskFill, fill
 from kinfolk.generation.prompts import generate_text
 from kinfolk.generation.sampling import Sampling
-from kinfolk.models.bert import Bert, BertConfig
-from kinfolk.models.gpt2 import GPT2, GPT2Config
 from kinfolk.models.t5 import T5, T5Config
 from kinfolk.text import Tokenizer, train_tokenizer
 

@@ -3,6 +3,7 @@
 import pytest
 
 from kinfolk.errors import UserError
+from kinfolk.families.gpt2 import GPT2Config
 from kinfolk.generation.beam_search import BeamSearch
 from kinfolk.generation.config import (
     MAX_SPELLINGS,
@@ -12,7 +13,6 @@ from kinfolk.generation.config import (
 )
 from kinfolk.generation.contrastive_search import ContrastiveSearch
 from kinfolk.generation.sampling import GREEDY, Sampling
-from kinfolk.models.gpt2 import GPT2Config
 from kinfolk.models.t5 import T5Config
 from kinfolk.text import Tokenizer
 

@@ -6,21 +6,19 @@ import pytest
 import transformers
 
 from kinfolk.errors import UserError
-from kinfolk.hub import bert, gpt2, t5
-from kinfolk.hub.folder import members
-from kinfolk.hub.mapping import Family
-from kinfolk.models.bert import SIZES as BERT
-from kinfolk.models.bert import BertConfig
-from kinfolk.models.gpt2 import SIZES as GPT2
-from kinfolk.models.gpt2 import GPT2Config
-from kinfolk.models.t5 import SIZES as T5
+from kinfolk.families import families, family
+from kinfolk.families.base import Family
+from kinfolk.families.bert import BertConfig
+from kinfolk.families.gpt2 import GPT2Config
 from kinfolk.models.t5 import T5Config
 from loops import every_case
 
+gpt2: Any
+bert: Any
+t5: Any
+gpt2, bert, t5 = (family(name).hf for name in ("gpt2", "bert", "t5"))
 CASES = [
-    *((gpt2, c) for c in GPT2.values()),
-    *((bert, c) for c in BERT.values()),
-    *((t5, c) for c in T5.values()),
+    *((family(name).hf, c) for name in ("gpt2", "bert", "t5") for c in family(name).sizes.values()),
     (
         gpt2,
         GPT2Config(
@@ -53,7 +51,7 @@ CASES = [
         ),
     ),
 ]
-OURS = pytest.mark.parametrize("member", [gpt2, bert, t5], ids=lambda member: member.TYPE)
+OURS = pytest.mark.parametrize("member", [gpt2, bert, t5], ids=lambda member: member.model_type)
 
 
 @OURS
@@ -71,15 +69,16 @@ def test_a_config_comes_back_through_transformers(member: Any) -> None:
             with case(config):
                 if owner is member:
                     said = member.to_config(config, None)
-                    peer = transformers.AutoConfig.for_model(member.TYPE, **said)
+                    peer = transformers.AutoConfig.for_model(member.model_type, **said)
                     assert member.from_config(peer.to_dict()) == config
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("member", members(), ids=lambda member: member.TYPE)
+@pytest.mark.parametrize("member", [m for m in families().values() if m.hf], ids=lambda m: m.name)
 def test_what_a_config_leaves_out_is_what_transformers_takes_for_it(member: Family) -> None:
-    said = transformers.AutoConfig.for_model(member.TYPE).to_dict()
-    assert member.from_config({}) == member.from_config(said)
+    assert member.hf is not None
+    defaults = transformers.AutoConfig.for_model(member.hf.model_type).to_dict()
+    assert member.hf.from_config({}) == member.hf.from_config(defaults)
 
 
 @pytest.mark.parametrize(

@@ -15,19 +15,19 @@ from kinfolk.attention_mask import PADDING_ID, AttentionMask
 from kinfolk.batch import Inputs
 from kinfolk.config import from_json, to_json
 from kinfolk.errors import UserError
+from kinfolk.families import families
+from kinfolk.families.bert import BertConfig
+from kinfolk.families.bilstm import BiLSTMConfig
+from kinfolk.families.glm import GLMConfig
+from kinfolk.families.gpt import GPTConfig
+from kinfolk.families.gpt2 import GPT2Config
+from kinfolk.families.gpt3 import GPT3Config
+from kinfolk.families.roberta import RobertaConfig
 from kinfolk.hub import load, load_model, save
-from kinfolk.hub.task_heads import HF_HEADS
 from kinfolk.models.albert import AlbertConfig
-from kinfolk.models.bert import BertConfig
 from kinfolk.models.electra import ElectraConfig
-from kinfolk.models.glm import GLMConfig
-from kinfolk.models.gpt import GPTConfig
-from kinfolk.models.gpt2 import GPT2Config
-from kinfolk.models.gpt3 import GPT3Config
-from kinfolk.models.roberta import RobertaConfig
 from kinfolk.models.transformer_xl import TransformerXLConfig
 from kinfolk.models.xlnet import XLNetConfig
-from kinfolk.nn.bilstm import BiLSTMConfig
 from kinfolk.nn.language_model import Pooling
 from kinfolk.nn.task_heads import FIXED_LABELS, ModelWithHead, ModelWithHeadConfig, pooling_of
 from kinfolk.text import Tokenizer, train_tokenizer
@@ -48,7 +48,8 @@ BODIES: dict[str, Any] = {
     "gpt2": GPT2Config(**SIZES, max_length=16),
     "openai-gpt": GPTConfig(**SIZES, max_length=16),
 }
-CASES = [(kind, head) for kind, classes in HF_HEADS.items() for head in classes]
+HEADS = {m.hf.model_type: m.hf.heads for m in families().values() if m.hf is not None}
+CASES = [(kind, head) for kind, classes in HEADS.items() for head in classes]
 AUTO = {
     "text": transformers.AutoModelForSequenceClassification,
     "tokens": transformers.AutoModelForTokenClassification,
@@ -121,7 +122,7 @@ def theirs(head: str, peer: Any, ids: Tensor, real: Tensor, segments: Tensor) ->
 
 def peer_of(kind: str, head: str, **more: Any) -> Any:
     """Make a network of transformers as one who never heard of kinfolk would."""
-    make = getattr(transformers, HF_HEADS[kind][head].name)
+    make = getattr(transformers, HEADS[kind][head].name)
     sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
     inner = {"d_inner": 20, "d_head": 4} if kind == "xlnet" else {"intermediate_size": 20}
     tokens = {"pad_token_id": PAD, "bos_token_id": 2, "eos_token_id": 3}
@@ -156,7 +157,7 @@ def test_a_folder_from_here_scores_there_as_here(kind: str, head: str, tmp_path:
     model = shaken(config.build())
     save(tmp_path, model, None)
     peer, told = AUTO[head].from_pretrained(tmp_path, pad_token_id=PAD, output_loading_info=True)
-    assert type(peer).__name__ == HF_HEADS[kind][head].name
+    assert type(peer).__name__ == HEADS[kind][head].name
     assert not any(told.values()), told
     assert tuple(peer.config.id2label.values()) == config.labels
     assert peer.config.label2id == {label: i for i, label in enumerate(config.labels)}
@@ -214,7 +215,7 @@ def test_a_head_that_transformers_does_not_have_keeps_our_names(
     model = shaken(config.build())
     save(tmp_path, model, None)
     said = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
-    assert said["model_type"] == f"kinfolk_{type(body).__module__.rpartition('.')[2]}"
+    assert said["model_type"] == f"kinfolk_{body.family_name}"
     assert said["head"]["labels"] == list(config.labels)
     again = load_model(tmp_path)
     assert again.config == config
@@ -367,9 +368,9 @@ def test_bad_heads_are_told_in_a_sentence(tmp_path: Path) -> None:
             load_model(tmp_path)
         assert "\n" not in str(told.value)
 
-    known = ", ".join(there.name for there in HF_HEADS["bert"].values())
+    known = ", ".join(there.name for there in HEADS["bert"].values())
     refused(f"BertForPoetry.*opens {known}", architectures=["BertForPoetry"])
-    refused("0, 2 in id2label.*without holes", id2label={"0": "no", "2": "yes"})
+    refused("0, 2 in id2label.*without gaps", id2label={"0": "no", "2": "yes"})
     refused("names that differ", id2label={"0": "yes", "1": "yes"})
     refused(r"classifier\.weight is \(3, 8\) and should be \(2, 8\)", id2label={"0": "a", "1": "b"})
     refused("multi_label", problem_type="multi_label_classification")

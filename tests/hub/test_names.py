@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.errors import UserError
-from kinfolk.hub.mapping import ParameterMap, ParameterRule, module, per_layer
+from kinfolk.families.mapping import ParameterMap, ParameterRule, module, per_layer
 
 NAMES = ParameterMap(
     base_model_prefix="body.",

@@ -1,16 +1,28 @@
 """Clusters of mentions: published values of Luo (2005) and of the reference scorer's own tests."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfolk.errors import UserError
-from kinfolk.metrics.coreference import coref_scores
+from kinfolk.metrics.coreference import ConllF1, CorefScores
 
 pytest.importorskip("scipy")
 
+CONLL = ConllF1()
+
 LUO = ["12345", "67", "89ABC"]
 KEY = ["a", "bc", "def"]
+
+
+def coref_scores(predictions: Any, references: Any) -> CorefScores:
+    found = CONLL.scores(CONLL.statistics(predictions, references).sum(0))
+    assert found.conll == CONLL(predictions, references)
+    return found
+
+
 CLUSTERS = st.dictionaries(st.integers(0, 9), st.integers(0, 4)).map(
     lambda homes: [{m for m, home in homes.items() if home == n} for n in set(homes.values())]
 )
@@ -93,9 +105,9 @@ def test_sides_may_change_and_order_does_not_matter(
 
 def test_what_cannot_be_scored_is_a_sentence() -> None:
     with pytest.raises(UserError, match="1 documents cannot be scored against 2"):
-        coref_scores([[]], [[], []])
+        CONLL([[]], [[], []])
     with pytest.raises(UserError, match="there are no documents"):
-        coref_scores([], [])
+        CONLL([], [])
     with pytest.raises(UserError, match="mention b of document 1 is in two clusters"):
         coref_scores([["ab", "bc"]], [["abc"]])
     assert coref_scores([[]], [[]]).conll == 0

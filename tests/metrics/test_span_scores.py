@@ -10,18 +10,25 @@ from hypothesis import strategies as st
 
 from kinfolk.errors import UserError
 from kinfolk.metrics.squad import (
+    ExactMatch,
     NoAnswerThreshold,
-    cmrc2018,
+    SpanF1,
+    best_threshold,
     cmrc_tokenize,
     longest_common_substring,
     normalize_answer,
-    squad_v1,
-    squad_v2,
 )
 
 SAID = ["the Beatles", "1969", "", "in London, England", "blue"]
 ANSWERS = [["Beatles", "The Beatles!"], ["1970", "in 1969"], [], ["London"], []]
-DOUBTS = [0.1, 0.2, 0.9, 0.3, 0.6]
+NULL_SCORES = [0.1, 0.2, 0.9, 0.3, 0.6]
+f1, exact = SpanF1(), ExactMatch()
+
+
+def answered(said: list[str], null_scores: list[float], threshold: float) -> list[str]:
+    """Return the predictions, empty where the null score is above the threshold."""
+    pairs = zip(said, null_scores, strict=True)
+    return ["" if score > threshold else text for text, score in pairs]
 
 
 def test_an_answer_is_compared_by_its_words() -> None:
@@ -31,53 +38,40 @@ def test_an_answer_is_compared_by_its_words() -> None:
 
 
 def test_squad_takes_the_answer_that_fits_best() -> None:
-    found = squad_v1(SAID[:2] + SAID[3:4], ANSWERS[:2] + ANSWERS[3:4])
-    # 1 of 1 word; 1 of 1 said and of 2 wanted; 1 of 3 said and of 1 wanted
-    assert found.f1 == pytest.approx((1 + 2 / 3 + 1 / 2) / 3)
-    assert found.exact_match == pytest.approx(1 / 3) and found.questions == 3
+    said, answers = SAID[:2] + SAID[3:4], ANSWERS[:2] + ANSWERS[3:4]
+    # 1 of 1 word; 1 of 1 predicted and of 2 wanted; 1 of 3 predicted and of 1 wanted
+    assert f1(said, answers) == pytest.approx((1 + 2 / 3 + 1 / 2) / 3)
+    assert exact(said, answers) == pytest.approx(1 / 3)
 
 
 def test_a_word_counts_as_often_as_it_is_wanted() -> None:
-    assert squad_v1(["york york york"], [["new york"]]).f1 == pytest.approx(
-        2 * 1 / 3 * 1 / 2 / (5 / 6)
-    )
+    assert f1(["york york york"], [["new york"]]) == pytest.approx(2 * 1 / 3 * 1 / 2 / (5 / 6))
 
 
 def test_squad_2_wants_nothing_where_there_is_no_answer() -> None:
-    found = squad_v2(SAID, ANSWERS)
-    assert found.has_answer is not None and found.no_answer is not None
-    assert 100 * found.overall.exact_match == pytest.approx(40)
-    assert 100 * found.overall.f1 == pytest.approx(63.33333333333333)
-    assert 100 * found.has_answer.f1 == pytest.approx(72.22222222222221)
-    assert (found.no_answer.exact_match, found.no_answer.f1, found.no_answer.questions) == (
-        0.5,
-        0.5,
-        2,
-    )
-    assert found.best_exact is None and found.best_f1 is None
+    assert 100 * exact(SAID, ANSWERS) == pytest.approx(40)
+    assert 100 * f1(SAID, ANSWERS) == pytest.approx(63.33333333333333)
+    values = f1.values(SAID, ANSWERS)
+    assert 100 * sum(values[i] for i in (0, 1, 3)) / 3 == pytest.approx(72.22222222222221)
+    assert [values[2], values[4]] == [1, 0]
 
 
-def test_doubt_above_the_threshold_takes_an_answer_back() -> None:
-    found = squad_v2(SAID, ANSWERS, DOUBTS, threshold=0.5)
-    assert found.no_answer is not None and found.no_answer.exact_match == 1
-    assert 100 * found.overall.exact_match == pytest.approx(60)
-    assert 100 * found.overall.f1 == pytest.approx(83.33333333333333)
-    assert found.best_exact is not None and found.best_f1 is not None
-    assert (found.best_exact.score, found.best_exact.threshold) == pytest.approx((0.6, 0.1))
-    assert (found.best_f1.score, found.best_f1.threshold) == pytest.approx(
-        (0.8333333333333333, 0.3)
-    )
+def test_a_null_score_above_the_threshold_removes_an_answer() -> None:
+    silent = answered(SAID, NULL_SCORES, 0.5)
+    assert 100 * exact(silent, ANSWERS) == pytest.approx(60)
+    assert 100 * f1(silent, ANSWERS) == pytest.approx(83.33333333333333)
+    best_exact, best_f1 = (best_threshold(m, SAID, ANSWERS, NULL_SCORES) for m in (exact, f1))
+    assert (best_exact.score, best_exact.threshold) == pytest.approx((0.6, 0.1))
+    assert (best_f1.score, best_f1.threshold) == pytest.approx((0.8333333333333333, 0.3))
     # The best threshold gives what it promises.
-    assert squad_v2(SAID, ANSWERS, DOUBTS, threshold=0.3).overall.f1 == found.best_f1.score
+    assert f1(answered(SAID, NULL_SCORES, 0.3), ANSWERS) == best_f1.score
 
 
 def test_to_answer_nothing_may_be_best() -> None:
-    assert squad_v2(["x", "y"], [[], []], [0.4, 0.2]).best_f1 == NoAnswerThreshold(1.0, 0.0)
-    found = squad_v2(["x", "y"], [[], []], [-3.0, 2.0])
-    assert found.has_answer is None
-    assert found.best_f1 is not None and found.best_f1.score == 1
-    silent = squad_v2(["x", "y"], [[], []], [-3.0, 2.0], threshold=found.best_f1.threshold)
-    assert silent.overall.f1 == 1
+    assert best_threshold(f1, ["x", "y"], [[], []], [0.4, 0.2]) == NoAnswerThreshold(1.0, 0.0)
+    found = best_threshold(f1, ["x", "y"], [[], []], [-3.0, 2.0])
+    assert found.score == 1
+    assert f1(answered(["x", "y"], [-3.0, 2.0], found.threshold), [[], []]) == 1
 
 
 @given(
@@ -87,14 +81,12 @@ def test_to_answer_nothing_may_be_best() -> None:
 )
 def test_the_best_threshold_is_the_best_of_all(rows: list[tuple[str, bool, float]]) -> None:
     said, has, drawn = (list(column) for column in zip(*rows, strict=True))
-    doubts = [doubt + place for place, doubt in enumerate(drawn)]  # no two are equal
+    null_scores = [score + place for place, score in enumerate(drawn)]  # no two are equal
     answers = [["x"] if real else [] for real in has]
-    best = squad_v2(said, answers, doubts).best_exact
-    every = [squad_v2(said, answers, doubts, limit).overall.exact_match for limit in [0.0, *doubts]]
-    assert best is not None and best.score == pytest.approx(max(every))
-    assert squad_v2(said, answers, doubts, best.threshold).overall.exact_match == pytest.approx(
-        best.score
-    )
+    best = best_threshold(exact, said, answers, null_scores)
+    every = [exact(answered(said, null_scores, t), answers) for t in [0.0, *null_scores]]
+    assert best.score == pytest.approx(max(every))
+    assert exact(answered(said, null_scores, best.threshold), answers) == pytest.approx(best.score)
 
 
 @pytest.mark.parametrize(
@@ -110,8 +102,8 @@ def test_the_best_threshold_is_the_best_of_all(rows: list[tuple[str, bool, float
     ],
 )
 def test_golden_values_of_cmrc(answers: list[str], said: str, f1: float, exact: int) -> None:
-    found = cmrc2018([said], [answers])
-    assert found.f1 == pytest.approx(f1, abs=1e-12) and found.exact_match == exact
+    assert SpanF1(chinese=True)([said], [answers]) == pytest.approx(f1, abs=1e-12)
+    assert ExactMatch(chinese=True)([said], [answers]) == exact
 
 
 def test_chinese_is_parted_by_characters_and_the_rest_by_words() -> None:
@@ -132,13 +124,11 @@ def test_a_stretch_is_a_common_substring(one: str, other: str) -> None:
 
 def test_what_cannot_be_scored_is_a_sentence() -> None:
     with pytest.raises(UserError, match="1 answers cannot be scored against 2"):
-        squad_v1(["a"], [["a"], ["b"]])
+        f1(["a"], [["a"], ["b"]])
     with pytest.raises(UserError, match="there are no answers to score"):
-        cmrc2018([], [])
-    with pytest.raises(UserError, match="question 2 has no answer"):
-        squad_v1(["a", "b"], [["a"], []])
-    with pytest.raises(UserError, match="1 doubts cannot be scored against 2"):
-        squad_v2(["a", "b"], [["a"], []], [0.5])
+        SpanF1(chinese=True)([], [])
+    with pytest.raises(UserError, match="1 null scores cannot be scored against 2"):
+        best_threshold(f1, ["a", "b"], [["a"], []], [0.5])
 
 
 @pytest.mark.real
@@ -147,5 +137,6 @@ def test_every_answer_of_cmrc_is_its_own_best(real: Path) -> None:
     data = json.loads(gzip.decompress(packed))["data"]
     asked = [q for text in data for part in text["paragraphs"] for q in part["qas"]]
     answers = [[answer["text"] for answer in one["answers"]] for one in asked]
-    found = cmrc2018([some[-1] for some in answers], answers)
-    assert found.exact_match == 1 and found.f1 == pytest.approx(1) and found.questions == len(asked)
+    said = [some[-1] for some in answers]
+    assert ExactMatch(chinese=True)(said, answers) == 1
+    assert SpanF1(chinese=True)(said, answers) == pytest.approx(1)

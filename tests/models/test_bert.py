@@ -1,6 +1,7 @@
 """BERT against its published sizes and against transformers."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +13,10 @@ from transformers import BertForPreTraining as Theirs
 from hollow import hollow
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs
-from kinfolk.hub import bert as table
+from kinfolk.families.bert import FAMILY, Bert, BertConfig
 from kinfolk.hub import load_model, save
-from kinfolk.models.bert import SIZES, Bert, BertConfig
 
+table: Any = FAMILY.hf
 PUBLISHED = {"bert-base-uncased": 110_106_428}  # with both heads
 
 
@@ -107,7 +108,7 @@ def test_training_gives_the_same_gradients() -> None:
     peer = theirs().train()
     config = table.from_config(peer.config.to_dict())
     ours = config.build().train()
-    names = table.names(config)
+    names = table.parameters(config)
     ours.load_state_dict(names.from_hf(dict(peer.named_parameters()), ours.state_dict(), "there"))
     tokens, document, follows = ids(70), ragged(), torch.tensor([0, 1, 0])
     labels = torch.where(document == 0, tokens, -100)
@@ -130,9 +131,9 @@ def test_training_gives_the_same_gradients() -> None:
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("name", [name for name in SIZES if name.startswith("bert-")])
+@pytest.mark.parametrize("name", [name for name in FAMILY.sizes if name.startswith("bert-")])
 def test_published_sizes_have_their_published_count(name: str) -> None:
-    config = SIZES[name]
+    config = FAMILY.sizes[name]
     with hollow():
         ours = config.build()
         peer = Theirs(TheirConfig(**table.to_config(config, None)))

@@ -17,12 +17,13 @@ from hollow import hollow
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
-from kinfolk.hub import electra as table
+from kinfolk.families import family
 from kinfolk.hub import load, load_model, save
 from kinfolk.models.electra import SIZES, Electra, ElectraConfig
 from kinfolk.text import train_tokenizer
 
 # Millions of the discriminator with its head, as the released folders have them.
+table: Any = family("electra").hf
 PUBLISHED = {"electra-small": 13.5, "electra-base": 109.5, "electra-large": 335.1}
 SMALL = {"vocab_size": 70, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_length": 32}
 NARROW = [16, 8, 6]  # as wide as the discriminator, as its generator, and as neither
@@ -159,7 +160,7 @@ def test_training_gives_the_same_gradients() -> None:
         **SMALL, embedding_size=6, intermediate_size=40, generator_size=0.5, dropout=0.0
     )
     ours = ElectraConfig(**{**vars(config), "attention_dropout": 0.0}).build().train()
-    names = table.names(config)
+    names = table.parameters(config)
     weights = dict(large.named_parameters())
     weights |= {f"generator/{k}": p for k, p in small.named_parameters()}
     ours.load_state_dict(names.from_hf(weights, ours.state_dict(), "there"))
@@ -200,7 +201,9 @@ def test_published_sizes_have_their_published_count(name: str) -> None:
     with hollow():
         ours = config.build()
         large = Theirs(TheirConfig(**table.to_config(config, None)))
-        small = TheirGenerator(TheirConfig(**table.parts(config, None)["generator"]))
+        small = TheirGenerator(
+            TheirConfig(**table.subfolders["generator"](config, table.to_config(config, None)))
+        )
     count = sum(p.numel() for p in large.parameters())
     assert round(count / 1e6, 1) == PUBLISHED[name]
     shared = sum(p.numel() for p in large.electra.embeddings.parameters())

@@ -13,9 +13,9 @@ from torch import Tensor
 from hollow import hollow
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs, KVCache
+from kinfolk.families.glm import FAMILY, GLM, GLMConfig
+from kinfolk.families.gpt2 import GPT2Config
 from kinfolk.hub import load_model, save
-from kinfolk.models.glm import GLM, SIZES, GLMConfig
-from kinfolk.models.gpt2 import GPT2Config
 
 # What the paper's names and section 3 say, in millions.
 PUBLISHED = {
@@ -65,8 +65,8 @@ def figure(tokens: Tensor, now: slice = slice(None), state: KVCache | None = Non
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_sizes_have_about_their_published_count(name: str) -> None:
     with hollow():
-        count = parameters(SIZES[name].build())
-    c = SIZES[name]
+        count = parameters(FAMILY.sizes[name].build())
+    c = FAMILY.sizes[name]
     tables = (c.vocab_size + 2 * c.max_length) * c.hidden_size
     block = 12 * c.hidden_size**2 + 13 * c.hidden_size
     assert count == tables + c.num_layers * block + 2 * c.hidden_size

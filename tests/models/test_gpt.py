@@ -1,6 +1,7 @@
 """GPT against its published size and against transformers."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +14,11 @@ from hollow import hollow
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs, KVCache
 from kinfolk.errors import UserError
-from kinfolk.hub import gpt as table
+from kinfolk.families.gpt import FAMILY, GPT, GPTConfig
 from kinfolk.hub import load, load_model, save
-from kinfolk.models.gpt import GPT, SIZES, GPTConfig
 from kinfolk.text import train_tokenizer
 
+table: Any = FAMILY.hf
 SMALL = GPTConfig(
     vocab_size=70,
     hidden_size=16,
@@ -90,7 +91,7 @@ def test_our_folder_says_the_same_there(bend: str, vocab: int, tmp_path: Path) -
 def test_training_gives_the_same_gradients() -> None:
     peer = theirs().train()
     ours = SMALL.build().train()
-    names = table.names(SMALL)
+    names = table.parameters(SMALL)
     ours.load_state_dict(names.from_hf(dict(peer.named_parameters()), ours.state_dict(), "there"))
     tokens = ids(70)
     loss = peer(tokens, labels=tokens).loss
@@ -106,8 +107,8 @@ def test_training_gives_the_same_gradients() -> None:
 @pytest.mark.parity
 def test_the_published_size_has_its_published_count() -> None:
     with hollow():
-        ours = SIZES["gpt"].build()
-        peer = Theirs(TheirConfig(**table.to_config(SIZES["gpt"], None)))
+        ours = FAMILY.sizes["gpt"].build()
+        peer = Theirs(TheirConfig(**table.to_config(FAMILY.sizes["gpt"], None)))
     assert parameters(ours) == 116_534_784 == sum(p.numel() for p in peer.parameters())
 
 
@@ -118,7 +119,7 @@ def test_gpt_as_it_was_published_opens(tmp_path: Path) -> None:
     old = peer.transformer.state_dict()
     old |= {f"h.{i}.attn.bias": torch.ones(1, 1, 32, 32).tril() for i in range(2)}
     like = SMALL.build().state_dict()
-    found = table.names(SMALL).from_hf(old, like, "there")
+    found = table.parameters(SMALL).from_hf(old, like, "there")
     assert found.keys() == like.keys()
     assert torch.equal(found["position_embeddings.weight"], peer.transformer.positions_embed.weight)
 
@@ -147,7 +148,7 @@ def test_text_goes_in_and_out_in_transformers(tmp_path: Path) -> None:
 
 
 def test_what_either_side_cannot_follow_is_refused() -> None:
-    with pytest.raises(UserError, match=r"cannot bend by 'gelu'.*gelu_new"):
+    with pytest.raises(UserError, match=r"model.activation='gelu': .*gelu_new"):
         table.to_config(GPTConfig(activation="gelu"), None)
     with pytest.raises(UserError, match="afn='tanh'"):
         table.from_config({"afn": "tanh"})

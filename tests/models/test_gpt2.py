@@ -1,6 +1,7 @@
 """GPT-2 against its published sizes and against transformers."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,10 +23,10 @@ from transformers import GPT2LMHeadModel as Theirs
 from hollow import hollow
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs, KVCache
-from kinfolk.hub import gpt2 as table
+from kinfolk.families.gpt2 import FAMILY, GPT2, GPT2Config
 from kinfolk.hub import load_model, save
-from kinfolk.models.gpt2 import GPT2, SIZES, GPT2Config
 
+table: Any = FAMILY.hf
 PUBLISHED = {
     "gpt2": 124_439_808,
     "gpt2-medium": 354_823_168,
@@ -117,7 +118,7 @@ def test_our_folder_says_the_same_there(bend: str, vocab: int, tmp_path: Path) -
 def test_training_gives_the_same_gradients() -> None:
     peer = theirs().train()
     ours = SMALL.build().train()
-    names = table.names(SMALL)
+    names = table.parameters(SMALL)
     like = ours.state_dict()
     ours.load_state_dict(names.from_hf(dict(peer.named_parameters()), like, "there"))
     tokens = ids(70)
@@ -132,9 +133,9 @@ def test_training_gives_the_same_gradients() -> None:
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("name", [name for name in SIZES if name.startswith("gpt2")])
+@pytest.mark.parametrize("name", [name for name in FAMILY.sizes if name.startswith("gpt2")])
 def test_published_sizes_have_their_published_count(name: str) -> None:
-    config = SIZES[name]
+    config = FAMILY.sizes[name]
     with hollow():
         ours = config.build()
         peer = Theirs(TheirConfig(**table.to_config(config, None)))

@@ -10,13 +10,14 @@ from peer import ids, inputs, near, parameters, ragged, shake
 from torch import Tensor
 
 from hollow import hollow
-from kinfolk.attention_mask import AttentionBackend, AttentionMask, FlexBlockSparse, select_backend
+from kinfolk.attention_mask import AttentionBackend, AttentionMask
 from kinfolk.batch import Inputs, KVCache
 from kinfolk.data.chunks import InMemoryDocuments
 from kinfolk.data.datasets import PackedDataset
+from kinfolk.families.gpt2 import GPT2Config
+from kinfolk.families.gpt3 import FAMILY, GPT3, GPT3Config
 from kinfolk.hub import load_model, save
-from kinfolk.models.gpt2 import GPT2Config
-from kinfolk.models.gpt3 import GPT3, SIZES, GPT3Config
+from kinfolk.nn.attention import FlexBlockSparse, select_backend
 from kinfolk.nn.language_model import attention_windows
 from kinfolk.objectives.clm import CLM
 from kinfolk.text.tokenizer import SpecialTokens
@@ -43,10 +44,10 @@ def seeded() -> None:
     torch.manual_seed(0)
 
 
-@pytest.mark.parametrize("name", [name for name in SIZES if name.startswith("gpt3")])
+@pytest.mark.parametrize("name", [name for name in FAMILY.sizes if name.startswith("gpt3")])
 def test_published_sizes_have_their_published_count(name: str) -> None:
     with hollow():
-        model = SIZES[name].build()
+        model = FAMILY.sizes[name].build()
     printed, exact = PUBLISHED[name]
     assert parameters(model) == exact
     assert exact == pytest.approx(printed * 1e6, rel=0.02)
@@ -149,7 +150,7 @@ def test_block_sparse_bands_learn_what_the_dense_mask_does() -> None:
     batch = PackedDataset(
         way, InMemoryDocuments.from_lists([[text] for text in texts]), batch_size=4
     )[0].to("cuda")
-    config = replace(SIZES["nano"], vocab_size=300, max_length=1024, attention_window=200)
+    config = replace(FAMILY.sizes["nano"], vocab_size=300, max_length=1024, attention_window=200)
     model = shake(config.build()).cuda().train()
     dense = Learner(copy.deepcopy(model), way)
     sparse = Learner(model, way)

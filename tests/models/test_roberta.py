@@ -24,12 +24,12 @@ from hollow import hollow
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
+from kinfolk.families.roberta import FAMILY, Roberta, RobertaConfig
 from kinfolk.hub import load, load_model, save
-from kinfolk.hub import roberta as table
-from kinfolk.models.roberta import SIZES, Roberta, RobertaConfig
 from kinfolk.text import train_tokenizer
 
 # With the head for tokens; and the body with a pooler, which is what is usually quoted.
+table: Any = FAMILY.hf
 PUBLISHED = {
     "roberta-base": (124_697_433, 124_645_632),
     "roberta-large": (355_412_057, 355_359_744),
@@ -122,7 +122,7 @@ def test_training_gives_the_same_gradients() -> None:
     peer = theirs().train()
     config = table.from_config(peer.config.to_dict())
     ours = config.build().train()
-    names = table.names(config)
+    names = table.parameters(config)
     ours.load_state_dict(names.from_hf(dict(peer.named_parameters()), ours.state_dict(), "there"))
     document = ragged()
     tokens = rows(70, 1)
@@ -140,7 +140,7 @@ def test_training_gives_the_same_gradients() -> None:
 @pytest.mark.parity
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_sizes_have_their_published_count(name: str) -> None:
-    config = SIZES[name]
+    config = FAMILY.sizes[name]
     with hollow():
         ours = config.build()
         foreign = TheirConfig(**table.to_config(config, None))
@@ -202,7 +202,7 @@ def test_a_tokenizer_that_pads_otherwise_is_refused(tmp_path: Path) -> None:
     config = RobertaConfig(
         vocab_size=tokenizer.vocab_size, hidden_size=8, num_layers=1, num_heads=2, padding_idx=1
     )
-    with pytest.raises(UserError, match=r"pads with the id 0 .* model\.padding_idx=0"):
+    with pytest.raises(UserError, match=r"model\.padding_idx=1: .* model\.padding_idx=0"):
         save(tmp_path, config.build(), tokenizer)
 
 

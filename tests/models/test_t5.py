@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,10 +24,11 @@ from transformers import T5ForConditionalGeneration as Theirs
 from hollow import hollow
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs, KVCache
+from kinfolk.families import family
 from kinfolk.hub import load_model, save
-from kinfolk.hub import t5 as table
 from kinfolk.models.t5 import SIZES, T5, T5Config
 
+table: Any = family("t5").hf
 PUBLISHED = {
     "t5-small": 60_506_624,
     "t5-base": 222_903_552,
@@ -131,7 +133,7 @@ def test_our_folder_says_the_same_there(config: T5Config, tmp_path: Path) -> Non
 def test_training_gives_the_same_gradients(config: T5Config) -> None:
     peer = theirs(config).train()
     ours = config.build().train()
-    names = table.names(config)
+    names = table.parameters(config)
     ours.load_state_dict(names.from_hf(dict(peer.named_parameters()), ours.state_dict(), "there"))
     document = ragged()
     both = batch(70, document, ragged((12, 12, 12)))  # padded targets, sources without padding

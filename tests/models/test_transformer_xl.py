@@ -14,9 +14,10 @@ from safetensors import safe_open
 from torch import Tensor
 
 from hollow import hollow
-from kinfolk.attention_mask import EMPTY_SLOT_ID, AttentionMask, FlexBlockSparse
+from kinfolk.attention_mask import EMPTY_SLOT_ID, AttentionMask
 from kinfolk.batch import Inputs, KVCache, SegmentMemory
 from kinfolk.models.transformer_xl import SIZES, TransformerXL, TransformerXLConfig
+from kinfolk.nn.attention import FlexBlockSparse, attention_backend
 from kinfolk.nn.language_model import attention_windows
 
 GOLDEN = Path(__file__).parent / "golden" / "transformer_xl.safetensors"  # see the script there
@@ -259,6 +260,6 @@ def test_the_block_sparse_kernel_sees_the_same_memory(window: int | None) -> Non
     document = torch.tensor([[0] * 5, [1] * 5, [0, 0, 1, 1, -1]]).int()
     given = inputs(tokens[:, 4:], AttentionMask.causal(document, start=4), memory=memory)
     resolved = given.with_block_masks(attention_windows(model))
-    assert isinstance(resolved.attention_backend(window=window), FlexBlockSparse)
+    assert isinstance(attention_backend(resolved, window=window), FlexBlockSparse)
     real = document >= 0
     near(model(resolved).hidden[real], model(given).hidden[real])

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,13 +16,14 @@ from hollow import hollow
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs, KVCache
 from kinfolk.errors import UserError
+from kinfolk.families import family
 from kinfolk.hub import load_model, save
-from kinfolk.hub import xlnet as table
 from kinfolk.models.xlnet import SIZES, XLNet, XLNetConfig
 from kinfolk.text import Tokenizer, train_tokenizer
 
 # The sum of the table, the vector of guesses, the layers and the bias of the last scores, as
 # transformers builds it. The paper gives no number.
+table: Any = family("xlnet").hf
 PUBLISHED = {"xlnet-base-cased": 116_750_336, "xlnet-large-cased": 360_300_800}
 SMALL = XLNetConfig(
     vocab_size=70, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=40, dropout=0.0
@@ -51,7 +53,7 @@ def theirs(config: XLNetConfig = SMALL) -> Theirs:
 def load(peer: Theirs) -> XLNet:
     """Give a small network their weights."""
     ours = SMALL.build().eval()
-    names = table.names(SMALL)
+    names = table.parameters(SMALL)
     ours.load_state_dict(names.from_hf(dict(peer.named_parameters()), ours.state_dict(), "there"))
     return ours
 
@@ -174,7 +176,7 @@ def test_training_gives_the_same_gradients() -> None:
     loss.backward()
     near(loss, said.loss)
     gradients = {k: p.grad for k, p in ours.named_parameters() if p.grad is not None}
-    same_gradients(table.names(SMALL).to_hf(gradients), peer)
+    same_gradients(table.parameters(SMALL).to_hf(gradients), peer)
 
 
 @pytest.mark.parity

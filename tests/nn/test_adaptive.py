@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from kinfolk.batch import IGNORE_INDEX
 from kinfolk.errors import UserError
-from kinfolk.nn.adaptive import AdaptiveEmbedding, AdaptiveLogits
-from kinfolk.nn.embeddings import LinearLogits
+from kinfolk.nn.embeddings import AdaptiveEmbedding, AdaptiveLogits, LinearLogits
 
 VOCAB, WIDTH, CUTOFFS = 150, 16, (70, 100)
 
@@ -120,7 +119,7 @@ def test_cutoffs_past_the_vocabulary_fall_away() -> None:
 
 @pytest.mark.parametrize("cutoffs", [(0, 5), (40, 20), (20, 20), (-3,)])
 def test_cutoffs_that_do_not_rise_are_refused(cutoffs: tuple[int, ...]) -> None:
-    with pytest.raises(UserError, match="do not rise"):
+    with pytest.raises(UserError, match="must be above 0 and rise"):
         clusters(cutoffs=cutoffs)
 
 

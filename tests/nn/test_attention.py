@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from kinfolk.attention_mask import AttentionMask, select_backend
+from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import KVCache
-from kinfolk.nn.attention import Attention, CrossAttention, merge_heads, split_heads
+from kinfolk.nn.attention import Attention, CrossAttention, merge_heads, select_backend, split_heads
 
 WIDTH, HEADS, LENGTH = 8, 2, 5
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from kinfolk.attention_mask import PADDING_ID, AttentionMask
 from kinfolk.batch import Inputs, Output
 from kinfolk.errors import UserError
-from kinfolk.nn.bilstm import SIZES, BiLSTM, BiLSTMConfig
+from kinfolk.families.bilstm import FAMILY, BiLSTM, BiLSTMConfig
 from kinfolk.nn.task_heads import ModelWithHeadConfig, pooling_of
 
 LENGTHS = [[5, 3, 1], [9], [2, 6]]  # of the texts in each row of ten slots
@@ -145,14 +145,14 @@ def test_what_it_adds_up_to_can_be_learned_from_the_first_token() -> None:
 
 
 def test_sizes_follow_the_ladder() -> None:
-    assert {name: config.hidden_size for name, config in SIZES.items()} == {
+    assert {name: config.hidden_size for name, config in FAMILY.sizes.items()} == {
         "nano": 64,
         "tiny": 128,
         "mini": 256,
         "small": 512,
         "base": 768,
     }
-    model = SIZES["nano"].build()
+    model = FAMILY.sizes["nano"].build()
     assert sum(p.numel() for p in model.layers.parameters()) == 2 * 2 * 4 * 32 * (64 + 32 + 2)
 
 
@@ -162,7 +162,7 @@ def test_an_odd_width_is_a_sentence() -> None:
 
 
 def test_importing_it_does_not_import_the_compiler() -> None:
-    code = "import sys, kinfolk.recipes.catalogue; print('torch._dynamo' in sys.modules)"
+    code = "import sys, kinfolk.families.bilstm; print('torch._dynamo' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

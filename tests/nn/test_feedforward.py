@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kinfolk.errors import UserError
-from kinfolk.nn.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward, get_activation
+from kinfolk.nn.layers import ACTIVATIONS, FeedForward, GatedFeedForward, get_activation
 
 
 def test_the_two_gelus_are_the_exact_one_and_its_approximation() -> None:

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from kinfolk import hub
 from kinfolk.batch import IGNORE_INDEX, Inputs, KVCache
 from kinfolk.errors import UserError
-from kinfolk.models.gpt2 import GPT2, GPT2Config
+from kinfolk.families import families
+from kinfolk.families.base import Family
+from kinfolk.families.gpt2 import GPT2, GPT2Config
 from kinfolk.models.transformer_xl import TransformerXLConfig
 from kinfolk.nn import int8, int8_matmul
-from kinfolk.nn.adaptive import AdaptiveEmbedding
-from kinfolk.nn.embeddings import TokenEmbedding
+from kinfolk.nn.embeddings import AdaptiveEmbedding, TokenEmbedding
 from kinfolk.nn.int8 import Int8Linear, Int8TokenEmbedding, quantize_int8
 from kinfolk.nn.int8_matmul import Int8Matrix, NativeInt8Matrix, TorchInt8Matrix
-from kinfolk.recipes.catalogue import Family, families
 from little import text
 from loops import every_case
 

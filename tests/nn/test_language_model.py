@@ -5,12 +5,12 @@ import dataclasses
 import pytest
 from torch import nn
 
-from kinfolk.models.gpt2 import GPT2Config
-from kinfolk.models.gpt3 import GPT3Config
+from kinfolk.families import families
+from kinfolk.families.gpt2 import GPT2Config
+from kinfolk.families.gpt3 import GPT3Config
 from kinfolk.models.t5 import T5Config
 from kinfolk.nn.language_model import LanguageModel, attention_windows
 from kinfolk.nn.task_heads import ModelWithHeadConfig, pooling_of
-from kinfolk.recipes.catalogue import families
 
 
 def test_a_config_without_a_bound_declares_none_and_takes_none() -> None:

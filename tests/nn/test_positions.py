@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from kinfolk.attention_mask import AttentionMask, MaskedSdpa, select_backend
-from kinfolk.nn.attention import Attention
-from kinfolk.nn.positions import RelativePositionBias, mimetic_init_
+from kinfolk.attention_mask import AttentionMask
+from kinfolk.nn.attention import Attention, MaskedSdpa, select_backend
+from kinfolk.nn.init import mimetic_init_
+from kinfolk.nn.positions import RelativePositionBias
 
 
 def bucket(distance: int, *, num_buckets: int, max_distance: int, bidirectional: bool) -> int:

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfolk.attention_mask import AttentionMask, FlexBlockSparse, MaskedSdpa, select_backend
+from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import KVCache
+from kinfolk.nn.attention import FlexBlockSparse, MaskedSdpa, select_backend
 from kinfolk.nn.relative_attention import (
     RelativeAttention,
     RelativeContext,

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from kinfolk.nn.attention import Attention
-from kinfolk.nn.feedforward import FeedForward
-from kinfolk.nn.residual import scale_residual_init_
+from kinfolk.nn.init import scale_residual_init_
+from kinfolk.nn.layers import FeedForward
 
 
 def test_the_last_matrix_of_every_branch_is_scaled_and_no_other() -> None:
@@ -21,5 +21,5 @@ def test_the_last_matrix_of_every_branch_is_scaled_and_no_other() -> None:
 
 
 def test_branches_that_are_not_found_are_an_error() -> None:
-    with pytest.raises(AssertionError, match="1 branches were found, not 2"):
+    with pytest.raises(AssertionError, match="1 residual branches, not 2"):
         scale_residual_init_(nn.ModuleList([Attention(8, 2), nn.Linear(8, 8)]), 2)

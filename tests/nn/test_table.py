@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from kinfolk.batch import IGNORE_INDEX
-from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding, init_weights_
+from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
+from kinfolk.nn.init import init_weights_
 
 
 @pytest.mark.parametrize(("vocab", "rows"), [(1, 64), (64, 64), (65, 128), (50257, 50304)])

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Batch, Inputs, Loss, SegmentMemory, TokenTargets
-from kinfolk.nn.adaptive import AdaptiveEmbedding
+from kinfolk.nn.embeddings import AdaptiveEmbedding
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.training.regularize import FGM, embedding_weights
 from kinfolk.training.step import Learner, TrainStep

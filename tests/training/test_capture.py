@@ -14,10 +14,11 @@ from kinfolk.training.capture import (
     batch_key,
     graph_key,
     loss_scales,
+    scaled_gradients,
     tensor_leaves,
     with_own_storage,
 )
-from kinfolk.training.config import MAX_GRAPH_PARAMETERS, TrainConfig
+from kinfolk.training.config import TrainConfig
 
 
 def batch(rows: int = 2, at: bool = True) -> Batch[TokenTargets]:
@@ -54,12 +55,14 @@ def test_shapes_beyond_the_limit_are_not_recorded() -> None:
     ("setting", "small", "large"),
     [("auto", True, False), ("yes", True, True), ("no", False, False)],
 )
-def test_small_networks_are_replayed_unless_told_otherwise(
+def test_small_steps_are_replayed_unless_told_otherwise(
     setting: Literal["auto", "yes", "no"], small: bool, large: bool
 ) -> None:
-    train = TrainConfig(cuda_graph=setting)
-    assert train.replays(MAX_GRAPH_PARAMETERS) == small
-    assert train.replays(MAX_GRAPH_PARAMETERS + 1) == large
+    train = TrainConfig(cuda_graph=setting, batch_size=32)
+    assert train.replays(110_000_000, 512) == small  # BERT base
+    assert train.replays(124_000_000, 1024) == large  # GPT-2
+    parts = TrainConfig(cuda_graph=setting, batch_size=32, gradient_accumulation=4)
+    assert parts.replays(124_000_000, 1024) == small, "micro-batches are what is replayed"
 
 
 def test_every_tensor_of_a_batch_is_copied() -> None:
@@ -76,6 +79,16 @@ def test_shares_are_the_derivative_of_the_mean() -> None:
     loss = Loss(sums, {"pairs": 50.0})
     derived = torch.autograd.grad(loss.mean(counts), list(sums.values()))
     assert loss_scales(loss, counts) == pytest.approx([x.item() for x in derived])
+
+
+def test_a_sum_that_is_only_logged_has_no_gradient() -> None:
+    """Label smoothing gives two sums: the plain one is for the log alone."""
+    weight, unused = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    total = (weight * torch.tensor([1.0, 2.0])).sum()
+    loss = Loss({"tokens": total.detach(), "smoothing": total - total.detach()})
+    found = scaled_gradients(loss, torch.tensor([7.0, 0.5]), [weight, unused])
+    assert found[0].tolist() == [0.5, 1.0]  # type: ignore[union-attr]
+    assert found[1] is None
 
 
 def test_gradients_lie_apart() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from kinfolk.data.chunks import InMemoryDocuments
 from kinfolk.data.datasets import ContiguousDataset, PackedDataset
-from kinfolk.recipes.catalogue import families
+from kinfolk.families import families
 from kinfolk.text.tokenizer import SpecialTokens
 from kinfolk.training.optimizer import build_optimizer
 from kinfolk.training.step import Learner, TrainStep

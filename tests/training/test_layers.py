@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from kinfolk.nn.bilstm import BiLSTMConfig
+from kinfolk.families import families
+from kinfolk.families.base import Family
+from kinfolk.families.bilstm import BiLSTMConfig
 from kinfolk.nn.language_model import LayerStack
 from kinfolk.nn.task_heads import ModelWithHeadConfig, pooling_of
-from kinfolk.recipes.catalogue import Family, families
 from kinfolk.training.optimizer import (
     build_optimizer,
     layer_index,

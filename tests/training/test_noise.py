@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from kinfolk.nn.embeddings import TokenEmbedding, init_weights_
+from kinfolk.nn.embeddings import TokenEmbedding
+from kinfolk.nn.init import init_weights_
 from kinfolk.training.regularize import noisy_tune
 
 

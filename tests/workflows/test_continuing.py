@@ -170,9 +170,9 @@ def test_a_name_is_a_member_and_a_path_a_folder(
     monkeypatch.chdir(tmp_path)
     assert begun("gpt2/nano", home.corpus, length=32).init_from == ""
     assert begun("./gpt2", home.corpus).init_from
-    with pytest.raises(UserError, match="no member 'gpt4' in the family"):
+    with pytest.raises(UserError, match="gpt4 is neither a folder nor a family"):
         begun("gpt4", home.corpus)
-    with pytest.raises(UserError, match="runs/gone is neither a folder nor a member"):
+    with pytest.raises(UserError, match="runs/gone is neither a folder nor a family"):
         begun("runs/gone", home.corpus)
 
 

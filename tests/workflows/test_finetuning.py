@@ -147,7 +147,7 @@ def test_every_way_solves_classification(
     opened = load_predictor(run)
     assert opened.formulation.name == way
     rows = kept(opinions(tmp_path))
-    verdict = evaluate_rows(opened, rows, draws=50)  # what was saved scores what was logged
+    verdict = evaluate_rows(opened, rows, n_resamples=50)  # what was saved scores what was logged
     assert verdict.scores["accuracy"] == dev(run)["accuracy"]
     assert (
         verdict.confidence_interval.low

@@ -3,13 +3,13 @@
 import random
 import time
 
+import numpy as np
 import pytest
 
-from kinfolk.metrics.bootstrap import bootstrap_interval
+from kinfolk.metrics.bootstrap import resample
 from kinfolk.tasks.rows import SourceTarget
-from kinfolk.tasks.scoring import score
+from kinfolk.tasks.scoring import main_metric_interval, score
 from kinfolk.tasks.task import Prediction, Task
-from kinfolk.workflows.predict import main_metric_interval
 
 WORDS = ("the", "cat", "sat", "on", "a", "red", "mat", "and", "saw", "no", "dog", "in", "it", ".")
 
@@ -30,15 +30,17 @@ def written(count: int) -> tuple[list[SourceTarget], list[Prediction]]:
 @pytest.mark.parametrize("metric", ["bleu", "chrf", "rouge1", "rouge2", "rougeL"])
 def test_the_interval_of_written_texts_is_that_of_scoring_each_draw(metric: str) -> None:
     task, (rows, said) = Task(kind="write", metric=metric), written(40)
-    slow = bootstrap_interval(
-        lambda some, known: score(task, some, known)[metric], rows, said, draws=20, seed=1
-    )
-    assert main_metric_interval(task, rows, said, draws=20, seed=1) == slow
-    assert slow.low < slow.score < slow.high
+    slow = [
+        score(task, [rows[i] for i in drawn], [said[i] for i in drawn])[metric]
+        for drawn in resample(40, 20, 1)
+    ]
+    found = main_metric_interval(task, rows, said, n_resamples=20, seed=1)
+    assert [found.low, found.high] == np.quantile(slow, [0.025, 0.975]).tolist()
+    assert found.low < found.score == score(task, rows, said)[metric] < found.high
 
 
 def test_texts_are_read_once_for_all_draws() -> None:
     task, (rows, said) = Task(kind="write"), written(500)
     start = time.perf_counter()
-    main_metric_interval(task, rows, said, draws=1000, seed=0)
+    main_metric_interval(task, rows, said, n_resamples=1000, seed=0)
     assert time.perf_counter() - start < 5  # each draw anew: about a minute

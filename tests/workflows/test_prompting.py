@@ -33,7 +33,7 @@ def test_without_training_rows_the_labels_are_those_of_the_test(
 ) -> None:
     found, rows = few_shot_predictor(runs["gpt2"], sheets.table(tmp_path / "test.tsv", 6))
     assert found.task.labels == ("bad", "good") and len(rows) == 6
-    verdict = evaluate_rows(found, rows, draws=10)
+    verdict = evaluate_rows(found, rows, n_resamples=10)
     assert verdict.unseen_labels == {}
     assert {answer.value for answer in verdict.answers} <= {"bad", "good"}
 
@@ -46,7 +46,7 @@ def test_labels_that_no_solved_row_has_count_as_unseen(
     found, rows = few_shot_predictor(
         runs["gpt2"], test, train=sheets.table(tmp_path / "train.tsv", 6)
     )
-    assert evaluate_rows(found, rows, draws=10).unseen_labels == {"neutral": 1}
+    assert evaluate_rows(found, rows, n_resamples=10).unseen_labels == {"neutral": 1}
 
 
 def test_an_encoder_decoder_is_asked_too(runs: dict[str, Path], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from kinfolk.data.corpus import Corpus
 from kinfolk.errors import UserError
-from kinfolk.recipes.catalogue import families, family
+from kinfolk.families import families, family
 from kinfolk.workflows.recipe import CorpusShare, Recipe, default_length, recipe, shares
 from little import Home
 from loops import every_case
@@ -71,9 +71,9 @@ def test_rows_are_as_long_as_a_network_makes_use_of(name: str, length: int) -> N
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"name": "gtp2"}, r"no member 'gtp2' in the family: did you mean gpt2, gpt or gpt3\?"),
+        ({"name": "gtp2"}, r"unknown family 'gtp2': did you mean gpt2, gpt or gpt3\?"),
         ({"name": "gpt2/teeny"}, r"gpt2 has no size 'teeny': did you mean tiny"),
-        ({"objective": "mlm"}, r"gpt2 cannot learn by 'mlm': it learns by clm"),
+        ({"objective": "mlm"}, r"gpt2 has no objective 'mlm': there are clm"),
         ({"length": 7}, r"rows of 7 tokens are too short"),
         ({"length": 0}, r"rows of 0 tokens are too short"),
         ({"length": 10**6}, r"tokens, fewer than one row of 1000000"),

@@ -364,7 +364,7 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
     told = TaskDataset(train=str(bare), guess=found.guess)
     refused("has no labelled row: there is nothing to learn from", "bert/nano", told, out=out)
     assert not out.exists()
-    with pytest.raises(UserError, match="neither a folder nor a member of the family"):
+    with pytest.raises(UserError, match="neither a folder nor a family"):
         parse_initial_weights("bart/nano")
     with pytest.raises(UserError, match="bilstm has no size 'tall'"):
         InitialWeights(name="bilstm/tall").open([[LabelledText(("a fine film",), "good", 1)]])

@@ -104,3 +104,25 @@ def test_a_step_is_compiled_and_captured_on_cuda(
     run = tune(f"{member}/nano", opinions(tmp_path), tmp_path / "run", *settings, epochs=4)
     assert compiled == [{"dynamic": True}]
     assert json.loads((run / "scores.json").read_text("utf-8"))["dev"]["accuracy"] > 0.8
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, while it compiles
+@pytest.mark.filterwarnings("ignore:TensorFloat32")  # float32 is meant to be exact here
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("member", ["bert", "gpt2", "t5"])
+def test_compiled_and_replayed_steps_have_the_losses_of_eager_ones(
+    member: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Compiled kernels draw other numbers, and a head has dropout whatever the network has.
+    monkeypatch.setattr(torch.nn.Dropout, "forward", lambda module, values: values)
+    torch._dynamo.reset()  # past eight graphs of one function, torch runs it untraced
+    found, losses = opinions(tmp_path, 64, 16), {}
+    for name in ("compile=no", "compile=yes", "cuda_graph=yes"):
+        settings = ("train.device=cuda", BATCH, "train.precision=float32", f"train.{name}")
+        run = tune(f"{member}/nano", found, tmp_path / name, *settings, epochs=1)
+        losses[name] = [line["loss"] for line in read(run)]
+    eager = losses["compile=no"]
+    assert len(eager) == 8
+    assert losses["compile=yes"] == pytest.approx(eager, rel=1e-3)
+    assert losses["cuda_graph=yes"] == pytest.approx(eager, rel=1e-3)

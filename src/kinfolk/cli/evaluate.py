@@ -287,7 +287,7 @@ def model_details(predictor: "Predictor", test: Path) -> list[tuple[str, str]]:
     examples = vars(formulation).get("examples")
     details = [
         ("task", predictor.task.kind),
-        ("family", type(predictor.model.config).__module__.rpartition(".")[2]),
+        ("family", predictor.model.family_name),
         ("formulation", formulation.name),
         ("max length", f"{formulation.max_length:,}"),
         ("file", test.name),

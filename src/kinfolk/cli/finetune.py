@@ -174,8 +174,12 @@ def finetune(
     for file in [*(train or []), *(dev or []), *(target or []), *(dev_target or [])]:
         if not file.is_file():
             raise UserError(f"no such file: {file}")
-    if Path(model).is_dir():
+    from kinfolk.families import check_name
+
+    if Path(model).exists():
         check_model_folder(model)
+    else:
+        check_name(model)
     check_new_folder(out)
     check_overrides(overrides or [], {"train": TrainConfig, "finetune": FineTuneConfig}, KEYS)
     from kinfolk.workflows import finetune as workflow

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kinfolk.cli.app import TRAIN, AsJson, Resume, RunFolder, command, note, option, print_json
+from kinfolk.cli.members import parameter_count
 from kinfolk.cli.options import (
     Overrides,
     UsageError,
@@ -23,7 +24,7 @@ from kinfolk.training.config import TrainConfig
 from kinfolk.workflows.folders import check_new_folder
 
 if TYPE_CHECKING:
-    from kinfolk.workflows.recipe import Recipe
+    from kinfolk.workflows.recipe import CorpusShare, Recipe
 
 KEYS = ("model", "objective", "corpus", "init_from", "name")  # of a recipe, beside train
 PAIRS = "Sentence pairs (translation)"
@@ -97,7 +98,9 @@ def pretrain(
         check_resume(context, resume, "pretrain")
         finish(resume, recipe_of_run(resume), json=json)
         return
+    from kinfolk.families import check_name
     from kinfolk.workflows.parallel import parallel_data
+    from kinfolk.workflows.recipe import shares
 
     texts = parallel_data(
         source=source,
@@ -118,6 +121,8 @@ def pretrain(
         model, overrides = None, [*([] if model is None else [model]), *(overrides or [])]
         if objective is not None or length is not None or texts is not None:
             raise UsageError("--recipe excludes --objective, --length and sentence pairs")
+    if model is not None and not Path(model).exists():
+        check_name(model)
     if out is None:
         raise UsageError("missing -o RUN: the run folder to write")
     if not (corpus or texts or recipe):
@@ -126,17 +131,18 @@ def pretrain(
         raise UsageError("--corpus cannot be combined with sentence pairs")
     if texts is not None:
         texts.check()
-    check_corpora(corpus or [])
+    mixture = shares(corpus or [])
+    for share in mixture:
+        share.open()
     check_new_folder(out)
     check_overrides(overrides or [], {"train": TrainConfig}, KEYS)
     changes = [*settings("train", train), *(overrides or [])]
     from kinfolk.workflows import translate
     from kinfolk.workflows.continuing import begun
-    from kinfolk.workflows.recipe import shares
 
     chosen: Recipe
     if recipe is not None:
-        chosen = read_recipe(recipe, corpus or [], changes)
+        chosen = read_recipe(recipe, mixture, changes)
     elif texts is not None:
         assert model is not None
         chosen = translate.prepare_translation_run(
@@ -146,30 +152,19 @@ def pretrain(
         return
     else:
         assert model is not None
-        chosen = begun(
-            model, shares(corpus or []), objective=objective, length=length, settings=changes
-        )
+        chosen = begun(model, mixture, objective=objective, length=length, settings=changes)
     finish(out, chosen, json=json, is_new=True)
 
 
-def check_corpora(corpora: Sequence[str]) -> None:
-    """Refuse what is not a corpus, before torch is imported."""
-    from kinfolk.data.corpus import Corpus
-
-    for text in corpora:
-        folder = text if Path(text).is_dir() else text.rpartition("=")[0] or text
-        Corpus.open(Path(folder))
-
-
-def read_recipe(path: Path, corpora: Sequence[str], changes: Sequence[str]) -> "Recipe":
+def read_recipe(path: Path, corpora: Sequence["CorpusShare"], changes: Sequence[str]) -> "Recipe":
     """Return the recipe in a file, with another corpus and other settings where they are given."""
     from dataclasses import replace
 
-    from kinfolk.workflows.recipe import Recipe, finalize, opened, shares
+    from kinfolk.workflows.recipe import Recipe, finalize, opened
 
     found = Recipe.read(path)
     if corpora:
-        found = replace(found, corpus=opened(shares(corpora))[0])
+        found = replace(found, corpus=opened(corpora)[0])
     return finalize(found, changes)
 
 
@@ -210,22 +205,18 @@ def finish(run: Path, recipe: "Recipe", *, json: bool, is_new: bool = False) -> 
 
 def header(recipe: "Recipe") -> list[str]:
     """Return three lines about a run: the model, the data, the training settings."""
-    import torch
-
     from kinfolk.config import type_name
     from kinfolk.workflows.pretrain import select_device, uses_bf16
 
     train, length = recipe.train, recipe.objective.max_length
     device = select_device(train.device)
-    with torch.device("meta"):
-        parameters = sum(weights.numel() for weights in recipe.model.build().parameters())
     precision = "bf16" if uses_bf16(train, device) else "fp32"
     corpora = [share.open() for share in recipe.corpora]
     tokens = sum(corpus.tokens for corpus in corpora)
     documents = sum(corpus.documents for corpus in corpora)
     epochs = train.steps * train.batch_size * length / max(tokens, 1)
     return [
-        f"{recipe.name}: {parameters / 1e6:.1f}M parameters, objective "
+        f"{recipe.name}: {parameter_count(recipe.model) / 1e6:.1f}M parameters, objective "
         f"{type_name(recipe.objective)}, {device.type} {precision}",
         f"corpus: {tokens:,} tokens, {documents:,} documents; {train.steps:,} steps of "
         f"{train.batch_size} sequences of {length} tokens: about {epochs:.1f} epochs",
@@ -239,7 +230,7 @@ def print_fields(model: str | None) -> None:
     if model is None:
         raise UsageError("--help-fields needs MODEL, such as gpt2")
     from kinfolk.config import describe
-    from kinfolk.recipes.catalogue import family
+    from kinfolk.families import family
 
     name, _, size = model.partition("/")
     chosen = family(name)

@@ -1,5 +1,5 @@
-"""Folders that Hugging Face opens, and the only place that knows its names."""
+"""Model folders that Hugging Face's transformers opens, and its folders opened here."""
 
-from kinfolk.hub.folder import load, load_model, save, template_of
+from kinfolk.hub.folder import load, load_model, save
 
-__all__ = ["load", "load_model", "save", "template_of"]
+__all__ = ["load", "load_model", "save"]

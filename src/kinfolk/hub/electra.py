@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from kinfolk.hub.bert import embedding_rules, layer_rules
-from kinfolk.hub.mapping import (
+from kinfolk.families.bert import BertConfig, embedding_rules, layer_rules
+from kinfolk.families.mapping import (
     ParameterMap,
     ParameterRule,
     from_hf_fields,
@@ -17,14 +17,12 @@ from kinfolk.hub.mapping import (
     require,
     to_hf_fields,
 )
-from kinfolk.models.bert import BertConfig
 from kinfolk.models.electra import ElectraConfig
 from kinfolk.text.tokenizer import SpecialTokens
 
 TYPE = "electra"
 CONFIG = ElectraConfig
 FRAME = "bert"
-PARTS = ("generator",)
 
 FIELDS = {
     "vocab_size": "vocab_size",
@@ -56,7 +54,7 @@ def to_config(c: ElectraConfig, special_tokens: SpecialTokens | None) -> dict[st
     }
 
 
-def parts(c: ElectraConfig, special_tokens: SpecialTokens | None) -> dict[str, dict[str, Any]]:
+def generator(c: ElectraConfig, data: dict[str, Any]) -> dict[str, Any]:
     """Write config.json of the sub-folder."""
     small = c.encoder_config(c.generator_size)
     sizes = {
@@ -64,8 +62,8 @@ def parts(c: ElectraConfig, special_tokens: SpecialTokens | None) -> dict[str, d
         "num_attention_heads": small.num_heads,
         "intermediate_size": small.intermediate_size,
     }
-    shared = {k: v for k, v in to_config(c, special_tokens).items() if k != "generator_share"}
-    return {"generator": shared | {"architectures": ["ElectraForMaskedLM"]} | sizes}
+    shared = {k: v for k, v in data.items() if k != "generator_share"}
+    return shared | {"architectures": ["ElectraForMaskedLM"]} | sizes
 
 
 def from_config(data: Mapping[str, Any]) -> ElectraConfig:

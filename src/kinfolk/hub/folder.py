@@ -1,11 +1,9 @@
-"""Model folders in Hugging Face's layout, written and read."""
+"""Model folders in Hugging Face's layout: config.json, generation_config.json, safetensors."""
 
 import json
-import pkgutil
 from collections.abc import Mapping, Set
-from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -13,10 +11,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from kinfolk.errors import UserError
-from kinfolk.hub.mapping import Family, Parted
+from kinfolk.families import family, family_of, index
+from kinfolk.families.base import HuggingFace
 from kinfolk.hub.native import MODEL_TYPE_PREFIX, Native
-from kinfolk.hub.task_heads import head_for_config, head_from_architectures, refuse_unnamed_head
-from kinfolk.nn.embeddings import init_weights_
+from kinfolk.hub.task_heads import (
+    WithHead,
+    head_for_config,
+    head_from_architectures,
+    refuse_unnamed_head,
+)
+from kinfolk.nn.init import init_weights_
 from kinfolk.nn.language_model import LanguageModel, ModelConfig
 from kinfolk.nn.task_heads import ModelWithHeadConfig
 from kinfolk.text.tokenizer import Tokenizer
@@ -25,13 +29,7 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLE = "pytorch_model.bin"
 NORMS = (nn.LayerNorm, nn.RMSNorm)
-
-
-def members() -> list[Family]:
-    """Find the members by their presence in this package."""
-    here = pkgutil.iter_modules([str(Path(__file__).parent)], "kinfolk.hub.")
-    modules = [import_module(found.name) for found in here]
-    return [cast(Family, module) for module in modules if hasattr(module, "TYPE")]
+Format = HuggingFace | WithHead | Native  # how config.json and the parameters are named
 
 
 def save(
@@ -42,57 +40,53 @@ def save(
     length: int | None = None,
     frame: str | None = None,
 ) -> None:
-    """Write a folder that transformers opens as it is, where it knows the family.
+    """Write a folder that transformers opens, where it has the family.
 
-    `length` is the longest text in tokens, the network's context where it is not given. `frame` is
-    what stands around a text, where it is not what the family has.
+    `length` is the longest text in tokens; None is the network's `max_length`. `frame` is the
+    template of special tokens around a text; None is that of the family.
     """
     c = model.config
-    member = family_of(c)
-    if member is None:
-        raise UserError(f"{type(model).__name__} is in no file of models/: it cannot be saved")
+    family, form = family_of(c), format_of(c)
     _check_vocab(tokenizer, c.vocab_size, folder)
     special_tokens = tokenizer.special_tokens if tokenizer is not None else None
     ours: dict[str, Tensor] = model.state_dict()
-    # Each a copy of its own: parts of one tensor share memory, which the format does not allow.
+    # Each is a copy: parts of one tensor share memory, which safetensors does not allow.
     theirs = {
         name: tensor.to("cpu", copy=True).contiguous()
-        for name, tensor in member.names(c).to_hf(ours).items()
+        for name, tensor in form.parameters(c).to_hf(ours).items()
     }
     dtype = str(next(iter(theirs.values())).dtype).removeprefix("torch.")
-    parts = {"": member.to_config(c, special_tokens)}
-    if isinstance(member, Parted):
-        parts |= member.parts(c, special_tokens)
-    for part, config in parts.items():
-        config = {"model_type": member.TYPE, "dtype": dtype} | config
-        inside = {
-            n.rpartition("/")[2]: t for n, t in theirs.items() if n.rpartition("/")[0] == part
+    config = form.to_config(c, special_tokens)
+    configs = {"": config} | {name: make(c, config) for name, make in form.subfolders.items()}
+    for subfolder, data in configs.items():
+        weights = {
+            n.rpartition("/")[2]: t for n, t in theirs.items() if n.rpartition("/")[0] == subfolder
         }
-        _write_folder(folder / part, config, inside, generates=c.network().decoding is not None)
+        _write_folder(
+            folder / subfolder,
+            {"model_type": form.model_type, "dtype": dtype} | data,
+            weights,
+            generates=c.network().decoding is not None,
+        )
         if tokenizer is not None:
-            longest = length or c.max_length
-            tokenizer.save(folder / part, frame=frame or member.FRAME, length=longest)
+            tokenizer.save(
+                folder / subfolder, frame=frame or family.template, length=length or c.max_length
+            )
 
 
-def template_of(config: ModelConfig) -> str | None:
-    """Return what stands around the texts that a network reads: one of the tokenizer's FRAMES."""
-    member = family_of(config)
-    return None if member is None else member.FRAME
-
-
-def family_of(c: ModelConfig) -> Family | None:
-    """Find what is said of a network: by its own file, else as of any of ours."""
-    kind = type(c.pretrained)
-    named = next((m for m in members() if m.CONFIG is kind), None)
-    if named is not None and isinstance(c, ModelWithHeadConfig):
-        named = head_for_config(named, c)
-    return named or next((m for m in Native.all() if m.CONFIG is kind), None)
+def format_of(c: ModelConfig) -> Format:
+    """Return how a network is saved: transformers' names where it has any, else our own."""
+    family = family_of(c)
+    form: Format | None = family.hf
+    if family.hf is not None and isinstance(c, ModelWithHeadConfig):
+        form = head_for_config(family.hf, c)
+    return form or Native(family)
 
 
 def _write_folder(
     folder: Path, config: Mapping[str, Any], weights: dict[str, Tensor], *, generates: bool
 ) -> None:
-    """Write what describes a network, and its weights."""
+    """Write the config and the weights of a network."""
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / "config.json", config)
     if generates:
@@ -100,7 +94,7 @@ def _write_folder(
         ids = {f"{role}_token_id": config.get(f"{role}_token_id") for role in roles}
         _write(folder / "generation_config.json", {k: v for k, v in ids.items() if v is not None})
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
-    # The library writes for the owner alone; whoever may read the config may read the weights.
+    # safetensors writes files that only the owner may read; the config is readable by all.
     (folder / WEIGHTS).chmod((folder / "config.json").stat().st_mode)
 
 
@@ -113,36 +107,35 @@ def load(folder: Path | str) -> tuple[LanguageModel, Tokenizer]:
 
 
 def load_model(folder: Path | str) -> LanguageModel:
-    """Open the network alone, in float32, ready to be asked."""
+    """Open the network alone, in float32 and evaluation mode."""
     path = Path(folder)
     data = _config(path)
-    member = head_from_architectures(_member(data, path), data, str(path / "config.json"))
-    parts = member.PARTS if isinstance(member, Parted) else ()
-    parts = tuple(part for part in parts if (path / part).is_dir())
-    data |= {part: _config(path / part) for part in parts}
-    config = member.from_config(data)
+    form = _format_of_folder(data, path)
+    subfolders = [name for name in form.subfolders if (path / name).is_dir()]
+    data |= {name: _config(path / name) for name in subfolders}
+    config: Any = form.from_config(data)
     with torch.device("meta"):  # weights that come from the folder need not be drawn
-        model = config.build()
+        model: LanguageModel = config.build()
     like: dict[str, Tensor] = model.state_dict()
     theirs = _weights(path)
-    if not data.get("architectures"):
-        refuse_unnamed_head(member, theirs, str(path / "config.json"))
-    for part in parts:
-        theirs |= {f"{part}/{name}": tensor for name, tensor in _weights(path / part).items()}
-    ours = member.names(config).from_hf(theirs, like, str(path))
-    ours |= _fresh(model, like.keys() - ours.keys())
+    if isinstance(form, HuggingFace) and not data.get("architectures"):
+        refuse_unnamed_head(form, theirs, str(path / "config.json"))
+    for name in subfolders:
+        theirs |= {f"{name}/{key}": tensor for key, tensor in _weights(path / name).items()}
+    ours = form.parameters(config).from_hf(theirs, like, str(path))
+    ours |= _initial_weights(model, like.keys() - ours.keys())
     model.load_state_dict(ours, assign=True)
     assert not any(buffer.is_meta for buffer in model.buffers()), "a buffer is not in the folder"
     return model.eval()
 
 
 @torch.no_grad()
-def _fresh(model: LanguageModel, missing: Set[str]) -> dict[str, Tensor]:
+def _initial_weights(model: LanguageModel, missing: Set[str]) -> dict[str, Tensor]:
     """Draw the parameters that a folder lacks, and leave the global random state as it was.
 
-    The network is on the meta device: nothing but these takes memory.
+    The network is on the meta device, so that nothing but these takes memory.
     """
-    found: dict[str, Tensor] = {}
+    drawn: dict[str, Tensor] = {}
     with torch.random.fork_rng(devices=[]):
         for path, module in model.named_modules():
             own = [name for name, _ in module.named_parameters(prefix=path, recurse=False)]
@@ -157,8 +150,8 @@ def _fresh(model: LanguageModel, missing: Set[str]) -> dict[str, Tensor]:
                 init_weights_(module, std=model.config.init_std)
             assert not isinstance(module, nn.Embedding), "a folder lacks an embedding"
             weights = dict(module.named_parameters(prefix=path, recurse=False))
-            found |= {name: weights[name].detach() for name in own if name in missing}
-    return found
+            drawn |= {name: weights[name].detach() for name in own if name in missing}
+    return drawn
 
 
 def _check_vocab(tokenizer: Tokenizer | None, vocab: int, folder: Path | str) -> None:
@@ -177,17 +170,20 @@ def _config(path: Path) -> dict[str, Any]:
     return _read(path / "config.json")
 
 
-def _member(data: Mapping[str, Any], path: Path) -> Family:
-    known = {member.TYPE: member for member in members()}
-    kind = data.get("model_type")
-    if str(kind).startswith(MODEL_TYPE_PREFIX):
-        known |= {member.TYPE: member for member in Native.all()}
-    if kind not in known:
+def _format_of_folder(data: Mapping[str, Any], path: Path) -> Format:
+    model_type, where = str(data.get("model_type")), path / "config.json"
+    native = {MODEL_TYPE_PREFIX + name: name for name in index()}
+    if model_type in native:
+        return Native(family(native[model_type]))
+    known = {entry.model_type: name for name, entry in index().items() if entry.model_type}
+    hf = family(known[model_type]).hf if model_type in known else None
+    if hf is None:
+        own = [*native] if model_type.startswith(MODEL_TYPE_PREFIX) else []
         raise UserError(
-            f"{path / 'config.json'} says model_type={kind!r}: "
-            f"kinfolk opens {', '.join(sorted(known))}"
+            f"{where} says model_type={data.get('model_type')!r}: "
+            f"kinfolk opens {', '.join(sorted([*known, *own]))}"
         )
-    return known[kind]
+    return head_from_architectures(hf, data, str(where))
 
 
 def _weights(path: Path) -> dict[str, Tensor]:

@@ -1,50 +1,36 @@
-"""Members and heads that Hugging Face does not know: the same layout, with our own names."""
+"""Model folders of families and task heads that transformers lacks: its layout, our own names."""
 
-import pkgutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-import kinfolk.models
-from kinfolk.hub.mapping import ParameterMap, ParameterRule
-from kinfolk.nn.bilstm import BiLSTMConfig
+from kinfolk.families.base import Family
+from kinfolk.families.mapping import ParameterMap, ParameterRule
 from kinfolk.nn.embeddings import TokenEmbedding
 from kinfolk.nn.language_model import ModelConfig, Pooling
 from kinfolk.nn.task_heads import ModelWithHeadConfig
 from kinfolk.text.tokenizer import SpecialTokens
 
-MODEL_TYPE_PREFIX = "kinfolk_"  # before the member's name, in `model_type`
+MODEL_TYPE_PREFIX = "kinfolk_"  # before the name of the family, in `model_type`
 
 
 @dataclass(frozen=True)
 class Native:
-    """What the other files of this package say of a member, said for any of them."""
+    """The format of a family under our own names, with a task head or without."""
 
-    CONFIG: type[ModelConfig]
-
-    @classmethod
-    def all(cls) -> list["Native"]:
-        """Find the members by the files in models/; the baseline of tasks is in none."""
-        names = [found.name for found in pkgutil.iter_modules(kinfolk.models.__path__)]
-        presets = [import_module(f"kinfolk.models.{name}").SIZES for name in names]
-        return [*(cls(type(next(iter(sizes.values())))) for sizes in presets), cls(BiLSTMConfig)]
+    family: Family
+    subfolders: ClassVar[Mapping[str, Any]] = {}
 
     @property
-    def TYPE(self) -> str:  # noqa: N802  # as the constant of the other files
-        """The `model_type`."""
-        return MODEL_TYPE_PREFIX + self.CONFIG.__module__.rpartition(".")[2]
-
-    @property
-    def FRAME(self) -> str | None:  # noqa: N802
-        """What its tokenizer puts around a text."""
-        return {"encoder": "bert", "encoder-decoder": "t5"}.get(self.CONFIG.network().architecture)
+    def model_type(self) -> str:
+        """The `model_type` in config.json."""
+        return MODEL_TYPE_PREFIX + self.family.name
 
     def to_config(self, c: Any, special_tokens: SpecialTokens | None) -> dict[str, Any]:
-        """Write config.json; under `head` what stands on the member, where something does."""
+        """Return the contents of config.json; a task head is under `head`."""
         roles = ("bos", "eos", "pad")
         ids = (
             {f"{role}_token_id": getattr(special_tokens, role) for role in roles}
@@ -57,30 +43,31 @@ class Native:
         return {**head.pop("backbone"), **ids, "head": head}
 
     def from_config(self, data: Mapping[str, Any]) -> ModelConfig:
-        """Read config.json."""
-        body = self.CONFIG(**_known(self.CONFIG, data))
+        """Return the config that a config.json describes."""
+        config = type(next(iter(self.family.sizes.values())))
+        backbone = config(**_known_fields(config, data))
         if "head" not in data:
-            return body
-        head = _known(ModelWithHeadConfig, data["head"])
+            return backbone
+        head = _known_fields(ModelWithHeadConfig, data["head"])
         return ModelWithHeadConfig(
-            **head | {"backbone": body, "pooling": Pooling(**head["pooling"])}
+            **head | {"backbone": backbone, "pooling": Pooling(**head["pooling"])}
         )
 
-    def names(self, c: Any) -> ParameterMap:
-        """Call every parameter what it is called here."""
+    def parameters(self, c: Any) -> ParameterMap:
+        """Map every parameter to its own name."""
         with torch.device("meta"):
             model: nn.Module = c.build()
-        tables = {
-            f"{n}.weight": m.vocab_size
-            for n, m in model.named_modules()
-            if isinstance(m, TokenEmbedding)
+        vocab_rows = {
+            f"{name}.weight": module.vocab_size
+            for name, module in model.named_modules()
+            if isinstance(module, TokenEmbedding)
         }
         return ParameterMap(
-            rules=[ParameterRule(n, (n,), vocab_rows=tables.get(n)) for n in model.state_dict()]
+            rules=[ParameterRule(n, (n,), vocab_rows=vocab_rows.get(n)) for n in model.state_dict()]
         )
 
 
-def _known(config: Any, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Pick the fields of a config. JSON has no tuples, and a config holds no lists."""
+def _known_fields(config: Any, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a config. JSON has no tuples, and a config holds no lists."""
     given = {field.name: data[field.name] for field in fields(config) if field.name in data}
     return {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}

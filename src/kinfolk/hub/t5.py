@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from kinfolk.errors import UserError
-from kinfolk.hub.mapping import (
+from kinfolk.families.mapping import (
     ParameterMap,
     ParameterRule,
     from_hf_fields,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfolk.hub.mapping import (
+from kinfolk.families.mapping import (
     ParameterMap,
     ParameterRule,
     from_hf_fields,

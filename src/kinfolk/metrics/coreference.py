@@ -1,27 +1,27 @@
-"""Who is who: MUC, B-cubed and CEAF of clusters of mentions, and their mean, CoNLL-2012's score.
+"""MUC, B-cubed and CEAF of clusters of mentions, and their mean, the score of CoNLL-2012.
 
-They are counted as the reference scorer does (Pradhan et al., 2014): over all documents, with
+They are counted as the reference scorer does (Pradhan et al., 2014): summed over documents, with
 mentions that only one side has.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kinfolk.errors import UserError
-from kinfolk.metrics.classification import PRF, check_lengths, f_score, safe_divide
+from kinfolk.metrics.metric import PRF, Metric, Statistics, f_score, safe_divide
 
-Cluster = Iterable[Hashable]  # mentions, such as (start, stop)
+Cluster = Iterable[Hashable]  # mentions, such as (start, end)
 Clusters = list[frozenset[Hashable]]
-Counts = tuple[float, int, float, int]  # hits among what was said, and among what is true
+Counts = tuple[float, int, float, int]  # hits and number of predictions, hits and references
 
 
 @dataclass(frozen=True)
 class CorefScores:
-    """Three views of the same clusters; `conll` is the mean of their F1."""
+    """Three scores of the same clusters; `conll` is the mean of their F1."""
 
     muc: PRF  # links (Vilain et al., 1995)
     b_cubed: PRF  # mentions (Bagga & Baldwin, 1998)
@@ -33,87 +33,98 @@ class CorefScores:
         return (self.muc.f1 + self.b_cubed.f1 + self.ceaf.f1) / 3
 
 
-def coref_scores(
-    said: Sequence[Sequence[Cluster]], truth: Sequence[Sequence[Cluster]]
-) -> CorefScores:
-    """Score the clusters of documents."""
-    check_lengths(said, truth, "documents")
-    pairs = [
-        (check_clusters(one, number), check_clusters(other, number))
-        for number, (one, other) in enumerate(zip(said, truth, strict=True), 1)
-    ]
-    return CorefScores(sum_counts(muc, pairs), sum_counts(b_cubed, pairs), sum_counts(ceaf, pairs))
+@dataclass(frozen=True)
+class ConllF1(Metric):
+    """The mean F1 of MUC, B-cubed and CEAF over documents."""
+
+    name: str = "conll_f1"
+    title: str = "CoNLL F1"
+    max_resamples: int = 200
+
+    things: ClassVar[str] = "documents"
+
+    def statistics(
+        self, predictions: Sequence[Sequence[Cluster]], references: Sequence[Sequence[Cluster]], /
+    ) -> Statistics:
+        """Return the counts of the three scores of each document: (documents, 3, 4)."""
+        rows = []
+        for number, pair in enumerate(zip(predictions, references, strict=True), 1):
+            predicted, gold = (check_clusters(clusters, number) for clusters in pair)
+            rows.append([count(predicted, gold) for count in (muc, b_cubed, ceaf)])
+        return np.array(rows, np.float64)
+
+    def scores(self, total: Statistics) -> CorefScores:
+        """Return precision, recall and F1 of the three scores."""
+        found = []
+        for hits, predicted, matched, gold in total.tolist():
+            precision, recall = safe_divide(hits, predicted), safe_divide(matched, gold)
+            found.append(PRF(precision, recall, f_score(precision, recall), int(gold)))
+        return CorefScores(*found)
+
+    def score(self, total: Statistics, /) -> float:
+        """Return the mean F1."""
+        return self.scores(total).conll
 
 
 def check_clusters(document: Iterable[Cluster], number: int) -> Clusters:
-    """Check that no mention is in two clusters."""
-    found = [frozenset(cluster) for cluster in document]
+    """Refuse a mention that is in two clusters."""
+    clusters = [frozenset(cluster) for cluster in document]
     seen: set[Hashable] = set()
-    for cluster in found:
+    for cluster in clusters:
         if twice := seen & cluster:
             raise UserError(
                 f"mention {next(iter(twice))} of document {number} is in two clusters: "
-                "join them, or leave it out of one"
+                "merge them, or remove it from one"
             )
         seen |= cluster
-    return [cluster for cluster in found if cluster]
+    return [cluster for cluster in clusters if cluster]
 
 
-def sum_counts(
-    counts: Callable[[Clusters, Clusters], Counts], pairs: Sequence[tuple[Clusters, Clusters]]
-) -> PRF:
-    """Sum what is counted over documents, then divide."""
-    rows = [counts(said, truth) for said, truth in pairs]
-    right, said, found, true = (sum(column) for column in zip(*rows, strict=True))
-    precision, recall = safe_divide(right, said), safe_divide(found, true)
-    return PRF(precision, recall, f_score(precision, recall), int(true))
-
-
-def muc(said: Clusters, truth: Clusters) -> Counts:
+def muc(predicted: Clusters, gold: Clusters) -> Counts:
     """Count links: a cluster that the other side has in three parts lacks two of its links."""
-    return *muc_links(said, truth), *muc_links(truth, said)
+    return *muc_links(predicted, gold), *muc_links(gold, predicted)
 
 
-def muc_links(own: Clusters, other: Clusters) -> tuple[int, int]:
+def muc_links(clusters: Clusters, others: Clusters) -> tuple[int, int]:
     """Count the links of clusters that the other side has too, and all of them."""
-    home = {mention: number for number, cluster in enumerate(other) for mention in cluster}
+    index = {mention: number for number, cluster in enumerate(others) for mention in cluster}
     hits = 0
-    for cluster in own:
-        # A mention that the other side lacks is a part of its own, and brings no link.
-        known = [home[mention] for mention in cluster if mention in home]
+    for cluster in clusters:
+        # A mention that the other side lacks is a part of its own and adds no link.
+        known = [index[mention] for mention in cluster if mention in index]
         hits += len(known) - len(set(known))
-    return hits, sum(map(len, own)) - len(own)
+    return hits, sum(map(len, clusters)) - len(clusters)
 
 
-def b_cubed(said: Clusters, truth: Clusters) -> Counts:
-    """Count mentions, each by the share of its cluster that is also in its other cluster."""
-    return *b_cubed_counts(said, truth), *b_cubed_counts(truth, said)
+def b_cubed(predicted: Clusters, gold: Clusters) -> Counts:
+    """Count mentions, each by the share of its cluster that is in its cluster of the other side."""
+    return *b_cubed_counts(predicted, gold), *b_cubed_counts(gold, predicted)
 
 
-def b_cubed_counts(own: Clusters, other: Clusters) -> tuple[float, int]:
-    """Sum over mentions the share of its cluster that it meets again on the other side."""
-    hits = sum(len(one & two) ** 2 / len(one) for one in own for two in other)
-    return hits, sum(map(len, own))
+def b_cubed_counts(clusters: Clusters, others: Clusters) -> tuple[float, int]:
+    """Sum over mentions the share of the cluster that is shared, and count the mentions."""
+    hits = sum(len(own & other) ** 2 / len(own) for own in clusters for other in others)
+    return hits, sum(map(len, clusters))
 
 
-def ceaf(said: Clusters, truth: Clusters) -> Counts:
-    """Sum how alike clusters are, matched so that this is most (Kuhn-Munkres)."""
+def ceaf(predicted: Clusters, gold: Clusters) -> Counts:
+    """Sum the similarity of clusters in the best one-to-one matching (Kuhn-Munkres)."""
     hits = 0.0
-    if said and truth:
-        alike = np.array([[phi4(one, two) for two in truth] for one in said])
-        hits = float(alike[assign(alike)].sum())
-    return hits, len(said), hits, len(truth)
+    if predicted and gold:
+        similarity = np.array([[phi4(own, other) for other in gold] for own in predicted])
+        hits = float(similarity[best_matching(similarity)].sum())
+    return hits, len(predicted), hits, len(gold)
 
 
-def phi4(one: frozenset[Hashable], two: frozenset[Hashable]) -> float:
-    """Return the share of mentions in common, Luo's phi 4."""
-    return 2 * len(one & two) / (len(one) + len(two))
+def phi4(first: frozenset[Hashable], second: frozenset[Hashable]) -> float:
+    """Return the share of common mentions, Luo's phi 4."""
+    return 2 * len(first & second) / (len(first) + len(second))
 
 
-def assign(alike: NDArray[np.float64]) -> Any:
-    """Match rows and columns one to one, so that the sum is the highest."""
+def best_matching(similarity: NDArray[np.float64]) -> Any:
+    """Match rows and columns one to one with the highest sum."""
     try:
         from scipy.optimize import linear_sum_assignment
     except ImportError as error:
         raise UserError("CEAF needs the scipy package: pip install scipy") from error
-    return linear_sum_assignment(alike, maximize=True)
+    return linear_sum_assignment(similarity, maximize=True)

@@ -1,4 +1,4 @@
-"""The quality of written texts: do they say different things, or the same over and over?"""
+"""Diversity and repetition of generated texts: distinct-n, loops, self-BLEU."""
 
 import math
 from bisect import bisect_left
@@ -13,11 +13,9 @@ from kinfolk.metrics.baselines import Ids, KneserNey
 from kinfolk.text.segment import word_starts
 
 NGRAM_ORDERS = (1, 2, 3, 4)  # of distinct-n, and of BLEU
-REPEAT_NGRAM = 4  # words that are a repetition when they were said before
-LOOP_REPEATS = 3  # a loop says a phrase of two words or more so often (Holtzman et al. 2020)
-SMOOTHING_FLOOR = (
-    0.1  # matches where there are none, so that a score is not 0 (Chen & Cherry 2014, method 1)
-)
+REPEAT_NGRAM = 4  # words that count as a repetition when the text has them before
+LOOP_REPEATS = 3  # of a phrase of two words or more, in a loop (Holtzman et al. 2020)
+SMOOTHING_FLOOR = 0.1  # matches where there are none (Chen & Cherry 2014, method 1)
 
 Words = Sequence[str]
 Gram = tuple[str, ...]
@@ -25,22 +23,22 @@ Gram = tuple[str, ...]
 
 @dataclass(frozen=True)
 class DiversityScores:
-    """What is measured of a set of texts; None where the set is too small to say."""
+    """Measures of a set of texts; None where the set is too small."""
 
     texts: int
-    empty: int  # texts without a word; all below but for `words` leave them out
-    words: float  # a text, on average
-    distinct_n: tuple[float | None, ...]  # shares of 1, 2, 3 and 4 words running that are different
-    repetition_rate: float | None  # share of a text's words in phrases that it said before
+    empty: int  # texts without a word, which only `words` below counts
+    words: float  # of a text on average
+    distinct_n: tuple[float | None, ...]  # shares of distinct 1- to 4-grams
+    repetition_rate: float | None  # share of words in repeated 4-grams
     loop_rate: float | None  # share of texts that end in a loop
-    self_bleu: float | None  # 0 where each text is unlike all others, 1 where all are equal
-    perplexity: float | None = None  # of a token, where an n-gram model is at hand
+    self_bleu: float | None  # 1 where all texts are equal
+    perplexity: float | None = None  # of a token under an n-gram model
 
 
 def diversity_scores(texts: Sequence[str], perplexity: float | None = None) -> DiversityScores:
     """Measure texts by their words; a Chinese character is one, and so is a punctuation mark."""
     every = [word_tokenize(text) for text in texts]
-    some = [text for text in every if text]
+    some = [words for words in every if words]
     return DiversityScores(
         texts=len(every),
         empty=len(every) - len(some),
@@ -54,31 +52,31 @@ def diversity_scores(texts: Sequence[str], perplexity: float | None = None) -> D
 
 
 def word_tokenize(text: str) -> list[str]:
-    """Part a text: "It's 3 o'clock." gives "It's", "3", "o'clock" and "."."""
+    """Split a text: "It's 3 o'clock." gives "It's", "3", "o'clock" and "."."""
     return [
         text[start:stop].rstrip() for start, stop in pairwise([*word_starts(text, "spaces"), None])
     ]
 
 
 def distinct_n(texts: Sequence[Words], size: int) -> float | None:
-    """Return the share of grams that are different, over all texts (Li et al. 2016)."""
+    """Return the share of distinct n-grams over all texts (Li et al. 2016)."""
     found = Counter(gram for text in texts for gram in ngrams(text, size))
     return len(found) / found.total() if found else None
 
 
 def repetition_rate(text: Words, size: int = REPEAT_NGRAM) -> float:
-    """Return the share of words that are part of a gram said before: "a b a b a b" has 0.67."""
+    """Return the share of words that are part of a repeated n-gram: "a b a b a b" has 0.67."""
     seen: set[Gram] = set()
-    again = np.zeros(len(text), np.bool_)
-    for place, gram in enumerate(ngrams(text, size)):
+    repeated = np.zeros(len(text), np.bool_)
+    for index, gram in enumerate(ngrams(text, size)):
         if gram in seen:
-            again[place : place + size] = True
+            repeated[index : index + size] = True
         seen.add(gram)
-    return float(again.mean()) if len(text) else 0.0
+    return float(repeated.mean()) if len(text) else 0.0
 
 
 def ends_in_loop(text: Words) -> bool:
-    """Tell whether a text ends in a phrase of two words or more, three times over."""
+    """Return whether a text ends in a phrase of two words or more, three times over."""
     return any(
         all(text[-back] == text[-back - size] for back in range(1, (LOOP_REPEATS - 1) * size + 1))
         for size in range(2, len(text) // LOOP_REPEATS + 1)
@@ -88,8 +86,8 @@ def ends_in_loop(text: Words) -> bool:
 def self_bleu(texts: Sequence[Words]) -> float | None:
     """Return the mean BLEU-4 of each text against all others (Zhu et al. 2018).
 
-    Every gram keeps the two highest counts any text has of it: the highest among the others is
-    one of them, so that all texts are scored in one pass, exactly.
+    Every n-gram keeps the two highest counts that any text has of it: the highest among the others
+    is one of them, so that all texts are scored in one pass, exactly.
     """
     if len(texts) < 2:
         return None
@@ -102,7 +100,7 @@ def self_bleu(texts: Sequence[Words]) -> float | None:
     lengths = sorted(map(len, texts))
     scores = []
     for text, own in zip(texts, counts, strict=True):
-        # Where the highest count is its own, the second is that of the others.
+        # Where the highest count is the text's own, the second is that of the others.
         hits = [
             sum(min(count, best[gram][count == best[gram][0]]) for gram, count in order.items())
             for order in own
@@ -112,7 +110,7 @@ def self_bleu(texts: Sequence[Words]) -> float | None:
 
 
 def bleu(hits: Sequence[int], length: int, reference: int) -> float:
-    """Return BLEU from the grams of each size that match; sizes longer than the text are left out.
+    """Return BLEU from the matching n-grams of each order that is not longer than the text.
 
     It is sacrebleu's, with smoothing by a floor and the effective order.
     """
@@ -125,9 +123,9 @@ def bleu(hits: Sequence[int], length: int, reference: int) -> float:
 
 
 def closest_length(lengths: Sequence[int], length: int) -> int:
-    """Return the length nearest to one of the sorted lengths among the others, the shorter of two.
+    """Return the other length that is closest to one of the sorted lengths, the shorter of two.
 
-    A second text of the same length is the nearest there is.
+    A second text of the same length is the closest.
     """
     place = bisect_left(lengths, length)
     others = [*lengths[max(place - 1, 0) : place], *lengths[place + 1 : place + 2]]
@@ -135,9 +133,9 @@ def closest_length(lengths: Sequence[int], length: int) -> int:
 
 
 def perplexity(model: KneserNey, texts: Sequence[Ids]) -> float | None:
-    """Return the perplexity of a token by an n-gram model; whether a text has ended is not asked.
+    """Return the perplexity of a token under an n-gram model, without the end of the text.
 
-    A text that was written to so many tokens is no worse for having no end.
+    A text that was generated up to a number of tokens has no end to predict.
     """
     costs = [model.nll(ids)[:-1] for ids in texts]
     tokens = sum(map(len, costs))
@@ -145,10 +143,10 @@ def perplexity(model: KneserNey, texts: Sequence[Ids]) -> float | None:
 
 
 def ngrams(text: Words, size: int) -> Iterator[Gram]:
-    """Yield every stretch of some words."""
-    return (tuple(text[place : place + size]) for place in range(len(text) - size + 1))
+    """Yield every n-gram of some words."""
+    return (tuple(text[start : start + size]) for start in range(len(text) - size + 1))
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """Return the mean, of nothing None."""
+    """Return the mean, None of no values."""
     return sum(values) / len(values) if values else None

@@ -1,32 +1,26 @@
-"""BLEU, chrF and ROUGE."""
+"""BLEU and chrF by sacrebleu, ROUGE, perplexity and bits per byte."""
 
+import math
 import re
+from abc import abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from functools import cache
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kinfolk.errors import UserError
-from kinfolk.metrics.classification import check_lengths, f_score, safe_divide
 from kinfolk.metrics.diversity import ngrams
+from kinfolk.metrics.metric import MeanMetric, Metric, Statistics, f_score, safe_divide
 
-References: TypeAlias = str | Sequence[str]  # of one text: all are right
+References: TypeAlias = str | Sequence[str]  # the references of one text
 CHINESE = ("\u3400", "\u9fff")  # the first and the last character of those that are counted
 
 
-@dataclass(frozen=True)
-class Rating:
-    """A score from 0 to 100, and the signature that says how it was counted."""
-
-    score: float
-    signature: str
-
-
 def library() -> Any:
-    """Open sacrebleu, or say what it takes."""
+    """Import sacrebleu, or say how to install it."""
     try:
         from sacrebleu import metrics
     except ImportError as error:
@@ -36,144 +30,217 @@ def library() -> Any:
     return metrics
 
 
-def bleu(written: Sequence[str], references: Sequence[References]) -> Rating:
-    """Score the words of what was written against its references, one or several for each."""
-    return rating(metric("bleu", references), written, references)
+@dataclass(frozen=True)
+class TextMetric(Metric):
+    """A metric of sacrebleu, from 0 to 100."""
+
+    maximum: float = 100.0
+    max_resamples: int = 100
+
+    @abstractmethod
+    def implementation(self, references: Sequence[References]) -> Any:
+        """Return sacrebleu's object for texts with these references."""
+
+    def __call__(self, predictions: Sequence[str], references: Sequence[References]) -> float:
+        """Score texts against one reference each, or several."""
+        return self.aggregate(self.statistics(predictions, references))
+
+    def statistics(
+        self, predictions: Sequence[str], references: Sequence[References], /
+    ) -> Statistics:
+        """Return the counts of each text: (texts, counts)."""
+        check_references(predictions, references)
+        found = self.implementation(references)._extract_corpus_statistics(
+            list(predictions), reference_streams(references)
+        )
+        return np.array(found)
+
+    def score(self, total: Statistics, /) -> float:
+        """Return the score of summed counts, which no tokenizer plays a part in."""
+        return float(self.implementation(())._aggregate_and_compute([total.tolist()]).score)
+
+    def signature(self, predictions: Sequence[str], references: Sequence[References]) -> str:
+        """Return sacrebleu's signature: how the score is counted."""
+        implementation = self.implementation(references)
+        implementation.corpus_score(list(predictions), reference_streams(references))
+        return str(implementation.get_signature())
 
 
-def chrf(written: Sequence[str], references: Sequence[References]) -> Rating:
-    """Score the characters of what was written; of several references, the closest counts."""
-    return rating(metric("chrf", references), written, references)
+@dataclass(frozen=True)
+class Bleu(TextMetric):
+    """BLEU of words; of characters where most references are Chinese."""
+
+    name: str = "bleu"
+    title: str = "BLEU"
+
+    def implementation(self, references: Sequence[References]) -> Any:
+        """Return sacrebleu's object with the tokenizer of the language."""
+        return sacrebleu_bleu("zh" if mostly_chinese(references) else "13a")
 
 
-def metric(name: str, references: Sequence[References]) -> Any:
-    """Return sacrebleu's metric; Chinese references are counted by characters."""
-    if name == "chrf":
-        return library().CHRF()
-    texts = [text for reference in references for text in each(reference)]
-    return library().BLEU(tokenize="zh" if is_chinese(texts) else "13a")
+@dataclass(frozen=True)
+class Chrf(TextMetric):
+    """chrF of characters; of several references, the closest counts."""
+
+    name: str = "chrf"
+    title: str = "chrF"
+
+    def implementation(self, references: Sequence[References]) -> Any:
+        """Return sacrebleu's object."""
+        return sacrebleu_chrf()
 
 
-def rating(metric: Any, written: Sequence[str], references: Sequence[References]) -> Rating:
-    """Score a corpus."""
-    check_text_lengths(written, references)
-    found = metric.corpus_score(list(written), streams(references))
-    return Rating(float(found.score), str(metric.get_signature()))
+@cache
+def sacrebleu_bleu(tokenize: str) -> Any:
+    return library().BLEU(tokenize=tokenize)
 
 
-def statistics(
-    metric: Any, written: Sequence[str], references: Sequence[References]
-) -> NDArray[np.int64]:
-    """Return the counts of each text, (texts, counts): the score of a corpus is one of their sum.
-
-    So texts are read once, however often they are drawn for an interval.
-    """
-    check_text_lengths(written, references)
-    return np.array(metric._extract_corpus_statistics(list(written), streams(references)))
+@cache
+def sacrebleu_chrf() -> Any:
+    return library().CHRF()
 
 
-def total(metric: Any, rows: Sequence[NDArray[np.int64]] | NDArray[np.int64]) -> float:
-    """Return the score of the texts with these statistics."""
-    return float(metric._aggregate_and_compute([np.sum(rows, axis=0).tolist()]).score)
-
-
-def each(reference: References) -> Sequence[str]:
-    """Return the references of one text as a list."""
+def as_sequence(reference: References) -> Sequence[str]:
+    """Return the references of one text as a sequence."""
     return (reference,) if isinstance(reference, str) else reference
 
 
-def streams(references: Sequence[References]) -> list[list[str | None]]:
+def reference_streams(references: Sequence[References]) -> list[list[str | None]]:
     """Return the first reference of every text, then the second, with None where it has none."""
-    most = max(len(each(reference)) for reference in references)
-    padded = [[*each(reference), *[None] * most][:most] for reference in references]
+    most = max(len(as_sequence(reference)) for reference in references)
+    padded = [[*as_sequence(reference), *[None] * most][:most] for reference in references]
     return [list(stream) for stream in zip(*padded, strict=True)]
 
 
-def check_text_lengths(written: Sequence[str], references: Sequence[References]) -> None:
+def check_references(predictions: Sequence[str], references: Sequence[References]) -> None:
     """Refuse texts without a reference each, and no texts at all."""
-    if len(written) != len(references) or not written:
+    if len(predictions) != len(references) or not predictions:
         raise UserError(
-            f"{len(written)} texts cannot be scored against {len(references)} references: "
+            f"{len(predictions)} texts cannot be scored against {len(references)} references: "
             "give one for each"
         )
     for number, reference in enumerate(references, 1):
-        if not each(reference):
+        if not as_sequence(reference):
             raise UserError(f"text {number} has no reference: give one or more for each")
 
 
-def is_chinese(texts: Sequence[str]) -> bool:
-    """Say whether most characters are Chinese: then each of them counts as a word."""
-    characters = [character for text in texts for character in text if character.isalpha()]
-    inside = sum(CHINESE[0] <= character <= CHINESE[1] for character in characters)
-    return 2 * inside > len(characters)
+def mostly_chinese(references: Sequence[References]) -> bool:
+    """Return whether most letters are Chinese: then each of them counts as a word."""
+    letters = [c for r in references for text in as_sequence(r) for c in text if c.isalpha()]
+    return 2 * sum(CHINESE[0] <= letter <= CHINESE[1] for letter in letters) > len(letters)
 
 
+MAX_EXPONENT = 700.0  # exp of more overflows
 LATIN_WORDS = re.compile("[a-z0-9]+")
 CHINESE_WORDS = re.compile("[a-z0-9]+|[{}-{}]".format(*CHINESE))
 
 
 @dataclass(frozen=True)
-class RougeScores:
-    """F1 of words, of pairs of words, and of the longest common subsequence."""
+class Rouge(MeanMetric):
+    """Mean F1 of summaries, each against the reference that fits best."""
 
-    rouge1: float
-    rouge2: float
-    rougeL: float  # noqa: N815  # the name of the measure
+    max_resamples: int = 100
 
+    things: ClassVar[str] = "summaries"
 
-def rouge(written: Sequence[str], references: Sequence[References]) -> RougeScores:
-    """Average over summaries, against the reference of each that fits best."""
-    rows = rouge_each(written, references)
-    one, two, longest = (
-        sum(values) / len(rows)
-        for values in zip(*((row.rouge1, row.rouge2, row.rougeL) for row in rows), strict=True)
-    )
-    return RougeScores(one, two, longest)
+    def values(
+        self, predictions: Sequence[str], references: Sequence[References], /
+    ) -> list[float]:
+        """Return the score of each summary."""
+        pattern = CHINESE_WORDS if mostly_chinese(references) else LATIN_WORDS
+        values = []
+        for text, reference in zip(predictions, references, strict=True):
+            words = pattern.findall(text.lower())
+            each = [pattern.findall(other.lower()) for other in as_sequence(reference)]
+            values.append(max(self.compare(words, other) for other in each))
+        return values
 
-
-def rouge_each(written: Sequence[str], references: Sequence[References]) -> list[RougeScores]:
-    """Score every summary against its reference; of several, the best of each score counts."""
-    check_lengths(written, references, "summaries")
-    texts = [text for reference in references for text in each(reference)]
-    pattern = CHINESE_WORDS if is_chinese(texts) else LATIN_WORDS
-    found = []
-    for text, reference in zip(written, references, strict=True):
-        words = pattern.findall(text.lower())
-        ones = [rouge_of_tokens(words, pattern.findall(one.lower())) for one in each(reference)]
-        found.append(
-            RougeScores(
-                max(one.rouge1 for one in ones),
-                max(one.rouge2 for one in ones),
-                max(one.rougeL for one in ones),
-            )
-        )
-    return found
+    @abstractmethod
+    def compare(self, words: Sequence[str], reference: Sequence[str]) -> float:
+        """Return F1 of the words of a summary against those of its reference."""
 
 
-def rouge_of_tokens(written: Sequence[str], reference: Sequence[str]) -> RougeScores:
-    """Score the words of a summary against those of its reference."""
-    hits = lcs_length(written, reference)
-    longest = f_score(safe_divide(hits, len(written)), safe_divide(hits, len(reference)))
-    return RougeScores(ngram_f1(written, reference, 1), ngram_f1(written, reference, 2), longest)
+@dataclass(frozen=True)
+class RougeN(Rouge):
+    """F1 of n-grams; one that is repeated counts as often as the reference has it."""
+
+    n: int = 1
+
+    def compare(self, words: Sequence[str], reference: Sequence[str]) -> float:
+        """Return F1 of the n-grams."""
+        found, gold = Counter(ngrams(words, self.n)), Counter(ngrams(reference, self.n))
+        hits = (found & gold).total()
+        return f_score(safe_divide(hits, found.total()), safe_divide(hits, gold.total()))
 
 
-def ngram_f1(written: Sequence[str], reference: Sequence[str], size: int) -> float:
-    """Return F1 of grams; one that is written too often counts as often as it should be."""
-    one, other = Counter(ngrams(written, size)), Counter(ngrams(reference, size))
-    hits = (one & other).total()
-    return f_score(safe_divide(hits, one.total()), safe_divide(hits, other.total()))
+@dataclass(frozen=True)
+class RougeL(Rouge):
+    """F1 of the longest common subsequence."""
+
+    name: str = "rougeL"
+    title: str = "ROUGE-L"
+
+    def compare(self, words: Sequence[str], reference: Sequence[str]) -> float:
+        """Return F1 of the longest common subsequence."""
+        hits = lcs_length(words, reference)
+        return f_score(safe_divide(hits, len(words)), safe_divide(hits, len(reference)))
 
 
-def lcs_length(one: Sequence[str], other: Sequence[str]) -> int:
-    """Return the length of the longest common subsequence, a row of the table in one number.
+BLEU, CHRF = Bleu(), Chrf()
+ROUGE = (RougeN("rouge1", "ROUGE-1", n=1), RougeN("rouge2", "ROUGE-2", n=2), RougeL())
 
-    A bit is 0 where the length grows (Hyyrö 2004), so that long texts take no quadratic time.
+
+def lcs_length(first: Sequence[str], second: Sequence[str]) -> int:
+    """Return the length of the longest common subsequence.
+
+    A row of the table is one number, a bit of which is 0 where the length grows (Hyyrö 2004).
     """
     indices: defaultdict[str, int] = defaultdict(int)
-    for place, word in enumerate(one):
-        indices[word] |= 1 << place
-    full = row = (1 << len(one)) - 1
-    for word in other:
+    for index, word in enumerate(first):
+        indices[word] |= 1 << index
+    full = row = (1 << len(first)) - 1
+    for word in second:
         same = row & indices.get(word, 0)
         row = ((row + same) | (row - same)) & full
-    return len(one) - row.bit_count()
+    return len(first) - row.bit_count()
+
+
+@dataclass(frozen=True)
+class Perplexity(Metric):
+    """The perplexity of a token; predictions are pairs of negative log-likelihood and tokens."""
+
+    name: str = "perplexity"
+    lower_is_better: bool = True
+
+    def statistics(
+        self, predictions: Sequence[tuple[float, int]], references: Sequence[str], /
+    ) -> Statistics:
+        """Return negative log-likelihood in nats and number of tokens: (rows, 2)."""
+        return np.array(predictions, np.float64)
+
+    def score(self, total: Statistics, /) -> float:
+        """Return exp of the mean negative log-likelihood."""
+        return math.exp(min(MAX_EXPONENT, float(total[0]) / max(float(total[1]), 1)))
+
+
+@dataclass(frozen=True)
+class BitsPerByte(Perplexity):
+    """Negative log-likelihood in bits for each byte of UTF-8."""
+
+    name: str = "bits_per_byte"
+
+    def statistics(
+        self, predictions: Sequence[tuple[float, int]], references: Sequence[str], /
+    ) -> Statistics:
+        """Return negative log-likelihood in nats and number of bytes: (rows, 2)."""
+        return np.array(
+            [
+                (nll, len(text.encode()))
+                for (nll, _), text in zip(predictions, references, strict=True)
+            ],
+            np.float64,
+        )
+
+    def score(self, total: Statistics, /) -> float:
+        """Return bits for each byte."""
+        return float(total[0]) / math.log(2) / float(total[1])

@@ -13,13 +13,12 @@ from kinfolk.attention_mask import AttentionBackend
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config, field
 from kinfolk.errors import UserError
+from kinfolk.families.sizes import STANDARD_SIZES
 from kinfolk.nn.attention import Attention
-from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding, init_weights_
-from kinfolk.nn.feedforward import FeedForward, get_activation
+from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
+from kinfolk.nn.init import init_weights_, mimetic_init_
 from kinfolk.nn.language_model import LanguageModel, ModelConfig, Pooling, SharedLayers
-from kinfolk.nn.positions import mimetic_init_
-from kinfolk.nn.residual import PostNorm
-from kinfolk.nn.sizes import STANDARD_SIZES
+from kinfolk.nn.layers import FeedForward, PostNorm, get_activation
 
 EMBEDDING_STD = 0.02  # the standard deviation of tables at the start (the published code)
 Shared = Literal["all", "attention", "feed", "none"]
@@ -192,9 +191,7 @@ class Albert(LanguageModel):
             + self.token_type_embeddings(segments)
         )
         x = self.embedding_projection(self.dropout(self.embedding_norm(x)))
-        attend = inputs.attention_backend(
-            dropout=self.training and self.config.attention_dropout > 0
-        )
+        attend = self.attention_fn(inputs)
         return Output(self.layers(x, attend))
 
     def lm_logits(self, hidden: Tensor) -> LinearLogits:

@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config, field
 from kinfolk.errors import UserError
+from kinfolk.families.bert import BertConfig, encoder_layer
+from kinfolk.families.sizes import STANDARD_SIZES
 from kinfolk.models.albert import MaskedLMHead
-from kinfolk.models.bert import BertConfig, Layer
-from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding, init_weights_
-from kinfolk.nn.feedforward import get_activation
+from kinfolk.nn.attention import attention_backend
+from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
+from kinfolk.nn.init import init_weights_, mimetic_init_
 from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling
-from kinfolk.nn.positions import mimetic_init_
-from kinfolk.nn.sizes import STANDARD_SIZES
+from kinfolk.nn.layers import get_activation
 
 EMBEDDING_STD = 0.02  # the standard deviation of tables at the start (the published code)
 
@@ -98,12 +99,12 @@ class Encoder(nn.Module):
             if c.hidden_size == embedding_size
             else nn.Linear(embedding_size, c.hidden_size)
         )
-        self.layers = LayerStack(Layer(c) for _ in range(c.num_layers))
+        self.layers = LayerStack(encoder_layer(c) for _ in range(c.num_layers))
 
     def forward(self, x: Tensor, inputs: Inputs) -> Tensor:
         x = self.embedding_projection(x)
-        attend = inputs.attention_backend(
-            dropout=self.training and self.config.attention_dropout > 0
+        attend = attention_backend(
+            inputs, dropout=self.training and self.config.attention_dropout > 0
         )
         for block in self.layers:
             x = block(x, attend)

@@ -8,17 +8,16 @@ two.
 import torch
 from torch import Tensor, nn
 
-from kinfolk.attention_mask import AttentionBackend, select_backend
+from kinfolk.attention_mask import AttentionBackend
 from kinfolk.batch import Inputs, KVCache, Output
 from kinfolk.config import config, field
 from kinfolk.errors import UserError
-from kinfolk.nn.attention import Attention, CrossAttention
+from kinfolk.families.sizes import STANDARD_SIZES
+from kinfolk.nn.attention import Attention, CrossAttention, cross_attention_backend, select_backend
 from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
-from kinfolk.nn.feedforward import FeedForward, GatedFeedForward
 from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig
+from kinfolk.nn.layers import FeedForward, GatedFeedForward, PreNorm
 from kinfolk.nn.positions import RelativePositionBias
-from kinfolk.nn.residual import PreNorm
-from kinfolk.nn.sizes import STANDARD_SIZES
 
 
 @config("t5")
@@ -184,7 +183,7 @@ class T5(LanguageModel):
         if state is not None:
             state.encoder_output = source
         dropped = self.training and self.config.dropout > 0
-        across = inputs.cross_attention_backend(dropout=dropped)
+        across = cross_attention_backend(inputs, dropout=dropped)
         x = self.decoder(self.token_embeddings(inputs.input_ids), inputs, (source, across))
         return Output(x, state)
 

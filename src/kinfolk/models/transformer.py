@@ -14,12 +14,16 @@ from kinfolk.attention_mask import AttentionBackend
 from kinfolk.batch import Inputs, KVCache, Output
 from kinfolk.config import config, field
 from kinfolk.errors import UserError
-from kinfolk.nn.attention import Attention, CrossAttention
+from kinfolk.families.sizes import STANDARD_SIZES
+from kinfolk.nn.attention import (
+    Attention,
+    CrossAttention,
+    attention_backend,
+    cross_attention_backend,
+)
 from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
-from kinfolk.nn.feedforward import FeedForward
 from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig
-from kinfolk.nn.residual import PostNorm
-from kinfolk.nn.sizes import STANDARD_SIZES
+from kinfolk.nn.layers import FeedForward, PostNorm
 
 
 @config("transformer")
@@ -105,7 +109,7 @@ class Stack(nn.Module):
         inputs: Inputs,
         encoder_states: tuple[Tensor, AttentionBackend] | None = None,
     ) -> Tensor:
-        attend = inputs.attention_backend()
+        attend = attention_backend(inputs)
         for layer, block in enumerate(self.layers):
             x = block(x, attend, encoder_states, inputs.cache, layer)
         return x
@@ -151,7 +155,7 @@ class Transformer(LanguageModel):
             source = self.encode(inputs.encoder_inputs)
         if state is not None:
             state.encoder_output = source
-        x = self.decoder(self.embed(inputs), inputs, (source, inputs.cross_attention_backend()))
+        x = self.decoder(self.embed(inputs), inputs, (source, cross_attention_backend(inputs)))
         return Output(x, state)
 
     def lm_logits(self, hidden: Tensor) -> LinearLogits:

@@ -10,13 +10,12 @@ from torch import Tensor, nn
 from kinfolk.attention_mask import EMPTY_SLOT_ID
 from kinfolk.batch import Inputs, KVCache, LazyLogits, Output, SegmentMemory
 from kinfolk.config import config, field
-from kinfolk.nn.adaptive import AdaptiveEmbedding
-from kinfolk.nn.embeddings import init_weights_
-from kinfolk.nn.feedforward import FeedForward
+from kinfolk.families.sizes import STANDARD_SIZES
+from kinfolk.nn.embeddings import AdaptiveEmbedding
+from kinfolk.nn.init import init_weights_
 from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling, WithBiases
+from kinfolk.nn.layers import FeedForward, PostNorm
 from kinfolk.nn.relative_attention import RelativeAttention, RelativeContext, sinusoidal_distances
-from kinfolk.nn.residual import PostNorm
-from kinfolk.nn.sizes import STANDARD_SIZES
 
 
 @config("transformer_xl")
@@ -153,8 +152,7 @@ class TransformerXL(LanguageModel):
 
     def relative_context(self, inputs: Inputs) -> RelativeContext:
         """Say how each token looks at the memory and at the tokens before it."""
-        dropped = self.training and self.config.attention_dropout > 0
-        attend = inputs.attention_backend(dropout=dropped, window=self.config.attention_window)
+        attend = self.attention_fn(inputs, window=self.config.attention_window)
         past = 0 if inputs.memory is None else inputs.memory.document_ids.shape[1]
         keys = past + inputs.input_ids.shape[1]
         if inputs.key_mask is not None:

@@ -9,19 +9,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kinfolk.attention_mask import select_backend
 from kinfolk.batch import Inputs, KVCache, Output
 from kinfolk.config import config, field
-from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding, init_weights_
-from kinfolk.nn.feedforward import FeedForward
+from kinfolk.families.sizes import STANDARD_SIZES
+from kinfolk.nn.attention import select_backend
+from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
+from kinfolk.nn.init import init_weights_
 from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling
+from kinfolk.nn.layers import FeedForward, PostNorm
 from kinfolk.nn.relative_attention import (
     RelativeContext,
     SegmentRelativeAttention,
     sinusoidal_distances,
 )
-from kinfolk.nn.residual import PostNorm
-from kinfolk.nn.sizes import STANDARD_SIZES
 
 
 @config("xlnet")

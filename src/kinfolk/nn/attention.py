@@ -1,35 +1,225 @@
-"""Attention over one stream, and from one stream to another."""
+"""Attention backends and their choice, self-attention and cross-attention."""
 
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from kinfolk.attention_mask import AttentionBackend
-from kinfolk.batch import KVCache
-from kinfolk.nn.linear import Linear
+from kinfolk.attention_mask import AttentionBackend, AttentionMask
+from kinfolk.batch import Inputs
+from kinfolk.kv_cache import KVCache
+from kinfolk.nn.layers import HAS_TRITON, Linear
+
+if HAS_TRITON:
+    from kinfolk.nn import triton_kernels
+
+
+@dataclass(frozen=True, eq=False)
+class UnmaskedSdpa:
+    """Rows that are one text each: the kernel needs no mask."""
+
+    causal: bool
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        /,
+        *,
+        scale: float | None,
+        dropout: float,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """Attend without a mask."""
+        if bias is not None:
+            mask = torch.ones(bias.shape[-2:], dtype=torch.bool, device=bias.device)
+            if self.causal:
+                mask = mask.tril(bias.shape[-1] - bias.shape[-2])
+            return MaskedSdpa(mask)(query, key, value, scale=scale, dropout=dropout, bias=bias)
+        return F.scaled_dot_product_attention(
+            query, key, value, dropout_p=dropout, is_causal=self.causal, scale=scale
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class MaskedSdpa:
+    """A dense mask: boolean, or added to the scores."""
+
+    mask: Tensor  # (batch, 1 or heads, query, key)
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        /,
+        *,
+        scale: float | None,
+        dropout: float,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """Attend under the mask."""
+        mask = self.mask
+        if HAS_TRITON and bias is None and triton_kernels.can_decode_attention(query, key):
+            scale = query.shape[3] ** -0.5 if scale is None else scale
+            out: Tensor = triton_kernels.decode_attention(query, key, value, mask, scale)
+            return out
+        if bias is not None:
+            additive = mask.dtype != torch.bool
+            mask = mask + bias if additive else bias.masked_fill(~mask, float("-inf"))
+        if mask.dtype != torch.bool:
+            mask = mask.to(query.dtype)
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class FlexBlockSparse:
+    """A block-sparse mask for the compiled kernel: masked blocks are skipped."""
+
+    mask: BlockMask
+    bias: Tensor | None  # (heads, distances)
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        /,
+        *,
+        scale: float | None,
+        dropout: float,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """Attend through the block mask."""
+        assert bias is None or self.bias is None, "a layer's bias excludes one by distance"
+        assert dropout == 0, "select_backend() takes the dense mask where there is dropout"
+        score_mod = (
+            _distance_score_mod(self.bias, query.shape[2])
+            if bias is None
+            else _bias_score_mod(bias)
+        )
+        out = flex_attention(query, key, value, score_mod, self.mask, scale=scale)
+        assert isinstance(out, Tensor)
+        return out
+
+
+def select_backend(
+    query: AttentionMask,
+    key: AttentionMask | None = None,
+    *,
+    bias: Tensor | None = None,
+    window: int | None = None,
+    dropout: bool = False,
+    layer_bias: bool = False,
+    block_mask: BlockMask | None = None,
+) -> AttentionBackend:
+    """Return the fastest backend for a mask; it changes nothing.
+
+    `bias` is added to the scores by distance, (heads, query + key - 1): entry `j - i + query - 1`
+    for query i and key j. `dropout` says that attention probabilities will be dropped, which the
+    block-sparse kernel cannot do; `layer_bias`, that each layer adds a bias of its own, with which
+    that kernel is slow or out of memory. `block_mask` is that of keys that are not the queries'
+    own, under the same window.
+    """
+    keys = key or query
+    if query.unpacked and keys.unpacked == query.unpacked and bias is None and window is None:
+        queries, length = query.document_ids.shape[1], keys.document_ids.shape[1]
+        if queries == 1:  # the newest token attends to every token
+            return UnmaskedSdpa(causal=False)
+        if queries == length or query.unpacked == "bidirectional":
+            return UnmaskedSdpa(causal=query.unpacked == "causal")
+    own = query.block_mask if window is None else query.window_block_masks.get(window)
+    sparse = own if keys is query else block_mask
+    if sparse is None or dropout or layer_bias:
+        return _masked_sdpa(query, keys, bias, window)
+    return FlexBlockSparse(sparse, bias)
+
+
+def attention_backend(
+    inputs: Inputs, *, dropout: bool = False, window: int | None = None
+) -> AttentionBackend:
+    """Return the backend of self-attention to these tokens and to the cached ones."""
+    return select_backend(
+        inputs.attention_mask,
+        inputs.full_key_mask(),
+        dropout=dropout,
+        window=window,
+        block_mask=inputs.memory_block_masks.get(window),
+    )
+
+
+def cross_attention_backend(inputs: Inputs, *, dropout: bool = False) -> AttentionBackend:
+    """Return the backend of cross-attention: each token attends to the source of its document."""
+    return select_backend(
+        *inputs.cross_masks(), dropout=dropout, block_mask=inputs.cross_block_mask
+    )
+
+
+def expand_relative_bias(bias: Tensor, queries: int, keys: int) -> Tensor:
+    """Expand a bias by distance to (heads, query, key)."""
+    device = bias.device
+    rows = torch.arange(queries, device=device)[:, None]
+    columns = torch.arange(keys, device=device)[None, :]
+    return bias[:, columns - rows + queries - 1]
+
+
+def _masked_sdpa(
+    query: AttentionMask, key: AttentionMask, bias: Tensor | None, window: int | None
+) -> MaskedSdpa:
+    mask = query.dense(key, window)[:, None]
+    if bias is None and mask.device.type == "cpu":  # the kernel would convert it in every layer
+        return MaskedSdpa(torch.zeros(mask.shape).masked_fill_(~mask, float("-inf")))
+    if bias is None:
+        return MaskedSdpa(mask)
+    scores = expand_relative_bias(bias, mask.shape[2], mask.shape[3])
+    return MaskedSdpa(torch.where(mask, scores, float("-inf")))
+
+
+def _distance_score_mod(bias: Tensor | None, queries: int):  # type: ignore[no-untyped-def]  # flex's own type
+    if bias is None:
+        return None
+
+    def score_mod(value: Tensor, batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return value + bias[head, j - i + queries - 1]
+
+    return score_mod
+
+
+def _bias_score_mod(bias: Tensor):  # type: ignore[no-untyped-def]  # flex's own type
+    def score_mod(value: Tensor, batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return value + bias[batch, head, i, j]
+
+    return score_mod
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
-    """Give each head its share of the width: (batch, heads, length, head width)."""
+    """Give each head its part of the hidden size: (batch, heads, length, head_dim)."""
     batch, length, width = x.shape
     return x.view(batch, length, num_heads, width // num_heads).transpose(1, 2)
 
 
 def merge_heads(x: Tensor) -> Tensor:
-    """Put the heads side by side again: (batch, length, width)."""
+    """Concatenate the heads: (batch, length, width)."""
     return x.transpose(1, 2).flatten(2)
 
 
 class Attention(nn.Module):
-    """Multi-head attention of a stream to itself (Vaswani et al. 2017, section 3.2.2)."""
+    """Multi-head self-attention (Vaswani et al. 2017, section 3.2.2)."""
 
     def __init__(
         self,
         hidden_size: int,
         num_heads: int,
         *,
-        attention_size: int | None = None,  # heads x head width, where that is not the width
+        attention_size: int | None = None,  # heads x head_dim, where it is not the hidden size
         bias: bool = True,
-        scale: float | None = None,  # None is 1 / sqrt(head width)
-        dropout: float = 0.0,  # on the weights
+        scale: float | None = None,  # None is 1 / sqrt(head_dim)
+        dropout: float = 0.0,  # of the attention probabilities
     ) -> None:
         super().__init__()
         attention_size = attention_size or hidden_size
@@ -40,7 +230,8 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, attend: AttentionBackend, cache: KVCache | None = None, layer_idx: int = 0
     ) -> Tensor:
-        # All three at once, (3, batch, heads, length, head width): a short text is mostly overhead.
+        # One view for all three, (3, batch, heads, length, head_dim): on short texts the overhead
+        # of single operations dominates.
         parts = self.qkv_proj(x).view(*x.shape[:2], 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
         query, key, value = parts.unbind()
         if cache is not None:
@@ -52,7 +243,7 @@ class Attention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """Multi-head attention of a stream to a source, whose keys and values are computed once."""
+    """Multi-head attention to encoder states, whose keys and values are computed once."""
 
     def __init__(
         self,

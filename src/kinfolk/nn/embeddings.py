@@ -1,21 +1,25 @@
-"""The table between ids and vectors, read in one direction or both."""
+"""Token embeddings and the logits tied to them, for one table or in clusters by frequency."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kinfolk.nn.linear import linear_or_matvec
+from kinfolk.batch import IGNORE_INDEX, LazyLogits
+from kinfolk.errors import UserError
+from kinfolk.nn.layers import get_activation, linear_or_matvec
 from kinfolk.nn.losses import linear_cross_entropy, smoothed_linear_cross_entropy
 
-PAD_TO_MULTIPLE = 64  # matrix units want the vocabulary's axis to be a multiple of this
+PAD_TO_MULTIPLE = 64  # matrix units need a vocabulary axis that is a multiple of this
 
 
 class TokenEmbedding(nn.Embedding):
-    """A vector for each id.
+    """Token embeddings with rows up to a multiple of 64.
 
-    The table is longer inside than the vocabulary, up to a multiple of 64 rows. The rows past
-    the end stay zero, are never read, never predicted, and never saved.
+    The rows past the vocabulary are zero, and they are never read, predicted or saved.
     """
 
     def __init__(self, vocab_size: int, hidden_size: int) -> None:
@@ -23,22 +27,22 @@ class TokenEmbedding(nn.Embedding):
         self.vocab_size = vocab_size
 
     def lm_logits(self, hidden: Tensor, bias: Tensor | None = None) -> "LinearLogits":
-        """Score every id by its vector's product with the hidden state."""
+        """Return the logits with the embeddings as output layer."""
         return LinearLogits(hidden, self.weight, bias, self.vocab_size)
 
 
 @dataclass(frozen=True, eq=False)
 class LinearLogits:
-    """Scores over the vocabulary, computed when asked for, and never all at once for a loss."""
+    """Logits of a linear layer, computed on demand and for a loss in chunks."""
 
-    hidden: Tensor  # (..., width)
-    weight: Tensor  # (padded vocabulary, width)
+    hidden: Tensor  # (..., hidden_size)
+    weight: Tensor  # (padded vocabulary, hidden_size)
     bias: Tensor | None  # (vocabulary,)
     vocab_size: int
 
     def logits(self) -> Tensor:
-        """Return the scores: (..., vocabulary)."""
-        # All rows: matrix units want as many. Those past the vocabulary score nothing.
+        """Return the logits: (..., vocabulary)."""
+        # With the padding rows, which matrix units need; they are cut off.
         scores = linear_or_matvec(self.hidden, self.weight)[..., : self.vocab_size]
         return scores if self.bias is None else scores + self.bias
 
@@ -47,21 +51,166 @@ class LinearLogits:
         return linear_cross_entropy(self.hidden, self.weight, self.bias, labels, self.vocab_size)
 
     def smoothed_nll(self, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-        """Return the same with a share of each label spread over the vocabulary, and the plain."""
+        """Return the same with label smoothing, and without it."""
         return smoothed_linear_cross_entropy(
             self.hidden, self.weight, self.bias, labels, self.vocab_size, smoothing
         )
 
 
-@torch.no_grad()
-def init_weights_(model: nn.Module, *, std: float, embedding_std: float | None = None) -> None:
-    """Draw matrices and tables from a normal distribution; biases start at zero, norms at one."""
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            module.weight.normal_(0.0, std)
-        if isinstance(module, nn.Embedding):
-            module.weight.normal_(0.0, std if embedding_std is None else embedding_std)
-        if isinstance(module, nn.Linear) and module.bias is not None:
-            module.bias.zero_()
-        if isinstance(module, TokenEmbedding):
-            module.weight[module.vocab_size :] = 0.0
+class AdaptiveEmbedding(nn.Module):
+    """Embeddings in clusters of ids; those of cluster i are `div_val` ** i times smaller.
+
+    As input (Baevski and Auli, 2018) the vectors are projected to the hidden size. As output (Grave
+    et al., 2016) a first softmax chooses among the frequent ids and the clusters of rarer ones, and
+    a second one inside the cluster. Both share the embeddings. Ids are assumed to be sorted by
+    frequency, as trained vocabularies nearly are.
+
+    A cluster ends before each of the `cutoffs`; cutoffs past the end of the vocabulary have no
+    effect, so that a small vocabulary is one cluster with one softmax.
+    """
+
+    def __init__(
+        self, vocab_size: int, hidden_size: int, *, cutoffs: Sequence[int] = (), div_val: int = 1
+    ) -> None:
+        super().__init__()
+        bounds = [0, *(c for c in cutoffs if c < vocab_size), vocab_size]
+        if any(low >= high for low, high in pairwise(bounds)):
+            raise UserError(
+                f"the cutoffs {tuple(cutoffs)} must be above 0 and rise: sort them, each once"
+            )
+        self.cutoff_ends = bounds
+        widths = [hidden_size // div_val**i for i in range(len(bounds) - 1)]
+        if not widths[-1]:
+            raise UserError(
+                f"{len(widths)} clusters, each {div_val} times narrower, leave the last no width "
+                f"of {hidden_size}: use fewer cutoffs or a smaller div_val"
+            )
+        self.embeddings = nn.ModuleList(
+            TokenEmbedding(high - low, narrow)
+            for (low, high), narrow in zip(pairwise(bounds), widths, strict=True)
+        )
+        projected = [nn.Linear(narrow, hidden_size, bias=False) for narrow in widths]
+        self.projections = nn.ModuleList(projected if div_val > 1 else [])
+        # The released code ties every projection of the output to that of the input but the first.
+        self.output_projection = (
+            nn.Linear(hidden_size, hidden_size, bias=False) if div_val > 1 else None
+        )
+        self.cluster_head = nn.Linear(hidden_size, len(widths) - 1) if len(widths) > 1 else None
+        self.bias = nn.Parameter(torch.zeros(vocab_size))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        embedded: Tensor | None = None
+        for cluster, (low, high) in enumerate(pairwise(self.cutoff_ends)):
+            x = self.embeddings[cluster]((ids - low).clamp(0, high - low - 1))
+            if self.projections:
+                x = self.projections[cluster](x)
+            embedded = x if embedded is None else torch.where((ids >= low)[..., None], x, embedded)
+        assert embedded is not None
+        return embedded
+
+    def lm_logits(self, hidden: Tensor) -> LazyLogits:
+        """Return the logits with the embeddings as output layer."""
+        if self.cluster_head is None and self.output_projection is None:
+            return LinearLogits(hidden, self.weight_of(0), self.bias, self.cutoff_ends[-1])
+        return AdaptiveLogits(hidden, self)
+
+    def all_projections(self) -> list[nn.Module]:
+        """Return the matrices between the embeddings and the network."""
+        return [
+            *self.projections,
+            *([] if self.output_projection is None else [self.output_projection]),
+        ]
+
+    def weight_of(self, cluster: int) -> Tensor:
+        """Return the embeddings of one cluster, with the padding rows."""
+        table = self.embeddings[cluster]
+        assert isinstance(table, TokenEmbedding)
+        return table.weight
+
+
+@dataclass(frozen=True, eq=False)
+class AdaptiveLogits:
+    """Logits over clusters and inside them, computed on demand."""
+
+    hidden: Tensor  # (..., hidden_size)
+    clusters: AdaptiveEmbedding
+
+    def logits(self) -> Tensor:
+        """Return the log-probabilities: (..., vocabulary)."""
+        first, frequent = F.linear(*self._frequent()).log_softmax(-1), self.clusters.cutoff_ends[1]
+        parts = [first[..., :frequent]]
+        for cluster in self._rare():
+            hidden, weight, bias = self._inside(cluster)
+            inside = F.linear(hidden, weight[: len(bias)], bias).log_softmax(-1)
+            parts.append(inside + first[..., frequent + cluster - 1, None])
+        return torch.cat(parts, dim=-1)
+
+    def nll(self, labels: Tensor) -> Tensor:
+        """Return the summed negative log-likelihood of the labels, in nats."""
+        bounds, first = self.clusters.cutoff_ends, labels
+        for cluster in self._rare():
+            first = torch.where(labels >= bounds[cluster], bounds[1] + cluster - 1, first)
+        hidden, weight, bias = self._frequent()
+        total = linear_cross_entropy(hidden, weight, bias, first, len(bias))
+        for cluster in self._rare():
+            total = total + self._within(cluster, labels)
+        return total
+
+    def _within(self, cluster: int, labels: Tensor) -> Tensor:
+        """Sum the loss of the labels of one cluster, given the cluster."""
+        low, high = self.clusters.cutoff_ends[cluster : cluster + 2]
+        hidden, weight, bias = self._inside(cluster)
+        targets = torch.where((labels >= low) & (labels < high), labels - low, IGNORE_INDEX)
+        # Few tokens are rare, so only theirs are computed. Compiled code computes all, because its
+        # shapes must not depend on the tokens.
+        if not torch.compiler.is_compiling():
+            at = torch.nonzero(targets != IGNORE_INDEX)[:, 0]
+            hidden, targets = hidden[at], targets[at]
+        return linear_cross_entropy(hidden, weight, bias, targets, len(bias))
+
+    def _frequent(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the hidden states, weight and bias for the frequent ids, then the clusters."""
+        c = self.clusters
+        hidden = self.hidden if c.output_projection is None else c.output_projection(self.hidden)
+        size = c.cutoff_ends[1]
+        weight, bias = c.weight_of(0)[:size], c.bias[:size]
+        if c.cluster_head is None:
+            return hidden, weight, bias
+        return (
+            hidden,
+            torch.cat([weight, c.cluster_head.weight]),
+            torch.cat([bias, c.cluster_head.bias]),
+        )
+
+    def _inside(self, cluster: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the hidden states, weight and bias for the ids of a cluster of rarer ones."""
+        c = self.clusters
+        low, high = c.cutoff_ends[cluster : cluster + 2]
+        hidden = self.hidden
+        if c.projections:
+            hidden = hidden @ c.projections.get_parameter(f"{cluster}.weight")
+        return hidden, c.weight_of(cluster), c.bias[low:high]
+
+    def _rare(self) -> range:
+        return range(1, len(self.clusters.cutoff_ends) - 1)
+
+
+class MaskedLMHead(nn.Module):
+    """BERT's transformation of hidden states before the logits, and their bias."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        embedding_size: int,
+        vocab_size: int,
+        activation: str,
+        layer_norm_eps: float,
+    ) -> None:
+        super().__init__()
+        self.activation = get_activation(activation)
+        self.dense = nn.Linear(hidden_size, embedding_size)
+        self.norm = nn.LayerNorm(embedding_size, layer_norm_eps)
+        self.bias = nn.Parameter(torch.zeros(vocab_size))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.norm(self.activation(self.dense(hidden)))

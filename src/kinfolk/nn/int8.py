@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from kinfolk.batch import IGNORE_INDEX, LazyLogits
 from kinfolk.errors import UserError
-from kinfolk.nn.adaptive import AdaptiveEmbedding, AdaptiveLogits
-from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
+from kinfolk.nn.embeddings import AdaptiveEmbedding, AdaptiveLogits, LinearLogits, TokenEmbedding
 from kinfolk.nn.int8_matmul import Int8Matrix, int8_matrix, load_kernel
 from kinfolk.nn.losses import chunk_rows
 

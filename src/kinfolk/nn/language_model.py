@@ -1,7 +1,7 @@
-"""What every network and its config declare about themselves, and the types that mark their parts.
+"""The base classes of networks and their configs, and types that mark parts of a network.
 
-Training, generation and the hub ask these declarations. They never search parameter names and never
-probe for attributes.
+Training, generation and the hub read these declarations. They never search parameter names and
+never probe for attributes.
 """
 
 from dataclasses import fields, replace
@@ -9,18 +9,20 @@ from typing import Any, Literal, Self
 
 from torch import Tensor, nn
 
+from kinfolk.attention_mask import AttentionBackend
 from kinfolk.batch import Inputs, LazyLogits, Output
-from kinfolk.config import config, field
+from kinfolk.config import config, field, type_name
+from kinfolk.nn.attention import attention_backend
 
 Architecture = Literal["encoder", "decoder", "encoder-decoder", "recurrent"]
-# How it generates: the next token; the same about a source; into the blanks of a text (GLM); by
-# asking for the token at a position (XLNet).
+# How it generates: the next token; the same with an encoder; into the blanks of a text (GLM); a
+# prediction for a target position (XLNet).
 Decoding = Literal["causal", "encoder-decoder", "infilling", "two-stream"]
 
 
 @config("pooling")
 class Pooling:
-    """How a member's hidden states become one vector of a text."""
+    """How hidden states become one vector of a text."""
 
     token: Literal["first", "last"] = field(
         default="first", help="token whose hidden state is read"
@@ -33,26 +35,31 @@ class Pooling:
 
 
 class ModelConfig:
-    """A frozen dataclass that describes a network; these are the defaults of what it may declare.
+    """Base of the frozen dataclasses that describe a network.
 
-    They are properties and no fields, so that a config without such a setting does not take one.
+    The defaults here are properties, not fields: a config without such a field rejects its name.
     """
 
     vocab_size: int
 
     @classmethod
     def network(cls) -> "type[LanguageModel]":
-        """Return the class of the network that it describes."""
+        """Return the class of the network."""
         raise NotImplementedError
 
     def build(self) -> "LanguageModel":
-        """Build the network, with fresh weights."""
-        raise NotImplementedError
+        """Build the network with new weights."""
+        return self.network()(self)
 
     @property
     def pretrained(self) -> "ModelConfig":
-        """The config of the pretrained network: itself, or what a task head stands on."""
+        """The config of the pretrained network: itself, or the one below a task head."""
         return self
+
+    @property
+    def family_name(self) -> str:
+        """The name of its family: the registered name of the pretrained network's config."""
+        return type_name(self.pretrained)
 
     @property
     def max_length(self) -> int | None:
@@ -61,59 +68,75 @@ class ModelConfig:
 
     @property
     def head_dim(self) -> int | None:
-        """The width of an attention head; None is the width divided by the heads."""
+        """The size of an attention head; None is the hidden size over the heads."""
         return None
 
     @property
+    def attention_dropout(self) -> float:
+        """The dropout rate of attention probabilities."""
+        return 0.0
+
+    @property
     def init_std(self) -> float:
-        """The standard deviation of fresh matrices."""
+        """The standard deviation of initial weights."""
         return 0.02
 
     def with_fields(self, **values: Any) -> Self:
-        """Replace the fields that it has, and leave out the values of those that it has not."""
+        """Replace the fields that the config has; ignore the other values."""
         declared = {field.name for field in fields(self)}  # type: ignore[arg-type]
         known = {name: value for name, value in values.items() if name in declared}
         return replace(self, **known)  # type: ignore[type-var]
 
 
 class LanguageModel(nn.Module):
-    """A network over tokens: it obeys the sight in its inputs and knows no objective."""
+    """A network over tokens, independent of the objective."""
 
     config: Any
     token_embeddings: nn.Module  # input ids to vectors
     architecture: Architecture
-    decoding: Decoding | None = None  # None: it does not generate
+    decoding: Decoding | None = None  # None: it cannot generate
     can_fill: bool = False  # it predicts masked tokens or spans from both sides
     static_cache: bool = True  # one step over its cache has the same shapes as the next
-    attention_windows: tuple[int, ...] = ()  # how far back its banded layers look
-    pooling: Pooling | None = None  # how a head reads a whole text; None: it takes no head
+    attention_windows: tuple[int, ...] = ()  # of its banded layers
+    pooling: Pooling | None = None  # of a task head; None: it takes none
     pretraining_only: tuple[str, ...] = ()  # attributes that a network with a task head lacks
-    pooling_only: tuple[str, ...] = ()  # attributes that only a head over a whole text reads
+    pooling_only: tuple[str, ...] = ()  # attributes that only a head over a whole text uses
 
     @property
     def pretrained(self) -> "LanguageModel":
-        """The pretrained network: itself, or what a task head stands on."""
+        """The pretrained network: itself, or the one below a task head."""
         return self
 
+    @property
+    def family_name(self) -> str:
+        """The name of its family."""
+        name: str = self.config.family_name
+        return name
+
+    def attention_fn(self, inputs: Inputs, *, window: int | None = None) -> AttentionBackend:
+        """Return the backend of self-attention for these inputs."""
+        dropout = self.training and self.config.attention_dropout > 0
+        return attention_backend(inputs, dropout=dropout, window=window)
+
     def forward_lm(self, inputs: Inputs) -> Output:
-        """Run what predicts tokens: the network itself, or its generator (ELECTRA)."""
+        """Run the network that predicts tokens: itself, or its generator (ELECTRA)."""
         return self(inputs)
 
     def lm_logits(self, hidden: Tensor) -> LazyLogits:
-        """Return the scores over the vocabulary, computed when they are asked for."""
+        """Return the logits over the vocabulary, computed on demand."""
         raise NotImplementedError
 
 
 class LayerStack(nn.ModuleList):
-    """Layers in the order in which they run; layer-wise learning rates number them from 1."""
+    """Layers in their order; layer-wise learning rates number them from 1."""
 
 
 class SharedLayers(nn.Module):
-    """Layers that share their weights: they are numbered as one (ALBERT)."""
+    """Layers that share their weights and count as one layer (ALBERT)."""
 
 
 class WithBiases(nn.Module):
-    """A module with biases of two or more axes, which their shape does not tell from matrices."""
+    """A module with biases of two or more axes, whose shape is that of a matrix."""
 
     def bias_parameters(self) -> tuple[nn.Parameter, ...]:
         """Return these biases: they are exempt from weight decay."""

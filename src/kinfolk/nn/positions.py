@@ -1,38 +1,18 @@
-"""Positions: as waves, and as biases on the scores of attention."""
+"""Position information: sinusoids, and biases on the attention scores by distance."""
 
 import math
 
 import torch
 from torch import Tensor, nn
 
-from kinfolk.nn.attention import Attention
-
 
 def sinusoidal_embedding(length: int, hidden_size: int) -> Tensor:
-    """Return sines and cosines of the place, ever slower (Vaswani et al. 2017, section 3.5)."""
+    """Return sines and cosines of each position (Vaswani et al. 2017, section 3.5)."""
     positions = torch.arange(length)[:, None]
-    speeds = torch.exp(torch.arange(0, hidden_size, 2) * (-math.log(10_000) / hidden_size))
+    frequencies = torch.exp(torch.arange(0, hidden_size, 2) * (-math.log(10_000) / hidden_size))
     return torch.stack(
-        [torch.sin(positions * speeds), torch.cos(positions * speeds)], dim=2
+        [torch.sin(positions * frequencies), torch.cos(positions * frequencies)], dim=2
     ).flatten(1)
-
-
-@torch.no_grad()
-def mimetic_init_(layers: nn.Module, position_embeddings: nn.Embedding, *, std: float) -> None:
-    """Start with attention that falls off with the distance (after Trockman and Kolter, 2023).
-
-    Places start as waves, whose product is the larger the nearer they are, and queries as keys,
-    so that this product is what decides who looks at whom. All of it is learned from there.
-    """
-    position_embeddings.weight.copy_(
-        sinusoidal_embedding(position_embeddings.num_embeddings, position_embeddings.embedding_dim)
-        * std
-        * 2**0.5
-    )
-    for attention in layers.modules():
-        if isinstance(attention, Attention):
-            query, key, _ = attention.qkv_proj.weight.chunk(3)
-            query.copy_(key)
 
 
 class RelativePositionBias(nn.Module):
@@ -55,14 +35,14 @@ class RelativePositionBias(nn.Module):
     def forward(self, queries: int, keys: int, last: int | Tensor | None = None) -> Tensor:
         """Return the bias by distance, (heads, queries + keys - 1).
 
-        The last query stands at the key `last`: the last one, unless told otherwise.
+        `last` is the key position of the last query; None is that of the last key.
         """
         positions = torch.arange(queries + keys - 1, device=self.embedding.weight.device)
         distance = positions - (keys - 1 if last is None else last)
         return self.embedding(self.bucket(distance)).T
 
     def bucket(self, distance: Tensor) -> Tensor:
-        """Number the buckets; `distance` is key place minus query place."""
+        """Return the bucket of each distance, the position of the key minus that of the query."""
         buckets = self.num_buckets
         first = torch.zeros_like(distance)
         if self.bidirectional:

@@ -13,7 +13,7 @@ from kinfolk.attention_mask import AttentionBackend
 from kinfolk.batch import KVCache
 from kinfolk.nn.attention import merge_heads, split_heads
 from kinfolk.nn.language_model import WithBiases
-from kinfolk.nn.linear import Linear
+from kinfolk.nn.layers import Linear
 
 
 def sinusoidal_distances(

@@ -12,7 +12,7 @@ from kinfolk.batch import Inputs, LazyLogits, Output
 from kinfolk.config import config, field
 from kinfolk.errors import UserError
 from kinfolk.nn.coreference import CandidateSpans, CoreferenceHead, CoreferenceScores
-from kinfolk.nn.embeddings import init_weights_
+from kinfolk.nn.init import init_weights_
 from kinfolk.nn.language_model import LanguageModel, ModelConfig, Pooling
 
 # What is scored: a text, by one score a label; each of its tokens, by one a label; each token, as

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from kinfolk.metrics.classification import PRF, ConfusionMatrix, confusion_matrix
-from kinfolk.metrics.coreference import coref_scores
-from kinfolk.metrics.entities import entity_scores
-from kinfolk.metrics.text import chrf
+from kinfolk.metrics.classification import ConfusionMatrix, confusion_matrix
+from kinfolk.metrics.coreference import ConllF1
+from kinfolk.metrics.entities import scores_by_type
+from kinfolk.metrics.metric import PRF
+from kinfolk.metrics.text import CHRF
 from kinfolk.tasks.formulations.sequences import detokenize
 from kinfolk.tasks.rows import (
     CompletionRow,
@@ -95,7 +96,7 @@ def per_class_scores(verdict: EvaluationResult) -> dict[str, PRF]:
     if task.kind == "classify":
         found = {str(label): one for label, one in confusion_matrix(said, right).scores.items()}
     elif task.kind == "tag" and has_entity_tags(task):
-        found = entity_scores(said, right).types
+        found = scores_by_type(said, right)
     elif task.kind == "tag":
         words = confusion_matrix(
             [t for tags in said for t in tags], [t for tags in right for t in tags]
@@ -149,11 +150,11 @@ def error_size(task: Task, row: Any, right: Any, answer: Prediction) -> float | 
         case "span":
             return None if score(task, [row], [answer])["exact"] else answer.probability or 0.0
         case "write":
-            return 100 - chrf([answer.value], [row.references]).score
+            return 100 - CHRF([answer.value], [row.references])
         case "lm":
             return (answer.nll or 0.0) / max(1, answer.tokens)
         case _:
-            return 1 - coref_scores([answer.value], [right]).conll
+            return 1 - ConllF1()([answer.value], [right])
 
 
 def gold_and_predicted(task: Task, row: Any, right: Any, answer: Prediction) -> tuple[str, str]:

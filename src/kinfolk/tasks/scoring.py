@@ -1,18 +1,24 @@
-"""Answers against what is right: every metric of a task, and the one of each row that adds up."""
+"""Metrics of each kind of task: scores of predictions and the interval of the main metric."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kinfolk.errors import UserError
-from kinfolk.metrics import classification as of_labels
-from kinfolk.metrics.bootstrap import ConfidenceInterval
-from kinfolk.metrics.classification import precision_recall_f1 as counted
-from kinfolk.metrics.coreference import coref_scores
-from kinfolk.metrics.entities import entity_scores
-from kinfolk.metrics.squad import cmrc2, cmrc2018, squad_v1, squad_v2
-from kinfolk.metrics.text import bleu, chrf, rouge
+from kinfolk.metrics.bootstrap import ConfidenceInterval, confidence_interval
+from kinfolk.metrics.classification import (
+    Accuracy,
+    BinaryF1,
+    MacroF1,
+    MatthewsCorrelation,
+    Pearson,
+    Spearman,
+)
+from kinfolk.metrics.coreference import ConllF1
+from kinfolk.metrics.entities import EntityF1, TagAccuracy, WordF1, has_entity_tags
+from kinfolk.metrics.metric import Metric, Statistics
+from kinfolk.metrics.squad import ExactMatch, SpanF1
+from kinfolk.metrics.text import BLEU, CHRF, ROUGE, BitsPerByte, Perplexity
 from kinfolk.tasks.task import Prediction, Task
 
 
@@ -46,97 +52,76 @@ def reference(task: Task, row: Any) -> Any:
             return row.clusters
 
 
+def metrics(task: Task, references: Sequence[Any]) -> tuple[Metric, ...]:
+    """Return the metrics of a task for rows with these references."""
+    match task.kind:
+        case "classify":
+            positive = task.positive_label
+            binary = () if positive is None else (BinaryF1(positive_label=positive),)
+            return (Accuracy(), *binary, MacroF1(), MatthewsCorrelation())
+        case "regress":
+            return Pearson(), Spearman()
+        case "choose":
+            return (Accuracy(),)
+        case "tag":
+            entities = any(has_entity_tags(tags) for tags in references)
+            return EntityF1() if entities else WordF1(), TagAccuracy()
+        case "span":
+            return SpanF1(chinese=task.language), ExactMatch(chinese=task.language)
+        case "write":
+            return BLEU, CHRF, *ROUGE
+        case "complete":
+            return Accuracy(), Perplexity()
+        case "lm":
+            return Perplexity(), BitsPerByte()
+        case _:
+            return (ConllF1(),)
+
+
+def statistics(
+    task: Task, metric: Metric, rows: Sequence[Any], answers: Sequence[Prediction]
+) -> Statistics:
+    """Return the statistics of each row."""
+    if isinstance(metric, Perplexity):
+        known = [(a, row) for a, row in zip(answers, rows, strict=True) if a.nll is not None]
+        return metric.statistics(
+            [(a.nll or 0.0, a.tokens) for a, _ in known], [row.target for _, row in known]
+        )
+    values = [answer.value for answer in answers]
+    if task.kind == "write":
+        return metric.statistics(values, [row.references for row in rows])
+    right = [reference(task, row) for row in rows]
+    if task.kind == "complete":
+        return metric.statistics([text.strip() for text in values], [r.strip() for r in right])
+    return metric.statistics(values, right)
+
+
 def score(task: Task, rows: Sequence[Any], answers: Sequence[Prediction]) -> dict[str, float]:
-    """Score answers by every metric of their task."""
+    """Score predictions by every metric of their task."""
     right = [reference(task, row) for row in rows]
     if None in right:
         row = rows[right.index(None)]
         raise UserError(f"row {row.number} has no label to score against: predict it instead")
     if not rows:
         raise UserError("there are no rows to score: give a file with labelled examples")
-    said = [answer.value for answer in answers]
-    match task.kind:
-        case "classify":
-            return _classes(task, said, right)
-        case "regress":
-            return {
-                "pearson": of_labels.pearsonr(said, right),
-                "spearman": of_labels.spearmanr(said, right),
-            }
-        case "choose":
-            return {"accuracy": of_labels.accuracy(said, right)}
-        case "tag":
-            return _tags(said, right)
-        case "span":
-            return _spans(task, said, right)
-        case "write":
-            return _texts(said, [row.references for row in rows])
-        case "complete":
-            return _completions(answers, said, right)
-        case "lm":
-            return _language(rows, answers)
-        case _:
-            return {"conll_f1": coref_scores(said, right).conll}
+    found = {m.name: (m, statistics(task, m, rows, answers)) for m in metrics(task, right)}
+    return {name: metric.aggregate(some) for name, (metric, some) in found.items() if len(some)}
 
 
-def _classes(task: Task, said: Sequence[str], right: Sequence[str]) -> dict[str, float]:
-    found = of_labels.confusion_matrix(said, right)
-    scores = {"accuracy": found.accuracy}
-    if task.positive_label is not None:
-        scores["f1"] = of_labels.binary_prf(said, right, task.positive_label).f1
-    return scores | {"macro_f1": of_labels.f1(said, right), "matthews": found.matthews}
-
-
-def _tags(said: Sequence[Sequence[str]], right: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Score entities; tags that name none, like parts of speech, by F1 over words, O left out."""
-    if any(tag[:2] in ("B-", "I-", "S-", "E-") for tags in right for tag in tags):
-        found = entity_scores(said, right)
-        return {"f1": found.micro.f1, "accuracy": found.accuracy}
-    ours, theirs = ([tag for tags in side for tag in tags] for side in (said, right))
-    hits = sum(one == other != "O" for one, other in zip(ours, theirs, strict=True))
-    named = [sum(tag != "O" for tag in side) for side in (ours, theirs)]
-    return {"f1": counted(hits, *named).f1, "accuracy": of_labels.accuracy(ours, theirs)}
-
-
-def _spans(task: Task, said: Sequence[str], right: Sequence[Sequence[str]]) -> dict[str, float]:
-    if task.language:
-        scores = cmrc2018(said, right) if all(right) else cmrc2(said, right)
-    elif all(right):
-        scores = squad_v1(said, right)
-    else:
-        scores = squad_v2(said, right).overall
-    return {"f1": scores.f1, "exact": scores.exact_match}
-
-
-def _texts(said: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
-    found = rouge(said, references)
-    return {
-        "bleu": bleu(said, references).score,
-        "chrf": chrf(said, references).score,
-        "rouge1": found.rouge1,
-        "rouge2": found.rouge2,
-        "rougeL": found.rougeL,
-    }
-
-
-def _completions(
-    answers: Sequence[Prediction], said: Sequence[str], right: Sequence[str]
-) -> dict[str, float]:
-    hits = [one.strip() == other.strip() for one, other in zip(said, right, strict=True)]
-    scores = {"accuracy": sum(hits) / len(hits)}
-    known = [answer for answer in answers if answer.nll is not None]
-    if known:
-        scores["perplexity"] = perplexity(known)
-    return scores
-
-
-def _language(rows: Sequence[Any], answers: Sequence[Prediction]) -> dict[str, float]:
-    size = sum(len(row.target.encode()) for row in rows)
-    nats = sum(answer.nll or 0.0 for answer in answers)
-    return {"perplexity": perplexity(answers), "bits_per_byte": nats / math.log(2) / size}
-
-
-def perplexity(answers: Sequence[Prediction]) -> float:
-    """Return the perplexity of a token of what is right."""
-    tokens = sum(answer.tokens for answer in answers)
-    return math.exp(min(700.0, sum(answer.nll or 0.0 for answer in answers) / max(tokens, 1)))
+def main_metric_interval(
+    task: Task,
+    rows: Sequence[Any],
+    answers: Sequence[Prediction],
+    *,
+    n_resamples: int,
+    seed: int,
+) -> ConfidenceInterval:
+    """Return the main metric with its bootstrap interval."""
+    right = [reference(task, row) for row in rows]
+    (metric,) = (m for m in metrics(task, right) if m.name == task.main_metric)
+    return confidence_interval(
+        metric,
+        statistics(task, metric, rows, answers),
+        n_resamples=min(n_resamples, metric.max_resamples),
+        seed=seed,
+    )

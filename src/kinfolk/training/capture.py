@@ -71,15 +71,7 @@ class GraphedForwardBackward:
 
         def forward_backward() -> tuple[Loss, list[Tensor | None]]:
             loss = self.forward(static)
-            # A part that is only logged, as the plain sum beside a smoothed one, has no gradient.
-            parts = [
-                (total, scale.to(total.dtype))
-                for total, scale in zip(loss.sums.values(), scales.unbind(), strict=True)
-                if total.requires_grad
-            ]
-            sums, seeds = zip(*parts, strict=True)
-            gradients = torch.autograd.grad(sums, self.parameters, seeds, allow_unused=True)
-            return loss, with_own_storage(gradients)
+            return loss, with_own_storage(scaled_gradients(loss, scales, self.parameters))
 
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
@@ -119,6 +111,22 @@ class GraphedForwardBackward:
 def loss_scales(loss: Loss, counts: Mapping[str, int]) -> list[float]:
     """Return the derivative of the mean by each of the sums: see Loss.mean."""
     return [loss.weights.get(name, 1.0) / max(counts[name], 1) for name in loss.sums]
+
+
+def scaled_gradients(
+    loss: Loss, scales: Tensor, parameters: Sequence[Tensor]
+) -> Sequence[Tensor | None]:
+    """Differentiate the sums, each times its scale.
+
+    A sum that is only logged, as the plain one beside a smoothed one, has no gradient.
+    """
+    parts = [
+        (total, scale.to(total.dtype))
+        for total, scale in zip(loss.sums.values(), scales.unbind(), strict=True)
+        if total.requires_grad
+    ]
+    sums, seeds = zip(*parts, strict=True)
+    return torch.autograd.grad(sums, parameters, seeds, allow_unused=True)
 
 
 def with_own_storage(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:

@@ -12,9 +12,9 @@ Schedule = Literal["linear", "cosine", "inverse_root", "constant", "trapezoid", 
 BATCH, OPTIMIZER, SCHEDULE = "Batches", "Optimizer", "Learning rate schedule"
 CHECKPOINTS, RUNTIME = "Checkpoints and evaluation", "Runtime"
 
-# Above this size a replayed step is less than 10 % faster, and takes the memory of one more
-# gradient: see docs/benchmarks.md.
-MAX_GRAPH_PARAMETERS = 64_000_000
+# Parameters times tokens of a micro-batch. Above it a replayed step is less than 10 % faster than a
+# compiled one on an H200 (docs/benchmarks.md), and it keeps the gradients of every recorded shape.
+MAX_GRAPH_WORK = 2 * 10**12
 
 
 @config("train")
@@ -104,7 +104,7 @@ class TrainConfig:
         default="auto",
         panel=RUNTIME,
         help="replay the compiled step as a CUDA graph; "
-        "auto is yes for pretraining up to 64 million parameters",
+        "auto is yes in pretraining where parameters times tokens of a micro-batch are up to 2e12",
     )
     workers: int = field(
         default=0,
@@ -121,9 +121,10 @@ class TrainConfig:
                 f"train.batch_size={self.batch_size}"
             )
 
-    def replays(self, parameters: int) -> bool:
-        """Say whether a compiled step of pretraining is replayed as a CUDA graph."""
-        small = parameters <= MAX_GRAPH_PARAMETERS
+    def replays(self, parameters: int, length: int) -> bool:
+        """Say whether a compiled step on rows of some length is replayed as a CUDA graph."""
+        tokens = self.batch_size // self.gradient_accumulation * length
+        small = parameters * tokens <= MAX_GRAPH_WORK
         return self.cuda_graph == "yes" or (self.cuda_graph == "auto" and small)
 
     def saves(self, step: int) -> bool:

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
+from kinfolk.families import check_name, family_of, index
+from kinfolk.families.base import Family
 from kinfolk.nn.task_heads import ModelWithHead
-from kinfolk.recipes.catalogue import Family, families, family_of
 from kinfolk.training.config import TrainConfig
 from kinfolk.workflows.folders import find_model_folder
 from kinfolk.workflows.load import load, recipe_of
@@ -37,12 +37,10 @@ def begun(
     A member's name is never a folder: write `./bert` for one that is called so.
     """
     asked: dict[str, Any] = {"objective": objective, "length": length, "settings": settings}
-    family, slash, _ = str(start).partition("/")
-    if family in families() or not (slash or Path(start).exists()):
+    family, _, _ = str(start).partition("/")
+    if family in index() or not Path(start).exists():
+        check_name(str(start))
         return recipe(str(start), corpus, **asked)
-    if not Path(start).exists():
-        close = did_you_mean(family, [*families()])
-        raise UserError(f"{start} is neither a folder nor a member of the family: {close}")
     return continue_from(start, corpus, **asked)
 
 
@@ -101,9 +99,9 @@ def foreign(who: Family, folder: str) -> str:
 
 
 def default_train_config(who: Family, before: Recipe | None) -> TrainConfig:
-    """Return the settings of a member's run: those of its size, where that is known."""
+    """Return the settings of a family's run: those of its size, where that is known."""
     size = "" if before is None else before.name.partition("/")[2]
     if size in who.sizes:
         return who.train(size)
-    ours: TrainConfig = who.recipe.TRAIN
-    return dataclasses.replace(ours, lr=who.recipe.PAPER.lr)
+    paper = next(iter(who.paper_training.values()), who.training)
+    return dataclasses.replace(who.training, lr=paper.lr)

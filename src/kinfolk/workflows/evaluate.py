@@ -14,6 +14,7 @@ from kinfolk.data.documents import read_documents
 from kinfolk.data.encode import DocumentEncoder
 from kinfolk.data.parallel_text import TargetDocuments
 from kinfolk.errors import UserError
+from kinfolk.families import family_of
 from kinfolk.metrics.baselines import KneserNey, entropy
 from kinfolk.nn.embeddings import TokenEmbedding
 from kinfolk.objectives.blank_infilling import BlankInfilling
@@ -28,7 +29,6 @@ from kinfolk.objectives.nsp import NSP
 from kinfolk.objectives.rtd import RTD
 from kinfolk.objectives.seq2seq import Seq2Seq
 from kinfolk.objectives.sop import SOP
-from kinfolk.recipes.catalogue import family_of
 from kinfolk.text import Tokenizer
 from kinfolk.workflows.folders import find_model_folder
 from kinfolk.workflows.load import load, recipe_of, scoring_objective

@@ -98,7 +98,7 @@ def finetune(
         )
     config = formulations.model_config(found[0], body.config)
     tuning = FineTuneRecipe(
-        name=type(body.config).__module__.rpartition(".")[2],
+        name=body.family_name,
         init_from="" if start.fresh else start.folder,
         model=config,
         formulations=tuple(found),

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from kinfolk.config import config, did_you_mean, field, read_json, write_json
+from kinfolk.config import config, field, read_json, write_json
 from kinfolk.data.documents import read_documents
 from kinfolk.errors import UserError
-from kinfolk.nn import bilstm
+from kinfolk.families import check_name, family
 from kinfolk.nn.task_heads import ModelWithHead
-from kinfolk.recipes.catalogue import families, family
 from kinfolk.rng import Stream, generator
 from kinfolk.tasks.formats.base import ReadReport
 from kinfolk.tasks.formats.detect import detect_format
@@ -35,7 +34,6 @@ from kinfolk.tasks.task import Task
 from kinfolk.text import train as train_module
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.config import FineTuneConfig, TrainConfig
-from kinfolk.workflows import formulations as formulations_module
 from kinfolk.workflows.folders import find_model_folder, load_tokenizer
 from kinfolk.workflows.load import load
 
@@ -237,7 +235,7 @@ def balanced_class_weights(task: Task, learned: Sequence[Any]) -> tuple[float, .
 def default_train_config(config: Any, *, fresh: bool) -> TrainConfig:
     """Return the settings of fine-tuning a network: small steps for a large one."""
     body = config.pretrained
-    kind = formulations_module.FamilyTraits.of(body).kind
+    kind = body.network().architecture
     common = {"batch_size": 32, "schedule": "linear", "min_lr_ratio": 0.0, "betas": (0.9, 0.999)}
     common |= {"eval_batches": 64}
     if kind == "encoder-decoder":
@@ -298,7 +296,6 @@ def mean_and_std(scores: Sequence[float]) -> tuple[float, float]:
 
 
 VOCAB = 8192  # of a tokenizer that is learned from the labelled text itself
-BILSTM = "bilstm"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,15 +338,7 @@ class InitialWeights:
     def config(self, tokenizer: Tokenizer) -> Any:
         """Return the network that is named."""
         name, _, size = self.name.partition("/")
-        size = size or "tiny"
-        if name == BILSTM:
-            if size not in bilstm.SIZES:
-                raise UserError(
-                    f"{BILSTM} has no size {size!r}: {did_you_mean(size, [*bilstm.SIZES])}"
-                )
-            config: Any = bilstm.SIZES[size]
-        else:
-            config = family(name).config(size)
+        config = family(name).config(size or "tiny")
         return config.with_fields(
             vocab_size=tokenizer.vocab_size,
             decoder_start_token_id=tokenizer.special_tokens.pad,
@@ -378,16 +367,11 @@ def parse_initial_weights(
 ) -> InitialWeights:
     """Tell a folder from a name."""
     wanted = "" if tokenizer is None else str(tokenizer)
-    name = model.partition("/")[0]
     if Path(model).exists():
         if wanted:
             raise UserError(f"{model} has its own tokenizer: leave --tokenizer out")
         return InitialWeights(
             folder=str(find_model_folder(model).resolve()), from_scratch=scratch, seed=seed
         )
-    if name == BILSTM or name in families():
-        return InitialWeights(name=model, tokenizer=wanted, seed=seed)
-    names = [BILSTM, *families()]
-    raise UserError(
-        f"{model} is neither a folder nor a member of the family: {did_you_mean(name, names)}"
-    )
+    check_name(model)
+    return InitialWeights(name=model, tokenizer=wanted, seed=seed)

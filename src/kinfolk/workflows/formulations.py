@@ -1,13 +1,13 @@
 """Which way each member solves a task, and the network that it takes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
-from kinfolk.hub import template_of
-from kinfolk.nn.language_model import ModelConfig
+from kinfolk.families import family_of
+from kinfolk.families.base import Family
 from kinfolk.nn.task_heads import ModelWithHeadConfig, pooling_of
 from kinfolk.tasks.formulations.base import Formulation
 from kinfolk.tasks.formulations.coreference_head import CoreferenceHead
@@ -35,32 +35,9 @@ FORMULATIONS: tuple[type[Formulation], ...] = (
 )
 
 
-@dataclass(frozen=True)
-class FamilyTraits:
-    """What decides how a network solves tasks."""
-
-    kind: str  # encoder, decoder, encoder-decoder, recurrent
-    text_style: str | None  # how it says a text, if it does
-    frame: str | None  # what its tokenizer puts around a text
-    formulations: tuple[str, ...]  # its own first
-
-    @classmethod
-    def of(cls, config: ModelConfig) -> "FamilyTraits":
-        """Find it by the config of a network."""
-        network, frame = config.network(), template_of(config)
-        kind = network.architecture
-        if network.decoding == "infilling":
-            return cls(kind, "blanks", "bert", ("cloze", "text", "head", "prompt"))
-        if kind == "encoder-decoder":
-            return cls(kind, kind, frame, ("text", "cloze", "prompt"))
-        if kind == "decoder":
-            return cls(kind, "decoder", None, ("transformed", "text", "head", "prompt", "cloze"))
-        return cls(kind, None, frame or "bert", ("head",))
-
-
 def choose_formulation(config: Any, kind: str, name: str | None = None) -> type[Formulation]:
     """Return the way that a network solves a kind of task: its own, or the one that is named."""
-    nature = FamilyTraits.of(config)
+    nature = family_of(config)
     names = [w.name for w in FORMULATIONS]
     if name is not None and name not in names:
         raise UserError(f"no way is called {name!r}: {did_you_mean(name, sorted(set(names)))}")
@@ -72,26 +49,25 @@ def choose_formulation(config: Any, kind: str, name: str | None = None) -> type[
         learning = [w for w in able if w is not Prompt]
         if not learning:
             raise UserError(
-                f"{family_name(config)} cannot {kind}: it solves {_solved(nature)}; "
-                "choose another member"
+                f"{nature.name} cannot {kind}: it solves {_solved(nature)}; choose another member"
             )
         return learning[0]
     found = [w for w in able if w.name == name]
     if not found:
         others = sorted({w.name for w in able})
         raise UserError(
-            f"{family_name(config)} does not {kind} by {name!r}: "
+            f"{nature.name} does not {kind} by {name!r}: "
             + (f"it can by {' or '.join(others)}" if others else "it cannot at all")
         )
     return found[0]
 
 
-def supports(way: type[Formulation], nature: FamilyTraits, kind: str) -> bool:
+def supports(way: type[Formulation], nature: Family, kind: str) -> bool:
     """Say whether a network has what a way needs."""
     if way is SequenceHead or way is SpanHead:
         return nature.frame is not None
     if way is Cloze:  # a decoder cannot look behind a blank, but it can weigh what it says there
-        return nature.text_style is not None
+        return nature.layout is not None
     return True
 
 
@@ -105,7 +81,7 @@ def build_formulation(
     **said: Any,
 ) -> Formulation:
     """Make a way for a network and a task; what is said beside must be among its settings."""
-    nature = FamilyTraits.of(config)
+    nature = family_of(config)
     limit = DEFAULT_MAX_LENGTH if config.max_length is None else config.max_length
     if length is not None and config.max_length is not None and length > limit:
         raise UserError(f"--length {length} is more than the model's context of {limit} tokens")
@@ -117,8 +93,8 @@ def build_formulation(
         "max_length": min(limit, DEFAULT_MAX_LENGTH) if length is None else length,
         "pad_id": tokenizer.special_tokens.pad,
         "frame": nature.frame,
-        "layout": nature.text_style,
-        "causal": nature.kind == "decoder" and nature.frame is None,
+        "layout": nature.layout,
+        "causal": nature.architecture == "decoder" and nature.frame is None,
     }
     given = {name: value for name, value in said.items() if value is not None}
     if unknown := given.keys() - names:
@@ -147,11 +123,7 @@ def model_config(way: Formulation, config: Any, *, dropout: float = 0.1) -> Any:
     )
 
 
-def family_name(config: Any) -> str:
-    return type(config).__module__.rpartition(".")[2]
-
-
-def _solved(nature: FamilyTraits) -> str:
+def _solved(nature: Family) -> str:
     kinds = {
         kind: None
         for own in nature.formulations

@@ -11,6 +11,7 @@ import torch
 
 from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
+from kinfolk.families import family_of, index
 from kinfolk.generation.config import GenerationConfig
 from kinfolk.generation.contrastive_search import ContrastiveSearch
 from kinfolk.generation.decode import GeneratedSequence
@@ -25,7 +26,6 @@ from kinfolk.generation.prompts import (
 from kinfolk.generation.sampling import GREEDY, Sampling
 from kinfolk.nn.int8 import quantize_int8
 from kinfolk.objectives.seq2seq import Seq2Seq
-from kinfolk.recipes.catalogue import families, family_of
 from kinfolk.text import Tokenizer
 from kinfolk.workflows.baselines import NGram, opened
 from kinfolk.workflows.folders import find_model_folder
@@ -244,7 +244,7 @@ def load_seq2seq(
     """Open a model that reads one text and writes another, ready to."""
     model, tokenizer = load(path)
     if model.decoding != "encoder-decoder":
-        others = [m.name for m in families().values() if m.architecture == "encoder-decoder"]
+        others = [name for name, m in index().items() if m.architecture == "encoder-decoder"]
         raise UserError(f"{family_of(model).name} cannot {verb}: {', '.join(others)} can")
     return to_inference(model, device=device, precision=precision), tokenizer
 

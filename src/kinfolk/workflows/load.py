@@ -12,10 +12,10 @@ from kinfolk import hub
 from kinfolk.batch import Inputs
 from kinfolk.config import read_json
 from kinfolk.errors import UserError
+from kinfolk.families import family_of, index
 from kinfolk.files import new_folder
 from kinfolk.generation.inputs import check_prompts
 from kinfolk.nn.language_model import LanguageModel
-from kinfolk.recipes.catalogue import families, family_of
 from kinfolk.text import Tokenizer
 from kinfolk.workflows.folders import check_new_folder, find_model_folder
 from kinfolk.workflows.recipe import Recipe
@@ -45,7 +45,7 @@ def require_ability(model: Any, ability: str) -> Any:
     """Return a model that can do something, or say who could."""
     who = family_of(model)
     if ability not in who.capabilities:
-        others = [m.name for m in families().values() if ability in m.capabilities]
+        others = [name for name, m in index().items() if ability in m.capabilities]
         raise UserError(f"{who.name} cannot {ability}: {', '.join(others)} can")
     return model
 

@@ -2,16 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kinfolk.config import read_type, type_name
 from kinfolk.errors import UserError
-from kinfolk.metrics import text
-from kinfolk.metrics.bootstrap import ConfidenceInterval, bootstrap_interval, mean_interval
-from kinfolk.metrics.entities import entity_counts, micro_f1
-from kinfolk.metrics.text import rouge_each
 from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.rng import Stream, generator
 from kinfolk.tasks.formats.base import ReadReport, read_lines
@@ -30,7 +25,7 @@ from kinfolk.tasks.rows import (
     SourceTarget,
     TaggedSentence,
 )
-from kinfolk.tasks.scoring import EvaluationResult, reference, score
+from kinfolk.tasks.scoring import EvaluationResult, main_metric_interval, reference, score
 from kinfolk.tasks.task import Prediction, Task
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.workflows import formulations
@@ -133,10 +128,7 @@ def formulation_of_hf_model(model: ModelWithHead, tokenizer: Tokenizer) -> Formu
     kind = "regress" if c.regression else TASK_OF_HEAD[c.head]
     labels = c.labels if kind in ("classify", "tag") else ()
     task = Task(kind=kind, labels=labels)
-    if formulations.FamilyTraits.of(c.backbone).kind == "decoder" and kind in (
-        "classify",
-        "regress",
-    ):
+    if c.backbone.network().architecture == "decoder" and kind in ("classify", "regress"):
         # As transformers reads it: the text, and nothing around it.
         return formulations.build_formulation(
             formulations.BareCausalHead, task, c.backbone, tokenizer
@@ -218,7 +210,7 @@ def evaluate_rows(
     found: Predictor,
     rows: list[Any],
     *,
-    draws: int = 1000,
+    n_resamples: int = 1000,
     seed: int = 0,
     watch: Callable[[int], None] = lambda done: None,
 ) -> EvaluationResult:
@@ -227,7 +219,7 @@ def evaluate_rows(
     require_labels(task, rows)
     said = found.answers(rows, watch=watch)
     scores = score(task, rows, said)
-    bounds = main_metric_interval(task, rows, said, draws=draws, seed=seed)
+    bounds = main_metric_interval(task, rows, said, n_resamples=n_resamples, seed=seed)
     return EvaluationResult(task, rows, said, scores, bounds, unseen_labels(task, rows))
 
 
@@ -238,43 +230,6 @@ def require_labels(task: Task, rows: Sequence[Any]) -> None:
     for row in rows:
         if reference(task, row) is None:
             raise UserError(f"row {row.number:,} has no label to score against: predict it instead")
-
-
-def main_metric_interval(
-    task: Task, rows: Sequence[Any], said: Sequence[Prediction], *, draws: int, seed: int
-) -> ConfidenceInterval:
-    """Return the main metric with its interval; where it is a mean over rows, that is faster."""
-    match task.kind, task.main_metric:
-        case ("classify" | "choose" | "complete", "accuracy") | ("span", _):
-            each = [
-                score(task, [row], [one])[task.main_metric]
-                for row, one in zip(rows, said, strict=True)
-            ]
-            return mean_interval(each, draws=draws, seed=seed)
-        case "tag", "f1" if any(tag[:2] in ("B-", "I-") for tag in task.labels):
-            counts = entity_counts(
-                [one.value for one in said], [reference(task, row) for row in rows]
-            )
-            return bootstrap_interval(micro_f1, counts, draws=draws, seed=seed)
-        case "write", name:
-            texts, references = [one.value for one in said], [row.references for row in rows]
-            few = min(draws, 100)
-            if name.startswith("rouge"):
-                each = [getattr(one, name) for one in rouge_each(texts, references)]
-                return bootstrap_interval(
-                    lambda some: sum(some) / len(some), each, draws=few, seed=seed
-                )
-            metric = text.metric(name, references)
-            found = list(text.statistics(metric, texts, references))
-            return bootstrap_interval(partial(text.total, metric), found, draws=few, seed=seed)
-    fewer = {"coref": 200, "tag": 200}.get(task.kind, draws)
-    return bootstrap_interval(
-        lambda some, known: score(task, some, known)[task.main_metric],
-        rows,
-        said,
-        draws=min(draws, fewer),
-        seed=seed,
-    )
 
 
 def unseen_labels(task: Task, rows: Sequence[Any]) -> dict[str, int]:

@@ -153,7 +153,9 @@ class Run:
             bfloat16=self.bfloat16,
             resolved=self.resolved,
             captured=self.resolved
-            and train.replays(sum(p.numel() for p in self.model.parameters())),
+            and train.replays(
+                sum(p.numel() for p in self.model.parameters()), self.recipe.objective.max_length
+            ),
             memory=self.memory,
             checks=checks(train, self.device),
         )

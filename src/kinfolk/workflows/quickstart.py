@@ -12,11 +12,11 @@ from kinfolk.data.corpus import Corpus
 from kinfolk.data.documents import read_documents
 from kinfolk.data.prepare import prepare
 from kinfolk.errors import UserError
+from kinfolk.families import family_of
 from kinfolk.generation.fill import fill
 from kinfolk.generation.prompts import generate_text
 from kinfolk.generation.sampling import Sampling
 from kinfolk.objectives.evaluation import LikelihoodScores
-from kinfolk.recipes.catalogue import family_of
 from kinfolk.reports.run_page import ModelScore, Report, Sample, TextSpan, write
 from kinfolk.text import Tokenizer, train_tokenizer
 from kinfolk.training.loop import Progress

@@ -10,7 +10,7 @@ from typing import Any
 from kinfolk.config import apply_overrides, config, field, read_json, write_json
 from kinfolk.data.corpus import Corpus
 from kinfolk.errors import UserError
-from kinfolk.recipes.catalogue import family
+from kinfolk.families import family
 from kinfolk.text import Tokenizer
 from kinfolk.training.config import TrainConfig
 

@@ -9,14 +9,14 @@ from typing import Any
 
 from kinfolk.data.parallel_text import ParallelText, TextPair, write_parallel_corpus
 from kinfolk.errors import UserError
+from kinfolk.families import family, family_of
 from kinfolk.files import new_folder
 from kinfolk.generation.decode import GenerationRequest
 from kinfolk.generation.logits_process import Constraints
 from kinfolk.generation.methods import generate
 from kinfolk.generation.prompts import non_text_ids
 from kinfolk.generation.sampling import GREEDY
-from kinfolk.metrics.text import bleu
-from kinfolk.recipes.catalogue import family, family_of
+from kinfolk.metrics.text import BLEU
 from kinfolk.text import Tokenizer
 from kinfolk.workflows import pretrain
 from kinfolk.workflows.generate import EXTRA_LENGTH, PREFIX_FILE
@@ -110,8 +110,12 @@ def evaluate_bleu(
         raise UserError(f"{family_of(model).name} reads no source: an encoder-decoder translates")
     model.to(pretrain.select_device(device))
     written = generate_texts(model, tokenizer, [pair.source for pair in pairs])
-    found = bleu(written, [pair.target for pair in pairs])
-    return {"bleu": found.score, "signature": found.signature, "pairs": len(pairs)}, written
+    references = [pair.target for pair in pairs]
+    return {
+        "bleu": BLEU(written, references),
+        "signature": BLEU.signature(written, references),
+        "pairs": len(pairs),
+    }, written
 
 
 def generate_texts(model: Any, tokenizer: Tokenizer, sources: Sequence[str]) -> list[str]:

@@ -1,7 +1,8 @@
-"""GLM (Du et al., 2021): GPT-2's blocks with two places a token, to read a text and fill blanks.
+"""GLM (Du et al., 2021): GPT-2's layers with two positions a token, to read a text and fill blanks.
 
-A token of the text stands at its own place, and at 0 within. A token of a blank stands at the place
-of the mask that it fills, and at 1, 2, 3 ... within. So the length of a blank is not given away.
+A token of the text has its own position, and 0 as its position within the block. A token of a blank
+has the position of the mask token that it fills, and 1, 2, 3 ... within the block, so that the
+length of a blank is not given away.
 """
 
 import torch
@@ -9,19 +10,21 @@ from torch import Tensor, nn
 
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config, field
-from kinfolk.models.gpt2 import GPT2Config, Layer
-from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding, init_weights_
+from kinfolk.families.base import Family
+from kinfolk.families.gpt2 import GPT2Config, decoder_layer
+from kinfolk.families.sizes import standard_sizes
+from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
+from kinfolk.nn.init import init_weights_, mimetic_init_, scale_residual_init_
 from kinfolk.nn.language_model import LanguageModel, LayerStack, Pooling
-from kinfolk.nn.positions import mimetic_init_
-from kinfolk.nn.residual import scale_residual_init_
-from kinfolk.nn.sizes import STANDARD_SIZES
+from kinfolk.objectives.blank_infilling import BlankInfilling
+from kinfolk.training.config import TrainConfig
 
-EMBEDDING_STD = 0.02  # the standard deviation of tables at the start (the released code)
+EMBEDDING_STD = 0.02  # of initial embeddings, as in the released code
 
 
 @config("glm")
 class GLMConfig(GPT2Config):
-    """The published base model, unless told otherwise."""
+    """The published base model by default."""
 
     # BERT's tokens, the special tokens of blank infilling, and padding.
     vocab_size: int = field(default=30592, ge=1, help="number of token ids")
@@ -36,13 +39,9 @@ class GLMConfig(GPT2Config):
         """Return the class of the network."""
         return GLM
 
-    def build(self) -> "GLM":  # type: ignore[override]
-        """Make the network, with fresh weights."""
-        return GLM(self)
-
 
 class GLM(LanguageModel):
-    """A token table and two of places, a stack of blocks, a last norm; the token table predicts."""
+    """Token and two position embeddings, a stack of layers and a norm; the output layer is tied."""
 
     config: GLMConfig
     token_embeddings: TokenEmbedding
@@ -58,7 +57,7 @@ class GLM(LanguageModel):
         self.position_embeddings = nn.Embedding(c.max_length, c.hidden_size)
         self.block_position_embeddings = nn.Embedding(c.max_length, c.hidden_size)
         self.dropout = nn.Dropout(c.dropout)
-        self.layers = LayerStack(Layer(c) for _ in range(c.num_layers))
+        self.layers = LayerStack(decoder_layer(c) for _ in range(c.num_layers))
         self.final_norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps)
         init_weights_(self, std=c.init_std, embedding_std=EMBEDDING_STD)
         scale_residual_init_(self.layers, 2 * c.num_layers)
@@ -66,43 +65,24 @@ class GLM(LanguageModel):
             mimetic_init_(self.layers, self.position_embeddings, std=EMBEDDING_STD)
 
     def forward(self, inputs: Inputs) -> Output:
-        within = (
+        block_position_ids = (
             torch.zeros_like(inputs.input_ids)
             if inputs.block_position_ids is None
             else inputs.block_position_ids
         )
-        x = (
-            self.token_embeddings(inputs.input_ids)
-            + self.position_embeddings(inputs.position_ids)
-            + self.block_position_embeddings(within)
-        )
-        x = self.dropout(x)
-        attend = inputs.attention_backend(
-            dropout=self.training and self.config.attention_dropout > 0
-        )
-        for layer, block in enumerate(self.layers):
-            x = block(x, attend, inputs.cache, layer)
+        x = self.token_embeddings(inputs.input_ids) + self.position_embeddings(inputs.position_ids)
+        x = self.dropout(x + self.block_position_embeddings(block_position_ids))
+        attend = self.attention_fn(inputs)
+        for i, layer in enumerate(self.layers):
+            x = layer(x, attend, inputs.cache, i)
         return Output(self.final_norm(x), inputs.cache)
 
     def lm_logits(self, hidden: Tensor) -> LinearLogits:
-        """Score the next token of a blank with the table that read the others."""
+        """Return the logits of the next token of a blank."""
         return self.token_embeddings.lm_logits(hidden)
 
 
-# Deviation: the shared ladder trains without dropout, as fits one pass over a text, and starts as
-# BERT's does: larger matrices, and tokens that look around themselves.
-SIZES = {
-    name: GLMConfig(
-        hidden_size=size.hidden_size,
-        num_layers=size.num_layers,
-        num_heads=size.num_heads,
-        dropout=0.0,
-        attention_dropout=0.0,
-        init_std=size.hidden_size**-0.5,
-        mimetic_init=True,
-    )
-    for name, size in STANDARD_SIZES.items()
-} | {
+PUBLISHED = {
     "glm-base": GLMConfig(),
     "glm-large": GLMConfig(hidden_size=1024, num_layers=24, num_heads=16),
     "glm-410m": GLMConfig(hidden_size=1024, num_layers=30, num_heads=16),
@@ -114,3 +94,36 @@ SIZES = {
         vocab_size=50304, hidden_size=4096, num_layers=48, num_heads=64, max_length=1024
     ),
 }
+# Section 3.1 for steps and batch; the rest is the released configuration of the large model.
+PAPER_TRAINING = TrainConfig(
+    steps=200_000,
+    batch_size=1024,
+    lr=2e-4,
+    warmup=10_000,
+    min_lr_ratio=0.05,
+    weight_decay=0.1,
+    betas=(0.9, 0.98),
+    eps=1e-6,
+)
+
+FAMILY = Family(
+    name="glm",
+    title="GLM",
+    paper="Du et al. 2021",
+    year=2021,
+    model=GLM,
+    # Deviation: the standard sizes train without dropout, as fits one pass over a text, and start
+    # as BERT's do: with larger matrices and attention to neighbouring tokens.
+    sizes=standard_sizes(
+        GLMConfig,
+        lambda size: {"init_std": size.hidden_size**-0.5},
+        dropout=0.0,
+        attention_dropout=0.0,
+        mimetic_init=True,
+    )
+    | PUBLISHED,
+    objectives={"blanks": BlankInfilling},
+    training=TrainConfig(lr=1e-3, warmup=200),
+    paper_training=dict.fromkeys(PUBLISHED, PAPER_TRAINING),
+    task_template="bert",
+)

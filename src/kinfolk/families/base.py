@@ -1,0 +1,209 @@
+"""A family of language models as one value: network, sizes, objectives, settings, Hugging Face."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kinfolk.config import did_you_mean, type_name
+from kinfolk.errors import UserError
+from kinfolk.families.entries import IndexEntry
+from kinfolk.families.mapping import ParameterMap, from_hf_fields, require, to_hf_fields
+from kinfolk.nn.language_model import LanguageModel, ModelConfig
+from kinfolk.text.tokenizer import SpecialTokens
+from kinfolk.training.config import TrainConfig
+
+SEQUENCE_SUMMARY = "sequence_summary.summary"  # transformers' pooling layer of ELECTRA and XLNet
+
+
+@dataclass(frozen=True)
+class HFHead:
+    """A class of transformers with a task head, and the names of the head's modules."""
+
+    name: str
+    out: str
+    dense: str | None = None  # the layer before the last, where there is one
+
+    @property
+    def summarizes(self) -> bool:
+        """Whether its pooling is described by the `summary_...` fields of config.json."""
+        return self.dense == SEQUENCE_SUMMARY
+
+
+def hf_heads(name: str, text: tuple[str, ...], choice: tuple[str, ...]) -> dict[str, HFHead]:
+    """Return the four classes that most families have in transformers: `NameFor...`."""
+    return {
+        "text": HFHead(f"{name}ForSequenceClassification", *text),
+        "tokens": HFHead(f"{name}ForTokenClassification", "classifier"),
+        "span": HFHead(f"{name}ForQuestionAnswering", "qa_outputs"),
+        "choice": HFHead(f"{name}ForMultipleChoice", *choice),
+    }
+
+
+def no_fields(*_: Any) -> dict[str, Any]:
+    """Add nothing to a config."""
+    return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HuggingFace:
+    """How transformers names a family: config.json, parameters, classes with a task head."""
+
+    model_type: str
+    architecture: str  # the class of the pretrained network
+    config: type[ModelConfig]
+    fields: Mapping[str, str]  # our config field: theirs; read in both directions
+    parameters: Callable[[Any], ParameterMap]
+    # Their field of the feed-forward size, always written out; None where `fields` has it.
+    intermediate_size: str | None = None
+    # Their special token: ours, as in {"bos": "cls"} for bos_token_id.
+    token_ids: Mapping[str, str] = field(default_factory=dict)
+    required: Mapping[str, Any] = field(default_factory=dict)  # fields with one supported value
+    # What transformers takes for a field that config.json lacks, where our default is another.
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    # Fields that are no copies: theirs from a config and the special tokens, ours from config.json.
+    to_extra: Callable[[Any, SpecialTokens | None], dict[str, Any]] = no_fields
+    from_extra: Callable[[Mapping[str, Any]], dict[str, Any]] = no_fields
+    heads: Mapping[str, HFHead] = field(default_factory=dict)  # by the name of our task head
+    head_dropout: str = "classifier_dropout"  # their field of the dropout before the last layer
+    # Networks in a folder of their own (ELECTRA): its name, and its config.json from a config and
+    # the config.json of the family. Their parameters are named `folder/name`.
+    subfolders: Mapping[str, Callable[[Any, dict[str, Any]], dict[str, Any]]] = field(
+        default_factory=dict
+    )
+
+    def to_config(self, c: Any, special_tokens: SpecialTokens | None) -> dict[str, Any]:
+        """Return the contents of config.json."""
+        inner = (
+            {self.intermediate_size: c.intermediate_size or 4 * c.hidden_size}
+            if self.intermediate_size
+            else {}
+        )
+        return {
+            "architectures": [self.architecture],
+            **to_hf_fields(c, self.fields),
+            **inner,
+            **self.to_extra(c, special_tokens),
+            **{
+                f"{theirs}_token_id": getattr(special_tokens, ours) if special_tokens else None
+                for theirs, ours in self.token_ids.items()
+            },
+        }
+
+    def from_config(self, data: Mapping[str, Any]) -> Any:
+        """Return our config of the network that a config.json describes."""
+        data = {**self.defaults, **data}
+        require(data, **self.required)
+        values = from_hf_fields(data, self.fields) | self.from_extra(data)
+        c: Any = self.config(**values)
+        if self.intermediate_size in data and data[self.intermediate_size] != 4 * c.hidden_size:
+            return c.with_fields(intermediate_size=data[self.intermediate_size])
+        return c
+
+
+# The formulations of tasks by `decoding`, the default first; others have a task head only.
+FORMULATIONS = {
+    "causal": ("transformed", "text", "head", "prompt", "cloze"),
+    "encoder-decoder": ("text", "cloze", "prompt"),
+    "infilling": ("cloze", "text", "head", "prompt"),
+}
+# How a prompt and its answer are laid out, by `decoding`.
+LAYOUTS = {"causal": "decoder", "encoder-decoder": "encoder-decoder", "infilling": "blanks"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One published family of language models."""
+
+    name: str  # also the registered name of its config
+    title: str
+    paper: str  # authors and year
+    year: int
+    model: type[LanguageModel]
+    sizes: Mapping[str, ModelConfig]  # the standard sizes, then the published ones
+    # Pretraining objectives, its own first; a baseline that is never pretrained has none.
+    objectives: Mapping[str, type[Any]] = field(default_factory=dict)
+    training: TrainConfig = field(default_factory=TrainConfig)  # of the standard sizes
+    paper_training: Mapping[str, TrainConfig] = field(default_factory=dict)  # by published size
+    template: str | None = None  # special tokens that its tokenizer adds to a text
+    task_template: str | None = None  # the same in fine-tuning, where the tokenizer adds none
+    hf: HuggingFace | None = None  # None: saved in our own format
+
+    def __post_init__(self) -> None:
+        names = {type_name(config) for config in self.sizes.values()}
+        if names != {self.name}:
+            raise ValueError(
+                f"the family {self.name!r} has configs registered as {', '.join(sorted(names))}: "
+                "both names must be the same"
+            )
+
+    @property
+    def architecture(self) -> str:
+        """encoder, decoder, encoder-decoder or recurrent."""
+        return self.model.architecture
+
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        """What its networks can be used for, besides fine-tuning."""
+        able = {
+            "pretrain": bool(self.objectives),
+            "generate": self.model.decoding is not None,
+            "fill": self.model.can_fill,
+            "export": self.hf is not None,
+        }
+        return tuple(name for name, can in able.items() if can)
+
+    @property
+    def formulations(self) -> tuple[str, ...]:
+        """How it solves tasks, by the names of formulations, its default first."""
+        return FORMULATIONS.get(self.model.decoding or "", ("head",))
+
+    @property
+    def layout(self) -> str | None:
+        """How a prompt and its answer are laid out; None where it cannot generate answers."""
+        return LAYOUTS.get(self.model.decoding or "")
+
+    @property
+    def frame(self) -> str | None:
+        """The special tokens around the texts of a task."""
+        return self.template or self.task_template
+
+    @property
+    def entry(self) -> IndexEntry:
+        """Its line in the index."""
+        return IndexEntry(
+            name=self.name,
+            title=self.title,
+            paper=self.paper,
+            year=self.year,
+            architecture=self.architecture,
+            objectives=tuple(self.objectives),
+            sizes=tuple(self.sizes),
+            capabilities=self.capabilities,
+            model_type=None if self.hf is None else self.hf.model_type,
+        )
+
+    def objective(self, name: str | None = None) -> type[Any]:
+        """Return an objective by its name; its own where none is given."""
+        if not self.objectives:
+            raise UserError(
+                f"{self.name} is a baseline that is never pretrained: choose a family that "
+                "`kinfolk members` lists"
+            )
+        name = name or next(iter(self.objectives))
+        if name not in self.objectives:
+            raise UserError(
+                f"{self.name} has no objective {name!r}: there are {', '.join(self.objectives)}"
+            )
+        return self.objectives[name]
+
+    def config(self, size: str) -> ModelConfig:
+        """Return the config of a size."""
+        if size not in self.sizes:
+            raise UserError(
+                f"{self.name} has no size {size!r}: {did_you_mean(size, [*self.sizes])}"
+            )
+        return self.sizes[size]
+
+    def train(self, size: str) -> TrainConfig:
+        """Return the training settings of a size: the paper's for a published one."""
+        return self.paper_training.get(size, self.training)

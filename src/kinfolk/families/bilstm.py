@@ -1,0 +1,150 @@
+"""BiLSTM (Graves and Schmidhuber, 2005): the baseline of every task, never pretrained.
+
+The hidden state of a token is that of a forward and of a backward LSTM. The maximum over the text
+is added to the hidden state of its first token, feature by feature (Conneau et al. 2017), so that a
+task head can read the whole text from there, as it does with the pretrained families.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from kinfolk.batch import Inputs, Output
+from kinfolk.config import config, field
+from kinfolk.errors import UserError
+from kinfolk.families.base import Family
+from kinfolk.families.sizes import STANDARD_SIZES
+from kinfolk.nn.embeddings import TokenEmbedding
+from kinfolk.nn.init import init_weights_
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling
+
+
+@config("bilstm")
+class BiLSTMConfig(ModelConfig):
+    """Two layers by default; texts may be of any length."""
+
+    vocab_size: int = field(default=30522, ge=1, help="number of token ids")
+    hidden_size: int = field(
+        default=256, ge=2, help="size of the hidden states, half of it for each direction"
+    )
+    num_layers: int = field(default=2, ge=1, help="number of bidirectional LSTM layers")
+    dropout: float = field(default=0.3, ge=0, lt=1, help="dropout rate before each layer")
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % 2:
+            raise UserError(
+                f"model.hidden_size={self.hidden_size} is odd: two directions share it; use an even"
+            )
+
+    @classmethod
+    def network(cls) -> type[LanguageModel]:
+        """Return the class of the network."""
+        return BiLSTM
+
+
+class BiLSTM(LanguageModel):
+    """Token embeddings and bidirectional LSTM layers; the orders of the mask have no effect."""
+
+    config: BiLSTMConfig
+    token_embeddings: TokenEmbedding
+    architecture = "recurrent"
+    pooling = Pooling(token="first")
+
+    def __init__(self, c: BiLSTMConfig) -> None:
+        super().__init__()
+        self.config = c
+        self.token_embeddings = TokenEmbedding(c.vocab_size, c.hidden_size)
+        self.dropout = nn.Dropout(c.dropout)
+        self.layers = LayerStack(
+            nn.LSTM(c.hidden_size, c.hidden_size // 2, bidirectional=True)
+            for _ in range(c.num_layers)
+        )
+        init_weights_(self, std=0.1)
+        open_forget_gates_(self)
+
+    def forward(self, inputs: Inputs) -> Output:
+        # The lengths of texts differ from batch to batch, so nothing here is compiled. A decorator
+        # would import the compiler with this file, which takes seconds.
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(self.run)(inputs)  # type: ignore[no-untyped-call]
+        return self.run(inputs)
+
+    def run(self, inputs: Inputs) -> Output:
+        """Run the layers over each text."""
+        x, texts = (
+            self.token_embeddings(inputs.input_ids),
+            PackedTexts.of(inputs.attention_mask.document_ids),
+        )
+        flat = x.flatten(0, 1)[texts.positions]
+        for block in self.layers:
+            packed, _ = block(PackedSequence(self.dropout(flat), texts.batch_sizes))
+            flat = packed.data
+        flat = texts.add_max_pool(flat)
+        hidden = flat.new_zeros(x.shape).flatten(0, 1).index_copy(0, texts.positions, flat)
+        return Output(hidden.view_as(x))
+
+
+@torch.no_grad()
+def open_forget_gates_(model: nn.Module) -> None:
+    """Set the biases of the forget gates to 1, all others to 0 (Jozefowicz et al. 2015)."""
+    for module in model.modules():
+        if not isinstance(module, nn.LSTM):
+            continue
+        for name, parameter in module.named_parameters():  # torch's own names
+            if name.startswith(("bias_ih", "bias_hh")):  # gates: input, forget, cell, output
+                parameter.zero_()
+            if name.startswith("bias_ih"):
+                parameter.chunk(4)[1].fill_(1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class PackedTexts:
+    """The texts of packed rows as `PackedSequence` orders them: all first tokens, all second ones.
+
+    Longer texts come first, so that a step is a prefix of the step before.
+    """
+
+    positions: Tensor  # (tokens,): position of each token in the flattened rows; no padding
+    batch_sizes: Tensor  # (longest text,), on the CPU: number of texts at each step
+    text_ids: Tensor  # (tokens,): number of each token's text, the longest 0
+
+    @classmethod
+    def of(cls, document_ids: Tensor) -> "PackedTexts":
+        """Find the texts by their document ids, (batch, length), each a run of equal ids."""
+        before = F.pad(document_ids, (1, 0), value=-1)[:, :-1]
+        starts_text = document_ids != before
+        starts_text[:, 0] = True  # the same id in the next row is another text
+        positions = torch.nonzero(document_ids.flatten() >= 0)[:, 0]
+        run = starts_text.flatten().cumsum(0)[positions]
+        _, text, lengths = torch.unique_consecutive(run, return_inverse=True, return_counts=True)
+        starts = lengths.cumsum(0) - lengths
+        offset = torch.arange(len(positions), device=positions.device) - starts[text]
+        rank = torch.argsort(torch.argsort(lengths, descending=True, stable=True))
+        order = torch.argsort(offset * len(lengths) + rank[text])
+        return cls(positions[order], torch.bincount(offset).cpu(), rank[text][order])
+
+    def add_max_pool(self, flat: Tensor) -> Tensor:
+        """Add the maximum over each text to its first token."""
+        texts = int(self.batch_sizes[0])
+        pooled = flat.new_zeros(texts, flat.shape[1])
+        index = self.text_ids[:, None].expand_as(flat)
+        pooled = pooled.scatter_reduce(0, index, flat, "amax", include_self=False)
+        # The first step is the first token of every text, in the order of their ids.
+        return torch.cat([flat[:texts] + pooled, flat[texts:]])
+
+
+FAMILY = Family(
+    name="bilstm",
+    title="BiLSTM",
+    paper="Graves and Schmidhuber 2005",
+    year=2005,
+    model=BiLSTM,
+    sizes={
+        name: BiLSTMConfig(hidden_size=STANDARD_SIZES[name].hidden_size)
+        for name in ("nano", "tiny", "mini", "small", "base")
+    },
+    task_template="bert",
+)

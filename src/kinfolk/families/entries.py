@@ -1,0 +1,39 @@
+"""What is known of every family without importing torch: the contents of index.json."""
+
+import json
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+INDEX_FILE = Path(__file__).with_name("index.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexEntry:
+    """A family's line in the index."""
+
+    name: str
+    title: str
+    paper: str
+    year: int
+    architecture: str
+    objectives: tuple[str, ...]
+    sizes: tuple[str, ...]
+    capabilities: tuple[str, ...]
+    model_type: str | None  # of transformers
+
+
+@cache
+def read_index() -> dict[str, IndexEntry]:
+    """Return the families of the package, the oldest first."""
+    rows: list[dict[str, Any]] = json.loads(INDEX_FILE.read_text(encoding="utf-8"))
+    lists = [{k: tuple(v) for k, v in row.items() if isinstance(v, list)} for row in rows]
+    return {row["name"]: IndexEntry(**row | some) for row, some in zip(rows, lists, strict=True)}
+
+
+def index_text(entries: list[IndexEntry]) -> str:
+    """Return the contents of index.json: one family a line, the oldest first."""
+    rows = sorted(entries, key=lambda entry: (entry.year, entry.name))
+    lines = [json.dumps(asdict(row), ensure_ascii=False) for row in rows]
+    return "[\n" + ",\n".join(lines) + "\n]\n"

@@ -1,0 +1,203 @@
+"""GPT-2 (Radford et al., 2019): GPT with norms before the sublayers and after the last layer."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from kinfolk.batch import Inputs, Output
+from kinfolk.config import config, field
+from kinfolk.families.base import Family, HFHead, HuggingFace
+from kinfolk.families.gpt import warn_embedding_dropout
+from kinfolk.families.mapping import ParameterMap, ParameterRule, module, per_layer
+from kinfolk.families.sizes import standard_sizes
+from kinfolk.nn.attention import Attention
+from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
+from kinfolk.nn.init import init_weights_, scale_residual_init_
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling
+from kinfolk.nn.layers import FeedForward, PreNorm, TransformerLayer
+from kinfolk.objectives.clm import CLM
+from kinfolk.objectives.prefix_lm import PrefixLM
+from kinfolk.training.config import TrainConfig
+
+
+@config("gpt2")
+class GPT2Config(ModelConfig):
+    """The published small model by default."""
+
+    vocab_size: int = field(default=50257, ge=1, help="number of token ids")
+    hidden_size: int = field(default=768, ge=1, help="size of the hidden states")
+    num_layers: int = field(default=12, ge=1, help="number of layers")
+    num_heads: int = field(default=12, ge=1, help="number of attention heads")
+    intermediate_size: int | None = field(
+        default=None,
+        ge=1,
+        help="size of the feed-forward layer; None is four times the hidden size",
+    )
+    max_length: int = field(default=1024, ge=1, help="longest sequence, in tokens")
+    activation: str = field(
+        default="gelu_new", help="activation function of the feed-forward layer"
+    )
+    dropout: float = field(default=0.1, ge=0, lt=1, help="dropout rate of embeddings and sublayers")
+    attention_dropout: float = field(
+        default=0.1, ge=0, lt=1, help="dropout rate of attention probabilities"
+    )
+    layer_norm_eps: float = field(default=1e-5, gt=0, help="epsilon of the layer norms")
+
+    @classmethod
+    def network(cls) -> type[LanguageModel]:
+        """Return the class of the network."""
+        return GPT2
+
+
+def decoder_layer(c: GPT2Config) -> TransformerLayer:
+    """Return a layer: causal self-attention and feed-forward, each after a norm."""
+    return TransformerLayer(
+        Attention(c.hidden_size, c.num_heads, dropout=c.attention_dropout),
+        FeedForward(c.hidden_size, c.intermediate_size or 4 * c.hidden_size, c.activation),
+        residual=lambda part: PreNorm(
+            part, nn.LayerNorm(c.hidden_size, c.layer_norm_eps), c.dropout
+        ),
+    )
+
+
+class GPT2(LanguageModel):
+    """Token and position embeddings, a stack of layers and a norm; the output layer is tied."""
+
+    config: GPT2Config
+    token_embeddings: TokenEmbedding
+    architecture = "decoder"
+    decoding = "causal"
+    pooling = Pooling(token="last", bias=False)
+
+    def __init__(self, c: GPT2Config) -> None:
+        super().__init__()
+        self.config = c
+        self.token_embeddings = TokenEmbedding(c.vocab_size, c.hidden_size)
+        self.position_embeddings = nn.Embedding(c.max_length, c.hidden_size)
+        self.dropout = nn.Dropout(c.dropout)
+        self.layers = LayerStack(decoder_layer(c) for _ in range(c.num_layers))
+        self.final_norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps)
+        init_weights_(self, std=0.02)
+        scale_residual_init_(self.layers, 2 * c.num_layers)
+
+    def forward(self, inputs: Inputs) -> Output:
+        x = self.token_embeddings(inputs.input_ids) + self.position_embeddings(inputs.position_ids)
+        x, attend = self.dropout(x), self.attention_fn(inputs)
+        for i, layer in enumerate(self.layers):
+            x = layer(x, attend, inputs.cache, i)
+        return Output(self.final_norm(x), inputs.cache)
+
+    def lm_logits(self, hidden: Tensor) -> LinearLogits:
+        """Return the logits of the next token."""
+        return self.token_embeddings.lm_logits(hidden)
+
+
+def parameters(c: GPT2Config) -> ParameterMap:
+    """Map the parameters to those of transformers, whose Conv1D is a transposed linear layer."""
+    conv1d = partial(module, transposed=True)
+    ours, theirs = "layers.{i}", "transformer.h.{i}"
+    embeddings = "transformer.wte.weight"
+    return ParameterMap(
+        base_model_prefix="transformer.",
+        rules=[
+            ParameterRule("token_embeddings.weight", (embeddings,), vocab_rows=c.vocab_size),
+            *module("position_embeddings", "transformer.wpe", bias=False),
+            *per_layer(
+                c.num_layers,
+                [
+                    *module(f"{ours}.self_attention.norm", f"{theirs}.ln_1"),
+                    *conv1d(f"{ours}.self_attention.sublayer.qkv_proj", f"{theirs}.attn.c_attn"),
+                    *conv1d(f"{ours}.self_attention.sublayer.out_proj", f"{theirs}.attn.c_proj"),
+                    *module(f"{ours}.feed_forward.norm", f"{theirs}.ln_2"),
+                    *conv1d(f"{ours}.feed_forward.sublayer.up_proj", f"{theirs}.mlp.c_fc"),
+                    *conv1d(f"{ours}.feed_forward.sublayer.down_proj", f"{theirs}.mlp.c_proj"),
+                ],
+            ),
+            *module("final_norm", "transformer.ln_f"),
+        ],
+        aliases={"lm_head.weight": embeddings},
+        # The causal mask was a buffer once.
+        ignored_pattern=r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias",
+    )
+
+
+def from_extra(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Warn of a second dropout rate, which this network does not have."""
+    warn_embedding_dropout(data)
+    return {}
+
+
+def paper_training(lr: float) -> TrainConfig:
+    """Return the settings of a published size.
+
+    Radford et al. 2019 give the batch (512) and the context alone; learning rates and betas are
+    those of Brown et al. 2020, table 2.1 and appendix B, for the model of the nearest size.
+    """
+    return TrainConfig(
+        steps=300_000,
+        batch_size=512,
+        lr=lr,
+        warmup=750,
+        weight_decay=0.1,
+        betas=(0.9, 0.95),
+        min_lr_ratio=0.1,
+    )
+
+
+FAMILY = Family(
+    name="gpt2",
+    title="GPT-2",
+    paper="Radford et al. 2019",
+    year=2019,
+    model=GPT2,
+    # Deviation: the standard sizes train without dropout, as fits one pass over a text.
+    sizes=standard_sizes(GPT2Config, dropout=0.0, attention_dropout=0.0)
+    | {
+        "gpt2": GPT2Config(),
+        "gpt2-medium": GPT2Config(hidden_size=1024, num_layers=24, num_heads=16),
+        "gpt2-large": GPT2Config(hidden_size=1280, num_layers=36, num_heads=20),
+        "gpt2-xl": GPT2Config(hidden_size=1600, num_layers=48, num_heads=25),
+    },
+    objectives={"clm": CLM, "prefix": PrefixLM},
+    training=TrainConfig(lr=1e-3, warmup=200),
+    paper_training={
+        "gpt2": paper_training(6e-4),
+        "gpt2-medium": paper_training(3e-4),
+        "gpt2-large": paper_training(2.5e-4),
+        "gpt2-xl": paper_training(2e-4),
+    },
+    hf=HuggingFace(
+        model_type="gpt2",
+        architecture="GPT2LMHeadModel",
+        config=GPT2Config,
+        fields={
+            "vocab_size": "vocab_size",
+            "hidden_size": "n_embd",
+            "num_layers": "n_layer",
+            "num_heads": "n_head",
+            "intermediate_size": "n_inner",
+            "max_length": "n_positions",
+            "activation": "activation_function",
+            "dropout": "resid_pdrop",
+            "attention_dropout": "attn_pdrop",
+            "layer_norm_eps": "layer_norm_epsilon",
+        },
+        parameters=parameters,
+        token_ids={"bos": "bos", "eos": "eos", "pad": "pad"},
+        required={
+            "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False,
+            "add_cross_attention": False,
+            "tie_word_embeddings": True,
+        },
+        to_extra=lambda c, _: {"embd_pdrop": c.dropout, "tie_word_embeddings": True},
+        from_extra=from_extra,
+        heads={
+            "text": HFHead("GPT2ForSequenceClassification", "score"),
+            "tokens": HFHead("GPT2ForTokenClassification", "classifier"),
+            "span": HFHead("GPT2ForQuestionAnswering", "qa_outputs"),
+        },
+    ),
+)

@@ -1,0 +1,56 @@
+"""Initial weights: normal, scaled on residual branches, and mimetic."""
+
+import torch
+from torch import nn
+
+from kinfolk.nn.attention import Attention, CrossAttention
+from kinfolk.nn.embeddings import TokenEmbedding
+from kinfolk.nn.layers import FeedForward, GatedFeedForward
+from kinfolk.nn.positions import sinusoidal_embedding
+
+
+@torch.no_grad()
+def init_weights_(model: nn.Module, *, std: float, embedding_std: float | None = None) -> None:
+    """Draw matrices and embeddings from a normal distribution; biases are 0 and norms 1."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.weight.normal_(0.0, std)
+        if isinstance(module, nn.Embedding):
+            module.weight.normal_(0.0, std if embedding_std is None else embedding_std)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            module.bias.zero_()
+        if isinstance(module, TokenEmbedding):
+            module.weight[module.vocab_size :] = 0.0
+
+
+@torch.no_grad()
+def scale_residual_init_(layers: nn.Module, num_residuals: int) -> None:
+    """Divide the output matrices of N residual branches by sqrt(N) (GPT-2, section 2.3)."""
+    outputs: list[nn.Linear] = []
+    for module in layers.modules():
+        if isinstance(module, Attention | CrossAttention):
+            outputs.append(module.out_proj)
+        if isinstance(module, FeedForward | GatedFeedForward):
+            outputs.append(module.down_proj)
+    assert len(outputs) == num_residuals, f"{len(outputs)} residual branches, not {num_residuals}"
+    for linear in outputs:
+        linear.weight.mul_(num_residuals**-0.5)
+
+
+@torch.no_grad()
+def mimetic_init_(layers: nn.Module, position_embeddings: nn.Embedding, *, std: float) -> None:
+    """Start with attention that decays with the distance (after Trockman and Kolter, 2023).
+
+    Position embeddings start as sinusoids, whose product is the larger the nearer two positions
+    are, and query matrices as copies of the key matrices, so that this product decides the initial
+    attention scores. All of them are trained.
+    """
+    position_embeddings.weight.copy_(
+        sinusoidal_embedding(position_embeddings.num_embeddings, position_embeddings.embedding_dim)
+        * std
+        * 2**0.5
+    )
+    for attention in layers.modules():
+        if isinstance(attention, Attention):
+            query, key, _ = attention.qkv_proj.weight.chunk(3)
+            query.copy_(key)
