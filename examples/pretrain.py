@@ -27,4 +27,4 @@ recipe = kinfolk.recipe("gpt2/nano", folder / "corpus", length=64, settings=sett
 run = kinfolk.pretrain(recipe, folder / "run", watch=lambda p: print(p.step, round(p.loss, 3)))
 
 model, tokenizer = kinfolk.load(run)
-print("The list" + kinfolk.generate_text(model, tokenizer, "The list", tokens=20))
+print("The list" + kinfolk.generate(model, tokenizer, "The list", max_new_tokens=20))

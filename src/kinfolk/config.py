@@ -87,6 +87,7 @@ TYPES: dict[str, dict[str, str]] = {
         "columns": "kinfolk.tasks.formats.table",
         "corpus": "kinfolk.workflows.recipe",
         "format": "kinfolk.tasks.formats.registry",
+        "generation": "kinfolk.generation.config",
         "pooling": "kinfolk.nn.language_model",
         "special_tokens": "kinfolk.text.tokenizer",
         "task": "kinfolk.tasks.task",

@@ -99,6 +99,22 @@ SYNONYMS: tuple[tuple[str, ...], ...] = (
     ("datasets", "sheets"),
     ("finetune", "habits"),
     ("corpus", "dataset", "dataset_path", "data_dir"),
+    ("max_new_tokens", "tokens", "max_tokens", "max_length", "num_tokens"),
+    ("min_new_tokens", "fewest", "min_tokens", "min_length"),
+    ("num_return_sequences", "num", "n", "num_samples", "num_outputs"),
+    ("do_sample", "sample", "sampling", "greedy", "method"),
+    ("typical_p", "typical"),
+    ("num_beams", "beam_size", "beams", "beam_width"),
+    ("num_beam_groups", "groups"),
+    ("diversity_penalty", "diversity"),
+    ("penalty_alpha", "penalty", "alpha"),
+    ("repetition_penalty", "repetition", "frequency_penalty"),
+    ("no_repeat_ngram_size", "ngram", "no_repeat_ngram"),
+    ("stop_strings", "stop", "stop_sequences"),
+    ("forced_prefix", "prefix"),
+    ("bad_words", "ban", "bad_words_ids"),
+    ("allowed_texts", "allow", "choices", "choice"),
+    ("truncate_left", "truncate", "truncate_prompt"),
 )
 
 # Words for one value of a field.

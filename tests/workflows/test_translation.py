@@ -11,7 +11,7 @@ import torch
 from kinfolk.data.parallel_text import ParallelText
 from kinfolk.errors import UserError
 from kinfolk.files import new_folder
-from kinfolk.generation.sampling import GREEDY
+from kinfolk.generation.config import GREEDY
 from kinfolk.models.transformer import Transformer, TransformerConfig
 from kinfolk.text import Tokenizer, train_tokenizer
 from kinfolk.workflows import pretrain, translate

@@ -1,9 +1,22 @@
-"""All commands: importing their modules registers them on `app`, in the order of `--help`."""
+"""All commands: importing their modules registers them on `app`."""
 
-# ruff: noqa: I001
+from kinfolk.cli import (
+    audit,
+    chat,
+    evaluate,
+    export,
+    fill,
+    finetune,
+    generate,
+    members,
+    predict,
+    prepare,
+    pretrain,
+    quickstart,
+    tokenizer,
+    translate,
+)
 from kinfolk.cli.app import app
-from kinfolk.cli import quickstart, tokenizer, audit, prepare, pretrain, finetune, evaluate
-from kinfolk.cli import writing, chat, lines, predict, members, export
 
 __all__ = [
     "app",
@@ -11,13 +24,14 @@ __all__ = [
     "chat",
     "evaluate",
     "export",
+    "fill",
     "finetune",
-    "lines",
+    "generate",
     "members",
     "predict",
     "prepare",
     "pretrain",
     "quickstart",
     "tokenizer",
-    "writing",
+    "translate",
 ]

@@ -1,13 +1,12 @@
 """Answers that are written: rows go through the decoder, and texts come back."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-from kinfolk.generation.beam_search import BeamSearch
-from kinfolk.generation.methods import generate
-from kinfolk.generation.prompts import build_prompt, build_request, decode_after
-from kinfolk.generation.sampling import GREEDY
+from kinfolk.generation.config import GenerationConfig
+from kinfolk.generation.decode import GenerationRequest
+from kinfolk.generation.generate import generate_sequences
+from kinfolk.generation.prompts import build_prompt, decode_after
 from kinfolk.tasks.formulations.sequences import num_layout_tokens
 from kinfolk.tasks.task import Prediction
 from kinfolk.text.tokenizer import Tokenizer
@@ -20,18 +19,19 @@ def generate_predictions(
 ) -> list[Prediction]:
     """Let a model write the answer to every row, those of like length together."""
     asked = [encode_prompt(way, model, row, tokenizer) for row in rows]
-    method: Any = (
-        BeamSearch(num_beams=way.num_beams) if getattr(way, "num_beams", 1) > 1 else GREEDY
+    config = GenerationConfig(
+        max_new_tokens=way.max_new_tokens,
+        do_sample=False,
+        num_beams=getattr(way, "num_beams", 1),
     )
     found: list[Prediction | None] = [None] * len(rows)
     order = sorted(range(len(rows)), key=lambda i: -len(asked[i].source or asked[i].prompt))
     for start in range(0, len(order), GENERATION_BATCH):
         some = order[start : start + GENERATION_BATCH]
-        wish = replace(
-            build_request([asked[i] for i in some], max_new_tokens=way.max_new_tokens),
-            return_logprobs=False,
+        request = GenerationRequest.from_prompts(
+            [asked[i] for i in some], config, tokenizer, return_logprobs=False
         )
-        for place, text in zip(some, generate(model, wish, method), strict=True):
+        for place, text in zip(some, generate_sequences(model, request), strict=True):
             said = decode_after(tokenizer, asked[place].prompt, text.ids)
             found[place] = way.parse_output(rows[place], said)
     return [answer for answer in found if answer is not None]

@@ -14,7 +14,7 @@ from kinfolk.config import read_json
 from kinfolk.errors import UserError
 from kinfolk.families import family_of, index
 from kinfolk.files import new_folder
-from kinfolk.generation.inputs import check_prompts
+from kinfolk.generation.prompts import check_prompts
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.text import Tokenizer
 from kinfolk.workflows.folders import check_new_folder, find_model_folder

@@ -11,15 +11,15 @@ from kinfolk.data.parallel_text import ParallelText, TextPair, write_parallel_co
 from kinfolk.errors import UserError
 from kinfolk.families import family, family_of
 from kinfolk.files import new_folder
+from kinfolk.generation.config import GREEDY
 from kinfolk.generation.decode import GenerationRequest
+from kinfolk.generation.generate import EXTRA_LENGTH, generate_sequences
 from kinfolk.generation.logits_process import Constraints
-from kinfolk.generation.methods import generate
 from kinfolk.generation.prompts import non_text_ids
-from kinfolk.generation.sampling import GREEDY
 from kinfolk.metrics.text import BLEU
 from kinfolk.text import Tokenizer
 from kinfolk.workflows import pretrain
-from kinfolk.workflows.generate import EXTRA_LENGTH, PREFIX_FILE
+from kinfolk.workflows.generate import PREFIX_FILE
 from kinfolk.workflows.load import load
 from kinfolk.workflows.parallel import ParallelData
 from kinfolk.workflows.recipe import Recipe, recipe
@@ -128,11 +128,12 @@ def generate_texts(model: Any, tokenizer: Tokenizer, sources: Sequence[str]) -> 
         chosen = order[start : start + BATCH]
         request = GenerationRequest(
             prompts=[[model.config.decoder_start_token_id]] * len(chosen),
+            config=GREEDY,
             max_new_tokens=[len(ids[i]) + EXTRA_LENGTH for i in chosen],
             eos_ids={eos},
             encoder_ids=[ids[i] for i in chosen],
             constraints=Constraints(suppress_ids=non_text_ids(model, tokenizer) - {eos}),
         )
-        for i, text in zip(chosen, generate(model, request, GREEDY), strict=True):
+        for i, text in zip(chosen, generate_sequences(model, request), strict=True):
             found[i] = " ".join(tokenizer.decode(text.ids).split())
     return [found[i] for i in range(len(ids))]
