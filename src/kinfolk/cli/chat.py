@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from kinfolk.cli.app import Device, command, errors, readable
-from kinfolk.cli.generate import ModelPath, Precision, generation_config
+from kinfolk.cli.app import Device, ModelFolder, command, errors, readable
+from kinfolk.cli.generate import Precision, generation_config
 from kinfolk.cli.options import field_options
 from kinfolk.config import did_you_mean, parse_field
 from kinfolk.errors import UserError
 from kinfolk.generation.config import GenerationConfig
+from kinfolk.workflows.folders import check_model_folder
 
 if TYPE_CHECKING:
     from kinfolk.generation.chat import ChatSession
@@ -40,7 +41,7 @@ COMMANDS = (*SETTINGS, "reset", "help", "quit")
     help={"max_new_tokens": "Maximum number of tokens per reply"},
 )
 def chat(
-    model: ModelPath,
+    model: ModelFolder,
     settings: dict[str, Any],
     precision: Precision = "auto",
     device: Device = "auto",
@@ -50,6 +51,7 @@ def chat(
     Base models are not instruction-tuned. Ctrl-C stops a reply, Ctrl-D ends; /help lists commands.
     """
     config = generation_config("sample", settings)
+    check_model_folder(model, or_corpus=True)
 
     from kinfolk.generation.chat import ChatSession
     from kinfolk.workflows.generate import load_generator

@@ -4,11 +4,12 @@ from typing import Annotated, Any
 
 import typer
 
-from kinfolk.cli.app import AsJson, Device, command, console, print_json, readable
-from kinfolk.cli.generate import Method, ModelPath, Precision, generation_config
+from kinfolk.cli.app import AsJson, Device, ModelFolder, command, console, print_json, readable
+from kinfolk.cli.generate import Method, Precision, generation_config
 from kinfolk.cli.options import field_options
 from kinfolk.errors import UserError
 from kinfolk.generation.config import GenerationConfig
+from kinfolk.workflows.folders import check_model_folder
 
 
 @command('kinfolk fill runs/bert "The [MASK] sat on the mat."', panel="Use")
@@ -20,7 +21,7 @@ from kinfolk.generation.config import GenerationConfig
     help={"max_new_tokens": "Maximum tokens generated for all spans together"},
 )
 def fill(
-    model: ModelPath,
+    model: ModelFolder,
     text: Annotated[
         str,
         typer.Argument(
@@ -41,6 +42,7 @@ def fill(
     most likely token each time).
     """
     config = generation_config(method, {"max_new_tokens": 128} | settings, default="greedy")
+    check_model_folder(model)
     readable(text, "text")
 
     from kinfolk.generation.fill import fill_text

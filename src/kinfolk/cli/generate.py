@@ -14,6 +14,7 @@ from kinfolk.cli.options import UsageError, field_options, option_name
 from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
 from kinfolk.generation.config import DECODING, METHOD_FIELDS, GenerationConfig
+from kinfolk.workflows.folders import check_model_folder
 
 if TYPE_CHECKING:
     from kinfolk.generation.generate import GeneratedText
@@ -36,7 +37,6 @@ SELECTORS = {
     "num_beams": "beam",
 }
 
-ModelPath = Annotated[Path, typer.Argument(help="Run, checkpoint or model folder.")]
 Method = Annotated[
     str | None,
     typer.Option(
@@ -113,6 +113,7 @@ def generate(
             raise UsageError(f"--truncate {truncate}: it must be left")
         settings["truncate_left"] = True
     config = generation_config(method, settings)
+    check_model_folder(model, or_corpus=True)
     text = piped("prompt") if prompt == "-" else prompt
     if text is not None:
         readable(text, "prompt")

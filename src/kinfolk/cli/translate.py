@@ -10,12 +10,13 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from kinfolk.cli.app import AsJson, Device, command, errors
-from kinfolk.cli.generate import Method, ModelPath, Precision, generation_config
+from kinfolk.cli.app import AsJson, Device, ModelFolder, command, errors
+from kinfolk.cli.generate import Method, Precision, generation_config
 from kinfolk.cli.options import field_options
 from kinfolk.errors import UserError
 from kinfolk.files import new_file
 from kinfolk.generation.config import GenerationConfig
+from kinfolk.workflows.folders import check_model_folder, check_new_file
 
 File = Annotated[Path, typer.Argument(help="File with one text per line, or - for stdin.")]
 Out = Annotated[
@@ -37,7 +38,7 @@ MAX_NEW_TOKENS = "Maximum number of tokens per line"
     help={"max_new_tokens": MAX_NEW_TOKENS},
 )
 def translate(
-    model: ModelPath,
+    model: ModelFolder,
     file: File,
     settings: dict[str, Any],
     out: Out = None,
@@ -77,7 +78,7 @@ def translate(
     help={"max_new_tokens": MAX_NEW_TOKENS},
 )
 def summarize(
-    model: ModelPath,
+    model: ModelFolder,
     file: File,
     settings: dict[str, Any],
     out: Out = None,
@@ -129,8 +130,9 @@ def transform(
     json: bool,
 ) -> None:
     """Write the output of a model for each line of a file."""
-    if out is not None and out.exists():
-        raise UserError(f"{out} already exists: choose another -o")
+    check_model_folder(model)
+    if out is not None:
+        check_new_file(out)
     lines = list(read_lines(file))
 
     from kinfolk.generation.generate import transform_lines

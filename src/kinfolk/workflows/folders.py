@@ -23,12 +23,13 @@ def check_new_file(path: Path) -> None:
         raise UserError(f"folder {path.parent} does not exist: make it, or choose another -o")
 
 
-def check_model_folder(path: Path | str) -> Path:
+def check_model_folder(path: Path | str, *, or_corpus: bool = False) -> Path:
     """Refuse a path that is neither a run nor a checkpoint nor a model folder."""
     path = Path(path)
     if not path.is_dir():
         raise UserError(f"no such folder: {path}")
-    if any((path / name).is_file() for name in ("config.json", "recipe.json", "scores.json")):
+    names = ("config.json", "recipe.json", "scores.json", *(("corpus.json",) if or_corpus else ()))
+    if any((path / name).is_file() for name in names):
         return path
     raise UserError(f"{path} is neither a run (no recipe.json) nor a model folder (no config.json)")
 
