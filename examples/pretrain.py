@@ -24,7 +24,16 @@ prepare([folder / "text.txt"], tokenizer=tokenizer, out=folder / "corpus", holdo
 
 settings = ["train.steps=30", "train.batch_size=8", "train.device=cpu"]
 recipe = kinfolk.recipe("gpt2/nano", folder / "corpus", length=64, settings=settings)
-run = kinfolk.pretrain(recipe, folder / "run", watch=lambda p: print(p.step, round(p.loss, 3)))
+
+
+class Print(kinfolk.Callback):
+    """Print the loss of every step."""
+
+    def on_step(self, progress):
+        print(progress.step, round(progress.loss, 3))
+
+
+run = kinfolk.pretrain(recipe, folder / "run", callbacks=[Print()])
 
 model, tokenizer = kinfolk.load(run)
 print("The list" + kinfolk.generate(model, tokenizer, "The list", max_new_tokens=20))

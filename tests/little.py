@@ -11,6 +11,7 @@ import pytest
 from kinfolk.cli import main
 from kinfolk.data.prepare import prepare
 from kinfolk.text import train_tokenizer
+from kinfolk.training.loop import Callback, Progress
 from kinfolk.workflows.pretrain import pretrain
 from kinfolk.workflows.recipe import Recipe, recipe
 
@@ -81,6 +82,16 @@ class Home:
         """Run it, unless it has been run."""
         out = self.folder / "runs" / (name or member)
         return out if out.exists() else pretrain(self.recipe(member, *settings), out)
+
+
+class OnStep(Callback):
+    """Call a function with the progress of a run."""
+
+    def __init__(self, call: Callable[[Progress], None]) -> None:
+        self.call = call
+
+    def on_step(self, progress: Progress) -> None:
+        self.call(progress)
 
 
 @dataclass(frozen=True)

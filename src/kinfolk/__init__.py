@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kinfolk.errors import UserError
     from kinfolk.training.config import FineTuneConfig
+    from kinfolk.training.loop import Callback
     from kinfolk.workflows.continuing import continue_from
     from kinfolk.workflows.evaluate import evaluate
     from kinfolk.workflows.finetune import finetune
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Callback",
     "CorpusShare",
     "FineTuneConfig",
     "Recipe",
@@ -44,6 +46,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Callback": "training.loop",
     "CorpusShare": "workflows.recipe",
     "FineTuneConfig": "training.config",
     "Recipe": "workflows.recipe",

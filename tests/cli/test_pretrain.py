@@ -7,13 +7,16 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from kinfolk.training.log import read
+from kinfolk.training.step import StepOutput, TrainStep
 from kinfolk.workflows.recipe import CorpusShare, Recipe
 from kinfolk.workflows.report import curves
+from lessons import classify, table
 from little import MEMBERS, Home, Kinfolk, text, tree
 
 FEW = ("--length", 32, "--batch", 4, "--device", "cpu")
@@ -59,6 +62,34 @@ def test_lines_name_the_step_of_a_score_and_show_the_losses_of_the_page(
     assert f"  eval_loss {score[4]:.3f}  " in lines[3]
     for line, loss, entry in zip(lines, learned.ys, read(out), strict=True):
         assert f"  loss {loss:.3f}  pairs {entry['losses']['pairs']:.3f}  " in line
+
+
+@pytest.mark.parametrize("command", ["pretrain", "finetune"])
+def test_an_interrupt_says_what_is_saved_and_how_to_resume(
+    command: str, kinfolk: Kinfolk, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = TrainStep.__call__
+
+    def pressed(step: TrainStep, number: int, batches: Any) -> StepOutput:
+        if number == 2:
+            signal.raise_signal(signal.SIGINT)
+        return original(step, number, batches)
+
+    out = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        patched.setattr(TrainStep, "__call__", pressed)
+        data: tuple[object, ...] = ("--corpus", home.corpus, "--steps", 5, *FEW)
+        if command == "finetune":
+            data = ("--train", table(tmp_path / "train", classify, 40), "--device", "cpu")
+        said = kinfolk(command, "bert/nano", *data, "-o", out)
+    assert said.code != 0
+    last = (out / "checkpoints" / "last").resolve()
+    assert last.name == "step-00000003"
+    saved = out / "checkpoints" / last.name
+    line = f"interrupted at step 3: saved {saved}; resume with: kinfolk {command} --resume {out}"
+    assert line in said.err.splitlines()
+    again = kinfolk(command, "--resume", out)
+    assert again.code == 0, again.err
 
 
 def test_options_are_the_fields_of_the_recipe(kinfolk: Kinfolk, home: Home, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from kinfolk.training.capture import CapturedGraph, GraphedForwardBackward
 from kinfolk.training.loop import Progress
 from kinfolk.workflows.pretrain import pretrain
 from kinfolk.workflows.recipe import recipe
-from little import Home, Kinfolk
+from little import Home, Kinfolk, OnStep
 
 pytestmark = [
     pytest.mark.gpu,
@@ -67,7 +67,7 @@ def test_a_run_by_the_defaults_is_interrupted_resumed_and_near_the_cpu(
     numbers = (f"train.steps={STEPS}", "train.batch_size=4")
     same = recipe("gpt2/nano", home.corpus, length=LENGTH, settings=[*SETTINGS, *numbers])
     with pytest.raises(KeyboardInterrupt):
-        pretrain(same, tmp_path / "parts", watch=stop)
+        pretrain(same, tmp_path / "parts", callbacks=[OnStep(stop)])
     assert 0 < len((tmp_path / "parts" / "log.jsonl").read_text("utf-8").splitlines()) < STEPS
     said = kinfolk("pretrain", "--resume", tmp_path / "parts")
     assert said.code == 0, said.err

@@ -4,8 +4,10 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from kinfolk.reports.tokenizers_page import Comparison, TokenizerRow, render, write
+from kinfolk.reports.page import write
+from kinfolk.reports.tokenizers_page import render
 from kinfolk.text.inspect import TokenizerStats, TokenView
+from kinfolk.workflows.compare_tokenizers import Comparison, MeasuredTokenizer
 
 EVIL = "<script>alert('x')</script>"
 
@@ -16,14 +18,14 @@ def comparison(unknown: int = 5) -> Comparison:
     )
     chunks = [TokenView(7, "a", "a"), TokenView(1, "[UNK]", f"[UNK]⟨{EVIL}⟩", unknown=True)]
     rows = [
-        TokenizerRow(EVIL, "bpe", 8192, measures, chunks),
-        TokenizerRow("word", "word", 90, measures),
+        MeasuredTokenizer(EVIL, "bpe", 8192, measures, chunks),
+        MeasuredTokenizer("word", "word", 90, measures),
     ]
     return Comparison(rows=rows, held_out=True)
 
 
 def test_every_number_is_on_the_page() -> None:
-    page = render(comparison())
+    page = render(comparison().page())
     for said in ("8,192", "2.00", "2.50", "2.50%", "1.25", "Latin", "Han", "100 words in 500"):
         assert said in page
     assert page.count("<svg") == 3
@@ -31,7 +33,7 @@ def test_every_number_is_on_the_page() -> None:
 
 
 def test_where_nothing_is_unknown_there_is_no_chart_of_it() -> None:
-    assert render(comparison(0)).count("<svg") == 2
+    assert render(comparison(0).page()).count("<svg") == 2
 
 
 def test_rare_scripts_have_no_column() -> None:
@@ -41,7 +43,7 @@ def test_rare_scripts_have_no_column() -> None:
 
 
 def test_nothing_from_outside_is_code_and_nothing_lies_beside_the_page(tmp_path: Path) -> None:
-    path = write(comparison(), tmp_path / "deep" / "page.html")
+    path = write(render(comparison().page()), tmp_path / "deep" / "page.html")
     page = path.read_text(encoding="utf-8")
     assert "<script" not in page and "&lt;script&gt;" in page
     assert not re.search(r"(src|href)\s*=|url\(|@import", page)

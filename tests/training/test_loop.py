@@ -10,8 +10,9 @@ import torch
 
 from kinfolk.errors import UserError
 from kinfolk.training.log import MetricsLog, read
-from kinfolk.training.loop import Progress, TrainLoop
+from kinfolk.training.loop import Evaluation, Progress, TrainLoop
 from kinfolk.training.step import StepOutput
+from little import OnStep
 
 
 class Run:
@@ -22,14 +23,15 @@ class Run:
         self.every = {"log_every": 1, "eval_every": 4, "save_every": 5} | every
         self.stepped: list[int] = []
         self.scored: list[int] = []
-        self.saved: list[tuple[int, float | None]] = []
+        self.saved: list[tuple[int, float | None]] = []  # the loss of an evaluation beside it
         self.watched: list[Progress] = []
         self.losses: Callable[[int], float] = lambda number: 1.0 / (number + 1)
         self.norms: Callable[[int], float] = lambda number: 0.5
         self.updated: Callable[[int], bool] = lambda number: True
         self.held = True
         self.beside: dict[str, float] = {}
-        self.enough: Callable[[], bool] | None = None
+        self.enough: Callable[[], bool] = lambda: False
+        self.best = False
 
     def step(self, number: int, batches: Any) -> StepOutput:
         assert batches == [f"batch {number}"]
@@ -38,14 +40,15 @@ class Run:
         norm, updated = torch.tensor(self.norms(number)), self.updated(number)
         return StepOutput(loss, norm, {"tokens": loss}, {"tokens": 7}, 0.1, 7, updated)
 
-    def score(self) -> dict[str, float]:
+    def score(self) -> Evaluation:
         self.scored.append(len(self.stepped) + self.start)
-        return {"eval_loss": 0.25} | self.beside
+        return Evaluation({"eval_loss": 0.25} | self.beside, is_best=self.best)
 
-    def save(self, number: int, score: float | None) -> None:
+    def save(self, number: int, evaluation: Evaluation | None) -> None:
         # What a checkpoint counts on is in the log before it is written.
         assert [e["step"] for e in read(self.folder)][-1] == number
-        self.saved.append((number, score))
+        loss = None if evaluation is None else evaluation.metrics["eval_loss"]
+        self.saved.append((number, loss))
 
     def batches(self) -> Iterator[list[str]]:
         for number in range(self.start, self.steps):
@@ -59,7 +62,7 @@ class Run:
                 log=log,
                 evaluate=self.score if self.held else None,
                 save=self.save,
-                watch=self.watched.append,
+                callbacks=[OnStep(self.watched.append)],
                 should_stop=self.enough,
                 remedy=lambda: "Rest.",
                 **self.every,
@@ -177,7 +180,7 @@ def test_whatever_is_scored_is_logged_beside_the_loss(tmp_path: Path) -> None:
 def test_a_score_never_hides_what_the_step_said(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.beside = {"loss": 0.75}
-    with pytest.raises(AssertionError, match="the name of something else"):
+    with pytest.raises(AssertionError, match="the name of another value"):
         run.go()
 
 

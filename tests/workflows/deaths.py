@@ -12,6 +12,7 @@ from kinfolk.training import checkpoint
 from kinfolk.training.loop import Progress
 from kinfolk.workflows.pretrain import pretrain, resume
 from kinfolk.workflows.recipe import Recipe
+from little import OnStep
 
 Plan = Callable[[], Callable[[Progress], None]]
 
@@ -52,9 +53,9 @@ def go(recipe: Recipe, out: Path, plan: Callable[..., Any], arguments: tuple[Any
     multiprocessing.set_start_method(None, force=True)
     watch = plan(*arguments)
     if out.exists():
-        resume(out, watch=watch)
+        resume(out, callbacks=[OnStep(watch)])
     else:
-        pretrain(recipe, out, watch=watch)
+        pretrain(recipe, out, callbacks=[OnStep(watch)])
 
 
 def death(recipe: Recipe, out: Path, plan: Callable[..., Any], *arguments: Any) -> None:

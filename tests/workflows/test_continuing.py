@@ -19,7 +19,7 @@ from kinfolk.workflows.evaluate import auxiliary_metrics, evaluate
 from kinfolk.workflows.finetune import finetune
 from kinfolk.workflows.finetune_recipe import parse_initial_weights, task_dataset
 from kinfolk.workflows.generate import task_prefix
-from kinfolk.workflows.pretrain import Run, pretrain, resume
+from kinfolk.workflows.pretrain import PretrainWorkload, pretrain, resume
 from kinfolk.workflows.recipe import Recipe
 from little import MEMBERS, Home
 
@@ -34,8 +34,7 @@ def test_a_run_begins_with_the_weights_of_another(
     assert recipe.init_from.endswith("step-00000012")
     assert recipe.objective == home.recipe(member).objective, "it goes on as it learned before"
     before: Any = hub.load_model(recipe.init_from)
-    run = Run(recipe, tmp_path / "none")
-    after = run.model.state_dict()
+    after = PretrainWorkload(recipe).model.state_dict()
     for name, weight in before.state_dict().items():
         torch.testing.assert_close(after[name], weight, rtol=0, atol=0)
     fresh = pretrain(home.recipe(member), tmp_path / "fresh")
@@ -100,7 +99,7 @@ def test_a_model_that_was_taught_to_write_goes_on(
         parse_initial_weights(str(runs["gpt2"])),
         [task_dataset(tmp_path / "rows.tsv", tmp_path / "rows.tsv")],
         tmp_path / "tuned",
-        way="text",
+        formulation="text",
         finetune_config=FineTuneConfig(epochs=1),
         settings=["train.device=cpu"],
     )

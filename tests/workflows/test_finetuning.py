@@ -141,7 +141,12 @@ def test_every_way_solves_classification(
 ) -> None:
     settings = (LAST, f"train.lr={peak}")
     run = tune(
-        f"{name}/nano", opinions(tmp_path), tmp_path / "run", *settings, epochs=epochs, way=way
+        f"{name}/nano",
+        opinions(tmp_path),
+        tmp_path / "run",
+        *settings,
+        epochs=epochs,
+        formulation=way,
     )
     assert dev(run)["accuracy"] > 0.95
     opened = load_predictor(run)
@@ -210,4 +215,4 @@ def test_a_teacher_is_followed_by_a_student_of_another_family(tmp_path: Path) ->
 
     alone = distance("alone")
     assert distance("half", teacher=str(teacher)) < alone
-    assert distance("all", teacher=str(teacher), said={"distillation_weight": 1.0}) < alone / 2
+    assert distance("all", teacher=str(teacher), options={"distillation_weight": 1.0}) < alone / 2

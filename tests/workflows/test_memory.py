@@ -13,8 +13,9 @@ from test_resume import WEIGHTS, same
 from kinfolk.errors import UserError
 from kinfolk.objectives.clm import CLM
 from kinfolk.training import checkpoint
+from kinfolk.training.run import Run
 from kinfolk.workflows.evaluate import evaluate
-from kinfolk.workflows.pretrain import Run, pretrain, resume
+from kinfolk.workflows.pretrain import PretrainWorkload, pretrain, resume
 from kinfolk.workflows.recipe import CorpusShare, Recipe
 from little import Home
 
@@ -66,11 +67,12 @@ def test_the_memory_is_in_the_checkpoint_and_matters(
     assert saved["document_ids"].shape == (4, 24) and (saved["document_ids"] >= 0).any()
     out = tmp_path / "run"
     death(recipe(home), out, at, 5)
-    run: Any = Run(recipe(home), out)
+    work: Any = PretrainWorkload(recipe(home))
+    run = Run(work, out)
     run.restore(out / "checkpoints" / "step-00000004")
-    assert all(torch.equal(getattr(run.memory[0], name), t) for name, t in saved.items())
-    run.memory = [run.model.init_memory(4)]
-    run.fit(4, lambda progress: None)
+    assert all(torch.equal(getattr(work.memory[0], name), t) for name, t in saved.items())
+    work.memory[:] = [work.model.init_memory(4)]
+    run.fit()
     with pytest.raises(AssertionError):
         same(out, whole, WEIGHTS)
 

@@ -8,20 +8,20 @@ import pytest
 
 from kinfolk.data.corpus import Corpus
 from kinfolk.metrics.baselines import entropy
+from kinfolk.reports.evaluation_page import format_score
 from kinfolk.training.log import read
 from kinfolk.training.loop import Progress
 from kinfolk.workflows.evaluate import baselines, mixture_baselines
 from kinfolk.workflows.pretrain import pretrain
 from kinfolk.workflows.recipe import CorpusShare
-from kinfolk.workflows.report import baseline_rows, curves, report
-from little import MEMBERS, Home
+from kinfolk.workflows.report import baseline_rows, curves
+from lessons import dev, opinions, tune
+from little import MEMBERS, Home, OnStep
 
 
 @pytest.mark.parametrize("member", MEMBERS)
 def test_the_page_says_what_was_run(member: str, home: Home, runs: dict[str, Path]) -> None:
-    page = report(runs[member])
-    assert page == runs[member] / "report.html"
-    text = page.read_text(encoding="utf-8")
+    text = (runs[member] / "report.html").read_text(encoding="utf-8")
     corpus = Corpus.open(home.corpus)
     for said in (f"{member}/nano", f"{corpus.tokens:,}", "unigram entropy", "Kneser-Ney", "<svg"):
         assert said in text
@@ -47,11 +47,38 @@ def test_the_curve_is_the_loss_of_tokens(runs: dict[str, Path]) -> None:
 @pytest.mark.parametrize("member", ["gpt2", "bert", "electra"])
 def test_progress_and_page_show_the_same_losses(member: str, home: Home, tmp_path: Path) -> None:
     seen: list[Progress] = []
-    run = pretrain(home.recipe(member), tmp_path / "run", watch=seen.append)
+    run = pretrain(home.recipe(member), tmp_path / "run", callbacks=[OnStep(seen.append)])
     learned, held_out = curves(run, member)
     assert [(p.step, p.loss) for p in seen] == list(zip(learned.xs, learned.ys, strict=True))
     scored = [(p.step, p.eval_loss) for p in seen if p.eval_loss is not None]
     assert scored == list(zip(held_out.xs, held_out.ys, strict=True))
+
+
+def interrupt(progress: Progress) -> None:
+    if progress.step == 5:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_run_has_a_page(home: Home, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(home.recipe("albert"), tmp_path / "run", callbacks=[OnStep(interrupt)])
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "albert/nano, held out" in page and "Kneser-Ney" in page
+
+
+def test_the_page_of_fine_tuning_has_its_curves_and_the_scores_of_the_best(tmp_path: Path) -> None:
+    found, settings = opinions(tmp_path, 64, 24), ("train.batch_size=8", "train.lr=2e-3")
+    run = tune("bert/nano", found, tmp_path / "run", *settings, epochs=3)
+    page = (run / "report.html").read_text(encoding="utf-8")
+    for text in ("bert: train.tsv", "bert, dev", "classify", "accuracy", "score against step"):
+        assert text in page
+    for name, value in dev(run).items():
+        assert f"<td>{format_score(name, value)}</td>" in page
+    with pytest.raises(KeyboardInterrupt):
+        tune("bert/nano", found, tmp_path / "cut", *settings, callbacks=[OnStep(interrupt)])
+    page = (tmp_path / "cut" / "report.html").read_text(encoding="utf-8")
+    assert "<svg" in page and "Dev rows" not in page  # nothing was scored yet
+    assert not (tmp_path / "cut" / "scores.json").exists()
 
 
 def test_baselines_are_priced_by_byte_where_text_was_held_out(home: Home) -> None:
@@ -66,7 +93,8 @@ def test_baselines_are_priced_by_byte_where_text_was_held_out(home: Home) -> Non
 def test_the_page_of_a_mixture_names_every_corpus(home: Home, second: Path, tmp_path: Path) -> None:
     mixture = (CorpusShare(str(home.corpus), 3), CorpusShare(str(second), 1))
     recipe = dataclasses.replace(home.recipe("gpt2", "train.steps=3"), corpus=mixture)
-    page = report(pretrain(recipe, tmp_path / "run")).read_text(encoding="utf-8")
+    run = pretrain(recipe, tmp_path / "run")
+    page = (run / "report.html").read_text(encoding="utf-8")
     for share, said in zip(
         mixture, ("corpus, 75.0% of rows", "second, 25.0% of rows"), strict=True
     ):

@@ -1,7 +1,6 @@
 """A run that was killed, torn or interrupted ends as if nothing had happened, to the bit."""
 
 import dataclasses
-import json
 import shutil
 import signal
 import warnings
@@ -16,10 +15,10 @@ from kinfolk.errors import UserError
 from kinfolk.training import step as steps
 from kinfolk.training.checkpoint import CorruptCheckpointWarning
 from kinfolk.training.loop import Progress
-from kinfolk.workflows import pretrain as pretrain_module
-from kinfolk.workflows.pretrain import Run, pretrain, resume
+from kinfolk.training.run import Run
+from kinfolk.workflows.pretrain import pretrain, resume
 from kinfolk.workflows.recipe import CorpusShare, Recipe
-from little import MEMBERS, Home, tree
+from little import MEMBERS, Home, OnStep, tree
 
 WEIGHTS = ("model.safetensors", "training.safetensors", "training.json")
 
@@ -174,7 +173,7 @@ def test_a_torn_checkpoint_is_named_and_the_one_before_it_used(
     damage(run / "checkpoints" / "step-00000008" / name)
     seen: list[int] = []
     with pytest.warns(CorruptCheckpointWarning, match="step-00000008 is not whole"):
-        resume(run, watch=lambda progress: seen.append(progress.step))
+        resume(run, callbacks=[OnStep(lambda progress: seen.append(progress.step))])
     assert seen[0] == 5  # from step 4 on
     same(run, runs["gpt2"])
 
@@ -200,10 +199,10 @@ def test_an_interrupt_saves_what_was_learned(
 
     run = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        pretrain(home.recipe("gpt2"), run, watch=watch)
+        pretrain(home.recipe("gpt2"), run, callbacks=[OnStep(watch)])
     assert (run / "checkpoints" / "last").readlink() == Path("step-00000006")
     seen: list[int] = []
-    resume(run, watch=lambda progress: seen.append(progress.step))
+    resume(run, callbacks=[OnStep(lambda progress: seen.append(progress.step))])
     assert seen[0] == 7
     # It has one checkpoint more: `keep` let an older one go.
     shutil.rmtree(run / "checkpoints" / "step-00000006")
@@ -215,7 +214,7 @@ def test_an_interrupt_saves_what_was_learned(
 
 @pytest.mark.parametrize(
     ("owner", "name", "call", "saved"),
-    [(steps, "StepOutput", 6, 6), (pretrain_module.Run, "evaluate", 1, 3)],
+    [(steps, "StepOutput", 6, 6), (Run, "evaluate", 1, 3)],
     ids=["between update and count", "while scoring"],
 )
 def test_an_interrupt_at_a_bad_moment_waits(
@@ -312,7 +311,7 @@ def test_other_text_in_the_same_ids_is_not_taken_for_the_first(
     shutil.rmtree(text)
     shutil.copytree(second / "holdout", text)
     before = tree(run)
-    with pytest.raises(UserError, match=f"{text} holds other text than when this run began"):
+    with pytest.raises(UserError, match=f"{text} has changed since this run began"):
         resume(run)
     assert tree(run) == before
     # The same text in another place is the same text.
@@ -321,16 +320,15 @@ def test_other_text_in_the_same_ids_is_not_taken_for_the_first(
     resume(run)
 
 
-def test_a_checkpoint_from_before_fingerprints_resumes(dead: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "step-00000008"
-    shutil.copytree(dead / "checkpoints" / "step-00000008", folder)
-    run = Run(Recipe.read(dead / "recipe.json"), tmp_path)
-    state = json.loads((folder / "training.json").read_text(encoding="utf-8"))
-    assert state.pop("text") == run.fingerprints
-    (folder / "training.json").write_text(json.dumps(state), encoding="utf-8")
-    run.restore(folder)
-    with pytest.raises(UserError, match="holds other text"):
-        run.check_fingerprints([*run.fingerprints, "of a corpus that the recipe no longer names"])
+def test_a_corpus_that_a_recipe_no_longer_names_is_missed(
+    home: Home, second: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    death(mixture(home, second, "gpt2"), run, at, 6)
+    recipe = Recipe.read(run / "recipe.json")
+    dataclasses.replace(recipe, corpus=str(home.corpus)).write(run / "recipe.json")
+    with pytest.raises(UserError, match=f"{home.corpus} has changed since this run began"):
+        resume(run)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"type": 3}', '{"type": "kinfolk.x:Y"}'])

@@ -59,7 +59,7 @@ def test_sets_are_scored_by_their_own_metrics(folder: Path, tmp_path: Path) -> N
     sheets.write(folder / "story" / "story.txt", ["once", "upon"])
     sets = select_tasks(folder, None)
     left = skipped_folders(folder, sets)
-    results = {one.name: one for one in run_suite(sets, tune, tmp_path / "run", left=left)}
+    results = {one.name: one for one in run_suite(sets, tune, tmp_path / "run", skipped=left)}
     assert results["cola"].scores.keys() == {"matthews"}
     assert results["mrpc"].scores.keys() == {"accuracy", "f1"}
     assert (results["cola"].split, results["cola"].num_eval_rows, results["cola"].learned) == (
@@ -135,6 +135,6 @@ def test_a_test_file_that_cannot_be_read_is_named(folder: Path, tmp_path: Path) 
         stream.write("a\tragged\tline\tof\tcells\n")
     said: list[str] = []
     (sets,) = (one for one in select_tasks(folder, None) if one.name == "mood")
-    (result,) = run_suite([sets], tune, tmp_path / "run", say=said.append)
+    (result,) = run_suite([sets], tune, tmp_path / "run", on_message=said.append)
     assert result.split == "dev"
     assert any("test.tsv cannot be read, so that dev rows are scored" in line for line in said)

@@ -15,13 +15,14 @@ from safetensors.torch import load_file
 from kinfolk.batch import Loss
 from kinfolk.errors import UserError
 from kinfolk.tasks.formats.base import ReadReport
+from kinfolk.tasks.formulations.head import SequenceHead
 from kinfolk.tasks.rows import LabelledText
 from kinfolk.text import Tokenizer
 from kinfolk.training import checkpoint
 from kinfolk.training.config import FineTuneConfig
 from kinfolk.training.log import read
-from kinfolk.training.loop import Progress
-from kinfolk.workflows.finetune import finetune, resume
+from kinfolk.training.loop import Callback, Progress
+from kinfolk.workflows.finetune import finetune
 from kinfolk.workflows.finetune_recipe import (
     FineTuneRecipe,
     InitialWeights,
@@ -31,6 +32,7 @@ from kinfolk.workflows.finetune_recipe import (
 )
 from kinfolk.workflows.folders import find_model_folder
 from kinfolk.workflows.predict import load_predictor
+from kinfolk.workflows.pretrain import resume
 from lessons import classify, complete, dev, kept, lines, opinions, table, tune
 from little import tree
 
@@ -45,13 +47,13 @@ EVERY = {
 }
 
 
-class Stop:
+class Stop(Callback):
     """Interrupt a run as Ctrl-C does, at the first look at or past a step."""
 
     def __init__(self, step: int) -> None:
         self.step = step
 
-    def __call__(self, progress: Progress) -> None:
+    def on_step(self, progress: Progress) -> None:
         if progress.step >= self.step:
             raise KeyboardInterrupt
 
@@ -59,8 +61,8 @@ class Stop:
 def stopped(found: TaskDataset, out: Path, step: int, *settings: str, **more: Any) -> Path:
     """Begin a run, interrupt it and go on with it."""
     with pytest.raises(KeyboardInterrupt):
-        tune("bert/nano", found, out, *settings, watch=Stop(step), **more)
-    return resume(out, say=lambda sentence: None)
+        tune("bert/nano", found, out, *settings, callbacks=[Stop(step)], **more)
+    return resume(out)
 
 
 def ends_alike(one: Path, other: Path) -> None:
@@ -120,7 +122,7 @@ def test_a_run_without_a_checkpoint_starts_again(tmp_path: Path) -> None:
         parts.mkdir()
         for name in ("recipe.json", "tokenizer"):
             (parts / name).symlink_to(whole / name)
-        ends_alike(whole, resume(parts, say=lambda sentence: None))
+        ends_alike(whole, resume(parts))
 
 
 def test_a_score_that_is_nan_is_never_the_best(
@@ -213,14 +215,30 @@ def test_it_ends_when_nothing_grows_better_and_keeps_the_best(tmp_path: Path) ->
     # Killed between its last checkpoint and its scores, it is at its end, too.
     before = tree(run, ("log.jsonl", "scores.json"))
     (run / "scores.json").unlink()
-    resume(run, say=lambda sentence: None)
+    resume(run)
     assert tree(run, ("log.jsonl", "scores.json")) == before
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_dev_rows_are_scored_in_the_precision_of_training(
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, seen = SequenceHead.logits, set[bool]()
+
+    def logits(*arguments: Any) -> Any:
+        seen.add(torch.is_autocast_enabled("cpu"))
+        return original(*arguments)
+
+    monkeypatch.setattr(SequenceHead, "logits", logits)
+    found, chosen = opinions(tmp_path, 32, 8), f"train.precision={precision}"
+    tune("bert/nano", found, tmp_path / "run", chosen, epochs=1)
+    assert seen == {precision == "bfloat16"}
 
 
 def test_an_interrupted_checkpoint_is_not_the_best(tmp_path: Path) -> None:
     found = opinions(tmp_path, 120, 24)
     with pytest.raises(KeyboardInterrupt):
-        tune("bert/nano", found, tmp_path / "run", *SMALL, epochs=3, watch=Stop(20))
+        tune("bert/nano", found, tmp_path / "run", *SMALL, epochs=3, callbacks=[Stop(20)])
     home = tmp_path / "run" / "checkpoints"
     assert checkpoint.checkpoint_step(home / "last") == 20
     assert checkpoint.checkpoint_step(home / "best") == 15
@@ -284,12 +302,16 @@ def test_settings_of_the_network_are_heeded_with_and_without_a_head(tmp_path: Pa
     assert (
         json.loads((find_model_folder(run) / "config.json").read_text())["num_hidden_layers"] == 1
     )
-    run = tune("gpt2/nano", found, tmp_path / "gpt2", "model.num_layers=1", epochs=1, way="text")
+    run = tune(
+        "gpt2/nano", found, tmp_path / "gpt2", "model.num_layers=1", epochs=1, formulation="text"
+    )
     assert json.loads((find_model_folder(run) / "config.json").read_text())["n_layer"] == 1
-    again = tune(str(run), found, tmp_path / "more", "model.dropout=0.3", epochs=1, way="text")
+    again = tune(
+        str(run), found, tmp_path / "more", "model.dropout=0.3", epochs=1, formulation="text"
+    )
     assert FineTuneRecipe.read(again / "recipe.json").model.dropout == 0.3
     refused("do not fit the settings", str(run), found, out=tmp_path / "odd",
-            settings=["model.hidden_size=32"], way="text")  # fmt: skip
+            settings=["model.hidden_size=32"], formulation="text")  # fmt: skip
     assert json.loads((find_model_folder(again) / "config.json").read_text())["resid_pdrop"] == 0.3
 
 
@@ -348,8 +370,8 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
     )
     found = opinions(tmp_path, 32, 8)
     refused("bert does not classify by 'text': it can by head", "bert/nano", found, out=out,
-            way="text")  # fmt: skip
-    refused("no way is called 'heads'", "bert/nano", found, out=out, way="heads")
+            formulation="text")  # fmt: skip
+    refused("no way is called 'heads'", "bert/nano", found, out=out, formulation="heads")
     words = task_dataset(lines(tmp_path / "words", complete, 20), task="complete")
     refused("bert cannot complete: it solves classify", "bert/nano", words, out=out)
     refused("--length 4 leaves no room", "bert/nano", found, out=out, length=4)
@@ -357,8 +379,8 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
     refused("learned together as text", "bert/nano", found, found, out=out)
     refused("--positive odd is no class", "bert/nano", found, out=out, positive="odd")
     refused("is not scored by 'bleu'", "bert/nano", found, out=out, metric="bleu")
-    refused("a prompt learns nothing", "gpt2/nano", found, out=out, way="prompt")
-    refused("has no --pattern: leave it out", "bert/nano", found, out=out, said={"pattern": "x"})
+    refused("a prompt learns nothing", "gpt2/nano", found, out=out, formulation="prompt")
+    refused("has no --pattern: leave it out", "bert/nano", found, out=out, options={"pattern": "x"})
     bare = tmp_path / "bare.tsv"
     bare.write_text("sentence\tlabel\n")
     told = TaskDataset(train=str(bare), guess=found.guess)
@@ -383,13 +405,18 @@ def test_texts_that_are_cut_are_counted_and_said(tmp_path: Path) -> None:
     rows = ["film " * 40 + "fine\tgood", "film dull\tbad"] * 12
     file.write_text("sentence\tlabel\n" + "\n".join(rows) + "\n")
     heard: list[str] = []
+
+    class Hearing(Callback):
+        def on_message(self, message: str) -> None:
+            heard.append(message)
+
     tune(
         "bert/nano",
         task_dataset(file, file),
         tmp_path / "run",
         epochs=1,
         length=16,
-        say=heard.append,
+        callbacks=[Hearing()],
     )
     assert "12 of 24 rows of train.tsv are cut to 16 tokens" in heard
 
@@ -397,10 +424,10 @@ def test_texts_that_are_cut_are_counted_and_said(tmp_path: Path) -> None:
 def test_another_file_is_refused_when_a_run_goes_on(tmp_path: Path) -> None:
     found = opinions(tmp_path / "data")
     with pytest.raises(KeyboardInterrupt):
-        tune("bert/nano", found, tmp_path / "run", *SMALL, watch=Stop(20))
+        tune("bert/nano", found, tmp_path / "run", *SMALL, callbacks=[Stop(20)])
     table(tmp_path / "data" / "train", classify, 160, seed=7)
-    with pytest.raises(UserError, match="not what they were"):
-        resume(tmp_path / "run", say=lambda sentence: None)
+    with pytest.raises(UserError, match=r"train\.tsv has changed since this run began"):
+        resume(tmp_path / "run")
 
 
 def test_of_two_that_score_alike_the_one_with_less_loss_is_kept(tmp_path: Path) -> None:

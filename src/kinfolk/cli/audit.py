@@ -50,14 +50,16 @@ def audit(
         raise UsageError(f"{out} is a folder: -o must name a file, such as {out}/audit.html")
     from kinfolk.data.audit import audit
     from kinfolk.data.rows import Reading
-    from kinfolk.reports.audit_page import write
+    from kinfolk.reports.audit_page import render
+    from kinfolk.reports.page import write
+    from kinfolk.workflows.audit import audit_page
 
     with byte_progress("reading") as watch:
         found = audit(
             files, reading=Reading(unit, field, column), near=near_duplicates, progress=watch
         )
     if out is not None:
-        write(found, out)
+        write(render(audit_page(found)), out)
     if json:
         values = _plain(asdict(found))
         print_json(values | {old: values[new] for old, new in EARLIER.items()})
@@ -68,7 +70,8 @@ def audit(
 
 
 def _show(found: "Audit") -> None:
-    from kinfolk.reports.audit_page import findings, percent
+    from kinfolk.reports.page import percent
+    from kinfolk.workflows.audit import findings
 
     print_facts(_facts(found))
     if found.most_repeated_lines:
@@ -88,30 +91,30 @@ def _show(found: "Audit") -> None:
 
 
 def _facts(found: "Audit") -> list[tuple[str, str]]:
-    from kinfolk.reports.audit_page import counted, percent
+    from kinfolk.reports.page import percent, plural
 
     count = found.near_duplicates
     near = "near-duplicates not searched" if count is None else f"{count:,} near"
     repeated = percent(found.repeated_lines, found.lines)
-    empty = counted(found.empty, "document")
+    empty = plural(found.empty, "document")
     blank = percent(found.blank, found.file_lines)
     odd = f"{found.control_characters:,} control, {found.replacement_characters:,} replacement"
     return [
-        ("documents", f"{found.documents:,} in {counted(len(found.files), 'file')}"),
+        ("documents", f"{found.documents:,} in {plural(len(found.files), 'file')}"),
         ("characters", f"{found.characters:,}"),
         ("lengths", f"{found.shortest:,} to {found.longest:,}, median {found.median:,}"),
         ("duplicates", f"{found.exact_duplicates:,} exact, {near}"),
         ("repeated lines", f"{found.repeated_lines:,} of {found.lines:,} ({repeated})"),
         ("scripts", _shares(found.scripts)),
         ("languages", f"{_shares(found.languages)} (estimated)"),
-        ("empty", f"{empty}, {counted(found.empty_files, 'file')}, {blank} of lines"),
+        ("empty", f"{empty}, {plural(found.empty_files, 'file')}, {blank} of lines"),
         ("invalid UTF-8", f"{found.errors:,}"),
         ("odd characters", odd),
     ]
 
 
 def _shares(counts: dict[str, int]) -> str:
-    from kinfolk.reports.audit_page import percent
+    from kinfolk.reports.page import percent
 
     whole = sum(counts.values())
     first = [f"{name} {percent(count, whole)}" for name, count in list(counts.items())[:4]]

@@ -240,7 +240,8 @@ def evaluate_test(
     json: bool,
 ) -> None:
     """Score a model on labelled rows, print the scores and write a report."""
-    from kinfolk.reports.evaluation_page import EvaluationPage, write
+    from kinfolk.reports.evaluation_page import EvaluationPage, render
+    from kinfolk.reports.page import write
     from kinfolk.tasks.formats.base import ReadReport
     from kinfolk.workflows import predict
     from kinfolk.workflows.check_labels import format_counts
@@ -272,7 +273,8 @@ def evaluate_test(
     if out is not None:
         title = f"{model.resolve().name} on {test.name}"
         details = model_details(predictor, test)
-        write(EvaluationPage(title=title, evaluation=result, details=details, notes=notes), out)
+        page = EvaluationPage(title=title, evaluation=result, details=details, notes=notes)
+        write(render(page), out)
     if json:
         print_json(as_json(result) | {"page": None if out is None else str(out)})
         return

@@ -19,13 +19,13 @@ from kinfolk.cli.options import (
     field_options,
     settings,
 )
-from kinfolk.cli.progress import resumable, run_progress
 from kinfolk.cli.tables import numbers, print_table, table
 from kinfolk.errors import UserError
 from kinfolk.training.config import FineTuneConfig, TrainConfig
 from kinfolk.workflows.folders import check_model_folder, check_new_folder
 
 if TYPE_CHECKING:
+    from kinfolk.cli.run_progress import TerminalProgress
     from kinfolk.workflows.finetune_recipe import TaskDataset
     from kinfolk.workflows.seeds import SeedResults
     from kinfolk.workflows.suites import SuiteResult
@@ -200,12 +200,12 @@ def finetune(
         datasets: Sequence["TaskDataset"], folder: Path, metric: str | None, seed: int | None
     ) -> Path:
         drawn = [] if seed is None else [f"train.seed={seed}"]
-        with resumable("finetune", out), dev_progress(folder, out) as watch:
+        with progress_of(folder, out) as progress:
             return workflow.finetune(
                 replace(weights, seed=seed or 0),
                 datasets,
                 folder,
-                way=formulation,
+                formulation=formulation,
                 length=length,
                 finetune_config=FineTuneConfig(**finetuning),
                 settings=[*settings("train", training), *drawn, *(overrides or [])],
@@ -213,9 +213,8 @@ def finetune(
                 metric=metric,
                 positive=positive_label,
                 prefixes=source_prefix or (),
-                said=options,
-                say=note,
-                watch=watch,
+                options=options,
+                callbacks=[progress],
             )
 
     def train_all(datasets: Sequence["TaskDataset"], folder: Path, metric: str | None) -> Path:
@@ -234,8 +233,8 @@ def finetune(
             out,
             limit=limit,
             device=training.get("device", "auto"),
-            say=note,
-            left=skipped,
+            on_message=note,
+            skipped=skipped,
         )
         print_suite(suite[0], results, json=json)
         return
@@ -283,35 +282,21 @@ def per_file(option: str, values: Sequence[T] | None, count: int) -> list[T | No
 
 def resume_runs(run: Path) -> Path:
     """Resume a run, or all runs of several seeds."""
-    from kinfolk.workflows import finetune as workflow
     from kinfolk.workflows import seeds
+    from kinfolk.workflows.pretrain import resume
 
-    with resumable("finetune", run):
-        if seeds.is_multi_seed(run):
-            return seeds.resume(run, say=note, watching=lambda inner: dev_progress(inner, run))
-        with dev_progress(run, run) as watch:
-            return workflow.resume(run, say=note, watch=watch)
+    if seeds.is_multi_seed(run):
+        return seeds.resume(run, lambda inner: progress_of(inner, run))
+    with progress_of(run, run) as progress:
+        return resume(run, callbacks=[progress])
 
 
-def dev_progress(run: Path, out: Path) -> AbstractContextManager[Any]:
-    """Show the progress of a run, with its score on the dev rows."""
+def progress_of(run: Path, out: Path) -> AbstractContextManager["TerminalProgress"]:
+    """Show the progress of a run, which may be one of several seeds in `out`."""
+    from kinfolk.cli.run_progress import run_progress
+
     name = out.name if run == out else f"{out.name} {run.name}"
-    return run_progress(name, score=lambda: newest_score(run))
-
-
-def newest_score(run: Path) -> str:
-    """Return the last dev score of a run as text: `accuracy 0.9120`."""
-    from kinfolk.reports.evaluation_page import format_score, metric_label
-    from kinfolk.training.log import read
-    from kinfolk.workflows.finetune_recipe import FineTuneRecipe
-
-    recipe = FineTuneRecipe.read(run / "recipe.json")
-    line = [line for line in read(run) if "eval_loss" in line][-1]
-    mains = [formulation.task.main_metric for formulation in recipe.formulations]
-    names = mains if len(mains) == 1 else [f"{n}_{main}" for n, main in enumerate(mains, 1)]
-    return "  ".join(
-        f"{metric_label(name)} {format_score(name, line[name])}" for name in names if name in line
-    )
+    return run_progress(name, f"kinfolk finetune --resume {out}")
 
 
 def print_scores(run: Path, *, json: bool) -> None:

@@ -17,7 +17,7 @@ from kinfolk.cli.options import (
     field_options,
     settings,
 )
-from kinfolk.cli.progress import duration, resumable, run_progress
+from kinfolk.cli.progress import duration
 from kinfolk.cli.tables import print_table, table
 from kinfolk.errors import UserError
 from kinfolk.training.config import TrainConfig
@@ -146,7 +146,7 @@ def pretrain(
     elif texts is not None:
         assert model is not None
         chosen = translate.prepare_translation_run(
-            model, texts, out, objective=objective, length=length, settings=changes, say=note
+            model, texts, out, objective=objective, length=length, settings=changes, on_message=note
         )
         finish(out, chosen, json=json)
         return
@@ -177,18 +177,18 @@ def recipe_of_run(run: Path) -> "Recipe":
 
 def finish(run: Path, recipe: "Recipe", *, json: bool, is_new: bool = False) -> None:
     """Train to the end, from the start or from the last checkpoint, and print what was made."""
+    from kinfolk.cli.run_progress import run_progress
     from kinfolk.training.log import read, speed
     from kinfolk.workflows import pretrain as workflow
     from kinfolk.workflows import translate
-    from kinfolk.workflows.report import report
 
-    began, lines = time.monotonic(), header(recipe)
-    with resumable("pretrain", run), run_progress(recipe.name, lines) as watch:
+    began, resume = time.monotonic(), f"kinfolk pretrain --resume {run}"
+    with run_progress(recipe.name, resume, header(recipe)) as progress:
         if is_new:
-            workflow.pretrain(recipe, run, watch=watch)
+            workflow.pretrain(recipe, run, callbacks=[progress])
         else:
-            workflow.resume(run, watch=watch)
-    page, score = report(run), translate.score(run)
+            workflow.resume(run, callbacks=[progress])
+    page, score = run / "report.html", translate.score(run)
     if json:
         values = {"run": str(run), "report": str(page), "tokens_per_second": speed(run)}
         print_json({**values, **(score or {})})
@@ -206,11 +206,12 @@ def finish(run: Path, recipe: "Recipe", *, json: bool, is_new: bool = False) -> 
 def header(recipe: "Recipe") -> list[str]:
     """Return three lines about a run: the model, the data, the training settings."""
     from kinfolk.config import type_name
-    from kinfolk.workflows.pretrain import select_device, uses_bf16
+    from kinfolk.training.run import select_device
 
     train, length = recipe.train, recipe.objective.max_length
     device = select_device(train.device)
-    precision = "bf16" if uses_bf16(train, device) else "fp32"
+    automatic = "bf16" if device.type == "cuda" else "fp32"
+    precision = {"float32": "fp32", "bfloat16": "bf16"}.get(train.precision, automatic)
     corpora = [share.open() for share in recipe.corpora]
     tokens = sum(corpus.tokens for corpus in corpora)
     documents = sum(corpus.documents for corpus in corpora)

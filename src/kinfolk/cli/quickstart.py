@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from kinfolk.cli.app import START, NewFolder, command, console
-from kinfolk.cli.progress import run_progress
 from kinfolk.cli.tables import print_table, table
 from kinfolk.workflows.folders import check_new_folder
 
@@ -17,12 +16,15 @@ def quickstart(
     It takes about four minutes on two CPU cores.
     """
     check_new_folder(out)
+    from kinfolk.cli.run_progress import run_progress
     from kinfolk.workflows.evaluate import SCORE_KINDS
     from kinfolk.workflows.quickstart import quickstart
     from kinfolk.workflows.report import baseline_rows
 
     found = quickstart(
-        out, say=lambda text: console.print(text, highlight=False), watching=run_progress
+        out,
+        on_message=lambda text: console.print(text, highlight=False),
+        progress=run_progress,
     )
     scores = table("", "bits per byte", "loss", "perplexity", "scoring")
     for r in found.results:

@@ -29,8 +29,8 @@ from kinfolk.cli.tables import print_table, table
 from kinfolk.workflows.folders import check_new_folder
 
 if TYPE_CHECKING:
-    from kinfolk.reports.tokenizers_page import Comparison
     from kinfolk.text.inspect import TokenView
+    from kinfolk.workflows.compare_tokenizers import Comparison
 
 tokenizers = typer.Typer(help="Train, inspect and compare tokenizers.", no_args_is_help=True)
 app.add_typer(tokenizers, name="tokenizer", rich_help_panel=DATA)
@@ -167,7 +167,8 @@ def compare(
     With `--train`, 10% of the documents are held out and used for the comparison: those that
     `prepare --holdout 0.1` holds out.
     """
-    from kinfolk.reports.tokenizers_page import write
+    from kinfolk.reports.page import write
+    from kinfolk.reports.tokenizers_page import render
     from kinfolk.workflows.compare_tokenizers import compare
 
     with errors.status("reading") as status:
@@ -181,7 +182,7 @@ def compare(
             column=column,
             say=status.update,
         )
-    page = None if out is None else write(found, out)
+    page = None if out is None else write(render(found.page()), out)
     if json:
         print_json(_facts(found, page))
         return
@@ -194,7 +195,9 @@ def compare(
         m = row.measures
         scripts = (f"{m.fertility(script):.2f}" for script in found.scripts)
         values = (f"{m.tokens_per_word:.2f}", *scripts, f"{m.bytes_per_token:.2f}")
-        rows.add_row(Text(row.name, "bold"), f"{row.vocab:,}", *values, f"{m.unknown_rate:.2%}")
+        rows.add_row(
+            Text(row.name, "bold"), f"{row.vocab_size:,}", *values, f"{m.unknown_rate:.2%}"
+        )
     print_table(rows)
     console.print(f"on {found.text}", highlight=False, soft_wrap=True)
     if page is not None:
@@ -211,7 +214,7 @@ def _facts(found: "Comparison", page: Path | None) -> dict[str, Any]:
             {
                 "name": row.name,
                 "kind": row.kind,
-                "vocab": row.vocab,
+                "vocab": row.vocab_size,
                 "tokens": m.tokens,
                 "tokens_per_word": m.tokens_per_word,
                 "tokens_per_word_by_script": scripts,

@@ -1,1 +1,1 @@
-"""Pages: training runs, evaluations, audits, tokenizers."""
+"""HTML pages of runs, evaluations, audits and tokenizers; they take plain values."""

@@ -1,6 +1,6 @@
-"""Two charts as inline SVG: curves over time, and bars against reference lines.
+"""Two charts as inline SVG: curves by step, and bars with reference lines.
 
-Colours and type come from the page (`run_page.html`): class `c0` is the first model's colour.
+Colours and type come from `style.css`: class `c0` is the first model's colour.
 """
 
 import html
@@ -40,7 +40,7 @@ class ReferenceLine:
 
 @dataclass(frozen=True)
 class Bar:
-    """A model's score, with a word about it below the name; pale where it only looks comparable."""
+    """A model's score, with a note below the name; muted where it is not comparable."""
 
     name: str
     value: float
@@ -68,24 +68,19 @@ class Scale:
     high: float
     start: float
     end: float
-    log: bool = False
 
     def __call__(self, values: Floats) -> Floats:
-        low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
-        at = np.log(values) if self.log else values
-        share: Floats = (np.clip(at, low, high) - low) / (high - low)
+        share: Floats = (np.clip(values, self.low, self.high) - self.low) / (self.high - self.low)
         return self.start + share * (self.end - self.start)
 
     def at(self, value: float) -> float:
         return float(self(np.array(value)))
 
 
-def line_chart(
-    series: Sequence[Series], lines: Sequence[ReferenceLine], *, x: str, y: str, log_x: bool = False
-) -> str:
+def line_chart(series: Sequence[Series], lines: Sequence[ReferenceLine], *, x: str, y: str) -> str:
     """Draw each series pale and smoothed, each line dashed, and every name at the right edge."""
     lines = [line for line in lines if math.isfinite(line.y)]
-    drawn = [finite_points(one, log_x) for one in series]
+    drawn = [finite_points(one) for one in series]
     smooth = [running_mean(ys) for _, ys in drawn]
     # Single spikes may leave the chart; they would flatten the rest.
     usual = [np.percentile(ys, [1, 99]) for _, ys in drawn if len(ys)]
@@ -94,9 +89,7 @@ def line_chart(
     right = min(240, 84 + round(CHAR_WIDTH * max(map(len, names), default=0)))
     left, top, bottom, edge = 52, 12, 46, WIDTH - right
     height = max(380, LABEL_HEIGHT * len(names) + top + bottom)
-    to_x = Scale(
-        *axis_range(np.concatenate([[], *(xs for xs, _ in drawn)]), 0, log_x), left, edge, log_x
-    )
+    to_x = Scale(*axis_range(np.concatenate([[], *(xs for xs, _ in drawn)]), 0), left, edge)
     to_y = Scale(*axis_range(heights, 0.05), height - bottom, top)
 
     parts = axes(to_x, to_y, x, y)
@@ -110,7 +103,7 @@ def line_chart(
         if not len(xs):
             labels.append(Label(height, names[place], "no data", style, has_leader=False))
             continue
-        some = downsample(xs, log_x)
+        some = downsample(xs)
         if soft is not ys:
             parts.append(path(f"raw {style}", to_x(xs[some]), to_y(ys[some])))
         parts.append(path(f"curve {style}", to_x(xs[some]), to_y(soft[some])))
@@ -158,10 +151,10 @@ def bars(values: Sequence[Bar], lines: Sequence[ReferenceLine], *, x: str) -> st
     return svg(f"{x}: {', '.join(bar.name for bar in values)}", floor + 46, parts)
 
 
-def finite_points(series: Series, log: bool) -> tuple[Floats, Floats]:
+def finite_points(series: Series) -> tuple[Floats, Floats]:
     """Return the points of a series that can be drawn."""
     xs, ys = (np.asarray(values, dtype=np.float64) for values in (series.xs, series.ys))
-    good = np.isfinite(xs) & np.isfinite(ys) & ((xs > 0) | (not log))
+    good = np.isfinite(xs) & np.isfinite(ys)
     return xs[good], ys[good]
 
 
@@ -177,26 +170,21 @@ def running_mean(ys: Floats) -> Floats:
     return mean
 
 
-def downsample(xs: Floats, log: bool) -> npt.NDArray[np.intp]:
+def downsample(xs: Floats) -> npt.NDArray[np.intp]:
     """Return the places of points to draw, evenly spread as the eye sees them."""
     if len(xs) <= MAX_POINTS:
         return np.arange(len(xs))
-    even = (
-        np.geomspace(1, len(xs), MAX_POINTS) - 1 if log else np.linspace(0, len(xs) - 1, MAX_POINTS)
-    )
-    return np.unique(even.round().astype(np.intp))
+    return np.unique(np.linspace(0, len(xs) - 1, MAX_POINTS).round().astype(np.intp))
 
 
-def axis_range(values: Floats, margin: float, log: bool = False) -> tuple[float, float]:
+def axis_range(values: Floats, margin: float) -> tuple[float, float]:
     """Return the lowest and highest value with a margin; never an empty range."""
     if not len(values):
         return 1.0, 10.0
     low, high = float(values.min()), float(values.max())
     if low == high:
-        return (
-            (low / 2, high * 2) if log else (low - (abs(low) or 1) / 2, low + (abs(low) or 1) / 2)
-        )
-    if not log and 0 < low < high / 20:
+        return low - (abs(low) or 1) / 2, low + (abs(low) or 1) / 2
+    if 0 < low < high / 20:
         low = 0.0  # a run that starts at step 1 starts at the axis
     return low - margin * (high - low), high + margin * (high - low)
 
@@ -207,14 +195,6 @@ def ticks(low: float, high: float, wanted: int = 6) -> list[float]:
     power = 10 ** math.floor(math.log10(rough))
     step = next(power * nice for nice in (1, 2, 2.5, 5, 10) if power * nice >= rough * 0.75)
     return [step * i for i in range(math.ceil(low / step), math.floor(high / step * 1.000001) + 1)]
-
-
-def log_ticks(low: float, high: float) -> list[float]:
-    """Return 1, 2 and 5 of each power of ten in a range, or only the powers in a wide one."""
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    digits = (1, 2, 5) if len(powers) <= 4 else (1,)
-    found = [d * 10.0**p for p in powers for d in digits if low <= d * 10.0**p <= high * 1.000001]
-    return found if len(found) > 1 else ticks(low, high)
 
 
 def compact_number(value: float) -> str:
@@ -232,7 +212,7 @@ def axes(to_x: Scale, to_y: Scale, x: str, y: str) -> list[str]:
         at = to_y.at(tick)
         parts.append(f'<path class="grid" d="M{to_x.start} {at:.1f}H{to_x.end}"/>')
         parts.append(text("tick", to_x.start - 8, at + 4, compact_number(tick), "end"))
-    for tick in (log_ticks if to_x.log else ticks)(to_x.low, to_x.high):
+    for tick in ticks(to_x.low, to_x.high):
         at = to_x.at(tick)
         parts.append(f'<path class="grid" d="M{at:.1f} {to_y.start}v5"/>')
         parts.append(text("tick", at, to_y.start + 19, compact_number(tick), "middle"))

@@ -3,14 +3,11 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
-from pathlib import Path
 
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from kinfolk.files import new_file
 from kinfolk.metrics.classification import ConfusionMatrix
+from kinfolk.reports import page as page_module
 from kinfolk.reports.charts import WIDTH, Bar, ReferenceLine, Scale, axes, bars, svg, text
 from kinfolk.tasks import error_analysis
 from kinfolk.tasks.error_analysis import CalibrationBin, LengthBucket
@@ -33,14 +30,6 @@ class EvaluationPage:
 
 def render(page: EvaluationPage) -> str:
     """Return the page as HTML."""
-    pages = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    own, report = (
-        files(__package__).joinpath(name).read_text(encoding="utf-8")
-        for name in ("evaluation_page.html", "run_page.html")
-    )
-    style = report[report.index("<style>") : report.index("</style>") + len("</style>")]
     verdict = page.evaluation
     main = verdict.task.main_metric
     confused, sure = (
@@ -48,9 +37,9 @@ def render(page: EvaluationPage) -> str:
         error_analysis.calibration_bins(verdict),
     )
     each = error_analysis.per_class_scores(verdict)
-    return pages.from_string(own).render(
+    return page_module.render(
+        "evaluation_page.html",
         page=page,
-        style=Markup(style),
         main=metric_label(main),
         score=format_score(main, verdict.confidence_interval.score),
         bounds=[
@@ -69,14 +58,6 @@ def render(page: EvaluationPage) -> str:
         lengths=Markup(by_length(error_analysis.scores_by_length(verdict), verdict)),
         worst=error_analysis.worst_errors(verdict),
     )
-
-
-def write(page: EvaluationPage, path: Path) -> Path:
-    """Write the page; a reader finds the old one or the new one, never half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with new_file(path, errors="replace", newline="\n") as file:
-        file.write(render(page))
-    return path
 
 
 def confusion_heatmap(found: ConfusionMatrix) -> str:

@@ -1,4 +1,4 @@
-"""The loop owns time: steps, and what happens between them. It knows no model and no objective."""
+"""The training loop: steps, and the logging, evaluation and saving between them."""
 
 import math
 import signal
@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from kinfolk.batch import Batch
@@ -17,116 +18,155 @@ from kinfolk.training.step import StepOutput
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands."""
+    """The state of a run after a step."""
 
-    step: int  # updates done
+    step: int  # optimizer steps done
     steps: int
-    loss: float  # of tokens, where it has other parts: what the page of the run shows
-    eval_loss: float | None  # the same on held-out documents, where they were scored at this step
-    tokens_per_second: float  # tokens read in a second
-    losses: Mapping[str, float] = field(default_factory=dict)  # of the loss, where it has several
+    loss: float  # of tokens alone, where the loss has other parts: what the report shows
+    eval_loss: float | None  # the same on held-out data, where it was evaluated at this step
+    tokens_per_second: float  # input tokens
+    losses: Mapping[str, float] = field(default_factory=dict)  # parts of the loss, if several
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The metrics of a model on held-out data."""
+
+    metrics: Mapping[str, Any]  # "eval_loss" among them
+    score: tuple[float, ...] = ()  # what the best checkpoint is chosen by: larger is better
+    is_best: bool = False  # better than every checkpoint saved so far
+    main_metrics: Mapping[str, float] = field(default_factory=dict)  # those that the score is from
+
+
+class Callback:
+    """Hooks of a run: override those of interest."""
+
+    def on_message(self, message: str) -> None:
+        """Receive a remark about the data or the settings."""
+
+    def on_step(self, progress: Progress) -> None:
+        """Called when steps are logged: each one on a CPU, every tenth on CUDA."""
+
+    def on_evaluate(self, step: int, evaluation: Evaluation) -> None:
+        """Called after an evaluation, before `on_step` of the same step."""
+
+    def on_save(self, checkpoint: Path) -> None:
+        """Called when a checkpoint is complete."""
+
+    def on_end(self, step: int, *, interrupted: bool) -> None:
+        """Called when training ends, with the last step, or is interrupted by Ctrl-C."""
 
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """Let Ctrl-C wait for the end: half an update, or half its line, must never be saved."""
+    """Delay Ctrl-C to the end of the block: no half-done step or log line is saved."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    received: list[int] = []
+    previous = signal.signal(signal.SIGINT, lambda number, frame: received.append(number))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
-    if came:
+        signal.signal(signal.SIGINT, previous or signal.SIG_DFL)
+    if received:
         raise KeyboardInterrupt
 
 
 @dataclass(kw_only=True)
 class TrainLoop:
-    """Run steps; write, score and save between them."""
+    """Run optimizer steps; log, evaluate and save between them."""
 
     steps: int
     step: Callable[[int, Sequence[Batch[Any]]], StepOutput]
     log: MetricsLog
     log_every: int  # steps between reads of the device: each read waits for it
-    # Where there are held-out documents: the loss on them, "eval_loss", and what else is logged.
-    evaluate: Callable[[], Mapping[str, Any]] | None
+    evaluate: Callable[[], Evaluation] | None  # None where nothing is held out
     eval_every: int
-    save: Callable[[int, float | None], None]
+    save: Callable[[int, Evaluation | None], None]
     save_every: int
-    watch: Callable[[Progress], None]
-    should_stop: Callable[[], bool] | None = None  # asked after each scoring: may the run end here?
-    keep: Callable[[], bool] | None = None  # asked after each scoring: must it be saved?
+    save_best: bool = False  # save whenever an evaluation is the best so far
+    should_stop: Callable[[], bool] = lambda: False  # asked after each evaluation
+    callbacks: Sequence[Callback] = ()
     remedy: Callable[[], str] = lambda: ""  # what to do where loss or gradient are not finite
 
     global_step: int = field(default=0, init=False)
     unlogged: list[tuple[int, StepOutput]] = field(default_factory=list, init=False)
-    eval_loss: float | None = field(default=None, init=False)
+    evaluation: Evaluation | None = field(default=None, init=False)  # of the newest step
     since: float = field(default=0.0, init=False)
 
     def run(self, start: int, batches: Iterable[Sequence[Batch[Any]]]) -> None:
-        """Run from update `start` to the end, or enough; an interrupt saves what was learned."""
+        """Run from step `start` to the end, or to early stopping; an interrupt saves first."""
         self.global_step, saved, self.since = start, start, time.perf_counter()
         try:
             for batch in batches:
                 with defer_signals():
-                    outcome = self.step(self.global_step, batch)
-                    self.unlogged.append((self.global_step + 1, outcome))
-                    if not outcome.updated:
+                    output = self.step(self.global_step, batch)
+                    self.unlogged.append((self.global_step + 1, output))
+                    if not output.updated:
                         self.write(False)  # raises
                     self.global_step += 1
                     saving = self.is_due(self.save_every)
-                    scoring = self.evaluate is not None and (saving or self.is_due(self.eval_every))
-                    if saving or scoring or self.is_due(self.log_every):
-                        self.write(scoring)
-                    ending = scoring and self.should_stop is not None and self.should_stop()
-                    keeping = scoring and self.keep is not None and self.keep()
-                    if saving or ending or keeping:
-                        self.save(self.global_step, self.eval_loss)
+                    evaluating = self.evaluate is not None and (
+                        saving or self.is_due(self.eval_every)
+                    )
+                    if saving or evaluating or self.is_due(self.log_every):
+                        self.write(evaluating)
+                    stopping = evaluating and self.should_stop()
+                    if saving or stopping or self.is_new_best():
+                        self.save(self.global_step, self.evaluation)
                         saved, self.since = self.global_step, time.perf_counter()
-                if ending:
+                if stopping:
                     return
         except KeyboardInterrupt:
             if self.global_step > saved:
                 self.write(False)
-                self.save(self.global_step, None)
+                self.save(self.global_step, self.evaluation if self.is_new_best() else None)
             raise
 
     def is_due(self, every: int) -> bool:
         """Say whether this step is one of every so many, or the last."""
         return self.global_step % every == 0 or self.global_step == self.steps
 
-    def write(self, scoring: bool) -> None:
-        """Write the lines that wait, the newest with its score on held-out documents."""
+    def is_new_best(self) -> bool:
+        """Say whether the newest step must be saved because it is the best so far."""
+        return self.save_best and self.evaluation is not None and self.evaluation.is_best
+
+    def write(self, evaluating: bool) -> None:
+        """Write the lines of the log that wait, the newest with its evaluation."""
         if not self.unlogged:
             return
-        lines = [(number, outcome.to_numbers()) for number, outcome in self.unlogged]  # waits
-        now = time.perf_counter()
-        tokens = sum(int(outcome.tokens) for _, outcome in self.unlogged)
-        speed = tokens / max(now - self.since, 1e-9)
+        lines = [(number, output.to_numbers()) for number, output in self.unlogged]  # waits
+        tokens = sum(int(output.tokens) for _, output in self.unlogged)
+        speed = tokens / max(time.perf_counter() - self.since, 1e-9)
         self.unlogged.clear()
+        self.evaluation = None
         for place, (number, line) in enumerate(lines):
             for name, value in (("loss", line["loss"]), ("gradient norm", line["grad_norm"])):
                 if not math.isfinite(value):
-                    for earlier, healthy in lines[:place]:
-                        self.log.write(earlier, healthy, {"tokens_per_second": speed})
-                    said = "NaN" if math.isnan(value) else "infinite"
-                    raise UserError(f"{name} is {said} at step {number}. {self.remedy()}".rstrip())
-        if scoring and self.evaluate is not None:
-            scores = self.evaluate()
-            assert scores.keys().isdisjoint(lines[-1][1]), "a score has the name of something else"
-            self.eval_loss = scores["eval_loss"]
-            lines[-1][1].update(scores)
-        else:
-            self.eval_loss = None
+                    for earlier, finite in lines[:place]:
+                        self.log.write(earlier, finite, {"tokens_per_second": speed})
+                    kind = "NaN" if math.isnan(value) else "infinite"
+                    raise UserError(f"{name} is {kind} at step {number}. {self.remedy()}".rstrip())
+        newest = lines[-1][1]
+        if evaluating and self.evaluate is not None:
+            self.evaluation = self.evaluate()
+            metrics = self.evaluation.metrics
+            assert metrics.keys().isdisjoint(newest), "a metric has the name of another value"
+            newest.update(metrics)
         for number, line in lines:
             self.log.write(number, line, {"tokens_per_second": speed})
-        newest = lines[-1][1]
-        held_out = None if self.eval_loss is None else token_loss(newest, "eval_loss")
-        parts = newest.get("losses", {})
-        self.watch(
-            Progress(self.global_step, self.steps, token_loss(newest), held_out, speed, parts)
+        eval_loss = None if self.evaluation is None else token_loss(newest, "eval_loss")
+        progress = Progress(
+            self.global_step,
+            self.steps,
+            token_loss(newest),
+            eval_loss,
+            speed,
+            newest.get("losses", {}),
         )
+        for callback in self.callbacks:
+            if self.evaluation is not None:
+                callback.on_evaluate(self.global_step, self.evaluation)
+            callback.on_step(progress)
         self.since = time.perf_counter()

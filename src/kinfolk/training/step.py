@@ -86,7 +86,7 @@ class TrainStep:
         self.checks = checks or (lambda number: device.type == "cpu")
         self.windows = attention_windows(learner)
         self.parameters = [p for p in learner.parameters() if p.requires_grad]
-        self.captured = GraphedForwardBackward(self._forward, self.parameters) if captured else None
+        self.captured = GraphedForwardBackward(self.forward, self.parameters) if captured else None
 
     def __call__(self, number: int, batches: Sequence[Batch[Any]]) -> StepOutput:
         """Learn from the batches of one step; `number` counts from 0."""
@@ -130,12 +130,12 @@ class TrainStep:
         if self.captured is not None and self.captured.accepts(batch):
             said = self.captured(batch, counts, alone=alone)
             return said, said.mean(counts)
-        said = self._forward(batch.to(self.device))
+        said = self.forward(batch.to(self.device))
         mean = said.mean(counts)
         mean.backward()  # type: ignore[no-untyped-call]
         return said, mean.detach()
 
-    def _forward(self, batch: Batch[Any]) -> Loss:
+    def forward(self, batch: Batch[Any]) -> Loss:
         """Run forward on a micro-batch."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):
             inputs = batch.inputs.with_block_masks(self.windows) if self.resolved else batch.inputs

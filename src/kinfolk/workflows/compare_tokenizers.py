@@ -1,17 +1,79 @@
-"""Tokenizers side by side: loaded, or learned here from the text they are measured on."""
+"""Compare tokenizers: given ones, and ones that are trained on the text they are measured on."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from kinfolk.data.documents import read_documents
 from kinfolk.errors import UserError
-from kinfolk.reports.tokenizers_page import Comparison, TokenizerRow
+from kinfolk.reports.tokenizers_page import SampleToken, TokenizerRow, TokenizersPage
 from kinfolk.text import train
-from kinfolk.text.inspect import held_out, token_views, tokenizer_stats
+from kinfolk.text.inspect import (
+    TokenizerStats,
+    TokenView,
+    held_out,
+    token_views,
+    tokenizer_stats,
+)
 from kinfolk.workflows.folders import load_tokenizer
 
 VOCAB = 8192
-SAMPLE = 240  # characters of the text that are kept in pieces
+SAMPLE = 240  # characters of the text that are shown as tokens
+MIN_SCRIPT_SHARE = 0.01  # of the words: scripts below it are not reported
+
+
+@dataclass(frozen=True)
+class MeasuredTokenizer:
+    """A tokenizer, its statistics on the text, and the tokens of the sample."""
+
+    name: str
+    kind: str
+    vocab_size: int
+    measures: TokenizerStats
+    sample: Sequence[TokenView] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Tokenizers that were measured on one text."""
+
+    rows: Sequence[MeasuredTokenizer]
+    held_out: bool  # whether the text was kept from those that were trained here
+
+    @property
+    def scripts(self) -> list[str]:
+        """The scripts that are frequent enough to report, most words first."""
+        first = self.rows[0].measures
+        return [
+            script
+            for script, words in first.script_words.most_common()
+            if words >= MIN_SCRIPT_SHARE * first.words
+        ]
+
+    @property
+    def text(self) -> str:
+        """The size of the text."""
+        words, size = self.rows[0].measures.words, self.rows[0].measures.bytes
+        kept = ", a tenth of the documents, kept from those that were learned here"
+        return f"{words:,} words in {size:,} bytes{kept if self.held_out else ''}"
+
+    def page(self) -> TokenizersPage:
+        """Gather the values of the page."""
+        rows = [
+            TokenizerRow(
+                name=row.name,
+                kind=row.kind,
+                vocab_size=row.vocab_size,
+                tokens=row.measures.tokens,
+                tokens_per_word=row.measures.tokens_per_word,
+                tokens_per_word_by_script=[row.measures.fertility(s) for s in self.scripts],
+                bytes_per_token=row.measures.bytes_per_token,
+                unknown_rate=row.measures.unknown_rate,
+                sample=[SampleToken(t.id, t.text, t.unknown, t.special) for t in row.sample],
+            )
+            for row in self.rows
+        ]
+        return TokenizersPage(text=self.text, scripts=self.scripts, rows=rows)
 
 
 def compare(
@@ -60,7 +122,7 @@ def compare(
             else "the text holds no words to measure: give other text"
         )
     rows = [
-        TokenizerRow(name, one.kind, one.vocab_size, measured, token_views(one, kept[0]))
+        MeasuredTokenizer(name, one.kind, one.vocab_size, measured, token_views(one, kept[0]))
         for (name, one), measured in zip(found, measures, strict=True)
     ]
     return Comparison(rows=rows, held_out=bool(asked))

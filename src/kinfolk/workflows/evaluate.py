@@ -30,9 +30,9 @@ from kinfolk.objectives.rtd import RTD
 from kinfolk.objectives.seq2seq import Seq2Seq
 from kinfolk.objectives.sop import SOP
 from kinfolk.text import Tokenizer
+from kinfolk.training.run import select_device
 from kinfolk.workflows.folders import find_model_folder
 from kinfolk.workflows.load import load, recipe_of, scoring_objective
-from kinfolk.workflows.pretrain import select_device
 
 # What the score of each kind of model is; only the first is the probability of the text.
 SCORE_KINDS = {

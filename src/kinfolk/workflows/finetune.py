@@ -1,56 +1,62 @@
-"""From a pretrained model and a labelled file to a run folder, in one go or in several."""
+"""Fine-tuning: the workload of labelled files, and the recipe that follows from them."""
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
+from torch import nn
 
 from kinfolk import hub
+from kinfolk.batch import Loss
 from kinfolk.config import apply_overrides
+from kinfolk.data.corpus import file_fingerprint
 from kinfolk.errors import UserError
+from kinfolk.files import new_file
+from kinfolk.nn.language_model import LanguageModel
 from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.tasks.formats.base import ReadReport
 from kinfolk.tasks.formulations.base import Formulation
+from kinfolk.tasks.formulations.head import CausalHead
 from kinfolk.tasks.formulations.text_to_text import grain
+from kinfolk.tasks.instances import TaskBatches, mixing_weights, predict_rows
+from kinfolk.tasks.scoring import score
 from kinfolk.text.tokenizer import Tokenizer
-from kinfolk.training import checkpoint
 from kinfolk.training.config import FineTuneConfig
-from kinfolk.training.log import read
+from kinfolk.training.loop import Callback
+from kinfolk.training.regularize import FGM, GradualUnfreezing, noisy_tune
+from kinfolk.training.run import LossFn, Run, Workload, check_new_folder, select_device
+from kinfolk.training.step import sum_counts
 from kinfolk.workflows import formulations
+from kinfolk.workflows.distill import distill
 from kinfolk.workflows.finetune_recipe import (
     FineTuneRecipe,
     InitialWeights,
-    OnMessage,
     TaskDataset,
     default_train_config,
+    epoch_steps,
     infer_task,
     parse_initial_weights,
+    resolve_steps,
     with_class_weights,
     with_dropout,
 )
-from kinfolk.workflows.finetune_run import Run
-from kinfolk.workflows.pretrain import ProgressCallback, new_run
+from kinfolk.workflows.report import best_metrics, write_report
 
-SAMPLE_ROWS = 1000  # rows that show how long answers are
-STEP_LOG_KEYS = ("step", "loss", "lr", "grad_norm", "counts", "losses")  # in every line of the log
+SAMPLE_ROWS = 1000  # rows that tell how long targets are
 DISTILLATION_WEIGHT = 0.5  # of a teacher in the loss
-RESOLVED_FIELDS = (
-    "train.steps",
-    "train.eval_every",
-    "train.save_every",
-    "train.warmup",
-)  # once a run has begun
+RESOLVED_FIELDS = ("train.steps", "train.eval_every", "train.save_every", "train.warmup")
 
 
 def finetune(
-    start: InitialWeights | Path | str,
-    sheets: Sequence[TaskDataset],
+    model: InitialWeights | Path | str,
+    datasets: Sequence[TaskDataset],
     out: Path | str,
     *,
-    way: str | None = None,
+    formulation: str | None = None,
     length: int | None = None,
     finetune_config: FineTuneConfig = FineTuneConfig(),
     settings: Sequence[str] = (),
@@ -58,100 +64,247 @@ def finetune(
     metric: str | None = None,
     positive: str | None = None,
     prefixes: Sequence[str] = (),
-    said: dict[str, Any] | None = None,
-    say: OnMessage = lambda sentence: None,
-    watch: ProgressCallback = lambda progress: None,
+    options: Mapping[str, Any] | None = None,  # fields of the formulation; None where not given
+    callbacks: Sequence[Callback] = (),
 ) -> Path:
-    """Fine-tune a network on labelled files; the run folder must be new.
+    """Fine-tune a model on labelled files; the run folder must be new.
 
     `finetune("runs/bert", [task_dataset("train.tsv", "dev.tsv")], "runs/triage")`
     """
-    start = start if isinstance(start, InitialWeights) else parse_initial_weights(str(start))
+    start = model if isinstance(model, InitialWeights) else parse_initial_weights(str(model))
     out = Path(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is already there: choose another -o, or resume it with --resume")
-    if len(sheets) > 1 and (metric or positive):
+    check_new_folder(out, "choose another -o, or resume it with --resume")
+    if len(datasets) > 1 and (metric or positive):
         raise UserError("several files have several tasks: leave --metric and --positive out")
-    own = {name: value for name, value in (said or {}).items() if value is not None}
+    fields = {name: value for name, value in (options or {}).items() if value is not None}
     if teacher:
-        own = {"distillation_weight": DISTILLATION_WEIGHT, **own}
+        fields = {"distillation_weight": DISTILLATION_WEIGHT, **fields}
     notes = ReadReport()
-    rows = [sheet.with_labels(sheet.train_rows(notes), notes) for sheet in sheets]
-    for sheet, some in zip(sheets, rows, strict=True):
+    rows = [dataset.with_labels(dataset.train_rows(notes), notes) for dataset in datasets]
+    for dataset, some in zip(datasets, rows, strict=True):
         if not some:
-            raise UserError(f"{sheet.train} has no labelled row: there is nothing to learn from")
-    body, tokenizer = start.open(rows)
-    found = []
-    for number, (sheet, some) in enumerate(zip(sheets, rows, strict=True)):
+            raise UserError(f"{dataset.train} has no labelled row: there is nothing to learn from")
+    backbone, tokenizer = start.open(rows)
+    chosen: list[Formulation] = []
+    for number, (dataset, some) in enumerate(zip(datasets, rows, strict=True)):
         prefix = prefixes[number] if number < len(prefixes) else None
-        task = infer_task(sheet, some, metric=metric, positive=positive, prefix=prefix)
-        kind = formulations.choose_formulation(body.config, task.kind, way)
-        made = formulations.build_formulation(
-            kind, task, body.config, tokenizer, length=length, **own
+        task = infer_task(dataset, some, metric=metric, positive=positive, prefix=prefix)
+        kind = formulations.choose_formulation(backbone.config, task.kind, formulation)
+        built = formulations.build_formulation(
+            kind, task, backbone.config, tokenizer, length=length, **fields
         )
-        made = fit_to_rows(made, some, tokenizer)
-        found.append(with_class_weights(made, some, finetune_config))
-    if len(found) > 1 and any(one.name != "text" for one in found):
+        built = fit_to_rows(built, some, tokenizer)
+        chosen.append(with_class_weights(built, some, finetune_config))
+    if len(chosen) > 1 and any(one.name != "text" for one in chosen):
         raise UserError(
-            "several files are learned together as text: choose --way text and a member that "
-            "writes, like t5"
+            "several files are learned together as text: choose --way text and a family that "
+            "generates, like t5"
         )
-    config = formulations.model_config(found[0], body.config)
-    tuning = FineTuneRecipe(
-        name=body.family_name,
+    config = formulations.model_config(chosen[0], backbone.config)
+    recipe = FineTuneRecipe(
+        name=backbone.family_name,
         init_from="" if start.fresh else start.folder,
         model=config,
-        formulations=tuple(found),
-        datasets=tuple(sheets),
+        formulations=tuple(chosen),
+        datasets=tuple(datasets),
         train=default_train_config(config, fresh=start.fresh),
         finetune=finetune_config,
         teacher=teacher,
     )
-    tuning = apply_overrides(tuning, settings)
-    if tuning.finetune.dropout is not None:
-        tuning = replace(tuning, model=with_dropout(tuning.model, tuning.finetune.dropout))
+    recipe = apply_overrides(recipe, settings)
+    if recipe.finetune.dropout is not None:
+        recipe = replace(recipe, model=with_dropout(recipe.model, recipe.finetune.dropout))
     if start.fresh:
-        body = build_fresh_model(tuning)
-    run = Run(tuning, body, tokenizer, out, say, settings)
-    with new_run(out) as folder:
-        tokenizer.save(folder / "tokenizer")
-        run.tuning.write(folder / "recipe.json")
-    run.fit(0, watch)
-    return write_scores(run)
+        backbone = build_fresh_model(recipe)
+    work = FineTuneWorkload(recipe, backbone, tokenizer, callbacks, settings)
+    return Run.start(work, out, callbacks).fit()
 
 
-def resume(
-    out: Path | str, *, say: OnMessage = print, watch: ProgressCallback = lambda progress: None
-) -> Path:
-    """Go on with a run from its newest whole checkpoint, or from its start where there is none."""
-    out = Path(out)
-    tuning = FineTuneRecipe.read(out / "recipe.json")
-    folder = checkpoint.latest_valid(out)
-    tokenizer = Tokenizer.load(out / "tokenizer")
-    if (out / "scores.json").is_file():
-        raise UserError(f"{out} is finished: to learn for longer, start a new run with more epochs")
-    if folder is None and tuning.init_from:
-        body: Any = hub.load_model(Path(tuning.init_from))
-        body = body.backbone if isinstance(body, ModelWithHead) else body
-    else:
-        body = build_fresh_model(tuning)
-    run = Run(tuning, body, tokenizer, out, say, RESOLVED_FIELDS)
-    if folder is not None:
-        run.restore(folder)
-    run.fit(0 if folder is None else checkpoint.checkpoint_step(folder), watch)
-    return write_scores(run)
+class FineTuneWorkload(Workload):
+    """The model, formulations and labelled rows of a recipe.
+
+    The best checkpoint has the highest mean of the tasks' main metrics and, of equal ones, the
+    lowest loss on dev rows.
+    """
+
+    command = "finetune"
+    results = ("scores.json", "report.html")
+    save_best = True
+    batches: TaskBatches
+
+    def __init__(
+        self,
+        recipe: FineTuneRecipe,
+        backbone: nn.Module,
+        tokenizer: Tokenizer,
+        callbacks: Sequence[Callback] = (),
+        settings: Sequence[str] = (),  # that were given: steps and evaluations follow from the rest
+    ) -> None:
+        self.tokenizer, self.objective = tokenizer, recipe.formulations[0]
+        notes = ReadReport()
+        splits = [dataset.split(notes) for dataset in recipe.datasets]
+        self.dev_rows = [dev for _, dev in splits]
+        self.has_eval_data = any(self.dev_rows)
+        messages: list[str] = []
+        sets = []
+        for formulation, (rows, _), dataset in zip(
+            recipe.formulations, splits, recipe.datasets, strict=True
+        ):
+            instances = [formulation.training_instances(row, tokenizer) for row in rows]
+            if cut := sum(any(one.truncated_tokens for one in some) for some in instances):
+                messages.append(
+                    f"{cut:,} of {len(rows):,} rows of {Path(dataset.train).name} are cut to "
+                    f"{formulation.max_length} tokens"
+                )
+            if recipe.teacher:
+                instances = distill(
+                    recipe.teacher, formulation, rows, instances, recipe.train.device
+                )
+            sets.append([instance for some in instances for instance in some])
+        for message in [*messages, *notes.messages()]:
+            for callback in callbacks:
+                callback.on_message(message)
+        sizes = [len(some) for some in sets]
+        self.recipe = recipe = resolve_steps(recipe, sizes, settings)
+        self.train, config = recipe.train, recipe.finetune
+        if self.train.cuda_graph == "yes" and (
+            config.gradual_unfreezing or config.adversarial_epsilon
+        ):
+            raise UserError(
+                "train.cuda_graph=yes replays one recorded step, and --thaw and --attack change "
+                "it: leave one of them out"
+            )
+        self.batches = TaskBatches(
+            self.objective,
+            sets,
+            batch=self.train.batch_size // self.train.gradient_accumulation,
+            seed=self.train.seed,
+            weights=mixing_weights(sizes, config.mixing_temperature),
+        )
+        self.model = model_for_task(recipe, backbone).to(select_device(self.train.device))
+        if config.noisy_tune:
+            fresh = {*self.model.parameters()} - {*self.model.pretrained.parameters()}
+            noisy_tune(self.model, config.noisy_tune, seed=self.train.seed, fresh=fresh)
+        self.fingerprints = [
+            (file, file_fingerprint(Path(file)))
+            for dataset in recipe.datasets
+            for file in (dataset.train, dataset.dev, dataset.target, dataset.dev_target)
+            if file is not None
+        ]
+        self.layer_lr_decay = config.layer_lr_decay
+        self.early_stopping_patience = config.early_stopping_patience
+        if config.gradual_unfreezing:
+            self.unfreezing = GradualUnfreezing(self.model, epoch_steps(self.train, sizes))
+        if config.adversarial_epsilon:
+            self.attack = FGM(self.model, config.adversarial_epsilon)
+
+    @classmethod
+    def reopen(
+        cls, recipe: Any, folder: Path, newest: Path | None, callbacks: Sequence[Callback]
+    ) -> Self:
+        """Build the workload of a run folder."""
+        if newest is None and recipe.init_from:
+            saved: Any = hub.load_model(Path(recipe.init_from))
+            backbone = saved.backbone if isinstance(saved, ModelWithHead) else saved
+        else:
+            backbone = build_fresh_model(recipe)
+        tokenizer = Tokenizer.load(folder / "tokenizer")
+        return cls(recipe, backbone, tokenizer, callbacks, RESOLVED_FIELDS)
+
+    def write_recipe(self, folder: Path) -> None:
+        """Write recipe.json and the tokenizer."""
+        self.tokenizer.save(folder / "tokenizer")
+        self.recipe.write(folder / "recipe.json")
+
+    def evaluate(self, loss: LossFn) -> Mapping[str, Any]:
+        """Return the loss on dev rows, and every metric of their predictions."""
+        metrics = {"eval_loss": self.eval_loss(loss)}
+        for prefix, formulation, rows in zip(
+            self.recipe.metric_prefixes, self.recipe.formulations, self.dev_rows, strict=True
+        ):
+            if rows:
+                predictions = predict_rows(formulation, self.model, rows, self.tokenizer)
+                scores = score(formulation.task, rows, predictions)
+                metrics |= {f"{prefix}{name}": value for name, value in scores.items()}
+        return metrics
+
+    def eval_loss(self, loss: LossFn) -> float:
+        """Return the loss on dev rows, those whose labels occur in training."""
+        size = self.batches.batch
+        limit = self.train.eval_batches * size
+        instances = [
+            instance
+            for formulation, rows in zip(self.recipe.formulations, self.dev_rows, strict=True)
+            for row in rows[:limit]
+            if labels_known(formulation, row)
+            for instance in formulation.training_instances(row, self.tokenizer)
+        ]
+        total, counts = Loss({}), dict[str, int]()
+        for start in range(0, min(len(instances), limit), size):
+            batch = self.recipe.formulations[0].collate(instances[start : start + size])
+            total = total + loss(batch)
+            counts = sum_counts([counts, batch.counts])
+        return float(total.mean(counts)) if counts else math.inf
+
+    def main_metrics(self, metrics: Mapping[str, Any]) -> dict[str, float]:
+        """Return the main metric of each task that has dev rows."""
+        return {name: metrics[name] for name in self.recipe.main_metrics if name in metrics}
+
+    def score(self, metrics: Mapping[str, Any]) -> tuple[float, ...]:
+        """Return the mean of the main metrics, and the loss with its sign changed."""
+        return self.recipe.selection_score(metrics), -metrics["eval_loss"]
+
+    def save_model(self, folder: Path) -> None:
+        """Write a model folder, with the recipe as kinfolk.json."""
+        template = "line" if isinstance(self.objective, CausalHead) else None
+        hub.save(folder, self.model, self.tokenizer, frame=template)
+        self.recipe.write(folder / "kinfolk.json")
+
+    def load_weights(self, folder: Path) -> None:
+        """Load the weights of a checkpoint."""
+        saved: Any = hub.load_model(folder)
+        self.model.load_state_dict(saved.state_dict())
+
+    def write_report(self, folder: Path, *, finished: bool) -> None:
+        """Write report.html and, of a finished run, scores.json: those of the best checkpoint."""
+        if finished:
+            metric = self.recipe.formulations[0].task.main_metric
+            scores = {"metric": metric, "dev": best_metrics(folder)}
+            with new_file(folder / "scores.json") as file:
+                file.write(json.dumps(scores, indent=2) + "\n")
+        write_report(folder)
 
 
-def write_scores(run: Run) -> Path:
-    """Keep the scores of the best checkpoint beside the run."""
-    step = checkpoint.checkpoint_step(run.out / "checkpoints" / "best")
-    scored = [line for line in read(run.out) if line["step"] == step and "eval_loss" in line]
-    best = scored[0] if scored else {}  # no rows to choose by, no scores
-    values = {name: value for name, value in best.items() if name not in STEP_LOG_KEYS}
-    main = run.tuning.formulations[0].task.main_metric
-    text = json.dumps({"metric": main, "dev": values}, indent=2)
-    (run.out / "scores.json").write_text(text + "\n", encoding="utf-8")
-    return run.out
+def model_for_task(recipe: FineTuneRecipe, backbone: nn.Module) -> LanguageModel:
+    """Return the backbone with a head drawn from the seed, where the formulation needs one."""
+    torch.manual_seed(recipe.train.seed)
+    try:
+        if recipe.formulations[0].head:
+            return ModelWithHead.of(backbone, recipe.model)
+        model: LanguageModel = recipe.model.build()
+        model.load_state_dict(backbone.state_dict())
+    except RuntimeError:  # shapes differ
+        raise UserError(
+            f"the weights of {recipe.init_from} do not fit the settings of the model: leave those "
+            "that change its size out, or start from fresh weights with --scratch"
+        ) from None
+    return model
+
+
+def build_fresh_model(recipe: FineTuneRecipe) -> Any:
+    """Build the backbone with weights drawn from the seed."""
+    torch.manual_seed(recipe.train.seed)
+    return recipe.model.pretrained.build()
+
+
+def labels_known(formulation: Formulation, row: Any) -> bool:
+    """Say whether the labels of a row occur in training, so that they have a loss."""
+    labels = formulation.task.labels
+    if formulation.task.kind == "classify":
+        return row.label is not None and str(row.label) in labels
+    if formulation.task.kind == "tag":
+        return row.tags is not None and set(labels).issuperset(row.tags)
+    return True
 
 
 def fit_to_rows(way: Formulation, rows: Sequence[Any], tokenizer: Tokenizer) -> Formulation:
@@ -176,9 +329,3 @@ def fit_to_rows(way: Formulation, rows: Sequence[Any], tokenizer: Tokenizer) -> 
     if hasattr(way, "both_orders") and way.task.kind == "regress" and way.task.is_pair:
         return replace(way, both_orders=True)  # type: ignore[call-arg]
     return way
-
-
-def build_fresh_model(tuning: FineTuneRecipe) -> Any:
-    """Build the network with weights drawn from the seed."""
-    torch.manual_seed(tuning.train.seed)
-    return tuning.model.pretrained.build()

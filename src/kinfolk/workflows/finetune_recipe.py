@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,28 @@ class FineTuneRecipe:
     train: TrainConfig = field(help="training settings")
     finetune: FineTuneConfig = field(default=FineTuneConfig(), help="settings of fine-tuning alone")
     teacher: str = field(default="", help="fine-tuned run to distil from; empty for none")
+
+    @property
+    def metric_prefixes(self) -> list[str]:
+        """The prefix of each task's metrics in the log: none where there is one task."""
+        numbers = range(1, len(self.formulations) + 1)
+        return [""] if len(self.formulations) == 1 else [f"{number}_" for number in numbers]
+
+    @property
+    def main_metrics(self) -> dict[str, Task]:
+        """The task of each main metric, by its name in the log."""
+        tasks = [formulation.task for formulation in self.formulations]
+        pairs = zip(self.metric_prefixes, tasks, strict=True)
+        return {f"{prefix}{task.main_metric}": task for prefix, task in pairs}
+
+    def selection_score(self, metrics: Mapping[str, float]) -> float:
+        """Return the mean of the main metrics, each turned so that more is better."""
+        values = [
+            task.normalized(metrics[name])
+            for name, task in self.main_metrics.items()
+            if name in metrics
+        ]
+        return sum(values) / len(values)
 
     def write(self, path: Path) -> None:
         """Write it as JSON."""

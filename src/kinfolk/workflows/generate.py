@@ -16,10 +16,10 @@ from kinfolk.nn.int8 import quantize_int8
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.objectives.seq2seq import Seq2Seq
 from kinfolk.text import Tokenizer
+from kinfolk.training.run import select_device
 from kinfolk.workflows.baselines import NGram, opened
 from kinfolk.workflows.folders import find_model_folder, load_tokenizer
 from kinfolk.workflows.load import load, recipe_of, require_ability
-from kinfolk.workflows.pretrain import select_device
 
 PRECISIONS = ("auto", "fp32", "bf16", "int8")
 PREFIX_FILE = "prefix.txt"  # in a run trained on pairs: the prefix of every source

@@ -28,6 +28,7 @@ from kinfolk.tasks.rows import (
 from kinfolk.tasks.scoring import EvaluationResult, main_metric_interval, reference, score
 from kinfolk.tasks.task import Prediction, Task
 from kinfolk.text.tokenizer import Tokenizer
+from kinfolk.training.run import select_device
 from kinfolk.workflows import formulations
 from kinfolk.workflows.finetune_recipe import (
     FineTuneRecipe,
@@ -39,7 +40,6 @@ from kinfolk.workflows.finetune_recipe import (
 )
 from kinfolk.workflows.folders import find_model_folder
 from kinfolk.workflows.load import load
-from kinfolk.workflows.pretrain import select_device
 
 TASK_OF_HEAD = {
     "text": "classify",

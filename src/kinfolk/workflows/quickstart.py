@@ -11,12 +11,13 @@ from kinfolk.data import demo_text
 from kinfolk.data.corpus import Corpus
 from kinfolk.data.documents import read_documents
 from kinfolk.data.prepare import prepare
-from kinfolk.errors import UserError
 from kinfolk.families import family_of
 from kinfolk.objectives.evaluation import LikelihoodScores
-from kinfolk.reports.run_page import ModelScore, Report, Sample, TextSpan, write
+from kinfolk.reports.page import write
+from kinfolk.reports.run_page import ModelScore, Report, Sample, TextSpan, render
 from kinfolk.text import Tokenizer, train_tokenizer
-from kinfolk.training.loop import Progress
+from kinfolk.training.loop import Callback
+from kinfolk.training.run import check_new_folder
 from kinfolk.workflows.evaluate import SCORE_KINDS, Baselines, baselines, count_parameters, evaluate
 from kinfolk.workflows.generate import fill, generate
 from kinfolk.workflows.load import load
@@ -60,13 +61,12 @@ class Quickstart:
     page: Path
 
 
-Watching = Callable[[str], AbstractContextManager[Callable[[Progress], None]]]
+ProgressOf = Callable[[str], AbstractContextManager[Callback]]  # of the run of a model
 
 
-def quickstart(out: Path, *, say: Callable[[str], None], watching: Watching) -> Quickstart:
+def quickstart(out: Path, *, on_message: Callable[[str], None], progress: ProgressOf) -> Quickstart:
     """Train a tokenizer and three models, score them, let them write, and draw the page."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is already there: remove it, or choose another -o")
+    check_new_folder(out, "remove it, or choose another -o")
     began = time.perf_counter()
     text = demo_text.write(out / "text")
     tokenizer = train_tokenizer(
@@ -76,7 +76,7 @@ def quickstart(out: Path, *, say: Callable[[str], None], watching: Watching) -> 
     corpus = prepare([text], tokenizer=tokenizer, out=out / "corpus", holdout=HOLDOUT)
     held_out = Corpus.open(out / "corpus" / "holdout")
     found = baselines(corpus, held_out)
-    say(
+    on_message(
         f"{corpus.bytes / 1e6:.1f} MB of Python's own prose: {corpus.documents:,} documents, "
         f"{corpus.tokens:,} tokens; {held_out.documents} documents held out"
     )
@@ -84,8 +84,8 @@ def quickstart(out: Path, *, say: Callable[[str], None], watching: Watching) -> 
     for name in MEMBERS:
         start = time.perf_counter()
         run = out / name.partition("/")[0]
-        with watching(name) as watch:
-            pretrain(chosen(name, out / "corpus"), run, watch=watch)
+        with progress(name) as callback:
+            pretrain(chosen(name, out / "corpus"), run, callbacks=[callback])
         seconds = time.perf_counter() - start
         model, _ = load(run)
         score, kind = evaluate(run, corpus=out / "corpus" / "holdout")
@@ -150,7 +150,6 @@ def draw(
             ("time", f"{seconds / 60:.1f} minutes in all"),
         ],
         curves=[c for r in results for c in curves(out / r.name.partition("/")[0], r.name)[:1]],
-        x="step",
         scores=scores,
         baselines=baseline_rows(found),
         samples=[r.sample for r in results],
@@ -163,4 +162,4 @@ def draw(
             "pseudo-likelihoods: lower than a likelihood could be, and no price of the text.",
         ],
     )
-    return write(page, out / "report.html")
+    return write(render(page), out / "report.html")

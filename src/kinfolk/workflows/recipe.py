@@ -59,7 +59,10 @@ class Recipe:
         """Read what `write` wrote."""
         recipe = read_json(path)
         if not isinstance(recipe, Recipe):
-            raise UserError(f"{path} holds no recipe: write it again, or begin a new run")
+            raise UserError(
+                f"{path} is not the recipe of a pretraining run: a fine-tuning run is resumed by "
+                "kinfolk finetune --resume"
+            )
         return recipe
 
 

@@ -1,80 +1,127 @@
-"""The page of one run: its curve, and the lines under it."""
+"""The report of a run: values from its log, recipe and data, for the page."""
 
+import math
 from pathlib import Path
+from typing import Any
 
+from kinfolk.config import read_json
 from kinfolk.data.parallel_text import TargetDocuments
 from kinfolk.objectives.seq2seq import Seq2Seq
 from kinfolk.reports.charts import Series
-from kinfolk.reports.run_page import Baseline, Report, write
+from kinfolk.reports.evaluation_page import format_score, metric_label
+from kinfolk.reports.page import write
+from kinfolk.reports.run_page import Baseline, Report, render
+from kinfolk.training import checkpoint
+from kinfolk.training.config import TrainConfig
 from kinfolk.training.log import read, speed, token_loss
 from kinfolk.workflows.evaluate import Baselines, CountableText, mixture_baselines
+from kinfolk.workflows.finetune_recipe import FineTuneRecipe
 from kinfolk.workflows.recipe import Recipe
 
+STEP_LOG_KEYS = ("step", "loss", "lr", "grad_norm", "counts", "losses")  # of every line of the log
 
-def report(run: Path) -> Path:
-    """Write RUN/report.html."""
-    recipe = Recipe.read(run / "recipe.json")
-    texts = [(share.open(), share.held_out(), share.weight) for share in recipe.corpora]
-    lined: list[tuple[CountableText, CountableText | None, float]] = [*texts]
-    if isinstance(recipe.objective, Seq2Seq):  # lines for what is predicted
-        lined = [
-            (TargetDocuments(text), held and TargetDocuments(held), weight)
-            for text, held, weight in texts
+
+def write_report(run: Path) -> Path:
+    """Write RUN/report.html, for a finished run or an interrupted one."""
+    recipe = read_json(run / "recipe.json")
+    page = finetuning_report if isinstance(recipe, FineTuneRecipe) else pretraining_report
+    return write(render(page(recipe, run)), run / "report.html")
+
+
+def pretraining_report(recipe: Recipe, run: Path) -> Report:
+    """Gather the loss curves of pretraining, and the baselines of the same tokens."""
+    corpora = [(share.open(), share.held_out(), share.weight) for share in recipe.corpora]
+    texts: list[tuple[CountableText, CountableText | None, float]] = [*corpora]
+    if isinstance(recipe.objective, Seq2Seq):  # baselines for what is predicted
+        texts = [
+            (TargetDocuments(text), held_out and TargetDocuments(held_out), weight)
+            for text, held_out, weight in corpora
         ]
-    found = mixture_baselines(lined)
-    train = recipe.train
+    total = sum(weight for _, _, weight in corpora)
+    sizes = [f"{text.tokens:,} tokens, {text.documents:,} documents" for text, _, _ in corpora]
+    if len(corpora) > 1:
+        sizes = [
+            f"{text.folder.name}, {weight / total:.1%} of rows: {size}"
+            for (text, _, weight), size in zip(corpora, sizes, strict=True)
+        ]
+    return Report(
+        title=recipe.name,
+        subtitle="The loss of one run, and the baselines that count tokens.",
+        facts=[
+            ("steps", f"{recipe.train.steps:,}"),
+            ("rows a step", f"{recipe.train.batch_size} of {recipe.objective.max_length} tokens"),
+            ("objective", type(recipe.objective).__name__),
+            *(("corpus", size) for size in sizes),
+            *training_facts(recipe.train, run),
+        ],
+        curves=curves(run, recipe.name),
+        baselines=baseline_rows(mixture_baselines(texts)),
+    )
+
+
+def finetuning_report(recipe: FineTuneRecipe, run: Path) -> Report:
+    """Gather the curves of fine-tuning, and the dev scores of its best evaluation."""
+    evaluations = [e for e in read(run) if "eval_loss" in e]
+    steps = [e["step"] for e in evaluations]
+    names = [name for name in recipe.main_metrics if evaluations and name in evaluations[0]]
+    return Report(
+        title=f"{recipe.name}: {', '.join(Path(file.train).name for file in recipe.datasets)}",
+        subtitle="The loss of one fine-tuning run, and its scores on dev rows.",
+        facts=[
+            ("steps", f"{recipe.train.steps:,}"),
+            ("rows a step", f"{recipe.train.batch_size}"),
+            ("task", ", ".join(one.task.kind for one in recipe.formulations)),
+            ("formulation", recipe.formulations[0].name),
+            ("initial weights", Path(recipe.init_from).name or "new"),
+            *training_facts(recipe.train, run),
+        ],
+        curves=curves(run, recipe.name, "dev"),
+        y="loss",
+        metrics=[Series(metric_label(n), steps, [e[n] for e in evaluations]) for n in names],
+        results=[
+            (metric_label(name), format_score(name, math.nan if value is None else value))
+            for name, value in best_metrics(run).items()
+        ],
+    )
+
+
+def training_facts(train: TrainConfig, run: Path) -> list[tuple[str, str]]:
+    """Return the settings that both kinds of run have, and the speed."""
+    tokens_per_second = speed(run)
     facts = [
-        ("steps", f"{train.steps:,}"),
-        ("rows a step", f"{train.batch_size} of {recipe.objective.max_length} tokens"),
-        ("learns by", type(recipe.objective).__name__),
-        *corpora(recipe),
-        ("optimiser", f"{train.optimizer}, peak {train.lr:g}, {train.schedule}"),
+        ("optimizer", f"{train.optimizer}, peak {train.lr:g}, {train.schedule}"),
         ("seed", str(train.seed)),
     ]
-    if (tokens_per_second := speed(run)) is not None:
+    if tokens_per_second is not None:
         facts.append(("speed", f"{tokens_per_second:,.0f} input tokens a second"))
-    page = Report(
-        title=recipe.name,
-        subtitle="the loss of one run, and what counting alone would reach",
-        facts=facts,
-        curves=curves(run, recipe.name),
-        x="step",
-        baselines=baseline_rows(found),
-    )
-    return write(page, run / "report.html")
-
-
-def corpora(recipe: Recipe) -> list[tuple[str, str]]:
-    """Say what text a run learned from, a line a corpus."""
-    whole = sum(share.weight for share in recipe.corpora)
-    facts = []
-    for share in recipe.corpora:
-        text = share.open()
-        said = f"{text.tokens:,} tokens, {text.documents:,} documents"
-        if len(recipe.corpora) > 1:
-            said = f"{text.folder.name}, {share.weight / whole:.1%} of rows: {said}"
-        facts.append(("corpus", said))
     return facts
 
 
-def curves(run: Path, name: str) -> list[Series]:
-    """Return the token loss of a run, in training and on held-out documents."""
+def curves(run: Path, name: str, split: str = "held out") -> list[Series]:
+    """Return the token loss of a run, in training and on held-out data."""
     log = read(run)
-    held = [e for e in log if "eval_loss" in e]
-    found = [Series(name, [e["step"] for e in log], [token_loss(e) for e in log])]
-    if held:
-        losses = [token_loss(e, "eval_loss") for e in held]
-        found.append(Series(f"{name}, held out", [e["step"] for e in held], losses))
-    return found
+    series = [Series(name, [e["step"] for e in log], [token_loss(e) for e in log])]
+    held_out = [e for e in log if "eval_loss" in e]
+    if held_out:
+        losses = [token_loss(e, "eval_loss") for e in held_out]
+        series.append(Series(f"{name}, {split}", [e["step"] for e in held_out], losses))
+    return series
+
+
+def best_metrics(run: Path) -> dict[str, Any]:
+    """Return what the log has on the evaluation of the best checkpoint; nothing where none was."""
+    best = run / "checkpoints" / "best"
+    step = checkpoint.checkpoint_step(best) if best.exists() else 0
+    lines = [e for e in read(run) if e["step"] == step and "eval_loss" in e]
+    return {n: v for n, v in lines[0].items() if n not in STEP_LOG_KEYS} if lines else {}
 
 
 def baseline_rows(found: Baselines) -> list[Baseline]:
-    """Return the baselines as the page wants them."""
-    unigram = Baseline("unigram entropy", found.unigram)
+    """Return the baselines as the page shows them."""
     if found.trigram is None:
-        return [unigram]
+        return [Baseline("unigram entropy", found.unigram)]
     trigram = found.trigram
-    per_byte = found.unigram * trigram.tokens / trigram.bytes / 0.6931471805599453
+    per_byte = found.unigram * trigram.tokens / trigram.bytes / math.log(2)
     return [
         Baseline("unigram entropy", found.unigram, per_byte),
         Baseline("3-gram, Kneser-Ney", trigram.loss, trigram.bits_per_byte),

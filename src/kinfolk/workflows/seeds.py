@@ -16,9 +16,10 @@ from typing import Any
 
 from kinfolk.errors import UserError
 from kinfolk.files import replace_link
-from kinfolk.workflows import finetune
-from kinfolk.workflows.finetune_recipe import FineTuneRecipe, OnMessage, mean_and_std
-from kinfolk.workflows.pretrain import ProgressCallback
+from kinfolk.training.loop import Callback
+from kinfolk.training.run import check_new_folder
+from kinfolk.workflows import pretrain
+from kinfolk.workflows.finetune_recipe import FineTuneRecipe, mean_and_std
 
 TrainFn = Callable[[int, Path], Path]  # of a seed and a run folder
 
@@ -47,8 +48,7 @@ def run_seeds(seeds: int, out: Path, tune: TrainFn) -> Path:
     """Run seeds 0, 1, 2 ... and set their scores side by side."""
     if seeds < 1:
         raise UserError(f"--seeds {seeds} is no run at all: use 1 or more")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is already there: choose another -o, or resume it with --resume")
+    check_new_folder(out, "choose another -o, or resume it with --resume")
     folders = [out / f"seed-{number}" for number in range(seeds)]
     for folder in folders:  # all of them at once: whoever resumes sees how many were wished for
         folder.mkdir(parents=True)
@@ -67,26 +67,20 @@ def is_multi_seed(out: Path) -> bool:
     return (out / "seed-0").is_dir()
 
 
-def resume(
-    out: Path,
-    *,
-    say: OnMessage,
-    watching: Callable[[Path], AbstractContextManager[ProgressCallback]],
-) -> Path:
-    """Go on with the runs that are not at their end, and begin those that were not begun."""
+def resume(out: Path, progress: Callable[[Path], AbstractContextManager[Callback]]) -> Path:
+    """Resume the runs that are not finished, and start those that were not started."""
     folders = seed_folders(out)
     if (out / "scores.json").is_file():
-        raise UserError(f"{out} is finished: to learn for longer, start a new run with more epochs")
+        raise UserError(f"{out} is finished: to train for longer, start a new run with more epochs")
     first = FineTuneRecipe.read(folders[0] / "recipe.json")
-    for number, folder in enumerate(folders):
+    for seed, folder in enumerate(folders):
         if (folder / "scores.json").is_file():
             continue
         if not (folder / "recipe.json").is_file():
             shutil.copytree(folders[0] / "tokenizer", folder / "tokenizer", dirs_exist_ok=True)
-            seeded = replace(first, train=replace(first.train, seed=number))
-            seeded.write(folder / "recipe.json")
-        with watching(folder) as watch:
-            finetune.resume(folder, say=say, watch=watch)
+            replace(first, train=replace(first.train, seed=seed)).write(folder / "recipe.json")
+        with progress(folder) as callback:
+            pretrain.resume(folder, callbacks=[callback])
     return summarize_seeds(out)
 
 
@@ -131,21 +125,9 @@ def read_scores(out: Path) -> SeedResults:
     }
     best = runs[0]
     for run in runs if dev[best] else ():
-        if selection_score(tuning, dev[run]) > selection_score(tuning, dev[best]):
+        if tuning.selection_score(dev[run]) > tuning.selection_score(dev[best]):
             best = run
     return SeedResults(tuning.formulations[0].task.main_metric, dev, best)
-
-
-def selection_score(tuning: FineTuneRecipe, values: dict[str, float]) -> float:
-    """Return what a run is chosen by: the mean of its tasks' main metrics, more being better."""
-    alone = len(tuning.formulations) == 1
-    mains = [
-        way.task.normalized(
-            values[way.task.main_metric if alone else f"{number}_{way.task.main_metric}"]
-        )
-        for number, way in enumerate(tuning.formulations, 1)
-    ]
-    return sum(mains) / len(mains)
 
 
 def finite_or_none(value: float) -> float | None:

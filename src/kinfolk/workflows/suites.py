@@ -19,6 +19,7 @@ from kinfolk.tasks.formats.detect import detect_format
 from kinfolk.tasks.scoring import score
 from kinfolk.tasks.suite import SplitFiles, SuiteTask, discover_suite
 from kinfolk.tasks.task import FALLING, HUNDREDS
+from kinfolk.training.run import check_new_folder
 from kinfolk.workflows.finetune_recipe import (
     FineTuneRecipe,
     OnMessage,
@@ -121,23 +122,22 @@ def run_suite(
     *,
     limit: int | None = None,
     device: str = "auto",
-    say: OnMessage = lambda sentence: None,
-    left: Sequence[SuiteResult] = (),
+    on_message: OnMessage = lambda message: None,
+    skipped: Sequence[SuiteResult] = (),
 ) -> list[SuiteResult]:
     """Fine-tune on every set and score it; one that cannot be solved is left out, with a reason."""
     if limit is not None and limit < 2:
         raise UserError(f"--limit {limit} leaves nothing to learn from: use 2 or more")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is already there: choose another -o")
-    for none in left:
-        say(f"{none.name} is left out: {none.skip_reason}")
-    results = [*left]
+    check_new_folder(out)
+    for left_out in skipped:
+        on_message(f"{left_out.name} is left out: {left_out.skip_reason}")
+    results = [*skipped]
     for one in sets:
-        say(f"{one.name}: {one.file_spec.description}")
+        on_message(f"{one.name}: {one.file_spec.description}")
         try:
-            results.append(run_task(one, tune, out / one.name, limit, device, say))
+            results.append(run_task(one, tune, out / one.name, limit, device, on_message))
         except UserError as error:
-            say(f"{one.name} is left out: {error}")
+            on_message(f"{one.name} is left out: {error}")
             results.append(SuiteResult(name=one.name, task=one.task, skip_reason=str(error)))
     if any(result.scores for result in results):
         values = [asdict(one) | ({"score": one.score} if one.scores else {}) for one in results]
@@ -149,7 +149,7 @@ def run_suite(
 
 
 def run_task(
-    one: SuiteTask, tune: TrainFn, out: Path, limit: int | None, device: str, say: OnMessage
+    one: SuiteTask, tune: TrainFn, out: Path, limit: int | None, device: str, on_message: OnMessage
 ) -> SuiteResult:
     """Fine-tune on one set, and score it on its test rows, else on its dev rows."""
     learned, dev = (one.train, one.dev) if one.train else (one.dev, ())
@@ -159,7 +159,7 @@ def run_task(
     made = tune([file], out, one.metrics[0])
     runs = seed_folders(made) if is_multi_seed(made) else [made]
     tuning = FineTuneRecipe.read(runs[0] / "recipe.json")
-    rows = test_rows(one.test, file, limit, say)
+    rows = test_rows(one.test, file, limit, on_message)
     if rows:
         found = [evaluate_run(path, rows, device) for path in runs]
         on, size = "test", len(rows)
@@ -196,7 +196,9 @@ def dataset_of(learned: SplitFiles, dev: SplitFiles, limit: int | None) -> TaskD
     )
 
 
-def test_rows(files: SplitFiles, file: TaskDataset, limit: int | None, say: OnMessage) -> list[Any]:
+def test_rows(
+    files: SplitFiles, file: TaskDataset, limit: int | None, on_message: OnMessage
+) -> list[Any]:
     """Read the rows that a set is scored on; some tests keep their labels to themselves.
 
     One that cannot be read at all is named, and the set is scored without it.
@@ -214,7 +216,7 @@ def test_rows(files: SplitFiles, file: TaskDataset, limit: int | None, say: OnMe
                 target=target,
             )
         except UserError:
-            say(f"{files[0]} cannot be read, so that dev rows are scored instead: {error}")
+            on_message(f"{files[0]} cannot be read, so that dev rows are scored instead: {error}")
         return []
     rows = [row for row in rows if has_label(file.guess.task, row)]
     return rows if limit is None else sample_rows(rows, limit)

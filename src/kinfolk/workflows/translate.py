@@ -18,10 +18,11 @@ from kinfolk.generation.logits_process import Constraints
 from kinfolk.generation.prompts import non_text_ids
 from kinfolk.metrics.text import BLEU
 from kinfolk.text import Tokenizer
-from kinfolk.workflows import pretrain
+from kinfolk.training.run import Run, check_new_folder, select_device
 from kinfolk.workflows.generate import PREFIX_FILE
 from kinfolk.workflows.load import load
 from kinfolk.workflows.parallel import ParallelData
+from kinfolk.workflows.pretrain import PretrainWorkload
 from kinfolk.workflows.recipe import Recipe, recipe
 
 DEV_FILE = "dev.jsonl"  # in the run: the pairs that BLEU is measured on, as they were read
@@ -40,11 +41,10 @@ def prepare_translation_run(
     objective: str | None = None,
     length: int | None = None,
     settings: Sequence[str] = (),
-    say: Callable[[str], None] = lambda sentence: None,
+    on_message: Callable[[str], None] = lambda message: None,
 ) -> Recipe:
     """Make a run folder with a corpus of pairs in it, for `pretraining.resume` to run."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is already there: choose another -o, or resume it with --resume")
+    check_new_folder(out, "choose another -o, or resume it with --resume")
     family_name, _, size = name.partition("/")
     family(family_name).config(size or "tiny")
     family(family_name).objective(objective or "pairs")
@@ -64,12 +64,14 @@ def prepare_translation_run(
             settings=settings,
         )
         with warnings.catch_warnings(action="ignore"):  # they come again when it runs
-            pretrain.Run(chosen, out)  # what is wrong with the settings shows itself here
+            Run(PretrainWorkload(chosen), out)  # checks the settings
         chosen = replace(chosen, corpus=str((out / "corpus").resolve()))
         chosen.write(folder / "recipe.json")
         (folder / PREFIX_FILE).write_text(texts.prefix, encoding="utf-8")
     corpus = chosen.corpora[0].open()
-    say(f"{corpus.documents:,} pairs, {corpus.tokens:,} tokens of {corpus.vocab_size:,} kinds")
+    on_message(
+        f"{corpus.documents:,} pairs, {corpus.tokens:,} tokens of {corpus.vocab_size:,} kinds"
+    )
     return chosen
 
 
@@ -108,7 +110,7 @@ def evaluate_bleu(
     model, tokenizer = load(path)
     if model.decoding != "encoder-decoder":
         raise UserError(f"{family_of(model).name} reads no source: an encoder-decoder translates")
-    model.to(pretrain.select_device(device))
+    model.to(select_device(device))
     written = generate_texts(model, tokenizer, [pair.source for pair in pairs])
     references = [pair.target for pair in pairs]
     return {

@@ -1,0 +1,96 @@
+"""The progress of a training run: a live bar on a terminal, lines elsewhere."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from kinfolk.cli.app import errors, note
+from kinfolk.cli.progress import duration
+from kinfolk.reports.evaluation_page import format_score, metric_label
+from kinfolk.training.loop import Callback, Evaluation, Progress
+
+SECONDS = 30  # between lines, at most
+
+
+class TerminalProgress(Callback):
+    """Print messages, progress, and how to resume a run that is interrupted.
+
+    The lines of `header` are printed with the first step: nothing is wrong with the run then.
+    """
+
+    def __init__(self, bar: Bar, name: str, resume: str, header: Sequence[str]) -> None:
+        self.bar, self.name, self.resume, self.header = bar, name, resume, header
+        self.task = bar.add_task(name, total=None, values="")
+        self.checkpoint: Path | None = None
+        self.scores = ""  # of the newest evaluation
+        self.evaluated = self.printed = 0  # steps
+        self.first: int | None = None  # step that this process began at
+        self.began = self.shown = time.monotonic()
+
+    def on_message(self, message: str) -> None:
+        """Print a message."""
+        note(message)
+
+    def on_evaluate(self, step: int, evaluation: Evaluation) -> None:
+        """Keep the main metrics for the next line."""
+        self.evaluated = step
+        self.scores = "".join(
+            f"  {metric_label(name)} {format_score(name, value)}"
+            for name, value in evaluation.main_metrics.items()
+        )
+
+    def on_step(self, progress: Progress) -> None:
+        """Show the losses and the speed; without a terminal, in a line every 30 s or 10 %."""
+        if self.first is None:
+            self.first = progress.step - 1
+            for line in self.header:
+                note(line)
+        values = f"loss {progress.loss:.3f}"
+        for name, value in progress.losses.items():
+            values += "" if name == "tokens" else f"  {name} {value:.3f}"
+        if progress.eval_loss is not None:
+            self.scores = f"  eval_loss {progress.eval_loss:.3f}{self.scores}"
+            values += self.scores
+        elif self.evaluated:
+            values += f"{self.scores} (step {self.evaluated:,})"
+        values += f"  {progress.tokens_per_second:,.0f} tokens/s"
+        self.bar.update(self.task, completed=progress.step, total=progress.steps, values=values)
+        every, now = max(1, progress.steps // 10), time.monotonic()
+        due = progress.step // every > self.printed // every or now - self.shown >= SECONDS
+        if not errors.is_terminal and due:
+            self.shown, self.printed = now, progress.step
+            if left := progress.steps - progress.step:
+                rate = (now - self.began) / (progress.step - self.first)
+                values += f"  ETA {duration(rate * left)}"
+            note(f"{self.name}  step {progress.step}/{progress.steps}  {values}")
+
+    def on_save(self, checkpoint: Path) -> None:
+        """Keep the newest checkpoint."""
+        self.checkpoint = checkpoint
+
+    def on_end(self, step: int, *, interrupted: bool) -> None:
+        """Print where an interrupted run was saved, and how to resume it."""
+        if interrupted:
+            self.bar.stop()
+            saved = "nothing to save" if self.checkpoint is None else f"saved {self.checkpoint}"
+            note(f"interrupted at step {step}: {saved}; resume with: {self.resume}")
+
+
+@contextmanager
+def run_progress(
+    name: str, resume: str = "", header: Sequence[str] = ()
+) -> Iterator[TerminalProgress]:
+    """Show the progress of a run; `resume` is the command that resumes it."""
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[values]}"),
+        TimeRemainingColumn(),
+    )
+    with Bar(*columns, console=errors, disable=not errors.is_terminal) as bar:
+        yield TerminalProgress(bar, name, resume, header)

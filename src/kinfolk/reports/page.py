@@ -1,0 +1,70 @@
+"""A self-contained HTML page: the templates, the common style, number formats, an atomic write."""
+
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from kinfolk.files import new_file
+from kinfolk.reports.charts import compact_number
+
+
+def render(template: str, **values: Any) -> str:
+    """Return a page as HTML; values are escaped unless they are `Markup`."""
+    return environment().get_template(template).render(**values)
+
+
+def write(html: str, path: Path) -> Path:
+    """Write a page; a reader finds the old one or the new one, never half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with new_file(path, errors="replace", newline="\n") as file:
+        file.write(html)
+    return path
+
+
+@cache
+def environment() -> Environment:
+    """Return the environment of all templates."""
+    found = Environment(
+        loader=PackageLoader("kinfolk", "reports"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    formats = {"compact": compact_number, "duration": duration, "number": format_number}
+    found.filters |= formats | {"percent": percent, "plural": plural}
+    return found
+
+
+def format_number(value: float | None, digits: int = 2) -> str:
+    """Write a score, with commas where it is large."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    return f"{value:,.{digits}f}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def duration(seconds: float) -> str:
+    """Write 3725 as 1 h 2 min."""
+    rounded = round(seconds)
+    if rounded < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{rounded} s"
+    if rounded < 3600:
+        return f"{rounded // 60} min {rounded % 60} s"
+    return f"{rounded // 3600} h {rounded % 3600 // 60} min"
+
+
+def percent(part: int, whole: int) -> str:
+    """Write a share as a percentage that is 0 only where there is nothing."""
+    value = 100 * part / max(1, whole)
+    if 0 < value < 0.1:
+        return "<0.1%"
+    return f"{value:.1f}%" if value < 10 or 99 < value < 100 else f"{value:.0f}%"
+
+
+def plural(number: int, noun: str) -> str:
+    """Write 1 line, 2 lines."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -1,0 +1,346 @@
+"""One training run in one folder, for pretraining and fine-tuning alike.
+
+RUN/recipe.json       what is trained, on which data, with which settings
+RUN/log.jsonl         losses and metrics by step; beside it speed.jsonl and tensorboard/
+RUN/checkpoints/      step-00000500/ ..., and the links last and best
+RUN/report.html       the curves, also of a run that was interrupted
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from kinfolk.batch import Batch, Loss, Objective, SegmentMemory
+from kinfolk.errors import UserError
+from kinfolk.files import new_folder
+from kinfolk.nn.language_model import LanguageModel
+from kinfolk.training import checkpoint
+from kinfolk.training.config import TrainConfig
+from kinfolk.training.log import MetricsLog
+from kinfolk.training.loop import Callback, Evaluation, TrainLoop
+from kinfolk.training.optimizer import build_optimizer
+from kinfolk.training.regularize import FGM, GradualUnfreezing
+from kinfolk.training.schedules import lr_schedule
+from kinfolk.training.step import Learner, TrainStep
+
+LossFn = Callable[[Batch[Any]], Loss]
+
+
+class Workload(ABC):
+    """What a run trains, on which data, and how that is evaluated and saved."""
+
+    command: ClassVar[str]  # that resumes the run: pretrain or finetune
+    results: ClassVar[tuple[str, ...]] = ("report.html",)  # files that a finished run has
+
+    train: TrainConfig
+    model: LanguageModel  # on the device that it is trained on
+    objective: Objective  # a pretraining objective, or a formulation of a task
+    batches: Dataset[Batch[Any]]  # batch n is a function of the seed and n
+    has_eval_data: bool
+    fingerprints: Sequence[tuple[str, str]]  # path and hash of each data file or corpus
+
+    memory: list[SegmentMemory] | None = None  # of each micro-batch, where rows continue
+    layer_lr_decay: float = 1.0
+    unfreezing: GradualUnfreezing | None = None
+    attack: FGM | None = None
+    early_stopping_patience: int = 0  # evaluations without improvement; 0 never stops
+    save_best: bool = False  # save at every evaluation that is the best so far
+    row_length: int | None = None  # of every batch; None where batches differ in shape
+
+    @classmethod
+    @abstractmethod
+    def reopen(
+        cls, recipe: Any, folder: Path, newest: Path | None, callbacks: Sequence[Callback]
+    ) -> Self:
+        """Build the workload of a run folder; the weights follow from its newest checkpoint."""
+
+    @abstractmethod
+    def write_recipe(self, folder: Path) -> None:
+        """Write recipe.json, and what else a resume reads."""
+
+    @abstractmethod
+    def evaluate(self, loss: LossFn) -> Mapping[str, Any]:
+        """Return the metrics on held-out data, "eval_loss" among them."""
+
+    @abstractmethod
+    def save_model(self, folder: Path) -> None:
+        """Write the model, its tokenizer and the recipe."""
+
+    @abstractmethod
+    def load_weights(self, folder: Path) -> None:
+        """Load the weights that `save_model` wrote."""
+
+    @abstractmethod
+    def write_report(self, folder: Path, *, finished: bool) -> None:
+        """Write report.html, and what else is in `results` of a finished run."""
+
+    def main_metrics(self, metrics: Mapping[str, Any]) -> dict[str, float]:
+        """Return the metrics that the best checkpoint is chosen by, besides the loss."""
+        return {}
+
+    def score(self, metrics: Mapping[str, Any]) -> tuple[float, ...]:
+        """Return what the best checkpoint is chosen by: larger is better."""
+        return (-metrics["eval_loss"],)
+
+
+class Run:
+    """A workload in training: optimizer, step, checkpoints and log of one folder."""
+
+    def __init__(self, work: Workload, folder: Path, callbacks: Sequence[Callback] = ()) -> None:
+        self.work, self.folder, self.callbacks = work, folder, callbacks
+        train, model = work.train, work.model
+        self.device = select_device(train.device)
+        cuda = self.device.type == "cuda"
+        self.bfloat16 = train.precision == "bfloat16" or (train.precision == "auto" and cuda)
+        self.optimizer = build_optimizer(
+            model,
+            name=train.optimizer,
+            lr=train.lr,
+            weight_decay=train.weight_decay,
+            betas=train.betas,
+            eps=train.eps,
+            fused=True,
+            layer_lr_decay=work.layer_lr_decay,
+        )
+        schedule = lr_schedule(
+            train.schedule,
+            steps=train.steps,
+            warmup=train.warmup,
+            decay_ratio=train.decay_ratio,
+            min_lr_ratio=train.min_lr_ratio,
+        )
+        learner = Learner(model, work.objective)
+        compiled = train.compile == "yes" or (train.compile == "auto" and cuda)
+        if compiled:
+            learner.compile(dynamic=work.row_length is None)
+        replayed = train.cuda_graph == "yes"
+        if work.row_length is not None:
+            parameters = sum(p.numel() for p in model.parameters())
+            replayed = train.replays(parameters, work.row_length)
+        self.train_step = TrainStep(
+            learner,
+            self.optimizer,
+            lambda number: train.lr * schedule(number),
+            clip=train.grad_clip,
+            seed=train.seed,
+            device=self.device,
+            bfloat16=self.bfloat16,
+            resolved=compiled and cuda and work.row_length is not None,
+            captured=compiled and cuda and replayed,
+            memory=work.memory,
+            unfreezing=work.unfreezing,
+            attack=work.attack,
+            # Reading loss and gradient norm waits for an accelerator; a step that saves waits
+            # anyway. What is not finite in between is found when its line of the log is written.
+            checks=lambda number: not cuda or train.saves(number + 1),
+        )
+        self.global_step = 0
+        self.best: tuple[float, ...] | None = None  # score of the best checkpoint
+        self.evals_since_best = 0
+        self.finished = False
+
+    @classmethod
+    def start(cls, work: Workload, folder: Path, callbacks: Sequence[Callback] = ()) -> Self:
+        """Begin a run; what is wrong with its settings is found before the folder exists."""
+        run = cls(work, folder, callbacks)
+        with new_folder(folder) as partial:
+            work.write_recipe(partial)
+        return run
+
+    @classmethod
+    def resume(
+        cls, kind: type[Workload], recipe: Any, folder: Path, callbacks: Sequence[Callback] = ()
+    ) -> Self:
+        """Continue from the newest valid checkpoint, or from the start where there is none."""
+        newest = checkpoint.latest_valid(folder)
+        state = {} if newest is None else checkpoint.load_training_state(newest)
+        if state.get("finished") and all((folder / name).is_file() for name in kind.results):
+            raise UserError(
+                f"{folder} is finished: it has done all of its {state['step']} steps; to train for "
+                "longer, start a new run with more --steps or --epochs"
+            )
+        run = cls(kind.reopen(recipe, folder, newest, callbacks), folder, callbacks)
+        if newest is not None:
+            run.restore(newest, state)
+        return run
+
+    def restore(self, folder: Path, state: Mapping[str, Any] | None = None) -> None:
+        """Load the weights and the training state of a checkpoint; the data must be the same."""
+        state = checkpoint.load_training_state(folder) if state is None else state
+        self.work.load_weights(folder)
+        check_fingerprints(self.work.fingerprints, state["fingerprints"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.global_step, self.finished = state["step"], state["finished"]
+        self.best = None if state["best"] is None else tuple(state["best"])
+        self.evals_since_best = state["evals_since_best"]
+        if self.work.memory is not None:
+            self.work.memory[:] = [
+                SegmentMemory(**parts).to(self.device) for parts in state["memory"]
+            ]
+
+    def fit(self) -> Path:
+        """Train to the end, or to early stopping, and write the report; return the folder."""
+        try:
+            if not self.finished:
+                self._train()
+        except KeyboardInterrupt:
+            self._end(interrupted=True)
+            self.work.write_report(self.folder, finished=False)
+            raise
+        self.work.write_report(self.folder, finished=True)
+        self._end(interrupted=False)
+        return self.folder
+
+    def _train(self) -> None:
+        train, cuda = self.work.train, self.device.type == "cuda"
+        for name in self.work.results:  # those of an interrupted run
+            (self.folder / name).unlink(missing_ok=True)
+        self.work.model.train()
+        with MetricsLog.open(self.folder, self.global_step) as self.log:
+            loop = TrainLoop(
+                steps=train.steps,
+                step=self.train_step,
+                log=self.log,
+                log_every=10 if cuda else 1,
+                evaluate=self.evaluate if self.work.has_eval_data else None,
+                eval_every=train.eval_every,
+                save=self.save,
+                save_every=train.save_every,
+                save_best=self.work.save_best,
+                should_stop=self.should_stop,
+                callbacks=self.callbacks,
+                remedy=self.remedy,
+            )
+            try:
+                loop.run(
+                    self.global_step, data_loader(self.work.batches, train, self.global_step, cuda)
+                )
+            finally:
+                self.global_step = loop.global_step
+
+    def _end(self, *, interrupted: bool) -> None:
+        for callback in self.callbacks:
+            callback.on_end(self.global_step, interrupted=interrupted)
+
+    def loss(self, batch: Batch[Any]) -> Loss:
+        """Return the loss of a batch, computed as in training, without a gradient or an update."""
+        return self.train_step.forward(batch.to(self.device))
+
+    @torch.no_grad()
+    def evaluate(self) -> Evaluation:
+        """Return the metrics on held-out data, in the precision of training."""
+        self.work.model.eval()
+        # Without a cache of casted weights, which a CUDA graph of generation might outlive.
+        with torch.autocast(
+            self.device.type, torch.bfloat16, enabled=self.bfloat16, cache_enabled=False
+        ):
+            metrics = self.work.evaluate(self.loss)
+        self.work.model.train()
+        score = self.work.score(metrics)
+        # Nothing is greater than NaN: as the best it would never be replaced.
+        comparable = not any(map(math.isnan, score))
+        is_best = comparable and (self.best is None or score > self.best)
+        self.evals_since_best = 0 if is_best else self.evals_since_best + 1
+        return Evaluation(metrics, score, is_best, self.work.main_metrics(metrics))
+
+    def should_stop(self) -> bool:
+        """Say whether as many evaluations as the patience allows were no improvement."""
+        return 0 < self.work.early_stopping_patience <= self.evals_since_best
+
+    def save(self, step: int, evaluation: Evaluation | None) -> None:
+        """Write a checkpoint: a model folder, and the state that a resume needs."""
+        weights = self.work.model.parameters()
+        if not torch.stack([p.detach().isfinite().all() for p in weights]).all():
+            raise UserError(f"weights are not finite after step {step}. {self.remedy()}")
+        if evaluation is not None and evaluation.is_best:
+            self.best = evaluation.score
+        # Where nothing can be compared yet, the newest checkpoint is the best.
+        is_best = self.best is None or (evaluation is not None and evaluation.is_best)
+        train = self.work.train
+        state = {
+            "step": step,
+            "optimizer": self.optimizer.state_dict(),
+            "best": None if self.best is None else list(self.best),
+            "evals_since_best": self.evals_since_best,
+            "fingerprints": [fingerprint for _, fingerprint in self.work.fingerprints],
+            "finished": step == train.steps or self.should_stop(),
+        }
+        if self.work.memory is not None:
+            state["memory"] = [vars(memory) for memory in self.work.memory]
+
+        def write(folder: Path) -> None:
+            self.work.save_model(folder)
+            checkpoint.save_training_state(folder, state)
+
+        self.log.sync()
+        saved = checkpoint.save(self.folder, step, write, keep=train.keep_checkpoints, best=is_best)
+        for callback in self.callbacks:
+            callback.on_save(saved)
+
+    def remedy(self) -> str:
+        """Say how to resume a run whose loss, gradient or weights are not finite."""
+        train, newest = self.work.train, checkpoint.latest_valid(self.folder)
+        step = 0 if newest is None else checkpoint.checkpoint_step(newest)
+        return (
+            f"Lower train.lr (now {train.lr:g}) or raise train.warmup (now {train.warmup}) in "
+            f"{self.folder / 'recipe.json'}, then resume from step {step}: "
+            f"kinfolk {self.work.command} --resume {self.folder}"
+        )
+
+
+def check_fingerprints(current: Sequence[tuple[str, str]], saved: Sequence[str]) -> None:
+    """Refuse data that changed since the checkpoint was saved."""
+    if [fingerprint for _, fingerprint in current] == list(saved):
+        return
+    # A recipe edited by hand may name more data than before, or less.
+    pairs = zip(current, saved, strict=False)
+    changed = [path for (path, now), before in pairs if now != before] or [current[-1][0]]
+    raise UserError(
+        f"{changed[0]} has changed since this run began: restore its content, or begin a new run"
+    )
+
+
+def check_new_folder(folder: Path, remedy: str = "choose another -o") -> None:
+    """Refuse a folder to write to that is there and holds something."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} is already there: {remedy}")
+
+
+def data_loader(
+    batches: Dataset[Batch[Any]], train: TrainConfig, start: int, pinned: bool
+) -> Iterator[Sequence[Batch[Any]]]:
+    """Yield the micro-batches of each step from `start` on."""
+    parts = train.gradient_accumulation
+    loader = DataLoader(
+        batches,
+        batch_size=None,
+        sampler=range(start * parts, train.steps * parts),
+        num_workers=train.workers,
+        pin_memory=pinned,
+    )
+    group: list[Batch[Any]] = []
+    for batch in loader:
+        group.append(batch)
+        if len(group) == parts:
+            yield group
+            group = []
+
+
+def select_device(device: str) -> torch.device:
+    """Return the device to run on; `auto` is CUDA where there is one."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        selected = torch.device(device)
+    except RuntimeError:
+        raise UserError(f"no device {device!r}: use auto, cpu or cuda") from None
+    if selected.type not in ("cpu", "cuda"):
+        raise UserError(f"kinfolk does not run on {device!r}: use auto, cpu or cuda")
+    if selected.type == "cuda" and not torch.cuda.is_available():
+        raise UserError("this machine has no CUDA device that torch can use: use --device cpu")
+    return selected

@@ -1,0 +1,104 @@
+"""What an audit of text files found, in sentences and as the values of its page."""
+
+from kinfolk.data.audit import Audit, FileAudit
+from kinfolk.reports.audit_page import AuditPage, Card, FileRow
+from kinfolk.reports.charts import compact_number
+from kinfolk.reports.page import percent, plural
+
+MAX_FILES = 200  # in the table of the page; those with problems come first
+
+
+def findings(audit: Audit) -> list[str]:
+    """Return what a reader should know before training, the worst first."""
+    sentences = [
+        problem if problem == file.error else f"{file.path}: {problem}"
+        for file in audit.files
+        for problem in file_problems(file)
+    ]
+    counts = [
+        (audit.control_characters, "control character"),
+        (audit.replacement_characters, "replacement character"),
+        (audit.empty, "empty document"),
+    ]
+    sentences += [plural(count, noun) for count, noun in counts if count]
+    duplicates = audit.exact_duplicates + (audit.near_duplicates or 0)
+    if duplicates:
+        kind = "near" if audit.near_duplicates else "exact"
+        sentences.append(
+            f"{plural(duplicates, 'duplicate document')} ({percent(duplicates, audit.documents)}): "
+            f"kinfolk prepare --dedup {kind} leaves them out"
+        )
+    return sentences
+
+
+def file_problems(file: FileAudit) -> list[str]:
+    """Return what is wrong with a file: ["2 errors of UTF-8, the first at a.txt:5, a.txt:9"]."""
+    sentences = [file.error] if file.error else []
+    if not file.documents and not file.error:
+        sentences.append("no text")
+    if file.problems.errors:
+        lines = ", ".join(f"{file.path.name}:{line}" for line in file.problems.line_numbers)
+        sentences.append(f"{file.problems.errors:,} errors of UTF-8, the first at {lines}")
+    if file.problems.invalid_json_lines:
+        sentences.append(f"{plural(file.problems.invalid_json_lines, 'line')} not JSON")
+    return sentences
+
+
+def audit_page(audit: Audit) -> AuditPage:
+    """Gather the values of the page."""
+    unread = sum(bool(file.error) for file in audit.files)
+    cut = f", of which {unread} could not be read to the end" if unread else ""
+    near = audit.near_duplicates
+    rows = [
+        FileRow(
+            path=str(file.path),
+            problems=file_problems(file),
+            documents=file.documents,
+            characters=file.characters,
+            lines=file.problems.lines,
+            blank=file.problems.blank,
+            bytes=file.bytes,
+        )
+        for file in audit.files
+    ]
+    return AuditPage(
+        title=f"{plural(audit.documents, 'document')}, "
+        f"{compact_number(audit.characters)} characters",
+        lead=f"{plural(len(audit.files), 'file')}{cut}. Half of the documents have "
+        f"{audit.median:,} characters or more.",
+        cards=[
+            Card(
+                "Duplicates",
+                percent(audit.exact_duplicates + (near or 0), audit.documents),
+                f"{audit.exact_duplicates:,} word for word"
+                + ("" if near is None else f", {near:,} nearly"),
+            ),
+            Card(
+                "Repeated lines",
+                percent(audit.repeated_lines, audit.lines),
+                f"{audit.repeated_lines:,} of {audit.lines:,} are there before",
+            ),
+            Card(
+                "Errors of UTF-8",
+                compact_number(audit.errors),
+                f"{audit.control_characters:,} control, {audit.replacement_characters:,} "
+                "replacement characters",
+            ),
+            Card(
+                "Blank lines",
+                percent(audit.blank, audit.file_lines),
+                f"{plural(audit.empty, 'empty document')}, "
+                f"{plural(audit.empty_files, 'empty file')}",
+            ),
+        ],
+        findings=findings(audit),
+        lengths=audit.lengths,
+        shortest=audit.shortest,
+        longest=audit.longest,
+        scripts=audit.scripts,
+        languages=audit.languages,
+        repeated_lines=audit.most_repeated_lines,
+        near_duplicates=[(f"{one.path.name}:{one.line}", one.text) for one in audit.examples],
+        files=sorted(rows, key=lambda row: not row.problems)[:MAX_FILES],
+        more_files=max(0, len(rows) - MAX_FILES),
+    )
