@@ -89,8 +89,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="KEY=VALUE",
-        help="Override any recipe field: train.grad_clip=0.5, model.dropout=0.1, "
-        "objective.mask_rate=0.3.",
+        help="Override any recipe field: train.grad_clip=0.5, model.dropout=0.1.",
     ),
 ]
 
