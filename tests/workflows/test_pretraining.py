@@ -254,9 +254,9 @@ def test_what_a_mixture_holds_out_is_scored_in_its_shares(
     recipe = dataclasses.replace(home.recipe("gpt2"), corpus=corpora)
     run = Run(recipe, tmp_path)
     assert isinstance(run.feed, MixtureDataset) and isinstance(run.held_out, MixtureDataset)
-    assert run.feed.turns.counts == run.held_out.turns.counts == (1, 3)
+    assert run.feed.schedule.counts == run.held_out.schedule.counts == (1, 3)
     folders = [Path(share.corpus) / "holdout" for share in corpora]
-    assert [feed.chunks.documents.folder for feed in run.held_out.feeds] == folders
+    assert [feed.chunks.documents.folder for feed in run.held_out.datasets] == folders
     # A corpus that holds nothing out has no part in it.
     bare = (CorpusShare(str(home.corpus / "holdout")), CorpusShare(str(second), 3.0))
     run = Run(dataclasses.replace(recipe, corpus=bare), tmp_path)

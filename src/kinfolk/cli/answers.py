@@ -42,9 +42,14 @@ def predict(
     a last column; SQuAD's questions become the official form of answers. With `--json` the answers
     come alone, an object a line.
     """
-    from kinfolk.tasks.formats.base import ReadReport
-    from kinfolk.workflows.predict import load_predictor, read_test_file, truncation_report
-    from kinfolk.workflows.predictions import predict_file, write_jsonl, write_predictions
+    from kinfolk.tasks.formats.base import ReadReport, write_jsonl, write_predictions
+    from kinfolk.tasks.formats.labelled_file import LabelledFile
+    from kinfolk.workflows.predict import (
+        load_predictor,
+        predict_file,
+        read_test_file,
+        truncation_report,
+    )
 
     out = None if out == Path("-") else out
     if out is not None and out.exists():
@@ -52,12 +57,14 @@ def predict(
     if out is not None and not out.parent.is_dir():
         raise UserError(f"{out.parent} is no folder: make it, or choose another -o")
     found = load_predictor(model, device=device, number=task_number - 1)
-    notes = ReadReport()
-    rows, guess = read_test_file(found, file, columns=columns, labelled=False, notes=notes)
-    for sentence in (*notes.messages(), *truncation_report(found, rows)):
+    labelled, report = LabelledFile(file), ReadReport()
+    rows, spec = read_test_file(found, labelled, columns=columns, labelled=False, report=report)
+    for sentence in (*report.messages(), *truncation_report(found, rows)):
         say(sentence)
     with watching("predict", len(rows), shown=False) as watch:
-        answers = predict_file(found, file, rows, guess, every=probabilities, watch=stepwise(watch))
+        answers = predict_file(
+            found, labelled, rows, spec, all_probabilities=probabilities, watch=stepwise(watch)
+        )
     with writing(out) as write:
         for line in (write_jsonl if json else write_predictions)(answers):
             write(line)

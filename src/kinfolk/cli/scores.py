@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def newest(run: Path) -> str:
     """Say what a run scored last: `accuracy 0.9120`."""
-    from kinfolk.reports.evaluation_page import format_score, metric_label
+    from kinfolk.tasks.task import format_score, metric_title
     from kinfolk.training.log import read
     from kinfolk.workflows.finetune_recipe import FineTuneRecipe
 
@@ -27,7 +27,7 @@ def newest(run: Path) -> str:
     mains = [way.task.main_metric for way in tuning.formulations]
     names = mains if len(mains) == 1 else [f"{n}_{main}" for n, main in enumerate(mains, 1)]
     return "  ".join(
-        f"{metric_label(name)} {format_score(name, line[name])}" for name in names if name in line
+        f"{metric_title(name)} {format_score(name, line[name])}" for name in names if name in line
     )
 
 
@@ -60,7 +60,7 @@ def show(run: Path, *, json: bool) -> None:
 
 def score_table(found: "SeedResults") -> Table:
     """Lay out the dev scores, a column a run where there are several, then mean and spread."""
-    from kinfolk.reports.evaluation_page import format_score, metric_label
+    from kinfolk.tasks.task import format_score, metric_title
 
     several = len(found.runs) > 1
     names = [run.name for run in found.runs] if several else ["dev"]
@@ -70,13 +70,13 @@ def score_table(found: "SeedResults") -> Table:
     for name in found.names:
         values = [run[name] for run in found.runs.values()]
         values += [*found.mean(name)] if several else []
-        table.add_row(metric_label(name), *(format_score(name, value) for value in values))
+        table.add_row(metric_title(name), *(format_score(name, value) for value in values))
     return table
 
 
 def show_suite(name: str, results: Sequence["SuiteResult"], *, json: bool) -> None:
     """Print a table of all sets, and their mean at its end."""
-    from kinfolk.reports.evaluation_page import metric_label
+    from kinfolk.tasks.task import metric_title
     from kinfolk.workflows.suites import as_percent, suite_mean
 
     scored = [result for result in results if result.scores]
@@ -90,7 +90,7 @@ def show_suite(name: str, results: Sequence["SuiteResult"], *, json: bool) -> No
     table = Table(name, "task", "way", *headings, "", box=None, pad_edge=False)
     for one in scored:
         each = [
-            f"{metric_label(key)} {as_percent(key, value):.1f}"
+            f"{metric_title(key)} {as_percent(key, value):.1f}"
             + (f" ± {as_percent(key, one.stds[key]):.1f}" if one.stds else "")
             for key, value in one.scores.items()
         ]

@@ -1,6 +1,6 @@
 """`evaluate --test`: the scores of a model on labelled rows, and where it goes wrong."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from kinfolk.errors import UserError
 
 if TYPE_CHECKING:
     from kinfolk.tasks.formats.base import ReadReport
-    from kinfolk.tasks.scoring import EvaluationResult
+    from kinfolk.tasks.task import EvaluationResult
     from kinfolk.workflows.predict import Predictor
 
 LETTERS = 60  # of a text in the table of mistakes
@@ -55,16 +55,20 @@ class Prompt:
 
 def test(model: Path, question: Question, prompt: Prompt, *, out: Path | None, json: bool) -> None:
     """Score a model on labelled rows, print how good it is, and write a page about it."""
-    from kinfolk.reports.evaluation_page import EvaluationPage, write
+    from kinfolk.tasks.error_analysis import to_plain
     from kinfolk.tasks.formats.base import ReadReport
     from kinfolk.workflows.check_labels import format_counts
-    from kinfolk.workflows.predict import evaluate_rows, require_labels, truncation_report
+    from kinfolk.workflows.predict import (
+        evaluate_rows,
+        truncation_report,
+        write_evaluation_page,
+    )
 
     if out is not None and out.is_dir():
         raise UserError(f"{out} is a folder: give -o the name of a page, such as {out}/test.html")
     notes = ReadReport()
     found, rows = opened(model, question, prompt, notes)
-    require_labels(found.task, rows)
+    found.task.check_references(rows)
     told = [*notes.messages(), *truncation_report(found, rows)]
     with watching("test", len(rows), shown=False) as watch:
         verdict = evaluate_rows(found, rows, watch=stepwise(watch))
@@ -80,14 +84,12 @@ def test(model: Path, question: Question, prompt: Prompt, *, out: Path | None, j
         out = model / f"test-{question.test.name.partition('.')[0]}.html"
     if out is not None:
         title = f"{model.resolve().name} on {question.test.name}"
-        write(
-            EvaluationPage(
-                title=title, evaluation=verdict, details=facts(found, question), notes=told
-            ),
-            out,
-        )
+        details = facts(found, question)
+        write_evaluation_page(verdict, out, title=title, details=details, notes=told)
     if json:
-        print_json(plain(verdict) | {"page": None if out is None else str(out)})
+        # Scores are also at the top level, where programs look for `accuracy` or `f1`.
+        page = None if out is None else str(out)
+        print_json({**verdict.scores, **to_plain(verdict), "page": page})
         return
     show(verdict)
     if out is not None:
@@ -98,6 +100,7 @@ def opened(
     model: Path, question: Question, prompt: Prompt, notes: "ReadReport"
 ) -> tuple["Predictor", list[Any]]:
     """Open the model and read the rows."""
+    from kinfolk.tasks.formats.labelled_file import LabelledFile
     from kinfolk.workflows.predict import few_shot_predictor, load_predictor, read_test_file
 
     if not prompt.said:
@@ -105,7 +108,10 @@ def opened(
             raise UserError("a fine-tuned model reads as it learned to: leave --length out")
         found = load_predictor(model, device=question.device, number=question.number - 1)
         rows, _ = read_test_file(
-            found, question.test, columns=question.columns, target=question.target, notes=notes
+            found,
+            LabelledFile(question.test, target=question.target),
+            columns=question.columns,
+            report=notes,
         )
         return found, rows
     if prompt.way not in (None, "prompt"):
@@ -147,15 +153,15 @@ def facts(found: "Predictor", question: Question) -> list[tuple[str, str]]:
 
 def show(verdict: "EvaluationResult") -> None:
     """Print scores, confusions, classes and the worst mistakes."""
-    from kinfolk.reports.evaluation_page import format_score, metric_label
     from kinfolk.tasks import error_analysis
+    from kinfolk.tasks.task import format_score, metric_title
 
     main, bounds = verdict.task.main_metric, verdict.confidence_interval
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in verdict.scores.items():
         between = f"{format_score(name, bounds.low)} to {format_score(name, bounds.high)}"
         table.add_row(
-            metric_label(name), format_score(name, value), between if name == main else ""
+            metric_title(name), format_score(name, value), between if name == main else ""
         )
     table.add_row("rows", f"{len(verdict.rows):,}", "")
     console.print(table)
@@ -195,33 +201,3 @@ def short(text: str) -> str:
     """Cut a text to what fits, in one line."""
     line = " ".join(text.split())
     return line if len(line) <= LETTERS else f"{line[: LETTERS - 1]}…"
-
-
-def plain(verdict: "EvaluationResult") -> dict[str, Any]:
-    """Say a verdict in JSON."""
-    from kinfolk.tasks import error_analysis
-
-    confused, sure = (
-        error_analysis.confusion_table(verdict),
-        error_analysis.calibration_bins(verdict),
-    )
-    table = None if confused is None else {
-        "labels": [str(label) for label in confused.labels], "counts": confused.counts.tolist()
-    }  # fmt: skip
-    return {
-        **verdict.scores,  # also at the top, where programs look for `accuracy` or `f1`
-        "task": verdict.task.kind,
-        "metric": verdict.task.main_metric,
-        "score": verdict.confidence_interval.score,
-        "low": verdict.confidence_interval.low,
-        "high": verdict.confidence_interval.high,
-        "scores": verdict.scores,
-        "rows": len(verdict.rows),
-        "unseen": verdict.unseen_labels,
-        "confusion": table,
-        "classes": {
-            label: asdict(one) for label, one in error_analysis.per_class_scores(verdict).items()
-        },
-        "calibration_error": error_analysis.expected_calibration_error(sure) if sure else None,
-        "mistakes": [asdict(one) for one in error_analysis.worst_errors(verdict)],
-    }

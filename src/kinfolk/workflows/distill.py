@@ -1,4 +1,4 @@
-"""Knowledge distillation (Hinton et al. 2015): what a larger model thinks of the training rows."""
+"""Knowledge distillation (Hinton et al. 2015): soft labels of a teacher for the training rows."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,48 +9,42 @@ import numpy as np
 from kinfolk.errors import UserError
 from kinfolk.tasks.examples import Instance
 from kinfolk.tasks.formulations.base import Formulation
+from kinfolk.tasks.formulations.head import ClassificationHead
 from kinfolk.tasks.instances import TOKENS_PER_BATCH, forward_instances
 from kinfolk.workflows.predict import load_predictor
 
 
 def distill(
     teacher: str,
-    way: Formulation,
+    student: Formulation,
     rows: Sequence[Any],
     instances: Sequence[Sequence[Instance]],
     device: str,
 ) -> list[list[Instance]]:
-    """Add to the examples of each row what a teacher thinks of it.
+    """Add the soft labels of a teacher to the instances of each row.
 
-    Teacher and student may be of different families: they share the task and its labels, nothing
-    else.
+    Teacher and student may be of different families: they share the task and its labels alone.
     """
-    found = load_predictor(teacher, device=device)
-    if not (hasattr(way, "soft_labels") and hasattr(found.formulation, "soft_labels")):
-        able = "classify, regress, choose and tag by a head"
-        raise UserError(f"{teacher} cannot teach this: teachers and students {able}")
-    if (found.task.kind, found.task.labels) != (way.task.kind, way.task.labels):
+    predictor = load_predictor(teacher, device=device)
+    formulation, task = predictor.formulation, predictor.task
+    if not isinstance(student, ClassificationHead) or not formulation.distills:
         raise UserError(
-            f"{teacher} learned another task: it knows {', '.join(found.task.labels)} and the file "
-            f"has {', '.join(way.task.labels)}"
+            f"{teacher} cannot teach this: teachers and students classify, regress, choose and "
+            "tag by a head"
         )
-    heated: Any = replace(
-        found.formulation,
-        temperature=way.temperature,  # type: ignore[call-arg, attr-defined]
-    )
+    if (task.kind, task.labels) != (student.task.kind, student.task.labels):
+        raise UserError(
+            f"{teacher} learned another task: it knows {', '.join(task.labels)} and the file has "
+            f"{', '.join(student.task.labels)}"
+        )
+    asked = [formulation.instances(row, predictor.tokenizer, labelled=False) for row in rows]
+    flat = [instance for some in asked for instance in some]
+    logits = iter(forward_instances(formulation, predictor.model, flat, TOKENS_PER_BATCH))
     taught = []
-    asked = [heated.inference_instances(row, found.tokenizer) for row in rows]
-    replies = iter(
-        forward_instances(
-            heated, found.model, [e for some in asked for e in some], TOKENS_PER_BATCH
-        )
-    )
     for own, questions in zip(instances, asked, strict=True):
-        opinion = [heated.soft_labels(next(replies)) for _ in questions]
-        if way.task.kind == "tag":  # the two may part a long sentence at different words
-            cuts = np.cumsum([len(e.examples[0].read_at) for e in own])[:-1]
-            opinion = list(np.split(np.concatenate(opinion), cuts))
-        taught.append(
-            [replace(e, teacher_probs=soft) for e, soft in zip(own, opinion, strict=True)]
-        )
+        soft = [formulation.soft_labels(next(logits), student.temperature) for _ in questions]
+        if task.output == "tags":  # the two may split a long sentence at different words
+            cuts = np.cumsum([len(i.examples[0].read_positions) for i in own])[:-1]
+            soft = list(np.split(np.concatenate(soft), cuts))
+        taught.append([replace(i, teacher_probs=probs) for i, probs in zip(own, soft, strict=True)])
     return taught

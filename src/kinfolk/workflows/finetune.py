@@ -13,8 +13,7 @@ from kinfolk.config import apply_overrides
 from kinfolk.errors import UserError
 from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.tasks.formats.base import ReadReport
-from kinfolk.tasks.formulations.base import Formulation
-from kinfolk.tasks.formulations.text_to_text import grain
+from kinfolk.tasks.task import task_class
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training import checkpoint
 from kinfolk.training.config import FineTuneConfig
@@ -26,15 +25,12 @@ from kinfolk.workflows.finetune_recipe import (
     OnMessage,
     TaskDataset,
     default_train_config,
-    infer_task,
     parse_initial_weights,
-    with_class_weights,
     with_dropout,
 )
 from kinfolk.workflows.finetune_run import Run
 from kinfolk.workflows.pretrain import ProgressCallback, new_run
 
-SAMPLE_ROWS = 1000  # rows that show how long answers are
 STEP_LOG_KEYS = ("step", "loss", "lr", "grad_norm", "counts", "losses")  # in every line of the log
 DISTILLATION_WEIGHT = 0.5  # of a teacher in the loss
 RESOLVED_FIELDS = (
@@ -84,13 +80,19 @@ def finetune(
     found = []
     for number, (sheet, some) in enumerate(zip(sheets, rows, strict=True)):
         prefix = prefixes[number] if number < len(prefixes) else None
-        task = infer_task(sheet, some, metric=metric, positive=positive, prefix=prefix)
-        kind = formulations.choose_formulation(body.config, task.kind, way)
+        task = task_class(sheet.guess.task).from_rows(
+            some,
+            file=sheet.train,
+            metric=metric or "",
+            positive_label=positive,
+            prefix=prefix or "",
+        )
+        kind = formulations.choose_formulation(body.config, type(task), way)
         made = formulations.build_formulation(
             kind, task, body.config, tokenizer, length=length, **own
         )
-        made = fit_to_rows(made, some, tokenizer)
-        found.append(with_class_weights(made, some, finetune_config))
+        balanced = finetune_config.class_weights == "balanced"
+        found.append(made.fit(some, tokenizer, balanced=balanced))
     if len(found) > 1 and any(one.name != "text" for one in found):
         raise UserError(
             "several files are learned together as text: choose --way text and a member that "
@@ -152,30 +154,6 @@ def write_scores(run: Run) -> Path:
     text = json.dumps({"metric": main, "dev": values}, indent=2)
     (run.out / "scores.json").write_text(text + "\n", encoding="utf-8")
     return run.out
-
-
-def fit_to_rows(way: Formulation, rows: Sequence[Any], tokenizer: Tokenizer) -> Formulation:
-    """Set what follows from the rows: whether answers may be refused, how much is written."""
-    if hasattr(way, "allow_no_answer"):
-        return replace(way, allow_no_answer=any(not row.answerable for row in rows))  # type: ignore[call-arg]
-    if hasattr(way, "default_number") and way.task.kind == "regress":
-        numbers = [float(row.label) for row in rows]
-        average = sum(numbers) / len(rows)
-        return replace(
-            way,
-            default_number=average,  # type: ignore[call-arg]
-            grain=grain(numbers),
-            max_new_tokens=8,
-        )
-    if hasattr(way, "target_text") and way.task.kind in ("write", "tag", "span"):
-        sizes = [
-            len(tokenizer.offsets(way.target_text(row) or "")[0]) for row in rows[:SAMPLE_ROWS]
-        ]
-        most = max(way.max_new_tokens, min(way.max_length, max(sizes) + 1))  # type: ignore[attr-defined]
-        return replace(way, max_new_tokens=most)  # type: ignore[call-arg]
-    if hasattr(way, "both_orders") and way.task.kind == "regress" and way.task.is_pair:
-        return replace(way, both_orders=True)  # type: ignore[call-arg]
-    return way
 
 
 def build_fresh_model(tuning: FineTuneRecipe) -> Any:

@@ -15,10 +15,8 @@ from kinfolk.errors import UserError
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.tasks.formats.base import ReadReport
-from kinfolk.tasks.formulations.base import Formulation
 from kinfolk.tasks.formulations.head import CausalHead
 from kinfolk.tasks.instances import TaskBatches, mixing_weights, predict_rows
-from kinfolk.tasks.scoring import score
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training import checkpoint
 from kinfolk.training.log import MetricsLog
@@ -64,7 +62,7 @@ class Run:
         self.dev_rows = [dev for _, dev in parted]
         sets = []
         for way, (rows, _), sheet in zip(tuning.formulations, parted, tuning.datasets, strict=True):
-            found = [way.training_instances(row, tokenizer) for row in rows]
+            found = [way.instances(row, tokenizer) for row in rows]
             file = Path(sheet.train).name
             if cut := sum(any(one.truncated_tokens for one in some) for some in found):
                 say(f"{cut:,} of {len(rows):,} rows of {file} are cut to {way.max_length} tokens")
@@ -189,7 +187,7 @@ class Run:
         ):
             if not rows:
                 continue
-            found = score(way.task, rows, predict_rows(way, self.model, rows, self.tokenizer))
+            found = way.task.evaluate(rows, predict_rows(way, self.model, rows, self.tokenizer))
             prefix = "" if len(self.dev_rows) == 1 else f"{number}_"
             values |= {f"{prefix}{name}": value for name, value in found.items()}
             mains.append(way.task.normalized(found[way.task.main_metric]))
@@ -209,19 +207,16 @@ class Run:
         most = self.tuning.train.eval_batches * size
         total = Loss({})
         counts: dict[str, int] = {}
-        known = [set(one.task.labels) for one in self.tuning.formulations]
         examples = [
             example
-            for one, rows, labels in zip(
-                self.tuning.formulations, self.dev_rows, known, strict=True
-            )
+            for one, rows in zip(self.tuning.formulations, self.dev_rows, strict=True)
             for row in rows[:most]
-            if labels_known(one, row, labels)
-            for example in one.training_instances(row, self.tokenizer)
+            if not one.task.unseen_labels([row])
+            for example in one.instances(row, self.tokenizer)
         ]
         self.model.eval()
         for start in range(0, min(len(examples), most), size):
-            batch = way.collate(examples[start : start + size]).to(self.device)
+            batch = way.make_batch(examples[start : start + size]).to(self.device)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):
                 total = total + way.loss(self.model, batch)
             counts = sum_counts([counts, batch.counts])
@@ -265,12 +260,3 @@ def network(tuning: FineTuneRecipe, body: nn.Module) -> LanguageModel:
             "that change its size out, or start from fresh weights with --scratch"
         ) from None
     return model
-
-
-def labels_known(way: Formulation, row: Any, labels: set[str]) -> bool:
-    """Say whether training has seen the labels of a row, so that there is a loss to speak of."""
-    if way.task.kind == "classify":
-        return row.label is not None and str(row.label) in labels
-    if way.task.kind == "tag":
-        return row.tags is not None and labels.issuperset(row.tags)
-    return True

@@ -291,7 +291,7 @@ def uses_bf16(train: TrainConfig, device: torch.device) -> bool:
 
 def carries_memory(recipe: Recipe) -> bool:
     """Say whether the rows of a run go on from batch to batch."""
-    return hasattr(recipe.objective, "collate_stream")
+    return recipe.objective.recurrent
 
 
 def feed(
