@@ -7,10 +7,11 @@ from typing import Annotated
 import typer
 
 from kinfolk.cli.app import AsJson, Device, app, example
+from kinfolk.cli.generate import ModelPath
 from kinfolk.cli.learning import TaskNumber
-from kinfolk.cli.lines import watching, writing
-from kinfolk.cli.methods import ModelPath
 from kinfolk.cli.tasks import say
+from kinfolk.cli.translate import output as writing
+from kinfolk.cli.translate import progress as watching
 from kinfolk.errors import UserError
 
 Columns = Annotated[

@@ -5,13 +5,14 @@ from kinfolk.cli import (
     audit,
     chat,
     corpora,
+    fill,
     folders,
-    lines,
+    generate,
     quickstart,
     runs,
     tasks,
     tokenizers,
-    writing,
+    translate,
 )
 from kinfolk.cli.app import app
 
@@ -21,11 +22,12 @@ __all__ = [
     "audit",
     "chat",
     "corpora",
+    "fill",
     "folders",
-    "lines",
+    "generate",
     "quickstart",
     "runs",
     "tasks",
     "tokenizers",
-    "writing",
+    "translate",
 ]

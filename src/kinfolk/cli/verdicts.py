@@ -9,8 +9,8 @@ from rich.table import Column, Table
 
 from kinfolk.cli.answers import stepwise
 from kinfolk.cli.app import console, print_json
-from kinfolk.cli.lines import watching
 from kinfolk.cli.tasks import say
+from kinfolk.cli.translate import progress as watching
 from kinfolk.errors import UserError
 
 if TYPE_CHECKING:

@@ -161,6 +161,10 @@ class Tokenizer:
         deciding = {k: state[k] for k in ("normalizer", "pre_tokenizer", "model", "added_tokens")}
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
 
+    def __call__(self, text: str | Sequence[str]) -> Any:
+        """Return the ids of a text, or a list of ids for each of several texts."""
+        return self.encode(text) if isinstance(text, str) else self.encode_batch(text)
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a text, in the tokenizer's own frame unless `specials` is off."""
         return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)

@@ -12,7 +12,7 @@ from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
 from kinfolk.families import family_of, index
 from kinfolk.files import new_folder
-from kinfolk.generation.inputs import check_prompts
+from kinfolk.generation.prompts import check_prompts
 from kinfolk.text import Tokenizer
 from kinfolk.training import checkpoint
 from kinfolk.training.run import check_new_folder
