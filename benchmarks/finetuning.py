@@ -96,7 +96,6 @@ def files(one: Set, data: Path, out: Path) -> tuple[Path, Path, Path]:
 
 def run(job: Job, data: Path, out: Path, device: str) -> dict[str, object]:
     """Fine-tune once, and score the test rows."""
-    from kinfolk.tasks.scoring import score
     from kinfolk.training.config import FineTuneConfig
     from kinfolk.workflows.finetune import finetune
     from kinfolk.workflows.finetune_recipe import (
@@ -125,7 +124,7 @@ def run(job: Job, data: Path, out: Path, device: str) -> dict[str, object]:
     )
     found = load_predictor(folder, device=device)
     rows, _ = read_test_file(found, test)
-    scores = score(found.task, rows, found.answers(rows))
+    scores = found.task.evaluate(rows, found.answers(rows))
     chosen = json.loads((folder / "scores.json").read_text())["dev"]
     for file in folder.rglob("training.safetensors"):
         file.unlink()

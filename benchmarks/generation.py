@@ -44,14 +44,14 @@ import transformers
 
 from kinfolk import hub
 from kinfolk.families.gpt2 import GPT2Config
+from kinfolk.families.t5 import T5Config
 from kinfolk.generation.config import GREEDY, GenerationConfig
 from kinfolk.generation.decode import GenerationRequest
 from kinfolk.generation.generate import generate_sequences
-from kinfolk.models.t5 import T5Config
 from kinfolk.nn.int8 import quantize_int8
 from kinfolk.objectives.evaluation import score_documents
-from kinfolk.workflows.evaluate import encode_file
-from kinfolk.workflows.load import load, logits, scoring_objective
+from kinfolk.workflows.evaluate import encode_file, scoring_objective
+from kinfolk.workflows.load import load, logits
 
 END = 1  # of the peer's beams; never said here
 

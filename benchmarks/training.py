@@ -71,10 +71,10 @@ from kinfolk.data.examples import pack, pad_rows
 from kinfolk.errors import UserError
 from kinfolk.families import bert as bert_file
 from kinfolk.families import gpt2 as gpt2_file
-from kinfolk.models import t5 as t5_file
-from kinfolk.objectives.clm import CLM, Line
-from kinfolk.objectives.mlm import MLM, Masked
-from kinfolk.objectives.span_corruption import CorruptedSpans, SpanCorruption
+from kinfolk.families import t5 as t5_file
+from kinfolk.objectives.clm import CLM
+from kinfolk.objectives.mlm import MLM
+from kinfolk.objectives.span_corruption import SpanCorruption
 from kinfolk.rng import Stream, generator
 from kinfolk.text.tokenizer import SpecialTokens
 from kinfolk.training.optimizer import build_optimizer
@@ -136,10 +136,10 @@ def gpt2() -> Work:
     """Predict the next token; the peer's rows are full."""
 
     def pad(texts: Sequence[Text]) -> Reading:
-        lines: list[Line] = [t.example for t in texts]
+        lines = [t.example for t in texts]
         # transformers shifts the labels itself, so a row ends with the last label.
-        ids = [np.append(line.ids, line.labels[-1]) for line in lines]
-        predictions = sum(len(line.ids) for line in lines)
+        ids = [np.append(line.input_ids, line.labels[-1]) for line in lines]
+        predictions = sum(len(line.input_ids) for line in lines)
         arguments = {
             "input_ids": beside(ids, SPECIALS.pad),
             "attention_mask": beside([np.ones_like(i) for i in ids], 0),
@@ -179,11 +179,11 @@ def bert() -> Work:
     """Predict hidden words; the peer scores every slot and pads."""
 
     def pad(texts: Sequence[Text]) -> Reading:
-        masked: list[Masked] = [t.example for t in texts]
+        masked = [t.example for t in texts]
         labels = beside([m.labels for m in masked], IGNORE_INDEX)
         arguments = {
-            "input_ids": beside([m.ids for m in masked], SPECIALS.pad),
-            "attention_mask": beside([np.ones_like(m.ids) for m in masked], 0),
+            "input_ids": beside([m.input_ids for m in masked], SPECIALS.pad),
+            "attention_mask": beside([np.ones_like(m.input_ids) for m in masked], 0),
             "labels": labels,
         }
         return reading(arguments, texts, int((labels != IGNORE_INDEX).sum()))
@@ -204,11 +204,11 @@ def t5() -> Work:
     """Write the spans that are missing; the peer pads source and target."""
 
     def pad(texts: Sequence[Text]) -> Reading:
-        holes: list[CorruptedSpans] = [t.example for t in texts]
+        holes = [t.example for t in texts]
         labels = beside([h.labels for h in holes], IGNORE_INDEX)
         arguments = {
-            "input_ids": beside([h.source for h in holes], SPECIALS.pad),
-            "attention_mask": beside([np.ones_like(h.source) for h in holes], 0),
+            "input_ids": beside([h.encoder_input_ids for h in holes], SPECIALS.pad),
+            "attention_mask": beside([np.ones_like(h.encoder_input_ids) for h in holes], 0),
             "labels": labels,  # the decoder's input is their shift, padding first, as ours is
         }
         count = int((labels != IGNORE_INDEX).sum())
@@ -217,7 +217,7 @@ def t5() -> Work:
 
     return Work(
         name="t5",
-        presets=t5_file.SIZES,
+        presets=t5_file.FAMILY.sizes,
         objective=SpanCorruption,
         vocab=32128,
         rows=64,

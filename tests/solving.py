@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import IGNORE_INDEX, Inputs
+from kinfolk.data.examples import Example
 from kinfolk.families import families, family, family_of
 from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.tasks import examples as layout
-from kinfolk.tasks.examples import Example, Instance
+from kinfolk.tasks.examples import Instance
 from kinfolk.tasks.formulations.base import Formulation
 from kinfolk.tasks.instances import predict_rows
 from kinfolk.tasks.rows import (
@@ -124,10 +125,10 @@ def cases(*names: str) -> Iterator[tuple[str, str, type[Formulation]]]:
     for name in MEMBERS:
         body = config(name)
         for kind in KINDS:
-            real = task(kind).kind
+            output = task(kind).output
             for way in dict.fromkeys(w for w in formulations.FORMULATIONS if w.name in names):
-                own = way.name in family_of(body).formulations and real in way.tasks
-                if own and formulations.supports(way, family_of(body), real):
+                own = way.name in family_of(body).formulations and output in way.outputs
+                if own and formulations.supports(way, family_of(body)):
                     yield name, kind, way
 
 
@@ -154,7 +155,7 @@ def alone(reading: Example) -> Inputs:
     def row(values: Any) -> Any:
         return None if values is None else torch.from_numpy(values)[None]
 
-    ids = row(reading.ids)
+    ids = row(reading.input_ids)
     document = torch.zeros_like(ids, dtype=torch.int32)
     time = row(reading.order).to(torch.int32)
     places = (
@@ -169,8 +170,8 @@ def alone(reading: Example) -> Inputs:
         token_type_ids=row(reading.token_type_ids),
         block_position_ids=row(reading.block_position_ids),
         encoder_inputs=None
-        if reading.source is None
-        else Inputs.from_ids(row(reading.source), causal=False),
+        if reading.encoder_input_ids is None
+        else Inputs.from_ids(row(reading.encoder_input_ids), causal=False),
     )
 
 
@@ -207,7 +208,7 @@ def apart(way: Formulation, model: Any, examples: Sequence[Instance]) -> None:
     place = next(i for i, r in enumerate(row) if (row == r).sum() > 1)  # one with a neighbour
     reading, at = readings[place], int(page.offsets[place])
     read = (
-        reading.read_at
+        reading.read_positions
         if reading.labels is None
         else np.flatnonzero(reading.labels != IGNORE_INDEX)
     )

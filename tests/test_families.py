@@ -1,15 +1,73 @@
 """The registry of families: one file each, an index that needs no torch, families from outside."""
 
+import json
 import pkgutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-import kinfolk.objectives
+import kinfolk.families
+from kinfolk.config import TYPES, type_name
 from kinfolk.errors import UserError
-from kinfolk.families import check_name, families, family, family_of
+from kinfolk.families import check_name, families, family, family_of, index, register
+from kinfolk.families.__main__ import package_families
+from kinfolk.families.entries import INDEX_FILE, index_text
 from kinfolk.families.sizes import STANDARD_SIZES
+from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.training.config import TrainConfig
+from kinfolk.workflows.finetune import finetune
+from kinfolk.workflows.finetune_recipe import task_dataset
+from kinfolk.workflows.load import load, logits
+from kinfolk.workflows.pretrain import pretrain
+from kinfolk.workflows.recipe import recipe
+from little import Home
 from loops import every_case
+
+
+def test_the_index_is_that_of_the_family_files() -> None:
+    """`python -m kinfolk.families` writes it."""
+    expected = index_text([family.entry for family in package_families()])
+    assert INDEX_FILE.read_text(encoding="utf-8") == expected
+    years = [entry.year for entry in index().values()]
+    assert years == sorted(years)
+
+
+def test_a_family_file_is_named_after_its_family() -> None:
+    files = {m.name for m in pkgutil.iter_modules(kinfolk.families.__path__)}
+    assert {f.name for f in package_families()} == files - {
+        "__main__",
+        "base",
+        "entries",
+        "mapping",
+        "sizes",
+    }
+    assert set(families()) == {f.name for f in package_families() if f.objectives}
+    assert set(index()) - set(families()) == {"bilstm"}
+
+
+def test_names_and_sizes_are_checked_without_torch_and_one_family_imports_no_other() -> None:
+    code = """
+import sys
+from kinfolk.errors import UserError
+from kinfolk.families import check_name, family, index
+check_name("gpt2"), check_name("gpt2/tiny"), index()["bert"].sizes
+for wrong in ("brt", "bert/tinny"):
+    try:
+        check_name(wrong)
+    except UserError:
+        continue
+    raise AssertionError(wrong)
+assert "torch" not in sys.modules
+own = {m for m in sys.modules if m.startswith("kinfolk.families.")}
+family("gpt")
+new = {m for m in sys.modules if m.startswith("kinfolk.families.")} - own
+assert new & {f"kinfolk.families.{name}" for name in index()} == {"kinfolk.families.gpt"}, new
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
 
 
 def test_a_family_describes_itself() -> None:
@@ -25,15 +83,15 @@ def test_a_family_describes_itself() -> None:
                 assert {config.network() for config in who.sizes.values()} == {who.model}
 
 
-def test_the_objectives_of_a_family_lie_in_objectives() -> None:
+def test_the_objectives_of_a_family_have_their_registered_names() -> None:
     with every_case() as case:
         for who in families().values():
             with case(who.name):
-                files = {m.name for m in pkgutil.iter_modules(kinfolk.objectives.__path__)}
-                assert who.objectives and set(who.objectives) <= files
+                assert who.objectives
                 assert who.objective() is who.objective(next(iter(who.objectives)))
-                for name in who.objectives:
-                    assert who.objective(name).__module__ == f"kinfolk.objectives.{name}"
+                assert [type_name(who.objective(name)) for name in who.objectives] == [
+                    *who.objectives
+                ]
 
 
 def test_a_published_size_has_the_settings_of_its_paper() -> None:
@@ -44,6 +102,32 @@ def test_a_published_size_has_the_settings_of_its_paper() -> None:
                 assert list(who.paper_training) == published
                 assert all(who.train(size) is who.training for size in STANDARD_SIZES)
                 assert all(isinstance(who.train(size), TrainConfig) for size in published)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("electra/electra-small", {"lr": 5e-4, "batch_size": 128, "steps": 1_000_000}),
+        ("electra/electra-base", {"lr": 2e-4, "batch_size": 256, "steps": 766_000}),
+        ("electra/electra-large", {"lr": 2e-4, "batch_size": 2048, "steps": 400_000}),
+        ("roberta/roberta-base", {"lr": 6e-4, "warmup": 24_000}),
+        ("roberta/roberta-large", {"lr": 4e-4, "warmup": 30_000}),
+        ("gpt2/gpt2", {"lr": 6e-4, "batch_size": 512}),
+        ("gpt2/gpt2-xl", {"lr": 2e-4, "batch_size": 512}),
+        ("gpt3/gpt3-125m", {"lr": 6e-4, "batch_size": 256, "steps": 572_000, "warmup": 715}),
+        ("gpt3/gpt3-1.3b", {"lr": 2e-4, "batch_size": 512, "steps": 286_000, "warmup": 358}),
+        ("gpt3/gpt3-13b", {"lr": 1e-4, "batch_size": 1024}),
+        ("gpt3/gpt3-175b", {"lr": 0.6e-4, "batch_size": 1600, "steps": 92_000}),
+        ("transformer/transformer-base", {"lr": 512**-0.5 * 4000**-0.5, "steps": 100_000}),
+        ("transformer/transformer-big", {"lr": 1024**-0.5 * 4000**-0.5, "steps": 300_000}),
+    ],
+)
+def test_each_published_size_trains_by_its_own_row_of_the_paper(
+    name: str, fields: dict[str, float]
+) -> None:
+    family_name, _, size = name.partition("/")
+    train = family(family_name).train(size)
+    assert replace(train, **fields) == train  # type: ignore[arg-type]
 
 
 def test_every_family_has_the_standard_sizes() -> None:
@@ -57,8 +141,8 @@ def test_the_family_of_a_network_is_found_with_a_head_and_without() -> None:
 
 
 def test_every_objective_is_one_of_a_family() -> None:
-    files = {m.name for m in pkgutil.iter_modules(kinfolk.objectives.__path__)}
-    assert files == {name for m in families().values() for name in m.objectives}
+    names = {name for name in TYPES["objective"] if not name.endswith("_pll")}
+    assert names == {name for m in families().values() for name in m.objectives}
 
 
 def test_unknown_names_are_refused_with_the_nearest() -> None:
@@ -74,3 +158,45 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
         family("bert").config("bert-base")
     with pytest.raises(UserError, match=r"bert has no size 'bert-base'.*bert-base-uncased"):
         check_name("bert/bert-base")
+
+
+def test_a_family_from_outside_the_package_is_trained_saved_opened_and_gets_a_task_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import own_family
+
+    monkeypatch.setattr(kinfolk.families, "_loaded", dict(kinfolk.families._loaded))
+    with pytest.raises(UserError, match="unknown family 'own_family'"):
+        family("own_family")
+    register(own_family.FAMILY)
+    assert family("own_family") is own_family.FAMILY and "own_family" in families()
+    check_name("own_family/tiny")
+
+    home = Home.make(tmp_path / "home")
+    settings = ["train.steps=1", "train.batch_size=2", "train.device=cpu", "train.eval_batches=1"]
+    run = pretrain(
+        recipe("own_family/nano", home.corpus, length=32, settings=settings), tmp_path / "run"
+    )
+    model, tokenizer = load(run)
+    assert isinstance(model, own_family.OwnModel) and family_of(model) is own_family.FAMILY
+    data = json.loads((run / "checkpoints" / "last" / "config.json").read_text())
+    assert data["model_type"] == "kinfolk_own_family"
+    assert logits(model, [1, 2, 3]).shape == (3, tokenizer.vocab_size)
+
+    labelled = tmp_path / "train.tsv"
+    labelled.write_text("text\tlabel\n" + "the cat saw\tgood\na dog found\tbad\n" * 8)
+    steps = ["train.steps=1", "train.device=cpu"]
+    tuned = finetune(str(run), [task_dataset(str(labelled))], tmp_path / "tuned", settings=steps)
+    headed, _ = load(tuned)
+    assert isinstance(headed, ModelWithHead) and headed.config.labels == ("bad", "good")
+    assert isinstance(headed.backbone, own_family.OwnModel)
+    assert family_of(headed) is own_family.FAMILY
+
+
+def test_a_second_family_of_one_name_and_a_config_of_another_are_refused() -> None:
+    import own_family
+
+    with pytest.raises(ValueError, match="there is a family 'gpt2' already"):
+        register(replace(family("gpt2")))
+    with pytest.raises(ValueError, match="'other' has configs registered as own_family"):
+        replace(own_family.FAMILY, name="other")

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from kinfolk.errors import UserError
     from kinfolk.training.config import FineTuneConfig
     from kinfolk.training.loop import Callback
-    from kinfolk.workflows.continuing import continue_from
     from kinfolk.workflows.evaluate import evaluate
     from kinfolk.workflows.finetune import finetune
     from kinfolk.workflows.finetune_recipe import TaskDataset, task_dataset
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from kinfolk.workflows.load import load, logits
     from kinfolk.workflows.predict import load_predictor
     from kinfolk.workflows.pretrain import pretrain, resume
-    from kinfolk.workflows.recipe import CorpusShare, Recipe, recipe
+    from kinfolk.workflows.recipe import CorpusShare, Recipe, continue_from, recipe
 
 __version__ = "0.1.0"
 
@@ -52,7 +51,7 @@ _HOMES = {
     "Recipe": "workflows.recipe",
     "TaskDataset": "workflows.finetune_recipe",
     "UserError": "errors",
-    "continue_from": "workflows.continuing",
+    "continue_from": "workflows.recipe",
     "evaluate": "workflows.evaluate",
     "fill": "workflows.generate",
     "finetune": "workflows.finetune",

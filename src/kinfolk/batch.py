@@ -286,9 +286,9 @@ class RecurrentModel(PredictsTokens, Protocol):
         ...
 
 
-class Objective(Protocol):
-    """A pretraining objective, or a formulation of a task: computes a loss."""
+class ComputesLoss(Protocol):
+    """An objective or a formulation of a task, as a training step knows it."""
 
     def loss(self, model: Any, batch: Batch[Any], /) -> Loss:
-        """Return the summed losses of a batch."""
+        """Return the sums of the loss."""
         ...

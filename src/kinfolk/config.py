@@ -33,20 +33,20 @@ TYPES: dict[str, dict[str, str]] = {
     "train": {"train": "kinfolk.training.config"},
     "finetune": {"finetune_config": "kinfolk.training.config"},
     "model": {
-        "albert": "kinfolk.models.albert",
+        "albert": "kinfolk.families.albert",
         "bert": "kinfolk.families.bert",
         "bilstm": "kinfolk.families.bilstm",
-        "electra": "kinfolk.models.electra",
+        "electra": "kinfolk.families.electra",
         "glm": "kinfolk.families.glm",
         "gpt": "kinfolk.families.gpt",
         "gpt2": "kinfolk.families.gpt2",
         "gpt3": "kinfolk.families.gpt3",
         "roberta": "kinfolk.families.roberta",
-        "t5": "kinfolk.models.t5",
-        "transformer": "kinfolk.models.transformer",
-        "transformer_xl": "kinfolk.models.transformer_xl",
+        "t5": "kinfolk.families.t5",
+        "transformer": "kinfolk.families.transformer",
+        "transformer_xl": "kinfolk.families.transformer_xl",
         "with_head": "kinfolk.nn.task_heads",
-        "xlnet": "kinfolk.models.xlnet",
+        "xlnet": "kinfolk.families.xlnet",
     },
     "objective": {
         "blanks": "kinfolk.objectives.blank_infilling",
@@ -84,9 +84,9 @@ TYPES: dict[str, dict[str, str]] = {
         "labelled_sample": "kinfolk.workflows.suites",
     },
     "": {  # only ever fields of the others
-        "columns": "kinfolk.tasks.formats.table",
+        "columns": "kinfolk.tasks.formats.base",
         "corpus": "kinfolk.workflows.recipe",
-        "format": "kinfolk.tasks.formats.registry",
+        "format": "kinfolk.tasks.formats.base",
         "generation": "kinfolk.generation.config",
         "pooling": "kinfolk.nn.language_model",
         "special_tokens": "kinfolk.text.tokenizer",
@@ -169,9 +169,10 @@ def register(name: str, module: str, *, group: str = "") -> None:
 def type_name(value: Any) -> str:
     """Return the registered name of a value or a class."""
     cls = value if isinstance(value, type) else type(value)
-    for name, known in CLASSES.items():
-        if known is cls:
-            return name
+    for base in cls.__mro__:
+        for name, known in CLASSES.items():
+            if known is base and dataclasses.fields(base) == dataclasses.fields(cls):
+                return name
     raise UserError(
         f"{cls.__module__}.{cls.__qualname__} has no registered name: declare it with "
         '@kinfolk.config.config("name")'

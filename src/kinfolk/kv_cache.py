@@ -1,8 +1,8 @@
-"""What a model carries to its next call: a cache a layer, and the sight of what is in them.
+"""The cache of a model: keys and values of each layer, and the mask of the cached tokens.
 
-A cache is filled slot by slot. While texts grow by one token at a time, all there is is handed out:
-the filled slots. Where shapes must not change (a captured graph), the state is *pinned*: all slots
-are handed out, and the sight of empty ones says that nobody sees them.
+A cache is filled slot by slot. A growing cache returns the filled slots. Where shapes must not
+change (a captured CUDA graph) it is *static*: it returns all slots, and no token attends to those
+whose document id is EMPTY_SLOT_ID.
 """
 
 import torch
@@ -13,17 +13,17 @@ from kinfolk.errors import UserError
 
 
 class LayerKVCache:
-    """The keys and values one attention layer has seen, in slots that are filled in order."""
+    """The keys and values of one attention layer, in slots that are filled in order."""
 
     def __init__(self, max_length: int) -> None:
         self.max_length = max_length
         self.length = 0
-        self.keys: Tensor | None = None  # (batch, heads, capacity, head width)
+        self.keys: Tensor | None = None  # (batch, heads, max_length, head_dim)
         self.values: Tensor | None = None
-        self.write_index: Tensor | None = None  # (1,): the slot that is filled next, once pinned
+        self.write_index: Tensor | None = None  # (1,): the next slot, once static
 
     def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add what was just computed and return all there is."""
+        """Append keys and values and return all of them."""
         batch, heads, length, width = keys.shape
         if self.keys is None or self.values is None:
             self.keys = keys.new_zeros(batch, heads, self.max_length, width)
@@ -39,12 +39,12 @@ class LayerKVCache:
         return self.keys[:, :, :stop], self.values[:, :, :stop]
 
     def buffers(self) -> tuple[Tensor, Tensor]:
-        """Return the slots of the keys and of the values, filled or not."""
+        """Return all slots of the keys and of the values."""
         assert self.keys is not None and self.values is not None
         return self.keys, self.values
 
     def reorder(self, beam_idx: Tensor) -> None:
-        """Keep these rows of the batch, in this order (beams cross)."""
+        """Select rows of the batch, in this order (beam search)."""
         if self.keys is None or self.values is None:
             return
         if len(beam_idx) != len(self.keys):
@@ -54,7 +54,7 @@ class LayerKVCache:
             kept[:, :, : self.length] = kept[:, :, : self.length][beam_idx]
 
     def keep_last(self, num_tokens: int) -> None:
-        """Forget all but the last slots, and make room for as many others."""
+        """Drop all but the last tokens."""
         start = max(self.length - num_tokens, 0)
         if self.keys is not None and self.values is not None:
             self.keys, self.values = self.keys.roll(-start, 2), self.values.roll(-start, 2)
@@ -62,10 +62,10 @@ class LayerKVCache:
 
 
 class KVCache:
-    """What a model carries to its next call.
+    """The state that a model carries to its next call.
 
-    Empty at first, and filled by the model as it goes. `source` keeps what an encoder said, so
-    that a decoder asks it only once.
+    It is empty at first and filled by the model. `encoder_output` is kept, so that a decoder runs
+    its encoder only once.
     """
 
     def __init__(self, max_length: int) -> None:
@@ -73,28 +73,28 @@ class KVCache:
         self.length = 0
         self.layers: dict[int, LayerKVCache] = {}
         self.cross_kv: dict[int, tuple[Tensor, Tensor]] = {}  # cross-attention's keys and values
-        self.extra: dict[int, Tensor] = {}  # (rows, ...): what keeps one size, such as a history
+        self.extra: dict[int, Tensor] = {}  # (batch, ...): state of a fixed size
         self.encoder_output: Tensor | None = None
-        self.write_index: Tensor | None = None  # (1,): the slot that is filled next, once pinned
+        self.write_index: Tensor | None = None  # (1,): the next slot, once static
         self._document_ids: Tensor | None = None
         self._key_order: Tensor | None = None
-        self._unpacked = True  # as long as every row is one text, read from left to right
+        self._unpacked = True  # while every row is one causal text
 
     def layer(self, layer_idx: int) -> LayerKVCache:
         """Return the cache of one layer."""
         return self.layers.setdefault(layer_idx, LayerKVCache(self.max_length))
 
     def last_index(self) -> int | Tensor:
-        """Say at which of the slots handed out the newest token stands."""
+        """Return the index of the newest token among the returned slots."""
         return self.length - 1 if self.write_index is None else self.write_index
 
     def append_mask(self, attention_mask: AttentionMask) -> AttentionMask:
-        """Add the sight of new tokens and return that of all there are."""
+        """Append the mask of new tokens and return the mask of all."""
         batch, length = attention_mask.document_ids.shape
         if self.write_index is None and self.length + length > self.max_length:
             raise UserError(
-                f"{self.length + length} tokens do not fit a state of {self.max_length}: "
-                "give the state more room or write fewer tokens"
+                f"{self.length + length} tokens do not fit a cache of {self.max_length}: "
+                "give it a larger max_length or generate fewer tokens"
             )
         if self._document_ids is None or self._key_order is None:
             self._document_ids = attention_mask.document_ids.new_full(
@@ -116,7 +116,7 @@ class KVCache:
         )
 
     def reorder(self, beam_idx: Tensor) -> None:
-        """Keep these rows of the batch, in this order (beams cross)."""
+        """Select rows of the batch, in this order (beam search)."""
         for cache in self.layers.values():
             cache.reorder(beam_idx)
         self.cross_kv = {i: (k[beam_idx], v[beam_idx]) for i, (k, v) in self.cross_kv.items()}
@@ -130,7 +130,7 @@ class KVCache:
             )
 
     def keep_last(self, num_tokens: int) -> None:
-        """Forget all but the last tokens: a memory of fixed length (Transformer-XL)."""
+        """Drop all but the last tokens: a memory of fixed length (Transformer-XL)."""
         start = max(self.length - num_tokens, 0)
         for cache in self.layers.values():
             cache.keep_last(num_tokens)
@@ -141,21 +141,21 @@ class KVCache:
         self.length -= start
 
     def drop_last(self, num_tokens: int) -> None:
-        """Forget the newest tokens: they only asked (XLNet)."""
+        """Drop the newest tokens: targets that were only predicted (XLNet)."""
         self.length -= num_tokens
         for cache in self.layers.values():
             cache.length -= num_tokens
 
     def copy_from(self, other: "KVCache") -> None:
-        """Take over what another state of the same shapes holds; this one is pinned."""
+        """Copy the contents of another cache of the same shapes; this one is static."""
         assert self.write_index is not None
         assert self._document_ids is not None and other._document_ids is not None
         assert self._key_order is not None and other._key_order is not None
         for layer, cache in other.layers.items():
             for own, new in zip(self.layers[layer].buffers(), cache.buffers(), strict=True):
                 own[:, :, : other.length].copy_(new[:, :, : other.length])
-        for layer, crossed in other.cross_kv.items():
-            for own, new in zip(self.cross_kv[layer], crossed, strict=True):
+        for layer, cross_kv in other.cross_kv.items():
+            for own, new in zip(self.cross_kv[layer], cross_kv, strict=True):
                 own.copy_(new)
         self._document_ids.copy_(other._document_ids)
         self._key_order.copy_(other._key_order)
@@ -163,7 +163,7 @@ class KVCache:
         self.reset()
 
     def make_static(self) -> None:
-        """Hand out all slots from now on; who goes on adds 1 to `at` after each token."""
+        """Return all slots from now on; the caller adds 1 to `write_index` after each token."""
         assert self._document_ids is not None
         self.write_index = torch.zeros(1, dtype=torch.long, device=self._document_ids.device)
         self.reset()
@@ -171,7 +171,7 @@ class KVCache:
             cache.write_index = self.write_index
 
     def reset(self) -> None:
-        """Go back to where a pinned state was pinned: what was written since is forgotten."""
+        """Drop the tokens that were appended since the cache became static."""
         assert self.write_index is not None and self._document_ids is not None
         self._document_ids[:, self.length :] = EMPTY_SLOT_ID
         self.write_index.fill_(self.length)

@@ -98,8 +98,8 @@ def test_a_page_has_pictures_and_is_shown_as_it_is(
     assert f"report: {tmp_path / 'page.html'}" in said.out
     page = Page(tmp_path / "page.html")
     assert page.tags.count("svg") == 3
-    headings = {"What is taken for what", "Each by itself", "Is it as sure as it should be?",
-                "Short texts and long ones", "The worst mistakes"}  # fmt: skip
+    headings = {"Confusion matrix", "Scores by class", "Calibration", "Score by text length",
+                "Worst errors"}  # fmt: skip
     assert headings <= set(page.words)
     assert "<b>a lovely</b> & bright day" in page.words and "<i>odd</i>" in page.words
     assert "script" not in page.tags and "link" not in page.tags
@@ -120,7 +120,7 @@ def test_every_task_has_a_page(name: str, kinfolk: Kinfolk, solvers: Path, tmp_p
     asked = ("evaluate", solvers / name, "--test", file, "-o", tmp_path / "page.html", "--json")
     found = json.loads(ok(kinfolk(*asked)).out)
     assert found["metric"] in found["scores"]
-    assert "The worst mistakes" in Page(tmp_path / "page.html").words or not found["mistakes"]
+    assert "Worst errors" in Page(tmp_path / "page.html").words or not found["mistakes"]
 
 
 def test_labels_that_training_had_not_are_counted_and_named(

@@ -285,7 +285,7 @@ MISTAKES = [
     ("bert/nano --train {bad}/ragged.tsv -o {new}", "line 4 of {bad}/ragged.tsv has 3 columns"),
     ("bert/nano --train {bad}/nan.tsv -o {new}", "label in line 3 of {bad}/nan.tsv (label) is"),
     ("bert/nano --train {bad}/hollow.tsv -o {new}", "line 3 of {bad}/hollow.tsv (label) is empty"),
-    ("bert/nano --train {bad}/one.tsv -o {new}", "has the label good: there is nothing to tell"),
+    ("bert/nano --train {bad}/one.tsv -o {new}", "has the label good: give rows of two classes"),
     ("bert/nano --train {train} --dev {bad}/silent.jsonl -o {new}", "has no 'label'|no label"),
     ("bert/nano --train {bad}/ragged.txt -o {new}", "line 5 of {bad}/ragged.txt has 1 columns"),
     ("{t5} --train {files}/train.en --target {files}/dev.de -o {new}", "24 lines and"),

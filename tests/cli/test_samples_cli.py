@@ -12,8 +12,8 @@ from kinfolk.data.corpus import Corpus
 from kinfolk.data.prepare import prepare
 from kinfolk.metrics.diversity import diversity_scores
 from kinfolk.text import Tokenizer
-from kinfolk.workflows.baselines import counted
-from kinfolk.workflows.sample_quality import as_dict, read, sample_excerpts
+from kinfolk.workflows.baselines import ngram_of_corpus
+from kinfolk.workflows.evaluate import read_samples, sample_excerpts, samples_as_dict
 from little import Home, Kinfolk
 
 TEXTS = ["The cat saw a ball again.", "A dog\nforgot the letter.", "", "我爱你。"]
@@ -49,13 +49,13 @@ def test_samples_are_read_from_every_form(
 ) -> None:
     path = tmp_path / name
     path.write_bytes(text.encode())
-    assert read(path) == expected
+    assert read_samples(path) == expected
 
 
 def test_the_numbers_are_those_of_the_texts(kinfolk: Kinfolk, tmp_path: Path) -> None:
     path = written(tmp_path, "s.jsonl", "\n".join(json.dumps({"text": t}) for t in TEXTS))
     found = measured(kinfolk, path)
-    expected = as_dict(diversity_scores(TEXTS))
+    expected = samples_as_dict(diversity_scores(TEXTS))
     earlier = {"repetition": expected["repetition_rate"], "loops": expected["loop_rate"]}
     assert found == {"samples": expected | earlier}
     assert found["samples"]["texts"] == 4 and found["samples"]["empty"] == 1
@@ -79,12 +79,12 @@ def test_samples_are_measured_beside_real_text(
     rows = [json.dumps({"text": text}) for text in texts]
     whole = "\n".join(rows) if name == "s.jsonl" else f"[{', '.join(rows)}]"
     path = written(tmp_path, name, whole)
-    assert read(path) == texts
+    assert read_samples(path) == texts
     found = measured(kinfolk, path, "--corpus", home.corpus)
     samples, real = found["samples"], found["real"]
     assert samples["texts"] == real["texts"] == 6
     assert 1 < real["perplexity"] < samples["perplexity"]
-    model, tokenizer = counted(home.corpus)
+    model, tokenizer = ngram_of_corpus(home.corpus)
     ids = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
     costs = np.concatenate([model.counts.nll(np.array(text, np.int64))[:-1] for text in ids])
     assert samples["perplexity"] == pytest.approx(math.exp(costs.mean()))
@@ -100,7 +100,7 @@ def test_a_table_is_for_people(kinfolk: Kinfolk, home: Home) -> None:
     # A piece or more of every document that is held out.
     assert Corpus.open(home.corpus / "holdout").documents <= int(real) < 80
     values = {row.split("  ")[0]: row.split()[-2:] for row in rows}
-    expected = diversity_scores(read(home.text))
+    expected = diversity_scores(read_samples(home.text))
     assert values["self-BLEU"][0] == f"{expected.self_bleu:.3f}"
     assert values["distinct-4"][0] == f"{expected.distinct_n[3]:.3f}"
     alone = kinfolk("evaluate", "--samples", home.text).out

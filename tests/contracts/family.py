@@ -14,12 +14,10 @@ from torch import Tensor, nn
 from kinfolk.batch import IGNORE_INDEX, Batch, TokenTargets
 from kinfolk.config import TYPES
 from kinfolk.data.chunks import InMemoryDocuments
+from kinfolk.data.examples import Example
 from kinfolk.families import families
 from kinfolk.families.base import Family
-from kinfolk.objectives.blank_infilling import Blanked
-from kinfolk.objectives.prefix_lm import Opened
-from kinfolk.objectives.seq2seq import Translation
-from kinfolk.objectives.sop import Ordered
+from kinfolk.objectives.objective import Objective
 from kinfolk.text.tokenizer import SpecialTokens
 
 VOCAB = 300  # not a multiple of 64: tables are padded
@@ -53,7 +51,9 @@ def objective(module: ModuleType, **settings: Any) -> Any:
     own = [
         kind
         for kind in vars(module).values()
-        if inspect.isclass(kind) and kind.__module__ == module.__name__ and hasattr(kind, "collate")
+        if inspect.isclass(kind)
+        and kind.__module__ == module.__name__
+        and issubclass(kind, Objective)
     ]
     given = {"special_tokens": SPECIALS, "vocab_size": VOCAB, "max_length": LENGTH} | settings
     return contracted(own[0])(**given)
@@ -160,38 +160,44 @@ def across(batch: Batch[Any]) -> Tensor:
     )
 
 
-def text_of(example: Any) -> np.ndarray:
+def text_of(way: str, example: Example) -> np.ndarray:
     """Rebuild the text of an example; of a pair with a stranger, the first half.
 
     A pair that was swapped is turned again.
     """
     special = list(SPECIALS.ids)
-    if isinstance(example, Translation):
-        return np.concatenate([example.source[:-1], example.labels[:-1]])
-    if hasattr(example, "source"):
+    assert example.labels is not None
+    if way == "pairs":
+        assert example.encoder_input_ids is not None
+        return np.concatenate([example.encoder_input_ids[:-1], example.labels[:-1]])
+    if example.encoder_input_ids is not None:
         spans: dict[int, list[int]] = {}
         for label in example.labels[:-1].tolist():
             if label in SPECIALS.sentinels:
                 spans[label] = []
             else:
                 spans[next(reversed(spans))].append(label)
-        words = [spans.get(i, [i]) for i in example.source[:-1].tolist()]
+        words = [spans.get(i, [i]) for i in example.encoder_input_ids[:-1].tolist()]
         return np.array([i for some in words for i in some])
-    if isinstance(example, Blanked):
+    if way == "blanks":
+        assert example.order is not None and example.position_ids is not None
         blank = example.order > 0
         spans = {
             p: example.labels[blank & (example.position_ids == p)]
             for p in example.position_ids[blank]
         }
-        ids = np.concatenate([spans.get(p, example.ids[[p]]) for p in example.position_ids[~blank]])
+        ids = np.concatenate(
+            [spans.get(p, example.input_ids[[p]]) for p in example.position_ids[~blank]]
+        )
         return ids[~np.isin(ids, [*special, IGNORE_INDEX])]
-    ids = np.where(example.labels == IGNORE_INDEX, example.ids, example.labels)
-    if isinstance(example, Opened):
-        read, size = example.ids[1 : example.prefix], example.prefix - 1
-        ids = np.concatenate([read, example.labels[size:]])
-    if getattr(example, "label", 0) == 1:
+    ids = np.where(example.labels == IGNORE_INDEX, example.input_ids, example.labels)
+    if way == "prefix":
+        assert example.order is not None
+        size = int((example.order == 0).sum()) - 1
+        ids = np.concatenate([example.input_ids[1 : size + 1], example.labels[size:]])
+    if example.sequence_label == 1:
         sides = [ids[example.token_type_ids == side] for side in (1, 0)]
-        ids = np.concatenate(sides) if isinstance(example, Ordered) else sides[1]
+        ids = np.concatenate(sides) if way == "sop" else sides[1]
     return ids[~np.isin(ids, special)]
 
 

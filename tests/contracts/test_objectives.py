@@ -4,7 +4,6 @@ from collections import Counter
 from itertools import pairwise, product
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -44,14 +43,9 @@ NEVER_HIDDEN = {"spans": {0}, "pairs": set(range(7))}
 PAIRED = ("nsp", "sop")
 
 
-def sizes_of(example: Any) -> list[int]:
-    streams = [example.source] if hasattr(example, "source") else []
-    return [len(stream) for stream in (*streams, example.ids)]
-
-
 @OBJECTIVES
 def test_the_picture_has_its_own_test(module: ModuleType) -> None:
-    assert module.__doc__ and "\nsight " in module.__doc__ and "\ntext " in module.__doc__
+    assert module.__doc__ and "\nattention " in module.__doc__ and "\ntext " in module.__doc__
     path = (
         Path(__file__).parents[1] / "objectives" / f"test_{module.__name__.rpartition('.')[2]}.py"
     )
@@ -68,8 +62,8 @@ def test_the_text_can_be_rebuilt_from_the_example(module: ModuleType) -> None:
     for i in range(len(chunks)):
         for turn in range(5):
             example = way.example(chunks[i], generator(0, Stream.EXAMPLE, turn, i))
-            text, chunk = text_of(example), chunks[i].ids
-            if getattr(example, "label", 0):
+            text, chunk = text_of(short(module), example), chunks[i].ids
+            if example.sequence_label == 1:
                 chunk = chunk[: len(text)]
             else:
                 whole += 1
@@ -127,8 +121,8 @@ def test_every_position_is_touched_in_some_draw_and_no_special_ever(module: Modu
     for epoch in range(300):
         example = way.example(chunk, generator(1, Stream.EXAMPLE, epoch, index))
         labels = example.labels[example.labels != IGNORE_INDEX]
-        if hasattr(example, "token_type_ids"):  # a stranger's tokens are not this text's
-            labels = labels[np.isin(labels, text_of(example))]
+        if example.token_type_ids is not None:  # a stranger's tokens are not this text's
+            labels = labels[np.isin(labels, text_of(short(module), example))]
         touched |= set(labels.tolist())
     untouched = {int(chunk.ids[i]) for i in NEVER_HIDDEN.get(short(module), ())}
     special = {i for i in touched if i < FIRST}
@@ -175,7 +169,7 @@ def test_examples_take_no_more_room_than_was_said(module: ModuleType) -> None:
                 chunks = way.chunks(documents())
                 assert (chunks.sizes <= np.array(way.row_lengths)).all()
                 for i in range(len(chunks)):
-                    found = sizes_of(way.example(chunks[i], generator(0, Stream.EXAMPLE, 0, i)))
+                    found = way.example(chunks[i], generator(0, Stream.EXAMPLE, 0, i)).lengths
                     assert len(found) == len(way.row_lengths)
                     assert all(s <= said for s, said in zip(found, chunks.sizes[i], strict=True))
                 PackedDataset(way, documents(), batch_size=2)[0]

@@ -5,7 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch.utils.data import DataLoader
 
+from kinfolk.data import datasets
 from kinfolk.data.chunks import (
     Chunk,
     ChunkIndex,
@@ -25,8 +27,7 @@ class Echo:
     row_lengths = (4,)
 
     def chunks(self, documents: TokenizedDocuments, /) -> ChunkIndex:
-        document, start, stop = split_documents(documents, 4)
-        return ChunkIndex(documents, document, start, stop, start * 0, (stop - start)[:, None])
+        return split_documents(documents, 4)
 
     def example(self, chunk: Chunk, rng: Rng, /) -> tuple[int, int, float]:
         return chunk.document, chunk.start, float(rng.random())
@@ -43,6 +44,20 @@ def text(documents: int = 7) -> InMemoryDocuments:
 
 def rows_of(feed: PackedDataset, numbers: Sequence[int]) -> list[Any]:
     return [row for number in numbers for row in feed[number]]
+
+
+def test_the_corpus_is_packed_once_and_not_by_every_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other, feed = (PackedDataset(Echo(), text(), batch_size=2) for _ in range(2))
+    alone = [other[number] for number in range(4)]
+
+    def pack_again(*_: object) -> None:
+        raise AssertionError("packed again")
+
+    monkeypatch.setattr(datasets, "pack", pack_again)
+    loader = DataLoader(feed, batch_size=None, sampler=range(4), num_workers=2, collate_fn=list)  # type: ignore[arg-type]
+    assert list(loader) == alone
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 50])

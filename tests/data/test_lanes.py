@@ -20,9 +20,9 @@ from kinfolk.data.chunks import (
 from kinfolk.data.datasets import (
     ContiguousDataset,
     PackedDataset,
-    StreamSegment,
     evaluation_dataset,
 )
+from kinfolk.data.examples import Example
 from kinfolk.errors import UserError
 
 LENGTH = 4
@@ -32,20 +32,23 @@ class Echo:
     """An objective that says which piece it was given: document, start, stop, and its number."""
 
     row_lengths = (LENGTH,)
+    recurrent = True
 
     def chunks(self, documents: TokenizedDocuments, /) -> ChunkIndex:
-        document, start, stop = split_documents(documents, LENGTH)
-        return ChunkIndex(documents, document, start, stop, start * 0, (stop - start)[:, None])
+        return split_documents(documents, LENGTH)
 
-    def example(self, chunk: Chunk, rng: Rng, /) -> tuple[int, int, int]:
-        return chunk.document, chunk.start, chunk.stop
+    def example(self, chunk: Chunk, rng: Rng, /) -> Example:
+        return Example(input_ids=np.full(chunk.stop - chunk.start, chunk.document))
 
-    def collate(self, rows: Sequence[Sequence[Any]], /) -> Any:
-        return [list(row) for row in rows]
+    def collate(self, rows: Sequence[Sequence[Example]], /) -> Any:
+        return [[self.read(example) for example in row] for row in rows]
 
-    def collate_stream(self, rows: Sequence[Sequence[StreamSegment]], /) -> Any:
-        assert all(s.start == s.example[1] for row in rows for s in row)
-        return [[(*s.example, s.number) for s in row] for row in rows]
+    def read(self, example: Example) -> tuple[int, int, int, int]:
+        assert example.document_id is not None and example.position_ids is not None
+        start, size = int(example.position_ids[0]), len(example.input_ids)
+        assert example.position_ids.tolist() == list(range(start, start + size))
+        assert example.order is example.position_ids
+        return int(example.input_ids[0]), start, start + size, example.document_id
 
 
 SIZES = (3, 9, 0, 1, 14, 2, 5)
@@ -148,7 +151,7 @@ def test_an_exam_has_whole_documents_in_its_lanes(rows: int) -> None:
 
 def test_an_exam_of_an_objective_that_does_not_join_is_packed() -> None:
     class Packs(Echo):
-        collate_stream = property()  # type: ignore[assignment]  # which it has not
+        recurrent = False
 
     assert isinstance(evaluation_dataset(Packs(), text(), rows=2), PackedDataset)
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from kinfolk.batch import IGNORE_INDEX
 from kinfolk.data.chunks import Chunk, InMemoryDocuments, Rng
-from kinfolk.data.datasets import LONGEST, MixtureDataset, MixtureSchedule, PackedDataset
+from kinfolk.data.datasets import MAX_ROUND, MixtureDataset, MixtureSchedule, PackedDataset
 from kinfolk.objectives.nsp import NOT_NEXT, NSP
 from kinfolk.rng import corpus_seed
 from kinfolk.text.tokenizer import SpecialTokens
@@ -83,22 +83,22 @@ counts = st.lists(st.integers(1, 60), min_size=1, max_size=7)
 def test_every_prefix_holds_each_corpus_within_one_row_of_its_share(counts: list[int]) -> None:
     turns = MixtureSchedule(tuple(counts))
     done = [0] * len(counts)
-    for position in range(2 * turns.whole + 3):
+    for position in range(2 * turns.round_size + 3):
         corpus, row = turns.locate(position)
         assert row == done[corpus]
         assert turns.slot_of(corpus, row) == position
         done[corpus] += 1
         for number, count in enumerate(counts):
             # In whole numbers: |done - share * rows| < 1.
-            assert abs(done[number] * turns.whole - count * (position + 1)) < turns.whole
+            assert abs(done[number] * turns.round_size - count * (position + 1)) < turns.round_size
 
 
 def test_odd_weights_are_rounded_to_a_round_of_bounded_length() -> None:
     turns = MixtureSchedule.from_weights([0.123456789, 1 / 3, 1e-12])
-    assert turns.whole <= LONGEST + 3
+    assert turns.round_size <= MAX_ROUND + 3
     assert turns.counts[2] == 1
     share = 0.123456789 / (0.123456789 + 1 / 3)
-    assert abs(turns.counts[0] / turns.whole - share) < 1 / LONGEST
+    assert abs(turns.counts[0] / turns.round_size - share) < 1 / MAX_ROUND
 
 
 def test_each_corpus_shows_its_own_rows_in_its_own_order() -> None:
@@ -159,9 +159,9 @@ def test_another_text_to_follow_comes_from_the_same_corpus() -> None:
     )
     strangers = 0
     for number in range(60):
-        corpus, row = mixture.turns.locate(number)
-        for pair in mixture.feeds[corpus].sequence(row):
-            strangers += pair.label == NOT_NEXT
-            text = np.where(pair.labels == IGNORE_INDEX, pair.ids, pair.labels)
+        corpus, row = mixture.schedule.locate(number)
+        for pair in mixture.datasets[corpus].sequence(row):
+            strangers += pair.sequence_label == NOT_NEXT
+            text = np.where(pair.labels == IGNORE_INDEX, pair.input_ids, pair.labels)
             assert {i // 100 for i in text.tolist() if i >= 100} == {corpus + 1}
     assert strangers > 10

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from kinfolk.batch import IGNORE_INDEX
 from kinfolk.data.corpus import Corpus
 from kinfolk.data.datasets import PackedDataset
-from kinfolk.data.examples import document_and_position_ids, firsts, pack, pad_rows, select_targets
+from kinfolk.data.examples import (
+    Example,
+    collate,
+    document_and_position_ids,
+    pack,
+    pad_rows,
+    select_targets,
+)
 from kinfolk.objectives.clm import CLM
 from kinfolk.objectives.mlm import MLM
 from kinfolk.objectives.nsp import NSP
@@ -76,7 +83,8 @@ def test_documents_and_places_are_numbered() -> None:
     document, places = document_and_position_ids([[2, 1], [3]], 4)
     assert document.tolist() == [[0, 0, 1, -1], [0, 0, 0, -1]]
     assert places.tolist() == [[0, 1, 0, 0], [0, 1, 2, 0]]
-    assert firsts([[2, 1], [3]], 4).tolist() == [0, 2, 4]
+    rows = [[Example(input_ids=np.arange(n)) for n in sizes] for sizes in [[2, 1], [3]]]
+    assert collate(rows, [4], 0).offsets.tolist() == [0, 2, 4]
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=300))

@@ -41,9 +41,9 @@ def test_pieces_know_which_tokens_begin_a_word() -> None:
 
 
 def test_documents_without_words_say_so() -> None:
-    with pytest.raises(UserError, match="do not know their words"):
+    with pytest.raises(UserError, match="whole-word masking needs word boundaries"):
         TEXT.words(0, 0)
-    with pytest.raises(UserError, match="do not know their words"):
+    with pytest.raises(UserError, match="whole-word masking needs word boundaries"):
         _ = Chunk(TEXT, 0, 0, 2).words
 
 
@@ -64,7 +64,9 @@ def test_every_slot_of_every_document_is_cut_exactly_once(
     documents: list[list[list[int]]], longest: int, extra: int
 ) -> None:
     text = InMemoryDocuments.from_lists(documents)
-    document, start, stop = split_documents(text, longest, extra=extra)
+    chunks = split_documents(text, longest, extra=extra)
+    document, start, stop = chunks.document, chunks.start, chunks.stop
+    assert (chunks.sizes[:, 0] == stop - start).all() and not chunks.repeat.any()
     assert (stop > start).all() and (stop - start <= longest).all()
     for number, sentences in enumerate(documents):
         size = sum(map(len, sentences))
@@ -74,11 +76,9 @@ def test_every_slot_of_every_document_is_cut_exactly_once(
 
 
 def test_only_the_last_piece_of_a_document_is_short() -> None:
-    document, start, stop = split_documents(
-        InMemoryDocuments.from_lists([[[0] * 10], [[0] * 4]]), 4
-    )
-    assert document.tolist() == [0, 0, 0, 1]
-    assert (stop - start).tolist() == [4, 4, 2, 4]
+    chunks = split_documents(InMemoryDocuments.from_lists([[[0] * 10], [[0] * 4]]), 4)
+    assert chunks.document.tolist() == [0, 0, 0, 1]
+    assert (chunks.stop - chunks.start).tolist() == [4, 4, 2, 4]
 
 
 def test_turns_are_numbered() -> None:

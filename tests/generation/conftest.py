@@ -6,7 +6,7 @@ from torch import nn
 
 from kinfolk.families.bert import Bert, BertConfig
 from kinfolk.families.gpt2 import GPT2, GPT2Config
-from kinfolk.models.t5 import T5, T5Config
+from kinfolk.families.t5 import T5, T5Config
 from kinfolk.text import Tokenizer, train_tokenizer
 
 WORDS = "the cat sat on the mat and the dog played with a red ball in the old garden . "

@@ -11,9 +11,9 @@ from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
 from kinfolk.families.bert import Bert
 from kinfolk.families.gpt2 import GPT2
+from kinfolk.families.t5 import T5
 from kinfolk.generation.config import GREEDY, GenerationConfig
 from kinfolk.generation.decode import GeneratedSequence
-from kinfolk.models.t5 import T5
 from loops import every_case
 from writing import asked, constrain, generate, generate_steps, write
 

@@ -10,9 +10,9 @@ from kinfolk.errors import UserError
 from kinfolk.families import family
 from kinfolk.families.bert import Bert
 from kinfolk.families.gpt2 import GPT2
+from kinfolk.families.t5 import T5
 from kinfolk.generation.config import GREEDY
 from kinfolk.generation.fill import fill_masks, fill_sentinels, split_at_sentinels
-from kinfolk.models.t5 import T5
 from writing import write
 
 MASK = 4

@@ -8,6 +8,7 @@ import pytest
 
 from kinfolk.errors import UserError
 from kinfolk.families.gpt2 import GPT2Config
+from kinfolk.families.t5 import T5Config
 from kinfolk.generation.config import GREEDY, GenerationConfig
 from kinfolk.generation.logits_process import (
     MAX_SPELLINGS,
@@ -16,7 +17,6 @@ from kinfolk.generation.logits_process import (
     token_spellings,
 )
 from kinfolk.generation.prompts import encode_prompt
-from kinfolk.models.t5 import T5Config
 from kinfolk.text import Tokenizer
 
 

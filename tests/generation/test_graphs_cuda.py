@@ -8,10 +8,10 @@ from kinfolk.families.glm import GLMConfig
 from kinfolk.families.gpt import GPTConfig
 from kinfolk.families.gpt2 import GPT2Config
 from kinfolk.families.gpt3 import GPT3Config
+from kinfolk.families.t5 import T5Config
+from kinfolk.families.transformer import TransformerConfig
 from kinfolk.generation import cuda_graph
 from kinfolk.generation.config import GREEDY, GenerationConfig
-from kinfolk.models.t5 import T5Config
-from kinfolk.models.transformer import TransformerConfig
 from writing import write
 
 pytestmark = [

@@ -7,10 +7,10 @@ import pytest
 from kinfolk.errors import UserError
 from kinfolk.families.bert import Bert, BertConfig
 from kinfolk.families.gpt2 import GPT2, GPT2Config
+from kinfolk.families.t5 import T5, T5Config
 from kinfolk.generation import fill as fill_module
 from kinfolk.generation.config import GenerationConfig
 from kinfolk.generation.fill import FillResult, MaskFill, fill_text
-from kinfolk.models.t5 import T5, T5Config
 from kinfolk.text import Tokenizer, train_tokenizer
 from kinfolk.workflows.generate import generate
 

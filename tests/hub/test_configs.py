@@ -10,7 +10,7 @@ from kinfolk.families import families, family
 from kinfolk.families.base import Family
 from kinfolk.families.bert import BertConfig
 from kinfolk.families.gpt2 import GPT2Config
-from kinfolk.models.t5 import T5Config
+from kinfolk.families.t5 import T5Config
 from loops import every_case
 
 gpt2: Any

@@ -20,9 +20,9 @@ from kinfolk.families.bert import BertConfig
 from kinfolk.families.bilstm import BiLSTMConfig
 from kinfolk.families.glm import GLMConfig
 from kinfolk.families.gpt2 import GPT2Config
+from kinfolk.families.t5 import T5Config
+from kinfolk.families.xlnet import XLNetConfig
 from kinfolk.hub import load, load_model, save
-from kinfolk.models.t5 import T5Config
-from kinfolk.models.xlnet import XLNetConfig
 from kinfolk.nn.language_model import LanguageModel, ModelConfig
 from kinfolk.nn.task_heads import ModelWithHeadConfig, pooling_of
 from kinfolk.text import Tokenizer, train_tokenizer

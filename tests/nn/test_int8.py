@@ -20,7 +20,7 @@ from kinfolk.errors import UserError
 from kinfolk.families import families
 from kinfolk.families.base import Family
 from kinfolk.families.gpt2 import GPT2, GPT2Config
-from kinfolk.models.transformer_xl import TransformerXLConfig
+from kinfolk.families.transformer_xl import TransformerXLConfig
 from kinfolk.nn import int8, int8_matmul
 from kinfolk.nn.embeddings import AdaptiveEmbedding, TokenEmbedding
 from kinfolk.nn.int8 import Int8Linear, Int8TokenEmbedding, quantize_int8
@@ -381,7 +381,7 @@ def test_it_refuses_to_be_saved_or_copied(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="save the one it was made from"):
         hub.save(tmp_path / "model", model, None)
     assert not (tmp_path / "model").exists()
-    with pytest.raises(UserError, match="copy what it was made from"):
+    with pytest.raises(UserError, match="copy the float32 network it was made from"):
         copy.deepcopy(model)
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from kinfolk.families import families
 from kinfolk.families.gpt2 import GPT2Config
 from kinfolk.families.gpt3 import GPT3Config
-from kinfolk.models.t5 import T5Config
+from kinfolk.families.t5 import T5Config
 from kinfolk.nn.language_model import LanguageModel, attention_windows
 from kinfolk.nn.task_heads import ModelWithHeadConfig, pooling_of
 

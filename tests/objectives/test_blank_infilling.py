@@ -33,7 +33,7 @@ def text(*sentences: int) -> InMemoryDocuments:
 
 def test_the_picture_holds(ids: Any) -> None:
     found = blanks().corrupt(np.array(ids("the cat sat down on mat")), [(4, 6), (2, 3)], MASK)
-    assert found.ids.tolist() == ids("the cat [M] down [M] <s> on mat <s> sat")
+    assert found.input_ids.tolist() == ids("the cat [M] down [M] <s> on mat <s> sat")
     assert found.labels.tolist() == ids(". . . . . on mat </s> sat </s>")
     assert found.position_ids.tolist() == [0, 1, 2, 3, 4, 4, 4, 4, 2, 2]
     assert found.block_position_ids.tolist() == [0, 0, 0, 0, 0, 1, 2, 3, 1, 2]
@@ -47,7 +47,7 @@ def test_the_figure_of_the_paper_comes_out() -> None:
     """
     x1, x2, x3, x4, x5, x6 = range(101, 107)
     found = blanks().corrupt(np.array([x1, x2, x3, x4, x5, x6]), [(4, 6), (2, 3)], MASK)
-    assert found.ids.tolist() == [x1, x2, MASK, x4, MASK, START, x5, x6, START, x3]
+    assert found.input_ids.tolist() == [x1, x2, MASK, x4, MASK, START, x5, x6, START, x3]
     assert found.labels.tolist() == [IGNORE_INDEX] * 5 + [x5, x6, END, x3, END]
     assert (found.position_ids + 1).tolist() == [1, 2, 3, 4, 5, 5, 5, 5, 3, 3]
     assert found.block_position_ids.tolist() == [0, 0, 0, 0, 0, 1, 2, 3, 1, 2]
@@ -69,7 +69,7 @@ def test_the_figure_of_the_paper_comes_out() -> None:
 def test_sight_of_two_texts_in_a_row() -> None:
     way = blanks(max_length=8)
     first = way.corrupt(np.array([101, 102]), [(1, 2)], MASK)
-    second = way.corrupt(np.array([103]), [(0, 1)], TAIL, closed=False)
+    second = way.corrupt(np.array([103]), [(0, 1)], TAIL, end=False)
     batch = way.collate([[first, second]])
     inputs = batch.inputs
     assert inputs.block_position_ids is not None and batch.targets.positions is not None
@@ -137,7 +137,7 @@ def test_short_spans_have_the_lengths_of_the_paper() -> None:
     spans = [
         one
         for i in range(300)
-        for one in way.draw_spans(way.longest, generator(0, Stream.EXAMPLE, 0, i))
+        for one in way.draw_spans(way.max_tokens, generator(0, Stream.EXAMPLE, 0, i))
     ]
     lengths = np.array([stop - start for start, stop in spans])
     assert lengths.mean() == pytest.approx(3 / (1 - np.exp(-3)), abs=0.1)
@@ -145,7 +145,7 @@ def test_short_spans_have_the_lengths_of_the_paper() -> None:
     poisson = [np.exp(-3) * 3**k / np.prod(range(1, k + 1)) for k in range(1, 7)]
     # The last span of a text is cut short where the share is reached: a few more of one token.
     assert share == pytest.approx(np.array(poisson) / (1 - np.exp(-3)), abs=0.025)
-    places = np.array([start for start, _ in spans]) / way.longest
+    places = np.array([start for start, _ in spans]) / way.max_tokens
     assert np.histogram(places, 4, (0, 1))[0] / len(places) == pytest.approx(0.25, abs=0.02)
 
 
@@ -157,12 +157,12 @@ def test_sentences_are_hidden_whole_and_one_stays() -> None:
     seen = set()
     for epoch in range(200):
         found = way.example(chunk, generator(0, Stream.EXAMPLE, epoch, 0))
-        spans = np.split(found.ids, np.flatnonzero(found.ids == START))[1:]
+        spans = np.split(found.input_ids, np.flatnonzero(found.input_ids == START))[1:]
         hidden = [(int(s[1]) - 100, int(s[-1]) - 99) for s in spans]
         assert all(one in list(pairwise(bounds)) for one in hidden)
         total = sum(stop - start for start, stop in hidden)
         assert total >= 7 and total - max(b - a for a, b in hidden) < 7  # 15 % of 47, no more
-        assert (found.ids == SENTENCE).sum() == len(hidden) < 5
+        assert (found.input_ids == SENTENCE).sum() == len(hidden) < 5
         seen |= set(hidden)
     assert len(seen) == 5
 
@@ -170,7 +170,7 @@ def test_sentences_are_hidden_whole_and_one_stays() -> None:
 def test_a_text_of_one_sentence_loses_short_spans() -> None:
     way = blanks(sentence_mask_prob=1.0, gmask_prob=0.0)
     found = way.example(way.chunks(text(20))[0], generator(0, Stream.EXAMPLE, 0, 0))
-    assert MASK in found.ids and SENTENCE not in found.ids
+    assert MASK in found.input_ids and SENTENCE not in found.input_ids
 
 
 def test_a_tail_is_half_of_the_text_or_more_and_ends_only_with_it() -> None:
@@ -182,7 +182,7 @@ def test_a_tail_is_half_of_the_text_or_more_and_ends_only_with_it() -> None:
         for chunk, ends in zip(chunks, (IGNORE_INDEX, END), strict=True):
             found = way.example(chunk, generator(0, Stream.EXAMPLE, epoch, chunk.start))
             kept = int((found.order == 0).sum()) - 1
-            assert found.ids.tolist() == [
+            assert found.input_ids.tolist() == [
                 *chunk.ids[:kept], TAIL, START, *chunk.ids[kept:]
             ]  # fmt: skip
             assert found.labels.tolist() == [IGNORE_INDEX] * (kept + 1) + [*chunk.ids[kept:], ends]
@@ -195,9 +195,11 @@ def test_the_three_ways_come_in_their_shares_and_spans_in_any_order() -> None:
     way = blanks(max_length=128)
     chunk = way.chunks(text(*[10] * 9))[0]
     found = [way.example(chunk, generator(0, Stream.EXAMPLE, 0, i)) for i in range(1500)]
-    shares = [np.mean([mask in one.ids for one in found]) for mask in (MASK, SENTENCE, TAIL)]
+    shares = [np.mean([mask in one.input_ids for one in found]) for mask in (MASK, SENTENCE, TAIL)]
     assert shares == pytest.approx([0.5, 0.3, 0.2], abs=0.04)
-    firsts = [one.position_ids[one.block_position_ids == 1] for one in found if MASK in one.ids]
+    firsts = [
+        one.position_ids[one.block_position_ids == 1] for one in found if MASK in one.input_ids
+    ]
     several = [places for places in firsts if len(places) > 1]
     assert np.mean([p[0] < p[1] for p in several]) == pytest.approx(0.5, abs=0.05)
 
@@ -205,7 +207,7 @@ def test_the_three_ways_come_in_their_shares_and_spans_in_any_order() -> None:
 def test_the_longest_text_just_fits() -> None:
     for length in range(8, 200):
         for way in (blanks(max_length=length), blanks(max_length=length).for_evaluation()):
-            size = way.longest
+            size = way.max_tokens
             assert size + 2 * way.max_spans(size) <= length < size + 1 + 2 * way.max_spans(size + 1)
 
 
@@ -214,7 +216,7 @@ def test_the_exam_hides_every_seventh_span_in_turn() -> None:
     chunks = exam.chunks(text(23))
     assert exam.num_passes == len(chunks) == 7
     first = exam.example(chunks[0], generator(0, Stream.EXAMPLE, 0, 0))
-    assert first.ids.tolist() == [
+    assert first.input_ids.tolist() == [
         MASK, *range(103, 121), MASK, START, 100, 101, 102, START, 121, 122
     ]  # fmt: skip
     assert first.labels[20:].tolist() == [100, 101, 102, IGNORE_INDEX, 121, 122, IGNORE_INDEX]

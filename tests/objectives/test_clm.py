@@ -23,7 +23,7 @@ def clm(special_tokens: Any, **settings: Any) -> CLM:
 
 def test_the_picture_holds(special_tokens: Any, ids: Any, chunk: Any) -> None:
     example = clm(special_tokens).example(chunk(ids("the cat sat"), extra=1), RNG)
-    assert example.ids.tolist() == ids("<s> the cat sat")
+    assert example.input_ids.tolist() == ids("<s> the cat sat")
     assert example.labels.tolist() == ids("the cat sat </s>")
 
 
@@ -52,7 +52,7 @@ def test_a_long_text_is_cut_and_each_part_begins_with_the_token_before(special_t
     way = clm(special_tokens, max_length=4)
     chunks = way.chunks(InMemoryDocuments.from_lists([[list(range(20, 30))]]))
     lines = [way.example(p, RNG) for p in chunks]
-    assert [line.ids.tolist() for line in lines] == [
+    assert [line.input_ids.tolist() for line in lines] == [
         [special_tokens.bos, 20, 21, 22],
         [23, 24, 25, 26],
         [27, 28, 29],
@@ -79,7 +79,7 @@ def test_where_there_is_no_beginning_the_end_serves(
 ) -> None:
     way = clm(dataclasses.replace(special_tokens, bos=None))
     example = way.example(chunk(ids("the cat"), extra=1), RNG)
-    assert example.ids.tolist() == ids("</s> the cat")
+    assert example.input_ids.tolist() == ids("</s> the cat")
 
 
 def test_a_tokenizer_without_an_end_is_refused(special_tokens: Any) -> None:
@@ -92,7 +92,7 @@ def test_nothing_is_drawn(special_tokens: Any) -> None:
     text = InMemoryDocuments.from_lists([[list(range(20, 40))]])
     feed = PackedDataset(way, text, batch_size=1)
     lines = [way.example(feed.chunks[1], generator(seed, Stream.EXAMPLE, 0, 1)) for seed in (0, 1)]
-    assert np.array_equal(lines[0].ids, lines[1].ids)
+    assert np.array_equal(lines[0].input_ids, lines[1].input_ids)
     assert int((feed[0].targets.labels != IGNORE_INDEX).sum()) == 8
     assert torch.equal(
         feed[0].inputs.input_ids, PackedDataset(way, text, batch_size=1)[0].inputs.input_ids

@@ -25,14 +25,14 @@ def texts(way: FullSentences, documents: InMemoryDocuments) -> list[list[int]]:
     """Return what stands in each piece before anything is hidden."""
     chunks = way.chunks(documents)
     found = [way.example(chunk, RNG) for chunk in chunks]
-    return [np.where(e.labels == IGNORE_INDEX, e.ids, e.labels).tolist() for e in found]
+    return [np.where(e.labels == IGNORE_INDEX, e.input_ids, e.labels).tolist() for e in found]
 
 
 def test_the_picture_holds(special_tokens: Any, ids: Any, chosen: Any) -> None:
     way = full(special_tokens)
     (chunk,) = way.chunks(InMemoryDocuments.from_lists([[ids("the cat")], [ids("sat down")]]))
     example = way.example(chunk, chosen([[2], []], [0.5]))
-    assert example.ids.tolist() == ids("[C] the [M] [S] sat down [S]")
+    assert example.input_ids.tolist() == ids("[C] the [M] [S] sat down [S]")
     assert example.labels.tolist() == ids(". . cat . . . .")
 
 
@@ -132,7 +132,7 @@ def test_rows_are_those_filled_a_sentence_at_a_time_however_far_one_looks_ahead(
     joined = ConcatenatedDocuments(InMemoryDocuments.from_lists(documents))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "WINDOW_TOKENS", stretch)
-        cuts = list(joined.cut(longest))
+        cuts = list(joined.sentence_rows(longest))
     found = []
     for start, stop, room in cuts:
         parts = [part.ids.tolist() for part in joined.parts(Chunk(joined, 0, start, stop))]
@@ -162,7 +162,7 @@ def test_whole_words_are_hidden_on_both_sides_of_a_border(special_tokens: Any) -
 def test_the_exam_stays_within_documents(special_tokens: Any, ids: Any) -> None:
     exam = full(special_tokens).for_evaluation()
     chunks = exam.chunks(InMemoryDocuments.from_lists([[ids("the cat")], [ids("sat")]]))
-    assert [exam.example(chunk, RNG).ids.tolist() for chunk in chunks] == [
+    assert [exam.example(chunk, RNG).input_ids.tolist() for chunk in chunks] == [
         ids("[C] [M] cat [S]"),
         ids("[C] the [M] [S]"),
         ids("[C] [M] [S]"),

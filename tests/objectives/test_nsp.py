@@ -45,10 +45,10 @@ class Rigged:
 def test_the_picture_holds(special_tokens: Any, ids: Any) -> None:
     text = InMemoryDocuments.from_lists([[ids("the cat"), ids("sat down")], [[30]]])
     example = nsp(special_tokens).example(Chunk(text, 0, 0, 4), Rigged(2, 0.7, 2))  # type: ignore[arg-type]
-    assert example.ids.tolist() == ids("[C] the [M] [S] sat down [S]")
+    assert example.input_ids.tolist() == ids("[C] the [M] [S] sat down [S]")
     assert example.token_type_ids.tolist() == [0, 0, 0, 0, 1, 1, 1]
     assert example.labels.tolist() == ids(". . cat . . . .")
-    assert example.label == IS_NEXT == 0
+    assert example.sequence_label == IS_NEXT == 0
 
 
 def test_sight_is_the_whole_pair(special_tokens: Any, ids: Any) -> None:
@@ -80,13 +80,13 @@ def drawn(special_tokens: Any, count: int = 2000) -> list[tuple[int, Any]]:
 
 
 def sides(example: Any) -> tuple[list[int], list[int]]:
-    ids = np.where(example.labels == IGNORE_INDEX, example.ids, example.labels)
+    ids = np.where(example.labels == IGNORE_INDEX, example.input_ids, example.labels)
     ordinary = ids >= 20
     return tuple(ids[ordinary & (example.token_type_ids == s)].tolist() for s in (0, 1))  # type: ignore[return-value]
 
 
 def test_half_of_the_pairs_are_strangers(special_tokens: Any) -> None:
-    verdicts = np.array([example.label for _, example in drawn(special_tokens)])
+    verdicts = np.array([example.sequence_label for _, example in drawn(special_tokens)])
     # Four standard deviations of a fair coin.
     assert abs((verdicts == NOT_NEXT).mean() - 0.5) < 4 * 0.5 / np.sqrt(len(verdicts))
 
@@ -99,7 +99,7 @@ def test_a_stranger_comes_from_another_document_and_starts_a_sentence(special_to
         assert first == list(range(own, own + len(first))) and second
         home = second[0] // 10 * 10
         assert second == list(range(second[0], second[0] + len(second)))
-        if example.label == NOT_NEXT:
+        if example.sequence_label == NOT_NEXT:
             assert home != own and home in TENS
             assert second[0] - home in (0, 3, 7)
             seen.add((home - own) // 10)
@@ -117,8 +117,8 @@ def test_segments_count_the_marks_with_their_texts(special_tokens: Any) -> None:
     for _, example in drawn(special_tokens, 50):
         first, second = sides(example)
         assert example.token_type_ids.tolist() == [0] * (len(first) + 2) + [1] * (len(second) + 1)
-        assert example.ids[0] == special_tokens.cls
-        assert example.ids[len(first) + 1] == example.ids[-1] == special_tokens.sep
+        assert example.input_ids[0] == special_tokens.cls
+        assert example.input_ids[len(first) + 1] == example.input_ids[-1] == special_tokens.sep
 
 
 def test_one_sentence_is_split_in_its_middle_and_no_verdict_asked_for(special_tokens: Any) -> None:
@@ -129,7 +129,7 @@ def test_one_sentence_is_split_in_its_middle_and_no_verdict_asked_for(special_to
     ]
     for example in examples:
         assert sides(example) == ([20, 21, 22], [23, 24, 25])
-        assert example.label == IGNORE_INDEX
+        assert example.sequence_label == IGNORE_INDEX
     batch = way.collate([examples])
     assert batch.counts["pairs"] == 0
     assert (batch.targets.sequence_labels == IGNORE_INDEX).all()
@@ -164,7 +164,7 @@ def test_whole_words_are_hidden_in_both_texts(special_tokens: Any) -> None:
     for index in range(300):
         example = way.example(chunks[index % 6], generator(0, Stream.EXAMPLE, 0, index))
         hidden = {int(i) for i in example.labels if i != IGNORE_INDEX}
-        verdicts.add(example.label)
+        verdicts.add(example.sequence_label)
         for first in range(20, 80, 5):
             for word in ({first, first + 1}, {first + 2, first + 3, first + 4}):
                 assert not word & hidden or word <= hidden

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from kinfolk.batch import IGNORE_INDEX
+from kinfolk.data.examples import Example
 from kinfolk.errors import UserError
-from kinfolk.objectives.permutation_lm import LONGEST, PermutationLM, Permuted, sample_spans
+from kinfolk.objectives.permutation_lm import MAX_SPAN, PermutationLM, sample_spans
 from kinfolk.rng import Stream, generator
 
 RNG = np.random.default_rng(0)
@@ -38,7 +39,7 @@ def way(special_tokens: Any, **settings: Any) -> PermutationLM:
     return PermutationLM(special_tokens=special_tokens, vocab_size=80, **settings)
 
 
-def drawn(special_tokens: Any, ids: Any, chunk: Any, **settings: Any) -> Permuted:
+def drawn(special_tokens: Any, ids: Any, chunk: Any, **settings: Any) -> Example:
     """Draw the example of the picture: a span that is "cat", then "down"; "down" comes first."""
     rng: Any = Chosen([0, 0], [1, 0], [[3, 0, 2], [3, 1]])
     return way(special_tokens, partial_prediction_k=3, **settings).example(
@@ -48,7 +49,7 @@ def drawn(special_tokens: Any, ids: Any, chunk: Any, **settings: Any) -> Permute
 
 def test_the_picture_holds(special_tokens: Any, ids: Any, chunk: Any) -> None:
     example = drawn(special_tokens, ids, chunk)
-    assert example.ids.tolist() == ids("the cat sat down [S] [C]")
+    assert example.input_ids.tolist() == ids("the cat sat down [S] [C]")
     assert example.order.tolist() == [0, 2, 0, 1, 0, 0]
     assert example.labels.tolist() == ids(". cat . down . .")
 
@@ -145,13 +146,13 @@ def test_rows_of_one_length_have_room_for_as_many_questions(
 
 def test_spans_are_as_long_as_the_released_code_draws_them() -> None:
     """By chi-square with four degrees of freedom at one in ten thousand."""
-    counts = np.zeros(LONGEST)
+    counts = np.zeros(MAX_SPAN)
     for index in range(600):
         chosen = sample_spans(700, 20, 6, generator(3, Stream.EXAMPLE, 0, index)).astype(int)
         edges = np.flatnonzero(np.diff(chosen, prepend=0, append=0))
         # The first span of a text stands alone: no other is near, and the goal does not cut it.
         counts[edges[1] - edges[0] - 1] += 1
-    odds = 1 / np.arange(1, LONGEST + 1)
+    odds = 1 / np.arange(1, MAX_SPAN + 1)
     expected = odds / odds.sum() * counts.sum()
     assert ((counts - expected) ** 2 / expected).sum() < 23.5
 
@@ -203,7 +204,7 @@ def test_the_exam_asks_for_each_token_from_all_others(
     exam = way(special_tokens, max_length=12).for_evaluation()
     chunks = exam.chunks(chunk(ids("the cat sat")).documents)
     examples = [exam.example(p, RNG) for p in chunks]
-    assert [e.ids.tolist() for e in examples] == [ids("the cat sat [S] [C]")] * 3
+    assert [e.input_ids.tolist() for e in examples] == [ids("the cat sat [S] [C]")] * 3
     assert [e.order.tolist() for e in examples] == [
         [1, 0, 0, 0, 0],
         [0, 1, 0, 0, 0],

@@ -12,7 +12,7 @@ from torch import Tensor
 from kinfolk.batch import IGNORE_INDEX, Batch, SegmentMemory
 from kinfolk.data.chunks import InMemoryDocuments
 from kinfolk.data.datasets import ContiguousDataset, evaluation_dataset
-from kinfolk.models.transformer_xl import SIZES, TransformerXL
+from kinfolk.families.transformer_xl import FAMILY, TransformerXL
 from kinfolk.objectives.clm import CLM
 from kinfolk.objectives.evaluation import score_documents
 from kinfolk.objectives.recurrent_clm import RecurrentCLM
@@ -27,7 +27,7 @@ def stream(special_tokens: Any, length: int = 8) -> RecurrentCLM:
 
 def network(*, memory: int = 8, seed: int = 0, dropout: float = 0.0) -> TransformerXL:
     torch.manual_seed(seed)
-    config = replace(SIZES["nano"], vocab_size=100, mem_len=memory, dropout=dropout)
+    config = replace(FAMILY.sizes["nano"], vocab_size=100, mem_len=memory, dropout=dropout)
     return config.build()
 
 
@@ -93,7 +93,7 @@ def test_sight_goes_through_the_memory_to_the_start_of_the_document(
     assert second.attention_mask.dense(seen)[0].int().tolist() == [
         [0, 0, 0, 1, 0, 0, 0],
         [0, 0, 0, 1, 1, 0, 0],
-        [0, 0, 0, 0, 0, 1, 1],
+        [0, 0, 0, 0, 0, 1, 0],
         [0, 0, 0, 0, 0, 1, 1],
     ]
     feed = ContiguousDataset(stream(special_tokens, 3), text, batch_size=1, seed=seed)

@@ -11,6 +11,7 @@ from torch import Tensor
 from kinfolk.batch import IGNORE_INDEX, Batch, Inputs, Output, TokenTargets
 from kinfolk.data.chunks import InMemoryDocuments
 from kinfolk.data.datasets import PackedDataset
+from kinfolk.data.examples import Example
 from kinfolk.objectives import rtd
 from kinfolk.objectives.rtd import RTD, UNIFORM_LEVELS, RTDTargets, replace_tokens
 from kinfolk.rng import Stream, generator
@@ -60,12 +61,12 @@ def example(special_tokens: Any, ids: Any, text: str, hidden: list[int], draws: 
     labels, numbers = np.full_like(framed, IGNORE_INDEX), np.zeros_like(framed)
     labels[hidden], numbers[hidden] = framed[hidden], draws
     shown = np.where(labels == IGNORE_INDEX, framed, special_tokens.mask)
-    return rtd.MaskedPositions(shown, labels, numbers)
+    return Example(input_ids=shown, labels=labels, uniforms=numbers)
 
 
 def test_the_picture_holds(special_tokens: Any, ids: Any) -> None:
     one = example(special_tokens, ids, "the cat sat down", [2, 4], [0, UNIFORM_LEVELS - 1])
-    assert one.ids.tolist() == ids("[C] the [M] sat [M] [S]")
+    assert one.input_ids.tolist() == ids("[C] the [M] sat [M] [S]")
     assert one.labels.tolist() == ids(". . cat . down .")
     batch = way(special_tokens, max_length=6).collate([[one]])
     drawn = torch.tensor(ids("mat down"))
@@ -95,8 +96,8 @@ def test_every_hidden_token_is_behind_the_mask(special_tokens: Any) -> None:
         one = objective.example(chunk, generator(0, Stream.EXAMPLE, 0, number))
         hidden = one.labels != IGNORE_INDEX
         assert hidden.sum() == 4
-        assert (one.ids[hidden] == special_tokens.mask).all()
-        assert (one.draws[~hidden] == 0).all() and (one.draws < UNIFORM_LEVELS).all()
+        assert (one.input_ids[hidden] == special_tokens.mask).all()
+        assert (one.uniforms[~hidden] == 0).all() and (one.uniforms < UNIFORM_LEVELS).all()
 
 
 def test_a_token_is_drawn_as_often_as_it_is_likely(special_tokens: Any) -> None:
@@ -105,7 +106,7 @@ def test_a_token_is_drawn_as_often_as_it_is_likely(special_tokens: Any) -> None:
         torch.from_numpy(generator(0, Stream.EXAMPLE, 0, 0).integers(UNIFORM_LEVELS, size=20_000))
         + 0.5
     ) / UNIFORM_LEVELS
-    found = rtd.draw(Writer(likely), torch.zeros(20_000, 1), numbers.float())
+    found = rtd.sample_tokens(Writer(likely), torch.zeros(20_000, 1), numbers.float())
     shares = torch.bincount(found, minlength=VOCAB) / len(found)
     for token, chance in likely.items():
         assert abs(shares[token].item() - chance) < 4 * 0.5 / np.sqrt(len(found))
@@ -114,15 +115,15 @@ def test_a_token_is_drawn_as_often_as_it_is_likely(special_tokens: Any) -> None:
 
 def test_the_least_and_the_greatest_random_number_draw_what_can_be_drawn() -> None:
     ends = torch.tensor([0.5 / UNIFORM_LEVELS, (UNIFORM_LEVELS - 0.5) / UNIFORM_LEVELS])
-    assert rtd.draw(Writer({3: 0.4, 9: 0.6}), torch.zeros(2, 1), ends).tolist() == [3, 9]
+    assert rtd.sample_tokens(Writer({3: 0.4, 9: 0.6}), torch.zeros(2, 1), ends).tolist() == [3, 9]
 
 
 def test_drawing_in_parts_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = torch.rand(50, generator=torch.Generator().manual_seed(0))
     writer = Writer(dict.fromkeys(range(20), 1 / 20))
-    whole = rtd.draw(writer, torch.zeros(50, 1), numbers)
+    whole = rtd.sample_tokens(writer, torch.zeros(50, 1), numbers)
     monkeypatch.setattr(rtd, "chunk_rows", lambda *_: 7)
-    assert torch.equal(rtd.draw(writer, torch.zeros(50, 1), numbers), whole)
+    assert torch.equal(rtd.sample_tokens(writer, torch.zeros(50, 1), numbers), whole)
 
 
 def test_empty_predictions_replace_nothing(special_tokens: Any, ids: Any) -> None:
@@ -154,7 +155,7 @@ def test_the_loss_counts_every_token_but_padding(special_tokens: Any, ids: Any) 
 
 def test_no_gradient_flows_through_the_draw(special_tokens: Any, ids: Any) -> None:
     hidden = torch.zeros(2, 1, requires_grad=True)
-    found = rtd.draw(Writer({3: 1.0}), hidden, torch.full((2,), 0.5))
+    found = rtd.sample_tokens(Writer({3: 1.0}), hidden, torch.full((2,), 0.5))
     assert not found.requires_grad
 
 
@@ -165,7 +166,9 @@ def test_what_is_drawn_depends_on_neither_packing_nor_micro_batches(special_toke
     def numbers(rows: int) -> list[float]:
         feed = PackedDataset(objective, text, batch_size=rows, shuffled=False)
         parts = [feed[i].targets for i in range(feed.num_batches)]
-        return sorted(d for p in parts for d in p.draws[p.tokens.labels != IGNORE_INDEX].tolist())
+        return sorted(
+            d for p in parts for d in p.uniforms[p.tokens.labels != IGNORE_INDEX].tolist()
+        )
 
     assert numbers(1) == numbers(4)
 

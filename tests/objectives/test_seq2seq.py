@@ -12,7 +12,7 @@ from kinfolk.batch import IGNORE_INDEX
 from kinfolk.data.chunks import InMemoryDocuments
 from kinfolk.data.datasets import PackedDataset
 from kinfolk.errors import UserError
-from kinfolk.models.transformer import SIZES
+from kinfolk.families.transformer import FAMILY
 from kinfolk.objectives.seq2seq import Seq2Seq
 from kinfolk.rng import Stream, generator
 
@@ -38,8 +38,8 @@ def test_the_picture_holds(special_tokens: Any) -> None:
     way = pairs(special_tokens)
     (chunk,) = way.chunks(text(("the cat sat", "die Katze lag")))
     example = way.example(chunk, generator(0, Stream.EXAMPLE, 0, 0))
-    assert example.source.tolist() == words("the cat sat </s>")
-    assert example.ids.tolist() == words("<p> die Katze lag")
+    assert example.encoder_input_ids.tolist() == words("the cat sat </s>")
+    assert example.input_ids.tolist() == words("<p> die Katze lag")
     assert example.labels.tolist() == words("die Katze lag </s>")
 
 
@@ -111,7 +111,7 @@ def test_a_share_that_cannot_be_is_refused(special_tokens: Any, wrong: float) ->
 
 def test_the_loss_is_smoothed_and_its_first_part_is_not(special_tokens: Any) -> None:
     torch.manual_seed(0)
-    model = dataclasses.replace(SIZES["nano"], vocab_size=len(KNOWN)).build()
+    model = dataclasses.replace(FAMILY.sizes["nano"], vocab_size=len(KNOWN)).build()
     way = pairs(special_tokens, label_smoothing=0.3)
     feed = PackedDataset(way, text(("the cat", "die"), ("a dog sat", "ein Hund lag")), batch_size=1)
     batch = feed[0]

@@ -47,13 +47,13 @@ class Rigged:
 def test_the_picture_holds(special_tokens: Any, ids: Any) -> None:
     text = InMemoryDocuments.from_lists([[ids("the cat"), ids("sat down")]])
     example = sop(special_tokens).example(Chunk(text, 0, 0, 4), Rigged(2, 0.3, 3))  # type: ignore[arg-type]
-    assert example.ids.tolist() == ids("[C] sat down [S] the [M] [S]")
+    assert example.input_ids.tolist() == ids("[C] sat down [S] the [M] [S]")
     assert example.token_type_ids.tolist() == [0, 0, 0, 0, 1, 1, 1]
     assert example.labels.tolist() == ids(". . . . . cat .")
-    assert example.label == SWAPPED == 1
+    assert example.sequence_label == SWAPPED == 1
     example = sop(special_tokens).example(Chunk(text, 0, 0, 4), Rigged(2, 0.7, 1))  # type: ignore[arg-type]
-    assert example.ids.tolist() == ids("[C] the [M] [S] sat down [S]")
-    assert example.label == IN_ORDER == 0
+    assert example.input_ids.tolist() == ids("[C] the [M] [S] sat down [S]")
+    assert example.sequence_label == IN_ORDER == 0
 
 
 def test_the_picture_of_runs_holds() -> None:
@@ -92,13 +92,13 @@ def drawn(special_tokens: Any, count: int = 2000) -> list[tuple[int, Any]]:
 
 
 def sides(example: Any) -> tuple[list[int], list[int]]:
-    ids = np.where(example.labels == IGNORE_INDEX, example.ids, example.labels)
+    ids = np.where(example.labels == IGNORE_INDEX, example.input_ids, example.labels)
     ordinary = ids >= 20
     return tuple(ids[ordinary & (example.token_type_ids == s)].tolist() for s in (0, 1))  # type: ignore[return-value]
 
 
 def test_half_of_the_pairs_are_swapped(special_tokens: Any) -> None:
-    verdicts = np.array([example.label for _, example in drawn(special_tokens)])
+    verdicts = np.array([example.sequence_label for _, example in drawn(special_tokens)])
     # Four standard deviations of a fair coin.
     assert abs((verdicts == SWAPPED).mean() - 0.5) < 4 * 0.5 / np.sqrt(len(verdicts))
 
@@ -106,7 +106,7 @@ def test_half_of_the_pairs_are_swapped(special_tokens: Any) -> None:
 def test_both_sides_are_one_stretch_split_where_a_sentence_ends(special_tokens: Any) -> None:
     cuts = set()
     for document, example in drawn(special_tokens, 300):
-        first, second = sides(example)[:: -1 if example.label == SWAPPED else 1]
+        first, second = sides(example)[:: -1 if example.sequence_label == SWAPPED else 1]
         assert first + second == list(range(TENS[document], TENS[document] + 10))
         cuts.add(len(first))
     assert cuts == {3, 7}
@@ -119,9 +119,12 @@ def test_a_single_sentence_is_learned_and_its_order_not_asked_for(special_tokens
     for number in range(20):
         one, two = (way.example(chunks[i], generator(0, Stream.EXAMPLE, 0, number)) for i in (0, 1))
         assert sides(one) == ([20, 21], [22, 23])
-        assert (one.label, two.label in (IN_ORDER, SWAPPED)) == (IGNORE_INDEX, True)
+        assert (one.sequence_label, two.sequence_label in (IN_ORDER, SWAPPED)) == (
+            IGNORE_INDEX,
+            True,
+        )
         batch = way.collate([[one, two]])
-        assert batch.targets.sequence_labels.tolist() == [IGNORE_INDEX, two.label]
+        assert batch.targets.sequence_labels.tolist() == [IGNORE_INDEX, two.sequence_label]
         assert batch.counts["pairs"] == 1
 
 

@@ -33,8 +33,8 @@ def hidden(text: str) -> np.ndarray:
 
 def test_the_picture_holds(special_tokens: Any, ids: Any) -> None:
     holes = spans(special_tokens).corrupt(np.array(ids("the cat sat on the mat")), hidden("011001"))
-    assert holes.source.tolist() == ids("the <x> on the <y> </s>")
-    assert holes.ids.tolist() == ids("<p> <x> cat sat <y> mat")
+    assert holes.encoder_input_ids.tolist() == ids("the <x> on the <y> </s>")
+    assert holes.input_ids.tolist() == ids("<p> <x> cat sat <y> mat")
     assert holes.labels.tolist() == ids("<x> cat sat <y> mat </s>")
 
 
@@ -46,14 +46,14 @@ def test_an_example_is_drawn_as_text_and_spans_in_turn(
     )  # of six tokens three, in two spans
     rng = chosen([[1], [2]])  # text of one and two tokens, spans of two and one
     holes = way.example(chunk(ids("the cat sat on the mat")), rng)
-    assert holes.source.tolist() == ids("the <x> on the <y> </s>")
+    assert holes.encoder_input_ids.tolist() == ids("the <x> on the <y> </s>")
 
 
 def test_the_example_of_the_paper_comes_out(special_tokens: Any, ids: Any) -> None:
     """Raffel et al. 2020, figure 2; its last sentinel is Hugging Face's </s>."""
     text = np.array(ids("Thank you for inviting me to your party last week"))
     holes = spans(special_tokens).corrupt(text, hidden("0011000010"))
-    assert holes.source.tolist() == ids("Thank you <x> me to your party <y> week </s>")
+    assert holes.encoder_input_ids.tolist() == ids("Thank you <x> me to your party <y> week </s>")
     assert holes.labels.tolist() == ids("<x> for inviting <y> last </s>")
 
 
@@ -97,12 +97,12 @@ def test_sight_of_encoder_decoder_and_across(special_tokens: Any, ids: Any) -> N
 def test_shares_and_lengths_are_those_of_the_paper() -> None:
     """Section 3.1.4: 15 % of the tokens, in spans of three on average."""
     way = spans(MANY, max_length=512)
-    text = InMemoryDocuments.from_lists([[list(range(200, 200 + way.longest))]])
+    text = InMemoryDocuments.from_lists([[list(range(200, 200 + way.max_tokens))]])
     chunk = way.chunks(text)[0]
     lengths: list[int] = []
     for index in range(50):
         holes = way.example(chunk, generator(0, Stream.EXAMPLE, 0, index))
-        gone = ~np.isin(chunk.ids, holes.source)
+        gone = ~np.isin(chunk.ids, holes.encoder_input_ids)
         assert gone.mean() == pytest.approx(0.15, abs=0.001)
         edges = np.flatnonzero(np.diff(gone, prepend=False, append=False))
         lengths += (edges[1::2] - edges[::2]).tolist()
@@ -128,21 +128,26 @@ def test_sentinels_come_in_order_and_never_two_together(
     for number, chunk in enumerate(way.chunks(text)):
         holes = way.example(chunk, generator(seed, Stream.EXAMPLE, 0, number))
         gone, count = way.noise_counts(len(chunk.ids))
-        for side in (holes.source, holes.ids, holes.labels):
+        for side in (holes.encoder_input_ids, holes.input_ids, holes.labels):
             there = side[np.isin(side, MANY.sentinels)]
             assert there.tolist() == list(MANY.sentinels[:count])
-        at = np.flatnonzero(np.isin(holes.source, MANY.sentinels))
+        at = np.flatnonzero(np.isin(holes.encoder_input_ids, MANY.sentinels))
         assert (np.diff(at) > 1).all()
-        assert (~np.isin(chunk.ids, holes.source)).sum() == gone
-        assert (len(holes.source), len(holes.ids)) == way.example_lengths(len(chunk.ids))
-        assert holes.source[-1] == holes.labels[-1] == MANY.eos and holes.ids[0] == MANY.pad
-        assert holes.ids[1:].tolist() == holes.labels[:-1].tolist()
+        assert (~np.isin(chunk.ids, holes.encoder_input_ids)).sum() == gone
+        assert (len(holes.encoder_input_ids), len(holes.input_ids)) == way.example_lengths(
+            len(chunk.ids)
+        )
+        assert (
+            holes.encoder_input_ids[-1] == holes.labels[-1] == MANY.eos
+            and holes.input_ids[0] == MANY.pad
+        )
+        assert holes.input_ids[1:].tolist() == holes.labels[:-1].tolist()
 
 
 def test_t5s_own_row_is_114_tokens_for_512() -> None:
     """Section 3.1.4's 512 tokens of input come from 568 of text, and leave 114 to write."""
     way = spans(MANY, max_length=512)
-    assert way.longest == 568
+    assert way.max_tokens == 568
     assert way.example_lengths(568) == (512, 114)
     assert way.row_lengths == (512, 120)
 
@@ -153,9 +158,9 @@ def test_the_longest_text_just_fits() -> None:
             with case(length):
                 way = spans(MANY, max_length=length)
                 assert (
-                    way.example_lengths(way.longest)[0]
+                    way.example_lengths(way.max_tokens)[0]
                     <= length
-                    < way.example_lengths(way.longest + 1)[0]
+                    < way.example_lengths(way.max_tokens + 1)[0]
                 )
 
 
@@ -177,11 +182,11 @@ def test_the_exam_hides_every_seventh_span_in_turn(special_tokens: Any, ids: Any
     assert len(chunks) == 7
     examples = [exam.example(chunk, generator(0, Stream.EXAMPLE, 0, 0)) for chunk in chunks]
     x, y = special_tokens.sentinels[:2]
-    assert examples[0].source.tolist() == [x, *range(23, 41), y, special_tokens.eos]
+    assert examples[0].encoder_input_ids.tolist() == [x, *range(23, 41), y, special_tokens.eos]
     assert examples[0].labels.tolist() == [
         IGNORE_INDEX, 20, 21, 22, IGNORE_INDEX, 41, 42, IGNORE_INDEX
     ]  # fmt: skip
-    assert examples[6].source.tolist() == [*range(20, 38), x, 41, 42, special_tokens.eos]
+    assert examples[6].encoder_input_ids.tolist() == [*range(20, 38), x, 41, 42, special_tokens.eos]
 
 
 def test_too_long_a_row_for_the_sentinels_is_refused(special_tokens: Any) -> None:

@@ -5,8 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kinfolk.batch import IGNORE_INDEX
+from kinfolk.data.examples import Example
 from kinfolk.objectives.mlm import MLMScorer
-from kinfolk.objectives.unilm import Seen, UniLM, attention_order
+from kinfolk.objectives.unilm import UniLM, attention_order
 from kinfolk.rng import Stream, generator
 
 SLOTS = range(7)
@@ -30,17 +32,34 @@ def unilm(special_tokens: Any, **settings: Any) -> UniLM:
     return UniLM(special_tokens=special_tokens, vocab_size=26, **({"max_length": 16} | settings))
 
 
-def example(ids: Any, way: str) -> Seen:
+def example(ids: Any, way: str) -> Example:
     """The picture's example."""
     segments = np.array([0, 0, 0, 0, 1, 1, 1])
     hidden, labels = ids("[C] the [M] [S] sat [M] [S]"), ids(". . cat . . down .")
-    return Seen(np.array(hidden), np.array(labels), segments, attention_order(way, segments))
+    return Example(
+        input_ids=np.array(hidden),
+        labels=np.array(labels),
+        token_type_ids=segments,
+        order=attention_order(way, segments),
+    )
 
 
-def test_the_picture_holds(special_tokens: Any, ids: Any) -> None:
-    framed, segments = unilm(special_tokens).split_in_two(np.array(ids("the cat sat down")), 2)
-    assert framed.tolist() == ids("[C] the cat [S] sat down [S]")
-    assert segments.tolist() == [0, 0, 0, 0, 1, 1, 1]
+def test_the_picture_holds(special_tokens: Any, ids: Any, chunk: Any) -> None:
+    objective, seen = unilm(special_tokens), set()
+    for index in range(40):
+        drawn = objective.example(
+            chunk(ids("the cat sat down")), generator(0, Stream.EXAMPLE, 0, index)
+        )
+        text = np.where(drawn.labels == IGNORE_INDEX, drawn.input_ids, drawn.labels)
+        first = int(np.argmax(text == special_tokens.sep))
+        words = ["the", "cat", "sat", "down"]
+        words.insert(first - 1, "[S]")
+        assert text.tolist() == ids(" ".join(["[C]", *words, "[S]"]))
+        assert drawn.token_type_ids is not None and drawn.order is not None
+        assert drawn.token_type_ids.tolist() == [0] * (first + 1) + [1] * (6 - first)
+        seen.add((first, tuple(drawn.order.tolist())))
+    assert {first for first, _ in seen} == {2, 3, 4} and len(seen) > 6
+    segments = np.array([0, 0, 0, 0, 1, 1, 1])
     assert attention_order("both", segments).tolist() == [0, 0, 0, 0, 0, 0, 0]
     assert attention_order("right", segments).tolist() == [0, 1, 2, 3, 4, 5, 6]
     assert attention_order("left", segments).tolist() == [6, 5, 4, 3, 2, 1, 0]

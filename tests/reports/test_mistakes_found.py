@@ -3,18 +3,17 @@
 import pytest
 
 from kinfolk.metrics.bootstrap import ConfidenceInterval
-from kinfolk.reports.evaluation_page import confusion_heatmap, format_score, reliability
+from kinfolk.reports.evaluation_page import confusion_heatmap, reliability_diagram
 from kinfolk.tasks.error_analysis import (
     calibration_bins,
-    confusion_table,
     expected_calibration_error,
     per_class_scores,
     scores_by_length,
+    to_plain,
     worst_errors,
 )
 from kinfolk.tasks.rows import LabelledText, TaggedSentence
-from kinfolk.tasks.scoring import EvaluationResult, score
-from kinfolk.tasks.task import Prediction, Task
+from kinfolk.tasks.task import EvaluationResult, Prediction, Task, format_score, metric_title
 
 MOOD = Task(kind="classify", labels=("bad", "good"), positive_label="good")
 
@@ -23,7 +22,7 @@ def judged(said: list[tuple[str, str, float]], task: Task = MOOD) -> EvaluationR
     """Make a verdict of (right, said, sure); the texts grow longer."""
     rows = [LabelledText(("x" * (n + 1),), right, n + 1) for n, (right, _, _) in enumerate(said)]
     answers = [Prediction(value, (), sure) for _, value, sure in said]
-    scores = score(task, rows, answers)
+    scores = task.evaluate(rows, answers)
     bounds = ConfidenceInterval(scores[task.main_metric], 0, 1)
     return EvaluationResult(task, rows, answers, scores, bounds, {})
 
@@ -41,8 +40,8 @@ def test_the_worst_are_wrong_and_most_sure() -> None:
 def test_probabilities_are_held_against_what_is_right() -> None:
     verdict = judged([("good", "good", 0.9)] * 3 + [("bad", "good", 0.9)] + [("bad", "bad", 0.55)])
     low, high = calibration_bins(verdict)
-    assert (low.low, low.answers, low.right) == (0.5, 1, 1.0)
-    assert (high.answers, high.right) == (4, 0.75) and high.sure == pytest.approx(0.9)
+    assert (low.low, low.count, low.accuracy) == (0.5, 1, 1.0)
+    assert (high.count, high.accuracy) == (4, 0.75) and high.probability == pytest.approx(0.9)
     assert expected_calibration_error([low, high]) == pytest.approx((4 * 0.15 + 0.45) / 5)
 
 
@@ -81,18 +80,19 @@ def test_tags_of_words_are_scored_by_themselves_and_entities_by_type() -> None:
 
 def test_pictures_name_what_they_count() -> None:
     verdict = judged([("good", "<bad>", 0.6), ("good", "good", 0.99), ("bad", "good", 0.9)])
-    counts = confusion_table(verdict)
-    assert counts is not None and counts.labels == ("bad", "good", "<bad>")
-    drawn = confusion_heatmap(counts)
+    values = to_plain(verdict)
+    assert values["confusion"]["labels"] == ["bad", "good", "<bad>"]
+    drawn = confusion_heatmap(values["confusion"])
     assert drawn.count("<rect") == 9 and "&lt;bad&gt;" in drawn and "<bad>" not in drawn
-    assert "3 answers" not in reliability(calibration_bins(verdict))
-    assert "2 answers with 94.5% on average: 50.0% are right" in reliability(
-        calibration_bins(verdict)
-    )
+    drawn = reliability_diagram(values["calibration"])
+    assert "3 predictions" not in drawn
+    assert "2 predictions with a probability of 94.5% on average: 50.0% are correct" in drawn
 
 
 def test_scores_are_written_as_they_are_read() -> None:
     scores = [("f1", 0.51239), ("bleu", 27.456), ("2_bleu", 1.0)]
     assert [format_score(*score) for score in scores] == ["0.5124", "27.46", "1.00"]
     assert format_score("perplexity", 12345.678) == "12,345.68"
-    assert format_score("held_out", float("nan")) == "–"
+    assert format_score("eval_loss", float("nan")) == "–"
+    titles = [metric_title(name) for name in ("bleu", "2_macro_f1", "eval_loss", "1_accuracy")]
+    assert titles == ["BLEU", "2 macro F1", "loss", "1 accuracy"]

@@ -8,8 +8,12 @@ from typing import Any
 import pytest
 
 from kinfolk.errors import UserError
-from kinfolk.tasks.formats.multiple_choice import read
+from kinfolk.tasks.formats.base import FileSpec, read_rows
 from kinfolk.tasks.rows import MultipleChoiceRow
+
+
+def read(path: Path) -> list[MultipleChoiceRow]:
+    return list(read_rows(path, FileSpec("choose", "objects", "")))
 
 
 def file(folder: Path, *records: Any, name: str = "a.jsonl.gz") -> Path:
@@ -79,13 +83,13 @@ CASES: dict[str, tuple[dict[str, Any], MultipleChoiceRow]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_each_published_form_is_a_choice(tmp_path: Path, case: str) -> None:
     record, choice = CASES[case]
-    assert list(read(file(tmp_path, record))) == [choice]
+    assert read(file(tmp_path, record)) == [choice]
 
 
 def test_a_passage_with_several_questions_is_several_choices(tmp_path: Path) -> None:
     record = {"article": "Kites.", "questions": ["One?", "Two?"], "answers": ["A", "B"],
               "options": [["a", "b"], ["c", "d"]]}  # fmt: skip
-    assert list(read(file(tmp_path, record))) == [
+    assert read(file(tmp_path, record)) == [
         MultipleChoiceRow("Kites.", ("a", "b"), 0, 1, "One?"),
         MultipleChoiceRow("Kites.", ("c", "d"), 1, 2, "Two?"),
     ]
@@ -95,16 +99,14 @@ def test_c3_is_lists_of_lines_and_questions(tmp_path: Path) -> None:
     questions = [{"question": "什么？", "choice": ["旅行", "工作"], "answer": "工作"}]
     path = tmp_path / "d-dev.json"
     path.write_text(json.dumps([[["男：好", "女：是"], questions, "1-2"]], indent=1))
-    assert list(read(path)) == [
-        MultipleChoiceRow("男：好\n女：是", ("旅行", "工作"), 1, 1, "什么？")
-    ]
+    assert read(path) == [MultipleChoiceRow("男：好\n女：是", ("旅行", "工作"), 1, 1, "什么？")]
 
 
 @pytest.mark.parametrize("label", [2, "C", -1, "c", 1.5])
 def test_a_label_that_is_no_option_is_refused(tmp_path: Path, label: Any) -> None:
     path = file(tmp_path, {"options": ["a", "b"], "label": label})
     with pytest.raises(UserError, match=r"'label' in record 1 of .* none of 2 options: give its"):
-        list(read(path))
+        read(path)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +121,7 @@ def test_a_label_that_is_no_option_is_refused(tmp_path: Path, label: Any) -> Non
 )
 def test_what_is_no_choice_is_refused(tmp_path: Path, record: Any, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        list(read(file(tmp_path, record)))
+        read(file(tmp_path, record))
 
 
 @pytest.mark.parametrize(("said", "place"), [("L", 11), (10, 10), ("Option 12", 11)])
@@ -135,10 +137,10 @@ def test_more_than_nine_numbered_options_are_all_read(
 def test_a_passage_with_fewer_options_than_questions_is_refused(tmp_path: Path) -> None:
     record = {"article": "a", "questions": ["b", "c"], "options": [["d", "e"]], "answers": ["A"]}
     with pytest.raises(UserError, match="has 2 questions, 1 lists of options and 1 answers"):
-        list(read(file(tmp_path, record)))
+        read(file(tmp_path, record))
 
 
 @pytest.mark.parametrize("said", ["AB", ""])
 def test_a_label_of_no_letter_or_two_is_refused(said: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="none of 2 options"):
-        list(read(file(tmp_path, {"context": "a", "options": ["b", "c"], "label": said})))
+        read(file(tmp_path, {"context": "a", "options": ["b", "c"], "label": said}))

@@ -24,11 +24,10 @@ from kinfolk.nn.coreference import (
     prune_mentions,
 )
 from kinfolk.nn.task_heads import FIXED_LABELS, ModelWithHead, ModelWithHeadConfig, pooling_of
-from kinfolk.tasks.formats.coreference import read_gap
+from kinfolk.tasks.formats.base import FileSpec, read_rows
 from kinfolk.tasks.formulations.coreference_head import CoreferenceHead, split_document
 from kinfolk.tasks.instances import TaskBatches, predict_rows
 from kinfolk.tasks.rows import CorefDocument, Span
-from kinfolk.tasks.scoring import score
 from kinfolk.tasks.task import Prediction, Task
 from kinfolk.text import Tokenizer, train_tokenizer
 
@@ -98,7 +97,7 @@ def network(tokenizer: Tokenizer, member: str = "bert", **more: Any) -> ModelWit
 
 
 def asked(way: CoreferenceHead, row: CorefDocument, tokenizer: Tokenizer) -> Any:
-    return way.collate(way.training_instances(row, tokenizer))
+    return way.make_batch(way.instances(row, tokenizer))
 
 
 def test_the_picture_holds(tokenizer: Tokenizer) -> None:
@@ -118,9 +117,7 @@ def test_where_mentions_are_not_given_every_short_span_of_a_sentence_may_be_one(
     tokenizer: Tokenizer,
 ) -> None:
     row = replace(PICTURE, mentions=None, clusters=(((0, 2), (4, 6)),))
-    (example,) = way(tokenizer, max_span_length=2, spans_per_word=0.4).training_instances(
-        row, tokenizer
-    )
+    (example,) = way(tokenizer, max_span_length=2, spans_per_word=0.4).instances(row, tokenizer)
     inside = [(0, 1), (0, 2), (1, 2), (1, 3), (2, 3), (2, 4), (3, 4), (4, 5), (4, 6), (5, 6)]
     assert list(example.metadata.spans) == inside
     assert example.target == [int(span in ((0, 2), (4, 6))) for span in inside]
@@ -130,9 +127,7 @@ def test_where_mentions_are_not_given_every_short_span_of_a_sentence_may_be_one(
 def test_spans_of_several_documents_lie_one_behind_the_other(tokenizer: Tokenizer) -> None:
     solve = way(tokenizer)
     rows = [PICTURE, replace(PICTURE, clusters=(), mentions=((1, 4), (4, 6)))]
-    key = solve.collate(
-        [e for row in rows for e in solve.training_instances(row, tokenizer)]
-    ).targets
+    key = solve.make_batch([e for row in rows for e in solve.instances(row, tokenizer)]).targets
     assert isinstance(key.target, Tensor) and key.target.tolist() == [1, 0, 1, 0, 0]
     batch: Any = key
     assert batch.first.tolist() == [0, 2, 4, 7, 10]
@@ -142,7 +137,7 @@ def test_spans_of_several_documents_lie_one_behind_the_other(tokenizer: Tokenize
 
 def test_who_speaks_is_known_by_the_first_word(tokenizer: Tokenizer) -> None:
     said = (("eve", "tom", "-", "tom"), ("eve", "eve"))
-    (example,) = way(tokenizer).training_instances(replace(PICTURE, speakers=said), tokenizer)
+    (example,) = way(tokenizer).instances(replace(PICTURE, speakers=said), tokenizer)
     assert example.metadata.speakers == (0, -1, 0)
 
 
@@ -239,7 +234,7 @@ def learn(
     steps: int,
 ) -> list[float]:
     """Take some steps; return the loss of each."""
-    examples = [example for row in rows for example in solve.training_instances(row, tokenizer)]
+    examples = [example for row in rows for example in solve.instances(row, tokenizer)]
     cut = sum(example.truncated_tokens for example in examples)
     assert not cut
     feed = TaskBatches(solve, [examples], batch=16)
@@ -269,7 +264,7 @@ def test_stories_are_understood_and_stay_so_on_disk(
     assert sum(losses[-5:]) < 0.2 * sum(losses[:5])
     fresh = [story(number, given=given) for number in range(1000, 1060)]
     said = predict_rows(solve, model, fresh, tokenizer)
-    assert score(solve.task, fresh, said)["conll_f1"] > 0.95
+    assert solve.task.evaluate(fresh, said)["conll_f1"] > 0.95
 
     save(tmp_path, model, tokenizer)
     config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
@@ -291,10 +286,10 @@ def test_who_else_is_in_a_batch_changes_nothing(
     model: Any = network(tokenizer, member)
     model.head.mention[-1].bias.fill_(1.0)  # so that a network that learned nothing finds links
     rows = [story(number, given=given, sentences=9) for number in range(8)]
-    examples = [example for row in rows for example in solve.training_instances(row, tokenizer)]
+    examples = [example for row in rows for example in solve.instances(row, tokenizer)]
     assert len(examples) == len(rows) < sum(len(e.examples) for e in examples)
-    packed = solve.loss(model, solve.collate(examples))
-    alone = [solve.loss(model, solve.collate([example])) for example in examples]
+    packed = solve.loss(model, solve.make_batch(examples))
+    alone = [solve.loss(model, solve.make_batch([example])) for example in examples]
     total = torch.stack([loss.sums["labels"] for loss in alone]).sum()
     torch.testing.assert_close(packed.sums["labels"], total, rtol=1e-4, atol=1e-4)
     together = predict_rows(solve, model, rows, tokenizer, tokens=10**6)
@@ -305,14 +300,14 @@ def test_who_else_is_in_a_batch_changes_nothing(
 
 def test_a_long_document_is_read_in_stretches_of_whole_sentences(tokenizer: Tokenizer) -> None:
     row = story(11, given=False, sentences=30)
-    (example,) = way(tokenizer, max_length=24).training_instances(row, tokenizer)
+    (example,) = way(tokenizer, max_length=24).instances(row, tokenizer)
     assert len(example.examples) > 2 and not example.truncated_tokens
-    assert max(len(reading.ids) for reading in example.examples) <= 24
+    assert max(len(reading.input_ids) for reading in example.examples) <= 24
     begins = [tokenizer.offsets(word)[0][0] for word in row.words]
-    read = [int(id) for r in example.examples for id in r.ids[r.read_at]]
+    read = [int(id) for r in example.examples for id in r.input_ids[r.read_positions]]
     assert read == begins
     stop = tokenizer.offsets(".")[0][0]
-    assert all(r.ids[r.read_at[-1]] == stop for r in example.examples)
+    assert all(r.input_ids[r.read_positions[-1]] == stop for r in example.examples)
 
 
 def test_a_long_sentence_is_parted_and_spans_may_lie_across() -> None:
@@ -333,7 +328,7 @@ def test_a_span_across_two_stretches_is_read_in_both(tokenizer: Tokenizer) -> No
 
 def test_letters_of_a_word_longer_than_all_room_are_counted(tokenizer: Tokenizer) -> None:
     row = CorefDocument("word", (("she", "x" * 40),), ((),), 1, ((0, 1), (1, 2)))
-    (example,) = way(tokenizer, max_length=16).training_instances(row, tokenizer)
+    (example,) = way(tokenizer, max_length=16).instances(row, tokenizer)
     whole = len(tokenizer.offsets(" " + "x" * 40)[0])
     assert example.truncated_tokens == max(0, whole - 14)
 
@@ -341,7 +336,7 @@ def test_letters_of_a_word_longer_than_all_room_are_counted(tokenizer: Tokenizer
 def test_what_refers_to_one_thing_in_turn_is_one_cluster(tokenizer: Tokenizer) -> None:
     solve = way(tokenizer)
     row = replace(PICTURE, mentions=tuple((n, n + 1) for n in range(6)))
-    examples = solve.inference_instances(row, tokenizer)
+    examples = solve.instances(row, tokenizer, labelled=False)
     reply = torch.tensor([[-1, 0.9], [-1, 1.0], [0, 0.6], [2, 1.0], [1, 1.0], [-1, 1.0]])
     said = solve.decode(row, examples, [reply.double().numpy()])
     assert said.value == (((0, 1), (2, 3), (3, 4)), ((1, 2), (4, 5)))
@@ -351,7 +346,7 @@ def test_what_refers_to_one_thing_in_turn_is_one_cluster(tokenizer: Tokenizer) -
 def test_a_document_without_spans_has_no_clusters(tokenizer: Tokenizer) -> None:
     solve, model = way(tokenizer), network(tokenizer)
     empty = [replace(PICTURE, mentions=()), replace(PICTURE, sentences=((), ()), mentions=None)]
-    assert [solve.training_instances(row, tokenizer) for row in empty] == [[], []]
+    assert [solve.instances(row, tokenizer) for row in empty] == [[], []]
     said = predict_rows(solve, model, [empty[0], PICTURE, empty[1]], tokenizer)
     assert said[0] == said[2] == Prediction(())
     assert said[1].probability is not None
@@ -370,9 +365,11 @@ def test_settings_that_leave_nothing_to_rank_are_told(
 
 @pytest.mark.real
 def test_pronouns_of_gap_are_learned_by_heart(real: Path) -> None:
-    rows = list(islice(read_gap(real / "gap_coref" / "gap-validation.tsv"), 16))
+    path = real / "gap_coref" / "gap-validation.tsv"
+    rows = list(islice(read_rows(path, FileSpec("coref", "gap", "")), 16))
     words = train_tokenizer([" ".join(row.words) for row in rows], kind="wordpiece", vocab_size=600)
     solve, model = way(words), network(words)
     losses = learn(solve, model, rows, words, 30)
     assert losses[-1] < 0.1 * losses[0]
-    assert score(solve.task, rows, predict_rows(solve, model, rows, words))["conll_f1"] > 0.95
+    predictions = predict_rows(solve, model, rows, words)
+    assert solve.task.evaluate(rows, predictions)["conll_f1"] > 0.95

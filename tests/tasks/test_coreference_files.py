@@ -6,8 +6,12 @@ from pathlib import Path
 import pytest
 
 from kinfolk.errors import UserError
-from kinfolk.tasks.formats.coreference import read_conll2012, read_coref_json, read_gap
+from kinfolk.tasks.formats.base import FileSpec, read_rows
 from kinfolk.tasks.rows import CorefDocument
+
+
+def read(path: Path, format: str) -> list[CorefDocument]:
+    return list(read_rows(path, FileSpec("coref", format, "")))
 
 
 def conll(*words: tuple[str, str]) -> str:
@@ -25,7 +29,7 @@ def test_brackets_in_the_last_column_are_spans(tmp_path: Path) -> None:
             ("The", "(1"), ("old", "-"), ("king", "(2)|1)"), ("", ""), ("He", "(1)"), ("it", "(2)")
         )
     )
-    (document,) = read_conll2012(path)
+    (document,) = read(path, "conll2012")
     assert document.sentences == (("The", "old", "king"), ("He", "it"))
     assert set(document.clusters or ()) == {((0, 3), (3, 4)), ((2, 3), (4, 5))}
     assert (document.id, document.number) == ("(bc/a); part 000", 1)
@@ -35,7 +39,7 @@ def test_brackets_in_the_last_column_are_spans(tmp_path: Path) -> None:
 def test_spans_of_one_cluster_may_lie_in_each_other(tmp_path: Path) -> None:
     path = tmp_path / "a.conll"
     path.write_text(conll(("a", "(1"), ("b", "(1"), ("c", "1)"), ("d", "1)")))
-    assert next(read_conll2012(path)).clusters == (((0, 4), (1, 3)),)
+    assert read(path, "conll2012")[0].clusters == (((0, 4), (1, 3)),)
 
 
 @pytest.mark.parametrize(
@@ -46,30 +50,30 @@ def test_brackets_that_do_not_close_are_refused(tmp_path: Path, marks: str, said
     path = tmp_path / "a.conll"
     path.write_text(conll(("a", marks)))
     with pytest.raises(UserError, match=said):
-        list(read_conll2012(path))
+        read(path, "conll2012")
 
 
 def test_a_document_that_was_cut_short_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.conll"
     path.write_text(conll(("a", "-")).partition("#end")[0])
     with pytest.raises(UserError, match="no '#end document' for line 1"):
-        list(read_conll2012(path))
+        read(path, "conll2012")
     path.write_text("a b\n")
     with pytest.raises(UserError, match=r"line 1 of .* stands between"):
-        list(read_conll2012(path))
+        read(path, "conll2012")
 
 
 def test_spans_of_json_have_their_last_word_in(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     record = {"doc_key": "d", "sentences": [["王", "老师"], ["他"]], "clusters": [[[0, 1], [2, 2]]]}
     path.write_text(json.dumps(record))
-    assert list(read_coref_json(path)) == [
+    assert read(path, "objects") == [
         CorefDocument("d", (("王", "老师"), ("他",)), (((0, 2), (2, 3)),), 1)
     ]
     for bad in ([2, 3], [1, 0], [0], "x"):
         path.write_text(json.dumps({**record, "clusters": [[bad]]}))
         with pytest.raises(UserError, match=r"line 1 of .* has the span .* among 3 words"):
-            list(read_coref_json(path))
+            read(path, "objects")
 
 
 TITLES = "ID\tText\tPronoun\tPronoun-offset\tA\tA-offset\tA-coref\tB\tB-offset\tB-coref\tURL\n"
@@ -79,7 +83,7 @@ def test_the_pronoun_and_two_names_of_gap_are_given_mentions(tmp_path: Path) -> 
     path = tmp_path / "gap.tsv"
     row = "t-1\tAnn Lee met Bea's aunt; she ran.\tshe\t24\tAnn Lee\t0\tTRUE\tBea\t12\tFALSE\thttp"
     path.write_text(TITLES + row + "\n")
-    (document,) = read_gap(path)
+    (document,) = read(path, "gap")
     words = document.words
     assert document.mentions is not None
     spans = [" ".join(words[a:b]) for a, b in document.mentions]
@@ -87,19 +91,19 @@ def test_the_pronoun_and_two_names_of_gap_are_given_mentions(tmp_path: Path) -> 
     assert document.clusters == ((document.mentions[0], document.mentions[2]),)
     path.write_text(TITLES + row.replace("\t24\t", "\t25\t") + "\n")
     with pytest.raises(UserError, match=r"line 2 of .* has no 'she' at character 25"):
-        list(read_gap(path))
+        read(path, "gap")
 
 
 def test_where_neither_name_is_meant_there_is_no_cluster(tmp_path: Path) -> None:
     path = tmp_path / "gap.tsv"
     row = "t-1\tAnn met Bea; she ran.\tshe\t13\tAnn\t0\tFALSE\tBea\t8\tFALSE\thttp"
     path.write_text(TITLES + row + "\n")
-    assert next(read_gap(path)).clusters == ()
+    assert read(path, "gap")[0].clusters == ()
 
 
 @pytest.mark.real
 def test_every_span_of_gap_is_its_words(real: Path) -> None:
-    documents = list(read_gap(real / "gap_coref" / "gap-validation.tsv"))
+    documents = read(real / "gap_coref" / "gap-validation.tsv", "gap")
     assert len(documents) == 454
     for document in documents:
         assert document.mentions is not None and len(document.mentions) == 3
@@ -111,4 +115,4 @@ def test_clusters_that_are_no_list_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"sentences": [["ann", "ran"]], "clusters": 5}\n', encoding="utf-8")
     with pytest.raises(UserError, match=r"'clusters' in line 1 of .* is 5: write a list of lists"):
-        list(read_coref_json(path))
+        read(path, "objects")

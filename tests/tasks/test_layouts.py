@@ -12,26 +12,26 @@ import transformers
 from kinfolk.attention_mask import PADDING_ID
 from kinfolk.batch import IGNORE_INDEX
 from kinfolk.data.chunks import InMemoryDocuments
+from kinfolk.data.examples import Example
 from kinfolk.errors import UserError
 from kinfolk.objectives.blank_infilling import BlankInfilling
 from kinfolk.objectives.seq2seq import Seq2Seq
 from kinfolk.rng import Stream, generator
-from kinfolk.tasks.examples import Example, pack_examples
+from kinfolk.tasks.examples import pack_examples
 from kinfolk.tasks.formulations.base import segment_log_softmax, split_by_instance
-from kinfolk.tasks.formulations.head import encode_words, split_to_fit
 from kinfolk.tasks.formulations.sequences import (
     apply_template,
     build_example,
-    detokenize,
     encode_continuation,
     encode_plain,
+    encode_words,
     fill_pattern,
     num_special_tokens,
-    space_between,
+    split_to_fit,
     truncate_longest_first,
 )
 from kinfolk.tasks.formulations.span_head import char_to_token_span, window_starts
-from kinfolk.tasks.rows import LabelledText
+from kinfolk.tasks.rows import LabelledText, detokenize, space_between
 from kinfolk.text import Tokenizer, train_tokenizer
 from kinfolk.text.tokenizer import TEMPLATES, SpecialTokens
 from kinfolk.text.train import KINDS
@@ -43,18 +43,18 @@ NO = IGNORE_INDEX
 
 
 def read(ids: list[int], **more: Any) -> Example:
-    return Example(ids=np.array(ids), **{"order": np.arange(len(ids)), **more})
+    return Example(input_ids=np.array(ids), **{"order": np.arange(len(ids)), **more})
 
 
 def test_readings_lie_side_by_side_and_know_where_they_went() -> None:
     some = [read([11, 12, 13]), read([21, 22, 23, 24, 25]), read([31, 32], order=np.zeros(2, int))]
-    page = pack_examples(some, pad=9)
+    page = pack_examples(some, pad_id=9)
     assert page.inputs.input_ids.tolist() == [[11, 12, 13, 21, 22, 23, 24, 25], [31, 32] + [9] * 6]
     assert page.inputs.attention_mask.document_ids.tolist() == [
         [0] * 3 + [1] * 5,
         [0] * 2 + [PADDING_ID] * 6,
     ]
-    assert page.inputs.attention_mask.query_order.tolist() == [[0, 1, 2, 0, 1, 2, 3, 4], [0] * 8]
+    assert page.inputs.attention_mask.query_order.tolist() == [[*range(8)], [0, 0, *range(2, 8)]]
     assert (
         page.inputs.attention_mask.key_order.tolist()
         == page.inputs.attention_mask.query_order.tolist()
@@ -68,25 +68,25 @@ def test_readings_lie_side_by_side_and_know_where_they_went() -> None:
 def test_slots_and_predicted_tokens_are_found_through_the_rows() -> None:
     labels = np.array([NO, 7, 8])
     some = [
-        read([1, 2], read_at=np.array([1])),
-        read([3] * 7, read_at=np.array([0, 6])),
-        read([4, 5, 6], labels=labels, read_at=np.array([2])),
+        read([1, 2], read_positions=np.array([1])),
+        read([3] * 7, read_positions=np.array([0, 6])),
+        read([4, 5, 6], labels=labels, read_positions=np.array([2])),
     ]
-    page = pack_examples(some, pad=0)
+    page = pack_examples(some, pad_id=0)
     flat = page.inputs.input_ids.flatten()
-    assert flat[page.read_at(some)].tolist() == [2, 3, 3, 6]
-    tokens, owner = page.tokens(some)
+    assert flat[page.read_positions(some)].tolist() == [2, 3, 3, 6]
+    tokens, owner = page.token_targets(some)
     assert tokens.labels.tolist() == [7, 8] and owner.tolist() == [2, 2]
     assert tokens.positions is not None and flat[tokens.positions].tolist() == [5, 6]
 
 
 def test_sources_lie_in_rows_of_their_own_that_match() -> None:
     some = [
-        read([1, 2], source=np.array([11])),
-        read([3], source=np.array([12] * 6)),
-        read([4, 5, 6], source=np.array([13] * 9)),
+        read([1, 2], encoder_input_ids=np.array([11])),
+        read([3], encoder_input_ids=np.array([12] * 6)),
+        read([4, 5, 6], encoder_input_ids=np.array([13] * 9)),
     ]
-    inputs = pack_examples(some, pad=0).inputs
+    inputs = pack_examples(some, pad_id=0).inputs
     assert inputs.encoder_inputs is not None
     for row in range(len(inputs.input_ids)):
         for document in range(int(inputs.attention_mask.document_ids[row].max()) + 1):
@@ -148,57 +148,57 @@ def test_the_longer_text_is_cut_first() -> None:
     assert truncate_longest_first([[*long, 10], long], 7) == ([long[:4], long[:3]], 14)
     assert truncate_longest_first([long, []], 7) == ([long[:7], []], 3)
     assert truncate_longest_first([long], 12) == ([long], 0)
-    with pytest.raises(UserError, match="1 tokens has no room for 2 texts"):
+    with pytest.raises(UserError, match="1 tokens have no room for 2 texts"):
         truncate_longest_first([long, short], 1)
 
 
 def test_a_decoder_says_what_follows_a_step_apart() -> None:
     said = build_example("decoder", SPECIALS, [50, 51], [60, 61])
-    assert said.ids.tolist() == [2, 50, 51, 60, 61]
+    assert said.input_ids.tolist() == [2, 50, 51, 60, 61]
     assert said.labels is not None
     assert said.labels.tolist() == [NO, NO, 60, 61, 3]
     assert said.order.tolist() == [0, 1, 2, 3, 4]
-    assert said.position_ids is None and said.source is None
+    assert said.position_ids is None and said.encoder_input_ids is None
     open_ended = build_example("decoder", SPECIALS, [50, 51], [60, 61], [70], end=False)
-    assert open_ended.ids.tolist() == [2, 50, 51, 60, 61]
+    assert open_ended.input_ids.tolist() == [2, 50, 51, 60, 61]
     assert open_ended.labels is not None
     assert open_ended.labels.tolist() == [NO, NO, 60, 61, 70]
 
 
 def test_an_encoder_reads_and_a_decoder_says() -> None:
     said = build_example("encoder-decoder", SPECIALS, [50, 51], [60, 61])
-    assert said.source is not None and said.labels is not None
-    assert said.source.tolist() == [50, 51, 3]
-    assert said.ids.tolist() == [0, 60, 61] and said.labels.tolist() == [60, 61, 3]
-    hole = build_example("encoder-decoder", SPECIALS, [50], [60, 61], [51], end=False, hole=True)
-    assert hole.source is not None and hole.labels is not None
-    assert hole.source.tolist() == [50, 7, 51, 3]
-    assert hole.ids.tolist() == [0, 7, 60, 61] and hole.labels.tolist() == [NO, 60, 61, NO]
+    assert said.encoder_input_ids is not None and said.labels is not None
+    assert said.encoder_input_ids.tolist() == [50, 51, 3]
+    assert said.input_ids.tolist() == [0, 60, 61] and said.labels.tolist() == [60, 61, 3]
+    hole = build_example("encoder-decoder", SPECIALS, [50], [60, 61], [51], end=False, infill=True)
+    assert hole.encoder_input_ids is not None and hole.labels is not None
+    assert hole.encoder_input_ids.tolist() == [50, 7, 51, 3]
+    assert hole.input_ids.tolist() == [0, 7, 60, 61] and hole.labels.tolist() == [NO, 60, 61, NO]
 
 
 def test_blanks_are_filled_at_the_place_of_their_mask() -> None:
-    said = build_example("blanks", SPECIALS, [50, 51], [60, 61], [52], hole=True)
+    said = build_example("blanks", SPECIALS, [50, 51], [60, 61], [52], infill=True)
     assert (
         said.labels is not None
         and said.position_ids is not None
         and said.block_position_ids is not None
     )
-    assert said.ids.tolist() == [50, 51, 6, 52, 2, 60, 61]
+    assert said.input_ids.tolist() == [50, 51, 6, 52, 2, 60, 61]
     assert said.labels.tolist() == [NO, NO, NO, NO, 60, 61, 3]
     assert said.position_ids.tolist() == [0, 1, 2, 3, 2, 2, 2]
     assert said.block_position_ids.tolist() == [0, 0, 0, 0, 1, 2, 3]
     assert said.order.tolist() == [0, 0, 0, 0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("hole", [True, False])
-def test_blanks_are_laid_out_as_in_pretraining(hole: bool) -> None:
+@pytest.mark.parametrize("infill", [True, False])
+def test_blanks_are_laid_out_as_in_pretraining(infill: bool) -> None:
     known = BlankInfilling(special_tokens=SPECIALS, vocab_size=100, max_length=32)
-    after = [52, 53] if hole else []
+    after = [52, 53] if infill else []
     whole = np.array([50, 51, 60, 61, 62, *after])
-    mask = known.marks.mask if hole else known.marks.gmask
+    mask = known.glm_tokens.mask if infill else known.glm_tokens.gmask
     wanted = known.corrupt(whole, [(2, 5)], mask)
-    found = build_example("blanks", SPECIALS, [50, 51], [60, 61, 62], after, hole=hole)
-    for name in ("ids", "labels", "position_ids", "block_position_ids", "order"):
+    found = build_example("blanks", SPECIALS, [50, 51], [60, 61, 62], after, infill=infill)
+    for name in ("input_ids", "labels", "position_ids", "block_position_ids", "order"):
         assert getattr(found, name).tolist() == getattr(wanted, name).tolist(), name
 
 
@@ -207,7 +207,7 @@ def test_pairs_are_laid_out_as_in_translation() -> None:
     (chunk,) = list(known.chunks(InMemoryDocuments.from_lists([[[50, 51, 52], [60, 61]]])))
     wanted = known.example(chunk, generator(0, Stream.ORDER))
     found = build_example("encoder-decoder", SPECIALS, [50, 51, 52], [60, 61])
-    for name in ("source", "ids", "labels"):
+    for name in ("encoder_input_ids", "input_ids", "labels"):
         assert getattr(found, name).tolist() == getattr(wanted, name).tolist(), name
 
 

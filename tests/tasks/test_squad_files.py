@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 
 from kinfolk.errors import UserError
-from kinfolk.tasks.formats.base import ReadReport
-from kinfolk.tasks.formats.squad import read
+from kinfolk.tasks.formats.base import FileSpec, ReadReport, read_rows
 from kinfolk.tasks.rows import QuestionRow
 
 CONTEXT = "战国无双3是游戏。战国无双4也是。"
+
+
+def read(path: Path, report: ReadReport | None = None) -> list[QuestionRow]:
+    return list(read_rows(path, FileSpec("span", "squad", ""), report=report))
 
 
 def file(
@@ -33,7 +36,7 @@ def question(id: str = "q", *answers: tuple[str, int], **more: Any) -> dict[str,
 def test_an_answer_begins_where_the_file_says(tmp_path: Path, indent: int | None) -> None:
     notes = ReadReport()
     path = file(tmp_path, question("q", ("战国", 9), ("游戏", 6)), indent=indent)
-    assert list(read(path, notes)) == [
+    assert read(path, notes) == [
         QuestionRow("q", CONTEXT, "什么？", (("战国", 9), ("游戏", 6)), True, 1)
     ]
     assert not notes.counts
@@ -41,14 +44,14 @@ def test_an_answer_begins_where_the_file_says(tmp_path: Path, indent: int | None
 
 def test_an_answer_elsewhere_is_found_at_the_nearest_place(tmp_path: Path) -> None:
     notes = ReadReport()
-    found = list(read(file(tmp_path, question("q", ("战国", 8), ("战国", 2), ("战国", -4))), notes))
+    found = read(file(tmp_path, question("q", ("战国", 8), ("战国", 2), ("战国", -4))), notes)
     assert [start for _, start in found[0].answers] == [9, 0, 0]
     assert list(notes.counts.values()) == [3]
 
 
 def test_an_answer_nowhere_is_kept_counted_and_listed(tmp_path: Path) -> None:
     notes = ReadReport()
-    found = list(read(file(tmp_path, question("q7", ("三国", 0), ("游戏", 6))), notes))
+    found = read(file(tmp_path, question("q7", ("三国", 0), ("游戏", 6))), notes)
     assert found[0].answers == (("三国", -1), ("游戏", 6))
     assert notes.messages() == ["answers that their context does not hold: 1 (q7: '三国')"]
 
@@ -74,7 +77,7 @@ def test_an_id_met_twice_is_made_new_and_noted(tmp_path: Path) -> None:
 
 def test_questions_about_nothing_are_left_out_and_noted(tmp_path: Path) -> None:
     notes = ReadReport()
-    assert list(read(file(tmp_path, question(), context=" "), notes)) == []
+    assert read(file(tmp_path, question(), context=" "), notes) == []
     assert notes.messages() == ["questions without a context, left out: 1 (1)"]
 
 
@@ -94,4 +97,4 @@ def test_another_form_is_refused_by_its_place(tmp_path: Path, value: Any, said: 
     path = tmp_path / "a.json"
     path.write_text(json.dumps(value))
     with pytest.raises(UserError, match=said):
-        list(read(path))
+        read(path)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kinfolk.errors import UserError
-from kinfolk.tasks.formats.registry import read_rows
+from kinfolk.tasks.formats.base import read_rows
 from kinfolk.tasks.suite import discover_suite
 
 TABLE = "sentence\tlabel\na fine film\t1\nso so\t0\n"

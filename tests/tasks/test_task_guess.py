@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 from kinfolk.errors import UserError
-from kinfolk.tasks.formats.base import ReadReport
+from kinfolk.tasks.formats.base import Columns, FileSpec, ReadReport, parse_columns, read_rows
 from kinfolk.tasks.formats.detect import detect_format
-from kinfolk.tasks.formats.registry import FileSpec, read_rows
-from kinfolk.tasks.formats.table import Columns, parse_columns
 from kinfolk.tasks.rows import (
     LabelledText,
     MultipleChoiceRow,
@@ -202,7 +200,7 @@ def test_two_files_are_pairs_by_line(tmp_path: Path) -> None:
     source = file(tmp_path, "a.en", "a cat", "", "a dog")
     target = file(tmp_path, "a.de.gz", "eine Katze", "x", "ein Hund")
     notes, found = ReadReport(), detect_format(source, target=target)
-    assert list(read_rows(source, found, target=target, notes=notes)) == [
+    assert list(read_rows(source, found, target=target, report=notes)) == [
         SourceTarget("a cat", "eine Katze", 1),
         SourceTarget("a dog", "ein Hund", 3),
     ]
@@ -222,8 +220,9 @@ def test_what_cannot_be_guessed_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not exist"):
         detect_format(tmp_path / "none.tsv")
     text = file(tmp_path, "c.txt", "Only words, no labels.")
-    with pytest.raises(UserError, match="has no labels"):
-        list(read_rows(text, detect_format(text)))
+    assert list(read_rows(text, detect_format(text))) == [
+        SourceTarget("", "Only words, no labels.", 1)
+    ]
 
 
 def labelled(path: Path, found: FileSpec) -> Iterator[LabelledText]:
@@ -329,7 +328,7 @@ def test_answers_of_cmrc_that_are_off_are_counted(real: Path) -> None:
         notes, path = ReadReport(), real / "cmrc2018" / name
         read = [
             row
-            for row in read_rows(path, detect_format(path), notes=notes)
+            for row in read_rows(path, detect_format(path), report=notes)
             if isinstance(row, QuestionRow)
         ]
         counts[0] += notes.counts["answers found at another place than the file says"]

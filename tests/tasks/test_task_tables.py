@@ -6,7 +6,7 @@ import io
 import json
 import lzma
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfolk.errors import UserError
-from kinfolk.tasks.formats.base import ReadReport
-from kinfolk.tasks.formats.table import Columns, parse_columns, read_labelled, read_pairs
+from kinfolk.tasks.formats.base import Columns, FileSpec, ReadReport, parse_columns, read_rows
 from kinfolk.tasks.rows import LabelledText, SourceTarget
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
@@ -23,6 +22,23 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,
     ".xz": lzma.compress,
 }
+
+
+def read_labelled(
+    path: Path,
+    columns: Columns,
+    *,
+    task: str = "classify",
+    header: bool = True,
+    report: ReadReport | None = None,
+) -> Iterator[LabelledText]:
+    return read_rows(path, FileSpec(task, "table", "", columns, header), report=report)
+
+
+def read_pairs(
+    path: Path, columns: Columns, *, header: bool = True, report: ReadReport | None = None
+) -> Iterator[SourceTarget]:
+    return read_rows(path, FileSpec("write", "table", "", columns, header), report=report)
 
 
 def file(folder: Path, name: str, *lines: str) -> Path:
@@ -122,7 +138,7 @@ def test_more_columns_after_the_texts_are_noted_and_before_the_label_refused(
     tmp_path: Path,
 ) -> None:
     path, notes = file(tmp_path, "a.tsv", "1\tso", "0\tno\tlicence"), ReadReport()
-    assert len(list(read_labelled(path, Columns((2,), 1), header=False, notes=notes))) == 2
+    assert len(list(read_labelled(path, Columns((2,), 1), header=False, report=notes))) == 2
     assert "more than the first" in notes.messages()[0]
     path = file(tmp_path, "b.tsv", "so\t1", "n\to\t0")
     with pytest.raises(UserError, match="line 2"):
@@ -134,7 +150,7 @@ def test_more_columns_after_the_texts_are_noted_and_before_the_label_refused(
 def test_no_label_is_refused_by_its_line(tmp_path: Path, label: str, task: str) -> None:
     path = file(tmp_path, "a.tsv", "text\tlabel", "so\t1", f"no\t{label}")
     with pytest.raises(UserError, match=r"the label in line 3 of .*every example needs one"):
-        list(read_labelled(path, Columns(("text",), "label"), task=task))  # type: ignore[arg-type]
+        list(read_labelled(path, Columns(("text",), "label"), task=task))
 
 
 @pytest.mark.parametrize("label", ["null", "NaN", "[1]", '""'])
@@ -154,7 +170,7 @@ def test_a_word_is_no_number(tmp_path: Path, label: str) -> None:
 def test_labels_nobody_agreed_on_are_left_out_and_noted(tmp_path: Path) -> None:
     path, notes = file(tmp_path, "a.tsv", "text\tlabel", "so\t-", "no\t1"), ReadReport()
     assert [
-        row.number for row in read_labelled(path, Columns(("text",), "label"), notes=notes)
+        row.number for row in read_labelled(path, Columns(("text",), "label"), report=notes)
     ] == [3]
     assert notes.messages() == ["rows without an agreed label ('-'), left out, on lines: 1 (2)"]
 
@@ -202,7 +218,7 @@ def test_columns_are_read_as_a_user_writes_them() -> None:
 
 def test_targets_are_written_and_empty_sides_noted(tmp_path: Path) -> None:
     path, notes = file(tmp_path, "a.tsv", "Hi.\t嗨。\tby", "\t好\tby", "No.\t\tby"), ReadReport()
-    found = list(read_pairs(path, Columns((1,), 2), header=False, notes=notes))
+    found = list(read_pairs(path, Columns((1,), 2), header=False, report=notes))
     assert found == [SourceTarget("Hi.", "嗨。", 1)]
     assert notes.messages() == ["pairs with an empty side, left out, on lines: 2 (2, 3)"]
 
@@ -219,7 +235,7 @@ def test_nothing_in_a_field_is_an_empty_side(tmp_path: Path) -> None:
         file(tmp_path, "a.jsonl", '{"a": NaN, "b": "t"}', '{"a": "s", "b": null}'),
         ReadReport(),
     )
-    assert list(read_pairs(path, Columns(("a",), "b"), notes=notes)) == []
+    assert list(read_pairs(path, Columns(("a",), "b"), report=notes)) == []
     assert "2 (1, 2)" in notes.messages()[0]
 
 

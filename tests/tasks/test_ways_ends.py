@@ -34,42 +34,42 @@ def asked(answer: str | None, context: str = CONTEXT, possible: bool = True) -> 
 
 def test_the_context_is_read_and_the_first_token_stands_for_no_answer() -> None:
     ends = SpanHead(task=task("span"), max_length=64)
-    (example,) = ends.training_instances(asked("red bird"), tokenizer())
+    (example,) = ends.instances(asked("red bird"), tokenizer())
     (reading,) = example.examples
     ids, where = tokenizer().offsets(CONTEXT)
-    assert reading.read_at[0] == 0
-    assert reading.ids[reading.read_at[1:]].tolist() == ids
+    assert reading.read_positions[0] == 0
+    assert reading.input_ids[reading.read_positions[1:]].tolist() == ids
     first, last = example.target
     assert CONTEXT[where[first - 1][0] : where[last - 1][1]] == "red bird"
-    assert ends.training_instances(asked(None, possible=False), tokenizer())[0].target == (0, 0)
+    assert ends.instances(asked(None, possible=False), tokenizer())[0].target == (0, 0)
 
 
 def test_windows_overlap_and_those_without_the_answer_want_none() -> None:
     ends = SpanHead(task=task("span"), max_length=16)
     long = " ".join(["cat"] * 20 + ["king"] + ["dog"] * 9)
-    examples = ends.training_instances(asked("king", long), tokenizer())
-    assert len(examples) > 2 and all(len(e.examples[0].ids) <= 16 for e in examples)
+    examples = ends.instances(asked("king", long), tokenizer())
+    assert len(examples) > 2 and all(len(e.examples[0].input_ids) <= 16 for e in examples)
     right = [e for e in examples if e.target != (0, 0)]
     assert right and len(right) < len(examples)
     king = tokenizer().offsets("king")[0]
     for example in right:
         first, last = example.target
         (reading,) = example.examples
-        assert reading.ids[reading.read_at[first : last + 1]].tolist() == king
+        assert reading.input_ids[reading.read_positions[first : last + 1]].tolist() == king
     covered = {span for e in examples for span in e.metadata.spans}
     assert covered == {*tokenizer().offsets(long)[1]}
 
 
 def test_an_answer_that_its_context_does_not_hold_teaches_nothing() -> None:
     ends = SpanHead(task=task("span"), max_length=64)
-    assert ends.training_instances(asked("a queen"), tokenizer()) == []  # not "there is no answer"
+    assert ends.instances(asked("a queen"), tokenizer()) == []  # not "there is no answer"
     other = replace(asked("a queen"), answers=(("a queen", -1), ("king", CONTEXT.find("king"))))
-    (example,) = ends.training_instances(other, tokenizer())
-    assert example.target == ends.training_instances(asked("king"), tokenizer())[0].target
-    assert len(ends.inference_instances(asked("a queen"), tokenizer())) == 1
+    (example,) = ends.instances(other, tokenizer())
+    assert example.target == ends.instances(asked("king"), tokenizer())[0].target
+    assert len(ends.instances(asked("a queen"), tokenizer(), labelled=False)) == 1
     whole = [asked("a queen"), asked("king")]
     assert not any(
-        one.truncated_tokens for row in whole for one in ends.training_instances(row, tokenizer())
+        one.truncated_tokens for row in whole for one in ends.instances(row, tokenizer())
     )
 
 
@@ -77,9 +77,7 @@ def test_an_answer_that_its_context_does_not_hold_teaches_nothing() -> None:
 def test_the_shortest_length_there_is_leaves_room_for_a_context(frame: str) -> None:
     ends = SpanHead(task=task("span"), max_length=8, frame=frame)
     long = asked("red bird", question_of(20))
-    assert all(
-        len(r.ids) <= 8 for e in ends.training_instances(long, tokenizer()) for r in e.examples
-    )
+    assert all(len(r.input_ids) <= 8 for e in ends.instances(long, tokenizer()) for r in e.examples)
 
 
 def question_of(words: int) -> str:
@@ -107,7 +105,7 @@ def test_the_best_span_of_all_windows_is_the_answer() -> None:
     found = ends.decode(row, examples, [one, two])
     words = CONTEXT.split()
     assert found.value == " ".join(words[5:7])  # an end before its start is none
-    assert found.probabilities == (0.0 - 13.0,)
+    assert found.null_score_diff == 0.0 - 13.0
     top = np.exp(13.0)
     every = sum(np.exp(s[np.isfinite(s)]).sum() for s in (span_scores(one), span_scores(two))) + 1
     assert found.probability == pytest.approx(top / every)
@@ -119,7 +117,7 @@ def test_it_refuses_where_no_answer_is_better_in_every_window() -> None:
     examples = [window(CONTEXT, 0, 6), window(CONTEXT, 4, 10)]
     unsure = [reply(6, t0=(4.0, 4.0), t3=(3.0, 3.0)), reply(6, t0=(5.0, 5.0))]
     assert ends.decode(row, examples, unsure).value == ""
-    assert ends.decode(row, examples, unsure).probabilities == (2.0,)  # by how much
+    assert ends.decode(row, examples, unsure).null_score_diff == 2.0
     sure = [unsure[0], reply(6, t0=(1.0, 1.0))]  # the least of the windows counts
     assert ends.decode(row, examples, sure).value == CONTEXT.split()[2]
     assert (
@@ -159,24 +157,24 @@ def test_an_answer_begins_with_no_space() -> None:
 def scores(model: Any, example: Instance) -> Tensor:
     """Score the tokens of a window by itself: (1 + tokens, 2)."""
     (reading,) = example.examples
-    return model.logits(model(alone(reading)).hidden[0, torch.from_numpy(reading.read_at)])  # type: ignore[no-any-return]
+    return model.logits(model(alone(reading)).hidden[0, torch.from_numpy(reading.read_positions)])  # type: ignore[no-any-return]
 
 
 @every
 @torch.no_grad()
 def test_packing_changes_no_loss(name: str) -> None:
     way, model = solving(name, "span", SpanHead)
-    examples = [e for row in rows("span") for e in way.training_instances(row, tokenizer())]
+    examples = [e for row in rows("span") for e in way.instances(row, tokenizer())]
     assert len(examples) > len(rows("span")), "no context is longer than a window"
     wanted = torch.zeros(())
     for example in examples:
         logs = scores(model, example).log_softmax(0)
         wanted -= (logs[example.target[0], 0] + logs[example.target[1], 1]) / 2
-    batch = way.collate(examples)
+    batch = way.make_batch(examples)
     found = way.loss(model, batch).sums["labels"]
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
     assert batch.counts["labels"] == len(examples)
-    assert max(len(e.examples[0].ids) for e in examples) <= LENGTH
+    assert max(len(e.examples[0].input_ids) for e in examples) <= LENGTH
 
 
 @every
@@ -187,4 +185,4 @@ def test_no_answer_depends_on_who_else_is_asked(name: str) -> None:
 @every
 def test_neighbours_have_no_gradient(name: str) -> None:
     way, model = solving(name, "span", SpanHead)
-    apart(way, model, [e for row in rows("span") for e in way.training_instances(row, tokenizer())])
+    apart(way, model, [e for row in rows("span") for e in way.instances(row, tokenizer())])

@@ -9,13 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk.batch import IGNORE_INDEX
+from kinfolk.data.examples import Example
 from kinfolk.errors import UserError
 from kinfolk.generation.config import GenerationConfig
 from kinfolk.generation.decode import GenerationRequest
 from kinfolk.generation.generate import generate_sequences
-from kinfolk.tasks import voices
-from kinfolk.tasks.examples import Example
-from kinfolk.tasks.formulations import sequences
+from kinfolk.tasks.formulations import scoring, sequences
 from kinfolk.tasks.formulations.scoring import Cloze, OptionScoring, Prompt
 from kinfolk.tasks.formulations.text_to_text import TextToText
 from kinfolk.tasks.instances import predict_rows
@@ -117,9 +116,9 @@ def test_what_is_written_becomes_an_answer() -> None:
 
 def test_a_decoder_sees_where_its_answer_begins() -> None:
     text = TextToText(task=task("classify"), max_length=32)
-    (example,) = text.training_instances(LabelledText(("red cat",), "fine", 1), tokenizer())
+    (example,) = text.instances(LabelledText(("red cat",), "fine", 1), tokenizer())
     (reading,), special_tokens = example.examples, tokenizer().special_tokens
-    assert reading.ids.tolist() == [
+    assert reading.input_ids.tolist() == [
         special_tokens.bos,
         *ids("red cat"),
         special_tokens.sep,
@@ -138,9 +137,11 @@ def test_a_long_text_keeps_its_task_and_where_the_answer_begins() -> None:
             max_length=24,
             layout=speaks,
         )
-        (example,) = text.training_instances(long, tokenizer())
+        (example,) = text.instances(long, tokenizer())
         (reading,) = example.examples
-        read = (reading.ids if reading.source is None else reading.source).tolist()
+        read = (
+            reading.input_ids if reading.encoder_input_ids is None else reading.encoder_input_ids
+        ).tolist()
         first = 1 if speaks == "decoder" else 0
         assert read[first] == ids("song")[0]
         assert max(reading.lengths) <= 24
@@ -154,9 +155,9 @@ def test_a_long_text_keeps_its_task_and_where_the_answer_begins() -> None:
 def test_the_word_asked_for_stands_behind_the_end_of_its_context() -> None:
     text = TextToText(task=task("complete"), max_length=16)
     row = CompletionRow(" ".join(["red"] * 20 + ["blue"]), "cat", None, 1)
-    (example,) = text.training_instances(row, tokenizer())
+    (example,) = text.instances(row, tokenizer())
     (reading,) = example.examples
-    assert reading.ids.tolist() == [tokenizer().special_tokens.bos, *ids(row.context)[-13:]]
+    assert reading.input_ids.tolist() == [tokenizer().special_tokens.bos, *ids(row.context)[-13:]]
     assert example.truncated_tokens == len(ids(row.context)) - 13
     assert reading.labels is not None
     assert [i for i in reading.labels.tolist() if i != IGNORE_INDEX] == ids("cat")
@@ -164,18 +165,18 @@ def test_the_word_asked_for_stands_behind_the_end_of_its_context() -> None:
 
 def test_a_target_that_is_too_long_counts_as_cut() -> None:
     text = TextToText(task=task("write"), max_length=16, layout="encoder-decoder")
-    (example,) = text.training_instances(
-        SourceTarget("red", " ".join(["cat"] * 40), 1), tokenizer()
-    )
+    (example,) = text.instances(SourceTarget("red", " ".join(["cat"] * 40), 1), tokenizer())
     (reading,) = example.examples
-    assert len(reading.ids) <= 16 and example.truncated_tokens == 40 - (len(reading.ids) - 1)
+    assert len(reading.input_ids) <= 16 and example.truncated_tokens == 40 - (
+        len(reading.input_ids) - 1
+    )
 
 
 @pytest.mark.parametrize("speaks", ["decoder", "encoder-decoder", "blanks"])
 def test_a_running_text_is_said_in_stretches_each_token_once(speaks: Any) -> None:
     text = TextToText(task=task("lm"), max_length=16, layout=speaks)
     said = " ".join(["red", "cat", "old", "king"] * 12)
-    examples = text.training_instances(SourceTarget("", said, 1), tokenizer())
+    examples = text.instances(SourceTarget("", said, 1), tokenizer())
     labels = [i for e in examples for r in e.examples for i in r.labels.tolist()]  # type: ignore[union-attr]
     assert [i for i in labels if i != IGNORE_INDEX] == ids(said)
     assert all(max(r.lengths) <= 16 for e in examples for r in e.examples)
@@ -186,26 +187,24 @@ def test_a_blank_is_filled_where_its_pattern_says() -> None:
     cloze = Cloze(
         task=task("classify"), max_length=32, layout="blanks", pattern="{text} It was {answer} ."
     )
-    (example,) = cloze.training_instances(LabelledText(("red cat",), "fine", 1), tokenizer())
+    (example,) = cloze.instances(LabelledText(("red cat",), "fine", 1), tokenizer())
     assert example.target == 1 and len(example.examples) == len(CLASSES)
     known = glm_tokens(tokenizer().special_tokens)
     for reading, said in zip(example.examples, CLASSES, strict=True):
         text = [*ids("red cat It was"), known.mask, *ids(".")]
-        assert reading.ids.tolist() == [*text, known.start, *ids(said)]
+        assert reading.input_ids.tolist() == [*text, known.start, *ids(said)]
         assert reading.labels is not None
         assert [i for i in reading.labels.tolist() if i != IGNORE_INDEX] == ids(said)
     with pytest.raises(UserError, match="2 words were given for 3 classes"):
         Cloze(task=task("classify"), verbalizer=("bad", "good"))
     with pytest.raises(UserError, match="row 7 has no options to choose from"):
-        Cloze(task=task("complete")).training_instances(
-            CompletionRow("a", "b", None, 7), tokenizer()
-        )
+        Cloze(task=task("complete")).instances(CompletionRow("a", "b", None, 7), tokenizer())
 
 
 def test_words_stand_for_classes() -> None:
     cloze = Cloze(task=task("classify"), verbalizer=("old", "red", "blue"))
     row = LabelledText(("cat",), "fine", 1)
-    assert cloze.options(row) == ("old", "red", "blue") and cloze.target(row) == 1
+    assert cloze.options(row) == ("old", "red", "blue") and cloze.task.option_index(row) == 1
 
 
 def test_solved_rows_stand_before_the_one_that_is_asked() -> None:
@@ -215,8 +214,8 @@ def test_solved_rows_stand_before_the_one_that_is_asked() -> None:
     assert prompts.prompt(row) == ("one\ntwo\nred cat :", " .")
     with pytest.raises(UserError, match="row 1 has no label"):
         prompts.format_example(replace(row, label=None))
-    with pytest.raises(UserError, match="a prompt learns nothing"):
-        prompts.training_instances(row, tokenizer())
+    with pytest.raises(UserError, match="a prompt is not trained"):
+        prompts.instances(row, tokenizer())
     assert prompts.parse_output(row, " a line\nand another").value == "a line"
 
 
@@ -225,8 +224,8 @@ def test_solved_rows_stand_before_the_one_that_is_asked() -> None:
 def test_packing_changes_no_loss(name: str, kind: str, way: type[OptionScoring]) -> None:
     made, model = solving(name, kind, way)
     some = suited(kind, way)
-    examples = [example for row in some for example in made.training_instances(row, tokenizer())]
-    batch = made.collate(examples)
+    examples = [example for row in some for example in made.instances(row, tokenizer())]
+    batch = made.make_batch(examples)
     each = [torch.stack([log(model, r) for r in e.examples]) for e in examples]
     if way is TextToText:
         found, wanted = made.loss(model, batch).sums["tokens"], -sum(part.sum() for part in each)
@@ -249,7 +248,7 @@ def test_no_answer_depends_on_who_else_is_asked(
     if any(made.generates(row) for row in some):
         made = replace(made, max_new_tokens=8)  # type: ignore[call-arg]
         known = [answer.value for answer in predict_rows(made, model, some, tokenizer())]
-        monkeypatch.setattr(voices, "GENERATION_BATCH", 2)
+        monkeypatch.setattr(scoring, "GENERATION_BATCH", 2)
         assert [a.value for a in predict_rows(made, model, some, tokenizer())] == known
     varied = kind != "regress" and (name, kind) != ("transformer", "span")  # fresh, it cannot
     same(made, model, some, varied=varied)
@@ -258,7 +257,7 @@ def test_no_answer_depends_on_who_else_is_asked(
 @learning
 def test_neighbours_have_no_gradient(name: str, kind: str, way: type[OptionScoring]) -> None:
     made, model = solving(name, kind, way)
-    examples = [e for row in suited(kind, way) for e in made.training_instances(row, tokenizer())]
+    examples = [e for row in suited(kind, way) for e in made.instances(row, tokenizer())]
     apart(made, model, examples)
 
 
@@ -267,7 +266,7 @@ def test_neighbours_have_no_gradient(name: str, kind: str, way: type[OptionScori
 def test_prompts_score_options_by_the_likelihood_of_a_token(name: str) -> None:
     made, model = solving(name, "classify", Prompt, pattern="{text} : {answer}", examples=("red",))
     for row in rows("classify", 4):
-        (example,) = made.inference_instances(row, tokenizer())
+        (example,) = made.instances(row, tokenizer(), labelled=False)
         logs = [log(model, reading) / len(ids(said)) for reading, said in
                 zip(example.examples, CLASSES, strict=True)]  # fmt: skip
         (answer,) = predict_rows(made, model, [row], tokenizer())
@@ -283,7 +282,7 @@ def test_what_is_written_is_likeliest_as_lessons_are_read(name: str) -> None:
     made, model = solving(name, "write", TextToText)
     assert isinstance(made, TextToText)
     for row in rows("write"):
-        asked = voices.encode_prompt(made, model, row, tokenizer())
+        asked = made.generation_prompt(model, row, tokenizer())
         config = GenerationConfig(do_sample=False, max_new_tokens=6)
         request = GenerationRequest.from_prompts([asked], config, tokenizer())
         (text,) = generate_sequences(model, request)
@@ -305,8 +304,6 @@ def test_the_right_answer_has_its_likelihood(kind: str) -> None:
     made, model = solving("gpt2", kind, TextToText)
     some = [row for row in rows(kind) if getattr(row, "options", None) is None]
     for row, answer in zip(some, predict_rows(made, model, some, tokenizer()), strict=True):
-        wanted = -sum(
-            log(model, r) for e in made.training_instances(row, tokenizer()) for r in e.examples
-        )
+        wanted = -sum(log(model, r) for e in made.instances(row, tokenizer()) for r in e.examples)
         assert answer.nll == pytest.approx(float(wanted), abs=1e-4)
         assert answer.tokens == len(ids(row.target))

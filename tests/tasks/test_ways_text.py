@@ -2,9 +2,10 @@
 
 import pytest
 
-from kinfolk.tasks.formulations.text_to_text import TextToText, grain
+from kinfolk.tasks.formulations.text_to_text import TextToText
 from kinfolk.tasks.rows import LabelledText
 from kinfolk.tasks.task import Task
+from solving import tokenizer
 
 
 @pytest.mark.parametrize(
@@ -20,5 +21,7 @@ from kinfolk.tasks.task import Task
     ],
 )
 def test_numbers_are_rounded_by_their_range(numbers: list[float], label: float, said: str) -> None:
-    way = TextToText(task=Task(kind="regress"), max_length=32, pad_id=0, grain=grain(numbers))
-    assert way.target_text(LabelledText(("a",), label, 1)) == said
+    rows = [LabelledText(("a",), number, 1) for number in numbers]
+    fitted = TextToText(task=Task(kind="regress")).fit(rows, tokenizer())
+    assert fitted.target_text(LabelledText(("a",), label, 1)) == said
+    assert fitted.parse_output(rows[0], "no number").value == sum(numbers) / 2

@@ -33,26 +33,26 @@ SPECIALS = SpecialTokens(pad=0, unk=1, bos=2, eos=3, cls=4, sep=5, mask=6)
 
 def test_the_first_token_of_the_frame_is_read() -> None:
     whole = SequenceHead(task=task("classify"), max_length=16)
-    (example,) = whole.training_instances(LabelledText(("red cat",), "fine", 1), tokenizer())
+    (example,) = whole.instances(LabelledText(("red cat",), "fine", 1), tokenizer())
     (reading,), special_tokens = example.examples, tokenizer().special_tokens
     ids = encode_plain(tokenizer(), ["red cat"])[0]
-    assert reading.ids.tolist() == [special_tokens.cls, *ids, special_tokens.sep]
-    assert reading.order.tolist() == [0] * len(reading.ids)
-    assert reading.read_at.tolist() == [0]
+    assert reading.input_ids.tolist() == [special_tokens.cls, *ids, special_tokens.sep]
+    assert reading.order.tolist() == [0] * len(reading.input_ids)
+    assert reading.read_positions.tolist() == [0]
     assert (example.target, example.truncated_tokens) == (1, 0)
 
 
 def test_every_option_is_read_behind_its_context() -> None:
     whole = SequenceHead(task=task("choose"), max_length=16)
     row = MultipleChoiceRow("red cat", ("dog", "old king"), 1, 1, question="who")
-    (example,) = whole.training_instances(row, tokenizer())
+    (example,) = whole.instances(row, tokenizer())
     first, second = example.examples
     for reading, option in ((first, "who dog"), (second, "who old king")):
         a, b = encode_plain(tokenizer(), ["red cat", option])
         assert reading.token_type_ids is not None
         assert reading.token_type_ids.tolist() == [0] * (2 + len(a)) + [1] * (1 + len(b))
     other = MultipleChoiceRow("blue", ("a", "b", "c"), 0, 2)
-    batch = whole.collate([example, *whole.training_instances(other, tokenizer())])
+    batch = whole.make_batch([example, *whole.instances(other, tokenizer())])
     assert batch.targets.target.tolist() == [1, 2]  # among all options of the batch
     assert batch.targets.instance_ids.tolist() == [0, 0, 1, 1, 1]
     assert batch.counts["labels"] == 2
@@ -61,42 +61,45 @@ def test_every_option_is_read_behind_its_context() -> None:
 def test_a_long_context_loses_its_start_and_an_option_nothing() -> None:
     whole = SequenceHead(task=task("choose"), max_length=16)
     row = MultipleChoiceRow(" ".join(["cat"] * 5 + ["dog"] * 15), ("old king",), 0, 1)
-    (example,) = whole.training_instances(row, tokenizer())
+    (example,) = whole.instances(row, tokenizer())
     (reading,) = example.examples
     context, said = encode_plain(tokenizer(), (row.context, "old king"))
     room = 16 - 3 - len(said)
-    assert len(reading.ids) == 16 and example.truncated_tokens == len(context) - room
-    assert reading.ids[1 : 1 + room].tolist() == context[-room:]
-    assert reading.ids[2 + room : -1].tolist() == said
+    assert len(reading.input_ids) == 16 and example.truncated_tokens == len(context) - room
+    assert reading.input_ids[1 : 1 + room].tolist() == context[-room:]
+    assert reading.input_ids[2 + room : -1].tolist() == said
 
 
 def test_gpt_reads_a_line_at_its_end_and_predicts_the_text() -> None:
     assert causal_special_tokens(SPECIALS) == (2, 5, 4)
     assert causal_special_tokens(replace(SPECIALS, bos=None, sep=None, cls=None)) == (3, 3, 3)
     line = CausalHead(task=task("pair"), max_length=16, lm_loss_weight=0.5)
-    (example,) = line.training_instances(LabelledText(("red cat", "dog"), "bad", 1), tokenizer())
+    (example,) = line.instances(LabelledText(("red cat", "dog"), "bad", 1), tokenizer())
     (reading,) = example.examples
     start, delimiter, extract = causal_special_tokens(tokenizer().special_tokens)
     a, b = encode_plain(tokenizer(), ["red cat", "dog"])
-    assert reading.ids.tolist() == [start, *a, delimiter, *b, extract]
-    assert reading.read_at.tolist() == [len(reading.ids) - 1]
+    assert reading.input_ids.tolist() == [start, *a, delimiter, *b, extract]
+    assert reading.read_positions.tolist() == [len(reading.input_ids) - 1]
     assert reading.labels is not None
     assert reading.labels.tolist() == [*a, delimiter, *b, IGNORE_INDEX, IGNORE_INDEX]
-    (bare,) = BareCausalHead(task=task("classify")).training_instances(
+    (bare,) = BareCausalHead(task=task("classify")).instances(
         LabelledText(("red cat",), "bad", 1), tokenizer()
     )
-    assert bare.examples[0].ids.tolist() == a and bare.examples[0].labels is None
+    assert bare.examples[0].input_ids.tolist() == a and bare.examples[0].labels is None
 
 
 @torch.no_grad()
 def test_both_orders_of_a_pair_are_read_and_count_once() -> None:
     way, model = solving("gpt2", "regress", CausalHead)
     row = rows("regress", 1)[0]
-    (example,) = way.training_instances(row, tokenizer())
+    (example,) = way.instances(row, tokenizer())
     there, back = example.examples
     turned = replace(row, texts=row.texts[::-1])
-    (other,) = way.training_instances(turned, tokenizer())
-    assert [r.ids.tolist() for r in other.examples] == [back.ids.tolist(), there.ids.tolist()]
+    (other,) = way.instances(turned, tokenizer())
+    assert [r.input_ids.tolist() for r in other.examples] == [
+        back.input_ids.tolist(),
+        there.input_ids.tolist(),
+    ]
     one, two = predict_rows(way, model, [row, turned], tokenizer())
     assert one.value == pytest.approx(two.value, abs=1e-5)
     states = sum(model(alone(r)).hidden[0, -1] for r in example.examples)
@@ -105,7 +108,7 @@ def test_both_orders_of_a_pair_are_read_and_count_once() -> None:
 
 def scores(way: SequenceHead, model: Any, example: Instance) -> Tensor:
     """Score an example by itself: (classes,) or (options,)."""
-    states = [model(alone(r)).hidden[0, int(r.read_at[0])] for r in example.examples]
+    states = [model(alone(r)).hidden[0, int(r.read_positions[0])] for r in example.examples]
     if way.task.kind == "choose":
         return torch.cat([model.logits(state) for state in states])
     return model.logits(torch.stack(states).sum(0))  # type: ignore[no-any-return]
@@ -135,8 +138,8 @@ def test_packing_changes_no_loss(name: str, kind: str, way: type[SequenceHead]) 
     made, model = solving(name, kind, way)
     assert isinstance(made, SequenceHead)
     some = rows(kind)
-    examples = [example for row in some for example in made.training_instances(row, tokenizer())]
-    batch = made.collate(examples)
+    examples = [example for row in some for example in made.instances(row, tokenizer())]
+    batch = made.make_batch(examples)
     sums = made.loss(model, batch).sums
     each = [plain(made, model, e, row) for e, row in zip(examples, some, strict=True)]
     blame, language = (torch.stack(part).sum() for part in zip(*each, strict=True))
@@ -160,7 +163,7 @@ def test_no_answer_depends_on_who_else_is_asked(
 @every
 def test_neighbours_have_no_gradient(name: str, kind: str, way: type[Formulation]) -> None:
     made, model = solving(name, kind, way)
-    apart(made, model, [e for row in rows(kind) for e in made.training_instances(row, tokenizer())])
+    apart(made, model, [e for row in rows(kind) for e in made.instances(row, tokenizer())])
 
 
 def test_labels_play_no_part_in_questions() -> None:
@@ -176,7 +179,7 @@ def test_probabilities_are_those_of_the_classes() -> None:
     way, model = solving("bert", "classify", SequenceHead)
     some = rows("classify")
     for row, answer in zip(some, predict_rows(way, model, some, tokenizer()), strict=True):
-        (example,) = way.training_instances(row, tokenizer())
+        (example,) = way.instances(row, tokenizer())
         with torch.no_grad():
             shares = scores(way, model, example).softmax(0)  # type: ignore[arg-type]
         assert answer.probabilities == pytest.approx(shares.tolist(), abs=1e-5)
@@ -189,12 +192,12 @@ def test_rare_classes_can_weigh_more() -> None:
     way, model = solving("bert", "classify", SequenceHead, class_weights=(0.5, 2.0, 3.0))
     assert isinstance(way, SequenceHead)
     some = rows("classify")
-    examples = [example for row in some for example in way.training_instances(row, tokenizer())]
+    examples = [example for row in some for example in way.instances(row, tokenizer())]
     wanted = sum(
         way.class_weights[CLASSES.index(row.label)] * plain(way, model, example, row)[0]
         for row, example in zip(some, examples, strict=True)
     )
-    found = way.loss(model, way.collate(examples)).sums["labels"]
+    found = way.loss(model, way.make_batch(examples)).sums["labels"]
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
@@ -205,11 +208,11 @@ def test_a_teacher_has_its_share_of_the_loss(kind: str) -> None:
     way, model = solving("bert", kind, SequenceHead, distillation_weight=share, temperature=heat)
     assert isinstance(way, SequenceHead)
     some = rows(kind, 6)
-    plainly = [e for row in some for e in way.training_instances(row, tokenizer())]
+    plainly = [e for row in some for e in way.instances(row, tokenizer())]
     torch.manual_seed(1)
     replies = [torch.randn_like(scores(way, model, e)) * 3 for e in plainly]
     examples = [
-        replace(e, teacher_probs=way.soft_labels(reply.double().numpy()))
+        replace(e, teacher_probs=way.soft_labels(reply.double().numpy(), way.temperature))
         for e, reply in zip(plainly, replies, strict=True)
     ]
     wanted = torch.zeros(())
@@ -220,14 +223,14 @@ def test_a_teacher_has_its_share_of_the_loss(kind: str) -> None:
             continue
         soft = -((teacher / heat).softmax(0) * (own / heat).log_softmax(0)).sum()
         wanted += (1 - share) * blame + share * heat**2 * soft
-    found = way.loss(model, way.collate(examples)).sums["labels"]
+    found = way.loss(model, way.make_batch(examples)).sums["labels"]
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_a_class_that_training_had_not_is_named() -> None:
     whole = SequenceHead(task=task("classify"))
-    with pytest.raises(UserError, match="'odd' was not there in training: the model knows bad"):
-        whole.training_instances(LabelledText(("a",), "odd", 1), tokenizer())
-    (question,) = whole.inference_instances(LabelledText(("a",), "odd", 1), tokenizer())
+    with pytest.raises(UserError, match="'odd' is not in the training rows, which have bad"):
+        whole.instances(LabelledText(("a",), "odd", 1), tokenizer())
+    (question,) = whole.instances(LabelledText(("a",), "odd", 1), tokenizer(), labelled=False)
     assert question.target is None
-    assert np.array_equal(question.examples[0].read_at, [0])
+    assert np.array_equal(question.examples[0].read_positions, [0])

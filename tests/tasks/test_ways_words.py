@@ -9,7 +9,8 @@ from torch import Tensor
 
 from kinfolk.errors import UserError
 from kinfolk.tasks.examples import Instance
-from kinfolk.tasks.formulations.head import TokenHead, encode_words
+from kinfolk.tasks.formulations.head import TokenHead
+from kinfolk.tasks.formulations.sequences import encode_words
 from kinfolk.tasks.instances import predict_rows
 from kinfolk.tasks.rows import TaggedSentence
 from solving import LENGTH, NAMES, TAGS, alone, apart, cases, rows, same, solving, task, tokenizer
@@ -25,50 +26,55 @@ def test_every_member_that_reads_can_tag() -> None:
 
 def test_the_first_piece_of_a_word_is_read() -> None:
     words = TokenHead(task=task("tag"), max_length=LENGTH)
-    (example,) = words.training_instances(ROW, tokenizer())
+    (example,) = words.instances(ROW, tokenizer())
     (reading,) = example.examples
     chunks = encode_words(tokenizer(), ROW.words)
     assert len(chunks[1]) > 2
     starts = [1, 1 + len(chunks[0]), 1 + len(chunks[0]) + len(chunks[1])]
-    assert reading.read_at.tolist() == starts
-    assert reading.ids[starts].tolist() == [chunk[0] for chunk in chunks]
+    assert reading.read_positions.tolist() == starts
+    assert reading.input_ids[starts].tolist() == [chunk[0] for chunk in chunks]
     assert example.target == [0, 1, 2]
 
 
 def test_a_decoder_is_read_where_it_has_read_the_word() -> None:
     words = TokenHead(task=task("tag"), max_length=LENGTH, frame=None, causal=True)
-    (example,) = words.training_instances(ROW, tokenizer())
+    (example,) = words.instances(ROW, tokenizer())
     (reading,) = example.examples
     chunks = encode_words(tokenizer(), ROW.words)
-    assert reading.ids[reading.read_at].tolist() == [chunk[-1] for chunk in chunks]
-    assert reading.ids.tolist() == [tokenizer().special_tokens.bos, *(i for p in chunks for i in p)]
-    assert reading.order.tolist() == [*range(len(reading.ids))]
+    assert reading.input_ids[reading.read_positions].tolist() == [chunk[-1] for chunk in chunks]
+    assert reading.input_ids.tolist() == [
+        tokenizer().special_tokens.bos,
+        *(i for p in chunks for i in p),
+    ]
+    assert reading.order.tolist() == [*range(len(reading.input_ids))]
 
 
 @pytest.mark.parametrize("frame", ["bert", "xlnet", None])
 def test_roles_are_asked_about_a_verb(frame: str | None) -> None:
     words = TokenHead(task=task("tag"), max_length=LENGTH, frame=frame, causal=frame is None)
     one, two = (
-        words.training_instances(replace(ROW, predicate=place), tokenizer())[0].examples[0]
+        words.instances(replace(ROW, predicate=place), tokenizer())[0].examples[0]
         for place in (0, 2)
     )
-    assert one.ids.tolist() != two.ids.tolist()
-    assert len(one.read_at) == len(two.read_at) == 3
+    assert one.input_ids.tolist() != two.input_ids.tolist()
+    assert len(one.read_positions) == len(two.read_positions) == 3
     chunks = encode_words(tokenizer(), ROW.words)
     wanted = -1 if frame is None else 0
     for reading in (one, two):
-        assert reading.ids[reading.read_at].tolist() == [chunk[wanted] for chunk in chunks]
+        assert reading.input_ids[reading.read_positions].tolist() == [
+            chunk[wanted] for chunk in chunks
+        ]
 
 
 def test_a_long_sentence_is_read_in_several_and_no_word_is_lost() -> None:
     words = TokenHead(task=task("tag"), max_length=16)
     some = TaggedSentence(NAMES * 4, tuple(TAGS[i % 3] for i in range(20)), 1)
-    examples = words.training_instances(some, tokenizer())
+    examples = words.instances(some, tokenizer())
     assert len(examples) > 2
     assert [tag for e in examples for tag in e.target] == [i % 3 for i in range(20)]
-    read = [int(i) for e in examples for r in e.examples for i in r.ids[r.read_at]]
+    read = [int(i) for e in examples for r in e.examples for i in r.input_ids[r.read_positions]]
     assert read == [chunk[0] for chunk in encode_words(tokenizer(), some.words)]
-    assert all(len(r.ids) <= 16 for e in examples for r in e.examples)
+    assert all(len(r.input_ids) <= 16 for e in examples for r in e.examples)
     way, model = solving("bert", "tag", TokenHead)
     (answer,) = predict_rows(replace(way, max_length=16), model, [some], tokenizer())
     assert len(answer.value) == len(answer.probabilities) == 20
@@ -84,15 +90,15 @@ def test_a_word_that_is_longer_than_all_the_room_is_still_tagged() -> None:
 def scores(model: Any, example: Instance) -> Tensor:
     """Score the words of an example by itself: (words, tags)."""
     (reading,) = example.examples
-    return model.logits(model(alone(reading)).hidden[0, torch.from_numpy(reading.read_at)])  # type: ignore[no-any-return]
+    return model.logits(model(alone(reading)).hidden[0, torch.from_numpy(reading.read_positions)])  # type: ignore[no-any-return]
 
 
 @every
 @torch.no_grad()
 def test_packing_changes_no_loss(name: str) -> None:
     way, model = solving(name, "tag", TokenHead)
-    examples = [e for row in rows("tag") for e in way.training_instances(row, tokenizer())]
-    batch = way.collate(examples)
+    examples = [e for row in rows("tag") for e in way.instances(row, tokenizer())]
+    batch = way.make_batch(examples)
     wanted = torch.zeros(())
     for example in examples:
         logs = scores(model, example).log_softmax(-1)
@@ -110,7 +116,7 @@ def test_no_answer_depends_on_who_else_is_asked(name: str) -> None:
 @every
 def test_neighbours_have_no_gradient(name: str) -> None:
     way, model = solving(name, "tag", TokenHead)
-    apart(way, model, [e for row in rows("tag") for e in way.training_instances(row, tokenizer())])
+    apart(way, model, [e for row in rows("tag") for e in way.instances(row, tokenizer())])
 
 
 @torch.no_grad()
@@ -121,10 +127,10 @@ def test_tags_are_weighed_and_a_teacher_has_its_share() -> None:
     )
     assert isinstance(way, TokenHead)
     torch.manual_seed(1)
-    plain = [e for row in rows("tag") for e in way.training_instances(row, tokenizer())]
+    plain = [e for row in rows("tag") for e in way.instances(row, tokenizer())]
     teachers = [torch.randn(len(e.target), len(TAGS)) * 3 for e in plain]
     examples = [
-        replace(e, teacher_probs=way.soft_labels(teacher.double().numpy()))
+        replace(e, teacher_probs=way.soft_labels(teacher.double().numpy(), way.temperature))
         for e, teacher in zip(plain, teachers, strict=True)
     ]
     wanted = torch.zeros(())
@@ -134,15 +140,15 @@ def test_tags_are_weighed_and_a_teacher_has_its_share() -> None:
         for place, tag in enumerate(example.target):
             hard = -own[place].log_softmax(-1)[tag]
             wanted += weights[tag] * ((1 - share) * hard + share * heat**2 * soft[place])
-    found = way.loss(model, way.collate(examples)).sums["labels"]
+    found = way.loss(model, way.make_batch(examples)).sums["labels"]
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_a_tag_that_training_had_not_is_named_and_can_be_asked_about() -> None:
     way, model = solving("bert", "tag", TokenHead)
     row = replace(ROW, tags=("O", "B-Y", "O"))
-    with pytest.raises(UserError, match="'B-Y' was not there in training"):
-        way.training_instances(row, tokenizer())
+    with pytest.raises(UserError, match="'B-Y' is not in the training rows"):
+        way.instances(row, tokenizer())
     (answer,) = predict_rows(way, model, [row], tokenizer())
     assert len(answer.value) == 3 and {*answer.value} <= {*TAGS}
 
@@ -153,6 +159,6 @@ def test_no_sequence_is_longer_than_the_length(frame: str | None, predicate: int
     words = TokenHead(task=task("tag"), max_length=8, frame=frame)
     long = ("red", "Wolfgang" * 4, "cat", "a", "Wolfgang", "cat")
     row = TaggedSentence(long, ("O",) * len(long), 1, predicate)
-    examples = words.training_instances(row, tokenizer())
-    assert all(len(reading.ids) <= 8 for one in examples for reading in one.examples)
-    assert sum(len(one.examples[0].read_at) for one in examples) == len(long)
+    examples = words.instances(row, tokenizer())
+    assert all(len(reading.input_ids) <= 8 for one in examples for reading in one.examples)
+    assert sum(len(one.examples[0].read_positions) for one in examples) == len(long)

@@ -53,7 +53,7 @@ def setting(member: str, way: str, dropout: float = 0.0) -> tuple[Any, Any, Any]
     if hasattr(config, "dropout"):
         config = replace(config, dropout=dropout)
     torch.manual_seed(0)
-    goes_on = hasattr(objective, "collate_stream")
+    goes_on = objective.recurrent
     feed = ContiguousDataset if goes_on else PackedDataset
     return (
         config.build().cuda().train(),
@@ -80,11 +80,7 @@ def learned(
     mover = build_optimizer(
         model, name="adamw", lr=1e-3, weight_decay=0.1, betas=(0.9, 0.99), eps=1e-8, fused=True
     )
-    memory = (
-        [model.init_memory(ROWS) for _ in range(parts)]
-        if hasattr(objective, "collate_stream")
-        else None
-    )
+    memory = [model.init_memory(ROWS) for _ in range(parts)] if objective.recurrent else None
     step = TrainStep(
         learner,
         mover,

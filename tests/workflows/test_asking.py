@@ -21,7 +21,7 @@ def made(kind: str, **facts: Any) -> Predictor:
     torch.manual_seed(0)
     body, task = config("bert"), Task(kind=kind, **facts)
     way = formulations.build_formulation(
-        formulations.choose_formulation(body, kind), task, body, tokenizer()
+        formulations.choose_formulation(body, type(task)), task, body, tokenizer()
     )
     return Predictor(formulations.model_config(way, body).build().eval(), tokenizer(), way)
 

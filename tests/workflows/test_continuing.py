@@ -14,13 +14,12 @@ from kinfolk.errors import UserError
 from kinfolk.text import Tokenizer
 from kinfolk.training.config import FineTuneConfig, TrainConfig
 from kinfolk.training.log import read
-from kinfolk.workflows.continuing import begun, continue_from
 from kinfolk.workflows.evaluate import auxiliary_metrics, evaluate
 from kinfolk.workflows.finetune import finetune
 from kinfolk.workflows.finetune_recipe import parse_initial_weights, task_dataset
 from kinfolk.workflows.generate import task_prefix
 from kinfolk.workflows.pretrain import PretrainWorkload, pretrain, resume
-from kinfolk.workflows.recipe import Recipe
+from kinfolk.workflows.recipe import Recipe, continue_from, make_recipe
 from little import MEMBERS, Home
 
 FEW = ["train.steps=3", "train.batch_size=4", "train.device=cpu", "train.save_every=2"]
@@ -167,12 +166,12 @@ def test_a_name_is_a_member_and_a_path_a_folder(
 ) -> None:
     (tmp_path / "gpt2").symlink_to(runs["gpt2"])
     monkeypatch.chdir(tmp_path)
-    assert begun("gpt2/nano", home.corpus, length=32).init_from == ""
-    assert begun("./gpt2", home.corpus).init_from
+    assert make_recipe("gpt2/nano", home.corpus, length=32).init_from == ""
+    assert make_recipe("./gpt2", home.corpus).init_from
     with pytest.raises(UserError, match="gpt4 is neither a folder nor a family"):
-        begun("gpt4", home.corpus)
+        make_recipe("gpt4", home.corpus)
     with pytest.raises(UserError, match="runs/gone is neither a folder nor a family"):
-        begun("runs/gone", home.corpus)
+        make_recipe("runs/gone", home.corpus)
 
 
 def test_text_in_other_tokens_is_refused(runs: dict[str, Path], tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import kinfolk
 from kinfolk.data.corpus import Corpus
 from kinfolk.errors import UserError
 from kinfolk.text import Tokenizer
-from kinfolk.workflows.evaluate import baselines, count_parameters, evaluate
+from kinfolk.workflows.baselines import baselines
+from kinfolk.workflows.evaluate import count_parameters, evaluate
 from little import LENGTH, Home
 
 SHORT = ["The cat saw a ball again.", "A dog forgot the letter.", "A"]

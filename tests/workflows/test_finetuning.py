@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from kinfolk.tasks.formats.registry import FileSpec
+from kinfolk.tasks.formats.base import FileSpec
 from kinfolk.tasks.formulations.scoring import Prompt
 from kinfolk.tasks.instances import mixing_weights, predict_rows
 from kinfolk.tasks.rows import LabelledText
@@ -79,7 +79,9 @@ def test_answers_are_found_in_contexts_longer_than_a_reading(tmp_path: Path) -> 
     opened = load_predictor(run)
     assert opened.formulation.allow_no_answer  # type: ignore[attr-defined]
     rows = kept(found)
-    windows = [len(opened.formulation.inference_instances(row, opened.tokenizer)) for row in rows]
+    windows = [
+        len(opened.formulation.instances(row, opened.tokenizer, labelled=False)) for row in rows
+    ]
     assert max(windows) > 1
     refused = [a.value == "" for a in opened.answers(rows)]
     assert refused == [not row.answerable for row in rows]

@@ -8,7 +8,6 @@ import pytest
 
 from kinfolk.metrics.bootstrap import resample
 from kinfolk.tasks.rows import SourceTarget
-from kinfolk.tasks.scoring import main_metric_interval, score
 from kinfolk.tasks.task import Prediction, Task
 
 WORDS = ("the", "cat", "sat", "on", "a", "red", "mat", "and", "saw", "no", "dog", "in", "it", ".")
@@ -31,16 +30,16 @@ def written(count: int) -> tuple[list[SourceTarget], list[Prediction]]:
 def test_the_interval_of_written_texts_is_that_of_scoring_each_draw(metric: str) -> None:
     task, (rows, said) = Task(kind="write", metric=metric), written(40)
     slow = [
-        score(task, [rows[i] for i in drawn], [said[i] for i in drawn])[metric]
+        task.evaluate([rows[i] for i in drawn], [said[i] for i in drawn])[metric]
         for drawn in resample(40, 20, 1)
     ]
-    found = main_metric_interval(task, rows, said, n_resamples=20, seed=1)
+    found = task.interval(rows, said, n_resamples=20, seed=1)
     assert [found.low, found.high] == np.quantile(slow, [0.025, 0.975]).tolist()
-    assert found.low < found.score == score(task, rows, said)[metric] < found.high
+    assert found.low < found.score == task.evaluate(rows, said)[metric] < found.high
 
 
 def test_texts_are_read_once_for_all_draws() -> None:
     task, (rows, said) = Task(kind="write"), written(500)
     start = time.perf_counter()
-    main_metric_interval(task, rows, said, n_resamples=1000, seed=0)
+    task.interval(rows, said, n_resamples=1000, seed=0)
     assert time.perf_counter() - start < 5  # each draw anew: about a minute

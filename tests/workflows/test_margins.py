@@ -4,17 +4,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+from kinfolk.tasks.formats.base import Predictions, read_rows, write_jsonl, write_predictions
 from kinfolk.tasks.formats.detect import detect_format
-from kinfolk.tasks.formats.registry import read_rows
+from kinfolk.tasks.formats.labelled_file import LabelledFile
 from kinfolk.tasks.task import Prediction, Task
-from kinfolk.workflows.predictions import Predictions, write_jsonl, write_predictions
 
 
 def told(path: Path, task: Task, values: list[Any], **more: Any) -> list[str]:
     """Write a file with answers in it, as lines."""
-    known = detect_format(path, task=task.kind)  # type: ignore[arg-type]
+    file = LabelledFile(path)
+    spec = detect_format(file, task=task.kind)
     answers = [value if isinstance(value, Prediction) else Prediction(value) for value in values]
-    found = Predictions(path, task, known, list(read_rows(path, known)), answers, **more)
+    found = Predictions(file, spec, task, list(read_rows(file, spec)), answers, **more)
     return "".join(write_predictions(found)).splitlines()
 
 
@@ -52,7 +53,8 @@ def test_clusters_are_brackets_in_a_last_column(tmp_path: Path) -> None:
     assert marks == ["(0)", "-", "(0)|(1", "-", "1)|(1)"]
     assert [line.rpartition("\t")[0] for line in found[1:6]] == lines
     (row,) = read_rows(path, detect_format(path))
-    known = Predictions(path, Task(kind="coref"), detect_format(path), [row], [Prediction(groups)])
+    file, task = LabelledFile(path), Task(kind="coref")
+    known = Predictions(file, detect_format(file), task, [row], [Prediction(groups)])
     (line,) = write_jsonl(known)
     assert json.loads(line)["prediction"] == [[[0, 0], [2, 2]], [[2, 4], [4, 4]]]
 
@@ -95,7 +97,7 @@ def test_tags_come_with_their_probabilities_where_they_are_wished(tmp_path: Path
     path.write_text("EU\tNNP\tB-ORG\nsays\tVBZ\tO\n\nYes\tUH\tO\n")
     task = Task(kind="tag", labels=("O", "B-ORG"))
     answers = [Prediction(("B-ORG", "O"), (0.9, 0.8), 0.8), Prediction(("O",), (0.7,), 0.7)]
-    found = told(path, task, answers, every=True)
+    found = told(path, task, answers, all_probabilities=True)
     assert found == [
         "EU\tNNP\tB-ORG\tB-ORG\t0.9000", "says\tVBZ\tO\tO\t0.8000", "", "Yes\tUH\tO\tO\t0.7000",
     ]  # fmt: skip

@@ -18,8 +18,7 @@ from kinfolk.errors import UserError
 from kinfolk.generation.config import GREEDY, GenerationConfig
 from kinfolk.metrics.baselines import KneserNey
 from kinfolk.objectives.clm import CLM
-from kinfolk.workflows.baselines import NGram, counted, opened
-from kinfolk.workflows.evaluate import trigram
+from kinfolk.workflows.baselines import NGram, fit_ngram, load_or_fit, ngram_of_corpus
 from little import Home
 from writing import asked, generate
 
@@ -179,7 +178,7 @@ def test_the_loss_of_labels_leaves_out_what_is_ignored() -> None:
 
 def test_packed_rows_cost_what_documents_cost(home: Home) -> None:
     """By the objective of every decoder, the loss is that of the line under the curves."""
-    model, tokenizer = counted(home.corpus)
+    model, tokenizer = ngram_of_corpus(home.corpus)
     read = Corpus.open(home.corpus / "holdout")
     longest = int(np.diff(read.starts).max()) + 2
     way = CLM(
@@ -197,20 +196,20 @@ def test_packed_rows_cost_what_documents_cost(home: Home) -> None:
 
 def test_a_corpus_is_counted_as_for_the_line_under_the_curves(home: Home) -> None:
     corpus = Corpus.open(home.corpus)
-    model, tokenizer = counted(home.corpus)
+    model, tokenizer = ngram_of_corpus(home.corpus)
     assert tokenizer.fingerprint == corpus.tokenizer_hash
-    line, text = trigram([(corpus, 1.0)]), corpus.document(0)
+    line, text = fit_ngram([(corpus, 1.0)]), corpus.document(0)
     np.testing.assert_array_equal(model.counts.nll(text), line.nll(text))
-    assert counted(home.corpus, 2)[0].counts.context_size == 1
+    assert ngram_of_corpus(home.corpus, 2)[0].counts.context_size == 1
 
 
 def test_a_corpus_or_a_model_can_be_opened_and_writes(home: Home, runs: dict[str, Path]) -> None:
-    model, tokenizer = opened(home.corpus)
+    model, tokenizer = load_or_fit(home.corpus)
     assert isinstance(model, NGram)
     text = kinfolk.generate(model, tokenizer, "The cat", max_new_tokens=40, seed=2)
     assert "." in text and "\N{REPLACEMENT CHARACTER}" not in text
-    network, other = opened(runs["gpt2"])
+    network, other = load_or_fit(runs["gpt2"])
     assert other.fingerprint == tokenizer.fingerprint
     assert kinfolk.generate(network, other, "The cat", max_new_tokens=3)
     with pytest.raises(UserError, match="no such folder"):
-        opened(home.folder / "none")
+        load_or_fit(home.folder / "none")

@@ -9,11 +9,11 @@ from transformers import AutoModelForCausalLM, BertForPreTraining, T5ForConditio
 
 import kinfolk
 from kinfolk.errors import UserError
+from kinfolk.workflows.evaluate import scoring_objective
 from kinfolk.workflows.load import (
     export_folder,
     load_tokenizer,
     require_ability,
-    scoring_objective,
 )
 from little import MEMBERS
 

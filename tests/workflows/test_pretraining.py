@@ -249,9 +249,9 @@ def test_what_a_mixture_holds_out_is_scored_in_its_shares(
     recipe = dataclasses.replace(home.recipe("gpt2"), corpus=corpora)
     run = PretrainWorkload(recipe)
     assert isinstance(run.batches, MixtureDataset) and isinstance(run.held_out, MixtureDataset)
-    assert run.batches.turns.counts == run.held_out.turns.counts == (1, 3)
+    assert run.batches.schedule.counts == run.held_out.schedule.counts == (1, 3)
     folders = [Path(share.corpus) / "holdout" for share in corpora]
-    assert [feed.chunks.documents.folder for feed in run.held_out.feeds] == folders
+    assert [feed.chunks.documents.folder for feed in run.held_out.datasets] == folders
     # A corpus that holds nothing out has no part in it.
     bare = (CorpusShare(str(home.corpus / "holdout")), CorpusShare(str(second), 3.0))
     run = PretrainWorkload(dataclasses.replace(recipe, corpus=bare))

@@ -35,7 +35,7 @@ def test_without_training_rows_the_labels_are_those_of_the_test(
     assert found.task.labels == ("bad", "good") and len(rows) == 6
     verdict = evaluate_rows(found, rows, n_resamples=10)
     assert verdict.unseen_labels == {}
-    assert {answer.value for answer in verdict.answers} <= {"bad", "good"}
+    assert {answer.value for answer in verdict.predictions} <= {"bad", "good"}
 
 
 def test_labels_that_no_solved_row_has_count_as_unseen(

@@ -10,7 +10,7 @@ import pytest
 from kinfolk.data.corpus import Corpus
 from kinfolk.errors import UserError
 from kinfolk.families import families, family
-from kinfolk.workflows.recipe import CorpusShare, Recipe, default_length, recipe, shares
+from kinfolk.workflows.recipe import CorpusShare, Recipe, default_length, parse_corpora, recipe
 from little import Home
 from loops import every_case
 
@@ -152,12 +152,12 @@ def test_a_corpus_may_be_named_with_its_weight(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here=3").mkdir()
-    assert shares(said) == [CorpusShare(*pair) for pair in expected]
+    assert parse_corpora(said) == [CorpusShare(*pair) for pair in expected]
 
 
 def test_weights_are_for_all_corpora_or_for_none() -> None:
     with pytest.raises(UserError, match="--corpus law has no weight and another has"):
-        shares(["news=0.7", "law"])
+        parse_corpora(["news=0.7", "law"])
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, math.nan, math.inf])

@@ -8,10 +8,10 @@ import pytest
 
 from kinfolk.data.corpus import Corpus
 from kinfolk.metrics.baselines import entropy
-from kinfolk.reports.evaluation_page import format_score
+from kinfolk.tasks.task import format_score
 from kinfolk.training.log import read
 from kinfolk.training.loop import Progress
-from kinfolk.workflows.evaluate import baselines, mixture_baselines
+from kinfolk.workflows.baselines import baselines, mixture_baselines
 from kinfolk.workflows.pretrain import pretrain
 from kinfolk.workflows.recipe import CorpusShare
 from kinfolk.workflows.report import baseline_rows, curves

@@ -10,9 +10,10 @@ import torch
 
 from kinfolk.data.parallel_text import ParallelText
 from kinfolk.errors import UserError
+from kinfolk.families.transformer import Transformer, TransformerConfig
 from kinfolk.files import new_folder
+from kinfolk.generation import generate as generation
 from kinfolk.generation.config import GREEDY
-from kinfolk.models.transformer import Transformer, TransformerConfig
 from kinfolk.text import Tokenizer, train_tokenizer
 from kinfolk.workflows import pretrain, translate
 from kinfolk.workflows.parallel import ParallelData
@@ -67,7 +68,7 @@ def model(tokenizer: Tokenizer) -> Transformer:
 def test_translations_come_in_order_however_they_are_batched(
     model: Transformer, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(translate, "EXTRA_LENGTH", 6)
+    monkeypatch.setattr(generation, "EXTRA_LENGTH", 6)
     sources = ["a dog", "two cats sleep often", "the man runs", "now", "two cats sleep often"]
     alone = [generate_texts(model, tokenizer, [source])[0] for source in sources]
     assert alone[1] == alone[4] and len(set(alone)) == 4

@@ -90,7 +90,7 @@ def test_a_reader_opens_with_equal_scores(tmp_path: Path) -> None:
         }
         first, last = max(spans, key=lambda span: spans[span])
         gap = none - spans[first, last]
-        assert answer.probabilities == pytest.approx((gap,), abs=1e-4)
+        assert answer.null_score_diff == pytest.approx(gap, abs=1e-4)
         text = row.context[where[first][0] : where[last][1]]
         assert answer.value == ("" if gap > 0 else text)
 

@@ -333,7 +333,7 @@ def test_rare_classes_weigh_more_where_it_is_wished(tmp_path: Path) -> None:
     )
     (way,) = FineTuneRecipe.read(run / "recipe.json").formulations
     assert way.class_weights == pytest.approx((2.0, 2 / 3), abs=1e-5)  # type: ignore[attr-defined]
-    with pytest.raises(UserError, match="'text' weighs no classes"):
+    with pytest.raises(UserError, match="'text' has no class weights"):
         tune(
             "t5/nano",
             task_dataset(file),
@@ -363,7 +363,7 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
     one = tmp_path / "one.tsv"
     one.write_text("sentence\tlabel\n" + "a fine film\tgood\n" * 9)
     refused(
-        "has the label good: there is nothing to tell apart",
+        "has the label good: give rows of two classes",
         "bert/nano",
         task_dataset(one),
         out=out,
@@ -379,7 +379,7 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
     refused("learned together as text", "bert/nano", found, found, out=out)
     refused("--positive odd is no class", "bert/nano", found, out=out, positive="odd")
     refused("is not scored by 'bleu'", "bert/nano", found, out=out, metric="bleu")
-    refused("a prompt learns nothing", "gpt2/nano", found, out=out, formulation="prompt")
+    refused("a prompt is not trained", "gpt2/nano", found, out=out, formulation="prompt")
     refused("has no --pattern: leave it out", "bert/nano", found, out=out, options={"pattern": "x"})
     bare = tmp_path / "bare.tsv"
     bare.write_text("sentence\tlabel\n")

@@ -231,9 +231,7 @@ def test_lines_keep_their_order_and_their_number(runs: dict[str, Path]) -> None:
     eight = replace(GREEDY, max_new_tokens=8)
 
     def transformed(lines: list[str], **options: Any) -> list[str]:
-        return list(
-            transform_lines(model, tokenizer, lines, eight, limit_by_source=False, **options)
-        )
+        return list(transform_lines(model, tokenizer, lines, eight, fixed_limit=True, **options))
 
     found = transformed(lines, prefix="x: ", batch_size=2, on_progress=done.append)
     alone = [transformed([line], prefix="x: ")[0] for line in lines[:5]]

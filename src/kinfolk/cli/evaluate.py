@@ -1,6 +1,5 @@
 """The command `evaluate`: scores of a model on text, on labelled data or on sentence pairs."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +17,7 @@ from kinfolk.errors import UserError
 from kinfolk.workflows.folders import check_model_folder
 
 if TYPE_CHECKING:
-    from kinfolk.tasks.scoring import EvaluationResult
+    from kinfolk.tasks.task import EvaluationResult
     from kinfolk.workflows.predict import Predictor
 
 MAX_CLASSES = 20  # classes with their scores; the report has more
@@ -192,9 +191,9 @@ def likelihood(
         Corpus.open(corpus)
     if text is not None and not text.exists():
         raise UserError(f"{text} does not exist")
-    from kinfolk.workflows.evaluate import opened
+    from kinfolk.workflows.evaluate import open_evaluation
 
-    found = opened(model, corpus, text, length, device)
+    found = open_evaluation(model, corpus, text, length, device)
     score, kind = found.likelihood()
     return {
         "loss": score.loss,
@@ -203,16 +202,16 @@ def likelihood(
         "tokens": score.tokens,
         "bytes": score.bytes,
         "kind": kind,
-        **found.verdicts(),
+        **found.auxiliary_metrics(),
     }
 
 
 def print_samples(samples: Path, corpus: Path | None, *, json: bool) -> None:
     """Print measures of generated texts, beside those of real text where there is a corpus."""
-    from kinfolk.workflows.sample_quality import as_dict, measure_samples
+    from kinfolk.workflows.evaluate import measure_samples, samples_as_dict
 
     measured = zip(("samples", "real"), measure_samples(samples, corpus), strict=True)
-    columns = {name: as_dict(found) for name, found in measured if found is not None}
+    columns = {name: samples_as_dict(found) for name, found in measured if found is not None}
     if json:
         earlier = {"repetition": "repetition_rate", "loops": "loop_rate"}  # keys that programs read
         print_json(
@@ -240,9 +239,9 @@ def evaluate_test(
     json: bool,
 ) -> None:
     """Score a model on labelled rows, print the scores and write a report."""
-    from kinfolk.reports.evaluation_page import EvaluationPage, render
-    from kinfolk.reports.page import write
+    from kinfolk.tasks.error_analysis import to_plain
     from kinfolk.tasks.formats.base import ReadReport
+    from kinfolk.tasks.formats.labelled_file import LabelledFile
     from kinfolk.workflows import predict
     from kinfolk.workflows.check_labels import format_counts
 
@@ -250,14 +249,13 @@ def evaluate_test(
     predictor: Predictor
     if prompt is None:
         predictor = predict.load_predictor(model, device=device, number=task_index - 1)
-        rows, _ = predict.read_test_file(
-            predictor, test, columns=columns, target=target, notes=report
-        )
+        file = LabelledFile(test, target=target)
+        rows, _ = predict.read_test_file(predictor, file, columns=columns, report=report)
     else:
         predictor, rows = predict.few_shot_predictor(
             model, test, columns=columns, target=target, device=device, notes=report, **prompt
         )
-    predict.require_labels(predictor.task, rows)
+    predictor.task.check_references(rows)
     notes = [*report.messages(), *predict.truncation_report(predictor, rows)]
     with row_progress("test", len(rows)) as watch:
         result = predict.evaluate_rows(predictor, rows, watch=watch)
@@ -273,10 +271,11 @@ def evaluate_test(
     if out is not None:
         title = f"{model.resolve().name} on {test.name}"
         details = model_details(predictor, test)
-        page = EvaluationPage(title=title, evaluation=result, details=details, notes=notes)
-        write(render(page), out)
+        predict.write_evaluation_page(result, out, title=title, details=details, notes=notes)
     if json:
-        print_json(as_json(result) | {"page": None if out is None else str(out)})
+        # Scores are also at the top level, where programs look for `accuracy` or `f1`.
+        page = None if out is None else str(out)
+        print_json({**result.scores, **to_plain(result), "page": page})
         return
     print_result(result)
     if out is not None:
@@ -301,15 +300,15 @@ def model_details(predictor: "Predictor", test: Path) -> list[tuple[str, str]]:
 
 def print_result(result: "EvaluationResult") -> None:
     """Print scores, confusion matrix, per-class metrics and the most confident errors."""
-    from kinfolk.reports.evaluation_page import format_score, metric_label
     from kinfolk.tasks import error_analysis
+    from kinfolk.tasks.task import format_score, metric_title
 
     main, bounds = result.task.main_metric, result.confidence_interval
     scores = table()
     for name, value in result.scores.items():
         low, high = format_score(name, bounds.low), format_score(name, bounds.high)
         interval = escape(f"[95% CI {low}, {high}]") if name == main else ""
-        scores.add_row(metric_label(name), format_score(name, value), interval)
+        scores.add_row(metric_title(name), format_score(name, value), interval)
     scores.add_row("rows", f"{len(result.rows):,}", "")
     print_table(scores)
     confusion = error_analysis.confusion_table(result)
@@ -335,31 +334,3 @@ def print_result(result: "EvaluationResult") -> None:
             cells = (short(error.text), short(error.right), short(error.said))
             rows.add_row(f"{error.number:,}", *cells, probability)
         print_table(rows, "most confident errors")
-
-
-def as_json(result: "EvaluationResult") -> dict[str, Any]:
-    """Return the scores on labelled rows as JSON values."""
-    from kinfolk.tasks import error_analysis
-
-    confusion = error_analysis.confusion_table(result)
-    bins = error_analysis.calibration_bins(result)
-    matrix = None if confusion is None else {
-        "labels": [str(label) for label in confusion.labels], "counts": confusion.counts.tolist()
-    }  # fmt: skip
-    return {
-        **result.scores,  # also at the top, where programs look for `accuracy` or `f1`
-        "task": result.task.kind,
-        "metric": result.task.main_metric,
-        "score": result.confidence_interval.score,
-        "low": result.confidence_interval.low,
-        "high": result.confidence_interval.high,
-        "scores": result.scores,
-        "rows": len(result.rows),
-        "unseen": result.unseen_labels,
-        "confusion": matrix,
-        "classes": {
-            label: asdict(score) for label, score in error_analysis.per_class_scores(result).items()
-        },
-        "calibration_error": error_analysis.expected_calibration_error(bins) if bins else None,
-        "mistakes": [asdict(error) for error in error_analysis.worst_errors(result)],
-    }

@@ -330,7 +330,7 @@ def print_scores(run: Path, *, json: bool) -> None:
 
 def score_table(found: "SeedResults") -> Table:
     """Return the dev scores, a column per run where there are several, then mean and std."""
-    from kinfolk.reports.evaluation_page import format_score, metric_label
+    from kinfolk.tasks.task import format_score, metric_title
 
     several = len(found.runs) > 1
     names = [run.name for run in found.runs] if several else ["dev"]
@@ -338,13 +338,13 @@ def score_table(found: "SeedResults") -> Table:
     for name in found.names:
         values = [run[name] for run in found.runs.values()]
         values += [*found.mean(name)] if several else []
-        scores.add_row(metric_label(name), *(format_score(name, value) for value in values))
+        scores.add_row(metric_title(name), *(format_score(name, value) for value in values))
     return scores
 
 
 def print_suite(name: str, results: Sequence["SuiteResult"], *, json: bool) -> None:
     """Print the scores of all datasets of a suite, and their mean."""
-    from kinfolk.reports.evaluation_page import metric_label
+    from kinfolk.tasks.task import metric_title
     from kinfolk.workflows.suites import as_percent, suite_mean
 
     scored = [result for result in results if result.scores]
@@ -357,7 +357,7 @@ def print_suite(name: str, results: Sequence["SuiteResult"], *, json: bool) -> N
     rows = table(name, "task", "formulation", *numbers("rows", "evaluated on", "score"), "")
     for result in scored:
         metrics = [
-            f"{metric_label(key)} {as_percent(key, value):.1f}"
+            f"{metric_title(key)} {as_percent(key, value):.1f}"
             + (f" ± {as_percent(key, result.stds[key]):.1f}" if result.stds else "")
             for key, value in result.scores.items()
         ]

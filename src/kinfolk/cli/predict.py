@@ -44,17 +44,24 @@ def predict(
         raise UserError(f"no such file: {file}")
     if out is not None:
         check_new_file(out)
-    from kinfolk.tasks.formats.base import ReadReport
-    from kinfolk.workflows.predict import load_predictor, read_test_file, truncation_report
-    from kinfolk.workflows.predictions import predict_file, write_jsonl, write_predictions
+    from kinfolk.tasks.formats.base import ReadReport, write_jsonl, write_predictions
+    from kinfolk.tasks.formats.labelled_file import LabelledFile
+    from kinfolk.workflows.predict import (
+        load_predictor,
+        predict_file,
+        read_test_file,
+        truncation_report,
+    )
 
     predictor = load_predictor(model, device=device, number=task_index - 1)
-    report = ReadReport()
-    rows, spec = read_test_file(predictor, file, columns=columns, labelled=False, notes=report)
+    labelled, report = LabelledFile(file), ReadReport()
+    rows, spec = read_test_file(predictor, labelled, columns=columns, labelled=False, report=report)
     for sentence in (*report.messages(), *truncation_report(predictor, rows)):
         note(sentence)
     with row_progress("predict", len(rows)) as watch:
-        found = predict_file(predictor, file, rows, spec, every=probabilities, watch=watch)
+        found = predict_file(
+            predictor, labelled, rows, spec, all_probabilities=probabilities, watch=watch
+        )
     lines = (write_jsonl if json else write_predictions)(found)
     if out is None:
         sys.stdout.writelines(lines)

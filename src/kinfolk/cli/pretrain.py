@@ -100,7 +100,7 @@ def pretrain(
         return
     from kinfolk.families import check_name
     from kinfolk.workflows.parallel import parallel_data
-    from kinfolk.workflows.recipe import shares
+    from kinfolk.workflows.recipe import parse_corpora
 
     texts = parallel_data(
         source=source,
@@ -131,14 +131,14 @@ def pretrain(
         raise UsageError("--corpus cannot be combined with sentence pairs")
     if texts is not None:
         texts.check()
-    mixture = shares(corpus or [])
+    mixture = parse_corpora(corpus or [])
     for share in mixture:
         share.open()
     check_new_folder(out)
     check_overrides(overrides or [], {"train": TrainConfig}, KEYS)
     changes = [*settings("train", train), *(overrides or [])]
     from kinfolk.workflows import translate
-    from kinfolk.workflows.continuing import begun
+    from kinfolk.workflows.recipe import make_recipe
 
     chosen: Recipe
     if recipe is not None:
@@ -152,7 +152,7 @@ def pretrain(
         return
     else:
         assert model is not None
-        chosen = begun(model, mixture, objective=objective, length=length, settings=changes)
+        chosen = make_recipe(model, mixture, objective=objective, length=length, settings=changes)
     finish(out, chosen, json=json, is_new=True)
 
 
@@ -160,11 +160,11 @@ def read_recipe(path: Path, corpora: Sequence["CorpusShare"], changes: Sequence[
     """Return the recipe in a file, with another corpus and other settings where they are given."""
     from dataclasses import replace
 
-    from kinfolk.workflows.recipe import Recipe, finalize, opened
+    from kinfolk.workflows.recipe import Recipe, finalize, open_corpora
 
     found = Recipe.read(path)
     if corpora:
-        found = replace(found, corpus=opened(corpora)[0])
+        found = replace(found, corpus=open_corpora(corpora)[0])
     return finalize(found, changes)
 
 

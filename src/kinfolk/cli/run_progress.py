@@ -10,7 +10,7 @@ from rich.progress import Progress as Bar
 
 from kinfolk.cli.app import errors, note
 from kinfolk.cli.progress import duration
-from kinfolk.reports.evaluation_page import format_score, metric_label
+from kinfolk.tasks.task import format_score, metric_title
 from kinfolk.training.loop import Callback, Evaluation, Progress
 
 SECONDS = 30  # between lines, at most
@@ -39,7 +39,7 @@ class TerminalProgress(Callback):
         """Keep the main metrics for the next line."""
         self.evaluated = step
         self.scores = "".join(
-            f"  {metric_label(name)} {format_score(name, value)}"
+            f"  {metric_title(name)} {format_score(name, value)}"
             for name, value in evaluation.main_metrics.items()
         )
 

@@ -1,4 +1,4 @@
-"""Pieces: stretches of documents, cut without chance and found again by number."""
+"""Chunks: parts of documents, cut without randomness and looked up by index."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,23 +16,23 @@ Rng = np.random.Generator
 
 
 class TokenizedDocuments(Protocol):
-    """Tokenised documents in a row, wherever they lie."""
+    """Tokenised documents as one stream of tokens, in memory or on disk."""
 
     @property
     def starts(self) -> IntArray:
-        """Where each document starts in the stream of tokens, and where the last one ends."""
+        """Start of each document in the stream of tokens, and the end of the last one."""
         ...
 
     def ids(self, start: int, stop: int, /) -> IntArray:
-        """Return a stretch of the stream."""
+        """Return the tokens of a range of the stream."""
         ...
 
     def sentences(self, start: int, stop: int, /) -> IntArray:
-        """Return the lengths of the sentences in a stretch of the stream."""
+        """Return the lengths of the sentences in a range of the stream."""
         ...
 
     def words(self, start: int, stop: int, /) -> BoolArray:
-        """Tell which tokens of a stretch begin a word, or complain that this is not known."""
+        """Return which tokens of a range begin a word; raise where this is not known."""
         ...
 
 
@@ -43,7 +43,7 @@ class InMemoryDocuments:
     token_ids: IntArray
     ends: IntArray  # of sentences
     starts: IntArray  # of documents, and the end of the last
-    begins: BoolArray | None = None  # which tokens begin a word, where that is known
+    begins: BoolArray | None = None  # which tokens begin a word, where known
 
     @classmethod
     def from_lists(
@@ -57,30 +57,32 @@ class InMemoryDocuments:
         return cls(stream, ends[1:], ends[np.cumsum([0, *map(len, documents)])], begins)
 
     def ids(self, start: int, stop: int) -> IntArray:
-        """Return a stretch of the stream."""
+        """Return the tokens of a range of the stream."""
         return self.token_ids[start:stop]
 
     def sentences(self, start: int, stop: int) -> IntArray:
-        """Return the lengths of the sentences in a stretch of the stream."""
+        """Return the lengths of the sentences in a range of the stream."""
         inside = self.ends[(self.ends > start) & (self.ends < stop)]
         return np.diff(np.concatenate([[start], inside, [stop]]))
 
     def words(self, start: int, stop: int) -> BoolArray:
-        """Tell which tokens of a stretch begin a word."""
+        """Return which tokens of a range begin a word."""
         if self.begins is None:
-            raise UserError("these documents do not know their words: say where words begin")
+            raise UserError(
+                "whole-word masking needs word boundaries: prepare the corpus with --words"
+            )
         return self.begins[start:stop]
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A stretch of one document, and a door to the others."""
+    """A part of one document; the other documents are reached through it."""
 
     documents: TokenizedDocuments
     document: int
-    start: int  # counted from the start of the document
-    stop: int  # may lie past the document's end, where an objective predicts that end too
-    repeat: int = 0  # which of several examples from one stretch
+    start: int  # in tokens from the start of the document
+    stop: int  # past the end of the document where its end token is predicted
+    repeat: int = 0  # which of several examples of one range
 
     @cached_property
     def ids(self) -> IntArray:
@@ -90,7 +92,7 @@ class Chunk:
 
     @cached_property
     def sentences(self) -> IntArray:
-        """The lengths of the sentences it is made of."""
+        """The lengths of its sentences."""
         first, end = self._bounds
         return self.documents.sentences(first + self.start, min(first + self.stop, end))
 
@@ -102,7 +104,7 @@ class Chunk:
 
     @property
     def previous_token(self) -> int | None:
-        """The token just before it in its document; None at the start."""
+        """The token before it in its document; None at the start."""
         if self.start == 0:
             return None
         first = self._bounds[0] + self.start
@@ -114,19 +116,25 @@ class Chunk:
         first, end = self._bounds
         return first + self.stop > end
 
+    @property
+    def reaches_document_end(self) -> bool:
+        """Whether its last token is the last of its document."""
+        first, end = self._bounds
+        return first + self.stop == end
+
     def split(self, at: int) -> tuple["Chunk", "Chunk"]:
         """Cut it in two."""
         return replace(self, stop=self.start + at), replace(self, start=self.start + at)
 
     def random_other_chunk(self, rng: Rng, longest: int) -> "Chunk":
-        """Draw a stretch that starts a sentence in another document, each token as likely."""
+        """Draw a chunk that starts a sentence in another document, by its length in tokens."""
         starts, (own, end) = self.documents.starts, self._bounds
         token = int(rng.integers(starts[-1] - (end - own)))
         token += (end - own) if token >= own else 0
         other = int(np.searchsorted(starts, token, side="right")) - 1
         first, end = int(starts[other]), int(starts[other + 1])
         sentences = np.concatenate([[0], np.cumsum(self.documents.sentences(first, end))[:-1]])
-        # Starts with enough text behind them, if there are any.
+        # Starts that enough text follows, if there are any.
         enough = sentences[sentences + longest <= end - first]
         begin = int(rng.choice(enough) if len(enough) else 0)
         return Chunk(self.documents, other, begin, min(begin + longest, end - first))
@@ -139,14 +147,20 @@ class Chunk:
 
 @dataclass(frozen=True)
 class ChunkIndex(Sequence[Chunk]):
-    """All pieces of some documents, as numbers: 32 bytes each however long they are."""
+    """All chunks of some documents, as numbers: 40 bytes each however long they are."""
 
     documents: TokenizedDocuments
     document: IntArray
     start: IntArray
     stop: IntArray
     repeat: IntArray
-    sizes: IntArray  # (pieces, streams): how many slots the example of each will take, at most
+    sizes: IntArray  # (chunks, streams): the most tokens that the example of each has
+
+    @classmethod
+    def from_bounds(cls, documents: TokenizedDocuments, bounds: IntArray) -> "ChunkIndex":
+        """Take chunks by document, start and stop, (chunks, 3); sizes are their lengths."""
+        document, start, stop = bounds.T
+        return cls(documents, document, start, stop, np.zeros_like(start), (stop - start)[:, None])
 
     def __len__(self) -> int:
         return len(self.document)
@@ -161,30 +175,25 @@ class ChunkIndex(Sequence[Chunk]):
         )
 
     def with_repeats(self, counts: IntArray) -> "ChunkIndex":
-        """Take each piece several times, numbering the turns."""
+        """Take each chunk several times or not at all, numbering the repeats."""
         which = np.repeat(np.arange(len(self)), counts)
-        turn = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return ChunkIndex(
-            self.documents,
-            self.document[which],
-            self.start[which],
-            self.stop[which],
-            turn,
-            self.sizes[which],
-        )
+        repeat = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+        parts = (self.document[which], self.start[which], self.stop[which])
+        return ChunkIndex(self.documents, *parts, repeat, self.sizes[which])
 
 
 def split_documents(
-    documents: TokenizedDocuments, longest: int, *, extra: int = 0
-) -> tuple[IntArray, IntArray, IntArray]:
-    """Cut every document into stretches of the longest length and a rest: document, start, stop.
+    documents: TokenizedDocuments, max_length: int, *, extra: int = 0
+) -> ChunkIndex:
+    """Cut every document into chunks of the maximum length and a rest.
 
-    `extra` counts slots past the end of each document, for the token that ends it.
+    `extra` counts positions past the end of each document, for the token that ends it.
     """
     lengths = np.diff(documents.starts)
     lengths = np.where(lengths > 0, lengths + extra, 0)
-    counts = -(-lengths // longest)
+    counts = -(-lengths // max_length)
     document = np.repeat(np.arange(len(lengths)), counts)
     nth = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
-    start = nth * longest
-    return document, start, np.minimum(start + longest, lengths[document])
+    start = nth * max_length
+    stop = np.minimum(start + max_length, lengths[document])
+    return ChunkIndex.from_bounds(documents, np.stack([document, start, stop], axis=1))

@@ -1,81 +1,56 @@
-"""Batches by number: packed datasets, mixtures, contiguous batches for recurrence."""
+"""Batches by number: packed datasets, mixtures, contiguous batches for recurrence.
+
+An `objective` here is a kinfolk.objectives.objective.Objective, which this package does not import.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from math import gcd, lcm
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from torch.utils.data import Dataset
 
 from kinfolk.batch import Batch
-from kinfolk.data.chunks import Chunk, ChunkIndex, IntArray, Rng, TokenizedDocuments
-from kinfolk.data.examples import Packing, pack
+from kinfolk.data.chunks import Chunk, ChunkIndex, IntArray, TokenizedDocuments
+from kinfolk.data.examples import Example, Packing, pack
 from kinfolk.errors import UserError
 from kinfolk.rng import Stream, generator
 
 
-class Teacher(Protocol):
-    """The half of an objective that makes batches."""
-
-    @property
-    def row_lengths(self) -> Sequence[int]:
-        """How many slots a row has, in each stream."""
-        ...
-
-    def chunks(self, documents: TokenizedDocuments, /) -> ChunkIndex:
-        """Cut documents into pieces, without chance."""
-        ...
-
-    def example(self, chunk: Chunk, rng: Rng, /) -> Any:
-        """Draw an example from a piece: all chance is here."""
-        ...
-
-    def collate(self, rows: Sequence[Sequence[Any]], /) -> Batch[Any]:
-        """Lay rows of examples out as tensors."""
-        ...
-
-
 class PackedDataset(Dataset[Batch[Any]]):
-    """A run's batches by number: rows are packed once, and come in a new order every epoch."""
+    """The batches of a run by number: rows are packed once and shuffled in every epoch."""
 
     def __init__(
         self,
-        objective: Teacher,
+        objective: Any,
         documents: TokenizedDocuments,
         *,
-        batch_size: int,  # in a batch
+        batch_size: int,  # rows
         seed: int = 0,
         shuffled: bool = True,
     ) -> None:
-        self.objective, self.batch_size, self.seed, self.shuffled = (
-            objective,
-            batch_size,
-            seed,
-            shuffled,
-        )
-        self.chunks = objective.chunks(documents)
+        self.objective, self.batch_size = objective, batch_size
+        self.seed, self.shuffled = seed, shuffled
+        self.chunks: ChunkIndex = objective.chunks(documents)
         if not len(self.chunks):
             raise UserError("the corpus holds no text to learn from: prepare one with more text")
+        # Which chunks share a row, in every epoch: packed here, before data workers copy it.
+        self.packing: Packing = pack(self.chunks.sizes, objective.row_lengths)
         self._order: tuple[int, IntArray] | None = None
-
-    @cached_property
-    def packing(self) -> Packing:
-        """Which pieces lie in which row; the same in every epoch."""
-        return pack(self.chunks.sizes, self.objective.row_lengths)
 
     @property
     def num_batches(self) -> int:
-        """How many batches show every piece once, the last one perhaps not full."""
+        """The batches of one epoch; the last one may not be full."""
         return -(-len(self.packing) // self.batch_size)
 
     @property
     def fill_rate(self) -> float:
-        """The share of slots that hold text."""
-        slots = len(self.packing) * sum(self.objective.row_lengths)
-        return float(self.chunks.sizes.sum()) / slots
+        """The share of positions that hold tokens."""
+        positions = len(self.packing) * sum(self.objective.row_lengths)
+        return float(self.chunks.sizes.sum()) / positions
 
     def __len__(self) -> int:
         return self.num_batches
@@ -83,17 +58,15 @@ class PackedDataset(Dataset[Batch[Any]]):
     def __getitem__(self, number: int) -> Batch[Any]:
         """Return batch `number` of the run, which may lie in any epoch."""
         first = number * self.batch_size
-        last = (
-            first + self.batch_size
-            if self.shuffled
-            else min(first + self.batch_size, len(self.packing))
-        )
+        last = first + self.batch_size
+        if not self.shuffled:
+            last = min(last, len(self.packing))
         return self.objective.collate([self.sequence(position) for position in range(first, last)])
 
-    def sequence(self, position: int) -> list[Any]:
+    def sequence(self, position: int) -> list[Example]:
         """Return the examples of one row of the run, which may lie in any epoch."""
-        epoch, place = divmod(position, len(self.packing))
-        row = self.epoch_order(epoch)[place] if self.shuffled else place
+        epoch, index = divmod(position, len(self.packing))
+        row = self.epoch_order(epoch)[index] if self.shuffled else index
         return [
             self.objective.example(
                 self.chunks[int(i)], generator(self.seed, Stream.EXAMPLE, epoch, int(i))
@@ -104,40 +77,38 @@ class PackedDataset(Dataset[Batch[Any]]):
     def epoch_order(self, epoch: int) -> IntArray:
         """Return the order of rows in one epoch."""
         if self._order is None or self._order[0] != epoch:
-            self._order = (
-                epoch,
-                generator(self.seed, Stream.ORDER, epoch).permutation(len(self.packing)),
-            )
+            rng = generator(self.seed, Stream.ORDER, epoch)
+            self._order = epoch, rng.permutation(len(self.packing))
         return self._order[1]
 
 
-LONGEST = 1 << 16  # rows in a round
+MAX_ROUND = 1 << 16  # rows
 
 
 @dataclass(frozen=True)
 class MixtureSchedule:
-    """Which corpus each row of a mixture comes from."""
+    """Which corpus each row of a mixture comes from, repeated in rounds."""
 
     counts: tuple[int, ...]  # rows of each corpus in a round
 
     @classmethod
     def from_weights(cls, weights: Sequence[float]) -> "MixtureSchedule":
-        """Find the shortest round with these shares: 0.7 and 0.3 take 7 and 3 rows of 10.
+        """Return the shortest round with these shares: 0.7 and 0.3 take 7 and 3 rows of 10.
 
-        Where it would be longer than `LONGEST` rows, shares are rounded to one row in so many.
+        Where it would be longer than `MAX_ROUND` rows, shares are rounded to one row in so many.
         """
         exact = [Fraction(str(weight)) for weight in weights]  # 0.7 as it was written
         common = lcm(*(share.denominator for share in exact))
         counts = [int(share * common) for share in exact]
         divisor = gcd(*counts)
-        if sum(counts) // divisor > LONGEST:
-            whole = sum(exact)
-            return cls(tuple(max(1, round(share / whole * LONGEST)) for share in exact))
+        if sum(counts) // divisor > MAX_ROUND:
+            total = sum(exact)
+            return cls(tuple(max(1, round(share / total * MAX_ROUND)) for share in exact))
         return cls(tuple(count // divisor for count in counts))
 
     @property
-    def whole(self) -> int:
-        """How many rows a round has."""
+    def round_size(self) -> int:
+        """The rows of a round."""
         return sum(self.counts)
 
     @cached_property
@@ -149,118 +120,96 @@ class MixtureSchedule:
         late (Baruah et al. 1996, section 2): after any number of rows, each corpus is less than one
         row away from its share.
         """
-        done = [0] * len(self.counts)
-        order = np.empty(self.whole, np.int64)
-        for place in range(self.whole):
-            corpus = min(
-                (
-                    c
-                    for c, count in enumerate(self.counts)
-                    if done[c] * self.whole < count * (place + 1)
-                ),
-                key=lambda c: -(-(done[c] + 1) * self.whole // self.counts[c]),
+        done, size = [0] * len(self.counts), self.round_size
+        order = np.empty(size, np.int64)
+        for row in range(size):
+            eligible = (
+                c for c, count in enumerate(self.counts) if done[c] * size < count * (row + 1)
             )
-            order[place] = corpus
+            corpus = min(eligible, key=lambda c: -(-(done[c] + 1) * size // self.counts[c]))
+            order[row] = corpus
             done[corpus] += 1
         return order
 
     @cached_property
     def slots(self) -> list[IntArray]:
-        """Where in a round the rows of each corpus stand."""
+        """The rows of a round that each corpus has."""
         return [np.flatnonzero(self.corpus_of_slot == c) for c in range(len(self.counts))]
 
     @cached_property
     def index_within_corpus(self) -> IntArray:
-        """How many rows of the same corpus stand before each row of a round."""
-        ranks = np.empty(self.whole, np.int64)
+        """How many rows of the same corpus come before each row of a round."""
+        ranks = np.empty(self.round_size, np.int64)
         for indices in self.slots:
             ranks[indices] = np.arange(len(indices))
         return ranks
 
     def locate(self, position: int) -> tuple[int, int]:
         """Return the corpus of a row of the mixture, and which of its own rows it is."""
-        rounds, place = divmod(position, self.whole)
-        corpus = int(self.corpus_of_slot[place])
-        return corpus, rounds * self.counts[corpus] + int(self.index_within_corpus[place])
+        rounds, row = divmod(position, self.round_size)
+        corpus = int(self.corpus_of_slot[row])
+        return corpus, rounds * self.counts[corpus] + int(self.index_within_corpus[row])
 
     def slot_of(self, corpus: int, row: int) -> int:
-        """Return where in the mixture a row of a corpus stands."""
+        """Return the position in the mixture of a row of a corpus."""
         rounds, rank = divmod(row, self.counts[corpus])
-        return rounds * self.whole + int(self.slots[corpus][rank])
+        return rounds * self.round_size + int(self.slots[corpus][rank])
 
 
 class MixtureDataset(Dataset[Batch[Any]]):
-    """The batches of a run on several corpora, by number; all feeds have one objective."""
+    """The batches of a run on several corpora by number; all datasets have one objective."""
 
-    def __init__(self, feeds: Sequence[PackedDataset], weights: Sequence[float]) -> None:
-        self.feeds, self.turns = feeds, MixtureSchedule.from_weights(weights)
-        self.objective, self.batch_size = feeds[0].objective, feeds[0].batch_size
+    def __init__(self, datasets: Sequence[PackedDataset], weights: Sequence[float]) -> None:
+        self.datasets, self.schedule = datasets, MixtureSchedule.from_weights(weights)
+        self.objective, self.batch_size = datasets[0].objective, datasets[0].batch_size
 
     @property
     def num_batches(self) -> int:
-        """How many batches show every row of some corpus once, and no row of any twice.
+        """The batches until some corpus was read whole, before any row is repeated.
 
-        The last one may begin anew, so as to be full.
+        The last one may repeat rows, so that it is full.
         """
-        ends = [self.turns.slot_of(c, len(f.packing) - 1) for c, f in enumerate(self.feeds)]
+        ends = [self.schedule.slot_of(c, len(d.packing) - 1) for c, d in enumerate(self.datasets)]
         return -(-(min(ends) + 1) // self.batch_size)
 
     def __len__(self) -> int:
         return self.num_batches
 
     def __getitem__(self, number: int) -> Batch[Any]:
-        """Return batch `number` of the run, each of its rows from the corpus whose turn it is."""
-        found = map(
-            self.turns.locate, range(number * self.batch_size, (number + 1) * self.batch_size)
-        )
-        return self.objective.collate([self.feeds[corpus].sequence(row) for corpus, row in found])
+        """Return batch `number` of the run, which may lie in any epoch."""
+        positions = range(number * self.batch_size, (number + 1) * self.batch_size)
+        rows = map(self.schedule.locate, positions)
+        return self.objective.collate([self.datasets[corpus].sequence(row) for corpus, row in rows])
 
 
 MAX_DOCUMENT_ID = 1 << 30  # documents are numbered below this, and then from 0 again
 
 
 @dataclass(frozen=True)
-class StreamSegment:
-    """An example from a stretch of a document, and where it belongs."""
-
-    number: int  # of the document: no two have the same in one epoch, nor in one and the next
-    start: int  # its first place in the document
-    example: Any
-
-
-class Joins(Teacher, Protocol):
-    """The half of an objective that makes batches of rows which go on."""
-
-    def collate_stream(self, rows: Sequence[Sequence[StreamSegment]], /) -> Batch[Any]:
-        """Lay rows out as tensors, in which documents keep their numbers and places."""
-        ...
-
-
-@dataclass(frozen=True)
 class EpochLayout:
-    """The documents of an epoch one after the other."""
+    """The documents of an epoch one after the other, cut into streams."""
 
     number: int
-
     order: IntArray  # of the documents
-    ends: IntArray  # the slot after the end of each, in that order
-    streams: IntArray  # the slot each lane starts at, and where the last one ends
+    ends: IntArray  # the position after the end of each, in that order
+    streams: IntArray  # the start of each stream, and the end of the last
 
 
 class ContiguousDataset(Dataset[Batch[Any]]):
-    """A run's batches by number; a document takes a slot for each token and one for its end.
+    """The batches of a run by number, for segment-level recurrence: row i continues row i.
 
-    Shuffled, all lanes are of one length, wherever that cuts a document. In the order of an exam
-    each lane is of whole documents, so that no token lacks what stands before it.
+    A document takes a position for each token and one for its end. Shuffled, all streams have one
+    length, which may cut a document. Not shuffled, as for evaluation, a stream has whole documents,
+    so that no token lacks its past.
     """
 
     def __init__(
         self,
-        objective: Joins,
+        objective: Any,
         documents: TokenizedDocuments,
         *,
-        batch_size: int,  # in a batch
-        parts: int = 1,  # batches in a step, each with lanes of its own
+        batch_size: int,  # rows
+        parts: int = 1,  # batches in a step, each with streams of its own
         seed: int = 0,
         shuffled: bool = True,
     ) -> None:
@@ -278,7 +227,7 @@ class ContiguousDataset(Dataset[Batch[Any]]):
 
     @cached_property
     def num_batches(self) -> int:
-        """How many batches show every document once; the last may end in padding."""
+        """The batches of one epoch; the last may end in padding."""
         longest = int(np.diff(self.epoch(0).streams).max())
         return self.parts * -(-longest // self.length)
 
@@ -287,67 +236,68 @@ class ContiguousDataset(Dataset[Batch[Any]]):
 
     def __getitem__(self, number: int) -> Batch[Any]:
         """Return batch `number` of the run, which may lie in any epoch."""
-        turn, number = divmod(number, self.num_batches)
-        place, part = divmod(number, self.parts)
-        lanes, epoch = range(part * self.batch_size, (part + 1) * self.batch_size), self.epoch(turn)
-        return self.objective.collate_stream([self.row(epoch, lane, place) for lane in lanes])
+        epoch_number, number = divmod(number, self.num_batches)
+        index, part = divmod(number, self.parts)
+        epoch = self.epoch(epoch_number)
+        streams = range(part * self.batch_size, (part + 1) * self.batch_size)
+        return self.objective.collate([self.row(epoch, stream, index) for stream in streams])
 
-    def row(self, epoch: EpochLayout, lane: int, place: int) -> list[StreamSegment]:
-        """Return one row of a lane, empty where a lane has ended before others."""
-        start = int(epoch.streams[lane]) + place * self.length
-        stop = min(start + self.length, int(epoch.streams[lane + 1]))
-        found = []
+    def row(self, epoch: EpochLayout, stream: int, index: int) -> list[Example]:
+        """Return one row of a stream, empty where a stream has ended before others."""
+        start = int(epoch.streams[stream]) + index * self.length
+        stop = min(start + self.length, int(epoch.streams[stream + 1]))
+        examples = []
         while start < stop:
             nth = int(np.searchsorted(epoch.ends, start, side="right"))
             document, end = int(epoch.order[nth]), int(epoch.ends[nth])
             begin = end - int(self.sizes[document])
             chunk = Chunk(self.documents, document, start - begin, min(stop, end) - begin)
-            example = self.objective.example(
-                chunk, generator(self.seed, Stream.EXAMPLE, epoch.number, document)
-            )
+            rng = generator(self.seed, Stream.EXAMPLE, epoch.number, document)
+            example = self.objective.example(chunk, rng)
+            positions = np.arange(chunk.start, chunk.start + len(example.input_ids))
             number = (epoch.number * len(self.sizes) + nth) % MAX_DOCUMENT_ID
-            found.append(StreamSegment(number, chunk.start, example))
+            examples.append(
+                replace(example, document_id=number, position_ids=positions, order=positions)
+            )
             start = min(stop, end)
-        return found
+        return examples
 
     def epoch(self, number: int) -> EpochLayout:
-        """Return one epoch's order of documents, in lanes."""
+        """Return the order of documents and the streams of one epoch."""
         if self._epoch is None or self._epoch.number != number:
             count = self.batch_size * self.parts
             order = generator(self.seed, Stream.ORDER, number).permutation(len(self.sizes))
-            shared = (
+            layout = (
                 split_evenly(self.sizes, order, count)
                 if self.shuffled
-                else whole(self.sizes, count)
+                else assign_whole_documents(self.sizes, count)
             )
-            self._epoch = EpochLayout(number, *shared)
+            self._epoch = EpochLayout(number, *layout)
         return self._epoch
 
 
 def split_evenly(
     sizes: IntArray, order: IntArray, count: int
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Cut documents in an order into lanes of one length: their order, ends and lanes."""
+    """Cut documents into streams of one length: return order, ends and streams of a layout."""
     ends = np.cumsum(sizes[order])
     length = -(-int(ends[-1]) // count)
     return order, ends, np.minimum(np.arange(count + 1) * length, ends[-1])
 
 
-def whole(sizes: IntArray, count: int) -> tuple[IntArray, IntArray, IntArray]:
-    """Share whole documents out among lanes, the longest first, each to the shortest lane."""
-    lane_of, lengths = np.empty(len(sizes), np.int64), np.zeros(count, np.int64)
+def assign_whole_documents(sizes: IntArray, count: int) -> tuple[IntArray, IntArray, IntArray]:
+    """Assign whole documents to streams, the longest first, each to the shortest stream."""
+    stream_of, lengths = np.empty(len(sizes), np.int64), np.zeros(count, np.int64)
     for document in np.argsort(-sizes, kind="stable"):
-        lane_of[document] = np.argmin(lengths)
-        lengths[lane_of[document]] += sizes[document]
-    order = np.argsort(lane_of, kind="stable")
+        stream_of[document] = np.argmin(lengths)
+        lengths[stream_of[document]] += sizes[document]
+    order = np.argsort(stream_of, kind="stable")
     return order, np.cumsum(sizes[order]), np.concatenate([[0], np.cumsum(lengths)])
 
 
 def evaluation_dataset(
     objective: Any, documents: TokenizedDocuments, *, rows: int
 ) -> PackedDataset | ContiguousDataset:
-    """Return the batches of an exam: rows that go on where the objective joins them, or packed."""
-    kind: type[PackedDataset] | type[ContiguousDataset] = (
-        ContiguousDataset if hasattr(objective, "collate_stream") else PackedDataset
-    )
-    return kind(objective, documents, batch_size=rows, shuffled=False)
+    """Return the batches of an evaluation: contiguous for a recurrent objective, else packed."""
+    dataset = ContiguousDataset if objective.recurrent else PackedDataset
+    return dataset(objective, documents, batch_size=rows, shuffled=False)

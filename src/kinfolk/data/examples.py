@@ -1,26 +1,52 @@
-"""Packing: several texts in a row of fixed length, told apart by their document number."""
+"""One training example, and how examples are packed into rows and become tensors.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+Objectives and labelled tasks build the same `Example`, and one `collate` serves both.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from kinfolk.attention_mask import PADDING_ID
-from kinfolk.batch import IGNORE_INDEX, TokenTargets
+from kinfolk.attention_mask import PADDING_ID, AttentionMask
+from kinfolk.batch import IGNORE_INDEX, Inputs, TokenTargets
 from kinfolk.data.chunks import IntArray
 
-MAX_CANDIDATES = 16  # rows looked at before a new one is opened, where several streams must fit
+MAX_CANDIDATES = 16  # rows considered before a new one is opened, where several streams must fit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """One sequence as the network reads it: an array has one number per token."""
+
+    input_ids: IntArray
+    labels: IntArray | None = None  # IGNORE_INDEX where nothing is predicted
+    order: IntArray | None = None  # i attends to j where order[j] <= order[i]; None: to all
+    position_ids: IntArray | None = None  # None: 0, 1, 2, ...
+    block_position_ids: IntArray | None = None  # position inside a blank (GLM)
+    token_type_ids: IntArray | None = None
+    encoder_input_ids: IntArray | None = None
+    document_id: int | None = None  # of a document that continues in the next batch
+    sequence_label: int = IGNORE_INDEX  # next-sentence or sentence-order prediction
+    uniforms: IntArray | None = None  # random numbers for sampling (ELECTRA)
+    # Tokens whose hidden state a task head reads.
+    read_positions: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens in each stream: (decoder,) or (encoder, decoder)."""
+        own = len(self.input_ids)
+        return (own,) if self.encoder_input_ids is None else (len(self.encoder_input_ids), own)
 
 
 @dataclass(frozen=True)
 class Packing:
-    """Which pieces lie in which row."""
+    """Which chunks lie in which row."""
 
     chunks: IntArray
-    row_starts: IntArray  # row r holds pieces[bounds[r] : bounds[r + 1]]
+    row_starts: IntArray  # row r holds chunks[row_starts[r] : row_starts[r + 1]]
 
     def __len__(self) -> int:
         return len(self.row_starts) - 1
@@ -30,12 +56,12 @@ class Packing:
 
 
 def pack(sizes: IntArray, capacity: Sequence[int]) -> Packing:
-    """Put pieces into as few rows as best fit manages, longest first.
+    """Pack chunks into few rows: best fit, longest first.
 
-    `sizes` is (pieces, streams): an encoder-decoder's examples take room in two rows at once, which
-    are filled together. Where a row has just room enough for a piece, that is where it goes.
+    `sizes` is (chunks, streams): an example of an encoder-decoder takes space in two rows, which
+    are filled together.
     """
-    assert (sizes <= np.array(capacity)).all(), "a piece is longer than a row"
+    assert (sizes <= np.array(capacity)).all(), "a chunk is longer than a row"
     row_of = np.empty(len(sizes), np.int64)
     left: list[list[int]] = []  # the room left in each row, by stream
     by_room: list[list[int]] = [[] for _ in range(capacity[0] + 1)]
@@ -70,43 +96,132 @@ def pack(sizes: IntArray, capacity: Sequence[int]) -> Packing:
     return Packing(chunks, bounds)
 
 
-def pad_rows(rows: Sequence[Sequence[IntArray]], length: int, fill: int) -> Tensor:
-    """Lay arrays side by side in rows: (rows, length), `fill` where nothing lies."""
-    page = np.full((len(rows), length), fill, np.int64)
-    for line, arrays in zip(page, rows, strict=True):
-        joined = np.concatenate(arrays)
-        line[: len(joined)] = joined
-    return torch.from_numpy(page)
+@dataclass(frozen=True, eq=False)
+class Collated:
+    """Packed examples as tensors."""
+
+    inputs: Inputs
+    offsets: IntArray  # first token of each example in the flattened rows
+
+    def read_positions(self, examples: Sequence[Example]) -> Tensor:
+        """Return the positions that a task head reads, in the flattened rows."""
+        pairs = zip(self.offsets, examples, strict=True)
+        return torch.from_numpy(np.concatenate([first + e.read_positions for first, e in pairs]))
+
+    def token_targets(self, examples: Sequence[Example]) -> tuple[TokenTargets, Tensor]:
+        """Return the tokens that are predicted, and the index of the example of each."""
+        empty = np.zeros(0, np.int64)
+        positions, labels, owners = [empty], [empty], [empty]
+        for index, example in enumerate(examples):
+            if example.labels is not None:
+                kept = np.flatnonzero(example.labels != IGNORE_INDEX)
+                positions.append(self.offsets[index] + kept)
+                labels.append(example.labels[kept])
+                owners.append(np.full(len(kept), index))
+        ids, where, owner = (
+            torch.from_numpy(np.concatenate(part)) for part in (labels, positions, owners)
+        )
+        return TokenTargets(ids, where), owner
 
 
-def document_and_position_ids(sizes: Sequence[Sequence[int]], length: int) -> tuple[Tensor, Tensor]:
-    """Number the documents in each row, and the places in each document: two (rows, length)."""
-    document = np.full((len(sizes), length), PADDING_ID, np.int32)
-    position_ids = np.zeros((len(sizes), length), np.int64)
-    for row, lengths in enumerate(sizes):
-        total = sum(lengths)
-        document[row, :total] = np.repeat(np.arange(len(lengths)), lengths)
-        firsts = np.cumsum(lengths) - lengths
-        position_ids[row, :total] = np.arange(total) - np.repeat(firsts, lengths)
-    return torch.from_numpy(document), torch.from_numpy(position_ids)
+def collate(rows: Sequence[Sequence[Example]], row_lengths: Sequence[int], pad_id: int) -> Collated:
+    """Lay packed examples out as tensors; padding is document -1."""
+    *encoder_length, length = row_lengths
+    sizes = [[len(e.input_ids) for e in row] for row in rows]
+    starts = [np.cumsum([0, *row])[:-1] for row in sizes]
+
+    def optional(of: Callable[[Example], IntArray | None]) -> Tensor | None:
+        arrays = [[array for e in row if (array := of(e)) is not None] for row in rows]
+        if not any(arrays):
+            return None
+        assert all(len(some) == len(row) for some, row in zip(arrays, rows, strict=True))
+        return pad_rows(arrays, length, 0)
+
+    document_ids, position_ids = document_and_position_ids(
+        sizes, length, [[e.document_id for e in row] for row in rows]
+    )
+    own_positions = optional(lambda e: e.position_ids)
+    inputs = Inputs(
+        input_ids=pad_rows([[e.input_ids for e in row] for row in rows], length, pad_id),
+        attention_mask=_attention_mask(rows, starts, document_ids),
+        position_ids=position_ids if own_positions is None else own_positions,
+        token_type_ids=optional(lambda e: e.token_type_ids),
+        block_position_ids=optional(lambda e: e.block_position_ids),
+        encoder_inputs=_encoder_inputs(rows, encoder_length[0], pad_id) if encoder_length else None,
+    )
+    flat = [row * length + start for row, start in enumerate(starts)]
+    return Collated(inputs, np.concatenate(flat).astype(np.int64))
 
 
-def firsts(sizes: Sequence[Sequence[int]], length: int) -> NDArray[np.int64]:
-    """Return where each document starts, counted through the flattened rows."""
-    return np.concatenate(
-        [row * length + np.cumsum([0, *lengths[:-1]]) for row, lengths in enumerate(sizes)]
+def _attention_mask(
+    rows: Sequence[Sequence[Example]], starts: Sequence[IntArray], document_ids: Tensor
+) -> AttentionMask:
+    """Return the mask of packed examples.
+
+    The order of an example is raised by where it starts in its row: the mask is the same, and its
+    blocks tell earlier documents from later ones. Documents that continue keep their own order,
+    which the memory of earlier batches shares.
+    """
+    if all(e.order is None for row in rows for e in row):
+        return AttentionMask.bidirectional(document_ids)
+    orders = np.tile(np.arange(document_ids.shape[1], dtype=np.int32), (len(rows), 1))
+    for order, row, first in zip(orders, rows, starts, strict=True):
+        for example, start in zip(row, first.tolist(), strict=True):
+            stop = start + len(example.input_ids)
+            order[start:stop] = 0 if example.order is None else example.order
+            order[start:stop] += start if example.document_id is None else 0
+    tensor = torch.from_numpy(orders)
+    return AttentionMask(document_ids, tensor, tensor)
+
+
+def _encoder_inputs(rows: Sequence[Sequence[Example]], length: int, pad_id: int) -> Inputs:
+    arrays = [[e.encoder_input_ids for e in row if e.encoder_input_ids is not None] for row in rows]
+    document_ids, position_ids = document_and_position_ids(
+        [[len(array) for array in row] for row in arrays], length
+    )
+    return Inputs(
+        input_ids=pad_rows(arrays, length, pad_id),
+        attention_mask=AttentionMask.bidirectional(document_ids),
+        position_ids=position_ids,
     )
 
 
-def select_targets(labels: Tensor) -> tuple[TokenTargets, int]:
-    """Keep only the slots that predict, and say how many there are.
+def pad_rows(rows: Sequence[Sequence[IntArray]], length: int, fill: int) -> Tensor:
+    """Concatenate the arrays of each row and pad: (rows, length)."""
+    padded = np.full((len(rows), length), fill, np.int64)
+    for row, arrays in zip(padded, rows, strict=True):
+        if arrays:
+            joined = np.concatenate(arrays)
+            row[: len(joined)] = joined
+    return torch.from_numpy(padded)
 
-    Empty predictions fill up to a multiple of a 64th of the page, so that the number of
+
+def document_and_position_ids(
+    sizes: Sequence[Sequence[int]],
+    length: int,
+    ids: Sequence[Sequence[int | None]] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return document ids, by default counted in each row, and positions: two (rows, length)."""
+    document_ids = np.full((len(sizes), length), PADDING_ID, np.int32)
+    position_ids = np.zeros((len(sizes), length), np.int64)
+    for row, lengths in enumerate(sizes):
+        counts, total = np.array(lengths, np.int64), sum(lengths)
+        known = [None] * len(lengths) if ids is None else ids[row]
+        numbers = np.array([i if d is None else d for i, d in enumerate(known)], np.int64)
+        document_ids[row, :total] = np.repeat(numbers, counts)
+        starts = np.cumsum(counts) - counts
+        position_ids[row, :total] = np.arange(total) - np.repeat(starts, counts)
+    return torch.from_numpy(document_ids), torch.from_numpy(position_ids)
+
+
+def select_targets(labels: Tensor, buckets: int = 64) -> tuple[TokenTargets, int]:
+    """Return the positions that predict, and how many there are.
+
+    Ignored predictions fill up to a multiple of 1/buckets of all positions, so that the number of
     predictions, and with it every shape, is the same from step to step.
     """
     flat = labels.flatten()
-    at = torch.nonzero(flat != IGNORE_INDEX)[:, 0]
-    grain = max(1, flat.numel() // 64)
-    empty = -len(at) % grain
-    ids = torch.cat([flat[at], flat.new_full((empty,), IGNORE_INDEX)])
-    return TokenTargets(ids, torch.cat([at, at.new_zeros(empty)])), len(flat[flat != IGNORE_INDEX])
+    positions = torch.nonzero(flat != IGNORE_INDEX)[:, 0]
+    empty = -len(positions) % max(1, flat.numel() // buckets)
+    ids = torch.cat([flat[positions], flat.new_full((empty,), IGNORE_INDEX)])
+    return TokenTargets(ids, torch.cat([positions, positions.new_zeros(empty)])), len(positions)

@@ -7,7 +7,7 @@ import os
 import sys
 import zlib
 from codecs import utf_8_decode
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from glob import iglob
 from pathlib import Path
@@ -59,13 +59,16 @@ class _CountingReader(io.RawIOBase):
 
 
 @contextmanager
-def open_input(path: Path) -> Iterator[InputFile]:
-    """Open a file or the standard input, and say in a sentence what is wrong with it."""
+def open_input(path: Path, read: Callable[[], bytes] | None = None) -> Iterator[InputFile]:
+    """Open a file or the standard input, and say in a sentence what is wrong with it.
+
+    `read` returns the bytes of a file that is in memory already.
+    """
     try:
         if path == STDIN:
             yield InputFile(path, sys.stdin.buffer)
         else:
-            with path.open("rb") as raw:
+            with path.open("rb") if read is None else io.BytesIO(read()) as raw:
                 yield InputFile(path, raw)
     except (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError) as error:
         raise UserError(f"{path} is damaged or cut short ({error}): fetch it again") from error

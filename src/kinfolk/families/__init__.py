@@ -33,7 +33,7 @@ def family(name: str) -> "Family":
     if name not in _loaded:
         if name not in read_index():
             raise UserError(f"unknown family {name!r}: {did_you_mean(name, [*index()])}")
-        _loaded[name] = _import(name)
+        _loaded[name] = import_module(f"kinfolk.families.{name}").FAMILY
     return _loaded[name]
 
 
@@ -56,11 +56,3 @@ def check_name(name: str) -> None:
     if size and size not in known[family_name].sizes:
         sizes = known[family_name].sizes
         raise UserError(f"{family_name} has no size {size!r}: {did_you_mean(size, sizes)}")
-
-
-def _import(name: str) -> "Family":
-    from importlib.util import find_spec
-
-    if find_spec(f"kinfolk.families.{name}"):
-        return import_module(f"kinfolk.families.{name}").FAMILY
-    return import_module("kinfolk.families.legacy").legacy(name)

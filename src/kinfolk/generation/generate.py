@@ -161,7 +161,7 @@ def generate_many(
             except UserError as error:
                 raise UserError(f"prompt {number:,}: {error}") from error
 
-    return _generate_batches(model, tokenizer, encoded(), config, batch_size=batch_size)
+    return generate_batches(model, tokenizer, encoded(), config, batch_size=batch_size)
 
 
 def transform_lines(
@@ -171,14 +171,14 @@ def transform_lines(
     config: GenerationConfig = GREEDY,
     *,
     prefix: str = "",
-    limit_by_source: bool = True,
+    fixed_limit: bool = False,
     batch_size: int = 64,
     on_progress: Callable[[int], None] = lambda lines: None,
 ) -> Iterator[str]:
     """Yield the output of an encoder-decoder for each line, in order; an empty line stays empty.
 
-    An output has at most 50 tokens more than its source or, without `limit_by_source`, the
-    config's `max_new_tokens`.
+    An output has at most 50 tokens more than its source or, with `fixed_limit`, the config's
+    `max_new_tokens`.
     """
 
     def encoded() -> Iterator[EncodedPrompt | None]:
@@ -186,23 +186,24 @@ def transform_lines(
             text = line.strip()
             yield encode_prompt(model, tokenizer, prefix + text, config)[0] if text else None
 
-    def limit(prompt: EncodedPrompt) -> int:
-        assert prompt.source is not None
-        return len(prompt.source) + EXTRA_LENGTH
-
-    outputs = _generate_batches(
+    outputs = generate_batches(
         model,
         tokenizer,
         encoded(),
         config,
         batch_size=batch_size,
-        limit=limit if limit_by_source else None,
+        limit=None if fixed_limit else limit_by_source,
         on_progress=on_progress,
     )
     return (" ".join(texts[0].text.split()) if texts else "" for texts in outputs)
 
 
-def _generate_batches(
+def limit_by_source(prompt: EncodedPrompt) -> int:
+    """Return the maximum number of tokens for a source: 50 more than it has."""
+    return len(prompt.source or ()) + EXTRA_LENGTH
+
+
+def generate_batches(
     model: LanguageModel,
     tokenizer: Tokenizer,
     prompts: Iterable[EncodedPrompt | None],

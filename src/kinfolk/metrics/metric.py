@@ -24,6 +24,7 @@ class Metric(ABC):
     name: str  # the key in JSON and in logs
     title: str = ""  # what tables and pages print; empty for the name
     maximum: float = 1.0  # 100 for BLEU and chrF
+    decimals: int = 4  # that tables print
     lower_is_better: bool = False
     max_resamples: int = 1000  # of a bootstrap interval
 

@@ -35,6 +35,7 @@ class TextMetric(Metric):
     """A metric of sacrebleu, from 0 to 100."""
 
     maximum: float = 100.0
+    decimals: int = 2
     max_resamples: int = 100
 
     @abstractmethod
@@ -210,6 +211,7 @@ class Perplexity(Metric):
     """The perplexity of a token; predictions are pairs of negative log-likelihood and tokens."""
 
     name: str = "perplexity"
+    decimals: int = 2
     lower_is_better: bool = True
 
     def statistics(
@@ -228,6 +230,7 @@ class BitsPerByte(Perplexity):
     """Negative log-likelihood in bits for each byte of UTF-8."""
 
     name: str = "bits_per_byte"
+    decimals: int = 4
 
     def statistics(
         self, predictions: Sequence[tuple[float, int]], references: Sequence[str], /

@@ -1,7 +1,7 @@
-"""Spans ranked against those before them (Lee et al., 2017): which of them means the same thing?
+"""The coreference head (Lee et al., 2017): scores of spans as mentions and with antecedents.
 
-How likely a span refers back to another is what either scores as a mention, and what the two score
-as a pair. To refer to none scores 0.
+The score of an antecedent is the sum of both mention scores and of a pair score. The score of no
+antecedent is 0.
 """
 
 from dataclasses import dataclass
@@ -12,20 +12,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 HIDDEN_SIZE, FEATURE_SIZE = 150, 20  # Lee et al. 2017, section 7.1
-BUCKETS = (1, 2, 3, 4, 5, 8, 16, 32, 64)  # where each begins, of lengths and distances: the same
+BUCKETS = (1, 2, 3, 4, 5, 8, 16, 32, 64)  # first length or distance of each bucket
 
 
 class CandidateSpans(Protocol):
-    """Spans of words that may be mentions, document after document, each from left to right."""
+    """Spans of words that may be mentions, by document, from left to right."""
 
     @property
     def first(self) -> Tensor:
-        """The place of its first word among all words: (spans,)."""
+        """The index of its first word among all words: (spans,)."""
         ...
 
     @property
     def last(self) -> Tensor:
-        """The place of its last word: (spans,)."""
+        """The index of its last word: (spans,)."""
         ...
 
     @property
@@ -35,36 +35,34 @@ class CandidateSpans(Protocol):
 
     @property
     def speaker(self) -> Tensor:
-        """Who says it, -1 where nobody knows: (spans,)."""
+        """The id of its speaker, -1 where unknown: (spans,)."""
         ...
 
     @property
     def max_mentions(self) -> Tensor:
-        """How many spans of each document are kept as mentions: (documents,)."""
+        """The number of spans of each document that are kept as mentions: (documents,)."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class CoreferenceScores:
-    """The mentions, and what each scores with those before it, the nearest first."""
+    """The mentions and their scores with the antecedents before them, the nearest first."""
 
-    mention_indices: Tensor  # (mentions,): which of the spans they are
-    antecedents: (
-        Tensor  # (mentions, antecedents): places among the mentions, -1 where there is none
-    )
+    mention_indices: Tensor  # (mentions,): their indices among the spans
+    antecedents: Tensor  # (mentions, antecedents): indices among the mentions, -1 for none
     scores: Tensor  # (mentions, 1 + antecedents): of no antecedent, 0, then of each
-    mention_scores: Tensor  # (spans,): what each of all spans scores as a mention
+    mention_scores: Tensor  # (spans,): of all spans
 
 
 class CoreferenceHead(nn.Module):
-    """Score spans as mentions, keep the best of each document, and score those in pairs."""
+    """Score spans as mentions, keep the best of each document, and score pairs of them."""
 
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
         self.dropout = nn.Dropout(dropout)
         self.attend = nn.Linear(width, 1, bias=False)
         self.lengths = nn.Embedding(len(BUCKETS), FEATURE_SIZE)
-        # Deviation: spans are made narrow before they meet in pairs, of which there are many.
+        # Deviation: spans are projected to a small size before they are paired: pairs are many.
         self.span = nn.Linear(3 * width + FEATURE_SIZE, HIDDEN_SIZE)
         self.mention = scorer(HIDDEN_SIZE, dropout)
         self.distances = nn.Embedding(len(BUCKETS), FEATURE_SIZE)
@@ -73,22 +71,22 @@ class CoreferenceHead(nn.Module):
         init_xavier_(self)
 
     def forward(self, words: Tensor, spans: CandidateSpans, most: int) -> CoreferenceScores:
-        """Rank spans by the hidden states of words, (words, width), each against `most` others."""
+        """Score spans from hidden states of words, (words, width), each with `most` antecedents."""
         vectors = self.vectors(self.dropout(words.float()), spans.first, spans.last)
-        worth = self.mention(vectors)[:, 0].float()
-        kept = prune_mentions(worth.detach(), spans.document, spans.max_mentions)
+        mention_scores = self.mention(vectors)[:, 0].float()
+        kept = prune_mentions(mention_scores.detach(), spans.document, spans.max_mentions)
         before = nearest_antecedents(spans.document[kept], most)
         later, step = torch.nonzero(before >= 0, as_tuple=True)
         one, other = kept[later], kept[before[later, step]]
-        said = compare_speakers(spans.speaker[one], spans.speaker[other])
-        pairs = self.pairs(vectors[one], vectors[other], step + 1, said)
-        scores = worth.new_full((len(kept), 1 + most), -torch.inf)
+        speakers = compare_speakers(spans.speaker[one], spans.speaker[other])
+        pairs = self.pairs(vectors[one], vectors[other], step + 1, speakers)
+        scores = mention_scores.new_full((len(kept), 1 + most), -torch.inf)
         scores[:, 0] = 0.0
-        scores[later, step + 1] = worth[one] + worth[other] + pairs.float()
-        return CoreferenceScores(kept, before, scores, worth)
+        scores[later, step + 1] = mention_scores[one] + mention_scores[other] + pairs.float()
+        return CoreferenceScores(kept, before, scores, mention_scores)
 
     def vectors(self, words: Tensor, first: Tensor, last: Tensor) -> Tensor:
-        """Say what each span is: its ends, the mean of its words by weight, and its length."""
+        """Represent each span by its ends, the weighted mean of its words, and its length."""
         length = last - first + 1
         indices = first[:, None] + torch.arange(int(length.max()), device=first.device)
         outside = indices > last[:, None]
@@ -100,9 +98,9 @@ class CoreferenceHead(nn.Module):
         feature = self.lengths(bucket(length))
         return self.span(torch.cat([words[first], words[last], mean, feature], -1))
 
-    def pairs(self, later: Tensor, earlier: Tensor, distance: Tensor, said: Tensor) -> Tensor:
+    def pairs(self, later: Tensor, earlier: Tensor, distance: Tensor, speakers: Tensor) -> Tensor:
         """Score pairs of spans: (pairs,)."""
-        features = [self.distances(bucket(distance)), self.speakers(said)]
+        features = [self.distances(bucket(distance)), self.speakers(speakers)]
         both = torch.cat([later, earlier, later * earlier, *features], -1)
         return self.pair(both)[:, 0]
 
@@ -129,14 +127,14 @@ def init_xavier_(model: nn.Module) -> None:
             nn.init.zeros_(weight)
 
 
-def prune_mentions(worth: Tensor, document: Tensor, room: Tensor) -> Tensor:
-    """Return the spans with the highest scores, as many of each document as it has room for."""
-    order = worth.argsort(descending=True, stable=True)
+def prune_mentions(mention_scores: Tensor, document: Tensor, max_mentions: Tensor) -> Tensor:
+    """Return the spans with the highest scores, up to the maximum of each document."""
+    order = mention_scores.argsort(descending=True, stable=True)
     order = order[document[order].argsort(stable=True)]
-    sizes = torch.bincount(document, minlength=len(room))
+    sizes = torch.bincount(document, minlength=len(max_mentions))
     starts = sizes.cumsum(0) - sizes
     rank = torch.arange(len(order), device=order.device) - starts[document]
-    return order[rank < room[document]].sort().values
+    return order[rank < max_mentions[document]].sort().values
 
 
 def nearest_antecedents(document: Tensor, most: int) -> Tensor:
@@ -148,7 +146,7 @@ def nearest_antecedents(document: Tensor, most: int) -> Tensor:
 
 
 def compare_speakers(one: Tensor, other: Tensor) -> Tensor:
-    """Compare speakers: 1 where it is the same, 2 where it is another, 0 where nobody knows."""
+    """Compare speakers: 1 for the same, 2 for another, 0 for unknown."""
     return torch.where((one < 0) | (other < 0), 0, torch.where(one == other, 1, 2))
 
 

@@ -45,11 +45,9 @@ def mimetic_init_(layers: nn.Module, position_embeddings: nn.Embedding, *, std: 
     are, and query matrices as copies of the key matrices, so that this product decides the initial
     attention scores. All of them are trained.
     """
-    position_embeddings.weight.copy_(
-        sinusoidal_embedding(position_embeddings.num_embeddings, position_embeddings.embedding_dim)
-        * std
-        * 2**0.5
-    )
+    table = position_embeddings
+    sinusoids = sinusoidal_embedding(torch.arange(table.num_embeddings), table.embedding_dim)
+    table.weight.copy_(sinusoids * std * 2**0.5)
     for attention in layers.modules():
         if isinstance(attention, Attention):
             query, key, _ = attention.qkv_proj.weight.chunk(3)

@@ -1,4 +1,4 @@
-"""Networks in int8, to write with on a CPU: a quarter of the memory is read for each token."""
+"""Networks in int8 for generation on a CPU: a quarter of the memory is read for each token."""
 
 import warnings
 from collections.abc import Iterator
@@ -15,14 +15,14 @@ from kinfolk.nn.embeddings import AdaptiveEmbedding, AdaptiveLogits, LinearLogit
 from kinfolk.nn.int8_matmul import Int8Matrix, int8_matrix, load_kernel
 from kinfolk.nn.losses import chunk_rows
 
-ONLY = "a network in int8 only reads and writes"
+ONLY = "a network in int8 is for inference only"
 
 
 def quantize_int8(model: nn.Module) -> nn.Module:
-    """Put the matrices of a network into int8, in place and for good, and return it.
+    """Quantize the matrices of a network to int8, in place, and return it.
 
-    What predicts from a table of tokens becomes int8 too. Look-ups, norms and attention stay as
-    they are. The network then neither learns nor is saved.
+    The output layer becomes int8 too, tied or not. Look-ups of embeddings, norms and attention stay
+    in float32. The network can then neither be trained nor saved.
     """
     for name, weight in model.named_parameters():
         if weight.device.type != "cpu" or weight.dtype != torch.float32:
@@ -36,23 +36,23 @@ def quantize_int8(model: nn.Module) -> nn.Module:
             stacklevel=2,
         )
     model.eval().requires_grad_(False)
-    done: dict[nn.Module, nn.Module] = {}  # a part that stands in several places stays one
-    return _lowered(model, done)
+    done: dict[nn.Module, nn.Module] = {}  # a shared module stays shared
+    return _quantized(model, done)
 
 
-def _lowered(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
+def _quantized(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
     if module not in done:
-        done[module] = small = _small(module)
+        done[module] = small = _int8_module(module)
         for name, part in small._modules.items():
-            # The matrices that widen rare ids' vectors are also read the other way round.
+            # The projections of rare ids are also used transposed.
             if part is not None and not (
                 isinstance(small, AdaptiveEmbedding) and part is small.projections
             ):
-                small._modules[name] = _lowered(part, done)
+                small._modules[name] = _quantized(part, done)
     return done[module]
 
 
-def _small(module: nn.Module) -> nn.Module:
+def _int8_module(module: nn.Module) -> nn.Module:
     if isinstance(module, nn.Linear):
         return Int8Linear(module)
     if isinstance(module, TokenEmbedding):
@@ -61,10 +61,10 @@ def _small(module: nn.Module) -> nn.Module:
 
 
 class Int8Module(nn.Module):
-    """A part in int8: it refuses to learn and to be saved."""
+    """A module in int8, which can neither be trained nor saved."""
 
     def train(self, mode: bool = True) -> Self:
-        """Stay as it is, and refuse to learn."""
+        """Refuse training mode."""
         if mode:
             raise UserError(f"{ONLY}: train the one it was made from")
         return super().train(mode)
@@ -74,7 +74,7 @@ class Int8Module(nn.Module):
 
 
 class Int8Linear(Int8Module):
-    """A matrix and its bias."""
+    """A linear layer in int8."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Int8Linear(Int8Module):
 
 
 class Int8TokenEmbedding(Int8Module, TokenEmbedding):
-    """A table that is read in float32 and predicts in int8."""
+    """Embeddings with float32 look-ups and int8 logits."""
 
     def __init__(self, table: TokenEmbedding) -> None:
         with torch.device("meta"):
@@ -97,14 +97,14 @@ class Int8TokenEmbedding(Int8Module, TokenEmbedding):
         self.matrix: Int8Matrix | None = None
 
     def lm_logits(self, hidden: Tensor, bias: Tensor | None = None) -> LinearLogits:
-        """Score every id; the first time, make the matrix: not every table predicts."""
+        """Return the logits; the first call quantizes, as not all embeddings are output layers."""
         if self.matrix is None:
             self.matrix = int8_matrix(self.weight[: self.vocab_size])
         return Int8LinearLogits(hidden, self.weight, bias, self.vocab_size, self.matrix)
 
 
 class Int8AdaptiveEmbedding(Int8Module, AdaptiveEmbedding):
-    """Tables in clusters that are read in float32 and predict in int8."""
+    """Adaptive embeddings with float32 look-ups and int8 logits."""
 
     def __init__(self, clusters: AdaptiveEmbedding) -> None:
         nn.Module.__init__(self)
@@ -117,13 +117,13 @@ class Int8AdaptiveEmbedding(Int8Module, AdaptiveEmbedding):
         )
 
     def lm_logits(self, hidden: Tensor) -> LazyLogits:
-        """Score every id by its cluster, and by its vector's product with the hidden state."""
+        """Return the logits with the embeddings as output layer."""
         if self.cluster_head is None and self.output_projection is None:
             return self.score(0, hidden)
         return Int8AdaptiveLogits(hidden, self)
 
     def score(self, cluster: int, hidden: Tensor) -> LinearLogits:
-        """Score the ids of one cluster."""
+        """Return the logits of one cluster."""
         table, (low, high) = self.embeddings[cluster], self.cutoff_ends[cluster : cluster + 2]
         assert isinstance(table, Int8TokenEmbedding)
         return table.lm_logits(hidden, self.bias[low:high])
@@ -131,12 +131,12 @@ class Int8AdaptiveEmbedding(Int8Module, AdaptiveEmbedding):
 
 @dataclass(frozen=True, eq=False)
 class Int8LinearLogits(LinearLogits):
-    """Scores by a matrix in int8."""
+    """Logits of a matrix in int8."""
 
     matrix: Int8Matrix
 
     def logits(self) -> Tensor:
-        """Return the scores: (..., vocabulary)."""
+        """Return the logits: (..., vocabulary)."""
         return self.matrix(self.hidden, self.bias)
 
     def nll(self, labels: Tensor) -> Tensor:
@@ -144,51 +144,51 @@ class Int8LinearLogits(LinearLogits):
         return self.smoothed_nll(labels, 0.0)[1]
 
     def smoothed_nll(self, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-        """Return the same with a share of each label spread over the vocabulary, and the plain."""
+        """Return the same with label smoothing, and without it."""
         sums = self.hidden.new_zeros(2)
-        for rows, wants in logit_chunks(self.hidden, labels, self.vocab_size):
+        for rows, targets in logit_chunks(self.hidden, labels, self.vocab_size):
             logits = self.matrix(rows, self.bias)
             for i, share in enumerate((smoothing, 0.0)):
-                sums[i] += cross_entropy(logits, wants, share)
+                sums[i] += cross_entropy(logits, targets, share)
         return sums[0], sums[1]
 
 
 @dataclass(frozen=True, eq=False)
 class Int8AdaptiveLogits(AdaptiveLogits):
-    """Scores over clusters and inside them, by matrices in int8."""
+    """Logits over clusters and inside them, of matrices in int8."""
 
     clusters: Int8AdaptiveEmbedding
 
     def logits(self) -> Tensor:
-        """Return the logarithms of the probabilities: (..., vocabulary)."""
+        """Return the log-probabilities: (..., vocabulary)."""
         c, frequent = self.clusters, self.clusters.cutoff_ends[1]
         hidden = self.hidden if c.output_projection is None else c.output_projection(self.hidden)
         first = c.score(0, hidden).logits()
         if c.cluster_head is not None:
             first = torch.cat([first, c.cluster_head(hidden)], dim=-1)
         first = first.log_softmax(-1)
-        found = [first[..., :frequent]]
+        parts = [first[..., :frequent]]
         for cluster in self._rare():
             inside = c.score(cluster, self._inside(cluster)[0]).logits()
-            found.append(inside.log_softmax(-1) + first[..., frequent + cluster - 1, None])
-        return torch.cat(found, dim=-1)
+            parts.append(inside.log_softmax(-1) + first[..., frequent + cluster - 1, None])
+        return torch.cat(parts, dim=-1)
 
     def nll(self, labels: Tensor) -> Tensor:
         """Return the summed negative log-likelihood of the labels, in nats."""
         total = self.hidden.new_zeros(())
-        for rows, wants in logit_chunks(self.hidden, labels, self.clusters.cutoff_ends[-1]):
-            total += cross_entropy(Int8AdaptiveLogits(rows, self.clusters).logits(), wants)
+        for rows, targets in logit_chunks(self.hidden, labels, self.clusters.cutoff_ends[-1]):
+            total += cross_entropy(Int8AdaptiveLogits(rows, self.clusters).logits(), targets)
         return total
 
 
 def logit_chunks(hidden: Tensor, labels: Tensor, vocab: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Cut hidden states, (n, width), and their labels so that few logits are held at a time."""
+    """Split hidden states, (n, hidden_size), and labels so that few logits are held at a time."""
     size = chunk_rows(len(hidden), vocab, cuda=False)
     return zip(torch.split(hidden, size), torch.split(labels, size), strict=True)
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
-    """Sum over the labels, leaving out those that are IGNORED."""
+    """Sum the loss over labels that are not IGNORE_INDEX."""
     return F.cross_entropy(
         logits, labels, ignore_index=IGNORE_INDEX, reduction="sum", label_smoothing=smoothing
     )

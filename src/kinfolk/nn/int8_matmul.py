@@ -1,9 +1,9 @@
-"""Matrices of bytes and their products with rows of floats, by a kernel in C or by torch.
+"""Int8 matrices and their products with rows of floats, by a kernel in C or by torch.
 
-A matrix keeps a byte a weight and a scale an output. A row that meets it is rounded to bytes too,
-between its own least and greatest number, and the products are summed in integers. So its result
-is the same to the bit whatever rows come with it. The kernel, int8.c, is compiled on first use and
-kept; where nothing compiles it, torch's own product of bytes says the same, more slowly.
+A matrix holds a byte a weight and a scale an output. An input row is quantized to bytes too,
+between its own minimum and maximum, and the products are summed in integers, so that its result is
+the same to the bit whatever rows are in the batch. The kernel, int8.c, is compiled on first use and
+cached; without a compiler, torch's own int8 product gives the same result, more slowly.
 """
 
 import ctypes
@@ -29,53 +29,55 @@ from kinfolk.errors import UserError
 LANES = 32  # outputs of a panel: see int8.c
 STEP = 8  # inputs that its loop takes at a time
 SOURCE = Path(__file__).with_name("int8.c")
-# A product and a sum are rounded one by one, as torch rounds them: the order of floats is fixed.
+# Products and sums are rounded one by one, as in torch: no fused multiply-add.
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-ffp-contract=off", "-fPIC", "-fopenmp")
 
 Kernel = Callable[[int, int, int | None, int, int, int], int]
 
 
 class Int8Matrix(ABC):
-    """Weights of (outputs, inputs) as bytes from -127 to 127, and a scale an output."""
+    """Weights of (outputs, inputs) as int8 from -127 to 127, and a scale an output."""
 
     def __init__(self, weight: Tensor) -> None:
         self.outputs, self.inputs = weight.shape
         peak = weight.detach().abs().amax(1)
         times = torch.where(peak < 1e-30, 0.0, 127 / peak)
         bytes = (weight.detach() * times[:, None]).round_().nan_to_num_(0.0, 0.0, 0.0)
-        # One weight that is no number spoils its output, openly.
+        # A weight that is not finite makes its output NaN.
         scales = torch.where(peak.isfinite(), peak / 127, torch.nan)
         self.pack(bytes.to(torch.int8), scales)
 
     @abstractmethod
     def pack(self, bytes: Tensor, scales: Tensor) -> None:
-        """Lay the weights out as the product wants them."""
+        """Store the weights in the layout of the product."""
 
     @abstractmethod
     def matmul(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Return x @ weights.T + bias for rows of float32 that lie together."""
+        """Return x @ weights.T + bias for contiguous rows in float32."""
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         if x.requires_grad:
-            raise UserError("a product in int8 has no gradient: ask under torch.no_grad()")
+            raise UserError("a product in int8 has no gradient: call it under torch.no_grad()")
         assert x.dtype is torch.float32 and x.shape[-1] == self.inputs, (x.dtype, x.shape)
         assert bias is None or len(bias) == self.outputs
         return self.matmul(x.contiguous(), bias)
 
     def __reduce__(self) -> NoReturn:
-        raise UserError("a matrix in int8 is not copied or saved: copy what it was made from")
+        raise UserError(
+            "a matrix in int8 cannot be copied or saved: copy the float32 network it was made from"
+        )
 
 
 class TorchInt8Matrix(Int8Matrix):
-    """By torch's own product of bytes."""
+    """The product of torch's int8 matmul."""
 
     def pack(self, bytes: Tensor, scales: Tensor) -> None:
-        """Keep them as they are."""
+        """Store them unchanged."""
         self.bytes, self.scales = bytes, scales
         self.totals = bytes.sum(1, dtype=torch.int32)
 
     def matmul(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Do what int8.c does, in its order."""
+        """Compute the product in the order of int8.c."""
         rows = x.view(-1, self.inputs)
         if not len(rows):
             return x.new_empty(*x.shape[:-1], self.outputs)
@@ -107,16 +109,16 @@ class PackedMatrix(ctypes.Structure):
 
 
 class NativeInt8Matrix(Int8Matrix):
-    """By the kernel of int8.c."""
+    """The product of the kernel in int8.c."""
 
     def pack(self, bytes: Tensor, scales: Tensor) -> None:
-        """Lay them out in panels."""
+        """Store them in panels."""
         outputs, inputs = -(-self.outputs // LANES) * LANES, -(-self.inputs // STEP) * STEP
         over = outputs - self.outputs
         padded = F.pad(bytes, (0, inputs - self.inputs, 0, over)).view(-1, LANES, inputs // 4, 4)
         laid = padded.transpose(1, 2).contiguous().view(torch.uint8).bitwise_xor_(128)
         totals = F.pad(bytes.sum(1, dtype=torch.int32), (0, over))
-        self.kept = laid, F.pad(scales, (0, over)), totals  # the kernel reads where these lie
+        self.kept = laid, F.pad(scales, (0, over)), totals  # the kernel reads their memory
         indices = (tensor.data_ptr() for tensor in self.kept)
         self.panels = PackedMatrix(*indices, self.inputs, inputs, self.outputs)
         self.place = ctypes.addressof(self.panels)
@@ -125,7 +127,7 @@ class NativeInt8Matrix(Int8Matrix):
         self.kernel = found
 
     def matmul(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Call the kernel; what is compiled around it calls it by a name that torch knows."""
+        """Call the kernel; compiled code calls it as a registered operator."""
         if torch.compiler.is_compiling():
             found: Tensor = torch.ops.kinfolk.bytes(x, bias, self.place, self.outputs)
             return found
@@ -133,7 +135,7 @@ class NativeInt8Matrix(Int8Matrix):
 
 
 def call_kernel(kernel: Kernel, place: int, x: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
-    """Call the kernel for rows that lie together, with the matrix at this place in memory."""
+    """Call the kernel for contiguous rows, with the matrix at an address in memory."""
     out = x.new_empty((*x.shape[:-1], outputs))
     rows, threads = x.numel() // x.shape[-1], torch.get_num_threads()
     beside = None if bias is None else bias.data_ptr()
@@ -152,47 +154,47 @@ def int8_matmul_op(x: Tensor, bias: Tensor | None, place: int, outputs: int) -> 
 
 @int8_matmul_op.register_fake
 def shaped(x: Tensor, bias: Tensor | None, place: int, outputs: int) -> Tensor:
-    """Return what the kernel would, without numbers."""
+    """Return an empty result of the kernel's shape."""
     return x.new_empty((*x.shape[:-1], outputs))
 
 
 def int8_matrix(weight: Tensor) -> Int8Matrix:
-    """Put weights into int8, for the fastest product there is."""
+    """Quantize weights to int8 for the fastest product available."""
     return TorchInt8Matrix(weight) if load_kernel() is None else NativeInt8Matrix(weight)
 
 
 @functools.cache
 def load_kernel() -> Kernel | None:
-    """Return `multiply` of int8.c, compiled unless it has been; None where nothing compiles it."""
+    """Return `multiply` of int8.c, compiled or from the cache; None without a compiler."""
     own = os.environ.get("CC")
     for compiler in [own] if own else ["cc", "gcc", "clang"]:
         try:
             return _built(shlex.split(compiler))
         except (OSError, subprocess.SubprocessError):
-            continue  # the next one may: a clang without OpenMP is no reason to do without
+            continue  # another compiler may succeed: clang may lack OpenMP
     return None
 
 
 def _built(compiler: Sequence[str]) -> Kernel:
-    """Compile the kernel for this CPU, or find it in the cache."""
+    """Compile the kernel for this CPU, or load it from the cache."""
     if shutil.which(compiler[0]) is None:
         raise FileNotFoundError(compiler[0])
-    said = [SOURCE.read_text(encoding="utf-8"), *FLAGS, *compiler, *_threads(), _cpu()]
-    name = f"int8-{hashlib.sha256(chr(0).join(said).encode()).hexdigest()[:24]}.so"
+    key = [SOURCE.read_text(encoding="utf-8"), *FLAGS, *compiler, *_threads(), _cpu()]
+    name = f"int8-{hashlib.sha256(chr(0).join(key).encode()).hexdigest()[:24]}.so"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kinfolk"
     if (cache / name).exists():
         return _loaded(cache / name)
     home = _writable(cache)
     with tempfile.TemporaryDirectory(prefix=".", dir=home) as folder:
         made = _compiled(compiler, Path(folder))
-        found = _loaded(made)  # before it is kept: what does not load is not worth keeping
+        found = _loaded(made)  # only a kernel that loads is cached
         if home is not None:
-            made.replace(cache / name)  # whole or not at all: others may be at it too
+            made.replace(cache / name)  # atomic: other processes may compile it too
     return found
 
 
 def _writable(folder: Path) -> Path | None:
-    """Return a folder, made if need be; None, for a temporary one, where it cannot be written."""
+    """Return a folder, created where missing; None where it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
@@ -204,7 +206,7 @@ def _compiled(compiler: Sequence[str], folder: Path) -> Path:
     made, made_of = folder / "int8.so", folder / "int8.o"
     for step in (
         [*FLAGS, "-c", str(SOURCE), "-o", str(made_of)],
-        # Without -fopenmp, which would bring a second pool of threads to spin against torch's.
+        # Without -fopenmp, which would start a second thread pool beside torch's.
         ["-shared", str(made_of), *_threads(), "-o", str(made)],
     ):
         subprocess.run([*compiler, *step], check=True, capture_output=True, timeout=120)
@@ -212,7 +214,7 @@ def _compiled(compiler: Sequence[str], folder: Path) -> Path:
 
 
 def _threads() -> list[str]:
-    """Return the OpenMP that torch itself runs on."""
+    """Return the OpenMP library that torch uses."""
     inside = Path(torch.__file__).parent
     folders = (inside / "lib", inside.parent / "torch.libs")
     found = [
@@ -222,7 +224,7 @@ def _threads() -> list[str]:
 
 
 def _cpu() -> str:
-    """Describe the CPU by what it can do: homes may be shared by machines that differ."""
+    """Return the features of the CPU: different machines may share a home folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -67,6 +67,11 @@ class ModelConfig:
         return None
 
     @property
+    def num_heads(self) -> int:
+        """The number of attention heads; 1 where there is no attention."""
+        return 1
+
+    @property
     def head_dim(self) -> int | None:
         """The size of an attention head; None is the hidden size over the heads."""
         return None

@@ -1,8 +1,8 @@
-"""Cross-entropy over a vocabulary that never holds all its logits.
+"""Cross-entropy over a vocabulary without holding all logits.
 
 Logits take more memory than anything else in a small language model: 32 rows of 1,024 tokens by
-50,257 words are 6.6 GB in float32, and their gradient as much again. Here the hidden states go
-through in chunks, and each chunk's gradient is taken while its logits are still at hand.
+50,257 words are 6.6 GB in float32, and their gradient as much again. Here the hidden states are
+processed in chunks, and the gradient of each chunk is computed while its logits are in memory.
 """
 
 from typing import Any
@@ -12,18 +12,16 @@ from torch import Tensor
 
 from kinfolk.batch import IGNORE_INDEX
 
-CHUNK_LOGITS = (
-    2**24
-)  # logits held at a time on the CPU: 64 MB in float32, about what its caches bear
+CHUNK_LOGITS = 2**24  # logits held at a time on the CPU: 64 MB in float32, about a cache
 CHUNK_LOGITS_CUDA = 2**28
 
 
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, vocab_size: int
 ) -> Tensor:
-    """Sum -log p(label) over hidden states (n, width), leaving out labels that are IGNORED.
+    """Sum -log p(label) over hidden states (n, hidden_size), without labels of IGNORE_INDEX.
 
-    Rows of `weight` from `vocab` on are padding and take no part.
+    Rows of `weight` from `vocab_size` on are padding and have no effect.
     """
     return smoothed_linear_cross_entropy(hidden, weight, bias, labels, vocab_size, 0.0)[0]
 
@@ -36,25 +34,25 @@ def smoothed_linear_cross_entropy(
     vocab_size: int,
     smoothing: float,
 ) -> tuple[Tensor, Tensor]:
-    """Sum with a share of each label spread over the vocabulary (Szegedy et al. 2015, section 7).
+    """Sum with label smoothing (Szegedy et al. 2015, section 7).
 
-    Also return the plain sum, for the eye alone: it has no gradient.
+    Also return the sum without it, which has no gradient.
     """
     if hidden.is_cuda and torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")
         hidden, weight = hidden.to(dtype), weight.to(dtype)
     if bias is not None and len(bias) < len(weight):
         bias = torch.cat([bias, bias.new_zeros(len(weight) - len(bias))])
-    learnt = any(t is not None and t.requires_grad for t in (hidden, weight, bias))
-    learning = torch.is_grad_enabled() and learnt
+    requires_grad = any(t is not None and t.requires_grad for t in (hidden, weight, bias))
+    needs_grad = torch.is_grad_enabled() and requires_grad
     totals: Tensor = _CrossEntropy.apply(
-        hidden, weight, bias, labels, vocab_size, smoothing, learning
+        hidden, weight, bias, labels, vocab_size, smoothing, needs_grad
     )  # type: ignore[no-untyped-call]
     return totals[0], totals[1].detach()
 
 
 def chunk_rows(rows: int, vocab_size: int, cuda: bool) -> int:
-    """Say how many rows to score at a time."""
+    """Return how many rows are processed at a time."""
     return max(1, min(rows, (CHUNK_LOGITS_CUDA if cuda else CHUNK_LOGITS) // vocab_size))
 
 
@@ -68,24 +66,26 @@ class _CrossEntropy(torch.autograd.Function):
         labels: Tensor,
         vocab_size: int,
         smoothing: float,
-        wanted: bool,  # whether anybody will ask for gradients
+        needs_grad: bool,
     ) -> Tensor:
         rows, padded = hidden.shape[0], weight.shape[0]
         size = chunk_rows(rows, padded, hidden.is_cuda)
-        exact = torch.promote_types(hidden.dtype, torch.float32)  # what halves are summed in
+        exact = torch.promote_types(
+            hidden.dtype, torch.float32
+        )  # the type of sums of half precision
         total, plain = (hidden.new_zeros((), dtype=exact) for _ in range(2))
         d_hidden: list[Tensor] = []
-        d_weight = torch.zeros_like(weight, dtype=exact) if wanted else None
+        d_weight = torch.zeros_like(weight, dtype=exact) if needs_grad else None
         d_bias = torch.zeros_like(bias, dtype=exact) if bias is not None else None
         for start in range(0, rows, size):
             part = hidden[start : start + size]
-            wants = labels[start : start + size]
+            targets = labels[start : start + size]
             scores = (part @ weight.T).to(exact)
             if bias is not None:
                 scores += bias
             scores[:, vocab_size:] = float("-inf")
-            counted = wants != IGNORE_INDEX
-            label = wants.clamp(min=0)[:, None]
+            counted = targets != IGNORE_INDEX
+            label = targets.clamp(min=0)[:, None]
             scores -= scores.amax(-1, keepdim=True)
             chosen = scores.gather(1, label)[:, 0]
             aim = chosen
@@ -97,7 +97,7 @@ class _CrossEntropy(torch.autograd.Function):
             plain = plain + ((mass.log() - chosen) * counted).sum()
             if d_weight is None:
                 continue
-            # d nll / d scores = softmax - one at the label, and nothing where nothing is counted
+            # d nll / d scores = softmax - one_hot(label), and 0 where a label is ignored
             error, one = scores, counted.to(scores.dtype)[:, None]
             error *= (counted / mass)[:, None]
             error.scatter_add_(1, label, (smoothing - 1) * one)
@@ -108,7 +108,7 @@ class _CrossEntropy(torch.autograd.Function):
             error = error.to(part.dtype)
             d_hidden.append(error @ weight)
             d_weight = _add(d_weight, error.T @ part)
-        if wanted:
+        if needs_grad:
             ctx.save_for_backward(torch.cat([hidden[:0], *d_hidden]), d_weight, d_bias)
         ctx.dtype = weight.dtype
         return torch.stack([total, plain])
@@ -129,5 +129,5 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def _add(total: Tensor, part: Tensor) -> Tensor:
-    """Add in place, except where this is compiled: torch 2.11 would save `total` as it began."""
+    """Add in place, except in compiled code: torch 2.11 would save the first value of `total`."""
     return total + part if torch.compiler.is_compiling() else total.add_(part)

@@ -6,13 +6,11 @@ import torch
 from torch import Tensor, nn
 
 
-def sinusoidal_embedding(length: int, hidden_size: int) -> Tensor:
-    """Return sines and cosines of each position (Vaswani et al. 2017, section 3.5)."""
-    positions = torch.arange(length)[:, None]
-    frequencies = torch.exp(torch.arange(0, hidden_size, 2) * (-math.log(10_000) / hidden_size))
-    return torch.stack(
-        [torch.sin(positions * frequencies), torch.cos(positions * frequencies)], dim=2
-    ).flatten(1)
+def sinusoidal_embedding(position_ids: Tensor, hidden_size: int) -> Tensor:
+    """Return sines and cosines of positions, (..., hidden_size) (Vaswani et al. 2017, 3.5)."""
+    steps = torch.arange(0, hidden_size, 2, device=position_ids.device)
+    angles = position_ids[..., None] * torch.exp(steps * (-math.log(10_000) / hidden_size))
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)
 
 
 class RelativePositionBias(nn.Module):

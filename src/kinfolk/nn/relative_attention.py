@@ -1,9 +1,10 @@
-"""Attention by content and by distance (Dai et al., 2019), of a stream or of guesses about it.
+"""Attention with relative positions (Dai et al., 2019), of Transformer-XL and XLNet.
 
 The score of query i and key j is (q_i + u) k_j + (q_i + v) W r_(i-j): u, v and W are learned, and r
-are waves of the distance. The second half goes to the kernel as a bias.
+are sinusoids of the distance. The second term is a bias of the attention backend.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,30 +14,31 @@ from kinfolk.attention_mask import AttentionBackend
 from kinfolk.batch import KVCache
 from kinfolk.nn.attention import merge_heads, split_heads
 from kinfolk.nn.language_model import WithBiases
-from kinfolk.nn.layers import Linear
+from kinfolk.nn.layers import Linear, PostNorm
 
 
 def sinusoidal_distances(
     far: int, near: int, hidden_size: int, *, like: Tensor, clamp: int | None = None
 ) -> Tensor:
-    """Return sines, then cosines of each distance from `far` down to `near`: (distances, width).
+    """Return sines, then cosines of each distance from `far` down to `near`.
 
-    A distance is the query's place minus the key's: below zero for keys to the right.
+    (distances, hidden_size); a distance is the query's position minus the key's, below zero for
+    keys to the right.
     """
     distance = torch.arange(far, near - 1, -1, device=like.device, dtype=torch.float32)
     if clamp is not None:
         distance = distance.clamp(-clamp, clamp)
     steps = torch.arange(0, hidden_size, 2, device=like.device, dtype=torch.float32)
-    turns = distance[:, None] * 10_000 ** (-steps / hidden_size)
-    return torch.cat([turns.sin(), turns.cos()], dim=1).to(like.dtype)
+    angles = distance[:, None] * 10_000 ** (-steps / hidden_size)
+    return torch.cat([angles.sin(), angles.cos()], dim=1).to(like.dtype)
 
 
 def rel_shift(scores: Tensor, keys: int) -> Tensor:
     """Turn scores by distance into scores by key: (batch, heads, query, key).
 
     Column c is for the distance `keys - c`, and the queries are the last of the keys. Where the
-    columns end at distance 0, keys to the right of a query get numbers of no meaning: nobody who
-    reads from left to right sees them.
+    columns end at distance 0, keys to the right of a query get meaningless scores, which a causal
+    mask removes.
     """
     batch, heads, queries, distances = scores.shape
     # Row i starts at its column `queries - i`. Cut into rows one shorter, each starts one earlier.
@@ -44,23 +46,22 @@ def rel_shift(scores: Tensor, keys: int) -> Tensor:
     return flat.view(batch, heads, queries, distances - 1)[..., :keys]
 
 
-def gather_relative(scores: Tensor, slots: Tensor, length: int, keys: int) -> Tensor:
-    """Do the same for queries that stand at any of the last `length` keys: slots (batch, query)."""
-    columns = length - slots[:, :, None] + torch.arange(keys, device=slots.device)
+def gather_relative(scores: Tensor, positions: Tensor, length: int, keys: int) -> Tensor:
+    """Do the same for queries at any positions, (batch, query), among the last `length` keys."""
+    columns = length - positions[:, :, None] + torch.arange(keys, device=positions.device)
     return scores.gather(3, columns[:, None].expand(-1, scores.shape[1], -1, -1))
 
 
 @dataclass(frozen=True, eq=False)
 class RelativeContext:
-    """How a stream looks at the content: whom it sees, and from how far."""
+    """The attention backend of a stream and the distances to its keys."""
 
     attend: AttentionBackend
-    distances: Tensor  # (distances, width), from the distance `keys` down
+    distances: Tensor  # (distances, hidden_size), from the distance `keys` down
     keys: int
-    query_positions: Tensor | None = (
-        None  # (batch, query): where guesses stand; a stream stands at the end
-    )
-    length: int = 0  # of the stream they are about
+    # (batch, query): positions of the query stream; None where the queries are the last keys
+    query_positions: Tensor | None = None
+    length: int = 0  # of the content stream that these positions are in
     other_segment: Tensor | None = None  # (batch, query, key): true where segments differ (XLNet)
 
     def by_key(self, scores: Tensor) -> Tensor:
@@ -71,7 +72,7 @@ class RelativeContext:
 
 
 class RelativeAttention(WithBiases):
-    """Multi-head attention to content, which may begin with a memory, by what and where it is."""
+    """Multi-head attention to content, which may begin with a memory, with relative positions."""
 
     def __init__(
         self,
@@ -88,43 +89,40 @@ class RelativeAttention(WithBiases):
         self.q_proj = Linear(hidden_size, attention_size, bias=False)
         self.kv_proj = Linear(hidden_size, 2 * attention_size, bias=False)
         self.r_proj = Linear(hidden_size, attention_size, bias=False)
-        self.content_bias = nn.Parameter(
-            torch.zeros(num_heads, attention_size // num_heads)
-        )  # the paper's u
-        self.position_bias = nn.Parameter(
-            torch.zeros(num_heads, attention_size // num_heads)
-        )  # and its v
+        head_dim = attention_size // num_heads
+        self.content_bias = nn.Parameter(torch.zeros(num_heads, head_dim))  # the paper's u
+        self.position_bias = nn.Parameter(torch.zeros(num_heads, head_dim))  # the paper's v
         self.out_proj = Linear(attention_size, hidden_size, bias=False)
 
     def bias_parameters(self) -> tuple[nn.Parameter, ...]:
-        """Return the biases of a query, each (heads, head width)."""
+        """Return the biases of a query, each (heads, head_dim)."""
         return self.content_bias, self.position_bias
 
     def project_kv(
         self, content: Tensor, cache: KVCache | None = None, layer_idx: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of the content, after those that the state remembers."""
+        """Return the keys and values of the content, after the cached ones."""
         key, value = (
             split_heads(part, self.num_heads) for part in self.kv_proj(content).chunk(2, dim=-1)
         )
         return (key, value) if cache is None else cache.layer(layer_idx).update(key, value)
 
-    def forward(self, x: Tensor, content: tuple[Tensor, Tensor], view: RelativeContext) -> Tensor:
+    def forward(self, x: Tensor, kv: tuple[Tensor, Tensor], context: RelativeContext) -> Tensor:
         query = split_heads(self.q_proj(x), self.num_heads)
-        bias = self.position_scores(query, view) * self.scale
+        bias = self.position_scores(query, context) * self.scale
         dropout = self.dropout if self.training else 0.0
-        asking = query + self.content_bias[:, None]
-        seen = view.attend(asking, *content, scale=self.scale, dropout=dropout, bias=bias)
-        return self.out_proj(merge_heads(seen))
+        query = query + self.content_bias[:, None]
+        out = context.attend(query, *kv, scale=self.scale, dropout=dropout, bias=bias)
+        return self.out_proj(merge_heads(out))
 
-    def position_scores(self, query: Tensor, view: RelativeContext) -> Tensor:
-        """Score each key by its distance: (batch, heads, query, key)."""
-        distance = split_heads(self.r_proj(view.distances)[None], self.num_heads)
-        return view.by_key((query + self.position_bias[:, None]) @ distance.transpose(2, 3))
+    def position_scores(self, query: Tensor, context: RelativeContext) -> Tensor:
+        """Return the scores of keys by distance: (batch, heads, query, key)."""
+        distance = split_heads(self.r_proj(context.distances)[None], self.num_heads)
+        return context.by_key((query + self.position_bias[:, None]) @ distance.transpose(2, 3))
 
 
 class SegmentRelativeAttention(RelativeAttention):
-    """The same, and by whether a key is of the query's own segment (Yang et al. 2019, 2.5)."""
+    """The same, with a score for keys of the query's own segment (Yang et al. 2019, 2.5)."""
 
     def __init__(
         self,
@@ -136,21 +134,46 @@ class SegmentRelativeAttention(RelativeAttention):
     ) -> None:
         super().__init__(hidden_size, num_heads, attention_size=attention_size, dropout=dropout)
         self.segment_bias = nn.Parameter(torch.zeros_like(self.content_bias))
-        self.segment_embeddings = nn.Parameter(
-            torch.zeros(2, *self.content_bias.shape)
-        )  # its own, another
+        # Of the query's own segment, and of another one.
+        self.segment_embeddings = nn.Parameter(torch.zeros(2, *self.content_bias.shape))
 
     def bias_parameters(self) -> tuple[nn.Parameter, ...]:
-        """Return the biases of a query, each (heads, head width)."""
+        """Return the biases of a query, each (heads, head_dim)."""
         return *super().bias_parameters(), self.segment_bias
 
-    def position_scores(self, query: Tensor, view: RelativeContext) -> Tensor:
-        """Score each key by its distance and, where there are any, by the segments."""
-        bias = super().position_scores(query, view)
-        if view.other_segment is None:
+    def position_scores(self, query: Tensor, context: RelativeContext) -> Tensor:
+        """Return the scores by distance and, where there are any, by segments."""
+        bias = super().position_scores(query, context)
+        if context.other_segment is None:
             return bias
         own, other = (
             (query + self.segment_bias[:, None]) * e[:, None] for e in self.segment_embeddings
         )
         sums = own.sum(-1, keepdim=True), other.sum(-1, keepdim=True)  # (batch, heads, query, 1)
-        return bias + torch.where(view.other_segment[:, None], sums[1], sums[0])
+        return bias + torch.where(context.other_segment[:, None], sums[1], sums[0])
+
+
+class RelativeLayer(nn.Module):
+    """Relative attention and feed-forward, each with a residual connection."""
+
+    def __init__(
+        self,
+        attention: RelativeAttention,
+        feed_forward: nn.Module,
+        *,
+        residual: Callable[[nn.Module], PostNorm],
+    ) -> None:
+        super().__init__()
+        self.self_attention = residual(attention)
+        self.feed_forward = residual(feed_forward)
+
+    def project_kv(
+        self, content: Tensor, cache: KVCache | None, layer_idx: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of the content, after the cached ones."""
+        attention = self.self_attention.sublayer
+        assert isinstance(attention, RelativeAttention)
+        return attention.project_kv(content, cache, layer_idx)
+
+    def forward(self, x: Tensor, kv: tuple[Tensor, Tensor], context: RelativeContext) -> Tensor:
+        return self.feed_forward(self.self_attention(x, kv, context))

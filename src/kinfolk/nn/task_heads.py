@@ -1,4 +1,4 @@
-"""A member with a head: what it learned about text, and a few scores read off it."""
+"""A pretrained network with a task head."""
 
 import warnings
 from collections.abc import Callable
@@ -15,29 +15,28 @@ from kinfolk.nn.coreference import CandidateSpans, CoreferenceHead, CoreferenceS
 from kinfolk.nn.init import init_weights_
 from kinfolk.nn.language_model import LanguageModel, ModelConfig, Pooling
 
-# What is scored: a text, by one score a label; each of its tokens, by one a label; each token, as
-# the start and as the end of a span; a text, by one number that its rivals have too; spans of
-# words, each with every one before it.
+# What the head classifies: a text; each token; each token as the start and the end of a span; one
+# of several options, each by one score; pairs of spans (coreference).
 Head = Literal["text", "tokens", "span", "choice", "coref"]
-# Of the heads that leave no choice.
+# Of the heads whose labels are fixed.
 FIXED_LABELS = {"span": ("start", "end"), "choice": ("score",), "coref": ("score",)}
 POOLER_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "gelu": F.gelu}
 
 
 def pooling_of(backbone: ModelConfig) -> Pooling:
-    """Return how the member that a config describes sums a text up."""
+    """Return the pooling of the network that a config describes."""
     network = backbone.network()
     if network.pooling is None:
         raise UserError(
-            f"{network.__name__} takes no task head: it does not declare a `pooling` that says "
-            "which hidden state stands for a text"
+            f"{network.__name__} takes no task head: it declares no `pooling`, the hidden state "
+            "that represents a text"
         )
     return network.pooling
 
 
 @config("with_head")
 class ModelWithHeadConfig(ModelConfig):
-    """A member's config, and what stands on it."""
+    """The config of a pretrained network and of the head on it."""
 
     backbone: Any = field(group="model", help="network below the head")
     head: Head = field(help="what is scored")
@@ -49,7 +48,7 @@ class ModelWithHeadConfig(ModelConfig):
     def __post_init__(self) -> None:
         if not self.labels or len(set(self.labels)) < len(self.labels):
             raise UserError(
-                f"labels={self.labels} must be names that differ, one for each score; give at "
+                f"labels={self.labels} must be different names, one for each score; give at "
                 "least one, and none twice"
             )
         if self.labels != FIXED_LABELS.get(self.head, self.labels):
@@ -69,13 +68,13 @@ class ModelWithHeadConfig(ModelConfig):
             )
 
     @property
-    def vocab_size(self) -> int:  # type: ignore[override]  # read from the member's config
-        """How many ids the member knows."""
+    def vocab_size(self) -> int:  # type: ignore[override]  # read from the backbone
+        """The number of token ids."""
         return int(self.backbone.vocab_size)
 
     @property
     def hidden_size(self) -> int:
-        """How wide its hidden states are."""
+        """The size of the hidden states."""
         return int(self.backbone.hidden_size)
 
     @property
@@ -85,17 +84,17 @@ class ModelWithHeadConfig(ModelConfig):
 
     @property
     def max_length(self) -> int | None:
-        """How long its texts may be; None where the member has no such bound."""
+        """The longest input in tokens; None where there is no bound."""
         return self.backbone.max_length
 
     @property
     def pools_text(self) -> bool:
-        """Whether scores are of whole texts."""
+        """Whether the head scores whole texts."""
         return self.head in ("text", "choice")
 
     @property
     def removed_modules(self) -> tuple[str, ...]:
-        """The parts of the member that only its pretraining needs."""
+        """The modules of the backbone that the head does not use."""
         network: type[LanguageModel] = self.backbone.network()
         unpooled = self.pooling.pooler and not self.pools_text
         return network.pretraining_only + (network.pooling_only if unpooled else ())
@@ -106,12 +105,12 @@ class ModelWithHeadConfig(ModelConfig):
         return ModelWithHead
 
     def build(self) -> "ModelWithHead":
-        """Make the network, with fresh weights."""
+        """Build the network with new weights."""
         return ModelWithHead(self)
 
 
 class ClassificationHead(nn.Module):
-    """One score a label, behind a matrix and a bend where the member wants them."""
+    """One score a label, after a dense layer with an activation where the pooling has one."""
 
     def __init__(self, c: ModelWithHeadConfig) -> None:
         super().__init__()
@@ -133,7 +132,7 @@ class ClassificationHead(nn.Module):
 
 
 class ModelWithHead(LanguageModel):
-    """A member without what only its pretraining needs, and a head."""
+    """A pretrained network without its unused modules, and a head."""
 
     def __init__(self, c: ModelWithHeadConfig) -> None:
         super().__init__()
@@ -150,13 +149,15 @@ class ModelWithHead(LanguageModel):
 
     @classmethod
     def of(cls, backbone: nn.Module, config: ModelWithHeadConfig) -> "ModelWithHead":
-        """Put a fresh head on a copy of a member's weights."""
-        headed = config.build()
-        wanted, known = headed.backbone.state_dict(), backbone.state_dict()
-        if fresh := [name for name in wanted if name not in known]:
-            warnings.warn(f"the network has no {', '.join(fresh)}: they start fresh", stacklevel=2)
-        headed.backbone.load_state_dict({name: known.get(name, wanted[name]) for name in wanted})
-        return headed
+        """Return a new head on a copy of the weights of a pretrained network."""
+        model = config.build()
+        initial, known = model.backbone.state_dict(), backbone.state_dict()
+        if missing := [name for name in initial if name not in known]:
+            warnings.warn(
+                f"the network has no {', '.join(missing)}: they start fresh", stacklevel=2
+            )
+        model.backbone.load_state_dict({name: known.get(name, initial[name]) for name in initial})
+        return model
 
     @property
     def pretrained(self) -> LanguageModel:
@@ -167,9 +168,9 @@ class ModelWithHead(LanguageModel):
         return self.backbone(inputs)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Turn hidden states into scores: (..., labels).
+        """Return the scores of hidden states: (..., labels).
 
-        Those of a whole text are read off one of its hidden states: see `config.pooling.token`.
+        Scores of a whole text are those of one of its hidden states: see `config.pooling.token`.
         """
         if self.config.pooling.pooler and self.config.pools_text:
             hidden = self.backbone.pool(hidden)  # type: ignore[operator]
@@ -178,9 +179,9 @@ class ModelWithHead(LanguageModel):
     def antecedent_scores(
         self, words: Tensor, spans: CandidateSpans, most: int
     ) -> CoreferenceScores:
-        """Score spans with those before them, by the hidden states of words: the head "coref"."""
+        """Score spans with those before them, from the hidden states of words (head "coref")."""
         return self.head(words, spans, most)
 
     def lm_logits(self, hidden: Tensor) -> LazyLogits:
-        """Score tokens as the member does, where it still can: the decoders."""
+        """Return the logits of the backbone, where it still has an output layer (decoders)."""
         return self.backbone.lm_logits(hidden)

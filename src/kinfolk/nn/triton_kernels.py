@@ -1,8 +1,8 @@
-"""Kernels of our own for accelerators, where a text is written and each row is one token.
+"""Triton kernels for decoding on CUDA, where each row is one token.
 
-The libraries' kernels are made for many rows. For one, a matrix is read in half their time, and
-attention looks only at blocks of slots in which something is to be seen. Neither adds up in an
-order that changes from run to run, so that a seed gives one text.
+The libraries' kernels are made for many rows. For a single one, these read a matrix in half the
+time, and attention reads only blocks of cache slots with a visible key. Both add in a fixed order,
+so that a seed always gives the same text.
 """
 
 import torch
@@ -12,8 +12,8 @@ from torch import Tensor
 
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 ROWS_PER_PROGRAM = 4  # rows of the matrix for each program
-MAX_ROWS = 16_384  # rows of a matrix that is large enough for the libraries' kernels
-KEYS_PER_BLOCK = 32  # that attention looks at together
+MAX_ROWS = 16_384  # of a matrix: the libraries' kernels are faster for larger ones
+KEYS_PER_BLOCK = 32  # that attention reads together
 
 
 # Triton reads its kernels' annotations itself: all but the constants must stay without.
@@ -21,7 +21,7 @@ KEYS_PER_BLOCK = 32  # that attention looks at together
 def matvec_kernel(  # type: ignore[no-untyped-def]
     x, weight, bias, out, rows, width, each: tl.constexpr, step: tl.constexpr, biased: tl.constexpr
 ):
-    """Score `each` rows of the matrix, `step` columns at a time, in float32."""
+    """Multiply `each` rows of the matrix, `step` columns at a time, in float32."""
     row = tl.program_id(0) * each + tl.arange(0, each)
     inside = row < rows
     total = tl.zeros((each, step), dtype=tl.float32)
@@ -68,7 +68,7 @@ def decode_attention_kernel(  # type: ignore[no-untyped-def]
     slots: tl.constexpr,
     step: tl.constexpr,
 ):
-    """Attend with one query of one head to one block; one in which nothing is seen is not read."""
+    """Attend with one query of one head to one block; a block without a visible key is skipped."""
     row = (tl.program_id(0) // heads).to(tl.int64)
     head = (tl.program_id(0) % heads).to(tl.int64)
     part = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
@@ -103,7 +103,7 @@ def decode_attention_kernel(  # type: ignore[no-untyped-def]
 def combine_kernel(  # type: ignore[no-untyped-def]
     parts, tops, totals, out, width, blocks, most: tl.constexpr, step: tl.constexpr
 ):
-    """Put what one query saw in each block together."""
+    """Combine the partial results of one query over all blocks."""
     block = tl.arange(0, most)
     first = tl.program_id(0).to(tl.int64) * blocks
     top = tl.load(tops + first + block, mask=block < blocks, other=float("-inf"))
@@ -119,7 +119,7 @@ def combine_kernel(  # type: ignore[no-untyped-def]
 
 
 def can_matvec(x: Tensor, weight: Tensor) -> bool:
-    """Say whether one row of half precision is to be multiplied, and nothing is learned."""
+    """Whether the product is of one row in half precision, without gradients."""
     one = x.is_cuda and x.numel() == x.shape[-1] and len(weight) <= MAX_ROWS
     return (
         one and x.dtype in HALF_DTYPES and weight.dtype == x.dtype and not torch.is_grad_enabled()
@@ -147,7 +147,7 @@ def matvec(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def can_decode_attention(query: Tensor, key: Tensor) -> bool:
-    """Say whether one query a row looks at its keys, and nothing is learned."""
+    """Whether there is one query a row, without gradients."""
     one = query.is_cuda and query.shape[2] == 1 and query.shape[3] <= 256
     near = key.stride(3) == 1 and query.stride(3) == 1
     return one and near and not torch.is_grad_enabled()
@@ -157,7 +157,7 @@ def can_decode_attention(query: Tensor, key: Tensor) -> bool:
 def decode_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float
 ) -> Tensor:
-    """Attend with one query a row: (batch, heads, 1, head width) in and out."""
+    """Attend with one query a row: (batch, heads, 1, head_dim) in and out."""
     batch, heads, _, width = query.shape
     keys, step = key.shape[2], triton.next_power_of_2(width)
     mask = mask.expand(batch, heads, 1, keys)

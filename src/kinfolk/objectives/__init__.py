@@ -1,1 +1,1 @@
-"""Ways of learning: one file each."""
+"""Pretraining objectives, one file each; `objective` holds their interface."""

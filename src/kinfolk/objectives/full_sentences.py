@@ -1,12 +1,12 @@
 """FULL-SENTENCES (Liu et al., 2019): MLM over rows full of sentences, from one document or several.
 
-text        the  cat  |  sat  down
-ids    [C]  the  [M] [S] sat  down [S]
-labels  .    .   cat  .   .    .    .
-sight  everyone sees everyone, also across the border of two documents
+text             the  cat  |  sat  down
+input_ids  [C]   the  [M] [S] sat  down [S]
+labels      .     .   cat  .   .    .    .
+attention  every token attends to every token, also across the boundary of two documents
 
-A row takes whole sentences as they come, as many as fit. Where one document ends and another
-begins there is a [SEP] more. DOC-SENTENCES, which crosses no border, is `mlm`.
+A row takes whole sentences in their order, as many as fit, with one more [SEP] where a document
+ends and another begins. DOC-SENTENCES, which crosses no boundary, is `mlm`.
 """
 
 from collections.abc import Iterator
@@ -18,87 +18,84 @@ import numpy as np
 
 from kinfolk.config import config
 from kinfolk.data.chunks import BoolArray, Chunk, ChunkIndex, IntArray, Rng, TokenizedDocuments
-from kinfolk.objectives.mlm import MLM, Masked, mask_tokens
+from kinfolk.data.examples import Example
+from kinfolk.objectives.mlm import MLM
 
-WINDOW_TOKENS = 1 << 20  # tokens whose sentences are looked at together
+WINDOW_TOKENS = 1 << 20  # tokens whose sentences are read at once
 
 
 @dataclass(frozen=True)
 class ConcatenatedDocuments:
-    """Documents seen as a single one, which remembers where they met."""
+    """Documents as a single one, with the boundaries between them."""
 
     documents: TokenizedDocuments
 
     @property
     def starts(self) -> IntArray:
-        """Where everything starts, and where it ends."""
+        """Start and end of the stream."""
         return self.documents.starts[[0, -1]]
 
     @cached_property
     def document_boundaries(self) -> IntArray:
-        """Where one document ends and the next one starts."""
+        """Where one document ends and the next one starts, in tokens."""
         return np.unique(self.documents.starts)[1:-1]
 
     def ids(self, start: int, stop: int) -> IntArray:
-        """Return a stretch of the stream."""
+        """Return the tokens of a range of the stream."""
         return self.documents.ids(start, stop)
 
     def sentences(self, start: int, stop: int) -> IntArray:
-        """Return the lengths of the sentences in a stretch of the stream."""
+        """Return the lengths of the sentences in a range of the stream."""
         return self.documents.sentences(start, stop)
 
     def words(self, start: int, stop: int) -> BoolArray:
-        """Tell which tokens of a stretch begin a word."""
+        """Return which tokens of a range begin a word."""
         return self.documents.words(start, stop)
 
     def parts(self, chunk: Chunk) -> list[Chunk]:
-        """Cut a piece where documents meet."""
+        """Split a chunk at document boundaries."""
         first, last = np.searchsorted(self.document_boundaries, [chunk.start + 1, chunk.stop])
         cuts = [chunk.start, *self.document_boundaries[first:last].tolist(), chunk.stop]
         return [replace(chunk, start=a, stop=b) for a, b in pairwise(cuts)]
 
-    def cut(self, longest: int) -> Iterator[tuple[int, int, int]]:
-        """Fill rows with whole sentences: start, stop, and the room taken, borders included.
+    def sentence_rows(self, max_length: int) -> Iterator[tuple[int, int, int]]:
+        """Fill rows with whole sentences; yield start, stop, and the tokens with boundaries.
 
         A sentence that is longer than a row is cut.
         """
         start, end = (int(bound) for bound in self.starts)
         while start < end:
-            horizon = min(start + max(WINDOW_TOKENS, 2 * longest), end)
+            horizon = min(start + max(WINDOW_TOKENS, 2 * max_length), end)
             ends = start + np.cumsum(self.sentences(start, horizon))
-            position_ids = ends + np.searchsorted(
-                self.document_boundaries, ends
-            )  # each border takes a slot
-            while start < horizon and (horizon == end or start + longest < horizon):
+            # Each boundary takes one token.
+            row_ends = ends + np.searchsorted(self.document_boundaries, ends)
+            while start < horizon and (horizon == end or start + max_length < horizon):
                 first = start + int(np.searchsorted(self.document_boundaries, start, side="right"))
-                fitting = int(np.searchsorted(position_ids, first + longest, side="right")) - 1
+                fitting = int(np.searchsorted(row_ends, first + max_length, side="right")) - 1
                 if fitting < 0 or ends[fitting] <= start:
-                    stop, room = start + longest, longest
+                    stop, size = start + max_length, max_length
                 else:
-                    stop, room = int(ends[fitting]), int(position_ids[fitting]) - first
-                yield start, stop, room
+                    stop, size = int(ends[fitting]), int(row_ends[fitting]) - first
+                yield start, stop, size
                 start = stop
 
 
 @config("full_sentences")
 class FullSentences(MLM):
-    """Predict hidden tokens in rows that may run on from one document into the next."""
+    """Predict masked tokens in rows that may continue from one document into the next."""
 
     def chunks(self, documents: TokenizedDocuments, /) -> ChunkIndex:
-        """Fill rows with sentences, whatever document they are in."""
+        """Fill rows with sentences of any document."""
         self.require_word_starts(documents)
         joined = ConcatenatedDocuments(documents)
-        numbers = (number for cut in joined.cut(self.max_length - 2) for number in cut)
-        start, stop, room = np.fromiter(numbers, np.int64).reshape(-1, 3).T
-        nothing = np.zeros_like(start)
-        return ChunkIndex(joined, nothing, start, stop, nothing, room[:, None] + 2)
+        numbers = (n for row in joined.sentence_rows(self.max_length - 2) for n in row)
+        start, stop, size = np.fromiter(numbers, np.int64).reshape(-1, 3).T
+        zeros = np.zeros_like(start)
+        return ChunkIndex(joined, zeros, start, stop, zeros, size[:, None] + 2)
 
-    def example(self, chunk: Chunk, rng: Rng, /) -> Masked:
-        """Put [SEP] behind the part of each document, and hide some of the tokens."""
+    def example(self, chunk: Chunk, rng: Rng, /) -> Example:
+        """Add [SEP] after the part of each document, and mask some of the tokens."""
         assert isinstance(chunk.documents, ConcatenatedDocuments)
         parts = chunk.documents.parts(chunk)
-        sep = self.special_tokens.require("sep")
-        ids = np.concatenate([[self.special_tokens.cls], *(np.append(p.ids, sep) for p in parts)])
-        return mask_tokens(
-            ids, self.mask_rate, self.special_tokens, self.replacement_ids, rng, self.words(*parts)
-        )
+        ids = self.add_special_tokens(*(part.ids for part in parts))
+        return self.mask(ids, rng, self.word_starts(*parts))

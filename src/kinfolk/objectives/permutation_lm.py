@@ -1,22 +1,22 @@
-"""Permutation language modelling (Yang et al., 2019): predict the last tokens of a drawn order.
+"""Permutation language modelling (Yang et al., 2019): predict the last tokens of a random order.
 
-text    the  cat  sat  down
-ids     the  cat  sat  down  [S]  [C]
-order    0    2    0    1     0    0
-labels   .   cat   .   down   .    .
-sight   a token sees the context (order 0) and the tokens of its order and before
-        a guess, which stands where there is a label, sees those before its own alone
+text            the  cat  sat  down
+input_ids       the  cat  sat  down  [S]  [C]
+order            0    2    0    1     0    0
+labels           .   cat   .   down   .    .
+token_type_ids   0    0    0    0     0    2
+attention       a token attends to the context (order 0) and to tokens of its own or a lower order;
+                a prediction, where there is a label, to those of a lower order only
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kinfolk.attention_mask import AttentionMask
-from kinfolk.batch import IGNORE_INDEX, Batch, Inputs, Loss, PredictsTokens, TokenTargets
+from kinfolk.batch import IGNORE_INDEX, Batch, TokenTargets
 from kinfolk.config import config, field
 from kinfolk.data.chunks import (
     BoolArray,
@@ -27,143 +27,101 @@ from kinfolk.data.chunks import (
     TokenizedDocuments,
     split_documents,
 )
-from kinfolk.data.examples import document_and_position_ids, pad_rows
-from kinfolk.text.tokenizer import SpecialTokens
+from kinfolk.data.examples import Collated, Example
+from kinfolk.objectives.objective import Objective
 
-LONGEST = 5  # tokens in a span (section 3.1)
-CLS_TOKEN_TYPE = 2  # the segment of [CLS], which is neither of a pair's two (the released code)
-
-
-@dataclass(frozen=True)
-class Permuted:
-    """Tokens, their order (0 in the context), and what is predicted."""
-
-    ids: IntArray
-    order: IntArray
-    labels: IntArray
-
-    @property
-    def token_type_ids(self) -> IntArray:
-        """0 for the text, and another for the [CLS] that closes it."""
-        return np.append(np.zeros(len(self.ids) - 1, np.int64), CLS_TOKEN_TYPE)
+MAX_SPAN = 5  # tokens (section 3.1)
+CLS_TOKEN_TYPE = 2  # of [CLS], which is in neither text of a pair (the released code)
 
 
-def sample_spans(length: int, goal: int, share: int, rng: Rng) -> BoolArray:
-    """Draw `goal` of `length` tokens: spans, each in a context `share` times as long, then more.
+def sample_spans(length: int, count: int, k: int, rng: Rng) -> BoolArray:
+    """Choose `count` of `length` tokens: spans, each in a context `k` times as long, then others.
 
-    A span of n tokens is as likely as one of a single token over n (the released code).
+    The probability of a span of n tokens is in proportion to 1/n (the released code).
     """
-    # Deviation: spans are counted in tokens, not in words, whose beginnings few corpora know.
+    # Deviation: spans are counted in tokens, not in words, which few corpora mark.
     chosen = np.zeros(length, np.bool_)
-    odds = 1.0 / np.arange(1, LONGEST + 1)
+    odds = 1.0 / np.arange(1, MAX_SPAN + 1)
     start = 0
-    while (left := goal - chosen.sum()) > 0:
-        size = min(int(rng.choice(LONGEST, p=odds / odds.sum())) + 1, left)
-        before = int(rng.integers(share * size))
+    while (left := count - chosen.sum()) > 0:
+        size = min(int(rng.choice(MAX_SPAN, p=odds / odds.sum())) + 1, left)
+        before = int(rng.integers(k * size))
         first = start + before
         if first + size > length:
             break
         chosen[first : first + size] = True
-        start += (share + 1) * size
+        start += (k + 1) * size
     rest = rng.permutation(np.flatnonzero(~chosen))[: max(left, 0)]
     chosen[rest] = True
     return chosen
 
 
 @config("permutation")
-class PermutationLM:
-    """Predict a share of the tokens one after the other, in any order, from all others."""
+class PermutationLM(Objective):
+    """Predict a share of the tokens one after the other, in a random order, from all others."""
 
-    special_tokens: SpecialTokens = field(help="ids of the special tokens")
-    vocab_size: int = field(ge=1, help="number of token ids")
-    max_length: int = field(default=512, ge=1, help="length of a row, in tokens")
     partial_prediction_k: int = field(
         default=6, ge=2, help="predict one token in this many (K in section 2.3)"
     )
 
-    def __post_init__(self) -> None:
-        for role in ("cls", "sep"):
-            self.special_tokens.require(role)
-
-    @property
-    def row_lengths(self) -> tuple[int]:
-        """One stream of `length` slots."""
-        return (self.max_length,)
+    required_tokens = ("cls", "sep")
 
     def chunks(self, documents: TokenizedDocuments, /) -> ChunkIndex:
-        """Cut documents into stretches that fit before [SEP] and [CLS]."""
-        document, start, stop = split_documents(documents, self.max_length - 2)
-        sizes = (stop - start)[:, None] + 2
-        return ChunkIndex(documents, document, start, stop, np.zeros_like(start), sizes)
+        """Cut documents into chunks that fit a row with [SEP] and [CLS]."""
+        chunks = split_documents(documents, self.max_length - 2)
+        return replace(chunks, sizes=chunks.sizes + 2)
 
-    def example(self, chunk: Chunk, rng: Rng, /) -> Permuted:
-        """Choose what is predicted, and in which order."""
+    def example(self, chunk: Chunk, rng: Rng, /) -> Example:
+        """Choose the tokens that are predicted, and their order."""
         ordinary = np.flatnonzero(~self.special_tokens.is_special(chunk.ids))
-        goal = min(len(ordinary), max(1, (len(chunk.ids) + 2) // self.partial_prediction_k))
-        chosen = ordinary[sample_spans(len(ordinary), goal, self.partial_prediction_k, rng)]
+        count = min(len(ordinary), max(1, (len(chunk.ids) + 2) // self.partial_prediction_k))
+        chosen = ordinary[sample_spans(len(ordinary), count, self.partial_prediction_k, rng)]
         return self.with_order(chunk.ids, rng.permutation(chosen))
 
-    def with_order(self, ids: IntArray, chosen: IntArray) -> Permuted:
-        """Frame a text, and predict the chosen tokens in the order given."""
-        # Deviation: the released code draws a turn for [SEP] and [CLS] too. Here they are context,
-        # so that there is always some.
-        framed = np.concatenate([ids, [self.special_tokens.sep, self.special_tokens.cls]])
-        order, labels = np.zeros_like(framed), np.full_like(framed, IGNORE_INDEX)
-        order[chosen] = np.arange(1, len(chosen) + 1)
-        labels[chosen] = framed[chosen]
-        if not len(chosen):
-            order[-1] = 1  # asked for in vain, so that no row goes without a question
-        return Permuted(framed, order, labels)
+    def with_order(self, ids: IntArray, predicted: IntArray) -> Example:
+        """Add the special tokens to a text, and predict some tokens in the order given."""
+        # Deviation: the released code draws an order for [SEP] and [CLS] too. Here they are
+        # context, so that there is always some.
+        ids = np.concatenate([ids, [self.special_tokens.sep, self.special_tokens.cls]])
+        order, labels = np.zeros_like(ids), np.full_like(ids, IGNORE_INDEX)
+        order[predicted] = np.arange(1, len(predicted) + 1)
+        labels[predicted] = ids[predicted]
+        if not len(predicted):
+            order[-1] = 1  # a query without a label, so that every row has one
+        token_type_ids = np.append(np.zeros(len(ids) - 1, np.int64), CLS_TOKEN_TYPE)
+        return Example(input_ids=ids, labels=labels, order=order, token_type_ids=token_type_ids)
 
-    def collate(self, rows: Sequence[Sequence[Permuted]], /) -> Batch[TokenTargets]:
-        """Lay texts side by side, and ask for what is predicted."""
-        document, position_ids = document_and_position_ids(
-            [[len(e.ids) for e in row] for row in rows], self.max_length
-        )
-        order = pad_rows([[e.order for e in row] for row in rows], self.max_length, 0)
-        labels = pad_rows([[e.labels for e in row] for row in rows], self.max_length, IGNORE_INDEX)
-        asked, empty = self.query_positions(order)
-        time = order.to(document.dtype)
-        inputs = Inputs(
-            input_ids=pad_rows(
-                [[e.ids for e in row] for row in rows], self.max_length, self.special_tokens.pad
-            ),
-            attention_mask=AttentionMask(document, time, time),
-            position_ids=position_ids,
-            token_type_ids=pad_rows(
-                [[e.token_type_ids for e in row] for row in rows], self.max_length, 0
-            ),
-            target_positions=asked,
-        )
-        wanted = labels.gather(1, asked).masked_fill(empty, IGNORE_INDEX).flatten()
+    def make_batch(
+        self, collated: Collated, labels: Tensor, examples: Sequence[Example], /
+    ) -> Batch[TokenTargets]:
+        """Add the positions that are predicted and their labels."""
+        order = torch.zeros(labels.numel(), dtype=torch.int64)
+        for offset, example in zip(collated.offsets.tolist(), examples, strict=True):
+            assert example.order is not None
+            order[offset : offset + len(example.order)] = torch.from_numpy(example.order)
+        positions, empty = self.query_positions(order.view_as(labels))
+        inputs = replace(collated.inputs, target_positions=positions)
+        wanted = labels.gather(1, positions).masked_fill(empty, IGNORE_INDEX).flatten()
         return Batch(inputs, TokenTargets(wanted), {"tokens": int((wanted != IGNORE_INDEX).sum())})
 
     def query_positions(self, order: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the slots to guess, and which of them only fill up: two (rows, guesses).
+        """Return the positions that are predicted, and which of them are filling: (rows, queries).
 
-        Each row has room for the share of it that is predicted, or that doubled: one shape from
-        step to step. Empty room repeats the first question of its row.
+        Each row has space for the share of it that is predicted, or that doubled: one shape from
+        step to step. Filling repeats the first query of its row.
         """
         counts = (order > 0).sum(1, keepdim=True)
-        room = max(1, order.shape[1] // self.partial_prediction_k)
-        while room < int(counts.max()):
-            room *= 2
-        found = torch.argsort((order == 0).int(), dim=1, stable=True)[:, :room]
-        empty = torch.arange(room) >= counts
-        return torch.where(empty, found[:, :1], found), empty
-
-    def loss(self, model: PredictsTokens, batch: Batch[TokenTargets], /) -> Loss:
-        """Sum -log p(token, guessed)."""
-        hidden = batch.targets.gather(model(batch.inputs).hidden)
-        return Loss({"tokens": model.lm_logits(hidden).nll(batch.targets.labels)})
+        queries = max(1, order.shape[1] // self.partial_prediction_k)
+        while queries < int(counts.max()):
+            queries *= 2
+        positions = torch.argsort((order == 0).int(), dim=1, stable=True)[:, :queries]
+        empty = torch.arange(queries) >= counts
+        return torch.where(empty, positions[:, :1], positions), empty
 
     def for_evaluation(self) -> "PermutationLMScorer":
         """Predict every token from all the others."""
         return PermutationLMScorer(
-            special_tokens=self.special_tokens,
-            vocab_size=self.vocab_size,
-            max_length=self.max_length,
-            partial_prediction_k=self.partial_prediction_k,
+            **self.common_fields, partial_prediction_k=self.partial_prediction_k
         )
 
 
@@ -172,10 +130,10 @@ class PermutationLMScorer(PermutationLM):
     """Pseudo-likelihood (Salazar et al., 2020): each token once, last in the order."""
 
     def chunks(self, documents: TokenizedDocuments, /) -> ChunkIndex:
-        """Take every stretch as often as it has tokens."""
-        whole = super().chunks(documents)
-        return whole.with_repeats(whole.stop - whole.start)
+        """Take every chunk once per token."""
+        chunks = super().chunks(documents)
+        return chunks.with_repeats(chunks.stop - chunks.start)
 
-    def example(self, chunk: Chunk, rng: Rng, /) -> Permuted:
-        """Predict the token whose turn it is."""
+    def example(self, chunk: Chunk, rng: Rng, /) -> Example:
+        """Predict one token."""
         return self.with_order(chunk.ids, np.array([chunk.repeat]))

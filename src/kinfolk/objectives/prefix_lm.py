@@ -1,75 +1,44 @@
-"""Prefix language modelling (Liu et al., 2018): read the first tokens both ways, write the others.
+"""Prefix language modelling (Liu et al., 2018): bidirectional attention in a prefix, then causal.
 
-text      the  cat  sat  down
-ids       <s>  the  cat  sat  down
-labels     .    .   sat  down </s>
-time       0    0    0    1    2
-sight     the prefix sees all of itself; the tokens after it see it and the past
+text       the  cat  sat  down
+input_ids  <s>  the  cat  sat  down
+labels      .    .   sat  down </s>
+order       0    0    0    1    2
+attention  the prefix attends to all of itself; each later token to the prefix and to its past
 
-How long the prefix is, is drawn: from the first token alone, which is causal language modelling, to
-all but the last. It was named by Raffel et al. (2020, section 3.2.1).
+The length of the prefix is random: from the first token alone, which is causal language modelling,
+to all but the last. Raffel et al. (2020, section 3.2.1) gave it its name.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 
-from kinfolk.attention_mask import AttentionMask
-from kinfolk.batch import IGNORE_INDEX, Batch, Inputs, TokenTargets
+from kinfolk.batch import IGNORE_INDEX
 from kinfolk.config import config
-from kinfolk.data.chunks import Chunk, IntArray, Rng
-from kinfolk.data.examples import pad_rows
-from kinfolk.objectives.clm import CLM, Line
-
-
-@dataclass(frozen=True)
-class Opened(Line):
-    """Tokens and the token after each; the first of them, so many, are only read."""
-
-    prefix: int
-
-    @property
-    def order(self) -> IntArray:
-        """0 in the prefix, then 1, 2, 3 ..."""
-        return np.maximum(np.arange(len(self.ids)) - self.prefix + 1, 0)
+from kinfolk.data.chunks import Chunk, Rng
+from kinfolk.data.examples import Example
+from kinfolk.objectives.clm import CLM
 
 
 @config("prefix")
 class PrefixLM(CLM):
-    """Predict the tokens after a prefix, and where a text ends."""
+    """Predict the tokens after a prefix, and the end of each document."""
 
-    def example(self, chunk: Chunk, rng: Rng, /) -> Opened:
-        """Draw how much is only read."""
-        line = super().example(chunk, rng)
-        return opened(line, int(rng.integers(1, len(line.ids) + 1)))
-
-    def collate(self, rows: Sequence[Sequence[Line]], /) -> Batch[TokenTargets]:
-        """Lay lines side by side, and open the prefixes."""
-        batch = super().collate(rows)
-        times = [[e.order for e in row if isinstance(e, Opened)] for row in rows]
-        time = pad_rows(times, self.max_length, 0).to(
-            batch.inputs.attention_mask.document_ids.dtype
-        )
-        attention_mask = AttentionMask(batch.inputs.attention_mask.document_ids, time, time)
-        inputs = Inputs(
-            input_ids=batch.inputs.input_ids,
-            attention_mask=attention_mask,
-            position_ids=batch.inputs.position_ids,
-        )
-        return Batch(inputs, batch.targets, batch.counts)
+    def example(self, chunk: Chunk, rng: Rng, /) -> Example:
+        """Draw the length of the prefix."""
+        example = super().example(chunk, rng)
+        return with_prefix(example, int(rng.integers(1, len(example.input_ids) + 1)))
 
     def for_evaluation(self) -> CLM:
-        """Every token is predicted exactly once where no prefix is longer than its first token."""
-        return CLM(
-            special_tokens=self.special_tokens,
-            vocab_size=self.vocab_size,
-            max_length=self.max_length,
-        )
+        """Predict every token once: no prefix is longer than the first token."""
+        return CLM(**self.common_fields)
 
 
-def opened(line: Line, prefix: int) -> Opened:
-    """Let the first tokens be read both ways; the last of them predicts what comes after."""
-    labels = line.labels.copy()
+def with_prefix(example: Example, prefix: int) -> Example:
+    """Attend in both directions among the first tokens; the last of them predicts the next one."""
+    assert example.labels is not None
+    labels = example.labels.copy()
     labels[: prefix - 1] = IGNORE_INDEX
-    return Opened(line.ids, labels, prefix)
+    order = np.maximum(np.arange(len(labels)) - prefix + 1, 0)
+    return replace(example, labels=labels, order=order)

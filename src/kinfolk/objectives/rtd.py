@@ -1,16 +1,16 @@
-"""Replaced-token detection (Clark et al., 2020): find what a generator wrote into a text.
+"""Replaced-token detection (Clark et al., 2020): find the tokens that a generator replaced.
 
-text        the  cat  sat  down
-ids    [C]  the  [M]  sat  [M]  [S]
-labels  .    .   cat   .   down  .
-given  [C]  the  dog  sat  down [S]
-wrong   0    0    1    0    0    0
-sight  everyone sees everyone
+text             the  cat  sat  down
+input_ids  [C]   the  [M]  sat  [M]  [S]
+labels      .     .   cat   .   down  .
+sampled    [C]   the  dog  sat  down [S]
+replaced    0     0    1    0    0    0
+attention  every token attends to every token
 
-The generator reads `ids` and learns `labels` by likelihood. What it draws is `given` to the
-discriminator, which learns what is `wrong`; a token drawn as it was is not. No gradient flows
-through the draw. The random numbers of the draw come with the example, so what is drawn depends
-on nothing but the text, the seed, the epoch and the weights.
+The generator reads `input_ids` and is trained by the likelihood of `labels`. The discriminator
+reads what the generator `sampled` and predicts what was `replaced`; a token that was sampled as it
+was is not. No gradient flows through the sampling. The random numbers come with the example, so
+the samples depend only on the text, the seed, the epoch and the weights.
 """
 
 from collections.abc import Sequence
@@ -32,65 +32,66 @@ from kinfolk.batch import (
     TokenTargets,
 )
 from kinfolk.config import config, field
-from kinfolk.data.chunks import Chunk, IntArray, Rng
-from kinfolk.data.examples import pad_rows
+from kinfolk.data.chunks import Chunk, Rng
+from kinfolk.data.examples import Collated, Example
 from kinfolk.nn.losses import chunk_rows
-from kinfolk.objectives.mlm import MLM, Masked, MLMScorer
+from kinfolk.objectives.mlm import MLM, MLMScorer
 
 UNIFORM_LEVELS = 2**24  # of a random number: what float32 can tell apart between 0 and 1
 
 
-@dataclass(frozen=True)
-class MaskedPositions(Masked):
-    """Tokens, some of them hidden, what those were, and a random number for each."""
-
-    draws: IntArray  # from 0 to GRAINS - 1
-
-
 @dataclass(frozen=True, eq=False)
 class RTDTargets(TensorTree):
-    """The hidden tokens, and the random numbers that decide what the generator puts there."""
+    """The masked tokens, and the random numbers by which the generator samples."""
 
     tokens: TokenTargets
-    draws: Tensor  # (predictions,), from 0 to 1
+    uniforms: Tensor  # (predictions,), from 0 to 1
 
 
 @config("rtd")
 class RTD(MLM):
-    """Predict hidden tokens with a small network, and find its mistakes with a large one."""
+    """Predict masked tokens with a small network, and find its mistakes with a large one."""
 
     discriminator_weight: float = field(
         default=50.0, ge=0, help="weight of the discriminator's loss (section 3.2, appendix A)"
     )
 
-    def example(self, chunk: Chunk, rng: Rng, /) -> MaskedPositions:
-        """Frame the piece and hide some of it, all behind [MASK] (section 3.1)."""
+    def example(self, chunk: Chunk, rng: Rng, /) -> Example:
+        """Replace the chosen tokens by [MASK], all of them (section 3.1).
+
+        BERT's split into masked, replaced and kept tokens is drawn and not used: without it, the
+        random numbers that follow would be others.
+        """
         masked = super().example(chunk, rng)
-        hidden = masked.labels != IGNORE_INDEX
-        ids = np.where(hidden, self.special_tokens.require("mask"), self.frame(chunk.ids))
-        return MaskedPositions(
-            ids, masked.labels, np.where(hidden, rng.integers(UNIFORM_LEVELS, size=len(ids)), 0)
-        )
+        predicted = masked.labels != IGNORE_INDEX
+        text = self.add_special_tokens(chunk.ids)
+        ids = np.where(predicted, self.special_tokens.require("mask"), text)
+        uniforms = np.where(predicted, rng.integers(UNIFORM_LEVELS, size=len(ids)), 0)
+        return replace(masked, input_ids=ids, uniforms=uniforms)
 
-    def collate(self, rows: Sequence[Sequence[MaskedPositions]], /) -> Batch[RTDTargets]:  # type: ignore[override]
-        """Lay texts side by side; every token of them is a detection."""
-        found = super().collate(rows)
-        draws = pad_rows([[e.draws for e in row] for row in rows], self.max_length, 0).flatten()
-        assert found.targets.positions is not None
-        draws = (draws[found.targets.positions].float() + 0.5) / UNIFORM_LEVELS
-        tokens = int((found.inputs.attention_mask.document_ids != PADDING_ID).sum())
-        counts = {**found.counts, "detections": tokens}
-        return Batch(found.inputs, RTDTargets(found.targets, draws), counts)
+    def make_batch(
+        self, collated: Collated, labels: Tensor, examples: Sequence[Example], /
+    ) -> Batch[RTDTargets]:
+        """Add the masked tokens; the discriminator is trained on every token."""
+        batch = super().make_batch(collated, labels, examples)
+        uniforms = torch.zeros(labels.numel(), dtype=torch.int64)
+        for offset, example in zip(collated.offsets.tolist(), examples, strict=True):
+            assert example.uniforms is not None
+            uniforms[offset : offset + len(example.uniforms)] = torch.from_numpy(example.uniforms)
+        sampled = (uniforms[batch.targets.positions].float() + 0.5) / UNIFORM_LEVELS
+        tokens = int((batch.inputs.attention_mask.document_ids != PADDING_ID).sum())
+        counts = {**batch.counts, "detections": tokens}
+        return Batch(batch.inputs, RTDTargets(batch.targets, sampled), counts)
 
-    def loss(self, model: DiscriminatorModel, batch: Batch[RTDTargets], /) -> Loss:  # type: ignore[override]
-        """Sum -log p(hidden token) and -log p(verdict on each token)."""
-        labels = batch.targets.tokens
-        hidden = labels.gather(model.forward_lm(batch.inputs).hidden)
-        tokens = model.lm_logits(hidden).nll(labels.labels)
-        scores, wrong = self.replaced_logits(model, batch, hidden)
-        text = (batch.inputs.attention_mask.document_ids != PADDING_ID).to(scores.dtype)
+    def loss(self, model: DiscriminatorModel, batch: Batch[RTDTargets], /) -> Loss:
+        """Return the summed -log p(masked token) and -log p(replaced or not)."""
+        targets = batch.targets.tokens
+        hidden = targets.gather(model.forward_lm(batch.inputs).hidden)
+        tokens = model.lm_logits(hidden).nll(targets.labels)
+        logits, replaced = self.replaced_logits(model, batch, hidden)
+        text = (batch.inputs.attention_mask.document_ids != PADDING_ID).to(logits.dtype)
         detections = F.binary_cross_entropy_with_logits(
-            scores, wrong.to(scores.dtype), weight=text, reduction="sum"
+            logits, replaced.to(logits.dtype), weight=text, reduction="sum"
         )
         return Loss(
             {"tokens": tokens, "detections": detections}, {"detections": self.discriminator_weight}
@@ -99,54 +100,51 @@ class RTD(MLM):
     def replaced_logits(
         self, model: DiscriminatorModel, batch: Batch[RTDTargets], hidden: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Score every token by how likely it was replaced, and tell which were: (batch, length).
+        """Return the logit of every token, and which tokens were replaced: (batch, length).
 
-        `hidden` is what the generator made of the hidden tokens.
+        `hidden` holds the generator's hidden states of the masked tokens.
         """
-        drawn = draw(model, hidden, batch.targets.draws)
-        given, wrong = replace_tokens(batch.inputs, batch.targets.tokens, drawn)
-        scores = model.discriminator_logits(model(given).hidden)
-        return scores.to(torch.promote_types(scores.dtype, torch.float32)), wrong
+        sampled = sample_tokens(model, hidden, batch.targets.uniforms)
+        inputs, replaced = replace_tokens(batch.inputs, batch.targets.tokens, sampled)
+        logits = model.discriminator_logits(model(inputs).hidden)
+        return logits.to(torch.promote_types(logits.dtype, torch.float32)), replaced
 
     def for_evaluation(self) -> "GeneratorScorer":
         """Predict every token from all the others, with the generator."""
-        return GeneratorScorer(
-            special_tokens=self.special_tokens,
-            vocab_size=self.vocab_size,
-            max_length=self.max_length,
-        )
+        return GeneratorScorer(**self.common_fields)
 
 
 @torch.no_grad()
-def draw(model: DiscriminatorModel, hidden: Tensor, draws: Tensor) -> Tensor:
-    """Draw a token for each hidden state, by where its random number falls: (predictions,)."""
+def sample_tokens(model: DiscriminatorModel, hidden: Tensor, uniforms: Tensor) -> Tensor:
+    """Sample a token for each hidden state by its uniform random number: (predictions,)."""
     size = chunk_rows(len(hidden), model.config.vocab_size, hidden.is_cuda)
-    found = []
-    for part, numbers in zip(torch.split(hidden, size), torch.split(draws, size), strict=True):
+    sampled = []
+    for part, numbers in zip(torch.split(hidden, size), torch.split(uniforms, size), strict=True):
         logits = model.lm_logits(part).logits()
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        shares = logits.softmax(-1).cumsum(-1)
-        found.append((shares < numbers[:, None] * shares[:, -1:]).sum(-1))
-    return torch.cat(found)
+        cumulative = logits.softmax(-1).cumsum(-1)
+        sampled.append((cumulative < numbers[:, None] * cumulative[:, -1:]).sum(-1))
+    return torch.cat(sampled)
 
 
-def replace_tokens(inputs: Inputs, labels: TokenTargets, drawn: Tensor) -> tuple[Inputs, Tensor]:
-    """Put what was drawn where it was asked for, and tell which tokens are not the text's own."""
-    assert labels.positions is not None
-    asked, ids = labels.labels != IGNORE_INDEX, inputs.input_ids.flatten()
-    # An empty prediction stands at slot 0, which is a [CLS], and leaves it as it is.
-    given = ids.scatter(0, labels.positions, torch.where(asked, drawn, ids[labels.positions]))
-    wrong = torch.zeros_like(ids, dtype=torch.bool)
-    wrong = wrong.scatter(0, labels.positions, asked & (drawn != labels.labels))
+def replace_tokens(inputs: Inputs, targets: TokenTargets, sampled: Tensor) -> tuple[Inputs, Tensor]:
+    """Put sampled tokens where tokens were masked, and return which differ from the text."""
+    assert targets.positions is not None
+    predicted, ids = targets.labels != IGNORE_INDEX, inputs.input_ids.flatten()
+    # An ignored prediction stands at position 0, which is a [CLS], and leaves it as it is.
+    kept = torch.where(predicted, sampled, ids[targets.positions])
+    replaced = torch.zeros_like(ids, dtype=torch.bool)
+    replaced = replaced.scatter(0, targets.positions, predicted & (sampled != targets.labels))
     shape = inputs.input_ids.shape
-    return replace(inputs, input_ids=given.view(shape)), wrong.view(shape)
+    new_ids = ids.scatter(0, targets.positions, kept).view(shape)
+    return replace(inputs, input_ids=new_ids), replaced.view(shape)
 
 
 @config("rtd_pll")
 class GeneratorScorer(MLMScorer):
     """Pseudo-likelihood of the generator: the discriminator predicts no tokens."""
 
-    def loss(self, model: DiscriminatorModel, batch: Batch[TokenTargets], /) -> Loss:  # type: ignore[override]
-        """Sum -log p(hidden token)."""
+    def loss(self, model: DiscriminatorModel, batch: Batch[TokenTargets], /) -> Loss:
+        """Return the summed -log p(masked token)."""
         hidden = batch.targets.gather(model.forward_lm(batch.inputs).hidden)
         return Loss({"tokens": model.lm_logits(hidden).nll(batch.targets.labels)})

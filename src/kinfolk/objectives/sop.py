@@ -1,23 +1,23 @@
-"""Sentence-order prediction (Lan et al., 2019): MLM over two stretches that may be swapped.
+"""Sentence-order prediction (Lan et al., 2019): MLM over two neighbours that may be swapped.
 
-text        the  cat  |  sat  down
-ids    [C]  sat  down [S] the  [M] [S]
-segments 0   0    0   0   1    1   1
-labels   .   .    .   .   .   cat  .
-next     1 (swapped; 0 where they stand in their order)
-sight  everyone sees everyone
+text                  the  cat  |  sat  down
+input_ids       [C]   sat  down [S] the  [M] [S]
+token_type_ids   0     0    0   0   1    1   1
+labels           .     .    .   .   .   cat  .
+sequence_label   1 (swapped; 0 where they are in order)
+attention       every token attends to every token
 
-Both sides are whole sentences. A stretch of a single one is no pair: its tokens are learned, and
-its order is not asked for.
+Both texts are whole sentences. A chunk of a single sentence is no pair: its masked tokens are
+predicted, and it has no sequence label.
 
-Tokens are hidden in runs of one to three neighbours; a run of n is drawn with a chance of 1/n:
+Tokens are masked in n-grams of one to three; one of length n is drawn in proportion to 1/n:
 
 text    the  cat  sat  down  on  the  mat
-runs     1    1    0     1    1   0    0
+starts   1    1    0     1    1   0    0
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -25,48 +25,44 @@ import numpy as np
 from kinfolk.batch import IGNORE_INDEX
 from kinfolk.config import config, field
 from kinfolk.data.chunks import BoolArray, Chunk, ChunkIndex, Rng, TokenizedDocuments
-from kinfolk.objectives.mlm import mask_tokens
-from kinfolk.objectives.nsp import NSP, SentencePair
+from kinfolk.data.examples import Example
+from kinfolk.objectives.nsp import NSP
 
 IN_ORDER, SWAPPED = 0, 1
 
 
-@dataclass(frozen=True)
-class Ordered(SentencePair):
-    """Two neighbours with some tokens hidden; `next` tells whether they were swapped."""
+def ngram_starts(units: BoolArray, max_ngram: int, rng: Rng) -> BoolArray:
+    """Join units to n-grams, given which tokens begin a unit; return which begin an n-gram.
 
-
-def ngram_starts(units: BoolArray, longest: int, rng: Rng) -> BoolArray:
-    """Join units into runs, given which tokens begin a unit; tell which tokens begin a run.
-
-    A run has up to `longest` units; one of n has a chance in proportion to 1/n (section 4.1).
+    Lengths are 1 to `max_ngram` units; n has a probability in proportion to 1/n (section 4.1).
     """
     begins = np.flatnonzero(units)
-    sizes = np.arange(1, longest + 1)
-    drawn = rng.choice(sizes, len(begins), p=1 / sizes / (1 / sizes).sum())
+    lengths = np.arange(1, max_ngram + 1)
+    drawn = rng.choice(lengths, len(begins), p=1 / lengths / (1 / lengths).sum())
     starts = np.cumsum(drawn) - drawn
-    found = np.zeros_like(units)
-    found[begins[starts[starts < len(begins)]]] = True
-    return found
+    result = np.zeros_like(units)
+    result[begins[starts[starts < len(begins)]]] = True
+    return result
 
 
-def sentence_chunks(documents: TokenizedDocuments, longest: int) -> Iterator[tuple[int, int, int]]:
-    """Yield as many whole sentences as fit: document, start, stop, counted from its start.
+def sentence_chunks(
+    documents: TokenizedDocuments, max_length: int
+) -> Iterator[tuple[int, int, int]]:
+    """Yield as many whole sentences as fit: document, start, stop, from the document's start.
 
-    A sentence that is too long is cut, and shares its stretches with no other: one that began or
-    ended amid a sentence would give the order of its sides away.
+    A sentence that is too long is cut, and its chunks hold no other sentence: a chunk that began
+    or ended inside a sentence would give its order away.
     """
     for number, (first, end) in enumerate(pairwise(documents.starts.tolist())):
         start = stop = 0
         for size in documents.sentences(first, end).tolist() if end > first else ():
-            if stop > start and stop + size - start > longest:
+            if stop > start and stop + size - start > max_length:
                 yield number, start, stop
                 start = stop
             stop += size
-            if size > longest:
-                yield from (
-                    (number, at, min(at + longest, stop)) for at in range(start, stop, longest)
-                )
+            if size > max_length:
+                for cut in range(start, stop, max_length):
+                    yield number, cut, min(cut + max_length, stop)
                 start = stop
         if stop > start:
             yield number, start, stop
@@ -74,7 +70,7 @@ def sentence_chunks(documents: TokenizedDocuments, longest: int) -> Iterator[tup
 
 @config("sop")
 class SOP(NSP):
-    """MLM with runs hidden, and whether two neighbours stand in their order."""
+    """MLM with masked n-grams, and whether two neighbouring texts are in order."""
 
     max_ngram: int = field(
         default=3,
@@ -83,40 +79,32 @@ class SOP(NSP):
     )
 
     def chunks(self, documents: TokenizedDocuments, /) -> ChunkIndex:
-        """Cut documents into whole sentences, as many as fit between [CLS] and two [SEP]."""
+        """Cut documents into whole sentences, as many as fit a row with [CLS] and two [SEP]."""
         self.require_word_starts(documents)
-        numbers = (
-            n for stretch in sentence_chunks(documents, self.max_length - 3) for n in stretch
-        )
+        numbers = (n for cut in sentence_chunks(documents, self.max_length - 3) for n in cut)
         bounds = np.fromiter(numbers, np.int64).reshape(-1, 3)
-        document, start, stop = bounds[bounds[:, 2] - bounds[:, 1] >= 2].T  # a token on each side
-        return ChunkIndex(
-            documents, document, start, stop, np.zeros_like(start), (stop - start)[:, None] + 3
-        )
+        pairs = bounds[:, 2] - bounds[:, 1] >= 2  # a token on each side
+        chunks = ChunkIndex.from_bounds(documents, bounds[pairs])
+        return replace(chunks, sizes=chunks.sizes + 3)
 
-    def example(self, chunk: Chunk, rng: Rng, /) -> Ordered:  # type: ignore[override]
-        """Split at a sentence end, half the time swap the sides, and hide some runs."""
+    def example(self, chunk: Chunk, rng: Rng, /) -> Example:
+        """Split at a sentence end, half the time swap the texts, and mask some n-grams."""
         ends = np.cumsum(chunk.sentences)[:-1]
         middle = int(rng.choice(ends)) if len(ends) else len(chunk.ids) // 2
         swapped = rng.random() < 0.5 and len(ends) > 0
         first, second = chunk.split(middle)[:: -1 if swapped else 1]
-        ids = np.concatenate([self.frame(first.ids), second.ids, [self.special_tokens.sep]])
-        segments = np.repeat([0, 1], [len(first.ids) + 2, len(second.ids) + 1])
-        units = [
-            ngram_starts(self.unit_starts(text), self.max_ngram, rng) for text in (first, second)
+        ngrams = [
+            ngram_starts(self.unit_starts(part), self.max_ngram, rng) for part in (first, second)
         ]
-        words = np.concatenate([[True], *(np.append(unit, True) for unit in units)])
-        masked = mask_tokens(
-            ids, self.mask_rate, self.special_tokens, self.replacement_ids, rng, words
-        )
-        verdict = IGNORE_INDEX if not len(ends) else SWAPPED if swapped else IN_ORDER
-        return Ordered(masked.ids, masked.labels, segments, verdict)
+        starts = np.concatenate([[True], *(np.append(part, True) for part in ngrams)])
+        label = IGNORE_INDEX if not len(ends) else SWAPPED if swapped else IN_ORDER
+        return self.pair(first, second, label, rng, starts)
 
-    def unit_starts(self, text: Chunk) -> BoolArray:
-        """Tell which tokens begin what runs are made of: words where they are whole, else tokens.
+    def unit_starts(self, part: Chunk) -> BoolArray:
+        """Return which tokens begin a unit of an n-gram: a word with whole word masking, else all.
 
-        What is left of a word that began before its piece counts as a word.
+        The rest of a word that starts before its chunk counts as a word.
         """
-        units = text.words.copy() if self.whole_word_masking else np.ones(len(text.ids), np.bool_)
+        units = part.words.copy() if self.whole_word_masking else np.ones(len(part.ids), np.bool_)
         units[0] = True
         return units

@@ -20,7 +20,6 @@ from kinfolk.rng import Stream, corpus_seed, generator
 from kinfolk.tasks.examples import Instance
 from kinfolk.tasks.formulations.base import Formulation, RawScores
 from kinfolk.tasks.task import Prediction
-from kinfolk.tasks.voices import generate_predictions
 from kinfolk.text.tokenizer import Tokenizer
 
 TOKENS_PER_BATCH = 4096  # in a batch of questions, about
@@ -48,7 +47,7 @@ class TaskBatches(Dataset[Batch[Any]]):
     def __getitem__(self, number: int) -> Batch[Any]:
         """Return batch `number` of the run, which may lie in any epoch."""
         positions = range(number * self.batch, (number + 1) * self.batch)
-        return self.way.collate([self.example_at(position) for position in positions])
+        return self.way.make_batch([self.example_at(position) for position in positions])
 
     def example_at(self, position: int) -> Instance:
         """Return the example at one position of the run."""
@@ -89,12 +88,12 @@ def predict_rows(
     found: list[Prediction] = []
     for start in range(0, len(rows), ROWS_PER_CHUNK):
         some = rows[start : start + ROWS_PER_CHUNK]
-        asked = [way.inference_instances(row, tokenizer) for row in some]
+        asked = [way.instances(row, tokenizer, labelled=False) for row in some]
         replies = iter(
             forward_instances(way, model, [e for examples in asked for e in examples], tokens)
         )
         written = [row for row in some if way.generates(row)]
-        texts = iter(generate_predictions(way, model, written, tokenizer) if written else ())
+        texts = iter(way.generate(model, written, tokenizer) if written else ())
         for row, examples in zip(some, asked, strict=True):
             own = [next(replies) for _ in examples]
             known = way.decode(row, examples, own) if own or not way.generates(row) else None
@@ -119,7 +118,7 @@ def forward_instances(
     model.eval()
     replies: list[RawScores] = [np.zeros(0)] * len(examples)
     for group in length_buckets([example.tokens for example in examples], tokens):
-        batch = way.collate([examples[i] for i in group]).to(device)
+        batch = way.make_batch([examples[i] for i in group]).to(device)
         for place, reply in zip(group, way.logits(model, batch), strict=True):
             replies[place] = reply
     model.train(was)

@@ -1,28 +1,79 @@
-"""One frozen value for each kind of labelled example; `number` is its line or record in the file.
+"""Rows of labelled files: one frozen dataclass for each kind of task.
 
-What a file does not say is None: a label, tags or a target to be predicted.
+`number` is the line or record of the file. A label, tags or a target that the file does not give
+is None.
 """
 
-from dataclasses import dataclass
-from typing import TypeAlias
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self, TypeAlias
+
+from kinfolk.errors import UserError
 
 Span: TypeAlias = tuple[int, int]  # first word, and the one after the last
 
 
+class Row(ABC):
+    """What every row gives to formulations and reports."""
+
+    number: int
+
+    @property
+    @abstractmethod
+    def text(self) -> str:
+        """The text that a report shows."""
+
+    @property
+    @abstractmethod
+    def texts_and_labels(self) -> tuple[str, ...]:
+        """The main text, then all others that a tokenizer for these rows should know."""
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The fields that a pattern may name."""
+        raise UserError(f"a {type(self).__name__} row has no text to put into a pattern")
+
+    @abstractmethod
+    def without_label(self) -> Self:
+        """Return the row as inference sees it."""
+
+
 @dataclass(frozen=True)
-class LabelledText:
-    """A text or a pair of texts, and its class or its number: classify and regress."""
+class LabelledText(Row):
+    """A text or a pair of texts with a class or a number."""
 
     texts: tuple[str, ...]
     label: str | float | None
     number: int
 
+    @property
+    def text(self) -> str:
+        """The texts with a mark between them."""
+        return " ‖ ".join(self.texts)
+
+    @property
+    def texts_and_labels(self) -> tuple[str, ...]:
+        """The texts, then the label where it is a string."""
+        label = (self.label,) if isinstance(self.label, str) else ()
+        return " ".join(self.texts), *label
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The first text under two names, and the second."""
+        first, second = self.texts[0], self.texts[1] if len(self.texts) > 1 else ""
+        return {"text": first, "text1": first, "text2": second}
+
+    def without_label(self) -> Self:
+        """Return the row as inference sees it."""
+        return replace(self, label=None)
+
 
 @dataclass(frozen=True)
-class MultipleChoiceRow:
-    """A context and what may follow it; the label is the place of the right option, from 0.
+class MultipleChoiceRow(Row):
+    """A context and options; the label is the index of the correct option.
 
-    A question stands between the context and each option, and is never cut with the context.
+    A question stands between the context and each option and is never truncated with the context.
     """
 
     context: str
@@ -31,23 +82,62 @@ class MultipleChoiceRow:
     number: int
     question: str = ""
 
+    @property
+    def text(self) -> str:
+        """The context and the question."""
+        return f"{self.context} {self.question}".strip()
+
+    @property
+    def texts_and_labels(self) -> tuple[str, ...]:
+        """The context, the question and the options."""
+        return self.context, self.question, *self.options
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The context, the question and the numbered options."""
+        options = " ".join(f"({number}) {text}" for number, text in enumerate(self.options, 1))
+        return {"text": self.context, "question": self.question, "options": options}
+
+    def without_label(self) -> Self:
+        """Return the row as inference sees it."""
+        return replace(self, label=None)
+
 
 @dataclass(frozen=True)
-class TaggedSentence:
-    """Words, and a tag for each; for roles, those of the predicate at a place."""
+class TaggedSentence(Row):
+    """Words with a tag each; for semantic roles, those of the predicate at an index."""
 
     words: tuple[str, ...]
     tags: tuple[str, ...] | None
     number: int
-    predicate: int | None = None  # the place of the verb among the words, from 0
+    predicate: int | None = None  # index of the predicate among the words
+
+    @property
+    def text(self) -> str:
+        """The sentence."""
+        return detokenize(self.words)
+
+    @property
+    def texts_and_labels(self) -> tuple[str, ...]:
+        """The words."""
+        return (" ".join(self.words),)
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The sentence."""
+        return {"text": self.text}
+
+    def without_label(self) -> Self:
+        """Return the row as inference sees it."""
+        return replace(self, tags=None)
 
 
 @dataclass(frozen=True)
-class QuestionRow:
-    """A question about a context; each answer with the character of the context it begins at.
+class QuestionRow(Row):
+    """A question about a context; each answer with the character of the context it starts at.
 
-    An answer that the context does not hold begins at -1: it counts as right, and no span is it.
-    No answer is possible where `possible` is false; without answers and possible, they are unknown.
+    An answer that the context does not contain starts at -1: it counts as correct, but no span of
+    the context is it. A question with no answers is unanswerable, or its answers are unknown.
     """
 
     id: str
@@ -57,10 +147,29 @@ class QuestionRow:
     answerable: bool
     number: int
 
+    @property
+    def text(self) -> str:
+        """The question and the context."""
+        return f"{self.question} ‖ {self.context}"
+
+    @property
+    def texts_and_labels(self) -> tuple[str, ...]:
+        """The context and the question."""
+        return self.context, self.question
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The context and the question."""
+        return {"text": self.context, "question": self.question}
+
+    def without_label(self) -> Self:
+        """Return the row as inference sees it."""
+        return replace(self, answers=(), answerable=True)
+
 
 @dataclass(frozen=True)
-class SourceTarget:
-    """A text, and what is to be written about it; other targets that are as good come after."""
+class SourceTarget(Row):
+    """A text and the text to generate for it; other references are as correct."""
 
     source: str
     target: str | None
@@ -69,13 +178,32 @@ class SourceTarget:
 
     @property
     def references(self) -> tuple[str, ...]:
-        """Every target that is right."""
+        """Every correct target."""
         return () if self.target is None else (self.target, *self.other_references)
+
+    @property
+    def text(self) -> str:
+        """The source, or the target where there is none."""
+        return self.source or self.target or ""
+
+    @property
+    def texts_and_labels(self) -> tuple[str, ...]:
+        """The source and the target."""
+        return self.source, *(() if self.target is None else (self.target,))
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The source."""
+        return {"text": self.source}
+
+    def without_label(self) -> Self:
+        """Return the row as inference sees it."""
+        return replace(self, target=None)
 
 
 @dataclass(frozen=True)
-class CompletionRow:
-    """A text and the word that goes on with it, perhaps one of some options; `after` follows it."""
+class CompletionRow(Row):
+    """A text and its next word, which may be one of some options; `suffix` follows the word."""
 
     context: str
     target: str | None
@@ -83,12 +211,31 @@ class CompletionRow:
     number: int
     suffix: str = ""
 
+    @property
+    def text(self) -> str:
+        """The text before the word."""
+        return self.context
+
+    @property
+    def texts_and_labels(self) -> tuple[str, ...]:
+        """The context, the options and the target."""
+        return self.context, *(self.options or ()), self.target or ""
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The texts before and after the word."""
+        return {"text": self.context, "after": self.suffix}
+
+    def without_label(self) -> Self:
+        """Return the row as inference sees it."""
+        return replace(self, target=None)
+
 
 @dataclass(frozen=True)
-class CorefDocument:
-    """A document and the groups of spans that mean one thing, over its words counted through.
+class CorefDocument(Row):
+    """A document and its clusters of coreferent spans, in words of the document.
 
-    Where mentions are given, those in no cluster are among them, too; else they are to be found.
+    Mentions that are given include those in no cluster; where none are given, they are predicted.
     """
 
     id: str
@@ -96,20 +243,43 @@ class CorefDocument:
     clusters: tuple[tuple[Span, ...], ...] | None
     number: int
     mentions: tuple[Span, ...] | None = None
-    speakers: tuple[tuple[str, ...], ...] | None = None  # who says each word
+    speakers: tuple[tuple[str, ...], ...] | None = None  # the speaker of each word
 
     @property
     def words(self) -> tuple[str, ...]:
-        """All words, through the sentences."""
+        """The words of all sentences."""
         return tuple(word for sentence in self.sentences for word in sentence)
 
+    @property
+    def text(self) -> str:
+        """The document."""
+        return detokenize(self.words)
 
-Row: TypeAlias = (
-    LabelledText
-    | MultipleChoiceRow
-    | TaggedSentence
-    | QuestionRow
-    | SourceTarget
-    | CompletionRow
-    | CorefDocument
-)
+    @property
+    def texts_and_labels(self) -> tuple[str, ...]:
+        """The words."""
+        return (" ".join(self.words),)
+
+    def without_label(self) -> Self:
+        """Return the row as inference sees it."""
+        return replace(self, clusters=None)
+
+
+def detokenize(words: Sequence[str]) -> str:
+    """Join words with spaces, but none beside a Chinese character."""
+    text = ""
+    for word in words:
+        text += word if not text else space_between(text, word) + word
+    return text
+
+
+def space_between(before: str, after: str) -> str:
+    """Return what separates two words: a space, but nothing beside a Chinese character."""
+    if not before or not after or before[-1].isspace():
+        return ""
+    return "" if is_cjk(before[-1]) or is_cjk(after[0]) else " "
+
+
+def is_cjk(character: str) -> bool:
+    """Return whether a character is written without spaces around it."""
+    return "\u2e80" <= character <= "\u9fff" or "\uf900" <= character <= "\uffef"

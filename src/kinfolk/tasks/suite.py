@@ -16,8 +16,8 @@ from typing import TypeAlias
 
 from kinfolk.data.files import COMPRESSION_SUFFIXES
 from kinfolk.errors import UserError
+from kinfolk.tasks.formats.base import FileSpec, read_rows
 from kinfolk.tasks.formats.detect import detect_format
-from kinfolk.tasks.formats.registry import FileSpec, TaskName, read_rows
 from kinfolk.tasks.rows import SourceTarget, TaggedSentence
 
 SplitFiles: TypeAlias = tuple[Path, ...]  # none, one, or a source and its target
@@ -41,7 +41,7 @@ class SuiteTask:
     """One set of a suite; where a split has no files, it is empty."""
 
     name: str
-    task: TaskName
+    task: str
     file_spec: FileSpec
     train: SplitFiles
     dev: SplitFiles

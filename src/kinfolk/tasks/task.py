@@ -1,90 +1,359 @@
-"""A task: what is asked of a text, by which names it is answered, and how answers are scored."""
+"""The interface of a task: what its rows hold, what is predicted, how predictions are scored."""
 
+import importlib
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Literal, TypeVar
 
-from kinfolk.config import config
+from kinfolk.config import config, did_you_mean
 from kinfolk.errors import UserError
+from kinfolk.metrics.bootstrap import ConfidenceInterval, confidence_interval
+from kinfolk.metrics.metric import PRF, Metric, Statistics
+from kinfolk.text.unicode import guess_language
 
-# Each kind of task, and what its rows ask for.
-TASKS = {
-    "classify": "a class for a text or a pair",
-    "regress": "a number for a text or a pair",
-    "choose": "one of several options",
-    "tag": "a tag for each word",
-    "span": "the answer in a context",
-    "write": "a text about a text",
-    "complete": "the word that goes on with a text",
-    "lm": "the text itself",
-    "coref": "the spans that mean one thing",
-}
-# What each kind is scored by, the one to be better at first; `loss` is the smaller the better.
-METRICS = {
-    "classify": ("accuracy", "f1", "macro_f1", "matthews"),
-    "regress": ("pearson", "spearman"),
-    "choose": ("accuracy",),
-    "tag": ("f1", "accuracy"),
-    "span": ("f1", "exact"),
-    "write": ("bleu", "chrf", "rouge1", "rouge2", "rougeL"),
-    "complete": ("accuracy", "perplexity"),
-    "lm": ("perplexity", "bits_per_byte"),
-    "coref": ("conll_f1",),
-}
-FALLING = ("perplexity", "bits_per_byte")  # the smaller the better
-HUNDREDS = ("bleu", "chrf")  # go to 100, all others to 1
-
-
-@config("task")
-class Task:
-    """One task: a frozen value that is saved with the model that learned it."""
-
-    kind: str
-    labels: tuple[str, ...] = ()  # classes or tags, in the order of the scores
-    metric: str = ""  # the one that decides which model is best
-    positive_label: str | None = None  # the class that F1 is about, where there are two
-    is_pair: bool = False  # of texts
-    prefix: str = ""  # what a text-to-text model reads before a text
-    language: bool = False  # words are characters, in scores of texts
-
-    def __post_init__(self) -> None:
-        if self.kind not in TASKS:
-            raise UserError(f"no task is called {self.kind!r}: there are {', '.join(TASKS)}")
-        if self.metric and self.metric not in METRICS[self.kind]:
-            raise UserError(
-                f"{self.kind} is not scored by {self.metric!r}: choose one of "
-                f"{', '.join(METRICS[self.kind])}"
-            )
-
-    @property
-    def main_metric(self) -> str:
-        """The metric that decides."""
-        return self.metric or METRICS[self.kind][0]
-
-    def normalized(self, score: float) -> float:
-        """Return a score by the main metric as one of which more is better, and 1 the best."""
-        if self.main_metric in FALLING:
-            return 1 / max(score, 1e-9)
-        return score / 100 if self.main_metric in HUNDREDS else score
-
-    def label_id(self, label: str) -> int:
-        """Return the number of a label."""
-        try:
-            return self.labels.index(label)
-        except ValueError:
-            known = ", ".join(self.labels[:12]) + (" ..." if len(self.labels) > 12 else "")
-            raise UserError(
-                f"the label {label!r} was not there in training: the model knows {known}"
-            ) from None
+# What a prediction is. Formulations are chosen by it, so that a new kind finds those that fit.
+Output = Literal[
+    "label",  # one of task.labels
+    "number",
+    "option",  # the index of one of the row's options
+    "tags",  # one of task.labels for each word
+    "span",  # a part of the row's context
+    "text",
+    "word",  # the next word of a text
+    "likelihood",  # of the text itself
+    "clusters",  # of spans
+]
+MODULES = (
+    "classification",
+    "multiple_choice",
+    "tagging",
+    "span_extraction",
+    "text_to_text",
+    "completion",
+    "coreference",
+)
+KINDS: dict[str, "type[Task]"] = {}  # filled by `register` when the modules are imported
+PROBABILITY_DIGITS = 4  # in tables
+MAX_LABELS_SHOWN = 12
+LANGUAGE_SAMPLE = 50  # rows by which the language is guessed
+TaskType = TypeVar("TaskType", bound="type[Task]")
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says to a row."""
+    """The prediction for a row."""
 
-    value: Any  # a label, a number, the place of an option, tags, a text, or clusters
-    probabilities: tuple[
-        float, ...
-    ] = ()  # the probability of each label, option or tag, where known
-    probability: float | None = None  # the probability of the answer, where it is one
-    nll: float | None = None  # -log p of the right answer, and how many tokens it has
-    tokens: int = 0
+    value: Any  # see Output
+    probabilities: tuple[float, ...] = ()  # of each label or option, or of each word's tag
+    probability: float | None = None  # of the value
+    nll: float | None = None  # negative log-likelihood of the reference
+    tokens: int = 0  # of the reference
+    null_score_diff: float | None = None  # score of no answer minus that of the best span
+
+
+@config("task")
+class Task:
+    """A task of one kind: a frozen value that is saved with the model.
+
+    `Task(kind="classify", ...)` returns an instance of the class that is registered for the kind.
+    A kind is one file: a subclass with `@register`, listed in MODULES where it is built in.
+    """
+
+    kind: str = ""
+    labels: tuple[str, ...] = ()  # classes or tags in the order of the logits
+    metric: str = ""  # the main metric; empty for the first of the kind
+    positive_label: str | None = None  # the class that F1 is about, where there are two
+    is_pair: bool = False  # rows have two texts
+    prefix: str = ""  # what a text-to-text model reads before a text
+    language: bool = False  # texts are Chinese, and scores of texts count characters
+
+    name: ClassVar[str] = ""  # `kind` in JSON
+    alias: ClassVar[str] = ""  # the other name that is accepted
+    output: ClassVar[Output]
+    head: ClassVar[str | None] = None  # the head of a network that Hugging Face saves for it
+    metric_names: ClassVar[tuple[str, ...]]  # the default main metric first
+    min_texts: ClassVar[int] = 1  # that `row_from_texts` needs
+
+    def __new__(cls, *, kind: str = "", **fields: Any) -> "Task":
+        """Create an instance of the class of the kind."""
+        return object.__new__(task_class(kind) if cls is Task else cls)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", self.name)
+        if self.metric and self.metric not in self.metric_names:
+            raise UserError(
+                f"{self.kind} is not scored by {self.metric!r}: choose one of "
+                f"{', '.join(self.metric_names)}"
+            )
+
+    # Rows
+
+    @classmethod
+    def from_rows(
+        cls,
+        rows: Sequence[Any],
+        *,
+        file: str = "",
+        metric: str = "",
+        positive_label: str | None = None,
+        prefix: str = "",
+    ) -> "Task":
+        """Describe the task of labelled rows; a file is named in error messages."""
+        sample = " ".join(row.texts_and_labels[0] for row in rows[:LANGUAGE_SAMPLE])
+        return cls(
+            metric=metric,
+            prefix=prefix,
+            language=guess_language(sample) == "Chinese",
+            **cls.label_fields(rows, file=file, positive_label=positive_label),
+        )
+
+    @classmethod
+    def label_fields(
+        cls, rows: Sequence[Any], *, file: str, positive_label: str | None
+    ) -> dict[str, Any]:
+        """Return the fields that follow from the labels of rows."""
+        return {}
+
+    @staticmethod
+    def reference(row: Any) -> Any:
+        """Return the reference of a row, None where the file does not give it."""
+        raise NotImplementedError
+
+    @staticmethod
+    def row_labels(row: Any) -> Sequence[str]:
+        """Return the class or the tags of a row, for kinds with a label set."""
+        return ()
+
+    def row_from_texts(self, *texts: str) -> Any:
+        """Return a row without a label, made of texts that a user typed."""
+        raise UserError(f"a {self.kind} model predicts whole rows: use `answers`")
+
+    def label_id(self, label: str) -> int:
+        """Return the index of a label."""
+        try:
+            return self.labels.index(label)
+        except ValueError:
+            known = ", ".join(self.labels[:MAX_LABELS_SHOWN])
+            known += " ..." if len(self.labels) > MAX_LABELS_SHOWN else ""
+            raise UserError(
+                f"the label {label!r} is not in the training rows, which have {known}"
+            ) from None
+
+    def class_weights(self, rows: Sequence[Any]) -> tuple[float, ...]:
+        """Return a weight for each label so that all labels weigh alike and a row 1 on average."""
+        counts = Counter(label for row in rows for label in self.row_labels(row))
+        total = sum(counts.values())
+        return tuple(round(total / (len(self.labels) * counts[label]), 6) for label in self.labels)
+
+    def unseen_labels(self, rows: Sequence[Any]) -> dict[str, int]:
+        """Count the labels of rows that the training rows lack."""
+        known = set(self.labels)
+        labels = (label for row in rows for label in self.row_labels(row))
+        return dict(Counter(label for label in labels if label not in known))
+
+    @property
+    def head_labels(self) -> tuple[str, ...]:
+        """The names of a head's logits."""
+        return self.labels
+
+    # Text: what a model that reads and writes text is given
+
+    def prompt(self, row: Any) -> tuple[str, str]:
+        """Return the texts before and after the answer, for a text-to-text model."""
+        return f"{self.prefix}{row.fields['text']}", ""
+
+    def options(self, row: Any) -> tuple[str, ...] | None:
+        """Return the possible answers, None where the answer is a free text."""
+        return None
+
+    def option_index(self, row: Any) -> int | None:
+        """Return the index of the reference among the options."""
+        reference = self.reference(row)
+        options = self.options(row)
+        return None if reference is None or options is None else options.index(reference)
+
+    def option_value(self, row: Any, index: int) -> Any:
+        """Return the value of a prediction that chose an option."""
+        options = self.options(row)
+        assert options is not None
+        return options[index]
+
+    def target_text(self, row: Any) -> str | None:
+        """Return the reference as text."""
+        reference: str | None = self.reference(row)
+        return reference
+
+    def parse_text(self, row: Any, text: str) -> Any:
+        """Return the value of a prediction from a generated text."""
+        return text
+
+    # Scores
+
+    def metrics(self, references: Sequence[Any] = ()) -> tuple[Metric, ...]:
+        """Return the metrics for rows with these references."""
+        raise NotImplementedError
+
+    @property
+    def main_metric(self) -> str:
+        """The metric by which the best model is chosen."""
+        return self.metric or self.metric_names[0]
+
+    def normalized(self, score: float) -> float:
+        """Return a score of the main metric as one of which more is better, and 1 the best."""
+        (metric,) = (m for m in self.metrics() if m.name == self.main_metric)
+        return metric.normalized(score)
+
+    def statistics(
+        self, metric: Metric, rows: Sequence[Any], predictions: Sequence[Prediction]
+    ) -> Statistics:
+        """Return the statistics of each row."""
+        return metric.statistics([p.value for p in predictions], [self.reference(r) for r in rows])
+
+    def evaluate(self, rows: Sequence[Any], predictions: Sequence[Prediction]) -> dict[str, float]:
+        """Score predictions by every metric."""
+        self.check_references(rows)
+        scores = {}
+        for metric in self.metrics([self.reference(row) for row in rows]):
+            statistics = self.statistics(metric, rows, predictions)
+            if len(statistics):
+                scores[metric.name] = metric.aggregate(statistics)
+        return scores
+
+    def interval(
+        self,
+        rows: Sequence[Any],
+        predictions: Sequence[Prediction],
+        *,
+        n_resamples: int = 1000,
+        seed: int = 0,
+    ) -> ConfidenceInterval:
+        """Return the main metric with its bootstrap interval."""
+        metrics = self.metrics([self.reference(row) for row in rows])
+        (metric,) = (m for m in metrics if m.name == self.main_metric)
+        return confidence_interval(
+            metric,
+            self.statistics(metric, rows, predictions),
+            n_resamples=min(n_resamples, metric.max_resamples),
+            seed=seed,
+        )
+
+    def check_references(self, rows: Sequence[Any]) -> None:
+        """Refuse rows that cannot be scored."""
+        if not rows:
+            raise UserError("there are no rows to score: give a file with labelled examples")
+        for row in rows:
+            if self.reference(row) is None:
+                raise UserError(
+                    f"row {row.number:,} has no label to score against: predict it instead"
+                )
+
+    # Errors
+
+    def error(self, row: Any, prediction: Prediction) -> float | None:
+        """Return how bad a prediction is, None where it is correct."""
+        wrong = prediction.value != self.reference(row)
+        return prediction.probability or 0.0 if wrong else None
+
+    def describe(self, row: Any, prediction: Prediction) -> tuple[str, str]:
+        """Return the reference and the prediction as a report shows them."""
+        return str(self.reference(row)), str(prediction.value)
+
+    def confidences(self, row: Any, prediction: Prediction) -> Iterator[tuple[float, bool]]:
+        """Yield the probability of what was predicted, and whether it is correct."""
+        if prediction.probability is not None:
+            yield prediction.probability, self.error(row, prediction) is None
+
+    def class_scores(
+        self, rows: Sequence[Any], predictions: Sequence[Prediction]
+    ) -> dict[str, PRF]:
+        """Return precision, recall and F1 of each class or type of entity."""
+        return {}
+
+    # Predictions in files
+
+    def to_json(self, row: Any, prediction: Prediction) -> dict[str, Any]:
+        """Return the fields that `predict` adds to a row."""
+        probability = prediction.probability
+        known = {} if probability is None else {"probability": round(probability, 6)}
+        return {"prediction": prediction.value, **known}
+
+    def cell_names(self, *, all_probabilities: bool = False) -> list[str]:
+        """Return the names of the columns that `predict` adds to a table."""
+        return ["prediction"]
+
+    def to_cells(self, prediction: Prediction, *, all_probabilities: bool = False) -> list[str]:
+        """Return the cells that `predict` adds to a row of a table."""
+        value = prediction.value
+        return [value if isinstance(value, str) else f"{value:.{PROBABILITY_DIGITS}f}"]
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """The predictions for labelled rows, and their scores."""
+
+    task: Task
+    rows: list[Any]
+    predictions: list[Prediction]
+    scores: dict[str, float]
+    confidence_interval: ConfidenceInterval  # of the main metric
+    unseen_labels: dict[str, int]  # labels that the training rows lack, and how often each occurs
+
+
+def register(cls: TaskType) -> TaskType:
+    """Register a kind of task under its name."""
+    KINDS[cls.name] = cls
+    return cls
+
+
+def kinds() -> dict[str, type[Task]]:
+    """Return the class of every kind by its name."""
+    for module in MODULES:
+        importlib.import_module(f"kinfolk.tasks.{module}")
+    return KINDS
+
+
+def task_class(name: str) -> type[Task]:
+    """Return the class of a kind by its name or its alias."""
+    known = kinds()
+    for cls in known.values():
+        if name in (cls.name, cls.alias):
+            return cls
+    raise UserError(f"unknown task {name!r}: {did_you_mean(name, [*known])}")
+
+
+def sort_labels(labels: set[str]) -> tuple[str, ...]:
+    """Sort labels, numbers by value and "O" before all other tags."""
+
+    def key(label: str) -> tuple[int, float, str]:
+        try:
+            return 1, float(label), label
+        except ValueError:
+            return (0 if label == "O" else 2), 0.0, label
+
+    return tuple(sorted(labels, key=key))
+
+
+def find_metric(name: str) -> Metric | None:
+    """Return a metric by its key in a log; `2_bleu` is BLEU of the second task."""
+    wanted = re.sub(r"^\d+_", "", name)
+    every = (metric for cls in kinds().values() for metric in cls().metrics())
+    return next((metric for metric in every if metric.name == wanted), None)
+
+
+def metric_title(name: str) -> str:
+    """Return what tables print for the key of a metric."""
+    metric = find_metric(name)
+    if metric is None or not metric.title:
+        return "loss" if name == "eval_loss" else name.replace("_", " ")
+    return name.removesuffix(metric.name).replace("_", " ") + metric.title
+
+
+def format_score(name: str, value: float) -> str:
+    """Format a score; those that are no fractions have fewer decimals."""
+    if not math.isfinite(value):
+        return "–"
+    metric = find_metric(name)
+    return f"{value:,.2f}" if metric is not None and metric.decimals == 2 else f"{value:.4f}"

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from kinfolk.batch import Batch, Loss, Objective, SegmentMemory
+from kinfolk.batch import Batch, ComputesLoss, Loss, SegmentMemory
 from kinfolk.errors import UserError
 from kinfolk.files import new_folder
 from kinfolk.nn.language_model import LanguageModel
@@ -39,7 +39,7 @@ class Workload(ABC):
 
     train: TrainConfig
     model: LanguageModel  # on the device that it is trained on
-    objective: Objective  # a pretraining objective, or a formulation of a task
+    objective: ComputesLoss  # a pretraining objective, or a formulation of a task
     batches: Dataset[Batch[Any]]  # batch n is a function of the seed and n
     has_eval_data: bool
     fingerprints: Sequence[tuple[str, str]]  # path and hash of each data file or corpus

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kinfolk.batch import Batch, Inputs, Loss, Objective, SegmentMemory
+from kinfolk.batch import Batch, ComputesLoss, Inputs, Loss, SegmentMemory
 from kinfolk.nn.language_model import attention_windows
 from kinfolk.rng import derive_seed
 from kinfolk.training.capture import GraphedForwardBackward
@@ -19,7 +19,7 @@ from kinfolk.training.regularize import FGM, GradualUnfreezing
 class Learner(nn.Module):
     """A model and its objective as one computation: what is compiled and made parallel."""
 
-    def __init__(self, model: nn.Module, objective: Objective) -> None:
+    def __init__(self, model: nn.Module, objective: ComputesLoss) -> None:
         super().__init__()
         self.model = model
         self.objective = objective

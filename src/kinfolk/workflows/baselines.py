@@ -1,5 +1,6 @@
-"""An n-gram model that writes: counts of a corpus behind the same decoder as every network."""
+"""Models that count tokens: the baselines of a loss curve, and an n-gram model that generates."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,18 @@ from torch import Tensor
 from kinfolk.attention_mask import EMPTY_SLOT_ID
 from kinfolk.batch import IGNORE_INDEX, Inputs, Output
 from kinfolk.data.corpus import Corpus
-from kinfolk.metrics.baselines import KneserNey
+from kinfolk.data.parallel_text import TargetDocuments
+from kinfolk.metrics.baselines import KneserNey, entropy
 from kinfolk.nn.language_model import LanguageModel, ModelConfig
+from kinfolk.objectives.evaluation import LikelihoodScores
 from kinfolk.text import Tokenizer
-from kinfolk.workflows.evaluate import MAX_NGRAM_TOKENS
 from kinfolk.workflows.load import load
 
-IDS, DOCUMENTS = 0, 1  # what a state carries: the last tokens, and which text each belongs to
+MAX_NGRAM_TOKENS = 20_000_000  # tokens that an n-gram model is fitted on: a minute, and 2 GB
+COUNT_SCALE = 1 << 50  # tokens that a mixture is scaled to, so that shares become counts
+IDS, DOCUMENTS = 0, 1  # keys of the cache: the last tokens, and the document of each
+
+CountableText = Corpus | TargetDocuments  # of pairs of texts, the targets alone are predicted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,22 +98,79 @@ class NGramPrediction:
         return torch.tensor(self.counts.costs(lines.ravel(), ends).sum(), device=labels.device)
 
 
-def counted(folder: Path | str, order: int = 3) -> tuple[NGram, Tokenizer]:
-    """Count the grams of a corpus, of a large one those of its first documents."""
-    corpus = Corpus.open(folder)
-    tokenizer = corpus.tokenizer()
-    eos, bos = tokenizer.special_tokens.require("eos"), tokenizer.special_tokens.bos
-    limit = min(int(np.searchsorted(corpus.starts, MAX_NGRAM_TOKENS)), corpus.documents)
-    counts = KneserNey.fit(
-        (corpus.document(i) for i in range(limit)),
-        vocab_size=corpus.vocab_size,
-        order=order,
-        bos=eos if bos is None else bos,
-        eos=eos,
+def fit_ngram(texts: Sequence[tuple[CountableText, float]], order: int = 3) -> KneserNey:
+    """Count n-grams in all documents or, where there are too many, in some by weight."""
+    total = sum(weight for _, weight in texts)
+    fits = sum(text.tokens for text, _ in texts) <= MAX_NGRAM_TOKENS
+    sizes = [MAX_NGRAM_TOKENS if fits else MAX_NGRAM_TOKENS * weight / total for _, weight in texts]
+    limits = [int(np.searchsorted(t.starts, n)) for (t, _), n in zip(texts, sizes, strict=True)]
+    documents = (
+        text.document(i)
+        for (text, _), limit in zip(texts, limits, strict=True)
+        for i in range(min(limit, text.documents))
     )
-    return NGram(counts), tokenizer
+    special_tokens = texts[0][0].tokenizer().special_tokens
+    eos = special_tokens.require("eos")
+    bos = eos if special_tokens.bos is None else special_tokens.bos
+    vocab_size = texts[0][0].vocab_size
+    return KneserNey.fit(documents, vocab_size=vocab_size, order=order, bos=bos, eos=eos)
 
 
-def opened(path: Path | str) -> tuple[Any, Tokenizer]:
-    """Open what can write, with its tokenizer: a model by its folder, a corpus by its 3-grams."""
-    return counted(path) if (Path(path) / "corpus.json").is_file() else load(path)
+def ngram_of_corpus(folder: Path | str, order: int = 3) -> tuple[NGram, Tokenizer]:
+    """Fit an n-gram model on a corpus; return it with the tokenizer."""
+    corpus = Corpus.open(folder)
+    return NGram(fit_ngram([(corpus, 1.0)], order)), corpus.tokenizer()
+
+
+def load_or_fit(path: Path | str) -> tuple[Any, Tokenizer]:
+    """Load a model folder, or fit a 3-gram model on a corpus folder; with the tokenizer."""
+    return ngram_of_corpus(path) if (Path(path) / "corpus.json").is_file() else load(path)
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """The two baselines of every loss curve, in nats a token.
+
+    `unigram` is the entropy of single tokens in the text that is scored: no model of single tokens
+    can be below it. `trigram` is fitted on the training text and scored on held-out text, if any.
+    """
+
+    unigram: float
+    trigram: LikelihoodScores | None
+
+
+def baselines(corpus: CountableText, held_out: CountableText | None) -> Baselines:
+    """Return the unigram entropy, and the loss of a 3-gram model on held-out text."""
+    return mixture_baselines([(corpus, held_out, 1.0)])
+
+
+def mixture_baselines(
+    texts: Sequence[tuple[CountableText, CountableText | None, float]],
+) -> Baselines:
+    """Return the baselines of a mixture: each corpus, what it holds out, and its weight.
+
+    A token is weighted as its corpus is in the rows of training. The 3-gram model is fitted on the
+    documents of all corpora, each once.
+    """
+    scored = [(held_out, weight) for _, held_out, weight in texts if held_out is not None]
+    if not scored:
+        return Baselines(unigram_entropy([(corpus, weight) for corpus, _, weight in texts]), None)
+    model = fit_ngram([(corpus, weight) for corpus, _, weight in texts])
+    whole = sum(weight for _, weight in scored)
+    found = []
+    for text, weight in scored:
+        losses = [model.nll(text.document(i)) for i in range(text.documents)]
+        nats, tokens = sum(float(x.sum()) for x in losses), sum(map(len, losses))
+        found.append((weight / whole / tokens, LikelihoodScores(nats, tokens, text.bytes)))
+    tokens = sum(one.tokens for _, one in found)
+    nats = tokens * sum(share * one.nats for share, one in found)
+    size = round(tokens * sum(share * one.bytes for share, one in found))
+    return Baselines(unigram_entropy(scored), LikelihoodScores(nats, tokens, size))
+
+
+def unigram_entropy(texts: Sequence[tuple[CountableText, float]]) -> float:
+    """Return the entropy of single tokens in corpora, each with its weight."""
+    if len(texts) == 1:
+        return entropy(texts[0][0].token_counts())
+    shares = sum(text.token_counts() * (weight / text.tokens) for text, weight in texts)
+    return entropy(np.rint(shares * (COUNT_SCALE / np.sum(shares))).astype(np.int64))

@@ -1,7 +1,10 @@
-"""Scoring a model on a text, and the lines it has to beat."""
+"""Evaluate a model on a text by its likelihood, and generated samples by their diversity."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import json
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +12,15 @@ import numpy as np
 from torch import nn
 
 from kinfolk.data.chunks import InMemoryDocuments, TokenizedDocuments
-from kinfolk.data.corpus import Corpus
-from kinfolk.data.documents import read_documents
+from kinfolk.data.corpus import Corpus, IntArray
+from kinfolk.data.documents import DEFAULT_TEXT_FIELD, get_text, read_documents, read_jsonl
 from kinfolk.data.encode import DocumentEncoder
-from kinfolk.data.parallel_text import TargetDocuments
+from kinfolk.data.files import JSON, content_suffix, decode_utf8, normalize_newlines, open_input
 from kinfolk.errors import UserError
 from kinfolk.families import family_of
-from kinfolk.metrics.baselines import KneserNey, entropy
+from kinfolk.metrics.diversity import DiversityScores, diversity_scores, perplexity
 from kinfolk.nn.embeddings import TokenEmbedding
+from kinfolk.nn.language_model import LanguageModel
 from kinfolk.objectives.blank_infilling import BlankInfilling
 from kinfolk.objectives.evaluation import (
     LikelihoodScores,
@@ -31,22 +35,19 @@ from kinfolk.objectives.seq2seq import Seq2Seq
 from kinfolk.objectives.sop import SOP
 from kinfolk.text import Tokenizer
 from kinfolk.training.run import select_device
+from kinfolk.workflows.baselines import ngram_of_corpus
 from kinfolk.workflows.folders import find_model_folder
-from kinfolk.workflows.load import load, recipe_of, scoring_objective
+from kinfolk.workflows.load import load
+from kinfolk.workflows.recipe import CorpusShare, recipe_of
 
-# What the score of each kind of model is; only the first is the probability of the text.
+# The kind of score of each architecture; only the first is the probability of the text.
 SCORE_KINDS = {
     "decoder": "likelihood, left to right",
     "encoder": "pseudo-likelihood, each token from all others",
     "encoder-decoder": "pseudo-likelihood, each span from the text around it",
     "pairs": "likelihood of each target, left to right, given its source",
 }
-MAX_NGRAM_TOKENS = 20_000_000  # tokens an n-gram baseline is counted on at most: a minute, and 2 GB
-COUNT_SCALE = 1 << 50  # tokens that a mixture is scaled to, so that shares become counts
-
-CountableText = (
-    Corpus | TargetDocuments
-)  # text that lines are drawn for: of pairs, what is predicted
+_BLANK = re.compile(r"\n\s*\n")
 
 
 def evaluate(
@@ -58,8 +59,8 @@ def evaluate(
     device: str = "auto",
     rows: int = 32,
 ) -> tuple[LikelihoodScores, str]:
-    """Score a saved model on a corpus or a text file; also say what kind of score it is."""
-    return opened(path, corpus, text, length, device).likelihood(rows)
+    """Score a saved model on a corpus or a text file; also return the kind of score."""
+    return open_evaluation(path, corpus, text, length, device).likelihood(rows)
 
 
 def auxiliary_metrics(
@@ -71,97 +72,113 @@ def auxiliary_metrics(
     device: str = "auto",
     rows: int = 32,
 ) -> dict[str, float]:
-    """Score what a saved model learned besides tokens: pairs of texts, or replaced tokens."""
-    return opened(path, corpus, text, length, device).verdicts(rows)
+    """Score sentence pairs or replaced tokens, where the objective of a saved model has them."""
+    return open_evaluation(path, corpus, text, length, device).auxiliary_metrics(rows)
 
 
 @dataclass(frozen=True, eq=False)
-class Evaluation:
-    """A model and a text that it is scored on, both opened once."""
+class TextEvaluation:
+    """A model and the text that it is scored on, both opened once."""
 
     model: Any
-    objective: Any  # that it learned by
-    exam: Any  # the objective that predicts every token once
+    objective: Any  # of its training
+    scoring: Any  # the objective that predicts every token once
     documents: TokenizedDocuments
     bytes: int
-    length: int | None  # of rows, where it was said
+    length: int | None  # of rows, where it was given
 
     def likelihood(self, rows: int = 32) -> tuple[LikelihoodScores, str]:
-        """Return how likely the text is, and what kind of score that is."""
-        way = self.exam
-        kind = (
-            "encoder-decoder"
-            if isinstance(way, BlankInfilling)
-            else family_of(self.model).architecture
-        )
-        if isinstance(way, Seq2Seq):
-            kind, way = (
-                "pairs",
-                way.with_max_length_for(self.documents) if self.length is None else way,
-            )
-        return score_documents(self.model, way, self.documents, self.bytes, rows=rows), SCORE_KINDS[
-            kind
-        ]
+        """Return the likelihood of the text, and the kind of score that it is."""
+        objective, kind = self.scoring, family_of(self.model).architecture
+        if isinstance(objective, BlankInfilling):
+            kind = "encoder-decoder"
+        if isinstance(objective, Seq2Seq):
+            kind = "pairs"
+            if self.length is None:
+                objective = objective.with_max_length_for(self.documents)
+        found = score_documents(self.model, objective, self.documents, self.bytes, rows=rows)
+        return found, SCORE_KINDS[kind]
 
-    def verdicts(self, rows: int = 32) -> dict[str, float]:
-        """Return the scores of what was learned besides tokens."""
-        way = self.objective
-        if isinstance(way, MLM):  # a text that is scored need not know its words
-            way = replace(way, max_length=self.exam.max_length, whole_word_masking=False)
-        if isinstance(way, RTD):
-            found = rtd_scores(self.model, way, self.documents, rows=rows)
+    def auxiliary_metrics(self, rows: int = 32) -> dict[str, float]:
+        """Return the scores of what the objective predicts besides tokens."""
+        objective = self.objective
+        if isinstance(objective, MLM):  # the words of a text are not known
+            length = self.scoring.max_length
+            objective = replace(objective, max_length=length, whole_word_masking=False)
+        if isinstance(objective, RTD):
+            found = rtd_scores(self.model, objective, self.documents, rows=rows)
             return {
                 "detection_auc": found.auc,
                 "detection_accuracy": found.accuracy,
                 "replaced_share": found.base_rate,
             }
-        if isinstance(way, NSP) and has_sentence_pairs(way, self.documents):
-            share = pair_accuracy(self.model, way, self.documents, rows=rows)
-            return {} if share is None else {"pair_accuracy": share}
+        if isinstance(objective, NSP) and has_sentence_pairs(objective, self.documents):
+            accuracy = pair_accuracy(self.model, objective, self.documents, rows=rows)
+            return {} if accuracy is None else {"pair_accuracy": accuracy}
         return {}
 
 
-def has_sentence_pairs(way: NSP, read: TokenizedDocuments) -> bool:
-    """Say whether a text has pairs: strangers come from other documents, and sides have tokens."""
-    sizes = np.diff(read.starts)
-    enough = 1 if isinstance(way, SOP) else 2
+def has_sentence_pairs(objective: NSP, documents: TokenizedDocuments) -> bool:
+    """Say whether a text has pairs; NSP takes its negatives from other documents."""
+    sizes = np.diff(documents.starts)
+    enough = 1 if isinstance(objective, SOP) else 2
     return int(sizes.max(initial=0)) > 1 and int(np.count_nonzero(sizes)) >= enough
 
 
-def opened(
+def open_evaluation(
     path: Path | str,
     corpus: Path | str | None,
     text: Path | str | None,
     length: int | None,
     device: str,
-) -> Evaluation:
-    """Open a model and what it is scored on."""
+) -> TextEvaluation:
+    """Open a model, and the text that it is scored on."""
     if (corpus is None) == (text is None):
         raise UserError("give either --corpus or --text to evaluate on")
     folder = find_model_folder(path)  # of a run the newest checkpoint, whose files are hashed here
     model, tokenizer = load(folder)
     model.to(select_device(device))
     if text is not None:
-        read, size = encode_file(tokenizer, Path(text))
-        documents: TokenizedDocuments = read
+        encoded, size = encode_file(tokenizer, Path(text))
+        documents: TokenizedDocuments = encoded
     else:
         assert corpus is not None
-        documents = found = Corpus.open(Path(corpus))
-        if found.tokenizer_hash != tokenizer.fingerprint:
+        documents = opened = Corpus.open(Path(corpus))
+        if opened.tokenizer_hash != tokenizer.fingerprint:
             raise UserError(
                 f"{corpus} was made with another tokenizer than {path}: prepare its text again "
                 f"with --tokenizer {path}, or evaluate with --text"
             )
-        size = found.bytes
-    before = recipe_of(folder)
-    if before is not None:
-        objective = before.objective
-    else:
-        objective = family_of(model).objective()(
-            special_tokens=tokenizer.special_tokens, vocab_size=tokenizer.vocab_size
-        )
-    way = scoring_objective(model, tokenizer, folder, length)
-    return Evaluation(model, objective, way, documents, size, length)
+        size = opened.bytes
+    objective, _ = training_objective(model, tokenizer, folder)
+    scoring = scoring_objective(model, tokenizer, folder, length)
+    return TextEvaluation(model, objective, scoring, documents, size, length)
+
+
+def training_objective(model: LanguageModel, tokenizer: Tokenizer, folder: Path) -> tuple[Any, int]:
+    """Return the objective of a model's run, else of its family, and the length of its rows."""
+    recipe = recipe_of(folder)
+    if recipe is not None:
+        return recipe.objective, recipe.objective.max_length
+    objective = family_of(model).objective()(
+        special_tokens=tokenizer.special_tokens, vocab_size=tokenizer.vocab_size
+    )
+    context = model.config.max_length
+    return objective, min(objective.max_length, 512 if context is None else context)
+
+
+def scoring_objective(
+    model: LanguageModel, tokenizer: Tokenizer, path: Path | str, length: int | None = None
+) -> Any:
+    """Return the objective that scores a model: every token of a text is predicted once."""
+    objective, default_length = training_objective(model, tokenizer, find_model_folder(path))
+    length = default_length if length is None else length
+    if length < 8:
+        raise UserError(f"--length {length} is too short to see anything: use 8 or more")
+    limit = model.config.max_length
+    if limit is not None and length > limit:
+        raise UserError(f"--length {length} is more than the model's context of {limit} tokens")
+    return replace(objective, max_length=length).for_evaluation()
 
 
 def encode_file(tokenizer: Tokenizer, path: Path) -> tuple[InMemoryDocuments, int]:
@@ -172,79 +189,107 @@ def encode_file(tokenizer: Tokenizer, path: Path) -> tuple[InMemoryDocuments, in
     return InMemoryDocuments(found.ids, ends, starts), int(found.bytes.sum())
 
 
-@dataclass(frozen=True)
-class Baselines:
-    """The two lines under every curve, in nats a token.
-
-    `unigram` is the entropy of single tokens in the text that is scored: no model that looks at
-    one token at a time can be under it. `trigram` is counted on the training text and scored on
-    held-out text, where there is any.
-    """
-
-    unigram: float
-    trigram: LikelihoodScores | None
-
-
-def baselines(corpus: CountableText, held_out: CountableText | None) -> Baselines:
-    """Count the text: its entropy by single tokens, and a 3-gram model's loss on unseen text."""
-    return mixture_baselines([(corpus, held_out, 1.0)])
-
-
-def mixture_baselines(
-    texts: Sequence[tuple[CountableText, CountableText | None, float]],
-) -> Baselines:
-    """Find the lines of a mixture: each corpus, what it holds out, and its weight.
-
-    A token weighs what its corpus weighs among the rows that the curve above is drawn from. The
-    3-gram model is counted on the documents of all corpora, each once: seen again they would teach
-    it nothing new.
-    """
-    scored = [(held_out, weight) for _, held_out, weight in texts if held_out is not None]
-    if not scored:
-        return Baselines(unigram_entropy([(corpus, weight) for corpus, _, weight in texts]), None)
-    model = trigram([(corpus, weight) for corpus, _, weight in texts])
-    whole = sum(weight for _, weight in scored)
-    found = []
-    for text, weight in scored:
-        losses = [model.nll(text.document(i)) for i in range(text.documents)]
-        nats, tokens = sum(float(x.sum()) for x in losses), sum(map(len, losses))
-        found.append((weight / whole / tokens, LikelihoodScores(nats, tokens, text.bytes)))
-    tokens = sum(one.tokens for _, one in found)
-    nats = tokens * sum(share * one.nats for share, one in found)
-    size = round(tokens * sum(share * one.bytes for share, one in found))
-    return Baselines(unigram_entropy(scored), LikelihoodScores(nats, tokens, size))
-
-
-def unigram_entropy(texts: Sequence[tuple[CountableText, float]]) -> float:
-    """Return the entropy of single tokens in corpora, each with its weight."""
-    if len(texts) == 1:
-        return entropy(texts[0][0].token_counts())
-    shares = sum(text.token_counts() * (weight / text.tokens) for text, weight in texts)
-    return entropy(np.rint(shares * (COUNT_SCALE / np.sum(shares))).astype(np.int64))
-
-
-def trigram(texts: Sequence[tuple[CountableText, float]]) -> KneserNey:
-    """Count grams of three tokens, in all documents or, of too many, in some by weight."""
-    whole, fit = (
-        sum(weight for _, weight in texts),
-        sum(t.tokens for t, _ in texts) <= MAX_NGRAM_TOKENS,
-    )
-    room = [MAX_NGRAM_TOKENS if fit else MAX_NGRAM_TOKENS * weight / whole for _, weight in texts]
-    limits = [int(np.searchsorted(t.starts, r)) for (t, _), r in zip(texts, room, strict=True)]
-    some = (
-        text.document(i)
-        for (text, _), limit in zip(texts, limits, strict=True)
-        for i in range(min(limit, text.documents))
-    )
-    special_tokens = texts[0][0].tokenizer().special_tokens
-    eos = special_tokens.eos
-    assert eos is not None
-    bos = eos if special_tokens.bos is None else special_tokens.bos
-    return KneserNey.fit(some, vocab_size=texts[0][0].vocab_size, order=3, bos=bos, eos=eos)
-
-
 def count_parameters(model: nn.Module) -> int:
     """Count the parameters as papers do: once where tied, and no padding."""
     total = sum(p.numel() for p in model.parameters())
     tables = [m for m in model.modules() if isinstance(m, TokenEmbedding)]
     return total - sum((t.num_embeddings - t.vocab_size) * t.embedding_dim for t in tables)
+
+
+def measure_samples(
+    path: Path | str, corpus: Path | str | None = None
+) -> tuple[DiversityScores, DiversityScores | None]:
+    """Measure the samples in a file, and as many pieces of what the corpus holds out.
+
+    A corpus also tells how likely its 3-grams make the samples.
+    """
+    texts = read_samples(Path(path))
+    if corpus is None:
+        return diversity_scores(texts), None
+    model, tokenizer = ngram_of_corpus(corpus)
+    written = [
+        np.array(ids, np.int64) for ids in tokenizer.encode_batch(texts, add_special_tokens=False)
+    ]
+    found = diversity_scores(texts, perplexity(model.counts, written))
+    held_out = CorpusShare(str(corpus)).held_out()
+    if held_out is None:
+        warnings.warn(
+            f"{corpus} holds no documents out, so there is no real text to compare with: "
+            "prepare it with --holdout",
+            stacklevel=2,
+        )
+        return found, None
+    length = max(1, round(sum(map(len, written)) / len(written)))
+    real = sample_excerpts(held_out, len(texts), length)
+    return found, diversity_scores(
+        [tokenizer.decode(ids) for ids in real], perplexity(model.counts, real)
+    )
+
+
+def sample_excerpts(corpus: Corpus, count: int, length: int) -> list[IntArray]:
+    """Take so many pieces of a length from documents of all the corpus, as few as can be of each.
+
+    Documents that are shorter come last, whole.
+    """
+    starts, sizes = corpus.starts[:-1], np.diff(corpus.starts)
+    found: list[IntArray] = []
+    turn = 0
+    while len(found) < count and (sizes >= (turn + 1) * length).any():
+        begins = starts[sizes >= (turn + 1) * length] + turn * length
+        found += [
+            corpus.ids(b, b + length) for b in evenly_spaced(begins, count - len(found)).tolist()
+        ]
+        turn += 1
+    short = np.flatnonzero((sizes > 0) & (sizes < length))
+    return found + [corpus.document(i) for i in evenly_spaced(short, count - len(found)).tolist()]
+
+
+def evenly_spaced(values: IntArray, most: int) -> IntArray:
+    """Return all values or, of too many, some at equal distances."""
+    if len(values) <= most:
+        return values
+    return values[np.arange(most) * len(values) // max(most, 1)]
+
+
+def samples_as_dict(found: DiversityScores) -> dict[str, float | int | None]:
+    """Return what was measured by name, a number each."""
+    values = asdict(found)
+    shares = {f"distinct_{size}": share for size, share in enumerate(values["distinct_n"], 1)}
+    before = ("texts", "empty", "words")
+    after = ("repetition_rate", "loop_rate", "self_bleu", "perplexity")
+    return {**{n: values[n] for n in before}, **shares, **{n: values[n] for n in after}}
+
+
+def read_samples(path: Path) -> list[str]:
+    """Read samples: of JSON the field "text", of plain text its blocks or, if it is one, its lines.
+
+    JSON has an object a line, or one list of objects or texts. A text may hold a NUL, which a
+    network that generates bytes may write.
+    """
+    if path.is_dir() or not path.exists():
+        raise UserError(f"{path} is no file: give one of samples, as kinfolk generate writes them")
+    with open_input(path) as source:
+        text = "".join(normalize_newlines(decode_utf8(source)))
+    if content_suffix(path) in JSON:
+        found = list(_sample_texts(path, text))
+    else:
+        blocks = _BLANK.split(text.strip())
+        found = blocks if len(blocks) > 1 else text.strip().split("\n")
+    if not any(text.strip() for text in found):
+        raise UserError(
+            f"{path} holds no samples: give a text a line, or blocks between blank lines, or "
+            f"JSON lines with a field {DEFAULT_TEXT_FIELD!r}"
+        )
+    return found
+
+
+def _sample_texts(path: Path, text: str) -> Iterator[str]:
+    try:
+        rows = json.loads(text)
+    except (ValueError, RecursionError):  # several lines, or one that is told by its number
+        with open_input(path) as source:
+            yield from read_jsonl(source, allow_nul=True)
+        return
+    for number, row in enumerate(rows if isinstance(rows, list) else [rows], 1):
+        row = {DEFAULT_TEXT_FIELD: row} if isinstance(row, str) else row
+        yield get_text(row, DEFAULT_TEXT_FIELD, f"sample {number:,} of {path}", allow_nul=True)

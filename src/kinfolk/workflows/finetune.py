@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -18,12 +19,18 @@ from kinfolk.errors import UserError
 from kinfolk.files import new_file
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.nn.task_heads import ModelWithHead
+from kinfolk.tasks.examples import Instance
 from kinfolk.tasks.formats.base import ReadReport
 from kinfolk.tasks.formulations.base import Formulation
-from kinfolk.tasks.formulations.head import CausalHead
-from kinfolk.tasks.formulations.text_to_text import grain
-from kinfolk.tasks.instances import TaskBatches, mixing_weights, predict_rows
-from kinfolk.tasks.scoring import score
+from kinfolk.tasks.formulations.head import CausalHead, ClassificationHead
+from kinfolk.tasks.instances import (
+    TOKENS_PER_BATCH,
+    TaskBatches,
+    forward_instances,
+    mixing_weights,
+    predict_rows,
+)
+from kinfolk.tasks.task import task_class
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.config import FineTuneConfig
 from kinfolk.training.loop import Callback
@@ -31,22 +38,19 @@ from kinfolk.training.regularize import FGM, GradualUnfreezing, noisy_tune
 from kinfolk.training.run import LossFn, Run, Workload, check_new_folder, select_device
 from kinfolk.training.step import sum_counts
 from kinfolk.workflows import formulations
-from kinfolk.workflows.distill import distill
 from kinfolk.workflows.finetune_recipe import (
     FineTuneRecipe,
     InitialWeights,
     TaskDataset,
     default_train_config,
     epoch_steps,
-    infer_task,
     parse_initial_weights,
     resolve_steps,
-    with_class_weights,
     with_dropout,
 )
+from kinfolk.workflows.predict import load_predictor
 from kinfolk.workflows.report import best_metrics, write_report
 
-SAMPLE_ROWS = 1000  # rows that tell how long targets are
 DISTILLATION_WEIGHT = 0.5  # of a teacher in the loss
 RESOLVED_FIELDS = ("train.steps", "train.eval_every", "train.save_every", "train.warmup")
 
@@ -88,13 +92,19 @@ def finetune(
     chosen: list[Formulation] = []
     for number, (dataset, some) in enumerate(zip(datasets, rows, strict=True)):
         prefix = prefixes[number] if number < len(prefixes) else None
-        task = infer_task(dataset, some, metric=metric, positive=positive, prefix=prefix)
-        kind = formulations.choose_formulation(backbone.config, task.kind, formulation)
+        task = task_class(dataset.guess.task).from_rows(
+            some,
+            file=dataset.train,
+            metric=metric or "",
+            positive_label=positive,
+            prefix=prefix or "",
+        )
+        kind = formulations.choose_formulation(backbone.config, type(task), formulation)
         built = formulations.build_formulation(
             kind, task, backbone.config, tokenizer, length=length, **fields
         )
-        built = fit_to_rows(built, some, tokenizer)
-        chosen.append(with_class_weights(built, some, finetune_config))
+        balanced = finetune_config.class_weights == "balanced"
+        chosen.append(built.fit(some, tokenizer, balanced=balanced))
     if len(chosen) > 1 and any(one.name != "text" for one in chosen):
         raise UserError(
             "several files are learned together as text: choose --way text and a family that "
@@ -150,7 +160,7 @@ class FineTuneWorkload(Workload):
         for formulation, (rows, _), dataset in zip(
             recipe.formulations, splits, recipe.datasets, strict=True
         ):
-            instances = [formulation.training_instances(row, tokenizer) for row in rows]
+            instances = [formulation.instances(row, tokenizer) for row in rows]
             if cut := sum(any(one.truncated_tokens for one in some) for some in instances):
                 messages.append(
                     f"{cut:,} of {len(rows):,} rows of {Path(dataset.train).name} are cut to "
@@ -224,7 +234,7 @@ class FineTuneWorkload(Workload):
         ):
             if rows:
                 predictions = predict_rows(formulation, self.model, rows, self.tokenizer)
-                scores = score(formulation.task, rows, predictions)
+                scores = formulation.task.evaluate(rows, predictions)
                 metrics |= {f"{prefix}{name}": value for name, value in scores.items()}
         return metrics
 
@@ -236,12 +246,12 @@ class FineTuneWorkload(Workload):
             instance
             for formulation, rows in zip(self.recipe.formulations, self.dev_rows, strict=True)
             for row in rows[:limit]
-            if labels_known(formulation, row)
-            for instance in formulation.training_instances(row, self.tokenizer)
+            if not formulation.task.unseen_labels([row])
+            for instance in formulation.instances(row, self.tokenizer)
         ]
         total, counts = Loss({}), dict[str, int]()
         for start in range(0, min(len(instances), limit), size):
-            batch = self.recipe.formulations[0].collate(instances[start : start + size])
+            batch = self.recipe.formulations[0].make_batch(instances[start : start + size])
             total = total + loss(batch)
             counts = sum_counts([counts, batch.counts])
         return float(total.mean(counts)) if counts else math.inf
@@ -297,35 +307,37 @@ def build_fresh_model(recipe: FineTuneRecipe) -> Any:
     return recipe.model.pretrained.build()
 
 
-def labels_known(formulation: Formulation, row: Any) -> bool:
-    """Say whether the labels of a row occur in training, so that they have a loss."""
-    labels = formulation.task.labels
-    if formulation.task.kind == "classify":
-        return row.label is not None and str(row.label) in labels
-    if formulation.task.kind == "tag":
-        return row.tags is not None and set(labels).issuperset(row.tags)
-    return True
+def distill(
+    teacher: str,
+    student: Formulation,
+    rows: Sequence[Any],
+    instances: Sequence[Sequence[Instance]],
+    device: str,
+) -> list[list[Instance]]:
+    """Add the soft labels of a teacher to the instances of each row.
 
-
-def fit_to_rows(way: Formulation, rows: Sequence[Any], tokenizer: Tokenizer) -> Formulation:
-    """Set what follows from the rows: whether answers may be refused, how much is written."""
-    if hasattr(way, "allow_no_answer"):
-        return replace(way, allow_no_answer=any(not row.answerable for row in rows))  # type: ignore[call-arg]
-    if hasattr(way, "default_number") and way.task.kind == "regress":
-        numbers = [float(row.label) for row in rows]
-        average = sum(numbers) / len(rows)
-        return replace(
-            way,
-            default_number=average,  # type: ignore[call-arg]
-            grain=grain(numbers),
-            max_new_tokens=8,
+    Teacher and student may be of different families: they share the task and its labels alone.
+    """
+    predictor = load_predictor(teacher, device=device)
+    formulation, task = predictor.formulation, predictor.task
+    if not isinstance(student, ClassificationHead) or not formulation.distills:
+        raise UserError(
+            f"{teacher} cannot teach this: teachers and students classify, regress, choose and "
+            "tag by a head"
         )
-    if hasattr(way, "target_text") and way.task.kind in ("write", "tag", "span"):
-        sizes = [
-            len(tokenizer.offsets(way.target_text(row) or "")[0]) for row in rows[:SAMPLE_ROWS]
-        ]
-        most = max(way.max_new_tokens, min(way.max_length, max(sizes) + 1))  # type: ignore[attr-defined]
-        return replace(way, max_new_tokens=most)  # type: ignore[call-arg]
-    if hasattr(way, "both_orders") and way.task.kind == "regress" and way.task.is_pair:
-        return replace(way, both_orders=True)  # type: ignore[call-arg]
-    return way
+    if (task.kind, task.labels) != (student.task.kind, student.task.labels):
+        raise UserError(
+            f"{teacher} learned another task: it knows {', '.join(task.labels)} and the file has "
+            f"{', '.join(student.task.labels)}"
+        )
+    asked = [formulation.instances(row, predictor.tokenizer, labelled=False) for row in rows]
+    flat = [instance for some in asked for instance in some]
+    logits = iter(forward_instances(formulation, predictor.model, flat, TOKENS_PER_BATCH))
+    taught = []
+    for own, questions in zip(instances, asked, strict=True):
+        soft = [formulation.soft_labels(next(logits), student.temperature) for _ in questions]
+        if task.output == "tags":  # the two may split a long sentence at different words
+            cuts = np.cumsum([len(i.examples[0].read_positions) for i in own])[:-1]
+            soft = list(np.split(np.concatenate(soft), cuts))
+        taught.append([replace(i, teacher_probs=probs) for i, probs in zip(own, soft, strict=True)])
+    return taught

@@ -1,7 +1,6 @@
 """The recipe of a fine-tuning run: labelled files, settings, initial weights."""
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,26 +10,14 @@ import numpy as np
 import torch
 
 from kinfolk.config import config, field, read_json, write_json
-from kinfolk.data.documents import read_documents
 from kinfolk.errors import UserError
 from kinfolk.families import check_name, family
 from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.rng import Stream, generator
-from kinfolk.tasks.formats.base import ReadReport
+from kinfolk.tasks.formats.base import FileSpec, ReadReport, parse_columns, read_rows
 from kinfolk.tasks.formats.detect import detect_format
-from kinfolk.tasks.formats.registry import FileSpec, read_rows
-from kinfolk.tasks.formats.table import parse_columns as parsed
 from kinfolk.tasks.formulations.base import Formulation
-from kinfolk.tasks.formulations.sequences import is_chinese
-from kinfolk.tasks.rows import (
-    CompletionRow,
-    LabelledText,
-    MultipleChoiceRow,
-    QuestionRow,
-    SourceTarget,
-)
-from kinfolk.tasks.scoring import reference
-from kinfolk.tasks.task import Task
+from kinfolk.tasks.task import Task, task_class
 from kinfolk.text import train as train_module
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.config import FineTuneConfig, TrainConfig
@@ -57,13 +44,14 @@ class TaskDataset:
 
     def train_rows(self, notes: ReadReport) -> list[Any]:
         """Read what is learned from."""
-        return read_labelled_rows(Path(self.train), self.guess, target=self.target, notes=notes)
+        return list(read_rows(Path(self.train), self.guess, target=self.target, report=notes))
 
     def with_labels(self, rows: Sequence[Any], notes: ReadReport) -> list[Any]:
         """Leave out rows without a label."""
         found = []
+        cls = task_class(self.guess.task)
         for row in rows:
-            if has_label(self.guess.task, row):
+            if cls.reference(row) is not None:
                 found.append(row)
             else:
                 notes.count("rows without a label, left out, on lines", row.number)
@@ -76,10 +64,8 @@ class TaskDataset:
         """
         found = self.with_labels(self.train_rows(notes), notes)
         if self.dev is not None:
-            rows = read_labelled_rows(
-                Path(self.dev), self.guess, target=self.dev_target, notes=notes
-            )
-            return found, self.with_labels(rows, notes)
+            rows = read_rows(Path(self.dev), self.guess, target=self.dev_target, report=notes)
+            return found, self.with_labels([*rows], notes)
         count = min(MAX_DEV_ROWS, round(DEV_SHARE * len(found)))
         order = generator(0, Stream.SPLIT).permutation(len(found))
         kept = set(order[:count].tolist())
@@ -137,28 +123,6 @@ class FineTuneRecipe:
         return found
 
 
-def read_labelled_rows(
-    path: Path,
-    guess: FileSpec,
-    *,
-    target: str | Path | None = None,
-    notes: ReadReport | None = None,
-) -> list[Any]:
-    """Read all rows of a labelled file."""
-    if guess.task == "lm":
-        return [
-            SourceTarget("", one.text, number)
-            for number, one in enumerate(read_documents([path]), 1)
-        ]
-    where = None if target is None else Path(target)
-    return list(read_rows(path, guess, target=where, notes=notes))
-
-
-def has_label(kind: str, row: Any) -> bool:
-    """Say whether a row can be learned from."""
-    return reference(Task(kind=kind), row) is not None
-
-
 def task_dataset(
     train: Path | str,
     dev: Path | str | None = None,
@@ -175,83 +139,16 @@ def task_dataset(
             raise UserError(f"{file} is not there: give a file with labelled examples")
     if (target is not None) and dev is not None and dev_target is None:
         raise UserError("--dev has no --dev-target: give the lines to be written, too")
-    wanted = None if task in (None, "auto") else task
+    wanted = None if task in (None, "auto") else task_class(str(task)).name
     found = detect_format(
         train,
-        task=wanted,  # type: ignore[arg-type]
-        columns=None if columns is None else parsed(columns),
+        task=wanted,
+        columns=None if columns is None else parse_columns(columns),
         target=target,
     )
     names = {"train": train, "dev": dev, "target": target, "dev_target": dev_target}
     where = {name: None if path is None else str(path.resolve()) for name, path in names.items()}
     return TaskDataset(guess=found, **where)  # type: ignore[arg-type]
-
-
-def infer_task(
-    sheet: TaskDataset,
-    learned: Sequence[Any],
-    *,
-    metric: str | None = None,
-    positive: str | None = None,
-    prefix: str | None = None,
-) -> Task:
-    """Describe the task of a file by its rows."""
-    kind = sheet.guess.task
-    labels: tuple[str, ...] = ()
-    if kind == "classify":
-        labels = sort_labels({str(row.label) for row in learned})
-        if len(labels) < 2:
-            raise UserError(
-                f"every row of {sheet.train} has the label {', '.join(labels) or 'none'}: there is "
-                "nothing to tell apart; give rows of two classes or more"
-            )
-        if positive is not None and positive not in labels:
-            raise UserError(f"--positive {positive} is no class: there are {', '.join(labels)}")
-        if positive is None and len(labels) == 2:
-            positive = labels[1]
-    if kind == "tag":
-        labels = sort_labels({tag for row in learned for tag in row.tags})
-    texts = [row_text(row) for row in learned[:50]]
-    return Task(
-        kind=kind,
-        labels=labels,
-        metric=metric or "",
-        positive_label=positive if kind == "classify" else None,
-        is_pair=kind in ("classify", "regress") and len(learned[0].texts) == 2,
-        prefix=prefix or "",
-        language=is_chinese(texts),
-    )
-
-
-def row_text(row: Any) -> str:
-    """Return some text of a row."""
-    for name in ("texts", "context", "source", "words"):
-        if hasattr(row, name):
-            found = getattr(row, name)
-            return found if isinstance(found, str) else " ".join(found)
-    return str(row)
-
-
-def sort_labels(labels: set[str]) -> tuple[str, ...]:
-    """Sort labels, numbers by their size and "O" before all other tags."""
-
-    def size(label: str) -> tuple[int, float, str]:
-        try:
-            return 1, float(label), label
-        except ValueError:
-            return (0 if label == "O" else 2), 0.0, label
-
-    return tuple(sorted(labels, key=size))
-
-
-def balanced_class_weights(task: Task, learned: Sequence[Any]) -> tuple[float, ...]:
-    """Return a weight for each class, so that all weigh alike and an example 1 on average."""
-    if task.kind == "tag":
-        counts = Counter(tag for row in learned for tag in row.tags)
-    else:
-        counts = Counter(str(row.label) for row in learned)
-    whole = sum(counts.values())
-    return tuple(round(whole / (len(task.labels) * counts[label]), 6) for label in task.labels)
 
 
 def default_train_config(config: Any, *, fresh: bool) -> TrainConfig:
@@ -300,17 +197,6 @@ def resolve_steps(
     return replace(tuning, train=replace(train, **given))
 
 
-def with_class_weights(
-    way: Formulation, learned: Sequence[Any], finetune_config: FineTuneConfig
-) -> Formulation:
-    """Let rare classes weigh more, where it is wished."""
-    if finetune_config.class_weights == "none":
-        return way
-    if not hasattr(way, "class_weights"):
-        raise UserError(f"the way {way.name!r} weighs no classes: leave --class-weights out")
-    return replace(way, class_weights=balanced_class_weights(way.task, learned))  # type: ignore[call-arg]
-
-
 def mean_and_std(scores: Sequence[float]) -> tuple[float, float]:
     """Return the mean of some scores, and how far they lie apart (the standard deviation)."""
     values = np.array(scores, np.float64)
@@ -352,7 +238,7 @@ class InitialWeights:
         """Open the tokenizer, or learn one from the texts."""
         if self.tokenizer:
             return load_tokenizer(self.tokenizer)
-        texts = [text for some in rows for row in some for text in (row_text(row), *row_texts(row))]
+        texts = [text for some in rows for row in some for text in row.texts_and_labels]
         return train_module.train_tokenizer(
             iter(texts), kind="wordpiece", vocab_size=VOCAB, fewer=True
         )
@@ -366,22 +252,6 @@ class InitialWeights:
             decoder_start_token_id=tokenizer.special_tokens.pad,
             padding_idx=tokenizer.special_tokens.pad,
         )
-
-
-def row_texts(row: Any) -> tuple[str, ...]:
-    """Return the other texts of a row: what may have to be written about the first."""
-    match row:
-        case LabelledText(label=str(label)):
-            return (label,)
-        case MultipleChoiceRow(options=options, question=question):
-            return question, *options
-        case QuestionRow(question=question):
-            return (question,)
-        case CompletionRow(target=target, options=options):
-            return *(options or ()), target or ""
-        case SourceTarget(target=str(target)):
-            return (target,)
-    return ()
 
 
 def parse_initial_weights(

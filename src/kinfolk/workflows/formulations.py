@@ -1,6 +1,5 @@
-"""Which way each member solves a task, and the network that it takes."""
+"""Which formulations a network has for a task, and the network with the head that one needs."""
 
-from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -8,7 +7,7 @@ from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
 from kinfolk.families import family_of
 from kinfolk.families.base import Family
-from kinfolk.nn.task_heads import ModelWithHeadConfig, pooling_of
+from kinfolk.nn.task_heads import FIXED_LABELS, ModelWithHeadConfig, pooling_of
 from kinfolk.tasks.formulations.base import Formulation
 from kinfolk.tasks.formulations.coreference_head import CoreferenceHead
 from kinfolk.tasks.formulations.head import BareCausalHead as BareCausalHead
@@ -16,10 +15,10 @@ from kinfolk.tasks.formulations.head import CausalHead, SequenceHead, TokenHead
 from kinfolk.tasks.formulations.scoring import Cloze, Prompt
 from kinfolk.tasks.formulations.span_head import SpanHead
 from kinfolk.tasks.formulations.text_to_text import TextToText
-from kinfolk.tasks.task import Task
+from kinfolk.tasks.task import Task, kinds
 from kinfolk.text.tokenizer import Tokenizer
 
-DEFAULT_MAX_LENGTH = 512  # tokens of a reading, where a network has no bound of its own
+DEFAULT_MAX_LENGTH = 512  # tokens of an example, where a network has no bound of its own
 # The options of the command line that set a field of another name.
 OPTIONS = {"verbalizer": "words", "distillation_weight": "teaching"}
 
@@ -35,100 +34,96 @@ FORMULATIONS: tuple[type[Formulation], ...] = (
 )
 
 
-def choose_formulation(config: Any, kind: str, name: str | None = None) -> type[Formulation]:
-    """Return the way that a network solves a kind of task: its own, or the one that is named."""
-    nature = family_of(config)
-    names = [w.name for w in FORMULATIONS]
+def choose_formulation(config: Any, task: type[Task], name: str | None = None) -> type[Formulation]:
+    """Return the formulation of a network for a kind of task: the preferred or the named one."""
+    family = family_of(config)
+    names = sorted({formulation.name for formulation in FORMULATIONS})
     if name is not None and name not in names:
-        raise UserError(f"no way is called {name!r}: {did_you_mean(name, sorted(set(names)))}")
-    able = [
-        w for own in nature.formulations for w in FORMULATIONS if w.name == own and kind in w.tasks
+        raise UserError(f"no way is called {name!r}: {did_you_mean(name, names)}")
+    possible = [
+        formulation
+        for preferred in family.formulations
+        for formulation in FORMULATIONS
+        if formulation.name == preferred
+        and task.output in formulation.outputs
+        and supports(formulation, family)
     ]
-    able = [w for w in able if supports(w, nature, kind)]
     if name is None:
-        learning = [w for w in able if w is not Prompt]
-        if not learning:
+        trained = [formulation for formulation in possible if formulation.trains]
+        if not trained:
             raise UserError(
-                f"{nature.name} cannot {kind}: it solves {_solved(nature)}; choose another member"
+                f"{family.name} cannot {task.name}: it solves {solved_kinds(family)}; "
+                "choose another family"
             )
-        return learning[0]
-    found = [w for w in able if w.name == name]
+        return trained[0]
+    found = [formulation for formulation in possible if formulation.name == name]
     if not found:
-        others = sorted({w.name for w in able})
+        others = sorted({formulation.name for formulation in possible})
         raise UserError(
-            f"{nature.name} does not {kind} by {name!r}: "
+            f"{family.name} does not {task.name} by {name!r}: "
             + (f"it can by {' or '.join(others)}" if others else "it cannot at all")
         )
     return found[0]
 
 
-def supports(way: type[Formulation], nature: Family, kind: str) -> bool:
-    """Say whether a network has what a way needs."""
-    if way is SequenceHead or way is SpanHead:
-        return nature.frame is not None
-    if way is Cloze:  # a decoder cannot look behind a blank, but it can weigh what it says there
-        return nature.layout is not None
+def supports(formulation: type[Formulation], family: Family) -> bool:
+    """Return whether a network has what a formulation needs."""
+    if formulation is SequenceHead or formulation is SpanHead:
+        return family.frame is not None
+    if formulation is Cloze:
+        return family.layout is not None
     return True
 
 
 def build_formulation(
-    way: type[Formulation],
+    formulation: type[Formulation],
     task: Task,
     config: Any,
     tokenizer: Tokenizer,
     *,
     length: int | None = None,
-    **said: Any,
+    **options: Any,
 ) -> Formulation:
-    """Make a way for a network and a task; what is said beside must be among its settings."""
-    nature = family_of(config)
+    """Build a formulation for a network and a task; options must be fields of it."""
+    family = family_of(config)
     limit = DEFAULT_MAX_LENGTH if config.max_length is None else config.max_length
     if length is not None and config.max_length is not None and length > limit:
         raise UserError(f"--length {length} is more than the model's context of {limit} tokens")
     if length is not None and length < 8:
         raise UserError(f"--length {length} leaves no room for a text: use 8 or more")
-    names = {field.name for field in fields(way)}
-    facts: dict[str, Any] = {
+    names = {field.name for field in fields(formulation)}
+    derived: dict[str, Any] = {
         "task": task,
         "max_length": min(limit, DEFAULT_MAX_LENGTH) if length is None else length,
         "pad_id": tokenizer.special_tokens.pad,
-        "frame": nature.frame,
-        "layout": nature.layout,
-        "causal": nature.architecture == "decoder" and nature.frame is None,
+        "frame": family.frame,
+        "layout": family.layout,
+        "causal": family.architecture == "decoder" and family.frame is None,
     }
-    given = {name: value for name, value in said.items() if value is not None}
+    given = {name: value for name, value in options.items() if value is not None}
     if unknown := given.keys() - names:
         option = sorted(OPTIONS.get(name, name) for name in unknown)[0]
-        raise UserError(f"the way {way.name!r} has no --{option}: leave it out")
-    return way(**{name: value for name, value in (facts | given).items() if name in names})
+        raise UserError(f"the way {formulation.name!r} has no --{option}: leave it out")
+    return formulation(**{n: value for n, value in (derived | given).items() if n in names})
 
 
-def model_config(way: Formulation, config: Any, *, dropout: float = 0.1) -> Any:
-    """Return the config of the network that a way needs: a member with a head, or as it is."""
-    if way.head is None:
+def model_config(formulation: Formulation, config: Any, *, dropout: float = 0.1) -> Any:
+    """Return the config of the network that a formulation needs, with a head or as it is."""
+    if formulation.head is None:
         return config
-    task = way.task
-    labels: Sequence[str] = task.labels
-    if way.head == "span":
-        labels = ("start", "end")
-    elif way.head in ("choice", "coref") or task.kind == "regress":
-        labels = ("score",)
     return ModelWithHeadConfig(
         backbone=config,
-        head=way.head,  # type: ignore[arg-type]
-        labels=tuple(labels),
+        head=formulation.head,  # type: ignore[arg-type]
+        labels=FIXED_LABELS.get(formulation.head, formulation.task.head_labels),
         pooling=pooling_of(config),
-        regression=task.kind == "regress",
+        regression=formulation.task.output == "number",
         dropout=dropout,
     )
 
 
-def _solved(nature: Family) -> str:
-    kinds = {
-        kind: None
-        for own in nature.formulations
-        for w in FORMULATIONS
-        if w.name == own
-        for kind in w.tasks
+def solved_kinds(family: Family) -> str:
+    """Return the names of the kinds that a network solves."""
+    outputs = {
+        output for f in FORMULATIONS if f.name in family.formulations for output in f.outputs
     }
-    return ", ".join(kinds)
+    return ", ".join(name for name, task in kinds().items() if task.output in outputs)

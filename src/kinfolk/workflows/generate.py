@@ -17,9 +17,10 @@ from kinfolk.nn.language_model import LanguageModel
 from kinfolk.objectives.seq2seq import Seq2Seq
 from kinfolk.text import Tokenizer
 from kinfolk.training.run import select_device
-from kinfolk.workflows.baselines import NGram, opened
+from kinfolk.workflows.baselines import NGram, load_or_fit
 from kinfolk.workflows.folders import find_model_folder, load_tokenizer
-from kinfolk.workflows.load import load, recipe_of, require_ability
+from kinfolk.workflows.load import load, require_ability
+from kinfolk.workflows.recipe import recipe_of
 
 PRECISIONS = ("auto", "fp32", "bf16", "int8")
 PREFIX_FILE = "prefix.txt"  # in a run trained on pairs: the prefix of every source
@@ -136,7 +137,7 @@ def load_generator(
     path: Path | str, *, device: str = "auto", precision: str = "auto"
 ) -> tuple[Any, Tokenizer]:
     """Open a model that generates, or a corpus for its 3-gram model."""
-    model, tokenizer = opened(path)
+    model, tokenizer = load_or_fit(path)
     if not isinstance(model, NGram):
         require_ability(model, "generate")
     return to_inference(model, device=device, precision=precision), tokenizer

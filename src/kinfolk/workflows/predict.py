@@ -8,46 +8,42 @@ from typing import Any
 from kinfolk.config import read_type, type_name
 from kinfolk.errors import UserError
 from kinfolk.nn.task_heads import ModelWithHead
+from kinfolk.reports.evaluation_page import EvaluationPage, render
+from kinfolk.reports.page import write
 from kinfolk.rng import Stream, generator
-from kinfolk.tasks.formats.base import ReadReport, read_lines
+from kinfolk.tasks.error_analysis import to_plain
+from kinfolk.tasks.formats.base import (
+    Columns,
+    FileSpec,
+    Predictions,
+    ReadReport,
+    parse_columns,
+    read_rows,
+)
 from kinfolk.tasks.formats.detect import detect_format
-from kinfolk.tasks.formats.registry import FileSpec
-from kinfolk.tasks.formats.registry import read_rows as streamed
-from kinfolk.tasks.formats.table import Columns
-from kinfolk.tasks.formats.table import parse_columns as parsed
+from kinfolk.tasks.formats.labelled_file import LabelledFile
 from kinfolk.tasks.formulations.base import Formulation
 from kinfolk.tasks.instances import predict_rows
-from kinfolk.tasks.rows import (
-    CompletionRow,
-    LabelledText,
-    MultipleChoiceRow,
-    QuestionRow,
-    SourceTarget,
-    TaggedSentence,
+from kinfolk.tasks.rows import SourceTarget
+from kinfolk.tasks.task import (
+    EvaluationResult,
+    Prediction,
+    Task,
+    format_score,
+    kinds,
+    metric_title,
+    task_class,
 )
-from kinfolk.tasks.scoring import EvaluationResult, main_metric_interval, reference, score
-from kinfolk.tasks.task import Prediction, Task
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.run import select_device
 from kinfolk.workflows import formulations
 from kinfolk.workflows.finetune_recipe import (
     FineTuneRecipe,
     TaskDataset,
-    has_label,
-    infer_task,
-    read_labelled_rows,
     task_dataset,
 )
 from kinfolk.workflows.folders import find_model_folder
 from kinfolk.workflows.load import load
-
-TASK_OF_HEAD = {
-    "text": "classify",
-    "tokens": "tag",
-    "span": "span",
-    "choice": "choose",
-    "coref": "coref",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,23 +65,10 @@ class Predictor:
 
         `load_predictor("runs/triage").predict_one("The invoice was never paid.").value`
         """
-        rows: dict[str, Callable[[], Any]] = {
-            "classify": lambda: LabelledText(texts, None, 1),
-            "regress": lambda: LabelledText(texts, None, 1),
-            "choose": lambda: MultipleChoiceRow(texts[0], texts[1:], None, 1),
-            "tag": lambda: TaggedSentence(
-                tuple(texts[0].split() if len(texts) == 1 else texts), None, 1
-            ),
-            "span": lambda: QuestionRow("1", texts[1], texts[0], (), True, 1),
-            "write": lambda: SourceTarget(texts[0], None, 1),
-            "complete": lambda: CompletionRow(texts[0], None, texts[1:] or None, 1),
-        }
-        if self.task.kind not in rows:
-            raise UserError(f"a {self.task.kind} model is asked about whole rows: use `answers`")
-        least = 2 if self.task.kind in ("span", "choose") or self.task.is_pair else 1
+        least = max(self.task.min_texts, 1 + self.task.is_pair)
         if len(texts) < least:
             raise UserError(f"{len(texts)} texts are too few to {self.task.kind}: give {least}")
-        return self.answers([rows[self.task.kind]()])[0]
+        return self.answers([self.task.row_from_texts(*texts)])[0]
 
     def answers(
         self, rows: Sequence[Any], *, watch: Callable[[int], None] = lambda done: None
@@ -125,72 +108,92 @@ def is_finetuned(notes: Path) -> bool:
 def formulation_of_hf_model(model: ModelWithHead, tokenizer: Tokenizer) -> Formulation:
     """Find how a network that was fine-tuned elsewhere is asked."""
     c = model.config
-    kind = "regress" if c.regression else TASK_OF_HEAD[c.head]
-    labels = c.labels if kind in ("classify", "tag") else ()
-    task = Task(kind=kind, labels=labels)
-    if c.backbone.network().architecture == "decoder" and kind in ("classify", "regress"):
+    (cls,) = (
+        one
+        for one in kinds().values()
+        if one.head == c.head and (one.output == "number") == c.regression
+    )
+    task = cls(labels=c.labels if cls.output in ("label", "tags") else ())
+    if c.backbone.network().architecture == "decoder" and c.head == "text":
         # As transformers reads it: the text, and nothing around it.
         return formulations.build_formulation(
             formulations.BareCausalHead, task, c.backbone, tokenizer
         )
     return formulations.build_formulation(
-        formulations.choose_formulation(c.backbone, kind, "head"), task, c.backbone, tokenizer
+        formulations.choose_formulation(c.backbone, cls, "head"), task, c.backbone, tokenizer
     )
 
 
 def read_test_file(
-    found: Predictor,
-    file: Path,
+    predictor: Predictor,
+    file: LabelledFile,
     *,
     columns: str | None = None,
-    target: Path | None = None,
     labelled: bool = True,
-    notes: ReadReport | None = None,
+    report: ReadReport | None = None,
 ) -> tuple[list[Any], FileSpec]:
-    """Read a file as that was read which the model learned from, where it is like it."""
-    for path in (file, target):
+    """Read the rows of a file in the format of the training file, or else as it is detected."""
+    for path in (file.path, None if file.target is None else file.target.path):
         if path is not None and not path.is_file():
             raise UserError(f"{path} is not there: give a file with examples")
-    kind: Any = found.task.kind
+    kind, trained = predictor.task.kind, predictor.file_spec
     if columns is not None:
-        known = detect_format(file, task=kind, columns=parsed(columns))
-    elif found.file_spec is not None and found.file_spec.format != "parallel" and target is None:
-        known = match_format(file, found.file_spec, labelled=labelled)
-    elif kind == "write" and target is None and found.file_spec is not None:
-        return read_sources(file), found.file_spec
+        spec = detect_format(file, task=kind, columns=parse_columns(columns))
+    elif trained is not None and trained.format != "parallel" and file.target is None:
+        spec = match_format(file, trained, labelled=labelled)
+    elif predictor.task.output == "text" and file.target is None and trained is not None:
+        return [SourceTarget(line, None, number) for number, line in file.lines()], trained
     else:
-        known = detect_format(file, task=kind, target=target)
-    known = known if labelled else without_labels(known)
-    return read_labelled_rows(file, known, target=target, notes=notes), known
+        spec = detect_format(file, task=kind)
+    spec = spec if labelled else without_labels(spec)
+    return list(read_rows(file, spec, report=report)), spec
 
 
-def match_format(file: Path, known: FileSpec, *, labelled: bool) -> FileSpec:
-    """Return how a file is read: as another, or, where its first row is not like it, by a guess."""
-    known = known if labelled else without_labels(known)
-    if known.task == "lm":
-        return known
+def match_format(file: Path | LabelledFile, spec: FileSpec, *, labelled: bool) -> FileSpec:
+    """Return a spec whose first row can be read: the given one, or else the detected one."""
+    spec = spec if labelled else without_labels(spec)
+    if spec.task == "lm":
+        return spec
     try:
-        next(streamed(file, known), None)
+        next(read_rows(file, spec), None)
     except UserError as error:
         try:
-            found = detect_format(file, task=known.task)
-            next(streamed(file, found if labelled else without_labels(found)), None)
+            detected = detect_format(file, task=spec.task)
+            next(read_rows(file, detected if labelled else without_labels(detected)), None)
         except UserError:
             raise error from None
-        return found
-    return known
+        return detected
+    return spec
 
 
-def without_labels(known: FileSpec) -> FileSpec:
-    """Read a file without its labels, which it may lack."""
-    if known.format not in ("table", "columns", "digits") or known.columns is None:
-        return known
-    return replace(known, columns=Columns(known.columns.texts, None))
+def without_labels(spec: FileSpec) -> FileSpec:
+    """Return how a file is read without its label column, which it may lack."""
+    if spec.format not in ("table", "columns", "digits") or spec.columns is None:
+        return spec
+    return replace(spec, columns=Columns(spec.columns.texts, None))
+
+
+def predict_file(
+    predictor: Predictor,
+    file: LabelledFile,
+    rows: Sequence[Any],
+    spec: FileSpec,
+    *,
+    all_probabilities: bool = False,
+    watch: Callable[[int], None] = lambda done: None,
+) -> Predictions:
+    """Predict the rows of a file."""
+    if predictor.task.output == "likelihood":
+        raise UserError("a text has no label to predict: score it with evaluate --test")
+    if not rows:
+        raise UserError(f"{file} holds no rows: there is nothing to predict")
+    values = predictor.answers(rows, watch=watch)
+    return Predictions(file, spec, predictor.task, rows, values, all_probabilities)
 
 
 def truncation_report(found: Predictor, rows: Sequence[Any]) -> list[str]:
     """Say how many rows are longer than what is read at a time, and what becomes of them."""
-    asked = [found.formulation.inference_instances(row, found.tokenizer) for row in rows]
+    asked = [found.formulation.instances(row, found.tokenizer, labelled=False) for row in rows]
     cut = sum(any(one.truncated_tokens for one in some) for some in asked)
     parted = sum(len(some) > 1 for some in asked)
     size = f"{found.formulation.max_length} tokens"
@@ -199,11 +202,6 @@ def truncation_report(found: Predictor, rows: Sequence[Any]) -> list[str]:
         for count, what in ((cut, "cut to"), (parted, "read in parts of"))
         if count
     ]
-
-
-def read_sources(file: Path) -> list[Any]:
-    """Read texts to be written about, one a line."""
-    return [SourceTarget(line, None, number) for number, line in read_lines(file)]
 
 
 def evaluate_rows(
@@ -216,34 +214,45 @@ def evaluate_rows(
 ) -> EvaluationResult:
     """Answer rows and score the answers, the main metric with its interval."""
     task = found.task
-    require_labels(task, rows)
-    said = found.answers(rows, watch=watch)
-    scores = score(task, rows, said)
-    bounds = main_metric_interval(task, rows, said, n_resamples=n_resamples, seed=seed)
-    return EvaluationResult(task, rows, said, scores, bounds, unseen_labels(task, rows))
+    task.check_references(rows)
+    predictions = found.answers(rows, watch=watch)
+    scores = task.evaluate(rows, predictions)
+    bounds = task.interval(rows, predictions, n_resamples=n_resamples, seed=seed)
+    return EvaluationResult(task, rows, predictions, scores, bounds, task.unseen_labels(rows))
 
 
-def require_labels(task: Task, rows: Sequence[Any]) -> None:
-    """Refuse rows that nothing can be scored on, before anything is answered."""
-    if not rows:
-        raise UserError("there are no rows to score: give a file with labelled examples")
-    for row in rows:
-        if reference(task, row) is None:
-            raise UserError(f"row {row.number:,} has no label to score against: predict it instead")
-
-
-def unseen_labels(task: Task, rows: Sequence[Any]) -> dict[str, int]:
-    """Count the labels that training had not: nobody could have named them."""
-    if task.kind not in ("classify", "tag"):
-        return {}
-    known = set(task.labels)
-    counts: dict[str, int] = {}
-    for row in rows:
-        right = reference(task, row)
-        for label in (right,) if task.kind == "classify" else right:
-            if label not in known:
-                counts[label] = counts.get(label, 0) + 1
-    return counts
+def write_evaluation_page(
+    result: EvaluationResult,
+    path: Path,
+    *,
+    title: str,
+    details: Sequence[tuple[str, str]] = (),
+    notes: Sequence[str] = (),
+) -> None:
+    """Write the page of an evaluation, whole or not at all."""
+    values, metric = to_plain(result), result.task.main_metric
+    page = EvaluationPage(
+        title=title,
+        rows=values["rows"],
+        metric=metric_title(metric),
+        score=values["score"],
+        formatted=(
+            format_score(metric, values["score"]),
+            format_score(metric, values["low"]),
+            format_score(metric, values["high"]),
+        ),
+        scores=[(metric_title(n), format_score(n, value)) for n, value in result.scores.items()],
+        confusion=values["confusion"],
+        class_heading="type" if result.task.output == "tags" else "class",
+        classes=values["classes"],
+        calibration=values["calibration"],
+        calibration_error=values["calibration_error"] or 0.0,
+        lengths=values["lengths"],
+        errors=values["mistakes"],
+        details=details,
+        notes=notes,
+    )
+    write(render(page), path)
 
 
 def few_shot_predictor(
@@ -280,8 +289,10 @@ def few_shot_predictor(
     network, tokenizer = load(model)
     network.to(select_device(device))
     body: Any = network.backbone if isinstance(network, ModelWithHead) else network
-    asking = infer_task(file, [row for row in known if has_label(file.guess.task, row)])
-    kind = formulations.choose_formulation(body.config, asking.kind, "prompt")
+    cls = task_class(file.guess.task)
+    labelled = [row for row in known if cls.reference(row) is not None]
+    asking = cls.from_rows(labelled, file=file.train)
+    kind = formulations.choose_formulation(body.config, type(asking), "prompt")
     if words is not None and len(words) != len(asking.labels):
         raise UserError(
             f"--words {','.join(words)}: {len(words)} words for {len(asking.labels)} classes; give "
@@ -307,10 +318,11 @@ def fewshot_rows(train: Path, file: TaskDataset, notes: ReadReport) -> list[Any]
     if not train.is_file():
         raise UserError(f"{train} is not there: give a file with labelled examples")
     try:
-        found = read_labelled_rows(train, file.guess, notes=notes)
+        found = list(read_rows(train, file.guess, report=notes))
     except UserError:
         found = task_dataset(train, task=file.guess.task).train_rows(notes)
-    rows = [row for row in found if has_label(file.guess.task, row)]
+    cls = task_class(file.guess.task)
+    rows = [row for row in found if cls.reference(row) is not None]
     if not rows:
         raise UserError(f"{train} has no labelled row: there is nothing to show as solved")
     return rows

@@ -144,7 +144,7 @@ def initial_model(recipe: Recipe) -> LanguageModel:
 
 def carries_memory(recipe: Recipe) -> bool:
     """Say whether rows continue from batch to batch."""
-    return hasattr(recipe.objective, "collate_stream")
+    return recipe.objective.recurrent
 
 
 def training_batches(

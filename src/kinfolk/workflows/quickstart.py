@@ -18,7 +18,8 @@ from kinfolk.reports.run_page import ModelScore, Report, Sample, TextSpan, rende
 from kinfolk.text import Tokenizer, train_tokenizer
 from kinfolk.training.loop import Callback
 from kinfolk.training.run import check_new_folder
-from kinfolk.workflows.evaluate import SCORE_KINDS, Baselines, baselines, count_parameters, evaluate
+from kinfolk.workflows.baselines import Baselines, baselines
+from kinfolk.workflows.evaluate import SCORE_KINDS, count_parameters, evaluate
 from kinfolk.workflows.generate import fill, generate
 from kinfolk.workflows.load import load
 from kinfolk.workflows.pretrain import pretrain

@@ -1,23 +1,27 @@
-"""A recipe: one frozen value that describes a whole run."""
+"""The recipe of a pretraining run: made by family and size, or continued from a model folder."""
 
 import contextlib
 import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kinfolk.config import apply_overrides, config, field, read_json, write_json
 from kinfolk.data.corpus import Corpus
 from kinfolk.errors import UserError
-from kinfolk.families import family
+from kinfolk.families import check_name, family, family_of, index
 from kinfolk.text import Tokenizer
 from kinfolk.training.config import TrainConfig
+from kinfolk.workflows.folders import find_model_folder
+
+if TYPE_CHECKING:
+    from kinfolk.families.base import Family
 
 
 @config("corpus", kw_only=False)
 class CorpusShare:
-    """A corpus of a run, and what share of the rows comes from it, set against the others."""
+    """A corpus of a run, and its weight among the others."""
 
     corpus: str = field(help="folder of the corpus")
     weight: float = field(default=1.0, gt=0, help="share of the rows relative to the other corpora")
@@ -27,14 +31,14 @@ class CorpusShare:
         return Corpus.open(Path(self.corpus))
 
     def held_out(self) -> Corpus | None:
-        """Open the documents it holds out, if there are any."""
+        """Open the held-out documents, if there are any."""
         folder = Path(self.corpus) / "holdout"
         return Corpus.open(folder) if folder.is_dir() else None
 
 
 @config("pretrain")
 class Recipe:
-    """The network, the way of learning, the text and the settings of a run."""
+    """The model, objective, corpora and settings of a pretraining run."""
 
     name: str = field(help="family and size")
     model: Any = field(group="model", help="network")
@@ -83,7 +87,7 @@ def recipe(
     """
     family_name, _, size = name.partition("/")
     who, size = family(family_name), size or "tiny"
-    named, corpora = opened(corpus)
+    named, corpora = open_corpora(corpus)
     tokenizer, config = shared_tokenizer(corpora), who.config(size)
     length = default_length(config) if length is None else length
     check_corpus_size(corpora, length)
@@ -109,7 +113,7 @@ def recipe(
     return finalize(base, settings)
 
 
-def opened(
+def open_corpora(
     corpus: Path | str | Sequence[CorpusShare],
 ) -> tuple[str | tuple[CorpusShare, ...], list[Corpus]]:
     """Return the corpora of a run as its recipe names them, and open."""
@@ -133,7 +137,7 @@ def check_corpus_size(corpora: Sequence[Corpus], length: int) -> None:
 
 def finalize(base: Recipe, settings: Sequence[str]) -> Recipe:
     """Return a recipe with what was set by hand, if it can be run."""
-    found = sound(apply_overrides(base, settings))
+    found = check_recipe(apply_overrides(base, settings))
     if found.train.warmup > found.train.steps and not any("warmup" in s for s in settings):
         # A short run keeps the shape of a long one.
         train = dataclasses.replace(found.train, warmup=max(1, found.train.steps // 10))
@@ -141,9 +145,9 @@ def finalize(base: Recipe, settings: Sequence[str]) -> Recipe:
     return found
 
 
-def shares(said: Sequence[str]) -> list[CorpusShare]:
+def parse_corpora(texts: Sequence[str]) -> list[CorpusShare]:
     """Read corpora from words like `news=0.7`: all with a weight, or none, then in equal shares."""
-    pairs = [_parse_corpus(one) for one in said]
+    pairs = [_parse_corpus(text) for text in texts]
     bare = [folder for folder, weight in pairs if weight is None]
     if bare and len(bare) < len(pairs):
         raise UserError(
@@ -190,7 +194,7 @@ def shared_tokenizer(corpora: Sequence[Corpus]) -> Tokenizer:
     return first.tokenizer()
 
 
-def sound(recipe: Recipe) -> Recipe:
+def check_recipe(recipe: Recipe) -> Recipe:
     """Return a recipe whose network can be built and can read its rows, or say why not."""
     model, length = recipe.model, recipe.objective.max_length
     for declared in dataclasses.fields(model):
@@ -222,3 +226,96 @@ def default_length(config: Any) -> int:
     return min(
         context, 128 if config.hidden_size <= 256 else 512 if config.hidden_size <= 512 else context
     )
+
+
+def recipe_of(folder: Path) -> Recipe | None:
+    """Return the recipe of a pretrained model folder; None for a foreign or fine-tuned one."""
+    path = folder / "kinfolk.json"
+    recipe = read_json(path) if path.is_file() else None
+    return recipe if isinstance(recipe, Recipe) else None
+
+
+def make_recipe(
+    start: Path | str,
+    corpus: Path | str | Sequence[CorpusShare],
+    *,
+    objective: str | None = None,
+    length: int | None = None,
+    settings: Sequence[str] = (),
+) -> Recipe:
+    """Put a run together that begins with fresh weights, by MEMBER/SIZE, or with those of a folder.
+
+    A member's name is never a folder: write `./bert` for one that is called so.
+    """
+    asked: dict[str, Any] = {"objective": objective, "length": length, "settings": settings}
+    family, _, _ = str(start).partition("/")
+    if family in index() or not Path(start).exists():
+        check_name(str(start))
+        return recipe(str(start), corpus, **asked)
+    return continue_from(start, corpus, **asked)
+
+
+def continue_from(
+    folder: Path | str,
+    corpus: Path | str | Sequence[CorpusShare],
+    *,
+    objective: str | None = None,
+    length: int | None = None,
+    settings: Sequence[str] = (),
+) -> Recipe:
+    """Put a run together that goes on from a run, a checkpoint or a model folder.
+
+    The corpus must speak in the model's own tokens. What is not said of rows and of the way of
+    learning is as it was in the run that made the model, else the member's own; the settings are
+    those of its size, and for a model from elsewhere ours at the rate of the paper.
+    """
+    from kinfolk.nn.task_heads import ModelWithHead
+    from kinfolk.workflows.load import load
+
+    path = find_model_folder(folder)
+    model, tokenizer = load(path)
+    if isinstance(model, ModelWithHead):
+        raise UserError(
+            f"{folder} was fine-tuned for a task and has no words left to predict: go on from the "
+            "model that it was made from"
+        )
+    named, corpora = open_corpora(corpus)
+    if shared_tokenizer(corpora).fingerprint != tokenizer.fingerprint:
+        raise UserError(
+            f"{corpora[0].folder} was made with another tokenizer than {folder}: prepare the text "
+            f"with --tokenizer {folder}"
+        )
+    who, before = family_of(model), recipe_of(path)
+    if length is None:
+        length = before.objective.max_length if before is not None else default_length(model.config)
+    check_corpus_size(corpora, length)
+    words = {
+        "special_tokens": tokenizer.special_tokens,
+        "vocab_size": tokenizer.vocab_size,
+        "max_length": length,
+    }
+    base = Recipe(
+        name=before.name if before is not None else f"{who.name}/{foreign_name(who, path.name)}",
+        model=model.config,
+        objective=dataclasses.replace(before.objective, **words)
+        if before is not None and objective is None
+        else who.objective(objective)(**words),
+        corpus=named,
+        train=default_train_config(who, before),
+        init_from=str(path.resolve()),
+    )
+    return finalize(base, settings)
+
+
+def foreign_name(who: "Family", folder: str) -> str:
+    """Return what a model from elsewhere is called: never as a size, whose settings it has not."""
+    return f"{folder}-continued" if folder in who.sizes else folder
+
+
+def default_train_config(who: "Family", before: Recipe | None) -> TrainConfig:
+    """Return the settings of a family's run: those of its size, where that is known."""
+    size = "" if before is None else before.name.partition("/")[2]
+    if size in who.sizes:
+        return who.train(size)
+    paper = next(iter(who.paper_training.values()), who.training)
+    return dataclasses.replace(who.training, lr=paper.lr)

@@ -8,13 +8,13 @@ from kinfolk.config import read_json
 from kinfolk.data.parallel_text import TargetDocuments
 from kinfolk.objectives.seq2seq import Seq2Seq
 from kinfolk.reports.charts import Series
-from kinfolk.reports.evaluation_page import format_score, metric_label
 from kinfolk.reports.page import write
 from kinfolk.reports.run_page import Baseline, Report, render
+from kinfolk.tasks.task import format_score, metric_title
 from kinfolk.training import checkpoint
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.log import read, speed, token_loss
-from kinfolk.workflows.evaluate import Baselines, CountableText, mixture_baselines
+from kinfolk.workflows.baselines import Baselines, CountableText, mixture_baselines
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe
 from kinfolk.workflows.recipe import Recipe
 
@@ -77,9 +77,9 @@ def finetuning_report(recipe: FineTuneRecipe, run: Path) -> Report:
         ],
         curves=curves(run, recipe.name, "dev"),
         y="loss",
-        metrics=[Series(metric_label(n), steps, [e[n] for e in evaluations]) for n in names],
+        metrics=[Series(metric_title(n), steps, [e[n] for e in evaluations]) for n in names],
         results=[
-            (metric_label(name), format_score(name, math.nan if value is None else value))
+            (metric_title(name), format_score(name, math.nan if value is None else value))
             for name, value in best_metrics(run).items()
         ],
     )

@@ -14,28 +14,22 @@ from typing import Any
 from kinfolk.config import config, did_you_mean, field
 from kinfolk.errors import UserError
 from kinfolk.rng import Stream, generator
-from kinfolk.tasks.formats.base import ReadReport
+from kinfolk.tasks.formats.base import ReadReport, read_rows
 from kinfolk.tasks.formats.detect import detect_format
-from kinfolk.tasks.scoring import score
 from kinfolk.tasks.suite import SplitFiles, SuiteTask, discover_suite
-from kinfolk.tasks.task import FALLING, HUNDREDS
+from kinfolk.tasks.task import find_metric, task_class
 from kinfolk.training.run import check_new_folder
 from kinfolk.workflows.finetune_recipe import (
     FineTuneRecipe,
     OnMessage,
     TaskDataset,
-    has_label,
     mean_and_std,
-    read_labelled_rows,
     task_dataset,
 )
 from kinfolk.workflows.predict import load_predictor, match_format, without_labels
 from kinfolk.workflows.seeds import is_multi_seed, read_scores, seed_folders
 
-AVERAGED_TASKS = (
-    "classify",
-    "regress",
-)  # accuracy and F1, Pearson and Spearman; else the first counts
+AVERAGED_OUTPUTS = ("label", "number")  # accuracy and F1, Pearson and Spearman
 TrainFn = Callable[
     [Sequence[TaskDataset], Path, str | None], Path
 ]  # of files, a run folder, a metric
@@ -77,7 +71,8 @@ class SuiteResult:
     def score(self) -> float:
         """One number for the set, in percent."""
         values = [as_percent(name, value) for name, value in self.scores.items()]
-        return sum(values) / len(values) if self.task in AVERAGED_TASKS else values[0]
+        averaged = task_class(self.task).output in AVERAGED_OUTPUTS  # else the first counts
+        return sum(values) / len(values) if averaged else values[0]
 
 
 def select_tasks(folder: Path, only: str | None) -> list[SuiteTask]:
@@ -167,7 +162,8 @@ def run_task(
         found = list(read_scores(made).runs.values())
         on = "dev" if dev else "held out"
         size = len(file.split(ReadReport())[1])
-    names = [name for name in one.metrics if name in found[0] and name not in FALLING]
+    metrics = {name: find_metric(name) for name in one.metrics if name in found[0]}
+    names = [name for name, metric in metrics.items() if metric and not metric.lower_is_better]
     if not names:
         raise UserError("none of its rows could be scored: give it more, or a test")
     means = {name: mean_and_std([values[name] for values in found]) for name in names}
@@ -207,25 +203,23 @@ def test_rows(
         return []
     target = files[1] if len(files) > 1 else None
     try:
-        rows = read_labelled_rows(files[0], file.guess, target=target)
+        rows = list(read_rows(files[0], file.guess, target=target))
     except UserError as error:
         try:
-            read_labelled_rows(
-                files[0],
-                without_labels(match_format(files[0], file.guess, labelled=False)),
-                target=target,
-            )
+            spec = without_labels(match_format(files[0], file.guess, labelled=False))
+            list(read_rows(files[0], spec, target=target))
         except UserError:
             on_message(f"{files[0]} cannot be read, so that dev rows are scored instead: {error}")
         return []
-    rows = [row for row in rows if has_label(file.guess.task, row)]
+    cls = task_class(file.guess.task)
+    rows = [row for row in rows if cls.reference(row) is not None]
     return rows if limit is None else sample_rows(rows, limit)
 
 
 def evaluate_run(run: Path, rows: list[Any], device: str) -> dict[str, float]:
     """Score the best model of a run on rows."""
     found = load_predictor(run, device=device)
-    return score(found.task, rows, found.answers(rows))
+    return found.task.evaluate(rows, found.answers(rows))
 
 
 def sample_rows(rows: list[Any], most: int) -> list[Any]:
@@ -244,4 +238,5 @@ def suite_mean(results: Sequence[SuiteResult]) -> float:
 
 def as_percent(name: str, value: float) -> float:
     """Return a score in percent."""
-    return value if name in HUNDREDS else 100 * value
+    metric = find_metric(name)
+    return value if metric is not None and metric.maximum == 100 else 100 * value

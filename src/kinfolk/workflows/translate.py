@@ -12,10 +12,8 @@ from kinfolk.errors import UserError
 from kinfolk.families import family, family_of
 from kinfolk.files import new_folder
 from kinfolk.generation.config import GREEDY
-from kinfolk.generation.decode import GenerationRequest
-from kinfolk.generation.generate import EXTRA_LENGTH, generate_sequences
-from kinfolk.generation.logits_process import Constraints
-from kinfolk.generation.prompts import non_text_ids
+from kinfolk.generation.generate import generate_batches, limit_by_source
+from kinfolk.generation.prompts import EncodedPrompt, non_text_ids
 from kinfolk.metrics.text import BLEU
 from kinfolk.text import Tokenizer
 from kinfolk.training.run import Run, check_new_folder, select_device
@@ -121,21 +119,14 @@ def evaluate_bleu(
 
 
 def generate_texts(model: Any, tokenizer: Tokenizer, sources: Sequence[str]) -> list[str]:
-    """Write the likeliest token after the likeliest token about each source, a line each."""
+    """Return the greedy output for each source, on one line."""
     eos = tokenizer.special_tokens.require("eos")
-    ids = [[*tokenizer.offsets(source)[0], eos] for source in sources]
-    order = sorted(range(len(ids)), key=lambda i: len(ids[i]))  # texts of a length go together
-    found: dict[int, str] = {}
-    for start in range(0, len(order), BATCH):
-        chosen = order[start : start + BATCH]
-        request = GenerationRequest(
-            prompts=[[model.config.decoder_start_token_id]] * len(chosen),
-            config=GREEDY,
-            max_new_tokens=[len(ids[i]) + EXTRA_LENGTH for i in chosen],
-            eos_ids={eos},
-            encoder_ids=[ids[i] for i in chosen],
-            constraints=Constraints(suppress_ids=non_text_ids(model, tokenizer) - {eos}),
-        )
-        for i, text in zip(chosen, generate_sequences(model, request), strict=True):
-            found[i] = " ".join(tokenizer.decode(text.ids).split())
-    return [found[i] for i in range(len(ids))]
+    start, suppressed = model.config.decoder_start_token_id, non_text_ids(model, tokenizer) - {eos}
+    prompts = [
+        EncodedPrompt([start], [*tokenizer.offsets(source)[0], eos], {eos}, suppressed)
+        for source in sources
+    ]
+    outputs = generate_batches(
+        model, tokenizer, prompts, GREEDY, batch_size=BATCH, limit=limit_by_source
+    )
+    return [" ".join(output.text.split()) for (output,) in outputs]

@@ -1,154 +1,211 @@
-"""Lines, cells and JSON values of labelled files, and the report of what was skipped."""
+"""Format (detect, read, write), FileSpec, ReadReport, the registry, and writers that formats share.
+
+A format is a `Format` value that its module passes to `register`.
+"""
 
 import json
+import pkgutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from kinfolk.data.documents import Row, missing_name_error, read_csv_rows, read_tsv_rows
-from kinfolk.data.files import (
-    JSON,
-    InputFile,
-    content_suffix,
-    decode_utf8,
-    iter_lines,
-    normalize_newlines,
-    open_input,
-)
+from kinfolk.config import config
 from kinfolk.errors import UserError
+from kinfolk.tasks.formats.labelled_file import LabelledFile
+from kinfolk.tasks.rows import CorefDocument, QuestionRow, Row
+from kinfolk.tasks.task import Prediction, Task
 
-MAX_LINES_SHOWN = 5  # lines that are named
+Column: TypeAlias = str | int
+MAX_LINES_SHOWN = 5  # line numbers in one message
 
 
 class ReadReport:
-    """Count what is worth saying about a file, by its words.
+    """Count rows that were skipped or repaired, by reason.
 
-    `add("rows with an empty text", 7)` is said as "rows with an empty text: 1 (7)".
+    `count("rows with an empty text", 7)` becomes the message "rows with an empty text: 1 (7)".
     """
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self._places: dict[str, list[str]] = {}
 
-    def count(self, what: str, place: int | str) -> None:
-        """Count one case of something, and remember its line or what was found there."""
-        self.counts[what] += 1
-        indices = self._places.setdefault(what, [])
-        if len(indices) < MAX_LINES_SHOWN:
-            indices.append(f"{place:,}" if isinstance(place, int) else place)
+    def count(self, reason: str, place: int | str) -> None:
+        """Count one case of a reason, with its line or what was read there."""
+        self.counts[reason] += 1
+        shown = self._places.setdefault(reason, [])
+        if len(shown) < MAX_LINES_SHOWN:
+            shown.append(f"{place:,}" if isinstance(place, int) else place)
 
     def messages(self) -> list[str]:
-        """Say all that was counted, with the first places of each."""
+        """Return a message for every reason, with its first lines."""
         return [
-            f"{what}: {count:,} ({', '.join(self._places[what])}"
+            f"{reason}: {count:,} ({', '.join(self._places[reason])}"
             f"{', …' if count > MAX_LINES_SHOWN else ''})"
-            for what, count in self.counts.items()
+            for reason, count in self.counts.items()
         ]
 
 
-NumberedRecord: TypeAlias = tuple[int, Any]  # a line or record, from 1, and its JSON value
-SAMPLE_ROWS = 2000  # lines or records that are looked at before a guess
+@config("columns", kw_only=False)
+class Columns:
+    """The columns of the texts and of the label: names, or numbers from 1."""
+
+    texts: tuple[Column, ...]
+    label: Column | None
+
+    def __str__(self) -> str:
+        """Return them as the command line takes them."""
+        return ",".join(map(str, (*self.texts, "" if self.label is None else self.label)))
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Stream the lines of a file, blank ones too."""
-    with open_input(path) as source:
-        yield from enumerate(iter_lines(source, normalize_newlines(decode_utf8(source))), 1)
-
-
-def read_table(path: Path) -> Iterator[Row]:
-    """Stream the rows of a table; only commas are quoted, as in published files."""
-    with open_input(path) as source:
-        yield from (
-            read_csv_rows(source) if content_suffix(path) == ".csv" else read_tsv_rows(source)
+def parse_columns(text: str) -> Columns:
+    """Parse columns as a user writes them, the label last: `a,b,label`; without a label, `a,b,`."""
+    names = [name.strip() for name in text.split(",")]
+    if len(names) < 2 or not all(names[:-1]):
+        raise UserError(
+            f"--columns {text}: name the texts and then the label, as in text,label or 1,2,3; "
+            "where there is no label, end with a comma"
         )
+    *texts, label = (int(name) if name.isdecimal() else name for name in names)
+    return Columns(tuple(texts), None if label == "" else label)
 
 
-def read_json(path: Path) -> Iterator[NumberedRecord]:
-    """Stream JSON values, one a line; a file that is one list or one object is read whole."""
-    with open_input(path) as source:
-        numbered = enumerate(iter_lines(source, normalize_newlines(decode_utf8(source))), 1)
-        written = ((n, line) for n, line in numbered if line and not line.isspace())
-        first = next(written, None)
-        if first is None:
-            return
-        value = _first(first[1])
-        if isinstance(value, dict):
-            yield first[0], value
-            yield from ((n, _parsed(line, n, source)) for n, line in written)
-            return
-        rest = "\n".join(line for _, line in numbered)  # most of it: an indented file
-        value = _parsed(f"{first[1]}\n{rest}", first[0], source)
-    yield from enumerate(value if isinstance(value, list) else [value], 1)
+@config("format", kw_only=False)
+class FileSpec:
+    """The task of a file and how it is read, with a description for messages."""
+
+    task: str
+    format: str
+    description: str
+    columns: Columns | None = None
+    header: bool = False
 
 
-def sample_json(path: Path) -> list[NumberedRecord]:
-    """Return the first records of a file."""
-    return list(islice(read_json(path), SAMPLE_ROWS))
+@dataclass(frozen=True)
+class Predictions:
+    """The predictions for the rows of a file."""
+
+    file: LabelledFile
+    spec: FileSpec
+    task: Task
+    rows: Sequence[Any]
+    values: Sequence[Prediction]
+    all_probabilities: bool = False  # write the probability of every class, also into tables
+
+    def pairs(self) -> Iterator[tuple[Any, Prediction]]:
+        """Return the rows with their predictions."""
+        return zip(self.rows, self.values, strict=True)
+
+    def by_number(self) -> dict[int, list[tuple[Any, Prediction]]]:
+        """Return the rows and predictions of each line or record."""
+        pairs: dict[int, list[tuple[Any, Prediction]]] = {}
+        for row, prediction in self.pairs():
+            pairs.setdefault(row.number, []).append((row, prediction))
+        return pairs
 
 
-def is_json(path: Path) -> bool:
-    """Tell by its name whether a file holds JSON."""
-    return content_suffix(path) in JSON
+@dataclass(frozen=True)
+class Format:
+    """One file format: how it is detected and read, and how predictions are written into it.
+
+    `detect` returns None for a file of another format. Formats are tried by their order, equal ones
+    as they are registered: a format that is recognised by a mark of its own comes before one that
+    is inferred from what the columns hold.
+    """
+
+    name: str  # as FileSpec.format has it; one name serves several tasks
+    tasks: tuple[str, ...]
+    read: Callable[[LabelledFile, FileSpec, ReadReport], Iterator[Row]]
+    write: Callable[[Predictions], Iterator[str]]  # lines, each with its end
+    detect: Callable[[LabelledFile], FileSpec | None] = lambda file: None
+    order: int = 0
 
 
-def get_field(row: Any, name: str, where: str) -> Any:
-    """Return a field of an object; a dot leads into a field of a field."""
-    value = row
-    for step in [name] if isinstance(row, dict) and name in row else name.split("."):
-        if not isinstance(value, dict):
-            raise UserError(f"{where} has no field {name!r}: write an object with named fields")
-        if step not in value:
-            raise missing_name_error(name, list(value), where)
-        value = value[step]
-    return value
+_FORMATS: list[Format] = []
 
 
-def as_text(value: Any, name: str, where: str) -> str:
-    """Return a field's text; a list of texts is joined with spaces."""
-    if isinstance(value, list) and all(isinstance(part, str) for part in value):
-        return " ".join(value)
-    if not isinstance(value, str):
-        raise UserError(f"{name!r} in {where} is {preview(value)}, not text: choose another field")
-    return value
+def register(*formats: Format) -> None:
+    """Register formats, so that files in them are detected, read and written."""
+    _FORMATS.extend(formats)
 
 
-def as_text_list(value: Any, name: str, where: str) -> tuple[str, ...]:
-    """Return a field's list of texts."""
-    if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
-        raise UserError(f"{name!r} in {where} is {preview(value)}: give a list of texts")
-    return tuple(value)
+@cache
+def _import_formats() -> None:
+    package = import_module(__package__)
+    for module in pkgutil.iter_modules(package.__path__):
+        import_module(f"{__package__}.{module.name}")
 
 
-def first_key(row: Any, names: Sequence[str]) -> str | None:
-    """Return the first of some names that an object has."""
-    return next((n for n in names if isinstance(row, dict) and n in row), None)
+def all_formats() -> list[Format]:
+    """Return every registered format in the order of detection."""
+    _import_formats()
+    return sorted(_FORMATS, key=lambda one: one.order)
 
 
-def preview(value: Any, most: int = 40) -> str:
-    """Write a JSON value for a sentence, cut where it is long."""
-    said = json.dumps(value, ensure_ascii=False)
-    return said if len(said) <= most else f"{said[: most - 1]}…"
+def find_format(spec: FileSpec) -> Format:
+    """Return the format that a spec names."""
+    for one in all_formats():
+        if one.name == spec.format and spec.task in one.tasks:
+            return one
+    known = ", ".join(f"{task} {one.name}" for one in all_formats() for task in one.tasks)
+    raise UserError(f"no format is called {spec.task} {spec.format}: there are {known}")
 
 
-def _first(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None  # the beginning of a value that goes on
+def read_rows(
+    file: Path | LabelledFile,
+    spec: FileSpec,
+    *,
+    target: Path | str | None = None,
+    report: ReadReport | None = None,
+) -> Iterator[Any]:
+    """Stream the rows of a file; what was skipped or repaired is counted in the report."""
+    opened = file if isinstance(file, LabelledFile) else LabelledFile(file, target=target)
+    return find_format(spec).read(opened, spec, report or ReadReport())
 
 
-def _parsed(written: str, number: int, source: InputFile) -> Any:
-    try:
-        return json.loads(written)
-    except json.JSONDecodeError as error:
-        raise UserError(
-            f"line {number + error.lineno - 1:,} of {source.name} is not JSON ({error.msg}, column "
-            f"{error.colno}): write one object a line, for example with jq -c, or one list"
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(
-            f"line {number:,} of {source.name} is no JSON that can be read ({error}): leave it out"
-        ) from error
+def write_predictions(predictions: Predictions) -> Iterator[str]:
+    """Yield the lines of the file with the predictions added to it."""
+    return find_format(predictions.spec).write(predictions)
+
+
+def write_jsonl(predictions: Predictions) -> Iterator[str]:
+    """Yield the predictions alone, one JSON object per line, for any format."""
+    for row, prediction in predictions.pairs():
+        key = {"id": row.id} if isinstance(row, QuestionRow | CorefDocument) else {}
+        fields = {"number": row.number, **key, **predictions.task.to_json(row, prediction)}
+        yield json.dumps(fields, ensure_ascii=False) + "\n"
+
+
+def write_json(
+    predictions: Predictions,
+    of_record: Callable[[int, Any], Sequence[tuple[Any, Prediction]]] | None = None,
+) -> Iterator[str]:
+    """Add fields to each object of JSON lines or of a list.
+
+    `of_record` returns the rows of a record; without it they are found by their number.
+    """
+    by_number, records = predictions.by_number(), list(predictions.file.records())
+    is_json_lines = predictions.file.is_json_lines
+    for index, (number, record) in enumerate(records):
+        pairs = of_record(number, record) if of_record else by_number.get(number, [])
+        fields = [predictions.task.to_json(*pair) for pair in pairs]
+        added: dict[str, Any] = fields[0] if len(fields) == 1 else {
+            name: [one[name] for one in fields] for name in (fields[0] if fields else ())
+        }  # fmt: skip
+        whole = {**record, **added} if isinstance(record, dict) else [*record, added]
+        text = json.dumps(whole, ensure_ascii=False)
+        if is_json_lines:
+            yield text + "\n"
+            continue
+        yield ("[" if index == 0 else "") + text + (",\n" if index + 1 < len(records) else "]\n")
+
+
+def write_lines(predictions: Predictions) -> Iterator[str]:
+    """Append the prediction to each line, after a tab."""
+    by_number = predictions.by_number()
+    for number, line in predictions.file.lines():
+        values = [str(prediction.value) for _, prediction in by_number.get(number, [])]
+        yield "\t".join([line, *values]) + "\n"

@@ -1,93 +1,156 @@
-"""Texts whose next word is asked for: LAMBADA, the Children's Book Test, and plain lines.
+"""Texts whose next word is predicted (LAMBADA, the Children's Book Test, lines), and plain text.
 
     {"prompt": "He did not care about", "label": "signs"}
 
-A line of plain text is a context and its last word. In the Children's Book Test (Hill et al., 2015)
-twenty numbered sentences come before one with a hole, its answer and the candidates.
+A line of plain text is a context and its last word. In the Children's Book Test (Hill et al. 2015)
+twenty numbered sentences come before one with a blank, its answer and the candidates.
 """
 
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 
+from kinfolk.data.documents import read_documents
 from kinfolk.errors import UserError
 from kinfolk.tasks.formats.base import (
+    FileSpec,
+    Format,
+    Predictions,
     ReadReport,
-    as_text,
-    as_text_list,
-    first_key,
-    is_json,
-    read_json,
-    read_lines,
+    register,
+    write_json,
+    write_lines,
 )
-from kinfolk.tasks.rows import CompletionRow
+from kinfolk.tasks.formats.detect import find_columns
+from kinfolk.tasks.formats.labelled_file import LabelledFile, as_text, as_text_list, first_key
+from kinfolk.tasks.rows import CompletionRow, SourceTarget
 
 PROMPT_KEYS = ("prompt", "context", "input")
 TARGET_KEYS = ("label", "target", "answer", "completion", "last_word")
 OPTION_KEYS = ("options", "candidates")
 CBT_BLANK = "XXXXX"
+CBT_LINES = 64  # in which the first question of the Children's Book Test ends
 
 
-def read(path: Path, notes: ReadReport | None = None) -> Iterator[CompletionRow]:
-    """Stream the contexts of a file and the words that go on with them."""
-    if is_json(path):
-        return _objects(path)
-    book = any(CBT_BLANK in line and "\t" in line for _, line in islice(read_lines(path), 64))
-    return _book(path) if book else _lines(path, notes or ReadReport())
+def detect_json(file: LabelledFile) -> FileSpec | None:
+    """Detect completions: nearly all targets are one word, and they differ more than classes do."""
+    records = file.sample_records
+    prompt, target = (first_key(next(iter(records), None), k) for k in (PROMPT_KEYS, TARGET_KEYS))
+    if prompt is None or target is None:
+        return None
+    words = [str(record.get(target, "")) for record in records if isinstance(record, dict)]
+    single = sum(len(word.split()) == 1 for word in words)
+    if single <= 0.9 * len(words) or len(set(words)) <= len(words) / 3:
+        return None
+    return FileSpec("complete", "objects", "complete each context with its word")
 
 
-def _objects(path: Path) -> Iterator[CompletionRow]:
-    for number, row in read_json(path):
-        where = f"line {number:,} of {path}"
-        name, target, some = (
-            first_key(row, names) for names in (PROMPT_KEYS, TARGET_KEYS, OPTION_KEYS)
+def detect_cbt(file: LabelledFile) -> FileSpec | None:
+    """Detect the Children's Book Test by its blank."""
+    if file.is_json or file.is_delimited or not any(map(_is_cbt_question, file.sample_lines)):
+        return None
+    return FileSpec("complete", "lines", "complete each question with one of its candidates")
+
+
+def detect_text(file: LabelledFile) -> FileSpec | None:
+    """Take a file without labels as plain text."""
+    if file.is_delimited:
+        return None
+    first = next(iter(file.sample_records), None)
+    names = [*first] if isinstance(first, dict) else []
+    if file.is_json and find_columns(file)[0] is None and "paragraphs" not in names:
+        return None
+    return FileSpec("lm", "text", "read as text, without labels")
+
+
+def read(file: LabelledFile, spec: FileSpec, report: ReadReport) -> Iterator[CompletionRow]:
+    """Stream the contexts of a file and the words that follow them."""
+    if file.is_json:
+        return _read_json(file)
+    is_cbt = any(_is_cbt_question(line) for _, line in islice(file.lines(), CBT_LINES))
+    return _read_cbt(file) if is_cbt else _read_lines(file, report)
+
+
+def write(predictions: Predictions) -> Iterator[str]:
+    """Add the word to each JSON record, or to the end of each line."""
+    return (write_json if predictions.file.is_json else write_lines)(predictions)
+
+
+def read_text(file: LabelledFile, spec: FileSpec, report: ReadReport) -> Iterator[SourceTarget]:
+    """Stream the documents of a text as targets without a source."""
+    for number, document in enumerate(read_documents([file.path]), 1):
+        yield SourceTarget("", document.text, number)
+
+
+def write_text(predictions: Predictions) -> Iterator[str]:
+    """Refuse to write: a text has no labels."""
+    raise UserError("a text has no label to predict: score it with evaluate --test")
+
+
+def _is_cbt_question(line: str) -> bool:
+    return CBT_BLANK in line and "\t" in line
+
+
+def _read_json(file: LabelledFile) -> Iterator[CompletionRow]:
+    for number, record in file.records():
+        where = f"line {number:,} of {file}"
+        prompt, target, candidates = (
+            first_key(record, names) for names in (PROMPT_KEYS, TARGET_KEYS, OPTION_KEYS)
         )
-        if name is None:
-            whole = first_key(row, ("text",))
-            if whole is None:
+        if prompt is None:
+            text = first_key(record, ("text",))
+            if text is None:
                 raise UserError(f"{where} has no context: name it prompt, context or text")
-            context, _, word = as_text(row[whole], whole, where).strip().rpartition(" ")
+            context, _, word = as_text(record[text], text, where).strip().rpartition(" ")
             yield CompletionRow(context, word, None, number)
             continue
-        answer = None if target is None else as_text(row[target], target, where)
-        options = None if some is None else as_text_list(row[some], some, where)
+        answer = None if target is None else as_text(record[target], target, where)
+        options = (
+            None if candidates is None else as_text_list(record[candidates], candidates, where)
+        )
         if answer is not None and options is not None and answer not in options:
-            raise UserError(f"{where}: the answer {answer!r} is none of its {some}")
-        yield CompletionRow(as_text(row[name], name, where), answer, options, number)
+            raise UserError(f"{where}: the answer {answer!r} is none of its {candidates}")
+        yield CompletionRow(as_text(record[prompt], prompt, where), answer, options, number)
 
 
-def _lines(path: Path, notes: ReadReport) -> Iterator[CompletionRow]:
-    for number, line in read_lines(path):
+def _read_lines(file: LabelledFile, report: ReadReport) -> Iterator[CompletionRow]:
+    for number, line in file.lines():
         context, _, word = line.strip().rpartition(" ")
         if context:
             yield CompletionRow(context, word, None, number)
         elif word:
-            notes.count("lines of one word, left out", number)
+            report.count("lines of one word, left out", number)
 
 
-def _book(path: Path) -> Iterator[CompletionRow]:
+def _read_cbt(file: LabelledFile) -> Iterator[CompletionRow]:
     context: list[str] = []
-    for number, line in read_lines(path):
-        place, _, said = line.strip().partition(" ")
-        if not place:
+    for number, line in file.lines():
+        index, _, sentence = line.strip().partition(" ")
+        if not index:
             context = []
             continue
-        if not place.isdecimal():
+        if not index.isdecimal():
             raise UserError(
-                f"line {number:,} of {path} begins with {place!r}: the Children's Book Test "
+                f"line {number:,} of {file} begins with {index!r}: the Children's Book Test "
                 "numbers the sentences of each question from 1"
             )
-        if CBT_BLANK not in said or "\t" not in said:
-            context.append(said)
+        if not _is_cbt_question(sentence):
+            context.append(sentence)
             continue
-        question, answer, *_, some = said.split("\t")
+        question, answer, *_, candidates = sentence.split("\t")
         before, after = question.split(CBT_BLANK, 1)
-        options = tuple(some.split("|"))
+        options = tuple(candidates.split("|"))
         if answer not in options:
             raise UserError(
-                f"line {number:,} of {path}: the answer {answer!r} is none of its candidates"
+                f"line {number:,} of {file}: the answer {answer!r} is none of its candidates"
             )
         yield CompletionRow(
             " ".join([*context, before]).rstrip(), answer, options, number, after.rstrip()
         )
         context = []
+
+
+register(
+    Format("lines", ("complete",), read, write, detect_cbt),
+    Format("objects", ("complete",), read, write, detect_json, 3),
+    Format("text", ("lm",), read_text, write_text, detect_text, 5),
+)

@@ -1,20 +1,33 @@
-"""Options to choose among, from JSON: SWAG, Story Cloze, RACE, C3, COPA and the like.
+"""Multiple choice from JSON: SWAG, Story Cloze, RACE, C3, COPA, CommonsenseQA, ChID.
 
     {"context": "She lit", "options": ["a candle.", "the sea."], "label": 0}
 
 A field may have any of the names below, which published files use. Options are a list, or fields
-that end in a number. A label is the place of the right option from 0, its letter from A, or its
-text; in a field called answer beside numbered options, places count from 1.
+that end in a number. A label is the index of the right option from 0, its letter from A, or its
+text; in a field called answer beside numbered options, indices count from 1.
 """
 
 import re
 import string
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from kinfolk.errors import UserError
-from kinfolk.tasks.formats.base import as_text, as_text_list, first_key, preview, read_json
+from kinfolk.tasks.formats.base import (
+    FileSpec,
+    Format,
+    Predictions,
+    ReadReport,
+    register,
+    write_json,
+)
+from kinfolk.tasks.formats.labelled_file import (
+    LabelledFile,
+    as_text,
+    as_text_list,
+    first_key,
+    preview,
+)
 from kinfolk.tasks.rows import MultipleChoiceRow
 
 CONTEXT_KEYS = ("context", "ctx_a", "ctx", "article", "passage", "premise", "story", "sent1",
@@ -31,26 +44,37 @@ COPA_QUESTIONS = {"cause": "What was the cause?", "effect": "What happened as a 
 OPTION_LETTERS = tuple(string.ascii_uppercase)
 
 
-def read(path: Path) -> Iterator[MultipleChoiceRow]:
-    """Stream the choices of a file."""
-    number = 0
-    for record, row in read_json(path):
-        where = f"record {record:,} of {path}"
-        for one in _single(row, where):
-            number += 1
-            yield _choice(one, number, where)
-
-
-def is_multiple_choice(row: Any) -> bool:
-    """Tell whether a record has options."""
+def detect(file: LabelledFile) -> FileSpec | None:
+    """Detect records with options."""
     try:
-        return any(_options(one, "") is not None for one in _single(row, ""))
+        questions = [q for record in file.sample_records[:1] for q in _questions(record, "")]
+        if not any(_options(question, "") is not None for question in questions):
+            return None
     except UserError:
-        return False
+        return None
+    return FileSpec("choose", "objects", "choose the right one among the options of each record")
 
 
-def _single(row: Any, where: str) -> Iterator[dict[str, Any]]:
-    """Part a passage with several questions: C3's lists, and RACE's own files."""
+def read(file: LabelledFile, spec: FileSpec, report: ReadReport) -> Iterator[MultipleChoiceRow]:
+    """Stream the questions of a file, numbered through its records."""
+    number = 0
+    for record_number, record in file.records():
+        where = f"record {record_number:,} of {file}"
+        for question in _questions(record, where):
+            number += 1
+            yield _row(question, number, where)
+
+
+def write(predictions: Predictions) -> Iterator[str]:
+    """Add the prediction to each record; a record of several questions gets lists."""
+    pairs = predictions.pairs()
+    return write_json(
+        predictions, lambda number, record: [next(pairs) for _ in _questions(record, "")]
+    )
+
+
+def _questions(row: Any, where: str) -> Iterator[dict[str, Any]]:
+    """Split a passage with several questions: C3's lists, and RACE's own files."""
     if isinstance(row, list):  # [[lines], [questions], id]
         if len(row) < 2 or not all(isinstance(part, list) for part in row[:2]):
             raise UserError(f"{where} is {preview(row)}: a list is [[lines], [questions], id]")
@@ -78,18 +102,18 @@ def _single(row: Any, where: str) -> Iterator[dict[str, Any]]:
     yield row
 
 
-def _choice(row: dict[str, Any], number: int, where: str) -> MultipleChoiceRow:
-    found = _options(row, where)
-    if found is None:
+def _row(row: dict[str, Any], number: int, where: str) -> MultipleChoiceRow:
+    options_and_letters = _options(row, where)
+    if options_and_letters is None:
         raise UserError(
             f"{where} has no options: name a list {', '.join(OPTION_KEYS[:-1])}, or fields such as "
             "option1 and option2"
         )
-    options, letters, counted = found
+    options, letters, numbered = options_and_letters
     if len(options) < 2:
         raise UserError(f"{where} has {len(options)} option: there is nothing to choose")
     context, question = _context(row, where), _question(row, where)
-    label = _label(row, options, letters, counted, where)
+    label = _label(row, options, letters, numbered, where)
     parts = BLANK.split(context)
     if len(parts) == 2 and not question:
         context, options = parts[0], tuple(option + parts[1] for option in options)
@@ -100,27 +124,27 @@ def _options(row: dict[str, Any], where: str) -> tuple[tuple[str, ...], Sequence
     """Return the options, their letters, and whether they are in numbered fields."""
     name = first_key(row, OPTION_KEYS)
     if name is not None and isinstance(row[name], list):
-        some = row[name]
-        if all(isinstance(o, dict) and {"label", "text"} <= o.keys() for o in some):
-            return tuple(str(o["text"]) for o in some), [str(o["label"]) for o in some], False
-        return as_text_list(some, name, where), OPTION_LETTERS, False
-    for stem in NUMBERED_OPTION_PREFIXES:
-        names = _numbered(row, stem)
+        options = row[name]
+        if all(isinstance(o, dict) and {"label", "text"} <= o.keys() for o in options):
+            return tuple(str(o["text"]) for o in options), [str(o["label"]) for o in options], False
+        return as_text_list(options, name, where), OPTION_LETTERS, False
+    for prefix in NUMBERED_OPTION_PREFIXES:
+        names = _numbered_fields(row, prefix)
         if len(names) > 1:
             return tuple(as_text(row[n], n, where) for n in names), OPTION_LETTERS, True
     return None
 
 
-def _numbered(row: dict[str, Any], stem: str) -> list[str]:
-    """Find the fields that a stem and a number name, in order."""
-    found = {name: re.fullmatch(rf"{stem}_?(\d+)", name) for name in row}
-    numbers = {name: int(match[1]) for name, match in found.items() if match}
+def _numbered_fields(row: dict[str, Any], prefix: str) -> list[str]:
+    """Return the fields named by a prefix and a number, in the order of the numbers."""
+    matches = {name: re.fullmatch(rf"{prefix}_?(\d+)", name) for name in row}
+    numbers = {name: int(match[1]) for name, match in matches.items() if match}
     return sorted(numbers, key=numbers.__getitem__)
 
 
 def _context(row: dict[str, Any], where: str) -> str:
-    for stem in CONTEXT_PART_PREFIXES:
-        if names := _numbered(row, stem):
+    for prefix in CONTEXT_PART_PREFIXES:
+        if names := _numbered_fields(row, prefix):
             return " ".join(as_text(row[name], name, where) for name in names)
     name = first_key(row, CONTEXT_KEYS)
     return "" if name is None else as_text(row[name], name, where)
@@ -128,30 +152,37 @@ def _context(row: dict[str, Any], where: str) -> str:
 
 def _question(row: dict[str, Any], where: str) -> str:
     name = first_key(row, QUESTION_KEYS)
-    asked = "" if name is None else as_text(row[name], name, where)
-    return COPA_QUESTIONS.get(asked, asked)
+    question = "" if name is None else as_text(row[name], name, where)
+    return COPA_QUESTIONS.get(question, question)
 
 
 def _label(
-    row: dict[str, Any], options: tuple[str, ...], letters: Sequence[str], counted: bool, where: str
+    row: dict[str, Any],
+    options: tuple[str, ...],
+    letters: Sequence[str],
+    numbered: bool,
+    where: str,
 ) -> int | None:
-    """Return the place of the right option, from 0."""
+    """Return the index of the right option."""
     name = first_key(row, LABEL_KEYS)
     value = None if name is None else row[name]
     if name is None or value is None:
         return None
-    said = str(value).strip()
+    text = str(value).strip()
     if isinstance(value, str) and options.count(value) == 1:
         return options.index(value)
-    if said in letters:
-        place = list(letters).index(said)
-    elif said.isdecimal():
-        place = int(said) - (counted and name.lower().startswith("answer"))
+    if text in letters:
+        index = list(letters).index(text)
+    elif text.isdecimal():
+        index = int(text) - (numbered and name.lower().startswith("answer"))
     else:
-        place = len(options)
-    if not 0 <= place < len(options):
+        index = len(options)
+    if not 0 <= index < len(options):
         raise UserError(
             f"{name!r} in {where} is {preview(value)}, none of {len(options)} options: give its "
-            "place from 0, its letter from A, or its text"
+            "index from 0, its letter from A, or its text"
         )
-    return place
+    return index
+
+
+register(Format("objects", ("choose",), read, write, detect, 2))

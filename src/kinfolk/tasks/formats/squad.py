@@ -1,97 +1,112 @@
-"""Questions on contexts as SQuAD writes them (Rajpurkar et al., 2016, 2018), and CMRC 2018."""
+"""Questions about contexts as SQuAD writes them (Rajpurkar et al. 2016, 2018), and CMRC 2018."""
 
+import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from kinfolk.errors import UserError
-from kinfolk.tasks.formats.base import ReadReport, preview, read_json
+from kinfolk.tasks.formats.base import FileSpec, Format, Predictions, ReadReport, register
+from kinfolk.tasks.formats.labelled_file import LabelledFile, preview
 from kinfolk.tasks.rows import QuestionRow
 
-NOT_FOUND = -1  # where an answer begins that the context does not hold
+NOT_FOUND = -1  # start of an answer that the context does not contain
 
 
-def read(path: Path, notes: ReadReport | None = None) -> Iterator[QuestionRow]:
-    """Stream the questions of a file; answers that are not where it says are searched for."""
-    notes = notes or ReadReport()
+def detect(file: LabelledFile) -> FileSpec | None:
+    """Detect SQuAD by the structure of its object."""
+    if not file.sample_records or not is_squad(file.sample_records[0]):
+        return None
+    return FileSpec("span", "squad", "find the answer to each question in its context")
+
+
+def read(file: LabelledFile, spec: FileSpec, report: ReadReport) -> Iterator[QuestionRow]:
+    """Stream the questions; an answer that is not at its offset is searched for."""
     number, ids = 0, set[str]()
-    for where, context, question in _questions(path):
+    for where, context, record in _questions(file):
         number += 1
         if not context.strip():
-            notes.count("questions without a context, left out", number)
+            report.count("questions without a context, left out", number)
             continue
-        id = str(question.get("id", number))
+        id = str(record.get("id", number))
         if id in ids:
-            notes.count("questions with the id of another, which have a new one", id)
+            report.count("questions with the id of another, which have a new one", id)
             id = f"{id}#{number}"
         ids.add(id)
-        asked = _text(question, "question", where)
-        answers = _list(question, "answers", where) if "answers" in question else []
-        possible = not question.get("is_impossible", False)
-        placed = [_placed(answer, context, id, where, notes) for answer in answers]
-        yield QuestionRow(id, context, asked, tuple(placed) if possible else (), possible, number)
+        question = _text(record, "question", where)
+        answers = _list(record, "answers", where) if "answers" in record else []
+        answerable = not record.get("is_impossible", False)
+        located = tuple(_locate(answer, context, id, where, report) for answer in answers)
+        yield QuestionRow(id, context, question, located if answerable else (), answerable, number)
+
+
+def write(predictions: Predictions) -> Iterator[str]:
+    """Yield the official form of predictions: an object of answers by question id."""
+    answers = {row.id: prediction.value for row, prediction in predictions.pairs()}
+    yield json.dumps(answers, ensure_ascii=False) + "\n"
 
 
 def is_squad(value: Any) -> bool:
-    """Tell whether a JSON value has the form of SQuAD: articles of paragraphs."""
+    """Return whether a JSON value has SQuAD's structure: articles of paragraphs."""
     data = value.get("data") if isinstance(value, dict) else None
     return isinstance(data, list) and all(isinstance(a, dict) and "paragraphs" in a for a in data)
 
 
-def _questions(path: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Stream each question with its context and where it is."""
-    for _, value in read_json(path):
+def _questions(file: LabelledFile) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Stream each question with its place and its context."""
+    for _, value in file.records():
         if not is_squad(value):
             raise UserError(
-                f"{path} is {preview(value)}: SQuAD's form is an object whose 'data' is a list of "
+                f"{file} is {preview(value)}: SQuAD's form is an object whose 'data' is a list of "
                 "articles with 'paragraphs'"
             )
         for a, article in enumerate(value["data"], 1):
-            for p, paragraph in enumerate(
-                _list(article, "paragraphs", f"article {a} of {path}"), 1
-            ):
-                where = f"paragraph {p} of article {a} of {path}"
+            paragraphs = _list(article, "paragraphs", f"article {a} of {file}")
+            for p, paragraph in enumerate(paragraphs, 1):
+                where = f"paragraph {p} of article {a} of {file}"
                 context = _text(paragraph, "context", where)
                 for q, question in enumerate(_list(paragraph, "qas", where), 1):
                     yield f"question {q} of {where}", context, question
 
 
-def _placed(
-    answer: dict[str, Any], context: str, id: str, where: str, notes: ReadReport
+def _locate(
+    answer: dict[str, Any], context: str, id: str, where: str, report: ReadReport
 ) -> tuple[str, int]:
-    """Return an answer and where it begins: as said, else at the nearest place that has it."""
+    """Return an answer and its start: the given offset, else the nearest occurrence."""
     text, start = _text(answer, "text", where), answer.get("answer_start", NOT_FOUND)
     if not isinstance(start, int):
         raise UserError(f"'answer_start' in {where} is {preview(start)}: give a whole number")
     if start >= 0 and context.startswith(text, start) and text:
         return text, start
-    found = _nearest(text, context, start)
-    if found == NOT_FOUND:
-        notes.count("answers that their context does not hold", f"{id}: {text!r}")
+    nearest = _nearest(text, context, start)
+    if nearest == NOT_FOUND:
+        report.count("answers that their context does not hold", f"{id}: {text!r}")
     elif "answer_start" in answer:
-        notes.count("answers found at another place than the file says", id)
-    return text, found
+        report.count("answers found at another place than the file says", id)
+    return text, nearest
 
 
 def _nearest(text: str, context: str, start: int) -> int:
-    """Find the occurrence of an answer that is nearest to where it should be."""
-    best, found = NOT_FOUND, context.find(text) if text else NOT_FOUND
-    while found != -1:
-        if best == NOT_FOUND or abs(found - start) < abs(best - start):
-            best = found
-        found = context.find(text, found + 1)
+    """Return the start of the occurrence that is nearest to an offset."""
+    best, place = NOT_FOUND, context.find(text) if text else NOT_FOUND
+    while place != NOT_FOUND:
+        if best == NOT_FOUND or abs(place - start) < abs(best - start):
+            best = place
+        place = context.find(text, place + 1)
     return best
 
 
-def _text(row: Any, name: str, where: str) -> str:
-    value = row.get(name) if isinstance(row, dict) else None
+def _text(record: Any, name: str, where: str) -> str:
+    value = record.get(name) if isinstance(record, dict) else None
     if not isinstance(value, str):
         raise UserError(f"{name!r} in {where} is {preview(value)}: SQuAD's form has a text there")
     return value
 
 
-def _list(row: Any, name: str, where: str) -> list[Any]:
-    value = row.get(name) if isinstance(row, dict) else None
+def _list(record: Any, name: str, where: str) -> list[Any]:
+    value = record.get(name) if isinstance(record, dict) else None
     if not isinstance(value, list):
         raise UserError(f"{name!r} in {where} is {preview(value)}: SQuAD's form has a list there")
     return value
+
+
+register(Format("squad", ("span",), read, write, detect))

@@ -1,224 +1,278 @@
-"""Tables of labelled texts: TSV, CSV, JSONL, SST trees."""
+"""Tables of labelled texts (TSV, CSV, JSON), SST trees, and two files that are aligned by line."""
 
+import csv
+import io
+import itertools
 import math
 import re
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from kinfolk.config import config
 from kinfolk.data.documents import missing_name_error
 from kinfolk.errors import UserError
 from kinfolk.tasks.formats.base import (
+    Column,
+    Columns,
+    FileSpec,
+    Format,
+    Predictions,
     ReadReport,
-    as_text,
-    get_field,
-    is_json,
-    preview,
-    read_json,
-    read_lines,
-    read_table,
+    register,
+    write_json,
+    write_lines,
 )
+from kinfolk.tasks.formats.detect import find_columns, table_spec
+from kinfolk.tasks.formats.labelled_file import LabelledFile, as_text, get_field, preview
 from kinfolk.tasks.rows import LabelledText, SourceTarget
 
 TREE = re.compile(r"\((\S+) .*\)")
 LEAF = re.compile(r"\(\S+ ([^()\s]+)\)")
 PTB_BRACKETS = {"-LRB-": "(", "-RRB-": ")"}
+NO_GOLD_LABEL = "-"  # the annotators did not agree (SNLI, Bowman et al. 2015)
 
 
-def read(path: Path) -> Iterator[LabelledText]:
-    """Stream the words of each tree with the label on its top."""
-    for number, line in read_lines(path):
+def detect_table(file: LabelledFile) -> FileSpec | None:
+    """Detect a table by its suffix, or by a tab in every line."""
+    lines = [line for line in file.sample_lines if line.strip()]
+    if not (file.is_json or file.is_delimited or all("\t" in line for line in lines)):
+        return None
+    columns, header = find_columns(file)
+    if columns is None or (file.is_json and columns.label is None and len(columns.texts) == 1):
+        return None
+    return table_spec(file, columns, header)
+
+
+def read_table(
+    file: LabelledFile, spec: FileSpec, report: ReadReport
+) -> Iterator[LabelledText | SourceTarget]:
+    """Stream the labelled texts, or the pairs of source and target, of a table."""
+    assert spec.columns is not None
+    cells = _record_cells(file, spec.columns) if file.is_json else _cells(file, spec, report)
+    return (_pairs if spec.task == "write" else _labelled_texts)(file, spec, report, cells)
+
+
+def write_table(predictions: Predictions) -> Iterator[str]:
+    """Add the columns `prediction` and, for classes, `probability`; JSON records get fields."""
+    if predictions.file.is_json:
+        yield from write_json(predictions)
+        return
+    by_number, task = predictions.by_number(), predictions.task
+    every = predictions.all_probabilities
+    names = task.cell_names(all_probabilities=every)
+    for index, (number, cells) in enumerate(predictions.file.cells()):
+        if index == 0 and predictions.spec.header:
+            added = names
+        elif number in by_number:
+            _, prediction = by_number[number][0]
+            added = task.to_cells(prediction, all_probabilities=every)
+        else:
+            added = [""] * len(names)
+        yield format_row(predictions.file, [*cells, *added])
+
+
+def format_row(file: LabelledFile, cells: Sequence[str]) -> str:
+    """Return a row of a table as a line: quoted in CSV, without tabs and line breaks in TSV."""
+    if file.suffix != ".csv":
+        return "\t".join(map(single_line, cells)) + "\n"
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow(cells)
+    return line.getvalue()
+
+
+def single_line(text: Any) -> str:
+    """Return a text without tabs and line breaks."""
+    return str(text).replace("\t", " ").replace("\n", " ")
+
+
+def detect_trees(file: LabelledFile) -> FileSpec | None:
+    """Detect trees by the brackets of every line."""
+    lines = [line.strip() for line in file.sample_lines if line.strip()]
+    if file.is_json or file.is_delimited or not all(map(TREE.fullmatch, lines)):
+        return None
+    return FileSpec("classify", "trees", "classify the words of each tree as its top label")
+
+
+def read_trees(file: LabelledFile, spec: FileSpec, report: ReadReport) -> Iterator[LabelledText]:
+    """Stream the words of each tree with the label of its root."""
+    for number, line in file.lines():
         if not (tree := line.strip()):
             continue
         match = TREE.fullmatch(tree)
         if match is None or tree.count("(") != tree.count(")"):
             raise UserError(
-                f"line {number:,} of {path} is no tree: write (label (label word) ...), every "
+                f"line {number:,} of {file} is no tree: write (label (label word) ...), every "
                 "bracket closed"
             )
         words = (PTB_BRACKETS.get(word, word) for word in LEAF.findall(tree))
         yield LabelledText((" ".join(words),), match[1], number)
 
 
-Column: TypeAlias = str | int
-LabelType: TypeAlias = Literal["classify", "regress"]
-NO_GOLD_LABEL = (
-    "-"  # the label of an example that its annotators did not agree on (Bowman et al., 2015)
-)
-
-
-@config("columns", kw_only=False)
-class Columns:
-    """Where the texts and the label are: names, or numbers from 1."""
-
-    texts: tuple[Column, ...]
-    label: Column | None
-
-    def __str__(self) -> str:
-        """Write them as the command line takes them."""
-        return ",".join(map(str, (*self.texts, "" if self.label is None else self.label)))
-
-
-def parse_columns(written: str) -> Columns:
-    """Read columns as a user writes them, the label last: `a,b,label`; without one, `a,b,`."""
-    names = [name.strip() for name in written.split(",")]
-    if len(names) < 2 or not all(names[:-1]):
+def read_parallel(file: LabelledFile, spec: FileSpec, report: ReadReport) -> Iterator[SourceTarget]:
+    """Stream the pairs of two files that are aligned by line."""
+    assert file.target is not None
+    sources, targets = ([line.strip() for _, line in f.lines()] for f in (file, file.target))
+    if len(sources) != len(targets):
         raise UserError(
-            f"--columns {written}: name the texts and then the label, as in text,label or 1,2,3; "
-            "where there is no label, end with a comma"
+            f"{file} has {len(sources):,} lines and {file.target} has {len(targets):,}: line n of "
+            "one must be the pair of line n of the other"
         )
-    *texts, label = (int(name) if name.isdecimal() else name for name in names)
-    return Columns(tuple(texts), None if label == "" else label)
+    if not any(map(all, zip(sources, targets, strict=True))):
+        raise UserError(f"{file} and {file.target} hold no pair of texts: each side is empty")
+    for number, (source, target) in enumerate(zip(sources, targets, strict=True), 1):
+        if source and target:
+            yield SourceTarget(source, target, number)
+        else:
+            report.count("pairs with an empty side, left out, on lines", number)
 
 
-def read_labelled(
-    path: Path,
-    columns: Columns,
-    *,
-    task: LabelType = "classify",
-    header: bool = True,
-    notes: ReadReport | None = None,
+def write_targets(predictions: Predictions) -> Iterator[str]:
+    """Yield a line for each prediction, as the file of targets has them."""
+    return (single_line(prediction.value) + "\n" for prediction in predictions.values)
+
+
+Cells = tuple[int, list[str], Any]  # line or record, texts, label
+
+
+def _labelled_texts(
+    file: LabelledFile, spec: FileSpec, report: ReadReport, rows: Iterator[Cells]
 ) -> Iterator[LabelledText]:
-    """Stream the labelled texts of a table; those without agreed label are left out and noted."""
-    notes = notes or ReadReport()
-    for number, found, label in _found(path, columns, header, notes):
-        where = f"line {number:,} of {path}"
-        read = None if columns.label is None else _label(label, task, columns.label, where)
-        if read == NO_GOLD_LABEL:
-            notes.count("rows without an agreed label ('-'), left out, on lines", number)
+    assert spec.columns is not None
+    for number, texts, value in rows:
+        where = f"line {number:,} of {file}"
+        column = spec.columns.label
+        label = None if column is None else _label(value, spec.task, column, where)
+        if label == NO_GOLD_LABEL:
+            report.count("rows without an agreed label ('-'), left out, on lines", number)
             continue
-        if not all(found):
-            notes.count("rows with an empty text, on lines", number)
-        yield LabelledText(tuple(found), read, number)
+        if not all(texts):
+            report.count("rows with an empty text, on lines", number)
+        yield LabelledText(tuple(texts), label, number)
 
 
-def read_pairs(
-    path: Path, columns: Columns, *, header: bool = True, notes: ReadReport | None = None
+def _pairs(
+    file: LabelledFile, spec: FileSpec, report: ReadReport, rows: Iterator[Cells]
 ) -> Iterator[SourceTarget]:
-    """Stream pairs of source and target, which is the label; pairs with an empty side are noted."""
-    notes = notes or ReadReport()
-    for number, found, label in _found(path, columns, header, notes):
-        where = f"line {number:,} of {path}"
-        several = label if isinstance(label, list) else [label]
-        read = [as_text(one, str(columns.label), where).strip() for one in several if _held(one)]
-        targets, source = list(filter(None, read)), " ".join(found).strip()
-        if (columns.label is not None and not targets) or not source:
-            notes.count("pairs with an empty side, left out, on lines", number)
+    """Stream pairs of source and target; those with an empty side are left out and counted."""
+    assert spec.columns is not None
+    for number, texts, value in rows:
+        where, column = f"line {number:,} of {file}", spec.columns.label
+        values = filter(_has_value, value if isinstance(value, list) else [value])
+        references = (as_text(text, str(column), where).strip() for text in values)
+        targets, source = [text for text in references if text], " ".join(texts).strip()
+        if (column is not None and not targets) or not source:
+            report.count("pairs with an empty side, left out, on lines", number)
             continue
         yield SourceTarget(source, targets[0] if targets else None, number, tuple(targets[1:]))
 
 
-def mark_wsc_spans(row: Any, where: str) -> str:
-    """Mark the two spans of a Winograd example: `_one_` and `[it]`, as CLUE's baselines do."""
-    whole = as_text(get_field(row, "text", where), "text", where)
+def mark_wsc_spans(record: Any, where: str) -> str:
+    """Mark the two spans of a Winograd example: `_span1_` and `[span2]`, as CLUE's baselines do."""
+    text = as_text(get_field(record, "text", where), "text", where)
     spans = [
         (
-            get_field(row, f"target.span{n}_index", where),
-            get_field(row, f"target.span{n}_text", where),
-            *by,
+            get_field(record, f"target.span{n}_index", where),
+            get_field(record, f"target.span{n}_text", where),
+            *marks,
         )
-        for n, by in ((1, "__"), (2, "[]"))
+        for n, marks in ((1, "__"), (2, "[]"))
     ]
-    for start, span, left, right in sorted(spans, reverse=True):  # the later one first
+    for start, span, left, right in sorted(spans, reverse=True):  # the later span first
         end = start + len(span)
-        whole = f"{whole[:start]}{left}{whole[start:end]}{right}{whole[end:]}"
-    return whole
+        text = f"{text[:start]}{left}{text[start:end]}{right}{text[end:]}"
+    return text
 
 
-def _found(
-    path: Path, columns: Columns, header: bool, notes: ReadReport
-) -> Iterator[tuple[int, list[str], Any]]:
-    """Stream the line, the texts and the label of every row."""
-    yield from _named(path, columns) if is_json(path) else _cut(path, columns, header, notes)
-
-
-def _named(path: Path, columns: Columns) -> Iterator[tuple[int, list[str], Any]]:
-    for number, row in read_json(path):
-        where = f"line {number:,} of {path}"
-        winograd = isinstance(row, dict) and isinstance(row.get("target"), dict)
-        if winograd and columns.texts == ("text",) and "span1_index" in row["target"]:
-            found = [mark_wsc_spans(row, where)]
+def _record_cells(file: LabelledFile, columns: Columns) -> Iterator[Cells]:
+    for number, record in file.records():
+        where = f"line {number:,} of {file}"
+        winograd = isinstance(record, dict) and isinstance(record.get("target"), dict)
+        if winograd and columns.texts == ("text",) and "span1_index" in record["target"]:
+            texts = [mark_wsc_spans(record, where)]
         else:
-            named = [(str(column), get_field(row, str(column), where)) for column in columns.texts]
-            found = [as_text(value, name, where) if _held(value) else "" for name, value in named]
-        label = None if columns.label is None else get_field(row, str(columns.label), where)
-        yield number, found, label
+            fields = [(str(name), get_field(record, str(name), where)) for name in columns.texts]
+            texts = [as_text(v, name, where) if _has_value(v) else "" for name, v in fields]
+        label = None if columns.label is None else get_field(record, str(columns.label), where)
+        yield number, texts, label
 
 
-def _cut(
-    path: Path, columns: Columns, header: bool, notes: ReadReport
-) -> Iterator[tuple[int, list[str], Any]]:
-    table = read_table(path)
-    first = next(table, None)
+def _cells(file: LabelledFile, spec: FileSpec, report: ReadReport) -> Iterator[Cells]:
+    assert spec.columns is not None
+    rows = file.cells()
+    first = next(rows, None)
     if first is None:
-        raise UserError(f"{path} holds no rows: give a table with a text and a label on each line")
-    titles = [title.strip() for title in first[1]] if header else None
-    texts = [_place(column, titles, len(first[1]), path) for column in columns.texts]
-    label = None if columns.label is None else _place(columns.label, titles, len(first[1]), path)
+        raise UserError(f"{file} holds no rows: give a table with a text and a label on each line")
+    width, label = len(first[1]), spec.columns.label
+    names = [name.strip() for name in first[1]] if spec.header else None
+    text_indices = [_column_index(column, names, width, file) for column in spec.columns.texts]
+    label_index = None if label is None else _column_index(label, names, width, file)
     # More cells after the texts do no harm; before the label, they would put a text in its place.
-    loose = not header and (label is None or label < max(texts))
-    for number, row in table if header else _again(first, table):
-        if len(row) != len(first[1]):
-            if len(row) < len(first[1]) or not loose:
+    may_be_longer = not spec.header and (label_index is None or label_index < max(text_indices))
+    for number, row in rows if spec.header else itertools.chain([first], rows):
+        if len(row) != width:
+            if len(row) < width or not may_be_longer:
                 raise UserError(
-                    f"line {number:,} of {path} has {len(row)} columns and the first row has "
-                    f"{len(first[1])}: look for a tab, comma or quote too many or too few there"
+                    f"line {number:,} of {file} has {len(row)} columns and the first row has "
+                    f"{width}: look for a tab, comma or quote too many or too few there"
                 )
-            notes.count(
+            report.count(
                 "rows with columns more than the first, which are not read, on lines", number
             )
-        yield number, [row[place] for place in texts], None if label is None else row[label]
+        yield (
+            number,
+            [row[n] for n in text_indices],
+            None if label_index is None else row[label_index],
+        )
 
 
-def _held(value: Any) -> bool:
-    """Tell whether there is anything in a field: null and NaN are nothing."""
+def _has_value(value: Any) -> bool:
+    """Return whether a field is neither null nor NaN."""
     return value is not None and value == value
 
 
-def _again(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from rest
-
-
-def _place(column: Column, titles: list[str] | None, width: int, path: Path) -> int:
-    """Find a column, from 0."""
+def _column_index(column: Column, names: list[str] | None, width: int, file: LabelledFile) -> int:
+    """Return the index of a column, from 0."""
     if isinstance(column, int):
         if not 1 <= column <= width:
-            raise UserError(f"--columns: {path} has {width} columns, counted from 1, no {column}")
+            raise UserError(f"--columns: {file} has {width} columns, counted from 1, no {column}")
         return column - 1
-    if titles is None:
+    if names is None:
         raise UserError(
-            f"--columns: the first row of {path} holds no names, so no {column!r}: give numbers "
+            f"--columns: the first row of {file} holds no names, so no {column!r}: give numbers "
             f"from 1 to {width}"
         )
-    if column not in titles:
-        raise missing_name_error(column, titles, f"the first row of {path}")
-    return titles.index(column)
+    if column not in names:
+        raise missing_name_error(column, names, f"the first row of {file}")
+    return names.index(column)
 
 
-def _label(value: Any, task: LabelType, column: Column, where: str) -> str | float:
-    """Return a class as text or a number; an example with neither is refused."""
-    said = value.strip() if isinstance(value, str) else value
-    if said is None or said == "" or str(said).lower() == "nan":
+def _label(value: Any, task: str, column: Column, where: str) -> str | float:
+    """Return a class as text or a number; a missing label is refused."""
+    label = value.strip() if isinstance(value, str) else value
+    if label is None or label == "" or str(label).lower() == "nan":
         raise UserError(
-            f"the label in {where} ({column}) is {preview(value) if said != '' else 'empty'}: "
-            "every "
-            "example needs one; mend the row, or leave it out"
+            f"the label in {where} ({column}) is {preview(value) if label != '' else 'empty'}: "
+            "every example needs one; correct the row, or leave it out"
         )
-    if isinstance(said, list | dict):
+    if isinstance(label, list | dict):
         raise UserError(
             f"the label in {where} ({column}) is {preview(value)}: give a text or number"
         )
     if task == "classify":
-        return str(said).lower() if isinstance(said, bool) else str(said)
+        return str(label).lower() if isinstance(label, bool) else str(label)
     try:
-        number = float(said)
+        number = float(label)
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
         raise UserError(
-            f"the label in {where} ({column}) is {preview(value)}, not a number: mend it, or "
+            f"the label in {where} ({column}) is {preview(value)}, not a number: correct it, or "
             "--task classify"
         )
     return number
+
+
+register(
+    Format("trees", ("classify",), read_trees, write_lines, detect_trees),
+    Format("table", ("classify", "regress", "write"), read_table, write_table, detect_table, 4),
+    Format("parallel", ("write",), read_parallel, write_targets),
+)

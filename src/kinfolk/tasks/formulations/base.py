@@ -1,9 +1,9 @@
-"""What every way shares: rows become examples, examples batches, and replies answers."""
+"""The interface of a formulation: rows become instances, batches, logits and predictions."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -12,17 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kinfolk.batch import IGNORE_INDEX, Batch, Loss, TensorTree, TokenTargets
-from kinfolk.tasks.examples import Collated, Example, Instance, pack_examples
-from kinfolk.tasks.rows import (
-    CompletionRow,
-    CorefDocument,
-    LabelledText,
-    MultipleChoiceRow,
-    QuestionRow,
-    SourceTarget,
-    TaggedSentence,
-)
-from kinfolk.tasks.task import Prediction, Task
+from kinfolk.data.examples import Collated, Example
+from kinfolk.errors import UserError
+from kinfolk.tasks.examples import Instance, pack_examples
+from kinfolk.tasks.task import Output, Prediction, Task
 from kinfolk.text.tokenizer import Tokenizer
 
 RawScores = NDArray[np.float64]
@@ -30,145 +23,149 @@ RawScores = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class TaskTargets(TensorTree):
-    """What is read off a batch, and what is right."""
+    """Which hidden states of a batch are scored, and the targets."""
 
-    read_at: Tensor  # (read,): the slots that are scored, through the flattened rows
-    instance_ids: Tensor  # (read,): which example each belongs to
-    target: Tensor  # as the way counts it
+    read_at: Tensor  # (read,): positions in the flattened rows
+    instance_ids: Tensor  # (read,): the instance of each
+    target: Tensor  # as the formulation encodes it
     weight: Tensor  # of each target
-    teacher_probs: Tensor | None = None  # what a teacher thinks, beside the target
-    tokens: TokenTargets | None = None  # that are predicted
-    reading: Tensor | None = None  # which reading each predicted token belongs to
-    instance_of_example: Tensor | None = None  # which example each reading belongs to
+    teacher_probs: Tensor | None = None  # soft targets
+    tokens: TokenTargets | None = None  # tokens to predict
+    reading: Tensor | None = None  # the example of each of these tokens
+    instance_of_example: Tensor | None = None  # the instance of each example
 
 
 @dataclass(frozen=True, kw_only=True)
 class Formulation(ABC):
-    """How one kind of network solves one kind of task.
+    """How a kind of network solves a kind of task.
 
-    A way is a frozen value that is saved with the model, so that whoever opens it asks as it was
-    taught. It learns from `lessons` and is asked `questions`; both are examples.
+    A frozen value that is saved with the model, so that predictions are made as it was trained.
     """
 
     task: Task
-    max_length: int = 128  # the most tokens of a reading
+    max_length: int = 128  # tokens of an example
     pad_id: int = 0
 
     name: ClassVar[str]
-    tasks: ClassVar[tuple[str, ...]]  # the kinds of task
-    head: ClassVar[str | None] = None  # the head its network needs
+    outputs: ClassVar[tuple[Output, ...]]  # what it can predict
+    head: ClassVar[str | None] = None  # the head that the network needs
+    trains: ClassVar[bool] = True  # False for prompts
+    distills: ClassVar[bool] = False  # has soft labels
+
+    def fit(self, rows: Sequence[Any], tokenizer: Tokenizer, *, balanced: bool = False) -> Self:
+        """Return it with the fields that follow from the training rows; balanced weighs classes."""
+        if balanced:
+            raise UserError(f"{self.name!r} has no class weights: leave --class-weights out")
+        return self
 
     @abstractmethod
-    def training_instances(self, row: Any, tokenizer: Tokenizer, /) -> list[Instance]:
-        """Turn a labelled row into what is learned from it."""
-
-    def inference_instances(self, row: Any, tokenizer: Tokenizer, /) -> list[Instance]:
-        """Turn a row into what is asked about it; its label plays no part."""
-        return self.training_instances(without_label(row), tokenizer)
+    def instances(
+        self, row: Any, tokenizer: Tokenizer, /, *, labelled: bool = True
+    ) -> list[Instance]:
+        """Return the instances of a row: for the loss, or, without its label, for predictions."""
 
     @abstractmethod
     def targets(
-        self, examples: Sequence[Instance], readings: Sequence[Example], page: Collated
+        self, instances: Sequence[Instance], examples: Sequence[Example], collated: Collated
     ) -> TaskTargets:
-        """Say what is read off, and what is right."""
+        """Return what is scored in a batch, and the targets."""
 
-    def collate(self, examples: Sequence[Instance], /) -> Batch[TaskTargets]:
-        """Pack examples into rows."""
-        readings = [reading for example in examples for reading in example.examples]
-        page = pack_examples(readings, self.pad_id)
-        key = self.targets(examples, readings, page)
-        return Batch(page.inputs, key, self.counts(examples, key))
+    def make_batch(self, instances: Sequence[Instance], /) -> Batch[TaskTargets]:
+        """Pack the examples of instances into rows."""
+        examples = [example for instance in instances for example in instance.examples]
+        collated = pack_examples(examples, self.pad_id)
+        targets = self.targets(instances, examples, collated)
+        return Batch(collated.inputs, targets, self.counts(instances, targets))
 
-    def counts(self, examples: Sequence[Instance], key: TaskTargets) -> dict[str, int]:
-        """Say what each part of the loss is summed over, and how many tokens are read."""
-        return {"labels": len(key.target), "tokens": sum(e.tokens for e in examples)}
+    def counts(self, instances: Sequence[Instance], targets: TaskTargets) -> dict[str, int]:
+        """Return what each part of the loss is summed over, and the number of tokens."""
+        return {"labels": len(targets.target), "tokens": sum(i.tokens for i in instances)}
 
     @abstractmethod
     def loss(self, model: Any, batch: Batch[TaskTargets], /) -> Loss:
-        """Sum what the model got wrong."""
+        """Return the summed loss."""
 
     @abstractmethod
     def logits(self, model: Any, batch: Batch[TaskTargets], /) -> list[RawScores]:
-        """Return the numbers that the model gives each example."""
-
-    def generates(self, row: Any, /) -> bool:
-        """Say whether the answer to a row is written, and not read off: then it can be `heard`."""
-        return False
+        """Return the scores of each instance."""
 
     @abstractmethod
     def decode(
-        self, row: Any, examples: Sequence[Instance], replies: Sequence[RawScores], /
+        self, row: Any, instances: Sequence[Instance], logits: Sequence[RawScores], /
     ) -> Prediction:
-        """Turn the replies to all questions about a row into an answer."""
+        """Return the prediction from the logits of all instances of a row."""
 
+    def generates(self, row: Any, /) -> bool:
+        """Return whether the prediction for a row is generated text."""
+        return False
 
-def without_label(row: Any) -> Any:
-    """Return a row without what is right: it may be a label that nobody knows."""
-    match row:
-        case LabelledText() | MultipleChoiceRow():
-            return replace(row, label=None)
-        case TaggedSentence():
-            return replace(row, tags=None)
-        case QuestionRow():
-            return replace(row, answers=(), answerable=True)
-        case SourceTarget() | CompletionRow():
-            return replace(row, target=None)
-        case CorefDocument():
-            return replace(row, clusters=None)
-    raise AssertionError(f"{type(row).__name__} is no row")
+    def generate(self, model: Any, rows: Sequence[Any], tokenizer: Tokenizer) -> list[Prediction]:
+        """Return the predictions for rows whose predictions are generated text."""
+        raise NotImplementedError
+
+    def soft_labels(self, logits: RawScores, temperature: float) -> RawScores:
+        """Return the targets that a student learns from."""
+        raise NotImplementedError
 
 
 def logits_at(model: Any, batch: Batch[TaskTargets]) -> Tensor:
-    """Score every state that is read: (read, labels)."""
+    """Return the logits of every hidden state that is scored: (read, labels)."""
     hidden = model(batch.inputs).hidden.flatten(0, 1).index_select(0, batch.targets.read_at)
     return model.logits(hidden).float()
 
 
 def weighted_cross_entropy(
-    scores: Tensor, key: TaskTargets, *, teaching: float, heat: float
+    logits: Tensor, targets: TaskTargets, *, distillation_weight: float, temperature: float
 ) -> Tensor:
-    """Return -log p(label) of each target, a share of it as a teacher sees it, by its weight."""
-    plain = F.cross_entropy(scores, key.target, reduction="none", ignore_index=IGNORE_INDEX)
-    if key.teacher_probs is not None:
-        soft = -(key.teacher_probs * F.log_softmax(scores / heat, -1)).sum(-1)
-        # A gradient through heated scores is smaller by the heat squared (Hinton et al. 2015).
-        plain = (1 - teaching) * plain + teaching * heat**2 * soft
-    return key.weight * plain
+    """Return the weighted -log p(label) of each target, mixed with that of soft targets."""
+    nll = F.cross_entropy(logits, targets.target, reduction="none", ignore_index=IGNORE_INDEX)
+    if targets.teacher_probs is not None:
+        soft = -(targets.teacher_probs * F.log_softmax(logits / temperature, -1)).sum(-1)
+        # The gradient of scaled logits is smaller by temperature squared (Hinton et al. 2015).
+        nll = (1 - distillation_weight) * nll + distillation_weight * temperature**2 * soft
+    return targets.weight * nll
 
 
-def stack_soft_targets(examples: Sequence[Instance]) -> Tensor | None:
-    """Lay a teacher's opinions one under another, where there are any."""
-    if not examples or examples[0].teacher_probs is None:
+def stack_soft_targets(instances: Sequence[Instance]) -> Tensor | None:
+    """Stack the soft targets of instances, where there are any."""
+    if not instances or instances[0].teacher_probs is None:
         return None
-    parts = [np.atleast_2d(example.teacher_probs) for example in examples]
+    parts = [np.atleast_2d(instance.teacher_probs) for instance in instances]
     return torch.from_numpy(np.concatenate(parts)).float()
 
 
-def instance_index(examples: Sequence[Instance]) -> Tensor:
-    """Return the number of the example that each reading belongs to."""
-    counts = torch.tensor([len(e.examples) for e in examples])
-    return torch.repeat_interleave(torch.arange(len(examples)), counts)
+def instance_index(instances: Sequence[Instance]) -> Tensor:
+    """Return the index of the instance of each example."""
+    counts = torch.tensor([len(instance.examples) for instance in instances])
+    return torch.repeat_interleave(torch.arange(len(instances)), counts)
 
 
-def split_by_instance(values: Tensor, group: Tensor) -> list[RawScores]:
-    """Part values, in the order of their groups, into one array for each group."""
-    sizes = torch.bincount(group).tolist()
+def offset_targets(target: Tensor, index: Tensor) -> Tensor:
+    """Turn targets within instances into positions among the examples of all instances."""
+    counts = torch.bincount(index)
+    return torch.where(target == IGNORE_INDEX, target, counts.cumsum(0) - counts + target)
+
+
+def split_by_instance(values: Tensor, index: Tensor) -> list[RawScores]:
+    """Split values, which are in the order of their instances, into an array for each."""
+    sizes = torch.bincount(index).tolist()
     return [part.double().cpu().numpy() for part in torch.split(values, sizes)]
 
 
-def segment_log_softmax(scores: Tensor, group: Tensor, groups: int) -> Tensor:
-    """Return log-probabilities among the scores of each group, (scores,) of (scores,).
+def segment_log_softmax(scores: Tensor, index: Tensor, segments: int) -> Tensor:
+    """Return log-probabilities among the scores of each segment, (scores,) of (scores,).
 
-    So options and the words of a text need no padding: each group is as large as it is.
+    So options and the words of a context need no padding.
     """
     scores = scores.float()
-    top = scores.new_full((groups,), -torch.inf).scatter_reduce(0, group, scores.detach(), "amax")
-    apart = scores - top[group]
-    mass = scores.new_zeros(groups).index_add(0, group, apart.exp())
-    return apart - mass.log()[group]
+    maximum = scores.new_full((segments,), -torch.inf)
+    maximum = maximum.scatter_reduce(0, index, scores.detach(), "amax")
+    shifted = scores - maximum[index]
+    total = scores.new_zeros(segments).index_add(0, index, shifted.exp())
+    return shifted - total.log()[index]
 
 
 def softmax(scores: RawScores) -> RawScores:
     """Return probabilities along the last axis."""
-    raised = np.exp(scores - scores.max(-1, keepdims=True))
-    return np.asarray(raised / raised.sum(-1, keepdims=True))
+    exponentials = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.asarray(exponentials / exponentials.sum(-1, keepdims=True))

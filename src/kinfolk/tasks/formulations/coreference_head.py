@@ -1,13 +1,13 @@
-"""Spans that mean one thing, each ranked against those before it (Lee et al., 2017).
+"""Coreference by mention ranking: each span is ranked against those before it (Lee et al., 2017).
 
 words    ann met bob . she smiled
 ids  [C] ann met bob . she smiled [S]
 read      *   *   *  *  *    *
 spans    [ann]  [bob]  [she]        "she" refers to none, to bob or to ann: 0 + two scores
 
-As Joshi et al. (2019), a document is read in stretches of whole sentences; a word is read by its
-first piece. Where no mentions are given, every short span of a sentence may be one, and the best
-are kept.
+As in Joshi et al. (2019), a document is split into parts of whole sentences; a word is read by its
+first token. Where no mentions are given, every short span of a sentence is a candidate, and the
+best are kept.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,9 @@ from torch import Tensor
 
 from kinfolk.batch import Batch, Loss
 from kinfolk.config import config
+from kinfolk.data.examples import Collated, Example
 from kinfolk.errors import UserError
-from kinfolk.tasks.examples import Collated, Example, Instance
+from kinfolk.tasks.examples import Instance
 from kinfolk.tasks.formulations.base import (
     Formulation,
     RawScores,
@@ -31,53 +32,53 @@ from kinfolk.tasks.formulations.base import (
     instance_index,
     split_by_instance,
 )
-from kinfolk.tasks.formulations.head import TokenHead, encode_words, split_to_fit
-from kinfolk.tasks.formulations.sequences import num_special_tokens
+from kinfolk.tasks.formulations.head import TokenHead
+from kinfolk.tasks.formulations.sequences import (
+    encode_words,
+    num_special_tokens,
+    split_to_fit,
+)
 from kinfolk.tasks.rows import CorefDocument, Span
-from kinfolk.tasks.task import Prediction
+from kinfolk.tasks.task import Output, Prediction
 from kinfolk.text.tokenizer import Tokenizer
 
-UNKNOWN_SPEAKERS = ("", "-")  # who speaks, where a file says nothing
+UNKNOWN_SPEAKERS = ("", "-")  # of files that name no speaker
 
 
 @dataclass(frozen=True)
 class CandidateSpans:
-    """The spans of a document that may be mentions, from left to right."""
+    """The candidate mentions of a document, from left to right."""
 
     spans: tuple[Span, ...]
-    speakers: tuple[int, ...]  # who says each, -1 where nobody knows
-    predicted: bool  # by us, and not given
-    max_mentions: int  # how many are kept
+    speakers: tuple[int, ...]  # of each, -1 where unknown
+    predicted: bool  # mentions are not given
+    max_mentions: int  # that are kept
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CoreferenceTargets(TaskTargets):
-    """Spans of all documents; right is the number of each one's cluster, 0 where it is in none."""
+    """Spans of all documents; the target is the number of the cluster, 0 for none."""
 
-    first: Tensor  # (spans,): its first word, among all words that are read
+    first: Tensor  # (spans,): index of the first word among all words
     last: Tensor  # (spans,)
-    document: Tensor  # (spans,): which example it belongs to
+    document: Tensor  # (spans,): index of the instance
     speaker: Tensor  # (spans,)
-    max_mentions: Tensor  # (examples,): how many spans are kept
+    max_mentions: Tensor  # (instances,): number of spans that are kept
 
 
 @config("coreference_head")
 class CoreferenceHead(Formulation):
-    """Score every span with each of those before it, and with none."""
+    """A head that scores every span with each of those before it, and with none."""
 
-    frame: str | None = "bert"  # of FRAMES; None for a decoder
-    causal: bool = False  # a decoder sees the words before only
+    frame: str | None = "bert"  # template of the special tokens; None for a decoder
+    causal: bool = False  # the network is a decoder
     max_span_length: int = 10  # words of a span, where mentions are not given (Lee et al. 2017)
-    spans_per_word: float = (
-        0.4  # spans that are kept for each word, where mentions are not given (the same)
-    )
-    max_antecedents: int = 50  # the most that a mention is ranked against (Lee et al. 2018)
-    mention_loss_weight: float = (
-        1.0  # the weight of telling mentions, where not given, from other spans
-    )
+    spans_per_word: float = 0.4  # spans that are kept, where mentions are not given (the same)
+    max_antecedents: int = 50  # that a mention is ranked against (Lee et al. 2018)
+    mention_loss_weight: float = 1.0  # of classifying spans as mentions, where these are not given
 
     name: ClassVar[str] = "head"
-    tasks: ClassVar[tuple[str, ...]] = ("coref",)
+    outputs: ClassVar[tuple[Output, ...]] = ("clusters",)
     head: ClassVar[str | None] = "coref"
 
     def __post_init__(self) -> None:
@@ -88,30 +89,32 @@ class CoreferenceHead(Formulation):
                 "without spans to rank there are no clusters"
             )
 
-    def training_instances(self, row: CorefDocument, tokenizer: Tokenizer, /) -> list[Instance]:
-        """Read a document whole, in as many stretches as it takes; no spans are no example."""
-        about = self.candidate_spans(row)
-        if not about.spans:
+    def instances(
+        self, row: CorefDocument, tokenizer: Tokenizer, /, *, labelled: bool = True
+    ) -> list[Instance]:
+        """Encode a document in as many parts as it needs; one without spans has no instance."""
+        row = row if labelled else row.without_label()
+        candidates = self.candidate_spans(row)
+        if not candidates.spans:
             return []
-        chunks = encode_words(tokenizer, row.words)
+        words = encode_words(tokenizer, row.words)
         room = self.max_length - (num_special_tokens(self.frame, 1) if self.frame else 1)
-        readings = tuple(
-            self.words.example(chunks[start:stop], None, tokenizer, room)
-            for start, stop in split_document(row.sentences, chunks, room)
+        examples = tuple(
+            self.token_head.example(words[start:end], None, tokenizer, room)
+            for start, end in split_document(row.sentences, words, room)
         )
-        cut = sum(max(0, len(chunk) - room) for chunk in chunks)
         return [
             Instance(
-                examples=readings,
-                target=cluster_ids(row, about),
-                truncated_tokens=cut,
-                metadata=about,
+                examples=examples,
+                target=cluster_ids(row, candidates),
+                truncated_tokens=sum(max(0, len(word) - room) for word in words),
+                metadata=candidates,
             )
         ]
 
     @property
-    def words(self) -> TokenHead:
-        """How words are read: as those that are tagged."""
+    def token_head(self) -> TokenHead:
+        """The formulation that encodes words."""
         return TokenHead(
             task=self.task,
             max_length=self.max_length,
@@ -121,7 +124,7 @@ class CoreferenceHead(Formulation):
         )
 
     def candidate_spans(self, row: CorefDocument) -> CandidateSpans:
-        """Return the mentions that are given, or all spans of a sentence that are not too long."""
+        """Return the given mentions, or all spans of a sentence up to a length."""
         if row.mentions is not None:
             spans = sorted(set(row.mentions))
         else:
@@ -140,99 +143,101 @@ class CoreferenceHead(Formulation):
         return CandidateSpans(tuple(spans), speakers, found, room)
 
     def targets(
-        self, examples: Sequence[Instance], readings: Sequence[Example], page: Collated
+        self, instances: Sequence[Instance], examples: Sequence[Example], collated: Collated
     ) -> CoreferenceTargets:
-        """Read one state a word, and say where spans begin and end among those."""
-        counts = torch.tensor([len(r.read_at) for r in readings])
-        group = instance_index(examples).repeat_interleave(counts)
-        words = torch.bincount(group)
-        spans = [torch.tensor(e.metadata.spans) for e in examples]
+        """Read one hidden state a word; spans begin and end among these."""
+        counts = torch.tensor([len(example.read_positions) for example in examples])
+        index = instance_index(instances).repeat_interleave(counts)
+        words = torch.bincount(index)
+        spans = [torch.tensor(i.metadata.spans) for i in instances]
         sizes = torch.tensor([len(some) for some in spans])
-        document = torch.arange(len(examples)).repeat_interleave(sizes)
+        document = torch.arange(len(instances)).repeat_interleave(sizes)
         ends = torch.cat(spans) + (words.cumsum(0) - words)[document, None]
         return CoreferenceTargets(
-            read_at=page.read_at(readings),
-            instance_ids=group,
-            target=torch.tensor([home for e in examples for home in e.target]),
-            weight=torch.tensor([float(e.metadata.predicted) for e in examples])[document],
+            read_at=collated.read_positions(examples),
+            instance_ids=index,
+            target=torch.tensor([cluster for i in instances for cluster in i.target]),
+            weight=torch.tensor([float(i.metadata.predicted) for i in instances])[document],
             first=ends[:, 0],
             last=ends[:, 1] - 1,
             document=document,
-            speaker=torch.tensor([who for e in examples for who in e.metadata.speakers]),
-            max_mentions=torch.tensor([e.metadata.max_mentions for e in examples]),
+            speaker=torch.tensor([who for i in instances for who in i.metadata.speakers]),
+            max_mentions=torch.tensor([i.metadata.max_mentions for i in instances]),
         )
 
-    def counts(self, examples: Sequence[Instance], key: Any) -> dict[str, int]:
-        """Count the spans that are kept, whichever these are, and those that were not given."""
-        kept, told = int(key.max_mentions.sum()), int(key.weight.sum())
-        return {"labels": kept, "mentions": told, "tokens": sum(e.tokens for e in examples)}
+    def counts(self, instances: Sequence[Instance], targets: Any) -> dict[str, int]:
+        """Count the spans that are kept, and those that are classified as mentions."""
+        kept, classified = int(targets.max_mentions.sum()), int(targets.weight.sum())
+        tokens = sum(instance.tokens for instance in instances)
+        return {"labels": kept, "mentions": classified, "tokens": tokens}
 
     def score_antecedents(self, model: Any, batch: Batch[Any]) -> Any:
-        """Score the mentions with those before them."""
+        """Return the scores of mentions with those before them."""
         hidden = model(batch.inputs).hidden.flatten(0, 1).index_select(0, batch.targets.read_at)
         return model.antecedent_scores(hidden, batch.targets, self.max_antecedents)
 
     def loss(self, model: Any, batch: Batch[Any], /) -> Loss:
-        """Sum -log p(any right antecedent); where there is none, to have none is right.
+        """Sum -log p(any correct antecedent), which is none where there is no other.
 
-        Ranking alone teaches nothing about a span that is not kept, and on little text some would
-        never be: so mentions are told from other spans, too (Zhang et al. 2018).
+        Ranking gives no gradient to a span that is not kept, and on little text some never are: so
+        spans are also classified as mentions (Zhang et al. 2018).
         """
-        found, key = self.score_antecedents(model, batch), batch.targets
-        home = key.target[found.mention_indices]
+        found, targets = self.score_antecedents(model, batch), batch.targets
+        cluster = targets.target[found.mention_indices]
         same = (
-            (home[found.antecedents] == home[:, None])
+            (cluster[found.antecedents] == cluster[:, None])
             & (found.antecedents >= 0)
-            & (home > 0)[:, None]
+            & (cluster > 0)[:, None]
         )
         wrong = torch.cat([same.any(1, keepdim=True), ~same], 1)
-        right = found.scores.masked_fill(wrong, -torch.inf)
-        nats = found.scores.logsumexp(1) - right.logsumexp(1)
-        told = F.binary_cross_entropy_with_logits(
-            found.mention_scores, (key.target > 0).float(), key.weight, reduction="sum"
+        correct = found.scores.masked_fill(wrong, -torch.inf)
+        nll = found.scores.logsumexp(1) - correct.logsumexp(1)
+        mentions = F.binary_cross_entropy_with_logits(
+            found.mention_scores, (targets.target > 0).float(), targets.weight, reduction="sum"
         )
         return Loss(
-            {"labels": nats.sum(), "mentions": told}, {"mentions": self.mention_loss_weight}
+            {"labels": nll.sum(), "mentions": mentions}, {"mentions": self.mention_loss_weight}
         )
 
     def logits(self, model: Any, batch: Batch[Any], /) -> list[RawScores]:
-        """Return for each span the number of its antecedent, -1 for none, and how likely it is."""
-        found, key = self.score_antecedents(model, batch), batch.targets
+        """Return for each span the index of its antecedent, -1 for none, and its probability."""
+        found, targets = self.score_antecedents(model, batch), batch.targets
         share, choice = found.scores.softmax(1).max(1)
         indices = torch.arange(len(choice), device=choice.device)
-        starts = torch.searchsorted(key.document, key.document)  # the first span of its document
+        document = targets.document
+        starts = torch.searchsorted(document, document)  # the first span of the document
         chosen = found.mention_indices[indices - choice]
         chosen = torch.where(choice > 0, chosen - starts[chosen], -1)
-        said = torch.stack([-torch.ones(len(starts)), torch.ones(len(starts))], 1).to(share)
-        said[found.mention_indices] = torch.stack([chosen.to(share), share], 1)
-        return split_by_instance(said, key.document)
+        values = torch.stack([-torch.ones(len(starts)), torch.ones(len(starts))], 1).to(share)
+        values[found.mention_indices] = torch.stack([chosen.to(share), share], 1)
+        return split_by_instance(values, document)
 
     def decode(
-        self, row: Any, examples: Sequence[Instance], replies: Sequence[RawScores], /
+        self, row: Any, instances: Sequence[Instance], logits: Sequence[RawScores], /
     ) -> Prediction:
-        """Join what refers to each other; what stands alone is in no cluster."""
-        if not replies:
+        """Return the clusters of spans with their antecedents; a span alone is in none."""
+        if not logits:
             return Prediction(())
-        spans = examples[0].metadata.spans
-        home: dict[int, list[Span]] = {}
-        for place, before in enumerate(replies[0][:, 0].astype(int)):
-            if before >= 0:
-                own = home.setdefault(before, [spans[before]])
-                own.append(spans[place])
-                home[place] = own
-        unlike = {id(group): tuple(group) for group in home.values()}
-        return Prediction(tuple(unlike.values()), probability=float(replies[0][:, 1].min()))
+        spans = instances[0].metadata.spans
+        cluster_of: dict[int, list[Span]] = {}
+        for index, antecedent in enumerate(logits[0][:, 0].astype(int)):
+            if antecedent >= 0:
+                cluster = cluster_of.setdefault(antecedent, [spans[antecedent]])
+                cluster.append(spans[index])
+                cluster_of[index] = cluster
+        clusters = {id(cluster): tuple(cluster) for cluster in cluster_of.values()}
+        return Prediction(tuple(clusters.values()), probability=float(logits[0][:, 1].min()))
 
 
 def sentence_bounds(sentences: Sequence[Sequence[str]]) -> list[Span]:
-    """Say where sentences begin and end among the words of a document."""
+    """Return the first word of each sentence, and the one after its last."""
     return list(pairwise(accumulate(map(len, sentences), initial=0)))
 
 
 def split_document(
     sentences: Sequence[Sequence[str]], chunks: Sequence[Sequence[int]], room: int
 ) -> list[Span]:
-    """Part words into stretches that fit, of whole sentences unless one is longer than the room."""
+    """Split words into parts that fit, of whole sentences unless one is longer than the room."""
     where = [span for span in sentence_bounds(sentences) if span[0] < span[1]]
     found = []
     for start, stop in split_to_fit([sum(map(len, chunks[a:b])) for a, b in where], room):
@@ -243,7 +248,7 @@ def split_document(
 
 
 def cluster_ids(row: CorefDocument, about: CandidateSpans) -> list[int]:
-    """Number the clusters of a document from 1, and return that of each span, 0 for none."""
+    """Return the number of the cluster of each span, from 1, 0 for none."""
     clusters = enumerate(row.clusters or (), 1)
     known = {span: number for number, cluster in clusters for span in cluster}
     return [known.get(span, 0) for span in about.spans]

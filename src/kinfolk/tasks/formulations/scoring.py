@@ -11,292 +11,299 @@ from torch import Tensor
 
 from kinfolk.batch import IGNORE_INDEX, Batch, Loss
 from kinfolk.config import config
+from kinfolk.data.examples import Collated, Example
 from kinfolk.errors import UserError
-from kinfolk.tasks.examples import Collated, Example, Instance
+from kinfolk.generation.config import GenerationConfig
+from kinfolk.generation.generate import generate_batches
+from kinfolk.generation.prompts import EncodedPrompt, build_prompt
+from kinfolk.tasks.examples import Instance
 from kinfolk.tasks.formulations.base import (
     Formulation,
     RawScores,
     TaskTargets,
     instance_index,
+    offset_targets,
     segment_log_softmax,
     softmax,
     split_by_instance,
-    without_label,
 )
 from kinfolk.tasks.formulations.sequences import (
-    ANSWER_FIELD,
+    NUM_LAYOUT_TOKENS,
     SequenceLayout,
     build_example,
     encode_continuation,
     fill_pattern,
-    num_layout_tokens,
-    space_between,
 )
-from kinfolk.tasks.rows import CompletionRow, LabelledText, MultipleChoiceRow, SourceTarget
-from kinfolk.tasks.task import Prediction
+from kinfolk.tasks.rows import space_between
+from kinfolk.tasks.task import Output, Prediction
 from kinfolk.text.tokenizer import Tokenizer
+
+GENERATION_BATCH = 32  # texts that are generated at a time
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptionScoring(Formulation):
-    """Say each option where the answer belongs, and add up how likely its tokens are."""
+    """Insert each option for the answer and sum the log-likelihood of its tokens."""
 
     layout: SequenceLayout = "decoder"
-    infill: bool = False  # the answer stands inside the text, not behind it
-    length_normalized: bool = (
-        False  # a token's likelihood, not an option's: long ones have a chance
-    )
-    score_eos: bool = False  # an option says its end, too
+    infill: bool = False  # the answer stands inside the text, not after it
+    length_normalized: bool = False  # divide by the number of tokens
+    score_eos: bool = False  # include the end of the answer
 
     @abstractmethod
     def prompt(self, row: Any) -> tuple[str, str]:
         """Return the text before the answer, and the text after it."""
 
-    @abstractmethod
     def options(self, row: Any) -> tuple[str, ...] | None:
-        """Return the answers there are to choose from, where they are known."""
+        """Return the texts of the options, None where the answer is a free text."""
+        return self.task.options(row)
 
-    def target(self, row: Any) -> int | None:
-        """Return the place of the right option."""
+    def score_options(self, row: Any, tokenizer: Tokenizer, *, labelled: bool) -> Instance:
+        """Return the instance of a row with one example for each option."""
         options = self.options(row)
         assert options is not None
-        match row:
-            case MultipleChoiceRow(label=label):
-                return label
-            case CompletionRow(target=said):
-                return None if said is None else options.index(said)
-        return None if row.label is None else self.task.label_id(str(row.label))
-
-    def score_options(self, row: Any, tokenizer: Tokenizer) -> Instance:
-        """Read a row once for each option."""
-        options = self.options(row)
-        assert options is not None
-        said = [self.encode_with_answer(row, option, tokenizer) for option in options]
-        readings, cut = zip(*said, strict=True)
-        return Instance(examples=readings, target=self.target(row), truncated_tokens=max(cut))
+        encoded = [self.encode_with_answer(row, option, tokenizer) for option in options]
+        examples, truncated = zip(*encoded, strict=True)
+        target = self.task.option_index(row) if labelled else None
+        return Instance(examples=examples, target=target, truncated_tokens=max(truncated))
 
     def encode_with_answer(
         self, row: Any, answer: str, tokenizer: Tokenizer, *, end: bool | None = None
     ) -> tuple[Example, int]:
-        """Read a row with an answer in it; say how many of its tokens are cut."""
+        """Return the example of a row with an answer, and how many tokens were truncated."""
         before, after = self.prompt(row)
         opening = self.append_separator(tokenizer.offsets(before)[0], tokenizer)
-        said = encode_continuation(tokenizer, before, answer) or [self.pad_id]
+        answer_ids = encode_continuation(tokenizer, before, answer) or [self.pad_id]
         rest = tokenizer.offsets(after)[0] if after.strip() else []
-        whole = len(opening) + len(said) + len(rest)
-        room = self.max_length - num_layout_tokens(self.layout)
-        said = said[: max(1, room - 1)]
+        total = len(opening) + len(answer_ids) + len(rest)
+        room = self.max_length - NUM_LAYOUT_TOKENS
+        answer_ids = answer_ids[: max(1, room - 1)]
         if self.layout == "encoder-decoder":
-            room += len(said)  # which stand in a row of their own
-        rest = rest[: max(0, room - len(said) - 1)]
-        kept = self.truncate_prompt(opening, max(1, room - len(said) - len(rest)))
-        laid = build_example(
+            room += len(answer_ids)  # which are in a row of their own
+        rest = rest[: max(0, room - len(answer_ids) - 1)]
+        kept = self.truncate_prompt(opening, max(1, room - len(answer_ids) - len(rest)))
+        example = build_example(
             self.layout,
             tokenizer.special_tokens,
             kept,
-            said,
+            answer_ids,
             rest,
             end=self.score_eos if end is None else end,
-            hole=self.infill,
+            infill=self.infill,
         )
-        return laid, whole - len(kept) - len(said) - len(rest)
+        return example, total - len(kept) - len(answer_ids) - len(rest)
 
     def append_separator(self, before: list[int], tokenizer: Tokenizer) -> list[int]:
-        """Return what is read before the answer, with what divides the two."""
+        """Return the tokens before the answer with a separator at their end, where it needs one."""
         return before
 
     def truncate_prompt(self, opening: list[int], room: int) -> list[int]:
-        """Cut what is read before the answer to the room there is: its start goes."""
+        """Truncate the start of the tokens before the answer."""
         return opening[-room:]
 
     def targets(
-        self, examples: Sequence[Instance], readings: Sequence[Example], page: Collated
+        self, instances: Sequence[Instance], examples: Sequence[Example], collated: Collated
     ) -> TaskTargets:
         """Predict the tokens of every option."""
-        member = instance_index(examples)
-        tokens, reading = page.tokens(readings)
-        target = torch.tensor([IGNORE_INDEX if e.target is None else e.target for e in examples])
-        first = torch.bincount(member).cumsum(0) - torch.bincount(member)
-        target = torch.where(target == IGNORE_INDEX, target, first + target)
-        nothing = torch.zeros(0, dtype=torch.int64)
-        weight = torch.ones(len(examples))
-        return TaskTargets(nothing, nothing, target, weight, None, tokens, reading, member)
+        index = instance_index(instances)
+        tokens, example_of_token = collated.token_targets(examples)
+        target = torch.tensor([IGNORE_INDEX if i.target is None else i.target for i in instances])
+        empty = torch.zeros(0, dtype=torch.int64)
+        return TaskTargets(
+            read_at=empty,
+            instance_ids=empty,
+            target=offset_targets(target, index),
+            weight=torch.ones(len(instances)),
+            tokens=tokens,
+            reading=example_of_token,
+            instance_of_example=index,
+        )
 
     def sequence_logprobs(self, model: Any, batch: Batch[TaskTargets]) -> Tensor:
-        """Return log p of every reading, by its predicted tokens."""
-        key = batch.targets
-        assert (
-            key.tokens is not None
-            and key.reading is not None
-            and key.instance_of_example is not None
-        )
-        hidden = key.tokens.gather(model(batch.inputs).hidden)
-        scores: Tensor = model.lm_logits(hidden).logits().float()
-        each: Tensor = scores.log_softmax(-1).gather(1, key.tokens.labels[:, None])[:, 0]
-        total = each.new_zeros(len(key.instance_of_example)).index_add(0, key.reading, each)
+        """Return the log-likelihood of the predicted tokens of every example."""
+        targets = batch.targets
+        assert targets.tokens is not None
+        assert targets.reading is not None and targets.instance_of_example is not None
+        hidden = targets.tokens.gather(model(batch.inputs).hidden)
+        logits: Tensor = model.lm_logits(hidden).logits().float()
+        each: Tensor = logits.log_softmax(-1).gather(1, targets.tokens.labels[:, None])[:, 0]
+        examples = len(targets.instance_of_example)
+        total = each.new_zeros(examples).index_add(0, targets.reading, each)
         if not self.length_normalized:
             return total
-        return total / torch.bincount(key.reading, minlength=len(key.instance_of_example)).clamp(
-            min=1
-        )
+        return total / torch.bincount(targets.reading, minlength=examples).clamp(min=1)
 
     def logits(self, model: Any, batch: Batch[TaskTargets], /) -> list[RawScores]:
-        """Return log p of each option."""
-        assert batch.targets.instance_of_example is not None
-        return split_by_instance(
-            self.sequence_logprobs(model, batch), batch.targets.instance_of_example
-        )
+        """Return the log-likelihood of each option."""
+        index = batch.targets.instance_of_example
+        assert index is not None
+        return split_by_instance(self.sequence_logprobs(model, batch), index)
 
     def decode(
-        self, row: Any, examples: Sequence[Instance], replies: Sequence[RawScores], /
+        self, row: Any, instances: Sequence[Instance], logits: Sequence[RawScores], /
     ) -> Prediction:
-        """Name the option that is likeliest."""
-        (reply,) = replies
-        shares = softmax(reply)
-        best = int(np.argmax(shares))
-        options = self.options(row)
-        assert options is not None
-        match row:
-            case MultipleChoiceRow():
-                value: Any = best
-            case CompletionRow():
-                value = options[best]
-            case _:
-                value = self.task.labels[best]
-        return Prediction(value, tuple(shares.tolist()), float(shares[best]))
+        """Return the most likely option."""
+        (scores,) = logits
+        probabilities = softmax(scores)
+        best = int(np.argmax(probabilities))
+        value = self.task.option_value(row, best)
+        return Prediction(value, tuple(probabilities.tolist()), float(probabilities[best]))
+
+    # Generation, for rows without options
+
+    max_new_tokens = 64
+
+    def generation_config(self) -> GenerationConfig:
+        """Return how text is generated."""
+        return GenerationConfig(do_sample=False, max_new_tokens=self.max_new_tokens)
+
+    def parse_output(self, row: Any, text: str) -> Prediction:
+        """Return the prediction from a generated text."""
+        raise NotImplementedError
+
+    def generate(self, model: Any, rows: Sequence[Any], tokenizer: Tokenizer) -> list[Prediction]:
+        """Generate the answers of rows, those with prompts of similar length together."""
+        prompts = [self.generation_prompt(model, row, tokenizer) for row in rows]
+        config = self.generation_config()
+        outputs = generate_batches(model, tokenizer, prompts, config, batch_size=GENERATION_BATCH)
+        return [
+            self.parse_output(row, text.text) for row, (text,) in zip(rows, outputs, strict=True)
+        ]
+
+    def generation_prompt(self, model: Any, row: Any, tokenizer: Tokenizer) -> EncodedPrompt:
+        """Encode the text before an answer, truncated as in training and to leave room for it."""
+        ids = self.append_separator(tokenizer.offsets(self.prompt(row)[0])[0], tokenizer)
+        room = self.max_length - NUM_LAYOUT_TOKENS
+        if model.config.max_length is not None and model.decoding != "encoder-decoder":
+            longest = model.config.max_length - self.max_new_tokens - NUM_LAYOUT_TOKENS
+            room = min(room, longest)
+        return build_prompt(model, tokenizer, self.truncate_prompt(ids, max(1, room)))
 
 
-CLOZE_PATTERNS = {"classify": "{text} {text2} {answer}", "choose": "{text} {question} {answer}"}
+CLOZE_PATTERNS = {"label": "{text} {text2} {answer}", "option": "{text} {question} {answer}"}
 
 
 @config("cloze")
 class Cloze(OptionScoring):
-    """Let options compete for the blank of a pattern."""
+    """Score options in the blank of a pattern (Schick & Schütze 2021)."""
 
     pattern: str = ""
-    verbalizer: tuple[str, ...] = ()  # what is said for each class; none says their names
+    verbalizer: tuple[str, ...] = ()  # the word of each class; empty for the labels themselves
     infill: bool = True
 
     name: ClassVar[str] = "cloze"
-    tasks: ClassVar[tuple[str, ...]] = ("classify", "choose", "complete")
+    outputs: ClassVar[tuple[Output, ...]] = ("label", "option", "word")
 
     def __post_init__(self) -> None:
         if self.verbalizer and len(self.verbalizer) != len(self.task.labels):
             raise UserError(
                 f"{len(self.verbalizer)} words were given for {len(self.task.labels)} classes: "
-                "give one "
-                f"for each of {', '.join(self.task.labels)}"
+                f"give one for each of {', '.join(self.task.labels)}"
             )
 
-    def training_instances(self, row: Any, tokenizer: Tokenizer, /) -> list[Instance]:
-        """Read a row once for each option."""
-        return [self.score_options(row, tokenizer)]
+    def instances(
+        self, row: Any, tokenizer: Tokenizer, /, *, labelled: bool = True
+    ) -> list[Instance]:
+        """Encode a row with each option."""
+        return [self.score_options(row, tokenizer, labelled=labelled)]
 
     def prompt(self, row: Any) -> tuple[str, str]:
-        """Fill the pattern in."""
-        if isinstance(row, CompletionRow):
-            return row.context, row.suffix
-        before, after = fill_pattern(self.pattern or CLOZE_PATTERNS[self.task.kind], row)
-        return before.rstrip(), after  # the option brings the space before it along
+        """Return the filled pattern before and after the answer."""
+        if self.task.output == "word":
+            return self.task.prompt(row)
+        before, after = fill_pattern(self.pattern or CLOZE_PATTERNS[self.task.output], row)
+        return before.rstrip(), after  # an option is encoded with the space before it
 
     def options(self, row: Any) -> tuple[str, ...] | None:
         """Return the words of the classes, or the options of the row."""
-        if isinstance(row, CompletionRow) and row.options is None:
+        options = self.verbalizer or self.task.options(row)
+        if options is None:
             raise UserError(
                 f"row {row.number} has no options to choose from: complete it by --way text"
             )
-        if isinstance(row, MultipleChoiceRow | CompletionRow):
-            return row.options
-        return self.verbalizer or self.task.labels
+        return options
 
     def loss(self, model: Any, batch: Batch[TaskTargets], /) -> Loss:
-        """Sum -log p(right option) among the options."""
-        key = batch.targets
-        assert key.instance_of_example is not None
-        logs = segment_log_softmax(
-            self.sequence_logprobs(model, batch), key.instance_of_example, len(key.target)
+        """Sum -log p(correct option) among the options."""
+        targets = batch.targets
+        assert targets.instance_of_example is not None
+        logprobs = segment_log_softmax(
+            self.sequence_logprobs(model, batch), targets.instance_of_example, len(targets.target)
         )
-        return Loss({"labels": -logs.index_select(0, key.target).sum()})
+        return Loss({"labels": -logprobs.index_select(0, targets.target).sum()})
 
 
 PROMPT_PATTERNS = {
-    "classify": "{text} {text2} -> {answer}",
-    "choose": "{text} {question} {answer}",
-    "write": "{text} -> {answer}",
+    "label": "{text} {text2} -> {answer}",
+    "option": "{text} {question} {answer}",
+    "text": "{text} -> {answer}",
 }
 
 
 @config("prompt")
 class Prompt(OptionScoring):
-    """Let options compete behind a prompt; nothing is learned."""
+    """Score options after a zero- or few-shot prompt (Brown et al. 2020), without training."""
 
     pattern: str = ""
-    verbalizer: tuple[str, ...] = ()  # what is said for each class; none says their names
-    examples: tuple[str, ...] = ()  # solved rows that stand before
-    fewshot_delimiter: str = "\n"  # solved rows
+    verbalizer: tuple[str, ...] = ()  # the word of each class; empty for the labels themselves
+    examples: tuple[str, ...] = ()  # few-shot examples
+    fewshot_delimiter: str = "\n"
     length_normalized: bool = True
-    max_new_tokens: int = 64  # the most that is written, where there are no options
+    max_new_tokens: int = 64  # where there are no options
 
     name: ClassVar[str] = "prompt"
-    tasks: ClassVar[tuple[str, ...]] = ("classify", "choose", "complete", "write")
+    outputs: ClassVar[tuple[Output, ...]] = ("label", "option", "word", "text")
+    trains: ClassVar[bool] = False
 
-    def training_instances(self, row: Any, tokenizer: Tokenizer, /) -> list[Instance]:
-        """Say that there are none."""
-        raise UserError(
-            "a prompt learns nothing: give the solved rows with --shots, or learn by another --way"
-        )
-
-    def inference_instances(self, row: Any, tokenizer: Tokenizer, /) -> list[Instance]:
-        """Read a row once for each option."""
-        return [] if self.generates(row) else [self.score_options(without_label(row), tokenizer)]
+    def instances(
+        self, row: Any, tokenizer: Tokenizer, /, *, labelled: bool = True
+    ) -> list[Instance]:
+        """Encode a row with each option."""
+        if labelled:
+            raise UserError(
+                "a prompt is not trained: give few-shot examples with --shots, or fine-tune by "
+                "another --way"
+            )
+        if self.generates(row):
+            return []
+        return [self.score_options(row, tokenizer, labelled=False)]
 
     def prompt(self, row: Any) -> tuple[str, str]:
-        """Put the row behind those that are solved."""
-        if isinstance(row, CompletionRow):
-            before, after = row.context, row.suffix
-        else:
-            before, after = fill_pattern(self.pattern or PROMPT_PATTERNS[self.task.kind], row)
+        """Return the few-shot examples and the row before the answer, and what follows it."""
+        before, after = self.fill(row)
         return self.fewshot_delimiter.join([*self.examples, before.rstrip()]), after
 
+    def fill(self, row: Any) -> tuple[str, str]:
+        """Return the texts before and after the answer of one row."""
+        if self.task.output == "word":
+            return self.task.prompt(row)
+        return fill_pattern(self.pattern or PROMPT_PATTERNS[self.task.output], row)
+
     def format_example(self, row: Any) -> str:
-        """Write a labelled row out with its answer, to stand before others."""
-        before, after = fill_fields(self.pattern or PROMPT_PATTERNS[self.task.kind], row)
-        said = self.label_word(row)
-        return f"{before.rstrip()}{space_between(before.rstrip(), said)}{said}{after}"
+        """Return a labelled row with its answer, as a few-shot example."""
+        before, after = self.fill(row)
+        answer = self.label_word(row)
+        return f"{before.rstrip()}{space_between(before.rstrip(), answer)}{answer}{after}"
 
     def label_word(self, row: Any) -> str:
-        """Return the right answer of a labelled row as it is said."""
-        match row:
-            case MultipleChoiceRow(label=int(label), options=options):
-                return options[label]
-            case LabelledText(label=label) if label is not None:
-                place = self.task.label_id(str(label))
-                return (self.verbalizer or self.task.labels)[place]
-            case SourceTarget(target=str(target)) | CompletionRow(target=str(target)):
-                return target
-        raise UserError(f"row {row.number} has no label: it cannot stand before others as solved")
+        """Return the reference of a row as the prompt writes it."""
+        if self.task.reference(row) is None:
+            raise UserError(f"row {row.number} has no label: it cannot be a few-shot example")
+        index = self.task.option_index(row) if self.verbalizer else None
+        return self.task.target_text(row) or "" if index is None else self.verbalizer[index]
 
     def options(self, row: Any) -> tuple[str, ...] | None:
         """Return the words of the classes, or the options of the row."""
-        if isinstance(row, MultipleChoiceRow | CompletionRow):
-            return row.options
-        return None if isinstance(row, SourceTarget) else self.verbalizer or self.task.labels
+        return self.verbalizer or self.task.options(row)
 
     def generates(self, row: Any) -> bool:
-        """Say whether the answer to a row is written, and not chosen."""
+        """Return whether the answer is generated, because there are no options."""
         return self.options(row) is None
 
     def loss(self, model: Any, batch: Batch[TaskTargets], /) -> Loss:
-        """Say that there is none."""
-        raise UserError("a prompt learns nothing: choose another --way to fine-tune")
+        """Refuse to train."""
+        raise UserError("a prompt is not trained: choose another --way to fine-tune")
 
     def parse_output(self, row: Any, text: str) -> Prediction:
-        """Turn what was written into an answer: its first line."""
+        """Return the first line of a generated text."""
         return Prediction(text.strip().split("\n")[0].strip())
-
-
-def fill_fields(pattern: str, row: Any) -> tuple[str, str]:
-    """Fill a pattern in for a row that is shown whole."""
-    if isinstance(row, CompletionRow):
-        return row.context, row.suffix
-    return fill_pattern(pattern if ANSWER_FIELD in pattern else pattern + ANSWER_FIELD, row)

@@ -1,88 +1,80 @@
 """Token sequences of labelled rows: special-token templates, truncation, prompts and answers."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from kinfolk.batch import IGNORE_INDEX
 from kinfolk.data.chunks import IntArray
+from kinfolk.data.examples import Example
 from kinfolk.errors import UserError
-from kinfolk.tasks.examples import Example
-from kinfolk.tasks.rows import (
-    CompletionRow,
-    LabelledText,
-    MultipleChoiceRow,
-    QuestionRow,
-    SourceTarget,
-    TaggedSentence,
-)
+from kinfolk.tasks.rows import Row, space_between
 from kinfolk.text.tokenizer import TEMPLATES, SpecialTokens, Tokenizer, glm_tokens
-from kinfolk.text.unicode import guess_language
 
 TEMPLATE_PART = re.compile(r"(\$[AB]|\{\w+\})(?::(\d))?")
 
 
 @dataclass(frozen=True)
 class TemplatedInput:
-    """Texts in their frame."""
+    """Texts between special tokens."""
 
     ids: IntArray
     token_type_ids: IntArray
-    offsets: tuple[int, ...]  # the slot where each text begins
-    cls_index: int  # the slot that stands for the whole
+    offsets: tuple[int, ...]  # position of the first token of each text
+    cls_index: int  # position of the token that stands for the texts
 
 
-def parse_template(frame: str, texts: int) -> list[tuple[str, int]]:
-    """Take a frame apart: tokens by their role, texts as `$A` and `$B`, each with its segment."""
+def parse_template(template: str, texts: int) -> list[tuple[str, int]]:
+    """Return the parts of a template: roles of tokens, texts `$A` and `$B`, each with its type."""
     return [
         (name.strip("{}"), int(kind or 0))
-        for name, kind in TEMPLATE_PART.findall(TEMPLATES[frame][texts - 1])
+        for name, kind in TEMPLATE_PART.findall(TEMPLATES[template][texts - 1])
     ]
 
 
-def num_special_tokens(frame: str, texts: int) -> int:
-    """Say how many slots a frame takes besides the texts."""
-    return sum(not name.startswith("$") for name, _ in parse_template(frame, texts))
+def num_special_tokens(template: str, texts: int) -> int:
+    """Return the number of special tokens of a template."""
+    return sum(not name.startswith("$") for name, _ in parse_template(template, texts))
 
 
 def apply_template(
-    frame: str, special_tokens: SpecialTokens, texts: Sequence[Sequence[int]]
+    template: str, special_tokens: SpecialTokens, texts: Sequence[Sequence[int]]
 ) -> TemplatedInput:
-    """Put one text or two into a frame: `[CLS] a [SEP] b [SEP]`."""
+    """Put one text or two into a template: `[CLS] a [SEP] b [SEP]`."""
     ids: list[int] = []
     segments: list[int] = []
     starts = []
-    summary = 0
-    for name, kind in parse_template(frame, len(texts)):
+    cls_index = 0
+    for name, kind in parse_template(template, len(texts)):
         chunk = (
             texts["AB".index(name[1])] if name.startswith("$") else [special_tokens.require(name)]
         )
         if name.startswith("$"):
             starts.append(len(ids))
         if name == "cls":
-            summary = len(ids)
+            cls_index = len(ids)
         ids += chunk
         segments += [kind] * len(chunk)
     return TemplatedInput(
-        np.array(ids, np.int64), np.array(segments, np.int64), tuple(starts), summary
+        np.array(ids, np.int64), np.array(segments, np.int64), tuple(starts), cls_index
     )
 
 
 def truncate_longest_first(
     texts: Sequence[Sequence[int]], room: int
 ) -> tuple[list[list[int]], int]:
-    """Cut texts to the room there is, the longest first; say how many tokens that costs.
+    """Truncate texts to a number of tokens, the longest first; also return how many were cut.
 
-    Two that are both too long have half of it each; a token that is left over is the longer one's,
-    as Hugging Face's tokenizers have it.
+    Two that are both too long get half each; the longer one gets an odd token, as in Hugging Face's
+    tokenizers.
     """
     over = sum(map(len, texts)) - room
     if room < len(texts):
         raise UserError(
-            f"a row of {room} tokens has no room for {len(texts)} texts: choose a larger --length"
+            f"{room} tokens have no room for {len(texts)} texts: choose a larger --length"
         )
     if over <= 0:
         return [list(text) for text in texts], 0
@@ -96,78 +88,81 @@ def truncate_longest_first(
 
 
 def encode_plain(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """Return the ids of texts, without a frame, and plain: a `[MASK]` in them is six letters."""
+    """Return the ids of texts without special tokens; a `[MASK]` in them is six characters."""
     return [tokenizer.offsets(text)[0] for text in texts]
 
 
 SequenceLayout = Literal["decoder", "encoder-decoder", "blanks"]
 ANSWER_FIELD = "{answer}"
+NUM_LAYOUT_TOKENS = 2  # special tokens around text and answer, at most
 
 
 def build_example(
-    speaks: SequenceLayout,
+    layout: SequenceLayout,
     special_tokens: SpecialTokens,
     before: Sequence[int],
-    said: Sequence[int],
+    answer: Sequence[int],
     after: Sequence[int] = (),
     *,
     end: bool = True,
-    hole: bool = False,
+    infill: bool = False,
 ) -> Example:
-    """Lay out what is read and what is said; `end` says the end, too.
+    """Return the example of a text and its answer; `end` predicts the end, too.
 
-    A decoder says what comes after as well, since it cannot read it. A `hole` is filled where it
-    stands; else what is said follows the text.
+    A decoder predicts what follows the answer as well, since it cannot read it. With `infill` the
+    answer fills a blank in the text, else it follows the text.
     """
-    if speaks == "encoder-decoder":
-        return seq2seq_example(special_tokens, before, said, after, end=end, hole=hole)
-    if speaks == "blanks":
-        return infill_example(special_tokens, before, said, after, end=end, hole=hole)
+    if layout == "encoder-decoder":
+        return seq2seq_example(special_tokens, before, answer, after, end=end, infill=infill)
+    if layout == "blanks":
+        return infill_example(special_tokens, before, answer, after, end=end, infill=infill)
     opening = special_tokens.require("eos") if special_tokens.bos is None else special_tokens.bos
     closing = [special_tokens.require("eos")] if end else []
-    line = np.array([opening, *before, *said, *after, *closing], np.int64)
+    line = np.array([opening, *before, *answer, *after, *closing], np.int64)
     labels = line[1:].copy()
     labels[: len(before)] = IGNORE_INDEX
-    return Example(ids=line[:-1], order=np.arange(len(line) - 1), labels=labels)
+    return Example(input_ids=line[:-1], order=np.arange(len(line) - 1), labels=labels)
 
 
 def seq2seq_example(
     special_tokens: SpecialTokens,
     before: Sequence[int],
-    said: Sequence[int],
+    answer: Sequence[int],
     after: Sequence[int],
     *,
     end: bool,
-    hole: bool,
+    infill: bool,
 ) -> Example:
-    """Let an encoder read, and a decoder say."""
+    """Return the example of an encoder-decoder."""
     eos = special_tokens.require("eos")
-    mark = list(special_tokens.sentinels[:1]) if hole else []
+    mark = list(special_tokens.sentinels[:1]) if infill else []
     source = np.array([*before, *mark, *after, eos], np.int64)
-    ids = np.array([special_tokens.pad, *mark, *said], np.int64)
+    ids = np.array([special_tokens.pad, *mark, *answer], np.int64)
     labels = np.append(ids[1:], eos if end else IGNORE_INDEX)
     labels[: len(mark)] = IGNORE_INDEX
-    return Example(ids=ids, order=np.arange(len(ids)), source=source, labels=labels)
+    return Example(
+        input_ids=ids, order=np.arange(len(ids)), encoder_input_ids=source, labels=labels
+    )
 
 
 def infill_example(
     special_tokens: SpecialTokens,
     before: Sequence[int],
-    said: Sequence[int],
+    answer: Sequence[int],
     after: Sequence[int],
     *,
     end: bool,
-    hole: bool,
+    infill: bool,
 ) -> Example:
-    """Let a network read both ways, and fill a blank at the place of its mask."""
+    """Return the example of GLM: the answer fills a blank at the position of its mask."""
     known = glm_tokens(special_tokens)
-    text = [*before, known.mask if hole else known.gmask, *after]
-    size = len(said) + 1
-    ids = np.array([*text, known.start, *said], np.int64)
+    text = [*before, known.mask if infill else known.gmask, *after]
+    size = len(answer) + 1
+    ids = np.array([*text, known.start, *answer], np.int64)
     ahead = np.zeros(len(text), np.int64)
-    labels = [*[IGNORE_INDEX] * len(text), *said, known.end if end else IGNORE_INDEX]
+    labels = [*[IGNORE_INDEX] * len(text), *answer, known.end if end else IGNORE_INDEX]
     return Example(
-        ids=ids,
+        input_ids=ids,
         order=np.append(ahead, np.arange(1, size + 1)),
         position_ids=np.append(np.arange(len(text)), np.full(size, len(before))),
         block_position_ids=np.append(ahead, np.arange(1, size + 1)),
@@ -175,42 +170,12 @@ def infill_example(
     )
 
 
-def num_layout_tokens(speaks: SequenceLayout) -> int:
-    """Say how many slots are taken by what is neither read nor said, at most."""
-    return {"decoder": 2, "encoder-decoder": 2, "blanks": 2}[speaks]
-
-
-def template_fields(row: Any) -> dict[str, str]:
-    """Return what a pattern may name of a row."""
-    match row:
-        case LabelledText(texts=texts):
-            return {
-                "text": texts[0],
-                "text1": texts[0],
-                "text2": texts[1] if len(texts) > 1 else "",
-            }
-        case MultipleChoiceRow(context=context, question=question, options=options):
-            listed = " ".join(f"({number}) {option}" for number, option in enumerate(options, 1))
-            return {"text": context, "question": question, "options": listed}
-        case CompletionRow(context=context, suffix=after):
-            return {"text": context, "after": after}
-        case QuestionRow(context=context, question=question):
-            return {"text": context, "question": question}
-        case SourceTarget(source=source):
-            return {"text": source}
-        case TaggedSentence(words=words):
-            return {"text": detokenize(words)}
-    raise UserError(f"a {type(row).__name__.lower()} row has no text to put into a pattern")
-
-
-def fill_pattern(pattern: str, row: Any) -> tuple[str, str]:
-    """Fill a pattern in, and part it at its hole."""
-    known: Mapping[str, str] = template_fields(row)
-    before, hole, after = pattern.partition(ANSWER_FIELD)
-    if not hole:
-        raise UserError(
-            f"the pattern {pattern!r} has no {ANSWER_FIELD}: say where the answer stands"
-        )
+def fill_pattern(pattern: str, row: Row) -> tuple[str, str]:
+    """Fill the fields of a pattern, and split it at the answer."""
+    known = row.fields
+    before, separator, after = pattern.partition(ANSWER_FIELD)
+    if not separator:
+        raise UserError(f"the pattern {pattern!r} has no {ANSWER_FIELD}: add one for the answer")
     try:
         return before.format(**known), after.format(**known)
     except (KeyError, IndexError, ValueError):
@@ -221,31 +186,40 @@ def fill_pattern(pattern: str, row: Any) -> tuple[str, str]:
         ) from None
 
 
-def detokenize(words: Sequence[str]) -> str:
-    """Join words as they are written: with spaces, but none between Chinese characters."""
-    text = ""
+def encode_continuation(tokenizer: Tokenizer, before: str, answer: str) -> list[int]:
+    """Return the ids of a text that follows another."""
+    return tokenizer.offsets(space_between(before, answer) + answer)[0]
+
+
+def causal_special_tokens(special_tokens: SpecialTokens) -> tuple[int, int, int]:
+    """Return the start, the delimiter and the token that is read, of those a tokenizer has.
+
+    GPT-2's has <|endoftext|> alone, which takes all three places.
+    """
+    last = special_tokens.require("eos")
+    start = last if special_tokens.bos is None else special_tokens.bos
+    delimiter = last if special_tokens.sep is None else special_tokens.sep
+    return start, delimiter, last if special_tokens.cls is None else special_tokens.cls
+
+
+def encode_words(tokenizer: Tokenizer, words: Sequence[str]) -> list[list[int]]:
+    """Return the tokens of each word as in running text; a word has one at least."""
+    unknown = tokenizer.special_tokens.unk
+    unknown = tokenizer.special_tokens.pad if unknown is None else unknown
+    tokens = []
+    before = ""
     for word in words:
-        text += word if not text else space_between(text, word) + word
-    return text
+        tokens.append(tokenizer.offsets(space_between(before, word) + word)[0] or [unknown])
+        before = word
+    return tokens
 
 
-def space_between(before: str, after: str) -> str:
-    """Return what stands between two words: a space, but nothing beside a Chinese character."""
-    if not before or not after or before[-1].isspace():
-        return ""
-    return "" if is_cjk(before[-1]) or is_cjk(after[0]) else " "
-
-
-def is_cjk(character: str) -> bool:
-    """Say whether a character is written without spaces around it."""
-    return "\u2e80" <= character <= "\u9fff" or "\uf900" <= character <= "\uffef"
-
-
-def is_chinese(texts: Sequence[str]) -> bool:
-    """Say whether texts are Chinese, by a sample of them."""
-    return guess_language(" ".join(texts[:50])) == "Chinese"
-
-
-def encode_continuation(tokenizer: Tokenizer, before: str, said: str) -> list[int]:
-    """Return the ids of a text as it follows another."""
-    return tokenizer.offsets(space_between(before, said) + said)[0]
+def split_to_fit(sizes: Sequence[int], room: int) -> list[tuple[int, int]]:
+    """Split words into parts that fit: the first word of each, and the one after its last."""
+    parts, start, used = [], 0, 0
+    for index, size in enumerate(sizes):
+        if index > start and used + size > room:
+            parts.append((start, index))
+            start, used = index, 0
+        used += min(size, room)
+    return [*parts, (start, len(sizes))] if sizes else []

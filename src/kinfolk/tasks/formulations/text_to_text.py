@@ -1,154 +1,133 @@
-"""Text to text (Raffel et al., 2020): every answer is a text, a number or a tag as any other.
+"""Text to text (Raffel et al., 2020): every answer is a text, also a number or tags.
 
 read      stsb sentence1: a plane lands . sentence2: an airplane is landing .
 write     4.6
 
-Where the answers are known beforehand, the likeliest of them counts; else one is written.
+Where a row has options, the most likely one is predicted; else the answer is generated.
 """
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any, ClassVar, Self
 
 from kinfolk.batch import IGNORE_INDEX, Batch, Loss
 from kinfolk.config import config
+from kinfolk.generation.config import GenerationConfig
 from kinfolk.tasks.examples import Instance
-from kinfolk.tasks.formulations.base import RawScores, TaskTargets, without_label
+from kinfolk.tasks.formulations.base import RawScores, TaskTargets
 from kinfolk.tasks.formulations.scoring import OptionScoring
-from kinfolk.tasks.formulations.sequences import build_example, num_layout_tokens, template_fields
-from kinfolk.tasks.rows import (
-    CompletionRow,
-    LabelledText,
-    MultipleChoiceRow,
-    QuestionRow,
-    SourceTarget,
-    TaggedSentence,
-)
-from kinfolk.tasks.task import Prediction
+from kinfolk.tasks.formulations.sequences import NUM_LAYOUT_TOKENS, build_example
+from kinfolk.tasks.task import Output, Prediction
 from kinfolk.text.tokenizer import Tokenizer
 
-ROUND_TO = (
-    0.2  # numbers from 0 to 5 are rounded to it, so that few texts stand for all (section 2.4)
-)
-GRAINS = 25  # that the range of other numbers has at least: as many as STS-B's
+ROUND_TO = 0.2  # the step of numbers from 0 to 5 (section 2.4)
+NUM_STEPS = 25  # of other ranges of numbers, at least: as many as STS-B's
+NUMBER_TOKENS = 8  # of a generated number, at most
+SAMPLE_ROWS = 1000  # by which the length of generated texts is chosen
 
 
 @config("text")
 class TextToText(OptionScoring):
-    """Read a task's prefix and the texts of a row, and write the answer."""
+    """Read the prefix of the task and the texts of a row, and generate the answer."""
 
     score_eos: bool = True
-    max_new_tokens: int = 64  # the most that is written
+    max_new_tokens: int = 64
     num_beams: int = 1
-    grain: float = ROUND_TO  # numbers are rounded to it
-    default_number: float = 0.0  # of the numbers in training: the answer where none was written
+    grain: float = ROUND_TO  # the step that numbers are rounded to
+    default_number: float = 0.0  # mean of the training rows: predicted where no number is written
 
     name: ClassVar[str] = "text"
-    tasks: ClassVar[tuple[str, ...]] = (
-        "classify", "regress", "choose", "tag", "span", "write", "complete", "lm",
+    outputs: ClassVar[tuple[Output, ...]] = (
+        "label", "number", "option", "tags", "span", "text", "word", "likelihood",
     )  # fmt: skip
 
+    def fit(self, rows: Sequence[Any], tokenizer: Tokenizer, *, balanced: bool = False) -> Self:
+        """Set the step and the mean of numbers, or the length of generated texts."""
+        fitted = super().fit(rows, tokenizer, balanced=balanced)
+        if self.task.output == "number":
+            numbers = [float(row.label) for row in rows]
+            return replace(
+                fitted,
+                default_number=sum(numbers) / len(numbers),
+                grain=rounding_step(numbers),
+                max_new_tokens=NUMBER_TOKENS,
+            )
+        if self.task.output in ("text", "tags", "span"):
+            texts = [self.task.target_text(row) or "" for row in rows[:SAMPLE_ROWS]]
+            longest = max(len(tokenizer.offsets(text)[0]) for text in texts)
+            most = max(self.max_new_tokens, min(self.max_length, longest + 1))
+            return replace(fitted, max_new_tokens=most)
+        return fitted
+
     def generates(self, row: Any) -> bool:
-        """Say whether the answer to a row is written, and not chosen."""
-        return self.task.kind != "lm" and self.options(row) is None
+        """Return whether the answer is generated, because there are no options."""
+        return self.task.output != "likelihood" and self.options(row) is None
+
+    def generation_config(self) -> GenerationConfig:
+        """Return the settings of beam search or greedy decoding."""
+        return replace(super().generation_config(), num_beams=self.num_beams)
 
     def prompt(self, row: Any) -> tuple[str, str]:
         """Return the prefix and the texts of a row, each under its name."""
-        known = {name: text for name, text in template_fields(row).items() if text}
-        match row:
-            case LabelledText(texts=(text,)):
-                said = f"sentence: {text}" if self.task.prefix else text
-            case LabelledText(texts=texts):
-                said = " ".join(f"sentence{n}: {text}" for n, text in enumerate(texts, 1))
-            case MultipleChoiceRow():
-                said = " ".join(f"{name}: {text}" for name, text in _named(known))
-            case QuestionRow():
-                said = f"question: {known.get('question', '')} context: {known.get('text', '')}"
-            case CompletionRow(context=context, suffix=after):
-                return context, after
-            case _:
-                said = known.get("text", "")
-        return f"{self.task.prefix}{said}", ""
+        return self.task.prompt(row)
 
     def append_separator(self, before: list[int], tokenizer: Tokenizer) -> list[int]:
-        """End what is read: a decoder must see where its answer begins."""
-        if self.layout != "decoder" or self.task.kind in ("complete", "lm"):
+        """Append a separator, so that a decoder knows where its answer begins."""
+        if self.layout != "decoder" or self.task.output in ("word", "likelihood"):
             return before
         special_tokens = tokenizer.special_tokens
-        return [
-            *before,
-            special_tokens.require("eos") if special_tokens.sep is None else special_tokens.sep,
-        ]
+        separator = special_tokens.sep
+        return [*before, special_tokens.require("eos") if separator is None else separator]
 
     def truncate_prompt(self, opening: list[int], room: int) -> list[int]:
-        """Cut what is read: its end, so that the task stays; its start, where the end is asked."""
-        if self.task.kind == "complete" or len(opening) <= room:
+        """Truncate the end, so that the prefix stays; the start, where the next word is asked."""
+        if self.task.output == "word" or len(opening) <= room:
             return opening[-room:]
-        mark = opening[-1:] if self.layout == "decoder" else []
-        return [*opening[: room - len(mark)], *mark]
-
-    def options(self, row: Any) -> tuple[str, ...] | None:
-        """Return the answers there are to choose from, where they are known."""
-        match row:
-            case MultipleChoiceRow(options=options) | CompletionRow(options=options):
-                return options
-            case LabelledText() if self.task.kind == "classify":
-                return self.task.labels
-        return None
+        separator = opening[-1:] if self.layout == "decoder" else []
+        return [*opening[: room - len(separator)], *separator]
 
     def target_text(self, row: Any) -> str | None:
-        """Return the right answer as a text."""
-        match row:
-            case LabelledText(label=None):
-                return None
-            case LabelledText(label=float(label)):
-                position_ids = max(0, math.ceil(-math.log10(self.grain)))
-                return f"{round(label / self.grain) * self.grain:.{position_ids}f}"
-            case LabelledText(label=label):
-                return self.task.labels[self.task.label_id(str(label))]
-            case MultipleChoiceRow(label=place, options=options):
-                return None if place is None else options[place]
-            case TaggedSentence(tags=tags):
-                return None if tags is None else " ".join(tags)
-            case QuestionRow(answers=answers, answerable=possible):
-                return answers[0][0] if answers else None if possible else "unanswerable"
-            case SourceTarget(target=target) | CompletionRow(target=target):
-                return target
-        raise AssertionError(f"no answer in {type(row).__name__}")
+        """Return the reference as text; a number is rounded."""
+        if self.task.output != "number" or row.label is None:
+            return self.task.target_text(row)
+        decimals = max(0, math.ceil(-math.log10(self.grain)))
+        return f"{round(row.label / self.grain) * self.grain:.{decimals}f}"
 
-    def training_instances(self, row: Any, tokenizer: Tokenizer, /) -> list[Instance]:
-        """Say the right answer."""
+    def instances(
+        self, row: Any, tokenizer: Tokenizer, /, *, labelled: bool = True
+    ) -> list[Instance]:
+        """Encode a row with its reference; for predictions, with each option.
+
+        Rows without options have a likelihood of the reference where the kind scores it.
+        """
+        if not labelled and self.options(row) is not None:
+            return [self.score_options(row, tokenizer, labelled=False)]
+        if not labelled and self.task.output not in ("word", "likelihood"):
+            return []
         answer = self.target_text(row)
         if answer is None:
             return []
-        if self.task.kind == "lm":
+        if self.task.output == "likelihood":
             return self.rolling_windows(answer, tokenizer)
-        end = self.task.kind != "complete" or self.layout != "decoder"
-        said, cut = self.encode_with_answer(row, answer, tokenizer, end=end)
-        return [Instance(examples=(said,), truncated_tokens=cut)]
+        end = self.task.output != "word" or self.layout != "decoder"
+        example, truncated = self.encode_with_answer(row, answer, tokenizer, end=end)
+        return [Instance(examples=(example,), truncated_tokens=truncated)]
 
     def rolling_windows(self, text: str, tokenizer: Tokenizer) -> list[Instance]:
-        """Say a text itself, in as many stretches as it takes: every token once, and no end."""
-        ids, room = tokenizer.offsets(text)[0], self.max_length - num_layout_tokens(self.layout)
-        parts = [ids[start : start + room] for start in range(0, len(ids), room)]
-        laid = [
-            build_example(self.layout, tokenizer.special_tokens, (), part, end=False)
-            for part in parts
+        """Encode a text in as many windows as it needs: every token once, without an end."""
+        ids, room = tokenizer.offsets(text)[0], self.max_length - NUM_LAYOUT_TOKENS
+        windows = [ids[start : start + room] for start in range(0, len(ids), room)]
+        examples = [
+            build_example(self.layout, tokenizer.special_tokens, (), window, end=False)
+            for window in windows
         ]
-        return [Instance(examples=(one,)) for one in laid]
+        return [Instance(examples=(example,)) for example in examples]
 
-    def inference_instances(self, row: Any, tokenizer: Tokenizer, /) -> list[Instance]:
-        """Say each answer there is, or, where they are not known, the right one to weigh it."""
-        if self.options(row) is not None:
-            return [self.score_options(without_label(row), tokenizer)]
-        return (
-            self.training_instances(row, tokenizer) if self.task.kind in ("complete", "lm") else []
-        )
-
-    def counts(self, examples: Sequence[Instance], key: TaskTargets) -> dict[str, int]:
-        """Count the tokens that are predicted."""
-        assert key.tokens is not None
-        return {"tokens": len(key.tokens.labels)}
+    def counts(self, instances: Sequence[Instance], targets: TaskTargets) -> dict[str, int]:
+        """Count the predicted tokens."""
+        assert targets.tokens is not None
+        return {"tokens": len(targets.tokens.labels)}
 
     def loss(self, model: Any, batch: Batch[TaskTargets], /) -> Loss:
         """Sum -log p(token of the answer)."""
@@ -158,52 +137,37 @@ class TextToText(OptionScoring):
         return Loss({"tokens": model.lm_logits(hidden).nll(tokens.labels)})
 
     def parse_output(self, row: Any, text: str) -> Prediction:
-        """Turn what was written into an answer."""
+        """Return the prediction from a generated text."""
         text = text.strip()
-        match self.task.kind:
-            case "regress":
-                return Prediction(parse_number(text, self.default_number))
-            case "tag":
-                said = text.split()[: len(row.words)]
-                other = "O" if "O" in self.task.labels else self.task.labels[0]
-                tags = [tag if tag in self.task.labels else other for tag in said]
-                return Prediction((*tags, *[other] * (len(row.words) - len(tags))))
-            case "span":
-                return Prediction("" if text == "unanswerable" else text)
-            case "complete":
-                return Prediction(text.split()[0] if text.split() else "")
-        return Prediction(text)
+        if self.task.output == "number":
+            return Prediction(parse_number(text, self.default_number))
+        return Prediction(self.task.parse_text(row, text))
 
     def decode(
-        self, row: Any, examples: Sequence[Instance], replies: Sequence[RawScores], /
+        self, row: Any, instances: Sequence[Instance], logits: Sequence[RawScores], /
     ) -> Prediction:
-        """Name the likeliest answer; where none is known, say how likely the right one is."""
+        """Return the most likely option; without options, the likelihood of the reference."""
         if self.options(row) is not None:
-            return super().decode(row, examples, replies)
-        labels = [r.labels for e in examples for r in e.examples if r.labels is not None]
+            return super().decode(row, instances, logits)
+        labels = [e.labels for i in instances for e in i.examples if e.labels is not None]
         tokens = sum(int((some != IGNORE_INDEX).sum()) for some in labels)
-        return Prediction("", nll=-sum(float(reply[0]) for reply in replies), tokens=tokens)
+        return Prediction("", nll=-sum(float(scores[0]) for scores in logits), tokens=tokens)
 
 
-def parse_number(text: str, otherwise: float) -> float:
-    """Read a number, if one was written."""
+def parse_number(text: str, default: float) -> float:
+    """Return the finite number that a text is, else the default."""
     try:
-        found = float(text)
+        number = float(text)
     except ValueError:
-        return otherwise
-    return found if math.isfinite(found) else otherwise
+        return default
+    return number if math.isfinite(number) else default
 
 
-def _named(known: dict[str, str]) -> list[tuple[str, str]]:
-    names = {"text": "context"}
-    return [(names.get(name, name), text) for name, text in known.items()]
-
-
-def grain(numbers: Sequence[float]) -> float:
-    """Return what numbers are rounded to: T5's 0.2 from 0 to 5, else 1, 2 or 5 times 10^n."""
+def rounding_step(numbers: Sequence[float]) -> float:
+    """Return the step that numbers are rounded to: 0.2 from 0 to 5, else 1, 2 or 5 times 10^n."""
     low, high = min(numbers), max(numbers)
     if (low >= 0 and 1 < high <= 5) or low == high:
         return ROUND_TO
-    size = (high - low) / GRAINS
+    size = (high - low) / NUM_STEPS
     power = 10.0 ** math.floor(math.log10(size))
     return max(step for step in (power, 2 * power, 5 * power) if step <= size * (1 + 1e-9))

@@ -1,0 +1,309 @@
+"""ELECTRA (Clark et al., 2020): a BERT that detects the tokens that a generator replaced.
+
+A small generator fills in masked tokens, trained by likelihood; the discriminator classifies every
+token of the result as original or replaced. Both share their embeddings. The discriminator is the
+model; the generator is needed for pretraining only.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from kinfolk.attention_mask import AttentionBackend
+from kinfolk.batch import Inputs, Output
+from kinfolk.config import config, field
+from kinfolk.errors import UserError
+from kinfolk.families.base import SEQUENCE_SUMMARY, Family, HuggingFace, hf_heads
+from kinfolk.families.bert import (
+    EMBEDDING_STD,
+    FIELDS,
+    REQUIRED,
+    BertConfig,
+    BertEmbeddings,
+    embedding_rules,
+    encoder_layer,
+    layer_rules,
+)
+from kinfolk.families.mapping import ParameterMap, ParameterRule, module, require
+from kinfolk.families.sizes import standard_sizes
+from kinfolk.nn.embeddings import MaskedLMHead
+from kinfolk.nn.init import init_weights_, mimetic_init_
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling
+from kinfolk.nn.layers import get_activation
+from kinfolk.objectives.rtd import RTD
+from kinfolk.training.config import TrainConfig
+
+
+@config("electra")
+class ElectraConfig(ModelConfig):
+    """The published small model by default; the sizes are the discriminator's."""
+
+    vocab_size: int = field(default=30522, ge=1, help="number of token ids")
+    embedding_size: int = field(default=128, ge=1, help="size of the token embeddings")
+    hidden_size: int = field(default=256, ge=1, help="size of the discriminator's hidden states")
+    num_layers: int = field(default=12, ge=1, help="number of layers")
+    num_heads: int = field(default=4, ge=1, help="number of attention heads")
+    intermediate_size: int | None = field(
+        default=None,
+        ge=1,
+        help="size of the feed-forward layer; None is four times the hidden size",
+    )
+    generator_size: float = field(
+        default=0.25, gt=0, help="size of the generator as a fraction of the discriminator's"
+    )
+    max_length: int = field(default=512, ge=1, help="longest sequence, in tokens")
+    type_vocab_size: int = field(default=2, ge=1, help="number of token types")
+    activation: str = field(default="gelu", help="activation function of the feed-forward layer")
+    dropout: float = field(default=0.1, ge=0, lt=1, help="dropout rate of embeddings and sublayers")
+    attention_dropout: float = field(
+        default=0.1, ge=0, lt=1, help="dropout rate of attention probabilities"
+    )
+    layer_norm_eps: float = field(default=1e-12, gt=0, help="epsilon of the layer norms")
+    init_std: float = field(default=0.02, ge=0, help="standard deviation of initial weights")
+    mimetic_init: bool = field(
+        default=False, help="mimetic initialisation: attention starts on neighbouring tokens"
+    )
+
+    def __post_init__(self) -> None:
+        width, heads = (
+            round(self.generator_size * self.hidden_size),
+            round(self.generator_size * self.num_heads),
+        )
+        heads = max(1, heads)
+        if width < 1 or width % heads:
+            raise UserError(
+                f"model.generator_size={self.generator_size} makes a generator of hidden size "
+                f"{width} with "
+                f"{heads} heads, which do not divide it: use another fraction, like 0.25 or 0.5"
+            )
+
+    @classmethod
+    def network(cls) -> type[LanguageModel]:
+        """Return the class of the network."""
+        return Electra
+
+    def encoder_config(self, share: float = 1.0) -> BertConfig:
+        """Return the sizes of a stack of layers: the discriminator's, or a fraction of it."""
+        return BertConfig(
+            hidden_size=round(share * self.hidden_size),
+            num_layers=self.num_layers,
+            num_heads=max(1, round(share * self.num_heads)),
+            intermediate_size=round(share * (self.intermediate_size or 4 * self.hidden_size)),
+            activation=self.activation,
+            dropout=self.dropout,
+            attention_dropout=self.attention_dropout,
+            layer_norm_eps=self.layer_norm_eps,
+        )
+
+
+class Encoder(nn.Module):
+    """BERT's layers, after a projection where the embeddings have another size."""
+
+    def __init__(self, c: BertConfig, embedding_size: int) -> None:
+        super().__init__()
+        self.embedding_projection = (
+            nn.Identity()
+            if c.hidden_size == embedding_size
+            else nn.Linear(embedding_size, c.hidden_size)
+        )
+        self.layers = LayerStack(encoder_layer(c) for _ in range(c.num_layers))
+
+    def forward(self, x: Tensor, attend: AttentionBackend) -> Tensor:
+        x = self.embedding_projection(x)
+        for layer in self.layers:
+            x = layer(x, attend)
+        return x
+
+
+class DiscriminatorHead(nn.Module):
+    """One logit a token, above zero where it was replaced."""
+
+    def __init__(self, c: ElectraConfig) -> None:
+        super().__init__()
+        self.activation = get_activation(c.activation)
+        self.dense = nn.Linear(c.hidden_size, c.hidden_size)
+        self.out = nn.Linear(c.hidden_size, 1)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.out(self.activation(self.dense(hidden)))[..., 0]
+
+
+class Electra(BertEmbeddings):
+    """Embeddings that a generator and a discriminator share, each with its head."""
+
+    config: ElectraConfig
+    pooling = Pooling(token="first", activation="gelu")
+    pretraining_only = ("generator", "mlm_head", "discriminator_head")
+
+    def __init__(self, c: ElectraConfig) -> None:
+        super().__init__(c, c.embedding_size)
+        small = c.encoder_config(c.generator_size)
+        self.generator = Encoder(small, c.embedding_size)
+        self.mlm_head = MaskedLMHead(
+            small.hidden_size, c.embedding_size, c.vocab_size, "gelu", c.layer_norm_eps
+        )
+        self.discriminator = Encoder(c.encoder_config(), c.embedding_size)
+        self.discriminator_head = DiscriminatorHead(c)
+        init_weights_(self, std=c.init_std, embedding_std=EMBEDDING_STD)
+        if c.mimetic_init:
+            init_weights_(self.generator, std=small.hidden_size**-0.5)
+            mimetic_init_(self, self.position_embeddings, std=EMBEDDING_STD)
+
+    def forward(self, inputs: Inputs) -> Output:
+        return Output(self.discriminator(self.embed(inputs), self.attention_fn(inputs)))
+
+    def forward_lm(self, inputs: Inputs) -> Output:
+        """Run the generator."""
+        return Output(self.generator(self.embed(inputs), self.attention_fn(inputs)))
+
+    def discriminator_logits(self, hidden: Tensor) -> Tensor:
+        """Return a logit a token, above zero where it was replaced: (batch, length)."""
+        return self.discriminator_head(hidden)
+
+
+def parameters(c: ElectraConfig) -> ParameterMap:
+    """Map the parameters to those of transformers, which has a class for each network.
+
+    The generator is in a subfolder. Both folders hold the shared embeddings, so that each opens by
+    itself.
+    """
+    embeddings = "electra.embeddings"
+    shared = embedding_rules(embeddings, c.vocab_size)
+    small = c.encoder_config(c.generator_size)
+    return ParameterMap(
+        base_model_prefix="electra.",
+        rules=[
+            *shared,
+            *_encoder_rules("discriminator", "electra", c.encoder_config(), c.embedding_size),
+            *module("discriminator_head.dense", "discriminator_predictions.dense"),
+            *module("discriminator_head.out", "discriminator_predictions.dense_prediction"),
+            *_encoder_rules("generator", "generator/electra", small, c.embedding_size),
+            *module("mlm_head.dense", "generator/generator_predictions.dense"),
+            *module("mlm_head.norm", "generator/generator_predictions.LayerNorm"),
+            ParameterRule("mlm_head.bias", ("generator/generator_lm_head.bias",)),
+        ],
+        optional_prefixes=("discriminator_predictions.", "generator/"),
+        aliases={"generator/generator_lm_head.weight": f"{embeddings}.word_embeddings.weight"},
+        duplicates={f"generator/{name}": name for rule in shared for name in rule.hf_names},
+        ignored_pattern=r"(generator/)?(electra\.)?embeddings\.position_ids",
+    )
+
+
+def _encoder_rules(
+    ours: str, theirs: str, c: BertConfig, embedding_size: int
+) -> list[ParameterRule]:
+    projection = (
+        module(f"{ours}.embedding_projection", f"{theirs}.embeddings_project")
+        if c.hidden_size != embedding_size
+        else []
+    )
+    return [*projection, *layer_rules(f"{ours}.layers", theirs, c.num_layers)]
+
+
+def generator_config(c: ElectraConfig, data: dict[str, Any]) -> dict[str, Any]:
+    """Return the config.json of the generator's subfolder from that of the discriminator."""
+    small = c.encoder_config(c.generator_size)
+    sizes = {
+        "hidden_size": small.hidden_size,
+        "num_attention_heads": small.num_heads,
+        "intermediate_size": small.intermediate_size,
+    }
+    shared = {name: value for name, value in data.items() if name != "generator_share"}
+    return shared | {"architectures": ["ElectraForMaskedLM"]} | sizes
+
+
+def from_extra(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the size of the generator by the config.json of its subfolder, where there is one."""
+    small = data.get("generator")
+    if small is None or "generator_share" in data:
+        return {}
+    share = small.get("hidden_size", 256) / data["hidden_size"]
+    require(
+        small,
+        num_hidden_layers=data["num_hidden_layers"],
+        num_attention_heads=max(1, round(share * data["num_attention_heads"])),
+        intermediate_size=round(share * data["intermediate_size"]),
+        hidden_act=data["hidden_act"],
+    )
+    return {"generator_size": share}
+
+
+# Table 6.
+PAPER_TRAINING = TrainConfig(
+    steps=1_000_000,
+    batch_size=128,
+    lr=5e-4,
+    warmup=10_000,
+    schedule="linear",
+    min_lr_ratio=0.0,
+    weight_decay=0.01,
+    betas=(0.9, 0.999),
+    eps=1e-6,
+)
+
+FAMILY = Family(
+    name="electra",
+    title="ELECTRA",
+    paper="Clark et al. 2020",
+    year=2020,
+    model=Electra,
+    # Deviation: the standard sizes train without dropout and start as BERT's do. Their generators
+    # have half the size of their discriminators, the upper end of what works best (section 3.2).
+    sizes=standard_sizes(
+        ElectraConfig,
+        lambda size: {
+            "embedding_size": size.hidden_size,
+            "init_std": size.hidden_size**-0.5,
+        },
+        generator_size=0.5,
+        dropout=0.0,
+        attention_dropout=0.0,
+        mimetic_init=True,
+    )
+    | {
+        "electra-small": ElectraConfig(),
+        "electra-base": ElectraConfig(
+            embedding_size=768, hidden_size=768, num_heads=12, generator_size=1 / 3
+        ),
+        "electra-large": ElectraConfig(
+            embedding_size=1024, hidden_size=1024, num_layers=24, num_heads=16
+        ),
+    },
+    objectives={"rtd": RTD},
+    training=TrainConfig(lr=1e-3, warmup=200, betas=(0.9, 0.999)),
+    paper_training={
+        "electra-small": PAPER_TRAINING,
+        "electra-base": replace(PAPER_TRAINING, steps=766_000, batch_size=256, lr=2e-4),
+        # It also masks 25 % of the tokens: objective.mask_rate=0.25.
+        "electra-large": replace(PAPER_TRAINING, steps=400_000, batch_size=2048, lr=2e-4),
+    },
+    template="bert",
+    hf=HuggingFace(
+        model_type="electra",
+        architecture="ElectraForPreTraining",
+        config=ElectraConfig,
+        # The last one is ours alone: transformers keeps fields that it does not know.
+        fields=FIELDS | {"embedding_size": "embedding_size", "generator_size": "generator_share"},
+        parameters=parameters,
+        intermediate_size="intermediate_size",
+        token_ids={"pad": "pad"},
+        required=REQUIRED,
+        defaults={
+            "hidden_size": 256,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 4,
+            "intermediate_size": 1024,
+            "hidden_act": "gelu",
+        },
+        to_extra=lambda *_: {"tie_word_embeddings": True},
+        from_extra=from_extra,
+        heads=hf_heads(
+            "Electra",
+            ("classifier.out_proj", "classifier.dense"),
+            ("classifier", SEQUENCE_SUMMARY),
+        ),
+        subfolders={"generator": generator_config},
+    ),
+)

@@ -1,0 +1,268 @@
+"""Transformer-XL (Dai et al., 2019): a decoder with segment-level recurrence.
+
+Each layer also attends to its inputs of the segments before, so that the context does not end with
+a segment. Absolute positions would start anew in every segment, so positions are relative.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from kinfolk.attention_mask import EMPTY_SLOT_ID
+from kinfolk.batch import Inputs, LazyLogits, Output, SegmentMemory
+from kinfolk.config import config, field
+from kinfolk.families.base import Family
+from kinfolk.families.sizes import standard_sizes
+from kinfolk.nn.embeddings import AdaptiveEmbedding
+from kinfolk.nn.init import init_weights_
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling, WithBiases
+from kinfolk.nn.layers import FeedForward, PostNorm
+from kinfolk.nn.relative_attention import (
+    RelativeAttention,
+    RelativeContext,
+    RelativeLayer,
+    sinusoidal_distances,
+)
+from kinfolk.objectives.clm import CLM
+from kinfolk.objectives.recurrent_clm import RecurrentCLM
+from kinfolk.training.config import TrainConfig
+
+
+@config("transformer_xl")
+class TransformerXLConfig(ModelConfig):
+    """The published large model of WikiText-103 by default."""
+
+    vocab_size: int = field(default=267735, ge=1, help="number of token ids")
+    hidden_size: int = field(default=1024, ge=1, help="size of the hidden states")
+    num_layers: int = field(default=18, ge=1, help="number of layers")
+    num_heads: int = field(default=16, ge=1, help="number of attention heads")
+    head_dim: int | None = field(
+        default=None, ge=1, help="size of an attention head; None is the hidden size over the heads"
+    )
+    intermediate_size: int | None = field(
+        default=None,
+        ge=1,
+        help="size of the feed-forward layer; None is four times the hidden size",
+    )
+    mem_len: int = field(
+        default=384, ge=1, help="number of cached hidden states from earlier segments"
+    )
+    clamp_len: int | None = field(
+        default=None, ge=1, help="largest relative distance; None is unlimited"
+    )
+    attention_window: int | None = field(
+        default=None,
+        ge=1,
+        help="number of tokens that attention sees; None is the segment and the memory",
+    )
+    cutoffs: tuple[int, ...] = field(
+        default=(20_000, 40_000, 200_000),
+        ge=1,
+        help="first id of each cluster of rarer tokens (adaptive softmax)",
+    )
+    div_val: int = field(
+        default=4, ge=1, help="factor by which the embeddings of each next cluster are smaller"
+    )
+    dropout: float = field(default=0.2, ge=0, lt=1, help="dropout rate of embeddings and sublayers")
+    attention_dropout: float = field(
+        default=0.2, ge=0, lt=1, help="dropout rate of attention probabilities"
+    )
+    layer_norm_eps: float = field(default=1e-5, gt=0, help="epsilon of the layer norms")
+    init_std: float = field(default=0.02, ge=0, help="standard deviation of initial weights")
+
+    @classmethod
+    def network(cls) -> type[LanguageModel]:
+        """Return the class of the network."""
+        return TransformerXL
+
+
+def decoder_layer(c: TransformerXLConfig) -> RelativeLayer:
+    """Return a layer: attention to the memory and the segment, and feed-forward."""
+    attention_size = None if c.head_dim is None else c.num_heads * c.head_dim
+    return RelativeLayer(
+        RelativeAttention(
+            c.hidden_size, c.num_heads, attention_size=attention_size, dropout=c.attention_dropout
+        ),
+        FeedForward(
+            c.hidden_size, c.intermediate_size or 4 * c.hidden_size, "relu", dropout=c.dropout
+        ),
+        residual=lambda part: PostNorm(
+            part, nn.LayerNorm(c.hidden_size, c.layer_norm_eps), c.dropout
+        ),
+    )
+
+
+class TransformerXL(LanguageModel):
+    """Adaptive embeddings, which are also the output layer, and a stack of layers."""
+
+    config: TransformerXLConfig
+    token_embeddings: AdaptiveEmbedding
+    architecture = "decoder"
+    decoding = "causal"
+    static_cache = False
+    pooling = Pooling(token="last", bias=False)
+
+    def __init__(self, c: TransformerXLConfig) -> None:
+        super().__init__()
+        self.config = c
+        self.attention_windows = () if c.attention_window is None else (c.attention_window,)
+        self.token_embeddings = AdaptiveEmbedding(
+            c.vocab_size, c.hidden_size, cutoffs=c.cutoffs, div_val=c.div_val
+        )
+        self.dropout = nn.Dropout(c.dropout)
+        self.layers = LayerStack(decoder_layer(c) for _ in range(c.num_layers))
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Draw the weights as the released code does."""
+        init_weights_(self, std=self.config.init_std)
+        # Deviation: the released code draws only the projections of clusters from 0.01.
+        smaller = {*self.token_embeddings.all_projections()}
+        smaller |= {part.up_proj for part in self.modules() if isinstance(part, FeedForward)}
+        for module in self.modules():
+            if module in smaller:
+                for weight in module.parameters():
+                    weight.normal_(0.0, 0.01)
+            noisy: tuple[nn.Parameter, ...] = ()
+            if isinstance(module, WithBiases):
+                noisy = module.bias_parameters()
+            if isinstance(module, nn.LayerNorm):
+                noisy = (module.weight,)
+            for weight in noisy:
+                weight.add_(torch.randn_like(weight), alpha=self.config.init_std)
+
+    def forward(self, inputs: Inputs) -> Output:
+        x = self.dropout(self.token_embeddings(inputs.input_ids) * self.config.hidden_size**0.5)
+        context, memory, contents = self.relative_context(inputs), inputs.memory, []
+        for i, layer in enumerate(self.layers):
+            assert isinstance(layer, RelativeLayer)
+            content = x if memory is None else torch.cat([memory.hidden[i], x], dim=1)
+            contents.append(content)
+            x = layer(x, layer.project_kv(content, inputs.cache, i), context)
+        if inputs.cache is not None and inputs.cache.length > self.config.mem_len:
+            inputs.cache.keep_last(self.config.mem_len)
+        return Output(self.dropout(x), inputs.cache, self.next_memory(inputs, contents))
+
+    def relative_context(self, inputs: Inputs) -> RelativeContext:
+        """Return the attention backend and the distances to the memory and the segment."""
+        attend = self.attention_fn(inputs, window=self.config.attention_window)
+        memory_length = 0 if inputs.memory is None else inputs.memory.document_ids.shape[1]
+        keys = memory_length + inputs.input_ids.shape[1]
+        if inputs.key_mask is not None:
+            keys = inputs.key_mask.document_ids.shape[1]
+        distances = sinusoidal_distances(
+            keys,
+            0,
+            self.config.hidden_size,
+            like=self.token_embeddings.weight_of(0),
+            clamp=self.config.clamp_len,
+        )
+        return RelativeContext(attend, self.dropout(distances), keys)
+
+    def next_memory(self, inputs: Inputs, contents: list[Tensor]) -> SegmentMemory | None:
+        """Return the last inputs of every layer, where a memory was given."""
+        if inputs.memory is None:
+            return None
+        size, mask = self.config.mem_len, inputs.memory.key_mask(inputs.attention_mask)
+        hidden = torch.stack([content[:, -size:] for content in contents]).detach()
+        # Contiguous as an empty one is: compiled code would be compiled again for other strides.
+        document_ids, key_order = (
+            x[:, -size:].contiguous() for x in (mask.document_ids, mask.key_order)
+        )
+        return SegmentMemory(hidden, document_ids, key_order)
+
+    def init_memory(self, batch_size: int) -> SegmentMemory:
+        """Return an empty memory."""
+        c, like = self.config, self.token_embeddings.bias
+        hidden = like.new_zeros(c.num_layers, batch_size, c.mem_len, c.hidden_size)
+        document_ids = torch.full(
+            (batch_size, c.mem_len), EMPTY_SLOT_ID, dtype=torch.int32, device=like.device
+        )
+        return SegmentMemory(hidden, document_ids, torch.zeros_like(document_ids))
+
+    def lm_logits(self, hidden: Tensor) -> LazyLogits:
+        """Return the logits of the next token."""
+        return self.token_embeddings.lm_logits(hidden)
+
+
+# The scripts of the released code. Hugging Face calls the first transfo-xl-wt103.
+LARGE = TransformerXLConfig()
+PUBLISHED = {
+    "transformer-xl-wt103": LARGE,
+    "transformer-xl-wt103-base": replace(
+        LARGE,
+        hidden_size=410,
+        num_layers=16,
+        num_heads=10,
+        intermediate_size=2100,
+        mem_len=150,
+        div_val=1,
+        dropout=0.1,
+        attention_dropout=0.0,
+    ),
+    "transformer-xl-enwik8": replace(
+        LARGE,
+        vocab_size=204,
+        num_layers=24,
+        num_heads=8,
+        intermediate_size=3072,
+        mem_len=784,
+        cutoffs=(),
+        div_val=1,
+        dropout=0.15,
+        attention_dropout=0.15,
+    ),
+    "transformer-xl-enwik8-base": replace(
+        LARGE,
+        vocab_size=204,
+        hidden_size=512,
+        num_layers=12,
+        num_heads=8,
+        mem_len=512,
+        cutoffs=(),
+        div_val=1,
+        dropout=0.1,
+        attention_dropout=0.0,
+    ),
+}
+# The released code: its script for the large model of WikiText-103, in rows of 384 tokens, and its
+# defaults (Adam's betas, a gradient norm of 0.25, no weight decay, a cosine down to 0).
+PAPER_TRAINING = TrainConfig(
+    steps=4_000_000,
+    batch_size=128,
+    lr=2.5e-4,
+    warmup=16_000,
+    schedule="cosine",
+    min_lr_ratio=0.0,
+    weight_decay=0.0,
+    betas=(0.9, 0.999),
+    grad_clip=0.25,
+)
+
+FAMILY = Family(
+    name="transformer_xl",
+    title="Transformer-XL",
+    paper="Dai et al. 2019",
+    year=2019,
+    model=TransformerXL,
+    # Deviation: the standard sizes train without dropout, as fits one pass over a text. Their rows
+    # have 128 tokens up to a hidden size of 256 and 512 above, and so do their memories; their
+    # vocabularies are small enough for one softmax.
+    sizes=standard_sizes(
+        TransformerXLConfig,
+        lambda size: {
+            "mem_len": 128 if size.hidden_size <= 256 else 512,
+            "init_std": size.hidden_size**-0.5,
+        },
+        cutoffs=(),
+        div_val=1,
+        dropout=0.0,
+        attention_dropout=0.0,
+    )
+    | PUBLISHED,
+    objectives={"stream": RecurrentCLM, "clm": CLM},
+    training=TrainConfig(lr=1e-3, warmup=200),
+    paper_training=dict.fromkeys(PUBLISHED, PAPER_TRAINING),
+)

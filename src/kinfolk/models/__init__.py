@@ -1,1 +1,0 @@
-"""The family: one file a member."""

@@ -1,1 +1,0 @@
-"""Whole runs: one file of settings a member, and what turns settings into a run."""

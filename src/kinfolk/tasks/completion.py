@@ -1,0 +1,111 @@
+"""Completion, the next word of a text, and language modeling, the likelihood of a text."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+from kinfolk.errors import UserError
+from kinfolk.metrics.classification import Accuracy
+from kinfolk.metrics.metric import Metric, Statistics
+from kinfolk.metrics.text import BitsPerByte, Perplexity
+from kinfolk.tasks.rows import CompletionRow, SourceTarget
+from kinfolk.tasks.task import Output, Prediction, Task, register
+
+
+class LikelihoodTask(Task):
+    """What completion and language modeling share: the likelihood of a target."""
+
+    @staticmethod
+    def reference(row: CompletionRow | SourceTarget) -> str | None:
+        """Return the target."""
+        return row.target
+
+    def statistics(
+        self, metric: Metric, rows: Sequence[Any], predictions: Sequence[Prediction]
+    ) -> Statistics:
+        """Return the statistics of each row, for likelihoods of those that have one."""
+        if not isinstance(metric, Perplexity):
+            return metric.statistics(
+                [p.value.strip() for p in predictions], [row.target.strip() for row in rows]
+            )
+        known = [
+            (p.nll, p.tokens, row.target)
+            for p, row in zip(predictions, rows, strict=True)
+            if p.nll is not None
+        ]
+        return metric.statistics(
+            [(nll, tokens) for nll, tokens, _ in known], [text for _, _, text in known]
+        )
+
+
+@register
+class Completion(LikelihoodTask):
+    """Predict the next word, among options where a row has them."""
+
+    name: ClassVar[str] = "complete"
+    alias: ClassVar[str] = "completion"
+    output: ClassVar[Output] = "word"
+    metric_names: ClassVar[tuple[str, ...]] = ("accuracy", "perplexity")
+
+    def row_from_texts(self, *texts: str) -> CompletionRow:
+        """Return the row of a text, and options where there are more texts."""
+        return CompletionRow(texts[0], None, texts[1:] or None, 1)
+
+    def metrics(self, references: Sequence[str] = ()) -> tuple[Metric, ...]:
+        """Return accuracy and perplexity."""
+        return Accuracy(), Perplexity()
+
+    def prompt(self, row: CompletionRow) -> tuple[str, str]:
+        """Return the text before and after the word."""
+        return row.context, row.suffix
+
+    def options(self, row: CompletionRow) -> tuple[str, ...] | None:
+        """Return the options of the row."""
+        return row.options
+
+    def option_index(self, row: CompletionRow) -> int | None:
+        """Return the index of the target among the options."""
+        if row.target is None or row.options is None:
+            return None
+        if row.target not in row.options:
+            raise UserError(
+                f"row {row.number}: the answer {row.target!r} is not among the options "
+                f"{', '.join(row.options)}"
+            )
+        return row.options.index(row.target)
+
+    def parse_text(self, row: CompletionRow, text: str) -> str:
+        """Return the first word."""
+        return text.split()[0] if text.split() else ""
+
+    def error(self, row: CompletionRow, prediction: Prediction) -> float | None:
+        """Return the probability of a wrong word."""
+        wrong = prediction.value.strip() != (row.target or "").strip()
+        return prediction.probability or 0.0 if wrong else None
+
+
+@register
+class LanguageModeling(LikelihoodTask):
+    """Compute the likelihood of a text; there is nothing to predict."""
+
+    name: ClassVar[str] = "lm"
+    alias: ClassVar[str] = "language_modeling"
+    output: ClassVar[Output] = "likelihood"
+    metric_names: ClassVar[tuple[str, ...]] = ("perplexity", "bits_per_byte")
+
+    def metrics(self, references: Sequence[str] = ()) -> tuple[Metric, ...]:
+        """Return perplexity and bits per byte."""
+        return Perplexity(), BitsPerByte()
+
+    def error(self, row: SourceTarget, prediction: Prediction) -> float:
+        """Return the mean negative log-likelihood of a token."""
+        return (prediction.nll or 0.0) / max(1, prediction.tokens)
+
+    def describe(self, row: SourceTarget, prediction: Prediction) -> tuple[str, str]:
+        """Return the mean negative log-likelihood of a token."""
+        return "", f"{self.error(row, prediction):.2f} nats a token"
+
+    def confidences(
+        self, row: SourceTarget, prediction: Prediction
+    ) -> Iterator[tuple[float, bool]]:
+        """Yield nothing: nothing is predicted."""
+        yield from ()

@@ -1,0 +1,48 @@
+"""Coreference: clusters of spans that refer to one entity."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+from kinfolk.metrics.coreference import ConllF1
+from kinfolk.metrics.metric import Metric
+from kinfolk.tasks.rows import CorefDocument
+from kinfolk.tasks.task import Output, Prediction, Task, register
+
+
+@register
+class Coreference(Task):
+    """Predict the clusters of a document."""
+
+    name: ClassVar[str] = "coref"
+    alias: ClassVar[str] = "coreference"
+    output: ClassVar[Output] = "clusters"
+    head: ClassVar[str | None] = "coref"
+    metric_names: ClassVar[tuple[str, ...]] = ("conll_f1",)
+
+    @staticmethod
+    def reference(row: CorefDocument) -> Any:
+        """Return the clusters."""
+        return row.clusters
+
+    def metrics(self, references: Sequence[Any] = ()) -> tuple[Metric, ...]:
+        """Return the F1 of CoNLL-2012."""
+        return (ConllF1(),)
+
+    def error(self, row: CorefDocument, prediction: Prediction) -> float:
+        """Return what F1 of the document lacks to 1."""
+        return 1 - ConllF1()([prediction.value], [row.clusters])
+
+    def describe(self, row: CorefDocument, prediction: Prediction) -> tuple[str, str]:
+        """Return the number of clusters."""
+        return f"{len(row.clusters or ())} clusters", f"{len(prediction.value)} clusters"
+
+    def confidences(
+        self, row: CorefDocument, prediction: Prediction
+    ) -> Iterator[tuple[float, bool]]:
+        """Yield nothing: a cluster has no probability."""
+        yield from ()
+
+    def to_json(self, row: CorefDocument, prediction: Prediction) -> dict[str, Any]:
+        """Return the clusters as pairs of first and last word."""
+        spans = [[[first, end - 1] for first, end in cluster] for cluster in prediction.value]
+        return {"prediction": spans}

@@ -1,0 +1,180 @@
+"""A labelled file that is opened once, and checked access to the fields of JSON records."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from kinfolk.data.documents import Row as TableRow
+from kinfolk.data.documents import missing_name_error, read_csv_rows, read_tsv_rows
+from kinfolk.data.files import (
+    DELIMITED_SUFFIXES,
+    JSON,
+    InputFile,
+    content_suffix,
+    decode_utf8,
+    iter_lines,
+    normalize_newlines,
+    open_input,
+)
+from kinfolk.errors import UserError
+
+NumberedRecord: TypeAlias = tuple[int, Any]  # a line or record number, from 1, and its JSON value
+SAMPLE_ROWS = 2000  # lines, table rows or records from which the format is detected
+
+
+class LabelledFile:
+    """A file whose bytes are read once and stay in memory, compressed as they are on disk.
+
+    Lines, table rows and JSON records are decoded from them on demand, any number of times. A file
+    of source lines holds the file of its target lines as `target`.
+    """
+
+    def __init__(
+        self, path: Path | str, *, data: bytes | None = None, target: Path | str | None = None
+    ) -> None:
+        self.path = Path(path)
+        self.target = None if target is None else LabelledFile(target)
+        self.in_memory = data is not None  # there is no such file on disk
+        if data is not None:
+            self.data = data
+        self.suffix = content_suffix(self.path)
+        self.is_json = self.suffix in JSON
+        self.is_delimited = self.suffix in DELIMITED_SUFFIXES
+
+    def __str__(self) -> str:
+        """Return the path, for messages."""
+        return str(self.path)
+
+    @cached_property
+    def data(self) -> bytes:
+        """The bytes of the file."""
+        return self.path.read_bytes()
+
+    @contextmanager
+    def open(self) -> Iterator[InputFile]:
+        """Open the bytes as an input file, decompressed."""
+        with open_input(self.path, lambda: self.data) as source:
+            yield source
+
+    def lines(self) -> Iterator[tuple[int, str]]:
+        """Stream the numbered lines, also blank ones."""
+        with self.open() as source:
+            yield from _numbered_lines(source)
+
+    def cells(self) -> Iterator[TableRow]:
+        """Stream the numbered rows of a table; quotes have a meaning in CSV only."""
+        with self.open() as source:
+            yield from read_csv_rows(source) if self.suffix == ".csv" else read_tsv_rows(source)
+
+    def records(self) -> Iterator[NumberedRecord]:
+        """Stream JSON values, one per line; a file that is one list or one object is read whole."""
+        with self.open() as source:
+            numbered = _numbered_lines(source)
+            nonblank = ((n, line) for n, line in numbered if line and not line.isspace())
+            first = next(nonblank, None)
+            if first is None:
+                return
+            value = _parse_or_none(first[1])
+            if isinstance(value, dict):
+                yield first[0], value
+                yield from ((n, _parse(line, n, source)) for n, line in nonblank)
+                return
+            rest = "\n".join(line for _, line in numbered)  # most of it: an indented file
+            value = _parse(f"{first[1]}\n{rest}", first[0], source)
+        yield from enumerate(value if isinstance(value, list) else [value], 1)
+
+    @property
+    def is_json_lines(self) -> bool:
+        """Whether the first line is an object of its own."""
+        first = next((line for _, line in self.lines() if line.strip()), "")
+        return isinstance(_parse_or_none(first), dict)
+
+    @cached_property
+    def sample_lines(self) -> list[str]:
+        """The first lines."""
+        return [line for _, line in islice(self.lines(), SAMPLE_ROWS)]
+
+    @cached_property
+    def sample_cells(self) -> list[list[str]]:
+        """The first rows of a table."""
+        return [cells for _, cells in islice(self.cells(), SAMPLE_ROWS)]
+
+    @cached_property
+    def sample_records(self) -> list[Any]:
+        """The first records; none where the file is not JSON."""
+        records = islice(self.records(), SAMPLE_ROWS) if self.is_json else ()
+        return [value for _, value in records]
+
+
+def json_lines(rows: Sequence[Any]) -> bytes:
+    """Return rows as the bytes of a JSON lines file; values that JSON lacks are written as text."""
+    lines = (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
+    return "".join(lines).encode()
+
+
+def get_field(record: Any, name: str, where: str) -> Any:
+    """Return a field of an object; a dot leads to a field of a nested object."""
+    value = record
+    for key in [name] if isinstance(record, dict) and name in record else name.split("."):
+        if not isinstance(value, dict):
+            raise UserError(f"{where} has no field {name!r}: write an object with named fields")
+        if key not in value:
+            raise missing_name_error(name, list(value), where)
+        value = value[key]
+    return value
+
+
+def as_text(value: Any, name: str, where: str) -> str:
+    """Return the text of a field; a list of texts is joined with spaces."""
+    if isinstance(value, list) and all(isinstance(part, str) for part in value):
+        return " ".join(value)
+    if not isinstance(value, str):
+        raise UserError(f"{name!r} in {where} is {preview(value)}, not text: choose another field")
+    return value
+
+
+def as_text_list(value: Any, name: str, where: str) -> tuple[str, ...]:
+    """Return the list of texts of a field."""
+    if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
+        raise UserError(f"{name!r} in {where} is {preview(value)}: give a list of texts")
+    return tuple(value)
+
+
+def first_key(record: Any, names: Sequence[str]) -> str | None:
+    """Return the first of some names that an object has."""
+    return next((n for n in names if isinstance(record, dict) and n in record), None)
+
+
+def preview(value: Any, max_chars: int = 40) -> str:
+    """Return a JSON value for a message, truncated where it is long."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= max_chars else f"{text[: max_chars - 1]}…"
+
+
+def _numbered_lines(source: InputFile) -> Iterator[tuple[int, str]]:
+    return enumerate(iter_lines(source, normalize_newlines(decode_utf8(source))), 1)
+
+
+def _parse_or_none(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None  # the first line of a value that spans several
+
+
+def _parse(text: str, number: int, source: InputFile) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(
+            f"line {number + error.lineno - 1:,} of {source.name} is not JSON ({error.msg}, column "
+            f"{error.colno}): write one object per line, for example with jq -c, or one list"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(
+            f"line {number:,} of {source.name} is no JSON that can be read ({error}): remove it"
+        ) from error

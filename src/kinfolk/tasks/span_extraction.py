@@ -1,0 +1,61 @@
+"""Span extraction: the answer to a question as a part of its context, as in SQuAD."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from kinfolk.metrics.metric import Metric
+from kinfolk.metrics.squad import ExactMatch, SpanF1
+from kinfolk.tasks.rows import QuestionRow
+from kinfolk.tasks.task import Output, Prediction, Task, register
+
+NO_ANSWER = "unanswerable"  # what a text-to-text model writes where there is no answer
+
+
+@register
+class SpanExtraction(Task):
+    """Predict a part of the context, or an empty text where there is no answer."""
+
+    name: ClassVar[str] = "span"
+    alias: ClassVar[str] = "question_answering"
+    output: ClassVar[Output] = "span"
+    head: ClassVar[str | None] = "span"
+    metric_names: ClassVar[tuple[str, ...]] = ("f1", "exact")
+    min_texts: ClassVar[int] = 2
+
+    @staticmethod
+    def reference(row: QuestionRow) -> tuple[str, ...] | None:
+        """Return all correct answers, of which an unanswerable question has none."""
+        texts = tuple(text for text, _ in row.answers)
+        return texts if texts or not row.answerable else None
+
+    def row_from_texts(self, *texts: str) -> QuestionRow:
+        """Return the row of a question and its context."""
+        return QuestionRow("1", texts[1], texts[0], (), True, 1)
+
+    def metrics(self, references: Sequence[Sequence[str]] = ()) -> tuple[Metric, ...]:
+        """Return F1 and exact match by the rules of the language."""
+        return SpanF1(chinese=self.language), ExactMatch(chinese=self.language)
+
+    def prompt(self, row: QuestionRow) -> tuple[str, str]:
+        """Return the prefix, the question and the context."""
+        return f"{self.prefix}question: {row.question} context: {row.context}", ""
+
+    def target_text(self, row: QuestionRow) -> str | None:
+        """Return the first answer."""
+        if row.answers:
+            return row.answers[0][0]
+        return None if row.answerable else NO_ANSWER
+
+    def parse_text(self, row: QuestionRow, text: str) -> str:
+        """Return the answer, empty for none."""
+        return "" if text == NO_ANSWER else text
+
+    def error(self, row: QuestionRow, prediction: Prediction) -> float | None:
+        """Return the probability of an answer that is not an exact match."""
+        exact = ExactMatch(chinese=self.language)([prediction.value], [self.reference(row)])
+        return None if exact else prediction.probability or 0.0
+
+    def describe(self, row: QuestionRow, prediction: Prediction) -> tuple[str, str]:
+        """Return the first answer and the prediction."""
+        gold = row.answers[0][0] if row.answers else ""
+        return gold or "(no answer)", prediction.value or "(no answer)"

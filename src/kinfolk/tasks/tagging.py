@@ -1,0 +1,110 @@
+"""Tagging: one tag for each word, for entities, parts of speech or semantic roles."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+from kinfolk.metrics.classification import confusion_matrix
+from kinfolk.metrics.entities import (
+    EntityF1,
+    TagAccuracy,
+    WordF1,
+    has_entity_tags,
+    scores_by_type,
+)
+from kinfolk.metrics.metric import PRF, Metric
+from kinfolk.tasks.rows import TaggedSentence
+from kinfolk.tasks.task import Output, Prediction, Task, register, sort_labels
+
+
+@register
+class Tagging(Task):
+    """Predict one of `labels` for each word."""
+
+    name: ClassVar[str] = "tag"
+    alias: ClassVar[str] = "tagging"
+    output: ClassVar[Output] = "tags"
+    head: ClassVar[str | None] = "tokens"
+    metric_names: ClassVar[tuple[str, ...]] = ("f1", "accuracy")
+
+    @classmethod
+    def label_fields(
+        cls, rows: Sequence[TaggedSentence], *, file: str, positive_label: str | None
+    ) -> dict[str, Any]:
+        """Return the tags."""
+        return {"labels": sort_labels({tag for row in rows for tag in row.tags or ()})}
+
+    @staticmethod
+    def reference(row: TaggedSentence) -> tuple[str, ...] | None:
+        """Return the tags."""
+        return row.tags
+
+    @staticmethod
+    def row_labels(row: TaggedSentence) -> Sequence[str]:
+        """Return the tags."""
+        return row.tags or ()
+
+    def row_from_texts(self, *texts: str) -> TaggedSentence:
+        """Return the row of words, or of one text that is split at its spaces."""
+        words = texts[0].split() if len(texts) == 1 else texts
+        return TaggedSentence(tuple(words), None, 1)
+
+    def metrics(self, references: Sequence[Sequence[str]] = ()) -> tuple[Metric, ...]:
+        """Return F1 and accuracy; tags that are no parts of entities are scored by word."""
+        entities = any(has_entity_tags(tags) for tags in references)
+        return EntityF1() if entities else WordF1(), TagAccuracy()
+
+    def target_text(self, row: TaggedSentence) -> str | None:
+        """Return the tags with spaces between them."""
+        return None if row.tags is None else " ".join(row.tags)
+
+    def parse_text(self, row: TaggedSentence, text: str) -> tuple[str, ...]:
+        """Return as many tags as there are words; what is no tag becomes O or the first tag."""
+        other = "O" if "O" in self.labels else self.labels[0]
+        tags = [tag if tag in self.labels else other for tag in text.split()[: len(row.words)]]
+        return (*tags, *[other] * (len(row.words) - len(tags)))
+
+    def error(self, row: TaggedSentence, prediction: Prediction) -> float | None:
+        """Return the highest probability of a wrong tag, or the number of wrong tags."""
+        wrong = self.wrong_words(row, prediction)
+        if not wrong:
+            return None
+        if not prediction.probabilities:
+            return float(len(wrong))
+        return max(prediction.probabilities[i] for i in wrong)
+
+    def describe(self, row: TaggedSentence, prediction: Prediction) -> tuple[str, str]:
+        """Return the words with wrong tags."""
+        wrong, tags = self.wrong_words(row, prediction), row.tags or ()
+        return (
+            ", ".join(f"{row.words[i]} {tags[i]}" for i in wrong),
+            ", ".join(f"{row.words[i]} {prediction.value[i]}" for i in wrong),
+        )
+
+    def wrong_words(self, row: TaggedSentence, prediction: Prediction) -> list[int]:
+        """Return the indices of words with wrong tags."""
+        tags = row.tags or ()
+        return [i for i, tag in enumerate(prediction.value) if tag != tags[i]]
+
+    def confidences(
+        self, row: TaggedSentence, prediction: Prediction
+    ) -> Iterator[tuple[float, bool]]:
+        """Yield the probability of each tag, and whether it is correct."""
+        pairs = zip(prediction.probabilities, prediction.value, row.tags or (), strict=False)
+        for probability, predicted, tag in pairs:
+            yield probability, predicted == tag
+
+    def class_scores(
+        self, rows: Sequence[TaggedSentence], predictions: Sequence[Prediction]
+    ) -> dict[str, PRF]:
+        """Return precision, recall and F1 of each type of entity, or of each tag."""
+        predicted, gold = [p.value for p in predictions], [row.tags or () for row in rows]
+        if has_entity_tags(self.labels):
+            return scores_by_type(predicted, gold)
+        words = [[tag for tags in side for tag in tags] for side in (predicted, gold)]
+        return {str(tag): scores for tag, scores in confusion_matrix(*words).scores.items()}
+
+    def to_json(self, row: TaggedSentence, prediction: Prediction) -> dict[str, Any]:
+        """Return the tags and their probabilities."""
+        probabilities = [round(p, 6) for p in prediction.probabilities]
+        known = {"probability": probabilities} if probabilities else {}
+        return {"prediction": list(prediction.value), **known}

@@ -1,0 +1,48 @@
+"""Text to text: translation, summarization and every other generated text."""
+
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+from kinfolk.metrics.metric import Metric, Statistics
+from kinfolk.metrics.text import BLEU, CHRF, ROUGE
+from kinfolk.tasks.rows import SourceTarget
+from kinfolk.tasks.task import Output, Prediction, Task, register
+
+
+@register
+class TextToTextTask(Task):
+    """Generate a text for a text; a row may have several references."""
+
+    name: ClassVar[str] = "write"
+    alias: ClassVar[str] = "text_to_text"
+    output: ClassVar[Output] = "text"
+    metric_names: ClassVar[tuple[str, ...]] = ("bleu", "chrf", "rouge1", "rouge2", "rougeL")
+
+    @staticmethod
+    def reference(row: SourceTarget) -> str | None:
+        """Return the first reference."""
+        return row.target
+
+    def row_from_texts(self, *texts: str) -> SourceTarget:
+        """Return the row of a source."""
+        return SourceTarget(texts[0], None, 1)
+
+    def metrics(self, references: Sequence[str] = ()) -> tuple[Metric, ...]:
+        """Return BLEU, chrF and ROUGE."""
+        return BLEU, CHRF, *ROUGE
+
+    def statistics(
+        self, metric: Metric, rows: Sequence[SourceTarget], predictions: Sequence[Prediction]
+    ) -> Statistics:
+        """Return the statistics of each row against all its references."""
+        return metric.statistics([p.value for p in predictions], [row.references for row in rows])
+
+    def error(self, row: SourceTarget, prediction: Prediction) -> float:
+        """Return what chrF lacks to 100."""
+        return 100 - CHRF([prediction.value], [row.references])
+
+    def confidences(
+        self, row: SourceTarget, prediction: Prediction
+    ) -> Iterator[tuple[float, bool]]:
+        """Yield nothing: a generated text is not correct or wrong."""
+        yield from ()
