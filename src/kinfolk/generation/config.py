@@ -5,6 +5,7 @@ This module imports no torch: the command line makes its options from these fiel
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
+from functools import partial
 from typing import Any, Literal
 
 from kinfolk.config import config, did_you_mean, field
@@ -12,7 +13,8 @@ from kinfolk.errors import UserError
 
 Method = Literal["sample", "greedy", "beam", "diverse-beam", "contrastive"]
 
-DECODING, CONSTRAINTS = "Decoding", "Constraints"  # panels of options
+DECODING = "Decoding"  # panel of options
+decoding, constraint = partial(field, panel=DECODING), partial(field, panel="Constraints")
 # Settings that only some methods read; others refuse a value that is not the default.
 BEAM_FIELDS = ("num_beams", "length_penalty", "early_stopping")
 METHOD_FIELDS: dict[Method, tuple[str, ...]] = {
@@ -35,99 +37,61 @@ class GenerationConfig:
     max_new_tokens: int = field(default=100, ge=1, help="Maximum number of generated tokens")
     min_new_tokens: int = field(default=0, ge=0, help="Minimum number of generated tokens")
     num_return_sequences: int = field(default=1, ge=1, help="Outputs per prompt")
-    do_sample: bool | None = field(
-        panel=DECODING,
-        default=None,
-        help="Sample each token; false takes the most likely one (greedy decoding)",
+    do_sample: bool | None = decoding(
+        default=None, help="Sample each token; false takes the most likely one (greedy decoding)"
     )
-    temperature: float = field(
-        panel=DECODING, default=1.0, ge=0, help="Sampling temperature; 0 is greedy"
+    temperature: float = decoding(default=1.0, ge=0, help="Sampling temperature; 0 is greedy")
+    top_k: int | None = decoding(
+        default=None, ge=1, help="Choose among the k most likely tokens (contrastive search: 4)"
     )
-    top_k: int | None = field(
-        panel=DECODING,
-        default=None,
-        ge=1,
-        help="Choose among the k most likely tokens (contrastive search: 4)",
-    )
-    top_p: float | None = field(
-        panel=DECODING,
+    top_p: float | None = decoding(
         default=None,
         gt=0,
         le=1,
         help="Nucleus sampling: the smallest set of tokens with this total probability",
     )
-    min_p: float | None = field(
-        panel=DECODING,
+    min_p: float | None = decoding(
         default=None,
         gt=0,
         le=1,
         help="Drop tokens below this fraction of the best token's probability",
     )
-    typical_p: float | None = field(
-        panel=DECODING,
-        default=None,
-        gt=0,
-        le=1,
-        help="Locally typical sampling: total probability kept",
+    typical_p: float | None = decoding(
+        default=None, gt=0, le=1, help="Locally typical sampling: total probability kept"
     )
-    num_beams: int = field(
-        panel=DECODING, default=1, ge=1, help="Number of beams; above 1 selects beam search"
+    num_beams: int = decoding(default=1, ge=1, help="Number of beams; above 1 selects beam search")
+    num_beam_groups: int = decoding(
+        default=1, ge=1, help="Beam groups; above 1 selects diverse beam search"
     )
-    num_beam_groups: int = field(
-        panel=DECODING, default=1, ge=1, help="Beam groups; above 1 selects diverse beam search"
+    diversity_penalty: float = decoding(
+        default=0.5, ge=0, help="Penalty for a token that an earlier beam group has chosen"
     )
-    diversity_penalty: float = field(
-        panel=DECODING,
-        default=0.5,
-        ge=0,
-        help="Penalty for a token that an earlier beam group has chosen",
+    length_penalty: float = decoding(
+        default=1.0, help="Beam scores are divided by length^X; above 0 favors longer outputs"
     )
-    length_penalty: float = field(
-        panel=DECODING,
-        default=1.0,
-        help="Beam scores are divided by length^X; above 0 favors longer outputs",
+    early_stopping: bool = decoding(
+        default=False, help="End beam search as soon as there are enough complete outputs"
     )
-    early_stopping: bool = field(
-        panel=DECODING,
-        default=False,
-        help="End beam search as soon as there are enough complete outputs",
-    )
-    penalty_alpha: float | None = field(
-        panel=DECODING,
+    penalty_alpha: float | None = decoding(
         default=None,
         ge=0,
         le=1,
         help="Degeneration penalty (usually 0.6); a value selects contrastive search",
     )
-    seed: int = field(
-        panel=DECODING,
-        default=0,
-        ge=0,
-        lt=2**64,
-        help="Random seed; the same seed gives the same text",
+    seed: int = decoding(
+        default=0, ge=0, lt=2**64, help="Random seed; the same seed gives the same text"
     )
-    repetition_penalty: float = field(
-        panel=CONSTRAINTS,
-        default=1.0,
-        gt=0,
-        help="Above 1 lowers the probability of tokens that have occurred",
+    repetition_penalty: float = constraint(
+        default=1.0, gt=0, help="Above 1 lowers the probability of tokens that have occurred"
     )
-    no_repeat_ngram_size: int | None = field(
-        panel=CONSTRAINTS, default=None, ge=1, help="Never repeat an n-gram of this many tokens"
+    no_repeat_ngram_size: int | None = constraint(
+        default=None, ge=1, help="Never repeat an n-gram of this many tokens"
     )
-    stop_strings: tuple[str, ...] = field(
-        panel=CONSTRAINTS, default=(), help="Stop before this string"
-    )
-    forced_prefix: str = field(
-        panel=CONSTRAINTS, default="", help="Text that the output starts with"
-    )
-    bad_words: tuple[str, ...] = field(
-        panel=CONSTRAINTS, default=(), help="Word that is never generated"
-    )
-    allowed_texts: tuple[str, ...] = field(
-        panel=CONSTRAINTS,
-        default=(),
-        help="Restrict the output to this text, or another one given this way",
+    stop_strings: tuple[str, ...] = constraint(default=(), help="Stop before this string")
+    forced_prefix: str = constraint(default="", help="Text that the output starts with")
+    bad_words: tuple[str, ...] = constraint(default=(), help="Word that is never generated")
+    allowed_texts: tuple[str, ...] = constraint(
+        default=(), help="Restrict the output to this text, or another one given this way"
     )
     truncate_left: bool = field(
         default=False, help="Drop the beginning of a prompt that does not fit the context"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -161,7 +161,13 @@ class Tokenizer:
         deciding = {k: state[k] for k in ("normalizer", "pre_tokenizer", "model", "added_tokens")}
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
 
-    def __call__(self, text: str | Sequence[str]) -> Any:
+    @overload
+    def __call__(self, text: str) -> list[int]: ...
+
+    @overload
+    def __call__(self, text: list[str]) -> list[list[int]]: ...
+
+    def __call__(self, text: str | list[str]) -> list[int] | list[list[int]]:
         """Return the ids of a text, or a list of ids for each of several texts."""
         return self.encode(text) if isinstance(text, str) else self.encode_batch(text)
 
