@@ -55,7 +55,7 @@ ALLOWED = {
     "training": BASE | {"nn"},  # never families, objectives, tasks or hub
     "generation": BASE | {"nn", "text"},  # nor here
     "hub": BASE | {"nn", "families", "text"},
-    "reports": KNOWING | {"training", "generation", "hub"},  # never workflows or cli
+    "reports": {"files"},  # pages take plain values
     "workflows": KNOWING | {"training", "generation", "hub", "reports"},  # never cli
     "cli": KNOWING | {"training", "generation", "hub", "workflows", "reports"},
 }
@@ -134,6 +134,11 @@ def test_imports_point_one_way() -> None:
         if bad := found - ALLOWED[own] - {own}:
             wrong.append(f"{name(path)} imports {', '.join(sorted(bad))}")
     assert not wrong, list_of(wrong)
+
+
+def test_training_knows_only_the_interface_of_networks() -> None:
+    modules = {m for path in FILES if package(path) == "training" for m in imported(path)}
+    assert {m for m in modules if m.startswith("kinfolk.nn")} == {"kinfolk.nn.language_model"}
 
 
 def test_the_table_itself_has_no_way_back() -> None:

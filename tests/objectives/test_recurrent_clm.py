@@ -175,8 +175,8 @@ def test_a_step_remembers_what_the_one_before_read(special_tokens: Any) -> None:
     model, way = network(memory=16).double(), stream(special_tokens, 8)
     feed = ContiguousDataset(way, documents((60,)), batch_size=1)
     step = stepper(model, way, 1, 1)
-    step.optimiser.param_groups[0]["lr"] = 0.0
-    step.rate = lambda number: 0.0
+    step.optimizer.param_groups[0]["lr"] = 0.0
+    step.lr = lambda number: 0.0
     found = [step(n, [feed[n]]).to_numbers()["loss"] for n in range(3)]
     memory: SegmentMemory | None = None
     with torch.no_grad():

@@ -95,7 +95,7 @@ def test_gradients_are_those_of_the_text_and_of_the_text_attacked() -> None:
         twin.token_embeddings.weight.data += epsilon * clean[0] / clean[0].norm()
         for total, one, two in zip(expected, clean, gradient(twin, some, 25), strict=True):
             total += one + two
-    for found, total in zip(step.optimiser.given, expected, strict=True):  # type: ignore[attr-defined]
+    for found, total in zip(step.optimizer.given, expected, strict=True):  # type: ignore[attr-defined]
         torch.testing.assert_close(found, total, rtol=1e-12, atol=1e-14)
 
 

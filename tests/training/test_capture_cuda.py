@@ -134,7 +134,7 @@ def test_chance_follows_the_steps_number(compiled: bool) -> None:
     """A graph that drew its numbers when it was recorded would drop the same units for ever."""
     given = setting("bert", "mlm", dropout=0.1)
     _, _, step = learned(*given, captured=True, compiled=compiled)
-    step.rate, batch = lambda number: 0.0, given[2][0].pin_memory()
+    step.lr, batch = lambda number: 0.0, given[2][0].pin_memory()
     losses = [step(number, [batch]).loss.item() for number in (0, 1, 0, 1)]
     assert losses[:2] == pytest.approx(losses[2:], rel=1e-6)
     assert abs(losses[0] - losses[1]) > 1e-4

@@ -101,7 +101,7 @@ def test_it_is_a_function_of_the_number_alone() -> None:
     for number in range(3):
         begun(number, [batch(number)])
     second.load_state_dict(first.state_dict())
-    resumed.optimiser.load_state_dict(begun.optimiser.state_dict())
+    resumed.optimizer.load_state_dict(begun.optimizer.state_dict())
     for number in range(3, 8):
         resumed(number, [batch(number)])
     for a, b in zip(whole.parameters(), second.parameters(), strict=True):

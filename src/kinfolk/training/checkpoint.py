@@ -1,9 +1,9 @@
-"""Checkpoints that a kill, a full disk or a flipped bit cannot turn into a wrong model.
+"""Checkpoints that survive a kill, a full disk and flipped bits: atomic and checksummed.
 
-RUN/checkpoints/step-00000500/     whole, with checksums.json
+RUN/checkpoints/step-00000500/     complete, with checksums.json
 RUN/checkpoints/last, best         links
-RUN/checkpoints/.step-*.partial    rubbish: being written, or being removed
-RUN/checkpoints/.step-*.aside      a whole one that is about to be replaced
+RUN/checkpoints/.step-*.partial    being written, or being removed
+RUN/checkpoints/.step-*.aside      a complete one that is about to be replaced
 """
 
 import errno
@@ -33,7 +33,7 @@ class CorruptCheckpointWarning(UserWarning):
 def save(
     run: Path, step: int, write: Callable[[Path], None], *, keep: int, best: bool = False
 ) -> Path:
-    """Write a checkpoint aside, rename it into place, point the links at it, prune the old ones."""
+    """Write a checkpoint to a temporary folder, rename it, update the links, delete old ones."""
     if keep < 1:
         raise UserError(f"keep is {keep}; at least 1 checkpoint must be kept")
     home = run / "checkpoints"
@@ -62,7 +62,7 @@ def save(
 
 
 def latest_valid(run: Path) -> Path | None:
-    """Return the newest whole checkpoint of a run, and warn of every torn one passed over."""
+    """Return the newest valid checkpoint of a run; warn about each damaged one that is skipped."""
     for folder in reversed(_checkpoints(run / "checkpoints")):
         fault = verify(folder)
         if fault is None:
@@ -76,7 +76,7 @@ def latest_valid(run: Path) -> Path | None:
 
 
 def verify(folder: Path) -> str | None:
-    """Return None for a whole checkpoint, else what is wrong, in words."""
+    """Return None for a valid checkpoint, else what is wrong."""
     try:
         sums = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
         expected = {name: (entry["size"], entry["sha256"]) for name, entry in sums.items()}
@@ -119,7 +119,7 @@ def save_training_state(folder: Path, state: dict[str, Any]) -> None:
 
 
 def load_training_state(folder: Path) -> dict[str, Any]:
-    """Read what `write_state` wrote, equal to the bit, on the CPU."""
+    """Read what `save_training_state` wrote, bit for bit, on the CPU."""
     try:
         tree = json.loads((folder / "training.json").read_text(encoding="utf-8"))
         mapped = load_file(folder / "training.safetensors")
@@ -127,7 +127,7 @@ def load_training_state(folder: Path) -> dict[str, Any]:
         missing = Path(error.filename or folder / "training.safetensors").name
         raise UserError(
             f"{folder} cannot be resumed: {missing} is missing; "
-            "a model folder alone has no optimiser state"
+            "a model folder alone has no optimizer state"
         ) from error
     # Copies, because the file's own memory would be held after the checkpoint is pruned.
     tensors = {name: tensor.clone() for name, tensor in mapped.items()}
@@ -140,7 +140,7 @@ def _temporary_name(home: Path, step: int, ending: str) -> Path:
 
 
 def _checkpoints(home: Path) -> list[Path]:
-    """List the folders of checkpoints, whole or torn, by step."""
+    """List the folders of checkpoints, valid or not, by step."""
     folders = [*home.glob("step-*"), *home.glob(".step-*.aside")]
     named = [f for f in folders if re.fullmatch(r"step-\d{8,}|\.step-\d{8,}\.aside", f.name)]
     # The replacement of a folder set aside sorts after it: "s" comes after ".".
@@ -148,12 +148,12 @@ def _checkpoints(home: Path) -> list[Path]:
 
 
 def _remove_leftovers(home: Path) -> None:
-    """Clear what a kill left behind."""
-    for rubbish in home.glob(".*.partial"):
-        if rubbish.is_symlink():
-            rubbish.unlink()
+    """Remove what a killed process left behind."""
+    for leftover in home.glob(".*.partial"):
+        if leftover.is_symlink():
+            leftover.unlink()
         else:
-            shutil.rmtree(rubbish)
+            shutil.rmtree(leftover)
     for aside in home.glob(".step-*.aside"):
         folder = home / f"step-{checkpoint_step(aside):08d}"
         if folder.exists():
@@ -163,7 +163,7 @@ def _remove_leftovers(home: Path) -> None:
 
 
 def _write_checksums(folder: Path) -> None:
-    """Write the checksums, last of all, and put everything on the disk."""
+    """Write the checksums, last of all, and flush everything to the disk."""
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     sums = {
         file.relative_to(folder).as_posix(): {
@@ -179,7 +179,7 @@ def _write_checksums(folder: Path) -> None:
 
 
 def _commit(partial: Path, folder: Path) -> Path:
-    """Rename a sealed folder into place; a folder already there is whole until it is replaced."""
+    """Rename a complete folder into place; one already there stays valid until it is replaced."""
     aside = folder.with_name(f".{folder.name}.aside")
     if folder.exists():
         folder.rename(aside)
@@ -196,7 +196,7 @@ def _commit(partial: Path, folder: Path) -> Path:
 
 
 def _update_link(link: Path, folder: Path) -> None:
-    """Make a relative link to a folder beside it, in one stroke."""
+    """Point a relative link at a folder beside it, atomically."""
     replace_link(link, folder.name)
     sync(link.parent)
 
@@ -211,14 +211,14 @@ def _rotate(home: Path, step: int, keep: int) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Rename first: a kill halfway must not leave a torn folder under a good name."""
-    doomed = _temporary_name(folder.parent, checkpoint_step(folder), "partial")
-    folder.rename(doomed)
-    shutil.rmtree(doomed)
+    """Rename first: a kill halfway must not leave a damaged folder under a valid name."""
+    temporary = _temporary_name(folder.parent, checkpoint_step(folder), "partial")
+    folder.rename(temporary)
+    shutil.rmtree(temporary)
 
 
 def _errno(error: Exception) -> int | None:
-    """Return the system's number of an error; Rust libraries give it in the text only."""
+    """Return the errno of an error; Rust libraries give it in the text only."""
     if isinstance(error, OSError):
         return error.errno or errno.EIO
     found = re.search(r"\(os error (\d+)\)", str(error))
@@ -245,7 +245,7 @@ def _error_message(run: Path, step: int, number: int, error: Exception) -> str:
 
 
 def _encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """Turn a tree into JSON; what JSON cannot say becomes an object of one key with a dollar."""
+    """Turn a tree into JSON; what JSON has no type for becomes an object with one $ key."""
     match value:
         case Tensor():
             assert name not in tensors, f"two tensors are named {name}"
@@ -288,7 +288,7 @@ def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _unshare_storage(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Give each tensor memory of its own, as safetensors asks; most have it already."""
+    """Give each tensor its own storage, as safetensors requires; most have it already."""
     apart: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in tensors.items():

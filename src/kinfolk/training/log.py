@@ -1,4 +1,4 @@
-"""The log of a run: what is a function of the recipe in log.jsonl, and the clock in speed.jsonl.
+"""The log of a run: reproducible values in log.jsonl, throughput in speed.jsonl.
 
 log.jsonl      {"step": 7, "loss": 5.25, "lr": 0.0003, "losses": {"tokens": 4.5, "pairs": 0.75}}
 speed.jsonl    {"step": 7, "seconds": 0.125, "tokens_per_second": 65536.0}
@@ -32,7 +32,7 @@ class MetricsLog:
 
     @classmethod
     def open(cls, run: Path, resume_at: int) -> Self:
-        """Open a run's log just after step `resume_at`, forgetting every later line (-1: all)."""
+        """Open a run's log after step `resume_at`, removing every later line (-1: all)."""
         try:
             run.mkdir(parents=True, exist_ok=True)
             lines, speed = (
@@ -56,7 +56,7 @@ class MetricsLog:
             raise _write_error(Path(self.metrics_file.name).parent, error) from error
 
     def sync(self) -> None:
-        """Put everything on the disk; before a checkpoint, so that no line it counts on is lost."""
+        """Flush to the disk; before a checkpoint, so that none of its lines is lost."""
         try:
             os.fsync(self.metrics_file.fileno())
             os.fsync(self.speed.fileno())
@@ -66,10 +66,10 @@ class MetricsLog:
             raise _write_error(Path(self.metrics_file.name).parent, error) from error
 
     def close(self) -> None:
-        """Close the files; each line already reached them when it was written."""
+        """Close the files; lines are flushed as they are written."""
         for handle in (self.metrics_file, self.speed, self.tensorboard):
             if handle is not None:
-                with contextlib.suppress(OSError):  # said by `write`, and must not hide it
+                with contextlib.suppress(OSError):  # reported by `write`
                     handle.close()
 
     def __enter__(self) -> Self:
@@ -85,7 +85,7 @@ class MetricsLog:
 
 
 def read(run: Path) -> list[dict[str, Any]]:
-    """Read the lines of a run's log; a last line torn by a kill is left out."""
+    """Read the lines of a run's log; an incomplete last line is left out."""
     path = run / "log.jsonl"
     if not path.is_file():
         raise UserError(f"{run} has no log.jsonl; is it the folder of a run?")
@@ -110,7 +110,7 @@ def token_loss(entry: Mapping[str, Any], name: str = "loss") -> float:
 
 
 def _read_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Yield each whole line, as it is on the disk and as it reads."""
+    """Yield each complete line, as bytes and parsed."""
     with path.open("rb") as stream:
         for line in stream:
             with contextlib.suppress(ValueError):
@@ -120,7 +120,7 @@ def _read_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
 
 
 def _truncate_after(path: Path, resume_at: int) -> TextIO:
-    """Cut a log after a step, in one stroke, and open it for more."""
+    """Truncate a log after a step, atomically, and open it for appending."""
     if path.exists():
         with new_file(path, "wb", durable=True) as stream:
             stream.writelines(line for line, e in _read_lines(path) if e["step"] <= resume_at)
@@ -170,6 +170,6 @@ def _flatten(values: Values, prefix: str = "") -> Iterator[tuple[str, float]]:
 
 def _write_error(run: Path, error: OSError) -> UserError:
     return UserError(
-        f"the log in {run} could not be written ({error.strerror}): the checkpoints are whole; "
-        "mend the cause and resume the run"
+        f"the log in {run} could not be written ({error.strerror}): the checkpoints are complete; "
+        "fix the cause and resume the run"
     )

@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 
 class FGM:
-    """Move the token table against a micro-batch, and back.
+    """Fast gradient method: perturb the token embeddings of a micro-batch, and restore them.
 
-    Deviation: the paper moves each text's own vectors by `epsilon`. Here it is the table that
-    moves, by `epsilon` over all the micro-batch, as is common with pretrained networks: it
-    asks nothing of a network but a table. Where the table is frozen nothing is attacked.
+    Deviation: the paper perturbs the vectors of each text by `epsilon`. Here the embedding table is
+    perturbed, by `epsilon` for the whole micro-batch, as is common with pretrained networks. A
+    frozen table is not perturbed.
     """
 
     def __init__(self, model: LanguageModel, epsilon: float = 1.0) -> None:
@@ -27,14 +27,14 @@ class FGM:
         self.tables = embedding_weights(model)
 
     def __call__(self, learn: Callable[[], T]) -> T:
-        """Learn twice, adding up both gradients; return what the undisturbed pass said.
+        """Add the gradients of both passes; return the result of the unperturbed one.
 
         `learn` runs forward and backward on one micro-batch.
         """
         earlier = [table.grad for table in self.tables]  # of the micro-batches before
         for table in self.tables:
             table.grad = None
-        said = learn()
+        result = learn()
         gradients = [table.grad for table in self.tables]
         found = [gradient for gradient in gradients if gradient is not None]
         if found:
@@ -47,7 +47,7 @@ class FGM:
         for table, before in zip(self.tables, earlier, strict=True):
             if before is not None:
                 table.grad = before if table.grad is None else before + table.grad
-        return said
+        return result
 
     @torch.no_grad()
     def _move(self, gradients: list[Tensor | None], norm: Tensor) -> None:
@@ -63,7 +63,7 @@ class FGM:
 
 
 def embedding_weights(model: LanguageModel) -> list[Tensor]:
-    """Return the tables of a network's tokens: several, where rare words have narrow vectors."""
+    """Return the token embedding tables: several, where the embedding is adaptive."""
     parts = model.pretrained.token_embeddings.modules()
     return [part.weight for part in parts if isinstance(part, nn.Embedding)]
 
@@ -78,42 +78,41 @@ def noisy_tune(
 ) -> None:
     """Add U(-intensity / 2, intensity / 2) times its standard deviation to every matrix.
 
-    Parameters that are `fresh` (a new head's) have nothing to be loosened, and are left alone.
+    Parameters in `fresh`, those of a new head, are left unchanged.
     """
     for number, weight in enumerate(model.parameters()):  # tied ones come once
         if weight.ndim < 2 or weight in fresh:
             continue
-        # On the CPU, and by the parameter's own number: noise is the same on every device.
+        # Drawn on the CPU, keyed by the parameter's number: the noise is the same on every device.
         generator = torch.Generator().manual_seed(derive_seed(seed, number))
         noise = torch.rand(weight.shape, generator=generator).to(weight) - 0.5
-        # What is exactly zero is no weight: tables have such rows past their vocabulary.
+        # Rows of zeros pad the vocabulary: they are not weights.
         used = weight != 0
         if used.sum() > 1:
             weight.add_(torch.where(used, noise * (intensity * weight[used].std()), 0.0))
 
 
 class GradualUnfreezing:
-    """Say before each update which layers learn: the top one, and one more every so many updates.
+    """Unfreeze the top layer first, and one more layer every so many steps.
 
-    It is a function of the update's number alone, so that a run resumes as it was. What is frozen
-    has no gradient, and an optimiser leaves it alone, decay and all. The optimiser is built before
-    the first call: it takes what can be learned at that time. A compiled learner is compiled anew
-    for each thaw.
+    Which layers are frozen is a function of the step alone, so that a run resumes exactly. Frozen
+    parameters have no gradient, and the optimizer leaves them unchanged, without weight decay. The
+    optimizer is built before the first call. A compiled learner is compiled again at each change.
     """
 
     def __init__(self, model: nn.Module, every: int) -> None:
         if every < 1:
-            raise UserError(f"a layer thaws every {every} steps: it must be at least 1")
+            raise UserError(f"a layer is unfrozen every {every} steps: it must be at least 1")
         self.every = every
-        found = layer_index(model)
-        learnt = [(found[n], p) for n, p in model.named_parameters() if p.requires_grad]
-        numbers = sorted({layer for layer, _ in learnt}, reverse=True)
-        # Layers in which nothing can be learned take no turn.
-        self.layer_groups = [[p for layer, p in learnt if layer == number] for number in numbers]
+        layers = layer_index(model)
+        trained = [(layers[n], p) for n, p in model.named_parameters() if p.requires_grad]
+        numbers = sorted({layer for layer, _ in trained}, reverse=True)
+        # Layers without trainable parameters are skipped.
+        self.layer_groups = [[p for layer, p in trained if layer == number] for number in numbers]
 
     def __call__(self, number: int) -> None:
-        """Freeze and thaw for one update; `number` counts from 0."""
-        thawed = 1 + number // self.every
+        """Freeze and unfreeze for one step; `number` counts from 0."""
+        unfrozen = 1 + number // self.every
         for stage, parameters in enumerate(self.layer_groups):
             for parameter in parameters:
-                parameter.requires_grad_(stage < thawed)
+                parameter.requires_grad_(stage < unfrozen)

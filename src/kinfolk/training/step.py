@@ -1,4 +1,4 @@
-"""The step owns learning: forward, backward, update."""
+"""One optimizer step: forward, backward, update."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +36,7 @@ class Learner(nn.Module):
 
 @dataclass(frozen=True)
 class StepOutput:
-    """What one step gave; tensors, so that nobody waits for the device before they are read."""
+    """The results of a step, as tensors: only reading them waits for the device."""
 
     loss: Tensor
     grad_norm: Tensor  # of the gradient, before clipping
@@ -59,26 +59,26 @@ class StepOutput:
 
 
 class TrainStep:
-    """One update, whole or split into micro-batches: the result is the same."""
+    """One update; splitting its batch into micro-batches changes only the rounding."""
 
     def __init__(
         self,
         learner: nn.Module,
-        optimiser: torch.optim.Optimizer,
-        rate: Callable[[int], float],
+        optimizer: torch.optim.Optimizer,
+        lr: Callable[[int], float],
         *,
         clip: float,
         seed: int,
         device: torch.device,
         bfloat16: bool,
-        resolved: bool = False,  # for a compiled learner: masks are found before it
+        resolved: bool = False,  # for a compiled learner: block masks are computed before it
         captured: bool = False,  # on CUDA: forward and backward are one graph
         memory: list[SegmentMemory] | None = None,  # of each micro-batch, carried from step to step
         unfreezing: GradualUnfreezing | None = None,
         attack: FGM | None = None,
         checks: Callable[[int], bool] | None = None,  # before which updates loss and norm are read
     ) -> None:
-        self.learner, self.optimiser, self.rate = learner, optimiser, rate
+        self.learner, self.optimizer, self.lr = learner, optimizer, lr
         self.clip, self.seed, self.device = clip, seed, device
         self.bfloat16, self.resolved, self.memory = bfloat16, resolved, memory
         self.unfreezing, self.attack = unfreezing, attack
@@ -89,62 +89,63 @@ class TrainStep:
         self.captured = GraphedForwardBackward(self.forward, self.parameters) if captured else None
 
     def __call__(self, number: int, batches: Sequence[Batch[Any]]) -> StepOutput:
-        """Learn from the batches of one step; `number` counts from 0."""
+        """Update the weights by the micro-batches of one step; `number` counts from 0."""
         if self.unfreezing is not None:
             self.unfreezing(number)
-        rate = self.rate(number)
-        for group in self.optimiser.param_groups:
-            group["lr"] = rate * group.get("scale", 1.0)  # see optimisers.layered_groups
+        lr = self.lr(number)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * group.get("scale", 1.0)  # layer-wise decay, see optimizer.py
         counts = sum_counts(batch.counts for batch in batches)
         sums: dict[str, Tensor] = {}
         loss = torch.zeros((), device=self.device)
         for part, batch in enumerate(batches):
             alone = len(batches) == 1
-            learn = partial(self._forward_backward, number, part, batch, counts, alone)
-            said, mean = learn() if self.attack is None else self.attack(learn)
+            forward_backward = partial(self._forward_backward, number, part, batch, counts, alone)
+            result = forward_backward() if self.attack is None else self.attack(forward_backward)
+            batch_loss, mean = result
             if self.memory is not None:
-                assert said.memory is not None, "the objective forgets"
-                self.memory[part] = said.memory
+                assert batch_loss.memory is not None, "the objective returns no memory"
+                self.memory[part] = batch_loss.memory
             loss += mean
-            for name, total in said.sums.items():
+            for name, total in batch_loss.sums.items():
                 sums[name] = sums.get(name, 0.0) + total.detach()
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.clip or float("inf"))
         updated = not self.checks(number) or bool((loss + norm).isfinite())
         if updated:
-            self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
         parts = {name: total / max(counts[name], 1) for name, total in sums.items()}
         tokens = sum(input_tokens(batch.inputs) for batch in batches)
-        return StepOutput(loss, norm, parts, counts, rate, tokens, updated)
+        return StepOutput(loss, norm, parts, counts, lr, tokens, updated)
 
     def _forward_backward(
         self, number: int, part: int, batch: Batch[Any], counts: Mapping[str, int], alone: bool
     ) -> tuple[Loss, Tensor]:
         """Run forward and backward on one micro-batch; return its loss, and its share of the mean.
 
-        Dropout, too, is a function of seed and step: run again, it drops the same units.
+        Dropout, too, is a function of the seed and the step.
         """
         torch.manual_seed(derive_seed(self.seed, number, part))
         if self.memory is not None:
             batch = batch.with_memory(self.memory[part])
         if self.captured is not None and self.captured.accepts(batch):
-            said = self.captured(batch, counts, alone=alone)
-            return said, said.mean(counts)
-        said = self.forward(batch.to(self.device))
-        mean = said.mean(counts)
+            loss = self.captured(batch, counts, alone=alone)
+            return loss, loss.mean(counts)
+        loss = self.forward(batch.to(self.device))
+        mean = loss.mean(counts)
         mean.backward()  # type: ignore[no-untyped-call]
-        return said, mean.detach()
+        return loss, mean.detach()
 
     def forward(self, batch: Batch[Any]) -> Loss:
-        """Run forward on a micro-batch."""
+        """Return the loss of a micro-batch."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):
             inputs = batch.inputs.with_block_masks(self.windows) if self.resolved else batch.inputs
-            said: Loss = self.learner(inputs, batch.targets)
-        return said
+            loss: Loss = self.learner(inputs, batch.targets)
+        return loss
 
 
 def input_tokens(inputs: Inputs) -> Tensor:
-    """Count the tokens that a model reads, those of its encoder too, and no padding."""
+    """Count the input tokens, those of the encoder too, without padding."""
     own = (inputs.attention_mask.document_ids >= 0).sum()
     return own if inputs.encoder_inputs is None else own + input_tokens(inputs.encoder_inputs)
 

@@ -199,9 +199,9 @@ def count_parameters(model: nn.Module) -> int:
 def measure_samples(
     path: Path | str, corpus: Path | str | None = None
 ) -> tuple[DiversityScores, DiversityScores | None]:
-    """Measure the samples in a file, and as many pieces of what the corpus holds out.
+    """Measure the diversity of samples, and of as many excerpts of held-out documents.
 
-    A corpus also tells how likely its 3-grams make the samples.
+    With a corpus, also their perplexity under its 3-gram model.
     """
     texts = read_samples(Path(path))
     if corpus is None:
@@ -227,9 +227,9 @@ def measure_samples(
 
 
 def sample_excerpts(corpus: Corpus, count: int, length: int) -> list[IntArray]:
-    """Take so many pieces of a length from documents of all the corpus, as few as can be of each.
+    """Take excerpts of a length from all over the corpus, as few as possible of each document.
 
-    Documents that are shorter come last, whole.
+    Shorter documents come last, whole.
     """
     starts, sizes = corpus.starts[:-1], np.diff(corpus.starts)
     found: list[IntArray] = []
@@ -252,7 +252,7 @@ def evenly_spaced(values: IntArray, most: int) -> IntArray:
 
 
 def samples_as_dict(found: DiversityScores) -> dict[str, float | int | None]:
-    """Return what was measured by name, a number each."""
+    """Return the measures by name, one number each."""
     values = asdict(found)
     shares = {f"distinct_{size}": share for size, share in enumerate(values["distinct_n"], 1)}
     before = ("texts", "empty", "words")
@@ -263,8 +263,8 @@ def samples_as_dict(found: DiversityScores) -> dict[str, float | int | None]:
 def read_samples(path: Path) -> list[str]:
     """Read samples: of JSON the field "text", of plain text its blocks or, if it is one, its lines.
 
-    JSON has an object a line, or one list of objects or texts. A text may hold a NUL, which a
-    network that generates bytes may write.
+    JSON has an object a line, or one list of objects or texts. A text may hold a NUL, which a model
+    that generates bytes may emit.
     """
     if path.is_dir() or not path.exists():
         raise UserError(f"{path} is no file: give one of samples, as kinfolk generate writes them")

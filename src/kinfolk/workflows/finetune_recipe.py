@@ -75,7 +75,7 @@ class TaskDataset:
 
 @config("finetune")
 class FineTuneRecipe:
-    """The network it starts from, the tasks, how each is solved, and the settings."""
+    """The initial weights, labelled files, formulations and settings of a fine-tuning run."""
 
     name: str = field(help="model family")
     init_from: str = field(help="folder of the initial weights; empty for new ones")
@@ -152,7 +152,7 @@ def task_dataset(
 
 
 def default_train_config(config: Any, *, fresh: bool) -> TrainConfig:
-    """Return the settings of fine-tuning a network: small steps for a large one."""
+    """Return the training settings of fine-tuning a network: a large one has a small rate."""
     body = config.pretrained
     kind = body.network().architecture
     common = {"batch_size": 32, "schedule": "linear", "min_lr_ratio": 0.0, "betas": (0.9, 0.999)}
@@ -165,21 +165,21 @@ def default_train_config(config: Any, *, fresh: bool) -> TrainConfig:
 
 
 def with_dropout(config: Any, share: float) -> Any:
-    """Return a network, with a head or without, that drops a share of its units as it learns."""
+    """Return the config of a network, with a head or without, with another dropout rate."""
     body = config.pretrained
     less = body.with_fields(**dict.fromkeys(DROPOUT_FIELDS, share))
     return less if body is config else replace(config, backbone=less)
 
 
 def epoch_steps(train: TrainConfig, examples: Sequence[int]) -> int:
-    """Return the steps of an epoch over sets with so many examples."""
+    """Return the steps of an epoch over sets with these numbers of examples."""
     return max(1, math.ceil(sum(examples) / train.batch_size))
 
 
 def resolve_steps(
     tuning: FineTuneRecipe, examples: Sequence[int], said: Sequence[str] = ()
 ) -> FineTuneRecipe:
-    """Set how many steps a run has, and when it is scored, by how many examples there are."""
+    """Set steps, evaluations, checkpoints and warm-up by the number of examples."""
     train, finetune_config = tuning.train, tuning.finetune
     epoch = epoch_steps(train, examples)
     steps = max(1, math.ceil(finetune_config.epochs * epoch))
@@ -190,7 +190,7 @@ def resolve_steps(
         given["steps"] = steps
     if "train.eval_every" not in words:
         given["eval_every"] = every
-    if "train.save_every" not in words:  # what is scored is saved
+    if "train.save_every" not in words:  # every evaluation is saved
         given["save_every"] = given.get("eval_every", train.eval_every)
     if "train.warmup" not in words:
         given["warmup"] = max(1, given.get("steps", train.steps) // 10)
@@ -198,7 +198,7 @@ def resolve_steps(
 
 
 def mean_and_std(scores: Sequence[float]) -> tuple[float, float]:
-    """Return the mean of some scores, and how far they lie apart (the standard deviation)."""
+    """Return the mean of scores, and their standard deviation."""
     values = np.array(scores, np.float64)
     return float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else 0.0
 

@@ -18,7 +18,7 @@ from kinfolk.workflows.folders import check_new_folder, find_model_folder
 
 
 def load(path: Path | str) -> tuple[Any, Tokenizer]:
-    """Open a run, a checkpoint or a Hugging Face folder: the model and its tokenizer."""
+    """Load the model and the tokenizer of a run, a checkpoint or a Hugging Face folder."""
     return hub.load(find_model_folder(path))
 
 
@@ -31,7 +31,7 @@ def export_folder(path: Path | str, out: Path) -> None:
 
 
 def require_ability(model: Any, ability: str) -> Any:
-    """Return a model that can do something, or say who could."""
+    """Return the model, if its family has an ability."""
     who = family_of(model)
     if ability not in who.capabilities:
         others = [name for name, m in index().items() if ability in m.capabilities]
@@ -43,9 +43,9 @@ def require_ability(model: Any, ability: str) -> Any:
 def logits(model: Any, ids: Sequence[int], source: Sequence[int] | None = None) -> Tensor:
     """Return the (length, vocabulary) scores of one sequence, in evaluation mode.
 
-    An encoder scores each token from all of them, a decoder the token after each. An
-    encoder-decoder reads `source` and scores each of `ids` from those before it; without a source
-    it reads the ids themselves.
+    An encoder scores each token from all tokens, a decoder the token after each. An
+    encoder-decoder encodes `source` and scores each of `ids` from those before it; without a
+    source it encodes the ids themselves.
     """
     check_prompts(model, [ids], "sequence")
     device = next(model.parameters()).device

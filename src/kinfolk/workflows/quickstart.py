@@ -1,4 +1,4 @@
-"""The whole road in small: three families on the prose of the running Python."""
+"""The quickstart: three families trained and scored on the docstrings of the running Python."""
 
 import time
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from kinfolk.workflows.pretrain import pretrain
 from kinfolk.workflows.recipe import Recipe, recipe
 from kinfolk.workflows.report import baseline_rows, curves
 
-# Minutes on two cores teach more about a small vocabulary, short rows and many hidden tokens.
+# In minutes on two cores, a small vocabulary, short rows and a high mask rate learn the most.
 VOCAB = 512
 LENGTH = 64
 HOLDOUT = 0.02
@@ -35,7 +35,7 @@ MEMBERS = {
     "bert/tiny": ["steps=760", "batch_size=64", "lr=1.5e-3", "warmup=60"],
     "t5/tiny": ["steps=460", "batch_size=48", "lr=2e-2", "warmup=50"],
 }
-MASK_RATE = 0.2  # by BERT and T5; the papers hide 0.15
+MASK_RATE = 0.2  # of BERT and T5; 0.15 in the papers
 PROMPT = "Return a list of"
 HOLE = "Return [MASK] if the file exists."
 SPAN = "If the argument is omitted, [MASK] is used."
@@ -43,7 +43,7 @@ SPAN = "If the argument is omitted, [MASK] is used."
 
 @dataclass(frozen=True)
 class Result:
-    """What one member learned."""
+    """The scores of one model."""
 
     name: str
     score: LikelihoodScores
@@ -55,7 +55,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Quickstart:
-    """All that the quickstart found."""
+    """The results of the quickstart."""
 
     results: list[Result]
     baselines: Baselines
@@ -66,7 +66,7 @@ ProgressOf = Callable[[str], AbstractContextManager[Callback]]  # of the run of 
 
 
 def quickstart(out: Path, *, on_message: Callable[[str], None], progress: ProgressOf) -> Quickstart:
-    """Train a tokenizer and three models, score them, let them write, and draw the page."""
+    """Train a tokenizer and three models, score them, generate samples and write the page."""
     check_new_folder(out, "remove it, or choose another -o")
     began = time.perf_counter()
     text = demo_text.write(out / "text")
@@ -97,7 +97,7 @@ def quickstart(out: Path, *, on_message: Callable[[str], None], progress: Progre
 
 
 def chosen(name: str, corpus: Path) -> Recipe:
-    """Return the recipe of one member; BERT learns by hidden words alone."""
+    """Return the recipe of one model; BERT is trained by masked tokens alone."""
     settings = [f"train.{setting}" for setting in MEMBERS[name]]
     if not name.startswith("gpt2"):
         settings.append(f"objective.mask_rate={MASK_RATE}")
@@ -106,7 +106,7 @@ def chosen(name: str, corpus: Path) -> Recipe:
 
 
 def sample_output(name: str, model: Any, tokenizer: Tokenizer) -> Sample:
-    """Let a model do what its family does."""
+    """Return a sample of a model: a continuation, or a filled blank."""
     kind = family_of(model).architecture
     if kind == "decoder":
         text = generate(model, tokenizer, PROMPT, max_new_tokens=80, temperature=0.8, top_p=0.9)

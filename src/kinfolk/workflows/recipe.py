@@ -78,37 +78,38 @@ def recipe(
     length: int | None = None,
     settings: Sequence[str] = (),
 ) -> Recipe:
-    """Put a run together: `recipe("bert/tiny", "corpus", settings=["train.steps=500"])`.
+    """Make the recipe of a new model.
+
+    `recipe("bert/tiny", "corpus", settings=["train.steps=500"])`
 
     A mixture is a list of corpora with their weights:
     `[CorpusShare("news", 0.7), CorpusShare("law", 0.3)]`.
-    What is not given follows from the size: its settings, and rows as long as its context, but not
-    longer than a model of that width makes use of.
+    Defaults follow from the size: its settings, and rows as long as its context, but shorter for
+    small models.
     """
     family_name, _, size = name.partition("/")
-    who, size = family(family_name), size or "tiny"
+    chosen, size = family(family_name), size or "tiny"
     named, corpora = open_corpora(corpus)
-    tokenizer, config = shared_tokenizer(corpora), who.config(size)
+    tokenizer, config = shared_tokenizer(corpora), chosen.config(size)
     length = default_length(config) if length is None else length
     check_corpus_size(corpora, length)
-    # Places that no row reaches would stay as random as they began: the context ends with the row.
+    # Position embeddings beyond the row length would never be trained: max_length is that length.
     sizes = {
         "vocab_size": tokenizer.vocab_size,
         "max_length": length,
         "decoder_start_token_id": tokenizer.special_tokens.pad,
         "padding_idx": tokenizer.special_tokens.pad,
     }
-    way = who.objective(objective)
     base = Recipe(
         name=f"{family_name}/{size}",
         model=config.with_fields(**sizes),
-        objective=way(
+        objective=chosen.objective(objective)(
             special_tokens=tokenizer.special_tokens,
             vocab_size=tokenizer.vocab_size,
             max_length=length,
         ),
         corpus=named,
-        train=who.train(size),
+        train=chosen.train(size),
     )
     return finalize(base, settings)
 
@@ -116,7 +117,7 @@ def recipe(
 def open_corpora(
     corpus: Path | str | Sequence[CorpusShare],
 ) -> tuple[str | tuple[CorpusShare, ...], list[Corpus]]:
-    """Return the corpora of a run as its recipe names them, and open."""
+    """Return the corpora as the recipe names them, and opened."""
     named = [CorpusShare(str(corpus))] if isinstance(corpus, str | Path) else corpus
     mixture = check_mixture(named)
     corpora = [share.open() for share in named]
@@ -124,7 +125,7 @@ def open_corpora(
 
 
 def check_corpus_size(corpora: Sequence[Corpus], length: int) -> None:
-    """See that every corpus fills a row."""
+    """Refuse rows that are too short, and a corpus that does not fill one."""
     if length < 8:
         raise UserError(f"rows of {length} tokens are too short to learn from: use 8 or more")
     for text in corpora:
@@ -136,7 +137,7 @@ def check_corpus_size(corpora: Sequence[Corpus], length: int) -> None:
 
 
 def finalize(base: Recipe, settings: Sequence[str]) -> Recipe:
-    """Return a recipe with what was set by hand, if it can be run."""
+    """Apply the given settings to a recipe, and check it."""
     found = check_recipe(apply_overrides(base, settings))
     if found.train.warmup > found.train.steps and not any("warmup" in s for s in settings):
         # A short run keeps the shape of a long one.
@@ -146,7 +147,7 @@ def finalize(base: Recipe, settings: Sequence[str]) -> Recipe:
 
 
 def parse_corpora(texts: Sequence[str]) -> list[CorpusShare]:
-    """Read corpora from words like `news=0.7`: all with a weight, or none, then in equal shares."""
+    """Parse corpora like `news=0.7`: all with a weight, or none, which are then equal."""
     pairs = [_parse_corpus(text) for text in texts]
     bare = [folder for folder, weight in pairs if weight is None]
     if bare and len(bare) < len(pairs):
@@ -160,26 +161,26 @@ def parse_corpora(texts: Sequence[str]) -> list[CorpusShare]:
     return [CorpusShare(folder, 1.0 if weight is None else weight) for folder, weight in pairs]
 
 
-def _parse_corpus(said: str) -> tuple[str, float | None]:
-    """Divide at the last = where a number follows it, unless a folder has all that for its name."""
-    folder, _, weight = said.rpartition("=")
-    if folder and not Path(said).is_dir():
+def _parse_corpus(text: str) -> tuple[str, float | None]:
+    """Split at the last = if a number follows it, unless a folder has the whole text for a name."""
+    folder, _, weight = text.rpartition("=")
+    if folder and not Path(text).is_dir():
         with contextlib.suppress(ValueError):
             return folder, float(weight)
-    return said, None
+    return text, None
 
 
 def check_mixture(shares: Sequence[CorpusShare]) -> tuple[CorpusShare, ...]:
-    """Return the corpora of a mixture under their whole paths, if they can be mixed."""
+    """Return the corpora of a mixture with absolute paths; each may be named once."""
     if not shares:
         raise UserError("no corpus was named: give one or more")
-    found: dict[str, CorpusShare] = {}
-    for one in shares:
-        whole = str(Path(one.corpus).resolve())
-        if whole in found:
-            raise UserError(f"the corpus {one.corpus} is named twice: add up its weights")
-        found[whole] = CorpusShare(whole, one.weight)
-    return tuple(found.values())
+    resolved: dict[str, CorpusShare] = {}
+    for share in shares:
+        path = str(Path(share.corpus).resolve())
+        if path in resolved:
+            raise UserError(f"the corpus {share.corpus} is named twice: add up its weights")
+        resolved[path] = CorpusShare(path, share.weight)
+    return tuple(resolved.values())
 
 
 def shared_tokenizer(corpora: Sequence[Corpus]) -> Tokenizer:
@@ -195,7 +196,7 @@ def shared_tokenizer(corpora: Sequence[Corpus]) -> Tokenizer:
 
 
 def check_recipe(recipe: Recipe) -> Recipe:
-    """Return a recipe whose network can be built and can read its rows, or say why not."""
+    """Return the recipe, if its network can be built and accepts its rows."""
     model, length = recipe.model, recipe.objective.max_length
     for declared in dataclasses.fields(model):
         value = getattr(model, declared.name)
@@ -221,7 +222,7 @@ def check_recipe(recipe: Recipe) -> Recipe:
 
 
 def default_length(config: Any) -> int:
-    """Rows for a network: 128 tokens for a small one, its whole context for a base one."""
+    """Return the row length of a network: 128 for a small one, its context for a base one."""
     context = 512 if config.max_length is None else config.max_length
     return min(
         context, 128 if config.hidden_size <= 256 else 512 if config.hidden_size <= 512 else context
@@ -243,16 +244,16 @@ def make_recipe(
     length: int | None = None,
     settings: Sequence[str] = (),
 ) -> Recipe:
-    """Put a run together that begins with fresh weights, by MEMBER/SIZE, or with those of a folder.
+    """Make the recipe of a new model, by FAMILY/SIZE, or of one that continues from a folder.
 
-    A member's name is never a folder: write `./bert` for one that is called so.
+    The name of a family is never a folder: write `./bert` for a folder of that name.
     """
-    asked: dict[str, Any] = {"objective": objective, "length": length, "settings": settings}
+    options: dict[str, Any] = {"objective": objective, "length": length, "settings": settings}
     family, _, _ = str(start).partition("/")
     if family in index() or not Path(start).exists():
         check_name(str(start))
-        return recipe(str(start), corpus, **asked)
-    return continue_from(start, corpus, **asked)
+        return recipe(str(start), corpus, **options)
+    return continue_from(start, corpus, **options)
 
 
 def continue_from(
@@ -263,11 +264,11 @@ def continue_from(
     length: int | None = None,
     settings: Sequence[str] = (),
 ) -> Recipe:
-    """Put a run together that goes on from a run, a checkpoint or a model folder.
+    """Make the recipe of continued pretraining from a run, a checkpoint or a model folder.
 
-    The corpus must speak in the model's own tokens. What is not said of rows and of the way of
-    learning is as it was in the run that made the model, else the member's own; the settings are
-    those of its size, and for a model from elsewhere ours at the rate of the paper.
+    The corpus must have the model's tokenizer. Objective and row length default to those of the
+    model's run, else of its family; the settings are those of its size, and for a foreign model the
+    family's at the learning rate of the paper.
     """
     from kinfolk.nn.task_heads import ModelWithHead
     from kinfolk.workflows.load import load
@@ -276,8 +277,8 @@ def continue_from(
     model, tokenizer = load(path)
     if isinstance(model, ModelWithHead):
         raise UserError(
-            f"{folder} was fine-tuned for a task and has no words left to predict: go on from the "
-            "model that it was made from"
+            f"{folder} was fine-tuned for a task and predicts no tokens: continue from the model "
+            "that it was made from"
         )
     named, corpora = open_corpora(corpus)
     if shared_tokenizer(corpora).fingerprint != tokenizer.fingerprint:
@@ -285,37 +286,37 @@ def continue_from(
             f"{corpora[0].folder} was made with another tokenizer than {folder}: prepare the text "
             f"with --tokenizer {folder}"
         )
-    who, before = family_of(model), recipe_of(path)
+    known, before = family_of(model), recipe_of(path)
     if length is None:
         length = before.objective.max_length if before is not None else default_length(model.config)
     check_corpus_size(corpora, length)
-    words = {
+    ids = {
         "special_tokens": tokenizer.special_tokens,
         "vocab_size": tokenizer.vocab_size,
         "max_length": length,
     }
     base = Recipe(
-        name=before.name if before is not None else f"{who.name}/{foreign_name(who, path.name)}",
+        name=before.name if before is not None else foreign_name(known, path.name),
         model=model.config,
-        objective=dataclasses.replace(before.objective, **words)
+        objective=dataclasses.replace(before.objective, **ids)
         if before is not None and objective is None
-        else who.objective(objective)(**words),
+        else known.objective(objective)(**ids),
         corpus=named,
-        train=default_train_config(who, before),
+        train=default_train_config(known, before),
         init_from=str(path.resolve()),
     )
     return finalize(base, settings)
 
 
-def foreign_name(who: "Family", folder: str) -> str:
-    """Return what a model from elsewhere is called: never as a size, whose settings it has not."""
-    return f"{folder}-continued" if folder in who.sizes else folder
+def foreign_name(family: "Family", folder: str) -> str:
+    """Return the name of a foreign model's recipe: never a size, whose settings it would take."""
+    return f"{family.name}/{folder}{'-continued' if folder in family.sizes else ''}"
 
 
-def default_train_config(who: "Family", before: Recipe | None) -> TrainConfig:
-    """Return the settings of a family's run: those of its size, where that is known."""
+def default_train_config(family: "Family", before: Recipe | None) -> TrainConfig:
+    """Return the training settings of the size, where it is known, else of the family."""
     size = "" if before is None else before.name.partition("/")[2]
-    if size in who.sizes:
-        return who.train(size)
-    paper = next(iter(who.paper_training.values()), who.training)
-    return dataclasses.replace(who.training, lr=paper.lr)
+    if size in family.sizes:
+        return family.train(size)
+    paper = next(iter(family.paper_training.values()), family.training)
+    return dataclasses.replace(family.training, lr=paper.lr)

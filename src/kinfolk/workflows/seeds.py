@@ -1,7 +1,7 @@
-"""One fine-tuning by several seeds: what chance does to its score.
+"""One fine-tuning with several seeds: the mean and the spread of its scores.
 
 RUN/seed-0/, RUN/seed-1/ ...   a run each
-RUN/scores.json                their mean and their spread
+RUN/scores.json                mean and standard deviation
 RUN/best                       a link to the best of them
 """
 
@@ -26,9 +26,9 @@ TrainFn = Callable[[int, Path], Path]  # of a seed and a run folder
 
 @dataclass(frozen=True)
 class SeedResults:
-    """What runs scored on dev rows: one of them, or one for each seed."""
+    """The dev scores of a run, or of a run for each seed."""
 
-    metric: str  # the one that decides
+    metric: str  # the main one
     runs: dict[Path, dict[str, float]]  # every metric of each
     best: Path
 
@@ -36,28 +36,28 @@ class SeedResults:
     def names(self) -> list[str]:
         """The metrics, the loss last."""
         every = dict.fromkeys(name for values in self.runs.values() for name in values)
-        found = [name for name in every if name != "step"]
-        return sorted(found, key=lambda name: (name == "eval_loss", found.index(name)))
+        names = [name for name in every if name != "step"]
+        return sorted(names, key=lambda name: (name == "eval_loss", names.index(name)))
 
     def mean(self, name: str) -> tuple[float, float]:
-        """Return the mean of a metric over the runs, and its spread."""
+        """Return the mean of a metric over the runs, and its standard deviation."""
         return mean_and_std([values[name] for values in self.runs.values()])
 
 
 def run_seeds(seeds: int, out: Path, tune: TrainFn) -> Path:
-    """Run seeds 0, 1, 2 ... and set their scores side by side."""
+    """Run seeds 0, 1, 2 ... and summarize their scores."""
     if seeds < 1:
         raise UserError(f"--seeds {seeds} is no run at all: use 1 or more")
     check_new_folder(out, "choose another -o, or resume it with --resume")
     folders = [out / f"seed-{number}" for number in range(seeds)]
-    for folder in folders:  # all of them at once: whoever resumes sees how many were wished for
+    for folder in folders:  # all at once: a resume finds how many seeds there are
         folder.mkdir(parents=True)
     try:
         for number, folder in enumerate(folders):
             tune(number, folder)
     except BaseException:
         if not any(folders[0].iterdir()):
-            shutil.rmtree(out)  # nothing was begun
+            shutil.rmtree(out)  # nothing was started
         raise
     return summarize_seeds(out)
 
@@ -85,7 +85,7 @@ def resume(out: Path, progress: Callable[[Path], AbstractContextManager[Callback
 
 
 def summarize_seeds(out: Path) -> Path:
-    """Write the scores of all seeds, and point at the best of them."""
+    """Write the scores of all seeds, and link the best run."""
     found = read_scores(out)
     replace_link(out / "best", found.best.name)
     means = {
@@ -115,7 +115,7 @@ def summarize_seeds(out: Path) -> Path:
 
 
 def read_scores(out: Path) -> SeedResults:
-    """Read what a run scored on dev rows, or the runs of all its seeds."""
+    """Read the dev scores of a run, or of the runs of all seeds."""
     runs = seed_folders(out) if is_multi_seed(out) else [out]
     tuning = FineTuneRecipe.read(runs[0] / "recipe.json")
     read: list[Any] = [json.loads((run / "scores.json").read_text("utf-8")) for run in runs]
@@ -131,7 +131,7 @@ def read_scores(out: Path) -> SeedResults:
 
 
 def finite_or_none(value: float) -> float | None:
-    """Return a number that JSON can write."""
+    """Return the number, or None where JSON has none for it."""
     return value if math.isfinite(value) else None
 
 

@@ -1,7 +1,7 @@
-"""Every labelled set of a folder in turn, scored as GLUE scores (Wang et al., 2018).
+"""Fine-tune on every labelled set of a folder, and score it as GLUE does (Wang et al., 2018).
 
-A set's score is in percent, the mean of its metrics where GLUE averages them; that of a suite is
-the mean of its sets.
+The score of a set is in percent, the mean of its metrics where GLUE averages them; the score of a
+suite is the mean over its sets.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ TrainFn = Callable[
 
 @config("labelled_sample")
 class SubsetDataset(TaskDataset):
-    """A labelled file of which some rows are enough, drawn from all over it."""
+    """A labelled file of which a sample of rows is used."""
 
     max_rows: int = field(help="number of rows to draw")
 
@@ -53,7 +53,7 @@ class SubsetDataset(TaskDataset):
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteResult:
-    """What became of one set: its scores, or why it has none."""
+    """The scores of one set, or why it has none."""
 
     name: str
     task: str
@@ -69,14 +69,14 @@ class SuiteResult:
 
     @property
     def score(self) -> float:
-        """One number for the set, in percent."""
+        """The score of the set, in percent."""
         values = [as_percent(name, value) for name, value in self.scores.items()]
         averaged = task_class(self.task).output in AVERAGED_OUTPUTS  # else the first counts
         return sum(values) / len(values) if averaged else values[0]
 
 
 def select_tasks(folder: Path, only: str | None) -> list[SuiteTask]:
-    """List the sets of a folder, or those that are named."""
+    """List the sets of a folder, or those in `only`."""
     sets = discover_suite(folder)
     if only is None:
         return sets
@@ -89,7 +89,7 @@ def select_tasks(folder: Path, only: str | None) -> list[SuiteTask]:
 
 
 def skipped_folders(folder: Path, sets: Sequence[SuiteTask]) -> list[SuiteResult]:
-    """Name the folders that hold no set, and say why."""
+    """Return the folders that hold no set, with the reason."""
     known = {one.name.partition("/")[0] for one in sets}
     inner = sorted(path for path in folder.iterdir() if path.is_dir() and path.name not in known)
     return [
@@ -100,7 +100,7 @@ def skipped_folders(folder: Path, sets: Sequence[SuiteTask]) -> list[SuiteResult
 
 
 def skip_reason(folder: Path) -> str:
-    """Say why a folder holds no set: what its first file is taken for."""
+    """Return why a folder holds no set: the format of its first file."""
     file = next((path for path in sorted(folder.rglob("*")) if path.is_file()), None)
     if file is None:
         return "it holds no file"
@@ -120,7 +120,7 @@ def run_suite(
     on_message: OnMessage = lambda message: None,
     skipped: Sequence[SuiteResult] = (),
 ) -> list[SuiteResult]:
-    """Fine-tune on every set and score it; one that cannot be solved is left out, with a reason."""
+    """Fine-tune on every set and score it; a set that fails is left out, with the reason."""
     if limit is not None and limit < 2:
         raise UserError(f"--limit {limit} leaves nothing to learn from: use 2 or more")
     check_new_folder(out)
@@ -195,9 +195,9 @@ def dataset_of(learned: SplitFiles, dev: SplitFiles, limit: int | None) -> TaskD
 def test_rows(
     files: SplitFiles, file: TaskDataset, limit: int | None, on_message: OnMessage
 ) -> list[Any]:
-    """Read the rows that a set is scored on; some tests keep their labels to themselves.
+    """Read the labelled rows of a test file; some test files have no labels.
 
-    One that cannot be read at all is named, and the set is scored without it.
+    A file that cannot be read is reported, and the set is scored on dev rows.
     """
     if not files:
         return []
@@ -223,7 +223,7 @@ def evaluate_run(run: Path, rows: list[Any], device: str) -> dict[str, float]:
 
 
 def sample_rows(rows: list[Any], most: int) -> list[Any]:
-    """Draw some rows, always the same, in their order: files are often sorted by label."""
+    """Draw a fixed sample of rows, in their order: files are often sorted by label."""
     if len(rows) <= most:
         return rows
     kept = generator(0, Stream.SUBSAMPLE).permutation(len(rows))[:most]

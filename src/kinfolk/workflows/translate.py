@@ -1,4 +1,4 @@
-"""One command from pairs of texts to a model that translates: vocabulary, corpus, run, BLEU."""
+"""Train a translation model from pairs of texts: vocabulary, corpus, run, BLEU."""
 
 import json
 import warnings
@@ -41,7 +41,7 @@ def prepare_translation_run(
     settings: Sequence[str] = (),
     on_message: Callable[[str], None] = lambda message: None,
 ) -> Recipe:
-    """Make a run folder with a corpus of pairs in it, for `pretraining.resume` to run."""
+    """Make a run folder with a corpus of pairs in it, for `pretrain.resume` to run."""
     check_new_folder(out, "choose another -o, or resume it with --resume")
     family_name, _, size = name.partition("/")
     family(family_name).config(size or "tiny")
@@ -82,7 +82,7 @@ def save_dev_pairs(files: ParallelText, prefix: str, path: Path) -> None:
 
 
 def score(run: Path) -> TranslationScore | None:
-    """Translate the pairs a run keeps for that, and write BLEU and the translations beside them."""
+    """Translate the dev pairs of a run; write BLEU and the translations into its folder."""
     path = run / DEV_FILE
     if not path.is_file():
         return None
@@ -95,7 +95,7 @@ def score(run: Path) -> TranslationScore | None:
 
 
 def evaluate(path: Path | str, texts: ParallelData, *, device: str = "auto") -> TranslationScore:
-    """Score a saved model by what it writes about the sources of files."""
+    """Score the translations of a saved model by BLEU."""
     texts.check()
     pairs = [replace(pair, source=texts.prefix + pair.source) for _, pair in texts.train.pairs()]
     return evaluate_bleu(path, pairs, device)[0]
@@ -104,7 +104,7 @@ def evaluate(path: Path | str, texts: ParallelData, *, device: str = "auto") -> 
 def evaluate_bleu(
     path: Path | str, pairs: Sequence[TextPair], device: str
 ) -> tuple[TranslationScore, list[str]]:
-    """Let a saved model translate, and score it; also return what it wrote."""
+    """Return BLEU of a saved model on pairs, and its translations."""
     model, tokenizer = load(path)
     if model.decoding != "encoder-decoder":
         raise UserError(f"{family_of(model).name} reads no source: an encoder-decoder translates")
