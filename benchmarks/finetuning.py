@@ -96,12 +96,10 @@ def files(one: Set, data: Path, out: Path) -> tuple[Path, Path, Path]:
 
 def run(job: Job, data: Path, out: Path, device: str) -> dict[str, object]:
     """Fine-tune once, and score the test rows."""
+    from kinfolk.tasks.dataset import task_dataset
     from kinfolk.training.config import FineTuneConfig
     from kinfolk.workflows.finetune import finetune
-    from kinfolk.workflows.finetune_recipe import (
-        parse_initial_weights,
-        task_dataset,
-    )
+    from kinfolk.workflows.finetune_recipe import parse_initial_weights
     from kinfolk.workflows.predict import load_predictor, read_test_file
 
     one = SETS[job.set]
@@ -124,7 +122,7 @@ def run(job: Job, data: Path, out: Path, device: str) -> dict[str, object]:
     )
     found = load_predictor(folder, device=device)
     rows, _ = read_test_file(found, test)
-    scores = found.task.evaluate(rows, found.answers(rows))
+    scores = found.task.evaluate(rows, found.predict(rows))
     chosen = json.loads((folder / "scores.json").read_text())["dev"]
     for file in folder.rglob("training.safetensors"):
         file.unlink()

@@ -6,14 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kinfolk.tasks.formats.base import ReadReport
+from kinfolk.tasks.dataset import TaskDataset, task_dataset
 from kinfolk.training.config import FineTuneConfig
 from kinfolk.workflows.finetune import finetune
-from kinfolk.workflows.finetune_recipe import (
-    TaskDataset,
-    parse_initial_weights,
-    task_dataset,
-)
+from kinfolk.workflows.finetune_recipe import parse_initial_weights
 
 GOOD, BAD = ("fine", "great", "lovely", "warm"), ("dull", "awful", "grey", "cold")
 THINGS = ("film", "play", "song", "book", "story", "scene", "actor", "plot")
@@ -179,7 +175,7 @@ def tune(
 
 def kept(found: TaskDataset) -> list[Any]:
     """Return the rows that a run is scored on."""
-    return found.split(ReadReport())[1]
+    return found.splits[1]
 
 
 def dev(run: Path) -> dict[str, float]:

@@ -19,6 +19,7 @@ from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.tasks import examples as layout
 from kinfolk.tasks.examples import Instance
 from kinfolk.tasks.formulations.base import Formulation
+from kinfolk.tasks.formulations.choose import ALL_FORMULATIONS, build_formulation, model_config
 from kinfolk.tasks.instances import predict_rows
 from kinfolk.tasks.rows import (
     CompletionRow,
@@ -30,7 +31,6 @@ from kinfolk.tasks.rows import (
 )
 from kinfolk.tasks.task import Task
 from kinfolk.text import Tokenizer, train_tokenizer
-from kinfolk.workflows import formulations
 
 WORDS = (
     "cat", "dog", "bird", "king", "river", "song", "letter", "garden", "apple", "ball", "house",
@@ -126,9 +126,11 @@ def cases(*names: str) -> Iterator[tuple[str, str, type[Formulation]]]:
         body = config(name)
         for kind in KINDS:
             output = task(kind).output
-            for way in dict.fromkeys(w for w in formulations.FORMULATIONS if w.name in names):
+            for way in dict.fromkeys(w for w in ALL_FORMULATIONS if w.name in names):
                 own = way.name in family_of(body).formulations and output in way.outputs
-                if own and formulations.supports(way, family_of(body)):
+                able = family_of(body).frame is not None or not way.needs_template
+                able &= family_of(body).layout is not None or not way.needs_layout
+                if own and able:
                     yield name, kind, way
 
 
@@ -137,9 +139,11 @@ def solving(name: str, kind: str, way: type[Formulation], **said: Any) -> tuple[
     body = config(name)
     if kind == "regress" and "both_orders" in way.__dataclass_fields__:
         said = {"both_orders": True} | said
-    made = formulations.build_formulation(way, task(kind), body, tokenizer(), length=LENGTH, **said)
+    made = build_formulation(
+        way, task(kind), family_of(body), body, tokenizer(), length=LENGTH, **said
+    )
     torch.manual_seed(3)
-    found = formulations.model_config(made, body, dropout=0.0)
+    found = model_config(made, body, dropout=0.0)
     model: nn.Module = found.build()
     assert isinstance(model, ModelWithHead) == (made.head is not None)
     with torch.no_grad():

@@ -79,6 +79,15 @@ def test_a_loss_divides_each_part_by_its_own_count() -> None:
     assert Loss(parts, {"pairs": 10.0}).mean(counts).item() == 12 / 6 + 10 * 3 / 2
 
 
+def test_the_parts_of_a_sum_keep_their_order() -> None:
+    one = Loss({"pairs": torch.tensor(1.0), "label_smoothing": torch.tensor(2.0)})
+    total = Loss({}) + one + one
+    assert [(name, part.item()) for name, part in total.sums.items()] == [
+        ("pairs", 2.0),
+        ("label_smoothing", 4.0),
+    ]
+
+
 def test_nothing_predicted_is_no_loss() -> None:
     assert Loss({"tokens": torch.tensor(0.0)}).mean({"tokens": 0}).item() == 0.0
 

@@ -17,9 +17,9 @@ from kinfolk.families.__main__ import package_families
 from kinfolk.families.entries import INDEX_FILE, index_text
 from kinfolk.families.sizes import STANDARD_SIZES
 from kinfolk.nn.task_heads import ModelWithHead
+from kinfolk.tasks.dataset import task_dataset
 from kinfolk.training.config import TrainConfig
 from kinfolk.workflows.finetune import finetune
-from kinfolk.workflows.finetune_recipe import task_dataset
 from kinfolk.workflows.load import load, logits
 from kinfolk.workflows.pretrain import pretrain
 from kinfolk.workflows.recipe import recipe
@@ -68,6 +68,24 @@ assert new & {f"kinfolk.families.{name}" for name in index()} == {"kinfolk.famil
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize("arguments", ["members", "pretrain brt/tiny", "finetune bert/tinny"])
+def test_a_command_lists_families_and_refuses_unknown_ones_without_torch(arguments: str) -> None:
+    code = f"""
+import sys
+from kinfolk.cli import main
+sys.argv = ["kinfolk", *{arguments.split()!r}]
+try:
+    main()
+except SystemExit:
+    pass
+assert "torch" not in sys.modules
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    shown = {"members": "transformer_xl", "pretrain brt/tiny": "did you mean bert"}
+    assert shown.get(arguments, "bert has no size 'tinny'") in run.stdout + run.stderr
 
 
 def test_a_family_describes_itself() -> None:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kinfolk.errors import UserError
+    from kinfolk.tasks.dataset import TaskDataset, task_dataset
     from kinfolk.training.config import FineTuneConfig
     from kinfolk.training.loop import Callback
     from kinfolk.workflows.evaluate import evaluate
     from kinfolk.workflows.finetune import finetune
-    from kinfolk.workflows.finetune_recipe import TaskDataset, task_dataset
     from kinfolk.workflows.generate import fill, generate, stream
     from kinfolk.workflows.load import load, logits
     from kinfolk.workflows.predict import load_predictor
@@ -49,7 +49,7 @@ _HOMES = {
     "CorpusShare": "workflows.recipe",
     "FineTuneConfig": "training.config",
     "Recipe": "workflows.recipe",
-    "TaskDataset": "workflows.finetune_recipe",
+    "TaskDataset": "tasks.dataset",
     "UserError": "errors",
     "continue_from": "workflows.recipe",
     "evaluate": "workflows.evaluate",
@@ -63,7 +63,7 @@ _HOMES = {
     "recipe": "workflows.recipe",
     "resume": "workflows.pretrain",
     "stream": "workflows.generate",
-    "task_dataset": "workflows.finetune_recipe",
+    "task_dataset": "tasks.dataset",
 }
 
 

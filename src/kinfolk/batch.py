@@ -209,10 +209,9 @@ class Loss:
     memory: SegmentMemory | None = None  # for the next batch
 
     def __add__(self, other: "Loss") -> "Loss":
-        names = self.sums.keys() | other.sums.keys()
-        parts = [{n: loss.sums[n] for n in names & loss.sums.keys()} for loss in (self, other)]
+        names, losses = dict.fromkeys([*self.sums, *other.sums]), (self, other)
         return Loss(
-            {n: sum(part[n] for part in parts if n in part) for n in sorted(names)},  # type: ignore[misc]
+            {n: sum(loss.sums[n] for loss in losses if n in loss.sums) for n in names},  # type: ignore[misc]
             {**self.weights, **other.weights},
         )
 
@@ -287,8 +286,8 @@ class RecurrentModel(PredictsTokens, Protocol):
 
 
 class ComputesLoss(Protocol):
-    """An objective or a formulation of a task, as a training step knows it."""
+    """A pretraining objective, or a formulation of a task, as a training step knows it."""
 
     def loss(self, model: Any, batch: Batch[Any], /) -> Loss:
-        """Return the sums of the loss."""
+        """Return the summed losses of a batch."""
         ...

@@ -80,8 +80,7 @@ TYPES: dict[str, dict[str, str]] = {
         "transformed": "kinfolk.tasks.formulations.head",
     },
     "file": {
-        "labelled_file": "kinfolk.workflows.finetune_recipe",
-        "labelled_sample": "kinfolk.workflows.suites",
+        "labelled_file": "kinfolk.tasks.dataset",
     },
     "": {  # only ever fields of the others
         "columns": "kinfolk.tasks.formats.base",

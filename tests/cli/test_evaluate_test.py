@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 import sheets
+from kinfolk.tasks.dataset import task_dataset
 from kinfolk.training.config import FineTuneConfig
 from kinfolk.workflows.finetune import finetune
-from kinfolk.workflows.finetune_recipe import parse_initial_weights, task_dataset
+from kinfolk.workflows.finetune_recipe import parse_initial_weights
 from little import Kinfolk, Said, tree
 
 FEW = ("train.batch_size=8", "train.device=cpu", "train.lr=5e-3")
@@ -187,7 +188,7 @@ MISTAKES = [
     ("{mood} --shots 2", "--num-fewshot requires --test FILE"),
     ("{bert} --test {file}", "was not fine-tuned"),
     ("{bert} --test {file} --way prompt", "bert does not classify by 'prompt'"),
-    ("{gpt2} --test {file} --shots 2", "give the file to draw them from, --train"),
+    ("{gpt2} --test {file} --shots 2", "name the file that few-shot examples are drawn from"),
     ("{gpt2} --test {file} --shots 99 --train {file}", "there are only 4 rows to draw"),
     ("{gpt2} --test {file} --shots -1", "--shots -1: use 0 or more"),
     ("{gpt2} --test {file} --words a", "1 words for 2 classes; give one for each of bad, good"),

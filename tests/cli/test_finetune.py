@@ -276,7 +276,10 @@ MISTAKES = [
     ("bert/nano --train {train} -o {files}", "{files} already exists"),
     ("bert/nano --train {train} -o {files} --seeds 2", "{files} already exists"),
     ("bert/nano --train {train} -o {new} --task classfy", "classfy"),
-    ("bert/nano --train {train} -o {new} --way haed", "no way is called 'haed': did you mean head"),
+    (
+        "bert/nano --train {train} -o {new} --way haed",
+        "unknown formulation 'haed': did you mean head",
+    ),
     ("bert/nano --train {train} -o {new} --way prompt", "bert does not classify by 'prompt'"),
     ("bert/nano --train {train} -o {new} --metric bleu", "classify is not scored by 'bleu'"),
     ("bert/nano --train {train} -o {new} --positive ugly", "--positive ugly is no class"),

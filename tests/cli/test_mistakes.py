@@ -38,7 +38,10 @@ MISTAKES = [
         "tokenizer train {bad}/rows.jsonl --field id -o {new}",
         "'id' in line 1 of {bad}/rows.jsonl is a number, not text",
     ),
-    ("tokenizer train {bad}/half.jsonl -o {new}", "line 1 of {bad}/half.jsonl holds half a"),
+    (
+        "tokenizer train {bad}/half.jsonl -o {new}",
+        "line 1 of {bad}/half.jsonl contains a lone",
+    ),
     ("tokenizer train {bad}/table.tsv -o {new}", "{bad}/table.tsv has 2 columns (id, text)"),
     (
         "tokenizer train {bad}/table.tsv --column body -o {new}",

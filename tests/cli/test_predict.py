@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 import sheets
+from kinfolk.tasks.dataset import task_dataset
 from kinfolk.training.config import FineTuneConfig
 from kinfolk.workflows.finetune import finetune
-from kinfolk.workflows.finetune_recipe import parse_initial_weights, task_dataset
+from kinfolk.workflows.finetune_recipe import parse_initial_weights
 from little import Kinfolk, Said
 
 FEW = ("train.batch_size=8", "train.device=cpu", "train.lr=5e-3")
@@ -218,10 +219,10 @@ def test_what_was_fine_tuned_elsewhere_predicts_here(
 MISTAKES = [
     ("{mood} {tmp}/none", "no such file: {tmp}/none"),
     ("{tmp}/none {file}", "no such folder: {tmp}/none"),
-    ("{bert} {file}", "was not fine-tuned: finetune it on a labelled file"),
+    ("{bert} {file}", "was not fine-tuned: fine-tune it on a labelled file"),
     ("{mood} {file} --columns text,", "has no 'text'"),
     ("{mood} {file} -o {tmp}/none/out.tsv", "folder {tmp}/none does not exist"),
-    ("{mood} {file} --task-number 2", "learned 1 tasks: there is no task 2"),
+    ("{mood} {file} --task-number 2", "was trained for 1 tasks: there is no task 2"),
     ("{mood} {ragged}", "line 3 of {ragged} has 1 columns"),
     ("{mood} {file} --device gpu", "no device 'gpu'"),
 ]

@@ -61,7 +61,7 @@ def test_lines_name_the_step_of_a_score_and_show_the_losses_of_the_page(
     assert f"  eval_loss {score[2]:.3f} (step 2)  " in lines[2]
     assert f"  eval_loss {score[4]:.3f}  " in lines[3]
     for line, loss, entry in zip(lines, learned.ys, read(out), strict=True):
-        assert f"  loss {loss:.3f}  pairs {entry['losses']['pairs']:.3f}  " in line
+        assert f"  loss {loss:.3f}  nsp {entry['losses']['nsp']:.3f}  " in line
 
 
 @pytest.mark.parametrize("command", ["pretrain", "finetune"])
@@ -172,7 +172,7 @@ def test_bert_can_learn_by_hidden_words_alone(kinfolk: Kinfolk, home: Home, tmp_
         *("pretrain", "bert/nano", "--corpus", home.corpus, "-o", out, "--steps", 2, *FEW),
         *("--objective", "mlm"),
     )
-    assert [list(entry["counts"]) for entry in read(out)] == [["tokens"]] * 2
+    assert [list(entry["counts"]) for entry in read(out)] == [["mlm"]] * 2
 
 
 def test_corpora_are_mixed_by_weight(kinfolk: Kinfolk, home: Home, tmp_path: Path) -> None:

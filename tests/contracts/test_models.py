@@ -383,4 +383,4 @@ def test_a_batch_of_no_predictions_is_no_loss(member: Family, way: str) -> None:
     labels = labels_of(batch)
     none = dataclasses.replace(labels, labels=torch.full_like(labels.labels, IGNORE_INDEX))
     targets = none if labels is batch.targets else dataclasses.replace(batch.targets, tokens=none)
-    assert sums(objective, model, Batch(batch.inputs, targets, {}))["tokens"] == 0.0
+    assert sums(objective, model, Batch(batch.inputs, targets, {}))[objective.loss_name] == 0.0

@@ -134,17 +134,18 @@ def test_every_position_is_touched_in_some_draw_and_no_special_ever(module: Modu
 
 @OBJECTIVES
 def test_the_count_is_that_of_the_labels(module: ModuleType) -> None:
-    feed = PackedDataset(objective(module), documents(), batch_size=3)
+    way = objective(module)
+    feed = PackedDataset(way, documents(), batch_size=3)
     for number in range(feed.num_batches):
         batch = feed[number]
-        assert batch.counts["tokens"] == len(predicted(batch)) > 0
-        if "pairs" in batch.counts:
+        assert batch.counts[way.loss_name] == len(predicted(batch)) > 0
+        if short(module) in PAIRED:
             texts = sum(
                 len(d.unique()) - int((d < 0).any())
                 for d in batch.inputs.attention_mask.document_ids
             )
             asked = int((batch.targets.sequence_labels != IGNORE_INDEX).sum())
-            assert batch.counts["pairs"] == asked
+            assert batch.counts[way.pair_loss_name] == asked
             # A single sentence is no pair, and nothing is asked about it.
             assert asked == texts or (short(module) in PAIRED and asked < texts)
 

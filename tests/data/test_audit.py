@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kinfolk.data import audit as audit_module
 from kinfolk.data.audit import Audit, LineCounter, audit, histogram
-from kinfolk.data.rows import Reading
+from kinfolk.data.documents import ReadOptions
 from kinfolk.errors import UserError
 from kinfolk.text.unicode import count_scripts, guess_language
 
@@ -134,18 +134,20 @@ def test_tables_give_every_string_or_those_of_one_field(tmp_path: Path) -> None:
     assert [one.documents for one in found.files] == [3, 3, 2]
     assert [one.characters for one in found.files] == [len("1\none\n一") + 1, 7 + 5 + 1, 7 + 4]
     assert found.files[0].problems.invalid_json_lines == 1
-    chosen = audit([tmp_path], reading=Reading(field="text.zh", column="body"))
+    chosen = audit([tmp_path], reading=ReadOptions(field="text.zh", column="body"))
     assert [one.documents for one in chosen.files] == [3, 2, 1]
     assert [one.characters for one in chosen.files] == [1, 3, 2]
-    numbered = audit([tmp_path / "b.csv"], reading=Reading(column="2"))
+    numbered = audit([tmp_path / "b.csv"], reading=ReadOptions(column="2"))
     assert (numbered.documents, numbered.characters) == (3, 4 + 3)
-    with pytest.raises(UserError, match=r"b\.csv has no column 'nothing': choose one of id, body"):
-        audit([tmp_path / "b.csv"], reading=Reading(column="nothing"))
+    with pytest.raises(
+        UserError, match=r"the first row of .*b\.csv has no 'nothing': choose one of id, body"
+    ):
+        audit([tmp_path / "b.csv"], reading=ReadOptions(column="nothing"))
 
 
 def test_a_file_may_be_one_document(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\n\none\r\n\r\ntwo\n\n")
-    found = audit([tmp_path], reading=Reading(per="file"))
+    found = audit([tmp_path], reading=ReadOptions(per="file"))
     assert (found.documents, found.characters) == (1, len("one\n\ntwo"))
 
 
@@ -230,14 +232,14 @@ def test_single_real_sentences_are_guessed_or_left_open(real: Path, code: str, n
 
 @pytest.mark.real
 def test_real_reviews_and_poems_have_plausible_numbers(real: Path) -> None:
-    reviews = audit([real / "chnsenticorp_htl"], reading=Reading(column="review"))
+    reviews = audit([real / "chnsenticorp_htl"], reading=ReadOptions(column="review"))
     assert reviews.documents == 7766
     assert reviews.errors == reviews.control_characters == 0
     assert reviews.scripts["Han"] > 0.95 * sum(reviews.scripts.values())
     assert reviews.languages["Chinese"] > 0.99 * reviews.documents
     assert 0 < reviews.exact_duplicates + (reviews.near_duplicates or 0) < 0.1 * reviews.documents
     assert 50 < reviews.median < 150 < reviews.longest
-    poems = audit([real / "poetry_zh" / "test.jsonl"], reading=Reading(field="paragraphs"))
+    poems = audit([real / "poetry_zh" / "test.jsonl"], reading=ReadOptions(field="paragraphs"))
     assert (poems.documents, poems.exact_duplicates) == (902, 0)
     assert poems.shortest <= poems.median <= poems.longest
     assert sum(count for _, count in poems.lengths) == poems.documents

@@ -144,7 +144,7 @@ def test_words_are_cut_as_the_docstring_says() -> None:
 
 
 def test_memory_of_words_is_bounded_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encode_module, "KNOWN", 50)
+    monkeypatch.setattr(encode_module, "MAX_CACHED_WORDS", 50)
     monkeypatch.setattr(encode_module, "TABLE_SIZE", 64)
     monkeypatch.setattr(encode_module, "POOL_TOKENS", 600)
     tokenizer = TOKENIZERS["bpe", False]

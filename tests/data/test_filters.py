@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from kinfolk.data import dedup
 from kinfolk.data.dedup import (
     SHINGLE_WORDS,
+    DecontaminationFilter,
+    DedupFilter,
     MinHashDeduplicator,
-    decontaminated,
-    deduplicated,
     minhash_signature,
 )
 from kinfolk.data.documents import Document, read_documents
@@ -49,7 +49,7 @@ def stream(texts: Sequence[str]) -> list[Document]:
 
 
 def near(texts: Sequence[str]) -> list[str]:
-    return [document.text for document in deduplicated(stream(texts), "near")]
+    return [document.text for document in DedupFilter(stream(texts), "near")]
 
 
 def draw(rng: random.Random, words: Sequence[str], length: int) -> list[str]:
@@ -75,12 +75,12 @@ def plain(text: str) -> list[str]:
     found, word = [], ""
     for character in text:
         kind = kinds[ord(character)]
-        if word and kind in (dedup.SPACE, dedup.ALONE):
+        if word and kind in (dedup.SPACE, dedup.SINGLE):
             found.append(word)
             word = ""
-        if kind == dedup.ALONE:
+        if kind == dedup.SINGLE:
             found.append(character)
-        elif kind == dedup.LETTER:
+        elif kind == dedup.WORD:
             word += character.lower()[:1]
     return [*found, word] if word else found
 
@@ -120,9 +120,9 @@ def test_grams_are_equal_where_their_words_are(words: list[str], length: int) ->
 
 
 def test_the_first_of_equal_documents_stays() -> None:
-    kept = deduplicated(stream(["a b", "c", " a b\n", "A b", "c", "a  b"]), "exact")
+    kept = DedupFilter(stream(["a b", "c", " a b\n", "A b", "c", "a  b"]), "exact")
     assert [document.bytes_read for document in kept] == [0, 1, 3, 5]
-    assert (kept.num_kept, kept.num_dropped, kept.exact, kept.near) == (4, 2, 2, 0)
+    assert (kept.num_kept, kept.num_exact, kept.num_near) == (4, 2, 0)
 
 
 @pytest.mark.parametrize("words", [ENGLISH, CHINESE], ids=["English", "Chinese"])
@@ -133,9 +133,9 @@ def test_documents_with_a_rewritten_passage_are_found_and_others_stay(words: lis
     for text in texts:
         start = rng.randrange(380)
         copies.append([*text[:start], *draw(rng, words, 20), *text[start + 20 :]])  # 5 % of it
-    kept = deduplicated(stream([joined(text) for text in [*texts, *copies]]), "near")
+    kept = DedupFilter(stream([joined(text) for text in [*texts, *copies]]), "near")
     assert [document.bytes_read for document in kept] == list(range(50))
-    assert (kept.near, kept.exact) == (50, 0)
+    assert (kept.num_near, kept.num_exact) == (50, 0)
 
 
 @pytest.mark.parametrize("words", [ENGLISH, CHINESE], ids=["English", "Chinese"])
@@ -174,24 +174,24 @@ def test_short_and_awkward_documents_are_kept_apart() -> None:
 @given(st.lists(st.text(st.sampled_from("ab c世.\n"), max_size=6)))
 def test_what_is_kept_is_in_order_and_all_is_counted(texts: list[str]) -> None:
     for how in ("exact", "near"):
-        kept = deduplicated(stream(texts), how)
+        kept = DedupFilter(stream(texts), how)
         places = [document.bytes_read for document in kept]
         assert places == sorted(set(places))
         assert kept.num_kept == len(places)
-        assert kept.num_kept + kept.num_dropped == len(texts)
+        assert kept.num_kept + kept.num_exact + kept.num_near == len(texts)
     assert {t.strip() for t in texts} == {
-        d.text.strip() for d in deduplicated(stream(texts), "exact")
+        d.text.strip() for d in DedupFilter(stream(texts), "exact")
     }
 
 
 def test_another_process_drops_the_same() -> None:
     code = (
-        "import random; from pathlib import Path; from kinfolk.data.dedup import deduplicated;"
+        "import random; from pathlib import Path; from kinfolk.data.dedup import DedupFilter;"
         "from kinfolk.data.dedup import minhash_signature;"
         "from kinfolk.data.documents import Document;"
         "r = random.Random(4); w = [str(i) for i in range(6)];"
         "t = [' '.join(r.choice(w) for _ in range(12)) for _ in range(300)];"
-        "k = deduplicated([Document(x, Path('a'), i) for i, x in enumerate(t)], 'near');"
+        "k = DedupFilter([Document(x, Path('a'), i) for i, x in enumerate(t)], 'near');"
         "print([d.bytes_read for d in k], minhash_signature(t[0]).sum())"
     )
     said = {
@@ -224,7 +224,7 @@ def test_memory_follows_the_number_of_documents_only() -> None:
 
 def test_an_unknown_way_is_refused() -> None:
     with pytest.raises(UserError, match="--dedup fuzzy: choose exact or near"):
-        deduplicated([], "fuzzy")
+        DedupFilter([], "fuzzy")
 
 
 TEST = "The quick brown fox jumps over the lazy dog, and then it sleeps under a tree."
@@ -260,7 +260,7 @@ def test_planted_tests_are_found_in_every_kind_of_file(
     texts = [joined(draw(rng, words, 100)) for words in (ENGLISH, CHINESE) for _ in range(5)]
     texts[2] += " THE QUICK BROWN FOX -- jumps over the 'lazy' dog; and then it sleeps"
     texts[7] = texts[7][:50] + QUESTION[3:20].replace("，", "") + texts[7][50:]
-    kept = decontaminated(stream(texts), [file], tmp_path / "dropped.jsonl")
+    kept = DecontaminationFilter(stream(texts), [file], tmp_path / "dropped.jsonl")
     assert [document.bytes_read for document in kept] == [0, 1, 3, 4, 5, 6, 8, 9]
     assert (kept.num_kept, kept.num_dropped) == (8, 2)
     told = [json.loads(line) for line in (tmp_path / "dropped.jsonl").read_text().splitlines()]
@@ -279,26 +279,26 @@ def test_twelve_words_are_no_proof(tmp_path: Path) -> None:
     (tmp_path / "test.txt").write_text(TEST)
     words = TEST.split()
     texts = [" ".join([*words[:12], "and", *words[13:]]), " ".join(words[:13])]
-    kept = decontaminated(stream(texts), [tmp_path / "test.txt"], tmp_path / "dropped")
+    kept = DecontaminationFilter(stream(texts), [tmp_path / "test.txt"], tmp_path / "dropped")
     assert [document.bytes_read for document in kept] == [0]
 
 
 def test_the_list_of_what_was_dropped_is_written_anew(tmp_path: Path) -> None:
     (tmp_path / "test.txt").write_text(TEST)
     for _ in range(2):
-        list(decontaminated(stream([TEST, "x"]), [tmp_path], tmp_path.parent / "dropped"))
+        list(DecontaminationFilter(stream([TEST, "x"]), [tmp_path], tmp_path.parent / "dropped"))
         assert len((tmp_path.parent / "dropped").read_text().splitlines()) == 1
 
 
 def test_test_files_that_cannot_serve_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nowhere does not exist"):
-        decontaminated([], [tmp_path / "nowhere"], tmp_path / "dropped")
+        DecontaminationFilter([], [tmp_path / "nowhere"], tmp_path / "dropped")
     (tmp_path / "short.txt").write_text("too short\n\n" * 20)
     with pytest.raises(UserError, match=r"nothing in .*short\.txt has 13 words in a row"):
-        decontaminated([], [tmp_path / "short.txt"], tmp_path / "dropped")
+        DecontaminationFilter([], [tmp_path / "short.txt"], tmp_path / "dropped")
     (tmp_path / "bad.txt.gz").write_bytes(gzip.compress(TEST.encode())[:-9])
     with pytest.raises(UserError, match=r"bad\.txt\.gz is damaged"):
-        decontaminated([], [tmp_path / "bad.txt.gz"], tmp_path / "dropped")
+        DecontaminationFilter([], [tmp_path / "bad.txt.gz"], tmp_path / "dropped")
 
 
 def test_awkward_documents_pass_and_awkward_tests_are_read(tmp_path: Path) -> None:
@@ -306,7 +306,7 @@ def test_awkward_documents_pass_and_awkward_tests_are_read(tmp_path: Path) -> No
         json.dumps({"a": "\ud800 " + TEST}).encode() + b'\n{"b": 1e999, "c": [null, "\xff x"]}\n[['
     )
     texts = [*AWKWARD, TEST + "\ud800"]
-    kept = decontaminated(stream(texts), [tmp_path / "a.jsonl"], tmp_path / "dropped")
+    kept = DecontaminationFilter(stream(texts), [tmp_path / "a.jsonl"], tmp_path / "dropped")
     assert [document.text for document in kept] == AWKWARD
     json.loads((tmp_path / "dropped").read_text())
 
@@ -323,7 +323,7 @@ def test_real_tests_are_found_where_they_were_put(
     real: Path, tmp_path: Path, text: str, test: str
 ) -> None:
     articles = list(read_documents([real / text]))[:300]
-    before = decontaminated(articles, [real / test], tmp_path / "before")
+    before = DecontaminationFilter(articles, [real / test], tmp_path / "before")
     clean = list(before)
     assert before.num_dropped <= 6  # real articles share a phrase with a test now and then
     data = json.loads(gzip.decompress((real / test).read_bytes()))["data"]
@@ -332,7 +332,7 @@ def test_real_tests_are_found_where_they_were_put(
         Document(f"{one.text}\n{planted[i]}", one.source, i) if i < len(planted) else one
         for i, one in enumerate(clean)
     ]
-    after = decontaminated(mixed, [real / test], tmp_path / "after")
+    after = DecontaminationFilter(mixed, [real / test], tmp_path / "after")
     assert list(after) == clean[len(planted) :]
     assert after.num_dropped == len(planted) == 20
 
@@ -341,8 +341,8 @@ def test_real_tests_are_found_where_they_were_put(
 def test_real_articles_are_no_duplicates_but_their_copies_are(real: Path) -> None:
     for name in ("wiki_en", "wiki_zh"):
         articles = list(read_documents([real / name / "valid.txt.gz"]))[:300]
-        kept = deduplicated(articles, "near")
+        kept = DedupFilter(articles, "near")
         assert len(list(kept)) >= 0.99 * len(articles)
         copies = [Document(f"{a.text}\n{a.text[:20]}", a.source, 0) for a in articles]
-        twice = deduplicated([*articles, *copies], "near")
+        twice = DedupFilter([*articles, *copies], "near")
         assert sum(1 for _ in twice) <= 1.02 * kept.num_kept

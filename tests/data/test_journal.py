@@ -97,9 +97,9 @@ def test_whoever_is_killed_goes_on(
     killed.go(text, out, say=said.append)
     assert tree(out) == clean
     assert left(tmp_path) == ["c"]
-    goes_on = [sentence for sentence in said if sentence.startswith("going on after the ")]
+    goes_on = [sentence for sentence in said if sentence.startswith("resuming after ")]
     assert bool(goes_on) == safe
-    done = int(goes_on[0].split()[4]) if goes_on else 0
+    done = int(goes_on[0].split()[2]) if goes_on else 0
     assert done + len(encoded) == DOCUMENTS or (done, encoded) == (DOCUMENTS, [])
 
 
@@ -132,6 +132,19 @@ def test_killed_again_and_again(text: Path, clean: dict[str, bytes], tmp_path: P
     assert tree(out) == clean
 
 
+@pytest.mark.parametrize("journal", ["{}", "[1]", "null", '{"fingerprint": 1', '{"done": 3}'])
+def test_a_damaged_journal_begins_again(
+    journal: str, text: Path, clean: dict[str, bytes], tmp_path: Path
+) -> None:
+    assert killed.run(killed.doomed, text, tmp_path / "c", "add", 9, True, 1) == -signal.SIGKILL
+    (written,) = tmp_path.glob("*/journal.json")
+    written.write_text(journal)
+    said: list[str] = []
+    killed.go(text, tmp_path / "c", say=said.append)
+    assert any(sentence.startswith("starting again: ") for sentence in said)
+    assert tree(tmp_path / "c") == clean
+
+
 @pytest.mark.parametrize("change", ["text", "holdout", "words", "dedup"])
 def test_other_work_begins_again(
     change: str, text: Path, tmp_path: Path, encoded: list[str]
@@ -145,7 +158,7 @@ def test_other_work_begins_again(
     options = {change: others[change]} if change in others else {}
     said: list[str] = []
     killed.go(own, tmp_path / "c", say=said.append, **options)
-    assert any(sentence.startswith("starting over: ") for sentence in said)
+    assert any(sentence.startswith("starting again: ") for sentence in said)
     assert len(encoded) == DOCUMENTS + (change == "text")
     killed.go(own, tmp_path / "again", **options)
     assert tree(tmp_path / "c") == tree(tmp_path / "again")
@@ -178,7 +191,7 @@ def test_what_is_interrupted_late_is_kept(
 
     with pytest.raises(KeyboardInterrupt):
         killed.go(text, tmp_path / "c", progress=stop, say=said.append)
-    assert said[-1].endswith("the same command goes on from there")
+    assert said[-1].endswith("the same command resumes from it")
     assert left(tmp_path) == [".c.part"]
     encoded.clear()
     killed.go(text, tmp_path / "c")
@@ -230,7 +243,7 @@ def test_what_can_be_read_once_is_not_kept(
         except OSError:
             assert failure
         assert left(tmp_path) == ([] if failure else ["c"])
-    assert said[0] == "this text can be read only once: a run that is killed will begin again"
+    assert said[0] == "this input can be read only once: a run that is killed cannot be resumed"
     both = Corpus.open(tmp_path / "c").documents + Corpus.open(tmp_path / "c" / "holdout").documents
     assert both == DOCUMENTS
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -14,7 +15,9 @@ from hypothesis import strategies as st
 from kinfolk.data import encode
 from kinfolk.data import prepare as module
 from kinfolk.data.corpus import Corpus
+from kinfolk.data.documents import ReadOptions
 from kinfolk.data.encode import DocumentEncoder
+from kinfolk.data.files import file_sizes
 from kinfolk.data.prepare import prepare
 from kinfolk.errors import UserError
 from kinfolk.text import KINDS, Tokenizer, sentence_ends, train_tokenizer
@@ -44,7 +47,7 @@ def test_every_document_is_kept_as_it_is(text: Path, tmp_path: Path) -> None:
     blocks = [*(TEXT.replace("\n \n", "\n").split("\n\n")), "last"]
     blocks = [block.strip("\n") for block in blocks if block.strip()]
     assert [BYTE.decode(corpus.document(i)) for i in range(corpus.documents)] == blocks
-    assert corpus.document_bytes.tolist() == [len(block.encode()) for block in blocks]
+    assert corpus.bytes == sum(len(block.encode()) for block in blocks)
     assert corpus.bytes == corpus.tokens
     assert not BYTE.special_tokens.ids & set(corpus.ids(0, corpus.tokens).tolist())
     ends = np.cumsum(corpus.sentences(0, corpus.starts[1])).tolist()
@@ -79,7 +82,7 @@ def test_a_long_text_in_parts_has_the_same_ids(kind: str, lines: list[str]) -> N
     text = "\n".join(lines)
     whole = DocumentEncoder(TRAINED[kind])([text])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encode, "LONGEST", 4)
+        patch.setattr(encode, "MAX_ENCODE_CHARS", 4)
         parts = DocumentEncoder(TRAINED[kind])([text])
     assert parts.ids.tolist() == whole.ids.tolist()
     assert parts.sentences.sum() == whole.sentences.sum()
@@ -171,7 +174,7 @@ def test_documents_that_come_back_or_are_in_a_test_are_left_out(tmp_path: Path) 
 def test_nothing_left_is_said(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(" ".join(f"w{i}" for i in range(20)))
     paths = [tmp_path / "a.txt"]
-    with pytest.raises(UserError, match="every document was left out"):
+    with pytest.raises(UserError, match="no document is left after filtering \\(1 contaminated\\)"):
         prepare(paths, tokenizer=BYTE, out=tmp_path / "c", decontaminate=paths)
 
 
@@ -186,7 +189,7 @@ def test_a_table_is_read_by_its_field_or_column(tmp_path: Path) -> None:
 
 def peak(text: Path, out: Path, connection: Connection) -> None:
     """Prepare, and send the most memory that this process had, in kilobytes."""
-    encode.KNOWN = 4096  # so that little text fills it
+    encode.MAX_CACHED_WORDS = 4096  # so that little text fills it
     prepare([text], tokenizer=train_tokenizer([], kind="byte", vocab_size=0), out=out)
     status = Path("/proc/self/status").read_text()
     connection.send(int(status.split("VmHWM:")[1].split()[0]))
@@ -252,9 +255,9 @@ def test_a_bad_byte_late_in_the_text_leaves_nothing(text: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"holdout": 1.0}, "--holdout 1.0 is no share"),
+        ({"holdout": 1.0}, "--holdout 1.0: must be at least 0 and less than 1"),
         ({"holdout": 1e-9}, "leaves 8 documents and holds out 0"),
-        ({"workers": 0}, "--workers 0 cannot work"),
+        ({"workers": 0}, "--workers 0: must be at least 1"),
         ({"words": "letters"}, "'letters' finds no words"),
         ({"dedup": "some"}, "--dedup some: choose exact or near"),
     ],
@@ -275,5 +278,67 @@ def test_a_place_that_cannot_be_written_is_refused(text: Path) -> None:
 def test_text_that_gives_no_tokens_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("\x01\x02")
     tokenizer: Tokenizer = TRAINED["wordpiece"]
-    with pytest.raises(UserError, match="nothing that this tokenizer can read"):
+    with pytest.raises(UserError, match="nothing that this tokenizer can encode"):
         prepare([tmp_path / "a.txt"], tokenizer=tokenizer, out=tmp_path / "corpus")
+
+
+def test_what_filters_left_out_is_said_and_written_down(tmp_path: Path) -> None:
+    words = [" ".join(f"{start}{i}" for i in range(20)) for start in "abc"]
+    (tmp_path / "a.txt").write_text("\n\n".join([words[0], words[0], words[1], words[2]]))
+    (tmp_path / "test.txt").write_text(words[1])
+    said: list[str] = []
+    corpus = prepare(
+        [tmp_path / "a.txt"],
+        tokenizer=BYTE,
+        out=tmp_path / "c",
+        dedup="near",
+        decontaminate=[tmp_path / "test.txt"],
+        say=said.append,
+    )
+    assert corpus.documents == 2
+    assert said[-1] == "left out: 1 exact duplicates, 0 near duplicates, 1 contaminated"
+    facts = json.loads((tmp_path / "c" / "corpus.json").read_text())
+    assert facts["left_out"] == {"exact duplicates": 1, "near duplicates": 0, "contaminated": 1}
+
+
+def test_a_folder_of_test_data_is_found_once_with_json_and_without_hidden_files(
+    tmp_path: Path,
+) -> None:
+    words = [" ".join(f"{start}{i}" for i in range(20)) for start in "abc"]
+    (tmp_path / "a.txt").write_text("\n\n".join(words))
+    tests = tmp_path / "tests"
+    (tests / ".git").mkdir(parents=True)
+    (tests / "squad.json").write_text(json.dumps({"data": [{"context": words[0]}]}))
+    (tests / ".git" / "config").write_text(words[1])
+    corpus = prepare(
+        [tmp_path / "a.txt"], tokenizer=BYTE, out=tmp_path / "c", decontaminate=[tests]
+    )
+    assert corpus.documents == 2  # what only the hidden file holds is kept
+
+
+def test_a_change_of_test_data_starts_again(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    test = tmp_path / "tests" / "a.json"
+    (tmp_path / "a.txt").write_text("some text")
+
+    def fingerprint() -> str | None:
+        files = file_sizes([tmp_path / "tests"], any_suffix=True)
+        config = module.PrepareConfig(
+            file_sizes([tmp_path / "a.txt"]), frozenset(), ReadOptions(), BYTE, 0, None, None, files
+        )
+        return config.fingerprint()
+
+    test.write_text(json.dumps("one"))
+    before = fingerprint()
+    test.write_text(json.dumps("another"))
+    assert before is not None and fingerprint() != before
+
+
+def test_the_text_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.txt").write_text("The cat.\n\nA dog.")
+    walks = []
+    walk = os.walk
+    monkeypatch.setattr(os, "walk", lambda top, **how: walks.append(top) or walk(top, **how))
+    prepare([tmp_path / "text"], tokenizer=BYTE, out=tmp_path / "c")
+    assert walks == [tmp_path / "text"]

@@ -3,10 +3,12 @@
 import errno
 import gzip
 import io
+import json
 import lzma
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,11 +22,11 @@ from kinfolk.data import documents, files
 from kinfolk.data.documents import (
     Document,
     DocumentUnit,
-    file_sizes,
-    find_files,
     parts,
     read_documents,
+    read_leniently,
 )
+from kinfolk.data.files import FileProblems, file_sizes, find_files
 from kinfolk.errors import UserError
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
@@ -150,7 +152,7 @@ def test_a_file_named_twice_is_read_once(tmp_path: Path) -> None:
 def test_a_document_knows_its_file_and_place(tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
     file.write_text("one\n\ntwo")
-    assert list(read_documents([file]))[-1] == Document("two", file, 8)
+    assert list(read_documents([file]))[-1] == Document("two", file, 8, line=3)
 
 
 @pytest.mark.parametrize("suffix", PACK)
@@ -171,7 +173,10 @@ def test_the_standard_input_is_text_or_what_it_is_said_to_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     name = piped(monkeypatch, b"one\n\ntwo\n")
-    assert list(read_documents([name])) == [Document("one", name, 9), Document("two", name, 9)]
+    assert list(read_documents([name])) == [
+        Document("one", name, 9),
+        Document("two", name, 9, line=3),
+    ]
     name = piped(monkeypatch, b'{"body": "one"}\n')
     assert [d.text for d in read_documents([name], field="body")] == ["one"]
     name = piped(monkeypatch, b"1\tone\n2\ttwo\n")
@@ -360,3 +365,48 @@ def test_a_field_or_a_column_without_a_table_is_refused(tmp_path: Path) -> None:
 def test_real_files_hold_the_documents_they_claim(real: Path) -> None:
     assert len(texts(real / "wiki_en" / "valid.txt.gz")) == 764
     assert len(texts(real / "wiki_zh" / "valid.txt.gz")) == 848
+
+
+@given(st.text(st.sampled_from("a b\n\r\t你"), max_size=60), st.integers(1, 9))
+def test_a_lenient_reader_finds_the_same_documents_and_their_lines(text: str, size: int) -> None:
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.setattr(files, "READ_BYTES", size)
+        file = Path(folder) / "a.txt"
+        file.write_bytes(text.encode())
+        problems = FileProblems()
+        found = list(read_leniently(file, problems))
+        lines = text.replace("\r\n", "\n").removesuffix("\r").split("\n")
+        lines = lines if lines[-1] else lines[:-1]
+        assert (problems.lines, problems.blank) == (len(lines), sum(not x.strip() for x in lines))
+        for document in found:
+            own = document.text.split("\n")
+            assert lines[document.line - 1 : document.line - 1 + len(own)] == own
+        if text.strip():
+            assert found == list(read_documents([file]))
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".csv", ".tsv", ".parquet"])
+def test_line_ends_of_windows_are_the_same_in_every_format(tmp_path: Path, suffix: str) -> None:
+    text, file = "one\r\ntwo", tmp_path / f"a{suffix}"
+    if suffix == ".parquet":
+        pyarrow = pytest.importorskip("pyarrow")
+        pytest.importorskip("pyarrow.parquet").write_table(
+            pyarrow.table({"text": [text]}), str(file)
+        )
+    else:
+        data = {".jsonl": json.dumps({"text": text}), ".csv": f'"{text}"'}.get(suffix, text)
+        file.write_bytes(data.encode())
+    expected = ["one", "two"] if suffix == ".tsv" else ["one\ntwo"]
+    assert texts(file) == expected
+    assert [d.text for d in read_leniently(file, FileProblems())] == expected
+
+
+def test_a_folder_has_all_its_files_or_those_with_text_and_never_hidden_ones(
+    tmp_path: Path,
+) -> None:
+    for name in ("a.txt", "b.json", "c.conf", ".git/config", ".hidden.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    assert [file.name for file in find_files([tmp_path])] == ["a.txt"]
+    every = find_files([tmp_path], any_suffix=True)
+    assert [file.name for file in every] == ["a.txt", "b.json", "c.conf"]

@@ -11,12 +11,11 @@ import pytest
 
 from kinfolk.data.documents import (
     Document,
-    file_sizes,
-    find_files,
     parse_dataset_name,
     parts,
     read_documents,
 )
+from kinfolk.data.files import file_sizes, find_files
 from kinfolk.errors import UserError
 
 ROWS = [{"id": 1, "text": "one"}, {"id": 2, "text": "二"}]
@@ -58,7 +57,10 @@ def test_an_address_has_an_owner_a_name_a_configuration_and_a_split(tmp_path: Pa
 
 def test_rows_of_a_dataset_are_documents(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, name = hub(monkeypatch, ROWS), Path("hf:owner/name/small:test")
-    assert list(read_documents([name])) == [Document("one", name, 3), Document("二", name, 6)]
+    assert list(read_documents([name])) == [
+        Document("one", name, 3),
+        Document("二", name, 6, line=2),
+    ]
     assert asked.asked == ("owner/name", "small", {"split": "test", "streaming": True})
     assert list(parts([name])) == ["one", "二"]
     assert [d.text for d in read_documents([name], column="text")] == ["one", "二"]

@@ -86,7 +86,7 @@ def test_sight_of_two_texts_in_a_row() -> None:
         [0, 0, 0, 0, 1, 1, 1, 0],
         [0, 0, 0, 0, 0, 0, 0, 1],
     ]
-    assert batch.counts == {"tokens": 3}
+    assert batch.counts == {"blanks": 3}
     assert batch.targets.labels.tolist() == [
         102,
         END,

@@ -45,7 +45,7 @@ def test_sight_is_the_past_of_ones_own_text(special_tokens: Any, ids: Any, chunk
     assert batch.inputs.position_ids[0].tolist() == [0, 1, 2, 0, 1, 2, 0, 0]
     assert batch.targets.labels.tolist() == ids("the cat </s> sat down </s> . .")
     assert batch.targets.positions is None
-    assert batch.counts == {"tokens": 6}
+    assert batch.counts == {"clm": 6}
 
 
 def test_a_long_text_is_cut_and_each_part_begins_with_the_token_before(special_tokens: Any) -> None:

@@ -231,7 +231,7 @@ def test_sight_is_the_whole_of_ones_own_text(
     assert batch.inputs.token_type_ids is None
     assert batch.targets.labels.tolist() == ids("cat sat")
     assert batch.targets.positions is not None and batch.targets.positions.tolist() == [2, 5]
-    assert batch.counts == {"tokens": 2}
+    assert batch.counts == {"mlm": 2}
 
 
 @pytest.mark.parametrize(

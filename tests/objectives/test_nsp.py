@@ -67,7 +67,7 @@ def test_sight_is_the_whole_pair(special_tokens: Any, ids: Any) -> None:
     assert batch.targets.sequence_labels.tolist() == [0, 0]
     assert batch.targets.cls_positions.tolist() == [0, 5]
     assert batch.targets.tokens.labels.tolist() == ids("the sat")
-    assert batch.counts == {"tokens": 2, "pairs": 2}
+    assert batch.counts == {"mlm": 2, "nsp": 2}
 
 
 def drawn(special_tokens: Any, count: int = 2000) -> list[tuple[int, Any]]:
@@ -131,7 +131,7 @@ def test_one_sentence_is_split_in_its_middle_and_no_verdict_asked_for(special_to
         assert sides(example) == ([20, 21, 22], [23, 24, 25])
         assert example.sequence_label == IGNORE_INDEX
     batch = way.collate([examples])
-    assert batch.counts["pairs"] == 0
+    assert batch.counts["nsp"] == 0
     assert (batch.targets.sequence_labels == IGNORE_INDEX).all()
 
 

@@ -95,7 +95,7 @@ def test_empty_questions_repeat_one_and_are_not_scored(
         [1, 3, 1, 1]
     ]
     assert batch.targets.labels.tolist() == ids("cat down . .") and batch.targets.positions is None
-    assert batch.counts == {"tokens": 2}
+    assert batch.counts == {"permutation": 2}
 
 
 def test_no_guess_sees_its_own_token_nor_nothing(special_tokens: Any, chunk: Any) -> None:
@@ -187,7 +187,7 @@ def test_a_text_of_specials_alone_predicts_nothing_and_asks_in_vain(
 ) -> None:
     objective = way(special_tokens, max_length=12)
     batch = objective.collate([[objective.example(chunk([special_tokens.unk] * 3), RNG)]])
-    assert (batch.targets.labels == IGNORE_INDEX).all() and batch.counts == {"tokens": 0}
+    assert (batch.targets.labels == IGNORE_INDEX).all() and batch.counts == {"permutation": 0}
     inputs = batch.inputs
     assert inputs.target_positions is not None
     assert (

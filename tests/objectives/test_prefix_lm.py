@@ -46,7 +46,7 @@ def test_sight_of_a_prefix_and_what_follows(special_tokens: Any, ids: Any) -> No
         [0, 0, 0, 0, 0, 1, 1, 0],
         [0, 0, 0, 0, 0, 1, 1, 1],
     ]
-    assert batch.counts == {"tokens": 3}
+    assert batch.counts == {"prefix": 3}
 
 
 def test_a_prefix_of_one_token_is_causal_language_modelling(special_tokens: Any, ids: Any) -> None:

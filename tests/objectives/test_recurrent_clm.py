@@ -67,7 +67,7 @@ def test_the_picture_holds(special_tokens: Any, ids: Any) -> None:
         ids("</s> ."),
     ]
     assert [r.inputs.position_ids[0].tolist() for r in rows] == [[0, 1], [2, 3], [4, 0]]
-    assert [r.counts for r in rows] == [{"tokens": 2}, {"tokens": 2}, {"tokens": 1}]
+    assert [r.counts for r in rows] == [{"stream": 2}, {"stream": 2}, {"stream": 1}]
 
 
 def test_sight_goes_through_the_memory_to_the_start_of_the_document(
@@ -119,10 +119,10 @@ def test_without_a_memory_it_is_clm(special_tokens: Any) -> None:
             batch = way.collate([[way.example(chunk, RNG)] for chunk in chunks])
             loss = way.loss(model, batch)
             if kind is CLM:
-                expected = loss.sums["tokens"]
+                expected = loss.sums["clm"]
             else:
                 assert loss.memory is not None
-                torch.testing.assert_close(loss.sums["tokens"], expected)
+                torch.testing.assert_close(loss.sums["stream"], expected)
 
 
 @torch.no_grad()
@@ -182,8 +182,8 @@ def test_a_step_remembers_what_the_one_before_read(special_tokens: Any) -> None:
     with torch.no_grad():
         for number, expected in enumerate(found):
             loss = way.loss(model, feed[number].with_memory(memory))
-            assert float(loss.sums["tokens"]) / 8 == pytest.approx(expected, rel=1e-6)
-            alone = float(way.loss(model, feed[number]).sums["tokens"]) / 8
+            assert float(loss.sums["stream"]) / 8 == pytest.approx(expected, rel=1e-6)
+            alone = float(way.loss(model, feed[number]).sums["stream"]) / 8
             assert (alone == pytest.approx(expected, rel=1e-6)) == (number == 0)
             memory = loss.memory
 
@@ -272,7 +272,7 @@ def two_steps(special_tokens: Any, device: str, *, compiled: str | None) -> list
         loss = learner(inputs, batch.targets)
         loss.mean(batch.counts).backward()
         memory = loss.memory
-        found.append(loss.sums["tokens"].detach())
+        found.append(loss.sums["stream"].detach())
     return [*found, memory.hidden, *(p.grad for p in model.parameters() if p.grad is not None)]
 
 

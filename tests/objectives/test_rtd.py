@@ -73,7 +73,7 @@ def test_the_picture_holds(special_tokens: Any, ids: Any) -> None:
     given, wrong = replace_tokens(batch.inputs, batch.targets.tokens, drawn)
     assert given.input_ids[0].tolist() == ids("[C] the mat sat down [S]")
     assert wrong[0].int().tolist() == [0, 0, 1, 0, 0, 0]
-    assert batch.counts == {"tokens": 2, "detections": 6}
+    assert batch.counts == {"mlm": 2, "rtd": 6}
 
 
 def test_sight_is_the_whole_text(special_tokens: Any, ids: Any) -> None:
@@ -81,7 +81,7 @@ def test_sight_is_the_whole_text(special_tokens: Any, ids: Any) -> None:
     batch = way(special_tokens, max_length=9).collate([texts])
     table = [[1] * 4 + [0] * 5] * 4 + [[0] * 4 + [1] * 3 + [0] * 2] * 3 + [[0] * 7 + [1] * 2] * 2
     assert batch.inputs.attention_mask.dense()[0].int().tolist() == table
-    assert batch.counts == {"tokens": 2, "detections": 7}
+    assert batch.counts == {"mlm": 2, "rtd": 7}
     given, _ = replace_tokens(batch.inputs, batch.targets.tokens, torch.zeros(2, dtype=torch.long))
     assert (
         given.attention_mask is batch.inputs.attention_mask
@@ -144,12 +144,12 @@ def test_the_loss_counts_every_token_but_padding(special_tokens: Any, ids: Any) 
     writer = Writer({cat: 0.5, ids("mat")[0]: 0.25, sat: 0.25}, doubt=1.0)
     loss = objective.loss(writer, batch)
     assert writer.read[0][0, :5].tolist() == ids("[C] the cat mat [S]")
-    assert loss.sums["tokens"].item() == pytest.approx(-np.log(0.5) - np.log(0.25), rel=1e-6)
+    assert loss.sums["mlm"].item() == pytest.approx(-np.log(0.5) - np.log(0.25), rel=1e-6)
     sure, unsure = np.log1p(np.exp(-1.0)), np.log1p(np.exp(1.0))
-    assert loss.sums["detections"].item() == pytest.approx(sure + 4 * unsure, rel=1e-6)
-    assert batch.counts == {"tokens": 2, "detections": 5}
+    assert loss.sums["rtd"].item() == pytest.approx(sure + 4 * unsure, rel=1e-6)
+    assert batch.counts == {"mlm": 2, "rtd": 5}
     mean = loss.mean(batch.counts).item()
-    expected = loss.sums["tokens"].item() / 2 + 50 * loss.sums["detections"].item() / 5
+    expected = loss.sums["mlm"].item() / 2 + 50 * loss.sums["rtd"].item() / 5
     assert mean == pytest.approx(expected, rel=1e-6)
 
 
@@ -180,6 +180,6 @@ def test_an_exam_asks_the_generator(special_tokens: Any, ids: Any) -> None:
     )
     batch: Batch[TokenTargets] = feed[0]
     writer = Writer(dict.fromkeys(ids("the cat"), 0.5))
-    assert exam.loss(writer, batch).sums["tokens"].item() == pytest.approx(2 * np.log(2))
+    assert exam.loss(writer, batch).sums["mlm"].item() == pytest.approx(2 * np.log(2))
     assert not writer.read  # the discriminator was left alone
     assert isinstance(batch.targets, TokenTargets) and not isinstance(batch.targets, RTDTargets)

@@ -56,7 +56,7 @@ def test_sight_of_encoder_decoder_and_across(special_tokens: Any) -> None:
     assert batch.targets.labels.tolist() == words("die </s> ein Hund lag </s> . .")
     assert source.position_ids[0].tolist() == [0, 1, 2, 0, 1, 2, 3, 0]
     assert inputs.position_ids[0].tolist() == [0, 1, 0, 1, 2, 3, 0, 0]
-    assert batch.counts == {"tokens": 6, "smoothing": 6}
+    assert batch.counts == {"pairs": 6, "label_smoothing": 6}
     reading = [[1, 1, 1, 0, 0, 0, 0, 0]] * 3 + [[0, 0, 0, 1, 1, 1, 1, 0]] * 4
     assert source.attention_mask.dense()[0].int().tolist() == [*reading, [0] * 7 + [1]]
     assert inputs.attention_mask.dense()[0].int().tolist() == [
@@ -120,7 +120,7 @@ def test_the_loss_is_smoothed_and_its_first_part_is_not(special_tokens: Any) -> 
     labels = batch.targets.labels
     whole = F.cross_entropy(logits, labels, label_smoothing=0.3)
     torch.testing.assert_close(loss.mean(batch.counts), whole)
-    torch.testing.assert_close(loss.sums["tokens"] / 6, F.cross_entropy(logits, labels))
+    torch.testing.assert_close(loss.sums["pairs"] / 6, F.cross_entropy(logits, labels))
     found, expected = (
         torch.autograd.grad(one, list(model.parameters()), retain_graph=True)
         for one in (loss.mean(batch.counts), whole)
@@ -128,6 +128,6 @@ def test_the_loss_is_smoothed_and_its_first_part_is_not(special_tokens: Any) -> 
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
     plain = way.for_evaluation().loss(model, way.for_evaluation().collate([feed.sequence(0)]))
-    assert plain.sums.keys() == {"tokens"}
-    torch.testing.assert_close(plain.sums["tokens"], loss.sums["tokens"])
-    assert np.isfinite(plain.sums["tokens"].item())
+    assert plain.sums.keys() == {"pairs"}
+    torch.testing.assert_close(plain.sums["pairs"], loss.sums["pairs"])
+    assert np.isfinite(plain.sums["pairs"].item())

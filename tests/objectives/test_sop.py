@@ -79,7 +79,7 @@ def test_sight_is_the_whole_pair(special_tokens: Any, ids: Any) -> None:
     assert batch.targets.sequence_labels.tolist() == [0, 1]
     assert batch.targets.cls_positions.tolist() == [0, 5]
     assert batch.targets.tokens.labels.tolist() == ids("the down")
-    assert batch.counts == {"tokens": 2, "pairs": 2}
+    assert batch.counts == {"mlm": 2, "sop": 2}
 
 
 def drawn(special_tokens: Any, count: int = 2000) -> list[tuple[int, Any]]:
@@ -125,7 +125,7 @@ def test_a_single_sentence_is_learned_and_its_order_not_asked_for(special_tokens
         )
         batch = way.collate([[one, two]])
         assert batch.targets.sequence_labels.tolist() == [IGNORE_INDEX, two.sequence_label]
-        assert batch.counts["pairs"] == 1
+        assert batch.counts["sop"] == 1
 
 
 def test_stretches_begin_and_end_with_sentences() -> None:

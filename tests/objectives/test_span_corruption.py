@@ -69,7 +69,7 @@ def test_sight_of_encoder_decoder_and_across(special_tokens: Any, ids: Any) -> N
     assert batch.targets.labels.tolist() == ids("<x> cat </s> <x> sat </s> . .")
     assert source.position_ids[0].tolist() == [0, 1, 2, 0, 1, 0, 0, 0]
     assert inputs.position_ids[0].tolist() == [0, 1, 2, 0, 1, 2, 0, 0]
-    assert batch.counts == {"tokens": 6}
+    assert batch.counts == {"spans": 6}
     reading = [[1, 1, 1, 0, 0, 0, 0, 0]] * 3 + [[0, 0, 0, 1, 1, 0, 0, 0]] * 2
     assert source.attention_mask.dense()[0].int().tolist() == reading + [[0] * 5 + [1] * 3] * 3
     assert inputs.attention_mask.dense()[0].int().tolist() == [

@@ -74,7 +74,7 @@ def test_sight_of_each_way(special_tokens: Any, ids: Any, way: str) -> None:
     assert not table[:7, 7:].any() and not table[7:, :7].any()
     assert batch.inputs.token_type_ids is not None
     assert batch.inputs.token_type_ids[0].tolist() == [0, 0, 0, 0, 1, 1, 1, 0, 0]
-    assert batch.counts == {"tokens": 2}
+    assert batch.counts == {"unilm": 2}
 
 
 def test_sight_is_each_texts_own(special_tokens: Any, ids: Any) -> None:

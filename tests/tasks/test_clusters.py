@@ -25,7 +25,7 @@ from kinfolk.nn.coreference import (
 )
 from kinfolk.nn.task_heads import FIXED_LABELS, ModelWithHead, ModelWithHeadConfig, pooling_of
 from kinfolk.tasks.formats.base import FileSpec, read_rows
-from kinfolk.tasks.formulations.coreference_head import CoreferenceHead, split_document
+from kinfolk.tasks.formulations.coreference_head import MentionRanking, split_document
 from kinfolk.tasks.instances import TaskBatches, predict_rows
 from kinfolk.tasks.rows import CorefDocument, Span
 from kinfolk.tasks.task import Prediction, Task
@@ -73,14 +73,14 @@ def tokenizer() -> Tokenizer:
     return train_tokenizer(texts, kind="wordpiece", vocab_size=180)
 
 
-def way(tokenizer: Tokenizer, **more: Any) -> CoreferenceHead:
+def way(tokenizer: Tokenizer, **more: Any) -> MentionRanking:
     facts = {
         "max_length": 64,
         "pad_id": tokenizer.special_tokens.pad,
         "max_span_length": 3,
         "spans_per_word": 0.5,
     } | more
-    return CoreferenceHead(task=Task(kind="coref"), **facts)
+    return MentionRanking(task=Task(kind="coref"), **facts)
 
 
 def network(tokenizer: Tokenizer, member: str = "bert", **more: Any) -> ModelWithHead:
@@ -96,7 +96,7 @@ def network(tokenizer: Tokenizer, member: str = "bert", **more: Any) -> ModelWit
     )
 
 
-def asked(way: CoreferenceHead, row: CorefDocument, tokenizer: Tokenizer) -> Any:
+def asked(way: MentionRanking, row: CorefDocument, tokenizer: Tokenizer) -> Any:
     return way.make_batch(way.instances(row, tokenizer))
 
 
@@ -110,7 +110,7 @@ def test_the_picture_holds(tokenizer: Tokenizer) -> None:
     assert (key.max_mentions.tolist(), key.document.tolist()) == ([3], [0, 0, 0])
     assert key.speaker.tolist() == [-1, -1, -1]
     size = sum(len(tokenizer.offsets(word)[0]) for word in WORDS.split())
-    assert batch.counts == {"labels": 3, "mentions": 0, "tokens": size + 2}
+    assert batch.counts == {"label": 3, "mentions": 0, "tokens": size + 2}
 
 
 def test_where_mentions_are_not_given_every_short_span_of_a_sentence_may_be_one(
@@ -197,7 +197,7 @@ def test_scores_and_loss_are_those_written_by_hand(tokenizer: Tokenizer) -> None
     right = [[0], [1], [0], [0, 2], [4]]  # 1 and 4 are in no cluster, and 0 is the first of its own
     shares = expected.softmax(-1)
     loss = -sum(shares[i, some].sum().log() for i, some in enumerate(right))
-    torch.testing.assert_close(solve.loss(model, batch).sums["labels"], loss)
+    torch.testing.assert_close(solve.loss(model, batch).sums["label"], loss)
 
 
 def test_a_gradient_reaches_every_weight(tokenizer: Tokenizer) -> None:
@@ -216,7 +216,7 @@ def test_spans_that_are_not_kept_are_learned_from_unless_mentions_are_given(
     batch = asked(solve, replace(PICTURE, mentions=None), tokenizer)
     found = solve.score_antecedents(model, batch)
     assert (
-        batch.counts["labels"] == len(found.mention_indices) == 2 < len(found.mention_scores) == 12
+        batch.counts["label"] == len(found.mention_indices) == 2 < len(found.mention_scores) == 12
     )
     right = torch.where(batch.targets.target > 0, found.mention_scores, -found.mention_scores)
     loss = solve.loss(model, batch)
@@ -227,7 +227,7 @@ def test_spans_that_are_not_kept_are_learned_from_unless_mentions_are_given(
 
 
 def learn(
-    solve: CoreferenceHead,
+    solve: MentionRanking,
     model: ModelWithHead,
     rows: Sequence[CorefDocument],
     tokenizer: Tokenizer,
@@ -290,8 +290,8 @@ def test_who_else_is_in_a_batch_changes_nothing(
     assert len(examples) == len(rows) < sum(len(e.examples) for e in examples)
     packed = solve.loss(model, solve.make_batch(examples))
     alone = [solve.loss(model, solve.make_batch([example])) for example in examples]
-    total = torch.stack([loss.sums["labels"] for loss in alone]).sum()
-    torch.testing.assert_close(packed.sums["labels"], total, rtol=1e-4, atol=1e-4)
+    total = torch.stack([loss.sums["label"] for loss in alone]).sum()
+    torch.testing.assert_close(packed.sums["label"], total, rtol=1e-4, atol=1e-4)
     together = predict_rows(solve, model, rows, tokenizer, tokens=10**6)
     turned = predict_rows(solve, model, rows[::-1], tokenizer, tokens=1)[::-1]
     assert [answer.value for answer in together] == [answer.value for answer in turned]
@@ -323,7 +323,7 @@ def test_a_span_across_two_stretches_is_read_in_both(tokenizer: Tokenizer) -> No
     solve, model = way(tokenizer, max_length=12), network(tokenizer)
     batch = asked(solve, row, tokenizer)
     assert batch.targets.last.tolist() == [23, 3]
-    assert torch.isfinite(solve.loss(model, batch).sums["labels"])
+    assert torch.isfinite(solve.loss(model, batch).sums["label"])
 
 
 def test_letters_of_a_word_longer_than_all_room_are_counted(tokenizer: Tokenizer) -> None:

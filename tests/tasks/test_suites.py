@@ -121,3 +121,14 @@ def test_the_real_folder_is_listed_as_its_page_says(real: Path) -> None:
         for one in discover_suite(real)
     ]
     assert found == REAL.strip().splitlines()
+
+
+def test_a_set_that_cannot_be_read_is_listed_with_the_reason(tmp_path: Path) -> None:
+    file(tmp_path, "one/train.tsv", TABLE)
+    file(tmp_path, "one/b_train.txt", "EU NNP\n\nran VBD\n" * 9 + "broken\n")
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "train.tsv").write_bytes(b"sentence\tlabel\n\xff\xfe\t1\n")
+    found = {one.name: one for one in discover_suite(tmp_path)}
+    assert found["one/b"].error.endswith("a blank line between sentences")
+    assert "is not UTF-8 at byte 15 (line 2)" in found["two"].error
+    assert found["one"].error == ""

@@ -17,6 +17,7 @@ from kinfolk.tasks.formulations.span_head import (
 )
 from kinfolk.tasks.instances import predict_rows
 from kinfolk.tasks.rows import QuestionRow
+from kinfolk.tasks.task import Prediction
 from kinfolk.text import train_tokenizer
 from kinfolk.text.tokenizer import TEMPLATES
 from little import text
@@ -126,6 +127,30 @@ def test_it_refuses_where_no_answer_is_better_in_every_window() -> None:
     )
 
 
+@pytest.mark.parametrize(("threshold", "value"), [(-1.0, ""), (1.9, ""), (2.0, "song")])
+def test_no_answer_must_score_higher_than_a_span_by_the_threshold(
+    threshold: float, value: str
+) -> None:
+    ends = SpanHead(task=task("span"), allow_no_answer=True, null_score_diff_threshold=threshold)
+    examples = [window(CONTEXT, 0, 6), window(CONTEXT, 4, 10)]
+    unsure = [reply(6, t0=(4.0, 4.0), t3=(3.0, 3.0)), reply(6, t0=(5.0, 5.0))]
+    found = ends.decode(asked(None), examples, unsure)
+    assert (found.value, found.best_span, found.null_score_diff) == (value, "song", 2.0)
+
+
+def test_the_best_threshold_for_rows_is_found() -> None:
+    rows = [asked("song"), asked(None, possible=False), asked("cat")]
+    predictions = [
+        Prediction("", best_span="song", null_score_diff=1.5),  # is above 0, and wrongly so
+        Prediction("", best_span="bird", null_score_diff=3.0),
+        Prediction("cat", best_span="cat", null_score_diff=-2.0),
+    ]
+    assert task("span").evaluate(rows, predictions)["f1"] == pytest.approx(2 / 3)
+    found = task("span").diagnostics(rows, predictions)
+    assert found == {"best_f1": 1.0, "best_null_score_diff_threshold": 1.5}
+    assert task("span").diagnostics(rows[::2], predictions[::2]) == {}  # all have an answer
+
+
 def test_spans_are_no_longer_than_an_answer_may_be() -> None:
     found = span_scores(reply(40, t1=(3.0, 0.0), t40=(0.0, 5.0)))
     assert found.shape == (40, MAX_ANSWER_LENGTH)
@@ -171,9 +196,9 @@ def test_packing_changes_no_loss(name: str) -> None:
         logs = scores(model, example).log_softmax(0)
         wanted -= (logs[example.target[0], 0] + logs[example.target[1], 1]) / 2
     batch = way.make_batch(examples)
-    found = way.loss(model, batch).sums["labels"]
+    found = way.loss(model, batch).sums["label"]
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
-    assert batch.counts["labels"] == len(examples)
+    assert batch.counts["label"] == len(examples)
     assert max(len(e.examples[0].input_ids) for e in examples) <= LENGTH
 
 

@@ -55,7 +55,7 @@ def test_every_option_is_read_behind_its_context() -> None:
     batch = whole.make_batch([example, *whole.instances(other, tokenizer())])
     assert batch.targets.target.tolist() == [1, 2]  # among all options of the batch
     assert batch.targets.instance_ids.tolist() == [0, 0, 1, 1, 1]
-    assert batch.counts["labels"] == 2
+    assert batch.counts["label"] == 2
 
 
 def test_a_long_context_loses_its_start_and_an_option_nothing() -> None:
@@ -143,14 +143,14 @@ def test_packing_changes_no_loss(name: str, kind: str, way: type[SequenceHead]) 
     sums = made.loss(model, batch).sums
     each = [plain(made, model, e, row) for e, row in zip(examples, some, strict=True)]
     blame, language = (torch.stack(part).sum() for part in zip(*each, strict=True))
-    torch.testing.assert_close(sums["labels"], blame, rtol=1e-5, atol=1e-5)
-    if "language" in sums:
-        torch.testing.assert_close(sums["language"], language, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(sums["label"], blame, rtol=1e-5, atol=1e-5)
+    if "lm_auxiliary" in sums:
+        torch.testing.assert_close(sums["lm_auxiliary"], language, rtol=1e-5, atol=1e-5)
         labels = [r.labels for e in examples for r in e.examples if r.labels is not None]
         predicted = sum(int((some != IGNORE_INDEX).sum()) for some in labels)
-        assert batch.counts["language"] == predicted
-    assert ("language" in sums) == (way is CausalHead)
-    assert batch.counts["labels"] == len(some)
+        assert batch.counts["lm_auxiliary"] == predicted
+    assert ("lm_auxiliary" in sums) == (way is CausalHead)
+    assert batch.counts["label"] == len(some)
 
 
 @every
@@ -197,7 +197,7 @@ def test_rare_classes_can_weigh_more() -> None:
         way.class_weights[CLASSES.index(row.label)] * plain(way, model, example, row)[0]
         for row, example in zip(some, examples, strict=True)
     )
-    found = way.loss(model, way.make_batch(examples)).sums["labels"]
+    found = way.loss(model, way.make_batch(examples)).sums["label"]
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
@@ -223,7 +223,7 @@ def test_a_teacher_has_its_share_of_the_loss(kind: str) -> None:
             continue
         soft = -((teacher / heat).softmax(0) * (own / heat).log_softmax(0)).sum()
         wanted += (1 - share) * blame + share * heat**2 * soft
-    found = way.loss(model, way.make_batch(examples)).sums["labels"]
+    found = way.loss(model, way.make_batch(examples)).sums["label"]
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 

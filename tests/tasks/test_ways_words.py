@@ -103,9 +103,9 @@ def test_packing_changes_no_loss(name: str) -> None:
     for example in examples:
         logs = scores(model, example).log_softmax(-1)
         wanted -= sum(logs[place, tag] for place, tag in enumerate(example.target))
-    found = way.loss(model, batch).sums["labels"]
+    found = way.loss(model, batch).sums["label"]
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
-    assert batch.counts["labels"] == sum(len(row.words) for row in rows("tag"))
+    assert batch.counts["label"] == sum(len(row.words) for row in rows("tag"))
 
 
 @every
@@ -140,7 +140,7 @@ def test_tags_are_weighed_and_a_teacher_has_its_share() -> None:
         for place, tag in enumerate(example.target):
             hard = -own[place].log_softmax(-1)[tag]
             wanted += weights[tag] * ((1 - share) * hard + share * heat**2 * soft[place])
-    found = way.loss(model, way.make_batch(examples)).sums["labels"]
+    found = way.loss(model, way.make_batch(examples)).sums["label"]
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 

@@ -8,9 +8,14 @@ import torch
 
 import kinfolk
 from kinfolk.errors import UserError
+from kinfolk.families import family_of
+from kinfolk.tasks.formulations.choose import (
+    build_formulation,
+    choose_formulation,
+    model_config,
+)
 from kinfolk.tasks.rows import LabelledText, MultipleChoiceRow, QuestionRow, TaggedSentence
 from kinfolk.tasks.task import Task
-from kinfolk.workflows import formulations
 from kinfolk.workflows.predict import Predictor
 from lessons import opinions, tune
 from solving import config, tokenizer
@@ -20,10 +25,10 @@ def made(kind: str, **facts: Any) -> Predictor:
     """Put a head on a small BERT that learned nothing."""
     torch.manual_seed(0)
     body, task = config("bert"), Task(kind=kind, **facts)
-    way = formulations.build_formulation(
-        formulations.choose_formulation(body, type(task)), task, body, tokenizer()
-    )
-    return Predictor(formulations.model_config(way, body).build().eval(), tokenizer(), way)
+    family = family_of(body)
+    formulation = choose_formulation(family, type(task))
+    built = build_formulation(formulation, task, family, body, tokenizer())
+    return Predictor(model_config(built, body).build().eval(), tokenizer(), built)
 
 
 def test_a_run_is_asked_by_its_texts(tmp_path: Path) -> None:
@@ -47,7 +52,7 @@ def test_texts_become_the_row_of_the_task(
     kind: str, facts: dict[str, Any], texts: tuple[str, ...], row: Any
 ) -> None:
     found = made(kind, **facts)
-    assert found.predict_one(*texts) == found.answers([row])[0]
+    assert found.predict_one(*texts) == found.predict([row])[0]
 
 
 def test_too_few_texts_are_refused() -> None:

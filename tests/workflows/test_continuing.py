@@ -11,12 +11,13 @@ import torch
 from kinfolk import hub
 from kinfolk.data.prepare import prepare
 from kinfolk.errors import UserError
+from kinfolk.tasks.dataset import task_dataset
 from kinfolk.text import Tokenizer
 from kinfolk.training.config import FineTuneConfig, TrainConfig
 from kinfolk.training.log import read
 from kinfolk.workflows.evaluate import auxiliary_metrics, evaluate
 from kinfolk.workflows.finetune import finetune
-from kinfolk.workflows.finetune_recipe import parse_initial_weights, task_dataset
+from kinfolk.workflows.finetune_recipe import parse_initial_weights
 from kinfolk.workflows.generate import task_prefix
 from kinfolk.workflows.pretrain import PretrainWorkload, pretrain, resume
 from kinfolk.workflows.recipe import Recipe, continue_from, make_recipe

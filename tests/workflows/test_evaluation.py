@@ -9,7 +9,12 @@ import torch
 
 import kinfolk
 from kinfolk.data.corpus import Corpus
+from kinfolk.data.documents import read_documents
 from kinfolk.errors import UserError
+from kinfolk.tasks.formulations.text_to_text import TextToText
+from kinfolk.tasks.instances import predict_rows
+from kinfolk.tasks.rows import SourceTarget
+from kinfolk.tasks.task import Task
 from kinfolk.text import Tokenizer
 from kinfolk.workflows.baselines import baselines
 from kinfolk.workflows.evaluate import count_parameters, evaluate
@@ -44,6 +49,25 @@ def test_a_decoder_is_scored_by_the_likelihood(short: Path, runs: dict[str, Path
     assert (score.tokens, score.bytes) == (tokens, sum(len(text.encode()) for text in SHORT))
     assert score.nats == pytest.approx(nats, rel=1e-5)
     assert kind == "likelihood, left to right"
+
+
+def test_a_text_has_one_perplexity_as_a_text_and_as_a_task(
+    tmp_path: Path, runs: dict[str, Path]
+) -> None:
+    """`evaluate --text` and `evaluate --test` with the task lm agree, also over several windows."""
+    path = tmp_path / "long.txt"
+    path.write_text("\n\n".join([*SHORT, " ".join(SHORT * 9)]), encoding="utf-8")
+    model, tokenizer = kinfolk.load(runs["gpt2"])
+    formulation = TextToText(
+        task=Task(kind="lm"), max_length=LENGTH, pad_id=tokenizer.special_tokens.pad
+    )
+    rows = [SourceTarget("", one.text, n) for n, one in enumerate(read_documents([path]), 1)]
+    predictions = predict_rows(formulation, model, rows, tokenizer)
+    score, _ = evaluate(runs["gpt2"], text=path, length=LENGTH)
+    assert sum(p.tokens for p in predictions) == score.tokens
+    found = formulation.task.evaluate(rows, predictions)
+    assert found["perplexity"] == pytest.approx(score.perplexity, rel=1e-5)
+    assert found["bits_per_byte"] == pytest.approx(score.bits_per_byte, rel=1e-5)
 
 
 def test_an_encoder_is_scored_by_masking_one_by_one(short: Path, runs: dict[str, Path]) -> None:

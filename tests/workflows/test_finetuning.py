@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 import torch
 
+from kinfolk.families import family_of
+from kinfolk.tasks.dataset import TaskDataset, task_dataset
 from kinfolk.tasks.formats.base import FileSpec
+from kinfolk.tasks.formulations.choose import build_formulation
 from kinfolk.tasks.formulations.scoring import Prompt
 from kinfolk.tasks.instances import mixing_weights, predict_rows
 from kinfolk.tasks.rows import LabelledText
 from kinfolk.tasks.task import Task
-from kinfolk.workflows import formulations
-from kinfolk.workflows.finetune_recipe import TaskDataset, task_dataset
 from kinfolk.workflows.load import load
 from kinfolk.workflows.predict import evaluate_rows, load_predictor
 from lessons import (
@@ -83,7 +84,7 @@ def test_answers_are_found_in_contexts_longer_than_a_reading(tmp_path: Path) -> 
         len(opened.formulation.instances(row, opened.tokenizer, labelled=False)) for row in rows
     ]
     assert max(windows) > 1
-    refused = [a.value == "" for a in opened.answers(rows)]
+    refused = [a.value == "" for a in opened.predict(rows)]
     assert refused == [not row.answerable for row in rows]
 
 
@@ -104,7 +105,7 @@ def test_a_blank_is_filled_with_one_of_its_options(tmp_path: Path) -> None:
     known = {"train": objects(tmp_path / "train", chosen, 160),
              "dev": objects(tmp_path / "dev", chosen, 48, 1)}  # fmt: skip
     found = TaskDataset(
-        guess=FileSpec("complete", "objects", ""), **{k: str(v) for k, v in known.items()}
+        file_spec=FileSpec("complete", "objects", ""), **{k: str(v) for k, v in known.items()}
     )
     run = tune("glm/nano", found, tmp_path / "run", LAST, "train.lr=2e-3", epochs=14)
     assert dev(run)["accuracy"] > 0.95
@@ -118,9 +119,10 @@ def test_a_language_is_modelled_through_texts_longer_than_a_reading(tmp_path: Pa
     assert dev(run)["perplexity"] < 1.5
     opened = load_predictor(run)
     rows = kept(found)
-    found_answers = opened.answers(rows)
+    found_answers = opened.predict(rows)
     tokens = [len(opened.tokenizer.offsets(row.target)[0]) for row in rows]
-    assert min(tokens) > 32 and [answer.tokens for answer in found_answers] == tokens
+    assert min(tokens) > 32  # and the end of each text is scored
+    assert [answer.tokens for answer in found_answers] == [count + 1 for count in tokens]
 
 
 @pytest.mark.parametrize(
@@ -173,8 +175,8 @@ def test_a_prompt_is_answered_by_who_knows_its_pattern(tmp_path: Path) -> None:
     run = tune("gpt2/nano", found, tmp_path / "run", LAST, "train.lr=5e-3", epochs=20)
     model, tokenizer = load(run)
     task = Task(kind="classify", labels=("bad", "good"))
-    way = formulations.build_formulation(
-        Prompt, task, model.config, tokenizer, pattern="{text} -> {answer}"
+    way = build_formulation(
+        Prompt, task, family_of(model.config), model.config, tokenizer, pattern="{text} -> {answer}"
     )
     rows = kept(opinions(tmp_path / "opinions"))
     said = predict_rows(way, model, rows, tokenizer)
@@ -192,7 +194,7 @@ def test_two_files_are_learned_as_text(tmp_path: Path) -> None:
     for number, labels in enumerate([("bad", "good"), ("no", "yes")]):
         assert load_predictor(run, number=number).task.labels == labels
     row = LabelledText(("a fine film",), None, 1)
-    assert load_predictor(run).answers([row])[0].value == "good"
+    assert load_predictor(run).predict([row])[0].value == "good"
 
 
 def test_small_sets_are_shown_more_often_at_a_high_temperature() -> None:
@@ -208,11 +210,11 @@ def test_a_teacher_is_followed_by_a_student_of_another_family(tmp_path: Path) ->
     found = opinions(tmp_path)
     teacher = tune("bert/nano", found, tmp_path / "teacher", LAST, "train.lr=1e-3", epochs=4)
     rows = kept(found)
-    wanted = torch.tensor([a.probabilities for a in load_predictor(teacher).answers(rows)])
+    wanted = torch.tensor([a.probabilities for a in load_predictor(teacher).predict(rows)])
 
     def distance(name: str, **more: Any) -> float:
         run = tune("bilstm/nano", found, tmp_path / name, LAST, "train.lr=5e-3", epochs=8, **more)
-        said = torch.tensor([a.probabilities for a in load_predictor(run).answers(rows)])
+        said = torch.tensor([a.probabilities for a in load_predictor(run).predict(rows)])
         return float((wanted * (wanted / said).log()).sum(1).mean())
 
     alone = distance("alone")

@@ -188,9 +188,9 @@ def test_packed_rows_cost_what_documents_cost(home: Home) -> None:
     ).for_evaluation()
     feed = evaluation_dataset(way, read, rows=4)
     batches = [feed[number] for number in range(feed.num_batches)]
-    nats = sum(float(way.loss(model, batch).sums["tokens"]) for batch in batches)
+    nats = sum(float(way.loss(model, batch).sums[way.loss_name]) for batch in batches)
     expected = [model.counts.nll(read.document(i)) for i in range(read.documents)]
-    assert sum(batch.counts["tokens"] for batch in batches) == sum(map(len, expected))
+    assert sum(batch.counts[way.loss_name] for batch in batches) == sum(map(len, expected))
     assert nats == pytest.approx(sum(x.sum() for x in expected), rel=1e-9)
 
 

@@ -41,9 +41,7 @@ def test_the_log_has_a_line_a_step(member: str, home: Home, runs: dict[str, Path
     assert [entry["step"] for entry in log if "eval_loss" in entry] == [3, 4, 6, 8, 9, 12]
     assert log[-1]["loss"] < log[0]["loss"]
     if member == "bert":
-        assert all(
-            e["loss"] == pytest.approx(e["losses"]["tokens"] + e["losses"]["pairs"]) for e in log
-        )
+        assert all(e["loss"] == pytest.approx(e["losses"]["mlm"] + e["losses"]["nsp"]) for e in log)
 
 
 @pytest.mark.parametrize("member", MEMBERS)
@@ -107,8 +105,8 @@ def test_the_held_out_loss_is_that_of_the_saved_model(home: Home, runs: dict[str
     total, count = 0.0, 0
     for number in range(recipe.train.eval_batches):
         batch = work.held_out[number]
-        total += recipe.objective.loss(model, batch).sums["tokens"].item()
-        count += batch.counts["tokens"]
+        total += recipe.objective.loss(model, batch).sums[recipe.objective.loss_name].item()
+        count += batch.counts[recipe.objective.loss_name]
     assert read(runs["gpt2"])[-1]["eval_loss"] == pytest.approx(total / count, rel=1e-6)
     assert run.evaluate().metrics == {"eval_loss": read(runs["gpt2"])[-1]["eval_loss"]}
 
@@ -198,7 +196,7 @@ def test_speed_counts_the_tokens_that_are_read(
             int((s.attention_mask.document_ids >= 0).sum()) for s in streams
         )
         if member == "bert":  # seven times what is predicted
-            assert progress.tokens_per_second > 4 * batches[number].counts["tokens"]
+            assert progress.tokens_per_second > 4 * batches[number].counts["mlm"]
     lines = (run / "speed.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["tokens_per_second"] for line in lines] == [
         p.tokens_per_second for p in seen

@@ -51,7 +51,7 @@ def test_labels_that_no_solved_row_has_count_as_unseen(
 
 def test_an_encoder_decoder_is_asked_too(runs: dict[str, Path], tmp_path: Path) -> None:
     found, rows = few_shot_predictor(runs["t5"], sheets.choices(tmp_path / "test.jsonl", 4))
-    assert [answer.value in (0, 1) for answer in found.answers(rows)] == [True] * 4
+    assert [answer.value in (0, 1) for answer in found.predict(rows)] == [True] * 4
 
 
 def test_the_seed_draws_the_rows() -> None:

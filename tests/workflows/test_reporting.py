@@ -37,9 +37,9 @@ def test_the_curve_is_the_loss_of_tokens(runs: dict[str, Path]) -> None:
     # BERT's loss is a sum: only its token part can stand above the baselines.
     bert, held_out = curves(runs["bert"], "bert")
     log = read(runs["bert"])
-    assert bert.ys == [entry["losses"]["tokens"] for entry in log]
+    assert bert.ys == [entry["losses"]["mlm"] for entry in log]
     scored = [entry for entry in log if "eval_loss" in entry]
-    assert held_out.ys == [entry["eval_losses"]["tokens"] for entry in scored]
+    assert held_out.ys == [entry["eval_losses"]["mlm"] for entry in scored]
     for entry in scored:
         assert entry["eval_loss"] == pytest.approx(sum(entry["eval_losses"].values()))
 

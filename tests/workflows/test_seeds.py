@@ -7,9 +7,10 @@ import pytest
 
 import sheets
 from kinfolk.errors import UserError
+from kinfolk.tasks.dataset import task_dataset
 from kinfolk.training.config import FineTuneConfig
 from kinfolk.workflows.finetune import finetune
-from kinfolk.workflows.finetune_recipe import parse_initial_weights, task_dataset
+from kinfolk.workflows.finetune_recipe import parse_initial_weights
 from kinfolk.workflows.folders import find_model_folder
 from kinfolk.workflows.seeds import read_scores, run_seeds, summarize_seeds
 

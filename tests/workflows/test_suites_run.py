@@ -8,21 +8,15 @@ import pytest
 
 import sheets
 from kinfolk.errors import UserError
-from kinfolk.tasks.formats.base import ReadReport
+from kinfolk.tasks.dataset import TaskDataset, sample_rows, task_dataset
 from kinfolk.training.config import FineTuneConfig
 from kinfolk.workflows.finetune import finetune
-from kinfolk.workflows.finetune_recipe import (
-    TaskDataset,
-    parse_initial_weights,
-    task_dataset,
-)
+from kinfolk.workflows.finetune_recipe import parse_initial_weights
 from kinfolk.workflows.seeds import run_seeds
 from kinfolk.workflows.suites import (
-    SubsetDataset,
     SuiteResult,
     evaluate_run,
     run_suite,
-    sample_rows,
     select_tasks,
     skipped_folders,
     suite_mean,
@@ -93,8 +87,8 @@ def test_some_rows_are_from_all_over_a_file_and_always_the_same(tmp_path: Path) 
     assert min(kept) < 100 and max(kept) > 900
     assert sample_rows(rows, 2000) == rows
     file = task_dataset(sheets.table(tmp_path / "a.tsv", 40))
-    part = SubsetDataset(train=file.train, guess=file.guess, max_rows=10)
-    learned, dev = part.split(ReadReport())
+    part = TaskDataset(train=file.train, file_spec=file.file_spec, max_rows=10)
+    learned, dev = part.splits
     assert (len(learned), len(dev)) == (9, 1)
 
 
@@ -122,7 +116,7 @@ def test_several_seeds_give_every_set_a_spread(folder: Path, tmp_path: Path) -> 
 
     (found,) = run_suite(select_tasks(folder, "mood"), twice, tmp_path / "run")
     made, test = tmp_path / "run" / "mood", task_dataset(folder / "mood" / "test.tsv")
-    rows = test.train_rows(ReadReport())
+    rows = test.rows
     each = [evaluate_run(made / f"seed-{n}", rows, "cpu")["accuracy"] for n in range(2)]
     assert found.scores["accuracy"] == pytest.approx(sum(each) / 2)
     assert found.stds["accuracy"] == pytest.approx(abs(each[0] - each[1]) / 2**0.5)
@@ -138,3 +132,16 @@ def test_a_test_file_that_cannot_be_read_is_named(folder: Path, tmp_path: Path) 
     (result,) = run_suite([sets], tune, tmp_path / "run", on_message=said.append)
     assert result.split == "dev"
     assert any("test.tsv cannot be read, so that dev rows are scored" in line for line in said)
+
+
+def test_a_set_that_cannot_be_read_is_left_out_with_the_reason(
+    folder: Path, tmp_path: Path
+) -> None:
+    sheets.table(folder / "mood" / "train.tsv", 16)
+    (folder / "cola" / "train.tsv").write_bytes(b"sentence\tlabel\n\xff\t1\n")
+    said: list[str] = []
+    sets = select_tasks(folder, None)
+    cola, mood = run_suite(sets, tune, tmp_path / "run", on_message=said.append)
+    assert mood.scores and not cola.scores
+    assert "train.tsv is not UTF-8" in cola.skip_reason
+    assert any(line.startswith("cola is left out: ") for line in said)

@@ -7,8 +7,8 @@ import pytest
 import torch
 import transformers
 
+from kinfolk.tasks.dataset import task_dataset
 from kinfolk.tasks.rows import LabelledText
-from kinfolk.workflows.finetune_recipe import task_dataset
 from kinfolk.workflows.folders import find_model_folder
 from kinfolk.workflows.predict import load_predictor
 from lessons import kept, objects, opinions, pair, squad, table, tag, tune
@@ -36,7 +36,7 @@ def test_a_classifier_answers_in_a_pipeline(tmp_path: Path, name: str) -> None:
     rows = kept(found)
     there = pipeline("text-classification", run)
     assert there.model.config.id2label == {0: "bad", 1: "good"}
-    for row, answer in zip(rows, load_predictor(run, device="cpu").answers(rows), strict=True):
+    for row, answer in zip(rows, load_predictor(run, device="cpu").predict(rows), strict=True):
         (said,) = there(row.texts[0], truncation=True)
         assert said["label"] == answer.value
         assert said["score"] == pytest.approx(answer.probability, abs=1e-5)
@@ -49,7 +49,7 @@ def test_a_classifier_of_pairs_cuts_as_transformers_does(tmp_path: Path) -> None
     assert model.config.id2label == {0: "no", 1: "yes"}
     sizes = [(1, 30), (30, 1), (9, 9), (9, 8), (12, 13), (2, 3)]
     rows = [LabelledText(("film " * a + "fine", "dull " + "song " * b), None, 1) for a, b in sizes]
-    for row, answer in zip(rows, load_predictor(run, device="cpu").answers(rows), strict=True):
+    for row, answer in zip(rows, load_predictor(run, device="cpu").predict(rows), strict=True):
         given = words(*row.texts, truncation=True, max_length=16, return_tensors="pt")
         with torch.no_grad():
             shares = model(**given).logits.softmax(-1)[0]
@@ -64,7 +64,7 @@ def test_a_tagger_answers_in_a_pipeline(tmp_path: Path) -> None:
     there = pipeline("token-classification", run)
     assert set(there.model.config.id2label.values()) == {"O", "B-LOC", "B-PER", "I-PER"}
     rows = kept(found)
-    for row, answer in zip(rows, load_predictor(run, device="cpu").answers(rows), strict=True):
+    for row, answer in zip(rows, load_predictor(run, device="cpu").predict(rows), strict=True):
         text = " ".join(row.words)
         said = {one["start"]: one["entity"] for one in there(text)}  # those that are not O
         starts = [len(" ".join(row.words[:place])) + (place > 0) for place in range(len(row.words))]
@@ -77,7 +77,7 @@ def test_a_reader_opens_with_equal_scores(tmp_path: Path) -> None:
     model, words = opened(transformers.AutoModelForQuestionAnswering, find_model_folder(run))
     ours = load_predictor(run, device="cpu")
     rows = kept(found)
-    for row, answer in zip(rows, ours.answers(rows), strict=True):
+    for row, answer in zip(rows, ours.predict(rows), strict=True):
         given = words(row.question, row.context, return_tensors="pt", return_offsets_mapping=True)
         where = given.pop("offset_mapping")[0].tolist()
         with torch.no_grad():
@@ -114,7 +114,7 @@ def test_a_classifier_of_transformers_answers_here(tmp_path: Path) -> None:
         LabelledText(("old king " * 40,), None, 2),  # longer than its context
         LabelledText(("blue bird", "a song"), None, 3),
     ]
-    for row, answer in zip(rows, found.answers(rows), strict=True):
+    for row, answer in zip(rows, found.predict(rows), strict=True):
         given = words(*row.texts, truncation=True, max_length=48, return_tensors="pt")
         with torch.no_grad():
             shares = model(**given).logits.softmax(-1)[0]
@@ -133,7 +133,7 @@ def test_a_decoder_of_transformers_answers_here(tmp_path: Path) -> None:
     tokenizer().save(tmp_path)
     model, words = opened(transformers.AutoModelForSequenceClassification, tmp_path)
     rows = [LabelledText(("red cat",), None, 1), LabelledText(("old king of the river",), None, 2)]
-    for row, answer in zip(rows, load_predictor(tmp_path, device="cpu").answers(rows), strict=True):
+    for row, answer in zip(rows, load_predictor(tmp_path, device="cpu").predict(rows), strict=True):
         with torch.no_grad():
             given = words(*row.texts, return_tensors="pt", add_special_tokens=False)
             shares = model(**given).logits.softmax(-1)[0]

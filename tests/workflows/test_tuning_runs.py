@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from kinfolk.batch import Loss
 from kinfolk.errors import UserError
-from kinfolk.tasks.formats.base import ReadReport
+from kinfolk.tasks.dataset import TaskDataset, task_dataset
 from kinfolk.tasks.formulations.head import SequenceHead
 from kinfolk.tasks.rows import LabelledText
 from kinfolk.text import Tokenizer
@@ -23,13 +23,7 @@ from kinfolk.training.config import FineTuneConfig
 from kinfolk.training.log import read
 from kinfolk.training.loop import Callback, Progress
 from kinfolk.workflows.finetune import finetune
-from kinfolk.workflows.finetune_recipe import (
-    FineTuneRecipe,
-    InitialWeights,
-    TaskDataset,
-    parse_initial_weights,
-    task_dataset,
-)
+from kinfolk.workflows.finetune_recipe import FineTuneRecipe, InitialWeights, parse_initial_weights
 from kinfolk.workflows.folders import find_model_folder
 from kinfolk.workflows.predict import load_predictor
 from kinfolk.workflows.pretrain import resume
@@ -104,7 +98,7 @@ def test_the_loss_on_dev_rows_is_the_mean_over_all_of_them(tmp_path: Path, held:
     assert len(rows) == held
     slow = 0.0
     for row in rows:
-        (answer,) = opened.answers([row])
+        (answer,) = opened.predict([row])
         slow -= math.log(answer.probabilities[opened.task.labels.index(row.label)])
     (logged,) = [line["eval_loss"] for line in read(run) if "eval_loss" in line]
     assert logged == pytest.approx(slow / held, rel=1e-4)
@@ -348,7 +342,7 @@ def test_without_dev_rows_some_are_held_out(tmp_path: Path) -> None:
                epochs=1)  # fmt: skip
     assert 0 <= dev(run)["accuracy"] <= 1
     found = FineTuneRecipe.read(run / "recipe.json").datasets[0]
-    learned, held = found.split(ReadReport())
+    learned, held = found.splits
     assert len(held) == 6 and len(learned) == 54
     assert {row.number for row in learned}.isdisjoint(row.number for row in held)
 
@@ -371,7 +365,7 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
     found = opinions(tmp_path, 32, 8)
     refused("bert does not classify by 'text': it can by head", "bert/nano", found, out=out,
             formulation="text")  # fmt: skip
-    refused("no way is called 'heads'", "bert/nano", found, out=out, formulation="heads")
+    refused("unknown formulation 'heads'", "bert/nano", found, out=out, formulation="heads")
     words = task_dataset(lines(tmp_path / "words", complete, 20), task="complete")
     refused("bert cannot complete: it solves classify", "bert/nano", words, out=out)
     refused("--length 4 leaves no room", "bert/nano", found, out=out, length=4)
@@ -383,7 +377,7 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
     refused("has no --pattern: leave it out", "bert/nano", found, out=out, options={"pattern": "x"})
     bare = tmp_path / "bare.tsv"
     bare.write_text("sentence\tlabel\n")
-    told = TaskDataset(train=str(bare), guess=found.guess)
+    told = TaskDataset(train=str(bare), file_spec=found.file_spec)
     refused("has no labelled row: there is nothing to learn from", "bert/nano", told, out=out)
     assert not out.exists()
     with pytest.raises(UserError, match="neither a folder nor a family"):

@@ -49,14 +49,14 @@ def audit(
     if out is not None and out.is_dir():
         raise UsageError(f"{out} is a folder: -o must name a file, such as {out}/audit.html")
     from kinfolk.data.audit import audit
-    from kinfolk.data.rows import Reading
+    from kinfolk.data.documents import ReadOptions
     from kinfolk.reports.audit_page import render
     from kinfolk.reports.page import write
     from kinfolk.workflows.audit import audit_page
 
     with byte_progress("reading") as watch:
         found = audit(
-            files, reading=Reading(unit, field, column), near=near_duplicates, progress=watch
+            files, reading=ReadOptions(unit, field, column), near=near_duplicates, progress=watch
         )
     if out is not None:
         write(render(audit_page(found)), out)

@@ -239,11 +239,11 @@ def evaluate_test(
     json: bool,
 ) -> None:
     """Score a model on labelled rows, print the scores and write a report."""
+    from kinfolk.tasks.dataset import format_counts
     from kinfolk.tasks.error_analysis import to_plain
     from kinfolk.tasks.formats.base import ReadReport
     from kinfolk.tasks.formats.labelled_file import LabelledFile
     from kinfolk.workflows import predict
-    from kinfolk.workflows.check_labels import format_counts
 
     report = ReadReport()
     predictor: Predictor

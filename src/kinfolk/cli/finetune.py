@@ -26,7 +26,7 @@ from kinfolk.workflows.folders import check_model_folder, check_new_folder
 
 if TYPE_CHECKING:
     from kinfolk.cli.run_progress import TerminalProgress
-    from kinfolk.workflows.finetune_recipe import TaskDataset
+    from kinfolk.tasks.dataset import TaskDataset
     from kinfolk.workflows.seeds import SeedResults
     from kinfolk.workflows.suites import SuiteResult
 
@@ -183,7 +183,6 @@ def finetune(
     check_new_folder(out)
     check_overrides(overrides or [], {"train": TrainConfig, "finetune": FineTuneConfig}, KEYS)
     from kinfolk.workflows import finetune as workflow
-    from kinfolk.workflows.check_labels import check_dataset
     from kinfolk.workflows.finetune_recipe import parse_initial_weights
     from kinfolk.workflows.seeds import run_seeds
 
@@ -239,7 +238,9 @@ def finetune(
         print_suite(suite[0], results, json=json)
         return
     datasets = read_datasets(train or [], dev, target, dev_target, columns, task)
-    check_dataset(datasets, note)
+    for dataset in datasets:
+        for message in dataset.messages():
+            note(message)
     print_scores(train_all(datasets, out, metric), json=json)
 
 
@@ -252,7 +253,7 @@ def read_datasets(
     task: str,
 ) -> list["TaskDataset"]:
     """Return the datasets that options name, the first of each option belonging together."""
-    from kinfolk.workflows.finetune_recipe import task_dataset
+    from kinfolk.tasks.dataset import task_dataset
 
     parts = zip(
         train,

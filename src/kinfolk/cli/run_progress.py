@@ -50,8 +50,8 @@ class TerminalProgress(Callback):
             for line in self.header:
                 note(line)
         values = f"loss {progress.loss:.3f}"
-        for name, value in progress.losses.items():
-            values += "" if name == "tokens" else f"  {name} {value:.3f}"
+        for name, value in list(progress.losses.items())[1:]:  # the first is the loss itself
+            values += f"  {name} {value:.3f}"
         if progress.eval_loss is not None:
             self.scores = f"  eval_loss {progress.eval_loss:.3f}{self.scores}"
             values += self.scores

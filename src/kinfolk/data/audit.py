@@ -1,4 +1,4 @@
-"""How often each line of a text is there."""
+"""Corpus statistics before training: damage, duplicates, lengths, scripts, repeated lines."""
 
 from array import array
 from collections import Counter
@@ -9,18 +9,18 @@ from pathlib import Path
 import numpy as np
 
 from kinfolk.data.dedup import ExactDeduplicator, MinHashDeduplicator, hash64
-from kinfolk.data.files import file_sizes
-from kinfolk.data.rows import FileProblems, RawDocument, Reading, rows
+from kinfolk.data.documents import Document, ReadOptions, read_leniently
+from kinfolk.data.files import FileProblems, file_sizes
 from kinfolk.errors import UserError
 from kinfolk.text.unicode import count_scripts, guess_language
 
-NUM_TOP_LINES = 10  # of the most repeated lines are kept as text
-MAX_PENDING_LINES = 1 << 16  # different lines held as text before they become numbers
-LONGEST = 200  # characters of a line that are kept
+NUM_TOP_LINES = 10  # most repeated lines, kept as text
+MAX_PENDING_LINES = 1 << 16  # different lines held as text before they become hashes
+MAX_KEPT_CHARS = 200  # of a line
 
 
 class LineCounter:
-    """Counts by mark: 16 bytes for each different line, and the text of the top ten only."""
+    """Counts lines by hash: 16 bytes for each different line, and the text of the top ten."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -31,12 +31,12 @@ class LineCounter:
         self._texts: dict[int, str] = {}
 
     def add(self, text: str) -> None:
-        """Count the lines of a text; white space at their ends is none, and blank ones are none."""
+        """Count the lines of a text that are not blank, without white space at their ends."""
         for line in map(str.strip, text.split("\n")):
             if line:
                 number = hash64(line)
                 self._waiting[number] += 1
-                self._texts.setdefault(number, line[:LONGEST])
+                self._texts.setdefault(number, line[:MAX_KEPT_CHARS])
                 self.total += 1
         if len(self._waiting) >= MAX_PENDING_LINES:
             self._flush()
@@ -47,45 +47,45 @@ class LineCounter:
         return len(self._hashes)
 
     def top(self) -> list[tuple[str, int]]:
-        """Return the lines that are there most often, and more than once."""
+        """Return the most repeated lines."""
         self._flush()
         counts = self._count(list(self._top))
         return [(line, n) for line, n in zip(self._top.values(), counts, strict=True) if n > 1]
 
-    def _count(self, marks: list[int]) -> list[int]:
-        at = np.searchsorted(self._hashes, np.array(marks, dtype=np.uint64))
-        found: list[int] = self._counts[at].tolist()
-        return found
+    def _count(self, hashes: list[int]) -> list[int]:
+        at = np.searchsorted(self._hashes, np.array(hashes, dtype=np.uint64))
+        counts: list[int] = self._counts[at].tolist()
+        return counts
 
     def _flush(self) -> None:
         if not self._waiting:
             return
-        marks = np.array(sorted(self._waiting), dtype=np.uint64)
-        counts = np.array([self._waiting[number] for number in marks.tolist()])
-        at = np.searchsorted(self._hashes, marks)
-        old = np.isin(marks, self._hashes[at[at < len(self._hashes)]])
+        hashes = np.array(sorted(self._waiting), dtype=np.uint64)
+        counts = np.array([self._waiting[number] for number in hashes.tolist()])
+        at = np.searchsorted(self._hashes, hashes)
+        old = np.isin(hashes, self._hashes[at[at < len(self._hashes)]])
         self._counts[at[old]] += counts[old]
-        self._hashes = np.insert(self._hashes, at[~old], marks[~old])
+        self._hashes = np.insert(self._hashes, at[~old], hashes[~old])
         self._counts = np.insert(self._counts, at[~old], counts[~old])
         # Counts only grow: a line of the top ten is in this batch, or was in the top ten before.
         texts = self._texts | self._top
         numbers = zip(self._count(list(texts)), texts, strict=True)
-        best = sorted(numbers, key=lambda one: (-one[0], one[1]))[:NUM_TOP_LINES]
+        best = sorted(numbers, key=lambda pair: (-pair[0], pair[1]))[:NUM_TOP_LINES]
         self._top = {number: texts[number] for _, number in best}
         self._waiting, self._texts = Counter(), {}
 
 
-BATCH_CHARS = 1 << 20  # characters counted together
-SHOWN = 80  # characters of a document in a list
-MAX_EXAMPLES = 5  # near-duplicates that are named
+BATCH_CHARS = 1 << 20  # counted together
+PREVIEW_CHARS = 80  # of a document in a list
+MAX_EXAMPLES = 5  # near duplicates that are listed
 
-# Tab, new line and carriage return are meant; U+0080 to U+009F come from a wrong code page.
+# Without tab and line ends; U+0080 to U+009F come from a wrong code page.
 CONTROLS = np.array([c for c in (*range(32), *range(127, 160)) if chr(c) not in "\t\n\r"])
 
 
 @dataclass(frozen=True)
 class FileAudit:
-    """What is in one file."""
+    """The statistics of one file."""
 
     path: Path
     bytes: int | None  # on disk; None if it is no file
@@ -97,7 +97,7 @@ class FileAudit:
 
 @dataclass(frozen=True)
 class DuplicateExample:
-    """A document, by where it begins."""
+    """A near duplicate, by where it begins."""
 
     path: Path
     line: int
@@ -106,47 +106,47 @@ class DuplicateExample:
 
 @dataclass(frozen=True)
 class Audit:
-    """What is in all files together."""
+    """The statistics of all files together."""
 
     files: tuple[FileAudit, ...]
     documents: int
     empty: int  # documents without a visible character
     characters: int
-    exact_duplicates: int  # documents that are there before, word for word
-    near_duplicates: int | None  # documents that are nearly there before; None if nobody looked
+    exact_duplicates: int  # documents that are equal to an earlier one
+    near_duplicates: int | None  # similar to an earlier one; None if not counted
     examples: tuple[DuplicateExample, ...]  # the first of the near-duplicates
     lines: int  # with text, in documents
-    repeated_lines: int  # lines that are there before
-    most_repeated_lines: tuple[tuple[str, int], ...]  # the lines that are there most often
+    repeated_lines: int  # lines that are equal to an earlier one
+    most_repeated_lines: tuple[tuple[str, int], ...]  # with their counts
     lengths: tuple[tuple[int, int], ...]  # [(64, 12), ...]: 12 documents of 64 to 127 characters
     shortest: int
     median: int
     longest: int
     scripts: dict[str, int]  # letters of each, most first
-    languages: dict[str, int]  # documents of each, by a light guess, most first
-    control_characters: int  # characters that control something
+    languages: dict[str, int]  # documents of each, guessed, most first
+    control_characters: int  # except tab and line ends
     replacement_characters: int  # U+FFFD that the files themselves hold
 
     @property
     def errors(self) -> int:
-        return sum(one.problems.errors for one in self.files)
+        return sum(file.problems.errors for file in self.files)
 
     @property
     def file_lines(self) -> int:
-        return sum(one.problems.lines for one in self.files)
+        return sum(file.problems.lines for file in self.files)
 
     @property
     def blank(self) -> int:
-        return sum(one.problems.blank for one in self.files)
+        return sum(file.problems.blank for file in self.files)
 
     @property
     def empty_files(self) -> int:
-        return sum(not one.documents and not one.error for one in self.files)
+        return sum(not file.documents and not file.error for file in self.files)
 
 
 @dataclass
 class _AuditCounts:
-    """What is counted while documents go by."""
+    """Counts while documents are read."""
 
     near_duplicates: MinHashDeduplicator | None
     exact_duplicates: ExactDeduplicator = field(default_factory=ExactDeduplicator)
@@ -163,8 +163,8 @@ class _AuditCounts:
     _waiting: list[str] = field(default_factory=list)
     _size: int = 0
 
-    def add(self, row: RawDocument, path: Path) -> None:
-        text = row.text
+    def add(self, document: Document) -> None:
+        text = document.text
         self.lengths.append(len(text))
         if not text.strip():
             self.empty += 1
@@ -174,7 +174,9 @@ class _AuditCounts:
         elif self.near_duplicates is not None and self.near_duplicates.seen(text):
             self.alike += 1
             if len(self.examples) < MAX_EXAMPLES:
-                self.examples.append(DuplicateExample(path, row.line, text.strip()[:SHOWN]))
+                self.examples.append(
+                    DuplicateExample(document.source, document.line, text.strip()[:PREVIEW_CHARS])
+                )
         self.lines.add(text)
         self.languages[guess_language(text)] += 1
         self._waiting.append(text)
@@ -183,7 +185,7 @@ class _AuditCounts:
             self.flush()
 
     def flush(self) -> None:
-        """Count the characters of the documents that wait."""
+        """Count the characters of the pending documents."""
         text = "".join(self._waiting)
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
         self.scripts.update(count_scripts(text))
@@ -195,51 +197,51 @@ class _AuditCounts:
 def audit(
     paths: Sequence[Path],
     *,
-    reading: Reading | None = None,
+    reading: ReadOptions | None = None,
     near: bool = True,
     progress: Callable[[int, int | None], None] | None = None,
 ) -> Audit:
     """Read files and folders to their end, whatever is in them, and count.
 
-    Of JSON and tables every string is text, or that of one field or column. `progress` is told the
+    Of JSON and tables every string is text, or that of one field or column. `progress` gets the
     bytes of files read so far, and those of all files, if they are known.
     """
     counts = _AuditCounts(MinHashDeduplicator() if near else None)
     known = file_sizes(paths)
-    whole = None if None in known.values() else sum(size or 0 for size in known.values())
-    found: list[FileAudit] = []
+    total = None if None in known.values() else sum(size or 0 for size in known.values())
+    audits: list[FileAudit] = []
     for path, size in known.items():
-        before = sum(one.bytes or 0 for one in found)
+        before = sum(audit.bytes or 0 for audit in audits)
 
-        def told(place: int, before: int = before) -> None:
+        def report(bytes_read: int, before: int = before) -> None:
             if progress is not None:
-                progress(before + place, whole)
+                progress(before + bytes_read, total)
 
-        found.append(_file(path, size, reading, counts, told))
+        audits.append(_file(path, size, reading, counts, report))
     counts.flush()
-    problems = [one.error for one in found if one.error]
-    if problems and not counts.lengths:
-        raise UserError(problems[0])
-    return _audit(tuple(found), counts)
+    errors = [audit.error for audit in audits if audit.error]
+    if errors and not counts.lengths:
+        raise UserError(errors[0])
+    return _audit(tuple(audits), counts)
 
 
 def _file(
     path: Path,
     size: int | None,
-    reading: Reading | None,
+    reading: ReadOptions | None,
     counts: _AuditCounts,
-    told: Callable[[int], None],
+    report: Callable[[int], None],
 ) -> FileAudit:
-    notes, problem = FileProblems(), ""
+    problems, error = FileProblems(), ""
     before, characters = len(counts.lengths), 0
     try:
-        for row in rows(path, notes, reading):
-            counts.add(row, path)
-            characters += len(row.text)
-            told(row.place)
-    except UserError as error:  # one bad file does not hide what is in the others
-        problem = str(error)
-    return FileAudit(path, size, len(counts.lengths) - before, characters, notes, problem)
+        for document in read_leniently(path, problems, reading):
+            counts.add(document)
+            characters += len(document.text)
+            report(document.bytes_read)
+    except UserError as raised:  # the other files are read all the same
+        error = str(raised)
+    return FileAudit(path, size, len(counts.lengths) - before, characters, problems, error)
 
 
 def _audit(audits: tuple[FileAudit, ...], counts: _AuditCounts) -> Audit:
@@ -262,9 +264,9 @@ def _audit(audits: tuple[FileAudit, ...], counts: _AuditCounts) -> Audit:
         scripts=dict(counts.scripts.most_common()),
         languages=dict(counts.languages.most_common()),
         control_characters=counts.control_characters,
-        # Bytes that are no UTF-8 were read as U+FFFD, and have their own count.
+        # Bytes that are not UTF-8 were read as U+FFFD, and have their own count.
         replacement_characters=counts.replacement_characters
-        - sum(one.problems.errors for one in audits),
+        - sum(file.problems.errors for file in audits),
     )
 
 

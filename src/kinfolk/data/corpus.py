@@ -1,5 +1,6 @@
 """A tokenised corpus on disk: Megatron's `.bin` and `.idx` files, their reader and their writer."""
 
+import io
 import json
 import os
 import struct
@@ -10,7 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from types import TracebackType
+from types import NoneType, TracebackType
 from typing import IO, Any
 
 import numpy as np
@@ -25,6 +26,12 @@ FORMAT_VERSION = 2  # of corpus.json and what is ours beside Megatron's pair
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, type of id, sentences, documents + 1
 DTYPES: dict[int, npt.DTypeLike] = {4: np.int32, 8: np.uint16}  # Megatron's codes
 CHUNK = 1 << 20  # numbers handled at once
+# The fields of corpus.json that are read, and their types.
+METADATA: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("version", "documents", "sentences", "tokens", "bytes", "vocab"), (int,)),
+    "tokenizer_hash": (str,),
+    "words": (str, NoneType),
+}
 
 IntArray = npt.NDArray[np.int64]
 
@@ -46,9 +53,6 @@ class Corpus:
         self._ids = _memmap(folder / "tokens.bin", type, self.tokens)
         self._sequence_pointers = _memmap(index, np.int64, sentences, offset=begins)
         self._document_indices = _memmap(index, np.int64, self.documents + 1, offset=firsts)
-        self.document_bytes: npt.NDArray[np.uint32] = _memmap(
-            folder / "bytes.bin", np.uint32, self.documents
-        )
         self._words: npt.NDArray[np.uint8] | None = None
         if facts["words"] is not None:
             self._words = _memmap(folder / "words.bin", np.uint8, -(-self.tokens // 8))
@@ -57,7 +61,7 @@ class Corpus:
     def open(cls, folder: Path | str) -> "Corpus":
         """Open a folder that `prepare` wrote, once its files agree with each other."""
         folder = Path(folder)
-        for name in ("corpus.json", "tokens.idx", "tokens.bin", "bytes.bin"):
+        for name in ("corpus.json", "tokens.idx", "tokens.bin"):
             if not (folder / name).is_file():
                 raise UserError(
                     f"{folder / name} does not exist, so {folder} is no corpus: "
@@ -77,7 +81,6 @@ class Corpus:
         type = np.dtype(DTYPES[code])
         _check_size(index, HEADER.size + 12 * sentences + 8 * bounds)
         _check_size(folder / "tokens.bin", type.itemsize * facts["tokens"])
-        _check_size(folder / "bytes.bin", 4 * facts["documents"])
         if facts["words"] is not None:
             _check_size(folder / "words.bin", -(-facts["tokens"] // 8))
         return cls(folder, facts, type)
@@ -154,8 +157,6 @@ def _memmap(file: Path, type: npt.DTypeLike, size: int, *, offset: int = 0) -> n
 
 
 def _facts(file: Path) -> dict[str, Any]:
-    needed = {"version", "documents", "sentences", "tokens", "bytes", "vocab", "tokenizer_hash"}
-    needed |= {"words"}
     try:
         facts = dict(json.loads(file.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
@@ -164,8 +165,12 @@ def _facts(file: Path) -> dict[str, Any]:
         raise _corrupt(
             file, f"it has format {facts['version']} where {FORMAT_VERSION} is known here"
         )
-    if missing := sorted(needed - facts.keys()):
-        raise _corrupt(file, f"it does not say its {missing[0]}")
+    if missing := sorted(METADATA.keys() - facts.keys()):
+        raise _corrupt(file, f"it has no {missing[0]}")
+    for name, types in METADATA.items():
+        value = facts[name]
+        if type(value) not in types or (type(value) is int and value < 0):
+            raise _corrupt(file, f"its {name} is {value!r}")
     return facts
 
 
@@ -176,11 +181,8 @@ def _check_size(file: Path, size: int) -> None:
         raise _corrupt(file, f"it has {file.stat().st_size:,} bytes where {size:,} belong")
 
 
-def _corrupt(file: Path, why: str) -> UserError:
-    return UserError(f"{file} is damaged or foreign, {why}: make the corpus again")
-
-
-MAX_DOCUMENT_BYTES = 1 << 32  # bytes that one document cannot have
+def _corrupt(file: Path, reason: str) -> UserError:
+    return UserError(f"{file} is corrupt: {reason}; run kinfolk prepare again")
 
 
 @dataclass(frozen=True)
@@ -219,7 +221,6 @@ class WriteProgress:
         """Return the bytes in each file, for ids of a width."""
         return {
             "tokens.bin": width * self.tokens,
-            "bytes.bin": 4 * self.documents,
             "lengths.part": 4 * self.sentences,
             "documents.part": 8 * self.documents,
             "words.bin": self.tokens // 8,
@@ -249,6 +250,7 @@ class CorpusWriter:
         self._folder, self._tokenizer, self._words = folder, tokenizer, words
         self._code = dtype_code(tokenizer)
         self._sources: dict[str, SourceStats] = {}
+        self.left_out: Mapping[str, int] = {}  # documents, by reason
         self.written = written or WriteProgress()
         folder.mkdir(parents=True, exist_ok=True)
         sizes = self.written.sizes(np.dtype(DTYPES[self._code]).itemsize)
@@ -273,11 +275,8 @@ class CorpusWriter:
 
     def add(self, encoded: EncodedDocuments, sources: Sequence[str]) -> None:
         """Append documents, each with the file it came from."""
-        if encoded.bytes.max(initial=0) >= MAX_DOCUMENT_BYTES:
-            raise UserError("a document has 4 GiB or more, and a corpus holds none so long: cut it")
         columns: dict[str, npt.NDArray[Any]] = {
             "tokens.bin": encoded.ids.astype(DTYPES[self._code]),
-            "bytes.bin": encoded.bytes.astype(np.uint32),
             "lengths.part": encoded.sentences.astype(np.int32),
             "documents.part": encoded.documents.astype(np.int64),
         }
@@ -336,6 +335,7 @@ class CorpusWriter:
             "vocab": self._tokenizer.vocab_size,
             "tokenizer_hash": self._tokenizer.fingerprint,
             "words": self._words,
+            "left_out": self.left_out,
             "sources": [asdict(source) for source in self._sources.values()],
         }
         text = json.dumps(facts, indent=2, ensure_ascii=False) + "\n"
@@ -388,18 +388,18 @@ def corpus_fingerprint(folder: Path) -> str:
     return found.hexdigest()
 
 
-def file_fingerprint(file: Path) -> str:
-    """Return 128 bits of one file, by its size and stretches of it."""
+def file_fingerprint(file: Path, data: bytes | None = None) -> str:
+    """Return 128 bits of one file, by its size and stretches of it; its bytes may be given."""
     found = blake2b(digest_size=16)
-    _add(found, file)
+    _add(found, file, data)
     return found.hexdigest()
 
 
-def _add(found: blake2b, file: Path) -> None:
-    size = file.stat().st_size
+def _add(found: blake2b, file: Path, data: bytes | None = None) -> None:
+    size = file.stat().st_size if data is None else len(data)
     found.update(f"{file.name} {size}\n".encode())
     last = max(0, size - LENGTH)
-    with file.open("rb") as opened:
+    with file.open("rb") if data is None else io.BytesIO(data) as opened:
         for start in sorted({last * i // (STRETCHES - 1) for i in range(STRETCHES)}):
             opened.seek(start)
             found.update(opened.read(LENGTH))

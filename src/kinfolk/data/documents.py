@@ -1,11 +1,16 @@
-"""Read documents: blocks of text, whole files, rows of tables, Hugging Face datasets."""
+"""Read documents: blocks of text, whole files, rows of tables, Hugging Face datasets.
+
+`read_documents` is strict: a file that is not as it should be is an error with a line number.
+`read_leniently` reads a file to its end and counts its problems: bytes that are not UTF-8 become
+U+FFFD, and a line that should be JSON and is not gives the strings in it.
+"""
 
 import csv
 import json
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from io import BytesIO
@@ -20,67 +25,338 @@ from kinfolk.data.files import (
     MAX_LINE_CHARS,
     PARQUET,
     STDIN,
+    FileProblems,
     InputFile,
     content_suffix,
-    decode_utf8,
-    file_sizes,
+    decoded_lines,
+    decoded_text,
     find_files,
     is_dataset_name,
-    iter_lines,
-    normalize_newlines,
     open_input,
 )
 from kinfolk.errors import UserError
 
-DEFAULT_TEXT_FIELD = "text"  # where a row keeps its text, unless told otherwise
-CELL = 1 << 26  # characters between two quotes; beyond, the second was forgotten
+DEFAULT_TEXT_FIELD = "text"  # of a row, unless another is chosen
+MAX_CELL_CHARS = 1 << 26  # between two quotes; beyond, the second was forgotten
 PARQUET_BATCH_ROWS = 256  # of a Parquet file, held at once
+PART = 1 << 20  # characters of a part, at most
+MAX_BLANK_CHARS = 1 << 20  # white space that is held until text follows it
+_LEADING = re.compile(r"\A\s*\n")
+_BLANK = re.compile(r"(\n\s*\n)")
+_STRING = re.compile(r'("(?:[^"\\]|\\.)*+")(\s*+:)?')  # and whether it names a field
 
+DocumentUnit = Literal["block", "file"]
 Row = tuple[int, list[str]]  # the line on which it begins, and its cells
+TextPart = tuple[str, bool]  # some text, and whether its document ends with it
+
+
+@dataclass(frozen=True)
+class Document:
+    """One text and where it came from."""
+
+    text: str
+    source: Path
+    bytes_read: int  # of the source, by the end of the text
+    line: int = 1  # on which it begins
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """What a document is, and where a table has its text."""
+
+    per: DocumentUnit = "block"
+    field: str | None = None
+    column: str | int | None = None
+
+
+def read_documents(
+    paths: Sequence[Path],
+    *,
+    per: DocumentUnit = "block",
+    field: str | None = None,
+    column: str | int | None = None,
+) -> Iterator[Document]:
+    """Stream the documents of files, folders and datasets.
+
+    A text file has one per block between blank lines, or is one; a table has one per row, in a
+    `field` of JSON lines ("text", or "meta.text") or in a `column`, by its name or number from 1.
+    """
+    options = ReadOptions(per, field, column)
+    return read_files(find_files(paths), options, named={Path(path) for path in paths})
+
+
+def read_files(
+    files: Sequence[Path], options: ReadOptions, *, named: Collection[Path] = ()
+) -> Iterator[Document]:
+    """Stream the documents of files; one that was `named` must have some."""
+    _check(options, files)
+    return (
+        document
+        for path in files
+        for document in _read(path, options, named=path in named)
+        if document.text and not document.text.isspace()
+    )
+
+
+def read_leniently(
+    path: Path, problems: FileProblems, options: ReadOptions | None = None
+) -> Iterator[Document]:
+    """Stream the documents of a file, empty ones too, and count what is wrong with it.
+
+    Of JSON and tables every string is text, unless a field or column is chosen.
+    """
+    return _read(path, options or ReadOptions(), problems=problems)
+
+
+def parts(
+    paths: Sequence[Path], *, field: str | None = None, column: str | int | None = None
+) -> Iterator[str]:
+    """Stream the text of the same documents, a long one in several parts.
+
+    Memory is bounded however long a line is, for training a tokenizer, which needs no documents.
+    """
+    found, named = find_files(paths), {Path(path) for path in paths}
+    options = ReadOptions("block", field, column)
+    _check(options, found)
+    return (part for path in found for part in _parts(path, options, named=path in named))
+
+
+def is_plain_text(path: Path) -> bool:
+    """Return whether the lines of a document are lines of its file."""
+    tables = (*JSON, *DELIMITED_SUFFIXES, *PARQUET)
+    return content_suffix(path) not in tables and not is_dataset_name(path)
+
+
+def _read(
+    path: Path,
+    options: ReadOptions,
+    *,
+    named: bool = False,
+    problems: FileProblems | None = None,
+) -> Iterator[Document]:
+    held: list[str] = []
+    size = 0
+    for source, text, ends in _text_parts(path, options, named=named, problems=problems):
+        held.append(text)
+        size += len(text)
+        if size > MAX_LINE_CHARS:
+            raise source.too_long_error(source.document_line)
+        if ends:
+            yield Document("".join(held), path, source.place, source.document_line)
+            held, size = [], 0
+
+
+def _parts(path: Path, options: ReadOptions, *, named: bool) -> Iterator[str]:
+    rest = ""
+    for _, text, ends in _text_parts(path, options, named=named):
+        rest, start = rest + text, 0
+        while len(rest) - start > PART:
+            stop = _cut(rest, start, start + PART)
+            yield rest[start:stop]
+            start = stop
+        rest = rest[start:]
+        if ends and rest:
+            yield rest
+            rest = ""
+
+
+def _cut(text: str, start: int, stop: int) -> int:
+    """Return the last position for a cut: before white space or after Chinese punctuation."""
+    spaces = (text.rfind(mark, start + 1, stop) for mark in " \n\t")
+    marks = (text.rfind(mark, start, stop) + 1 for mark in "。！？；，")
+    last = max(*spaces, *marks)
+    return last if last > start else stop
+
+
+def _check(options: ReadOptions, files: Sequence[Path]) -> None:
+    """Refuse a field or a column that no source has."""
+    kinds = {_file_type(path, options) for path in files}
+    tables = {*PARQUET, DATASET_PREFIX}
+    if options.field is not None and not kinds & {*JSON, *tables}:
+        raise UserError(f"--field {options.field}: only .jsonl, .json and .parquet have fields")
+    if options.column is not None and not kinds & {*DELIMITED_SUFFIXES, *tables}:
+        raise UserError(f"--column {options.column}: only .tsv, .csv and .parquet have columns")
+
+
+def _file_type(path: Path, options: ReadOptions) -> str:
+    """Return the type of a source by its name, of the standard input by the options."""
+    if is_dataset_name(path):
+        return DATASET_PREFIX
+    if path == STDIN and options.column is not None:
+        return ".tsv"
+    if path == STDIN and options.field is not None:
+        return ".jsonl"
+    return content_suffix(path)
+
+
+def _text_parts(
+    path: Path,
+    options: ReadOptions,
+    *,
+    named: bool = False,
+    problems: FileProblems | None = None,
+) -> Iterator[tuple[InputFile, str, bool]]:
+    """Read a source in parts, and refuse one that was named and has no text."""
+    # A dataset has no bytes here.
+    opened = nullcontext(InputFile(path, BytesIO())) if is_dataset_name(path) else open_input(path)
+    empty = True
+    with opened as source:
+        rows = _table_texts(source, options, problems)
+        texts: Iterator[TextPart]
+        if rows is None:
+            texts = _blocks(source, options.per, problems)
+        elif _file_type(path, options) in DELIMITED_SUFFIXES:  # whose lines were normalised
+            texts = ((row, True) for row in rows)
+        else:
+            texts = ((row.replace("\r\n", "\n"), True) for row in rows)
+        for text, ends in texts:
+            empty = empty and not text.strip()
+            yield source, text, ends
+    # In a folder an empty file is no mistake: it has no documents.
+    if empty and named:
+        raise UserError(f"{source.name} is empty: give a file with text in it")
+
+
+def _table_texts(
+    source: InputFile, options: ReadOptions, problems: FileProblems | None
+) -> Iterator[str] | None:
+    """Return the text of each row of a table, None if it is none."""
+    field = DEFAULT_TEXT_FIELD if options.field is None else options.field
+    either = field if options.column is None else options.column
+    kind = _file_type(source.path, options)
+    if kind == DATASET_PREFIX:
+        return read_dataset(source, str(either))
+    if source.empty:
+        return iter(())
+    if kind in JSON and problems is not None:
+        return _json_strings(source, options.field, problems)
+    if kind in JSON:
+        return read_jsonl(source, field)
+    if kind in DELIMITED_SUFFIXES:
+        return read_delimited(source, options.column, problems)
+    return read_parquet(source, either) if kind in PARQUET else None
+
+
+def _blocks(
+    source: InputFile, per: DocumentUnit, problems: FileProblems | None
+) -> Iterator[TextPart]:
+    """Split text at its blank lines, or not at all, and pass on what is known of a block."""
+    rest, begun, line = "", False, 1  # on which `rest` begins
+    for part in decoded_text(source, problems):
+        text = rest + part
+        if not begun:
+            stripped = _LEADING.sub("", text)
+            line += text.count("\n") - stripped.count("\n")
+            text, source.document_line = stripped, line
+        *ended, last = _BLANK.split(text) if per == "block" else [text]
+        for block, separator in zip(ended[::2], ended[1::2], strict=True):
+            yield block, True
+            line += block.count("\n") + separator.count("\n")
+            source.document_line, begun = line, False
+        kept = last.rstrip()
+        rest = last[len(kept) :]
+        if len(rest) > MAX_BLANK_CHARS:  # no blank line is that long: it is text
+            kept, rest = last, ""
+        line += kept.count("\n")
+        if kept:
+            yield kept, False
+            begun = True
+    if begun:
+        yield rest.partition("\n")[0], True
 
 
 def read_jsonl(
     source: InputFile, field: str = DEFAULT_TEXT_FIELD, *, allow_nul: bool = False
 ) -> Iterator[str]:
-    """Read a field of each line's object; a dot leads into a field of a field."""
-    for number, line in enumerate(iter_lines(source, decode_utf8(source)), 1):
-        if not line or line.isspace():
-            continue
+    """Read a field of the object on each line; "meta.text" is a field of a field."""
+    for number, line in _nonblank(decoded_lines(source)):
         where = f"line {number:,} of {source.name}"
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise UserError(
-                f"{where} is not JSON ({error.msg}, column {error.colno}): write one object a "
+                f"{where} is not JSON ({error.msg}, column {error.colno}): write one object per "
                 "line, for example with jq -c"
             ) from error
         except (ValueError, RecursionError) as error:  # a number too long, brackets too deep
             raise UserError(
                 f"{where} is no JSON that can be read ({error}): leave it out"
             ) from error
+        source.document_line = number
         yield get_text(row, field, where, allow_nul=allow_nul)
 
 
-def read_delimited(source: InputFile, column: str | int | None = None) -> Iterator[str]:
-    """Read a column by its number, from 1, or by its name in the first row."""
-    rows = read_csv_rows(source) if content_suffix(source.path) == ".csv" else read_tsv_rows(source)
+def _json_strings(source: InputFile, field: str | None, problems: FileProblems) -> Iterator[str]:
+    """Read the strings of each line, or those of one field."""
+    # A .json file may be one value over many lines, none of which is whole.
+    by_line = content_suffix(source.path) != ".json"
+    for number, line in _nonblank(decoded_lines(source, problems)):
+        source.document_line = number
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            problems.invalid_json_lines += by_line
+            strings = [_parse_json_string(s[1]) for s in _STRING.finditer(line) if not s[2]]
+            if by_line or strings:
+                yield "\n".join(strings if field is None else ())
+        else:
+            for name in field.split(".") if field else ():
+                value = value.get(name) if isinstance(value, dict) else None
+            yield "\n".join(_strings(value))
+
+
+def _parse_json_string(quoted: str) -> str:
+    try:
+        return str(json.loads(quoted))
+    except ValueError:
+        return quoted[1:-1]
+
+
+def _strings(value: Any) -> Iterator[str]:
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, dict | list):
+            waiting += reversed(list(item.values() if isinstance(item, dict) else item))
+
+
+def _nonblank(lines: Iterator[str]) -> Iterator[tuple[int, str]]:
+    return ((number, line) for number, line in enumerate(lines, 1) if line and not line.isspace())
+
+
+def read_delimited(
+    source: InputFile, column: str | int | None = None, problems: FileProblems | None = None
+) -> Iterator[str]:
+    """Read a column by its number, from 1, or by its name in the first row.
+
+    With `problems`, no column means all of them, and a row may be too short.
+    """
+    read_rows = read_csv_rows if content_suffix(source.path) == ".csv" else read_tsv_rows
+    rows = read_rows(source, problems)
+    if problems is not None and column is None:
+        for source.document_line, cells in rows:
+            yield "\n".join(cells)
+        return
     first = next(rows, None)
     if first is None:
         return
-    place = _place(first[1], column, source.name)
+    index = _column_index(first[1], column, source.name)
     if not is_column_name(column):
-        yield first[1][place]
-    for number, row in rows:
-        if place >= len(row):
+        source.document_line = first[0]
+        yield first[1][index]
+    for source.document_line, cells in rows:
+        if index >= len(cells) and problems is None:
             raise UserError(
-                f"line {number:,} of {source.name} has no column {place + 1}, it is too short: "
-                "mend the row, or choose another --column"
+                f"line {source.document_line:,} of {source.name} has no column {index + 1}, it is "
+                "too short: fix the row, or choose another --column"
             )
-        yield row[place]
+        yield cells[index] if index < len(cells) else ""
 
 
 def read_parquet(source: InputFile, column: str | int = DEFAULT_TEXT_FIELD) -> Iterator[str]:
-    """Read a column, a few hundred rows at a time; a dot leads into a field of a struct."""
+    """Read a column, a few hundred rows at a time; "meta.text" is a field of a struct."""
     try:
         from pyarrow import lib
         from pyarrow.parquet import ParquetFile
@@ -93,25 +369,26 @@ def read_parquet(source: InputFile, column: str | int = DEFAULT_TEXT_FIELD) -> I
         try:
             table = ParquetFile(file, buffer_size=1 << 20, pre_buffer=False)
             names = table.schema_arrow.names
-            name = (
-                str(column) if is_column_name(column) else names[_place(names, column, source.name)]
-            )
+            name = str(column)
+            if not is_column_name(column):
+                name = names[_column_index(names, column, source.name)]
             if name not in names and name.split(".")[0] not in names:
                 raise missing_name_error(name, names, source.name)
             for batch in table.iter_batches(PARQUET_BATCH_ROWS, columns=[name]):
                 source.place = size * (done + len(batch)) // table.metadata.num_rows
                 for number, row in enumerate(batch.to_pylist(), done + 1):
+                    source.document_line = number
                     yield get_text(row, name, f"row {number:,} of {source.name}")
                 done += len(batch)
         except (lib.ArrowException, OSError, UnicodeDecodeError) as error:
-            said = str(error).partition("\n")[0]
+            reason = str(error).partition("\n")[0]
             raise UserError(
-                f"{source.name} is damaged or no Parquet ({said}): fetch it again"
+                f"{source.name} is damaged or no Parquet ({reason}): fetch it again"
             ) from error
 
 
 def get_text(row: Any, field: str, where: str, *, allow_nul: bool = False) -> str:
-    """Return the text of a row's field, if it is one that can be written as UTF-8."""
+    """Return the text of a field of a row, if it can be written as UTF-8."""
     value, steps = row, [field] if isinstance(row, dict) and field in row else field.split(".")
     for step in steps:
         if not isinstance(value, dict):
@@ -131,25 +408,25 @@ def get_text(row: Any, field: str, where: str, *, allow_nul: bool = False) -> st
         value.encode()
     except UnicodeEncodeError as error:
         raise UserError(
-            f"{field!r} in {where} holds half a character ({value[error.start]!r}, a surrogate "
-            "alone), which UTF-8 cannot write: mend it, or leave it out"
+            f"{field!r} in {where} contains a lone surrogate ({value[error.start]!r}), "
+            "which is not valid Unicode: fix it, or leave it out"
         ) from error
     return value
 
 
 def is_column_name(column: str | int | None) -> bool:
-    """Tell whether a column is given by name; digits are a number."""
+    """Return whether a column is given by name; digits are a number."""
     return isinstance(column, str) and not column.lstrip("-").isdecimal()
 
 
 def missing_name_error(name: str, names: list[str], where: str) -> UserError:
-    """Say that something is missing, and what there is."""
+    """Return the error about a missing name, with those that there are."""
     rest = f"choose one of {_listed(names)}" if names else "nothing is there"
     return UserError(f"{where} has no {name!r}: {rest}")
 
 
-def _place(first: list[str], column: str | int | None, name: str) -> int:
-    """Find a column in the first row, from 0."""
+def _column_index(first: list[str], column: str | int | None, name: str) -> int:
+    """Return the index of a column by the first row, from 0."""
     if column is None and len(first) > 1:
         raise UserError(
             f"{name} has {len(first)} columns ({_listed(first)}): choose the one with the text, "
@@ -168,20 +445,19 @@ def _place(first: list[str], column: str | int | None, name: str) -> int:
     return number - 1
 
 
-def read_tsv_rows(source: InputFile) -> Iterator[Row]:
-    """Part lines at tabs and nothing else: quotes are text, as in most published files."""
-    for number, line in enumerate(iter_lines(source, normalize_newlines(decode_utf8(source))), 1):
+def read_tsv_rows(source: InputFile, problems: FileProblems | None = None) -> Iterator[Row]:
+    """Split lines at tabs and nothing else: quotes are text, as in most published files."""
+    for number, line in enumerate(decoded_lines(source, problems), 1):
         if line:
             yield number, line.split("\t")
 
 
-def read_csv_rows(source: InputFile) -> Iterator[Row]:
+def read_csv_rows(source: InputFile, problems: FileProblems | None = None) -> Iterator[Row]:
     """Read comma-separated values, whose quotes may hold commas and line ends."""
-    csv.field_size_limit(CELL)
-    # Not strict, a forgotten quote would swallow the rest of the file without a word.
-    reader = csv.reader(
-        (line + "\n" for line in iter_lines(source, decode_utf8(source))), strict=True
-    )
+    csv.field_size_limit(MAX_CELL_CHARS)
+    # Not strict, a forgotten quote would take the rest of the file without an error.
+    lines = (line + "\n" for line in decoded_lines(source, problems))
+    reader = csv.reader(lines, strict=problems is None)
     while True:
         number = reader.line_num + 1
         try:
@@ -199,7 +475,7 @@ def read_csv_rows(source: InputFile) -> Iterator[Row]:
 
 @contextmanager
 def _seekable_file(source: InputFile) -> Iterator[IO[bytes]]:
-    """Lend a file that can be read in any order: the compressed ones are unpacked on disk."""
+    """Return a file that can be read in any order: a compressed one is unpacked on disk."""
     if source.path.suffix.lower() not in COMPRESSION_SUFFIXES:
         yield source.raw
         return
@@ -214,32 +490,31 @@ def _listed(names: list[str], most: int = 12) -> str:
 
 
 def _json_type(value: Any) -> str:
-    """Name the kind of a JSON value in plain words."""
+    """Return the type of a JSON value in words."""
     kinds = {dict: "an object", list: "a list", str: "text", bool: "true or false", bytes: "bytes"}
     return "null" if value is None else kinds.get(type(value), "a number")
 
 
 def read_dataset(source: InputFile, field: str = DEFAULT_TEXT_FIELD) -> Iterator[str]:
-    """Read a field of each row; nothing is fetched before it is asked for."""
+    """Read a field of each row; rows are fetched as they are read."""
     path = source.path
     try:
         from datasets import load_dataset
     except ImportError as error:
         raise UserError(f"{path} needs the datasets package: pip install 'kinfolk[hub]'") from error
     name, part, split = parse_dataset_name(path)
-    found = _call_datasets(
-        path, lambda: iter(load_dataset(name, part, split=split, streaming=True))
-    )
+    rows = _call_datasets(path, lambda: iter(load_dataset(name, part, split=split, streaming=True)))
     number = 0
-    while (row := _call_datasets(path, lambda: next(found, None))) is not None:
+    while (row := _call_datasets(path, lambda: next(rows, None))) is not None:
         number += 1
         text = get_text(row, field, f"row {number:,} of {path}")
         source.place += len(text.encode())
+        source.document_line = number
         yield text
 
 
 def parse_dataset_name(path: Path) -> tuple[str, str | None, str]:
-    """Take an address apart: the dataset (or its folder), its configuration and its split.
+    """Return the dataset (or its folder), its configuration and its split.
 
     hf:allenai/c4/en:validation gives ("allenai/c4", "en", "validation").
     """
@@ -250,195 +525,13 @@ def parse_dataset_name(path: Path) -> tuple[str, str | None, str]:
     return f"{owner}/{rest[0]}", rest[1], split or "train"
 
 
-def _call_datasets(path: Path, ask: Callable[[], Any]) -> Any:
-    """Ask the library, whose failures are of many kinds: the network's, the hub's, a file's."""
+def _call_datasets(path: Path, call: Callable[[], Any]) -> Any:
+    """Call the library, whose failures are of many kinds: the network's, the hub's, a file's."""
     try:
-        return ask()
+        return call()
     except Exception as error:
-        said = str(error).strip().partition("\n")[0] or type(error).__name__
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise UserError(
-            f"{path} cannot be read ({said}): check the network and the address, "
+            f"{path} cannot be read ({reason}): check the network and the address, "
             "hf:OWNER/NAME/CONFIGURATION:SPLIT"
         ) from error
-
-
-__all__ = [
-    "Document",
-    "DocumentUnit",
-    "Reading",
-    "file_sizes",
-    "find_files",
-    "parts",
-    "read_documents",
-]
-
-DocumentUnit = Literal["block", "file"]
-TextPart = tuple[str, bool]  # some text, and whether its document ends with it
-
-PART = 1 << 20  # characters that `parts` gives at once, at most
-MAX_BLANK_CHARS = 1 << 20  # white space that waits for what follows it
-_LEADING = re.compile(r"\A\s*\n")
-_BLANK = re.compile(r"\n\s*\n")
-
-
-@dataclass(frozen=True)
-class Document:
-    """One text, where it came from, and how many bytes of that were read by its end."""
-
-    text: str
-    source: Path
-    bytes_read: int
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What a document is, and where a table keeps its text."""
-
-    per: DocumentUnit
-    field: str | None
-    column: str | int | None
-
-
-def read_documents(
-    paths: Sequence[Path],
-    *,
-    per: DocumentUnit = "block",
-    field: str | None = None,
-    column: str | int | None = None,
-) -> Iterator[Document]:
-    """Stream the documents of files, folders and datasets.
-
-    A text file has one a block between blank lines, or is one; a table has one a row, in a `field`
-    of JSON lines ("text", or "meta.text") or in a `column`, by its name or its number from 1.
-    """
-    found, named = find_files(paths), {Path(path) for path in paths}
-    reading = Reading(per, field, column)
-    _check(reading, found)
-    return (document for path in found for document in _read(path, reading, named=path in named))
-
-
-def parts(
-    paths: Sequence[Path], *, field: str | None = None, column: str | int | None = None
-) -> Iterator[str]:
-    """Stream the text of the same documents, a long one in several parts: joined, they are it.
-
-    Memory is bounded however long a line is, for those who learn from text and need no documents.
-    """
-    found, named = find_files(paths), {Path(path) for path in paths}
-    reading = Reading("block", field, column)
-    _check(reading, found)
-    return (part for path in found for part in _parts(path, reading, named=path in named))
-
-
-def _read(path: Path, reading: Reading, *, named: bool) -> Iterator[Document]:
-    held: list[str] = []
-    size = 0
-    for source, text, ends in _pieces(path, reading, named=named):
-        held.append(text)
-        size += len(text)
-        if size > MAX_LINE_CHARS:
-            raise source.too_long_error(source.document_line)
-        if ends:
-            whole = "".join(held)
-            held, size = [], 0
-            if whole and not whole.isspace():
-                yield Document(whole, path, source.place)
-
-
-def _parts(path: Path, reading: Reading, *, named: bool) -> Iterator[str]:
-    rest = ""
-    for _, text, ends in _pieces(path, reading, named=named):
-        rest, start = rest + text, 0
-        while len(rest) - start > PART:
-            stop = _cut(rest, start, start + PART)
-            yield rest[start:stop]
-            start = stop
-        rest = rest[start:]
-        if ends and rest:
-            yield rest
-            rest = ""
-
-
-def _cut(text: str, start: int, stop: int) -> int:
-    """Find the last place for a cut: before white space or after a Chinese sentence's mark."""
-    spaces = (text.rfind(mark, start + 1, stop) for mark in " \n\t")
-    marks = (text.rfind(mark, start, stop) + 1 for mark in "。！？；，")
-    place = max(*spaces, *marks)
-    return place if place > start else stop
-
-
-def _check(reading: Reading, found: Sequence[Path]) -> None:
-    """Refuse a field or a column that no source has."""
-    kinds = {_file_type(path, reading) for path in found}
-    if reading.field is not None and not kinds & {*JSON, *PARQUET, DATASET_PREFIX}:
-        raise UserError(f"--field {reading.field}: only .jsonl, .json and .parquet have fields")
-    if reading.column is not None and not kinds & {
-        *DELIMITED_SUFFIXES,
-        *PARQUET,
-        DATASET_PREFIX,
-    }:
-        raise UserError(f"--column {reading.column}: only .tsv, .csv and .parquet have columns")
-
-
-def _file_type(path: Path, reading: Reading) -> str:
-    """Tell the kind of a source by its name; the standard input is what it is said to be."""
-    if is_dataset_name(path):
-        return DATASET_PREFIX
-    if path == STDIN and reading.column is not None:
-        return ".tsv"
-    if path == STDIN and reading.field is not None:
-        return ".jsonl"
-    return content_suffix(path)
-
-
-def _pieces(path: Path, reading: Reading, *, named: bool) -> Iterator[tuple[InputFile, str, bool]]:
-    """Read a source in pieces, and refuse one that was named and has no text."""
-    # The bytes of a dataset are elsewhere.
-    found = nullcontext(InputFile(path, BytesIO())) if is_dataset_name(path) else open_input(path)
-    empty = True
-    with found as source:
-        rows = _rows(source, reading)
-        chunks = _blocks(source, reading.per) if rows is None else ((row, True) for row in rows)
-        for text, ends in chunks:
-            empty = empty and not text.strip()
-            yield source, text, ends
-    # In a folder an empty file is no mistake: it has no documents.
-    if empty and named:
-        raise UserError(f"{source.name} is empty: give a file with text in it")
-
-
-def _rows(source: InputFile, reading: Reading) -> Iterator[str] | None:
-    """Read a table, if it is one."""
-    field = DEFAULT_TEXT_FIELD if reading.field is None else reading.field
-    either = field if reading.column is None else reading.column
-    kind = _file_type(source.path, reading)
-    if kind == DATASET_PREFIX:
-        return read_dataset(source, str(either))
-    if source.empty:
-        return iter(())
-    if kind in JSON:
-        return read_jsonl(source, field)
-    if kind in DELIMITED_SUFFIXES:
-        return read_delimited(source, reading.column)
-    return read_parquet(source, either) if kind in PARQUET else None
-
-
-def _blocks(source: InputFile, per: DocumentUnit) -> Iterator[TextPart]:
-    """Part text at its blank lines, or nowhere; what is not blank at its end is passed on."""
-    rest, begun = "", False
-    for part in normalize_newlines(decode_utf8(source)):
-        text = rest + part if begun else _LEADING.sub("", rest + part)
-        *whole, last = _BLANK.split(text) if per == "block" else [text]
-        yield from ((block, True) for block in whole)
-        kept = last.rstrip()
-        rest = last[len(kept) :]
-        if len(rest) > MAX_BLANK_CHARS:  # no line of blanks is that long: it is text
-            kept, rest = last, ""
-        if whole or not begun:
-            source.document_line = source.line - last.count("\n")
-            begun = False
-        if kept:
-            yield kept, False
-            begun = True
-    if begun:
-        yield rest.partition("\n")[0], True

@@ -25,97 +25,90 @@ from kinfolk.text.segment import tokens_starting_words, word_segmenter
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
-# The sorts of characters; LINE is all white space that joins no word, tabs too.
-WORD, POINT, QUOTE, SPACE, LINE, STOP, ODD = range(7)
+# Classes of characters; NEWLINE is all white space that joins no word, tabs too, and SEPARATOR the
+# position between two texts.
+WORD, PUNCT, APOSTROPHE, SPACE, NEWLINE, SEPARATOR, OTHER = range(7)
 
-MAX_MEAN_CHARS = 12  # characters of a stretch, on average, above which few are seen again
+MAX_MEAN_CHARS = 12  # of a word; texts with longer words hardly repeat them
 
 
 def ascii_codes(text: str) -> Bytes:
-    """Return each character in a byte; all beyond ASCII are 128."""
+    """Return each character as a byte; all beyond ASCII are 128."""
     codes = np.frombuffer(text.encode("utf-32-le"), "<u4")
-    found: Bytes = np.minimum(codes, 128).astype(np.uint8)
-    return found
+    return np.minimum(codes, 128).astype(np.uint8)
 
 
-def char_classes(characters: Bytes, stops: IntArray) -> Bytes:
-    """Return the sort of each character; `stops` are the places between two texts."""
-    found = np.frombuffer(bytearray(characters.tobytes().translate(_SORTS)), np.uint8)
-    found[stops] = STOP
-    return found
+def char_classes(characters: Bytes, separators: IntArray) -> Bytes:
+    """Return the class of each character; `separators` are the positions between two texts."""
+    classes = np.frombuffer(bytearray(characters.tobytes().translate(_CLASSES)), np.uint8)
+    classes[separators] = SEPARATOR
+    return classes
 
 
-def starts(sorts: Bytes, stops: IntArray) -> IntArray:
-    """Return where each stretch begins; a stop is one of its own."""
-    pairs = 8 * np.concatenate([np.array([STOP], np.uint8), sorts[:-1]]) + sorts
+def starts(classes: Bytes, separators: IntArray) -> IntArray:
+    """Return where each word begins; a separator is one of its own."""
+    pairs = 8 * np.concatenate([np.array([SEPARATOR], np.uint8), classes[:-1]]) + classes
     cuts = np.frombuffer(pairs.tobytes().translate(_CUTS), np.uint8)
     begins = cuts & _HERE
     begins[:-1] |= cuts[1:] >> 1
-    found = np.flatnonzero(begins.view(np.bool_))
-    # Chinese runs on without a space, and its stretches would not come back: it stays whole.
-    last = np.searchsorted(found, stops)
-    stretches = np.diff(last, prepend=-1)
-    joined = np.repeat(np.diff(stops, prepend=-1) > MAX_MEAN_CHARS * stretches, stretches)
-    joined[last] = joined[last - stretches + 1] = False
-    return found[~joined]
+    begin = np.flatnonzero(begins.view(np.bool_))
+    # Chinese has no spaces, and its words would not be found in the cache: a text stays whole.
+    last = np.searchsorted(begin, separators)
+    words = np.diff(last, prepend=-1)
+    joined = np.repeat(np.diff(separators, prepend=-1) > MAX_MEAN_CHARS * words, words)
+    joined[last] = joined[last - words + 1] = False
+    return begin[~joined]
 
 
-def plain(sorts: Bytes, starts: IntArray) -> npt.NDArray[np.bool_]:
-    """Tell which stretches hold nothing odd."""
-    found = np.ones(len(starts), np.bool_)
-    found[np.searchsorted(starts, np.flatnonzero(sorts >= STOP), side="right") - 1] = False
-    return found
+def plain(classes: Bytes, starts: IntArray) -> npt.NDArray[np.bool_]:
+    """Return which words have neither other characters nor separators."""
+    result = np.ones(len(starts), np.bool_)
+    result[np.searchsorted(starts, np.flatnonzero(classes >= SEPARATOR), side="right") - 1] = False
+    return result
 
 
-def _sorts() -> bytes:
-    """Write down the sort of each byte."""
-
-    def sort(c: str) -> int:
-        if not c.isascii():
-            return ODD
-        # An apostrophe may begin a piece ('s), and join two halves of a word.
-        known = {" ": SPACE, "\t": LINE, "\n": LINE, "\r": LINE, "'": QUOTE}
-        if c in known:
-            return known[c]
-        return WORD if c.isalnum() else POINT if c.isprintable() else ODD
-
-    return bytes(sort(chr(i)) for i in range(256))
+def _char_class(c: str) -> int:
+    if not c.isascii():
+        return OTHER
+    # An apostrophe may begin a token ('s), and join two halves of a word.
+    known = {" ": SPACE, "\t": NEWLINE, "\n": NEWLINE, "\r": NEWLINE, "'": APOSTROPHE}
+    ordinary = WORD if c.isalnum() else PUNCT if c.isprintable() else OTHER
+    return known.get(c, ordinary)
 
 
-_HERE, _BEFORE = 1, 2  # cut between two characters; cut in front of both
+_HERE, _BEFORE = 1, 2  # cut between two characters; cut before both
 
 
 def _cuts() -> bytes:
-    """Write down where to cut, for each pair of sorts."""
-    solid, blank = {WORD, POINT, QUOTE}, {SPACE, LINE}
+    """Return where to cut, for each pair of classes."""
+    solid, blank = {WORD, PUNCT, APOSTROPHE}, {SPACE, NEWLINE}
     table = bytearray(256)
     for before in range(7):
         for here in range(7):
-            cut = STOP in (before, here)
-            cut |= {before, here} == {WORD, POINT}
+            cut = SEPARATOR in (before, here)
+            cut |= {before, here} == {WORD, PUNCT}
             cut |= before in solid and here in blank
-            # The last of some white space is apart; it joins the word if it is a space.
-            cut |= before == LINE and here in solid
+            # The last character of white space is apart; a space joins the word after it.
+            cut |= before == NEWLINE and here in solid
             apart = before in blank and here in solid
             table[8 * before + here] = _HERE * cut | _BEFORE * apart
     return bytes(table)
 
 
-_SORTS, _CUTS = _sorts(), _cuts()
+_CLASSES, _CUTS = bytes(_char_class(chr(i)) for i in range(256)), _cuts()
 
-
-TABLE_SIZE = 1 << 19  # of 24 bytes
-POOL_TOKENS = 1 << 20  # tokens, of 4 bytes
-MAX_KEY_BYTES = 16  # characters
+TABLE_SIZE = 1 << 19  # slots of 24 bytes
+POOL_TOKENS = 1 << 20  # of 4 bytes
+MAX_KEY_BYTES = 16  # of a word in the table
 
 _MASKS = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
-# Odd numbers with half their bits set: the highest bits of a product hang on all of a word.
+# Odd numbers with half their bits set: the highest bits of a product depend on all of a word.
 _MIX = np.array([0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93], np.uint64)
 
 
 @dataclass(frozen=True)
 class WordKeys:
-    """Words as numbers: their first eight bytes and the next; 0 and 0 where a word has none."""
+    """Words as numbers: their first eight bytes and the next; 0, 0 where a word is too long."""
 
     low: npt.NDArray[np.uint64]
     high: npt.NDArray[np.uint64]
@@ -124,14 +117,14 @@ class WordKeys:
         return WordKeys(self.low[which], self.high[which])
 
     def slots(self) -> IntArray:
-        """Return the one slot where each word may lie."""
+        """Return the only slot that each word may have."""
         mixed = (self.low ^ self.high * _MIX[0]) * _MIX[1]
         slots: IntArray = (mixed >> np.uint64(65 - TABLE_SIZE.bit_length())).astype(np.int64)
         return slots
 
 
 def keys(characters: Bytes, starts: IntArray, lengths: IntArray) -> WordKeys:
-    """Read words as numbers, those that are short."""
+    """Return the keys of words."""
     padded = np.concatenate([characters, np.zeros(MAX_KEY_BYTES, np.uint8)])
     eights = np.ndarray(len(padded) - 7, "<u8", padded.data, strides=(1,))
     sizes = np.where(lengths <= MAX_KEY_BYTES, lengths, 0)
@@ -140,78 +133,76 @@ def keys(characters: Bytes, starts: IntArray, lengths: IntArray) -> WordKeys:
 
 
 class WordTable:
-    """Tokens by words. Who comes first has the slot, and the common words come first."""
+    """Hash table from words to tokens; a word keeps its slot, and frequent ones come first."""
 
     def __init__(self) -> None:
         self._low, self._high = np.zeros(TABLE_SIZE, np.uint64), np.zeros(TABLE_SIZE, np.uint64)
-        self._places = np.zeros(
-            TABLE_SIZE, np.int64
-        )  # in the pool, above the 8 bits of their number
+        # Start of the tokens in the pool, above the 8 bits of their number.
+        self._entries = np.zeros(TABLE_SIZE, np.int64)
         self._pool = np.zeros(POOL_TOKENS, np.uint32)
         self._used = 0
 
     def find(self, keys: WordKeys) -> tuple[IntArray, IntArray]:
-        """Return where the tokens of each word begin and how many they are: -1 where not known."""
+        """Return the start of the tokens of each word and their number: -1 where not known."""
         slots = keys.slots()
         known = (self._low[slots] == keys.low) & (self._high[slots] == keys.high) & (keys.low > 0)
-        indices = np.where(known, self._places[slots], -1)
+        indices = np.where(known, self._entries[slots], -1)
         return indices >> 8, np.where(known, indices & 0xFF, -1)
 
     def tokens(self, indices: IntArray, sizes: IntArray) -> npt.NDArray[np.uint32]:
-        """Return the tokens of words, end to end; those of words that are not known are any."""
+        """Return the tokens of words, concatenated; those of unknown words are arbitrary."""
         before = np.cumsum(sizes) - sizes
         return self._pool.take(
             np.repeat(indices - before, sizes) + np.arange(sizes.sum()), mode="clip"
         )
 
     def free(self, keys: WordKeys) -> npt.NDArray[np.bool_]:
-        """Tell which words can be added."""
+        """Return which words can be added."""
         free: npt.NDArray[np.bool_] = (keys.low > 0) & (self._low[keys.slots()] == 0)
         return free
 
-    def add(self, keys: WordKeys, found: Sequence[bytes]) -> bool:
-        """Add words, or tell that there is no room for them."""
-        tokens = np.frombuffer(b"".join(found), np.uint32)
+    def add(self, keys: WordKeys, words: Sequence[bytes]) -> bool:
+        """Add the tokens of words; return False where there is no space."""
+        tokens = np.frombuffer(b"".join(words), np.uint32)
         end = self._used + len(tokens)
         if end > POOL_TOKENS:
             return False
         self._pool[self._used : end] = tokens
-        sizes = np.fromiter(map(len, found), np.int64, len(found)) // 4
+        sizes = np.fromiter(map(len, words), np.int64, len(words)) // 4
         slots = keys.slots()
         self._low[slots], self._high[slots] = keys.low, keys.high
-        self._places[slots] = (self._used + np.cumsum(sizes) - sizes) << 8 | sizes
+        self._entries[slots] = (self._used + np.cumsum(sizes) - sizes) << 8 | sizes
         self._used = end
         return True
 
     def clear(self) -> None:
-        """Forget all words."""
+        """Remove all words."""
         self._low[:] = 0
         self._used = 0
 
 
-KNOWN = 1 << 16  # words outside the slots; they take some 10 MB
-MAX_CACHED_CHARS = 48  # characters; what is longer is hardly seen again
-WORD_START_BIT = 1 << 31  # the bit of a token that begins a word, beside its id
+MAX_CACHED_WORDS = 1 << 16  # outside the table; they take some 10 MB
+MAX_CACHED_CHARS = 48  # of a word; longer ones hardly repeat
+WORD_START_BIT = 1 << 31  # set in the id of a token that begins a word
 
 
 @dataclass(frozen=True)
 class PreTokenizerRule:
-    """How a sort of tokenizer cuts a word of ASCII, and what its model sees of the pieces."""
+    """How a kind of pre-tokenizer splits an ASCII word for its model."""
 
     pattern: re.Pattern[str]
-    space: str  # in place of the one before a word
+    space: str  # replaces the space before a word
     lower: bool = False
 
 
-BYTE_LEVEL_PATTERN = re.compile(
-    r"'(?:[stmd]|re|ve|ll)|Ġ?(?:[A-Za-z]+|[0-9]+|[^ĠA-Za-z0-9]+)|Ġ"
-)  # as GPT-2
-BERT = re.compile(r"[A-Za-z0-9]+|[^A-Za-z0-9]")
+# As GPT-2.
+BYTE_LEVEL_PATTERN = re.compile(r"'(?:[stmd]|re|ve|ll)|Ġ?(?:[A-Za-z]+|[0-9]+|[^ĠA-Za-z0-9]+)|Ġ")
+BERT_PATTERN = re.compile(r"[A-Za-z0-9]+|[^A-Za-z0-9]")
 
 
 @dataclass(frozen=True)
 class CachedWords:
-    """The words of a text, and their tokens end to end."""
+    """The words of a text, and their tokens concatenated."""
 
     starts: IntArray  # of words, in characters
     tokens: IntArray  # in each word
@@ -227,86 +218,83 @@ class CachedWords:
 
 
 class WordCache:
-    """The ids of words. Those that are met are learned, and all forgotten once they are many."""
+    """The ids of words: new ones are added, and all are removed once they are too many."""
 
     def __init__(self, tokenizer: Tokenizer, words: str | None = None) -> None:
         self._tokenizer = tokenizer
         self._segment = None if words is None else word_segmenter(words)
-        self._way = _pretokenizer_rule(tokenizer.to_dict)
+        self._rule = _pretokenizer_rule(tokenizer.to_dict)
         self._model = tokenizer.model
-        self._slots = WordTable()
-        self._others: dict[str, bytes] = {}  # four bytes a token, as `Words.both`
-        self._places: dict[str, list[int]] = {}  # of the tokens in long words of the last text
+        self._table = WordTable()
+        self._others: dict[str, bytes] = {}  # tagged ids of four bytes
+        self._offsets: dict[str, list[int]] = {}  # of the tokens in long words of the last text
 
-    def read(self, text: str, stops: IntArray) -> CachedWords:
-        """Find the words of several texts, each with a character behind it that is not read."""
-        seen = ascii_codes(text)
-        kinds = char_classes(seen, stops)
-        if self._way is None:
-            kinds[kinds != STOP] = ODD
-        first = starts(kinds, stops)
+    def read(self, text: str, separators: IntArray) -> CachedWords:
+        """Encode the words of several texts, each followed by a separator."""
+        codes = ascii_codes(text)
+        classes = char_classes(codes, separators)
+        if self._rule is None:
+            classes[classes != SEPARATOR] = OTHER
+        first = starts(classes, separators)
         lengths = np.diff(first, append=len(text))
-        packed = keys(seen, first, np.where(plain(kinds, first), lengths, 0))
-        indices, tokens = self._slots.find(packed)
-        tokens[np.searchsorted(first, stops)] = 0
+        packed = keys(codes, first, np.where(plain(classes, first), lengths, 0))
+        indices, tokens = self._table.find(packed)
+        tokens[np.searchsorted(first, separators)] = 0
         new = np.flatnonzero(tokens < 0)
         spans = zip(first[new].tolist(), (first + lengths)[new].tolist(), strict=True)
         words = [text[start:end] for start, end in spans]
-        once = dict(zip(words, new.tolist(), strict=True))  # one place where each stands
-        found = self._spelled(once)
-        spelled = [found[word] for word in words]
-        tokens[new] = np.fromiter(map(len, spelled), np.int64, len(new)) // 4
-        both = self._slots.tokens(indices, tokens)
-        both[np.repeat(indices < 0, tokens)] = np.frombuffer(b"".join(spelled), np.uint32)
-        self._insert(found, packed[np.array(list(once.values()), np.int64)])
-        return CachedWords(first, tokens, both)
+        distinct = dict(zip(words, new.tolist(), strict=True))  # with one of their indices
+        self._offsets.clear()
+        encoded = {word: self._others.get(word) or self._encode_word(word) for word in distinct}
+        in_order = [encoded[word] for word in words]
+        tokens[new] = np.fromiter(map(len, in_order), np.int64, len(new)) // 4
+        tagged_ids = self._table.tokens(indices, tokens)
+        tagged_ids[np.repeat(indices < 0, tokens)] = np.frombuffer(b"".join(in_order), np.uint32)
+        self._insert(encoded, packed[np.array(list(distinct.values()), np.int64)])
+        return CachedWords(first, tokens, tagged_ids)
 
-    def _spelled(self, words: Iterable[str]) -> dict[str, bytes]:
-        """Look words up that are in no slot, or spell them."""
-        self._places.clear()
-        return {word: self._others.get(word) or self._encode_word(word) for word in words}
-
-    def _insert(self, found: Mapping[str, bytes], packed: WordKeys) -> None:
-        """Remember words, in the slots if they can be."""
-        free = self._slots.free(packed)
-        kept = list(compress(found.values(), free.tolist()))
-        others = compress(found.items(), (~free).tolist())
+    def _insert(self, encoded: Mapping[str, bytes], packed: WordKeys) -> None:
+        """Add words, to the table where it has a free slot."""
+        free = self._table.free(packed)
+        kept = list(compress(encoded.values(), free.tolist()))
+        others = compress(encoded.items(), (~free).tolist())
         self._others.update((word, ids) for word, ids in others if len(word) <= MAX_CACHED_CHARS)
-        if not self._slots.add(packed[np.flatnonzero(free)], kept) or len(self._others) > KNOWN:
-            self._slots.clear()
+        if (
+            not self._table.add(packed[np.flatnonzero(free)], kept)
+            or len(self._others) > MAX_CACHED_WORDS
+        ):
+            self._table.clear()
             self._others.clear()
 
     def _encode_word(self, word: str) -> bytes:
         plain = word.isascii() and word.isprintable() and " " not in word[1:]
-        if plain and self._way is not None and self._segment is None:
-            return self._encode_ascii_word(word, self._way)
-        ids, indices = self._tokenizer.offsets(word)
+        if plain and self._rule is not None and self._segment is None:
+            return self._encode_ascii_word(word, self._rule)
+        ids, offsets = self._tokenizer.offsets(word)
         if len(word) > MAX_CACHED_CHARS:
-            self._places[word] = [start for start, _ in indices]
+            self._offsets[word] = [start for start, _ in offsets]
         if self._segment is None:
             return array("I", ids).tobytes()
-        marks = tokens_starting_words(self._segment(word), indices).astype(np.uint32) * np.uint32(
-            WORD_START_BIT
-        )
-        return (np.array(ids, np.uint32) | marks).tobytes()
+        begins = tokens_starting_words(self._segment(word), offsets).astype(np.uint32)
+        return (np.array(ids, np.uint32) | begins * np.uint32(WORD_START_BIT)).tobytes()
 
-    def _encode_ascii_word(self, word: str, way: PreTokenizerRule) -> bytes:
-        """Give the pieces of a plain word straight to the model: it takes a third of the time."""
-        seen = (word.lower() if way.lower else word).replace(" ", way.space)
-        chunks = (seen,) if seen.isalpha() else way.pattern.findall(seen)
+    def _encode_ascii_word(self, word: str, rule: PreTokenizerRule) -> bytes:
+        """Pass the pre-tokens of an ASCII word to the model: it takes a third of the time."""
+        text = (word.lower() if rule.lower else word).replace(" ", rule.space)
+        pretokens = (text,) if text.isalpha() else rule.pattern.findall(text)
         tokenize = self._model.tokenize
-        return array("I", [token.id for chunk in chunks for token in tokenize(chunk)]).tobytes()
+        return array("I", [token.id for part in pretokens for token in tokenize(part)]).tobytes()
 
     def starts(self, word: str) -> list[int]:
         """Return where each token of a word begins, in characters."""
-        kept = self._places.get(word)
+        kept = self._offsets.get(word)
         return [start for start, _ in self._tokenizer.offsets(word)[1]] if kept is None else kept
 
 
 def _pretokenizer_rule(state: Mapping[str, Any]) -> PreTokenizerRule | None:
-    """Return how to cut text into words of their own for this tokenizer; None where unknown."""
+    """Return how this tokenizer splits text into words; None where it is not known."""
     normal, cut, added = state["normalizer"], state["pre_tokenizer"] or {}, state["added_tokens"]
-    # Such a token may stand across two words; special ones are plain text here.
+    # An added token may span two words; special ones are plain text here.
     if not all(t["special"] and t["content"].split() == [t["content"]] for t in added):
         return None
     if state["model"].get("dropout"):
@@ -316,69 +304,70 @@ def _pretokenizer_rule(state: Mapping[str, Any]) -> PreTokenizerRule | None:
             if cut["use_regex"] and not cut["add_prefix_space"]:
                 return PreTokenizerRule(BYTE_LEVEL_PATTERN, "Ġ", lower=normal is not None)
         case "BertPreTokenizer", None | "BertNormalizer":
-            return PreTokenizerRule(BERT, "", lower=normal is not None and normal["lowercase"])
+            return PreTokenizerRule(
+                BERT_PATTERN, "", lower=normal is not None and normal["lowercase"]
+            )
     return None
 
 
-LONGEST = 1 << 18  # characters encoded at once: the library takes a hundred bytes a token
+MAX_ENCODE_CHARS = 1 << 18  # encoded at once: the library takes a hundred bytes per token
 _LINE = re.compile(r"\n(?=\S)")
 
 
 class DocumentEncoder:
     """Encode documents and count the tokens of each sentence.
 
-    With `words`, the name of a segmenter, it also says which tokens begin a word.
+    With `words`, the name of a segmenter, it also finds the tokens that begin a word.
     """
 
     def __init__(
         self, tokenizer: Tokenizer, *, words: str | None = None, type: npt.DTypeLike = np.int64
     ) -> None:
-        self._lexicon = WordCache(tokenizer, words)
-        self._marked, self._type = words is not None, type
+        self._cache = WordCache(tokenizer, words)
+        self._with_words, self._type = words is not None, type
         whole, first, second = (tokenizer.offsets(text)[0] for text in ("a\nb", "a\n", "b"))
-        # Only some foreign tokenizers give a text other ids than its lines have.
-        self._parts = whole == first + second
+        # Some foreign tokenizers give a text other ids than its lines.
+        self._splits_lines = whole == first + second
 
     def __call__(self, texts: Sequence[str]) -> EncodedDocuments:
         """Encode documents, each by itself."""
         parts = (
             (number, part)
             for number, text in enumerate(texts)
-            for part in (_parts(text) if self._parts else [text])
+            for part in (_parts(text) if self._splits_lines else [text])
         )
-        found = [self._encode_group(group) for group in _groups(parts)] or [self._encode_group([])]
-        ids, marks, lengths, owners = (
-            np.concatenate(column) for column in zip(*found, strict=True)
+        groups = [self._encode_group(group) for group in _groups(parts)] or [self._encode_group([])]
+        ids, begins, lengths, owners = (
+            np.concatenate(column) for column in zip(*groups, strict=True)
         )
         return EncodedDocuments(
             ids,
             lengths,
             np.bincount(owners, minlength=len(texts)),
             np.array([len(text.encode()) for text in texts], np.int64),
-            marks if self._marked else None,
+            begins if self._with_words else None,
         )
 
     def _encode_group(self, group: Sequence[tuple[int, str]]) -> tuple[npt.NDArray[Any], ...]:
-        """Encode parts of documents: ids, marks, lengths of sentences and whose each of them is."""
+        """Encode parts of documents: ids, word starts, lengths of sentences and their documents."""
         text = "".join(f"{part}\n" for _, part in group)
-        stops = np.cumsum(np.array([len(part) + 1 for _, part in group], np.int64)) - 1
-        words = self._lexicon.read(text, stops)
+        separators = np.cumsum(np.array([len(part) + 1 for _, part in group], np.int64)) - 1
+        words = self._cache.read(text, separators)
         ends: list[int] = []  # of sentences, in characters since the first part
         owners: list[int] = []
-        for (number, part), stop in zip(group, stops.tolist(), strict=True):
+        for (number, part), stop in zip(group, separators.tolist(), strict=True):
             own = sentence_ends(part)
             ends += [stop - len(part) + end for end in own]
             owners += [number] * len(own)
-        lengths = np.diff(
-            self._sentence_token_ends(text, words, np.array(ends, np.int64)), prepend=0
-        )
+        token_ends = self._sentence_token_ends(text, words, np.array(ends, np.int64))
+        lengths = np.diff(token_ends, prepend=0)
         filled = lengths > 0
-        whose = np.array(owners, np.int64)[filled]
+        documents = np.array(owners, np.int64)[filled]
         ids = words.ids.astype(self._type)
-        return ids, words.begins, lengths[filled].astype(np.int32), whose
+        return ids, words.begins, lengths[filled].astype(np.int32), documents
 
     def _sentence_token_ends(self, text: str, words: CachedWords, ends: IntArray) -> IntArray:
-        """Count the tokens before each end; one that crosses it belongs to the sentence before."""
+        """Return the tokens before each end; one that crosses it belongs to the sentence before."""
         before = np.cumsum(words.tokens) - words.tokens
         at = np.searchsorted(words.starts, ends)
         cuts = before[at]
@@ -386,19 +375,19 @@ class DocumentEncoder:
         for own in np.split(crossed, np.flatnonzero(np.diff(at[crossed])) + 1):
             for word in (at[own[:1]] - 1).tolist():
                 start, end = words.starts[word : word + 2].tolist()
-                starts = self._lexicon.starts(text[start:end])
+                starts = self._cache.starts(text[start:end])
                 cuts[own] = before[word] + np.searchsorted(starts, ends[own] - start, side="left")
         return cuts
 
 
 def _groups(parts: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
-    """Gather parts to be encoded together."""
+    """Group parts that are encoded together."""
     group: list[tuple[int, str]] = []
     size = 0
     for part in parts:
         group.append(part)
         size += len(part[1])
-        if size >= LONGEST:
+        if size >= MAX_ENCODE_CHARS:
             yield group
             group, size = [], 0
     if group:
@@ -406,30 +395,33 @@ def _groups(parts: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]
 
 
 def _parts(text: str) -> Iterator[str]:
-    """Cut a very long text after the ends of lines, where sentences end and no token crosses."""
+    """Split a very long text after line ends, where sentences end and no token crosses."""
     start = 0
-    while len(text) - start > LONGEST and (line := _LINE.search(text, start + LONGEST)):
+    while len(text) - start > MAX_ENCODE_CHARS:
+        line = _LINE.search(text, start + MAX_ENCODE_CHARS)
+        if line is None:
+            break
         yield text[start : line.end()]
         start = line.end()
     yield text[start:]
 
 
-MOST = 8  # processes, unless more are asked for
-WORTH = 1 << 23  # bytes of text that make up for starting a process
+MAX_WORKERS = 8  # processes, unless more are chosen
+MIN_POOL_BYTES = 1 << 23  # of text that pay for starting processes
 
 Chunk = tuple[bool, list[Document]]  # whether these documents are held out
 
 
 def default_num_workers(text: float | None) -> int:
-    """Choose how many processes are worth starting for so many bytes of text."""
+    """Return how many processes pay for so many bytes of text."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return min(cores or 1, MOST) if text is None or text > WORTH else 1
+    return min(cores or 1, MAX_WORKERS) if text is None or text > MIN_POOL_BYTES else 1
 
 
 def encode_in_parallel(
     chunks: Iterable[Chunk], encoder: Callable[[], DocumentEncoder], workers: int
 ) -> Generator[tuple[Chunk, EncodedDocuments], None, None]:
-    """Encode chunks in their order, with a few on their way to each worker and no more."""
+    """Encode chunks in their order; at most two per worker wait."""
     if workers == 1:
         encode = encoder()
         yield from ((chunk, encode(_texts(chunk))) for chunk in chunks)
@@ -449,7 +441,7 @@ def encode_in_parallel(
             yield first, future.result()
     except BrokenProcessPool as error:
         raise UserError(
-            "a worker ended before its time, most likely for lack of memory: use fewer --workers"
+            "a worker process died, most likely for lack of memory: use fewer --workers"
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
@@ -464,15 +456,15 @@ _encode: DocumentEncoder  # in each worker
 
 def _init_worker(encoder: Callable[[], DocumentEncoder]) -> None:
     global _encode
-    # A parent that is killed closes no queue, and a worker would wait for ever.
+    # A parent that is killed closes no queue, and a worker would wait forever.
     threading.Thread(target=_exit_with_parent, daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it and ends the workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it and ends the workers
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one worker, one core
     _encode = encoder()
 
 
 def _exit_with_parent() -> None:
-    """Wait for the parent's end, and end too."""
+    """Exit when the parent process ends."""
     parent = parent_process()
     assert parent is not None
     parent.join()

@@ -14,8 +14,6 @@ from kinfolk.attention_mask import PADDING_ID, AttentionMask
 from kinfolk.batch import IGNORE_INDEX, Inputs, TokenTargets
 from kinfolk.data.chunks import IntArray
 
-MAX_CANDIDATES = 16  # rows considered before a new one is opened, where several streams must fit
-
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
@@ -56,44 +54,44 @@ class Packing:
 
 
 def pack(sizes: IntArray, capacity: Sequence[int]) -> Packing:
-    """Pack chunks into few rows: best fit, longest first.
+    """Pack chunks into few rows: best fit, largest first by the fuller stream.
 
-    `sizes` is (chunks, streams): an example of an encoder-decoder takes space in two rows, which
-    are filled together.
+    `sizes` is (chunks, streams) for one stream or two: an example of an encoder-decoder takes space
+    in two rows, which are filled together. Open rows are looked up by the space left in both.
     """
     assert (sizes <= np.array(capacity)).all(), "a chunk is longer than a row"
-    row_of = np.empty(len(sizes), np.int64)
-    left: list[list[int]] = []  # the room left in each row, by stream
-    by_room: list[list[int]] = [[] for _ in range(capacity[0] + 1)]
-    rooms = 0  # bit r is set where some row has room r left in its first stream
-    streams = range(len(capacity))
-    table = sizes.tolist()
-    for chunk in np.argsort(-sizes[:, 0], kind="stable").tolist():
-        size = table[chunk]
-        row, tries, least = -1, 0, size[0]
-        while rooms >> least and tries < MAX_CANDIDATES:
-            fitting = rooms >> least
-            room = least + (fitting & -fitting).bit_length() - 1
-            candidate = by_room[room][-1]
-            if all(left[candidate][s] >= size[s] for s in streams):
-                row = candidate
-                by_room[room].pop()
-                if not by_room[room]:
-                    rooms &= ~(1 << room)
+    first, second = (*capacity, 0)[:2]  # one stream: the other has no tokens and no space
+    lengths = [*sizes.T.tolist(), [0] * len(sizes)][:2]
+    rows: dict[int, list[int]] = {}  # open rows by the space left: r * (second + 1) + s
+    spaces = [0] * (first + 1)  # bit s of spaces[r]: some row has r left in stream 0 and s in 1
+    levels = 0  # bit r: spaces[r] is not empty
+    row_of, num_rows = [0] * len(sizes), 0
+    for chunk in np.argsort(-(sizes / np.array(capacity)).max(1), kind="stable").tolist():
+        a, b = lengths[0][chunk], lengths[1][chunk]
+        r = a
+        while fitting := levels >> r:
+            r += (fitting & -fitting).bit_length() - 1
+            if both := spaces[r] >> b:
+                s = b + (both & -both).bit_length() - 1
+                some = rows[r * (second + 1) + s]
+                row = some.pop()
+                if not some:
+                    spaces[r] ^= 1 << s
+                    if not spaces[r]:
+                        levels ^= 1 << r
                 break
-            tries, least = tries + 1, room + 1
-        if row < 0:
-            row = len(left)
-            left.append(list(capacity))
+            r += 1
+        else:
+            row, r, s, num_rows = num_rows, first, second, num_rows + 1
         row_of[chunk] = row
-        for s in streams:
-            left[row][s] -= size[s]
-        room = left[row][0]
-        by_room[room].append(row)
-        rooms |= 1 << room
-    chunks = np.argsort(row_of, kind="stable")
-    bounds = np.concatenate([[0], np.cumsum(np.bincount(row_of, minlength=len(left)))])
-    return Packing(chunks, bounds)
+        r, s = r - a, s - b
+        if r and (s or not second):
+            rows.setdefault(r * (second + 1) + s, []).append(row)
+            spaces[r] |= 1 << s
+            levels |= 1 << r
+    assigned = np.array(row_of, np.int64)
+    bounds = np.concatenate([[0], np.cumsum(np.bincount(assigned, minlength=num_rows))])
+    return Packing(np.argsort(assigned, kind="stable"), bounds)
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ import numpy as np
 from kinfolk.data.chunks import BoolArray, IntArray, TokenizedDocuments
 from kinfolk.data.corpus import Corpus, CorpusWriter, EncodedDocuments
 from kinfolk.data.encode import DocumentEncoder
-from kinfolk.data.files import decode_utf8, iter_lines, normalize_newlines, open_input
+from kinfolk.data.files import decoded_lines, open_input
 from kinfolk.errors import UserError
 from kinfolk.text import Tokenizer
 
@@ -180,4 +180,4 @@ class TargetDocuments:
 
 def _lines(path: Path) -> Iterator[str]:
     with open_input(path) as source:
-        yield from iter_lines(source, normalize_newlines(decode_utf8(source)))
+        yield from decoded_lines(source)

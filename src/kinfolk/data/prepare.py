@@ -1,11 +1,11 @@
-"""How much room a corpus will take, guessed from the first documents, and whether it is there."""
+"""Tokenise text into a corpus: read, filter, hold out, encode, write; resumable."""
 
 import errno
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from hashlib import blake2b
 from itertools import accumulate
@@ -22,22 +22,23 @@ from kinfolk.data.corpus import (
     WriteProgress,
     dtype_code,
 )
-from kinfolk.data.dedup import decontaminated, deduplicated
-from kinfolk.data.documents import Document, DocumentUnit, file_sizes, read_documents
+from kinfolk.data.dedup import DecontaminationFilter, DedupFilter
+from kinfolk.data.documents import Document, DocumentUnit, ReadOptions, read_files
 from kinfolk.data.encode import Chunk, DocumentEncoder, default_num_workers, encode_in_parallel
+from kinfolk.data.files import file_sizes
 from kinfolk.errors import UserError
 from kinfolk.files import lock_file, new_file
 from kinfolk.rng import text_uniform
 from kinfolk.text import Tokenizer
 from kinfolk.text.segment import word_segmenter
 
-# Bytes of text to a byte of file; prose has been seen to shrink by 2.5 to 4.
+# Bytes of text per byte of file, for prose.
 COMPRESSION_RATIO = {".gz": 3.0, ".xz": 4.0, ".zst": 3.5}
 DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def estimate_text_bytes(sizes: Mapping[Path, int | None]) -> float | None:
-    """Guess the bytes of text in files; None where some size is not known."""
+    """Estimate the bytes of text in files; None where some size is not known."""
     known = [(path, size) for path, size in sizes.items() if size is not None]
     if len(known) < len(sizes):
         return None
@@ -45,22 +46,22 @@ def estimate_text_bytes(sizes: Mapping[Path, int | None]) -> float | None:
 
 
 def estimate_corpus_bytes(text: float, sample: EncodedDocuments, code: int) -> int:
-    """Guess the bytes a corpus takes while it is made, from some of its documents."""
-    marks = 0 if sample.words is None else len(sample.words) / 8
-    # Of a sentence 12 bytes stay and 4 go in the end; of a document 12 and 8.
-    size = np.dtype(DTYPES[code]).itemsize * len(sample.ids) + marks
-    size += 16 * len(sample.sentences) + 20 * len(sample.documents)
+    """Estimate the bytes a corpus takes while it is written, from some of its documents."""
+    word_bytes = 0 if sample.words is None else len(sample.words) / 8
+    # Of a sentence 12 bytes stay and 4 are temporary; of a document 8 and 8.
+    size = np.dtype(DTYPES[code]).itemsize * len(sample.ids) + word_bytes
+    size += 16 * len(sample.sentences) + 16 * len(sample.documents)
     return int(text * size / max(1, int(sample.bytes.sum())))
 
 
 def check_disk_space(folder: Path, need: int) -> str:
-    """Say how much a corpus needs, or complain that there is less."""
+    """Return the message about the space that a corpus needs; raise if there is less."""
     free = shutil.disk_usage(folder).free
     if need > free:
         raise UserError(
             f"the corpus needs about {format_bytes(need)}, and the disk of "
             f"{folder.parent.parent} has {format_bytes(free)} left: "
-            "make room, or choose an -o on another disk"
+            "free some space, or choose an -o on another disk"
         )
     return (
         f"the corpus needs about {format_bytes(need)} on the disk, "
@@ -69,7 +70,7 @@ def check_disk_space(folder: Path, need: int) -> str:
 
 
 def format_bytes(size: float) -> str:
-    """Write a size for a reader."""
+    """Return a size with its unit."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.3g} {unit}"
@@ -79,15 +80,15 @@ def format_bytes(size: float) -> str:
 
 @contextmanager
 def disk_full_as_user_error(out: Path) -> Iterator[None]:
-    """Say in a sentence that the disk is full."""
+    """Raise a user error when the disk is full."""
     try:
         yield
     except OSError as error:
         if error.errno not in DISK_FULL_ERRNOS:
             raise
         raise UserError(
-            f"the disk is full ({error.strerror}) before {out} is whole: make room, or choose an "
-            "-o on another disk"
+            f"the disk is full ({error.strerror}) before {out} is complete: free some space, or "
+            "choose an -o on another disk"
         ) from error
 
 
@@ -96,62 +97,59 @@ Say = Callable[[str], None]
 
 @dataclass
 class PartialCorpus:
-    """A corpus that will get its name when it is whole."""
+    """A corpus that is renamed to its name when it is complete."""
 
     work_dir: Path
-    fingerprint: str | None  # of all that decides its bytes; None where text cannot be read again
+    fingerprint: str | None  # of its inputs and options; None where text cannot be read again
     progress: tuple[WriteProgress, ...] = ()
-    whole: bool = False
+    complete: bool = False
 
     @property
     def folder(self) -> Path:
-        """Where it lies until then."""
+        """Its folder until then."""
         return self.work_dir / "corpus"
 
     @property
     def journal(self) -> Path:
-        """Where it is written down what is done."""
+        """The file that holds the progress."""
         return self.work_dir / "journal.json"
 
-    def save_progress(self, done: tuple[WriteProgress, ...], *, whole: bool = False) -> None:
-        """Write down what is safe on the disk."""
-        self.progress, self.whole = done, whole
+    def save_progress(self, done: tuple[WriteProgress, ...], *, complete: bool = False) -> None:
+        """Record what is safely on the disk."""
+        self.progress, self.complete = done, complete
         if self.fingerprint is None:
             return
-        states = [asdict(written) for written in done]
-        entry = {"fingerprint": self.fingerprint, "whole": whole, "done": states}
+        states = [asdict(progress) for progress in done]
+        entry = {"fingerprint": self.fingerprint, "whole": complete, "done": states}
         with new_file(self.journal, durable=True) as file:
             json.dump(entry, file)
 
     def load_progress(self, say: Say) -> None:
-        """Go on from what an earlier run of the same work wrote down, or begin with nothing."""
-        entry = {}
-        with suppress(OSError, ValueError):
+        """Resume from what an earlier run with the same inputs recorded, or start again."""
+        started = self.journal.exists()
+        # A journal that is damaged or of another version is of no use.
+        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
             entry = json.loads(self.journal.read_text(encoding="utf-8"))
-        if entry and entry["fingerprint"] == self.fingerprint:
-            states = (
-                {**state, "pending_bits": tuple(state["pending_bits"])} for state in entry["done"]
-            )
-            self.progress, self.whole = (
-                tuple(WriteProgress(**state) for state in states),
-                entry["whole"],
-            )
-            documents = sum(written.documents for written in self.progress)
-            say(f"going on after the {documents:,} documents that an earlier run has written")
-            return
-        if entry:
-            say("starting over: text, tokenizer or options are not those of the run before")
+            if entry["fingerprint"] == self.fingerprint:
+                states = [{**s, "pending_bits": tuple(s["pending_bits"])} for s in entry["done"]]
+                self.progress = tuple(WriteProgress(**state) for state in states)
+                self.complete = bool(entry["whole"])
+                documents = sum(progress.documents for progress in self.progress)
+                say(f"resuming after {documents:,} documents")
+                return
+        if started:
+            say("starting again: text, tokenizer or options changed")
         self.clear()
         self.folder.mkdir()
 
     def clear(self) -> None:
-        """Forget all that is done."""
+        """Remove all that is written."""
         self.journal.unlink(missing_ok=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def finish(self, out: Path) -> None:
-        """Give it its name; whoever is killed in here goes on in here."""
-        self.save_progress(self.progress, whole=True)
+        """Rename it to its name; a run that is killed in here resumes in here."""
+        self.save_progress(self.progress, complete=True)
         for left in self.folder.rglob("*.part"):
             left.unlink()
         self.folder.rename(out)
@@ -162,10 +160,10 @@ class PartialCorpus:
 def resumable_output(
     out: Path, fingerprint: str | None, *, vacant: Callable[[], None], say: Say
 ) -> Iterator[PartialCorpus]:
-    """Lend a corpus beside `out`, and give it that name at the end; `vacant` checks it is free.
+    """Return a partial corpus beside `out`, renamed to `out` at the end; `vacant` checks `out`.
 
-    Whatever goes wrong, nothing is left of a corpus that has no entry in its journal yet; one that
-    has is kept for the next run of the same work.
+    After an error, nothing is left of a corpus that has no entry in its journal yet; one that has
+    is kept for the next run with the same inputs.
     """
     out = out.absolute()
     part = PartialCorpus(out.with_name(f".{out.name}.part"), fingerprint)
@@ -179,15 +177,12 @@ def resumable_output(
                 part.finish(out)
             except BaseException:
                 if part.journal.exists():
-                    say(
-                        f"what is done is kept in {part.work_dir}: "
-                        "the same command goes on from there"
-                    )
+                    say(f"progress is kept in {part.work_dir}: the same command resumes from it")
                 else:
                     part.clear()
                 raise
     except BaseException:
-        with suppress(OSError):  # something is kept there, or somebody else uses it by now
+        with suppress(OSError):  # something is kept there, or another process uses it
             for parent in fresh:
                 parent.rmdir()
         raise
@@ -195,7 +190,7 @@ def resumable_output(
 
 @contextmanager
 def _alone(home: Path, out: Path) -> Iterator[None]:
-    """Hold the lock in a folder, or complain that somebody else does; remove it if it is empty."""
+    """Hold the lock in a folder; remove the folder at the end if it is empty."""
     lock = home / "lock"
     try:
         file = lock_file(lock)
@@ -214,11 +209,12 @@ def _alone(home: Path, out: Path) -> Iterator[None]:
                 home.rmdir()
 
 
-CHUNK = 1 << 18  # characters that travel to a worker at once
-CHUNKS_PER_CHECKPOINT = 64  # chunks between two entries in the journal: a few seconds of work
-DROPPED_FILE = "dropped.jsonl"  # in the corpus: what was left out because a test holds it
+CHUNK = 1 << 18  # characters sent to a worker at once
+CHUNKS_PER_CHECKPOINT = 64  # between two entries in the journal: a few seconds of work
+DROPPED_FILE = "dropped.jsonl"  # in the corpus: the documents that decontamination left out
 
 Progress = Callable[[int, int | None], None]
+Filter = DedupFilter | DecontaminationFilter
 
 
 def prepare(
@@ -240,90 +236,81 @@ def prepare(
     """Tokenise text into a corpus at `out`, and return it.
 
     A share `holdout` of the documents, chosen by their text, goes to a second corpus at
-    `out/holdout`. `words` names the segmenter that says where words begin. Documents seen before
-    (`dedup`) and those that test files hold (`decontaminate`) are left out. `workers` of None are
-    as many as the text is worth. `progress` is told the bytes of files read so far, and those of
-    all files; `say` gets sentences for the user.
+    `out/holdout`. `words` names the segmenter that finds the beginnings of words. Duplicates
+    (`dedup`) and documents that share n-grams with evaluation files (`decontaminate`) are left out.
+    `workers` of None are as many as pay for this text. `progress` gets the bytes of files read so
+    far, and those of all files; `say` gets sentences for the user.
 
-    A run that was killed goes on when it is called again with the same text and options.
+    A run that was killed resumes when it is called again with the same text and options.
     """
-    paths, tests, out = [Path(p) for p in paths], [Path(p) for p in decontaminate], Path(out)
-    work = PrepareConfig(paths, tokenizer, per, field, column, holdout, words, dedup, tests)
-    work.check()
+    if not 0 <= holdout < 1:
+        raise UserError(f"--holdout {holdout}: must be at least 0 and less than 1")
+    if words is not None:
+        word_segmenter(words)
     if workers is not None and workers < 1:
-        raise UserError(f"--workers {workers} cannot work: give 1 or more")
+        raise UserError(f"--workers {workers}: must be at least 1")
+    out = Path(out)
     _vacant(out)
-    found = file_sizes(paths)
-    workers = workers or default_num_workers(estimate_text_bytes(found))
+    options, named = ReadOptions(per, field, column), frozenset(map(Path, paths))
+    evaluation = file_sizes(decontaminate, any_suffix=True) if decontaminate else {}
+    files = file_sizes(paths)
+    work = PrepareConfig(files, named, options, tokenizer, holdout, words, dedup, evaluation)
+    workers = workers or default_num_workers(estimate_text_bytes(files))
     fingerprint = work.fingerprint()
     if fingerprint is None:
-        say("this text can be read only once: a run that is killed will begin again")
+        say("this input can be read only once: a run that is killed cannot be resumed")
     with (
         resumable_output(out, fingerprint, vacant=lambda: _vacant(out), say=say) as part,
         disk_full_as_user_error(out),
     ):
-        if not part.whole:
-            _write(work, part, workers, _progress_reporter(found, progress), say)
+        if not part.complete:
+            _write(work, part, workers, _progress_reporter(files, progress), say)
     return Corpus.open(out)
 
 
 @dataclass(frozen=True)
 class PrepareConfig:
-    """All that decides the bytes of a corpus."""
+    """The inputs and options that decide the bytes of a corpus."""
 
-    paths: list[Path]
+    files: dict[Path, int | None]  # with their sizes
+    named: frozenset[Path]  # those that were not found in a folder
+    options: ReadOptions
     tokenizer: Tokenizer
-    per: DocumentUnit
-    field: str | None
-    column: str | int | None
     holdout: float
     words: str | None
     dedup: str | None
-    evaluation_files: list[Path]
-
-    def check(self) -> None:
-        """Refuse what cannot be done, before anything is."""
-        if not 0 <= self.holdout < 1:
-            raise UserError(
-                f"--holdout {self.holdout} is no share: give 0 (none) or more, and less than 1"
-            )
-        if self.words is not None:
-            word_segmenter(self.words)
+    evaluation: dict[Path, int | None]  # files, with their sizes
 
     def fingerprint(self) -> str | None:
-        """Return what tells this work from any other; None where text cannot be read again."""
-        read = {
-            **file_sizes(self.paths),
-            **(file_sizes(self.evaluation_files) if self.evaluation_files else {}),
-        }
+        """Return a hash of inputs and options; None where text cannot be read again."""
+        read = {**self.files, **self.evaluation}
         if None in read.values():
             return None
         files = [(str(path), size, path.stat().st_mtime_ns) for path, size in read.items()]
-        options = (self.per, self.field, self.column, self.holdout, self.words, self.dedup)
+        options = (*astuple(self.options), self.holdout, self.words, self.dedup)
         facts = json.dumps(
-            [FORMAT_VERSION, self.tokenizer.fingerprint, files, options, len(self.evaluation_files)]
+            [FORMAT_VERSION, self.tokenizer.fingerprint, files, options, len(self.evaluation)]
         )
         return blake2b(facts.encode(), digest_size=16).hexdigest()
 
-    def documents(self, dropped: Path) -> Iterator[Document]:
-        """Stream what is to be written."""
-        found = read_documents(self.paths, per=self.per, field=self.field, column=self.column)
+    def documents(self, report: Path) -> tuple[Iterator[Document], list[Filter]]:
+        """Return the documents to be written, and the filters that they pass."""
+        documents = read_files(list(self.files), self.options, named=self.named)
+        filters: list[Filter] = []
         if self.dedup is not None:
-            found = deduplicated(found, self.dedup)
-        return (
-            decontaminated(found, self.evaluation_files, dropped)
-            if self.evaluation_files
-            else found
-        )
+            filters.append(documents := DedupFilter(documents, self.dedup))
+        if self.evaluation:
+            filters.append(
+                documents := DecontaminationFilter(documents, list(self.evaluation), report)
+            )
+        return documents, filters
 
     def is_held_out(self, text: str) -> bool:
-        """Tell whether a document is held out, by a place that no other text can move."""
-        if not self.holdout:
-            return False
-        return text_uniform(text) < self.holdout
+        """Return whether a document is held out, which depends on its text alone."""
+        return text_uniform(text) < self.holdout if self.holdout else False
 
     def encoder(self) -> Callable[[], DocumentEncoder]:
-        """Return what makes an encoder, in any process."""
+        """Return a function that builds an encoder, in any process."""
         type = DTYPES[dtype_code(self.tokenizer)]
         return partial(DocumentEncoder, self.tokenizer, words=self.words, type=type)
 
@@ -332,10 +319,10 @@ def _write(
     work: PrepareConfig,
     part: PartialCorpus,
     workers: int,
-    meter: Callable[[Document], None],
+    report: Callable[[Document], None],
     say: Say,
 ) -> None:
-    """Write what an earlier run has not written yet."""
+    """Write the documents that an earlier run has not written."""
     folders = [part.folder, *([part.folder / "holdout"] if work.holdout else [])]
     states = part.progress or (None,) * len(folders)
     with ExitStack() as stack:
@@ -345,23 +332,29 @@ def _write(
             )
             for folder, state in zip(folders, states, strict=True)
         ]
-        chunks = _chunks(work, work.documents(part.folder / DROPPED_FILE), writers)
+        documents, filters = work.documents(part.folder / DROPPED_FILE)
+        chunks = _chunks(work, documents, writers)
         encoded = stack.enter_context(closing(encode_in_parallel(chunks, work.encoder(), workers)))
         for number, ((held, chunk), found) in enumerate(encoded):
             if number == 0 and not part.progress:
-                _reserve(work, part, found, say)
+                _check_space(work, part, found, say)
             writers[held].add(found, [str(document.source) for document in chunk])
             if (number + 1) % CHUNKS_PER_CHECKPOINT == 0:
                 part.save_progress(tuple(writer.sync() for writer in writers))
-            meter(chunk[-1])
-        _check(writers, work.holdout)
+            report(chunk[-1])
+        left_out = {reason: n for kept in filters for reason, n in kept.left_out.items()}
+        summary = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items())
+        _check(writers, work.holdout, summary)
+        writers[0].left_out = left_out
+        if left_out:
+            say(f"left out: {summary}")
     part.progress = tuple(writer.written for writer in writers)
 
 
 def _chunks(
     work: PrepareConfig, documents: Iterable[Document], writers: Sequence[CorpusWriter]
 ) -> Iterator[Chunk]:
-    """Gather documents to be encoded together, those held out apart; none that is written."""
+    """Group documents that are not written yet to be encoded together, those held out apart."""
     written = [writer.written.documents for writer in writers]
     waiting: tuple[list[Document], list[Document]] = ([], [])
     sizes = [0, 0]
@@ -383,29 +376,27 @@ def _chunks(
 def _progress_reporter(
     sizes: dict[Path, int | None], progress: Progress
 ) -> Callable[[Document], None]:
-    """Return what tells `progress` how far the files are read, once a document is written."""
+    """Return a function that reports the bytes read up to a document."""
     known = [size or 0 for size in sizes.values()]
     before = dict(zip(sizes, accumulate(known, initial=0), strict=False))
-    whole = None if None in sizes.values() else sum(known)
+    total = None if None in sizes.values() else sum(known)
     read = 0
 
-    def tell(last: Document) -> None:
+    def report(last: Document) -> None:
         nonlocal read
         read = max(read, before[last.source] + last.bytes_read)
-        progress(read, whole)
+        progress(read, total)
 
-    return tell
+    return report
 
 
-def _reserve(work: PrepareConfig, part: PartialCorpus, sample: EncodedDocuments, say: Say) -> None:
-    """Say how much room the corpus will need, and see that it is there."""
-    text = estimate_text_bytes(file_sizes(work.paths))
+def _check_space(
+    work: PrepareConfig, part: PartialCorpus, sample: EncodedDocuments, say: Say
+) -> None:
+    text = estimate_text_bytes(work.files)
     if text is not None:
-        say(
-            check_disk_space(
-                part.work_dir, estimate_corpus_bytes(text, sample, dtype_code(work.tokenizer))
-            )
-        )
+        need = estimate_corpus_bytes(text, sample, dtype_code(work.tokenizer))
+        say(check_disk_space(part.work_dir, need))
 
 
 def _vacant(out: Path) -> None:
@@ -415,14 +406,14 @@ def _vacant(out: Path) -> None:
         raise UserError(f"{out} already exists and is not empty: choose another -o")
 
 
-def _check(writers: Sequence[CorpusWriter], holdout: float) -> None:
+def _check(writers: Sequence[CorpusWriter], holdout: float, left_out: str) -> None:
     if not all(writer.written.documents for writer in writers):
         kept, *held = (writer.written.documents for writer in writers)
         if not held:
-            raise UserError("every document was left out: give other text, or filter less")
+            raise UserError(f"no document is left after filtering ({left_out}): use other text")
         raise UserError(
             f"--holdout {holdout} of this text leaves {kept} documents and holds out {held[0]}: "
-            "choose another share or give more text"
+            "choose another share or use more text"
         )
     if not all(writer.written.tokens for writer in writers):
-        raise UserError("the text holds nothing that this tokenizer can read: give other text")
+        raise UserError("the text has nothing that this tokenizer can encode: use other text")

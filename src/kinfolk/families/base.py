@@ -102,7 +102,7 @@ class HuggingFace:
 
 # The formulations of tasks by `decoding`, the default first; others have a task head only.
 FORMULATIONS = {
-    "causal": ("transformed", "text", "head", "prompt", "cloze"),
+    "causal": ("transformed", "head", "text", "prompt", "cloze"),
     "encoder-decoder": ("text", "cloze", "prompt"),
     "infilling": ("cloze", "text", "head", "prompt"),
 }

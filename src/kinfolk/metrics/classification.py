@@ -22,8 +22,8 @@ from kinfolk.metrics.metric import (
     safe_divide,
 )
 
-Label = str | int
-Floats = NDArray[np.float64]
+ClassLabel = str | int
+FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class BinaryF1(Metric):
 
     name: str = "f1"
     title: str = "F1"
-    positive_label: Label = 1
+    positive_label: ClassLabel = 1
 
     things: ClassVar[str] = "labels"
 
     def statistics(
-        self, predictions: Sequence[Label], references: Sequence[Label], /
+        self, predictions: Sequence[ClassLabel], references: Sequence[ClassLabel], /
     ) -> Statistics:
         """Return true positives, predictions and references of the class: (rows, 3)."""
         predicted = np.array([p == self.positive_label for p in predictions])
@@ -69,7 +69,7 @@ class ByClassMetric(Metric):
     things: ClassVar[str] = "labels"
 
     def statistics(
-        self, predictions: Sequence[Label], references: Sequence[Label], /
+        self, predictions: Sequence[ClassLabel], references: Sequence[ClassLabel], /
     ) -> Statistics:
         """Return true positives, predictions and references by class: (rows, 3, classes)."""
         classes = sort_by_type({*predictions, *references})
@@ -140,7 +140,7 @@ class Correlation(Metric):
         return self.correlation(*np.ascontiguousarray(statistics.T))
 
     @abstractmethod
-    def correlation(self, predictions: Floats, references: Floats) -> float:
+    def correlation(self, predictions: FloatArray, references: FloatArray) -> float:
         """Return the correlation of two arrays of numbers."""
 
 
@@ -151,7 +151,7 @@ class Pearson(Correlation):
     name: str = "pearson"
     title: str = "Pearson"
 
-    def correlation(self, predictions: Floats, references: Floats) -> float:
+    def correlation(self, predictions: FloatArray, references: FloatArray) -> float:
         """Return the product of the normalized numbers."""
         if not (np.ptp(predictions) and np.ptp(references)):
             return 0.0
@@ -165,19 +165,19 @@ class Spearman(Pearson):
     name: str = "spearman"
     title: str = "Spearman"
 
-    def correlation(self, predictions: Floats, references: Floats) -> float:
+    def correlation(self, predictions: FloatArray, references: FloatArray) -> float:
         """Return the correlation of the ranks."""
         return super().correlation(ranks(predictions), ranks(references))
 
 
-def normalize(values: Floats) -> Floats:
+def normalize(values: FloatArray) -> FloatArray:
     """Scale numbers to a mean of 0 and a norm of 1."""
     values = values / np.abs(values).max()  # so that squares do not overflow
     values = values - values.mean()
     return values / np.linalg.norm(values)
 
 
-def ranks(values: Floats) -> Floats:
+def ranks(values: FloatArray) -> FloatArray:
     """Return the rank of each number; equal numbers share the mean of theirs."""
     _, index, sizes = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(sizes) - (sizes - 1) / 2)[index]
@@ -187,11 +187,11 @@ def ranks(values: Floats) -> Floats:
 class ConfusionMatrix:
     """How often each label (a row) was predicted as each label (a column)."""
 
-    labels: tuple[Label, ...]
+    labels: tuple[ClassLabel, ...]
     counts: NDArray[np.int64]  # (reference, prediction)
 
     @cached_property
-    def scores(self) -> dict[Label, PRF]:
+    def scores(self) -> dict[ClassLabel, PRF]:
         """Precision, recall and F1 of each label."""
         hits, predicted, gold = self.counts.diagonal(), self.counts.sum(0), self.counts.sum(1)
         rows = zip(self.labels, hits, predicted, gold, strict=True)
@@ -199,9 +199,9 @@ class ConfusionMatrix:
 
 
 def confusion_matrix(
-    predictions: Sequence[Label],
-    references: Sequence[Label],
-    labels: Sequence[Label] | None = None,
+    predictions: Sequence[ClassLabel],
+    references: Sequence[ClassLabel],
+    labels: Sequence[ClassLabel] | None = None,
 ) -> ConfusionMatrix:
     """Count pairs of reference and prediction; labels are in the order given, or sorted."""
     check_lengths(predictions, references, "labels")
@@ -218,6 +218,6 @@ def confusion_matrix(
     return ConfusionMatrix(names, counts)
 
 
-def sort_by_type(labels: set[Label]) -> tuple[Label, ...]:
+def sort_by_type(labels: set[ClassLabel]) -> tuple[ClassLabel, ...]:
     """Sort labels, numbers before strings."""
     return tuple(sorted(labels, key=lambda label: (isinstance(label, str), label)))

@@ -17,7 +17,7 @@ REPEAT_NGRAM = 4  # words that count as a repetition when the text has them befo
 LOOP_REPEATS = 3  # of a phrase of two words or more, in a loop (Holtzman et al. 2020)
 SMOOTHING_FLOOR = 0.1  # matches where there are none (Chen & Cherry 2014, method 1)
 
-Words = Sequence[str]
+WordSequence = Sequence[str]
 Gram = tuple[str, ...]
 
 
@@ -58,13 +58,13 @@ def word_tokenize(text: str) -> list[str]:
     ]
 
 
-def distinct_n(texts: Sequence[Words], size: int) -> float | None:
+def distinct_n(texts: Sequence[WordSequence], size: int) -> float | None:
     """Return the share of distinct n-grams over all texts (Li et al. 2016)."""
     found = Counter(gram for text in texts for gram in ngrams(text, size))
     return len(found) / found.total() if found else None
 
 
-def repetition_rate(text: Words, size: int = REPEAT_NGRAM) -> float:
+def repetition_rate(text: WordSequence, size: int = REPEAT_NGRAM) -> float:
     """Return the share of words that are part of a repeated n-gram: "a b a b a b" has 0.67."""
     seen: set[Gram] = set()
     repeated = np.zeros(len(text), np.bool_)
@@ -75,7 +75,7 @@ def repetition_rate(text: Words, size: int = REPEAT_NGRAM) -> float:
     return float(repeated.mean()) if len(text) else 0.0
 
 
-def ends_in_loop(text: Words) -> bool:
+def ends_in_loop(text: WordSequence) -> bool:
     """Return whether a text ends in a phrase of two words or more, three times over."""
     return any(
         all(text[-back] == text[-back - size] for back in range(1, (LOOP_REPEATS - 1) * size + 1))
@@ -83,7 +83,7 @@ def ends_in_loop(text: Words) -> bool:
     )
 
 
-def self_bleu(texts: Sequence[Words]) -> float | None:
+def self_bleu(texts: Sequence[WordSequence]) -> float | None:
     """Return the mean BLEU-4 of each text against all others (Zhu et al. 2018).
 
     Every n-gram keeps the two highest counts that any text has of it: the highest among the others
@@ -142,7 +142,7 @@ def perplexity(model: KneserNey, texts: Sequence[Ids]) -> float | None:
     return math.exp(sum(float(nats.sum()) for nats in costs) / tokens) if tokens else None
 
 
-def ngrams(text: Words, size: int) -> Iterator[Gram]:
+def ngrams(text: WordSequence, size: int) -> Iterator[Gram]:
     """Yield every n-gram of some words."""
     return (tuple(text[start : start + size]) for start in range(len(text) - size + 1))
 

@@ -56,6 +56,7 @@ class BlankInfilling(Objective):
         default=0.2, ge=0, le=1, help="fraction of the texts whose end is masked"
     )
 
+    loss_name = "blanks"
     label_buckets = 4  # the number of predictions varies, and shapes should not
 
     def __post_init__(self) -> None:

@@ -20,6 +20,7 @@ class CLM(Objective):
 
     max_length: int = field(default=1024, ge=1, help="length of a row, in tokens")
 
+    loss_name = "clm"
     required_tokens = ("eos",)
 
     def chunks(self, documents: TokenizedDocuments, /) -> ChunkIndex:

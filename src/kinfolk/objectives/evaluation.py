@@ -59,8 +59,8 @@ def score_documents(
     with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
         for batch in _batches(model, dataset):
             loss = objective.loss(model, batch.with_memory(memory))
-            total, memory = total + float(loss.sums["tokens"]), loss.memory
-            tokens += batch.counts["tokens"]
+            total, memory = total + float(loss.sums[objective.loss_name]), loss.memory
+            tokens += batch.counts[objective.loss_name]
     return LikelihoodScores(total, tokens, size)
 
 
@@ -106,7 +106,7 @@ def pair_accuracy(
             hidden.flatten(0, 1).index_select(0, targets.cls_positions)
         )
         right += int((logits.argmax(-1) == targets.sequence_labels).sum())
-        total += batch.counts["pairs"]
+        total += batch.counts[objective.pair_loss_name]
     return right / total if total else None
 
 

@@ -84,6 +84,8 @@ class ConcatenatedDocuments:
 class FullSentences(MLM):
     """Predict masked tokens in rows that may continue from one document into the next."""
 
+    loss_name = "full_sentences"
+
     def chunks(self, documents: TokenizedDocuments, /) -> ChunkIndex:
         """Fill rows with sentences of any document."""
         self.require_word_starts(documents)

@@ -93,6 +93,7 @@ class MLM(Objective):
         default=False, help="mask all tokens of a word or none (whole word masking)"
     )
 
+    loss_name = "mlm"
     required_tokens = ("mask", "cls", "sep")
     label_buckets = 64
 

@@ -13,6 +13,7 @@ label. One that was cut inside a sentence would give away that the second part f
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -48,6 +49,8 @@ class PairTargets(TensorTree):
 @config("nsp")
 class NSP(MLM):
     """MLM, and whether the second text of a pair follows the first."""
+
+    pair_loss_name: ClassVar[str] = "nsp"
 
     def chunks(self, documents: TokenizedDocuments, /) -> ChunkIndex:
         """Cut documents into chunks that fit a row with [CLS] and two [SEP]."""
@@ -97,7 +100,7 @@ class NSP(MLM):
             torch.from_numpy(np.pad(collated.offsets, (0, empty))),
         )
         pairs = int((sequence_labels != IGNORE_INDEX).sum())
-        return Batch(batch.inputs, targets, {**batch.counts, "pairs": pairs})
+        return Batch(batch.inputs, targets, {**batch.counts, self.pair_loss_name: pairs})
 
     def loss(self, model: SentencePairModel, batch: Batch[PairTargets], /) -> Loss:
         """Return the summed -log p(masked token) and -log p(label of the pair)."""
@@ -109,4 +112,4 @@ class NSP(MLM):
             logits.float(), targets.sequence_labels, ignore_index=IGNORE_INDEX, reduction="sum"
         )
         tokens = model.lm_logits(targets.tokens.gather(hidden)).nll(targets.tokens.labels)
-        return Loss({"tokens": tokens, "pairs": pairs})
+        return Loss({self.loss_name: tokens, self.pair_loss_name: pairs})

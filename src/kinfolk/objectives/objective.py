@@ -26,6 +26,7 @@ class Objective(ABC):
     vocab_size: int = field(ge=1, help="number of token ids")
     max_length: int = field(default=512, ge=1, help="length of a row, in tokens")
 
+    loss_name: ClassVar[str]  # of the likelihood of tokens, in losses and counts
     required_tokens: ClassVar[tuple[str, ...]] = ()  # roles that the tokenizer must have
     recurrent: ClassVar[bool] = False  # rows continue from batch to batch (Transformer-XL)
     # Hidden states are gathered where something is predicted, their number rounded up to a
@@ -65,12 +66,12 @@ class Objective(ABC):
             targets, count = TokenTargets(labels.flatten()), int((labels != IGNORE_INDEX).sum())
         else:
             targets, count = select_targets(labels, self.label_buckets)
-        return Batch(collated.inputs, targets, {"tokens": count})
+        return Batch(collated.inputs, targets, {self.loss_name: count})
 
     def loss(self, model: Any, batch: Batch[Any], /) -> Loss:
         """Return the summed negative log-likelihood of the labels."""
         hidden = batch.targets.gather(model(batch.inputs).hidden)
-        return Loss({"tokens": model.lm_logits(hidden).nll(batch.targets.labels)})
+        return Loss({self.loss_name: model.lm_logits(hidden).nll(batch.targets.labels)})
 
     def for_evaluation(self) -> "Objective":
         """Return the objective that predicts every token exactly once."""

@@ -64,6 +64,7 @@ class PermutationLM(Objective):
         default=6, ge=2, help="predict one token in this many (K in section 2.3)"
     )
 
+    loss_name = "permutation"
     required_tokens = ("cls", "sep")
 
     def chunks(self, documents: TokenizedDocuments, /) -> ChunkIndex:
@@ -102,7 +103,8 @@ class PermutationLM(Objective):
         positions, empty = self.query_positions(order.view_as(labels))
         inputs = replace(collated.inputs, target_positions=positions)
         wanted = labels.gather(1, positions).masked_fill(empty, IGNORE_INDEX).flatten()
-        return Batch(inputs, TokenTargets(wanted), {"tokens": int((wanted != IGNORE_INDEX).sum())})
+        counts = {self.loss_name: int((wanted != IGNORE_INDEX).sum())}
+        return Batch(inputs, TokenTargets(wanted), counts)
 
     def query_positions(self, order: Tensor) -> tuple[Tensor, Tensor]:
         """Return the positions that are predicted, and which of them are filling: (rows, queries).

@@ -25,6 +25,8 @@ from kinfolk.objectives.clm import CLM
 class PrefixLM(CLM):
     """Predict the tokens after a prefix, and the end of each document."""
 
+    loss_name = "prefix"
+
     def example(self, chunk: Chunk, rng: Rng, /) -> Example:
         """Draw the length of the prefix."""
         example = super().example(chunk, rng)

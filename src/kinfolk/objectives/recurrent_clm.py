@@ -15,6 +15,7 @@ from kinfolk.objectives.clm import CLM
 class RecurrentCLM(CLM):
     """Predict the next token, with the model's memory of the rows before."""
 
+    loss_name = "stream"
     recurrent = True
 
     def loss(self, model: RecurrentModel, batch: Batch[TokenTargets], /) -> Loss:
@@ -23,5 +24,5 @@ class RecurrentCLM(CLM):
             batch = batch.with_memory(model.init_memory(len(batch.inputs.input_ids)))
         output = model(batch.inputs)
         hidden = batch.targets.gather(output.hidden)
-        sums = {"tokens": model.lm_logits(hidden).nll(batch.targets.labels)}
+        sums = {self.loss_name: model.lm_logits(hidden).nll(batch.targets.labels)}
         return Loss(sums, memory=output.memory)

@@ -80,7 +80,7 @@ class RTD(MLM):
             uniforms[offset : offset + len(example.uniforms)] = torch.from_numpy(example.uniforms)
         sampled = (uniforms[batch.targets.positions].float() + 0.5) / UNIFORM_LEVELS
         tokens = int((batch.inputs.attention_mask.document_ids != PADDING_ID).sum())
-        counts = {**batch.counts, "detections": tokens}
+        counts = {**batch.counts, "rtd": tokens}
         return Batch(batch.inputs, RTDTargets(batch.targets, sampled), counts)
 
     def loss(self, model: DiscriminatorModel, batch: Batch[RTDTargets], /) -> Loss:
@@ -93,9 +93,8 @@ class RTD(MLM):
         detections = F.binary_cross_entropy_with_logits(
             logits, replaced.to(logits.dtype), weight=text, reduction="sum"
         )
-        return Loss(
-            {"tokens": tokens, "detections": detections}, {"detections": self.discriminator_weight}
-        )
+        sums = {self.loss_name: tokens, "rtd": detections}
+        return Loss(sums, {"rtd": self.discriminator_weight})
 
     def replaced_logits(
         self, model: DiscriminatorModel, batch: Batch[RTDTargets], hidden: Tensor
@@ -147,4 +146,4 @@ class GeneratorScorer(MLMScorer):
     def loss(self, model: DiscriminatorModel, batch: Batch[TokenTargets], /) -> Loss:
         """Return the summed -log p(masked token)."""
         hidden = batch.targets.gather(model.forward_lm(batch.inputs).hidden)
-        return Loss({"tokens": model.lm_logits(hidden).nll(batch.targets.labels)})
+        return Loss({self.loss_name: model.lm_logits(hidden).nll(batch.targets.labels)})

@@ -51,6 +51,7 @@ class Seq2Seq(Objective):
         default=0.1, ge=0, lt=1, help="label smoothing (Vaswani et al. 2017, section 5.4)"
     )
 
+    loss_name = "pairs"
     required_tokens = ("eos",)
 
     @property
@@ -98,7 +99,9 @@ class Seq2Seq(Objective):
         batch = super().make_batch(collated, labels, examples)
         if not self.label_smoothing:
             return batch
-        return replace(batch, counts={**batch.counts, "smoothing": batch.counts["tokens"]})
+        return replace(
+            batch, counts={**batch.counts, "label_smoothing": batch.counts[self.loss_name]}
+        )
 
     def loss(self, model: SmoothedModel, batch: Batch[TokenTargets], /) -> Loss:
         """Return the summed -log p(next token of the target), and what smoothing adds to it."""
@@ -106,7 +109,7 @@ class Seq2Seq(Objective):
             return super().loss(model, batch)
         logits = model.lm_logits(batch.targets.gather(model(batch.inputs).hidden))
         smoothed, plain = logits.smoothed_nll(batch.targets.labels, self.label_smoothing)
-        return Loss({"tokens": plain, "smoothing": smoothed - plain})
+        return Loss({self.loss_name: plain, "label_smoothing": smoothed - plain})
 
     def for_evaluation(self) -> "Seq2Seq":
         """Predict every token of every target once, without label smoothing."""

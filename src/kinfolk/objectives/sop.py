@@ -72,6 +72,8 @@ def sentence_chunks(
 class SOP(NSP):
     """MLM with masked n-grams, and whether two neighbouring texts are in order."""
 
+    pair_loss_name = "sop"
+
     max_ngram: int = field(
         default=3,
         ge=1,

@@ -39,6 +39,7 @@ class SpanCorruption(Objective):
         default=3.0, ge=1, help="mean length of a masked span, in tokens"
     )
 
+    loss_name = "spans"
     required_tokens = ("eos",)
 
     def __post_init__(self) -> None:

@@ -33,6 +33,8 @@ class UniLM(MLM):
     which BERT has not, and predicts next sentences under the bidirectional pattern.
     """
 
+    loss_name = "unilm"
+
     def chunks(self, documents: TokenizedDocuments, /) -> ChunkIndex:
         """Cut documents into chunks that fit a row with [CLS] and two [SEP]."""
         return self.split(documents, special_tokens=3)

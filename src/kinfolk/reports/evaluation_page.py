@@ -43,7 +43,7 @@ def render(page: EvaluationPage) -> str:
         classes=list(page.classes.items())[:MAX_CLASSES],
         more_classes=max(0, len(page.classes) - MAX_CLASSES),
         calibration=Markup(reliability_diagram(page.calibration) if page.calibration else ""),
-        lengths=Markup(scores_by_length(page) if page.lengths else ""),
+        lengths=Markup(length_chart(page) if page.lengths else ""),
     )
 
 
@@ -94,7 +94,7 @@ def reliability_diagram(bins: Sequence[Mapping[str, float]]) -> str:
     return svg("Accuracy of the predictions of each probability", floor + 50, parts)
 
 
-def scores_by_length(page: EvaluationPage) -> str:
+def length_chart(page: EvaluationPage) -> str:
     """Draw the score of rows with short and with long texts."""
     values = [
         Bar(

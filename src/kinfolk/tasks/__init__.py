@@ -1,1 +1,1 @@
-"""Labelled data of every kind, and the way each kind of model solves it."""
+"""Kinds of tasks, formats of labelled files, and formulations by which networks solve tasks."""

@@ -17,10 +17,10 @@ from kinfolk.metrics.metric import PRF, Metric
 from kinfolk.tasks.rows import LabelledText
 from kinfolk.tasks.task import (
     PROBABILITY_DIGITS,
-    Output,
     Prediction,
     Task,
-    register,
+    TaskOutput,
+    register_kind,
     sort_labels,
 )
 
@@ -50,13 +50,13 @@ class TextTask(Task):
         return f"{self.prefix}{text}", ""
 
 
-@register
+@register_kind
 class Classification(TextTask):
     """Predict one of `labels`; F1 is about `positive_label` where there are two."""
 
     name: ClassVar[str] = "classify"
     alias: ClassVar[str] = "classification"
-    output: ClassVar[Output] = "label"
+    output: ClassVar[TaskOutput] = "label"
     metric_names: ClassVar[tuple[str, ...]] = ("accuracy", "f1", "macro_f1", "matthews")
 
     @classmethod
@@ -137,13 +137,13 @@ class Classification(TextTask):
         return [prediction.value, *(f"{p:.{PROBABILITY_DIGITS}f}" for p in numbers)]
 
 
-@register
+@register_kind
 class Regression(TextTask):
     """Predict a number."""
 
     name: ClassVar[str] = "regress"
     alias: ClassVar[str] = "regression"
-    output: ClassVar[Output] = "number"
+    output: ClassVar[TaskOutput] = "number"
     metric_names: ClassVar[tuple[str, ...]] = ("pearson", "spearman")
 
     @property

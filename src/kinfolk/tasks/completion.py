@@ -8,7 +8,7 @@ from kinfolk.metrics.classification import Accuracy
 from kinfolk.metrics.metric import Metric, Statistics
 from kinfolk.metrics.text import BitsPerByte, Perplexity
 from kinfolk.tasks.rows import CompletionRow, SourceTarget
-from kinfolk.tasks.task import Output, Prediction, Task, register
+from kinfolk.tasks.task import Prediction, Task, TaskOutput, register_kind
 
 
 class LikelihoodTask(Task):
@@ -37,13 +37,13 @@ class LikelihoodTask(Task):
         )
 
 
-@register
+@register_kind
 class Completion(LikelihoodTask):
     """Predict the next word, among options where a row has them."""
 
     name: ClassVar[str] = "complete"
     alias: ClassVar[str] = "completion"
-    output: ClassVar[Output] = "word"
+    output: ClassVar[TaskOutput] = "word"
     metric_names: ClassVar[tuple[str, ...]] = ("accuracy", "perplexity")
 
     def row_from_texts(self, *texts: str) -> CompletionRow:
@@ -83,13 +83,13 @@ class Completion(LikelihoodTask):
         return prediction.probability or 0.0 if wrong else None
 
 
-@register
+@register_kind
 class LanguageModeling(LikelihoodTask):
     """Compute the likelihood of a text; there is nothing to predict."""
 
     name: ClassVar[str] = "lm"
     alias: ClassVar[str] = "language_modeling"
-    output: ClassVar[Output] = "likelihood"
+    output: ClassVar[TaskOutput] = "likelihood"
     metric_names: ClassVar[tuple[str, ...]] = ("perplexity", "bits_per_byte")
 
     def metrics(self, references: Sequence[str] = ()) -> tuple[Metric, ...]:

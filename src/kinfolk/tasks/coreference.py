@@ -6,16 +6,16 @@ from typing import Any, ClassVar
 from kinfolk.metrics.coreference import ConllF1
 from kinfolk.metrics.metric import Metric
 from kinfolk.tasks.rows import CorefDocument
-from kinfolk.tasks.task import Output, Prediction, Task, register
+from kinfolk.tasks.task import Prediction, Task, TaskOutput, register_kind
 
 
-@register
+@register_kind
 class Coreference(Task):
     """Predict the clusters of a document."""
 
     name: ClassVar[str] = "coref"
     alias: ClassVar[str] = "coreference"
-    output: ClassVar[Output] = "clusters"
+    output: ClassVar[TaskOutput] = "clusters"
     head: ClassVar[str | None] = "coref"
     metric_names: ClassVar[tuple[str, ...]] = ("conll_f1",)
 

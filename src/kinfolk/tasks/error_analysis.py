@@ -168,4 +168,5 @@ def to_plain(result: EvaluationResult) -> dict[str, Any]:
         "calibration_error": expected_calibration_error(bins) if bins else None,
         "lengths": [asdict(bucket) for bucket in scores_by_length(result)],
         "mistakes": [asdict(error) for error in worst_errors(result)],
+        **result.task.diagnostics(result.rows, result.predictions),
     }

@@ -1,7 +1,7 @@
-"""Lessons: batch number n of a fine-tuning run, and the answers to all questions about some rows.
+"""Batches of instances: batch n of a fine-tuning run, and batched predictions.
 
-As in pretraining, which examples a batch holds is a function of the seed and its number, so the
-state of the data is one integer. A batch has just as many examples as was asked for, packed anew.
+As in pretraining, the instances of a batch are a function of the seed and its number, so that the
+state of the data is one integer. A batch has exactly the requested number of instances.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,61 +22,61 @@ from kinfolk.tasks.formulations.base import Formulation, RawScores
 from kinfolk.tasks.task import Prediction
 from kinfolk.text.tokenizer import Tokenizer
 
-TOKENS_PER_BATCH = 4096  # in a batch of questions, about
-ROWS_PER_CHUNK = 512  # asked at a time, so that memory does not grow with a file
+TOKENS_PER_BATCH = 4096  # about, in predictions
+ROWS_PER_CHUNK = 512  # predicted at a time, so that memory does not grow with a file
 
 
 class TaskBatches(Dataset[Batch[Any]]):
-    """A run's batches by number, of one set of examples or several; every epoch has its order."""
+    """The batches of a run by number, of one set of instances or several."""
 
     def __init__(
         self,
-        way: Formulation,
+        formulation: Formulation,
         sets: Sequence[Sequence[Instance]],
         *,
-        batch: int,  # examples
+        batch: int,  # instances
         seed: int = 0,
-        weights: Sequence[float] = (1.0,),  # of the sets, against each other
+        weights: Sequence[float] = (1.0,),  # of the sets in the mixture
     ) -> None:
         if not all(sets):
-            raise UserError("there is nothing to learn from: a training file has no labelled rows")
-        self.way, self.sets, self.batch, self.seed = way, sets, batch, seed
+            raise UserError("a training file has no labelled rows: give rows to learn from")
+        self.formulation, self.sets, self.batch, self.seed = formulation, sets, batch, seed
         self.schedule = MixtureSchedule.from_weights(weights)
         self._orders: dict[int, tuple[int, IntArray]] = {}
 
     def __getitem__(self, number: int) -> Batch[Any]:
         """Return batch `number` of the run, which may lie in any epoch."""
         positions = range(number * self.batch, (number + 1) * self.batch)
-        return self.way.make_batch([self.example_at(position) for position in positions])
+        return self.formulation.make_batch([self.instance_at(p) for p in positions])
 
-    def example_at(self, position: int) -> Instance:
-        """Return the example at one position of the run."""
-        number, place = self.schedule.locate(position)
-        examples = self.sets[number]
-        epoch, place = divmod(place, len(examples))
-        return examples[int(self.order(number, epoch)[place])]
+    def instance_at(self, position: int) -> Instance:
+        """Return the instance at one position of the run."""
+        number, index = self.schedule.locate(position)
+        instances = self.sets[number]
+        epoch, index = divmod(index, len(instances))
+        return instances[int(self.order(number, epoch)[index])]
 
     def order(self, number: int, epoch: int) -> IntArray:
-        """Return the order of a set's examples in one epoch."""
+        """Return the order of the instances of a set in one epoch."""
         known = self._orders.get(number)
         if known is None or known[0] != epoch:
-            chance = generator(corpus_seed(self.seed, number), Stream.ORDER, epoch)
-            known = epoch, chance.permutation(len(self.sets[number]))
+            rng = generator(corpus_seed(self.seed, number), Stream.ORDER, epoch)
+            known = epoch, rng.permutation(len(self.sets[number]))
             self._orders[number] = known
         return known[1]
 
 
 def mixing_weights(sizes: Sequence[int], temperature: float, most: int = 2**20) -> list[float]:
-    """Return how often each set is drawn: by its size, tempered (Raffel et al. 2020, 3.5.2).
+    """Return the weight of each set by its size and a temperature (Raffel et al. 2020, 3.5.2).
 
-    A temperature of 1 mixes by size and a high one alike; sets count as `most` examples at most.
+    A temperature of 1 mixes by size, a high one equally; sets count as `most` instances at most.
     """
     sized = [min(size, most) ** (1 / temperature) for size in sizes]
     return [round(size / sum(sized), 6) for size in sized]
 
 
 def predict_rows(
-    way: Formulation,
+    formulation: Formulation,
     model: Any,
     rows: Sequence[Any],
     tokenizer: Tokenizer,
@@ -84,56 +84,55 @@ def predict_rows(
     tokens: int = TOKENS_PER_BATCH,
     watch: Callable[[int], None] = lambda done: None,
 ) -> list[Prediction]:
-    """Ask a model about rows, in their order; how they share batches changes no answer."""
-    found: list[Prediction] = []
+    """Return the predictions of a model for rows; batching changes no prediction."""
+    predictions: list[Prediction] = []
     for start in range(0, len(rows), ROWS_PER_CHUNK):
-        some = rows[start : start + ROWS_PER_CHUNK]
-        asked = [way.instances(row, tokenizer, labelled=False) for row in some]
-        replies = iter(
-            forward_instances(way, model, [e for examples in asked for e in examples], tokens)
-        )
-        written = [row for row in some if way.generates(row)]
-        texts = iter(way.generate(model, written, tokenizer) if written else ())
-        for row, examples in zip(some, asked, strict=True):
-            own = [next(replies) for _ in examples]
-            known = way.decode(row, examples, own) if own or not way.generates(row) else None
-            if way.generates(row):
-                said = next(texts)
-                if known is not None:  # how likely the right answer was
-                    said = replace(said, nll=known.nll, tokens=known.tokens)
-                known = said
-            assert known is not None
-            found.append(known)
-        watch(len(found))
-    return found
+        chunk = rows[start : start + ROWS_PER_CHUNK]
+        instances = [formulation.instances(row, tokenizer, labelled=False) for row in chunk]
+        flat = [instance for some in instances for instance in some]
+        logits = iter(forward_instances(formulation, model, flat, tokens))
+        generated = [row for row in chunk if formulation.generates(row)]
+        texts = iter(formulation.generate(model, generated, tokenizer) if generated else ())
+        for row, some in zip(chunk, instances, strict=True):
+            own = [next(logits) for _ in some]
+            if not formulation.generates(row):
+                predictions.append(formulation.decode(row, some, own))
+                continue
+            prediction = next(texts)
+            if own:  # the likelihood of the reference
+                scored = formulation.decode(row, some, own)
+                prediction = replace(prediction, nll=scored.nll, tokens=scored.tokens)
+            predictions.append(prediction)
+        watch(len(predictions))
+    return predictions
 
 
 @torch.no_grad()
 def forward_instances(
-    way: Formulation, model: Any, examples: Sequence[Instance], tokens: int
+    formulation: Formulation, model: Any, instances: Sequence[Instance], tokens: int
 ) -> list[RawScores]:
-    """Return the reply to each example, those of like size asked together."""
+    """Return the logits of each instance, those of similar size in one batch."""
     device = next(model.parameters()).device
-    was = model.training
+    training = model.training
     model.eval()
-    replies: list[RawScores] = [np.zeros(0)] * len(examples)
-    for group in length_buckets([example.tokens for example in examples], tokens):
-        batch = way.make_batch([examples[i] for i in group]).to(device)
-        for place, reply in zip(group, way.logits(model, batch), strict=True):
-            replies[place] = reply
-    model.train(was)
-    return replies
+    logits: list[RawScores] = [np.zeros(0)] * len(instances)
+    for group in length_buckets([instance.tokens for instance in instances], tokens):
+        batch = formulation.make_batch([instances[i] for i in group]).to(device)
+        for index, scores in zip(group, formulation.logits(model, batch), strict=True):
+            logits[index] = scores
+    model.train(training)
+    return logits
 
 
 def length_buckets(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
-    """Group numbers by size, longest first, up to so many tokens in a group."""
+    """Yield indices by size, longest first, with up to so many tokens in a group."""
     group: list[int] = []
     used = 0
-    for place in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        if group and used + sizes[place] > most:
+    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        if group and used + sizes[index] > most:
             yield group
             group, used = [], 0
-        group.append(place)
-        used += sizes[place]
+        group.append(index)
+        used += sizes[index]
     if group:
         yield group

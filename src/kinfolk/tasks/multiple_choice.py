@@ -6,16 +6,16 @@ from typing import Any, ClassVar
 from kinfolk.metrics.classification import Accuracy
 from kinfolk.metrics.metric import Metric
 from kinfolk.tasks.rows import MultipleChoiceRow
-from kinfolk.tasks.task import Output, Prediction, Task, register
+from kinfolk.tasks.task import Prediction, Task, TaskOutput, register_kind
 
 
-@register
+@register_kind
 class MultipleChoice(Task):
     """Predict the index of the correct option."""
 
     name: ClassVar[str] = "choose"
     alias: ClassVar[str] = "multiple_choice"
-    output: ClassVar[Output] = "option"
+    output: ClassVar[TaskOutput] = "option"
     head: ClassVar[str | None] = "choice"
     metric_names: ClassVar[tuple[str, ...]] = ("accuracy",)
     min_texts: ClassVar[int] = 2

@@ -4,20 +4,20 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from kinfolk.metrics.metric import Metric
-from kinfolk.metrics.squad import ExactMatch, SpanF1
+from kinfolk.metrics.squad import ExactMatch, SpanF1, best_threshold
 from kinfolk.tasks.rows import QuestionRow
-from kinfolk.tasks.task import Output, Prediction, Task, register
+from kinfolk.tasks.task import Prediction, Task, TaskOutput, register_kind
 
 NO_ANSWER = "unanswerable"  # what a text-to-text model writes where there is no answer
 
 
-@register
+@register_kind
 class SpanExtraction(Task):
     """Predict a part of the context, or an empty text where there is no answer."""
 
     name: ClassVar[str] = "span"
     alias: ClassVar[str] = "question_answering"
-    output: ClassVar[Output] = "span"
+    output: ClassVar[TaskOutput] = "span"
     head: ClassVar[str | None] = "span"
     metric_names: ClassVar[tuple[str, ...]] = ("f1", "exact")
     min_texts: ClassVar[int] = 2
@@ -54,6 +54,21 @@ class SpanExtraction(Task):
         """Return the probability of an answer that is not an exact match."""
         exact = ExactMatch(chinese=self.language)([prediction.value], [self.reference(row)])
         return None if exact else prediction.probability or 0.0
+
+    def diagnostics(
+        self, rows: Sequence[QuestionRow], predictions: Sequence[Prediction]
+    ) -> dict[str, float]:
+        """Return the best `null_score_diff_threshold` for these rows, and F1 with it."""
+        null_scores = [p.null_score_diff for p in predictions if p.null_score_diff is not None]
+        if len(null_scores) < len(rows) or all(row.answers for row in rows):
+            return {}
+        best = best_threshold(
+            SpanF1(chinese=self.language),
+            [p.best_span for p in predictions],
+            [[text for text, _ in row.answers] for row in rows],
+            null_scores,
+        )
+        return {"best_f1": best.score, "best_null_score_diff_threshold": best.threshold}
 
     def describe(self, row: QuestionRow, prediction: Prediction) -> tuple[str, str]:
         """Return the first answer and the prediction."""

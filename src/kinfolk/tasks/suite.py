@@ -1,10 +1,10 @@
-"""A folder of labelled sets, GLUE-like: each with its task, its files and what it is scored by.
+"""Discover the labelled sets of a folder like GLUE's: task, files of each split, metrics.
 
     glue/cola/train.tsv, dev.tsv         cola: classify, matthews
     glue/mt/train.en, train.de, val.en   mt: write, bleu and chrf
 
-A set is the files of one folder. Train, dev and test are told by their names; where none
-says, each file is a set, to be split. Two languages or sides of one split are a pair of files.
+A set is the files of one folder. The names of files say their split; where none does, each file is
+a set of its own. Two languages or sides of one split are a pair of files.
 """
 
 import re
@@ -17,8 +17,9 @@ from typing import TypeAlias
 from kinfolk.data.files import COMPRESSION_SUFFIXES
 from kinfolk.errors import UserError
 from kinfolk.tasks.formats.base import FileSpec, read_rows
-from kinfolk.tasks.formats.detect import detect_format
-from kinfolk.tasks.rows import SourceTarget, TaggedSentence
+from kinfolk.tasks.formats.detect import detect_format, first_spec
+from kinfolk.tasks.formats.labelled_file import LabelledFile
+from kinfolk.tasks.rows import SourceTarget
 
 SplitFiles: TypeAlias = tuple[Path, ...]  # none, one, or a source and its target
 SPLIT_NAMES = {
@@ -33,12 +34,12 @@ SIDE_SUFFIX = re.compile(r"src|source|tgt|target|[a-z]{2}")  # of a pair; or its
 DATA_SUFFIX = re.compile(r"\.(txt|tsv|csv|jsonl?|ndjson|conllu?)$")
 FLORES_CODE = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}")  # as FLORES writes them
 MCC_TASKS, ACCURACY_AND_F1_TASKS = ("cola",), ("mrpc", "qqp")  # scored otherwise than most
-SAMPLE_ROWS = 200  # rows
+SAMPLE_ROWS = 200  # by which metrics are chosen
 
 
 @dataclass(frozen=True)
 class SuiteTask:
-    """One set of a suite; where a split has no files, it is empty."""
+    """One set of a suite; a split without files is empty."""
 
     name: str
     task: str
@@ -46,20 +47,21 @@ class SuiteTask:
     train: SplitFiles
     dev: SplitFiles
     test: SplitFiles
-    metrics: tuple[str, ...]  # the first decides
+    metrics: tuple[str, ...]  # the main metric first
+    error: str = ""  # why its files cannot be read
 
 
 def discover_suite(folder: Path) -> list[SuiteTask]:
-    """List the labelled sets in a folder, by name; plain text is none."""
+    """Return the labelled sets of a folder, by name; plain text is no set."""
     if not folder.is_dir():
         raise UserError(f"{folder} is no folder: give one with a folder for each labelled set")
-    found = [one for inner in _folders(folder) for one in _sets(inner, folder)]
-    if not found:
+    tasks = [task for inner in _folders(folder) for task in _sets(inner, folder)]
+    if not tasks:
         raise UserError(
             f"{folder} holds no labelled sets: give a folder for each, with files such as "
             "train.tsv and dev.tsv in it"
         )
-    return found
+    return tasks
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -68,33 +70,34 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _sets(inner: Path, folder: Path) -> Iterator[SuiteTask]:
-    """Tell the sets of one folder apart by what their names share besides the split."""
+    """Group the files of one folder into sets by what their names share besides the split."""
     files = sorted(p for p in inner.iterdir() if p.is_file() and p.suffix != ".md")
     files = [path for path in files if not path.name.startswith(".")]
     name = str(inner.relative_to(folder)) if inner != folder else folder.name
     groups = _groups(files, name)
     for key, splits in groups.items():
-        one = _set(name if len(groups) == 1 else f"{name}/{key}".rstrip("/"), splits)
-        if one is not None:
-            yield one
+        task = _set(name if len(groups) == 1 else f"{name}/{key}".rstrip("/"), splits)
+        if task is not None:
+            yield task
 
 
 def _set(name: str, splits: dict[str, SplitFiles]) -> SuiteTask | None:
     first = next(files for split in SPLIT_NAMES.values() if (files := splits.get(split)))
-    try:
-        found = detect_format(first[0], target=first[1] if len(first) > 1 else None)
-    except UserError:
-        return None  # neither text nor labels: a list of label names, for one
-    if found.task == "lm":
-        return None
+    file = LabelledFile(first[0], target=first[1] if len(first) > 1 else None)
     train, dev, test = (splits.get(split, ()) for split in ("train", "dev", "test"))
-    return SuiteTask(name, found.task, found, train, dev, test, default_metrics(name, first, found))
+    try:
+        spec = first_spec(file) if file.target is None else detect_format(file)
+        if spec is None or spec.task == "lm":
+            return None  # no labels: plain text, or for example a list of label names
+        metrics = default_metrics(name, file, spec)
+    except UserError as error:
+        return SuiteTask(name, "", FileSpec("", "", ""), train, dev, test, (), str(error))
+    return SuiteTask(name, spec.task, spec, train, dev, test, metrics)
 
 
-def default_metrics(name: str, files: SplitFiles, found: FileSpec) -> tuple[str, ...]:
-    """Name what a set is scored by, as its authors do where that is known."""
-    target = files[1] if len(files) > 1 else None
-    match found.task:
+def default_metrics(name: str, file: LabelledFile, spec: FileSpec) -> tuple[str, ...]:
+    """Return the metrics of a set, those of its authors where they are known."""
+    match spec.task:
         case "classify" if _known(name, MCC_TASKS):
             return ("matthews",)
         case "classify":
@@ -102,17 +105,13 @@ def default_metrics(name: str, files: SplitFiles, found: FileSpec) -> tuple[str,
         case "regress":
             return ("pearson", "spearman")
         case "tag":
-            some = islice(read_rows(files[0], found), SAMPLE_ROWS)
-            tags = {
-                tag for row in some if isinstance(row, TaggedSentence) for tag in row.tags or ()
-            }
-            parts = any(tag.startswith("B-") for tag in tags)
-            return ("f1", "accuracy") if parts else ("accuracy",)
+            rows = islice(read_rows(file, spec), SAMPLE_ROWS)
+            has_entities = any(tag.startswith("B-") for row in rows for tag in row.tags or ())
+            return ("f1", "accuracy") if has_entities else ("accuracy",)
         case "span":
             return ("f1", "exact")
         case "write":
-            some = islice(read_rows(files[0], found, target=target), SAMPLE_ROWS)
-            return _writing([row for row in some if isinstance(row, SourceTarget)])
+            return _text_metrics([*islice(read_rows(file, spec), SAMPLE_ROWS)])
         case "complete":
             return ("accuracy", "perplexity")
         case "coref":
@@ -121,10 +120,10 @@ def default_metrics(name: str, files: SplitFiles, found: FileSpec) -> tuple[str,
             return ("accuracy",)
 
 
-def _writing(some: Sequence[SourceTarget]) -> tuple[str, ...]:
-    """Tell a translation, which is as long as its source, from a summary."""
-    source = sum(len(row.source.encode()) for row in some)
-    target = sum(len((row.target or "").encode()) for row in some)
+def _text_metrics(rows: Sequence[SourceTarget]) -> tuple[str, ...]:
+    """Tell a translation, which is about as long as its source, from a summary."""
+    source = sum(len(row.source.encode()) for row in rows)
+    target = sum(len((row.target or "").encode()) for row in rows)
     return ("rouge1", "rouge2", "rougeL") if target < source / 2 else ("bleu", "chrf")
 
 
@@ -133,33 +132,34 @@ def _known(name: str, names: Sequence[str]) -> bool:
 
 
 def _groups(files: Sequence[Path], name: str) -> dict[str, dict[str, SplitFiles]]:
-    """Sort files into sets and splits; those whose names say no split are left where others do."""
+    """Sort files into sets and splits; where some names say a split, the others are left out."""
     if len(files) > 1 and all(FLORES_CODE.fullmatch(_plain(path).stem) for path in files):
         return _languages(files)
     groups: dict[str, dict[str, list[Path]]] = {}
     for path in files:
-        if (parted := _parted(path)) is not None:
-            groups.setdefault(parted[0], {}).setdefault(parted[1], []).append(path)
+        if (key_and_split := _key_and_split(path)) is not None:
+            key, split = key_and_split
+            groups.setdefault(key, {}).setdefault(split, []).append(path)
     if not groups:
         return {DATA_SUFFIX.sub("", _plain(path).name): {"train": (path,)} for path in files}
-    return _joined({k: {s: _pair(f, name) for s, f in v.items()} for k, v in groups.items()})
+    return _merge_groups({k: {s: _pair(f, name) for s, f in v.items()} for k, v in groups.items()})
 
 
-def _joined(groups: dict[str, dict[str, SplitFiles]]) -> dict[str, dict[str, SplitFiles]]:
-    """Make one set of those that share no split; a set without a test takes the first alone."""
-    splits = [split for one in groups.values() for split in one]
-    if splits and len(splits) == len(set(splits)):
-        return {"": {split: files for one in groups.values() for split, files in one.items()}}
-    alone = [key for key, one in groups.items() if one.keys() == {"test"}]
-    whole = [key for key, one in groups.items() if "train" in one and "test" not in one]
-    if len(whole) == 1 and alone:
-        groups[whole[0]]["test"] = groups[alone[0]]["test"]
-        return {key: one for key, one in groups.items() if key not in alone}
+def _merge_groups(groups: dict[str, dict[str, SplitFiles]]) -> dict[str, dict[str, SplitFiles]]:
+    """Merge sets that share no split; a set without a test file gets the first that is alone."""
+    names = [split for splits in groups.values() for split in splits]
+    if names and len(names) == len(set(names)):
+        return {"": {split: files for s in groups.values() for split, files in s.items()}}
+    only_test = [key for key, splits in groups.items() if splits.keys() == {"test"}]
+    no_test = [key for key, splits in groups.items() if "train" in splits and "test" not in splits]
+    if len(no_test) == 1 and only_test:
+        groups[no_test[0]]["test"] = groups[only_test[0]]["test"]
+        return {key: splits for key, splits in groups.items() if key not in only_test}
     return groups
 
 
-def _parted(path: Path) -> tuple[str, str] | None:
-    """Return what a name says besides its split, its kind and its side; and the split."""
+def _key_and_split(path: Path) -> tuple[str, str] | None:
+    """Return what a name says besides its split, suffix and side; and the split."""
     name = DATA_SUFFIX.sub("", _plain(path).name)
     match = SPLIT.search(name)
     if match is None:
@@ -179,17 +179,17 @@ def _pair(files: Sequence[Path], name: str) -> SplitFiles:
 
 
 def _side(path: Path) -> str | None:
-    """Return which side of a pair a name says: a language, or source and target."""
+    """Return the side of a pair that a name says: a language, source or target."""
     last = _plain(path).name.removesuffix(".txt").rpartition(".")[2]
     return last if SIDE_SUFFIX.fullmatch(last) else None
 
 
 def _languages(files: Sequence[Path]) -> dict[str, dict[str, SplitFiles]]:
-    """Pair English, or else the first language, with every other: all have the same lines."""
+    """Pair English, or else the first language, with every other; all have the same lines."""
     english = [path for path in files if path.name.startswith("eng")]
     first = (english or list(files))[0]
     return {
-        f"{first.stem}-{path.stem}": {(_parted(path) or ("", "dev"))[1]: (first, path)}
+        f"{first.stem}-{path.stem}": {(_key_and_split(path) or ("", "dev"))[1]: (first, path)}
         for path in files
         if path != first
     }

@@ -13,16 +13,16 @@ from kinfolk.metrics.entities import (
 )
 from kinfolk.metrics.metric import PRF, Metric
 from kinfolk.tasks.rows import TaggedSentence
-from kinfolk.tasks.task import Output, Prediction, Task, register, sort_labels
+from kinfolk.tasks.task import Prediction, Task, TaskOutput, register_kind, sort_labels
 
 
-@register
+@register_kind
 class Tagging(Task):
     """Predict one of `labels` for each word."""
 
     name: ClassVar[str] = "tag"
     alias: ClassVar[str] = "tagging"
-    output: ClassVar[Output] = "tags"
+    output: ClassVar[TaskOutput] = "tags"
     head: ClassVar[str | None] = "tokens"
     metric_names: ClassVar[tuple[str, ...]] = ("f1", "accuracy")
 

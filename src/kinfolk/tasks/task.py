@@ -15,7 +15,7 @@ from kinfolk.metrics.metric import PRF, Metric, Statistics
 from kinfolk.text.unicode import guess_language
 
 # What a prediction is. Formulations are chosen by it, so that a new kind finds those that fit.
-Output = Literal[
+TaskOutput = Literal[
     "label",  # one of task.labels
     "number",
     "option",  # the index of one of the row's options
@@ -35,9 +35,9 @@ MODULES = (
     "completion",
     "coreference",
 )
-KINDS: dict[str, "type[Task]"] = {}  # filled by `register` when the modules are imported
+TASK_KINDS: dict[str, "type[Task]"] = {}  # filled by `register_kind` when the modules are imported
 PROBABILITY_DIGITS = 4  # in tables
-MAX_LABELS_SHOWN = 12
+MAX_LABELS_LISTED = 12
 LANGUAGE_SAMPLE = 50  # rows by which the language is guessed
 TaskType = TypeVar("TaskType", bound="type[Task]")
 
@@ -46,11 +46,12 @@ TaskType = TypeVar("TaskType", bound="type[Task]")
 class Prediction:
     """The prediction for a row."""
 
-    value: Any  # see Output
+    value: Any  # see TaskOutput
     probabilities: tuple[float, ...] = ()  # of each label or option, or of each word's tag
     probability: float | None = None  # of the value
     nll: float | None = None  # negative log-likelihood of the reference
     tokens: int = 0  # of the reference
+    best_span: str = ""  # of a context, also where no answer is predicted
     null_score_diff: float | None = None  # score of no answer minus that of the best span
 
 
@@ -59,7 +60,7 @@ class Task:
     """A task of one kind: a frozen value that is saved with the model.
 
     `Task(kind="classify", ...)` returns an instance of the class that is registered for the kind.
-    A kind is one file: a subclass with `@register`, listed in MODULES where it is built in.
+    A kind is one file: a subclass with `@register_kind`, listed in MODULES where it is built in.
     """
 
     kind: str = ""
@@ -72,7 +73,7 @@ class Task:
 
     name: ClassVar[str] = ""  # `kind` in JSON
     alias: ClassVar[str] = ""  # the other name that is accepted
-    output: ClassVar[Output]
+    output: ClassVar[TaskOutput]
     head: ClassVar[str | None] = None  # the head of a network that Hugging Face saves for it
     metric_names: ClassVar[tuple[str, ...]]  # the default main metric first
     min_texts: ClassVar[int] = 1  # that `row_from_texts` needs
@@ -129,15 +130,15 @@ class Task:
 
     def row_from_texts(self, *texts: str) -> Any:
         """Return a row without a label, made of texts that a user typed."""
-        raise UserError(f"a {self.kind} model predicts whole rows: use `answers`")
+        raise UserError(f"a {self.kind} model predicts whole rows: use `predict`")
 
     def label_id(self, label: str) -> int:
         """Return the index of a label."""
         try:
             return self.labels.index(label)
         except ValueError:
-            known = ", ".join(self.labels[:MAX_LABELS_SHOWN])
-            known += " ..." if len(self.labels) > MAX_LABELS_SHOWN else ""
+            known = ", ".join(self.labels[:MAX_LABELS_LISTED])
+            known += " ..." if len(self.labels) > MAX_LABELS_LISTED else ""
             raise UserError(
                 f"the label {label!r} is not in the training rows, which have {known}"
             ) from None
@@ -272,6 +273,12 @@ class Task:
         """Return precision, recall and F1 of each class or type of entity."""
         return {}
 
+    def diagnostics(
+        self, rows: Sequence[Any], predictions: Sequence[Prediction]
+    ) -> dict[str, float]:
+        """Return further numbers for the JSON of an evaluation."""
+        return {}
+
     # Predictions in files
 
     def to_json(self, row: Any, prediction: Prediction) -> dict[str, Any]:
@@ -302,9 +309,9 @@ class EvaluationResult:
     unseen_labels: dict[str, int]  # labels that the training rows lack, and how often each occurs
 
 
-def register(cls: TaskType) -> TaskType:
+def register_kind(cls: TaskType) -> TaskType:
     """Register a kind of task under its name."""
-    KINDS[cls.name] = cls
+    TASK_KINDS[cls.name] = cls
     return cls
 
 
@@ -312,7 +319,7 @@ def kinds() -> dict[str, type[Task]]:
     """Return the class of every kind by its name."""
     for module in MODULES:
         importlib.import_module(f"kinfolk.tasks.{module}")
-    return KINDS
+    return TASK_KINDS
 
 
 def task_class(name: str) -> type[Task]:

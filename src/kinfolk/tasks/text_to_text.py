@@ -6,16 +6,16 @@ from typing import ClassVar
 from kinfolk.metrics.metric import Metric, Statistics
 from kinfolk.metrics.text import BLEU, CHRF, ROUGE
 from kinfolk.tasks.rows import SourceTarget
-from kinfolk.tasks.task import Output, Prediction, Task, register
+from kinfolk.tasks.task import Prediction, Task, TaskOutput, register_kind
 
 
-@register
+@register_kind
 class TextToTextTask(Task):
     """Generate a text for a text; a row may have several references."""
 
     name: ClassVar[str] = "write"
     alias: ClassVar[str] = "text_to_text"
-    output: ClassVar[Output] = "text"
+    output: ClassVar[TaskOutput] = "text"
     metric_names: ClassVar[tuple[str, ...]] = ("bleu", "chrf", "rouge1", "rouge2", "rougeL")
 
     @staticmethod

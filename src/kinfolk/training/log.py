@@ -1,6 +1,6 @@
 """The log of a run: reproducible values in log.jsonl, throughput in speed.jsonl.
 
-log.jsonl      {"step": 7, "loss": 5.25, "lr": 0.0003, "losses": {"tokens": 4.5, "pairs": 0.75}}
+log.jsonl      {"step": 7, "loss": 5.25, "lr": 0.0003, "losses": {"mlm": 4.5, "nsp": 0.75}}
 speed.jsonl    {"step": 7, "seconds": 0.125, "tokens_per_second": 65536.0}
 tensorboard/   the same numbers as events
 """
@@ -102,11 +102,11 @@ def speed(run: Path) -> float | None:
 def token_loss(entry: Mapping[str, Any], name: str = "loss") -> float:
     """Return the loss of tokens, the part of "loss" or "eval_loss" that baselines compare with.
 
-    Where a loss has other parts, such as next-sentence prediction, it is their weighted sum.
+    Where a loss has other parts, such as next-sentence prediction, it is their weighted sum; the
+    loss of tokens comes first.
     """
-    parts = entry.get("losses" if name == "loss" else "eval_losses") or {}
-    found: float = parts.get("tokens", entry[name])
-    return found
+    parts: Mapping[str, float] = entry.get("losses" if name == "loss" else "eval_losses") or {}
+    return next(iter(parts.values()), entry[name])
 
 
 def _read_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:

@@ -14,15 +14,20 @@ from torch import nn
 from kinfolk import hub
 from kinfolk.batch import Loss
 from kinfolk.config import apply_overrides
-from kinfolk.data.corpus import file_fingerprint
 from kinfolk.errors import UserError
+from kinfolk.families import family_of
 from kinfolk.files import new_file
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.nn.task_heads import ModelWithHead
+from kinfolk.tasks.dataset import RowSource, TaskDataset, as_datasets
 from kinfolk.tasks.examples import Instance
-from kinfolk.tasks.formats.base import ReadReport
 from kinfolk.tasks.formulations.base import Formulation
-from kinfolk.tasks.formulations.head import CausalHead, ClassificationHead
+from kinfolk.tasks.formulations.choose import (
+    build_formulation,
+    choose_formulation,
+    model_config,
+)
+from kinfolk.tasks.formulations.head import CausalHead, LabelHead
 from kinfolk.tasks.instances import (
     TOKENS_PER_BATCH,
     TaskBatches,
@@ -37,11 +42,9 @@ from kinfolk.training.loop import Callback
 from kinfolk.training.regularize import FGM, GradualUnfreezing, noisy_tune
 from kinfolk.training.run import LossFn, Run, Workload, check_new_folder, select_device
 from kinfolk.training.step import sum_counts
-from kinfolk.workflows import formulations
 from kinfolk.workflows.finetune_recipe import (
     FineTuneRecipe,
     InitialWeights,
-    TaskDataset,
     default_train_config,
     epoch_steps,
     parse_initial_weights,
@@ -57,7 +60,7 @@ RESOLVED_FIELDS = ("train.steps", "train.eval_every", "train.save_every", "train
 
 def finetune(
     model: InitialWeights | Path | str,
-    datasets: Sequence[TaskDataset],
+    data: RowSource | TaskDataset | Sequence[TaskDataset],
     out: Path | str,
     *,
     formulation: str | None = None,
@@ -71,37 +74,36 @@ def finetune(
     options: Mapping[str, Any] | None = None,  # fields of the formulation; None where not given
     callbacks: Sequence[Callback] = (),
 ) -> Path:
-    """Fine-tune a model on labelled files; the run folder must be new.
+    """Fine-tune a model on labelled rows; the run folder must be new.
 
-    `finetune("runs/bert", [task_dataset("train.tsv", "dev.tsv")], "runs/triage")`
+    `finetune("runs/bert", task_dataset("train.tsv", "dev.tsv"), "runs/triage")`; the data may also
+    be a file, a list of dictionaries, a DataFrame, or several datasets.
     """
     start = model if isinstance(model, InitialWeights) else parse_initial_weights(str(model))
     out = Path(out)
     check_new_folder(out, "choose another -o, or resume it with --resume")
+    datasets = as_datasets(data, out)
     if len(datasets) > 1 and (metric or positive):
         raise UserError("several files have several tasks: leave --metric and --positive out")
     fields = {name: value for name, value in (options or {}).items() if value is not None}
     if teacher:
         fields = {"distillation_weight": DISTILLATION_WEIGHT, **fields}
-    notes = ReadReport()
-    rows = [dataset.with_labels(dataset.train_rows(notes), notes) for dataset in datasets]
-    for dataset, some in zip(datasets, rows, strict=True):
-        if not some:
-            raise UserError(f"{dataset.train} has no labelled row: there is nothing to learn from")
+    rows = [dataset.splits[0] for dataset in datasets]
     backbone, tokenizer = start.open(rows)
+    family = family_of(backbone.config)
     chosen: list[Formulation] = []
     for number, (dataset, some) in enumerate(zip(datasets, rows, strict=True)):
         prefix = prefixes[number] if number < len(prefixes) else None
-        task = task_class(dataset.guess.task).from_rows(
+        task = task_class(dataset.file_spec.task).from_rows(
             some,
             file=dataset.train,
             metric=metric or "",
             positive_label=positive,
             prefix=prefix or "",
         )
-        kind = formulations.choose_formulation(backbone.config, type(task), formulation)
-        built = formulations.build_formulation(
-            kind, task, backbone.config, tokenizer, length=length, **fields
+        kind = choose_formulation(family, type(task), formulation)
+        built = build_formulation(
+            kind, task, family, backbone.config, tokenizer, length=length, **fields
         )
         balanced = finetune_config.class_weights == "balanced"
         chosen.append(built.fit(some, tokenizer, balanced=balanced))
@@ -110,7 +112,7 @@ def finetune(
             "several files are learned together as text: choose --way text and a family that "
             "generates, like t5"
         )
-    config = formulations.model_config(chosen[0], backbone.config)
+    config = model_config(chosen[0], backbone.config)
     recipe = FineTuneRecipe(
         name=backbone.family_name,
         init_from="" if start.fresh else start.folder,
@@ -151,8 +153,7 @@ class FineTuneWorkload(Workload):
         settings: Sequence[str] = (),  # that were given: steps and evaluations follow from the rest
     ) -> None:
         self.tokenizer, self.objective = tokenizer, recipe.formulations[0]
-        notes = ReadReport()
-        splits = [dataset.split(notes) for dataset in recipe.datasets]
+        splits = [dataset.splits for dataset in recipe.datasets]
         self.dev_rows = [dev for _, dev in splits]
         self.has_eval_data = any(self.dev_rows)
         messages: list[str] = []
@@ -171,7 +172,8 @@ class FineTuneWorkload(Workload):
                     recipe.teacher, formulation, rows, instances, recipe.train.device
                 )
             sets.append([instance for some in instances for instance in some])
-        for message in [*messages, *notes.messages()]:
+        messages += [text for dataset in recipe.datasets for text in dataset.report.messages()]
+        for message in messages:
             for callback in callbacks:
                 callback.on_message(message)
         sizes = [len(some) for some in sets]
@@ -195,12 +197,7 @@ class FineTuneWorkload(Workload):
         if config.noisy_tune:
             fresh = {*self.model.parameters()} - {*self.model.pretrained.parameters()}
             noisy_tune(self.model, config.noisy_tune, seed=self.train.seed, fresh=fresh)
-        self.fingerprints = [
-            (file, file_fingerprint(Path(file)))
-            for dataset in recipe.datasets
-            for file in (dataset.train, dataset.dev, dataset.target, dataset.dev_target)
-            if file is not None
-        ]
+        self.fingerprints = [one for dataset in recipe.datasets for one in dataset.fingerprints]
         self.layer_lr_decay = config.layer_lr_decay
         self.early_stopping_patience = config.early_stopping_patience
         if config.gradual_unfreezing:
@@ -222,8 +219,10 @@ class FineTuneWorkload(Workload):
         return cls(recipe, backbone, tokenizer, callbacks, RESOLVED_FIELDS)
 
     def write_recipe(self, folder: Path) -> None:
-        """Write recipe.json and the tokenizer."""
+        """Write recipe.json, the tokenizer, and rows that were given in memory."""
         self.tokenizer.save(folder / "tokenizer")
+        for dataset in self.recipe.datasets:
+            dataset.write_rows(folder)
         self.recipe.write(folder / "recipe.json")
 
     def evaluate(self, loss: LossFn) -> Mapping[str, Any]:
@@ -320,7 +319,7 @@ def distill(
     """
     predictor = load_predictor(teacher, device=device)
     formulation, task = predictor.formulation, predictor.task
-    if not isinstance(student, ClassificationHead) or not formulation.distills:
+    if not isinstance(student, LabelHead) or not formulation.distills:
         raise UserError(
             f"{teacher} cannot teach this: teachers and students classify, regress, choose and "
             "tag by a head"

@@ -13,64 +13,17 @@ from kinfolk.config import config, field, read_json, write_json
 from kinfolk.errors import UserError
 from kinfolk.families import check_name, family
 from kinfolk.nn.task_heads import ModelWithHead
-from kinfolk.rng import Stream, generator
-from kinfolk.tasks.formats.base import FileSpec, ReadReport, parse_columns, read_rows
-from kinfolk.tasks.formats.detect import detect_format
+from kinfolk.tasks.dataset import TaskDataset
 from kinfolk.tasks.formulations.base import Formulation
-from kinfolk.tasks.task import Task, task_class
+from kinfolk.tasks.task import Task
 from kinfolk.text import train as train_module
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.config import FineTuneConfig, TrainConfig
 from kinfolk.workflows.folders import find_model_folder, load_tokenizer
 from kinfolk.workflows.load import load
 
-DEV_SHARE = 0.1  # of the rows, where no file of its own is given to choose by
-MAX_DEV_ROWS = 2000
 DROPOUT_FIELDS = ("dropout", "attention_dropout")
 OnMessage = Callable[[str], None]
-
-
-@config("labelled_file")
-class TaskDataset:
-    """A labelled file, and how it is read."""
-
-    train: str = field(help="file of training rows")
-    guess: FileSpec = field(help="file format and task")
-    dev: str | None = field(
-        default=None, help="file of dev rows; None holds some training rows out"
-    )
-    target: str | None = field(default=None, help="file of target lines, for line-aligned text")
-    dev_target: str | None = field(default=None, help="file of target lines of the dev rows")
-
-    def train_rows(self, notes: ReadReport) -> list[Any]:
-        """Read what is learned from."""
-        return list(read_rows(Path(self.train), self.guess, target=self.target, report=notes))
-
-    def with_labels(self, rows: Sequence[Any], notes: ReadReport) -> list[Any]:
-        """Leave out rows without a label."""
-        found = []
-        cls = task_class(self.guess.task)
-        for row in rows:
-            if cls.reference(row) is not None:
-                found.append(row)
-            else:
-                notes.count("rows without a label, left out, on lines", row.number)
-        return found
-
-    def split(self, notes: ReadReport) -> tuple[list[Any], list[Any]]:
-        """Return the rows to learn from and those to choose by: a file's, or some of the others.
-
-        Those are drawn alike for every seed, so that runs can be held against each other.
-        """
-        found = self.with_labels(self.train_rows(notes), notes)
-        if self.dev is not None:
-            rows = read_rows(Path(self.dev), self.guess, target=self.dev_target, report=notes)
-            return found, self.with_labels([*rows], notes)
-        count = min(MAX_DEV_ROWS, round(DEV_SHARE * len(found)))
-        order = generator(0, Stream.SPLIT).permutation(len(found))
-        kept = set(order[:count].tolist())
-        learned = [row for place, row in enumerate(found) if place not in kept]
-        return learned, [row for place, row in enumerate(found) if place in kept]
 
 
 @config("finetune")
@@ -121,34 +74,6 @@ class FineTuneRecipe:
         if not isinstance(found, FineTuneRecipe):
             raise UserError(f"{path.parent} was pretrained, not fine-tuned: finetune it first")
         return found
-
-
-def task_dataset(
-    train: Path | str,
-    dev: Path | str | None = None,
-    *,
-    task: str | None = None,
-    columns: str | None = None,
-    target: Path | None = None,
-    dev_target: Path | None = None,
-) -> TaskDataset:
-    """Guess what a file is for, unless it is said."""
-    train, dev = Path(train), None if dev is None else Path(dev)
-    for file in (train, dev, target, dev_target):
-        if file is not None and not file.is_file():
-            raise UserError(f"{file} is not there: give a file with labelled examples")
-    if (target is not None) and dev is not None and dev_target is None:
-        raise UserError("--dev has no --dev-target: give the lines to be written, too")
-    wanted = None if task in (None, "auto") else task_class(str(task)).name
-    found = detect_format(
-        train,
-        task=wanted,
-        columns=None if columns is None else parse_columns(columns),
-        target=target,
-    )
-    names = {"train": train, "dev": dev, "target": target, "dev_target": dev_target}
-    where = {name: None if path is None else str(path.resolve()) for name, path in names.items()}
-    return TaskDataset(guess=found, **where)  # type: ignore[arg-type]
 
 
 def default_train_config(config: Any, *, fresh: bool) -> TrainConfig:

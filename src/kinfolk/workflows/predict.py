@@ -7,10 +7,12 @@ from typing import Any
 
 from kinfolk.config import read_type, type_name
 from kinfolk.errors import UserError
+from kinfolk.families import family_of
 from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.reports.evaluation_page import EvaluationPage, render
 from kinfolk.reports.page import write
 from kinfolk.rng import Stream, generator
+from kinfolk.tasks.dataset import TaskDataset, task_dataset
 from kinfolk.tasks.error_analysis import to_plain
 from kinfolk.tasks.formats.base import (
     Columns,
@@ -23,6 +25,8 @@ from kinfolk.tasks.formats.base import (
 from kinfolk.tasks.formats.detect import detect_format
 from kinfolk.tasks.formats.labelled_file import LabelledFile
 from kinfolk.tasks.formulations.base import Formulation
+from kinfolk.tasks.formulations.choose import build_formulation, choose_formulation
+from kinfolk.tasks.formulations.head import BareCausalHead
 from kinfolk.tasks.instances import predict_rows
 from kinfolk.tasks.rows import SourceTarget
 from kinfolk.tasks.task import (
@@ -36,11 +40,8 @@ from kinfolk.tasks.task import (
 )
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.run import select_device
-from kinfolk.workflows import formulations
 from kinfolk.workflows.finetune_recipe import (
     FineTuneRecipe,
-    TaskDataset,
-    task_dataset,
 )
 from kinfolk.workflows.folders import find_model_folder
 from kinfolk.workflows.load import load
@@ -48,80 +49,78 @@ from kinfolk.workflows.load import load
 
 @dataclass(frozen=True, eq=False)
 class Predictor:
-    """A network that learned a task, and how it is asked."""
+    """A fine-tuned network with its tokenizer and formulation."""
 
     model: Any
     tokenizer: Tokenizer
     formulation: Formulation
-    file_spec: FileSpec | None = None  # how the file was read that it learned from
+    file_spec: FileSpec | None = None  # how the training file was read
 
     @property
     def task(self) -> Task:
-        """What it learned."""
+        """The task that it was trained for."""
         return self.formulation.task
 
     def predict_one(self, *texts: str) -> Prediction:
-        """Answer one question: a text or a pair, a context and its options, a question and context.
+        """Predict one row: a text or a pair, a context and its options, a question and its context.
 
         `load_predictor("runs/triage").predict_one("The invoice was never paid.").value`
         """
         least = max(self.task.min_texts, 1 + self.task.is_pair)
         if len(texts) < least:
             raise UserError(f"{len(texts)} texts are too few to {self.task.kind}: give {least}")
-        return self.answers([self.task.row_from_texts(*texts)])[0]
+        return self.predict([self.task.row_from_texts(*texts)])[0]
 
-    def answers(
+    def predict(
         self, rows: Sequence[Any], *, watch: Callable[[int], None] = lambda done: None
     ) -> list[Prediction]:
-        """Answer rows, in their order."""
+        """Return the predictions for rows, in their order."""
         return predict_rows(self.formulation, self.model, rows, self.tokenizer, watch=watch)
 
 
 def load_predictor(path: Path | str, *, device: str = "auto", number: int = 0) -> Predictor:
-    """Open what was fine-tuned here or elsewhere; of several tasks, the one with a number."""
+    """Load a fine-tuned model, also of transformers; of several tasks, the one with this index."""
     folder = find_model_folder(path)
     model, tokenizer = load(folder)
     model.to(select_device(device))
-    notes = folder / "kinfolk.json"
-    if notes.is_file() and is_finetuned(notes):
-        tuning = FineTuneRecipe.read(notes)
-        if not 0 <= number < len(tuning.formulations):
+    recipe_file = folder / "kinfolk.json"
+    if recipe_file.is_file() and is_finetuned(recipe_file):
+        recipe = FineTuneRecipe.read(recipe_file)
+        if not 0 <= number < len(recipe.formulations):
             raise UserError(
-                f"{path} learned {len(tuning.formulations)} tasks: there is no task {number + 1}"
+                f"{path} was trained for {len(recipe.formulations)} tasks: there is no task "
+                f"{number + 1}"
             )
         return Predictor(
-            model, tokenizer, tuning.formulations[number], tuning.datasets[number].guess
+            model, tokenizer, recipe.formulations[number], recipe.datasets[number].file_spec
         )
     if not isinstance(model, ModelWithHead):
         raise UserError(
-            f"{path} was not fine-tuned: finetune it on a labelled file, or ask it as it is with "
+            f"{path} was not fine-tuned: fine-tune it on a labelled file, or evaluate it with "
             "--way prompt"
         )
     return Predictor(model, tokenizer, formulation_of_hf_model(model, tokenizer))
 
 
-def is_finetuned(notes: Path) -> bool:
-    """Say whether the notes of a model folder are those of a fine-tuning run."""
-    return read_type(notes) == type_name(FineTuneRecipe)
+def is_finetuned(recipe_file: Path) -> bool:
+    """Return whether the recipe of a model folder is that of a fine-tuning run."""
+    return read_type(recipe_file) == type_name(FineTuneRecipe)
 
 
 def formulation_of_hf_model(model: ModelWithHead, tokenizer: Tokenizer) -> Formulation:
-    """Find how a network that was fine-tuned elsewhere is asked."""
-    c = model.config
-    (cls,) = (
+    """Return the formulation of a network that was fine-tuned with transformers."""
+    c, family = model.config, family_of(model.config.backbone)
+    cls = next(
         one
         for one in kinds().values()
         if one.head == c.head and (one.output == "number") == c.regression
     )
     task = cls(labels=c.labels if cls.output in ("label", "tags") else ())
     if c.backbone.network().architecture == "decoder" and c.head == "text":
-        # As transformers reads it: the text, and nothing around it.
-        return formulations.build_formulation(
-            formulations.BareCausalHead, task, c.backbone, tokenizer
-        )
-    return formulations.build_formulation(
-        formulations.choose_formulation(c.backbone, cls, "head"), task, c.backbone, tokenizer
-    )
+        # As in transformers: the text without special tokens.
+        return build_formulation(BareCausalHead, task, family, c.backbone, tokenizer)
+    formulation = choose_formulation(family, cls, "head")
+    return build_formulation(formulation, task, family, c.backbone, tokenizer)
 
 
 def read_test_file(
@@ -187,35 +186,35 @@ def predict_file(
         raise UserError("a text has no label to predict: score it with evaluate --test")
     if not rows:
         raise UserError(f"{file} holds no rows: there is nothing to predict")
-    values = predictor.answers(rows, watch=watch)
+    values = predictor.predict(rows, watch=watch)
     return Predictions(file, spec, predictor.task, rows, values, all_probabilities)
 
 
-def truncation_report(found: Predictor, rows: Sequence[Any]) -> list[str]:
-    """Say how many rows are longer than what is read at a time, and what becomes of them."""
-    asked = [found.formulation.instances(row, found.tokenizer, labelled=False) for row in rows]
-    cut = sum(any(one.truncated_tokens for one in some) for some in asked)
-    parted = sum(len(some) > 1 for some in asked)
-    size = f"{found.formulation.max_length} tokens"
+def truncation_report(predictor: Predictor, rows: Sequence[Any]) -> list[str]:
+    """Return messages about rows that are longer than the formulation reads at a time."""
+    formulation = predictor.formulation
+    instances = [formulation.instances(row, predictor.tokenizer, labelled=False) for row in rows]
+    truncated = sum(any(one.truncated_tokens for one in some) for some in instances)
+    split = sum(len(some) > 1 for some in instances)
     return [
-        f"{count:,} of {len(rows):,} rows are {what} {size}"
-        for count, what in ((cut, "cut to"), (parted, "read in parts of"))
+        f"{count:,} of {len(rows):,} rows are {what} {formulation.max_length} tokens"
+        for count, what in ((truncated, "cut to"), (split, "read in parts of"))
         if count
     ]
 
 
 def evaluate_rows(
-    found: Predictor,
+    predictor: Predictor,
     rows: list[Any],
     *,
     n_resamples: int = 1000,
     seed: int = 0,
     watch: Callable[[int], None] = lambda done: None,
 ) -> EvaluationResult:
-    """Answer rows and score the answers, the main metric with its interval."""
-    task = found.task
+    """Predict rows and score the predictions, the main metric with its interval."""
+    task = predictor.task
     task.check_references(rows)
-    predictions = found.answers(rows, watch=watch)
+    predictions = predictor.predict(rows, watch=watch)
     scores = task.evaluate(rows, predictions)
     bounds = task.interval(rows, predictions, n_resamples=n_resamples, seed=seed)
     return EvaluationResult(task, rows, predictions, scores, bounds, task.unseen_labels(rows))
@@ -271,66 +270,69 @@ def few_shot_predictor(
     device: str = "auto",
     notes: ReadReport | None = None,
 ) -> tuple[Predictor, list[Any]]:
-    """Open a model that is asked as it is, and the rows it is asked about.
+    """Load a pretrained model with a prompt, and the rows to predict.
 
-    Its labels are those of the training file, from which the solved rows are drawn, or else those
-    of the test.
+    The labels are those of the training file, from which few-shot examples are drawn, or else those
+    of the test file.
     """
     if shots < 0:
         raise UserError(f"--shots {shots}: use 0 or more")
     if shots and train is None:
         raise UserError(
-            f"--shots {shots} are solved rows: give the file to draw them from, --train"
+            f"--shots {shots}: name the file that few-shot examples are drawn from with --train"
         )
     notes = notes or ReadReport()
     file = task_dataset(test, task=task, columns=columns, target=target)
-    rows = file.train_rows(notes)
+    rows = list(read_rows(file.files["train"], file.file_spec, report=notes))
     known = rows if train is None else fewshot_rows(train, file, notes)
     network, tokenizer = load(model)
     network.to(select_device(device))
     body: Any = network.backbone if isinstance(network, ModelWithHead) else network
-    cls = task_class(file.guess.task)
+    cls = task_class(file.file_spec.task)
     labelled = [row for row in known if cls.reference(row) is not None]
     asking = cls.from_rows(labelled, file=file.train)
-    kind = formulations.choose_formulation(body.config, type(asking), "prompt")
+    family = family_of(body.config)
+    formulation = choose_formulation(family, type(asking), "prompt")
     if words is not None and len(words) != len(asking.labels):
         raise UserError(
             f"--words {','.join(words)}: {len(words)} words for {len(asking.labels)} classes; give "
             f"one for each of {', '.join(asking.labels)}"
         )
-    way: Any = formulations.build_formulation(
-        kind,
+    prompt: Any = build_formulation(
+        formulation,
         asking,
+        family,
         body.config,
         tokenizer,
         length=length,
         pattern=pattern,
         verbalizer=None if words is None else tuple(words),
     )
-    way = replace(
-        way, examples=tuple(way.format_example(row) for row in sample_fewshot(known, shots, seed))
-    )
-    return Predictor(body, tokenizer, way, file.guess), rows
+    examples = [prompt.format_example(row) for row in sample_fewshot(known, shots, seed)]
+    prompt = replace(prompt, examples=tuple(examples))
+    return Predictor(body, tokenizer, prompt, file.file_spec), rows
 
 
 def fewshot_rows(train: Path, file: TaskDataset, notes: ReadReport) -> list[Any]:
-    """Read the rows that solved ones are drawn from, in the form of the test or its own."""
+    """Read the rows that few-shot examples are drawn from, in the format of the test or its own."""
     if not train.is_file():
         raise UserError(f"{train} is not there: give a file with labelled examples")
+    opened = LabelledFile(train)
     try:
-        found = list(read_rows(train, file.guess, report=notes))
+        read = list(read_rows(opened, file.file_spec, report=notes))
     except UserError:
-        found = task_dataset(train, task=file.guess.task).train_rows(notes)
-    cls = task_class(file.guess.task)
-    rows = [row for row in found if cls.reference(row) is not None]
+        spec = detect_format(opened, task=file.file_spec.task)
+        read = list(read_rows(opened, spec, report=notes))
+    cls = task_class(file.file_spec.task)
+    rows = [row for row in read if cls.reference(row) is not None]
     if not rows:
-        raise UserError(f"{train} has no labelled row: there is nothing to show as solved")
+        raise UserError(f"{train} has no labelled row: there are no few-shot examples to draw")
     return rows
 
 
 def sample_fewshot(rows: Sequence[Any], shots: int, seed: int) -> list[Any]:
-    """Draw solved rows; the same seed draws the same."""
+    """Draw few-shot examples; the same seed draws the same ones."""
     if shots > len(rows):
         raise UserError(f"--shots {shots}: there are only {len(rows)} rows to draw them from")
     order = generator(seed, Stream.SPLIT).permutation(len(rows))
-    return [rows[place] for place in order[:shots]]
+    return [rows[index] for index in order[:shots]]

@@ -11,20 +11,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kinfolk.config import config, did_you_mean, field
+from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
-from kinfolk.rng import Stream, generator
-from kinfolk.tasks.formats.base import ReadReport, read_rows
+from kinfolk.tasks.dataset import TaskDataset, sample_rows, task_dataset
+from kinfolk.tasks.formats.base import read_rows
 from kinfolk.tasks.formats.detect import detect_format
+from kinfolk.tasks.formats.labelled_file import LabelledFile
 from kinfolk.tasks.suite import SplitFiles, SuiteTask, discover_suite
 from kinfolk.tasks.task import find_metric, task_class
 from kinfolk.training.run import check_new_folder
 from kinfolk.workflows.finetune_recipe import (
     FineTuneRecipe,
     OnMessage,
-    TaskDataset,
     mean_and_std,
-    task_dataset,
 )
 from kinfolk.workflows.predict import load_predictor, match_format, without_labels
 from kinfolk.workflows.seeds import is_multi_seed, read_scores, seed_folders
@@ -33,22 +32,6 @@ AVERAGED_OUTPUTS = ("label", "number")  # accuracy and F1, Pearson and Spearman
 TrainFn = Callable[
     [Sequence[TaskDataset], Path, str | None], Path
 ]  # of files, a run folder, a metric
-
-
-@config("labelled_sample")
-class SubsetDataset(TaskDataset):
-    """A labelled file of which a sample of rows is used."""
-
-    max_rows: int = field(help="number of rows to draw")
-
-    def train_rows(self, notes: ReadReport) -> list[Any]:
-        """Read what is learned from."""
-        return sample_rows(super().train_rows(notes), self.max_rows)
-
-    def split(self, notes: ReadReport) -> tuple[list[Any], list[Any]]:
-        """Return the rows to learn from and those to choose by."""
-        learned, dev = super().split(notes)
-        return learned, sample_rows(dev, self.max_rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,8 +111,10 @@ def run_suite(
         on_message(f"{left_out.name} is left out: {left_out.skip_reason}")
     results = [*skipped]
     for one in sets:
-        on_message(f"{one.name}: {one.file_spec.description}")
         try:
+            if one.error:
+                raise UserError(one.error)
+            on_message(f"{one.name}: {one.file_spec.description}")
             results.append(run_task(one, tune, out / one.name, limit, device, on_message))
         except UserError as error:
             on_message(f"{one.name} is left out: {error}")
@@ -161,7 +146,7 @@ def run_task(
     else:
         found = list(read_scores(made).runs.values())
         on = "dev" if dev else "held out"
-        size = len(file.split(ReadReport())[1])
+        size = len(file.splits[1])
     metrics = {name: find_metric(name) for name in one.metrics if name in found[0]}
     names = [name for name, metric in metrics.items() if metric and not metric.lower_is_better]
     if not names:
@@ -171,7 +156,7 @@ def run_task(
         name=one.name,
         task=one.task,
         way=tuning.formulations[0].name,
-        learned=len(file.split(ReadReport())[0]),
+        learned=len(file.splits[0]),
         num_eval_rows=size,
         split=on,
         scores={name: value for name, (value, _) in means.items()},
@@ -182,13 +167,12 @@ def run_task(
 def dataset_of(learned: SplitFiles, dev: SplitFiles, limit: int | None) -> TaskDataset:
     """Describe the files of a set."""
     targets = [files[1] if len(files) > 1 else None for files in (learned, dev)]
-    found = task_dataset(
-        learned[0], dev[0] if dev else None, target=targets[0], dev_target=targets[1]
-    )
-    if limit is None:
-        return found
-    return SubsetDataset(
-        **{name: getattr(found, name) for name in TaskDataset.__dataclass_fields__}, max_rows=limit
+    return task_dataset(
+        learned[0],
+        dev[0] if dev else None,
+        target=targets[0],
+        dev_target=targets[1],
+        max_rows=limit,
     )
 
 
@@ -201,33 +185,25 @@ def test_rows(
     """
     if not files:
         return []
-    target = files[1] if len(files) > 1 else None
+    opened = LabelledFile(files[0], target=files[1] if len(files) > 1 else None)
     try:
-        rows = list(read_rows(files[0], file.guess, target=target))
+        rows = list(read_rows(opened, file.file_spec))
     except UserError as error:
         try:
-            spec = without_labels(match_format(files[0], file.guess, labelled=False))
-            list(read_rows(files[0], spec, target=target))
+            spec = without_labels(match_format(opened, file.file_spec, labelled=False))
+            list(read_rows(opened, spec))
         except UserError:
             on_message(f"{files[0]} cannot be read, so that dev rows are scored instead: {error}")
         return []
-    cls = task_class(file.guess.task)
+    cls = task_class(file.file_spec.task)
     rows = [row for row in rows if cls.reference(row) is not None]
-    return rows if limit is None else sample_rows(rows, limit)
+    return sample_rows(rows, limit)
 
 
 def evaluate_run(run: Path, rows: list[Any], device: str) -> dict[str, float]:
     """Score the best model of a run on rows."""
     found = load_predictor(run, device=device)
-    return found.task.evaluate(rows, found.answers(rows))
-
-
-def sample_rows(rows: list[Any], most: int) -> list[Any]:
-    """Draw a fixed sample of rows, in their order: files are often sorted by label."""
-    if len(rows) <= most:
-        return rows
-    kept = generator(0, Stream.SUBSAMPLE).permutation(len(rows))[:most]
-    return [rows[place] for place in sorted(kept.tolist())]
+    return found.task.evaluate(rows, found.predict(rows))
 
 
 def suite_mean(results: Sequence[SuiteResult]) -> float:

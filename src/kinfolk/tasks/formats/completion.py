@@ -31,7 +31,7 @@ CBT_BLANK = "XXXXX"
 CBT_LINES = 64  # in which the first question of the Children's Book Test ends
 
 
-def detect_json(file: LabelledFile) -> FileSpec | None:
+def detect_completions(file: LabelledFile) -> FileSpec | None:
     """Detect completions: nearly all targets are one word, and they differ more than classes do."""
     records = file.sample_records
     prompt, target = (first_key(next(iter(records), None), k) for k in (PROMPT_KEYS, TARGET_KEYS))
@@ -62,7 +62,9 @@ def detect_text(file: LabelledFile) -> FileSpec | None:
     return FileSpec("lm", "text", "read as text, without labels")
 
 
-def read(file: LabelledFile, spec: FileSpec, report: ReadReport) -> Iterator[CompletionRow]:
+def read_completions(
+    file: LabelledFile, spec: FileSpec, report: ReadReport
+) -> Iterator[CompletionRow]:
     """Stream the contexts of a file and the words that follow them."""
     if file.is_json:
         return _read_json(file)
@@ -70,7 +72,7 @@ def read(file: LabelledFile, spec: FileSpec, report: ReadReport) -> Iterator[Com
     return _read_cbt(file) if is_cbt else _read_lines(file, report)
 
 
-def write(predictions: Predictions) -> Iterator[str]:
+def write_completions(predictions: Predictions) -> Iterator[str]:
     """Add the word to each JSON record, or to the end of each line."""
     return (write_json if predictions.file.is_json else write_lines)(predictions)
 
@@ -150,7 +152,7 @@ def _read_cbt(file: LabelledFile) -> Iterator[CompletionRow]:
 
 
 register(
-    Format("lines", ("complete",), read, write, detect_cbt),
-    Format("objects", ("complete",), read, write, detect_json, 3),
+    Format("lines", ("complete",), read_completions, write_completions, detect_cbt),
+    Format("objects", ("complete",), read_completions, write_completions, detect_completions, 3),
     Format("text", ("lm",), read_text, write_text, detect_text, 5),
 )

@@ -80,7 +80,7 @@ def detect_word_tag(file: LabelledFile) -> FileSpec | None:
     return FileSpec("tag", "slashes", "tag each word with what stands behind its slash")
 
 
-def detect_json(file: LabelledFile) -> FileSpec | None:
+def detect_tagged_json(file: LabelledFile) -> FileSpec | None:
     """Detect JSON records with a list of words and a list of tags."""
     first = next(iter(file.sample_records), None)
     words, tags = first_key(first, TOKEN_KEYS), first_key(first, TAG_KEYS)
@@ -149,7 +149,9 @@ def read_word_tag(
             yield TaggedSentence(tuple(p[0] for p in pairs), tuple(p[2] for p in pairs), number)
 
 
-def read_json(file: LabelledFile, spec: FileSpec, report: ReadReport) -> Iterator[TaggedSentence]:
+def read_tagged_json(
+    file: LabelledFile, spec: FileSpec, report: ReadReport
+) -> Iterator[TaggedSentence]:
     """Stream JSON records with a list of words and a list of tags."""
     for number, record in file.records():
         where = f"line {number:,} of {file}"
@@ -288,6 +290,6 @@ register(
     Format("columns", ("tag",), read_columns, write_columns, detect_columns, 1),
     Format("digits", ("tag",), read_columns, write_columns),
     Format("roles", ("tag",), read_roles, write_columns),
-    Format("objects", ("tag",), read_json, write_json, detect_json, 1),
+    Format("objects", ("tag",), read_tagged_json, write_json, detect_tagged_json, 1),
     Format("slashes", ("tag",), read_word_tag, write_word_tag, detect_word_tag, 2),
 )

@@ -41,7 +41,7 @@ def detect_conll2012(file: LabelledFile) -> FileSpec | None:
     return FileSpec("coref", "conll2012", "find the spans that mean one thing, in the last column")
 
 
-def detect_json(file: LabelledFile) -> FileSpec | None:
+def detect_coref_json(file: LabelledFile) -> FileSpec | None:
     """Detect records with sentences and clusters."""
     first = next(iter(file.sample_records), None)
     if not isinstance(first, dict) or not {"sentences", "clusters"} <= first.keys():
@@ -84,7 +84,9 @@ def read_conll2012(
         raise UserError(f"{file} has no {END!r} for line {begun:,}: it was cut short")
 
 
-def read_json(file: LabelledFile, spec: FileSpec, report: ReadReport) -> Iterator[CorefDocument]:
+def read_coref_json(
+    file: LabelledFile, spec: FileSpec, report: ReadReport
+) -> Iterator[CorefDocument]:
     """Stream the documents of JSON records."""
     for number, row in file.records():
         where = f"line {number:,} of {file}"
@@ -250,6 +252,6 @@ def _word_starts(text: str, edges: list[int]) -> list[int]:
 
 register(
     Format("conll2012", ("coref",), read_conll2012, write_conll2012, detect_conll2012),
-    Format("objects", ("coref",), read_json, write_json, detect_json),
+    Format("objects", ("coref",), read_coref_json, write_json, detect_coref_json),
     Format("gap", ("coref",), read_gap, write_gap, detect_gap, 3),
 )

@@ -88,9 +88,7 @@ def detect_format(
         return FileSpec("complete", "lines", "complete each line with its last word")
     if task == "lm":
         return FileSpec("lm", "text", "read as text, without labels")
-    if not any(line.strip() for line in opened.sample_lines):
-        raise UserError(f"{opened} is empty: give a file with labelled examples")
-    spec = next((spec for one in all_formats() if (spec := one.detect(opened))), None)
+    spec = first_spec(opened)
     if spec is None:
         raise UserError(
             f"{opened}: no columns look like a text and its label; name them, --columns "
@@ -104,6 +102,13 @@ def detect_format(
         f"--task {task}: {opened} looks like one to {spec.task} ({spec.description}); give another "
         "file, or say where its texts and labels are with --columns"
     )
+
+
+def first_spec(file: LabelledFile) -> FileSpec | None:
+    """Return the spec of the first format that recognises a file."""
+    if not any(line.strip() for line in file.sample_lines):
+        raise UserError(f"{file} is empty: give a file with labelled examples")
+    return next((spec for one in all_formats() if (spec := one.detect(file))), None)
 
 
 def spec_of_columns(file: LabelledFile, columns: Columns, task: str | None) -> FileSpec:

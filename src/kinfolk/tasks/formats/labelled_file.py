@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from kinfolk.data.corpus import file_fingerprint
 from kinfolk.data.documents import Row as TableRow
 from kinfolk.data.documents import missing_name_error, read_csv_rows, read_tsv_rows
 from kinfolk.data.files import (
@@ -53,6 +54,18 @@ class LabelledFile:
     def data(self) -> bytes:
         """The bytes of the file."""
         return self.path.read_bytes()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The fingerprint of the bytes."""
+        return file_fingerprint(self.path, self.data)
+
+    def release(self) -> None:
+        """Drop the bytes of files that are on disk, and keep their fingerprints."""
+        for file in (self, self.target):
+            if file is not None and not file.in_memory and "data" in vars(file):
+                _ = file.fingerprint  # computed before the bytes are gone
+                del file.data
 
     @contextmanager
     def open(self) -> Iterator[InputFile]:

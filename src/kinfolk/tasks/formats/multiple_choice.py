@@ -44,7 +44,7 @@ COPA_QUESTIONS = {"cause": "What was the cause?", "effect": "What happened as a 
 OPTION_LETTERS = tuple(string.ascii_uppercase)
 
 
-def detect(file: LabelledFile) -> FileSpec | None:
+def detect_multiple_choice(file: LabelledFile) -> FileSpec | None:
     """Detect records with options."""
     try:
         questions = [q for record in file.sample_records[:1] for q in _questions(record, "")]
@@ -55,7 +55,9 @@ def detect(file: LabelledFile) -> FileSpec | None:
     return FileSpec("choose", "objects", "choose the right one among the options of each record")
 
 
-def read(file: LabelledFile, spec: FileSpec, report: ReadReport) -> Iterator[MultipleChoiceRow]:
+def read_multiple_choice(
+    file: LabelledFile, spec: FileSpec, report: ReadReport
+) -> Iterator[MultipleChoiceRow]:
     """Stream the questions of a file, numbered through its records."""
     number = 0
     for record_number, record in file.records():
@@ -65,7 +67,7 @@ def read(file: LabelledFile, spec: FileSpec, report: ReadReport) -> Iterator[Mul
             yield _row(question, number, where)
 
 
-def write(predictions: Predictions) -> Iterator[str]:
+def write_multiple_choice(predictions: Predictions) -> Iterator[str]:
     """Add the prediction to each record; a record of several questions gets lists."""
     pairs = predictions.pairs()
     return write_json(
@@ -185,4 +187,13 @@ def _label(
     return index
 
 
-register(Format("objects", ("choose",), read, write, detect, 2))
+register(
+    Format(
+        "objects",
+        ("choose",),
+        read_multiple_choice,
+        write_multiple_choice,
+        detect_multiple_choice,
+        2,
+    )
+)

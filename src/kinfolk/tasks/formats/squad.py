@@ -12,14 +12,14 @@ from kinfolk.tasks.rows import QuestionRow
 NOT_FOUND = -1  # start of an answer that the context does not contain
 
 
-def detect(file: LabelledFile) -> FileSpec | None:
+def detect_squad(file: LabelledFile) -> FileSpec | None:
     """Detect SQuAD by the structure of its object."""
     if not file.sample_records or not is_squad(file.sample_records[0]):
         return None
     return FileSpec("span", "squad", "find the answer to each question in its context")
 
 
-def read(file: LabelledFile, spec: FileSpec, report: ReadReport) -> Iterator[QuestionRow]:
+def read_squad(file: LabelledFile, spec: FileSpec, report: ReadReport) -> Iterator[QuestionRow]:
     """Stream the questions; an answer that is not at its offset is searched for."""
     number, ids = 0, set[str]()
     for where, context, record in _questions(file):
@@ -39,7 +39,7 @@ def read(file: LabelledFile, spec: FileSpec, report: ReadReport) -> Iterator[Que
         yield QuestionRow(id, context, question, located if answerable else (), answerable, number)
 
 
-def write(predictions: Predictions) -> Iterator[str]:
+def write_squad(predictions: Predictions) -> Iterator[str]:
     """Yield the official form of predictions: an object of answers by question id."""
     answers = {row.id: prediction.value for row, prediction in predictions.pairs()}
     yield json.dumps(answers, ensure_ascii=False) + "\n"
@@ -109,4 +109,4 @@ def _list(record: Any, name: str, where: str) -> list[Any]:
     return value
 
 
-register(Format("squad", ("span",), read, write, detect))
+register(Format("squad", ("span",), read_squad, write_squad, detect_squad))

@@ -14,8 +14,9 @@ from torch import Tensor
 from kinfolk.batch import IGNORE_INDEX, Batch, Loss, TensorTree, TokenTargets
 from kinfolk.data.examples import Collated, Example
 from kinfolk.errors import UserError
+from kinfolk.nn.task_heads import Head
 from kinfolk.tasks.examples import Instance, pack_examples
-from kinfolk.tasks.task import Output, Prediction, Task
+from kinfolk.tasks.task import Prediction, Task, TaskOutput
 from kinfolk.text.tokenizer import Tokenizer
 
 RawScores = NDArray[np.float64]
@@ -47,10 +48,16 @@ class Formulation(ABC):
     pad_id: int = 0
 
     name: ClassVar[str]
-    outputs: ClassVar[tuple[Output, ...]]  # what it can predict
-    head: ClassVar[str | None] = None  # the head that the network needs
+    outputs: ClassVar[tuple[TaskOutput, ...]]  # what it can predict
+    needs_template: ClassVar[bool] = False  # special tokens around a text
+    needs_layout: ClassVar[bool] = False  # of a prompt and its answer
     trains: ClassVar[bool] = True  # False for prompts
     distills: ClassVar[bool] = False  # has soft labels
+
+    @property
+    def head(self) -> Head | None:
+        """The head that the network needs."""
+        return None
 
     def fit(self, rows: Sequence[Any], tokenizer: Tokenizer, *, balanced: bool = False) -> Self:
         """Return it with the fields that follow from the training rows; balanced weighs classes."""
@@ -79,7 +86,7 @@ class Formulation(ABC):
 
     def counts(self, instances: Sequence[Instance], targets: TaskTargets) -> dict[str, int]:
         """Return what each part of the loss is summed over, and the number of tokens."""
-        return {"labels": len(targets.target), "tokens": sum(i.tokens for i in instances)}
+        return {"label": len(targets.target), "tokens": sum(i.tokens for i in instances)}
 
     @abstractmethod
     def loss(self, model: Any, batch: Batch[TaskTargets], /) -> Loss:

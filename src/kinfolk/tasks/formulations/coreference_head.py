@@ -24,6 +24,7 @@ from kinfolk.batch import Batch, Loss
 from kinfolk.config import config
 from kinfolk.data.examples import Collated, Example
 from kinfolk.errors import UserError
+from kinfolk.nn.task_heads import Head
 from kinfolk.tasks.examples import Instance
 from kinfolk.tasks.formulations.base import (
     Formulation,
@@ -39,14 +40,14 @@ from kinfolk.tasks.formulations.sequences import (
     split_to_fit,
 )
 from kinfolk.tasks.rows import CorefDocument, Span
-from kinfolk.tasks.task import Output, Prediction
+from kinfolk.tasks.task import Prediction, TaskOutput
 from kinfolk.text.tokenizer import Tokenizer
 
 UNKNOWN_SPEAKERS = ("", "-")  # of files that name no speaker
 
 
 @dataclass(frozen=True)
-class CandidateSpans:
+class DocumentSpans:
     """The candidate mentions of a document, from left to right."""
 
     spans: tuple[Span, ...]
@@ -67,7 +68,7 @@ class CoreferenceTargets(TaskTargets):
 
 
 @config("coreference_head")
-class CoreferenceHead(Formulation):
+class MentionRanking(Formulation):
     """A head that scores every span with each of those before it, and with none."""
 
     frame: str | None = "bert"  # template of the special tokens; None for a decoder
@@ -78,8 +79,12 @@ class CoreferenceHead(Formulation):
     mention_loss_weight: float = 1.0  # of classifying spans as mentions, where these are not given
 
     name: ClassVar[str] = "head"
-    outputs: ClassVar[tuple[Output, ...]] = ("clusters",)
-    head: ClassVar[str | None] = "coref"
+    outputs: ClassVar[tuple[TaskOutput, ...]] = ("clusters",)
+
+    @property
+    def head(self) -> Head:
+        """Scores of pairs of spans."""
+        return "coref"
 
     def __post_init__(self) -> None:
         if self.max_span_length < 1 or self.max_antecedents < 1 or not self.spans_per_word > 0:
@@ -123,7 +128,7 @@ class CoreferenceHead(Formulation):
             causal=self.causal,
         )
 
-    def candidate_spans(self, row: CorefDocument) -> CandidateSpans:
+    def candidate_spans(self, row: CorefDocument) -> DocumentSpans:
         """Return the given mentions, or all spans of a sentence up to a length."""
         if row.mentions is not None:
             spans = sorted(set(row.mentions))
@@ -140,7 +145,7 @@ class CoreferenceHead(Formulation):
         numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
         numbers |= dict.fromkeys(UNKNOWN_SPEAKERS, -1)
         speakers = tuple(numbers[names[first]] if names else -1 for first, _ in spans)
-        return CandidateSpans(tuple(spans), speakers, found, room)
+        return DocumentSpans(tuple(spans), speakers, found, room)
 
     def targets(
         self, instances: Sequence[Instance], examples: Sequence[Example], collated: Collated
@@ -169,7 +174,7 @@ class CoreferenceHead(Formulation):
         """Count the spans that are kept, and those that are classified as mentions."""
         kept, classified = int(targets.max_mentions.sum()), int(targets.weight.sum())
         tokens = sum(instance.tokens for instance in instances)
-        return {"labels": kept, "mentions": classified, "tokens": tokens}
+        return {"label": kept, "mentions": classified, "tokens": tokens}
 
     def score_antecedents(self, model: Any, batch: Batch[Any]) -> Any:
         """Return the scores of mentions with those before them."""
@@ -196,7 +201,7 @@ class CoreferenceHead(Formulation):
             found.mention_scores, (targets.target > 0).float(), targets.weight, reduction="sum"
         )
         return Loss(
-            {"labels": nll.sum(), "mentions": mentions}, {"mentions": self.mention_loss_weight}
+            {"label": nll.sum(), "mentions": mentions}, {"mentions": self.mention_loss_weight}
         )
 
     def logits(self, model: Any, batch: Batch[Any], /) -> list[RawScores]:
@@ -247,7 +252,7 @@ def split_document(
     return found
 
 
-def cluster_ids(row: CorefDocument, about: CandidateSpans) -> list[int]:
+def cluster_ids(row: CorefDocument, about: DocumentSpans) -> list[int]:
     """Return the number of the cluster of each span, from 1, 0 for none."""
     clusters = enumerate(row.clusters or (), 1)
     known = {span: number for number, cluster in clusters for span in cluster}

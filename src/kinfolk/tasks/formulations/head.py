@@ -16,6 +16,7 @@ from torch import Tensor
 from kinfolk.batch import IGNORE_INDEX, Batch, Loss
 from kinfolk.config import config
 from kinfolk.data.examples import Collated, Example
+from kinfolk.nn.task_heads import Head
 from kinfolk.tasks.examples import Instance
 from kinfolk.tasks.formulations.base import (
     Formulation,
@@ -35,17 +36,18 @@ from kinfolk.tasks.formulations.sequences import (
     causal_special_tokens,
     encode_plain,
     encode_words,
+    last_token_example,
     num_special_tokens,
     split_to_fit,
     truncate_longest_first,
 )
 from kinfolk.tasks.rows import LabelledText, MultipleChoiceRow, TaggedSentence
-from kinfolk.tasks.task import Output, Prediction
+from kinfolk.tasks.task import Prediction, TaskOutput
 from kinfolk.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassificationHead(Formulation):
+class LabelHead(Formulation):
     """What heads with one logit a label share: class weights and distillation."""
 
     frame: str | None = "bert"  # template of the special tokens; None for a decoder
@@ -80,14 +82,15 @@ class ClassificationHead(Formulation):
 
 
 @config("sequence_head")
-class SequenceHead(ClassificationHead):
+class SequenceHead(LabelHead):
     """A head on the hidden state of one token a text: classes, a number, or a score an option."""
 
     name: ClassVar[str] = "head"
-    outputs: ClassVar[tuple[Output, ...]] = ("label", "number", "option")
+    outputs: ClassVar[tuple[TaskOutput, ...]] = ("label", "number", "option")
+    needs_template: ClassVar[bool] = True
 
     @property
-    def head(self) -> str:  # type: ignore[override]
+    def head(self) -> Head:
         """One logit a class, or one an option."""
         return "choice" if self.task.output == "option" else "text"
 
@@ -162,7 +165,7 @@ class SequenceHead(ClassificationHead):
 
     def loss(self, model: Any, batch: Batch[TaskTargets], /) -> Loss:
         """Sum -log p(class or option), or the squared error of a number."""
-        return Loss({"labels": self.loss_sum(logits_at(model, batch), batch.targets)})
+        return Loss({"label": self.loss_sum(logits_at(model, batch), batch.targets)})
 
     def loss_sum(self, logits: Tensor, targets: TaskTargets) -> Tensor:
         """Return the summed loss of logits."""
@@ -215,6 +218,7 @@ class CausalHead(SequenceHead):
     both_orders: bool = False  # read a pair in both orders and add the hidden states
 
     name: ClassVar[str] = "transformed"
+    needs_template: ClassVar[bool] = False
 
     def fit(self, rows: Sequence[Any], tokenizer: Tokenizer, *, balanced: bool = False) -> Self:
         """Set the class weights, and read pairs of a similarity task in both orders."""
@@ -257,18 +261,18 @@ class CausalHead(SequenceHead):
 
     def counts(self, instances: Sequence[Instance], targets: TaskTargets) -> dict[str, int]:
         """Count the predicted tokens, too."""
-        predicted = {} if targets.tokens is None else {"language": len(targets.tokens.labels)}
+        predicted = {} if targets.tokens is None else {"lm_auxiliary": len(targets.tokens.labels)}
         return super().counts(instances, targets) | predicted
 
     def loss(self, model: Any, batch: Batch[TaskTargets], /) -> Loss:
         """Sum -log p(class), and -log p(token) at a lower weight."""
         hidden, targets = model(batch.inputs).hidden, batch.targets
-        sums = {"labels": self.loss_sum(self.pooled_logits(model, hidden, targets), targets)}
+        sums = {"label": self.loss_sum(self.pooled_logits(model, hidden, targets), targets)}
         if targets.tokens is None:
             return Loss(sums)
         lm_logits = model.lm_logits(targets.tokens.gather(hidden))
-        sums["language"] = lm_logits.nll(targets.tokens.labels)
-        return Loss(sums, {"language": self.lm_loss_weight})
+        sums["lm_auxiliary"] = lm_logits.nll(targets.tokens.labels)
+        return Loss(sums, {"lm_auxiliary": self.lm_loss_weight})
 
     def pooled_logits(self, model: Any, hidden: Tensor, targets: TaskTargets) -> Tensor:
         """Return the logits of last tokens; hidden states of both orders are added."""
@@ -299,21 +303,19 @@ class BareCausalHead(CausalHead):
         return last_token_example(np.array([id for text in texts for id in text], np.int64))
 
 
-def last_token_example(ids: Any, labels: Any = None) -> Example:
-    """Return a causal example whose last token is read."""
-    last = np.array([len(ids) - 1])
-    return Example(input_ids=ids, order=np.arange(len(ids)), labels=labels, read_positions=last)
-
-
 @config("token_head")
-class TokenHead(ClassificationHead):
+class TokenHead(LabelHead):
     """A head on one subword token of every word: the first, or in a decoder the last."""
 
     causal: bool = False  # the network is a decoder
 
     name: ClassVar[str] = "head"
-    outputs: ClassVar[tuple[Output, ...]] = ("tags",)
-    head: ClassVar[str | None] = "tokens"
+    outputs: ClassVar[tuple[TaskOutput, ...]] = ("tags",)
+
+    @property
+    def head(self) -> Head:
+        """One logit a tag for each word."""
+        return "tokens"
 
     def instances(
         self, row: TaggedSentence, tokenizer: Tokenizer, /, *, labelled: bool = True
@@ -379,7 +381,7 @@ class TokenHead(ClassificationHead):
 
     def loss(self, model: Any, batch: Batch[TaskTargets], /) -> Loss:
         """Sum -log p(tag)."""
-        return Loss({"labels": self.cross_entropy(logits_at(model, batch), batch.targets)})
+        return Loss({"label": self.cross_entropy(logits_at(model, batch), batch.targets)})
 
     def logits(self, model: Any, batch: Batch[TaskTargets], /) -> list[RawScores]:
         """Return the scores of the words of each instance: (words, tags)."""

@@ -35,7 +35,7 @@ from kinfolk.tasks.formulations.sequences import (
     fill_pattern,
 )
 from kinfolk.tasks.rows import space_between
-from kinfolk.tasks.task import Output, Prediction
+from kinfolk.tasks.task import Prediction, TaskOutput
 from kinfolk.text.tokenizer import Tokenizer
 
 GENERATION_BATCH = 32  # texts that are generated at a time
@@ -192,7 +192,8 @@ class Cloze(OptionScoring):
     infill: bool = True
 
     name: ClassVar[str] = "cloze"
-    outputs: ClassVar[tuple[Output, ...]] = ("label", "option", "word")
+    needs_layout: ClassVar[bool] = True
+    outputs: ClassVar[tuple[TaskOutput, ...]] = ("label", "option", "word")
 
     def __post_init__(self) -> None:
         if self.verbalizer and len(self.verbalizer) != len(self.task.labels):
@@ -230,7 +231,7 @@ class Cloze(OptionScoring):
         logprobs = segment_log_softmax(
             self.sequence_logprobs(model, batch), targets.instance_of_example, len(targets.target)
         )
-        return Loss({"labels": -logprobs.index_select(0, targets.target).sum()})
+        return Loss({"label": -logprobs.index_select(0, targets.target).sum()})
 
 
 PROMPT_PATTERNS = {
@@ -252,7 +253,7 @@ class Prompt(OptionScoring):
     max_new_tokens: int = 64  # where there are no options
 
     name: ClassVar[str] = "prompt"
-    outputs: ClassVar[tuple[Output, ...]] = ("label", "option", "word", "text")
+    outputs: ClassVar[tuple[TaskOutput, ...]] = ("label", "option", "word", "text")
     trains: ClassVar[bool] = False
 
     def instances(

@@ -202,6 +202,12 @@ def causal_special_tokens(special_tokens: SpecialTokens) -> tuple[int, int, int]
     return start, delimiter, last if special_tokens.cls is None else special_tokens.cls
 
 
+def last_token_example(ids: IntArray, labels: IntArray | None = None) -> Example:
+    """Return a causal example whose last token is read."""
+    last = np.array([len(ids) - 1])
+    return Example(input_ids=ids, order=np.arange(len(ids)), labels=labels, read_positions=last)
+
+
 def encode_words(tokenizer: Tokenizer, words: Sequence[str]) -> list[list[int]]:
     """Return the tokens of each word as in running text; a word has one at least."""
     unknown = tokenizer.special_tokens.unk

@@ -18,6 +18,7 @@ import torch
 from kinfolk.batch import IGNORE_INDEX, Batch, Loss
 from kinfolk.config import config
 from kinfolk.data.examples import Collated, Example
+from kinfolk.nn.task_heads import Head
 from kinfolk.tasks.examples import Instance
 from kinfolk.tasks.formulations.base import (
     Formulation,
@@ -29,7 +30,7 @@ from kinfolk.tasks.formulations.base import (
 )
 from kinfolk.tasks.formulations.sequences import apply_template, encode_plain, num_special_tokens
 from kinfolk.tasks.rows import QuestionRow
-from kinfolk.tasks.task import Output, Prediction
+from kinfolk.tasks.task import Prediction, TaskOutput
 from kinfolk.text.tokenizer import Tokenizer
 
 MAX_QUESTION_LENGTH = 64  # tokens (the published code)
@@ -49,11 +50,18 @@ class SpanHead(Formulation):
 
     frame: str = "bert"  # template of the special tokens
     stride: int = 0  # tokens from window to window; 0 is half a window
-    allow_no_answer: bool = False  # predict no answer where it scores higher than every span
+    allow_no_answer: bool = False  # some training rows have no answer
+    # No answer is predicted where its score exceeds that of the best span by more than this.
+    null_score_diff_threshold: float = 0.0
 
     name: ClassVar[str] = "head"
-    outputs: ClassVar[tuple[Output, ...]] = ("span",)
-    head: ClassVar[str | None] = "span"
+    outputs: ClassVar[tuple[TaskOutput, ...]] = ("span",)
+    needs_template: ClassVar[bool] = True
+
+    @property
+    def head(self) -> Head:
+        """Two logits a token."""
+        return "span"
 
     def fit(self, rows: Sequence[Any], tokenizer: Tokenizer, *, balanced: bool = False) -> Self:
         """Predict no answer only where some training row has none."""
@@ -131,7 +139,7 @@ class SpanHead(Formulation):
             ).index_select(0, targets.target[:, i])
             for i in range(2)
         )
-        return Loss({"labels": -(start + end).sum() / 2})
+        return Loss({"label": -(start + end).sum() / 2})
 
     def logits(self, model: Any, batch: Batch[TaskTargets], /) -> list[RawScores]:
         """Return the scores of each window: (1 + tokens, 2)."""
@@ -155,13 +163,16 @@ class SpanHead(Formulation):
                 first, last = spans[int(start)][0], spans[int(start) + int(size)][1]
                 best, text = float(scores[start, size]), row.context[first:last].strip()
         null_score_diff = null_score - best
-        if self.allow_no_answer and null_score_diff > 0:
+        span = text
+        if self.allow_no_answer and null_score_diff > self.null_score_diff_threshold:
             best, text = null_score, ""
         top = max(best, null_score)  # so that exp does not overflow
         total = sum(float(np.exp(s[np.isfinite(s)] - top).sum()) for s, _, _ in windows)
         total += float(np.exp(null_score - top))
         probability = float(np.exp(best - top)) / total
-        return Prediction(text, probability=probability, null_score_diff=float(null_score_diff))
+        return Prediction(
+            text, probability=probability, best_span=span, null_score_diff=float(null_score_diff)
+        )
 
 
 def window_starts(size: int, room: int, step: int) -> list[int]:

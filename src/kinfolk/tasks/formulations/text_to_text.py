@@ -13,18 +13,21 @@ from typing import Any, ClassVar, Self
 
 from kinfolk.batch import IGNORE_INDEX, Batch, Loss
 from kinfolk.config import config
+from kinfolk.data.chunks import InMemoryDocuments
 from kinfolk.generation.config import GenerationConfig
+from kinfolk.objectives.clm import CLM
+from kinfolk.rng import Stream, generator
 from kinfolk.tasks.examples import Instance
 from kinfolk.tasks.formulations.base import RawScores, TaskTargets
 from kinfolk.tasks.formulations.scoring import OptionScoring
 from kinfolk.tasks.formulations.sequences import NUM_LAYOUT_TOKENS, build_example
-from kinfolk.tasks.task import Output, Prediction
+from kinfolk.tasks.task import Prediction, TaskOutput
 from kinfolk.text.tokenizer import Tokenizer
 
 ROUND_TO = 0.2  # the step of numbers from 0 to 5 (section 2.4)
 NUM_STEPS = 25  # of other ranges of numbers, at least: as many as STS-B's
 NUMBER_TOKENS = 8  # of a generated number, at most
-SAMPLE_ROWS = 1000  # by which the length of generated texts is chosen
+LENGTH_SAMPLE_ROWS = 1000  # by which the length of generated texts is chosen
 
 
 @config("text")
@@ -38,7 +41,7 @@ class TextToText(OptionScoring):
     default_number: float = 0.0  # mean of the training rows: predicted where no number is written
 
     name: ClassVar[str] = "text"
-    outputs: ClassVar[tuple[Output, ...]] = (
+    outputs: ClassVar[tuple[TaskOutput, ...]] = (
         "label", "number", "option", "tags", "span", "text", "word", "likelihood",
     )  # fmt: skip
 
@@ -54,7 +57,7 @@ class TextToText(OptionScoring):
                 max_new_tokens=NUMBER_TOKENS,
             )
         if self.task.output in ("text", "tags", "span"):
-            texts = [self.task.target_text(row) or "" for row in rows[:SAMPLE_ROWS]]
+            texts = [self.task.target_text(row) or "" for row in rows[:LENGTH_SAMPLE_ROWS]]
             longest = max(len(tokenizer.offsets(text)[0]) for text in texts)
             most = max(self.max_new_tokens, min(self.max_length, longest + 1))
             return replace(fitted, max_new_tokens=most)
@@ -109,7 +112,8 @@ class TextToText(OptionScoring):
         if answer is None:
             return []
         if self.task.output == "likelihood":
-            return self.rolling_windows(answer, tokenizer)
+            scored = not labelled and self.layout == "decoder"
+            return (self.clm_windows if scored else self.rolling_windows)(answer, tokenizer)
         end = self.task.output != "word" or self.layout != "decoder"
         example, truncated = self.encode_with_answer(row, answer, tokenizer, end=end)
         return [Instance(examples=(example,), truncated_tokens=truncated)]
@@ -123,6 +127,17 @@ class TextToText(OptionScoring):
             for window in windows
         ]
         return [Instance(examples=(example,)) for example in examples]
+
+    def clm_windows(self, text: str, tokenizer: Tokenizer) -> list[Instance]:
+        """Encode a text as `evaluate --text` does: with its end, and a token before each window."""
+        objective = CLM(
+            max_length=self.max_length,
+            special_tokens=tokenizer.special_tokens,
+            vocab_size=tokenizer.vocab_size,
+        )
+        chunks = objective.chunks(InMemoryDocuments.from_lists([[tokenizer.offsets(text)[0]]]))
+        rng = generator(0, Stream.ORDER)  # which causal language modelling does not draw from
+        return [Instance(examples=(objective.example(chunk, rng),)) for chunk in chunks]
 
     def counts(self, instances: Sequence[Instance], targets: TaskTargets) -> dict[str, int]:
         """Count the predicted tokens."""

@@ -1,16 +1,13 @@
-"""Which formulations a network has for a task, and the network with the head that one needs."""
+"""Choose and build the formulation of a family for a task, and the network that it needs."""
 
 from dataclasses import fields
-from typing import Any
+from typing import Any, Protocol
 
 from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
-from kinfolk.families import family_of
-from kinfolk.families.base import Family
 from kinfolk.nn.task_heads import FIXED_LABELS, ModelWithHeadConfig, pooling_of
 from kinfolk.tasks.formulations.base import Formulation
-from kinfolk.tasks.formulations.coreference_head import CoreferenceHead
-from kinfolk.tasks.formulations.head import BareCausalHead as BareCausalHead
+from kinfolk.tasks.formulations.coreference_head import MentionRanking
 from kinfolk.tasks.formulations.head import CausalHead, SequenceHead, TokenHead
 from kinfolk.tasks.formulations.scoring import Cloze, Prompt
 from kinfolk.tasks.formulations.span_head import SpanHead
@@ -22,11 +19,11 @@ DEFAULT_MAX_LENGTH = 512  # tokens of an example, where a network has no bound o
 # The options of the command line that set a field of another name.
 OPTIONS = {"verbalizer": "words", "distillation_weight": "teaching"}
 
-FORMULATIONS: tuple[type[Formulation], ...] = (
+ALL_FORMULATIONS: tuple[type[Formulation], ...] = (
     SequenceHead,
     TokenHead,
     SpanHead,
-    CoreferenceHead,
+    MentionRanking,
     CausalHead,
     TextToText,
     Cloze,
@@ -34,19 +31,45 @@ FORMULATIONS: tuple[type[Formulation], ...] = (
 )
 
 
-def choose_formulation(config: Any, task: type[Task], name: str | None = None) -> type[Formulation]:
-    """Return the formulation of a network for a kind of task: the preferred or the named one."""
-    family = family_of(config)
-    names = sorted({formulation.name for formulation in FORMULATIONS})
+class TaskFamily(Protocol):
+    """The fields of a family that decide which formulations it has."""
+
+    @property
+    def name(self) -> str:
+        """Its registered name."""
+
+    @property
+    def architecture(self) -> str:
+        """encoder, decoder, encoder-decoder or recurrent."""
+
+    @property
+    def formulations(self) -> tuple[str, ...]:
+        """Names of formulations by preference."""
+
+    @property
+    def layout(self) -> str | None:
+        """How a prompt and its answer are laid out, None where it generates no answers."""
+
+    @property
+    def frame(self) -> str | None:
+        """Template of the special tokens around the texts of a task."""
+
+
+def choose_formulation(
+    family: TaskFamily, task: type[Task], name: str | None = None
+) -> type[Formulation]:
+    """Return the formulation of a family for a kind of task: the preferred or the named one."""
+    names = sorted({formulation.name for formulation in ALL_FORMULATIONS})
     if name is not None and name not in names:
-        raise UserError(f"no way is called {name!r}: {did_you_mean(name, names)}")
+        raise UserError(f"unknown formulation {name!r}: {did_you_mean(name, names)}")
     possible = [
         formulation
         for preferred in family.formulations
-        for formulation in FORMULATIONS
+        for formulation in ALL_FORMULATIONS
         if formulation.name == preferred
         and task.output in formulation.outputs
-        and supports(formulation, family)
+        and (family.frame is not None or not formulation.needs_template)
+        and (family.layout is not None or not formulation.needs_layout)
     ]
     if name is None:
         trained = [formulation for formulation in possible if formulation.trains]
@@ -66,18 +89,10 @@ def choose_formulation(config: Any, task: type[Task], name: str | None = None) -
     return found[0]
 
 
-def supports(formulation: type[Formulation], family: Family) -> bool:
-    """Return whether a network has what a formulation needs."""
-    if formulation is SequenceHead or formulation is SpanHead:
-        return family.frame is not None
-    if formulation is Cloze:
-        return family.layout is not None
-    return True
-
-
 def build_formulation(
     formulation: type[Formulation],
     task: Task,
+    family: TaskFamily,
     config: Any,
     tokenizer: Tokenizer,
     *,
@@ -85,7 +100,6 @@ def build_formulation(
     **options: Any,
 ) -> Formulation:
     """Build a formulation for a network and a task; options must be fields of it."""
-    family = family_of(config)
     limit = DEFAULT_MAX_LENGTH if config.max_length is None else config.max_length
     if length is not None and config.max_length is not None and length > limit:
         raise UserError(f"--length {length} is more than the model's context of {limit} tokens")
@@ -103,7 +117,7 @@ def build_formulation(
     given = {name: value for name, value in options.items() if value is not None}
     if unknown := given.keys() - names:
         option = sorted(OPTIONS.get(name, name) for name in unknown)[0]
-        raise UserError(f"the way {formulation.name!r} has no --{option}: leave it out")
+        raise UserError(f"the formulation {formulation.name!r} has no --{option}: leave it out")
     return formulation(**{n: value for n, value in (derived | given).items() if n in names})
 
 
@@ -113,7 +127,7 @@ def model_config(formulation: Formulation, config: Any, *, dropout: float = 0.1)
         return config
     return ModelWithHeadConfig(
         backbone=config,
-        head=formulation.head,  # type: ignore[arg-type]
+        head=formulation.head,
         labels=FIXED_LABELS.get(formulation.head, formulation.task.head_labels),
         pooling=pooling_of(config),
         regression=formulation.task.output == "number",
@@ -121,9 +135,9 @@ def model_config(formulation: Formulation, config: Any, *, dropout: float = 0.1)
     )
 
 
-def solved_kinds(family: Family) -> str:
+def solved_kinds(family: TaskFamily) -> str:
     """Return the names of the kinds that a network solves."""
     outputs = {
-        output for f in FORMULATIONS if f.name in family.formulations for output in f.outputs
+        output for f in ALL_FORMULATIONS if f.name in family.formulations for output in f.outputs
     }
     return ", ".join(name for name, task in kinds().items() if task.output in outputs)

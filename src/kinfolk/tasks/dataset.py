@@ -1,0 +1,239 @@
+"""TaskDataset: the labelled rows of a task, from files, lists of rows or a DataFrame, read once."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeAlias
+
+from kinfolk.config import config, field
+from kinfolk.errors import UserError
+from kinfolk.rng import Stream, generator
+from kinfolk.tasks.formats.base import FileSpec, ReadReport, parse_columns, read_rows
+from kinfolk.tasks.formats.detect import detect_format
+from kinfolk.tasks.formats.labelled_file import LabelledFile, json_lines
+from kinfolk.tasks.task import task_class
+
+DEV_SHARE = 0.1  # of the training rows, where no dev rows are given
+MAX_DEV_ROWS = 2000
+MAX_LABELS_SHOWN = 8  # labels in one message
+
+
+class DataFrame(Protocol):
+    """What is asked of a pandas DataFrame or of a table like it."""
+
+    def to_dict(self, orient: Literal["records"], /) -> Any:
+        """Return a dictionary for each row."""
+
+
+RowSource: TypeAlias = Path | str | DataFrame | Sequence[Any]  # a sequence of dictionaries
+
+
+@config("labelled_file")
+class TaskDataset:
+    """Training and dev rows, and the format in which their files are read.
+
+    Files are opened when rows are first asked for, and once. Rows that were given in memory are
+    files of JSON lines that `write_rows` writes.
+    """
+
+    train: str = field(help="file of training rows")
+    file_spec: FileSpec = field(help="file format and task")
+    dev: str | None = field(
+        default=None, help="file of dev rows; None holds some training rows out"
+    )
+    target: str | None = field(default=None, help="file of target lines, for line-aligned text")
+    dev_target: str | None = field(default=None, help="file of target lines of the dev rows")
+    max_rows: int | None = field(
+        default=None, ge=2, help="number of rows to draw from each file; None for all"
+    )
+
+    @cached_property
+    def files(self) -> dict[str, LabelledFile]:
+        """The files of each split."""
+        files = {"train": LabelledFile(self.train, target=self.target)}
+        if self.dev is not None:
+            files["dev"] = LabelledFile(self.dev, target=self.dev_target)
+        return files
+
+    @cached_property
+    def report(self) -> ReadReport:
+        """The rows that were skipped or repaired, so far."""
+        return ReadReport()
+
+    @cached_property
+    def rows(self) -> list[Any]:
+        """All training rows, also those without a label."""
+        return self._read("train")
+
+    @cached_property
+    def splits(self) -> tuple[list[Any], list[Any]]:
+        """The training rows and the dev rows: those of a file, or some of the training rows.
+
+        The same rows are held out for every seed, so that runs can be compared.
+        """
+        labelled = self._labelled_rows()
+        if self.dev is not None:
+            return labelled, self._dev_file_rows()
+        count = min(MAX_DEV_ROWS, round(DEV_SHARE * len(labelled)))
+        order = generator(0, Stream.SPLIT).permutation(len(labelled))
+        held_out = set(order[:count].tolist())
+        splits: tuple[list[Any], list[Any]] = [], []
+        for index, row in enumerate(labelled):
+            splits[index in held_out].append(row)
+        return splits
+
+    @cached_property
+    def fingerprints(self) -> list[tuple[str, str]]:
+        """The path and the fingerprint of each file, in the order in which a run saves them."""
+        opened = self.files.values()
+        targets = [file.target for file in opened if file.target is not None]
+        return [(str(file), file.fingerprint) for file in (*opened, *targets)]
+
+    def messages(self) -> Iterator[str]:
+        """Yield what a user should know before training; dev rows that are no use are refused."""
+        name = Path(self.train).name
+        yield f"{name}: {self.file_spec.description}"
+        if self.dev is None:
+            return
+        cls, dev_rows = task_class(self.file_spec.task), self.splits[1]
+        known = {label for row in self.rows for label in cls.row_labels(row)}
+        labels = (label for row in dev_rows for label in cls.row_labels(row))
+        if unseen := Counter(label for label in labels if label not in known):
+            yield (
+                f"{Path(self.dev).name} has labels that {name} has not, and that count as wrong: "
+                f"{format_counts(unseen)}"
+            )
+
+    def stored_in(self, folder: Path, prefix: str = "") -> "TaskDataset":
+        """Return the dataset with the rows that are in memory under paths in a run folder."""
+        files = {
+            split: LabelledFile(folder.resolve() / f"{prefix}{split}.jsonl", data=file.data)
+            for split, file in self.files.items()
+            if file.in_memory
+        }
+        if not files:
+            return self
+        files = self.files | files
+        dev = str(files["dev"]) if "dev" in files else None
+        stored = replace(self, train=str(files["train"]), dev=dev)
+        vars(stored)["files"] = files
+        return stored
+
+    def write_rows(self, folder: Path) -> None:
+        """Write the rows that are in memory into a folder."""
+        for file in self.files.values():
+            if file.in_memory:
+                (folder / file.path.name).write_bytes(file.data)
+
+    def _read(self, split: str) -> list[Any]:
+        file = self.files[split]
+        rows = sample_rows([*read_rows(file, self.file_spec, report=self.report)], self.max_rows)
+        file.release()
+        return rows
+
+    def _labelled_rows(self) -> list[Any]:
+        cls, rows = task_class(self.file_spec.task), []
+        for row in self.rows:
+            if cls.reference(row) is None:
+                self.report.count("rows without a label, left out, on lines", row.number)
+            else:
+                rows.append(row)
+        if not rows:
+            raise UserError(f"{self.train} has no labelled row: there is nothing to learn from")
+        return rows
+
+    def _dev_file_rows(self) -> list[Any]:
+        rows, cls = self._read("dev"), task_class(self.file_spec.task)
+        for row in rows:
+            if cls.reference(row) is None:
+                raise UserError(
+                    f"row {row.number:,} of {self.dev} has no label: dev rows are what the best "
+                    "model is chosen by; give labelled ones, or leave --dev out"
+                )
+        if not rows:
+            raise UserError(f"{self.dev} holds no rows: give labelled ones, or leave --dev out")
+        return rows
+
+
+def task_dataset(
+    train: RowSource,
+    dev: RowSource | None = None,
+    *,
+    task: str | None = None,
+    columns: str | None = None,
+    target: Path | str | None = None,
+    dev_target: Path | str | None = None,
+    max_rows: int | None = None,
+) -> TaskDataset:
+    """Describe labelled rows; the task and the columns are detected unless they are given.
+
+    Rows are a file, a list of dictionaries, or a DataFrame:
+    `task_dataset([{"text": "a fine film", "label": "good"}, ...])`.
+    """
+    files = {"train": _open(train, "train", target)}
+    if dev is not None:
+        files["dev"] = _open(dev, "dev", dev_target)
+    for file in files.values():
+        for one in (file, file.target):
+            if one is not None and not one.in_memory and not one.path.is_file():
+                raise UserError(f"{one} is not there: give a file with labelled examples")
+    if target is not None and dev is not None and dev_target is None:
+        raise UserError("--dev has no --dev-target: give the lines to be written, too")
+    spec = detect_format(
+        files["train"],
+        task=None if task in (None, "auto") else task_class(str(task)).name,
+        columns=None if columns is None else parse_columns(columns),
+    )
+    paths = {split: str(file) for split, file in files.items()}
+    dataset = TaskDataset(
+        train=paths["train"],
+        file_spec=spec,
+        dev=paths.get("dev"),
+        target=_path_of(files["train"].target),
+        dev_target=_path_of(files["dev"].target) if dev is not None else None,
+        max_rows=max_rows,
+    )
+    vars(dataset)["files"] = files
+    return dataset
+
+
+def as_datasets(
+    data: RowSource | TaskDataset | Sequence[TaskDataset], folder: Path
+) -> list[TaskDataset]:
+    """Return the datasets of a run from what a user gives: one or several, or rows of one."""
+    if isinstance(data, TaskDataset):
+        datasets = [data]
+    else:
+        given = data if isinstance(data, Sequence) else ()
+        datasets = [one for one in given if isinstance(one, TaskDataset)] or [task_dataset(data)]
+    prefixes = [f"{n}-" if len(datasets) > 1 else "" for n in range(1, len(datasets) + 1)]
+    return [one.stored_in(folder, p) for one, p in zip(datasets, prefixes, strict=True)]
+
+
+def sample_rows(rows: list[Any], max_rows: int | None) -> list[Any]:
+    """Draw rows, always the same ones, in their order: files are often sorted by label."""
+    if max_rows is None or len(rows) <= max_rows:
+        return rows
+    drawn = generator(0, Stream.SUBSAMPLE).permutation(len(rows))[:max_rows]
+    return [rows[index] for index in sorted(drawn.tolist())]
+
+
+def format_counts(labels: Mapping[str, int]) -> str:
+    """Return labels with their counts, the most frequent first: `neutral (3), mixed (1)`."""
+    ordered = sorted(labels.items(), key=lambda item: -item[1])
+    shown = [f"{label} ({count:,})" for label, count in ordered[:MAX_LABELS_SHOWN]]
+    return ", ".join([*shown, *(["…"] if len(labels) > MAX_LABELS_SHOWN else [])])
+
+
+def _open(source: RowSource, split: str, target: Path | str | None) -> LabelledFile:
+    if isinstance(source, str | Path):
+        resolved = None if target is None else Path(target).resolve()
+        return LabelledFile(Path(source).resolve(), target=resolved)
+    rows = source if isinstance(source, Sequence) else source.to_dict("records")
+    return LabelledFile(f"{split}.jsonl", data=json_lines(rows))
+
+
+def _path_of(file: LabelledFile | None) -> str | None:
+    return None if file is None else str(file)

@@ -1,0 +1,237 @@
+"""Rows of a dataset come from files or memory, are read once, and are checked before training."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kinfolk
+from kinfolk.errors import UserError
+from kinfolk.tasks.dataset import TaskDataset, as_datasets, task_dataset
+from kinfolk.tasks.rows import LabelledText
+from kinfolk.training.config import FineTuneConfig
+from kinfolk.training.loop import Callback, Progress
+from kinfolk.workflows.finetune import finetune
+from kinfolk.workflows.finetune_recipe import FineTuneRecipe, parse_initial_weights
+from kinfolk.workflows.pretrain import resume
+from lessons import Chance, asked, classify, lines, objects, squad, table, tag
+from lessons import write as story
+
+OPENED: list[str] = []  # paths that were opened, in order
+
+
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "open" and isinstance(arguments[0], str):
+        OPENED.append(arguments[0])
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[list[str]]:
+    sys.addaudithook(_audit)
+    yield OPENED
+
+
+def rows(count: int, seed: int = 0) -> list[dict[str, Any]]:
+    chance = Chance(seed)
+    return [classify(chance) for _ in range(count)]
+
+
+class Frame:
+    """What is asked of a pandas DataFrame."""
+
+    def __init__(self, records: list[dict[str, Any]]) -> None:
+        self.records = records
+
+    def to_dict(self, orient: str, /) -> list[dict[str, Any]]:
+        assert orient == "records"
+        return self.records
+
+
+def train(data: Any, out: Path, *settings: str, **more: Any) -> Path:
+    return finetune(
+        parse_initial_weights("bert/nano"),
+        data,
+        out,
+        finetune_config=FineTuneConfig(epochs=1),
+        settings=["train.device=cpu", "train.batch_size=8", *settings],
+        **more,
+    )
+
+
+class Interrupt(Callback):
+    """Interrupt a run as Ctrl-C does, after step 4."""
+
+    def on_step(self, progress: Progress) -> None:
+        if progress.step >= 4:
+            raise KeyboardInterrupt
+
+
+def losses(run: Path) -> list[float]:
+    text = (run / "log.jsonl").read_text("utf-8")
+    return [json.loads(line)["loss"] for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("kind", ["table", "squad", "tagged", "pairs"])
+def test_a_file_is_opened_once_for_a_run(tmp_path: Path, opened: list[str], kind: str) -> None:
+    make = {
+        "table": lambda name, seed: table(tmp_path / name, classify, 40, seed),
+        "squad": lambda name, seed: squad(tmp_path / f"{name}.json", 12, seed),
+        "tagged": lambda name, seed: objects(tmp_path / name, tag, 24, seed),
+        "pairs": lambda name, seed: table(tmp_path / name, story, 24, seed),
+    }[kind]
+    files, family = (
+        (make("train", 0), make("dev", 1)),
+        "t5/nano" if kind == "pairs" else "bert/nano",
+    )
+    opened.clear()
+    dataset = task_dataset(*files)
+    assert list(dataset.messages())
+    for seed in range(2):
+        finetune(
+            parse_initial_weights(family),
+            dataset,
+            tmp_path / f"run{seed}",
+            finetune_config=FineTuneConfig(epochs=0.1),
+            settings=["train.device=cpu", f"train.seed={seed}"],
+        )
+    assert [opened.count(str(file)) for file in files] == [1, 1]
+
+
+def test_rows_in_memory_and_in_a_file_give_the_same_run(tmp_path: Path) -> None:
+    path = tmp_path / "file.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows(48)))
+    runs = {
+        "file": train(path, tmp_path / "file"),
+        "list": train(rows(48), tmp_path / "list"),
+        "frame": train(Frame(rows(48)), tmp_path / "frame"),
+    }
+    assert losses(runs["file"]) == losses(runs["list"]) == losses(runs["frame"])
+    (dataset,) = FineTuneRecipe.read(runs["list"] / "recipe.json").datasets
+    assert Path(dataset.train) == runs["list"] / "train.jsonl"
+    assert dataset.rows == task_dataset(path).rows
+
+
+def test_a_run_on_rows_in_memory_is_resumed(tmp_path: Path) -> None:
+    whole = train(
+        task_dataset(rows(48), Frame(rows(8, 1))), tmp_path / "whole", "train.save_every=2"
+    )
+    with pytest.raises(KeyboardInterrupt):
+        train(
+            task_dataset(rows(48), Frame(rows(8, 1))),
+            tmp_path / "part",
+            "train.save_every=2",
+            callbacks=[Interrupt()],
+        )
+    resume(tmp_path / "part")
+    assert losses(tmp_path / "part") == losses(whole)
+
+
+def test_several_datasets_in_memory_have_files_of_their_own(tmp_path: Path) -> None:
+    stored = as_datasets([task_dataset(rows(4)), task_dataset(rows(4, 1), rows(2))], tmp_path)
+    for dataset in stored:
+        dataset.write_rows(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "1-train.jsonl",
+        "2-dev.jsonl",
+        "2-train.jsonl",
+    ]
+    assert [Path(dataset.train).parent for dataset in stored] == [tmp_path.resolve()] * 2
+
+
+def test_the_interface_takes_what_the_dataset_takes() -> None:
+    dataset = kinfolk.task_dataset(
+        [{"text": "a fine film", "stars": 4.5}, {"text": "no", "stars": 1}]
+    )
+    assert isinstance(dataset, kinfolk.TaskDataset)
+    assert (dataset.file_spec.task, str(dataset.file_spec.columns)) == ("regress", "text,stars")
+    assert dataset.rows == [
+        LabelledText(("a fine film",), 4.5, 1),
+        LabelledText(("no",), 1.0, 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([], "train.jsonl is empty: give a file with labelled examples"),
+        ([{"a": 1}], "train.jsonl: no columns look like a text and its label"),
+        ("none.tsv", "none.tsv is not there"),
+    ],
+)
+def test_rows_without_a_text_and_a_label_are_refused(data: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        task_dataset(data)
+
+
+def unlabelled(folder: Path) -> TaskDataset:
+    """Return a dataset in which the second dev row lacks its answer."""
+    dev = folder / "dev.json"
+    squad(dev, 3, 1)
+    value = json.loads(dev.read_text())
+    question = asked(Chance(0))
+    del question["qas"][0]["answers"], question["qas"][0]["is_impossible"]
+    value["data"][0]["paragraphs"][1] = question
+    dev.write_text(json.dumps(value))
+    return task_dataset(squad(folder / "train.json", 12), dev)
+
+
+def test_dev_rows_without_a_label_are_refused_in_python_too(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"row 2 of .*dev.json has no label: dev rows are what"):
+        train(unlabelled(tmp_path), tmp_path / "run")
+    with pytest.raises(UserError, match=r"row 2 of .*dev.json has no label: dev rows are what"):
+        list(unlabelled(tmp_path).messages())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_dev_file_without_rows_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "dev.tsv").write_text("sentence\tlabel\n")
+    dataset = task_dataset(table(tmp_path / "train", classify, 12), tmp_path / "dev.tsv")
+    with pytest.raises(UserError, match=r"dev.tsv holds no rows: give labelled ones"):
+        _ = dataset.splits
+
+
+def test_labels_that_training_rows_lack_are_named(tmp_path: Path) -> None:
+    dataset = task_dataset(rows(12), [{"sentence": "so", "label": "odd"}, *rows(2)])
+    assert list(dataset.messages()) == [
+        "train.jsonl: classify column sentence by column label",
+        "dev.jsonl has labels that train.jsonl has not, and that count as wrong: odd (1)",
+    ]
+
+
+def test_rows_are_drawn_from_each_file(tmp_path: Path) -> None:
+    dataset = task_dataset(rows(40), rows(30, 1), max_rows=10)
+    assert [len(split) for split in dataset.splits] == [10, 10]
+    assert dataset.rows == task_dataset(rows(40), max_rows=10).rows
+
+
+def test_what_was_skipped_is_reported_once(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text("text\tlabel\nso\t-\nno\t1\nyes\t0\n")
+    dataset = task_dataset(path)
+    for _ in range(2):
+        _ = dataset.splits
+    assert dataset.report.messages() == [
+        "rows without an agreed label ('-'), left out, on lines: 1 (2)"
+    ]
+
+
+def test_plain_text_is_read_as_documents(tmp_path: Path) -> None:
+    dataset = task_dataset(lines(tmp_path / "a", classify, 20))
+    assert dataset.file_spec.task == "lm" and len(dataset.rows) == 20
+
+
+def test_nothing_is_learned_from_rows_that_are_held_out(tmp_path: Path) -> None:
+    plain = rows(40)
+    held_out = {row.number for row in task_dataset(plain).splits[1]}
+    assert len(held_out) == 4
+    data = [
+        {"sentence": "zebra quagga", "label": "rare"} if number in held_out else row
+        for number, row in enumerate(plain, 1)
+    ]
+    run = train(data, tmp_path / "run")
+    (formulation,) = FineTuneRecipe.read(run / "recipe.json").formulations
+    assert formulation.task.labels == ("bad", "good")
+    assert "zebra" not in (run / "tokenizer" / "tokenizer.json").read_text("utf-8")
