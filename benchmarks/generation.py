@@ -34,7 +34,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +45,9 @@ import transformers
 from kinfolk import hub
 from kinfolk.families.gpt2 import GPT2Config
 from kinfolk.families.t5 import T5Config
-from kinfolk.generation.beam_search import BeamSearch
+from kinfolk.generation.config import GREEDY, GenerationConfig
 from kinfolk.generation.decode import GenerationRequest
-from kinfolk.generation.methods import DecodingMethod, generate
-from kinfolk.generation.sampling import GREEDY
+from kinfolk.generation.generate import generate_sequences
 from kinfolk.nn.int8 import quantize_int8
 from kinfolk.objectives.evaluation import score_documents
 from kinfolk.workflows.evaluate import encode_file, scoring_objective
@@ -63,8 +62,7 @@ class Work:
 
     config: Any
     prompts: int
-    method: DecodingMethod
-    beams: int = 1
+    method: GenerationConfig
     device: str = "cpu"
 
 
@@ -72,7 +70,7 @@ WORKS = {
     "gpt2-1": Work(GPT2Config(), 1, GREEDY),
     "gpt2-8": Work(GPT2Config(), 8, GREEDY),
     "t5-beam": Work(
-        T5Config(hidden_size=768, num_layers=12, num_heads=12), 1, BeamSearch(num_beams=4), beams=4
+        T5Config(hidden_size=768, num_layers=12, num_heads=12), 1, GenerationConfig(num_beams=4)
     ),
 }
 CUDA = {
@@ -109,12 +107,11 @@ def ours(
     reads = model.decoding == "encoder-decoder"
     request = GenerationRequest(
         prompts=[[model.config.decoder_start_token_id]] * len(prompts) if reads else prompts,
-        max_new_tokens=tokens,
+        config=replace(work.method, max_new_tokens=tokens, compile=compiled),
         encoder_ids=prompts if reads else None,
-        compile=compiled,
         return_logprobs=False,  # as the peers: none of them gives log-probabilities here
     )
-    return lambda: [text.ids for text in generate(model, request, work.method)]
+    return lambda: [text.ids for text in generate_sequences(model, request)]
 
 
 def theirs(
@@ -129,11 +126,11 @@ def theirs(
             ids,
             attention_mask=torch.ones_like(ids),
             do_sample=False,
-            num_beams=work.beams,
+            num_beams=work.method.num_beams,
             max_new_tokens=tokens,
             min_new_tokens=tokens,
             pad_token_id=0,
-            eos_token_id=None if work.beams == 1 else END,
+            eos_token_id=None if work.method.num_beams == 1 else END,
             **options,
         )
         return out[:, begin:].tolist()  # type: ignore[no-any-return]
@@ -178,7 +175,7 @@ def sides(work: Work, prompts: list[list[int]], tokens: int) -> list[Side]:
         Side("kinfolk", ours(model, work, prompts, tokens)),
         Side("kinfolk int8", ours(small, work, prompts, tokens)),
     ]
-    if work.beams == 1:  # beams are not compiled, and other engines have their own
+    if work.method.num_beams == 1:  # beams are not compiled, and other engines have their own
         ways[1:1] = [Side(n, engines.start(n, peer, prompts, tokens)) for n in engines.installed()]
         twin = copied(model)
         ways.append(Side("kinfolk compiled", ours(twin, work, prompts, tokens, compiled=True)))

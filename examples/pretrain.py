@@ -36,4 +36,4 @@ class Print(kinfolk.Callback):
 run = kinfolk.pretrain(recipe, folder / "run", callbacks=[Print()])
 
 model, tokenizer = kinfolk.load(run)
-print("The list" + kinfolk.generate_text(model, tokenizer, "The list", tokens=20))
+print("The list" + kinfolk.generate(model, tokenizer, "The list", max_new_tokens=20))

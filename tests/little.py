@@ -102,6 +102,12 @@ class Said:
     out: str
     err: str
 
+    @property
+    def sentence(self) -> str:
+        """The last line on stderr, but for the one that names the help of the command."""
+        lines = [line for line in self.err.splitlines() if not line.startswith("Try: kinfolk ")]
+        return lines[-1]
+
 
 Kinfolk = Callable[..., Said]
 

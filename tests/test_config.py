@@ -167,7 +167,7 @@ def test_fields_are_set_by_path_and_the_last_word_counts() -> None:
         ("model.kind=half", r"it must be full or causal"),
         ("model.betas=0.9", r"it must be 2 values"),
         ("model.betas=0.9,x", r"it must be a number"),
-        ("model=8", r"holds fields of its own"),
+        ("model=8", r"is a group of fields: set one of them"),
         ("model.rate=nan", r"it must be a number"),
         ("model.rate=inf", r"it must be a number"),
         ("model.hidden_size", r"is not a setting: write field.path=value"),
@@ -178,7 +178,33 @@ def test_a_wrong_setting_is_told_with_the_way_out(setting: str, said: str) -> No
         apply_overrides(Outer(), [setting])
 
 
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("compile=true", "yes"),
+        ("compile=on", "yes"),
+        ("compile=False", "no"),
+        ("compile=auto", "auto"),
+        ("precision=bf16", "bfloat16"),
+        ("precision=fp32", "float32"),
+        ("schedule=inverse_sqrt", "inverse_root"),
+    ],
+)
+def test_other_words_for_a_choice_are_accepted(setting: str, expected: str) -> None:
+    name = setting.partition("=")[0]
+    assert vars(apply_overrides(TrainConfig(), [setting]))[name] == expected
+
+
+@pytest.mark.parametrize("word", ["true", "yes", "on", "True", "ON"])
+def test_a_boolean_has_several_spellings(word: str) -> None:
+    opposite = {"true": "false", "yes": "no", "on": "off"}[word.lower()]
+    for text, expected in ((word, True), (opposite, False)):
+        found = apply_overrides(FineTuneConfig(), [f"gradual_unfreezing={text}"])
+        assert found.gradual_unfreezing is expected
+
+
 def test_the_nearest_names_are_offered_and_else_all() -> None:
+    assert did_you_mean("stpes", ["steps", "eps", "lr"]) == "did you mean steps?"
     assert did_you_mean("gpt", ["gpt2", "bert"]) == "did you mean gpt2?"
     assert did_you_mean("xyz", ["gpt2", "bert"]) == "there are gpt2, bert"
 

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kinfolk.errors import UserError
-    from kinfolk.generation.fill import fill
-    from kinfolk.generation.prompts import generate_text
     from kinfolk.tasks.dataset import TaskDataset, task_dataset
     from kinfolk.training.config import FineTuneConfig
     from kinfolk.training.loop import Callback
     from kinfolk.workflows.evaluate import evaluate
     from kinfolk.workflows.finetune import finetune
-    from kinfolk.workflows.generate import stream
+    from kinfolk.workflows.generate import fill, generate, stream
     from kinfolk.workflows.load import load, logits
     from kinfolk.workflows.predict import load_predictor
     from kinfolk.workflows.pretrain import pretrain, resume
@@ -35,7 +33,7 @@ __all__ = [
     "evaluate",
     "fill",
     "finetune",
-    "generate_text",
+    "generate",
     "load",
     "load_predictor",
     "logits",
@@ -55,9 +53,9 @@ _HOMES = {
     "UserError": "errors",
     "continue_from": "workflows.recipe",
     "evaluate": "workflows.evaluate",
-    "fill": "generation.fill",
+    "fill": "workflows.generate",
     "finetune": "workflows.finetune",
-    "generate_text": "generation.prompts",
+    "generate": "workflows.generate",
     "load": "workflows.load",
     "load_predictor": "workflows.predict",
     "logits": "workflows.load",

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, dataclass_transform
 
 from kinfolk.errors import UserError
+from kinfolk.synonyms import SAME_VALUES, SYNONYMS
 
 T = TypeVar("T")
 TYPE = "type"  # the key under which JSON holds the registered name of a dataclass
@@ -85,6 +86,7 @@ TYPES: dict[str, dict[str, str]] = {
         "columns": "kinfolk.tasks.formats.base",
         "corpus": "kinfolk.workflows.recipe",
         "format": "kinfolk.tasks.formats.base",
+        "generation": "kinfolk.generation.config",
         "pooling": "kinfolk.nn.language_model",
         "special_tokens": "kinfolk.text.tokenizer",
         "task": "kinfolk.tasks.task",
@@ -92,117 +94,6 @@ TYPES: dict[str, dict[str, str]] = {
 }
 IN_RECIPE = ("train", "finetune", "model", "objective")  # groups that are fields of a recipe
 CLASSES: dict[str, type[Any]] = {}  # registered name: its class, once its module is imported
-
-# Names of one setting in Hugging Face, litgpt, nanoGPT, torchtitan and here.
-SYNONYMS: tuple[tuple[str, ...], ...] = (
-    ("lr", "peak", "learning_rate", "max_lr", "max_learning_rate"),
-    ("min_lr_ratio", "floor", "min_lr", "min_learning_rate", "min_lr_factor"),
-    ("weight_decay", "decay"),
-    ("grad_clip", "clip", "max_grad_norm", "max_norm", "gradient_clip_val", "clip_grad"),
-    ("eps", "epsilon", "adam_epsilon", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"),
-    ("betas", "adam_betas", "beta1", "beta2", "adam_beta1", "adam_beta2"),
-    ("optimizer", "optimiser", "optim", "optimizer_name"),
-    ("schedule", "lr_scheduler_type", "lr_scheduler", "lr_schedule", "scheduler", "decay_type"),
-    ("warmup", "warmup_steps", "warmup_iters", "lr_warmup_steps", "num_warmup_steps"),
-    ("steps", "max_steps", "max_iters", "train_steps", "num_training_steps", "lr_decay_iters"),
-    (
-        "batch_size",
-        "batch",
-        "global_batch_size",
-        "train_batch_size",
-        "per_device_train_batch_size",
-        "local_batch_size",
-    ),
-    (
-        "gradient_accumulation",
-        "accumulate",
-        "gradient_accumulation_steps",
-        "gradient_accumulation_iters",
-        "grad_accum_steps",
-    ),
-    ("eval_every", "evaluate_every", "eval_steps", "eval_interval", "validation_freq"),
-    ("eval_batches", "evaluate_batches", "eval_iters", "max_eval_batches"),
-    ("save_every", "save_steps", "save_interval", "checkpoint_interval", "ckpt_interval"),
-    ("keep_checkpoints", "keep", "save_total_limit", "keep_latest_k"),
-    ("precision", "dtype", "bf16", "fp16", "mixed_precision", "mixed_precision_param"),
-    ("compile", "torch_compile"),
-    ("cuda_graph", "capture", "cuda_graphs"),
-    ("workers", "num_workers", "dataloader_num_workers"),
-    ("seed", "random_seed", "data_seed"),
-    ("epochs", "num_train_epochs", "num_epochs", "max_epochs"),
-    ("early_stopping_patience", "patience", "early_stopping"),
-    ("layer_lr_decay", "shrink", "llrd", "layerwise_lr_decay"),
-    ("gradual_unfreezing", "thaw", "unfreeze"),
-    ("adversarial_epsilon", "attack", "fgm_epsilon", "fgm"),
-    ("noisy_tune", "noise"),
-    ("vocab_size", "vocab", "padded_vocab_size"),
-    ("hidden_size", "width", "n_embd", "d_model", "dim"),
-    ("num_layers", "depth", "num_hidden_layers", "n_layer", "n_layers"),
-    ("num_decoder_layers", "decoder_depth"),
-    ("num_heads", "heads", "num_attention_heads", "n_head", "n_heads"),
-    ("head_dim", "head_width", "d_kv", "d_head", "head_size"),
-    ("intermediate_size", "inner", "d_ff", "d_inner", "n_inner", "ffn_dim"),
-    (
-        "max_length",
-        "context",
-        "max_position_embeddings",
-        "n_positions",
-        "n_ctx",
-        "block_size",
-        "seq_len",
-        "max_seq_len",
-        "max_seq_length",
-    ),
-    ("max_length", "length", "block_size", "seq_len", "max_seq_len", "max_seq_length"),
-    ("type_vocab_size", "segments"),
-    ("activation", "bend", "hidden_act", "activation_function", "ff_activation"),
-    ("embedding_size", "narrow", "d_embed"),
-    ("dropout", "hidden_dropout_prob", "resid_pdrop", "embd_pdrop", "dropout_rate"),
-    ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop"),
-    ("init_std", "std", "initializer_range"),
-    ("mimetic_init", "near"),
-    ("decoder_start_token_id", "padding_idx", "start", "pad_token_id"),
-    ("tie_word_embeddings", "tied", "tie_weights", "enable_weight_tying"),
-    ("num_buckets", "buckets", "relative_attention_num_buckets"),
-    ("max_distance", "farthest", "relative_attention_max_distance"),
-    ("sharing", "shared"),
-    ("num_hidden_groups", "groups"),
-    ("inner_group_num", "group_depth"),
-    ("generator_size", "generator"),
-    ("mem_len", "memory"),
-    ("clamp_len", "clamp"),
-    ("div_val", "divisor"),
-    ("attention_window", "window", "sliding_window", "sliding_window_size"),
-    ("mask_rate", "rate", "mlm_probability", "masked_lm_prob", "noise_density"),
-    ("whole_word_masking", "whole", "whole_word_mask"),
-    ("mean_span_length", "span", "mean_noise_span_length"),
-    ("label_smoothing", "smoothing", "label_smoothing_factor"),
-    ("decay_ratio", "cooldown"),
-    ("class_weights", "weights"),
-    ("mixing_temperature", "temperature"),
-    ("evals_per_epoch", "scores"),
-    ("special_tokens", "specials"),
-    ("sentence_mask_prob", "sentences"),
-    ("gmask_prob", "tails"),
-    ("partial_prediction_k", "share"),
-    ("discriminator_weight", "weight"),
-    ("max_ngram", "longest"),
-    ("init_from", "start", "weights"),
-    ("formulations", "ways"),
-    ("datasets", "sheets"),
-    ("finetune", "habits"),
-    ("corpus", "dataset", "dataset_path", "data_dir"),
-)
-
-# Words for one value of a field.
-SAME_VALUES: tuple[tuple[str, ...], ...] = (
-    ("true", "yes", "on"),
-    ("false", "no", "off"),
-    ("float32", "fp32"),
-    ("bfloat16", "bf16"),
-    ("inverse_root", "inverse_sqrt"),
-    ("trapezoid", "wsd"),
-)
 
 
 # Declarations
@@ -290,11 +181,11 @@ def type_name(value: Any) -> str:
 def check_fields(value: Any) -> None:
     """Check types and ranges of all fields of a configuration."""
     for name, hint, metadata in _fields(type(value)):
-        found = getattr(value, name)
-        if not _fits(found, hint):
-            raise UserError(f"{_place(value)}{name}={found!r}: it must be {_words(hint)}")
-        if rule := _broken_bound(found, metadata):
-            raise UserError(f"{_place(value)}{name}={_shown(found)}: it must be {rule}")
+        current = getattr(value, name)
+        if not _fits(current, hint):
+            raise UserError(f"{_place(value)}{name}={current!r}: it must be {_words(hint)}")
+        if rule := _broken_bound(current, metadata):
+            raise UserError(f"{_place(value)}{name}={_shown(current)}: it must be {rule}")
 
 
 # Reading and writing
@@ -335,9 +226,9 @@ def read_json(path: Path, *, group: str = "recipe") -> Any:
 
 
 def read_type(path: Path, *, group: str = "recipe") -> str:
-    """Return the registered name that a JSON file says, and import nothing."""
-    found = _read_object(path, group)[TYPE]
-    return found if isinstance(found, str) else ""
+    """Return the registered name in a JSON file, without importing the type."""
+    name = _read_object(path, group)[TYPE]
+    return name if isinstance(name, str) else ""
 
 
 def apply_overrides(value: T, settings: Sequence[str]) -> T:
@@ -351,9 +242,9 @@ def apply_overrides(value: T, settings: Sequence[str]) -> T:
 
 
 def convert(value: Any, hint: Any, path: str, *, text: bool = False, group: str = "") -> Any:
-    """Return a plain value as the type that a field declares, or say what it must be.
+    """Return a plain value as the type that a field declares; raise a UserError if it is not one.
 
-    `text` is for what was typed: "500" is a number then, "0.9,0.98" a tuple, "none" no value.
+    `text` is for values of the command line: "500" is a number, "0.9,0.98" a tuple, "none" None.
     """
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
@@ -361,9 +252,9 @@ def convert(value: Any, hint: Any, path: str, *, text: bool = False, group: str 
     if origin is tuple:
         return _convert_tuple(value, hint, path, text, group)
     if text and (hint is Any or dataclasses.is_dataclass(hint)):
-        raise UserError(f"{path}: this field holds fields of its own: set one of those")
+        raise UserError(f"{path} is a group of fields: set one of them, such as {path}.NAME=VALUE")
     if hint is Any and not isinstance(value, dict):
-        return tuple(convert(one, Any, path) for one in value) if isinstance(value, list) else value
+        return tuple(convert(v, Any, path) for v in value) if isinstance(value, list) else value
     if hint is Any or dataclasses.is_dataclass(hint):
         if not isinstance(value, dict):
             raise UserError(f"{path}={value!r}: it must be {_words(hint)}")
@@ -373,7 +264,7 @@ def convert(value: Any, hint: Any, path: str, *, text: bool = False, group: str 
     if not _fits(value, hint):
         shown = value if text else repr(value)
         raise UserError(f"{path}={shown}: it must be {_words(hint)}")
-    return value  # a whole number stays one where a field holds any: files are written alike
+    return value  # an int stays an int in a float field: files are written unchanged
 
 
 def did_you_mean(name: str, names: Sequence[str]) -> str:
@@ -435,7 +326,7 @@ def parse_field(cls: type[Any], name: str, text: str, label: str) -> Any:
 # Details
 
 
-Field = tuple[str, Any, Mapping[str, Any]]  # its name, its type hint, what `field` was told
+Field = tuple[str, Any, Mapping[str, Any]]  # name, type hint, metadata of `field`
 _FIELDS: dict[type[Any], tuple[Field, ...]] = {}
 
 
@@ -448,7 +339,7 @@ def _fields(cls: type[Any]) -> tuple[Field, ...]:
 
 
 def _place(value: Any) -> str:
-    """Return the path that leads to a value in a recipe, with a dot, as far as its type tells."""
+    """Return the path of a value in a recipe, with a dot, where its type determines it."""
     known = {cls: name for name, cls in CLASSES.items()}.get(type(value))
     for group, names in TYPES.items():
         if known in names:
@@ -480,7 +371,7 @@ def _build(value: dict[str, Any], path: str, *, group: str | None, hint: Any = A
     for key in value:
         if key != TYPE and key not in fields:
             raise UserError(f"{path}{key}: no field {key!r}: {did_you_mean(key, [*fields])}")
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for f in dataclasses.fields(cls):
         _, hint, metadata = fields[f.name]
         if f.name in value:
@@ -488,10 +379,10 @@ def _build(value: dict[str, Any], path: str, *, group: str | None, hint: Any = A
             item = convert(value[f.name], hint, inner, group=metadata.get("group", ""))
             if rule := _broken_bound(item, metadata):
                 raise UserError(f"{inner}={_shown(item)}: it must be {rule}")
-            found[f.name] = item
+            values[f.name] = item
         elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
             raise UserError(f"{path}{f.name} is missing: it must be {_words(hint)}")
-    return cls(**found)
+    return cls(**values)
 
 
 def _class(name: str) -> type[Any] | None:
@@ -505,7 +396,8 @@ def _class(name: str) -> type[Any] | None:
 
 def _read_object(path: Path, group: str) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        value = _read_yaml(text, path) if path.suffix in (".yaml", ".yml") else json.loads(text)
     except FileNotFoundError:
         raise UserError(f"{path.parent} is not a run: it has no {path.name}") from None
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -516,10 +408,23 @@ def _read_object(path: Path, group: str) -> dict[str, Any]:
     return value
 
 
+def _read_yaml(text: str, path: Path) -> Any:
+    try:
+        yaml = importlib.import_module("yaml")  # not a requirement of the package
+    except ImportError:
+        raise UserError(
+            f"reading {path} needs the package pyyaml: pip install pyyaml, or write it as JSON"
+        ) from None
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+
+
 def _override(value: Any, path: list[str], text: str, whole: str) -> Any:
     name, *rest = path
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
-        raise UserError(f"{whole}: {name!r} is not a field: what stands before it has none")
+        raise UserError(f"{whole}: {name!r} is not a field: the value before it has no fields")
     fields = {f[0]: f for f in _fields(type(value))}
     if name not in fields:
         raise UserError(f"{whole}: no field {name!r}: {did_you_mean(name, [*fields])}")
@@ -535,15 +440,15 @@ def _convert_union(value: Any, hint: Any, path: str, text: bool, group: str) -> 
     empty = value.lower() in ("none", "null") if text else value is None
     if type(None) in choices and empty:
         return None
-    left = [one for one in choices if one is not type(None)]
+    left = [choice for choice in choices if choice is not type(None)]
     if text:
         return convert(value, left[0], path, text=True)
     if isinstance(value, list):
-        left = [one for one in left if typing.get_origin(one) is tuple] or left
+        left = [choice for choice in left if typing.get_origin(choice) is tuple] or left
     if isinstance(value, dict):
-        left = [one for one in left if dataclasses.is_dataclass(one)] or left
+        left = [choice for choice in left if dataclasses.is_dataclass(choice)] or left
     if len(left) > 1:
-        left = [one for one in left if _fits(value, one)]
+        left = [choice for choice in left if _fits(value, choice)]
     if not left:
         raise UserError(f"{path}={value!r}: it must be {_words(hint)}")
     return convert(value, left[0], path, group=group)
@@ -551,7 +456,7 @@ def _convert_union(value: Any, hint: Any, path: str, text: bool, group: str) -> 
 
 def _convert_tuple(value: Any, hint: Any, path: str, text: bool, group: str) -> Any:
     choices = typing.get_args(hint)
-    items = [one for one in value.strip("()").split(",") if one] if text else value
+    items = [item for item in value.strip("()").split(",") if item] if text else value
     many = choices[-1] is ...
     if not isinstance(items, list) or (not many and len(items) != len(choices)):
         if text:
@@ -561,8 +466,8 @@ def _convert_tuple(value: Any, hint: Any, path: str, text: bool, group: str) -> 
         raise UserError(f"{path}={value!r}: it must be {_words(hint)}")
     inner = choices[:1] * len(items) if many else choices
     return tuple(
-        convert(item, one, path if text else f"{path}.{number}", text=text, group=group)
-        for number, (item, one) in enumerate(zip(items, inner, strict=True))
+        convert(item, choice, path if text else f"{path}.{number}", text=text, group=group)
+        for number, (item, choice) in enumerate(zip(items, inner, strict=True))
     )
 
 
@@ -597,9 +502,9 @@ def _fits(value: Any, hint: Any) -> bool:
         return True
     origin, choices = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, one) for one in choices)
+        return any(_fits(value, choice) for choice in choices)
     if origin is Literal:
-        return any(type(value) is type(one) and value == one for one in choices)
+        return any(type(value) is type(choice) and value == choice for choice in choices)
     if origin is tuple:
         if not isinstance(value, tuple):
             return False
@@ -652,9 +557,9 @@ def _words(hint: Any) -> str:
     if hint in (None, type(None)):
         return "null"
     if origin in (typing.Union, types.UnionType):
-        return _join_or([_words(one) for one in choices])
+        return _join_or([_words(choice) for choice in choices])
     if origin is Literal:
-        return _join_or([str(one) for one in choices])
+        return _join_or([str(choice) for choice in choices])
     if origin is tuple:
         count = "values" if choices[-1] is ... else f"{len(choices)} values"
         return f"a list of {count}, each {_words(choices[0])}"

@@ -8,7 +8,7 @@ import pytest
 
 import sheets
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe
-from kinfolk.workflows.load import find_model_folder
+from kinfolk.workflows.folders import find_model_folder
 from little import Home, Kinfolk, Said, tree
 
 QUICK = ("--epochs", "1", "--batch", "8", "--device", "cpu")
@@ -43,13 +43,15 @@ def test_a_run_says_what_it_read_and_ends_with_its_scores(
         )
     )
     assert said.err.startswith("train.tsv: classify column sentence by column label\n")
-    assert "step 5 of 5  loss " in said.err and "  accuracy " in said.err
+    assert "step 5/5  loss " in said.err and "  accuracy " in said.err
     dev = json.loads((tmp_path / "run" / "scores.json").read_text())["dev"]
-    shown = dict(line.rsplit(maxsplit=1) for line in said.out.splitlines()[1:-1])
+    shown = dict(line.rsplit(maxsplit=1) for line in said.out.splitlines()[1:-2])
     assert float(shown["accuracy"]) == pytest.approx(dev["accuracy"], abs=1e-4)
     assert float(shown["F1"]) == pytest.approx(dev["f1"], abs=1e-4)
     best = find_model_folder(tmp_path / "run")
-    assert said.out.splitlines()[-1] == f"the best model is in {best}"
+    assert said.out.splitlines()[-2] == f"best model: {best}"
+    following = f"next:       kinfolk evaluate {tmp_path / 'run'} --test FILE"
+    assert said.out.splitlines()[-1] == following
     assert (best / "config.json").is_file()
 
 
@@ -78,7 +80,7 @@ def test_seeds_give_a_mean_a_spread_and_the_best_of_them(
     assert (out / "best").resolve().name == summary["best"]
     recipes = [FineTuneRecipe.read(out / f"seed-{n}" / "recipe.json") for n in range(3)]
     assert [recipe.train.seed for recipe in recipes] == [0, 1, 2]
-    assert said.out.split("\n")[0].split() == ["seed-0", "seed-1", "seed-2", "mean", "spread"]
+    assert said.out.split("\n")[0].split() == ["seed-0", "seed-1", "seed-2", "mean", "std"]
     shown = next(line.split() for line in said.out.splitlines() if line.startswith("accuracy"))
     assert float(shown[-2]) == pytest.approx(summary["dev"], abs=1e-4)
     assert float(shown[-1]) == pytest.approx(summary["spread"], abs=1e-4)
@@ -225,7 +227,7 @@ def test_a_suite_ends_in_a_table_with_a_mean(kinfolk: Kinfolk, files: Path, tmp_
     lines = {line.split()[0]: line.split() for line in said.out.splitlines()}
     assert lines["mood"][1:6] == ["classify", "head", "18", "20", "test"]
     assert lines["names"][1:6] == ["tag", "head", "18", "2", "held"]
-    assert lines["glue"][1:3] == ["task", "way"]
+    assert lines["glue"][1:3] == ["task", "formulation"]
     written = json.loads((tmp_path / "run" / "suite.json").read_text())
     scores = {one["name"]: one.get("score") for one in written["sets"]}
     assert scores["pairs"] is None and scores["prose"] is None
@@ -264,14 +266,15 @@ def test_labels_that_only_dev_has_are_named(kinfolk: Kinfolk, files: Path, tmp_p
 
 # The words of a command, with {names} of folders; then what its sentence must say.
 MISTAKES = [
-    ("bert/nano --train {files}/none -o {new}", "{files}/none is not there"),
+    ("bert/nano --train {files}/none -o {new}", "no such file: {files}/none"),
     ("bret/nano --train {train} -o {new}", "bret/nano is neither a folder nor a family"),
     ("bert/tyni --train {train} -o {new}", "bert has no size 'tyni': did you mean tiny"),
     ("{tmp} --train {train} -o {new}", "{tmp} is neither a run"),
-    ("bert/nano --train {train}", "give MODEL, --train FILE"),
-    ("bert/nano -o {new}", "give MODEL, --train FILE"),
-    ("bert/nano --train {train} -o {files}", "{files} is already there"),
-    ("bert/nano --train {train} -o {files} --seeds 2", "{files} is already there"),
+    ("bert/nano --train {train}", "missing -o RUN"),
+    ("bert/nano -o {new}", "give --train FILE or --suite NAME DIR"),
+    ("--train {train} -o {new}", "missing MODEL"),
+    ("bert/nano --train {train} -o {files}", "{files} already exists"),
+    ("bert/nano --train {train} -o {files} --seeds 2", "{files} already exists"),
     ("bert/nano --train {train} -o {new} --task classfy", "classfy"),
     (
         "bert/nano --train {train} -o {new} --way haed",
@@ -289,28 +292,31 @@ MISTAKES = [
     ("bert/nano --train {train} --dev {bad}/silent.jsonl -o {new}", "has no 'label'|no label"),
     ("bert/nano --train {bad}/ragged.txt -o {new}", "line 5 of {bad}/ragged.txt has 1 columns"),
     ("{t5} --train {files}/train.en --target {files}/dev.de -o {new}", "24 lines and"),
-    ("{t5} --train {files}/train.en --target {files}/none -o {new}", "{files}/none is not there"),
+    ("{t5} --train {files}/train.en --target {files}/none -o {new}", "no such file: {files}/none"),
     ("bert/nano --train {files}/train.en --target {files}/train.de -o {new}", "bert cannot write"),
     ("bert/nano --train {train} -o {new} --length 9999", "--length 9999 is more than"),
     ("bert/nano --train {train} -o {new} --length 4", "--length 4 leaves no room"),
-    ("bert/nano --train {train} -o {new} --epochs 0", "epochs=0.0: it must be above 0"),
+    ("bert/nano --train {train} -o {new} --epochs 0", "--epochs=0: it must be above 0"),
     ("bert/nano --train {train} -o {new} --class-weights heavy", "none or balanced"),
     ("bert/nano --train {train} -o {new} train.stpes=5", "did you mean steps?"),
     ("bert/nano --train {train} -o {new} --pattern {{answer}}", "'head' has no --pattern"),
-    ("bert/nano --train {train} -o {new} --seed 1 --seeds 2", "leave --seed out"),
+    ("bert/nano --train {train} -o {new} --seed 1 --seeds 2", "cannot be combined with --seed"),
     ("bert/nano --train {train} -o {new} --seeds 0", "--seeds 0 is no run"),
-    ("bert/nano --train {train} -o {new} --teaching 0.5", "give --teacher, too"),
-    ("bert/nano --train {train} -o {new} --teacher {tmp}/none", "{tmp}/none is not there"),
-    ("bert/nano --train {train} -o {new} --limit 5", "belong to --suite"),
-    ("bert/nano --train {train} --train {ner} --dev {train} -o {new}", "--dev is given 1 times"),
+    (
+        "bert/nano --train {train} -o {new} --teaching 0.5",
+        "requires --teacher",
+    ),
+    ("bert/nano --train {train} -o {new} --teacher {tmp}/none", "no such folder: {tmp}/none"),
+    ("bert/nano --train {train} -o {new} --limit 5", "--tasks and --limit require --suite"),
+    ("bert/nano --train {train} --train {ner} --dev {train} -o {new}", "got 2 --train and 1 --dev"),
     ("bert/nano --train {train} --train {ner} -o {new}", "learned together as text"),
     ("bert/nano --suite glue {tmp}/none -o {new}", "{tmp}/none is no folder"),
     ("bert/nano --suite glue {sets} -o {new} --only sst9", "--only sst9: no set is called so"),
     ("{bert} --train {train} -o {new} --tokenizer {tok}", "has its own tokenizer"),
     ("--resume {tmp}", "is not a run: it has no recipe.json"),
-    ("--resume {bert}", "was pretrained, not fine-tuned"),
-    ("bert/nano --resume {bert}", "give it alone"),
-    ("--resume {bert} --epochs 3", "give it alone"),
+    ("--resume {bert}", "{bert} is a run of pretrain"),
+    ("bert/nano --resume {bert}", "cannot be combined with other options"),
+    ("--resume {bert} --epochs 3", "cannot be combined with other options"),
     ("bert/nano --suite glue {sets} -o {new} --metric f1", "its own files, tasks and metrics"),
 ]
 
@@ -359,7 +365,7 @@ def test_a_mistake_is_one_sentence(
     said = kinfolk("finetune", *(word.format(**folders) for word in words.split()))
     assert said.code == 2 and said.out == "", said
     assert "Traceback" not in said.err
-    sentence = said.err.splitlines()[-1]
+    sentence = said.sentence
     assert sentence.startswith("error: ")
     assert any(choice.format(**folders) in sentence for choice in expected.split("|")), sentence
     assert list(tmp_path.iterdir()) == []

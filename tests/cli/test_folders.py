@@ -39,7 +39,7 @@ def test_an_export_opens_in_transformers_and_comes_back(
 ) -> None:
     out = tmp_path / "model"
     said = kinfolk("export", runs[member], "-o", out)
-    assert said.out == f"AutoModel.from_pretrained({str(out)!r}) opens it\n"
+    assert said.out == f'exported to {out}; load with AutoModel.from_pretrained("{out}")\n'
     assert not (out / "training.safetensors").exists()
     model, tokenizer = package.load(runs[member])
     ids = tokenizer.encode(TEXTS[0], add_special_tokens=False)
@@ -56,7 +56,7 @@ def test_an_export_opens_in_transformers_and_comes_back(
     theirs.save_pretrained(tmp_path / "theirs")
     said = kinfolk("import", tmp_path / "theirs", "-o", tmp_path / "back")
     assert (said.code, said.err) == (0, "")
-    assert said.out == f"kinfolk.load({str(tmp_path / 'back')!r}) opens it\n"
+    assert said.out == f'imported to {tmp_path}/back; load with kinfolk.load("{tmp_path}/back")\n'
     back, again = package.load(tmp_path / "back")
     assert torch.equal(package.logits(back, ids), ours)
     assert again.fingerprint == tokenizer.fingerprint

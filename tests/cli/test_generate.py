@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import kinfolk as package
-from kinfolk.cli import printing
+from kinfolk.generation import generate as generation
 from little import Home, Kinfolk
 
 PROMPT = "The cat saw"
@@ -78,7 +78,7 @@ def test_the_text_streamed_is_the_text_of_the_json(kinfolk: Kinfolk, runs: dict[
     (text,) = generate(kinfolk, runs["gpt2"])
     said = kinfolk("generate", runs["gpt2"], PROMPT, "--max-tokens", 12)
     assert said.out == f"{PROMPT}{text['text']}\n"
-    assert package.generate_text(*package.load(runs["gpt2"]), PROMPT, tokens=12) == text["text"]
+    assert package.generate(*package.load(runs["gpt2"]), PROMPT, max_new_tokens=12) == text["text"]
 
 
 def test_a_word_is_filled_with_its_probability(kinfolk: Kinfolk, runs: dict[str, Path]) -> None:
@@ -236,14 +236,15 @@ def test_a_long_prompt_is_cut_where_that_is_asked_for(
     long = " again" * 60
     asked = ("generate", runs["gpt2"], long, "--max-tokens", 4)
     refused = kinfolk(*asked)
-    assert refused.code == 2 and "--truncate left" in refused.err
+    assert refused.code == 2 and "--truncate-prompt" in refused.err
     assert kinfolk(*asked, "--json") == refused
     said = kinfolk(*asked, "--truncate", "left")
+    assert kinfolk(*asked, "--truncate-prompt") == said
     assert said.code == 0 and said.out.startswith(long)
     _, tokenizer = package.load(runs["gpt2"])
     ids = tokenizer.encode(long, add_special_tokens=False)
     over = len(ids) + 1 + 4 - 32
-    assert said.err == f"warning: the prompt is too long: its first {over} tokens are left out\n"
+    assert said.err == f"warning: the prompt is too long: dropped its first {over} tokens\n"
     rest = tokenizer.decode(ids[over:])
     shorter = kinfolk("generate", runs["gpt2"], rest, "--max-tokens", 4).out
     assert shorter.removeprefix(rest) == said.out.removeprefix(long)
@@ -269,7 +270,7 @@ def interrupted(*arguments: object, **options: object) -> Iterator[str]:
 def test_ctrl_c_leaves_what_was_written(
     kinfolk: Kinfolk, runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(printing, "stream_text", interrupted)
+    monkeypatch.setattr(generation, "stream_text", interrupted)
     said = kinfolk("generate", runs["gpt2"], PROMPT)
     assert (said.code, said.out, said.err) == (130, f"{PROMPT} one two\n", "")
 
@@ -294,38 +295,43 @@ def test_a_reader_may_go(
 
 
 MISTAKES = {
-    "generate {gpt2}": "give either PROMPT or --prompts",
-    "generate {gpt2} The --prompts {tmp}/none": "give either PROMPT or --prompts",
+    "generate {gpt2}": "pass either PROMPT or --prompts",
+    "generate {gpt2} The --prompts {tmp}/none": "pass either PROMPT or --prompts",
     "generate {gpt2} --prompts {tmp}/none": "{tmp}/none does not exist",
     "generate {gpt2} --prompts {bad}": "line 2 of {bad} has no 'prompt': choose one of text",
     "generate {gpt2} --prompts {bad} --field text": "line 1 of {bad} has no 'text'",
-    "generate {gpt2} --prompts {long} --batch 0": "--batch 0 is nothing",
-    "generate {gpt2} --prompts {long}": "prompt 2: a prompt of 181 tokens leaves no room",
-    "generate {gpt2} The --truncate right": "--truncate right is no side",
-    "generate {gpt2} The --method smaple": "no method 'smaple': did you mean sample?",
-    "generate {gpt2} The --beam-size 3": "--beam-size means nothing to the method sample: it "
-    "belongs to beam and diverse-beam",
-    "generate {gpt2} The --method greedy --temperature 1": "--temperature means nothing",
-    "generate {gpt2} The --method beam --groups 2": "--groups means nothing to the method beam",
-    "generate {gpt2} The --method beam --beam-size 999": "999 beams are more than the 420 tokens",
-    "generate {gpt2} The --method diverse-beam --groups 3": "4 beams do not make 3 equal groups",
-    "generate {gpt2} The --method beam --num 5": "4 beams find 4 texts at most, not 5",
-    "generate {gpt2} The --method greedy --num 2": "finds one text, not 2",
-    "generate {gpt2} The --method contrastive --num 2": "contrastive search finds one text, not 2",
-    "generate {corpus} The --method contrastive": "3-grams have no states",
-    "generate {corpus} The --precision int8": "3-grams are counted",
-    "generate {gpt2} The --precision int4": "no precision 'int4': did you mean int8",
-    "generate {gpt2} The --min-p 2": "min_p 2.0 is no share",
-    "generate {gpt2} The --repetition-penalty 0": "a repetition penalty of 0.0",
-    "generate {gpt2} The --no-repeat-ngram 0": "runs of 0 tokens",
-    "generate {gpt2} The --min-tokens 9 --max-tokens 8": "at least 9 tokens and at most 8",
-    "generate {gpt2} The --ban=": "a word to ban is empty",
-    "generate {gpt2} The --stop=": "a text to stop at is empty",
-    "generate {gpt2} The --allow=": "an allowed text is empty",
-    "generate {gpt2} The --allow yesterday --max-tokens 1": "takes 7 tokens, and a text has 1",
-    "fill {bert} [MASK] --method sample": "an encoder has one best token for each hole",
-    "fill {t5} [MASK] --temperature 1": "--temperature means nothing to the method greedy",
-    "fill {t5} [MASK] --max-tokens 0": "0 tokens are nothing to write",
+    "generate {gpt2} --prompts {long} --batch 0": "batch size 0: it must be at least 1",
+    "generate {gpt2} --prompts {long}": "prompt 2: the prompt has 181 tokens, and a context of 32",
+    "generate {gpt2} The --truncate right": "--truncate right: it must be left",
+    "generate {gpt2} The --method smaple": "unknown method 'smaple': did you mean sample?",
+    "generate {gpt2} The --method sample --num-beams 3": "--num-beams requires --method beam or "
+    "diverse-beam (got sample)",
+    "generate {gpt2} The --num-beams 3 --top-p 0.5": "--top-p requires --method sample (got beam)",
+    "generate {gpt2} The --method greedy --temperature 1": "--temperature requires --method sample",
+    "generate {gpt2} The --method beam --groups 2": "--num-beam-groups requires --method diverse-",
+    "generate {gpt2} The --method beam --diversity 2": "--diversity-penalty requires --method div",
+    "generate {gpt2} The --method beam --beam-size 999": "num_beams=999 exceeds the model's 420",
+    "generate {gpt2} The --method diverse-beam --groups 3": "num_beams=4 is not divisible by num_b",
+    "generate {gpt2} The --method beam --num 5": "num_return_sequences=5 exceeds num_beams=4",
+    "generate {gpt2} The --method greedy --num 2": "greedy decoding gives one output",
+    "generate {gpt2} The --num 0": "--num-samples=0: it must be at least 1",
+    "generate {gpt2} The --method contrastive --num 2": "contrastive search gives one output",
+    "generate {corpus} The --method contrastive": "contrastive search is not supported by this",
+    "generate {corpus} The --precision int8": "precision int8 does not apply to n-gram models",
+    "generate {gpt2} The --precision int4": "unknown precision 'int4': did you mean int8",
+    "generate {gpt2} The --min-p 2": "--min-p=2: it must be above 0 and at most 1",
+    "generate {gpt2} The --repetition-penalty 0": "--repetition-penalty=0: it must be above 0",
+    "generate {gpt2} The --no-repeat-ngram 0": "--no-repeat-ngram-size=0: it must be at least 1",
+    "generate {gpt2} The --min-tokens 9 --max-tokens 8": "min_new_tokens=9 exceeds max_new_tok",
+    "generate {gpt2} The --max-tokens x": "--max-new-tokens=x: it must be a whole number",
+    "generate {gpt2} The --ban=": "bad_words has an empty string",
+    "generate {gpt2} The --stop=": "stop_strings has an empty string",
+    "generate {gpt2} The --allow=": "allowed_texts has an empty string",
+    "generate {gpt2} The --allow yesterday --max-tokens 1": "need 7 tokens, and max_new_tokens",
+    "generate {gpt2} The --beams 2": "unknown option --beams: did you mean --num-beams?",
+    "fill {bert} [MASK] --method sample": "do not apply to encoder models",
+    "fill {t5} [MASK] --temperature 1": "--temperature requires --method sample (got greedy)",
+    "fill {t5} [MASK] --max-tokens 0": "--max-new-tokens=0: it must be at least 1",
 }
 
 
@@ -339,8 +345,9 @@ def test_a_wrong_wish_is_one_sentence(
     known = {**runs, "corpus": home.corpus, "tmp": tmp_path, "bad": bad, "long": long}
     said = kinfolk(*(word.format(**known) for word in words.split()))
     assert (said.code, said.out) == (2, "")
-    assert said.err.startswith("error: ") and said.err.count("\n") == 1
-    assert MISTAKES[words].format(**known) in said.err
+    sentence, *rest = said.err.splitlines()
+    assert sentence.startswith("error: ") and MISTAKES[words].format(**known) in sentence
+    assert rest in ([], [f"Try: kinfolk {words.split()[0]} --help"])
 
 
 def test_spans_are_drawn_too(kinfolk: Kinfolk, home: Home) -> None:

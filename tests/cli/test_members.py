@@ -3,13 +3,13 @@
 import json
 from pathlib import Path
 
-import kinfolk.families
+import kinfolk.families as kinfolk_families
 from little import Kinfolk
 from loops import every_case
 
 FILES = {
     f.stem
-    for f in Path(kinfolk.families.__path__[0]).glob("*.py")
+    for f in Path(kinfolk_families.__path__[0]).glob("*.py")
     if "\n    objectives=" in f.read_text()
 }
 COMMANDS = (
@@ -48,6 +48,27 @@ def test_the_list_for_programs_has_every_file(kinfolk: Kinfolk) -> None:
 def test_the_list_for_people_has_every_file(kinfolk: Kinfolk) -> None:
     said = kinfolk("members")
     assert all(name in said.out for name in FILES)
+
+
+def test_80_columns_hold_whole_names(kinfolk: Kinfolk) -> None:
+    """Also in a pipe, which this output is."""
+    said = kinfolk("members")
+    lines = said.out.splitlines()
+    assert all(len(line.rstrip()) <= 80 for line in lines)
+    for entry in kinfolk_families.index().values():
+        if entry.objectives:
+            line = next(line for line in lines if line.split()[:1] == [entry.name])
+            whole = (entry.architecture, ", ".join(entry.objectives), entry.paper)
+            assert all(text in line for text in whole)
+
+
+def test_a_family_is_listed_with_its_sizes_and_parameters(kinfolk: Kinfolk) -> None:
+    said = kinfolk("members", "bert")
+    rows = {line.split()[0]: line.split() for line in said.out.splitlines() if line}
+    assert rows["bert-base-uncased"][1:] == ["110,106,428", "12", "768", "12", "512"]
+    found = json.loads(kinfolk("members", "bert", "--json").out)
+    assert found["parameters"]["bert-base-uncased"] == 110_106_428
+    assert "did you mean bert" in kinfolk("members", "brt").sentence
 
 
 def test_every_command_shows_an_example(kinfolk: Kinfolk) -> None:

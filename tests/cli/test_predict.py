@@ -184,7 +184,7 @@ def test_a_file_is_whole_or_not_there(kinfolk: Kinfolk, solvers: Path, tmp_path:
     assert out.read_text() == printed
     assert {path.name for path in tmp_path.iterdir()} == {"new.tsv", "out.tsv"}
     again = kinfolk("predict", solvers / "mood", file, "-o", out)
-    assert again.code == 2 and f"{out} is already there" in again.err
+    assert again.code == 2 and f"{out} already exists" in again.err
 
 
 def test_long_texts_are_counted(kinfolk: Kinfolk, solvers: Path, tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_what_was_fine_tuned_elsewhere_predicts_here(
     """A folder that transformers saved has no recipe: its head and its labels say enough."""
     import transformers
 
-    from kinfolk.workflows.load import find_model_folder
+    from kinfolk.workflows.folders import find_model_folder
 
     own = find_model_folder(solvers / "mood")
     model = transformers.AutoModelForSequenceClassification.from_pretrained(own)
@@ -217,11 +217,11 @@ def test_what_was_fine_tuned_elsewhere_predicts_here(
 
 
 MISTAKES = [
-    ("{mood} {tmp}/none", "{tmp}/none is not there"),
-    ("{tmp}/none {file}", "{tmp}/none is not there"),
+    ("{mood} {tmp}/none", "no such file: {tmp}/none"),
+    ("{tmp}/none {file}", "no such folder: {tmp}/none"),
     ("{bert} {file}", "was not fine-tuned: fine-tune it on a labelled file"),
     ("{mood} {file} --columns text,", "has no 'text'"),
-    ("{mood} {file} -o {tmp}/none/out.tsv", "{tmp}/none is no folder"),
+    ("{mood} {file} -o {tmp}/none/out.tsv", "folder {tmp}/none does not exist"),
     ("{mood} {file} --task-number 2", "was trained for 1 tasks: there is no task 2"),
     ("{mood} {ragged}", "line 3 of {ragged} has 1 columns"),
     ("{mood} {file} --device gpu", "no device 'gpu'"),
@@ -246,5 +246,5 @@ def test_a_mistake_is_one_sentence(
     }
     said = kinfolk("predict", *(word.format(**names) for word in words.split()))
     assert (said.code, said.out) == (2, "")
-    assert said.err.splitlines()[-1].startswith("error: ")
-    assert expected.format(**names) in said.err.splitlines()[-1]
+    assert said.sentence.startswith("error: ")
+    assert expected.format(**names) in said.sentence

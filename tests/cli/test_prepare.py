@@ -86,8 +86,9 @@ def test_what_is_no_share_is_refused(
         f"--holdout={share}",
     )
     assert said.code == 2
-    assert "--holdout" in said.err and (
-        "is no share" in said.err or "must be at least 0" in said.err
+    assert (
+        f"--holdout must be a fraction from 0 to less than 1, e.g. 0.005 or 0.5% (got {share})"
+        in (said.sentence)
     )
     assert not list(tmp_path.iterdir())
 
@@ -104,7 +105,7 @@ def test_text_may_come_from_elsewhere(
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"The cat.\n\nA dog.")))
     said = kinfolk("prepare", "-", "--tokenizer", home.tokenizer, "-o", tmp_path / "c")
     assert "can be read only once" in said.err
-    assert said.out.startswith("2 documents, ")
+    assert said.out.startswith("corpus: 2 documents, ")
 
 
 def test_all_options_reach_the_corpus(kinfolk: Kinfolk, home: Home, tmp_path: Path) -> None:

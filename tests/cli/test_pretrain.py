@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from kinfolk.training.log import read
 from kinfolk.training.step import StepOutput, TrainStep
@@ -33,7 +35,7 @@ def test_a_run_is_what_was_asked_for(
     values = json.loads(said.out)
     assert values.pop("tokens_per_second") > 0
     assert values == {"run": str(out), "report": str(out / "report.html")}
-    assert f"{member}/nano  step 3 of 3  loss " in said.err
+    assert f"{member}/nano  step 3/3  loss " in said.err
     recipe = Recipe.read(out / "recipe.json")
     train = recipe.train
     assert (train.steps, train.batch_size, train.seed, train.lr) == (3, 4, 7, 2e-3)
@@ -51,13 +53,13 @@ def test_lines_name_the_step_of_a_score_and_show_the_losses_of_the_page(
         *("pretrain", "bert/nano", "--corpus", home.corpus, "-o", out, "--steps", 5, *FEW),
         *("train.eval_every=2", "train.eval_batches=1"),
     )
-    lines = [line for line in said.err.splitlines() if "step " in line]
+    lines = [line for line in said.err.splitlines() if "  step " in line]
     learned, held_out = curves(out, "bert")
     score = dict(zip(held_out.xs, held_out.ys, strict=True))
-    assert "held out" not in lines[0]
-    assert f"  held out {score[2]:.3f}  " in lines[1]
-    assert f"  held out {score[2]:.3f} (step 2)  " in lines[2]
-    assert f"  held out {score[4]:.3f}  " in lines[3]
+    assert "eval_loss" not in lines[0]
+    assert f"  eval_loss {score[2]:.3f}  " in lines[1]
+    assert f"  eval_loss {score[2]:.3f} (step 2)  " in lines[2]
+    assert f"  eval_loss {score[4]:.3f}  " in lines[3]
     for line, loss, entry in zip(lines, learned.ys, read(out), strict=True):
         assert f"  loss {loss:.3f}  nsp {entry['losses']['nsp']:.3f}  " in line
 
@@ -88,6 +90,80 @@ def test_an_interrupt_says_what_is_saved_and_how_to_resume(
     assert line in said.err.splitlines()
     again = kinfolk(command, "--resume", out)
     assert again.code == 0, again.err
+
+
+def test_options_are_the_fields_of_the_recipe(kinfolk: Kinfolk, home: Home, tmp_path: Path) -> None:
+    options = (
+        *("--lr", "2e-3", "--weight-decay", 0.1, "--warmup", 1, "--schedule", "linear"),
+        *("--grad-accum", 2, "--save-every", 2, "--eval-every", 1, "--eval-batches", 1),
+        *("--precision", "fp32", "--compile", "off", "--betas", "0.8,0.9", "--steps", 2),
+    )
+    fields = (
+        *("train.lr=2e-3", "train.weight_decay=0.1", "train.warmup=1", "train.schedule=linear"),
+        *("train.gradient_accumulation=2", "train.save_every=2", "train.eval_every=1"),
+        *("train.eval_batches=1", "train.precision=float32", "train.compile=no"),
+        *("train.betas=0.8,0.9", "train.steps=2"),
+    )
+    asked = ("pretrain", "gpt2/nano", "--corpus", home.corpus, *FEW)
+    for name, some in (("options", options), ("fields", fields)):
+        assert kinfolk(*asked, "-o", tmp_path / name, *some).code == 0
+    recipes = [Recipe.read(tmp_path / name / "recipe.json") for name in ("options", "fields")]
+    assert recipes[0] == recipes[1]
+    assert (recipes[0].train.lr, recipes[0].train.compile) == (2e-3, "no")
+
+
+def test_a_run_begins_with_its_size_and_ends_with_the_next_command(
+    kinfolk: Kinfolk, home: Home, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    said = kinfolk(
+        *("pretrain", "gpt2/nano", "--corpus", home.corpus, "-o", out, "--steps", 4, *FEW),
+        *("--lr", "1e-3", "--eval-every", 4, "--warmup", 2),
+    )
+    header = said.err.splitlines()[:3]
+    weights = sum(p.numel() for p in Recipe.read(out / "recipe.json").model.build().parameters())
+    assert header[0] == f"gpt2/nano: {weights / 1e6:.1f}M parameters, objective clm, cpu fp32"
+    assert header[1].startswith("corpus: 4,071 tokens, 59 documents; 4 steps of 4 sequences of 32")
+    assert header[1].endswith(f"about {4 * 4 * 32 / 4071:.1f} epochs")
+    assert header[2].startswith("lr 0.001 cosine, warmup 2, weight decay ")
+    done, model, report, following = said.out.splitlines()
+    assert re.fullmatch(r"done: 4 steps in \d+s, eval_loss \d\.\d{3}", done)
+    assert model == f"model:  {out}/checkpoints/last"
+    assert report == f"report: {out}/report.html"
+    assert following == f"next:   kinfolk evaluate {out} --text FILE"
+
+
+@pytest.mark.parametrize("ending", ["json", "yaml"])
+def test_a_recipe_file_repeats_a_run(
+    ending: str, kinfolk: Kinfolk, home: Home, tmp_path: Path
+) -> None:
+    first, again, changed = (tmp_path / name for name in ("first", "again", "changed"))
+    asked = ("pretrain", "bert/nano", "--corpus", home.corpus, *FEW, "--steps", 3, "--seed", 3)
+    assert kinfolk(*asked, "-o", first).code == 0
+    file = tmp_path / f"recipe.{ending}"
+    recipe = (first / "recipe.json").read_text("utf-8")
+    file.write_text(recipe if ending == "json" else yaml.safe_dump(json.loads(recipe)))
+    assert kinfolk("pretrain", "--recipe", file, "-o", again).code == 0
+    assert tree(again / "checkpoints" / "last") == tree(first / "checkpoints" / "last")
+    said = kinfolk("pretrain", "--recipe", file, "-o", changed, "--lr", "3e-3", "model.dropout=0.2")
+    assert said.code == 0, said.err
+    found = Recipe.read(changed / "recipe.json")
+    assert (found.train.lr, found.model.dropout, found.train.seed) == (3e-3, 0.2, 3)
+
+
+def test_yaml_needs_a_package_that_the_sentence_names(
+    kinfolk: Kinfolk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    (tmp_path / "recipe.yaml").write_text("type: pretrain\n")
+    said = kinfolk("pretrain", "--recipe", tmp_path / "recipe.yaml", "-o", tmp_path / "run")
+    assert said.code == 2 and "pip install pyyaml" in said.sentence
+
+
+def test_the_fields_of_a_family_are_listed(kinfolk: Kinfolk) -> None:
+    said = kinfolk("pretrain", "bert", "--help-fields")
+    assert said.code == 0
+    assert "model.hidden_size" in said.out and "objective.mask_rate" in said.out
 
 
 def test_bert_can_learn_by_hidden_words_alone(kinfolk: Kinfolk, home: Home, tmp_path: Path) -> None:
@@ -151,12 +227,14 @@ def test_an_interrupt_ends_with_130_and_resume_arrives(
         text=True,
     )
     assert process.stderr is not None
-    said = process.stderr.readline()  # the first of ten lines about its progress
+    said = process.stderr.readline()  # of the header: the first step is done
     process.send_signal(signal.SIGINT)
     _, err = process.communicate()
     assert process.returncode == 130, said + err
     assert "Traceback" not in err
     done = len(read(run))
+    assert f"interrupted at step {done}: saved {run}/checkpoints/step-{done:08d}; " in err
+    assert f"resume with: kinfolk pretrain --resume {run}" in err
     assert 0 < done < steps
     assert (run / "checkpoints" / "last").readlink().name == f"step-{done:08d}"
     recipe, last = (run / "recipe.json").read_text("utf-8"), done + 5

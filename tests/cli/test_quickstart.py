@@ -51,9 +51,9 @@ def test_three_families_are_trained_scored_and_shown(kinfolk: Kinfolk, tmp_path:
         assert result.parameters > 10_000
         assert (out / result.name.partition("/")[0] / "checkpoints" / "last").is_dir()
     gap = results[0].score.bits_per_byte / lines.trigram.bits_per_byte - 1
-    assert f"gpt2/nano stands {gap:.0%} above the 3-gram line." in said.out
+    assert f"gpt2/nano: {gap:.0%} more bits per byte than the 3-gram baseline" in said.out
     page = found[0].page.read_text(encoding="utf-8")
     assert found[0].page == out / "report.html"
     assert all(name in page for name in ("gpt2/nano", "bert/nano", "t5/nano", "unigram entropy"))
     assert quickstart.PROMPT in said.out
-    assert said.out.endswith(f"the curves are in {out / 'report.html'}\n")
+    assert said.out.endswith(f"report: {out / 'report.html'}\n")

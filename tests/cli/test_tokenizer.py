@@ -45,7 +45,7 @@ def test_every_kind_is_learned_and_opens(
 def test_capitals_can_be_given_up(kinfolk: Kinfolk, home: Home, tmp_path: Path) -> None:
     out = tmp_path / "tok"
     said = kinfolk("tokenizer", "train", home.text, "--vocab", 400, "--lowercase", "-o", out)
-    assert said.out == f"400 ids in {out}\n"
+    assert said.out == f"trained bpe tokenizer, vocabulary size 400: {out}\n"
     tokenizer = Tokenizer.load(out)
     assert tokenizer.encode("The Cat") == tokenizer.encode("the cat")
 
@@ -89,7 +89,7 @@ def test_a_text_is_shown_in_pieces_above_their_ids(
 def test_pieces_never_pass_the_width(
     kinfolk: Kinfolk, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kinfolk.cli.tokenizers import console
+    from kinfolk.cli.tokenizer import console
 
     monkeypatch.setattr(console, "_width", 40)
     said = kinfolk("tokenizer", "show", home.tokenizer, "中文 the old man " * 20)
@@ -150,7 +150,7 @@ def test_tokenizers_are_measured_side_by_side(kinfolk: Kinfolk, home: Home, tmp_
         "word:130",
         "byte",
     ]
-    assert f"{loaded['tokens_per_word']:.2f}" in shown and f"in {page}" in shown
+    assert f"{loaded['tokens_per_word']:.2f}" in shown and f"report: {page}" in shown
 
 
 def test_nothing_is_kept_aside_where_nothing_is_learned(kinfolk: Kinfolk, home: Home) -> None:

@@ -17,11 +17,10 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from kinfolk.generation.config import GenerationConfig
 from kinfolk.generation.decode import GeneratedSequence
-from kinfolk.generation.logits_process import Constraints
-from kinfolk.generation.methods import DecodingMethod
 from kinfolk.hub import load_model
-from writing import write
+from writing import Rules, write
 
 VOCAB, END = 50, 1
 ENDS = frozenset({END, *range(40, 46)})  # enough for the texts of random weights to end
@@ -120,7 +119,7 @@ class Pair:
         return SOURCES if self.reads else PROMPTS
 
     def write(
-        self, method: DecodingMethod, rules: Constraints, **wants: Any
+        self, method: GenerationConfig, rules: Rules, **wants: Any
     ) -> list[GeneratedSequence]:
         """Write all texts together, by kinfolk."""
         prompts = [[0]] * len(SOURCES) if self.reads else PROMPTS

@@ -18,12 +18,13 @@ from kinfolk.families.t5 import T5Config
 from kinfolk.families.transformer import TransformerConfig
 from kinfolk.families.transformer_xl import TransformerXLConfig
 from kinfolk.families.xlnet import XLNetConfig
+from kinfolk.generation.config import GenerationConfig
 from kinfolk.generation.decode import GenerationRequest
-from kinfolk.generation.methods import DecodingMethod
-from kinfolk.generation.sampling import Sampling, sample_ids
+from kinfolk.generation.sampling import sample_ids
 from kinfolk.metrics.baselines import KneserNey
 from kinfolk.rng import uniforms
 from kinfolk.workflows.baselines import NGram
+from writing import asked
 
 VOCAB = 23
 ENDS = frozenset({1, 5, 9})  # enough for texts to end at different lengths
@@ -75,7 +76,7 @@ class Scribe:
         blanks = None if self.blanks is None else [self.blanks[row] for row in rows]
         prompts = [self.prompts[row] for row in rows]
         given: dict[str, Any] = {"max_new_tokens": 9, "eos_ids": ENDS, "first": rows[0]} | wants
-        return GenerationRequest(prompts=prompts, encoder_ids=sources, blanks=blanks, **given)
+        return asked(prompts, encoder_ids=sources, blanks=blanks, **given)
 
     def turned(self, order: Sequence[int] = (3, 2, 1, 0)) -> "Scribe":
         """Put the prompts in another order."""
@@ -140,7 +141,7 @@ class Scribe:
         return torch.cat(rows, dim=1)
 
     def slowly(
-        self, number: int, sampling: Sampling, *, tokens: int = 9, seed: int = 0
+        self, number: int, sampling: GenerationConfig, *, tokens: int = 9, seed: int = 0
     ) -> tuple[list[int], list[float]]:
         """Write one text by a whole pass a token; return its ids and their log-probabilities."""
         chances, ids, costs = (
@@ -222,7 +223,7 @@ def counts() -> NGram:
     return NGram(KneserNey.fit(texts, vocab_size=VOCAB, order=3, bos=0, eos=1))
 
 
-def method_name(method: DecodingMethod) -> str:
+def method_name(method: GenerationConfig) -> str:
     """Name a method after what it was told."""
     told = {k: v for k, v in vars(method).items() if v != getattr(type(method)(), k)}
     return type(method).__name__ + "".join(f"-{k}-{v}" for k, v in told.items())

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -13,13 +12,12 @@ from torch import Tensor
 
 from kinfolk.batch import Inputs, Output
 from kinfolk.errors import UserError
-from kinfolk.generation.beam_search import BeamSearch
-from kinfolk.generation.decode import Decoder, GeneratedSequence, GenerationRequest
-from kinfolk.generation.logits_process import Constraints
-from kinfolk.generation.methods import collect_sequences, generate, generate_steps
-from kinfolk.generation.sampling import GREEDY
+from kinfolk.generation.beam_search import beam_search
+from kinfolk.generation.config import GREEDY, GenerationConfig
+from kinfolk.generation.decode import Decoder, GeneratedSequence, collect_sequences
+from kinfolk.generation.prompts import eval_mode
 from kinfolk.nn.language_model import LanguageModel, ModelConfig
-from writing import asked, write
+from writing import asked, constrain, generate, generate_steps, write
 
 Text = tuple[int, ...]
 Scores = Callable[[Text], Sequence[float]]  # the log-probabilities of what follows a text
@@ -31,7 +29,7 @@ def scribes() -> dict[str, Scribe]:
 
 
 def searched(
-    scores: Scores, beam: BeamSearch, *, tokens: int, ends: frozenset[int] = ENDS
+    scores: Scores, beam: GenerationConfig, *, tokens: int, ends: frozenset[int] = ENDS
 ) -> list[tuple[Text, float]]:
     """Search as in Vijayakumar et al. (2016), algorithm 1, over texts spelled out in full.
 
@@ -91,16 +89,16 @@ def crossings(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 @pytest.mark.parametrize(
     "beam",
     [
-        BeamSearch(num_beams=3),
-        BeamSearch(num_beams=4, length_penalty=0.0),
-        BeamSearch(num_beams=4, length_penalty=-1.0, early_stopping=True),
-        BeamSearch(num_beams=4, num_beam_groups=2, diversity_penalty=1.5),
-        BeamSearch(num_beams=6, num_beam_groups=3, diversity_penalty=0.4, length_penalty=0.5),
+        GenerationConfig(num_beams=3),
+        GenerationConfig(num_beams=4, length_penalty=0.0),
+        GenerationConfig(num_beams=4, length_penalty=-1.0, early_stopping=True),
+        GenerationConfig(num_beams=4, num_beam_groups=2, diversity_penalty=1.5),
+        GenerationConfig(num_beams=6, num_beam_groups=3, diversity_penalty=0.4, length_penalty=0.5),
     ],
     ids=lambda beam: f"{beam.num_beams}-{beam.num_beam_groups}",
 )
 def test_a_search_is_that_over_whole_passes(
-    scribes: dict[str, Scribe], name: str, beam: BeamSearch, crossings: list[list[int]]
+    scribes: dict[str, Scribe], name: str, beam: GenerationConfig, crossings: list[list[int]]
 ) -> None:
     """Keys and values, what an encoder said, memories, blanks, guesses and histories all follow
     their beams: a search that scores every text anew finds the same."""
@@ -121,7 +119,9 @@ def test_the_winners_cost_what_they_cost_without_beams(
 ) -> None:
     who = scribes[name]
     found = generate(
-        who.model, who.request(num_return_sequences=3, max_new_tokens=8), BeamSearch(num_beams=3)
+        who.model,
+        who.request(num_return_sequences=3, max_new_tokens=8),
+        GenerationConfig(num_beams=3),
     )
     for place, text in enumerate(found):
         rows = [scores_of(who, place // 3)(tuple(text.ids[:n])) for n in range(len(text.ids))]
@@ -183,10 +183,8 @@ def test_beams_that_cross_at_every_step_keep_their_own_past() -> None:
         (0, 1, 1, 3): [0.10, 0.20, 0.30, 0.40],
         (0, 2, 0, 2): [0.01, 0.97, 0.01, 0.01],  # ... and 2 0 2 1 that again
     }
-    beam = BeamSearch(num_beams=2, length_penalty=0.0)
-    request = GenerationRequest(
-        prompts=[[0], [3, 0]], max_new_tokens=[4, 4], num_return_sequences=2
-    )
+    beam = GenerationConfig(num_beams=2, length_penalty=0.0)
+    request = asked([[0], [3, 0]], max_new_tokens=[4, 4], num_return_sequences=2)
     found = generate(Table(chances), request, beam)
     assert [text.ids for text in found[:2]] == [[2, 0, 2, 1], [1, 1, 3, 3]]
     assert [text.score for text in found[:2]] == pytest.approx(
@@ -206,11 +204,11 @@ def test_beams_that_hold_all_texts_find_the_best_there_is(
 ) -> None:
     """Of 4 or 5 words one may end a text; every text there is is tried."""
     who, end = scribes[name], 2
-    rules = Constraints(suppress_ids=range(words, VOCAB))
+    rules = constrain(suppress_ids=range(words, VOCAB))
     request = who.request(
         max_new_tokens=tokens, constraints=rules, eos_ids={end}, num_return_sequences=2
     )
-    found = generate(who.model, request, BeamSearch(num_beams=size, length_penalty=0.0))
+    found = generate(who.model, request, GenerationConfig(num_beams=size, length_penalty=0.0))
     for number in range(len(who.prompts)):
         costs: dict[Text, float] = {}
         for text in product(range(words), repeat=tokens):
@@ -231,9 +229,9 @@ def test_groups_that_do_not_shun_each_other_are_searches_of_their_size(
     apart = generate(
         who.model,
         who.request(num_return_sequences=6),
-        BeamSearch(num_beams=6, num_beam_groups=3, diversity_penalty=0.0),
+        GenerationConfig(num_beams=6, num_beam_groups=3, diversity_penalty=0.0),
     )
-    alone = generate(who.model, who.request(num_return_sequences=2), BeamSearch(num_beams=2))
+    alone = generate(who.model, who.request(num_return_sequences=2), GenerationConfig(num_beams=2))
     for number in range(len(who.prompts)):
         group = alone[2 * number : 2 * number + 2]
         assert [text.ids for text in apart[6 * number : 6 * number + 6]] == [
@@ -241,25 +239,14 @@ def test_groups_that_do_not_shun_each_other_are_searches_of_their_size(
         ]
 
 
-def test_one_group_is_a_plain_search_however_diverse(scribes: dict[str, Scribe]) -> None:
-    who = scribes["gpt2"]
-    plain, grouped = (
-        generate(
-            who.model,
-            who.request(num_return_sequences=3),
-            BeamSearch(num_beams=3, diversity_penalty=d),
-        )
-        for d in (0.0, 9.0)
-    )
-    assert plain == grouped
-
-
 def test_diversity_parts_the_groups(scribes: dict[str, Scribe]) -> None:
     """A penalty beyond any score: groups of one beam never say the same at the same time."""
     who = scribes["gpt2"]
     request = who.request(max_new_tokens=5, eos_ids=(), num_return_sequences=3)
     found = generate(
-        who.model, request, BeamSearch(num_beams=3, num_beam_groups=3, diversity_penalty=100.0)
+        who.model,
+        request,
+        GenerationConfig(num_beams=3, num_beam_groups=3, diversity_penalty=100.0),
     )
     for number in range(len(who.prompts)):
         texts = [text.ids for text in found[3 * number : 3 * number + 3]]
@@ -273,16 +260,12 @@ def test_a_group_that_has_stopped_costs_the_others_nothing() -> None:
         (3,): [0.01, 0.89, 0.09, 0.01],  # one group ends at once, by 1; the other says 2
         (3, 2): [0.55, 0.01, 0.40, 0.04],
     }
-    request = GenerationRequest(
-        prompts=[[3]],
-        max_new_tokens=3,
-        eos_ids={1},
-        num_return_sequences=1,
-        constraints=Constraints(),
+    request = asked([[3]], max_new_tokens=3, eos_ids={1}, num_return_sequences=2)
+    beam = GenerationConfig(
+        num_beams=2, num_beam_groups=2, diversity_penalty=0.8, length_penalty=0.0
     )
-    beam = BeamSearch(num_beams=2, num_beam_groups=2, diversity_penalty=0.8, length_penalty=0.0)
     model: Any = Table({**chances, (3, 2, 0): [0.01, 0.97, 0.01, 0.01]})
-    found = generate(model, replace(request, num_return_sequences=2), beam)
+    found = generate(model, request, beam)
     expected = searched(
         lambda text: torch.tensor(model.chances.get((3, *text), [0.25] * 4)).log().tolist(),
         beam,
@@ -295,14 +278,15 @@ def test_a_group_that_has_stopped_costs_the_others_nothing() -> None:
 def test_one_beam_is_greedy(scribes: dict[str, Scribe]) -> None:
     for who in scribes.values():
         greedy = generate(who.model, who.request(), GREEDY)
-        beam = generate(who.model, who.request(), BeamSearch(num_beams=1, length_penalty=0.0))
+        with torch.inference_mode(), eval_mode(who.model):
+            beam = beam_search(Decoder(who.model, who.request()))
         assert [text.ids for text in beam] == [text.ids for text in greedy]
         assert [text.finished for text in beam] == [text.finished for text in greedy]
 
 
 def test_a_stream_of_beams_is_what_was_found(scribes: dict[str, Scribe]) -> None:
-    who, beam = scribes["gpt2"], BeamSearch(num_beams=3)
-    rules = Constraints(allowed_ids=[(3,), (4, 6), (7, 8, 10)])
+    who, beam = scribes["gpt2"], GenerationConfig(num_beams=3)
+    rules = constrain(allowed_ids=[(3,), (4, 6), (7, 8, 10)])
     for wants in (
         {},
         {"eos_ids": ()},
@@ -319,10 +303,12 @@ def test_a_stream_of_beams_is_what_was_found(scribes: dict[str, Scribe]) -> None
 
 def test_a_text_that_is_enough_is_whole(scribes: dict[str, Scribe]) -> None:
     who = scribes["gpt2"]
-    free = generate(who.model, who.request(eos_ids=(), max_new_tokens=6), BeamSearch(num_beams=3))
+    free = generate(
+        who.model, who.request(eos_ids=(), max_new_tokens=6), GenerationConfig(num_beams=3)
+    )
     last = free[0].ids[2]
     enough = who.request(eos_ids=(), max_new_tokens=6, should_stop=lambda ids: ids[-1] == last)
-    found = generate(who.model, enough, BeamSearch(num_beams=3, length_penalty=0.0))
+    found = generate(who.model, enough, GenerationConfig(num_beams=3, length_penalty=0.0))
     for text in found:
         assert text.finished == (last in text.ids)
         assert last not in text.ids[:-1]
@@ -332,33 +318,40 @@ def test_a_text_that_is_enough_is_whole(scribes: dict[str, Scribe]) -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"num_beams": 0}, "0 beams"),
-        ({"num_beams": 4, "num_beam_groups": 3}, "4 beams do not make 3"),
-        ({"num_beam_groups": 0}, "0 equal groups"),
-        ({"diversity_penalty": -1.0}, "diversity of -1"),
-        ({"diversity_penalty": float("inf")}, "diversity of inf"),
-        ({"diversity_penalty": float("nan")}, "diversity of nan"),
-        ({"length_penalty": float("nan")}, "length penalty of nan"),
-        ({"length_penalty": float("-inf")}, "length penalty of -inf"),
+        ({"num_beams": 0}, "num_beams=0"),
+        (
+            {"num_beams": 4, "num_beam_groups": 3},
+            "num_beams=4 is not divisible by num_beam_groups=3",
+        ),
+        ({"num_beam_groups": 0}, "num_beam_groups=0"),
+        ({"diversity_penalty": -1.0}, "diversity_penalty=-1"),
+        ({"diversity_penalty": float("inf")}, "diversity_penalty=inf"),
+        ({"diversity_penalty": float("nan")}, "diversity_penalty=nan"),
+        ({"length_penalty": float("nan")}, "length_penalty=nan"),
+        ({"length_penalty": float("-inf")}, "length_penalty=-inf"),
     ],
 )
 def test_a_search_that_means_nothing_is_refused(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        BeamSearch(**wrong)
+        GenerationConfig(**{"num_beams": 4} | wrong)
 
 
 def test_a_search_that_cannot_be_is_refused(scribes: dict[str, Scribe]) -> None:
     model = scribes["gpt2"].model
-    with pytest.raises(UserError, match=f"24 beams are more than the {VOCAB} tokens"):
-        write(model, [[3]], max_new_tokens=3, method=BeamSearch(num_beams=24))
-    with pytest.raises(UserError, match="3 beams find 3 texts at most, not 4"):
+    with pytest.raises(UserError, match=f"num_beams=24 exceeds the model's {VOCAB} tokens"):
+        write(model, [[3]], max_new_tokens=3, method=GenerationConfig(num_beams=24))
+    with pytest.raises(UserError, match="num_return_sequences=4 exceeds num_beams=3"):
         write(
-            model, [[3]], max_new_tokens=3, num_return_sequences=4, method=BeamSearch(num_beams=3)
+            model,
+            [[3]],
+            max_new_tokens=3,
+            num_return_sequences=4,
+            method=GenerationConfig(num_beams=3),
         )
-    few = Constraints(allowed_ids=[(3,), (4,)])
-    with pytest.raises(UserError, match="only 2 texts to choose 3"):
+    few = constrain(allowed_ids=[(3,), (4,)])
+    with pytest.raises(UserError, match="num_return_sequences=3, and the constraints allow only 2"):
         generate(
             model,
             asked([[3]], max_new_tokens=3, num_return_sequences=3, constraints=few),
-            BeamSearch(num_beams=3),
+            GenerationConfig(num_beams=3),
         )

@@ -9,10 +9,8 @@ from scribes import ENDS, NAMES, Scribe, scribe
 from torch import Tensor
 
 from kinfolk.errors import UserError
-from kinfolk.generation.contrastive_search import ContrastiveSearch
-from kinfolk.generation.logits_process import Constraints
-from kinfolk.generation.methods import generate
-from kinfolk.generation.sampling import GREEDY
+from kinfolk.generation.config import GREEDY, GenerationConfig
+from writing import constrain, generate
 
 TIE = 1e-6
 STATES = [name for name in NAMES if name not in ("xlnet", "ngram")]
@@ -31,7 +29,7 @@ def states(who: Scribe, number: int, written: list[int]) -> Tensor:
 
 
 def worths(
-    who: Scribe, number: int, method: ContrastiveSearch, written: list[int]
+    who: Scribe, number: int, method: GenerationConfig, written: list[int]
 ) -> dict[int, float]:
     """Return what each token tried is worth after a text: Su et al. (2022), equation 5."""
     shares = who.scores(number, written).softmax(-1)
@@ -49,7 +47,7 @@ def worths(
 def test_a_text_is_that_of_the_papers_formula(
     scribes: dict[str, Scribe], name: str, top_k: int, penalty: float
 ) -> None:
-    who, method = scribes[name], ContrastiveSearch(top_k=top_k, penalty_alpha=penalty)
+    who, method = scribes[name], GenerationConfig(top_k=top_k, penalty_alpha=penalty)
     found = generate(who.model, who.request(max_new_tokens=6), method)
     decided = []
     for number, text in enumerate(found):
@@ -72,20 +70,20 @@ def test_without_a_penalty_or_a_choice_it_is_greedy(scribes: dict[str, Scribe], 
     who = scribes[name]
     greedy = [text.ids for text in generate(who.model, who.request(), GREEDY)]
     for method in (
-        ContrastiveSearch(penalty_alpha=0.0),
-        ContrastiveSearch(top_k=1, penalty_alpha=0.9),
+        GenerationConfig(penalty_alpha=0.0),
+        GenerationConfig(top_k=1, penalty_alpha=0.9),
     ):
         assert [text.ids for text in generate(who.model, who.request(), method)] == greedy
-    other = generate(who.model, who.request(), ContrastiveSearch(top_k=6, penalty_alpha=1.0))
+    other = generate(who.model, who.request(), GenerationConfig(top_k=6, penalty_alpha=1.0))
     assert [text.ids for text in other] != greedy
 
 
 def test_what_is_forbidden_is_not_even_a_choice(scribes: dict[str, Scribe]) -> None:
     """Where rules leave less than is tried, the rest never wins, however unlike it is."""
-    who, few = scribes["gpt2"], Constraints(allowed_ids=[(3, 4), (6, 7)])
+    who, few = scribes["gpt2"], constrain(allowed_ids=[(3, 4), (6, 7)])
     for method in (
-        ContrastiveSearch(top_k=8, penalty_alpha=1.0),
-        ContrastiveSearch(top_k=99, penalty_alpha=0.5),
+        GenerationConfig(top_k=8, penalty_alpha=1.0),
+        GenerationConfig(top_k=99, penalty_alpha=0.5),
     ):
         for text in generate(who.model, who.request(constraints=few), method):
             assert tuple(text.ids) in {(3, 4), (6, 7)} and text.finished
@@ -94,22 +92,27 @@ def test_what_is_forbidden_is_not_even_a_choice(scribes: dict[str, Scribe]) -> N
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"top_k": 0}, "top_k 0"),
-        ({"penalty_alpha": -0.1}, "penalty of -0.1"),
-        ({"penalty_alpha": 1.1}, "penalty of 1.1"),
-        ({"penalty_alpha": float("nan")}, "penalty of nan"),
+        ({"top_k": 0}, "top_k=0"),
+        ({"penalty_alpha": -0.1}, "penalty_alpha=-0.1"),
+        ({"penalty_alpha": 1.1}, "penalty_alpha=1.1"),
+        ({"penalty_alpha": float("nan")}, "penalty_alpha=nan"),
     ],
 )
 def test_a_setting_that_means_nothing_is_refused(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        ContrastiveSearch(**wrong)
+        GenerationConfig(**wrong)
 
 
 def test_who_has_nothing_to_contrast_is_refused(scribes: dict[str, Scribe]) -> None:
-    for name, words in (("xlnet", "states are guesses"), ("ngram", "no states")):
+    for name, words in (
+        ("xlnet", "not supported by this model"),
+        ("ngram", "not supported by this model"),
+    ):
         who = scribes[name]
         with pytest.raises(UserError, match=words):
-            generate(who.model, who.request(), ContrastiveSearch())
+            generate(who.model, who.request(), GenerationConfig(penalty_alpha=0.6))
     who = scribes["gpt2"]
-    with pytest.raises(UserError, match="one text, not 2"):
-        generate(who.model, who.request(num_return_sequences=2), ContrastiveSearch())
+    with pytest.raises(UserError, match="contrastive search gives one output"):
+        generate(
+            who.model, who.request(num_return_sequences=2), GenerationConfig(penalty_alpha=0.6)
+        )

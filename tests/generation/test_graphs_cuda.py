@@ -11,7 +11,7 @@ from kinfolk.families.gpt3 import GPT3Config
 from kinfolk.families.t5 import T5Config
 from kinfolk.families.transformer import TransformerConfig
 from kinfolk.generation import cuda_graph
-from kinfolk.generation.sampling import GREEDY, Sampling
+from kinfolk.generation.config import GREEDY, GenerationConfig
 from writing import write
 
 pytestmark = [
@@ -30,10 +30,10 @@ CONFIGS = {
 PROMPTS = [[3, 4, 5, 6, 7, 8, 9], [11, 12], [20, 21, 22], [3, 4]]
 
 
-@pytest.mark.parametrize("method", [GREEDY, Sampling(top_k=20)], ids=["greedy", "sample"])
+@pytest.mark.parametrize("method", [GREEDY, GenerationConfig(top_k=20)], ids=["greedy", "sample"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_captured_turn_writes_what_the_loop_writes(
-    name: str, method: Sampling, monkeypatch: pytest.MonkeyPatch
+    name: str, method: GenerationConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
     model = CONFIGS[name].build().to("cuda")

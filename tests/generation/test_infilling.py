@@ -1,5 +1,6 @@
 """Filling blanks and going on with a text, for a model that reads both ways."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,11 +12,12 @@ from kinfolk.errors import UserError
 from kinfolk.families.glm import GLM, GLMConfig
 from kinfolk.families.gpt2 import GPT2
 from kinfolk.generation import fill as fill_module
-from kinfolk.generation.fill import fill, fill_blanks
-from kinfolk.generation.prompts import encode_prompt, generate_text
-from kinfolk.generation.sampling import GREEDY, Sampling
+from kinfolk.generation.config import GREEDY, GenerationConfig
+from kinfolk.generation.fill import FILL_CONFIG, fill_blanks, fill_text
+from kinfolk.generation.prompts import encode_prompt
 from kinfolk.text import Tokenizer
 from kinfolk.text.tokenizer import GLMTokens, glm_tokens
+from kinfolk.workflows.generate import generate
 from writing import write
 
 MARKS = GLMTokens(mask=4, sentence=5, gmask=6, start=2, end=3)
@@ -76,7 +78,7 @@ def slowly(model: GLM, text: list[int], spans: list[tuple[int, list[int]]], toke
 
 def test_blanks_are_filled_as_by_a_whole_pass_a_token(glm: GLM) -> None:
     text = [10, 4, 12, 5, 14]
-    first, second = fill_blanks(glm, text, MARKS, tokens=14)
+    first, second = fill_blanks(glm, text, MARKS, config=replace(FILL_CONFIG, max_new_tokens=14))
     assert first == slowly(glm, text, [(1, [])], 7)
     assert second == slowly(glm, text, [(1, first), (3, [])], 14 - len(first))
     assert first and second and first != second
@@ -96,17 +98,20 @@ def test_prompts_of_several_lengths_go_on_as_each_alone(glm: GLM) -> None:
 
 
 def test_a_blank_reads_what_stands_behind_it(glm: GLM) -> None:
-    one, other = (fill_blanks(glm, [10, 4, last], MARKS, tokens=6) for last in (20, 33))
+    one, other = (
+        fill_blanks(glm, [10, 4, last], MARKS, config=replace(FILL_CONFIG, max_new_tokens=6))
+        for last in (20, 33)
+    )
     assert one != other
 
 
 def test_the_end_fills_no_blank_and_what_is_banned_neither(glm: GLM) -> None:
-    hot = Sampling(temperature=4.0)
+    hot = GenerationConfig(temperature=4.0, max_new_tokens=20)
     spans = [
         span
         for seed in range(20)
         for span in fill_blanks(
-            glm, [4, 9, 4], MARKS, tokens=20, method=hot, seed=seed, banned={7, 8}
+            glm, [4, 9, 4], MARKS, config=replace(hot, seed=seed), suppress_ids={7, 8}
         )
     ]
     assert any(spans) and not {3, 7, 8} & {id for span in spans for id in span}
@@ -119,22 +124,22 @@ def test_blanks_that_cannot_be_filled_are_refused(glm: GLM, gpt2: GPT2) -> None:
     with pytest.raises(UserError, match="leaves no room"):
         fill_blanks(glm, [10] * 38 + [4, 4], MARKS)
     with pytest.raises(UserError, match="1 tokens are too few for 2 blanks"):
-        fill_blanks(glm, [10, 4, 4], MARKS, tokens=1)
-    with pytest.raises(UserError, match="1 prompts came with blanks for 0"):
+        fill_blanks(glm, [10, 4, 4], MARKS, config=replace(FILL_CONFIG, max_new_tokens=1))
+    with pytest.raises(UserError, match="got 1 prompts and blanks for 0"):
         write(glm, [[10, 6, 2]], max_new_tokens=3, eos_ids={3})
-    with pytest.raises(UserError, match="knows no blanks"):
+    with pytest.raises(UserError, match="blank infilling is not supported"):
         write(gpt2, [[10, 6, 2]], max_new_tokens=3, eos_ids={3}, blanks=[[(1, 1)]])
 
 
 def test_a_text_goes_on_behind_its_last_mask(filler: GLM, tokenizer: Tokenizer) -> None:
-    asked, known = encode_prompt(filler, tokenizer, "the cat"), glm_tokens(tokenizer.special_tokens)
+    asked, _ = encode_prompt(filler, tokenizer, "the cat", GenerationConfig())
+    known = glm_tokens(tokenizer.special_tokens)
     ids = tokenizer.encode("the cat", add_special_tokens=False)
     assert asked.prompt == [*ids, known.gmask, known.start] and asked.eos_ids == {known.end}
     assert asked.blanks == [(len(ids), 1)] and known.end not in asked.suppress_ids
-    hot = Sampling(temperature=5.0)
     for prompt in ("", "the cat"):
         one, two, other = (
-            generate_text(filler, tokenizer, prompt, tokens=20, method=hot, seed=seed)
+            generate(filler, tokenizer, prompt, max_new_tokens=20, temperature=5.0, seed=seed)
             for seed in (1, 1, 2)
         )
         assert one == two != other
@@ -153,7 +158,7 @@ def test_each_mask_is_its_own_mark_and_gets_its_own_words(
         return spans
 
     monkeypatch.setattr(fill_module, "fill_blanks", fake)
-    filled = fill(filler, tokenizer, "The [MASK] sat. [sMASK] on[gMASK]")
+    filled = fill_text(filler, tokenizer, "The [MASK] sat. [sMASK] on[gMASK]")
     known = glm_tokens(tokenizer.special_tokens)
     assert [id for id in asked[0] if id in known.masks] == list(known.masks)
     assert filled.text == "The old dog sat. mat on"
@@ -161,13 +166,18 @@ def test_each_mask_is_its_own_mark_and_gets_its_own_words(
 
 
 def test_an_untrained_model_fills_without_complaint(filler: GLM, tokenizer: Tokenizer) -> None:
-    filled = fill(filler, tokenizer, "[sMASK] The [MASK] sat. [gMASK]", tokens=12)
+    filled = fill_text(
+        filler,
+        tokenizer,
+        "[sMASK] The [MASK] sat. [gMASK]",
+        replace(FILL_CONFIG, max_new_tokens=12),
+    )
     assert len(filled.masks) == 3
     assert " The " in filled.text and "MASK]" not in filled.text
 
 
 def test_a_text_that_cannot_be_filled_is_refused(filler: GLM, tokenizer: Tokenizer) -> None:
-    with pytest.raises(UserError, match=r"put \[MASK\] in the text"):
-        fill(filler, tokenizer, "no hole")
-    with pytest.raises(UserError, match="the text holds <extra_id_3>"):
-        fill(filler, tokenizer, "The [MASK] and <extra_id_3>")
+    with pytest.raises(UserError, match=r"contains no \[MASK\]"):
+        fill_text(filler, tokenizer, "no hole")
+    with pytest.raises(UserError, match="the text contains the special token <extra_id_3>"):
+        fill_text(filler, tokenizer, "The [MASK] and <extra_id_3>")

@@ -7,52 +7,56 @@ from typing import Any
 import pytest
 from peers import PROMPTS, SOURCES, Pair
 
-from kinfolk.generation.beam_search import BeamSearch
+from kinfolk.generation.config import GREEDY, GenerationConfig
 from kinfolk.generation.decode import GeneratedSequence
-from kinfolk.generation.logits_process import Constraints
-from kinfolk.generation.sampling import GREEDY
+from writing import Rules, constrain
 
 pytestmark = pytest.mark.parity
 
 TOKENS = 12
+HISTORY = {"repetition_penalty", "no_repeat_ngram_size"}  # rules about tokens so far
 NETWORKS = [(name, learned) for learned in (False, True) for name in ("gpt2", "gpt", "t5")]
-GREEDILY: dict[str, tuple[dict[str, Any], Constraints]] = {
-    "plain": ({}, Constraints()),
-    "fewest": ({"min_new_tokens": 6}, Constraints(min_new_tokens=6)),
-    "repetition": ({"repetition_penalty": 1.6}, Constraints(repetition_penalty=1.6)),
-    "ngram": ({"no_repeat_ngram_size": 2}, Constraints(no_repeat_ngram_size=2)),
+GREEDILY: dict[str, tuple[dict[str, Any], Rules]] = {
+    "plain": ({}, constrain()),
+    "fewest": ({"min_new_tokens": 6}, constrain(min_new_tokens=6)),
+    "repetition": ({"repetition_penalty": 1.6}, constrain(repetition_penalty=1.6)),
+    "ngram": ({"no_repeat_ngram_size": 2}, constrain(no_repeat_ngram_size=2)),
     "all": (
         {"min_new_tokens": 4, "repetition_penalty": 1.2, "no_repeat_ngram_size": 3},
-        Constraints(min_new_tokens=4, repetition_penalty=1.2, no_repeat_ngram_size=3),
+        constrain(min_new_tokens=4, repetition_penalty=1.2, no_repeat_ngram_size=3),
     ),
 }
-SEARCHES: dict[str, tuple[dict[str, Any], BeamSearch, Constraints]] = {
+SEARCHES: dict[str, tuple[dict[str, Any], GenerationConfig, Rules]] = {
     "early": (
         {"num_beams": 4, "early_stopping": True},
-        BeamSearch(num_beams=4, early_stopping=True),
-        Constraints(),
+        GenerationConfig(num_beams=4, early_stopping=True),
+        constrain(),
     ),
     "early-long": (
         {"num_beams": 3, "early_stopping": True, "length_penalty": 2.0},
-        BeamSearch(num_beams=3, early_stopping=True, length_penalty=2.0),
-        Constraints(),
+        GenerationConfig(num_beams=3, early_stopping=True, length_penalty=2.0),
+        constrain(),
     ),
     "fewest": (
         {"num_beams": 4, "min_new_tokens": 5},
-        BeamSearch(num_beams=4),
-        Constraints(min_new_tokens=5),
+        GenerationConfig(num_beams=4),
+        constrain(min_new_tokens=5),
     ),
     "ngram": (
         {"num_beams": 4, "no_repeat_ngram_size": 2},
-        BeamSearch(num_beams=4),
-        Constraints(no_repeat_ngram_size=2),
+        GenerationConfig(num_beams=4),
+        constrain(no_repeat_ngram_size=2),
     ),
     "repetition": (
         {"num_beams": 3, "repetition_penalty": 1.4, "length_penalty": 0.6},
-        BeamSearch(num_beams=3, length_penalty=0.6),
-        Constraints(repetition_penalty=1.4),
+        GenerationConfig(num_beams=3, length_penalty=0.6),
+        constrain(repetition_penalty=1.4),
     ),
-    "wide": ({"num_beams": 8, "num_return_sequences": 5}, BeamSearch(num_beams=8), Constraints()),
+    "wide": (
+        {"num_beams": 8, "num_return_sequences": 5},
+        GenerationConfig(num_beams=8),
+        constrain(),
+    ),
 }
 
 
@@ -97,21 +101,21 @@ def test_greedy_texts(pairs: Any, name: str, learned: bool, way: str) -> None:
     options, rules = GREEDILY[way]
     ours = pair.write(GREEDY, rules, max_new_tokens=TOKENS)
     same(ours, greedy(pair, **options))
-    if not (rules.needs_history and not pair.reads):  # then padding plays no part
+    if not (rules.keys() & HISTORY and not pair.reads):  # then padding plays no part
         _, together = pair.generate(pair.texts, max_new_tokens=TOKENS, **options)
         assert [text.ids for text in ours] == together
-    assert min(len(text.ids) for text in ours) >= rules.min_new_tokens
+    assert min(len(text.ids) for text in ours) >= rules.get("min_new_tokens", 0)
     assert len({tuple(text.ids) for text in ours}) > 1
 
 
 def test_greedy_texts_of_a_gated_network(pairs: Any) -> None:
     pair: Pair = pairs("t5-gated", False)
-    same(pair.write(GREEDY, Constraints(), max_new_tokens=TOKENS), greedy(pair))
+    same(pair.write(GREEDY, constrain(), max_new_tokens=TOKENS), greedy(pair))
 
 
 def test_no_token_twice(pairs: Any) -> None:
     pair: Pair = pairs("gpt2", False)
-    ours = pair.write(GREEDY, Constraints(no_repeat_ngram_size=1), max_new_tokens=TOKENS)
+    ours = pair.write(GREEDY, constrain(no_repeat_ngram_size=1), max_new_tokens=TOKENS)
     same(ours, greedy(pair, no_repeat_ngram_size=1))
     for prompt, text in zip(PROMPTS, ours, strict=True):
         assert len({*prompt, *text.ids}) == len(prompt) + len(text.ids)
@@ -121,10 +125,10 @@ def test_no_token_twice(pairs: Any) -> None:
 def test_banned_words(pairs: Any, name: str, learned: bool) -> None:
     """Words of one and two tokens that would have been said, and one that starts in a prompt."""
     pair: Pair = pairs(name, learned)
-    free = pair.write(GREEDY, Constraints(), max_new_tokens=TOKENS)
+    free = pair.write(GREEDY, constrain(), max_new_tokens=TOKENS)
     long = max((text.ids for text in free), key=len)
     words = [long[1:2], long[2:4], [PROMPTS[0][-1], free[0].ids[0] if free[0].ids else 7]]
-    ours = pair.write(GREEDY, Constraints(bad_words_ids=words), max_new_tokens=TOKENS)
+    ours = pair.write(GREEDY, constrain(bad_words_ids=words), max_new_tokens=TOKENS)
     same(ours, greedy(pair, bad_words_ids=words))
     assert [text.ids for text in ours] != [text.ids for text in free]
 
@@ -132,7 +136,7 @@ def test_banned_words(pairs: Any, name: str, learned: bool) -> None:
 def test_what_was_learned_is_written(pairs: Any) -> None:
     """The trained weights are no accident: they count on from a prompt and from a source."""
     for name, number, last in (("gpt2", 3, 36), ("gpt", 3, 36), ("t5", 1, 30)):
-        text = pairs(name, True).write(GREEDY, Constraints(), max_new_tokens=TOKENS)[number]
+        text = pairs(name, True).write(GREEDY, constrain(), max_new_tokens=TOKENS)[number]
         assert (PROMPTS, SOURCES)[name == "t5"][number][-1 - (name == "t5")] == last
         assert text.finished and len(text.ids) >= 2
         steps = [after - before for before, after in pairwise([last, *text.ids])]
@@ -150,11 +154,11 @@ def searched(pair: Pair, alone: bool, **options: Any) -> tuple[list[list[int]], 
 
 
 def compare(
-    pair: Pair, options: dict[str, Any], beam: BeamSearch, rules: Constraints
+    pair: Pair, options: dict[str, Any], beam: GenerationConfig, rules: Rules
 ) -> list[GeneratedSequence]:
     num = options.setdefault("num_return_sequences", 2)
     ours = pair.write(beam, rules, max_new_tokens=TOKENS, num_return_sequences=num)
-    ids, scores = searched(pair, rules.needs_history and not pair.reads, **options)
+    ids, scores = searched(pair, bool(rules.keys() & HISTORY) and not pair.reads, **options)
     assert [text.ids for text in ours] == ids
     assert [text.score for text in ours] == pytest.approx(scores, abs=1e-4)
     return ours
@@ -164,8 +168,8 @@ def compare(
 @pytest.mark.parametrize(("name", "learned"), NETWORKS)
 def test_beams(pairs: Any, name: str, learned: bool, size: int, penalty: float) -> None:
     options = {"num_beams": size, "length_penalty": penalty}
-    beam = BeamSearch(num_beams=size, length_penalty=penalty)
-    found = compare(pairs(name, learned), options, beam, Constraints())
+    beam = GenerationConfig(num_beams=size, length_penalty=penalty)
+    found = compare(pairs(name, learned), options, beam, constrain())
     assert penalty > 0 or len({len(text.ids) for text in found}) > 1
 
 
@@ -174,5 +178,5 @@ def test_beams(pairs: Any, name: str, learned: bool, size: int, penalty: float) 
 def test_beams_under_rules(pairs: Any, name: str, learned: bool, way: str) -> None:
     options, beam, rules = SEARCHES[way]
     found = compare(pairs(name, learned), dict(options), beam, rules)
-    assert min(len(text.ids) for text in found) >= rules.min_new_tokens
+    assert min(len(text.ids) for text in found) >= rules.get("min_new_tokens", 0)
     assert not learned or any(text.finished for text in found)

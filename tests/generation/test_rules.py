@@ -1,6 +1,6 @@
 """What may be said next: every rule against its plain words, and rules that leave nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -12,27 +12,19 @@ from scribes import ENDS, VOCAB, Scribe, scribe
 from torch import Tensor
 
 from kinfolk.errors import UserError
-from kinfolk.generation.beam_search import BeamSearch
-from kinfolk.generation.contrastive_search import ContrastiveSearch
-from kinfolk.generation.logits_process import (
-    NEG_INF,
-    Constraints,
-    LogitsProcessor,
-    TokenHistory,
-    Trie,
-)
-from kinfolk.generation.methods import DecodingMethod, generate
-from kinfolk.generation.sampling import GREEDY, Sampling
+from kinfolk.generation.config import GREEDY, GenerationConfig
+from kinfolk.generation.logits_process import NEG_INF, LogitsProcessor, TokenHistory, Trie
 from loops import every_case
+from writing import Rules, asked, constrain, generate
 
 CPU = torch.device("cpu")
-HOT = Sampling(temperature=3.0)
-METHODS: list[DecodingMethod] = [
+HOT = GenerationConfig(temperature=3.0)
+METHODS: list[GenerationConfig] = [
     GREEDY,
     HOT,
-    BeamSearch(num_beams=4),
-    BeamSearch(num_beams=4, num_beam_groups=2),
-    ContrastiveSearch(top_k=3),
+    GenerationConfig(num_beams=4),
+    GenerationConfig(num_beams=4, num_beam_groups=2),
+    GenerationConfig(top_k=3, penalty_alpha=0.6),
 ]
 LABELS = [(2,), (2, 3), (2, 3, 4), (6, 7), (10,)]  # "no" begins "nothing"
 
@@ -53,16 +45,19 @@ def t5() -> Scribe:
 def said(prompts: Sequence[Sequence[int]], written: Sequence[int] = ()) -> TokenHistory:
     found = TokenHistory(prompts, 9, CPU)
     for id in written:
-        found.add(torch.full((len(prompts),), id))
+        found.append(torch.full((len(prompts),), id))
     return found
 
 
-def left(
-    rules: Constraints, prompts: Sequence[Sequence[int]], written: Sequence[int] = ()
-) -> Tensor:
+def left(rules: Rules, prompts: Sequence[Sequence[int]], written: Sequence[int] = ()) -> Tensor:
     """Say what is left of scores, half of them below zero."""
     scores = torch.linspace(-1.5, 1.5, 6).expand(len(prompts), -1)
-    return LogitsProcessor(rules, {5}, 6, CPU)(scores, said(prompts, written))
+    return processor(rules, {5})(scores, said(prompts, written))
+
+
+def processor(rules: Rules, ends: Collection[int] = ()) -> LogitsProcessor:
+    request = asked([], constraints=rules)
+    return LogitsProcessor(request.config, request.constraints, ends, 6, CPU)
 
 
 @settings(max_examples=60)
@@ -70,7 +65,7 @@ def left(
 def test_what_was_said_is_weakened(
     prompts: list[list[int]], written: list[int], penalty: float
 ) -> None:
-    found = left(Constraints(repetition_penalty=penalty), prompts, written)
+    found = left(constrain(repetition_penalty=penalty), prompts, written)
     for row, prompt in zip(found.tolist(), prompts, strict=True):
         for id, score in enumerate(torch.linspace(-1.5, 1.5, 6).tolist()):
             weak = score * penalty if score < 0 else score / penalty
@@ -81,7 +76,7 @@ def test_what_was_said_is_weakened(
 @settings(max_examples=60)
 @given(prompts=texts, written=st.lists(ids, max_size=4), size=st.integers(1, 4))
 def test_no_run_is_said_twice(prompts: list[list[int]], written: list[int], size: int) -> None:
-    judge = LogitsProcessor(Constraints(no_repeat_ngram_size=size), (), 6, CPU)
+    judge = processor(constrain(no_repeat_ngram_size=size))
     found = judge.process(torch.zeros(len(prompts), 6), said(prompts, written))
     for row, prompt in zip(found.tolist(), prompts, strict=True):
         text = [*prompt, *written]
@@ -100,7 +95,7 @@ def test_no_run_is_said_twice(prompts: list[list[int]], written: list[int], size
 def test_no_banned_word_is_finished(
     prompts: list[list[int]], written: list[int], words: list[list[int]]
 ) -> None:
-    judge = LogitsProcessor(Constraints(bad_words_ids=words), (), 6, CPU)
+    judge = processor(constrain(bad_words_ids=words))
     found = judge.process(torch.zeros(len(prompts), 6), said(prompts, written))
     for row, prompt in zip(found.tolist(), prompts, strict=True):
         for id in range(6):
@@ -111,7 +106,7 @@ def test_no_banned_word_is_finished(
 
 def test_ids_outside_the_vocabulary_are_never_said_anyway() -> None:
     found = left(
-        Constraints(suppress_ids={-3, 2, 99}, bad_words_ids=[(99,), (1, 77), (99, 3)]), [[1]]
+        constrain(suppress_ids={-3, 2, 99}, bad_words_ids=[(99,), (1, 77), (99, 3)]), [[1]]
     )
     assert (found == NEG_INF).nonzero().tolist() == [[0, 2]]
 
@@ -125,10 +120,10 @@ def test_a_trie_knows_what_follows() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_closed_list_is_kept_to(gpt2: Scribe, t5: Scribe, method: DecodingMethod) -> None:
+def test_a_closed_list_is_kept_to(gpt2: Scribe, t5: Scribe, method: GenerationConfig) -> None:
     for who in (gpt2, t5):
         for prefix in ((), (16, 2)):
-            rules = Constraints(allowed_ids=LABELS, forced_prefix=prefix)
+            rules = constrain(allowed_ids=LABELS, forced_prefix=prefix)
             request = who.request(constraints=rules, seed=4)
             for text in generate(who.model, request, method):
                 assert tuple(text.ids[: len(prefix)]) == prefix
@@ -137,7 +132,7 @@ def test_a_closed_list_is_kept_to(gpt2: Scribe, t5: Scribe, method: DecodingMeth
 
 def test_every_label_can_be_drawn(gpt2: Scribe) -> None:
     request = gpt2.request(
-        constraints=Constraints(allowed_ids=LABELS), num_return_sequences=40, seed=1
+        constraints=constrain(allowed_ids=LABELS), num_return_sequences=40, seed=1
     )
     found = {tuple(text.ids) for text in generate(gpt2.model, request, HOT)}
     assert found == set(LABELS)
@@ -146,9 +141,9 @@ def test_every_label_can_be_drawn(gpt2: Scribe) -> None:
 def test_beams_choose_the_likeliest_label(gpt2: Scribe, t5: Scribe) -> None:
     """A label's probability is that of its tokens and of an end after them."""
     for who in (gpt2, t5):
-        rules = Constraints(allowed_ids=LABELS)
+        rules = constrain(allowed_ids=LABELS)
         request = who.request(constraints=rules, eos_ids={1}, num_return_sequences=5)
-        found = generate(who.model, request, BeamSearch(num_beams=5, length_penalty=0.0))
+        found = generate(who.model, request, GenerationConfig(num_beams=5, length_penalty=0.0))
         for number in range(len(who.prompts)):
             costs = {}
             for label in LABELS:
@@ -164,7 +159,7 @@ def test_beams_choose_the_likeliest_label(gpt2: Scribe, t5: Scribe) -> None:
 
 def test_greedy_takes_the_likeliest_token_that_is_left(gpt2: Scribe) -> None:
     found = generate(
-        gpt2.model, gpt2.request(constraints=Constraints(allowed_ids=LABELS), eos_ids={1}), GREEDY
+        gpt2.model, gpt2.request(constraints=constrain(allowed_ids=LABELS), eos_ids={1}), GREEDY
     )
     for number, text in enumerate(found):
         written: list[int] = []
@@ -180,10 +175,10 @@ def test_greedy_takes_the_likeliest_token_that_is_left(gpt2: Scribe) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_labels_need_no_end(gpt2: Scribe, method: DecodingMethod) -> None:
+def test_labels_need_no_end(gpt2: Scribe, method: GenerationConfig) -> None:
     """Beams wider than the list idle without complaint."""
     labels = [(2, 3), (6, 7, 8), (10,)]
-    request = gpt2.request(constraints=Constraints(allowed_ids=labels), eos_ids=(), seed=3)
+    request = gpt2.request(constraints=constrain(allowed_ids=labels), eos_ids=(), seed=3)
     for text in generate(gpt2.model, request, method):
         assert tuple(text.ids) in labels and text.finished
 
@@ -192,24 +187,24 @@ def test_labels_may_bring_their_own_end(gpt2: Scribe) -> None:
     labels = [(2, 3, 1), (6, 1), (2, 1)]
     for method in METHODS:
         request = gpt2.request(
-            constraints=Constraints(allowed_ids=labels), eos_ids={1}, max_new_tokens=2
+            constraints=constrain(allowed_ids=labels), eos_ids={1}, max_new_tokens=2
         )
         for text in generate(gpt2.model, request, method):
             assert (*text.ids, 1) in labels
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_rule_holds_for_every_method(gpt2: Scribe, method: DecodingMethod) -> None:
+def test_every_rule_holds_for_every_method(gpt2: Scribe, method: GenerationConfig) -> None:
     prompts = gpt2.prompts
     for number, text in enumerate(
-        generate(gpt2.model, gpt2.request(constraints=Constraints(no_repeat_ngram_size=2)), method)
+        generate(gpt2.model, gpt2.request(constraints=constrain(no_repeat_ngram_size=2)), method)
     ):
         pairs = list(pairwise([*prompts[number], *text.ids]))
         assert len(set(pairs)) == len(pairs)
     free = generate(gpt2.model, gpt2.request(eos_ids=()), method)
     unsaid, runs = {text.ids[0] for text in free}, {tuple(text.ids[1:3]) for text in free}
     prefix = sorted(set(range(VOCAB)) - unsaid - ENDS)[-2:]
-    rules = Constraints(
+    rules = constrain(
         suppress_ids=unsaid, bad_words_ids=sorted(runs), min_new_tokens=4, forced_prefix=prefix
     )
     for text in generate(gpt2.model, gpt2.request(constraints=rules), method):
@@ -218,68 +213,77 @@ def test_every_rule_holds_for_every_method(gpt2: Scribe, method: DecodingMethod)
 
 
 NOTHING_LEFT = [
-    Constraints(forced_prefix=(2, 3), suppress_ids={3}),
-    Constraints(forced_prefix=(2, 3), bad_words_ids=[(2, 3)]),
-    Constraints(forced_prefix=(2, 2, 2), no_repeat_ngram_size=1),
-    Constraints(allowed_ids=[(2,), (3,)], suppress_ids={2, 3}),
-    Constraints(allowed_ids=[(2, 3)], min_new_tokens=4),
-    Constraints(suppress_ids=set(range(VOCAB)) - {2}, no_repeat_ngram_size=1),
+    constrain(forced_prefix=(2, 3), suppress_ids={3}),
+    constrain(forced_prefix=(2, 3), bad_words_ids=[(2, 3)]),
+    constrain(forced_prefix=(2, 2, 2), no_repeat_ngram_size=1),
+    constrain(allowed_ids=[(2,), (3,)], suppress_ids={2, 3}),
+    constrain(allowed_ids=[(2, 3)], min_new_tokens=4),
+    constrain(suppress_ids=set(range(VOCAB)) - {2}, no_repeat_ngram_size=1),
 ]
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_rules_that_leave_nothing_to_say_are_refused(gpt2: Scribe, method: DecodingMethod) -> None:
+def test_rules_that_leave_nothing_to_say_are_refused(
+    gpt2: Scribe, method: GenerationConfig
+) -> None:
     with every_case() as case:
         for rules in NOTHING_LEFT:
-            with case(rules), pytest.raises(UserError, match="leave nothing to say: forbid less"):
+            with (
+                case(rules),
+                pytest.raises(UserError, match="the constraints exclude every token: relax them"),
+            ):
                 generate(gpt2.model, gpt2.request(constraints=rules, max_new_tokens=6), method)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_text_may_neither_end_nor_go_on(gpt2: Scribe, method: DecodingMethod) -> None:
-    rules = Constraints(suppress_ids=set(range(VOCAB)) - ENDS, min_new_tokens=2)
-    with pytest.raises(UserError, match=f"all {VOCAB} tokens of the model are banned or end"):
+def test_a_text_may_neither_end_nor_go_on(gpt2: Scribe, method: GenerationConfig) -> None:
+    rules = constrain(suppress_ids=set(range(VOCAB)) - ENDS, min_new_tokens=2)
+    with pytest.raises(UserError, match=f"all {VOCAB} tokens of the model are suppressed or end"):
         generate(gpt2.model, gpt2.request(constraints=rules), method)
 
 
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"repetition_penalty": 0.0}, "penalty of 0"),
-        ({"repetition_penalty": -1.0}, "penalty of -1"),
-        ({"repetition_penalty": float("nan")}, "penalty of nan"),
-        ({"repetition_penalty": float("inf")}, "penalty of inf"),
-        ({"no_repeat_ngram_size": 0}, "runs of 0"),
-        ({"min_new_tokens": -1}, "at least -1"),
-        ({"bad_words_ids": [()]}, "a word to ban is empty"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty=0.0: it must be above 0"),
+        ({"repetition_penalty": -1.0}, "repetition_penalty=-1"),
+        ({"repetition_penalty": float("nan")}, "repetition_penalty=nan"),
+        ({"repetition_penalty": float("inf")}, "repetition_penalty=inf"),
+        ({"no_repeat_ngram_size": 0}, "no_repeat_ngram_size=0"),
+        ({"min_new_tokens": -1}, "min_new_tokens=-1"),
+        ({"bad_words_ids": [()]}, "a bad word is empty"),
         ({"allowed_ids": []}, "allowed text is empty"),
         ({"allowed_ids": [(3,), ()]}, "allowed text is empty"),
     ],
 )
 def test_a_rule_that_means_nothing_is_refused(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        Constraints(**wrong)
+        asked([], constraints=wrong)
 
 
 @pytest.mark.parametrize(
     ("rules", "wants", "words"),
     [
-        (Constraints(forced_prefix=(3, 1)), {}, "holds a token that ends texts"),
-        (Constraints(allowed_ids=[(3, 1, 4)]), {}, "holds a token that ends texts"),
+        (constrain(forced_prefix=(3, 1)), {}, "contains an end-of-text token"),
+        (constrain(allowed_ids=[(3, 1, 4)]), {}, "contains an end-of-text token"),
         (
-            Constraints(allowed_ids=[(3, 4, 6)], forced_prefix=(2,)),
+            constrain(allowed_ids=[(3, 4, 6)], forced_prefix=(2,)),
             {"max_new_tokens": 3},
-            "3 tokens after 1 others .* 3",
+            "prefix of 1 tokens and an allowed text of 3 .*=3",
         ),
-        (Constraints(allowed_ids=LABELS), {"eos_ids": ()}, "the beginning of another"),
-        (Constraints(forced_prefix=(3, VOCAB)), {}, f"holds the id {VOCAB}"),
-        (Constraints(allowed_ids=[(3,), (-1,)]), {}, "holds the id -1"),
-        (Constraints(), {"eos_ids": {1, 99}}, "holds the id 99"),
-        (Constraints(suppress_ids=range(VOCAB)), {}, f"all {VOCAB} tokens of the model are banned"),
+        (constrain(allowed_ids=LABELS), {"eos_ids": ()}, "the beginning of another"),
+        (constrain(forced_prefix=(3, VOCAB)), {}, f"has the id {VOCAB}"),
+        (constrain(allowed_ids=[(3,), (-1,)]), {}, "has the id -1"),
+        (constrain(), {"eos_ids": {1, 99}}, "has the id 99"),
+        (
+            constrain(suppress_ids=range(VOCAB)),
+            {},
+            f"all {VOCAB} tokens of the model are suppressed",
+        ),
     ],
 )
 def test_rules_at_odds_with_the_rest_are_refused(
-    gpt2: Scribe, rules: Constraints, wants: dict[str, Any], words: str
+    gpt2: Scribe, rules: Rules, wants: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(UserError, match=words):
         generate(gpt2.model, gpt2.request(constraints=rules, **wants), GREEDY)

@@ -17,10 +17,9 @@ from transformers.generation.logits_process import (
 )
 
 from kinfolk.errors import UserError
+from kinfolk.generation.config import GREEDY, GenerationConfig
 from kinfolk.generation.logits_process import NEG_INF, suppress
 from kinfolk.generation.sampling import (
-    GREEDY,
-    Sampling,
     apply_filters,
     apply_temperature,
     min_p,
@@ -33,14 +32,14 @@ from kinfolk.rng import uniforms
 
 DRAWS = 40_000
 WAYS = [
-    Sampling(),
-    Sampling(temperature=0.6),
-    Sampling(temperature=2.5),
-    Sampling(top_k=7),
-    Sampling(top_p=0.8),
-    Sampling(min_p=0.1),
-    Sampling(typical_p=0.7),
-    Sampling(temperature=1.6, top_k=20, top_p=0.95, min_p=0.02, typical_p=0.9),
+    GenerationConfig(),
+    GenerationConfig(temperature=0.6),
+    GenerationConfig(temperature=2.5),
+    GenerationConfig(top_k=7),
+    GenerationConfig(top_p=0.8),
+    GenerationConfig(min_p=0.1),
+    GenerationConfig(typical_p=0.7),
+    GenerationConfig(temperature=1.6, top_k=20, top_p=0.95, min_p=0.02, typical_p=0.9),
 ]
 
 
@@ -79,7 +78,7 @@ def rows(seed: int, *, holes: bool) -> Tensor:
 )
 def test_a_setting_that_means_nothing_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(UserError, match=next(iter(wrong))):
-        Sampling(**wrong)  # type: ignore[arg-type]
+        GenerationConfig(**wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("seed", [-1, 2**64])
@@ -119,7 +118,7 @@ def test_filters_come_in_the_order_of_transformers(holes: bool) -> None:
         TypicalLogitsWarper(0.8),
     ):
         theirs = warper(ids, theirs)
-    every = Sampling(temperature=1.6, top_k=20, top_p=0.9, min_p=0.03, typical_p=0.8)
+    every = GenerationConfig(temperature=1.6, top_k=20, top_p=0.9, min_p=0.03, typical_p=0.8)
     torch.testing.assert_close(apply_filters(scores, every).softmax(-1), theirs.softmax(-1))
 
 
@@ -145,7 +144,11 @@ def test_a_share_that_is_reached_exactly_is_reached(size: int, p: float, kept: i
 def test_all_of_the_probability_is_all_there_is() -> None:
     """A vocabulary of many unlikely tokens: their sums do not come out at 1 sharp."""
     scores = 4 * torch.randn(4, 50_000, generator=torch.Generator().manual_seed(2))
-    for sampling in (Sampling(top_p=1.0), Sampling(typical_p=1.0), Sampling(top_k=50_000)):
+    for sampling in (
+        GenerationConfig(top_p=1.0),
+        GenerationConfig(typical_p=1.0),
+        GenerationConfig(top_k=50_000),
+    ):
         assert apply_filters(scores, sampling).isfinite().all()
 
 
@@ -158,9 +161,9 @@ def test_a_filter_keeps_one_token_at_least_and_never_what_is_forbidden() -> None
         scores = rows(seed, holes=True)
         for sampling in (
             *WAYS,
-            Sampling(typical_p=1e-6),
-            Sampling(min_p=1.0),
-            Sampling(top_p=1e-6),
+            GenerationConfig(typical_p=1e-6),
+            GenerationConfig(min_p=1.0),
+            GenerationConfig(top_p=1e-6),
         ):
             kept = apply_filters(scores, sampling).isfinite()
             assert kept.any(1).all() and not (kept & ~scores.isfinite()).any()
@@ -171,10 +174,10 @@ def test_temperature_zero_top_one_and_a_tiny_temperature_are_greedy(logits: Tens
     chance = torch.linspace(0, 0.999, 6)
     for sampling in (
         GREEDY,
-        Sampling(top_k=1),
-        Sampling(temperature=1e-40),
-        Sampling(top_p=1e-6),
-        Sampling(min_p=1.0),
+        GenerationConfig(top_k=1),
+        GenerationConfig(temperature=1e-40),
+        GenerationConfig(top_p=1e-6),
+        GenerationConfig(min_p=1.0),
     ):
         assert torch.equal(sample_ids(logits, sampling, chance), best)
 
@@ -183,7 +186,7 @@ def test_temperature_zero_top_one_and_a_tiny_temperature_are_greedy(logits: Tens
 def test_what_is_banned_is_never_drawn(logits: Tensor, chance: float) -> None:
     banned = torch.tensor([0, 1, 38, 39])
     extreme = torch.full((6,), chance, dtype=torch.float64)
-    for sampling in (Sampling(), Sampling(temperature=100.0), GREEDY):
+    for sampling in (GenerationConfig(), GenerationConfig(temperature=100.0), GREEDY):
         assert not torch.isin(sample_ids(suppress(logits, banned), sampling, extreme), banned).any()
 
 
@@ -191,13 +194,13 @@ def test_what_is_banned_is_never_drawn(logits: Tensor, chance: float) -> None:
 @given(seed=st.integers(0, 10**6), chance=st.floats(0, 1, exclude_max=True))
 def test_a_draw_is_the_token_whose_share_the_chance_falls_in(seed: int, chance: float) -> None:
     scores = rows(seed, holes=True)
-    drawn = sample_ids(scores, Sampling(), torch.full((8,), chance, dtype=torch.float64))
+    drawn = sample_ids(scores, GenerationConfig(), torch.full((8,), chance, dtype=torch.float64))
     for row, id in zip(scores.double().softmax(-1).tolist(), drawn.tolist(), strict=True):
         assert sum(row[:id]) - 1e-12 <= chance <= sum(row[: id + 1]) + 1e-12
         assert row[id] > 0
 
 
-def exact(row: Tensor, sampling: Sampling) -> Tensor:
+def exact(row: Tensor, sampling: GenerationConfig) -> Tensor:
     """Say how likely each token is to be drawn, filter by filter, written out plainly."""
     shares = (row.double() / sampling.temperature).softmax(-1).tolist()
 
@@ -242,13 +245,13 @@ def fit(counts: Tensor, shares: Tensor) -> float:
 
 @pytest.mark.parametrize("sampling", WAYS)
 @pytest.mark.parametrize("seed", [3, 4])
-def test_draws_come_as_often_as_they_are_likely(sampling: Sampling, seed: int) -> None:
+def test_draws_come_as_often_as_they_are_likely(sampling: GenerationConfig, seed: int) -> None:
     row = rows(seed, holes=True)[1:2]
     chance = torch.from_numpy(uniforms(seed, [0], DRAWS))[0]
     counts = sample_ids(row.expand(DRAWS, -1), sampling, chance).bincount(minlength=row.shape[1])
     assert fit(counts, exact(row[0], sampling)) > 1e-3
     # A distribution only a little different is told from it.
-    other = Sampling(temperature=1.15 * sampling.temperature)
+    other = GenerationConfig(temperature=1.15 * sampling.temperature)
     wrong = exact(row[0].masked_fill(exact(row[0], sampling) == 0, NEG_INF), other)
     assert fit(counts, wrong) < 1e-3
 

@@ -9,10 +9,10 @@ from kinfolk.families.bert import Bert, BertConfig
 from kinfolk.families.gpt2 import GPT2, GPT2Config
 from kinfolk.families.t5 import T5, T5Config
 from kinfolk.generation import fill as fill_module
-from kinfolk.generation.fill import FillResult, MaskFill, fill
-from kinfolk.generation.prompts import generate_text
-from kinfolk.generation.sampling import Sampling
+from kinfolk.generation.config import GenerationConfig
+from kinfolk.generation.fill import FillResult, MaskFill, fill_text
 from kinfolk.text import Tokenizer, train_tokenizer
+from kinfolk.workflows.generate import generate
 
 
 @pytest.fixture
@@ -47,25 +47,25 @@ def both(tokenizer: Tokenizer) -> T5:
 
 @pytest.mark.parametrize("prompt", ["", "the cat"])
 def test_a_text_goes_on(writer: GPT2, tokenizer: Tokenizer, prompt: str) -> None:
-    hot = Sampling(temperature=5.0)
     one, two, other = (
-        generate_text(writer, tokenizer, prompt, tokens=20, method=hot, seed=s) for s in (1, 1, 2)
+        generate(writer, tokenizer, prompt, max_new_tokens=20, temperature=5.0, seed=s)
+        for s in (1, 1, 2)
     )
     assert one == two != other
     assert one and "[MASK]" not in one and "<extra_id" not in one
 
 
-def test_going_on_is_for_those_who_write_from_left_to_right(
+def test_an_encoder_decoder_generates_and_an_encoder_does_not(
     both: T5, reader: Bert, tokenizer: Tokenizer
 ) -> None:
-    with pytest.raises(UserError, match=r"put \[MASK\]"):
-        generate_text(both, tokenizer, "the cat")
-    with pytest.raises(UserError, match="only reads"):
-        generate_text(reader, tokenizer, "the cat")
+    hot = {"max_new_tokens": 20, "temperature": 5.0}
+    assert any(generate(both, tokenizer, "the cat", **hot, seed=s) for s in range(5))
+    with pytest.raises(UserError, match="encoder models cannot generate text: use fill"):
+        generate(reader, tokenizer, "the cat")
 
 
 def test_an_encoder_fills_a_token_a_hole(reader: Bert, tokenizer: Tokenizer) -> None:
-    filled = fill(reader, tokenizer, "The [MASK] sat on [MASK].", top=3)
+    filled = fill_text(reader, tokenizer, "The [MASK] sat on [MASK].", candidates=3)
     first, second = filled.masks
     assert [len(hole.candidates) for hole in filled.masks] == [3, 3]
     assert all(0 < p < 1 for hole in filled.masks for _, p in hole.candidates)
@@ -84,8 +84,8 @@ def test_a_hole_reads_as_its_tokens_do(
         return [[(ids[-1], 0.5)]]
 
     monkeypatch.setattr(fill_module, "fill_masks", fake)
-    assert fill(reader, tokenizer, "A [MASK] ball").text == f"A {red} ball"
-    assert fill(reader, tokenizer, "[MASK] ball").text == f"{red} ball"
+    assert fill_text(reader, tokenizer, "A [MASK] ball").text == f"A {red} ball"
+    assert fill_text(reader, tokenizer, "[MASK] ball").text == f"{red} ball"
 
 
 def test_a_decoder_fills_a_span_a_hole(
@@ -103,7 +103,7 @@ def test_a_decoder_fills_a_span_a_hole(
         return [*spans, []]
 
     monkeypatch.setattr(fill_module, "fill_sentinels", fake)
-    filled = fill(both, tokenizer, "The [MASK] sat on[MASK].")
+    filled = fill_text(both, tokenizer, "The [MASK] sat on[MASK].")
     assert filled.text == "The old dog sat on."
     assert filled.masks[1] == MaskFill("", [])
     held = [id for id in asked[0] if id in tokenizer.special_tokens.sentinels]
@@ -126,7 +126,9 @@ def test_a_tokenizer_without_a_mask_has_sentinels_all_the_same() -> None:
 
 
 def test_an_untrained_decoder_fills_without_complaint(both: T5, tokenizer: Tokenizer) -> None:
-    filled = fill(both, tokenizer, "The [MASK] sat.", tokens=20, method=Sampling(), seed=3)
+    filled = fill_text(
+        both, tokenizer, "The [MASK] sat.", GenerationConfig(max_new_tokens=20, seed=3)
+    )
     assert isinstance(filled, FillResult) and filled.masks[0].candidates == []
     assert "[MASK]" not in filled.text and "<extra_id" not in filled.text
 
@@ -135,11 +137,11 @@ def test_a_text_that_cannot_be_filled_is_refused(
     reader: Bert, both: T5, writer: GPT2, tokenizer: Tokenizer
 ) -> None:
     for model in (reader, both):
-        with pytest.raises(UserError, match=r"put \[MASK\] in the text"):
-            fill(model, tokenizer, "no hole")
-    with pytest.raises(UserError, match="101 holes and the tokenizer 100 sentinels"):
-        fill(both, tokenizer, "[MASK]" * 101)
-    with pytest.raises(UserError, match="the text holds <extra_id_3>"):
-        fill(both, tokenizer, "The [MASK] and <extra_id_3>")
-    with pytest.raises(UserError, match="left to right"):
-        fill(writer, tokenizer, "The [MASK].")
+        with pytest.raises(UserError, match=r"contains no \[MASK\]"):
+            fill_text(model, tokenizer, "no hole")
+    with pytest.raises(UserError, match="101 masks, and the tokenizer has 100 sentinel"):
+        fill_text(both, tokenizer, "[MASK]" * 101)
+    with pytest.raises(UserError, match="the text contains the special token <extra_id_3>"):
+        fill_text(both, tokenizer, "The [MASK] and <extra_id_3>")
+    with pytest.raises(UserError, match="decoder models cannot fill"):
+        fill_text(writer, tokenizer, "The [MASK].")

@@ -8,41 +8,39 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scribes import NAMES, Scribe, method_name, scribe
 
-from kinfolk.generation.beam_search import BeamSearch
-from kinfolk.generation.contrastive_search import ContrastiveSearch
+from kinfolk.generation.config import GREEDY, GenerationConfig
 from kinfolk.generation.cuda_graph import GraphedDecodeStep
 from kinfolk.generation.decode import Decoder, GeneratedSequence
-from kinfolk.generation.logits_process import Constraints
-from kinfolk.generation.methods import DecodingMethod, generate
-from kinfolk.generation.sampling import GREEDY, Sampling, sample_ids
+from kinfolk.generation.sampling import sample_ids
 from kinfolk.rng import uniforms
+from writing import Rules, constrain, generate, using
 
-ALL = Sampling(temperature=1.3, top_k=15, top_p=0.95, min_p=0.02, typical_p=0.95)
-SEARCHES: list[DecodingMethod] = [
+ALL = GenerationConfig(temperature=1.3, top_k=15, top_p=0.95, min_p=0.02, typical_p=0.95)
+SEARCHES: list[GenerationConfig] = [
     GREEDY,
     ALL,
-    BeamSearch(num_beams=3),
-    BeamSearch(num_beams=4, num_beam_groups=2, diversity_penalty=0.7, length_penalty=0.5),
-    ContrastiveSearch(top_k=3),
+    GenerationConfig(num_beams=3),
+    GenerationConfig(num_beams=4, num_beam_groups=2, diversity_penalty=0.7, length_penalty=0.5),
+    GenerationConfig(top_k=3, penalty_alpha=0.6),
 ]
 FILTERS = [
-    Sampling(),
-    Sampling(temperature=0.5),
-    Sampling(top_k=4),
-    Sampling(top_p=0.6),
-    Sampling(min_p=0.2),
-    Sampling(typical_p=0.5),
+    GenerationConfig(),
+    GenerationConfig(temperature=0.5),
+    GenerationConfig(top_k=4),
+    GenerationConfig(top_p=0.6),
+    GenerationConfig(min_p=0.2),
+    GenerationConfig(typical_p=0.5),
 ]
 RULES = [
-    Constraints(suppress_ids={2, 3, 14}),
-    Constraints(bad_words_ids=[(4,), (6, 7), (3, 4, 8), (11, 2)]),
-    Constraints(repetition_penalty=1.7),
-    Constraints(no_repeat_ngram_size=1),
-    Constraints(no_repeat_ngram_size=2),
-    Constraints(min_new_tokens=5),
-    Constraints(forced_prefix=(16, 17, 3)),
-    Constraints(allowed_ids=[(2, 3), (2, 3, 4), (6,), (7, 8, 10)]),
-    Constraints(
+    constrain(suppress_ids={2, 3, 14}),
+    constrain(bad_words_ids=[(4,), (6, 7), (3, 4, 8), (11, 2)]),
+    constrain(repetition_penalty=1.7),
+    constrain(no_repeat_ngram_size=1),
+    constrain(no_repeat_ngram_size=2),
+    constrain(min_new_tokens=5),
+    constrain(forced_prefix=(16, 17, 3)),
+    constrain(allowed_ids=[(2, 3), (2, 3, 4), (6,), (7, 8, 10)]),
+    constrain(
         forced_prefix=(16,),
         repetition_penalty=0.8,
         no_repeat_ngram_size=3,
@@ -58,9 +56,9 @@ def scribes() -> dict[str, Scribe]:
     return {name: scribe(name) for name in NAMES}
 
 
-def fits(name: str, method: DecodingMethod) -> bool:
+def fits(name: str, method: GenerationConfig) -> bool:
     """Say whether a member can write by a method."""
-    return not (isinstance(method, ContrastiveSearch) and name in ("xlnet", "ngram"))
+    return not (method.method == "contrastive" and name in ("xlnet", "ngram"))
 
 
 def same(ours: GeneratedSequence, theirs: GeneratedSequence) -> None:
@@ -69,7 +67,9 @@ def same(ours: GeneratedSequence, theirs: GeneratedSequence) -> None:
     assert ours.score == pytest.approx(theirs.score, abs=1e-5)
 
 
-def alone_as_together(who: Scribe, method: DecodingMethod, **wants: Any) -> list[GeneratedSequence]:
+def alone_as_together(
+    who: Scribe, method: GenerationConfig, **wants: Any
+) -> list[GeneratedSequence]:
     """Compare the texts of all prompts with those of each prompt alone; return them."""
     each, num = wants.pop("each", None), wants.get("num_return_sequences", 1)
     together = generate(who.model, who.request(**wants, **each_of(each)), method)
@@ -87,9 +87,9 @@ def each_of(tokens: list[int] | None, row: int | None = None) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("sampling", [GREEDY, Sampling(), ALL], ids=method_name)
+@pytest.mark.parametrize("sampling", [GREEDY, GenerationConfig(), ALL], ids=method_name)
 def test_a_text_is_that_of_a_whole_pass_a_token(
-    scribes: dict[str, Scribe], name: str, sampling: Sampling
+    scribes: dict[str, Scribe], name: str, sampling: GenerationConfig
 ) -> None:
     """Two streams over the whole text for XLNet, places by hand for GLM, a memory of rows for
     Transformer-XL: several prompts at once, to 1e-5."""
@@ -106,25 +106,25 @@ def test_a_text_is_that_of_a_whole_pass_a_token(
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("method", SEARCHES, ids=method_name)
 def test_together_is_one_by_one(
-    scribes: dict[str, Scribe], name: str, method: DecodingMethod
+    scribes: dict[str, Scribe], name: str, method: GenerationConfig
 ) -> None:
     if not fits(name, method):
         pytest.skip(f"{name} has no states to contrast")
-    num = 1 if isinstance(method, ContrastiveSearch) else 2
+    num = 1 if method.method in ("contrastive", "greedy") else 2
     wants: dict[str, Any] = {"seed": 5, "num_return_sequences": num, "each": [9, 4, 11, 6]}
     found = alone_as_together(scribes[name], method, **wants)
     assert len({len(text.ids) for text in found}) > 1
     for prompt, most in enumerate(wants["each"]):
         own = found[prompt * num : (prompt + 1) * num]
         assert all(len(text.ids) <= most for text in own)
-        if isinstance(method, BeamSearch) and method.num_beam_groups == 1:
+        if method.num_beams > 1 and method.num_beam_groups == 1:
             assert own[0].score >= own[1].score and own[0].ids != own[1].ids
 
 
 @pytest.mark.parametrize("name", ["gpt2", "transformer_xl", "xlnet"])
 @pytest.mark.parametrize("sampling", FILTERS, ids=method_name)
 def test_together_is_one_by_one_under_every_filter(
-    scribes: dict[str, Scribe], name: str, sampling: Sampling
+    scribes: dict[str, Scribe], name: str, sampling: GenerationConfig
 ) -> None:
     found = alone_as_together(scribes[name], sampling, seed=2, num_return_sequences=3)
     assert len({tuple(text.ids) for text in found}) > 5  # every text has a chance of its own
@@ -136,7 +136,11 @@ def test_together_is_one_by_one_under_every_rule(
     scribes: dict[str, Scribe], name: str, number: int
 ) -> None:
     who, changed = scribes[name], 0
-    for method in (ALL, BeamSearch(num_beams=3), ContrastiveSearch(top_k=3)):
+    for method in (
+        ALL,
+        GenerationConfig(num_beams=3),
+        GenerationConfig(top_k=3, penalty_alpha=0.6),
+    ):
         found = alone_as_together(who, method, constraints=RULES[number], seed=1, max_new_tokens=6)
         free = generate(who.model, who.request(seed=1, max_new_tokens=6), method)
         changed += [text.ids for text in found] != [text.ids for text in free]
@@ -146,10 +150,8 @@ def test_together_is_one_by_one_under_every_rule(
 @settings(max_examples=25)
 @given(
     name=st.sampled_from(NAMES),
-    method=st.sampled_from(
-        [m for m in (*SEARCHES, *FILTERS) if not isinstance(m, ContrastiveSearch)]
-    ),
-    rules=st.sampled_from([Constraints(), *RULES]),
+    method=st.sampled_from([m for m in (*SEARCHES, *FILTERS) if m.method != "contrastive"]),
+    rules=st.sampled_from([constrain(), *RULES]),
     order=st.permutations(range(4)),
     each=st.lists(st.integers(3, 8), min_size=4, max_size=4),
     copies=st.integers(1, 3),
@@ -158,8 +160,8 @@ def test_together_is_one_by_one_under_every_rule(
 def test_company_changes_nothing(
     scribes: dict[str, Scribe],
     name: str,
-    method: DecodingMethod,
-    rules: Constraints,
+    method: GenerationConfig,
+    rules: Rules,
     order: list[int],
     each: list[int],
     copies: int,
@@ -167,9 +169,9 @@ def test_company_changes_nothing(
 ) -> None:
     """Any prompts, in any order, with rooms of any size: each text as if it were alone."""
     few = (
-        rules.allowed_ids is not None or len(rules.forced_prefix) > 1
+        "allowed_ids" in rules or len(rules.get("forced_prefix", ())) > 1
     )  # there are not many texts then
-    who, num = scribes[name].turned(order), 1 if few else copies
+    who, num = scribes[name].turned(order), 1 if few or method.is_greedy else copies
     alone_as_together(
         who, method, constraints=rules, seed=seed, num_return_sequences=num, each=each
     )
@@ -194,7 +196,7 @@ def test_copies_are_texts_of_their_own_and_the_first_is_that_of_one_alone(
 @pytest.mark.parametrize("sampling", [GREEDY, ALL], ids=method_name)
 @pytest.mark.parametrize("name", ["gpt", "gpt2", "gpt3", "glm", "t5", "transformer"])
 def test_a_pinned_state_writes_what_a_growing_one_does(
-    scribes: dict[str, Scribe], name: str, sampling: Sampling
+    scribes: dict[str, Scribe], name: str, sampling: GenerationConfig
 ) -> None:
     """The turn that an accelerator records, run here as it is."""
     who, tokens, other = scribes[name], 12, scribes[name].turned()
@@ -205,15 +207,15 @@ def test_a_pinned_state_writes_what_a_growing_one_does(
             max_new_tokens=tokens,
             eos_ids=(),
             seed=seed,
-            constraints=Constraints(suppress_ids={3, 4}),
+            constraints=constrain(suppress_ids={3, 4}),
         )
         expected = generate(who.model, asked, sampling)
         with torch.inference_mode():
-            writer = Decoder(who.model, asked)
+            writer = Decoder(who.model, using(asked, sampling))
             chances = torch.from_numpy(uniforms(seed, range(4), tokens))
-            left = writer.logits_processor(writer.next_logits(), writer.said)
+            left = writer.logits_processor(writer.next_logits(), writer.history)
             writer.append(sample_ids(left, sampling, chances[:, 0]))
-            turn = turn or GraphedDecodeStep(writer, sampling, compiled=False)
+            turn = turn or GraphedDecodeStep(writer)
             turn.load(writer, chances)
             for _ in range(1, tokens):
                 turn.step()

@@ -11,9 +11,9 @@ from torch import Tensor
 from kinfolk.batch import IGNORE_INDEX
 from kinfolk.data.examples import Example
 from kinfolk.errors import UserError
-from kinfolk.generation.methods import generate
-from kinfolk.generation.prompts import build_request
-from kinfolk.generation.sampling import GREEDY
+from kinfolk.generation.config import GenerationConfig
+from kinfolk.generation.decode import GenerationRequest
+from kinfolk.generation.generate import generate_sequences
 from kinfolk.tasks.formulations import scoring, sequences
 from kinfolk.tasks.formulations.scoring import Cloze, OptionScoring, Prompt
 from kinfolk.tasks.formulations.text_to_text import TextToText
@@ -283,7 +283,9 @@ def test_what_is_written_is_likeliest_as_lessons_are_read(name: str) -> None:
     assert isinstance(made, TextToText)
     for row in rows("write"):
         asked = made.generation_prompt(model, row, tokenizer())
-        (text,) = generate(model, build_request([asked], max_new_tokens=6), GREEDY)
+        config = GenerationConfig(do_sample=False, max_new_tokens=6)
+        request = GenerationRequest.from_prompts([asked], config, tokenizer())
+        (text,) = generate_sequences(model, request)
         said = [id for id in text.ids if id not in asked.eos_ids]
         before = made.append_separator(ids(row.source), tokenizer())
         laid = sequences.build_example(

@@ -109,7 +109,7 @@ def test_a_model_that_was_taught_to_write_goes_on(
     scores, _ = evaluate(tmp_path / "tuned", text=home.text)
     assert scores.loss > 0, "it can be scored on text, too"
     assert auxiliary_metrics(tmp_path / "tuned", text=home.text) == {}
-    with pytest.raises(UserError, match="remembers no pairs of texts"):
+    with pytest.raises(UserError, match="was not trained on pairs of texts"):
         task_prefix(tmp_path / "tuned", None)
 
 

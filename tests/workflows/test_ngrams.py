@@ -9,20 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
+import kinfolk
 from kinfolk.attention_mask import PADDING_ID, AttentionMask
 from kinfolk.batch import IGNORE_INDEX, Inputs, KVCache
 from kinfolk.data.corpus import Corpus
 from kinfolk.data.datasets import evaluation_dataset
 from kinfolk.errors import UserError
-from kinfolk.generation.beam_search import BeamSearch
-from kinfolk.generation.decode import GenerationRequest
-from kinfolk.generation.methods import generate
-from kinfolk.generation.prompts import generate_text
-from kinfolk.generation.sampling import GREEDY
+from kinfolk.generation.config import GREEDY, GenerationConfig
 from kinfolk.metrics.baselines import KneserNey
 from kinfolk.objectives.clm import CLM
 from kinfolk.workflows.baselines import NGram, fit_ngram, load_or_fit, ngram_of_corpus
 from little import Home
+from writing import asked, generate
 
 VOCAB, BOS, EOS = 9, 7, 8
 
@@ -79,9 +77,7 @@ def test_contexts_of_a_large_vocabulary_do_not_overflow() -> None:
 def test_greedy_text_is_the_one_most_said() -> None:
     model = fitted(documents=[[1, 2, 3], [1, 2, 3], [1, 2, 4], [5, 2, 6, 6]])
     prompts = [[BOS], [BOS, 1], [BOS, 5, 2], [5, 2]]
-    found = generate(
-        model, GenerationRequest(prompts=prompts, max_new_tokens=9, eos_ids={EOS}), GREEDY
-    )
+    found = generate(model, asked(prompts, max_new_tokens=9, eos_ids={EOS}), GREEDY)
     assert [text.ids for text in found] == [[1, 2, 3], [2, 3], [6, 6], [6, 6]]
     assert all(text.finished for text in found)
     costs = model.counts.nll(np.array([1, 2, 3]))
@@ -90,9 +86,7 @@ def test_greedy_text_is_the_one_most_said() -> None:
 
 def test_drawn_tokens_come_as_often_as_they_are_likely() -> None:
     model, texts = fitted(), 4000
-    found = generate(
-        model, GenerationRequest(prompts=[[BOS, 1]] * texts, max_new_tokens=1, eos_ids=(), seed=1)
-    )
+    found = generate(model, asked([[BOS, 1]] * texts, max_new_tokens=1, eos_ids=(), seed=1))
     drawn = np.bincount([text.ids[0] for text in found], minlength=VOCAB) / texts
     expected = model.counts.next_token_probs(np.array([[BOS, 1]]))[0]
     assert (abs(drawn - expected) < 4 * np.sqrt(expected * (1 - expected) / texts)).all()
@@ -129,20 +123,16 @@ def test_neither_padding_nor_a_neighbour_is_history(state: KVCache | None) -> No
 
 def test_padding_changes_no_text() -> None:
     model, prompts = fitted(4), [[BOS], [BOS, 1, 1, 2, 1], [BOS, 2, 1]]
-    together = generate(
-        model, GenerationRequest(prompts=prompts, max_new_tokens=6, eos_ids={EOS}, seed=3)
-    )
+    together = generate(model, asked(prompts, max_new_tokens=6, eos_ids={EOS}, seed=3))
     for number, prompt in enumerate(prompts):
-        asked = GenerationRequest(
-            prompts=[prompt], max_new_tokens=6, eos_ids={EOS}, seed=3, first=number
-        )
-        assert generate(model, asked) == [together[number]]
+        request = asked([prompt], max_new_tokens=6, eos_ids={EOS}, seed=3, first=number)
+        assert generate(model, request) == [together[number]]
 
 
 def test_beams_that_hold_everything_find_the_likeliest_text() -> None:
     model = fitted(4)
-    asked = GenerationRequest(prompts=[[BOS, 1]], max_new_tokens=2, eos_ids=())
-    (found,) = generate(model, asked, BeamSearch(num_beams=VOCAB, length_penalty=0.0))
+    request = asked([[BOS, 1]], max_new_tokens=2, eos_ids=())
+    (found,) = generate(model, request, GenerationConfig(num_beams=VOCAB, length_penalty=0.0))
     texts = list(product(range(VOCAB), repeat=2))
     costs = [model.counts.nll(np.array([1, *text]))[1:3].sum() for text in texts]
     assert tuple(found.ids) == texts[int(np.argmin(costs))]
@@ -216,10 +206,10 @@ def test_a_corpus_is_counted_as_for_the_line_under_the_curves(home: Home) -> Non
 def test_a_corpus_or_a_model_can_be_opened_and_writes(home: Home, runs: dict[str, Path]) -> None:
     model, tokenizer = load_or_fit(home.corpus)
     assert isinstance(model, NGram)
-    text = generate_text(model, tokenizer, "The cat", tokens=40, seed=2)
+    text = kinfolk.generate(model, tokenizer, "The cat", max_new_tokens=40, seed=2)
     assert "." in text and "\N{REPLACEMENT CHARACTER}" not in text
     network, other = load_or_fit(runs["gpt2"])
     assert other.fingerprint == tokenizer.fingerprint
-    assert generate_text(network, other, "The cat", tokens=3)
-    with pytest.raises(UserError, match="is not there"):
+    assert kinfolk.generate(network, other, "The cat", max_new_tokens=3)
+    with pytest.raises(UserError, match="no such folder"):
         load_or_fit(home.folder / "none")

@@ -11,7 +11,7 @@ from kinfolk.tasks.dataset import task_dataset
 from kinfolk.training.config import FineTuneConfig
 from kinfolk.workflows.finetune import finetune
 from kinfolk.workflows.finetune_recipe import parse_initial_weights
-from kinfolk.workflows.load import find_model_folder
+from kinfolk.workflows.folders import find_model_folder
 from kinfolk.workflows.seeds import read_scores, run_seeds, summarize_seeds
 
 ONE = FineTuneConfig(epochs=1.0)

@@ -12,11 +12,12 @@ from kinfolk.data.parallel_text import ParallelText
 from kinfolk.errors import UserError
 from kinfolk.families.transformer import Transformer, TransformerConfig
 from kinfolk.files import new_folder
-from kinfolk.generation.sampling import GREEDY
+from kinfolk.generation import generate as generation
+from kinfolk.generation.config import GREEDY
 from kinfolk.text import Tokenizer, train_tokenizer
 from kinfolk.workflows import pretrain, translate
+from kinfolk.workflows.parallel import ParallelData
 from kinfolk.workflows.translate import (
-    ParallelData,
     evaluate_bleu,
     generate_texts,
     prepare_translation_run,
@@ -67,7 +68,7 @@ def model(tokenizer: Tokenizer) -> Transformer:
 def test_translations_come_in_order_however_they_are_batched(
     model: Transformer, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(translate, "EXTRA_LENGTH", 6)
+    monkeypatch.setattr(generation, "EXTRA_LENGTH", 6)
     sources = ["a dog", "two cats sleep often", "the man runs", "now", "two cats sleep often"]
     alone = [generate_texts(model, tokenizer, [source])[0] for source in sources]
     assert alone[1] == alone[4] and len(set(alone)) == 4
@@ -119,7 +120,7 @@ def test_a_small_model_learns_to_translate_what_it_never_saw(tmp_path: Path) -> 
     train, dev = table(tmp_path / "train.tsv", known[:30]), table(tmp_path / "dev.tsv", known[30:])
     settings = ["steps=150", "batch_size=4", "warmup=20", "device=cpu", "eval_every=1000"]
     settings = [f"train.{one}" for one in (*settings, "lr=4e-3", "schedule=linear")]
-    run, texts = tmp_path / "run", ParallelData(train=train, dev=dev, vocab=400)
+    run, texts = tmp_path / "run", ParallelData(train=train, dev=dev, vocab_size=400)
     prepare_translation_run("transformer/nano", texts, run, length=48, settings=settings)
     assert not (run / "checkpoints").exists()
     pretrain.resume(run)

@@ -9,7 +9,7 @@ import transformers
 
 from kinfolk.tasks.dataset import task_dataset
 from kinfolk.tasks.rows import LabelledText
-from kinfolk.workflows.load import find_model_folder
+from kinfolk.workflows.folders import find_model_folder
 from kinfolk.workflows.predict import load_predictor
 from lessons import kept, objects, opinions, pair, squad, table, tag, tune
 from solving import tokenizer

@@ -24,7 +24,7 @@ from kinfolk.training.log import read
 from kinfolk.training.loop import Callback, Progress
 from kinfolk.workflows.finetune import finetune
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe, InitialWeights, parse_initial_weights
-from kinfolk.workflows.load import find_model_folder
+from kinfolk.workflows.folders import find_model_folder
 from kinfolk.workflows.predict import load_predictor
 from kinfolk.workflows.pretrain import resume
 from lessons import classify, complete, dev, kept, lines, opinions, table, tune

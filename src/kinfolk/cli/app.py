@@ -1,4 +1,4 @@
-"""The commands, and what they share."""
+"""The application that commands register with, and the options and printing that they share."""
 
 import json
 import sys
@@ -8,14 +8,33 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from kinfolk import __version__
 from kinfolk.cli.options import AnyFunction, Command
 from kinfolk.errors import UserError
 
+# Commands in the order of work, as `kinfolk --help` lists them.
+ORDER = (
+    *("quickstart", "tokenizer", "audit", "prepare", "pretrain", "finetune", "evaluate"),
+    *("generate", "fill", "chat", "translate", "summarize", "predict"),
+    *("members", "import", "export"),
+)
+
+
+class Commands(TyperGroup):
+    """The group of all commands."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the commands in the order of work."""
+        return sorted(super().list_commands(ctx), key=ORDER.index)
+
+
 app = typer.Typer(
     name="kinfolk",
-    help="Pretrain, use and fairly compare every family of pretrained language model.",
+    cls=Commands,
+    add_completion=False,
+    help="Pretrain, fine-tune, evaluate and generate with families of language models.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -24,18 +43,38 @@ app = typer.Typer(
 console = Console()
 errors = Console(stderr=True)
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
+# Panels of `kinfolk --help`, in the order of work.
+START, DATA, TRAIN = "Start", "Data", "Train"
+EVALUATE, USE, MODELS = "Evaluate", "Use", "Models"
+OUT = ("-o", "--out")
+
+
+def option(metavar: str, help: str, panel: str | None = None, *names: str) -> Any:
+    """Declare an option; without names it is called as its parameter."""
+    return typer.Option(*names, metavar=metavar, help=help, rich_help_panel=panel)
+
+
+AsJson = Annotated[bool, option("", "Print the result as JSON.", None, "--json")]
 Files = Annotated[
     list[Path],
     typer.Argument(
-        help="Text, .jsonl, .tsv, .csv or .parquet; folders, 'patterns*', - or hf:NAME."
+        metavar="FILES...",
+        help="Input files, folders or glob patterns (.txt .md .jsonl .tsv .csv .parquet, also .gz "
+        ".xz .zst), - for stdin, or hf:OWNER/NAME for a Hugging Face dataset.",
     ),
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Device = Annotated[str, option("NAME", "auto, cpu or cuda.")]
+ModelFolder = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="Run, checkpoint or model folder.")
+]
+NewFolder = Annotated[Path, option("DIR", "Output folder. Must be new or empty.", None, *OUT)]
+RunFolder = Annotated[Path | None, option("RUN", "Run folder. Must be new or empty.", None, *OUT)]
+Resume = Annotated[Path | None, option("RUN", "Resume an interrupted run.")]
+Report = Annotated[Path | None, option("FILE.html", "HTML report.", None, *OUT, "--report")]
 
 
 def show_version(asked: bool) -> None:
-    """Print the version and end, before any command runs."""
+    """Print the version and exit, before any command runs."""
     if asked:
         print(f"kinfolk {__version__}")
         raise typer.Exit
@@ -46,11 +85,11 @@ def root(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=show_version, is_eager=True, help="Print the version and exit."
+            "--version", callback=show_version, is_eager=True, metavar="", help="Print the version."
         ),
     ] = False,
 ) -> None:
-    """Take the options that stand before a command."""
+    """Read the options before a command."""
 
 
 def example(text: str) -> str:
@@ -59,7 +98,7 @@ def example(text: str) -> str:
 
 
 def command(
-    text: str, *, panel: str, name: str | None = None, group: typer.Typer = app
+    text: str, *, panel: str | None, name: str | None = None, group: typer.Typer = app
 ) -> Callable[[AnyFunction], AnyFunction]:
     """Register a function as a command, with an example of its use and a panel in `--help`."""
     return group.command(name, cls=Command, epilog=example(text), rich_help_panel=panel)
@@ -70,18 +109,23 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, ensure_ascii=False))
 
 
+def note(sentence: str) -> None:
+    """Print a sentence on stderr, unchanged and in one line."""
+    errors.print(sentence, highlight=False, markup=False, soft_wrap=True)
+
+
 def piped(what: str) -> str:
-    """Read a text from the standard input, without the line end that closes it."""
+    """Return the text on stdin, without the line end that closes it."""
     if sys.stdin.isatty():
-        raise UserError(f"- is a {what} that is piped in: pipe one, or give it as it is")
+        raise UserError(f"the {what} is -, but stdin is a terminal: pipe text in, or pass it as is")
     try:
         return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
     except UnicodeDecodeError as error:
-        raise UserError(f"what was piped in is not UTF-8 at byte {error.start:,}") from None
+        raise UserError(f"stdin is not UTF-8 at byte {error.start:,}") from None
 
 
 def readable(text: str, what: str) -> str:
-    """Return a text that was typed, if it is one."""
+    """Return an argument that is valid text."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""The command `audit`: what is in text files, before a model learns it."""
+"""The command `audit`: a report about the quality of text files."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -6,16 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column as TableColumn
 
-from kinfolk.cli.app import AsJson, Files, app, console, errors, example, print_json
-from kinfolk.errors import UserError
+from kinfolk.cli.app import DATA, AsJson, Files, Report, command, console, print_json
+from kinfolk.cli.options import UsageError
+from kinfolk.cli.prepare import Column, Field, Unit, document_unit
+from kinfolk.cli.progress import byte_progress
+from kinfolk.cli.tables import numbers, print_facts, print_table, table
 
 if TYPE_CHECKING:
     from kinfolk.data.audit import Audit
 
-# Keys that programs have read so far, and what they are called now.
+# Keys that programs read, and the names of now.
 EARLIER = {
     "exact": "exact_duplicates",
     "near": "near_duplicates",
@@ -26,42 +28,35 @@ EARLIER = {
 }
 
 
-@app.command(epilog=example("kinfolk audit notes/ -o audit.html"))
+@command("kinfolk audit notes/ -o audit.html", panel=DATA)
 def audit(
     files: Files,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="The page to write.")] = None,
-    per: Annotated[str, typer.Option(help="A document is a `block` or a `file`.")] = "block",
-    field: Annotated[str | None, typer.Option(help="The field of JSON lines that is text.")] = None,
-    column: Annotated[str | None, typer.Option(help="The column of tables that is text.")] = None,
-    near: Annotated[bool, typer.Option(help="Look for near-duplicates too: slower.")] = True,
+    out: Report = None,
+    document: Unit = "block",
+    field: Field = None,
+    column: Column = None,
+    near_duplicates: Annotated[
+        bool, typer.Option(help="Also detect near-duplicates with MinHash (slower).")
+    ] = True,
     json: AsJson = False,
 ) -> None:
-    """Look at text: damage, duplicates, lengths, scripts, repeated lines.
+    """Report data quality: encoding errors, duplicates, lengths, scripts, repeated lines.
 
     Files are read to their end whatever is in them. Of JSON and tables every string is text, unless
     `--field` or `--column` names one.
     """
+    unit = document_unit(document)
+    if out is not None and out.is_dir():
+        raise UsageError(f"{out} is a folder: -o must name a file, such as {out}/audit.html")
     from kinfolk.data.audit import audit
     from kinfolk.data.documents import ReadOptions
     from kinfolk.reports.audit_page import render
     from kinfolk.reports.page import write
     from kinfolk.workflows.audit import audit_page
 
-    if per not in ("block", "file"):
-        raise UserError(f"--per {per}: a document is a block or a file")
-    if out is not None and out.is_dir():
-        raise UserError(f"{out} is a folder: give -o the name of a page, such as {out}/audit.html")
-    columns = ("[progress.description]{task.description}", BarColumn(), DownloadColumn())
-    seen = errors.is_terminal
-    with Progress(
-        *columns, TimeRemainingColumn(), console=errors, transient=True, disable=not seen
-    ) as bar:
-        task = bar.add_task("reading", total=None)
+    with byte_progress("reading") as watch:
         found = audit(
-            files,
-            reading=ReadOptions("file" if per == "file" else "block", field, column),
-            near=near,
-            progress=lambda read, whole: bar.update(task, completed=read, total=whole),
+            files, reading=ReadOptions(unit, field, column), near=near_duplicates, progress=watch
         )
     if out is not None:
         write(render(audit_page(found)), out)
@@ -71,34 +66,26 @@ def audit(
         return
     _show(found)
     if out is not None:
-        print(f"\nthe pictures are in {out}")
+        print(f"\nreport: {out}")
 
 
 def _show(found: "Audit") -> None:
     from kinfolk.reports.page import percent
     from kinfolk.workflows.audit import findings
 
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    for name, said in _facts(found):
-        table.add_row(name, escape(said))
-    console.print(table)
+    print_facts(_facts(found))
     if found.most_repeated_lines:
-        console.print("\n[bold]the most repeated lines[/]")
-        lines = Table(box=None, pad_edge=False, show_header=False)
-        lines.add_column(justify="right")
-        lines.add_column(overflow="ellipsis", no_wrap=True)
+        lines = table(*numbers("count"), TableColumn("line", overflow="ellipsis", no_wrap=True))
         for line, count in found.most_repeated_lines:
             lines.add_row(f"{count:,}", escape(_visible(line)))
-        console.print(lines)
+        print_table(lines, "most repeated lines")
     if len(found.files) > 1:
-        console.print()
-        each = Table("file", "documents", "characters", "blank lines", box=None, pad_edge=False)
-        for one in found.files:
-            blank = percent(one.problems.blank, one.problems.lines)
-            each.add_row(escape(str(one.path)), f"{one.documents:,}", f"{one.characters:,}", blank)
-        console.print(each)
+        rows = table("file", "documents", "characters", "blank lines")
+        for file in found.files:
+            blank = percent(file.problems.blank, file.problems.lines)
+            counts = (f"{file.documents:,}", f"{file.characters:,}", blank)
+            rows.add_row(escape(str(file.path)), *counts)
+        print_table(rows, "files")
     for finding in findings(found):
         console.print(f"[yellow]![/] {escape(_visible(finding))}", highlight=False, soft_wrap=True)
 
@@ -106,28 +93,23 @@ def _show(found: "Audit") -> None:
 def _facts(found: "Audit") -> list[tuple[str, str]]:
     from kinfolk.reports.page import percent, plural
 
-    near = (
-        "near ones not looked for"
-        if found.near_duplicates is None
-        else f"{found.near_duplicates:,} nearly"
-    )
+    count = found.near_duplicates
+    near = "near-duplicates not searched" if count is None else f"{count:,} near"
     repeated = percent(found.repeated_lines, found.lines)
     empty = plural(found.empty, "document")
     blank = percent(found.blank, found.file_lines)
+    odd = f"{found.control_characters:,} control, {found.replacement_characters:,} replacement"
     return [
         ("documents", f"{found.documents:,} in {plural(len(found.files), 'file')}"),
         ("characters", f"{found.characters:,}"),
-        ("lengths", f"{found.shortest:,} to {found.longest:,}, the median {found.median:,}"),
-        ("duplicates", f"{found.exact_duplicates:,} word for word, {near}"),
+        ("lengths", f"{found.shortest:,} to {found.longest:,}, median {found.median:,}"),
+        ("duplicates", f"{found.exact_duplicates:,} exact, {near}"),
         ("repeated lines", f"{found.repeated_lines:,} of {found.lines:,} ({repeated})"),
         ("scripts", _shares(found.scripts)),
-        ("languages", f"{_shares(found.languages)} (a guess)"),
+        ("languages", f"{_shares(found.languages)} (estimated)"),
         ("empty", f"{empty}, {plural(found.empty_files, 'file')}, {blank} of lines"),
-        ("errors of UTF-8", f"{found.errors:,}"),
-        (
-            "odd characters",
-            f"{found.control_characters:,} control, {found.replacement_characters:,} replacement",
-        ),
+        ("invalid UTF-8", f"{found.errors:,}"),
+        ("odd characters", odd),
     ]
 
 
@@ -135,8 +117,8 @@ def _shares(counts: dict[str, int]) -> str:
     from kinfolk.reports.page import percent
 
     whole = sum(counts.values())
-    said = [f"{name} {percent(count, whole)}" for name, count in list(counts.items())[:4]]
-    return ", ".join([*said, *(["..."] if len(counts) > 4 else [])]) or "none"
+    first = [f"{name} {percent(count, whole)}" for name, count in list(counts.items())[:4]]
+    return ", ".join([*first, *(["..."] if len(counts) > 4 else [])]) or "none"
 
 
 def _visible(text: str) -> str:
@@ -144,9 +126,9 @@ def _visible(text: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Let paths be strings, for JSON."""
+    """Return a value with paths as strings, for JSON."""
     if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items()}
+        return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value

@@ -1,81 +1,80 @@
-"""The command that writes in turns with its user: `chat`."""
+"""The command `chat`."""
 
 import contextlib
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.markup import escape
 
-from kinfolk.cli import methods
-from kinfolk.cli.app import Device, app, errors, example, readable
-from kinfolk.cli.methods import ModelPath, Precision
-from kinfolk.config import did_you_mean
+from kinfolk.cli.app import Device, ModelFolder, command, errors, readable
+from kinfolk.cli.generate import Precision, generation_config
+from kinfolk.cli.options import field_options
+from kinfolk.config import did_you_mean, parse_field
 from kinfolk.errors import UserError
+from kinfolk.generation.config import GenerationConfig
+from kinfolk.workflows.folders import check_model_folder
 
 if TYPE_CHECKING:
-    from kinfolk.workflows.chat import ChatSession
+    from kinfolk.generation.chat import ChatSession
 
 HELP = """\
-Type a text, and the model goes on with it; an empty line lets it go on with its own.
-  /temperature X   dare less below 1, nothing at 0
-  /top-k N         choose among so many tokens
-  /top-p X         choose among so much probability
-  /seed N          what chance follows from
-  /tokens N        at most so many in an answer
-  /reset           forget what was said
-  /quit            end, as Ctrl-D does
-Ctrl-C stops the text that is being written."""
-NUMBERS: dict[str, type[int] | type[float]] = {
-    "temperature": float,
-    "top-k": int,
-    "top-p": float,
-    "seed": int,
-    "tokens": int,
-}
-COMMANDS = (*NUMBERS, "reset", "help", "quit")
+Type a line, and the model continues the conversation; an empty line continues its reply.
+  /temperature X      sampling temperature
+  /top-k N            sample from the N most likely tokens
+  /top-p X            sample from the most likely tokens with this total probability
+  /seed N             random seed
+  /max-new-tokens N   maximum tokens per reply
+  /reset              clear the conversation
+  /quit               end, as Ctrl-D does
+Ctrl-C stops the present reply."""
+FIELDS = ("temperature", "top_k", "top_p", "seed", "max_new_tokens")
+SETTINGS = {name.replace("_", "-"): name for name in FIELDS}
+ALIASES = {"tokens": "max-new-tokens"}  # of earlier versions
+COMMANDS = (*SETTINGS, "reset", "help", "quit")
 
 
-@app.command(epilog=example("kinfolk chat runs/gpt2 --temperature 0.8"))
+@command("kinfolk chat runs/gpt2 --temperature 0.8", panel="Use")
+@field_options(
+    "settings",
+    GenerationConfig,
+    only=FIELDS,
+    help={"max_new_tokens": "Maximum number of tokens per reply"},
+)
 def chat(
-    model: ModelPath,
-    max_tokens: Annotated[int, typer.Option(help="Of an answer, at most.")] = 100,
-    temperature: methods.Temperature = None,
-    top_k: methods.TopK = None,
-    top_p: methods.TopP = None,
-    seed: methods.Seed = 0,
+    model: ModelFolder,
+    settings: dict[str, Any],
     precision: Precision = "auto",
     device: Device = "auto",
 ) -> None:
-    """Write a text in turns with a model: it goes on with all that was said so far.
+    """Chat-style completion: the model continues the whole conversation.
 
-    Ctrl-C stops the present text, Ctrl-D ends; /help says what else can be typed.
+    Base models are not instruction-tuned. Ctrl-C stops a reply, Ctrl-D ends; /help lists commands.
     """
-    from kinfolk.generation.sampling import Sampling
-    from kinfolk.workflows.chat import ChatSession
+    config = generation_config("sample", settings)
+    check_model_folder(model, or_corpus=True)
+
+    from kinfolk.generation.chat import ChatSession
     from kinfolk.workflows.generate import load_generator
 
-    sampling = methods.method("sample", temperature=temperature, top_k=top_k, top_p=top_p)
-    assert isinstance(sampling, Sampling)
     network, tokenizer = load_generator(model, device=device, precision=precision)
-    talk = ChatSession(network, tokenizer, sampling=sampling, tokens=max_tokens, seed=seed)
+    session = ChatSession(network, tokenizer, config)
     if sys.stdin.isatty():
-        errors.print("/help says what can be typed", style="dim", highlight=False)
-        with contextlib.suppress(ImportError):  # not everywhere: it edits the line that is typed
+        errors.print("/help lists commands", style="dim", highlight=False)
+        with contextlib.suppress(ImportError):  # line editing, where it is available
             import readline  # noqa: F401
-    while (line := heard()) is not None:
+    while (line := read_line()) is not None:
         try:
             if not line.startswith("/"):
-                answer(talk, line)
-            elif not obeyed(talk, *line[1:].split(maxsplit=1)):
+                reply(session, line)
+            elif not run_command(session, *line[1:].split(maxsplit=1)):
                 return
         except UserError as error:
-            said = f"[bold red]error:[/] {escape(str(error))}"
-            errors.print(said, highlight=False, soft_wrap=True)
+            message = f"[bold red]error:[/] {escape(str(error))}"
+            errors.print(message, highlight=False, soft_wrap=True)
 
 
-def heard() -> str | None:
-    """Read a line; nothing where they end. Ctrl-C drops the line that is being typed."""
+def read_line() -> str | None:
+    """Read a line, or None at the end of the input; Ctrl-C drops the line being typed."""
     while True:
         try:
             return input("> " if sys.stdin.isatty() else "")
@@ -84,17 +83,18 @@ def heard() -> str | None:
         except KeyboardInterrupt:
             print()
         except UnicodeDecodeError as error:
-            raise UserError(f"what was piped in is not UTF-8 at byte {error.start:,}") from None
+            raise UserError(f"standard input is not UTF-8 at byte {error.start:,}") from None
 
 
-def answer(talk: "ChatSession", line: str) -> None:
-    """Print what the model says, until it or the user ends it."""
-    forgotten = talk.truncated
+def reply(session: "ChatSession", line: str) -> None:
+    """Print the reply to a line until it is complete or interrupted."""
+    truncated = session.truncated
     try:
-        chunks = talk.answer(readable(line, "line"))
-        if talk.truncated and not forgotten:
+        chunks = session.answer(readable(line, "line"))
+        if session.truncated and not truncated:
             errors.print(
-                f"the context of {talk.context:,} tokens is full: the beginning is forgotten",
+                f"the context of {session.context:,} tokens is full: "
+                "the beginning of the conversation is dropped",
                 style="dim",
                 highlight=False,
                 soft_wrap=True,
@@ -107,33 +107,19 @@ def answer(talk: "ChatSession", line: str) -> None:
     print(flush=True)
 
 
-def obeyed(talk: "ChatSession", name: str = "", value: str | None = None) -> bool:
-    """Do what a command says; say whether the conversation goes on."""
-    from dataclasses import replace
-
-    if name not in COMMANDS:
-        raise UserError(f"no command /{name}: {did_you_mean(name, COMMANDS)}")
-    number: Any = _number(name, value) if name in NUMBERS else None
+def run_command(session: "ChatSession", name: str = "", value: str = "") -> bool:
+    """Run a command of the conversation; return whether the conversation continues."""
+    name = ALIASES.get(name, name)
     match name:
         case "quit":
             return False
         case "help":
             errors.print(HELP, highlight=False, markup=False, soft_wrap=True)
         case "reset":
-            talk.reset()
-        case "seed":
-            talk.seed(number)
-        case "tokens":
-            talk.wishes = replace(talk.wishes, max_new_tokens=number)
+            session.reset()
+        case _ if name in SETTINGS:
+            field = SETTINGS[name]
+            session.set(**{field: parse_field(GenerationConfig, field, value, f"/{name}")})
         case _:
-            talk.sampling = replace(talk.sampling, **{name.replace("-", "_"): number})
+            raise UserError(f"unknown command /{name}: {did_you_mean(name, COMMANDS)}")
     return True
-
-
-def _number(name: str, value: str | None) -> float:
-    """Read the number after a command."""
-    try:
-        return NUMBERS[name](value or "")
-    except ValueError:
-        kind = "a whole number" if NUMBERS[name] is int else "a number"
-        raise UserError(f"/{name} needs {kind} behind it, not {value or 'nothing'}") from None

@@ -15,14 +15,22 @@ import dataclasses
 import inspect
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
 
-from kinfolk.config import FieldInfo, describe, parse_field, suggestions
+from kinfolk.config import (
+    FieldInfo,
+    describe,
+    did_you_mean,
+    parse_field,
+    read_type,
+    suggestions,
+)
 from kinfolk.errors import UserError
 
 # Hidden names of options: those of earlier versions, and where several are given, the first that
@@ -77,6 +85,13 @@ OPTION_NAMES = {
 }
 
 AnyFunction = Callable[..., Any]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE",
+        help="Override any recipe field: train.grad_clip=0.5, model.dropout=0.1.",
+    ),
+]
 
 
 class UsageError(UserError):
@@ -196,6 +211,43 @@ def field_options(
     return decorate
 
 
+def given_options(context: typer.Context) -> set[str]:
+    """Return the parameters of a command that were given on the command line."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source and source.name != "DEFAULT"}
+
+
+def check_resume(context: typer.Context, run: Path, kind: str) -> None:
+    """Refuse other options beside `--resume`, and a folder that is not a run of this kind."""
+    if given_options(context) - {"resume", "json"}:
+        raise UsageError("--resume cannot be combined with other options")
+    found = read_type(run / "recipe.json")
+    if found in ("pretrain", "finetune") and found != kind:
+        raise UsageError(f"{run} is a run of {found}: kinfolk {found} --resume {run}")
+
+
+def check_overrides(
+    overrides: Sequence[str], configs: Mapping[str, type[Any]], others: Sequence[str]
+) -> None:
+    """Refuse wrong KEY=VALUE arguments, before torch is imported.
+
+    `configs` are the groups of fields whose classes are known here, `others` the remaining keys.
+    """
+    for text in overrides:
+        path, equals, value = text.partition("=")
+        if not equals:
+            raise UserError(f"{text!r} is not a setting: write KEY=VALUE, such as train.lr=1e-3")
+        group, _, name = path.partition(".")
+        if group not in configs and group not in others:
+            close = did_you_mean(group, [*configs, *others])
+            raise UserError(f"{path}: no field {group!r}: {close}")
+        if group in configs and name:
+            names = [field.name for field in describe(configs[group])]
+            if name not in names:
+                raise UserError(f"{path}: no field {name!r}: {did_you_mean(name, names)}")
+            parse_field(configs[group], name, value, path)
+
+
 def option_name(field: str) -> str:
     """Return the name of the option that is made from a field."""
     return OPTION_NAMES.get(field, f"--{field.replace('_', '-')}")
@@ -210,7 +262,7 @@ def option_parameter(
     option = typer.Option(
         option_name(field.name),
         help=f"{text} (default: {default})." if default else f"{text}.",
-        metavar=None if hint is bool else metavar(hint),
+        metavar="" if hint is bool else metavar(hint),
         show_default=False,
         rich_help_panel=panel,
     )

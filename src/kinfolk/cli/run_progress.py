@@ -1,32 +1,39 @@
-"""The progress of a training run in the terminal."""
+"""The progress of a training run: a live bar on a terminal, lines elsewhere."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from kinfolk.cli.app import errors
+from kinfolk.cli.app import errors, note
+from kinfolk.cli.progress import duration
 from kinfolk.tasks.task import format_score, metric_title
 from kinfolk.training.loop import Callback, Evaluation, Progress
 
-LINES = 10  # printed in a run where there is no terminal
+SECONDS = 30  # between lines, at most
 
 
 class TerminalProgress(Callback):
-    """Print messages, a live bar on a terminal and ten lines elsewhere, and how a run ended."""
+    """Print messages, progress, and how to resume a run that is interrupted.
 
-    def __init__(self, bar: Bar, name: str, resume: str) -> None:
-        self.bar, self.name, self.resume = bar, name, resume
+    The lines of `header` are printed with the first step: nothing is wrong with the run then.
+    """
+
+    def __init__(self, bar: Bar, name: str, resume: str, header: Sequence[str]) -> None:
+        self.bar, self.name, self.resume, self.header = bar, name, resume, header
         self.task = bar.add_task(name, total=None, values="")
         self.checkpoint: Path | None = None
         self.scores = ""  # of the newest evaluation
         self.evaluated = self.printed = 0  # steps
+        self.first: int | None = None  # step that this process began at
+        self.began = self.shown = time.monotonic()
 
     def on_message(self, message: str) -> None:
-        """Print a message beside the output."""
-        print_message(message)
+        """Print a message."""
+        note(message)
 
     def on_evaluate(self, step: int, evaluation: Evaluation) -> None:
         """Keep the main metrics for the next line."""
@@ -37,41 +44,46 @@ class TerminalProgress(Callback):
         )
 
     def on_step(self, progress: Progress) -> None:
-        """Show the losses and the speed."""
+        """Show the losses and the speed; without a terminal, in a line every 30 s or 10 %."""
+        if self.first is None:
+            self.first = progress.step - 1
+            for line in self.header:
+                note(line)
         values = f"loss {progress.loss:.3f}"
         for name, value in list(progress.losses.items())[1:]:  # the first is the loss itself
             values += f"  {name} {value:.3f}"
         if progress.eval_loss is not None:
-            self.scores = f"  held out {progress.eval_loss:.3f}{self.scores}"
+            self.scores = f"  eval_loss {progress.eval_loss:.3f}{self.scores}"
             values += self.scores
         elif self.evaluated:
             values += f"{self.scores} (step {self.evaluated:,})"
         values += f"  {progress.tokens_per_second:,.0f} tokens/s"
         self.bar.update(self.task, completed=progress.step, total=progress.steps, values=values)
-        every = max(1, progress.steps // LINES)
-        if not errors.is_terminal and progress.step // every > self.printed // every:
-            self.printed = progress.step
-            print_message(f"{self.name}  step {progress.step} of {progress.steps}  {values}")
+        every, now = max(1, progress.steps // 10), time.monotonic()
+        due = progress.step // every > self.printed // every or now - self.shown >= SECONDS
+        if not errors.is_terminal and due:
+            self.shown, self.printed = now, progress.step
+            if left := progress.steps - progress.step:
+                rate = (now - self.began) / (progress.step - self.first)
+                values += f"  ETA {duration(rate * left)}"
+            note(f"{self.name}  step {progress.step}/{progress.steps}  {values}")
 
     def on_save(self, checkpoint: Path) -> None:
         """Keep the newest checkpoint."""
         self.checkpoint = checkpoint
 
     def on_end(self, step: int, *, interrupted: bool) -> None:
-        """Say where an interrupted run was saved, and how to resume it."""
+        """Print where an interrupted run was saved, and how to resume it."""
         if interrupted:
             self.bar.stop()
             saved = "nothing to save" if self.checkpoint is None else f"saved {self.checkpoint}"
-            print_message(f"interrupted at step {step}: {saved}; resume with: {self.resume}")
-
-
-def print_message(message: str) -> None:
-    """Print a message on the error stream, as it is."""
-    errors.print(message, highlight=False, markup=False, soft_wrap=True)
+            note(f"interrupted at step {step}: {saved}; resume with: {self.resume}")
 
 
 @contextmanager
-def run_progress(name: str, resume: str = "") -> Iterator[TerminalProgress]:
+def run_progress(
+    name: str, resume: str = "", header: Sequence[str] = ()
+) -> Iterator[TerminalProgress]:
     """Show the progress of a run; `resume` is the command that resumes it."""
     columns = (
         TextColumn("[bold]{task.description}"),
@@ -81,4 +93,4 @@ def run_progress(name: str, resume: str = "") -> Iterator[TerminalProgress]:
         TimeRemainingColumn(),
     )
     with Bar(*columns, console=errors, disable=not errors.is_terminal) as bar:
-        yield TerminalProgress(bar, name, resume)
+        yield TerminalProgress(bar, name, resume, header)

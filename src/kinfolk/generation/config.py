@@ -1,166 +1,191 @@
-"""What is wanted of a text, in words: how long it is, what it must and what it must not say."""
+"""Settings of text generation, under the names of Hugging Face's `GenerationConfig`.
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
+This module imports no torch: the command line makes its options from these fields.
+"""
 
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from functools import partial
+from typing import Any, Literal
+
+from kinfolk.config import config, did_you_mean, field
 from kinfolk.errors import UserError
-from kinfolk.generation.contrastive_search import ContrastiveSearch
-from kinfolk.generation.decode import GenerationRequest
-from kinfolk.generation.logits_process import Constraints
-from kinfolk.generation.methods import DecodingMethod
-from kinfolk.generation.prompts import (
-    EncodedPrompt,
-    build_request,
-    encode_prompt,
-    stop_on_strings,
-    truncate_prompt,
-)
-from kinfolk.generation.sampling import Sampling
-from kinfolk.nn.language_model import LanguageModel
-from kinfolk.text.tokenizer import Tokenizer
 
-MAX_SPELLINGS = 32  # in which a banned word is spelled, those of the fewest tokens first
-CONCATENATIVE_KINDS = (
-    "bpe",
-    "byte",
-    "word-bpe",
-    "unigram",
-    "char",
-)  # a word is its tokens, side by side
+Method = Literal["sample", "greedy", "beam", "diverse-beam", "contrastive"]
+
+DECODING = "Decoding"  # panel of options
+decoding, constraint = partial(field, panel=DECODING), partial(field, panel="Constraints")
+# Settings that only some methods read; others refuse a value that is not the default.
+BEAM_FIELDS = ("num_beams", "length_penalty", "early_stopping")
+METHOD_FIELDS: dict[Method, tuple[str, ...]] = {
+    "sample": ("temperature", "top_k", "top_p", "min_p", "typical_p"),
+    "greedy": (),
+    "beam": BEAM_FIELDS,
+    "diverse-beam": (*BEAM_FIELDS, "diversity_penalty", "num_beam_groups"),
+    "contrastive": ("penalty_alpha", "top_k"),
+}
 
 
-@dataclass(frozen=True, kw_only=True)
+@config("generation")
 class GenerationConfig:
-    """What every text should be like; as the model likes, unless told otherwise."""
+    """How a text is generated: its length, the decoding method and the constraints.
 
-    max_new_tokens: int = 100  # at most
-    min_new_tokens: int = 0  # tokens before it may end
-    num_return_sequences: int = 1  # texts for each prompt
-    seed: int = 0
-    stop_strings: Sequence[str] = ()  # a text ends before the first of these
-    forced_prefix: str = ""  # what it starts with
-    bad_words: Sequence[str] = ()  # words that it never says
-    allowed_texts: Sequence[str] = ()  # after the prefix, one of these and nothing else
-    repetition_penalty: float = 1.0  # see Rules, as of the next
-    no_repeat_ngram_size: int | None = None
-    truncate_left: bool = (
-        False  # cut the beginning of a prompt that is too long; else it is refused
+    The method follows from the fields: `penalty_alpha` selects contrastive search, `num_beams`
+    above 1 beam search, `do_sample=False` greedy decoding; otherwise tokens are sampled.
+    """
+
+    max_new_tokens: int = field(default=100, ge=1, help="Maximum number of generated tokens")
+    min_new_tokens: int = field(default=0, ge=0, help="Minimum number of generated tokens")
+    num_return_sequences: int = field(default=1, ge=1, help="Outputs per prompt")
+    do_sample: bool | None = decoding(
+        default=None, help="Sample each token; false takes the most likely one (greedy decoding)"
     )
-    compile: bool = False  # see Request
+    temperature: float = decoding(default=1.0, ge=0, help="Sampling temperature; 0 is greedy")
+    top_k: int | None = decoding(
+        default=None, ge=1, help="Choose among the k most likely tokens (contrastive search: 4)"
+    )
+    top_p: float | None = decoding(
+        default=None,
+        gt=0,
+        le=1,
+        help="Nucleus sampling: the smallest set of tokens with this total probability",
+    )
+    min_p: float | None = decoding(
+        default=None,
+        gt=0,
+        le=1,
+        help="Drop tokens below this fraction of the best token's probability",
+    )
+    typical_p: float | None = decoding(
+        default=None, gt=0, le=1, help="Locally typical sampling: total probability kept"
+    )
+    num_beams: int = decoding(default=1, ge=1, help="Number of beams; above 1 selects beam search")
+    num_beam_groups: int = decoding(
+        default=1, ge=1, help="Beam groups; above 1 selects diverse beam search"
+    )
+    diversity_penalty: float = decoding(
+        default=0.5, ge=0, help="Penalty for a token that an earlier beam group has chosen"
+    )
+    length_penalty: float = decoding(
+        default=1.0, help="Beam scores are divided by length^X; above 0 favors longer outputs"
+    )
+    early_stopping: bool = decoding(
+        default=False, help="End beam search as soon as there are enough complete outputs"
+    )
+    penalty_alpha: float | None = decoding(
+        default=None,
+        ge=0,
+        le=1,
+        help="Degeneration penalty (usually 0.6); a value selects contrastive search",
+    )
+    seed: int = decoding(
+        default=0, ge=0, lt=2**64, help="Random seed; the same seed gives the same text"
+    )
+    repetition_penalty: float = constraint(
+        default=1.0, gt=0, help="Above 1 lowers the probability of tokens that have occurred"
+    )
+    no_repeat_ngram_size: int | None = constraint(
+        default=None, ge=1, help="Never repeat an n-gram of this many tokens"
+    )
+    stop_strings: tuple[str, ...] = constraint(default=(), help="Stop before this string")
+    forced_prefix: str = constraint(default="", help="Text that the output starts with")
+    bad_words: tuple[str, ...] = constraint(default=(), help="Word that is never generated")
+    allowed_texts: tuple[str, ...] = constraint(
+        default=(), help="Restrict the output to this text, or another one given this way"
+    )
+    truncate_left: bool = field(
+        default=False, help="Drop the beginning of a prompt that does not fit the context"
+    )
+    compile: bool = field(
+        default=False, help="Compile the decoding step with torch (about 30 s at first)"
+    )
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise UserError(f"{self.max_new_tokens} tokens are nothing to write: ask for 1 or more")
         if self.min_new_tokens > self.max_new_tokens:
             raise UserError(
-                f"a text cannot have at least {self.min_new_tokens} tokens and "
-                f"at most {self.max_new_tokens}: "
-                "raise the second, or lower the first"
+                f"min_new_tokens={self.min_new_tokens} exceeds max_new_tokens={self.max_new_tokens}"
             )
+        for name, texts in (
+            ("stop_strings", self.stop_strings),
+            ("bad_words", tuple(word.strip() for word in self.bad_words)),
+            ("allowed_texts", self.allowed_texts),
+        ):
+            if "" in texts:
+                raise UserError(f"{name} has an empty string: it must have at least one character")
+        self._check_method()
 
-    def check(self, method: DecodingMethod) -> None:
-        """Complain about several texts where a method only ever finds one."""
-        best = isinstance(method, Sampling) and method.temperature == 0
-        if self.num_return_sequences > 1 and (best or isinstance(method, ContrastiveSearch)):
-            name = "always taking the likeliest token" if best else "contrastive search"
-            raise UserError(
-                f"{name} finds one text, not {self.num_return_sequences}: sample, or use beams"
-            )
-
-    def encode(
-        self, model: LanguageModel, tokenizer: Tokenizer, prompt: str
-    ) -> tuple[EncodedPrompt, int]:
-        """Frame a prompt, and say how many of its tokens are cut off."""
-        if self.truncate_left:
-            return truncate_prompt(model, tokenizer, prompt, tokens=self.max_new_tokens)
-        asked = encode_prompt(model, tokenizer, prompt)
-        context = model.config.max_length
-        if context is not None:
-            # What an encoder reads may fill the context; a decoder needs room to write.
-            size, most = (
-                (len(asked.prompt), context - 1)
-                if asked.source is None
-                else (len(asked.source), context)
-            )
-            if size > most:
+    def _check_method(self) -> None:
+        """Refuse settings that the decoding method does not read."""
+        method, num = self.method, self.num_return_sequences
+        if self.do_sample and method not in ("sample", "greedy"):
+            raise UserError(f"do_sample=True does not combine with the method {method}")
+        own = METHOD_FIELDS[method]
+        for f in fields(self):
+            owners = [name for name, names in METHOD_FIELDS.items() if f.name in names]
+            if owners and f.name not in own and vars(self)[f.name] != f.default:
                 raise UserError(
-                    f"a prompt of {size} tokens leaves no room to write in a context of {context}: "
-                    f"shorten it to {most} at most, or cut off its beginning (--truncate left)"
+                    f"{f.name}={vars(self)[f.name]} applies to the method "
+                    f"{' or '.join(owners)}, and the method is {method}"
                 )
-        return asked, 0
-
-    def request(
-        self,
-        tokenizer: Tokenizer,
-        questions: Sequence[EncodedPrompt],
-        *,
-        tokens: int | Sequence[int] | None = None,
-        numbers: Sequence[int] | None = None,
-    ) -> GenerationRequest:
-        """Put questions together, the wishes in ids."""
-        return build_request(
-            questions,
-            max_new_tokens=self.max_new_tokens if tokens is None else tokens,
-            num_return_sequences=self.num_return_sequences,
-            seed=self.seed,
-            sample_ids=numbers,
-            constraints=self.rules(tokenizer),
-            should_stop=stop_on_strings(tokenizer, self.stop_strings),
-            compile=self.compile,
-        )
-
-    def rules(self, tokenizer: Tokenizer) -> Constraints:
-        """Say in ids what may be said."""
-        if not all(word.strip() for word in self.bad_words):
-            raise UserError("a word to ban is empty: give it at least one character")
-        prefix = tokenizer.encode(self.forced_prefix, add_special_tokens=False)
-        allowed = [tokenizer.encode(text, add_special_tokens=False) for text in self.allowed_texts]
-        needed = len(prefix) + max(map(len, allowed), default=0)
-        if needed > self.max_new_tokens:
+        if self.num_beams % self.num_beam_groups:
             raise UserError(
-                f"what is to be said takes {needed} tokens, and a text has {self.max_new_tokens} "
-                "at most: "
-                "allow for more"
+                f"num_beams={self.num_beams} is not divisible by "
+                f"num_beam_groups={self.num_beam_groups}"
             )
-        return Constraints(
-            bad_words_ids=[
-                way for word in self.bad_words for way in token_spellings(tokenizer, word)
-            ],
-            repetition_penalty=self.repetition_penalty,
-            no_repeat_ngram_size=self.no_repeat_ngram_size,
-            min_new_tokens=self.min_new_tokens,
-            forced_prefix=prefix,
-            allowed_ids=allowed or None,
+        if num > 1 and (method == "contrastive" or self.is_greedy):
+            name = "contrastive search" if method == "contrastive" else "greedy decoding"
+            raise UserError(
+                f"num_return_sequences={num}: {name} gives one output; sample or use beam search"
+            )
+        if self.num_beams > 1 and num > self.num_beams:
+            raise UserError(f"num_return_sequences={num} exceeds num_beams={self.num_beams}")
+
+    @property
+    def method(self) -> Method:
+        """The decoding method that the fields select."""
+        if self.penalty_alpha is not None:
+            return "contrastive"
+        if self.num_beams > 1:
+            return "beam" if self.num_beam_groups == 1 else "diverse-beam"
+        return "greedy" if self.do_sample is False else "sample"
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether each token is the most likely one."""
+        method = self.method
+        return method == "greedy" or (method == "sample" and self.temperature == 0)
+
+    @property
+    def sampling(self) -> tuple[object, ...]:
+        """All settings that the choice of one token depends on."""
+        return (
+            self.is_greedy,
+            self.temperature,
+            self.top_k,
+            self.top_p,
+            self.min_p,
+            self.typical_p,
         )
 
+    @property
+    def beams_per_group(self) -> int:
+        """Number of beams in each group."""
+        return self.num_beams // self.num_beam_groups
 
-def token_spellings(tokenizer: Tokenizer, word: str) -> list[tuple[int, ...]]:
-    """Return the ways to say a word, at the beginning of a text and after a space.
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> "GenerationConfig":
+        """Build from keyword arguments: lists of strings and single strings are taken as tuples."""
+        defaults = {f.name: f.default for f in fields(cls) if f.default is not MISSING}
+        values = dict(options)
+        for name, value in options.items():
+            if name not in defaults:
+                raise UserError(f"unknown argument {name!r}: {did_you_mean(name, [*defaults])}")
+            if isinstance(defaults[name], tuple):
+                if isinstance(value, str):
+                    values[name] = (value,)
+                elif isinstance(value, list):
+                    values[name] = tuple(value)
+        return cls(**values)
 
-    First come those of the tokenizer. A model that may not use them would say " c" and "at"; so
-    the other ways follow, where tokens side by side are a word.
-    """
-    own = [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in (word, f" {word}")]
-    found = dict.fromkeys(own)
-    if tokenizer.kind in CONCATENATIVE_KINDS:
-        for ids in own:
-            spelled = "".join(map(tokenizer.id_to_token, ids))
-            found.update(dict.fromkeys(islice(segmentations(tokenizer, spelled), MAX_SPELLINGS)))
-    return list(filter(None, found))
 
-
-def segmentations(tokenizer: Tokenizer, spelled: str) -> Iterator[tuple[int, ...]]:
-    """Yield ways to put a string together from tokens, the shortest first."""
-    begun: list[tuple[int, tuple[int, ...]]] = [(0, ())]
-    while begun:
-        longer = []
-        for start, ids in begun:
-            if start == len(spelled):
-                yield ids
-                continue
-            ends = range(start + 1, len(spelled) + 1)
-            found = ((end, tokenizer.token_to_id(spelled[start:end])) for end in ends)
-            longer += [(end, (*ids, id)) for end, id in found if id is not None]
-        # Those that reach furthest will be whole first.
-        begun = sorted(longer, reverse=True)[:MAX_SPELLINGS]
+GREEDY = GenerationConfig(do_sample=False)

@@ -1,9 +1,8 @@
-"""A whole turn of the decoder as one captured graph: read, choose and write, without the host.
+"""A whole decoding step as one captured CUDA graph: model, choice and append without the host.
 
-On an accelerator a small model spends its time being told what to do. A graph is told once and
-replayed, over a state whose slots are all handed out and a row of counters that it moves by itself.
-What it wrote is fetched every few tokens, when the next few are already on their way. A CPU has no
-graphs; there a turn is worth its trouble where it is compiled.
+On a GPU a small model is limited by kernel launches. A graph launches them at once, over a static
+KV cache and counters that it advances itself. Tokens are copied to the host every few steps, while
+the next ones are computed. On a CPU there are no graphs; there such a step is worth it if compiled.
 """
 
 from collections import deque
@@ -17,114 +16,111 @@ from torch import Tensor
 
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs
-from kinfolk.generation.decode import Decoder, GenerationRequest, TokenStep, token_logprobs
+from kinfolk.generation.decode import Decoder, Row, TokenStep, token_logprobs
 from kinfolk.generation.logits_process import suppress
-from kinfolk.generation.sampling import Sampling, sample_ids
+from kinfolk.generation.sampling import sample_ids
 
-MIN_NEW_TOKENS = 16  # tokens for which capturing would not pay
-TOKENS_IN_FLIGHT = 16  # tokens written between two looks at what was written
+MIN_NEW_TOKENS = 16  # tokens below which capturing does not pay
+TOKENS_IN_FLIGHT = 16  # tokens generated between two copies to the host
 
 
-def can_use_graph(writer: Decoder, request: GenerationRequest) -> bool:
-    """Say whether a turn can be captured, and is worth it."""
-    model, rules = writer.model, request.constraints
-    free = not (rules.needs_history or rules.min_new_tokens or request.should_stop is not None)
-    caches = writer.inputs.cache is not None and bool(writer.inputs.cache.layers)
-    quick = writer.device.type == "cuda" or request.compile
+def can_use_graph(decoder: Decoder) -> bool:
+    """Tell whether a decoding step can be captured, and whether that pays."""
+    config, cache = decoder.config, decoder.inputs.cache
     return (
-        quick
-        and free
-        and model.static_cache
-        and caches
-        and max(writer.max_new_tokens) > MIN_NEW_TOKENS
+        (decoder.device.type == "cuda" or config.compile)
+        and not (decoder.logits_processor.needs_history or config.min_new_tokens)
+        and decoder.request.should_stop is None
+        and decoder.model.static_cache
+        and cache is not None
+        and bool(cache.layers)
+        and max(decoder.max_new_tokens) > MIN_NEW_TOKENS
     )
 
 
 class GraphedDecodeStep:
-    """One turn over buffers that stay where they are, and its graph."""
+    """One decoding step over static buffers, and its graph."""
 
-    def __init__(
-        self, writer: Decoder, sampling: Sampling, *, compiled: bool, weighed: bool = True
-    ) -> None:
-        inputs, state = writer.inputs, writer.inputs.cache
-        assert state is not None
-        state.make_static()
-        self.model, self.banned, self.sampling = (
-            writer.model,
-            writer.logits_processor.banned,
-            sampling,
-        )
-        self.state, self.source, self.weighed = state, inputs.encoder_inputs, weighed
-        context = writer.model.config.max_length
-        self.last_position = (state.max_length if context is None else context) - 1
-        # What moves with every token, and is written in place.
-        self.token_index = torch.ones(1, dtype=torch.long, device=writer.device)
-        self.newest = torch.zeros_like(inputs.input_ids)
-        self.time = torch.zeros_like(inputs.input_ids)
+    def __init__(self, decoder: Decoder) -> None:
+        inputs, cache = decoder.inputs, decoder.inputs.cache
+        assert cache is not None
+        cache.make_static()
+        self.model, self.config, self.cache = decoder.model, decoder.config, cache
+        self.suppressed = decoder.logits_processor.suppressed
+        self.normalize = decoder.request.return_logprobs
+        self.source = inputs.encoder_inputs
+        context = decoder.model.config.max_length
+        self.last_position = (cache.max_length if context is None else context) - 1
+        # Advanced in place with every token.
+        self.token_index = torch.ones(1, dtype=torch.long, device=decoder.device)
+        self.input_ids = torch.zeros_like(inputs.input_ids)
+        self.order = torch.zeros_like(inputs.input_ids)
         self.position_ids = torch.zeros_like(inputs.input_ids)
-        self.within = (
+        self.block_position_ids = (
             None if inputs.block_position_ids is None else torch.zeros_like(inputs.input_ids)
         )
-        self.document = torch.zeros_like(inputs.input_ids)
-        # What comes in and what goes out, a column a token.
-        size = len(inputs.input_ids), state.max_length
-        self.chances = torch.zeros(size, dtype=torch.float64, device=writer.device)
-        self.ids = torch.zeros(size, dtype=torch.long, device=writer.device)
-        self.logprobs = torch.zeros(size, device=writer.device)
+        self.document_ids = torch.zeros_like(inputs.input_ids)
+        # Random numbers, and the chosen tokens: one column per token.
+        size = len(inputs.input_ids), cache.max_length
+        self.uniforms = torch.zeros(size, dtype=torch.float64, device=decoder.device)
+        self.ids = torch.zeros(size, dtype=torch.long, device=decoder.device)
+        self.logprobs = torch.zeros(size, device=decoder.device)
+        compiled = decoder.config.compile
         self.run = torch.compile(self.step, dynamic=False) if compiled else self.step
         self.graph: torch.cuda.CUDAGraph | None = None
 
-    def load(self, writer: Decoder, chances: Tensor) -> None:
-        """Stand where a writer stands that has written its first token."""
-        inputs, state = writer.inputs, writer.inputs.cache
-        assert state is not None
-        if state is self.state:
-            state.reset()
+    def load(self, decoder: Decoder, uniforms: Tensor) -> None:
+        """Copy the state of a decoder that has generated its first token."""
+        inputs, cache = decoder.inputs, decoder.inputs.cache
+        assert cache is not None
+        if cache is self.cache:
+            cache.reset()
         else:
-            self.state.copy_from(state)
+            self.cache.copy_from(cache)
         if self.source is not None and inputs.encoder_inputs is not None:
             self.source.attention_mask.document_ids.copy_(
                 inputs.encoder_inputs.attention_mask.document_ids
             )
         self.token_index.fill_(1)
-        self.newest.copy_(inputs.input_ids)
-        self.time.copy_(inputs.attention_mask.key_order)
+        self.input_ids.copy_(inputs.input_ids)
+        self.order.copy_(inputs.attention_mask.key_order)
         self.position_ids.copy_(inputs.position_ids)
-        if self.within is not None and inputs.block_position_ids is not None:
-            self.within.copy_(inputs.block_position_ids)
-        self.chances[:, : chances.shape[1]] = chances
+        if self.block_position_ids is not None and inputs.block_position_ids is not None:
+            self.block_position_ids.copy_(inputs.block_position_ids)
+        self.uniforms[:, : uniforms.shape[1]] = uniforms
 
     def step(self) -> None:
-        """Read, choose and write, for every row."""
-        attention_mask = AttentionMask(self.document, self.time, self.time)
+        """Run the model, choose a token and append it, in every row."""
+        attention_mask = AttentionMask(self.document_ids, self.order, self.order)
         inputs = Inputs(
-            input_ids=self.newest,
+            input_ids=self.input_ids,
             attention_mask=attention_mask,
             position_ids=self.position_ids,
-            block_position_ids=self.within,
+            block_position_ids=self.block_position_ids,
             encoder_inputs=self.source,
-            cache=self.state,
-            key_mask=self.state.append_mask(attention_mask),
+            cache=self.cache,
+            key_mask=self.cache.append_mask(attention_mask),
         )
         logits = self.model.lm_logits(self.model(inputs).hidden[:, -1]).logits().float()
-        chance = self.chances.index_select(1, self.token_index)[:, 0]
-        left = suppress(logits, self.banned) if len(self.banned) else logits
-        ids = sample_ids(left, self.sampling, chance)[:, None]
-        logprobs = token_logprobs(logits, ids, self.weighed)
+        uniform = self.uniforms.index_select(1, self.token_index)[:, 0]
+        processed = suppress(logits, self.suppressed) if len(self.suppressed) else logits
+        ids = sample_ids(processed, self.config, uniform)[:, None]
+        logprobs = token_logprobs(logits, ids, self.normalize)
         self.ids.index_copy_(1, self.token_index, ids)
         self.logprobs.index_copy_(1, self.token_index, logprobs)
-        self.newest.copy_(ids)
-        assert self.state.write_index is not None
-        for counter in (self.state.write_index, self.token_index, self.time):
+        self.input_ids.copy_(ids)
+        assert self.cache.write_index is not None
+        for counter in (self.cache.write_index, self.token_index, self.order):
             counter.add_(1)
-        # A text without room stays at the last place there is, and is not looked at any more.
-        (self.position_ids if self.within is None else self.within).add_(1).clamp_(
-            max=self.last_position
+        # A row beyond its limit stays at the last position; its tokens are not read any more.
+        positions = (
+            self.position_ids if self.block_position_ids is None else self.block_position_ids
         )
+        positions.add_(1).clamp_(max=self.last_position)
 
     def capture(self) -> None:
-        """Record a turn, after it was tried out; `load` undoes what it did."""
-        if self.newest.device.type != "cuda":
+        """Capture a step, after two runs that `load` undoes."""
+        if self.input_ids.device.type != "cuda":
             return
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
@@ -137,84 +133,76 @@ class GraphedDecodeStep:
             self.run()
 
     def __call__(self) -> None:
-        """Take a turn: by the graph, where there is one."""
+        """Run a step, by the graph where there is one."""
         if self.graph is None:
             self.run()
         else:
             self.graph.replay()
 
 
-# The newest turn of each model: batches of one shape are written by one graph.
+# The newest graph of each model: batches of one shape share it.
 _GRAPHS: "WeakKeyDictionary[Any, tuple[Hashable, GraphedDecodeStep]]" = WeakKeyDictionary()
 
 
-def get_graph(
-    writer: Decoder, sampling: Sampling, *, compiled: bool, weighed: bool = True
-) -> GraphedDecodeStep:
-    """Return a captured turn for a writer, which may have served another."""
-    inputs, state = writer.inputs, writer.inputs.cache
-    assert state is not None
+def get_graph(decoder: Decoder) -> GraphedDecodeStep:
+    """Return a captured step for a decoder; it may have been captured for another."""
+    inputs, cache, config = decoder.inputs, decoder.inputs.cache, decoder.config
+    assert cache is not None
     source = None if inputs.encoder_inputs is None else inputs.encoder_inputs.input_ids.shape
-    weights = tuple(weight.data_ptr() for weight in writer.model.parameters())
-    banned = tuple(writer.logits_processor.banned.tolist())
-    finetune_config = (sampling, banned, compiled, weighed)
-    key = (inputs.input_ids.shape, state.max_length, source, finetune_config, weights)
-    known = _GRAPHS.get(writer.model)
+    key = (
+        (inputs.input_ids.shape, cache.max_length, source),
+        (config.sampling, config.compile, decoder.request.return_logprobs),
+        tuple(decoder.logits_processor.suppressed.tolist()),
+        tuple(weight.data_ptr() for weight in decoder.model.parameters()),
+    )
+    known = _GRAPHS.get(decoder.model)
     if known is not None and known[0] == key:
         return known[1]
-    _GRAPHS.pop(writer.model, None)
-    turn = GraphedDecodeStep(writer, sampling, compiled=compiled, weighed=weighed)
-    turn.capture()
-    _GRAPHS[writer.model] = (key, turn)
-    return turn
+    _GRAPHS.pop(decoder.model, None)
+    step = GraphedDecodeStep(decoder)
+    step.capture()
+    _GRAPHS[decoder.model] = (key, step)
+    return step
 
 
 def decode_with_graph(
-    writer: Decoder,
-    request: GenerationRequest,
-    sampling: Sampling,
-    chances: Tensor,
-    live: Sequence[tuple[int, int]],
+    decoder: Decoder, uniforms: Tensor, rows: Sequence[Row]
 ) -> Iterator[list[TokenStep]]:
-    """Go on from the first token of every text, by replaying one captured turn."""
-    tokens = max(writer.max_new_tokens[prompt] for prompt, _ in live)
-    turn = get_graph(writer, sampling, compiled=request.compile, weighed=request.return_logprobs)
-    turn.load(writer, chances)
-    rows = list(range(len(live)))
-    sent: deque[TokenChunk] = deque()
-    ahead, waiting = (TOKENS_IN_FLIGHT, 1) if writer.device.type == "cuda" else (1, 0)
+    """Continue after the first token of every output by one captured step."""
+    tokens = max(decoder.max_new_tokens[prompt] for prompt, _ in rows)
+    step = get_graph(decoder)
+    step.load(decoder, uniforms)
+    active = list(range(len(rows)))
+    chunks: deque[TokenChunk] = deque()
+    ahead, waiting = (TOKENS_IN_FLIGHT, 1) if decoder.device.type == "cuda" else (1, 0)
     for start in range(1, tokens, ahead):
         stop = min(start + ahead, tokens)
         for _ in range(start, stop):
-            turn()
-        sent.append(TokenChunk.of(turn, start, stop))
-        if len(sent) <= waiting:
+            step()
+        chunks.append(TokenChunk.copy_from(step, start, stop))
+        if len(chunks) <= waiting:
             continue
-        rows = yield from _yield_chunk(sent.popleft(), writer, request, live, rows)
-        if not rows:
+        active = yield from _yield_chunk(chunks.popleft(), decoder, rows, active)
+        if not active:
             return
-    while sent and rows:
-        rows = yield from _yield_chunk(sent.popleft(), writer, request, live, rows)
+    while chunks and active:
+        active = yield from _yield_chunk(chunks.popleft(), decoder, rows, active)
 
 
 def _yield_chunk(
-    sent: "TokenChunk",
-    writer: Decoder,
-    request: GenerationRequest,
-    live: Sequence[tuple[int, int]],
-    rows: list[int],
+    chunk: "TokenChunk", decoder: Decoder, rows: Sequence[Row], active: list[int]
 ) -> Generator[list[TokenStep], None, list[int]]:
-    """Hand on what was written, token by token, and return the rows that go on."""
-    for token, (ids, logprobs) in enumerate(sent.columns(), start=sent.start):
-        if not rows:
+    """Yield the steps of a chunk and return the rows that continue."""
+    for token, (ids, logprobs) in enumerate(chunk.columns(), start=chunk.start):
+        if not active:
             return []
-        picked = [live[row] for row in rows]
-        steps = writer.spelled(
-            picked, [ids[row] for row in rows], [logprobs[row] for row in rows], request
+        own = [rows[row] for row in active]
+        steps = decoder.to_steps(
+            own, [ids[row] for row in active], [logprobs[row] for row in active]
         )
         yield steps
-        rows = [rows[i] for i in writer.active_rows(picked, steps, token + 1)]
-    return rows
+        active = [active[i] for i in decoder.active_rows(own, steps, token + 1)]
+    return active
 
 
 @dataclass(frozen=True)
@@ -227,23 +215,23 @@ class TokenChunk:
     event: torch.cuda.Event | None
 
     @classmethod
-    def of(cls, turn: GraphedDecodeStep, start: int, stop: int) -> "TokenChunk":
-        """Send what was written on its way, without waiting for it."""
-        ids, logprobs = (x[:, start:stop] for x in (turn.ids, turn.logprobs))
+    def copy_from(cls, step: GraphedDecodeStep, start: int, stop: int) -> "TokenChunk":
+        """Start copying tokens to the host, without waiting for them."""
+        ids, logprobs = (x[:, start:stop] for x in (step.ids, step.logprobs))
         if ids.device.type != "cuda":
             return cls(start, ids, logprobs, None)
         ids, logprobs = _copy_to_host(ids), _copy_to_host(logprobs)
-        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        ready.record()
-        return cls(start, ids, logprobs, ready)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return cls(start, ids, logprobs, event)
 
     def columns(self) -> Iterator[tuple[list[int], list[float]]]:
-        """Wait for the tokens, and return those of all rows, one after the other."""
+        """Wait for the tokens and return those of all rows, one column after the other."""
         if self.event is not None:
             self.event.synchronize()
         return zip(self.ids.T.tolist(), self.logprobs.T.tolist(), strict=True)
 
 
 def _copy_to_host(x: Tensor) -> Tensor:
-    """Copy to the host without waiting; what is there before an event says so is not to be read."""
+    """Copy to the host without waiting; the copy may be read after an event recorded behind it."""
     return torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)

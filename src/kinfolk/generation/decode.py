@@ -1,20 +1,27 @@
-"""Some texts in the middle of being written: a model, what it carries, and where each text stands.
+"""The decoder: a model, its KV cache and the state of every sequence in a batch.
 
-Whatever the method, a turn is the same: read the scores of the next token, choose, write. Between
-turns rows may be left out, doubled or put in another order.
+Every method repeats the same step: logits of the next token, a choice, append. Between steps rows
+are dropped, repeated or reordered.
 """
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from kinfolk.batch import KVCache
 from kinfolk.errors import UserError
-from kinfolk.generation.inputs import (
-    Blanks,
+from kinfolk.generation.config import GenerationConfig
+from kinfolk.generation.logits_process import (
+    Constraints,
+    LogitsProcessor,
+    TokenHistory,
     TokenLists,
+)
+from kinfolk.generation.prompts import (
+    Blanks,
+    EncodedPrompt,
     check_ids,
     check_prompts,
     device_of,
@@ -22,224 +29,260 @@ from kinfolk.generation.inputs import (
     prefill_inputs,
     select_rows,
     source_inputs,
+    stop_on_strings,
     tokens_left,
 )
-from kinfolk.generation.logits_process import Constraints, LogitsProcessor, TokenHistory
 from kinfolk.nn.language_model import LanguageModel
+from kinfolk.text.tokenizer import Tokenizer
 
-NO_CONSTRAINTS = Constraints()
+Row = tuple[int, int]  # the prompt that a row of the batch continues, and which of its outputs
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationRequest:
-    """What is to be written: texts that go on from prompts."""
+    """A batch of prompts in token ids, and the config of their outputs."""
 
     prompts: TokenLists
-    max_new_tokens: int | Sequence[int]  # at most, for each text; or for those of each prompt
+    config: GenerationConfig = field(default_factory=GenerationConfig)
     eos_ids: Collection[int] = ()
-    num_return_sequences: int = 1  # texts for each prompt
-    constraints: Constraints = NO_CONSTRAINTS
-    compile: bool = False  # half a minute at first, and quicker from then on
-    seed: int = 0
-    first: int = 0  # the number of the first prompt: chance depends on a text's number
-    sample_ids: Sequence[int] | None = None  # those of all, where one does not follow on the other
-    encoder_ids: TokenLists | None = None  # what an encoder reads, one for each prompt
-    blanks: Sequence[Blanks] | None = None  # what each prompt ends with, where one fills them
-    context: int | None = None  # where it is to be less than the model's own
-    should_stop: Callable[[Sequence[int]], bool] | None = (
-        None  # says of what was written: it is enough
-    )
-    return_logprobs: bool = (
-        True  # each token's log p is wanted; else it may be a score, which is quicker
-    )
+    constraints: Constraints = field(default_factory=Constraints)
+    encoder_ids: TokenLists | None = None  # what an encoder reads, for each prompt
+    blanks: Sequence[Blanks] | None = None  # the blanks at the end of each prompt (GLM)
+    # The index of each prompt, on which its random numbers depend; else its place in the batch.
+    prompt_indices: Sequence[int] | None = None
+    max_new_tokens: Sequence[int] | None = None  # for each prompt, instead of the config's
+    should_stop: Callable[[Sequence[int]], bool] | None = None  # asked about the generated ids
+    return_logprobs: bool = True  # log-probabilities; else logits, which are faster
+
+    @classmethod
+    def from_prompts(
+        cls,
+        prompts: Sequence[EncodedPrompt],
+        config: GenerationConfig,
+        tokenizer: Tokenizer,
+        *,
+        prompt_indices: Sequence[int] | None = None,
+        max_new_tokens: Sequence[int] | None = None,
+        return_logprobs: bool = True,
+    ) -> "GenerationRequest":
+        """Put encoded prompts to one model together, with the constraints of a config."""
+        first = prompts[0]
+        return cls(
+            prompts=[p.prompt for p in prompts],
+            config=config,
+            eos_ids=first.eos_ids,
+            constraints=Constraints.from_config(config, tokenizer, first.suppress_ids),
+            encoder_ids=None if first.source is None else [p.source or [] for p in prompts],
+            blanks=None if first.blanks is None else [p.blanks or [] for p in prompts],
+            should_stop=stop_on_strings(tokenizer, config.stop_strings),
+            prompt_indices=prompt_indices,
+            max_new_tokens=max_new_tokens,
+            return_logprobs=return_logprobs,
+        )
 
     def check(self, model: LanguageModel) -> None:
-        """Complain about what cannot be written."""
-        if self.num_return_sequences < 1:
-            raise UserError(
-                f"{self.num_return_sequences} texts are nothing to write: ask for 1 or more"
-            )
+        """Refuse what the model cannot generate."""
         check_prompts(model, self.prompts, "prompt")
         check_sources(model, self.prompts, self.encoder_ids)
         check_blanks(model, self.prompts, self.blanks)
         for text in (self.constraints.forced_prefix, *(self.constraints.allowed_ids or ())):
-            check_ids(model, text, "text that is to be said")
-        check_ids(model, sorted(self.eos_ids), "list of ends")
+            check_ids(model, text, "prefix or allowed text")
+        check_ids(model, sorted(self.eos_ids), "list of end-of-text tokens")
 
-    def number(self, prompt: int) -> int:
-        """Return the number of a prompt."""
-        return self.first + prompt if self.sample_ids is None else self.sample_ids[prompt]
+    @property
+    def indices(self) -> Sequence[int]:
+        """The index of each prompt."""
+        return range(len(self.prompts)) if self.prompt_indices is None else self.prompt_indices
 
+    @property
     def limits(self) -> Sequence[int]:
-        """Return how many tokens the texts of each prompt may have."""
-        if isinstance(self.max_new_tokens, int):
-            return [self.max_new_tokens] * len(self.prompts)
+        """The maximum number of tokens after each prompt."""
+        if self.max_new_tokens is None:
+            return [self.config.max_new_tokens] * len(self.prompts)
         if len(self.max_new_tokens) != len(self.prompts):
             raise UserError(
-                f"{len(self.prompts)} prompts came with {len(self.max_new_tokens)} numbers of "
-                "tokens: "
-                "give one for each, or one for all"
+                f"got {len(self.prompts)} prompts and {len(self.max_new_tokens)} values of "
+                "max_new_tokens: pass one for each, or one for all"
             )
         return self.max_new_tokens
 
     @property
     def has_stop_rule(self) -> bool:
-        """Say whether a text may be finished without a token that ends it."""
+        """Whether an output may be complete without an end-of-text token."""
         return self.should_stop is not None or (
             self.constraints.trie is not None and not self.eos_ids
         )
 
-    def is_stopped(self, written: Sequence[int]) -> bool:
-        """Say whether a text is finished as it is."""
-        closed = not self.eos_ids and self.constraints.is_complete(written)
-        return closed or (self.should_stop is not None and self.should_stop(written))
+    def is_stopped(self, generated: Sequence[int]) -> bool:
+        """Tell whether an output is complete as it is."""
+        complete = not self.eos_ids and self.constraints.is_complete(generated)
+        return complete or (self.should_stop is not None and self.should_stop(generated))
 
 
 @dataclass(frozen=True)
 class TokenStep:
-    """One token of one text."""
+    """One token of one output."""
 
-    sequence: int  # which of the texts goes on: those of the first prompt come first
+    sequence: int  # index of the output: those of the first prompt come first
     id: int
-    logprob: float  # as the model says, before anything is left out or tempered
-    is_eos: bool  # the id ends the text and is no part of it
-    stopped: bool = False  # it is the text's last for another reason than a lack of room
+    logprob: float  # of the model, before constraints, temperature and filters
+    is_eos: bool  # the id ends the output and is no part of it
+    stopped: bool = False  # the output is complete with this token
 
 
 @dataclass(frozen=True)
 class GeneratedSequence:
-    """What was written after a prompt, without the token that ended it."""
+    """The output for a prompt, without the end-of-text token."""
 
     ids: list[int]
     logprobs: list[float]
-    finished: bool  # by itself: not because the tokens or the context ran out
-    score: float = 0.0  # what the method thinks of it, where it compares texts (beams)
+    finished: bool  # complete, not cut at the maximum number of tokens or the context
+    score: float = 0.0  # of beam search
 
 
 class Decoder:
-    """A model that writes some texts, a token of each at a time."""
+    """A model in the middle of a request: inputs, cache and history of every row."""
 
     def __init__(self, model: LanguageModel, request: GenerationRequest) -> None:
         if model.decoding is None:
-            raise UserError(
-                "this model only reads: it cannot go on with a text, but it can fill [MASK]"
-            )
-        self.model = model
+            raise UserError("encoder models cannot generate text: use fill with [MASK]")
+        self.model, self.request, self.config = model, request, request.config
         lengths = list(map(len, request.prompts))
         self.max_new_tokens = [
-            tokens_left(model, length, tokens, request.context)
-            for length, tokens in zip(lengths, request.limits(), strict=True)
+            tokens_left(model, length, limit)
+            for length, limit in zip(lengths, request.limits, strict=True)
         ]
         request.check(model)
         request.constraints.check(request.eos_ids, min(self.max_new_tokens))
         self.device = device_of(model)
         source = None if request.encoder_ids is None else source_inputs(request.encoder_ids)
-        asks = model.decoding == "two-stream"
-        slots = max(lengths) + max(self.max_new_tokens) + asks
-        if self.device.type == "cuda":  # few sizes, so that captured graphs are met again
+        two_stream = model.decoding == "two-stream"
+        slots = max(lengths) + max(self.max_new_tokens) + two_stream
+        if self.device.type == "cuda":  # few sizes, so that captured graphs can be used again
             slots = -(-slots // 64) * 64
-        state = KVCache(slots)
-        opened = prefill_inputs(request.prompts, source, state, request.blanks, asks=asks)
-        self.inputs = opened.to(self.device)
-        self.said = TokenHistory(request.prompts, max(self.max_new_tokens), self.device)
-        self.hidden: Tensor | None = None  # (rows, tokens just read, width)
+        inputs = prefill_inputs(
+            request.prompts, source, KVCache(slots), request.blanks, two_stream=two_stream
+        )
+        self.inputs = inputs.to(self.device)
+        self.history = TokenHistory(request.prompts, max(self.max_new_tokens), self.device)
+        self.hidden: Tensor | None = None  # (rows, tokens just read, hidden size)
         self.logits_processor = LogitsProcessor(
-            request.constraints, request.eos_ids, model.config.vocab_size, self.device
+            request.config,
+            request.constraints,
+            request.eos_ids,
+            model.config.vocab_size,
+            self.device,
         )
 
     def next_logits(self) -> Tensor:
-        """Run the model on what it has not read yet, and score what comes next."""
+        """Run the model on the newest tokens and return the logits of the next: (rows, vocab)."""
         output = self.model(self.inputs.append_to_cache())
         self.hidden = output.hidden
         return self.model.lm_logits(output.hidden[:, -1]).logits().float()
 
     def append(self, ids: Tensor) -> None:
-        """Go on with a token in every row."""
-        self.said.add(ids)
+        """Append a token to every row."""
+        self.history.append(ids)
         self.inputs = next_inputs(self.inputs, ids)
 
-    def repeat_rows(self, scores: Tensor, copies: int) -> Tensor:
-        """Make some copies of every row, side by side, and of its scores."""
+    def repeat_rows(self, logits: Tensor, copies: int) -> Tensor:
+        """Repeat every row, copies side by side; return the logits repeated likewise."""
         if copies == 1:
-            return scores
-        self.select_rows([row for row in range(len(scores)) for _ in range(copies)])
-        return scores.repeat_interleave(copies, dim=0)
+            return logits
+        self.select_rows([row for row in range(len(logits)) for _ in range(copies)])
+        return logits.repeat_interleave(copies, dim=0)
 
     def select_rows(self, rows: Sequence[int]) -> None:
-        """Keep these rows, in this order; a row may be there more than once."""
+        """Keep these rows, in this order; a row may occur more than once."""
         if list(rows) == list(range(len(self.inputs.input_ids))):
             return
-        chosen = torch.tensor(rows, device=self.device)
-        self.inputs = select_rows(self.inputs, chosen)
-        self.said.keep(chosen)
+        index = torch.tensor(rows, device=self.device)
+        self.inputs = select_rows(self.inputs, index)
+        self.history.select_rows(index)
 
     def to_steps(
-        self,
-        live: Sequence[tuple[int, int]],
-        ids: Tensor,
-        logprobs: Tensor,
-        request: GenerationRequest,
+        self, rows: Sequence[Row], ids: Sequence[int], logprobs: Sequence[float]
     ) -> list[TokenStep]:
-        """Say what each row, a copy of a text of a prompt, has just written."""
-        return self.spelled(live, ids.tolist(), logprobs.tolist(), request)
-
-    def spelled(
-        self,
-        live: Sequence[tuple[int, int]],
-        ids: Sequence[int],
-        logprobs: Sequence[float],
-        request: GenerationRequest,
-    ) -> list[TokenStep]:
-        """Say the same of numbers that are on the host already."""
+        """Return the newest token of each row as a step."""
         check_finite(logprobs)
-        written = self.said.written.tolist() if request.has_stop_rule else [()] * len(live)
+        request = self.request
+        stops = request.has_stop_rule
+        generated = self.history.generated.tolist() if stops else [()] * len(rows)
         return [
             TokenStep(
-                prompt * request.num_return_sequences + copy,
+                prompt * self.config.num_return_sequences + copy,
                 id,
                 logprob,
                 id in request.eos_ids,
-                request.has_stop_rule and request.is_stopped(text),
+                stops and request.is_stopped(own),
             )
-            for (prompt, copy), id, logprob, text in zip(live, ids, logprobs, written, strict=True)
+            for (prompt, copy), id, logprob, own in zip(rows, ids, logprobs, generated, strict=True)
         ]
 
     def active_rows(
-        self, live: Sequence[tuple[int, int]], steps: Sequence[TokenStep], tokens: int
+        self, rows: Sequence[Row], steps: Sequence[TokenStep], tokens: int
     ) -> list[int]:
-        """Return the rows that go on after so many tokens."""
+        """Return the indices of the rows that continue after so many tokens."""
         return [
-            row
-            for row, ((prompt, _), step) in enumerate(zip(live, steps, strict=True))
+            index
+            for index, ((prompt, _), step) in enumerate(zip(rows, steps, strict=True))
             if not (step.is_eos or step.stopped) and tokens < self.max_new_tokens[prompt]
         ]
 
 
-def token_logprobs(logits: Tensor, ids: Tensor, weighed: bool) -> Tensor:
-    """Return log p of the chosen ids, (rows, 1); where nobody asks for it, their scores as such."""
-    scores = logits.gather(1, ids)
-    return scores - logits.logsumexp(-1, keepdim=True) if weighed else scores
+def token_logprobs(logits: Tensor, ids: Tensor, normalize: bool) -> Tensor:
+    """Return the log-probabilities of ids, or their logits where those are enough: (rows, 1)."""
+    chosen = logits.gather(1, ids)
+    return chosen - logits.logsumexp(-1, keepdim=True) if normalize else chosen
+
+
+def collect_sequences(steps: Iterable[list[TokenStep]], count: int) -> list[GeneratedSequence]:
+    """Put the steps of each output together."""
+    sequences: list[list[TokenStep]] = [[] for _ in range(count)]
+    for batch in steps:
+        for step in batch:
+            sequences[step.sequence].append(step)
+    return [
+        GeneratedSequence(
+            [step.id for step in own if not step.is_eos],
+            [step.logprob for step in own if not step.is_eos],
+            bool(own) and (own[-1].is_eos or own[-1].stopped),
+        )
+        for own in sequences
+    ]
+
+
+def steps_of(index: int, output: GeneratedSequence, request: GenerationRequest) -> list[TokenStep]:
+    """Return a complete output (of beam search) as the steps that generate it."""
+    steps = [
+        TokenStep(index, id, logprob, is_eos=False)
+        for id, logprob in zip(output.ids, output.logprobs, strict=True)
+    ]
+    if steps and request.has_stop_rule and request.is_stopped(output.ids):
+        steps[-1] = replace(steps[-1], stopped=True)
+    elif output.finished:
+        steps.append(TokenStep(index, next(iter(request.eos_ids)), 0.0, is_eos=True))
+    return steps
 
 
 def check_finite(values: Sequence[float]) -> None:
-    """Complain about scores that are not numbers."""
+    """Refuse scores that are NaN."""
     if any(value != value for value in values):
         raise UserError(
-            "the model's scores are not numbers: its weights hold NaN or infinity, "
-            "so take an earlier checkpoint"
+            "the logits are NaN: the weights contain NaN or infinity; use an earlier checkpoint"
         )
 
 
 def check_sources(model: LanguageModel, prompts: TokenLists, sources: TokenLists | None) -> None:
-    """Complain unless a model with an encoder has a source a prompt, and any other has none."""
+    """Require one source for each prompt of an encoder-decoder, and none for other models."""
     if model.decoding != "encoder-decoder":
         if sources is not None:
-            raise UserError("this model has no encoder to read sources: put them in the prompts")
+            raise UserError("sources are only for encoder-decoder models: use the prompts alone")
         return
     if sources is None or len(sources) != len(prompts):
         raise UserError(
-            f"{len(prompts)} prompts came with {len(sources or ())} sources: a model with an "
-            "encoder writes about one source for each prompt"
+            f"got {len(prompts)} prompts and {len(sources or ())} sources: an encoder-decoder "
+            "needs one source for each prompt"
         )
     check_prompts(model, sources, "source")
 
@@ -247,13 +290,13 @@ def check_sources(model: LanguageModel, prompts: TokenLists, sources: TokenLists
 def check_blanks(
     model: LanguageModel, prompts: TokenLists, blanks: Sequence[Blanks] | None
 ) -> None:
-    """Complain unless a model that fills blanks has some in each prompt, and any other has none."""
+    """Require blanks in each prompt of an infilling model, and none for other models."""
     if model.decoding != "infilling":
         if blanks is not None:
-            raise UserError("this model knows no blanks: give it the prompts alone")
+            raise UserError("blank infilling is not supported by this model: use the prompts alone")
         return
     if blanks is None or len(blanks) != len(prompts) or not all(blanks):
         raise UserError(
-            f"{len(prompts)} prompts came with blanks for {len(list(filter(None, blanks or ())))}: "
-            "a model that fills blanks writes into the last of each prompt"
+            f"got {len(prompts)} prompts and blanks for {len(list(filter(None, blanks or ())))}: "
+            "an infilling model generates into the last blank of each prompt"
         )

@@ -1,4 +1,4 @@
-"""Fill blanks in a text: masked tokens, T5's sentinels, GLM's blanks."""
+"""Fill [MASK] in a text: tokens of an encoder, sentinels of T5, blanks of GLM."""
 
 import re
 from collections.abc import Collection, Iterable, Sequence
@@ -10,20 +10,69 @@ from torch import Tensor
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
+from kinfolk.generation.config import GenerationConfig
 from kinfolk.generation.decode import GenerationRequest
-from kinfolk.generation.inputs import (
+from kinfolk.generation.generate import generate_sequences
+from kinfolk.generation.logits_process import Constraints, LogitsProcessor, suppress
+from kinfolk.generation.prompts import (
     check_prompts,
+    decode_after,
     device_of,
     eval_mode,
+    non_text_ids,
     source_inputs,
     tokens_left,
 )
-from kinfolk.generation.logits_process import Constraints, LogitsProcessor, suppress
-from kinfolk.generation.methods import DecodingMethod, generate
-from kinfolk.generation.prompts import decode_after, non_text_ids
-from kinfolk.generation.sampling import GREEDY
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.text.tokenizer import GLMTokens, Tokenizer, glm_tokens
+
+MASK = "[MASK]"  # in every text, whatever the tokenizer calls it
+MASK_PATTERN = re.compile(r"\[[sg]?MASK\]")  # GLM: a few words, a sentence, the rest of the text
+NO_MASK = f"the text contains no {MASK}: put it where words are missing"
+FILL_CONFIG = GenerationConfig(do_sample=False, max_new_tokens=128)  # tokens of all spans together
+
+# These decode with a space between any two words, so that a leading space means nothing.
+ALWAYS_SPACED_KINDS = ("wordpiece", "word", "word-bpe")
+
+
+@dataclass(frozen=True)
+class MaskFill:
+    """What fills a mask, and the best candidates with their probabilities."""
+
+    text: str
+    candidates: list[tuple[str, float]]  # best first; none where the model generates a span
+
+
+@dataclass(frozen=True)
+class FillResult:
+    """The text with its masks filled, and what fills each."""
+
+    text: str
+    masks: list[MaskFill]
+
+
+def fill_text(
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    text: str,
+    config: GenerationConfig = FILL_CONFIG,
+    *,
+    candidates: int = 5,
+) -> FillResult:
+    """Fill every [MASK] of a text: "It was [MASK]." may give "It was good.".
+
+    Encoders predict one token for each mask and return candidates; the others generate spans by
+    the config. GLM also has [sMASK] for a sentence and [gMASK] for the rest of the text.
+    """
+    if tokenizer.special_tokens.mask is not None:
+        text = text.replace(mask_token(tokenizer), MASK)
+    if model.decoding == "infilling":
+        return _fill_blanks(model, tokenizer, text, config)
+    if MASK not in text:
+        raise UserError(NO_MASK)
+    if model.decoding == "encoder-decoder":
+        return _fill_spans(model, tokenizer, text, config)
+    return _fill_tokens(model, tokenizer, text, candidates)
 
 
 @torch.inference_mode()
@@ -32,44 +81,45 @@ def fill_masks(
     ids: Sequence[int],
     mask: int,
     *,
-    top: int = 5,
-    banned: Collection[int] = (),
+    candidates: int = 5,
+    suppress_ids: Collection[int] = (),
 ) -> list[list[tuple[int, float]]]:
-    """Return the best ids at each mask, with the probabilities the model gives them."""
+    """Return the best ids for each mask, with the probabilities the model gives them."""
     if mask not in ids:
-        raise UserError(f"there is nothing to fill: the text holds no mask (id {mask})")
-    if top < 1:
-        raise UserError(f"top {top} leaves no token to choose: use 1 or more")
+        raise UserError(f"the text contains no mask (id {mask})")
+    if candidates < 1:
+        raise UserError(f"candidates={candidates}: it must be at least 1")
     check_prompts(model, [ids], "text")
-    if model.architecture != "encoder":  # it has learned to see only the past of a token
-        raise UserError("this model writes from left to right: it can go on with a text, not fill")
+    if model.architecture != "encoder":  # a decoder does not see the tokens behind a mask
+        raise UserError("decoder models cannot fill masks: use generate")
     inputs = source_inputs([ids]).to(device_of(model))
     with eval_mode(model):
-        hole = inputs.input_ids == mask
-        if model.decoding == "two-stream":  # nobody sees a hole, and each is asked for
-            inputs = _query_inputs(inputs, hole)
+        is_mask = inputs.input_ids == mask
+        if model.decoding == "two-stream":  # XLNet: masks are hidden, and each is predicted
+            inputs = _query_inputs(inputs, is_mask)
         output = model.forward_lm(inputs)
-        hidden = output.hidden[hole] if inputs.target_positions is None else output.hidden[0]
+        hidden = output.hidden[is_mask] if inputs.target_positions is None else output.hidden[0]
         logits = model.lm_logits(hidden).logits().float()
-    unsaid = LogitsProcessor(
-        Constraints(suppress_ids=banned), (), logits.shape[1], logits.device
-    ).banned
-    shares = logits.softmax(-1)
-    best = suppress(logits, unsaid).topk(min(top, logits.shape[1] - len(unsaid))).indices
-    found = zip(best.tolist(), shares.gather(1, best).tolist(), strict=True)
-    return [list(zip(choices, share, strict=True)) for choices, share in found]
+    vocab_size = logits.shape[1]
+    suppressed = LogitsProcessor(
+        FILL_CONFIG, Constraints(suppress_ids=suppress_ids), (), vocab_size, logits.device
+    ).suppressed
+    probs = logits.softmax(-1)
+    best = suppress(logits, suppressed).topk(min(candidates, vocab_size - len(suppressed))).indices
+    rows = zip(best.tolist(), probs.gather(1, best).tolist(), strict=True)
+    return [list(zip(*row, strict=True)) for row in rows]
 
 
-def _query_inputs(inputs: Inputs, hole: Tensor) -> Inputs:
-    """Ask for the holes of one text, each from all that is no hole."""
-    time = hole.to(inputs.attention_mask.key_order.dtype)
-    segments = torch.zeros_like(inputs.input_ids)
-    segments[:, -1] = 2  # the closing [CLS] is of neither text
+def _query_inputs(inputs: Inputs, is_mask: Tensor) -> Inputs:
+    """Predict the masks of one text, each from all tokens that are no mask."""
+    order = is_mask.to(inputs.attention_mask.key_order.dtype)
+    token_type_ids = torch.zeros_like(inputs.input_ids)
+    token_type_ids[:, -1] = 2  # XLNet's type of the closing [CLS]
     return replace(
         inputs,
-        attention_mask=AttentionMask(inputs.attention_mask.document_ids, time, time),
-        token_type_ids=segments,
-        target_positions=hole.nonzero()[None, :, 1],
+        attention_mask=AttentionMask(inputs.attention_mask.document_ids, order, order),
+        token_type_ids=token_type_ids,
+        target_positions=is_mask.nonzero()[None, :, 1],
     )
 
 
@@ -77,183 +127,124 @@ def fill_sentinels(
     model: LanguageModel,
     source: Sequence[int],
     *,
-    sentinels: Sequence[int],  # all there are, in their order
-    start: int,  # what the decoder starts with
+    sentinels: Sequence[int],  # all of the tokenizer's, in order
+    start: int,  # the first id of the decoder
     eos: int,
-    tokens: int = 128,  # for all holes together
-    method: DecodingMethod = GREEDY,
-    seed: int = 0,
-    banned: Collection[int] = (),
+    config: GenerationConfig = FILL_CONFIG,
+    suppress_ids: Collection[int] = (),
 ) -> list[list[int]]:
-    """Return what the model writes for each sentinel in the source; nothing where it skips one."""
-    holes = [id for id in sentinels if id in source]
-    if not holes:
-        raise UserError("there is nothing to fill: the source holds no sentinel")
-    # As T5's own targets do, a model may close with the sentinel after the last hole.
-    after = sentinels[sentinels.index(holes[-1]) + 1 :][:1]
+    """Return the span generated for each sentinel of the source; empty where one is skipped."""
+    present = [id for id in sentinels if id in source]
+    if not present:
+        raise UserError("the source contains no sentinel")
+    # As in T5's own targets, the sentinel after the last may end the output.
+    after = sentinels[sentinels.index(present[-1]) + 1 :][:1]
     request = GenerationRequest(
         prompts=[[start]],
-        max_new_tokens=tokens,
+        config=config,
         eos_ids={eos, *after},
-        seed=seed,
         encoder_ids=[source],
-        constraints=Constraints(suppress_ids=banned),
+        constraints=Constraints(suppress_ids=suppress_ids),
     )
-    (written,) = generate(model, request, method)
-    return split_at_sentinels(written.ids, holes, sentinels)
+    (output,) = generate_sequences(model, request)
+    return split_at_sentinels(output.ids, present, sentinels)
 
 
 def fill_blanks(
     model: LanguageModel,
     ids: Sequence[int],
-    marks: GLMTokens,
+    glm: GLMTokens,
     *,
-    tokens: int = 128,  # for all blanks together
-    method: DecodingMethod = GREEDY,
-    seed: int = 0,
-    banned: Collection[int] = (),
+    config: GenerationConfig = FILL_CONFIG,
+    suppress_ids: Collection[int] = (),
 ) -> list[list[int]]:
-    """Return what the model writes for each mask, one after the other, seeing those before."""
-    indices = [place for place, id in enumerate(ids) if id in marks.masks]
-    if not indices:
-        raise UserError("there is nothing to fill: the text holds no mask")
+    """Return the span generated for each mask, in order; later ones see those before."""
+    positions = [position for position, id in enumerate(ids) if id in glm.masks]
+    if not positions:
+        raise UserError("the text contains no mask")
     check_prompts(model, [ids], "text")
-    left = tokens_left(model, len(ids) + len(indices), tokens, None)
+    left = tokens_left(model, len(ids) + len(positions), config.max_new_tokens)
     prompt, blanks, spans = list(ids), list[tuple[int, int]](), list[list[int]]()
-    for number, place in enumerate(indices):
-        share = left // (len(indices) - number)
-        if share < 1:
-            raise UserError(f"{left} tokens are too few for {len(indices)} blanks: allow for more")
+    for index, position in enumerate(positions):
+        limit = left // (len(positions) - index)
+        if limit < 1:
+            raise UserError(
+                f"{left} tokens are too few for {len(positions)} blanks: raise max_new_tokens"
+            )
         request = GenerationRequest(
-            prompts=[[*prompt, marks.start]],
-            max_new_tokens=share,
-            eos_ids={marks.end},
-            seed=seed,
-            first=number,
-            blanks=[[*blanks, (place, 1)]],
-            constraints=Constraints(suppress_ids=banned),
+            prompts=[[*prompt, glm.start]],
+            config=config,
+            max_new_tokens=[limit],
+            eos_ids={glm.end},
+            prompt_indices=[index],
+            blanks=[[*blanks, (position, 1)]],
+            constraints=Constraints(suppress_ids=suppress_ids),
         )
-        (written,) = generate(model, request, method)
-        spans.append(written.ids)
-        prompt += [marks.start, *written.ids]
-        blanks.append((place, len(written.ids) + 1))
-        left -= len(written.ids)
+        (output,) = generate_sequences(model, request)
+        spans.append(output.ids)
+        prompt += [glm.start, *output.ids]
+        blanks.append((position, len(output.ids) + 1))
+        left -= len(output.ids)
     return spans
 
 
 def split_at_sentinels(
-    ids: Sequence[int], holes: Sequence[int], sentinels: Collection[int]
+    ids: Sequence[int], present: Sequence[int], sentinels: Collection[int]
 ) -> list[list[int]]:
-    """Split what was written at the holes' sentinels; one that is out of order ends a hole."""
-    parts: list[list[int]] = [[] for _ in holes]
-    reached, hole = -1, None
+    """Split an output at the sentinels of its source; one out of order only ends a span."""
+    spans: list[list[int]] = [[] for _ in present]
+    reached, span = -1, None
     for id in ids:
         if id in sentinels:
-            number = holes.index(id) if id in holes else -1
-            hole = number if number > reached else None
-            reached = max(reached, number)
-        elif hole is not None:
-            parts[hole].append(id)
-    return parts
+            index = present.index(id) if id in present else -1
+            span = index if index > reached else None
+            reached = max(reached, index)
+        elif span is not None:
+            spans[span].append(id)
+    return spans
 
 
-MASK = "[MASK]"  # in every text, whatever the tokenizer calls it
-MASK_PATTERN = re.compile(r"\[[sg]?MASK\]")  # for a few words, a sentence, or all the rest (GLM)
-
-# These put a space between any two words when they decode, so that their spaces say nothing.
-ALWAYS_SPACED_KINDS = ("wordpiece", "word", "word-bpe")
-
-
-@dataclass(frozen=True)
-class MaskFill:
-    """What a hole was filled with, and the best choices for it with their probabilities."""
-
-    text: str
-    candidates: list[tuple[str, float]]  # best first; none where the model wrote a span
-
-
-@dataclass(frozen=True)
-class FillResult:
-    """A text without holes, and what stands in each."""
-
-    text: str
-    masks: list[MaskFill]
-
-
-def fill(
-    model: LanguageModel,
-    tokenizer: Tokenizer,
-    text: str,
-    *,
-    top: int = 5,  # choices for each hole, of encoders
-    tokens: int = 128,  # for all holes together, of those who write; and so are the next two
-    method: DecodingMethod = GREEDY,
-    seed: int = 0,
+def _fill_tokens(
+    model: LanguageModel, tokenizer: Tokenizer, text: str, candidates: int
 ) -> FillResult:
-    """Fill every [MASK] of a text: "It was [MASK]." may give "It was good.".
-
-    Who fills blanks also knows [sMASK], for a sentence, and [gMASK], for all the rest.
-    """
-    text = (
-        text if tokenizer.special_tokens.mask is None else text.replace(mask_token(tokenizer), MASK)
-    )
-    if model.decoding == "infilling":
-        return _fill_blanks(model, tokenizer, text, tokens=tokens, method=method, seed=seed)
-    if MASK not in text:
-        raise UserError(f"there is nothing to fill: put {MASK} in the text where a word is missing")
-    if model.decoding == "encoder-decoder":
-        return _fill_spans(model, tokenizer, text, tokens=tokens, method=method, seed=seed)
-    return _fill_tokens(model, tokenizer, text, top=top)
-
-
-def _fill_tokens(model: LanguageModel, tokenizer: Tokenizer, text: str, *, top: int) -> FillResult:
-    """Put the best token into each hole."""
+    """Put the best token into each mask."""
     special_tokens = tokenizer.special_tokens
     if special_tokens.mask is None:
-        raise UserError(
-            "this tokenizer has no mask token: fill with the one the model learned with"
-        )
+        raise UserError("the tokenizer has no mask token: use the one the model was trained with")
     ids = tokenizer.encode(text.replace(MASK, mask_token(tokenizer)), add_special_tokens=False)
-    frame = (*ids, special_tokens.sep, special_tokens.cls)  # XLNet's
+    template = (*ids, special_tokens.sep, special_tokens.cls)  # XLNet's
     if model.decoding != "two-stream":
-        frame = (special_tokens.cls, *ids, special_tokens.sep)
-    ids = [id for id in frame if id is not None]
-    found = fill_masks(
-        model, ids, special_tokens.mask, top=top, banned=non_text_ids(model, tokenizer)
+        template = (special_tokens.cls, *ids, special_tokens.sep)
+    ids = [id for id in template if id is not None]
+    suppress_ids = non_text_ids(model, tokenizer)
+    best = fill_masks(
+        model, ids, special_tokens.mask, candidates=candidates, suppress_ids=suppress_ids
     )
-    at = [place for place, id in enumerate(ids) if id == special_tokens.mask]
-    holes = []
-    for place, choices in zip(at, found, strict=True):
-        # Each choice is spelled as it reads after what stands before it by now.
-        words = [(_decode_fill(tokenizer, ids[:place], [id]), share) for id, share in choices]
-        holes.append(MaskFill(words[0][0], words))
-        ids[place] = choices[0][0]
-    return _insert_fills(text, holes)
+    positions = [position for position, id in enumerate(ids) if id == special_tokens.mask]
+    fills = []
+    for position, choices in zip(positions, best, strict=True):
+        # Each candidate is decoded after the tokens before it, with earlier masks filled.
+        words = [(_decode_fill(tokenizer, ids[:position], [id]), prob) for id, prob in choices]
+        fills.append(MaskFill(words[0][0], words))
+        ids[position] = choices[0][0]
+    return _insert_fills(text, fills)
 
 
 def _fill_spans(
-    model: LanguageModel,
-    tokenizer: Tokenizer,
-    text: str,
-    *,
-    tokens: int,
-    method: DecodingMethod,
-    seed: int,
+    model: LanguageModel, tokenizer: Tokenizer, text: str, config: GenerationConfig
 ) -> FillResult:
-    """Let the decoder write into each hole as many tokens as it likes."""
+    """Put a span generated by an encoder-decoder into each mask."""
     special_tokens, count = tokenizer.special_tokens, text.count(MASK)
     if special_tokens.eos is None:
-        raise UserError("this tokenizer has no end token: fill with the one the model learned with")
+        raise UserError(
+            "the tokenizer has no end-of-text token: use the one the model was trained with"
+        )
     if count > len(special_tokens.sentinels):
         raise UserError(
-            f"the text has {count} holes and the tokenizer {len(special_tokens.sentinels)} "
-            "sentinels: "
-            "fill fewer at a time"
+            f"the text has {count} masks, and the tokenizer has {len(special_tokens.sentinels)} "
+            "sentinel tokens: fill fewer at a time"
         )
-    if written := [id for id in tokenizer.encode(text) if id in special_tokens.sentinels]:
-        raise UserError(
-            f"the text holds {tokenizer.id_to_token(written[0])}: write {MASK} for a hole"
-        )
+    _refuse_sentinels(tokenizer, text)
     source = [*_encode_with_masks(tokenizer, text), special_tokens.eos]
     spans = fill_sentinels(
         model,
@@ -261,90 +252,87 @@ def _fill_spans(
         sentinels=special_tokens.sentinels,
         start=special_tokens.pad,
         eos=special_tokens.eos,
-        tokens=tokens,
-        method=method,
-        seed=seed,
-        banned=non_text_ids(model, tokenizer) - {special_tokens.eos, *special_tokens.sentinels},
+        config=config,
+        suppress_ids=non_text_ids(model, tokenizer)
+        - {special_tokens.eos, *special_tokens.sentinels},
     )
-    holes = []
-    for sentinel, span in zip(special_tokens.sentinels[:count], spans, strict=True):
-        place = source.index(sentinel)
-        holes.append(MaskFill(_decode_fill(tokenizer, source[:place], span), []))
-        source[place : place + 1] = span
-    return _insert_fills(text, holes)
+    positions = [source.index(sentinel) for sentinel in special_tokens.sentinels[:count]]
+    return _fill_positions(tokenizer, text, source, positions, spans)
 
 
 def _fill_blanks(
-    model: LanguageModel,
+    model: LanguageModel, tokenizer: Tokenizer, text: str, config: GenerationConfig
+) -> FillResult:
+    """Put a span generated by GLM into each mask."""
+    names = MASK_PATTERN.findall(text)
+    if not names:
+        raise UserError(NO_MASK)
+    text = MASK_PATTERN.sub(MASK, text)
+    _refuse_sentinels(tokenizer, text)
+    glm = glm_tokens(tokenizer.special_tokens)
+    masks = dict(zip((MASK, "[sMASK]", "[gMASK]"), glm.masks, strict=True))
+    ids = _encode_with_masks(tokenizer, text, [masks[name] for name in names])
+    suppress_ids = non_text_ids(model, tokenizer) - {glm.end}
+    spans = fill_blanks(model, ids, glm, config=config, suppress_ids=suppress_ids)
+    positions = [position for position, id in enumerate(ids) if id in glm.masks]
+    return _fill_positions(tokenizer, text, ids, positions, spans)
+
+
+def _refuse_sentinels(tokenizer: Tokenizer, text: str) -> None:
+    """Refuse a text that contains a sentinel token."""
+    if sentinels := set(tokenizer.encode(text)) & set(tokenizer.special_tokens.sentinels):
+        name = tokenizer.id_to_token(min(sentinels))
+        raise UserError(f"the text contains the special token {name}: use {MASK}")
+
+
+def _fill_positions(
     tokenizer: Tokenizer,
     text: str,
-    *,
-    tokens: int,
-    method: DecodingMethod,
-    seed: int,
+    ids: list[int],
+    positions: Sequence[int],
+    spans: Sequence[Sequence[int]],
 ) -> FillResult:
-    """Let the model write into each blank as many tokens as it likes."""
-    named = MASK_PATTERN.findall(text)
-    if not named:
-        raise UserError(f"there is nothing to fill: put {MASK} in the text where words are missing")
-    text = MASK_PATTERN.sub(MASK, text)
-    if written := [id for id in tokenizer.encode(text) if id in tokenizer.special_tokens.sentinels]:
-        raise UserError(
-            f"the text holds {tokenizer.id_to_token(written[0])}: write {MASK} for a hole"
-        )
-    known = glm_tokens(tokenizer.special_tokens)
-    masks = dict(zip((MASK, "[sMASK]", "[gMASK]"), known.masks, strict=True))
-    ids = _encode_with_masks(tokenizer, text, [masks[name] for name in named])
-    indices = [place for place, id in enumerate(ids) if id in known.masks]
-    spans = fill_blanks(
-        model,
-        ids,
-        known,
-        tokens=tokens,
-        method=method,
-        seed=seed,
-        banned=non_text_ids(model, tokenizer) - {known.end},
-    )
-    holes, grown = list[MaskFill](), 0
-    for place, span in zip(indices, spans, strict=True):
-        place += grown  # the blanks filled by now are longer than their masks
-        holes.append(MaskFill(_decode_fill(tokenizer, ids[:place], span), []))
-        ids[place : place + 1] = span
-        grown += len(span) - 1
-    return _insert_fills(text, holes)
+    """Decode each span after the tokens before it, with earlier masks filled."""
+    fills, shift = list[MaskFill](), 0
+    for position, span in zip(positions, spans, strict=True):
+        position += shift
+        fills.append(MaskFill(_decode_fill(tokenizer, ids[:position], span), []))
+        ids[position : position + 1] = span
+        shift += len(span) - 1
+    return _insert_fills(text, fills)
 
 
 def _encode_with_masks(
     tokenizer: Tokenizer, text: str, masks: Iterable[int] | None = None
 ) -> list[int]:
-    """Return the ids of a text with a mark for each hole: a sentinel, unless told otherwise."""
-    sentinels = iter(tokenizer.special_tokens.sentinels if masks is None else masks)
+    """Return the ids of a text with an id for each mask: a sentinel, unless others are given."""
+    replacements = iter(tokenizer.special_tokens.sentinels if masks is None else masks)
     if tokenizer.special_tokens.mask is None:
         before, *others = text.split(MASK)
-        joined = (f"{tokenizer.id_to_token(next(sentinels))}{other}" for other in others)
+        joined = (f"{tokenizer.id_to_token(next(replacements))}{other}" for other in others)
         return tokenizer.encode("".join([before, *joined]), add_special_tokens=False)
-    # By way of the mask token, which may take the space before it along, as a word would.
+    # By way of the mask token, which may include the space before it, as a word would.
     ids = tokenizer.encode(text.replace(MASK, mask_token(tokenizer)), add_special_tokens=False)
-    return [next(sentinels) if id == tokenizer.special_tokens.mask else id for id in ids]
+    return [next(replacements) if id == tokenizer.special_tokens.mask else id for id in ids]
 
 
-def _insert_fills(text: str, holes: Sequence[MaskFill]) -> FillResult:
-    """Put words into the holes of a text and leave the rest of it as it is."""
-    closed, *others = text.split(MASK)
-    for hole, other in zip(holes, others, strict=True):
-        spaced = not closed or closed[-1].isspace()
-        closed += hole.text.lstrip() if spaced and not hole.text.isspace() else hole.text
-        closed += other
-    return FillResult(closed, list(holes))
+def _insert_fills(text: str, fills: Sequence[MaskFill]) -> FillResult:
+    """Put the fills into the masks of a text and leave the rest of it as it is."""
+    filled, *others = text.split(MASK)
+    for fill, other in zip(fills, others, strict=True):
+        spaced = not filled or filled[-1].isspace()
+        filled += fill.text.lstrip() if spaced and not fill.text.isspace() else fill.text
+        filled += other
+    return FillResult(filled, list(fills))
 
 
 def _decode_fill(tokenizer: Tokenizer, before: Sequence[int], ids: Sequence[int]) -> str:
-    """Return what fills a hole, with a space before it only where the tokens say so."""
+    """Return the text of a fill, with a space before it only where its tokens have one."""
     text = decode_after(tokenizer, before, ids)
     return text.strip() if tokenizer.kind in ALWAYS_SPACED_KINDS else text
 
 
 def mask_token(tokenizer: Tokenizer) -> str:
-    """Return what the tokenizer calls its mask."""
+    """Return the tokenizer's name of its mask."""
     assert tokenizer.special_tokens.mask is not None
     return tokenizer.id_to_token(tokenizer.special_tokens.mask)

@@ -1,123 +1,125 @@
-"""What may be said next, whatever the scores: bans, repetitions, prefixes, and closed lists.
+"""Constraints on the next token: suppressed ids, bad words, repetitions, prefixes, allowed texts.
 
-Rules look at what was said so far, (rows, slots), in which empty slots hold NOTHING. Prompts have
-their padding to the left, so what was written begins at the same slot in every row.
+Histories are (rows, slots), where empty slots hold EMPTY. Prompts are padded to the left, so that
+generated tokens begin at the same slot in every row.
 """
 
-import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import torch
 from torch import Tensor
 
 from kinfolk.errors import UserError
+from kinfolk.generation.config import GenerationConfig
+from kinfolk.text.tokenizer import Tokenizer
 
 NEG_INF = float("-inf")
 EMPTY = -1
-WAY_OUT = "forbid less, or allow for more"
+NO_TOKEN_LEFT = "the constraints exclude every token: relax them, or raise max_new_tokens"
+MAX_SPELLINGS = 32  # token sequences that spell a bad word, the shortest first
+# Kinds of tokenizers whose tokens, joined, are the word itself.
+CONCATENATIVE_KINDS = ("bpe", "byte", "word-bpe", "unigram", "char")
 TokenLists = Sequence[Sequence[int]]
 
 
 class Trie:
-    """Texts by their beginnings: what may come next after what was written."""
+    """Token sequences by their prefixes: which tokens may follow what was generated."""
 
     def __init__(self, texts: Iterable[Sequence[int]]) -> None:
         self.children: dict[int, Trie] = {}
-        self.is_end = False  # a text ends here
+        self.is_end = False  # a sequence ends here
         for text in texts:
             node = self
             for id in text:
                 node = node.children.setdefault(id, Trie(()))
             node.is_end = True
 
-    def walk(self, written: Sequence[int]) -> "Trie":
-        """Follow what was written; nothing follows where it left the texts."""
+    def walk(self, generated: Sequence[int]) -> "Trie":
+        """Follow generated tokens; the node is empty where no sequence begins with them."""
         node = self
-        for id in written:
+        for id in generated:
             node = node.children.get(id) or Trie(())
         return node
 
 
 @dataclass(frozen=True, kw_only=True)
 class Constraints:
-    """What may be said; all of it, unless told otherwise."""
+    """The constraints of a `GenerationConfig` in token ids."""
 
-    suppress_ids: Collection[int] = ()  # tokens that are never said
-    bad_words_ids: TokenLists = ()  # runs of tokens that are never said
-    repetition_penalty: float = (
-        1.0  # scores of what was said are weakened by it (Keskar et al. 2019)
-    )
-    no_repeat_ngram_size: int | None = (
-        None  # no run of so many tokens is said twice (Paulus et al. 2017)
-    )
-    min_new_tokens: int = 0  # tokens before a text may end
-    forced_prefix: Sequence[int] = ()  # what every text starts with
-    allowed_ids: TokenLists | None = None  # after that, one of these and nothing else
+    suppress_ids: Collection[int] = ()  # tokens that are never generated
+    bad_words_ids: TokenLists = ()  # token sequences that are never generated
+    forced_prefix: Sequence[int] = ()  # what every output starts with
+    allowed_ids: TokenLists | None = None  # after the prefix, one of these and nothing else
     trie: Trie | None = field(init=False, default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
-            raise UserError(
-                f"a repetition penalty of {self.repetition_penalty} means nothing: "
-                "1 changes nothing, "
-                "and more makes what was said less likely"
-            )
-        if self.no_repeat_ngram_size is not None and self.no_repeat_ngram_size < 1:
-            raise UserError(
-                f"runs of {self.no_repeat_ngram_size} tokens are nothing to forbid: use 1 or more"
-            )
-        if self.min_new_tokens < 0:
-            raise UserError(
-                f"at least {self.min_new_tokens} tokens is no number of tokens: use 0 or more"
-            )
         if not all(self.bad_words_ids):
-            raise UserError("a word to ban is empty: give it at least one token")
+            raise UserError("a bad word is empty: it must have at least one token")
         if self.allowed_ids is not None:
             if not all(self.allowed_ids) or not self.allowed_ids:
-                raise UserError("an allowed text is empty: give at least one, of a token or more")
+                raise UserError("an allowed text is empty: it must have at least one token")
             object.__setattr__(self, "trie", Trie(self.allowed_ids))
 
-    def check(self, ends: Collection[int], room: int) -> None:
-        """Complain about texts that could not be said whole."""
-        if any(id in ends for id in self.forced_prefix):
-            raise UserError("the text to start with holds a token that ends texts: leave it out")
+    @classmethod
+    def from_config(
+        cls, config: GenerationConfig, tokenizer: Tokenizer, suppress_ids: Collection[int] = ()
+    ) -> "Constraints":
+        """Encode the constraints of a config."""
+        prefix = tokenizer.encode(config.forced_prefix, add_special_tokens=False)
+        allowed = [
+            tokenizer.encode(text, add_special_tokens=False) for text in config.allowed_texts
+        ]
+        needed = len(prefix) + max(map(len, allowed), default=0)
+        if needed > config.max_new_tokens:
+            raise UserError(
+                f"forced_prefix and allowed_texts need {needed} tokens, and max_new_tokens is "
+                f"{config.max_new_tokens}: raise it"
+            )
+        return cls(
+            suppress_ids=suppress_ids,
+            bad_words_ids=[
+                ids for word in config.bad_words for ids in token_spellings(tokenizer, word)
+            ],
+            forced_prefix=prefix,
+            allowed_ids=allowed or None,
+        )
+
+    def check(self, eos_ids: Collection[int], max_new_tokens: int) -> None:
+        """Refuse constraints that no complete output satisfies."""
+        if any(id in eos_ids for id in self.forced_prefix):
+            raise UserError("the forced prefix contains an end-of-text token: remove it")
         for text in self.allowed_ids or ():
-            if any(id in ends for id in text[:-1]):
-                raise UserError("an allowed text holds a token that ends texts: leave it out")
-            if len(self.forced_prefix) + len(text) - (text[-1] in ends) > room:
+            if any(id in eos_ids for id in text[:-1]):
+                raise UserError("an allowed text contains an end-of-text token: remove it")
+            needed = len(self.forced_prefix) + len(text) - (text[-1] in eos_ids)
+            if needed > max_new_tokens:
                 raise UserError(
-                    f"an allowed text of {len(text)} tokens after {len(self.forced_prefix)} others "
-                    "does "
-                    f"not fit the {room} that may be written: write more"
+                    f"a forced prefix of {len(self.forced_prefix)} tokens and an allowed text of "
+                    f"{len(text)} do not fit max_new_tokens={max_new_tokens}: raise it"
                 )
-            if not ends and self.trie is not None and self.trie.walk(text).children:
+            if not eos_ids and self.trie is not None and self.trie.walk(text).children:
                 raise UserError(
-                    "an allowed text is the beginning of another, and no token ends a text: "
-                    "name one that does, or leave one of them out"
+                    "an allowed text is the beginning of another, and there is no end-of-text "
+                    "token: remove one of them"
                 )
 
-    @property
-    def needs_history(self) -> bool:
-        """Say whether what was said matters."""
-        lists = bool(self.bad_words_ids or self.forced_prefix) or self.trie is not None
-        return lists or self.repetition_penalty != 1 or self.no_repeat_ngram_size is not None
-
-    def is_complete(self, written: Sequence[int]) -> bool:
-        """Say whether a text is one of a closed list that no longer one begins with."""
-        if self.trie is None or len(written) < len(self.forced_prefix):
+    def is_complete(self, generated: Sequence[int]) -> bool:
+        """Tell whether the output is an allowed text and not the beginning of another."""
+        if self.trie is None or len(generated) < len(self.forced_prefix):
             return False
-        node = self.trie.walk(written[len(self.forced_prefix) :])
+        node = self.trie.walk(generated[len(self.forced_prefix) :])
         return node.is_end and not node.children
 
 
 class TokenHistory:
-    """The ids of some rows so far: those of the prompt, and those written after it."""
+    """The token ids of some rows so far: those of the prompt, and the generated ones."""
 
-    def __init__(self, prompts: TokenLists, room: int, device: torch.device) -> None:
+    def __init__(self, prompts: TokenLists, max_new_tokens: int, device: torch.device) -> None:
         self.prompt_length = self.length = max(map(len, prompts))
         rows = [[EMPTY] * (self.prompt_length - len(prompt)) + list(prompt) for prompt in prompts]
-        ids = torch.full((len(rows), self.prompt_length + room), EMPTY)
+        ids = torch.full((len(rows), self.prompt_length + max_new_tokens), EMPTY)
         ids[:, : self.prompt_length] = torch.tensor(rows)
         self._ids = ids.to(device)
 
@@ -127,120 +129,170 @@ class TokenHistory:
         return self._ids[:, : self.length]
 
     @property
-    def written(self) -> Tensor:
-        """Those after the prompt: (rows, tokens)."""
+    def generated(self) -> Tensor:
+        """The ids after the prompt: (rows, tokens)."""
         return self._ids[:, self.prompt_length : self.length]
 
-    def add(self, ids: Tensor) -> None:
-        """Remember the token that each row said."""
+    def append(self, ids: Tensor) -> None:
+        """Add the newest token of each row."""
         self._ids[:, self.length] = ids
         self.length += 1
 
-    def keep(self, rows: Tensor) -> None:
+    def select_rows(self, rows: Tensor) -> None:
         """Keep these rows, in this order."""
         self._ids = self._ids[rows]
 
 
 class LogitsProcessor:
-    """Rules made ready for one model: they leave out what is forbidden and weaken what was said."""
+    """Apply the repetition penalty and the constraints to logits."""
 
     def __init__(
-        self, rules: Constraints, ends: Collection[int], vocab: int, device: torch.device
+        self,
+        config: GenerationConfig,
+        constraints: Constraints,
+        eos_ids: Collection[int],
+        vocab_size: int,
+        device: torch.device,
     ) -> None:
-        self.rules = rules
-        banned, ending = (
-            torch.tensor(valid_ids(ids, vocab), dtype=torch.long)
-            for ids in (rules.suppress_ids, ends)
+        self.config, self.constraints = config, constraints
+        suppressed = valid_ids(constraints.suppress_ids, vocab_size)
+        excluded = valid_ids({*suppressed, *eos_ids}, vocab_size)
+        if len(suppressed) == vocab_size:
+            raise UserError(f"all {vocab_size} tokens of the model are suppressed")
+        if config.min_new_tokens and len(excluded) == vocab_size:
+            raise UserError(
+                f"all {vocab_size} tokens of the model are suppressed or end a text, and "
+                f"min_new_tokens is {config.min_new_tokens}"
+            )
+        self.suppressed = torch.tensor(suppressed, dtype=torch.long, device=device)
+        self.eos_ids = torch.tensor(valid_ids(eos_ids, vocab_size), dtype=torch.long, device=device)
+        # Whether the next token is constrained by the tokens before it.
+        self.needs_history = (
+            bool(constraints.bad_words_ids or constraints.forced_prefix)
+            or constraints.trie is not None
+            or config.repetition_penalty != 1
+            or config.no_repeat_ngram_size is not None
         )
-        if len(banned) == vocab:
-            raise UserError(f"all {vocab} tokens of the model are banned: leave it one to say")
-        if rules.min_new_tokens and len(valid_ids({*rules.suppress_ids, *ends}, vocab)) == vocab:
-            raise UserError(f"all {vocab} tokens of the model are banned or end a text: {WAY_OUT}")
-        self.banned, self.ends = banned.to(device), ending.to(device)
 
-    def __call__(self, scores: Tensor, said: TokenHistory) -> Tensor:
-        """Return what is left of the scores, or complain where that is nothing."""
-        left = self.process(scores, said)
-        if self.rules.needs_history and bool((left == NEG_INF).all(1).any()):
-            raise UserError(f"the rules leave nothing to say: {WAY_OUT}")
-        return left
+    def __call__(self, logits: Tensor, history: TokenHistory) -> Tensor:
+        """Return the processed logits; refuse a row in which no token is left."""
+        processed = self.process(logits, history)
+        if self.needs_history and bool((processed == NEG_INF).all(1).any()):
+            raise UserError(NO_TOKEN_LEFT)
+        return processed
 
-    def process(self, scores: Tensor, said: TokenHistory) -> Tensor:
-        """Return what is left of the scores: (rows, vocabulary)."""
-        rules = self.rules
-        if rules.repetition_penalty != 1:
-            scores = apply_repetition_penalty(scores, said.ids, rules.repetition_penalty)
-        if len(self.banned):
-            scores = suppress(scores, self.banned)
-        if said.length - said.prompt_length < rules.min_new_tokens:
-            scores = suppress(scores, self.ends)
-        if not rules.needs_history:
-            return scores
-        if rules.no_repeat_ngram_size is not None:
-            scores = apply_no_repeat_ngram(scores, said.ids, rules.no_repeat_ngram_size)
-        if rules.bad_words_ids:
-            scores = scores.clone()
-            for word in rules.bad_words_ids:
-                apply_bad_word(scores, said.ids, word)
-        if rules.forced_prefix or rules.trie is not None:
-            scores = apply_allowed(scores, rules, said, self.ends)
-        return scores
+    def process(self, logits: Tensor, history: TokenHistory) -> Tensor:
+        """Return the processed logits: (rows, vocabulary)."""
+        config, constraints = self.config, self.constraints
+        if config.repetition_penalty != 1:
+            logits = apply_repetition_penalty(logits, history.ids, config.repetition_penalty)
+        if len(self.suppressed):
+            logits = suppress(logits, self.suppressed)
+        if history.length - history.prompt_length < config.min_new_tokens:
+            logits = suppress(logits, self.eos_ids)
+        if not self.needs_history:
+            return logits
+        if config.no_repeat_ngram_size is not None:
+            logits = apply_no_repeat_ngram(logits, history.ids, config.no_repeat_ngram_size)
+        if constraints.bad_words_ids:
+            logits = logits.clone()
+            for word in constraints.bad_words_ids:
+                apply_bad_word(logits, history.ids, word)
+        if constraints.forced_prefix or constraints.trie is not None:
+            logits = apply_allowed(logits, constraints, history, self.eos_ids)
+        return logits
 
 
-def valid_ids(ids: Collection[int], vocab: int) -> list[int]:
+def valid_ids(ids: Collection[int], vocab_size: int) -> list[int]:
     """Return the ids that a vocabulary has, in order."""
-    return sorted(id for id in set(ids) if 0 <= id < vocab)
+    return sorted(id for id in set(ids) if 0 <= id < vocab_size)
 
 
-def suppress(scores: Tensor, ids: Tensor) -> Tensor:
-    """Leave out these ids."""
-    return scores.index_fill(1, ids, NEG_INF)
+def suppress(logits: Tensor, ids: Tensor) -> Tensor:
+    """Exclude these ids."""
+    return logits.index_fill(1, ids, NEG_INF)
 
 
-def apply_repetition_penalty(scores: Tensor, said: Tensor, penalty: float) -> Tensor:
-    """Divide the scores of what was said, or multiply those below zero (Keskar et al. 2019)."""
-    own = scores.gather(1, said.clamp(min=0))
-    weak = torch.where(own < 0, own * penalty, own / penalty)
-    # An empty slot writes the score of whatever else its row said: nothing changes by it.
-    first = (said >= 0).int().argmax(1, keepdim=True)
-    empty = said == EMPTY
-    at = torch.where(empty, said.gather(1, first), said)
-    return scores.scatter(1, at, torch.where(empty, weak.gather(1, first), weak))
+def apply_repetition_penalty(logits: Tensor, history: Tensor, penalty: float) -> Tensor:
+    """Divide positive logits of tokens so far, multiply negative ones (Keskar et al. 2019)."""
+    own = logits.gather(1, history.clamp(min=0))
+    penalized = torch.where(own < 0, own * penalty, own / penalty)
+    # An empty slot writes the logit of the first token of its row, which changes nothing.
+    first = (history >= 0).int().argmax(1, keepdim=True)
+    empty = history == EMPTY
+    index = torch.where(empty, history.gather(1, first), history)
+    return logits.scatter(1, index, torch.where(empty, penalized.gather(1, first), penalized))
 
 
-def apply_no_repeat_ngram(scores: Tensor, said: Tensor, size: int) -> Tensor:
-    """Leave out what would say a run of `size` tokens for the second time."""
-    if said.shape[1] < size:
-        return scores
-    runs = said.unfold(1, size, 1)  # (rows, places, size)
-    newest = said[:, said.shape[1] - size + 1 :]
-    again = (runs[:, :, :-1] == newest[:, None]).all(2) & (runs[:, :, -1] >= 0)
-    hits = torch.zeros_like(scores, dtype=torch.int32)
-    hits.scatter_add_(1, runs[:, :, -1].clamp(min=0), again.int())
-    return scores.masked_fill(hits > 0, NEG_INF)
+def apply_no_repeat_ngram(logits: Tensor, history: Tensor, size: int) -> Tensor:
+    """Exclude tokens that would complete an n-gram for the second time (Paulus et al. 2017)."""
+    if history.shape[1] < size:
+        return logits
+    ngrams = history.unfold(1, size, 1)  # (rows, positions, size)
+    newest = history[:, history.shape[1] - size + 1 :]
+    repeated = (ngrams[:, :, :-1] == newest[:, None]).all(2) & (ngrams[:, :, -1] >= 0)
+    hits = torch.zeros_like(logits, dtype=torch.int32)
+    hits.scatter_add_(1, ngrams[:, :, -1].clamp(min=0), repeated.int())
+    return logits.masked_fill(hits > 0, NEG_INF)
 
 
-def apply_bad_word(scores: Tensor, said: Tensor, word: Sequence[int]) -> None:
-    """Leave out, in place, the last token of a word where all others of it were just said."""
+def apply_bad_word(logits: Tensor, history: Tensor, word: Sequence[int]) -> None:
+    """Exclude, in place, the last token of a word where the tokens before it are the newest."""
     *others, last = word
-    if not 0 <= last < scores.shape[1] or said.shape[1] < len(others):
+    if not 0 <= last < logits.shape[1] or history.shape[1] < len(others):
         return
-    begun = said[:, said.shape[1] - len(others) :]
-    hit = (begun == torch.tensor(others, device=said.device)).all(1)
-    scores[:, last] = scores[:, last].masked_fill(hit, NEG_INF)
+    newest = history[:, history.shape[1] - len(others) :]
+    hit = (newest == torch.tensor(others, device=history.device)).all(1)
+    logits[:, last] = logits[:, last].masked_fill(hit, NEG_INF)
 
 
-def apply_allowed(scores: Tensor, rules: Constraints, said: TokenHistory, ends: Tensor) -> Tensor:
-    """Leave out all that does not go on with the prefix, or with one of the allowed texts."""
-    open = torch.zeros_like(scores, dtype=torch.bool)
-    for row, written in enumerate(said.written.tolist()):
-        if len(written) < len(rules.forced_prefix):
-            open[row, rules.forced_prefix[len(written)]] = True
-        elif rules.trie is None:
-            open[row] = True
+def apply_allowed(
+    logits: Tensor, constraints: Constraints, history: TokenHistory, eos_ids: Tensor
+) -> Tensor:
+    """Exclude all tokens that do not continue the prefix or one of the allowed texts."""
+    prefix, trie = constraints.forced_prefix, constraints.trie
+    allowed = torch.zeros_like(logits, dtype=torch.bool)
+    for row, generated in enumerate(history.generated.tolist()):
+        if len(generated) < len(prefix):
+            allowed[row, prefix[len(generated)]] = True
+        elif trie is None:
+            allowed[row] = True
         else:
-            node = rules.trie.walk(written[len(rules.forced_prefix) :])
-            open[row, list(node.children)] = True
+            node = trie.walk(generated[len(prefix) :])
+            allowed[row, list(node.children)] = True
             if node.is_end or not node.children:
-                open[row, ends] = True
-    return scores.masked_fill(~open, NEG_INF)
+                allowed[row, eos_ids] = True
+    return logits.masked_fill(~allowed, NEG_INF)
+
+
+def token_spellings(tokenizer: Tokenizer, word: str) -> list[tuple[int, ...]]:
+    """Return the token sequences that spell a word, at the beginning of a text and after a space.
+
+    The tokenizer's own come first. Others follow, for kinds whose tokens can be joined: without
+    them a model would generate " c" and "at" for the bad word "cat".
+    """
+    own = [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in (word, f" {word}")]
+    spellings = dict.fromkeys(own)
+    if tokenizer.kind in CONCATENATIVE_KINDS:
+        for ids in own:
+            spelled = "".join(map(tokenizer.id_to_token, ids))
+            others = islice(segmentations(tokenizer, spelled), MAX_SPELLINGS)
+            spellings.update(dict.fromkeys(others))
+    return list(filter(None, spellings))
+
+
+def segmentations(tokenizer: Tokenizer, spelled: str) -> Iterator[tuple[int, ...]]:
+    """Yield token sequences whose tokens, joined, are a string; the shortest come first."""
+    partial: list[tuple[int, tuple[int, ...]]] = [(0, ())]
+    while partial:
+        longer = []
+        for start, ids in partial:
+            if start == len(spelled):
+                yield ids
+                continue
+            for end in range(start + 1, len(spelled) + 1):
+                id = tokenizer.token_to_id(spelled[start:end])
+                if id is not None:
+                    longer.append((end, (*ids, id)))
+        # Those that cover most of the string will be complete first.
+        partial = sorted(longer, reverse=True)[:MAX_SPELLINGS]

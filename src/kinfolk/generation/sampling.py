@@ -1,104 +1,76 @@
-"""How the next token is chosen from its scores: the best one, or one drawn by chance.
+"""The choice of the next token from its logits: the most likely one, or one drawn at random.
 
-Scores are (rows, vocabulary), and what may not be chosen scores -inf. A draw takes one uniform
-number, a function of the seed, the text and the token: who else is in the batch changes nothing.
+Logits are (rows, vocabulary); a token that is excluded has -inf. A draw uses one uniform number,
+which is a function of the seed, the sequence and the token: the rest of the batch has no influence.
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kinfolk.errors import UserError
+from kinfolk.generation.config import GenerationConfig
 from kinfolk.generation.logits_process import NEG_INF
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """What is left to chance: everything, unless told otherwise."""
-
-    temperature: float = 1.0  # below 1 the likely grow likelier; 0 always takes the best
-    top_k: int | None = None  # choose among so many
-    top_p: float | None = None  # choose among the fewest that hold this share of the probability
-    min_p: float | None = None  # choose among those at least this share as likely as the best
-    typical_p: float | None = None  # choose among those of usual surprise that hold this share
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise UserError(
-                f"temperature {self.temperature} is not a number from 0 up: "
-                "0 takes the best token, 1 draws as the model says"
-            )
-        if self.top_k is not None and self.top_k < 1:
-            raise UserError(f"top_k {self.top_k} leaves no token to choose: use 1 or more")
-        for name in ("top_p", "min_p", "typical_p"):
-            share = getattr(self, name)
-            if share is not None and not 0 < share <= 1:
-                raise UserError(f"{name} {share} is no share: use more than 0 and at most 1")
-
-
-GREEDY = Sampling(temperature=0.0)
-
-
-def sample_ids(logits: Tensor, sampling: Sampling, chance: Tensor) -> Tensor:
-    """Choose an id in each row, by a uniform number for each: (rows,)."""
-    if sampling.temperature == 0:
-        return logits.max(-1).indices  # on a CPU quicker than argmax
-    logits = apply_filters(logits, sampling)
-    # In double precision the last sum is above every chance, so no token of probability 0 is hit.
+def sample_ids(logits: Tensor, config: GenerationConfig, uniform: Tensor) -> Tensor:
+    """Choose a token in each row by a uniform number for each: (rows,)."""
+    if config.is_greedy:
+        return logits.max(-1).indices  # faster than argmax on a CPU
+    logits = apply_filters(logits, config)
+    # In double precision the last sum exceeds every number drawn: no token of probability 0 is hit.
     sums = logits.double().softmax(-1).cumsum(-1)
-    aim = chance.double()[:, None] * sums[:, -1:]
-    return torch.searchsorted(sums, aim, right=True)[:, 0].clamp(max=logits.shape[1] - 1)
+    target = uniform.double()[:, None] * sums[:, -1:]
+    return torch.searchsorted(sums, target, right=True)[:, 0].clamp(max=logits.shape[1] - 1)
 
 
-def apply_filters(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Temper the scores and leave out what is not to be drawn, one filter after the other."""
-    logits = apply_temperature(logits, sampling.temperature)
-    if sampling.top_k is not None:
-        logits = top_k(logits, sampling.top_k)
-    # A share of 1 is all there is, though the sum of many small numbers is not 1 to the last bit.
-    if sampling.top_p is not None and sampling.top_p < 1:
-        logits = top_p(logits, sampling.top_p)
-    if sampling.min_p is not None:
-        logits = min_p(logits, sampling.min_p)
-    if sampling.typical_p is not None and sampling.typical_p < 1:
-        logits = typical(logits, sampling.typical_p)
+def apply_filters(logits: Tensor, config: GenerationConfig) -> Tensor:
+    """Apply temperature, top-k, top-p, min-p and typical sampling, in this order."""
+    logits = apply_temperature(logits, config.temperature)
+    if config.top_k is not None:
+        logits = top_k(logits, config.top_k)
+    # A total of 1 keeps everything, though a sum of many small numbers may miss 1 by rounding.
+    if config.top_p is not None and config.top_p < 1:
+        logits = top_p(logits, config.top_p)
+    if config.min_p is not None:
+        logits = min_p(logits, config.min_p)
+    if config.typical_p is not None and config.typical_p < 1:
+        logits = typical(logits, config.typical_p)
     return logits
 
 
 def apply_temperature(logits: Tensor, temperature: float) -> Tensor:
-    """Divide by a temperature above 0, from the best down, so that a tiny one overflows nothing."""
+    """Divide by a temperature above 0; the maximum is subtracted first, so nothing overflows."""
     return (logits - logits.amax(-1, keepdim=True)) / temperature
 
 
 def top_k(logits: Tensor, k: int) -> Tensor:
-    """Leave out all but the best k (Fan et al. 2018); what ties with the last of them stays."""
+    """Keep the k most likely tokens (Fan et al. 2018) and ties with the last of them."""
     least = logits.topk(min(k, logits.shape[1])).values[:, -1:]
     return logits.masked_fill(logits < least, NEG_INF)
 
 
 def top_p(logits: Tensor, p: float) -> Tensor:
-    """Leave out all but the fewest that together reach probability p (Holtzman et al. 2019)."""
+    """Keep the fewest tokens that together reach probability p (Holtzman et al. 2019)."""
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-    share = ordered.softmax(-1)
-    better = share.cumsum(-1) - share  # how much stands before each: 0 before the best
-    ordered = ordered.masked_fill(better >= p, NEG_INF)
+    probs = ordered.softmax(-1)
+    before = probs.cumsum(-1) - probs  # total probability of more likely tokens
+    ordered = ordered.masked_fill(before >= p, NEG_INF)
     return torch.empty_like(logits).scatter(1, order, ordered)
 
 
 def min_p(logits: Tensor, p: float) -> Tensor:
-    """Leave out what is less than p times as likely as the best (Nguyen et al. 2024)."""
+    """Drop tokens less than p times as likely as the best (Nguyen et al. 2024)."""
     return logits.masked_fill(logits < logits.amax(-1, keepdim=True) + math.log(p), NEG_INF)
 
 
 def typical(logits: Tensor, p: float) -> Tensor:
-    """Leave out all but those of about the expected surprise that reach p (Meister et al. 2022)."""
-    logp = logits.log_softmax(-1)
-    share = logp.exp()
-    expected = -torch.where(share > 0, share * logp, 0.0).sum(-1, keepdim=True)
-    far, order = (expected + logp).abs().sort(dim=-1, stable=True)
-    share = share.gather(1, order)
-    nearer = share.cumsum(-1) - share
-    kept = (nearer < p) & far.isfinite()
+    """Keep the tokens of closest to expected surprisal that reach p (Meister et al. 2022)."""
+    logprobs = logits.log_softmax(-1)
+    probs = logprobs.exp()
+    entropy = -torch.where(probs > 0, probs * logprobs, 0.0).sum(-1, keepdim=True)
+    distance, order = (entropy + logprobs).abs().sort(dim=-1, stable=True)
+    probs = probs.gather(1, order)
+    before = probs.cumsum(-1) - probs
+    kept = (before < p) & distance.isfinite()
     return logits.masked_fill(~torch.empty_like(kept).scatter(1, order, kept), NEG_INF)

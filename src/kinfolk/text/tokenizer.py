@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -160,6 +160,16 @@ class Tokenizer:
         state = self.to_dict
         deciding = {k: state[k] for k in ("normalizer", "pre_tokenizer", "model", "added_tokens")}
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
+
+    @overload
+    def __call__(self, text: str) -> list[int]: ...
+
+    @overload
+    def __call__(self, text: list[str]) -> list[list[int]]: ...
+
+    def __call__(self, text: str | list[str]) -> list[int] | list[list[int]]:
+        """Return the ids of a text, or a list of ids for each of several texts."""
+        return self.encode(text) if isinstance(text, str) else self.encode_batch(text)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a text, in the tokenizer's own frame unless `specials` is off."""

@@ -15,7 +15,7 @@ from kinfolk.text.inspect import (
     token_views,
     tokenizer_stats,
 )
-from kinfolk.workflows.load import load_tokenizer
+from kinfolk.workflows.folders import load_tokenizer
 
 VOCAB = 8192
 SAMPLE = 240  # characters of the text that are shown as tokens

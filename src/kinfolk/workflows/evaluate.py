@@ -36,7 +36,8 @@ from kinfolk.objectives.sop import SOP
 from kinfolk.text import Tokenizer
 from kinfolk.training.run import select_device
 from kinfolk.workflows.baselines import ngram_of_corpus
-from kinfolk.workflows.load import find_model_folder, load
+from kinfolk.workflows.folders import find_model_folder
+from kinfolk.workflows.load import load
 from kinfolk.workflows.recipe import CorpusShare, recipe_of
 
 # The kind of score of each architecture; only the first is the probability of the text.

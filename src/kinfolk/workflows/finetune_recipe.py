@@ -19,7 +19,8 @@ from kinfolk.tasks.task import Task
 from kinfolk.text import train as train_module
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.config import FineTuneConfig, TrainConfig
-from kinfolk.workflows.load import find_model_folder, load, load_tokenizer
+from kinfolk.workflows.folders import find_model_folder, load_tokenizer
+from kinfolk.workflows.load import load
 
 DROPOUT_FIELDS = ("dropout", "attention_dropout")
 OnMessage = Callable[[str], None]

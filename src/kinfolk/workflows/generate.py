@@ -1,11 +1,8 @@
-"""Open a model for generation; stream texts, generate many, rewrite a file line by line."""
+"""Generation with a saved model: open it, then generate, stream or fill."""
 
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 
@@ -13,235 +10,143 @@ from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
 from kinfolk.families import family_of, index
 from kinfolk.generation.config import GenerationConfig
-from kinfolk.generation.contrastive_search import ContrastiveSearch
-from kinfolk.generation.decode import GeneratedSequence
-from kinfolk.generation.methods import DecodingMethod, generate, generate_steps
-from kinfolk.generation.prompts import (
-    EncodedPrompt,
-    decode_after,
-    encode_prompt,
-    stream_decode,
-    truncate_at_stops,
-)
-from kinfolk.generation.sampling import GREEDY, Sampling
+from kinfolk.generation.fill import FILL_CONFIG, FillResult, fill_text
+from kinfolk.generation.generate import generate_many, stream_text
 from kinfolk.nn.int8 import quantize_int8
+from kinfolk.nn.language_model import LanguageModel
 from kinfolk.objectives.seq2seq import Seq2Seq
 from kinfolk.text import Tokenizer
 from kinfolk.training.run import select_device
 from kinfolk.workflows.baselines import NGram, load_or_fit
-from kinfolk.workflows.load import find_model_folder, load, require_ability
+from kinfolk.workflows.folders import find_model_folder, load_tokenizer
+from kinfolk.workflows.load import load, require_ability
 from kinfolk.workflows.recipe import recipe_of
 
-BATCH = 16  # prompts written for at a time
-SORT_WINDOW = 16  # batches that are put in the order of length together
-PRECISIONS = ("auto", "float32", "bf16", "int8")
+PRECISIONS = ("auto", "fp32", "bf16", "int8")
+PREFIX_FILE = "prefix.txt"  # in a run trained on pairs: the prefix of every source
+# Settings of generation that do not apply to masks.
+NOT_FOR_FILL = (
+    "num_return_sequences",
+    "stop_strings",
+    "forced_prefix",
+    "bad_words",
+    "allowed_texts",
+    "truncate_left",
+)
+
+Model = LanguageModel | Path | str
 
 
-@dataclass(frozen=True)
-class GeneratedText:
-    """A text, and the tokens it was written in; the stop it was cut at is still among them."""
+@overload
+def generate(
+    model: Model, tokenizer: Tokenizer | Path | str, prompt: str, **options: Any
+) -> str: ...
 
-    text: str
-    ids: list[int]
-    logprobs: list[float]
-    ended: bool  # by itself: not because the tokens or the context ran out
-    prompt_ids: list[int]  # the prompt
 
-    def tokens(self, tokenizer: Tokenizer) -> list[tuple[str, float]]:
-        """Return what each token added to the text, with its log-probability."""
-        chunks: list[str] = []
+@overload
+def generate(
+    model: Model, tokenizer: Tokenizer | Path | str, prompt: list[str], **options: Any
+) -> list[str]: ...
 
-        def spelled() -> Iterator[int]:
-            for id in self.ids:
-                chunks.append("")
-                yield id
 
-        for chunk in stream_decode(tokenizer, self.prompt_ids, spelled()):
-            chunks[-1] += chunk
-        return list(zip(chunks, self.logprobs, strict=True))
+@overload
+def generate(model: Path | str, tokenizer: str | list[str], **options: Any) -> Any: ...
+
+
+def generate(model: Any, tokenizer: Any = None, prompt: Any = None, **options: Any) -> Any:
+    """Return the text generated for a prompt, or a list of texts for a list of prompts.
+
+    `generate(model, tokenizer, "Once upon", max_new_tokens=50, top_p=0.9)`. The model is what
+    `kinfolk.load` returns or a folder; with a folder the tokenizer may be left out:
+    `generate("runs/gpt2", "Once upon")`. The keyword arguments are the fields of
+    `GenerationConfig`. With `num_return_sequences` above 1 a list is returned, the outputs of the
+    first prompt first.
+    """
+    config = GenerationConfig.from_options(options)
+    network, tokenizer, prompt = _open_for("generate", model, tokenizer, prompt)
+    outputs = generate_many(network, tokenizer, prompt, config)
+    texts = [output.text for own in outputs for output in own]
+    return texts[0] if isinstance(prompt, str) and len(texts) == 1 else texts
+
+
+def stream(model: Any, tokenizer: Any = None, prompt: Any = None, **options: Any) -> Iterator[str]:
+    """Return the text generated for one prompt as it comes, chunk by chunk.
+
+    The arguments are those of `generate`.
+    """
+    config = GenerationConfig.from_options(options)
+    if config.num_return_sequences > 1:
+        raise UserError("stream gives one output: use generate for num_return_sequences above 1")
+    network, tokenizer, prompt = _open_for("stream", model, tokenizer, prompt)
+    if not isinstance(prompt, str):
+        raise UserError("stream takes one prompt: use generate for a list of prompts")
+    return stream_text(network, tokenizer, prompt, config)
+
+
+def fill(
+    model: Any, tokenizer: Any = None, text: Any = None, *, candidates: int = 5, **options: Any
+) -> FillResult:
+    """Fill every [MASK] of a text: `fill(model, tokenizer, "It was [MASK].").text`.
+
+    Encoders predict one token for each mask, with `candidates` and their probabilities. The other
+    families generate spans; the keyword arguments are then fields of `GenerationConfig`.
+    """
+    for name in NOT_FOR_FILL:
+        if name in options:
+            raise UserError(f"fill does not support {name}")
+    defaults = {"do_sample": FILL_CONFIG.do_sample, "max_new_tokens": FILL_CONFIG.max_new_tokens}
+    config = GenerationConfig.from_options(defaults | options)
+    network, tokenizer, text = _open_for("fill", model, tokenizer, text)
+    if not isinstance(text, str):
+        raise UserError(f"fill takes one text, not {type(text).__name__}")
+    if options and network.decoding not in ("encoder-decoder", "infilling"):
+        raise UserError(
+            f"{next(iter(options))} does not apply to encoder models, which predict one token for "
+            "each mask: use candidates"
+        )
+    return fill_text(network, tokenizer, text, config, candidates=candidates)
+
+
+def _open_for(verb: str, model: Any, tokenizer: Any, text: Any) -> tuple[Any, Tokenizer, Any]:
+    """Return the network, the tokenizer and the text that a call means, or say how to call."""
+    usage = f"kinfolk.{verb}(model, tokenizer, text) or kinfolk.{verb}(folder, text)"
+    if isinstance(model, Path | str):
+        if text is None:
+            tokenizer, text = None, tokenizer
+        network, own = (load if verb == "fill" else load_generator)(model)
+        tokenizer = own if tokenizer is None else tokenizer
+        if verb == "fill":
+            network = to_inference(require_ability(network, "fill"))
+    elif isinstance(model, LanguageModel):
+        network = model
+    else:
+        hint = ", with the two values of kinfolk.load" if isinstance(model, tuple) else ""
+        raise UserError(f"model is a {type(model).__name__}: call {usage}{hint}")
+    if isinstance(tokenizer, Path | str) and text is not None:
+        tokenizer = load_tokenizer(tokenizer)
+    if not isinstance(tokenizer, Tokenizer):
+        raise UserError(f"the tokenizer is missing: call {usage}")
+    texts = text if isinstance(text, list) else [text]
+    if not all(isinstance(one, str) for one in texts):
+        wrong = next(type(one).__name__ for one in texts if not isinstance(one, str))
+        raise UserError(f"the text must be a str or a list of str, not {wrong}: call {usage}")
+    return network, tokenizer, text
 
 
 def load_generator(
     path: Path | str, *, device: str = "auto", precision: str = "auto"
 ) -> tuple[Any, Tokenizer]:
-    """Open what can write, ready to: a model, or a corpus whose 3-grams do."""
+    """Open a model that generates, or a corpus for its 3-gram model."""
     model, tokenizer = load_or_fit(path)
     if not isinstance(model, NGram):
         require_ability(model, "generate")
     return to_inference(model, device=device, precision=precision), tokenizer
 
 
-def to_inference(model: Any, *, device: str = "auto", precision: str = "auto") -> Any:
-    """Put a model where it is to write, in the numbers it is to compute with."""
-    if precision not in PRECISIONS:
-        raise UserError(f"no precision {precision!r}: {did_you_mean(precision, PRECISIONS)}")
-    where = select_device(device)
-    if isinstance(model, NGram):
-        if precision not in ("auto", "float32"):
-            raise UserError(f"3-grams are counted, not computed in {precision}: leave it out")
-        return model
-    if precision == "int8":
-        if where.type != "cpu":
-            raise UserError("int8 is for the CPU: use --device cpu, or bf16 on CUDA")
-        return quantize_int8(model)
-    half = precision == "bf16" or (precision == "auto" and where.type == "cuda")
-    return model.to(where, torch.bfloat16 if half else torch.float32)
-
-
-def stream(
-    model: Path | str | tuple[Any, Tokenizer],
-    prompt: str,
-    *,
-    tokens: int = 100,
-    method: DecodingMethod = Sampling(),
-    seed: int = 0,
-    stop: Sequence[str] = (),
-    prefix: str = "",
-    ban: Sequence[str] = (),
-    allow: Sequence[str] = (),
-    fewest: int = 0,
-    repetition: float = 1.0,
-    ngram: int | None = None,
-    truncate: bool = False,
-) -> Iterator[str]:
-    """Return what a model writes after a prompt, piece by piece as it comes.
-
-    The model is a folder, or what `kinfolk.load` gives. The options are those of
-    `GenerationConfig`.
-    """
-    wishes = GenerationConfig(
-        max_new_tokens=tokens,
-        seed=seed,
-        stop_strings=stop,
-        forced_prefix=prefix,
-        bad_words=ban,
-        allowed_texts=allow,
-        min_new_tokens=fewest,
-        repetition_penalty=repetition,
-        no_repeat_ngram_size=ngram,
-        truncate_left=truncate,
-    )
-    network, tokenizer = load_generator(model) if isinstance(model, Path | str) else model
-    asked = build_prompt(network, tokenizer, prompt, wishes)
-    return stream_text(network, tokenizer, asked, wishes, method)
-
-
-def build_prompt(
-    model: Any,
-    tokenizer: Tokenizer,
-    prompt: str,
-    config: GenerationConfig,
-    *,
-    name: str = "the prompt",
-) -> EncodedPrompt:
-    """Frame a prompt, and say so where its beginning is cut off."""
-    asked, over = config.encode(model, tokenizer, prompt)
-    if over:
-        warnings.warn(f"{name} is too long: its first {over:,} tokens are left out", stacklevel=2)
-    return asked
-
-
-def stream_text(
-    model: Any,
-    tokenizer: Tokenizer,
-    asked: EncodedPrompt,
-    config: GenerationConfig,
-    method: DecodingMethod,
-    *,
-    number: int = 0,
-) -> Iterator[str]:
-    """Write one text, piece by piece; chance goes by its number."""
-    check(model, config, method)
-    request = replace(config.request(tokenizer, [asked], numbers=[number]), return_logprobs=False)
-    steps = generate_steps(model, request, method)
-    ids = (step.id for turn in steps for step in turn if not step.is_eos)
-    return truncate_at_stops(stream_decode(tokenizer, asked.prompt, ids), config.stop_strings)
-
-
-def generate_many(
-    model: Any,
-    tokenizer: Tokenizer,
-    prompts: Iterable[str],
-    config: GenerationConfig = GenerationConfig(),
-    method: DecodingMethod = Sampling(),
-    *,
-    batch: int = BATCH,
-) -> Iterator[list[GeneratedText]]:
-    """Write the texts of each prompt, in the order of the prompts.
-
-    Those of like length are written together, which changes none: chance goes by their numbers.
-    """
-    check(model, config, method)
-
-    def questions() -> Iterator[EncodedPrompt]:
-        for number, prompt in enumerate(prompts, 1):
-            try:
-                yield build_prompt(model, tokenizer, prompt, config, name=f"prompt {number:,}")
-            except UserError as error:
-                raise UserError(f"prompt {number:,}: {error}") from error
-
-    return generate_batched(model, tokenizer, questions(), config, method, batch=batch)
-
-
-def generate_batched(
-    model: Any,
-    tokenizer: Tokenizer,
-    questions: Iterable[EncodedPrompt | None],
-    config: GenerationConfig,
-    method: DecodingMethod,
-    *,
-    batch: int,
-    room: Callable[[EncodedPrompt], int] | None = None,
-    watch: Callable[[int], None] = lambda questions: None,
-) -> Iterator[list[GeneratedText]]:
-    """Answer questions in their order, those of like length together; none has no answer."""
-    if batch < 1:
-        raise UserError(f"--batch {batch} is nothing to write at a time: use 1 or more")
-    waiting, before = iter(questions), 0
-    while window := list(islice(waiting, batch * SORT_WINDOW)):
-        asked = [(number, q) for number, q in enumerate(window, before) if q is not None]
-        asked.sort(key=lambda one: len(one[1].prompt if one[1].source is None else one[1].source))
-        watch(len(window) - len(asked))
-        found: dict[int, list[GeneratedText]] = {}
-        for start in range(0, len(asked), batch):
-            numbers, chosen = zip(*asked[start : start + batch], strict=True)
-            tokens = None if room is None else list(map(room, chosen))
-            request = config.request(tokenizer, chosen, tokens=tokens, numbers=numbers)
-            texts = iter(generate(model, request, method))
-            for number, one in zip(numbers, chosen, strict=True):
-                own = islice(texts, config.num_return_sequences)
-                found[number] = [generate_one(tokenizer, one, text, config) for text in own]
-            watch(len(chosen))
-        yield from (found.get(before + place, []) for place in range(len(window)))
-        before += len(window)
-
-
-def generate_one(
-    tokenizer: Tokenizer, asked: EncodedPrompt, text: GeneratedSequence, config: GenerationConfig
-) -> GeneratedText:
-    """Turn what was written into text, up to where it stops."""
-    said = "".join(
-        truncate_at_stops([decode_after(tokenizer, asked.prompt, text.ids)], config.stop_strings)
-    )
-    return GeneratedText(said, text.ids, text.logprobs, text.finished, asked.prompt)
-
-
-def check(model: Any, config: GenerationConfig, method: DecodingMethod) -> None:
-    """Complain about what a method cannot do."""
-    config.check(method)
-    if isinstance(model, NGram) and isinstance(method, ContrastiveSearch):
-        raise UserError("3-grams have no states that contrastive search could compare: sample")
-
-
-BATCH_SIZE = 64  # written at a time
-EXTRA_LENGTH = 50  # tokens a line may have more than its source (Vaswani et al. 2017, 6.1)
-PREFIX_FILE = "prefix.txt"  # in a run that learned from pairs: what stood before every source
-
-
 def load_seq2seq(
     path: Path | str, verb: str, *, device: str = "auto", precision: str = "auto"
 ) -> tuple[Any, Tokenizer]:
-    """Open a model that reads one text and writes another, ready to."""
+    """Open an encoder-decoder."""
     model, tokenizer = load(path)
     if model.decoding != "encoder-decoder":
         others = [name for name, m in index().items() if m.architecture == "encoder-decoder"]
@@ -249,50 +154,37 @@ def load_seq2seq(
     return to_inference(model, device=device, precision=precision), tokenizer
 
 
-def task_prefix(path: Path | str, prefix: str | None, usual: str | None = None) -> str:
-    """Return what stands before every text: as told, as the run remembers, or as is usual."""
+def to_inference(model: Any, *, device: str = "auto", precision: str = "auto") -> Any:
+    """Move a model to its device and precision."""
+    precision = {"float32": "fp32", "bfloat16": "bf16"}.get(precision, precision)
+    if precision not in PRECISIONS:
+        raise UserError(f"unknown precision {precision!r}: {did_you_mean(precision, PRECISIONS)}")
+    where = select_device(device)
+    if isinstance(model, NGram):
+        if precision not in ("auto", "fp32"):
+            raise UserError(f"precision {precision} does not apply to n-gram models: leave it out")
+        return model
+    if precision == "int8":
+        if where.type != "cpu":
+            raise UserError("int8 runs on the CPU only: use --device cpu, or bf16 on CUDA")
+        return quantize_int8(model)
+    half = precision == "bf16" or (precision == "auto" and where.type == "cuda")
+    return model.to(where, torch.bfloat16 if half else torch.float32)
+
+
+def task_prefix(path: Path | str, prefix: str | None, default: str | None = None) -> str:
+    """Return the prefix of every source: as given, as in training, or the default."""
     if prefix is not None:
         return prefix
     folder = find_model_folder(path).resolve()
-    kept, before = folder.parent.parent / PREFIX_FILE, recipe_of(folder)
-    if kept.is_file():
-        return kept.read_text(encoding="utf-8")
-    if before is not None and isinstance(before.objective, Seq2Seq):
+    saved, recipe = folder.parent.parent / PREFIX_FILE, recipe_of(folder)
+    if saved.is_file():
+        return saved.read_text(encoding="utf-8")
+    if recipe is not None and isinstance(recipe.objective, Seq2Seq):
         return ""
-    if usual is None:
+    if default is None:
         raise UserError(
-            f"{path} remembers no pairs of texts that it learned from: say with --prefix what "
-            "stands before every text, as in 'translate English to German: ', or '' for nothing"
+            f"{path} was not trained on pairs of texts: pass --source-prefix, for example "
+            "'translate English to German: ', or '' for none"
         )
-    return usual
-
-
-def generate_lines(
-    model: Any,
-    tokenizer: Tokenizer,
-    lines: Iterable[str],
-    *,
-    prefix: str = "",
-    method: DecodingMethod = GREEDY,
-    tokens: int | None = None,
-    batch: int = BATCH_SIZE,
-    watch: Callable[[int], None] = lambda lines: None,
-) -> Iterator[str]:
-    """Write a line about each line, in their order; an empty one stays empty.
-
-    A line has so many tokens at most or, untold, some more than its source.
-    """
-    wishes = GenerationConfig() if tokens is None else GenerationConfig(max_new_tokens=tokens)
-
-    def questions() -> Iterator[EncodedPrompt | None]:
-        for line in lines:
-            yield encode_prompt(model, tokenizer, prefix + line.strip()) if line.strip() else None
-
-    def room(asked: EncodedPrompt) -> int:
-        assert asked.source is not None
-        return len(asked.source) + EXTRA_LENGTH if tokens is None else tokens
-
-    found = generate_batched(
-        model, tokenizer, questions(), wishes, method, batch=batch, room=room, watch=watch
-    )
-    return (" ".join(texts[0].text.split()) if texts else "" for texts in found)
+    return default

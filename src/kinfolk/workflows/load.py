@@ -12,31 +12,9 @@ from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
 from kinfolk.families import family_of, index
 from kinfolk.files import new_folder
-from kinfolk.generation.inputs import check_prompts
+from kinfolk.generation.prompts import check_prompts
 from kinfolk.text import Tokenizer
-from kinfolk.training import checkpoint
-from kinfolk.training.run import check_new_folder
-
-
-def find_model_folder(path: Path | str) -> Path:
-    """Return the model folder: of a run its newest valid checkpoint, else the folder itself.
-
-    Of a fine-tuned run it is the checkpoint with the best dev score, of several seeds their best.
-    """
-    path = Path(path)
-    if not path.is_dir():
-        raise UserError(f"{path} is not there: give a run, a checkpoint or a model folder")
-    if (path / "config.json").is_file():
-        return path
-    best = path / "best" if (path / "best").is_dir() else path / "checkpoints" / "best"
-    if (path / "scores.json").is_file() and best.is_dir():
-        return find_model_folder(best.resolve())
-    if (path / "recipe.json").is_file():
-        newest = checkpoint.latest_valid(path)
-        if newest is None:
-            raise UserError(f"{path} has no checkpoint yet: go on with it by --resume {path}")
-        return newest
-    raise UserError(f"{path} is neither a run (no recipe.json) nor a model folder (no config.json)")
+from kinfolk.workflows.folders import check_new_folder, find_model_folder
 
 
 def load(path: Path | str) -> tuple[Any, Tokenizer]:
@@ -50,16 +28,6 @@ def export_folder(path: Path | str, out: Path) -> None:
     model, tokenizer = load(path)
     with new_folder(out) as folder:
         hub.save(folder, model, tokenizer, length=model.config.max_length)
-
-
-def load_tokenizer(path: Path | str) -> Tokenizer:
-    """Load the tokenizer of a tokenizer folder, a run, a model folder or a corpus."""
-    path = Path(path)
-    if (path / "tokenizer.json").is_file() or not path.is_dir():
-        return Tokenizer.load(path)
-    if (path / "corpus.json").is_file():
-        return Tokenizer.load(path / "tokenizer")
-    return Tokenizer.load(find_model_folder(path))
 
 
 def require_ability(model: Any, ability: str) -> Any:

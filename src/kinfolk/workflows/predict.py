@@ -43,7 +43,8 @@ from kinfolk.training.run import select_device
 from kinfolk.workflows.finetune_recipe import (
     FineTuneRecipe,
 )
-from kinfolk.workflows.load import find_model_folder, load
+from kinfolk.workflows.folders import find_model_folder
+from kinfolk.workflows.load import load
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,9 +12,6 @@ from kinfolk.data.corpus import Corpus
 from kinfolk.data.documents import read_documents
 from kinfolk.data.prepare import prepare
 from kinfolk.families import family_of
-from kinfolk.generation.fill import fill
-from kinfolk.generation.prompts import generate_text
-from kinfolk.generation.sampling import Sampling
 from kinfolk.objectives.evaluation import LikelihoodScores
 from kinfolk.reports.page import write
 from kinfolk.reports.run_page import ModelScore, Report, Sample, TextSpan, render
@@ -23,6 +20,7 @@ from kinfolk.training.loop import Callback
 from kinfolk.training.run import check_new_folder
 from kinfolk.workflows.baselines import Baselines, baselines
 from kinfolk.workflows.evaluate import SCORE_KINDS, count_parameters, evaluate
+from kinfolk.workflows.generate import fill, generate
 from kinfolk.workflows.load import load
 from kinfolk.workflows.pretrain import pretrain
 from kinfolk.workflows.recipe import Recipe, recipe
@@ -111,13 +109,13 @@ def sample_output(name: str, model: Any, tokenizer: Tokenizer) -> Sample:
     """Return a sample of a model: a continuation, or a filled blank."""
     kind = family_of(model).architecture
     if kind == "decoder":
-        sampling = Sampling(temperature=0.8, top_p=0.9)
-        text = generate_text(model, tokenizer, PROMPT, tokens=80, method=sampling)
+        text = generate(model, tokenizer, PROMPT, max_new_tokens=80, temperature=0.8, top_p=0.9)
         return Sample(
             name, "continues a text", PROMPT, [TextSpan(PROMPT), TextSpan(text, generated=True)]
         )
     heading, prompt = ("fills a word", HOLE) if kind == "encoder" else ("fills a span", SPAN)
-    filled = fill(model, tokenizer, prompt, tokens=24)
+    options = {} if kind == "encoder" else {"max_new_tokens": 24}
+    filled = fill(model, tokenizer, prompt, **options)
     before, after = prompt.split("[MASK]")
     inside = filled.text.removeprefix(before).removesuffix(after)
     return Sample(

@@ -5,17 +5,18 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kinfolk.config import apply_overrides, config, field, read_json, write_json
 from kinfolk.data.corpus import Corpus
 from kinfolk.errors import UserError
 from kinfolk.families import check_name, family, family_of, index
-from kinfolk.families.base import Family
-from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.text import Tokenizer
 from kinfolk.training.config import TrainConfig
-from kinfolk.workflows.load import find_model_folder, load
+from kinfolk.workflows.folders import find_model_folder
+
+if TYPE_CHECKING:
+    from kinfolk.families.base import Family
 
 
 @config("corpus", kw_only=False)
@@ -269,6 +270,9 @@ def continue_from(
     model's run, else of its family; the settings are those of its size, and for a foreign model the
     family's at the learning rate of the paper.
     """
+    from kinfolk.nn.task_heads import ModelWithHead
+    from kinfolk.workflows.load import load
+
     path = find_model_folder(folder)
     model, tokenizer = load(path)
     if isinstance(model, ModelWithHead):
@@ -304,12 +308,12 @@ def continue_from(
     return finalize(base, settings)
 
 
-def foreign_name(family: Family, folder: str) -> str:
+def foreign_name(family: "Family", folder: str) -> str:
     """Return the name of a foreign model's recipe: never a size, whose settings it would take."""
     return f"{family.name}/{folder}{'-continued' if folder in family.sizes else ''}"
 
 
-def default_train_config(family: Family, before: Recipe | None) -> TrainConfig:
+def default_train_config(family: "Family", before: Recipe | None) -> TrainConfig:
     """Return the training settings of the size, where it is known, else of the family."""
     size = "" if before is None else before.name.partition("/")[2]
     if size in family.sizes:

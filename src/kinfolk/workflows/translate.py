@@ -3,7 +3,7 @@
 import json
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,91 +11,24 @@ from kinfolk.data.parallel_text import ParallelText, TextPair, write_parallel_co
 from kinfolk.errors import UserError
 from kinfolk.families import family, family_of
 from kinfolk.files import new_folder
-from kinfolk.generation.decode import GenerationRequest
-from kinfolk.generation.logits_process import Constraints
-from kinfolk.generation.methods import generate
-from kinfolk.generation.prompts import non_text_ids
-from kinfolk.generation.sampling import GREEDY
-from kinfolk.metrics.text import BLEU, library
-from kinfolk.text import Tokenizer, train_tokenizer
+from kinfolk.generation.config import GREEDY
+from kinfolk.generation.generate import generate_batches, limit_by_source
+from kinfolk.generation.prompts import EncodedPrompt, non_text_ids
+from kinfolk.metrics.text import BLEU
+from kinfolk.text import Tokenizer
 from kinfolk.training.run import Run, check_new_folder, select_device
-from kinfolk.workflows.generate import EXTRA_LENGTH, PREFIX_FILE
-from kinfolk.workflows.load import load, load_tokenizer
+from kinfolk.workflows.generate import PREFIX_FILE
+from kinfolk.workflows.load import load
+from kinfolk.workflows.parallel import ParallelData
 from kinfolk.workflows.pretrain import PretrainWorkload
 from kinfolk.workflows.recipe import Recipe, recipe
 
-VOCAB = 8192
 DEV_FILE = "dev.jsonl"  # in the run: the pairs that BLEU is measured on, as they were read
 SCORE_FILE = "translation.json"
 TRANSLATIONS_FILE = "translations.txt"
 BATCH = 64  # texts written at a time
 
 TranslationScore = dict[str, float | int | str]  # a score, and what it was counted on
-
-
-@dataclass(frozen=True, kw_only=True)
-class ParallelData:
-    """What a run translates, and how text becomes ids."""
-
-    train: ParallelText
-    dev: ParallelText | None = None
-    vocab: int | None = None  # of a vocabulary of its own, for both sides
-    tokenizer: Path | None = None  # one there is already
-    prefix: str = ""  # before every source: what is to be done with it
-
-    def check(self) -> None:
-        """Refuse what cannot be done, before anything is."""
-        if self.vocab is not None and self.tokenizer is not None:
-            raise UserError("--tokenizer has its vocabulary: leave --vocab out")
-        if self.dev is not None:
-            library()
-        for files in (self.train, self.dev):
-            if files is not None:
-                files.check()
-
-    def open_tokenizer(self) -> Tokenizer:
-        """Open the tokenizer, or learn one from both sides."""
-        if self.tokenizer is not None:
-            return load_tokenizer(self.tokenizer)
-        both = (text for pair in self.train.rows() for text in (pair.source, pair.target))
-        return train_tokenizer(both, kind="bpe", vocab_size=self.vocab or VOCAB)
-
-
-def parallel_data(
-    *,
-    source: Path | None = None,
-    target: Path | None = None,
-    pairs: Path | None = None,
-    dev_source: Path | None = None,
-    dev_target: Path | None = None,
-    dev_pairs: Path | None = None,
-    vocab: int | None = None,
-    tokenizer: Path | None = None,
-    prefix: str | None = None,
-) -> ParallelData | None:
-    """Put together what the options of the command line say; None where they name no pairs."""
-    train = _files("", source, target, pairs)
-    dev = _files("dev-", dev_source, dev_target, dev_pairs)
-    others = {"dev-pairs": dev, "vocab": vocab, "tokenizer": tokenizer, "prefix": prefix}
-    if train is None:
-        if given := [name for name, value in others.items() if value is not None]:
-            raise UserError(
-                f"--{given[0]} is for pairs of texts: name some with --source and --target, or "
-                "with --pairs"
-            )
-        return None
-    return ParallelData(train=train, dev=dev, vocab=vocab, tokenizer=tokenizer, prefix=prefix or "")
-
-
-def _files(
-    dev: str, source: Path | None, target: Path | None, pairs: Path | None
-) -> ParallelText | None:
-    if (source is None) != (target is None):
-        raise UserError(f"a pair has two sides: give --{dev}source and --{dev}target")
-    if pairs is not None and source is not None:
-        raise UserError(f"give either --{dev}source and --{dev}target, or --{dev}pairs")
-    only = source or pairs
-    return None if only is None else ParallelText(only, target)
 
 
 def prepare_translation_run(
@@ -186,20 +119,14 @@ def evaluate_bleu(
 
 
 def generate_texts(model: Any, tokenizer: Tokenizer, sources: Sequence[str]) -> list[str]:
-    """Write the likeliest token after the likeliest token about each source, a line each."""
+    """Return the greedy output for each source, on one line."""
     eos = tokenizer.special_tokens.require("eos")
-    ids = [[*tokenizer.offsets(source)[0], eos] for source in sources]
-    order = sorted(range(len(ids)), key=lambda i: len(ids[i]))  # texts of a length go together
-    found: dict[int, str] = {}
-    for start in range(0, len(order), BATCH):
-        chosen = order[start : start + BATCH]
-        request = GenerationRequest(
-            prompts=[[model.config.decoder_start_token_id]] * len(chosen),
-            max_new_tokens=[len(ids[i]) + EXTRA_LENGTH for i in chosen],
-            eos_ids={eos},
-            encoder_ids=[ids[i] for i in chosen],
-            constraints=Constraints(suppress_ids=non_text_ids(model, tokenizer) - {eos}),
-        )
-        for i, text in zip(chosen, generate(model, request, GREEDY), strict=True):
-            found[i] = " ".join(tokenizer.decode(text.ids).split())
-    return [found[i] for i in range(len(ids))]
+    start, suppressed = model.config.decoder_start_token_id, non_text_ids(model, tokenizer) - {eos}
+    prompts = [
+        EncodedPrompt([start], [*tokenizer.offsets(source)[0], eos], {eos}, suppressed)
+        for source in sources
+    ]
+    outputs = generate_batches(
+        model, tokenizer, prompts, GREEDY, batch_size=BATCH, limit=limit_by_source
+    )
+    return [" ".join(output.text.split()) for (output,) in outputs]

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,9 +13,9 @@ from kinfolk.batch import IGNORE_INDEX, Batch, Loss
 from kinfolk.config import config
 from kinfolk.data.examples import Collated, Example
 from kinfolk.errors import UserError
-from kinfolk.generation.methods import generate
-from kinfolk.generation.prompts import build_prompt, build_request, decode_after
-from kinfolk.generation.sampling import GREEDY
+from kinfolk.generation.config import GenerationConfig
+from kinfolk.generation.generate import generate_batches
+from kinfolk.generation.prompts import EncodedPrompt, build_prompt
 from kinfolk.tasks.examples import Instance
 from kinfolk.tasks.formulations.base import (
     Formulation,
@@ -153,9 +153,9 @@ class OptionScoring(Formulation):
 
     max_new_tokens = 64
 
-    def generation_method(self) -> Any:
+    def generation_config(self) -> GenerationConfig:
         """Return how text is generated."""
-        return GREEDY
+        return GenerationConfig(do_sample=False, max_new_tokens=self.max_new_tokens)
 
     def parse_output(self, row: Any, text: str) -> Prediction:
         """Return the prediction from a generated text."""
@@ -164,19 +164,13 @@ class OptionScoring(Formulation):
     def generate(self, model: Any, rows: Sequence[Any], tokenizer: Tokenizer) -> list[Prediction]:
         """Generate the answers of rows, those with prompts of similar length together."""
         prompts = [self.generation_prompt(model, row, tokenizer) for row in rows]
-        predictions: dict[int, Prediction] = {}
-        order = sorted(range(len(rows)), key=lambda i: -len(prompts[i].source or prompts[i].prompt))
-        for start in range(0, len(order), GENERATION_BATCH):
-            some = order[start : start + GENERATION_BATCH]
-            request = build_request([prompts[i] for i in some], max_new_tokens=self.max_new_tokens)
-            request = replace(request, return_logprobs=False)
-            texts = generate(model, request, self.generation_method())
-            for i, text in zip(some, texts, strict=True):
-                answer = decode_after(tokenizer, prompts[i].prompt, text.ids)
-                predictions[i] = self.parse_output(rows[i], answer)
-        return [predictions[i] for i in range(len(rows))]
+        config = self.generation_config()
+        outputs = generate_batches(model, tokenizer, prompts, config, batch_size=GENERATION_BATCH)
+        return [
+            self.parse_output(row, text.text) for row, (text,) in zip(rows, outputs, strict=True)
+        ]
 
-    def generation_prompt(self, model: Any, row: Any, tokenizer: Tokenizer) -> Any:
+    def generation_prompt(self, model: Any, row: Any, tokenizer: Tokenizer) -> EncodedPrompt:
         """Encode the text before an answer, truncated as in training and to leave room for it."""
         ids = self.append_separator(tokenizer.offsets(self.prompt(row)[0])[0], tokenizer)
         room = self.max_length - NUM_LAYOUT_TOKENS

@@ -14,8 +14,7 @@ from typing import Any, ClassVar, Self
 from kinfolk.batch import IGNORE_INDEX, Batch, Loss
 from kinfolk.config import config
 from kinfolk.data.chunks import InMemoryDocuments
-from kinfolk.generation.beam_search import BeamSearch
-from kinfolk.generation.sampling import GREEDY
+from kinfolk.generation.config import GenerationConfig
 from kinfolk.objectives.clm import CLM
 from kinfolk.rng import Stream, generator
 from kinfolk.tasks.examples import Instance
@@ -68,9 +67,9 @@ class TextToText(OptionScoring):
         """Return whether the answer is generated, because there are no options."""
         return self.task.output != "likelihood" and self.options(row) is None
 
-    def generation_method(self) -> Any:
-        """Return beam search or greedy search."""
-        return BeamSearch(num_beams=self.num_beams) if self.num_beams > 1 else GREEDY
+    def generation_config(self) -> GenerationConfig:
+        """Return the settings of beam search or greedy decoding."""
+        return replace(super().generation_config(), num_beams=self.num_beams)
 
     def prompt(self, row: Any) -> tuple[str, str]:
         """Return the prefix and the texts of a row, each under its name."""

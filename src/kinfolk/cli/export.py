@@ -1,0 +1,40 @@
+"""The commands `export` and `import`: model folders in Hugging Face's layout."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kinfolk.cli.app import MODELS, ModelFolder, NewFolder, command
+from kinfolk.workflows.folders import check_model_folder, check_new_folder
+
+
+@command("kinfolk export runs/bert -o my-bert", panel=MODELS)
+def export(model: ModelFolder, out: NewFolder) -> None:
+    """Write a model folder for Hugging Face: weights, config and tokenizer, and nothing else.
+
+    The checkpoints of a run are such folders already; an export leaves out the training state.
+    """
+    check_model_folder(model)
+    check_new_folder(out)
+    from kinfolk.workflows.load import export_folder, load, require_ability
+
+    require_ability(load(model)[0], "export")
+    export_folder(model, out)
+    print(f'exported to {out}; load with AutoModel.from_pretrained("{out}")')
+
+
+@command("kinfolk import bert-base-uncased -o models/bert", panel=MODELS, name="import")
+def import_(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Hugging Face model folder on this machine.")
+    ],
+    out: NewFolder,
+) -> None:
+    """Read a Hugging Face folder, check every weight, and write it as kinfolk does."""
+    check_model_folder(folder)
+    check_new_folder(out)
+    from kinfolk.workflows.load import export_folder
+
+    export_folder(folder, out)
+    print(f'imported to {out}; load with kinfolk.load("{out}")')

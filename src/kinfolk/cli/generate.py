@@ -1,0 +1,226 @@
+"""The command `generate`, and what all commands that generate text share."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kinfolk.cli.app import AsJson, Device, command, piped, print_json, readable
+from kinfolk.cli.options import UsageError, field_options, option_name
+from kinfolk.config import did_you_mean
+from kinfolk.errors import UserError
+from kinfolk.generation.config import DECODING, METHOD_FIELDS, GenerationConfig
+from kinfolk.workflows.folders import check_model_folder
+
+if TYPE_CHECKING:
+    from kinfolk.generation.generate import GeneratedText
+    from kinfolk.nn.language_model import LanguageModel
+    from kinfolk.text.tokenizer import Tokenizer
+
+# The settings that the name of a method stands for, unless they are given.
+METHODS: dict[str, dict[str, Any]] = {
+    "sample": {},
+    "greedy": {"do_sample": False},
+    "beam": {"num_beams": 4},
+    "diverse-beam": {"num_beams": 4},
+    "contrastive": {"penalty_alpha": 0.6},
+}
+# Options that select a method by themselves, the first that is given.
+SELECTORS = {
+    "penalty_alpha": "contrastive",
+    "num_beam_groups": "diverse-beam",
+    "diversity_penalty": "diverse-beam",
+    "num_beams": "beam",
+}
+
+Method = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Decoding method: {', '.join(METHODS)}.",
+        rich_help_panel=DECODING,
+        show_default=False,
+    ),
+]
+Precision = Annotated[
+    str, typer.Option(help="auto (bf16 on CUDA, fp32 on CPU), fp32, bf16 or int8 (CPU).")
+]
+
+
+def generation_config(
+    method: str | None, settings: dict[str, Any], *, default: str = "sample"
+) -> GenerationConfig:
+    """Build the config of a method from the options that were given."""
+    if method is None:
+        selected = (name for field, name in SELECTORS.items() if field in settings)
+        method = next(selected, default)
+    if method not in METHODS:
+        raise UsageError(f"unknown method {method!r}: {did_you_mean(method, list(METHODS))}")
+    for field in settings:
+        owners = [name for name, fields in METHOD_FIELDS.items() if field in fields]
+        if owners and method not in owners:
+            raise UsageError(
+                f"{option_name(field)} requires --method {' or '.join(owners)} (got {method})"
+            )
+    values = METHODS[method] | settings
+    if method == "diverse-beam":  # Vijayakumar et al. 2016: most diverse with one beam per group
+        values = {"num_beam_groups": values["num_beams"]} | values
+    if method == "beam" and values["num_beams"] == 1:
+        values["do_sample"] = False
+    return GenerationConfig.from_options(values)
+
+
+@command('kinfolk generate runs/gpt2 "Once upon" --max-new-tokens 50 --top-p 0.9', panel="Use")
+@field_options("settings", GenerationConfig, without=("do_sample",))
+def generate(
+    model: Annotated[
+        Path,
+        typer.Argument(
+            help="Run, checkpoint or model folder. A corpus folder uses its 3-gram model."
+        ),
+    ],
+    settings: dict[str, Any],
+    prompt: Annotated[str | None, typer.Argument(help="Prompt text, or - for stdin.")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSONL file with one prompt per line, instead of PROMPT.")
+    ] = None,
+    prompt_field: Annotated[
+        str, typer.Option(help="Field of --prompts that holds the prompt.")
+    ] = "prompt",
+    batch: Annotated[int, typer.Option(help="Prompts per batch.")] = 16,
+    truncate: Annotated[str | None, typer.Option(hidden=True)] = None,
+    method: Method = None,
+    precision: Precision = "auto",
+    device: Device = "auto",
+    logprobs: Annotated[
+        bool, typer.Option("--logprobs", help="Show each token's log-probability.")
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Generate text from a prompt.
+
+    Decoder models continue it; encoder-decoder models produce an output for it. Without options
+    the whole distribution is sampled; --top-p 0.9 removes its unlikely tail. The same seed gives
+    the same text, alone or in a batch.
+    """
+    if (prompt is None) == (prompts is None):
+        raise UsageError("pass either PROMPT or --prompts FILE.jsonl")
+    if truncate is not None:  # --truncate left, of earlier versions
+        if truncate != "left":
+            raise UsageError(f"--truncate {truncate}: it must be left")
+        settings["truncate_left"] = True
+    config = generation_config(method, settings)
+    check_model_folder(model, or_corpus=True)
+    text = piped("prompt") if prompt == "-" else prompt
+    if text is not None:
+        readable(text, "prompt")
+
+    from kinfolk.workflows.generate import load_generator
+
+    network, tokenizer = load_generator(model, device=device, precision=precision)
+    printer = Printer(network, tokenizer, config, json, logprobs)
+    if prompts is not None:
+        printer.many(read_prompts(prompts, prompt_field), batch)
+    elif config.num_return_sequences == 1 and not (json or logprobs):
+        printer.stream(text or "")
+    else:
+        printer.one(text or "")
+
+
+@dataclass(frozen=True)
+class Printer:
+    """Print what a model generates: as it comes, as a whole, or as JSON."""
+
+    model: "LanguageModel"
+    tokenizer: "Tokenizer"
+    config: GenerationConfig
+    json: bool
+    logprobs: bool
+
+    def stream(self, prompt: str) -> None:
+        """Print an output as it is generated."""
+        from kinfolk.generation.generate import stream_text
+
+        chunks = stream_text(self.model, self.tokenizer, prompt, self.config)
+        first = next(chunks, "")  # errors are raised here, before anything is printed
+        try:
+            for chunk in chain((self.shown(prompt), first), chunks):
+                sys.stdout.write(chunk)
+                sys.stdout.flush()
+        finally:  # also when interrupted
+            sys.stdout.write("\n")
+
+    def one(self, prompt: str) -> None:
+        """Print all outputs of one prompt."""
+        from kinfolk.generation.generate import generate_many
+
+        (outputs,) = generate_many(self.model, self.tokenizer, prompt, self.config)
+        if not self.json:
+            print("\n\n".join(self.plain(prompt, output) for output in outputs))
+            return
+        print_json(
+            [
+                {"text": o.text, "ids": o.ids, "logprobs": o.logprobs} | self.details(o)
+                for o in outputs
+            ]
+        )
+
+    def many(self, prompts: Iterator[str], batch_size: int) -> None:
+        """Print the outputs of each prompt as soon as those before are complete."""
+        from kinfolk.generation.generate import generate_many
+
+        waiting: list[str] = []  # prompts without outputs so far
+
+        def read() -> Iterator[str]:
+            for prompt in prompts:
+                waiting.append(prompt)
+                yield prompt
+
+        results = generate_many(
+            self.model, self.tokenizer, read(), self.config, batch_size=batch_size
+        )
+        for index, outputs in enumerate(results):
+            prompt = waiting.pop(0)
+            if not self.json:
+                between = "" if index == 0 else "\n"
+                print(between + "\n\n".join(self.plain(prompt, o) for o in outputs), flush=True)
+                continue
+            for number, output in enumerate(outputs):
+                row: dict[str, Any] = {"index": index, "prompt": prompt}
+                if len(outputs) > 1:
+                    row["number"] = number
+                print_json({**row, "text": output.text, **self.details(output)})
+
+    def details(self, output: "GeneratedText") -> dict[str, Any]:
+        """Return what else JSON says of an output."""
+        details: dict[str, Any] = {"ended": output.finished}
+        if self.logprobs:
+            tokens = output.tokens(self.tokenizer)
+            details["tokens"] = [{"text": chunk, "logprob": logprob} for chunk, logprob in tokens]
+        return details
+
+    def plain(self, prompt: str, output: "GeneratedText") -> str:
+        """Return an output after its prompt, with its tokens below where they are asked for."""
+        lines = [self.shown(prompt) + output.text]
+        if self.logprobs:
+            tokens = output.tokens(self.tokenizer)
+            lines += [f"{logprob:10.4f}  {chunk!r}" for chunk, logprob in tokens]
+        return "\n".join(lines)
+
+    def shown(self, prompt: str) -> str:
+        """Return the prompt where the output continues it."""
+        return "" if self.model.decoding == "encoder-decoder" else prompt
+
+
+def read_prompts(path: Path, field: str) -> Iterator[str]:
+    """Read the prompts of a JSONL file."""
+    from kinfolk.data.documents import read_jsonl
+    from kinfolk.data.files import STDIN, open_input
+
+    if path != STDIN and not path.is_file():
+        raise UserError(f"{path} does not exist: pass a file with one JSON object per line")
+    with open_input(path) as source:
+        yield from read_jsonl(source, field)

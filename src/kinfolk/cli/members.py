@@ -1,0 +1,95 @@
+"""The command `members`: the model families, their objectives and sizes."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Column
+
+from kinfolk.cli.app import MODELS, AsJson, command, print_json
+from kinfolk.cli.tables import numbers, print_facts, print_table, table
+from kinfolk.config import did_you_mean
+from kinfolk.errors import UserError
+
+if TYPE_CHECKING:
+    from kinfolk.nn.language_model import ModelConfig
+
+DIMENSIONS = {  # of a size, and the fields that hold them
+    "layers": "num_layers",
+    "hidden size": "hidden_size",
+    "heads": "num_heads",
+    "max length": "max_length",
+}
+EARLIER = {"kind": "architecture", "can": "capabilities"}  # keys that programs read
+
+
+@command("kinfolk members", panel=MODELS)
+def members(
+    family: Annotated[
+        str | None,
+        typer.Argument(metavar="FAMILY", help="List the sizes of this family."),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """List the model families: architecture, objectives and paper.
+
+    With FAMILY, its sizes with their parameter counts.
+    """
+    from kinfolk.families import index
+
+    found = {name: entry for name, entry in index().items() if entry.objectives}
+    if family is not None:
+        if family not in found:
+            raise UserError(f"unknown family {family!r}: {did_you_mean(family, [*found])}")
+        print_sizes(family, json=json)
+        return
+    if json:
+        rows = [asdict(entry) for entry in found.values()]
+        print_json([row | {old: row[new] for old, new in EARLIER.items()} for row in rows])
+        return
+    shown = table(*(Column(name, no_wrap=True) for name in ("name", "architecture", "objectives")))
+    shown.add_column("paper")
+    for entry in found.values():
+        objectives = ", ".join(entry.objectives)
+        shown.add_row(f"[bold]{entry.name}[/]", entry.architecture, objectives, entry.paper)
+    print_table(shown)
+    every = [set(entry.sizes) for entry in found.values()]
+    standard = [size for size in next(iter(found.values())).sizes if all(size in s for s in every)]
+    print(f"\nsizes of every family: {' '.join(standard)}")
+    print("published sizes and parameter counts: kinfolk members FAMILY")
+
+
+def print_sizes(name: str, *, json: bool) -> None:
+    """Print the sizes of a family with their parameter counts and dimensions."""
+    from kinfolk.families import family
+
+    chosen = family(name)
+    counts = {size: parameter_count(config) for size, config in chosen.sizes.items()}
+    if json:
+        print_json({**asdict(chosen.entry), "parameters": counts})
+        return
+    print_facts(
+        [
+            ("family", f"{chosen.title} ({chosen.paper})"),
+            ("architecture", chosen.architecture),
+            ("objectives", ", ".join(chosen.objectives)),
+            ("supports", ", ".join(("finetune", "evaluate", *chosen.capabilities))),
+        ]
+    )
+    sizes = table("size", *numbers("parameters", *DIMENSIONS))
+    for size, config in chosen.sizes.items():
+        fields = vars(config)
+        values = [fields.get(field) for field in DIMENSIONS.values()]
+        cells = ("-" if value is None else f"{value:,}" for value in values)
+        sizes.add_row(size, f"{counts[size]:,}", *cells)
+    print_table(sizes, "sizes")
+
+
+def parameter_count(config: "ModelConfig") -> int:
+    """Return the number of parameters of a network, without allocating them."""
+    import torch
+
+    from kinfolk.workflows.evaluate import count_parameters
+
+    with torch.device("meta"):
+        return count_parameters(config.build())

@@ -1,0 +1,71 @@
+"""The command `predict`: labels of a fine-tuned model for the rows of a file."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kinfolk.cli.app import OUT, USE, AsJson, Device, ModelFolder, command, note, option
+from kinfolk.cli.progress import row_progress
+from kinfolk.errors import UserError
+from kinfolk.files import new_file
+from kinfolk.workflows.folders import check_model_folder, check_new_file
+
+TaskIndex = Annotated[int, option("N", "Which task of a multi-task model, counting from 1.")]
+
+
+@command("kinfolk predict runs/triage new.tsv -o predictions.tsv", panel=USE)
+def predict(
+    model: ModelFolder,
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Rows as in training; labels may be missing.")
+    ],
+    out: Annotated[Path | None, option("FILE", "Output file (default: print).", None, *OUT)] = None,
+    columns: Annotated[
+        str | None, option("LIST", "Text columns and label column: a,b,label; without one: a,b,")
+    ] = None,
+    task_index: TaskIndex = 1,
+    probabilities: Annotated[
+        bool, option("", "Write the probability of every class.", None, "--probabilities")
+    ] = False,
+    device: Device = "auto",
+    json: AsJson = False,
+) -> None:
+    """Predict the labels of a file and write it in its own format, with all of its content.
+
+    Tables get the columns `prediction` and `probability`, JSON lines these fields, CoNLL files a
+    last column; SQuAD questions become the official predictions format. With `--json` only the
+    predictions are written, one object per line.
+    """
+    out = None if out == Path("-") else out
+    check_model_folder(model)
+    if not file.is_file():
+        raise UserError(f"no such file: {file}")
+    if out is not None:
+        check_new_file(out)
+    from kinfolk.tasks.formats.base import ReadReport, write_jsonl, write_predictions
+    from kinfolk.tasks.formats.labelled_file import LabelledFile
+    from kinfolk.workflows.predict import (
+        load_predictor,
+        predict_file,
+        read_test_file,
+        truncation_report,
+    )
+
+    predictor = load_predictor(model, device=device, number=task_index - 1)
+    labelled, report = LabelledFile(file), ReadReport()
+    rows, spec = read_test_file(predictor, labelled, columns=columns, labelled=False, report=report)
+    for sentence in (*report.messages(), *truncation_report(predictor, rows)):
+        note(sentence)
+    with row_progress("predict", len(rows)) as watch:
+        found = predict_file(
+            predictor, labelled, rows, spec, all_probabilities=probabilities, watch=watch
+        )
+    lines = (write_jsonl if json else write_predictions)(found)
+    if out is None:
+        sys.stdout.writelines(lines)
+        return
+    with new_file(out) as stream:
+        stream.writelines(lines)
+    note(f"wrote {len(rows):,} predictions to {out}")

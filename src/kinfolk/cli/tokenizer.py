@@ -1,0 +1,226 @@
+"""The commands `tokenizer train`, `show` and `compare`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.cells import cell_len
+from rich.table import Column as TableColumn
+from rich.text import Text
+
+from kinfolk.cli.app import (
+    DATA,
+    AsJson,
+    Files,
+    NewFolder,
+    Report,
+    app,
+    command,
+    console,
+    errors,
+    option,
+    piped,
+    print_json,
+    readable,
+)
+from kinfolk.cli.prepare import Column, Field
+from kinfolk.cli.tables import print_table, table
+from kinfolk.workflows.folders import check_new_folder
+
+if TYPE_CHECKING:
+    from kinfolk.text.inspect import TokenView
+    from kinfolk.workflows.compare_tokenizers import Comparison
+
+tokenizers = typer.Typer(help="Train, inspect and compare tokenizers.", no_args_is_help=True)
+app.add_typer(tokenizers, name="tokenizer", rich_help_panel=DATA)
+
+Segmenter = Annotated[
+    str,
+    option("spaces|jieba", "Word segmenter for the kind word; jieba for Chinese."),
+]
+
+# Dark letters on pale colors are readable on any terminal; neighbors never share a color.
+SHADES = ("black on #cfe3f5", "black on #fbe3c8")
+SPECIAL, UNKNOWN = "black on #d9d9d9", "bold white on #b00020"
+
+
+@command(
+    "kinfolk tokenizer train notes/ --kind bpe --vocab-size 8192 -o tok",
+    panel=None,
+    name="train",
+    group=tokenizers,
+)
+def train(
+    files: Files,
+    out: NewFolder,
+    kind: Annotated[
+        str,
+        typer.Option(
+            help="bpe (byte-level, GPT-2), word-bpe (GPT-1), wordpiece (BERT), unigram "
+            "(SentencePiece; T5, ALBERT, XLNet), word, char or byte."
+        ),
+    ] = "bpe",
+    vocab_size: Annotated[int, option("N", "Vocabulary size, including special tokens.")] = 8192,
+    lowercase: Annotated[
+        bool, option("", "Lowercase the text before training.", None, "--lowercase")
+    ] = False,
+    segmenter: Segmenter = "spaces",
+    field: Field = None,
+    column: Column = None,
+    json: AsJson = False,
+) -> None:
+    """Train a tokenizer with the special tokens of every family: all models can share it."""
+    check_new_folder(out)
+    from kinfolk.data.documents import parts
+    from kinfolk.text.train import train_tokenizer
+
+    texts = parts(files, field=field, column=column)
+    tokenizer = train_tokenizer(
+        texts, kind=kind, vocab_size=vocab_size, lowercase=lowercase, segmenter=segmenter
+    )
+    tokenizer.save(out)
+    if json:
+        print_json({"folder": str(out), "kind": kind, "vocab": tokenizer.vocab_size})
+    else:
+        print(f"trained {kind} tokenizer, vocabulary size {tokenizer.vocab_size:,}: {out}")
+
+
+@command(
+    'kinfolk tokenizer show runs/bert "The cat sat."', panel=None, name="show", group=tokenizers
+)
+def show(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Tokenizer folder, model folder or run.")
+    ],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="Text, or - for stdin.")] = "-",
+    json: AsJson = False,
+) -> None:
+    """Show the tokens of a text with their ids.
+
+    ␣ is a space, ⏎ a new line. Special tokens are grey, unknown ones red.
+    """
+    from kinfolk.text.inspect import token_views, tokenizer_stats
+    from kinfolk.workflows.folders import load_tokenizer
+
+    tokenizer = load_tokenizer(folder)
+    text = piped("text") if text == "-" else readable(text, "text")
+    found = token_views(tokenizer, text)
+    if json:
+        print_json({"text": text, "pieces": [vars(token) for token in found]})
+        return
+    for line in _lines(found, console.width):
+        console.print(line, no_wrap=True, overflow="ignore", crop=False)
+    (measures,) = tokenizer_stats([tokenizer], [text])
+    counts = f"{len(found):,} tokens"
+    if measures.words:
+        counts += f" for {measures.words:,} words in {measures.bytes:,} bytes"
+    if unknown := sum(token.unknown for token in found):
+        counts += f", {unknown:,} unknown"
+    console.print(counts, highlight=False)
+
+
+def _lines(tokens: Sequence["TokenView"], width: int) -> list[Text]:
+    """Return lines of tokens, each above its id; without colors a space still separates them."""
+    lines: list[Text] = []
+    used = width
+    for number, token in enumerate(tokens):
+        size = max(cell_len(token.text), len(str(token.id)))
+        if used + 1 + size > width:
+            lines += [Text(), Text()]
+            used = -1  # no space before the first
+        style = UNKNOWN if token.unknown else SPECIAL if token.special else SHADES[number % 2]
+        gap = " " if used > 0 else ""
+        lines[-2].append(gap).append(token.text + " " * (size - cell_len(token.text)), style)
+        lines[-1].append(gap).append(str(token.id).ljust(size), "dim")
+        used += 1 + size
+    return lines
+
+
+@command(
+    "kinfolk tokenizer compare notes/ --train bpe:8192 --train unigram:8192 -o page.html",
+    panel=None,
+    name="compare",
+    group=tokenizers,
+)
+def compare(
+    files: Files,
+    tokenizer: Annotated[
+        list[Path] | None,
+        option("DIR", "Tokenizer folder, model folder or run. Repeatable."),
+    ] = None,
+    train: Annotated[
+        list[str] | None,
+        option("KIND:SIZE", "Train this tokenizer for the comparison, e.g. bpe:8192. Repeatable."),
+    ] = None,
+    out: Report = None,
+    lowercase: Annotated[
+        bool, option("", "Lowercase the text before training.", None, "--lowercase")
+    ] = False,
+    segmenter: Segmenter = "spaces",
+    field: Field = None,
+    column: Column = None,
+    json: AsJson = False,
+) -> None:
+    """Compare tokenizers on the same text: tokens per word, bytes per token, unknown rate.
+
+    With `--train`, 10% of the documents are held out and used for the comparison: those that
+    `prepare --holdout 0.1` holds out.
+    """
+    from kinfolk.reports.page import write
+    from kinfolk.reports.tokenizers_page import render
+    from kinfolk.workflows.compare_tokenizers import compare
+
+    with errors.status("reading") as status:
+        found = compare(
+            files,
+            folders=tokenizer or [],
+            learn=train or [],
+            lowercase=lowercase,
+            words=segmenter,
+            field=field,
+            column=column,
+            say=status.update,
+        )
+    page = None if out is None else write(render(found.page()), out)
+    if json:
+        print_json(_facts(found, page))
+        return
+    titles = ("vocab size", "tokens/word", *found.scripts, "bytes/token", "unknown")
+    rows = table(
+        TableColumn("", no_wrap=True),
+        *(TableColumn(title, justify="right", no_wrap=True) for title in titles),
+    )
+    for row in found.rows:
+        m = row.measures
+        scripts = (f"{m.fertility(script):.2f}" for script in found.scripts)
+        values = (f"{m.tokens_per_word:.2f}", *scripts, f"{m.bytes_per_token:.2f}")
+        rows.add_row(
+            Text(row.name, "bold"), f"{row.vocab_size:,}", *values, f"{m.unknown_rate:.2%}"
+        )
+    print_table(rows)
+    console.print(f"on {found.text}", highlight=False, soft_wrap=True)
+    if page is not None:
+        print(f"report: {page}")
+
+
+def _facts(found: "Comparison", page: Path | None) -> dict[str, Any]:
+    first = found.rows[0].measures
+    rows = []
+    for row in found.rows:
+        m = row.measures
+        scripts = {script: m.fertility(script) for script in found.scripts}
+        rows.append(
+            {
+                "name": row.name,
+                "kind": row.kind,
+                "vocab": row.vocab_size,
+                "tokens": m.tokens,
+                "tokens_per_word": m.tokens_per_word,
+                "tokens_per_word_by_script": scripts,
+                "bytes_per_token": m.bytes_per_token,
+                "unknown_rate": m.unknown_rate,
+            }
+        )
+    text = {"words": first.words, "bytes": first.bytes, "held_out": found.held_out}
+    return {**text, "tokenizers": rows, "page": None if page is None else str(page)}

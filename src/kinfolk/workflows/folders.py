@@ -1,0 +1,67 @@
+"""Folders that commands are given, checked and opened without importing torch."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kinfolk.errors import UserError
+
+if TYPE_CHECKING:
+    from kinfolk.text.tokenizer import Tokenizer
+
+
+def check_new_folder(path: Path) -> None:
+    """Refuse an output folder that holds something already."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UserError(f"{path} already exists: choose another -o")
+
+
+def check_new_file(path: Path) -> None:
+    """Refuse an output file that exists, or whose folder does not."""
+    if path.exists():
+        raise UserError(f"{path} already exists: choose another -o")
+    if not path.parent.is_dir():
+        raise UserError(f"folder {path.parent} does not exist: make it, or choose another -o")
+
+
+def check_model_folder(path: Path | str, *, or_corpus: bool = False) -> Path:
+    """Refuse a path that is neither a run nor a checkpoint nor a model folder."""
+    path = Path(path)
+    if not path.is_dir():
+        raise UserError(f"no such folder: {path}")
+    names = ("config.json", "recipe.json", "scores.json", *(("corpus.json",) if or_corpus else ()))
+    if any((path / name).is_file() for name in names):
+        return path
+    raise UserError(f"{path} is neither a run (no recipe.json) nor a model folder (no config.json)")
+
+
+def find_model_folder(path: Path | str) -> Path:
+    """Return the model folder: of a run its newest valid checkpoint, else the folder itself.
+
+    Of a fine-tuned run it is the checkpoint with the best dev score, of several seeds their best.
+    """
+    path = check_model_folder(path)
+    if (path / "config.json").is_file():
+        return path
+    best = path / "best" if (path / "best").is_dir() else path / "checkpoints" / "best"
+    if (path / "scores.json").is_file() and best.is_dir():
+        return find_model_folder(best.resolve())
+    from kinfolk.training import checkpoint  # imports torch
+
+    newest = checkpoint.latest_valid(path)
+    if newest is None:
+        raise UserError(
+            f"{path} has no checkpoint yet: resume it with kinfolk pretrain --resume {path}"
+        )
+    return newest
+
+
+def load_tokenizer(path: Path | str) -> "Tokenizer":
+    """Load the tokenizer of a tokenizer folder, a run, a model folder or a corpus."""
+    from kinfolk.text.tokenizer import Tokenizer
+
+    path = Path(path)
+    if (path / "tokenizer.json").is_file() or not path.is_dir():
+        return Tokenizer.load(path)
+    if (path / "corpus.json").is_file():
+        return Tokenizer.load(path / "tokenizer")
+    return Tokenizer.load(find_model_folder(path))

@@ -1,0 +1,80 @@
+"""Arguments, paths and combinations of options are checked before torch is imported."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from little import Home
+
+# The words of a command, and its exit code.
+COMMANDS = [
+    ("--help", 0),
+    ("--version", 0),
+    ("members", 0),
+    ("members --json", 0),
+    ("members brt", 2),
+    ("pretrain --help", 0),
+    ("finetune --help", 0),
+    ("evaluate --help", 0),
+    ("tokenizer show {tok} word", 0),
+    ("prepare {text} --tokenizer {tok} -o {tmp}/corpus", 0),
+    ("tokenizer train {text} --kind byte -o {tmp}/tok", 0),
+    ("audit {text}", 0),
+    ("evaluate {tmp}/none --text {text}", 2),
+    ("evaluate {tmp} --text {text}", 2),
+    ("evaluate --text {text}", 2),
+    ("generate {tmp}/none The", 2),
+    ("generate {tmp}/none The --num-beams 0", 2),
+    ("fill {tmp}/none [MASK]", 2),
+    ("chat {tmp}", 2),
+    ("translate {tmp}/none {text}", 2),
+    ("export {tmp}/none -o {tmp}/new", 2),
+    ("finetune {tmp} --train {text} -o {tmp}/new", 2),
+    ("finetune bert --train {tmp}/none -o {tmp}/new", 2),
+    ("finetune bert --train {text} -o {tmp}/new --limit 3", 2),
+    ("finetune bert --train {text} -o {tmp}/new train.learning_rate=1", 2),
+    ("finetune brt --train {text} -o {tmp}/new", 2),
+    ("finetune --resume {tmp}", 2),
+    ("predict {tmp}/none {text}", 2),
+    ("prepare {text} --tokenizer {tmp}/none -o {tmp}/new", 2),
+    ("prepare {text} --tokenizer {tok} -o {tmp}/new --holdout 2", 2),
+    ("prepare {text} --tokenizer {tok} -o {tmp}/new --dedup foo", 2),
+    ("pretrain gtp2 --corpus {corpus} -o {tmp}/new", 2),
+    ("pretrain gpt2/tyni --corpus {corpus} -o {tmp}/new", 2),
+    ("pretrain gpt2 --corpus {corpus}=0 -o {tmp}/new", 2),
+    ("pretrain gpt2 --corpus {tmp}/none -o {tmp}/new", 2),
+    ("pretrain gpt2 --corpus {corpus} -o {corpus}", 2),
+    ("pretrain gpt2 --corpus {corpus} -o {tmp}/new --learning-rate 1", 2),
+    ("pretrain gpt2 --corpus {corpus} -o {tmp}/new --lr high", 2),
+    ("pretrain gpt2 --corpus {corpus} -o {tmp}/new train.lr=high", 2),
+    ("pretrain gpt2 --corpus {corpus} -o {tmp}/new fast", 2),
+    ("pretrain gpt2 --source {text} -o {tmp}/new", 2),
+    ("pretrain gpt2 --pairs {tmp}/none -o {tmp}/new", 2),
+    ("pretrain gpt2 --corpus {corpus}", 2),
+    ("pretrain --resume {tmp}", 2),
+    ("quickstart -o {corpus}", 2),
+]
+CHILD = """
+import sys
+from kinfolk.cli import main
+sys.argv = ["kinfolk", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as ended:
+    code = ended.code or 0
+else:
+    code = 0
+print(code, "torch" in sys.modules, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(("words", "code"), COMMANDS, ids=[words for words, _ in COMMANDS])
+def test_torch_is_not_imported(words: str, code: int, home: Home, tmp_path: Path) -> None:
+    folders = {"tmp": tmp_path, "text": home.text, "tok": home.tokenizer, "corpus": home.corpus}
+    arguments = [word.format(**folders) for word in words.split()]
+    found = subprocess.run(
+        [sys.executable, "-c", CHILD, *arguments], capture_output=True, text=True, check=True
+    )
+    assert found.stderr.splitlines()[-1] == f"{code} False", found.stderr
