@@ -489,7 +489,7 @@ def check(
     texts = [t for row in rows[:CHECKED] for t in row]
     padded = [work.pad(texts[i : i + 8]).to(device) for i in range(0, len(texts), 8)]
     predictions = sum(r.predictions for r in padded)
-    assert predictions == batch.counts["tokens"], "both sides predict the same tokens"
+    assert predictions == batch.counts[objective.loss_name], "both sides predict the same tokens"
     said = 0.0
     for r in padded:
         part = peer(**r.arguments).loss * (r.predictions / predictions)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kinfolk.data.corpus import LENGTH, STRETCHES, corpus_fingerprint
+from kinfolk.data.corpus import NUM_SAMPLES, SAMPLE_BYTES, corpus_fingerprint
 from kinfolk.data.prepare import prepare
 from kinfolk.text import train_tokenizer
 from little import text
@@ -47,14 +47,14 @@ def test_a_holdout_gone_shows(corpus: Path, tmp_path: Path) -> None:
 
 
 def test_a_large_file_is_read_in_stretches_from_its_first_byte_to_its_last(tmp_path: Path) -> None:
-    size = 3 * STRETCHES * LENGTH
+    size = 3 * NUM_SAMPLES * SAMPLE_BYTES
     with (tmp_path / "tokens.bin").open("wb") as file:
         file.truncate(size)
     before = corpus_fingerprint(tmp_path)
-    for place in (0, 2 * LENGTH, size - 1):
+    for place in (0, 2 * SAMPLE_BYTES, size - 1):
         with (tmp_path / "tokens.bin").open("r+b") as file:
             file.seek(place)
             file.write(b"x")
         after = corpus_fingerprint(tmp_path)
-        assert (after != before) == (place != 2 * LENGTH)  # between two stretches
+        assert (after != before) == (place != 2 * SAMPLE_BYTES)  # between two stretches
         before = after

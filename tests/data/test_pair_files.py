@@ -82,7 +82,7 @@ def test_a_pair_is_a_document_of_two_sequences(tmp_path: Path, tokenizer: Tokeni
 def test_targets_are_documents_of_their_own(
     chunk: int, tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parallel_text, "CHUNK", chunk)
+    monkeypatch.setattr(parallel_text, "PAIRS_PER_BATCH", chunk)
     write_parallel_corpus(
         files(tmp_path, lines(ENGLISH), lines(GERMAN)), tokenizer, tmp_path / "corpus"
     )
@@ -119,7 +119,7 @@ def test_what_is_no_pairs_is_told_in_a_sentence(tmp_path: Path) -> None:
         files(tmp_path, "a\nb\n", "c\n").check()
     with pytest.raises(UserError, match=r"there is no pair of texts in .*x.en and .*x.de"):
         files(tmp_path, "a\n\n", "\nb\n").check()
-    with pytest.raises(UserError, match="none does not exist: give a file with a text a line"):
+    with pytest.raises(UserError, match="none does not exist: give a file with one text per line"):
         ParallelText(tmp_path / "none", tmp_path / "x.en").check()
     (tmp_path / "bad.tsv").write_text("a\tb\nc d\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"line 2 of .*bad.tsv has no tab in it"):

@@ -145,7 +145,7 @@ def test_words_are_a_bit_a_token(tmp_path: Path, data: st.DataObject) -> None:
 
 
 def test_a_corpus_without_words_says_so(corpus: Corpus, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="does not say where words begin: prepare it with --words"):
+    with pytest.raises(UserError, match="has no word boundaries: prepare it with --words"):
         corpus.words(0, 3)
     write(tmp_path / "words", DOCUMENTS, words="spaces")
     (tmp_path / "words" / "words.bin").unlink()
@@ -236,7 +236,7 @@ def test_foreign_files_are_named(corpus: Corpus) -> None:
 
 def test_another_tokenizer_is_noticed(corpus: Corpus) -> None:
     train_tokenizer([], kind="byte", vocab_size=0, lowercase=True).save(corpus.folder / "tokenizer")
-    with pytest.raises(UserError, match="not the one that made this corpus"):
+    with pytest.raises(UserError, match="not the tokenizer of this corpus"):
         corpus.tokenizer()
 
 

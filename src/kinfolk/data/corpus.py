@@ -59,7 +59,7 @@ class Corpus:
 
     @classmethod
     def open(cls, folder: Path | str) -> "Corpus":
-        """Open a folder that `prepare` wrote, once its files agree with each other."""
+        """Open a folder that `prepare` wrote, and check that its files agree."""
         folder = Path(folder)
         for name in ("corpus.json", "tokens.idx", "tokens.bin"):
             if not (folder / name).is_file():
@@ -72,7 +72,7 @@ class Corpus:
         with index.open("rb") as file:
             header = file.read(HEADER.size)
         if len(header) < HEADER.size or not header.startswith(MAGIC):
-            raise _corrupt(index, "it does not begin as a Megatron index does")
+            raise _corrupt(index, "it does not begin like a Megatron index")
         _, version, code, sentences, bounds = HEADER.unpack(header)
         if version != VERSION or code not in DTYPES:
             raise _corrupt(index, f"version {version} with ids of type {code} is not known here")
@@ -90,7 +90,7 @@ class Corpus:
 
     @cached_property
     def starts(self) -> IntArray:
-        """Return where each document begins among the tokens, and at last where all end."""
+        """Return the start of each document in the stream of tokens, and the end of the last."""
         starts = np.full(self.documents + 1, self.tokens)
         inside = self._document_indices < len(self._sequence_pointers)
         starts[inside] = (
@@ -107,11 +107,11 @@ class Corpus:
         return self.ids(self.starts[i], self.starts[i + 1])
 
     def sentences(self, start: int, stop: int) -> IntArray:
-        """Return the lengths of the sentences inside a slice, cut to it, in all stop - start."""
+        """Return the lengths of the sentences in a slice, cut to it."""
         if start >= stop:
             return np.zeros(0, np.int64)
         size = self._ids.itemsize
-        # Not np.searchsorted: the index lies at odd addresses, so that it would copy all of it.
+        # Not np.searchsorted: the index is not aligned, so that it would copy all of it.
         first = bisect_right(self._sequence_pointers, start * size)
         last = bisect_left(self._sequence_pointers, stop * size, lo=first)
         bounds = np.empty(last - first + 2, np.int64)
@@ -120,11 +120,9 @@ class Corpus:
         return bounds[1:] - bounds[:-1]
 
     def words(self, start: int, stop: int) -> npt.NDArray[np.bool_]:
-        """Tell of each token in a slice whether it begins a word."""
+        """Return which tokens of a slice begin a word."""
         if self._words is None:
-            raise UserError(
-                f"{self.folder} does not say where words begin: prepare it with --words"
-            )
+            raise UserError(f"{self.folder} has no word boundaries: prepare it with --words")
         first = start // 8
         bits = np.unpackbits(self._words[first : -(-stop // 8)])
         return bits[start - 8 * first : stop - 8 * first].astype(np.bool_)
@@ -141,10 +139,10 @@ class Corpus:
         return counts
 
     def tokenizer(self) -> Tokenizer:
-        """Return the tokenizer the corpus was made with."""
+        """Return the tokenizer of the corpus."""
         tokenizer = Tokenizer.load(self.folder / "tokenizer")
         if tokenizer.fingerprint != self.tokenizer_hash:
-            raise _corrupt(self.folder / "tokenizer", "it is not the one that made this corpus")
+            raise _corrupt(self.folder / "tokenizer", "it is not the tokenizer of this corpus")
         return tokenizer
 
 
@@ -152,7 +150,7 @@ def _memmap(file: Path, type: npt.DTypeLike, size: int, *, offset: int = 0) -> n
     # An empty file cannot be mapped.
     if size == 0:
         return np.zeros(0, type)
-    # A plain view: every slice of a memmap is made in Python.
+    # A plain view: slices of a memmap are slow.
     return np.memmap(file, type, mode="r", offset=offset, shape=(size,)).view(np.ndarray)
 
 
@@ -187,7 +185,7 @@ def _corrupt(file: Path, reason: str) -> UserError:
 
 @dataclass(frozen=True)
 class EncodedDocuments:
-    """Some documents as ids, end to end, with the lengths that part them."""
+    """Some documents as concatenated ids, with the lengths of sentences and documents."""
 
     ids: npt.NDArray[Any]
     sentences: npt.NDArray[np.int32]  # tokens in each sentence
@@ -198,7 +196,7 @@ class EncodedDocuments:
 
 @dataclass
 class SourceStats:
-    """What one file gave."""
+    """Documents and bytes of one file."""
 
     path: str
     documents: int = 0
@@ -213,14 +211,12 @@ class WriteProgress:
     sentences: int = 0
     tokens: int = 0
     bytes: int = 0
-    pending_bits: tuple[
-        bool, ...
-    ] = ()  # which of the last tokens begin words: too few to fill a byte
+    pending_bits: tuple[bool, ...] = ()  # word starts of the last tokens, less than a byte
 
-    def sizes(self, width: int) -> dict[str, int]:
-        """Return the bytes in each file, for ids of a width."""
+    def sizes(self, itemsize: int) -> dict[str, int]:
+        """Return the bytes of each file, for ids of so many bytes."""
         return {
-            "tokens.bin": width * self.tokens,
+            "tokens.bin": itemsize * self.tokens,
             "lengths.part": 4 * self.sentences,
             "documents.part": 8 * self.documents,
             "words.bin": self.tokens // 8,
@@ -228,15 +224,15 @@ class WriteProgress:
 
 
 def dtype_code(tokenizer: Tokenizer) -> int:
-    """Return Megatron's number for the type that holds every id of a tokenizer."""
+    """Return Megatron's code of the dtype that holds every id of a tokenizer."""
     return 8 if tokenizer.vocab_size <= 1 << 16 else 4
 
 
 class CorpusWriter:
-    """Write a corpus as it comes, holding none of it; leave the `with` block to finish it.
+    """Write a corpus part by part; the end of the `with` block finishes it.
 
-    What was `written` before, by a writer that was killed, is kept; anything behind it is not. Its
-    files named *.part are of no use once the corpus is finished.
+    What was `written` by a writer that was killed is kept; anything after it is cut off. Files
+    named *.part are not needed once the corpus is finished.
     """
 
     def __init__(
@@ -274,7 +270,7 @@ class CorpusWriter:
                 file.close()
 
     def add(self, encoded: EncodedDocuments, sources: Sequence[str]) -> None:
-        """Append documents, each with the file it came from."""
+        """Append documents, each with its source file."""
         columns: dict[str, npt.NDArray[Any]] = {
             "tokens.bin": encoded.ids.astype(DTYPES[self._code]),
             "lengths.part": encoded.sentences.astype(np.int32),
@@ -283,9 +279,9 @@ class CorpusWriter:
         rest = self.written.pending_bits
         if self._words is not None:
             assert encoded.words is not None
-            marks = np.concatenate([np.array(rest, np.bool_), encoded.words])
-            full = len(marks) // 8 * 8
-            columns["words.bin"], rest = np.packbits(marks[:full]), tuple(marks[full:].tolist())
+            begins = np.concatenate([np.array(rest, np.bool_), encoded.words])
+            full = len(begins) // 8 * 8
+            columns["words.bin"], rest = np.packbits(begins[:full]), tuple(begins[full:].tolist())
         for name, column in columns.items():
             self._files[name].write(column.tobytes())
         self.written = WriteProgress(
@@ -299,13 +295,13 @@ class CorpusWriter:
             self.count_source(path, size)
 
     def count_source(self, path: str, size: int) -> None:
-        """Count one document to the file it came from."""
+        """Count one document of a source file."""
         source = self._sources.setdefault(path, SourceStats(path))
         source.documents += 1
         source.bytes += size
 
     def sync(self) -> WriteProgress:
-        """See that all is on the disk, come what may, and return how much that is."""
+        """Flush everything to the disk, and return the progress."""
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
@@ -344,7 +340,7 @@ class CorpusWriter:
 
 
 def _opened(file: Path, size: int) -> IO[bytes]:
-    """Open a file to add to its first bytes, and forget those behind them."""
+    """Open a file to append after its first bytes; what follows them is cut off."""
     opened = file.open("r+b" if file.exists() else "w+b")
     if opened.seek(0, os.SEEK_END) < size:
         opened.close()
@@ -363,7 +359,7 @@ def _chunks(file: IO[bytes], type: npt.DTypeLike) -> Iterator[npt.NDArray[Any]]:
 def _write_prefix_sums(
     index: IO[bytes], file: IO[bytes], type: npt.DTypeLike, *, scale: int = 1
 ) -> None:
-    """Write the sum of all numbers before each."""
+    """Write the sum of the numbers before each."""
     total = 0
     for chunk in _chunks(file, type):
         sums = total + scale * np.cumsum(chunk, dtype=np.int64)
@@ -371,14 +367,14 @@ def _write_prefix_sums(
         total = int(sums[-1])
 
 
-STRETCHES = 16  # read of each file, from its first byte to its last
-LENGTH = 1 << 16  # bytes of each
+NUM_SAMPLES = 16  # of each file, from its first byte to its last
+SAMPLE_BYTES = 1 << 16  # of each
 
 
 def corpus_fingerprint(folder: Path) -> str:
-    """Return 128 bits of the tokens in a corpus folder and in what it holds out.
+    """Return a 128-bit hash of samples of a corpus folder and of what it holds out.
 
-    The index counts documents and sentences, so another text shows in it, or in some stretch of the
+    The index counts documents and sentences, so another text shows in it, or in some sample of the
     tokens. Reading takes no longer for a large corpus than for a small one.
     """
     found = blake2b(digest_size=16)
@@ -389,7 +385,7 @@ def corpus_fingerprint(folder: Path) -> str:
 
 
 def file_fingerprint(file: Path, data: bytes | None = None) -> str:
-    """Return 128 bits of one file, by its size and stretches of it; its bytes may be given."""
+    """Return a 128-bit hash of the size and some samples of a file; its bytes may be given."""
     found = blake2b(digest_size=16)
     _add(found, file, data)
     return found.hexdigest()
@@ -398,8 +394,8 @@ def file_fingerprint(file: Path, data: bytes | None = None) -> str:
 def _add(found: blake2b, file: Path, data: bytes | None = None) -> None:
     size = file.stat().st_size if data is None else len(data)
     found.update(f"{file.name} {size}\n".encode())
-    last = max(0, size - LENGTH)
+    last = max(0, size - SAMPLE_BYTES)
     with file.open("rb") if data is None else io.BytesIO(data) as opened:
-        for start in sorted({last * i // (STRETCHES - 1) for i in range(STRETCHES)}):
+        for start in sorted({last * i // (NUM_SAMPLES - 1) for i in range(NUM_SAMPLES)}):
             opened.seek(start)
-            found.update(opened.read(LENGTH))
+            found.update(opened.read(SAMPLE_BYTES))

@@ -1,8 +1,7 @@
-"""Pairs of texts: two files line by line or a table of two columns, and the corpus they become.
+"""Parallel text: two files line by line or a table of two columns, and their corpus.
 
-A pair is a document of two sequences, which lie in the index where others have sentences. The
-bytes of such a corpus are those of its targets: they are what is predicted, and what a score is
-divided by.
+A pair is a document of two sequences, which the index holds as sentences. The bytes of such a
+corpus are those of its targets, which are predicted and by which a score is divided.
 """
 
 import warnings
@@ -20,32 +19,32 @@ from kinfolk.data.files import decoded_lines, open_input
 from kinfolk.errors import UserError
 from kinfolk.text import Tokenizer
 
-CHUNK = 4096  # pairs encoded at once
+PAIRS_PER_BATCH = 4096  # encoded at once
 
 
 @dataclass(frozen=True)
 class TextPair:
-    """A text, and what is to be written about it."""
+    """A source text and its target."""
 
     source: str
     target: str
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to read, or nothing to write."""
+        """Whether one of the two is empty."""
         return not (self.source and self.target)
 
 
 @dataclass(frozen=True)
 class ParallelText:
-    """Two files, a text a line; or one table with the pair in its first two columns."""
+    """Two files with one text per line; or one table with the pair in its first two columns."""
 
     source: Path
     target: Path | None = None
 
     @property
     def names(self) -> tuple[str, str]:
-        """The files of the two sides, the same one for a table."""
+        """The files of sources and targets, the same for a table."""
         return str(self.source), str(self.target or self.source)
 
     @property
@@ -54,10 +53,10 @@ class ParallelText:
         return " and ".join(dict.fromkeys(self.names))
 
     def check(self) -> None:
-        """See that the files are there and aligned, and hold a pair."""
+        """Check that the files exist, are aligned and have a pair."""
         for path in (self.source, self.target):
             if path is not None and not path.is_file():
-                raise UserError(f"{path} does not exist: give a file with a text a line")
+                raise UserError(f"{path} does not exist: give a file with one text per line")
         if self.target is not None:
             counts = [sum(1 for _ in _lines(path)) for path in (self.source, self.target)]
             if counts[0] != counts[1]:
@@ -65,11 +64,11 @@ class ParallelText:
                     f"{self.source} has {counts[0]:,} lines and {self.target} has {counts[1]:,}: "
                     "line n of one must be the pair of line n of the other"
                 )
-        if not sum(not pair.empty for pair in self.rows()):  # every line is looked at
+        if not sum(not pair.empty for pair in self.rows()):  # reads every line
             raise UserError(f"there is no pair of texts in {self.description}: each side is empty")
 
     def rows(self) -> Iterator[TextPair]:
-        """Stream all pairs, those with an empty side too."""
+        """Stream all pairs, also those with an empty side."""
         if self.target is not None:
             both = zip_longest(_lines(self.source), _lines(self.target), fillvalue="")
             yield from (TextPair(source.strip(), target.strip()) for source, target in both)
@@ -83,18 +82,18 @@ class ParallelText:
             yield TextPair(cells[0].strip(), cells[1].strip() if line else "")
 
     def pairs(self) -> Iterator[tuple[int, TextPair]]:
-        """Stream the pairs that have two sides, each with its line."""
+        """Stream the pairs that have both sides, each with its line."""
         return ((line, pair) for line, pair in enumerate(self.rows(), 1) if not pair.empty)
 
 
 def write_parallel_corpus(
     files: ParallelText, tokenizer: Tokenizer, out: Path, *, prefix: str = ""
 ) -> None:
-    """Write a corpus of pairs, with a prefix before every source; say how many are left out."""
+    """Write a corpus of pairs, with a prefix before every source; warn about those left out."""
     encoder, stream = DocumentEncoder(tokenizer), files.pairs()
     kept: list[int] = []  # lines
     with CorpusWriter(out, tokenizer) as writer:
-        while chunk := list(islice(stream, CHUNK)):
+        while chunk := list(islice(stream, PAIRS_PER_BATCH)):
             texts = [text for _, p in chunk for text in (prefix + p.source, p.target)]
             encoded, bytes, whole = _joined(encoder(texts))
             source, target = files.names
@@ -102,23 +101,23 @@ def write_parallel_corpus(
             for size in bytes.tolist() if source != target else ():
                 writer.count_source(source, size)
             kept += [line for (line, _), good in zip(chunk, whole.tolist(), strict=True) if good]
-    for left in out.glob("*.part"):  # of no use once a corpus is finished
+    for left in out.glob("*.part"):  # not needed once a corpus is finished
         left.unlink()
     if not kept:
-        raise UserError(f"{files.source} holds nothing that this tokenizer can read")
+        raise UserError(f"{files.source} has nothing that this tokenizer can encode")
     _warn_skipped(files, kept)
 
 
-def _joined(found: EncodedDocuments) -> tuple[EncodedDocuments, IntArray, BoolArray]:
-    """Make pairs of texts two by two; also return the bytes of sources, and which were whole.
+def _joined(texts: EncodedDocuments) -> tuple[EncodedDocuments, IntArray, BoolArray]:
+    """Join texts two by two; also return the bytes of sources, and which pairs are kept.
 
-    A text may be nothing to a tokenizer, as a space of no width is; its pair is left out.
+    A text may have no tokens, such as a zero-width space; its pair is left out.
     """
-    ends = np.concatenate([[0], np.cumsum(found.sentences)])
-    sizes = np.diff(ends[np.concatenate([[0], np.cumsum(found.documents)])]).reshape(-1, 2)
+    ends = np.concatenate([[0], np.cumsum(texts.sentences)])
+    sizes = np.diff(ends[np.concatenate([[0], np.cumsum(texts.documents)])]).reshape(-1, 2)
     whole = sizes.all(1)
-    ids = found.ids[np.repeat(whole, sizes.sum(1))]
-    source, target = found.bytes.reshape(-1, 2)[whole].T
+    ids = texts.ids[np.repeat(whole, sizes.sum(1))]
+    source, target = texts.bytes.reshape(-1, 2)[whole].T
     sequences = sizes[whole].ravel().astype(np.int32)
     return EncodedDocuments(ids, sequences, np.full(len(target), 2), target), source, whole
 
@@ -136,7 +135,7 @@ def _warn_skipped(files: ParallelText, kept: Sequence[int]) -> None:
 
 
 def pair_lengths(documents: TokenizedDocuments) -> IntArray:
-    """Count the tokens of the two sides of every pair: (pairs, 2)."""
+    """Return the tokens of source and target of every pair: (pairs, 2)."""
     starts = documents.starts
     lengths = documents.sentences(0, int(starts[-1]))
     lengths = lengths[lengths > 0]
@@ -150,7 +149,7 @@ def pair_lengths(documents: TokenizedDocuments) -> IntArray:
 
 
 class TargetDocuments:
-    """The second sides of a corpus of pairs, as documents of their own."""
+    """The targets of a corpus of pairs, as documents."""
 
     def __init__(self, pairs: Corpus) -> None:
         self._pairs, self._sizes = pairs, pair_lengths(pairs)
@@ -166,15 +165,15 @@ class TargetDocuments:
     def token_counts(self) -> IntArray:
         """Return how often each id occurs."""
         counts, starts = np.zeros(self.vocab_size, np.int64), self._pairs.starts
-        for first in range(0, self.documents, CHUNK):
-            sizes = self._sizes[first : first + CHUNK]
+        for first in range(0, self.documents, PAIRS_PER_BATCH):
+            sizes = self._sizes[first : first + PAIRS_PER_BATCH]
             ids = self._pairs.ids(int(starts[first]), int(starts[first + len(sizes)]))
             written = np.repeat(np.tile([False, True], len(sizes)), sizes.ravel())
             counts += np.bincount(ids[written], minlength=self.vocab_size)
         return counts
 
     def tokenizer(self) -> Tokenizer:
-        """Return the tokenizer the corpus was made with."""
+        """Return the tokenizer of the corpus."""
         return self._pairs.tokenizer()
 
 

@@ -131,9 +131,9 @@ def bars(values: Sequence[Bar], lines: Sequence[ReferenceLine], *, x: str) -> st
         parts.append(text("tick", to_x.at(tick), floor + 18, compact_number(tick), "middle"))
     for place, bar in enumerate(values):
         middle = top + pitch * (place + 0.5)
-        end, said = float(left), "no data"
+        end, value = float(left), "no data"
         if math.isfinite(bar.value):
-            end, said = to_x.at(bar.value), f"{bar.value:.2f}"
+            end, value = to_x.at(bar.value), f"{bar.value:.2f}"
         parts.append(
             text("name", left - 12, middle - 2 if bar.note else middle + 5, bar.name, "end")
         )
@@ -142,7 +142,7 @@ def bars(values: Sequence[Bar], lines: Sequence[ReferenceLine], *, x: str) -> st
             f'<rect class="bar c{bar.colour % COLOURS}{" pale" if bar.muted else ""}" x="{left}" '
             f'y="{middle - thick / 2}" width="{end - left:.1f}" height="{thick}" rx="2"/>'
         )
-        parts.append(text("value", WIDTH - 2, middle + 5, said, "end"))  # where no line crosses it
+        parts.append(text("value", WIDTH - 2, middle + 5, value, "end"))  # right of every line
     for place, line in enumerate(lines):
         end, base = to_x.at(line.y), LABEL_HEIGHT * (place + 1)
         parts.append(f'<path class="rule r{place % 2}" d="M{end:.1f} {base - 10}V{floor}"/>')

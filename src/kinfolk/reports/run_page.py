@@ -126,7 +126,7 @@ def versus_baselines(score: ModelScore, baselines: Sequence[Baseline]) -> list[t
     """Say how far a score is below each baseline: [("12% below the 3-gram", True), ...]."""
     if not score.comparable or not math.isfinite(score.loss):
         return []
-    said = []
+    differences = []
     for baseline in baselines:
         ours, theirs = score.loss, baseline.loss
         if score.bits_per_byte is not None and baseline.bits_per_byte is not None:
@@ -135,5 +135,5 @@ def versus_baselines(score: ModelScore, baselines: Sequence[Baseline]) -> list[t
             continue
         change = ours / theirs - 1
         side = "below" if change < 0 else "above"
-        said.append((f"{abs(change):.0%} {side} the {baseline.name}", change < 0))
-    return said
+        differences.append((f"{abs(change):.0%} {side} the {baseline.name}", change < 0))
+    return differences

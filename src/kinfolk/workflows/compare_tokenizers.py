@@ -128,12 +128,12 @@ def compare(
     return Comparison(rows=rows, held_out=bool(asked))
 
 
-def parse_spec(said: str) -> tuple[str, int]:
-    """Read KIND:VOCAB."""
-    kind, _, vocab = said.partition(":")
-    if kind not in train.KINDS or not (vocab.isdecimal() or ":" not in said):
+def parse_spec(spec: str) -> tuple[str, int]:
+    """Parse KIND:VOCAB."""
+    kind, _, vocab = spec.partition(":")
+    if kind not in train.KINDS or not (vocab.isdecimal() or ":" not in spec):
         raise UserError(
-            f"--train {said} names no tokenizer: write KIND:VOCAB, as bpe:{VOCAB}; the kinds are "
+            f"--train {spec} names no tokenizer: write KIND:VOCAB, as bpe:{VOCAB}; the kinds are "
             f"{', '.join(train.KINDS)}"
         )
     return kind, int(vocab or VOCAB)

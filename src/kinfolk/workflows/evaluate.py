@@ -286,7 +286,7 @@ def read_samples(path: Path) -> list[str]:
 def _sample_texts(path: Path, text: str) -> Iterator[str]:
     try:
         rows = json.loads(text)
-    except (ValueError, RecursionError):  # several lines, or one that is told by its number
+    except (ValueError, RecursionError):  # several lines, or an error whose line is named below
         with open_input(path) as source:
             yield from read_jsonl(source, allow_nul=True)
         return

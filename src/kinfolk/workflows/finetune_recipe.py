@@ -80,13 +80,14 @@ def default_train_config(config: Any, *, fresh: bool) -> TrainConfig:
     """Return the training settings of fine-tuning a network: a large one has a small rate."""
     body = config.pretrained
     kind = body.network().architecture
-    common = {"batch_size": 32, "schedule": "linear", "min_lr_ratio": 0.0, "betas": (0.9, 0.999)}
-    common |= {"eval_batches": 64}
+    common = TrainConfig(
+        batch_size=32, schedule="linear", min_lr_ratio=0.0, betas=(0.9, 0.999), eval_batches=64
+    )
     if kind == "encoder-decoder":
-        return TrainConfig(**common, optimizer="adamw_rms", lr=5e-3, weight_decay=0.0)  # type: ignore[arg-type]
+        return replace(common, optimizer="adamw_rms", lr=5e-3, weight_decay=0.0)
     # BERT's 4e-5 at width 768 (appendix A.3), more for a narrower network, and for fresh weights.
     peak = 2e-3 if kind == "recurrent" else min(2e-3, (0.12 if fresh else 0.03) / body.hidden_size)
-    return TrainConfig(**common, lr=float(f"{peak:.1e}"), weight_decay=0.01)  # type: ignore[arg-type]
+    return replace(common, lr=float(f"{peak:.1e}"), weight_decay=0.01)
 
 
 def with_dropout(config: Any, share: float) -> Any:
@@ -102,24 +103,24 @@ def epoch_steps(train: TrainConfig, examples: Sequence[int]) -> int:
 
 
 def resolve_steps(
-    tuning: FineTuneRecipe, examples: Sequence[int], said: Sequence[str] = ()
+    recipe: FineTuneRecipe, examples: Sequence[int], settings: Sequence[str] = ()
 ) -> FineTuneRecipe:
     """Set steps, evaluations, checkpoints and warm-up by the number of examples."""
-    train, finetune_config = tuning.train, tuning.finetune
+    train, finetune_config = recipe.train, recipe.finetune
     epoch = epoch_steps(train, examples)
     steps = max(1, math.ceil(finetune_config.epochs * epoch))
     every = max(1, math.ceil(epoch / finetune_config.evals_per_epoch))
-    words = [setting.partition("=")[0] for setting in said]
-    given: dict[str, Any] = {}
-    if "train.steps" not in words:
-        given["steps"] = steps
-    if "train.eval_every" not in words:
-        given["eval_every"] = every
-    if "train.save_every" not in words:  # every evaluation is saved
-        given["save_every"] = given.get("eval_every", train.eval_every)
-    if "train.warmup" not in words:
-        given["warmup"] = max(1, given.get("steps", train.steps) // 10)
-    return replace(tuning, train=replace(train, **given))
+    names = [setting.partition("=")[0] for setting in settings]
+    resolved: dict[str, Any] = {}
+    if "train.steps" not in names:
+        resolved["steps"] = steps
+    if "train.eval_every" not in names:
+        resolved["eval_every"] = every
+    if "train.save_every" not in names:  # every evaluation is saved
+        resolved["save_every"] = resolved.get("eval_every", train.eval_every)
+    if "train.warmup" not in names:
+        resolved["warmup"] = max(1, resolved.get("steps", train.steps) // 10)
+    return replace(recipe, train=replace(train, **resolved))
 
 
 def mean_and_std(scores: Sequence[float]) -> tuple[float, float]:
@@ -136,7 +137,7 @@ class InitialWeights:
     """A folder, or the name of a network whose weights are fresh."""
 
     folder: str = ""  # of a saved model
-    name: str = ""  # or member/size
+    name: str = ""  # or family/size
     tokenizer: str = ""  # of a network that is named
     from_scratch: bool = False  # forget the weights of the folder
     seed: int = 0

@@ -111,7 +111,7 @@ def sample_output(name: str, model: Any, tokenizer: Tokenizer) -> Sample:
     if kind == "decoder":
         text = generate(model, tokenizer, PROMPT, max_new_tokens=80, temperature=0.8, top_p=0.9)
         return Sample(
-            name, "goes on with a text", PROMPT, [TextSpan(PROMPT), TextSpan(text, generated=True)]
+            name, "continues a text", PROMPT, [TextSpan(PROMPT), TextSpan(text, generated=True)]
         )
     heading, prompt = ("fills a word", HOLE) if kind == "encoder" else ("fills a span", SPAN)
     options = {} if kind == "encoder" else {"max_new_tokens": 24}

@@ -1,4 +1,4 @@
-"""One fine-tuning with several seeds: the mean and the spread of its scores.
+"""One fine-recipe with several seeds: the mean and the spread of its scores.
 
 RUN/seed-0/, RUN/seed-1/ ...   a run each
 RUN/scores.json                mean and standard deviation
@@ -117,7 +117,7 @@ def summarize_seeds(out: Path) -> Path:
 def read_scores(out: Path) -> SeedResults:
     """Read the dev scores of a run, or of the runs of all seeds."""
     runs = seed_folders(out) if is_multi_seed(out) else [out]
-    tuning = FineTuneRecipe.read(runs[0] / "recipe.json")
+    recipe = FineTuneRecipe.read(runs[0] / "recipe.json")
     read: list[Any] = [json.loads((run / "scores.json").read_text("utf-8")) for run in runs]
     dev = {
         run: {name: math.nan if value is None else value for name, value in one["dev"].items()}
@@ -125,9 +125,9 @@ def read_scores(out: Path) -> SeedResults:
     }
     best = runs[0]
     for run in runs if dev[best] else ():
-        if tuning.selection_score(dev[run]) > tuning.selection_score(dev[best]):
+        if recipe.selection_score(dev[run]) > recipe.selection_score(dev[best]):
             best = run
-    return SeedResults(tuning.formulations[0].task.main_metric, dev, best)
+    return SeedResults(recipe.formulations[0].task.main_metric, dev, best)
 
 
 def finite_or_none(value: float) -> float | None:

@@ -138,7 +138,7 @@ def run_task(
     file = dataset_of(learned, dev, limit)
     made = tune([file], out, one.metrics[0])
     runs = seed_folders(made) if is_multi_seed(made) else [made]
-    tuning = FineTuneRecipe.read(runs[0] / "recipe.json")
+    recipe = FineTuneRecipe.read(runs[0] / "recipe.json")
     rows = test_rows(one.test, file, limit, on_message)
     if rows:
         found = [evaluate_run(path, rows, device) for path in runs]
@@ -155,7 +155,7 @@ def run_task(
     return SuiteResult(
         name=one.name,
         task=one.task,
-        way=tuning.formulations[0].name,
+        way=recipe.formulations[0].name,
         learned=len(file.splits[0]),
         num_eval_rows=size,
         split=on,
