@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from little import text
+from support.runs import text
 
 pytest.importorskip("transformers")
 

@@ -23,8 +23,8 @@ from kinfolk.workflows.finetune import finetune
 from kinfolk.workflows.load import load, logits
 from kinfolk.workflows.pretrain import pretrain
 from kinfolk.workflows.recipe import recipe
-from little import Home
-from loops import every_case
+from support.loops import every_case
+from support.runs import Home
 
 
 def test_the_index_is_that_of_the_family_files() -> None:
@@ -70,7 +70,9 @@ assert new & {f"kinfolk.families.{name}" for name in index()} == {"kinfolk.famil
     assert run.returncode == 0, run.stderr
 
 
-@pytest.mark.parametrize("arguments", ["members", "pretrain brt/tiny", "finetune bert/tinny"])
+@pytest.mark.parametrize(
+    "arguments", ["members", "pretrain brt/tiny", f"finetune bert/tinny --train {__file__} -o new"]
+)
 def test_a_command_lists_families_and_refuses_unknown_ones_without_torch(arguments: str) -> None:
     code = f"""
 import sys
@@ -181,7 +183,7 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
 def test_a_family_from_outside_the_package_is_trained_saved_opened_and_gets_a_task_head(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import own_family
+    from support import own_family
 
     monkeypatch.setattr(kinfolk.families, "_loaded", dict(kinfolk.families._loaded))
     with pytest.raises(UserError, match="unknown family 'own_family'"):
@@ -212,7 +214,7 @@ def test_a_family_from_outside_the_package_is_trained_saved_opened_and_gets_a_ta
 
 
 def test_a_second_family_of_one_name_and_a_config_of_another_are_refused() -> None:
-    import own_family
+    from support import own_family
 
     with pytest.raises(ValueError, match="there is a family 'gpt2' already"):
         register(replace(family("gpt2")))

@@ -6,7 +6,7 @@ from pathlib import Path, PurePath
 import pytest
 
 import kinfolk as package
-from little import command
+from support.runs import command
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

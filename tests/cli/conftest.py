@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from little import MEMBERS, Home, Kinfolk, command
+from support.runs import MEMBERS, Home, Kinfolk, command
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from little import Home, Kinfolk
+from support.runs import Home, Kinfolk
 
 
 @pytest.fixture

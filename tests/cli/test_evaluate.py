@@ -12,7 +12,7 @@ import kinfolk as package
 from kinfolk import hub
 from kinfolk.data.encode import DocumentEncoder
 from kinfolk.training import checkpoint
-from little import MEMBERS, Home, Kinfolk
+from support.runs import MEMBERS, Home, Kinfolk
 
 TEXT = "The cat saw a ball again.\n\nA dog forgot the letter.\n"
 BYTES = len("The cat saw a ball again.") + len("A dog forgot the letter.")

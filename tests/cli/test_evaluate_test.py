@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-import sheets
 from kinfolk.tasks.dataset import task_dataset
 from kinfolk.training.config import FineTuneConfig
 from kinfolk.workflows.finetune import finetune
 from kinfolk.workflows.finetune_recipe import parse_initial_weights
-from little import Kinfolk, Said, tree
+from support import tables
+from support.runs import Kinfolk, Said, tree
 
 FEW = ("train.batch_size=8", "train.device=cpu", "train.lr=5e-3")
 
@@ -21,10 +21,10 @@ def solvers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Fine-tune a small network on some forms of file."""
     folder = tmp_path_factory.mktemp("solvers")
     files = {
-        "mood": sheets.table(folder / "mood.tsv", 60),
-        "ner": sheets.entities(folder / "ner.txt", 30),
-        "squad": sheets.questions(folder / "squad.json"),
-        "scale": sheets.scale(folder / "scale.tsv"),
+        "mood": tables.table(folder / "mood.tsv", 60),
+        "ner": tables.entities(folder / "ner.txt", 30),
+        "squad": tables.questions(folder / "squad.json"),
+        "scale": tables.scale(folder / "scale.tsv"),
     }
     for name, file in files.items():
         finetune_config = FineTuneConfig(epochs=3 if name == "mood" else 2)
@@ -69,7 +69,7 @@ class Page(HTMLParser):
 def test_scores_are_those_of_the_predictions(
     kinfolk: Kinfolk, solvers: Path, tmp_path: Path
 ) -> None:
-    file = sheets.table(tmp_path / "test.tsv", 44, seed=7)
+    file = tables.table(tmp_path / "test.tsv", 44, seed=7)
     page = tmp_path / "page.html"
     asked = ("evaluate", solvers / "mood", "--test", file, "-o", page, "--json")
     found = json.loads(ok(kinfolk(*asked)).out)
@@ -92,7 +92,7 @@ def test_scores_are_those_of_the_predictions(
 def test_a_page_has_pictures_and_is_shown_as_it_is(
     kinfolk: Kinfolk, solvers: Path, tmp_path: Path
 ) -> None:
-    file = sheets.table(tmp_path / "test.tsv", 60, seed=7)
+    file = tables.table(tmp_path / "test.tsv", 60, seed=7)
     with file.open("a", encoding="utf-8") as rows:
         rows.write("<b>a lovely</b> & bright day\t<i>odd</i>\n")
     said = ok(kinfolk("evaluate", solvers / "mood", "--test", file, "-o", tmp_path / "page.html"))
@@ -107,7 +107,7 @@ def test_a_page_has_pictures_and_is_shown_as_it_is(
 
 
 def test_the_page_of_a_run_lies_in_it(kinfolk: Kinfolk, solvers: Path, tmp_path: Path) -> None:
-    file = sheets.entities(tmp_path / "new.txt", 8, seed=3)
+    file = tables.entities(tmp_path / "new.txt", 8, seed=3)
     said = ok(kinfolk("evaluate", solvers / "ner", "--test", file))
     assert (solvers / "ner" / "test-new.html").is_file()
     types = said.out.partition("per-class metrics")[2].splitlines()
@@ -127,7 +127,7 @@ def test_every_task_has_a_page(name: str, kinfolk: Kinfolk, solvers: Path, tmp_p
 def test_labels_that_training_had_not_are_counted_and_named(
     kinfolk: Kinfolk, solvers: Path, tmp_path: Path
 ) -> None:
-    file = sheets.table(tmp_path / "test.tsv", 10, seed=7)
+    file = tables.table(tmp_path / "test.tsv", 10, seed=7)
     with file.open("a", encoding="utf-8") as rows:
         rows.write("a day\tneutral\nthe day\tneutral\na night\tmixed\n")
     said = kinfolk("evaluate", solvers / "mood", "--test", file, "--json")
@@ -143,7 +143,7 @@ def test_many_classes_are_cut_to_the_frequent_ones(
     kinfolk: Kinfolk, solvers: Path, tmp_path: Path
 ) -> None:
     rows = [f"a day\tclass{n}" for n in range(20) for _ in range(n + 1)]
-    file = sheets.write(tmp_path / "test.tsv", ["sentence\tlabel", *rows])
+    file = tables.write(tmp_path / "test.tsv", ["sentence\tlabel", *rows])
     found = json.loads(ok(kinfolk("evaluate", solvers / "mood", "--test", file, "--json")).out)
     labels = found["confusion"]["labels"]
     assert len(labels) == 13 and labels[0] == "class19" and labels[-1] == "(others)"
@@ -153,7 +153,7 @@ def test_many_classes_are_cut_to_the_frequent_ones(
 def test_a_plain_decoder_is_asked_by_a_prompt(
     kinfolk: Kinfolk, runs: dict[str, Path], tmp_path: Path
 ) -> None:
-    file, train = sheets.table(tmp_path / "test.tsv", 12), sheets.table(tmp_path / "train.tsv", 8)
+    file, train = tables.table(tmp_path / "test.tsv", 12), tables.table(tmp_path / "train.tsv", 8)
     asked = ("evaluate", runs["gpt2"], "--test", file, "--json", "--device", "cpu")
     none = json.loads(ok(kinfolk(*asked, "--way", "prompt")).out)
     shown = ("--shots", "2", "--train", train, "--pattern", "{text}: {answer}", "--words", "a,the")
@@ -168,7 +168,7 @@ def test_a_plain_decoder_is_asked_by_a_prompt(
 def test_choices_are_weighed_by_a_prompt(
     kinfolk: Kinfolk, runs: dict[str, Path], tmp_path: Path
 ) -> None:
-    file = sheets.choices(tmp_path / "test.jsonl")
+    file = tables.choices(tmp_path / "test.jsonl")
     said = kinfolk("evaluate", runs["gpt2"], "--test", file, "--shots", "0", "--json")
     found = json.loads(ok(said).out)
     assert found["task"] == "choose" and 0 <= found["score"] <= 1
@@ -213,10 +213,10 @@ def test_a_mistake_is_one_sentence(
         "tmp": tmp_path,
         "mood": solvers / "mood",
         "squad": solvers / "squad",
-        "file": sheets.table(tmp_path / "test.tsv", 4),
-        "bare": sheets.table(tmp_path / "bare.tsv", 4, labelled=False),
-        "ragged": sheets.write(tmp_path / "ragged.tsv", ["sentence\tlabel", "a day\tgood", "a"]),
-        "nan": sheets.write(tmp_path / "nan.tsv", ["sentence\tlabel", "a day\tnan"]),
+        "file": tables.table(tmp_path / "test.tsv", 4),
+        "bare": tables.table(tmp_path / "bare.tsv", 4, labelled=False),
+        "ragged": tables.write(tmp_path / "ragged.tsv", ["sentence\tlabel", "a day\tgood", "a"]),
+        "nan": tables.write(tmp_path / "nan.tsv", ["sentence\tlabel", "a day\tnan"]),
     }
     before = tree(tmp_path), tree(solvers)
     said = kinfolk("evaluate", *(word.format(**names) for word in words.split()))

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-import sheets
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe
 from kinfolk.workflows.folders import find_model_folder
-from little import Home, Kinfolk, Said, tree
+from support import tables
+from support.runs import Home, Kinfolk, Said, tree
 
 QUICK = ("--epochs", "1", "--batch", "8", "--device", "cpu")
 
@@ -18,13 +18,13 @@ QUICK = ("--epochs", "1", "--batch", "8", "--device", "cpu")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a labelled file of each form, good ones and bad ones."""
     folder = tmp_path_factory.mktemp("files")
-    sheets.table(folder / "train.tsv")
-    sheets.table(folder / "dev.tsv", 12, seed=1)
-    sheets.table(folder / "bare.tsv", 12, seed=1, labelled=False)
-    sheets.entities(folder / "ner.txt")
-    sheets.questions(folder / "squad.json")
-    sheets.pairs(folder / "train.en", folder / "train.de")
-    sheets.pairs(folder / "dev.en", folder / "dev.de", 6, seed=1)
+    tables.table(folder / "train.tsv")
+    tables.table(folder / "dev.tsv", 12, seed=1)
+    tables.table(folder / "bare.tsv", 12, seed=1, labelled=False)
+    tables.entities(folder / "ner.txt")
+    tables.questions(folder / "squad.json")
+    tables.pairs(folder / "train.en", folder / "train.de")
+    tables.pairs(folder / "dev.en", folder / "dev.de", 6, seed=1)
     return folder
 
 
@@ -218,10 +218,10 @@ def test_a_suite_ends_in_a_table_with_a_mean(kinfolk: Kinfolk, files: Path, tmp_
     for name in ("mood", "names", "prose", "pairs"):
         (folder / name).mkdir(parents=True)
     for split in ("train", "test"):
-        sheets.table(folder / "mood" / f"{split}.tsv", 30, seed=len(split))
-        sheets.pairs(folder / "pairs" / f"{split}.en", folder / "pairs" / f"{split}.de")
-    sheets.entities(folder / "names" / "train.txt", 40)
-    sheets.write(folder / "prose" / "text.txt", ["nothing but text"])
+        tables.table(folder / "mood" / f"{split}.tsv", 30, seed=len(split))
+        tables.pairs(folder / "pairs" / f"{split}.en", folder / "pairs" / f"{split}.de")
+    tables.entities(folder / "names" / "train.txt", 40)
+    tables.write(folder / "prose" / "text.txt", ["nothing but text"])
     asked = ("finetune", "bert/nano", "--suite", "glue", folder, *QUICK, "--limit", "20")
     said = ok(kinfolk(*asked, "-o", tmp_path / "run"))
     lines = {line.split()[0]: line.split() for line in said.out.splitlines()}
@@ -325,17 +325,17 @@ MISTAKES = [
 def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write labelled files that are wrong."""
     folder = tmp_path_factory.mktemp("bad")
-    rows = [f"{text}\t{label}" for text, label in sheets.reviews(6)]
+    rows = [f"{text}\t{label}" for text, label in tables.reviews(6)]
     top = "sentence\tlabel"
-    sheets.write(folder / "ragged.tsv", [top, *rows[:2], f"{rows[2]}\tmore", *rows[3:]])
-    sheets.write(folder / "nan.tsv", [top, rows[0], "a day\tNaN", *rows[1:]])
-    sheets.write(folder / "hollow.tsv", [top, rows[0], "a day\t", *rows[1:]])
-    sheets.write(folder / "one.tsv", [top, *rows[::2]])
+    tables.write(folder / "ragged.tsv", [top, *rows[:2], f"{rows[2]}\tmore", *rows[3:]])
+    tables.write(folder / "nan.tsv", [top, rows[0], "a day\tNaN", *rows[1:]])
+    tables.write(folder / "hollow.tsv", [top, rows[0], "a day\t", *rows[1:]])
+    tables.write(folder / "one.tsv", [top, *rows[::2]])
     (folder / "sets" / "sst2").mkdir(parents=True)
-    sheets.write(folder / "sets" / "sst2" / "train.tsv", [top, *rows])
-    sheets.write(folder / "silent.jsonl", ['{"sentence": "a day"}'])
+    tables.write(folder / "sets" / "sst2" / "train.tsv", [top, *rows])
+    tables.write(folder / "silent.jsonl", ['{"sentence": "a day"}'])
     words = ["a O", "king B-PER", "", "the O", "cat", "saw O", ""]
-    sheets.write(folder / "ragged.txt", [*words, *["a O", "dog B-PER", ""] * 9])
+    tables.write(folder / "ragged.txt", [*words, *["a O", "dog B-PER", ""] * 9])
     return folder
 
 

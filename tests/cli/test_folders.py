@@ -13,7 +13,7 @@ from transformers import (
 )
 
 import kinfolk as package
-from little import MEMBERS, Kinfolk, tree
+from support.runs import MEMBERS, Kinfolk, tree
 
 PEERS = {
     "gpt2": AutoModelForCausalLM,

@@ -11,7 +11,7 @@ import pytest
 
 import kinfolk as package
 from kinfolk.generation import generate as generation
-from little import Home, Kinfolk
+from support.runs import Home, Kinfolk
 
 PROMPT = "The cat saw"
 

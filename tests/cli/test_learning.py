@@ -9,7 +9,7 @@ import pytest
 
 from kinfolk.metrics.baselines import entropy
 from kinfolk.text import Tokenizer
-from little import Kinfolk
+from support.runs import Kinfolk
 
 # Bytes are a vocabulary small enough to be learned in a few steps; BERT, which is asked about few
 # tokens of a text, leaves its plateau sooner with pieces, and gets more text. Short rows let it and

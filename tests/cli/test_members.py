@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import kinfolk.families as kinfolk_families
-from little import Kinfolk
-from loops import every_case
+from support.loops import every_case
+from support.runs import Kinfolk
 
 FILES = {
     f.stem

@@ -13,7 +13,7 @@ import pytest
 import zstandard
 
 from kinfolk.training import checkpoint
-from little import Home, Kinfolk, Said, tree
+from support.runs import Home, Kinfolk, Said, tree
 
 FEW = "--length 32 --steps 12 --batch 4 --device cpu train.save_every=4"
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-import sheets
 from kinfolk.tasks.dataset import task_dataset
 from kinfolk.training.config import FineTuneConfig
 from kinfolk.workflows.finetune import finetune
 from kinfolk.workflows.finetune_recipe import parse_initial_weights
-from little import Kinfolk, Said
+from support import tables
+from support.runs import Kinfolk, Said
 
 FEW = ("train.batch_size=8", "train.device=cpu", "train.lr=5e-3")
 
@@ -22,11 +22,11 @@ def solvers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Fine-tune a small network on each form of file."""
     folder = tmp_path_factory.mktemp("solvers")
     files = {
-        "mood": sheets.table(folder / "mood.tsv", 60),
-        "ner": sheets.entities(folder / "ner.txt", 30),
-        "squad": sheets.questions(folder / "squad.json"),
-        "choice": sheets.choices(folder / "choice.jsonl"),
-        "scale": sheets.scale(folder / "scale.tsv"),
+        "mood": tables.table(folder / "mood.tsv", 60),
+        "ner": tables.entities(folder / "ner.txt", 30),
+        "squad": tables.questions(folder / "squad.json"),
+        "choice": tables.choices(folder / "choice.jsonl"),
+        "scale": tables.scale(folder / "scale.tsv"),
     }
     for name, file in files.items():
         epochs = 8 if name == "mood" else 1
@@ -43,7 +43,7 @@ def ok(said: Said) -> str:
 def test_a_table_keeps_its_columns_and_gets_two(
     kinfolk: Kinfolk, solvers: Path, tmp_path: Path
 ) -> None:
-    file = sheets.table(tmp_path / "new.tsv", 14, seed=3)
+    file = tables.table(tmp_path / "new.tsv", 14, seed=3)
     before = [line.split("\t") for line in file.read_text().splitlines()]
     out = ok(kinfolk("predict", solvers / "mood", file))
     after = [line.split("\t") for line in out.splitlines()]
@@ -54,8 +54,8 @@ def test_a_table_keeps_its_columns_and_gets_two(
 
 
 def test_labels_may_be_missing_or_broken(kinfolk: Kinfolk, solvers: Path, tmp_path: Path) -> None:
-    bare = sheets.table(tmp_path / "bare.tsv", 8, seed=3, labelled=False)
-    full = sheets.table(tmp_path / "full.tsv", 8, seed=3)
+    bare = tables.table(tmp_path / "bare.tsv", 8, seed=3, labelled=False)
+    full = tables.table(tmp_path / "full.tsv", 8, seed=3)
     broken = tmp_path / "broken.tsv"
     broken.write_text(full.read_text().replace("\tgood", "\t").replace("\tbad", "\tNaN"))
     said = []
@@ -68,7 +68,7 @@ def test_labels_may_be_missing_or_broken(kinfolk: Kinfolk, solvers: Path, tmp_pa
 def test_every_class_has_a_column_where_it_is_wished(
     kinfolk: Kinfolk, solvers: Path, tmp_path: Path
 ) -> None:
-    file = sheets.table(tmp_path / "new.tsv", 4)
+    file = tables.table(tmp_path / "new.tsv", 4)
     out = ok(kinfolk("predict", solvers / "mood", file, "--probabilities"))
     first, *rows = [line.split("\t") for line in out.splitlines()]
     assert first[4:] == ["probability_bad", "probability_good"]
@@ -80,10 +80,10 @@ def test_every_class_has_a_column_where_it_is_wished(
 def test_order_and_company_change_no_answer(
     kinfolk: Kinfolk, solvers: Path, tmp_path: Path
 ) -> None:
-    file = sheets.table(tmp_path / "new.tsv", 20, seed=4)
+    file = tables.table(tmp_path / "new.tsv", 20, seed=4)
     top, *rows = file.read_text().splitlines()
     random.Random(0).shuffle(rows)
-    mixed = sheets.write(tmp_path / "mixed.tsv", [top, *rows[:9]])
+    mixed = tables.write(tmp_path / "mixed.tsv", [top, *rows[:9]])
     before = ok(kinfolk("predict", solvers / "mood", file)).splitlines()
     after = ok(kinfolk("predict", solvers / "mood", mixed)).splitlines()
     assert [line.split("\t")[0] for line in after[1:]] == [row.split("\t")[0] for row in rows[:9]]
@@ -101,9 +101,9 @@ def test_commas_and_quotes_stay(kinfolk: Kinfolk, solvers: Path, tmp_path: Path)
 
 
 def test_json_lines_get_fields(kinfolk: Kinfolk, solvers: Path, tmp_path: Path) -> None:
-    file = sheets.write(
+    file = tables.write(
         tmp_path / "new.jsonl",
-        [json.dumps({"id": n, "sentence": text}) for n, (text, _) in enumerate(sheets.reviews(6))],
+        [json.dumps({"id": n, "sentence": text}) for n, (text, _) in enumerate(tables.reviews(6))],
     )
     rows = [
         json.loads(line) for line in ok(kinfolk("predict", solvers / "mood", file)).splitlines()
@@ -116,7 +116,7 @@ def test_json_lines_get_fields(kinfolk: Kinfolk, solvers: Path, tmp_path: Path) 
 
 
 def test_a_json_list_stays_a_list(kinfolk: Kinfolk, solvers: Path, tmp_path: Path) -> None:
-    rows = [{"sentence": text} for text, _ in sheets.reviews(3)]
+    rows = [{"sentence": text} for text, _ in tables.reviews(3)]
     (tmp_path / "new.json").write_text(json.dumps(rows, indent=1))
     found = json.loads(ok(kinfolk("predict", solvers / "mood", tmp_path / "new.json")))
     assert [row["prediction"] for row in found] == ["good", "bad", "good"]
@@ -143,7 +143,7 @@ def test_words_in_columns_get_one_more(kinfolk: Kinfolk, solvers: Path, tmp_path
 def test_answers_to_squad_are_in_the_official_form(
     kinfolk: Kinfolk, solvers: Path, tmp_path: Path
 ) -> None:
-    file = sheets.questions(tmp_path / "new.json", 5, seed=2)
+    file = tables.questions(tmp_path / "new.json", 5, seed=2)
     found = json.loads(ok(kinfolk("predict", solvers / "squad", file)))
     contexts = [p["context"] for p in json.loads(file.read_text())["data"][0]["paragraphs"]]
     assert list(found) == [f"q{n}" for n in range(5)]
@@ -153,7 +153,7 @@ def test_answers_to_squad_are_in_the_official_form(
 def test_an_option_is_named_by_place_and_text(
     kinfolk: Kinfolk, solvers: Path, tmp_path: Path
 ) -> None:
-    file = sheets.choices(tmp_path / "new.jsonl", 5, seed=2)
+    file = tables.choices(tmp_path / "new.jsonl", 5, seed=2)
     for line in ok(kinfolk("predict", solvers / "choice", file)).splitlines():
         row = json.loads(line)
         assert row["option"] == row["options"][row["prediction"]]
@@ -161,14 +161,14 @@ def test_an_option_is_named_by_place_and_text(
 
 
 def test_a_number_is_a_number(kinfolk: Kinfolk, solvers: Path, tmp_path: Path) -> None:
-    file = sheets.scale(tmp_path / "new.tsv", 5)
+    file = tables.scale(tmp_path / "new.tsv", 5)
     first, *rows = ok(kinfolk("predict", solvers / "scale", file)).splitlines()
     assert first.split("\t")[-1] == "prediction"
     assert all(len(row.split("\t")) == 4 and float(row.split("\t")[-1]) for row in rows)
 
 
 def test_json_is_the_answers_alone(kinfolk: Kinfolk, solvers: Path, tmp_path: Path) -> None:
-    file = sheets.table(tmp_path / "new.tsv", 3)
+    file = tables.table(tmp_path / "new.tsv", 3)
     rows = [
         json.loads(line)
         for line in ok(kinfolk("predict", solvers / "mood", file, "--json")).splitlines()
@@ -178,7 +178,7 @@ def test_json_is_the_answers_alone(kinfolk: Kinfolk, solvers: Path, tmp_path: Pa
 
 
 def test_a_file_is_whole_or_not_there(kinfolk: Kinfolk, solvers: Path, tmp_path: Path) -> None:
-    file, out = sheets.table(tmp_path / "new.tsv", 3), tmp_path / "out.tsv"
+    file, out = tables.table(tmp_path / "new.tsv", 3), tmp_path / "out.tsv"
     printed = ok(kinfolk("predict", solvers / "mood", file, "-o", "-"))
     assert ok(kinfolk("predict", solvers / "mood", file, "-o", out)) == ""
     assert out.read_text() == printed
@@ -188,7 +188,7 @@ def test_a_file_is_whole_or_not_there(kinfolk: Kinfolk, solvers: Path, tmp_path:
 
 
 def test_long_texts_are_counted(kinfolk: Kinfolk, solvers: Path, tmp_path: Path) -> None:
-    file = sheets.write(tmp_path / "new.tsv", ["sentence", "a fine day " * 400, "a dull day"])
+    file = tables.write(tmp_path / "new.tsv", ["sentence", "a fine day " * 400, "a dull day"])
     said = kinfolk("predict", solvers / "mood", file)
     assert "1 of 2 rows are cut to" in said.err
     assert ok(said).count("\n") == 3
@@ -207,7 +207,7 @@ def test_what_was_fine_tuned_elsewhere_predicts_here(
     model.save_pretrained(tmp_path / "foreign")
     transformers.AutoTokenizer.from_pretrained(own).save_pretrained(tmp_path / "foreign")
     assert not (tmp_path / "foreign" / "kinfolk.json").exists()
-    file = sheets.table(tmp_path / "new.tsv", 6, seed=5)
+    file = tables.table(tmp_path / "new.tsv", 6, seed=5)
     here = ok(kinfolk("predict", own, file, "--json"))
     there = ok(kinfolk("predict", tmp_path / "foreign", file, "--json", "--columns", "sentence,"))
     for one, other in zip(here.splitlines(), there.splitlines(), strict=True):
@@ -241,8 +241,8 @@ def test_a_mistake_is_one_sentence(
         "tmp": tmp_path,
         "mood": solvers / "mood",
         "bert": runs["bert"],
-        "file": sheets.table(tmp_path / "new.tsv", 4),
-        "ragged": sheets.write(tmp_path / "ragged.tsv", ["sentence\tlabel", "a day\tgood", "a"]),
+        "file": tables.table(tmp_path / "new.tsv", 4),
+        "ragged": tables.write(tmp_path / "ragged.tsv", ["sentence\tlabel", "a day\tgood", "a"]),
     }
     said = kinfolk("predict", *(word.format(**names) for word in words.split()))
     assert (said.code, said.out) == (2, "")

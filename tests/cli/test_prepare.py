@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kinfolk.data.corpus import Corpus
-from little import Home, Kinfolk, tree
+from support.runs import Home, Kinfolk, tree
 
 
 def test_what_is_told_is_what_is_there(kinfolk: Kinfolk, home: Home, tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from kinfolk.training.log import read
 from kinfolk.training.step import StepOutput, TrainStep
 from kinfolk.workflows.recipe import CorpusShare, Recipe
 from kinfolk.workflows.report import curves
-from lessons import classify, table
-from little import MEMBERS, Home, Kinfolk, text, tree
+from support.learnable import classify, table
+from support.runs import MEMBERS, Home, Kinfolk, text, tree
 
 FEW = ("--length", 32, "--batch", 4, "--device", "cpu")
 

@@ -12,7 +12,7 @@ from kinfolk.training.capture import CapturedGraph, GraphedForwardBackward
 from kinfolk.training.loop import Progress
 from kinfolk.workflows.pretrain import pretrain
 from kinfolk.workflows.recipe import recipe
-from little import Home, Kinfolk, OnStep
+from support.runs import Home, Kinfolk, OnStep
 
 pytestmark = [
     pytest.mark.gpu,

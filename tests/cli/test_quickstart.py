@@ -8,7 +8,7 @@ import pytest
 
 from kinfolk.data import demo_text
 from kinfolk.workflows import quickstart
-from little import Kinfolk
+from support.runs import Kinfolk
 
 SHORT = ["steps=5", "batch_size=4", "device=cpu"]
 

@@ -14,7 +14,7 @@ from kinfolk.metrics.diversity import diversity_scores
 from kinfolk.text import Tokenizer
 from kinfolk.workflows.baselines import ngram_of_corpus
 from kinfolk.workflows.evaluate import read_samples, sample_excerpts, samples_as_dict
-from little import Home, Kinfolk
+from support.runs import Home, Kinfolk
 
 TEXTS = ["The cat saw a ball again.", "A dog\nforgot the letter.", "", "我爱你。"]
 FULL = [text.replace("\n", " ") for text in TEXTS if text]

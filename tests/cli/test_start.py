@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from little import Home
+from support.runs import Home
 
 # The words of a command, and its exit code.
 COMMANDS = [

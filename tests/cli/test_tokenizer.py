@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from kinfolk.text import KINDS, Tokenizer
 from kinfolk.text.inspect import held_out
-from little import Home, Kinfolk
+from support.runs import Home, Kinfolk
 
 SENTENCE = "The old man found a song near the house."
 SIZES = {

@@ -13,7 +13,7 @@ from kinfolk.data.parallel_text import TargetDocuments, pair_lengths
 from kinfolk.metrics.baselines import entropy
 from kinfolk.training.log import read
 from kinfolk.workflows.recipe import Recipe
-from little import Home, Kinfolk, tree
+from support.runs import Home, Kinfolk, tree
 
 ENGLISH = ("a dog", "the man", "two cats", "the child", "runs", "sleeps", "plays", "outside", "now")
 GERMAN = (

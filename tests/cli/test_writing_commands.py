@@ -15,7 +15,7 @@ from kinfolk.generation.prompts import EncodedPrompt
 from kinfolk.workflows import pretrain, translate
 from kinfolk.workflows.generate import PREFIX_FILE
 from kinfolk.workflows.parallel import parallel_data
-from little import Kinfolk
+from support.runs import Kinfolk
 
 LINES = ["The cat saw a ball.", "", "A dog", "  ", "The old man found the river again.", "The"]
 TASK = "answer: "

@@ -2,7 +2,7 @@
 
 import pytest
 
-from little import Home, Kinfolk, command
+from support.runs import Home, Kinfolk, command
 
 
 @pytest.fixture(scope="session")

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from family import PAIRS
-from task_files import FILES
 
 from kinfolk.tasks.task import kinds
-from little import DOES, WHAT, WHO, Home, Kinfolk
+from support.contracts import PAIRS
+from support.runs import DOES, WHAT, WHO, Home, Kinfolk
+from support.task_files import FILES
 
 GOLDEN = Path(__file__).parent / "golden" / "runs.json"
 TOLERANCE = 1e-3  # relative; CPUs differ by about 1e-6 in these runs

@@ -7,7 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from family import (
+from torch import Tensor
+
+from kinfolk import hub
+from kinfolk.attention_mask import AttentionMask
+from kinfolk.batch import IGNORE_INDEX, Batch, Inputs, KVCache, tree_map
+from kinfolk.data.datasets import PackedDataset
+from kinfolk.families import families
+from kinfolk.families.base import Family
+from kinfolk.rng import Stream, generator
+from kinfolk.training.optimizer import build_optimizer, layer_index, num_layers
+from kinfolk.training.step import Learner, TrainStep
+from support.contracts import (
     LENGTH,
     NAMES,
     PAIRS,
@@ -20,20 +31,9 @@ from family import (
     labels_of,
     shaken,
 )
-from paired import contracted
-from torch import Tensor
-
-from hollow import hollow
-from kinfolk import hub
-from kinfolk.attention_mask import AttentionMask
-from kinfolk.batch import IGNORE_INDEX, Batch, Inputs, KVCache, tree_map
-from kinfolk.data.datasets import PackedDataset
-from kinfolk.families import families
-from kinfolk.families.base import Family
-from kinfolk.rng import Stream, generator
-from kinfolk.training.optimizer import build_optimizer, layer_index, num_layers
-from kinfolk.training.step import Learner, TrainStep
-from loops import every_case
+from support.loops import every_case
+from support.networks import hollow
+from support.pairs import contracted
 
 FAMILY = pytest.mark.parametrize(("member", "way"), PAIRS, ids=NAMES)
 MEMBERS = pytest.mark.parametrize("member", families().values(), ids=list(families()))

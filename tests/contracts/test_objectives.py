@@ -8,7 +8,12 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from family import (
+from torch.utils.data import DataLoader
+
+from kinfolk.batch import IGNORE_INDEX
+from kinfolk.data.datasets import PackedDataset
+from kinfolk.rng import Stream, generator
+from support.contracts import (
     FIRST,
     LENGTH,
     SPECIALS,
@@ -23,13 +28,8 @@ from family import (
     short,
     text_of,
 )
-from paired import targets
-from torch.utils.data import DataLoader
-
-from kinfolk.batch import IGNORE_INDEX
-from kinfolk.data.datasets import PackedDataset
-from kinfolk.rng import Stream, generator
-from loops import every_case
+from support.loops import every_case
+from support.pairs import targets
 
 FILES = modules()
 OBJECTIVES = pytest.mark.parametrize("module", FILES, ids=[short(m) for m in FILES])

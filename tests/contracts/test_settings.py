@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from task_files import FILES
 
 from kinfolk.training.config import FineTuneConfig, TrainConfig
-from little import Home, Kinfolk
+from support.runs import Home, Kinfolk
+from support.task_files import FILES
 
 LEAST = 1e-3  # how far, relative to its value, a loss or a gradient norm must move
 STEPS = 6

@@ -8,7 +8,7 @@ import pytest
 from kinfolk.data.corpus import NUM_SAMPLES, SAMPLE_BYTES, corpus_fingerprint
 from kinfolk.data.prepare import prepare
 from kinfolk.text import train_tokenizer
-from little import text
+from support.runs import text
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import killed
 import pytest
 
 from kinfolk.data import prepare
@@ -16,8 +15,9 @@ from kinfolk.data import prepare as module
 from kinfolk.data.corpus import Corpus
 from kinfolk.data.encode import DocumentEncoder
 from kinfolk.errors import UserError
-from little import text as made_up
-from little import tree
+from support import killed_prepare
+from support.runs import text as made_up
+from support.runs import tree
 
 DOCUMENTS = 80
 
@@ -32,17 +32,17 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def clean(text: Path) -> dict[str, bytes]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "CHUNK", killed.CHUNK)
-        patch.setattr(module, "CHUNKS_PER_CHECKPOINT", killed.SAFE)
-        killed.go(text, text.parent / "clean")
+        patch.setattr(module, "CHUNK", killed_prepare.CHUNK)
+        patch.setattr(module, "CHUNKS_PER_CHECKPOINT", killed_prepare.SAFE)
+        killed_prepare.go(text, text.parent / "clean")
     return tree(text.parent / "clean")
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the constants that `killed.go` sets back at the end."""
-    monkeypatch.setattr(module, "CHUNK", killed.CHUNK)
-    monkeypatch.setattr(module, "CHUNKS_PER_CHECKPOINT", killed.SAFE)
+    """Have the constants that `killed_prepare.go` sets back at the end."""
+    monkeypatch.setattr(module, "CHUNK", killed_prepare.CHUNK)
+    monkeypatch.setattr(module, "CHUNKS_PER_CHECKPOINT", killed_prepare.SAFE)
 
 
 @pytest.fixture
@@ -92,9 +92,12 @@ def test_whoever_is_killed_goes_on(
     encoded: list[str],
 ) -> None:
     out, said = tmp_path / "c", list[str]()
-    assert killed.run(killed.doomed, text, out, place, call, after, 1) == -signal.SIGKILL
+    assert (
+        killed_prepare.run(killed_prepare.doomed, text, out, place, call, after, 1)
+        == -signal.SIGKILL
+    )
     assert not out.exists()
-    killed.go(text, out, say=said.append)
+    killed_prepare.go(text, out, say=said.append)
     assert tree(out) == clean
     assert left(tmp_path) == ["c"]
     goes_on = [sentence for sentence in said if sentence.startswith("resuming after ")]
@@ -107,25 +110,32 @@ def test_one_killed_after_the_last_step_is_whole(
     text: Path, clean: dict[str, bytes], tmp_path: Path
 ) -> None:
     out = tmp_path / "c"
-    assert killed.run(killed.doomed, text, out, "rename", 1, True, 1) == -signal.SIGKILL
+    assert (
+        killed_prepare.run(killed_prepare.doomed, text, out, "rename", 1, True, 1)
+        == -signal.SIGKILL
+    )
     assert tree(out) == clean
     with pytest.raises(UserError, match="already a corpus"):
-        killed.go(text, out)
+        killed_prepare.go(text, out)
 
 
 def test_workers_die_with_the_one_who_sent_them_and_another_number_goes_on(
     text: Path, clean: dict[str, bytes], tmp_path: Path, encoded: list[str]
 ) -> None:
     out = tmp_path / "c"
-    assert killed.run(killed.doomed, text, out, "add", 7, False, 2) == -signal.SIGKILL
-    killed.go(text, out, workers=1)
+    assert (
+        killed_prepare.run(killed_prepare.doomed, text, out, "add", 7, False, 2) == -signal.SIGKILL
+    )
+    killed_prepare.go(text, out, workers=1)
     assert tree(out) == clean
     assert 0 < len(encoded) < DOCUMENTS
 
 
 def test_killed_again_and_again(text: Path, clean: dict[str, bytes], tmp_path: Path) -> None:
     out, deaths = tmp_path / "c", 0
-    while killed.run(killed.doomed, text, out, "add", 4, False, 1) == -signal.SIGKILL:
+    while (
+        killed_prepare.run(killed_prepare.doomed, text, out, "add", 4, False, 1) == -signal.SIGKILL
+    ):
         deaths += 1
         assert deaths < 20
     assert deaths > 3
@@ -136,11 +146,14 @@ def test_killed_again_and_again(text: Path, clean: dict[str, bytes], tmp_path: P
 def test_a_damaged_journal_begins_again(
     journal: str, text: Path, clean: dict[str, bytes], tmp_path: Path
 ) -> None:
-    assert killed.run(killed.doomed, text, tmp_path / "c", "add", 9, True, 1) == -signal.SIGKILL
+    assert (
+        killed_prepare.run(killed_prepare.doomed, text, tmp_path / "c", "add", 9, True, 1)
+        == -signal.SIGKILL
+    )
     (written,) = tmp_path.glob("*/journal.json")
     written.write_text(journal)
     said: list[str] = []
-    killed.go(text, tmp_path / "c", say=said.append)
+    killed_prepare.go(text, tmp_path / "c", say=said.append)
     assert any(sentence.startswith("starting again: ") for sentence in said)
     assert tree(tmp_path / "c") == clean
 
@@ -151,16 +164,19 @@ def test_other_work_begins_again(
 ) -> None:
     own = tmp_path / "text.txt"
     shutil.copy(text, own)
-    assert killed.run(killed.doomed, own, tmp_path / "c", "add", 9, True, 1) == -signal.SIGKILL
+    assert (
+        killed_prepare.run(killed_prepare.doomed, own, tmp_path / "c", "add", 9, True, 1)
+        == -signal.SIGKILL
+    )
     if change == "text":
         own.write_text(own.read_text() + "\n\nOne more.\n")
     others: dict[str, Any] = {"holdout": 0.4, "words": None, "dedup": None}
     options = {change: others[change]} if change in others else {}
     said: list[str] = []
-    killed.go(own, tmp_path / "c", say=said.append, **options)
+    killed_prepare.go(own, tmp_path / "c", say=said.append, **options)
     assert any(sentence.startswith("starting again: ") for sentence in said)
     assert len(encoded) == DOCUMENTS + (change == "text")
-    killed.go(own, tmp_path / "again", **options)
+    killed_prepare.go(own, tmp_path / "again", **options)
     assert tree(tmp_path / "c") == tree(tmp_path / "again")
 
 
@@ -169,10 +185,10 @@ def test_two_at_once_are_refused(text: Path, clean: dict[str, bytes], tmp_path: 
 
     def second(read: int, whole: int | None) -> None:
         with pytest.raises(UserError, match="another kinfolk prepare is writing") as error:
-            killed.go(text, tmp_path / "c")
+            killed_prepare.go(text, tmp_path / "c")
         refused.append(error)
 
-    killed.go(text, tmp_path / "c", progress=second)
+    killed_prepare.go(text, tmp_path / "c", progress=second)
     assert refused
     assert tree(tmp_path / "c") == clean
     assert left(tmp_path) == ["c"]
@@ -190,20 +206,20 @@ def test_what_is_interrupted_late_is_kept(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        killed.go(text, tmp_path / "c", progress=stop, say=said.append)
+        killed_prepare.go(text, tmp_path / "c", progress=stop, say=said.append)
     assert said[-1].endswith("the same command resumes from it")
     assert left(tmp_path) == [".c.part"]
     encoded.clear()
-    killed.go(text, tmp_path / "c")
+    killed_prepare.go(text, tmp_path / "c")
     assert len(encoded) < DOCUMENTS
     assert tree(tmp_path / "c") == clean
 
 
 def test_a_full_disk_is_said_and_leaves_nothing_under_the_name(text: Path, tmp_path: Path) -> None:
     for size in (0, 2000, 6000):
-        assert killed.run(killed.full, text, tmp_path / "c", size) == 2
+        assert killed_prepare.run(killed_prepare.full, text, tmp_path / "c", size) == 2
         assert not (tmp_path / "c").exists()
-    killed.go(text, tmp_path / "c")
+    killed_prepare.go(text, tmp_path / "c")
     assert Corpus.open(tmp_path / "c").documents > 0
 
 
@@ -214,13 +230,13 @@ def test_too_little_room_is_refused_before_anything_is_written(
     usage = shutil.disk_usage(tmp_path)._replace(free=size // 2)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     with pytest.raises(UserError, match=r"needs about .* kB, and the disk of .* has .* left"):
-        killed.go(text, tmp_path / "c")
+        killed_prepare.go(text, tmp_path / "c")
     assert left(tmp_path) == []
 
 
 def test_the_room_that_is_said_is_the_room_that_is_taken(text: Path, tmp_path: Path) -> None:
     said: list[str] = []
-    killed.go(text, tmp_path / "c", say=said.append, holdout=0.0)
+    killed_prepare.go(text, tmp_path / "c", say=said.append, holdout=0.0)
     found = next(sentence for sentence in said if sentence.startswith("the corpus needs about "))
     need = float(found.split()[4]) * {"kB": 1e3, "MB": 1e6}[found.split()[5]]
     taken = sum(file.stat().st_size for file in (tmp_path / "c").glob("*.*"))
@@ -239,7 +255,7 @@ def test_what_can_be_read_once_is_not_kept(
         stdin = io.TextIOWrapper(io.BytesIO(text.read_bytes()))
         monkeypatch.setattr(sys, "stdin", stdin)
         try:
-            killed.go(Path("-"), tmp_path / "c", progress=progress, say=said.append)
+            killed_prepare.go(Path("-"), tmp_path / "c", progress=progress, say=said.append)
         except OSError:
             assert failure
         assert left(tmp_path) == ([] if failure else ["c"])
@@ -249,8 +265,11 @@ def test_what_can_be_read_once_is_not_kept(
 
 
 def test_a_journal_that_lies_is_noticed(text: Path, tmp_path: Path) -> None:
-    assert killed.run(killed.doomed, text, tmp_path / "c", "add", 9, True, 1) == -signal.SIGKILL
+    assert (
+        killed_prepare.run(killed_prepare.doomed, text, tmp_path / "c", "add", 9, True, 1)
+        == -signal.SIGKILL
+    )
     (tmp_path / ".c.part" / "corpus" / "tokens.bin").write_bytes(b"")
     with pytest.raises(UserError, match=r"tokens\.bin is shorter than it was: remove"):
-        killed.go(text, tmp_path / "c")
+        killed_prepare.go(text, tmp_path / "c")
     assert prepare.PartialCorpus(tmp_path / ".c.part", None).journal.exists()

@@ -7,7 +7,7 @@ import pytest
 from kinfolk.data.prepare import prepare
 from kinfolk.text import train_tokenizer
 from kinfolk.text.inspect import SYMBOLS, held_out, tokenizer_stats
-from little import text
+from support.runs import text
 
 
 def test_measures_are_counts_over_all_texts() -> None:

@@ -6,17 +6,26 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from peer import ids, inputs, near, open_without_a_word, parameters, ragged, same_gradients, shake
 from transformers import AlbertConfig as TheirConfig
 from transformers import AlbertForPreTraining as Theirs
 
-from hollow import hollow
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
 from kinfolk.families.albert import FAMILY, Albert, AlbertConfig
 from kinfolk.hub import load, load_model, save
 from kinfolk.text import train_tokenizer
+from support.networks import hollow
+from support.peers import (
+    ids,
+    inputs,
+    near,
+    open_without_a_word,
+    parameters,
+    ragged,
+    same_gradients,
+    shake,
+)
 
 # Millions without heads, as the paper's table 1 and the released folders of version 2 have them.
 table: Any = FAMILY.hf

@@ -5,16 +5,25 @@ from typing import Any
 
 import pytest
 import torch
-from peer import ids, inputs, near, open_without_a_word, parameters, ragged, same_gradients, shake
 from torch import Tensor
 from transformers import BertConfig as TheirConfig
 from transformers import BertForPreTraining as Theirs
 
-from hollow import hollow
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs
 from kinfolk.families.bert import FAMILY, Bert, BertConfig
 from kinfolk.hub import load_model, save
+from support.networks import hollow
+from support.peers import (
+    ids,
+    inputs,
+    near,
+    open_without_a_word,
+    parameters,
+    ragged,
+    same_gradients,
+    shake,
+)
 
 table: Any = FAMILY.hf
 PUBLISHED = {"bert-base-uncased": 110_106_428}  # with both heads

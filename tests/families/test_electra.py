@@ -6,20 +6,29 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from peer import ids, inputs, near, open_without_a_word, parameters, ragged, same_gradients, shake
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import ElectraConfig as TheirConfig
 from transformers import ElectraForMaskedLM as TheirGenerator
 from transformers import ElectraForPreTraining as Theirs
 
-from hollow import hollow
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
 from kinfolk.families.electra import FAMILY, Electra, ElectraConfig
 from kinfolk.hub import load, load_model, save
 from kinfolk.text import train_tokenizer
+from support.networks import hollow
+from support.peers import (
+    ids,
+    inputs,
+    near,
+    open_without_a_word,
+    parameters,
+    ragged,
+    same_gradients,
+    shake,
+)
 
 # Millions of the discriminator with its head, as the released folders have them.
 table: Any = FAMILY.hf

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from peer import ids, near, parameters, shake
 from torch import Tensor
 
-from hollow import hollow
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs, KVCache
 from kinfolk.families.glm import FAMILY, GLM, GLMConfig
 from kinfolk.families.gpt2 import GPT2Config
 from kinfolk.hub import load_model, save
+from support.networks import hollow
+from support.peers import ids, near, parameters, shake
 
 # What the paper's names and section 3 say, in millions.
 PUBLISHED = {

@@ -5,18 +5,27 @@ from typing import Any
 
 import pytest
 import torch
-from peer import ids, inputs, near, open_without_a_word, parameters, ragged, same_gradients, shake
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers import OpenAIGPTConfig as TheirConfig
 from transformers import OpenAIGPTLMHeadModel as Theirs
 
-from hollow import hollow
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs, KVCache
 from kinfolk.errors import UserError
 from kinfolk.families.gpt import FAMILY, GPT, GPTConfig
 from kinfolk.hub import load, load_model, save
 from kinfolk.text import train_tokenizer
+from support.networks import hollow
+from support.peers import (
+    ids,
+    inputs,
+    near,
+    open_without_a_word,
+    parameters,
+    ragged,
+    same_gradients,
+    shake,
+)
 
 table: Any = FAMILY.hf
 SMALL = GPTConfig(

@@ -5,7 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-from peer import (
+from transformers import AutoModelForCausalLM
+from transformers import GPT2Config as TheirConfig
+from transformers import GPT2LMHeadModel as Theirs
+
+from kinfolk.attention_mask import AttentionMask
+from kinfolk.batch import Inputs, KVCache
+from kinfolk.families.gpt2 import FAMILY, GPT2, GPT2Config
+from kinfolk.hub import load_model, save
+from support.networks import hollow
+from support.peers import (
     LENGTHS,
     ids,
     inputs,
@@ -16,15 +25,6 @@ from peer import (
     same_gradients,
     shake,
 )
-from transformers import AutoModelForCausalLM
-from transformers import GPT2Config as TheirConfig
-from transformers import GPT2LMHeadModel as Theirs
-
-from hollow import hollow
-from kinfolk.attention_mask import AttentionMask
-from kinfolk.batch import Inputs, KVCache
-from kinfolk.families.gpt2 import FAMILY, GPT2, GPT2Config
-from kinfolk.hub import load_model, save
 
 table: Any = FAMILY.hf
 PUBLISHED = {

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from peer import ids, inputs, near, parameters, ragged, shake
 from torch import Tensor
 
-from hollow import hollow
 from kinfolk.attention_mask import AttentionBackend, AttentionMask
 from kinfolk.batch import Inputs, KVCache
 from kinfolk.data.chunks import InMemoryDocuments
@@ -22,6 +20,8 @@ from kinfolk.nn.language_model import attention_windows
 from kinfolk.objectives.clm import CLM
 from kinfolk.text.tokenizer import SpecialTokens
 from kinfolk.training.step import Learner
+from support.networks import hollow
+from support.peers import ids, inputs, near, parameters, ragged, shake
 
 # What table 2.1 prints, in millions, and what these networks hold.
 PUBLISHED = {

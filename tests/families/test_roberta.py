@@ -5,7 +5,19 @@ from typing import Any
 
 import pytest
 import torch
-from peer import (
+from torch import Tensor
+from transformers import AutoModelForMaskedLM, AutoTokenizer, RobertaModel
+from transformers import RobertaConfig as TheirConfig
+from transformers import RobertaForMaskedLM as Theirs
+
+from kinfolk.attention_mask import AttentionMask
+from kinfolk.batch import Inputs
+from kinfolk.errors import UserError
+from kinfolk.families.roberta import FAMILY, Roberta, RobertaConfig
+from kinfolk.hub import load, load_model, save
+from kinfolk.text import train_tokenizer
+from support.networks import hollow
+from support.peers import (
     LENGTHS,
     inputs,
     near,
@@ -15,18 +27,6 @@ from peer import (
     same_gradients,
     shake,
 )
-from torch import Tensor
-from transformers import AutoModelForMaskedLM, AutoTokenizer, RobertaModel
-from transformers import RobertaConfig as TheirConfig
-from transformers import RobertaForMaskedLM as Theirs
-
-from hollow import hollow
-from kinfolk.attention_mask import AttentionMask
-from kinfolk.batch import Inputs
-from kinfolk.errors import UserError
-from kinfolk.families.roberta import FAMILY, Roberta, RobertaConfig
-from kinfolk.hub import load, load_model, save
-from kinfolk.text import train_tokenizer
 
 # With the head for tokens; and the body with a pooler, which is what is usually quoted.
 table: Any = FAMILY.hf

@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from peer import (
+from torch import Tensor, nn
+from transformers import T5Config as TheirConfig
+from transformers import T5ForConditionalGeneration as Theirs
+
+from kinfolk.attention_mask import AttentionMask
+from kinfolk.batch import Inputs, KVCache
+from kinfolk.families.t5 import FAMILY, T5, T5Config
+from kinfolk.hub import load_model, save
+from support.networks import hollow
+from support.peers import (
     LENGTHS,
     ids,
     inputs,
@@ -17,15 +26,6 @@ from peer import (
     same_gradients,
     shake,
 )
-from torch import Tensor, nn
-from transformers import T5Config as TheirConfig
-from transformers import T5ForConditionalGeneration as Theirs
-
-from hollow import hollow
-from kinfolk.attention_mask import AttentionMask
-from kinfolk.batch import Inputs, KVCache
-from kinfolk.families.t5 import FAMILY, T5, T5Config
-from kinfolk.hub import load_model, save
 
 table: Any = FAMILY.hf
 PUBLISHED = {

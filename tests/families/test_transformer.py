@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from peer import ids, inputs, near, parameters, ragged, shake
 from torch import Tensor, nn
 
-from hollow import hollow
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs, KVCache
 from kinfolk.errors import UserError
 from kinfolk.families.transformer import FAMILY, Transformer, TransformerConfig
 from kinfolk.hub import load_model, save
 from kinfolk.nn.positions import sinusoidal_embedding
+from support.networks import hollow
+from support.peers import ids, inputs, near, parameters, ragged, shake
 
 CONFIG = TransformerConfig(
     vocab_size=70, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=24, dropout=0.0

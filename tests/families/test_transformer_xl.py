@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from peer import ids, inputs, near, parameters, ragged, shake
 from safetensors import safe_open
 from torch import Tensor
 
-from hollow import hollow
 from kinfolk.attention_mask import EMPTY_SLOT_ID, AttentionMask
 from kinfolk.batch import Inputs, KVCache, SegmentMemory
 from kinfolk.families.transformer_xl import FAMILY, TransformerXL, TransformerXLConfig
 from kinfolk.nn.attention import FlexBlockSparse, attention_backend
 from kinfolk.nn.language_model import attention_windows
+from support.networks import hollow
+from support.peers import ids, inputs, near, parameters, ragged, shake
 
 GOLDEN = Path(__file__).parent / "golden" / "transformer_xl.safetensors"  # see the script there
 # As transformers counts. The paper rounds: 151M and 41M, 277M; of the first it says 257M, and the

@@ -6,19 +6,28 @@ from typing import Any
 
 import pytest
 import torch
-from peer import ids, inputs, near, open_without_a_word, parameters, ragged, same_gradients, shake
 from torch import Tensor
 from transformers import AutoTokenizer
 from transformers import XLNetConfig as TheirConfig
 from transformers import XLNetLMHeadModel as Theirs
 
-from hollow import hollow
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs, KVCache
 from kinfolk.errors import UserError
 from kinfolk.families.xlnet import FAMILY, XLNet, XLNetConfig
 from kinfolk.hub import load_model, save
 from kinfolk.text import Tokenizer, train_tokenizer
+from support.networks import hollow
+from support.peers import (
+    ids,
+    inputs,
+    near,
+    open_without_a_word,
+    parameters,
+    ragged,
+    same_gradients,
+    shake,
+)
 
 # The sum of the table, the vector of guesses, the layers and the bias of the last scores, as
 # transformers builds it. The paper gives no number.

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from scribes import ENDS, NAMES, VOCAB, Scribe, scribe
 from torch import Tensor
 
 from kinfolk.batch import Inputs, Output
@@ -17,7 +16,8 @@ from kinfolk.generation.config import GREEDY, GenerationConfig
 from kinfolk.generation.decode import Decoder, GeneratedSequence, collect_sequences
 from kinfolk.generation.prompts import eval_mode
 from kinfolk.nn.language_model import LanguageModel, ModelConfig
-from writing import asked, constrain, generate, generate_steps, write
+from support.decoding import asked, constrain, generate, generate_steps, write
+from support.references import ENDS, NAMES, VOCAB, Scribe, scribe
 
 Text = tuple[int, ...]
 Scores = Callable[[Text], Sequence[float]]  # the log-probabilities of what follows a text

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from scribes import ENDS, NAMES, Scribe, scribe
 from torch import Tensor
 
 from kinfolk.errors import UserError
 from kinfolk.generation.config import GREEDY, GenerationConfig
-from writing import constrain, generate
+from support.decoding import constrain, generate
+from support.references import ENDS, NAMES, Scribe, scribe
 
 TIE = 1e-6
 STATES = [name for name in NAMES if name not in ("xlnet", "ngram")]

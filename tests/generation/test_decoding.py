@@ -14,8 +14,8 @@ from kinfolk.families.gpt2 import GPT2
 from kinfolk.families.t5 import T5
 from kinfolk.generation.config import GREEDY, GenerationConfig
 from kinfolk.generation.decode import GeneratedSequence
-from loops import every_case
-from writing import asked, constrain, generate, generate_steps, write
+from support.decoding import asked, constrain, generate, generate_steps, write
+from support.loops import every_case
 
 PROMPTS = [[3, 4, 5, 6, 7, 8, 9], [11], [20, 21, 22], [3, 4]]
 SOURCES = [[9, 8, 7, 1], [30, 1], [5, 6, 7, 8, 9, 10, 11, 1], [40, 41, 1]]

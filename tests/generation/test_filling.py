@@ -13,7 +13,7 @@ from kinfolk.families.gpt2 import GPT2
 from kinfolk.families.t5 import T5
 from kinfolk.generation.config import GREEDY
 from kinfolk.generation.fill import fill_masks, fill_sentinels, split_at_sentinels
-from writing import write
+from support.decoding import write
 
 MASK = 4
 SENTINELS = (40, 41, 42, 43)

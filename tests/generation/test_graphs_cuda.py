@@ -12,7 +12,7 @@ from kinfolk.families.t5 import T5Config
 from kinfolk.families.transformer import TransformerConfig
 from kinfolk.generation import cuda_graph
 from kinfolk.generation.config import GREEDY, GenerationConfig
-from writing import write
+from support.decoding import write
 
 pytestmark = [
     pytest.mark.gpu,

@@ -18,7 +18,7 @@ from kinfolk.generation.prompts import encode_prompt
 from kinfolk.text import Tokenizer
 from kinfolk.text.tokenizer import GLMTokens, glm_tokens
 from kinfolk.workflows.generate import generate
-from writing import write
+from support.decoding import write
 
 MARKS = GLMTokens(mask=4, sentence=5, gmask=6, start=2, end=3)
 

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from peers import PROMPTS, SOURCES, Pair
 
 from kinfolk.generation.config import GREEDY, GenerationConfig
 from kinfolk.generation.decode import GeneratedSequence
-from writing import Rules, constrain
+from support.decoding import Rules, constrain
+from support.trained_peers import PROMPTS, SOURCES, Pair
 
 pytestmark = pytest.mark.parity
 

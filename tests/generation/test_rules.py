@@ -8,14 +8,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scribes import ENDS, VOCAB, Scribe, scribe
 from torch import Tensor
 
 from kinfolk.errors import UserError
 from kinfolk.generation.config import GREEDY, GenerationConfig
 from kinfolk.generation.logits_process import NEG_INF, LogitsProcessor, TokenHistory, Trie
-from loops import every_case
-from writing import Rules, asked, constrain, generate
+from support.decoding import Rules, asked, constrain, generate
+from support.loops import every_case
+from support.references import ENDS, VOCAB, Scribe, scribe
 
 CPU = torch.device("cpu")
 HOT = GenerationConfig(temperature=3.0)

@@ -6,14 +6,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scribes import NAMES, Scribe, method_name, scribe
 
 from kinfolk.generation.config import GREEDY, GenerationConfig
 from kinfolk.generation.cuda_graph import GraphedDecodeStep
 from kinfolk.generation.decode import Decoder, GeneratedSequence
 from kinfolk.generation.sampling import sample_ids
 from kinfolk.rng import uniforms
-from writing import Rules, constrain, generate, using
+from support.decoding import Rules, constrain, generate, using
+from support.references import NAMES, Scribe, method_name, scribe
 
 ALL = GenerationConfig(temperature=1.3, top_k=15, top_p=0.95, min_p=0.02, typical_p=0.95)
 SEARCHES: list[GenerationConfig] = [

@@ -11,7 +11,7 @@ from kinfolk.families.base import Family
 from kinfolk.families.bert import BertConfig
 from kinfolk.families.gpt2 import GPT2Config
 from kinfolk.families.t5 import T5Config
-from loops import every_case
+from support.loops import every_case
 
 gpt2: Any
 bert: Any

@@ -25,8 +25,8 @@ from kinfolk.nn import int8, int8_matmul
 from kinfolk.nn.embeddings import AdaptiveEmbedding, TokenEmbedding
 from kinfolk.nn.int8 import Int8Linear, Int8TokenEmbedding, quantize_int8
 from kinfolk.nn.int8_matmul import Int8Matrix, NativeInt8Matrix, TorchInt8Matrix
-from little import text
-from loops import every_case
+from support.loops import every_case
+from support.runs import text
 
 VOCAB = 300  # not a multiple of 32: the last panel is padded
 MEMBERS = pytest.mark.parametrize("member", families().values(), ids=list(families()))

@@ -14,7 +14,7 @@ from kinfolk.errors import UserError
 from kinfolk.objectives.span_corruption import SpanCorruption, random_partition
 from kinfolk.rng import Stream, generator
 from kinfolk.text.tokenizer import SpecialTokens
-from loops import every_case
+from support.loops import every_case
 
 MANY = SpecialTokens(
     pad=0, unk=1, bos=2, eos=3, cls=4, sep=5, mask=6, sentinels=tuple(range(150, 50, -1))

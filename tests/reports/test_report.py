@@ -23,7 +23,7 @@ from kinfolk.reports.charts import (
 )
 from kinfolk.reports.page import write
 from kinfolk.reports.run_page import Baseline, ModelScore, Report, Sample, TextSpan, render
-from loops import every_case
+from support.loops import every_case
 
 NAN, INFINITY = float("nan"), float("inf")
 ODD = {

@@ -17,8 +17,8 @@ from kinfolk.training.loop import Callback, Progress
 from kinfolk.workflows.finetune import finetune
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe, parse_initial_weights
 from kinfolk.workflows.pretrain import resume
-from lessons import Chance, asked, classify, lines, objects, squad, table, tag
-from lessons import write as story
+from support.learnable import Chance, asked, classify, lines, objects, squad, table, tag
+from support.learnable import write as story
 
 OPENED: list[str] = []  # paths that were opened, in order
 

@@ -35,8 +35,8 @@ from kinfolk.tasks.rows import LabelledText, detokenize, space_between
 from kinfolk.text import Tokenizer, train_tokenizer
 from kinfolk.text.tokenizer import TEMPLATES, SpecialTokens
 from kinfolk.text.train import KINDS
-from little import text
-from solving import WORDS, tokenizer
+from support.runs import text
+from support.task_rows import WORDS, tokenizer
 
 SPECIALS = SpecialTokens(pad=0, unk=1, bos=2, eos=3, cls=4, sep=5, mask=6, sentinels=(7, 8, 9))
 NO = IGNORE_INDEX

@@ -20,8 +20,8 @@ from kinfolk.tasks.rows import QuestionRow
 from kinfolk.tasks.task import Prediction
 from kinfolk.text import train_tokenizer
 from kinfolk.text.tokenizer import TEMPLATES
-from little import text
-from solving import LENGTH, alone, apart, cases, rows, same, solving, task, tokenizer
+from support.runs import text
+from support.task_rows import LENGTH, alone, apart, cases, rows, same, solving, task, tokenizer
 
 EVERY = [name for name, _, way in cases("head") if way is SpanHead]
 every = pytest.mark.parametrize("name", EVERY)

@@ -28,7 +28,7 @@ from kinfolk.tasks.rows import (
 )
 from kinfolk.tasks.task import Task
 from kinfolk.text.tokenizer import glm_tokens
-from solving import CLASSES, alone, apart, cases, rows, same, solving, task, tokenizer
+from support.task_rows import CLASSES, alone, apart, cases, rows, same, solving, task, tokenizer
 
 SAID = list(cases("text", "cloze", "prompt"))
 NAMES = [f"{name}-{kind}-{way.name}" for name, kind, way in SAID]

@@ -5,7 +5,7 @@ import pytest
 from kinfolk.tasks.formulations.text_to_text import TextToText
 from kinfolk.tasks.rows import LabelledText
 from kinfolk.tasks.task import Task
-from solving import tokenizer
+from support.task_rows import tokenizer
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from kinfolk.tasks.formulations.sequences import encode_plain
 from kinfolk.tasks.instances import predict_rows
 from kinfolk.tasks.rows import LabelledText, MultipleChoiceRow
 from kinfolk.text.tokenizer import SpecialTokens
-from solving import CLASSES, alone, apart, cases, rows, same, solving, task, tokenizer
+from support.task_rows import CLASSES, alone, apart, cases, rows, same, solving, task, tokenizer
 
 WHOLE = [case for case in cases("head", "transformed") if issubclass(case[2], SequenceHead)]
 NAMES = [f"{name}-{kind}-{way.name}" for name, kind, way in WHOLE]

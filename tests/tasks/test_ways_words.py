@@ -13,7 +13,19 @@ from kinfolk.tasks.formulations.head import TokenHead
 from kinfolk.tasks.formulations.sequences import encode_words
 from kinfolk.tasks.instances import predict_rows
 from kinfolk.tasks.rows import TaggedSentence
-from solving import LENGTH, NAMES, TAGS, alone, apart, cases, rows, same, solving, task, tokenizer
+from support.task_rows import (
+    LENGTH,
+    NAMES,
+    TAGS,
+    alone,
+    apart,
+    cases,
+    rows,
+    same,
+    solving,
+    task,
+    tokenizer,
+)
 
 EVERY = [name for name, _, way in cases("head") if way is TokenHead]
 every = pytest.mark.parametrize("name", EVERY)

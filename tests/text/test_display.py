@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kinfolk.text import KINDS, Tokenizer, train_tokenizer
 from kinfolk.text.inspect import show_whitespace, token_views
-from little import text
+from support.runs import text
 
 SIZES = {
     "bpe": 420,

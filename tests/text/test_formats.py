@@ -8,13 +8,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import originals
 import pytest
 import sentencepiece
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from kinfolk.text import Tokenizer
+from support import reference_tokenizers
 
 pytestmark = [pytest.mark.parity, pytest.mark.real]
 
@@ -55,7 +55,7 @@ class Format:
     """A folder of files, the code of their authors, and what that puts around a text."""
 
     folder: Path
-    original: originals.Encode
+    original: reference_tokenizers.Encode
     frame: tuple[list[str], list[str]] = ([], [])
 
 
@@ -134,26 +134,26 @@ def bert(folder: Path, text: list[str], *, lowercase: bool, configured: bool = F
     if configured:
         settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": lowercase}
         (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    original = originals.bert(folder / "vocab.txt", lowercase=lowercase)
+    original = reference_tokenizers.bert(folder / "vocab.txt", lowercase=lowercase)
     return Format(folder, original, (["[CLS]"], ["[SEP]"]))
 
 
 def gpt2(folder: Path, text: list[str]) -> Format:
     files = folder / "encoder.json", folder / "vocab.bpe"
     learn_pairs(*files, text, special_tokens=["<|endoftext|>"])
-    return Format(folder, originals.gpt2(*files))
+    return Format(folder, reference_tokenizers.gpt2(*files))
 
 
 def roberta(folder: Path, text: list[str]) -> Format:
     files = folder / "vocab.json", folder / "merges.txt"
     learn_pairs(*files, text, special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
-    return Format(folder, originals.gpt2(*files), (["<s>"], ["</s>"]))
+    return Format(folder, reference_tokenizers.gpt2(*files), (["<s>"], ["</s>"]))
 
 
 def gpt(folder: Path, text: list[str]) -> Format:
     files = folder / "encoder_bpe_40000.json", folder / "vocab_40000.bpe"
     learn_pairs(*files, text, special_tokens=["<unk>"], suffix="</w>")
-    return Format(folder, originals.gpt(*files))
+    return Format(folder, reference_tokenizers.gpt(*files))
 
 
 def albert(folder: Path, text: list[str]) -> Format:
@@ -168,7 +168,7 @@ def albert(folder: Path, text: list[str]) -> Format:
         control_symbols=["[CLS]", "[SEP]", "[MASK]"],
         user_defined_symbols=MARKS,
     )
-    return Format(folder, originals.xlnet(model, lowercase=True), (["[CLS]"], ["[SEP]"]))
+    return Format(folder, reference_tokenizers.xlnet(model, lowercase=True), (["[CLS]"], ["[SEP]"]))
 
 
 def xlnet(folder: Path, text: list[str]) -> Format:
@@ -179,22 +179,26 @@ def xlnet(folder: Path, text: list[str]) -> Format:
         control_symbols=["<cls>", "<sep>", "<pad>", "<mask>", "<eod>"],
         user_defined_symbols=["<eop>", *MARKS],
     )
-    return Format(folder, originals.xlnet(model, lowercase=False), ([], ["<sep>", "<cls>"]))
+    return Format(
+        folder, reference_tokenizers.xlnet(model, lowercase=False), ([], ["<sep>", "<cls>"])
+    )
 
 
 def t5(folder: Path, text: list[str]) -> Format:
     model = learn_pieces(folder / "spiece.model", text, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
-    return Format(folder, originals.t5(model), ([], ["</s>"]))
+    return Format(folder, reference_tokenizers.t5(model), ([], ["</s>"]))
 
 
 def folded(folder: Path, text: list[str]) -> Format:
     rule = "nmt_nfkc_cf"
     model = learn_pieces(folder / "m.model", text, normalization_rule_name=rule, byte_fallback=True)
-    return Format(folder, originals.t5(model))
+    return Format(folder, reference_tokenizers.t5(model))
 
 
 def pieced(folder: Path, text: list[str]) -> Format:
-    return Format(folder, originals.t5(learn_pieces(folder / "m.model", text, model_type="bpe")))
+    return Format(
+        folder, reference_tokenizers.t5(learn_pieces(folder / "m.model", text, model_type="bpe"))
+    )
 
 
 FORMATS: dict[str, Callable[[Path, list[str]], Format]] = {

@@ -12,7 +12,7 @@ from kinfolk.errors import UserError
 from kinfolk.training.log import MetricsLog, read
 from kinfolk.training.loop import Evaluation, Progress, TrainLoop
 from kinfolk.training.step import StepOutput
-from little import OnStep
+from support.runs import OnStep
 
 
 class Run:

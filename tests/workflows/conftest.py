@@ -6,7 +6,7 @@ import pytest
 
 from kinfolk.data.prepare import prepare
 from kinfolk.text import Tokenizer
-from little import MEMBERS, Home, text
+from support.runs import MEMBERS, Home, text
 
 
 @pytest.fixture(scope="session")

@@ -17,8 +17,8 @@ from kinfolk.tasks.formulations.choose import (
 from kinfolk.tasks.rows import LabelledText, MultipleChoiceRow, QuestionRow, TaggedSentence
 from kinfolk.tasks.task import Task
 from kinfolk.workflows.predict import Predictor
-from lessons import opinions, tune
-from solving import config, tokenizer
+from support.learnable import opinions, tune
+from support.task_rows import config, tokenizer
 
 
 def made(kind: str, **facts: Any) -> Predictor:

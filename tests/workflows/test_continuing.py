@@ -21,7 +21,7 @@ from kinfolk.workflows.finetune_recipe import parse_initial_weights
 from kinfolk.workflows.generate import task_prefix
 from kinfolk.workflows.pretrain import PretrainWorkload, pretrain, resume
 from kinfolk.workflows.recipe import Recipe, continue_from, make_recipe
-from little import MEMBERS, Home
+from support.runs import MEMBERS, Home
 
 FEW = ["train.steps=3", "train.batch_size=4", "train.device=cpu", "train.save_every=2"]
 

@@ -18,7 +18,7 @@ from kinfolk.tasks.task import Task
 from kinfolk.text import Tokenizer
 from kinfolk.workflows.baselines import baselines
 from kinfolk.workflows.evaluate import count_parameters, evaluate
-from little import LENGTH, Home
+from support.runs import LENGTH, Home
 
 SHORT = ["The cat saw a ball again.", "A dog forgot the letter.", "A"]
 

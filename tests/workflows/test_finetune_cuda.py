@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kinfolk.training.log import read
-from lessons import classify, objects, table, task_dataset, tune, write
+from support.learnable import classify, objects, table, task_dataset, tune, write
 
 pytestmark = [
     pytest.mark.gpu,

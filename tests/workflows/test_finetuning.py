@@ -16,7 +16,7 @@ from kinfolk.tasks.rows import LabelledText
 from kinfolk.tasks.task import Task
 from kinfolk.workflows.load import load
 from kinfolk.workflows.predict import evaluate_rows, load_predictor
-from lessons import (
+from support.learnable import (
     choose,
     chosen,
     classify,

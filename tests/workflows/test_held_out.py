@@ -9,7 +9,7 @@ from kinfolk.data.corpus import Corpus
 from kinfolk.data.prepare import prepare
 from kinfolk.workflows.pretrain import pretrain
 from kinfolk.workflows.recipe import CorpusShare
-from little import Home, text
+from support.runs import Home, text
 
 
 def test_one_document_held_out_stops_no_run_of_pairs(

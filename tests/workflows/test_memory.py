@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from deaths import at, death
-from test_resume import WEIGHTS, same
 
 from kinfolk.errors import UserError
 from kinfolk.objectives.clm import CLM
@@ -17,7 +15,9 @@ from kinfolk.training.run import Run
 from kinfolk.workflows.evaluate import evaluate
 from kinfolk.workflows.pretrain import PretrainWorkload, pretrain, resume
 from kinfolk.workflows.recipe import CorpusShare, Recipe
-from little import Home
+from support.killed_runs import at, death
+from support.runs import Home
+from workflows.test_resume import WEIGHTS, same
 
 SHORT = ("model.mem_len=24", "objective.max_length=16")  # documents of more than one row
 

@@ -19,8 +19,8 @@ from kinfolk.generation.config import GREEDY, GenerationConfig
 from kinfolk.metrics.baselines import KneserNey
 from kinfolk.objectives.clm import CLM
 from kinfolk.workflows.baselines import NGram, fit_ngram, load_or_fit, ngram_of_corpus
-from little import Home
-from writing import asked, generate
+from support.decoding import asked, generate
+from support.runs import Home
 
 VOCAB, BOS, EOS = 9, 7, 8
 

@@ -10,12 +10,9 @@ from transformers import AutoModelForCausalLM, BertForPreTraining, T5ForConditio
 import kinfolk
 from kinfolk.errors import UserError
 from kinfolk.workflows.evaluate import scoring_objective
-from kinfolk.workflows.load import (
-    export_folder,
-    load_tokenizer,
-    require_ability,
-)
-from little import MEMBERS
+from kinfolk.workflows.folders import load_tokenizer
+from kinfolk.workflows.load import export_folder, require_ability
+from support.runs import MEMBERS
 
 IDS = [120, 200, 363, 380, 401, 150, 419]
 

@@ -19,7 +19,7 @@ from kinfolk.training.run import Run
 from kinfolk.workflows.load import load
 from kinfolk.workflows.pretrain import PretrainWorkload, pretrain, resume
 from kinfolk.workflows.recipe import CorpusShare, Recipe
-from little import MEMBERS, Home, OnStep, tree
+from support.runs import MEMBERS, Home, OnStep, tree
 
 
 @pytest.mark.parametrize("member", MEMBERS)

@@ -4,21 +4,21 @@ from pathlib import Path
 
 import pytest
 
-import sheets
 from kinfolk.errors import UserError
 from kinfolk.tasks.formulations.scoring import Prompt
 from kinfolk.workflows.predict import evaluate_rows, few_shot_predictor, sample_fewshot
+from support import tables
 
 
 def test_solved_rows_stand_before_the_question(runs: dict[str, Path], tmp_path: Path) -> None:
-    test = sheets.table(tmp_path / "test.tsv", 4, seed=1)
-    train = sheets.table(tmp_path / "train.tsv", 10)
+    test = tables.table(tmp_path / "test.tsv", 4, seed=1)
+    train = tables.table(tmp_path / "train.tsv", 10)
     found, rows = few_shot_predictor(
         runs["gpt2"], test, train=train, shots=2, pattern="{text} is {answer}", words=("no", "yes")
     )
     assert isinstance(found.formulation, Prompt)
     said = {"good": "yes", "bad": "no"}
-    known = {f"{text} is {said[label]}" for text, label in sheets.reviews(10)}
+    known = {f"{text} is {said[label]}" for text, label in tables.reviews(10)}
     assert len(found.formulation.examples) == 2 and set(found.formulation.examples) <= known
     before, after = found.formulation.prompt(rows[0])
     assert (
@@ -31,7 +31,7 @@ def test_solved_rows_stand_before_the_question(runs: dict[str, Path], tmp_path: 
 def test_without_training_rows_the_labels_are_those_of_the_test(
     runs: dict[str, Path], tmp_path: Path
 ) -> None:
-    found, rows = few_shot_predictor(runs["gpt2"], sheets.table(tmp_path / "test.tsv", 6))
+    found, rows = few_shot_predictor(runs["gpt2"], tables.table(tmp_path / "test.tsv", 6))
     assert found.task.labels == ("bad", "good") and len(rows) == 6
     verdict = evaluate_rows(found, rows, n_resamples=10)
     assert verdict.unseen_labels == {}
@@ -42,15 +42,15 @@ def test_labels_that_no_solved_row_has_count_as_unseen(
     runs: dict[str, Path], tmp_path: Path
 ) -> None:
     lines = ["sentence\tlabel", "a day\tneutral", "a fine day\tgood"]
-    test = sheets.write(tmp_path / "test.tsv", lines)
+    test = tables.write(tmp_path / "test.tsv", lines)
     found, rows = few_shot_predictor(
-        runs["gpt2"], test, train=sheets.table(tmp_path / "train.tsv", 6)
+        runs["gpt2"], test, train=tables.table(tmp_path / "train.tsv", 6)
     )
     assert evaluate_rows(found, rows, n_resamples=10).unseen_labels == {"neutral": 1}
 
 
 def test_an_encoder_decoder_is_asked_too(runs: dict[str, Path], tmp_path: Path) -> None:
-    found, rows = few_shot_predictor(runs["t5"], sheets.choices(tmp_path / "test.jsonl", 4))
+    found, rows = few_shot_predictor(runs["t5"], tables.choices(tmp_path / "test.jsonl", 4))
     assert [answer.value in (0, 1) for answer in found.predict(rows)] == [True] * 4
 
 
@@ -64,4 +64,4 @@ def test_the_seed_draws_the_rows() -> None:
 
 def test_an_encoder_has_nothing_to_say(runs: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="bert does not classify by 'prompt': it can by head"):
-        few_shot_predictor(runs["bert"], sheets.table(tmp_path / "test.tsv", 4))
+        few_shot_predictor(runs["bert"], tables.table(tmp_path / "test.tsv", 4))

@@ -11,8 +11,8 @@ from kinfolk.data.corpus import Corpus
 from kinfolk.errors import UserError
 from kinfolk.families import families, family
 from kinfolk.workflows.recipe import CorpusShare, Recipe, default_length, parse_corpora, recipe
-from little import Home
-from loops import every_case
+from support.loops import every_case
+from support.runs import Home
 
 PAIRS = [(m.name, way) for m in families().values() for way in m.objectives]
 

@@ -15,8 +15,8 @@ from kinfolk.workflows.baselines import baselines, mixture_baselines
 from kinfolk.workflows.pretrain import pretrain
 from kinfolk.workflows.recipe import CorpusShare
 from kinfolk.workflows.report import baseline_rows, curves
-from lessons import dev, opinions, tune
-from little import MEMBERS, Home, OnStep
+from support.learnable import dev, opinions, tune
+from support.runs import MEMBERS, Home, OnStep
 
 
 @pytest.mark.parametrize("member", MEMBERS)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deaths import at, death, inside
 
 from kinfolk.errors import UserError
 from kinfolk.training import step as steps
@@ -18,7 +17,8 @@ from kinfolk.training.loop import Progress
 from kinfolk.training.run import Run
 from kinfolk.workflows.pretrain import pretrain, resume
 from kinfolk.workflows.recipe import CorpusShare, Recipe
-from little import MEMBERS, Home, OnStep, tree
+from support.killed_runs import at, death, inside
+from support.runs import MEMBERS, Home, OnStep, tree
 
 WEIGHTS = ("model.safetensors", "training.safetensors", "training.json")
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-import sheets
 from kinfolk.errors import UserError
 from kinfolk.tasks.dataset import task_dataset
 from kinfolk.training.config import FineTuneConfig
@@ -13,6 +12,7 @@ from kinfolk.workflows.finetune import finetune
 from kinfolk.workflows.finetune_recipe import parse_initial_weights
 from kinfolk.workflows.folders import find_model_folder
 from kinfolk.workflows.seeds import read_scores, run_seeds, summarize_seeds
+from support import tables
 
 ONE = FineTuneConfig(epochs=1.0)
 
@@ -20,7 +20,7 @@ ONE = FineTuneConfig(epochs=1.0)
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("seeds")
-    file = task_dataset(sheets.table(folder / "train.tsv"))
+    file = task_dataset(tables.table(folder / "train.tsv"))
 
     def tune(seed: int, out: Path) -> Path:
         settings = ("train.batch_size=8", "train.device=cpu", f"train.seed={seed}")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-import sheets
 from kinfolk.errors import UserError
 from kinfolk.tasks.dataset import TaskDataset, sample_rows, task_dataset
 from kinfolk.training.config import FineTuneConfig
@@ -21,6 +20,7 @@ from kinfolk.workflows.suites import (
     skipped_folders,
     suite_mean,
 )
+from support import tables
 
 
 def tune(files: Sequence[TaskDataset], out: Path, metric: str | None, seed: int = 0) -> Path:
@@ -46,11 +46,11 @@ def folder(tmp_path: Path) -> Path:
 def test_sets_are_scored_by_their_own_metrics(folder: Path, tmp_path: Path) -> None:
     for name in ("cola", "mrpc"):
         for split in ("train", "dev"):
-            sheets.table(folder / name / f"{split}.tsv", 16)
+            tables.table(folder / name / f"{split}.tsv", 16)
     # A test that keeps its labels to itself is none.
-    sheets.table(folder / "mrpc" / "test.tsv", 10, labelled=False)
-    sheets.table(folder / "mood" / "test.tsv", 10)
-    sheets.write(folder / "story" / "story.txt", ["once", "upon"])
+    tables.table(folder / "mrpc" / "test.tsv", 10, labelled=False)
+    tables.table(folder / "mood" / "test.tsv", 10)
+    tables.write(folder / "story" / "story.txt", ["once", "upon"])
     sets = select_tasks(folder, None)
     left = skipped_folders(folder, sets)
     results = {one.name: one for one in run_suite(sets, tune, tmp_path / "run", skipped=left)}
@@ -86,14 +86,14 @@ def test_some_rows_are_from_all_over_a_file_and_always_the_same(tmp_path: Path) 
     assert kept == sample_rows(rows, 50) == sorted(kept) and len(set(kept)) == 50
     assert min(kept) < 100 and max(kept) > 900
     assert sample_rows(rows, 2000) == rows
-    file = task_dataset(sheets.table(tmp_path / "a.tsv", 40))
+    file = task_dataset(tables.table(tmp_path / "a.tsv", 40))
     part = TaskDataset(train=file.train, file_spec=file.file_spec, max_rows=10)
     learned, dev = part.splits
     assert (len(learned), len(dev)) == (9, 1)
 
 
 def test_names_that_are_no_sets_are_told(folder: Path) -> None:
-    sheets.table(folder / "cola" / "train.tsv", 8)
+    tables.table(folder / "cola" / "train.tsv", 8)
     with pytest.raises(UserError, match="--only colla: no set is called so: did you mean cola"):
         select_tasks(folder, "colla")
     assert [one.name for one in select_tasks(folder, "cola")] == ["cola"]
@@ -109,7 +109,7 @@ def test_real_sets_are_solved(real: Path, tmp_path: Path) -> None:
 
 def test_several_seeds_give_every_set_a_spread(folder: Path, tmp_path: Path) -> None:
     for split in ("train", "test"):
-        sheets.table(folder / "mood" / f"{split}.tsv", 16)
+        tables.table(folder / "mood" / f"{split}.tsv", 16)
 
     def twice(files: Sequence[TaskDataset], out: Path, metric: str | None) -> Path:
         return run_seeds(2, out, lambda seed, inner: tune(files, inner, metric, seed))
@@ -124,7 +124,7 @@ def test_several_seeds_give_every_set_a_spread(folder: Path, tmp_path: Path) -> 
 
 def test_a_test_file_that_cannot_be_read_is_named(folder: Path, tmp_path: Path) -> None:
     for split in ("train", "dev", "test"):
-        sheets.table(folder / "mood" / f"{split}.tsv", 16)
+        tables.table(folder / "mood" / f"{split}.tsv", 16)
     with (folder / "mood" / "test.tsv").open("a", encoding="utf-8") as stream:
         stream.write("a\tragged\tline\tof\tcells\n")
     said: list[str] = []
@@ -137,7 +137,7 @@ def test_a_test_file_that_cannot_be_read_is_named(folder: Path, tmp_path: Path) 
 def test_a_set_that_cannot_be_read_is_left_out_with_the_reason(
     folder: Path, tmp_path: Path
 ) -> None:
-    sheets.table(folder / "mood" / "train.tsv", 16)
+    tables.table(folder / "mood" / "train.tsv", 16)
     (folder / "cola" / "train.tsv").write_bytes(b"sentence\tlabel\n\xff\t1\n")
     said: list[str] = []
     sets = select_tasks(folder, None)

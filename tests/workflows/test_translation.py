@@ -23,7 +23,7 @@ from kinfolk.workflows.translate import (
     prepare_translation_run,
     score,
 )
-from writing import write
+from support.decoding import write
 
 WHO = {"a dog": "ein Hund", "the man": "der Mann", "two cats": "zwei Katzen"}
 DOES = {"runs": "rennt", "sleeps": "schläft", "plays": "spielt", "waits": "wartet"}

@@ -11,8 +11,8 @@ from kinfolk.tasks.dataset import task_dataset
 from kinfolk.tasks.rows import LabelledText
 from kinfolk.workflows.folders import find_model_folder
 from kinfolk.workflows.predict import load_predictor
-from lessons import kept, objects, opinions, pair, squad, table, tag, tune
-from solving import tokenizer
+from support.learnable import kept, objects, opinions, pair, squad, table, tag, tune
+from support.task_rows import tokenizer
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()

@@ -27,8 +27,8 @@ from kinfolk.workflows.finetune_recipe import FineTuneRecipe, InitialWeights, pa
 from kinfolk.workflows.folders import find_model_folder
 from kinfolk.workflows.predict import load_predictor
 from kinfolk.workflows.pretrain import resume
-from lessons import classify, complete, dev, kept, lines, opinions, table, tune
-from little import tree
+from support.learnable import classify, complete, dev, kept, lines, opinions, table, tune
+from support.runs import tree
 
 SMALL = ("train.batch_size=8", "train.lr=2e-3", "model.backbone.dropout=0.1")  # 15 steps an epoch
 EVERY = {

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_tuning_runs import ends_alike, stopped
 
 from kinfolk.errors import UserError
 from kinfolk.training import checkpoint
 from kinfolk.training.log import read
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe
-from lessons import dev, opinions, tune
+from support.learnable import dev, opinions, tune
+from workflows.test_tuning_runs import ends_alike, stopped
 
 BATCH = "train.batch_size=8"
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from deaths import at, death
 
 from kinfolk.batch import Inputs
 from kinfolk.data.corpus import Corpus
@@ -14,7 +13,8 @@ from kinfolk.objectives.evaluation import pair_accuracy, rtd_scores
 from kinfolk.workflows.evaluate import auxiliary_metrics, evaluate
 from kinfolk.workflows.pretrain import resume
 from kinfolk.workflows.recipe import Recipe
-from little import Home, tree
+from support.killed_runs import at, death
+from support.runs import Home, tree
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from kinfolk.errors import UserError
 from kinfolk.generation.config import GREEDY, GenerationConfig
 from kinfolk.generation.generate import SORT_WINDOW, generate_many, transform_lines
 from kinfolk.workflows.generate import load_generator, load_seq2seq, task_prefix, to_inference
-from little import Home
+from support.runs import Home
 
 PROMPTS = ["The cat", "A dog found the old man again", "The", "My sister", "The king saw", "A red"]
 
@@ -117,7 +117,7 @@ WRONG_CALLS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     ),
     "a folder that is not there": (
         lambda model, tokenizer: kinfolk.generate("runs/nowhere", "Once"),
-        "runs/nowhere is not there",
+        "no such folder: runs/nowhere",
     ),
 }
 

@@ -5,28 +5,27 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-import lessons
-import sheets
+from support import learnable, tables
 
 
 def continuations(path: Path, count: int, seed: int) -> Path:
     """Write lines of plain text whose last word is to be completed."""
-    return lessons.lines(path, lessons.complete, count, seed)
+    return learnable.lines(path, learnable.complete, count, seed)
 
 
 def running_text(path: Path, count: int, seed: int) -> Path:
     """Write documents of plain text."""
-    return lessons.lines(path, lessons.count, count, seed)
+    return learnable.lines(path, learnable.count, count, seed)
 
 
 def choices(path: Path, count: int, seed: int) -> Path:
     """Write contexts with two options each."""
-    return sheets.choices(path.with_suffix(".jsonl"), count, seed)
+    return tables.choices(path.with_suffix(".jsonl"), count, seed)
 
 
 def source_and_target(path: Path, count: int, seed: int) -> Path:
     """Write a table with a text and its target in each line."""
-    return lessons.table(path, lessons.write, count, seed)
+    return learnable.table(path, learnable.write, count, seed)
 
 
 def clusters(path: Path, count: int, seed: int) -> Path:
@@ -37,27 +36,27 @@ def clusters(path: Path, count: int, seed: int) -> Path:
         verb = rng.choice(("smiled", "slept", "sang"))
         sentences = [[name, "met", "the", "king", "."], [pronoun, verb, "again", "."]]
         lines.append(json.dumps({"sentences": sentences, "clusters": [[[0, 0], [5, 5]]]}))
-    return sheets.write(path.with_suffix(".jsonl"), lines)
+    return tables.write(path.with_suffix(".jsonl"), lines)
 
 
 def classes(path: Path, count: int, seed: int) -> Path:
     """Write a table of texts with a class each."""
-    return sheets.table(path.with_suffix(".tsv"), count, seed)
+    return tables.table(path.with_suffix(".tsv"), count, seed)
 
 
 def numbers(path: Path, count: int, seed: int) -> Path:
     """Write a table of pairs of texts with a number each."""
-    return sheets.scale(path.with_suffix(".tsv"), count, seed)
+    return tables.scale(path.with_suffix(".tsv"), count, seed)
 
 
 def tags(path: Path, count: int, seed: int) -> Path:
     """Write sentences in CoNLL columns."""
-    return sheets.entities(path.with_suffix(".txt"), count, seed)
+    return tables.entities(path.with_suffix(".txt"), count, seed)
 
 
 def questions(path: Path, count: int, seed: int) -> Path:
     """Write questions in SQuAD's format."""
-    return sheets.questions(path.with_suffix(".json"), count, seed)
+    return tables.questions(path.with_suffix(".json"), count, seed)
 
 
 # By the task kind as it is typed after --task.

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from paired import contracted
 from torch import Tensor, nn
 
 from kinfolk.batch import IGNORE_INDEX, Batch, TokenTargets
@@ -19,6 +18,7 @@ from kinfolk.families import families
 from kinfolk.families.base import Family
 from kinfolk.objectives.objective import Objective
 from kinfolk.text.tokenizer import SpecialTokens
+from support.pairs import contracted
 
 VOCAB = 300  # not a multiple of 64: tables are padded
 LENGTH = 32

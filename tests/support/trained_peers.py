@@ -20,7 +20,7 @@ from transformers import (
 from kinfolk.generation.config import GenerationConfig
 from kinfolk.generation.decode import GeneratedSequence
 from kinfolk.hub import load_model
-from writing import Rules, write
+from support.decoding import Rules, write
 
 VOCAB, END = 50, 1
 ENDS = frozenset({END, *range(40, 46)})  # enough for the texts of random weights to end

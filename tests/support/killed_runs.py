@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from crash import server
 from kinfolk.training import checkpoint
 from kinfolk.training.loop import Progress
 from kinfolk.workflows.pretrain import pretrain, resume
 from kinfolk.workflows.recipe import Recipe
-from little import OnStep
+from support.crash import server
+from support.runs import OnStep
 
 Plan = Callable[[], Callable[[Progress], None]]
 

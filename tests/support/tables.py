@@ -4,7 +4,7 @@ import json
 import random
 from pathlib import Path
 
-from little import DOES, WHAT, WHERE, WHO
+from support.runs import DOES, WHAT, WHERE, WHO
 
 GOOD, BAD = ("fine", "lovely", "bright"), ("dull", "awful", "grey")
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from crash import server
 from kinfolk.data import prepare as module
 from kinfolk.data.prepare import prepare
 from kinfolk.errors import UserError
 from kinfolk.text import train_tokenizer
+from support.crash import server
 
 CHUNK, SAFE = 400, 2  # characters and chunks: little text has many entries in the journal
 OPTIONS: dict[str, Any] = {"holdout": 0.3, "words": "spaces", "dedup": "exact"}

@@ -24,7 +24,7 @@ from kinfolk.generation.sampling import sample_ids
 from kinfolk.metrics.baselines import KneserNey
 from kinfolk.rng import uniforms
 from kinfolk.workflows.baselines import NGram
-from writing import asked
+from support.decoding import asked
 
 VOCAB = 23
 ENDS = frozenset({1, 5, 9})  # enough for texts to end at different lengths
