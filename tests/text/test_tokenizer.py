@@ -117,7 +117,7 @@ def test_two_trainings_on_one_text_agree(tokenizers: dict[str, Tokenizer], kind:
 def test_too_large_a_vocabulary_names_one_that_works(kind: str) -> None:
     with pytest.raises(UserError, match=r"supports only [\d,]+ pieces, 50,000 were asked") as error:
         train_tokenizer(TEXT, kind=kind, vocab_size=50_000)
-    size = int(str(error.value).rsplit("--vocab ", 1)[1])
+    size = int(str(error.value).rsplit("vocab_size ", 1)[1])
     assert train_tokenizer(TEXT, kind=kind, vocab_size=size).vocab_size == size
 
 
@@ -125,7 +125,7 @@ def test_too_large_a_vocabulary_names_one_that_works(kind: str) -> None:
 def test_too_small_a_vocabulary_names_one_that_works(kind: str) -> None:
     with pytest.raises(UserError, match="too small") as error:
         train_tokenizer(TEXT, kind=kind, vocab_size=50)
-    size = int(str(error.value).rsplit("--vocab ", 1)[1])
+    size = int(str(error.value).rsplit("vocab_size ", 1)[1])
     assert train_tokenizer(TEXT, kind=kind, vocab_size=size).vocab_size == size
 
 

@@ -331,8 +331,8 @@ def check_vocab_size(vocab_size: int, alphabet: int, what: str) -> None:
     least = len(ALL_SPECIAL_TOKENS) + alphabet
     if vocab_size < least:
         raise UserError(
-            f"--vocab {vocab_size} is too small: {len(ALL_SPECIAL_TOKENS)} special tokens "
-            f"and {alphabet} {what} need at least --vocab {least}"
+            f"vocab_size {vocab_size} is too small: {len(ALL_SPECIAL_TOKENS)} special tokens "
+            f"and {alphabet} {what} need at least vocab_size {least}"
         )
 
 
@@ -450,7 +450,7 @@ def train_tokenizer(
         supported = backend.get_vocab_size()
         raise UserError(
             f"the text supports only {supported:,} pieces, {vocab_size:,} were asked for: "
-            f"give more text or --vocab {supported}"
+            f"give more text or vocab_size {supported}"
         )
     return Tokenizer(backend, SPECIAL_TOKEN_STRINGS)
 
