@@ -29,8 +29,8 @@ def test_dev_scores_are_near_those_of_the_cpu(name: str, tmp_path: Path) -> None
             *settings,
             f"train.device={device}",
             epochs=3,
-            dropout=0.0,
-        )  # fmt: skip
+            finetune_config={"dropout": 0.0},
+        )
         for device in ("cuda", "cpu")
     ]
     cuda, cpu = ([line for line in read(run) if "eval_loss" in line] for run in runs)
