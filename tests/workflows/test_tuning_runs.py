@@ -363,18 +363,31 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
         out=out,
     )
     found = opinions(tmp_path, 32, 8)
-    refused("bert does not classify by 'text': it can by head", "bert/nano", found, out=out,
-            formulation="text")  # fmt: skip
+    refused(
+        "bert does not support the formulation 'text' for classify tasks",
+        "bert/nano",
+        found,
+        out=out,
+        formulation="text",
+    )
     refused("unknown formulation 'heads'", "bert/nano", found, out=out, formulation="heads")
     words = task_dataset(lines(tmp_path / "words", complete, 20), task="complete")
-    refused("bert cannot complete: it solves classify", "bert/nano", words, out=out)
-    refused("--length 4 leaves no room", "bert/nano", found, out=out, length=4)
-    refused("more than the model's context", "bert/nano", found, out=out, length=4096)
+    refused(
+        "bert does not support complete tasks .supported: classify", "bert/nano", words, out=out
+    )
+    refused("--length must be at least 8 .got 4", "bert/nano", found, out=out, length=4)
+    refused("exceeds the model's maximum length", "bert/nano", found, out=out, length=4096)
     refused("trained on together as text", "bert/nano", found, found, out=out)
     refused("--positive odd is no class", "bert/nano", found, out=out, positive_label="odd")
     refused("is not scored by 'bleu'", "bert/nano", found, out=out, metric="bleu")
     refused("a prompt is not trained", "gpt2/nano", found, out=out, formulation="prompt")
-    refused("has no --pattern: leave it out", "bert/nano", found, out=out, options={"pattern": "x"})
+    refused(
+        "--pattern does not apply to the formulation 'head'",
+        "bert/nano",
+        found,
+        out=out,
+        options={"pattern": "x"},
+    )
     bare = tmp_path / "bare.tsv"
     bare.write_text("sentence\tlabel\n")
     told = TaskDataset(train=str(bare), file_spec=found.file_spec)

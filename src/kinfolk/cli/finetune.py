@@ -18,6 +18,7 @@ from kinfolk.cli.options import (
     check_resume,
     field_options,
 )
+from kinfolk.cli.predict import NullThreshold
 from kinfolk.cli.tables import numbers, print_table, table
 from kinfolk.config import as_settings
 from kinfolk.errors import UserError
@@ -120,6 +121,7 @@ def finetune(
     verbalizer: Annotated[
         str | None, option("LIST", "cloze: one word per class: bad,good.", FORMULATION)
     ] = None,
+    null_score_diff_threshold: NullThreshold = None,
     length: Annotated[
         int | None, option("N", "Maximum input length in tokens.", FORMULATION)
     ] = None,
@@ -193,6 +195,7 @@ def finetune(
         "pattern": pattern,
         "verbalizer": None if verbalizer is None else tuple(verbalizer.split(",")),
         "distillation_weight": distillation_weight,
+        "null_score_diff_threshold": null_score_diff_threshold,
     }
 
     def train_once(

@@ -202,8 +202,13 @@ class FineTuneWorkload(Workload):
             config.gradual_unfreezing or config.adversarial_epsilon
         ):
             raise UserError(
-                "train.cuda_graph=yes replays one recorded step, and --thaw and --attack change "
-                "it: leave one of them out"
+                "train.cuda_graph=yes replays one recorded step, but --gradual-unfreezing and "
+                "--adversarial-epsilon change the step: remove one of them"
+            )
+        if self.train.cuda_graph == "yes" and self.train.compile != "yes":
+            raise UserError(
+                f"train.cuda_graph=yes replays the compiled step, but train.compile="
+                f"{self.train.compile} does not compile in fine-tuning: add train.compile=yes"
             )
         self.batches = TaskBatches(
             self.objective,

@@ -27,6 +27,7 @@ from kinfolk.tasks.formats.labelled_file import LabelledFile
 from kinfolk.tasks.formulations.base import Formulation
 from kinfolk.tasks.formulations.choose import build_formulation, choose_formulation
 from kinfolk.tasks.formulations.head import BareCausalHead
+from kinfolk.tasks.formulations.span_head import SpanHead
 from kinfolk.tasks.instances import predict_rows
 from kinfolk.tasks.rows import SourceTarget
 from kinfolk.tasks.task import (
@@ -58,6 +59,18 @@ class Predictor:
     def task(self) -> Task:
         """The task that it was trained for."""
         return self.formulation.task
+
+    def with_null_score_diff_threshold(self, threshold: float) -> "Predictor":
+        """Return a predictor of spans that predicts no answer above this score difference."""
+        if not isinstance(self.formulation, SpanHead):
+            raise UserError(
+                f"--null-score-diff-threshold applies to span extraction, not to {self.task.kind}: "
+                "remove it"
+            )
+        formulation = replace(
+            self.formulation, null_score_diff_threshold=threshold, allow_no_answer=True
+        )
+        return replace(self, formulation=formulation)
 
     def predict_one(self, *texts: str) -> Prediction:
         """Predict one row: a text or a pair, a context and its options, a question and its context.
