@@ -324,7 +324,7 @@ MISTAKES = [
     ("bert/nano --train {train} -o {new} --teacher {tmp}/none", "no such folder: {tmp}/none"),
     ("bert/nano --train {train} -o {new} --limit 5", "--tasks and --limit require --suite"),
     ("bert/nano --train {train} --train {ner} --dev {train} -o {new}", "got 2 --train and 1 --dev"),
-    ("bert/nano --train {train} --train {ner} -o {new}", "learned together as text"),
+    ("bert/nano --train {train} --train {ner} -o {new}", "trained on together as text"),
     ("bert/nano --suite glue {tmp}/none -o {new}", "{tmp}/none is no folder"),
     ("bert/nano --suite glue {sets} -o {new} --only sst9", "--only sst9: no set is called so"),
     ("{bert} --train {train} -o {new} --tokenizer {tok}", "has its own tokenizer"),

@@ -54,7 +54,7 @@ MISTAKES = [
     ("tokenizer train {bad}/open.csv --column 1 -o {new}", "line 2 of {bad}/open.csv is not CSV"),
     ("tokenizer train {text} --column 1 -o {new}", "--column 1: only .tsv, .csv"),
     ("tokenizer train {text} --vocab 100000 -o {new}", "the text yields only"),
-    ("tokenizer train {text} --vocab 10 -o {new}", "--vocab 10 is too small"),
+    ("tokenizer train {text} --vocab 10 -o {new}", "vocab_size 10 is too small"),
     ("tokenizer train {text} --kind bep -o {new}", "unknown tokenizer kind 'bep'"),
     ("tokenizer train {text} -o {tok}", "{tok} already exists"),
     ("tokenizer train {text} -o {text}", "{text} already exists"),
@@ -71,7 +71,7 @@ MISTAKES = [
     ("prepare {text} --tokenizer {tok} -o {corpus}", "already a corpus"),
     ("prepare {text} --tokenizer {tok} -o {text}", "already exists"),
     ("prepare {text} --tokenizer {tok} -o {new} --holdout 2", "--holdout must be a fraction"),
-    ("prepare {text} --tokenizer {tok} -o {new} --workers 0", "--workers 0"),
+    ("prepare {text} --tokenizer {tok} -o {new} --workers 0", "workers 0: it must be at least 1"),
     ("prepare {text} --tokenizer {tok} -o {new} --per page", "--document must be block or file"),
     # Runs.
     (
@@ -122,8 +122,8 @@ MISTAKES = [
     ("evaluate {gpt2} --corpus {tmp}", "{tmp} is no corpus"),
     ("evaluate {gpt2} --corpus {other}/corpus", "made with another tokenizer"),
     ("evaluate {gpt2} --text {text} --length 33", "more than the model's context of 32"),
-    ("evaluate {bert} --text {text} --length 1", "--length 1 is too short"),
-    ("evaluate {t5} --text {text} --length -1", "--length -1 is too short"),
+    ("evaluate {bert} --text {text} --length 1", "length 1 is too short"),
+    ("evaluate {t5} --text {text} --length -1", "length -1 is too short"),
     ("evaluate {gpt2} --text {text} --device gpu", "no device 'gpu'"),
     ("evaluate {tmp} --text {text}", "{tmp} is neither a run"),
     ("evaluate {tmp}/none --text {text}", "no such folder: {tmp}/none"),

@@ -197,14 +197,14 @@ def likelihood(
     from kinfolk.workflows.evaluate import open_evaluation
 
     found = open_evaluation(model, corpus, text, length, device)
-    score, kind = found.likelihood()
+    score = found.likelihood()
     return {
         "loss": score.loss,
         "perplexity": score.perplexity,
         "bits_per_byte": score.bits_per_byte,
         "tokens": score.tokens,
         "bytes": score.bytes,
-        "kind": kind,
+        "kind": score.kind,
         **found.auxiliary_metrics(),
     }
 
