@@ -444,8 +444,8 @@ def train_tokenizer(
     if not fewer and kind not in ("char", "byte") and backend.get_vocab_size() < vocab_size:
         supported = backend.get_vocab_size()
         raise UserError(
-            f"the text yields only {supported:,} distinct tokens, fewer than vocab_size {vocab_size}: "
-            f"use more text or vocab_size {supported}"
+            f"the text yields only {supported:,} distinct tokens, fewer than vocab_size "
+            f"{vocab_size}: use more text or vocab_size {supported}"
         )
     return Tokenizer(backend, SPECIAL_TOKEN_STRINGS)
 
