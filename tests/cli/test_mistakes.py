@@ -147,7 +147,7 @@ MISTAKES = [
     ("export {tmp}/none -o {new}", "no such folder: {tmp}/none"),
     ("export {tmp} -o {new}", "{tmp} is neither a run"),
     ("import {tmp} -o {new}", "{tmp} is neither a run"),
-    ("import {bad}/foreign -o {new}", "says model_type='mamba'"),
+    ("import {bad}/foreign -o {new}", "model_type='mamba' is not supported"),
     ("quickstart -o {home}", "{home} already exists"),
 ]
 

@@ -182,7 +182,7 @@ MISTAKES = [
     ("{who} {pairs} -o {new} {v} train.steps=x", "a whole number"),
     ("{who} {pairs} -o {new} {v} --device gpu", "no device 'gpu'"),
     ("{who} {pairs} -o {new} {v} --length 32 train.schedule=x", "train.schedule=x: it must be"),
-    ("gpt2 {pairs} -o {new}", "gpt2 has no objective 'pairs': there are clm"),
+    ("gpt2 {pairs} -o {new}", "gpt2 has no objective 'pairs' (supported: clm"),
     ("transformer/huge {pairs} -o {new}", "has no size 'huge'"),
     ("--resume {run} {pairs}", "cannot be combined with other options"),
     ("t5/nano --objective pairs --corpus {plain} --length 32 -o {new}", "a pair has two sides"),
