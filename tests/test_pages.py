@@ -35,7 +35,7 @@ VALUES = {
     "--seeds": "2",
     "--shots": "1",
     "--steps": "3",
-    "--vocab": "420",
+    "--vocab-size": "420",
 }
 OPTIONS = {
     "finetune": {"--epochs": "1", "--batch": "8"},
