@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from kinfolk.tasks.dataset import task_dataset
-from kinfolk.training.config import FineTuneConfig
 from kinfolk.workflows.finetune import finetune
 from kinfolk.workflows.finetune_recipe import parse_initial_weights
 from support import tables
@@ -27,12 +26,11 @@ def solvers(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "scale": tables.scale(folder / "scale.tsv"),
     }
     for name, file in files.items():
-        finetune_config = FineTuneConfig(epochs=3 if name == "mood" else 2)
         finetune(
             parse_initial_weights("bert/nano"),
             [task_dataset(file)],
             folder / name,
-            finetune_config=finetune_config,
+            epochs=3 if name == "mood" else 2,
             settings=FEW,
         )
     return folder
@@ -124,6 +122,22 @@ def test_every_task_has_a_page(name: str, kinfolk: Kinfolk, solvers: Path, tmp_p
     assert "Worst errors" in Page(tmp_path / "page.html").words or not found["mistakes"]
 
 
+def test_the_null_score_threshold_decides_between_a_span_and_no_answer(
+    kinfolk: Kinfolk, solvers: Path
+) -> None:
+    command = ("evaluate", solvers / "squad", "--test", solvers / "squad.json", "--json")
+    scores = {
+        value: json.loads(ok(kinfolk(*command, f"--null-score-diff-threshold={value}")).out)
+        for value in ("1e9", "-1e9")
+    }
+    predictions = {
+        value: {error["prediction"] for error in found["mistakes"]}
+        for value, found in scores.items()
+    }
+    assert scores["-1e9"]["exact"] == 0.0 and predictions["-1e9"] == {"(no answer)"}
+    assert "(no answer)" not in predictions["1e9"]
+
+
 def test_labels_that_training_had_not_are_counted_and_named(
     kinfolk: Kinfolk, solvers: Path, tmp_path: Path
 ) -> None:
@@ -187,7 +201,7 @@ MISTAKES = [
     ("{mood} --test {file} -o {tmp}", "{tmp} is a folder"),
     ("{mood} --shots 2", "--num-fewshot requires --test FILE"),
     ("{bert} --test {file}", "was not fine-tuned"),
-    ("{bert} --test {file} --way prompt", "bert does not classify by 'prompt'"),
+    ("{bert} --test {file} --way prompt", "bert does not support the formulation 'prompt'"),
     ("{gpt2} --test {file} --shots 2", "name the file that few-shot examples are drawn from"),
     ("{gpt2} --test {file} --shots 99 --train {file}", "there are only 4 rows to draw"),
     ("{gpt2} --test {file} --shots -1", "--shots -1: use 0 or more"),
@@ -196,6 +210,11 @@ MISTAKES = [
     ("{gpt2} --test {file} --pattern {{body}}{{answer}}", "names what these rows do not have"),
     ("{gpt2} --test {file} --task chose", "chose"),
     ("{squad} --test {file}", "SQuAD|JSON"),
+    (
+        "{mood} --test {file} --null-score-diff-threshold 1",
+        "--null-score-diff-threshold applies to span extraction, not to classify",
+    ),
+    ("{mood} --null-score-diff-threshold 1", "--null-score-diff-threshold requires --test FILE"),
 ]
 
 

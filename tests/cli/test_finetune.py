@@ -233,7 +233,7 @@ def test_a_suite_ends_in_a_table_with_a_mean(kinfolk: Kinfolk, files: Path, tmp_
     assert scores["pairs"] is None and scores["prose"] is None
     assert written["mean"] == pytest.approx((scores["mood"] + scores["names"]) / 2)
     assert float(lines["mean"][1]) == pytest.approx(written["mean"], abs=0.05)
-    assert "pairs is left out: bert cannot write" in said.err
+    assert "pairs is left out: bert does not support write tasks" in said.err
     assert "prose is left out: text.txt is read as text, without labels" in said.err
     one = ok(kinfolk(*asked, "-o", tmp_path / "one", "--only", "mood", "--json"))
     assert [part["name"] for part in json.loads(one.out)["sets"]] == ["mood"]
@@ -248,7 +248,9 @@ def test_what_is_mended_or_cut_is_said(kinfolk: Kinfolk, files: Path, tmp_path: 
     lost = (files / "squad.json").read_text().replace('"text": "', '"text": "no ', 1)
     (tmp_path / "squad.json").write_text(lost)
     said = kinfolk("finetune", "bert/nano", "--train", tmp_path / "squad.json", "-o",
-                   tmp_path / "b", *QUICK)  # fmt: skip
+                   tmp_path / "b", *QUICK, "--null-score-diff-threshold", "2.5")  # fmt: skip
+    (formulation,) = json.loads((tmp_path / "b" / "recipe.json").read_text())["formulations"]
+    assert formulation["null_score_diff_threshold"] == 2.5
     assert "answers that their context does not hold: 1 (q0: 'no " in ok(said).err
     said = kinfolk("finetune", "bert/nano", "--train", files / "train.tsv", "-o", tmp_path / "c",
                    *QUICK, "--length", "8")  # fmt: skip
@@ -280,7 +282,10 @@ MISTAKES = [
         "bert/nano --train {train} -o {new} --way haed",
         "unknown formulation 'haed': did you mean head",
     ),
-    ("bert/nano --train {train} -o {new} --way prompt", "bert does not classify by 'prompt'"),
+    (
+        "bert/nano --train {train} -o {new} --way prompt",
+        "bert does not support the formulation 'prompt'",
+    ),
     ("bert/nano --train {train} -o {new} --metric bleu", "classify is not scored by 'bleu'"),
     ("bert/nano --train {train} -o {new} --positive ugly", "--positive ugly is no class"),
     ("bert/nano --train {train} -o {new} --columns text,label", "has no 'text'"),
@@ -293,13 +298,23 @@ MISTAKES = [
     ("bert/nano --train {bad}/ragged.txt -o {new}", "line 5 of {bad}/ragged.txt has 1 columns"),
     ("{t5} --train {files}/train.en --target {files}/dev.de -o {new}", "24 lines and"),
     ("{t5} --train {files}/train.en --target {files}/none -o {new}", "no such file: {files}/none"),
-    ("bert/nano --train {files}/train.en --target {files}/train.de -o {new}", "bert cannot write"),
-    ("bert/nano --train {train} -o {new} --length 9999", "--length 9999 is more than"),
-    ("bert/nano --train {train} -o {new} --length 4", "--length 4 leaves no room"),
+    (
+        "bert/nano --train {files}/train.en --target {files}/train.de -o {new}",
+        "bert does not support write tasks",
+    ),
+    ("bert/nano --train {train} -o {new} --length 9999", "--length 9999 exceeds"),
+    ("bert/nano --train {train} -o {new} --length 4", "--length must be at least 8 (got 4)"),
     ("bert/nano --train {train} -o {new} --epochs 0", "--epochs=0: it must be above 0"),
     ("bert/nano --train {train} -o {new} --class-weights heavy", "none or balanced"),
     ("bert/nano --train {train} -o {new} train.stpes=5", "did you mean steps?"),
-    ("bert/nano --train {train} -o {new} --pattern {{answer}}", "'head' has no --pattern"),
+    (
+        "bert/nano --train {train} -o {new} --null-score-diff-threshold 1",
+        "--null-score-diff-threshold does not apply to the formulation 'head' of classify tasks",
+    ),
+    (
+        "bert/nano --train {train} -o {new} --pattern {{answer}}",
+        "--pattern does not apply to the formulation 'head'",
+    ),
     ("bert/nano --train {train} -o {new} --seed 1 --seeds 2", "cannot be combined with --seed"),
     ("bert/nano --train {train} -o {new} --seeds 0", "--seeds 0 is no run"),
     (
@@ -309,7 +324,7 @@ MISTAKES = [
     ("bert/nano --train {train} -o {new} --teacher {tmp}/none", "no such folder: {tmp}/none"),
     ("bert/nano --train {train} -o {new} --limit 5", "--tasks and --limit require --suite"),
     ("bert/nano --train {train} --train {ner} --dev {train} -o {new}", "got 2 --train and 1 --dev"),
-    ("bert/nano --train {train} --train {ner} -o {new}", "learned together as text"),
+    ("bert/nano --train {train} --train {ner} -o {new}", "trained on together as text"),
     ("bert/nano --suite glue {tmp}/none -o {new}", "{tmp}/none is no folder"),
     ("bert/nano --suite glue {sets} -o {new} --only sst9", "--only sst9: no set is called so"),
     ("{bert} --train {train} -o {new} --tokenizer {tok}", "has its own tokenizer"),

@@ -179,7 +179,7 @@ def test_two_folders_of_one_name_are_told_apart(
         (("--train", "bep:300"), "--train bep:300 names no tokenizer"),
         (("--train", "bpe:many"), "--train bpe:many names no tokenizer"),
         (("--train", "bpe:"), "--train bpe: names no tokenizer"),
-        (("--train", "bpe:10"), "--vocab 10 is too small"),
+        (("--train", "bpe:10"), "vocab_size 10 is too small"),
         (("--tokenizer", "/nowhere"), "/nowhere"),
     ],
 )

@@ -31,7 +31,7 @@ def test_the_worst_are_wrong_and_most_sure() -> None:
     found = worst_errors(
         judged([("good", "bad", 0.6), ("good", "good", 0.99), ("bad", "good", 0.9)])
     )
-    assert [(one.number, one.right, one.said, one.probability) for one in found] == [
+    assert [(one.number, one.label, one.prediction, one.probability) for one in found] == [
         (3, "bad", "good", 0.9),
         (1, "good", "bad", 0.6),
     ]
@@ -68,7 +68,7 @@ def test_tags_of_words_are_scored_by_themselves_and_entities_by_type() -> None:
         "NOUN": 0,
     }
     (mistake,) = worst_errors(verdict)
-    assert (mistake.right, mistake.said, mistake.probability) == ("dog NOUN", "dog DET", 0.6)
+    assert (mistake.label, mistake.prediction, mistake.probability) == ("dog NOUN", "dog DET", 0.6)
     named = Task(kind="tag", labels=("O", "B-PER"))
     rows = [TaggedSentence(("Ann", "sat"), ("B-PER", "O"), 1)]
     verdict = EvaluationResult(

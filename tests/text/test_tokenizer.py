@@ -119,7 +119,7 @@ def test_too_large_a_vocabulary_names_one_that_works(kind: str) -> None:
         UserError, match=r"yields only [\d,]+ distinct tokens, fewer than --vocab 50000"
     ) as error:
         train_tokenizer(TEXT, kind=kind, vocab_size=50_000)
-    size = int(str(error.value).rsplit("--vocab ", 1)[1])
+    size = int(str(error.value).rsplit("vocab_size ", 1)[1])
     assert train_tokenizer(TEXT, kind=kind, vocab_size=size).vocab_size == size
 
 
@@ -127,7 +127,7 @@ def test_too_large_a_vocabulary_names_one_that_works(kind: str) -> None:
 def test_too_small_a_vocabulary_names_one_that_works(kind: str) -> None:
     with pytest.raises(UserError, match="too small") as error:
         train_tokenizer(TEXT, kind=kind, vocab_size=50)
-    size = int(str(error.value).rsplit("--vocab ", 1)[1])
+    size = int(str(error.value).rsplit("vocab_size ", 1)[1])
     assert train_tokenizer(TEXT, kind=kind, vocab_size=size).vocab_size == size
 
 

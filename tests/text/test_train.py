@@ -133,7 +133,7 @@ def test_two_trainings_of_chinese_words_agree(chinese: Tokenizer) -> None:
     assert again.fingerprint == chinese.fingerprint and again.vocab_size == 150
     with pytest.raises(UserError, match=r"yields only [\d,]+ distinct tokens") as error:
         train_tokenizer(TEXT, kind="word", vocab_size=9000, segmenter="jieba")
-    size = int(str(error.value).rsplit("--vocab ", 1)[1])
+    size = int(str(error.value).rsplit("vocab_size ", 1)[1])
     assert train_tokenizer(TEXT, kind="word", vocab_size=size, segmenter="jieba").vocab_size == size
 
 

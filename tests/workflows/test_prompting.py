@@ -63,5 +63,7 @@ def test_the_seed_draws_the_rows() -> None:
 
 
 def test_an_encoder_has_nothing_to_say(runs: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="bert does not classify by 'prompt': it can by head"):
+    with pytest.raises(
+        UserError, match="bert does not support the formulation 'prompt' for classify tasks"
+    ):
         few_shot_predictor(runs["bert"], tables.table(tmp_path / "test.tsv", 4))

@@ -71,7 +71,7 @@ def test_rows_are_as_long_as_a_network_makes_use_of(name: str, length: int) -> N
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"name": "gtp2"}, r"unknown family 'gtp2': did you mean gpt2\?"),
+        ({"name": "gtp2"}, r"gtp2 is neither a folder nor a family: did you mean gpt2\?"),
         ({"name": "gpt2/teeny"}, r"gpt2 has no size 'teeny': did you mean tiny"),
         ({"objective": "mlm"}, r"gpt2 has no objective 'mlm' \(supported: clm"),
         ({"length": 7}, r"rows of 7 tokens are too short"),

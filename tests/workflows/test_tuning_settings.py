@@ -2,14 +2,17 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from kinfolk.errors import UserError
 from kinfolk.training import checkpoint
+from kinfolk.training.config import TrainConfig
 from kinfolk.training.log import read
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe
+from kinfolk.workflows.load import load
 from support.learnable import dev, opinions, tune
 from workflows.test_tuning_runs import ends_alike, stopped
 
@@ -65,7 +68,7 @@ def test_a_layer_thaws_an_epoch_however_often_dev_rows_are_asked(tmp_path: Path)
                 tmp_path / f"run{n}",
                 BATCH,
                 *some,
-                finetune_config={"gradual_unfreezing": True},
+                gradual_unfreezing=True,
             )
         )
         for n, some in enumerate(settings)
@@ -76,21 +79,54 @@ def test_a_layer_thaws_an_epoch_however_often_dev_rows_are_asked(tmp_path: Path)
 
 def test_a_recorded_step_cannot_be_changed(tmp_path: Path) -> None:
     for name, value in (("gradual_unfreezing", True), ("adversarial_epsilon", 0.5)):
-        with pytest.raises(UserError, match=r"train\.cuda_graph=yes .* leave one of them out"):
+        with pytest.raises(UserError, match=r"train\.cuda_graph=yes .* remove one of them"):
             tune(
                 *("bert/nano", opinions(tmp_path, 32, 8), tmp_path / "run", "train.cuda_graph=yes"),
-                finetune_config={name: value},
+                **{name: value},
             )
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("compile", "cuda", "row_length", "compiles"),
+    [
+        ("auto", True, 128, True),  # pretraining
+        ("auto", True, None, False),  # fine-tuning
+        ("auto", False, 128, False),
+        ("yes", True, None, True),
+        ("yes", False, None, True),
+        ("no", True, 128, False),
+    ],
+)
+def test_auto_compiles_in_pretraining_on_cuda_alone(
+    compile: Any, cuda: bool, row_length: int | None, compiles: bool
+) -> None:
+    train = TrainConfig(compile=compile)
+    assert train.compiles(cuda=cuda, row_length=row_length) == compiles
+
+
+def test_a_cuda_graph_needs_a_compiled_step(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cuda_graph=yes .* add train\.compile=yes"):
+        tune("bert/nano", opinions(tmp_path, 32, 8), tmp_path / "run", "train.cuda_graph=yes")
+
+
+def test_the_dropout_rate_reaches_backbone_and_head(tmp_path: Path) -> None:
+    data = opinions(tmp_path, 32, 8)
+    run = tune(
+        "bert/nano", data, tmp_path / "run", BATCH, epochs=1, finetune_config={"dropout": 0.25}
+    )
+    model: Any = load(run)[0]
+    assert (model.config.backbone.dropout, model.config.backbone.attention_dropout) == (0.25, 0.25)
+    assert model.head.dropout.p == 0.25
 
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, while it compiles
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("member", ["bert", "gpt2", "t5"])
-@pytest.mark.parametrize("capture", ["no", "yes"])
-def test_a_step_is_compiled_and_captured_on_cuda(
-    member: str, capture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("compile", ["auto", "yes"])
+def test_a_step_is_compiled_on_cuda_only_where_asked_for(
+    member: str, compile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled: list[object] = []
     original = torch.nn.Module.compile
@@ -100,9 +136,10 @@ def test_a_step_is_compiled_and_captured_on_cuda(
         original(module, **settings)
 
     monkeypatch.setattr(torch.nn.Module, "compile", watched)
-    settings = ("train.device=cuda", BATCH, "train.lr=2e-3", f"train.cuda_graph={capture}")
-    run = tune(f"{member}/nano", opinions(tmp_path), tmp_path / "run", *settings, epochs=4)
-    assert compiled == [{"dynamic": True}]
+    settings = ("train.device=cuda", BATCH, "train.lr=2e-3", f"train.compile={compile}")
+    graph = f"train.cuda_graph={'yes' if compile == 'yes' else 'auto'}"
+    run = tune(f"{member}/nano", opinions(tmp_path), tmp_path / "run", *settings, graph, epochs=4)
+    assert compiled == ([{"dynamic": True}] if compile == "yes" else [])
     assert json.loads((run / "scores.json").read_text("utf-8"))["dev"]["accuracy"] > 0.8
 
 
@@ -119,8 +156,8 @@ def test_compiled_and_replayed_steps_have_the_losses_of_eager_ones(
     torch._dynamo.reset()  # past eight graphs of one function, torch runs it untraced
     found, losses = opinions(tmp_path, 64, 16), {}
     for name in ("compile=no", "compile=yes", "cuda_graph=yes"):
-        settings = ("train.device=cuda", BATCH, "train.precision=float32", f"train.{name}")
-        run = tune(f"{member}/nano", found, tmp_path / name, *settings, epochs=1)
+        settings = ["train.device=cuda", BATCH, "train.precision=float32", "train.compile=yes"]
+        run = tune(f"{member}/nano", found, tmp_path / name, *settings, f"train.{name}", epochs=1)
         losses[name] = [line["loss"] for line in read(run)]
     eager = losses["compile=no"]
     assert len(eager) == 8

@@ -9,7 +9,7 @@ from rich.table import Column as TableColumn
 
 from kinfolk.cli.app import EVALUATE, AsJson, Device, Report, command, note, option, print_json
 from kinfolk.cli.options import UsageError, given_options, option_name
-from kinfolk.cli.predict import TaskIndex
+from kinfolk.cli.predict import NullThreshold, TaskIndex
 from kinfolk.cli.pretrain import Pairs, Source, SourcePrefix, Target
 from kinfolk.cli.progress import row_progress
 from kinfolk.cli.tables import numbers, print_facts, print_table, short, table
@@ -32,6 +32,7 @@ FEW_SHOT_OPTIONS = (
     "verbalizer",
     "seed",
 )
+TEST_OPTIONS = (*FEW_SHOT_OPTIONS, "columns", "null_score_diff_threshold", "out")
 
 # Measures of samples: their names and formats.
 MEASURES = {
@@ -65,6 +66,7 @@ def evaluate(
     ] = None,
     out: Report = None,
     task_index: TaskIndex = 1,
+    null_score_diff_threshold: NullThreshold = None,
     formulation: Annotated[
         str | None, option("prompt", "prompt: evaluate without fine-tuning.", FEW_SHOT)
     ] = None,
@@ -140,13 +142,14 @@ def evaluate(
             target=target,
             columns=columns,
             task_index=task_index,
+            null_score_diff_threshold=null_score_diff_threshold,
             device=device,
             prompt=prompt,
             out=out,
             json=json,
         )
         return
-    if needs_test := [name for name in (*FEW_SHOT_OPTIONS, "columns", "out") if name in given]:
+    if needs_test := [name for name in TEST_OPTIONS if name in given]:
         raise UsageError(f"{option_name(needs_test[0])} requires --test FILE")
     from kinfolk.workflows.parallel import parallel_data
 
@@ -194,14 +197,14 @@ def likelihood(
     from kinfolk.workflows.evaluate import open_evaluation
 
     found = open_evaluation(model, corpus, text, length, device)
-    score, kind = found.likelihood()
+    score = found.likelihood()
     return {
         "loss": score.loss,
         "perplexity": score.perplexity,
         "bits_per_byte": score.bits_per_byte,
         "tokens": score.tokens,
         "bytes": score.bytes,
-        "kind": kind,
+        "kind": score.kind,
         **found.auxiliary_metrics(),
     }
 
@@ -233,6 +236,7 @@ def evaluate_test(
     target: Path | None,
     columns: str | None,
     task_index: int,
+    null_score_diff_threshold: float | None,
     device: str,
     prompt: dict[str, Any] | None,
     out: Path | None,
@@ -255,6 +259,8 @@ def evaluate_test(
         predictor, rows = predict.few_shot_predictor(
             model, test, columns=columns, target=target, device=device, notes=report, **prompt
         )
+    if null_score_diff_threshold is not None:
+        predictor = predictor.with_null_score_diff_threshold(null_score_diff_threshold)
     predictor.task.check_references(rows)
     notes = [*report.messages(), *predict.truncation_report(predictor, rows)]
     with row_progress("test", len(rows)) as watch:
@@ -283,7 +289,7 @@ def evaluate_test(
 
 
 def model_details(predictor: "Predictor", test: Path) -> list[tuple[str, str]]:
-    """Return what a report says about the model and the file."""
+    """Return the facts about the model and the file that a report shows."""
     formulation = predictor.formulation
     examples = vars(formulation).get("examples")
     details = [
@@ -331,6 +337,6 @@ def print_result(result: "EvaluationResult") -> None:
         rows = table("line", "text", "label", "prediction", "probability")
         for error in worst:
             probability = "" if error.probability is None else f"{error.probability:.1%}"
-            cells = (short(error.text), short(error.right), short(error.said))
+            cells = (short(error.text), short(error.label), short(error.prediction))
             rows.add_row(f"{error.number:,}", *cells, probability)
         print_table(rows, "most confident errors")

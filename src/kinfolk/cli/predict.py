@@ -13,6 +13,10 @@ from kinfolk.files import new_file
 from kinfolk.workflows.folders import check_model_folder, check_new_file
 
 TaskIndex = Annotated[int, option("N", "Which task of a multi-task model, counting from 1.")]
+NullThreshold = Annotated[
+    float | None,
+    option("X", "Predict no answer where its score exceeds the best span's by more than X."),
+]
 
 
 @command("kinfolk predict runs/triage new.tsv -o predictions.tsv", panel=USE)

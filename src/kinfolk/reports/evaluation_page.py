@@ -29,7 +29,7 @@ class EvaluationPage:
     calibration: Sequence[Mapping[str, float]]  # low, high, count, probability and accuracy
     calibration_error: float
     lengths: Sequence[Mapping[str, float]]  # low, high, rows and score
-    errors: Sequence[Mapping[str, Any]]  # number, text, right, said and probability
+    errors: Sequence[Mapping[str, Any]]  # number, text, label, prediction and probability
     details: Sequence[tuple[str, str]] = ()
     notes: Sequence[str] = ()
 

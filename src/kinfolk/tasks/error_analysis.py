@@ -15,7 +15,7 @@ MAX_CONFUSION_CLASSES = 12  # the others are counted together
 OTHERS = "(others)"
 NUM_WORST = 10
 CALIBRATION_BINS = 10
-NUM_LENGTH_BUCKETS = 6  # groups of equally many rows
+NUM_LENGTH_BUCKETS = 6  # of equally many rows each
 MIN_BUCKET_ROWS = 20
 
 
@@ -25,14 +25,14 @@ class ErrorExample:
 
     number: int  # its line or record
     text: str
-    right: str
-    said: str
+    label: str
+    prediction: str
     probability: float | None
 
 
 @dataclass(frozen=True)
 class CalibrationBin:
-    """Predictions of about the same probability, and the share of them that is correct."""
+    """Predictions of about the same probability, and the fraction of them that is correct."""
 
     low: float
     high: float
@@ -81,7 +81,7 @@ def per_class_scores(result: EvaluationResult) -> dict[str, PRF]:
     return dict(sorted(scores.items(), key=lambda item: -item[1].support))
 
 
-def worst_errors(result: EvaluationResult, most: int = NUM_WORST) -> list[ErrorExample]:
+def worst_errors(result: EvaluationResult, count: int = NUM_WORST) -> list[ErrorExample]:
     """Return the wrong predictions that are most confident, or furthest from the reference."""
     errors = []
     for row, prediction in zip(result.rows, result.predictions, strict=True):
@@ -95,12 +95,12 @@ def worst_errors(result: EvaluationResult, most: int = NUM_WORST) -> list[ErrorE
             *result.task.describe(row, prediction),
             None if prediction.probability is None else error,
         )
-        for error, row, prediction in errors[:most]
+        for error, row, prediction in errors[:count]
     ]
 
 
 def calibration_bins(result: EvaluationResult) -> list[CalibrationBin]:
-    """Group predictions by their probability and compute the share of correct ones."""
+    """Group predictions by their probability and compute the fraction of correct ones."""
     pairs = np.array(
         [
             pair
@@ -135,12 +135,12 @@ def scores_by_length(result: EvaluationResult) -> list[LengthBucket]:
         return []
     order = sorted(range(len(sizes)), key=sizes.__getitem__)
     buckets = []
-    for some in np.array_split(np.array(order), groups):
+    for group in np.array_split(np.array(order), groups):
         scores = result.task.evaluate(
-            [result.rows[i] for i in some], [result.predictions[i] for i in some]
+            [result.rows[i] for i in group], [result.predictions[i] for i in group]
         )
         score = scores[result.task.main_metric]
-        buckets.append(LengthBucket(sizes[some[0]], sizes[some[-1]], len(some), score))
+        buckets.append(LengthBucket(sizes[group[0]], sizes[group[-1]], len(group), score))
     return buckets
 
 
@@ -167,6 +167,9 @@ def to_plain(result: EvaluationResult) -> dict[str, Any]:
         "calibration": [asdict(group) for group in bins],
         "calibration_error": expected_calibration_error(bins) if bins else None,
         "lengths": [asdict(bucket) for bucket in scores_by_length(result)],
-        "mistakes": [asdict(error) for error in worst_errors(result)],
+        "mistakes": [  # `right` and `said` are keys that programs read
+            asdict(error) | {"right": error.label, "said": error.prediction}
+            for error in worst_errors(result)
+        ],
         **result.task.diagnostics(result.rows, result.predictions),
     }

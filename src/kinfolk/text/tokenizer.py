@@ -162,6 +162,9 @@ class Tokenizer:
         deciding = {k: state[k] for k in ("normalizer", "pre_tokenizer", "model", "added_tokens")}
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
 
+    def __repr__(self) -> str:
+        return f"Tokenizer({self.kind}, vocab_size={self.vocab_size})"
+
     @overload
     def __call__(self, text: str) -> list[int]: ...
 

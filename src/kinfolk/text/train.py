@@ -326,8 +326,8 @@ def check_vocab_size(vocab_size: int, alphabet: int, what: str) -> None:
     minimum = len(ALL_SPECIAL_TOKENS) + alphabet
     if vocab_size < minimum:
         raise UserError(
-            f"--vocab {vocab_size} is too small: {len(ALL_SPECIAL_TOKENS)} special tokens "
-            f"and {alphabet} {what} need at least --vocab {minimum}"
+            f"vocab_size {vocab_size} is too small: {len(ALL_SPECIAL_TOKENS)} special tokens "
+            f"and {alphabet} {what} need at least vocab_size {minimum}"
         )
 
 
@@ -444,8 +444,8 @@ def train_tokenizer(
     if not fewer and kind not in ("char", "byte") and backend.get_vocab_size() < vocab_size:
         supported = backend.get_vocab_size()
         raise UserError(
-            f"the text yields only {supported:,} distinct tokens, fewer than --vocab {vocab_size}: "
-            f"use more text or --vocab {supported}"
+            f"the text yields only {supported:,} distinct tokens, fewer than vocab_size "
+            f"{vocab_size}: use more text or vocab_size {supported}"
         )
     return Tokenizer(backend, SPECIAL_TOKEN_STRINGS)
 

@@ -98,7 +98,9 @@ class TrainConfig:
         help="number format of the forward pass; auto is bfloat16 on CUDA",
     )
     compile: Literal["auto", "yes", "no"] = field(
-        default="auto", panel=RUNTIME, help="compile the model; auto is yes on CUDA"
+        default="auto",
+        panel=RUNTIME,
+        help="compile the model; auto is yes in pretraining on CUDA and no otherwise",
     )
     cuda_graph: Literal["auto", "yes", "no"] = field(
         default="auto",
@@ -121,8 +123,16 @@ class TrainConfig:
                 f"train.batch_size={self.batch_size}"
             )
 
+    def compiles(self, *, cuda: bool, row_length: int | None) -> bool:
+        """Return whether the model is compiled; `row_length` is None where lengths differ.
+
+        Compiling for varying lengths takes longer than it saves in fine-tuning: 200 steps of
+        bert/tiny took 13.3 s eager and 43.8 s compiled on an H200.
+        """
+        return self.compile == "yes" or (self.compile == "auto" and cuda and row_length is not None)
+
     def replays(self, parameters: int, length: int) -> bool:
-        """Say whether a compiled step on rows of some length is replayed as a CUDA graph."""
+        """Return whether a compiled step on rows of this length is replayed as a CUDA graph."""
         tokens = self.batch_size // self.gradient_accumulation * length
         small = parameters * tokens <= MAX_GRAPH_WORK
         return self.cuda_graph == "yes" or (self.cuda_graph == "auto" and small)
@@ -157,7 +167,10 @@ class FineTuneConfig:
         help="size of adversarial perturbations of the embeddings (FGM); 0 for none",
     )
     dropout: float | None = field(
-        default=None, ge=0, lt=1, help="dropout rate of the network; None keeps its own"
+        default=None,
+        ge=0,
+        lt=1,
+        help="dropout rate of the network and its head; None keeps the rates of the model",
     )
     early_stopping_patience: int = field(
         default=0,

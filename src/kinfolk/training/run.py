@@ -115,7 +115,7 @@ class Run:
             min_lr_ratio=train.min_lr_ratio,
         )
         learner = Learner(model, work.objective)
-        compiled = train.compile == "yes" or (train.compile == "auto" and cuda)
+        compiled = train.compiles(cuda=cuda, row_length=work.row_length)
         if compiled:
             learner.compile(dynamic=work.row_length is None)
         replayed = train.cuda_graph == "yes"

@@ -90,11 +90,11 @@ def default_train_config(config: Any, *, fresh: bool) -> TrainConfig:
     return replace(common, lr=float(f"{peak:.1e}"), weight_decay=0.01)
 
 
-def with_dropout(config: Any, share: float) -> Any:
-    """Return the config of a network, with a head or without, with another dropout rate."""
-    body = config.pretrained
-    less = body.with_fields(**dict.fromkeys(DROPOUT_FIELDS, share))
-    return less if body is config else replace(config, backbone=less)
+def with_dropout(config: Any, rate: float) -> Any:
+    """Return the config with this dropout rate in the backbone and in the task head, if any."""
+    backbone = config.pretrained
+    changed = backbone.with_fields(**dict.fromkeys(DROPOUT_FIELDS, rate))
+    return changed if backbone is config else replace(config, backbone=changed, dropout=rate)
 
 
 def epoch_steps(train: TrainConfig, examples: Sequence[int]) -> int:

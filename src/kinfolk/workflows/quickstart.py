@@ -89,9 +89,9 @@ def quickstart(out: Path, *, on_message: Callable[[str], None], progress: Progre
             pretrain(chosen(name, out / "corpus"), run, callbacks=[callback])
         seconds = time.perf_counter() - start
         model, _ = load(run)
-        score, kind = evaluate(run, corpus=out / "corpus" / "holdout")
+        score = evaluate(run, corpus=out / "corpus" / "holdout")
         sample = sample_output(name, model, tokenizer)
-        results.append(Result(name, score, kind, count_parameters(model), seconds, sample))
+        results.append(Result(name, score, score.kind, count_parameters(model), seconds, sample))
     page = draw(out, results, found, corpus, time.perf_counter() - began)
     return Quickstart(results, found, page)
 

@@ -15,9 +15,7 @@ from kinfolk.tasks.formulations.text_to_text import TextToText
 from kinfolk.tasks.task import Task, kinds
 from kinfolk.text.tokenizer import Tokenizer
 
-DEFAULT_MAX_LENGTH = 512  # tokens of an example, where a network has no bound of its own
-# The options of the command line that set a field of another name.
-OPTIONS = {"verbalizer": "words", "distillation_weight": "teaching"}
+DEFAULT_MAX_LENGTH = 512  # tokens of an example, where the network has no maximum length
 
 ALL_FORMULATIONS: tuple[type[Formulation], ...] = (
     SequenceHead,
@@ -75,18 +73,18 @@ def choose_formulation(
         trained = [formulation for formulation in possible if formulation.trains]
         if not trained:
             raise UserError(
-                f"{family.name} cannot {task.name}: it solves {solved_kinds(family)}; "
-                "choose another family"
+                f"{family.name} does not support {task.name} tasks (supported: "
+                f"{supported_kinds(family)}): choose another family"
             )
         return trained[0]
-    found = [formulation for formulation in possible if formulation.name == name]
-    if not found:
-        others = sorted({formulation.name for formulation in possible})
+    named = [formulation for formulation in possible if formulation.name == name]
+    if not named:
+        supported = sorted({formulation.name for formulation in possible})
         raise UserError(
-            f"{family.name} does not {task.name} by {name!r}: "
-            + (f"it can by {' or '.join(others)}" if others else "it cannot at all")
+            f"{family.name} does not support the formulation {name!r} for {task.name} tasks "
+            f"(supported: {', '.join(supported) or 'none'})"
         )
-    return found[0]
+    return named[0]
 
 
 def build_formulation(
@@ -102,9 +100,12 @@ def build_formulation(
     """Build a formulation for a network and a task; options must be fields of it."""
     limit = DEFAULT_MAX_LENGTH if config.max_length is None else config.max_length
     if length is not None and config.max_length is not None and length > limit:
-        raise UserError(f"--length {length} is more than the model's context of {limit} tokens")
+        raise UserError(
+            f"--length {length} exceeds the model's maximum length of {limit} tokens: use a "
+            "smaller --length"
+        )
     if length is not None and length < 8:
-        raise UserError(f"--length {length} leaves no room for a text: use 8 or more")
+        raise UserError(f"--length must be at least 8 (got {length})")
     names = {field.name for field in fields(formulation)}
     derived: dict[str, Any] = {
         "task": task,
@@ -116,8 +117,11 @@ def build_formulation(
     }
     given = {name: value for name, value in options.items() if value is not None}
     if unknown := given.keys() - names:
-        option = sorted(OPTIONS.get(name, name) for name in unknown)[0]
-        raise UserError(f"the formulation {formulation.name!r} has no --{option}: leave it out")
+        option = min(unknown).replace("_", "-")
+        raise UserError(
+            f"--{option} does not apply to the formulation {formulation.name!r} of {task.kind} "
+            "tasks: remove it"
+        )
     return formulation(**{n: value for n, value in (derived | given).items() if n in names})
 
 
@@ -135,8 +139,8 @@ def model_config(formulation: Formulation, config: Any, *, dropout: float = 0.1)
     )
 
 
-def solved_kinds(family: TaskFamily) -> str:
-    """Return the names of the kinds that a network solves."""
+def supported_kinds(family: TaskFamily) -> str:
+    """Return the names of the task kinds that a family has a formulation for."""
     outputs = {
         output for f in ALL_FORMULATIONS if f.name in family.formulations for output in f.outputs
     }

@@ -1,4 +1,4 @@
-"""A head with two scores a token: start and end of the answer (Devlin et al., 2018, 4.2).
+"""A head with two scores per token: start and end of the answer (Devlin et al., 2018, 4.2).
 
 context       it was written in 1843 .
 ids   [C]  when was it written ? [S]  it was written in 1843 . [S]
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from kinfolk.batch import IGNORE_INDEX, Batch, Loss
-from kinfolk.config import config
+from kinfolk.config import config, field
 from kinfolk.data.examples import Collated, Example
 from kinfolk.nn.task_heads import Head
 from kinfolk.tasks.examples import Instance
@@ -46,13 +46,15 @@ class ContextWindow:
 
 @config("span_head")
 class SpanHead(Formulation):
-    """A head with two logits a token."""
+    """A head with two logits per token."""
 
     frame: str = "bert"  # template of the special tokens
     stride: int = 0  # tokens from window to window; 0 is half a window
     allow_no_answer: bool = False  # some training rows have no answer
-    # No answer is predicted where its score exceeds that of the best span by more than this.
-    null_score_diff_threshold: float = 0.0
+    null_score_diff_threshold: float = field(
+        default=0.0,
+        help="predict no answer where its score exceeds the best span's by more than this",
+    )
 
     name: ClassVar[str] = "head"
     outputs: ClassVar[tuple[TaskOutput, ...]] = ("span",)
@@ -60,11 +62,11 @@ class SpanHead(Formulation):
 
     @property
     def head(self) -> Head:
-        """Two logits a token."""
+        """Two logits per token."""
         return "span"
 
     def fit(self, rows: Sequence[Any], tokenizer: Tokenizer, *, balanced: bool = False) -> Self:
-        """Predict no answer only where some training row has none."""
+        """Allow the prediction of no answer if a training row has no answer."""
         allowed = any(not row.answerable for row in rows)
         return replace(super().fit(rows, tokenizer, balanced=balanced), allow_no_answer=allowed)
 
@@ -78,12 +80,12 @@ class SpanHead(Formulation):
         question = question[: min(MAX_QUESTION_LENGTH, room // 2)]
         room -= len(question)
         ids, spans = tokenizer.offsets(row.context)
-        wanted = self.answer_span(row)
-        if wanted is None and row.answers:  # none of them is in the context
+        answer = self.answer_span(row)
+        if answer is None and row.answers:  # none of them is in the context
             return []
         return [
             self.encode_window(
-                question, ids[at : at + room], tuple(spans[at : at + room]), wanted, tokenizer
+                question, ids[at : at + room], tuple(spans[at : at + room]), answer, tokenizer
             )
             for at in window_starts(len(ids), room, self.stride or max(1, room // 2))
         ]
@@ -92,27 +94,29 @@ class SpanHead(Formulation):
         """Return the characters of the answer; (-1, -1) for no answer, None where it is unknown."""
         if not row.answerable:
             return -1, -1
-        found = [(start, start + len(text)) for text, start in row.answers if start >= 0]
-        return found[0] if found else None
+        known = [(start, start + len(text)) for text, start in row.answers if start >= 0]
+        return known[0] if known else None
 
     def encode_window(
         self,
         question: Sequence[int],
         ids: Sequence[int],
         spans: tuple[tuple[int, int], ...],
-        wanted: tuple[int, int] | None,
+        answer: tuple[int, int] | None,
         tokenizer: Tokenizer,
     ) -> Instance:
         """Return the instance of a question and a window of its context."""
-        whole = apply_template(self.frame, tokenizer.special_tokens, (question, ids))
-        positions = np.concatenate([[whole.cls_index], whole.offsets[1] + np.arange(len(ids))])
+        sequence = apply_template(self.frame, tokenizer.special_tokens, (question, ids))
+        positions = np.concatenate(
+            [[sequence.cls_index], sequence.offsets[1] + np.arange(len(ids))]
+        )
         example = Example(
-            input_ids=whole.ids,
-            order=np.zeros_like(whole.ids),
-            token_type_ids=whole.token_type_ids,
+            input_ids=sequence.ids,
+            order=np.zeros_like(sequence.ids),
+            token_type_ids=sequence.token_type_ids,
             read_positions=positions,
         )
-        target = None if wanted is None else char_to_token_span(spans, wanted)
+        target = None if answer is None else char_to_token_span(spans, answer)
         return Instance(examples=(example,), target=target, metadata=ContextWindow(spans))
 
     def targets(
@@ -166,7 +170,7 @@ class SpanHead(Formulation):
         span = text
         if self.allow_no_answer and null_score_diff > self.null_score_diff_threshold:
             best, text = null_score, ""
-        top = max(best, null_score)  # so that exp does not overflow
+        top = max(best, null_score)  # subtracted before exp, which would overflow
         total = sum(float(np.exp(s[np.isfinite(s)] - top).sum()) for s, _, _ in windows)
         total += float(np.exp(null_score - top))
         probability = float(np.exp(best - top)) / total
@@ -184,13 +188,13 @@ def window_starts(size: int, room: int, step: int) -> list[int]:
 
 
 def char_to_token_span(
-    spans: Sequence[tuple[int, int]], wanted: tuple[int, int]
+    spans: Sequence[tuple[int, int]], answer: tuple[int, int]
 ) -> tuple[int, int]:
     """Return the first and the last token of a span of characters, counted from 1; 0 for none."""
-    start, stop = wanted
+    start, stop = answer
     inside = [i for i, (a, b) in enumerate(spans, 1) if a < stop and b > start]
-    whole = bool(inside) and spans[0][0] <= start and spans[-1][1] >= stop
-    return (inside[0], inside[-1]) if whole and start >= 0 else (0, 0)
+    complete = bool(inside) and spans[0][0] <= start and spans[-1][1] >= stop
+    return (inside[0], inside[-1]) if complete and start >= 0 else (0, 0)
 
 
 def span_scores(logits: RawScores) -> RawScores:
