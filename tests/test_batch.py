@@ -110,7 +110,7 @@ def test_a_state_remembers_who_was_born_when() -> None:
     seen = state.append_mask(new)
     assert seen.document_ids.tolist() == [[0, 0, 0]] and seen.key_order.tolist() == [[0, 1, 2]]
     assert new.dense(seen).tolist() == [[[True, True, True]]]
-    with pytest.raises(UserError, match="5 tokens do not fit a cache of 4"):
+    with pytest.raises(UserError, match="5 tokens exceed the cache's max_length=4"):
         state.append_mask(AttentionMask.causal(torch.tensor([[0, 0]]), start=3))
 
 

@@ -367,7 +367,7 @@ def test_a_type_from_outside_the_package_is_read_once_its_module_is_registered(
     found = from_json({"type": "own_network", "width": 9}, group="model")
     monkeypatch.delitem(CLASSES, "own_network")
     assert type(found).__module__ == "own_network" and found.width == 9
-    with pytest.raises(ValueError, match=r"'gpt2' is registered by kinfolk.families.gpt2 already"):
+    with pytest.raises(ValueError, match=r"'gpt2' is already registered by kinfolk.families.gpt2"):
         register("gpt2", "own_network")
 
 

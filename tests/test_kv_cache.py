@@ -106,7 +106,7 @@ def test_what_only_asked_is_forgotten() -> None:
 def test_a_state_that_is_full_says_so() -> None:
     state = filled(capacity=5)
     two = torch.zeros(3, 2, dtype=torch.long)
-    with pytest.raises(UserError, match="6 tokens do not fit a cache of 5"):
+    with pytest.raises(UserError, match="6 tokens exceed the cache's max_length=5"):
         state.append_mask(AttentionMask(two, two, two))
     assert state.length == 4
 

@@ -75,7 +75,7 @@ def test_uniforms_are_those_of_every_text_before() -> None:
         0.05025403948627161, 0.25087433283531124, 0.46653709155838186, 0.6651787835224551,
         0.8271893848963264, 0.5980709815344085,
     ]  # fmt: skip
-    with pytest.raises(UserError, match="seed -1 is not a whole number"):
+    with pytest.raises(UserError, match="seed=-1: it must be from 0"):
         uniforms(-1, [0], 1)
 
 

@@ -23,8 +23,8 @@ from kinfolk.synonyms import SAME_VALUES, SYNONYMS
 T = TypeVar("T")
 TYPE = "type"  # the key under which JSON holds the registered name of a dataclass
 
-# group: {registered name: the module that defines it}. The group limits which types a field may
-# hold whose own type does not: `model: Any = field(group="model")`.
+# group: {registered name: module that defines it}. The group limits the types of a field with a
+# general type hint: `model: Any = field(group="model")`.
 TYPES: dict[str, dict[str, str]] = {
     "recipe": {
         "pretrain": "kinfolk.workflows.recipe",
@@ -82,7 +82,7 @@ TYPES: dict[str, dict[str, str]] = {
     "file": {
         "labelled_file": "kinfolk.tasks.dataset",
     },
-    "": {  # only ever fields of the others
+    "": {  # fields of the others
         "columns": "kinfolk.tasks.formats.base",
         "corpus": "kinfolk.workflows.recipe",
         "format": "kinfolk.tasks.formats.base",
@@ -116,8 +116,8 @@ def field(
     under which a command lists the option made from the field.
     """
     bounds = {"ge": ge, "gt": gt, "le": le, "lt": lt}
-    given = {name: bound for name, bound in bounds.items() if bound is not None}
-    metadata = {"help": help, "group": group, "panel": panel, "bounds": given}
+    declared = {name: bound for name, bound in bounds.items() if bound is not None}
+    metadata = {"help": help, "group": group, "panel": panel, "bounds": declared}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -127,8 +127,8 @@ def field(
 def config(name: str, *, group: str = "", kw_only: bool = True) -> Callable[[type[T]], type[T]]:
     """Make a frozen dataclass that checks its fields, registered under a short name.
 
-    A class may have a `__post_init__` for rules between fields; it runs after these checks. The
-    group is asked of classes outside the package only: `TYPES` holds that of the others.
+    A class may have a `__post_init__` for rules between fields, which runs after these checks. Only
+    classes outside the package need a group: `TYPES` has that of the others.
     """
 
     def decorate(cls: type[T]) -> type[T]:
@@ -144,9 +144,8 @@ def config(name: str, *, group: str = "", kw_only: bool = True) -> Callable[[typ
                     rules(self)
 
             cls.__post_init__ = checked  # type: ignore[attr-defined]
-        made = dataclasses.dataclass(frozen=True, kw_only=kw_only)(cls)
-        CLASSES[name] = made
-        return made
+        CLASSES[name] = dataclasses.dataclass(frozen=True, kw_only=kw_only)(cls)
+        return CLASSES[name]
 
     return decorate
 
@@ -160,7 +159,7 @@ def register(name: str, module: str, *, group: str = "") -> None:
     for known in TYPES.values():
         if name in known:
             if known[name] != module:
-                raise ValueError(f"the type {name!r} is registered by {known[name]} already")
+                raise ValueError(f"type {name!r} is already registered by {known[name]}")
             return
     TYPES.setdefault(group, {})[name] = module
 
@@ -204,7 +203,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(value: Any, *, group: str | None = None) -> Any:
-    """Rebuild what `to_json` wrote; the type must be one of a group, where one is given."""
+    """Return the configuration of a value from `to_json`, of a type of `group` if given."""
     if not isinstance(value, dict):
         return convert(value, Any, "")
     return _build(value, "", group=group)
@@ -217,7 +216,7 @@ def write_json(value: Any, path: Path) -> None:
 
 
 def read_json(path: Path, *, group: str = "recipe") -> Any:
-    """Read what `write_json` wrote."""
+    """Read a configuration from a file of `write_json`."""
     value = _read_object(path, group)
     try:
         return _build(value, "", group=group)
@@ -287,7 +286,7 @@ def did_you_mean(name: str, names: Sequence[str]) -> str:
 
 
 def suggestions(name: str, names: Sequence[str]) -> list[str]:
-    """Return the choices that a wrong name probably stands for."""
+    """Return the choices closest to a wrong name."""
     same = [other for words in SYNONYMS if name.lower() in words for other in words]
     if known := [other for other in dict.fromkeys(same) if other in names and other != name]:
         return known
@@ -298,7 +297,7 @@ def suggestions(name: str, names: Sequence[str]) -> list[str]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FieldInfo:
-    """What is known of a field where it is declared."""
+    """The declaration of a field."""
 
     name: str
     hint: Any  # its type
@@ -309,7 +308,7 @@ class FieldInfo:
 
 
 def describe(cls: type[Any]) -> list[FieldInfo]:
-    """Return what is known of every field of a configuration."""
+    """Return the declaration of every field of a configuration."""
     defaults = {f.name: f.default for f in dataclasses.fields(cls)}
     rows = []
     for name, hint, metadata in _fields(cls):
@@ -369,7 +368,7 @@ def _expected(group: str | None, hint: Any) -> list[str]:
 
 
 def _build(value: dict[str, Any], path: str, *, group: str | None, hint: Any = Any) -> Any:
-    """Build what a JSON object describes: a type that is registered, with all its fields."""
+    """Build the configuration of a JSON object: a registered type with its fields."""
     where = f"{path[:-1]}: " if path else ""
     name, expected = value.get(TYPE), _expected(group, hint)
     if TYPE not in value:
@@ -431,17 +430,17 @@ def _read_yaml(text: str, path: Path) -> Any:
         raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
 
 
-def _override(value: Any, path: list[str], text: str, whole: str) -> Any:
+def _override(value: Any, path: list[str], text: str, full_path: str) -> Any:
     name, *rest = path
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
-        raise UserError(f"{whole}: {name!r} is not a field: the value before it has no fields")
+        raise UserError(f"{full_path}: {name!r} is not a field: the value before it has no fields")
     fields = {f[0]: f for f in _fields(type(value))}
     if name not in fields:
-        raise UserError(f"{whole}: no field {name!r}: {did_you_mean(name, [*fields])}")
+        raise UserError(f"{full_path}: no field {name!r}: {did_you_mean(name, [*fields])}")
     if rest:
-        new = _override(getattr(value, name), rest, text, whole)
+        new = _override(getattr(value, name), rest, text, full_path)
     else:
-        new = parse_field(type(value), name, text, whole)
+        new = parse_field(type(value), name, text, full_path)
     return dataclasses.replace(value, **{name: new})
 
 
@@ -467,14 +466,14 @@ def _convert_union(value: Any, hint: Any, path: str, text: bool, group: str) -> 
 def _convert_tuple(value: Any, hint: Any, path: str, text: bool, group: str) -> Any:
     choices = typing.get_args(hint)
     items = [item for item in value.strip("()").split(",") if item] if text else value
-    many = choices[-1] is ...
-    if not isinstance(items, list) or (not many and len(items) != len(choices)):
+    any_length = choices[-1] is ...
+    if not isinstance(items, list) or (not any_length and len(items) != len(choices)):
         if text:
             raise UserError(
                 f"{path}={value}: it must be {len(choices)} values, with commas between"
             )
         raise UserError(f"{path}={value!r}: it must be {_words(hint)}")
-    inner = choices[:1] * len(items) if many else choices
+    inner = choices[:1] * len(items) if any_length else choices
     return tuple(
         convert(item, choice, path if text else f"{path}.{number}", text=text, group=group)
         for number, (item, choice) in enumerate(zip(items, inner, strict=True))
@@ -482,7 +481,7 @@ def _convert_tuple(value: Any, hint: Any, path: str, text: bool, group: str) -> 
 
 
 def _parse(text: str, hint: Any) -> Any:
-    """Return text as the number, boolean or choice that a field holds, where it is one."""
+    """Parse text as a number, boolean or choice; text that is none is returned unchanged."""
     if hint is bool:
         word = _choice(text.lower(), ("true", "false"))
         return {"true": True, "false": False}.get(word, text)
@@ -497,16 +496,16 @@ def _parse(text: str, hint: Any) -> Any:
 
 
 def _choice(text: str, choices: Sequence[Any]) -> str:
-    """Return the choice that a word stands for: `bf16` for bfloat16, `on` for yes."""
+    """Return the choice that a word is a synonym of: `bf16` for bfloat16, `on` for yes."""
     same = [other for words in SAME_VALUES if text.lower() in words for other in words]
     return next((other for other in (text, *same) if other in choices), text)
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Tell whether a value has the type that a field declares."""
+    """Return whether a value has the type that a field declares."""
     if hint in (int, str, bool):
         return type(value) is hint
-    if hint is float:  # never a bool, never NaN, never more than a float holds
+    if hint is float:  # no bool, no NaN, nothing beyond the range of a float
         return type(value) in (int, float) and abs(value) <= sys.float_info.max
     if hint is Any:
         return True
@@ -524,7 +523,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _broken_bound(value: Any, metadata: Mapping[str, Any]) -> str:
-    """Return the range of a field in words, where a value lies outside it."""
+    """Return the range of a field in words if a value lies outside it, else ""."""
     bounds: Mapping[str, float] | None = metadata.get("bounds")
     if not bounds:
         return ""
@@ -559,7 +558,7 @@ def _shown(value: Any) -> str:
 
 
 def _words(hint: Any) -> str:
-    """Say in words what a type hint allows."""
+    """Describe a type hint in words."""
     known = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
     origin, choices = typing.get_origin(hint), typing.get_args(hint)
     if hint in known:

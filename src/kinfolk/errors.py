@@ -1,5 +1,5 @@
-"""The one kind of error a user is meant to read."""
+"""The exception for mistakes that a user can correct."""
 
 
 class UserError(ValueError):
-    """Something the user can put right: the value, the rule it broke, and the way out."""
+    """A mistake of the user: the message names the value, the rule and what to do."""

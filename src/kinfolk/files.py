@@ -1,7 +1,7 @@
-"""Files and folders that are there whole or not at all, locks, and hashes of whole files.
+"""Atomic files and folders, locks and file hashes.
 
-What is written lies under a hidden name beside its place, `.NAME.partial`, and is renamed when it
-is whole. A kill leaves the old file or the new one, and at most something hidden.
+A file or folder is written under the hidden name `.NAME.partial` in the same folder and renamed
+when it is complete. A killed process leaves the old or the new file, and perhaps a hidden one.
 """
 
 import fcntl
@@ -15,7 +15,7 @@ from typing import IO, Any
 
 
 def partial_path(path: Path) -> Path:
-    """Return where a file or folder is written until it is whole."""
+    """Return the path of a file or folder until it is complete."""
     return path.with_name(f".{path.name}.partial")
 
 
@@ -23,9 +23,9 @@ def partial_path(path: Path) -> Path:
 def new_file(
     path: Path, mode: str = "w", *, durable: bool = False, **options: Any
 ) -> Iterator[Any]:
-    """Open a file that replaces `path` when it is whole; on an error `path` is left as it was.
+    """Open a file that replaces `path` when it is complete; after an error `path` is unchanged.
 
-    A durable one is on the disk before it takes the name, so that a power cut cannot empty it.
+    A durable file is flushed to the disk before it is renamed, so that it survives a power cut.
     """
     partial = partial_path(path)
     if "b" not in mode:
@@ -45,12 +45,12 @@ def new_file(
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Lend an empty folder that becomes `path` when all is well, and that is removed when not.
+    """Return an empty folder that becomes `path` at the end, or is removed after an error.
 
-    `path` may be an empty folder already; what else is there is for the caller to refuse.
+    `path` must not exist or be an empty folder; the caller checks this.
     """
     partial = partial_path(path)
-    made = [folder for folder in path.parents if not folder.exists()]
+    new_parents = [folder for folder in path.parents if not folder.exists()]
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir(parents=True)
@@ -60,14 +60,14 @@ def new_folder(path: Path) -> Iterator[Path]:
         partial.rename(path)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
-        for folder in made:  # the innermost comes first
+        for folder in new_parents:  # the innermost first
             with suppress(OSError):
                 folder.rmdir()
         raise
 
 
 def replace_link(link: Path, target: str) -> None:
-    """Make a link to a neighbour, or change where it points, in one step."""
+    """Create or replace a link to a file in the same folder, atomically."""
     partial = partial_path(link)
     partial.unlink(missing_ok=True)
     partial.symlink_to(target)
@@ -75,7 +75,7 @@ def replace_link(link: Path, target: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Flush a file, or the entries of a folder, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -85,14 +85,14 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """Let one process at a time in; the system frees the lock of a killed one."""
+    """Hold an exclusive lock on a folder; the system frees it when the process ends."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):  # some network file systems have no locks
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
-        with suppress(OSError):  # by hand: a forked child may hold the handle too
+        with suppress(OSError):  # explicitly: a forked child may hold the handle too
             fcntl.flock(handle, fcntl.LOCK_UN)
         os.close(handle)
 
@@ -100,11 +100,11 @@ def folder_lock(folder: Path) -> Iterator[None]:
 def lock_file(path: Path) -> IO[bytes]:
     """Return a lock file that no other process holds, or raise BlockingIOError.
 
-    Whoever holds it removes it at the end; closing the file frees the lock.
+    The holder removes the file at the end; closing it frees the lock.
     """
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):  # its holder may remove it in between
+        with suppress(FileNotFoundError):  # its holder may have removed it
             file = path.open("ab")
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -117,6 +117,6 @@ def lock_file(path: Path) -> IO[bytes]:
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a whole file."""
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

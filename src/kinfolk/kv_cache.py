@@ -93,8 +93,8 @@ class KVCache:
         batch, length = attention_mask.document_ids.shape
         if self.write_index is None and self.length + length > self.max_length:
             raise UserError(
-                f"{self.length + length} tokens do not fit a cache of {self.max_length}: "
-                "give it a larger max_length or generate fewer tokens"
+                f"{self.length + length} tokens exceed the cache's max_length={self.max_length}: "
+                "use a larger max_length or generate fewer tokens"
             )
         if self._document_ids is None or self._key_order is None:
             self._document_ids = attention_mask.document_ids.new_full(

@@ -1,8 +1,8 @@
-"""Random numbers by key: every number is a function of a seed, a stream, an epoch and an index.
+"""Keyed random numbers: every number is a function of seed, stream, epoch and index.
 
 The generators are counter-based (Philox; Salmon et al. 2011), so that batch n of a run is computed
-without the batches before it, and neither workers nor processes change a number. The formulas are
-part of the format of a run: a change would give every seed other batches.
+without the batches before it, and the number of workers or processes has no effect. The formulas
+are part of the format of a run: changing them would change the batches of every seed.
 """
 
 from collections.abc import Iterable
@@ -16,16 +16,16 @@ from kinfolk.errors import UserError
 
 
 class Stream(IntEnum):
-    """What random numbers are for; no two streams of a seed share a generator."""
+    """The purpose of random numbers; no two streams of a seed share a generator."""
 
-    ORDER = 0  # of rows, one permutation an epoch
+    ORDER = 0  # of rows, one permutation per epoch
     EXAMPLE = 1  # masking and all other randomness of one example in one epoch
     SUBSAMPLE = 2  # rows of a labelled file that are kept
-    SPLIT = 3  # rows of a labelled file that are held out, or shown as solved
+    SPLIT = 3  # rows of a labelled file that are held out, or used as few-shot examples
 
 
 def generator(seed: int, stream: Stream, epoch: int = 0, index: int = 0) -> np.random.Generator:
-    """Return the random numbers of one place of a run."""
+    """Return the generator for one use of random numbers in a run."""
     match stream:
         case Stream.ORDER:
             assert 0 <= epoch < 1 << 29 and index == 0
@@ -43,15 +43,15 @@ def generator(seed: int, stream: Stream, epoch: int = 0, index: int = 0) -> np.r
 
 
 def uniforms(seed: int, indices: Iterable[int], count: int) -> npt.NDArray[np.float64]:
-    """Return so many numbers from [0, 1) for each index: (indices, count)."""
+    """Return `count` numbers from [0, 1) for each index: (indices, count)."""
     if not 0 <= seed < 2**64:
-        raise UserError(f"seed {seed} is not a whole number from 0 to 2^64 - 1")
+        raise UserError(f"seed={seed}: it must be from 0 to 2^64 - 1")
     keys = (np.array([seed, index], np.uint64) for index in indices)
     return np.stack([np.random.Generator(np.random.Philox(key=key)).random(count) for key in keys])
 
 
 def derive_seed(*numbers: int) -> int:
-    """Return one seed of several numbers, as SplitMix64 does (Steele et al. 2014)."""
+    """Combine several numbers to one seed, as in SplitMix64 (Steele et al. 2014)."""
     state = 0
     for number in numbers:
         state = (state + number + 0x9E3779B97F4A7C15) % 2**64
@@ -62,17 +62,17 @@ def derive_seed(*numbers: int) -> int:
 
 
 def corpus_seed(seed: int, corpus: int) -> int:
-    """Return the seed of a corpus of a run; no two are alike; the first has the run's."""
+    """Return the seed of one of several corpora; the first has the seed of the run."""
     if corpus == 0:
         return seed
     return int(np.random.SeedSequence([seed, corpus]).generate_state(1, np.uint64)[0] >> 1)
 
 
 def text_uniform(text: str) -> float:
-    """Return a number from [0, 1] that depends on a text alone: documents are held out by it."""
+    """Return a number from [0, 1] that depends only on a text, for the held-out split."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") / 2**64
 
 
 def sequential(seed: int) -> np.random.Generator:
-    """Return numbers to be drawn one after the other, for resampling."""
+    """Return a sequential generator, for resampling."""
     return np.random.default_rng(seed)

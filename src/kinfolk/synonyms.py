@@ -1,4 +1,4 @@
-"""Other names of settings and values: those of other libraries and of earlier versions."""
+"""Names of settings and values in other libraries and in earlier versions."""
 
 # Names of one setting in Hugging Face, litgpt, nanoGPT, torchtitan and here.
 SYNONYMS: tuple[tuple[str, ...], ...] = (

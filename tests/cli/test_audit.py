@@ -43,7 +43,7 @@ def test_the_table_names_the_damage_and_shows_markup_as_it_is(kinfolk: Kinfolk, 
     assert (said.code, said.err) == (0, "")
     assert f"! {bad / 'a.txt'}: 1 errors of UTF-8, the first at a.txt:5" in said.out
     assert f"! {bad / 'b.jsonl'}: 1 line not JSON" in said.out
-    assert f"! {bad / 'c.txt.gz'} is damaged" in said.out
+    assert f"! {bad / 'c.txt.gz'} is corrupt" in said.out
     assert f"! {bad / 'empty.txt'}: no text" in said.out
     assert "2  [b]same[/b]" in said.out
     assert "1 exact, 0 near" in said.out

@@ -195,7 +195,7 @@ def test_corpora_are_mixed_by_weight(kinfolk: Kinfolk, home: Home, tmp_path: Pat
         (("=0.7", ""), "has no weight and another has"),
         (("=0", "=1"), "=0 is no weight"),
         (("=nan", "=1"), "=nan is no weight"),
-        (("=x", "=1"), "=x is no corpus|has no weight and another has"),
+        (("=x", "=1"), "=x is not a corpus|has no weight and another has"),
     ],
 )
 def test_weights_that_make_no_mixture_are_one_sentence(

@@ -140,7 +140,7 @@ MISTAKES = [
     ("{tmp}/other.jsonl", "line 2 of {tmp}/other.jsonl has no 'text': choose one of story"),
     ("{tmp}/numbers.json", "sample 1 of {tmp}/numbers.json has no field 'text': it is a number"),
     ("{tmp}/broken.jsonl", "line 2 of {tmp}/broken.jsonl is not JSON"),
-    ("{tmp}/good.txt --corpus {tmp}", "{tmp}/corpus.json does not exist, so {tmp} is no corpus"),
+    ("{tmp}/good.txt --corpus {tmp}", "{tmp} is not a corpus: {tmp}/corpus.json does not exist"),
     ("{tmp}/good.txt --text {tmp}/good.txt", "--samples takes no MODEL"),
     ("{tmp}/good.txt {tmp}", "--samples takes no MODEL"),
 ]

@@ -118,9 +118,9 @@ def test_a_bad_file_does_not_hide_the_others(tmp_path: Path) -> None:
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"one\n\ntwo\n" * 50)[:-12])
     (tmp_path / "b.txt").write_text("three")
     found = audit([tmp_path])
-    assert "a.txt.gz is damaged" in found.files[0].error
+    assert "a.txt.gz is corrupt" in found.files[0].error
     assert found.files[1].documents == 1
-    with pytest.raises(UserError, match="is damaged"):
+    with pytest.raises(UserError, match="is corrupt"):
         (tmp_path / "c.txt.gz").write_bytes(b"x")
         audit([tmp_path / "c.txt.gz"])
 

@@ -157,5 +157,5 @@ def test_an_exam_of_an_objective_that_does_not_join_is_packed() -> None:
 
 
 def test_no_text_is_refused() -> None:
-    with pytest.raises(UserError, match="no text to learn from"):
+    with pytest.raises(UserError, match="no tokens to train on"):
         ContiguousDataset(Echo(), InMemoryDocuments.from_lists([[]]), batch_size=1)

@@ -227,7 +227,7 @@ def test_foreign_files_are_named(corpus: Corpus) -> None:
             Corpus.open(corpus.folder)
     index.write_bytes(good)
     (corpus.folder / "corpus.json").write_text('{"version": 1}')
-    with pytest.raises(UserError, match="it has format 1 where 2 is known here"):
+    with pytest.raises(UserError, match="it has format 1, and only 2 is supported"):
         Corpus.open(corpus.folder)
     (corpus.folder / "corpus.json").write_text('{"version": 2}')
     with pytest.raises(UserError, match="has no bytes"):

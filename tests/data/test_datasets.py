@@ -124,5 +124,5 @@ def test_draws_of_two_positions_share_nothing() -> None:
 
 
 def test_no_text_is_refused() -> None:
-    with pytest.raises(UserError, match="no text to learn from"):
+    with pytest.raises(UserError, match="no tokens to train on"):
         PackedDataset(Echo(), InMemoryDocuments.from_lists([[]]), batch_size=1)

@@ -297,7 +297,7 @@ def test_test_files_that_cannot_serve_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nothing in .*short\.txt has 13 words in a row"):
         DecontaminationFilter([], [tmp_path / "short.txt"], tmp_path / "dropped")
     (tmp_path / "bad.txt.gz").write_bytes(gzip.compress(TEST.encode())[:-9])
-    with pytest.raises(UserError, match=r"bad\.txt\.gz is damaged"):
+    with pytest.raises(UserError, match=r"bad\.txt\.gz is corrupt"):
         DecontaminationFilter([], [tmp_path / "bad.txt.gz"], tmp_path / "dropped")
 
 

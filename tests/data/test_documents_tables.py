@@ -95,8 +95,8 @@ def test_a_dot_leads_into_a_field(tmp_path: Path) -> None:
     ("line", "sentence"),
     [
         ('{"text": "one"', r"line 3 of .*a\.jsonl is not JSON \(Expecting ',' delimiter"),
-        ("[" * 100_000, r"line 3 of .*a\.jsonl is no JSON that can be read \("),
-        ('{"n": ' + "9" * 5000 + "}", r"line 3 of .*a\.jsonl is no JSON that can be read \("),
+        ("[" * 100_000, r"line 3 of .*a\.jsonl is not valid JSON \("),
+        ('{"n": ' + "9" * 5000 + "}", r"line 3 of .*a\.jsonl is not valid JSON \("),
         ('["one"]', r"line 3 of .*a\.jsonl has no field 'text': it is a list, not an object"),
         ('{"id": 1, "body": "one"}', r"line 3 of .*a\.jsonl has no 'text': choose one of id, body"),
         ("{}", r"line 3 of .*a\.jsonl has no 'text': nothing is there"),
@@ -152,7 +152,7 @@ def test_quotes_hold_line_ends(tmp_path: Path) -> None:
         ("a.tsv", "\n\nx\ty\n1\n", "2", r"line 4 of .*a\.tsv has no column 2"),
         ("a.tsv", "", "x", r"a\.tsv is empty"),
         ("a.tsv", "x\ty\n", "y", r"a\.tsv is empty"),
-        ("a.parquet", "plain text", None, r"a\.parquet is damaged or no Parquet"),
+        ("a.parquet", "plain text", None, r"a\.parquet is not a valid Parquet file"),
     ],
 )
 def test_a_bad_table_is_named(
@@ -198,7 +198,7 @@ def test_a_bad_parquet_row_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--column 3: .*a\.parquet has 2 columns \(id, text\)"):
         texts(file, column=3)
     file.write_bytes(file.read_bytes()[:-20])
-    with pytest.raises(UserError, match=r"a\.parquet is damaged or no Parquet"):
+    with pytest.raises(UserError, match=r"a\.parquet is not a valid Parquet file"):
         texts(file)
 
 

@@ -98,7 +98,7 @@ def test_targets_are_documents_of_their_own(
 def test_a_pair_with_an_empty_side_is_left_out_aloud(tmp_path: Path, tokenizer: Tokenizer) -> None:
     found = files(tmp_path, "one\n\n three\nfour\n\n", "eins\nzwei\n\t \nvier\n\n")
     found.check()
-    with pytest.warns(UserWarning, match=r"3 of 5 pairs in .*x.en and .*x.de .* first on line 2:"):
+    with pytest.warns(UserWarning, match=r"3 of 5 pairs in .*x.en and .*x.de .* first on line 2$"):
         write_parallel_corpus(found, tokenizer, tmp_path / "corpus")
     corpus = Corpus.open(tmp_path / "corpus")
     assert corpus.documents == 2
@@ -117,10 +117,10 @@ def test_a_text_that_is_nothing_to_the_tokenizer_is_left_out_too(tmp_path: Path)
 def test_what_is_no_pairs_is_told_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"x.en has 2 lines and .*x.de has 1: line n"):
         files(tmp_path, "a\nb\n", "c\n").check()
-    with pytest.raises(UserError, match=r"there is no pair of texts in .*x.en and .*x.de"):
+    with pytest.raises(UserError, match=r"no text pair in .*x.en and .*x.de"):
         files(tmp_path, "a\n\n", "\nb\n").check()
-    with pytest.raises(UserError, match="none does not exist: give a file with one text per line"):
+    with pytest.raises(UserError, match="none does not exist: pass a file with one text per line"):
         ParallelText(tmp_path / "none", tmp_path / "x.en").check()
     (tmp_path / "bad.tsv").write_text("a\tb\nc d\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"line 2 of .*bad.tsv has no tab in it"):
+    with pytest.raises(UserError, match=r"line 2 of .*bad.tsv has no tab"):
         ParallelText(tmp_path / "bad.tsv").check()

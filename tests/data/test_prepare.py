@@ -278,7 +278,7 @@ def test_a_place_that_cannot_be_written_is_refused(text: Path) -> None:
 def test_text_that_gives_no_tokens_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("\x01\x02")
     tokenizer: Tokenizer = TRAINED["wordpiece"]
-    with pytest.raises(UserError, match="nothing that this tokenizer can encode"):
+    with pytest.raises(UserError, match="no characters that this tokenizer can encode"):
         prepare([tmp_path / "a.txt"], tokenizer=tokenizer, out=tmp_path / "corpus")
 
 

@@ -119,10 +119,10 @@ def test_cutoffs_past_the_vocabulary_fall_away() -> None:
 
 @pytest.mark.parametrize("cutoffs", [(0, 5), (40, 20), (20, 20), (-3,)])
 def test_cutoffs_that_do_not_rise_are_refused(cutoffs: tuple[int, ...]) -> None:
-    with pytest.raises(UserError, match="must be above 0 and rise"):
+    with pytest.raises(UserError, match="must be positive and increasing"):
         clusters(cutoffs=cutoffs)
 
 
 def test_clusters_without_any_width_are_refused() -> None:
-    with pytest.raises(UserError, match="leave the last no width of 16"):
+    with pytest.raises(UserError, match=r"gives embeddings of size 0 \(hidden_size=16\)"):
         clusters(divisor=5)

@@ -20,7 +20,7 @@ def test_the_two_gelus_are_the_exact_one_and_its_approximation() -> None:
 
 
 def test_an_unknown_bend_names_those_there_are() -> None:
-    with pytest.raises(UserError, match=r"no activation 'mish'.*relu.*tanh"):
+    with pytest.raises(UserError, match=r"activation 'mish' is not supported.*relu.*tanh"):
         get_activation("mish")
 
 

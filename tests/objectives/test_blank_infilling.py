@@ -247,7 +247,7 @@ def test_marks_are_found_among_what_a_tokenizer_has() -> None:
         ({"mean_span_length": 0.5}, "objective.mean_span_length=0.5: it must be at least 1"),
         (
             {"sentence_mask_prob": 0.6, "gmask_prob": 0.5},
-            "objective.gmask_prob=0.5 are more than 1 together",
+            "objective.gmask_prob=0.5 sum to more than 1",
         ),
         ({"gmask_prob": -0.1}, "objective.gmask_prob=-0.1: it must be from 0 to 1"),
     ],

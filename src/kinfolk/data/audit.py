@@ -201,10 +201,10 @@ def audit(
     near: bool = True,
     progress: Callable[[int, int | None], None] | None = None,
 ) -> Audit:
-    """Read files and folders to their end, whatever is in them, and count.
+    """Return the statistics of files and folders, which are read leniently.
 
-    Of JSON and tables every string is text, or that of one field or column. `progress` gets the
-    bytes of files read so far, and those of all files, if they are known.
+    In JSON and tables every string is text, or only one field or column. `progress` receives the
+    bytes read so far and the bytes of all files, if known.
     """
     counts = _AuditCounts(MinHashDeduplicator() if near else None)
     known = file_sizes(paths)
@@ -239,7 +239,7 @@ def _file(
             counts.add(document)
             characters += len(document.text)
             report(document.bytes_read)
-    except UserError as raised:  # the other files are read all the same
+    except UserError as raised:  # the other files are still read
         error = str(raised)
     return FileAudit(path, size, len(counts.lengths) - before, characters, problems, error)
 

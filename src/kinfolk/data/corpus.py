@@ -39,14 +39,14 @@ IntArray = npt.NDArray[np.int64]
 class Corpus:
     """A folder of tokenised documents, read through memory maps."""
 
-    def __init__(self, folder: Path, facts: Mapping[str, Any], type: npt.DTypeLike) -> None:
+    def __init__(self, folder: Path, metadata: Mapping[str, Any], type: npt.DTypeLike) -> None:
         self.folder = folder
-        self.documents: int = facts["documents"]
-        self.tokens: int = facts["tokens"]
-        self.bytes: int = facts["bytes"]
-        self.vocab_size: int = facts["vocab"]
-        self.tokenizer_hash: str = facts["tokenizer_hash"]
-        sentences: int = facts["sentences"]
+        self.documents: int = metadata["documents"]
+        self.tokens: int = metadata["tokens"]
+        self.bytes: int = metadata["bytes"]
+        self.vocab_size: int = metadata["vocab"]
+        self.tokenizer_hash: str = metadata["tokenizer_hash"]
+        sentences: int = metadata["sentences"]
         index = folder / "tokens.idx"
         begins = HEADER.size + 4 * sentences
         firsts = begins + 8 * sentences
@@ -54,7 +54,7 @@ class Corpus:
         self._sequence_pointers = _memmap(index, np.int64, sentences, offset=begins)
         self._document_indices = _memmap(index, np.int64, self.documents + 1, offset=firsts)
         self._words: npt.NDArray[np.uint8] | None = None
-        if facts["words"] is not None:
+        if metadata["words"] is not None:
             self._words = _memmap(folder / "words.bin", np.uint8, -(-self.tokens // 8))
 
     @classmethod
@@ -64,10 +64,10 @@ class Corpus:
         for name in ("corpus.json", "tokens.idx", "tokens.bin"):
             if not (folder / name).is_file():
                 raise UserError(
-                    f"{folder / name} does not exist, so {folder} is no corpus: "
-                    "make one with kinfolk prepare"
+                    f"{folder} is not a corpus: {folder / name} does not exist; "
+                    "make a corpus with kinfolk prepare"
                 )
-        facts = _facts(folder / "corpus.json")
+        metadata = _read_metadata(folder / "corpus.json")
         index = folder / "tokens.idx"
         with index.open("rb") as file:
             header = file.read(HEADER.size)
@@ -75,15 +75,15 @@ class Corpus:
             raise _corrupt(index, "it does not begin like a Megatron index")
         _, version, code, sentences, bounds = HEADER.unpack(header)
         if version != VERSION or code not in DTYPES:
-            raise _corrupt(index, f"version {version} with ids of type {code} is not known here")
-        if (sentences, bounds) != (facts["sentences"], facts["documents"] + 1):
+            raise _corrupt(index, f"version {version} with ids of type {code} is not supported")
+        if (sentences, bounds) != (metadata["sentences"], metadata["documents"] + 1):
             raise _corrupt(index, "it counts other documents than corpus.json")
         type = np.dtype(DTYPES[code])
         _check_size(index, HEADER.size + 12 * sentences + 8 * bounds)
-        _check_size(folder / "tokens.bin", type.itemsize * facts["tokens"])
-        if facts["words"] is not None:
-            _check_size(folder / "words.bin", -(-facts["tokens"] // 8))
-        return cls(folder, facts, type)
+        _check_size(folder / "tokens.bin", type.itemsize * metadata["tokens"])
+        if metadata["words"] is not None:
+            _check_size(folder / "words.bin", -(-metadata["tokens"] // 8))
+        return cls(folder, metadata, type)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Corpus.open, (self.folder,)
@@ -154,29 +154,29 @@ def _memmap(file: Path, type: npt.DTypeLike, size: int, *, offset: int = 0) -> n
     return np.memmap(file, type, mode="r", offset=offset, shape=(size,)).view(np.ndarray)
 
 
-def _facts(file: Path) -> dict[str, Any]:
+def _read_metadata(file: Path) -> dict[str, Any]:
     try:
-        facts = dict(json.loads(file.read_text(encoding="utf-8")))
+        metadata = dict(json.loads(file.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
         raise _corrupt(file, "it is not JSON") from error
-    if facts.get("version", FORMAT_VERSION) != FORMAT_VERSION:
+    if metadata.get("version", FORMAT_VERSION) != FORMAT_VERSION:
         raise _corrupt(
-            file, f"it has format {facts['version']} where {FORMAT_VERSION} is known here"
+            file, f"it has format {metadata['version']}, and only {FORMAT_VERSION} is supported"
         )
-    if missing := sorted(METADATA.keys() - facts.keys()):
+    if missing := sorted(METADATA.keys() - metadata.keys()):
         raise _corrupt(file, f"it has no {missing[0]}")
     for name, types in METADATA.items():
-        value = facts[name]
+        value = metadata[name]
         if type(value) not in types or (type(value) is int and value < 0):
             raise _corrupt(file, f"its {name} is {value!r}")
-    return facts
+    return metadata
 
 
 def _check_size(file: Path, size: int) -> None:
     if not file.is_file():
-        raise _corrupt(file, "it is not there")
+        raise _corrupt(file, "it does not exist")
     if file.stat().st_size != size:
-        raise _corrupt(file, f"it has {file.stat().st_size:,} bytes where {size:,} belong")
+        raise _corrupt(file, f"it has {file.stat().st_size:,} bytes instead of {size:,}")
 
 
 def _corrupt(file: Path, reason: str) -> UserError:
@@ -185,7 +185,7 @@ def _corrupt(file: Path, reason: str) -> UserError:
 
 @dataclass(frozen=True)
 class EncodedDocuments:
-    """Some documents as concatenated ids, with the lengths of sentences and documents."""
+    """Documents as concatenated ids, with the lengths of sentences and documents."""
 
     ids: npt.NDArray[Any]
     sentences: npt.NDArray[np.int32]  # tokens in each sentence
@@ -214,7 +214,7 @@ class WriteProgress:
     pending_bits: tuple[bool, ...] = ()  # word starts of the last tokens, less than a byte
 
     def sizes(self, itemsize: int) -> dict[str, int]:
-        """Return the bytes of each file, for ids of so many bytes."""
+        """Return the size of each file in bytes, for ids of `itemsize` bytes."""
         return {
             "tokens.bin": itemsize * self.tokens,
             "lengths.part": 4 * self.sentences,
@@ -231,8 +231,8 @@ def dtype_code(tokenizer: Tokenizer) -> int:
 class CorpusWriter:
     """Write a corpus part by part; the end of the `with` block finishes it.
 
-    What was `written` by a writer that was killed is kept; anything after it is cut off. Files
-    named *.part are not needed once the corpus is finished.
+    The progress `written` of an interrupted writer is kept, and anything after it is truncated.
+    Files named *.part are not needed once the corpus is finished.
     """
 
     def __init__(
@@ -322,7 +322,7 @@ class CorpusWriter:
             )
             _write_prefix_sums(index, documents, np.int64)
             index.write(np.int64(done.sentences).tobytes())
-        facts = {
+        metadata = {
             "version": FORMAT_VERSION,
             "documents": done.documents,
             "sentences": done.sentences,
@@ -334,13 +334,13 @@ class CorpusWriter:
             "left_out": self.left_out,
             "sources": [asdict(source) for source in self._sources.values()],
         }
-        text = json.dumps(facts, indent=2, ensure_ascii=False) + "\n"
+        text = json.dumps(metadata, indent=2, ensure_ascii=False) + "\n"
         (self._folder / "corpus.json").write_text(text, encoding="utf-8")
         self._tokenizer.save(self._folder / "tokenizer")
 
 
 def _opened(file: Path, size: int) -> IO[bytes]:
-    """Open a file to append after its first bytes; what follows them is cut off."""
+    """Open a file, truncated to its first bytes, to append to it."""
     opened = file.open("r+b" if file.exists() else "w+b")
     if opened.seek(0, os.SEEK_END) < size:
         opened.close()
@@ -372,30 +372,30 @@ SAMPLE_BYTES = 1 << 16  # of each
 
 
 def corpus_fingerprint(folder: Path) -> str:
-    """Return a 128-bit hash of samples of a corpus folder and of what it holds out.
+    """Return a 128-bit hash of samples of a corpus folder and of its held-out split.
 
-    The index counts documents and sentences, so another text shows in it, or in some sample of the
-    tokens. Reading takes no longer for a large corpus than for a small one.
+    Another text changes the counts in the index or some sample of the tokens. The time does not
+    depend on the size of the corpus.
     """
-    found = blake2b(digest_size=16)
+    digest = blake2b(digest_size=16)
     for name in ("tokens.idx", "tokens.bin", "holdout/tokens.idx", "holdout/tokens.bin"):
         if (folder / name).is_file():
-            _add(found, folder / name)
-    return found.hexdigest()
+            _add(digest, folder / name)
+    return digest.hexdigest()
 
 
 def file_fingerprint(file: Path, data: bytes | None = None) -> str:
     """Return a 128-bit hash of the size and some samples of a file, whose bytes may be given."""
-    found = blake2b(digest_size=16)
-    _add(found, file, data)
-    return found.hexdigest()
+    digest = blake2b(digest_size=16)
+    _add(digest, file, data)
+    return digest.hexdigest()
 
 
-def _add(found: blake2b, file: Path, data: bytes | None = None) -> None:
+def _add(digest: blake2b, file: Path, data: bytes | None = None) -> None:
     size = file.stat().st_size if data is None else len(data)
-    found.update(f"{file.name} {size}\n".encode())
+    digest.update(f"{file.name} {size}\n".encode())
     last = max(0, size - SAMPLE_BYTES)
     with file.open("rb") if data is None else io.BytesIO(data) as opened:
         for start in sorted({last * i // (NUM_SAMPLES - 1) for i in range(NUM_SAMPLES)}):
             opened.seek(start)
-            found.update(opened.read(SAMPLE_BYTES))
+            digest.update(opened.read(SAMPLE_BYTES))

@@ -36,7 +36,7 @@ class PackedDataset(Dataset[Batch[Any]]):
         self.seed, self.shuffled = seed, shuffled
         self.chunks: ChunkIndex = objective.chunks(documents)
         if not len(self.chunks):
-            raise UserError("the corpus holds no text to learn from: prepare one with more text")
+            raise UserError("the corpus has no tokens to train on: prepare one with more text")
         # Which chunks share a row, in every epoch: packed here, before data workers copy it.
         self.packing: Packing = pack(self.chunks.sizes, objective.row_lengths)
         self._order: tuple[int, IntArray] | None = None
@@ -48,7 +48,7 @@ class PackedDataset(Dataset[Batch[Any]]):
 
     @property
     def fill_rate(self) -> float:
-        """The share of positions that hold tokens."""
+        """The fraction of positions that hold tokens."""
         positions = len(self.packing) * sum(self.objective.row_lengths)
         return float(self.chunks.sizes.sum()) / positions
 
@@ -93,17 +93,17 @@ class MixtureSchedule:
 
     @classmethod
     def from_weights(cls, weights: Sequence[float]) -> "MixtureSchedule":
-        """Return the shortest round with these shares: 0.7 and 0.3 take 7 and 3 rows of 10.
+        """Return the shortest round with these weights: 0.7 and 0.3 take 7 and 3 rows of 10.
 
-        Where it would be longer than `MAX_ROUND` rows, shares are rounded to one row in so many.
+        Weights that need more than `MAX_ROUND` rows are rounded to multiples of 1 / MAX_ROUND.
         """
         exact = [Fraction(str(weight)) for weight in weights]  # 0.7 as it was written
-        common = lcm(*(share.denominator for share in exact))
-        counts = [int(share * common) for share in exact]
+        common = lcm(*(weight.denominator for weight in exact))
+        counts = [int(weight * common) for weight in exact]
         divisor = gcd(*counts)
         if sum(counts) // divisor > MAX_ROUND:
             total = sum(exact)
-            return cls(tuple(max(1, round(share / total * MAX_ROUND)) for share in exact))
+            return cls(tuple(max(1, round(weight / total * MAX_ROUND)) for weight in exact))
         return cls(tuple(count // divisor for count in counts))
 
     @property
@@ -115,10 +115,9 @@ class MixtureSchedule:
     def corpus_of_slot(self) -> IntArray:
         """The corpus of each row of a round.
 
-        Row k of a corpus with share s may come after k / s rows of the mixture, and must come
-        before (k + 1) / s of them. The most urgent row that may come always does, and none is ever
-        late (Baruah et al. 1996, section 2): after any number of rows, each corpus is less than one
-        row away from its share.
+        Row k of a corpus with weight w is eligible after k / w rows of the mixture and due before
+        (k + 1) / w. Scheduling the eligible row with the earliest deadline meets all deadlines
+        (Baruah et al. 1996, section 2), so each corpus is always less than one row from its weight.
         """
         done, size = [0] * len(self.counts), self.round_size
         order = np.empty(size, np.int64)
@@ -145,7 +144,7 @@ class MixtureSchedule:
         return ranks
 
     def locate(self, position: int) -> tuple[int, int]:
-        """Return the corpus of a row of the mixture, and which of its own rows it is."""
+        """Return the corpus of a row of the mixture, and the index of the row in that corpus."""
         rounds, row = divmod(position, self.round_size)
         corpus = int(self.corpus_of_slot[row])
         return corpus, rounds * self.counts[corpus] + int(self.index_within_corpus[row])
@@ -165,7 +164,7 @@ class MixtureDataset(Dataset[Batch[Any]]):
 
     @property
     def num_batches(self) -> int:
-        """The batches until some corpus was read whole, before any row is repeated.
+        """The batches until one of the corpora was read completely, before any row is repeated.
 
         The last one may repeat rows, so that it is full.
         """
@@ -187,7 +186,7 @@ MAX_DOCUMENT_ID = 1 << 30  # documents are numbered below this, and then from 0 
 
 @dataclass(frozen=True)
 class EpochLayout:
-    """The documents of an epoch one after the other, cut into streams."""
+    """The concatenated documents of an epoch, cut into streams."""
 
     number: int
     order: IntArray  # of the documents
@@ -199,8 +198,8 @@ class ContiguousDataset(Dataset[Batch[Any]]):
     """The batches of a run by number, for segment-level recurrence: row i continues row i.
 
     A document takes a position for each token and one for its end. Shuffled, all streams have one
-    length, which may cut a document. Not shuffled, as for evaluation, a stream has whole documents,
-    so that no token lacks its past.
+    length, which may cut a document. Not shuffled, as for evaluation, a stream has complete
+    documents, so that every token has its full context.
     """
 
     def __init__(
@@ -209,7 +208,7 @@ class ContiguousDataset(Dataset[Batch[Any]]):
         documents: TokenizedDocuments,
         *,
         batch_size: int,  # rows
-        parts: int = 1,  # batches in a step, each with streams of its own
+        parts: int = 1,  # batches per step, each with separate streams
         seed: int = 0,
         shuffled: bool = True,
     ) -> None:
@@ -218,7 +217,7 @@ class ContiguousDataset(Dataset[Batch[Any]]):
         lengths = np.diff(documents.starts)
         self.sizes: IntArray = np.where(lengths > 0, lengths + 1, 0)
         if not self.sizes.any():
-            raise UserError("the corpus holds no text to learn from: prepare one with more text")
+            raise UserError("the corpus has no tokens to train on: prepare one with more text")
         self.batch_size = (
             batch_size if shuffled else min(batch_size, int(np.count_nonzero(self.sizes)))
         )

@@ -135,7 +135,7 @@ def _mixed(values: Hashes) -> Hashes:
 Signature: TypeAlias = npt.NDArray[np.uint32]
 
 SHINGLE_WORDS = 5  # words in an n-gram
-JACCARD_THRESHOLD = 0.8  # the share of common n-grams from which documents are near duplicates
+JACCARD_THRESHOLD = 0.8  # least fraction of common n-grams of near duplicates
 NUM_PERM = 128  # values of a signature: its estimate is within 0.07 for 19 in 20 pairs
 # Two signatures are compared if they agree in a band of 8: 95 % of pairs at 0.8, 6 % at 0.5.
 BAND_ROWS = 8
@@ -242,7 +242,7 @@ class ContaminationIndex:
         if not parts:
             raise UserError(
                 f"nothing in {', '.join(map(str, paths))} has {NGRAM_WORDS} words in a row: texts "
-                "so short prove no contamination; leave these files out"
+                "so short cannot show contamination; remove these files"
             )
         hashes, lines, numbers = (np.concatenate(part) for part in zip(*parts, strict=True))
         self._hashes, first = np.unique(hashes, return_index=True)

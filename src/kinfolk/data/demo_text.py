@@ -21,8 +21,8 @@ def demo_documents() -> Iterator[str]:
     sources = list(stdlib())
     if not sources:
         raise UserError(
-            f"no Python sources in {sysconfig.get_path('stdlib')}: this Python came without its "
-            "standard library's text; use another Python, or give text of your own"
+            f"no Python sources in {sysconfig.get_path('stdlib')}: use a Python installation with "
+            "the sources of its standard library, or your own text"
         )
     seen: set[str] = set()
     for name in sorted(topics):
@@ -55,14 +55,14 @@ def stdlib() -> Iterator[Path]:
 def groups(source: Path) -> Iterator[list[str]]:
     """Yield the docstrings of a module and its functions, then those of each class."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the library's own old escapes are not the user's worry
+        warnings.simplefilter("ignore")  # invalid escapes in the standard library
         tree = ast.parse(source.read_bytes())
     owners: list[ast.Module | ast.ClassDef] = [tree]
     owners += [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     for owner in owners:
         members = [node for node in owner.body if isinstance(node, FUNCTION)]
-        found = (ast.get_docstring(node) for node in (owner, *members))
-        yield [clean(docstring) for docstring in found if docstring]
+        docstrings = (ast.get_docstring(node) for node in (owner, *members))
+        yield [clean(docstring) for docstring in docstrings if docstring]
 
 
 def deduplicated_document(docstrings: list[str], seen: set[str]) -> Iterator[str]:

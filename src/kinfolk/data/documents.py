@@ -1,6 +1,6 @@
 """Read documents: blocks of text, whole files, rows of tables, Hugging Face datasets.
 
-`read_documents` is strict: a file that is not as it should be is an error with a line number.
+`read_documents` is strict: an invalid file is an error with a line number.
 `read_leniently` reads a file to its end and counts its problems: bytes that are not UTF-8 become
 U+FFFD, and a line that should be JSON and is not gives the strings in it.
 """
@@ -37,7 +37,7 @@ from kinfolk.data.files import (
 from kinfolk.errors import UserError
 
 DEFAULT_TEXT_FIELD = "text"  # of a row, unless another is chosen
-MAX_CELL_CHARS = 1 << 26  # between two quotes; beyond, the second was forgotten
+MAX_CELL_CHARS = 1 << 26  # of a quoted cell; a longer one lacks its closing quote
 PARQUET_BATCH_ROWS = 256  # of a Parquet file, held at once
 PART = 1 << 20  # characters of a part, at most
 MAX_BLANK_CHARS = 1 << 20  # white space that is held until text follows it
@@ -214,7 +214,7 @@ def _text_parts(
             yield source, text, ends
     # In a folder an empty file is no mistake: it has no documents.
     if empty and named:
-        raise UserError(f"{source.name} is empty: give a file with text in it")
+        raise UserError(f"{source.name} is empty: pass a file with text")
 
 
 def _table_texts(
@@ -240,7 +240,7 @@ def _table_texts(
 def _blocks(
     source: InputFile, per: DocumentUnit, problems: FileProblems | None
 ) -> Iterator[TextPart]:
-    """Split text at its blank lines, or not at all, and pass on what is known of a block."""
+    """Split text at its blank lines, or not at all, and yield the parts of each block."""
     rest, begun, line = "", False, 1  # on which `rest` begins
     for part in decoded_text(source, problems):
         text = rest + part
@@ -279,16 +279,14 @@ def read_jsonl(
                 "line, for example with jq -c"
             ) from error
         except (ValueError, RecursionError) as error:  # a number too long, brackets too deep
-            raise UserError(
-                f"{where} is no JSON that can be read ({error}): leave it out"
-            ) from error
+            raise UserError(f"{where} is not valid JSON ({error}): remove the line") from error
         source.document_line = number
         yield get_text(row, field, where, allow_nul=allow_nul)
 
 
 def _json_strings(source: InputFile, field: str | None, problems: FileProblems) -> Iterator[str]:
     """Read the strings of each line, or those of one field."""
-    # A .json file may be one value over many lines, none of which is whole.
+    # A .json file may be one value over many lines, none of which is valid alone.
     by_line = content_suffix(source.path) != ".json"
     for number, line in _nonblank(decoded_lines(source, problems)):
         source.document_line = number
@@ -383,7 +381,7 @@ def read_parquet(source: InputFile, column: str | int = DEFAULT_TEXT_FIELD) -> I
         except (lib.ArrowException, OSError, UnicodeDecodeError) as error:
             reason = str(error).partition("\n")[0]
             raise UserError(
-                f"{source.name} is damaged or no Parquet ({reason}): fetch it again"
+                f"{source.name} is not a valid Parquet file ({reason}): download it again"
             ) from error
 
 
@@ -526,7 +524,7 @@ def parse_dataset_name(path: Path) -> tuple[str, str | None, str]:
 
 
 def _call_datasets(path: Path, call: Callable[[], Any]) -> Any:
-    """Call the library, whose failures are of many kinds: the network's, the hub's, a file's."""
+    """Call the library, which raises many kinds of exceptions, and convert them to UserError."""
     try:
         return call()
     except Exception as error:

@@ -19,13 +19,13 @@ from kinfolk.errors import UserError
 STDIN = Path("-")
 COMPRESSION_SUFFIXES = (".gz", ".xz", ".zst")
 READ_BYTES = 1 << 20  # bytes read at once
-MAX_LINE_CHARS = 1 << 28  # characters of one document, which is held in memory whole
+MAX_LINE_CHARS = 1 << 28  # of one document, which is held in memory
 MAX_LISTED_LINES = 5  # lines with invalid bytes that are listed
 
 
 @dataclass
 class FileProblems:
-    """Counts of a file that is read leniently, whatever is wrong with it."""
+    """Counts of the problems of a file that is read leniently."""
 
     lines: int = 0
     blank: int = 0  # lines
@@ -109,7 +109,7 @@ def open_input(path: Path, read: Callable[[], bytes] | None = None) -> Iterator[
             with path.open("rb") if read is None else io.BytesIO(read()) as raw:
                 yield InputFile(path, raw)
     except (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError) as error:
-        raise UserError(f"{path} is damaged or cut short ({error}): fetch it again") from error
+        raise UserError(f"{path} is corrupt or truncated ({error}): download it again") from error
     except OSError as error:
         raise UserError(
             f"{path} cannot be read ({error.strerror or error}): check its permissions"
@@ -150,7 +150,7 @@ def decode_utf8(source: InputFile, problems: FileProblems | None = None) -> Iter
             line = source.line + data.count(b"\n", 0, nul)
             raise UserError(
                 f"{source.name} holds a NUL byte on line {line:,}: it is not text, or not UTF-8; "
-                "convert it, or leave it out"
+                "convert or remove it"
             )
         source.line += data.count(b"\n", 0, used)
         yield text.removeprefix("\ufeff") if read == 0 else text
@@ -175,16 +175,16 @@ def iter_lines(source: InputFile, parts: Iterable[str]) -> Iterator[str]:
     held: list[str] = []
     size, number = 0, 1
     for part in parts:
-        first, *whole = part.split("\n")
+        first, *others = part.split("\n")
         held.append(first)
         size += len(first)
         if size > MAX_LINE_CHARS:
             raise source.too_long_error(number)
-        if whole:
+        if others:
             yield "".join(held)
-            number += len(whole)
-            yield from whole[:-1]
-            held, size = [whole[-1]], len(whole[-1])
+            number += len(others)
+            yield from others[:-1]
+            held, size = [others[-1]], len(others[-1])
     if size:
         yield "".join(held)
 
@@ -252,7 +252,7 @@ JSON = (".jsonl", ".ndjson", ".json")
 DELIMITED_SUFFIXES = (".tsv", ".csv")
 PARQUET = (".parquet",)
 DATASET_PREFIX = "hf:"
-# In folders, a .json file is more often somebody's settings than text.
+# In folders, a .json file is more often a settings file than text.
 FOLDER_SUFFIXES = {*TEXT, *JSON, *DELIMITED_SUFFIXES, *PARQUET} - {".json"}
 
 
@@ -269,7 +269,7 @@ def find_files(paths: Sequence[Path], *, any_suffix: bool = False) -> list[Path]
     listed, or with `any_suffix` all that are not hidden.
     """
     if not paths:
-        raise UserError("no text was named: give files or folders of text")
+        raise UserError("no input files: pass files or folders of text")
     return list(dict.fromkeys(file for path in paths for file in _resolve(Path(path), any_suffix)))
 
 
@@ -322,9 +322,9 @@ def _walk(folder: Path) -> Iterator[Path]:
 def _expand_glob(pattern: Path) -> list[Path]:
     """Return the files and folders that a pattern matches."""
     if not any(mark in str(pattern) for mark in "*?["):
-        raise UserError(f"{pattern} does not exist: give a file or folder of text")
+        raise UserError(f"{pattern} does not exist: pass a file or folder of text")
     # Path.glob would find hidden files, too.
     matches = [Path(match) for match in sorted(iglob(str(pattern), recursive=True))]  # noqa: PTH207
     if not matches:
-        raise UserError(f"{pattern} matches nothing: check the pattern, or name files")
+        raise UserError(f"{pattern} matches no file: check the pattern")
     return matches

@@ -56,7 +56,7 @@ class ParallelText:
         """Check that the files exist, are aligned and have a pair."""
         for path in (self.source, self.target):
             if path is not None and not path.is_file():
-                raise UserError(f"{path} does not exist: give a file with one text per line")
+                raise UserError(f"{path} does not exist: pass a file with one text per line")
         if self.target is not None:
             counts = [sum(1 for _ in _lines(path)) for path in (self.source, self.target)]
             if counts[0] != counts[1]:
@@ -65,7 +65,7 @@ class ParallelText:
                     "line n of one must be the pair of line n of the other"
                 )
         if not sum(not pair.empty for pair in self.rows()):  # reads every line
-            raise UserError(f"there is no pair of texts in {self.description}: each side is empty")
+            raise UserError(f"no text pair in {self.description}: every pair has an empty side")
 
     def rows(self) -> Iterator[TextPair]:
         """Stream all pairs, also those with an empty side."""
@@ -77,7 +77,7 @@ class ParallelText:
             cells = line.split("\t")
             if line and len(cells) < 2:
                 raise UserError(
-                    f"line {number:,} of {self.source} has no tab in it: a pair is two columns"
+                    f"line {number:,} of {self.source} has no tab: a pair needs two columns"
                 )
             yield TextPair(cells[0].strip(), cells[1].strip() if line else "")
 
@@ -95,16 +95,18 @@ def write_parallel_corpus(
     with CorpusWriter(out, tokenizer) as writer:
         while chunk := list(islice(stream, PAIRS_PER_BATCH)):
             texts = [text for _, p in chunk for text in (prefix + p.source, p.target)]
-            encoded, bytes, whole = _joined(encoder(texts))
+            encoded, bytes, complete = _joined(encoder(texts))
             source, target = files.names
             writer.add(encoded, [target] * len(encoded.documents))
             for size in bytes.tolist() if source != target else ():
                 writer.count_source(source, size)
-            kept += [line for (line, _), good in zip(chunk, whole.tolist(), strict=True) if good]
+            kept += [line for (line, _), good in zip(chunk, complete.tolist(), strict=True) if good]
     for left in out.glob("*.part"):  # not needed once a corpus is finished
         left.unlink()
     if not kept:
-        raise UserError(f"{files.source} has nothing that this tokenizer can encode")
+        raise UserError(
+            f"{files.source} has no text that this tokenizer can encode: use another tokenizer"
+        )
     _warn_skipped(files, kept)
 
 
@@ -115,11 +117,11 @@ def _joined(texts: EncodedDocuments) -> tuple[EncodedDocuments, IntArray, BoolAr
     """
     ends = np.concatenate([[0], np.cumsum(texts.sentences)])
     sizes = np.diff(ends[np.concatenate([[0], np.cumsum(texts.documents)])]).reshape(-1, 2)
-    whole = sizes.all(1)
-    ids = texts.ids[np.repeat(whole, sizes.sum(1))]
-    source, target = texts.bytes.reshape(-1, 2)[whole].T
-    sequences = sizes[whole].ravel().astype(np.int32)
-    return EncodedDocuments(ids, sequences, np.full(len(target), 2), target), source, whole
+    complete = sizes.all(1)
+    ids = texts.ids[np.repeat(complete, sizes.sum(1))]
+    source, target = texts.bytes.reshape(-1, 2)[complete].T
+    sequences = sizes[complete].ravel().astype(np.int32)
+    return EncodedDocuments(ids, sequences, np.full(len(target), 2), target), source, complete
 
 
 def _warn_skipped(files: ParallelText, kept: Sequence[int]) -> None:
@@ -128,8 +130,8 @@ def _warn_skipped(files: ParallelText, kept: Sequence[int]) -> None:
         return
     first = next(line for line, known in enumerate([*kept, 0], 1) if line != known)
     warnings.warn(
-        f"{lines - len(kept):,} of {lines:,} pairs in {files.description} are left out, "
-        f"the first on line {first:,}: a side is empty",
+        f"{lines - len(kept):,} of {lines:,} pairs in {files.description} have an empty side and "
+        f"are skipped, the first on line {first:,}",
         stacklevel=3,
     )
 

@@ -107,7 +107,7 @@ class PartialCorpus:
 
     @property
     def folder(self) -> Path:
-        """Its folder until then."""
+        """The folder of the unfinished corpus."""
         return self.work_dir / "corpus"
 
     @property
@@ -128,7 +128,7 @@ class PartialCorpus:
     def load_progress(self, say: Say) -> None:
         """Resume from what an earlier run with the same inputs recorded, or start again."""
         started = self.journal.exists()
-        # A journal that is damaged or of another version is of no use.
+        # A journal that is corrupt or of another version is ignored.
         with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
             entry = json.loads(self.journal.read_text(encoding="utf-8"))
             if entry["fingerprint"] == self.fingerprint:
@@ -149,7 +149,7 @@ class PartialCorpus:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def finish(self, out: Path) -> None:
-        """Rename it to its name; a run that is killed in here resumes in here."""
+        """Rename the corpus to `out`; an interrupted call can be repeated."""
         self.save_progress(self.progress, complete=True)
         for left in self.folder.rglob("*.part"):
             left.unlink()
@@ -163,8 +163,8 @@ def resumable_output(
 ) -> Iterator[PartialCorpus]:
     """Return a partial corpus beside `out`, renamed to `out` at the end; `vacant` checks `out`.
 
-    After an error, nothing is left of a corpus that has no entry in its journal yet; one that has
-    is kept for the next run with the same inputs.
+    After an error, a corpus without an entry in its journal is removed; one with an entry is kept
+    for the next run with the same inputs.
     """
     out = out.absolute()
     part = PartialCorpus(out.with_name(f".{out.name}.part"), fingerprint)
@@ -272,12 +272,12 @@ def prepare(
     """Tokenize text files into a corpus at `out`, and return it.
 
     `prepare("notes/", tokenizer, "corpus", holdout=0.01)`. A document is a block between blank
-    lines or, with `document="file"`, a whole file. A share `holdout` of the documents, chosen by
-    their text, goes to a second corpus at `out/holdout`. `word_boundaries` ("spaces" or "jieba")
-    are stored for whole-word masking. Duplicates (`dedup`: "exact" or "near") and documents that
-    share n-grams with evaluation files (`decontaminate`) are left out. `workers` of None are as
-    many as pay for this text. `progress` gets the bytes of files read so far, and those of all
-    files; `say` gets messages for the user.
+    lines or, with `document="file"`, a file. A fraction `holdout` of the documents, chosen by their
+    text, goes to a second corpus at `out/holdout`. `word_boundaries` ("spaces" or "jieba") are
+    stored for whole-word masking. Duplicates (`dedup`: "exact" or "near") and documents that share
+    n-grams with evaluation files (`decontaminate`) are removed. `workers=None` chooses a number by
+    the size of the text. `progress` receives the bytes read so far and the bytes of all files;
+    `say` receives messages for the user.
 
     An interrupted call resumes when it is repeated with the same text and options.
     """
@@ -455,7 +455,9 @@ def _check(writers: Sequence[CorpusWriter], holdout: float, left_out: str) -> No
             raise UserError(f"no document is left after filtering ({left_out}): use other text")
         raise UserError(
             f"--holdout {holdout} of this text leaves {kept} documents and holds out {held[0]}: "
-            "choose another share or use more text"
+            "choose another fraction or use more text"
         )
     if not all(writer.written.tokens for writer in writers):
-        raise UserError("the text has nothing that this tokenizer can encode: use other text")
+        raise UserError(
+            "the text has no characters that this tokenizer can encode: use another tokenizer"
+        )

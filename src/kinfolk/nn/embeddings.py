@@ -75,15 +75,13 @@ class AdaptiveEmbedding(nn.Module):
         super().__init__()
         bounds = [0, *(c for c in cutoffs if c < vocab_size), vocab_size]
         if any(low >= high for low, high in pairwise(bounds)):
-            raise UserError(
-                f"the cutoffs {tuple(cutoffs)} must be above 0 and rise: sort them, each once"
-            )
+            raise UserError(f"cutoffs={tuple(cutoffs)}: they must be positive and increasing")
         self.cutoff_ends = bounds
         widths = [hidden_size // div_val**i for i in range(len(bounds) - 1)]
         if not widths[-1]:
             raise UserError(
-                f"{len(widths)} clusters, each {div_val} times narrower, leave the last no width "
-                f"of {hidden_size}: use fewer cutoffs or a smaller div_val"
+                f"div_val={div_val} with {len(widths)} clusters gives embeddings of size 0 "
+                f"(hidden_size={hidden_size}): use fewer cutoffs or a smaller div_val"
             )
         self.embeddings = nn.ModuleList(
             TokenEmbedding(high - low, narrow)

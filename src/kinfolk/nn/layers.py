@@ -31,7 +31,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 def get_activation(name: str) -> Callable[[Tensor], Tensor]:
     """Return an activation function by its name."""
     if name not in ACTIVATIONS:
-        raise UserError(f"no activation {name!r}: there are {', '.join(ACTIVATIONS)}")
+        raise UserError(
+            f"activation {name!r} is not supported (supported: {', '.join(ACTIVATIONS)})"
+        )
     return ACTIVATIONS[name]
 
 

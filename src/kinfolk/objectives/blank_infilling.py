@@ -8,7 +8,7 @@ block_position_ids   0    0    0    0     0    1    2    3     1    2
 order                0    0    0    0     0    1    2    3     4    5
 attention           the text attends to all of itself; the spans to the text and to earlier spans
 
-A text loses several short spans, or several sentences, or its end: three mask tokens tell which.
+Several short spans, several sentences or the end of a text is masked, each with its mask token.
 """
 
 from collections.abc import Sequence
@@ -64,7 +64,7 @@ class BlankInfilling(Objective):
         if self.sentence_mask_prob + self.gmask_prob > 1:
             raise UserError(
                 f"objective.sentence_mask_prob={self.sentence_mask_prob} and "
-                f"objective.gmask_prob={self.gmask_prob} are more than 1 together: lower one"
+                f"objective.gmask_prob={self.gmask_prob} sum to more than 1: lower one of them"
             )
         glm_tokens(self.special_tokens)
 
@@ -138,7 +138,7 @@ class BlankInfilling(Objective):
         return list(zip(starts.tolist(), (starts + lengths).tolist(), strict=True))
 
     def draw_sentences(self, sentences: IntArray, rng: Rng) -> list[Span]:
-        """Draw sentences until they hold the share that is masked; at least one is kept."""
+        """Draw sentences until enough tokens are masked; at least one sentence is kept."""
         ends = np.cumsum(sentences)
         order = rng.permutation(len(sentences))[: min(self.max_spans(ends[-1]), len(sentences) - 1)]
         enough = int(np.searchsorted(np.cumsum(sentences[order]), self.num_masked(ends[-1]))) + 1

@@ -1,4 +1,4 @@
-"""How well a model predicts held-out documents: likelihood and the pretraining tasks' scores."""
+"""Evaluation on held-out documents: likelihood and the scores of the pretraining tasks."""
 
 import math
 from collections.abc import Iterator
@@ -67,10 +67,10 @@ def score_documents(
 
 @dataclass(frozen=True)
 class DetectionScores:
-    """How well replaced tokens are detected.
+    """The accuracy of replaced-token detection.
 
     `auc` is the area under the ROC curve: the probability that a replaced token scores higher than
-    one that was not. `base_rate` is the share of replaced tokens.
+    an original one. `base_rate` is the fraction of replaced tokens.
     """
 
     auc: float
@@ -86,10 +86,10 @@ def rtd_scores(
     dataset = PackedDataset(objective, documents, batch_size=rows, shuffled=False)
     for batch in _batches(model, dataset):
         hidden = batch.targets.tokens.gather(model.forward_lm(batch.inputs).hidden)
-        some, which = objective.replaced_logits(model, batch, hidden)
+        batch_logits, is_replaced = objective.replaced_logits(model, batch, hidden)
         text = batch.inputs.attention_mask.document_ids != PADDING_ID
-        all_logits.append(some[text].cpu().numpy())
-        all_replaced.append(which[text].cpu().numpy())
+        all_logits.append(batch_logits[text].cpu().numpy())
+        all_replaced.append(is_replaced[text].cpu().numpy())
     logits, replaced = np.concatenate(all_logits), np.concatenate(all_replaced)
     accuracy = float(((logits > 0) == replaced).mean())
     return DetectionScores(roc_auc(logits, replaced), accuracy, float(replaced.mean()))

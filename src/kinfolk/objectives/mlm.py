@@ -42,9 +42,9 @@ def mask_tokens(
     rng: Rng,
     word_starts: BoolArray | None = None,
 ) -> Example:
-    """Mask a share of the ordinary tokens: 80 % become [MASK], 10 % another token, 10 % stay.
+    """Mask a fraction of the ordinary tokens: 80 % become [MASK], 10 % another token, 10 % stay.
 
-    The share is rounded to a whole number, at least one, so it is the same in every epoch
+    Their number is rounded, and at least one, so it is the same in every epoch
     (section 3.1, and appendix A.1 for the split). With `word_starts`, whole words are drawn, and
     each of their tokens is replaced or kept by itself.
     """
@@ -129,7 +129,7 @@ class MLM(Objective):
         return np.concatenate([[self.special_tokens.cls], *ends])
 
     def require_word_starts(self, documents: TokenizedDocuments) -> None:
-        """Raise where whole words are masked and the documents do not know where words start."""
+        """Raise UserError if words are masked and the documents have no word boundaries."""
         if self.whole_word_masking:
             documents.words(0, 0)
 

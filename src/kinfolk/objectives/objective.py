@@ -16,7 +16,7 @@ from kinfolk.text.tokenizer import SpecialTokens
 
 @dataclass(frozen=True, kw_only=True)
 class Objective(ABC):
-    """How documents become examples, and what is scored; it knows no network.
+    """How documents become examples, and which loss is computed; independent of the network.
 
     A subclass has `chunks` and `example`; the other methods have defaults that fit one stream of
     tokens and the likelihood of its labels.

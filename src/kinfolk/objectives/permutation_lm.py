@@ -58,7 +58,7 @@ def sample_spans(length: int, count: int, k: int, rng: Rng) -> BoolArray:
 
 @config("permutation")
 class PermutationLM(Objective):
-    """Predict a share of the tokens one after the other, in a random order, from all others."""
+    """Predict a fraction of the tokens one by one, in a random order, from all others."""
 
     partial_prediction_k: int = field(
         default=6, ge=2, help="predict one token in this many (K in section 2.3)"
@@ -109,8 +109,8 @@ class PermutationLM(Objective):
     def query_positions(self, order: Tensor) -> tuple[Tensor, Tensor]:
         """Return the positions that are predicted, and which of them are filling: (rows, queries).
 
-        Each row has space for the share of it that is predicted, or that doubled: one shape from
-        step to step. Filling repeats the first query of its row.
+        Each row has space for the expected number of predictions, or a power of two times that, so
+        that shapes are static. Filling repeats the first query of its row.
         """
         counts = (order > 0).sum(1, keepdim=True)
         queries = max(1, order.shape[1] // self.partial_prediction_k)
