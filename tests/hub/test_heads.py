@@ -389,7 +389,7 @@ def test_bad_configs_are_told() -> None:
         headed(body, "text", labels=("a", "a"))
     with pytest.raises(UserError, match="at least one"):
         headed(body, "tokens", labels=())
-    with pytest.raises(UserError, match="nothing to choose"):
+    with pytest.raises(UserError, match="multiple choice needs at least two"):
         headed(body, "text", labels=("a",))
     with pytest.raises(UserError, match=r"head 'span': its scores are \('start', 'end'\)"):
         headed(body, "span", labels=("a", "b"))

@@ -109,7 +109,7 @@ def test_a_model_that_was_taught_to_write_goes_on(
     scores, _ = evaluate(tmp_path / "tuned", text=home.text)
     assert scores.loss > 0, "it can be scored on text, too"
     assert auxiliary_metrics(tmp_path / "tuned", text=home.text) == {}
-    with pytest.raises(UserError, match="was not trained on pairs of texts"):
+    with pytest.raises(UserError, match="was not trained on sentence pairs"):
         task_prefix(tmp_path / "tuned", None)
 
 
@@ -201,7 +201,7 @@ def test_what_was_fine_tuned_has_no_words_left(
         finetune_config=FineTuneConfig(epochs=1),
         settings=["train.device=cpu"],
     )
-    with pytest.raises(UserError, match="fine-tuned for a task"):
+    with pytest.raises(UserError, match="is fine-tuned and has no LM head"):
         continue_from(tmp_path / "tuned", home.corpus)
 
 

@@ -22,9 +22,10 @@ from kinfolk.nn.language_model import LanguageModel
 from kinfolk.rng import corpus_seed
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.loop import Callback
-from kinfolk.training.run import LossFn, Run, Workload, check_new_folder, select_device
+from kinfolk.training.run import LossFn, Run, Workload, select_device
 from kinfolk.training.step import sum_counts
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe
+from kinfolk.workflows.folders import RESUME, check_new_folder
 from kinfolk.workflows.recipe import Recipe, shared_tokenizer
 from kinfolk.workflows.report import write_report
 
@@ -34,7 +35,7 @@ Batches = PackedDataset | MixtureDataset | ContiguousDataset
 def pretrain(recipe: Recipe, out: Path | str, *, callbacks: Sequence[Callback] = ()) -> Path:
     """Run a recipe from its start; the run folder must be new."""
     out = Path(out)
-    check_new_folder(out, "choose another -o, or resume it with --resume")
+    check_new_folder(out, RESUME)
     return Run.start(PretrainWorkload(recipe), out, callbacks).fit()
 
 
@@ -74,7 +75,7 @@ class PretrainWorkload(Workload):
         self.held_out = held_out_batches(recipe)
         self.has_eval_data = self.held_out is not None
         torch.manual_seed(self.train.seed)
-        # A checkpoint brings all weights: the folder that the run began from may be gone.
+        # A checkpoint has all weights; the folder of the initial weights may be gone.
         model = initial_model(recipe) if fresh else recipe.model.build()
         self.model = model.to(device)
         if carries_memory(recipe):
@@ -136,28 +137,28 @@ def initial_model(recipe: Recipe) -> LanguageModel:
             model.load_state_dict(saved.state_dict())
         except RuntimeError:
             raise UserError(
-                f"the weights of {recipe.init_from} do not fit the network of this run: leave its "
-                "sizes as they are there"
+                f"the weights of {recipe.init_from} do not fit the network of this run: remove the "
+                "settings that change its size"
             ) from None
     return model
 
 
 def carries_memory(recipe: Recipe) -> bool:
-    """Say whether rows continue from batch to batch."""
+    """Return whether rows continue from batch to batch."""
     return recipe.objective.recurrent
 
 
 def training_batches(
     recipe: Recipe, corpora: Sequence[Corpus], weights: Sequence[float]
 ) -> Batches:
-    """Return the batches of a run on its corpora, or on what they hold out."""
+    """Return the batches of a run on its corpora, or on their held-out documents."""
     parts, seed = recipe.train.gradient_accumulation, recipe.train.seed
     rows = recipe.train.batch_size // parts
     if carries_memory(recipe):
         if len(corpora) > 1:
             raise UserError(
-                f"rows that go on come from one corpus, not from {len(corpora)}: prepare the texts "
-                "as one corpus, or learn by --objective clm"
+                f"segment recurrence supports one corpus (got {len(corpora)}): prepare the texts "
+                "as one corpus, or use --objective clm"
             )
         return ContiguousDataset(
             recipe.objective, corpora[0], batch_size=rows, parts=parts, seed=seed
@@ -172,8 +173,8 @@ def training_batches(
 def held_out_batches(recipe: Recipe) -> Batches | None:
     """Return the held-out batches, if any: of a mixture with the weights of training.
 
-    So the held-out loss estimates what the training loss estimates, and the two curves can be
-    compared. A corpus that holds nothing out has no part in it.
+    The held-out loss is then comparable with the training loss. Corpora without held-out documents
+    are not in it.
     """
     pairs = [(share.held_out(), share.weight) for share in recipe.corpora]
     scored = [(corpus, weight) for corpus, weight in pairs if corpus is not None]
@@ -182,14 +183,14 @@ def held_out_batches(recipe: Recipe) -> Batches | None:
         return evaluation_dataset(recipe.objective, scored[0][0], rows=rows)
     try:
         return training_batches(recipe, *zip(*scored, strict=True)) if scored else None
-    except UserError as error:  # too little text to evaluate on, which stops no run
-        warnings.warn(f"nothing held out can be scored, and nothing is: {error}", stacklevel=2)
+    except UserError as error:  # too little text to evaluate on
+        warnings.warn(f"no evaluation on held-out documents: {error}", stacklevel=2)
         return None
 
 
 def other_tokenizer(recipe: Recipe) -> UserError:
     """Return the error about a corpus whose ids are not those of the run."""
     return UserError(
-        f"{recipe.corpora[0].corpus} was made with another tokenizer than this run: prepare the "
-        "text again with the run's own tokenizer"
+        f"corpus {recipe.corpora[0].corpus} was tokenized with another tokenizer than this run: "
+        "prepare it with the tokenizer of the run"
     )
