@@ -97,7 +97,6 @@ def files(one: Set, data: Path, out: Path) -> tuple[Path, Path, Path]:
 def run(job: Job, data: Path, out: Path, device: str) -> dict[str, object]:
     """Fine-tune once, and score the test rows."""
     from kinfolk.tasks.dataset import task_dataset
-    from kinfolk.training.config import FineTuneConfig
     from kinfolk.workflows.finetune import finetune
     from kinfolk.workflows.finetune_recipe import parse_initial_weights
     from kinfolk.workflows.predict import load_predictor, read_test_file
@@ -112,7 +111,7 @@ def run(job: Job, data: Path, out: Path, device: str) -> dict[str, object]:
         [task_dataset(train, dev)],
         folder,
         length=128,
-        finetune_config=FineTuneConfig(epochs=one.epochs),
+        epochs=one.epochs,
         settings=[
             f"train.lr={job.rate}",
             f"train.seed={job.seed}",

@@ -43,6 +43,7 @@ import torch
 import transformers
 
 from kinfolk import hub
+from kinfolk.data.documents import read_documents
 from kinfolk.families.gpt2 import GPT2Config
 from kinfolk.families.t5 import T5Config
 from kinfolk.generation.config import GREEDY, GenerationConfig
@@ -50,7 +51,7 @@ from kinfolk.generation.decode import GenerationRequest
 from kinfolk.generation.generate import generate_sequences
 from kinfolk.nn.int8 import quantize_int8
 from kinfolk.objectives.evaluation import score_documents
-from kinfolk.workflows.evaluate import encode_file, scoring_objective
+from kinfolk.workflows.evaluate import encode_documents, scoring_objective
 from kinfolk.workflows.load import load, logits
 
 END = 1  # of the peer's beams; never said here
@@ -249,7 +250,7 @@ def quality(folder: Path, text: Path) -> dict[str, float]:
     model, tokenizer = load(folder)
     small = quantize_int8(load(folder)[0])
     way = scoring_objective(model, tokenizer, folder)
-    read, size = encode_file(tokenizer, text)
+    read, size = encode_documents(tokenizer, [d.text for d in read_documents([text])])
     plain, lowered = (
         score_documents(m, way, read, size, rows=8).perplexity for m in (model, small)
     )

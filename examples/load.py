@@ -1,11 +1,9 @@
-"""Open a run, score a text with it, and look at its logits.
+"""Load a run, look at its logits, and score a text with it.
 
 python examples/load.py RUN
 """
 
 import sys
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import kinfolk
 
@@ -19,8 +17,5 @@ for id, after, row in zip(ids, ids[1:], logprobs, strict=False):
     likeliest = tokenizer.decode([int(row.argmax())])
     print(f"{tokenizer.decode([id])!r:>12} -> {row[after]:6.2f}, likeliest {likeliest!r}")
 
-with TemporaryDirectory() as folder:
-    path = Path(folder) / "text.txt"
-    path.write_text(text, encoding="utf-8")
-    score, kind = kinfolk.evaluate(run, text=path)
-print(f"{score.bits_per_byte:.3f} bits per byte ({kind})")
+scores = kinfolk.evaluate(run, text=text)
+print(f"{scores.bits_per_byte:.3f} bits per byte ({scores.kind})")

@@ -170,9 +170,9 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
         family("brt")
     with pytest.raises(UserError, match=r"brt/tiny is neither a folder nor a family: .*bert"):
         check_name("brt/tiny")
-    with pytest.raises(UserError, match=r"bert has no objective 'clm': there are nsp, mlm"):
+    with pytest.raises(UserError, match=r"bert has no objective 'clm' \(supported: nsp, mlm"):
         family("bert").objective("clm")
-    with pytest.raises(UserError, match=r"bilstm is a baseline that is never pretrained"):
+    with pytest.raises(UserError, match=r"bilstm is a baseline without a pretraining objective"):
         family("bilstm").objective()
     with pytest.raises(UserError, match=r"bert has no size 'bert-base'.*bert-base-uncased"):
         family("bert").config("bert-base")
@@ -216,7 +216,7 @@ def test_a_family_from_outside_the_package_is_trained_saved_opened_and_gets_a_ta
 def test_a_second_family_of_one_name_and_a_config_of_another_are_refused() -> None:
     from support import own_family
 
-    with pytest.raises(ValueError, match="there is a family 'gpt2' already"):
+    with pytest.raises(ValueError, match="family 'gpt2' already exists"):
         register(replace(family("gpt2")))
     with pytest.raises(ValueError, match="'other' has configs registered as own_family"):
         replace(own_family.FAMILY, name="other")

@@ -1,74 +1,117 @@
-"""kinfolk: pretrain, use and fairly compare every family of pretrained language model.
+"""kinfolk: pretrain, fine-tune, evaluate, generate with and compare families of language models.
 
-import kinfolk
-model, tokenizer = kinfolk.load("runs/gpt2")
+    import kinfolk
+
+    tokenizer = kinfolk.train_tokenizer("notes/", kind="bpe", vocab_size=8192)
+    kinfolk.prepare("notes/", tokenizer, "corpus", holdout=0.01)
+    recipe = kinfolk.recipe("gpt2/tiny", "corpus", steps=500)
+    model, tokenizer = kinfolk.load(kinfolk.pretrain(recipe, "runs/gpt2"))
+    print(kinfolk.generate(model, tokenizer, "Once upon", max_new_tokens=50, top_p=0.9))
+
+Data
+    train_tokenizer   train a tokenizer on text files
+    prepare           tokenize text files into a corpus
+    task_dataset      describe labelled rows: files, lists of dictionaries or DataFrames
+Models
+    families          every family: paper, architecture, objectives, sizes
+    load, save        a model and its tokenizer from and to a folder
+    logits            scores of one sequence of token ids
+Training
+    recipe            model, objective, corpora and settings of a pretraining run
+    pretrain          train a model by a recipe
+    finetune          train a model on labelled rows
+    resume            continue an interrupted run
+Use
+    generate, stream  text for a prompt, whole or chunk by chunk
+    fill              the text of each [MASK]
+    predict           labels, spans or texts of a fine-tuned model
+    load_predictor    a fine-tuned model for many calls of predict
+    evaluate          likelihood of a text, or scores on labelled rows
+
+Types: Callback, Corpus, FineTuneConfig, Prediction, Recipe, TaskDataset, Tokenizer, TrainConfig,
+UserError. `help(kinfolk.pretrain)` describes one function.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kinfolk.data.corpus import Corpus
+    from kinfolk.data.prepare import prepare, train_tokenizer
     from kinfolk.errors import UserError
+    from kinfolk.families import families
     from kinfolk.tasks.dataset import TaskDataset, task_dataset
-    from kinfolk.training.config import FineTuneConfig
+    from kinfolk.tasks.task import Prediction
+    from kinfolk.text.tokenizer import Tokenizer
+    from kinfolk.training.config import FineTuneConfig, TrainConfig
     from kinfolk.training.loop import Callback
     from kinfolk.workflows.evaluate import evaluate
     from kinfolk.workflows.finetune import finetune
     from kinfolk.workflows.generate import fill, generate, stream
-    from kinfolk.workflows.load import load, logits
-    from kinfolk.workflows.predict import load_predictor
+    from kinfolk.workflows.load import load, logits, save
+    from kinfolk.workflows.predict import load_predictor, predict
     from kinfolk.workflows.pretrain import pretrain, resume
-    from kinfolk.workflows.recipe import CorpusShare, Recipe, continue_from, recipe
+    from kinfolk.workflows.recipe import Recipe, recipe
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Callback",
-    "CorpusShare",
+    "Corpus",
     "FineTuneConfig",
+    "Prediction",
     "Recipe",
     "TaskDataset",
+    "Tokenizer",
+    "TrainConfig",
     "UserError",
-    "continue_from",
     "evaluate",
+    "families",
     "fill",
     "finetune",
     "generate",
     "load",
     "load_predictor",
     "logits",
+    "predict",
+    "prepare",
     "pretrain",
     "recipe",
     "resume",
+    "save",
     "stream",
     "task_dataset",
+    "train_tokenizer",
 ]
 
-_HOMES = {
-    "Callback": "training.loop",
-    "CorpusShare": "workflows.recipe",
-    "FineTuneConfig": "training.config",
-    "Recipe": "workflows.recipe",
-    "TaskDataset": "tasks.dataset",
-    "UserError": "errors",
-    "continue_from": "workflows.recipe",
-    "evaluate": "workflows.evaluate",
-    "fill": "workflows.generate",
-    "finetune": "workflows.finetune",
-    "generate": "workflows.generate",
-    "load": "workflows.load",
-    "load_predictor": "workflows.predict",
-    "logits": "workflows.load",
-    "pretrain": "workflows.pretrain",
-    "recipe": "workflows.recipe",
-    "resume": "workflows.pretrain",
-    "stream": "workflows.generate",
-    "task_dataset": "tasks.dataset",
+_MODULES = {
+    "data.corpus": ["Corpus"],
+    "data.prepare": ["prepare", "train_tokenizer"],
+    "errors": ["UserError"],
+    "tasks.dataset": ["TaskDataset", "task_dataset"],
+    "tasks.task": ["Prediction"],
+    "text.tokenizer": ["Tokenizer"],
+    "training.config": ["FineTuneConfig", "TrainConfig"],
+    "training.loop": ["Callback"],
+    "workflows.evaluate": ["evaluate"],
+    "workflows.finetune": ["finetune"],
+    "workflows.generate": ["fill", "generate", "stream"],
+    "workflows.load": ["load", "logits", "save"],
+    "workflows.predict": ["load_predictor", "predict"],
+    "workflows.pretrain": ["pretrain", "resume"],
+    "workflows.recipe": ["Recipe", "recipe"],
 }
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     """Import a name when it is first used: `kinfolk --help` need not wait for torch."""
+    if name == "families":  # a package that can be called
+        return import_module("kinfolk.families")
     if name not in _HOMES:
         raise AttributeError(f"module 'kinfolk' has no attribute {name!r}")
     return getattr(import_module(f"kinfolk.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -241,6 +241,16 @@ def apply_overrides(value: T, settings: Sequence[str]) -> T:
     return value
 
 
+def as_settings(values: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Return values by path as overrides: `{"train.lr": 1e-3}` is `["train.lr=0.001"]`."""
+    return [f"{prefix}{path}={as_text(value)}" for path, value in values.items()]
+
+
+def as_text(value: Any) -> str:
+    """Return a value as overrides write it: `0.9,0.98`."""
+    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+
+
 def convert(value: Any, hint: Any, path: str, *, text: bool = False, group: str = "") -> Any:
     """Return a plain value as the type that a field declares; raise a UserError if it is not one.
 

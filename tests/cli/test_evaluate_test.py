@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from kinfolk.tasks.dataset import task_dataset
-from kinfolk.training.config import FineTuneConfig
 from kinfolk.workflows.finetune import finetune
 from kinfolk.workflows.finetune_recipe import parse_initial_weights
 from support import tables
@@ -27,12 +26,11 @@ def solvers(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "scale": tables.scale(folder / "scale.tsv"),
     }
     for name, file in files.items():
-        finetune_config = FineTuneConfig(epochs=3 if name == "mood" else 2)
         finetune(
             parse_initial_weights("bert/nano"),
             [task_dataset(file)],
             folder / name,
-            finetune_config=finetune_config,
+            epochs=3 if name == "mood" else 2,
             settings=FEW,
         )
     return folder

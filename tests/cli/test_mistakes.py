@@ -53,9 +53,9 @@ MISTAKES = [
     ),
     ("tokenizer train {bad}/open.csv --column 1 -o {new}", "line 2 of {bad}/open.csv is not CSV"),
     ("tokenizer train {text} --column 1 -o {new}", "--column 1: only .tsv, .csv"),
-    ("tokenizer train {text} --vocab 100000 -o {new}", "the text supports only"),
-    ("tokenizer train {text} --vocab 10 -o {new}", "--vocab 10 is too small"),
-    ("tokenizer train {text} --kind bep -o {new}", "'bep' is no kind of tokenizer"),
+    ("tokenizer train {text} --vocab 100000 -o {new}", "the text yields only"),
+    ("tokenizer train {text} --vocab 10 -o {new}", "vocab_size 10 is too small"),
+    ("tokenizer train {text} --kind bep -o {new}", "unknown tokenizer kind 'bep'"),
     ("tokenizer train {text} -o {tok}", "{tok} already exists"),
     ("tokenizer train {text} -o {text}", "{text} already exists"),
     ("tokenizer train {corpus} -o {new}", "{corpus} holds no text"),
@@ -71,7 +71,7 @@ MISTAKES = [
     ("prepare {text} --tokenizer {tok} -o {corpus}", "already a corpus"),
     ("prepare {text} --tokenizer {tok} -o {text}", "already exists"),
     ("prepare {text} --tokenizer {tok} -o {new} --holdout 2", "--holdout must be a fraction"),
-    ("prepare {text} --tokenizer {tok} -o {new} --workers 0", "--workers 0"),
+    ("prepare {text} --tokenizer {tok} -o {new} --workers 0", "workers 0: it must be at least 1"),
     ("prepare {text} --tokenizer {tok} -o {new} --per page", "--document must be block or file"),
     # Runs.
     (
@@ -129,11 +129,11 @@ MISTAKES = [
     ("evaluate {gpt2} --text {bad}/empty.txt", "{bad}/empty.txt is empty"),
     ("evaluate {gpt2} --text {bad}/latin.txt", "not UTF-8 at byte 13"),
     ("evaluate {gpt2} --corpus {tmp}", "{tmp} is no corpus"),
-    ("evaluate {gpt2} --corpus {other}/corpus", "tokenized with another tokenizer"),
-    ("evaluate {gpt2} --text {text} --length 33", "exceeds the model's maximum length of 32"),
-    ("evaluate {bert} --text {text} --length 1", "--length must be at least 8 (got 1)"),
-    ("evaluate {t5} --text {text} --length -1", "--length must be at least 8 (got -1)"),
-    ("evaluate {gpt2} --text {text} --device gpu", "unknown device 'gpu'"),
+    ("evaluate {gpt2} --corpus {other}/corpus", "made with another tokenizer"),
+    ("evaluate {gpt2} --text {text} --length 33", "more than the model's context of 32"),
+    ("evaluate {bert} --text {text} --length 1", "length 1 is too short"),
+    ("evaluate {t5} --text {text} --length -1", "length -1 is too short"),
+    ("evaluate {gpt2} --text {text} --device gpu", "no device 'gpu'"),
     ("evaluate {tmp} --text {text}", "{tmp} is neither a run"),
     ("evaluate {tmp}/none --text {text}", "no such folder: {tmp}/none"),
     # Writing.
@@ -159,7 +159,7 @@ MISTAKES = [
     ("export {tmp}/none -o {new}", "no such folder: {tmp}/none"),
     ("export {tmp} -o {new}", "{tmp} is neither a run"),
     ("import {tmp} -o {new}", "{tmp} is neither a run"),
-    ("import {bad}/foreign -o {new}", "says model_type='mamba'"),
+    ("import {bad}/foreign -o {new}", "model_type='mamba' is not supported"),
     ("quickstart -o {home}", "{home} already exists"),
 ]
 

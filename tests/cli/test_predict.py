@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from kinfolk.tasks.dataset import task_dataset
-from kinfolk.training.config import FineTuneConfig
 from kinfolk.workflows.finetune import finetune
 from kinfolk.workflows.finetune_recipe import parse_initial_weights
 from support import tables
@@ -30,7 +29,7 @@ def solvers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     for name, file in files.items():
         epochs = 8 if name == "mood" else 1
-        asked = {"finetune_config": FineTuneConfig(epochs=epochs), "settings": FEW}
+        asked = {"epochs": epochs, "settings": FEW}
         finetune(parse_initial_weights("bert/nano"), [task_dataset(file)], folder / name, **asked)  # type: ignore[arg-type]
     return folder
 

@@ -147,7 +147,7 @@ def test_every_document_arrives_for_any_number_of_workers(
 
 
 def test_words_are_those_of_the_text(text: Path, tmp_path: Path) -> None:
-    corpus = prepare([text], tokenizer=BYTE, out=tmp_path / "c", words="spaces")
+    corpus = prepare([text], tokenizer=BYTE, out=tmp_path / "c", word_boundaries="spaces")
     for i in range(corpus.documents):
         start, stop = corpus.starts[i], corpus.starts[i + 1]
         words = word_starts(BYTE.decode(corpus.document(i)), "spaces")
@@ -216,7 +216,7 @@ def test_memory_does_not_grow_with_the_text(real: Path, tmp_path: Path) -> None:
 
 
 def test_one_document_a_file(text: Path, tmp_path: Path) -> None:
-    corpus = prepare([text], tokenizer=BYTE, out=tmp_path / "corpus", per="file")
+    corpus = prepare([text], tokenizer=BYTE, out=tmp_path / "corpus", document="file")
     assert [BYTE.decode(corpus.document(i)) for i in range(2)] == [TEXT, "last"]
 
 
@@ -255,11 +255,11 @@ def test_a_bad_byte_late_in_the_text_leaves_nothing(text: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"holdout": 1.0}, "--holdout 1.0: must be at least 0 and less than 1"),
+        ({"holdout": 1.0}, "holdout 1.0: it must be at least 0 and less than 1"),
         ({"holdout": 1e-9}, "leaves 8 documents and holds out 0"),
-        ({"workers": 0}, "--workers 0: must be at least 1"),
-        ({"words": "letters"}, "'letters' finds no words"),
-        ({"dedup": "some"}, "--dedup some: choose exact or near"),
+        ({"workers": 0}, "workers 0: it must be at least 1"),
+        ({"word_boundaries": "letters"}, "unknown segmenter 'letters'"),
+        ({"dedup": "some"}, "dedup some: choose exact or near"),
     ],
 )
 def test_impossible_settings_are_refused(

@@ -157,7 +157,7 @@ def test_sizes_follow_the_ladder() -> None:
 
 
 def test_an_odd_width_is_a_sentence() -> None:
-    with pytest.raises(UserError, match=r"model.hidden_size=15 is odd"):
+    with pytest.raises(UserError, match=r"model.hidden_size=15 must be even"):
         BiLSTMConfig(hidden_size=15)
 
 

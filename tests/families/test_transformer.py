@@ -192,5 +192,5 @@ def test_a_prompt_padded_in_front_goes_on_as_if_it_were_not() -> None:
 
 
 def test_a_source_is_needed() -> None:
-    with pytest.raises(UserError, match="give it `encoder_inputs`"):
+    with pytest.raises(UserError, match="pass Inputs with `encoder_inputs`"):
         CONFIG.build()(Inputs.from_ids(ids(70), causal=True))

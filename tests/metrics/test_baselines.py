@@ -107,7 +107,7 @@ def test_what_does_not_fit_is_a_sentence() -> None:
         KneserNey.fit([], vocab_size=200_000, order=4, bos=0, eos=1)
     with pytest.raises(UserError, match="no documents"):
         KneserNey.fit([], vocab_size=5, bos=0, eos=1)
-    with pytest.raises(UserError, match="token 5 is not in a vocabulary of 5"):
+    with pytest.raises(UserError, match="token id 5 is outside a vocabulary of 5"):
         KneserNey.fit([np.array([2, 5])], vocab_size=5, bos=0, eos=1)
 
 

@@ -119,7 +119,7 @@ def test_what_cannot_be_resampled_is_refused() -> None:
         mean_interval([])
     with pytest.raises(UserError, match="statistics of 1 and 2 rows"):
         mean_difference([1.0], [1.0, 0.0])
-    with pytest.raises(UserError, match=r"confidence level 95: it must be between 0 and 1"):
+    with pytest.raises(UserError, match=r"level=95: it must be between 0 and 1"):
         mean_interval([1.0], level=95)
-    with pytest.raises(UserError, match="0 resamples give no interval"):
+    with pytest.raises(UserError, match="n_resamples=0: it must be at least 1"):
         mean_interval([1.0], n_resamples=0)

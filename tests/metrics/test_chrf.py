@@ -20,5 +20,5 @@ def test_the_same_text_has_a_hundred_and_another_none() -> None:
 
 
 def test_each_text_needs_a_reference() -> None:
-    with pytest.raises(UserError, match="1 texts cannot be scored against 2 references"):
+    with pytest.raises(UserError, match="got 1 texts for 2 references"):
         CHRF(["a"], ["a", "b"])

@@ -105,7 +105,7 @@ def test_a_text_that_is_no_pairs_is_refused(special_tokens: Any) -> None:
 def test_a_share_that_cannot_be_is_refused(special_tokens: Any, wrong: float) -> None:
     with pytest.raises(UserError, match=r"objective.label_smoothing=.*from 0 to less than 1"):
         pairs(special_tokens, label_smoothing=wrong)
-    with pytest.raises(UserError, match="a token for 'eos'"):
+    with pytest.raises(UserError, match="has no 'eos' token"):
         pairs(dataclasses.replace(special_tokens, eos=None))
 
 

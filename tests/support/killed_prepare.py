@@ -14,7 +14,7 @@ from kinfolk.text import train_tokenizer
 from support.crash import server
 
 CHUNK, SAFE = 400, 2  # characters and chunks: little text has many entries in the journal
-OPTIONS: dict[str, Any] = {"holdout": 0.3, "words": "spaces", "dedup": "exact"}
+OPTIONS: dict[str, Any] = {"holdout": 0.3, "word_boundaries": "spaces", "dedup": "exact"}
 
 
 def go(text: Path, out: Path, **options: Any) -> None:

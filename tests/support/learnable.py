@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from kinfolk.tasks.dataset import TaskDataset, task_dataset
-from kinfolk.training.config import FineTuneConfig
 from kinfolk.workflows.finetune import finetune
 from kinfolk.workflows.finetune_recipe import parse_initial_weights
 
@@ -161,13 +160,12 @@ def tune(
 ) -> Path:
     """Fine-tune on the CPU, from fresh weights where a member is named."""
     sheets = [files] if isinstance(files, TaskDataset) else files
-    finetune_config = FineTuneConfig(epochs=epochs, **more.pop("finetune_config", {}))
     chosen = ["train.device=cpu", *settings]
     return finetune(
         parse_initial_weights(name),
         sheets,
         out,
-        finetune_config=finetune_config,
+        epochs=epochs,
         settings=chosen,
         **more,
     )

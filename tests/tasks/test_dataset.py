@@ -12,7 +12,6 @@ import kinfolk
 from kinfolk.errors import UserError
 from kinfolk.tasks.dataset import TaskDataset, as_datasets, task_dataset
 from kinfolk.tasks.rows import LabelledText
-from kinfolk.training.config import FineTuneConfig
 from kinfolk.training.loop import Callback, Progress
 from kinfolk.workflows.finetune import finetune
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe, parse_initial_weights
@@ -55,7 +54,7 @@ def train(data: Any, out: Path, *settings: str, **more: Any) -> Path:
         parse_initial_weights("bert/nano"),
         data,
         out,
-        finetune_config=FineTuneConfig(epochs=1),
+        epochs=1,
         settings=["train.device=cpu", "train.batch_size=8", *settings],
         **more,
     )
@@ -94,7 +93,7 @@ def test_a_file_is_opened_once_for_a_run(tmp_path: Path, opened: list[str], kind
             parse_initial_weights(family),
             dataset,
             tmp_path / f"run{seed}",
-            finetune_config=FineTuneConfig(epochs=0.1),
+            epochs=0.1,
             settings=["train.device=cpu", f"train.seed={seed}"],
         )
     assert [opened.count(str(file)) for file in files] == [1, 1]

@@ -120,7 +120,7 @@ def test_tokens_added_later_keep_their_ids(tmp_path: Path) -> None:
     assert tokenizer.encode("the<b>cat <a>", add_special_tokens=False) == [5, 13, 6, 12]
     assert tokenizer.vocab_size == 14
     write(added, {"<b>": 13})
-    with pytest.raises(UserError, match="'<b>' cannot have the id 13, its place is 12"):
+    with pytest.raises(UserError, match="'<b>' has the id 13 instead of 12"):
         Tokenizer.load(tmp_path)
 
 
@@ -172,21 +172,24 @@ def test_pair_of_xlnet_ends_with_cls_of_type_two(tmp_path: Path) -> None:
         ({"vocab.txt": "[PAD]\na\n\nb\n"}, "vocab.txt, line 3 is empty"),
         ({"vocab.txt": "a\nb\na\n"}, "vocab.txt, line 3: 'a' is already on line 1"),
         ({"vocab.txt": "a\nb\n"}, "vocab.txt has no [PAD]"),
-        ({"vocab.json": '{"a": 0}'}, "vocab.json needs merges.txt beside it"),
+        ({"vocab.json": '{"a": 0}'}, "vocab.json needs merges.txt in the same folder"),
         ({"merges.txt": "a b"}, "holds no tokenizer.json, vocab.txt"),
         ({"vocab.json": '{"a": 0', "merges.txt": "a b"}, "vocab.json is not JSON"),
-        ({"vocab.json": "[1]", "merges.txt": "a b"}, "vocab.json must hold names"),
-        ({"vocab.json": '{"a": "b"}', "merges.txt": "a b"}, "give each token a number"),
-        ({"vocab.json": '{"a": 0, "b": 2}', "merges.txt": "a b"}, "2 tokens the ids 0, 1, 2"),
+        ({"vocab.json": "[1]", "merges.txt": "a b"}, "vocab.json must hold a JSON object"),
+        ({"vocab.json": '{"a": "b"}', "merges.txt": "a b"}, "every token must have an integer id"),
+        (
+            {"vocab.json": '{"a": 0, "b": 2}', "merges.txt": "a b"},
+            "the ids of its 2 tokens must be 0, 1, 2",
+        ),
         (
             {"vocab.json": '{"a": 0, "b": 1}', "merges.txt": "#version: 0.2\na b\n"},
             "merges.txt, line 2: 'ab' is not in vocab.json",
         ),
         (
             {"vocab.json": '{"a": 0, "b": 1}', "merges.txt": "a b c\n"},
-            "merges.txt, line 1: 'a b c' is not two pieces",
+            "merges.txt, line 1: 'a b c' is not two tokens",
         ),
-        ({"spiece.model": "no model at all"}, "spiece.model is no SentencePiece model"),
+        ({"spiece.model": "no model at all"}, "spiece.model is not a valid SentencePiece model"),
         ({"a.model": "", "b.model": ""}, "holds no tokenizer.json"),
         (
             {"vocab.txt": "a\n", "tokenizer_config.json": '{"tokenizer_class": "FooTokenizer"}'},
@@ -214,7 +217,7 @@ def test_every_cut_of_a_model_is_noticed(tmp_path: Path) -> None:
     file = tmp_path / "cut.model"
     for length in [*range(1500), *range(1500, len(whole), 4001), len(whole) - 1]:
         file.write_bytes(whole[:length])
-        with pytest.raises(UserError, match=r"cut\.model is no SentencePiece model"):
+        with pytest.raises(UserError, match=r"cut\.model is not a valid SentencePiece model"):
             Tokenizer.load(file)
 
 
@@ -229,5 +232,5 @@ def test_any_bytes_get_a_sentence(data: bytes, tmp_path_factory: pytest.TempPath
 @pytest.mark.parametrize("kind", ["char", "word"])
 def test_models_of_words_and_characters_are_refused(kind: str, tmp_path: Path) -> None:
     path = model(tmp_path, model_type=kind, use_all_vocab=kind == "word")
-    with pytest.raises(UserError, match="only unigram and BPE are read"):
+    with pytest.raises(UserError, match="only unigram and BPE SentencePiece models are supported"):
         Tokenizer.load(path)

@@ -13,14 +13,15 @@ from kinfolk.data.prepare import prepare
 from kinfolk.errors import UserError
 from kinfolk.tasks.dataset import task_dataset
 from kinfolk.text import Tokenizer
-from kinfolk.training.config import FineTuneConfig, TrainConfig
+from kinfolk.training.config import TrainConfig
 from kinfolk.training.log import read
-from kinfolk.workflows.evaluate import auxiliary_metrics, evaluate
+from kinfolk.workflows.evaluate import evaluate, open_evaluation
 from kinfolk.workflows.finetune import finetune
 from kinfolk.workflows.finetune_recipe import parse_initial_weights
 from kinfolk.workflows.generate import task_prefix
 from kinfolk.workflows.pretrain import PretrainWorkload, pretrain, resume
-from kinfolk.workflows.recipe import Recipe, continue_from, make_recipe
+from kinfolk.workflows.recipe import Recipe
+from kinfolk.workflows.recipe import recipe as make_recipe
 from support.runs import MEMBERS, Home
 
 FEW = ["train.steps=3", "train.batch_size=4", "train.device=cpu", "train.save_every=2"]
@@ -30,7 +31,7 @@ FEW = ["train.steps=3", "train.batch_size=4", "train.device=cpu", "train.save_ev
 def test_a_run_begins_with_the_weights_of_another(
     member: str, home: Home, runs: dict[str, Path], tmp_path: Path
 ) -> None:
-    recipe = continue_from(runs[member], home.corpus, settings=FEW)
+    recipe = make_recipe(runs[member], home.corpus, settings=FEW)
     assert recipe.init_from.endswith("step-00000012")
     assert recipe.objective == home.recipe(member).objective, "it goes on as it learned before"
     before: Any = hub.load_model(recipe.init_from)
@@ -45,7 +46,7 @@ def test_a_run_begins_with_the_weights_of_another(
 def test_it_resumes_with_and_without_a_checkpoint(
     home: Home, runs: dict[str, Path], tmp_path: Path
 ) -> None:
-    recipe = continue_from(runs["gpt2"], home.corpus, settings=FEW)
+    recipe = make_recipe(runs["gpt2"], home.corpus, settings=FEW)
     whole = pretrain(recipe, tmp_path / "whole")
     begun = tmp_path / "begun"  # killed before its first step was saved
     begun.mkdir()
@@ -68,7 +69,7 @@ def test_it_resumes_without_the_folder_that_it_began_from(
 ) -> None:
     source = tmp_path / "source"
     shutil.copytree(runs["gpt2"], source, symlinks=True)
-    whole = pretrain(continue_from(source, home.corpus, settings=FEW), tmp_path / "whole")
+    whole = pretrain(make_recipe(source, home.corpus, settings=FEW), tmp_path / "whole")
     stopped = tmp_path / "stopped"
     shutil.copytree(whole, stopped, symlinks=True)
     shutil.rmtree(stopped / "checkpoints" / "step-00000003")
@@ -81,11 +82,11 @@ def test_it_resumes_without_the_folder_that_it_began_from(
 def test_it_goes_on_as_it_learned_before(home: Home, tmp_path: Path) -> None:
     odd = home.recipe("bert", "objective.mask_rate=0.4", "train.steps=3")
     run = pretrain(odd, tmp_path / "odd")
-    assert continue_from(run, home.corpus).objective == odd.objective
-    assert continue_from(run, home.corpus, length=16).objective == dataclasses.replace(
+    assert make_recipe(run, home.corpus).objective == odd.objective
+    assert make_recipe(run, home.corpus, length=16).objective == dataclasses.replace(
         odd.objective, max_length=16
     )
-    other = continue_from(run, home.corpus, objective="mlm").objective
+    other = make_recipe(run, home.corpus, objective="mlm").objective
     assert (type(other).__name__, other.mask_rate) == ("MLM", 0.15)
 
 
@@ -100,20 +101,20 @@ def test_a_model_that_was_taught_to_write_goes_on(
         [task_dataset(tmp_path / "rows.tsv", tmp_path / "rows.tsv")],
         tmp_path / "tuned",
         formulation="text",
-        finetune_config=FineTuneConfig(epochs=1),
+        epochs=1,
         settings=["train.device=cpu"],
     )
-    recipe = continue_from(tmp_path / "tuned", home.corpus, settings=FEW)
+    recipe = make_recipe(tmp_path / "tuned", home.corpus, settings=FEW)
     assert recipe.name.startswith("gpt2/") and recipe.objective.max_length == 32
     pretrain(recipe, tmp_path / "run")
-    scores, _ = evaluate(tmp_path / "tuned", text=home.text)
+    scores = evaluate(tmp_path / "tuned", file=home.text)
     assert scores.loss > 0, "it can be scored on text, too"
-    assert auxiliary_metrics(tmp_path / "tuned", text=home.text) == {}
-    with pytest.raises(UserError, match="was not trained on sentence pairs"):
+    assert open_evaluation(tmp_path / "tuned", None, home.text).auxiliary_metrics() == {}
+    with pytest.raises(UserError, match="was not trained on pairs of texts"):
         task_prefix(tmp_path / "tuned", None)
 
 
-@pytest.mark.filterwarnings("ignore:.*was saved without")  # of its pooler, which is true
+@pytest.mark.filterwarnings("ignore:.*are initialized randomly")  # of its pooler, which is true
 def test_a_folder_that_transformers_wrote_goes_on(home: Home, tmp_path: Path) -> None:
     """Its vocabulary is larger than the tokenizer's, as is common, and it was not made here."""
     transformers = pytest.importorskip("transformers")
@@ -133,7 +134,7 @@ def test_a_folder_that_transformers_wrote_goes_on(home: Home, tmp_path: Path) ->
     prepare(
         [home.text], tokenizer=Tokenizer.load(tmp_path / "bert-theirs"), out=tmp_path / "corpus"
     )
-    recipe = continue_from(
+    recipe = make_recipe(
         tmp_path / "bert-theirs", tmp_path / "corpus", objective="mlm", settings=FEW
     )
     assert (recipe.name, recipe.model.vocab_size, recipe.objective.max_length) == (
@@ -147,7 +148,7 @@ def test_a_folder_that_transformers_wrote_goes_on(home: Home, tmp_path: Path) ->
     moved = (again.state_dict()[table] - model.state_dict()[table]).abs().max()
     assert 0 < moved < 0.05
     shutil.copytree(run / "checkpoints" / "last", tmp_path / "bert-base")
-    steps = continue_from(tmp_path / "bert-base", tmp_path / "corpus").train.steps
+    steps = make_recipe(tmp_path / "bert-base", tmp_path / "corpus").train.steps
     assert steps == TrainConfig().steps, "a folder's name is no size with a paper's million steps"
 
 
@@ -155,10 +156,10 @@ def test_going_on_twice_from_a_folder_named_like_a_size_keeps_the_schedule(
     home: Home, runs: dict[str, Path], tmp_path: Path
 ) -> None:
     hub.save(tmp_path / "gpt2-xl", *hub.load(runs["gpt2"] / "checkpoints" / "last"))
-    first = continue_from(tmp_path / "gpt2-xl", home.corpus, length=32)
+    first = make_recipe(tmp_path / "gpt2-xl", home.corpus, length=32)
     short = dataclasses.replace(first, train=dataclasses.replace(first.train, steps=2, warmup=1))
     once = pretrain(short, tmp_path / "once")
-    assert continue_from(once, home.corpus).train == first.train
+    assert make_recipe(once, home.corpus).train == first.train
     assert first.train.steps == TrainConfig().steps
 
 
@@ -177,12 +178,12 @@ def test_a_name_is_a_member_and_a_path_a_folder(
 
 def test_text_in_other_tokens_is_refused(runs: dict[str, Path], tmp_path: Path) -> None:
     other = Home.make(tmp_path / "other", seed=3, vocab=400)
-    with pytest.raises(UserError, match=r"another tokenizer.*--tokenizer"):
-        continue_from(runs["gpt2"], other.corpus)
+    with pytest.raises(UserError, match=r"another tokenizer.*with the tokenizer of"):
+        make_recipe(runs["gpt2"], other.corpus)
 
 
 def test_other_sizes_are_refused(home: Home, runs: dict[str, Path], tmp_path: Path) -> None:
-    recipe = continue_from(runs["gpt2"], home.corpus, settings=[*FEW, "model.num_layers=3"])
+    recipe = make_recipe(runs["gpt2"], home.corpus, settings=[*FEW, "model.num_layers=3"])
     with pytest.raises(UserError, match="do not fit the network"):
         pretrain(recipe, tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -198,11 +199,11 @@ def test_what_was_fine_tuned_has_no_words_left(
         parse_initial_weights(str(runs["bert"])),
         [file],
         tmp_path / "tuned",
-        finetune_config=FineTuneConfig(epochs=1),
+        epochs=1,
         settings=["train.device=cpu"],
     )
-    with pytest.raises(UserError, match="is fine-tuned and has no LM head"):
-        continue_from(tmp_path / "tuned", home.corpus)
+    with pytest.raises(UserError, match="fine-tuned for a task"):
+        make_recipe(tmp_path / "tuned", home.corpus)
 
 
 def test_recipes_of_before_can_be_read(home: Home, tmp_path: Path) -> None:

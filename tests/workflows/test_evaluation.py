@@ -45,10 +45,10 @@ def test_a_decoder_is_scored_by_the_likelihood(short: Path, runs: dict[str, Path
         scores = kinfolk.logits(model, [bos, *ids]).double().log_softmax(-1)
         nats -= sum(scores[place, id].item() for place, id in enumerate([*ids, eos]))
         tokens += len(ids) + 1
-    score, kind = evaluate(runs["gpt2"], text=short)
+    score = evaluate(runs["gpt2"], file=short)
     assert (score.tokens, score.bytes) == (tokens, sum(len(text.encode()) for text in SHORT))
     assert score.nats == pytest.approx(nats, rel=1e-5)
-    assert kind == "likelihood, left to right"
+    assert score.kind == "likelihood, left to right"
 
 
 def test_a_text_has_one_perplexity_as_a_text_and_as_a_task(
@@ -63,7 +63,7 @@ def test_a_text_has_one_perplexity_as_a_text_and_as_a_task(
     )
     rows = [SourceTarget("", one.text, n) for n, one in enumerate(read_documents([path]), 1)]
     predictions = predict_rows(formulation, model, rows, tokenizer)
-    score, _ = evaluate(runs["gpt2"], text=path, length=LENGTH)
+    score = evaluate(runs["gpt2"], file=path, length=LENGTH)
     assert sum(p.tokens for p in predictions) == score.tokens
     found = formulation.task.evaluate(rows, predictions)
     assert found["perplexity"] == pytest.approx(score.perplexity, rel=1e-5)
@@ -80,7 +80,7 @@ def test_an_encoder_is_scored_by_masking_one_by_one(short: Path, runs: dict[str,
             row[place + 1] = mask
             nats -= kinfolk.logits(model, row).double().log_softmax(-1)[place + 1, id].item()
             tokens += 1
-    score, _ = evaluate(runs["bert"], text=short)
+    score = evaluate(runs["bert"], file=short)
     assert (score.tokens, score.bytes) == (tokens, sum(len(text.encode()) for text in SHORT))
     assert score.nats == pytest.approx(nats, rel=1e-5)
 
@@ -120,17 +120,17 @@ def test_an_encoder_decoder_is_scored_by_the_spans_of_its_run(
                     nats -= scores[place, id].item()
                     tokens += 1
     assert tokens == sum(map(len, ids_of(tokenizer)))
-    score, _ = evaluate(run, text=short)
+    score = evaluate(run, file=short)
     assert score.tokens == tokens
     assert score.nats == pytest.approx(nats, rel=1e-5)
 
 
 def test_rows_at_a_time_change_no_score(home: Home, runs: dict[str, Path]) -> None:
-    many, _ = evaluate(runs["gpt2"], corpus=home.corpus / "holdout")
-    one, _ = evaluate(runs["gpt2"], corpus=home.corpus / "holdout", rows=1)
+    many = evaluate(runs["gpt2"], corpus=home.corpus / "holdout")
+    one = evaluate(runs["gpt2"], corpus=home.corpus / "holdout", rows=1)
     assert one.tokens == many.tokens
     assert one.nats == pytest.approx(many.nats, rel=1e-5)
-    seen, _ = evaluate(runs["gpt2"], corpus=home.corpus / "holdout", length=8)
+    seen = evaluate(runs["gpt2"], corpus=home.corpus / "holdout", length=8)
     assert seen.tokens == many.tokens
     assert seen.nats != pytest.approx(many.nats, rel=1e-5)
 
@@ -141,8 +141,8 @@ def test_a_text_and_its_corpus_have_one_score(home: Home, runs: dict[str, Path])
     texts = [tokenizer.decode(held_out.document(i)) for i in range(held_out.documents)]
     path = home.folder / "held_out.md"
     path.write_text("\n\n".join(texts), encoding="utf-8")
-    by_text, _ = evaluate(runs["gpt2"], text=path)
-    by_corpus, _ = evaluate(runs["gpt2"], corpus=home.corpus / "holdout")
+    by_text = evaluate(runs["gpt2"], file=path)
+    by_corpus = evaluate(runs["gpt2"], corpus=home.corpus / "holdout")
     assert (by_text.tokens, by_text.bytes) == (by_corpus.tokens, by_corpus.bytes)
     assert by_text.nats == pytest.approx(by_corpus.nats, rel=1e-6)
 

@@ -188,8 +188,8 @@ def test_two_files_are_learned_as_text(tmp_path: Path) -> None:
     (tmp_path / "pairs").mkdir()
     both = [opinions(tmp_path / "one"), files(tmp_path / "pairs", table, pair, 80)]
     run = tune("t5/nano", both, tmp_path / "run", LAST, "train.lr=1e-2", epochs=14,
-               prefixes=["like: ", "both: "],
-               finetune_config={"mixing_temperature": 2.0})  # fmt: skip
+               source_prefix=["like: ", "both: "],
+               mixing_temperature=2.0)  # fmt: skip
     assert dev(run)["1_accuracy"] > 0.95 and dev(run)["2_accuracy"] > 0.95
     for number, labels in enumerate([("bad", "good"), ("no", "yes")]):
         assert load_predictor(run, number=number).task.labels == labels

@@ -21,7 +21,7 @@ def test_one_document_held_out_stops_no_run_of_pairs(
     tokenizer = Corpus.open(home.corpus).tokenizer()
     prepare([single], tokenizer=tokenizer, out=tmp_path / "single")
     monkeypatch.setattr(CorpusShare, "held_out", lambda share: Corpus.open(tmp_path / "single"))
-    with pytest.warns(UserWarning, match="no evaluation on held-out documents.* has one document"):
+    with pytest.warns(UserWarning, match="held-out documents are not evaluated.* has one document"):
         run = pretrain(home.recipe("bert", "train.steps=2", "train.warmup=1"), tmp_path / "run")
     lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     assert len(lines) == 2 and not any("eval_loss" in line for line in lines)

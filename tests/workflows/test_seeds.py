@@ -7,14 +7,11 @@ import pytest
 
 from kinfolk.errors import UserError
 from kinfolk.tasks.dataset import task_dataset
-from kinfolk.training.config import FineTuneConfig
 from kinfolk.workflows.finetune import finetune
 from kinfolk.workflows.finetune_recipe import parse_initial_weights
 from kinfolk.workflows.folders import find_model_folder
 from kinfolk.workflows.seeds import read_scores, run_seeds, summarize_seeds
 from support import tables
-
-ONE = FineTuneConfig(epochs=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +22,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def tune(seed: int, out: Path) -> Path:
         settings = ("train.batch_size=8", "train.device=cpu", f"train.seed={seed}")
         return finetune(
-            parse_initial_weights("bert/nano"), [file], out, finetune_config=ONE, settings=settings
+            parse_initial_weights("bert/nano"), [file], out, epochs=1.0, settings=settings
         )
 
     return run_seeds(2, folder / "run", tune)

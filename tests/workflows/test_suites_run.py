@@ -8,7 +8,6 @@ import pytest
 
 from kinfolk.errors import UserError
 from kinfolk.tasks.dataset import TaskDataset, sample_rows, task_dataset
-from kinfolk.training.config import FineTuneConfig
 from kinfolk.workflows.finetune import finetune
 from kinfolk.workflows.finetune_recipe import parse_initial_weights
 from kinfolk.workflows.seeds import run_seeds
@@ -25,12 +24,11 @@ from support import tables
 
 def tune(files: Sequence[TaskDataset], out: Path, metric: str | None, seed: int = 0) -> Path:
     settings = ("train.batch_size=8", "train.device=cpu", f"train.seed={seed}")
-    finetune_config = FineTuneConfig(epochs=0.5)
     return finetune(
         parse_initial_weights("bert/nano"),
         files,
         out,
-        finetune_config=finetune_config,
+        epochs=0.5,
         settings=settings,
         metric=metric,
     )

@@ -74,8 +74,8 @@ def ends_alike(one: Path, other: Path) -> None:
 @pytest.mark.parametrize("step", [10, 15, 20])  # before a score, at one and after it
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path, step: int) -> None:
     found = opinions(tmp_path, 120, 24)
-    whole = tune("bert/nano", found, tmp_path / "whole", *SMALL, finetune_config=EVERY, epochs=3)
-    parts = stopped(found, tmp_path / "parts", step, *SMALL, finetune_config=EVERY, epochs=3)
+    whole = tune("bert/nano", found, tmp_path / "whole", *SMALL, **EVERY, epochs=3)
+    parts = stopped(found, tmp_path / "parts", step, *SMALL, **EVERY, epochs=3)
     ends_alike(whole, parts)
 
 
@@ -112,7 +112,7 @@ def test_a_run_without_a_checkpoint_starts_again(tmp_path: Path) -> None:
         start = parse_initial_weights(folder, scratch=scratch)
         whole, parts = (tmp_path / f"{name}{scratch}" for name in ("whole", "parts"))
         chosen = ["train.device=cpu", "train.batch_size=8"]
-        finetune(start, [found], whole, finetune_config=FineTuneConfig(epochs=1), settings=chosen)
+        finetune(start, [found], whole, epochs=1, settings=chosen)
         parts.mkdir()
         for name in ("recipe.json", "tokenizer"):
             (parts / name).symlink_to(whole / name)
@@ -151,7 +151,7 @@ def test_a_run_in_which_all_scores_are_nan_keeps_the_newest(
 def test_an_option_that_is_wrong_leaves_no_run_behind(tmp_path: Path) -> None:
     found, out = opinions(tmp_path, 32, 8), tmp_path / "run"
     with pytest.raises(UserError, match=r"adversarial_epsilon=-1\.0: it must be at least 0"):
-        tune("bert/nano", found, out, epochs=1, finetune_config={"adversarial_epsilon": -1.0})
+        tune("bert/nano", found, out, epochs=1, adversarial_epsilon=-1.0)
     assert not out.exists()
     tune("bert/nano", found, out, epochs=1)  # the next try is not refused
 
@@ -198,7 +198,7 @@ def test_it_ends_when_nothing_grows_better_and_keeps_the_best(tmp_path: Path) ->
         tmp_path / "run",
         *settings,
         epochs=9,
-        finetune_config={"early_stopping_patience": 2},
+        early_stopping_patience=2,
     )
     scored = [line for line in read(run) if "eval_loss" in line]
     assert [line["step"] for line in scored] == [4, 8, 12]
@@ -281,7 +281,7 @@ def test_every_habit_changes_what_is_learned(
     found = opinions(tmp_path, 48, 8)
     settings = ("train.batch_size=16", "train.lr=1e-3", "train.eval_every=9999")
     runs = [
-        tune(f"{name}/nano", found, tmp_path / str(n), *settings, epochs=2, finetune_config=h)
+        tune(f"{name}/nano", found, tmp_path / str(n), *settings, epochs=2, **h)
         for n, h in enumerate([{}, habit])
     ]
     plain, other = map(weights, runs)
@@ -323,7 +323,7 @@ def test_rare_classes_weigh_more_where_it_is_wished(tmp_path: Path) -> None:
         task_dataset(file),
         tmp_path / "run",
         epochs=1,
-        finetune_config={"class_weights": "balanced"},
+        class_weights="balanced",
     )
     (way,) = FineTuneRecipe.read(run / "recipe.json").formulations
     assert way.class_weights == pytest.approx((2.0, 2 / 3), abs=1e-5)  # type: ignore[attr-defined]
@@ -333,7 +333,7 @@ def test_rare_classes_weigh_more_where_it_is_wished(tmp_path: Path) -> None:
             task_dataset(file),
             tmp_path / "t5",
             epochs=1,
-            finetune_config={"class_weights": "balanced"},
+            class_weights="balanced",
         )
 
 
@@ -377,12 +377,10 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
     )
     refused("--length must be at least 8 .got 4", "bert/nano", found, out=out, length=4)
     refused("exceeds the model's maximum length", "bert/nano", found, out=out, length=4096)
-    refused("several --train files need --formulation text", "bert/nano", found, found, out=out)
-    refused("--positive-label odd is not a label of", "bert/nano", found, out=out, positive="odd")
-    refused("the metric 'bleu' does not apply", "bert/nano", found, out=out, metric="bleu")
-    refused(
-        "the formulation 'prompt' is not trained", "gpt2/nano", found, out=out, formulation="prompt"
-    )
+    refused("trained on together as text", "bert/nano", found, found, out=out)
+    refused("--positive odd is no class", "bert/nano", found, out=out, positive_label="odd")
+    refused("is not scored by 'bleu'", "bert/nano", found, out=out, metric="bleu")
+    refused("a prompt is not trained", "gpt2/nano", found, out=out, formulation="prompt")
     refused(
         "--pattern does not apply to the formulation 'head'",
         "bert/nano",

@@ -68,7 +68,7 @@ def test_a_layer_thaws_an_epoch_however_often_dev_rows_are_asked(tmp_path: Path)
                 tmp_path / f"run{n}",
                 BATCH,
                 *some,
-                finetune_config={"gradual_unfreezing": True},
+                gradual_unfreezing=True,
             )
         )
         for n, some in enumerate(settings)
@@ -82,7 +82,7 @@ def test_a_recorded_step_cannot_be_changed(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"train\.cuda_graph=yes .* remove one of them"):
             tune(
                 *("bert/nano", opinions(tmp_path, 32, 8), tmp_path / "run", "train.cuda_graph=yes"),
-                finetune_config={name: value},
+                **{name: value},
             )
     assert not (tmp_path / "run").exists()
 

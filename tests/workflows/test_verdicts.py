@@ -10,7 +10,7 @@ from kinfolk.batch import Inputs
 from kinfolk.data.corpus import Corpus
 from kinfolk.hub import load, load_model
 from kinfolk.objectives.evaluation import pair_accuracy, rtd_scores
-from kinfolk.workflows.evaluate import auxiliary_metrics, evaluate
+from kinfolk.workflows.evaluate import evaluate, open_evaluation
 from kinfolk.workflows.pretrain import resume
 from kinfolk.workflows.recipe import Recipe
 from support.killed_runs import at, death
@@ -36,7 +36,7 @@ def test_a_killed_run_of_two_networks_ends_like_one_left_alone(
 
 def test_a_detector_is_scored_on_what_its_generator_replaced(home: Home, electra: Path) -> None:
     held_out = home.corpus / "holdout"
-    said = auxiliary_metrics(electra, corpus=held_out)
+    said = open_evaluation(electra, held_out, None).auxiliary_metrics()
     model, way = load_model(electra / "checkpoints" / "last"), Recipe.read(electra / "recipe.json")
     found = rtd_scores(model, way.objective, Corpus.open(held_out))
     assert said == {
@@ -50,8 +50,8 @@ def test_a_detector_is_scored_on_what_its_generator_replaced(home: Home, electra
 def test_the_likelihood_of_a_text_is_the_generators(home: Home, electra: Path) -> None:
     path = home.folder / "one.txt"
     path.write_text("The cat saw a ball again.", encoding="utf-8")
-    score, kind = evaluate(electra, text=path)
-    assert kind.startswith("pseudo-likelihood")
+    score = evaluate(electra, file=path)
+    assert score.kind.startswith("pseudo-likelihood")
     model: Any
     model, tokenizer = load(electra / "checkpoints" / "last")
     ids = tokenizer.encode("The cat saw a ball again.")
@@ -72,17 +72,21 @@ def test_pairs_are_scored_by_the_share_judged_rightly(member: str, home: Home) -
     run, held_out = home.run(member), home.corpus / "holdout"
     model, way = load_model(run / "checkpoints" / "last"), Recipe.read(run / "recipe.json")
     share = pair_accuracy(model, way.objective, Corpus.open(held_out))
-    assert auxiliary_metrics(run, corpus=held_out) == {"pair_accuracy": share}
+    assert open_evaluation(run, held_out, None).auxiliary_metrics() == {"pair_accuracy": share}
 
 
 def test_a_text_without_pairs_has_no_verdict(home: Home) -> None:
     path = home.folder / "single.txt"
     path.write_text("The cat saw a ball again.", encoding="utf-8")
     assert (
-        auxiliary_metrics(home.run("bert"), text=path) == {}
+        open_evaluation(home.run("bert"), None, path).auxiliary_metrics() == {}
     )  # no other document to take strangers from
-    assert auxiliary_metrics(home.run("albert"), text=path) == {}  # no second sentence
+    assert (
+        open_evaluation(home.run("albert"), None, path).auxiliary_metrics() == {}
+    )  # no second sentence
 
 
 def test_who_learned_tokens_alone_has_no_verdict(home: Home) -> None:
-    assert auxiliary_metrics(home.run("gpt2"), corpus=home.corpus / "holdout") == {}
+    assert (
+        open_evaluation(home.run("gpt2"), home.corpus / "holdout", None).auxiliary_metrics() == {}
+    )

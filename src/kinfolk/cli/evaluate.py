@@ -196,16 +196,16 @@ def likelihood(
         raise UserError(f"no such file: {text}")
     from kinfolk.workflows.evaluate import open_evaluation
 
-    evaluation = open_evaluation(model, corpus, text, length, device)
-    score, kind = evaluation.likelihood()
+    found = open_evaluation(model, corpus, text, length, device)
+    score = found.likelihood()
     return {
         "loss": score.loss,
         "perplexity": score.perplexity,
         "bits_per_byte": score.bits_per_byte,
         "tokens": score.tokens,
         "bytes": score.bytes,
-        "kind": kind,
-        **evaluation.auxiliary_metrics(),
+        "kind": score.kind,
+        **found.auxiliary_metrics(),
     }
 
 

@@ -17,10 +17,10 @@ def export(model: ModelFolder, out: NewFolder) -> None:
     """
     check_model_folder(model)
     check_new_folder(out)
-    from kinfolk.workflows.load import export_folder, load, require_ability
+    from kinfolk.workflows.load import load, require_ability, save
 
-    require_ability(load(model)[0], "export")
-    export_folder(model, out)
+    network, tokenizer = load(model)
+    save(require_ability(network, "export"), tokenizer, out)
     print(f'exported to {out}; load with AutoModel.from_pretrained("{out}")')
 
 
@@ -34,7 +34,7 @@ def import_(
     """Read a Hugging Face folder, check every weight, and write it as kinfolk does."""
     check_model_folder(folder)
     check_new_folder(out)
-    from kinfolk.workflows.load import export_folder
+    from kinfolk.workflows.load import load, save
 
-    export_folder(folder, out)
+    save(*load(folder), out)
     print(f'imported to {out}; load with kinfolk.load("{out}")')

@@ -17,10 +17,10 @@ from kinfolk.cli.options import (
     check_overrides,
     check_resume,
     field_options,
-    settings,
 )
 from kinfolk.cli.predict import NullThreshold
 from kinfolk.cli.tables import numbers, print_table, table
+from kinfolk.config import as_settings
 from kinfolk.errors import UserError
 from kinfolk.training.config import FineTuneConfig, TrainConfig
 from kinfolk.workflows.folders import check_model_folder, check_new_folder
@@ -209,14 +209,14 @@ def finetune(
                 folder,
                 formulation=formulation,
                 length=length,
-                finetune_config=FineTuneConfig(**finetuning),
-                settings=[*settings("train", training), *drawn, *(overrides or [])],
+                settings=[*as_settings(training, "train."), *drawn, *(overrides or [])],
                 teacher="" if teacher is None else str(teacher.resolve()),
                 metric=metric,
-                positive=positive_label,
-                prefixes=source_prefix or (),
+                positive_label=positive_label,
+                source_prefix=source_prefix or (),
                 options=options,
                 callbacks=[progress],
+                **finetuning,
             )
 
     def train_all(datasets: Sequence["TaskDataset"], folder: Path, metric: str | None) -> Path:

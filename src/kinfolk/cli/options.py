@@ -25,6 +25,7 @@ from typer.core import TyperCommand
 
 from kinfolk.config import (
     FieldInfo,
+    as_text,
     describe,
     did_you_mean,
     parse_field,
@@ -285,16 +286,6 @@ def parsed(cls: type[Any], field: FieldInfo, value: Any) -> Any:
         return parse_field(cls, field.name, value, option_name(field.name))
     except UserError as error:
         raise UsageError(str(error)) from None
-
-
-def settings(path: str, given: Mapping[str, Any]) -> list[str]:
-    """Return given fields as overrides of a recipe: `train.lr=0.001`."""
-    return [f"{path}.{name}={as_text(value)}" for name, value in given.items()]
-
-
-def as_text(value: Any) -> str:
-    """Return a value as it is typed: `0.9,0.98`."""
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def shown_default(value: Any) -> str:

@@ -15,10 +15,10 @@ from kinfolk.cli.options import (
     check_overrides,
     check_resume,
     field_options,
-    settings,
 )
 from kinfolk.cli.progress import duration
 from kinfolk.cli.tables import print_table, table
+from kinfolk.config import as_settings
 from kinfolk.errors import UserError
 from kinfolk.training.config import TrainConfig
 from kinfolk.workflows.folders import check_new_folder
@@ -136,9 +136,9 @@ def pretrain(
         share.open()
     check_new_folder(out)
     check_overrides(overrides or [], {"train": TrainConfig}, KEYS)
-    changes = [*settings("train", train), *(overrides or [])]
+    changes = [*as_settings(train, "train."), *(overrides or [])]
     from kinfolk.workflows import translate
-    from kinfolk.workflows.recipe import make_recipe
+    from kinfolk.workflows.recipe import recipe as make_recipe
 
     chosen: Recipe
     if recipe is not None:

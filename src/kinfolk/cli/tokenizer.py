@@ -72,12 +72,16 @@ def train(
 ) -> None:
     """Train a tokenizer with the special tokens of every family: all models can share it."""
     check_new_folder(out)
-    from kinfolk.data.documents import parts
-    from kinfolk.text.train import train_tokenizer
+    from kinfolk.data.prepare import train_tokenizer
 
-    texts = parts(files, field=field, column=column)
     tokenizer = train_tokenizer(
-        texts, kind=kind, vocab_size=vocab_size, lowercase=lowercase, segmenter=segmenter
+        files,
+        kind=kind,
+        vocab_size=vocab_size,
+        lowercase=lowercase,
+        segmenter=segmenter,
+        field=field,
+        column=column,
     )
     tokenizer.save(out)
     if json:

@@ -295,7 +295,7 @@ class DedupFilter(Iterator[Document]):
 
     def __init__(self, documents: Iterable[Document], mode: str) -> None:
         if mode not in DEDUP_MODES:
-            raise UserError(f"--dedup {mode}: choose exact or near")
+            raise UserError(f"dedup {mode}: choose exact or near")
         self.num_kept = self.num_exact = self.num_near = 0
         self._documents = iter(documents)
         self._exact = ExactDeduplicator()

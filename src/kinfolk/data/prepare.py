@@ -1,4 +1,4 @@
-"""Tokenise text into a corpus: read, filter, hold out, encode, write; resumable."""
+"""Tokenize text into a corpus: read, filter, hold out, encode, write; resumable."""
 
 import errno
 import json
@@ -10,6 +10,7 @@ from functools import partial
 from hashlib import blake2b
 from itertools import accumulate
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -23,13 +24,13 @@ from kinfolk.data.corpus import (
     dtype_code,
 )
 from kinfolk.data.dedup import DecontaminationFilter, DedupFilter
-from kinfolk.data.documents import Document, DocumentUnit, ReadOptions, read_files
+from kinfolk.data.documents import Document, DocumentUnit, ReadOptions, parts, read_files
 from kinfolk.data.encode import Chunk, DocumentEncoder, default_num_workers, encode_in_parallel
 from kinfolk.data.files import file_sizes
 from kinfolk.errors import UserError
 from kinfolk.files import lock_file, new_file
 from kinfolk.rng import text_uniform
-from kinfolk.text import Tokenizer
+from kinfolk.text import Tokenizer, train
 from kinfolk.text.segment import word_segmenter
 
 # Bytes of text per byte of file, for prose.
@@ -217,45 +218,86 @@ Progress = Callable[[int, int | None], None]
 Filter = DedupFilter | DecontaminationFilter
 
 
-def prepare(
-    paths: Sequence[Path],
+Files: TypeAlias = Path | str | Sequence[Path | str]  # files, folders or names of datasets
+
+
+def as_paths(files: Files) -> list[Path]:
+    """Return what a user gives as a list of paths."""
+    paths = [files] if isinstance(files, Path | str) else files
+    for path in paths:
+        if not isinstance(path, Path | str):
+            raise UserError(
+                f"files holds a value of type {type(path).__name__}: give paths of files or folders"
+            )
+    return [Path(path) for path in paths]
+
+
+def train_tokenizer(
+    files: Files,
     *,
-    tokenizer: Tokenizer,
-    out: Path,
+    kind: str = "bpe",
+    vocab_size: int = 8192,
+    lowercase: bool = False,
+    segmenter: str = "spaces",
+    field: str | None = None,
+    column: str | int | None = None,
+) -> Tokenizer:
+    """Train a tokenizer on text files, with the special tokens of every family.
+
+    The kinds are bpe (byte-level), word-bpe, wordpiece, unigram, word, char and byte. `field` of
+    JSON lines or `column` of tables holds the text.
+    """
+    texts = parts(as_paths(files), field=field, column=column)
+    return train.train_tokenizer(
+        texts, kind=kind, vocab_size=vocab_size, lowercase=lowercase, segmenter=segmenter
+    )
+
+
+def prepare(
+    files: Files,
+    tokenizer: Tokenizer | Path | str,
+    out: Path | str,
+    *,
     workers: int | None = 1,
-    per: DocumentUnit = "block",
+    document: DocumentUnit = "block",
     field: str | None = None,
     column: str | int | None = None,
     holdout: float = 0.0,
-    words: str | None = None,
+    word_boundaries: str | None = None,
     dedup: str | None = None,
     decontaminate: Sequence[Path] = (),
     progress: Progress = lambda read, whole: None,
     say: Say = lambda sentence: None,
 ) -> Corpus:
-    """Tokenise text into a corpus at `out`, and return it.
+    """Tokenize text files into a corpus at `out`, and return it.
 
-    A share `holdout` of the documents, chosen by their text, goes to a second corpus at
-    `out/holdout`. `words` names the segmenter that finds the beginnings of words. Duplicates
-    (`dedup`) and documents that share n-grams with evaluation files (`decontaminate`) are left out.
-    `workers` of None are as many as pay for this text. `progress` gets the bytes of files read so
-    far, and those of all files; `say` gets sentences for the user.
+    `prepare("notes/", tokenizer, "corpus", holdout=0.01)`. A document is a block between blank
+    lines or, with `document="file"`, a whole file. A share `holdout` of the documents, chosen by
+    their text, goes to a second corpus at `out/holdout`. `word_boundaries` ("spaces" or "jieba")
+    are stored for whole-word masking. Duplicates (`dedup`: "exact" or "near") and documents that
+    share n-grams with evaluation files (`decontaminate`) are left out. `workers` of None are as
+    many as pay for this text. `progress` gets the bytes of files read so far, and those of all
+    files; `say` gets messages for the user.
 
-    A run that was killed resumes when it is called again with the same text and options.
+    An interrupted call resumes when it is repeated with the same text and options.
     """
     if not 0 <= holdout < 1:
-        raise UserError(f"--holdout {holdout}: must be at least 0 and less than 1")
-    if words is not None:
-        word_segmenter(words)
+        raise UserError(f"holdout {holdout}: it must be at least 0 and less than 1")
+    if word_boundaries is not None:
+        word_segmenter(word_boundaries)
     if workers is not None and workers < 1:
-        raise UserError(f"--workers {workers}: must be at least 1")
-    out = Path(out)
+        raise UserError(f"workers {workers}: it must be at least 1")
+    if not isinstance(tokenizer, Tokenizer):
+        tokenizer = Tokenizer.load(tokenizer)
+    paths, out = as_paths(files), Path(out)
     _vacant(out)
-    options, named = ReadOptions(per, field, column), frozenset(map(Path, paths))
+    options, named = ReadOptions(document, field, column), frozenset(paths)
     evaluation = file_sizes(decontaminate, any_suffix=True) if decontaminate else {}
-    files = file_sizes(paths)
-    work = PrepareConfig(files, named, options, tokenizer, holdout, words, dedup, evaluation)
-    workers = workers or default_num_workers(estimate_text_bytes(files))
+    sizes = file_sizes(paths)
+    work = PrepareConfig(
+        sizes, named, options, tokenizer, holdout, word_boundaries, dedup, evaluation
+    )
+    workers = workers or default_num_workers(estimate_text_bytes(sizes))
     fingerprint = work.fingerprint()
     if fingerprint is None:
         say("this input can be read only once: a run that is killed cannot be resumed")
@@ -264,7 +306,7 @@ def prepare(
         disk_full_as_user_error(out),
     ):
         if not part.complete:
-            _write(work, part, workers, _progress_reporter(files, progress), say)
+            _write(work, part, workers, _progress_reporter(sizes, progress), say)
     return Corpus.open(out)
 
 

@@ -1,6 +1,8 @@
 """The registry of families: names without importing torch, and one file imported for one family."""
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from kinfolk.config import did_you_mean
@@ -15,21 +17,21 @@ _loaded: dict[str, "Family"] = {}
 
 
 def register(family: "Family") -> "Family":
-    """Add a family, as one from outside the package must be before its name is used."""
+    """Add a family from outside the package, so that its name can be used."""
     known = _loaded.get(family.name)
     if known is not family and (known is not None or family.name in read_index()):
-        raise ValueError(f"there is a family {family.name!r} already: choose another name")
+        raise ValueError(f"family {family.name!r} already exists: choose another name")
     _loaded[family.name] = family
     return family
 
 
 def index() -> dict[str, IndexEntry]:
-    """Return a summary of every family, baselines and registered ones too; imports none of them."""
+    """Return the index entry of every family, baselines included; imports no family."""
     return read_index() | {name: family.entry for name, family in _loaded.items()}
 
 
 def family(name: str) -> "Family":
-    """Return a family by its name; imports its file and no other."""
+    """Return a family by its name; imports only its module."""
     if name not in _loaded:
         if name not in read_index():
             raise UserError(f"unknown family {name!r}: {did_you_mean(name, [*index()])}")
@@ -48,7 +50,7 @@ def family_of(network: "LanguageModel | ModelConfig") -> "Family":
 
 
 def check_name(name: str) -> None:
-    """Refuse an argument FAMILY/SIZE, where a folder may stand too, that is neither."""
+    """Check an argument FAMILY/SIZE that is not a folder."""
     known, (family_name, _, size) = index(), name.partition("/")
     if family_name not in known:
         close = did_you_mean(family_name, [*known])
@@ -56,3 +58,13 @@ def check_name(name: str) -> None:
     if size and size not in known[family_name].sizes:
         sizes = known[family_name].sizes
         raise UserError(f"{family_name} has no size {size!r}: {did_you_mean(size, sizes)}")
+
+
+class _Callable(ModuleType):
+    """The package as the function of its name in the Python interface: `kinfolk.families()`."""
+
+    def __call__(self) -> dict[str, "Family"]:
+        return families()
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -3,14 +3,13 @@
 import pkgutil
 from importlib import import_module
 
-import kinfolk.families
 from kinfolk.families.base import Family
 from kinfolk.families.entries import INDEX_FILE, index_text
 
 
 def package_families() -> list[Family]:
     """Import every family file of the package."""
-    files = [module.name for module in pkgutil.iter_modules(kinfolk.families.__path__)]
+    files = [module.name for module in pkgutil.iter_modules([str(INDEX_FILE.parent)])]
     modules = [import_module(f"kinfolk.families.{name}") for name in files if name != "__main__"]
     return [vars(module)["FAMILY"] for module in modules if "FAMILY" in vars(module)]
 

@@ -21,7 +21,7 @@ from kinfolk.families.sizes import standard_sizes
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.embeddings import MaskedLMHead
 from kinfolk.nn.init import init_weights_, mimetic_init_
-from kinfolk.nn.language_model import LanguageModel, ModelConfig, Pooling, SharedLayers
+from kinfolk.nn.language_model import LanguageModel, ModelConfig, Pooling, SharedLayers, model_field
 from kinfolk.nn.layers import FeedForward, PostNorm
 from kinfolk.objectives.mlm import MLM
 from kinfolk.objectives.sop import SOP
@@ -35,9 +35,9 @@ Shared = Literal["all", "attention", "feed", "none"]
 class AlbertConfig(ModelConfig):
     """The published base model of version 2 by default."""
 
-    vocab_size: int = field(default=30000, ge=1, help="number of token ids")
-    embedding_size: int = field(default=128, ge=1, help="size of the token embeddings")
-    hidden_size: int = field(default=768, ge=1, help="size of the hidden states")
+    vocab_size: int = model_field("vocab_size", 30000)
+    embedding_size: int = model_field("embedding_size", 128)
+    hidden_size: int = model_field("hidden_size", 768)
     num_layers: int = field(
         default=12, ge=1, help="number of times that a group of layers is applied"
     )
@@ -50,33 +50,23 @@ class AlbertConfig(ModelConfig):
     inner_group_num: int = field(
         default=1, ge=1, help="number of layers in a group, each with weights of its own"
     )
-    num_heads: int = field(default=12, ge=1, help="number of attention heads")
-    intermediate_size: int | None = field(
-        default=None,
-        ge=1,
-        help="size of the feed-forward layer; None is four times the hidden size",
-    )
-    max_length: int = field(default=512, ge=1, help="longest sequence, in tokens")
-    type_vocab_size: int = field(default=2, ge=1, help="number of token types")
-    activation: str = field(
-        default="gelu_new", help="activation function of the feed-forward layer"
-    )
+    num_heads: int = model_field("num_heads", 12)
+    intermediate_size: int | None = model_field("intermediate_size", None)
+    max_length: int = model_field("max_length", 512)
+    type_vocab_size: int = model_field("type_vocab_size", 2)
+    activation: str = model_field("activation", "gelu_new")
     # Version 2 was trained without dropout.
-    dropout: float = field(default=0.0, ge=0, lt=1, help="dropout rate of embeddings and sublayers")
-    attention_dropout: float = field(
-        default=0.0, ge=0, lt=1, help="dropout rate of attention probabilities"
-    )
-    layer_norm_eps: float = field(default=1e-12, gt=0, help="epsilon of the layer norms")
-    init_std: float = field(default=0.02, ge=0, help="standard deviation of initial weights")
-    mimetic_init: bool = field(
-        default=False, help="mimetic initialisation: attention starts on neighbouring tokens"
-    )
+    dropout: float = model_field("dropout", 0.0)
+    attention_dropout: float = model_field("attention_dropout", 0.0)
+    layer_norm_eps: float = model_field("layer_norm_eps", 1e-12)
+    init_std: float = model_field("init_std", 0.02)
+    mimetic_init: bool = model_field("mimetic_init", False)
 
     def __post_init__(self) -> None:
         if self.num_hidden_groups > self.num_layers:
             raise UserError(
                 f"model.num_hidden_groups={self.num_hidden_groups} is more than "
-                f"model.num_layers={self.num_layers}: some groups would never be run; use fewer"
+                f"model.num_layers={self.num_layers}: lower model.num_hidden_groups"
             )
 
     @classmethod
@@ -87,11 +77,11 @@ class AlbertConfig(ModelConfig):
     def layer_modules(self) -> list[tuple[int, int]]:
         """Return the indices of the attention and the feed-forward module of each layer."""
         modules = []
-        for run in range(self.num_layers):
+        for step in range(self.num_layers):
             # As in the released code, with its rounding.
-            group = int(run / (self.num_layers / self.num_hidden_groups))
+            group = int(step / (self.num_layers / self.num_hidden_groups))
             for layer in range(self.inner_group_num):
-                own = run * self.inner_group_num + layer
+                own = step * self.inner_group_num + layer
                 shared = group * self.inner_group_num + layer
                 attention = shared if self.sharing in ("all", "attention") else own
                 modules.append((attention, shared if self.sharing in ("all", "feed") else own))
@@ -154,7 +144,7 @@ class Albert(BertEmbeddings):
         return torch.tanh(self.pooler(hidden))
 
     def seq_relationship_logits(self, hidden: Tensor) -> Tensor:
-        """Return two logits a pair: the texts are in order, or swapped."""
+        """Return two logits per pair: the texts are in order, or swapped."""
         return self.seq_relationship(self.pool(hidden))
 
 
@@ -187,17 +177,17 @@ def parameters(c: AlbertConfig) -> ParameterMap:
 def _layer_rules(c: AlbertConfig) -> tuple[list[ParameterRule], dict[str, str]]:
     """Map each sublayer once, and return its other names.
 
-    transformers shares whole layers, in groups. Where we share one sublayer only, each run through
-    a group becomes a group of its own there, and the shared sublayer is written into every one.
+    transformers shares complete layers, in groups. If only one sublayer is shared, each application
+    of a group is saved as a separate group, with a copy of the shared sublayer.
     """
     rules: dict[str, ParameterRule] = {}
     duplicates: dict[str, str] = {}
     for number, (attention, feed_forward) in enumerate(c.layer_modules()):
-        # Layers that are shared as a whole are numbered by group, others by run.
+        # Layers that share all weights are numbered by group, others by application.
         group, layer = divmod(attention if c.sharing == "all" else number, c.inner_group_num)
-        theirs = f"albert.encoder.albert_layer_groups.{group}.albert_layers.{layer}"
-        ours = f"layers.attentions.{attention}", f"layers.feed_forwards.{feed_forward}"
-        for rule in _sublayer_rules(*ours, theirs):
+        hf_name = f"albert.encoder.albert_layer_groups.{group}.albert_layers.{layer}"
+        names = f"layers.attentions.{attention}", f"layers.feed_forwards.{feed_forward}"
+        for rule in _sublayer_rules(*names, hf_name):
             first = rules.setdefault(rule.name, rule)
             pairs = zip(rule.hf_names, first.hf_names, strict=True)
             duplicates |= {name: of for name, of in pairs if name != of}
@@ -239,8 +229,8 @@ PUBLISHED = {
     "albert-xxlarge-v2": AlbertConfig(hidden_size=4096, num_layers=12, num_heads=64),
 }
 # Section 4.1 (steps, batch, rate), and the released code (warmup, weight decay).
-# Deviation: LAMB, which they use, is AdamW with each tensor's step scaled by the tensor's norm. Of
-# the optimizers here `adamw_rms` is the one that scales so; the rate is theirs.
+# Deviation: the paper uses LAMB, which is AdamW with the step of each tensor scaled by its norm. Of
+# the optimizers here, `adamw_rms` scales in this way.
 PAPER_TRAINING = TrainConfig(
     steps=125_000,
     batch_size=4096,
@@ -284,7 +274,7 @@ FAMILY = Family(
             "embedding_size": "embedding_size",
             "num_hidden_groups": "num_hidden_groups",
             "inner_group_num": "inner_group_num",
-            "sharing": "sharing",  # ours alone: transformers keeps fields that it does not know
+            "sharing": "sharing",  # only ours: transformers keeps unknown fields
         },
         parameters=parameters,
         intermediate_size="intermediate_size",

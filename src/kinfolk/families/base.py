@@ -51,22 +51,22 @@ class HuggingFace:
     model_type: str
     architecture: str  # the class of the pretrained network
     config: type[ModelConfig]
-    fields: Mapping[str, str]  # our config field: theirs; read in both directions
+    fields: Mapping[str, str]  # field of our config to field of config.json
     parameters: Callable[[Any], ParameterMap]
-    # Their field of the feed-forward size, always written out; None where `fields` has it.
+    # Field of config.json with the feed-forward size, never null; None if it is in `fields`.
     intermediate_size: str | None = None
-    # Their special token: ours, as in {"bos": "cls"} for bos_token_id.
+    # Special token of config.json to our role: {"bos": "cls"} for bos_token_id.
     token_ids: Mapping[str, str] = field(default_factory=dict)
     required: Mapping[str, Any] = field(default_factory=dict)  # fields with one supported value
-    # What transformers takes for a field that config.json lacks, where our default is another.
+    # Defaults of transformers that differ from ours.
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    # Fields that are no copies: theirs from a config and the special tokens, ours from config.json.
+    # Fields that are not copies, in both directions.
     to_extra: Callable[[Any, SpecialTokens | None], dict[str, Any]] = no_fields
     from_extra: Callable[[Mapping[str, Any]], dict[str, Any]] = no_fields
     heads: Mapping[str, HFHead] = field(default_factory=dict)  # by the name of our task head
-    head_dropout: str = "classifier_dropout"  # their field of the dropout before the last layer
-    # Networks in a folder of their own (ELECTRA): its name, and its config.json from a config and
-    # the config.json of the family. Their parameters are named `folder/name`.
+    head_dropout: str = "classifier_dropout"  # field of the dropout before the last layer
+    # Networks in subfolders (ELECTRA): the name of the subfolder to a function that makes its
+    # config.json from a config and the config.json of the family. Parameters are `folder/name`.
     subfolders: Mapping[str, Callable[[Any, dict[str, Any]], dict[str, Any]]] = field(
         default_factory=dict
     )
@@ -120,7 +120,7 @@ class Family:
     year: int
     model: type[LanguageModel]
     sizes: Mapping[str, ModelConfig]  # the standard sizes, then the published ones
-    # Pretraining objectives, its own first; a baseline that is never pretrained has none.
+    # Pretraining objectives, the default first; none for a baseline.
     objectives: Mapping[str, type[Any]] = field(default_factory=dict)
     training: TrainConfig = field(default_factory=TrainConfig)  # of the standard sizes
     paper_training: Mapping[str, TrainConfig] = field(default_factory=dict)  # by published size
@@ -143,7 +143,7 @@ class Family:
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        """What its networks can be used for, besides fine-tuning."""
+        """The uses of its networks besides fine-tuning."""
         able = {
             "pretrain": bool(self.objectives),
             "generate": self.model.decoding is not None,
@@ -154,12 +154,12 @@ class Family:
 
     @property
     def formulations(self) -> tuple[str, ...]:
-        """How it solves tasks, by the names of formulations, its default first."""
+        """The names of its task formulations, the default first."""
         return FORMULATIONS.get(self.model.decoding or "", ("head",))
 
     @property
     def layout(self) -> str | None:
-        """How a prompt and its answer are laid out; None where it cannot generate answers."""
+        """The layout of a prompt and its answer; None if it cannot generate."""
         return LAYOUTS.get(self.model.decoding or "")
 
     @property
@@ -183,16 +183,16 @@ class Family:
         )
 
     def objective(self, name: str | None = None) -> type[Any]:
-        """Return an objective by its name; its own where none is given."""
+        """Return an objective by its name; by default the first."""
         if not self.objectives:
             raise UserError(
-                f"{self.name} is a baseline that is never pretrained: choose a family that "
+                f"{self.name} is a baseline without a pretraining objective: choose a family that "
                 "`kinfolk members` lists"
             )
         name = name or next(iter(self.objectives))
         if name not in self.objectives:
             raise UserError(
-                f"{self.name} has no objective {name!r}: there are {', '.join(self.objectives)}"
+                f"{self.name} has no objective {name!r} (supported: {', '.join(self.objectives)})"
             )
         return self.objectives[name]
 

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.batch import Inputs, Output
-from kinfolk.config import config, field
+from kinfolk.config import config
 from kinfolk.families.base import Family, HuggingFace, hf_heads
 from kinfolk.families.mapping import ParameterMap, ParameterRule, module, per_layer
 from kinfolk.families.sizes import standard_sizes
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.embeddings import LinearLogits, MaskedLMHead, TokenEmbedding
 from kinfolk.nn.init import init_weights_, mimetic_init_
-from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling, model_field
 from kinfolk.nn.layers import FeedForward, PostNorm, TransformerLayer
 from kinfolk.objectives.mlm import MLM
 from kinfolk.objectives.nsp import NSP
@@ -31,27 +31,19 @@ EMBEDDING_STD = 0.02  # of initial embeddings, as in the released code
 class BertConfig(ModelConfig):
     """The published base model by default."""
 
-    vocab_size: int = field(default=30522, ge=1, help="number of token ids")
-    hidden_size: int = field(default=768, ge=1, help="size of the hidden states")
-    num_layers: int = field(default=12, ge=1, help="number of layers")
-    num_heads: int = field(default=12, ge=1, help="number of attention heads")
-    intermediate_size: int | None = field(
-        default=None,
-        ge=1,
-        help="size of the feed-forward layer; None is four times the hidden size",
-    )
-    max_length: int = field(default=512, ge=1, help="longest sequence, in tokens")
-    type_vocab_size: int = field(default=2, ge=1, help="number of token types")
-    activation: str = field(default="gelu", help="activation function of the feed-forward layer")
-    dropout: float = field(default=0.1, ge=0, lt=1, help="dropout rate of embeddings and sublayers")
-    attention_dropout: float = field(
-        default=0.1, ge=0, lt=1, help="dropout rate of attention probabilities"
-    )
-    layer_norm_eps: float = field(default=1e-12, gt=0, help="epsilon of the layer norms")
-    init_std: float = field(default=0.02, ge=0, help="standard deviation of initial weights")
-    mimetic_init: bool = field(
-        default=False, help="mimetic initialisation: attention starts on neighbouring tokens"
-    )
+    vocab_size: int = model_field("vocab_size", 30522)
+    hidden_size: int = model_field("hidden_size", 768)
+    num_layers: int = model_field("num_layers", 12)
+    num_heads: int = model_field("num_heads", 12)
+    intermediate_size: int | None = model_field("intermediate_size", None)
+    max_length: int = model_field("max_length", 512)
+    type_vocab_size: int = model_field("type_vocab_size", 2)
+    activation: str = model_field("activation", "gelu")
+    dropout: float = model_field("dropout", 0.1)
+    attention_dropout: float = model_field("attention_dropout", 0.1)
+    layer_norm_eps: float = model_field("layer_norm_eps", 1e-12)
+    init_std: float = model_field("init_std", 0.02)
+    mimetic_init: bool = model_field("mimetic_init", False)
 
     @classmethod
     def network(cls) -> type[LanguageModel]:
@@ -135,7 +127,7 @@ class Bert(BertEmbeddings):
         return torch.tanh(self.pooler(hidden))
 
     def seq_relationship_logits(self, hidden: Tensor) -> Tensor:
-        """Return two logits a pair: the second text follows the first, or is random."""
+        """Return two logits per pair: the second text follows the first, or is random."""
         return self.seq_relationship(self.dropout(self.pool(hidden)))
 
 
@@ -206,7 +198,7 @@ FIELDS = {
     "attention_dropout": "attention_probs_dropout_prob",
     "layer_norm_eps": "layer_norm_eps",
     "init_std": "initializer_range",
-    "mimetic_init": "near_start",  # ours alone: transformers keeps fields that it does not know
+    "mimetic_init": "near_start",  # only ours: transformers keeps unknown fields
 }
 REQUIRED = {
     "position_embedding_type": "absolute",
@@ -239,8 +231,8 @@ FAMILY = Family(
     paper="Devlin et al. 2018",
     year=2018,
     model=Bert,
-    # Deviation: the standard sizes train without dropout, as fits one pass over a text. They start
-    # with larger matrices and attention to neighbouring tokens: a small BERT learns much sooner.
+    # Deviation: the standard sizes train without dropout, as they see each text about once. Larger
+    # initial matrices and attention to neighbouring tokens make small models learn much sooner.
     sizes=standard_sizes(
         BertConfig,
         lambda size: {"init_std": size.hidden_size**-0.5},

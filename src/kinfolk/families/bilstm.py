@@ -19,14 +19,14 @@ from kinfolk.families.base import Family
 from kinfolk.families.sizes import STANDARD_SIZES
 from kinfolk.nn.embeddings import TokenEmbedding
 from kinfolk.nn.init import init_weights_
-from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling, model_field
 
 
 @config("bilstm")
 class BiLSTMConfig(ModelConfig):
     """Two layers by default; texts may be of any length."""
 
-    vocab_size: int = field(default=30522, ge=1, help="number of token ids")
+    vocab_size: int = model_field("vocab_size", 30522)
     hidden_size: int = field(
         default=256, ge=2, help="size of the hidden states, half of it for each direction"
     )
@@ -36,7 +36,7 @@ class BiLSTMConfig(ModelConfig):
     def __post_init__(self) -> None:
         if self.hidden_size % 2:
             raise UserError(
-                f"model.hidden_size={self.hidden_size} is odd: two directions share it; use an even"
+                f"model.hidden_size={self.hidden_size} must be even: each direction has half of it"
             )
 
     @classmethod

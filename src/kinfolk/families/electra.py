@@ -30,7 +30,7 @@ from kinfolk.families.mapping import ParameterMap, ParameterRule, module, requir
 from kinfolk.families.sizes import standard_sizes
 from kinfolk.nn.embeddings import MaskedLMHead
 from kinfolk.nn.init import init_weights_, mimetic_init_
-from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling, model_field
 from kinfolk.nn.layers import get_activation
 from kinfolk.objectives.rtd import RTD
 from kinfolk.training.config import TrainConfig
@@ -40,43 +40,32 @@ from kinfolk.training.config import TrainConfig
 class ElectraConfig(ModelConfig):
     """The published small model by default; the sizes are the discriminator's."""
 
-    vocab_size: int = field(default=30522, ge=1, help="number of token ids")
-    embedding_size: int = field(default=128, ge=1, help="size of the token embeddings")
+    vocab_size: int = model_field("vocab_size", 30522)
+    embedding_size: int = model_field("embedding_size", 128)
     hidden_size: int = field(default=256, ge=1, help="size of the discriminator's hidden states")
-    num_layers: int = field(default=12, ge=1, help="number of layers")
-    num_heads: int = field(default=4, ge=1, help="number of attention heads")
-    intermediate_size: int | None = field(
-        default=None,
-        ge=1,
-        help="size of the feed-forward layer; None is four times the hidden size",
-    )
+    num_layers: int = model_field("num_layers", 12)
+    num_heads: int = model_field("num_heads", 4)
+    intermediate_size: int | None = model_field("intermediate_size", None)
     generator_size: float = field(
         default=0.25, gt=0, help="size of the generator as a fraction of the discriminator's"
     )
-    max_length: int = field(default=512, ge=1, help="longest sequence, in tokens")
-    type_vocab_size: int = field(default=2, ge=1, help="number of token types")
-    activation: str = field(default="gelu", help="activation function of the feed-forward layer")
-    dropout: float = field(default=0.1, ge=0, lt=1, help="dropout rate of embeddings and sublayers")
-    attention_dropout: float = field(
-        default=0.1, ge=0, lt=1, help="dropout rate of attention probabilities"
-    )
-    layer_norm_eps: float = field(default=1e-12, gt=0, help="epsilon of the layer norms")
-    init_std: float = field(default=0.02, ge=0, help="standard deviation of initial weights")
-    mimetic_init: bool = field(
-        default=False, help="mimetic initialisation: attention starts on neighbouring tokens"
-    )
+    max_length: int = model_field("max_length", 512)
+    type_vocab_size: int = model_field("type_vocab_size", 2)
+    activation: str = model_field("activation", "gelu")
+    dropout: float = model_field("dropout", 0.1)
+    attention_dropout: float = model_field("attention_dropout", 0.1)
+    layer_norm_eps: float = model_field("layer_norm_eps", 1e-12)
+    init_std: float = model_field("init_std", 0.02)
+    mimetic_init: bool = model_field("mimetic_init", False)
 
     def __post_init__(self) -> None:
-        width, heads = (
-            round(self.generator_size * self.hidden_size),
-            round(self.generator_size * self.num_heads),
-        )
-        heads = max(1, heads)
-        if width < 1 or width % heads:
+        hidden_size = round(self.generator_size * self.hidden_size)
+        num_heads = max(1, round(self.generator_size * self.num_heads))
+        if hidden_size < 1 or hidden_size % num_heads:
             raise UserError(
-                f"model.generator_size={self.generator_size} makes a generator of hidden size "
-                f"{width} with "
-                f"{heads} heads, which do not divide it: use another fraction, like 0.25 or 0.5"
+                f"model.generator_size={self.generator_size} gives a generator of hidden size "
+                f"{hidden_size} with {num_heads} heads, which do not divide it: use another "
+                "fraction, such as 0.25 or 0.5"
             )
 
     @classmethod
@@ -84,13 +73,13 @@ class ElectraConfig(ModelConfig):
         """Return the class of the network."""
         return Electra
 
-    def encoder_config(self, share: float = 1.0) -> BertConfig:
+    def encoder_config(self, scale: float = 1.0) -> BertConfig:
         """Return the sizes of a stack of layers: the discriminator's, or a fraction of it."""
         return BertConfig(
-            hidden_size=round(share * self.hidden_size),
+            hidden_size=round(scale * self.hidden_size),
             num_layers=self.num_layers,
-            num_heads=max(1, round(share * self.num_heads)),
-            intermediate_size=round(share * (self.intermediate_size or 4 * self.hidden_size)),
+            num_heads=max(1, round(scale * self.num_heads)),
+            intermediate_size=round(scale * (self.intermediate_size or 4 * self.hidden_size)),
             activation=self.activation,
             dropout=self.dropout,
             attention_dropout=self.attention_dropout,
@@ -118,7 +107,7 @@ class Encoder(nn.Module):
 
 
 class DiscriminatorHead(nn.Module):
-    """One logit a token, above zero where it was replaced."""
+    """One logit per token, above zero for replaced tokens."""
 
     def __init__(self, c: ElectraConfig) -> None:
         super().__init__()
@@ -159,15 +148,15 @@ class Electra(BertEmbeddings):
         return Output(self.generator(self.embed(inputs), self.attention_fn(inputs)))
 
     def discriminator_logits(self, hidden: Tensor) -> Tensor:
-        """Return a logit a token, above zero where it was replaced: (batch, length)."""
+        """Return one logit per token, above zero for replaced tokens: (batch, length)."""
         return self.discriminator_head(hidden)
 
 
 def parameters(c: ElectraConfig) -> ParameterMap:
     """Map the parameters to those of transformers, which has a class for each network.
 
-    The generator is in a subfolder. Both folders hold the shared embeddings, so that each opens by
-    itself.
+    The generator is in a subfolder. Both folders have the shared embeddings, so that each can be
+    loaded alone.
     """
     embeddings = "electra.embeddings"
     shared = embedding_rules(embeddings, c.vocab_size)
@@ -215,19 +204,19 @@ def generator_config(c: ElectraConfig, data: dict[str, Any]) -> dict[str, Any]:
 
 
 def from_extra(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the size of the generator by the config.json of its subfolder, where there is one."""
+    """Return the size of the generator from the config.json of its subfolder, if there is one."""
     small = data.get("generator")
     if small is None or "generator_share" in data:
         return {}
-    share = small.get("hidden_size", 256) / data["hidden_size"]
+    scale = small.get("hidden_size", 256) / data["hidden_size"]
     require(
         small,
         num_hidden_layers=data["num_hidden_layers"],
-        num_attention_heads=max(1, round(share * data["num_attention_heads"])),
-        intermediate_size=round(share * data["intermediate_size"]),
+        num_attention_heads=max(1, round(scale * data["num_attention_heads"])),
+        intermediate_size=round(scale * data["intermediate_size"]),
         hidden_act=data["hidden_act"],
     )
-    return {"generator_size": share}
+    return {"generator_size": scale}
 
 
 # Table 6.
@@ -284,7 +273,7 @@ FAMILY = Family(
         model_type="electra",
         architecture="ElectraForPreTraining",
         config=ElectraConfig,
-        # The last one is ours alone: transformers keeps fields that it does not know.
+        # The last one is only ours: transformers keeps unknown fields.
         fields=FIELDS | {"embedding_size": "embedding_size", "generator_size": "generator_share"},
         parameters=parameters,
         intermediate_size="intermediate_size",

@@ -1,4 +1,4 @@
-"""What is known of every family without importing torch: the contents of index.json."""
+"""The index of families, which needs no torch: index.json and its entries."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -28,12 +28,15 @@ class IndexEntry:
 def read_index() -> dict[str, IndexEntry]:
     """Return the families of the package, the oldest first."""
     rows: list[dict[str, Any]] = json.loads(INDEX_FILE.read_text(encoding="utf-8"))
-    lists = [{k: tuple(v) for k, v in row.items() if isinstance(v, list)} for row in rows]
-    return {row["name"]: IndexEntry(**row | some) for row, some in zip(rows, lists, strict=True)}
+    entries = {}
+    for row in rows:
+        lists: dict[str, Any] = {k: tuple(v) for k, v in row.items() if isinstance(v, list)}
+        entries[row["name"]] = IndexEntry(**row | lists)
+    return entries
 
 
 def index_text(entries: list[IndexEntry]) -> str:
-    """Return the contents of index.json: one family a line, the oldest first."""
+    """Return the contents of index.json: one family per line, the oldest first."""
     rows = sorted(entries, key=lambda entry: (entry.year, entry.name))
     lines = [json.dumps(asdict(row), ensure_ascii=False) for row in rows]
     return "[\n" + ",\n".join(lines) + "\n]\n"

@@ -1,21 +1,21 @@
-"""GLM (Du et al., 2021): GPT-2's layers with two positions a token, to read a text and fill blanks.
+"""GLM (Du et al., 2021): GPT-2's layers with two positions per token, for blank infilling.
 
 A token of the text has its own position, and 0 as its position within the block. A token of a blank
 has the position of the mask token that it fills, and 1, 2, 3 ... within the block, so that the
-length of a blank is not given away.
+length of a blank is unknown.
 """
 
 import torch
 from torch import Tensor, nn
 
 from kinfolk.batch import Inputs, Output
-from kinfolk.config import config, field
+from kinfolk.config import config
 from kinfolk.families.base import Family
 from kinfolk.families.gpt2 import GPT2Config, decoder_layer
 from kinfolk.families.sizes import standard_sizes
 from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
 from kinfolk.nn.init import init_weights_, mimetic_init_, scale_residual_init_
-from kinfolk.nn.language_model import LanguageModel, LayerStack, Pooling
+from kinfolk.nn.language_model import LanguageModel, LayerStack, Pooling, model_field
 from kinfolk.objectives.blank_infilling import BlankInfilling
 from kinfolk.training.config import TrainConfig
 
@@ -27,12 +27,10 @@ class GLMConfig(GPT2Config):
     """The published base model by default."""
 
     # BERT's tokens, the special tokens of blank infilling, and padding.
-    vocab_size: int = field(default=30592, ge=1, help="number of token ids")
-    max_length: int = field(default=512, ge=1, help="longest sequence, in tokens")
-    init_std: float = field(default=0.02, ge=0, help="standard deviation of initial weights")
-    mimetic_init: bool = field(
-        default=False, help="mimetic initialisation: attention starts on neighbouring tokens"
-    )
+    vocab_size: int = model_field("vocab_size", 30592)
+    max_length: int = model_field("max_length", 512)
+    init_std: float = model_field("init_std", 0.02)
+    mimetic_init: bool = model_field("mimetic_init", False)
 
     @classmethod
     def network(cls) -> type[LanguageModel]:
@@ -112,7 +110,7 @@ FAMILY = Family(
     paper="Du et al. 2021",
     year=2021,
     model=GLM,
-    # Deviation: the standard sizes train without dropout, as fits one pass over a text, and start
+    # Deviation: the standard sizes train without dropout, as one pass needs none, and start
     # as BERT's do: with larger matrices and attention to neighbouring tokens.
     sizes=standard_sizes(
         GLMConfig,

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from kinfolk.batch import Inputs, Output
-from kinfolk.config import config, field
+from kinfolk.config import config
 from kinfolk.errors import UserError
 from kinfolk.families.base import Family, HFHead, HuggingFace
 from kinfolk.families.mapping import ParameterMap, ParameterRule, module, per_layer
@@ -19,7 +19,7 @@ from kinfolk.families.sizes import standard_sizes
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
 from kinfolk.nn.init import init_weights_
-from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling, model_field
 from kinfolk.nn.layers import FeedForward, PostNorm, TransformerLayer
 from kinfolk.objectives.clm import CLM
 from kinfolk.text.tokenizer import SpecialTokens
@@ -30,21 +30,17 @@ from kinfolk.training.config import TrainConfig
 class GPTConfig(ModelConfig):
     """The published model by default."""
 
-    vocab_size: int = field(default=40478, ge=1, help="number of token ids")
-    hidden_size: int = field(default=768, ge=1, help="size of the hidden states")
-    num_layers: int = field(default=12, ge=1, help="number of layers")
-    num_heads: int = field(default=12, ge=1, help="number of attention heads")
-    max_length: int = field(default=512, ge=1, help="longest sequence, in tokens")
-    activation: str = field(
-        default="gelu_new", help="activation function of the feed-forward layer"
-    )
-    dropout: float = field(default=0.1, ge=0, lt=1, help="dropout rate of embeddings and sublayers")
-    attention_dropout: float = field(
-        default=0.1, ge=0, lt=1, help="dropout rate of attention probabilities"
-    )
-    layer_norm_eps: float = field(default=1e-5, gt=0, help="epsilon of the layer norms")
+    vocab_size: int = model_field("vocab_size", 40478)
+    hidden_size: int = model_field("hidden_size", 768)
+    num_layers: int = model_field("num_layers", 12)
+    num_heads: int = model_field("num_heads", 12)
+    max_length: int = model_field("max_length", 512)
+    activation: str = model_field("activation", "gelu_new")
+    dropout: float = model_field("dropout", 0.1)
+    attention_dropout: float = model_field("attention_dropout", 0.1)
+    layer_norm_eps: float = model_field("layer_norm_eps", 1e-5)
     # Radford et al. 2018, section 4.1.
-    init_std: float = field(default=0.02, ge=0, help="standard deviation of initial weights")
+    init_std: float = model_field("init_std", 0.02)
 
     @classmethod
     def network(cls) -> type[LanguageModel]:
@@ -144,19 +140,19 @@ def from_extra(data: Mapping[str, Any]) -> dict[str, Any]:
     name = data.get("afn", "gelu")
     if name not in ACTIVATION_NAMES:
         raise UserError(
-            f"config.json says afn={name!r}: GPT supports {', '.join(ACTIVATION_NAMES)}"
+            f"config.json: afn={name!r} is not supported (supported: {', '.join(ACTIVATION_NAMES)})"
         )
     warn_embedding_dropout(data)
     return {"activation": ACTIVATION_NAMES[name]}
 
 
 def warn_embedding_dropout(data: Mapping[str, Any]) -> None:
-    """Warn where transformers has two dropout rates and our networks one."""
+    """Warn if the dropout of embeddings differs; our networks have a single rate."""
     dropout = data.get("resid_pdrop", 0.1)
     if data.get("embd_pdrop", dropout) != dropout:
         warnings.warn(
-            f"config.json says embd_pdrop={data['embd_pdrop']} and resid_pdrop={dropout}: "
-            f"training will use {dropout} for both",
+            f"config.json: embd_pdrop={data['embd_pdrop']} differs from resid_pdrop={dropout}: "
+            f"training uses {dropout} for both",
             stacklevel=4,
         )
 
@@ -167,7 +163,7 @@ FAMILY = Family(
     paper="Radford et al. 2018",
     year=2018,
     model=GPT,
-    # Deviation: the standard sizes train without dropout, as fits one pass over a text.
+    # Deviation: the standard sizes train without dropout, as they see each text about once.
     sizes=standard_sizes(GPTConfig, dropout=0.0, attention_dropout=0.0) | {"gpt": GPTConfig()},
     objectives={"clm": CLM},
     training=TrainConfig(lr=1e-3, warmup=200),

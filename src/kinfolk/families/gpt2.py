@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from kinfolk.batch import Inputs, Output
-from kinfolk.config import config, field
+from kinfolk.config import config
 from kinfolk.families.base import Family, HFHead, HuggingFace
 from kinfolk.families.gpt import warn_embedding_dropout
 from kinfolk.families.mapping import ParameterMap, ParameterRule, module, per_layer
@@ -15,7 +15,7 @@ from kinfolk.families.sizes import standard_sizes
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
 from kinfolk.nn.init import init_weights_, scale_residual_init_
-from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling, model_field
 from kinfolk.nn.layers import FeedForward, PreNorm, TransformerLayer
 from kinfolk.objectives.clm import CLM
 from kinfolk.objectives.prefix_lm import PrefixLM
@@ -26,24 +26,16 @@ from kinfolk.training.config import TrainConfig
 class GPT2Config(ModelConfig):
     """The published small model by default."""
 
-    vocab_size: int = field(default=50257, ge=1, help="number of token ids")
-    hidden_size: int = field(default=768, ge=1, help="size of the hidden states")
-    num_layers: int = field(default=12, ge=1, help="number of layers")
-    num_heads: int = field(default=12, ge=1, help="number of attention heads")
-    intermediate_size: int | None = field(
-        default=None,
-        ge=1,
-        help="size of the feed-forward layer; None is four times the hidden size",
-    )
-    max_length: int = field(default=1024, ge=1, help="longest sequence, in tokens")
-    activation: str = field(
-        default="gelu_new", help="activation function of the feed-forward layer"
-    )
-    dropout: float = field(default=0.1, ge=0, lt=1, help="dropout rate of embeddings and sublayers")
-    attention_dropout: float = field(
-        default=0.1, ge=0, lt=1, help="dropout rate of attention probabilities"
-    )
-    layer_norm_eps: float = field(default=1e-5, gt=0, help="epsilon of the layer norms")
+    vocab_size: int = model_field("vocab_size", 50257)
+    hidden_size: int = model_field("hidden_size", 768)
+    num_layers: int = model_field("num_layers", 12)
+    num_heads: int = model_field("num_heads", 12)
+    intermediate_size: int | None = model_field("intermediate_size", None)
+    max_length: int = model_field("max_length", 1024)
+    activation: str = model_field("activation", "gelu_new")
+    dropout: float = model_field("dropout", 0.1)
+    attention_dropout: float = model_field("attention_dropout", 0.1)
+    layer_norm_eps: float = model_field("layer_norm_eps", 1e-5)
 
     @classmethod
     def network(cls) -> type[LanguageModel]:
@@ -124,7 +116,7 @@ def parameters(c: GPT2Config) -> ParameterMap:
 
 
 def from_extra(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Warn of a second dropout rate, which this network does not have."""
+    """Warn about a second dropout rate, which this network does not have."""
     warn_embedding_dropout(data)
     return {}
 
@@ -132,7 +124,7 @@ def from_extra(data: Mapping[str, Any]) -> dict[str, Any]:
 def paper_training(lr: float) -> TrainConfig:
     """Return the settings of a published size.
 
-    Radford et al. 2019 give the batch (512) and the context alone; learning rates and betas are
+    Radford et al. 2019 only give the batch size (512) and the context; learning rates and betas are
     those of Brown et al. 2020, table 2.1 and appendix B, for the model of the nearest size.
     """
     return TrainConfig(
@@ -152,7 +144,7 @@ FAMILY = Family(
     paper="Radford et al. 2019",
     year=2019,
     model=GPT2,
-    # Deviation: the standard sizes train without dropout, as fits one pass over a text.
+    # Deviation: the standard sizes train without dropout, as they see each text about once.
     sizes=standard_sizes(GPT2Config, dropout=0.0, attention_dropout=0.0)
     | {
         "gpt2": GPT2Config(),

@@ -9,7 +9,7 @@ from kinfolk.config import config, field
 from kinfolk.families.base import Family
 from kinfolk.families.gpt2 import GPT2, GPT2Config
 from kinfolk.families.sizes import standard_sizes
-from kinfolk.nn.language_model import LanguageModel
+from kinfolk.nn.language_model import LanguageModel, model_field
 from kinfolk.objectives.clm import CLM
 from kinfolk.training.config import TrainConfig
 
@@ -18,16 +18,14 @@ from kinfolk.training.config import TrainConfig
 class GPT3Config(GPT2Config):
     """The smallest published model by default."""
 
-    max_length: int = field(default=2048, ge=1, help="longest sequence, in tokens")
+    max_length: int = model_field("max_length", 2048)
     # Deviation: the paper does not give the width of its bands.
     attention_window: int = field(
         default=256, ge=1, help="number of tokens that a banded attention layer sees"
     )
     # The paper trains for less than one epoch and mentions no dropout.
-    dropout: float = field(default=0.0, ge=0, lt=1, help="dropout rate of embeddings and sublayers")
-    attention_dropout: float = field(
-        default=0.0, ge=0, lt=1, help="dropout rate of attention probabilities"
-    )
+    dropout: float = model_field("dropout", 0.0)
+    attention_dropout: float = model_field("attention_dropout", 0.0)
 
     @classmethod
     def network(cls) -> type[LanguageModel]:

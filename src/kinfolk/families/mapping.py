@@ -15,41 +15,38 @@ from kinfolk.errors import UserError
 
 @dataclass(frozen=True)
 class ParameterRule:
-    """One of our tensors and its name in transformers, or the names of its parts there."""
+    """A parameter and its name in transformers, or the names of its parts there."""
 
     name: str
-    hf_names: tuple[str, ...]  # several where ours concatenates them on the first axis
-    transposed: bool = False  # theirs is the transpose
-    vocab_rows: int | None = None  # theirs ends here; ours has rows of zeros behind it
+    hf_names: tuple[str, ...]  # several if ours is their concatenation on the first axis
+    transposed: bool = False  # in transformers
+    vocab_rows: int | None = None  # number of rows in transformers; ours has padding rows of zeros
 
     def to_hf(self, tensor: Tensor) -> dict[str, Tensor]:
-        """Return their tensors, as views of ours."""
+        """Return the tensors of transformers, as views."""
         tensor = tensor[: self.vocab_rows]
         parts = (tensor.T if self.transposed else tensor).chunk(len(self.hf_names))
         return dict(zip(self.hf_names, parts, strict=True))
 
-    def from_hf(self, theirs: Mapping[str, Tensor], rows: int) -> Tensor:
-        """Return our tensor with so many rows, as a copy in float32."""
-        tensor = torch.cat([theirs[name] for name in self.hf_names]).float()
+    def from_hf(self, tensors: Mapping[str, Tensor], rows: int) -> Tensor:
+        """Return the parameter, padded to `rows` rows, as a copy in float32."""
+        tensor = torch.cat([tensors[name] for name in self.hf_names]).float()
         if self.transposed:
             tensor = tensor.T.contiguous()
         return tensor if len(tensor) == rows else F.pad(tensor, (0, 0, 0, rows - len(tensor)))
 
 
 def module(
-    ours: str, *theirs: str, transposed: bool = False, bias: bool = True
+    name: str, *hf_names: str, transposed: bool = False, bias: bool = True
 ) -> list[ParameterRule]:
-    """Return the rules of a module: its weight, and its bias where it has one."""
-    weight = ParameterRule(
-        f"{ours}.weight", tuple(f"{name}.weight" for name in theirs), transposed=transposed
-    )
-    return [weight, ParameterRule(f"{ours}.bias", tuple(f"{name}.bias" for name in theirs))][
-        : 1 + bias
-    ]
+    """Return the rules of the weight and, by default, the bias of a module."""
+    weights, biases = (tuple(f"{n}.{part}" for n in hf_names) for part in ("weight", "bias"))
+    rules = [ParameterRule(f"{name}.weight", weights, transposed=transposed)]
+    return [*rules, ParameterRule(f"{name}.bias", biases)] if bias else rules
 
 
 def per_layer(num_layers: int, rules: Iterable[ParameterRule]) -> list[ParameterRule]:
-    """Repeat rules for each layer: `{i}` is its number."""
+    """Repeat rules for each layer; `{i}` is the index of the layer."""
     return [
         replace(
             rule,
@@ -63,42 +60,39 @@ def per_layer(num_layers: int, rules: Iterable[ParameterRule]) -> list[Parameter
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterMap:
-    """All parameter names of one network."""
+    """The parameter names of one network and of its class in transformers."""
 
     rules: list[ParameterRule]
-    # Before each name but those of heads; a network saved without heads has none.
+    # Of all names except those of heads; a backbone that was saved alone has no prefix.
     base_model_prefix: str = ""
-    optional_prefixes: tuple[str, ...] = ()  # of names that a folder may lack altogether
+    optional_prefixes: tuple[str, ...] = ()  # of heads that may be missing
     aliases: Mapping[str, str] = field(default_factory=dict)  # second names, in some folders
     duplicates: Mapping[str, str] = field(default_factory=dict)  # second names, in every folder
-    fallbacks: Mapping[str, str] = field(default_factory=dict)  # copied from where it is missing
-    legacy_suffixes: Mapping[str, str] = field(default_factory=dict)  # how names used to end
-    ignored_pattern: str = "(?!)"  # of names in old folders that are not needed
+    fallbacks: Mapping[str, str] = field(default_factory=dict)  # sources of missing parameters
+    legacy_suffixes: Mapping[str, str] = field(default_factory=dict)  # old suffix to new suffix
+    ignored_pattern: str = "(?!)"  # of unused names in old folders
 
-    def to_hf(self, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return all of their tensors, as views of ours."""
-        assert {rule.name for rule in self.rules} == set(ours), "the map lacks a parameter"
-        theirs = {k: v for rule in self.rules for k, v in rule.to_hf(ours[rule.name]).items()}
-        return theirs | {name: theirs[of] for name, of in self.duplicates.items()}
+    def to_hf(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors of transformers, as views."""
+        assert {rule.name for rule in self.rules} == set(state), "the map lacks a parameter"
+        tensors = {k: v for rule in self.rules for k, v in rule.to_hf(state[rule.name]).items()}
+        return tensors | {name: tensors[of] for name, of in self.duplicates.items()}
 
     def from_hf(
-        self, theirs: Mapping[str, Tensor], like: Mapping[str, Tensor], where: str
+        self, hf_tensors: Mapping[str, Tensor], like: Mapping[str, Tensor], where: str
     ) -> dict[str, Tensor]:
-        """Return our tensors in the shapes of `like`, without those of missing heads."""
-        found = {self._modern_name(name): tensor for name, tensor in theirs.items()}
-        if self.base_model_prefix and not any(
-            name.startswith(self.base_model_prefix) for name in found
-        ):
-            return self._without_prefix().from_hf(found, like, where)
-        self._merge_aliases(found, where)
-        fresh = self._missing_heads(found, where)
-        wanted = [rule for rule in self.rules if not fresh.issuperset(rule.hf_names)]
-        assert all(rule.name in like for rule in self.rules), (
-            "the map names a parameter that the network lacks"
-        )
-        shapes = {k: v.shape for rule in wanted for k, v in rule.to_hf(like[rule.name]).items()}
-        _check({k: v.shape for k, v in found.items()}, shapes, where)
-        return {rule.name: rule.from_hf(found, len(like[rule.name])) for rule in wanted}
+        """Return our parameters in the shapes of `like`, without those of missing heads."""
+        tensors = {self._modern_name(name): tensor for name, tensor in hf_tensors.items()}
+        prefix = self.base_model_prefix
+        if prefix and not any(name.startswith(prefix) for name in tensors):
+            return self._without_prefix().from_hf(tensors, like, where)
+        self._merge_aliases(tensors, where)
+        missing = self._missing_heads(tensors, where)
+        rules = [rule for rule in self.rules if not missing.issuperset(rule.hf_names)]
+        assert all(rule.name in like for rule in self.rules), "the network lacks a parameter"
+        shapes = {k: v.shape for rule in rules for k, v in rule.to_hf(like[rule.name]).items()}
+        _check({k: v.shape for k, v in tensors.items()}, shapes, where)
+        return {rule.name: rule.from_hf(tensors, len(like[rule.name])) for rule in rules}
 
     def _modern_name(self, name: str) -> str:
         for old, new in self.legacy_suffixes.items():
@@ -122,50 +116,59 @@ class ParameterMap:
             fallbacks={bare(name): bare(of) for name, of in self.fallbacks.items()},
         )
 
-    def _merge_aliases(self, found: dict[str, Tensor], where: str) -> None:
-        """Leave one name for each tensor, and drop ignored ones."""
+    def _merge_aliases(self, tensors: dict[str, Tensor], where: str) -> None:
+        """Keep one name of each tensor, drop ignored ones, and copy fallbacks; in place."""
         needed = {name for rule in self.rules for name in rule.hf_names}
-        for name in [n for n in found if n not in needed and re.fullmatch(self.ignored_pattern, n)]:
-            del found[name]
+        unneeded = [name for name in tensors if name not in needed]
+        for name in [n for n in unneeded if re.fullmatch(self.ignored_pattern, n)]:
+            del tensors[name]
         for name, of in (*self.aliases.items(), *self.duplicates.items()):
-            if name not in found:
+            if name not in tensors:
                 continue
-            second = found.pop(name)
-            if not torch.equal(found.setdefault(of, second), second):
+            second = tensors.pop(name)
+            if not torch.equal(tensors.setdefault(of, second), second):
                 raise UserError(
-                    f"{name} and {of} differ in {where}: kinfolk's network has one tensor for both"
+                    f"{name} and {of} differ in {where}: kinfolk supports only tied weights here"
                 )
         for name, of in self.fallbacks.items():
-            if name not in found and of in found:
-                warnings.warn(f"{where} has no {name}: it starts as a copy of {of}", stacklevel=4)
-                found[name] = found[of]
+            if name not in tensors and of in tensors:
+                warnings.warn(
+                    f"{where} has no {name}: it is initialized as a copy of {of}", stacklevel=4
+                )
+                tensors[name] = tensors[of]
 
-    def _missing_heads(self, found: Mapping[str, Tensor], where: str) -> set[str]:
-        """Return the names of the heads that a folder lacks."""
+    def _missing_heads(self, tensors: Mapping[str, Tensor], where: str) -> set[str]:
+        """Return the names of the heads that a folder lacks, and warn about them."""
+        prefixes = tuple(
+            prefix
+            for prefix in self.optional_prefixes
+            if not any(name.startswith(prefix) for name in tensors)
+        )
         names = [name for rule in self.rules for name in rule.hf_names]
-        lacking = [
-            head for head in self.optional_prefixes if not any(n.startswith(head) for n in found)
-        ]
-        fresh = [name for name in names if name.startswith(tuple(lacking))]
-        if fresh:
+        missing = [name for name in names if name.startswith(prefixes)]
+        if missing:
             warnings.warn(
-                f"{where} was saved without {', '.join(fresh)}: they start fresh, so train them "
-                "before you trust them",
+                f"{where} has no {', '.join(missing)}: they are initialized randomly and must be "
+                "trained before use",
                 stacklevel=4,
             )
-        return set(fresh)
+        return set(missing)
 
 
-def _check(found: Mapping[str, torch.Size], wanted: Mapping[str, torch.Size], where: str) -> None:
-    """Refuse names and shapes that do not match the network."""
-    if missing := [name for name in wanted if name not in found]:
-        raise UserError(f"{where} lacks the weights {', '.join(missing)}")
-    if left := [name for name in found if name not in wanted]:
-        raise UserError(f"{where} holds weights that have no place: {', '.join(left)}")
+def _check(
+    shapes: Mapping[str, torch.Size], expected: Mapping[str, torch.Size], where: str
+) -> None:
+    """Check that names and shapes match the network."""
+    if missing := [name for name in expected if name not in shapes]:
+        raise UserError(f"missing weights in {where}: {', '.join(missing)}; save the model again")
+    if unexpected := [name for name in shapes if name not in expected]:
+        raise UserError(
+            f"unexpected weights in {where}: {', '.join(unexpected)}; check its config.json"
+        )
     wrong = [
-        f"{name} is {tuple(found[name])} and should be {tuple(shape)}"
-        for name, shape in wanted.items()
-        if found[name] != shape
+        f"{name} is {tuple(shapes[name])} and should be {tuple(shape)}"
+        for name, shape in expected.items()
+        if shapes[name] != shape
     ]
     if wrong:
         raise UserError(f"the weights in {where} do not fit its config.json: {', '.join(wrong)}")
@@ -173,19 +176,18 @@ def _check(found: Mapping[str, torch.Size], wanted: Mapping[str, torch.Size], wh
 
 def to_hf_fields(config: Any, fields: Mapping[str, str]) -> dict[str, Any]:
     """Return the fields of a config under the names of transformers."""
-    return {theirs: getattr(config, ours) for ours, theirs in fields.items()}
+    return {hf_name: getattr(config, name) for name, hf_name in fields.items()}
 
 
 def from_hf_fields(data: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, Any]:
-    """Return our fields; those that config.json lacks keep their defaults."""
-    return {ours: data[theirs] for ours, theirs in fields.items() if theirs in data}
+    """Return the fields of our config that config.json has."""
+    return {name: data[hf_name] for name, hf_name in fields.items() if hf_name in data}
 
 
 def require(data: Mapping[str, Any], **supported: Any) -> None:
-    """Refuse fields of config.json with another value than the one that is supported."""
+    """Check that fields of config.json have the only supported value."""
     for name, value in supported.items():
         if data.get(name, value) != value:
             raise UserError(
-                f"config.json says {name}={data[name]!r}: kinfolk's network supports "
-                f"{name}={value!r} alone"
+                f"config.json: {name}={data[name]!r} is not supported (supported: {value!r})"
             )

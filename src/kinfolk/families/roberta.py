@@ -26,7 +26,7 @@ from kinfolk.families.mapping import ParameterMap, ParameterRule, module
 from kinfolk.families.sizes import standard_sizes
 from kinfolk.nn.embeddings import MaskedLMHead
 from kinfolk.nn.init import init_weights_, mimetic_init_
-from kinfolk.nn.language_model import LanguageModel, LayerStack, Pooling
+from kinfolk.nn.language_model import LanguageModel, LayerStack, Pooling, model_field
 from kinfolk.objectives.full_sentences import FullSentences
 from kinfolk.objectives.mlm import MLM
 from kinfolk.text.tokenizer import SpecialTokens
@@ -37,9 +37,9 @@ from kinfolk.training.config import TrainConfig
 class RobertaConfig(BertConfig):
     """The published base model by default."""
 
-    vocab_size: int = field(default=50265, ge=1, help="number of token ids")
-    type_vocab_size: int = field(default=1, ge=1, help="number of token types")
-    layer_norm_eps: float = field(default=1e-5, gt=0, help="epsilon of the layer norms")
+    vocab_size: int = model_field("vocab_size", 50265)
+    type_vocab_size: int = model_field("type_vocab_size", 1)
+    layer_norm_eps: float = model_field("layer_norm_eps", 1e-5)
     padding_idx: int = field(
         default=1, ge=0, help="id of padding; positions are counted from the one after it"
     )

@@ -20,7 +20,7 @@ from kinfolk.families.mapping import ParameterMap, ParameterRule, module, per_la
 from kinfolk.families.sizes import Size, standard_sizes
 from kinfolk.nn.attention import Attention, CrossAttention, cross_attention_backend, select_backend
 from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
-from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, model_field
 from kinfolk.nn.layers import FeedForward, GatedFeedForward, PreNorm, TransformerLayer
 from kinfolk.nn.positions import RelativePositionBias
 from kinfolk.objectives.seq2seq import Seq2Seq
@@ -33,23 +33,17 @@ from kinfolk.training.config import TrainConfig
 class T5Config(ModelConfig):
     """The published small model of version 1.0 by default."""
 
-    vocab_size: int = field(default=32128, ge=1, help="number of token ids")
-    hidden_size: int = field(default=512, ge=1, help="size of the hidden states")
+    vocab_size: int = model_field("vocab_size", 32128)
+    hidden_size: int = model_field("hidden_size", 512)
     num_layers: int = field(default=6, ge=1, help="number of encoder layers")
     num_decoder_layers: int | None = field(
         default=None, ge=1, help="number of decoder layers; None is as many as the encoder has"
     )
-    num_heads: int = field(default=8, ge=1, help="number of attention heads")
-    head_dim: int | None = field(
-        default=None, ge=1, help="size of an attention head; None is the hidden size over the heads"
-    )
-    intermediate_size: int | None = field(
-        default=None,
-        ge=1,
-        help="size of the feed-forward layer; None is four times the hidden size",
-    )
+    num_heads: int = model_field("num_heads", 8)
+    head_dim: int | None = model_field("head_dim", None)
+    intermediate_size: int | None = model_field("intermediate_size", None)
     gated: bool = field(default=False, help="gated feed-forward layer")
-    activation: str = field(default="relu", help="activation function of the feed-forward layer")
+    activation: str = model_field("activation", "relu")
     tie_word_embeddings: bool = field(
         default=True, help="share the input embeddings with the output layer"
     )
@@ -57,11 +51,9 @@ class T5Config(ModelConfig):
     max_distance: int = field(
         default=128, ge=1, help="distance from which all tokens share the last bucket"
     )
-    decoder_start_token_id: int = field(
-        default=0, ge=0, help="id of the token that the decoder starts from"
-    )
-    dropout: float = field(default=0.1, ge=0, lt=1, help="dropout rate of embeddings and sublayers")
-    layer_norm_eps: float = field(default=1e-6, gt=0, help="epsilon of the layer norms")
+    decoder_start_token_id: int = model_field("decoder_start_token_id", 0)
+    dropout: float = model_field("dropout", 0.1)
+    layer_norm_eps: float = model_field("layer_norm_eps", 1e-6)
 
     @classmethod
     def network(cls) -> type[LanguageModel]:
@@ -164,7 +156,7 @@ class T5(LanguageModel):
 
     def forward(self, inputs: Inputs) -> Output:
         if inputs.encoder_inputs is None:
-            raise UserError("T5 is an encoder-decoder: give it `encoder_inputs`")
+            raise UserError("T5 is an encoder-decoder: pass Inputs with `encoder_inputs`")
         cache = inputs.cache
         source = cache.encoder_output if cache is not None else None
         if source is None:
@@ -218,7 +210,7 @@ def parameters(c: T5Config) -> ParameterMap:
         rules=rules,
         aliases=aliases,
         fallbacks={} if c.tie_word_embeddings else {"lm_head.weight": "shared.weight"},
-        # The first folders had a bias in cross-attention, which nothing ever read.
+        # The first folders had an unused bias in cross-attention.
         ignored_pattern=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
     )
 
@@ -258,10 +250,10 @@ def _stack_rules(stack: str, num_layers: int, gated: bool) -> list[ParameterRule
 def to_extra(c: T5Config, special_tokens: SpecialTokens | None) -> dict[str, Any]:
     """Return the fields of config.json that are not copies of ours.
 
-    transformers 5 ties the embeddings of both versions unless a folder holds two, and takes
-    `tie_word_embeddings` for another question: whether the hidden state is scaled by
-    hidden_size**-0.5 before the output layer, which 1.0 does and 1.1 does not. It then saves the
-    answer as `scale_decoder_outputs`.
+    transformers 5 ties the embeddings of both versions unless a folder has two, and reads
+    `tie_word_embeddings` as another setting: whether the hidden state is scaled by
+    hidden_size**-0.5 before the output layer, as in 1.0 and not in 1.1. It saves this setting as
+    `scale_decoder_outputs`.
     """
     if special_tokens is not None and special_tokens.pad != c.decoder_start_token_id:
         raise UserError(
@@ -269,7 +261,7 @@ def to_extra(c: T5Config, special_tokens: SpecialTokens | None) -> dict[str, Any
             "of the tokenizer; build the network with "
             f"model.decoder_start_token_id={special_tokens.pad}"
         )
-    # "gated-gelu" has always meant the tanh approximation.
+    # "gated-gelu" is the tanh approximation.
     name = "gelu" if c.gated and c.activation == "gelu_new" else c.activation
     return {
         "num_decoder_layers": c.decoder_layers,
@@ -306,7 +298,7 @@ def from_extra(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def version_1_1(size: Size) -> dict[str, Any]:
-    """Return the fields of a standard size: version 1.1, about as large as 4x without gates."""
+    """Return the fields of a standard size of version 1.1, as large as 4x without gates."""
     inner = 8 * size.hidden_size // 3 // 64 * 64 or 2 * size.hidden_size
     return {"intermediate_size": inner, **VERSION_1_1}
 
@@ -353,7 +345,7 @@ FAMILY = Family(
     paper="Raffel et al. 2020",
     year=2020,
     model=T5,
-    # Deviation: the standard sizes train without dropout, as fits one pass over a text. They are
+    # Deviation: the standard sizes train without dropout, as one pass needs none. They are
     # version 1.1 with `num_layers` layers on each side.
     sizes=standard_sizes(T5Config, version_1_1, dropout=0.0) | PUBLISHED,
     objectives={"spans": SpanCorruption, "pairs": Seq2Seq},

@@ -16,7 +16,7 @@ from kinfolk.families.base import Family
 from kinfolk.families.sizes import standard_sizes
 from kinfolk.nn.attention import Attention, CrossAttention, cross_attention_backend
 from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
-from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, model_field
 from kinfolk.nn.layers import FeedForward, PostNorm, TransformerLayer
 from kinfolk.nn.positions import sinusoidal_embedding
 from kinfolk.objectives.seq2seq import Seq2Seq
@@ -29,19 +29,13 @@ class TransformerConfig(ModelConfig):
     """The published base model by default."""
 
     # Section 5.1: subwords shared by English and German.
-    vocab_size: int = field(default=37000, ge=1, help="number of token ids")
-    hidden_size: int = field(default=512, ge=1, help="size of the hidden states")
+    vocab_size: int = model_field("vocab_size", 37000)
+    hidden_size: int = model_field("hidden_size", 512)
     num_layers: int = field(default=6, ge=1, help="number of encoder layers, and of decoder layers")
-    num_heads: int = field(default=8, ge=1, help="number of attention heads")
-    intermediate_size: int | None = field(
-        default=None,
-        ge=1,
-        help="size of the feed-forward layer; None is four times the hidden size",
-    )
-    decoder_start_token_id: int = field(
-        default=0, ge=0, help="id of the token that the decoder starts from"
-    )
-    dropout: float = field(default=0.1, ge=0, lt=1, help="dropout rate of embeddings and sublayers")
+    num_heads: int = model_field("num_heads", 8)
+    intermediate_size: int | None = model_field("intermediate_size", None)
+    decoder_start_token_id: int = model_field("decoder_start_token_id", 0)
+    dropout: float = model_field("dropout", 0.1)
 
     @classmethod
     def network(cls) -> type[LanguageModel]:
@@ -113,7 +107,9 @@ class Transformer(LanguageModel):
 
     def forward(self, inputs: Inputs) -> Output:
         if inputs.encoder_inputs is None:
-            raise UserError("the Transformer is an encoder-decoder: give it `encoder_inputs`")
+            raise UserError(
+                "the Transformer is an encoder-decoder: pass Inputs with `encoder_inputs`"
+            )
         cache = inputs.cache
         source = cache.encoder_output if cache is not None else None
         if source is None:
@@ -132,7 +128,7 @@ class Transformer(LanguageModel):
     def init_weights(self) -> None:
         """Draw matrices by their sizes, and embeddings that have unit variance once scaled.
 
-        The paper is silent; this is what its authors' code and `torch.nn.Transformer` do.
+        As in the authors' code and in `torch.nn.Transformer`; the paper does not specify it.
         """
         c = self.config
         self.token_embeddings.weight.normal_(0.0, c.hidden_size**-0.5)[c.vocab_size :] = 0.0
@@ -168,7 +164,7 @@ FAMILY = Family(
     paper="Vaswani et al. 2017",
     year=2017,
     model=Transformer,
-    # Deviation: the standard sizes train without dropout, as fits one pass over a text.
+    # Deviation: the standard sizes train without dropout, as they see each text about once.
     sizes=standard_sizes(TransformerConfig, dropout=0.0)
     | {
         "transformer-base": TransformerConfig(),

@@ -16,7 +16,14 @@ from kinfolk.families.base import Family
 from kinfolk.families.sizes import standard_sizes
 from kinfolk.nn.embeddings import AdaptiveEmbedding
 from kinfolk.nn.init import init_weights_
-from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling, WithBiases
+from kinfolk.nn.language_model import (
+    LanguageModel,
+    LayerStack,
+    ModelConfig,
+    Pooling,
+    WithBiases,
+    model_field,
+)
 from kinfolk.nn.layers import FeedForward, PostNorm
 from kinfolk.nn.relative_attention import (
     RelativeAttention,
@@ -33,24 +40,16 @@ from kinfolk.training.config import TrainConfig
 class TransformerXLConfig(ModelConfig):
     """The published large model of WikiText-103 by default."""
 
-    vocab_size: int = field(default=267735, ge=1, help="number of token ids")
-    hidden_size: int = field(default=1024, ge=1, help="size of the hidden states")
-    num_layers: int = field(default=18, ge=1, help="number of layers")
-    num_heads: int = field(default=16, ge=1, help="number of attention heads")
-    head_dim: int | None = field(
-        default=None, ge=1, help="size of an attention head; None is the hidden size over the heads"
-    )
-    intermediate_size: int | None = field(
-        default=None,
-        ge=1,
-        help="size of the feed-forward layer; None is four times the hidden size",
-    )
+    vocab_size: int = model_field("vocab_size", 267735)
+    hidden_size: int = model_field("hidden_size", 1024)
+    num_layers: int = model_field("num_layers", 18)
+    num_heads: int = model_field("num_heads", 16)
+    head_dim: int | None = model_field("head_dim", None)
+    intermediate_size: int | None = model_field("intermediate_size", None)
     mem_len: int = field(
         default=384, ge=1, help="number of cached hidden states from earlier segments"
     )
-    clamp_len: int | None = field(
-        default=None, ge=1, help="largest relative distance; None is unlimited"
-    )
+    clamp_len: int | None = model_field("clamp_len", None)
     attention_window: int | None = field(
         default=None,
         ge=1,
@@ -64,12 +63,10 @@ class TransformerXLConfig(ModelConfig):
     div_val: int = field(
         default=4, ge=1, help="factor by which the embeddings of each next cluster are smaller"
     )
-    dropout: float = field(default=0.2, ge=0, lt=1, help="dropout rate of embeddings and sublayers")
-    attention_dropout: float = field(
-        default=0.2, ge=0, lt=1, help="dropout rate of attention probabilities"
-    )
-    layer_norm_eps: float = field(default=1e-5, gt=0, help="epsilon of the layer norms")
-    init_std: float = field(default=0.02, ge=0, help="standard deviation of initial weights")
+    dropout: float = model_field("dropout", 0.2)
+    attention_dropout: float = model_field("attention_dropout", 0.2)
+    layer_norm_eps: float = model_field("layer_norm_eps", 1e-5)
+    init_std: float = model_field("init_std", 0.02)
 
     @classmethod
     def network(cls) -> type[LanguageModel]:
@@ -247,7 +244,7 @@ FAMILY = Family(
     paper="Dai et al. 2019",
     year=2019,
     model=TransformerXL,
-    # Deviation: the standard sizes train without dropout, as fits one pass over a text. Their rows
+    # Deviation: the standard sizes train without dropout, as one pass needs none. Their rows
     # have 128 tokens up to a hidden size of 256 and 512 above, and so do their memories; their
     # vocabularies are small enough for one softmax.
     sizes=standard_sizes(

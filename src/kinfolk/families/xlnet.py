@@ -14,14 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kinfolk.batch import Inputs, Output
-from kinfolk.config import config, field
+from kinfolk.config import config
 from kinfolk.families.base import SEQUENCE_SUMMARY, Family, HFHead, HuggingFace, hf_heads
 from kinfolk.families.mapping import ParameterMap, ParameterRule, module, per_layer, require
 from kinfolk.families.sizes import standard_sizes
 from kinfolk.nn.attention import select_backend
 from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
 from kinfolk.nn.init import init_weights_
-from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling
+from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling, model_field
 from kinfolk.nn.layers import FeedForward, PostNorm
 from kinfolk.nn.relative_attention import (
     RelativeContext,
@@ -38,22 +38,16 @@ from kinfolk.training.config import TrainConfig
 class XLNetConfig(ModelConfig):
     """The published large model by default."""
 
-    vocab_size: int = field(default=32000, ge=1, help="number of token ids")
-    hidden_size: int = field(default=1024, ge=1, help="size of the hidden states")
-    num_layers: int = field(default=24, ge=1, help="number of layers")
-    num_heads: int = field(default=16, ge=1, help="number of attention heads")
-    intermediate_size: int | None = field(
-        default=None,
-        ge=1,
-        help="size of the feed-forward layer; None is four times the hidden size",
-    )
-    activation: str = field(default="gelu", help="activation function of the feed-forward layer")
-    clamp_len: int | None = field(
-        default=None, ge=1, help="largest relative distance; None is unlimited"
-    )
-    dropout: float = field(default=0.1, ge=0, lt=1, help="dropout rate of embeddings and sublayers")
-    layer_norm_eps: float = field(default=1e-12, gt=0, help="epsilon of the layer norms")
-    init_std: float = field(default=0.02, ge=0, help="standard deviation of initial weights")
+    vocab_size: int = model_field("vocab_size", 32000)
+    hidden_size: int = model_field("hidden_size", 1024)
+    num_layers: int = model_field("num_layers", 24)
+    num_heads: int = model_field("num_heads", 16)
+    intermediate_size: int | None = model_field("intermediate_size", None)
+    activation: str = model_field("activation", "gelu")
+    clamp_len: int | None = model_field("clamp_len", None)
+    dropout: float = model_field("dropout", 0.1)
+    layer_norm_eps: float = model_field("layer_norm_eps", 1e-12)
+    init_std: float = model_field("init_std", 0.02)
 
     @classmethod
     def network(cls) -> type[LanguageModel]:
@@ -273,7 +267,7 @@ FAMILY = Family(
     paper="Yang et al. 2019",
     year=2019,
     model=XLNet,
-    # Deviation: the standard sizes train without dropout, as fits one pass over a text. Their
+    # Deviation: the standard sizes train without dropout, as one pass needs none. Their
     # weights start larger: a small XLNet then learns much sooner to attend to neighbours.
     sizes=standard_sizes(
         XLNetConfig, lambda size: {"init_std": size.hidden_size**-0.5}, dropout=0.0

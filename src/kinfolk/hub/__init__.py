@@ -1,4 +1,4 @@
-"""Model folders that Hugging Face's transformers opens, and its folders opened here."""
+"""Save and load model folders in Hugging Face's format."""
 
 from kinfolk.hub.folder import load, load_model, save
 

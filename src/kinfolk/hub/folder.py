@@ -40,31 +40,31 @@ def save(
     length: int | None = None,
     frame: str | None = None,
 ) -> None:
-    """Write a folder that transformers opens, where it has the family.
+    """Write a model folder, which transformers can load if it has the family.
 
     `length` is the longest text in tokens; None is the network's `max_length`. `frame` is the
     template of special tokens around a text; None is that of the family.
     """
     c = model.config
-    family, form = family_of(c), format_of(c)
+    family, format = family_of(c), format_of(c)
     _check_vocab(tokenizer, c.vocab_size, folder)
     special_tokens = tokenizer.special_tokens if tokenizer is not None else None
-    ours: dict[str, Tensor] = model.state_dict()
-    # Each is a copy: parts of one tensor share memory, which safetensors does not allow.
-    theirs = {
+    state: dict[str, Tensor] = model.state_dict()
+    # Copies: parts of one tensor share memory, which safetensors does not allow.
+    tensors = {
         name: tensor.to("cpu", copy=True).contiguous()
-        for name, tensor in form.parameters(c).to_hf(ours).items()
+        for name, tensor in format.parameters(c).to_hf(state).items()
     }
-    dtype = str(next(iter(theirs.values())).dtype).removeprefix("torch.")
-    config = form.to_config(c, special_tokens)
-    configs = {"": config} | {name: make(c, config) for name, make in form.subfolders.items()}
+    dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+    config = format.to_config(c, special_tokens)
+    configs = {"": config} | {name: make(c, config) for name, make in format.subfolders.items()}
     for subfolder, data in configs.items():
         weights = {
-            n.rpartition("/")[2]: t for n, t in theirs.items() if n.rpartition("/")[0] == subfolder
+            n.rpartition("/")[2]: t for n, t in tensors.items() if n.rpartition("/")[0] == subfolder
         }
         _write_folder(
             folder / subfolder,
-            {"model_type": form.model_type, "dtype": dtype} | data,
+            {"model_type": format.model_type, "dtype": dtype} | data,
             weights,
             generates=c.network().decoding is not None,
         )
@@ -75,12 +75,12 @@ def save(
 
 
 def format_of(c: ModelConfig) -> Format:
-    """Return how a network is saved: transformers' names where it has any, else our own."""
+    """Return the format of a network: that of transformers, or our own where it has none."""
     family = family_of(c)
-    form: Format | None = family.hf
+    format: Format | None = family.hf
     if family.hf is not None and isinstance(c, ModelWithHeadConfig):
-        form = head_for_config(family.hf, c)
-    return form or Native(family)
+        format = head_for_config(family.hf, c)
+    return format or Native(family)
 
 
 def _write_folder(
@@ -94,12 +94,12 @@ def _write_folder(
         ids = {f"{role}_token_id": config.get(f"{role}_token_id") for role in roles}
         _write(folder / "generation_config.json", {k: v for k, v in ids.items() if v is not None})
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
-    # safetensors writes files that only the owner may read; the config is readable by all.
+    # safetensors creates files that only the owner may read.
     (folder / WEIGHTS).chmod((folder / "config.json").stat().st_mode)
 
 
 def load(folder: Path | str) -> tuple[LanguageModel, Tokenizer]:
-    """Open a folder that kinfolk or transformers wrote: the network and its tokenizer."""
+    """Load the network and the tokenizer of a folder that kinfolk or transformers saved."""
     model = load_model(folder)
     tokenizer = Tokenizer.load(folder)
     _check_vocab(tokenizer, model.config.vocab_size, folder)
@@ -107,35 +107,35 @@ def load(folder: Path | str) -> tuple[LanguageModel, Tokenizer]:
 
 
 def load_model(folder: Path | str) -> LanguageModel:
-    """Open the network alone, in float32 and evaluation mode."""
+    """Load the network of a folder, in float32 and evaluation mode."""
     path = Path(folder)
     data = _config(path)
-    form = _format_of_folder(data, path)
-    subfolders = [name for name in form.subfolders if (path / name).is_dir()]
+    format = _format_of_folder(data, path)
+    subfolders = [name for name in format.subfolders if (path / name).is_dir()]
     data |= {name: _config(path / name) for name in subfolders}
-    config: Any = form.from_config(data)
-    with torch.device("meta"):  # weights that come from the folder need not be drawn
+    config: Any = format.from_config(data)
+    with torch.device("meta"):  # weights are loaded, not initialized
         model: LanguageModel = config.build()
     like: dict[str, Tensor] = model.state_dict()
-    theirs = _weights(path)
-    if isinstance(form, HuggingFace) and not data.get("architectures"):
-        refuse_unnamed_head(form, theirs, str(path / "config.json"))
+    tensors = _weights(path)
+    if isinstance(format, HuggingFace) and not data.get("architectures"):
+        refuse_unnamed_head(format, tensors, str(path / "config.json"))
     for name in subfolders:
-        theirs |= {f"{name}/{key}": tensor for key, tensor in _weights(path / name).items()}
-    ours = form.parameters(config).from_hf(theirs, like, str(path))
-    ours |= _initial_weights(model, like.keys() - ours.keys())
-    model.load_state_dict(ours, assign=True)
+        tensors |= {f"{name}/{key}": tensor for key, tensor in _weights(path / name).items()}
+    state = format.parameters(config).from_hf(tensors, like, str(path))
+    state |= _initial_weights(model, like.keys() - state.keys())
+    model.load_state_dict(state, assign=True)
     assert not any(buffer.is_meta for buffer in model.buffers()), "a buffer is not in the folder"
     return model.eval()
 
 
 @torch.no_grad()
 def _initial_weights(model: LanguageModel, missing: Set[str]) -> dict[str, Tensor]:
-    """Draw the parameters that a folder lacks, and leave the global random state as it was.
+    """Initialize the parameters that a folder lacks, without changing the global random state.
 
-    The network is on the meta device, so that nothing but these takes memory.
+    The network is on the meta device, so that only these parameters take memory.
     """
-    drawn: dict[str, Tensor] = {}
+    initial: dict[str, Tensor] = {}
     with torch.random.fork_rng(devices=[]):
         for path, module in model.named_modules():
             own = [name for name, _ in module.named_parameters(prefix=path, recurse=False)]
@@ -150,23 +150,23 @@ def _initial_weights(model: LanguageModel, missing: Set[str]) -> dict[str, Tenso
                 init_weights_(module, std=model.config.init_std)
             assert not isinstance(module, nn.Embedding), "a folder lacks an embedding"
             weights = dict(module.named_parameters(prefix=path, recurse=False))
-            drawn |= {name: weights[name].detach() for name in own if name in missing}
-    return drawn
+            initial |= {name: weights[name].detach() for name in own if name in missing}
+    return initial
 
 
 def _check_vocab(tokenizer: Tokenizer | None, vocab: int, folder: Path | str) -> None:
     if tokenizer is not None and tokenizer.vocab_size > vocab:
         raise UserError(
-            f"the tokenizer of {folder} has {tokenizer.vocab_size} ids and the network knows "
-            f"{vocab}: give the network a vocabulary at least as large"
+            f"the tokenizer of {folder} has {tokenizer.vocab_size} ids, more than the network's "
+            f"vocab_size={vocab}: use a network with at least as many"
         )
 
 
 def _config(path: Path) -> dict[str, Any]:
     if not path.is_dir():
-        raise UserError(f"there is no folder {path}")
+        raise UserError(f"folder {path} not found")
     if not (path / "config.json").is_file():
-        raise UserError(f"{path} is no model folder: it holds no config.json")
+        raise UserError(f"{path} is not a model folder: it has no config.json")
     return _read(path / "config.json")
 
 
@@ -180,8 +180,8 @@ def _format_of_folder(data: Mapping[str, Any], path: Path) -> Format:
     if hf is None:
         own = [*native] if model_type.startswith(MODEL_TYPE_PREFIX) else []
         raise UserError(
-            f"{where} says model_type={data.get('model_type')!r}: "
-            f"kinfolk opens {', '.join(sorted([*known, *own]))}"
+            f"{where}: model_type={data.get('model_type')!r} is not supported "
+            f"(supported: {', '.join(sorted([*known, *own]))})"
         )
     return head_from_architectures(hf, data, str(where))
 
@@ -195,10 +195,10 @@ def _weights(path: Path) -> dict[str, Tensor]:
         return {k: v for shard in shards for k, v in _tensors(path / shard).items()}
     if (path / PICKLE).is_file():
         raise UserError(
-            f"{path} holds {PICKLE}, a pickle, which could run any code: convert it with "
+            f"{path} has {PICKLE}, a pickle, which can run arbitrary code: convert it with "
             "transformers' AutoModelForPreTraining.from_pretrained(folder).save_pretrained(folder)"
         )
-    raise UserError(f"{path} holds no {WEIGHTS}")
+    raise UserError(f"{path} has no {WEIGHTS}: copy or save the model again")
 
 
 def _tensors(file: Path) -> dict[str, Tensor]:
@@ -214,7 +214,7 @@ def _read(file: Path) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{file} is not JSON ({error}): copy or save it again") from error
     if not isinstance(data, dict):
-        raise UserError(f"{file} holds no JSON object: copy or save it again")
+        raise UserError(f"{file} must hold a JSON object: copy or save it again")
     return data
 
 

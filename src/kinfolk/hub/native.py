@@ -1,4 +1,4 @@
-"""Model folders of families and task heads that transformers lacks: its layout, our own names."""
+"""The format of families and task heads that transformers lacks: its layout, our names."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -19,7 +19,7 @@ MODEL_TYPE_PREFIX = "kinfolk_"  # before the name of the family, in `model_type`
 
 @dataclass(frozen=True)
 class Native:
-    """The format of a family under our own names, with a task head or without."""
+    """The format of a family under our names, with or without a task head."""
 
     family: Family
     subfolders: ClassVar[Mapping[str, Any]] = {}
@@ -54,7 +54,7 @@ class Native:
         )
 
     def parameters(self, c: Any) -> ParameterMap:
-        """Map every parameter to its own name."""
+        """Map every parameter to the same name."""
         with torch.device("meta"):
             model: nn.Module = c.build()
         vocab_rows = {
@@ -68,6 +68,6 @@ class Native:
 
 
 def _known_fields(config: Any, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a config. JSON has no tuples, and a config holds no lists."""
-    given = {field.name: data[field.name] for field in fields(config) if field.name in data}
-    return {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
+    """Return the fields of a config that JSON has, with lists as tuples."""
+    values = {field.name: data[field.name] for field in fields(config) if field.name in data}
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}

@@ -1,4 +1,4 @@
-"""Networks with a task head under the names of transformers' classes for them."""
+"""The format of networks with a task head, as in the classes of transformers."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -12,14 +12,14 @@ from kinfolk.nn.language_model import Pooling
 from kinfolk.nn.task_heads import FIXED_LABELS, ModelWithHeadConfig, pooling_of
 from kinfolk.text.tokenizer import SpecialTokens
 
-# How transformers' classes of the pretrained network end, with its pretraining heads or without.
+# Suffixes of classes without a task head, with or without pretraining heads.
 BASE_SUFFIXES = ("Model", "PreTraining", "LM", "NextSentencePrediction", "ConditionalGeneration")
 PROBLEM_TYPES = {False: "single_label_classification", True: "regression"}  # by `regression`
 
 
 @dataclass(frozen=True)
 class WithHead:
-    """The format of a family with a task head, as one of transformers' classes has it."""
+    """The format of a family with a task head, which is a class of transformers."""
 
     hf: HuggingFace
     hf_head: HFHead
@@ -66,22 +66,26 @@ class WithHead:
 
     def parameters(self, c: ModelWithHeadConfig) -> ParameterMap:
         """Map the parameters of the backbone, without the removed modules, and of the head."""
-        whole = self.hf.parameters(c.backbone)
+        backbone = self.hf.parameters(c.backbone)
         removed = tuple(f"{name}." for name in c.removed_modules)
-        left = [rule for rule in whole.rules if f"{rule.name}.".startswith(removed)]
-        kept = [replace(r, name=f"backbone.{r.name}") for r in whole.rules if r not in left]
+        unused = [rule for rule in backbone.rules if f"{rule.name}.".startswith(removed)]
+        kept = [replace(r, name=f"backbone.{r.name}") for r in backbone.rules if r not in unused]
         dense = [] if self.hf_head.dense is None else module("head.dense", self.hf_head.dense)
         bias = c.pooling.bias or not c.pools_text
         # Older versions saved modules of the backbone that the head does not use.
-        old = [n for rule in left for n in rule.hf_names if n.startswith(whole.base_model_prefix)]
+        old = [
+            n for rule in unused for n in rule.hf_names if n.startswith(backbone.base_model_prefix)
+        ]
         return ParameterMap(
-            base_model_prefix=whole.base_model_prefix,
+            base_model_prefix=backbone.base_model_prefix,
             rules=[*kept, *dense, *module("head.out_proj", self.hf_head.out, bias=bias)],
             duplicates={
-                n: of for n, of in whole.duplicates.items() if n.startswith(whole.base_model_prefix)
+                n: of
+                for n, of in backbone.duplicates.items()
+                if n.startswith(backbone.base_model_prefix)
             },
-            legacy_suffixes=whole.legacy_suffixes,
-            ignored_pattern="|".join([whole.ignored_pattern, *map(re.escape, old)]),
+            legacy_suffixes=backbone.legacy_suffixes,
+            ignored_pattern="|".join([backbone.ignored_pattern, *map(re.escape, old)]),
         )
 
     def _summary_fields(self, pooling: Pooling) -> dict[str, Any]:
@@ -95,7 +99,7 @@ class WithHead:
         }
 
     def _dropout_fields(self) -> list[str]:
-        """Return the fields of the dropout before the last layer; the first that is set counts."""
+        """Return the fields of the dropout before the last layer; the first one set applies."""
         names = [self.hf.head_dropout]
         if self.hf_head.summarizes:
             names.insert(0, "summary_last_dropout")
@@ -113,7 +117,7 @@ def head_for_config(hf: HuggingFace, c: ModelWithHeadConfig) -> WithHead | None:
 def head_from_architectures(
     hf: HuggingFace, data: Mapping[str, Any], where: str
 ) -> HuggingFace | WithHead:
-    """Return the format of the class that a config.json names: with a task head or without."""
+    """Return the format of the class in config.json, with or without a task head."""
     architecture = str((data.get("architectures") or [BASE_SUFFIXES[0]])[0])
     for head, hf_head in hf.heads.items():
         if hf_head.name == architecture:
@@ -122,28 +126,28 @@ def head_from_architectures(
         return hf
     names = ", ".join(hf_head.name for hf_head in hf.heads.values())
     raise UserError(
-        f"{where} says architectures=[{architecture!r}]: of {hf.model_type} with a head kinfolk "
-        f"opens {names or 'none'}"
+        f"{where}: architectures=[{architecture!r}] is not supported (supported heads of "
+        f"{hf.model_type}: {names or 'none'})"
     )
 
 
 def refuse_unnamed_head(hf: HuggingFace, weights: Collection[str], where: str) -> None:
-    """Refuse a task head in the weights of a folder whose config.json does not name its class."""
-    if found := [hf_head for hf_head in hf.heads.values() if f"{hf_head.out}.weight" in weights]:
-        names = " or ".join(f'["{hf_head.name}"]' for hf_head in found)
+    """Raise if there is a task head in the weights whose class config.json does not name."""
+    if heads := [hf_head for hf_head in hf.heads.values() if f"{hf_head.out}.weight" in weights]:
+        names = " or ".join(f'["{hf_head.name}"]' for hf_head in heads)
         raise UserError(
-            f"{where} does not say `architectures`, and the weights beside it hold "
-            f"{found[0].out}.weight, a task head: add architectures={names}"
+            f"{where} has no `architectures`, and the weights contain {heads[0].out}.weight, "
+            f"a task head: add architectures={names}"
         )
 
 
 def _labels(data: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the labels; transformers leaves out the names of two labels without any."""
+    """Return the labels; transformers omits the default names of two labels."""
     labels = data.get("id2label") or {str(i): f"LABEL_{i}" for i in range(2)}
     numbers = [str(i) for i in range(len(labels))]
     if set(labels) != set(numbers):
         raise UserError(
-            f"config.json numbers its labels {', '.join(labels)} in id2label: they must be "
-            f"numbered from 0 to {len(labels) - 1}, without gaps"
+            f"config.json: the keys of id2label are {', '.join(labels)}; they must be "
+            f"0 to {len(labels) - 1} without gaps"
         )
     return tuple(str(labels[i]) for i in numbers)

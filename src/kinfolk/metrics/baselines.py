@@ -1,4 +1,4 @@
-"""The two lines under every loss curve: the unigram and an n-gram model of the same tokens."""
+"""Baselines of every loss curve: unigram entropy and a Kneser-Ney n-gram model."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,26 +15,26 @@ Reals: TypeAlias = npt.NDArray[np.float64]
 
 
 def entropy(counts: Ids) -> float:
-    """Return the nats a token costs when only its frequency is known."""
-    seen = np.asarray(counts, dtype=np.float64)
-    seen = seen[seen > 0] / seen.sum()
-    return float((seen * np.log(1 / seen)).sum())
+    """Return the entropy of token frequencies, in nats per token."""
+    frequencies = np.asarray(counts, dtype=np.float64)
+    p = frequencies[frequencies > 0] / frequencies.sum()
+    return float((p * np.log(1 / p)).sum())
 
 
 @dataclass(frozen=True)
 class Unigram:
-    """Token frequencies with one added to each, so that a token never seen has a price."""
+    """Token frequencies with add-one smoothing."""
 
     costs: Reals  # nats, by token
 
     @classmethod
     def fit(cls, counts: Ids) -> "Unigram":
-        """Learn from how often each token of the vocabulary was seen."""
+        """Estimate from the count of each token of the vocabulary."""
         smoothed = np.asarray(counts, dtype=np.float64) + 1
         return cls(np.log(smoothed.sum()) - np.log(smoothed))
 
     def nll(self, ids: Ids) -> Reals:
-        """Return the nats of each token."""
+        """Return the negative log-likelihood of each token, in nats."""
         return self.costs[ids]
 
 
@@ -49,7 +49,7 @@ class NGramOrder:
 
     @classmethod
     def fit(cls, grams: Keys, counts: Keys, base: int) -> "NGramOrder":
-        """Discount the counts of sorted grams and share what is left among the lower order."""
+        """Discount the counts of sorted n-grams; the rest is the weight of the lower order."""
         cut = discounts(counts)[np.minimum(counts, 3)]
         contexts, starts = np.unique(grams // base, return_index=True)
         totals = np.add.reduceat(counts, starts)
@@ -58,30 +58,30 @@ class NGramOrder:
         return cls(grams, (counts - cut) / np.repeat(totals, sizes), contexts, weights)
 
     def apply(self, keys: Keys, base: int, lower: Reals) -> Reals:
-        """Return the probability of each gram, given that of its lower order."""
+        """Return the probability of each n-gram, given that of its lower order."""
         mass = look_up(self.grams, self.probabilities, keys, missing=0.0)
         weight = look_up(self.contexts, self.weights, keys // base, missing=1.0)
         return mass + weight * lower
 
-    def spread(self, contexts: Keys, base: int, lower: Reals) -> Reals:
-        """Return the probability of every token after each context, given the lower order's."""
-        chances = look_up(self.contexts, self.weights, contexts, missing=1.0)[:, None] * lower
-        # The grams of a context lie side by side.
+    def distributions(self, contexts: Keys, base: int, lower: Reals) -> Reals:
+        """Return the probability of every token after each context, given the lower order."""
+        probs = look_up(self.contexts, self.weights, contexts, missing=1.0)[:, None] * lower
+        # The n-grams of a context are contiguous.
         starts = np.searchsorted(self.grams, contexts * base)
         stops = np.searchsorted(self.grams, contexts * base + (base - 1), side="right")
         sizes = stops - starts
         rows = np.repeat(np.arange(len(contexts)), sizes)
         indices = np.arange(len(rows)) + np.repeat(stops - np.cumsum(sizes), sizes)
-        chances[rows, self.grams[indices] % base] += self.probabilities[indices]
-        return chances
+        probs[rows, self.grams[indices] % base] += self.probabilities[indices]
+        return probs
 
 
 @dataclass(frozen=True)
 class KneserNey:
     """Interpolated modified Kneser-Ney (Chen & Goodman 1998, section 4.1.6) over token ids.
 
-    A gram is one integer in base `vocab`, its newest token the last digit: its context is
-    `gram // vocab`, and the gram without its oldest token is a remainder.
+    An n-gram is an integer in base `vocab_size`, the last token its last digit: its context is
+    `gram // vocab_size`, and the n-gram without its first token is a remainder.
     """
 
     vocab_size: int
@@ -91,18 +91,18 @@ class KneserNey:
 
     @property
     def context_size(self) -> int:
-        """How many tokens before it a token depends on."""
+        """The number of tokens that a prediction is conditioned on."""
         return len(self.orders) - 1
 
     @classmethod
     def fit(
         cls, documents: Iterable[Ids], *, vocab_size: int, order: int = 3, bos: int, eos: int
     ) -> "KneserNey":
-        """Count the documents, each from its start to its final `eos`."""
+        """Count the n-grams of documents, each from its start to its final `eos`."""
         if order < 1 or vocab_size**order > 2**63:
             raise UserError(
                 f"order {order} with a vocabulary of {vocab_size} does not fit 63 bits: "
-                "take an order from 1 up and vocab ** order below 2 ** 63"
+                "use an order of at least 1 with vocab_size ** order below 2 ** 63"
             )
         tokens, ends = padded(documents, vocab_size, order - 1, bos, eos)
         if not len(ends):
@@ -119,7 +119,7 @@ class KneserNey:
                 continued = np.bincount(
                     np.searchsorted(grams, longer % vocab_size**size), minlength=len(grams)
                 )
-                # Nothing comes before a document, so a gram at its start keeps its plain count.
+                # An n-gram at the start of a document has no left context and keeps its count.
                 first = (grams // vocab_size ** (size - 1) == bos) & (size > 1)
                 counts = np.where(first, counts, continued)
             orders.append(NGramOrder.fit(grams, counts, vocab_size))
@@ -127,40 +127,40 @@ class KneserNey:
         return cls(vocab_size, bos, eos, tuple(reversed(orders)))
 
     def nll(self, document: Ids) -> Reals:
-        """Return the nats of each token of a document and of the `eos` after it."""
+        """Return the negative log-likelihood of each token of a document and of its `eos`."""
         return self.costs(
             *padded([document], self.vocab_size, self.context_size, self.bos, self.eos)
         )
 
     def costs(self, tokens: Keys, ends: Keys) -> Reals:
-        """Return the nats of the tokens at some places, each after a whole context."""
-        chance = np.full(len(ends), 1 / self.vocab_size)
+        """Return the negative log-likelihood of the tokens at `ends`, each after a full context."""
+        probs = np.full(len(ends), 1 / self.vocab_size)
         for size, order in enumerate(self.orders, start=1):
             keys = packed(tokens, ends, size, self.vocab_size, None)
-            chance = order.apply(keys, self.vocab_size, chance)
-        costs: Reals = -np.log(chance)
+            probs = order.apply(keys, self.vocab_size, probs)
+        costs: Reals = -np.log(probs)
         return costs
 
     def next_token_probs(self, contexts: Keys) -> Reals:
         """Return the probability of every token after each context: (contexts, vocabulary).
 
-        A context is the last `history` tokens, with `bos` where a document has not so many.
+        A context is the last `context_size` tokens, padded with `bos` at the start.
         """
-        chances = np.full((1, self.vocab_size), 1 / self.vocab_size)
-        keys = np.zeros(1, np.int64)  # what stands before a unigram is nothing, for every context
+        probs = np.full((1, self.vocab_size), 1 / self.vocab_size)
+        keys = np.zeros(1, np.int64)  # the empty context of the unigram
         for size, order in enumerate(self.orders):
             if size:
                 keys = contexts[:, -size] * self.vocab_size ** (size - 1) + keys
-            chances = order.spread(keys, self.vocab_size, chances)
-        return np.repeat(chances, len(contexts), 0) if len(self.orders) == 1 else chances
+            probs = order.distributions(keys, self.vocab_size, probs)
+        return np.repeat(probs, len(contexts), 0) if len(self.orders) == 1 else probs
 
 
 def discounts(counts: Keys) -> Reals:
-    """Return what is taken from a count of 0, 1, 2 and 3 or more (Chen & Goodman, equation 26)."""
+    """Return the discounts of counts of 0, 1, 2 and 3 or more (Chen & Goodman, equation 26)."""
     n1, n2, n3, n4 = (int((counts == times).sum()) for times in (1, 2, 3, 4))
     if min(n1, n2, n3):
-        share = n1 / (n1 + 2 * n2)
-        cuts = [1 - 2 * share * n2 / n1, 2 - 3 * share * n3 / n2, 3 - 4 * share * n4 / n3]
+        y = n1 / (n1 + 2 * n2)
+        cuts = [1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3]
         if min(cuts) > 0:
             return np.array([0.0, *cuts])
     return np.array([0.0, 0.5, 1.0, 1.5])  # too little text to estimate them
@@ -169,7 +169,7 @@ def discounts(counts: Keys) -> Reals:
 def padded(
     documents: Iterable[Ids], vocab_size: int, pads: int, bos: int, eos: int
 ) -> tuple[Keys, Keys]:
-    """Lay the documents end to end with `bos` before each; return them and the places scored."""
+    """Concatenate documents with `bos` before each; return tokens and the positions scored."""
     start, end = np.full(pads, bos), np.array([eos])
     rows = [part for document in documents for part in (start, document, end)]
     if not rows:
@@ -177,14 +177,16 @@ def padded(
     tokens = np.concatenate(rows, dtype=np.int64)
     if tokens.min() < 0 or tokens.max() >= vocab_size:
         wrong = tokens[(tokens < 0) | (tokens >= vocab_size)][0]
-        raise UserError(f"token {wrong} is not in a vocabulary of {vocab_size}")
+        raise UserError(
+            f"token id {wrong} is outside a vocabulary of {vocab_size}: check the tokenizer"
+        )
     sizes = np.array([len(document) + 1 for document in rows[1::3]])
     skipped = pads * np.arange(1, len(sizes) + 1)
     return tokens, np.arange(sizes.sum()) + np.repeat(skipped, sizes)
 
 
 def packed(tokens: Keys, ends: Keys, size: int, base: int, bos: int | None) -> Keys:
-    """Return the gram that ends at each place, less those that start with `bos` twice if given."""
+    """Return the n-gram that ends at each position, without those that start with `bos` twice."""
     if bos is not None and size > 2:
         ends = ends[(tokens[ends - size + 1] != bos) | (tokens[ends - size + 2] != bos)]
     keys = tokens[ends - size + 1]

@@ -27,7 +27,7 @@ class ConfidenceInterval:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """How much higher the first of two systems scores on the same rows.
+    """The score of one system minus that of another on the same rows.
 
     `p` is the two-sided p-value of the hypothesis that both are equally good.
     """
@@ -86,16 +86,16 @@ def paired_difference(
 def resample(rows: int, n_resamples: int, seed: int) -> Iterator[NDArray[np.int64]]:
     """Yield the indices of as many rows as there are, drawn with replacement."""
     if not rows:
-        raise UserError("there are no rows to resample: give at least one")
+        raise UserError("no rows to resample: pass at least one")
     if n_resamples < 1:
-        raise UserError(f"{n_resamples} resamples give no interval: use 1 or more")
+        raise UserError(f"n_resamples={n_resamples}: it must be at least 1")
     rng = sequential(seed)
     return (rng.integers(rows, size=rows) for _ in range(n_resamples))
 
 
 def percentiles(scores: Sequence[float] | NDArray[np.float64], level: float) -> tuple[float, float]:
-    """Return the bounds of the central interval with a share `level` of the scores."""
+    """Return the bounds of the central interval with a fraction `level` of the scores."""
     if not 0 < level < 1:
-        raise UserError(f"confidence level {level}: it must be between 0 and 1")
+        raise UserError(f"level={level}: it must be between 0 and 1")
     low, high = np.quantile(scores, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)

@@ -28,7 +28,7 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Accuracy(MeanMetric):
-    """The share of rows whose prediction is the reference."""
+    """The fraction of rows whose prediction equals the reference."""
 
     name: str = "accuracy"
 
@@ -41,7 +41,7 @@ class Accuracy(MeanMetric):
 
 @dataclass(frozen=True)
 class BinaryF1(Metric):
-    """F1 of one class against all others; a class that occurs nowhere has 0."""
+    """F1 of one class against all others; 0 for a class that does not occur."""
 
     name: str = "f1"
     title: str = "F1"
@@ -111,8 +111,8 @@ class MatthewsCorrelation(ByClassMetric):
         hits, predicted, gold = total.astype(np.int64)
         rows = int(gold.sum())
         covariance = int(hits.sum()) * rows - int(predicted @ gold)
-        spread = (rows**2 - int(predicted @ predicted)) * (rows**2 - int(gold @ gold))
-        return safe_divide(covariance, math.sqrt(spread))
+        variance = (rows**2 - int(predicted @ predicted)) * (rows**2 - int(gold @ gold))
+        return safe_divide(covariance, math.sqrt(variance))
 
 
 @dataclass(frozen=True)
@@ -128,11 +128,13 @@ class Correlation(Metric):
         for values in (predictions, references):
             for number, value in enumerate(values, 1):
                 if not math.isfinite(value):
-                    raise UserError(f"number {number} is {value}: leave such rows out")
+                    raise UserError(
+                        f"number {number} is {value}: remove rows without a finite number"
+                    )
         return np.array([predictions, references], np.float64).T
 
     def score(self, total: Statistics, /) -> float:
-        """Refuse a sum, which a correlation is no function of."""
+        """Not available: a correlation is not a function of a sum."""
         raise NotImplementedError(f"{self.name} is computed from the rows")
 
     def aggregate(self, statistics: Statistics) -> float:
@@ -146,7 +148,7 @@ class Correlation(Metric):
 
 @dataclass(frozen=True)
 class Pearson(Correlation):
-    """The linear correlation; of constant numbers 0, where GLUE's script returns NaN."""
+    """The linear correlation; 0 for constant numbers, where GLUE's script returns NaN."""
 
     name: str = "pearson"
     title: str = "Pearson"
@@ -160,7 +162,7 @@ class Pearson(Correlation):
 
 @dataclass(frozen=True)
 class Spearman(Pearson):
-    """The linear correlation of ranks; equal numbers share the mean of theirs."""
+    """The linear correlation of ranks; equal numbers have their mean rank."""
 
     name: str = "spearman"
     title: str = "Spearman"
@@ -178,7 +180,7 @@ def normalize(values: FloatArray) -> FloatArray:
 
 
 def ranks(values: FloatArray) -> FloatArray:
-    """Return the rank of each number; equal numbers share the mean of theirs."""
+    """Return the rank of each number; equal numbers have their mean rank."""
     _, index, sizes = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(sizes) - (sizes - 1) / 2)[index]
 
@@ -210,7 +212,7 @@ def confusion_matrix(
     index = {name: i for i, name in enumerate(names)}
     if unknown := sort_by_type(seen - index.keys()):
         raise UserError(
-            f"label {unknown[0]!r} is not among {', '.join(map(repr, names))}: name every label"
+            f"label {unknown[0]!r} is not in {', '.join(map(repr, names))}: list every label"
         )
     counts = np.zeros((len(names), len(names)), np.int64)
     for (gold, predicted), count in Counter(zip(references, predictions, strict=True)).items():

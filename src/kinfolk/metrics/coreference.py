@@ -1,7 +1,7 @@
 """MUC, B-cubed and CEAF of clusters of mentions, and their mean, the score of CoNLL-2012.
 
-They are counted as the reference scorer does (Pradhan et al., 2014): summed over documents, with
-mentions that only one side has.
+The counts are those of the reference scorer (Pradhan et al., 2014): summed over documents, with
+mentions that are only in the predictions or only in the references.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -29,7 +29,7 @@ class CorefScores:
 
     @property
     def conll(self) -> float:
-        """The mean that CoNLL-2012 ranks by."""
+        """The official score of CoNLL-2012."""
         return (self.muc.f1 + self.b_cubed.f1 + self.ceaf.f1) / 3
 
 
@@ -55,11 +55,11 @@ class ConllF1(Metric):
 
     def scores(self, total: Statistics) -> CorefScores:
         """Return precision, recall and F1 of the three scores."""
-        found = []
+        scores = []
         for hits, predicted, matched, gold in total.tolist():
             precision, recall = safe_divide(hits, predicted), safe_divide(matched, gold)
-            found.append(PRF(precision, recall, f_score(precision, recall), int(gold)))
-        return CorefScores(*found)
+            scores.append(PRF(precision, recall, f_score(precision, recall), int(gold)))
+        return CorefScores(*scores)
 
     def score(self, total: Statistics, /) -> float:
         """Return the mean F1."""
@@ -67,7 +67,7 @@ class ConllF1(Metric):
 
 
 def check_clusters(document: Iterable[Cluster], number: int) -> Clusters:
-    """Refuse a mention that is in two clusters."""
+    """Check that no mention is in two clusters; drop empty clusters."""
     clusters = [frozenset(cluster) for cluster in document]
     seen: set[Hashable] = set()
     for cluster in clusters:
@@ -81,28 +81,28 @@ def check_clusters(document: Iterable[Cluster], number: int) -> Clusters:
 
 
 def muc(predicted: Clusters, gold: Clusters) -> Counts:
-    """Count links: a cluster that the other side has in three parts lacks two of its links."""
+    """Count links: a cluster that is split into three on the other side loses two links."""
     return *muc_links(predicted, gold), *muc_links(gold, predicted)
 
 
 def muc_links(clusters: Clusters, others: Clusters) -> tuple[int, int]:
-    """Count the links of clusters that the other side has too, and all of them."""
+    """Count the links of clusters that are also on the other side, and all links."""
     index = {mention: number for number, cluster in enumerate(others) for mention in cluster}
     hits = 0
     for cluster in clusters:
-        # A mention that the other side lacks is a part of its own and adds no link.
+        # A mention that is missing on the other side adds no link.
         known = [index[mention] for mention in cluster if mention in index]
         hits += len(known) - len(set(known))
     return hits, sum(map(len, clusters)) - len(clusters)
 
 
 def b_cubed(predicted: Clusters, gold: Clusters) -> Counts:
-    """Count mentions, each by the share of its cluster that is in its cluster of the other side."""
+    """Count mentions, each by the fraction of its cluster that both sides have."""
     return *b_cubed_counts(predicted, gold), *b_cubed_counts(gold, predicted)
 
 
 def b_cubed_counts(clusters: Clusters, others: Clusters) -> tuple[float, int]:
-    """Sum over mentions the share of the cluster that is shared, and count the mentions."""
+    """Sum the common fraction of the cluster over mentions, and count the mentions."""
     hits = sum(len(own & other) ** 2 / len(own) for own in clusters for other in others)
     return hits, sum(map(len, clusters))
 
@@ -117,7 +117,7 @@ def ceaf(predicted: Clusters, gold: Clusters) -> Counts:
 
 
 def phi4(first: frozenset[Hashable], second: frozenset[Hashable]) -> float:
-    """Return the share of common mentions, Luo's phi 4."""
+    """Return Luo's phi 4, the Dice coefficient of two clusters."""
     return 2 * len(first & second) / (len(first) + len(second))
 
 

@@ -13,9 +13,9 @@ from kinfolk.metrics.baselines import Ids, KneserNey
 from kinfolk.text.segment import word_starts
 
 NGRAM_ORDERS = (1, 2, 3, 4)  # of distinct-n, and of BLEU
-REPEAT_NGRAM = 4  # words that count as a repetition when the text has them before
+REPEAT_NGRAM = 4  # words of an n-gram that counts as repeated
 LOOP_REPEATS = 3  # of a phrase of two words or more, in a loop (Holtzman et al. 2020)
-SMOOTHING_FLOOR = 0.1  # matches where there are none (Chen & Cherry 2014, method 1)
+SMOOTHING_FLOOR = 0.1  # matches of an order without any (Chen & Cherry 2014, method 1)
 
 WordSequence = Sequence[str]
 Gram = tuple[str, ...]
@@ -26,27 +26,26 @@ class DiversityScores:
     """Measures of a set of texts; None where the set is too small."""
 
     texts: int
-    empty: int  # texts without a word, which only `words` below counts
-    words: float  # of a text on average
-    distinct_n: tuple[float | None, ...]  # shares of distinct 1- to 4-grams
-    repetition_rate: float | None  # share of words in repeated 4-grams
-    loop_rate: float | None  # share of texts that end in a loop
+    empty: int  # texts without a word; only the mean of `words` includes them
+    words: float  # mean per text
+    distinct_n: tuple[float | None, ...]  # fractions of distinct 1- to 4-grams
+    repetition_rate: float | None  # fraction of words in repeated 4-grams
+    loop_rate: float | None  # fraction of texts that end in a loop
     self_bleu: float | None  # 1 where all texts are equal
     perplexity: float | None = None  # of a token under an n-gram model
 
 
 def diversity_scores(texts: Sequence[str], perplexity: float | None = None) -> DiversityScores:
-    """Measure texts by their words; a Chinese character is one, and so is a punctuation mark."""
-    every = [word_tokenize(text) for text in texts]
-    some = [words for words in every if words]
+    """Score texts by their words; a Chinese character or a punctuation mark is a word."""
+    tokenized = [words for text in texts if (words := word_tokenize(text))]
     return DiversityScores(
-        texts=len(every),
-        empty=len(every) - len(some),
-        words=sum(map(len, some)) / max(len(every), 1),
-        distinct_n=tuple(distinct_n(some, size) for size in NGRAM_ORDERS),
-        repetition_rate=mean([repetition_rate(text) for text in some]),
-        loop_rate=mean([ends_in_loop(text) for text in some]),
-        self_bleu=self_bleu(some),
+        texts=len(texts),
+        empty=len(texts) - len(tokenized),
+        words=sum(map(len, tokenized)) / max(len(texts), 1),
+        distinct_n=tuple(distinct_n(tokenized, size) for size in NGRAM_ORDERS),
+        repetition_rate=mean([repetition_rate(text) for text in tokenized]),
+        loop_rate=mean([ends_in_loop(text) for text in tokenized]),
+        self_bleu=self_bleu(tokenized),
         perplexity=perplexity,
     )
 
@@ -59,13 +58,13 @@ def word_tokenize(text: str) -> list[str]:
 
 
 def distinct_n(texts: Sequence[WordSequence], size: int) -> float | None:
-    """Return the share of distinct n-grams over all texts (Li et al. 2016)."""
-    found = Counter(gram for text in texts for gram in ngrams(text, size))
-    return len(found) / found.total() if found else None
+    """Return the fraction of distinct n-grams over all texts (Li et al. 2016)."""
+    counts = Counter(gram for text in texts for gram in ngrams(text, size))
+    return len(counts) / counts.total() if counts else None
 
 
 def repetition_rate(text: WordSequence, size: int = REPEAT_NGRAM) -> float:
-    """Return the share of words that are part of a repeated n-gram: "a b a b a b" has 0.67."""
+    """Return the fraction of words in a repeated n-gram: "a b a b a b" has 0.67."""
     seen: set[Gram] = set()
     repeated = np.zeros(len(text), np.bool_)
     for index, gram in enumerate(ngrams(text, size)):
@@ -76,7 +75,7 @@ def repetition_rate(text: WordSequence, size: int = REPEAT_NGRAM) -> float:
 
 
 def ends_in_loop(text: WordSequence) -> bool:
-    """Return whether a text ends in a phrase of two words or more, three times over."""
+    """Return whether a text ends in a phrase of two or more words, repeated three times."""
     return any(
         all(text[-back] == text[-back - size] for back in range(1, (LOOP_REPEATS - 1) * size + 1))
         for size in range(2, len(text) // LOOP_REPEATS + 1)
@@ -86,8 +85,8 @@ def ends_in_loop(text: WordSequence) -> bool:
 def self_bleu(texts: Sequence[WordSequence]) -> float | None:
     """Return the mean BLEU-4 of each text against all others (Zhu et al. 2018).
 
-    Every n-gram keeps the two highest counts that any text has of it: the highest among the others
-    is one of them, so that all texts are scored in one pass, exactly.
+    The two highest counts of every n-gram are kept. One of them is the highest count among the
+    other texts, so that all texts are scored exactly in one pass.
     """
     if len(texts) < 2:
         return None
@@ -100,7 +99,7 @@ def self_bleu(texts: Sequence[WordSequence]) -> float | None:
     lengths = sorted(map(len, texts))
     scores = []
     for text, own in zip(texts, counts, strict=True):
-        # Where the highest count is the text's own, the second is that of the others.
+        # If the highest count is that of this text, the second is that of the others.
         hits = [
             sum(min(count, best[gram][count == best[gram][0]]) for gram, count in order.items())
             for order in own
@@ -112,30 +111,30 @@ def self_bleu(texts: Sequence[WordSequence]) -> float | None:
 def bleu(hits: Sequence[int], length: int, reference: int) -> float:
     """Return BLEU from the matching n-grams of each order that is not longer than the text.
 
-    It is sacrebleu's, with smoothing by a floor and the effective order.
+    As in sacrebleu with smooth_method="floor" and effective_order=True.
     """
     if not any(hits):
         return 0.0
     totals = [length - size + 1 for size in NGRAM_ORDERS if size <= length]
-    shares = [(hit or SMOOTHING_FLOOR) / total for hit, total in zip(hits, totals, strict=False)]
+    precisions = [(n or SMOOTHING_FLOOR) / total for n, total in zip(hits, totals, strict=False)]
     brevity = min(0.0, 1 - reference / length)
-    return math.exp(brevity + sum(map(math.log, shares)) / len(shares))
+    return math.exp(brevity + sum(map(math.log, precisions)) / len(precisions))
 
 
 def closest_length(lengths: Sequence[int], length: int) -> int:
-    """Return the other length that is closest to one of the sorted lengths, the shorter of two.
+    """Return the closest other length to one of the sorted lengths; of two, the shorter.
 
     A second text of the same length is the closest.
     """
-    place = bisect_left(lengths, length)
-    others = [*lengths[max(place - 1, 0) : place], *lengths[place + 1 : place + 2]]
+    index = bisect_left(lengths, length)
+    others = [*lengths[max(index - 1, 0) : index], *lengths[index + 1 : index + 2]]
     return min(others, key=lambda other: (abs(other - length), other))
 
 
 def perplexity(model: KneserNey, texts: Sequence[Ids]) -> float | None:
-    """Return the perplexity of a token under an n-gram model, without the end of the text.
+    """Return the perplexity per token under an n-gram model, without the end of text.
 
-    A text that was generated up to a number of tokens has no end to predict.
+    A text that was generated up to a token limit has no end to predict.
     """
     costs = [model.nll(ids)[:-1] for ids in texts]
     tokens = sum(map(len, costs))
@@ -143,10 +142,10 @@ def perplexity(model: KneserNey, texts: Sequence[Ids]) -> float | None:
 
 
 def ngrams(text: WordSequence, size: int) -> Iterator[Gram]:
-    """Yield every n-gram of some words."""
+    """Yield every n-gram of words."""
     return (tuple(text[start : start + size]) for start in range(len(text) - size + 1))
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """Return the mean, None of no values."""
+    """Return the mean; None without values."""
     return sum(values) / len(values) if values else None

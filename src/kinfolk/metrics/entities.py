@@ -65,20 +65,20 @@ class TagMetric(Metric):
         return sum(p == g for p, g in zip(predicted, gold, strict=True)), len(gold)
 
     def score(self, total: Statistics, /) -> float:
-        """Return the score of the summed counts: here the share of correct tags."""
+        """Return the score of the summed counts: the fraction of correct tags."""
         return safe_divide(*map(int, total))
 
 
 @dataclass(frozen=True)
 class TagAccuracy(TagMetric):
-    """The share of correct tags."""
+    """The fraction of correct tags."""
 
     name: str = "accuracy"
 
 
 @dataclass(frozen=True)
 class WordF1(TagMetric):
-    """F1 over words, those with the tag O left out: for tags that are not parts of entities."""
+    """F1 over words without the tag O, for tags that are not parts of entities."""
 
     name: str = "f1"
     title: str = "F1"
@@ -101,16 +101,17 @@ class EntityF1(WordF1):
 
     def counts(self, predicted: Tags, gold: Tags) -> tuple[int, ...]:
         """Return hits, predictions and references."""
-        found, real = set(get_entities(predicted)), set(get_entities(gold))
-        return len(found & real), len(found), len(real)
+        predictions, references = set(get_entities(predicted)), set(get_entities(gold))
+        return len(predictions & references), len(predictions), len(references)
 
 
 def scores_by_type(predictions: Sequence[Tags], references: Sequence[Tags]) -> dict[str, PRF]:
     """Return precision, recall and F1 of each type of entity."""
     check_tag_lengths(predictions, references)
-    found, real = indexed_entities(predictions), indexed_entities(references)
+    all_predicted, all_gold = indexed_entities(predictions), indexed_entities(references)
     hits, predicted, gold = (
-        Counter(entity.type for _, entity in some) for some in (found & real, found, real)
+        Counter(entity.type for _, entity in entities)
+        for entities in (all_predicted & all_gold, all_predicted, all_gold)
     )
     return {
         type: precision_recall_f1(hits[type], predicted[type], gold[type])
@@ -119,13 +120,13 @@ def scores_by_type(predictions: Sequence[Tags], references: Sequence[Tags]) -> d
 
 
 def check_tag_lengths(predictions: Sequence[Tags], references: Sequence[Tags]) -> None:
-    """Refuse sentences with different numbers of predicted and reference tags."""
+    """Check that each sentence has as many predicted as reference tags."""
     check_lengths(predictions, references, "sentences")
     for number, (predicted, gold) in enumerate(zip(predictions, references, strict=True), 1):
         if len(predicted) != len(gold):
             raise UserError(
                 f"sentence {number} has {len(predicted)} predicted tags and {len(gold)} reference "
-                "tags: give one for each token"
+                "tags: pass one for each token"
             )
 
 
@@ -156,7 +157,7 @@ def has_entity_tags(tags: Tags) -> bool:
 
 
 def repair_tags(tags: Tags, scheme: TagScheme = "IOB2") -> tuple[list[str], int]:
-    """Write tags in a scheme without changing the entities, and count the tags that changed.
+    """Convert tags to a scheme without changing the entities; also return how many changed.
 
     O I-PER I-LOC becomes O B-PER B-LOC in IOB2.
     """
@@ -166,13 +167,13 @@ def repair_tags(tags: Tags, scheme: TagScheme = "IOB2") -> tuple[list[str], int]
 
 
 def encode_tags(entities: Sequence[Entity], length: int, scheme: TagScheme = "IOB2") -> list[str]:
-    """Write entities that do not overlap as the tags of a sentence."""
+    """Return the tags of a sentence with these entities, which do not overlap."""
     tags = ["O"] * length
     for type, start, end in entities:
         prefixes = ["B", *["I"] * (end - start - 1)]
         if scheme == "BIOES":
             prefixes[-1] = "E" if end - start > 1 else "S"
-        suffix = "" if type == OUTSIDE.type else f"-{type}"  # a bare B has no type to write
+        suffix = "" if type == OUTSIDE.type else f"-{type}"  # a bare B has no type
         tags[start:end] = [prefix + suffix for prefix in prefixes]
     return tags
 

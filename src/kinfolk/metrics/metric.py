@@ -22,13 +22,13 @@ class Metric(ABC):
     """
 
     name: str  # the key in JSON and in logs
-    title: str = ""  # what tables and pages print; empty for the name
+    title: str = ""  # in tables and reports; empty: the name
     maximum: float = 1.0  # 100 for BLEU and chrF
-    decimals: int = 4  # that tables print
+    decimals: int = 4  # in tables
     lower_is_better: bool = False
     max_resamples: int = 1000  # of a bootstrap interval
 
-    things: ClassVar[str] = "predictions"  # what error messages call the rows
+    things: ClassVar[str] = "predictions"  # noun for the rows in error messages
 
     @abstractmethod
     def statistics(self, predictions: Sequence[Any], references: Sequence[Any], /) -> Statistics:
@@ -48,13 +48,13 @@ class Metric(ABC):
         return self.aggregate(self.statistics(predictions, references))
 
     def normalized(self, score: float) -> float:
-        """Return a score of which more is better, and 1 the best."""
+        """Return a score of which higher is better, with a maximum of 1."""
         return 1 / max(score, 1e-9) if self.lower_is_better else score / self.maximum
 
 
 @dataclass(frozen=True)
 class MeanMetric(Metric):
-    """The mean of one value a row."""
+    """The mean of one value per row."""
 
     @abstractmethod
     def values(self, predictions: Sequence[Any], references: Sequence[Any], /) -> Sequence[float]:
@@ -70,14 +70,14 @@ class MeanMetric(Metric):
 
 
 def with_counts(values: Sequence[float]) -> NDArray[np.float64]:
-    """Return values beside a count of 1, the statistics of a mean: (rows, 2)."""
-    found = np.asarray(values, np.float64)
-    return np.stack([found, np.ones_like(found)], 1)
+    """Return values with a count of 1 each, the statistics of a mean: (rows, 2)."""
+    array = np.asarray(values, np.float64)
+    return np.stack([array, np.ones_like(array)], 1)
 
 
 @dataclass(frozen=True)
 class PRF:
-    """Precision, recall and F1; the ratio of nothing is 0, as in scikit-learn and seqeval."""
+    """Precision, recall and F1; a division by zero gives 0, as in scikit-learn and seqeval."""
 
     precision: float
     recall: float
@@ -102,11 +102,11 @@ def safe_divide(numerator: float, denominator: float) -> float:
 
 
 def check_lengths(predictions: Sized, references: Sized, things: str) -> None:
-    """Refuse lists of different lengths, and empty ones."""
+    """Check that both sequences have the same length and are not empty."""
     if len(predictions) != len(references):
         raise UserError(
-            f"{len(predictions)} {things} cannot be scored against {len(references)}: "
-            "give one for each"
+            f"got {len(predictions)} {things} for {len(references)} references: "
+            "pass one for each reference"
         )
     if not len(references):
-        raise UserError(f"there are no {things} to score: give at least one")
+        raise UserError(f"no {things} to score: pass at least one")

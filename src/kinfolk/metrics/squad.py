@@ -17,11 +17,11 @@ from kinfolk.metrics.metric import MeanMetric, check_lengths, f_score, safe_divi
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
-# What CMRC's script removes. It lists the ellipsis as two characters, which no single character
-# equals, so that it stays.
+# The characters that CMRC's script removes. It lists the ellipsis as two characters, which never
+# match, so that the ellipsis is kept.
 CMRC_PUNCTUATION = str.maketrans("", "", "-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』")
 CHARACTER = re.compile("([\u4e00-\u9fa5])")
-# The script splits what is not Chinese by NLTK's rules: these are the ones that matter.
+# The script splits other text by NLTK's rules, of which these are the relevant ones.
 SINGLE_CHAR_TOKENS = r";@#$%&?!()\[\]{}<>\"—–‘«»„"
 ENDINGS = "(?:s|m|d|re|ve|ll)"
 WORD = re.compile(
@@ -45,8 +45,8 @@ class NoAnswerThreshold:
 class SpanMetric(MeanMetric):
     """The mean over questions of the best match with any of a question's answers.
 
-    SQuAD 1.1's rules, or SQuAD 2.0's where some question has no answer: it then wants an empty
-    prediction. Chinese answers are scored by CMRC 2018's rules.
+    SQuAD 1.1's rules, or SQuAD 2.0's if some question has no answer, whose correct prediction is
+    empty. Chinese answers are scored by CMRC 2018's rules.
     """
 
     chinese: bool = False
@@ -59,14 +59,14 @@ class SpanMetric(MeanMetric):
         """Return the best match of each question."""
         compare = self.comparison(all(references))
         if all(references):
-            wanted = references
+            gold = references
         elif self.chinese:
-            wanted = [texts or [""] for texts in references]
+            gold = [texts or [""] for texts in references]
         else:
-            wanted = [[t for t in texts if normalize_answer(t)] or [""] for texts in references]
+            gold = [[t for t in texts if normalize_answer(t)] or [""] for texts in references]
         return [
-            max(compare(text, answer) for answer in texts)
-            for text, texts in zip(predictions, wanted, strict=True)
+            max(compare(text, answer) for answer in answers)
+            for text, answers in zip(predictions, gold, strict=True)
         ]
 
     @abstractmethod
@@ -113,7 +113,7 @@ def best_threshold(
     """
     check_lengths(null_scores, references, "null scores")
     values = metric.values(predictions, references)
-    # Answering a question that has no answer loses what predicting none has earned.
+    # Answering an unanswerable question loses the point of predicting no answer.
     gains = [
         value if texts else -float(bool(text))
         for value, texts, text in zip(values, references, predictions, strict=True)
@@ -135,15 +135,15 @@ def normalize_answer(text: str) -> str:
 
 
 def exact_match(prediction: str, answer: str) -> float:
-    """Return 1 where two answers are equal for SQuAD, else 0."""
+    """Return 1 if two answers are equal after normalization, else 0."""
     return float(normalize_answer(prediction) == normalize_answer(answer))
 
 
 def token_f1(prediction: str, answer: str) -> float:
     """Return F1 of the words of two answers, as SQuAD 1.1 defines it."""
-    words, wanted = normalize_answer(prediction).split(), normalize_answer(answer).split()
-    hits = (Counter(words) & Counter(wanted)).total()
-    return f_score(safe_divide(hits, len(words)), safe_divide(hits, len(wanted)))
+    predicted, gold = normalize_answer(prediction).split(), normalize_answer(answer).split()
+    hits = (Counter(predicted) & Counter(gold)).total()
+    return f_score(safe_divide(hits, len(predicted)), safe_divide(hits, len(gold)))
 
 
 def token_f1_v2(prediction: str, answer: str) -> float:
@@ -154,20 +154,20 @@ def token_f1_v2(prediction: str, answer: str) -> float:
 
 
 def cmrc_exact_match(prediction: str, answer: str) -> float:
-    """Return 1 where two answers are equal for CMRC, but for case and punctuation, else 0."""
+    """Return 1 if two answers are equal except for case and punctuation, else 0."""
     first, second = (t.lower().strip().translate(CMRC_PUNCTUATION) for t in (prediction, answer))
     return float(first == second)
 
 
 def cmrc_f1(prediction: str, answer: str) -> float:
     """Return F1 of the longest common substring of tokens."""
-    tokens, wanted = cmrc_tokenize(prediction), cmrc_tokenize(answer)
-    hits = longest_common_substring(tokens, wanted)
-    return f_score(safe_divide(hits, len(tokens)), safe_divide(hits, len(wanted)))
+    predicted, gold = cmrc_tokenize(prediction), cmrc_tokenize(answer)
+    hits = longest_common_substring(predicted, gold)
+    return f_score(safe_divide(hits, len(predicted)), safe_divide(hits, len(gold)))
 
 
 def cmrc_f1_v2(prediction: str, answer: str) -> float:
-    """Return the same, where two answers without a token are equal."""
+    """Return F1 as in SQuAD 2.0: two answers without a token are equal."""
     if not cmrc_tokenize(prediction) or not cmrc_tokenize(answer):
         return cmrc_exact_match(prediction, answer)
     return cmrc_f1(prediction, answer)
@@ -184,7 +184,7 @@ def cmrc_tokenize(text: str) -> list[str]:
 
 
 def longest_common_substring(first: Sequence[str], second: Sequence[str]) -> int:
-    """Return the length of the longest run of tokens that is in both."""
+    """Return the length of the longest common run of tokens."""
     longest, before = 0, [0] * (len(second) + 1)
     for token in first:
         row = [0] * (len(second) + 1)

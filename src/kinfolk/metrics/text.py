@@ -16,11 +16,11 @@ from kinfolk.metrics.diversity import ngrams
 from kinfolk.metrics.metric import MeanMetric, Metric, Statistics, f_score, safe_divide
 
 References: TypeAlias = str | Sequence[str]  # the references of one text
-CHINESE = ("\u3400", "\u9fff")  # the first and the last character of those that are counted
+CHINESE = ("\u3400", "\u9fff")  # first and last character
 
 
 def library() -> Any:
-    """Import sacrebleu, or say how to install it."""
+    """Return the metrics of sacrebleu."""
     try:
         from sacrebleu import metrics
     except ImportError as error:
@@ -51,17 +51,17 @@ class TextMetric(Metric):
     ) -> Statistics:
         """Return the counts of each text: (texts, counts)."""
         check_references(predictions, references)
-        found = self.implementation(references)._extract_corpus_statistics(
+        statistics = self.implementation(references)._extract_corpus_statistics(
             list(predictions), reference_streams(references)
         )
-        return np.array(found)
+        return np.array(statistics)
 
     def score(self, total: Statistics, /) -> float:
-        """Return the score of summed counts, which no tokenizer plays a part in."""
+        """Return the score of summed counts, which does not depend on the tokenizer."""
         return float(self.implementation(())._aggregate_and_compute([total.tolist()]).score)
 
     def signature(self, predictions: Sequence[str], references: Sequence[References]) -> str:
-        """Return sacrebleu's signature: how the score is counted."""
+        """Return sacrebleu's signature, which describes how the score is computed."""
         implementation = self.implementation(references)
         implementation.corpus_score(list(predictions), reference_streams(references))
         return str(implementation.get_signature())
@@ -107,26 +107,26 @@ def as_sequence(reference: References) -> Sequence[str]:
 
 
 def reference_streams(references: Sequence[References]) -> list[list[str | None]]:
-    """Return the first reference of every text, then the second, with None where it has none."""
+    """Return the first references of all texts, then the second ones; None where missing."""
     most = max(len(as_sequence(reference)) for reference in references)
     padded = [[*as_sequence(reference), *[None] * most][:most] for reference in references]
     return [list(stream) for stream in zip(*padded, strict=True)]
 
 
 def check_references(predictions: Sequence[str], references: Sequence[References]) -> None:
-    """Refuse texts without a reference each, and no texts at all."""
+    """Check that each text has a reference, and that there are texts."""
     if len(predictions) != len(references) or not predictions:
         raise UserError(
-            f"{len(predictions)} texts cannot be scored against {len(references)} references: "
-            "give one for each"
+            f"got {len(predictions)} texts for {len(references)} references: "
+            "pass one text for each reference"
         )
     for number, reference in enumerate(references, 1):
         if not as_sequence(reference):
-            raise UserError(f"text {number} has no reference: give one or more for each")
+            raise UserError(f"text {number} has no reference: pass at least one for each text")
 
 
 def mostly_chinese(references: Sequence[References]) -> bool:
-    """Return whether most letters are Chinese: then each of them counts as a word."""
+    """Return whether most letters are Chinese, each of which then counts as a word."""
     letters = [c for r in references for text in as_sequence(r) for c in text if c.isalpha()]
     return 2 * sum(CHINESE[0] <= letter <= CHINESE[1] for letter in letters) > len(letters)
 
@@ -163,15 +163,15 @@ class Rouge(MeanMetric):
 
 @dataclass(frozen=True)
 class RougeN(Rouge):
-    """F1 of n-grams; one that is repeated counts as often as the reference has it."""
+    """F1 of n-grams; a repeated one counts at most as often as in the reference."""
 
     n: int = 1
 
     def compare(self, words: Sequence[str], reference: Sequence[str]) -> float:
         """Return F1 of the n-grams."""
-        found, gold = Counter(ngrams(words, self.n)), Counter(ngrams(reference, self.n))
-        hits = (found & gold).total()
-        return f_score(safe_divide(hits, found.total()), safe_divide(hits, gold.total()))
+        predicted, gold = Counter(ngrams(words, self.n)), Counter(ngrams(reference, self.n))
+        hits = (predicted & gold).total()
+        return f_score(safe_divide(hits, predicted.total()), safe_divide(hits, gold.total()))
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ ROUGE = (RougeN("rouge1", "ROUGE-1", n=1), RougeN("rouge2", "ROUGE-2", n=2), Rou
 def lcs_length(first: Sequence[str], second: Sequence[str]) -> int:
     """Return the length of the longest common subsequence.
 
-    A row of the table is one number, a bit of which is 0 where the length grows (Hyyrö 2004).
+    A row of the table is an integer; a bit is 0 where the length increases (Hyyrö 2004).
     """
     indices: defaultdict[str, int] = defaultdict(int)
     for index, word in enumerate(first):
@@ -208,7 +208,7 @@ def lcs_length(first: Sequence[str], second: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class Perplexity(Metric):
-    """The perplexity of a token; predictions are pairs of negative log-likelihood and tokens."""
+    """The perplexity per token; predictions are pairs of negative log-likelihood and tokens."""
 
     name: str = "perplexity"
     decimals: int = 2
@@ -227,7 +227,7 @@ class Perplexity(Metric):
 
 @dataclass(frozen=True)
 class BitsPerByte(Perplexity):
-    """Negative log-likelihood in bits for each byte of UTF-8."""
+    """Negative log-likelihood in bits per byte of UTF-8."""
 
     name: str = "bits_per_byte"
     decimals: int = 4
@@ -245,5 +245,5 @@ class BitsPerByte(Perplexity):
         )
 
     def score(self, total: Statistics, /) -> float:
-        """Return bits for each byte."""
+        """Return bits per byte."""
         return float(total[0]) / math.log(2) / float(total[1])

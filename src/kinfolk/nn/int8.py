@@ -1,4 +1,4 @@
-"""Networks in int8 for generation on a CPU: a quarter of the memory is read for each token."""
+"""Int8 networks for generation on a CPU, which read a quarter of the memory per token."""
 
 import warnings
 from collections.abc import Iterator
@@ -27,11 +27,11 @@ def quantize_int8(model: nn.Module) -> nn.Module:
     for name, weight in model.named_parameters():
         if weight.device.type != "cpu" or weight.dtype != torch.float32:
             raise UserError(
-                f"{name} is {weight.dtype} on {weight.device}: int8 is made from float32 on the CPU"
+                f"{name} is {weight.dtype} on {weight.device}: int8 needs float32 on the CPU"
             )
     if load_kernel() is None:
         warnings.warn(
-            "no C compiler (cc, gcc or clang) built the int8 kernel: torch's own is used, "
+            "no C compiler (cc, gcc or clang) could build the int8 kernel: using torch's, "
             "which is slower",
             stacklevel=2,
         )
@@ -42,13 +42,13 @@ def quantize_int8(model: nn.Module) -> nn.Module:
 
 def _quantized(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
     if module not in done:
-        done[module] = small = _int8_module(module)
-        for name, part in small._modules.items():
+        done[module] = quantized = _int8_module(module)
+        for name, part in quantized._modules.items():
             # The projections of rare ids are also used transposed.
             if part is not None and not (
-                isinstance(small, AdaptiveEmbedding) and part is small.projections
+                isinstance(quantized, AdaptiveEmbedding) and part is quantized.projections
             ):
-                small._modules[name] = _quantized(part, done)
+                quantized._modules[name] = _quantized(part, done)
     return done[module]
 
 
@@ -66,11 +66,11 @@ class Int8Module(nn.Module):
     def train(self, mode: bool = True) -> Self:
         """Refuse training mode."""
         if mode:
-            raise UserError(f"{ONLY}: train the one it was made from")
+            raise UserError(f"{ONLY}: train the float32 network")
         return super().train(mode)
 
     def _save_to_state_dict(self, *_: Any) -> NoReturn:
-        raise UserError(f"{ONLY}: save the one it was made from")
+        raise UserError(f"{ONLY}: save the float32 network")
 
 
 class Int8Linear(Int8Module):
@@ -148,8 +148,8 @@ class Int8LinearLogits(LinearLogits):
         sums = self.hidden.new_zeros(2)
         for rows, targets in logit_chunks(self.hidden, labels, self.vocab_size):
             logits = self.matrix(rows, self.bias)
-            for i, share in enumerate((smoothing, 0.0)):
-                sums[i] += cross_entropy(logits, targets, share)
+            for i, label_smoothing in enumerate((smoothing, 0.0)):
+                sums[i] += cross_entropy(logits, targets, label_smoothing)
         return sums[0], sums[1]
 
 

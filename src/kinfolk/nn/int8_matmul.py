@@ -1,9 +1,9 @@
 """Int8 matrices and their products with rows of floats, by a kernel in C or by torch.
 
-A matrix holds a byte a weight and a scale an output. An input row is quantized to bytes too,
-between its own minimum and maximum, and the products are summed in integers, so that its result is
-the same to the bit whatever rows are in the batch. The kernel, int8.c, is compiled on first use and
-cached; without a compiler, torch's own int8 product gives the same result, more slowly.
+A matrix has one byte per weight and one scale per output. An input row is quantized between its
+minimum and maximum, and products are summed in integers, so that a result does not depend on the
+other rows of the batch. The kernel, int8.c, is compiled on first use and cached; without a
+compiler, torch's int8 product gives the same result more slowly.
 """
 
 import ctypes
@@ -27,24 +27,24 @@ from torch import Tensor
 from kinfolk.errors import UserError
 
 LANES = 32  # outputs of a panel: see int8.c
-STEP = 8  # inputs that its loop takes at a time
+STEP = 8  # inputs per iteration of its loop
 SOURCE = Path(__file__).with_name("int8.c")
-# Products and sums are rounded one by one, as in torch: no fused multiply-add.
+# No fused multiply-add: products and sums are rounded separately, as in torch.
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-ffp-contract=off", "-fPIC", "-fopenmp")
 
 Kernel = Callable[[int, int, int | None, int, int, int], int]
 
 
 class Int8Matrix(ABC):
-    """Weights of (outputs, inputs) as int8 from -127 to 127, and a scale an output."""
+    """Weights of (outputs, inputs) as int8 from -127 to 127, and one scale per output."""
 
     def __init__(self, weight: Tensor) -> None:
         self.outputs, self.inputs = weight.shape
-        peak = weight.detach().abs().amax(1)
-        times = torch.where(peak < 1e-30, 0.0, 127 / peak)
-        bytes = (weight.detach() * times[:, None]).round_().nan_to_num_(0.0, 0.0, 0.0)
+        absmax = weight.detach().abs().amax(1)
+        inverse = torch.where(absmax < 1e-30, 0.0, 127 / absmax)
+        bytes = (weight.detach() * inverse[:, None]).round_().nan_to_num_(0.0, 0.0, 0.0)
         # A weight that is not finite makes its output NaN.
-        scales = torch.where(peak.isfinite(), peak / 127, torch.nan)
+        scales = torch.where(absmax.isfinite(), absmax / 127, torch.nan)
         self.pack(bytes.to(torch.int8), scales)
 
     @abstractmethod
@@ -57,15 +57,13 @@ class Int8Matrix(ABC):
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         if x.requires_grad:
-            raise UserError("a product in int8 has no gradient: call it under torch.no_grad()")
+            raise UserError("int8 products have no gradient: call them under torch.no_grad()")
         assert x.dtype is torch.float32 and x.shape[-1] == self.inputs, (x.dtype, x.shape)
         assert bias is None or len(bias) == self.outputs
         return self.matmul(x.contiguous(), bias)
 
     def __reduce__(self) -> NoReturn:
-        raise UserError(
-            "a matrix in int8 cannot be copied or saved: copy the float32 network it was made from"
-        )
+        raise UserError("int8 matrices cannot be copied or saved: copy the float32 network")
 
 
 class TorchInt8Matrix(Int8Matrix):
@@ -83,11 +81,11 @@ class TorchInt8Matrix(Int8Matrix):
             return x.new_empty(*x.shape[:-1], self.outputs)
         low, high = rows.amin(1, keepdim=True).clamp(max=0), rows.amax(1, keepdim=True).clamp(min=0)
         span = high - low
-        # A quotient: `253 / span` would be a product with the inverse, which rounds twice.
-        times = torch.where(span < 1e-30, 0.0, torch.tensor(253.0) / span)
-        zeros = -127 - (low * times).round()
-        steps = ((rows * times).round_() + zeros).nan_to_num_(0.0, 0.0, 0.0).to(torch.int8)
-        sums = torch._int_mm(steps, self.bytes.T)
+        # A tensor: `253 / span` would multiply with the reciprocal, which rounds twice.
+        inverse = torch.where(span < 1e-30, 0.0, torch.tensor(253.0) / span)
+        zeros = -127 - (low * inverse).round()
+        quantized = ((rows * inverse).round_() + zeros).nan_to_num_(0.0, 0.0, 0.0).to(torch.int8)
+        sums = torch._int_mm(quantized, self.bytes.T)
         sums -= zeros.nan_to_num(0.0, 0.0, 0.0).to(torch.int32) * self.totals
         scales = torch.where(span.isfinite(), span / 253, torch.nan)
         out = sums.float() * scales * self.scales
@@ -116,44 +114,46 @@ class NativeInt8Matrix(Int8Matrix):
         outputs, inputs = -(-self.outputs // LANES) * LANES, -(-self.inputs // STEP) * STEP
         over = outputs - self.outputs
         padded = F.pad(bytes, (0, inputs - self.inputs, 0, over)).view(-1, LANES, inputs // 4, 4)
-        laid = padded.transpose(1, 2).contiguous().view(torch.uint8).bitwise_xor_(128)
+        panels = padded.transpose(1, 2).contiguous().view(torch.uint8).bitwise_xor_(128)
         totals = F.pad(bytes.sum(1, dtype=torch.int32), (0, over))
-        self.kept = laid, F.pad(scales, (0, over)), totals  # the kernel reads their memory
-        indices = (tensor.data_ptr() for tensor in self.kept)
-        self.panels = PackedMatrix(*indices, self.inputs, inputs, self.outputs)
-        self.place = ctypes.addressof(self.panels)
-        found = load_kernel()
-        assert found is not None
-        self.kernel = found
+        self.tensors = panels, F.pad(scales, (0, over)), totals  # the kernel reads their memory
+        pointers = (tensor.data_ptr() for tensor in self.tensors)
+        self.packed = PackedMatrix(*pointers, self.inputs, inputs, self.outputs)
+        self.address = ctypes.addressof(self.packed)
+        kernel = load_kernel()
+        assert kernel is not None
+        self.kernel = kernel
 
     def matmul(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Call the kernel; compiled code calls it as a registered operator."""
         if torch.compiler.is_compiling():
-            found: Tensor = torch.ops.kinfolk.bytes(x, bias, self.place, self.outputs)
-            return found
-        return call_kernel(self.kernel, self.place, x, bias, self.outputs)
+            out: Tensor = torch.ops.kinfolk.bytes(x, bias, self.address, self.outputs)
+            return out
+        return call_kernel(self.kernel, self.address, x, bias, self.outputs)
 
 
-def call_kernel(kernel: Kernel, place: int, x: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
-    """Call the kernel for contiguous rows, with the matrix at an address in memory."""
+def call_kernel(
+    kernel: Kernel, address: int, x: Tensor, bias: Tensor | None, outputs: int
+) -> Tensor:
+    """Call the kernel for contiguous rows and the matrix at an address."""
     out = x.new_empty((*x.shape[:-1], outputs))
     rows, threads = x.numel() // x.shape[-1], torch.get_num_threads()
-    beside = None if bias is None else bias.data_ptr()
-    if kernel(place, x.data_ptr(), beside, out.data_ptr(), rows, threads):
+    bias_pointer = None if bias is None else bias.data_ptr()
+    if kernel(address, x.data_ptr(), bias_pointer, out.data_ptr(), rows, threads):
         raise MemoryError(f"no memory for {rows} rows of {x.shape[-1]} in int8")
     return out
 
 
 @torch.library.custom_op("kinfolk::bytes", mutates_args=())
-def int8_matmul_op(x: Tensor, bias: Tensor | None, place: int, outputs: int) -> Tensor:
+def int8_matmul_op(x: Tensor, bias: Tensor | None, address: int, outputs: int) -> Tensor:
     """Call the kernel from a compiled graph."""
-    found = load_kernel()
-    assert found is not None
-    return call_kernel(found, place, x.contiguous(), bias, outputs)
+    kernel = load_kernel()
+    assert kernel is not None
+    return call_kernel(kernel, address, x.contiguous(), bias, outputs)
 
 
 @int8_matmul_op.register_fake
-def shaped(x: Tensor, bias: Tensor | None, place: int, outputs: int) -> Tensor:
+def int8_matmul_fake(x: Tensor, bias: Tensor | None, address: int, outputs: int) -> Tensor:
     """Return an empty result of the kernel's shape."""
     return x.new_empty((*x.shape[:-1], outputs))
 
@@ -166,35 +166,35 @@ def int8_matrix(weight: Tensor) -> Int8Matrix:
 @functools.cache
 def load_kernel() -> Kernel | None:
     """Return `multiply` of int8.c, compiled or from the cache; None without a compiler."""
-    own = os.environ.get("CC")
-    for compiler in [own] if own else ["cc", "gcc", "clang"]:
+    configured = os.environ.get("CC")
+    for compiler in [configured] if configured else ["cc", "gcc", "clang"]:
         try:
-            return _built(shlex.split(compiler))
+            return _build(shlex.split(compiler))
         except (OSError, subprocess.SubprocessError):
             continue  # another compiler may succeed: clang may lack OpenMP
     return None
 
 
-def _built(compiler: Sequence[str]) -> Kernel:
+def _build(compiler: Sequence[str]) -> Kernel:
     """Compile the kernel for this CPU, or load it from the cache."""
     if shutil.which(compiler[0]) is None:
         raise FileNotFoundError(compiler[0])
-    key = [SOURCE.read_text(encoding="utf-8"), *FLAGS, *compiler, *_threads(), _cpu()]
+    key = [SOURCE.read_text(encoding="utf-8"), *FLAGS, *compiler, *_openmp(), _cpu()]
     name = f"int8-{hashlib.sha256(chr(0).join(key).encode()).hexdigest()[:24]}.so"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kinfolk"
     if (cache / name).exists():
-        return _loaded(cache / name)
-    home = _writable(cache)
-    with tempfile.TemporaryDirectory(prefix=".", dir=home) as folder:
-        made = _compiled(compiler, Path(folder))
-        found = _loaded(made)  # only a kernel that loads is cached
-        if home is not None:
-            made.replace(cache / name)  # atomic: other processes may compile it too
-    return found
+        return _load(cache / name)
+    writable = _writable(cache)
+    with tempfile.TemporaryDirectory(prefix=".", dir=writable) as folder:
+        library = _compile(compiler, Path(folder))
+        kernel = _load(library)  # only a kernel that loads is cached
+        if writable is not None:
+            library.replace(cache / name)  # atomic: other processes may compile it too
+    return kernel
 
 
 def _writable(folder: Path) -> Path | None:
-    """Return a folder, created where missing; None where it cannot be written."""
+    """Return a folder, created if missing; None if it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
@@ -202,25 +202,25 @@ def _writable(folder: Path) -> Path | None:
     return folder if os.access(folder, os.W_OK) else None
 
 
-def _compiled(compiler: Sequence[str], folder: Path) -> Path:
-    made, made_of = folder / "int8.so", folder / "int8.o"
+def _compile(compiler: Sequence[str], folder: Path) -> Path:
+    library, object_file = folder / "int8.so", folder / "int8.o"
     for step in (
-        [*FLAGS, "-c", str(SOURCE), "-o", str(made_of)],
-        # Without -fopenmp, which would start a second thread pool beside torch's.
-        ["-shared", str(made_of), *_threads(), "-o", str(made)],
+        [*FLAGS, "-c", str(SOURCE), "-o", str(object_file)],
+        # Without -fopenmp, which would start a second thread pool.
+        ["-shared", str(object_file), *_openmp(), "-o", str(library)],
     ):
         subprocess.run([*compiler, *step], check=True, capture_output=True, timeout=120)
-    return made
+    return library
 
 
-def _threads() -> list[str]:
+def _openmp() -> list[str]:
     """Return the OpenMP library that torch uses."""
-    inside = Path(torch.__file__).parent
-    folders = (inside / "lib", inside.parent / "torch.libs")
-    found = [
+    package = Path(torch.__file__).parent
+    folders = (package / "lib", package.parent / "torch.libs")
+    libraries = [
         str(p) for f in folders for kind in ("gomp", "iomp", "omp") for p in f.glob(f"lib{kind}*")
     ]
-    return found[:1] or ["-lgomp"]
+    return libraries[:1] or ["-lgomp"]
 
 
 def _cpu() -> str:
@@ -232,7 +232,7 @@ def _cpu() -> str:
     return next((x for x in lines if x.startswith(("flags", "Features"))), platform.machine())
 
 
-def _loaded(path: Path) -> Kernel:
+def _load(path: Path) -> Kernel:
     multiply = ctypes.CDLL(str(path)).multiply
     multiply.argtypes = [*[ctypes.c_void_p] * 4, ctypes.c_int64, ctypes.c_int]
     multiply.restype = ctypes.c_int

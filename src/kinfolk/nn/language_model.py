@@ -34,6 +34,39 @@ class Pooling:
     bias: bool = field(default=True, help="add a bias to the scores")
 
 
+# Range and help of the fields that several configs have.
+MODEL_FIELDS: dict[str, dict[str, Any]] = {
+    "vocab_size": {"ge": 1, "help": "number of token ids"},
+    "type_vocab_size": {"ge": 1, "help": "number of token types"},
+    "embedding_size": {"ge": 1, "help": "size of the token embeddings"},
+    "hidden_size": {"ge": 1, "help": "size of the hidden states"},
+    "num_layers": {"ge": 1, "help": "number of layers"},
+    "num_heads": {"ge": 1, "help": "number of attention heads"},
+    "head_dim": {
+        "ge": 1,
+        "help": "size of an attention head; None is the hidden size over the heads",
+    },
+    "intermediate_size": {
+        "ge": 1,
+        "help": "size of the feed-forward layer; None is four times the hidden size",
+    },
+    "max_length": {"ge": 1, "help": "longest sequence, in tokens"},
+    "clamp_len": {"ge": 1, "help": "largest relative distance; None is unlimited"},
+    "decoder_start_token_id": {"ge": 0, "help": "id of the token that the decoder starts from"},
+    "activation": {"help": "activation function of the feed-forward layer"},
+    "dropout": {"ge": 0, "lt": 1, "help": "dropout rate of embeddings and sublayers"},
+    "attention_dropout": {"ge": 0, "lt": 1, "help": "dropout rate of attention probabilities"},
+    "layer_norm_eps": {"gt": 0, "help": "epsilon of the layer norms"},
+    "init_std": {"ge": 0, "help": "standard deviation of initial weights"},
+    "mimetic_init": {"help": "mimetic initialisation: attention starts on neighbouring tokens"},
+}
+
+
+def model_field(name: str, default: Any) -> Any:
+    """Declare a field of `MODEL_FIELDS`: `num_layers: int = model_field("num_layers", 12)`."""
+    return field(default=default, **MODEL_FIELDS[name])
+
+
 class ModelConfig:
     """Base of the frozen dataclasses that describe a network.
 
@@ -104,8 +137,8 @@ class LanguageModel(nn.Module):
     static_cache: bool = True  # one step over its cache has the same shapes as the next
     attention_windows: tuple[int, ...] = ()  # of its banded layers
     pooling: Pooling | None = None  # of a task head; None: it takes none
-    pretraining_only: tuple[str, ...] = ()  # attributes that a network with a task head lacks
-    pooling_only: tuple[str, ...] = ()  # attributes that only a head over a whole text uses
+    pretraining_only: tuple[str, ...] = ()  # modules that a network with a task head lacks
+    pooling_only: tuple[str, ...] = ()  # modules that only a head over a text uses
 
     @property
     def pretrained(self) -> "LanguageModel":

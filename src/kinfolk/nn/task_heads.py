@@ -15,10 +15,9 @@ from kinfolk.nn.coreference import CandidateSpans, CoreferenceHead, CoreferenceS
 from kinfolk.nn.init import init_weights_
 from kinfolk.nn.language_model import LanguageModel, ModelConfig, Pooling
 
-# What the head classifies: a text; each token; each token as the start and the end of a span; one
-# of several options, each by one score; pairs of spans (coreference).
+# What is scored: a text; each token; each token as the start and the end of a span; each of several
+# options; pairs of spans (coreference).
 Head = Literal["text", "tokens", "span", "choice", "coref"]
-# Of the heads whose labels are fixed.
 FIXED_LABELS = {"span": ("start", "end"), "choice": ("score",), "coref": ("score",)}
 POOLER_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "gelu": F.gelu}
 
@@ -48,8 +47,7 @@ class ModelWithHeadConfig(ModelConfig):
     def __post_init__(self) -> None:
         if not self.labels or len(set(self.labels)) < len(self.labels):
             raise UserError(
-                f"labels={self.labels} must be different names, one for each score; give at "
-                "least one, and none twice"
+                f"labels={self.labels}: pass at least one label, each with another name"
             )
         if self.labels != FIXED_LABELS.get(self.head, self.labels):
             raise UserError(
@@ -58,13 +56,13 @@ class ModelWithHeadConfig(ModelConfig):
             )
         if self.regression and (self.head != "text" or len(self.labels) > 1):
             raise UserError(
-                f"a number is one score of a text, and the head {self.head!r} has labels="
-                f"{self.labels}: use the head 'text' with one label"
+                f"regression=True needs head='text' with one label (got head={self.head!r} with "
+                f"labels={self.labels})"
             )
         if self.head == "text" and len(self.labels) == 1 and not self.regression:
             raise UserError(
-                f"labels={self.labels} leave nothing to choose: give two at least, or "
-                "regression=True where the score is a number"
+                f"labels={self.labels}: classification needs at least two labels; pass "
+                "regression=True if the score is a number"
             )
 
     @property
@@ -110,7 +108,7 @@ class ModelWithHeadConfig(ModelConfig):
 
 
 class ClassificationHead(nn.Module):
-    """One score a label, after a dense layer with an activation where the pooling has one."""
+    """One score per label, after a dense layer if the pooling has an activation."""
 
     def __init__(self, c: ModelWithHeadConfig) -> None:
         super().__init__()
@@ -154,7 +152,8 @@ class ModelWithHead(LanguageModel):
         initial, known = model.backbone.state_dict(), backbone.state_dict()
         if missing := [name for name in initial if name not in known]:
             warnings.warn(
-                f"the network has no {', '.join(missing)}: they start fresh", stacklevel=2
+                f"the network has no {', '.join(missing)}: they are initialized randomly",
+                stacklevel=2,
             )
         model.backbone.load_state_dict({name: known.get(name, initial[name]) for name in initial})
         return model
@@ -170,7 +169,7 @@ class ModelWithHead(LanguageModel):
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the scores of hidden states: (..., labels).
 
-        Scores of a whole text are those of one of its hidden states: see `config.pooling.token`.
+        Scores of a text are those of its hidden state at `config.pooling.token`.
         """
         if self.config.pooling.pooler and self.config.pools_text:
             hidden = self.backbone.pool(hidden)  # type: ignore[operator]
@@ -183,5 +182,5 @@ class ModelWithHead(LanguageModel):
         return self.head(words, spans, most)
 
     def lm_logits(self, hidden: Tensor) -> LazyLogits:
-        """Return the logits of the backbone, where it still has an output layer (decoders)."""
+        """Return the logits of the backbone, if it still has an output layer (decoders)."""
         return self.backbone.lm_logits(hidden)

@@ -26,6 +26,7 @@ class LikelihoodScores:
     nats: float  # summed over the tokens
     tokens: int
     bytes: int  # of the text the tokens came from
+    kind: str = ""  # of likelihood: left to right, or from the text around each token
 
     @property
     def loss(self) -> float:

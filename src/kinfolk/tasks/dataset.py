@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from kinfolk.config import config, field
 from kinfolk.errors import UserError
@@ -20,6 +20,7 @@ MAX_DEV_ROWS = 2000
 MAX_LABELS_SHOWN = 8  # labels in one message
 
 
+@runtime_checkable
 class DataFrame(Protocol):
     """The part of the interface of a pandas DataFrame that is used."""
 
@@ -175,9 +176,9 @@ def task_dataset(
     Rows are a file, a list of dictionaries, or a DataFrame:
     `task_dataset([{"text": "a fine film", "label": "good"}, ...])`.
     """
-    files = {"train": _open(train, "train", target)}
+    files = {"train": open_rows(train, "train", target)}
     if dev is not None:
-        files["dev"] = _open(dev, "dev", dev_target)
+        files["dev"] = open_rows(dev, "dev", dev_target)
     for file in files.values():
         for part in (file, file.target):
             if part is not None and not part.in_memory and not part.path.is_file():
@@ -203,15 +204,21 @@ def task_dataset(
 
 
 def as_datasets(
-    data: RowSource | TaskDataset | Sequence[TaskDataset], folder: Path
+    train: RowSource | TaskDataset | Sequence[TaskDataset],
+    folder: Path,
+    *,
+    dev: RowSource | None = None,
+    task: str | None = None,
+    columns: str | None = None,
 ) -> list[TaskDataset]:
-    """Return the datasets of a run, given as datasets or as the rows of one dataset."""
-    if isinstance(data, TaskDataset):
-        datasets = [data]
-    else:
-        items = data if isinstance(data, Sequence) else ()
-        datasets = [item for item in items if isinstance(item, TaskDataset)]
-        datasets = datasets or [task_dataset(data)]
+    """Return the datasets of a run from what a user gives: one or several, or rows of one."""
+    sources: Any = [train] if isinstance(train, TaskDataset) else train
+    several = sources if isinstance(sources, Sequence) else ()
+    datasets = [source for source in several if isinstance(source, TaskDataset)]
+    if datasets and any(value is not None for value in (dev, task, columns)):
+        raise UserError("dev, task and columns are part of a task_dataset: give them there")
+    if not datasets:
+        datasets = [task_dataset(sources, dev, task=task, columns=columns)]
     prefixes = [f"{n}-" if len(datasets) > 1 else "" for n in range(1, len(datasets) + 1)]
     return [dataset.stored_in(folder, p) for dataset, p in zip(datasets, prefixes, strict=True)]
 
@@ -231,11 +238,26 @@ def format_counts(labels: Mapping[str, int]) -> str:
     return ", ".join([*shown, *(["…"] if len(labels) > MAX_LABELS_SHOWN else [])])
 
 
-def _open(source: RowSource, split: str, target: Path | str | None) -> LabelledFile:
+def open_rows(source: RowSource, split: str, target: Path | str | None = None) -> LabelledFile:
+    """Return the file of rows that are given as a path, a list of dictionaries or a DataFrame."""
     if isinstance(source, str | Path):
         resolved = None if target is None else Path(target).resolve()
         return LabelledFile(Path(source).resolve(), target=resolved)
-    rows = source if isinstance(source, Sequence) else source.to_dict("records")
+    if isinstance(source, Sequence):
+        rows: Any = source
+    elif isinstance(source, DataFrame):
+        rows = source.to_dict("records")
+    else:
+        raise UserError(
+            f"{split} is of type {type(source).__name__}: give a file, a list of dictionaries, or "
+            "a DataFrame"
+        )
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, Mapping):
+            raise UserError(
+                f"{split}: row {number:,} is of type {type(row).__name__}: give dictionaries, like "
+                '{"text": "a fine film", "label": "good"}'
+            )
     return LabelledFile(f"{split}.jsonl", data=json_lines(rows))
 
 

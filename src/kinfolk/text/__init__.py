@@ -1,4 +1,4 @@
-"""Text to ids and back, and where sentences end."""
+"""Tokenizers and sentence segmentation."""
 
 from kinfolk.text.segment import sentence_ends
 from kinfolk.text.tokenizer import SpecialTokens, Tokenizer

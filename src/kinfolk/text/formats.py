@@ -1,4 +1,4 @@
-"""Open the tokenizer folders of BERT, GPT, GPT-2, RoBERTa, ALBERT, T5 and XLNet."""
+"""Load the tokenizer files of BERT, GPT, GPT-2, RoBERTa, ALBERT, T5 and XLNet."""
 
 import json
 import re
@@ -15,89 +15,89 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from kinfolk.errors import UserError
 from kinfolk.text import sentencepiece
 
-# What tokenizer_config.json calls the class, without "Tokenizer": who reads text in that way.
+# By file format: tokenizer_class of tokenizer_config.json, without "Tokenizer", to our format name.
 TOKENIZER_CLASSES = {
     "vocab.txt": {"Bert": "bert", "DistilBert": "bert", "Electra": "bert", "MobileBert": "bert"},
     "merges": {"GPT2": "gpt2", "Roberta": "roberta", "Bart": "roberta", "OpenAIGPT": "gpt"},
     "model": {"Albert": "albert", "T5": "t5", "MT5": "t5", "XLNet": "xlnet"},
 }
-GENERIC_TOKENIZER_CLASSES = (
-    "PreTrained",
-    "Tokenizers",
-)  # transformers' classes for tokenizers of any kind
+GENERIC_TOKENIZER_CLASSES = ("PreTrained", "Tokenizers")  # transformers' classes of any format
 
 TokenizerConfig = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class LoadedTokenizer:
-    """A tokenizer as its files describe it."""
+    """A backend with the settings and the template of its files."""
 
     backend: tokenizers.Tokenizer
-    settings: TokenizerConfig  # as tokenizer_config.json has them, the roles' tokens filled in
-    frame: str | None = None
+    settings: TokenizerConfig  # tokenizer_config.json, with a token for each role
+    template: str | None = None  # a key of TEMPLATES
 
 
 def tokenizer_family(settings: TokenizerConfig, files: str, guess: str, file: Path) -> str:
-    """Follow the class that the settings name, or what the vocabulary looks like."""
+    """Return the format name for the class in the settings, or the guess where it is generic."""
     name = str(settings.get("tokenizer_class") or "PreTrainedTokenizer")
     name = name.removesuffix("Fast").removesuffix("Tokenizer")
     if name in GENERIC_TOKENIZER_CLASSES:
         return guess
     if name not in TOKENIZER_CLASSES[files]:
         raise UserError(
-            f"{file} belongs to a {name}Tokenizer, and only those of "
-            f"{', '.join(TOKENIZER_CLASSES[files])} are read: "
-            "open it in transformers and save it as a tokenizer.json"
+            f"{file} belongs to a {name}Tokenizer (supported: "
+            f"{', '.join(TOKENIZER_CLASSES[files])}): "
+            "load it in transformers and save it as tokenizer.json"
         )
     return TOKENIZER_CLASSES[files][name]
 
 
 def special_token_map(standard: Mapping[str, str], settings: TokenizerConfig) -> dict[str, str]:
-    """Return the token of each role: what the settings say, else what is customary."""
-    found = {}
-    for role, token in standard.items():
-        said = settings.get(f"{role}_token")
-        said = said.get("content") if isinstance(said, dict) else said
-        found[role] = said if isinstance(said, str) else token
-    return found
+    """Return the token of each role from the settings, or else the standard one."""
+    configured = {role: configured_token(settings, role) for role in standard}
+    return {**standard, **{role: t for role, t in configured.items() if t is not None}}
 
 
-def finished(
+def configured_token(settings: TokenizerConfig, role: str) -> str | None:
+    """Return the token that tokenizer_config.json sets for a role."""
+    token = settings.get(f"{role}_token")
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else None
+
+
+def with_special_tokens(
     backend: tokenizers.Tokenizer,
     roles: Mapping[str, str],
-    frame: str | None,
+    template: str | None,
     *,
-    spaced: bool = False,
+    mask_lstrip: bool = False,
 ) -> LoadedTokenizer:
-    """Make the roles' tokens special; where pieces carry the space before a word, so does mask."""
+    """Register the special tokens; with `mask_lstrip` the mask includes the space before it."""
     present = {r: token for r, token in roles.items() if backend.token_to_id(token) is not None}
     backend.add_special_tokens(
         [
-            AddedToken(token, normalized=False, lstrip=spaced and role == "mask")
+            AddedToken(token, normalized=False, lstrip=mask_lstrip and role == "mask")
             for role, token in present.items()
         ]
     )
     return LoadedTokenizer(
-        backend, {f"{role}_token": token for role, token in present.items()}, frame
+        backend, {f"{role}_token": token for role, token in present.items()}, template
     )
 
 
 def add_extra_tokens(backend: tokenizers.Tokenizer, file: Path) -> None:
-    """Add the tokens that were given to a tokenizer after its training."""
+    """Add the tokens of added_tokens.json, which were added after training."""
     for token, id in sorted(read_settings(file).items(), key=lambda pair: pair[1]):
         backend.add_tokens([AddedToken(token, normalized=False)])
         if backend.token_to_id(token) != id:
             raise UserError(
-                f"{file}: {token!r} cannot have the id {id}, its place is "
-                f"{backend.token_to_id(token)}: the ids must go on where the vocabulary ends"
+                f"{file}: {token!r} has the id {id} instead of {backend.token_to_id(token)}: "
+                "ids of added tokens must continue those of the vocabulary"
             )
 
 
 def lines(file: Path) -> Sequence[str]:
-    """Return the lines of a file: only a line feed ends one, as tokens may hold any other."""
+    """Return the lines of a file, split at line feeds only: tokens may contain other line ends."""
     if not file.is_file():
-        raise UserError(f"there is no {file}: give a tokenizer's folder or one of its files")
+        raise UserError(f"{file} not found: pass a tokenizer folder or one of its files")
     try:
         text = file.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
@@ -108,23 +108,23 @@ def lines(file: Path) -> Sequence[str]:
 
 
 def read_settings(file: Path) -> dict[str, Any]:
-    """Return what a JSON file says, nothing where there is none."""
+    """Read a JSON object; a missing file is an empty object."""
     return read_json(file) if file.is_file() else {}
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Read a JSON file of names and values."""
+    """Read a JSON object."""
     text = "\n".join(lines(file))
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except ValueError as error:
         raise UserError(f"{file} is not JSON ({error}): save the tokenizer again") from error
-    if not isinstance(found, dict):
-        raise UserError(f"{file} must hold names and their values: save the tokenizer again")
-    return found
+    if not isinstance(value, dict):
+        raise UserError(f"{file} must hold a JSON object: save the tokenizer again")
+    return value
 
 
-# The vocabulary and the merges of byte pair encoding: as transformers names them, as OpenAI did.
+# Vocabulary and merges of byte pair encoding, by the names of transformers and of OpenAI.
 BPE_FILES = (
     ("vocab.json", "merges.txt"),
     ("encoder.json", "vocab.bpe"),
@@ -140,37 +140,37 @@ XLNET = {**T5, "bos": "<s>", "cls": "<cls>", "sep": "<sep>", "mask": "<mask>"}
 
 
 def load_backend(path: Path) -> LoadedTokenizer:
-    """Open a folder, or one file of it."""
+    """Load a tokenizer from a folder or from one of its files."""
     folder = path if path.is_dir() else path.parent
     settings = {
         **read_settings(folder / "special_tokens_map.json"),
         **read_settings(folder / "tokenizer_config.json"),
     }
-    file = _file(path)
+    file = _vocabulary_file(path)
     if file.name.endswith("tokenizer.json"):
         return LoadedTokenizer(_load_tokenizer_json(file), settings)
     if file.suffix == ".model":
-        found = _sentencepiece(file, settings)
+        loaded = _sentencepiece(file, settings)
     elif pair := _bpe_file_pair(file):
-        found = _load_bpe(*pair, settings)
+        loaded = _load_bpe(*pair, settings)
     else:
-        found = _wordpiece(file, settings)
-    add_extra_tokens(found.backend, folder / "added_tokens.json")
-    return replace(found, settings={**found.settings, **settings})
+        loaded = _wordpiece(file, settings)
+    add_extra_tokens(loaded.backend, folder / "added_tokens.json")
+    return replace(loaded, settings={**loaded.settings, **settings})
 
 
-def _file(path: Path) -> Path:
-    """Choose the file that holds the vocabulary."""
+def _vocabulary_file(path: Path) -> Path:
+    """Return the file that holds the vocabulary."""
     if path.is_file():
         return path
     names = ["tokenizer.json", *(vocab for vocab, _ in BPE_FILES), "vocab.txt"]
     if (file := next((path / name for name in names if (path / name).is_file()), None)) is not None:
         return file
-    if len(found := sorted(path.glob("*.model"))) == 1:
-        return found[0]
+    if len(models_found := sorted(path.glob("*.model"))) == 1:
+        return models_found[0]
     raise UserError(
-        f"{path} holds no tokenizer.json, vocab.txt, vocab.json or (one) .model: "
-        "give a folder that kinfolk or transformers saved a tokenizer to, or one of these files"
+        f"{path} holds no tokenizer.json, vocab.txt, vocab.json or single .model file: "
+        "pass a tokenizer folder saved by kinfolk or transformers, or one of these files"
     )
 
 
@@ -178,7 +178,7 @@ def _load_tokenizer_json(file: Path) -> tokenizers.Tokenizer:
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises nothing narrower
-        raise UserError(f"{file} is no tokenizer that can be read: {error}") from error
+        raise UserError(f"{file} is not a valid tokenizer.json ({error}): save it again") from error
     backend.no_padding()
     backend.no_truncation()
     return backend
@@ -189,39 +189,40 @@ def _wordpiece(file: Path, settings: TokenizerConfig) -> LoadedTokenizer:
     vocab: dict[str, int] = {}
     for number, token in enumerate(lines(file), 1):
         if not token:
-            raise UserError(f"{file}, line {number} is empty: a vocabulary has a token a line")
+            raise UserError(f"{file}, line {number} is empty: a vocabulary has one token per line")
         if token in vocab:
             raise UserError(
-                f"{file}, line {number}: {token!r} is already on line {vocab[token] + 1}"
+                f"{file}, line {number}: {token!r} is already on line {vocab[token] + 1}: "
+                "remove one of them"
             )
         vocab[token] = len(vocab)
     roles = special_token_map(BERT, settings)
     if missing := [token for token in roles.values() if token not in vocab]:
-        raise UserError(f"{file} has no {missing[0]}: a vocabulary of BERT's kind needs one")
-    lowered = settings.get("do_lower_case")
-    lowered = _looks_uncased(vocab) if lowered is None else bool(lowered)
+        raise UserError(f"{file} has no {missing[0]}: a BERT vocabulary needs it")
+    lowercase = settings.get("do_lower_case")
+    lowercase = _looks_uncased(vocab) if lowercase is None else bool(lowercase)
     backend = tokenizers.Tokenizer(models.WordPiece(vocab=vocab, unk_token=roles["unk"]))
     backend.normalizer = normalizers.BertNormalizer(
-        lowercase=lowered,
-        strip_accents=settings.get("strip_accents"),  # where unset, they go with the capitals
+        lowercase=lowercase,
+        strip_accents=settings.get("strip_accents"),  # None: as lowercase
         handle_chinese_chars=bool(settings.get("tokenize_chinese_chars", True)),
     )
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(cleanup=False)
-    return finished(backend, roles, "bert")
+    return with_special_tokens(backend, roles, "bert")
 
 
 def _looks_uncased(vocab: Mapping[str, int]) -> bool:
-    """Tell by the vocabulary: one that met capitals holds some, outside names like [CLS] and <S>.
+    """Return whether no token has a capital letter, except names such as [CLS] and <S>.
 
-    Google's uncased, multilingual uncased and Chinese vocabularies hold none.
+    This holds for Google's uncased, multilingual uncased and Chinese vocabularies.
     """
     words = (token for token in vocab if not re.fullmatch(r"\[.+\]|<.+>", token))
     return not any(re.search("[A-Z]", word) for word in words)
 
 
 def _bpe_file_pair(file: Path) -> tuple[Path, Path] | None:
-    """Return the vocabulary and the merges where a file is one of them."""
+    """Return the vocabulary and the merges file if the file is one of them."""
     for vocab, merges in BPE_FILES:
         for name in (vocab, merges):
             if file.name.endswith(name):
@@ -244,15 +245,16 @@ def _load_bpe(vocab_file: Path, merges_file: Path, settings: TokenizerConfig) ->
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefixed)
     backend.decoder = decoders.ByteLevel()
     roles = special_token_map(ROBERTA if family == "roberta" else GPT2, settings)
-    return finished(backend, roles, "roberta" if family == "roberta" else None, spaced=True)
+    template = "roberta" if family == "roberta" else None
+    return with_special_tokens(backend, roles, template, mask_lstrip=True)
 
 
 def _gpt(
     vocab: dict[str, int], merges: list[tuple[str, str]], settings: TokenizerConfig
 ) -> LoadedTokenizer:
-    """Set GPT up as transformers does where spaCy and ftfy are not there: words as in BERT.
+    """Build GPT's tokenizer as transformers does without spaCy and ftfy: words split as in BERT.
 
-    Deviation: OpenAI's own code cuts words with spaCy's English tokenizer.
+    Deviation: OpenAI's code splits words with spaCy's English tokenizer.
     """
     roles = special_token_map({"unk": "<unk>"}, settings)
     model = models.BPE(
@@ -262,28 +264,30 @@ def _gpt(
     backend.normalizer = normalizers.BertNormalizer(lowercase=True)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.BPEDecoder(suffix="</w>")
-    return finished(backend, roles, None)
+    return with_special_tokens(backend, roles, None)
 
 
 def _vocab(file: Path) -> dict[str, int]:
-    found = read_json(file)
-    if not all(isinstance(id, int) for id in found.values()):
-        raise UserError(f"{file} is no vocabulary: it must give each token a number")
-    if sorted(found.values()) != list(range(len(found))) or not found:
-        raise UserError(f"{file} must give its {len(found):,} tokens the ids 0, 1, 2 ... once each")
-    return found
+    vocab = read_json(file)
+    if not all(isinstance(id, int) for id in vocab.values()):
+        raise UserError(f"{file} is not a vocabulary: every token must have an integer id")
+    if sorted(vocab.values()) != list(range(len(vocab))) or not vocab:
+        raise UserError(
+            f"{file}: the ids of its {len(vocab):,} tokens must be 0, 1, 2 ... once each"
+        )
+    return vocab
 
 
 def _merges(file: Path, vocab: Mapping[str, int], vocab_file: Path) -> list[tuple[str, str]]:
     if not file.is_file():
-        raise UserError(f"{vocab_file.name} needs {file.name} beside it in {file.parent}")
+        raise UserError(f"{file} not found: {vocab_file.name} needs {file.name} in the same folder")
     merges = []
     for number, line in enumerate(lines(file), 1):
         if not line or (number == 1 and line.startswith("#version")):
             continue
         parts = line.split(" ")
         if len(parts) != 2:
-            raise UserError(f"{file}, line {number}: {line!r} is not two pieces with a space")
+            raise UserError(f"{file}, line {number}: {line!r} is not two tokens and a space")
         if missing := [t for t in (*parts, "".join(parts)) if t not in vocab]:
             raise UserError(f"{file}, line {number}: {missing[0]!r} is not in {vocab_file.name}")
         merges.append((parts[0], parts[1]))
@@ -291,53 +295,52 @@ def _merges(file: Path, vocab: Mapping[str, int], vocab_file: Path) -> list[tupl
 
 
 def _sentencepiece(file: Path, settings: TokenizerConfig) -> LoadedTokenizer:
-    found = sentencepiece.read_model(file)
-    family = tokenizer_family(settings, "model", _member(found), file)
+    model = sentencepiece.read_model(file)
+    family = tokenizer_family(settings, "model", _guess_family(model), file)
     if family in ("albert", "xlnet"):
-        # Both drop accents and write quotes as ", and never join a digit and a comma.
-        lowered = bool(settings.get("do_lower_case", family == "albert"))
-        steps = _preprocess_text(lowered, accents=bool(settings.get("keep_accents", False)))
-        backend = sentencepiece.backend(found, before=steps, commas=False)
+        # Both remove accents, normalize quotes and never merge a digit with a comma.
+        lowercase = bool(settings.get("do_lower_case", family == "albert"))
+        steps = _preprocess_text(lowercase, accents=bool(settings.get("keep_accents", False)))
+        backend = sentencepiece.backend(model, before=steps, commas=False)
     else:
-        backend = sentencepiece.backend(found)
-    # A model of nobody known: its control symbols may have familiar names.
-    plain = {role: name for role, name in XLNET.items() if name in found.special}
-    customary = {"albert": ALBERT, "t5": T5, "xlnet": XLNET}.get(family, plain)
-    roles = special_token_map(customary, settings)
-    frame = {"albert": "bert", "plain": None}.get(family, family)
-    made = finished(backend, roles, frame, spaced=True)
-    others = [name for name in found.special if name not in roles.values()]
+        backend = sentencepiece.backend(model)
+    plain = {role: name for role, name in XLNET.items() if name in model.special}
+    standard = {"albert": ALBERT, "t5": T5, "xlnet": XLNET}.get(family, plain)
+    roles = special_token_map(standard, settings)
+    template = {"albert": "bert", "plain": None}.get(family, family)
+    loaded = with_special_tokens(backend, roles, template, mask_lstrip=True)
+    others = [name for name in model.special if name not in roles.values()]
     if family == "t5":
-        # Counted down, so that <extra_id_0> has the last id.
+        # In descending order, so that <extra_id_0> has the last id.
         others += [f"<extra_id_{i}>" for i in reversed(range(int(settings.get("extra_ids", 100))))]
     backend.add_special_tokens([AddedToken(name, normalized=False) for name in others])
-    return made
+    return loaded
 
 
-def _member(found: sentencepiece.SentencePieceModel) -> str:
-    """Tell by the pieces which member of the family a model was made for."""
-    if {"[CLS]", "[SEP]", "[MASK]"} <= found.names:
+def _guess_family(model: sentencepiece.SentencePieceModel) -> str:
+    """Guess the format of a SentencePiece model from its special tokens."""
+    if {"[CLS]", "[SEP]", "[MASK]"} <= model.names:
         return "albert"
-    if {"<cls>", "<sep>", "<mask>"} <= found.names:
+    if {"<cls>", "<sep>", "<mask>"} <= model.names:
         return "xlnet"
-    return "t5" if [p.text for p in found.subwords[:3]] == ["<pad>", "</s>", "<unk>"] else "plain"
+    return "t5" if [p.text for p in model.subwords[:3]] == ["<pad>", "</s>", "<unk>"] else "plain"
 
 
-def _preprocess_text(lowered: bool, *, accents: bool) -> list[normalizers.Normalizer]:
-    """Do what XLNet's `preprocess_text` does to a text before SentencePiece sees it."""
+def _preprocess_text(lowercase: bool, *, accents: bool) -> list[normalizers.Normalizer]:
+    """Return the steps of XLNet's `preprocess_text`, which runs before SentencePiece."""
     steps: list[normalizers.Normalizer] = [
-        normalizers.Replace(Regex(r"[\s\x1c-\x1f]+"), " "),  # what Python calls white space
+        normalizers.Replace(Regex(r"[\s\x1c-\x1f]+"), " "),  # as str.split
         normalizers.Replace("``", '"'),
         normalizers.Replace("''", '"'),
     ]
     if not accents:
-        # Combining characters alone: the library's StripAccents takes vowel signs as well.
+        # Only combining characters: the library's StripAccents also removes vowel signs.
         steps += [normalizers.NFKD(), normalizers.Replace(Regex(_combining()), "")]
-    return [*steps, normalizers.Lowercase()] if lowered else steps
+    return [*steps, normalizers.Lowercase()] if lowercase else steps
 
 
 def _combining() -> str:
-    """Return the class of all characters with a combining class, in ranges."""
+    """Return a regular expression for all characters with a combining class."""
     ranges: list[list[int]] = []
     for code in range(sys.maxunicode + 1):
         if unicodedata.combining(chr(code)):

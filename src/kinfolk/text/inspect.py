@@ -1,4 +1,4 @@
-"""Tokens made readable, and statistics of a tokenizer on a text."""
+"""Readable tokens of a text, and statistics of tokenizers."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -18,84 +18,82 @@ WHITESPACE_SYMBOLS = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍", "\u3000
 
 @dataclass(frozen=True)
 class TokenView:
-    """A token in its text."""
+    """A token of a text, for display."""
 
     id: int
-    token: str  # as the vocabulary writes it
-    text: str  # for people: white space visible, bytes of a character beside that character
+    token: str  # in the vocabulary
+    text: str  # readable: visible white space, partial characters with their bytes
     special: bool = False
     unknown: bool = False
 
 
 def token_views(tokenizer: Tokenizer, text: str) -> list[TokenView]:
-    """Cut a text into its pieces, in the tokenizer's own frame.
+    """Tokenize a text with the tokenizer's special tokens, and make each token readable.
 
-    Byte-level pieces are read as text. One that holds only some bytes of a character shows them
-    beside it: 中⟨e4 b8⟩, 中⟨ad⟩. An unknown one shows what it stands for: [UNK]⟨zebra⟩.
+    A byte-level token is decoded; one with only some bytes of a character shows the character and
+    these bytes: 中⟨e4 b8⟩, 中⟨ad⟩. An unknown token shows its source text: [UNK]⟨zebra⟩.
     """
     ids = tokenizer.encode(text)
     tokens = [tokenizer.id_to_token(id) for id in ids]
     special_tokens = tokenizer.special_tokens
-    marked = [id in special_tokens.ids for id in ids]
-    bytewise = is_byte_level(tokenizer)
-    spelled = _spelled(tokens, marked) if bytewise else tokens
+    is_special = [id in special_tokens.ids for id in ids]
+    byte_level = is_byte_level(tokenizer)
+    decoded = _decode_bytes(tokens, is_special) if byte_level else tokens
     sources = _sources(tokenizer, text, ids)
-    found = []
-    for id, token, said, special, source in zip(ids, tokens, spelled, marked, sources, strict=True):
-        unknown = id == special_tokens.unk and not bytewise
+    views = []
+    columns = zip(ids, tokens, decoded, is_special, sources, strict=True)
+    for id, token, shown, special, source in columns:
+        unknown = id == special_tokens.unk and not byte_level
         if unknown and source:
-            said = f"{token}⟨{source}⟩"
-        found.append(TokenView(id, token, show_whitespace(said), special and not unknown, unknown))
-    return found
+            shown = f"{token}⟨{source}⟩"
+        views.append(TokenView(id, token, show_whitespace(shown), special and not unknown, unknown))
+    return views
 
 
 def show_whitespace(text: str) -> str:
-    """Write white space and what is invisible as signs that are not: "a b" is a␣b."""
+    """Replace white space and invisible characters by visible symbols: "a b" is a␣b."""
 
-    def sign(character: str) -> str:
-        shown = character.isprintable() and not character.isspace()
-        return (
-            character if shown else WHITESPACE_SYMBOLS.get(character, f"⟨U+{ord(character):04X}⟩")
-        )
+    def symbol(c: str) -> str:
+        visible = c.isprintable() and not c.isspace()
+        return c if visible else WHITESPACE_SYMBOLS.get(c, f"⟨U+{ord(c):04X}⟩")
 
-    return "".join(map(sign, text))
+    return "".join(map(symbol, text))
 
 
 def is_byte_level(tokenizer: Tokenizer) -> bool:
-    """Tell whether pieces are made of bytes, each written as a letter (GPT-2's Ġ is a space)."""
+    """Return whether tokens are sequences of bytes, as in GPT-2, where Ġ is a space."""
     return any(
         "Ġ" in tokenizer.id_to_token(id) for id in tokenizer.encode(" a", add_special_tokens=False)
     )
 
 
-def _spelled(tokens: Sequence[str], marked: Sequence[bool]) -> list[str]:
-    """Read byte-level pieces as text, each with the characters it holds, whole or in part."""
+def _decode_bytes(tokens: Sequence[str], is_special: Sequence[bool]) -> list[str]:
+    """Decode byte-level tokens; a partial character is followed by its bytes in the token."""
     letters = {letter: byte for byte, letter in enumerate(_letters())}
     raw = [
         b"" if special or not set(token) <= letters.keys() else bytes(letters[c] for c in token)
-        for token, special in zip(tokens, marked, strict=True)
+        for token, special in zip(tokens, is_special, strict=True)
     ]
     stream = b"".join(raw)
-    # The character each byte belongs to, and where that character begins and ends.
+    # For each byte: its character, and where that character begins and ends.
     spans: list[tuple[str, int, int]] = []
     for character in stream.decode("utf-8", "surrogateescape"):
         size = len(character.encode("utf-8", "surrogateescape"))
         spans += [(character, len(spans), len(spans) + size)] * size
-    found, begin = [], 0
+    decoded, begin = [], 0
     for token, part in zip(tokens, raw, strict=True):
         end = begin + len(part)
-        inside = dict.fromkeys(spans[begin:end])
-        said = ""
-        for character, first, last in inside:
-            some = stream[max(first, begin) : min(last, end)]
-            said += character if len(some) == last - first else f"{character}⟨{some.hex(' ')}⟩"
-        found.append(said if part else token)
+        text = ""
+        for character, first, last in dict.fromkeys(spans[begin:end]):
+            held = stream[max(first, begin) : min(last, end)]
+            text += character if len(held) == last - first else f"{character}⟨{held.hex(' ')}⟩"
+        decoded.append(text if part else token)
         begin = end
-    return found
+    return decoded
 
 
 def _letters() -> list[str]:
-    """Return the letter of each byte: printable ones stand for themselves, others from 256 on."""
+    """Return GPT-2's letter of each byte: itself if printable, others from U+0100 on."""
     letters, spare = [], 256
     alphabet = set(pre_tokenizers.ByteLevel.alphabet())
     for byte in range(256):
@@ -108,75 +106,75 @@ def _letters() -> list[str]:
 
 
 def _sources(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> list[str]:
-    """Return the characters that each id came from, nothing for the frame around them."""
+    """Return the source text of each id; "" for special tokens of the template."""
     plain, indices = tokenizer.offsets(text)
     spare = len(ids) - len(plain)
     for before in range(spare + 1):
         if list(ids[before : before + len(plain)]) == plain:
             inner = [text[start:end] for start, end in indices]
             return [*[""] * before, *inner, *[""] * (spare - before)]
-    return [""] * len(ids)  # special tokens were named in the text itself
+    return [""] * len(ids)  # the text itself contains special tokens
 
 
-HELD_OUT = 0.1  # the share of documents that tokenizers trained to be compared do not see
-SYMBOLS = "signs"  # the script of what has no letters: numbers and punctuation
+HELD_OUT = 0.1  # fraction of documents held out when tokenizers are compared
+SYMBOLS = "signs"  # script of numbers and punctuation
 
 
 @dataclass
 class TokenizerStats:
-    """What a tokenizer made of a text, counted."""
+    """Counts of a tokenizer on some texts."""
 
     tokens: int = 0
     words: int = 0
     bytes: int = 0
-    unknown: int = 0  # tokens that stand for what the vocabulary cannot spell
+    unknown: int = 0  # [UNK] tokens
     script_tokens: Counter[str] = field(default_factory=Counter)
     script_words: Counter[str] = field(default_factory=Counter)
 
     @property
     def tokens_per_word(self) -> float:
-        """The fertility: 1 where every word is a token."""
+        """The fertility: 1 if every word is one token."""
         return self.tokens / self.words
 
     @property
     def bytes_per_token(self) -> float:
-        """How much text a token holds: the same scale for every language."""
+        """The compression: bytes of text per token."""
         return self.bytes / self.tokens
 
     @property
     def unknown_rate(self) -> float:
-        """The share of tokens that are unknown."""
+        """The fraction of unknown tokens."""
         return self.unknown / self.tokens
 
     def fertility(self, script: str) -> float:
-        """Tokens a word, of the words in one script."""
+        """Return the tokens per word of one script."""
         return self.script_tokens[script] / self.script_words[script]
 
 
 def tokenizer_stats(tokenizers: Sequence[Tokenizer], texts: Iterable[str]) -> list[TokenizerStats]:
-    """Measure tokenizers side by side, reading the texts once."""
-    found = [TokenizerStats() for _ in tokenizers]
+    """Return the statistics of each tokenizer, reading the texts once."""
+    stats = [TokenizerStats() for _ in tokenizers]
     for text in texts:
         words = np.array(word_starts(text, "spaces"), np.int64)
         if not len(words):
             continue
-        written = np.array([_script(text[start]) for start in words.tolist()])
-        for tokenizer, measures in zip(tokenizers, found, strict=True):
+        scripts = np.array([_script(text[start]) for start in words.tolist()])
+        for tokenizer, counts in zip(tokenizers, stats, strict=True):
             ids, indices = tokenizer.offsets(text)
-            # A token belongs to the word its last character is in: a space before it comes first.
+            # A token may begin with a space, so its last character decides its word.
             lasts = np.array([max(start, end - 1) for start, end in indices], np.int64)
-            of = np.maximum(np.searchsorted(words, lasts, side="right") - 1, 0)
-            measures.tokens += len(ids)
-            measures.words += len(words)
-            measures.bytes += len(text.encode())
-            measures.unknown += sum(id == tokenizer.special_tokens.unk for id in ids)
-            measures.script_words.update(written.tolist())
-            measures.script_tokens.update(written[of].tolist())
-    return found
+            word_of = np.maximum(np.searchsorted(words, lasts, side="right") - 1, 0)
+            counts.tokens += len(ids)
+            counts.words += len(words)
+            counts.bytes += len(text.encode())
+            counts.unknown += sum(id == tokenizer.special_tokens.unk for id in ids)
+            counts.script_words.update(scripts.tolist())
+            counts.script_tokens.update(scripts[word_of].tolist())
+    return stats
 
 
 def held_out(text: str) -> bool:
-    """Tell whether a document is among the tenth that `prepare --holdout 0.1` holds out."""
+    """Return whether `prepare --holdout 0.1` holds out a document."""
     return text_uniform(text) < HELD_OUT
 
 

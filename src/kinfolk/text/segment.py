@@ -1,4 +1,4 @@
-"""Where sentences end and where words begin, in English and in Chinese."""
+"""Sentence and word segmentation for English and Chinese."""
 
 import logging
 import re
@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from kinfolk.errors import UserError
 
 CLOSING_CHARS = "\"'”’»)\\]}」』）》】〉〕〗］｝＂＇"
-SENTENCE_END_CHARS = "。！？；｡"  # those that end a sentence wherever they stand
+SENTENCE_END_CHARS = "。！？；｡"  # in any context
 
-# Words whose full stop ends no sentence, and those of which this is true before a number.
+# Words whose full stop does not end a sentence; the second list only before a number.
 _ABBREVIATIONS = """
     mr mrs ms dr prof st rev hon gen col lt sgt capt gov sen rep pres messrs mme mlle
     vs cf al eg ie e.g i.e viz ca approx mt ft u.s u.k u.n d.c ph.d
@@ -29,10 +29,10 @@ ABBREVIATIONS = frozenset(_ABBREVIATIONS.split())
 ABBREVIATIONS_BEFORE_NUMBERS = frozenset(_NUMBERED.split())
 
 _HAN = "\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef"
-# All begin with one of a few characters, so that the text between them is passed over at once, and
-# where the character before is of another sort, so that a long run is read once. Most full stops
-# end nothing, as in 3.14 and e.g. this: the third line passes over them, too. Most of the others
-# follow a word of four letters or more that is not short for another: the second line finds them.
+# For speed, every alternative starts with a character of one class, so that other text is skipped,
+# and after a character of another class, so that a run is matched once. The first alternative is
+# the frequent case: a full stop after a word of four or more letters that is no abbreviation. The
+# second requires white space and a capital, which skips stops as in 3.14.
 _SHORT = "|".join(
     sorted(
         {w[-4:] for w in ABBREVIATIONS | ABBREVIATIONS_BEFORE_NUMBERS if len(w) > 3 and w.isalpha()}
@@ -54,7 +54,7 @@ _LONG = 1 + max(map(len, ABBREVIATIONS | ABBREVIATIONS_BEFORE_NUMBERS))
 
 
 def sentence_ends(text: str) -> list[int]:
-    """Return where each sentence ends, in characters; white space belongs to what follows it.
+    """Return the end of each sentence, in characters; leading white space belongs to a sentence.
 
     "Hi there. It is 3.14." gives [9, 21]; a new line always ends a sentence.
     """
@@ -84,7 +84,7 @@ def sentence_ends(text: str) -> list[int]:
 
 
 def _mixed(before: str, stop: re.Match[str]) -> bool:
-    """Tell whether . ! ? or an ellipsis ends a sentence beside Chinese."""
+    """Return whether . ! ? or an ellipsis next to Chinese ends a sentence."""
     mark = stop.string[stop.start() : stop.start("closers")]
     after = bool(before and _CHINESE.match(before[-1]))
     if "…" in mark and (after or _CHINESE.match(stop["next"])):
@@ -95,7 +95,7 @@ def _mixed(before: str, stop: re.Match[str]) -> bool:
 
 
 def _plain(before: str, mark: str, next: str) -> bool:
-    """Tell whether . ! ? or an ellipsis, with space behind it, ends a sentence by the words."""
+    """Return whether . ! ? or an ellipsis before white space ends a sentence."""
     if next.islower():
         return False
     tail = before[-_LONG:]
@@ -113,27 +113,27 @@ def _plain(before: str, mark: str, next: str) -> bool:
 
 SEGMENTERS = ("spaces", "jieba")
 
-# Chinese characters, and the sign for "as before" and the zero among them.
+# Chinese characters, with the iteration mark and the zero.
 HAN = "々〇\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-MAX_JIEBA_CHARS = 1024  # characters given to jieba at once, where nothing parts them earlier
+MAX_JIEBA_CHARS = 1024  # of one call of jieba
 
 Segmenter = Callable[[str], list[int]]
 
 
 def word_starts(text: str, by: str, /) -> list[int]:
-    """Return where each word begins, in characters, by a segmenter's name.
+    """Return the start of each word, in characters, with the segmenter of this name.
 
-    White space belongs to no word, each punctuation mark is one: "It's 3 o'clock." gives
-    [0, 5, 7, 14]. By "spaces" each Chinese character is a word too; "jieba" finds their words.
+    White space belongs to no word and each punctuation mark is a word: "It's 3 o'clock." gives
+    [0, 5, 7, 14]. With "spaces" each Chinese character is a word; "jieba" segments Chinese.
     """
     return word_segmenter(by)(text)
 
 
 @cache
 def word_segmenter(name: str) -> Segmenter:
-    """Return the function from a text to where its words begin, ready to run."""
+    """Return the function that segments a text, by name."""
     if name not in SEGMENTERS:
-        raise UserError(f"{name!r} finds no words: choose one of {', '.join(SEGMENTERS)}")
+        raise UserError(f"unknown segmenter {name!r}: choose one of {', '.join(SEGMENTERS)}")
     if name == "spaces":
         words = re.compile(_pattern(f"[{HAN}]"))
         return lambda text: [word.start() for word in words.finditer(text)]
@@ -141,14 +141,14 @@ def word_segmenter(name: str) -> Segmenter:
     cut = _jieba().cut
 
     def starts(text: str) -> list[int]:
-        found: list[int] = []
+        result: list[int] = []
         for word in runs.finditer(text):
             if word["run"] is None:
-                found.append(word.start())
+                result.append(word.start())
             else:
                 lengths = map(len, cut(word["run"]))
-                found += [*accumulate(lengths, initial=word.start())][:-1]
-        return found
+                result += [*accumulate(lengths, initial=word.start())][:-1]
+        return result
 
     return starts
 
@@ -156,9 +156,9 @@ def word_segmenter(name: str) -> Segmenter:
 def tokens_starting_words(
     starts: Sequence[int], indices: Sequence[tuple[int, int]]
 ) -> NDArray[np.bool_]:
-    """Tell which tokens begin a word, from where words begin and where each token stands.
+    """Return which tokens begin a word, from the starts of words and the offsets of tokens.
 
-    Several tokens may stand for one character (its bytes): the first of them begins the word.
+    Of several tokens for the bytes of one character, the first begins the word.
     """
     ends = np.array([end for _, end in indices], np.int64)
     begun = np.maximum.accumulate(np.searchsorted(np.array(starts, np.int64), ends, side="left"))
@@ -166,32 +166,31 @@ def tokens_starting_words(
 
 
 def _pattern(chinese: str) -> str:
-    # Python's \w leaves out the marks that vowels and accents are written with.
+    # Combining marks, which Python's \w does not match.
     marks = "".join(c for c in map(chr, range(0x300, 0x20000)) if unicodedata.category(c)[0] == "M")
     letter = rf"[^\W_{HAN}]"
-    # Zero-width joiners and soft hyphens stand inside words.
+    # Zero-width joiners and soft hyphens occur inside words.
     run = rf"{letter}++(?:[{marks}\u200c\u200d\xad]++{letter}*+)*+"
-    # A mark or an invisible sign that follows no letter begins nothing.
+    # A combining mark or an invisible character without a letter is no word.
     other = rf"[^\s{marks}\x00-\x1f\x7f\xad\u200b-\u200f\ufeff]"
-    # Most text is found by these two, which take a quarter of the time of those long classes.
+    # The frequent case first, which takes a quarter of the time of the long classes.
     plain = r"[A-Za-z0-9]++(?!['’\x80-\U0010ffff])|[!-/:-@\[-`{-~]"
     return rf"{plain}|{chinese}|{run}(?:['’]{run})*+|{other}"
 
 
 def _jieba() -> Any:
-    """Return a segmenter with jieba's own dictionary, whatever others added to theirs."""
+    """Return a jieba tokenizer of its own, with the original dictionary."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of its old escapes and of pkg_resources
+            warnings.simplefilter("ignore")  # invalid escapes and pkg_resources
             import jieba
     except ImportError as error:
         raise UserError(
-            "the words of Chinese are found by jieba, which is not installed: "
-            "pip install 'kinfolk[zh]'"
+            "segmenting Chinese needs the jieba package: pip install 'kinfolk[zh]'"
         ) from error
     jieba.setLogLevel(logging.WARNING)
     tokenizer = jieba.Tokenizer()
-    # As its `initialize`, without the cache that all users of a machine would share.
+    # As `initialize`, without its cache file in a shared temporary folder.
     tokenizer.FREQ, tokenizer.total = tokenizer.gen_pfdict(tokenizer.get_dict_file())
     tokenizer.initialized = True
     return tokenizer

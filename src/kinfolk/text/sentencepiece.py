@@ -1,7 +1,7 @@
-"""SentencePiece's `.model` files (Kudo and Richardson, 2018), read without its package.
+"""Read SentencePiece's `.model` files (Kudo and Richardson, 2018) without its package.
 
-The file is a protobuf message, of which a few fields decide ids: the pieces with their scores, and
-how text is normalised. The numbers below are those of `sentencepiece_model.proto`.
+The file is a protobuf message; the constants below are those of `sentencepiece_model.proto`. Only
+the fields that decide ids are read: tokens with their scores, and the normalization.
 """
 
 import struct
@@ -19,16 +19,16 @@ NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)
 UNIGRAM, BPE = 1, 2
 SPACE = "▁"
 
-# Makes whole numbers of scores, which have 32 bits. Those add up without rounding and pass through
-# JSON unharmed, so that "I" + "II" and "II" + "I" stay equal; what is best stays best.
+# Scores become integers, which add up without rounding and survive JSON: "I" + "II" and "II" + "I"
+# stay equal, and the best segmentation does not change.
 SCALE = 2**23
 
-VARINT, EIGHT, SIZED, FOUR = 0, 1, 2, 5  # how protobuf lays out a value
+VARINT, EIGHT, SIZED, FOUR = 0, 1, 2, 5  # wire types of protobuf
 
 
 @dataclass(frozen=True)
 class SentencePiece:
-    """One piece of the vocabulary; its id is its place in the file."""
+    """One token of the vocabulary; its id is its index in the file."""
 
     text: str
     score: float
@@ -37,65 +37,66 @@ class SentencePiece:
 
 @dataclass(frozen=True, kw_only=True)
 class SentencePieceModel:
-    """What a model file says about ids."""
+    """The contents of a model file."""
 
     subwords: tuple[SentencePiece, ...]
     algorithm: int  # UNIGRAM or BPE
-    precompiled_charsmap: bytes  # how characters are replaced, in SentencePiece's own compiled form
-    add_dummy_prefix: bool  # a space is put before the text
-    remove_extra_whitespaces: bool  # spaces at the ends go, and of several inside one stays
+    precompiled_charsmap: bytes  # character replacements, in compiled form
+    add_dummy_prefix: bool  # add a space before the text
+    remove_extra_whitespaces: bool  # strip, and collapse runs of spaces
 
     @property
     def names(self) -> frozenset[str]:
-        """Return every piece as text."""
+        """All tokens."""
         return frozenset(subword.text for subword in self.subwords)
 
     @property
     def special(self) -> list[str]:
-        """Return the pieces that no plain text turns into."""
+        """The unknown and control tokens."""
         return [subword.text for subword in self.subwords if subword.type in (UNKNOWN, CONTROL)]
 
 
 def read_model(file: Path) -> SentencePieceModel:
-    """Read a SentencePiece model, or complain that it is none."""
+    """Read a SentencePiece model."""
     try:
-        found = _pieces(file.read_bytes())
+        model = _parse(file.read_bytes())
     except (ValueError, TypeError, AttributeError, struct.error) as error:
         raise UserError(
-            f"{file} is no SentencePiece model that can be read ({error}): copy it again"
+            f"{file} is not a valid SentencePiece model ({error}): copy it again"
         ) from error
-    if found.algorithm not in (UNIGRAM, BPE):
-        raise UserError(f"{file} splits into words or characters: only unigram and BPE are read")
-    if any(subword.type == UNUSED for subword in found.subwords):
-        raise UserError(f"{file} has unused pieces, which cannot be kept apart here")
-    return found
+    if model.algorithm not in (UNIGRAM, BPE):
+        raise UserError(f"{file}: only unigram and BPE SentencePiece models are supported")
+    if any(subword.type == UNUSED for subword in model.subwords):
+        raise UserError(f"{file}: SentencePiece models with UNUSED tokens are not supported")
+    return model
 
 
-def _pieces(data: bytes) -> SentencePieceModel:
+def _parse(data: bytes) -> SentencePieceModel:
     subwords = []
     trainer: dict[int, Any] = {}
-    normaliser: dict[int, Any] = {}
+    normalizer: dict[int, Any] = {}
     for number, value in _fields(data):
         if number == 1:
-            one = dict(_fields(value))
-            score = struct.unpack("<f", one.get(2, bytes(4)))[0]
-            subwords.append(SentencePiece(one.get(1, b"").decode(), score, one.get(3, NORMAL)))
+            fields = dict(_fields(value))
+            score = struct.unpack("<f", fields.get(2, bytes(4)))[0]
+            text = fields.get(1, b"").decode()
+            subwords.append(SentencePiece(text, score, fields.get(3, NORMAL)))
         elif number == 2:
             trainer |= _fields(value)
         elif number == 3:
-            normaliser |= _fields(value)
+            normalizer |= _fields(value)
     if sum(subword.type == UNKNOWN for subword in subwords) != 1:
-        raise ValueError("it does not hold pieces of which one is the unknown one")
-    if not (trainer and normaliser):
-        raise ValueError("it ends before its settings")
+        raise ValueError("expected exactly one unknown token")
+    if not (trainer and normalizer):
+        raise ValueError("no trainer or normalizer settings")
     if trainer.get(24):
-        raise ValueError("its pieces carry the space behind a word")
+        raise ValueError("treat_whitespace_as_suffix is not supported")
     return SentencePieceModel(
         subwords=tuple(subwords),
         algorithm=trainer.get(3, UNIGRAM),
-        precompiled_charsmap=normaliser.get(2, b""),
-        add_dummy_prefix=bool(normaliser.get(3, 1)),
-        remove_extra_whitespaces=bool(normaliser.get(4, 1)),
+        precompiled_charsmap=normalizer.get(2, b""),
+        add_dummy_prefix=bool(normalizer.get(3, 1)),
+        remove_extra_whitespaces=bool(normalizer.get(4, 1)),
     )
 
 
@@ -114,9 +115,9 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
         elif layout in (EIGHT, FOUR):
             size = 8 if layout == EIGHT else 4
         else:
-            raise ValueError(f"byte {at} begins no field")
+            raise ValueError(f"invalid wire type at byte {at}")
         if at + size > len(data):
-            raise ValueError("it ends in the middle of a field")
+            raise ValueError("truncated field")
         yield number, data[at : at + size]
         at += size
 
@@ -129,56 +130,60 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         at += 1
         if data[at - 1] < 128:
             return value, at
-    raise ValueError("it ends in the middle of a number")
+    raise ValueError("truncated integer")
 
 
 def backend(
-    found: SentencePieceModel, *, before: Sequence[normalizers.Normalizer] = (), commas: bool = True
+    model: SentencePieceModel, *, before: Sequence[normalizers.Normalizer] = (), commas: bool = True
 ) -> tokenizers.Tokenizer:
-    """Set up the `tokenizers` library to give SentencePiece's ids.
+    """Return a `tokenizers` tokenizer with the ids of SentencePiece.
 
-    `before` is done to the text first; without `commas`, no piece joins a digit and a comma.
+    `before` are the first normalizers; without `commas`, no token is a digit and a comma.
     """
-    bytewise = any(subword.type == BYTE for subword in found.subwords)
-    model = _unigram(found, bytewise, commas) if found.algorithm == UNIGRAM else _bpe(found)
-    made = tokenizers.Tokenizer(model)
+    byte_fallback = any(subword.type == BYTE for subword in model.subwords)
+    unigram = model.algorithm == UNIGRAM
+    tokenizer = tokenizers.Tokenizer(
+        _unigram(model, byte_fallback, commas) if unigram else _bpe(model, byte_fallback)
+    )
     steps = list(before)
-    if found.precompiled_charsmap:
-        steps.append(normalizers.Precompiled(found.precompiled_charsmap))
-    if found.remove_extra_whitespaces:
+    if model.precompiled_charsmap:
+        steps.append(normalizers.Precompiled(model.precompiled_charsmap))
+    if model.remove_extra_whitespaces:
         steps += [
             normalizers.Replace(Regex(" {2,}"), " "),
             normalizers.Replace(Regex(r"\A | \z"), ""),
         ]
-    made.normalizer = normalizers.Sequence(steps)
-    # Words are looked at one by one unless a piece spans several.
-    split = not any(SPACE in subword.text.lstrip(SPACE) for subword in found.subwords)
-    scheme = "always" if found.add_dummy_prefix else "never"
-    made.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=split)
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    # Words are tokenized one by one unless a token spans several.
+    split = not any(SPACE in subword.text.lstrip(SPACE) for subword in model.subwords)
+    scheme = "always" if model.add_dummy_prefix else "never"
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=split)
     spaces = decoders.Metaspace(SPACE, prepend_scheme=scheme)
-    made.decoder = decoders.Sequence([decoders.ByteFallback(), spaces]) if bytewise else spaces
-    made.add_tokens(_user_defined_tokens(found, made.normalizer))
-    return made
+    tokenizer.decoder = (
+        decoders.Sequence([decoders.ByteFallback(), spaces]) if byte_fallback else spaces
+    )
+    tokenizer.add_tokens(_user_defined_tokens(model, tokenizer.normalizer))
+    return tokenizer
 
 
-def _unigram(found: SentencePieceModel, bytewise: bool, commas: bool) -> models.Unigram:
-    best = max((p.score for p in found.subwords if p.type == NORMAL), default=0.0)
+def _unigram(model: SentencePieceModel, byte_fallback: bool, commas: bool) -> models.Unigram:
+    best = max((p.score for p in model.subwords if p.type == NORMAL), default=0.0)
 
     def score(subword: SentencePiece) -> float:
-        if subword.type == USER:  # unigram_model.cc: a bonus, so that it always wins
+        if subword.type == USER:  # unigram_model.cc adds a bonus, so that it is always chosen
             return len(subword.text) * best - 0.1
         ends = subword.text[-2:]
         return subword.score - 100 * (not commas and ends[:1].isdigit() and ends[1:] == ",")
 
-    unknown = next(i for i, subword in enumerate(found.subwords) if subword.type == UNKNOWN)
-    vocab = [(subword.text, float(round(score(subword) * SCALE))) for subword in found.subwords]
-    return models.Unigram(vocab=vocab, unk_id=unknown, byte_fallback=bytewise)
+    unknown = next(i for i, subword in enumerate(model.subwords) if subword.type == UNKNOWN)
+    vocab = [(subword.text, float(round(score(subword) * SCALE))) for subword in model.subwords]
+    return models.Unigram(vocab=vocab, unk_id=unknown, byte_fallback=byte_fallback)
 
 
-def _bpe(found: SentencePieceModel) -> models.BPE:
-    """Write the merges out: every two pieces that together are a third, the best third first."""
-    ids = {subword.text: i for i, subword in enumerate(found.subwords)}
-    ordinary = {subword.text: subword.score for subword in found.subwords if subword.type == NORMAL}
+def _bpe(model: SentencePieceModel, byte_fallback: bool) -> models.BPE:
+    """Reconstruct the merges: every split of a token into two tokens, by descending score."""
+    ids = {subword.text: i for i, subword in enumerate(model.subwords)}
+    ordinary = {subword.text: subword.score for subword in model.subwords if subword.type == NORMAL}
     merges = [
         (-score, ids[text[:cut]], ids[text[cut:]], (text[:cut], text[cut:]))
         for text, score in ordinary.items()
@@ -188,19 +193,19 @@ def _bpe(found: SentencePieceModel) -> models.BPE:
     return models.BPE(
         vocab=ids,
         merges=[pair for *_, pair in sorted(merges)],
-        unk_token=next(subword.text for subword in found.subwords if subword.type == UNKNOWN),
+        unk_token=next(subword.text for subword in model.subwords if subword.type == UNKNOWN),
         fuse_unk=True,
-        byte_fallback=any(subword.type == BYTE for subword in found.subwords),
+        byte_fallback=byte_fallback,
     )
 
 
 def _user_defined_tokens(
-    found: SentencePieceModel, normaliser: normalizers.Normalizer
+    model: SentencePieceModel, normalizer: normalizers.Normalizer
 ) -> list[AddedToken]:
-    """Return the user's symbols that the model cannot find by itself in normalised text."""
-    symbols = [subword.text for subword in found.subwords if subword.type == USER]
+    """Return the user-defined symbols that the model would not find in normalized text."""
+    symbols = [subword.text for subword in model.subwords if subword.type == USER]
     return [
         AddedToken(symbol, normalized=False, special=False)
         for symbol in symbols
-        if found.algorithm == BPE or normaliser.normalize_str(symbol) != symbol
+        if model.algorithm == BPE or normalizer.normalize_str(symbol) != symbol
     ]

@@ -1,4 +1,4 @@
-"""Text to ids and back, on the `tokenizers` library, in the folders that Hugging Face writes."""
+"""Tokenizer and special tokens, on the `tokenizers` library, in Hugging Face's folder format."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ from kinfolk.text import formats
 
 SPECIAL_TOKEN_ROLES = ("pad", "unk", "bos", "eos", "cls", "sep", "mask")
 
-# What tokenizers in the wild call these tokens, for folders whose settings do not say.
+# Usual names of these tokens, for folders whose settings do not name them.
 KNOWN = {
     "pad": ("[PAD]", "<pad>"),
     "unk": ("[UNK]", "<unk>"),
@@ -31,11 +31,11 @@ KNOWN = {
     "mask": ("[MASK]", "<mask>"),
 }
 
-# frame: what stands around one text, and around two (":1" is the second segment's type).
+# Templates of one text and of two texts; ":1" is a token type.
 TEMPLATES = {
     "bert": ("{cls} $A {sep}", "{cls} $A {sep} $B:1 {sep}:1"),
     "roberta": ("{cls} $A {sep}", "{cls} $A {sep} {sep} $B {sep}"),
-    "line": ("{bos} $A {cls}", "{bos} $A {sep} $B {cls}"),  # GPT's, where it reads a text's end
+    "line": ("{bos} $A {cls}", "{bos} $A {sep} $B {cls}"),  # GPT: classification at the last token
     "t5": ("$A {eos}", "$A {eos} $B {eos}"),
     "xlnet": ("$A {sep} {cls}:2", "$A {sep} $B:1 {sep}:1 {cls}:2"),
 }
@@ -45,7 +45,7 @@ _SENTINEL = re.compile(r"<extra_id_(\d+)>")
 
 @config("special_tokens")
 class SpecialTokens:
-    """The ids with a part to play; None where a tokenizer has no such token."""
+    """The ids of special tokens by role; None where a tokenizer has no such token."""
 
     pad: int
     unk: int | None
@@ -57,26 +57,28 @@ class SpecialTokens:
     sentinels: tuple[int, ...] = ()  # T5's <extra_id_0>, <extra_id_1> ... in that order
 
     def require(self, role: str) -> int:
-        """Return the id with a part to play, or complain that there is none."""
-        found: int | None = getattr(self, role)
-        if found is None:
-            raise UserError(f"this needs a token for {role!r}, and the tokenizer has none")
-        return found
+        """Return the id of a role; raise UserError where there is none."""
+        id: int | None = getattr(self, role)
+        if id is None:
+            raise UserError(
+                f"the tokenizer has no {role!r} token: use one trained with kinfolk tokenizer"
+            )
+        return id
 
     @cached_property
     def ids(self) -> frozenset[int]:
-        """Return every id with a part to play."""
+        """All special ids."""
         single = (self.pad, self.unk, self.bos, self.eos, self.cls, self.sep, self.mask)
         return frozenset(i for i in (*single, *self.sentinels) if i is not None)
 
     def is_special(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Tell of each id whether it has a part to play."""
-        found: npt.NDArray[np.bool_] = self._table[np.minimum(ids, len(self._table) - 1)]
-        return found
+        """Return which ids are special."""
+        special: npt.NDArray[np.bool_] = self._table[np.minimum(ids, len(self._table) - 1)]
+        return special
 
     @cached_property
     def _table(self) -> npt.NDArray[np.bool_]:
-        # One entry more than there are specials: all the ids above them.
+        # The last entry is for all ids above the special ones.
         table = np.zeros(max(self.ids) + 2, np.bool_)
         table[list(self.ids)] = True
         return table
@@ -84,7 +86,7 @@ class SpecialTokens:
 
 @dataclass(frozen=True)
 class GLMTokens:
-    """The id of each mark."""
+    """The ids of GLM's special tokens."""
 
     mask: int  # [MASK], for a few tokens
     sentence: int  # [sMASK], for a sentence
@@ -94,17 +96,16 @@ class GLMTokens:
 
     @property
     def masks(self) -> tuple[int, int, int]:
-        """The three that stand for a span."""
+        """The three mask tokens."""
         return self.mask, self.sentence, self.gmask
 
 
 def glm_tokens(special_tokens: SpecialTokens) -> GLMTokens:
-    """Find the marks among what a tokenizer has, or complain that it has none to spare.
+    """Assign GLM's special tokens to tokens of a tokenizer; raise UserError if it has none.
 
-    A vocabulary of ours has one [MASK], and sentinels that GLM needs for nothing else: the first
-    two are [sMASK] and [gMASK]. T5's has no mask, so that all three are sentinels; BERT's has no
-    sentinels, so that [MASK] is all three, as where the released code tells no tasks apart.
-    A start is only read and an end only predicted, so that <|endoftext|> may be both.
+    The three masks are [MASK] and the first two sentinels, or three sentinels where there is no
+    [MASK] (T5), or [MASK] for all three where there are no sentinels (BERT). A start token is only
+    an input and an end token only a target, so <|endoftext|> may be both.
     """
     free = [id for id in (special_tokens.mask, *special_tokens.sentinels[:3]) if id is not None]
     free = free or [special_tokens.require("mask")]
@@ -117,20 +118,20 @@ def glm_tokens(special_tokens: SpecialTokens) -> GLMTokens:
 
 
 class Tokenizer:
-    """A `tokenizers` tokenizer that knows which of its tokens have a part to play."""
+    """A `tokenizers` tokenizer with the roles of its special tokens."""
 
     def __init__(
         self, backend: tokenizers.Tokenizer, names: Mapping[str, str], *, length: int | None = None
     ) -> None:
         self._backend = backend
-        self._names = dict(names)  # the role to the token, for the roles that have one
+        self._names = dict(names)  # role to token
         self._length = length
         self.vocab_size: int = max(backend.get_vocab().values()) + 1
-        self.special_tokens = _specials(backend, self._names)
+        self.special_tokens = _special_tokens(backend, self._names)
 
     @cached_property
     def kind(self) -> str:
-        """Name the kind among KINDS that this tokenizer is."""
+        """The kind of this tokenizer, one of KINDS."""
         state = json.loads(self._backend.to_str())
         model, decoder = state["model"], state["decoder"] or {}
         first = (decoder.get("decoders") or [decoder])[0].get("type")
@@ -140,26 +141,29 @@ class Tokenizer:
             return "bpe" if model["merges"] else "byte"
         if model["type"] == "WordLevel":
             return "char" if first == "Fuse" else "word"
-        if model["type"] == "Unigram":  # of whole words where Chinese ones are among them
+        if model["type"] == "Unigram":  # words with Chinese among them
             return "word" if first == "Fuse" else "unigram"
         return str(model["type"]).lower()
 
     @property
     def to_dict(self) -> dict[str, Any]:
-        """Return all there is to it, as tokenizer.json has it."""
+        """The contents of tokenizer.json."""
         return dict(json.loads(self._backend.to_str()))
 
     @property
     def model(self) -> Any:
-        """Return what turns words into pieces."""
+        """The model of the `tokenizers` library, which splits words into tokens."""
         return self._backend.model
 
     @cached_property
     def fingerprint(self) -> str:
-        """Return the sha256 of all that decides ids, so not of the frame around a text."""
+        """The sha256 of everything that decides ids; the template is not included."""
         state = self.to_dict
         deciding = {k: state[k] for k in ("normalizer", "pre_tokenizer", "model", "added_tokens")}
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
+
+    def __repr__(self) -> str:
+        return f"Tokenizer({self.kind}, vocab_size={self.vocab_size})"
 
     @overload
     def __call__(self, text: str) -> list[int]: ...
@@ -172,27 +176,27 @@ class Tokenizer:
         return self.encode(text) if isinstance(text, str) else self.encode_batch(text)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the ids of a text, in the tokenizer's own frame unless `specials` is off."""
+        """Return the ids of a text, with the special tokens of its template by default."""
         return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def encode_batch(
         self, texts: Sequence[str], *, add_special_tokens: bool = True
     ) -> list[list[int]]:
-        """Return the ids of each text, many at a time."""
+        """Return the ids of each text, in parallel."""
         encodings = self._backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
         return [list(e.ids) for e in encodings]
 
     def decode(self, ids: Iterable[int], *, add_special_tokens: bool = False) -> str:
-        """Return the text of ids, without the special tokens unless `specials` is on."""
+        """Return the text of ids, without special tokens by default."""
         return str(
             self._backend.decode([int(i) for i in ids], skip_special_tokens=not add_special_tokens)
         )
 
     def offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the ids of plain text and the characters each came from.
+        """Return the ids of a text and the characters of each.
 
-        Plain: "[MASK]" in the text is six characters here, and no special id ever comes out
-        (but for the unknown token).
+        Special tokens are not recognized: "[MASK]" is six characters, and the only special id
+        that can occur is the unknown token.
         """
         encoding = self._plain.encode(text, add_special_tokens=False)
         return list(encoding.ids), list(encoding.offsets)
@@ -204,8 +208,8 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder().values()
         names = [token.content for token in added if token.special and len(token.content) > 1]
         if names and isinstance(backend.model, models.Unigram):
-            # Special tokens lie among the pieces of such a model, so it would find their names:
-            # a cut behind the first character hides them.
+            # The vocabulary of a unigram model contains the special tokens; splitting after their
+            # first character prevents a match.
             first = "|".join(rf"{re.escape(n[0])}(?={re.escape(n[1:])})" for n in names)
             hide = pre_tokenizers.Split(Regex(first), "merged_with_previous")
             steps = [backend.pre_tokenizer] if backend.pre_tokenizer is not None else []
@@ -217,17 +221,17 @@ class Tokenizer:
         token = self._backend.id_to_token(int(id))
         if token is None:
             raise UserError(
-                f"{id} is no id of this tokenizer: its ids are 0 to {self.vocab_size - 1}"
+                f"unknown token id {id}: the ids of this tokenizer are 0 to {self.vocab_size - 1}"
             )
         return str(token)
 
     def token_to_id(self, token: str) -> int | None:
-        """Return the id of a token, None where there is no such token."""
-        found: int | None = self._backend.token_to_id(token)
-        return found
+        """Return the id of a token; None for an unknown one."""
+        id: int | None = self._backend.token_to_id(token)
+        return id
 
     def save(self, folder: Path, *, frame: str | None = None, length: int | None = None) -> None:
-        """Write the folder that Hugging Face's AutoTokenizer opens; no frame keeps its own."""
+        """Write a folder for AutoTokenizer; a `frame` of TEMPLATES replaces the template."""
         backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
         if frame is not None:
             backend.post_processor = self._processor(frame)
@@ -235,7 +239,7 @@ class Tokenizer:
         settings: dict[str, Any] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": False,
-            # GPT-2 would add an embedding for type ids it never learned.
+            # GPT-2 would add the token embedding of each type id.
             "model_input_names": [
                 "input_ids",
                 *(["token_type_ids"] if _uses_token_types(state["post_processor"]) else []),
@@ -246,7 +250,7 @@ class Tokenizer:
                 for role in SPECIAL_TOKEN_ROLES
                 if role in self._names
             },
-            # XLNet sums a text up in its last token, which must be the row's last, too.
+            # XLNet's summary is the last token, which must be the last of the padded row.
             **({"padding_side": "left"} if frame == "xlnet" else {}),
         }
         if (longest := length or self._length) is not None:
@@ -256,18 +260,20 @@ class Tokenizer:
         text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
         (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
-    def _processor(self, frame: str) -> processors.PostProcessor:
-        if frame not in TEMPLATES:
-            raise UserError(f"{frame!r} is no frame: choose one of {', '.join(TEMPLATES)}")
-        single, pair = TEMPLATES[frame]
+    def _processor(self, template: str) -> processors.PostProcessor:
+        if template not in TEMPLATES:
+            raise UserError(
+                f"unknown input template {template!r}: choose one of {', '.join(TEMPLATES)}"
+            )
+        single, pair = TEMPLATES[template]
         names = dict(self._names)
-        if frame == "line" and "eos" in names:  # GPT-2's <|endoftext|> has all parts
+        if template == "line" and "eos" in names:  # GPT-2's <|endoftext|> has all roles
             names = dict.fromkeys(("bos", "sep", "cls"), names["eos"]) | names
         needed = [role for role in SPECIAL_TOKEN_ROLES if f"{{{role}}}" in pair]
         if missing := [role for role in needed if role not in names]:
             raise UserError(
-                f"the frame {frame!r} needs a {missing[0]} token, and this tokenizer has none: "
-                "train a tokenizer with kinfolk or choose another frame"
+                f"the input template {template!r} needs a {missing[0]} token, which this tokenizer "
+                "does not have: use one trained with kinfolk tokenizer"
             )
         return processors.TemplateProcessing(
             single=single.format(**names),
@@ -279,15 +285,15 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path | str) -> "Tokenizer":
-        """Open a tokenizer's folder, or one of its files, in any format of `text.formats`."""
-        found = formats.load_backend(Path(path))
-        length = found.settings.get("model_max_length")
+        """Load a tokenizer folder, or one of its files, in any format of `text.formats`."""
+        loaded = formats.load_backend(Path(path))
+        length = loaded.settings.get("model_max_length")
         # Hugging Face writes 1e30 where there is no limit.
         limited = isinstance(length, int) and length < 1_000_000_000
-        names = _names(found.backend, found.settings)
-        tokenizer = cls(found.backend, names, length=length if limited else None)
-        if found.frame is not None:
-            found.backend.post_processor = tokenizer._processor(found.frame)
+        names = _role_names(loaded.backend, loaded.settings)
+        tokenizer = cls(loaded.backend, names, length=length if limited else None)
+        if loaded.template is not None:
+            loaded.backend.post_processor = tokenizer._processor(loaded.template)
         return tokenizer
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -298,12 +304,12 @@ def _unpickle(state: str, names: dict[str, str], length: int | None) -> Tokenize
     return Tokenizer(tokenizers.Tokenizer.from_str(state), names, length=length)
 
 
-def _specials(backend: tokenizers.Tokenizer, names: Mapping[str, str]) -> SpecialTokens:
+def _special_tokens(backend: tokenizers.Tokenizer, names: Mapping[str, str]) -> SpecialTokens:
     ids = {role: backend.token_to_id(name) for role, name in names.items()}
-    # GPT-2 has no pad: a filled slot weighs nothing, so any id serves.
+    # GPT-2 has no padding token: padding is masked, so any id serves.
     pad = next((ids[role] for role in ("pad", "eos", "unk") if ids.get(role) is not None), None)
     added = {token.content: id for id, token in backend.get_added_tokens_decoder().items()}
-    found = sorted((int(m[1]), id) for t, id in added.items() if (m := _SENTINEL.fullmatch(t)))
+    sentinels = sorted((int(m[1]), id) for t, id in added.items() if (m := _SENTINEL.fullmatch(t)))
     return SpecialTokens(
         pad=pad or 0,
         unk=ids.get("unk"),
@@ -312,26 +318,25 @@ def _specials(backend: tokenizers.Tokenizer, names: Mapping[str, str]) -> Specia
         cls=ids.get("cls"),
         sep=ids.get("sep"),
         mask=ids.get("mask"),
-        sentinels=tuple(id for _, id in found),
+        sentinels=tuple(id for _, id in sentinels),
     )
 
 
-def _names(backend: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Find the token of each role: as the settings say, else a well-known added token."""
+def _role_names(backend: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the token of each role: from the settings, or else an added token of a usual name."""
     added = {token.content for token in backend.get_added_tokens_decoder().values()}
     names = {}
     for role in SPECIAL_TOKEN_ROLES:
-        said = settings.get(f"{role}_token")
-        said = said["content"] if isinstance(said, dict) else said
-        known = next((token for token in KNOWN[role] if token in added), None)
-        token = said if isinstance(said, str) else known
+        token = formats.configured_token(settings, role)
+        if token is None:
+            token = next((token for token in KNOWN[role] if token in added), None)
         if token is not None and backend.token_to_id(token) is not None:
             names[role] = token
     return names
 
 
 def _uses_token_types(processor: Mapping[str, Any] | None) -> bool:
-    """Tell whether a saved post-processor gives the second text a type of its own."""
+    """Return whether a saved post-processor gives the second text another token type."""
     return processor is not None and (
         processor["type"] == "BertProcessing" or '"type_id": 1' in json.dumps(processor)
     )

@@ -22,20 +22,18 @@ from kinfolk.errors import UserError
 from kinfolk.text.segment import HAN, SEGMENTERS, SENTENCE_END_CHARS, word_segmenter
 from kinfolk.text.tokenizer import Tokenizer
 
-LONGEST = 8192  # characters given to a trainer at once
-CHARACTER_COVERAGE = (
-    0.9995  # of all characters; the rarer ones are unknown (SentencePiece's default)
-)
+LONGEST = 8192  # characters passed to a trainer at once
+CHARACTER_COVERAGE = 0.9995  # fraction of characters in the alphabet (SentencePiece's default)
 
-# Text without spaces: nearly every run of it is new, and a trainer keeps each in memory.
+# Text without spaces: nearly every run is distinct, and a trainer keeps each in memory.
 _OTHERS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff"  # Thai to Khmer, and kana
-_GOLDEN = (5**0.5 - 1) / 2  # its multiples spread evenly, and fall in with no rhythm of a text
+_GOLDEN = (5**0.5 - 1) / 2  # its multiples modulo 1 are evenly distributed
 UNSPACED = re.compile(rf"[{_OTHERS}{HAN}]+|\S{{65,}}")
 UNSPACED_BUT_CHINESE = re.compile(rf"[{_OTHERS}]+|[^\s{HAN}]{{65,}}")
 
 
 def cut(texts: Iterable[str]) -> Iterator[str]:
-    """Give the texts in parts of bounded length, cut before white space or after sentences."""
+    """Split texts into parts of bounded length, before white space or after sentences."""
     empty = True
     for text in texts:
         empty = empty and not text.strip()
@@ -46,7 +44,7 @@ def cut(texts: Iterable[str]) -> Iterator[str]:
             start = stop
         yield text[start:]
     if empty:
-        raise UserError("there is no text to learn a tokenizer from: give text with words in it")
+        raise UserError("the text is empty: train a tokenizer on text with words in it")
 
 
 def _stop(text: str, start: int, limit: int) -> int:
@@ -58,16 +56,16 @@ def _stop(text: str, start: int, limit: int) -> int:
 
 @dataclass(frozen=True)
 class SpooledTexts:
-    """Texts on disk, read again as often as needed, with a space for each rare character."""
+    """Texts on disk, which can be read several times; rare characters are replaced by spaces."""
 
     file: IO[str]
     common: list[str]
     rare_characters: dict[int, str]
-    stride: int  # one in so many parts is read
+    stride: int  # one part in `stride` is read
 
-    def alphabet(self, normalised: Callable[[str], str]) -> list[str]:
-        """Return the common characters, as the normaliser leaves them."""
-        return sorted({c for one in self.common for c in normalised(one) if not c.isspace()})
+    def alphabet(self, normalize: Callable[[str], str]) -> list[str]:
+        """Return the common characters after normalization."""
+        return sorted({c for raw in self.common for c in normalize(raw) if not c.isspace()})
 
     def __iter__(self) -> Iterator[str]:
         self.file.seek(0)
@@ -78,30 +76,34 @@ class SpooledTexts:
 
 @contextmanager
 def spool_texts(
-    texts: Iterable[str], unspaced: re.Pattern[str], most: int, *, share: float = CHARACTER_COVERAGE
+    texts: Iterable[str],
+    unspaced: re.Pattern[str],
+    limit: int,
+    *,
+    coverage: float = CHARACTER_COVERAGE,
 ) -> Iterator[SpooledTexts]:
-    """Read a stream once for its characters, and keep it on disk to be read for its pieces.
+    """Count the characters of a stream, and keep it on disk for the trainer.
 
-    Where it has more than `most` characters of `unspaced` text, one in two, three ... parts is
-    read, the same in every run, so that the memory of a trainer stays in bounds.
+    To bound the memory of a trainer, texts with more than `limit` characters of `unspaced` text
+    are sampled: one part in two, three ... is read, the same ones in every run.
     """
     counts: Counter[str] = Counter()
     runs = 0
     with tempfile.TemporaryFile("w+", encoding="utf-8") as file:
         for text in texts:
             runs += sum(map(len, unspaced.findall(text)))
-            if share < 1:
+            if coverage < 1:
                 counts.update(text)
             file.write(json.dumps(text, ensure_ascii=False) + "\n")
-        step = max(1, -(-runs // most))
+        step = max(1, -(-runs // limit))
         if step > 1:
             warnings.warn(
-                f"the text has {runs:,} characters without spaces between words, and memory is "
-                f"kept for {most:,}: the tokenizer learns from one part in {step} of it",
+                f"the text has {runs:,} characters without spaces between words, more than the "
+                f"limit of {limit:,}: the tokenizer is trained on one part in {step} of it",
                 stacklevel=3,
             )
-        common, rest = [], share * counts.total()
-        # Ties in the order of the characters, so that one text gives one alphabet.
+        common, rest = [], coverage * counts.total()
+        # Ties are sorted by character, so that the alphabet is deterministic.
         for character, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])):
             if rest > 0:
                 common.append(character)
@@ -123,20 +125,20 @@ ALL_SPECIAL_TOKENS = (
     *(f"<extra_id_{i}>" for i in range(100)),
 )
 
-MIN_FREQUENCY = 2  # a piece seen once teaches nothing
-END_OF_WORD_SUFFIX = "</w>"  # GPT-1's sign for the end of a word
+MIN_FREQUENCY = 2  # of a merge
+END_OF_WORD_SUFFIX = "</w>"  # as in GPT-1
 
-# Characters without spaces that a trainer may see: it needs some 250 bytes for each of BPE's,
-# and 400 and ten times the time for each of unigram's.
-MOST = {"bpe": 10_000_000, "unigram": 3_000_000}
+# Limits of text without spaces, in characters. BPE takes about 250 bytes per character; unigram
+# takes 400 bytes and ten times as long.
+MAX_UNSPACED_CHARS = {"bpe": 10_000_000, "unigram": 3_000_000}
 
 _MARKS = f"{SENTENCE_END_CHARS}…，、：」』）》】”"
-# What a trainer takes for a word: without spaces it would be all that stands between two of them.
+# The words of a trainer, of bounded length also in text without spaces.
 _RUN = rf"\s*[^\s{_MARKS}]{{1,32}}[{_MARKS}]*|\s*[{_MARKS}]{{1,32}}"
 
 
 def bpe(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenizers.Tokenizer:
-    """Merge bytes, as GPT-2: any text can be written."""
+    """Train byte-level BPE, as in GPT-2."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     check_vocab_size(vocab_size, len(alphabet), "bytes")
     backend = _bytes(models.BPE(), lowercase)
@@ -147,16 +149,16 @@ def bpe(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenizers.To
         initial_alphabet=alphabet,
         show_progress=False,
     )
-    whole = backend.pre_tokenizer
-    backend.pre_tokenizer = pre_tokenizers.Sequence([_runs(), whole])
-    with spool_texts(texts, UNSPACED, MOST["bpe"], share=1.0) as kept:
-        backend = learn(backend, trainer, kept)
-    backend.pre_tokenizer = whole
+    byte_level = backend.pre_tokenizer
+    backend.pre_tokenizer = pre_tokenizers.Sequence([_runs(), byte_level])
+    with spool_texts(texts, UNSPACED, MAX_UNSPACED_CHARS["bpe"], coverage=1.0) as spooled:
+        backend.train_from_iterator(spooled, trainer)
+    backend.pre_tokenizer = byte_level
     return backend
 
 
 def byte(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenizers.Tokenizer:
-    """Know the bytes alone."""
+    """Return a tokenizer with one token per byte."""
     subwords = (*ALL_SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet()))
     ids = {subword: i for i, subword in enumerate(subwords)}
     return _bytes(models.BPE(vocab=ids, merges=[]), lowercase)
@@ -172,11 +174,11 @@ def _bytes(model: models.BPE, lowercase: bool) -> tokenizers.Tokenizer:
 
 
 def word_bpe(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenizers.Tokenizer:
-    """Merge characters, as GPT-1: pieces that end a word bear a suffix."""
+    """Train BPE on characters, as in GPT-1: the last token of a word has a suffix."""
 
     def build(model: models.BPE) -> tokenizers.Tokenizer:
         backend = tokenizers.Tokenizer(model)
-        # Deviation: GPT-1 cut words by spaCy; this is what its users without spaCy were given.
+        # Deviation: GPT-1 splits words with spaCy; this is the fallback of transformers.
         backend.normalizer = bert_normalizer(lowercase)
         backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         backend.decoder = decoders.BPEDecoder(END_OF_WORD_SUFFIX)
@@ -185,23 +187,24 @@ def word_bpe(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenize
     backend = build(
         models.BPE(unk_token=SPECIAL_TOKEN_STRINGS["unk"], end_of_word_suffix=END_OF_WORD_SUFFIX)
     )
-    with spool_texts(texts, UNSPACED_BUT_CHINESE, MOST["bpe"]) as kept:
-        alphabet, inner = _alphabet(kept, backend)
+    with spool_texts(texts, UNSPACED_BUT_CHINESE, MAX_UNSPACED_CHARS["bpe"]) as spooled:
+        alphabet, inner = _alphabet(spooled, backend)
         check_vocab_size(
             vocab_size, len(inner) + len(alphabet), "characters inside and at the end of words"
         )
         alone = set(alphabet) - set(inner)
         trainer = trainers.BpeTrainer(
-            # Characters that are always words need no id without the suffix.
+            # Characters that only occur as words need no id without the suffix.
             vocab_size=vocab_size + len(alone),
             min_frequency=MIN_FREQUENCY,
-            # As for WordPiece: without names these are numbered in the order of a hash map.
+            # Listed for a deterministic order, as for WordPiece.
             special_tokens=[*ALL_SPECIAL_TOKENS, *(f"{c}{END_OF_WORD_SUFFIX}" for c in alphabet)],
             initial_alphabet=alphabet,
             end_of_word_suffix=END_OF_WORD_SUFFIX,
             show_progress=False,
         )
-        state = json.loads(learn(backend, trainer, kept).to_str())["model"]
+        backend.train_from_iterator(spooled, trainer)
+    state = json.loads(backend.to_str())["model"]
     subwords = [p for p in sorted(state["vocab"], key=state["vocab"].__getitem__) if p not in alone]
     model = models.BPE(
         vocab={subword: i for i, subword in enumerate(subwords)},
@@ -213,7 +216,7 @@ def word_bpe(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenize
 
 
 def wordpiece(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenizers.Tokenizer:
-    """Merge characters, as BERT: pieces inside a word bear "##"."""
+    """Train WordPiece, as in BERT: tokens inside a word begin with "##"."""
 
     def build(model: models.WordPiece) -> tokenizers.Tokenizer:
         backend = tokenizers.Tokenizer(model)
@@ -223,44 +226,44 @@ def wordpiece(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokeniz
         return backend
 
     backend = build(models.WordPiece(unk_token=SPECIAL_TOKEN_STRINGS["unk"]))
-    with spool_texts(texts, UNSPACED_BUT_CHINESE, MOST["bpe"]) as kept:
-        alphabet, inner = _alphabet(kept, backend)
+    with spool_texts(texts, UNSPACED_BUT_CHINESE, MAX_UNSPACED_CHARS["bpe"]) as spooled:
+        alphabet, inner = _alphabet(spooled, backend)
         check_vocab_size(
             vocab_size, len(alphabet) + len(inner), "characters at the start and inside of words"
         )
         trainer = trainers.WordPieceTrainer(
             vocab_size=vocab_size,
             min_frequency=MIN_FREQUENCY,
-            # The trainer numbers "##c" in the order of a hash map, and breaks ties by number:
-            # naming them first makes one text give one vocabulary.
+            # The trainer numbers "##c" in the order of a hash map, and breaks ties by id; listing
+            # them makes the vocabulary deterministic.
             special_tokens=[*ALL_SPECIAL_TOKENS, *(f"##{c}" for c in inner)],
             initial_alphabet=alphabet,
             show_progress=False,
         )
-        backend = learn(backend, trainer, kept)
+        backend.train_from_iterator(spooled, trainer)
     return build(
         models.WordPiece(vocab=backend.get_vocab(), unk_token=SPECIAL_TOKEN_STRINGS["unk"])
     )
 
 
-def _alphabet(kept: SpooledTexts, backend: tokenizers.Tokenizer) -> tuple[list[str], list[str]]:
-    """Return the characters, and those of them that stand inside of words too."""
+def _alphabet(texts: SpooledTexts, backend: tokenizers.Tokenizer) -> tuple[list[str], list[str]]:
+    """Return the characters, and those that also occur inside of words."""
 
     def inside(character: str) -> bool:
         text = backend.normalizer.normalize_str(f"a{character}a")
         return len(backend.pre_tokenizer.pre_tokenize_str(text)) == 1
 
-    # Punctuation and Chinese characters are always words of their own.
-    alphabet = kept.alphabet(backend.normalizer.normalize_str)
+    # Punctuation and Chinese characters are single words.
+    alphabet = texts.alphabet(backend.normalizer.normalize_str)
     return alphabet, [c for c in alphabet if inside(c)]
 
 
 def unigram(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenizers.Tokenizer:
-    """Begin with many pieces and drop what is missed least, as T5."""
+    """Train a unigram language model (Kudo 2018), as in T5."""
 
     def build(model: models.Unigram) -> tokenizers.Tokenizer:
         backend = tokenizers.Tokenizer(model)
-        # Deviation: T5 also folds by NFKC, which would turn Chinese punctuation into ASCII.
+        # Deviation: no NFKC, which turns Chinese punctuation into ASCII.
         steps = [normalizers.Nmt(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
         backend.normalizer = normalizers.Sequence(
             [*steps, normalizers.Lowercase()] if lowercase else steps
@@ -271,17 +274,17 @@ def unigram(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenizer
 
     backend = build(models.Unigram())
     backend.pre_tokenizer = pre_tokenizers.Sequence([backend.pre_tokenizer, _runs()])
-    with spool_texts(texts, UNSPACED, MOST["unigram"]) as kept:
-        alphabet = {*kept.alphabet(backend.normalizer.normalize_str), "▁"}
-        # With no room for one piece more, the trainer forgets its limit.
-        check_vocab_size(vocab_size, len(alphabet) + 1, "characters and pieces")
+    with spool_texts(texts, UNSPACED, MAX_UNSPACED_CHARS["unigram"]) as spooled:
+        alphabet = {*spooled.alphabet(backend.normalizer.normalize_str), "▁"}
+        # Without space for one more token, the trainer exceeds its limit.
+        check_vocab_size(vocab_size, len(alphabet) + 1, "characters and tokens")
         trainer = trainers.UnigramTrainer(
             vocab_size=vocab_size,
             special_tokens=list(ALL_SPECIAL_TOKENS),
             unk_token=SPECIAL_TOKEN_STRINGS["unk"],
             show_progress=False,
         )
-        backend = learn(backend, trainer, kept)
+        backend.train_from_iterator(spooled, trainer)
     learned = json.loads(backend.to_str())["model"]["vocab"][len(ALL_SPECIAL_TOKENS) :]
     subwords = _deterministic_order([(str(subword), float(score)) for subword, score in learned])
     special_tokens = [(name, 0.0) for name in ALL_SPECIAL_TOKENS]
@@ -294,10 +297,10 @@ def unigram(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenizer
 
 
 def _deterministic_order(subwords: list[tuple[str, float]]) -> list[tuple[str, float]]:
-    """Put the trainer's pieces in one order, with one score each.
+    """Return the tokens of the trainer in a deterministic order, with deterministic scores.
 
-    It adds up in the order of a hash map, which shows in the last digits, and gives the
-    characters it had to add back a score of the lowest, the lowest + 0.0001 ... in such an order.
+    It sums scores in the order of a hash map, which changes the last digits, and gives characters
+    that it adds at the end the scores lowest, lowest + 0.0001 ... in such an order.
     """
     lowest = min(score for _, score in subwords)
     added = lowest + 0.0001 * sum(len(subword) == 1 for subword, _ in subwords)
@@ -308,7 +311,7 @@ def _deterministic_order(subwords: list[tuple[str, float]]) -> list[tuple[str, f
 
 
 def bert_normalizer(lowercase: bool, *, apart: bool = True) -> normalizers.BertNormalizer:
-    """Clean text as BERT; `apart` puts spaces around Chinese characters."""
+    """Return BERT's normalizer; `apart` puts spaces around Chinese characters."""
     return normalizers.BertNormalizer(
         lowercase=lowercase, strip_accents=lowercase, handle_chinese_chars=apart
     )
@@ -318,21 +321,13 @@ def _runs() -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Split(Regex(_RUN), "isolated")
 
 
-def learn(
-    backend: tokenizers.Tokenizer, trainer: trainers.Trainer, texts: Iterable[str]
-) -> tokenizers.Tokenizer:
-    """Train a tokenizer, and return it."""
-    backend.train_from_iterator(texts, trainer)
-    return backend
-
-
 def check_vocab_size(vocab_size: int, alphabet: int, what: str) -> None:
-    """Complain about a vocabulary without room for what it must hold."""
-    least = len(ALL_SPECIAL_TOKENS) + alphabet
-    if vocab_size < least:
+    """Check that a vocabulary holds the special tokens and the alphabet."""
+    minimum = len(ALL_SPECIAL_TOKENS) + alphabet
+    if vocab_size < minimum:
         raise UserError(
-            f"--vocab {vocab_size} is too small: {len(ALL_SPECIAL_TOKENS)} special tokens "
-            f"and {alphabet} {what} need at least --vocab {least}"
+            f"vocab_size {vocab_size} is too small: {len(ALL_SPECIAL_TOKENS)} special tokens "
+            f"and {alphabet} {what} need at least vocab_size {minimum}"
         )
 
 
@@ -344,13 +339,13 @@ _CHINESE_TEXT_WORD = rf"{_LETTER}+(?:['’]{_LETTER}+)*"
 def words(
     texts: Iterable[str], normalizer: normalizers.Normalizer
 ) -> tuple[tokenizers.Tokenizer, Counter[str]]:
-    """Return a tokenizer that still lacks its model, and the pieces of the texts with counts."""
+    """Return a tokenizer without a model, and the words of the texts with their counts."""
     backend = tokenizers.Tokenizer(models.Unigram())
     backend.normalizer = normalizers.Sequence(
         [
             normalizer,
             normalizers.Replace(WORD_EDGE, " "),
-            # Only the end: this way of adding it would take the start for the character before.
+            # Only at the end: at the start, Replace would shift the offsets.
             normalizers.Replace(Regex(rf"(?<={_LETTER})(?!{_LETTER}|['’]{_LETTER})"), WORD_EDGE),
         ]
     )
@@ -387,8 +382,8 @@ def _counts(texts: Iterable[str], backend: tokenizers.Tokenizer) -> Counter[str]
 def model(
     counts: Counter[str], size: int, special_tokens: Iterable[str], unk: str
 ) -> models.Unigram:
-    """Return the model that knows the most frequent pieces, after the special ones."""
-    # Ties in the order of the words, so that one text gives one vocabulary.
+    """Return the model of the most frequent words, after the special tokens."""
+    # Ties are sorted by word, so that the vocabulary is deterministic.
     ranked = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:size]
     total = sum(count for _, count in ranked)
     subwords = [(name, 0.0) for name in special_tokens]
@@ -400,7 +395,7 @@ def model(
 
 KINDS = ("bpe", "word-bpe", "wordpiece", "unigram", "word", "char", "byte")
 
-# Words keep their apostrophes, and the marks of ready-made corpora (<unk>, @-@) stay whole.
+# Words keep apostrophes; the markup of published corpora (<unk>, @-@) is not split.
 _WORD = r"<(?!extra_id_)\w+>|@[-.,]@|\w+(?:['’]\w+)*|[^\w\s]"
 
 
@@ -413,21 +408,21 @@ def train_tokenizer(
     segmenter: str = "spaces",
     fewer: bool = False,
 ) -> Tokenizer:
-    """Learn `vocab` tokens, special ones included, from a stream of texts.
+    """Train a tokenizer of `vocab_size` tokens, special ones included, on a stream of texts.
 
-    For "char", `vocab` is an upper limit; "byte" has 256 bytes whatever the text. The segmenter
-    "jieba" makes words of Chinese for the kind "word", where each character is one otherwise.
-    Of very much text without spaces, a share is read: memory stays under 4 GB. Where the text
-    supports `fewer` tokens, there may be as many as it does.
+    For "char", `vocab_size` is an upper limit; "byte" always has 256 bytes. The segmenter "jieba"
+    finds Chinese words for the kind "word", where each character is a word otherwise. To keep
+    memory under 4 GB, very large text without spaces is sampled. `fewer` allows a smaller
+    vocabulary where the text does not yield enough tokens.
     """
     if kind not in KINDS:
-        raise UserError(f"{kind!r} is no kind of tokenizer: choose one of {', '.join(KINDS)}")
+        raise UserError(f"unknown tokenizer kind {kind!r}: choose one of {', '.join(KINDS)}")
     if segmenter not in SEGMENTERS or (segmenter != "spaces" and kind != "word"):
         raise UserError(
-            f"words by {segmenter!r} and the kind {kind!r} do not go together: "
-            f"choose one of {', '.join(SEGMENTERS)} for the kind 'word'"
+            f"segmenter {segmenter!r} does not apply to kind {kind!r}: "
+            f"choose one of {', '.join(SEGMENTERS)} for kind 'word'"
         )
-    way = {
+    train = {
         "bpe": bpe,
         "word-bpe": word_bpe,
         "wordpiece": wordpiece,
@@ -436,10 +431,10 @@ def train_tokenizer(
         "char": _char,
         "byte": byte,
     }[kind]
-    backend = way(cut(texts), vocab_size, lowercase)
+    backend = train(cut(texts), vocab_size, lowercase)
     backend.add_special_tokens(
         [
-            # As RoBERTa: where pieces carry the space before a word, so does the mask.
+            # As in RoBERTa, the mask of byte-level BPE includes the space before it.
             AddedToken(
                 name, special=True, lstrip=kind == "bpe" and name == SPECIAL_TOKEN_STRINGS["mask"]
             )
@@ -449,8 +444,8 @@ def train_tokenizer(
     if not fewer and kind not in ("char", "byte") and backend.get_vocab_size() < vocab_size:
         supported = backend.get_vocab_size()
         raise UserError(
-            f"the text supports only {supported:,} pieces, {vocab_size:,} were asked for: "
-            f"give more text or --vocab {supported}"
+            f"the text yields only {supported:,} distinct tokens, fewer than vocab_size "
+            f"{vocab_size}: use more text or vocab_size {supported}"
         )
     return Tokenizer(backend, SPECIAL_TOKEN_STRINGS)
 
@@ -460,7 +455,7 @@ def _word(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenizers.
     backend = tokenizers.Tokenizer(models.WordLevel(unk_token=SPECIAL_TOKEN_STRINGS["unk"]))
     backend.normalizer = bert_normalizer(lowercase)
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(_WORD), "removed", invert=True)
-    return learn(backend, _most_frequent(vocab_size), texts)
+    return _train_most_frequent(backend, vocab_size, texts)
 
 
 def _chinese_word(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenizers.Tokenizer:
@@ -478,10 +473,14 @@ def _char(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenizers.
         backend.normalizer = normalizers.Lowercase()
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     backend.decoder = decoders.Fuse()
-    return learn(backend, _most_frequent(vocab_size), texts)
+    return _train_most_frequent(backend, vocab_size, texts)
 
 
-def _most_frequent(vocab_size: int) -> trainers.WordLevelTrainer:
-    return trainers.WordLevelTrainer(
+def _train_most_frequent(
+    backend: tokenizers.Tokenizer, vocab_size: int, texts: Iterator[str]
+) -> tokenizers.Tokenizer:
+    trainer = trainers.WordLevelTrainer(
         vocab_size=vocab_size, special_tokens=list(ALL_SPECIAL_TOKENS), show_progress=False
     )
+    backend.train_from_iterator(texts, trainer)
+    return backend

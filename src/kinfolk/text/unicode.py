@@ -1,4 +1,4 @@
-"""In which scripts a text is written, and a light guess at its language."""
+"""Scripts of a text, and a heuristic guess of its language."""
 
 import re
 import unicodedata
@@ -15,15 +15,15 @@ _NAMES = """
     Hiragana Katakana
 """
 SCRIPTS = (OTHER, *_NAMES.split())
-_LAST = 0x33480  # beyond it are no letters
-# Unicode's names begin with the script, but for these.
+_LAST = 0x33480  # no letters from here on
+# Names of characters begin with the script, with these exceptions.
 _BEFORE = {"FULLWIDTH", "HALFWIDTH"}
 _OTHERWISE = {"CJK": "HAN", "IDEOGRAPHIC": "HAN"}
 
-LANGUAGE_SAMPLE_CHARS = 2000  # characters of a document that its language is guessed from
-LEAST = 0.08  # stop words among all words: real text has three times that
-# Frequent words of languages in Latin letters, none that is one letter of the alphabet: codes and
-# numbers hold those. A word of two languages counts for both.
+LANGUAGE_SAMPLE_CHARS = 2000  # at the start of a document
+LEAST = 0.08  # fraction of stop words; real text has three times as many
+# Frequent words of languages in Latin letters, without single letters, which occur in codes. A word
+# of two languages counts for both.
 _STOP_WORDS = {
     "English": "the of and to in is was that it for on with as by at from this are be his an or",
     "German": "der die das und in den von zu mit sich des auf für ist im dem nicht ein eine als",
@@ -39,7 +39,7 @@ _WORD = re.compile(r"[^\W\d_]+")
 
 @cache
 def _table() -> npt.NDArray[np.uint8]:
-    """Give every letter the number of its script plus one; what is no letter has 0."""
+    """Return the number of the script of each character plus one; 0 for other than letters."""
     numbers = {name.upper(): number for number, name in enumerate(SCRIPTS, 1)}
     table = np.zeros(0x110000, dtype=np.uint8)
     for code in range(_LAST):
@@ -60,30 +60,29 @@ def count_scripts(text: str) -> dict[str, int]:
 
 
 def guess_language(text: str) -> str:
-    """Guess the language of a text: by script where that says it, by stop words in Latin letters.
+    """Guess the language of a text by its script, or by stop words for Latin letters.
 
     "Der Hund ist im Garten" gives "German"; without enough stop words, "Latin, unknown".
     """
     sample = text[:LANGUAGE_SAMPLE_CHARS]
-    found = count_scripts(sample)
-    if not found:
+    counts = count_scripts(sample)
+    if not counts:
         return "no letters"
-    script = max(found, key=lambda name: found[name])
-    if found.get("Hiragana", 0) + found.get("Katakana", 0) > 0.1 * sum(found.values()):
+    script = max(counts, key=lambda name: counts[name])
+    if counts.get("Hiragana", 0) + counts.get("Katakana", 0) > 0.1 * sum(counts.values()):
         return "Japanese"
     if script != "Latin":
         return {"Han": "Chinese", "Hangul": "Korean"}.get(script, f"{script} script")
     words = _WORD.findall(sample.lower())
     hits = Counter(name for word in words for name in _languages().get(word, ()))
-    # Of two with as many hits the first in the table; a document of two languages has one.
-    best, most = max(hits.items(), key=lambda one: one[1], default=("", 0))
+    best, most = max(hits.items(), key=lambda hit: hit[1], default=("", 0))  # ties: the first
     return best if most >= max(2, LEAST * len(words)) else "Latin, unknown"
 
 
 @cache
 def _languages() -> dict[str, tuple[str, ...]]:
-    every = {word for words in _STOP_WORDS.values() for word in words.split()}
-    return {
-        word: tuple(name for name, words in _STOP_WORDS.items() if word in words.split())
-        for word in sorted(every)
-    }
+    languages: dict[str, tuple[str, ...]] = {}
+    for name, words in _STOP_WORDS.items():
+        for word in words.split():
+            languages[word] = (*languages.get(word, ()), name)
+    return languages

@@ -3,10 +3,10 @@
 import json
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from torch import nn
@@ -33,11 +33,14 @@ from kinfolk.objectives.nsp import NSP
 from kinfolk.objectives.rtd import RTD
 from kinfolk.objectives.seq2seq import Seq2Seq
 from kinfolk.objectives.sop import SOP
+from kinfolk.tasks.dataset import RowSource
+from kinfolk.tasks.task import EvaluationResult
 from kinfolk.text import Tokenizer
 from kinfolk.training.run import select_device
 from kinfolk.workflows.baselines import ngram_of_corpus
 from kinfolk.workflows.folders import find_model_folder
 from kinfolk.workflows.load import load
+from kinfolk.workflows.predict import Predictor, as_predictor, evaluate_rows
 from kinfolk.workflows.recipe import CorpusShare, recipe_of
 
 # The kind of score of each architecture; only the first is the probability of the text.
@@ -50,30 +53,64 @@ SCORE_KINDS = {
 BLANK_LINES = re.compile(r"\n\s*\n")
 
 
+@overload
 def evaluate(
-    path: Path | str,
+    model: Path | str,
     *,
+    text: str | None = None,
+    file: Path | str | None = None,
     corpus: Path | str | None = None,
-    text: Path | str | None = None,
     length: int | None = None,
     device: str = "auto",
     rows: int = 32,
-) -> tuple[LikelihoodScores, str]:
-    """Score a saved model on a corpus or a text file; also return the kind of score."""
-    return open_evaluation(path, corpus, text, length, device).likelihood(rows)
+) -> LikelihoodScores: ...
 
 
-def auxiliary_metrics(
-    path: Path | str,
+@overload
+def evaluate(
+    model: Path | str | Predictor,
     *,
+    test: RowSource,
+    columns: str | None = None,
+    device: str = "auto",
+) -> EvaluationResult: ...
+
+
+def evaluate(
+    model: Path | str | Predictor,
+    *,
+    text: str | None = None,
+    file: Path | str | None = None,
     corpus: Path | str | None = None,
-    text: Path | str | None = None,
+    test: RowSource | None = None,
+    columns: str | None = None,
     length: int | None = None,
     device: str = "auto",
     rows: int = 32,
-) -> dict[str, float]:
-    """Score sentence pairs or replaced tokens, where the objective of a saved model has them."""
-    return open_evaluation(path, corpus, text, length, device).auxiliary_metrics(rows)
+) -> LikelihoodScores | EvaluationResult:
+    """Score a saved model by the likelihood of a text, a file or a corpus, or on labelled rows.
+
+    `evaluate("runs/gpt2", file="chapter.txt").perplexity`; the scores also have `loss`,
+    `bits_per_byte`, `tokens`, `bytes` and `kind`: only the kind "likelihood, left to right" is the
+    probability of the text. `evaluate("runs/triage", test="test.tsv").scores` are the metrics of
+    the task.
+    """
+    given = {"text": text, "file": file, "corpus": corpus, "test": test}
+    if sum(value is not None for value in given.values()) != 1:
+        raise UserError(f"give one of the parameters {', '.join(given)} to evaluate on")
+    if test is not None:
+        if length is not None:
+            raise UserError("length does not apply to test, whose rows are read as in training")
+        predictor = as_predictor(model, device=device)
+        labelled = predictor.read(test, columns=columns, labelled=True)
+        return evaluate_rows(predictor, labelled)
+    if columns is not None:
+        raise UserError("columns applies to test only")
+    if not isinstance(model, Path | str):
+        raise UserError(
+            f"model is of type {type(model).__name__}: give the folder of a run or of a model"
+        )
+    return open_evaluation(model, corpus, file, length, device, text=text).likelihood(rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,8 +124,8 @@ class TextEvaluation:
     bytes: int
     length: int | None  # of rows, where it was given
 
-    def likelihood(self, rows: int = 32) -> tuple[LikelihoodScores, str]:
-        """Return the likelihood of the text, and the kind of score that it is."""
+    def likelihood(self, rows: int = 32) -> LikelihoodScores:
+        """Return the likelihood of the text."""
         objective, kind = self.scoring, family_of(self.model).architecture
         if isinstance(objective, BlankInfilling):
             kind = "encoder-decoder"
@@ -97,7 +134,7 @@ class TextEvaluation:
             if self.length is None:
                 objective = objective.with_max_length_for(self.documents)
         scores = score_documents(self.model, objective, self.documents, self.bytes, rows=rows)
-        return scores, SCORE_KINDS[kind]
+        return replace(scores, kind=SCORE_KINDS[kind])
 
     def auxiliary_metrics(self, rows: int = 32) -> dict[str, float]:
         """Return the scores of the other predictions of the objective, besides tokens."""
@@ -119,7 +156,7 @@ class TextEvaluation:
 
 
 def has_sentence_pairs(objective: NSP, documents: TokenizedDocuments) -> bool:
-    """Return whether a text has sentence pairs; NSP takes negatives from other documents."""
+    """Return whether a text has pairs; NSP takes its negatives from other documents."""
     sizes = np.diff(documents.starts)
     enough = 1 if isinstance(objective, SOP) else 2
     return int(sizes.max(initial=0)) > 1 and int(np.count_nonzero(sizes)) >= enough
@@ -128,26 +165,27 @@ def has_sentence_pairs(objective: NSP, documents: TokenizedDocuments) -> bool:
 def open_evaluation(
     path: Path | str,
     corpus: Path | str | None,
-    text: Path | str | None,
-    length: int | None,
-    device: str,
+    file: Path | str | None,
+    length: int | None = None,
+    device: str = "auto",
+    *,
+    text: str | None = None,
 ) -> TextEvaluation:
-    """Open a model, and the text that it is scored on."""
-    if (corpus is None) == (text is None):
-        raise UserError("give either --corpus or --text")
-    folder = find_model_folder(path)  # verifies the checkpoint of a run
+    """Open a model, and the corpus, the file or the text that it is scored on."""
+    folder = find_model_folder(path)  # of a run the newest checkpoint, whose files are hashed here
     model, tokenizer = load(folder)
     model.to(select_device(device))
-    if text is not None:
-        encoded, size = encode_file(tokenizer, Path(text))
-        documents: TokenizedDocuments = encoded
+    if text is not None and not text.strip():
+        raise UserError("text is empty: there is nothing to score")
+    if corpus is None:
+        texts = [text or ""] if file is None else [d.text for d in read_documents([Path(file)])]
+        documents, size = encode_documents(tokenizer, texts)
     else:
-        assert corpus is not None
         documents = opened = Corpus.open(Path(corpus))
         if opened.tokenizer_hash != tokenizer.fingerprint:
             raise UserError(
-                f"corpus {corpus} was tokenized with another tokenizer than {path}: prepare it "
-                f"with --tokenizer {path}, or use --text"
+                f"{corpus} was made with another tokenizer than {path}: prepare its text again "
+                "with the tokenizer of the model, or evaluate on the text itself"
             )
         size = opened.bytes
     objective, _ = training_objective(model, tokenizer, folder)
@@ -174,19 +212,16 @@ def scoring_objective(
     objective, default_length = training_objective(model, tokenizer, find_model_folder(path))
     length = default_length if length is None else length
     if length < 8:
-        raise UserError(f"--length must be at least 8 (got {length})")
+        raise UserError(f"length {length} is too short to evaluate with: use 8 or more")
     limit = model.config.max_length
     if limit is not None and length > limit:
-        raise UserError(
-            f"--length {length} exceeds the model's maximum length of {limit} tokens: use a "
-            "smaller --length"
-        )
+        raise UserError(f"length {length} is more than the model's context of {limit} tokens")
     return replace(objective, max_length=length).for_evaluation()
 
 
-def encode_file(tokenizer: Tokenizer, path: Path) -> tuple[InMemoryDocuments, int]:
-    """Encode the documents of a text file; also return their size in bytes."""
-    encoded = DocumentEncoder(tokenizer)([d.text for d in read_documents([path])])
+def encode_documents(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[TokenizedDocuments, int]:
+    """Encode documents in memory; also count their bytes."""
+    encoded = DocumentEncoder(tokenizer)(texts)
     ends = np.cumsum(encoded.sentences, dtype=np.int64)
     starts = np.concatenate([[0], ends])[np.concatenate([[0], np.cumsum(encoded.documents)])]
     return InMemoryDocuments(encoded.ids, ends, starts), int(encoded.bytes.sum())

@@ -37,7 +37,7 @@ from kinfolk.tasks.instances import (
 )
 from kinfolk.tasks.task import task_class
 from kinfolk.text.tokenizer import Tokenizer
-from kinfolk.training.config import FineTuneConfig
+from kinfolk.training.config import FineTuneConfig, TrainConfig
 from kinfolk.training.loop import Callback
 from kinfolk.training.regularize import FGM, GradualUnfreezing, noisy_tune
 from kinfolk.training.run import LossFn, Run, Workload, select_device
@@ -53,6 +53,7 @@ from kinfolk.workflows.finetune_recipe import (
 )
 from kinfolk.workflows.folders import RESUME, check_new_folder
 from kinfolk.workflows.predict import load_predictor
+from kinfolk.workflows.recipe import Settings, keyword_settings, settings_list
 from kinfolk.workflows.report import best_metrics, write_report
 
 DISTILLATION_WEIGHT = 0.5  # of a teacher in the loss
@@ -61,76 +62,93 @@ RESOLVED_FIELDS = ("train.steps", "train.eval_every", "train.save_every", "train
 
 def finetune(
     model: InitialWeights | Path | str,
-    data: RowSource | TaskDataset | Sequence[TaskDataset],
+    train: RowSource | TaskDataset | Sequence[TaskDataset],
     out: Path | str,
     *,
+    dev: RowSource | None = None,
+    task: str | None = None,
+    columns: str | None = None,
     formulation: str | None = None,
     length: int | None = None,
-    finetune_config: FineTuneConfig = FineTuneConfig(),
-    settings: Sequence[str] = (),
+    settings: Settings = (),
     teacher: str = "",
     metric: str | None = None,
-    positive: str | None = None,
-    prefixes: Sequence[str] = (),
+    positive_label: str | None = None,
+    source_prefix: Sequence[str] = (),
     options: Mapping[str, Any] | None = None,  # fields of the formulation; None where not given
     callbacks: Sequence[Callback] = (),
+    **fields: Any,
 ) -> Path:
-    """Fine-tune a model on labelled rows; the run folder must be new.
+    """Fine-tune a model on labelled rows, into a new run folder; return the folder.
 
-    `finetune("runs/bert", task_dataset("train.tsv", "dev.tsv"), "runs/triage")`; the data may also
-    be a file, a list of dictionaries, a DataFrame, or several datasets.
+    `finetune("runs/bert", "train.tsv", "runs/triage", dev="dev.tsv", epochs=4)`
+
+    The model is the folder of a run or a model, or FAMILY/SIZE for new weights. `train` and `dev`
+    are a file, a list of dictionaries like `{"text": ..., "label": ...}`, or a DataFrame; without
+    `dev`, a tenth of the rows are held out. `train` may also be what `task_dataset` returns, or a
+    list of those to train on together. Task and columns are detected unless they are given.
+    Keywords are fields of `TrainConfig` and `FineTuneConfig`; settings are fields of the recipe by
+    their paths.
     """
+    overrides = keyword_settings(fields, {"train": TrainConfig, "finetune": FineTuneConfig})
+    overrides += settings_list(settings)
+    finetune_config = apply_overrides(
+        FineTuneConfig(),
+        [text.removeprefix("finetune.") for text in overrides if text.startswith("finetune.")],
+    )
+    if not isinstance(model, InitialWeights | Path | str):
+        raise UserError(
+            f"model is of type {type(model).__name__}: give the folder of a model, or FAMILY/SIZE"
+        )
     start = model if isinstance(model, InitialWeights) else parse_initial_weights(str(model))
     out = Path(out)
-    check_new_folder(out, RESUME)
-    datasets = as_datasets(data, out)
-    if len(datasets) > 1 and (metric or positive):
-        raise UserError(
-            "--metric and --positive-label do not apply to several --train files: remove them"
-        )
-    fields = {name: value for name, value in (options or {}).items() if value is not None}
+    check_new_folder(out, "choose another folder, or continue that run with resume")
+    datasets = as_datasets(train, out, dev=dev, task=task, columns=columns)
+    if len(datasets) > 1 and (metric or positive_label):
+        raise UserError("several files have several tasks: leave metric and positive_label out")
+    chosen = {name: value for name, value in (options or {}).items() if value is not None}
     if teacher:
-        fields = {"distillation_weight": DISTILLATION_WEIGHT, **fields}
+        chosen = {"distillation_weight": DISTILLATION_WEIGHT, **chosen}
     rows = [dataset.splits[0] for dataset in datasets]
     backbone, tokenizer = start.open(rows)
     family = family_of(backbone.config)
-    chosen: list[Formulation] = []
-    for number, (dataset, some) in enumerate(zip(datasets, rows, strict=True)):
-        prefix = prefixes[number] if number < len(prefixes) else None
-        task = task_class(dataset.file_spec.task).from_rows(
-            some,
+    formulations: list[Formulation] = []
+    for number, (dataset, train_rows) in enumerate(zip(datasets, rows, strict=True)):
+        prefix = source_prefix[number] if number < len(source_prefix) else None
+        asked = task_class(dataset.file_spec.task).from_rows(
+            train_rows,
             file=dataset.train,
             metric=metric or "",
-            positive_label=positive,
+            positive_label=positive_label,
             prefix=prefix or "",
         )
-        kind = choose_formulation(family, type(task), formulation)
+        kind = choose_formulation(family, type(asked), formulation)
         built = build_formulation(
-            kind, task, family, backbone.config, tokenizer, length=length, **fields
+            kind, asked, family, backbone.config, tokenizer, length=length, **chosen
         )
         balanced = finetune_config.class_weights == "balanced"
-        chosen.append(built.fit(some, tokenizer, balanced=balanced))
-    if len(chosen) > 1 and any(built.name != "text" for built in chosen):
+        formulations.append(built.fit(train_rows, tokenizer, balanced=balanced))
+    if len(formulations) > 1 and any(each.name != "text" for each in formulations):
         raise UserError(
-            "several --train files need --formulation text and a family that generates, such as t5"
+            "several files are trained on together as text: use the formulation text and a family "
+            "that generates, like t5"
         )
-    config = model_config(chosen[0], backbone.config)
+    config = model_config(formulations[0], backbone.config)
     recipe = FineTuneRecipe(
         name=backbone.family_name,
         init_from="" if start.fresh else start.folder,
         model=config,
-        formulations=tuple(chosen),
+        formulations=tuple(formulations),
         datasets=tuple(datasets),
         train=default_train_config(config, fresh=start.fresh),
-        finetune=finetune_config,
         teacher=teacher,
     )
-    recipe = apply_overrides(recipe, settings)
+    recipe = apply_overrides(recipe, overrides)
     if recipe.finetune.dropout is not None:
         recipe = replace(recipe, model=with_dropout(recipe.model, recipe.finetune.dropout))
     if start.fresh:
         backbone = build_fresh_model(recipe)
-    work = FineTuneWorkload(recipe, backbone, tokenizer, callbacks, settings)
+    work = FineTuneWorkload(recipe, backbone, tokenizer, callbacks, overrides)
     return Run.start(work, out, callbacks).fit()
 
 

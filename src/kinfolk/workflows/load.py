@@ -13,21 +13,29 @@ from kinfolk.errors import UserError
 from kinfolk.families import family_of, index
 from kinfolk.files import new_folder
 from kinfolk.generation.prompts import check_prompts
+from kinfolk.nn.language_model import LanguageModel
 from kinfolk.text import Tokenizer
 from kinfolk.workflows.folders import check_new_folder, find_model_folder
 
 
-def load(path: Path | str) -> tuple[Any, Tokenizer]:
-    """Load the model and the tokenizer of a run, a checkpoint or a Hugging Face folder."""
+def load(path: Path | str) -> tuple[LanguageModel, Tokenizer]:
+    """Load the model and the tokenizer of a run, a checkpoint or a Hugging Face folder.
+
+    The model is on the CPU, in float32 and evaluation mode. Of a pretraining run it is the newest
+    checkpoint, of a fine-tuning run the best one.
+    """
     return hub.load(find_model_folder(path))
 
 
-def export_folder(path: Path | str, out: Path) -> None:
-    """Write a model and its tokenizer to a new folder, in Hugging Face's layout."""
+def save(model: LanguageModel, tokenizer: Tokenizer, out: Path | str) -> Path:
+    """Write a model and its tokenizer to a new folder, in Hugging Face's layout; return it."""
+    if not isinstance(model, LanguageModel) or not isinstance(tokenizer, Tokenizer):
+        raise UserError("call kinfolk.save(model, tokenizer, out), with the values of kinfolk.load")
+    out = Path(out)
     check_new_folder(out)
-    model, tokenizer = load(path)
     with new_folder(out) as folder:
         hub.save(folder, model, tokenizer, length=model.config.max_length)
+    return out
 
 
 def require_ability(model: Any, ability: str) -> Any:
@@ -42,23 +50,25 @@ def require_ability(model: Any, ability: str) -> Any:
 
 
 @torch.no_grad()
-def logits(model: Any, ids: Sequence[int], source: Sequence[int] | None = None) -> Tensor:
+def logits(model: LanguageModel, ids: Sequence[int], source: Sequence[int] | None = None) -> Tensor:
     """Return the (length, vocabulary) scores of one sequence, in evaluation mode.
 
     An encoder scores each token from all tokens, a decoder the token after each. An
     encoder-decoder encodes `source` and scores each of `ids` from those before it; without a
     source it encodes the ids themselves.
     """
+    if any(isinstance(id, str) for id in ids):
+        raise UserError("ids must be token ids: call kinfolk.logits(model, tokenizer(text))")
     check_prompts(model, [ids], "sequence")
     device = next(model.parameters()).device
     kind = family_of(model).architecture
     row = torch.tensor([list(ids)], device=device)
     if kind == "encoder-decoder":
-        read = row if source is None else torch.tensor([list(source)], device=device)
+        encoded = row if source is None else torch.tensor([list(source)], device=device)
         start = torch.full((1, 1), model.config.decoder_start_token_id, device=device)
         row = torch.cat([start, row[:, :-1]], dim=1)
         inputs = Inputs.from_ids(
-            row, causal=True, encoder_inputs=Inputs.from_ids(read, causal=False)
+            row, causal=True, encoder_inputs=Inputs.from_ids(encoded, causal=False)
         )
     elif source is not None:
         raise UserError(f"source applies to encoder-decoder models, not to {kind}s: remove it")

@@ -1,6 +1,6 @@
 """Open a fine-tuned or a pretrained model, predict labelled rows and score the predictions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.reports.evaluation_page import EvaluationPage, render
 from kinfolk.reports.page import write
 from kinfolk.rng import Stream, generator
-from kinfolk.tasks.dataset import TaskDataset, task_dataset
+from kinfolk.tasks.dataset import RowSource, TaskDataset, open_rows, task_dataset
 from kinfolk.tasks.error_analysis import to_plain
 from kinfolk.tasks.formats.base import (
     Columns,
@@ -77,18 +77,83 @@ class Predictor:
 
         `load_predictor("runs/triage").predict_one("The invoice was never paid.").value`
         """
-        least = max(self.task.min_texts, 1 + self.task.is_pair)
-        if len(texts) < least:
-            raise UserError(
-                f"{self.task.kind} tasks need at least {least} texts per row (got {len(texts)})"
-            )
-        return self.predict([self.task.row_from_texts(*texts)])[0]
+        return self.predict(self.rows_of_texts([texts]))[0]
 
     def predict(
         self, rows: Sequence[Any], *, watch: Callable[[int], None] = lambda done: None
     ) -> list[Prediction]:
         """Return the predictions for rows, in their order."""
         return predict_rows(self.formulation, self.model, rows, self.tokenizer, watch=watch)
+
+    def read(
+        self, source: RowSource, *, columns: str | None = None, labelled: bool = False
+    ) -> list[Any]:
+        """Read rows of the task from a file, a list of dictionaries or a DataFrame."""
+        file = open_rows(source, "test" if labelled else "inputs")
+        return read_test_file(self, file, columns=columns, labelled=labelled)[0]
+
+    def rows_of_texts(self, inputs: Sequence[str | Sequence[str]]) -> list[Any]:
+        """Return a row for each input: a text, or several where the task reads several."""
+        least, rows = max(self.task.min_texts, 1 + self.task.is_pair), []
+        for number, item in enumerate(inputs, 1):
+            texts: tuple[Any, ...] = tuple(item) if isinstance(item, tuple | list) else (item,)
+            if not all(isinstance(text, str) for text in texts):
+                raise UserError(f"inputs: item {number:,} is {item!r}: give texts, or dictionaries")
+            if len(texts) < least:
+                raise UserError(
+                    f"inputs: {len(texts)} texts are too few to {self.task.kind}: give {least}"
+                )
+            rows.append(self.task.row_from_texts(*texts))
+        return rows
+
+
+def predict(
+    model: Path | str | Predictor,
+    inputs: RowSource,
+    *,
+    columns: str | None = None,
+    task_index: int = 1,
+    device: str = "auto",
+) -> list[Prediction]:
+    """Predict with a fine-tuned model; return a `Prediction` for each input, in their order.
+
+    `predict("runs/triage", "The invoice was never paid.")[0].value`. The inputs are a text, a list
+    of texts, a list of tuples where the task reads several texts (pairs, a context and its options,
+    a question and its context), a list of dictionaries, a DataFrame, or a file: a `Path`, or a
+    string that names an existing file. The model may be what `load_predictor` returns, which is
+    then loaded once for many calls.
+    """
+    predictor = as_predictor(model, device=device, number=task_index - 1)
+    if isinstance(inputs, str) and not is_file(inputs):
+        inputs = [inputs]
+    if isinstance(inputs, Sequence) and not isinstance(inputs, str) and columns is None:
+        if not inputs:
+            return []
+        if not isinstance(inputs[0], Mapping):
+            return predictor.predict(predictor.rows_of_texts(inputs))
+    return predictor.predict(predictor.read(inputs, columns=columns))
+
+
+def is_file(text: str) -> bool:
+    """Return whether a string names an existing file."""
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):  # too long for a path, or with a NUL
+        return False
+
+
+def as_predictor(
+    model: Path | str | Predictor, *, device: str = "auto", number: int = 0
+) -> Predictor:
+    """Return a predictor, loaded where a folder is given."""
+    if isinstance(model, Predictor):
+        return model
+    if not isinstance(model, Path | str):
+        raise UserError(
+            f"model is of type {type(model).__name__}: give the folder of a fine-tuned model, "
+            "or what kinfolk.load_predictor returns"
+        )
+    return load_predictor(model, device=device, number=number)
 
 
 def load_predictor(path: Path | str, *, device: str = "auto", number: int = 0) -> Predictor:
@@ -109,8 +174,8 @@ def load_predictor(path: Path | str, *, device: str = "auto", number: int = 0) -
         )
     if not isinstance(model, ModelWithHead):
         raise UserError(
-            f"{path} was not fine-tuned: run kinfolk finetune first, or evaluate it with "
-            "--formulation prompt"
+            f"{path} was not fine-tuned: fine-tune it on labelled rows, or evaluate it with a "
+            "prompt, by the formulation prompt of kinfolk evaluate"
         )
     return Predictor(model, tokenizer, formulation_of_hf_model(model, tokenizer))
 
@@ -146,8 +211,8 @@ def read_test_file(
 ) -> tuple[list[Any], FileSpec]:
     """Read the rows of a file in the format of the training file, or else as it is detected."""
     for path in (file.path, None if file.target is None else file.target.path):
-        if path is not None and not path.is_file():
-            raise UserError(f"no such file: {path}")
+        if path is not None and not file.in_memory and not path.is_file():
+            raise UserError(f"{path} does not exist: give a file with examples")
     kind, trained = predictor.task.kind, predictor.file_spec
     if columns is not None:
         spec = detect_format(file, task=kind, columns=parse_columns(columns))

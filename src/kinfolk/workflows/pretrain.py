@@ -25,23 +25,30 @@ from kinfolk.training.loop import Callback
 from kinfolk.training.run import LossFn, Run, Workload, select_device
 from kinfolk.training.step import sum_counts
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe
-from kinfolk.workflows.folders import RESUME, check_new_folder
+from kinfolk.workflows.folders import check_model_folder
 from kinfolk.workflows.recipe import Recipe, shared_tokenizer
 from kinfolk.workflows.report import write_report
 
 Batches = PackedDataset | MixtureDataset | ContiguousDataset
 
 
-def pretrain(recipe: Recipe, out: Path | str, *, callbacks: Sequence[Callback] = ()) -> Path:
-    """Run a recipe from its start; the run folder must be new."""
+def pretrain(
+    recipe: Recipe | Path | str, out: Path | str, *, callbacks: Sequence[Callback] = ()
+) -> Path:
+    """Train a model by a recipe, or by a recipe file, into a new run folder; return the folder.
+
+    `pretrain(kinfolk.recipe("gpt2/tiny", "corpus", steps=500), "runs/gpt2")`
+    """
+    if not isinstance(recipe, Recipe):
+        recipe = read_recipe_file(recipe)
     out = Path(out)
-    check_new_folder(out, RESUME)
+    check_new_folder(out, "choose another folder, or continue that run with resume")
     return Run.start(PretrainWorkload(recipe), out, callbacks).fit()
 
 
 def resume(out: Path | str, *, callbacks: Sequence[Callback] = ()) -> Path:
     """Continue a run, of pretraining or of fine-tuning, from its newest valid checkpoint."""
-    out = Path(out)
+    out = check_model_folder(out)
     recipe = read_json(out / "recipe.json")
     kind: type[Workload] = PretrainWorkload
     if not isinstance(recipe, Recipe):
@@ -51,6 +58,18 @@ def resume(out: Path | str, *, callbacks: Sequence[Callback] = ()) -> Path:
             raise UserError(f"{out / 'recipe.json'} is not the recipe of a run")
         kind = FineTuneWorkload
     return Run.resume(kind, recipe, out, callbacks).fit()
+
+
+def read_recipe_file(path: Any) -> Recipe:
+    """Read a recipe from a file; what is no file gets a sentence about `kinfolk.recipe`."""
+    if isinstance(path, Path | str) and Path(path).is_file():
+        return Recipe.read(Path(path))
+    given = f"of type {type(path).__name__}"
+    if isinstance(path, Path | str):
+        given = f"{str(path)!r}, which is not a file"
+    raise UserError(
+        f"recipe is {given}: give what kinfolk.recipe(model, corpus) returns, or a recipe file"
+    )
 
 
 class PretrainWorkload(Workload):
@@ -157,8 +176,8 @@ def training_batches(
     if carries_memory(recipe):
         if len(corpora) > 1:
             raise UserError(
-                f"segment recurrence supports one corpus (got {len(corpora)}): prepare the texts "
-                "as one corpus, or use --objective clm"
+                f"rows that continue from batch to batch need one corpus, not {len(corpora)}: "
+                "prepare the texts as one corpus, or use the objective clm"
             )
         return ContiguousDataset(
             recipe.objective, corpora[0], batch_size=rows, parts=parts, seed=seed
@@ -183,8 +202,8 @@ def held_out_batches(recipe: Recipe) -> Batches | None:
         return evaluation_dataset(recipe.objective, scored[0][0], rows=rows)
     try:
         return training_batches(recipe, *zip(*scored, strict=True)) if scored else None
-    except UserError as error:  # too little text to evaluate on
-        warnings.warn(f"no evaluation on held-out documents: {error}", stacklevel=2)
+    except UserError as error:  # too little text to evaluate on, which stops no run
+        warnings.warn(f"the held-out documents are not evaluated: {error}", stacklevel=2)
         return None
 
 

@@ -89,11 +89,11 @@ def quickstart(out: Path, *, on_message: Callable[[str], None], progress: Progre
             pretrain(model_recipe(name, out / "corpus"), run, callbacks=[callback])
         seconds = time.perf_counter() - start
         model, _ = load(run)
-        score, kind = evaluate(run, corpus=out / "corpus" / "holdout")
+        score = evaluate(run, corpus=out / "corpus" / "holdout")
         sample = sample_output(name, model, tokenizer)
-        results.append(Result(name, score, kind, count_parameters(model), seconds, sample))
-    page = write_page(out, results, lines, corpus, time.perf_counter() - began)
-    return Quickstart(results, lines, page)
+        results.append(Result(name, score, score.kind, count_parameters(model), seconds, sample))
+    page = draw(out, results, found, corpus, time.perf_counter() - began)
+    return Quickstart(results, found, page)
 
 
 def model_recipe(name: str, corpus: Path) -> Recipe:

@@ -3,11 +3,19 @@
 import contextlib
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from kinfolk.config import apply_overrides, config, field, read_json, write_json
+from kinfolk.config import (
+    apply_overrides,
+    as_settings,
+    config,
+    did_you_mean,
+    field,
+    read_json,
+    write_json,
+)
 from kinfolk.data.corpus import Corpus
 from kinfolk.errors import UserError
 from kinfolk.families import check_name, family, family_of, index
@@ -70,23 +78,70 @@ class Recipe:
         return recipe
 
 
+# Overrides of a recipe: {"train.lr": 1e-3}, ["train.lr=1e-3"] or one "train.lr=1e-3".
+Settings: TypeAlias = Mapping[str, Any] | Sequence[str] | str
+# Folders of corpora, with their weights in a dictionary: {"news": 0.7, "law": 0.3}.
+CorpusSource: TypeAlias = (
+    Path | str | Corpus | Mapping[Any, float] | Sequence[Path | str | Corpus | CorpusShare]
+)
+
+
 def recipe(
-    name: str,
-    corpus: Path | str | Sequence[CorpusShare],
+    model: Path | str,
+    corpus: CorpusSource,
     *,
     objective: str | None = None,
     length: int | None = None,
-    settings: Sequence[str] = (),
+    settings: Settings = (),
+    **fields: Any,
 ) -> Recipe:
-    """Make the recipe of a new model.
+    """Make the recipe of a pretraining run.
 
-    `recipe("bert/tiny", "corpus", settings=["train.steps=500"])`
+    `recipe("gpt2/tiny", "corpus", steps=500, lr=1e-3, settings={"model.dropout": 0.1})`
 
-    A mixture is a list of corpora with their weights:
-    `[CorpusShare("news", 0.7), CorpusShare("law", 0.3)]`.
-    Defaults follow from the size: its settings, and rows as long as its context, but shorter for
-    small models.
+    The model is FAMILY/SIZE for new weights, or the folder of a run or a model to continue from.
+    The name of a family is never a folder: write `./bert` for a folder of that name. Several
+    corpora are a list, or a dictionary with their weights: `{"news": 0.7, "law": 0.3}`. Keywords
+    are fields of `TrainConfig`; settings are fields of the recipe by their paths. Defaults follow
+    from the size: its settings, and rows as long as its context, but shorter for small models.
     """
+    if not isinstance(model, str | Path):
+        raise UserError(
+            f"model is of type {type(model).__name__}: give FAMILY/SIZE, like 'gpt2/tiny', or the "
+            "folder of a model"
+        )
+    overrides = [*keyword_settings(fields, {"train": TrainConfig}), *settings_list(settings)]
+    family_name, _, _ = str(model).partition("/")
+    if family_name in index() or not Path(model).exists():
+        check_name(str(model))
+        return new_recipe(str(model), corpus, objective, length, overrides)
+    return continue_from(model, corpus, objective, length, overrides)
+
+
+def settings_list(settings: Settings) -> list[str]:
+    """Return overrides in any of their forms as a list of `path=value`."""
+    if isinstance(settings, Mapping):
+        return as_settings(settings)
+    return [settings] if isinstance(settings, str) else [*settings]
+
+
+def keyword_settings(fields: Mapping[str, Any], groups: Mapping[str, type[Any]]) -> list[str]:
+    """Return keyword arguments as overrides of the groups of a recipe that have such fields."""
+    groups_of = {f.name: group for group, cls in groups.items() for f in dataclasses.fields(cls)}
+    for name in fields:
+        if name not in groups_of:
+            raise UserError(f"unknown keyword {name!r}: {did_you_mean(name, [*groups_of])}")
+    return as_settings({f"{groups_of[name]}.{name}": value for name, value in fields.items()})
+
+
+def new_recipe(
+    name: str,
+    corpus: CorpusSource,
+    objective: str | None,
+    length: int | None,
+    settings: Sequence[str],
+) -> Recipe:
+    """Make the recipe of a model with new weights."""
     family_name, _, size = name.partition("/")
     chosen, size = family(family_name), size or "tiny"
     named, corpora = open_corpora(corpus)
@@ -115,13 +170,24 @@ def recipe(
 
 
 def open_corpora(
-    corpus: Path | str | Sequence[CorpusShare],
+    corpus: CorpusSource,
 ) -> tuple[str | tuple[CorpusShare, ...], list[Corpus]]:
     """Return the corpora as the recipe names them, and opened."""
-    named = [CorpusShare(str(corpus))] if isinstance(corpus, str | Path) else corpus
+    sources = [corpus] if isinstance(corpus, str | Path | Corpus) else corpus
+    weights = sources.values() if isinstance(sources, Mapping) else [1.0] * len(sources)
+    named = [corpus_share(one, weight) for one, weight in zip(sources, weights, strict=True)]
     mixture = check_mixture(named)
     corpora = [share.open() for share in named]
     return (mixture[0].corpus if len(mixture) == 1 else mixture), corpora
+
+
+def corpus_share(source: Path | str | Corpus | CorpusShare, weight: float) -> CorpusShare:
+    """Return a corpus with its weight, which it may have already."""
+    if isinstance(source, CorpusShare):
+        return source
+    if not isinstance(source, Path | str | Corpus):
+        raise UserError(f"corpus is of type {type(source).__name__}: give the folder of a corpus")
+    return CorpusShare(str(source.folder if isinstance(source, Corpus) else source), weight)
 
 
 def check_corpus_size(corpora: Sequence[Corpus], length: int) -> None:
@@ -131,8 +197,8 @@ def check_corpus_size(corpora: Sequence[Corpus], length: int) -> None:
     for text in corpora:
         if text.tokens < length:
             raise UserError(
-                f"corpus {text.folder} has {text.tokens} tokens, fewer than one sequence of "
-                f"{length}: use more text or a smaller --length"
+                f"the corpus {text.folder} has {text.tokens} tokens, fewer than one row of "
+                f"{length}: give it more text, or a smaller length"
             )
 
 
@@ -140,7 +206,8 @@ def finalize(base: Recipe, settings: Sequence[str]) -> Recipe:
     """Apply the given settings to a recipe, and check it."""
     recipe = check_recipe(apply_overrides(base, settings))
     train = recipe.train
-    if train.warmup > train.steps and not any("warmup" in s for s in settings):
+    if train.warmup > train.steps and not any("warmup" in setting for setting in settings):
+        # A short run keeps the shape of a long one.
         train = dataclasses.replace(train, warmup=max(1, train.steps // 10))
     return dataclasses.replace(recipe, train=train)
 
@@ -216,8 +283,8 @@ def check_recipe(recipe: Recipe) -> Recipe:
         )
     if model.max_length is not None and model.max_length < length:
         raise UserError(
-            f"sequences of {length} tokens exceed model.max_length={model.max_length}: set both "
-            "with --length"
+            f"rows of {length} tokens are longer than model.max_length={model.max_length}: "
+            "set length, which sets both"
         )
     return recipe
 
@@ -237,33 +304,12 @@ def recipe_of(folder: Path) -> Recipe | None:
     return recipe if isinstance(recipe, Recipe) else None
 
 
-def make_recipe(
-    start: Path | str,
-    corpus: Path | str | Sequence[CorpusShare],
-    *,
-    objective: str | None = None,
-    length: int | None = None,
-    settings: Sequence[str] = (),
-) -> Recipe:
-    """Make the recipe of a new model, by FAMILY/SIZE, or of one that continues from a folder.
-
-    The name of a family is never a folder: write `./bert` for a folder of that name.
-    """
-    options: dict[str, Any] = {"objective": objective, "length": length, "settings": settings}
-    family, _, _ = str(start).partition("/")
-    if family in index() or not Path(start).exists():
-        check_name(str(start))
-        return recipe(str(start), corpus, **options)
-    return continue_from(start, corpus, **options)
-
-
 def continue_from(
     folder: Path | str,
-    corpus: Path | str | Sequence[CorpusShare],
-    *,
-    objective: str | None = None,
-    length: int | None = None,
-    settings: Sequence[str] = (),
+    corpus: CorpusSource,
+    objective: str | None,
+    length: int | None,
+    settings: Sequence[str],
 ) -> Recipe:
     """Make the recipe of continued pretraining from a run, a checkpoint or a model folder.
 
@@ -283,8 +329,8 @@ def continue_from(
     named, corpora = open_corpora(corpus)
     if shared_tokenizer(corpora).fingerprint != tokenizer.fingerprint:
         raise UserError(
-            f"corpus {corpora[0].folder} was tokenized with another tokenizer than {folder}: "
-            f"prepare it with --tokenizer {folder}"
+            f"{corpora[0].folder} was made with another tokenizer than {folder}: prepare the text "
+            f"with the tokenizer of {folder}"
         )
     known, before = family_of(model), recipe_of(path)
     if length is None:

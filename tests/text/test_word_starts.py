@@ -79,7 +79,7 @@ def test_a_long_run_of_chinese_is_cut() -> None:
 
 
 def test_unknown_segmenters_are_refused() -> None:
-    with pytest.raises(UserError, match="'mecab' finds no words: choose one of spaces, jieba"):
+    with pytest.raises(UserError, match="unknown segmenter 'mecab': choose one of spaces, jieba"):
         word_segmenter("mecab")
     with pytest.raises(UserError, match="'mecab'"):
         word_starts("a", "mecab")

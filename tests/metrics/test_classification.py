@@ -112,15 +112,15 @@ def test_numbers_may_be_large_or_all_the_same() -> None:
 
 
 def test_what_cannot_be_scored_is_a_sentence() -> None:
-    with pytest.raises(UserError, match="3 labels cannot be scored against 2"):
+    with pytest.raises(UserError, match="got 3 labels for 2 references"):
         accuracy(["a", "b", "c"], ["a", "b"])
-    with pytest.raises(UserError, match="there are no labels to score"):
+    with pytest.raises(UserError, match="no labels to score"):
         macro_f1([], [])
-    with pytest.raises(UserError, match="1 numbers cannot be scored against 2"):
+    with pytest.raises(UserError, match="got 1 numbers for 2 references"):
         pearson([1.0], [1.0, 2.0])
-    with pytest.raises(UserError, match="there are no numbers"):
+    with pytest.raises(UserError, match="no numbers"):
         spearman([], [])
     with pytest.raises(UserError, match="number 2 is nan"):
         pearson([1.0, math.nan], [1.0, 2.0])
-    with pytest.raises(UserError, match="label 'c' is not among 'a', 'b'"):
+    with pytest.raises(UserError, match="label 'c' is not in 'a', 'b'"):
         confusion_matrix(["a"], ["c"], ["a", "b"])

@@ -131,9 +131,9 @@ def test_chinese_words_stand_where_they_were(text: str) -> None:
 def test_two_trainings_of_chinese_words_agree(chinese: Tokenizer) -> None:
     again = train_tokenizer(iter(TEXT), kind="word", vocab_size=150, segmenter="jieba")
     assert again.fingerprint == chinese.fingerprint and again.vocab_size == 150
-    with pytest.raises(UserError, match=r"supports only [\d,]+ pieces") as error:
+    with pytest.raises(UserError, match=r"yields only [\d,]+ distinct tokens") as error:
         train_tokenizer(TEXT, kind="word", vocab_size=9000, segmenter="jieba")
-    size = int(str(error.value).rsplit("--vocab ", 1)[1])
+    size = int(str(error.value).rsplit("vocab_size ", 1)[1])
     assert train_tokenizer(TEXT, kind="word", vocab_size=size, segmenter="jieba").vocab_size == size
 
 
@@ -145,7 +145,7 @@ def test_chinese_words_can_be_read_in_lower_case() -> None:
 
 @pytest.mark.parametrize(("kind", "by"), [("bpe", "jieba"), ("word", "mecab")])
 def test_segmenters_that_do_not_fit_are_refused(kind: str, by: str) -> None:
-    with pytest.raises(UserError, match="do not go together: choose one of spaces, jieba"):
+    with pytest.raises(UserError, match=r"does not apply to kind .*: choose one of spaces, jieba"):
         train_tokenizer(TEXT, kind=kind, vocab_size=300, segmenter=by)
 
 
@@ -206,11 +206,11 @@ def test_of_too_much_unspaced_text_a_share_is_read() -> None:
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_a_share_is_enough_to_learn_from(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(train.MOST, kind, 500)
+    monkeypatch.setitem(train.MAX_UNSPACED_CHARS, kind, 500)
     size = {"bpe": 400, "unigram": 143}[kind]
-    with pytest.warns(UserWarning, match="learns from one part in"):
+    with pytest.warns(UserWarning, match="is trained on one part in"):
         first = train_tokenizer(CHINESE * 10, kind=kind, vocab_size=size)
-    with pytest.warns(UserWarning, match="learns from one part in"):
+    with pytest.warns(UserWarning, match="is trained on one part in"):
         assert (
             train_tokenizer(CHINESE * 10, kind=kind, vocab_size=size).fingerprint
             == first.fingerprint
@@ -219,9 +219,9 @@ def test_a_share_is_enough_to_learn_from(kind: str, monkeypatch: pytest.MonkeyPa
 
 GROWTH = """
 import json, random, resource, sys, warnings
-from kinfolk.text import subwords, train
+from kinfolk.text import train
 warnings.simplefilter("ignore")
-subwords.MOST = {"bpe": 300_000, "unigram": 40_000}
+train.MAX_UNSPACED_CHARS = {"bpe": 300_000, "unigram": 40_000}
 draws = random.Random(0)
 common = [chr(0x4E00 + i) for i in range(2000)]
 def parts(megabytes):
@@ -230,9 +230,9 @@ def parts(megabytes):
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 kind, size = sys.argv[1], int(sys.argv[2])
-train(parts(1), kind=kind, vocab=size)
+train.train_tokenizer(parts(1), kind=kind, vocab_size=size)
 before = peak()
-train(parts(15), kind=kind, vocab=size)
+train.train_tokenizer(parts(15), kind=kind, vocab_size=size)
 print(json.dumps([before, peak()]))
 """
 

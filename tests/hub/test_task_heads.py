@@ -262,7 +262,9 @@ def test_a_head_fits_on_what_was_pretrained() -> None:
 
 def test_what_a_tagger_lost_starts_fresh_and_is_told() -> None:
     tagger = headed(BODIES["bert"], "tokens").build()
-    with pytest.warns(UserWarning, match=r"no pooler\.weight, pooler\.bias: they start fresh"):
+    with pytest.warns(
+        UserWarning, match=r"no pooler\.weight, pooler\.bias: they are initialized randomly"
+    ):
         ModelWithHead.of(tagger.backbone, headed(BODIES["bert"], "text"))
 
 
@@ -369,12 +371,12 @@ def test_bad_heads_are_told_in_a_sentence(tmp_path: Path) -> None:
         assert "\n" not in str(told.value)
 
     known = ", ".join(there.name for there in HEADS["bert"].values())
-    refused(f"BertForPoetry.*opens {known}", architectures=["BertForPoetry"])
-    refused("0, 2 in id2label.*without gaps", id2label={"0": "no", "2": "yes"})
-    refused("different names", id2label={"0": "yes", "1": "yes"})
+    refused(f"BertForPoetry.* of bert: {known}", architectures=["BertForPoetry"])
+    refused("id2label are 0, 2; .*without gaps", id2label={"0": "no", "2": "yes"})
+    refused("each with another name", id2label={"0": "yes", "1": "yes"})
     refused(r"classifier\.weight is \(3, 8\) and should be \(2, 8\)", id2label={"0": "a", "1": "b"})
     refused("multi_label", problem_type="multi_label_classification")
-    refused("lacks the weights qa_outputs", architectures=["BertForQuestionAnswering"])
+    refused("missing weights in .*: qa_outputs", architectures=["BertForQuestionAnswering"])
     save(tmp_path, headed(BODIES["xlnet"], "text").build(), None)
     said = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     refused("summary_type='mean'", summary_type="mean")
@@ -385,16 +387,16 @@ def test_bad_configs_are_told() -> None:
     body = BODIES["bert"]
     with pytest.raises(UserError, match=r"model.head='poem': it must be text, tokens, span"):
         headed(body, "poem")
-    with pytest.raises(UserError, match="none twice"):
+    with pytest.raises(UserError, match="each with another name"):
         headed(body, "text", labels=("a", "a"))
     with pytest.raises(UserError, match="at least one"):
         headed(body, "tokens", labels=())
-    with pytest.raises(UserError, match="multiple choice needs at least two"):
+    with pytest.raises(UserError, match="classification needs at least two labels"):
         headed(body, "text", labels=("a",))
     with pytest.raises(UserError, match=r"head 'span': its scores are \('start', 'end'\)"):
         headed(body, "span", labels=("a", "b"))
     for head, labels in (("text", ("a", "b")), ("tokens", ("a",))):
-        with pytest.raises(UserError, match="a number is one score of a text"):
+        with pytest.raises(UserError, match="regression=True needs head='text' with one label"):
             headed(body, head, labels=labels, regression=True)
     with pytest.raises(UserError, match="ModelWithHead takes no task head"):
         pooling_of(headed(body, "text"))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from data.test_feed import Echo
+from data.test_datasets import Echo
 from kinfolk.batch import IGNORE_INDEX
 from kinfolk.data.chunks import Chunk, InMemoryDocuments, Rng
 from kinfolk.data.datasets import MAX_ROUND, MixtureDataset, MixtureSchedule, PackedDataset

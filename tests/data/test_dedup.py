@@ -223,7 +223,7 @@ def test_memory_follows_the_number_of_documents_only() -> None:
 
 
 def test_an_unknown_way_is_refused() -> None:
-    with pytest.raises(UserError, match="--dedup fuzzy: choose exact or near"):
+    with pytest.raises(UserError, match="dedup fuzzy: choose exact or near"):
         DedupFilter([], "fuzzy")
 
 

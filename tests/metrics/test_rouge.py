@@ -78,7 +78,7 @@ def test_a_subsequence_is_as_long_as_in_the_table(one: list[str], other: list[st
 
 
 def test_what_cannot_be_scored_is_a_sentence() -> None:
-    with pytest.raises(UserError, match="2 summaries cannot be scored against 1"):
+    with pytest.raises(UserError, match="got 2 summaries for 1 references"):
         rouge(["a", "b"], ["a"])
-    with pytest.raises(UserError, match="there are no summaries"):
+    with pytest.raises(UserError, match="no summaries"):
         rouge([], [])

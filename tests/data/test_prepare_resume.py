@@ -158,7 +158,7 @@ def test_a_damaged_journal_begins_again(
     assert tree(tmp_path / "c") == clean
 
 
-@pytest.mark.parametrize("change", ["text", "holdout", "words", "dedup"])
+@pytest.mark.parametrize("change", ["text", "holdout", "word_boundaries", "dedup"])
 def test_other_work_begins_again(
     change: str, text: Path, tmp_path: Path, encoded: list[str]
 ) -> None:
@@ -170,7 +170,7 @@ def test_other_work_begins_again(
     )
     if change == "text":
         own.write_text(own.read_text() + "\n\nOne more.\n")
-    others: dict[str, Any] = {"holdout": 0.4, "words": None, "dedup": None}
+    others: dict[str, Any] = {"holdout": 0.4, "word_boundaries": None, "dedup": None}
     options = {change: others[change]} if change in others else {}
     said: list[str] = []
     killed_prepare.go(own, tmp_path / "c", say=said.append, **options)
