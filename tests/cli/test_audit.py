@@ -41,13 +41,13 @@ def test_json_says_what_is_there(kinfolk: Kinfolk, home: Home) -> None:
 def test_the_table_names_the_damage_and_shows_markup_as_it_is(kinfolk: Kinfolk, bad: Path) -> None:
     said = kinfolk("audit", bad)
     assert (said.code, said.err) == (0, "")
-    assert f"! {bad / 'a.txt'}: 1 errors of UTF-8, the first at a.txt:5" in said.out
+    assert f"! {bad / 'a.txt'}: 1 invalid UTF-8 sequences, the first at a.txt:5" in said.out
     assert f"! {bad / 'b.jsonl'}: 1 line not JSON" in said.out
     assert f"! {bad / 'c.txt.gz'} is corrupt" in said.out
     assert f"! {bad / 'empty.txt'}: no text" in said.out
     assert "2  [b]same[/b]" in said.out
     assert "1 exact, 0 near" in said.out
-    assert "1 duplicate document (17%): kinfolk prepare --dedup exact leaves them out" in said.out
+    assert "1 duplicate document (17%): kinfolk prepare --dedup exact removes them" in said.out
 
 
 class Page(HTMLParser):
@@ -89,7 +89,7 @@ def test_the_page_stands_alone_with_its_pictures(kinfolk: Kinfolk, bad: Path) ->
     words = " ".join(read.words)
     assert "6 documents" in words
     assert "4 files, of which 1 could not be read to the end." in words
-    assert "1 errors of UTF-8, the first at a.txt:5" in words
+    assert "1 invalid UTF-8 sequences, the first at a.txt:5" in words
     assert "[b]same[/b]" in words
 
 

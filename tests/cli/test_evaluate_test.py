@@ -174,7 +174,7 @@ def test_a_plain_decoder_is_asked_by_a_prompt(
     some = ok(kinfolk(*asked, *shown))
     assert none["rows"] == json.loads(some.out)["rows"] == 12
     assert none["page"] is None  # nothing is written into a run that was not fine-tuned
-    assert "12 of 12 rows are cut to 32 tokens" in some.err
+    assert "12 of 12 rows truncated to 32 tokens" in some.err
     again = ok(kinfolk(*asked, *shown))
     assert again.out == some.out
 
@@ -193,7 +193,7 @@ MISTAKES = [
     ("{tmp}/none --test {file}", "no such folder: {tmp}/none"),
     ("--test {file}", "--test needs MODEL"),
     ("{mood} --test {file} --text {file}", "excludes --corpus, --text"),
-    ("{mood} --test {bare}", "row 2 has no label to score against: predict it instead"),
+    ("{mood} --test {bare}", "row 2 has no label, which scoring needs: use kinfolk predict"),
     ("{mood} --test {ragged}", "line 3 of {ragged} has 1 columns"),
     ("{mood} --test {nan}", "the label in line 2 of {nan} (label) is"),
     ("{mood} --test {file} --length 9", "--length cannot be changed for a fine-tuned model"),
@@ -202,12 +202,15 @@ MISTAKES = [
     ("{mood} --shots 2", "--num-fewshot requires --test FILE"),
     ("{bert} --test {file}", "was not fine-tuned"),
     ("{bert} --test {file} --way prompt", "bert does not support the formulation 'prompt'"),
-    ("{gpt2} --test {file} --shots 2", "name the file that few-shot examples are drawn from"),
-    ("{gpt2} --test {file} --shots 99 --train {file}", "there are only 4 rows to draw"),
-    ("{gpt2} --test {file} --shots -1", "--shots -1: use 0 or more"),
-    ("{gpt2} --test {file} --words a", "1 words for 2 classes; give one for each of bad, good"),
+    ("{gpt2} --test {file} --shots 2", "--num-fewshot 2 requires --fewshot-from"),
+    ("{gpt2} --test {file} --shots 99 --train {file}", "exceeds the 4 rows to draw from"),
+    ("{gpt2} --test {file} --shots -1", "--num-fewshot must be at least 0 (got -1)"),
+    ("{gpt2} --test {file} --words a", "1 words for 2 classes: give one for each of bad, good"),
     ("{gpt2} --test {file} --pattern {{text}}", "has no {{answer}}"),
-    ("{gpt2} --test {file} --pattern {{body}}{{answer}}", "names what these rows do not have"),
+    (
+        "{gpt2} --test {file} --pattern {{body}}{{answer}}",
+        "names a field that the rows do not have",
+    ),
     ("{gpt2} --test {file} --task chose", "chose"),
     ("{squad} --test {file}", "SQuAD|JSON"),
     (

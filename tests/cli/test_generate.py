@@ -300,7 +300,7 @@ MISTAKES = {
     "generate {gpt2} --prompts {tmp}/none": "{tmp}/none does not exist",
     "generate {gpt2} --prompts {bad}": "line 2 of {bad} has no 'prompt': choose one of text",
     "generate {gpt2} --prompts {bad} --field text": "line 1 of {bad} has no 'text'",
-    "generate {gpt2} --prompts {long} --batch 0": "batch size 0: it must be at least 1",
+    "generate {gpt2} --prompts {long} --batch 0": "batch_size must be at least 1 (got 0)",
     "generate {gpt2} --prompts {long}": "prompt 2: the prompt has 181 tokens, and a context of 32",
     "generate {gpt2} The --truncate right": "--truncate right: it must be left",
     "generate {gpt2} The --method smaple": "unknown method 'smaple': did you mean sample?",

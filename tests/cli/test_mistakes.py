@@ -20,7 +20,7 @@ FEW = "--length 32 --steps 12 --batch 4 --device cpu train.save_every=4"
 # The words of a command, with {names} of folders; then what its sentence must say.
 MISTAKES = [
     # Text.
-    ("tokenizer train {tmp}/none -o {new}", "{tmp}/none does not exist"),
+    ("tokenizer train {tmp}/none -o {new}", "no such file: {tmp}/none"),
     ("tokenizer train {bad}/empty.txt -o {new}", "{bad}/empty.txt is empty"),
     ("tokenizer train {bad}/latin.txt -o {new}", "{bad}/latin.txt is not UTF-8 at byte 13"),
     ("tokenizer train {bad}/blank.txt -o {new}", "{bad}/blank.txt is empty"),
@@ -59,7 +59,7 @@ MISTAKES = [
     ("tokenizer train {text} -o {tok}", "{tok} already exists"),
     ("tokenizer train {text} -o {text}", "{text} already exists"),
     ("tokenizer train {corpus} -o {new}", "{corpus} holds no text"),
-    ("prepare {tmp}/none --tokenizer {tok} -o {new}", "{tmp}/none does not exist"),
+    ("prepare {tmp}/none --tokenizer {tok} -o {new}", "no such file: {tmp}/none"),
     ("prepare {bad}/empty.txt --tokenizer {tok} -o {new}", "{bad}/empty.txt is empty"),
     ("prepare {bad}/latin.txt --tokenizer {tok} -o {new}", "not UTF-8 at byte 13"),
     ("prepare {bad}/nul.txt --tokenizer {tok} -o {new}", "holds a NUL byte on line 2"),
@@ -86,11 +86,20 @@ MISTAKES = [
     ("pretrain gpt2 --corpus {corpus} -o {new} train.compile=maybe", "auto, yes or no"),
     ("pretrain gpt2 --corpus {corpus} -o {new} fast", "'fast' is not a setting"),
     ("pretrain gpt2 --corpus {corpus} -o {new} --objective mlm", "(supported: clm"),
-    ("pretrain gpt2/nano --corpus {corpus} -o {new} --length 9999", "fewer than one row of 9999"),
-    ("pretrain gpt2/nano --corpus {corpus} -o {new} --length 0", "rows of 0 tokens"),
+    (
+        "pretrain gpt2/nano --corpus {corpus} -o {new} --length 9999",
+        "fewer than one row of 9999",
+    ),
+    (
+        "pretrain gpt2/nano --corpus {corpus} -o {new} --length 0",
+        "--length must be at least 8 (got 0)",
+    ),
     ("pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 --steps 0", "at least 1"),
     ("pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 model.num_heads=3", "not divide"),
-    ("pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 --device gpu", "no device 'gpu'"),
+    (
+        "pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 --device gpu",
+        "unknown device 'gpu'",
+    ),
     ("pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 --device meta", "'meta'"),
     ("pretrain gpt2/nano --corpus {tmp} -o {new}", "{tmp} is not a corpus"),
     ("pretrain gpt2/nano --corpus {text} -o {new}", "{text} is not a corpus"),
@@ -101,11 +110,11 @@ MISTAKES = [
     ("pretrain gpt2 --corpus {corpus} -o {new} --learning-rate 1", "did you mean --lr?"),
     ("pretrain gpt2 --corpus {corpus} -o {new} --lr 0", "--lr=0: it must be above 0"),
     ("pretrain gpt2 --corpus {corpus} -o {new} train.learning_rate=1", "did you mean lr?"),
-    ("pretrain --recipe {tmp}/none.json -o {new}", "{tmp}/none.json does not exist"),
+    ("pretrain --recipe {tmp}/none.json -o {new}", "no such file: {tmp}/none.json"),
     ("pretrain --recipe {gpt2}/recipe.json -o {new} gpt2", "'gpt2' is not a setting"),
     ("pretrain --recipe {gpt2}/recipe.json -o {new} --length 9", "--recipe excludes"),
     ("finetune --resume {gpt2}", "kinfolk pretrain --resume"),
-    ("pretrain --resume {gpt2}", "is finished: it has done all of its 12 steps"),
+    ("pretrain --resume {gpt2}", "is complete (12 steps)"),
     ("pretrain --resume {tmp}", "{tmp} is not a run"),
     ("pretrain --resume {tmp}/none", "{tmp}/none is not a run"),
     ("pretrain --resume {text}", "{text}"),
@@ -115,7 +124,7 @@ MISTAKES = [
     # Scores.
     ("evaluate {gpt2}", "give either --corpus or --text"),
     ("evaluate {gpt2} --corpus {corpus} --text {text}", "give either --corpus or --text"),
-    ("evaluate {gpt2} --text {tmp}/none", "{tmp}/none does not exist"),
+    ("evaluate {gpt2} --text {tmp}/none", "no such file: {tmp}/none"),
     ("evaluate {gpt2} --text {corpus}", "{corpus} holds no text"),
     ("evaluate {gpt2} --text {bad}/empty.txt", "{bad}/empty.txt is empty"),
     ("evaluate {gpt2} --text {bad}/latin.txt", "not UTF-8 at byte 13"),
@@ -129,18 +138,21 @@ MISTAKES = [
     ("evaluate {tmp}/none --text {text}", "no such folder: {tmp}/none"),
     # Writing.
     ("generate {tmp}/none The", "no such folder: {tmp}/none"),
-    ("generate {bert} The", "bert cannot generate: transformer, gpt, gpt2, "),
+    (
+        "generate {bert} The",
+        "bert models do not support generate (families that do: transformer, gpt, gpt2, ",
+    ),
     ("generate {gpt2} The --top-p 0", "--top-p=0: it must be above 0 and at most 1"),
     ("generate {gpt2} The --top-k 0", "--top-k=0: it must be at least 1"),
     ("generate {gpt2} The --temperature -1", "--temperature=-1: it must be at least 0"),
     ("generate {gpt2} The --max-tokens -5", "--max-new-tokens=-5: it must be at least 1"),
     ("generate {gpt2} The --num 0", "--num-samples=0: it must be at least 1"),
     ("generate {gpt2} The --seed -1", "--seed=-1: it must be"),
-    ("generate {gpt2} The --device gpu", "no device 'gpu'"),
+    ("generate {gpt2} The --device gpu", "unknown device 'gpu'"),
     ("generate {gpt2} " + "The" * 99, "a context of 32 has room for 31: shorten it"),
     ("fill {bert} word", r"the text contains no \[MASK\]: put it where"),
     ("fill {t5} word", "the text contains no"),
-    ("fill {gpt2} [MASK]", "gpt2 cannot fill: transformer, bert, "),
+    ("fill {gpt2} [MASK]", "gpt2 models do not support fill (families that do: transformer, bert"),
     ("fill {bert} [MASK] --top 0", "candidates=0: it must be at least 1"),
     # Folders.
     ("export {gpt2} -o {home}", "{home} already exists"),
@@ -280,7 +292,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_it_whole(
     monkeypatch.setattr(checkpoint, "save_training_state", write)
     sentence = one_sentence(kinfolk(*asked, "-o", run))
     assert "the disk is full while saving step 8" in sentence
-    assert "the checkpoint of step 4 is whole" in sentence
+    assert "the checkpoint of step 4 is intact" in sentence
     names = {f.name for f in (run / "checkpoints").iterdir()}
     assert names == {"step-00000004", "last", "best"}
     assert checkpoint.verify(run / "checkpoints" / "last") is None
@@ -299,8 +311,8 @@ def test_a_torn_checkpoint_is_a_warning(
     (run / "checkpoints" / "step-00000012" / "model.safetensors").write_bytes(b"torn")
     said = kinfolk("pretrain", "--resume", run)
     assert said.code == 0
-    assert said.err.startswith("warning: the checkpoint ")
-    assert "step-00000012 is not whole" in said.err.splitlines()[0]
+    assert said.err.startswith("warning: checkpoint ")
+    assert "step-00000012 is corrupt" in said.err.splitlines()[0]
     last = [tree(r / "checkpoints" / "last") for r in (run, runs["gpt2"])]
     assert last[0] == last[1]
 
@@ -315,5 +327,5 @@ def test_a_corpus_replaced_before_a_resume_is_refused(
     shutil.rmtree(corpus)
     shutil.copytree(other.corpus, corpus)
     before = tree(run)
-    assert "made with another tokenizer" in one_sentence(kinfolk("pretrain", "--resume", run))
+    assert "tokenized with another tokenizer" in one_sentence(kinfolk("pretrain", "--resume", run))
     assert tree(run) == before

@@ -189,7 +189,7 @@ def test_a_file_is_whole_or_not_there(kinfolk: Kinfolk, solvers: Path, tmp_path:
 def test_long_texts_are_counted(kinfolk: Kinfolk, solvers: Path, tmp_path: Path) -> None:
     file = tables.write(tmp_path / "new.tsv", ["sentence", "a fine day " * 400, "a dull day"])
     said = kinfolk("predict", solvers / "mood", file)
-    assert "1 of 2 rows are cut to" in said.err
+    assert "1 of 2 rows truncated to" in said.err
     assert ok(said).count("\n") == 3
 
 
@@ -221,9 +221,9 @@ MISTAKES = [
     ("{bert} {file}", "was not fine-tuned: fine-tune it on labelled rows"),
     ("{mood} {file} --columns text,", "has no 'text'"),
     ("{mood} {file} -o {tmp}/none/out.tsv", "folder {tmp}/none does not exist"),
-    ("{mood} {file} --task-number 2", "was trained for 1 tasks: there is no task 2"),
+    ("{mood} {file} --task-number 2", "--task-index must be from 1 to 1"),
     ("{mood} {ragged}", "line 3 of {ragged} has 1 columns"),
-    ("{mood} {file} --device gpu", "no device 'gpu'"),
+    ("{mood} {file} --device gpu", "unknown device 'gpu'"),
 ]
 
 

@@ -192,10 +192,10 @@ def test_corpora_are_mixed_by_weight(kinfolk: Kinfolk, home: Home, tmp_path: Pat
 @pytest.mark.parametrize(
     ("weights", "expected"),
     [
-        (("=0.7", ""), "has no weight and another has"),
-        (("=0", "=1"), "=0 is no weight"),
-        (("=nan", "=1"), "=nan is no weight"),
-        (("=x", "=1"), "=x is not a corpus|has no weight and another has"),
+        (("=0.7", ""), "has no weight, but another one has"),
+        (("=0", "=1"), "must be greater than 0 (got 0)"),
+        (("=nan", "=1"), "must be greater than 0 (got nan)"),
+        (("=x", "=1"), "=x is not a corpus|has no weight, but another one has"),
     ],
 )
 def test_weights_that_make_no_mixture_are_one_sentence(

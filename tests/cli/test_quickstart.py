@@ -22,9 +22,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(demo_text, "demo_documents", some)
     monkeypatch.setattr(quickstart, "HOLDOUT", 0.1)
-    monkeypatch.setattr(quickstart, "VOCAB", 512)
+    monkeypatch.setattr(quickstart, "VOCAB_SIZE", 512)
     members = dict.fromkeys(("gpt2/nano", "bert/nano", "t5/nano"), SHORT)
-    monkeypatch.setattr(quickstart, "MEMBERS", members)
+    monkeypatch.setattr(quickstart, "MODELS", members)
 
 
 @pytest.mark.usefixtures("small")

@@ -180,7 +180,7 @@ MISTAKES = [
     ("{who} {pairs} -o {run} {v}", "{run} already exists"),
     ("{who} {pairs} -o {new} --vocab 9", "vocab_size 9 is too small"),
     ("{who} {pairs} -o {new} {v} train.steps=x", "a whole number"),
-    ("{who} {pairs} -o {new} {v} --device gpu", "no device 'gpu'"),
+    ("{who} {pairs} -o {new} {v} --device gpu", "unknown device 'gpu'"),
     ("{who} {pairs} -o {new} {v} --length 32 train.schedule=x", "train.schedule=x: it must be"),
     ("gpt2 {pairs} -o {new}", "gpt2 has no objective 'pairs' (supported: clm"),
     ("transformer/huge {pairs} -o {new}", "has no size 'huge'"),

@@ -105,7 +105,7 @@ def test_c3_is_lists_of_lines_and_questions(tmp_path: Path) -> None:
 @pytest.mark.parametrize("label", [2, "C", -1, "c", 1.5])
 def test_a_label_that_is_no_option_is_refused(tmp_path: Path, label: Any) -> None:
     path = file(tmp_path, {"options": ["a", "b"], "label": label})
-    with pytest.raises(UserError, match=r"'label' in record 1 of .* none of 2 options: give its"):
+    with pytest.raises(UserError, match=r"'label' in record 1 of .* none of 2 options: use the"):
         read(path)
 
 
@@ -113,10 +113,13 @@ def test_a_label_that_is_no_option_is_refused(tmp_path: Path, label: Any) -> Non
     ("record", "said"),
     [
         ({"context": "so"}, "record 1 of .* has no options: name a list options, endings"),
-        ({"context": "so", "options": ["a"]}, "nothing to choose"),
-        ({"context": "so", "options": ["a", 2]}, "'options' in record 1 .* give a list of texts"),
-        ({"context": 3, "options": ["a", "b"]}, "'context' in record 1 .* is 3, not text"),
-        ("so", "not JSON|write an object"),
+        ({"context": "so", "options": ["a"]}, "multiple choice needs at least two"),
+        (
+            {"context": "so", "options": ["a", 2]},
+            "'options' in record 1 .*must be a list of strings",
+        ),
+        ({"context": 3, "options": ["a", "b"]}, "'context' in record 1 .*must be a string"),
+        ("so", "not JSON|must be a JSON object"),
     ],
 )
 def test_what_is_no_choice_is_refused(tmp_path: Path, record: Any, said: str) -> None:

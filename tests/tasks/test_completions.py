@@ -28,7 +28,7 @@ def test_json_has_a_context_and_its_word(tmp_path: Path) -> None:
         CompletionRow("She said", "no", None, 3),
     ]
     path.write_text('{"a": 1}')
-    with pytest.raises(UserError, match=r"line 1 of .* has no context: name it prompt"):
+    with pytest.raises(UserError, match=r"line 1 of .* has no context: add a field prompt"):
         read(path)
 
 
@@ -36,7 +36,7 @@ def test_a_line_is_a_context_and_its_last_word(tmp_path: Path) -> None:
     path, notes = tmp_path / "a.txt", ReadReport()
     path.write_text("so he went home \n\nno\n")
     assert read(path, notes) == [CompletionRow("so he went", "home", None, 1)]
-    assert notes.messages() == ["lines of one word, left out: 1 (3)"]
+    assert notes.messages() == ["1 lines of one word skipped, on lines: 3"]
 
 
 BOOK = (
@@ -58,7 +58,7 @@ def test_a_hole_in_a_book_has_a_word_before_and_after(tmp_path: Path) -> None:
 def test_an_answer_that_is_no_candidate_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "cbt.txt"
     path.write_text(BOOK.replace("\tshe\t", "\thim\t"))
-    with pytest.raises(UserError, match=r"line 6 of .*'him' is none of its candidates"):
+    with pytest.raises(UserError, match=r"line 6 of .*'him' is not among its candidates"):
         read(path)
     path.write_text("Once upon\n" + BOOK)
     with pytest.raises(UserError, match=r"line 1 of .* begins with 'Once': .* numbers"):
@@ -68,5 +68,7 @@ def test_an_answer_that_is_no_candidate_is_refused(tmp_path: Path) -> None:
 def test_an_answer_that_is_no_option_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"prompt": "the dog says", "label": "woof", "options": ["moo", "hoot"]}\n')
-    with pytest.raises(UserError, match=r"line 1 of .*: the answer 'woof' is none of its options"):
+    with pytest.raises(
+        UserError, match=r"line 1 of .*: the answer 'woof' is not among its options"
+    ):
         read(path)

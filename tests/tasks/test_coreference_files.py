@@ -44,7 +44,11 @@ def test_spans_of_one_cluster_may_lie_in_each_other(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("marks", "said"),
-    [("1)", "closes 1 at word 1: it is not open"), ("(1", "never closes 1"), ("x", "by 'x'")],
+    [
+        ("1)", "closes 1 at word 1 before opening it"),
+        ("(1", "never closes 1"),
+        ("x", "has 'x' at word 1"),
+    ],
 )
 def test_brackets_that_do_not_close_are_refused(tmp_path: Path, marks: str, said: str) -> None:
     path = tmp_path / "a.conll"
@@ -59,7 +63,7 @@ def test_a_document_that_was_cut_short_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no '#end document' for line 1"):
         read(path, "conll2012")
     path.write_text("a b\n")
-    with pytest.raises(UserError, match=r"line 1 of .* stands between"):
+    with pytest.raises(UserError, match=r"line 1 of .* CoNLL-2012 has words between"):
         read(path, "conll2012")
 
 
@@ -72,7 +76,9 @@ def test_spans_of_json_have_their_last_word_in(tmp_path: Path) -> None:
     ]
     for bad in ([2, 3], [1, 0], [0], "x"):
         path.write_text(json.dumps({**record, "clusters": [[bad]]}))
-        with pytest.raises(UserError, match=r"line 1 of .* has the span .* among 3 words"):
+        with pytest.raises(
+            UserError, match=r"line 1 of .* has the span .* word indices from 0 to 2"
+        ):
             read(path, "objects")
 
 
@@ -114,5 +120,5 @@ def test_every_span_of_gap_is_its_words(real: Path) -> None:
 def test_clusters_that_are_no_list_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"sentences": [["ann", "ran"]], "clusters": 5}\n', encoding="utf-8")
-    with pytest.raises(UserError, match=r"'clusters' in line 1 of .* is 5: write a list of lists"):
+    with pytest.raises(UserError, match=r"'clusters' in line 1 of .*must be a list of lists"):
         read(path, "objects")

@@ -128,12 +128,12 @@ def test_what_is_written_is_read_as_the_same_rows(tmp_path: Path, task: str, nam
 def test_predictions_of_a_text_are_refused(tmp_path: Path) -> None:
     file, spec = sample(tmp_path, "lm", "text")
     rows = list(read_rows(file, spec))
-    with pytest.raises(UserError, match="a text has no label to predict"):
+    with pytest.raises(UserError, match="plain text has no labels to predict"):
         list(write_predictions(Predictions(file, spec, Task(kind="lm"), rows, [Prediction("")])))
 
 
 def test_an_unknown_format_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no format is called tag table: there are .*tag columns"):
+    with pytest.raises(UserError, match=r"unknown format tag table .*tag columns"):
         read_rows(tmp_path / "a.tsv", FileSpec("tag", "table", ""))
 
 

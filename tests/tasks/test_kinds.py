@@ -41,7 +41,7 @@ def test_metrics_of_a_kind_are_those_it_names() -> None:
         metrics = [metric.name for metric in cls(labels=("a", "b"), positive_label="b").metrics()]
         assert tuple(metrics) == cls.metric_names
         assert cls().normalized(1.0) > 0
-    with pytest.raises(UserError, match="classify is not scored by 'bleu'"):
+    with pytest.raises(UserError, match="the metric 'bleu' does not apply to classify tasks"):
         Classification(metric="bleu")
 
 

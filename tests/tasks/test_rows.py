@@ -42,6 +42,6 @@ def test_notes_count_and_name_the_first_places() -> None:
     for line in range(1, 8):
         notes.count("pairs left out", line)
     assert notes.messages() == [
-        "rows with an empty text, on lines: 2 (7, 1,200)",
-        "pairs left out: 7 (1, 2, 3, 4, 5, …)",
+        "2 rows with an empty text, on lines: 7, 1,200",
+        "7 pairs left out: 1, 2, 3, 4, 5, …",
     ]

@@ -53,7 +53,7 @@ def test_an_answer_nowhere_is_kept_counted_and_listed(tmp_path: Path) -> None:
     notes = ReadReport()
     found = read(file(tmp_path, question("q7", ("三国", 0), ("游戏", 6))), notes)
     assert found[0].answers == (("三国", -1), ("游戏", 6))
-    assert notes.messages() == ["answers that their context does not hold: 1 (q7: '三国')"]
+    assert notes.messages() == ["1 answers not found in their context: q7: '三国'"]
 
 
 def test_what_has_no_answer_is_not_what_has_none_given(tmp_path: Path) -> None:
@@ -72,19 +72,19 @@ def test_an_id_met_twice_is_made_new_and_noted(tmp_path: Path) -> None:
     notes = ReadReport()
     found = read(file(tmp_path, question("q", ("游戏", 6)), question("q", ("游戏", 6))), notes)
     assert [row.id for row in found] == ["q", "q#2"]
-    assert "the id of another" in notes.messages()[0]
+    assert "duplicate id" in notes.messages()[0]
 
 
 def test_questions_about_nothing_are_left_out_and_noted(tmp_path: Path) -> None:
     notes = ReadReport()
     assert read(file(tmp_path, question(), context=" "), notes) == []
-    assert notes.messages() == ["questions without a context, left out: 1 (1)"]
+    assert notes.messages() == ["1 questions without a context skipped: 1"]
 
 
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ({"a": 1}, "SQuAD's form is an object whose 'data'"),
+        ({"a": 1}, "the SQuAD format is an object whose 'data'"),
         ({"data": [{"paragraphs": [{"qas": []}]}]}, "'context' in paragraph 1 of article 1"),
         ({"data": [{"paragraphs": [{"context": "c"}]}]}, "'qas' in paragraph 1 of article 1"),
         (

@@ -46,9 +46,9 @@ def test_several_sets_in_one_folder_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds no labelled sets: give a folder for each"):
+    with pytest.raises(UserError, match="has no labelled datasets: make a folder for each"):
         discover_suite(tmp_path)
-    with pytest.raises(UserError, match="is no folder"):
+    with pytest.raises(UserError, match="no such folder"):
         discover_suite(tmp_path / "none")
 
 

@@ -48,7 +48,7 @@ def test_another_column_may_be_the_tag_or_none(tmp_path: Path) -> None:
     path = file(tmp_path, "a.txt", NEWS)
     assert [row.tags for row in read(path, "columns", tag=2)] == [("NNP", "VBZ"), ("#", "CD")]
     assert [row.tags for row in read(path, "columns", tag=None)] == [None, None]
-    with pytest.raises(UserError, match=r"line 3 of .* has 4 columns, so no 5: count them from 1"):
+    with pytest.raises(UserError, match=r"line 3 of .* has 4 columns, so no 5: use numbers from 1"):
         read(path, "columns", tag=5)
 
 
@@ -121,7 +121,7 @@ def test_roles_are_a_sentence_for_each_predicate(tmp_path: Path) -> None:
         TaggedSentence(words, ("ARG0", "V", "O", "ARG1"), 1, 1),
         TaggedSentence(words, ("O", "O", "O", "V"), 1, 3),
     ]
-    assert notes.messages() == ["sentences without a predicate, left out, on lines: 1 (6)"]
+    assert notes.messages() == ["1 sentences without a predicate skipped, on lines: 6"]
 
 
 def test_a_tag_stands_behind_the_last_slash(tmp_path: Path) -> None:
@@ -143,5 +143,7 @@ def test_json_has_a_list_of_words_and_one_of_tags(tmp_path: Path) -> None:
         TaggedSentence(("a",), None, 3),
     ]
     path = file(tmp_path, "b.jsonl", '{"words": ["a", "b"], "tags": ["O"]}')
-    with pytest.raises(UserError, match=r"'tags' in line 1 of .* for 2 words: give a tag for each"):
+    with pytest.raises(
+        UserError, match=r"'tags' in line 1 of .* for 2 words: give one tag per word"
+    ):
         read(path, "objects")

@@ -24,5 +24,5 @@ def test_words_are_the_leaves_and_the_label_is_on_top(tmp_path: Path) -> None:
 def test_what_is_no_tree_is_refused_by_its_line(tmp_path: Path, line: str) -> None:
     path = tmp_path / "a.txt"
     path.write_text(f"(2 so)\n{line}\n")
-    with pytest.raises(UserError, match=r"line 2 of .* is no tree: write \(label"):
+    with pytest.raises(UserError, match=r"line 2 of .* is not a tree: write \(label"):
         list(read_rows(path, TREES))

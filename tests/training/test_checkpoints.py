@@ -98,7 +98,7 @@ def test_the_one_just_written_is_kept_when_later_ones_are_there(tmp_path: Path) 
 
 
 def test_keeping_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="keep is 0"):
+    with pytest.raises(UserError, match="keep_checkpoints must be at least 1"):
         save(tmp_path, 1, fill(), keep=0)
 
 
@@ -147,7 +147,7 @@ def test_a_full_disk_is_a_sentence_and_the_checkpoint_before_is_whole(
     with pytest.raises(UserError, match=words + "there is no earlier checkpoint"):
         save(tmp_path, 500, fail(error), keep=1)
     before = save(tmp_path, 400, fill(), keep=1)
-    with pytest.raises(UserError, match=words + "the checkpoint of step 400 is whole; free some"):
+    with pytest.raises(UserError, match=words + "the checkpoint of step 400 is intact; free some"):
         save(tmp_path, 500, fail(error), keep=1)
     assert listing(tmp_path) == ["last", "step-00000400"]
     assert latest_valid(tmp_path) == before
@@ -156,7 +156,7 @@ def test_a_full_disk_is_a_sentence_and_the_checkpoint_before_is_whole(
 def test_another_error_of_the_system_is_a_sentence_too(tmp_path: Path) -> None:
     save(tmp_path, 400, fill(), keep=1)
     error = PermissionError(errno.EACCES, "Permission denied", "vocab.txt")
-    with pytest.raises(UserError, match=r"Permission denied: 'vocab.txt'.*step 400 is whole"):
+    with pytest.raises(UserError, match=r"Permission denied: 'vocab.txt'.*step 400 is intact"):
         save(tmp_path, 500, fail(error), keep=1)
 
 
@@ -204,7 +204,7 @@ for write in writers:
     assert done.returncode == 0, done.stderr
     sentences = done.stdout.splitlines()
     assert len(sentences) == 3
-    assert all("disk is full" in s and "step 400 is whole" in s for s in sentences)
+    assert all("disk is full" in s and "step 400 is intact" in s for s in sentences)
     assert listing(tmp_path) == ["last", "step-00000400"]
     assert verify(before) is None
 
@@ -276,7 +276,7 @@ def test_a_torn_checkpoint_is_named_and_the_one_before_it_used(
     torn = save(tmp_path, 500, fill(), keep=3)
     tear(torn)
     assert fault in str(verify(torn))
-    with pytest.warns(CorruptCheckpointWarning, match=f"step-00000500 is not whole .*{fault}"):
+    with pytest.warns(CorruptCheckpointWarning, match=f"step-00000500 is corrupt .*{fault}"):
         assert latest_valid(tmp_path) == before
     tear(before)
     with warnings.catch_warnings(record=True) as seen:

@@ -141,7 +141,7 @@ def test_an_interrupted_run_has_a_report_and_ends_as_one_that_was_not(tmp_path: 
 
 def test_a_finished_run_without_its_report_only_gets_one(tmp_path: Path) -> None:
     out = Run.start(Toy(config()), tmp_path / "run").fit()
-    with pytest.raises(UserError, match="is finished: it has done all of its 6 steps"):
+    with pytest.raises(UserError, match=r"is complete \(6 steps"):
         Run.resume(Toy, config(), out)
     log = (out / "log.jsonl").read_bytes()
     (out / "report.html").unlink()  # killed before it was written
@@ -188,7 +188,7 @@ def test_patience_ends_a_run_and_a_resume_knows(tmp_path: Path) -> None:
     work.save_best, work.early_stopping_patience = True, 2
     out = Run.start(work, tmp_path / "run").fit()
     assert [line["step"] for line in read(out)][-1] == 6
-    with pytest.raises(UserError, match="is finished"):
+    with pytest.raises(UserError, match="is complete"):
         Run.resume(Toy, config(steps=12), out)
 
 
@@ -207,7 +207,7 @@ def test_data_that_changed_is_named(tmp_path: Path) -> None:
     class Changed(Toy):
         fingerprints = (("data.txt", "another hash"),)
 
-    with pytest.raises(UserError, match=r"^data\.txt has changed since this run began"):
+    with pytest.raises(UserError, match=r"^data\.txt changed since the run started"):
         Run.resume(Changed, config(), out)
 
 

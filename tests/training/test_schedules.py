@@ -93,5 +93,5 @@ def test_trapezoid_falls_over_the_last_share_only() -> None:
 
 
 def test_a_warm_up_longer_than_the_run_is_a_sentence() -> None:
-    with pytest.raises(UserError, match="the warm-up is 11 of 10 steps"):
+    with pytest.raises(UserError, match=r"train\.warmup=11 exceeds train\.steps=10"):
         lr_schedule("linear", steps=10, warmup=11)

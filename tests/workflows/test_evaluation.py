@@ -149,7 +149,7 @@ def test_a_text_and_its_corpus_have_one_score(home: Home, runs: dict[str, Path])
 
 def test_a_corpus_of_another_tokenizer_is_refused(runs: dict[str, Path], tmp_path: Path) -> None:
     other = Home.make(tmp_path, seed=1)
-    with pytest.raises(UserError, match="made with another tokenizer"):
+    with pytest.raises(UserError, match="tokenized with another tokenizer"):
         evaluate(runs["gpt2"], corpus=other.corpus)
 
 

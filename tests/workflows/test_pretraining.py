@@ -119,7 +119,7 @@ def test_a_seed_is_all_of_chance(home: Home, tmp_path: Path) -> None:
 
 def test_a_folder_with_something_in_it_is_left_alone(home: Home, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("precious", encoding="utf-8")
-    with pytest.raises(UserError, match="already there"):
+    with pytest.raises(UserError, match="already exists"):
         pretrain(home.recipe("gpt2"), tmp_path)
     assert tree(tmp_path) == {"mine": b"precious"}
 
@@ -203,7 +203,8 @@ def test_speed_counts_the_tokens_that_are_read(
     ]
     page = (run / "report.html").read_text(encoding="utf-8")
     assert (
-        f"{statistics.median(p.tokens_per_second for p in seen):,.0f} input tokens a second" in page
+        f"{statistics.median(p.tokens_per_second for p in seen):,.0f} input tokens per second"
+        in page
     )
 
 
@@ -213,8 +214,8 @@ def test_speed_counts_the_tokens_that_are_read(
         ("model.num_heads=3", "does not divide"),
         ("model.num_layers=0", "at least 1"),
         ("model.dropout=1", "model.dropout=1: it must be from 0 to less than 1"),
-        ("model.max_length=16", "longer than model.max_length=16"),
-        ("objective.max_length=64", "longer than model.max_length=32"),
+        ("model.max_length=16", "exceed model.max_length=16"),
+        ("objective.max_length=64", "exceed model.max_length=32"),
         ("train.betas=0.9", "2 values"),
         ("train.eval_batches=0", "at least 1"),
         ("train.gradient_accumulation=3", "does not divide"),

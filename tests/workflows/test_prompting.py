@@ -58,7 +58,7 @@ def test_the_seed_draws_the_rows() -> None:
     rows = list(range(30))
     assert sample_fewshot(rows, 4, 0) == sample_fewshot(rows, 4, 0) != sample_fewshot(rows, 4, 1)
     assert len(set(sample_fewshot(rows, 30, 0))) == 30
-    with pytest.raises(UserError, match="there are only 30 rows"):
+    with pytest.raises(UserError, match="exceeds the 30 rows"):
         sample_fewshot(rows, 31, 0)
 
 

@@ -81,7 +81,7 @@ def test_rows_are_as_long_as_a_network_makes_use_of(name: str, length: int) -> N
         ({"settings": ["objective.max_length=64"]}, r"64"),
         (
             {"name": "t5/nano", "settings": ["model.decoder_start_token_id=7"]},
-            r"it must be the padding id",
+            r"must be the padding id",
         ),
         ({"corpus": "/nowhere/at/all"}, r"/nowhere/at/all"),
     ],
@@ -156,7 +156,7 @@ def test_a_corpus_may_be_named_with_its_weight(
 
 
 def test_weights_are_for_all_corpora_or_for_none() -> None:
-    with pytest.raises(UserError, match="--corpus law has no weight and another has"):
+    with pytest.raises(UserError, match="--corpus law has no weight, but another one has"):
         parse_corpora(["news=0.7", "law"])
 
 
@@ -172,14 +172,14 @@ def test_a_weight_that_is_none_is_refused(weight: float, home: Home, second: Pat
 
 def test_corpora_that_cannot_be_mixed_are_refused(home: Home, second: Path, tmp_path: Path) -> None:
     twice = [CorpusShare(str(second)), CorpusShare(str(second / ".." / "second"))]
-    with pytest.raises(UserError, match="named twice"):
+    with pytest.raises(UserError, match="given twice"):
         recipe("gpt2/nano", twice, length=32)
-    with pytest.raises(UserError, match="no corpus was named"):
+    with pytest.raises(UserError, match="no corpus given"):
         recipe("gpt2/nano", [], length=32)
     other = Home.make(tmp_path, seed=1)
-    with pytest.raises(UserError, match="made with different tokenizers") as said:
+    with pytest.raises(UserError, match="tokenized with different tokenizers") as said:
         recipe("gpt2/nano", [CorpusShare(str(second)), CorpusShare(str(other.corpus))], length=32)
     assert str(second) in str(said.value) and str(other.corpus) in str(said.value)
     few = [CorpusShare(str(home.corpus)), CorpusShare(str(second / "holdout"))]
-    with pytest.raises(UserError, match=r"holdout has .* tokens, fewer than one row of 1000"):
+    with pytest.raises(UserError, match=r"holdout has .* tokens, fewer than one sequence of 1000"):
         recipe("gpt2/nano", few, length=1000)

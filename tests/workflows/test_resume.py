@@ -172,7 +172,7 @@ def test_a_torn_checkpoint_is_named_and_the_one_before_it_used(
     run = shutil.copytree(dead, tmp_path / "run", symlinks=True)
     damage(run / "checkpoints" / "step-00000008" / name)
     seen: list[int] = []
-    with pytest.warns(CorruptCheckpointWarning, match="step-00000008 is not whole"):
+    with pytest.warns(CorruptCheckpointWarning, match="step-00000008 is corrupt"):
         resume(run, callbacks=[OnStep(lambda progress: seen.append(progress.step))])
     assert seen[0] == 5  # from step 4 on
     same(run, runs["gpt2"])
@@ -250,7 +250,7 @@ def test_an_interrupt_at_a_bad_moment_waits(
 
 def test_a_finished_run_is_not_run_again(runs: dict[str, Path]) -> None:
     before = tree(runs["gpt2"])
-    with pytest.raises(UserError, match="is finished"):
+    with pytest.raises(UserError, match="is complete"):
         resume(runs["gpt2"])
     assert tree(runs["gpt2"]) == before
 
@@ -264,7 +264,7 @@ def test_a_corpus_in_other_ids_is_not_taken_for_the_first(
     recipe = dataclasses.replace(Recipe.read(run / "recipe.json"), corpus=str(other.corpus))
     recipe.write(run / "recipe.json")
     before = tree(run)
-    with pytest.raises(UserError, match="made with another tokenizer"):
+    with pytest.raises(UserError, match="tokenized with another tokenizer"):
         resume(run)
     assert tree(run) == before
 
@@ -311,7 +311,7 @@ def test_other_text_in_the_same_ids_is_not_taken_for_the_first(
     shutil.rmtree(text)
     shutil.copytree(second / "holdout", text)
     before = tree(run)
-    with pytest.raises(UserError, match=f"{text} has changed since this run began"):
+    with pytest.raises(UserError, match=f"{text} changed since the run started"):
         resume(run)
     assert tree(run) == before
     # The same text in another place is the same text.
@@ -327,7 +327,7 @@ def test_a_corpus_that_a_recipe_no_longer_names_is_missed(
     death(mixture(home, second, "gpt2"), run, at, 6)
     recipe = Recipe.read(run / "recipe.json")
     dataclasses.replace(recipe, corpus=str(home.corpus)).write(run / "recipe.json")
-    with pytest.raises(UserError, match=f"{home.corpus} has changed since this run began"):
+    with pytest.raises(UserError, match=f"{home.corpus} changed since the run started"):
         resume(run)
 
 

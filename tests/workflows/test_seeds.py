@@ -71,6 +71,6 @@ def test_a_mistake_before_the_first_leaves_nothing(tmp_path: Path) -> None:
 def test_what_is_there_stays(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine").write_text("kept")
-    with pytest.raises(UserError, match="already there"):
+    with pytest.raises(UserError, match="already exists"):
         run_seeds(2, tmp_path / "run", lambda seed, out: out)
     assert (tmp_path / "run" / "mine").read_text() == "kept"

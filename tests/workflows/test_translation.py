@@ -73,7 +73,7 @@ def test_translations_come_in_order_however_they_are_batched(
     alone = [generate_texts(model, tokenizer, [source])[0] for source in sources]
     assert alone[1] == alone[4] and len(set(alone)) == 4
     assert generate_texts(model, tokenizer, sources) == alone
-    monkeypatch.setattr(translate, "BATCH", 2)
+    monkeypatch.setattr(translate, "BATCH_SIZE", 2)
     assert generate_texts(model, tokenizer, sources) == alone
 
 
@@ -110,7 +110,7 @@ def test_a_failure_leaves_nothing_and_what_was_left_before_is_no_hindrance(tmp_p
 
 
 def test_bleu_needs_a_model_that_reads_sources(runs: dict[str, Path]) -> None:
-    with pytest.raises(UserError, match="gpt2 reads no source: an encoder-decoder translates"):
+    with pytest.raises(UserError, match="gpt2 models cannot translate"):
         evaluate_bleu(runs["gpt2"], [], "cpu")
 
 

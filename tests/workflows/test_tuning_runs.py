@@ -179,9 +179,9 @@ def test_a_kill_while_a_run_is_begun_loses_nothing(
 
 def test_a_finished_run_is_not_gone_on_with(tmp_path: Path) -> None:
     run = tune("bert/nano", opinions(tmp_path, 32, 8), tmp_path / "run", epochs=1)
-    with pytest.raises(UserError, match="is finished"):
+    with pytest.raises(UserError, match="is complete"):
         resume(run)
-    with pytest.raises(UserError, match="is already there"):
+    with pytest.raises(UserError, match="already exists"):
         tune("bert/nano", opinions(tmp_path, 32, 8), run, epochs=1)
 
 
@@ -304,7 +304,7 @@ def test_settings_of_the_network_are_heeded_with_and_without_a_head(tmp_path: Pa
         str(run), found, tmp_path / "more", "model.dropout=0.3", epochs=1, formulation="text"
     )
     assert FineTuneRecipe.read(again / "recipe.json").model.dropout == 0.3
-    refused("do not fit the settings", str(run), found, out=tmp_path / "odd",
+    refused("do not fit the model settings", str(run), found, out=tmp_path / "odd",
             settings=["model.hidden_size=32"], formulation="text")  # fmt: skip
     assert json.loads((find_model_folder(again) / "config.json").read_text())["resid_pdrop"] == 0.3
 
@@ -327,7 +327,7 @@ def test_rare_classes_weigh_more_where_it_is_wished(tmp_path: Path) -> None:
     )
     (way,) = FineTuneRecipe.read(run / "recipe.json").formulations
     assert way.class_weights == pytest.approx((2.0, 2 / 3), abs=1e-5)  # type: ignore[attr-defined]
-    with pytest.raises(UserError, match="'text' has no class weights"):
+    with pytest.raises(UserError, match="--class-weights does not apply to the formulation 'text'"):
         tune(
             "t5/nano",
             task_dataset(file),
@@ -357,7 +357,7 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
     one = tmp_path / "one.tsv"
     one.write_text("sentence\tlabel\n" + "a fine film\tgood\n" * 9)
     refused(
-        "has the label good: give rows of two classes",
+        "have the label good: classification needs",
         "bert/nano",
         task_dataset(one),
         out=out,
@@ -391,7 +391,7 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
     bare = tmp_path / "bare.tsv"
     bare.write_text("sentence\tlabel\n")
     told = TaskDataset(train=str(bare), file_spec=found.file_spec)
-    refused("has no labelled row: there is nothing to learn from", "bert/nano", told, out=out)
+    refused("has no labelled rows: training needs", "bert/nano", told, out=out)
     assert not out.exists()
     with pytest.raises(UserError, match="neither a folder nor a family"):
         parse_initial_weights("bart/nano")
@@ -425,7 +425,7 @@ def test_texts_that_are_cut_are_counted_and_said(tmp_path: Path) -> None:
         length=16,
         callbacks=[Hearing()],
     )
-    assert "12 of 24 rows of train.tsv are cut to 16 tokens" in heard
+    assert "train.tsv: 12 of 24 rows truncated to 16 tokens (--length)" in heard
 
 
 def test_another_file_is_refused_when_a_run_goes_on(tmp_path: Path) -> None:
@@ -433,7 +433,7 @@ def test_another_file_is_refused_when_a_run_goes_on(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         tune("bert/nano", found, tmp_path / "run", *SMALL, callbacks=[Stop(20)])
     table(tmp_path / "data" / "train", classify, 160, seed=7)
-    with pytest.raises(UserError, match=r"train\.tsv has changed since this run began"):
+    with pytest.raises(UserError, match=r"train\.tsv changed since the run started"):
         resume(tmp_path / "run")
 
 

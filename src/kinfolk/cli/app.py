@@ -73,9 +73,9 @@ Resume = Annotated[Path | None, option("RUN", "Resume an interrupted run.")]
 Report = Annotated[Path | None, option("FILE.html", "HTML report.", None, *OUT, "--report")]
 
 
-def show_version(asked: bool) -> None:
+def show_version(value: bool) -> None:
     """Print the version and exit, before any command runs."""
-    if asked:
+    if value:
         print(f"kinfolk {__version__}")
         raise typer.Exit
 
@@ -117,7 +117,9 @@ def note(sentence: str) -> None:
 def piped(what: str) -> str:
     """Return the text on stdin, without the line end that closes it."""
     if sys.stdin.isatty():
-        raise UserError(f"the {what} is -, but stdin is a terminal: pipe text in, or pass it as is")
+        raise UserError(
+            f"the {what} is - but stdin is a terminal: pipe text in, or pass it directly"
+        )
     try:
         return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
     except UnicodeDecodeError as error:

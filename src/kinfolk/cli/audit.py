@@ -17,7 +17,7 @@ from kinfolk.cli.tables import numbers, print_facts, print_table, table
 if TYPE_CHECKING:
     from kinfolk.data.audit import Audit
 
-# Keys that programs read, and the names of now.
+# Keys that programs read, and the present names.
 EARLIER = {
     "exact": "exact_duplicates",
     "near": "near_duplicates",
@@ -42,8 +42,8 @@ def audit(
 ) -> None:
     """Report data quality: encoding errors, duplicates, lengths, scripts, repeated lines.
 
-    Files are read to their end whatever is in them. Of JSON and tables every string is text, unless
-    `--field` or `--column` names one.
+    Files with errors are read to the end. In JSON and tables every string is text, unless `--field`
+    or `--column` names one.
     """
     unit = document_unit(document)
     if out is not None and out.is_dir():
@@ -55,60 +55,60 @@ def audit(
     from kinfolk.workflows.audit import audit_page
 
     with byte_progress("reading") as watch:
-        found = audit(
+        result = audit(
             files, reading=ReadOptions(unit, field, column), near=near_duplicates, progress=watch
         )
     if out is not None:
-        write(render(audit_page(found)), out)
+        write(render(audit_page(result)), out)
     if json:
-        values = _plain(asdict(found))
+        values = _plain(asdict(result))
         print_json(values | {old: values[new] for old, new in EARLIER.items()})
         return
-    _show(found)
+    _show(result)
     if out is not None:
         print(f"\nreport: {out}")
 
 
-def _show(found: "Audit") -> None:
+def _show(result: "Audit") -> None:
     from kinfolk.reports.page import percent
     from kinfolk.workflows.audit import findings
 
-    print_facts(_facts(found))
-    if found.most_repeated_lines:
+    print_facts(_facts(result))
+    if result.most_repeated_lines:
         lines = table(*numbers("count"), TableColumn("line", overflow="ellipsis", no_wrap=True))
-        for line, count in found.most_repeated_lines:
+        for line, count in result.most_repeated_lines:
             lines.add_row(f"{count:,}", escape(_visible(line)))
         print_table(lines, "most repeated lines")
-    if len(found.files) > 1:
+    if len(result.files) > 1:
         rows = table("file", "documents", "characters", "blank lines")
-        for file in found.files:
+        for file in result.files:
             blank = percent(file.problems.blank, file.problems.lines)
             counts = (f"{file.documents:,}", f"{file.characters:,}", blank)
             rows.add_row(escape(str(file.path)), *counts)
         print_table(rows, "files")
-    for finding in findings(found):
+    for finding in findings(result):
         console.print(f"[yellow]![/] {escape(_visible(finding))}", highlight=False, soft_wrap=True)
 
 
-def _facts(found: "Audit") -> list[tuple[str, str]]:
+def _facts(result: "Audit") -> list[tuple[str, str]]:
     from kinfolk.reports.page import percent, plural
 
-    count = found.near_duplicates
+    count = result.near_duplicates
     near = "near-duplicates not searched" if count is None else f"{count:,} near"
-    repeated = percent(found.repeated_lines, found.lines)
-    empty = plural(found.empty, "document")
-    blank = percent(found.blank, found.file_lines)
-    odd = f"{found.control_characters:,} control, {found.replacement_characters:,} replacement"
+    repeated = percent(result.repeated_lines, result.lines)
+    empty = plural(result.empty, "document")
+    blank = percent(result.blank, result.file_lines)
+    odd = f"{result.control_characters:,} control, {result.replacement_characters:,} replacement"
     return [
-        ("documents", f"{found.documents:,} in {plural(len(found.files), 'file')}"),
-        ("characters", f"{found.characters:,}"),
-        ("lengths", f"{found.shortest:,} to {found.longest:,}, median {found.median:,}"),
-        ("duplicates", f"{found.exact_duplicates:,} exact, {near}"),
-        ("repeated lines", f"{found.repeated_lines:,} of {found.lines:,} ({repeated})"),
-        ("scripts", _shares(found.scripts)),
-        ("languages", f"{_shares(found.languages)} (estimated)"),
-        ("empty", f"{empty}, {plural(found.empty_files, 'file')}, {blank} of lines"),
-        ("invalid UTF-8", f"{found.errors:,}"),
+        ("documents", f"{result.documents:,} in {plural(len(result.files), 'file')}"),
+        ("characters", f"{result.characters:,}"),
+        ("lengths", f"{result.shortest:,} to {result.longest:,}, median {result.median:,}"),
+        ("duplicates", f"{result.exact_duplicates:,} exact, {near}"),
+        ("repeated lines", f"{result.repeated_lines:,} of {result.lines:,} ({repeated})"),
+        ("scripts", _shares(result.scripts)),
+        ("languages", f"{_shares(result.languages)} (estimated)"),
+        ("empty", f"{empty}, {plural(result.empty_files, 'file')}, {blank} of lines"),
+        ("invalid UTF-8", f"{result.errors:,}"),
         ("odd characters", odd),
     ]
 
@@ -116,8 +116,8 @@ def _facts(found: "Audit") -> list[tuple[str, str]]:
 def _shares(counts: dict[str, int]) -> str:
     from kinfolk.reports.page import percent
 
-    whole = sum(counts.values())
-    first = [f"{name} {percent(count, whole)}" for name, count in list(counts.items())[:4]]
+    total = sum(counts.values())
+    first = [f"{name} {percent(count, total)}" for name, count in list(counts.items())[:4]]
     return ", ".join([*first, *(["..."] if len(counts) > 4 else [])]) or "none"
 
 
@@ -126,7 +126,7 @@ def _visible(text: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value with paths as strings, for JSON."""
+    """Convert paths to strings, for JSON."""
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

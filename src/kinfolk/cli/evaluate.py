@@ -110,7 +110,7 @@ def evaluate(
     if test is not None:
         if model is None or given & {"corpus", "text", "samples", "source", "pairs"}:
             raise UsageError(
-                "--test needs MODEL, and excludes --corpus, --text, --samples, --source and --pairs"
+                "--test needs MODEL and excludes --corpus, --text, --samples, --source and --pairs"
             )
         check_model_folder(model)
         for file in (test, target, fewshot_from):
@@ -193,7 +193,7 @@ def likelihood(
 
         Corpus.open(corpus)
     if text is not None and not text.exists():
-        raise UserError(f"{text} does not exist")
+        raise UserError(f"no such file: {text}")
     from kinfolk.workflows.evaluate import open_evaluation
 
     found = open_evaluation(model, corpus, text, length, device)
@@ -214,7 +214,7 @@ def print_samples(samples: Path, corpus: Path | None, *, json: bool) -> None:
     from kinfolk.workflows.evaluate import measure_samples, samples_as_dict
 
     measured = zip(("samples", "real"), measure_samples(samples, corpus), strict=True)
-    columns = {name: samples_as_dict(found) for name, found in measured if found is not None}
+    columns = {name: samples_as_dict(scores) for name, scores in measured if scores is not None}
     if json:
         earlier = {"repetition": "repetition_rate", "loops": "loop_rate"}  # keys that programs read
         print_json(

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -168,7 +168,7 @@ def finetune(
     if suite is None and (tasks is not None or limit is not None):
         raise UsageError("--tasks and --limit require --suite")
     own_options = (dev, target, dev_target, columns, metric, positive_label)
-    if suite is not None and (task != "auto" or any(one is not None for one in own_options)):
+    if suite is not None and (task != "auto" or any(value is not None for value in own_options)):
         raise UsageError(
             "--suite has its own files, tasks and metrics: it cannot be combined with --dev, "
             "--target, --task, --columns, --metric and --positive-label"
@@ -308,40 +308,40 @@ def print_scores(run: Path, *, json: bool) -> None:
     from kinfolk.workflows.folders import find_model_folder
     from kinfolk.workflows.seeds import finite_or_none, read_scores
 
-    found, best = read_scores(run), find_model_folder(run)
+    results, best = read_scores(run), find_model_folder(run)
     if json:
-        means = {name: found.mean(name) for name in found.names}
+        means = {name: results.mean(name) for name in results.names}
         values: dict[str, Any] = {
             "run": str(run),
             "model": str(best),
-            "metric": found.metric,
+            "metric": results.metric,
             "dev": {name: finite_or_none(mean) for name, (mean, _) in means.items()},
         }
-        if len(found.runs) > 1:
+        if len(results.runs) > 1:
             stds = {name: finite_or_none(std) for name, (_, std) in means.items()}
             values |= {"std": stds, "spread": stds}  # "spread" is what programs read
             values["seeds"] = [
-                {name: finite_or_none(scores[name]) for name in found.names}
-                for scores in found.runs.values()
+                {name: finite_or_none(scores[name]) for name in results.names}
+                for scores in results.runs.values()
             ]
         print_json(values)
         return
-    if found.names:
-        print_table(score_table(found))
+    if results.names:
+        print_table(score_table(results))
     print(f"best model: {best}")
     print(f"next:       kinfolk evaluate {run} --test FILE")
 
 
-def score_table(found: "SeedResults") -> Table:
+def score_table(results: "SeedResults") -> Table:
     """Return the dev scores, a column per run where there are several, then mean and std."""
     from kinfolk.tasks.task import format_score, metric_title
 
-    several = len(found.runs) > 1
-    names = [run.name for run in found.runs] if several else ["dev"]
+    several = len(results.runs) > 1
+    names = [run.name for run in results.runs] if several else ["dev"]
     scores = table("", *numbers(*names, *(("mean", "std") if several else ())))
-    for name in found.names:
-        values = [run[name] for run in found.runs.values()]
-        values += [*found.mean(name)] if several else []
+    for name in results.names:
+        values = [run[name] for run in results.runs.values()]
+        values += [*results.mean(name)] if several else []
         scores.add_row(metric_title(name), *(format_score(name, value) for value in values))
     return scores
 
@@ -355,8 +355,8 @@ def print_suite(name: str, results: Sequence["SuiteResult"], *, json: bool) -> N
     if not scored:
         raise UserError(f"no dataset of suite {name} could be run: {results[0].skip_reason}")
     if json:
-        found = [{**asdict(one), **({"score": one.score} if one.scores else {})} for one in results]
-        print_json({"suite": name, "mean": suite_mean(results), "sets": found})
+        sets = [result.to_json() for result in results]
+        print_json({"suite": name, "mean": suite_mean(results), "sets": sets})
         return
     rows = table(name, "task", "formulation", *numbers("rows", "evaluated on", "score"), "")
     for result in scored:
@@ -368,8 +368,8 @@ def print_suite(name: str, results: Sequence["SuiteResult"], *, json: bool) -> N
         rows.add_row(
             escape(result.name),
             result.task,
-            result.way,
-            f"{result.learned:,}",
+            result.formulation,
+            f"{result.num_train_rows:,}",
             f"{result.num_eval_rows:,} {result.split}",
             f"{result.score:.1f}",
             ", ".join(metrics),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kinfolk.nn.language_model import LanguageModel
     from kinfolk.text.tokenizer import Tokenizer
 
-# The settings that the name of a method stands for, unless they are given.
+# The default settings of each method.
 METHODS: dict[str, dict[str, Any]] = {
     "sample": {},
     "greedy": {"do_sample": False},
@@ -132,7 +132,7 @@ def generate(
 
 @dataclass(frozen=True)
 class Printer:
-    """Print what a model generates: as it comes, as a whole, or as JSON."""
+    """Print outputs as they are generated, when they are complete, or as JSON."""
 
     model: "LanguageModel"
     tokenizer: "Tokenizer"
@@ -195,7 +195,7 @@ class Printer:
                 print_json({**row, "text": output.text, **self.details(output)})
 
     def details(self, output: "GeneratedText") -> dict[str, Any]:
-        """Return what else JSON says of an output."""
+        """Return the other JSON fields of an output."""
         details: dict[str, Any] = {"ended": output.finished}
         if self.logprobs:
             tokens = output.tokens(self.tokenizer)
@@ -203,7 +203,7 @@ class Printer:
         return details
 
     def plain(self, prompt: str, output: "GeneratedText") -> str:
-        """Return an output after its prompt, with its tokens below where they are asked for."""
+        """Return an output after its prompt, with its tokens below if requested."""
         lines = [self.shown(prompt) + output.text]
         if self.logprobs:
             tokens = output.tokens(self.tokenizer)

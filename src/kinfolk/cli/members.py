@@ -37,24 +37,26 @@ def members(
     """
     from kinfolk.families import index
 
-    found = {name: entry for name, entry in index().items() if entry.objectives}
+    families = {name: entry for name, entry in index().items() if entry.objectives}
     if family is not None:
-        if family not in found:
-            raise UserError(f"unknown family {family!r}: {did_you_mean(family, [*found])}")
+        if family not in families:
+            raise UserError(f"unknown family {family!r}: {did_you_mean(family, [*families])}")
         print_sizes(family, json=json)
         return
     if json:
-        rows = [asdict(entry) for entry in found.values()]
+        rows = [asdict(entry) for entry in families.values()]
         print_json([row | {old: row[new] for old, new in EARLIER.items()} for row in rows])
         return
     shown = table(*(Column(name, no_wrap=True) for name in ("name", "architecture", "objectives")))
     shown.add_column("paper")
-    for entry in found.values():
+    for entry in families.values():
         objectives = ", ".join(entry.objectives)
         shown.add_row(f"[bold]{entry.name}[/]", entry.architecture, objectives, entry.paper)
     print_table(shown)
-    every = [set(entry.sizes) for entry in found.values()]
-    standard = [size for size in next(iter(found.values())).sizes if all(size in s for s in every)]
+    every = [set(entry.sizes) for entry in families.values()]
+    standard = [
+        size for size in next(iter(families.values())).sizes if all(size in s for s in every)
+    ]
     print(f"\nsizes of every family: {' '.join(standard)}")
     print("published sizes and parameter counts: kinfolk members FAMILY")
 

@@ -193,7 +193,7 @@ def field_options(
 
     def decorate(function: AnyFunction) -> AnyFunction:
         signature = inspect.signature(function, eval_str=True)
-        kept = [one for one in signature.parameters.values() if one.name != parameter]
+        kept = [p for p in signature.parameters.values() if p.name != parameter]
 
         @wraps(function)
         def run(**arguments: Any) -> Any:
@@ -206,7 +206,7 @@ def field_options(
 
         parameters = [*kept, *generated]
         run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {one.name: one.annotation for one in parameters}
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
         return run
 
     return decorate
@@ -222,9 +222,9 @@ def check_resume(context: typer.Context, run: Path, kind: str) -> None:
     """Refuse other options beside `--resume`, and a folder that is not a run of this kind."""
     if given_options(context) - {"resume", "json"}:
         raise UsageError("--resume cannot be combined with other options")
-    found = read_type(run / "recipe.json")
-    if found in ("pretrain", "finetune") and found != kind:
-        raise UsageError(f"{run} is a run of {found}: kinfolk {found} --resume {run}")
+    actual = read_type(run / "recipe.json")
+    if actual in ("pretrain", "finetune") and actual != kind:
+        raise UsageError(f"{run} is a run of {actual}: use kinfolk {actual} --resume {run}")
 
 
 def check_overrides(
@@ -300,7 +300,7 @@ def shown_default(value: Any) -> str:
 def without_none(hint: Any) -> Any:
     """Return the type of a field that may also hold None."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return next(one for one in typing.get_args(hint) if one is not type(None))
+        return next(arg for arg in typing.get_args(hint) if arg is not type(None))
     return hint
 
 
@@ -310,9 +310,9 @@ def is_repeated(hint: Any) -> bool:
 
 
 def metavar(hint: Any) -> str:
-    """Return what help shows as the type of a field: N, X, TEXT or the choices."""
+    """Return the type of a field in help: N, X, TEXT or the choices."""
     if typing.get_origin(hint) is Literal:
         return "|".join(map(str, typing.get_args(hint)))
     if typing.get_origin(hint) is tuple and not is_repeated(hint):
-        return ",".join(metavar(one) for one in typing.get_args(hint) if one is not ...)
+        return ",".join(metavar(arg) for arg in typing.get_args(hint) if arg is not ...)
     return {int: "N", float: "X"}.get(hint, "TEXT")

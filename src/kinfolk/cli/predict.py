@@ -63,10 +63,10 @@ def predict(
     for sentence in (*report.messages(), *truncation_report(predictor, rows)):
         note(sentence)
     with row_progress("predict", len(rows)) as watch:
-        found = predict_file(
+        predictions = predict_file(
             predictor, labelled, rows, spec, all_probabilities=probabilities, watch=watch
         )
-    lines = (write_jsonl if json else write_predictions)(found)
+    lines = (write_jsonl if json else write_predictions)(predictions)
     if out is None:
         sys.stdout.writelines(lines)
         return

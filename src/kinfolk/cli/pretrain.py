@@ -117,7 +117,7 @@ def pretrain(
         raise UsageError("missing MODEL: a family (see kinfolk members), a folder or --recipe FILE")
     if recipe is not None:
         if not recipe.is_file():
-            raise UserError(f"{recipe} does not exist")
+            raise UserError(f"no such file: {recipe}")
         model, overrides = None, [*([] if model is None else [model]), *(overrides or [])]
         if objective is not None or length is not None or texts is not None:
             raise UsageError("--recipe excludes --objective, --length and sentence pairs")
@@ -162,10 +162,10 @@ def read_recipe(path: Path, corpora: Sequence["CorpusShare"], changes: Sequence[
 
     from kinfolk.workflows.recipe import Recipe, finalize, open_corpora
 
-    found = Recipe.read(path)
+    recipe = Recipe.read(path)
     if corpora:
-        found = replace(found, corpus=open_corpora(corpora)[0])
-    return finalize(found, changes)
+        recipe = replace(recipe, corpus=open_corpora(corpora)[0])
+    return finalize(recipe, changes)
 
 
 def recipe_of_run(run: Path) -> "Recipe":
@@ -237,7 +237,7 @@ def print_fields(model: str | None) -> None:
     chosen = family(name)
     config = chosen.config(size or "tiny")
     classes = {"model": type(config)}
-    classes |= {f"objective ({one})": chosen.objective(one) for one in chosen.objectives}
+    classes |= {f"objective ({name})": chosen.objective(name) for name in chosen.objectives}
     for title, cls in classes.items():
         rows = table("field", "default", "value", "meaning")
         values = vars(config) if title == "model" else {}

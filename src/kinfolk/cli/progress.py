@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from rich.progress import (
     BarColumn,
@@ -15,27 +14,22 @@ from rich.progress import (
 
 from kinfolk.cli.app import errors
 
-if TYPE_CHECKING:
-    pass
-
-SECONDS = 30  # between lines, at most
-
 
 @contextmanager
 def byte_progress(label: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Show how many bytes of all are read, on a terminal."""
+    """Show a progress bar of bytes on a terminal."""
     columns = ("[progress.description]{task.description}", BarColumn(), DownloadColumn())
     hidden = not errors.is_terminal
     with Progress(
         *columns, TimeRemainingColumn(), console=errors, transient=True, disable=hidden
     ) as bar:
         task = bar.add_task(label, total=None)
-        yield lambda read, whole: bar.update(task, completed=read, total=whole)
+        yield lambda read, total: bar.update(task, completed=read, total=total)
 
 
 @contextmanager
 def row_progress(label: str, rows: int) -> Iterator[Callable[[int], None]]:
-    """Show how many rows of all are done, on a terminal."""
+    """Show a progress bar of rows on a terminal."""
     columns = (
         TextColumn("[bold]{task.description}"),
         BarColumn(),

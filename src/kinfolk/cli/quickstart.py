@@ -21,31 +21,31 @@ def quickstart(
     from kinfolk.workflows.quickstart import quickstart
     from kinfolk.workflows.report import baseline_rows
 
-    found = quickstart(
+    results = quickstart(
         out,
         on_message=lambda text: console.print(text, highlight=False),
         progress=run_progress,
     )
     scores = table("", "bits per byte", "loss", "perplexity", "scoring")
-    for r in found.results:
+    for r in results.results:
         s = r.score
         values = (f"{s.bits_per_byte:.3f}", f"{s.loss:.3f}", f"{s.perplexity:.1f}")
         scores.add_row(f"[bold]{r.name}[/]", *values, r.kind)
-    for line in baseline_rows(found.baselines):
+    for line in baseline_rows(results.baselines):
         per_byte = "" if line.bits_per_byte is None else f"{line.bits_per_byte:.3f}"
         scores.add_row(line.name, per_byte, f"{line.loss:.3f}", f"{line.perplexity:.1f}", "")
     console.print()
     print_table(scores)
-    trigram = found.baselines.trigram
-    for r in found.results:
+    trigram = results.baselines.trigram
+    for r in results.results:
         if trigram is not None and r.kind == SCORE_KINDS["decoder"]:
             gap = r.score.bits_per_byte / trigram.bits_per_byte - 1
             side = "more" if gap > 0 else "fewer"
             print(f"\n{r.name}: {abs(gap):.0%} {side} bits per byte than the 3-gram baseline")
-    for r in found.results:
+    for r in results.results:
         console.print(f"\n[bold]{r.name}[/] {r.sample.title}:")
         for part in r.sample.text:
             style = "green" if part.generated else None
             console.print(part.text, style=style, end="", highlight=False, markup=False)
         console.print()
-    print(f"\nreport: {found.page}")
+    print(f"\nreport: {results.page}")

@@ -19,7 +19,7 @@ SECONDS = 30  # between lines, at most
 class TerminalProgress(Callback):
     """Print messages, progress, and how to resume a run that is interrupted.
 
-    The lines of `header` are printed with the first step: nothing is wrong with the run then.
+    The lines of `header` are printed with the first step, when all settings are known to be valid.
     """
 
     def __init__(self, bar: Bar, name: str, resume: str, header: Sequence[str]) -> None:

@@ -109,17 +109,17 @@ def show(
 
     tokenizer = load_tokenizer(folder)
     text = piped("text") if text == "-" else readable(text, "text")
-    found = token_views(tokenizer, text)
+    tokens = token_views(tokenizer, text)
     if json:
-        print_json({"text": text, "pieces": [vars(token) for token in found]})
+        print_json({"text": text, "pieces": [vars(token) for token in tokens]})
         return
-    for line in _lines(found, console.width):
+    for line in _lines(tokens, console.width):
         console.print(line, no_wrap=True, overflow="ignore", crop=False)
     (measures,) = tokenizer_stats([tokenizer], [text])
-    counts = f"{len(found):,} tokens"
+    counts = f"{len(tokens):,} tokens"
     if measures.words:
         counts += f" for {measures.words:,} words in {measures.bytes:,} bytes"
-    if unknown := sum(token.unknown for token in found):
+    if unknown := sum(token.unknown for token in tokens):
         counts += f", {unknown:,} unknown"
     console.print(counts, highlight=False)
 
@@ -176,44 +176,44 @@ def compare(
     from kinfolk.workflows.compare_tokenizers import compare
 
     with errors.status("reading") as status:
-        found = compare(
+        comparison = compare(
             files,
             folders=tokenizer or [],
-            learn=train or [],
+            train=train or [],
             lowercase=lowercase,
-            words=segmenter,
+            segmenter=segmenter,
             field=field,
             column=column,
-            say=status.update,
+            on_message=status.update,
         )
-    page = None if out is None else write(render(found.page()), out)
+    page = None if out is None else write(render(comparison.page()), out)
     if json:
-        print_json(_facts(found, page))
+        print_json(_facts(comparison, page))
         return
-    titles = ("vocab size", "tokens/word", *found.scripts, "bytes/token", "unknown")
+    titles = ("vocab size", "tokens/word", *comparison.scripts, "bytes/token", "unknown")
     rows = table(
         TableColumn("", no_wrap=True),
         *(TableColumn(title, justify="right", no_wrap=True) for title in titles),
     )
-    for row in found.rows:
+    for row in comparison.rows:
         m = row.measures
-        scripts = (f"{m.fertility(script):.2f}" for script in found.scripts)
+        scripts = (f"{m.fertility(script):.2f}" for script in comparison.scripts)
         values = (f"{m.tokens_per_word:.2f}", *scripts, f"{m.bytes_per_token:.2f}")
         rows.add_row(
             Text(row.name, "bold"), f"{row.vocab_size:,}", *values, f"{m.unknown_rate:.2%}"
         )
     print_table(rows)
-    console.print(f"on {found.text}", highlight=False, soft_wrap=True)
+    console.print(f"on {comparison.text}", highlight=False, soft_wrap=True)
     if page is not None:
         print(f"report: {page}")
 
 
-def _facts(found: "Comparison", page: Path | None) -> dict[str, Any]:
-    first = found.rows[0].measures
+def _facts(comparison: "Comparison", page: Path | None) -> dict[str, Any]:
+    first = comparison.rows[0].measures
     rows = []
-    for row in found.rows:
+    for row in comparison.rows:
         m = row.measures
-        scripts = {script: m.fertility(script) for script in found.scripts}
+        scripts = {script: m.fertility(script) for script in comparison.scripts}
         rows.append(
             {
                 "name": row.name,
@@ -226,5 +226,5 @@ def _facts(found: "Comparison", page: Path | None) -> dict[str, Any]:
                 "unknown_rate": m.unknown_rate,
             }
         )
-    text = {"words": first.words, "bytes": first.bytes, "held_out": found.held_out}
+    text = {"words": first.words, "bytes": first.bytes, "held_out": comparison.held_out}
     return {**text, "tokenizers": rows, "page": None if page is None else str(page)}

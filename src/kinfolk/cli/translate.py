@@ -23,138 +23,6 @@ Out = Annotated[
     Path | None, typer.Option("-o", "--out", help="Output file. [default: standard output]")
 ]
 Batch = Annotated[int, typer.Option(help="Lines per batch.")]
-SUMMARY_PREFIX = "summarize: "  # Raffel et al. 2020, appendix D
-SUMMARY_TOKENS = 100
-FIELDS = ("max_new_tokens", "num_beams", "length_penalty")
-MAX_NEW_TOKENS = "Maximum number of tokens per line"
-
-
-@command("kinfolk translate runs/en-de talk.en -o talk.de --method beam", panel="Use")
-@field_options(
-    "settings",
-    GenerationConfig,
-    only=FIELDS,
-    defaults={"max_new_tokens": "50 more than the source", "num_beams": "4 with --method beam"},
-    help={"max_new_tokens": MAX_NEW_TOKENS},
-)
-def translate(
-    model: ModelFolder,
-    file: File,
-    settings: dict[str, Any],
-    out: Out = None,
-    source_prefix: Annotated[
-        str | None,
-        typer.Option(help="Text before every input. [default: the prefix used in training]"),
-    ] = None,
-    method: Method = None,
-    batch: Batch = 64,
-    precision: Precision = "auto",
-    device: Device = "auto",
-    json: AsJson = False,
-) -> None:
-    """Translate a file line by line with an encoder-decoder, in order."""
-    config = generation_config(method, settings, default="greedy")
-    transform(
-        "translate",
-        model,
-        file,
-        out,
-        config,
-        source_prefix=source_prefix,
-        fixed_limit="max_new_tokens" in settings,
-        batch_size=batch,
-        precision=precision,
-        device=device,
-        json=json,
-    )
-
-
-@command("kinfolk summarize runs/t5 news.txt -o news.short", panel="Use")
-@field_options(
-    "settings",
-    GenerationConfig,
-    only=FIELDS,
-    defaults={"num_beams": "4 with --method beam"},
-    help={"max_new_tokens": MAX_NEW_TOKENS},
-)
-def summarize(
-    model: ModelFolder,
-    file: File,
-    settings: dict[str, Any],
-    out: Out = None,
-    source_prefix: Annotated[
-        str | None,
-        typer.Option(
-            help="Text before every input. [default: the prefix used in training, else "
-            f"{SUMMARY_PREFIX!r}]"
-        ),
-    ] = None,
-    method: Method = None,
-    batch: Batch = 64,
-    precision: Precision = "auto",
-    device: Device = "auto",
-    json: AsJson = False,
-) -> None:
-    """Summarize each line of a file with an encoder-decoder, in order."""
-    settings = {"max_new_tokens": SUMMARY_TOKENS} | settings
-    config = generation_config(method, settings, default="greedy")
-    transform(
-        "summarize",
-        model,
-        file,
-        out,
-        config,
-        source_prefix=source_prefix,
-        default_prefix=SUMMARY_PREFIX,
-        fixed_limit=True,
-        batch_size=batch,
-        precision=precision,
-        device=device,
-        json=json,
-    )
-
-
-def transform(
-    verb: str,
-    model: Path,
-    file: Path,
-    out: Path | None,
-    config: GenerationConfig,
-    *,
-    source_prefix: str | None,
-    default_prefix: str | None = None,
-    fixed_limit: bool,
-    batch_size: int,
-    precision: str,
-    device: str,
-    json: bool,
-) -> None:
-    """Write the output of a model for each line of a file."""
-    check_model_folder(model)
-    if out is not None:
-        check_new_file(out)
-    lines = list(read_lines(file))
-
-    from kinfolk.generation.generate import transform_lines
-    from kinfolk.workflows.generate import load_seq2seq, task_prefix
-
-    network, tokenizer = load_seq2seq(model, verb, device=device, precision=precision)
-    prefix = task_prefix(model, source_prefix, default_prefix)
-    with progress(verb, len(lines), shown=out is None) as advance, output(out) as write:
-        outputs = transform_lines(
-            network,
-            tokenizer,
-            lines,
-            config,
-            prefix=prefix,
-            fixed_limit=fixed_limit,
-            batch_size=batch_size,
-            on_progress=advance,
-        )
-        for line, text in zip(lines, outputs, strict=True):
-            if json:
-                text = dumps({"source": line, "text": text}, ensure_ascii=False)
-            write(f"{text}\n")
 
 
 def read_lines(path: Path) -> Iterator[str]:
@@ -171,7 +39,7 @@ def read_lines(path: Path) -> Iterator[str]:
 
 @contextmanager
 def output(out: Path | None) -> Iterator[Callable[[str], int]]:
-    """Yield what writes text: to standard output, or to a file that appears once it is whole."""
+    """Yield a function that writes text to standard output, or to a file created atomically."""
     if out is None:
         yield sys.stdout.write
         return
@@ -193,3 +61,85 @@ def progress(verb: str, lines: int, *, shown: bool) -> Iterator[Callable[[int], 
     with Progress(*columns, console=errors, disable=hidden, redirect_stdout=False) as bar:
         task = bar.add_task(verb, total=lines)
         yield lambda done: bar.advance(task, done)
+
+
+def register(
+    verb: str, example: str, help: str, *, prefix: str | None = None, tokens: int | None = None
+) -> None:
+    """Register a command that writes the output of an encoder-decoder for each line of a file.
+
+    `prefix` and `tokens` are the defaults of models without a prefix of their own, and of the
+    maximum number of tokens, which else depends on the source.
+    """
+    default_prefix = "the prefix used in training" + (
+        "" if prefix is None else f", else {prefix!r}"
+    )
+    defaults = {"num_beams": "4 with --method beam"}
+    if tokens is None:
+        defaults["max_new_tokens"] = "50 more than the source"
+
+    def run(
+        model: ModelFolder,
+        file: File,
+        settings: dict[str, Any],
+        out: Out = None,
+        source_prefix: Annotated[
+            str | None,
+            typer.Option(help=f"Text before every input. [default: {default_prefix}]"),
+        ] = None,
+        method: Method = None,
+        batch: Batch = 64,
+        precision: Precision = "auto",
+        device: Device = "auto",
+        json: AsJson = False,
+    ) -> None:
+        values = settings if tokens is None else {"max_new_tokens": tokens} | settings
+        config = generation_config(method, values, default="greedy")
+        check_model_folder(model)
+        if out is not None:
+            check_new_file(out)
+        lines = list(read_lines(file))
+
+        from kinfolk.generation.generate import transform_lines
+        from kinfolk.workflows.generate import load_seq2seq, task_prefix
+
+        network, tokenizer = load_seq2seq(model, verb, device=device, precision=precision)
+        with progress(verb, len(lines), shown=out is None) as advance, output(out) as write:
+            outputs = transform_lines(
+                network,
+                tokenizer,
+                lines,
+                config,
+                prefix=task_prefix(model, source_prefix, prefix),
+                fixed_limit="max_new_tokens" in values,
+                batch_size=batch,
+                on_progress=advance,
+            )
+            for line, text in zip(lines, outputs, strict=True):
+                if json:
+                    text = dumps({"source": line, "text": text}, ensure_ascii=False)
+                write(f"{text}\n")
+
+    run.__doc__ = help
+    options = field_options(
+        "settings",
+        GenerationConfig,
+        only=("max_new_tokens", "num_beams", "length_penalty"),
+        defaults=defaults,
+        help={"max_new_tokens": "Maximum number of tokens per line"},
+    )
+    command(example, panel="Use", name=verb)(options(run))
+
+
+register(
+    "translate",
+    "kinfolk translate runs/en-de talk.en -o talk.de --method beam",
+    "Translate a file line by line with an encoder-decoder, in order.",
+)
+register(
+    "summarize",
+    "kinfolk summarize runs/t5 news.txt -o news.short",
+    "Summarize each line of a file with an encoder-decoder, in order.",
+    prefix="summarize: ",  # Raffel et al. 2020, appendix D
+    tokens=100,
+)

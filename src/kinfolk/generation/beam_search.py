@@ -37,7 +37,7 @@ class BeamHypotheses:
 
     def add(self, output: GeneratedSequence) -> None:
         """Keep a complete output if it is among the best."""
-        ranked = sorted([*self.finished, output], key=lambda one: -one.score)
+        ranked = sorted([*self.finished, output], key=lambda output: -output.score)
         self.finished = ranked[: self.config.beams_per_group]
 
     def update_active(self, best: float, length: int) -> None:
@@ -162,7 +162,7 @@ class BeamStep:
         return continuing + [BeamCandidate(NEG_INF, 0, 0)] * (per_group - len(continuing))
 
     def is_stopped(self, candidate: BeamCandidate) -> bool:
-        """Tell whether an output is complete with a token other than end-of-text."""
+        """Return whether a token other than end-of-text completes the output."""
         request = self.decoder.request
         return request.has_stop_rule and request.is_stopped(
             [*self.generated_ids(candidate), candidate.id]
@@ -190,12 +190,13 @@ class BeamStep:
 def best_hypotheses(groups: Sequence[BeamHypotheses], count: int) -> list[GeneratedSequence]:
     """Return the best complete outputs of all groups."""
     outputs = sorted(
-        (output for group in groups for output in group.finished), key=lambda one: -one.score
+        (output for group in groups for output in group.finished), key=lambda output: -output.score
     )
     if not outputs:
         raise UserError(NO_TOKEN_LEFT)
     if len(outputs) < count:
         raise UserError(
-            f"num_return_sequences={count}, and the constraints allow only {len(outputs)} outputs"
+            f"num_return_sequences={count} exceeds the {len(outputs)} outputs that the constraints "
+            "allow"
         )
     return outputs[:count]

@@ -2,7 +2,7 @@
 
 On a GPU a small model is limited by kernel launches. A graph launches them at once, over a static
 KV cache and counters that it advances itself. Tokens are copied to the host every few steps, while
-the next ones are computed. On a CPU there are no graphs; there such a step is worth it if compiled.
+the next ones are computed. On a CPU the step is compiled instead.
 """
 
 from collections import deque
@@ -20,12 +20,12 @@ from kinfolk.generation.decode import Decoder, Row, TokenStep, token_logprobs
 from kinfolk.generation.logits_process import suppress
 from kinfolk.generation.sampling import sample_ids
 
-MIN_NEW_TOKENS = 16  # tokens below which capturing does not pay
+MIN_NEW_TOKENS = 16  # fewer tokens are faster without a graph
 TOKENS_IN_FLIGHT = 16  # tokens generated between two copies to the host
 
 
 def can_use_graph(decoder: Decoder) -> bool:
-    """Tell whether a decoding step can be captured, and whether that pays."""
+    """Return whether a decoding step can be captured, and whether that pays."""
     config, cache = decoder.config, decoder.inputs.cache
     return (
         (decoder.device.type == "cuda" or config.compile)
@@ -207,7 +207,7 @@ def _yield_chunk(
 
 @dataclass(frozen=True)
 class TokenChunk:
-    """Some tokens on their way to the host."""
+    """Tokens that are being copied to the host."""
 
     start: int
     ids: Tensor  # (rows, tokens)

@@ -48,10 +48,10 @@ class GenerationRequest:
     constraints: Constraints = field(default_factory=Constraints)
     encoder_ids: TokenLists | None = None  # what an encoder reads, for each prompt
     blanks: Sequence[Blanks] | None = None  # the blanks at the end of each prompt (GLM)
-    # The index of each prompt, on which its random numbers depend; else its place in the batch.
+    # The index of each prompt, on which its random numbers depend; else its index in the batch.
     prompt_indices: Sequence[int] | None = None
     max_new_tokens: Sequence[int] | None = None  # for each prompt, instead of the config's
-    should_stop: Callable[[Sequence[int]], bool] | None = None  # asked about the generated ids
+    should_stop: Callable[[Sequence[int]], bool] | None = None  # called with the generated ids
     return_logprobs: bool = True  # log-probabilities; else logits, which are faster
 
     @classmethod
@@ -81,7 +81,7 @@ class GenerationRequest:
         )
 
     def check(self, model: LanguageModel) -> None:
-        """Refuse what the model cannot generate."""
+        """Refuse prompts, blanks and constraints that the model does not support."""
         check_prompts(model, self.prompts, "prompt")
         check_sources(model, self.prompts, self.encoder_ids)
         check_blanks(model, self.prompts, self.blanks)
@@ -114,7 +114,7 @@ class GenerationRequest:
         )
 
     def is_stopped(self, generated: Sequence[int]) -> bool:
-        """Tell whether an output is complete as it is."""
+        """Return whether an output is complete."""
         complete = not self.eos_ids and self.constraints.is_complete(generated)
         return complete or (self.should_stop is not None and self.should_stop(generated))
 
@@ -126,7 +126,7 @@ class TokenStep:
     sequence: int  # index of the output: those of the first prompt come first
     id: int
     logprob: float  # of the model, before constraints, temperature and filters
-    is_eos: bool  # the id ends the output and is no part of it
+    is_eos: bool  # the id ends the output and is not part of it
     stopped: bool = False  # the output is complete with this token
 
 
@@ -222,7 +222,7 @@ class Decoder:
     def active_rows(
         self, rows: Sequence[Row], steps: Sequence[TokenStep], tokens: int
     ) -> list[int]:
-        """Return the indices of the rows that continue after so many tokens."""
+        """Return the indices of the rows that continue after this many tokens."""
         return [
             index
             for index, ((prompt, _), step) in enumerate(zip(rows, steps, strict=True))

@@ -27,17 +27,17 @@ from kinfolk.nn.language_model import LanguageModel
 from kinfolk.text.tokenizer import GLMTokens, Tokenizer, glm_tokens
 
 MASK = "[MASK]"  # in every text, whatever the tokenizer calls it
-MASK_PATTERN = re.compile(r"\[[sg]?MASK\]")  # GLM: a few words, a sentence, the rest of the text
+MASK_PATTERN = re.compile(r"\[[sg]?MASK\]")  # GLM: a short span, a sentence, the rest of the text
 NO_MASK = f"the text contains no {MASK}: put it where words are missing"
 FILL_CONFIG = GenerationConfig(do_sample=False, max_new_tokens=128)  # tokens of all spans together
 
-# These decode with a space between any two words, so that a leading space means nothing.
+# Their decoder puts a space between any two words, so that a leading space is redundant.
 ALWAYS_SPACED_KINDS = ("wordpiece", "word", "word-bpe")
 
 
 @dataclass(frozen=True)
 class MaskFill:
-    """What fills a mask, and the best candidates with their probabilities."""
+    """The fill of a mask, and the best candidates with their probabilities."""
 
     text: str
     candidates: list[tuple[str, float]]  # best first; none where the model generates a span
@@ -45,7 +45,7 @@ class MaskFill:
 
 @dataclass(frozen=True)
 class FillResult:
-    """The text with its masks filled, and what fills each."""
+    """The text with its masks filled, and the fill of each."""
 
     text: str
     masks: list[MaskFill]
@@ -90,7 +90,7 @@ def fill_masks(
     if candidates < 1:
         raise UserError(f"candidates={candidates}: it must be at least 1")
     check_prompts(model, [ids], "text")
-    if model.architecture != "encoder":  # a decoder does not see the tokens behind a mask
+    if model.architecture != "encoder":  # a decoder does not attend to the tokens after a mask
         raise UserError("decoder models cannot fill masks: use generate")
     inputs = source_inputs([ids]).to(device_of(model))
     with eval_mode(model):
@@ -111,7 +111,7 @@ def fill_masks(
 
 
 def _query_inputs(inputs: Inputs, is_mask: Tensor) -> Inputs:
-    """Predict the masks of one text, each from all tokens that are no mask."""
+    """Predict the masks of one text, each from all unmasked tokens."""
     order = is_mask.to(inputs.attention_mask.key_order.dtype)
     token_type_ids = torch.zeros_like(inputs.input_ids)
     token_type_ids[:, -1] = 2  # XLNet's type of the closing [CLS]
@@ -158,7 +158,7 @@ def fill_blanks(
     config: GenerationConfig = FILL_CONFIG,
     suppress_ids: Collection[int] = (),
 ) -> list[list[int]]:
-    """Return the span generated for each mask, in order; later ones see those before."""
+    """Return the span generated for each mask, in order; later spans attend to earlier ones."""
     positions = [position for position, id in enumerate(ids) if id in glm.masks]
     if not positions:
         raise UserError("the text contains no mask")

@@ -56,7 +56,7 @@ def generate_steps(model: LanguageModel, request: GenerationRequest) -> Iterator
 
 def generate_sequences(model: LanguageModel, request: GenerationRequest) -> list[GeneratedSequence]:
     """Return all outputs in token ids, those of the first prompt first."""
-    if request.config.num_beams > 1 and request.prompts:  # with the scores, which steps have not
+    if request.config.num_beams > 1 and request.prompts:  # steps have no scores
         with torch.inference_mode(), eval_mode(model):
             return beam_search(Decoder(model, request))
     count = len(request.prompts) * request.config.num_return_sequences
@@ -215,7 +215,7 @@ def generate_batches(
 ) -> Iterator[list[GeneratedText]]:
     """Yield the outputs of each prompt in order; prompts of similar length share a batch."""
     if batch_size < 1:
-        raise UserError(f"batch size {batch_size}: it must be at least 1")
+        raise UserError(f"batch_size must be at least 1 (got {batch_size})")
     waiting, before = iter(prompts), 0
     while window := list(islice(waiting, batch_size * SORT_WINDOW)):
         present = [(index, p) for index, p in enumerate(window, before) if p is not None]
@@ -230,10 +230,10 @@ def generate_batches(
             )
             sequences = iter(generate_sequences(model, request))
             for index, prompt in zip(indices, batch, strict=True):
-                own = islice(sequences, config.num_return_sequences)
-                outputs[index] = [_to_text(tokenizer, prompt, one, config) for one in own]
+                group = islice(sequences, config.num_return_sequences)
+                outputs[index] = [_to_text(tokenizer, prompt, s, config) for s in group]
             on_progress(len(batch))
-        yield from (outputs.get(before + place, []) for place in range(len(window)))
+        yield from (outputs.get(before + offset, []) for offset in range(len(window)))
         before += len(window)
 
 

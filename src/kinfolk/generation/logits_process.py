@@ -106,7 +106,7 @@ class Constraints:
                 )
 
     def is_complete(self, generated: Sequence[int]) -> bool:
-        """Tell whether the output is an allowed text and not the beginning of another."""
+        """Return whether the output is an allowed text and not the beginning of another."""
         if self.trie is None or len(generated) < len(self.forced_prefix):
             return False
         node = self.trie.walk(generated[len(self.forced_prefix) :])
@@ -114,7 +114,7 @@ class Constraints:
 
 
 class TokenHistory:
-    """The token ids of some rows so far: those of the prompt, and the generated ones."""
+    """The token ids of each row: those of the prompt, and the generated ones."""
 
     def __init__(self, prompts: TokenLists, max_new_tokens: int, device: torch.device) -> None:
         self.prompt_length = self.length = max(map(len, prompts))

@@ -38,7 +38,7 @@ class EncodedPrompt:
     prompt: list[int]  # what the decoder continues
     source: list[int] | None  # what the encoder reads
     eos_ids: set[int]
-    suppress_ids: set[int]  # ids that are no text
+    suppress_ids: set[int]  # ids that are not text
     blanks: Blanks | None = None  # the blanks at the end of the prompt (GLM)
 
 
@@ -93,7 +93,7 @@ def build_prompt(model: LanguageModel, tokenizer: Tokenizer, ids: Sequence[int])
 
 
 def non_text_ids(model: LanguageModel, tokenizer: Tokenizer) -> set[int]:
-    """Return the ids that are no text: special tokens, and ids that the tokenizer has not."""
+    """Return the ids that are not text: special tokens, and ids the tokenizer lacks."""
     return {*tokenizer.special_tokens.ids, *range(tokenizer.vocab_size, model.config.vocab_size)}
 
 
@@ -286,7 +286,7 @@ def source_inputs(texts: TokenLists) -> Inputs:
 
 
 def check_prompts(model: LanguageModel, texts: TokenLists, what: str) -> None:
-    """Refuse texts that are empty, longer than the context, or have ids the model has not."""
+    """Refuse texts that are empty, longer than the context, or have ids the model lacks."""
     context = model.config.max_length
     for text in texts:
         if not text:
@@ -299,7 +299,7 @@ def check_prompts(model: LanguageModel, texts: TokenLists, what: str) -> None:
 
 
 def check_ids(model: LanguageModel, text: Sequence[int], what: str) -> None:
-    """Refuse ids that the model has not."""
+    """Refuse ids that the model lacks."""
     vocab_size = model.config.vocab_size
     if unknown := [id for id in text if not 0 <= id < vocab_size]:
         raise UserError(
@@ -309,7 +309,7 @@ def check_ids(model: LanguageModel, text: Sequence[int], what: str) -> None:
 
 
 def tokens_left(model: LanguageModel, length: int, max_new_tokens: int) -> int:
-    """Return how many tokens may follow a prompt of some length."""
+    """Return how many tokens may follow a prompt of this length."""
     if max_new_tokens < 1:
         raise UserError(f"max_new_tokens={max_new_tokens}: it must be at least 1")
     context = model.config.max_length

@@ -1,4 +1,4 @@
-"""The page of an audit: damage, duplicates, lengths, scripts and languages of text files."""
+"""The page of an audit: errors, duplicates, lengths, scripts and languages of text files."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from markupsafe import Markup
 from kinfolk.reports import page
 from kinfolk.reports.charts import WIDTH, Bar, Scale, bars, compact_number, svg, text, ticks
 
-BARS = 8  # scripts or languages drawn; the rest is one bar
-MIN_BAR_SHARE = 0.001  # the smallest share that is drawn
+BARS = 8  # scripts or languages; the others share one bar
+MIN_BAR_FRACTION = 0.001  # smaller ones are among the others
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class AuditPage:
     scripts: Mapping[str, int]  # letters of each, most first
     languages: Mapping[str, int]  # documents of each, most first
     repeated_lines: Sequence[tuple[str, int]]
-    near_duplicates: Sequence[tuple[str, str]]  # place and text
+    near_duplicates: Sequence[tuple[str, str]]  # location and text
     files: Sequence[FileRow]
     more_files: int = 0
 
@@ -67,13 +67,13 @@ def render(values: AuditPage) -> str:
 def shares(counts: Mapping[str, int], x: str) -> str:
     """Draw a bar for each of the most frequent names."""
     total = sum(counts.values())
-    frequent = [name for name in list(counts)[:BARS] if counts[name] >= MIN_BAR_SHARE * total]
+    frequent = [name for name in list(counts)[:BARS] if counts[name] >= MIN_BAR_FRACTION * total]
     drawn = {name: counts[name] for name in frequent}
     if len(frequent) < len(counts):
         drawn[f"{len(counts) - len(frequent)} others"] = total - sum(drawn.values())
     values = [
-        Bar(name, 100 * count / total, compact_number(count), place)
-        for place, (name, count) in enumerate(drawn.items())
+        Bar(name, 100 * count / total, compact_number(count), index)
+        for index, (name, count) in enumerate(drawn.items())
     ]
     return bars(values, [], x=x) if values else ""
 
@@ -87,7 +87,7 @@ def binary_size(number: int) -> str:
 
 
 def histogram(lengths: Sequence[tuple[int, int]]) -> str:
-    """Draw the number of documents by length, each bar for twice the length of that before."""
+    """Draw the number of documents by length, each bar for twice the length of the previous one."""
     left, right, top, floor = 62, WIDTH - 8, 26, 300
     highest = max(count for _, count in lengths)
     to_y = Scale(0, 1.05 * highest, floor, top)
@@ -97,8 +97,8 @@ def histogram(lengths: Sequence[tuple[int, int]]) -> str:
         if tick == int(tick):
             parts.append(f'<path class="grid" d="M{left} {to_y.at(tick):.1f}H{right}"/>')
             parts.append(text("tick", left - 8, to_y.at(tick) + 4, compact_number(tick), "end"))
-    for place, (low, count) in enumerate(lengths):
-        x, y = left + wide * place, to_y.at(count)
+    for index, (low, count) in enumerate(lengths):
+        x, y = left + wide * index, to_y.at(count)
         parts.append(
             f'<rect class="bar c0" x="{x + 2:.1f}" y="{y:.1f}" width="{wide - 4:.1f}" '
             f'height="{floor - y:.1f}"><title>{low:,} to {max(0, 2 * low - 1):,} characters: '

@@ -1,6 +1,6 @@
 """Two charts as inline SVG: curves by step, and bars with reference lines.
 
-Colours and type come from `style.css`: class `c0` is the first model's colour.
+Colors and type come from `style.css`: class `c0` is the first model's color.
 """
 
 import html
@@ -14,16 +14,16 @@ import numpy.typing as npt
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
-COLOURS = 8  # in the page's palette; the ninth model starts again
-MAX_POINTS = 500  # more than the eye resolves
+NUM_COLORS = 8  # in the page's palette; the ninth model starts again
+MAX_POINTS = 500  # of a curve
 WIDTH = 760
-CHAR_WIDTH = 7.2  # width of a character at the page's 13 pixels
-LABEL_HEIGHT = 20  # height of a line of labels
+CHAR_WIDTH = 7.2  # pixels, at a font size of 13
+LABEL_HEIGHT = 20  # pixels
 
 
 @dataclass(frozen=True)
 class Series:
-    """A curve; points that are not finite are left out."""
+    """A curve; points that are not finite are skipped."""
 
     name: str
     xs: Sequence[float]
@@ -32,7 +32,7 @@ class Series:
 
 @dataclass(frozen=True)
 class ReferenceLine:
-    """A reference across the whole chart."""
+    """A horizontal reference line across the chart."""
 
     name: str
     y: float
@@ -45,7 +45,7 @@ class Bar:
     name: str
     value: float
     note: str = ""
-    colour: int = 0
+    color: int = 0
     muted: bool = False
 
 
@@ -62,7 +62,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Scale:
-    """A range of values laid on a range of pixels."""
+    """A linear map from a range of values to a range of pixels."""
 
     low: float
     high: float
@@ -70,8 +70,10 @@ class Scale:
     end: float
 
     def __call__(self, values: Floats) -> Floats:
-        share: Floats = (np.clip(values, self.low, self.high) - self.low) / (self.high - self.low)
-        return self.start + share * (self.end - self.start)
+        fraction: Floats = (np.clip(values, self.low, self.high) - self.low) / (
+            self.high - self.low
+        )
+        return self.start + fraction * (self.end - self.start)
 
     def at(self, value: float) -> float:
         return float(self(np.array(value)))
@@ -80,12 +82,12 @@ class Scale:
 def line_chart(series: Sequence[Series], lines: Sequence[ReferenceLine], *, x: str, y: str) -> str:
     """Draw each series pale and smoothed, each line dashed, and every name at the right edge."""
     lines = [line for line in lines if math.isfinite(line.y)]
-    drawn = [finite_points(one) for one in series]
+    drawn = [finite_points(curve) for curve in series]
     smooth = [running_mean(ys) for _, ys in drawn]
-    # Single spikes may leave the chart; they would flatten the rest.
-    usual = [np.percentile(ys, [1, 99]) for _, ys in drawn if len(ys)]
-    heights = np.concatenate([[line.y for line in lines], *smooth, *usual])
-    names = [*(one.name for one in series), *(line.name for line in lines)]
+    # Single spikes are clipped; they would flatten the rest.
+    typical = [np.percentile(ys, [1, 99]) for _, ys in drawn if len(ys)]
+    heights = np.concatenate([[line.y for line in lines], *smooth, *typical])
+    names = [*(curve.name for curve in series), *(line.name for line in lines)]
     right = min(240, 84 + round(CHAR_WIDTH * max(map(len, names), default=0)))
     left, top, bottom, edge = 52, 12, 46, WIDTH - right
     height = max(380, LABEL_HEIGHT * len(names) + top + bottom)
@@ -94,28 +96,28 @@ def line_chart(series: Sequence[Series], lines: Sequence[ReferenceLine], *, x: s
 
     parts = axes(to_x, to_y, x, y)
     labels = []
-    for place, line in enumerate(lines):
-        end, style = to_y.at(line.y), f"rule r{place % 2}"
+    for index, line in enumerate(lines):
+        end, style = to_y.at(line.y), f"rule r{index % 2}"
         parts.append(f'<path class="{style}" d="M{left} {end:.1f}H{edge}"/>')
         labels.append(Label(end, line.name, f"{line.y:.2f}", style))
-    for place, ((xs, ys), soft) in enumerate(zip(drawn, smooth, strict=True)):
-        style = f"c{place % COLOURS}"
+    for index, ((xs, ys), soft) in enumerate(zip(drawn, smooth, strict=True)):
+        style = f"c{index % NUM_COLORS}"
         if not len(xs):
-            labels.append(Label(height, names[place], "no data", style, has_leader=False))
+            labels.append(Label(height, names[index], "no data", style, has_leader=False))
             continue
-        some = downsample(xs)
+        points = downsample(xs)
         if soft is not ys:
-            parts.append(path(f"raw {style}", to_x(xs[some]), to_y(ys[some])))
-        parts.append(path(f"curve {style}", to_x(xs[some]), to_y(soft[some])))
+            parts.append(path(f"raw {style}", to_x(xs[points]), to_y(ys[points])))
+        parts.append(path(f"curve {style}", to_x(xs[points]), to_y(soft[points])))
         last, end = to_x.at(xs[-1]), to_y.at(soft[-1])
         parts.append(f'<circle class="{style}" cx="{last:.1f}" cy="{end:.1f}" r="3.5"/>')
-        labels.append(Label(end, names[place], f"{soft[-1]:.2f}", style, last > edge - 4))
+        labels.append(Label(end, names[index], f"{soft[-1]:.2f}", style, last > edge - 4))
     parts += legend(labels, edge + 14, top + LABEL_HEIGHT / 2, height - bottom)
     return svg(f"{y} against {x}: {', '.join(names)}", height, parts)
 
 
 def bars(values: Sequence[Bar], lines: Sequence[ReferenceLine], *, x: str) -> str:
-    """Draw a bar a model from zero, and each line upright through all of them."""
+    """Draw a bar per model from zero, and each reference line across all of them."""
     lines = [line for line in lines if math.isfinite(line.y)]
     letters = max((max(1.15 * len(bar.name), len(bar.note)) for bar in values), default=0)
     left, right = min(270, 20 + round(CHAR_WIDTH * letters)), 64  # names are bold
@@ -129,8 +131,8 @@ def bars(values: Sequence[Bar], lines: Sequence[ReferenceLine], *, x: str) -> st
     for tick in ticks(0, highest):
         parts.append(f'<path class="grid" d="M{to_x.at(tick):.1f} {top}V{floor}"/>')
         parts.append(text("tick", to_x.at(tick), floor + 18, compact_number(tick), "middle"))
-    for place, bar in enumerate(values):
-        middle = top + pitch * (place + 0.5)
+    for index, bar in enumerate(values):
+        middle = top + pitch * (index + 0.5)
         end, value = float(left), "no data"
         if math.isfinite(bar.value):
             end, value = to_x.at(bar.value), f"{bar.value:.2f}"
@@ -139,13 +141,13 @@ def bars(values: Sequence[Bar], lines: Sequence[ReferenceLine], *, x: str) -> st
         )
         parts.append(text("note", left - 12, middle + 14, bar.note, "end"))
         parts.append(
-            f'<rect class="bar c{bar.colour % COLOURS}{" pale" if bar.muted else ""}" x="{left}" '
+            f'<rect class="bar c{bar.color % NUM_COLORS}{" pale" if bar.muted else ""}" x="{left}" '
             f'y="{middle - thick / 2}" width="{end - left:.1f}" height="{thick}" rx="2"/>'
         )
         parts.append(text("value", WIDTH - 2, middle + 5, value, "end"))  # right of every line
-    for place, line in enumerate(lines):
-        end, base = to_x.at(line.y), LABEL_HEIGHT * (place + 1)
-        parts.append(f'<path class="rule r{place % 2}" d="M{end:.1f} {base - 10}V{floor}"/>')
+    for index, line in enumerate(lines):
+        end, base = to_x.at(line.y), LABEL_HEIGHT * (index + 1)
+        parts.append(f'<path class="rule r{index % 2}" d="M{end:.1f} {base - 10}V{floor}"/>')
         parts.append(text("line", end - 7, base, f"{line.name} {line.y:.2f}", "end"))
     parts.append(text("axis", (left + WIDTH - right) / 2, floor + 38, x, "middle"))
     return svg(f"{x}: {', '.join(bar.name for bar in values)}", floor + 46, parts)
@@ -159,19 +161,19 @@ def finite_points(series: Series) -> tuple[Floats, Floats]:
 
 
 def running_mean(ys: Floats) -> Floats:
-    """Return a running mean; its window opens from the first point, where a loss falls fastest."""
+    """Return a running mean; the window grows from the first point, where a loss falls fastest."""
     if len(ys) < 40:
         return ys
-    place = np.arange(len(ys))
-    half = np.minimum(len(ys) // 50 + 1, place)
-    low, high = place - half, np.minimum(place + half, len(ys) - 1) + 1
+    index = np.arange(len(ys))
+    half = np.minimum(len(ys) // 50 + 1, index)
+    low, high = index - half, np.minimum(index + half, len(ys) - 1) + 1
     sums = np.concatenate([[0.0], np.cumsum(ys)])
     mean: Floats = (sums[high] - sums[low]) / (high - low)
     return mean
 
 
 def downsample(xs: Floats) -> npt.NDArray[np.intp]:
-    """Return the places of points to draw, evenly spread as the eye sees them."""
+    """Return the indices of at most MAX_POINTS points, evenly spaced."""
     if len(xs) <= MAX_POINTS:
         return np.arange(len(xs))
     return np.unique(np.linspace(0, len(xs) - 1, MAX_POINTS).round().astype(np.intp))
@@ -189,9 +191,9 @@ def axis_range(values: Floats, margin: float) -> tuple[float, float]:
     return low - margin * (high - low), high + margin * (high - low)
 
 
-def ticks(low: float, high: float, wanted: int = 6) -> list[float]:
+def ticks(low: float, high: float, count: int = 6) -> list[float]:
     """Return round numbers across a range."""
-    rough = (high - low) / wanted
+    rough = (high - low) / count
     power = 10 ** math.floor(math.log10(rough))
     step = next(power * nice for nice in (1, 2, 2.5, 5, 10) if power * nice >= rough * 0.75)
     return [step * i for i in range(math.ceil(low / step), math.floor(high / step * 1.000001) + 1)]
@@ -226,8 +228,8 @@ def legend(labels: Sequence[Label], left: float, top: float, bottom: float) -> l
     """Write the labels beside the ends of their curves, none over another."""
     parts = []
     ordered = sorted(labels, key=lambda label: label.height)
-    indices = place_labels([label.height for label in ordered], top, bottom)
-    for at, label in zip(indices, ordered, strict=True):
+    heights = place_labels([label.height for label in ordered], top, bottom)
+    for at, label in zip(heights, ordered, strict=True):
         if label.has_leader and abs(at - label.height) < 3 * LABEL_HEIGHT:
             ends = f"M{left - 11} {label.height:.1f}L{left - 2} {at:.1f}"
             parts.append(f'<path class="leader" d="{ends}"/>')
@@ -236,15 +238,15 @@ def legend(labels: Sequence[Label], left: float, top: float, bottom: float) -> l
     return parts
 
 
-def place_labels(indices: Sequence[float], top: float, bottom: float) -> list[float]:
-    """Push sorted places apart until no two are nearer than a row."""
+def place_labels(heights: Sequence[float], top: float, bottom: float) -> list[float]:
+    """Move sorted heights apart until no two are nearer than a line."""
     moved: list[float] = []
-    for place in indices:
-        moved.append(max(place, moved[-1] + LABEL_HEIGHT if moved else top))
-    floor = bottom
+    for height in heights:
+        moved.append(max(height, moved[-1] + LABEL_HEIGHT if moved else top))
+    limit = bottom
     for i in reversed(range(len(moved))):
-        moved[i] = min(moved[i], floor)
-        floor = moved[i] - LABEL_HEIGHT
+        moved[i] = min(moved[i], limit)
+        limit = moved[i] - LABEL_HEIGHT
     return moved
 
 
@@ -263,18 +265,18 @@ def text(
     letters: int = 30,
     value: str = "",
 ) -> str:
-    """Write words at a place, cut to so many letters, and a value after them."""
+    """Draw text at a position, truncated to `letters` characters, and a value after it."""
     fits = words if len(words) <= letters else words[: letters - 1] + "…"
-    whole = f"<title>{escape(words)}</title>" if fits != words else ""
+    title = f"<title>{escape(words)}</title>" if fits != words else ""
     after = f' <tspan class="note">{escape(value)}</tspan>' if value else ""
     return (
         f'<text class="{style}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">'
-        f"{whole}{escape(fits)}{after}</text>"
+        f"{title}{escape(fits)}{after}</text>"
     )
 
 
 def escape(words: str) -> str:
-    """Return words that may stand in XML."""
+    """Escape text for XML."""
     return html.escape("".join(c if c.isprintable() else " " for c in words))
 
 

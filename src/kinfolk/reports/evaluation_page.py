@@ -9,7 +9,7 @@ from markupsafe import Markup
 from kinfolk.reports import page as page_module
 from kinfolk.reports.charts import WIDTH, Bar, ReferenceLine, Scale, axes, bars, svg, text
 
-MIN_SHADE, MAX_SHADE = 0.04, 0.8  # of an empty cell, and of a cell with a whole row
+MIN_SHADE, MAX_SHADE = 0.04, 0.8  # of an empty cell, and of a cell with all counts of a row
 MAX_CLASSES = 40  # rows of the table of classes
 
 
@@ -24,7 +24,7 @@ class EvaluationPage:
     formatted: tuple[str, str, str]  # the score and the bounds of its interval
     scores: Sequence[tuple[str, str]]  # title of each metric, and its formatted score
     confusion: Mapping[str, Any] | None  # labels and counts, a row for each reference
-    class_heading: str  # what the table of classes calls them
+    class_heading: str  # heading of the table of classes
     classes: Mapping[str, Mapping[str, float]]  # precision, recall, f1 and support of each
     calibration: Sequence[Mapping[str, float]]  # low, high, count, probability and accuracy
     calibration_error: float
@@ -48,7 +48,7 @@ def render(page: EvaluationPage) -> str:
 
 
 def confusion_heatmap(confusion: Mapping[str, Any]) -> str:
-    """Draw the confusion matrix: a row for each reference, darker where more of it goes."""
+    """Draw the confusion matrix: a row per reference, shaded by the fraction of the row."""
     names = [str(label) for label in confusion["labels"]]
     left = min(220, 24 + round(7.2 * max(map(len, names))))
     side = min(90.0, (WIDTH - left - 8) / len(names))
@@ -62,9 +62,9 @@ def confusion_heatmap(confusion: Mapping[str, Any]) -> str:
         parts.append(text("name", left - 12, y + tall / 2 + 5, name, "end", 28))
         for column, count in enumerate(counts):
             x, shade = left + side * column, MIN_SHADE + (MAX_SHADE - MIN_SHADE) * count / total
-            colour = "c2" if row == column else "c1"
+            color = "c2" if row == column else "c1"
             parts.append(
-                f'<rect class="bar {colour}" fill-opacity="{shade:.3f}" x="{x + 1:.1f}" '
+                f'<rect class="bar {color}" fill-opacity="{shade:.3f}" x="{x + 1:.1f}" '
                 f'y="{y + 1:.1f}" width="{side - 2:.1f}" height="{tall - 2:.1f}" rx="2">'
                 f"<title>{count:,} of {total:,}</title></rect>"
             )
@@ -75,7 +75,7 @@ def confusion_heatmap(confusion: Mapping[str, Any]) -> str:
 
 
 def reliability_diagram(bins: Sequence[Mapping[str, float]]) -> str:
-    """Draw the accuracy of the predictions of each probability; equal on the dashed line."""
+    """Draw accuracy by probability; calibrated predictions are on the dashed line."""
     left, right, top, floor = 62, 562, 14, 354
     to_x, to_y = Scale(0, 1, left, right), Scale(0, 1, floor, top)
     parts = axes(to_x, to_y, "probability of the prediction", "accuracy")

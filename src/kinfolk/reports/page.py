@@ -17,7 +17,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def write(html: str, path: Path) -> Path:
-    """Write a page; a reader finds the old one or the new one, never half of it."""
+    """Write a page atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with new_file(path, errors="replace", newline="\n") as file:
         file.write(html)
@@ -27,7 +27,7 @@ def write(html: str, path: Path) -> Path:
 @cache
 def environment() -> Environment:
     """Return the environment of all templates."""
-    found = Environment(
+    env = Environment(
         loader=PackageLoader("kinfolk", "reports"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -36,8 +36,8 @@ def environment() -> Environment:
         keep_trailing_newline=True,
     )
     formats = {"compact": compact_number, "duration": duration, "number": format_number}
-    found.filters |= formats | {"percent": percent, "plural": plural}
-    return found
+    env.filters |= formats | {"percent": percent, "plural": plural}
+    return env
 
 
 def format_number(value: float | None, digits: int = 2) -> str:
@@ -58,7 +58,7 @@ def duration(seconds: float) -> str:
 
 
 def percent(part: int, whole: int) -> str:
-    """Write a share as a percentage that is 0 only where there is nothing."""
+    """Write a fraction as a percentage, which is 0 only if the part is 0."""
     value = 100 * part / max(1, whole)
     if 0 < value < 0.1:
         return "<0.1%"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from kinfolk.reports import page
-from kinfolk.reports.charts import COLOURS, Bar, ReferenceLine, Series, bars, line_chart
+from kinfolk.reports.charts import NUM_COLORS, Bar, ReferenceLine, Series, bars, line_chart
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The values that the page shows; empty ones are left out."""
+    """The values that the page shows; empty ones are not shown."""
 
     title: str
     subtitle: str = ""
@@ -79,21 +79,21 @@ class Report:
 
 def render(report: Report) -> str:
     """Return the page as HTML."""
-    # A model has one colour on the whole page, that of its curve.
+    # A model has the color of its curve on the whole page.
     models = dict.fromkeys(
-        [*(one.name for one in report.curves), *(s.model for s in report.scores)]
+        [*(curve.name for curve in report.curves), *(s.model for s in report.scores)]
     )
-    colours = {model: place % COLOURS for place, model in enumerate(models)}
+    colors = {model: index % NUM_COLORS for index, model in enumerate(models)}
     return page.render(
         "run_page.html",
         report=report,
-        colours=colours,
+        colors=colors,
         standings=[versus_baselines(score, report.baselines) for score in report.scores],
         curves=Markup(curve_chart(report)),
         metrics=Markup(line_chart(report.metrics, [], x=report.x, y="score"))
         if report.metrics
         else "",
-        bars=Markup(bar_chart(report, colours)),
+        bars=Markup(bar_chart(report, colors)),
     )
 
 
@@ -101,29 +101,27 @@ def curve_chart(report: Report) -> str:
     """Draw the loss of every model over the baselines."""
     if not report.curves:
         return ""
-    lines = [ReferenceLine(one.name, one.loss) for one in report.baselines]
+    lines = [ReferenceLine(line.name, line.loss) for line in report.baselines]
     return line_chart(report.curves, lines, x=report.x, y=report.y)
 
 
-def bar_chart(report: Report, colours: dict[str, int]) -> str:
+def bar_chart(report: Report, colors: dict[str, int]) -> str:
     """Draw the bits per byte of every model that has them."""
     values = [
-        Bar(
-            score.model, score.bits_per_byte, score.kind, colours[score.model], not score.comparable
-        )
+        Bar(score.model, score.bits_per_byte, score.kind, colors[score.model], not score.comparable)
         for score in report.scores
         if score.bits_per_byte is not None
     ]
     lines = [
-        ReferenceLine(one.name, one.bits_per_byte)
-        for one in report.baselines
-        if one.bits_per_byte is not None
+        ReferenceLine(line.name, line.bits_per_byte)
+        for line in report.baselines
+        if line.bits_per_byte is not None
     ]
     return bars(values, lines, x="bits per byte, lower is better") if values else ""
 
 
 def versus_baselines(score: ModelScore, baselines: Sequence[Baseline]) -> list[tuple[str, bool]]:
-    """Say how far a score is below each baseline: [("12% below the 3-gram", True), ...]."""
+    """Compare a score with each baseline: [("12% below the 3-gram", True), ...]."""
     if not score.comparable or not math.isfinite(score.loss):
         return []
     differences = []
@@ -131,7 +129,7 @@ def versus_baselines(score: ModelScore, baselines: Sequence[Baseline]) -> list[t
         ours, theirs = score.loss, baseline.loss
         if score.bits_per_byte is not None and baseline.bits_per_byte is not None:
             ours, theirs = score.bits_per_byte, baseline.bits_per_byte
-        if theirs <= 0:  # text of one token over and over: nothing to beat
+        if theirs <= 0:  # text of one repeated token
             continue
         change = ours / theirs - 1
         side = "below" if change < 0 else "above"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from kinfolk.reports import page
-from kinfolk.reports.charts import COLOURS, Bar, bars
+from kinfolk.reports.charts import NUM_COLORS, Bar, bars
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class TokenizerRow:
 class TokenizersPage:
     """The values that the page shows."""
 
-    text: str  # what was measured on
+    text: str  # description of the text
     scripts: Sequence[str]
     rows: Sequence[TokenizerRow]
 
@@ -57,7 +57,7 @@ def render(values: TokenizersPage) -> str:
         "tokenizers_page.html",
         page=values,
         charts=[Markup(svg) for svg in charts],
-        colours=COLOURS,
+        colors=NUM_COLORS,
     )
 
 
@@ -65,7 +65,7 @@ def chart(rows: Sequence[TokenizerRow], title: str, values: Sequence[float]) -> 
     """Draw one measure of all tokenizers."""
     pairs = enumerate(zip(rows, values, strict=True))
     return bars(
-        [Bar(row.name, value, f"{row.vocab_size:,} ids", n) for n, (row, value) in pairs],
+        [Bar(row.name, value, f"{row.vocab_size:,} tokens", n) for n, (row, value) in pairs],
         [],
         x=title,
     )

@@ -26,7 +26,7 @@ from kinfolk.tasks.task import (
 
 
 class TextTask(Task):
-    """What classification and regression share: rows of one text or two."""
+    """Base of classification and regression: rows of one text or two."""
 
     head: ClassVar[str | None] = "text"
 
@@ -67,12 +67,13 @@ class Classification(TextTask):
         labels = sort_labels({str(row.label) for row in rows})
         if len(labels) < 2:
             raise UserError(
-                f"every row of {file} has the label {', '.join(labels) or 'none'}: "
-                "give rows of two classes or more"
+                f"all rows of {file} have the label {', '.join(labels) or 'none'}: "
+                "classification needs rows of at least two classes"
             )
         if positive_label is not None and positive_label not in labels:
             raise UserError(
-                f"--positive {positive_label} is no class: there are {', '.join(labels)}"
+                f"--positive-label {positive_label} is not a label of {file} (labels: "
+                f"{', '.join(labels)})"
             )
         if positive_label is None and len(labels) == 2:
             positive_label = labels[1]
@@ -104,7 +105,7 @@ class Classification(TextTask):
         return None if row.label is None else self.label_id(str(row.label))
 
     def target_text(self, row: LabelledText) -> str | None:
-        """Return the label, which must be known."""
+        """Return the label, which must occur in the training rows."""
         index = self.option_index(row)
         return None if index is None else self.labels[index]
 
@@ -148,7 +149,7 @@ class Regression(TextTask):
 
     @property
     def head_labels(self) -> tuple[str, ...]:
-        """The one logit."""
+        """The name of the only logit."""
         return ("score",)
 
     @staticmethod

@@ -12,7 +12,7 @@ from kinfolk.tasks.task import Prediction, Task, TaskOutput, register_kind
 
 
 class LikelihoodTask(Task):
-    """What completion and language modeling share: the likelihood of a target."""
+    """Base of completion and language modeling: the likelihood of a target."""
 
     @staticmethod
     def reference(row: CompletionRow | SourceTarget) -> str | None:
@@ -22,7 +22,7 @@ class LikelihoodTask(Task):
     def statistics(
         self, metric: Metric, rows: Sequence[Any], predictions: Sequence[Prediction]
     ) -> Statistics:
-        """Return the statistics of each row, for likelihoods of those that have one."""
+        """Return the statistics of each row; perplexity skips rows without a likelihood."""
         if not isinstance(metric, Perplexity):
             return metric.statistics(
                 [p.value.strip() for p in predictions], [row.target.strip() for row in rows]
@@ -85,7 +85,7 @@ class Completion(LikelihoodTask):
 
 @register_kind
 class LanguageModeling(LikelihoodTask):
-    """Compute the likelihood of a text; there is nothing to predict."""
+    """Compute the likelihood of a text, without a prediction."""
 
     name: ClassVar[str] = "lm"
     alias: ClassVar[str] = "language_modeling"
@@ -102,7 +102,7 @@ class LanguageModeling(LikelihoodTask):
 
     def describe(self, row: SourceTarget, prediction: Prediction) -> tuple[str, str]:
         """Return the mean negative log-likelihood of a token."""
-        return "", f"{self.error(row, prediction):.2f} nats a token"
+        return "", f"{self.error(row, prediction):.2f} nats per token"
 
     def confidences(
         self, row: SourceTarget, prediction: Prediction

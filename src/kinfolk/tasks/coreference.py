@@ -29,7 +29,7 @@ class Coreference(Task):
         return (ConllF1(),)
 
     def error(self, row: CorefDocument, prediction: Prediction) -> float:
-        """Return what F1 of the document lacks to 1."""
+        """Return 1 minus the F1 of the document."""
         return 1 - ConllF1()([prediction.value], [row.clusters])
 
     def describe(self, row: CorefDocument, prediction: Prediction) -> tuple[str, str]:

@@ -15,14 +15,14 @@ from kinfolk.tasks.formats.detect import detect_format
 from kinfolk.tasks.formats.labelled_file import LabelledFile, json_lines
 from kinfolk.tasks.task import task_class
 
-DEV_SHARE = 0.1  # of the training rows, where no dev rows are given
+DEV_FRACTION = 0.1  # of the training rows, where no dev rows are given
 MAX_DEV_ROWS = 2000
 MAX_LABELS_SHOWN = 8  # labels in one message
 
 
 @runtime_checkable
 class DataFrame(Protocol):
-    """What is asked of a pandas DataFrame or of a table like it."""
+    """The part of the interface of a pandas DataFrame that is used."""
 
     def to_dict(self, orient: Literal["records"], /) -> Any:
         """Return a dictionary for each row."""
@@ -35,8 +35,8 @@ RowSource: TypeAlias = Path | str | DataFrame | Sequence[Any]  # a sequence of d
 class TaskDataset:
     """Training and dev rows, and the format in which their files are read.
 
-    Files are opened when rows are first asked for, and once. Rows that were given in memory are
-    files of JSON lines that `write_rows` writes.
+    Each file is opened once, when its rows are first read. Rows given in memory become files of
+    JSON lines that `write_rows` writes.
     """
 
     train: str = field(help="file of training rows")
@@ -77,7 +77,7 @@ class TaskDataset:
         labelled = self._labelled_rows()
         if self.dev is not None:
             return labelled, self._dev_file_rows()
-        count = min(MAX_DEV_ROWS, round(DEV_SHARE * len(labelled)))
+        count = min(MAX_DEV_ROWS, round(DEV_FRACTION * len(labelled)))
         order = generator(0, Stream.SPLIT).permutation(len(labelled))
         held_out = set(order[:count].tolist())
         splits: tuple[list[Any], list[Any]] = [], []
@@ -93,7 +93,10 @@ class TaskDataset:
         return [(str(file), file.fingerprint) for file in (*opened, *targets)]
 
     def messages(self) -> Iterator[str]:
-        """Yield what a user should know before training; dev rows that are no use are refused."""
+        """Yield messages about the detected format and about dev labels unknown to training.
+
+        Dev rows without a label are refused.
+        """
         name = Path(self.train).name
         yield f"{name}: {self.file_spec.description}"
         if self.dev is None:
@@ -103,12 +106,12 @@ class TaskDataset:
         labels = (label for row in dev_rows for label in cls.row_labels(row))
         if unseen := Counter(label for label in labels if label not in known):
             yield (
-                f"{Path(self.dev).name} has labels that {name} has not, and that count as wrong: "
+                f"{Path(self.dev).name} has labels that {name} lacks, counted as errors: "
                 f"{format_counts(unseen)}"
             )
 
     def stored_in(self, folder: Path, prefix: str = "") -> "TaskDataset":
-        """Return the dataset with the rows that are in memory under paths in a run folder."""
+        """Return the dataset with paths in a run folder for the rows that are in memory."""
         files = {
             split: LabelledFile(folder.resolve() / f"{prefix}{split}.jsonl", data=file.data)
             for split, file in self.files.items()
@@ -138,11 +141,11 @@ class TaskDataset:
         cls, rows = task_class(self.file_spec.task), []
         for row in self.rows:
             if cls.reference(row) is None:
-                self.report.count("rows without a label, left out, on lines", row.number)
+                self.report.count("rows without a label skipped, on lines", row.number)
             else:
                 rows.append(row)
         if not rows:
-            raise UserError(f"{self.train} has no labelled row: there is nothing to learn from")
+            raise UserError(f"{self.train} has no labelled rows: training needs at least one")
         return rows
 
     def _dev_file_rows(self) -> list[Any]:
@@ -150,11 +153,11 @@ class TaskDataset:
         for row in rows:
             if cls.reference(row) is None:
                 raise UserError(
-                    f"row {row.number:,} of {self.dev} has no label: dev rows are what the best "
-                    "model is chosen by; give labelled ones, or leave --dev out"
+                    f"row {row.number:,} of {self.dev} has no label, but dev rows select the best "
+                    "checkpoint: label it, or remove --dev"
                 )
         if not rows:
-            raise UserError(f"{self.dev} holds no rows: give labelled ones, or leave --dev out")
+            raise UserError(f"{self.dev} has no rows: add labelled rows, or remove --dev")
         return rows
 
 
@@ -177,11 +180,11 @@ def task_dataset(
     if dev is not None:
         files["dev"] = open_rows(dev, "dev", dev_target)
     for file in files.values():
-        for one in (file, file.target):
-            if one is not None and not one.in_memory and not one.path.is_file():
-                raise UserError(f"{one} is not there: give a file with labelled examples")
+        for part in (file, file.target):
+            if part is not None and not part.in_memory and not part.path.is_file():
+                raise UserError(f"no such file: {part}")
     if target is not None and dev is not None and dev_target is None:
-        raise UserError("--dev has no --dev-target: give the lines to be written, too")
+        raise UserError("--dev requires --dev-target, the target lines aligned with it")
     spec = detect_format(
         files["train"],
         task=None if task in (None, "auto") else task_class(str(task)).name,
@@ -217,11 +220,11 @@ def as_datasets(
     if not datasets:
         datasets = [task_dataset(sources, dev, task=task, columns=columns)]
     prefixes = [f"{n}-" if len(datasets) > 1 else "" for n in range(1, len(datasets) + 1)]
-    return [one.stored_in(folder, p) for one, p in zip(datasets, prefixes, strict=True)]
+    return [dataset.stored_in(folder, p) for dataset, p in zip(datasets, prefixes, strict=True)]
 
 
 def sample_rows(rows: list[Any], max_rows: int | None) -> list[Any]:
-    """Draw rows, always the same ones, in their order: files are often sorted by label."""
+    """Draw the same random rows every time and keep their order (files may be sorted by label)."""
     if max_rows is None or len(rows) <= max_rows:
         return rows
     drawn = generator(0, Stream.SUBSAMPLE).permutation(len(rows))[:max_rows]

@@ -12,7 +12,7 @@ from kinfolk.data.examples import Collated, Example, Packing, collate, pack
 PAD_TO_MULTIPLE_OF = 8  # the length of rows
 ROW_LENGTH_FACTORS = (1.0, 1.5, 2.0)  # candidates for the length of rows over the longest example
 SHORT_ROW = 256  # beyond this, the attention of a longer row costs more than packing saves
-MIN_POSITION_RATIO = 0.97  # a longer row must take less than this share of the positions
+MIN_POSITION_RATIO = 0.97  # a longer row must take less than this fraction of the positions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from kinfolk.tasks.formulations.base import Formulation, RawScores
 from kinfolk.tasks.task import Prediction
 from kinfolk.text.tokenizer import Tokenizer
 
-TOKENS_PER_BATCH = 4096  # about, in predictions
+TOKENS_PER_BATCH = 4096  # approximately, in prediction
 ROWS_PER_CHUNK = 512  # predicted at a time, so that memory does not grow with a file
 
 
@@ -39,7 +39,7 @@ class TaskBatches(Dataset[Batch[Any]]):
         weights: Sequence[float] = (1.0,),  # of the sets in the mixture
     ) -> None:
         if not all(sets):
-            raise UserError("a training file has no labelled rows: give rows to learn from")
+            raise UserError("a training file has no labelled rows: training needs at least one")
         self.formulation, self.sets, self.batch, self.seed = formulation, sets, batch, seed
         self.schedule = MixtureSchedule.from_weights(weights)
         self._orders: dict[int, tuple[int, IntArray]] = {}
@@ -66,12 +66,12 @@ class TaskBatches(Dataset[Batch[Any]]):
         return known[1]
 
 
-def mixing_weights(sizes: Sequence[int], temperature: float, most: int = 2**20) -> list[float]:
+def mixing_weights(sizes: Sequence[int], temperature: float, max_size: int = 2**20) -> list[float]:
     """Return the weight of each set by its size and a temperature (Raffel et al. 2020, 3.5.2).
 
-    A temperature of 1 mixes by size, a high one equally; sets count as `most` instances at most.
+    A temperature of 1 mixes by size, a high one equally; a set counts as at most `max_size` rows.
     """
-    sized = [min(size, most) ** (1 / temperature) for size in sizes]
+    sized = [min(size, max_size) ** (1 / temperature) for size in sizes]
     return [round(size / sum(sized), 6) for size in sized]
 
 
@@ -89,18 +89,18 @@ def predict_rows(
     for start in range(0, len(rows), ROWS_PER_CHUNK):
         chunk = rows[start : start + ROWS_PER_CHUNK]
         instances = [formulation.instances(row, tokenizer, labelled=False) for row in chunk]
-        flat = [instance for some in instances for instance in some]
+        flat = [instance for group in instances for instance in group]
         logits = iter(forward_instances(formulation, model, flat, tokens))
         generated = [row for row in chunk if formulation.generates(row)]
         texts = iter(formulation.generate(model, generated, tokenizer) if generated else ())
-        for row, some in zip(chunk, instances, strict=True):
-            own = [next(logits) for _ in some]
+        for row, group in zip(chunk, instances, strict=True):
+            scores = [next(logits) for _ in group]
             if not formulation.generates(row):
-                predictions.append(formulation.decode(row, some, own))
+                predictions.append(formulation.decode(row, group, scores))
                 continue
             prediction = next(texts)
-            if own:  # the likelihood of the reference
-                scored = formulation.decode(row, some, own)
+            if scores:  # the likelihood of the reference
+                scored = formulation.decode(row, group, scores)
                 prediction = replace(prediction, nll=scored.nll, tokens=scored.tokens)
             predictions.append(prediction)
         watch(len(predictions))
@@ -111,7 +111,7 @@ def predict_rows(
 def forward_instances(
     formulation: Formulation, model: Any, instances: Sequence[Instance], tokens: int
 ) -> list[RawScores]:
-    """Return the logits of each instance, those of similar size in one batch."""
+    """Return the logits of each instance; instances of similar size share a batch."""
     device = next(model.parameters()).device
     training = model.training
     model.eval()
@@ -124,12 +124,12 @@ def forward_instances(
     return logits
 
 
-def length_buckets(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
-    """Yield indices by size, longest first, with up to so many tokens in a group."""
+def length_buckets(sizes: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
+    """Yield groups of indices, longest first, with at most `max_tokens` in a group."""
     group: list[int] = []
     used = 0
     for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        if group and used + sizes[index] > most:
+        if group and used + sizes[index] > max_tokens:
             yield group
             group, used = [], 0
         group.append(index)

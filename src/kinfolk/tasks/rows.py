@@ -15,7 +15,7 @@ Span: TypeAlias = tuple[int, int]  # first word, and the one after the last
 
 
 class Row(ABC):
-    """What every row gives to formulations and reports."""
+    """Interface of rows for formulations and reports."""
 
     number: int
 
@@ -32,7 +32,9 @@ class Row(ABC):
     @property
     def fields(self) -> dict[str, str]:
         """The fields that a pattern may name."""
-        raise UserError(f"a {type(self).__name__} row has no text to put into a pattern")
+        raise UserError(
+            f"{type(self).__name__} rows have no fields for a pattern: remove --pattern"
+        )
 
     @abstractmethod
     def without_label(self) -> Self:
@@ -49,7 +51,7 @@ class LabelledText(Row):
 
     @property
     def text(self) -> str:
-        """The texts with a mark between them."""
+        """The texts with a separator between them."""
         return " ‖ ".join(self.texts)
 
     @property
@@ -136,8 +138,8 @@ class TaggedSentence(Row):
 class QuestionRow(Row):
     """A question about a context; each answer with the character of the context it starts at.
 
-    An answer that the context does not contain starts at -1: it counts as correct, but no span of
-    the context is it. A question with no answers is unanswerable, or its answers are unknown.
+    An answer that the context does not contain starts at -1: it counts as correct, but has no span.
+    A question with no answers is unanswerable, or its answers are unknown.
     """
 
     id: str
@@ -203,7 +205,7 @@ class SourceTarget(Row):
 
 @dataclass(frozen=True)
 class CompletionRow(Row):
-    """A text and its next word, which may be one of some options; `suffix` follows the word."""
+    """A text and its next word, optionally one of given options; `suffix` follows the word."""
 
     context: str
     target: str | None
@@ -274,7 +276,7 @@ def detokenize(words: Sequence[str]) -> str:
 
 
 def space_between(before: str, after: str) -> str:
-    """Return what separates two words: a space, but nothing beside a Chinese character."""
+    """Return the separator of two words: a space, but nothing beside a Chinese character."""
     if not before or not after or before[-1].isspace():
         return ""
     return "" if is_cjk(before[-1]) or is_cjk(after[0]) else " "

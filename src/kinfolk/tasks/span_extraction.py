@@ -8,7 +8,7 @@ from kinfolk.metrics.squad import ExactMatch, SpanF1, best_threshold
 from kinfolk.tasks.rows import QuestionRow
 from kinfolk.tasks.task import Prediction, Task, TaskOutput, register_kind
 
-NO_ANSWER = "unanswerable"  # what a text-to-text model writes where there is no answer
+NO_ANSWER = "unanswerable"  # the target of a text-to-text model for unanswerable questions
 
 
 @register_kind

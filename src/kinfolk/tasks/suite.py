@@ -1,10 +1,10 @@
-"""Discover the labelled sets of a folder like GLUE's: task, files of each split, metrics.
+"""Discover the labelled datasets of a folder like GLUE's: task, files of each split, metrics.
 
     glue/cola/train.tsv, dev.tsv         cola: classify, matthews
     glue/mt/train.en, train.de, val.en   mt: write, bleu and chrf
 
-A set is the files of one folder. The names of files say their split; where none does, each file is
-a set of its own. Two languages or sides of one split are a pair of files.
+A dataset is the files of one folder. The split is in the names of the files; if it is in none, each
+file is a dataset. Two languages or sides of one split are a pair of files.
 """
 
 import re
@@ -30,16 +30,16 @@ SPLIT_NAMES = {
 SPLIT = re.compile(
     rf"(?<![a-z])({'|'.join(sorted(SPLIT_NAMES, key=len, reverse=True))})(?![a-z])", re.I
 )
-SIDE_SUFFIX = re.compile(r"src|source|tgt|target|[a-z]{2}")  # of a pair; or its language
+SIDE_SUFFIX = re.compile(r"src|source|tgt|target|[a-z]{2}")  # or a language code
 DATA_SUFFIX = re.compile(r"\.(txt|tsv|csv|jsonl?|ndjson|conllu?)$")
-FLORES_CODE = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}")  # as FLORES writes them
-MCC_TASKS, ACCURACY_AND_F1_TASKS = ("cola",), ("mrpc", "qqp")  # scored otherwise than most
-SAMPLE_ROWS = 200  # by which metrics are chosen
+FLORES_CODE = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}")
+MCC_TASKS, ACCURACY_AND_F1_TASKS = ("cola",), ("mrpc", "qqp")  # with other metrics than accuracy
+SAMPLE_ROWS = 200  # read to choose the metrics
 
 
 @dataclass(frozen=True)
 class SuiteTask:
-    """One set of a suite; a split without files is empty."""
+    """One dataset of a suite; a split without files is empty."""
 
     name: str
     task: str
@@ -52,14 +52,14 @@ class SuiteTask:
 
 
 def discover_suite(folder: Path) -> list[SuiteTask]:
-    """Return the labelled sets of a folder, by name; plain text is no set."""
+    """Return the labelled datasets of a folder by name; plain text is skipped."""
     if not folder.is_dir():
-        raise UserError(f"{folder} is no folder: give one with a folder for each labelled set")
-    tasks = [task for inner in _folders(folder) for task in _sets(inner, folder)]
+        raise UserError(f"no such folder: {folder}")
+    tasks = [task for inner in _folders(folder) for task in _datasets(inner, folder)]
     if not tasks:
         raise UserError(
-            f"{folder} holds no labelled sets: give a folder for each, with files such as "
-            "train.tsv and dev.tsv in it"
+            f"{folder} has no labelled datasets: make a folder for each, with files such as "
+            "train.tsv and dev.tsv"
         )
     return tasks
 
@@ -69,19 +69,19 @@ def _folders(folder: Path) -> list[Path]:
     return [folder, *inner]
 
 
-def _sets(inner: Path, folder: Path) -> Iterator[SuiteTask]:
-    """Group the files of one folder into sets by what their names share besides the split."""
+def _datasets(inner: Path, folder: Path) -> Iterator[SuiteTask]:
+    """Group the files of one folder into datasets by their names without the split."""
     files = sorted(p for p in inner.iterdir() if p.is_file() and p.suffix != ".md")
     files = [path for path in files if not path.name.startswith(".")]
     name = str(inner.relative_to(folder)) if inner != folder else folder.name
     groups = _groups(files, name)
     for key, splits in groups.items():
-        task = _set(name if len(groups) == 1 else f"{name}/{key}".rstrip("/"), splits)
+        task = _dataset(name if len(groups) == 1 else f"{name}/{key}".rstrip("/"), splits)
         if task is not None:
             yield task
 
 
-def _set(name: str, splits: dict[str, SplitFiles]) -> SuiteTask | None:
+def _dataset(name: str, splits: dict[str, SplitFiles]) -> SuiteTask | None:
     first = next(files for split in SPLIT_NAMES.values() if (files := splits.get(split)))
     file = LabelledFile(first[0], target=first[1] if len(first) > 1 else None)
     train, dev, test = (splits.get(split, ()) for split in ("train", "dev", "test"))
@@ -96,7 +96,7 @@ def _set(name: str, splits: dict[str, SplitFiles]) -> SuiteTask | None:
 
 
 def default_metrics(name: str, file: LabelledFile, spec: FileSpec) -> tuple[str, ...]:
-    """Return the metrics of a set, those of its authors where they are known."""
+    """Return the metrics of a dataset: those of its authors, if known."""
     match spec.task:
         case "classify" if _known(name, MCC_TASKS):
             return ("matthews",)
@@ -121,7 +121,7 @@ def default_metrics(name: str, file: LabelledFile, spec: FileSpec) -> tuple[str,
 
 
 def _text_metrics(rows: Sequence[SourceTarget]) -> tuple[str, ...]:
-    """Tell a translation, which is about as long as its source, from a summary."""
+    """Return BLEU and chrF, or ROUGE for a summary, whose target is shorter than its source."""
     source = sum(len(row.source.encode()) for row in rows)
     target = sum(len((row.target or "").encode()) for row in rows)
     return ("rouge1", "rouge2", "rougeL") if target < source / 2 else ("bleu", "chrf")
@@ -132,8 +132,8 @@ def _known(name: str, names: Sequence[str]) -> bool:
 
 
 def _groups(files: Sequence[Path], name: str) -> dict[str, dict[str, SplitFiles]]:
-    """Sort files into sets and splits; where some names say a split, the others are left out."""
-    if len(files) > 1 and all(FLORES_CODE.fullmatch(_plain(path).stem) for path in files):
+    """Group files by dataset and split; if some names have a split, files without are skipped."""
+    if len(files) > 1 and all(FLORES_CODE.fullmatch(_uncompressed(path).stem) for path in files):
         return _languages(files)
     groups: dict[str, dict[str, list[Path]]] = {}
     for path in files:
@@ -141,12 +141,12 @@ def _groups(files: Sequence[Path], name: str) -> dict[str, dict[str, SplitFiles]
             key, split = key_and_split
             groups.setdefault(key, {}).setdefault(split, []).append(path)
     if not groups:
-        return {DATA_SUFFIX.sub("", _plain(path).name): {"train": (path,)} for path in files}
+        return {DATA_SUFFIX.sub("", _uncompressed(path).name): {"train": (path,)} for path in files}
     return _merge_groups({k: {s: _pair(f, name) for s, f in v.items()} for k, v in groups.items()})
 
 
 def _merge_groups(groups: dict[str, dict[str, SplitFiles]]) -> dict[str, dict[str, SplitFiles]]:
-    """Merge sets that share no split; a set without a test file gets the first that is alone."""
+    """Merge groups that share no split; the only group without a test file gets a lone one."""
     names = [split for splits in groups.values() for split in splits]
     if names and len(names) == len(set(names)):
         return {"": {split: files for s in groups.values() for split, files in s.items()}}
@@ -159,8 +159,8 @@ def _merge_groups(groups: dict[str, dict[str, SplitFiles]]) -> dict[str, dict[st
 
 
 def _key_and_split(path: Path) -> tuple[str, str] | None:
-    """Return what a name says besides its split, suffix and side; and the split."""
-    name = DATA_SUFFIX.sub("", _plain(path).name)
+    """Return the name of a file without split, suffix and side, and the split."""
+    name = DATA_SUFFIX.sub("", _uncompressed(path).name)
     match = SPLIT.search(name)
     if match is None:
         return None
@@ -169,7 +169,7 @@ def _key_and_split(path: Path) -> tuple[str, str] | None:
 
 
 def _pair(files: Sequence[Path], name: str) -> SplitFiles:
-    """Put the source before the target: as the folder's name has it, else English first."""
+    """Return the source, then the target: in the order of the folder's name, else English first."""
     sides = [_side(path) for path in files]
     if len(files) != 2 or None in sides:
         return tuple(files[:1])
@@ -179,8 +179,8 @@ def _pair(files: Sequence[Path], name: str) -> SplitFiles:
 
 
 def _side(path: Path) -> str | None:
-    """Return the side of a pair that a name says: a language, source or target."""
-    last = _plain(path).name.removesuffix(".txt").rpartition(".")[2]
+    """Return the side of a pair in the name of a file: a language, source or target."""
+    last = _uncompressed(path).name.removesuffix(".txt").rpartition(".")[2]
     return last if SIDE_SUFFIX.fullmatch(last) else None
 
 
@@ -195,5 +195,5 @@ def _languages(files: Sequence[Path]) -> dict[str, dict[str, SplitFiles]]:
     }
 
 
-def _plain(path: Path) -> Path:
+def _uncompressed(path: Path) -> Path:
     return path.with_suffix("") if path.suffix.lower() in COMPRESSION_SUFFIXES else path

@@ -49,7 +49,7 @@ class Tagging(Task):
         return TaggedSentence(tuple(words), None, 1)
 
     def metrics(self, references: Sequence[Sequence[str]] = ()) -> tuple[Metric, ...]:
-        """Return F1 and accuracy; tags that are no parts of entities are scored by word."""
+        """Return F1 and accuracy; tags without a B- or I- prefix are scored by word."""
         entities = any(has_entity_tags(tags) for tags in references)
         return EntityF1() if entities else WordF1(), TagAccuracy()
 
@@ -58,7 +58,7 @@ class Tagging(Task):
         return None if row.tags is None else " ".join(row.tags)
 
     def parse_text(self, row: TaggedSentence, text: str) -> tuple[str, ...]:
-        """Return as many tags as there are words; what is no tag becomes O or the first tag."""
+        """Return one tag per word; words that are not tags become O or the first tag."""
         other = "O" if "O" in self.labels else self.labels[0]
         tags = [tag if tag in self.labels else other for tag in text.split()[: len(row.words)]]
         return (*tags, *[other] * (len(row.words) - len(tags)))

@@ -14,7 +14,7 @@ from kinfolk.metrics.bootstrap import ConfidenceInterval, confidence_interval
 from kinfolk.metrics.metric import PRF, Metric, Statistics
 from kinfolk.text.unicode import guess_language
 
-# What a prediction is. Formulations are chosen by it, so that a new kind finds those that fit.
+# The type of a prediction. Formulations declare the types that they support.
 TaskOutput = Literal[
     "label",  # one of task.labels
     "number",
@@ -38,7 +38,7 @@ MODULES = (
 TASK_KINDS: dict[str, "type[Task]"] = {}  # filled by `register_kind` when the modules are imported
 PROBABILITY_DIGITS = 4  # in tables
 MAX_LABELS_LISTED = 12
-LANGUAGE_SAMPLE = 50  # rows by which the language is guessed
+LANGUAGE_SAMPLE = 50  # rows used to detect the language
 TaskType = TypeVar("TaskType", bound="type[Task]")
 
 
@@ -66,13 +66,13 @@ class Task:
     kind: str = ""
     labels: tuple[str, ...] = ()  # classes or tags in the order of the logits
     metric: str = ""  # the main metric; empty for the first of the kind
-    positive_label: str | None = None  # the class that F1 is about, where there are two
+    positive_label: str | None = None  # the positive class of binary F1
     is_pair: bool = False  # rows have two texts
-    prefix: str = ""  # what a text-to-text model reads before a text
+    prefix: str = ""  # put before every input of a text-to-text model
     language: bool = False  # texts are Chinese, and scores of texts count characters
 
     name: ClassVar[str] = ""  # `kind` in JSON
-    alias: ClassVar[str] = ""  # the other name that is accepted
+    alias: ClassVar[str] = ""  # another accepted name
     output: ClassVar[TaskOutput]
     head: ClassVar[str | None] = None  # the head of a network that Hugging Face saves for it
     metric_names: ClassVar[tuple[str, ...]]  # the default main metric first
@@ -86,7 +86,7 @@ class Task:
         object.__setattr__(self, "kind", self.name)
         if self.metric and self.metric not in self.metric_names:
             raise UserError(
-                f"{self.kind} is not scored by {self.metric!r}: choose one of "
+                f"the metric {self.metric!r} does not apply to {self.kind} tasks: choose one of "
                 f"{', '.join(self.metric_names)}"
             )
 
@@ -102,7 +102,7 @@ class Task:
         positive_label: str | None = None,
         prefix: str = "",
     ) -> "Task":
-        """Describe the task of labelled rows; a file is named in error messages."""
+        """Return the task of labelled rows; `file` is their name in error messages."""
         sample = " ".join(row.texts_and_labels[0] for row in rows[:LANGUAGE_SAMPLE])
         return cls(
             metric=metric,
@@ -115,7 +115,7 @@ class Task:
     def label_fields(
         cls, rows: Sequence[Any], *, file: str, positive_label: str | None
     ) -> dict[str, Any]:
-        """Return the fields that follow from the labels of rows."""
+        """Return the fields that depend on the labels of the rows."""
         return {}
 
     @staticmethod
@@ -129,8 +129,8 @@ class Task:
         return ()
 
     def row_from_texts(self, *texts: str) -> Any:
-        """Return a row without a label, made of texts that a user typed."""
-        raise UserError(f"a {self.kind} model predicts whole rows: use `predict`")
+        """Return the unlabelled row of these texts."""
+        raise UserError(f"{self.kind} rows cannot be built from texts: use `predict` with rows")
 
     def label_id(self, label: str) -> int:
         """Return the index of a label."""
@@ -140,11 +140,11 @@ class Task:
             known = ", ".join(self.labels[:MAX_LABELS_LISTED])
             known += " ..." if len(self.labels) > MAX_LABELS_LISTED else ""
             raise UserError(
-                f"the label {label!r} is not in the training rows, which have {known}"
+                f"the label {label!r} does not occur in the training rows (labels: {known})"
             ) from None
 
     def class_weights(self, rows: Sequence[Any]) -> tuple[float, ...]:
-        """Return a weight for each label so that all labels weigh alike and a row 1 on average."""
+        """Return class weights inversely proportional to frequency, 1 on average over the rows."""
         counts = Counter(label for row in rows for label in self.row_labels(row))
         total = sum(counts.values())
         return tuple(round(total / (len(self.labels) * counts[label]), 6) for label in self.labels)
@@ -160,7 +160,7 @@ class Task:
         """The names of a head's logits."""
         return self.labels
 
-    # Text: what a model that reads and writes text is given
+    # Text-to-text
 
     def prompt(self, row: Any) -> tuple[str, str]:
         """Return the texts before and after the answer, for a text-to-text model."""
@@ -199,11 +199,11 @@ class Task:
 
     @property
     def main_metric(self) -> str:
-        """The metric by which the best model is chosen."""
+        """The metric that selects the best checkpoint."""
         return self.metric or self.metric_names[0]
 
     def normalized(self, score: float) -> float:
-        """Return a score of the main metric as one of which more is better, and 1 the best."""
+        """Return a score of the main metric rescaled so that higher is better and 1 is best."""
         (metric,) = (m for m in self.metrics() if m.name == self.main_metric)
         return metric.normalized(score)
 
@@ -244,11 +244,11 @@ class Task:
     def check_references(self, rows: Sequence[Any]) -> None:
         """Refuse rows that cannot be scored."""
         if not rows:
-            raise UserError("there are no rows to score: give a file with labelled examples")
+            raise UserError("there are no rows to score: pass a file with labelled rows")
         for row in rows:
             if self.reference(row) is None:
                 raise UserError(
-                    f"row {row.number:,} has no label to score against: predict it instead"
+                    f"row {row.number:,} has no label, which scoring needs: use kinfolk predict"
                 )
 
     # Errors
@@ -263,7 +263,7 @@ class Task:
         return str(self.reference(row)), str(prediction.value)
 
     def confidences(self, row: Any, prediction: Prediction) -> Iterator[tuple[float, bool]]:
-        """Yield the probability of what was predicted, and whether it is correct."""
+        """Yield the probability of the prediction, and whether it is correct."""
         if prediction.probability is not None:
             yield prediction.probability, self.error(row, prediction) is None
 
@@ -345,13 +345,13 @@ def sort_labels(labels: set[str]) -> tuple[str, ...]:
 
 def find_metric(name: str) -> Metric | None:
     """Return a metric by its key in a log; `2_bleu` is BLEU of the second task."""
-    wanted = re.sub(r"^\d+_", "", name)
+    key = re.sub(r"^\d+_", "", name)
     every = (metric for cls in kinds().values() for metric in cls().metrics())
-    return next((metric for metric in every if metric.name == wanted), None)
+    return next((metric for metric in every if metric.name == key), None)
 
 
 def metric_title(name: str) -> str:
-    """Return what tables print for the key of a metric."""
+    """Return the title of a metric in tables."""
     metric = find_metric(name)
     if metric is None or not metric.title:
         return "loss" if name == "eval_loss" else name.replace("_", " ")
@@ -359,7 +359,7 @@ def metric_title(name: str) -> str:
 
 
 def format_score(name: str, value: float) -> str:
-    """Format a score; those that are no fractions have fewer decimals."""
+    """Format a score with the decimals of its metric."""
     if not math.isfinite(value):
         return "–"
     metric = find_metric(name)

@@ -38,7 +38,7 @@ class TextToTextTask(Task):
         return metric.statistics([p.value for p in predictions], [row.references for row in rows])
 
     def error(self, row: SourceTarget, prediction: Prediction) -> float:
-        """Return what chrF lacks to 100."""
+        """Return 100 minus chrF."""
         return 100 - CHRF([prediction.value], [row.references])
 
     def confidences(

@@ -1,7 +1,7 @@
 """Forward and backward of a micro-batch as one CUDA graph, recorded once and replayed.
 
-On an accelerator a small network waits for its host: a compiled BERT of two layers needs a
-millisecond of an H200, and ten of the Python that launches it. A graph is recorded for each shape
+A small network on a GPU is limited by the host: a step of a compiled BERT of two layers takes 1 ms
+on an H200, and Python needs 10 ms to launch it. A graph is recorded for each shape
 of batch, of which packing leaves few; a step copies its batch in and replays it.
 """
 
@@ -39,14 +39,14 @@ class GraphedForwardBackward:
         self.graphs: dict[Hashable, CapturedGraph] = {}
 
     def accepts(self, batch: Batch[Any]) -> bool:
-        """Say whether a batch can be replayed: its shape is recorded, or can still be."""
+        """Return whether a batch can be replayed: its shape is recorded, or can still be."""
         return len(self.graphs) < MAX_GRAPHS or batch_key(batch) in self.graphs
 
     def __call__(self, batch: Batch[Any], counts: Mapping[str, int], *, alone: bool) -> Loss:
-        """Add the gradients of the mean over `counts` to those there are; return the sums.
+        """Add the gradients of the mean over `counts` to the existing ones; return the sums.
 
-        The sums are valid until the next call. `alone` says that no other micro-batch follows
-        before the update: then the gradients need not be copied out of the graph.
+        The sums are valid until the next call. With `alone`, no other micro-batch
+        follows before the update, and the gradients are not copied out of the graph.
         """
         key = batch_key(batch)
         if key not in self.graphs:
@@ -66,7 +66,7 @@ class GraphedForwardBackward:
         static = tree_map(
             batch, lambda t: torch.empty(t.shape, dtype=t.dtype, device=device).copy_(t)
         )
-        # Compiles. No result may be kept: the parameters would stay bound to its stream.
+        # Compiles the learner. The result is not kept: it would bind the parameters to its stream.
         scales = torch.ones(len(self.forward(static).sums), device=device)
 
         def forward_backward() -> tuple[Loss, list[Tensor | None]]:
@@ -80,7 +80,7 @@ class GraphedForwardBackward:
                 forward_backward()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        # Only this thread's calls are checked: another one pins the batches to come.
+        # Only the calls of this thread are checked: the data loader pins memory in another one.
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             loss, gradients = forward_backward()
         sums = {name: total.detach() for name, total in loss.sums.items()}
@@ -118,7 +118,7 @@ def scaled_gradients(
 ) -> Sequence[Tensor | None]:
     """Differentiate the sums, each times its scale.
 
-    A sum that is only logged, as the plain one beside a smoothed one, has no gradient.
+    Sums that are only logged have no gradient, such as the plain loss beside a smoothed one.
     """
     parts = [
         (total, scale.to(total.dtype))
@@ -130,15 +130,15 @@ def scaled_gradients(
 
 
 def with_own_storage(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Give every gradient its own storage: two parameters that are added share one."""
-    taken: set[int] = set()
+    """Give every gradient its own storage; gradients of added parameters share one."""
+    seen: set[int] = set()
     separate: list[Tensor | None] = []
     for gradient in gradients:
         if gradient is not None:
             address = gradient.untyped_storage().data_ptr()
-            if address in taken or not gradient.is_contiguous():
+            if address in seen or not gradient.is_contiguous():
                 gradient = gradient.clone(memory_format=torch.contiguous_format)
-            taken.add(gradient.untyped_storage().data_ptr())
+            seen.add(gradient.untyped_storage().data_ptr())
         separate.append(gradient)
     return separate
 
@@ -153,7 +153,7 @@ def tensor_leaves(value: Any) -> Iterator[Tensor]:
 
 
 def batch_key(batch: Batch[Any]) -> Hashable:
-    """Return what two batches must have in common for one graph to serve both."""
+    """Return the key of a batch: batches with equal keys share a graph."""
     return graph_key(batch.inputs), graph_key(batch.targets)
 
 

@@ -27,7 +27,7 @@ CHECKSUMS = "checksums.json"
 
 
 class CorruptCheckpointWarning(UserWarning):
-    """A checkpoint is not whole, and the one before it is used."""
+    """A checkpoint is corrupt; the previous one is used."""
 
 
 def save(
@@ -35,7 +35,7 @@ def save(
 ) -> Path:
     """Write a checkpoint to a temporary folder, rename it, update the links, delete old ones."""
     if keep < 1:
-        raise UserError(f"keep is {keep}; at least 1 checkpoint must be kept")
+        raise UserError(f"train.keep_checkpoints must be at least 1 (got {keep})")
     home = run / "checkpoints"
     try:
         home.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ def latest_valid(run: Path) -> Path | None:
         if fault is None:
             return folder
         warnings.warn(
-            f"the checkpoint {folder} is not whole ({fault}); the one before it is used",
+            f"checkpoint {folder} is corrupt ({fault}); using the previous one",
             CorruptCheckpointWarning,
             stacklevel=2,
         )
@@ -76,7 +76,7 @@ def latest_valid(run: Path) -> Path | None:
 
 
 def verify(folder: Path) -> str | None:
-    """Return None for a valid checkpoint, else what is wrong."""
+    """Return None for a valid checkpoint, else its fault."""
     try:
         sums = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
         expected = {name: (entry["size"], entry["sha256"]) for name, entry in sums.items()}
@@ -89,9 +89,9 @@ def verify(folder: Path) -> str | None:
     for name, (size, digest) in expected.items():
         file = folder / name
         try:
-            found = file.stat().st_size
-            if found != size:
-                return f"{name}: {found} bytes where {size} were written"
+            actual = file.stat().st_size
+            if actual != size:
+                return f"{name}: {actual} bytes where {size} were written"
             if sha256(file) != digest:
                 return f"{name}: checksum differs"
         except FileNotFoundError:
@@ -104,9 +104,9 @@ def verify(folder: Path) -> str | None:
 def checkpoint_step(folder: Path) -> int:
     """Return the step of a checkpoint folder or of a link to one."""
     for name in (folder.name, folder.resolve().name):
-        if found := re.fullmatch(r"step-(\d{8,})|\.step-(\d{8,})\.aside", name):
-            return int(found[1] or found[2])
-    raise UserError(f"{folder} is not a checkpoint; its name should be like step-00000500")
+        if match := re.fullmatch(r"step-(\d{8,})|\.step-(\d{8,})\.aside", name):
+            return int(match[1] or match[2])
+    raise UserError(f"{folder} is not a checkpoint: its name must be like step-00000500")
 
 
 def save_training_state(folder: Path, state: dict[str, Any]) -> None:
@@ -119,7 +119,7 @@ def save_training_state(folder: Path, state: dict[str, Any]) -> None:
 
 
 def load_training_state(folder: Path) -> dict[str, Any]:
-    """Read what `save_training_state` wrote, bit for bit, on the CPU."""
+    """Read the state that `save_training_state` wrote, bit-exactly, on the CPU."""
     try:
         tree = json.loads((folder / "training.json").read_text(encoding="utf-8"))
         mapped = load_file(folder / "training.safetensors")
@@ -129,7 +129,7 @@ def load_training_state(folder: Path) -> dict[str, Any]:
             f"{folder} cannot be resumed: {missing} is missing; "
             "a model folder alone has no optimizer state"
         ) from error
-    # Copies, because the file's own memory would be held after the checkpoint is pruned.
+    # Cloned: memory-mapped tensors would keep the file open after the checkpoint is deleted.
     tensors = {name: tensor.clone() for name, tensor in mapped.items()}
     state: dict[str, Any] = _decode(tree, tensors)
     return state
@@ -148,7 +148,7 @@ def _checkpoints(home: Path) -> list[Path]:
 
 
 def _remove_leftovers(home: Path) -> None:
-    """Remove what a killed process left behind."""
+    """Remove the temporary folders of a killed process."""
     for leftover in home.glob(".*.partial"):
         if leftover.is_symlink():
             leftover.unlink()
@@ -179,7 +179,7 @@ def _write_checksums(folder: Path) -> None:
 
 
 def _commit(partial: Path, folder: Path) -> Path:
-    """Rename a complete folder into place; one already there stays valid until it is replaced."""
+    """Rename a complete folder into place; an existing one stays valid until it is replaced."""
     aside = folder.with_name(f".{folder.name}.aside")
     if folder.exists():
         folder.rename(aside)
@@ -202,7 +202,7 @@ def _update_link(link: Path, folder: Path) -> None:
 
 
 def _rotate(home: Path, step: int, keep: int) -> None:
-    """Remove all but the newest `keep` up to this step, and whatever `best` points to."""
+    """Remove all but the newest `keep` checkpoints up to this step, and `best`."""
     past = [folder for folder in _checkpoints(home) if checkpoint_step(folder) <= step]
     best = (home / "best").resolve()
     for folder in past[:-keep]:
@@ -211,7 +211,7 @@ def _rotate(home: Path, step: int, keep: int) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Rename first: a kill halfway must not leave a damaged folder under a valid name."""
+    """Rename, then delete: a kill must not leave a damaged folder under a valid name."""
     temporary = _temporary_name(folder.parent, checkpoint_step(folder), "partial")
     folder.rename(temporary)
     shutil.rmtree(temporary)
@@ -221,17 +221,17 @@ def _errno(error: Exception) -> int | None:
     """Return the errno of an error; Rust libraries give it in the text only."""
     if isinstance(error, OSError):
         return error.errno or errno.EIO
-    found = re.search(r"\(os error (\d+)\)", str(error))
-    return int(found[1]) if found else None
+    match = re.search(r"\(os error (\d+)\)", str(error))
+    return int(match[1]) if match else None
 
 
 def _error_message(run: Path, step: int, number: int, error: Exception) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CorruptCheckpointWarning)
-        whole = latest_valid(run)
+        newest = latest_valid(run)
     left = "there is no earlier checkpoint"
-    if whole is not None:
-        left = f"the checkpoint of step {checkpoint_step(whole)} is whole"
+    if newest is not None:
+        left = f"the checkpoint of step {checkpoint_step(newest)} is intact"
     home = run / "checkpoints"
     if number in DISK_FULL:
         return (
@@ -240,12 +240,12 @@ def _error_message(run: Path, step: int, number: int, error: Exception) -> str:
         )
     return (
         f"step {step} could not be saved to {home} ({error}): {left}; "
-        "mend the cause and resume the run"
+        "fix the cause and resume the run"
     )
 
 
 def _encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """Turn a tree into JSON; what JSON has no type for becomes an object with one $ key."""
+    """Convert a tree to JSON; types that JSON lacks become an object with one $ key."""
     match value:
         case Tensor():
             assert name not in tensors, f"two tensors are named {name}"
@@ -288,13 +288,13 @@ def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _unshare_storage(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Give each tensor its own storage, as safetensors requires; most have it already."""
-    apart: dict[str, Tensor] = {}
+    """Give each tensor its own storage, as safetensors requires."""
+    separate: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in tensors.items():
         storage = tensor.untyped_storage()
         alone = storage.nbytes() == tensor.nbytes and storage.data_ptr() not in seen
         seen.add(storage.data_ptr())
         tensor = tensor.detach()
-        apart[name] = tensor.contiguous() if alone else tensor.clone().contiguous()
-    return apart
+        separate[name] = tensor.contiguous() if alone else tensor.clone().contiguous()
+    return separate

@@ -85,25 +85,25 @@ class MetricsLog:
 
 
 def read(run: Path) -> list[dict[str, Any]]:
-    """Read the lines of a run's log; an incomplete last line is left out."""
+    """Read the lines of a run's log; an incomplete last line is skipped."""
     path = run / "log.jsonl"
     if not path.is_file():
-        raise UserError(f"{run} has no log.jsonl; is it the folder of a run?")
+        raise UserError(f"{run} has no log.jsonl: pass the folder of a run")
     return [entry for _, entry in _read_lines(path)]
 
 
 def speed(run: Path) -> float | None:
-    """Return the median of the input tokens a second, None where no step was timed."""
+    """Return the median of the input tokens per second, None without a timed step."""
     path = run / "speed.jsonl"
-    found = [e["tokens_per_second"] for _, e in _read_lines(path)] if path.is_file() else []
-    return statistics.median(found) if found else None
+    speeds = [e["tokens_per_second"] for _, e in _read_lines(path)] if path.is_file() else []
+    return statistics.median(speeds) if speeds else None
 
 
 def token_loss(entry: Mapping[str, Any], name: str = "loss") -> float:
-    """Return the loss of tokens, the part of "loss" or "eval_loss" that baselines compare with.
+    """Return the token loss, the part of "loss" or "eval_loss" that baselines compare with.
 
-    Where a loss has other parts, such as next-sentence prediction, it is their weighted sum; the
-    loss of tokens comes first.
+    A loss with other parts, such as next-sentence prediction, is their weighted sum; the token
+    loss comes first.
     """
     parts: Mapping[str, float] = entry.get("losses" if name == "loss" else "eval_losses") or {}
     return next(iter(parts.values()), entry[name])
@@ -130,7 +130,7 @@ def _truncate_after(path: Path, resume_at: int) -> TextIO:
 def _summary_writer(folder: Path, resume_at: int) -> Any | None:
     """Open TensorBoard's writer; events of later steps, from before a kill, are hidden."""
     try:
-        from torch.utils.tensorboard import SummaryWriter  # here, because it is slow to import
+        from torch.utils.tensorboard import SummaryWriter  # slow to import
     except ImportError:
         warnings.warn(
             "tensorboard is not installed, so no events are written; log.jsonl has every number",
@@ -146,7 +146,7 @@ def _line(step: int, values: Values) -> str:
 
 
 def _builtin_numbers(values: Values) -> dict[str, Any]:
-    """Turn numbers of any library into Python's, whose JSON reads back to the bit."""
+    """Convert numbers of any library to Python's, whose JSON is bit-exact."""
     return {
         name: _builtin_numbers(value) if isinstance(value, Mapping) else _number(value)
         for name, value in values.items()
@@ -170,6 +170,6 @@ def _flatten(values: Values, prefix: str = "") -> Iterator[tuple[str, float]]:
 
 def _write_error(run: Path, error: OSError) -> UserError:
     return UserError(
-        f"the log in {run} could not be written ({error.strerror}): the checkpoints are complete; "
+        f"the log in {run} could not be written ({error.strerror}): the checkpoints are intact; "
         "fix the cause and resume the run"
     )

@@ -22,8 +22,8 @@ class Progress:
 
     step: int  # optimizer steps done
     steps: int
-    loss: float  # of tokens alone, where the loss has other parts: what the report shows
-    eval_loss: float | None  # the same on held-out data, where it was evaluated at this step
+    loss: float  # the token loss, as in the report
+    eval_loss: float | None  # the same on held-out data, if evaluated at this step
     tokens_per_second: float  # input tokens
     losses: Mapping[str, float] = field(default_factory=dict)  # parts of the loss, if several
 
@@ -33,16 +33,16 @@ class Evaluation:
     """The metrics of a model on held-out data."""
 
     metrics: Mapping[str, Any]  # "eval_loss" among them
-    score: tuple[float, ...] = ()  # what the best checkpoint is chosen by: larger is better
+    score: tuple[float, ...] = ()  # selects the best checkpoint; larger is better
     is_best: bool = False  # better than every checkpoint saved so far
-    main_metrics: Mapping[str, float] = field(default_factory=dict)  # those that the score is from
+    main_metrics: Mapping[str, float] = field(default_factory=dict)  # of each task
 
 
 class Callback:
     """Hooks of a run: override those of interest."""
 
     def on_message(self, message: str) -> None:
-        """Receive a remark about the data or the settings."""
+        """Called with a message about the data or the settings."""
 
     def on_step(self, progress: Progress) -> None:
         """Called when steps are logged: each one on a CPU, every tenth on CUDA."""
@@ -81,14 +81,14 @@ class TrainLoop:
     step: Callable[[int, Sequence[Batch[Any]]], StepOutput]
     log: MetricsLog
     log_every: int  # steps between reads of the device: each read waits for it
-    evaluate: Callable[[], Evaluation] | None  # None where nothing is held out
+    evaluate: Callable[[], Evaluation] | None  # None without held-out data
     eval_every: int
     save: Callable[[int, Evaluation | None], None]
     save_every: int
     save_best: bool = False  # save whenever an evaluation is the best so far
-    should_stop: Callable[[], bool] = lambda: False  # asked after each evaluation
+    should_stop: Callable[[], bool] = lambda: False  # called after each evaluation
     callbacks: Sequence[Callback] = ()
-    remedy: Callable[[], str] = lambda: ""  # what to do where loss or gradient are not finite
+    remedy: Callable[[], str] = lambda: ""  # advice for a loss or gradient that is not finite
 
     global_step: int = field(default=0, init=False)
     unlogged: list[tuple[int, StepOutput]] = field(default_factory=list, init=False)
@@ -125,26 +125,28 @@ class TrainLoop:
             raise
 
     def is_due(self, every: int) -> bool:
-        """Say whether this step is one of every so many, or the last."""
+        """Return whether this step is a multiple of `every`, or the last."""
         return self.global_step % every == 0 or self.global_step == self.steps
 
     def is_new_best(self) -> bool:
-        """Say whether the newest step must be saved because it is the best so far."""
+        """Return whether the newest step must be saved because it is the best so far."""
         return self.save_best and self.evaluation is not None and self.evaluation.is_best
 
     def write(self, evaluating: bool) -> None:
-        """Write the lines of the log that wait, the newest with its evaluation."""
+        """Write the pending lines of the log, the newest with its evaluation."""
         if not self.unlogged:
             return
-        lines = [(number, output.to_numbers()) for number, output in self.unlogged]  # waits
+        lines = [
+            (number, output.to_numbers()) for number, output in self.unlogged
+        ]  # waits for the device
         tokens = sum(int(output.tokens) for _, output in self.unlogged)
         speed = tokens / max(time.perf_counter() - self.since, 1e-9)
         self.unlogged.clear()
         self.evaluation = None
-        for place, (number, line) in enumerate(lines):
+        for index, (number, line) in enumerate(lines):
             for name, value in (("loss", line["loss"]), ("gradient norm", line["grad_norm"])):
                 if not math.isfinite(value):
-                    for earlier, finite in lines[:place]:
+                    for earlier, finite in lines[:index]:
                         self.log.write(earlier, finite, {"tokens_per_second": speed})
                     kind = "NaN" if math.isnan(value) else "infinite"
                     raise UserError(f"{name} is {kind} at step {number}. {self.remedy()}".rstrip())

@@ -15,21 +15,21 @@ from kinfolk.training.config import Optimizer
 
 @dataclass(frozen=True)
 class _Stack:
-    owner: str  # the path of the module that holds the stack; its parts are before it or behind
+    owner: str  # path of the module that contains the stack
     layers: tuple[str, ...]  # the path of each layer
 
 
 def num_layers(model: nn.Module) -> int:
-    """Return how many layers the highest stack has."""
+    """Return the number of layers of the deepest stack."""
     return max((len(stack.layers) for stack in _stacks(_backbone(model))), default=0)
 
 
 def layer_index(model: nn.Module) -> dict[str, int]:
     """Return the layer of every parameter by its name."""
-    body, top = _backbone(model), num_layers(model) + 1
-    stacks, begun = _stacks(body), set[_Stack]()
+    backbone, top = _backbone(model), num_layers(model) + 1
+    stacks, begun = _stacks(backbone), set[_Stack]()
     inner: dict[nn.Parameter, int] = {}
-    for name, parameter in body.named_parameters():
+    for name, parameter in backbone.named_parameters():
         inside = [
             (stack, 1 + number)
             for stack in stacks
@@ -40,9 +40,9 @@ def layer_index(model: nn.Module) -> dict[str, int]:
             stack, inner[parameter] = inside[0]
             begun.add(stack)
             continue
-        own = {stack for stack in stacks if _within(name, stack.owner)}
-        inner[parameter] = top if (begun & own if own else begun) else 0
-    # The parameters of a head are not the backbone's: they are on top of it.
+        siblings = {stack for stack in stacks if _within(name, stack.owner)}
+        inner[parameter] = top if (begun & siblings if siblings else begun) else 0
+    # The parameters of a head are in the top layer.
     return {name: inner.get(parameter, top) for name, parameter in model.named_parameters()}
 
 
@@ -51,14 +51,14 @@ def _backbone(model: nn.Module) -> nn.Module:
 
 
 def _stacks(model: nn.Module) -> list[_Stack]:
-    found = []
+    stacks = []
     for path, module in model.named_modules():
         owner = path.rpartition(".")[0]
         if isinstance(module, LayerStack) and len(module):
-            found.append(_Stack(owner, tuple(f"{path}.{number}" for number in range(len(module)))))
+            stacks.append(_Stack(owner, tuple(f"{path}.{number}" for number in range(len(module)))))
         if isinstance(module, SharedLayers):
-            found.append(_Stack(owner, (path,)))
-    return found
+            stacks.append(_Stack(owner, (path,)))
+    return stacks
 
 
 def _within(name: str, path: str) -> bool:
@@ -80,9 +80,9 @@ def build_optimizer(
     fused: bool,
     layer_lr_decay: float = 1.0,
 ) -> torch.optim.Optimizer:
-    """Build the named optimiser over what the model can learn; only matrices are decayed.
+    """Build an optimizer of the trainable parameters; weight decay applies to matrices only.
 
-    `shrink` is the rate of each layer against the layer above it.
+    `layer_lr_decay` is the learning rate of each layer relative to the layer above it.
     """
     layered = layer_lr_decay != 1
     groups = (
@@ -95,24 +95,24 @@ def build_optimizer(
             kernel = fused and all(_supports_fused(p) for group in groups for p in group["params"])
             return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=kernel)
         case "adafactor":
-            # It has no momentum, derives its second beta from the step and has an epsilon of
-            # another meaning. Its rate at update n is the smaller of ours and 1 / sqrt(n).
+            # Adafactor has no momentum, derives beta2 from the step, and its epsilon has another
+            # meaning. Its learning rate at step n is at most 1 / sqrt(n).
             return torch.optim.Adafactor(groups, lr=lr)
         case "adamw_rms":
             return AdamWRMS(groups, lr=lr, betas=betas, eps=eps)
 
 
 def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Part the learnable parameters into those with and those without weight decay."""
+    """Split the trainable parameters into those with and those without weight decay."""
     decayed: list[nn.Parameter] = []
     free: list[nn.Parameter] = []
     exempt = _exempt(model)
-    for parameter in model.parameters():  # a tied parameter comes once
+    for parameter in model.parameters():  # tied parameters occur once
         if parameter.requires_grad:
             matrix = parameter.ndim >= 2 and parameter not in exempt
             (decayed if matrix else free).append(parameter)
     if not decayed and not free:
-        raise UserError("nothing to learn: every parameter of the model is frozen; thaw some")
+        raise UserError("all parameters are frozen: unfreeze at least one")
     groups = (
         {"params": decayed, "weight_decay": weight_decay},
         {"params": free, "weight_decay": 0.0},
@@ -123,35 +123,35 @@ def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
 def layerwise_param_groups(
     model: nn.Module, weight_decay: float, layer_lr_decay: float
 ) -> list[dict[str, Any]]:
-    """Part the groups further by layer, each with the scale of its rate: 1 at the top.
+    """Split the groups by layer, each with the scale of its learning rate: 1 at the top.
 
-    Howard and Ruder 2018 (section 3.1) shrink the rate to 1 / 2.6 from layer to layer, ELECTRA
-    (Clark et al. 2020, appendix B) to 0.8 or 0.9.
+    Howard and Ruder 2018 (section 3.1) use 1 / 2.6 from layer to layer, ELECTRA (Clark et
+    al. 2020, appendix B) 0.8 or 0.9.
     """
     numbers = layer_index(model)
     layer = {id(p): numbers[name] for name, p in model.named_parameters()}
     plain = param_groups(model, weight_decay)
-    found = sorted({layer[id(p)] for group in plain for p in group["params"]})
-    parted = [
+    layers = sorted({layer[id(p)] for group in plain for p in group["params"]})
+    groups = [
         {
             "params": [p for p in group["params"] if layer[id(p)] == number],
             "weight_decay": group["weight_decay"],
-            "scale": layer_lr_decay ** (found[-1] - number),
+            "scale": layer_lr_decay ** (layers[-1] - number),
         }
-        for number in found
+        for number in layers
         for group in plain
     ]
-    return [group for group in parted if group["params"]]
+    return [group for group in groups if group["params"]]
 
 
 class AdamWRMS(torch.optim.Optimizer):
     """AdamW with each tensor's step multiplied by the tensor's RMS (Nawrot 2023, nanoT5).
 
-    T5's initial weights have very different sizes from tensor to tensor, and Adafactor hides it by
-    making every step relative. That scaling is what AdamW lacks; with it AdamW learns faster.
+    The scale of T5's initial weights differs from tensor to tensor; Adafactor compensates by steps
+    relative to the RMS, and AdamW with the same scaling converges faster.
     """
 
-    smallest = 1e-3  # Shazeer and Stern 2018, section 8: a tensor of zeros must still move
+    min_rms = 1e-3  # Shazeer and Stern 2018, section 8: so that a tensor of zeros is updated
 
     def __init__(
         self,
@@ -172,20 +172,22 @@ class AdamWRMS(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            moved = [p for p in group["params"] if p.grad is not None]
-            if moved:
-                self._move(moved, [self._state(p) for p in moved], group)
+            params = [p for p in group["params"] if p.grad is not None]
+            if params:
+                self._update(params, [self._state(p) for p in params], group)
         return loss
 
     def _state(self, parameter: Tensor) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[parameter]
         if not state:
-            state["step"] = torch.tensor(0.0)  # on the CPU, so that reading it waits for nothing
+            state["step"] = torch.tensor(
+                0.0
+            )  # on the CPU, so that reading it does not wait for the device
             state["exp_avg"] = torch.zeros_like(parameter)
             state["exp_avg_sq"] = torch.zeros_like(parameter)
         return state
 
-    def _move(
+    def _update(
         self, params: list[Tensor], states: list[dict[str, Tensor]], group: dict[str, Any]
     ) -> None:
         rate, (beta1, beta2) = group["lr"], group["betas"]
@@ -200,30 +202,30 @@ class AdamWRMS(torch.optim.Optimizer):
         torch._foreach_mul_(squares, beta2)
         torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
 
-        rates = list(torch._foreach_norm(params))  # kept on the device: nothing waits for them
+        rates = list(torch._foreach_norm(params))  # on the device, without synchronization
         torch._foreach_div_(rates, [math.sqrt(p.numel()) for p in params])
-        torch._foreach_clamp_min_(rates, self.smallest)
+        torch._foreach_clamp_min_(rates, self.min_rms)
         torch._foreach_mul_(rates, [-rate / (1 - beta1**n) for n in steps])
 
         scales = list(torch._foreach_sqrt(squares))
         torch._foreach_div_(scales, [math.sqrt(1 - beta2**n) for n in steps])
         torch._foreach_add_(scales, group["eps"])
-        torch._foreach_div_(scales, rates)  # a rate of 0 makes the scale infinite, the step 0
+        torch._foreach_div_(scales, rates)  # a rate of 0 gives an infinite scale and a step of 0
 
-        if group["weight_decay"]:  # not by the RMS: it is relative to the tensor by itself
+        if group["weight_decay"]:  # not scaled by the RMS: decay is already relative
             torch._foreach_mul_(params, 1 - rate * group["weight_decay"])
         torch._foreach_addcdiv_(params, means, scales)
 
 
 def _exempt(model: nn.Module) -> set[nn.Parameter]:
-    """Return the parameters of two or more axes that are no matrices (Transformer-XL's u and v)."""
-    found: set[nn.Parameter] = set()
+    """Return the parameters exempt from decay: norms and biases of two or more axes."""
+    exempt: set[nn.Parameter] = set()
     for module in model.modules():
         if isinstance(module, NORMS):
-            found.update(module.parameters(recurse=False))
+            exempt.update(module.parameters(recurse=False))
         if isinstance(module, WithBiases):
-            found.update(module.bias_parameters())
-    return found
+            exempt.update(module.bias_parameters())
+    return exempt
 
 
 def _supports_fused(parameter: Tensor) -> bool:

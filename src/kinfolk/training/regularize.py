@@ -36,10 +36,10 @@ class FGM:
             table.grad = None
         result = learn()
         gradients = [table.grad for table in self.tables]
-        found = [gradient for gradient in gradients if gradient is not None]
-        if found:
+        present = [gradient for gradient in gradients if gradient is not None]
+        if present:
             kept = [table.detach().clone() for table in self.tables]
-            self._move(gradients, torch.nn.utils.get_total_norm(found))
+            self._perturb(gradients, torch.nn.utils.get_total_norm(present))
             try:
                 learn()
             finally:
@@ -50,11 +50,11 @@ class FGM:
         return result
 
     @torch.no_grad()
-    def _move(self, gradients: list[Tensor | None], norm: Tensor) -> None:
-        share = self.epsilon / norm.clamp_min(torch.finfo(norm.dtype).tiny)
+    def _perturb(self, gradients: list[Tensor | None], norm: Tensor) -> None:
+        scale = self.epsilon / norm.clamp_min(torch.finfo(norm.dtype).tiny)
         for table, gradient in zip(self.tables, gradients, strict=True):
             if gradient is not None:
-                table.add_(gradient * share)
+                table.add_(gradient * scale)
 
     @torch.no_grad()
     def _restore(self, kept: list[Tensor]) -> None:
@@ -80,20 +80,20 @@ def noisy_tune(
 
     Parameters in `fresh`, those of a new head, are left unchanged.
     """
-    for number, weight in enumerate(model.parameters()):  # tied ones come once
+    for number, weight in enumerate(model.parameters()):  # tied parameters occur once
         if weight.ndim < 2 or weight in fresh:
             continue
         # Drawn on the CPU, keyed by the parameter's number: the noise is the same on every device.
         generator = torch.Generator().manual_seed(derive_seed(seed, number))
         noise = torch.rand(weight.shape, generator=generator).to(weight) - 0.5
-        # Rows of zeros pad the vocabulary: they are not weights.
+        # Zeros are the padding of the vocabulary.
         used = weight != 0
         if used.sum() > 1:
             weight.add_(torch.where(used, noise * (intensity * weight[used].std()), 0.0))
 
 
 class GradualUnfreezing:
-    """Unfreeze the top layer first, and one more layer every so many steps.
+    """Unfreeze the top layer first, and one more layer after every `every` steps.
 
     Which layers are frozen is a function of the step alone, so that a run resumes exactly. Frozen
     parameters have no gradient, and the optimizer leaves them unchanged, without weight decay. The
@@ -102,7 +102,7 @@ class GradualUnfreezing:
 
     def __init__(self, model: nn.Module, every: int) -> None:
         if every < 1:
-            raise UserError(f"a layer is unfrozen every {every} steps: it must be at least 1")
+            raise UserError(f"the steps between unfrozen layers must be at least 1 (got {every})")
         self.every = every
         layers = layer_index(model)
         trained = [(layers[n], p) for n, p in model.named_parameters() if p.requires_grad]

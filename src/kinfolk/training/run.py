@@ -32,7 +32,7 @@ LossFn = Callable[[Batch[Any]], Loss]
 
 
 class Workload(ABC):
-    """What a run trains, on which data, and how that is evaluated and saved."""
+    """The model, the data, and how a run evaluates and saves them."""
 
     command: ClassVar[str]  # that resumes the run: pretrain or finetune
     results: ClassVar[tuple[str, ...]] = ("report.html",)  # files that a finished run has
@@ -61,7 +61,7 @@ class Workload(ABC):
 
     @abstractmethod
     def write_recipe(self, folder: Path) -> None:
-        """Write recipe.json, and what else a resume reads."""
+        """Write recipe.json and the other files that a resume reads."""
 
     @abstractmethod
     def evaluate(self, loss: LossFn) -> Mapping[str, Any]:
@@ -77,14 +77,14 @@ class Workload(ABC):
 
     @abstractmethod
     def write_report(self, folder: Path, *, finished: bool) -> None:
-        """Write report.html, and what else is in `results` of a finished run."""
+        """Write report.html and, for a finished run, the other files in `results`."""
 
     def main_metrics(self, metrics: Mapping[str, Any]) -> dict[str, float]:
-        """Return the metrics that the best checkpoint is chosen by, besides the loss."""
+        """Return the metrics that select the best checkpoint, besides the loss."""
         return {}
 
     def score(self, metrics: Mapping[str, Any]) -> tuple[float, ...]:
-        """Return what the best checkpoint is chosen by: larger is better."""
+        """Return the score that selects the best checkpoint; larger is better."""
         return (-metrics["eval_loss"],)
 
 
@@ -136,7 +136,7 @@ class Run:
             unfreezing=work.unfreezing,
             attack=work.attack,
             # Reading loss and gradient norm waits for an accelerator; a step that saves waits
-            # anyway. What is not finite in between is found when its line of the log is written.
+            # anyway. Values that are not finite in between are found when the log is written.
             checks=lambda number: not cuda or train.saves(number + 1),
         )
         self.global_step = 0
@@ -146,7 +146,7 @@ class Run:
 
     @classmethod
     def start(cls, work: Workload, folder: Path, callbacks: Sequence[Callback] = ()) -> Self:
-        """Begin a run; what is wrong with its settings is found before the folder exists."""
+        """Start a run; wrong settings are refused before the folder exists."""
         run = cls(work, folder, callbacks)
         with new_folder(folder) as partial:
             work.write_recipe(partial)
@@ -161,8 +161,8 @@ class Run:
         state = {} if newest is None else checkpoint.load_training_state(newest)
         if state.get("finished") and all((folder / name).is_file() for name in kind.results):
             raise UserError(
-                f"{folder} is finished: it has done all of its {state['step']} steps; to train for "
-                "longer, start a new run with more --steps or --epochs"
+                f"run {folder} is complete ({state['step']} steps): start a new run with more "
+                "--steps or --epochs to train longer"
             )
         run = cls(kind.reopen(recipe, folder, newest, callbacks), folder, callbacks)
         if newest is not None:
@@ -249,7 +249,7 @@ class Run:
         return Evaluation(metrics, score, is_best, self.work.main_metrics(metrics))
 
     def should_stop(self) -> bool:
-        """Say whether as many evaluations as the patience allows were no improvement."""
+        """Return whether the patience is exhausted: too many evaluations without improvement."""
         return 0 < self.work.early_stopping_patience <= self.evals_since_best
 
     def save(self, step: int, evaluation: Evaluation | None) -> None:
@@ -259,7 +259,7 @@ class Run:
             raise UserError(f"weights are not finite after step {step}. {self.remedy()}")
         if evaluation is not None and evaluation.is_best:
             self.best = evaluation.score
-        # Where nothing can be compared yet, the newest checkpoint is the best.
+        # Without a comparable score, the newest checkpoint is the best.
         is_best = self.best is None or (evaluation is not None and evaluation.is_best)
         train = self.work.train
         state = {
@@ -283,7 +283,7 @@ class Run:
             callback.on_save(saved)
 
     def remedy(self) -> str:
-        """Say how to resume a run whose loss, gradient or weights are not finite."""
+        """Return how to resume a run whose loss, gradient or weights are not finite."""
         train, newest = self.work.train, checkpoint.latest_valid(self.folder)
         step = 0 if newest is None else checkpoint.checkpoint_step(newest)
         return (
@@ -301,14 +301,8 @@ def check_fingerprints(current: Sequence[tuple[str, str]], saved: Sequence[str])
     pairs = zip(current, saved, strict=False)
     changed = [path for (path, now), before in pairs if now != before] or [current[-1][0]]
     raise UserError(
-        f"{changed[0]} has changed since this run began: restore its content, or begin a new run"
+        f"{changed[0]} changed since the run started: restore its content, or start a new run"
     )
-
-
-def check_new_folder(folder: Path, remedy: str = "choose another -o") -> None:
-    """Refuse a folder to write to that is there and holds something."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} is already there: {remedy}")
 
 
 def data_loader(
@@ -332,15 +326,15 @@ def data_loader(
 
 
 def select_device(device: str) -> torch.device:
-    """Return the device to run on; `auto` is CUDA where there is one."""
+    """Return the device to run on; `auto` is CUDA if available."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         selected = torch.device(device)
     except RuntimeError:
-        raise UserError(f"no device {device!r}: use auto, cpu or cuda") from None
+        raise UserError(f"unknown device {device!r}: use auto, cpu or cuda") from None
     if selected.type not in ("cpu", "cuda"):
-        raise UserError(f"kinfolk does not run on {device!r}: use auto, cpu or cuda")
+        raise UserError(f"device {device!r} is not supported: use auto, cpu or cuda")
     if selected.type == "cuda" and not torch.cuda.is_available():
-        raise UserError("this machine has no CUDA device that torch can use: use --device cpu")
+        raise UserError("torch finds no CUDA device on this machine: use --device cpu")
     return selected

@@ -17,7 +17,7 @@ from kinfolk.training.regularize import FGM, GradualUnfreezing
 
 
 class Learner(nn.Module):
-    """A model and its objective as one computation: what is compiled and made parallel."""
+    """A model and its objective as one module, which is compiled."""
 
     def __init__(self, model: nn.Module, objective: ComputesLoss) -> None:
         super().__init__()
@@ -25,11 +25,11 @@ class Learner(nn.Module):
         self.objective = objective
 
     def forward(self, inputs: Inputs, targets: Any) -> Loss:
-        # Counts change from batch to batch and would be compiled in as constants: they stay out.
+        # Counts differ between batches and would be compiled as constants, so they are not passed.
         return self.objective.loss(self.model, Batch(inputs, targets, {}))
 
     def compile(self, *args: Any, **settings: Any) -> None:
-        """Compile the forward pass, without torch's remark on how it sums a softmax."""
+        """Compile the forward pass, without torch's warning about online softmax."""
         warnings.filterwarnings("ignore", message=r"\s*online softmax is disabled")
         super().compile(*args, **settings)
 
@@ -43,8 +43,8 @@ class StepOutput:
     losses: Mapping[str, Tensor]
     counts: Mapping[str, int]
     lr: float
-    tokens: Tensor | int = 0  # that the model read, in all micro-batches
-    updated: bool = True  # False where loss or norm were read, were not finite, and nothing changed
+    tokens: Tensor | int = 0  # input tokens of all micro-batches
+    updated: bool = True  # False if loss or norm were not finite and the update was skipped
 
     def to_numbers(self) -> dict[str, Any]:
         """Read the numbers, waiting for the device."""
@@ -71,12 +71,13 @@ class TrainStep:
         seed: int,
         device: torch.device,
         bfloat16: bool,
-        resolved: bool = False,  # for a compiled learner: block masks are computed before it
-        captured: bool = False,  # on CUDA: forward and backward are one graph
+        resolved: bool = False,  # compute block masks before the learner, which is compiled
+        captured: bool = False,  # replay forward and backward as a CUDA graph
         memory: list[SegmentMemory] | None = None,  # of each micro-batch, carried from step to step
         unfreezing: GradualUnfreezing | None = None,
         attack: FGM | None = None,
-        checks: Callable[[int], bool] | None = None,  # before which updates loss and norm are read
+        checks: Callable[[int], bool]
+        | None = None,  # whether loss and norm are checked before an update
     ) -> None:
         self.learner, self.optimizer, self.lr = learner, optimizer, lr
         self.clip, self.seed, self.device = clip, seed, device
@@ -121,7 +122,7 @@ class TrainStep:
     def _forward_backward(
         self, number: int, part: int, batch: Batch[Any], counts: Mapping[str, int], alone: bool
     ) -> tuple[Loss, Tensor]:
-        """Run forward and backward on one micro-batch; return its loss, and its share of the mean.
+        """Run forward and backward on one micro-batch; return its loss and its part of the mean.
 
         Dropout, too, is a function of the seed and the step.
         """
@@ -146,14 +147,16 @@ class TrainStep:
 
 def input_tokens(inputs: Inputs) -> Tensor:
     """Count the input tokens, those of the encoder too, without padding."""
-    own = (inputs.attention_mask.document_ids >= 0).sum()
-    return own if inputs.encoder_inputs is None else own + input_tokens(inputs.encoder_inputs)
+    tokens = (inputs.attention_mask.document_ids >= 0).sum()
+    if inputs.encoder_inputs is None:
+        return tokens
+    return tokens + input_tokens(inputs.encoder_inputs)
 
 
 def sum_counts(counts: Any) -> dict[str, int]:
     """Add up counts by name."""
     total: dict[str, int] = {}
-    for some in counts:
-        for name, count in some.items():
+    for part in counts:
+        for name, count in part.items():
             total[name] = total.get(name, 0) + count
     return total

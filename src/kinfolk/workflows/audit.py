@@ -1,4 +1,4 @@
-"""What an audit of text files found, in sentences and as the values of its page."""
+"""The findings of an audit of text files, as sentences and as the values of its page."""
 
 from kinfolk.data.audit import Audit, FileAudit
 from kinfolk.reports.audit_page import AuditPage, Card, FileRow
@@ -9,7 +9,7 @@ MAX_FILES = 200  # in the table of the page; those with problems come first
 
 
 def findings(audit: Audit) -> list[str]:
-    """Return what a reader should know before training, the worst first."""
+    """Return the findings to fix before training, the worst first."""
     sentences = [
         problem if problem == file.error else f"{file.path}: {problem}"
         for file in audit.files
@@ -26,19 +26,19 @@ def findings(audit: Audit) -> list[str]:
         kind = "near" if audit.near_duplicates else "exact"
         sentences.append(
             f"{plural(duplicates, 'duplicate document')} ({percent(duplicates, audit.documents)}): "
-            f"kinfolk prepare --dedup {kind} leaves them out"
+            f"kinfolk prepare --dedup {kind} removes them"
         )
     return sentences
 
 
 def file_problems(file: FileAudit) -> list[str]:
-    """Return what is wrong with a file: ["2 errors of UTF-8, the first at a.txt:5, a.txt:9"]."""
+    """Return the problems of a file: ["2 invalid UTF-8 sequences, at a.txt:5, a.txt:9"]."""
     sentences = [file.error] if file.error else []
     if not file.documents and not file.error:
         sentences.append("no text")
     if file.problems.errors:
         lines = ", ".join(f"{file.path.name}:{line}" for line in file.problems.line_numbers)
-        sentences.append(f"{file.problems.errors:,} errors of UTF-8, the first at {lines}")
+        sentences.append(f"{file.problems.errors:,} invalid UTF-8 sequences, the first at {lines}")
     if file.problems.invalid_json_lines:
         sentences.append(f"{plural(file.problems.invalid_json_lines, 'line')} not JSON")
     return sentences
@@ -64,22 +64,21 @@ def audit_page(audit: Audit) -> AuditPage:
     return AuditPage(
         title=f"{plural(audit.documents, 'document')}, "
         f"{compact_number(audit.characters)} characters",
-        lead=f"{plural(len(audit.files), 'file')}{cut}. Half of the documents have "
-        f"{audit.median:,} characters or more.",
+        lead=f"{plural(len(audit.files), 'file')}{cut}. The median document has "
+        f"{audit.median:,} characters.",
         cards=[
             Card(
                 "Duplicates",
                 percent(audit.exact_duplicates + (near or 0), audit.documents),
-                f"{audit.exact_duplicates:,} word for word"
-                + ("" if near is None else f", {near:,} nearly"),
+                f"{audit.exact_duplicates:,} exact" + ("" if near is None else f", {near:,} near"),
             ),
             Card(
                 "Repeated lines",
                 percent(audit.repeated_lines, audit.lines),
-                f"{audit.repeated_lines:,} of {audit.lines:,} are there before",
+                f"{audit.repeated_lines:,} of {audit.lines:,} occurred before",
             ),
             Card(
-                "Errors of UTF-8",
+                "Invalid UTF-8",
                 compact_number(audit.errors),
                 f"{audit.control_characters:,} control, {audit.replacement_characters:,} "
                 "replacement characters",
@@ -98,7 +97,9 @@ def audit_page(audit: Audit) -> AuditPage:
         scripts=audit.scripts,
         languages=audit.languages,
         repeated_lines=audit.most_repeated_lines,
-        near_duplicates=[(f"{one.path.name}:{one.line}", one.text) for one in audit.examples],
+        near_duplicates=[
+            (f"{example.path.name}:{example.line}", example.text) for example in audit.examples
+        ],
         files=sorted(rows, key=lambda row: not row.problems)[:MAX_FILES],
         more_files=max(0, len(rows) - MAX_FILES),
     )

@@ -1,4 +1,4 @@
-"""Models that count tokens: the baselines of a loss curve, and an n-gram model that generates."""
+"""N-gram models: the baselines of a loss curve, and a model that generates."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from kinfolk.text import Tokenizer
 from kinfolk.workflows.load import load
 
 MAX_NGRAM_TOKENS = 20_000_000  # tokens that an n-gram model is fitted on: a minute, and 2 GB
-COUNT_SCALE = 1 << 50  # tokens that a mixture is scaled to, so that shares become counts
+COUNT_SCALE = 1 << 50  # total count that the frequencies of a mixture are scaled to
 IDS, DOCUMENTS = 0, 1  # keys of the cache: the last tokens, and the document of each
 
 CountableText = Corpus | TargetDocuments  # of pairs of texts, the targets alone are predicted
@@ -28,15 +28,15 @@ CountableText = Corpus | TargetDocuments  # of pairs of texts, the targets alone
 
 @dataclass(frozen=True, kw_only=True)
 class NGramConfig(ModelConfig):
-    """How many ids an n-gram model knows; the rest of it are its counts."""
+    """The vocabulary size of an n-gram model."""
 
     vocab_size: int
 
 
 class NGram(LanguageModel):
-    """Predict a token from the few before it, as interpolated Kneser-Ney counted them.
+    """Predict a token from the n - 1 before it, by interpolated Kneser-Ney smoothing.
 
-    The hidden state of a token is its context, itself the last of it:
+    The hidden state of a token is its context, which ends with the token itself:
 
         ids        .   .   a   b   c        with order 3
         context               <a   <ab  <bc
@@ -51,7 +51,7 @@ class NGram(LanguageModel):
         self.counts = counts
 
     def forward(self, inputs: Inputs) -> Output:
-        """Find the context of every token, in its own text alone."""
+        """Return the context of every token within its document."""
         size, document = self.counts.context_size, inputs.attention_mask.document_ids
         before = self._history(inputs)
         ids = torch.cat([before[IDS], inputs.input_ids], dim=1)
@@ -59,27 +59,27 @@ class NGram(LanguageModel):
         if inputs.cache is not None:
             start = ids.shape[1] - size
             inputs.cache.extra = {IDS: ids[:, start:], DOCUMENTS: documents[:, start:]}
-        own = documents.unfold(1, size, 1)[:, 1:] == document[:, :, None]
-        contexts = ids.unfold(1, size, 1)[:, 1:].masked_fill(~own, self.counts.bos)
+        same = documents.unfold(1, size, 1)[:, 1:] == document[:, :, None]
+        contexts = ids.unfold(1, size, 1)[:, 1:].masked_fill(~same, self.counts.bos)
         return Output(contexts, cache=inputs.cache)  # (batch, length, history)
 
     def lm_logits(self, hidden: Tensor) -> "NGramPrediction":
-        """Look up what was seen after each context."""
+        """Return the lazy log-probabilities after each context."""
         return NGramPrediction(hidden, self.counts)
 
     def _history(self, inputs: Inputs) -> dict[int, Tensor]:
-        """Return what stands before these tokens: of nobody's text, where a text begins."""
+        """Return the tokens before these and their documents; empty slots at the start."""
         if inputs.cache is not None and inputs.cache.extra:
             return inputs.cache.extra
-        nothing = inputs.input_ids.new_full(
+        empty = inputs.input_ids.new_full(
             (len(inputs.input_ids), self.counts.context_size), EMPTY_SLOT_ID
         )
-        return {IDS: nothing, DOCUMENTS: nothing}
+        return {IDS: empty, DOCUMENTS: empty}
 
 
 @dataclass(frozen=True, eq=False)
 class NGramPrediction:
-    """Log-probabilities over the vocabulary, computed when asked for."""
+    """Log-probabilities over the vocabulary, computed on demand."""
 
     contexts: Tensor  # (..., history)
     counts: KneserNey
@@ -99,7 +99,7 @@ class NGramPrediction:
 
 
 def fit_ngram(texts: Sequence[tuple[CountableText, float]], order: int = 3) -> KneserNey:
-    """Count n-grams in all documents or, where there are too many, in some by weight."""
+    """Count n-grams in all documents or, above MAX_NGRAM_TOKENS, in a sample by weight."""
     total = sum(weight for _, weight in texts)
     fits = sum(text.tokens for text, _ in texts) <= MAX_NGRAM_TOKENS
     sizes = [MAX_NGRAM_TOKENS if fits else MAX_NGRAM_TOKENS * weight / total for _, weight in texts]
@@ -129,7 +129,7 @@ def load_or_fit(path: Path | str) -> tuple[Any, Tokenizer]:
 
 @dataclass(frozen=True)
 class Baselines:
-    """The two baselines of every loss curve, in nats a token.
+    """The two baselines of every loss curve, in nats per token.
 
     `unigram` is the entropy of single tokens in the text that is scored: no model of single tokens
     can be below it. `trigram` is fitted on the training text and scored on held-out text, if any.
@@ -147,7 +147,7 @@ def baselines(corpus: CountableText, held_out: CountableText | None) -> Baseline
 def mixture_baselines(
     texts: Sequence[tuple[CountableText, CountableText | None, float]],
 ) -> Baselines:
-    """Return the baselines of a mixture: each corpus, what it holds out, and its weight.
+    """Return the baselines of a mixture: each corpus, its held-out documents, and its weight.
 
     A token is weighted as its corpus is in the rows of training. The 3-gram model is fitted on the
     documents of all corpora, each once.
@@ -156,15 +156,15 @@ def mixture_baselines(
     if not scored:
         return Baselines(unigram_entropy([(corpus, weight) for corpus, _, weight in texts]), None)
     model = fit_ngram([(corpus, weight) for corpus, _, weight in texts])
-    whole = sum(weight for _, weight in scored)
-    found = []
+    total = sum(weight for _, weight in scored)
+    parts = []
     for text, weight in scored:
         losses = [model.nll(text.document(i)) for i in range(text.documents)]
         nats, tokens = sum(float(x.sum()) for x in losses), sum(map(len, losses))
-        found.append((weight / whole / tokens, LikelihoodScores(nats, tokens, text.bytes)))
-    tokens = sum(one.tokens for _, one in found)
-    nats = tokens * sum(share * one.nats for share, one in found)
-    size = round(tokens * sum(share * one.bytes for share, one in found))
+        parts.append((weight / total / tokens, LikelihoodScores(nats, tokens, text.bytes)))
+    tokens = sum(scores.tokens for _, scores in parts)
+    nats = tokens * sum(factor * scores.nats for factor, scores in parts)
+    size = round(tokens * sum(factor * scores.bytes for factor, scores in parts))
     return Baselines(unigram_entropy(scored), LikelihoodScores(nats, tokens, size))
 
 
@@ -172,5 +172,5 @@ def unigram_entropy(texts: Sequence[tuple[CountableText, float]]) -> float:
     """Return the entropy of single tokens in corpora, each with its weight."""
     if len(texts) == 1:
         return entropy(texts[0][0].token_counts())
-    shares = sum(text.token_counts() * (weight / text.tokens) for text, weight in texts)
-    return entropy(np.rint(shares * (COUNT_SCALE / np.sum(shares))).astype(np.int64))
+    frequencies = sum(text.token_counts() * (weight / text.tokens) for text, weight in texts)
+    return entropy(np.rint(frequencies * (COUNT_SCALE / np.sum(frequencies))).astype(np.int64))

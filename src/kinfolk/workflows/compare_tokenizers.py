@@ -1,4 +1,4 @@
-"""Compare tokenizers: given ones, and ones that are trained on the text they are measured on."""
+"""Compare tokenizers on one text: existing ones, and ones trained on the rest of the text."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,6 @@ from pathlib import Path
 from kinfolk.data.documents import read_documents
 from kinfolk.errors import UserError
 from kinfolk.reports.tokenizers_page import SampleToken, TokenizerRow, TokenizersPage
-from kinfolk.text import train
 from kinfolk.text.inspect import (
     TokenizerStats,
     TokenView,
@@ -15,10 +14,11 @@ from kinfolk.text.inspect import (
     token_views,
     tokenizer_stats,
 )
+from kinfolk.text.train import KINDS, train_tokenizer
 from kinfolk.workflows.folders import load_tokenizer
 
-VOCAB = 8192
-SAMPLE = 240  # characters of the text that are shown as tokens
+VOCAB_SIZE = 8192  # of --train KIND
+SAMPLE = 240  # characters of the sample
 MIN_SCRIPT_SHARE = 0.01  # of the words: scripts below it are not reported
 
 
@@ -38,7 +38,7 @@ class Comparison:
     """Tokenizers that were measured on one text."""
 
     rows: Sequence[MeasuredTokenizer]
-    held_out: bool  # whether the text was kept from those that were trained here
+    held_out: bool  # the text was held out from the tokenizers trained here
 
     @property
     def scripts(self) -> list[str]:
@@ -54,7 +54,7 @@ class Comparison:
     def text(self) -> str:
         """The size of the text."""
         words, size = self.rows[0].measures.words, self.rows[0].measures.bytes
-        kept = ", a tenth of the documents, kept from those that were learned here"
+        kept = ", 10% of the documents, held out from the tokenizers trained here"
         return f"{words:,} words in {size:,} bytes{kept if self.held_out else ''}"
 
     def page(self) -> TokenizersPage:
@@ -80,63 +80,63 @@ def compare(
     files: Sequence[Path],
     *,
     folders: Sequence[Path] = (),
-    learn: Sequence[str] = (),
+    train: Sequence[str] = (),
     lowercase: bool = False,
-    words: str = "spaces",
+    segmenter: str = "spaces",
     field: str | None = None,
     column: str | None = None,
-    say: Callable[[str], None] = lambda doing: None,
+    on_message: Callable[[str], None] = lambda message: None,
 ) -> Comparison:
-    """Measure tokenizers on the same text: those in `folders`, and some to `learn` ("bpe:8192").
+    """Measure tokenizers on the same text: those in `folders`, and those to `train` ("bpe:8192").
 
-    Where some are learned, a tenth of the documents is kept from them, and all are measured on it.
+    With `train`, 10% of the documents are held out, and all tokenizers are measured on these.
     """
-    asked = [parse_spec(one) for one in learn]
-    if not folders and not asked:
-        raise UserError("nothing to compare: name tokenizers with --tokenizer or --train")
-    if asked and Path("-") in files:
-        raise UserError("what is piped in can be read once only: give files to learn from")
-    found = list(zip(names(folders), map(load_tokenizer, folders), strict=True))
+    specs = [parse_spec(spec) for spec in train]
+    if not folders and not specs:
+        raise UserError("no tokenizers to compare: name them with --tokenizer or --train")
+    if specs and Path("-") in files:
+        raise UserError("stdin can be read only once: --train needs files")
+    tokenizers = list(zip(names(folders), map(load_tokenizer, folders), strict=True))
 
     def texts(held: bool) -> Iterator[str]:
-        every = (one.text for one in read_documents(files, field=field, column=column))
-        return (text for text in every if not asked or held_out(text) == held)
+        documents = read_documents(files, field=field, column=column)
+        return (d.text for d in documents if not specs or held_out(d.text) == held)
 
-    for name, (kind, vocab) in zip(learn, asked, strict=True):
-        say(f"learning {name}")
-        learned = train.train_tokenizer(
+    for name, (kind, vocab_size) in zip(train, specs, strict=True):
+        on_message(f"training {name}")
+        trained = train_tokenizer(
             texts(False),
             kind=kind,
-            vocab_size=vocab,
+            vocab_size=vocab_size,
             lowercase=lowercase,
-            segmenter=words if kind == "word" else "spaces",
+            segmenter=segmenter if kind == "word" else "spaces",
         )
-        found.append((name, learned))
-    say("measuring")
+        tokenizers.append((name, trained))
+    on_message("measuring")
     kept: list[str] = []
-    measures = tokenizer_stats([one for _, one in found], keep_first(texts(True), kept))
+    measures = tokenizer_stats([t for _, t in tokenizers], keep_first(texts(True), kept))
     if not measures[0].tokens:
         raise UserError(
-            "no document fell to the tenth that is measured: give more text"
-            if asked
-            else "the text holds no words to measure: give other text"
+            "no document is in the held-out 10%: use more text"
+            if specs
+            else "the text has no words to measure: use another text"
         )
     rows = [
-        MeasuredTokenizer(name, one.kind, one.vocab_size, measured, token_views(one, kept[0]))
-        for (name, one), measured in zip(found, measures, strict=True)
+        MeasuredTokenizer(name, t.kind, t.vocab_size, stats, token_views(t, kept[0]))
+        for (name, t), stats in zip(tokenizers, measures, strict=True)
     ]
-    return Comparison(rows=rows, held_out=bool(asked))
+    return Comparison(rows=rows, held_out=bool(specs))
 
 
 def parse_spec(spec: str) -> tuple[str, int]:
-    """Parse KIND:VOCAB."""
-    kind, _, vocab = spec.partition(":")
-    if kind not in train.KINDS or not (vocab.isdecimal() or ":" not in spec):
+    """Parse KIND:SIZE; the size is optional."""
+    kind, _, size = spec.partition(":")
+    if kind not in KINDS or not (size.isdecimal() or ":" not in spec):
         raise UserError(
-            f"--train {spec} names no tokenizer: write KIND:VOCAB, as bpe:{VOCAB}; the kinds are "
-            f"{', '.join(train.KINDS)}"
+            f"--train must be KIND:SIZE, e.g. bpe:{VOCAB_SIZE}, with a kind of {', '.join(KINDS)} "
+            f"(got {spec})"
         )
-    return kind, int(vocab or VOCAB)
+    return kind, int(size or VOCAB_SIZE)
 
 
 def names(folders: Sequence[Path]) -> list[str]:
@@ -149,7 +149,7 @@ def names(folders: Sequence[Path]) -> list[str]:
 
 
 def keep_first(texts: Iterable[str], kept: list[str]) -> Iterator[str]:
-    """Pass texts on, and keep the beginning of the first."""
+    """Yield texts, and append the beginning of the first to `kept`."""
     for text in texts:
         if not kept:
             space = text.rfind(" ", 0, SAMPLE)

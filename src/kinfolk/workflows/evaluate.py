@@ -50,7 +50,7 @@ SCORE_KINDS = {
     "encoder-decoder": "pseudo-likelihood, each span from the text around it",
     "pairs": "likelihood of each target, left to right, given its source",
 }
-_BLANK = re.compile(r"\n\s*\n")
+BLANK_LINES = re.compile(r"\n\s*\n")
 
 
 @overload
@@ -137,9 +137,9 @@ class TextEvaluation:
         return replace(scores, kind=SCORE_KINDS[kind])
 
     def auxiliary_metrics(self, rows: int = 32) -> dict[str, float]:
-        """Return the scores of what the objective predicts besides tokens."""
+        """Return the scores of the other predictions of the objective, besides tokens."""
         objective = self.objective
-        if isinstance(objective, MLM):  # the words of a text are not known
+        if isinstance(objective, MLM):  # texts have no word boundaries
             length = self.scoring.max_length
             objective = replace(objective, max_length=length, whole_word_masking=False)
         if isinstance(objective, RTD):
@@ -248,83 +248,81 @@ def measure_samples(
     written = [
         np.array(ids, np.int64) for ids in tokenizer.encode_batch(texts, add_special_tokens=False)
     ]
-    found = diversity_scores(texts, perplexity(model.counts, written))
+    scores = diversity_scores(texts, perplexity(model.counts, written))
     held_out = CorpusShare(str(corpus)).held_out()
     if held_out is None:
         warnings.warn(
-            f"{corpus} holds no documents out, so there is no real text to compare with: "
-            "prepare it with --holdout",
+            f"corpus {corpus} has no held-out documents to compare with: prepare it with --holdout",
             stacklevel=2,
         )
-        return found, None
+        return scores, None
     length = max(1, round(sum(map(len, written)) / len(written)))
     real = sample_excerpts(held_out, len(texts), length)
-    return found, diversity_scores(
+    return scores, diversity_scores(
         [tokenizer.decode(ids) for ids in real], perplexity(model.counts, real)
     )
 
 
 def sample_excerpts(corpus: Corpus, count: int, length: int) -> list[IntArray]:
-    """Take excerpts of a length from all over the corpus, as few as possible of each document.
-
-    Shorter documents come last, whole.
-    """
+    """Return excerpts of one length, spread over the documents; shorter documents come last."""
     starts, sizes = corpus.starts[:-1], np.diff(corpus.starts)
-    found: list[IntArray] = []
-    turn = 0
-    while len(found) < count and (sizes >= (turn + 1) * length).any():
-        begins = starts[sizes >= (turn + 1) * length] + turn * length
-        found += [
-            corpus.ids(b, b + length) for b in evenly_spaced(begins, count - len(found)).tolist()
-        ]
-        turn += 1
-    short = np.flatnonzero((sizes > 0) & (sizes < length))
-    return found + [corpus.document(i) for i in evenly_spaced(short, count - len(found)).tolist()]
+    excerpts: list[IntArray] = []
+    index = 0  # of the excerpt within its document
+    while len(excerpts) < count and (sizes >= (index + 1) * length).any():
+        begins = starts[sizes >= (index + 1) * length] + index * length
+        begins = evenly_spaced(begins, count - len(excerpts))
+        excerpts += [corpus.ids(begin, begin + length) for begin in begins.tolist()]
+        index += 1
+    short = evenly_spaced(np.flatnonzero((sizes > 0) & (sizes < length)), count - len(excerpts))
+    return excerpts + [corpus.document(i) for i in short.tolist()]
 
 
-def evenly_spaced(values: IntArray, most: int) -> IntArray:
-    """Return all values or, of too many, some at equal distances."""
-    if len(values) <= most:
+def evenly_spaced(values: IntArray, count: int) -> IntArray:
+    """Return at most `count` values, at equal distances."""
+    if len(values) <= count:
         return values
-    return values[np.arange(most) * len(values) // max(most, 1)]
+    return values[np.arange(count) * len(values) // max(count, 1)]
 
 
-def samples_as_dict(found: DiversityScores) -> dict[str, float | int | None]:
+def samples_as_dict(scores: DiversityScores) -> dict[str, float | int | None]:
     """Return the measures by name, one number each."""
-    values = asdict(found)
-    shares = {f"distinct_{size}": share for size, share in enumerate(values["distinct_n"], 1)}
+    values = asdict(scores)
+    distinct = {f"distinct_{n}": value for n, value in enumerate(values["distinct_n"], 1)}
     before = ("texts", "empty", "words")
     after = ("repetition_rate", "loop_rate", "self_bleu", "perplexity")
-    return {**{n: values[n] for n in before}, **shares, **{n: values[n] for n in after}}
+    return {**{n: values[n] for n in before}, **distinct, **{n: values[n] for n in after}}
 
 
 def read_samples(path: Path) -> list[str]:
-    """Read samples: of JSON the field "text", of plain text its blocks or, if it is one, its lines.
+    """Read samples: the field "text" of JSON, the blocks of plain text or, of one block, its lines.
 
-    JSON has an object a line, or one list of objects or texts. A text may hold a NUL, which a model
-    that generates bytes may emit.
+    JSON has one object per line, or one list of objects or strings. A NUL is allowed: a model that
+    generates bytes may emit it.
     """
     if path.is_dir() or not path.exists():
-        raise UserError(f"{path} is no file: give one of samples, as kinfolk generate writes them")
+        raise UserError(f"no such file: {path}")
     with open_input(path) as source:
         text = "".join(normalize_newlines(decode_utf8(source)))
     if content_suffix(path) in JSON:
-        found = list(_sample_texts(path, text))
+        samples = list(_sample_texts(path, text))
     else:
-        blocks = _BLANK.split(text.strip())
-        found = blocks if len(blocks) > 1 else text.strip().split("\n")
-    if not any(text.strip() for text in found):
+        blocks = BLANK_LINES.split(text.strip())
+        samples = blocks if len(blocks) > 1 else text.strip().split("\n")
+    if not any(sample.strip() for sample in samples):
         raise UserError(
-            f"{path} holds no samples: give a text a line, or blocks between blank lines, or "
-            f"JSON lines with a field {DEFAULT_TEXT_FIELD!r}"
+            f"{path} has no samples: use one text per line, blocks between blank lines, or JSON "
+            f"lines with a field {DEFAULT_TEXT_FIELD!r}"
         )
-    return found
+    return samples
 
 
 def _sample_texts(path: Path, text: str) -> Iterator[str]:
     try:
         rows = json.loads(text)
-    except (ValueError, RecursionError):  # several lines, or an error whose line is named below
+    except (
+        ValueError,
+        RecursionError,
+    ):  # several lines, or an error that `read_jsonl` reports with its line
         with open_input(path) as source:
             yield from read_jsonl(source, allow_nul=True)
         return

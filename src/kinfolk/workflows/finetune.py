@@ -40,7 +40,7 @@ from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.config import FineTuneConfig, TrainConfig
 from kinfolk.training.loop import Callback
 from kinfolk.training.regularize import FGM, GradualUnfreezing, noisy_tune
-from kinfolk.training.run import LossFn, Run, Workload, check_new_folder, select_device
+from kinfolk.training.run import LossFn, Run, Workload, select_device
 from kinfolk.training.step import sum_counts
 from kinfolk.workflows.finetune_recipe import (
     FineTuneRecipe,
@@ -51,6 +51,7 @@ from kinfolk.workflows.finetune_recipe import (
     resolve_steps,
     with_dropout,
 )
+from kinfolk.workflows.folders import RESUME, check_new_folder
 from kinfolk.workflows.predict import load_predictor
 from kinfolk.workflows.recipe import Settings, keyword_settings, settings_list
 from kinfolk.workflows.report import best_metrics, write_report
@@ -169,7 +170,7 @@ class FineTuneWorkload(Workload):
         backbone: nn.Module,
         tokenizer: Tokenizer,
         callbacks: Sequence[Callback] = (),
-        settings: Sequence[str] = (),  # that were given: steps and evaluations follow from the rest
+        settings: Sequence[str] = (),  # given fields, which are not derived from the data
     ) -> None:
         self.tokenizer, self.objective = tokenizer, recipe.formulations[0]
         splits = [dataset.splits for dataset in recipe.datasets]
@@ -181,21 +182,21 @@ class FineTuneWorkload(Workload):
             recipe.formulations, splits, recipe.datasets, strict=True
         ):
             instances = [formulation.instances(row, tokenizer) for row in rows]
-            if cut := sum(any(one.truncated_tokens for one in some) for some in instances):
+            if truncated := sum(any(i.truncated_tokens for i in group) for group in instances):
                 messages.append(
-                    f"{cut:,} of {len(rows):,} rows of {Path(dataset.train).name} are cut to "
-                    f"{formulation.max_length} tokens"
+                    f"{Path(dataset.train).name}: {truncated:,} of {len(rows):,} rows truncated to "
+                    f"{formulation.max_length} tokens (--length)"
                 )
             if recipe.teacher:
                 instances = distill(
                     recipe.teacher, formulation, rows, instances, recipe.train.device
                 )
-            sets.append([instance for some in instances for instance in some])
+            sets.append([instance for group in instances for instance in group])
         messages += [text for dataset in recipe.datasets for text in dataset.report.messages()]
         for message in messages:
             for callback in callbacks:
                 callback.on_message(message)
-        sizes = [len(some) for some in sets]
+        sizes = list(map(len, sets))
         self.recipe = recipe = resolve_steps(recipe, sizes, settings)
         self.train, config = recipe.train, recipe.finetune
         if self.train.cuda_graph == "yes" and (
@@ -221,7 +222,7 @@ class FineTuneWorkload(Workload):
         if config.noisy_tune:
             fresh = {*self.model.parameters()} - {*self.model.pretrained.parameters()}
             noisy_tune(self.model, config.noisy_tune, seed=self.train.seed, fresh=fresh)
-        self.fingerprints = [one for dataset in recipe.datasets for one in dataset.fingerprints]
+        self.fingerprints = [f for dataset in recipe.datasets for f in dataset.fingerprints]
         self.layer_lr_decay = config.layer_lr_decay
         self.early_stopping_patience = config.early_stopping_patience
         if config.gradual_unfreezing:
@@ -243,7 +244,7 @@ class FineTuneWorkload(Workload):
         return cls(recipe, backbone, tokenizer, callbacks, RESOLVED_FIELDS)
 
     def write_recipe(self, folder: Path) -> None:
-        """Write recipe.json, the tokenizer, and rows that were given in memory."""
+        """Write recipe.json, the tokenizer, and the rows given in memory."""
         self.tokenizer.save(folder / "tokenizer")
         for dataset in self.recipe.datasets:
             dataset.write_rows(folder)
@@ -309,7 +310,7 @@ class FineTuneWorkload(Workload):
 
 
 def model_for_task(recipe: FineTuneRecipe, backbone: nn.Module) -> LanguageModel:
-    """Return the backbone with a head drawn from the seed, where the formulation needs one."""
+    """Return the backbone, with a randomly initialized head if the formulation needs one."""
     torch.manual_seed(recipe.train.seed)
     try:
         if recipe.formulations[0].head:
@@ -318,14 +319,14 @@ def model_for_task(recipe: FineTuneRecipe, backbone: nn.Module) -> LanguageModel
         model.load_state_dict(backbone.state_dict())
     except RuntimeError:  # shapes differ
         raise UserError(
-            f"the weights of {recipe.init_from} do not fit the settings of the model: leave those "
-            "that change its size out, or start from fresh weights with --scratch"
+            f"the weights of {recipe.init_from} do not fit the model settings: remove those that "
+            "change its size, or use --from-scratch"
         ) from None
     return model
 
 
 def build_fresh_model(recipe: FineTuneRecipe) -> Any:
-    """Build the backbone with weights drawn from the seed."""
+    """Build the randomly initialized backbone."""
     torch.manual_seed(recipe.train.seed)
     return recipe.model.pretrained.build()
 
@@ -339,28 +340,30 @@ def distill(
 ) -> list[list[Instance]]:
     """Add the soft labels of a teacher to the instances of each row.
 
-    Teacher and student may be of different families: they share the task and its labels alone.
+    Teacher and student may be of different families; only the task and its labels must be equal.
     """
     predictor = load_predictor(teacher, device=device)
     formulation, task = predictor.formulation, predictor.task
     if not isinstance(student, LabelHead) or not formulation.distills:
         raise UserError(
-            f"{teacher} cannot teach this: teachers and students classify, regress, choose and "
-            "tag by a head"
+            f"teacher {teacher}: distillation needs a formulation with a head (classify, regress, "
+            "choose or tag) for teacher and student"
         )
     if (task.kind, task.labels) != (student.task.kind, student.task.labels):
         raise UserError(
-            f"{teacher} learned another task: it knows {', '.join(task.labels)} and the file has "
-            f"{', '.join(student.task.labels)}"
+            f"teacher {teacher} has other labels ({', '.join(task.labels)}) than the training rows "
+            f"({', '.join(student.task.labels)})"
         )
-    asked = [formulation.instances(row, predictor.tokenizer, labelled=False) for row in rows]
-    flat = [instance for some in asked for instance in some]
+    inputs = [formulation.instances(row, predictor.tokenizer, labelled=False) for row in rows]
+    flat = [instance for group in inputs for instance in group]
     logits = iter(forward_instances(formulation, predictor.model, flat, TOKENS_PER_BATCH))
-    taught = []
-    for own, questions in zip(instances, asked, strict=True):
-        soft = [formulation.soft_labels(next(logits), student.temperature) for _ in questions]
+    distilled = []
+    for group, teacher_group in zip(instances, inputs, strict=True):
+        soft = [formulation.soft_labels(next(logits), student.temperature) for _ in teacher_group]
         if task.output == "tags":  # the two may split a long sentence at different words
-            cuts = np.cumsum([len(i.examples[0].read_positions) for i in own])[:-1]
+            cuts = np.cumsum([len(i.examples[0].read_positions) for i in group])[:-1]
             soft = list(np.split(np.concatenate(soft), cuts))
-        taught.append([replace(i, teacher_probs=probs) for i, probs in zip(own, soft, strict=True)])
-    return taught
+        distilled.append(
+            [replace(i, teacher_probs=probs) for i, probs in zip(group, soft, strict=True)]
+        )
+    return distilled

@@ -16,8 +16,8 @@ from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.tasks.dataset import TaskDataset
 from kinfolk.tasks.formulations.base import Formulation
 from kinfolk.tasks.task import Task
-from kinfolk.text import train as train_module
 from kinfolk.text.tokenizer import Tokenizer
+from kinfolk.text.train import train_tokenizer
 from kinfolk.training.config import FineTuneConfig, TrainConfig
 from kinfolk.workflows.folders import find_model_folder, load_tokenizer
 from kinfolk.workflows.load import load
@@ -55,7 +55,7 @@ class FineTuneRecipe:
         return {f"{prefix}{task.main_metric}": task for prefix, task in pairs}
 
     def selection_score(self, metrics: Mapping[str, float]) -> float:
-        """Return the mean of the main metrics, each turned so that more is better."""
+        """Return the mean of the main metrics, each rescaled so that higher is better."""
         values = [
             task.normalized(metrics[name])
             for name, task in self.main_metrics.items()
@@ -64,30 +64,31 @@ class FineTuneRecipe:
         return sum(values) / len(values)
 
     def write(self, path: Path) -> None:
-        """Write it as JSON."""
+        """Write the recipe as JSON."""
         write_json(self, path)
 
     @classmethod
     def read(cls, path: Path) -> "FineTuneRecipe":
-        """Read what `write` wrote."""
-        found = read_json(path)
-        if not isinstance(found, FineTuneRecipe):
-            raise UserError(f"{path.parent} was pretrained, not fine-tuned: finetune it first")
-        return found
+        """Read a recipe written by `write`."""
+        recipe = read_json(path)
+        if not isinstance(recipe, FineTuneRecipe):
+            raise UserError(f"{path.parent} is not a fine-tuning run: use kinfolk finetune first")
+        return recipe
 
 
 def default_train_config(config: Any, *, fresh: bool) -> TrainConfig:
-    """Return the training settings of fine-tuning a network: a large one has a small rate."""
-    body = config.pretrained
-    kind = body.network().architecture
+    """Return the default training settings; wider networks have lower learning rates."""
+    backbone = config.pretrained
+    architecture = backbone.network().architecture
     common = TrainConfig(
         batch_size=32, schedule="linear", min_lr_ratio=0.0, betas=(0.9, 0.999), eval_batches=64
     )
-    if kind == "encoder-decoder":
+    if architecture == "encoder-decoder":
         return replace(common, optimizer="adamw_rms", lr=5e-3, weight_decay=0.0)
-    # BERT's 4e-5 at width 768 (appendix A.3), more for a narrower network, and for fresh weights.
-    peak = 2e-3 if kind == "recurrent" else min(2e-3, (0.12 if fresh else 0.03) / body.hidden_size)
-    return replace(common, lr=float(f"{peak:.1e}"), weight_decay=0.01)
+    # BERT's 4e-5 at hidden size 768 (appendix A.3); higher for narrower and untrained networks.
+    scale = 0.12 if fresh else 0.03
+    lr = 2e-3 if architecture == "recurrent" else min(2e-3, scale / backbone.hidden_size)
+    return replace(common, lr=float(f"{lr:.1e}"), weight_decay=0.01)
 
 
 def with_dropout(config: Any, rate: float) -> Any:
@@ -98,14 +99,14 @@ def with_dropout(config: Any, rate: float) -> Any:
 
 
 def epoch_steps(train: TrainConfig, examples: Sequence[int]) -> int:
-    """Return the steps of an epoch over sets with these numbers of examples."""
+    """Return the number of steps of an epoch over datasets of these sizes."""
     return max(1, math.ceil(sum(examples) / train.batch_size))
 
 
 def resolve_steps(
     recipe: FineTuneRecipe, examples: Sequence[int], settings: Sequence[str] = ()
 ) -> FineTuneRecipe:
-    """Set steps, evaluations, checkpoints and warm-up by the number of examples."""
+    """Derive steps, evaluations, checkpoints and warm-up from the number of examples."""
     train, finetune_config = recipe.train, recipe.finetune
     epoch = epoch_steps(train, examples)
     steps = max(1, math.ceil(finetune_config.epochs * epoch))
@@ -129,48 +130,46 @@ def mean_and_std(scores: Sequence[float]) -> tuple[float, float]:
     return float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else 0.0
 
 
-VOCAB = 8192  # of a tokenizer that is learned from the labelled text itself
+VOCAB_SIZE = 8192  # of a tokenizer trained on the labelled text
 
 
 @dataclass(frozen=True, kw_only=True)
 class InitialWeights:
-    """A folder, or the name of a network whose weights are fresh."""
+    """A model folder, or FAMILY/SIZE for random initialization."""
 
     folder: str = ""  # of a saved model
-    name: str = ""  # or family/size
-    tokenizer: str = ""  # of a network that is named
-    from_scratch: bool = False  # forget the weights of the folder
+    name: str = ""  # or FAMILY/SIZE
+    tokenizer: str = ""  # folder, for FAMILY/SIZE
+    from_scratch: bool = False  # ignore the weights of the folder
     seed: int = 0
 
     @property
     def fresh(self) -> bool:
-        """Whether the weights are drawn here."""
+        """Whether the weights are randomly initialized."""
         return self.from_scratch or not self.folder
 
     def open(self, rows: Sequence[Sequence[Any]]) -> tuple[Any, Tokenizer]:
-        """Return the network and its tokenizer; one may be learned from the rows."""
+        """Return the network and its tokenizer, which may be trained on the rows."""
         if self.folder:
             model, tokenizer = load(self.folder)
-            body: Any = model.backbone if isinstance(model, ModelWithHead) else model
+            backbone: Any = model.backbone if isinstance(model, ModelWithHead) else model
             if self.from_scratch:
                 torch.manual_seed(self.seed)
-                body = body.config.build()
-            return body, tokenizer
+                backbone = backbone.config.build()
+            return backbone, tokenizer
         tokenizer = self.open_tokenizer(rows)
         torch.manual_seed(self.seed)
         return self.config(tokenizer).build(), tokenizer
 
     def open_tokenizer(self, rows: Sequence[Sequence[Any]]) -> Tokenizer:
-        """Open the tokenizer, or learn one from the texts."""
+        """Load the tokenizer, or train one on the texts of the rows."""
         if self.tokenizer:
             return load_tokenizer(self.tokenizer)
-        texts = [text for some in rows for row in some for text in row.texts_and_labels]
-        return train_module.train_tokenizer(
-            iter(texts), kind="wordpiece", vocab_size=VOCAB, fewer=True
-        )
+        texts = (text for group in rows for row in group for text in row.texts_and_labels)
+        return train_tokenizer(texts, kind="wordpiece", vocab_size=VOCAB_SIZE, fewer=True)
 
     def config(self, tokenizer: Tokenizer) -> Any:
-        """Return the network that is named."""
+        """Return the config of FAMILY/SIZE for a tokenizer."""
         name, _, size = self.name.partition("/")
         config = family(name).config(size or "tiny")
         return config.with_fields(
@@ -183,13 +182,12 @@ class InitialWeights:
 def parse_initial_weights(
     model: str, *, tokenizer: Path | None = None, scratch: bool = False, seed: int = 0
 ) -> InitialWeights:
-    """Tell a folder from a name."""
-    wanted = "" if tokenizer is None else str(tokenizer)
+    """Return the initial weights of a model folder or of FAMILY/SIZE."""
     if Path(model).exists():
-        if wanted:
-            raise UserError(f"{model} has its own tokenizer: leave --tokenizer out")
+        if tokenizer is not None:
+            raise UserError(f"--tokenizer does not apply to {model}, which has one: remove it")
         return InitialWeights(
             folder=str(find_model_folder(model).resolve()), from_scratch=scratch, seed=seed
         )
     check_name(model)
-    return InitialWeights(name=model, tokenizer=wanted, seed=seed)
+    return InitialWeights(name=model, tokenizer=str(tokenizer or ""), seed=seed)

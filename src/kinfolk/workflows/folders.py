@@ -9,10 +9,13 @@ if TYPE_CHECKING:
     from kinfolk.text.tokenizer import Tokenizer
 
 
-def check_new_folder(path: Path) -> None:
-    """Refuse an output folder that holds something already."""
+RESUME = "choose another -o, or resume it with --resume"
+
+
+def check_new_folder(path: Path, remedy: str = "choose another -o") -> None:
+    """Refuse an output folder that exists and is not empty."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise UserError(f"{path} already exists: choose another -o")
+        raise UserError(f"{path} already exists: {remedy}")
 
 
 def check_new_file(path: Path) -> None:

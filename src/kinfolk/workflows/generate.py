@@ -65,7 +65,7 @@ def generate(model: Any, tokenizer: Any = None, prompt: Any = None, **options: A
     config = GenerationConfig.from_options(options)
     network, tokenizer, prompt = _open_for("generate", model, tokenizer, prompt)
     outputs = generate_many(network, tokenizer, prompt, config)
-    texts = [output.text for own in outputs for output in own]
+    texts = [output.text for group in outputs for output in group]
     return texts[0] if isinstance(prompt, str) and len(texts) == 1 else texts
 
 
@@ -108,13 +108,13 @@ def fill(
 
 
 def _open_for(verb: str, model: Any, tokenizer: Any, text: Any) -> tuple[Any, Tokenizer, Any]:
-    """Return the network, the tokenizer and the text that a call means, or say how to call."""
+    """Return the network, the tokenizer and the text of a call; errors show its signature."""
     usage = f"kinfolk.{verb}(model, tokenizer, text) or kinfolk.{verb}(folder, text)"
     if isinstance(model, Path | str):
         if text is None:
             tokenizer, text = None, tokenizer
-        network, own = (load if verb == "fill" else load_generator)(model)
-        tokenizer = own if tokenizer is None else tokenizer
+        network, loaded = (load if verb == "fill" else load_generator)(model)
+        tokenizer = loaded if tokenizer is None else tokenizer
         if verb == "fill":
             network = to_inference(require_ability(network, "fill"))
     elif isinstance(model, LanguageModel):
@@ -127,8 +127,8 @@ def _open_for(verb: str, model: Any, tokenizer: Any, text: Any) -> tuple[Any, To
     if not isinstance(tokenizer, Tokenizer):
         raise UserError(f"the tokenizer is missing: call {usage}")
     texts = text if isinstance(text, list) else [text]
-    if not all(isinstance(one, str) for one in texts):
-        wrong = next(type(one).__name__ for one in texts if not isinstance(one, str))
+    wrong = next((type(item).__name__ for item in texts if not isinstance(item, str)), None)
+    if wrong is not None:
         raise UserError(f"the text must be a str or a list of str, not {wrong}: call {usage}")
     return network, tokenizer, text
 
@@ -149,8 +149,11 @@ def load_seq2seq(
     """Open an encoder-decoder."""
     model, tokenizer = load(path)
     if model.decoding != "encoder-decoder":
-        others = [name for name, m in index().items() if m.architecture == "encoder-decoder"]
-        raise UserError(f"{family_of(model).name} cannot {verb}: {', '.join(others)} can")
+        others = [n for n, entry in index().items() if entry.architecture == "encoder-decoder"]
+        raise UserError(
+            f"{family_of(model).name} models do not support {verb} (families that do: "
+            f"{', '.join(others)})"
+        )
     return to_inference(model, device=device, precision=precision), tokenizer
 
 
@@ -159,17 +162,17 @@ def to_inference(model: Any, *, device: str = "auto", precision: str = "auto") -
     precision = {"float32": "fp32", "bfloat16": "bf16"}.get(precision, precision)
     if precision not in PRECISIONS:
         raise UserError(f"unknown precision {precision!r}: {did_you_mean(precision, PRECISIONS)}")
-    where = select_device(device)
+    target = select_device(device)
     if isinstance(model, NGram):
         if precision not in ("auto", "fp32"):
-            raise UserError(f"precision {precision} does not apply to n-gram models: leave it out")
+            raise UserError(f"precision {precision} does not apply to n-gram models: remove it")
         return model
     if precision == "int8":
-        if where.type != "cpu":
+        if target.type != "cpu":
             raise UserError("int8 runs on the CPU only: use --device cpu, or bf16 on CUDA")
         return quantize_int8(model)
-    half = precision == "bf16" or (precision == "auto" and where.type == "cuda")
-    return model.to(where, torch.bfloat16 if half else torch.float32)
+    half = precision == "bf16" or (precision == "auto" and target.type == "cuda")
+    return model.to(target, torch.bfloat16 if half else torch.float32)
 
 
 def task_prefix(path: Path | str, prefix: str | None, default: str | None = None) -> str:
@@ -184,7 +187,7 @@ def task_prefix(path: Path | str, prefix: str | None, default: str | None = None
         return ""
     if default is None:
         raise UserError(
-            f"{path} was not trained on pairs of texts: pass --source-prefix, for example "
+            f"{path} was not trained on sentence pairs: pass --source-prefix, for example "
             "'translate English to German: ', or '' for none"
         )
     return default

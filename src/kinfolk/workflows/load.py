@@ -39,11 +39,13 @@ def save(model: LanguageModel, tokenizer: Tokenizer, out: Path | str) -> Path:
 
 
 def require_ability(model: Any, ability: str) -> Any:
-    """Return the model, if its family has an ability."""
-    who = family_of(model)
-    if ability not in who.capabilities:
-        others = [name for name, m in index().items() if ability in m.capabilities]
-        raise UserError(f"{who.name} cannot {ability}: {', '.join(others)} can")
+    """Return the model; refuse a family without this capability."""
+    family = family_of(model)
+    if ability not in family.capabilities:
+        others = [name for name, entry in index().items() if ability in entry.capabilities]
+        raise UserError(
+            f"{family.name} models do not support {ability} (families that do: {', '.join(others)})"
+        )
     return model
 
 
@@ -69,11 +71,11 @@ def logits(model: LanguageModel, ids: Sequence[int], source: Sequence[int] | Non
             row, causal=True, encoder_inputs=Inputs.from_ids(encoded, causal=False)
         )
     elif source is not None:
-        raise UserError(f"{kind}s read no source: give the ids alone")
+        raise UserError(f"source applies to encoder-decoder models, not to {kind}s: remove it")
     else:
         inputs = Inputs.from_ids(row, causal=kind == "decoder")
-    was = model.training
+    training = model.training
     model.eval()
     scores: Tensor = model.lm_logits(model.forward_lm(inputs).hidden[0]).logits()
-    model.train(was)
+    model.train(training)
     return scores

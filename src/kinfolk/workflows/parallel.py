@@ -9,7 +9,7 @@ from kinfolk.metrics.text import library
 from kinfolk.text import Tokenizer, train_tokenizer
 from kinfolk.workflows.folders import load_tokenizer
 
-VOCAB = 8192
+VOCAB_SIZE = 8192
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class ParallelData:
         if self.tokenizer is not None:
             return load_tokenizer(self.tokenizer)
         both = (text for pair in self.train.rows() for text in (pair.source, pair.target))
-        size, is_default = self.vocab_size or VOCAB, self.vocab_size is None
+        size, is_default = self.vocab_size or VOCAB_SIZE, self.vocab_size is None
         return train_tokenizer(both, kind="bpe", vocab_size=size, fewer=is_default)
 
 
@@ -51,7 +51,7 @@ def parallel_data(
     tokenizer: Path | None = None,
     prefix: str | None = None,
 ) -> ParallelData | None:
-    """Return the sentence pairs that options of the command line name; None for none."""
+    """Return the sentence pairs of the command-line options; None if there are none."""
     train = _files("", source, target, pairs)
     dev = _files("dev-", dev_source, dev_target, dev_pairs)
     if train is None:
@@ -65,7 +65,9 @@ def parallel_data(
             raise UserError(f"--{given[0]} requires --source and --target, or --pairs")
         return None
     if vocab_size is not None and tokenizer is not None:
-        raise UserError("--vocab-size does not apply to an existing --tokenizer")
+        raise UserError(
+            "--vocab-size does not apply to an existing --tokenizer: remove one of them"
+        )
     return ParallelData(
         train=train, dev=dev, vocab_size=vocab_size, tokenizer=tokenizer, prefix=prefix or ""
     )

@@ -53,7 +53,7 @@ class Predictor:
     model: Any
     tokenizer: Tokenizer
     formulation: Formulation
-    file_spec: FileSpec | None = None  # how the training file was read
+    file_spec: FileSpec | None = None  # format of the training file
 
     @property
     def task(self) -> Task:
@@ -166,8 +166,8 @@ def load_predictor(path: Path | str, *, device: str = "auto", number: int = 0) -
         recipe = FineTuneRecipe.read(recipe_file)
         if not 0 <= number < len(recipe.formulations):
             raise UserError(
-                f"{path} was trained for {len(recipe.formulations)} tasks: there is no task "
-                f"{number + 1}"
+                f"--task-index must be from 1 to {len(recipe.formulations)} for {path} (got "
+                f"{number + 1})"
             )
         return Predictor(
             model, tokenizer, recipe.formulations[number], recipe.datasets[number].file_spec
@@ -189,9 +189,9 @@ def formulation_of_hf_model(model: ModelWithHead, tokenizer: Tokenizer) -> Formu
     """Return the formulation of a network that was fine-tuned with transformers."""
     c, family = model.config, family_of(model.config.backbone)
     cls = next(
-        one
-        for one in kinds().values()
-        if one.head == c.head and (one.output == "number") == c.regression
+        kind
+        for kind in kinds().values()
+        if kind.head == c.head and (kind.output == "number") == c.regression
     )
     task = cls(labels=c.labels if cls.output in ("label", "tags") else ())
     if c.backbone.network().architecture == "decoder" and c.head == "text":
@@ -227,7 +227,7 @@ def read_test_file(
 
 
 def match_format(file: Path | LabelledFile, spec: FileSpec, *, labelled: bool) -> FileSpec:
-    """Return a spec whose first row can be read: the given one, or else the detected one."""
+    """Return the given spec if the first row can be read with it, else the detected one."""
     spec = spec if labelled else without_labels(spec)
     if spec.task == "lm":
         return spec
@@ -244,7 +244,7 @@ def match_format(file: Path | LabelledFile, spec: FileSpec, *, labelled: bool) -
 
 
 def without_labels(spec: FileSpec) -> FileSpec:
-    """Return how a file is read without its label column, which it may lack."""
+    """Return the spec of a file without its label column."""
     if spec.format not in ("table", "columns", "digits") or spec.columns is None:
         return spec
     return replace(spec, columns=Columns(spec.columns.texts, None))
@@ -261,22 +261,22 @@ def predict_file(
 ) -> Predictions:
     """Predict the rows of a file."""
     if predictor.task.output == "likelihood":
-        raise UserError("a text has no label to predict: score it with evaluate --test")
+        raise UserError("plain text has no labels to predict: use kinfolk evaluate --test")
     if not rows:
-        raise UserError(f"{file} holds no rows: there is nothing to predict")
+        raise UserError(f"{file} has no rows to predict")
     values = predictor.predict(rows, watch=watch)
     return Predictions(file, spec, predictor.task, rows, values, all_probabilities)
 
 
 def truncation_report(predictor: Predictor, rows: Sequence[Any]) -> list[str]:
-    """Return messages about rows that are longer than the formulation reads at a time."""
+    """Return messages about rows longer than the maximum input length."""
     formulation = predictor.formulation
     instances = [formulation.instances(row, predictor.tokenizer, labelled=False) for row in rows]
-    truncated = sum(any(one.truncated_tokens for one in some) for some in instances)
-    split = sum(len(some) > 1 for some in instances)
+    truncated = sum(any(i.truncated_tokens for i in group) for group in instances)
+    split = sum(len(group) > 1 for group in instances)
     return [
-        f"{count:,} of {len(rows):,} rows are {what} {formulation.max_length} tokens"
-        for count, what in ((truncated, "cut to"), (split, "read in parts of"))
+        f"{count:,} of {len(rows):,} rows {action} {formulation.max_length} tokens"
+        for count, action in ((truncated, "truncated to"), (split, "split into windows of"))
         if count
     ]
 
@@ -306,7 +306,7 @@ def write_evaluation_page(
     details: Sequence[tuple[str, str]] = (),
     notes: Sequence[str] = (),
 ) -> None:
-    """Write the page of an evaluation, whole or not at all."""
+    """Write the page of an evaluation, atomically."""
     values, metric = to_plain(result), result.task.main_metric
     page = EvaluationPage(
         title=title,
@@ -354,10 +354,10 @@ def few_shot_predictor(
     of the test file.
     """
     if shots < 0:
-        raise UserError(f"--shots {shots}: use 0 or more")
+        raise UserError(f"--num-fewshot must be at least 0 (got {shots})")
     if shots and train is None:
         raise UserError(
-            f"--shots {shots}: name the file that few-shot examples are drawn from with --train"
+            f"--num-fewshot {shots} requires --fewshot-from, the file that examples are drawn from"
         )
     notes = notes or ReadReport()
     file = task_dataset(test, task=task, columns=columns, target=target)
@@ -368,17 +368,17 @@ def few_shot_predictor(
     body: Any = network.backbone if isinstance(network, ModelWithHead) else network
     cls = task_class(file.file_spec.task)
     labelled = [row for row in known if cls.reference(row) is not None]
-    asking = cls.from_rows(labelled, file=file.train)
+    file_task = cls.from_rows(labelled, file=file.train)
     family = family_of(body.config)
-    formulation = choose_formulation(family, type(asking), "prompt")
-    if words is not None and len(words) != len(asking.labels):
+    formulation = choose_formulation(family, type(file_task), "prompt")
+    if words is not None and len(words) != len(file_task.labels):
         raise UserError(
-            f"--words {','.join(words)}: {len(words)} words for {len(asking.labels)} classes; give "
-            f"one for each of {', '.join(asking.labels)}"
+            f"--verbalizer has {len(words)} words for {len(file_task.labels)} classes: give one "
+            f"for each of {', '.join(file_task.labels)}"
         )
     prompt: Any = build_formulation(
         formulation,
-        asking,
+        file_task,
         family,
         body.config,
         tokenizer,
@@ -394,7 +394,7 @@ def few_shot_predictor(
 def fewshot_rows(train: Path, file: TaskDataset, notes: ReadReport) -> list[Any]:
     """Read the rows that few-shot examples are drawn from, in the format of the test or its own."""
     if not train.is_file():
-        raise UserError(f"{train} is not there: give a file with labelled examples")
+        raise UserError(f"no such file: {train}")
     opened = LabelledFile(train)
     try:
         read = list(read_rows(opened, file.file_spec, report=notes))
@@ -404,13 +404,13 @@ def fewshot_rows(train: Path, file: TaskDataset, notes: ReadReport) -> list[Any]
     cls = task_class(file.file_spec.task)
     rows = [row for row in read if cls.reference(row) is not None]
     if not rows:
-        raise UserError(f"{train} has no labelled row: there are no few-shot examples to draw")
+        raise UserError(f"{train} has no labelled rows, which few-shot examples need")
     return rows
 
 
 def sample_fewshot(rows: Sequence[Any], shots: int, seed: int) -> list[Any]:
     """Draw few-shot examples; the same seed draws the same ones."""
     if shots > len(rows):
-        raise UserError(f"--shots {shots}: there are only {len(rows)} rows to draw them from")
+        raise UserError(f"--num-fewshot {shots} exceeds the {len(rows)} rows to draw from")
     order = generator(seed, Stream.SPLIT).permutation(len(rows))
     return [rows[index] for index in order[:shots]]

@@ -22,10 +22,10 @@ from kinfolk.nn.language_model import LanguageModel
 from kinfolk.rng import corpus_seed
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.loop import Callback
-from kinfolk.training.run import LossFn, Run, Workload, check_new_folder, select_device
+from kinfolk.training.run import LossFn, Run, Workload, select_device
 from kinfolk.training.step import sum_counts
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe
-from kinfolk.workflows.folders import check_model_folder
+from kinfolk.workflows.folders import check_model_folder, check_new_folder
 from kinfolk.workflows.recipe import Recipe, shared_tokenizer
 from kinfolk.workflows.report import write_report
 
@@ -94,7 +94,7 @@ class PretrainWorkload(Workload):
         self.held_out = held_out_batches(recipe)
         self.has_eval_data = self.held_out is not None
         torch.manual_seed(self.train.seed)
-        # A checkpoint brings all weights: the folder that the run began from may be gone.
+        # A checkpoint has all weights; the folder of the initial weights may be gone.
         model = initial_model(recipe) if fresh else recipe.model.build()
         self.model = model.to(device)
         if carries_memory(recipe):
@@ -156,8 +156,8 @@ def initial_model(recipe: Recipe) -> LanguageModel:
             model.load_state_dict(saved.state_dict())
         except RuntimeError:
             raise UserError(
-                f"the weights of {recipe.init_from} do not fit the network of this run: leave its "
-                "sizes as they are there"
+                f"the weights of {recipe.init_from} do not fit the network of this run: remove the "
+                "settings that change its size"
             ) from None
     return model
 
@@ -170,7 +170,7 @@ def carries_memory(recipe: Recipe) -> bool:
 def training_batches(
     recipe: Recipe, corpora: Sequence[Corpus], weights: Sequence[float]
 ) -> Batches:
-    """Return the batches of a run on its corpora, or on what they hold out."""
+    """Return the batches of a run on its corpora, or on their held-out documents."""
     parts, seed = recipe.train.gradient_accumulation, recipe.train.seed
     rows = recipe.train.batch_size // parts
     if carries_memory(recipe):
@@ -192,8 +192,8 @@ def training_batches(
 def held_out_batches(recipe: Recipe) -> Batches | None:
     """Return the held-out batches, if any: of a mixture with the weights of training.
 
-    So the held-out loss estimates what the training loss estimates, and the two curves can be
-    compared. A corpus that holds nothing out has no part in it.
+    The held-out loss is then comparable with the training loss. Corpora without held-out documents
+    are not in it.
     """
     pairs = [(share.held_out(), share.weight) for share in recipe.corpora]
     scored = [(corpus, weight) for corpus, weight in pairs if corpus is not None]
@@ -210,6 +210,6 @@ def held_out_batches(recipe: Recipe) -> Batches | None:
 def other_tokenizer(recipe: Recipe) -> UserError:
     """Return the error about a corpus whose ids are not those of the run."""
     return UserError(
-        f"{recipe.corpora[0].corpus} was made with another tokenizer than this run: prepare the "
-        "text again with the run's own tokenizer"
+        f"corpus {recipe.corpora[0].corpus} was tokenized with another tokenizer than this run: "
+        "prepare it with the tokenizer of the run"
     )

@@ -63,16 +63,16 @@ class Recipe:
         return (CorpusShare(self.corpus),) if isinstance(self.corpus, str) else self.corpus
 
     def write(self, path: Path) -> None:
-        """Write it as JSON."""
+        """Write the recipe as JSON."""
         write_json(self, path)
 
     @classmethod
     def read(cls, path: Path) -> "Recipe":
-        """Read what `write` wrote."""
+        """Read a recipe written by `write`."""
         recipe = read_json(path)
         if not isinstance(recipe, Recipe):
             raise UserError(
-                f"{path} is not the recipe of a pretraining run: a fine-tuning run is resumed by "
+                f"{path} is not the recipe of a pretraining run: resume a fine-tuning run with "
                 "kinfolk finetune --resume"
             )
         return recipe
@@ -193,7 +193,7 @@ def corpus_share(source: Path | str | Corpus | CorpusShare, weight: float) -> Co
 def check_corpus_size(corpora: Sequence[Corpus], length: int) -> None:
     """Refuse rows that are too short, and a corpus that does not fill one."""
     if length < 8:
-        raise UserError(f"rows of {length} tokens are too short to learn from: use 8 or more")
+        raise UserError(f"--length must be at least 8 (got {length})")
     for text in corpora:
         if text.tokens < length:
             raise UserError(
@@ -218,17 +218,19 @@ def parse_corpora(texts: Sequence[str]) -> list[CorpusShare]:
     bare = [folder for folder, weight in pairs if weight is None]
     if bare and len(bare) < len(pairs):
         raise UserError(
-            f"--corpus {bare[0]} has no weight and another has: write --corpus {bare[0]}=0.5, "
-            "or give none a weight"
+            f"--corpus {bare[0]} has no weight, but another one has: write --corpus {bare[0]}=0.5, "
+            "or remove all weights"
         )
     for folder, weight in pairs:
         if weight is not None and not 0 < weight < math.inf:
-            raise UserError(f"--corpus {folder}={weight:g} is no weight: give one above 0")
+            raise UserError(
+                f"the weight of --corpus {folder} must be greater than 0 (got {weight:g})"
+            )
     return [CorpusShare(folder, 1.0 if weight is None else weight) for folder, weight in pairs]
 
 
 def _parse_corpus(text: str) -> tuple[str, float | None]:
-    """Split at the last = if a number follows it, unless a folder has the whole text for a name."""
+    """Split at the last = if a number follows it, unless the whole text names a folder."""
     folder, _, weight = text.rpartition("=")
     if folder and not Path(text).is_dir():
         with contextlib.suppress(ValueError):
@@ -239,12 +241,12 @@ def _parse_corpus(text: str) -> tuple[str, float | None]:
 def check_mixture(shares: Sequence[CorpusShare]) -> tuple[CorpusShare, ...]:
     """Return the corpora of a mixture with absolute paths; each may be named once."""
     if not shares:
-        raise UserError("no corpus was named: give one or more")
+        raise UserError("no corpus given: pass at least one")
     resolved: dict[str, CorpusShare] = {}
     for share in shares:
         path = str(Path(share.corpus).resolve())
         if path in resolved:
-            raise UserError(f"the corpus {share.corpus} is named twice: add up its weights")
+            raise UserError(f"corpus {share.corpus} is given twice: add up its weights")
         resolved[path] = CorpusShare(path, share.weight)
     return tuple(resolved.values())
 
@@ -255,8 +257,8 @@ def shared_tokenizer(corpora: Sequence[Corpus]) -> Tokenizer:
     for other in corpora[1:]:
         if other.tokenizer_hash != first.tokenizer_hash:
             raise UserError(
-                f"{first.folder} and {other.folder} were made with different tokenizers: prepare "
-                "both with one"
+                f"corpora {first.folder} and {other.folder} were tokenized with different "
+                "tokenizers: prepare both with one"
             )
     return first.tokenizer()
 
@@ -271,8 +273,8 @@ def check_recipe(recipe: Recipe) -> Recipe:
             and value != recipe.objective.special_tokens.pad
         ):
             raise UserError(
-                f"model.{declared.name}={value}: it must be the padding id of the tokenizer, "
-                f"{recipe.objective.special_tokens.pad}"
+                f"model.{declared.name} must be the padding id of the tokenizer, "
+                f"{recipe.objective.special_tokens.pad} (got {value})"
             )
     if model.head_dim is None and model.hidden_size % model.num_heads:
         raise UserError(
@@ -296,7 +298,7 @@ def default_length(config: Any) -> int:
 
 
 def recipe_of(folder: Path) -> Recipe | None:
-    """Return the recipe of a pretrained model folder; None for a foreign or fine-tuned one."""
+    """Return the recipe of a pretrained model folder; None for an external or fine-tuned one."""
     path = folder / "kinfolk.json"
     recipe = read_json(path) if path.is_file() else None
     return recipe if isinstance(recipe, Recipe) else None
@@ -312,8 +314,8 @@ def continue_from(
     """Make the recipe of continued pretraining from a run, a checkpoint or a model folder.
 
     The corpus must have the model's tokenizer. Objective and row length default to those of the
-    model's run, else of its family; the settings are those of its size, and for a foreign model the
-    family's at the learning rate of the paper.
+    model's run, else of its family; the settings are those of its size, and for an external model
+    the family's at the learning rate of the paper.
     """
     from kinfolk.nn.task_heads import ModelWithHead
     from kinfolk.workflows.load import load
@@ -322,8 +324,7 @@ def continue_from(
     model, tokenizer = load(path)
     if isinstance(model, ModelWithHead):
         raise UserError(
-            f"{folder} was fine-tuned for a task and predicts no tokens: continue from the model "
-            "that it was made from"
+            f"{folder} is fine-tuned and has no LM head: continue from the pretrained model"
         )
     named, corpora = open_corpora(corpus)
     if shared_tokenizer(corpora).fingerprint != tokenizer.fingerprint:
@@ -354,7 +355,7 @@ def continue_from(
 
 
 def foreign_name(family: "Family", folder: str) -> str:
-    """Return the name of a foreign model's recipe: never a size, whose settings it would take."""
+    """Return the recipe name of an external model; never a size, whose settings it would get."""
     return f"{family.name}/{folder}{'-continued' if folder in family.sizes else ''}"
 
 

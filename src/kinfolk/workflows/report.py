@@ -46,10 +46,13 @@ def pretraining_report(recipe: Recipe, run: Path) -> Report:
         ]
     return Report(
         title=recipe.name,
-        subtitle="The loss of one run, and the baselines that count tokens.",
+        subtitle="Training and held-out loss, with unigram and 3-gram baselines.",
         facts=[
             ("steps", f"{recipe.train.steps:,}"),
-            ("rows a step", f"{recipe.train.batch_size} of {recipe.objective.max_length} tokens"),
+            (
+                "batch",
+                f"{recipe.train.batch_size} sequences of {recipe.objective.max_length} tokens",
+            ),
             ("objective", type(recipe.objective).__name__),
             *(("corpus", size) for size in sizes),
             *training_facts(recipe.train, run),
@@ -66,13 +69,13 @@ def finetuning_report(recipe: FineTuneRecipe, run: Path) -> Report:
     names = [name for name in recipe.main_metrics if evaluations and name in evaluations[0]]
     return Report(
         title=f"{recipe.name}: {', '.join(Path(file.train).name for file in recipe.datasets)}",
-        subtitle="The loss of one fine-tuning run, and its scores on dev rows.",
+        subtitle="Training and dev loss, and scores on dev rows.",
         facts=[
             ("steps", f"{recipe.train.steps:,}"),
-            ("rows a step", f"{recipe.train.batch_size}"),
-            ("task", ", ".join(one.task.kind for one in recipe.formulations)),
+            ("batch", f"{recipe.train.batch_size} examples"),
+            ("task", ", ".join(formulation.task.kind for formulation in recipe.formulations)),
             ("formulation", recipe.formulations[0].name),
-            ("initial weights", Path(recipe.init_from).name or "new"),
+            ("initial weights", Path(recipe.init_from).name or "random"),
             *training_facts(recipe.train, run),
         ],
         curves=curves(run, recipe.name, "dev"),
@@ -89,11 +92,11 @@ def training_facts(train: TrainConfig, run: Path) -> list[tuple[str, str]]:
     """Return the settings that both kinds of run have, and the speed."""
     tokens_per_second = speed(run)
     facts = [
-        ("optimizer", f"{train.optimizer}, peak {train.lr:g}, {train.schedule}"),
+        ("optimizer", f"{train.optimizer}, lr {train.lr:g}, {train.schedule}"),
         ("seed", str(train.seed)),
     ]
     if tokens_per_second is not None:
-        facts.append(("speed", f"{tokens_per_second:,.0f} input tokens a second"))
+        facts.append(("speed", f"{tokens_per_second:,.0f} input tokens per second"))
     return facts
 
 
@@ -109,20 +112,20 @@ def curves(run: Path, name: str, split: str = "held out") -> list[Series]:
 
 
 def best_metrics(run: Path) -> dict[str, Any]:
-    """Return what the log has on the evaluation of the best checkpoint; nothing where none was."""
+    """Return the logged metrics of the best checkpoint; empty without an evaluation."""
     best = run / "checkpoints" / "best"
     step = checkpoint.checkpoint_step(best) if best.exists() else 0
     lines = [e for e in read(run) if e["step"] == step and "eval_loss" in e]
     return {n: v for n, v in lines[0].items() if n not in STEP_LOG_KEYS} if lines else {}
 
 
-def baseline_rows(found: Baselines) -> list[Baseline]:
+def baseline_rows(baselines: Baselines) -> list[Baseline]:
     """Return the baselines as the page shows them."""
-    if found.trigram is None:
-        return [Baseline("unigram entropy", found.unigram)]
-    trigram = found.trigram
-    per_byte = found.unigram * trigram.tokens / trigram.bytes / math.log(2)
+    if baselines.trigram is None:
+        return [Baseline("unigram entropy", baselines.unigram)]
+    trigram = baselines.trigram
+    per_byte = baselines.unigram * trigram.tokens / trigram.bytes / math.log(2)
     return [
-        Baseline("unigram entropy", found.unigram, per_byte),
+        Baseline("unigram entropy", baselines.unigram, per_byte),
         Baseline("3-gram, Kneser-Ney", trigram.loss, trigram.bits_per_byte),
     ]

@@ -1,4 +1,4 @@
-"""One fine-recipe with several seeds: the mean and the spread of its scores.
+"""One fine-tuning recipe with several seeds: mean and standard deviation of the scores.
 
 RUN/seed-0/, RUN/seed-1/ ...   a run each
 RUN/scores.json                mean and standard deviation
@@ -17,9 +17,9 @@ from typing import Any
 from kinfolk.errors import UserError
 from kinfolk.files import replace_link
 from kinfolk.training.loop import Callback
-from kinfolk.training.run import check_new_folder
 from kinfolk.workflows import pretrain
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe, mean_and_std
+from kinfolk.workflows.folders import RESUME, check_new_folder
 
 TrainFn = Callable[[int, Path], Path]  # of a seed and a run folder
 
@@ -47,10 +47,10 @@ class SeedResults:
 def run_seeds(seeds: int, out: Path, tune: TrainFn) -> Path:
     """Run seeds 0, 1, 2 ... and summarize their scores."""
     if seeds < 1:
-        raise UserError(f"--seeds {seeds} is no run at all: use 1 or more")
-    check_new_folder(out, "choose another -o, or resume it with --resume")
+        raise UserError(f"--seeds must be at least 1 (got {seeds})")
+    check_new_folder(out, RESUME)
     folders = [out / f"seed-{number}" for number in range(seeds)]
-    for folder in folders:  # all at once: a resume finds how many seeds there are
+    for folder in folders:  # all at once, so that a resume knows the number of seeds
         folder.mkdir(parents=True)
     try:
         for number, folder in enumerate(folders):
@@ -63,7 +63,7 @@ def run_seeds(seeds: int, out: Path, tune: TrainFn) -> Path:
 
 
 def is_multi_seed(out: Path) -> bool:
-    """Say whether a folder holds the runs of several seeds."""
+    """Return whether a folder has the runs of several seeds."""
     return (out / "seed-0").is_dir()
 
 
@@ -71,7 +71,9 @@ def resume(out: Path, progress: Callable[[Path], AbstractContextManager[Callback
     """Resume the runs that are not finished, and start those that were not started."""
     folders = seed_folders(out)
     if (out / "scores.json").is_file():
-        raise UserError(f"{out} is finished: to train for longer, start a new run with more epochs")
+        raise UserError(
+            f"run {out} is complete: start a new run with more --epochs to train longer"
+        )
     first = FineTuneRecipe.read(folders[0] / "recipe.json")
     for seed, folder in enumerate(folders):
         if (folder / "scores.json").is_file():
@@ -86,26 +88,26 @@ def resume(out: Path, progress: Callable[[Path], AbstractContextManager[Callback
 
 def summarize_seeds(out: Path) -> Path:
     """Write the scores of all seeds, and link the best run."""
-    found = read_scores(out)
-    replace_link(out / "best", found.best.name)
+    results = read_scores(out)
+    replace_link(out / "best", results.best.name)
     means = {
-        name: dict(zip(("mean", "spread"), map(finite_or_none, found.mean(name)), strict=True))
-        for name in found.names
+        name: dict(zip(("mean", "spread"), map(finite_or_none, results.mean(name)), strict=True))
+        for name in results.names
     }
-    main = means.get(found.metric, {"mean": None, "spread": None})
+    main = means.get(results.metric, {"mean": None, "spread": None})
     text = json.dumps(
         {
-            "metric": found.metric,
+            "metric": results.metric,
             "dev": main["mean"],
             "spread": main["spread"],
             "metrics": means,
-            "best": found.best.name,
+            "best": results.best.name,
             "seeds": [
                 {
                     "run": run.name,
                     "dev": {name: finite_or_none(value) for name, value in values.items()},
                 }
-                for run, values in found.runs.items()
+                for run, values in results.runs.items()
             ],
         },
         indent=2,
@@ -120,8 +122,8 @@ def read_scores(out: Path) -> SeedResults:
     recipe = FineTuneRecipe.read(runs[0] / "recipe.json")
     read: list[Any] = [json.loads((run / "scores.json").read_text("utf-8")) for run in runs]
     dev = {
-        run: {name: math.nan if value is None else value for name, value in one["dev"].items()}
-        for run, one in zip(runs, read, strict=True)
+        run: {name: math.nan if v is None else v for name, v in scores["dev"].items()}
+        for run, scores in zip(runs, read, strict=True)
     }
     best = runs[0]
     for run in runs if dev[best] else ():
@@ -131,7 +133,7 @@ def read_scores(out: Path) -> SeedResults:
 
 
 def finite_or_none(value: float) -> float | None:
-    """Return the number, or None where JSON has none for it."""
+    """Return the number, or None for infinity and NaN, which JSON lacks."""
     return value if math.isfinite(value) else None
 
 

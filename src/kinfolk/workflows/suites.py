@@ -1,7 +1,7 @@
-"""Fine-tune on every labelled set of a folder, and score it as GLUE does (Wang et al., 2018).
+"""Fine-tune on every labelled dataset of a folder, scored as in GLUE (Wang et al., 2018).
 
-The score of a set is in percent, the mean of its metrics where GLUE averages them; the score of a
-suite is the mean over its sets.
+The score of a dataset is in percent, the mean of its metrics where GLUE averages them; the score of
+a suite is the mean over its datasets.
 """
 
 import dataclasses
@@ -19,61 +19,59 @@ from kinfolk.tasks.formats.detect import detect_format
 from kinfolk.tasks.formats.labelled_file import LabelledFile
 from kinfolk.tasks.suite import SplitFiles, SuiteTask, discover_suite
 from kinfolk.tasks.task import find_metric, task_class
-from kinfolk.training.run import check_new_folder
-from kinfolk.workflows.finetune_recipe import (
-    FineTuneRecipe,
-    OnMessage,
-    mean_and_std,
-)
+from kinfolk.workflows.finetune_recipe import FineTuneRecipe, OnMessage, mean_and_std
+from kinfolk.workflows.folders import check_new_folder
 from kinfolk.workflows.predict import load_predictor, match_format, without_labels
 from kinfolk.workflows.seeds import is_multi_seed, read_scores, seed_folders
 
 AVERAGED_OUTPUTS = ("label", "number")  # accuracy and F1, Pearson and Spearman
-TrainFn = Callable[
-    [Sequence[TaskDataset], Path, str | None], Path
-]  # of files, a run folder, a metric
+# Of datasets, a run folder and a metric.
+TrainFn = Callable[[Sequence[TaskDataset], Path, str | None], Path]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteResult:
-    """The scores of one set, or why it has none."""
+    """The scores of one dataset, or why it has none."""
 
     name: str
     task: str
-    way: str = ""
-    learned: int = 0  # rows
+    formulation: str = ""
+    num_train_rows: int = 0
     num_eval_rows: int = 0
     split: str = ""  # the rows it is scored on: test, dev, or some held out
     scores: dict[str, float] = dataclasses.field(default_factory=dict)
-    stds: dict[str, float] = dataclasses.field(
-        default_factory=dict
-    )  # where there are several seeds
-    skip_reason: str = ""  # why it was left out
+    stds: dict[str, float] = dataclasses.field(default_factory=dict)  # of several seeds
+    skip_reason: str = ""  # why the dataset was skipped
 
     @property
     def score(self) -> float:
-        """The score of the set, in percent."""
+        """The score of the dataset, in percent."""
         values = [as_percent(name, value) for name, value in self.scores.items()]
         averaged = task_class(self.task).output in AVERAGED_OUTPUTS  # else the first counts
         return sum(values) / len(values) if averaged else values[0]
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields and the score; `way` and `learned` are keys that programs read."""
+        earlier = {"way": self.formulation, "learned": self.num_train_rows}
+        return asdict(self) | earlier | ({"score": self.score} if self.scores else {})
+
 
 def select_tasks(folder: Path, only: str | None) -> list[SuiteTask]:
-    """List the sets of a folder, or those in `only`."""
+    """Return the datasets of a folder, or those in `only`."""
     sets = discover_suite(folder)
     if only is None:
         return sets
-    known = {one.name: one for one in sets}
+    known = {task.name: task for task in sets}
     names = [name.strip() for name in only.split(",")]
     for name in names:
         if name not in known:
-            raise UserError(f"--only {name}: no set is called so: {did_you_mean(name, [*known])}")
+            raise UserError(f"--tasks {name}: unknown dataset; {did_you_mean(name, [*known])}")
     return [known[name] for name in names]
 
 
 def skipped_folders(folder: Path, sets: Sequence[SuiteTask]) -> list[SuiteResult]:
-    """Return the folders that hold no set, with the reason."""
-    known = {one.name.partition("/")[0] for one in sets}
+    """Return the folders without a dataset, with the reason."""
+    known = {task.name.partition("/")[0] for task in sets}
     inner = sorted(path for path in folder.iterdir() if path.is_dir() and path.name not in known)
     return [
         SuiteResult(name=path.name, task="", skip_reason=skip_reason(path))
@@ -83,10 +81,10 @@ def skipped_folders(folder: Path, sets: Sequence[SuiteTask]) -> list[SuiteResult
 
 
 def skip_reason(folder: Path) -> str:
-    """Return why a folder holds no set: the format of its first file."""
+    """Return why a folder has no dataset: the format of its first file."""
     file = next((path for path in sorted(folder.rglob("*")) if path.is_file()), None)
     if file is None:
-        return "it holds no file"
+        return "no files"
     try:
         return f"{file.name} is {detect_format(file).description}"
     except UserError as error:
@@ -103,24 +101,24 @@ def run_suite(
     on_message: OnMessage = lambda message: None,
     skipped: Sequence[SuiteResult] = (),
 ) -> list[SuiteResult]:
-    """Fine-tune on every set and score it; a set that fails is left out, with the reason."""
+    """Fine-tune on every dataset and score it; one that fails is skipped with the reason."""
     if limit is not None and limit < 2:
-        raise UserError(f"--limit {limit} leaves nothing to learn from: use 2 or more")
+        raise UserError(f"--limit must be at least 2 (got {limit})")
     check_new_folder(out)
-    for left_out in skipped:
-        on_message(f"{left_out.name} is left out: {left_out.skip_reason}")
+    for result in skipped:
+        on_message(f"{result.name} skipped: {result.skip_reason}")
     results = [*skipped]
-    for one in sets:
+    for task in sets:
         try:
-            if one.error:
-                raise UserError(one.error)
-            on_message(f"{one.name}: {one.file_spec.description}")
-            results.append(run_task(one, tune, out / one.name, limit, device, on_message))
+            if task.error:
+                raise UserError(task.error)
+            on_message(f"{task.name}: {task.file_spec.description}")
+            results.append(run_task(task, tune, out / task.name, limit, device, on_message))
         except UserError as error:
-            on_message(f"{one.name} is left out: {error}")
-            results.append(SuiteResult(name=one.name, task=one.task, skip_reason=str(error)))
+            on_message(f"{task.name} skipped: {error}")
+            results.append(SuiteResult(name=task.name, task=task.task, skip_reason=str(error)))
     if any(result.scores for result in results):
-        values = [asdict(one) | ({"score": one.score} if one.scores else {}) for one in results]
+        values = [result.to_json() for result in results]
         text = json.dumps(
             {"mean": suite_mean(results), "sets": values}, indent=2, ensure_ascii=False
         )
@@ -129,46 +127,46 @@ def run_suite(
 
 
 def run_task(
-    one: SuiteTask, tune: TrainFn, out: Path, limit: int | None, device: str, on_message: OnMessage
+    task: SuiteTask, tune: TrainFn, out: Path, limit: int | None, device: str, on_message: OnMessage
 ) -> SuiteResult:
-    """Fine-tune on one set, and score it on its test rows, else on its dev rows."""
-    learned, dev = (one.train, one.dev) if one.train else (one.dev, ())
-    if not learned:
-        raise UserError("it has no rows to learn from, only a test")
-    file = dataset_of(learned, dev, limit)
-    made = tune([file], out, one.metrics[0])
-    runs = seed_folders(made) if is_multi_seed(made) else [made]
+    """Fine-tune on one dataset, and score it on its test rows, else on its dev rows."""
+    train, dev = (task.train, task.dev) if task.train else (task.dev, ())
+    if not train:
+        raise UserError("no training data")
+    file = dataset_of(train, dev, limit)
+    run = tune([file], out, task.metrics[0])
+    runs = seed_folders(run) if is_multi_seed(run) else [run]
     recipe = FineTuneRecipe.read(runs[0] / "recipe.json")
-    rows = test_rows(one.test, file, limit, on_message)
+    rows = test_rows(task.test, file, limit, on_message)
     if rows:
-        found = [evaluate_run(path, rows, device) for path in runs]
-        on, size = "test", len(rows)
+        scores = [evaluate_run(path, rows, device) for path in runs]
+        split, size = "test", len(rows)
     else:
-        found = list(read_scores(made).runs.values())
-        on = "dev" if dev else "held out"
+        scores = list(read_scores(run).runs.values())
+        split = "dev" if dev else "held out"
         size = len(file.splits[1])
-    metrics = {name: find_metric(name) for name in one.metrics if name in found[0]}
+    metrics = {name: find_metric(name) for name in task.metrics if name in scores[0]}
     names = [name for name, metric in metrics.items() if metric and not metric.lower_is_better]
     if not names:
-        raise UserError("none of its rows could be scored: give it more, or a test")
-    means = {name: mean_and_std([values[name] for values in found]) for name in names}
+        raise UserError("no rows to score: add dev or test rows")
+    means = {name: mean_and_std([values[name] for values in scores]) for name in names}
     return SuiteResult(
-        name=one.name,
-        task=one.task,
-        way=recipe.formulations[0].name,
-        learned=len(file.splits[0]),
+        name=task.name,
+        task=task.task,
+        formulation=recipe.formulations[0].name,
+        num_train_rows=len(file.splits[0]),
         num_eval_rows=size,
-        split=on,
+        split=split,
         scores={name: value for name, (value, _) in means.items()},
-        stds={name: apart for name, (_, apart) in means.items()} if len(runs) > 1 else {},
+        stds={name: std for name, (_, std) in means.items()} if len(runs) > 1 else {},
     )
 
 
-def dataset_of(learned: SplitFiles, dev: SplitFiles, limit: int | None) -> TaskDataset:
-    """Describe the files of a set."""
-    targets = [files[1] if len(files) > 1 else None for files in (learned, dev)]
+def dataset_of(train: SplitFiles, dev: SplitFiles, limit: int | None) -> TaskDataset:
+    """Return the dataset of the files of each split."""
+    targets = [files[1] if len(files) > 1 else None for files in (train, dev)]
     return task_dataset(
-        learned[0],
+        train[0],
         dev[0] if dev else None,
         target=targets[0],
         dev_target=targets[1],
@@ -181,7 +179,7 @@ def test_rows(
 ) -> list[Any]:
     """Read the labelled rows of a test file; some test files have no labels.
 
-    A file that cannot be read is reported, and the set is scored on dev rows.
+    A file that cannot be read is reported, and the dev rows are scored instead.
     """
     if not files:
         return []
@@ -193,7 +191,7 @@ def test_rows(
             spec = without_labels(match_format(opened, file.file_spec, labelled=False))
             list(read_rows(opened, spec))
         except UserError:
-            on_message(f"{files[0]} cannot be read, so that dev rows are scored instead: {error}")
+            on_message(f"{files[0]} cannot be read; scoring dev rows instead: {error}")
         return []
     cls = task_class(file.file_spec.task)
     rows = [row for row in rows if cls.reference(row) is not None]
@@ -202,12 +200,12 @@ def test_rows(
 
 def evaluate_run(run: Path, rows: list[Any], device: str) -> dict[str, float]:
     """Score the best model of a run on rows."""
-    found = load_predictor(run, device=device)
-    return found.task.evaluate(rows, found.predict(rows))
+    predictor = load_predictor(run, device=device)
+    return predictor.task.evaluate(rows, predictor.predict(rows))
 
 
 def suite_mean(results: Sequence[SuiteResult]) -> float:
-    """Return the mean of the sets that have a score."""
+    """Return the mean of the datasets that have a score."""
     values = [result.score for result in results if result.scores]
     return sum(values) / len(values)
 

@@ -16,19 +16,20 @@ from kinfolk.generation.generate import generate_batches, limit_by_source
 from kinfolk.generation.prompts import EncodedPrompt, non_text_ids
 from kinfolk.metrics.text import BLEU
 from kinfolk.text import Tokenizer
-from kinfolk.training.run import Run, check_new_folder, select_device
+from kinfolk.training.run import Run, select_device
+from kinfolk.workflows.folders import RESUME, check_new_folder
 from kinfolk.workflows.generate import PREFIX_FILE
 from kinfolk.workflows.load import load
 from kinfolk.workflows.parallel import ParallelData
 from kinfolk.workflows.pretrain import PretrainWorkload
 from kinfolk.workflows.recipe import Recipe, recipe
 
-DEV_FILE = "dev.jsonl"  # in the run: the pairs that BLEU is measured on, as they were read
+DEV_FILE = "dev.jsonl"  # in the run: the pairs that BLEU is measured on
 SCORE_FILE = "translation.json"
 TRANSLATIONS_FILE = "translations.txt"
-BATCH = 64  # texts written at a time
+BATCH_SIZE = 64
 
-TranslationScore = dict[str, float | int | str]  # a score, and what it was counted on
+TranslationScore = dict[str, float | int | str]  # BLEU, its signature and the number of pairs
 
 
 def prepare_translation_run(
@@ -42,7 +43,7 @@ def prepare_translation_run(
     on_message: Callable[[str], None] = lambda message: None,
 ) -> Recipe:
     """Make a run folder with a corpus of pairs in it, for `pretrain.resume` to run."""
-    check_new_folder(out, "choose another -o, or resume it with --resume")
+    check_new_folder(out, RESUME)
     family_name, _, size = name.partition("/")
     family(family_name).config(size or "tiny")
     family(family_name).objective(objective or "pairs")
@@ -61,20 +62,21 @@ def prepare_translation_run(
             length=length,
             settings=settings,
         )
-        with warnings.catch_warnings(action="ignore"):  # they come again when it runs
+        with warnings.catch_warnings(action="ignore"):  # repeated when the run starts
             Run(PretrainWorkload(chosen), out)  # checks the settings
         chosen = replace(chosen, corpus=str((out / "corpus").resolve()))
         chosen.write(folder / "recipe.json")
         (folder / PREFIX_FILE).write_text(texts.prefix, encoding="utf-8")
     corpus = chosen.corpora[0].open()
     on_message(
-        f"{corpus.documents:,} pairs, {corpus.tokens:,} tokens of {corpus.vocab_size:,} kinds"
+        f"{corpus.documents:,} sentence pairs, {corpus.tokens:,} tokens, vocabulary size "
+        f"{corpus.vocab_size:,}"
     )
     return chosen
 
 
 def save_dev_pairs(files: ParallelText, prefix: str, path: Path) -> None:
-    """Write the pairs that BLEU is measured on into the run, so that a resume finds them."""
+    """Write the pairs that BLEU is measured on into the run, for a resume."""
     with path.open("w", encoding="utf-8") as file:
         for _, pair in files.pairs():
             row = {"source": prefix + pair.source, "target": pair.target}
@@ -88,8 +90,8 @@ def score(run: Path) -> TranslationScore | None:
         return None
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
     pairs = [TextPair(row["source"], row["target"]) for row in rows]
-    facts, written = evaluate_bleu(run, pairs, Recipe.read(run / "recipe.json").train.device)
-    (run / TRANSLATIONS_FILE).write_text("".join(f"{text}\n" for text in written), encoding="utf-8")
+    facts, outputs = evaluate_bleu(run, pairs, Recipe.read(run / "recipe.json").train.device)
+    (run / TRANSLATIONS_FILE).write_text("".join(f"{text}\n" for text in outputs), encoding="utf-8")
     (run / SCORE_FILE).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     return facts
 
@@ -107,15 +109,17 @@ def evaluate_bleu(
     """Return BLEU of a saved model on pairs, and its translations."""
     model, tokenizer = load(path)
     if model.decoding != "encoder-decoder":
-        raise UserError(f"{family_of(model).name} reads no source: an encoder-decoder translates")
+        raise UserError(
+            f"{family_of(model).name} models cannot translate: use an encoder-decoder such as t5"
+        )
     model.to(select_device(device))
-    written = generate_texts(model, tokenizer, [pair.source for pair in pairs])
+    outputs = generate_texts(model, tokenizer, [pair.source for pair in pairs])
     references = [pair.target for pair in pairs]
     return {
-        "bleu": BLEU(written, references),
-        "signature": BLEU.signature(written, references),
+        "bleu": BLEU(outputs, references),
+        "signature": BLEU.signature(outputs, references),
         "pairs": len(pairs),
-    }, written
+    }, outputs
 
 
 def generate_texts(model: Any, tokenizer: Tokenizer, sources: Sequence[str]) -> list[str]:
@@ -127,6 +131,6 @@ def generate_texts(model: Any, tokenizer: Tokenizer, sources: Sequence[str]) -> 
         for source in sources
     ]
     outputs = generate_batches(
-        model, tokenizer, prompts, GREEDY, batch_size=BATCH, limit=limit_by_source
+        model, tokenizer, prompts, GREEDY, batch_size=BATCH_SIZE, limit=limit_by_source
     )
     return [" ".join(output.text.split()) for (output,) in outputs]

@@ -6,6 +6,5 @@ To add a format, add one module to this package. It ends in
 
 `detect(file)` returns a `FileSpec`, or None for files of another format; `read(file, spec, report)`
 yields rows of `kinfolk.tasks.rows`; `write(predictions)` yields the lines of the file with the
-predictions in it. Modules of this package are found by themselves; one from elsewhere is imported
-before it is used. Nothing else names a format.
+predictions in it. Modules of this package are imported automatically, others before they are used.
 """

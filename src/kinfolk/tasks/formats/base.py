@@ -24,27 +24,27 @@ MAX_LINES_SHOWN = 5  # line numbers in one message
 
 
 class ReadReport:
-    """Count rows that were skipped or repaired, by reason.
+    """Counts of rows that were skipped or repaired, by reason.
 
-    `count("rows with an empty text", 7)` becomes the message "rows with an empty text: 1 (7)".
+    `count("rows with an empty text, on lines", 7)` gives "1 rows with an empty text, on lines: 7".
     """
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self._places: dict[str, list[str]] = {}
+        self._locations: dict[str, list[str]] = {}
 
-    def count(self, reason: str, place: int | str) -> None:
-        """Count one case of a reason, with its line or what was read there."""
+    def count(self, reason: str, location: int | str) -> None:
+        """Count a case of a reason at a line, or at another location."""
         self.counts[reason] += 1
-        shown = self._places.setdefault(reason, [])
+        shown = self._locations.setdefault(reason, [])
         if len(shown) < MAX_LINES_SHOWN:
-            shown.append(f"{place:,}" if isinstance(place, int) else place)
+            shown.append(f"{location:,}" if isinstance(location, int) else location)
 
     def messages(self) -> list[str]:
-        """Return a message for every reason, with its first lines."""
+        """Return a message for each reason, with the first locations."""
         return [
-            f"{reason}: {count:,} ({', '.join(self._places[reason])}"
-            f"{', …' if count > MAX_LINES_SHOWN else ''})"
+            f"{count:,} {reason}: {', '.join(self._locations[reason])}"
+            f"{', …' if count > MAX_LINES_SHOWN else ''}"
             for reason, count in self.counts.items()
         ]
 
@@ -57,7 +57,7 @@ class Columns:
     label: Column | None
 
     def __str__(self) -> str:
-        """Return them as the command line takes them."""
+        """Return the columns as `--columns` takes them."""
         return ",".join(map(str, (*self.texts, "" if self.label is None else self.label)))
 
 
@@ -66,8 +66,8 @@ def parse_columns(text: str) -> Columns:
     names = [name.strip() for name in text.split(",")]
     if len(names) < 2 or not all(names[:-1]):
         raise UserError(
-            f"--columns {text}: name the texts and then the label, as in text,label or 1,2,3; "
-            "where there is no label, end with a comma"
+            f"--columns must list the text columns and then the label, e.g. text,label or 1,2,3, "
+            f"or text, without a label (got {text})"
         )
     *texts, label = (int(name) if name.isdecimal() else name for name in names)
     return Columns(tuple(texts), None if label == "" else label)
@@ -112,8 +112,8 @@ class Format:
     """One file format: how it is detected and read, and how predictions are written into it.
 
     `detect` returns None for a file of another format. Formats are tried by their order, equal ones
-    as they are registered: a format that is recognised by a mark of its own comes before one that
-    is inferred from what the columns hold.
+    as they are registered: formats with a distinctive syntax come before formats that are inferred
+    from the contents of columns.
     """
 
     name: str  # as FileSpec.format has it; one name serves several tasks
@@ -142,16 +142,16 @@ def _import_formats() -> None:
 def all_formats() -> list[Format]:
     """Return every registered format in the order of detection."""
     _import_formats()
-    return sorted(_FORMATS, key=lambda one: one.order)
+    return sorted(_FORMATS, key=lambda format: format.order)
 
 
 def find_format(spec: FileSpec) -> Format:
     """Return the format that a spec names."""
-    for one in all_formats():
-        if one.name == spec.format and spec.task in one.tasks:
-            return one
-    known = ", ".join(f"{task} {one.name}" for one in all_formats() for task in one.tasks)
-    raise UserError(f"no format is called {spec.task} {spec.format}: there are {known}")
+    for format in all_formats():
+        if format.name == spec.format and spec.task in format.tasks:
+            return format
+    known = ", ".join(f"{task} {format.name}" for format in all_formats() for task in format.tasks)
+    raise UserError(f"unknown format {spec.task} {spec.format} (known formats: {known})")
 
 
 def read_rows(
@@ -161,7 +161,7 @@ def read_rows(
     target: Path | str | None = None,
     report: ReadReport | None = None,
 ) -> Iterator[Any]:
-    """Stream the rows of a file; what was skipped or repaired is counted in the report."""
+    """Stream the rows of a file; the report counts skipped and repaired ones."""
     opened = file if isinstance(file, LabelledFile) else LabelledFile(file, target=target)
     return find_format(spec).read(opened, spec, report or ReadReport())
 
@@ -193,10 +193,10 @@ def write_json(
         pairs = of_record(number, record) if of_record else by_number.get(number, [])
         fields = [predictions.task.to_json(*pair) for pair in pairs]
         added: dict[str, Any] = fields[0] if len(fields) == 1 else {
-            name: [one[name] for one in fields] for name in (fields[0] if fields else ())
+            name: [row[name] for row in fields] for name in (fields[0] if fields else ())
         }  # fmt: skip
-        whole = {**record, **added} if isinstance(record, dict) else [*record, added]
-        text = json.dumps(whole, ensure_ascii=False)
+        written = {**record, **added} if isinstance(record, dict) else [*record, added]
+        text = json.dumps(written, ensure_ascii=False)
         if is_json_lines:
             yield text + "\n"
             continue

@@ -52,7 +52,7 @@ def detect_cbt(file: LabelledFile) -> FileSpec | None:
 
 
 def detect_text(file: LabelledFile) -> FileSpec | None:
-    """Take a file without labels as plain text."""
+    """Detect plain text: a file without labels."""
     if file.is_delimited:
         return None
     first = next(iter(file.sample_records), None)
@@ -85,7 +85,7 @@ def read_text(file: LabelledFile, spec: FileSpec, report: ReadReport) -> Iterato
 
 def write_text(predictions: Predictions) -> Iterator[str]:
     """Refuse to write: a text has no labels."""
-    raise UserError("a text has no label to predict: score it with evaluate --test")
+    raise UserError("plain text has no labels to predict: use kinfolk evaluate --test")
 
 
 def _is_cbt_question(line: str) -> bool:
@@ -101,7 +101,7 @@ def _read_json(file: LabelledFile) -> Iterator[CompletionRow]:
         if prompt is None:
             text = first_key(record, ("text",))
             if text is None:
-                raise UserError(f"{where} has no context: name it prompt, context or text")
+                raise UserError(f"{where} has no context: add a field prompt, context or text")
             context, _, word = as_text(record[text], text, where).strip().rpartition(" ")
             yield CompletionRow(context, word, None, number)
             continue
@@ -110,7 +110,7 @@ def _read_json(file: LabelledFile) -> Iterator[CompletionRow]:
             None if candidates is None else as_text_list(record[candidates], candidates, where)
         )
         if answer is not None and options is not None and answer not in options:
-            raise UserError(f"{where}: the answer {answer!r} is none of its {candidates}")
+            raise UserError(f"{where}: the answer {answer!r} is not among its {candidates}")
         yield CompletionRow(as_text(record[prompt], prompt, where), answer, options, number)
 
 
@@ -120,7 +120,7 @@ def _read_lines(file: LabelledFile, report: ReadReport) -> Iterator[CompletionRo
         if context:
             yield CompletionRow(context, word, None, number)
         elif word:
-            report.count("lines of one word, left out", number)
+            report.count("lines of one word skipped, on lines", number)
 
 
 def _read_cbt(file: LabelledFile) -> Iterator[CompletionRow]:
@@ -143,7 +143,7 @@ def _read_cbt(file: LabelledFile) -> Iterator[CompletionRow]:
         options = tuple(candidates.split("|"))
         if answer not in options:
             raise UserError(
-                f"line {number:,} of {file}: the answer {answer!r} is none of its candidates"
+                f"line {number:,} of {file}: the answer {answer!r} is not among its candidates"
             )
         yield CompletionRow(
             " ".join([*context, before]).rstrip(), answer, options, number, after.rstrip()

@@ -62,7 +62,7 @@ def detect_columns(file: LabelledFile) -> FileSpec | None:
     width, count = Counter(map(len, rows)).most_common(1)[0]
     has_blank = any(not line.strip() for line in file.sample_lines[:-1])
     if not has_blank or not 2 <= width <= MAX_COLUMNS or count < 0.9 * len(rows):
-        return None  # a few broken lines are left for the reader to report
+        return None  # `read_columns` reports a few broken lines
     rows = [row for row in rows if len(row) == width]
     words, tags = [row[0] for row in rows], [row[-1] for row in rows]
     if any(len(cell.split()) > 1 for row in rows for cell in row) or not _are_tags(tags, words):
@@ -77,7 +77,7 @@ def detect_word_tag(file: LabelledFile) -> FileSpec | None:
     parts = [part for line in lines for part in line.split()]
     if file.is_json or file.is_delimited or not all(map(WORD_TAG.fullmatch, parts)):
         return None
-    return FileSpec("tag", "slashes", "tag each word with what stands behind its slash")
+    return FileSpec("tag", "slashes", "tag each word with the tag after its slash")
 
 
 def detect_tagged_json(file: LabelledFile) -> FileSpec | None:
@@ -108,7 +108,7 @@ def read_columns(
             if not -width <= column <= width or not column:
                 raise UserError(
                     f"line {sentence.number:,} of {file} has {width} columns, so no {column}: "
-                    "count them from 1, or from the end with -1"
+                    "use numbers from 1, or -1 for the last"
                 )
         words = [cells[_index(word)] for cells in sentence.cells]
         if spec.format == "digits":
@@ -121,13 +121,13 @@ def read_columns(
 
 
 def read_roles(file: LabelledFile, spec: FileSpec, report: ReadReport) -> Iterator[TaggedSentence]:
-    """Stream a sentence for each predicate, with the roles of its words; O is no role."""
+    """Stream a sentence for each predicate, with the roles of its words; O for none."""
     for sentence in read_sentences(file, equal_width=False):
         words = tuple(cells[1] for cells in sentence.cells)
         senses = [_cell(cells, PREDICATE_COLUMN) for cells in sentence.cells]
         predicates = [index for index, sense in enumerate(senses) if sense != "O"]
         if not predicates:
-            report.count("sentences without a predicate, left out, on lines", sentence.number)
+            report.count("sentences without a predicate skipped, on lines", sentence.number)
         for column, predicate in enumerate(predicates, PREDICATE_COLUMN + 1):
             roles = tuple(_cell(cells, column) for cells in sentence.cells)
             yield TaggedSentence(words, roles, sentence.number, predicate)
@@ -139,11 +139,11 @@ def read_word_tag(
     """Stream lines of words, each with its tag after the last slash."""
     for number, line in file.lines():
         pairs = [part.rpartition("/") for part in line.split()]
-        for place, (word, _, tag) in enumerate(pairs, 1):
+        for index, (word, _, tag) in enumerate(pairs, 1):
             if not word or not tag:
                 raise UserError(
-                    f"word {place:,} on line {number:,} of {file} is {word or tag!r}: write "
-                    "word/tag, with spaces between words"
+                    f"word {index:,} on line {number:,} of {file} is {word or tag!r}: write "
+                    "word/tag, separated by spaces"
                 )
         if pairs:
             yield TaggedSentence(tuple(p[0] for p in pairs), tuple(p[2] for p in pairs), number)
@@ -158,7 +158,7 @@ def read_tagged_json(
         name, label = first_key(record, TOKEN_KEYS), first_key(record, TAG_KEYS)
         if name is None:
             raise UserError(
-                f"{where} has no words: give a list named {TOKEN_KEYS[0]} or {TOKEN_KEYS[1]}"
+                f"{where} has no words: add a list named {TOKEN_KEYS[0]} or {TOKEN_KEYS[1]}"
             )
         words = as_text_list(record[name], name, where)
         if label is None:
@@ -166,8 +166,8 @@ def read_tagged_json(
             continue
         if not isinstance(record[label], list) or len(record[label]) != len(words):
             raise UserError(
-                f"{label!r} in {where} is {preview(record[label])} for {len(words)} words: give a "
-                "tag for each"
+                f"{label!r} in {where} is {preview(record[label])} for {len(words)} words: give "
+                "one tag per word"
             )
         tags = repair_nesting([str(tag) for tag in record[label]], number, report)
         yield TaggedSentence(words, tuple(tags), number)
@@ -186,7 +186,7 @@ def write_columns(predictions: Predictions) -> Iterator[str]:
             sentence = ()
         elif number in by_number:
             sentence, word = by_number[number], 0
-        if not sentence or _is_no_word(cells, conllu):
+        if not sentence or _is_not_word(cells, conllu):
             yield line + "\n"
             continue
         added = [prediction.value[word] for _, prediction in sentence]
@@ -228,13 +228,13 @@ def read_sentences(file: LabelledFile, equal_width: bool = True) -> Iterator[Con
         cells = line.split("\t") if tabs else line.split()
         if line[0] == "#" and (conllu or (not sentence and len(cells) != width)):
             continue  # a comment; the word # has the columns of any other word
-        if _is_no_word(cells, conllu):
+        if _is_not_word(cells, conllu):
             continue
         expected = width if equal_width else len(sentence[0]) if sentence else len(cells)
         if width and len(cells) != expected:
             raise UserError(
                 f"line {number:,} of {file} has {len(cells)} columns and those before have "
-                f"{expected}: write a word a line, all with the same columns, and a blank line "
+                f"{expected}: use one word per line, all with the same columns, and a blank line "
                 "between sentences"
             )
         width = width or len(cells)
@@ -245,17 +245,17 @@ def read_sentences(file: LabelledFile, equal_width: bool = True) -> Iterator[Con
 
 
 def repair_nesting(tags: Sequence[str], number: int, report: ReadReport) -> list[str]:
-    """Let every entity begin with B; tags of another scheme stay as they are."""
+    """Return tags in which every entity begins with B; other schemes are left unchanged."""
     if not any(tag[:2] in ("I-", "E-") for tag in tags) or not all(map(BIO_TAG.fullmatch, tags)):
         return list(tags)
     repaired, _ = repair_tags(tags, "BIOES" if any(tag[0] in "ES" for tag in tags) else "IOB2")
     for before, after in zip(tags, repaired, strict=True):
         if before != after:
-            report.count("tags that did not nest, repaired, in the sentences on lines", number)
+            report.count("tags that did not nest repaired, in the sentences on lines", number)
     return repaired
 
 
-def _is_no_word(cells: Sequence[str], conllu: bool) -> bool:
+def _is_not_word(cells: Sequence[str], conllu: bool) -> bool:
     """Return whether a line marks a document, a multiword token (1-2) or an empty node (1.1)."""
     return cells[0] == DOCSTART or (conllu and not cells[0].isdecimal())
 
@@ -272,7 +272,7 @@ def _are_tags(tags: Sequence[str], words: Sequence[str]) -> bool:
 def _column_number(column: Column) -> int:
     if not isinstance(column, int):
         raise UserError(
-            f"--columns: words in columns have no names, so no {preview(column)}: count"
+            f"--columns {column}: CoNLL columns have no names; use numbers from 1, or from -1"
         )
     return column
 

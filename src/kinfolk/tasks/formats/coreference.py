@@ -38,7 +38,7 @@ def detect_conll2012(file: LabelledFile) -> FileSpec | None:
     first = next((line for line in file.sample_lines if line.strip()), "")
     if not first.startswith(BEGIN):
         return None
-    return FileSpec("coref", "conll2012", "find the spans that mean one thing, in the last column")
+    return FileSpec("coref", "conll2012", "cluster coreferent spans, given in the last column")
 
 
 def detect_coref_json(file: LabelledFile) -> FileSpec | None:
@@ -46,14 +46,14 @@ def detect_coref_json(file: LabelledFile) -> FileSpec | None:
     first = next(iter(file.sample_records), None)
     if not isinstance(first, dict) or not {"sentences", "clusters"} <= first.keys():
         return None
-    return FileSpec("coref", "objects", "find the spans that mean one thing, given as clusters")
+    return FileSpec("coref", "objects", "cluster coreferent spans, given as clusters")
 
 
 def detect_gap(file: LabelledFile) -> FileSpec | None:
     """Detect GAP by the names of its columns."""
     if file.is_json or not {*GAP_COLUMNS} <= {name.strip() for name in file.sample_cells[0]}:
         return None
-    return FileSpec("coref", "gap", "find the names that the pronoun of each text means")
+    return FileSpec("coref", "gap", "find the names that the pronoun of each text refers to")
 
 
 def read_conll2012(
@@ -75,13 +75,13 @@ def read_conll2012(
         else:
             if not begun or len(cells := line.split()) <= WORD + 1:
                 raise UserError(
-                    f"line {number:,} of {file} is {preview(line)}: a word of CoNLL-2012 stands "
-                    f"between {BEGIN!r} and {END!r}, in column {WORD + 1}, its coreference in the "
-                    "last"
+                    f"line {number:,} of {file} is {preview(line)}: CoNLL-2012 has words between "
+                    f"{BEGIN!r} and {END!r}, in column {WORD + 1}, and their coreference in the "
+                    "last column"
                 )
             sentences[-1].append(cells)
     if begun:
-        raise UserError(f"{file} has no {END!r} for line {begun:,}: it was cut short")
+        raise UserError(f"{file} has no {END!r} for line {begun:,}: the file is truncated")
 
 
 def read_coref_json(
@@ -98,7 +98,7 @@ def read_coref_json(
         size = sum(map(len, sentences))
         given = row.get("clusters")
         if given is not None and not isinstance(given, list):
-            raise UserError(f"'clusters' in {where} is {preview(given)}: write a list of lists")
+            raise UserError(f"'clusters' in {where} must be a list of lists (got {preview(given)})")
         clusters = None if given is None else tuple(_spans(c, size, where) for c in given)
         mentions = None if "mentions" not in row else _spans(row["mentions"], size, where)
         speakers = None
@@ -106,7 +106,7 @@ def read_coref_json(
             speakers = tuple(as_text_list(s, "speakers", where) for s in row["speakers"])
             if [*map(len, speakers)] != [*map(len, sentences)]:
                 raise UserError(
-                    f"{where} has 'speakers' that do not match its words: give one a word"
+                    f"{where} has 'speakers' that do not match its words: give one per word"
                 )
         id = str(row.get("doc_key", row.get("id", number)))
         yield CorefDocument(id, sentences, clusters, number, mentions, speakers)
@@ -123,7 +123,7 @@ def read_gap(file: LabelledFile, spec: FileSpec, report: ReadReport) -> Iterator
         if len(row) != len(names):
             raise UserError(
                 f"line {number:,} of {file} has {len(row)} columns and the first row has "
-                f"{len(names)}: look for a tab too many or too few there"
+                f"{len(names)}: check the tabs of that line"
             )
         fields = dict(zip(names, row, strict=True))
         where, text = f"line {number:,} of {file}", fields["Text"]
@@ -145,7 +145,7 @@ def read_gap(file: LabelledFile, spec: FileSpec, report: ReadReport) -> Iterator
 
 
 def write_conll2012(predictions: Predictions) -> Iterator[str]:
-    """Add a last column with brackets, as CoNLL-2012 has one."""
+    """Add a last column with the brackets of CoNLL-2012."""
     by_number, marks, word = predictions.by_number(), list[list[str]](), 0
     for number, line in predictions.file.lines():
         if number in by_number:
@@ -207,32 +207,34 @@ def _clusters(marks: list[str], id: str, file: LabelledFile) -> tuple[tuple[Span
     """Parse the brackets of a document; the one opened last is closed first."""
     opened: dict[str, list[int]] = {}
     clusters: dict[str, list[Span]] = {}
-    for place, mark in enumerate(marks):
+    for index, mark in enumerate(marks):
         for part in mark.split("|") if mark not in ("-", "_", "*") else ():
             match = COREF_MARK.fullmatch(part)
             if match is None or not (match[1] or match[3]):
-                raise UserError(f"{id} of {file} marks word {place + 1:,} by {mark!r}: write (4)")
+                raise UserError(
+                    f"{id} of {file} has {mark!r} at word {index + 1:,}: expected (4, 4) or (4)"
+                )
             if match[1]:
-                opened.setdefault(match[2], []).append(place)
+                opened.setdefault(match[2], []).append(index)
             if match[3]:
                 if not opened.get(match[2]):
                     raise UserError(
-                        f"{id} of {file} closes {match[2]} at word {place + 1:,}: it is not open"
+                        f"{id} of {file} closes {match[2]} at word {index + 1:,} before opening it"
                     )
-                clusters.setdefault(match[2], []).append((opened[match[2]].pop(), place + 1))
+                clusters.setdefault(match[2], []).append((opened[match[2]].pop(), index + 1))
     if left := [name for name, indices in opened.items() if indices]:
-        raise UserError(f"{id} of {file} never closes {', '.join(left)}: it was cut short")
+        raise UserError(f"{id} of {file} never closes {', '.join(left)}: the file is truncated")
     return tuple(tuple(sorted(spans)) for spans in clusters.values())
 
 
 def _spans(spans: Any, size: int, where: str) -> tuple[Span, ...]:
     """Return spans of [first, last] as spans that end after their last word."""
     for span in spans if isinstance(spans, list) else [spans]:
-        whole = isinstance(span, list) and len(span) == 2 and all(type(n) is int for n in span)
-        if not whole or not 0 <= span[0] <= span[1] < size:
+        is_pair = isinstance(span, list) and len(span) == 2 and all(type(n) is int for n in span)
+        if not is_pair or not 0 <= span[0] <= span[1] < size:
             raise UserError(
-                f"{where} has the span {preview(span)}: give [first, last] among {size:,} words, "
-                "from 0"
+                f"{where} has the span {preview(span)}: a span is [first, last], word indices from "
+                f"0 to {size - 1:,}"
             )
     return tuple((first, last + 1) for first, last in spans)
 
@@ -245,7 +247,7 @@ def _char_span(text: str, mention: str, offset: str, where: str) -> Span:
 
 
 def _word_starts(text: str, edges: list[int]) -> list[int]:
-    """Return the starts of the words; a mention begins and ends with a word of its own."""
+    """Return the starts of the words; mentions start and end at word boundaries."""
     starts = {*segment.word_starts(text, "spaces"), *edges}
     return sorted(n for n in starts if n < len(text) and not text[n].isspace())
 

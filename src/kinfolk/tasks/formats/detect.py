@@ -61,8 +61,8 @@ SOURCE_TARGET_COLUMNS = (
     ("en", "zh"),
     ("question", "answer"),
 )
-NO_LABELS = ("", None, "-")  # values of a label column that are no labels
-MAX_INTEGER_CLASSES = 20  # more different whole numbers are a score, not classes
+NO_LABELS = ("", None, "-")  # values of a label column for a missing label
+MAX_INTEGER_CLASSES = 20  # more distinct integers are a score, not classes
 MAX_LABEL_CHARS = 40
 
 
@@ -77,9 +77,9 @@ def detect_format(
     opened = file if isinstance(file, LabelledFile) else LabelledFile(file, target=target)
     if opened.target is not None:
         names = opened.target.path.name, opened.path.name
-        return FileSpec("write", "parallel", "write line n of {} from that of {}".format(*names))
+        return FileSpec("write", "parallel", "write line n of {} from line n of {}".format(*names))
     if not opened.in_memory and not opened.path.is_file():
-        raise UserError(f"{opened} does not exist: give a file with labelled examples")
+        raise UserError(f"no such file: {opened}")
     if columns is not None:
         return spec_of_columns(opened, columns, task)
     if task == "complete" and opened.is_json:
@@ -91,33 +91,33 @@ def detect_format(
     spec = first_spec(opened)
     if spec is None:
         raise UserError(
-            f"{opened}: no columns look like a text and its label; name them, --columns "
-            "text,label, or by number, --columns 1,2"
+            f"{opened}: no text and label columns were detected; name them with --columns "
+            "text,label or --columns 1,2"
         )
     if task is None or task == spec.task:
         return spec
     if {task, spec.task} == {"classify", "regress"} and spec.columns is not None:
         return replace(spec, task=task, description=_describe(task, spec.columns))
     raise UserError(
-        f"--task {task}: {opened} looks like one to {spec.task} ({spec.description}); give another "
-        "file, or say where its texts and labels are with --columns"
+        f"--task {task}: {opened} was detected as {spec.task} ({spec.description}); use another "
+        "file, or name its text and label columns with --columns"
     )
 
 
 def first_spec(file: LabelledFile) -> FileSpec | None:
     """Return the spec of the first format that recognises a file."""
     if not any(line.strip() for line in file.sample_lines):
-        raise UserError(f"{file} is empty: give a file with labelled examples")
-    return next((spec for one in all_formats() if (spec := one.detect(file))), None)
+        raise UserError(f"{file} is empty: pass a file with labelled rows")
+    return next((spec for format in all_formats() if (spec := format.detect(file))), None)
 
 
 def spec_of_columns(file: LabelledFile, columns: Columns, task: str | None) -> FileSpec:
-    """Return how a file is read whose columns the user names."""
+    """Return how a file is read whose columns are given."""
     if task == "tag":
         return conll_spec(columns)
     if task not in (None, "classify", "regress", "write"):
         raise UserError(
-            f"--columns: the examples of --task {task} are not in columns; leave it out"
+            f"--columns does not apply to --task {task}, whose files have no columns: remove it"
         )
     numbered = all(isinstance(c, int) for c in (*columns.texts, columns.label or 1))
     header = not file.is_json and (not numbered or has_header(file.sample_cells))
@@ -148,12 +148,12 @@ def conll_spec(columns: Columns, format: str = "columns") -> FileSpec:
     tags = "" if columns.label is None else f" with column {columns.label}"
     description = f"tag the words of column {columns.texts[0]}{tags}"
     if format == "digits":
-        description += "; the digit behind each word is cut off"
+        description += "; the digit after each word is removed"
     return FileSpec("tag", format, description, columns)
 
 
 def find_columns(file: LabelledFile) -> tuple[Columns | None, bool]:
-    """Find the texts and the label of a table, and whether its first row holds names."""
+    """Find the texts and the label of a table, and whether its first row is a header."""
     if file.is_json:
         first = file.sample_records[0]
         return _columns_of_names([*first] if isinstance(first, dict) else []), False
@@ -193,7 +193,7 @@ def source_target_columns(names: Sequence[str]) -> Columns | None:
 
 
 def has_header(rows: Sequence[Sequence[str]]) -> bool:
-    """Return whether the first row holds names: known ones, or words above a column of numbers."""
+    """Return whether the first row is a header: known names, or words above a column of numbers."""
     if not rows:
         return False
     first, rest = rows[0], rows[1:]
@@ -213,10 +213,10 @@ def has_header(rows: Sequence[Sequence[str]]) -> bool:
 
 
 def columns_by_content(rows: Sequence[Sequence[str]]) -> Columns | None:
-    """Find the texts and the label by what the columns hold, as numbers from 1."""
+    """Find the texts and the label by the contents of the columns, as numbers from 1."""
     width = Counter(map(len, rows)).most_common(1)[0][0]
-    whole = [row for row in rows if len(row) >= width]
-    columns = [[row[n].strip() for row in whole] for n in range(width)]
+    complete = [row for row in rows if len(row) >= width]
+    columns = [[row[n].strip() for row in complete] for n in range(width)]
     texts = [n for n, values in enumerate(columns) if are_texts(values)][:2]
     if not texts:
         return None
@@ -242,7 +242,7 @@ def sample_labels(file: LabelledFile, columns: Columns, header: bool) -> list[An
 
 
 def label_task(label: Column | None, values: Sequence[Any]) -> str:
-    """Tell a class from a score by the values and the name of their column."""
+    """Return classify or regress, by the labels and the name of their column."""
     numbers = [_number(value) for value in values if value not in NO_LABELS]
     if not numbers or None in numbers:
         return "classify"
@@ -301,7 +301,7 @@ def _by_normalized_name(names: Sequence[str]) -> dict[str, str]:
 
 
 def _normalized(name: Any) -> str:
-    """Return a name as the lists above have it: `#1 String` is 1_string."""
+    """Return a name in lower case with underscores: `#1 String` is 1_string."""
     return re.sub(r"\W+", "_", str(name).strip().lower()).strip("_")
 
 

@@ -39,7 +39,7 @@ class LabelledFile:
     ) -> None:
         self.path = Path(path)
         self.target = None if target is None else LabelledFile(target)
-        self.in_memory = data is not None  # there is no such file on disk
+        self.in_memory = data is not None  # not on disk
         if data is not None:
             self.data = data
         self.suffix = content_suffix(self.path)
@@ -64,7 +64,7 @@ class LabelledFile:
         """Drop the bytes of files that are on disk, and keep their fingerprints."""
         for file in (self, self.target):
             if file is not None and not file.in_memory and "data" in vars(file):
-                _ = file.fingerprint  # computed before the bytes are gone
+                _ = file.fingerprint  # computed before the bytes are dropped
                 del file.data
 
     @contextmanager
@@ -96,7 +96,7 @@ class LabelledFile:
                 yield first[0], value
                 yield from ((n, _parse(line, n, source)) for n, line in nonblank)
                 return
-            rest = "\n".join(line for _, line in numbered)  # most of it: an indented file
+            rest = "\n".join(line for _, line in numbered)  # the rest of an indented file
             value = _parse(f"{first[1]}\n{rest}", first[0], source)
         yield from enumerate(value if isinstance(value, list) else [value], 1)
 
@@ -130,11 +130,11 @@ def json_lines(rows: Sequence[Any]) -> bytes:
 
 
 def get_field(record: Any, name: str, where: str) -> Any:
-    """Return a field of an object; a dot leads to a field of a nested object."""
+    """Return a field of an object; a dot separates the names of nested fields."""
     value = record
     for key in [name] if isinstance(record, dict) and name in record else name.split("."):
         if not isinstance(value, dict):
-            raise UserError(f"{where} has no field {name!r}: write an object with named fields")
+            raise UserError(f"{where} has no field {name!r}: it must be a JSON object")
         if key not in value:
             raise missing_name_error(name, list(value), where)
         value = value[key]
@@ -146,19 +146,19 @@ def as_text(value: Any, name: str, where: str) -> str:
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
         return " ".join(value)
     if not isinstance(value, str):
-        raise UserError(f"{name!r} in {where} is {preview(value)}, not text: choose another field")
+        raise UserError(f"{name!r} in {where} must be a string (got {preview(value)})")
     return value
 
 
 def as_text_list(value: Any, name: str, where: str) -> tuple[str, ...]:
     """Return the list of texts of a field."""
     if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
-        raise UserError(f"{name!r} in {where} is {preview(value)}: give a list of texts")
+        raise UserError(f"{name!r} in {where} must be a list of strings (got {preview(value)})")
     return tuple(value)
 
 
 def first_key(record: Any, names: Sequence[str]) -> str | None:
-    """Return the first of some names that an object has."""
+    """Return the first of the names that an object has, None for none."""
     return next((n for n in names if isinstance(record, dict) and n in record), None)
 
 
@@ -189,5 +189,5 @@ def _parse(text: str, number: int, source: InputFile) -> Any:
         ) from error
     except (ValueError, RecursionError) as error:
         raise UserError(
-            f"line {number:,} of {source.name} is no JSON that can be read ({error}): remove it"
+            f"line {number:,} of {source.name} cannot be parsed as JSON ({error}): remove it"
         ) from error

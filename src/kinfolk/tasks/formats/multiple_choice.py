@@ -2,8 +2,8 @@
 
     {"context": "She lit", "options": ["a candle.", "the sea."], "label": 0}
 
-A field may have any of the names below, which published files use. Options are a list, or fields
-that end in a number. A label is the index of the right option from 0, its letter from A, or its
+A field may have any of the names below, those of published files. Options are a list, or fields
+that end in a number. A label is the index of the correct option from 0, its letter from A, or its
 text; in a field called answer beside numbered options, indices count from 1.
 """
 
@@ -39,8 +39,8 @@ NUMBERED_OPTION_PREFIXES = ("ending", "choice", "option", "sentence_quiz",
                             "RandomFifthSentenceQuiz", "answer", "solution", "sol")  # fmt: skip
 LABEL_KEYS = ("label", "answer_right_ending", "AnswerRightEnding", "answerKey", "answer", "gold",
           "correct")  # fmt: skip
-BLANK = re.compile(r"#idiom#|(?<!\S)_(?!\w)")  # which an option fills: ChID's, WinoGrande's
-COPA_QUESTIONS = {"cause": "What was the cause?", "effect": "What happened as a result?"}  # COPA's
+BLANK = re.compile(r"#idiom#|(?<!\S)_(?!\w)")  # filled by an option (ChID, WinoGrande)
+COPA_QUESTIONS = {"cause": "What was the cause?", "effect": "What happened as a result?"}
 OPTION_LETTERS = tuple(string.ascii_uppercase)
 
 
@@ -52,7 +52,7 @@ def detect_multiple_choice(file: LabelledFile) -> FileSpec | None:
             return None
     except UserError:
         return None
-    return FileSpec("choose", "objects", "choose the right one among the options of each record")
+    return FileSpec("choose", "objects", "choose the correct option of each record")
 
 
 def read_multiple_choice(
@@ -79,19 +79,19 @@ def _questions(row: Any, where: str) -> Iterator[dict[str, Any]]:
     """Split a passage with several questions: C3's lists, and RACE's own files."""
     if isinstance(row, list):  # [[lines], [questions], id]
         if len(row) < 2 or not all(isinstance(part, list) for part in row[:2]):
-            raise UserError(f"{where} is {preview(row)}: a list is [[lines], [questions], id]")
+            raise UserError(f"{where} is {preview(row)}: a list must be [[lines], [questions], id]")
         for question in row[1]:
             yield {"context": "\n".join(as_text_list(row[0], "lines", where)), **question}
         return
     if not isinstance(row, dict):
-        raise UserError(f"{where} is {preview(row)}: write an object with named fields")
+        raise UserError(f"{where} must be a JSON object (got {preview(row)})")
     if isinstance(row.get("questions"), list) and isinstance(row.get("options"), list):
         answers = row.get("answers") or [None] * len(row["questions"])
         counts = [len(row["questions"]), len(row["options"]), len(answers)]
         if len(set(counts)) > 1:
             raise UserError(
                 f"{where} has {counts[0]} questions, {counts[1]} lists of options and {counts[2]} "
-                "answers: give one of each for every question"
+                "answers: every question needs one of each"
             )
         for question, options, answer in zip(
             row["questions"], row["options"], answers, strict=True
@@ -113,7 +113,7 @@ def _row(row: dict[str, Any], number: int, where: str) -> MultipleChoiceRow:
         )
     options, letters, numbered = options_and_letters
     if len(options) < 2:
-        raise UserError(f"{where} has {len(options)} option: there is nothing to choose")
+        raise UserError(f"{where} has {len(options)} option: multiple choice needs at least two")
     context, question = _context(row, where), _question(row, where)
     label = _label(row, options, letters, numbered, where)
     parts = BLANK.split(context)
@@ -165,7 +165,7 @@ def _label(
     numbered: bool,
     where: str,
 ) -> int | None:
-    """Return the index of the right option."""
+    """Return the index of the correct option."""
     name = first_key(row, LABEL_KEYS)
     value = None if name is None else row[name]
     if name is None or value is None:
@@ -181,8 +181,8 @@ def _label(
         index = len(options)
     if not 0 <= index < len(options):
         raise UserError(
-            f"{name!r} in {where} is {preview(value)}, none of {len(options)} options: give its "
-            "index from 0, its letter from A, or its text"
+            f"{name!r} in {where} is {preview(value)}, none of {len(options)} options: use the "
+            "index from 0, the letter from A, or the text of an option"
         )
     return index
 

@@ -1,4 +1,4 @@
-"""Questions about contexts as SQuAD writes them (Rajpurkar et al. 2016, 2018), and CMRC 2018."""
+"""Questions about contexts in the format of SQuAD (Rajpurkar et al. 2016, 2018), and CMRC 2018."""
 
 import json
 from collections.abc import Iterator
@@ -25,11 +25,11 @@ def read_squad(file: LabelledFile, spec: FileSpec, report: ReadReport) -> Iterat
     for where, context, record in _questions(file):
         number += 1
         if not context.strip():
-            report.count("questions without a context, left out", number)
+            report.count("questions without a context skipped", number)
             continue
         id = str(record.get("id", number))
         if id in ids:
-            report.count("questions with the id of another, which have a new one", id)
+            report.count("questions with a duplicate id renamed", id)
             id = f"{id}#{number}"
         ids.add(id)
         question = _text(record, "question", where)
@@ -40,7 +40,7 @@ def read_squad(file: LabelledFile, spec: FileSpec, report: ReadReport) -> Iterat
 
 
 def write_squad(predictions: Predictions) -> Iterator[str]:
-    """Yield the official form of predictions: an object of answers by question id."""
+    """Yield the official format of predictions: an object of answers by question id."""
     answers = {row.id: prediction.value for row, prediction in predictions.pairs()}
     yield json.dumps(answers, ensure_ascii=False) + "\n"
 
@@ -52,12 +52,12 @@ def is_squad(value: Any) -> bool:
 
 
 def _questions(file: LabelledFile) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Stream each question with its place and its context."""
+    """Stream each question with its location and its context."""
     for _, value in file.records():
         if not is_squad(value):
             raise UserError(
-                f"{file} is {preview(value)}: SQuAD's form is an object whose 'data' is a list of "
-                "articles with 'paragraphs'"
+                f"{file} is {preview(value)}: the SQuAD format is an object whose 'data' is a list "
+                "of articles with 'paragraphs'"
             )
         for a, article in enumerate(value["data"], 1):
             paragraphs = _list(article, "paragraphs", f"article {a} of {file}")
@@ -74,38 +74,38 @@ def _locate(
     """Return an answer and its start: the given offset, else the nearest occurrence."""
     text, start = _text(answer, "text", where), answer.get("answer_start", NOT_FOUND)
     if not isinstance(start, int):
-        raise UserError(f"'answer_start' in {where} is {preview(start)}: give a whole number")
+        raise UserError(f"'answer_start' in {where} must be an integer (got {preview(start)})")
     if start >= 0 and context.startswith(text, start) and text:
         return text, start
     nearest = _nearest(text, context, start)
     if nearest == NOT_FOUND:
-        report.count("answers that their context does not hold", f"{id}: {text!r}")
+        report.count("answers not found in their context", f"{id}: {text!r}")
     elif "answer_start" in answer:
-        report.count("answers found at another place than the file says", id)
+        report.count("answers found at another offset than given", id)
     return text, nearest
 
 
 def _nearest(text: str, context: str, start: int) -> int:
     """Return the start of the occurrence that is nearest to an offset."""
-    best, place = NOT_FOUND, context.find(text) if text else NOT_FOUND
-    while place != NOT_FOUND:
-        if best == NOT_FOUND or abs(place - start) < abs(best - start):
-            best = place
-        place = context.find(text, place + 1)
+    best, start_at = NOT_FOUND, context.find(text) if text else NOT_FOUND
+    while start_at != NOT_FOUND:
+        if best == NOT_FOUND or abs(start_at - start) < abs(best - start):
+            best = start_at
+        start_at = context.find(text, start_at + 1)
     return best
 
 
 def _text(record: Any, name: str, where: str) -> str:
     value = record.get(name) if isinstance(record, dict) else None
     if not isinstance(value, str):
-        raise UserError(f"{name!r} in {where} is {preview(value)}: SQuAD's form has a text there")
+        raise UserError(f"{name!r} in {where} must be a string (got {preview(value)})")
     return value
 
 
 def _list(record: Any, name: str, where: str) -> list[Any]:
     value = record.get(name) if isinstance(record, dict) else None
     if not isinstance(value, list):
-        raise UserError(f"{name!r} in {where} is {preview(value)}: SQuAD's form has a list there")
+        raise UserError(f"{name!r} in {where} must be a list (got {preview(value)})")
     return value
 
 

@@ -100,7 +100,7 @@ def read_trees(file: LabelledFile, spec: FileSpec, report: ReadReport) -> Iterat
         match = TREE.fullmatch(tree)
         if match is None or tree.count("(") != tree.count(")"):
             raise UserError(
-                f"line {number:,} of {file} is no tree: write (label (label word) ...), every "
+                f"line {number:,} of {file} is not a tree: write (label (label word) ...), every "
                 "bracket closed"
             )
         words = (PTB_BRACKETS.get(word, word) for word in LEAF.findall(tree))
@@ -113,20 +113,20 @@ def read_parallel(file: LabelledFile, spec: FileSpec, report: ReadReport) -> Ite
     sources, targets = ([line.strip() for _, line in f.lines()] for f in (file, file.target))
     if len(sources) != len(targets):
         raise UserError(
-            f"{file} has {len(sources):,} lines and {file.target} has {len(targets):,}: line n of "
-            "one must be the pair of line n of the other"
+            f"{file} has {len(sources):,} lines and {file.target} has {len(targets):,}: "
+            "the lines of the two files must be aligned"
         )
     if not any(map(all, zip(sources, targets, strict=True))):
-        raise UserError(f"{file} and {file.target} hold no pair of texts: each side is empty")
+        raise UserError(f"{file} and {file.target} have no pair of lines that are not empty")
     for number, (source, target) in enumerate(zip(sources, targets, strict=True), 1):
         if source and target:
             yield SourceTarget(source, target, number)
         else:
-            report.count("pairs with an empty side, left out, on lines", number)
+            report.count("pairs with an empty side skipped, on lines", number)
 
 
 def write_targets(predictions: Predictions) -> Iterator[str]:
-    """Yield a line for each prediction, as the file of targets has them."""
+    """Yield one line per prediction, like the file of targets."""
     return (single_line(prediction.value) + "\n" for prediction in predictions.values)
 
 
@@ -142,7 +142,7 @@ def _labelled_texts(
         column = spec.columns.label
         label = None if column is None else _label(value, spec.task, column, where)
         if label == NO_GOLD_LABEL:
-            report.count("rows without an agreed label ('-'), left out, on lines", number)
+            report.count("rows without an agreed label ('-') skipped, on lines", number)
             continue
         if not all(texts):
             report.count("rows with an empty text, on lines", number)
@@ -152,7 +152,7 @@ def _labelled_texts(
 def _pairs(
     file: LabelledFile, spec: FileSpec, report: ReadReport, rows: Iterator[Cells]
 ) -> Iterator[SourceTarget]:
-    """Stream pairs of source and target; those with an empty side are left out and counted."""
+    """Stream pairs of source and target; those with an empty side are skipped and counted."""
     assert spec.columns is not None
     for number, texts, value in rows:
         where, column = f"line {number:,} of {file}", spec.columns.label
@@ -160,7 +160,7 @@ def _pairs(
         references = (as_text(text, str(column), where).strip() for text in values)
         targets, source = [text for text in references if text], " ".join(texts).strip()
         if (column is not None and not targets) or not source:
-            report.count("pairs with an empty side, left out, on lines", number)
+            report.count("pairs with an empty side skipped, on lines", number)
             continue
         yield SourceTarget(source, targets[0] if targets else None, number, tuple(targets[1:]))
 
@@ -200,23 +200,21 @@ def _cells(file: LabelledFile, spec: FileSpec, report: ReadReport) -> Iterator[C
     rows = file.cells()
     first = next(rows, None)
     if first is None:
-        raise UserError(f"{file} holds no rows: give a table with a text and a label on each line")
+        raise UserError(f"{file} has no rows: every line needs a text and a label")
     width, label = len(first[1]), spec.columns.label
     names = [name.strip() for name in first[1]] if spec.header else None
     text_indices = [_column_index(column, names, width, file) for column in spec.columns.texts]
     label_index = None if label is None else _column_index(label, names, width, file)
-    # More cells after the texts do no harm; before the label, they would put a text in its place.
+    # Extra cells are harmless after the last column that is read, but would shift a later label.
     may_be_longer = not spec.header and (label_index is None or label_index < max(text_indices))
     for number, row in rows if spec.header else itertools.chain([first], rows):
         if len(row) != width:
             if len(row) < width or not may_be_longer:
                 raise UserError(
                     f"line {number:,} of {file} has {len(row)} columns and the first row has "
-                    f"{width}: look for a tab, comma or quote too many or too few there"
+                    f"{width}: check the tabs, commas and quotes of that line"
                 )
-            report.count(
-                "rows with columns more than the first, which are not read, on lines", number
-            )
+            report.count("rows with extra columns ignored, on lines", number)
         yield (
             number,
             [row[n] for n in text_indices],
@@ -233,12 +231,12 @@ def _column_index(column: Column, names: list[str] | None, width: int, file: Lab
     """Return the index of a column, from 0."""
     if isinstance(column, int):
         if not 1 <= column <= width:
-            raise UserError(f"--columns: {file} has {width} columns, counted from 1, no {column}")
+            raise UserError(f"--columns {column}: {file} has the columns 1 to {width}")
         return column - 1
     if names is None:
         raise UserError(
-            f"--columns: the first row of {file} holds no names, so no {column!r}: give numbers "
-            f"from 1 to {width}"
+            f"--columns {column}: the first row of {file} is not a header; use numbers from 1 to "
+            f"{width}"
         )
     if column not in names:
         raise missing_name_error(column, names, f"the first row of {file}")
@@ -251,11 +249,11 @@ def _label(value: Any, task: str, column: Column, where: str) -> str | float:
     if label is None or label == "" or str(label).lower() == "nan":
         raise UserError(
             f"the label in {where} ({column}) is {preview(value) if label != '' else 'empty'}: "
-            "every example needs one; correct the row, or leave it out"
+            "fix or remove the row"
         )
     if isinstance(label, list | dict):
         raise UserError(
-            f"the label in {where} ({column}) is {preview(value)}: give a text or number"
+            f"the label in {where} ({column}) must be a string or a number (got {preview(value)})"
         )
     if task == "classify":
         return str(label).lower() if isinstance(label, bool) else str(label)
@@ -265,7 +263,7 @@ def _label(value: Any, task: str, column: Column, where: str) -> str | float:
         number = math.nan
     if not math.isfinite(number):
         raise UserError(
-            f"the label in {where} ({column}) is {preview(value)}, not a number: correct it, or "
+            f"the label in {where} ({column}) is {preview(value)}, not a number: fix it, or use "
             "--task classify"
         )
     return number

@@ -32,15 +32,15 @@ class TaskTargets(TensorTree):
     weight: Tensor  # of each target
     teacher_probs: Tensor | None = None  # soft targets
     tokens: TokenTargets | None = None  # tokens to predict
-    reading: Tensor | None = None  # the example of each of these tokens
+    example_ids: Tensor | None = None  # the example of each of these tokens
     instance_of_example: Tensor | None = None  # the instance of each example
 
 
 @dataclass(frozen=True, kw_only=True)
 class Formulation(ABC):
-    """How a kind of network solves a kind of task.
+    """How a network solves a task: its inputs, targets, loss and predictions.
 
-    A frozen value that is saved with the model, so that predictions are made as it was trained.
+    A frozen value that is saved with the model, so that inference encodes rows as training did.
     """
 
     task: Task
@@ -48,7 +48,7 @@ class Formulation(ABC):
     pad_id: int = 0
 
     name: ClassVar[str]
-    outputs: ClassVar[tuple[TaskOutput, ...]]  # what it can predict
+    outputs: ClassVar[tuple[TaskOutput, ...]]  # supported types of prediction
     needs_template: ClassVar[bool] = False  # special tokens around a text
     needs_layout: ClassVar[bool] = False  # of a prompt and its answer
     trains: ClassVar[bool] = True  # False for prompts
@@ -60,9 +60,11 @@ class Formulation(ABC):
         return None
 
     def fit(self, rows: Sequence[Any], tokenizer: Tokenizer, *, balanced: bool = False) -> Self:
-        """Return it with the fields that follow from the training rows; balanced weighs classes."""
+        """Return the formulation with the fields that depend on the training rows."""
         if balanced:
-            raise UserError(f"{self.name!r} has no class weights: leave --class-weights out")
+            raise UserError(
+                f"--class-weights does not apply to the formulation {self.name!r}: remove it"
+            )
         return self
 
     @abstractmethod
@@ -75,7 +77,7 @@ class Formulation(ABC):
     def targets(
         self, instances: Sequence[Instance], examples: Sequence[Example], collated: Collated
     ) -> TaskTargets:
-        """Return what is scored in a batch, and the targets."""
+        """Return the scored positions of a batch and their targets."""
 
     def make_batch(self, instances: Sequence[Instance], /) -> Batch[TaskTargets]:
         """Pack the examples of instances into rows."""
@@ -85,7 +87,7 @@ class Formulation(ABC):
         return Batch(collated.inputs, targets, self.counts(instances, targets))
 
     def counts(self, instances: Sequence[Instance], targets: TaskTargets) -> dict[str, int]:
-        """Return what each part of the loss is summed over, and the number of tokens."""
+        """Return the number of targets of each part of the loss, and of tokens."""
         return {"label": len(targets.target), "tokens": sum(i.tokens for i in instances)}
 
     @abstractmethod
@@ -111,7 +113,7 @@ class Formulation(ABC):
         raise NotImplementedError
 
     def soft_labels(self, logits: RawScores, temperature: float) -> RawScores:
-        """Return the targets that a student learns from."""
+        """Return the targets of a student."""
         raise NotImplementedError
 
 
@@ -134,7 +136,7 @@ def weighted_cross_entropy(
 
 
 def stack_soft_targets(instances: Sequence[Instance]) -> Tensor | None:
-    """Stack the soft targets of instances, where there are any."""
+    """Return the stacked soft targets of instances, None without a teacher."""
     if not instances or instances[0].teacher_probs is None:
         return None
     parts = [np.atleast_2d(instance.teacher_probs) for instance in instances]
@@ -148,7 +150,7 @@ def instance_index(instances: Sequence[Instance]) -> Tensor:
 
 
 def offset_targets(target: Tensor, index: Tensor) -> Tensor:
-    """Turn targets within instances into positions among the examples of all instances."""
+    """Convert targets within instances to indices among the examples of all instances."""
     counts = torch.bincount(index)
     return torch.where(target == IGNORE_INDEX, target, counts.cumsum(0) - counts + target)
 
@@ -160,10 +162,7 @@ def split_by_instance(values: Tensor, index: Tensor) -> list[RawScores]:
 
 
 def segment_log_softmax(scores: Tensor, index: Tensor, segments: int) -> Tensor:
-    """Return log-probabilities among the scores of each segment, (scores,) of (scores,).
-
-    So options and the words of a context need no padding.
-    """
+    """Return log-probabilities within each segment, without padding: (scores,) -> (scores,)."""
     scores = scores.float()
     maximum = scores.new_full((segments,), -torch.inf)
     maximum = maximum.scatter_reduce(0, index, scores.detach(), "amax")

@@ -43,7 +43,7 @@ from kinfolk.tasks.rows import CorefDocument, Span
 from kinfolk.tasks.task import Prediction, TaskOutput
 from kinfolk.text.tokenizer import Tokenizer
 
-UNKNOWN_SPEAKERS = ("", "-")  # of files that name no speaker
+UNKNOWN_SPEAKERS = ("", "-")  # values of files without speaker names
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,7 @@ class MentionRanking(Formulation):
         if self.max_span_length < 1 or self.max_antecedents < 1 or not self.spans_per_word > 0:
             raise UserError(
                 f"max_span_length={self.max_span_length}, max_antecedents={self.max_antecedents} "
-                f"and spans_per_word={self.spans_per_word} must be above 0: "
-                "without spans to rank there are no clusters"
+                f"and spans_per_word={self.spans_per_word} must be greater than 0"
             )
 
     def instances(
@@ -139,23 +138,24 @@ class MentionRanking(Formulation):
                 for first in range(start, end)
                 for stop in range(first + 1, min(first + self.max_span_length, end) + 1)
             ]
-        found = row.mentions is None
-        room = min(len(spans), ceil(self.spans_per_word * len(row.words))) if found else len(spans)
+        predicted, max_mentions = row.mentions is None, len(spans)
+        if predicted:
+            max_mentions = min(max_mentions, ceil(self.spans_per_word * len(row.words)))
         names = [name for sentence in row.speakers or () for name in sentence]
         numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
         numbers |= dict.fromkeys(UNKNOWN_SPEAKERS, -1)
         speakers = tuple(numbers[names[first]] if names else -1 for first, _ in spans)
-        return DocumentSpans(tuple(spans), speakers, found, room)
+        return DocumentSpans(tuple(spans), speakers, predicted, max_mentions)
 
     def targets(
         self, instances: Sequence[Instance], examples: Sequence[Example], collated: Collated
     ) -> CoreferenceTargets:
-        """Read one hidden state a word; spans begin and end among these."""
+        """Read one hidden state per word; spans are indices among these."""
         counts = torch.tensor([len(example.read_positions) for example in examples])
         index = instance_index(instances).repeat_interleave(counts)
         words = torch.bincount(index)
         spans = [torch.tensor(i.metadata.spans) for i in instances]
-        sizes = torch.tensor([len(some) for some in spans])
+        sizes = torch.tensor(list(map(len, spans)))
         document = torch.arange(len(instances)).repeat_interleave(sizes)
         ends = torch.cat(spans) + (words.cumsum(0) - words)[document, None]
         return CoreferenceTargets(
@@ -166,7 +166,7 @@ class MentionRanking(Formulation):
             first=ends[:, 0],
             last=ends[:, 1] - 1,
             document=document,
-            speaker=torch.tensor([who for i in instances for who in i.metadata.speakers]),
+            speaker=torch.tensor([s for i in instances for s in i.metadata.speakers]),
             max_mentions=torch.tensor([i.metadata.max_mentions for i in instances]),
         )
 
@@ -182,23 +182,23 @@ class MentionRanking(Formulation):
         return model.antecedent_scores(hidden, batch.targets, self.max_antecedents)
 
     def loss(self, model: Any, batch: Batch[Any], /) -> Loss:
-        """Sum -log p(any correct antecedent), which is none where there is no other.
+        """Sum -log p(any correct antecedent), "none" for the first mention of a cluster.
 
-        Ranking gives no gradient to a span that is not kept, and on little text some never are: so
-        spans are also classified as mentions (Zhang et al. 2018).
+        Ranking gives no gradient to spans that are not kept, so spans are also classified as
+        mentions (Zhang et al. 2018).
         """
-        found, targets = self.score_antecedents(model, batch), batch.targets
-        cluster = targets.target[found.mention_indices]
+        scored, targets = self.score_antecedents(model, batch), batch.targets
+        cluster = targets.target[scored.mention_indices]
         same = (
-            (cluster[found.antecedents] == cluster[:, None])
-            & (found.antecedents >= 0)
+            (cluster[scored.antecedents] == cluster[:, None])
+            & (scored.antecedents >= 0)
             & (cluster > 0)[:, None]
         )
         wrong = torch.cat([same.any(1, keepdim=True), ~same], 1)
-        correct = found.scores.masked_fill(wrong, -torch.inf)
-        nll = found.scores.logsumexp(1) - correct.logsumexp(1)
+        correct = scored.scores.masked_fill(wrong, -torch.inf)
+        nll = scored.scores.logsumexp(1) - correct.logsumexp(1)
         mentions = F.binary_cross_entropy_with_logits(
-            found.mention_scores, (targets.target > 0).float(), targets.weight, reduction="sum"
+            scored.mention_scores, (targets.target > 0).float(), targets.weight, reduction="sum"
         )
         return Loss(
             {"label": nll.sum(), "mentions": mentions}, {"mentions": self.mention_loss_weight}
@@ -206,21 +206,21 @@ class MentionRanking(Formulation):
 
     def logits(self, model: Any, batch: Batch[Any], /) -> list[RawScores]:
         """Return for each span the index of its antecedent, -1 for none, and its probability."""
-        found, targets = self.score_antecedents(model, batch), batch.targets
-        share, choice = found.scores.softmax(1).max(1)
+        scored, targets = self.score_antecedents(model, batch), batch.targets
+        probability, choice = scored.scores.softmax(1).max(1)
         indices = torch.arange(len(choice), device=choice.device)
         document = targets.document
         starts = torch.searchsorted(document, document)  # the first span of the document
-        chosen = found.mention_indices[indices - choice]
+        chosen = scored.mention_indices[indices - choice]
         chosen = torch.where(choice > 0, chosen - starts[chosen], -1)
-        values = torch.stack([-torch.ones(len(starts)), torch.ones(len(starts))], 1).to(share)
-        values[found.mention_indices] = torch.stack([chosen.to(share), share], 1)
+        values = torch.stack([-torch.ones(len(starts)), torch.ones(len(starts))], 1).to(probability)
+        values[scored.mention_indices] = torch.stack([chosen.to(probability), probability], 1)
         return split_by_instance(values, document)
 
     def decode(
         self, row: Any, instances: Sequence[Instance], logits: Sequence[RawScores], /
     ) -> Prediction:
-        """Return the clusters of spans with their antecedents; a span alone is in none."""
+        """Return the clusters of spans linked to their antecedents, without singletons."""
         if not logits:
             return Prediction(())
         spans = instances[0].metadata.spans
@@ -240,20 +240,20 @@ def sentence_bounds(sentences: Sequence[Sequence[str]]) -> list[Span]:
 
 
 def split_document(
-    sentences: Sequence[Sequence[str]], chunks: Sequence[Sequence[int]], room: int
+    sentences: Sequence[Sequence[str]], words: Sequence[Sequence[int]], room: int
 ) -> list[Span]:
-    """Split words into parts that fit, of whole sentences unless one is longer than the room."""
-    where = [span for span in sentence_bounds(sentences) if span[0] < span[1]]
-    found = []
-    for start, stop in split_to_fit([sum(map(len, chunks[a:b])) for a, b in where], room):
-        first, last = where[start][0], where[stop - 1][1]
-        inside = split_to_fit([len(chunk) for chunk in chunks[first:last]], room)
-        found += [(first + a, first + b) for a, b in inside]
-    return found
+    """Split the tokens of words into parts that fit, at sentence ends where possible."""
+    bounds = [span for span in sentence_bounds(sentences) if span[0] < span[1]]
+    parts = []
+    for start, stop in split_to_fit([sum(map(len, words[a:b])) for a, b in bounds], room):
+        first, last = bounds[start][0], bounds[stop - 1][1]
+        inside = split_to_fit([len(word) for word in words[first:last]], room)
+        parts += [(first + a, first + b) for a, b in inside]
+    return parts
 
 
-def cluster_ids(row: CorefDocument, about: DocumentSpans) -> list[int]:
+def cluster_ids(row: CorefDocument, candidates: DocumentSpans) -> list[int]:
     """Return the number of the cluster of each span, from 1, 0 for none."""
     clusters = enumerate(row.clusters or (), 1)
     known = {span: number for number, cluster in clusters for span in cluster}
-    return [known.get(span, 0) for span in about.spans]
+    return [known.get(span, 0) for span in candidates.spans]

@@ -48,11 +48,11 @@ from kinfolk.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class LabelHead(Formulation):
-    """What heads with one logit a label share: class weights and distillation."""
+    """Base of heads with one logit per label: class weights and distillation."""
 
     frame: str | None = "bert"  # template of the special tokens; None for a decoder
     class_weights: tuple[float, ...] = ()  # 1 on average over the training rows
-    distillation_weight: float = 0.0  # of the teacher's part of the loss (Hinton et al. 2015)
+    distillation_weight: float = 0.0  # of the teacher in the loss (Hinton et al. 2015)
     temperature: float = 2.0  # of the teacher's and the student's logits
 
     distills: ClassVar[bool] = True
@@ -83,7 +83,7 @@ class LabelHead(Formulation):
 
 @config("sequence_head")
 class SequenceHead(LabelHead):
-    """A head on the hidden state of one token a text: classes, a number, or a score an option."""
+    """A head on one hidden state per text: classes, a number, or a score per option."""
 
     name: ClassVar[str] = "head"
     outputs: ClassVar[tuple[TaskOutput, ...]] = ("label", "number", "option")
@@ -91,7 +91,7 @@ class SequenceHead(LabelHead):
 
     @property
     def head(self) -> Head:
-        """One logit a class, or one an option."""
+        """One logit per class, or one per option."""
         return "choice" if self.task.output == "option" else "text"
 
     def instances(
@@ -131,13 +131,13 @@ class SequenceHead(LabelHead):
         return example, truncated + max(0, len(context) - room)
 
     def num_special_tokens(self, texts: int) -> int:
-        """Return the number of special tokens around so many texts."""
-        assert self.frame is not None, "decoders have special tokens of their own"
+        """Return the number of special tokens around this many texts."""
+        assert self.frame is not None, "overridden for decoders"
         return num_special_tokens(self.frame, texts)
 
     def example(self, texts: Sequence[Sequence[int]], tokenizer: Tokenizer) -> Example:
         """Return the example of texts that fit."""
-        assert self.frame is not None, "decoders have examples of their own"
+        assert self.frame is not None, "overridden for decoders"
         templated = apply_template(self.frame, tokenizer.special_tokens, texts)
         return Example(
             input_ids=templated.ids,
@@ -149,7 +149,7 @@ class SequenceHead(LabelHead):
     def targets(
         self, instances: Sequence[Instance], examples: Sequence[Example], collated: Collated
     ) -> TaskTargets:
-        """Score one hidden state an example."""
+        """Score one hidden state per example."""
         index = instance_index(instances)
         number = self.task.output == "number"
         unknown = float("nan") if number else IGNORE_INDEX
@@ -169,11 +169,11 @@ class SequenceHead(LabelHead):
 
     def loss_sum(self, logits: Tensor, targets: TaskTargets) -> Tensor:
         """Return the summed loss of logits."""
-        share, soft = self.distillation_weight, targets.teacher_probs
+        weight, soft = self.distillation_weight, targets.teacher_probs
         if self.task.output == "number":
             target = targets.target
             if soft is not None:
-                target = (1 - share) * target + share * soft[:, 0]
+                target = (1 - weight) * target + weight * soft[:, 0]
             return ((logits[:, 0] - target) ** 2).sum()
         if self.task.output == "option":
             segments = targets.instance_ids, len(targets.target)
@@ -181,8 +181,8 @@ class SequenceHead(LabelHead):
             if soft is None:
                 return nll.sum()
             scaled = segment_log_softmax(logits[:, 0] / self.temperature, *segments)
-            scale = share * self.temperature**2  # as in weighted_cross_entropy
-            return (1 - share) * nll.sum() - scale * (soft[:, 0] * scaled).sum()
+            scale = weight * self.temperature**2  # as in weighted_cross_entropy
+            return (1 - weight) * nll.sum() - scale * (soft[:, 0] * scaled).sum()
         return self.cross_entropy(logits, targets)
 
     def logits(self, model: Any, batch: Batch[TaskTargets], /) -> list[RawScores]:
@@ -253,14 +253,14 @@ class CausalHead(SequenceHead):
     def targets(
         self, instances: Sequence[Instance], examples: Sequence[Example], collated: Collated
     ) -> TaskTargets:
-        """Score one hidden state an example, and predict its tokens."""
+        """Score one hidden state per example, and predict its tokens."""
         targets = super().targets(instances, examples, collated)
         if not self.lm_loss_weight:
             return targets
         return replace(targets, tokens=collated.token_targets(examples)[0])
 
     def counts(self, instances: Sequence[Instance], targets: TaskTargets) -> dict[str, int]:
-        """Count the predicted tokens, too."""
+        """Add the number of predicted tokens."""
         predicted = {} if targets.tokens is None else {"lm_auxiliary": len(targets.tokens.labels)}
         return super().counts(instances, targets) | predicted
 
@@ -292,7 +292,7 @@ class CausalHead(SequenceHead):
 
 @config("bare")
 class BareCausalHead(CausalHead):
-    """A head on the last token of texts without special tokens, as transformers has it."""
+    """A head on the last token of texts without special tokens, as in transformers."""
 
     lm_loss_weight: float = 0.0
 
@@ -314,7 +314,7 @@ class TokenHead(LabelHead):
 
     @property
     def head(self) -> Head:
-        """One logit a tag for each word."""
+        """One logit per tag for each word."""
         return "tokens"
 
     def instances(
@@ -326,7 +326,7 @@ class TokenHead(LabelHead):
         texts = 1 if predicate is None else 2
         room = self.max_length - (num_special_tokens(self.frame, texts) if self.frame else texts)
         if predicate is not None:
-            predicate = predicate[: room // 2]  # a long one leaves room for words
+            predicate = predicate[: room // 2]  # leaves room for the words
             room -= len(predicate)
         tags = None
         if labelled and row.tags is not None:
@@ -347,7 +347,7 @@ class TokenHead(LabelHead):
         room: int,
     ) -> Example:
         """Return the example of words, and of the predicate whose roles are predicted."""
-        kept = [word[:room] for word in words]  # one word may be longer than the room
+        kept = [word[:room] for word in words]  # a single word may exceed the room
         ids = [id for word in kept for id in word]
         positions = np.cumsum([0, *(len(word) for word in kept)])[:-1]
         if self.frame is None:
@@ -370,7 +370,7 @@ class TokenHead(LabelHead):
     def targets(
         self, instances: Sequence[Instance], examples: Sequence[Example], collated: Collated
     ) -> TaskTargets:
-        """Score one hidden state a word."""
+        """Score one hidden state per word."""
         counts = torch.tensor([len(example.read_positions) for example in examples])
         index = torch.repeat_interleave(torch.arange(len(instances)), counts)
         target = torch.full((len(index),), IGNORE_INDEX)

@@ -38,7 +38,7 @@ from kinfolk.tasks.rows import space_between
 from kinfolk.tasks.task import Prediction, TaskOutput
 from kinfolk.text.tokenizer import Tokenizer
 
-GENERATION_BATCH = 32  # texts that are generated at a time
+GENERATION_BATCH = 32  # prompts per batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class OptionScoring(Formulation):
     """Insert each option for the answer and sum the log-likelihood of its tokens."""
 
     layout: SequenceLayout = "decoder"
-    infill: bool = False  # the answer stands inside the text, not after it
+    infill: bool = False  # the answer is inside the text, not after it
     length_normalized: bool = False  # divide by the number of tokens
     score_eos: bool = False  # include the end of the answer
 
@@ -79,7 +79,7 @@ class OptionScoring(Formulation):
         room = self.max_length - NUM_LAYOUT_TOKENS
         answer_ids = answer_ids[: max(1, room - 1)]
         if self.layout == "encoder-decoder":
-            room += len(answer_ids)  # which are in a row of their own
+            room += len(answer_ids)  # which the decoder reads
         rest = rest[: max(0, room - len(answer_ids) - 1)]
         kept = self.truncate_prompt(opening, max(1, room - len(answer_ids) - len(rest)))
         example = build_example(
@@ -94,7 +94,7 @@ class OptionScoring(Formulation):
         return example, total - len(kept) - len(answer_ids) - len(rest)
 
     def append_separator(self, before: list[int], tokenizer: Tokenizer) -> list[int]:
-        """Return the tokens before the answer with a separator at their end, where it needs one."""
+        """Return the tokens before the answer and a separator, if the formulation has one."""
         return before
 
     def truncate_prompt(self, opening: list[int], room: int) -> list[int]:
@@ -115,7 +115,7 @@ class OptionScoring(Formulation):
             target=offset_targets(target, index),
             weight=torch.ones(len(instances)),
             tokens=tokens,
-            reading=example_of_token,
+            example_ids=example_of_token,
             instance_of_example=index,
         )
 
@@ -123,15 +123,15 @@ class OptionScoring(Formulation):
         """Return the log-likelihood of the predicted tokens of every example."""
         targets = batch.targets
         assert targets.tokens is not None
-        assert targets.reading is not None and targets.instance_of_example is not None
+        assert targets.example_ids is not None and targets.instance_of_example is not None
         hidden = targets.tokens.gather(model(batch.inputs).hidden)
         logits: Tensor = model.lm_logits(hidden).logits().float()
         each: Tensor = logits.log_softmax(-1).gather(1, targets.tokens.labels[:, None])[:, 0]
         examples = len(targets.instance_of_example)
-        total = each.new_zeros(examples).index_add(0, targets.reading, each)
+        total = each.new_zeros(examples).index_add(0, targets.example_ids, each)
         if not self.length_normalized:
             return total
-        return total / torch.bincount(targets.reading, minlength=examples).clamp(min=1)
+        return total / torch.bincount(targets.example_ids, minlength=examples).clamp(min=1)
 
     def logits(self, model: Any, batch: Batch[TaskTargets], /) -> list[RawScores]:
         """Return the log-likelihood of each option."""
@@ -154,7 +154,7 @@ class OptionScoring(Formulation):
     max_new_tokens = 64
 
     def generation_config(self) -> GenerationConfig:
-        """Return how text is generated."""
+        """Return the settings of generation."""
         return GenerationConfig(do_sample=False, max_new_tokens=self.max_new_tokens)
 
     def parse_output(self, row: Any, text: str) -> Prediction:
@@ -198,8 +198,8 @@ class Cloze(OptionScoring):
     def __post_init__(self) -> None:
         if self.verbalizer and len(self.verbalizer) != len(self.task.labels):
             raise UserError(
-                f"{len(self.verbalizer)} words were given for {len(self.task.labels)} classes: "
-                f"give one for each of {', '.join(self.task.labels)}"
+                f"--verbalizer has {len(self.verbalizer)} words for {len(self.task.labels)} "
+                f"classes: give one for each of {', '.join(self.task.labels)}"
             )
 
     def instances(
@@ -213,14 +213,14 @@ class Cloze(OptionScoring):
         if self.task.output == "word":
             return self.task.prompt(row)
         before, after = fill_pattern(self.pattern or CLOZE_PATTERNS[self.task.output], row)
-        return before.rstrip(), after  # an option is encoded with the space before it
+        return before.rstrip(), after  # the space is encoded with the option
 
     def options(self, row: Any) -> tuple[str, ...] | None:
         """Return the words of the classes, or the options of the row."""
         options = self.verbalizer or self.task.options(row)
         if options is None:
             raise UserError(
-                f"row {row.number} has no options to choose from: complete it by --way text"
+                f"row {row.number} has no options, which cloze needs: use --formulation text"
             )
         return options
 
@@ -262,15 +262,15 @@ class Prompt(OptionScoring):
         """Encode a row with each option."""
         if labelled:
             raise UserError(
-                "a prompt is not trained: give few-shot examples with --shots, or fine-tune by "
-                "another --way"
+                "the formulation 'prompt' is not trained: use it in kinfolk evaluate with "
+                "--num-fewshot, or fine-tune with another --formulation"
             )
         if self.generates(row):
             return []
         return [self.score_options(row, tokenizer, labelled=False)]
 
     def prompt(self, row: Any) -> tuple[str, str]:
-        """Return the few-shot examples and the row before the answer, and what follows it."""
+        """Return the few-shot examples with the row up to its answer, and the text after it."""
         before, after = self.fill(row)
         return self.fewshot_delimiter.join([*self.examples, before.rstrip()]), after
 
@@ -287,9 +287,11 @@ class Prompt(OptionScoring):
         return f"{before.rstrip()}{space_between(before.rstrip(), answer)}{answer}{after}"
 
     def label_word(self, row: Any) -> str:
-        """Return the reference of a row as the prompt writes it."""
+        """Return the reference of a row as it occurs in a prompt."""
         if self.task.reference(row) is None:
-            raise UserError(f"row {row.number} has no label: it cannot be a few-shot example")
+            raise UserError(
+                f"row {row.number} has no label, which a few-shot example needs: remove it"
+            )
         index = self.task.option_index(row) if self.verbalizer else None
         return self.task.target_text(row) or "" if index is None else self.verbalizer[index]
 
@@ -303,7 +305,9 @@ class Prompt(OptionScoring):
 
     def loss(self, model: Any, batch: Batch[TaskTargets], /) -> Loss:
         """Refuse to train."""
-        raise UserError("a prompt is not trained: choose another --way to fine-tune")
+        raise UserError(
+            "the formulation 'prompt' is not trained: fine-tune with another --formulation"
+        )
 
     def parse_output(self, row: Any, text: str) -> Prediction:
         """Return the first line of a generated text."""

@@ -24,7 +24,7 @@ class TemplatedInput:
     ids: IntArray
     token_type_ids: IntArray
     offsets: tuple[int, ...]  # position of the first token of each text
-    cls_index: int  # position of the token that stands for the texts
+    cls_index: int  # position of the token whose hidden state represents the texts
 
 
 def parse_template(template: str, texts: int) -> list[tuple[str, int]]:
@@ -45,7 +45,7 @@ def apply_template(
 ) -> TemplatedInput:
     """Put one text or two into a template: `[CLS] a [SEP] b [SEP]`."""
     ids: list[int] = []
-    segments: list[int] = []
+    token_type_ids: list[int] = []
     starts = []
     cls_index = 0
     for name, kind in parse_template(template, len(texts)):
@@ -57,9 +57,9 @@ def apply_template(
         if name == "cls":
             cls_index = len(ids)
         ids += chunk
-        segments += [kind] * len(chunk)
+        token_type_ids += [kind] * len(chunk)
     return TemplatedInput(
-        np.array(ids, np.int64), np.array(segments, np.int64), tuple(starts), cls_index
+        np.array(ids, np.int64), np.array(token_type_ids, np.int64), tuple(starts), cls_index
     )
 
 
@@ -74,7 +74,7 @@ def truncate_longest_first(
     over = sum(map(len, texts)) - room
     if room < len(texts):
         raise UserError(
-            f"{room} tokens have no room for {len(texts)} texts: choose a larger --length"
+            f"--length leaves {room} tokens for {len(texts)} texts: use a larger --length"
         )
     if over <= 0:
         return [list(text) for text in texts], 0
@@ -88,7 +88,7 @@ def truncate_longest_first(
 
 
 def encode_plain(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """Return the ids of texts without special tokens; a `[MASK]` in them is six characters."""
+    """Return the ids of texts without special tokens; a `[MASK]` in them is plain text."""
     return [tokenizer.offsets(text)[0] for text in texts]
 
 
@@ -181,20 +181,20 @@ def fill_pattern(pattern: str, row: Row) -> tuple[str, str]:
     except (KeyError, IndexError, ValueError):
         names = ", ".join(f"{{{name}}}" for name in known)
         raise UserError(
-            f"the pattern {pattern!r} names what these rows do not have: "
+            f"the pattern {pattern!r} names a field that the rows do not have: "
             f"use {names} and {ANSWER_FIELD}"
         ) from None
 
 
 def encode_continuation(tokenizer: Tokenizer, before: str, answer: str) -> list[int]:
-    """Return the ids of a text that follows another."""
+    """Return the ids of an answer, with the space between it and the text before."""
     return tokenizer.offsets(space_between(before, answer) + answer)[0]
 
 
 def causal_special_tokens(special_tokens: SpecialTokens) -> tuple[int, int, int]:
-    """Return the start, the delimiter and the token that is read, of those a tokenizer has.
+    """Return the ids of the start, the delimiter and the token that is read.
 
-    GPT-2's has <|endoftext|> alone, which takes all three places.
+    GPT-2's has <|endoftext|> alone, which serves as all three.
     """
     last = special_tokens.require("eos")
     start = last if special_tokens.bos is None else special_tokens.bos
@@ -209,7 +209,7 @@ def last_token_example(ids: IntArray, labels: IntArray | None = None) -> Example
 
 
 def encode_words(tokenizer: Tokenizer, words: Sequence[str]) -> list[list[int]]:
-    """Return the tokens of each word as in running text; a word has one at least."""
+    """Return the tokens of each word as in running text; at least one token per word."""
     unknown = tokenizer.special_tokens.unk
     unknown = tokenizer.special_tokens.pad if unknown is None else unknown
     tokens = []

@@ -27,7 +27,7 @@ from kinfolk.text.tokenizer import Tokenizer
 ROUND_TO = 0.2  # the step of numbers from 0 to 5 (section 2.4)
 NUM_STEPS = 25  # of other ranges of numbers, at least: as many as STS-B's
 NUMBER_TOKENS = 8  # of a generated number, at most
-LENGTH_SAMPLE_ROWS = 1000  # by which the length of generated texts is chosen
+LENGTH_SAMPLE_ROWS = 1000  # read to choose the maximum length of outputs
 
 
 @config("text")
@@ -38,7 +38,7 @@ class TextToText(OptionScoring):
     max_new_tokens: int = 64
     num_beams: int = 1
     grain: float = ROUND_TO  # the step that numbers are rounded to
-    default_number: float = 0.0  # mean of the training rows: predicted where no number is written
+    default_number: float = 0.0  # mean of the training rows, for outputs without one
 
     name: ClassVar[str] = "text"
     outputs: ClassVar[tuple[TaskOutput, ...]] = (
@@ -59,8 +59,8 @@ class TextToText(OptionScoring):
         if self.task.output in ("text", "tags", "span"):
             texts = [self.task.target_text(row) or "" for row in rows[:LENGTH_SAMPLE_ROWS]]
             longest = max(len(tokenizer.offsets(text)[0]) for text in texts)
-            most = max(self.max_new_tokens, min(self.max_length, longest + 1))
-            return replace(fitted, max_new_tokens=most)
+            limit = max(self.max_new_tokens, min(self.max_length, longest + 1))
+            return replace(fitted, max_new_tokens=limit)
         return fitted
 
     def generates(self, row: Any) -> bool:
@@ -76,7 +76,7 @@ class TextToText(OptionScoring):
         return self.task.prompt(row)
 
     def append_separator(self, before: list[int], tokenizer: Tokenizer) -> list[int]:
-        """Append a separator, so that a decoder knows where its answer begins."""
+        """Append a separator between the prompt and the answer of a decoder."""
         if self.layout != "decoder" or self.task.output in ("word", "likelihood"):
             return before
         special_tokens = tokenizer.special_tokens
@@ -84,7 +84,7 @@ class TextToText(OptionScoring):
         return [*before, special_tokens.require("eos") if separator is None else separator]
 
     def truncate_prompt(self, opening: list[int], room: int) -> list[int]:
-        """Truncate the end, so that the prefix stays; the start, where the next word is asked."""
+        """Truncate the end, which keeps the prefix; before a next word, truncate the start."""
         if self.task.output == "word" or len(opening) <= room:
             return opening[-room:]
         separator = opening[-1:] if self.layout == "decoder" else []
@@ -136,7 +136,7 @@ class TextToText(OptionScoring):
             vocab_size=tokenizer.vocab_size,
         )
         chunks = objective.chunks(InMemoryDocuments.from_lists([[tokenizer.offsets(text)[0]]]))
-        rng = generator(0, Stream.ORDER)  # which causal language modelling does not draw from
+        rng = generator(0, Stream.ORDER)  # unused by CLM
         return [Instance(examples=(objective.example(chunk, rng),)) for chunk in chunks]
 
     def counts(self, instances: Sequence[Instance], targets: TaskTargets) -> dict[str, int]:
@@ -170,7 +170,7 @@ class TextToText(OptionScoring):
 
 
 def parse_number(text: str, default: float) -> float:
-    """Return the finite number that a text is, else the default."""
+    """Parse a finite number; return the default for any other text."""
     try:
         number = float(text)
     except ValueError:

@@ -195,9 +195,9 @@ def test_a_blank_is_filled_where_its_pattern_says() -> None:
         assert reading.input_ids.tolist() == [*text, known.start, *ids(said)]
         assert reading.labels is not None
         assert [i for i in reading.labels.tolist() if i != IGNORE_INDEX] == ids(said)
-    with pytest.raises(UserError, match="2 words were given for 3 classes"):
+    with pytest.raises(UserError, match="--verbalizer has 2 words for 3 classes"):
         Cloze(task=task("classify"), verbalizer=("bad", "good"))
-    with pytest.raises(UserError, match="row 7 has no options to choose from"):
+    with pytest.raises(UserError, match="row 7 has no options, which cloze needs"):
         Cloze(task=task("complete")).instances(CompletionRow("a", "b", None, 7), tokenizer())
 
 
@@ -214,7 +214,7 @@ def test_solved_rows_stand_before_the_one_that_is_asked() -> None:
     assert prompts.prompt(row) == ("one\ntwo\nred cat :", " .")
     with pytest.raises(UserError, match="row 1 has no label"):
         prompts.format_example(replace(row, label=None))
-    with pytest.raises(UserError, match="a prompt is not trained"):
+    with pytest.raises(UserError, match="the formulation 'prompt' is not trained"):
         prompts.instances(row, tokenizer())
     assert prompts.parse_output(row, " a line\nand another").value == "a line"
 

@@ -132,11 +132,11 @@ def test_excerpts_are_even_and_of_one_length(home: Home, count: int, length: int
 
 
 MISTAKES = [
-    ("{tmp}/none", "{tmp}/none is no file"),
-    ("{tmp}", "{tmp} is no file"),
-    ("{tmp}/empty.txt", "{tmp}/empty.txt holds no samples"),
-    ("{tmp}/empty.jsonl", "{tmp}/empty.jsonl holds no samples"),
-    ("{tmp}/blank.jsonl", "{tmp}/blank.jsonl holds no samples"),
+    ("{tmp}/none", "no such file: {tmp}/none"),
+    ("{tmp}", "no such file: {tmp}"),
+    ("{tmp}/empty.txt", "{tmp}/empty.txt has no samples"),
+    ("{tmp}/empty.jsonl", "{tmp}/empty.jsonl has no samples"),
+    ("{tmp}/blank.jsonl", "{tmp}/blank.jsonl has no samples"),
     ("{tmp}/other.jsonl", "line 2 of {tmp}/other.jsonl has no 'text': choose one of story"),
     ("{tmp}/numbers.json", "sample 1 of {tmp}/numbers.json has no field 'text': it is a number"),
     ("{tmp}/broken.jsonl", "line 2 of {tmp}/broken.jsonl is not JSON"),

@@ -151,7 +151,7 @@ def test_a_stream_obeys(home: Home) -> None:
 
 
 def test_a_wrong_stream_says_so_before_it_begins(runs: dict[str, Path]) -> None:
-    with pytest.raises(UserError, match="bert cannot generate"):
+    with pytest.raises(UserError, match="bert models do not support generate"):
         kinfolk.stream(runs["bert"], "The cat")
     with pytest.raises(UserError, match="has room for"):
         kinfolk.stream(runs["gpt2"], " again" * 60)

@@ -349,7 +349,9 @@ def test_a_search_that_cannot_be_is_refused(scribes: dict[str, Scribe]) -> None:
             method=GenerationConfig(num_beams=3),
         )
     few = constrain(allowed_ids=[(3,), (4,)])
-    with pytest.raises(UserError, match="num_return_sequences=3, and the constraints allow only 2"):
+    with pytest.raises(
+        UserError, match="num_return_sequences=3 exceeds the 2 outputs that the constraints"
+    ):
         generate(
             model,
             asked([[3]], max_new_tokens=3, num_return_sequences=3, constraints=few),

@@ -229,7 +229,7 @@ def test_a_teacher_has_its_share_of_the_loss(kind: str) -> None:
 
 def test_a_class_that_training_had_not_is_named() -> None:
     whole = SequenceHead(task=task("classify"))
-    with pytest.raises(UserError, match="'odd' is not in the training rows, which have bad"):
+    with pytest.raises(UserError, match=r"'odd' does not occur in the training rows \(labels: bad"):
         whole.instances(LabelledText(("a",), "odd", 1), tokenizer())
     (question,) = whole.instances(LabelledText(("a",), "odd", 1), tokenizer(), labelled=False)
     assert question.target is None

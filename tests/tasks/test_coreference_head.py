@@ -359,7 +359,7 @@ def test_settings_that_leave_nothing_to_rank_are_told(
     wrong: dict[str, Any], tokenizer: Tokenizer
 ) -> None:
     (name,) = wrong
-    with pytest.raises(UserError, match=f"{name}={wrong[name]}.*must be above 0"):
+    with pytest.raises(UserError, match=f"{name}={wrong[name]}.*must be greater than 0"):
         way(tokenizer, **wrong)
 
 

@@ -117,5 +117,5 @@ def test_layers_with_nothing_to_learn_take_no_turn() -> None:
 
 
 def test_thawing_every_no_steps_is_a_sentence() -> None:
-    with pytest.raises(UserError, match="every 0 steps: it must be at least 1"):
+    with pytest.raises(UserError, match="the steps between unfrozen layers must be at least 1"):
         GradualUnfreezing(Stack(), 0)

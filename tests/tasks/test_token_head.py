@@ -159,7 +159,7 @@ def test_tags_are_weighed_and_a_teacher_has_its_share() -> None:
 def test_a_tag_that_training_had_not_is_named_and_can_be_asked_about() -> None:
     way, model = solving("bert", "tag", TokenHead)
     row = replace(ROW, tags=("O", "B-Y", "O"))
-    with pytest.raises(UserError, match="'B-Y' is not in the training rows"):
+    with pytest.raises(UserError, match="'B-Y' does not occur in the training rows"):
         way.instances(row, tokenizer())
     (answer,) = predict_rows(way, model, [row], tokenizer())
     assert len(answer.value) == 3 and {*answer.value} <= {*TAGS}

@@ -148,7 +148,7 @@ def test_the_longer_text_is_cut_first() -> None:
     assert truncate_longest_first([[*long, 10], long], 7) == ([long[:4], long[:3]], 14)
     assert truncate_longest_first([long, []], 7) == ([long[:7], []], 3)
     assert truncate_longest_first([long], 12) == ([long], 0)
-    with pytest.raises(UserError, match="1 tokens have no room for 2 texts"):
+    with pytest.raises(UserError, match="--length leaves 1 tokens for 2 texts"):
         truncate_longest_first([long, short], 1)
 
 
