@@ -9,8 +9,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kinfolk.cli.options import Command, UsageError, field_options, settings
-from kinfolk.config import config, field
+from kinfolk.cli.options import Command, UsageError, field_options
+from kinfolk.config import as_settings, config, field
 from kinfolk.training.config import FineTuneConfig, TrainConfig
 
 Run = Callable[..., dict[str, Any]]
@@ -53,7 +53,7 @@ def test_values_are_those_of_the_fields() -> None:
         "betas": (0.8, 0.9),
         "compile": "yes",
     }
-    assert settings("train", {"lr": 1e-3, "betas": (0.8, 0.9)}) == [
+    assert as_settings({"lr": 1e-3, "betas": (0.8, 0.9)}, "train.") == [
         "train.lr=0.001",
         "train.betas=0.8,0.9",
     ]

@@ -218,7 +218,7 @@ def test_what_was_fine_tuned_elsewhere_predicts_here(
 MISTAKES = [
     ("{mood} {tmp}/none", "no such file: {tmp}/none"),
     ("{tmp}/none {file}", "no such folder: {tmp}/none"),
-    ("{bert} {file}", "was not fine-tuned: run kinfolk finetune first"),
+    ("{bert} {file}", "was not fine-tuned: fine-tune it on labelled rows"),
     ("{mood} {file} --columns text,", "has no 'text'"),
     ("{mood} {file} -o {tmp}/none/out.tsv", "folder {tmp}/none does not exist"),
     ("{mood} {file} --task-number 2", "--task-index must be from 1 to 1"),

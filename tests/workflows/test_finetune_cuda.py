@@ -29,7 +29,7 @@ def test_dev_scores_are_near_those_of_the_cpu(name: str, tmp_path: Path) -> None
             *settings,
             f"train.device={device}",
             epochs=3,
-            finetune_config={"dropout": 0.0},
+            dropout=0.0,
         )
         for device in ("cuda", "cpu")
     ]

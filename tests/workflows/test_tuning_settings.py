@@ -112,9 +112,7 @@ def test_a_cuda_graph_needs_a_compiled_step(tmp_path: Path) -> None:
 
 def test_the_dropout_rate_reaches_backbone_and_head(tmp_path: Path) -> None:
     data = opinions(tmp_path, 32, 8)
-    run = tune(
-        "bert/nano", data, tmp_path / "run", BATCH, epochs=1, finetune_config={"dropout": 0.25}
-    )
+    run = tune("bert/nano", data, tmp_path / "run", BATCH, epochs=1, dropout=0.25)
     model: Any = load(run)[0]
     assert (model.config.backbone.dropout, model.config.backbone.attention_dropout) == (0.25, 0.25)
     assert model.head.dropout.p == 0.25

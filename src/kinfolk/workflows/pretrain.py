@@ -25,7 +25,7 @@ from kinfolk.training.loop import Callback
 from kinfolk.training.run import LossFn, Run, Workload, select_device
 from kinfolk.training.step import sum_counts
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe
-from kinfolk.workflows.folders import check_model_folder
+from kinfolk.workflows.folders import check_model_folder, check_new_folder
 from kinfolk.workflows.recipe import Recipe, shared_tokenizer
 from kinfolk.workflows.report import write_report
 

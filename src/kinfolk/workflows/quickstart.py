@@ -92,8 +92,8 @@ def quickstart(out: Path, *, on_message: Callable[[str], None], progress: Progre
         score = evaluate(run, corpus=out / "corpus" / "holdout")
         sample = sample_output(name, model, tokenizer)
         results.append(Result(name, score, score.kind, count_parameters(model), seconds, sample))
-    page = draw(out, results, found, corpus, time.perf_counter() - began)
-    return Quickstart(results, found, page)
+    page = write_page(out, results, lines, corpus, time.perf_counter() - began)
+    return Quickstart(results, lines, page)
 
 
 def model_recipe(name: str, corpus: Path) -> Recipe:
