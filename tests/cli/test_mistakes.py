@@ -20,7 +20,7 @@ FEW = "--length 32 --steps 12 --batch 4 --device cpu train.save_every=4"
 # The words of a command, with {names} of folders; then what its sentence must say.
 MISTAKES = [
     # Text.
-    ("tokenizer train {tmp}/none -o {new}", "no such file: {tmp}/none"),
+    ("tokenizer train {tmp}/none -o {new}", "{tmp}/none does not exist"),
     ("tokenizer train {bad}/empty.txt -o {new}", "{bad}/empty.txt is empty"),
     ("tokenizer train {bad}/latin.txt -o {new}", "{bad}/latin.txt is not UTF-8 at byte 13"),
     ("tokenizer train {bad}/blank.txt -o {new}", "{bad}/blank.txt is empty"),
@@ -59,7 +59,7 @@ MISTAKES = [
     ("tokenizer train {text} -o {tok}", "{tok} already exists"),
     ("tokenizer train {text} -o {text}", "{text} already exists"),
     ("tokenizer train {corpus} -o {new}", "{corpus} holds no text"),
-    ("prepare {tmp}/none --tokenizer {tok} -o {new}", "no such file: {tmp}/none"),
+    ("prepare {tmp}/none --tokenizer {tok} -o {new}", "{tmp}/none does not exist"),
     ("prepare {bad}/empty.txt --tokenizer {tok} -o {new}", "{bad}/empty.txt is empty"),
     ("prepare {bad}/latin.txt --tokenizer {tok} -o {new}", "not UTF-8 at byte 13"),
     ("prepare {bad}/nul.txt --tokenizer {tok} -o {new}", "holds a NUL byte on line 2"),
@@ -85,7 +85,10 @@ MISTAKES = [
     ("pretrain gpt2 --corpus {corpus} -o {new} train.lr=high", "train.lr=high: it must be a"),
     ("pretrain gpt2 --corpus {corpus} -o {new} train.compile=maybe", "auto, yes or no"),
     ("pretrain gpt2 --corpus {corpus} -o {new} fast", "'fast' is not a setting"),
-    ("pretrain gpt2 --corpus {corpus} -o {new} --objective mlm", "(supported: clm"),
+    (
+        "pretrain gpt2 --corpus {corpus} -o {new} --objective mlm",
+        "has no objective 'mlm' (supported: clm",
+    ),
     (
         "pretrain gpt2/nano --corpus {corpus} -o {new} --length 9999",
         "fewer than one row of 9999",
@@ -133,7 +136,7 @@ MISTAKES = [
     ("evaluate {gpt2} --text {text} --length 33", "more than the model's context of 32"),
     ("evaluate {bert} --text {text} --length 1", "length 1 is too short"),
     ("evaluate {t5} --text {text} --length -1", "length -1 is too short"),
-    ("evaluate {gpt2} --text {text} --device gpu", "no device 'gpu'"),
+    ("evaluate {gpt2} --text {text} --device gpu", "unknown device 'gpu'"),
     ("evaluate {tmp} --text {text}", "{tmp} is neither a run"),
     ("evaluate {tmp}/none --text {text}", "no such folder: {tmp}/none"),
     # Writing.

@@ -175,10 +175,10 @@ def test_two_folders_of_one_name_are_told_apart(
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
-        ((), "nothing to compare"),
-        (("--train", "bep:300"), "--train bep:300 names no tokenizer"),
-        (("--train", "bpe:many"), "--train bpe:many names no tokenizer"),
-        (("--train", "bpe:"), "--train bpe: names no tokenizer"),
+        ((), "no tokenizers to compare"),
+        (("--train", "bep:300"), "(got bep:300)"),
+        (("--train", "bpe:many"), "(got bpe:many)"),
+        (("--train", "bpe:"), "(got bpe:)"),
         (("--train", "bpe:10"), "vocab_size 10 is too small"),
         (("--tokenizer", "/nowhere"), "/nowhere"),
     ],

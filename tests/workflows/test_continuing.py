@@ -110,7 +110,7 @@ def test_a_model_that_was_taught_to_write_goes_on(
     scores = evaluate(tmp_path / "tuned", file=home.text)
     assert scores.loss > 0, "it can be scored on text, too"
     assert open_evaluation(tmp_path / "tuned", None, home.text).auxiliary_metrics() == {}
-    with pytest.raises(UserError, match="was not trained on pairs of texts"):
+    with pytest.raises(UserError, match="was not trained on sentence pairs"):
         task_prefix(tmp_path / "tuned", None)
 
 
@@ -202,7 +202,7 @@ def test_what_was_fine_tuned_has_no_words_left(
         epochs=1,
         settings=["train.device=cpu"],
     )
-    with pytest.raises(UserError, match="fine-tuned for a task"):
+    with pytest.raises(UserError, match="is fine-tuned and has no LM head"):
         make_recipe(tmp_path / "tuned", home.corpus)
 
 

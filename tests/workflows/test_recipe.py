@@ -74,9 +74,9 @@ def test_rows_are_as_long_as_a_network_makes_use_of(name: str, length: int) -> N
         ({"name": "gtp2"}, r"gtp2 is neither a folder nor a family: did you mean gpt2\?"),
         ({"name": "gpt2/teeny"}, r"gpt2 has no size 'teeny': did you mean tiny"),
         ({"objective": "mlm"}, r"gpt2 has no objective 'mlm' \(supported: clm"),
-        ({"length": 7}, r"rows of 7 tokens are too short"),
-        ({"length": 0}, r"rows of 0 tokens are too short"),
-        ({"length": 10**6}, r"tokens, fewer than one row of 1000000"),
+        ({"length": 7}, r"at least 8 .got 7"),
+        ({"length": 0}, r"at least 8 .got 0"),
+        ({"length": 10**6}, r"tokens, fewer than one sequence of 1000000"),
         ({"settings": ["train.stepps=3"]}, r"did you mean steps"),
         ({"settings": ["objective.max_length=64"]}, r"64"),
         (

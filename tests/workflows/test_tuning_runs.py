@@ -378,9 +378,13 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
     refused("--length must be at least 8 .got 4", "bert/nano", found, out=out, length=4)
     refused("exceeds the model's maximum length", "bert/nano", found, out=out, length=4096)
     refused("trained on together as text", "bert/nano", found, found, out=out)
-    refused("--positive odd is no class", "bert/nano", found, out=out, positive_label="odd")
-    refused("is not scored by 'bleu'", "bert/nano", found, out=out, metric="bleu")
-    refused("a prompt is not trained", "gpt2/nano", found, out=out, formulation="prompt")
+    refused(
+        "--positive-label odd is not a label of", "bert/nano", found, out=out, positive_label="odd"
+    )
+    refused("the metric 'bleu' does not apply", "bert/nano", found, out=out, metric="bleu")
+    refused(
+        "the formulation 'prompt' is not trained", "gpt2/nano", found, out=out, formulation="prompt"
+    )
     refused(
         "--pattern does not apply to the formulation 'head'",
         "bert/nano",

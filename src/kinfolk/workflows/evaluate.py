@@ -184,7 +184,7 @@ def open_evaluation(
         documents = opened = Corpus.open(Path(corpus))
         if opened.tokenizer_hash != tokenizer.fingerprint:
             raise UserError(
-                f"{corpus} was made with another tokenizer than {path}: prepare its text again "
+                f"corpus {corpus} was tokenized with another tokenizer than {path}: prepare it "
                 "with the tokenizer of the model, or evaluate on the text itself"
             )
         size = opened.bytes

@@ -51,7 +51,7 @@ from kinfolk.workflows.finetune_recipe import (
     resolve_steps,
     with_dropout,
 )
-from kinfolk.workflows.folders import RESUME, check_new_folder
+from kinfolk.workflows.folders import check_new_folder
 from kinfolk.workflows.predict import load_predictor
 from kinfolk.workflows.recipe import Settings, keyword_settings, settings_list
 from kinfolk.workflows.report import best_metrics, write_report

@@ -197,8 +197,8 @@ def check_corpus_size(corpora: Sequence[Corpus], length: int) -> None:
     for text in corpora:
         if text.tokens < length:
             raise UserError(
-                f"the corpus {text.folder} has {text.tokens} tokens, fewer than one row of "
-                f"{length}: give it more text, or a smaller length"
+                f"corpus {text.folder} has {text.tokens} tokens, fewer than one sequence of "
+                f"{length}: use more text or a smaller length"
             )
 
 
@@ -283,7 +283,7 @@ def check_recipe(recipe: Recipe) -> Recipe:
         )
     if model.max_length is not None and model.max_length < length:
         raise UserError(
-            f"rows of {length} tokens are longer than model.max_length={model.max_length}: "
+            f"sequences of {length} tokens exceed model.max_length={model.max_length}: "
             "set length, which sets both"
         )
     return recipe
