@@ -221,7 +221,7 @@ def wrong_calls(home: Home, run: Path, tuned: Path, out: Path) -> dict[str, Call
         "recipe is of type object: give what kinfolk.recipe": lambda: kinfolk.pretrain(
             any_value, out
         ),
-        "already there: choose another folder, or continue that run with resume": lambda: (
+        "already exists: choose another folder, or continue that run with resume": lambda: (
             kinfolk.pretrain(recipe, run)
         ),
         "'t' is not a setting: write field.path=value": lambda: kinfolk.recipe(

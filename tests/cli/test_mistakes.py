@@ -91,7 +91,7 @@ MISTAKES = [
     ),
     (
         "pretrain gpt2/nano --corpus {corpus} -o {new} --length 9999",
-        "fewer than one row of 9999",
+        "fewer than one sequence of 9999",
     ),
     (
         "pretrain gpt2/nano --corpus {corpus} -o {new} --length 0",
@@ -132,7 +132,7 @@ MISTAKES = [
     ("evaluate {gpt2} --text {bad}/empty.txt", "{bad}/empty.txt is empty"),
     ("evaluate {gpt2} --text {bad}/latin.txt", "not UTF-8 at byte 13"),
     ("evaluate {gpt2} --corpus {tmp}", "{tmp} is not a corpus"),
-    ("evaluate {gpt2} --corpus {other}/corpus", "made with another tokenizer"),
+    ("evaluate {gpt2} --corpus {other}/corpus", "was tokenized with another tokenizer"),
     ("evaluate {gpt2} --text {text} --length 33", "more than the model's context of 32"),
     ("evaluate {bert} --text {text} --length 1", "length 1 is too short"),
     ("evaluate {t5} --text {text} --length -1", "length -1 is too short"),

@@ -83,7 +83,7 @@ def test_a_setting_that_means_nothing_is_refused(wrong: dict[str, float]) -> Non
 
 @pytest.mark.parametrize("seed", [-1, 2**64])
 def test_a_seed_that_is_none_is_refused(seed: int) -> None:
-    with pytest.raises(UserError, match=f"seed {seed}"):
+    with pytest.raises(UserError, match=f"seed={seed}: it must be"):
         torch.from_numpy(uniforms(seed, [0], 1))
 
 
