@@ -249,7 +249,7 @@ def wrong_calls(home: Home, run: Path, tuned: Path, out: Path) -> dict[str, Call
         "columns applies to test only": lambda: untyped(kinfolk.evaluate)(
             run, text="a text", columns="a,b"
         ),
-        "train.tsv is not there: give a file": lambda: kinfolk.finetune(
+        "no such file: ": lambda: kinfolk.finetune(
             "bert/nano", "train.tsv", out
         ),
         "train is of type int: give a file, a list of dictionaries": lambda: kinfolk.finetune(
