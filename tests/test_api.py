@@ -249,9 +249,7 @@ def wrong_calls(home: Home, run: Path, tuned: Path, out: Path) -> dict[str, Call
         "columns applies to test only": lambda: untyped(kinfolk.evaluate)(
             run, text="a text", columns="a,b"
         ),
-        "no such file: ": lambda: kinfolk.finetune(
-            "bert/nano", "train.tsv", out
-        ),
+        "no such file: ": lambda: kinfolk.finetune("bert/nano", "train.tsv", out),
         "train is of type int: give a file, a list of dictionaries": lambda: kinfolk.finetune(
             "bert/nano", untyped(3), out
         ),
