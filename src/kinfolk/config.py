@@ -23,6 +23,10 @@ from kinfolk.synonyms import SAME_VALUES, SYNONYMS
 T = TypeVar("T")
 TYPE = "type"  # the key under which JSON holds the registered name of a dataclass
 
+# A family's config has the name of the family and of its module.
+FAMILY_INDEX = Path(__file__).parent / "families" / "index.json"
+FAMILY_NAMES = [row["name"] for row in json.loads(FAMILY_INDEX.read_text(encoding="utf-8"))]
+
 # group: {registered name: module that defines it}. The group limits the types of a field with a
 # general type hint: `model: Any = field(group="model")`.
 TYPES: dict[str, dict[str, str]] = {
@@ -33,20 +37,8 @@ TYPES: dict[str, dict[str, str]] = {
     "train": {"train": "kinfolk.training.config"},
     "finetune": {"finetune_config": "kinfolk.training.config"},
     "model": {
-        "albert": "kinfolk.families.albert",
-        "bert": "kinfolk.families.bert",
-        "bilstm": "kinfolk.families.bilstm",
-        "electra": "kinfolk.families.electra",
-        "glm": "kinfolk.families.glm",
-        "gpt": "kinfolk.families.gpt",
-        "gpt2": "kinfolk.families.gpt2",
-        "gpt3": "kinfolk.families.gpt3",
-        "roberta": "kinfolk.families.roberta",
-        "t5": "kinfolk.families.t5",
-        "transformer": "kinfolk.families.transformer",
-        "transformer_xl": "kinfolk.families.transformer_xl",
         "with_head": "kinfolk.nn.task_heads",
-        "xlnet": "kinfolk.families.xlnet",
+        **{name: f"kinfolk.families.{name}" for name in FAMILY_NAMES},
     },
     "objective": {
         "blanks": "kinfolk.objectives.blank_infilling",
