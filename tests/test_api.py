@@ -68,7 +68,7 @@ def test_load_is_typed() -> None:
 
 
 def test_families_are_listed() -> None:
-    families = kinfolk.families()
+    families = kinfolk.families.families()
     assert {"gpt2", "bert", "t5", "glm"} <= families.keys()
     assert families["gpt2"].architecture == "decoder"
 

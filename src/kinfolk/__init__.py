@@ -13,7 +13,7 @@ Data
     prepare           tokenize text files into a corpus
     task_dataset      describe labelled rows: files, lists of dictionaries or DataFrames
 Models
-    families          every family: paper, architecture, objectives, sizes
+    families          package: families(), family(name), register(FAMILY)
     load, save        a model and its tokenizer from and to a folder
     logits            scores of one sequence of token ids
 Training
@@ -36,10 +36,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kinfolk import families
     from kinfolk.data.corpus import Corpus
     from kinfolk.data.prepare import prepare, train_tokenizer
     from kinfolk.errors import UserError
-    from kinfolk.families import families
     from kinfolk.tasks.dataset import TaskDataset, task_dataset
     from kinfolk.tasks.task import Prediction
     from kinfolk.text.tokenizer import Tokenizer
@@ -106,7 +106,7 @@ _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 def __getattr__(name: str) -> Any:
     """Import a name when it is first used: `kinfolk --help` need not wait for torch."""
-    if name == "families":  # a package that can be called
+    if name == "families":
         return import_module("kinfolk.families")
     if name not in _HOMES:
         raise AttributeError(f"module 'kinfolk' has no attribute {name!r}")

@@ -1,8 +1,6 @@
 """The registry of families: names without importing torch, and one file imported for one family."""
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from kinfolk.config import did_you_mean
@@ -58,13 +56,3 @@ def check_name(name: str) -> None:
     if size and size not in known[family_name].sizes:
         sizes = known[family_name].sizes
         raise UserError(f"{family_name} has no size {size!r}: {did_you_mean(size, sizes)}")
-
-
-class _Callable(ModuleType):
-    """The package as the function of its name in the Python interface: `kinfolk.families()`."""
-
-    def __call__(self) -> dict[str, "Family"]:
-        return families()
-
-
-sys.modules[__name__].__class__ = _Callable
