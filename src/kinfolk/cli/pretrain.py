@@ -99,20 +99,24 @@ def pretrain(
         finish(resume, recipe_of_run(resume), json=json)
         return
     from kinfolk.families import check_name
-    from kinfolk.workflows.parallel import parallel_data
     from kinfolk.workflows.recipe import parse_corpora
 
-    texts = parallel_data(
-        source=source,
-        target=target,
-        pairs=pairs,
-        dev_source=dev_source,
-        dev_target=dev_target,
-        dev_pairs=dev_pairs,
-        vocab_size=vocab_size,
-        tokenizer=tokenizer,
-        prefix=source_prefix,
-    )
+    pair_options: dict[str, Any] = {
+        "source": source,
+        "target": target,
+        "pairs": pairs,
+        "dev_source": dev_source,
+        "dev_target": dev_target,
+        "dev_pairs": dev_pairs,
+        "vocab_size": vocab_size,
+        "tokenizer": tokenizer,
+        "prefix": source_prefix,
+    }
+    texts = None
+    if any(value is not None for value in pair_options.values()):
+        from kinfolk.workflows.parallel import parallel_data
+
+        texts = parallel_data(**pair_options)
     if model is None and recipe is None:
         raise UsageError("missing MODEL: a family (see kinfolk members), a folder or --recipe FILE")
     if recipe is not None:

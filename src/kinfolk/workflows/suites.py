@@ -137,7 +137,7 @@ def run_task(
     run = tune([file], out, task.metrics[0])
     runs = seed_folders(run) if is_multi_seed(run) else [run]
     recipe = FineTuneRecipe.read(runs[0] / "recipe.json")
-    rows = test_rows(task.test, file, limit, on_message)
+    rows = read_test_rows(task.test, file, limit, on_message)
     if rows:
         scores = [evaluate_run(path, rows, device) for path in runs]
         split, size = "test", len(rows)
@@ -174,7 +174,7 @@ def dataset_of(train: SplitFiles, dev: SplitFiles, limit: int | None) -> TaskDat
     )
 
 
-def test_rows(
+def read_test_rows(
     files: SplitFiles, file: TaskDataset, limit: int | None, on_message: OnMessage
 ) -> list[Any]:
     """Read the labelled rows of a test file; some test files have no labels.
