@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from support.peers import near
 from torch import Tensor, nn
 
 from kinfolk.batch import Inputs
 from kinfolk.hub import load_model
 from kinfolk.nn.task_heads import ModelWithHead
+from support.peers import near
 
 pytestmark = pytest.mark.parity
 

@@ -125,6 +125,7 @@ class Electra(BertEmbeddings):
     config: ElectraConfig
     pooling = Pooling(token="first", activation="gelu")
     pretraining_only = ("generator", "mlm_head", "discriminator_head")
+    lm_head_modules = ("generator", "mlm_head")
 
     def __init__(self, c: ElectraConfig) -> None:
         super().__init__(c, c.embedding_size)

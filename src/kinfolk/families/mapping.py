@@ -89,17 +89,25 @@ class ParameterMap:
         if prefix and not any(name.startswith(prefix) for name in tensors):
             return self._without_prefix().from_hf(tensors, like, where)
         self._merge_aliases(tensors, where)
-        self._drop_foreign_heads(tensors, where)
-        missing = self._missing_heads(tensors, where)
+        foreign = self._foreign_heads(tensors)
+        missing = self._missing_heads(tensors)
         rules = [rule for rule in self.rules if not missing.issuperset(rule.hf_names)]
         assert all(rule.name in like for rule in self.rules), "the network lacks a parameter"
         shapes = {k: v.shape for rule in rules for k, v in rule.to_hf(like[rule.name]).items()}
-        _check({k: v.shape for k, v in tensors.items()}, shapes, where)
+        _check({k: v.shape for k, v in tensors.items() if k not in foreign}, shapes, where)
+        if foreign:
+            warnings.warn(
+                f"{where} has weights that the network does not use, such as those of another "
+                f"head: {', '.join(foreign)}",
+                stacklevel=3,
+            )
         return {rule.name: rule.from_hf(tensors, len(like[rule.name])) for rule in rules}
 
     def unwrap(self, tensors: Mapping[str, T]) -> dict[str, T]:
         """Remove what a wrapper put before the names: `module.` of DataParallel, `model.` ..."""
-        bare = self.rules[0].hf_names[0].removeprefix(self.base_model_prefix)
+        names = (rule.hf_names[0] for rule in self.rules)
+        unique = next(name for name in names if name not in self.aliases.values())
+        bare = unique.removeprefix(self.base_model_prefix)
         found = [name.removesuffix(bare) for name in tensors if f".{name}".endswith(f".{bare}")]
         wrapper = min((f.removesuffix(self.base_model_prefix) for f in found), key=len, default="")
         return {name.removeprefix(wrapper): tensor for name, tensor in tensors.items()}
@@ -147,37 +155,22 @@ class ParameterMap:
                 )
                 tensors[name] = tensors[of]
 
-    def _drop_foreign_heads(self, tensors: dict[str, Tensor], where: str) -> None:
-        """Drop the weights of heads that the network does not have, and warn; in place."""
+    def _foreign_heads(self, tensors: Mapping[str, Tensor]) -> list[str]:
+        """Return the names of weights outside the backbone that the network does not have."""
         needed = {name for rule in self.rules for name in rule.hf_names}
         backbone = {name for name in needed if not name.startswith(self.optional_prefixes)}
         roots = tuple({name.split(".")[0] + "." for name in backbone})
-        foreign = [n for n in tensors if n not in needed and not n.startswith(roots)]
-        for name in foreign:
-            del tensors[name]
-        if foreign:
-            warnings.warn(
-                f"{where} has weights that the network does not use, such as those of another "
-                f"head: {', '.join(foreign)}",
-                stacklevel=4,
-            )
+        return [n for n in tensors if n not in needed and not n.startswith(roots)]
 
-    def _missing_heads(self, tensors: Mapping[str, Tensor], where: str) -> set[str]:
-        """Return the names of the heads that a folder lacks, and warn about them."""
+    def _missing_heads(self, tensors: Mapping[str, Tensor]) -> set[str]:
+        """Return the names of the heads that a folder lacks."""
         prefixes = tuple(
             prefix
             for prefix in self.optional_prefixes
             if not any(name.startswith(prefix) for name in tensors)
         )
         names = [name for rule in self.rules for name in rule.hf_names]
-        missing = [name for name in names if name.startswith(prefixes)]
-        if missing:
-            warnings.warn(
-                f"{where} has no {', '.join(missing)}: they are initialized randomly and must be "
-                "trained before use",
-                stacklevel=4,
-            )
-        return set(missing)
+        return {name for name in names if name.startswith(prefixes)}
 
 
 def _check(

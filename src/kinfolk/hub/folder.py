@@ -113,9 +113,9 @@ def load_model(folder: Path | str) -> LanguageModel:
         format = _format(data, path)
     else:
         data = _config(path)
-        format = _format(data, path) if "model_type" in data else None
+        known = _format(data, path) if "model_type" in data else None
         tensors = read_weights(path)
-        format = format or head_from_architectures(detect_family(data, tensors, path), data)
+        format = known or head_from_architectures(detect_family(data, tensors, path), data)
     subfolders = [name for name in format.subfolders if (path / name).is_dir()]
     data |= {name: _config(path / name) for name in subfolders}
     config: Any = format.from_config(data)
@@ -129,8 +129,9 @@ def load_model(folder: Path | str) -> LanguageModel:
     for name in subfolders:
         tensors |= {f"{name}/{key}": tensor for key, tensor in read_weights(path / name).items()}
     state = format.parameters(config).from_hf(tensors, like, str(path))
-    state |= _initial_weights(model, like.keys() - state.keys())
-    model.load_state_dict(state, assign=True)
+    missing = like.keys() - state.keys()
+    model.load_state_dict(state | _initial_weights(model, missing), assign=True)
+    model.random_modules = tuple(sorted({name.split(".")[0] for name in missing}))
     assert not any(buffer.is_meta for buffer in model.buffers()), "a buffer is not in the folder"
     return model.eval()
 

@@ -3,6 +3,7 @@
 import argparse
 import json
 import pickle
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,8 @@ def floating_point(values: dict[str, Any], file: Path) -> dict[str, Tensor]:
 def read_pytorch(file: Path) -> Any:
     """Read a file of `torch.save`: tensors, containers and fairseq's settings, nothing else."""
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the protocol of pickles that are refused
             return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise UserError(

@@ -59,6 +59,7 @@ def logits(model: LanguageModel, ids: Sequence[int], source: Sequence[int] | Non
     """
     if any(isinstance(id, str) for id in ids):
         raise UserError("ids must be token ids: call kinfolk.logits(model, tokenizer(text))")
+    model.check_lm_head()
     check_prompts(model, [ids], "sequence")
     device = next(model.parameters()).device
     kind = family_of(model).architecture
