@@ -14,6 +14,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+import kinfolk
 from kinfolk.batch import Inputs
 from kinfolk.hub import load_model
 from kinfolk.nn.task_heads import ModelWithHead
@@ -141,6 +142,24 @@ def test_a_checkpoint_of_fairseq(chain: str) -> None:
     ids = some_ids(model)
     hidden = model(Inputs.from_ids(ids, causal=False)).hidden
     near(model.lm_logits(hidden).logits(), fairseq_roberta(file, ids), within=1e-4)
+
+
+def test_masks_are_filled_with_the_tokenizer_of_another_folder() -> None:
+    """The masked amino acid and the next ones are those of human antibodies."""
+    antibody = "E V Q L V E S G G [MASK] L V Q P"
+    models = file_of("antiberty", "antiberty/trained_models")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model, tokenizer = kinfolk.load(
+            models / "AntiBERTy_md_smooth", tokenizer=models / "vocab.txt"
+        )
+    assert kinfolk.fill(model, tokenizer, antibody).masks[0].candidates[0][0] == "G"
+    model, tokenizer = kinfolk.load(file_of("sapiens", "sapiens/models/v1/checkpoint_vh.pt"))
+    assert kinfolk.fill(model, tokenizer, antibody).masks[0].candidates[0][0] == "G"
+    models = file_of("iglm", "iglm/trained_models")
+    model, tokenizer = kinfolk.load(models / "IgLM", tokenizer=models / "vocab.txt")
+    text = kinfolk.generate(model, tokenizer, "E V Q L V E S", max_new_tokens=4, do_sample=False)
+    assert str(text).split() == ["G", "G", "G", "L"]
 
 
 def fairseq_roberta(file: Path, ids: Tensor) -> Tensor:

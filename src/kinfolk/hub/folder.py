@@ -97,10 +97,15 @@ def _write_folder(
     (folder / SAFETENSORS).chmod((folder / "config.json").stat().st_mode)
 
 
-def load(folder: Path | str) -> tuple[LanguageModel, Tokenizer]:
-    """Load the network and the tokenizer of a folder that kinfolk or transformers saved."""
+def load(folder: Path | str, tokenizer: Tokenizer | None = None) -> tuple[LanguageModel, Tokenizer]:
+    """Load the network and the tokenizer of a folder that kinfolk or transformers saved.
+
+    The tokenizer is the one of the folder where none is given.
+    """
     model = load_model(folder)
-    tokenizer = Tokenizer.load(folder)
+    if tokenizer is None:
+        path = Path(folder)
+        tokenizer = Tokenizer.load(path.parent if path.is_file() else path)
     _check_vocab(tokenizer, model.config.vocab_size, folder)
     return model, tokenizer
 

@@ -21,7 +21,7 @@ def find_checkpoint(path: Path) -> Path | None:
     """Return the checkpoint of another program: the file itself, or the only one of a folder."""
     if path.is_file():
         return path
-    files = [file for file in sorted(path.glob("*")) if file.suffix in SUFFIXES]
+    files = [file for file in sorted(path.iterdir()) if file.suffix in SUFFIXES]
     if len(files) > 1:
         names = ", ".join(file.name for file in files)
         raise UserError(f"{path} has several checkpoints ({names}): pass one of these files")
