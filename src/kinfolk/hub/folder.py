@@ -13,7 +13,7 @@ from kinfolk.errors import UserError
 from kinfolk.families import family, family_of, index
 from kinfolk.families.base import HuggingFace
 from kinfolk.hub.detect import detect_family
-from kinfolk.hub.importers import find_checkpoint, read_checkpoint
+from kinfolk.hub.importers import FOLDERS, find_checkpoint, read_checkpoint
 from kinfolk.hub.native import MODEL_TYPE_PREFIX, Native
 from kinfolk.hub.task_heads import (
     WithHead,
@@ -116,8 +116,10 @@ def load_model(folder: Path | str) -> LanguageModel:
     if path.is_file() or (path.is_dir() and not (path / "config.json").is_file()):
         data, tensors = _foreign(path)
         format = _format(data, path)
+    elif (model_type := (data := _config(path)).get("model_type")) in FOLDERS:
+        data, tensors = FOLDERS[str(model_type)](data, read_weights(path), path)
+        format = _format(data, path)
     else:
-        data = _config(path)
         known = _format(data, path) if "model_type" in data else None
         tensors = read_weights(path)
         format = known or head_from_architectures(detect_family(data, tensors, path), data)

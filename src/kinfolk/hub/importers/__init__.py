@@ -1,7 +1,8 @@
 """Checkpoints of other programs, converted to config.json and tensors as transformers has them.
 
 Each module of this package has `recognizes(values)`, which looks at the contents of a file of
-`torch.save`, and `convert(values, file)`, which returns the config and the tensors.
+`torch.save`, and `convert(values, file)`, which returns the config and the tensors, with names of
+transformers or of kinfolk. Folders whose `model_type` is a key of FOLDERS are converted too.
 """
 
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Any
 from torch import Tensor
 
 from kinfolk.errors import UserError
-from kinfolk.hub.importers import fairseq
+from kinfolk.hub.importers import fairseq, transformer_xl
 from kinfolk.hub.weights import floating_point, read_pytorch
 
-IMPORTERS = (fairseq,)
+IMPORTERS = (fairseq, transformer_xl)
+FOLDERS = {transformer_xl.MODEL_TYPE: transformer_xl.convert_folder}
 SUFFIXES = (".pt", ".pth", ".ckpt")  # of files that are checkpoints of other programs
 
 
@@ -36,6 +38,6 @@ def read_checkpoint(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             config, tensors = importer.convert(values, file)
             return config, floating_point(tensors, file)
     raise UserError(
-        f"{file} is not a checkpoint that kinfolk can read (supported: fairseq's RoBERTa): save "
-        "the model as a folder of transformers"
+        f"{file} is not a checkpoint that kinfolk can read (supported: RoBERTa of fairseq, "
+        "Transformer-XL of its authors): save the model as a folder of transformers"
     )
