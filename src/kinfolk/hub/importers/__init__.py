@@ -11,11 +11,11 @@ from typing import Any
 from torch import Tensor
 
 from kinfolk.errors import UserError
-from kinfolk.hub.importers import fairseq, transformer_xl
+from kinfolk.hub.importers import fairseq, glm, transformer_xl
 from kinfolk.hub.weights import floating_point, read_pytorch
 
-IMPORTERS = (fairseq, transformer_xl)
-FOLDERS = {transformer_xl.MODEL_TYPE: transformer_xl.convert_folder}
+IMPORTERS = (fairseq, glm, transformer_xl)
+FOLDERS = {module.MODEL_TYPE: module.convert_folder for module in (glm, transformer_xl)}
 SUFFIXES = (".pt", ".pth", ".ckpt")  # of files that are checkpoints of other programs
 
 
@@ -38,6 +38,6 @@ def read_checkpoint(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             config, tensors = importer.convert(values, file)
             return config, floating_point(tensors, file)
     raise UserError(
-        f"{file} is not a checkpoint that kinfolk can read (supported: RoBERTa of fairseq, "
-        "Transformer-XL of its authors): save the model as a folder of transformers"
+        f"{file} is not a checkpoint that kinfolk can read (supported: RoBERTa of fairseq, GLM "
+        "and Transformer-XL of their authors): save the model as a folder of transformers"
     )

@@ -1,0 +1,156 @@
+"""Checkpoints of other programs: GLM's authors and fairseq, by networks written here."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kinfolk.attention_mask import AttentionMask
+from kinfolk.batch import Inputs
+from kinfolk.errors import UserError
+from kinfolk.hub import load_model
+from support.peers import near
+
+VOCAB, SIZE, HEADS, LAYERS, ROWS = 70, 128, 2, 2, 33
+
+
+def glm_tensors() -> dict[str, Tensor]:
+    draws = torch.Generator().manual_seed(0)
+
+    def some(*shape: int) -> Tensor:
+        return 0.2 * torch.randn(*shape, generator=draws)
+
+    tensors = {
+        "word_embeddings.weight": some(VOCAB, SIZE),
+        "transformer.position_embeddings.weight": some(ROWS, SIZE),
+        "transformer.block_position_embeddings.weight": some(ROWS, SIZE),
+    }
+    shapes = {
+        "input_layernorm": (SIZE,),
+        "attention.query_key_value": (3 * SIZE, SIZE),
+        "attention.dense": (SIZE, SIZE),
+        "post_attention_layernorm": (SIZE,),
+        "mlp.dense_h_to_4h": (4 * SIZE, SIZE),
+        "mlp.dense_4h_to_h": (SIZE, 4 * SIZE),
+    }
+    for at, shape in [
+        *((f"transformer.layers.{i}.{n}", s) for i in range(LAYERS) for n, s in shapes.items()),
+        ("transformer.final_layernorm", (SIZE,)),
+    ]:
+        tensors |= {f"{at}.weight": some(*shape), f"{at}.bias": some(shape[0])}
+    return tensors
+
+
+def glm_logits(w: dict[str, Tensor], ids: Tensor, *, approximate: str) -> Tensor:
+    """Compute GLM as its authors do, for a text without blanks before the last three tokens."""
+    length = ids.shape[1]
+    block = torch.tensor([0] * (length - 3) + [1, 2, 3])
+    place = torch.tensor([*range(length - 3), 4, 4, 4])
+    allowed = torch.ones(length, length).tril().bool()
+    allowed[:, : length - 3] = True
+
+    def linear(x: Tensor, at: str) -> Tensor:
+        return F.linear(x, w[f"{at}.weight"], w[f"{at}.bias"])
+
+    def norm(x: Tensor, at: str) -> Tensor:
+        return F.layer_norm(x, (SIZE,), w[f"{at}.weight"], w[f"{at}.bias"], 1e-5)
+
+    x = w["word_embeddings.weight"][ids] + w["transformer.position_embeddings.weight"][place]
+    x = x + w["transformer.block_position_embeddings.weight"][block]
+    for i in range(LAYERS):
+        at = f"transformer.layers.{i}"
+        mixed = linear(norm(x, f"{at}.input_layernorm"), f"{at}.attention.query_key_value")
+        q, k, v = (t.unflatten(2, (HEADS, -1)).transpose(1, 2) for t in mixed.chunk(3, dim=-1))
+        scores = (q @ k.transpose(2, 3) / (SIZE // HEADS) ** 0.5).masked_fill(~allowed, -torch.inf)
+        out = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+        x = x + linear(out, f"{at}.attention.dense")
+        inner = linear(norm(x, f"{at}.post_attention_layernorm"), f"{at}.mlp.dense_h_to_4h")
+        x = x + linear(F.gelu(inner, approximate=approximate), f"{at}.mlp.dense_4h_to_h")
+    return norm(x, "transformer.final_layernorm") @ w["word_embeddings.weight"].T
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "folder"])
+@torch.no_grad()
+def test_glm_of_its_authors(kind: str, tmp_path: Path) -> None:
+    tensors = glm_tensors()
+    path = tmp_path
+    if kind == "checkpoint":
+        path = tmp_path / "mp_rank_00_model_states.pt"
+        rest = {"iteration": 5, "args": argparse.Namespace(num_layers=2), "csr_tensor": {"x"}}
+        torch.save({"module": tensors} | rest, path)
+    else:
+        heads = {"model_type": "glm", "num_attention_heads": HEADS}
+        (path / "config.json").write_text(json.dumps(heads))
+        torch.save({f"glm.{n}": t for n, t in tensors.items()}, path / "pytorch_model.bin")
+    model: Any = load_model(path)
+    ids = torch.randint(VOCAB, (2, 12), generator=torch.Generator().manual_seed(1))
+    order = torch.tensor([0] * 9 + [1, 2, 3]).expand_as(ids).int()
+    inputs = Inputs(
+        input_ids=ids,
+        attention_mask=AttentionMask(torch.zeros_like(order), order, order),
+        position_ids=torch.tensor([*range(9), 4, 4, 4]).expand_as(ids),
+        block_position_ids=torch.tensor([0] * 9 + [1, 2, 3]).expand_as(ids),
+    )
+    approximate = "tanh" if kind == "checkpoint" else "none"
+    theirs = glm_logits(tensors, ids, approximate=approximate)
+    near(model.lm_logits(model(inputs).hidden).logits(), theirs, within=1e-4)
+
+
+def test_parts_of_a_model_are_refused(tmp_path: Path) -> None:
+    for rank in range(2):
+        torch.save({"module": glm_tensors()}, tmp_path / f"mp_rank_0{rank}_model_states.pt")
+    with pytest.raises(UserError, match=r"several parts.*change_mp"):
+        load_model(tmp_path / "mp_rank_00_model_states.pt")
+    with pytest.raises(UserError, match=r"several checkpoints .*: pass one"):
+        load_model(tmp_path)
+
+
+def test_checkpoints_of_unknown_programs_are_refused(tmp_path: Path) -> None:
+    torch.save(nn.Linear(2, 2).state_dict(), tmp_path / "model.pt")
+    with pytest.raises(UserError, match=r"not a checkpoint that kinfolk can read \(supported"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("shape", ["joined", "2019"])
+@torch.no_grad()
+def test_fairseq_joined_its_matrices_once(shape: str, tmp_path: Path) -> None:
+    """Old checkpoints have query, key and value in one matrix, and settings in `args` or `cfg`."""
+    draws = torch.Generator().manual_seed(0)
+    tensors = {
+        "encoder.sentence_encoder.embed_tokens.weight": (9, 8),
+        "encoder.sentence_encoder.embed_positions.weight": (12, 8),
+        "encoder.sentence_encoder.layernorm_embedding.weight": (8,),
+        "encoder.sentence_encoder.layernorm_embedding.bias": (8,),
+        "encoder.lm_head.bias": (9,),
+    }
+    layer = "encoder.sentence_encoder.layers.0"
+    modules = {"self_attn.out_proj": (8, 8), "fc1": (16, 8), "fc2": (8, 16)}
+    modules |= dict.fromkeys(("self_attn_layer_norm", "final_layer_norm"), (8,))
+    if shape == "2019":
+        tensors |= {f"{layer}.self_attn.in_proj_weight": (24, 8)}
+        tensors |= {f"{layer}.self_attn.in_proj_bias": (24,)}
+    else:
+        modules |= {f"self_attn.{p}_proj": (8, 8) for p in "qkv"}
+    heads = {f"{layer}.{n}": s for n, s in modules.items()}
+    heads |= {"encoder.lm_head.dense": (8, 8), "encoder.lm_head.layer_norm": (8,)}
+    for name, size in heads.items():
+        tensors |= {f"{name}.weight": size, f"{name}.bias": size[:1]}
+    values = {n: torch.randn(*s, generator=draws) for n, s in tensors.items()}
+    settings = {"encoder_attention_heads": 2, "activation_fn": "gelu"}
+    saved: dict[str, Any] = {"model": values, "cfg": {"model": settings}}
+    torch.save(saved, tmp_path / "model.pt")
+    model: Any = load_model(tmp_path)
+    hidden = model(Inputs.from_ids(torch.tensor([[0, 5, 6, 2]]), causal=False)).hidden
+    assert hidden.isfinite().all() and hidden.shape == (1, 4, 8)
+    if shape == "2019":
+        joined = values[f"{layer}.self_attn.in_proj_weight"]
+        assert torch.equal(model.layers[0].self_attention.sublayer.qkv_proj.weight, joined)
+    del saved["cfg"]
+    torch.save(saved, tmp_path / "model.pt")
+    with pytest.raises(UserError, match="has no encoder_attention_heads"):
+        load_model(tmp_path)
