@@ -15,13 +15,26 @@ from torch import Tensor, nn
 
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config
-from kinfolk.families.base import SEQUENCE_SUMMARY, Family, HFHead, HuggingFace, hf_heads
+from kinfolk.families.base import (
+    SEQUENCE_SUMMARY,
+    Family,
+    HFHead,
+    HuggingFace,
+    hf_heads,
+    standard_sizes,
+)
 from kinfolk.families.mapping import ParameterMap, ParameterRule, module, per_layer, require
-from kinfolk.families.sizes import standard_sizes
 from kinfolk.nn.attention import select_backend
 from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
 from kinfolk.nn.init import init_weights_
-from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling, model_field
+from kinfolk.nn.language_model import (
+    LanguageModel,
+    LayerStack,
+    ModelConfig,
+    Pooling,
+    model_field,
+    network_of,
+)
 from kinfolk.nn.layers import FeedForward, PostNorm
 from kinfolk.nn.relative_attention import (
     RelativeContext,
@@ -49,11 +62,6 @@ class XLNetConfig(ModelConfig):
     layer_norm_eps: float = model_field("layer_norm_eps", 1e-12)
     init_std: float = model_field("init_std", 0.02)
 
-    @classmethod
-    def network(cls) -> type[LanguageModel]:
-        """Return the class of the network."""
-        return XLNet
-
 
 def two_stream_layer(c: XLNetConfig) -> RelativeLayer:
     """Return a layer of both streams: relative attention and feed-forward."""
@@ -68,6 +76,7 @@ def two_stream_layer(c: XLNetConfig) -> RelativeLayer:
     )
 
 
+@network_of(XLNetConfig)
 class XLNet(LanguageModel):
     """Token embeddings, the initial vector of the query stream, and layers; the output is tied."""
 

@@ -4,15 +4,17 @@ Training, generation and the hub read these declarations. They never search para
 never probe for attributes.
 """
 
+from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from torch import Tensor, nn
 
 from kinfolk.attention_mask import AttentionBackend
 from kinfolk.batch import Inputs, LazyLogits, Output
 from kinfolk.config import config, field, type_name
-from kinfolk.nn.attention import attention_backend
+from kinfolk.errors import UserError
+from kinfolk.nn.attention import attention_backend, cross_attention_backend
 
 Architecture = Literal["encoder", "decoder", "encoder-decoder", "recurrent"]
 # How it generates: the next token; the same with an encoder; into the blanks of a text (GLM); a
@@ -74,11 +76,12 @@ class ModelConfig:
     """
 
     vocab_size: int
+    network_class: ClassVar["type[LanguageModel]"]  # set by `network_of`
 
     @classmethod
     def network(cls) -> "type[LanguageModel]":
         """Return the class of the network."""
-        raise NotImplementedError
+        return cls.network_class
 
     def build(self) -> "LanguageModel":
         """Build the network with new weights."""
@@ -163,6 +166,50 @@ class LanguageModel(nn.Module):
     def lm_logits(self, hidden: Tensor) -> LazyLogits:
         """Return the logits over the vocabulary, computed on demand."""
         raise NotImplementedError
+
+
+class EncoderDecoder(LanguageModel):
+    """A network whose decoder attends to the hidden states of an encoder."""
+
+    architecture = "encoder-decoder"
+    decoding = "encoder-decoder"
+    can_fill = True
+
+    def encode(self, encoder_inputs: Inputs) -> Tensor:
+        """Run the encoder alone: (batch, source length, hidden_size)."""
+        raise NotImplementedError
+
+    def encoder_states(
+        self, inputs: Inputs, *, dropout: bool = False
+    ) -> tuple[Tensor, AttentionBackend]:
+        """Return the encoder's output, computed once per cache, and how the decoder attends to it.
+
+        `dropout`: attention probabilities will be dropped.
+        """
+        if inputs.encoder_inputs is None:
+            raise UserError(
+                f"{type(self).__name__} is an encoder-decoder: pass Inputs with `encoder_inputs`"
+            )
+        cache = inputs.cache
+        source = None if cache is None else cache.encoder_output
+        if source is None:
+            source = self.encode(inputs.encoder_inputs)
+        if cache is not None:
+            cache.encoder_output = source
+        return source, cross_attention_backend(inputs, dropout=dropout)
+
+
+Network = TypeVar("Network", bound=LanguageModel)
+
+
+def network_of(config: type[ModelConfig]) -> Callable[[type[Network]], type[Network]]:
+    """Declare the network that a config describes: `@network_of(GPT2Config)` before its class."""
+
+    def declare(network: type[Network]) -> type[Network]:
+        config.network_class = network
+        return network
+
+    return declare
 
 
 class LayerStack(nn.ModuleList):

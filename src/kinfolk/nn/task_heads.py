@@ -13,7 +13,7 @@ from kinfolk.config import config, field
 from kinfolk.errors import UserError
 from kinfolk.nn.coreference import CandidateSpans, CoreferenceHead, CoreferenceScores
 from kinfolk.nn.init import init_weights_
-from kinfolk.nn.language_model import LanguageModel, ModelConfig, Pooling
+from kinfolk.nn.language_model import LanguageModel, ModelConfig, Pooling, network_of
 
 # What is scored: a text; each token; each token as the start and the end of a span; each of several
 # options; pairs of spans (coreference).
@@ -97,11 +97,6 @@ class ModelWithHeadConfig(ModelConfig):
         unpooled = self.pooling.pooler and not self.pools_text
         return network.pretraining_only + (network.pooling_only if unpooled else ())
 
-    @classmethod
-    def network(cls) -> type[LanguageModel]:
-        """Return the class of the network."""
-        return ModelWithHead
-
     def build(self) -> "ModelWithHead":
         """Build the network with new weights."""
         return ModelWithHead(self)
@@ -129,6 +124,7 @@ class ClassificationHead(nn.Module):
         return self.out_proj(self.dropout(x))
 
 
+@network_of(ModelWithHeadConfig)
 class ModelWithHead(LanguageModel):
     """A pretrained network without its unused modules, and a head."""
 

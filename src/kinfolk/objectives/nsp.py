@@ -20,14 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kinfolk.batch import (
-    IGNORE_INDEX,
-    Batch,
-    Loss,
-    SentencePairModel,
-    TensorTree,
-    TokenTargets,
-)
+from kinfolk.batch import IGNORE_INDEX, Batch, Loss, SentencePairModel, TensorTree, TokenTargets
 from kinfolk.config import config
 from kinfolk.data.chunks import BoolArray, Chunk, ChunkIndex, Rng, TokenizedDocuments
 from kinfolk.data.examples import Collated, Example
