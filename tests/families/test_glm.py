@@ -41,11 +41,6 @@ WITHIN = [0, 0, 0, 0, 0, 1, 2, 3, 1, 2]
 TIME = [0, 0, 0, 0, 0, 1, 2, 3, 4, 5]
 
 
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(0)
-
-
 def figure(tokens: Tensor, now: slice = slice(None), state: KVCache | None = None) -> Inputs:
     """Lay out rows of tokens as the paper's figure does, or a part of them."""
     places, within, time = (

@@ -7,6 +7,7 @@ Positions are relative, as in Transformer-XL, so that texts may have any length 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -185,7 +186,9 @@ def parameters(c: XLNetConfig) -> ParameterMap:
     """Map the parameters to those of transformers."""
     ours, theirs = "layers.{i}", "transformer.layer.{i}"
     attention, rel_attn = f"{ours}.self_attention.sublayer", f"{theirs}.rel_attn"
-    heads = (c.hidden_size, c.num_heads, c.hidden_size // c.num_heads)
+    head_dim = c.hidden_size // c.num_heads
+    per_head = partial(PerHeadRule, shape=(c.hidden_size, c.num_heads, head_dim))
+    transposed = partial(per_head, transposed=True)
     return ParameterMap(
         base_model_prefix="transformer.",
         rules=[
@@ -198,25 +201,10 @@ def parameters(c: XLNetConfig) -> ParameterMap:
             *per_layer(
                 c.num_layers,
                 [
-                    PerHeadRule(
-                        f"{attention}.q_proj.weight",
-                        (f"{rel_attn}.q",),
-                        transposed=True,
-                        shape=heads,
-                    ),
-                    PerHeadRule(
-                        f"{attention}.kv_proj.weight",
-                        (f"{rel_attn}.k", f"{rel_attn}.v"),
-                        transposed=True,
-                        shape=heads,
-                    ),
-                    PerHeadRule(
-                        f"{attention}.r_proj.weight",
-                        (f"{rel_attn}.r",),
-                        transposed=True,
-                        shape=heads,
-                    ),
-                    PerHeadRule(f"{attention}.out_proj.weight", (f"{rel_attn}.o",), shape=heads),
+                    transposed(f"{attention}.q_proj.weight", (f"{rel_attn}.q",)),
+                    transposed(f"{attention}.kv_proj.weight", (f"{rel_attn}.k", f"{rel_attn}.v")),
+                    transposed(f"{attention}.r_proj.weight", (f"{rel_attn}.r",)),
+                    per_head(f"{attention}.out_proj.weight", (f"{rel_attn}.o",)),
                     ParameterRule(f"{attention}.content_bias", (f"{rel_attn}.r_w_bias",)),
                     ParameterRule(f"{attention}.position_bias", (f"{rel_attn}.r_r_bias",)),
                     ParameterRule(f"{attention}.segment_bias", (f"{rel_attn}.r_s_bias",)),

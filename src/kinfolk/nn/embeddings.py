@@ -48,10 +48,10 @@ class LinearLogits:
 
     def nll(self, labels: Tensor) -> Tensor:
         """Return the summed negative log-likelihood of the labels, in nats."""
-        return linear_cross_entropy(self.hidden, self.weight, self.bias, labels, self.vocab_size)
+        return self.smoothed_nll(labels, 0.0)[0]
 
     def smoothed_nll(self, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-        """Return the same with label smoothing, and without it."""
+        """Return the summed loss with label smoothing, and without it."""
         return smoothed_linear_cross_entropy(
             self.hidden, self.weight, self.bias, labels, self.vocab_size, smoothing
         )

@@ -11,10 +11,11 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 from torch import Tensor, nn
 
 from kinfolk.attention_mask import AttentionBackend
-from kinfolk.batch import Inputs, LazyLogits, Output
+from kinfolk.batch import Inputs, LazyLogits, Output, SegmentMemory
 from kinfolk.config import config, field, type_name
 from kinfolk.errors import UserError
 from kinfolk.nn.attention import attention_backend, cross_attention_backend
+from kinfolk.nn.embeddings import LinearLogits
 
 Architecture = Literal["encoder", "decoder", "encoder-decoder", "recurrent"]
 # How it generates: the next token; the same with an encoder; into the blanks of a text (GLM); a
@@ -167,6 +168,18 @@ class LanguageModel(nn.Module):
         """Return the logits over the vocabulary, computed on demand."""
         raise NotImplementedError
 
+    def seq_relationship_logits(self, hidden: Tensor) -> Tensor:
+        """Return two logits per pair of texts from the hidden state of its first token."""
+        raise NotImplementedError
+
+    def discriminator_logits(self, hidden: Tensor) -> Tensor:
+        """Return one logit per token, above zero for replaced tokens: (batch, length)."""
+        raise NotImplementedError
+
+    def init_memory(self, batch_size: int) -> SegmentMemory:
+        """Return an empty memory of earlier segments."""
+        raise NotImplementedError
+
 
 class EncoderDecoder(LanguageModel):
     """A network whose decoder attends to the hidden states of an encoder."""
@@ -174,6 +187,10 @@ class EncoderDecoder(LanguageModel):
     architecture = "encoder-decoder"
     decoding = "encoder-decoder"
     can_fill = True
+
+    def lm_logits(self, hidden: Tensor) -> LinearLogits:
+        """Return the logits of the next token, computed on demand."""
+        raise NotImplementedError
 
     def encode(self, encoder_inputs: Inputs) -> Tensor:
         """Run the encoder alone: (batch, source length, hidden_size)."""

@@ -97,10 +97,6 @@ class ModelWithHeadConfig(ModelConfig):
         unpooled = self.pooling.pooler and not self.pools_text
         return network.pretraining_only + (network.pooling_only if unpooled else ())
 
-    def build(self) -> "ModelWithHead":
-        """Build the network with new weights."""
-        return ModelWithHead(self)
-
 
 class ClassificationHead(nn.Module):
     """One score per label, after a dense layer if the pooling has an activation."""
@@ -144,7 +140,7 @@ class ModelWithHead(LanguageModel):
     @classmethod
     def of(cls, backbone: nn.Module, config: ModelWithHeadConfig) -> "ModelWithHead":
         """Return a new head on a copy of the weights of a pretrained network."""
-        model = config.build()
+        model = cls(config)
         initial, known = model.backbone.state_dict(), backbone.state_dict()
         if missing := [name for name in initial if name not in known]:
             warnings.warn(
