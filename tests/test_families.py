@@ -97,12 +97,12 @@ def test_a_family_describes_itself() -> None:
         for who in families().values():
             with case(who.name):
                 assert who.title and who.paper.endswith(str(who.year)) and 1948 <= who.year <= 2100
-                assert who.architecture == who.config("nano").network().architecture
+                assert who.architecture == who.config("nano").network.architecture
                 generates = who.architecture in ("decoder", "encoder-decoder")
                 assert ("generate" in who.capabilities) == (generates or who.name == "xlnet")
                 fills = who.architecture in ("encoder", "encoder-decoder") or who.name == "glm"
                 assert ("fill" in who.capabilities) == fills
-                assert {config.network() for config in who.sizes.values()} == {who.model}
+                assert {config.network for config in who.sizes.values()} == {who.model}
 
 
 def test_the_objectives_of_a_family_have_their_registered_names() -> None:

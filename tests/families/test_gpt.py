@@ -15,6 +15,7 @@ from kinfolk.families.gpt import FAMILY, GPT, GPTConfig
 from kinfolk.hub import load, load_model, save
 from kinfolk.text import train_tokenizer
 from support.peers import (
+    SMALL_SIZE,
     cached_steps,
     count_both,
     ids,
@@ -26,15 +27,7 @@ from support.peers import (
 )
 
 table: Any = FAMILY.hf
-SMALL = GPTConfig(
-    vocab_size=70,
-    hidden_size=16,
-    num_layers=2,
-    num_heads=2,
-    max_length=32,
-    dropout=0,
-    attention_dropout=0,
-)
+SMALL = GPTConfig(**SMALL_SIZE, max_length=32, dropout=0, attention_dropout=0)
 
 
 def theirs(**options: object) -> Theirs:
@@ -59,10 +52,7 @@ def test_their_folder_says_the_same_here(activation: str, vocab: int, tmp_path: 
 @pytest.mark.parametrize("vocab", [70, 128])
 def test_our_folder_says_the_same_there(activation: str, vocab: int, tmp_path: Path) -> None:
     config = GPTConfig(
-        vocab_size=vocab,
-        hidden_size=16,
-        num_layers=2,
-        num_heads=2,
+        **SMALL_SIZE | {"vocab_size": vocab},
         max_length=32,
         activation=activation,
         layer_norm_eps=1e-3,

@@ -15,6 +15,7 @@ from kinfolk.families.gpt2 import FAMILY, GPT2, GPT2Config
 from kinfolk.hub import load_model, save
 from support.peers import (
     LENGTHS,
+    SMALL_SIZE,
     cached_steps,
     count_both,
     ids,
@@ -34,15 +35,7 @@ PUBLISHED = {
     "gpt2-large": 774_030_080,
     "gpt2-xl": 1_557_611_200,
 }
-SMALL = GPT2Config(
-    vocab_size=70,
-    hidden_size=16,
-    num_layers=2,
-    num_heads=2,
-    max_length=32,
-    dropout=0,
-    attention_dropout=0,
-)
+SMALL = GPT2Config(**SMALL_SIZE, max_length=32, dropout=0, attention_dropout=0)
 
 
 def theirs(**options: object) -> Theirs:
@@ -82,10 +75,7 @@ def test_their_folder_says_the_same_here(activation: str, vocab: int, tmp_path: 
 @pytest.mark.parametrize("vocab", [70, 128])
 def test_our_folder_says_the_same_there(activation: str, vocab: int, tmp_path: Path) -> None:
     config = GPT2Config(
-        vocab_size=vocab,
-        hidden_size=16,
-        num_layers=2,
-        num_heads=2,
+        **SMALL_SIZE | {"vocab_size": vocab},
         intermediate_size=40,
         max_length=32,
         activation=activation,

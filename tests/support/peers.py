@@ -18,6 +18,8 @@ transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
 LENGTHS = (9, 5, 7)  # of the rows of a ragged batch
+# Fields of a small config.
+SMALL_SIZE: Any = {"vocab_size": 70, "hidden_size": 16, "num_layers": 2, "num_heads": 2}
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from kinfolk.config import did_you_mean, type_name
 from kinfolk.errors import UserError
-from kinfolk.families.mapping import ParameterMap, from_hf_fields, require, to_hf_fields
+from kinfolk.families.mapping import ParameterMap, require
 from kinfolk.nn.language_model import LanguageModel, ModelConfig
 from kinfolk.text.tokenizer import SpecialTokens
 from kinfolk.training.config import TrainConfig
@@ -141,7 +141,7 @@ class HuggingFace:
         )
         return {
             "architectures": [self.architecture],
-            **to_hf_fields(c, self.fields),
+            **{theirs: getattr(c, ours) for ours, theirs in self.fields.items()},
             **inner,
             **self.to_extra(c, special_tokens),
             **{
@@ -154,8 +154,8 @@ class HuggingFace:
         """Return our config of the network that a config.json describes."""
         data = {**self.defaults, **data}
         require(data, **self.required)
-        values = from_hf_fields(data, self.fields) | self.from_extra(data)
-        c: Any = self.config(**values)
+        copies = {ours: data[theirs] for ours, theirs in self.fields.items() if theirs in data}
+        c: Any = self.config(**copies | self.from_extra(data))
         if self.intermediate_size in data and data[self.intermediate_size] != 4 * c.hidden_size:
             return c.with_fields(intermediate_size=data[self.intermediate_size])
         return c

@@ -112,7 +112,8 @@ class TransformerXL(LanguageModel):
         """Draw the weights as the released code does."""
         init_weights_(self, std=self.config.init_std)
         # Deviation: the released code draws only the projections of clusters from 0.01.
-        smaller = {*self.token_embeddings.all_projections()}
+        embeddings = self.token_embeddings
+        smaller = {*embeddings.projections, embeddings.output_projection}
         smaller |= {part.up_proj for part in self.modules() if isinstance(part, FeedForward)}
         for module in self.modules():
             if module in smaller:

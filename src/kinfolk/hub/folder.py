@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from kinfolk.errors import UserError
 from kinfolk.families import family, family_of, index
 from kinfolk.families.base import HuggingFace
-from kinfolk.hub.native import MODEL_TYPE_PREFIX, Native
-from kinfolk.hub.task_heads import (
+from kinfolk.hub.formats import (
+    MODEL_TYPE_PREFIX,
+    Native,
     WithHead,
     head_for_config,
     head_from_architectures,
@@ -66,7 +67,7 @@ def save(
             folder / subfolder,
             {"model_type": format.model_type, "dtype": dtype} | data,
             weights,
-            generates=c.network().decoding is not None,
+            generates=c.network.decoding is not None,
         )
         if tokenizer is not None:
             tokenizer.save(

@@ -65,8 +65,7 @@ class MaskedSdpa:
         mask = self.mask
         if HAS_TRITON and bias is None and triton_kernels.can_decode_attention(query, key):
             scale = query.shape[3] ** -0.5 if scale is None else scale
-            out: Tensor = triton_kernels.decode_attention(query, key, value, mask, scale)
-            return out
+            return triton_kernels.decode_attention(query, key, value, mask, scale)
         if bias is not None:
             additive = mask.dtype != torch.bool
             mask = mask + bias if additive else bias.masked_fill(~mask, float("-inf"))

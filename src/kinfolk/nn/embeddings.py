@@ -112,13 +112,6 @@ class AdaptiveEmbedding(nn.Module):
             return LinearLogits(hidden, self.weight_of(0), self.bias, self.cutoff_ends[-1])
         return AdaptiveLogits(hidden, self)
 
-    def all_projections(self) -> list[nn.Module]:
-        """Return the matrices between the embeddings and the network."""
-        return [
-            *self.projections,
-            *([] if self.output_projection is None else [self.output_projection]),
-        ]
-
     def weight_of(self, cluster: int) -> Tensor:
         """Return the embeddings of one cluster, with the padding rows."""
         table = self.embeddings[cluster]

@@ -77,16 +77,11 @@ class ModelConfig:
     """
 
     vocab_size: int
-    network_class: ClassVar["type[LanguageModel]"]  # set by `network_of`
-
-    @classmethod
-    def network(cls) -> "type[LanguageModel]":
-        """Return the class of the network."""
-        return cls.network_class
+    network: ClassVar["type[LanguageModel]"]  # the class that `network_of` declares
 
     def build(self) -> "LanguageModel":
         """Build the network with new weights."""
-        return self.network()(self)
+        return self.network(self)
 
     @property
     def pretrained(self) -> "ModelConfig":
@@ -152,8 +147,7 @@ class LanguageModel(nn.Module):
     @property
     def family_name(self) -> str:
         """The name of its family."""
-        name: str = self.config.family_name
-        return name
+        return self.config.family_name
 
     def attention_fn(self, inputs: Inputs, *, window: int | None = None) -> AttentionBackend:
         """Return the backend of self-attention for these inputs."""
@@ -223,7 +217,7 @@ def network_of(config: type[ModelConfig]) -> Callable[[type[Network]], type[Netw
     """Declare the network that a config describes: `@network_of(GPT2Config)` before its class."""
 
     def declare(network: type[Network]) -> type[Network]:
-        config.network_class = network
+        config.network = network
         return network
 
     return declare

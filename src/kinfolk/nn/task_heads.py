@@ -24,7 +24,7 @@ POOLER_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh,
 
 def pooling_of(backbone: ModelConfig) -> Pooling:
     """Return the pooling of the network that a config describes."""
-    network = backbone.network()
+    network = backbone.network
     if network.pooling is None:
         raise UserError(
             f"{network.__name__} takes no task head: it declares no `pooling`, the hidden state "
@@ -93,7 +93,7 @@ class ModelWithHeadConfig(ModelConfig):
     @property
     def removed_modules(self) -> tuple[str, ...]:
         """The modules of the backbone that the head does not use."""
-        network: type[LanguageModel] = self.backbone.network()
+        network: type[LanguageModel] = self.backbone.network
         unpooled = self.pooling.pooler and not self.pools_text
         return network.pretraining_only + (network.pooling_only if unpooled else ())
 
