@@ -68,8 +68,9 @@ def mimetic_sizes(
 ) -> dict[str, Config]:
     """Return the standard sizes with mimetic initialisation and without dropout.
 
-    Deviation: larger initial matrices and attention to neighbouring tokens make small models with
-    bidirectional attention learn much sooner, and they see each text about once.
+    Deviation: with larger initial matrices and initial attention to neighbouring tokens, small
+    models with bidirectional attention learn much sooner. They see each text about once, so they
+    need no dropout.
     """
     return standard_sizes(
         config,
