@@ -18,7 +18,7 @@ FAMILIES = sorted(p for p in (ROOT / "families").glob("*.py") if "FAMILY = " in 
 DESCENT = {
     "albert": {"bert"},
     "electra": {"bert"},
-    "glm": {"gpt2"},
+    "glm": {"gpt", "gpt2"},
     "gpt2": {"gpt"},
     "gpt3": {"gpt2"},
     "roberta": {"bert"},

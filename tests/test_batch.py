@@ -161,7 +161,7 @@ def test_asking_what_is_seen_changes_no_cache() -> None:
             assert inputs.full_key_mask() is seen
     with pytest.raises(AssertionError):
         inputs.append_to_cache()
-    with pytest.raises(AssertionError, match="appended to its cache first"):
+    with pytest.raises(AssertionError, match="append_to_cache"):
         attention_backend(replace(inputs, key_mask=None))
 
 

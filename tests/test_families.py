@@ -12,10 +12,18 @@ import pytest
 import kinfolk.families
 from kinfolk.config import TYPES, type_name
 from kinfolk.errors import UserError
-from kinfolk.families import check_name, families, family, family_of, index, register
+from kinfolk.families import (
+    INDEX_FILE,
+    check_name,
+    families,
+    family,
+    family_of,
+    index,
+    index_text,
+    register,
+)
 from kinfolk.families.__main__ import package_families
-from kinfolk.families.entries import INDEX_FILE, index_text
-from kinfolk.families.sizes import STANDARD_SIZES
+from kinfolk.families.base import STANDARD_SIZES
 from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.tasks.dataset import task_dataset
 from kinfolk.training.config import TrainConfig
@@ -29,7 +37,7 @@ from support.runs import Home
 
 def test_the_index_is_that_of_the_family_files() -> None:
     """`python -m kinfolk.families` writes it."""
-    expected = index_text([family.entry for family in package_families()])
+    expected = index_text(package_families())
     assert INDEX_FILE.read_text(encoding="utf-8") == expected
     years = [entry.year for entry in index().values()]
     assert years == sorted(years)
@@ -37,13 +45,7 @@ def test_the_index_is_that_of_the_family_files() -> None:
 
 def test_a_family_file_is_named_after_its_family() -> None:
     files = {m.name for m in pkgutil.iter_modules(kinfolk.families.__path__)}
-    assert {f.name for f in package_families()} == files - {
-        "__main__",
-        "base",
-        "entries",
-        "mapping",
-        "sizes",
-    }
+    assert {f.name for f in package_families()} == files - {"__main__", "base", "mapping"}
     assert set(families()) == {f.name for f in package_families() if f.objectives}
     assert set(index()) - set(families()) == {"bilstm"}
 
@@ -95,12 +97,12 @@ def test_a_family_describes_itself() -> None:
         for who in families().values():
             with case(who.name):
                 assert who.title and who.paper.endswith(str(who.year)) and 1948 <= who.year <= 2100
-                assert who.architecture == who.config("nano").network().architecture
+                assert who.architecture == who.config("nano").network.architecture
                 generates = who.architecture in ("decoder", "encoder-decoder")
                 assert ("generate" in who.capabilities) == (generates or who.name == "xlnet")
                 fills = who.architecture in ("encoder", "encoder-decoder") or who.name == "glm"
                 assert ("fill" in who.capabilities) == fills
-                assert {config.network() for config in who.sizes.values()} == {who.model}
+                assert {config.network for config in who.sizes.values()} == {who.model}
 
 
 def test_the_objectives_of_a_family_have_their_registered_names() -> None:

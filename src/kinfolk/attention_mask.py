@@ -25,7 +25,7 @@ EMPTY_SLOT_ID = -2  # the document id of a cache slot that holds nothing yet
 
 @dataclass(frozen=True, eq=False)
 class AttentionMask:
-    """The tokens that each token attends to: three integers a token, each (batch, length)."""
+    """The tokens that each token attends to: three integers per token, each (batch, length)."""
 
     document_ids: Tensor
     key_order: Tensor
@@ -68,9 +68,9 @@ class AttentionMask:
         )
 
     def for_targets(self, positions: Tensor) -> "AttentionMask":
-        """Return the mask of predictions at some positions, (batch, query), of XLNet.
+        """Return the mask of XLNet's query stream at target positions, (batch, query).
 
-        Each attends to the tokens before it in the order, not to the token it predicts.
+        A target attends to the tokens before it in the order, not to the token it predicts.
         """
         document_ids, key_order = (
             x.gather(1, positions) for x in (self.document_ids, self.key_order)
@@ -88,7 +88,7 @@ class AttentionMask:
 
 
 class AttentionBackend(Protocol):
-    """Attention under one mask: chosen once a forward pass and called by every layer."""
+    """Attention under one mask: chosen once per forward pass and called by every layer."""
 
     def __call__(
         self,
@@ -103,7 +103,7 @@ class AttentionBackend(Protocol):
     ) -> Tensor:
         """Attend: (batch, heads, query, head_dim) in and out.
 
-        `bias` is a layer's own, (batch, heads, query, key), added to the scaled scores.
+        `bias` is added to the scaled scores of one layer: (batch, heads, query, key).
         """
         ...
 
@@ -111,26 +111,23 @@ class AttentionBackend(Protocol):
 def block_mask_from_bounds(
     query: AttentionMask, key: AttentionMask, window: int | None = None
 ) -> BlockMask:
-    """Find the partly and the fully visible blocks of a mask, from the bounds of each block.
+    """Find the partly and the fully visible blocks of a mask from the bounds of each block.
 
-    torch's own `create_block_mask` evaluates every pair of tokens. Bounds are compared for every
-    pair of blocks: a thousandth of the work, and at worst a block is listed that holds no visible
-    pair.
+    `create_block_mask` of torch evaluates every pair of tokens. Here bounds are compared for every
+    pair of blocks, a thousandth of the work; at worst a listed block has no visible pair.
     """
-    document, query_order = (
-        _block_min_max(query.document_ids, numbers=True),
-        _block_min_max(query.query_order),
-    )
-    texts, key_order = _block_min_max(key.document_ids, numbers=True), _block_min_max(key.key_order)
-    (low, high), (first, last) = document, texts
-    partial = (low[:, :, None] <= last[:, None]) & (first[:, None] <= high[:, :, None])
-    partial &= key_order[0][:, None] <= query_order[1][:, :, None]
-    full = (low == high)[:, :, None] & (first == last)[:, None]
-    full = full & (low[:, :, None] == first[:, None])
-    full &= key_order[1][:, None] <= query_order[0][:, :, None]
+    # Least and greatest value of each block: (batch, query blocks, 1) and (batch, 1, key blocks).
+    query_ids = [x[:, :, None] for x in _block_min_max(_increasing(query.document_ids))]
+    query_order = [x[:, :, None] for x in _block_min_max(query.query_order)]
+    key_ids = [x[:, None] for x in _block_min_max(_increasing(key.document_ids))]
+    key_order = [x[:, None] for x in _block_min_max(key.key_order)]
+    partial = (query_ids[0] <= key_ids[1]) & (key_ids[0] <= query_ids[1])
+    partial &= key_order[0] <= query_order[1]
+    full = (query_ids[0] == query_ids[1]) & (key_ids[0] == key_ids[1])
+    full &= (query_ids[0] == key_ids[0]) & (key_order[1] <= query_order[0])
     if window is not None:
-        partial &= query_order[0][:, :, None] - key_order[1][:, None] < window
-        full &= query_order[1][:, :, None] - key_order[0][:, None] < window
+        partial &= query_order[0] - key_order[1] < window
+        full &= query_order[1] - key_order[0] < window
     queries, keys = query.document_ids.shape[1], key.document_ids.shape[1]
     # A block that extends past the end of its row is never full.
     full[:, queries // BLOCK_SIZE :] = False
@@ -144,10 +141,13 @@ def block_mask_from_bounds(
     )
 
 
-def _block_min_max(x: Tensor, *, numbers: bool = False) -> tuple[Tensor, Tensor]:
-    """Return the least and the greatest of each block: two (batch, blocks)."""
-    if numbers:  # document ids rise along a row, and padding ends it
-        x = torch.where(x < 0, 2**30 - x, x)
+def _increasing(document_ids: Tensor) -> Tensor:
+    """Number padding and empty slots after the documents, so that the ids increase along a row."""
+    return torch.where(document_ids < 0, 2**30 - document_ids, document_ids)
+
+
+def _block_min_max(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the least and the greatest value of each block, both (batch, blocks)."""
     over = -x.shape[1] % BLOCK_SIZE
     if over:
         x = torch.cat([x, x[:, -1:].expand(-1, over)], dim=1)
@@ -156,7 +156,7 @@ def _block_min_max(x: Tensor, *, numbers: bool = False) -> tuple[Tensor, Tensor]
 
 
 def _block_lists(chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how many key blocks each query block has, and all key blocks, the chosen first."""
+    """Return the number of chosen key blocks per query block, and all key blocks, these first."""
     counts = chosen.sum(-1, dtype=torch.int32)
     order = torch.argsort((~chosen).to(torch.int32), dim=-1, stable=True).to(torch.int32)
     return counts[:, None], order[:, None].contiguous()  # (batch, 1, query blocks, key blocks)

@@ -1,4 +1,4 @@
-"""Inputs, batches, targets, outputs and losses, and the protocols of models."""
+"""The data types of a training step: inputs, batches, targets, outputs, losses, lazy logits."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -27,30 +27,30 @@ def tree_map(value: T, change: Callable[[Tensor], Tensor]) -> T:
 
 
 class TensorTree:
-    """A dataclass of tensors that moves as a whole."""
+    """A dataclass of tensors that moves to a device as a whole."""
 
     def to(self, device: torch.device | str) -> Self:
-        """Move every tensor to a device; from pinned memory without waiting."""
+        """Copy every tensor to a device, asynchronously from pinned memory."""
         return tree_map(self, lambda t: t.to(device, non_blocking=True))
 
     def pin_memory(self) -> Self:
-        """Pin every tensor, so that copies to an accelerator need not wait."""
+        """Pin every tensor, so that copies to an accelerator are asynchronous."""
         return tree_map(self, lambda t: t.contiguous().pin_memory())
 
 
 @dataclass(frozen=True, eq=False)
 class SegmentMemory(TensorTree):
-    """The hidden states that a network keeps of earlier segments, of one size (Transformer-XL).
+    """The inputs of each layer for earlier segments, of fixed length (Transformer-XL).
 
-    It holds the input of each layer, without its gradient.
+    They are detached: no gradient flows into earlier segments.
     """
 
     hidden: Tensor  # (layers, batch, memory, hidden_size)
-    document_ids: Tensor  # (batch, memory): EMPTY_SLOT_ID where there is nothing yet
+    document_ids: Tensor  # (batch, memory): EMPTY_SLOT_ID in empty slots
     key_order: Tensor  # (batch, memory)
 
     def key_mask(self, attention_mask: AttentionMask) -> AttentionMask:
-        """Return the mask of the memory and of the row after it."""
+        """Return the mask of the memory and of the segment after it."""
         document_ids = torch.cat([self.document_ids, attention_mask.document_ids], dim=1)
         key_order = torch.cat([self.key_order, attention_mask.key_order], dim=1)
         return AttentionMask(document_ids, key_order, key_order)
@@ -66,11 +66,11 @@ class Inputs(TensorTree):
     # (batch, length): 0 in the first text of a pair, 1 in the second
     token_type_ids: Tensor | None = None
     block_position_ids: Tensor | None = None  # (batch, length): position in the span (GLM)
-    # (batch, predictions): positions that the query stream predicts (XLNet)
+    # (batch, predictions): target positions of the query stream (XLNet)
     target_positions: Tensor | None = None
     encoder_inputs: "Inputs | None" = None  # of an encoder-decoder
     cache: KVCache | None = None
-    # The mask of the cached tokens and of these: `append_to_cache` sets it.
+    # Mask of the cached tokens and of these; `append_to_cache` sets it.
     key_mask: AttentionMask | None = None
     memory: SegmentMemory | None = None  # of the rows before these (Transformer-XL)
     cross_block_mask: BlockMask | None = None  # of the encoder's tokens; see with_block_masks
@@ -114,7 +114,7 @@ class Inputs(TensorTree):
         )
 
     def cross_masks(self) -> tuple[AttentionMask, AttentionMask]:
-        """Return the masks of queries and keys of cross-attention: documents alone count."""
+        """Return the masks of queries and keys of cross-attention: only documents matter."""
         assert self.encoder_inputs is not None
         own, source = self.attention_mask, self.encoder_inputs.attention_mask
         return (
@@ -125,7 +125,7 @@ class Inputs(TensorTree):
     def append_to_cache(self) -> "Inputs":
         """Append the mask of these tokens to the cache and return the inputs of the model.
 
-        The builder of a decoding step calls it once a step.
+        It is called once per decoding step.
         """
         assert self.cache is not None and self.key_mask is None
         return replace(self, key_mask=self.cache.append_mask(self.attention_mask))
@@ -136,7 +136,7 @@ class Inputs(TensorTree):
             return self.memory.key_mask(self.attention_mask)
         if self.cache is None:
             return self.attention_mask
-        assert self.key_mask is not None, "the tokens of a step are appended to its cache first"
+        assert self.key_mask is not None, "call append_to_cache() first"
         return self.key_mask
 
     @classmethod
@@ -193,16 +193,16 @@ class TokenTargets(TensorTree):
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """The output of a model: hidden states, and what it carries to its next call."""
+    """The output of a model: hidden states, and the state for its next call."""
 
     hidden: Tensor  # (batch, length, hidden_size); (batch, predictions, ...) of target_positions
     cache: KVCache | None = None
-    memory: SegmentMemory | None = None  # for the next rows, where one was given
+    memory: SegmentMemory | None = None  # for the next segment, if the inputs had one
 
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """Summed losses by name; sums add up over micro-batches and processes, means do not."""
+    """Summed losses by name: unlike means, sums add up over micro-batches and processes."""
 
     sums: Mapping[str, Tensor]
     weights: Mapping[str, float] = field(default_factory=dict)
@@ -233,55 +233,6 @@ class LazyLogits(Protocol):
 
     def nll(self, labels: Tensor, /) -> Tensor:
         """Return the summed negative log-likelihood of the labels, in nats."""
-        ...
-
-
-class Model(Protocol):
-    """A network over tokens, independent of the objective."""
-
-    @property
-    def config(self) -> Any:
-        """The config it was built from."""
-        ...
-
-    def __call__(self, inputs: Inputs, /) -> Output:
-        """Run the network."""
-        ...
-
-
-class PredictsTokens(Model, Protocol):
-    """A model with logits over the vocabulary."""
-
-    def lm_logits(self, hidden: Tensor, /) -> LazyLogits:
-        """Return the logits of hidden states."""
-        ...
-
-
-class SentencePairModel(PredictsTokens, Protocol):
-    """A model that also classifies pairs of texts."""
-
-    def seq_relationship_logits(self, hidden: Tensor, /) -> Tensor:
-        """Return two logits a pair, from the hidden state of its first token: (pairs, 2)."""
-        ...
-
-
-class DiscriminatorModel(PredictsTokens, Protocol):
-    """A model that detects the tokens its generator replaced; `lm_logits` are the generator's."""
-
-    def forward_lm(self, inputs: Inputs, /) -> Output:
-        """Run the generator."""
-        ...
-
-    def discriminator_logits(self, hidden: Tensor, /) -> Tensor:
-        """Return a logit a token, above zero where it was replaced: (batch, length)."""
-        ...
-
-
-class RecurrentModel(PredictsTokens, Protocol):
-    """A model that reads a text row by row, with a memory of the rows before."""
-
-    def init_memory(self, batch_size: int, /) -> SegmentMemory:
-        """Return an empty memory."""
         ...
 
 

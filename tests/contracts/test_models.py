@@ -15,6 +15,7 @@ from kinfolk.batch import IGNORE_INDEX, Batch, Inputs, KVCache, tree_map
 from kinfolk.data.datasets import PackedDataset
 from kinfolk.families import families
 from kinfolk.families.base import Family
+from kinfolk.families.electra import Electra
 from kinfolk.rng import Stream, generator
 from kinfolk.training.optimizer import build_optimizer, layer_index, num_layers
 from kinfolk.training.step import Learner, TrainStep
@@ -179,7 +180,7 @@ def detects(model: Any, inputs: Inputs) -> Tensor:
 
 def voices(model: Any) -> list[Callable[[Any, Inputs], Tensor]]:
     """List all that a model can say of a token."""
-    return [predicts, detects] if hasattr(model, "discriminator_logits") else [predicts]
+    return [predicts, detects] if isinstance(model, Electra) else [predicts]
 
 
 def gradients(

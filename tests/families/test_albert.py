@@ -9,23 +9,12 @@ import transformers
 from transformers import AlbertConfig as TheirConfig
 from transformers import AlbertForPreTraining as Theirs
 
-from kinfolk.attention_mask import AttentionMask
-from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
 from kinfolk.families.albert import FAMILY, Albert, AlbertConfig
 from kinfolk.hub import load, load_model, save
 from kinfolk.text import train_tokenizer
 from support.networks import hollow
-from support.peers import (
-    ids,
-    inputs,
-    near,
-    open_without_a_word,
-    parameters,
-    ragged,
-    same_gradients,
-    shake,
-)
+from support.peers import open_without_a_word, parameters, same_pair_step, same_pairs, shake
 
 # Millions without heads, as the paper's table 1 and the released folders of version 2 have them.
 table: Any = FAMILY.hf
@@ -46,11 +35,6 @@ SMALL = {
 }
 
 
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(0)
-
-
 def theirs(**options: object) -> Theirs:
     config = TheirConfig(
         **{
@@ -68,28 +52,6 @@ def theirs(**options: object) -> Theirs:
     return shake(Theirs(config), by=0.2)
 
 
-@torch.no_grad()
-def same(ours: Albert, peer: Theirs) -> None:
-    tokens, document = ids(ours.config.vocab_size), ragged()
-    segments = (torch.arange(9).expand(3, -1) // 3) % ours.config.type_vocab_size
-    for real in (document == 0, torch.ones_like(document, dtype=torch.bool)):
-        said = peer(
-            tokens,
-            attention_mask=real.long(),
-            token_type_ids=segments,
-            output_hidden_states=True,
-        )
-        attention_mask = AttentionMask.bidirectional(
-            torch.where(real, 0, -1), unpacked=bool(real.all())
-        )
-        hidden = ours(inputs(tokens, attention_mask, token_type_ids=segments)).hidden
-        near(hidden[real], said.hidden_states[-1][real])
-        near(ours.lm_logits(hidden).logits()[real], said.prediction_logits[real])
-        near(ours.seq_relationship_logits(hidden[:, 0]), said.sop_logits)
-    said = peer(tokens, output_hidden_states=True).hidden_states[-1]
-    near(ours(Inputs.from_ids(tokens, causal=False)).hidden, said)
-
-
 @pytest.mark.parity
 @pytest.mark.parametrize(("groups", "inner"), GROUPS)
 def test_their_folder_says_the_same_here(groups: int, inner: int, tmp_path: Path) -> None:
@@ -98,7 +60,7 @@ def test_their_folder_says_the_same_here(groups: int, inner: int, tmp_path: Path
     ours = load_model(tmp_path)
     assert isinstance(ours, Albert)
     assert (ours.config.num_hidden_groups, ours.config.inner_group_num) == (groups, inner)
-    same(ours, peer)
+    same_pairs(ours, peer, "sop_logits")
 
 
 @pytest.mark.parity
@@ -118,7 +80,7 @@ def test_our_folder_says_the_same_there(
     )
     ours = shake(config.build(), by=0.2)
     save(tmp_path, ours, None)
-    same(ours, open_without_a_word(Theirs, tmp_path))
+    same_pairs(ours, open_without_a_word(Theirs, tmp_path), "sop_logits")
     again: Any = load_model(tmp_path)
     assert again.config == config
     assert again.state_dict().keys() == ours.state_dict().keys()
@@ -138,24 +100,7 @@ def test_halves_that_differ_in_a_folder_that_shares_them_are_refused(tmp_path: P
 
 @pytest.mark.parity
 def test_training_gives_the_same_gradients() -> None:
-    peer = theirs(num_hidden_groups=2).train()
-    config = table.from_config(peer.config.to_dict())
-    ours = config.build().train()
-    names = table.parameters(config)
-    ours.load_state_dict(names.from_hf(dict(peer.named_parameters()), ours.state_dict(), "there"))
-    tokens, document, order = ids(70), ragged(), torch.tensor([0, 1, 0])
-    labels = torch.where(document == 0, tokens, -100)
-    said = peer(tokens, attention_mask=document + 1, labels=labels, sentence_order_label=order)
-    said.loss.backward()
-    hidden = ours(inputs(tokens, AttentionMask.bidirectional(document))).hidden
-    words = ours.lm_logits(hidden.flatten(0, 1)).nll(labels.flatten()) / (labels >= 0).sum()
-    loss = words + torch.nn.functional.cross_entropy(
-        ours.seq_relationship_logits(hidden[:, 0]), order
-    )
-    loss.backward()
-    near(loss, said.loss)
-    gradients = {k: p.grad for k, p in ours.named_parameters() if p.grad is not None}
-    same_gradients(names.to_hf(gradients), peer)
+    same_pair_step(theirs(num_hidden_groups=2), table, "sentence_order_label")
 
 
 @pytest.mark.parity

@@ -37,11 +37,6 @@ SMALL = {"vocab_size": 70, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "
 NARROW = [16, 8, 6]  # as wide as the discriminator, as its generator, and as neither
 
 
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(0)
-
-
 def theirs(kind: Any, **options: object) -> Any:
     config = TheirConfig(
         **{

@@ -9,39 +9,25 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers import OpenAIGPTConfig as TheirConfig
 from transformers import OpenAIGPTLMHeadModel as Theirs
 
-from kinfolk.attention_mask import AttentionMask
-from kinfolk.batch import Inputs, KVCache
+from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
 from kinfolk.families.gpt import FAMILY, GPT, GPTConfig
 from kinfolk.hub import load, load_model, save
 from kinfolk.text import train_tokenizer
-from support.networks import hollow
 from support.peers import (
+    SMALL_SIZE,
+    cached_steps,
+    count_both,
     ids,
-    inputs,
     near,
     open_without_a_word,
-    parameters,
-    ragged,
-    same_gradients,
+    same_causal,
+    same_causal_step,
     shake,
 )
 
 table: Any = FAMILY.hf
-SMALL = GPTConfig(
-    vocab_size=70,
-    hidden_size=16,
-    num_layers=2,
-    num_heads=2,
-    max_length=32,
-    dropout=0,
-    attention_dropout=0,
-)
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(0)
+SMALL = GPTConfig(**SMALL_SIZE, max_length=32, dropout=0, attention_dropout=0)
 
 
 def theirs(**options: object) -> Theirs:
@@ -50,75 +36,43 @@ def theirs(**options: object) -> Theirs:
     return shake(Theirs(TheirConfig(**{**sizes, **drops, **options})), by=0.2)
 
 
-@torch.no_grad()
-def same(ours: GPT, peer: Theirs) -> None:
-    tokens = ids(ours.config.vocab_size)
-    said = peer(tokens, output_hidden_states=True)
-    hidden = ours(Inputs.from_ids(tokens, causal=True)).hidden
-    near(hidden, said.hidden_states[-1])
-    near(ours.lm_logits(hidden).logits(), said.logits)
-    document = ragged()
-    real = document == 0
-    said = peer(tokens, attention_mask=real.long()).logits
-    hidden = ours(inputs(tokens, AttentionMask.causal(document))).hidden
-    near(ours.lm_logits(hidden).logits()[real], said[real])
-
-
 @pytest.mark.parity
-@pytest.mark.parametrize("bend", ["gelu", "relu", "silu", "swish"])
+@pytest.mark.parametrize("activation", ["gelu", "relu", "silu", "swish"])
 @pytest.mark.parametrize("vocab", [70, 128])
-def test_their_folder_says_the_same_here(bend: str, vocab: int, tmp_path: Path) -> None:
-    peer = theirs(afn=bend, vocab_size=vocab)
+def test_their_folder_says_the_same_here(activation: str, vocab: int, tmp_path: Path) -> None:
+    peer = theirs(afn=activation, vocab_size=vocab)
     peer.save_pretrained(tmp_path)
     ours = load_model(tmp_path)
     assert isinstance(ours, GPT)
-    same(ours, peer)
+    same_causal(ours, peer)
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("bend", ["gelu_new", "relu", "silu"])
+@pytest.mark.parametrize("activation", ["gelu_new", "relu", "silu"])
 @pytest.mark.parametrize("vocab", [70, 128])
-def test_our_folder_says_the_same_there(bend: str, vocab: int, tmp_path: Path) -> None:
+def test_our_folder_says_the_same_there(activation: str, vocab: int, tmp_path: Path) -> None:
     config = GPTConfig(
-        vocab_size=vocab,
-        hidden_size=16,
-        num_layers=2,
-        num_heads=2,
+        **SMALL_SIZE | {"vocab_size": vocab},
         max_length=32,
-        activation=bend,
+        activation=activation,
         layer_norm_eps=1e-3,
     )
     ours = shake(config.build(), by=0.2)
     save(tmp_path, ours, None)
     peer = open_without_a_word(AutoModelForCausalLM, tmp_path)
     assert isinstance(peer, Theirs)
-    same(ours, peer)
+    same_causal(ours, peer)
     assert load_model(tmp_path).config == config
 
 
 @pytest.mark.parity
 def test_training_gives_the_same_gradients() -> None:
-    peer = theirs().train()
-    ours = SMALL.build().train()
-    names = table.parameters(SMALL)
-    ours.load_state_dict(names.from_hf(dict(peer.named_parameters()), ours.state_dict(), "there"))
-    tokens = ids(70)
-    loss = peer(tokens, labels=tokens).loss
-    loss.backward()
-    hidden = ours(Inputs.from_ids(tokens, causal=True)).hidden[:, :-1].flatten(0, 1)
-    mean = ours.lm_logits(hidden).nll(tokens[:, 1:].flatten()) / len(hidden)
-    mean.backward()
-    near(mean, loss)
-    gradients = {k: p.grad for k, p in ours.named_parameters() if p.grad is not None}
-    same_gradients(names.to_hf(gradients), peer)
+    same_causal_step(theirs(), SMALL, table)
 
 
 @pytest.mark.parity
 def test_the_published_size_has_its_published_count() -> None:
-    with hollow():
-        ours = FAMILY.sizes["gpt"].build()
-        peer = Theirs(TheirConfig(**table.to_config(FAMILY.sizes["gpt"], None)))
-    assert parameters(ours) == 116_534_784 == sum(p.numel() for p in peer.parameters())
+    assert count_both(FAMILY.sizes["gpt"], table, Theirs) == (116_534_784, 116_534_784)
 
 
 @pytest.mark.parity
@@ -170,21 +124,8 @@ def test_what_either_side_cannot_follow_is_refused() -> None:
 @torch.no_grad()
 def test_cached_steps_equal_a_full_pass() -> None:
     model = shake(SMALL.build(), by=0.2)
-    tokens = ids(70)
-    places = torch.arange(tokens.shape[1]).expand_as(tokens)
-    whole = model(Inputs.from_ids(tokens, causal=True)).hidden
-    state, steps = KVCache(max_length=tokens.shape[1]), []
-    for start, stop in [(0, 4), (4, 6), (6, 7), (7, 9)]:
-        now = slice(start, stop)
-        attention_mask = AttentionMask.causal(torch.zeros_like(tokens[:, now]), start=start)
-        step = Inputs(
-            input_ids=tokens[:, now],
-            attention_mask=attention_mask,
-            position_ids=places[:, now],
-            cache=state,
-        )
-        steps.append(model(step.append_to_cache()).hidden)
-    near(torch.cat(steps, dim=1), whole)
+    whole = Inputs.from_ids(ids(70), causal=True)
+    near(cached_steps(model, whole, (0, 4, 6, 7, 9)), model(whole).hidden)
 
 
 @torch.no_grad()

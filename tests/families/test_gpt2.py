@@ -13,16 +13,18 @@ from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs, KVCache
 from kinfolk.families.gpt2 import FAMILY, GPT2, GPT2Config
 from kinfolk.hub import load_model, save
-from support.networks import hollow
 from support.peers import (
     LENGTHS,
+    SMALL_SIZE,
+    cached_steps,
+    count_both,
     ids,
     inputs,
     near,
     open_without_a_word,
-    parameters,
     ragged,
-    same_gradients,
+    same_causal,
+    same_causal_step,
     shake,
 )
 
@@ -33,20 +35,7 @@ PUBLISHED = {
     "gpt2-large": 774_030_080,
     "gpt2-xl": 1_557_611_200,
 }
-SMALL = GPT2Config(
-    vocab_size=70,
-    hidden_size=16,
-    num_layers=2,
-    num_heads=2,
-    max_length=32,
-    dropout=0,
-    attention_dropout=0,
-)
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(0)
+SMALL = GPT2Config(**SMALL_SIZE, max_length=32, dropout=0, attention_dropout=0)
 
 
 def theirs(**options: object) -> Theirs:
@@ -68,99 +57,55 @@ def theirs(**options: object) -> Theirs:
     return shake(Theirs(config), by=0.2)
 
 
-@torch.no_grad()
-def same(ours: GPT2, peer: Theirs) -> None:
-    tokens = ids(ours.config.vocab_size)
-    said = peer(tokens, output_hidden_states=True)
-    hidden = ours(Inputs.from_ids(tokens, causal=True)).hidden
-    near(hidden, said.hidden_states[-1])
-    near(ours.lm_logits(hidden).logits(), said.logits)
-    document = ragged()
-    real = document == 0
-    said = peer(tokens, attention_mask=real.long()).logits
-    hidden = ours(inputs(tokens, AttentionMask.causal(document))).hidden
-    near(ours.lm_logits(hidden).logits()[real], said[real])
-
-
 @pytest.mark.parity
-@pytest.mark.parametrize("bend", ["gelu_new", "gelu", "gelu_pytorch_tanh", "relu"])
+@pytest.mark.parametrize("activation", ["gelu_new", "gelu", "gelu_pytorch_tanh", "relu"])
 @pytest.mark.parametrize("vocab", [70, 128])
-def test_their_folder_says_the_same_here(bend: str, vocab: int, tmp_path: Path) -> None:
-    peer = theirs(activation_function=bend, vocab_size=vocab, n_inner=24 if vocab == 128 else None)
+def test_their_folder_says_the_same_here(activation: str, vocab: int, tmp_path: Path) -> None:
+    peer = theirs(
+        activation_function=activation, vocab_size=vocab, n_inner=24 if vocab == 128 else None
+    )
     peer.save_pretrained(tmp_path)
     ours = load_model(tmp_path)
-    assert isinstance(ours, GPT2) and ours.config.activation == bend
-    same(ours, peer)
+    assert isinstance(ours, GPT2) and ours.config.activation == activation
+    same_causal(ours, peer)
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("bend", ["gelu_new", "gelu"])
+@pytest.mark.parametrize("activation", ["gelu_new", "gelu"])
 @pytest.mark.parametrize("vocab", [70, 128])
-def test_our_folder_says_the_same_there(bend: str, vocab: int, tmp_path: Path) -> None:
+def test_our_folder_says_the_same_there(activation: str, vocab: int, tmp_path: Path) -> None:
     config = GPT2Config(
-        vocab_size=vocab,
-        hidden_size=16,
-        num_layers=2,
-        num_heads=2,
+        **SMALL_SIZE | {"vocab_size": vocab},
         intermediate_size=40,
         max_length=32,
-        activation=bend,
+        activation=activation,
         layer_norm_eps=1e-3,
     )
     ours = shake(config.build(), by=0.2)
     save(tmp_path, ours, None)
     peer = open_without_a_word(AutoModelForCausalLM, tmp_path)
     assert isinstance(peer, Theirs)
-    same(ours, peer)
+    same_causal(ours, peer)
 
 
 @pytest.mark.parity
 def test_training_gives_the_same_gradients() -> None:
-    peer = theirs().train()
-    ours = SMALL.build().train()
-    names = table.parameters(SMALL)
-    like = ours.state_dict()
-    ours.load_state_dict(names.from_hf(dict(peer.named_parameters()), like, "there"))
-    tokens = ids(70)
-    loss = peer(tokens, labels=tokens).loss
-    loss.backward()
-    hidden = ours(Inputs.from_ids(tokens, causal=True)).hidden[:, :-1].flatten(0, 1)
-    mean = ours.lm_logits(hidden).nll(tokens[:, 1:].flatten()) / len(hidden)
-    mean.backward()
-    near(mean, loss)
-    gradients = {k: p.grad for k, p in ours.named_parameters() if p.grad is not None}
-    same_gradients(names.to_hf(gradients), peer)
+    same_causal_step(theirs(), SMALL, table)
 
 
 @pytest.mark.parity
 @pytest.mark.parametrize("name", [name for name in FAMILY.sizes if name.startswith("gpt2")])
 def test_published_sizes_have_their_published_count(name: str) -> None:
-    config = FAMILY.sizes[name]
-    with hollow():
-        ours = config.build()
-        peer = Theirs(TheirConfig(**table.to_config(config, None)))
-    assert parameters(ours) == PUBLISHED[name] == sum(p.numel() for p in peer.parameters())
+    assert count_both(FAMILY.sizes[name], table, Theirs) == (PUBLISHED[name], PUBLISHED[name])
 
 
 @torch.no_grad()
 def test_cached_steps_equal_a_full_pass_in_rows_of_any_length() -> None:
     model = shake(SMALL.build(), by=0.2)
     tokens, document = ids(70), ragged()
-    places = torch.arange(tokens.shape[1]).expand_as(tokens)
-    whole = model(inputs(tokens, AttentionMask.causal(document))).hidden
-    state = KVCache(max_length=tokens.shape[1])
-    steps = []
-    for start, stop in [(0, 4), (4, 6), (6, 7), (7, 8), (8, 9)]:
-        now = slice(start, stop)
-        step = Inputs(
-            input_ids=tokens[:, now],
-            attention_mask=AttentionMask.causal(document[:, now], start=start),
-            position_ids=places[:, now],
-            cache=state,
-        )
-        steps.append(model(step.append_to_cache()).hidden)
-    real = document == 0
-    near(torch.cat(steps, dim=1)[real], whole[real])
+    rows = inputs(tokens, AttentionMask.causal(document))
+    whole, real = model(rows).hidden, document == 0
+    near(cached_steps(model, rows)[real], whole[real])
     alone = [
         model(Inputs.from_ids(tokens[i : i + 1, :n], causal=True)).hidden
         for i, n in enumerate(LENGTHS)

@@ -39,11 +39,6 @@ SMALL = GPT3Config(
 )
 
 
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(0)
-
-
 @pytest.mark.parametrize("name", [name for name in FAMILY.sizes if name.startswith("gpt3")])
 def test_published_sizes_have_their_published_count(name: str) -> None:
     with hollow():

@@ -20,12 +20,14 @@ from support.networks import hollow
 from support.peers import (
     LENGTHS,
     inputs,
+    mean_nll,
     near,
     open_without_a_word,
     parameters,
     ragged,
-    same_gradients,
+    same_step,
     shake,
+    with_weights_of,
 )
 
 # With the head for tokens; and the body with a pooler, which is what is usually quoted.
@@ -34,11 +36,6 @@ PUBLISHED = {
     "roberta-base": (124_697_433, 124_645_632),
     "roberta-large": (355_412_057, 355_359_744),
 }
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(0)
 
 
 def theirs(kind: Any = Theirs, **options: object) -> Any:
@@ -81,10 +78,12 @@ def same(ours: Roberta, peer: Theirs) -> None:
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("bend", ["gelu", "gelu_new"])
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new"])
 @pytest.mark.parametrize(("vocab", "pad"), [(70, 1), (128, 0), (70, 3)])
-def test_their_folder_says_the_same_here(bend: str, vocab: int, pad: int, tmp_path: Path) -> None:
-    peer = theirs(hidden_act=bend, vocab_size=vocab, pad_token_id=pad)
+def test_their_folder_says_the_same_here(
+    activation: str, vocab: int, pad: int, tmp_path: Path
+) -> None:
+    peer = theirs(hidden_act=activation, vocab_size=vocab, pad_token_id=pad)
     peer.save_pretrained(tmp_path)
     ours = load_model(tmp_path)
     assert isinstance(ours, Roberta)
@@ -93,16 +92,18 @@ def test_their_folder_says_the_same_here(bend: str, vocab: int, pad: int, tmp_pa
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("bend", ["gelu", "gelu_new"])
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new"])
 @pytest.mark.parametrize(("vocab", "pad"), [(70, 1), (128, 0), (70, 3)])
-def test_our_folder_says_the_same_there(bend: str, vocab: int, pad: int, tmp_path: Path) -> None:
+def test_our_folder_says_the_same_there(
+    activation: str, vocab: int, pad: int, tmp_path: Path
+) -> None:
     config = RobertaConfig(
         vocab_size=vocab,
         hidden_size=16,
         num_layers=2,
         num_heads=2,
         max_length=32,
-        activation=bend,
+        activation=activation,
         layer_norm_eps=1e-3,
         padding_idx=pad,
     )
@@ -120,21 +121,12 @@ def test_our_folder_says_the_same_there(bend: str, vocab: int, pad: int, tmp_pat
 @pytest.mark.parity
 def test_training_gives_the_same_gradients() -> None:
     peer = theirs().train()
-    config = table.from_config(peer.config.to_dict())
-    ours = config.build().train()
-    names = table.parameters(config)
-    ours.load_state_dict(names.from_hf(dict(peer.named_parameters()), ours.state_dict(), "there"))
-    document = ragged()
-    tokens = rows(70, 1)
+    ours = with_weights_of(peer, table.from_config(peer.config.to_dict()), table)
+    tokens, document = rows(70, 1), ragged()
     labels = torch.where(document == 0, tokens, -100)
-    said = peer(tokens, attention_mask=document + 1, labels=labels)
-    said.loss.backward()
+    expected = peer(tokens, attention_mask=document + 1, labels=labels)
     hidden = ours(inputs(tokens, AttentionMask.bidirectional(document))).hidden
-    loss = ours.lm_logits(hidden.flatten(0, 1)).nll(labels.flatten()) / (labels >= 0).sum()
-    loss.backward()
-    near(loss, said.loss)
-    gradients = {k: p.grad for k, p in ours.named_parameters() if p.grad is not None}
-    same_gradients(names.to_hf(gradients), peer)
+    same_step(table, ours, mean_nll(ours, hidden, labels), peer, expected.loss)
 
 
 @pytest.mark.parity

@@ -14,17 +14,19 @@ from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs, KVCache
 from kinfolk.families.t5 import FAMILY, T5, T5Config
 from kinfolk.hub import load_model, save
-from support.networks import hollow
 from support.peers import (
     LENGTHS,
+    cached_steps,
+    count_both,
     ids,
     inputs,
+    mean_nll,
     near,
     open_without_a_word,
-    parameters,
     ragged,
-    same_gradients,
+    same_step,
     shake,
+    with_weights_of,
 )
 
 table: Any = FAMILY.hf
@@ -50,16 +52,9 @@ SECOND = replace(FIRST, gated=True, activation="gelu_new", tie_word_embeddings=F
 SOURCES = (12, 3, 8)  # the lengths of the sources; not those of the targets
 
 
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(0)
-
-
 def theirs(config: T5Config) -> Theirs:
     peer = Theirs(TheirConfig(**table.to_config(config, None)))
-    if (
-        not config.tie_word_embeddings
-    ):  # transformers 5 ties both versions until a folder says otherwise
+    if not config.tie_word_embeddings:  # transformers 5 ties it unless a folder has two tables
         peer.lm_head.weight = nn.Parameter(torch.zeros(config.vocab_size, config.hidden_size))
     return shake(peer)
 
@@ -131,41 +126,28 @@ def test_our_folder_says_the_same_there(config: T5Config, tmp_path: Path) -> Non
 @pytest.mark.parametrize("config", [FIRST, SECOND], ids=["1.0", "1.1"])
 def test_training_gives_the_same_gradients(config: T5Config) -> None:
     peer = theirs(config).train()
-    ours = config.build().train()
-    names = table.parameters(config)
-    ours.load_state_dict(names.from_hf(dict(peer.named_parameters()), ours.state_dict(), "there"))
+    ours = with_weights_of(peer, config, table)
     document = ragged()
     both = batch(70, document, ragged((12, 12, 12)))  # padded targets, sources without padding
     assert both.encoder_inputs is not None
     labels = torch.where(document == 0, both.input_ids.flip(1), -100)
-    said = peer(
+    expected = peer(
         input_ids=both.encoder_inputs.input_ids,
         decoder_input_ids=both.input_ids,
         decoder_attention_mask=document + 1,
         labels=labels,
     )
-    said.loss.backward()
-    scores = ours.lm_logits(ours(both).hidden.flatten(0, 1))
-    loss = scores.nll(labels.flatten()) / (labels >= 0).sum()
-    loss.backward()
-    near(loss, said.loss)
-    gradients = {k: p.grad for k, p in ours.named_parameters() if p.grad is not None}
-    same_gradients(names.to_hf(gradients), peer)
+    same_step(table, ours, mean_nll(ours, ours(both).hidden, labels), peer, expected.loss)
 
 
 @pytest.mark.parity
 @pytest.mark.parametrize("name", [name for name in FAMILY.sizes if name.startswith("t5-")])
 def test_published_sizes_have_their_published_count(name: str) -> None:
     config = FAMILY.sizes[name]
-    with hollow():
-        ours = config.build()
-        peer = Theirs(TheirConfig(**table.to_config(config, None)))
-    count = sum(p.numel() for p in peer.parameters())
-    if not config.tie_word_embeddings:
-        count += (
-            config.vocab_size * config.hidden_size
-        )  # the second table, which transformers 5 ties
-    assert parameters(ours) == count == PUBLISHED.get(name, count)
+    ours, count = count_both(config, table, Theirs)
+    if not config.tie_word_embeddings:  # transformers 5 ties the output layer
+        count += config.vocab_size * config.hidden_size
+    assert ours == count == PUBLISHED.get(name, count)
 
 
 @torch.no_grad()
@@ -174,21 +156,8 @@ def test_cached_steps_equal_a_full_pass_in_rows_of_any_length(config: T5Config) 
     model = shake(config.build())
     document = ragged()
     both = batch(70, document, ragged(SOURCES))
-    whole = model(both).hidden
-    state = KVCache(max_length=9)
-    steps = []
-    for start, stop in [(0, 4), (4, 6), (6, 7), (7, 8), (8, 9)]:
-        now = slice(start, stop)
-        step = Inputs(
-            input_ids=both.input_ids[:, now],
-            attention_mask=AttentionMask.causal(document[:, now], start=start),
-            position_ids=both.position_ids[:, now],
-            encoder_inputs=both.encoder_inputs,
-            cache=state,
-        )
-        steps.append(model(step.append_to_cache()).hidden)
-    real = document == 0
-    near(torch.cat(steps, dim=1)[real], whole[real])
+    whole, real = model(both).hidden, document == 0
+    near(cached_steps(model, both)[real], whole[real])
     assert both.encoder_inputs is not None
     for row, (length, read) in enumerate(zip(LENGTHS, SOURCES, strict=True)):
         source = Inputs.from_ids(both.encoder_inputs.input_ids[row : row + 1, :read], causal=False)

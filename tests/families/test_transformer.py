@@ -27,11 +27,6 @@ SOURCES = (12, 3, 8)  # the lengths of the sources; not those of the targets
 PUBLISHED = {"transformer-base": (63_045_632, 65e6), "transformer-big": (214_171_648, 213e6)}
 
 
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(0)
-
-
 def batch(document: Tensor, source: Tensor) -> Inputs:
     """Pair ragged targets with ragged sources."""
     read = inputs(ids(70, length=max(SOURCES)), AttentionMask.bidirectional(source))

@@ -17,16 +17,17 @@ from kinfolk.errors import UserError
 from kinfolk.families.xlnet import FAMILY, XLNet, XLNetConfig
 from kinfolk.hub import load_model, save
 from kinfolk.text import Tokenizer, train_tokenizer
-from support.networks import hollow
 from support.peers import (
+    count_both,
     ids,
     inputs,
+    mean_nll,
     near,
     open_without_a_word,
-    parameters,
     ragged,
-    same_gradients,
+    same_step,
     shake,
+    with_weights_of,
 )
 
 # The sum of the table, the vector of guesses, the layers and the bias of the last scores, as
@@ -49,21 +50,8 @@ ASKED = torch.tensor([[1, 3, 6, 7], [0, 3, 2, 4], [2, 4, 6, 5]])
 SEGMENTS = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 2]).expand(3, -1)
 
 
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(0)
-
-
 def theirs(config: XLNetConfig = SMALL) -> Theirs:
     return shake(Theirs(TheirConfig(**table.to_config(config, None))), by=0.2)
-
-
-def load(peer: Theirs) -> XLNet:
-    """Give a small network their weights."""
-    ours = SMALL.build().eval()
-    names = table.parameters(SMALL)
-    ours.load_state_dict(names.from_hf(dict(peer.named_parameters()), ours.state_dict(), "there"))
-    return ours
 
 
 def permuted(document: Tensor, *, segments: bool = True) -> Inputs:
@@ -166,7 +154,7 @@ def test_our_folder_says_the_same_there(config: XLNetConfig, tmp_path: Path) -> 
 @pytest.mark.parity
 def test_training_gives_the_same_gradients() -> None:
     peer = theirs().train()
-    ours = load(peer).train()
+    ours = with_weights_of(peer, SMALL, table)
     document = ragged()
     given = permuted(document)
     labels = given.input_ids.gather(1, ASKED)
@@ -178,13 +166,7 @@ def test_training_gives_the_same_gradients() -> None:
         token_type_ids=given.token_type_ids,
         labels=labels,
     )
-    said.loss.backward()
-    scores = ours.lm_logits(ours(given).hidden.flatten(0, 1))
-    loss = scores.nll(labels.flatten()) / labels.numel()
-    loss.backward()
-    near(loss, said.loss)
-    gradients = {k: p.grad for k, p in ours.named_parameters() if p.grad is not None}
-    same_gradients(table.parameters(SMALL).to_hf(gradients), peer)
+    same_step(table, ours, mean_nll(ours, ours(given).hidden, labels), peer, said.loss)
 
 
 @pytest.mark.parity
@@ -193,7 +175,7 @@ def test_training_gives_the_same_gradients() -> None:
 def test_a_memory_is_theirs(memory: int | None) -> None:
     """Three segments in a row, with guesses in the last; `memory` slots are kept, or all."""
     peer = shake(Theirs(TheirConfig(**table.to_config(SMALL, None) | {"mem_len": memory})), by=0.2)
-    ours = load(peer)
+    ours = with_weights_of(peer, SMALL, table).eval()
     state, mems = KVCache(30), None
     for part in range(2):
         tokens = (ids(70, length=4) + part) % 70
@@ -221,11 +203,7 @@ def test_a_memory_is_theirs(memory: int | None) -> None:
 @pytest.mark.parity
 @pytest.mark.parametrize("name", list(PUBLISHED))
 def test_published_sizes_have_their_published_count(name: str) -> None:
-    config = FAMILY.sizes[name]
-    with hollow():
-        ours = config.build()
-        peer = Theirs(TheirConfig(**table.to_config(config, None)))
-    assert parameters(ours) == PUBLISHED[name] == sum(p.numel() for p in peer.parameters())
+    assert count_both(FAMILY.sizes[name], table, Theirs) == (PUBLISHED[name], PUBLISHED[name])
 
 
 @pytest.mark.parity

@@ -36,11 +36,11 @@ def test_a_head_has_the_bound_and_the_windows_of_the_network_below_it() -> None:
     assert config.max_length == 24 and config.pretrained is body
     assert model.pretrained is model.backbone and model.architecture == "decoder"
     assert attention_windows(nn.Sequential(model)) == (5,)
-    assert not pooling_of(body).bias and T5Config().network().pooling is None
+    assert not pooling_of(body).bias and T5Config().network.pooling is None
 
 
 def test_what_a_family_can_do_is_declared_on_its_network() -> None:
-    networks = {name: m.config("nano").network() for name, m in families().items()}
+    networks = {name: m.config("nano").network for name, m in families().items()}
     kinds: dict[str | None, set[str]] = {}
     for name, network in networks.items():
         assert issubclass(network, LanguageModel)

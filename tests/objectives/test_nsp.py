@@ -11,19 +11,16 @@ from kinfolk.data.datasets import PackedDataset
 from kinfolk.errors import UserError
 from kinfolk.objectives.nsp import IS_NEXT, NOT_NEXT, NSP
 from kinfolk.rng import Stream, generator
-
-TENS = range(20, 80, 10)  # the first token of each document; no two share one
+from support.sentence_pairs import TENS, drawn, sides, tens
 
 
 def nsp(special_tokens: Any, **settings: Any) -> NSP:
     return NSP(special_tokens=special_tokens, vocab_size=80, **settings)
 
 
-def tens() -> InMemoryDocuments:
-    """Six documents of ten tokens in sentences of three, four and three."""
-    return InMemoryDocuments.from_lists(
-        [[[t, t + 1, t + 2], [t + 3, t + 4, t + 5, t + 6], [t + 7, t + 8, t + 9]] for t in TENS]
-    )
+def sparse(special_tokens: Any) -> NSP:
+    """Mask one token of each pair."""
+    return nsp(special_tokens, max_length=32, mask_rate=0.01)
 
 
 class Rigged:
@@ -70,30 +67,15 @@ def test_sight_is_the_whole_pair(special_tokens: Any, ids: Any) -> None:
     assert batch.counts == {"mlm": 2, "nsp": 2}
 
 
-def drawn(special_tokens: Any, count: int = 2000) -> list[tuple[int, Any]]:
-    way, text = nsp(special_tokens, max_length=32, mask_rate=0.01), tens()
-    chunks = way.chunks(text)
-    return [
-        (i % 6, way.example(chunks[i % 6], generator(0, Stream.EXAMPLE, 0, i)))
-        for i in range(count)
-    ]
-
-
-def sides(example: Any) -> tuple[list[int], list[int]]:
-    ids = np.where(example.labels == IGNORE_INDEX, example.input_ids, example.labels)
-    ordinary = ids >= 20
-    return tuple(ids[ordinary & (example.token_type_ids == s)].tolist() for s in (0, 1))  # type: ignore[return-value]
-
-
 def test_half_of_the_pairs_are_strangers(special_tokens: Any) -> None:
-    verdicts = np.array([example.sequence_label for _, example in drawn(special_tokens)])
+    verdicts = np.array([example.sequence_label for _, example in drawn(sparse(special_tokens))])
     # Four standard deviations of a fair coin.
     assert abs((verdicts == NOT_NEXT).mean() - 0.5) < 4 * 0.5 / np.sqrt(len(verdicts))
 
 
 def test_a_stranger_comes_from_another_document_and_starts_a_sentence(special_tokens: Any) -> None:
     seen: set[int] = set()
-    for document, example in drawn(special_tokens):
+    for document, example in drawn(sparse(special_tokens)):
         first, second = sides(example)
         own = TENS[document]
         assert first == list(range(own, own + len(first))) and second
@@ -109,12 +91,12 @@ def test_a_stranger_comes_from_another_document_and_starts_a_sentence(special_to
 
 
 def test_pairs_are_split_where_a_sentence_ends(special_tokens: Any) -> None:
-    cuts = {len(sides(example)[0]) for _, example in drawn(special_tokens, 300)}
+    cuts = {len(sides(example)[0]) for _, example in drawn(sparse(special_tokens), 300)}
     assert cuts == {3, 7}
 
 
 def test_segments_count_the_marks_with_their_texts(special_tokens: Any) -> None:
-    for _, example in drawn(special_tokens, 50):
+    for _, example in drawn(sparse(special_tokens), 50):
         first, second = sides(example)
         assert example.token_type_ids.tolist() == [0] * (len(first) + 2) + [1] * (len(second) + 1)
         assert example.input_ids[0] == special_tokens.cls

@@ -10,19 +10,16 @@ from kinfolk.data.chunks import Chunk, InMemoryDocuments
 from kinfolk.errors import UserError
 from kinfolk.objectives.sop import IN_ORDER, SOP, SWAPPED, ngram_starts, sentence_chunks
 from kinfolk.rng import Stream, generator
-
-TENS = range(20, 80, 10)  # the first token of each document; no two share one
+from support.sentence_pairs import TENS, drawn, sides
 
 
 def sop(special_tokens: Any, **settings: Any) -> SOP:
     return SOP(special_tokens=special_tokens, vocab_size=80, **settings)
 
 
-def tens() -> InMemoryDocuments:
-    """Six documents of ten tokens in sentences of three, four and three."""
-    return InMemoryDocuments.from_lists(
-        [[[t, t + 1, t + 2], [t + 3, t + 4, t + 5, t + 6], [t + 7, t + 8, t + 9]] for t in TENS]
-    )
+def sparse(special_tokens: Any) -> SOP:
+    """Mask one token of each pair."""
+    return sop(special_tokens, max_length=32, mask_rate=0.01)
 
 
 class Rigged:
@@ -82,30 +79,15 @@ def test_sight_is_the_whole_pair(special_tokens: Any, ids: Any) -> None:
     assert batch.counts == {"mlm": 2, "sop": 2}
 
 
-def drawn(special_tokens: Any, count: int = 2000) -> list[tuple[int, Any]]:
-    way, text = sop(special_tokens, max_length=32, mask_rate=0.01), tens()
-    chunks = way.chunks(text)
-    return [
-        (i % 6, way.example(chunks[i % 6], generator(0, Stream.EXAMPLE, 0, i)))
-        for i in range(count)
-    ]
-
-
-def sides(example: Any) -> tuple[list[int], list[int]]:
-    ids = np.where(example.labels == IGNORE_INDEX, example.input_ids, example.labels)
-    ordinary = ids >= 20
-    return tuple(ids[ordinary & (example.token_type_ids == s)].tolist() for s in (0, 1))  # type: ignore[return-value]
-
-
 def test_half_of_the_pairs_are_swapped(special_tokens: Any) -> None:
-    verdicts = np.array([example.sequence_label for _, example in drawn(special_tokens)])
+    verdicts = np.array([example.sequence_label for _, example in drawn(sparse(special_tokens))])
     # Four standard deviations of a fair coin.
     assert abs((verdicts == SWAPPED).mean() - 0.5) < 4 * 0.5 / np.sqrt(len(verdicts))
 
 
 def test_both_sides_are_one_stretch_split_where_a_sentence_ends(special_tokens: Any) -> None:
     cuts = set()
-    for document, example in drawn(special_tokens, 300):
+    for document, example in drawn(sparse(special_tokens), 300):
         first, second = sides(example)[:: -1 if example.sequence_label == SWAPPED else 1]
         assert first + second == list(range(TENS[document], TENS[document] + 10))
         cuts.add(len(first))

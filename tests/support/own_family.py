@@ -7,7 +7,7 @@ from kinfolk.config import config, field
 from kinfolk.families.base import Family
 from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
 from kinfolk.nn.init import init_weights_
-from kinfolk.nn.language_model import LanguageModel, ModelConfig, Pooling
+from kinfolk.nn.language_model import LanguageModel, ModelConfig, Pooling, network_of
 from kinfolk.nn.layers import FeedForward
 from kinfolk.objectives.clm import CLM
 from kinfolk.training.config import TrainConfig
@@ -21,12 +21,8 @@ class OwnConfig(ModelConfig):
     hidden_size: int = field(default=16, ge=1, help="size of the hidden states")
     dropout: float = field(default=0.0, ge=0, lt=1, help="dropout rate")
 
-    @classmethod
-    def network(cls) -> type[LanguageModel]:
-        """Return the class of the network."""
-        return OwnModel
 
-
+@network_of(OwnConfig)
 class OwnModel(LanguageModel):
     """Token embeddings and a feed-forward layer."""
 

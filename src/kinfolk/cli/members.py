@@ -63,12 +63,12 @@ def members(
 
 def print_sizes(name: str, *, json: bool) -> None:
     """Print the sizes of a family with their parameter counts and dimensions."""
-    from kinfolk.families import family
+    from kinfolk.families import IndexEntry, family
 
     chosen = family(name)
     counts = {size: parameter_count(config) for size, config in chosen.sizes.items()}
     if json:
-        print_json({**asdict(chosen.entry), "parameters": counts})
+        print_json({**asdict(IndexEntry.of(chosen)), "parameters": counts})
         return
     print_facts(
         [

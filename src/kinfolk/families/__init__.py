@@ -1,17 +1,69 @@
-"""The registry of families: names without importing torch, and one file imported for one family."""
+"""The registry of families: an index that needs no torch, and one file imported for one family."""
 
+import json
+from dataclasses import asdict, dataclass
+from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
-from kinfolk.families.entries import IndexEntry, read_index
 
 if TYPE_CHECKING:
     from kinfolk.families.base import Family
     from kinfolk.nn.language_model import LanguageModel, ModelConfig
 
+INDEX_FILE = Path(__file__).with_name("index.json")
 _loaded: dict[str, "Family"] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexEntry:
+    """A family's line in the index."""
+
+    name: str
+    title: str
+    paper: str
+    year: int
+    architecture: str
+    objectives: tuple[str, ...]
+    sizes: tuple[str, ...]
+    capabilities: tuple[str, ...]
+    model_type: str | None  # of transformers
+
+    @classmethod
+    def of(cls, family: "Family") -> "IndexEntry":
+        """Return the line of a family."""
+        return cls(
+            name=family.name,
+            title=family.title,
+            paper=family.paper,
+            year=family.year,
+            architecture=family.architecture,
+            objectives=tuple(family.objectives),
+            sizes=tuple(family.sizes),
+            capabilities=family.capabilities,
+            model_type=None if family.hf is None else family.hf.model_type,
+        )
+
+
+@cache
+def read_index() -> dict[str, IndexEntry]:
+    """Return the families of the package, the oldest first."""
+    rows: list[dict[str, Any]] = json.loads(INDEX_FILE.read_text(encoding="utf-8"))
+    entries = {}
+    for row in rows:
+        lists: dict[str, Any] = {k: tuple(v) for k, v in row.items() if isinstance(v, list)}
+        entries[row["name"]] = IndexEntry(**row | lists)
+    return entries
+
+
+def index_text(families: "list[Family]") -> str:
+    """Return the contents of index.json: one family per line, the oldest first."""
+    rows = sorted(families, key=lambda family: (family.year, family.name))
+    lines = [json.dumps(asdict(IndexEntry.of(row)), ensure_ascii=False) for row in rows]
+    return "[\n" + ",\n".join(lines) + "\n]\n"
 
 
 def register(family: "Family") -> "Family":
@@ -25,7 +77,7 @@ def register(family: "Family") -> "Family":
 
 def index() -> dict[str, IndexEntry]:
     """Return the index entry of every family, baselines included; imports no family."""
-    return read_index() | {name: family.entry for name, family in _loaded.items()}
+    return read_index() | {name: IndexEntry.of(family) for name, family in _loaded.items()}
 
 
 def family(name: str) -> "Family":

@@ -3,8 +3,8 @@
 import pkgutil
 from importlib import import_module
 
+from kinfolk.families import INDEX_FILE, index_text
 from kinfolk.families.base import Family
-from kinfolk.families.entries import INDEX_FILE, index_text
 
 
 def package_families() -> list[Family]:
@@ -15,4 +15,4 @@ def package_families() -> list[Family]:
 
 
 if __name__ == "__main__":
-    INDEX_FILE.write_text(index_text([f.entry for f in package_families()]), encoding="utf-8")
+    INDEX_FILE.write_text(index_text(package_families()), encoding="utf-8")

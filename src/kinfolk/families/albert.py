@@ -5,6 +5,7 @@ so a wide network has few parameters. Layers may also share in groups, or only o
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -14,14 +15,13 @@ from kinfolk.attention_mask import AttentionBackend
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config, field
 from kinfolk.errors import UserError
-from kinfolk.families.base import Family, HuggingFace, hf_heads
-from kinfolk.families.bert import EMBEDDING_STD, FIELDS, BertEmbeddings, embedding_rules
+from kinfolk.families.base import Family, HuggingFace, hf_heads, mimetic_sizes
+from kinfolk.families.bert import FIELDS, BertConfig, BertEmbeddings, embedding_rules
+from kinfolk.families.bert import PAPER_TRAINING as BERT_TRAINING
 from kinfolk.families.mapping import ParameterMap, ParameterRule, module
-from kinfolk.families.sizes import standard_sizes
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.embeddings import MaskedLMHead
-from kinfolk.nn.init import init_weights_, mimetic_init_
-from kinfolk.nn.language_model import LanguageModel, ModelConfig, Pooling, SharedLayers, model_field
+from kinfolk.nn.language_model import Pooling, SharedLayers, model_field, network_of
 from kinfolk.nn.layers import FeedForward, PostNorm
 from kinfolk.objectives.mlm import MLM
 from kinfolk.objectives.sop import SOP
@@ -32,12 +32,11 @@ Shared = Literal["all", "attention", "feed", "none"]
 
 
 @config("albert")
-class AlbertConfig(ModelConfig):
+class AlbertConfig(BertConfig):
     """The published base model of version 2 by default."""
 
     vocab_size: int = model_field("vocab_size", 30000)
     embedding_size: int = model_field("embedding_size", 128)
-    hidden_size: int = model_field("hidden_size", 768)
     num_layers: int = field(
         default=12, ge=1, help="number of times that a group of layers is applied"
     )
@@ -50,17 +49,10 @@ class AlbertConfig(ModelConfig):
     inner_group_num: int = field(
         default=1, ge=1, help="number of layers in a group, each with weights of its own"
     )
-    num_heads: int = model_field("num_heads", 12)
-    intermediate_size: int | None = model_field("intermediate_size", None)
-    max_length: int = model_field("max_length", 512)
-    type_vocab_size: int = model_field("type_vocab_size", 2)
     activation: str = model_field("activation", "gelu_new")
     # Version 2 was trained without dropout.
     dropout: float = model_field("dropout", 0.0)
     attention_dropout: float = model_field("attention_dropout", 0.0)
-    layer_norm_eps: float = model_field("layer_norm_eps", 1e-12)
-    init_std: float = model_field("init_std", 0.02)
-    mimetic_init: bool = model_field("mimetic_init", False)
 
     def __post_init__(self) -> None:
         if self.num_hidden_groups > self.num_layers:
@@ -68,11 +60,6 @@ class AlbertConfig(ModelConfig):
                 f"model.num_hidden_groups={self.num_hidden_groups} is more than "
                 f"model.num_layers={self.num_layers}: lower model.num_hidden_groups"
             )
-
-    @classmethod
-    def network(cls) -> type[LanguageModel]:
-        """Return the class of the network."""
-        return Albert
 
     def layer_modules(self) -> list[tuple[int, int]]:
         """Return the indices of the attention and the feed-forward module of each layer."""
@@ -114,6 +101,7 @@ class AlbertLayers(SharedLayers):
         return x
 
 
+@network_of(AlbertConfig)
 class Albert(BertEmbeddings):
     """Small embeddings and their projection, shared layers, and two heads."""
 
@@ -131,9 +119,7 @@ class Albert(BertEmbeddings):
         )
         self.pooler = nn.Linear(c.hidden_size, c.hidden_size)
         self.seq_relationship = nn.Linear(c.hidden_size, 2)
-        init_weights_(self, std=c.init_std, embedding_std=EMBEDDING_STD)
-        if c.mimetic_init:
-            mimetic_init_(self.layers, self.position_embeddings, std=EMBEDDING_STD)
+        self.init_weights()
 
     def forward(self, inputs: Inputs) -> Output:
         x = self.embedding_projection(self.embed(inputs))
@@ -228,20 +214,16 @@ PUBLISHED = {
     "albert-xlarge-v2": AlbertConfig(hidden_size=2048, num_layers=24, num_heads=16),
     "albert-xxlarge-v2": AlbertConfig(hidden_size=4096, num_layers=12, num_heads=64),
 }
-# Section 4.1 (steps, batch, rate), and the released code (warmup, weight decay).
+# Section 4.1 (steps, batch, rate), and the released code (warmup, and the rest as BERT).
 # Deviation: the paper uses LAMB, which is AdamW with the step of each tensor scaled by its norm. Of
 # the optimizers here, `adamw_rms` scales in this way.
-PAPER_TRAINING = TrainConfig(
+PAPER_TRAINING = replace(
+    BERT_TRAINING,
     steps=125_000,
     batch_size=4096,
     optimizer="adamw_rms",
     lr=1.76e-3,
     warmup=3125,
-    schedule="linear",
-    min_lr_ratio=0.0,
-    weight_decay=0.01,
-    betas=(0.9, 0.999),
-    eps=1e-6,
 )
 
 FAMILY = Family(
@@ -250,15 +232,10 @@ FAMILY = Family(
     paper="Lan et al. 2019",
     year=2019,
     model=Albert,
-    # Deviation: the standard sizes start as BERT's do. The embeddings of small ones have half the
-    # hidden size, where 128 would be no smaller than it.
-    sizes=standard_sizes(
-        AlbertConfig,
-        lambda size: {
-            "embedding_size": min(128, size.hidden_size // 2),
-            "init_std": size.hidden_size**-0.5,
-        },
-        mimetic_init=True,
+    # Deviation: the embeddings of small standard sizes have half the hidden size, where 128 would
+    # be no smaller than it.
+    sizes=mimetic_sizes(
+        AlbertConfig, lambda size: {"embedding_size": min(128, size.hidden_size // 2)}
     )
     | PUBLISHED,
     objectives={"sop": SOP, "mlm": MLM},

@@ -1,20 +1,87 @@
-"""A family of language models as one value: network, sizes, objectives, settings, Hugging Face."""
+"""A family of language models as one value: network, sizes, objectives, settings, Hugging Face.
+
+All families have the same standard sizes, so that a comparison at one size is fair.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
 from kinfolk.config import did_you_mean, type_name
 from kinfolk.errors import UserError
-from kinfolk.families.entries import IndexEntry
-from kinfolk.families.mapping import ParameterMap, from_hf_fields, require, to_hf_fields
+from kinfolk.families.mapping import ParameterMap, require
 from kinfolk.nn.language_model import LanguageModel, ModelConfig
 from kinfolk.text.tokenizer import SpecialTokens
 from kinfolk.training.config import TrainConfig
 
+Config = TypeVar("Config")
 SEQUENCE_SUMMARY = "sequence_summary.summary"  # transformers' pooling layer of ELECTRA and XLNet
+
+
+class Size(NamedTuple):
+    """Hidden size, layers and attention heads of a standard size."""
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+
+
+# From tiny to base: the published small BERTs (Turc et al. 2019, table 1).
+STANDARD_SIZES = {
+    "nano": Size(64, 2, 2),
+    "tiny": Size(128, 2, 2),
+    "mini": Size(256, 4, 4),
+    "small": Size(512, 4, 8),
+    "medium": Size(512, 8, 8),
+    "base": Size(768, 12, 12),
+    "large": Size(1024, 24, 16),
+}
+
+
+def no_fields(*_: Any) -> dict[str, Any]:
+    """Add nothing to a config."""
+    return {}
+
+
+def standard_sizes(
+    config: Callable[..., Config],
+    by_size: Callable[[Size], dict[str, Any]] = no_fields,
+    /,
+    **fields: Any,
+) -> dict[str, Config]:
+    """Return the config of every standard size, with fields that are the same for all or follow it.
+
+    `standard_sizes(GPT2Config, dropout=0.0)`, or with a function of the size:
+    `standard_sizes(GPT3Config, lambda size: {"attention_window": size.hidden_size // 4})`.
+    """
+    return {
+        name: config(**size._asdict(), **fields, **by_size(size))
+        for name, size in STANDARD_SIZES.items()
+    }
+
+
+def mimetic_sizes(
+    config: Callable[..., Config],
+    by_size: Callable[[Size], dict[str, Any]] = no_fields,
+    /,
+    **fields: Any,
+) -> dict[str, Config]:
+    """Return the standard sizes with mimetic initialisation and without dropout.
+
+    Deviation: with larger initial matrices and initial attention to neighbouring tokens, small
+    models with bidirectional attention learn much sooner. They see each text about once, so they
+    need no dropout.
+    """
+    return standard_sizes(
+        config,
+        lambda size: {"init_std": size.hidden_size**-0.5, **by_size(size)},
+        dropout=0.0,
+        attention_dropout=0.0,
+        mimetic_init=True,
+        **fields,
+    )
 
 
 @dataclass(frozen=True)
@@ -39,11 +106,6 @@ def hf_heads(name: str, text: tuple[str, ...], choice: tuple[str, ...]) -> dict[
         "span": HFHead(f"{name}ForQuestionAnswering", "qa_outputs"),
         "choice": HFHead(f"{name}ForMultipleChoice", *choice),
     }
-
-
-def no_fields(*_: Any) -> dict[str, Any]:
-    """Add nothing to a config."""
-    return {}
 
 
 def same_tensors(_: Mapping[str, Any], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -89,7 +151,7 @@ class HuggingFace:
         )
         return {
             "architectures": [self.architecture],
-            **to_hf_fields(c, self.fields),
+            **{theirs: getattr(c, ours) for ours, theirs in self.fields.items()},
             **inner,
             **self.to_extra(c, special_tokens),
             **{
@@ -102,8 +164,8 @@ class HuggingFace:
         """Return our config of the network that a config.json describes."""
         data = {**self.defaults, **data}
         require(data, **self.required)
-        values = from_hf_fields(data, self.fields) | self.from_extra(data)
-        c: Any = self.config(**values)
+        copies = {ours: data[theirs] for ours, theirs in self.fields.items() if theirs in data}
+        c: Any = self.config(**copies | self.from_extra(data))
         if self.intermediate_size in data and data[self.intermediate_size] != 4 * c.hidden_size:
             return c.with_fields(intermediate_size=data[self.intermediate_size])
         return c
@@ -175,21 +237,6 @@ class Family:
     def frame(self) -> str | None:
         """The special tokens around the texts of a task."""
         return self.template or self.task_template
-
-    @property
-    def entry(self) -> IndexEntry:
-        """Its line in the index."""
-        return IndexEntry(
-            name=self.name,
-            title=self.title,
-            paper=self.paper,
-            year=self.year,
-            architecture=self.architecture,
-            objectives=tuple(self.objectives),
-            sizes=tuple(self.sizes),
-            capabilities=self.capabilities,
-            model_type=None if self.hf is None else self.hf.model_type,
-        )
 
     def objective(self, name: str | None = None) -> type[Any]:
         """Return an objective by its name; by default the first."""

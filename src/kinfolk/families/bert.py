@@ -11,13 +11,19 @@ from torch import Tensor, nn
 
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config
-from kinfolk.families.base import Family, HuggingFace, hf_heads
+from kinfolk.families.base import Family, HuggingFace, hf_heads, mimetic_sizes
 from kinfolk.families.mapping import ParameterMap, ParameterRule, module, per_layer
-from kinfolk.families.sizes import standard_sizes
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.embeddings import LinearLogits, MaskedLMHead, TokenEmbedding
 from kinfolk.nn.init import init_weights_, mimetic_init_
-from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling, model_field
+from kinfolk.nn.language_model import (
+    LanguageModel,
+    LayerStack,
+    ModelConfig,
+    Pooling,
+    model_field,
+    network_of,
+)
 from kinfolk.nn.layers import FeedForward, PostNorm, TransformerLayer
 from kinfolk.objectives.mlm import MLM
 from kinfolk.objectives.nsp import NSP
@@ -44,11 +50,6 @@ class BertConfig(ModelConfig):
     layer_norm_eps: float = model_field("layer_norm_eps", 1e-12)
     init_std: float = model_field("init_std", 0.02)
     mimetic_init: bool = model_field("mimetic_init", False)
-
-    @classmethod
-    def network(cls) -> type[LanguageModel]:
-        """Return the class of the network."""
-        return Bert
 
 
 def encoder_layer(c: BertConfig) -> TransformerLayer:
@@ -96,9 +97,33 @@ class BertEmbeddings(LanguageModel):
         """Return the logits of masked tokens."""
         return self.token_embeddings.lm_logits(self.mlm_head(hidden), self.mlm_head.bias)
 
+    def init_weights(self) -> None:
+        """Draw the initial weights of all parts."""
+        init_weights_(self, std=self.config.init_std, embedding_std=EMBEDDING_STD)
+        if self.config.mimetic_init:
+            mimetic_init_(self, self.position_embeddings, std=EMBEDDING_STD)
 
-class Bert(BertEmbeddings):
-    """Embeddings, a stack of layers, and two heads: masked tokens and next sentence."""
+
+class BertEncoder(BertEmbeddings):
+    """Embeddings, a stack of layers, and a head for masked tokens."""
+
+    def __init__(self, c: BertConfig, *, head_activation: str, first_position: int = 0) -> None:
+        super().__init__(c, c.hidden_size, first_position=first_position)
+        self.layers = LayerStack(encoder_layer(c) for _ in range(c.num_layers))
+        self.mlm_head = MaskedLMHead(
+            c.hidden_size, c.hidden_size, c.vocab_size, head_activation, c.layer_norm_eps
+        )
+
+    def forward(self, inputs: Inputs) -> Output:
+        x, attend = self.embed(inputs), self.attention_fn(inputs)
+        for layer in self.layers:
+            x = layer(x, attend)
+        return Output(x)
+
+
+@network_of(BertConfig)
+class Bert(BertEncoder):
+    """BERT's encoder with a second head: next sentence."""
 
     config: BertConfig
     pooling = Pooling(token="first", pooler=True)
@@ -106,22 +131,10 @@ class Bert(BertEmbeddings):
     pooling_only = ("pooler",)
 
     def __init__(self, c: BertConfig) -> None:
-        super().__init__(c, c.hidden_size)
-        self.layers = LayerStack(encoder_layer(c) for _ in range(c.num_layers))
-        self.mlm_head = MaskedLMHead(
-            c.hidden_size, c.hidden_size, c.vocab_size, c.activation, c.layer_norm_eps
-        )
+        super().__init__(c, head_activation=c.activation)
         self.pooler = nn.Linear(c.hidden_size, c.hidden_size)
         self.seq_relationship = nn.Linear(c.hidden_size, 2)
-        init_weights_(self, std=c.init_std, embedding_std=EMBEDDING_STD)
-        if c.mimetic_init:
-            mimetic_init_(self.layers, self.position_embeddings, std=EMBEDDING_STD)
-
-    def forward(self, inputs: Inputs) -> Output:
-        x, attend = self.embed(inputs), self.attention_fn(inputs)
-        for layer in self.layers:
-            x = layer(x, attend)
-        return Output(x)
+        self.init_weights()
 
     def pool(self, hidden: Tensor) -> Tensor:
         """Return a vector of the text from the hidden state of its first token."""
@@ -232,16 +245,7 @@ FAMILY = Family(
     paper="Devlin et al. 2018",
     year=2018,
     model=Bert,
-    # Deviation: the standard sizes train without dropout, as they see each text about once. Larger
-    # initial matrices and attention to neighbouring tokens make small models learn much sooner.
-    sizes=standard_sizes(
-        BertConfig,
-        lambda size: {"init_std": size.hidden_size**-0.5},
-        dropout=0.0,
-        attention_dropout=0.0,
-        mimetic_init=True,
-    )
-    | PUBLISHED,
+    sizes=mimetic_sizes(BertConfig) | PUBLISHED,
     objectives={"nsp": NSP, "mlm": MLM, "unilm": UniLM},
     training=TrainConfig(lr=1e-3, warmup=200, betas=(0.9, 0.999)),
     paper_training=dict.fromkeys(PUBLISHED, PAPER_TRAINING),

@@ -15,11 +15,17 @@ from torch.nn.utils.rnn import PackedSequence
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config, field
 from kinfolk.errors import UserError
-from kinfolk.families.base import Family
-from kinfolk.families.sizes import STANDARD_SIZES
+from kinfolk.families.base import STANDARD_SIZES, Family
 from kinfolk.nn.embeddings import TokenEmbedding
 from kinfolk.nn.init import init_weights_
-from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling, model_field
+from kinfolk.nn.language_model import (
+    LanguageModel,
+    LayerStack,
+    ModelConfig,
+    Pooling,
+    model_field,
+    network_of,
+)
 
 
 @config("bilstm")
@@ -39,12 +45,8 @@ class BiLSTMConfig(ModelConfig):
                 f"model.hidden_size={self.hidden_size} must be even: each direction has half of it"
             )
 
-    @classmethod
-    def network(cls) -> type[LanguageModel]:
-        """Return the class of the network."""
-        return BiLSTM
 
-
+@network_of(BiLSTMConfig)
 class BiLSTM(LanguageModel):
     """Token embeddings and bidirectional LSTM layers; the orders of the mask have no effect."""
 

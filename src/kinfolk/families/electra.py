@@ -15,7 +15,7 @@ from kinfolk.attention_mask import AttentionBackend
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config, field
 from kinfolk.errors import UserError
-from kinfolk.families.base import SEQUENCE_SUMMARY, Family, HuggingFace, hf_heads
+from kinfolk.families.base import SEQUENCE_SUMMARY, Family, HuggingFace, hf_heads, mimetic_sizes
 from kinfolk.families.bert import (
     EMBEDDING_STD,
     FIELDS,
@@ -26,37 +26,26 @@ from kinfolk.families.bert import (
     encoder_layer,
     layer_rules,
 )
+from kinfolk.families.bert import PAPER_TRAINING as BERT_TRAINING
 from kinfolk.families.mapping import ParameterMap, ParameterRule, module, require
-from kinfolk.families.sizes import standard_sizes
 from kinfolk.nn.embeddings import MaskedLMHead
 from kinfolk.nn.init import init_weights_, mimetic_init_
-from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling, model_field
+from kinfolk.nn.language_model import LayerStack, Pooling, model_field, network_of
 from kinfolk.nn.layers import get_activation
 from kinfolk.objectives.rtd import RTD
 from kinfolk.training.config import TrainConfig
 
 
 @config("electra")
-class ElectraConfig(ModelConfig):
+class ElectraConfig(BertConfig):
     """The published small model by default; the sizes are the discriminator's."""
 
-    vocab_size: int = model_field("vocab_size", 30522)
     embedding_size: int = model_field("embedding_size", 128)
     hidden_size: int = field(default=256, ge=1, help="size of the discriminator's hidden states")
-    num_layers: int = model_field("num_layers", 12)
     num_heads: int = model_field("num_heads", 4)
-    intermediate_size: int | None = model_field("intermediate_size", None)
     generator_size: float = field(
         default=0.25, gt=0, help="size of the generator as a fraction of the discriminator's"
     )
-    max_length: int = model_field("max_length", 512)
-    type_vocab_size: int = model_field("type_vocab_size", 2)
-    activation: str = model_field("activation", "gelu")
-    dropout: float = model_field("dropout", 0.1)
-    attention_dropout: float = model_field("attention_dropout", 0.1)
-    layer_norm_eps: float = model_field("layer_norm_eps", 1e-12)
-    init_std: float = model_field("init_std", 0.02)
-    mimetic_init: bool = model_field("mimetic_init", False)
 
     def __post_init__(self) -> None:
         hidden_size = round(self.generator_size * self.hidden_size)
@@ -67,11 +56,6 @@ class ElectraConfig(ModelConfig):
                 f"{hidden_size} with {num_heads} heads, which do not divide it: use another "
                 "fraction, such as 0.25 or 0.5"
             )
-
-    @classmethod
-    def network(cls) -> type[LanguageModel]:
-        """Return the class of the network."""
-        return Electra
 
     def encoder_config(self, scale: float = 1.0) -> BertConfig:
         """Return the sizes of a stack of layers: the discriminator's, or a fraction of it."""
@@ -119,6 +103,7 @@ class DiscriminatorHead(nn.Module):
         return self.out(self.activation(self.dense(hidden)))[..., 0]
 
 
+@network_of(ElectraConfig)
 class Electra(BertEmbeddings):
     """Embeddings that a generator and a discriminator share, each with its head."""
 
@@ -136,10 +121,10 @@ class Electra(BertEmbeddings):
         )
         self.discriminator = Encoder(c.encoder_config(), c.embedding_size)
         self.discriminator_head = DiscriminatorHead(c)
-        init_weights_(self, std=c.init_std, embedding_std=EMBEDDING_STD)
+        self.init_weights()
         if c.mimetic_init:
             init_weights_(self.generator, std=small.hidden_size**-0.5)
-            mimetic_init_(self, self.position_embeddings, std=EMBEDDING_STD)
+            mimetic_init_(self.generator, self.position_embeddings, std=EMBEDDING_STD)
 
     def forward(self, inputs: Inputs) -> Output:
         return Output(self.discriminator(self.embed(inputs), self.attention_fn(inputs)))
@@ -236,18 +221,7 @@ def from_extra(data: Mapping[str, Any]) -> dict[str, Any]:
     return {"generator_size": scale}
 
 
-# Table 6.
-PAPER_TRAINING = TrainConfig(
-    steps=1_000_000,
-    batch_size=128,
-    lr=5e-4,
-    warmup=10_000,
-    schedule="linear",
-    min_lr_ratio=0.0,
-    weight_decay=0.01,
-    betas=(0.9, 0.999),
-    eps=1e-6,
-)
+PAPER_TRAINING = replace(BERT_TRAINING, batch_size=128, lr=5e-4)  # table 6
 
 FAMILY = Family(
     name="electra",
@@ -255,18 +229,10 @@ FAMILY = Family(
     paper="Clark et al. 2020",
     year=2020,
     model=Electra,
-    # Deviation: the standard sizes train without dropout and start as BERT's do. Their generators
-    # have half the size of their discriminators, the upper end of what works best (section 3.2).
-    sizes=standard_sizes(
-        ElectraConfig,
-        lambda size: {
-            "embedding_size": size.hidden_size,
-            "init_std": size.hidden_size**-0.5,
-        },
-        generator_size=0.5,
-        dropout=0.0,
-        attention_dropout=0.0,
-        mimetic_init=True,
+    # Deviation: the generators of the standard sizes have half the size of their discriminators,
+    # the upper end of what works best (section 3.2).
+    sizes=mimetic_sizes(
+        ElectraConfig, lambda size: {"embedding_size": size.hidden_size}, generator_size=0.5
     )
     | {
         "electra-small": ElectraConfig(),

@@ -10,12 +10,11 @@ from torch import Tensor, nn
 
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config
-from kinfolk.families.base import Family
+from kinfolk.families.base import Family, mimetic_sizes
+from kinfolk.families.gpt import GPTDecoder
 from kinfolk.families.gpt2 import GPT2Config, decoder_layer
-from kinfolk.families.sizes import standard_sizes
-from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
 from kinfolk.nn.init import init_weights_, mimetic_init_, scale_residual_init_
-from kinfolk.nn.language_model import LanguageModel, LayerStack, Pooling, model_field
+from kinfolk.nn.language_model import LayerStack, Pooling, model_field, network_of
 from kinfolk.objectives.blank_infilling import BlankInfilling
 from kinfolk.training.config import TrainConfig
 
@@ -32,29 +31,19 @@ class GLMConfig(GPT2Config):
     init_std: float = model_field("init_std", 0.02)
     mimetic_init: bool = model_field("mimetic_init", False)
 
-    @classmethod
-    def network(cls) -> type[LanguageModel]:
-        """Return the class of the network."""
-        return GLM
 
-
-class GLM(LanguageModel):
+@network_of(GLMConfig)
+class GLM(GPTDecoder):
     """Token and two position embeddings, a stack of layers and a norm; the output layer is tied."""
 
     config: GLMConfig
-    token_embeddings: TokenEmbedding
-    architecture = "decoder"
     decoding = "infilling"
     can_fill = True
     pooling = Pooling(token="first", activation="tanh")
 
     def __init__(self, c: GLMConfig) -> None:
-        super().__init__()
-        self.config = c
-        self.token_embeddings = TokenEmbedding(c.vocab_size, c.hidden_size)
-        self.position_embeddings = nn.Embedding(c.max_length, c.hidden_size)
+        super().__init__(c)
         self.block_position_embeddings = nn.Embedding(c.max_length, c.hidden_size)
-        self.dropout = nn.Dropout(c.dropout)
         self.layers = LayerStack(decoder_layer(c) for _ in range(c.num_layers))
         self.final_norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps)
         init_weights_(self, std=c.init_std, embedding_std=EMBEDDING_STD)
@@ -62,22 +51,17 @@ class GLM(LanguageModel):
         if c.mimetic_init:
             mimetic_init_(self.layers, self.position_embeddings, std=EMBEDDING_STD)
 
-    def forward(self, inputs: Inputs) -> Output:
+    def embed(self, inputs: Inputs) -> Tensor:
+        """Return the sum of the embeddings: (batch, length, hidden_size)."""
         block_position_ids = (
             torch.zeros_like(inputs.input_ids)
             if inputs.block_position_ids is None
             else inputs.block_position_ids
         )
-        x = self.token_embeddings(inputs.input_ids) + self.position_embeddings(inputs.position_ids)
-        x = self.dropout(x + self.block_position_embeddings(block_position_ids))
-        attend = self.attention_fn(inputs)
-        for i, layer in enumerate(self.layers):
-            x = layer(x, attend, inputs.cache, i)
-        return Output(self.final_norm(x), inputs.cache)
+        return super().embed(inputs) + self.block_position_embeddings(block_position_ids)
 
-    def lm_logits(self, hidden: Tensor) -> LinearLogits:
-        """Return the logits of the next token of a blank."""
-        return self.token_embeddings.lm_logits(hidden)
+    def forward(self, inputs: Inputs) -> Output:
+        return Output(self.final_norm(self.run_layers(inputs)), inputs.cache)
 
 
 PUBLISHED = {
@@ -110,16 +94,7 @@ FAMILY = Family(
     paper="Du et al. 2021",
     year=2021,
     model=GLM,
-    # Deviation: the standard sizes train without dropout, as one pass needs none, and start
-    # as BERT's do: with larger matrices and attention to neighbouring tokens.
-    sizes=standard_sizes(
-        GLMConfig,
-        lambda size: {"init_std": size.hidden_size**-0.5},
-        dropout=0.0,
-        attention_dropout=0.0,
-        mimetic_init=True,
-    )
-    | PUBLISHED,
+    sizes=mimetic_sizes(GLMConfig) | PUBLISHED,
     objectives={"blanks": BlankInfilling},
     training=TrainConfig(lr=1e-3, warmup=200),
     paper_training=dict.fromkeys(PUBLISHED, PAPER_TRAINING),

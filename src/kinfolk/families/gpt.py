@@ -13,13 +13,20 @@ from torch import Tensor, nn
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config
 from kinfolk.errors import UserError
-from kinfolk.families.base import Family, HFHead, HuggingFace
+from kinfolk.families.base import Family, HFHead, HuggingFace, standard_sizes
 from kinfolk.families.mapping import ParameterMap, ParameterRule, module, per_layer
-from kinfolk.families.sizes import standard_sizes
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
 from kinfolk.nn.init import init_weights_
-from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling, model_field
+from kinfolk.nn.language_model import (
+    Decoding,
+    LanguageModel,
+    LayerStack,
+    ModelConfig,
+    Pooling,
+    model_field,
+    network_of,
+)
 from kinfolk.nn.layers import FeedForward, PostNorm, TransformerLayer
 from kinfolk.objectives.clm import CLM
 from kinfolk.text.tokenizer import SpecialTokens
@@ -42,11 +49,6 @@ class GPTConfig(ModelConfig):
     # Radford et al. 2018, section 4.1.
     init_std: float = model_field("init_std", 0.02)
 
-    @classmethod
-    def network(cls) -> type[LanguageModel]:
-        """Return the class of the network."""
-        return GPT
-
 
 def decoder_layer(c: GPTConfig) -> TransformerLayer:
     """Return a layer: causal self-attention and feed-forward, each followed by a norm."""
@@ -59,57 +61,84 @@ def decoder_layer(c: GPTConfig) -> TransformerLayer:
     )
 
 
-class GPT(LanguageModel):
-    """Token and position embeddings and a stack of layers; the output layer is tied."""
+class GPTDecoder(LanguageModel):
+    """The parts of GPT, GPT-2 and GLM: token and position embeddings, layers, a tied output layer.
 
-    config: GPTConfig
+    A subclass adds its layers.
+    """
+
     token_embeddings: TokenEmbedding
+    layers: LayerStack
     architecture = "decoder"
-    decoding = "causal"
+    decoding: Decoding | None = "causal"
     pooling = Pooling(token="last", bias=False)
 
-    def __init__(self, c: GPTConfig) -> None:
+    def __init__(self, c: Any) -> None:
         super().__init__()
         self.config = c
         self.token_embeddings = TokenEmbedding(c.vocab_size, c.hidden_size)
         self.position_embeddings = nn.Embedding(c.max_length, c.hidden_size)
         self.dropout = nn.Dropout(c.dropout)
-        self.layers = LayerStack(decoder_layer(c) for _ in range(c.num_layers))
-        init_weights_(self, std=c.init_std)
 
-    def forward(self, inputs: Inputs) -> Output:
-        x = self.token_embeddings(inputs.input_ids) + self.position_embeddings(inputs.position_ids)
-        x, attend = self.dropout(x), self.attention_fn(inputs)
+    def embed(self, inputs: Inputs) -> Tensor:
+        """Return the sum of the embeddings: (batch, length, hidden_size)."""
+        return self.token_embeddings(inputs.input_ids) + self.position_embeddings(
+            inputs.position_ids
+        )
+
+    def run_layers(self, inputs: Inputs) -> Tensor:
+        """Return the output of the last layer: (batch, length, hidden_size)."""
+        x, attend = self.dropout(self.embed(inputs)), self.attention_fn(inputs)
         for i, layer in enumerate(self.layers):
             x = layer(x, attend, inputs.cache, i)
-        return Output(x, inputs.cache)
+        return x
 
     def lm_logits(self, hidden: Tensor) -> LinearLogits:
         """Return the logits of the next token."""
         return self.token_embeddings.lm_logits(hidden)
 
 
-def parameters(c: GPTConfig) -> ParameterMap:
-    """Map the parameters to those of transformers, whose Conv1D is a transposed linear layer."""
+@network_of(GPTConfig)
+class GPT(GPTDecoder):
+    """Token and position embeddings and a stack of layers; the output layer is tied."""
+
+    config: GPTConfig
+
+    def __init__(self, c: GPTConfig) -> None:
+        super().__init__(c)
+        self.layers = LayerStack(decoder_layer(c) for _ in range(c.num_layers))
+        init_weights_(self, std=c.init_std)
+
+    def forward(self, inputs: Inputs) -> Output:
+        return Output(self.run_layers(inputs), inputs.cache)
+
+
+def layer_rules(num_layers: int) -> list[ParameterRule]:
+    """Map the layers of GPT and GPT-2; Conv1D of transformers is a transposed linear layer."""
     conv1d = partial(module, transposed=True)
     ours, theirs = "layers.{i}", "transformer.h.{i}"
+    return per_layer(
+        num_layers,
+        [
+            *conv1d(f"{ours}.self_attention.sublayer.qkv_proj", f"{theirs}.attn.c_attn"),
+            *conv1d(f"{ours}.self_attention.sublayer.out_proj", f"{theirs}.attn.c_proj"),
+            *module(f"{ours}.self_attention.norm", f"{theirs}.ln_1"),
+            *conv1d(f"{ours}.feed_forward.sublayer.up_proj", f"{theirs}.mlp.c_fc"),
+            *conv1d(f"{ours}.feed_forward.sublayer.down_proj", f"{theirs}.mlp.c_proj"),
+            *module(f"{ours}.feed_forward.norm", f"{theirs}.ln_2"),
+        ],
+    )
+
+
+def parameters(c: GPTConfig) -> ParameterMap:
+    """Map the parameters to those of transformers."""
     embeddings = "transformer.tokens_embed.weight"
     return ParameterMap(
         base_model_prefix="transformer.",
         rules=[
             ParameterRule("token_embeddings.weight", (embeddings,), vocab_rows=c.vocab_size),
             *module("position_embeddings", "transformer.positions_embed", bias=False),
-            *per_layer(
-                c.num_layers,
-                [
-                    *conv1d(f"{ours}.self_attention.sublayer.qkv_proj", f"{theirs}.attn.c_attn"),
-                    *conv1d(f"{ours}.self_attention.sublayer.out_proj", f"{theirs}.attn.c_proj"),
-                    *module(f"{ours}.self_attention.norm", f"{theirs}.ln_1"),
-                    *conv1d(f"{ours}.feed_forward.sublayer.up_proj", f"{theirs}.mlp.c_fc"),
-                    *conv1d(f"{ours}.feed_forward.sublayer.down_proj", f"{theirs}.mlp.c_proj"),
-                    *module(f"{ours}.feed_forward.norm", f"{theirs}.ln_2"),
-                ],
-            ),
+            *layer_rules(c.num_layers),
         ],
         aliases={"lm_head.weight": embeddings},
         # The causal mask and the positions were buffers once.

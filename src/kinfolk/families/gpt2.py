@@ -1,21 +1,18 @@
 """GPT-2 (Radford et al., 2019): GPT with norms before the sublayers and after the last layer."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config
-from kinfolk.families.base import Family, HFHead, HuggingFace
-from kinfolk.families.gpt import warn_embedding_dropout
-from kinfolk.families.mapping import ParameterMap, ParameterRule, module, per_layer
-from kinfolk.families.sizes import standard_sizes
+from kinfolk.families.base import Family, HFHead, HuggingFace, standard_sizes
+from kinfolk.families.gpt import GPTDecoder, layer_rules, warn_embedding_dropout
+from kinfolk.families.mapping import ParameterMap, ParameterRule, module
 from kinfolk.nn.attention import Attention
-from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
 from kinfolk.nn.init import init_weights_, scale_residual_init_
-from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling, model_field
+from kinfolk.nn.language_model import LayerStack, ModelConfig, model_field, network_of
 from kinfolk.nn.layers import FeedForward, PreNorm, TransformerLayer
 from kinfolk.objectives.clm import CLM
 from kinfolk.objectives.prefix_lm import PrefixLM
@@ -37,11 +34,6 @@ class GPT2Config(ModelConfig):
     attention_dropout: float = model_field("attention_dropout", 0.1)
     layer_norm_eps: float = model_field("layer_norm_eps", 1e-5)
 
-    @classmethod
-    def network(cls) -> type[LanguageModel]:
-        """Return the class of the network."""
-        return GPT2
-
 
 def decoder_layer(c: GPT2Config) -> TransformerLayer:
     """Return a layer: causal self-attention and feed-forward, each after a norm."""
@@ -54,59 +46,32 @@ def decoder_layer(c: GPT2Config) -> TransformerLayer:
     )
 
 
-class GPT2(LanguageModel):
+@network_of(GPT2Config)
+class GPT2(GPTDecoder):
     """Token and position embeddings, a stack of layers and a norm; the output layer is tied."""
 
     config: GPT2Config
-    token_embeddings: TokenEmbedding
-    architecture = "decoder"
-    decoding = "causal"
-    pooling = Pooling(token="last", bias=False)
 
     def __init__(self, c: GPT2Config) -> None:
-        super().__init__()
-        self.config = c
-        self.token_embeddings = TokenEmbedding(c.vocab_size, c.hidden_size)
-        self.position_embeddings = nn.Embedding(c.max_length, c.hidden_size)
-        self.dropout = nn.Dropout(c.dropout)
+        super().__init__(c)
         self.layers = LayerStack(decoder_layer(c) for _ in range(c.num_layers))
         self.final_norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps)
         init_weights_(self, std=0.02)
         scale_residual_init_(self.layers, 2 * c.num_layers)
 
     def forward(self, inputs: Inputs) -> Output:
-        x = self.token_embeddings(inputs.input_ids) + self.position_embeddings(inputs.position_ids)
-        x, attend = self.dropout(x), self.attention_fn(inputs)
-        for i, layer in enumerate(self.layers):
-            x = layer(x, attend, inputs.cache, i)
-        return Output(self.final_norm(x), inputs.cache)
-
-    def lm_logits(self, hidden: Tensor) -> LinearLogits:
-        """Return the logits of the next token."""
-        return self.token_embeddings.lm_logits(hidden)
+        return Output(self.final_norm(self.run_layers(inputs)), inputs.cache)
 
 
 def parameters(c: GPT2Config) -> ParameterMap:
-    """Map the parameters to those of transformers, whose Conv1D is a transposed linear layer."""
-    conv1d = partial(module, transposed=True)
-    ours, theirs = "layers.{i}", "transformer.h.{i}"
+    """Map the parameters to those of transformers."""
     embeddings = "transformer.wte.weight"
     return ParameterMap(
         base_model_prefix="transformer.",
         rules=[
             ParameterRule("token_embeddings.weight", (embeddings,), vocab_rows=c.vocab_size),
             *module("position_embeddings", "transformer.wpe", bias=False),
-            *per_layer(
-                c.num_layers,
-                [
-                    *module(f"{ours}.self_attention.norm", f"{theirs}.ln_1"),
-                    *conv1d(f"{ours}.self_attention.sublayer.qkv_proj", f"{theirs}.attn.c_attn"),
-                    *conv1d(f"{ours}.self_attention.sublayer.out_proj", f"{theirs}.attn.c_proj"),
-                    *module(f"{ours}.feed_forward.norm", f"{theirs}.ln_2"),
-                    *conv1d(f"{ours}.feed_forward.sublayer.up_proj", f"{theirs}.mlp.c_fc"),
-                    *conv1d(f"{ours}.feed_forward.sublayer.down_proj", f"{theirs}.mlp.c_proj"),
-                ],
-            ),
+            *layer_rules(c.num_layers),
             *module("final_norm", "transformer.ln_f"),
         ],
         aliases={"lm_head.weight": embeddings},

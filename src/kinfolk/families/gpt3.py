@@ -6,10 +6,9 @@ layer attends to all of the past, the second to its last `attention_window` toke
 
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config, field
-from kinfolk.families.base import Family
+from kinfolk.families.base import Family, standard_sizes
 from kinfolk.families.gpt2 import GPT2, GPT2Config
-from kinfolk.families.sizes import standard_sizes
-from kinfolk.nn.language_model import LanguageModel, model_field
+from kinfolk.nn.language_model import model_field, network_of
 from kinfolk.objectives.clm import CLM
 from kinfolk.training.config import TrainConfig
 
@@ -27,12 +26,8 @@ class GPT3Config(GPT2Config):
     dropout: float = model_field("dropout", 0.0)
     attention_dropout: float = model_field("attention_dropout", 0.0)
 
-    @classmethod
-    def network(cls) -> type[LanguageModel]:
-        """Return the class of the network."""
-        return GPT3
 
-
+@network_of(GPT3Config)
 class GPT3(GPT2):
     """GPT-2's network with alternating dense and banded attention."""
 
@@ -43,8 +38,7 @@ class GPT3(GPT2):
         self.attention_windows = (c.attention_window,)
 
     def forward(self, inputs: Inputs) -> Output:
-        x = self.token_embeddings(inputs.input_ids) + self.position_embeddings(inputs.position_ids)
-        x, dense = self.dropout(x), self.attention_fn(inputs)
+        x, dense = self.dropout(self.embed(inputs)), self.attention_fn(inputs)
         banded = self.attention_fn(inputs, window=self.config.attention_window)
         for i, layer in enumerate(self.layers):
             x = layer(x, banded if i % 2 else dense, inputs.cache, i)

@@ -1,4 +1,4 @@
-"""Two-way maps between our names of parameters and config fields and those of transformers."""
+"""Two-way maps between our names of parameters and those of transformers."""
 
 import re
 import warnings
@@ -190,16 +190,6 @@ def _check(
     ]
     if wrong:
         raise UserError(f"the weights in {where} do not fit its config.json: {', '.join(wrong)}")
-
-
-def to_hf_fields(config: Any, fields: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of a config under the names of transformers."""
-    return {hf_name: getattr(config, name) for name, hf_name in fields.items()}
-
-
-def from_hf_fields(data: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of our config that config.json has."""
-    return {name: data[hf_name] for name, hf_name in fields.items() if hf_name in data}
 
 
 def require(data: Mapping[str, Any], **supported: Any) -> None:

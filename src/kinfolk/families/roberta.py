@@ -8,25 +8,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from kinfolk.batch import Inputs, Output
 from kinfolk.config import config, field
 from kinfolk.errors import UserError
-from kinfolk.families.base import Family, HuggingFace, hf_heads
+from kinfolk.families.base import Family, HuggingFace, hf_heads, mimetic_sizes
 from kinfolk.families.bert import (
-    EMBEDDING_STD,
     FIELDS,
     REQUIRED,
     BertConfig,
-    BertEmbeddings,
+    BertEncoder,
     embedding_rules,
-    encoder_layer,
     layer_rules,
 )
 from kinfolk.families.mapping import ParameterMap, ParameterRule, module
-from kinfolk.families.sizes import standard_sizes
-from kinfolk.nn.embeddings import MaskedLMHead
-from kinfolk.nn.init import init_weights_, mimetic_init_
-from kinfolk.nn.language_model import LanguageModel, LayerStack, Pooling, model_field
+from kinfolk.nn.language_model import Pooling, model_field, network_of
 from kinfolk.objectives.full_sentences import FullSentences
 from kinfolk.objectives.mlm import MLM
 from kinfolk.text.tokenizer import SpecialTokens
@@ -44,35 +38,19 @@ class RobertaConfig(BertConfig):
         default=1, ge=0, help="id of padding; positions are counted from the one after it"
     )
 
-    @classmethod
-    def network(cls) -> type[LanguageModel]:
-        """Return the class of the network."""
-        return Roberta
 
-
-class Roberta(BertEmbeddings):
-    """Embeddings, a stack of layers, and a head for masked tokens."""
+@network_of(RobertaConfig)
+class Roberta(BertEncoder):
+    """BERT's encoder with positions that are counted from the id of padding."""
 
     config: RobertaConfig
     pooling = Pooling(token="first", activation="tanh")
     pretraining_only = ("mlm_head",)
 
     def __init__(self, c: RobertaConfig) -> None:
-        super().__init__(c, c.hidden_size, first_position=c.padding_idx + 1)
-        self.layers = LayerStack(encoder_layer(c) for _ in range(c.num_layers))
-        # Its activation is GELU, whatever that of the layers is.
-        self.mlm_head = MaskedLMHead(
-            c.hidden_size, c.hidden_size, c.vocab_size, "gelu", c.layer_norm_eps
-        )
-        init_weights_(self, std=c.init_std, embedding_std=EMBEDDING_STD)
-        if c.mimetic_init:
-            mimetic_init_(self.layers, self.position_embeddings, std=EMBEDDING_STD)
-
-    def forward(self, inputs: Inputs) -> Output:
-        x, attend = self.embed(inputs), self.attention_fn(inputs)
-        for layer in self.layers:
-            x = layer(x, attend)
-        return Output(x)
+        # The activation of the head is GELU, whatever that of the layers is.
+        super().__init__(c, head_activation="gelu", first_position=c.padding_idx + 1)
+        self.init_weights()
 
 
 def parameters(c: RobertaConfig) -> ParameterMap:
@@ -134,14 +112,7 @@ FAMILY = Family(
     paper="Liu et al. 2019",
     year=2019,
     model=Roberta,
-    # Deviation: the standard sizes train without dropout and start as BERT's do.
-    sizes=standard_sizes(
-        RobertaConfig,
-        lambda size: {"init_std": size.hidden_size**-0.5},
-        dropout=0.0,
-        attention_dropout=0.0,
-        mimetic_init=True,
-    )
+    sizes=mimetic_sizes(RobertaConfig)
     | {
         "roberta-base": RobertaConfig(),
         "roberta-large": RobertaConfig(hidden_size=1024, num_layers=24, num_heads=16),

@@ -15,12 +15,17 @@ from kinfolk.attention_mask import AttentionBackend
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config, field
 from kinfolk.errors import UserError
-from kinfolk.families.base import Family, HuggingFace
+from kinfolk.families.base import Family, HuggingFace, Size, standard_sizes
 from kinfolk.families.mapping import ParameterMap, ParameterRule, module, per_layer, require
-from kinfolk.families.sizes import Size, standard_sizes
-from kinfolk.nn.attention import Attention, CrossAttention, cross_attention_backend, select_backend
+from kinfolk.nn.attention import Attention, CrossAttention, select_backend
 from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
-from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, model_field
+from kinfolk.nn.language_model import (
+    EncoderDecoder,
+    LayerStack,
+    ModelConfig,
+    model_field,
+    network_of,
+)
 from kinfolk.nn.layers import FeedForward, GatedFeedForward, PreNorm, TransformerLayer
 from kinfolk.nn.positions import RelativePositionBias
 from kinfolk.objectives.seq2seq import Seq2Seq
@@ -54,11 +59,6 @@ class T5Config(ModelConfig):
     decoder_start_token_id: int = model_field("decoder_start_token_id", 0)
     dropout: float = model_field("dropout", 0.1)
     layer_norm_eps: float = model_field("layer_norm_eps", 1e-6)
-
-    @classmethod
-    def network(cls) -> type[LanguageModel]:
-        """Return the class of the network."""
-        return T5
 
     @property
     def attention_size(self) -> int:
@@ -130,14 +130,12 @@ class Stack(nn.Module):
         return self.dropout(self.final_norm(x))
 
 
-class T5(LanguageModel):
+@network_of(T5Config)
+class T5(EncoderDecoder):
     """Token embeddings for both sides, an encoder, a decoder, and an output layer."""
 
     config: T5Config
     token_embeddings: TokenEmbedding
-    architecture = "encoder-decoder"
-    decoding = "encoder-decoder"
-    can_fill = True
 
     def __init__(self, c: T5Config) -> None:
         super().__init__()
@@ -155,18 +153,10 @@ class T5(LanguageModel):
         return self.encoder(self.token_embeddings(encoder_inputs.input_ids), encoder_inputs)
 
     def forward(self, inputs: Inputs) -> Output:
-        if inputs.encoder_inputs is None:
-            raise UserError("T5 is an encoder-decoder: pass Inputs with `encoder_inputs`")
-        cache = inputs.cache
-        source = cache.encoder_output if cache is not None else None
-        if source is None:
-            source = self.encode(inputs.encoder_inputs)
-        if cache is not None:
-            cache.encoder_output = source
         dropout = self.training and self.config.dropout > 0
-        encoder_states = source, cross_attention_backend(inputs, dropout=dropout)
+        encoder_states = self.encoder_states(inputs, dropout=dropout)
         x = self.decoder(self.token_embeddings(inputs.input_ids), inputs, encoder_states)
-        return Output(x, cache)
+        return Output(x, inputs.cache)
 
     def lm_logits(self, hidden: Tensor) -> LinearLogits:
         """Return the logits of the next token; tied embeddings need scaled inputs (version 1.0)."""

@@ -11,12 +11,16 @@ from torch import Tensor, nn
 from kinfolk.attention_mask import AttentionBackend
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config, field
-from kinfolk.errors import UserError
-from kinfolk.families.base import Family
-from kinfolk.families.sizes import standard_sizes
-from kinfolk.nn.attention import Attention, CrossAttention, cross_attention_backend
+from kinfolk.families.base import Family, standard_sizes
+from kinfolk.nn.attention import Attention, CrossAttention
 from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
-from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, model_field
+from kinfolk.nn.language_model import (
+    EncoderDecoder,
+    LayerStack,
+    ModelConfig,
+    model_field,
+    network_of,
+)
 from kinfolk.nn.layers import FeedForward, PostNorm, TransformerLayer
 from kinfolk.nn.positions import sinusoidal_embedding
 from kinfolk.objectives.seq2seq import Seq2Seq
@@ -36,11 +40,6 @@ class TransformerConfig(ModelConfig):
     intermediate_size: int | None = model_field("intermediate_size", None)
     decoder_start_token_id: int = model_field("decoder_start_token_id", 0)
     dropout: float = model_field("dropout", 0.1)
-
-    @classmethod
-    def network(cls) -> type[LanguageModel]:
-        """Return the class of the network."""
-        return Transformer
 
 
 def layer(c: TransformerConfig, *, decoder: bool) -> TransformerLayer:
@@ -76,14 +75,12 @@ class Stack(nn.Module):
         return x
 
 
-class Transformer(LanguageModel):
+@network_of(TransformerConfig)
+class Transformer(EncoderDecoder):
     """Token embeddings, an encoder and a decoder; the output layer is tied."""
 
     config: TransformerConfig
     token_embeddings: TokenEmbedding
-    architecture = "encoder-decoder"
-    decoding = "encoder-decoder"
-    can_fill = True
 
     def __init__(self, c: TransformerConfig) -> None:
         super().__init__()
@@ -106,19 +103,9 @@ class Transformer(LanguageModel):
         return self.encoder(self.embed(encoder_inputs), attend, encoder_inputs)
 
     def forward(self, inputs: Inputs) -> Output:
-        if inputs.encoder_inputs is None:
-            raise UserError(
-                "the Transformer is an encoder-decoder: pass Inputs with `encoder_inputs`"
-            )
-        cache = inputs.cache
-        source = cache.encoder_output if cache is not None else None
-        if source is None:
-            source = self.encode(inputs.encoder_inputs)
-        if cache is not None:
-            cache.encoder_output = source
-        encoder_states = source, cross_attention_backend(inputs)
-        attend = self.attention_fn(inputs)
-        return Output(self.decoder(self.embed(inputs), attend, inputs, encoder_states), cache)
+        encoder_states = self.encoder_states(inputs)
+        x = self.decoder(self.embed(inputs), self.attention_fn(inputs), inputs, encoder_states)
+        return Output(x, inputs.cache)
 
     def lm_logits(self, hidden: Tensor) -> LinearLogits:
         """Return the logits of the next token."""

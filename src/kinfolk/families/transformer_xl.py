@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from kinfolk.attention_mask import EMPTY_SLOT_ID
 from kinfolk.batch import Inputs, LazyLogits, Output, SegmentMemory
 from kinfolk.config import config, field
-from kinfolk.families.base import Family
-from kinfolk.families.sizes import standard_sizes
+from kinfolk.families.base import Family, standard_sizes
 from kinfolk.nn.embeddings import AdaptiveEmbedding
 from kinfolk.nn.init import init_weights_
 from kinfolk.nn.language_model import (
@@ -23,6 +22,7 @@ from kinfolk.nn.language_model import (
     Pooling,
     WithBiases,
     model_field,
+    network_of,
 )
 from kinfolk.nn.layers import FeedForward, PostNorm
 from kinfolk.nn.relative_attention import (
@@ -68,11 +68,6 @@ class TransformerXLConfig(ModelConfig):
     layer_norm_eps: float = model_field("layer_norm_eps", 1e-5)
     init_std: float = model_field("init_std", 0.02)
 
-    @classmethod
-    def network(cls) -> type[LanguageModel]:
-        """Return the class of the network."""
-        return TransformerXL
-
 
 def decoder_layer(c: TransformerXLConfig) -> RelativeLayer:
     """Return a layer: attention to the memory and the segment, and feed-forward."""
@@ -90,6 +85,7 @@ def decoder_layer(c: TransformerXLConfig) -> RelativeLayer:
     )
 
 
+@network_of(TransformerXLConfig)
 class TransformerXL(LanguageModel):
     """Adaptive embeddings, which are also the output layer, and a stack of layers."""
 
@@ -116,7 +112,8 @@ class TransformerXL(LanguageModel):
         """Draw the weights as the released code does."""
         init_weights_(self, std=self.config.init_std)
         # Deviation: the released code draws only the projections of clusters from 0.01.
-        smaller = {*self.token_embeddings.all_projections()}
+        embeddings = self.token_embeddings
+        smaller = {*embeddings.projections, embeddings.output_projection}
         smaller |= {part.up_proj for part in self.modules() if isinstance(part, FeedForward)}
         for module in self.modules():
             if module in smaller:

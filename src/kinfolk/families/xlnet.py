@@ -7,6 +7,7 @@ Positions are relative, as in Transformer-XL, so that texts may have any length 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,13 +16,26 @@ from torch import Tensor, nn
 
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config
-from kinfolk.families.base import SEQUENCE_SUMMARY, Family, HFHead, HuggingFace, hf_heads
+from kinfolk.families.base import (
+    SEQUENCE_SUMMARY,
+    Family,
+    HFHead,
+    HuggingFace,
+    hf_heads,
+    standard_sizes,
+)
 from kinfolk.families.mapping import ParameterMap, ParameterRule, module, per_layer, require
-from kinfolk.families.sizes import standard_sizes
 from kinfolk.nn.attention import select_backend
 from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
 from kinfolk.nn.init import init_weights_
-from kinfolk.nn.language_model import LanguageModel, LayerStack, ModelConfig, Pooling, model_field
+from kinfolk.nn.language_model import (
+    LanguageModel,
+    LayerStack,
+    ModelConfig,
+    Pooling,
+    model_field,
+    network_of,
+)
 from kinfolk.nn.layers import FeedForward, PostNorm
 from kinfolk.nn.relative_attention import (
     RelativeContext,
@@ -49,11 +63,6 @@ class XLNetConfig(ModelConfig):
     layer_norm_eps: float = model_field("layer_norm_eps", 1e-12)
     init_std: float = model_field("init_std", 0.02)
 
-    @classmethod
-    def network(cls) -> type[LanguageModel]:
-        """Return the class of the network."""
-        return XLNet
-
 
 def two_stream_layer(c: XLNetConfig) -> RelativeLayer:
     """Return a layer of both streams: relative attention and feed-forward."""
@@ -68,6 +77,7 @@ def two_stream_layer(c: XLNetConfig) -> RelativeLayer:
     )
 
 
+@network_of(XLNetConfig)
 class XLNet(LanguageModel):
     """Token embeddings, the initial vector of the query stream, and layers; the output is tied."""
 
@@ -176,7 +186,9 @@ def parameters(c: XLNetConfig) -> ParameterMap:
     """Map the parameters to those of transformers."""
     ours, theirs = "layers.{i}", "transformer.layer.{i}"
     attention, rel_attn = f"{ours}.self_attention.sublayer", f"{theirs}.rel_attn"
-    heads = (c.hidden_size, c.num_heads, c.hidden_size // c.num_heads)
+    head_dim = c.hidden_size // c.num_heads
+    per_head = partial(PerHeadRule, shape=(c.hidden_size, c.num_heads, head_dim))
+    transposed = partial(per_head, transposed=True)
     return ParameterMap(
         base_model_prefix="transformer.",
         rules=[
@@ -189,25 +201,10 @@ def parameters(c: XLNetConfig) -> ParameterMap:
             *per_layer(
                 c.num_layers,
                 [
-                    PerHeadRule(
-                        f"{attention}.q_proj.weight",
-                        (f"{rel_attn}.q",),
-                        transposed=True,
-                        shape=heads,
-                    ),
-                    PerHeadRule(
-                        f"{attention}.kv_proj.weight",
-                        (f"{rel_attn}.k", f"{rel_attn}.v"),
-                        transposed=True,
-                        shape=heads,
-                    ),
-                    PerHeadRule(
-                        f"{attention}.r_proj.weight",
-                        (f"{rel_attn}.r",),
-                        transposed=True,
-                        shape=heads,
-                    ),
-                    PerHeadRule(f"{attention}.out_proj.weight", (f"{rel_attn}.o",), shape=heads),
+                    transposed(f"{attention}.q_proj.weight", (f"{rel_attn}.q",)),
+                    transposed(f"{attention}.kv_proj.weight", (f"{rel_attn}.k", f"{rel_attn}.v")),
+                    transposed(f"{attention}.r_proj.weight", (f"{rel_attn}.r",)),
+                    per_head(f"{attention}.out_proj.weight", (f"{rel_attn}.o",)),
                     ParameterRule(f"{attention}.content_bias", (f"{rel_attn}.r_w_bias",)),
                     ParameterRule(f"{attention}.position_bias", (f"{rel_attn}.r_r_bias",)),
                     ParameterRule(f"{attention}.segment_bias", (f"{rel_attn}.r_s_bias",)),

@@ -13,14 +13,15 @@ from kinfolk.errors import UserError
 from kinfolk.families import family, family_of, index
 from kinfolk.families.base import HuggingFace
 from kinfolk.hub.detect import detect_family
-from kinfolk.hub.importers import FOLDERS, find_checkpoint, read_checkpoint
-from kinfolk.hub.native import MODEL_TYPE_PREFIX, Native
-from kinfolk.hub.task_heads import (
+from kinfolk.hub.formats import (
+    MODEL_TYPE_PREFIX,
+    Native,
     WithHead,
     head_for_config,
     head_from_architectures,
     refuse_unnamed_head,
 )
+from kinfolk.hub.importers import FOLDERS, find_checkpoint, read_checkpoint
 from kinfolk.hub.weights import SAFETENSORS, read_weights
 from kinfolk.nn.init import init_weights_
 from kinfolk.nn.language_model import LanguageModel, ModelConfig
@@ -65,7 +66,7 @@ def save(
             folder / subfolder,
             {"model_type": format.model_type, "dtype": dtype} | data,
             weights,
-            generates=c.network().decoding is not None,
+            generates=c.network.decoding is not None,
         )
         if tokenizer is not None:
             tokenizer.save(

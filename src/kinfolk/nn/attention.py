@@ -18,7 +18,7 @@ if HAS_TRITON:
 
 @dataclass(frozen=True, eq=False)
 class UnmaskedSdpa:
-    """Rows that are one text each: the kernel needs no mask."""
+    """Torch's kernel without a mask, for rows of one text each."""
 
     causal: bool
 
@@ -46,7 +46,7 @@ class UnmaskedSdpa:
 
 @dataclass(frozen=True, eq=False)
 class MaskedSdpa:
-    """A dense mask: boolean, or added to the scores."""
+    """Torch's kernel with a dense mask: boolean, or added to the scores."""
 
     mask: Tensor  # (batch, 1 or heads, query, key)
 
@@ -65,8 +65,7 @@ class MaskedSdpa:
         mask = self.mask
         if HAS_TRITON and bias is None and triton_kernels.can_decode_attention(query, key):
             scale = query.shape[3] ** -0.5 if scale is None else scale
-            out: Tensor = triton_kernels.decode_attention(query, key, value, mask, scale)
-            return out
+            return triton_kernels.decode_attention(query, key, value, mask, scale)
         if bias is not None:
             additive = mask.dtype != torch.bool
             mask = mask + bias if additive else bias.masked_fill(~mask, float("-inf"))
@@ -96,8 +95,8 @@ class FlexBlockSparse:
         bias: Tensor | None = None,
     ) -> Tensor:
         """Attend through the block mask."""
-        assert bias is None or self.bias is None, "a layer's bias excludes one by distance"
-        assert dropout == 0, "select_backend() takes the dense mask where there is dropout"
+        assert bias is None or self.bias is None, "biases of a layer and by distance do not combine"
+        assert dropout == 0, "select_backend() selects the dense mask for dropout"
         score_mod = (
             _distance_score_mod(self.bias, query.shape[2])
             if bias is None
@@ -118,13 +117,12 @@ def select_backend(
     layer_bias: bool = False,
     block_mask: BlockMask | None = None,
 ) -> AttentionBackend:
-    """Return the fastest backend for a mask; it changes nothing.
+    """Return the fastest backend for a mask.
 
     `bias` is added to the scores by distance, (heads, query + key - 1): entry `j - i + query - 1`
-    for query i and key j. `dropout` says that attention probabilities will be dropped, which the
-    block-sparse kernel cannot do; `layer_bias`, that each layer adds a bias of its own, with which
-    that kernel is slow or out of memory. `block_mask` is that of keys that are not the queries'
-    own, under the same window.
+    for query i and key j. The block-sparse kernel does not support `dropout` of attention
+    probabilities, and it is slow or out of memory where each layer adds a bias (`layer_bias`).
+    `block_mask` is the block mask for keys other than the queries' own, under the same window.
     """
     keys = key or query
     if query.unpacked and keys.unpacked == query.unpacked and bias is None and window is None:
@@ -154,7 +152,7 @@ def attention_backend(
 
 
 def cross_attention_backend(inputs: Inputs, *, dropout: bool = False) -> AttentionBackend:
-    """Return the backend of cross-attention: each token attends to the source of its document."""
+    """Return the backend of cross-attention to the encoder input of the same document."""
     return select_backend(
         *inputs.cross_masks(), dropout=dropout, block_mask=inputs.cross_block_mask
     )
@@ -172,7 +170,7 @@ def _masked_sdpa(
     query: AttentionMask, key: AttentionMask, bias: Tensor | None, window: int | None
 ) -> MaskedSdpa:
     mask = query.dense(key, window)[:, None]
-    if bias is None and mask.device.type == "cpu":  # the kernel would convert it in every layer
+    if bias is None and mask.device.type == "cpu":  # converted once instead of in every layer
         return MaskedSdpa(torch.zeros(mask.shape).masked_fill_(~mask, float("-inf")))
     if bias is None:
         return MaskedSdpa(mask)
@@ -216,7 +214,7 @@ class Attention(nn.Module):
         hidden_size: int,
         num_heads: int,
         *,
-        attention_size: int | None = None,  # heads x head_dim, where it is not the hidden size
+        attention_size: int | None = None,  # heads x head_dim; None is the hidden size
         bias: bool = True,
         scale: float | None = None,  # None is 1 / sqrt(head_dim)
         dropout: float = 0.0,  # of the attention probabilities
@@ -243,7 +241,7 @@ class Attention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """Multi-head attention to encoder states, whose keys and values are computed once."""
+    """Multi-head attention to encoder states; a cache keeps their keys and values."""
 
     def __init__(
         self,

@@ -5,7 +5,6 @@ antecedent is 0.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -15,33 +14,15 @@ HIDDEN_SIZE, FEATURE_SIZE = 150, 20  # Lee et al. 2017, section 7.1
 BUCKETS = (1, 2, 3, 4, 5, 8, 16, 32, 64)  # first length or distance of each bucket
 
 
-class CandidateSpans(Protocol):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class CandidateSpans:
     """Spans of words that may be mentions, by document, from left to right."""
 
-    @property
-    def first(self) -> Tensor:
-        """The index of its first word among all words: (spans,)."""
-        ...
-
-    @property
-    def last(self) -> Tensor:
-        """The index of its last word: (spans,)."""
-        ...
-
-    @property
-    def document(self) -> Tensor:
-        """The number of its document: (spans,)."""
-        ...
-
-    @property
-    def speaker(self) -> Tensor:
-        """The id of its speaker, -1 where unknown: (spans,)."""
-        ...
-
-    @property
-    def max_mentions(self) -> Tensor:
-        """The number of spans of each document that are kept as mentions: (documents,)."""
-        ...
+    first: Tensor  # (spans,): index of the first word among all words
+    last: Tensor  # (spans,): index of the last word
+    document: Tensor  # (spans,): index of the document
+    speaker: Tensor  # (spans,): id of the speaker, -1 where unknown
+    max_mentions: Tensor  # (documents,): number of spans that are kept as mentions
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,12 +58,13 @@ class CoreferenceHead(nn.Module):
         kept = prune_mentions(mention_scores.detach(), spans.document, spans.max_mentions)
         before = nearest_antecedents(spans.document[kept], most)
         later, step = torch.nonzero(before >= 0, as_tuple=True)
-        one, other = kept[later], kept[before[later, step]]
-        speakers = compare_speakers(spans.speaker[one], spans.speaker[other])
-        pairs = self.pairs(vectors[one], vectors[other], step + 1, speakers)
+        anaphor, antecedent = kept[later], kept[before[later, step]]
+        speakers = compare_speakers(spans.speaker[anaphor], spans.speaker[antecedent])
+        pairs = self.pairs(vectors[anaphor], vectors[antecedent], step + 1, speakers)
         scores = mention_scores.new_full((len(kept), 1 + most), -torch.inf)
         scores[:, 0] = 0.0
-        scores[later, step + 1] = mention_scores[one] + mention_scores[other] + pairs.float()
+        mentions = mention_scores[anaphor] + mention_scores[antecedent]
+        scores[later, step + 1] = mentions + pairs.float()
         return CoreferenceScores(kept, before, scores, mention_scores)
 
     def vectors(self, words: Tensor, first: Tensor, last: Tensor) -> Tensor:
@@ -119,7 +101,7 @@ def scorer(width: int, dropout: float) -> nn.Sequential:
 
 
 def init_xavier_(model: nn.Module) -> None:
-    """Draw weights by the sizes of each matrix (Glorot and Bengio, 2010), as the published code."""
+    """Draw matrices by their sizes (Glorot and Bengio, 2010), as in the published code."""
     for weight in model.parameters():
         if weight.dim() > 1:
             nn.init.xavier_uniform_(weight)
@@ -146,7 +128,7 @@ def nearest_antecedents(document: Tensor, most: int) -> Tensor:
 
 
 def compare_speakers(one: Tensor, other: Tensor) -> Tensor:
-    """Compare speakers: 1 for the same, 2 for another, 0 for unknown."""
+    """Return 1 for the same speaker, 2 for another, 0 if either is unknown."""
     return torch.where((one < 0) | (other < 0), 0, torch.where(one == other, 1, 2))
 
 

@@ -48,10 +48,10 @@ class LinearLogits:
 
     def nll(self, labels: Tensor) -> Tensor:
         """Return the summed negative log-likelihood of the labels, in nats."""
-        return linear_cross_entropy(self.hidden, self.weight, self.bias, labels, self.vocab_size)
+        return self.smoothed_nll(labels, 0.0)[0]
 
     def smoothed_nll(self, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-        """Return the same with label smoothing, and without it."""
+        """Return the summed loss with label smoothing, and without it."""
         return smoothed_linear_cross_entropy(
             self.hidden, self.weight, self.bias, labels, self.vocab_size, smoothing
         )
@@ -111,13 +111,6 @@ class AdaptiveEmbedding(nn.Module):
         if self.cluster_head is None and self.output_projection is None:
             return LinearLogits(hidden, self.weight_of(0), self.bias, self.cutoff_ends[-1])
         return AdaptiveLogits(hidden, self)
-
-    def all_projections(self) -> list[nn.Module]:
-        """Return the matrices between the embeddings and the network."""
-        return [
-            *self.projections,
-            *([] if self.output_projection is None else [self.output_projection]),
-        ]
 
     def weight_of(self, cluster: int) -> Tensor:
         """Return the embeddings of one cluster, with the padding rows."""

@@ -139,12 +139,8 @@ class Int8LinearLogits(LinearLogits):
         """Return the logits: (..., vocabulary)."""
         return self.matrix(self.hidden, self.bias)
 
-    def nll(self, labels: Tensor) -> Tensor:
-        """Return the summed negative log-likelihood of the labels, in nats."""
-        return self.smoothed_nll(labels, 0.0)[1]
-
     def smoothed_nll(self, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-        """Return the same with label smoothing, and without it."""
+        """Return the summed loss with label smoothing, and without it."""
         sums = self.hidden.new_zeros(2)
         for rows, targets in logit_chunks(self.hidden, labels, self.vocab_size):
             logits = self.matrix(rows, self.bias)

@@ -127,8 +127,7 @@ class NativeInt8Matrix(Int8Matrix):
     def matmul(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Call the kernel; compiled code calls it as a registered operator."""
         if torch.compiler.is_compiling():
-            out: Tensor = torch.ops.kinfolk.bytes(x, bias, self.address, self.outputs)
-            return out
+            return torch.ops.kinfolk.bytes(x, bias, self.address, self.outputs)
         return call_kernel(self.kernel, self.address, x, bias, self.outputs)
 
 

@@ -4,16 +4,18 @@ Training, generation and the hub read these declarations. They never search para
 never probe for attributes.
 """
 
+from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from torch import Tensor, nn
 
 from kinfolk.attention_mask import AttentionBackend
-from kinfolk.batch import Inputs, LazyLogits, Output
+from kinfolk.batch import Inputs, LazyLogits, Output, SegmentMemory
 from kinfolk.config import config, field, type_name
 from kinfolk.errors import UserError
-from kinfolk.nn.attention import attention_backend
+from kinfolk.nn.attention import attention_backend, cross_attention_backend
+from kinfolk.nn.embeddings import LinearLogits
 
 Architecture = Literal["encoder", "decoder", "encoder-decoder", "recurrent"]
 # How it generates: the next token; the same with an encoder; into the blanks of a text (GLM); a
@@ -75,15 +77,11 @@ class ModelConfig:
     """
 
     vocab_size: int
-
-    @classmethod
-    def network(cls) -> "type[LanguageModel]":
-        """Return the class of the network."""
-        raise NotImplementedError
+    network: ClassVar["type[LanguageModel]"]  # the class that `network_of` declares
 
     def build(self) -> "LanguageModel":
         """Build the network with new weights."""
-        return self.network()(self)
+        return self.network(self)
 
     @property
     def pretrained(self) -> "ModelConfig":
@@ -154,8 +152,7 @@ class LanguageModel(nn.Module):
     @property
     def family_name(self) -> str:
         """The name of its family."""
-        name: str = self.config.family_name
-        return name
+        return self.config.family_name
 
     def attention_fn(self, inputs: Inputs, *, window: int | None = None) -> AttentionBackend:
         """Return the backend of self-attention for these inputs."""
@@ -177,6 +174,66 @@ class LanguageModel(nn.Module):
                 f"the model folder has no weights of {', '.join(random)}, which predict tokens: "
                 "pretrain the model first, or fine-tune it on a task"
             )
+
+    def seq_relationship_logits(self, hidden: Tensor) -> Tensor:
+        """Return two logits per pair of texts from the hidden state of its first token."""
+        raise NotImplementedError
+
+    def discriminator_logits(self, hidden: Tensor) -> Tensor:
+        """Return one logit per token, above zero for replaced tokens: (batch, length)."""
+        raise NotImplementedError
+
+    def init_memory(self, batch_size: int) -> SegmentMemory:
+        """Return an empty memory of earlier segments."""
+        raise NotImplementedError
+
+
+class EncoderDecoder(LanguageModel):
+    """A network whose decoder attends to the hidden states of an encoder."""
+
+    architecture = "encoder-decoder"
+    decoding = "encoder-decoder"
+    can_fill = True
+
+    def lm_logits(self, hidden: Tensor) -> LinearLogits:
+        """Return the logits of the next token, computed on demand."""
+        raise NotImplementedError
+
+    def encode(self, encoder_inputs: Inputs) -> Tensor:
+        """Run the encoder alone: (batch, source length, hidden_size)."""
+        raise NotImplementedError
+
+    def encoder_states(
+        self, inputs: Inputs, *, dropout: bool = False
+    ) -> tuple[Tensor, AttentionBackend]:
+        """Return the encoder's output, computed once per cache, and how the decoder attends to it.
+
+        `dropout`: attention probabilities will be dropped.
+        """
+        if inputs.encoder_inputs is None:
+            raise UserError(
+                f"{type(self).__name__} is an encoder-decoder: pass Inputs with `encoder_inputs`"
+            )
+        cache = inputs.cache
+        source = None if cache is None else cache.encoder_output
+        if source is None:
+            source = self.encode(inputs.encoder_inputs)
+        if cache is not None:
+            cache.encoder_output = source
+        return source, cross_attention_backend(inputs, dropout=dropout)
+
+
+Network = TypeVar("Network", bound=LanguageModel)
+
+
+def network_of(config: type[ModelConfig]) -> Callable[[type[Network]], type[Network]]:
+    """Declare the network that a config describes: `@network_of(GPT2Config)` before its class."""
+
+    def declare(network: type[Network]) -> type[Network]:
+        config.network = network
+        return network
+
+    return declare
 
 
 class LayerStack(nn.ModuleList):

@@ -43,8 +43,7 @@ def get_activation(name: str) -> Callable[[Tensor], Tensor]:
 def linear_or_matvec(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Multiply vectors with a matrix, (rows, width): (..., rows)."""
     if HAS_TRITON and triton_kernels.can_matvec(x, weight):
-        product: Tensor = triton_kernels.matvec(x, weight, bias)
-        return product
+        return triton_kernels.matvec(x, weight, bias)
     return F.linear(x, weight, bias)
 
 

@@ -34,9 +34,9 @@ def smoothed_linear_cross_entropy(
     vocab_size: int,
     smoothing: float,
 ) -> tuple[Tensor, Tensor]:
-    """Sum with label smoothing (Szegedy et al. 2015, section 7).
+    """Return the sum with label smoothing (Szegedy et al. 2015, section 7), and without it.
 
-    Also return the sum without it, which has no gradient.
+    The second has no gradient.
     """
     if hidden.is_cuda and torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")
@@ -70,9 +70,7 @@ class _CrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         rows, padded = hidden.shape[0], weight.shape[0]
         size = chunk_rows(rows, padded, hidden.is_cuda)
-        exact = torch.promote_types(
-            hidden.dtype, torch.float32
-        )  # the type of sums of half precision
+        exact = torch.promote_types(hidden.dtype, torch.float32)  # of sums
         total, plain = (hidden.new_zeros((), dtype=exact) for _ in range(2))
         d_hidden: list[Tensor] = []
         d_weight = torch.zeros_like(weight, dtype=exact) if needs_grad else None
@@ -88,21 +86,21 @@ class _CrossEntropy(torch.autograd.Function):
             label = targets.clamp(min=0)[:, None]
             scores -= scores.amax(-1, keepdim=True)
             chosen = scores.gather(1, label)[:, 0]
-            aim = chosen
+            smoothed = chosen
             if smoothing:
-                aim = (1 - smoothing) * chosen + smoothing * scores[:, :vocab_size].mean(-1)
+                smoothed = (1 - smoothing) * chosen + smoothing * scores[:, :vocab_size].mean(-1)
             scores.exp_()
             mass = scores.sum(-1)
-            total = total + ((mass.log() - aim) * counted).sum()
+            total = total + ((mass.log() - smoothed) * counted).sum()
             plain = plain + ((mass.log() - chosen) * counted).sum()
             if d_weight is None:
                 continue
             # d nll / d scores = softmax - one_hot(label), and 0 where a label is ignored
-            error, one = scores, counted.to(scores.dtype)[:, None]
+            error, weights = scores, counted.to(scores.dtype)[:, None]
             error *= (counted / mass)[:, None]
-            error.scatter_add_(1, label, (smoothing - 1) * one)
+            error.scatter_add_(1, label, (smoothing - 1) * weights)
             if smoothing:
-                error[:, :vocab_size] -= smoothing / vocab_size * one
+                error[:, :vocab_size] -= smoothing / vocab_size * weights
             if d_bias is not None:
                 d_bias = d_bias + error.sum(0)
             error = error.to(part.dtype)

@@ -14,20 +14,17 @@ def sinusoidal_embedding(position_ids: Tensor, hidden_size: int) -> Tensor:
 
 
 class RelativePositionBias(nn.Module):
-    """A learned bias a head for each bucket of distances (Raffel et al. 2020, section 2.1).
+    """A learned bias per head and bucket of distances (Raffel et al. 2020, section 2.1).
 
-    Near distances have a bucket each, farther ones share buckets that grow logarithmically.
+    Each short distance has a bucket; longer ones share buckets of logarithmically growing size.
     """
 
     def __init__(
         self, num_heads: int, *, num_buckets: int, max_distance: int, bidirectional: bool
     ) -> None:
         super().__init__()
-        self.num_buckets, self.max_distance, self.bidirectional = (
-            num_buckets,
-            max_distance,
-            bidirectional,
-        )
+        self.num_buckets, self.max_distance = num_buckets, max_distance
+        self.bidirectional = bidirectional
         self.embedding = nn.Embedding(num_buckets, num_heads)
 
     def forward(self, queries: int, keys: int, last: int | Tensor | None = None) -> Tensor:
@@ -40,7 +37,7 @@ class RelativePositionBias(nn.Module):
         return self.embedding(self.bucket(distance)).T
 
     def bucket(self, distance: Tensor) -> Tensor:
-        """Return the bucket of each distance, the position of the key minus that of the query."""
+        """Return the bucket of each distance: key position minus query position."""
         buckets = self.num_buckets
         first = torch.zeros_like(distance)
         if self.bidirectional:
@@ -49,13 +46,7 @@ class RelativePositionBias(nn.Module):
             distance = distance.abs()
         else:
             distance = -distance.clamp(max=0)
-        near = buckets // 2
-        far = (
-            near
-            + (
-                torch.log(distance.clamp(min=1).float() / near)
-                / math.log(self.max_distance / near)
-                * (buckets - near)
-            ).long()
-        )
+        near = buckets // 2  # the number of buckets with one distance each
+        logs = torch.log(distance.clamp(min=1).float() / near) / math.log(self.max_distance / near)
+        far = near + (logs * (buckets - near)).long()
         return first + torch.where(distance < near, distance, far.clamp(max=buckets - 1))

@@ -22,8 +22,8 @@ def sinusoidal_distances(
 ) -> Tensor:
     """Return sines, then cosines of each distance from `far` down to `near`.
 
-    (distances, hidden_size); a distance is the query's position minus the key's, below zero for
-    keys to the right.
+    (distances, hidden_size); a distance is query position minus key position, negative for keys to
+    the right.
     """
     distance = torch.arange(far, near - 1, -1, device=like.device, dtype=torch.float32)
     if clamp is not None:
@@ -34,11 +34,11 @@ def sinusoidal_distances(
 
 
 def rel_shift(scores: Tensor, keys: int) -> Tensor:
-    """Turn scores by distance into scores by key: (batch, heads, query, key).
+    """Convert scores by distance into scores by key: (batch, heads, query, key).
 
-    Column c is for the distance `keys - c`, and the queries are the last of the keys. Where the
-    columns end at distance 0, keys to the right of a query get meaningless scores, which a causal
-    mask removes.
+    Column c has the distance `keys - c`, and the queries are the last of the keys. If the columns
+    end at distance 0, scores of keys to the right of a query are undefined: a causal mask must
+    remove them.
     """
     batch, heads, queries, distances = scores.shape
     # Row i starts at its column `queries - i`. Cut into rows one shorter, each starts one earlier.
@@ -47,25 +47,25 @@ def rel_shift(scores: Tensor, keys: int) -> Tensor:
 
 
 def gather_relative(scores: Tensor, positions: Tensor, length: int, keys: int) -> Tensor:
-    """Do the same for queries at any positions, (batch, query), among the last `length` keys."""
+    """Convert the same for queries at any positions, (batch, query), of the last `length` keys."""
     columns = length - positions[:, :, None] + torch.arange(keys, device=positions.device)
     return scores.gather(3, columns[:, None].expand(-1, scores.shape[1], -1, -1))
 
 
 @dataclass(frozen=True, eq=False)
 class RelativeContext:
-    """The attention backend of a stream and the distances to its keys."""
+    """How a stream attends: the attention backend and the distances to its keys."""
 
     attend: AttentionBackend
     distances: Tensor  # (distances, hidden_size), from the distance `keys` down
     keys: int
-    # (batch, query): positions of the query stream; None where the queries are the last keys
+    # (batch, query): positions of the query stream; None if the queries are the last keys
     query_positions: Tensor | None = None
     length: int = 0  # of the content stream that these positions are in
     other_segment: Tensor | None = None  # (batch, query, key): true where segments differ (XLNet)
 
     def by_key(self, scores: Tensor) -> Tensor:
-        """Turn scores by distance into scores by key."""
+        """Convert scores by distance into scores by key."""
         if self.query_positions is None:
             return rel_shift(scores, self.keys)
         return gather_relative(scores, self.query_positions, self.length, self.keys)
@@ -122,17 +122,10 @@ class RelativeAttention(WithBiases):
 
 
 class SegmentRelativeAttention(RelativeAttention):
-    """The same, with a score for keys of the query's own segment (Yang et al. 2019, 2.5)."""
+    """Relative attention with scores for the segments of query and key (Yang et al. 2019, 2.5)."""
 
-    def __init__(
-        self,
-        hidden_size: int,
-        num_heads: int,
-        *,
-        attention_size: int | None = None,
-        dropout: float = 0.0,
-    ) -> None:
-        super().__init__(hidden_size, num_heads, attention_size=attention_size, dropout=dropout)
+    def __init__(self, hidden_size: int, num_heads: int, *, dropout: float = 0.0) -> None:
+        super().__init__(hidden_size, num_heads, dropout=dropout)
         self.segment_bias = nn.Parameter(torch.zeros_like(self.content_bias))
         # Of the query's own segment, and of another one.
         self.segment_embeddings = nn.Parameter(torch.zeros(2, *self.content_bias.shape))
@@ -142,7 +135,7 @@ class SegmentRelativeAttention(RelativeAttention):
         return *super().bias_parameters(), self.segment_bias
 
     def position_scores(self, query: Tensor, context: RelativeContext) -> Tensor:
-        """Return the scores by distance and, where there are any, by segments."""
+        """Return the scores by distance and, if there are segments, by segment."""
         bias = super().position_scores(query, context)
         if context.other_segment is None:
             return bias

@@ -13,7 +13,7 @@ from kinfolk.config import config, field
 from kinfolk.errors import UserError
 from kinfolk.nn.coreference import CandidateSpans, CoreferenceHead, CoreferenceScores
 from kinfolk.nn.init import init_weights_
-from kinfolk.nn.language_model import LanguageModel, ModelConfig, Pooling
+from kinfolk.nn.language_model import LanguageModel, ModelConfig, Pooling, network_of
 
 # What is scored: a text; each token; each token as the start and the end of a span; each of several
 # options; pairs of spans (coreference).
@@ -24,7 +24,7 @@ POOLER_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh,
 
 def pooling_of(backbone: ModelConfig) -> Pooling:
     """Return the pooling of the network that a config describes."""
-    network = backbone.network()
+    network = backbone.network
     if network.pooling is None:
         raise UserError(
             f"{network.__name__} takes no task head: it declares no `pooling`, the hidden state "
@@ -93,18 +93,9 @@ class ModelWithHeadConfig(ModelConfig):
     @property
     def removed_modules(self) -> tuple[str, ...]:
         """The modules of the backbone that the head does not use."""
-        network: type[LanguageModel] = self.backbone.network()
+        network: type[LanguageModel] = self.backbone.network
         unpooled = self.pooling.pooler and not self.pools_text
         return network.pretraining_only + (network.pooling_only if unpooled else ())
-
-    @classmethod
-    def network(cls) -> type[LanguageModel]:
-        """Return the class of the network."""
-        return ModelWithHead
-
-    def build(self) -> "ModelWithHead":
-        """Build the network with new weights."""
-        return ModelWithHead(self)
 
 
 class ClassificationHead(nn.Module):
@@ -129,6 +120,7 @@ class ClassificationHead(nn.Module):
         return self.out_proj(self.dropout(x))
 
 
+@network_of(ModelWithHeadConfig)
 class ModelWithHead(LanguageModel):
     """A pretrained network without its unused modules, and a head."""
 
@@ -148,7 +140,7 @@ class ModelWithHead(LanguageModel):
     @classmethod
     def of(cls, backbone: LanguageModel, config: ModelWithHeadConfig) -> "ModelWithHead":
         """Return a new head on a copy of the weights of a pretrained network."""
-        model = config.build()
+        model = cls(config)
         initial, known = model.backbone.state_dict(), backbone.state_dict()
         lost = {name.split(".")[0] for name in initial if name not in known}
         lost |= {*backbone.random_modules} - {*config.removed_modules}

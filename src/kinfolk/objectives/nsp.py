@@ -20,18 +20,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kinfolk.batch import (
-    IGNORE_INDEX,
-    Batch,
-    Loss,
-    SentencePairModel,
-    TensorTree,
-    TokenTargets,
-)
+from kinfolk.batch import IGNORE_INDEX, Batch, Loss, TensorTree, TokenTargets
 from kinfolk.config import config
 from kinfolk.data.chunks import BoolArray, Chunk, ChunkIndex, Rng, TokenizedDocuments
 from kinfolk.data.examples import Collated, Example
 from kinfolk.errors import UserError
+from kinfolk.nn.language_model import LanguageModel
 from kinfolk.objectives.mlm import MLM
 
 IS_NEXT, NOT_NEXT = 0, 1
@@ -102,7 +96,7 @@ class NSP(MLM):
         pairs = int((sequence_labels != IGNORE_INDEX).sum())
         return Batch(batch.inputs, targets, {**batch.counts, self.pair_loss_name: pairs})
 
-    def loss(self, model: SentencePairModel, batch: Batch[PairTargets], /) -> Loss:
+    def loss(self, model: LanguageModel, batch: Batch[PairTargets], /) -> Loss:
         """Return the summed -log p(masked token) and -log p(label of the pair)."""
         hidden, targets = model(batch.inputs).hidden, batch.targets
         logits = model.seq_relationship_logits(

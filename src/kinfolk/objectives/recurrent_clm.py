@@ -6,8 +6,9 @@ labels     the  cat | sat  down | </s>
 attention  each token attends to itself and to the past of its document, in its row and the memory
 """
 
-from kinfolk.batch import Batch, Loss, RecurrentModel, TokenTargets
+from kinfolk.batch import Batch, Loss, TokenTargets
 from kinfolk.config import config
+from kinfolk.nn.language_model import LanguageModel
 from kinfolk.objectives.clm import CLM
 
 
@@ -18,7 +19,7 @@ class RecurrentCLM(CLM):
     loss_name = "stream"
     recurrent = True
 
-    def loss(self, model: RecurrentModel, batch: Batch[TokenTargets], /) -> Loss:
+    def loss(self, model: LanguageModel, batch: Batch[TokenTargets], /) -> Loss:
         """Return the summed -log p(next token), and the memory for the next batch."""
         if batch.inputs.memory is None:
             batch = batch.with_memory(model.init_memory(len(batch.inputs.input_ids)))

@@ -22,18 +22,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk.attention_mask import PADDING_ID
-from kinfolk.batch import (
-    IGNORE_INDEX,
-    Batch,
-    DiscriminatorModel,
-    Inputs,
-    Loss,
-    TensorTree,
-    TokenTargets,
-)
+from kinfolk.batch import IGNORE_INDEX, Batch, Inputs, Loss, TensorTree, TokenTargets
 from kinfolk.config import config, field
 from kinfolk.data.chunks import Chunk, Rng
 from kinfolk.data.examples import Collated, Example
+from kinfolk.nn.language_model import LanguageModel
 from kinfolk.nn.losses import chunk_rows
 from kinfolk.objectives.mlm import MLM, MLMScorer
 
@@ -83,7 +76,7 @@ class RTD(MLM):
         counts = {**batch.counts, "rtd": tokens}
         return Batch(batch.inputs, RTDTargets(batch.targets, sampled), counts)
 
-    def loss(self, model: DiscriminatorModel, batch: Batch[RTDTargets], /) -> Loss:
+    def loss(self, model: LanguageModel, batch: Batch[RTDTargets], /) -> Loss:
         """Return the summed -log p(masked token) and -log p(replaced or not)."""
         targets = batch.targets.tokens
         hidden = targets.gather(model.forward_lm(batch.inputs).hidden)
@@ -97,7 +90,7 @@ class RTD(MLM):
         return Loss(sums, {"rtd": self.discriminator_weight})
 
     def replaced_logits(
-        self, model: DiscriminatorModel, batch: Batch[RTDTargets], hidden: Tensor
+        self, model: LanguageModel, batch: Batch[RTDTargets], hidden: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return the logit of every token, and which tokens were replaced: (batch, length).
 
@@ -114,7 +107,7 @@ class RTD(MLM):
 
 
 @torch.no_grad()
-def sample_tokens(model: DiscriminatorModel, hidden: Tensor, uniforms: Tensor) -> Tensor:
+def sample_tokens(model: LanguageModel, hidden: Tensor, uniforms: Tensor) -> Tensor:
     """Sample a token for each hidden state by its uniform random number: (predictions,)."""
     size = chunk_rows(len(hidden), model.config.vocab_size, hidden.is_cuda)
     sampled = []
@@ -143,7 +136,7 @@ def replace_tokens(inputs: Inputs, targets: TokenTargets, sampled: Tensor) -> tu
 class GeneratorScorer(MLMScorer):
     """Pseudo-likelihood of the generator: the discriminator predicts no tokens."""
 
-    def loss(self, model: DiscriminatorModel, batch: Batch[TokenTargets], /) -> Loss:
+    def loss(self, model: LanguageModel, batch: Batch[TokenTargets], /) -> Loss:
         """Return the summed -log p(masked token)."""
         hidden = batch.targets.gather(model.forward_lm(batch.inputs).hidden)
         return Loss({self.loss_name: model.lm_logits(hidden).nll(batch.targets.labels)})

@@ -10,34 +10,18 @@ attention  the encoder attends to all of its input; the decoder to its past and 
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 from torch import Tensor
 
-from kinfolk.batch import Batch, LazyLogits, Loss, Model, TokenTargets
+from kinfolk.batch import Batch, Loss, TokenTargets
 from kinfolk.config import config, field
 from kinfolk.data.chunks import Chunk, ChunkIndex, Rng, TokenizedDocuments
 from kinfolk.data.examples import Collated, Example
 from kinfolk.data.parallel_text import pair_lengths
 from kinfolk.errors import UserError
+from kinfolk.nn.language_model import EncoderDecoder
 from kinfolk.objectives.objective import Objective
-
-
-class SmoothedLogits(LazyLogits, Protocol):
-    """Logits with a loss under label smoothing."""
-
-    def smoothed_nll(self, labels: Tensor, smoothing: float, /) -> tuple[Tensor, Tensor]:
-        """Return the summed loss with and without label smoothing."""
-        ...
-
-
-class SmoothedModel(Model, Protocol):
-    """A model with such logits."""
-
-    def lm_logits(self, hidden: Tensor, /) -> SmoothedLogits:
-        """Return the logits of hidden states."""
-        ...
 
 
 @config("pairs")
@@ -103,7 +87,7 @@ class Seq2Seq(Objective):
             batch, counts={**batch.counts, "label_smoothing": batch.counts[self.loss_name]}
         )
 
-    def loss(self, model: SmoothedModel, batch: Batch[TokenTargets], /) -> Loss:
+    def loss(self, model: EncoderDecoder, batch: Batch[TokenTargets], /) -> Loss:
         """Return the summed -log p(next token of the target), and what smoothing adds to it."""
         if not self.label_smoothing:
             return super().loss(model, batch)

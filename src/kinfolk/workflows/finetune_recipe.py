@@ -79,7 +79,7 @@ class FineTuneRecipe:
 def default_train_config(config: Any, *, fresh: bool) -> TrainConfig:
     """Return the default training settings; wider networks have lower learning rates."""
     backbone = config.pretrained
-    architecture = backbone.network().architecture
+    architecture = backbone.network.architecture
     common = TrainConfig(
         batch_size=32, schedule="linear", min_lr_ratio=0.0, betas=(0.9, 0.999), eval_batches=64
     )

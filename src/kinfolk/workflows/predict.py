@@ -194,7 +194,7 @@ def formulation_of_hf_model(model: ModelWithHead, tokenizer: Tokenizer) -> Formu
         if kind.head == c.head and (kind.output == "number") == c.regression
     )
     task = cls(labels=c.labels if cls.output in ("label", "tags") else ())
-    if c.backbone.network().architecture == "decoder" and c.head == "text":
+    if c.backbone.network.architecture == "decoder" and c.head == "text":
         # As in transformers: the text without special tokens.
         return build_formulation(BareCausalHead, task, family, c.backbone, tokenizer)
     formulation = choose_formulation(family, cls, "head")

@@ -18,12 +18,12 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from kinfolk.batch import Batch, Loss
 from kinfolk.config import config
 from kinfolk.data.examples import Collated, Example
 from kinfolk.errors import UserError
+from kinfolk.nn.coreference import CandidateSpans
 from kinfolk.nn.task_heads import Head
 from kinfolk.tasks.examples import Instance
 from kinfolk.tasks.formulations.base import (
@@ -57,14 +57,8 @@ class DocumentSpans:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class CoreferenceTargets(TaskTargets):
+class CoreferenceTargets(CandidateSpans, TaskTargets):
     """Spans of all documents; the target is the number of the cluster, 0 for none."""
-
-    first: Tensor  # (spans,): index of the first word among all words
-    last: Tensor  # (spans,)
-    document: Tensor  # (spans,): index of the instance
-    speaker: Tensor  # (spans,)
-    max_mentions: Tensor  # (instances,): number of spans that are kept
 
 
 @config("coreference_head")
