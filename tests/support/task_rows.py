@@ -16,9 +16,8 @@ from kinfolk.batch import IGNORE_INDEX, Inputs
 from kinfolk.data.examples import Example
 from kinfolk.families import families, family, family_of
 from kinfolk.nn.task_heads import ModelWithHead
-from kinfolk.tasks import examples as layout
-from kinfolk.tasks.examples import Instance
-from kinfolk.tasks.formulations.base import Formulation
+from kinfolk.tasks.formulations import base as layout
+from kinfolk.tasks.formulations.base import Formulation, Instance
 from kinfolk.tasks.formulations.choose import ALL_FORMULATIONS, build_formulation, model_config
 from kinfolk.tasks.instances import predict_rows
 from kinfolk.tasks.rows import (

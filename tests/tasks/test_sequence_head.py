@@ -11,8 +11,7 @@ from torch import Tensor
 
 from kinfolk.batch import IGNORE_INDEX
 from kinfolk.errors import UserError
-from kinfolk.tasks.examples import Instance
-from kinfolk.tasks.formulations.base import Formulation
+from kinfolk.tasks.formulations.base import Formulation, Instance
 from kinfolk.tasks.formulations.head import (
     BareCausalHead,
     CausalHead,

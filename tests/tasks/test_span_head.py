@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfolk.tasks.examples import Instance
+from kinfolk.tasks.formulations.base import Instance
 from kinfolk.tasks.formulations.span_head import (
     MAX_ANSWER_LENGTH,
-    ContextWindow,
     SpanHead,
     span_scores,
 )
@@ -57,7 +56,7 @@ def test_windows_overlap_and_those_without_the_answer_want_none() -> None:
         first, last = example.target
         (reading,) = example.examples
         assert reading.input_ids[reading.read_positions[first : last + 1]].tolist() == king
-    covered = {span for e in examples for span in e.metadata.spans}
+    covered = {span for e in examples for span in e.metadata}
     assert covered == {*tokenizer().offsets(long)[1]}
 
 
@@ -95,7 +94,7 @@ def reply(size: int, **scores: tuple[float, float]) -> Any:
 
 def window(context: str, first: int, last: int) -> Instance:
     where = tokenizer().offsets(context)[1][first:last]
-    return Instance(examples=(), metadata=ContextWindow(tuple(where)))
+    return Instance(examples=(), metadata=tuple(where))
 
 
 def test_the_best_span_of_all_windows_is_the_answer() -> None:
@@ -173,9 +172,7 @@ def test_an_answer_begins_with_no_space() -> None:
     where = tuple(known.offsets(row.context)[1])
     place = next(i for i, span in enumerate(where, 1) if row.context[slice(*span)] == " the")
     scores = {f"t{place}": (9.0, 9.0)}
-    found = ends.decode(
-        row, [Instance(examples=(), metadata=ContextWindow(where))], [reply(len(where), **scores)]
-    )
+    found = ends.decode(row, [Instance(examples=(), metadata=where)], [reply(len(where), **scores)])
     assert found.value == "the"
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.errors import UserError
-from kinfolk.tasks.examples import Instance
+from kinfolk.tasks.formulations.base import Instance
 from kinfolk.tasks.formulations.head import TokenHead
 from kinfolk.tasks.formulations.sequences import encode_words
 from kinfolk.tasks.instances import predict_rows

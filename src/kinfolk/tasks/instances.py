@@ -17,8 +17,7 @@ from kinfolk.data.chunks import IntArray
 from kinfolk.data.datasets import MixtureSchedule
 from kinfolk.errors import UserError
 from kinfolk.rng import Stream, corpus_seed, generator
-from kinfolk.tasks.examples import Instance
-from kinfolk.tasks.formulations.base import Formulation, RawScores
+from kinfolk.tasks.formulations.base import Formulation, Instance, RawScores
 from kinfolk.tasks.task import Prediction
 from kinfolk.text.tokenizer import Tokenizer
 

@@ -16,9 +16,9 @@ from kinfolk.errors import UserError
 from kinfolk.generation.config import GenerationConfig
 from kinfolk.generation.generate import generate_batches
 from kinfolk.generation.prompts import EncodedPrompt, build_prompt
-from kinfolk.tasks.examples import Instance
 from kinfolk.tasks.formulations.base import (
     Formulation,
+    Instance,
     RawScores,
     TaskTargets,
     instance_index,

@@ -17,8 +17,7 @@ from kinfolk.data.chunks import InMemoryDocuments
 from kinfolk.generation.config import GenerationConfig
 from kinfolk.objectives.clm import CLM
 from kinfolk.rng import Stream, generator
-from kinfolk.tasks.examples import Instance
-from kinfolk.tasks.formulations.base import RawScores, TaskTargets
+from kinfolk.tasks.formulations.base import Instance, RawScores, TaskTargets
 from kinfolk.tasks.formulations.scoring import OptionScoring
 from kinfolk.tasks.formulations.sequences import NUM_LAYOUT_TOKENS, build_example
 from kinfolk.tasks.task import Prediction, TaskOutput
