@@ -6,7 +6,7 @@ mentions that are only in the predictions or only in the references.
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +41,7 @@ class ConllF1(Metric):
     title: str = "CoNLL F1"
     max_resamples: int = 200
 
-    things: ClassVar[str] = "documents"
+    things = "documents"
 
     def statistics(
         self, predictions: Sequence[Sequence[Cluster]], references: Sequence[Sequence[Cluster]], /

@@ -10,7 +10,6 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from kinfolk.metrics.metric import MeanMetric, check_lengths, f_score, safe_divide
 
@@ -51,7 +50,7 @@ class SpanMetric(MeanMetric):
 
     chinese: bool = False
 
-    things: ClassVar[str] = "answers"
+    things = "answers"
 
     def values(
         self, predictions: Sequence[str], references: Sequence[Sequence[str]], /

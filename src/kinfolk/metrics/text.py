@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -142,7 +142,7 @@ class Rouge(MeanMetric):
 
     max_resamples: int = 100
 
-    things: ClassVar[str] = "summaries"
+    things = "summaries"
 
     def values(
         self, predictions: Sequence[str], references: Sequence[References], /

@@ -1,14 +1,14 @@
 """Completion, the next word of a text, and language modeling, the likelihood of a text."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 from kinfolk.errors import UserError
 from kinfolk.metrics.classification import Accuracy
 from kinfolk.metrics.metric import Metric, Statistics
 from kinfolk.metrics.text import BitsPerByte, Perplexity
 from kinfolk.tasks.rows import CompletionRow, SourceTarget
-from kinfolk.tasks.task import Prediction, Task, TaskOutput, register_kind
+from kinfolk.tasks.task import Prediction, Task, register_kind
 
 
 class LikelihoodTask(Task):
@@ -41,10 +41,10 @@ class LikelihoodTask(Task):
 class Completion(LikelihoodTask):
     """Predict the next word, among options where a row has them."""
 
-    name: ClassVar[str] = "complete"
-    alias: ClassVar[str] = "completion"
-    output: ClassVar[TaskOutput] = "word"
-    metric_names: ClassVar[tuple[str, ...]] = ("accuracy", "perplexity")
+    name = "complete"
+    alias = "completion"
+    output = "word"
+    metric_names = ("accuracy", "perplexity")
 
     def row_from_texts(self, *texts: str) -> CompletionRow:
         """Return the row of a text, and options where there are more texts."""
@@ -87,10 +87,10 @@ class Completion(LikelihoodTask):
 class LanguageModeling(LikelihoodTask):
     """Compute the likelihood of a text, without a prediction."""
 
-    name: ClassVar[str] = "lm"
-    alias: ClassVar[str] = "language_modeling"
-    output: ClassVar[TaskOutput] = "likelihood"
-    metric_names: ClassVar[tuple[str, ...]] = ("perplexity", "bits_per_byte")
+    name = "lm"
+    alias = "language_modeling"
+    output = "likelihood"
+    metric_names = ("perplexity", "bits_per_byte")
 
     def metrics(self, references: Sequence[str] = ()) -> tuple[Metric, ...]:
         """Return perplexity and bits per byte."""
@@ -103,9 +103,3 @@ class LanguageModeling(LikelihoodTask):
     def describe(self, row: SourceTarget, prediction: Prediction) -> tuple[str, str]:
         """Return the mean negative log-likelihood of a token."""
         return "", f"{self.error(row, prediction):.2f} nats per token"
-
-    def confidences(
-        self, row: SourceTarget, prediction: Prediction
-    ) -> Iterator[tuple[float, bool]]:
-        """Yield nothing: nothing is predicted."""
-        yield from ()

@@ -83,20 +83,19 @@ def per_class_scores(result: EvaluationResult) -> dict[str, PRF]:
 
 def worst_errors(result: EvaluationResult, count: int = NUM_WORST) -> list[ErrorExample]:
     """Return the wrong predictions that are most confident, or furthest from the reference."""
-    errors = []
+    task, errors = result.task, []
     for row, prediction in zip(result.rows, result.predictions, strict=True):
-        if (error := result.task.error(row, prediction)) is not None:
+        if (error := task.error(row, prediction)) is not None:
             errors.append((error, row, prediction))
     errors.sort(key=lambda item: -item[0])
-    return [
-        ErrorExample(
-            row.number,
-            row.text,
-            *result.task.describe(row, prediction),
-            None if prediction.probability is None else error,
+    examples = []
+    for error, row, prediction in errors[:count]:
+        has_probability = any(task.confidences(row, prediction))
+        probability = error if has_probability else None
+        examples.append(
+            ErrorExample(row.number, row.text, *task.describe(row, prediction), probability)
         )
-        for error, row, prediction in errors[:count]
-    ]
+    return examples
 
 
 def calibration_bins(result: EvaluationResult) -> list[CalibrationBin]:

@@ -20,6 +20,7 @@ from kinfolk.tasks.formats.base import FileSpec, read_rows
 from kinfolk.tasks.formats.detect import detect_format, first_spec
 from kinfolk.tasks.formats.labelled_file import LabelledFile
 from kinfolk.tasks.rows import SourceTarget
+from kinfolk.tasks.task import task_class
 
 SplitFiles: TypeAlias = tuple[Path, ...]  # none, one, or a source and its target
 SPLIT_NAMES = {
@@ -102,22 +103,14 @@ def default_metrics(name: str, file: LabelledFile, spec: FileSpec) -> tuple[str,
             return ("matthews",)
         case "classify":
             return ("accuracy", "f1") if _known(name, ACCURACY_AND_F1_TASKS) else ("accuracy",)
-        case "regress":
-            return ("pearson", "spearman")
         case "tag":
             rows = islice(read_rows(file, spec), SAMPLE_ROWS)
             has_entities = any(tag.startswith("B-") for row in rows for tag in row.tags or ())
             return ("f1", "accuracy") if has_entities else ("accuracy",)
-        case "span":
-            return ("f1", "exact")
         case "write":
             return _text_metrics([*islice(read_rows(file, spec), SAMPLE_ROWS)])
-        case "complete":
-            return ("accuracy", "perplexity")
-        case "coref":
-            return ("conll_f1",)
-        case _:
-            return ("accuracy",)
+        case task:
+            return task_class(task).metric_names
 
 
 def _text_metrics(rows: Sequence[SourceTarget]) -> tuple[str, ...]:

@@ -248,7 +248,7 @@ def repair_nesting(tags: Sequence[str], number: int, report: ReadReport) -> list
     """Return tags in which every entity begins with B; other schemes are left unchanged."""
     if not any(tag[:2] in ("I-", "E-") for tag in tags) or not all(map(BIO_TAG.fullmatch, tags)):
         return list(tags)
-    repaired, _ = repair_tags(tags, "BIOES" if any(tag[0] in "ES" for tag in tags) else "IOB2")
+    repaired = repair_tags(tags, "BIOES" if any(tag[0] in "ES" for tag in tags) else "IOB2")
     for before, after in zip(tags, repaired, strict=True):
         if before != after:
             report.count("tags that did not nest repaired, in the sentences on lines", number)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import ceil
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,6 @@ from kinfolk.batch import Batch, Loss
 from kinfolk.config import config
 from kinfolk.data.examples import Collated, Example
 from kinfolk.errors import UserError
-from kinfolk.nn.task_heads import Head
 from kinfolk.tasks.formulations.base import (
     Formulation,
     Instance,
@@ -41,7 +40,7 @@ from kinfolk.tasks.formulations.sequences import (
     words_example,
 )
 from kinfolk.tasks.rows import CorefDocument, Span
-from kinfolk.tasks.task import Prediction, TaskOutput
+from kinfolk.tasks.task import Prediction
 from kinfolk.text.tokenizer import Tokenizer
 
 UNKNOWN_SPEAKERS = ("", "-")  # values of files without speaker names
@@ -79,13 +78,9 @@ class MentionRanking(Formulation):
     max_antecedents: int = 50  # that a mention is ranked against (Lee et al. 2018)
     mention_loss_weight: float = 1.0  # of classifying spans as mentions, where these are not given
 
-    name: ClassVar[str] = "head"
-    outputs: ClassVar[tuple[TaskOutput, ...]] = ("clusters",)
-
-    @property
-    def head(self) -> Head:
-        """Scores of pairs of spans."""
-        return "coref"
+    name = "head"
+    outputs = ("clusters",)
+    head = "coref"
 
     def __post_init__(self) -> None:
         if self.max_span_length < 1 or self.max_antecedents < 1 or not self.spans_per_word > 0:

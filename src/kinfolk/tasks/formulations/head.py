@@ -7,7 +7,7 @@ read     *                                  read       *       *     *  *
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -45,7 +45,7 @@ from kinfolk.tasks.formulations.sequences import (
     words_example,
 )
 from kinfolk.tasks.rows import LabelledText, MultipleChoiceRow, TaggedSentence
-from kinfolk.tasks.task import Prediction, TaskOutput
+from kinfolk.tasks.task import Prediction
 from kinfolk.text.tokenizer import Tokenizer
 
 
@@ -58,7 +58,7 @@ class LabelHead(Formulation):
     distillation_weight: float = 0.0  # of the teacher in the loss (Hinton et al. 2015)
     temperature: float = 2.0  # of the teacher's and the student's logits
 
-    distills: ClassVar[bool] = True
+    distills = True
 
     def fit(self, rows: Sequence[Any], tokenizer: Tokenizer, *, balanced: bool = False) -> Self:
         """Set the class weights."""
@@ -89,9 +89,9 @@ class LabelHead(Formulation):
 class SequenceHead(LabelHead):
     """A head on one hidden state per text: classes, a number, or a score per option."""
 
-    name: ClassVar[str] = "head"
-    outputs: ClassVar[tuple[TaskOutput, ...]] = ("label", "number", "option")
-    needs_template: ClassVar[bool] = True
+    name = "head"
+    outputs = ("label", "number", "option")
+    needs_template = True
 
     @property
     def head(self) -> Head:
@@ -223,8 +223,8 @@ class CausalHead(SequenceHead):
     lm_loss_weight: float = 0.5
     both_orders: bool = False  # read a pair in both orders and add the hidden states
 
-    name: ClassVar[str] = "transformed"
-    needs_template: ClassVar[bool] = False
+    name = "transformed"
+    needs_template = False
 
     def fit(self, rows: Sequence[Any], tokenizer: Tokenizer, *, balanced: bool = False) -> Self:
         """Set the class weights, and read pairs of a similarity task in both orders."""
@@ -295,7 +295,7 @@ class BareCausalHead(CausalHead):
 
     lm_loss_weight: float = 0.0
 
-    name: ClassVar[str] = "bare"
+    name = "bare"
 
     def example(self, texts: Sequence[Sequence[int]], tokenizer: Tokenizer) -> Example:
         """Return the texts one after the other."""
@@ -308,13 +308,9 @@ class TokenHead(LabelHead):
 
     causal: bool = False  # the network is a decoder
 
-    name: ClassVar[str] = "head"
-    outputs: ClassVar[tuple[TaskOutput, ...]] = ("tags",)
-
-    @property
-    def head(self) -> Head:
-        """One logit per tag for each word."""
-        return "tokens"
+    name = "head"
+    outputs = ("tags",)
+    head = "tokens"
 
     def instances(
         self, row: TaggedSentence, tokenizer: Tokenizer, /, *, labelled: bool = True

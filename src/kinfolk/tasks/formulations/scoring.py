@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ from kinfolk.tasks.formulations.sequences import (
     fill_pattern,
 )
 from kinfolk.tasks.rows import space_between
-from kinfolk.tasks.task import Prediction, TaskOutput
+from kinfolk.tasks.task import Prediction
 from kinfolk.text.tokenizer import Tokenizer
 
 GENERATION_BATCH = 32  # prompts per batch
@@ -191,9 +191,9 @@ class Cloze(OptionScoring):
     verbalizer: tuple[str, ...] = ()  # the word of each class; empty for the labels themselves
     infill: bool = True
 
-    name: ClassVar[str] = "cloze"
-    needs_layout: ClassVar[bool] = True
-    outputs: ClassVar[tuple[TaskOutput, ...]] = ("label", "option", "word")
+    name = "cloze"
+    needs_layout = True
+    outputs = ("label", "option", "word")
 
     def __post_init__(self) -> None:
         if self.verbalizer and len(self.verbalizer) != len(self.task.labels):
@@ -252,9 +252,9 @@ class Prompt(OptionScoring):
     length_normalized: bool = True
     max_new_tokens: int = 64  # where there are no options
 
-    name: ClassVar[str] = "prompt"
-    outputs: ClassVar[tuple[TaskOutput, ...]] = ("label", "option", "word", "text")
-    trains: ClassVar[bool] = False
+    name = "prompt"
+    outputs = ("label", "option", "word", "text")
+    trains = False
 
     def instances(
         self, row: Any, tokenizer: Tokenizer, /, *, labelled: bool = True

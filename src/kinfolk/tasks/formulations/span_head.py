@@ -10,7 +10,7 @@ windows that overlap; the best answer of all windows is predicted.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ import torch
 from kinfolk.batch import IGNORE_INDEX, Batch, Loss
 from kinfolk.config import config, field
 from kinfolk.data.examples import Collated, Example
-from kinfolk.nn.task_heads import Head
 from kinfolk.tasks.formulations.base import (
     Formulation,
     Instance,
@@ -32,7 +31,7 @@ from kinfolk.tasks.formulations.base import (
 )
 from kinfolk.tasks.formulations.sequences import apply_template, encode_plain, num_special_tokens
 from kinfolk.tasks.rows import QuestionRow
-from kinfolk.tasks.task import Prediction, TaskOutput
+from kinfolk.tasks.task import Prediction
 from kinfolk.text.tokenizer import Tokenizer
 
 MAX_QUESTION_LENGTH = 64  # tokens (the published code)
@@ -51,14 +50,10 @@ class SpanHead(Formulation):
         help="predict no answer where its score exceeds the best span's by more than this",
     )
 
-    name: ClassVar[str] = "head"
-    outputs: ClassVar[tuple[TaskOutput, ...]] = ("span",)
-    needs_template: ClassVar[bool] = True
-
-    @property
-    def head(self) -> Head:
-        """Two logits per token."""
-        return "span"
+    name = "head"
+    outputs = ("span",)
+    needs_template = True
+    head = "span"
 
     def fit(self, rows: Sequence[Any], tokenizer: Tokenizer, *, balanced: bool = False) -> Self:
         """Allow the prediction of no answer if a training row has no answer."""
