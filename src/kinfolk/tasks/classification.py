@@ -56,7 +56,7 @@ class Classification(TextTask):
     name = "classify"
     alias = "classification"
     output = "label"
-    metric_names = ("accuracy", "f1", "macro_f1", "matthews")
+    all_metrics = (Accuracy(), BinaryF1(), MacroF1(), MatthewsCorrelation())
 
     @classmethod
     def label_fields(
@@ -144,7 +144,7 @@ class Regression(TextTask):
     name = "regress"
     alias = "regression"
     output = "number"
-    metric_names = ("pearson", "spearman")
+    all_metrics = (Pearson(), Spearman())
 
     @property
     def head_labels(self) -> tuple[str, ...]:
@@ -155,10 +155,6 @@ class Regression(TextTask):
     def reference(row: LabelledText) -> float | None:
         """Return the number."""
         return None if row.label is None else float(row.label)
-
-    def metrics(self, references: Sequence[float] = ()) -> tuple[Metric, ...]:
-        """Return the two correlations."""
-        return Pearson(), Spearman()
 
     def error(self, row: LabelledText, prediction: Prediction) -> float:
         """Return the absolute error."""

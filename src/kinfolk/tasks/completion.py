@@ -44,15 +44,11 @@ class Completion(LikelihoodTask):
     name = "complete"
     alias = "completion"
     output = "word"
-    metric_names = ("accuracy", "perplexity")
+    all_metrics = (Accuracy(), Perplexity())
 
     def row_from_texts(self, *texts: str) -> CompletionRow:
         """Return the row of a text, and options where there are more texts."""
         return CompletionRow(texts[0], None, texts[1:] or None, 1)
-
-    def metrics(self, references: Sequence[str] = ()) -> tuple[Metric, ...]:
-        """Return accuracy and perplexity."""
-        return Accuracy(), Perplexity()
 
     def prompt(self, row: CompletionRow) -> tuple[str, str]:
         """Return the text before and after the word."""
@@ -90,11 +86,7 @@ class LanguageModeling(LikelihoodTask):
     name = "lm"
     alias = "language_modeling"
     output = "likelihood"
-    metric_names = ("perplexity", "bits_per_byte")
-
-    def metrics(self, references: Sequence[str] = ()) -> tuple[Metric, ...]:
-        """Return perplexity and bits per byte."""
-        return Perplexity(), BitsPerByte()
+    all_metrics = (Perplexity(), BitsPerByte())
 
     def error(self, row: SourceTarget, prediction: Prediction) -> float:
         """Return the mean negative log-likelihood of a token."""

@@ -1,10 +1,9 @@
 """Coreference: clusters of spans that refer to one entity."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from kinfolk.metrics.coreference import ConllF1
-from kinfolk.metrics.metric import Metric
 from kinfolk.tasks.rows import CorefDocument
 from kinfolk.tasks.task import Prediction, Task, register_kind
 
@@ -17,16 +16,12 @@ class Coreference(Task):
     alias = "coreference"
     output = "clusters"
     head = "coref"
-    metric_names = ("conll_f1",)
+    all_metrics = (ConllF1(),)
 
     @staticmethod
     def reference(row: CorefDocument) -> Any:
         """Return the clusters."""
         return row.clusters
-
-    def metrics(self, references: Sequence[Any] = ()) -> tuple[Metric, ...]:
-        """Return the F1 of CoNLL-2012."""
-        return (ConllF1(),)
 
     def error(self, row: CorefDocument, prediction: Prediction) -> float:
         """Return 1 minus the F1 of the document."""

@@ -18,7 +18,7 @@ class SpanExtraction(Task):
     alias = "question_answering"
     output = "span"
     head = "span"
-    metric_names = ("f1", "exact")
+    all_metrics = (SpanF1(), ExactMatch())
     min_texts = 2
 
     @staticmethod

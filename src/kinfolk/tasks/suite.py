@@ -110,7 +110,7 @@ def default_metrics(name: str, file: LabelledFile, spec: FileSpec) -> tuple[str,
         case "write":
             return _text_metrics([*islice(read_rows(file, spec), SAMPLE_ROWS)])
         case task:
-            return task_class(task).metric_names
+            return task_class(task).metric_names()
 
 
 def _text_metrics(rows: Sequence[SourceTarget]) -> tuple[str, ...]:

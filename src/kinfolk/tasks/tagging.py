@@ -24,7 +24,7 @@ class Tagging(Task):
     alias = "tagging"
     output = "tags"
     head = "tokens"
-    metric_names = ("f1", "accuracy")
+    all_metrics = (EntityF1(), TagAccuracy())
 
     @classmethod
     def label_fields(

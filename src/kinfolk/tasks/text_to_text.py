@@ -15,7 +15,7 @@ class TextToTextTask(Task):
     name = "write"
     alias = "text_to_text"
     output = "text"
-    metric_names = ("bleu", "chrf", "rouge1", "rouge2", "rougeL")
+    all_metrics = (BLEU, CHRF, *ROUGE)
 
     @staticmethod
     def reference(row: SourceTarget) -> str | None:
@@ -25,10 +25,6 @@ class TextToTextTask(Task):
     def row_from_texts(self, *texts: str) -> SourceTarget:
         """Return the row of a source."""
         return SourceTarget(texts[0], None, 1)
-
-    def metrics(self, references: Sequence[str] = ()) -> tuple[Metric, ...]:
-        """Return BLEU, chrF and ROUGE."""
-        return BLEU, CHRF, *ROUGE
 
     def statistics(
         self, metric: Metric, rows: Sequence[SourceTarget], predictions: Sequence[Prediction]

@@ -30,16 +30,8 @@ PAIR_COLUMNS = (
     ("abst", "keyword"),
 )
 TEXT_COLUMNS = (
-    "sentence",
-    "text",
-    "review",
-    "content",
-    "comment",
-    "document",
-    "tweet",
-    "body",
-    "query",
-)
+    "sentence", "text", "review", "content", "comment", "document", "tweet", "body", "query",
+)  # fmt: skip
 LABEL_COLUMNS = (
     "label", "gold_label", "labels", "class", "category", "is_duplicate", "quality", "sentiment",
     "entailment_judgment", "intent", "topic", "target", "answer",
@@ -121,13 +113,10 @@ def spec_of_columns(file: LabelledFile, columns: Columns, task: str | None) -> F
         )
     numbered = all(isinstance(c, int) for c in (*columns.texts, columns.label or 1))
     header = not file.is_json and (not numbered or has_header(file.sample_cells))
-    if task is None:
-        labelled = columns.label is not None
-        task = (
-            label_task(columns.label, sample_labels(file, columns, header))
-            if labelled
-            else "classify"
-        )
+    if task is None and columns.label is None:
+        task = "classify"
+    elif task is None:
+        task = label_task(columns.label, sample_labels(file, columns, header))
     return _table_spec(task, columns, header)
 
 

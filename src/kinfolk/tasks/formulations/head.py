@@ -102,13 +102,15 @@ class SequenceHead(LabelHead):
         self, row: Any, tokenizer: Tokenizer, /, *, labelled: bool = True
     ) -> list[Instance]:
         """Encode the texts of a row, or each of its options."""
-        if self.task.output == "option":
-            encoded = [self.encode_option(row, option, tokenizer) for option in row.options]
-        else:
-            encoded = [self.encode_texts(encode_plain(tokenizer, row.texts), tokenizer)]
-        examples, truncated = zip(*encoded, strict=True)
+        examples, truncated = zip(*self.encode_row(row, tokenizer), strict=True)
         target = self.target(row) if labelled else None
         return [Instance(examples=examples, target=target, truncated_tokens=sum(truncated))]
+
+    def encode_row(self, row: Any, tokenizer: Tokenizer) -> list[tuple[Example, int]]:
+        """Return the examples of a row, and how many tokens were truncated for each."""
+        if self.task.output == "option":
+            return [self.encode_option(row, option, tokenizer) for option in row.options]
+        return [self.encode_texts(encode_plain(tokenizer, row.texts), tokenizer)]
 
     def target(self, row: Any) -> float | int | None:
         """Return the reference as a number."""
@@ -231,17 +233,13 @@ class CausalHead(SequenceHead):
         both_orders = self.both_orders or (self.task.output == "number" and self.task.is_pair)
         return replace(super().fit(rows, tokenizer, balanced=balanced), both_orders=both_orders)
 
-    def instances(
-        self, row: Any, tokenizer: Tokenizer, /, *, labelled: bool = True
-    ) -> list[Instance]:
-        """Encode the texts of a row in one order or both, or each of its options."""
+    def encode_row(self, row: Any, tokenizer: Tokenizer) -> list[tuple[Example, int]]:
+        """Return the examples of a row: its options, or its texts in one order or both."""
+        encoded = super().encode_row(row, tokenizer)
         if not (self.both_orders and isinstance(row, LabelledText) and len(row.texts) == 2):
-            return super().instances(row, tokenizer, labelled=labelled)
-        texts = encode_plain(tokenizer, row.texts)
-        encoded = [self.encode_texts(order, tokenizer) for order in (texts, texts[::-1])]
-        examples = tuple(example for example, _ in encoded)
-        target = self.target(row) if labelled else None
-        return [Instance(examples=examples, target=target, truncated_tokens=encoded[0][1])]
+            return encoded
+        texts = encode_plain(tokenizer, row.texts[::-1])
+        return [*encoded, (self.encode_texts(texts, tokenizer)[0], 0)]  # the same tokens are cut
 
     def num_special_tokens(self, texts: int) -> int:
         """Return the number of special tokens: a start, delimiters, and the token that is read."""
