@@ -82,7 +82,7 @@ def detect_word_tag(file: LabelledFile) -> FileSpec | None:
 
 def detect_tagged_json(file: LabelledFile) -> FileSpec | None:
     """Detect JSON records with a list of words and a list of tags."""
-    first = next(iter(file.sample_records), None)
+    first = file.first_record
     words, tags = first_key(first, TOKEN_KEYS), first_key(first, TAG_KEYS)
     if not (first and words and tags and isinstance(first[words], list)):
         return None

@@ -118,6 +118,11 @@ class LabelledFile:
         records = islice(self.records(), SAMPLE_ROWS) if self.is_json else ()
         return [value for _, value in records]
 
+    @property
+    def first_record(self) -> Any:
+        """The first record, None where there is none."""
+        return next(iter(self.sample_records), None)
+
 
 def json_lines(rows: Sequence[Any]) -> bytes:
     """Return rows as the bytes of a JSON lines file; values that JSON lacks are written as text."""
