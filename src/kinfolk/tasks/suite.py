@@ -56,18 +56,14 @@ def discover_suite(folder: Path) -> list[SuiteTask]:
     """Return the labelled datasets of a folder by name; plain text is skipped."""
     if not folder.is_dir():
         raise UserError(f"no such folder: {folder}")
-    tasks = [task for inner in _folders(folder) for task in _datasets(inner, folder)]
+    inner = sorted(p for p in folder.rglob("*") if p.is_dir() and not p.name.startswith("."))
+    tasks = [task for part in (folder, *inner) for task in _datasets(part, folder)]
     if not tasks:
         raise UserError(
             f"{folder} has no labelled datasets: make a folder for each, with files such as "
             "train.tsv and dev.tsv"
         )
     return tasks
-
-
-def _folders(folder: Path) -> list[Path]:
-    inner = sorted(p for p in folder.rglob("*") if p.is_dir() and not p.name.startswith("."))
-    return [folder, *inner]
 
 
 def _datasets(inner: Path, folder: Path) -> Iterator[SuiteTask]:

@@ -84,9 +84,7 @@ def detect_tagged_json(file: LabelledFile) -> FileSpec | None:
     """Detect JSON records with a list of words and a list of tags."""
     first = file.first_record
     words, tags = first_key(first, TOKEN_KEYS), first_key(first, TAG_KEYS)
-    if not (first and words and tags and isinstance(first[words], list)):
-        return None
-    if not isinstance(first[tags], list):
+    if not (words and tags and isinstance(first[words], list) and isinstance(first[tags], list)):
         return None
     return FileSpec("tag", "objects", f"tag the {words} with {tags}")
 

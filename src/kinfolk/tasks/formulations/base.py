@@ -46,13 +46,12 @@ class TaskTargets(TensorTree):
     """Which hidden states of a batch are scored, and the targets."""
 
     read_at: Tensor  # (read,): positions in the flattened rows
-    instance_ids: Tensor  # (read,): the instance of each
+    instance_ids: Tensor  # the instance of each; without `read_at`, of each example
     target: Tensor  # as the formulation encodes it
     weight: Tensor  # of each target
     teacher_probs: Tensor | None = None  # soft targets
     tokens: TokenTargets | None = None  # tokens to predict
     example_ids: Tensor | None = None  # the example of each of these tokens
-    instance_of_example: Tensor | None = None  # the instance of each example
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +121,13 @@ class Formulation(ABC):
         self, row: Any, instances: Sequence[Instance], logits: Sequence[RawScores], /
     ) -> Prediction:
         """Return the prediction from the logits of all instances of a row."""
+
+    def best_option(self, row: Any, scores: RawScores) -> Prediction:
+        """Return the class or option with the highest score, and the probabilities of all."""
+        probabilities = softmax(scores)
+        best = int(probabilities.argmax())
+        value = self.task.option_value(row, best)
+        return Prediction(value, tuple(probabilities.tolist()), float(probabilities[best]))
 
     def generates(self, row: Any, /) -> bool:
         """Return whether the prediction for a row is generated text."""

@@ -205,10 +205,7 @@ class SequenceHead(LabelHead):
         (scores,) = logits
         if self.task.output == "number":
             return Prediction(float(scores[0]))
-        probabilities = softmax(scores)
-        best = int(probabilities.argmax())
-        value = self.task.option_value(row, best)
-        return Prediction(value, tuple(probabilities.tolist()), float(probabilities[best]))
+        return self.best_option(row, scores)
 
     def soft_labels(self, logits: RawScores, temperature: float) -> RawScores:
         """Return the teacher's number, or probabilities: (classes,) or (options, 1)."""
