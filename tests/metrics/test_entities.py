@@ -1,4 +1,4 @@
-"""Entities in tags: seqeval's documented examples and tables, and scores that it gave."""
+"""Entity F1: the documented examples of seqeval, and golden scores of it."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The task and the columns of a file are guessed and said; what the user says goes first."""
+"""The task and the columns of a file are detected and described; options of the user go first."""
 
 import gzip
 import json

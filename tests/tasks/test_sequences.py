@@ -1,4 +1,4 @@
-"""How rows become what a network reads, against tables written by hand and other libraries."""
+"""How rows become token sequences, against tables written by hand and other libraries."""
 
 import random
 from pathlib import Path
