@@ -1,4 +1,4 @@
-"""Intervals: as wide as the theory says, the same for a seed, and honest about two systems."""
+"""Bootstrap intervals: width, level, seed, and the difference of two systems."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Labels and numbers: golden values of scikit-learn and scipy, and both as peers where they are."""
+"""Metrics of labels and numbers equal those of scikit-learn and scipy."""
 
 import math
 from typing import Any

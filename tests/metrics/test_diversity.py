@@ -1,4 +1,4 @@
-"""The quality of samples: values counted by hand, and BLEU as sacrebleu counts it."""
+"""Diversity of texts: values counted by hand, and BLEU equal to sacrebleu's."""
 
 import math
 import time

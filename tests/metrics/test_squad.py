@@ -1,4 +1,4 @@
-"""Answers: golden values from the logic of the official scripts of SQuAD 1.1, 2.0 and CMRC 2018."""
+"""Exact match and F1: golden values of the scripts of SQuAD 1.1, 2.0 and CMRC 2018."""
 
 import gzip
 import json

@@ -12,7 +12,7 @@ from kinfolk.tasks.error_analysis import (
     to_plain,
     worst_errors,
 )
-from kinfolk.tasks.rows import LabelledText, TaggedSentence
+from kinfolk.tasks.rows import CorefDocument, LabelledText, TaggedSentence
 from kinfolk.tasks.task import EvaluationResult, Prediction, Task, format_score, metric_title
 
 MOOD = Task(kind="classify", labels=("bad", "good"), positive_label="good")
@@ -35,6 +35,14 @@ def test_the_worst_are_wrong_and_most_sure() -> None:
         (3, "bad", "good", 0.9),
         (1, "good", "bad", 0.6),
     ]
+
+
+def test_the_error_of_clusters_is_not_shown_as_a_probability() -> None:
+    row = CorefDocument("1", (("Ann", "met", "her"),), (((0, 1), (2, 3)),), 1)
+    task, answers = Task(kind="coref"), [Prediction((), probability=0.5)]
+    bounds = ConfidenceInterval(0, 0, 1)
+    (mistake,) = worst_errors(EvaluationResult(task, [row], answers, {}, bounds, {}))
+    assert mistake.prediction == "0 clusters" and mistake.probability is None
 
 
 def test_probabilities_are_held_against_what_is_right() -> None:

@@ -1,4 +1,4 @@
-"""What tests of tasks share: rows of every kind, a tokenizer, and networks that shout."""
+"""Shared by tests of tasks: rows of every kind, a tokenizer, and networks with large weights."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -16,9 +16,8 @@ from kinfolk.batch import IGNORE_INDEX, Inputs
 from kinfolk.data.examples import Example
 from kinfolk.families import families, family, family_of
 from kinfolk.nn.task_heads import ModelWithHead
-from kinfolk.tasks import examples as layout
-from kinfolk.tasks.examples import Instance
-from kinfolk.tasks.formulations.base import Formulation
+from kinfolk.tasks.formulations import base as layout
+from kinfolk.tasks.formulations.base import Formulation, Instance
 from kinfolk.tasks.formulations.choose import ALL_FORMULATIONS, build_formulation, model_config
 from kinfolk.tasks.instances import predict_rows
 from kinfolk.tasks.rows import (
@@ -121,26 +120,31 @@ def config(name: str) -> Any:
 
 
 def cases(*names: str) -> Iterator[tuple[str, str, type[Formulation]]]:
-    """Yield every member with every kind and way that suits it, of the ways that are named."""
+    """Yield every family with every kind and the named formulations that it supports."""
     for name in MEMBERS:
         body = config(name)
         for kind in KINDS:
             output = task(kind).output
-            for way in dict.fromkeys(w for w in ALL_FORMULATIONS if w.name in names):
-                own = way.name in family_of(body).formulations and output in way.outputs
-                able = family_of(body).frame is not None or not way.needs_template
-                able &= family_of(body).layout is not None or not way.needs_layout
+            for formulation in dict.fromkeys(w for w in ALL_FORMULATIONS if w.name in names):
+                own = (
+                    formulation.name in family_of(body).formulations
+                    and output in formulation.outputs
+                )
+                able = family_of(body).frame is not None or not formulation.needs_template
+                able &= family_of(body).layout is not None or not formulation.needs_layout
                 if own and able:
-                    yield name, kind, way
+                    yield name, kind, formulation
 
 
-def solving(name: str, kind: str, way: type[Formulation], **said: Any) -> tuple[Formulation, Any]:
-    """Build a way and the network it takes, with weights so large that all that is seen matters."""
+def solving(
+    name: str, kind: str, formulation: type[Formulation], **said: Any
+) -> tuple[Formulation, Any]:
+    """Build a formulation and its network, with weights so large that every input matters."""
     body = config(name)
-    if kind == "regress" and "both_orders" in way.__dataclass_fields__:
+    if kind == "regress" and "both_orders" in formulation.__dataclass_fields__:
         said = {"both_orders": True} | said
     made = build_formulation(
-        way, task(kind), family_of(body), body, tokenizer(), length=LENGTH, **said
+        formulation, task(kind), family_of(body), body, tokenizer(), length=LENGTH, **said
     )
     torch.manual_seed(3)
     found = model_config(made, body, dropout=0.0)
@@ -179,25 +183,25 @@ def alone(reading: Example) -> Inputs:
     )
 
 
-def same(way: Formulation, model: Any, some: Sequence[Any], *, varied: bool = True) -> None:
+def same(formulation: Formulation, model: Any, some: Sequence[Any], *, varied: bool = True) -> None:
     """Check that who else is asked, in which order and how much at a time changes no answer."""
-    known = predict_rows(way, model, some, tokenizer(), tokens=4096)
+    known = predict_rows(formulation, model, some, tokenizer(), tokens=4096)
     if varied:
         assert len({str(answer) for answer in known}) > 1, "whatever is asked, it says one thing"
     for tokens, order in ((64, 1), (4096, -1), (1, 1)):
-        found = predict_rows(way, model, some[::order], tokenizer(), tokens=tokens)[::order]
+        found = predict_rows(formulation, model, some[::order], tokenizer(), tokens=tokens)[::order]
         for one, other in zip(found, known, strict=True):
             assert one.value == pytest.approx(other.value, abs=1e-5)
             assert one.probabilities == pytest.approx(other.probabilities, abs=1e-5)
             assert one.nll == pytest.approx(other.nll, abs=1e-4)
 
 
-def apart(way: Formulation, model: Any, examples: Sequence[Instance]) -> None:
+def apart(formulation: Formulation, model: Any, examples: Sequence[Instance]) -> None:
     """Check that what is read off a text has no gradient at the tokens of its neighbours."""
     readings = [reading for example in examples for reading in example.examples]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layout, "PAD_TO_MULTIPLE_OF", 4 * LENGTH)  # so that several share a row
-        page = layout.pack_examples(readings, way.pad_id)
+        page = layout.pack_examples(readings, formulation.pad_id)
     inputs, length = page.inputs, page.inputs.input_ids.shape[1]
     vectors: list[Tensor] = []
 

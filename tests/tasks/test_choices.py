@@ -1,4 +1,4 @@
-"""Options are read from the fields that published files have, and the label is a place."""
+"""Multiple-choice rows are read from the fields of published files; the label is an index."""
 
 import gzip
 import json

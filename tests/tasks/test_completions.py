@@ -1,4 +1,4 @@
-"""Texts and the word that goes on with them, from JSON, lines and the Children's Book Test."""
+"""Completion rows are read from JSON, lines and the Children's Book Test."""
 
 import json
 from pathlib import Path

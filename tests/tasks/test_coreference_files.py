@@ -1,4 +1,4 @@
-"""Spans that mean one thing are read from columns, from JSON lines and from GAP."""
+"""Coreference documents are read from CoNLL-2012 columns, JSON lines and GAP."""
 
 import json
 from pathlib import Path

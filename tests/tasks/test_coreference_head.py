@@ -1,4 +1,4 @@
-"""Coreference: spans, what is right of them, and stories that a small network gets right."""
+"""The coreference head: candidate spans, targets, loss, clusters, and texts that it learns."""
 
 import json
 import random
@@ -73,7 +73,7 @@ def tokenizer() -> Tokenizer:
     return train_tokenizer(texts, kind="wordpiece", vocab_size=180)
 
 
-def way(tokenizer: Tokenizer, **more: Any) -> MentionRanking:
+def formulation(tokenizer: Tokenizer, **more: Any) -> MentionRanking:
     facts = {
         "max_length": 64,
         "pad_id": tokenizer.special_tokens.pad,
@@ -96,12 +96,12 @@ def network(tokenizer: Tokenizer, member: str = "bert", **more: Any) -> ModelWit
     )
 
 
-def asked(way: MentionRanking, row: CorefDocument, tokenizer: Tokenizer) -> Any:
-    return way.make_batch(way.instances(row, tokenizer))
+def asked(formulation: MentionRanking, row: CorefDocument, tokenizer: Tokenizer) -> Any:
+    return formulation.make_batch(formulation.instances(row, tokenizer))
 
 
 def test_the_picture_holds(tokenizer: Tokenizer) -> None:
-    batch = asked(way(tokenizer), PICTURE, tokenizer)
+    batch = asked(formulation(tokenizer), PICTURE, tokenizer)
     key = batch.targets
     read = batch.inputs.input_ids.flatten()[key.read_at]
     assert read.tolist() == [tokenizer.offsets(word)[0][0] for word in WORDS.split()]
@@ -117,7 +117,9 @@ def test_where_mentions_are_not_given_every_short_span_of_a_sentence_may_be_one(
     tokenizer: Tokenizer,
 ) -> None:
     row = replace(PICTURE, mentions=None, clusters=(((0, 2), (4, 6)),))
-    (example,) = way(tokenizer, max_span_length=2, spans_per_word=0.4).instances(row, tokenizer)
+    (example,) = formulation(tokenizer, max_span_length=2, spans_per_word=0.4).instances(
+        row, tokenizer
+    )
     inside = [(0, 1), (0, 2), (1, 2), (1, 3), (2, 3), (2, 4), (3, 4), (4, 5), (4, 6), (5, 6)]
     assert list(example.metadata.spans) == inside
     assert example.target == [int(span in ((0, 2), (4, 6))) for span in inside]
@@ -125,7 +127,7 @@ def test_where_mentions_are_not_given_every_short_span_of_a_sentence_may_be_one(
 
 
 def test_spans_of_several_documents_lie_one_behind_the_other(tokenizer: Tokenizer) -> None:
-    solve = way(tokenizer)
+    solve = formulation(tokenizer)
     rows = [PICTURE, replace(PICTURE, clusters=(), mentions=((1, 4), (4, 6)))]
     key = solve.make_batch([e for row in rows for e in solve.instances(row, tokenizer)]).targets
     assert isinstance(key.target, Tensor) and key.target.tolist() == [1, 0, 1, 0, 0]
@@ -137,7 +139,7 @@ def test_spans_of_several_documents_lie_one_behind_the_other(tokenizer: Tokenize
 
 def test_who_speaks_is_known_by_the_first_word(tokenizer: Tokenizer) -> None:
     said = (("eve", "tom", "-", "tom"), ("eve", "eve"))
-    (example,) = way(tokenizer).instances(replace(PICTURE, speakers=said), tokenizer)
+    (example,) = formulation(tokenizer).instances(replace(PICTURE, speakers=said), tokenizer)
     assert example.metadata.speakers == (0, -1, 0)
 
 
@@ -185,7 +187,7 @@ def test_scores_and_loss_are_those_written_by_hand(tokenizer: Tokenizer) -> None
     said = (("eve",) * 4, ("-", "tom"))
     clusters = (((0, 1), (2, 3), (4, 5)),)
     row = replace(PICTURE, mentions=mentions, speakers=said, clusters=clusters)
-    solve, model = way(tokenizer), network(tokenizer)
+    solve, model = formulation(tokenizer), network(tokenizer)
     batch = asked(solve, row, tokenizer)
     words = model(batch.inputs).hidden.flatten(0, 1)[batch.targets.read_at]
     expected = by_hand(model, words, batch.targets)
@@ -201,7 +203,7 @@ def test_scores_and_loss_are_those_written_by_hand(tokenizer: Tokenizer) -> None
 
 
 def test_a_gradient_reaches_every_weight(tokenizer: Tokenizer) -> None:
-    solve, model = way(tokenizer), network(tokenizer)
+    solve, model = formulation(tokenizer), network(tokenizer)
     batch = asked(solve, story(3, given=False), tokenizer)
     solve.loss(model, batch).mean(batch.counts).backward()  # type: ignore[no-untyped-call]
     idle = [name for name, weight in model.named_parameters() if weight.grad is None]
@@ -212,7 +214,7 @@ def test_a_gradient_reaches_every_weight(tokenizer: Tokenizer) -> None:
 def test_spans_that_are_not_kept_are_learned_from_unless_mentions_are_given(
     tokenizer: Tokenizer,
 ) -> None:
-    solve, model = way(tokenizer, spans_per_word=0.3), network(tokenizer)
+    solve, model = formulation(tokenizer, spans_per_word=0.3), network(tokenizer)
     batch = asked(solve, replace(PICTURE, mentions=None), tokenizer)
     found = solve.score_antecedents(model, batch)
     assert (
@@ -258,7 +260,7 @@ def learn(
 def test_stories_are_understood_and_stay_so_on_disk(
     given: bool, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    solve, model = way(tokenizer), network(tokenizer)
+    solve, model = formulation(tokenizer), network(tokenizer)
     rows = [story(number, given=given) for number in range(240)]
     losses = learn(solve, model, rows, tokenizer, 40 if given else 80)
     assert sum(losses[-5:]) < 0.2 * sum(losses[:5])
@@ -282,7 +284,9 @@ def test_stories_are_understood_and_stay_so_on_disk(
 def test_who_else_is_in_a_batch_changes_nothing(
     given: bool, member: str, tokenizer: Tokenizer
 ) -> None:
-    solve = way(tokenizer, frame=family(member).frame, causal=member == "gpt2", max_length=24)
+    solve = formulation(
+        tokenizer, frame=family(member).frame, causal=member == "gpt2", max_length=24
+    )
     model: Any = network(tokenizer, member)
     model.head.mention[-1].bias.fill_(1.0)  # so that a network that learned nothing finds links
     rows = [story(number, given=given, sentences=9) for number in range(8)]
@@ -300,7 +304,7 @@ def test_who_else_is_in_a_batch_changes_nothing(
 
 def test_a_long_document_is_read_in_stretches_of_whole_sentences(tokenizer: Tokenizer) -> None:
     row = story(11, given=False, sentences=30)
-    (example,) = way(tokenizer, max_length=24).instances(row, tokenizer)
+    (example,) = formulation(tokenizer, max_length=24).instances(row, tokenizer)
     assert len(example.examples) > 2 and not example.truncated_tokens
     assert max(len(reading.input_ids) for reading in example.examples) <= 24
     begins = [tokenizer.offsets(word)[0][0] for word in row.words]
@@ -320,7 +324,7 @@ def test_a_long_sentence_is_parted_and_spans_may_lie_across() -> None:
 def test_a_span_across_two_stretches_is_read_in_both(tokenizer: Tokenizer) -> None:
     words = ("she", "smiled", "again") * 8
     row = CorefDocument("long", (words,), (((0, 24), (3, 4)),), 1, ((0, 24), (3, 4)))
-    solve, model = way(tokenizer, max_length=12), network(tokenizer)
+    solve, model = formulation(tokenizer, max_length=12), network(tokenizer)
     batch = asked(solve, row, tokenizer)
     assert batch.targets.last.tolist() == [23, 3]
     assert torch.isfinite(solve.loss(model, batch).sums["label"])
@@ -328,13 +332,13 @@ def test_a_span_across_two_stretches_is_read_in_both(tokenizer: Tokenizer) -> No
 
 def test_letters_of_a_word_longer_than_all_room_are_counted(tokenizer: Tokenizer) -> None:
     row = CorefDocument("word", (("she", "x" * 40),), ((),), 1, ((0, 1), (1, 2)))
-    (example,) = way(tokenizer, max_length=16).instances(row, tokenizer)
+    (example,) = formulation(tokenizer, max_length=16).instances(row, tokenizer)
     whole = len(tokenizer.offsets(" " + "x" * 40)[0])
     assert example.truncated_tokens == max(0, whole - 14)
 
 
 def test_what_refers_to_one_thing_in_turn_is_one_cluster(tokenizer: Tokenizer) -> None:
-    solve = way(tokenizer)
+    solve = formulation(tokenizer)
     row = replace(PICTURE, mentions=tuple((n, n + 1) for n in range(6)))
     examples = solve.instances(row, tokenizer, labelled=False)
     reply = torch.tensor([[-1, 0.9], [-1, 1.0], [0, 0.6], [2, 1.0], [1, 1.0], [-1, 1.0]])
@@ -344,7 +348,7 @@ def test_what_refers_to_one_thing_in_turn_is_one_cluster(tokenizer: Tokenizer) -
 
 
 def test_a_document_without_spans_has_no_clusters(tokenizer: Tokenizer) -> None:
-    solve, model = way(tokenizer), network(tokenizer)
+    solve, model = formulation(tokenizer), network(tokenizer)
     empty = [replace(PICTURE, mentions=()), replace(PICTURE, sentences=((), ()), mentions=None)]
     assert [solve.instances(row, tokenizer) for row in empty] == [[], []]
     said = predict_rows(solve, model, [empty[0], PICTURE, empty[1]], tokenizer)
@@ -360,7 +364,7 @@ def test_settings_that_leave_nothing_to_rank_are_told(
 ) -> None:
     (name,) = wrong
     with pytest.raises(UserError, match=f"{name}={wrong[name]}.*must be greater than 0"):
-        way(tokenizer, **wrong)
+        formulation(tokenizer, **wrong)
 
 
 @pytest.mark.real
@@ -368,7 +372,7 @@ def test_pronouns_of_gap_are_learned_by_heart(real: Path) -> None:
     path = real / "gap_coref" / "gap-validation.tsv"
     rows = list(islice(read_rows(path, FileSpec("coref", "gap", "")), 16))
     words = train_tokenizer([" ".join(row.words) for row in rows], kind="wordpiece", vocab_size=600)
-    solve, model = way(words), network(words)
+    solve, model = formulation(words), network(words)
     losses = learn(solve, model, rows, words, 30)
     assert losses[-1] < 0.1 * losses[0]
     predictions = predict_rows(solve, model, rows, words)

@@ -1,4 +1,4 @@
-"""The task and the columns of a file are guessed and said; what the user says goes first."""
+"""The task and the columns of a file are detected and described; options of the user go first."""
 
 import gzip
 import json
@@ -215,6 +215,9 @@ def test_what_cannot_be_guessed_is_asked_for(tmp_path: Path) -> None:
         detect_format(file(tmp_path, "a.tsv", "1\t2", "3\t4"))
     with pytest.raises(UserError, match="is empty"):
         detect_format(file(tmp_path, "b.tsv"))
+    for name in ("b.json", "b.jsonl"):  # a list without records
+        with pytest.raises(UserError, match="is empty"):
+            detect_format(file(tmp_path, name, "[]"))
     with pytest.raises(UserError, match="is empty"):
         detect_format(file(tmp_path, "b.jsonl"))
     with pytest.raises(UserError, match="no such file"):

@@ -1,6 +1,7 @@
-"""Kinds of tasks: names, JSON, and which formulation each family has for them."""
+"""Kinds of tasks: names, JSON, scores, and which formulation each family has for them."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -8,11 +9,15 @@ from kinfolk.config import from_json, to_json
 from kinfolk.errors import UserError
 from kinfolk.families import families, family
 from kinfolk.tasks.classification import Classification
+from kinfolk.tasks.formats.base import parse_columns, read_rows
+from kinfolk.tasks.formats.detect import detect_format
 from kinfolk.tasks.formulations.choose import choose_formulation
 from kinfolk.tasks.formulations.head import TokenHead
+from kinfolk.tasks.rows import QuestionRow, SourceTarget
 from kinfolk.tasks.tagging import Tagging
-from kinfolk.tasks.task import Task, kinds, task_class
+from kinfolk.tasks.task import Prediction, Task, kinds, task_class
 
+FIRST, SECOND = "the old man painted a ball again .", "a red bird followed the river home today ."
 DECODERS = [name for name in families() if family(name).model.decoding == "causal"]
 
 
@@ -39,7 +44,7 @@ def test_a_task_is_saved_by_the_name_of_its_kind(name: str) -> None:
 def test_metrics_of_a_kind_are_those_it_names() -> None:
     for cls in kinds().values():
         metrics = [metric.name for metric in cls(labels=("a", "b"), positive_label="b").metrics()]
-        assert tuple(metrics) == cls.metric_names
+        assert tuple(metrics) == cls.metric_names()
         assert cls().normalized(1.0) > 0
     with pytest.raises(UserError, match="the metric 'bleu' does not apply to classify tasks"):
         Classification(metric="bleu")
@@ -49,3 +54,45 @@ def test_metrics_of_a_kind_are_those_it_names() -> None:
 def test_a_decoder_tags_with_its_token_head(name: str) -> None:
     assert choose_formulation(family(name), Tagging) is TokenHead
     assert choose_formulation(family(name), Tagging, "text").name == "text"
+
+
+@pytest.mark.parametrize("text", [FIRST, SECOND])
+def test_every_reference_of_a_generated_text_counts(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "train.jsonl"
+    records = [
+        {"source": "one", "target": [FIRST, SECOND]},
+        {"source": "two", "target": "so be it now"},
+    ]
+    file.write_text("\n".join(json.dumps(record) for record in records) + "\n", encoding="utf-8")
+    spec = detect_format(file, task="write", columns=parse_columns("source,target"))
+    rows = list(read_rows(file, spec))
+    scores = Task(kind="write").evaluate(rows, [Prediction(text), Prediction("so be it now")])
+    assert scores["bleu"] == pytest.approx(100) and scores["chrf"] == pytest.approx(100)
+    assert (scores["rouge1"], scores["rouge2"], scores["rougeL"]) == (1, 1, 1)
+
+
+def test_a_worse_reference_changes_no_score() -> None:
+    task = Task(kind="write")
+    predictions = [Prediction("the cat sat on a mat"), Prediction("it was late")]
+    single = [
+        SourceTarget("", "the cat sat on the mat", 1),
+        SourceTarget("", "it was very late", 2),
+    ]
+    several = [
+        single[0],
+        SourceTarget("", "it was very late", 2, ("none of these words is there",)),
+    ]
+    assert task.evaluate(single, predictions) == task.evaluate(several, predictions)
+
+
+def test_chinese_questions_without_an_answer_are_scored() -> None:
+    task = Task(kind="span", language=True)
+    rows = [
+        QuestionRow("1", "北京是首都", "哪里", (("北京", 0),), True, 1),
+        QuestionRow("2", "北京是首都", "谁", (), False, 2),
+        QuestionRow("3", "北京是首都", "几时", (), False, 3),
+    ]
+    scores = task.evaluate(rows, [Prediction("北京"), Prediction(""), Prediction("首都")])
+    assert scores == {"f1": pytest.approx(2 / 3), "exact": pytest.approx(2 / 3)}
+    assert task.evaluate(rows[1:2], [Prediction("")]) == {"f1": 1, "exact": 1}
+    assert task.evaluate(rows[:1], [Prediction("")]) == {"f1": 0, "exact": 0}

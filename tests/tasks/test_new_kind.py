@@ -4,17 +4,17 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
-from kinfolk.metrics.metric import MeanMetric, Metric
+from kinfolk.metrics.metric import MeanMetric
 from kinfolk.tasks.dataset import task_dataset
 from kinfolk.tasks.formats import base
 from kinfolk.tasks.formats.base import FileSpec, Format, Predictions, ReadReport, write_lines
 from kinfolk.tasks.formats.labelled_file import LabelledFile
 from kinfolk.tasks.rows import LabelledText
-from kinfolk.tasks.task import TASK_KINDS, Task, TaskOutput, register_kind, sort_labels
+from kinfolk.tasks.task import TASK_KINDS, Task, register_kind, sort_labels
 from kinfolk.workflows.finetune import finetune
 from kinfolk.workflows.finetune_recipe import parse_initial_weights
 from kinfolk.workflows.predict import evaluate_rows, load_predictor
@@ -36,10 +36,10 @@ class MeanAbsoluteError(MeanMetric):
 class StarRating(Task):
     """Predict how many stars a review gives."""
 
-    name: ClassVar[str] = "stars"
-    alias: ClassVar[str] = "star_rating"
-    output: ClassVar[TaskOutput] = "label"
-    metric_names: ClassVar[tuple[str, ...]] = ("mae",)
+    name = "stars"
+    alias = "star_rating"
+    output = "label"
+    all_metrics = (MeanAbsoluteError(),)
 
     @classmethod
     def label_fields(
@@ -53,9 +53,6 @@ class StarRating(Task):
 
     def options(self, row: LabelledText) -> tuple[str, ...]:
         return self.labels
-
-    def metrics(self, references: Sequence[str] = ()) -> tuple[Metric, ...]:
-        return (MeanAbsoluteError(),)
 
 
 def detect(file: LabelledFile) -> FileSpec | None:

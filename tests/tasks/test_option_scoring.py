@@ -1,4 +1,4 @@
-"""Answers by what a network would rather say: text to text, blanks to fill, and prompts."""
+"""Options scored by their likelihood: text to text, cloze patterns and prompts."""
 
 from dataclasses import replace
 from typing import Any
@@ -31,18 +31,22 @@ from kinfolk.text.tokenizer import glm_tokens
 from support.task_rows import CLASSES, alone, apart, cases, rows, same, solving, task, tokenizer
 
 SAID = list(cases("text", "cloze", "prompt"))
-NAMES = [f"{name}-{kind}-{way.name}" for name, kind, way in SAID]
-every = pytest.mark.parametrize(("name", "kind", "way"), SAID, ids=NAMES)
+NAMES = [f"{name}-{kind}-{formulation.name}" for name, kind, formulation in SAID]
+every = pytest.mark.parametrize(("name", "kind", "formulation"), SAID, ids=NAMES)
 LEARNING = [(case, name) for case, name in zip(SAID, NAMES, strict=True) if case[2] is not Prompt]
 learning = pytest.mark.parametrize(
-    ("name", "kind", "way"), [case for case, _ in LEARNING], ids=[name for _, name in LEARNING]
+    ("name", "kind", "formulation"),
+    [case for case, _ in LEARNING],
+    ids=[name for _, name in LEARNING],
 )
 
 
-def suited(kind: str, way: type[OptionScoring], count: int = 9) -> list[Any]:
-    """Return rows that a way can solve: a blank needs options where a word is asked for."""
+def suited(kind: str, formulation: type[OptionScoring], count: int = 9) -> list[Any]:
+    """Return rows that a formulation can solve: a cloze needs options."""
     some = rows(kind, count if kind != "complete" else 2 * count)
-    return [row for row in some if way is not Cloze or getattr(row, "options", ()) is not None]
+    return [
+        row for row in some if formulation is not Cloze or getattr(row, "options", ()) is not None
+    ]
 
 
 def ids(text: str) -> list[int]:
@@ -221,13 +225,13 @@ def test_solved_rows_stand_before_the_one_that_is_asked() -> None:
 
 @learning
 @torch.no_grad()
-def test_packing_changes_no_loss(name: str, kind: str, way: type[OptionScoring]) -> None:
-    made, model = solving(name, kind, way)
-    some = suited(kind, way)
+def test_packing_changes_no_loss(name: str, kind: str, formulation: type[OptionScoring]) -> None:
+    made, model = solving(name, kind, formulation)
+    some = suited(kind, formulation)
     examples = [example for row in some for example in made.instances(row, tokenizer())]
     batch = made.make_batch(examples)
     each = [torch.stack([log(model, r) for r in e.examples]) for e in examples]
-    if way is TextToText:
+    if formulation is TextToText:
         found, wanted = made.loss(model, batch).sums["tokens"], -sum(part.sum() for part in each)
         count = sum((r.labels != IGNORE_INDEX).sum() for e in examples for r in e.examples)  # type: ignore[union-attr]
         assert batch.counts["tokens"] == count
@@ -241,10 +245,10 @@ def test_packing_changes_no_loss(name: str, kind: str, way: type[OptionScoring])
 
 @every
 def test_no_answer_depends_on_who_else_is_asked(
-    name: str, kind: str, way: type[OptionScoring], monkeypatch: pytest.MonkeyPatch
+    name: str, kind: str, formulation: type[OptionScoring], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, model = solving(name, kind, way)
-    some = suited(kind, way, 5)
+    made, model = solving(name, kind, formulation)
+    some = suited(kind, formulation, 5)
     if any(made.generates(row) for row in some):
         made = replace(made, max_new_tokens=8)  # type: ignore[call-arg]
         known = [answer.value for answer in predict_rows(made, model, some, tokenizer())]
@@ -255,9 +259,11 @@ def test_no_answer_depends_on_who_else_is_asked(
 
 
 @learning
-def test_neighbours_have_no_gradient(name: str, kind: str, way: type[OptionScoring]) -> None:
-    made, model = solving(name, kind, way)
-    examples = [e for row in suited(kind, way) for e in made.instances(row, tokenizer())]
+def test_neighbours_have_no_gradient(
+    name: str, kind: str, formulation: type[OptionScoring]
+) -> None:
+    made, model = solving(name, kind, formulation)
+    examples = [e for row in suited(kind, formulation) for e in made.instances(row, tokenizer())]
     apart(made, model, examples)
 
 

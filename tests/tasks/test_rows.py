@@ -1,4 +1,4 @@
-"""Rows are plain frozen values, and notes count what readers did."""
+"""Rows are frozen values, and a ReadReport counts skipped and repaired rows."""
 
 from dataclasses import FrozenInstanceError, fields
 

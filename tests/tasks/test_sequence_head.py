@@ -1,4 +1,4 @@
-"""A head on one token a text, and GPT's transformed input: targets, losses, teachers, packing."""
+"""Heads on one token per text, and GPT's: targets, losses, distillation, packing."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,8 +11,7 @@ from torch import Tensor
 
 from kinfolk.batch import IGNORE_INDEX
 from kinfolk.errors import UserError
-from kinfolk.tasks.examples import Instance
-from kinfolk.tasks.formulations.base import Formulation
+from kinfolk.tasks.formulations.base import Formulation, Instance
 from kinfolk.tasks.formulations.head import (
     BareCausalHead,
     CausalHead,
@@ -26,8 +25,8 @@ from kinfolk.text.tokenizer import SpecialTokens
 from support.task_rows import CLASSES, alone, apart, cases, rows, same, solving, task, tokenizer
 
 WHOLE = [case for case in cases("head", "transformed") if issubclass(case[2], SequenceHead)]
-NAMES = [f"{name}-{kind}-{way.name}" for name, kind, way in WHOLE]
-every = pytest.mark.parametrize(("name", "kind", "way"), WHOLE, ids=NAMES)
+NAMES = [f"{name}-{kind}-{formulation.name}" for name, kind, formulation in WHOLE]
+every = pytest.mark.parametrize(("name", "kind", "formulation"), WHOLE, ids=NAMES)
 SPECIALS = SpecialTokens(pad=0, unk=1, bos=2, eos=3, cls=4, sep=5, mask=6)
 
 
@@ -90,37 +89,39 @@ def test_gpt_reads_a_line_at_its_end_and_predicts_the_text() -> None:
 
 @torch.no_grad()
 def test_both_orders_of_a_pair_are_read_and_count_once() -> None:
-    way, model = solving("gpt2", "regress", CausalHead)
+    formulation, model = solving("gpt2", "regress", CausalHead)
     row = rows("regress", 1)[0]
-    (example,) = way.instances(row, tokenizer())
+    (example,) = formulation.instances(row, tokenizer())
     there, back = example.examples
     turned = replace(row, texts=row.texts[::-1])
-    (other,) = way.instances(turned, tokenizer())
+    (other,) = formulation.instances(turned, tokenizer())
     assert [r.input_ids.tolist() for r in other.examples] == [
         back.input_ids.tolist(),
         there.input_ids.tolist(),
     ]
-    one, two = predict_rows(way, model, [row, turned], tokenizer())
+    one, two = predict_rows(formulation, model, [row, turned], tokenizer())
     assert one.value == pytest.approx(two.value, abs=1e-5)
     states = sum(model(alone(r)).hidden[0, -1] for r in example.examples)
     assert one.value == pytest.approx(float(model.logits(states)), abs=1e-5)
 
 
-def scores(way: SequenceHead, model: Any, example: Instance) -> Tensor:
+def scores(formulation: SequenceHead, model: Any, example: Instance) -> Tensor:
     """Score an example by itself: (classes,) or (options,)."""
     states = [model(alone(r)).hidden[0, int(r.read_positions[0])] for r in example.examples]
-    if way.task.kind == "choose":
+    if formulation.task.kind == "choose":
         return torch.cat([model.logits(state) for state in states])
     return model.logits(torch.stack(states).sum(0))  # type: ignore[no-any-return]
 
 
-def plain(way: SequenceHead, model: Any, example: Instance, row: Any) -> tuple[Tensor, Tensor]:
+def plain(
+    formulation: SequenceHead, model: Any, example: Instance, row: Any
+) -> tuple[Tensor, Tensor]:
     """Compute the loss of an example by itself, and that of predicting its tokens."""
-    found = scores(way, model, example)
-    if way.task.kind == "regress":
+    found = scores(formulation, model, example)
+    if formulation.task.kind == "regress":
         blame = (found[0] - row.label) ** 2
     else:
-        place = row.label if way.task.kind == "choose" else CLASSES.index(row.label)
+        place = row.label if formulation.task.kind == "choose" else CLASSES.index(row.label)
         blame = -found.log_softmax(0)[place]
     language = torch.zeros(())
     for reading in example.examples:
@@ -134,8 +135,8 @@ def plain(way: SequenceHead, model: Any, example: Instance, row: Any) -> tuple[T
 
 @every
 @torch.no_grad()
-def test_packing_changes_no_loss(name: str, kind: str, way: type[SequenceHead]) -> None:
-    made, model = solving(name, kind, way)
+def test_packing_changes_no_loss(name: str, kind: str, formulation: type[SequenceHead]) -> None:
+    made, model = solving(name, kind, formulation)
     assert isinstance(made, SequenceHead)
     some = rows(kind)
     examples = [example for row in some for example in made.instances(row, tokenizer())]
@@ -149,39 +150,43 @@ def test_packing_changes_no_loss(name: str, kind: str, way: type[SequenceHead]) 
         labels = [r.labels for e in examples for r in e.examples if r.labels is not None]
         predicted = sum(int((some != IGNORE_INDEX).sum()) for some in labels)
         assert batch.counts["lm_auxiliary"] == predicted
-    assert ("lm_auxiliary" in sums) == (way is CausalHead)
+    assert ("lm_auxiliary" in sums) == (formulation is CausalHead)
     assert batch.counts["label"] == len(some)
 
 
 @every
 def test_no_answer_depends_on_who_else_is_asked(
-    name: str, kind: str, way: type[Formulation]
+    name: str, kind: str, formulation: type[Formulation]
 ) -> None:
-    same(*solving(name, kind, way), rows(kind))
+    same(*solving(name, kind, formulation), rows(kind))
 
 
 @every
-def test_neighbours_have_no_gradient(name: str, kind: str, way: type[Formulation]) -> None:
-    made, model = solving(name, kind, way)
+def test_neighbours_have_no_gradient(name: str, kind: str, formulation: type[Formulation]) -> None:
+    made, model = solving(name, kind, formulation)
     apart(made, model, [e for row in rows(kind) for e in made.instances(row, tokenizer())])
 
 
 def test_labels_play_no_part_in_questions() -> None:
     for kind in ("classify", "regress", "choose"):
-        way, model = solving("bert", kind, SequenceHead)
+        formulation, model = solving("bert", kind, SequenceHead)
         some = rows(kind, 5)
         unknown = [replace(row, label=None) for row in some]
-        known = [answer.probabilities for answer in predict_rows(way, model, some, tokenizer())]
-        assert [a.probabilities for a in predict_rows(way, model, unknown, tokenizer())] == known
+        known = [
+            answer.probabilities for answer in predict_rows(formulation, model, some, tokenizer())
+        ]
+        assert [
+            a.probabilities for a in predict_rows(formulation, model, unknown, tokenizer())
+        ] == known
 
 
 def test_probabilities_are_those_of_the_classes() -> None:
-    way, model = solving("bert", "classify", SequenceHead)
+    formulation, model = solving("bert", "classify", SequenceHead)
     some = rows("classify")
-    for row, answer in zip(some, predict_rows(way, model, some, tokenizer()), strict=True):
-        (example,) = way.instances(row, tokenizer())
+    for row, answer in zip(some, predict_rows(formulation, model, some, tokenizer()), strict=True):
+        (example,) = formulation.instances(row, tokenizer())
         with torch.no_grad():
-            shares = scores(way, model, example).softmax(0)  # type: ignore[arg-type]
+            shares = scores(formulation, model, example).softmax(0)  # type: ignore[arg-type]
         assert answer.probabilities == pytest.approx(shares.tolist(), abs=1e-5)
         assert answer.value == CLASSES[int(shares.argmax())]
         assert answer.probability == max(answer.probabilities)
@@ -189,15 +194,16 @@ def test_probabilities_are_those_of_the_classes() -> None:
 
 @torch.no_grad()
 def test_rare_classes_can_weigh_more() -> None:
-    way, model = solving("bert", "classify", SequenceHead, class_weights=(0.5, 2.0, 3.0))
-    assert isinstance(way, SequenceHead)
+    formulation, model = solving("bert", "classify", SequenceHead, class_weights=(0.5, 2.0, 3.0))
+    assert isinstance(formulation, SequenceHead)
     some = rows("classify")
-    examples = [example for row in some for example in way.instances(row, tokenizer())]
+    examples = [example for row in some for example in formulation.instances(row, tokenizer())]
     wanted = sum(
-        way.class_weights[CLASSES.index(row.label)] * plain(way, model, example, row)[0]
+        formulation.class_weights[CLASSES.index(row.label)]
+        * plain(formulation, model, example, row)[0]
         for row, example in zip(some, examples, strict=True)
     )
-    found = way.loss(model, way.make_batch(examples)).sums["label"]
+    found = formulation.loss(model, formulation.make_batch(examples)).sums["label"]
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
@@ -205,25 +211,30 @@ def test_rare_classes_can_weigh_more() -> None:
 @pytest.mark.parametrize("kind", ["classify", "regress", "choose"])
 def test_a_teacher_has_its_share_of_the_loss(kind: str) -> None:
     share, heat = 0.3, 2.5
-    way, model = solving("bert", kind, SequenceHead, distillation_weight=share, temperature=heat)
-    assert isinstance(way, SequenceHead)
+    formulation, model = solving(
+        "bert", kind, SequenceHead, distillation_weight=share, temperature=heat
+    )
+    assert isinstance(formulation, SequenceHead)
     some = rows(kind, 6)
-    plainly = [e for row in some for e in way.instances(row, tokenizer())]
+    plainly = [e for row in some for e in formulation.instances(row, tokenizer())]
     torch.manual_seed(1)
-    replies = [torch.randn_like(scores(way, model, e)) * 3 for e in plainly]
+    replies = [torch.randn_like(scores(formulation, model, e)) * 3 for e in plainly]
     examples = [
-        replace(e, teacher_probs=way.soft_labels(reply.double().numpy(), way.temperature))
+        replace(
+            e,
+            teacher_probs=formulation.soft_labels(reply.double().numpy(), formulation.temperature),
+        )
         for e, reply in zip(plainly, replies, strict=True)
     ]
     wanted = torch.zeros(())
     for example, row, teacher in zip(examples, some, replies, strict=True):
-        blame, own = plain(way, model, example, row)[0], scores(way, model, example)
+        blame, own = plain(formulation, model, example, row)[0], scores(formulation, model, example)
         if kind == "regress":  # one target between the label and what the teacher says
             wanted += (own[0] - (1 - share) * row.label - share * teacher[0]) ** 2
             continue
         soft = -((teacher / heat).softmax(0) * (own / heat).log_softmax(0)).sum()
         wanted += (1 - share) * blame + share * heat**2 * soft
-    found = way.loss(model, way.make_batch(examples)).sums["label"]
+    found = formulation.loss(model, formulation.make_batch(examples)).sums["label"]
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""How rows become what a network reads, against tables written by hand and other libraries."""
+"""How rows become token sequences, against tables written by hand and other libraries."""
 
 import random
 from pathlib import Path
@@ -17,8 +17,7 @@ from kinfolk.errors import UserError
 from kinfolk.objectives.blank_infilling import BlankInfilling
 from kinfolk.objectives.seq2seq import Seq2Seq
 from kinfolk.rng import Stream, generator
-from kinfolk.tasks.examples import pack_examples
-from kinfolk.tasks.formulations.base import segment_log_softmax, split_by_instance
+from kinfolk.tasks.formulations.base import pack_examples, segment_log_softmax, split_by_instance
 from kinfolk.tasks.formulations.sequences import (
     apply_template,
     build_example,

@@ -1,4 +1,4 @@
-"""Where an answer starts and ends: windows, no answer, losses, packing."""
+"""The span head: windows, targets, no answer, losses, packing."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfolk.tasks.examples import Instance
+from kinfolk.tasks.formulations.base import Instance
 from kinfolk.tasks.formulations.span_head import (
     MAX_ANSWER_LENGTH,
-    ContextWindow,
     SpanHead,
     span_scores,
 )
@@ -23,7 +22,7 @@ from kinfolk.text.tokenizer import TEMPLATES
 from support.runs import text
 from support.task_rows import LENGTH, alone, apart, cases, rows, same, solving, task, tokenizer
 
-EVERY = [name for name, _, way in cases("head") if way is SpanHead]
+EVERY = [name for name, _, formulation in cases("head") if formulation is SpanHead]
 every = pytest.mark.parametrize("name", EVERY)
 CONTEXT = "old king song blue red bird garden house river cat"  # a token each
 
@@ -57,7 +56,7 @@ def test_windows_overlap_and_those_without_the_answer_want_none() -> None:
         first, last = example.target
         (reading,) = example.examples
         assert reading.input_ids[reading.read_positions[first : last + 1]].tolist() == king
-    covered = {span for e in examples for span in e.metadata.spans}
+    covered = {span for e in examples for span in e.metadata}
     assert covered == {*tokenizer().offsets(long)[1]}
 
 
@@ -95,7 +94,7 @@ def reply(size: int, **scores: tuple[float, float]) -> Any:
 
 def window(context: str, first: int, last: int) -> Instance:
     where = tokenizer().offsets(context)[1][first:last]
-    return Instance(examples=(), metadata=ContextWindow(tuple(where)))
+    return Instance(examples=(), metadata=tuple(where))
 
 
 def test_the_best_span_of_all_windows_is_the_answer() -> None:
@@ -159,8 +158,8 @@ def test_spans_are_no_longer_than_an_answer_may_be() -> None:
 
 
 def test_a_context_without_a_token_has_no_answer() -> None:
-    way, model = solving("bert", "span", SpanHead, allow_no_answer=False)
-    (answer,) = predict_rows(way, model, [asked(None, " ")], tokenizer())
+    formulation, model = solving("bert", "span", SpanHead, allow_no_answer=False)
+    (answer,) = predict_rows(formulation, model, [asked(None, " ")], tokenizer())
     assert answer.value == ""
 
 
@@ -173,9 +172,7 @@ def test_an_answer_begins_with_no_space() -> None:
     where = tuple(known.offsets(row.context)[1])
     place = next(i for i, span in enumerate(where, 1) if row.context[slice(*span)] == " the")
     scores = {f"t{place}": (9.0, 9.0)}
-    found = ends.decode(
-        row, [Instance(examples=(), metadata=ContextWindow(where))], [reply(len(where), **scores)]
-    )
+    found = ends.decode(row, [Instance(examples=(), metadata=where)], [reply(len(where), **scores)])
     assert found.value == "the"
 
 
@@ -188,15 +185,15 @@ def scores(model: Any, example: Instance) -> Tensor:
 @every
 @torch.no_grad()
 def test_packing_changes_no_loss(name: str) -> None:
-    way, model = solving(name, "span", SpanHead)
-    examples = [e for row in rows("span") for e in way.instances(row, tokenizer())]
+    formulation, model = solving(name, "span", SpanHead)
+    examples = [e for row in rows("span") for e in formulation.instances(row, tokenizer())]
     assert len(examples) > len(rows("span")), "no context is longer than a window"
     wanted = torch.zeros(())
     for example in examples:
         logs = scores(model, example).log_softmax(0)
         wanted -= (logs[example.target[0], 0] + logs[example.target[1], 1]) / 2
-    batch = way.make_batch(examples)
-    found = way.loss(model, batch).sums["label"]
+    batch = formulation.make_batch(examples)
+    found = formulation.loss(model, batch).sums["label"]
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
     assert batch.counts["label"] == len(examples)
     assert max(len(e.examples[0].input_ids) for e in examples) <= LENGTH
@@ -209,5 +206,9 @@ def test_no_answer_depends_on_who_else_is_asked(name: str) -> None:
 
 @every
 def test_neighbours_have_no_gradient(name: str) -> None:
-    way, model = solving(name, "span", SpanHead)
-    apart(way, model, [e for row in rows("span") for e in way.instances(row, tokenizer())])
+    formulation, model = solving(name, "span", SpanHead)
+    apart(
+        formulation,
+        model,
+        [e for row in rows("span") for e in formulation.instances(row, tokenizer())],
+    )

@@ -1,4 +1,4 @@
-"""Questions are read from SQuAD's form; answers that are not where they should be are searched."""
+"""Questions are read from SQuAD files; answers that are not at their offset are searched for."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""A folder of sets is listed with tasks, splits and scores."""
+"""The datasets of a folder are discovered with tasks, splits and metrics."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Text to text: what is written for a number."""
+"""Text to text: the text of a number."""
 
 import pytest
 

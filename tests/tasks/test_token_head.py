@@ -1,4 +1,4 @@
-"""A head on every word: which piece is read, long sentences, verbs, losses, teachers, packing."""
+"""A head on every word: the token that is read, long sentences, roles, losses, packing."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.errors import UserError
-from kinfolk.tasks.examples import Instance
+from kinfolk.tasks.formulations.base import Instance
 from kinfolk.tasks.formulations.head import TokenHead
 from kinfolk.tasks.formulations.sequences import encode_words
 from kinfolk.tasks.instances import predict_rows
@@ -27,7 +27,7 @@ from support.task_rows import (
     tokenizer,
 )
 
-EVERY = [name for name, _, way in cases("head") if way is TokenHead]
+EVERY = [name for name, _, formulation in cases("head") if formulation is TokenHead]
 every = pytest.mark.parametrize("name", EVERY)
 ROW = TaggedSentence(("red", "Wolfgang", "cat"), ("O", "B-X", "I-X"), 1)
 
@@ -87,15 +87,15 @@ def test_a_long_sentence_is_read_in_several_and_no_word_is_lost() -> None:
     read = [int(i) for e in examples for r in e.examples for i in r.input_ids[r.read_positions]]
     assert read == [chunk[0] for chunk in encode_words(tokenizer(), some.words)]
     assert all(len(r.input_ids) <= 16 for e in examples for r in e.examples)
-    way, model = solving("bert", "tag", TokenHead)
-    (answer,) = predict_rows(replace(way, max_length=16), model, [some], tokenizer())
+    formulation, model = solving("bert", "tag", TokenHead)
+    (answer,) = predict_rows(replace(formulation, max_length=16), model, [some], tokenizer())
     assert len(answer.value) == len(answer.probabilities) == 20
 
 
 def test_a_word_that_is_longer_than_all_the_room_is_still_tagged() -> None:
-    way, model = solving("bert", "tag", TokenHead)
+    formulation, model = solving("bert", "tag", TokenHead)
     some = TaggedSentence(("cat", "W" * 90, "dog"), None, 1)
-    (answer,) = predict_rows(way, model, [some], tokenizer())
+    (answer,) = predict_rows(formulation, model, [some], tokenizer())
     assert len(answer.value) == 3
 
 
@@ -108,14 +108,14 @@ def scores(model: Any, example: Instance) -> Tensor:
 @every
 @torch.no_grad()
 def test_packing_changes_no_loss(name: str) -> None:
-    way, model = solving(name, "tag", TokenHead)
-    examples = [e for row in rows("tag") for e in way.instances(row, tokenizer())]
-    batch = way.make_batch(examples)
+    formulation, model = solving(name, "tag", TokenHead)
+    examples = [e for row in rows("tag") for e in formulation.instances(row, tokenizer())]
+    batch = formulation.make_batch(examples)
     wanted = torch.zeros(())
     for example in examples:
         logs = scores(model, example).log_softmax(-1)
         wanted -= sum(logs[place, tag] for place, tag in enumerate(example.target))
-    found = way.loss(model, batch).sums["label"]
+    found = formulation.loss(model, batch).sums["label"]
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
     assert batch.counts["label"] == sum(len(row.words) for row in rows("tag"))
 
@@ -127,22 +127,31 @@ def test_no_answer_depends_on_who_else_is_asked(name: str) -> None:
 
 @every
 def test_neighbours_have_no_gradient(name: str) -> None:
-    way, model = solving(name, "tag", TokenHead)
-    apart(way, model, [e for row in rows("tag") for e in way.instances(row, tokenizer())])
+    formulation, model = solving(name, "tag", TokenHead)
+    apart(
+        formulation,
+        model,
+        [e for row in rows("tag") for e in formulation.instances(row, tokenizer())],
+    )
 
 
 @torch.no_grad()
 def test_tags_are_weighed_and_a_teacher_has_its_share() -> None:
     share, heat, weights = 0.4, 1.5, (0.5, 2.0, 3.0)
-    way, model = solving(
+    formulation, model = solving(
         "bert", "tag", TokenHead, class_weights=weights, distillation_weight=share, temperature=heat
     )
-    assert isinstance(way, TokenHead)
+    assert isinstance(formulation, TokenHead)
     torch.manual_seed(1)
-    plain = [e for row in rows("tag") for e in way.instances(row, tokenizer())]
+    plain = [e for row in rows("tag") for e in formulation.instances(row, tokenizer())]
     teachers = [torch.randn(len(e.target), len(TAGS)) * 3 for e in plain]
     examples = [
-        replace(e, teacher_probs=way.soft_labels(teacher.double().numpy(), way.temperature))
+        replace(
+            e,
+            teacher_probs=formulation.soft_labels(
+                teacher.double().numpy(), formulation.temperature
+            ),
+        )
         for e, teacher in zip(plain, teachers, strict=True)
     ]
     wanted = torch.zeros(())
@@ -152,16 +161,16 @@ def test_tags_are_weighed_and_a_teacher_has_its_share() -> None:
         for place, tag in enumerate(example.target):
             hard = -own[place].log_softmax(-1)[tag]
             wanted += weights[tag] * ((1 - share) * hard + share * heat**2 * soft[place])
-    found = way.loss(model, way.make_batch(examples)).sums["label"]
+    found = formulation.loss(model, formulation.make_batch(examples)).sums["label"]
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_a_tag_that_training_had_not_is_named_and_can_be_asked_about() -> None:
-    way, model = solving("bert", "tag", TokenHead)
+    formulation, model = solving("bert", "tag", TokenHead)
     row = replace(ROW, tags=("O", "B-Y", "O"))
     with pytest.raises(UserError, match="'B-Y' does not occur in the training rows"):
-        way.instances(row, tokenizer())
-    (answer,) = predict_rows(way, model, [row], tokenizer())
+        formulation.instances(row, tokenizer())
+    (answer,) = predict_rows(formulation, model, [row], tokenizer())
     assert len(answer.value) == 3 and {*answer.value} <= {*TAGS}
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,7 @@ class Accuracy(MeanMetric):
 
     name: str = "accuracy"
 
-    things: ClassVar[str] = "labels"
+    things = "labels"
 
     def values(self, predictions: Sequence[Any], references: Sequence[Any], /) -> list[float]:
         """Return 1 for each correct row, else 0."""
@@ -47,7 +47,7 @@ class BinaryF1(Metric):
     title: str = "F1"
     positive_label: ClassLabel = 1
 
-    things: ClassVar[str] = "labels"
+    things = "labels"
 
     def statistics(
         self, predictions: Sequence[ClassLabel], references: Sequence[ClassLabel], /
@@ -66,7 +66,7 @@ class BinaryF1(Metric):
 class ByClassMetric(Metric):
     """A metric over the counts of every class that occurs."""
 
-    things: ClassVar[str] = "labels"
+    things = "labels"
 
     def statistics(
         self, predictions: Sequence[ClassLabel], references: Sequence[ClassLabel], /
@@ -119,7 +119,7 @@ class MatthewsCorrelation(ByClassMetric):
 class Correlation(Metric):
     """A correlation of predicted and reference numbers; it needs the rows, not their sum."""
 
-    things: ClassVar[str] = "numbers"
+    things = "numbers"
 
     def statistics(
         self, predictions: Sequence[float], references: Sequence[float], /

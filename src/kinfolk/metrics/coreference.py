@@ -6,7 +6,7 @@ mentions that are only in the predictions or only in the references.
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,6 @@ from kinfolk.metrics.metric import PRF, Metric, Statistics, f_score, safe_divide
 
 Cluster = Iterable[Hashable]  # mentions, such as (start, end)
 Clusters = list[frozenset[Hashable]]
-Counts = tuple[float, int, float, int]  # hits and number of predictions, hits and references
 
 
 @dataclass(frozen=True)
@@ -41,16 +40,20 @@ class ConllF1(Metric):
     title: str = "CoNLL F1"
     max_resamples: int = 200
 
-    things: ClassVar[str] = "documents"
+    things = "documents"
 
     def statistics(
         self, predictions: Sequence[Sequence[Cluster]], references: Sequence[Sequence[Cluster]], /
     ) -> Statistics:
-        """Return the counts of the three scores of each document: (documents, 3, 4)."""
+        """Return the counts of the three scores of each document: (documents, 3, 4).
+
+        They are the hits and the number of predictions, then those of references.
+        """
         rows = []
         for number, pair in enumerate(zip(predictions, references, strict=True), 1):
             predicted, gold = (check_clusters(clusters, number) for clusters in pair)
-            rows.append([count(predicted, gold) for count in (muc, b_cubed, ceaf)])
+            both = [(*count(predicted, gold), *count(gold, predicted)) for count in (muc, b_cubed)]
+            rows.append([*both, ceaf(predicted, gold)])
         return np.array(rows, np.float64)
 
     def scores(self, total: Statistics) -> CorefScores:
@@ -80,13 +83,11 @@ def check_clusters(document: Iterable[Cluster], number: int) -> Clusters:
     return [cluster for cluster in clusters if cluster]
 
 
-def muc(predicted: Clusters, gold: Clusters) -> Counts:
-    """Count links: a cluster that is split into three on the other side loses two links."""
-    return *muc_links(predicted, gold), *muc_links(gold, predicted)
+def muc(clusters: Clusters, others: Clusters) -> tuple[float, int]:
+    """Count the links of clusters that are also on the other side, and all links.
 
-
-def muc_links(clusters: Clusters, others: Clusters) -> tuple[int, int]:
-    """Count the links of clusters that are also on the other side, and all links."""
+    A cluster that is split into three on the other side loses two links.
+    """
     index = {mention: number for number, cluster in enumerate(others) for mention in cluster}
     hits = 0
     for cluster in clusters:
@@ -96,18 +97,13 @@ def muc_links(clusters: Clusters, others: Clusters) -> tuple[int, int]:
     return hits, sum(map(len, clusters)) - len(clusters)
 
 
-def b_cubed(predicted: Clusters, gold: Clusters) -> Counts:
-    """Count mentions, each by the fraction of its cluster that both sides have."""
-    return *b_cubed_counts(predicted, gold), *b_cubed_counts(gold, predicted)
-
-
-def b_cubed_counts(clusters: Clusters, others: Clusters) -> tuple[float, int]:
-    """Sum the common fraction of the cluster over mentions, and count the mentions."""
+def b_cubed(clusters: Clusters, others: Clusters) -> tuple[float, int]:
+    """Sum over mentions the fraction of their cluster that both sides have; count mentions."""
     hits = sum(len(own & other) ** 2 / len(own) for own in clusters for other in others)
     return hits, sum(map(len, clusters))
 
 
-def ceaf(predicted: Clusters, gold: Clusters) -> Counts:
+def ceaf(predicted: Clusters, gold: Clusters) -> tuple[float, int, float, int]:
     """Sum the similarity of clusters in the best one-to-one matching (Kuhn-Munkres)."""
     hits = 0.0
     if predicted and gold:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -53,7 +53,7 @@ class TagMetric(Metric):
 
     max_resamples: int = 200
 
-    things: ClassVar[str] = "sentences"
+    things = "sentences"
 
     def statistics(self, predictions: Sequence[Tags], references: Sequence[Tags], /) -> Statistics:
         """Return the counts of each sentence."""
@@ -156,26 +156,19 @@ def has_entity_tags(tags: Tags) -> bool:
     return any(tag[:2] in ("B-", "I-", "S-", "E-") for tag in tags)
 
 
-def repair_tags(tags: Tags, scheme: TagScheme = "IOB2") -> tuple[list[str], int]:
-    """Convert tags to a scheme without changing the entities; also return how many changed.
+def repair_tags(tags: Tags, scheme: TagScheme = "IOB2") -> list[str]:
+    """Convert tags to a scheme without changing the entities.
 
     O I-PER I-LOC becomes O B-PER B-LOC in IOB2.
     """
-    repaired = encode_tags(get_entities(tags), len(tags), scheme)
-    changed = sum(split_tag(new) != split_tag(old) for new, old in zip(repaired, tags, strict=True))
-    return repaired, changed
-
-
-def encode_tags(entities: Sequence[Entity], length: int, scheme: TagScheme = "IOB2") -> list[str]:
-    """Return the tags of a sentence with these entities, which do not overlap."""
-    tags = ["O"] * length
-    for type, start, end in entities:
+    repaired = ["O"] * len(tags)
+    for type, start, end in get_entities(tags):
         prefixes = ["B", *["I"] * (end - start - 1)]
         if scheme == "BIOES":
             prefixes[-1] = "E" if end - start > 1 else "S"
         suffix = "" if type == OUTSIDE.type else f"-{type}"  # a bare B has no type
-        tags[start:end] = [prefix + suffix for prefix in prefixes]
-    return tags
+        repaired[start:end] = [prefix + suffix for prefix in prefixes]
+    return repaired
 
 
 def split_tag(tag: str) -> Tag:

@@ -10,9 +10,8 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
-from kinfolk.metrics.metric import MeanMetric, check_lengths, f_score, safe_divide
+from kinfolk.metrics.metric import MeanMetric, check_lengths, precision_recall_f1
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -51,7 +50,7 @@ class SpanMetric(MeanMetric):
 
     chinese: bool = False
 
-    things: ClassVar[str] = "answers"
+    things = "answers"
 
     def values(
         self, predictions: Sequence[str], references: Sequence[Sequence[str]], /
@@ -143,7 +142,7 @@ def token_f1(prediction: str, answer: str) -> float:
     """Return F1 of the words of two answers, as SQuAD 1.1 defines it."""
     predicted, gold = normalize_answer(prediction).split(), normalize_answer(answer).split()
     hits = (Counter(predicted) & Counter(gold)).total()
-    return f_score(safe_divide(hits, len(predicted)), safe_divide(hits, len(gold)))
+    return precision_recall_f1(hits, len(predicted), len(gold)).f1
 
 
 def token_f1_v2(prediction: str, answer: str) -> float:
@@ -163,7 +162,7 @@ def cmrc_f1(prediction: str, answer: str) -> float:
     """Return F1 of the longest common substring of tokens."""
     predicted, gold = cmrc_tokenize(prediction), cmrc_tokenize(answer)
     hits = longest_common_substring(predicted, gold)
-    return f_score(safe_divide(hits, len(predicted)), safe_divide(hits, len(gold)))
+    return precision_recall_f1(hits, len(predicted), len(gold)).f1
 
 
 def cmrc_f1_v2(prediction: str, answer: str) -> float:

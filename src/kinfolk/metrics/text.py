@@ -7,13 +7,13 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from kinfolk.errors import UserError
 from kinfolk.metrics.diversity import ngrams
-from kinfolk.metrics.metric import MeanMetric, Metric, Statistics, f_score, safe_divide
+from kinfolk.metrics.metric import MeanMetric, Metric, Statistics, precision_recall_f1
 
 References: TypeAlias = str | Sequence[str]  # the references of one text
 CHINESE = ("\u3400", "\u9fff")  # first and last character
@@ -142,7 +142,7 @@ class Rouge(MeanMetric):
 
     max_resamples: int = 100
 
-    things: ClassVar[str] = "summaries"
+    things = "summaries"
 
     def values(
         self, predictions: Sequence[str], references: Sequence[References], /
@@ -171,7 +171,7 @@ class RougeN(Rouge):
         """Return F1 of the n-grams."""
         predicted, gold = Counter(ngrams(words, self.n)), Counter(ngrams(reference, self.n))
         hits = (predicted & gold).total()
-        return f_score(safe_divide(hits, predicted.total()), safe_divide(hits, gold.total()))
+        return precision_recall_f1(hits, predicted.total(), gold.total()).f1
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class RougeL(Rouge):
     def compare(self, words: Sequence[str], reference: Sequence[str]) -> float:
         """Return F1 of the longest common subsequence."""
         hits = lcs_length(words, reference)
-        return f_score(safe_divide(hits, len(words)), safe_divide(hits, len(reference)))
+        return precision_recall_f1(hits, len(words), len(reference)).f1
 
 
 BLEU, CHRF = Bleu(), Chrf()

@@ -1,7 +1,7 @@
 """Classification and regression: one label or one number for a text or a pair of texts."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 from kinfolk.errors import UserError
 from kinfolk.metrics.classification import (
@@ -19,7 +19,6 @@ from kinfolk.tasks.task import (
     PROBABILITY_DIGITS,
     Prediction,
     Task,
-    TaskOutput,
     register_kind,
     sort_labels,
 )
@@ -28,7 +27,7 @@ from kinfolk.tasks.task import (
 class TextTask(Task):
     """Base of classification and regression: rows of one text or two."""
 
-    head: ClassVar[str | None] = "text"
+    head = "text"
 
     @classmethod
     def label_fields(
@@ -54,10 +53,10 @@ class TextTask(Task):
 class Classification(TextTask):
     """Predict one of `labels`; F1 is about `positive_label` where there are two."""
 
-    name: ClassVar[str] = "classify"
-    alias: ClassVar[str] = "classification"
-    output: ClassVar[TaskOutput] = "label"
-    metric_names: ClassVar[tuple[str, ...]] = ("accuracy", "f1", "macro_f1", "matthews")
+    name = "classify"
+    alias = "classification"
+    output = "label"
+    all_metrics = (Accuracy(), BinaryF1(), MacroF1(), MatthewsCorrelation())
 
     @classmethod
     def label_fields(
@@ -142,10 +141,10 @@ class Classification(TextTask):
 class Regression(TextTask):
     """Predict a number."""
 
-    name: ClassVar[str] = "regress"
-    alias: ClassVar[str] = "regression"
-    output: ClassVar[TaskOutput] = "number"
-    metric_names: ClassVar[tuple[str, ...]] = ("pearson", "spearman")
+    name = "regress"
+    alias = "regression"
+    output = "number"
+    all_metrics = (Pearson(), Spearman())
 
     @property
     def head_labels(self) -> tuple[str, ...]:
@@ -157,10 +156,6 @@ class Regression(TextTask):
         """Return the number."""
         return None if row.label is None else float(row.label)
 
-    def metrics(self, references: Sequence[float] = ()) -> tuple[Metric, ...]:
-        """Return the two correlations."""
-        return Pearson(), Spearman()
-
     def error(self, row: LabelledText, prediction: Prediction) -> float:
         """Return the absolute error."""
         return float(abs(prediction.value - float(row.label or 0.0)))
@@ -168,9 +163,3 @@ class Regression(TextTask):
     def describe(self, row: LabelledText, prediction: Prediction) -> tuple[str, str]:
         """Return both numbers."""
         return f"{float(row.label or 0.0):g}", f"{prediction.value:.2f}"
-
-    def confidences(
-        self, row: LabelledText, prediction: Prediction
-    ) -> Iterator[tuple[float, bool]]:
-        """Yield nothing: a number has no probability."""
-        yield from ()

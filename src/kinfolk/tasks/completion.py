@@ -1,14 +1,14 @@
 """Completion, the next word of a text, and language modeling, the likelihood of a text."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 from kinfolk.errors import UserError
 from kinfolk.metrics.classification import Accuracy
 from kinfolk.metrics.metric import Metric, Statistics
 from kinfolk.metrics.text import BitsPerByte, Perplexity
 from kinfolk.tasks.rows import CompletionRow, SourceTarget
-from kinfolk.tasks.task import Prediction, Task, TaskOutput, register_kind
+from kinfolk.tasks.task import Prediction, Task, register_kind
 
 
 class LikelihoodTask(Task):
@@ -41,18 +41,14 @@ class LikelihoodTask(Task):
 class Completion(LikelihoodTask):
     """Predict the next word, among options where a row has them."""
 
-    name: ClassVar[str] = "complete"
-    alias: ClassVar[str] = "completion"
-    output: ClassVar[TaskOutput] = "word"
-    metric_names: ClassVar[tuple[str, ...]] = ("accuracy", "perplexity")
+    name = "complete"
+    alias = "completion"
+    output = "word"
+    all_metrics = (Accuracy(), Perplexity())
 
     def row_from_texts(self, *texts: str) -> CompletionRow:
         """Return the row of a text, and options where there are more texts."""
         return CompletionRow(texts[0], None, texts[1:] or None, 1)
-
-    def metrics(self, references: Sequence[str] = ()) -> tuple[Metric, ...]:
-        """Return accuracy and perplexity."""
-        return Accuracy(), Perplexity()
 
     def prompt(self, row: CompletionRow) -> tuple[str, str]:
         """Return the text before and after the word."""
@@ -87,14 +83,10 @@ class Completion(LikelihoodTask):
 class LanguageModeling(LikelihoodTask):
     """Compute the likelihood of a text, without a prediction."""
 
-    name: ClassVar[str] = "lm"
-    alias: ClassVar[str] = "language_modeling"
-    output: ClassVar[TaskOutput] = "likelihood"
-    metric_names: ClassVar[tuple[str, ...]] = ("perplexity", "bits_per_byte")
-
-    def metrics(self, references: Sequence[str] = ()) -> tuple[Metric, ...]:
-        """Return perplexity and bits per byte."""
-        return Perplexity(), BitsPerByte()
+    name = "lm"
+    alias = "language_modeling"
+    output = "likelihood"
+    all_metrics = (Perplexity(), BitsPerByte())
 
     def error(self, row: SourceTarget, prediction: Prediction) -> float:
         """Return the mean negative log-likelihood of a token."""
@@ -103,9 +95,3 @@ class LanguageModeling(LikelihoodTask):
     def describe(self, row: SourceTarget, prediction: Prediction) -> tuple[str, str]:
         """Return the mean negative log-likelihood of a token."""
         return "", f"{self.error(row, prediction):.2f} nats per token"
-
-    def confidences(
-        self, row: SourceTarget, prediction: Prediction
-    ) -> Iterator[tuple[float, bool]]:
-        """Yield nothing: nothing is predicted."""
-        yield from ()

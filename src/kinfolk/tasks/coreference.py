@@ -1,32 +1,27 @@
 """Coreference: clusters of spans that refer to one entity."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterator
+from typing import Any
 
 from kinfolk.metrics.coreference import ConllF1
-from kinfolk.metrics.metric import Metric
 from kinfolk.tasks.rows import CorefDocument
-from kinfolk.tasks.task import Prediction, Task, TaskOutput, register_kind
+from kinfolk.tasks.task import Prediction, Task, register_kind
 
 
 @register_kind
 class Coreference(Task):
     """Predict the clusters of a document."""
 
-    name: ClassVar[str] = "coref"
-    alias: ClassVar[str] = "coreference"
-    output: ClassVar[TaskOutput] = "clusters"
-    head: ClassVar[str | None] = "coref"
-    metric_names: ClassVar[tuple[str, ...]] = ("conll_f1",)
+    name = "coref"
+    alias = "coreference"
+    output = "clusters"
+    head = "coref"
+    all_metrics = (ConllF1(),)
 
     @staticmethod
     def reference(row: CorefDocument) -> Any:
         """Return the clusters."""
         return row.clusters
-
-    def metrics(self, references: Sequence[Any] = ()) -> tuple[Metric, ...]:
-        """Return the F1 of CoNLL-2012."""
-        return (ConllF1(),)
 
     def error(self, row: CorefDocument, prediction: Prediction) -> float:
         """Return 1 minus the F1 of the document."""

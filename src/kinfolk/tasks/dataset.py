@@ -1,6 +1,5 @@
 """TaskDataset: the labelled rows of a task, from files, lists of rows or a DataFrame, read once."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -101,10 +100,9 @@ class TaskDataset:
         yield f"{name}: {self.file_spec.description}"
         if self.dev is None:
             return
-        cls, dev_rows = task_class(self.file_spec.task), self.splits[1]
-        known = {label for row in self.rows for label in cls.row_labels(row)}
-        labels = (label for row in dev_rows for label in cls.row_labels(row))
-        if unseen := Counter(label for label in labels if label not in known):
+        cls = task_class(self.file_spec.task)
+        labels = {label for row in self.rows for label in cls.row_labels(row)}
+        if unseen := cls(labels=tuple(labels)).unseen_labels(self.splits[1]):
             yield (
                 f"{Path(self.dev).name} has labels that {name} lacks, counted as errors: "
                 f"{format_counts(unseen)}"

@@ -51,9 +51,7 @@ class LengthBucket:
     score: float
 
 
-def confusion_table(
-    result: EvaluationResult, max_classes: int = MAX_CONFUSION_CLASSES
-) -> ConfusionMatrix | None:
+def confusion_table(result: EvaluationResult) -> ConfusionMatrix | None:
     """Return the confusion matrix of the most frequent classes."""
     task = result.task
     if task.output != "label":
@@ -62,7 +60,7 @@ def confusion_table(
     predictions = [str(prediction.value) for prediction in result.predictions]
     counts = Counter(references)
     counts.update(dict.fromkeys(predictions, 0))
-    kept = [label for label, _ in counts.most_common(max_classes)]
+    kept = [label for label, _ in counts.most_common(MAX_CONFUSION_CLASSES)]
     order = [label for label in task.labels if label in kept]
     order += [label for label in kept if label not in order]
     if len(counts) > len(kept):
@@ -81,22 +79,21 @@ def per_class_scores(result: EvaluationResult) -> dict[str, PRF]:
     return dict(sorted(scores.items(), key=lambda item: -item[1].support))
 
 
-def worst_errors(result: EvaluationResult, count: int = NUM_WORST) -> list[ErrorExample]:
+def worst_errors(result: EvaluationResult) -> list[ErrorExample]:
     """Return the wrong predictions that are most confident, or furthest from the reference."""
-    errors = []
+    task, errors = result.task, []
     for row, prediction in zip(result.rows, result.predictions, strict=True):
-        if (error := result.task.error(row, prediction)) is not None:
+        if (error := task.error(row, prediction)) is not None:
             errors.append((error, row, prediction))
     errors.sort(key=lambda item: -item[0])
-    return [
-        ErrorExample(
-            row.number,
-            row.text,
-            *result.task.describe(row, prediction),
-            None if prediction.probability is None else error,
+    examples = []
+    for error, row, prediction in errors[:NUM_WORST]:
+        has_probability = any(task.confidences(row, prediction))
+        probability = error if has_probability else None
+        examples.append(
+            ErrorExample(row.number, row.text, *task.describe(row, prediction), probability)
         )
-        for error, row, prediction in errors[:count]
-    ]
+    return examples
 
 
 def calibration_bins(result: EvaluationResult) -> list[CalibrationBin]:

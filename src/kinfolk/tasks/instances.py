@@ -17,12 +17,12 @@ from kinfolk.data.chunks import IntArray
 from kinfolk.data.datasets import MixtureSchedule
 from kinfolk.errors import UserError
 from kinfolk.rng import Stream, corpus_seed, generator
-from kinfolk.tasks.examples import Instance
-from kinfolk.tasks.formulations.base import Formulation, RawScores
+from kinfolk.tasks.formulations.base import Formulation, Instance, RawScores
 from kinfolk.tasks.task import Prediction
 from kinfolk.text.tokenizer import Tokenizer
 
 TOKENS_PER_BATCH = 4096  # approximately, in prediction
+MAX_SET_SIZE = 2**20  # rows, in the weights of a mixture
 ROWS_PER_CHUNK = 512  # predicted at a time, so that memory does not grow with a file
 
 
@@ -66,12 +66,12 @@ class TaskBatches(Dataset[Batch[Any]]):
         return known[1]
 
 
-def mixing_weights(sizes: Sequence[int], temperature: float, max_size: int = 2**20) -> list[float]:
+def mixing_weights(sizes: Sequence[int], temperature: float) -> list[float]:
     """Return the weight of each set by its size and a temperature (Raffel et al. 2020, 3.5.2).
 
-    A temperature of 1 mixes by size, a high one equally; a set counts as at most `max_size` rows.
+    A temperature of 1 mixes by size, a high one equally; a set counts as at most MAX_SET_SIZE rows.
     """
-    sized = [min(size, max_size) ** (1 / temperature) for size in sizes]
+    sized = [min(size, MAX_SET_SIZE) ** (1 / temperature) for size in sizes]
     return [round(size / sum(sized), 6) for size in sized]
 
 

@@ -1,24 +1,22 @@
 """Multiple choice: one of the options of a row."""
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from kinfolk.metrics.classification import Accuracy
-from kinfolk.metrics.metric import Metric
 from kinfolk.tasks.rows import MultipleChoiceRow
-from kinfolk.tasks.task import Prediction, Task, TaskOutput, register_kind
+from kinfolk.tasks.task import Prediction, Task, register_kind
 
 
 @register_kind
 class MultipleChoice(Task):
     """Predict the index of the correct option."""
 
-    name: ClassVar[str] = "choose"
-    alias: ClassVar[str] = "multiple_choice"
-    output: ClassVar[TaskOutput] = "option"
-    head: ClassVar[str | None] = "choice"
-    metric_names: ClassVar[tuple[str, ...]] = ("accuracy",)
-    min_texts: ClassVar[int] = 2
+    name = "choose"
+    alias = "multiple_choice"
+    output = "option"
+    head = "choice"
+    all_metrics = (Accuracy(),)
+    min_texts = 2
 
     @staticmethod
     def reference(row: MultipleChoiceRow) -> int | None:
@@ -28,10 +26,6 @@ class MultipleChoice(Task):
     def row_from_texts(self, *texts: str) -> MultipleChoiceRow:
         """Return the row of a context and its options."""
         return MultipleChoiceRow(texts[0], texts[1:], None, 1)
-
-    def metrics(self, references: Sequence[int] = ()) -> tuple[Metric, ...]:
-        """Return accuracy."""
-        return (Accuracy(),)
 
     def prompt(self, row: MultipleChoiceRow) -> tuple[str, str]:
         """Return the prefix, then context, question and options, each under its name."""

@@ -6,8 +6,8 @@ is None.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Self, TypeAlias
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from kinfolk.errors import UserError
 
@@ -36,10 +36,6 @@ class Row(ABC):
             f"{type(self).__name__} rows have no fields for a pattern: remove --pattern"
         )
 
-    @abstractmethod
-    def without_label(self) -> Self:
-        """Return the row as inference sees it."""
-
 
 @dataclass(frozen=True)
 class LabelledText(Row):
@@ -65,10 +61,6 @@ class LabelledText(Row):
         """The first text under two names, and the second."""
         first, second = self.texts[0], self.texts[1] if len(self.texts) > 1 else ""
         return {"text": first, "text1": first, "text2": second}
-
-    def without_label(self) -> Self:
-        """Return the row as inference sees it."""
-        return replace(self, label=None)
 
 
 @dataclass(frozen=True)
@@ -100,10 +92,6 @@ class MultipleChoiceRow(Row):
         options = " ".join(f"({number}) {text}" for number, text in enumerate(self.options, 1))
         return {"text": self.context, "question": self.question, "options": options}
 
-    def without_label(self) -> Self:
-        """Return the row as inference sees it."""
-        return replace(self, label=None)
-
 
 @dataclass(frozen=True)
 class TaggedSentence(Row):
@@ -128,10 +116,6 @@ class TaggedSentence(Row):
     def fields(self) -> dict[str, str]:
         """The sentence."""
         return {"text": self.text}
-
-    def without_label(self) -> Self:
-        """Return the row as inference sees it."""
-        return replace(self, tags=None)
 
 
 @dataclass(frozen=True)
@@ -164,10 +148,6 @@ class QuestionRow(Row):
         """The context and the question."""
         return {"text": self.context, "question": self.question}
 
-    def without_label(self) -> Self:
-        """Return the row as inference sees it."""
-        return replace(self, answers=(), answerable=True)
-
 
 @dataclass(frozen=True)
 class SourceTarget(Row):
@@ -198,10 +178,6 @@ class SourceTarget(Row):
         """The source."""
         return {"text": self.source}
 
-    def without_label(self) -> Self:
-        """Return the row as inference sees it."""
-        return replace(self, target=None)
-
 
 @dataclass(frozen=True)
 class CompletionRow(Row):
@@ -227,10 +203,6 @@ class CompletionRow(Row):
     def fields(self) -> dict[str, str]:
         """The texts before and after the word."""
         return {"text": self.context, "after": self.suffix}
-
-    def without_label(self) -> Self:
-        """Return the row as inference sees it."""
-        return replace(self, target=None)
 
 
 @dataclass(frozen=True)
@@ -261,10 +233,6 @@ class CorefDocument(Row):
     def texts_and_labels(self) -> tuple[str, ...]:
         """The words."""
         return (" ".join(self.words),)
-
-    def without_label(self) -> Self:
-        """Return the row as inference sees it."""
-        return replace(self, clusters=None)
 
 
 def detokenize(words: Sequence[str]) -> str:

@@ -1,12 +1,11 @@
 """Span extraction: the answer to a question as a part of its context, as in SQuAD."""
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from kinfolk.metrics.metric import Metric
 from kinfolk.metrics.squad import ExactMatch, SpanF1, best_threshold
 from kinfolk.tasks.rows import QuestionRow
-from kinfolk.tasks.task import Prediction, Task, TaskOutput, register_kind
+from kinfolk.tasks.task import Prediction, Task, register_kind
 
 NO_ANSWER = "unanswerable"  # the target of a text-to-text model for unanswerable questions
 
@@ -15,12 +14,12 @@ NO_ANSWER = "unanswerable"  # the target of a text-to-text model for unanswerabl
 class SpanExtraction(Task):
     """Predict a part of the context, or an empty text where there is no answer."""
 
-    name: ClassVar[str] = "span"
-    alias: ClassVar[str] = "question_answering"
-    output: ClassVar[TaskOutput] = "span"
-    head: ClassVar[str | None] = "span"
-    metric_names: ClassVar[tuple[str, ...]] = ("f1", "exact")
-    min_texts: ClassVar[int] = 2
+    name = "span"
+    alias = "question_answering"
+    output = "span"
+    head = "span"
+    all_metrics = (SpanF1(), ExactMatch())
+    min_texts = 2
 
     @staticmethod
     def reference(row: QuestionRow) -> tuple[str, ...] | None:

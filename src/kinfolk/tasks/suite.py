@@ -20,6 +20,7 @@ from kinfolk.tasks.formats.base import FileSpec, read_rows
 from kinfolk.tasks.formats.detect import detect_format, first_spec
 from kinfolk.tasks.formats.labelled_file import LabelledFile
 from kinfolk.tasks.rows import SourceTarget
+from kinfolk.tasks.task import task_class
 
 SplitFiles: TypeAlias = tuple[Path, ...]  # none, one, or a source and its target
 SPLIT_NAMES = {
@@ -55,18 +56,14 @@ def discover_suite(folder: Path) -> list[SuiteTask]:
     """Return the labelled datasets of a folder by name; plain text is skipped."""
     if not folder.is_dir():
         raise UserError(f"no such folder: {folder}")
-    tasks = [task for inner in _folders(folder) for task in _datasets(inner, folder)]
+    inner = sorted(p for p in folder.rglob("*") if p.is_dir() and not p.name.startswith("."))
+    tasks = [task for part in (folder, *inner) for task in _datasets(part, folder)]
     if not tasks:
         raise UserError(
             f"{folder} has no labelled datasets: make a folder for each, with files such as "
             "train.tsv and dev.tsv"
         )
     return tasks
-
-
-def _folders(folder: Path) -> list[Path]:
-    inner = sorted(p for p in folder.rglob("*") if p.is_dir() and not p.name.startswith("."))
-    return [folder, *inner]
 
 
 def _datasets(inner: Path, folder: Path) -> Iterator[SuiteTask]:
@@ -102,22 +99,14 @@ def default_metrics(name: str, file: LabelledFile, spec: FileSpec) -> tuple[str,
             return ("matthews",)
         case "classify":
             return ("accuracy", "f1") if _known(name, ACCURACY_AND_F1_TASKS) else ("accuracy",)
-        case "regress":
-            return ("pearson", "spearman")
         case "tag":
             rows = islice(read_rows(file, spec), SAMPLE_ROWS)
             has_entities = any(tag.startswith("B-") for row in rows for tag in row.tags or ())
             return ("f1", "accuracy") if has_entities else ("accuracy",)
-        case "span":
-            return ("f1", "exact")
         case "write":
             return _text_metrics([*islice(read_rows(file, spec), SAMPLE_ROWS)])
-        case "complete":
-            return ("accuracy", "perplexity")
-        case "coref":
-            return ("conll_f1",)
-        case _:
-            return ("accuracy",)
+        case task:
+            return task_class(task).metric_names()
 
 
 def _text_metrics(rows: Sequence[SourceTarget]) -> tuple[str, ...]:

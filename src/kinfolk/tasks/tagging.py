@@ -1,7 +1,7 @@
 """Tagging: one tag for each word, for entities, parts of speech or semantic roles."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from kinfolk.metrics.classification import confusion_matrix
 from kinfolk.metrics.entities import (
@@ -13,18 +13,18 @@ from kinfolk.metrics.entities import (
 )
 from kinfolk.metrics.metric import PRF, Metric
 from kinfolk.tasks.rows import TaggedSentence
-from kinfolk.tasks.task import Prediction, Task, TaskOutput, register_kind, sort_labels
+from kinfolk.tasks.task import Prediction, Task, register_kind, sort_labels
 
 
 @register_kind
 class Tagging(Task):
     """Predict one of `labels` for each word."""
 
-    name: ClassVar[str] = "tag"
-    alias: ClassVar[str] = "tagging"
-    output: ClassVar[TaskOutput] = "tags"
-    head: ClassVar[str | None] = "tokens"
-    metric_names: ClassVar[tuple[str, ...]] = ("f1", "accuracy")
+    name = "tag"
+    alias = "tagging"
+    output = "tags"
+    head = "tokens"
+    all_metrics = (EntityF1(), TagAccuracy())
 
     @classmethod
     def label_fields(

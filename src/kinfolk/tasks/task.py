@@ -75,7 +75,7 @@ class Task:
     alias: ClassVar[str] = ""  # another accepted name
     output: ClassVar[TaskOutput]
     head: ClassVar[str | None] = None  # the head of a network that Hugging Face saves for it
-    metric_names: ClassVar[tuple[str, ...]]  # the default main metric first
+    all_metrics: ClassVar[tuple[Metric, ...]]  # the default main metric first
     min_texts: ClassVar[int] = 1  # that `row_from_texts` needs
 
     def __new__(cls, *, kind: str = "", **fields: Any) -> "Task":
@@ -84,10 +84,11 @@ class Task:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", self.name)
-        if self.metric and self.metric not in self.metric_names:
+        names = self.metric_names()
+        if self.metric and self.metric not in names:
             raise UserError(
                 f"the metric {self.metric!r} does not apply to {self.kind} tasks: choose one of "
-                f"{', '.join(self.metric_names)}"
+                f"{', '.join(names)}"
             )
 
     # Rows
@@ -195,12 +196,17 @@ class Task:
 
     def metrics(self, references: Sequence[Any] = ()) -> tuple[Metric, ...]:
         """Return the metrics for rows with these references."""
-        raise NotImplementedError
+        return self.all_metrics
+
+    @classmethod
+    def metric_names(cls) -> tuple[str, ...]:
+        """Return the names of all metrics, the default main metric first."""
+        return tuple(metric.name for metric in cls.all_metrics)
 
     @property
     def main_metric(self) -> str:
         """The metric that selects the best checkpoint."""
-        return self.metric or self.metric_names[0]
+        return self.metric or self.all_metrics[0].name
 
     def normalized(self, score: float) -> float:
         """Return a score of the main metric rescaled so that higher is better and 1 is best."""
@@ -346,7 +352,7 @@ def sort_labels(labels: set[str]) -> tuple[str, ...]:
 def find_metric(name: str) -> Metric | None:
     """Return a metric by its key in a log; `2_bleu` is BLEU of the second task."""
     key = re.sub(r"^\d+_", "", name)
-    every = (metric for cls in kinds().values() for metric in cls().metrics())
+    every = (metric for cls in kinds().values() for metric in cls.all_metrics)
     return next((metric for metric in every if metric.name == key), None)
 
 

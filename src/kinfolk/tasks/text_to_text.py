@@ -1,22 +1,21 @@
 """Text to text: translation, summarization and every other generated text."""
 
-from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from collections.abc import Sequence
 
 from kinfolk.metrics.metric import Metric, Statistics
 from kinfolk.metrics.text import BLEU, CHRF, ROUGE
 from kinfolk.tasks.rows import SourceTarget
-from kinfolk.tasks.task import Prediction, Task, TaskOutput, register_kind
+from kinfolk.tasks.task import Prediction, Task, register_kind
 
 
 @register_kind
 class TextToTextTask(Task):
     """Generate a text for a text; a row may have several references."""
 
-    name: ClassVar[str] = "write"
-    alias: ClassVar[str] = "text_to_text"
-    output: ClassVar[TaskOutput] = "text"
-    metric_names: ClassVar[tuple[str, ...]] = ("bleu", "chrf", "rouge1", "rouge2", "rougeL")
+    name = "write"
+    alias = "text_to_text"
+    output = "text"
+    all_metrics = (BLEU, CHRF, *ROUGE)
 
     @staticmethod
     def reference(row: SourceTarget) -> str | None:
@@ -27,10 +26,6 @@ class TextToTextTask(Task):
         """Return the row of a source."""
         return SourceTarget(texts[0], None, 1)
 
-    def metrics(self, references: Sequence[str] = ()) -> tuple[Metric, ...]:
-        """Return BLEU, chrF and ROUGE."""
-        return BLEU, CHRF, *ROUGE
-
     def statistics(
         self, metric: Metric, rows: Sequence[SourceTarget], predictions: Sequence[Prediction]
     ) -> Statistics:
@@ -40,9 +35,3 @@ class TextToTextTask(Task):
     def error(self, row: SourceTarget, prediction: Prediction) -> float:
         """Return 100 minus chrF."""
         return 100 - CHRF([prediction.value], [row.references])
-
-    def confidences(
-        self, row: SourceTarget, prediction: Prediction
-    ) -> Iterator[tuple[float, bool]]:
-        """Yield nothing: a generated text is not correct or wrong."""
-        yield from ()

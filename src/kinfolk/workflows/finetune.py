@@ -19,8 +19,7 @@ from kinfolk.files import new_file
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.tasks.dataset import RowSource, TaskDataset, as_datasets
-from kinfolk.tasks.examples import Instance
-from kinfolk.tasks.formulations.base import Formulation
+from kinfolk.tasks.formulations.base import Formulation, Instance
 from kinfolk.tasks.formulations.choose import (
     build_formulation,
     choose_formulation,

@@ -33,11 +33,11 @@ CBT_LINES = 64  # in which the first question of the Children's Book Test ends
 
 def detect_completions(file: LabelledFile) -> FileSpec | None:
     """Detect completions: nearly all targets are one word, and they differ more than classes do."""
-    records = file.sample_records
-    prompt, target = (first_key(next(iter(records), None), k) for k in (PROMPT_KEYS, TARGET_KEYS))
+    prompt, target = (first_key(file.first_record, k) for k in (PROMPT_KEYS, TARGET_KEYS))
     if prompt is None or target is None:
         return None
-    words = [str(record.get(target, "")) for record in records if isinstance(record, dict)]
+    records = [record for record in file.sample_records if isinstance(record, dict)]
+    words = [str(record.get(target, "")) for record in records]
     single = sum(len(word.split()) == 1 for word in words)
     if single <= 0.9 * len(words) or len(set(words)) <= len(words) / 3:
         return None
@@ -55,9 +55,8 @@ def detect_text(file: LabelledFile) -> FileSpec | None:
     """Detect plain text: a file without labels."""
     if file.is_delimited:
         return None
-    first = next(iter(file.sample_records), None)
-    names = [*first] if isinstance(first, dict) else []
-    if file.is_json and find_columns(file)[0] is None and "paragraphs" not in names:
+    has_paragraphs = first_key(file.first_record, ("paragraphs",)) is not None
+    if file.is_json and find_columns(file)[0] is None and not has_paragraphs:
         return None
     return FileSpec("lm", "text", "read as text, without labels")
 

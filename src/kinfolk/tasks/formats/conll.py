@@ -82,11 +82,9 @@ def detect_word_tag(file: LabelledFile) -> FileSpec | None:
 
 def detect_tagged_json(file: LabelledFile) -> FileSpec | None:
     """Detect JSON records with a list of words and a list of tags."""
-    first = next(iter(file.sample_records), None)
+    first = file.first_record
     words, tags = first_key(first, TOKEN_KEYS), first_key(first, TAG_KEYS)
-    if not (first and words and tags and isinstance(first[words], list)):
-        return None
-    if not isinstance(first[tags], list):
+    if not (words and tags and isinstance(first[words], list) and isinstance(first[tags], list)):
         return None
     return FileSpec("tag", "objects", f"tag the {words} with {tags}")
 
@@ -248,7 +246,7 @@ def repair_nesting(tags: Sequence[str], number: int, report: ReadReport) -> list
     """Return tags in which every entity begins with B; other schemes are left unchanged."""
     if not any(tag[:2] in ("I-", "E-") for tag in tags) or not all(map(BIO_TAG.fullmatch, tags)):
         return list(tags)
-    repaired, _ = repair_tags(tags, "BIOES" if any(tag[0] in "ES" for tag in tags) else "IOB2")
+    repaired = repair_tags(tags, "BIOES" if any(tag[0] in "ES" for tag in tags) else "IOB2")
     for before, after in zip(tags, repaired, strict=True):
         if before != after:
             report.count("tags that did not nest repaired, in the sentences on lines", number)

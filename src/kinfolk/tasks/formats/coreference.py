@@ -43,7 +43,7 @@ def detect_conll2012(file: LabelledFile) -> FileSpec | None:
 
 def detect_coref_json(file: LabelledFile) -> FileSpec | None:
     """Detect records with sentences and clusters."""
-    first = next(iter(file.sample_records), None)
+    first = file.first_record
     if not isinstance(first, dict) or not {"sentences", "clusters"} <= first.keys():
         return None
     return FileSpec("coref", "objects", "cluster coreferent spans, given as clusters")

@@ -30,16 +30,8 @@ PAIR_COLUMNS = (
     ("abst", "keyword"),
 )
 TEXT_COLUMNS = (
-    "sentence",
-    "text",
-    "review",
-    "content",
-    "comment",
-    "document",
-    "tweet",
-    "body",
-    "query",
-)
+    "sentence", "text", "review", "content", "comment", "document", "tweet", "body", "query",
+)  # fmt: skip
 LABEL_COLUMNS = (
     "label", "gold_label", "labels", "class", "category", "is_duplicate", "quality", "sentiment",
     "entailment_judgment", "intent", "topic", "target", "answer",
@@ -106,7 +98,8 @@ def detect_format(
 
 def first_spec(file: LabelledFile) -> FileSpec | None:
     """Return the spec of the first format that recognises a file."""
-    if not any(line.strip() for line in file.sample_lines):
+    blank = not any(line.strip() for line in file.sample_lines)
+    if blank or (file.is_json and not file.sample_records):
         raise UserError(f"{file} is empty: pass a file with labelled rows")
     return next((spec for format in all_formats() if (spec := format.detect(file))), None)
 
@@ -121,13 +114,10 @@ def spec_of_columns(file: LabelledFile, columns: Columns, task: str | None) -> F
         )
     numbered = all(isinstance(c, int) for c in (*columns.texts, columns.label or 1))
     header = not file.is_json and (not numbered or has_header(file.sample_cells))
-    if task is None:
-        labelled = columns.label is not None
-        task = (
-            label_task(columns.label, sample_labels(file, columns, header))
-            if labelled
-            else "classify"
-        )
+    if task is None and columns.label is None:
+        task = "classify"
+    elif task is None:
+        task = label_task(columns.label, sample_labels(file, columns, header))
     return _table_spec(task, columns, header)
 
 
@@ -155,7 +145,7 @@ def conll_spec(columns: Columns, format: str = "columns") -> FileSpec:
 def find_columns(file: LabelledFile) -> tuple[Columns | None, bool]:
     """Find the texts and the label of a table, and whether its first row is a header."""
     if file.is_json:
-        first = file.sample_records[0]
+        first = file.first_record
         return _columns_of_names([*first] if isinstance(first, dict) else []), False
     rows = file.sample_cells
     names, header = [name.strip() for name in rows[0]], has_header(rows)

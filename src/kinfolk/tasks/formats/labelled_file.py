@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -16,9 +16,7 @@ from kinfolk.data.files import (
     JSON,
     InputFile,
     content_suffix,
-    decode_utf8,
-    iter_lines,
-    normalize_newlines,
+    decoded_lines,
     open_input,
 )
 from kinfolk.errors import UserError
@@ -67,16 +65,14 @@ class LabelledFile:
                 _ = file.fingerprint  # computed before the bytes are dropped
                 del file.data
 
-    @contextmanager
-    def open(self) -> Iterator[InputFile]:
+    def open(self) -> AbstractContextManager[InputFile]:
         """Open the bytes as an input file, decompressed."""
-        with open_input(self.path, lambda: self.data) as source:
-            yield source
+        return open_input(self.path, lambda: self.data)
 
     def lines(self) -> Iterator[tuple[int, str]]:
         """Stream the numbered lines, also blank ones."""
         with self.open() as source:
-            yield from _numbered_lines(source)
+            yield from enumerate(decoded_lines(source), 1)
 
     def cells(self) -> Iterator[TableRow]:
         """Stream the numbered rows of a table; quotes have a meaning in CSV only."""
@@ -86,7 +82,7 @@ class LabelledFile:
     def records(self) -> Iterator[NumberedRecord]:
         """Stream JSON values, one per line; a file that is one list or one object is read whole."""
         with self.open() as source:
-            numbered = _numbered_lines(source)
+            numbered = enumerate(decoded_lines(source), 1)
             nonblank = ((n, line) for n, line in numbered if line and not line.isspace())
             first = next(nonblank, None)
             if first is None:
@@ -121,6 +117,11 @@ class LabelledFile:
         """The first records; none where the file is not JSON."""
         records = islice(self.records(), SAMPLE_ROWS) if self.is_json else ()
         return [value for _, value in records]
+
+    @property
+    def first_record(self) -> Any:
+        """The first record, None where there is none."""
+        return next(iter(self.sample_records), None)
 
 
 def json_lines(rows: Sequence[Any]) -> bytes:
@@ -166,10 +167,6 @@ def preview(value: Any, max_chars: int = 40) -> str:
     """Return a JSON value for a message, truncated where it is long."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= max_chars else f"{text[: max_chars - 1]}…"
-
-
-def _numbered_lines(source: InputFile) -> Iterator[tuple[int, str]]:
-    return enumerate(iter_lines(source, normalize_newlines(decode_utf8(source))), 1)
 
 
 def _parse_or_none(line: str) -> Any:

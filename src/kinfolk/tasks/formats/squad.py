@@ -14,7 +14,7 @@ NOT_FOUND = -1  # start of an answer that the context does not contain
 
 def detect_squad(file: LabelledFile) -> FileSpec | None:
     """Detect SQuAD by the structure of its object."""
-    if not file.sample_records or not is_squad(file.sample_records[0]):
+    if not is_squad(file.first_record):
         return None
     return FileSpec("span", "squad", "find the answer to each question in its context")
 

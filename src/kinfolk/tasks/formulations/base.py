@@ -7,19 +7,38 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from kinfolk.batch import IGNORE_INDEX, Batch, Loss, TensorTree, TokenTargets
-from kinfolk.data.examples import Collated, Example
+from kinfolk.data.chunks import IntArray
+from kinfolk.data.examples import Collated, Example, Packing, collate, pack
 from kinfolk.errors import UserError
 from kinfolk.nn.task_heads import Head
-from kinfolk.tasks.examples import Instance, pack_examples
 from kinfolk.tasks.task import Prediction, Task, TaskOutput
 from kinfolk.text.tokenizer import Tokenizer
 
 RawScores = NDArray[np.float64]
+PAD_TO_MULTIPLE_OF = 8  # the length of rows
+ROW_LENGTH_FACTORS = (1.0, 1.5, 2.0)  # candidates for the length of rows over the longest example
+SHORT_ROW = 256  # beyond this, the attention of a longer row costs more than packing saves
+MIN_POSITION_RATIO = 0.97  # a longer row must take less than this fraction of the positions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instance:
+    """One training or inference item of a task: one example, or one for each option."""
+
+    examples: tuple[Example, ...]
+    target: Any = None  # as the formulation encodes it; None where it is not known
+    teacher_probs: Any = None  # soft targets of a teacher
+    truncated_tokens: int = 0  # tokens of the row that were cut off
+    metadata: Any = None  # what decoding the prediction needs
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of its examples."""
+        return sum(sum(example.lengths) for example in self.examples)
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,13 +46,12 @@ class TaskTargets(TensorTree):
     """Which hidden states of a batch are scored, and the targets."""
 
     read_at: Tensor  # (read,): positions in the flattened rows
-    instance_ids: Tensor  # (read,): the instance of each
+    instance_ids: Tensor  # the instance of each; without `read_at`, of each example
     target: Tensor  # as the formulation encodes it
     weight: Tensor  # of each target
     teacher_probs: Tensor | None = None  # soft targets
     tokens: TokenTargets | None = None  # tokens to predict
     example_ids: Tensor | None = None  # the example of each of these tokens
-    instance_of_example: Tensor | None = None  # the instance of each example
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +122,13 @@ class Formulation(ABC):
     ) -> Prediction:
         """Return the prediction from the logits of all instances of a row."""
 
+    def best_option(self, row: Any, scores: RawScores) -> Prediction:
+        """Return the class or option with the highest score, and the probabilities of all."""
+        probabilities = softmax(scores)
+        best = int(probabilities.argmax())
+        value = self.task.option_value(row, best)
+        return Prediction(value, tuple(probabilities.tolist()), float(probabilities[best]))
+
     def generates(self, row: Any, /) -> bool:
         """Return whether the prediction for a row is generated text."""
         return False
@@ -117,22 +142,43 @@ class Formulation(ABC):
         raise NotImplementedError
 
 
+def pack_examples(examples: Sequence[Example], pad_id: int) -> Collated:
+    """Pack examples into rows as long as the longest of them, or longer where that saves space."""
+    sizes = np.array([example.lengths for example in examples], np.int64)
+    packing, row_lengths = choose_row_length(sizes)
+    rows = [[examples[i] for i in packing[row]] for row in range(len(packing))]
+    collated = collate(rows, row_lengths, pad_id)
+    offsets = np.empty(len(examples), np.int64)
+    offsets[packing.chunks] = collated.offsets
+    return Collated(collated.inputs, offsets)
+
+
+def choose_row_length(sizes: IntArray) -> tuple[Packing, list[int]]:
+    """Choose the length of rows that leaves few positions empty, preferring shorter rows."""
+    longest = sizes.max(0)
+    best: tuple[Packing, list[int]] | None = None
+    fewest = np.inf
+    for factor in ROW_LENGTH_FACTORS if longest.max() <= SHORT_ROW else ROW_LENGTH_FACTORS[:1]:
+        row_lengths = [
+            int(-(-int(factor * size) // PAD_TO_MULTIPLE_OF) * PAD_TO_MULTIPLE_OF)
+            for size in longest
+        ]
+        packing = pack(sizes, row_lengths)
+        positions = len(packing) * sum(row_lengths)
+        if positions < MIN_POSITION_RATIO * fewest:
+            best, fewest = (packing, row_lengths), positions
+    assert best is not None
+    return best
+
+
+def read_hidden(hidden: Tensor, targets: TaskTargets) -> Tensor:
+    """Return the hidden states that are scored: (rows, length, size) -> (read, size)."""
+    return hidden.flatten(0, 1).index_select(0, targets.read_at)
+
+
 def logits_at(model: Any, batch: Batch[TaskTargets]) -> Tensor:
     """Return the logits of every hidden state that is scored: (read, labels)."""
-    hidden = model(batch.inputs).hidden.flatten(0, 1).index_select(0, batch.targets.read_at)
-    return model.logits(hidden).float()
-
-
-def weighted_cross_entropy(
-    logits: Tensor, targets: TaskTargets, *, distillation_weight: float, temperature: float
-) -> Tensor:
-    """Return the weighted -log p(label) of each target, mixed with that of soft targets."""
-    nll = F.cross_entropy(logits, targets.target, reduction="none", ignore_index=IGNORE_INDEX)
-    if targets.teacher_probs is not None:
-        soft = -(targets.teacher_probs * F.log_softmax(logits / temperature, -1)).sum(-1)
-        # The gradient of scaled logits is smaller by temperature squared (Hinton et al. 2015).
-        nll = (1 - distillation_weight) * nll + distillation_weight * temperature**2 * soft
-    return targets.weight * nll
+    return model.logits(read_hidden(model(batch.inputs).hidden, batch.targets)).float()
 
 
 def stack_soft_targets(instances: Sequence[Instance]) -> Tensor | None:
@@ -149,8 +195,16 @@ def instance_index(instances: Sequence[Instance]) -> Tensor:
     return torch.repeat_interleave(torch.arange(len(instances)), counts)
 
 
+def read_instance_index(instances: Sequence[Instance]) -> Tensor:
+    """Return the index of the instance of each hidden state that is read."""
+    counts = torch.tensor(
+        [sum(len(e.read_positions) for e in instance.examples) for instance in instances]
+    )
+    return torch.repeat_interleave(torch.arange(len(instances)), counts)
+
+
 def offset_targets(target: Tensor, index: Tensor) -> Tensor:
-    """Convert targets within instances to indices among the examples of all instances."""
+    """Convert targets within instances to indices among all instances: (..., instances)."""
     counts = torch.bincount(index)
     return torch.where(target == IGNORE_INDEX, target, counts.cumsum(0) - counts + target)
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import ceil
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,23 +24,23 @@ from kinfolk.config import config
 from kinfolk.data.examples import Collated, Example
 from kinfolk.errors import UserError
 from kinfolk.nn.coreference import CandidateSpans
-from kinfolk.nn.task_heads import Head
-from kinfolk.tasks.examples import Instance
 from kinfolk.tasks.formulations.base import (
     Formulation,
+    Instance,
     RawScores,
     TaskTargets,
-    instance_index,
+    read_hidden,
+    read_instance_index,
     split_by_instance,
 )
-from kinfolk.tasks.formulations.head import TokenHead
 from kinfolk.tasks.formulations.sequences import (
     encode_words,
     num_special_tokens,
     split_to_fit,
+    words_example,
 )
 from kinfolk.tasks.rows import CorefDocument, Span
-from kinfolk.tasks.task import Prediction, TaskOutput
+from kinfolk.tasks.task import Prediction
 from kinfolk.text.tokenizer import Tokenizer
 
 UNKNOWN_SPEAKERS = ("", "-")  # values of files without speaker names
@@ -72,13 +72,9 @@ class MentionRanking(Formulation):
     max_antecedents: int = 50  # that a mention is ranked against (Lee et al. 2018)
     mention_loss_weight: float = 1.0  # of classifying spans as mentions, where these are not given
 
-    name: ClassVar[str] = "head"
-    outputs: ClassVar[tuple[TaskOutput, ...]] = ("clusters",)
-
-    @property
-    def head(self) -> Head:
-        """Scores of pairs of spans."""
-        return "coref"
+    name = "head"
+    outputs = ("clusters",)
+    head = "coref"
 
     def __post_init__(self) -> None:
         if self.max_span_length < 1 or self.max_antecedents < 1 or not self.spans_per_word > 0:
@@ -91,35 +87,29 @@ class MentionRanking(Formulation):
         self, row: CorefDocument, tokenizer: Tokenizer, /, *, labelled: bool = True
     ) -> list[Instance]:
         """Encode a document in as many parts as it needs; one without spans has no instance."""
-        row = row if labelled else row.without_label()
         candidates = self.candidate_spans(row)
         if not candidates.spans:
             return []
         words = encode_words(tokenizer, row.words)
-        room = self.max_length - (num_special_tokens(self.frame, 1) if self.frame else 1)
+        room = self.max_length - num_special_tokens(self.frame, 1)
         examples = tuple(
-            self.token_head.example(words[start:end], None, tokenizer, room)
+            words_example(
+                [word[:room] for word in words[start:end]],  # a single word may exceed the room
+                None,
+                tokenizer.special_tokens,
+                template=self.frame,
+                causal=self.causal,
+            )
             for start, end in split_document(row.sentences, words, room)
         )
         return [
             Instance(
                 examples=examples,
-                target=cluster_ids(row, candidates),
+                target=cluster_ids(row.clusters if labelled else None, candidates.spans),
                 truncated_tokens=sum(max(0, len(word) - room) for word in words),
                 metadata=candidates,
             )
         ]
-
-    @property
-    def token_head(self) -> TokenHead:
-        """The formulation that encodes words."""
-        return TokenHead(
-            task=self.task,
-            max_length=self.max_length,
-            pad_id=self.pad_id,
-            frame=self.frame,
-            causal=self.causal,
-        )
 
     def candidate_spans(self, row: CorefDocument) -> DocumentSpans:
         """Return the given mentions, or all spans of a sentence up to a length."""
@@ -145,8 +135,7 @@ class MentionRanking(Formulation):
         self, instances: Sequence[Instance], examples: Sequence[Example], collated: Collated
     ) -> CoreferenceTargets:
         """Read one hidden state per word; spans are indices among these."""
-        counts = torch.tensor([len(example.read_positions) for example in examples])
-        index = instance_index(instances).repeat_interleave(counts)
+        index = read_instance_index(instances)
         words = torch.bincount(index)
         spans = [torch.tensor(i.metadata.spans) for i in instances]
         sizes = torch.tensor(list(map(len, spans)))
@@ -172,7 +161,7 @@ class MentionRanking(Formulation):
 
     def score_antecedents(self, model: Any, batch: Batch[Any]) -> Any:
         """Return the scores of mentions with those before them."""
-        hidden = model(batch.inputs).hidden.flatten(0, 1).index_select(0, batch.targets.read_at)
+        hidden = read_hidden(model(batch.inputs).hidden, batch.targets)
         return model.antecedent_scores(hidden, batch.targets, self.max_antecedents)
 
     def loss(self, model: Any, batch: Batch[Any], /) -> Loss:
@@ -246,8 +235,8 @@ def split_document(
     return parts
 
 
-def cluster_ids(row: CorefDocument, candidates: DocumentSpans) -> list[int]:
+def cluster_ids(clusters: Sequence[Sequence[Span]] | None, spans: Sequence[Span]) -> list[int]:
     """Return the number of the cluster of each span, from 1, 0 for none."""
-    clusters = enumerate(row.clusters or (), 1)
-    known = {span: number for number, cluster in clusters for span in cluster}
-    return [known.get(span, 0) for span in candidates.spans]
+    numbered = enumerate(clusters or (), 1)
+    known = {span: number for number, cluster in numbered for span in cluster}
+    return [known.get(span, 0) for span in spans]

@@ -7,29 +7,31 @@ read     *                                  read       *       *     *  *
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk.batch import IGNORE_INDEX, Batch, Loss
 from kinfolk.config import config
 from kinfolk.data.examples import Collated, Example
 from kinfolk.nn.task_heads import Head
-from kinfolk.tasks.examples import Instance
 from kinfolk.tasks.formulations.base import (
     Formulation,
+    Instance,
     RawScores,
     TaskTargets,
     instance_index,
     logits_at,
     offset_targets,
+    read_hidden,
+    read_instance_index,
     segment_log_softmax,
     softmax,
     split_by_instance,
     stack_soft_targets,
-    weighted_cross_entropy,
 )
 from kinfolk.tasks.formulations.sequences import (
     apply_template,
@@ -40,9 +42,10 @@ from kinfolk.tasks.formulations.sequences import (
     num_special_tokens,
     split_to_fit,
     truncate_longest_first,
+    words_example,
 )
 from kinfolk.tasks.rows import LabelledText, MultipleChoiceRow, TaggedSentence
-from kinfolk.tasks.task import Prediction, TaskOutput
+from kinfolk.tasks.task import Prediction
 from kinfolk.text.tokenizer import Tokenizer
 
 
@@ -55,7 +58,7 @@ class LabelHead(Formulation):
     distillation_weight: float = 0.0  # of the teacher in the loss (Hinton et al. 2015)
     temperature: float = 2.0  # of the teacher's and the student's logits
 
-    distills: ClassVar[bool] = True
+    distills = True
 
     def fit(self, rows: Sequence[Any], tokenizer: Tokenizer, *, balanced: bool = False) -> Self:
         """Set the class weights."""
@@ -68,13 +71,14 @@ class LabelHead(Formulation):
         return torch.tensor(self.class_weights)[target.clamp(min=0)]
 
     def cross_entropy(self, logits: Tensor, targets: TaskTargets) -> Tensor:
-        """Return the summed loss of labels."""
-        return weighted_cross_entropy(
-            logits,
-            targets,
-            distillation_weight=self.distillation_weight,
-            temperature=self.temperature,
-        ).sum()
+        """Sum the weighted -log p(label) of each target, mixed with that of soft targets."""
+        nll = F.cross_entropy(logits, targets.target, reduction="none", ignore_index=IGNORE_INDEX)
+        if targets.teacher_probs is not None:
+            weight, temperature = self.distillation_weight, self.temperature
+            soft = -(targets.teacher_probs * F.log_softmax(logits / temperature, -1)).sum(-1)
+            # The gradient of scaled logits is smaller by temperature squared (Hinton et al. 2015).
+            nll = (1 - weight) * nll + weight * temperature**2 * soft
+        return (targets.weight * nll).sum()
 
     def soft_labels(self, logits: RawScores, temperature: float) -> RawScores:
         """Return the probabilities at a temperature."""
@@ -85,9 +89,9 @@ class LabelHead(Formulation):
 class SequenceHead(LabelHead):
     """A head on one hidden state per text: classes, a number, or a score per option."""
 
-    name: ClassVar[str] = "head"
-    outputs: ClassVar[tuple[TaskOutput, ...]] = ("label", "number", "option")
-    needs_template: ClassVar[bool] = True
+    name = "head"
+    outputs = ("label", "number", "option")
+    needs_template = True
 
     @property
     def head(self) -> Head:
@@ -98,13 +102,15 @@ class SequenceHead(LabelHead):
         self, row: Any, tokenizer: Tokenizer, /, *, labelled: bool = True
     ) -> list[Instance]:
         """Encode the texts of a row, or each of its options."""
-        if self.task.output == "option":
-            encoded = [self.encode_option(row, option, tokenizer) for option in row.options]
-        else:
-            encoded = [self.encode_texts(encode_plain(tokenizer, row.texts), tokenizer)]
-        examples, truncated = zip(*encoded, strict=True)
+        examples, truncated = zip(*self.encode_row(row, tokenizer), strict=True)
         target = self.target(row) if labelled else None
         return [Instance(examples=examples, target=target, truncated_tokens=sum(truncated))]
+
+    def encode_row(self, row: Any, tokenizer: Tokenizer) -> list[tuple[Example, int]]:
+        """Return the examples of a row, and how many tokens were truncated for each."""
+        if self.task.output == "option":
+            return [self.encode_option(row, option, tokenizer) for option in row.options]
+        return [self.encode_texts(encode_plain(tokenizer, row.texts), tokenizer)]
 
     def target(self, row: Any) -> float | int | None:
         """Return the reference as a number."""
@@ -139,12 +145,7 @@ class SequenceHead(LabelHead):
         """Return the example of texts that fit."""
         assert self.frame is not None, "overridden for decoders"
         templated = apply_template(self.frame, tokenizer.special_tokens, texts)
-        return Example(
-            input_ids=templated.ids,
-            order=np.zeros_like(templated.ids),
-            token_type_ids=templated.token_type_ids,
-            read_positions=np.array([templated.cls_index]),
-        )
+        return templated.example(np.array([templated.cls_index]))
 
     def targets(
         self, instances: Sequence[Instance], examples: Sequence[Example], collated: Collated
@@ -165,7 +166,12 @@ class SequenceHead(LabelHead):
 
     def loss(self, model: Any, batch: Batch[TaskTargets], /) -> Loss:
         """Sum -log p(class or option), or the squared error of a number."""
-        return Loss({"label": self.loss_sum(logits_at(model, batch), batch.targets)})
+        logits = self.pooled_logits(model, model(batch.inputs).hidden, batch.targets)
+        return Loss({"label": self.loss_sum(logits, batch.targets)})
+
+    def pooled_logits(self, model: Any, hidden: Tensor, targets: TaskTargets) -> Tensor:
+        """Return the logits of each text or option: (examples, classes)."""
+        return model.logits(read_hidden(hidden, targets)).float()
 
     def loss_sum(self, logits: Tensor, targets: TaskTargets) -> Tensor:
         """Return the summed loss of logits."""
@@ -181,14 +187,16 @@ class SequenceHead(LabelHead):
             if soft is None:
                 return nll.sum()
             scaled = segment_log_softmax(logits[:, 0] / self.temperature, *segments)
-            scale = weight * self.temperature**2  # as in weighted_cross_entropy
+            scale = weight * self.temperature**2  # as in cross_entropy
             return (1 - weight) * nll.sum() - scale * (soft[:, 0] * scaled).sum()
         return self.cross_entropy(logits, targets)
 
     def logits(self, model: Any, batch: Batch[TaskTargets], /) -> list[RawScores]:
         """Return the scores of each instance: (classes,) or (options,)."""
-        parts = split_by_instance(logits_at(model, batch), batch.targets.instance_ids)
-        return [part[:, 0] if self.task.output == "option" else part[0] for part in parts]
+        scores = self.pooled_logits(model, model(batch.inputs).hidden, batch.targets)
+        if self.task.output == "option":
+            return [part[:, 0] for part in split_by_instance(scores, batch.targets.instance_ids)]
+        return [*scores.double().cpu().numpy()]
 
     def decode(
         self, row: Any, instances: Sequence[Instance], logits: Sequence[RawScores], /
@@ -197,10 +205,7 @@ class SequenceHead(LabelHead):
         (scores,) = logits
         if self.task.output == "number":
             return Prediction(float(scores[0]))
-        probabilities = softmax(scores)
-        best = int(probabilities.argmax())
-        value = self.task.option_value(row, best)
-        return Prediction(value, tuple(probabilities.tolist()), float(probabilities[best]))
+        return self.best_option(row, scores)
 
     def soft_labels(self, logits: RawScores, temperature: float) -> RawScores:
         """Return the teacher's number, or probabilities: (classes,) or (options, 1)."""
@@ -217,25 +222,21 @@ class CausalHead(SequenceHead):
     lm_loss_weight: float = 0.5
     both_orders: bool = False  # read a pair in both orders and add the hidden states
 
-    name: ClassVar[str] = "transformed"
-    needs_template: ClassVar[bool] = False
+    name = "transformed"
+    needs_template = False
 
     def fit(self, rows: Sequence[Any], tokenizer: Tokenizer, *, balanced: bool = False) -> Self:
         """Set the class weights, and read pairs of a similarity task in both orders."""
         both_orders = self.both_orders or (self.task.output == "number" and self.task.is_pair)
         return replace(super().fit(rows, tokenizer, balanced=balanced), both_orders=both_orders)
 
-    def instances(
-        self, row: Any, tokenizer: Tokenizer, /, *, labelled: bool = True
-    ) -> list[Instance]:
-        """Encode the texts of a row in one order or both, or each of its options."""
+    def encode_row(self, row: Any, tokenizer: Tokenizer) -> list[tuple[Example, int]]:
+        """Return the examples of a row: its options, or its texts in one order or both."""
+        encoded = super().encode_row(row, tokenizer)
         if not (self.both_orders and isinstance(row, LabelledText) and len(row.texts) == 2):
-            return super().instances(row, tokenizer, labelled=labelled)
-        texts = encode_plain(tokenizer, row.texts)
-        encoded = [self.encode_texts(order, tokenizer) for order in (texts, texts[::-1])]
-        examples = tuple(example for example, _ in encoded)
-        target = self.target(row) if labelled else None
-        return [Instance(examples=examples, target=target, truncated_tokens=encoded[0][1])]
+            return encoded
+        texts = encode_plain(tokenizer, row.texts[::-1])
+        return [*encoded, (self.encode_texts(texts, tokenizer)[0], 0)]  # the same tokens are cut
 
     def num_special_tokens(self, texts: int) -> int:
         """Return the number of special tokens: a start, delimiters, and the token that is read."""
@@ -276,18 +277,11 @@ class CausalHead(SequenceHead):
 
     def pooled_logits(self, model: Any, hidden: Tensor, targets: TaskTargets) -> Tensor:
         """Return the logits of last tokens; hidden states of both orders are added."""
-        states = hidden.flatten(0, 1).index_select(0, targets.read_at)
+        states = read_hidden(hidden, targets)
         if self.both_orders and self.task.output != "option":
             total = states.new_zeros(len(targets.target), states.shape[1])
             states = total.index_add(0, targets.instance_ids, states)
         return model.logits(states).float()
-
-    def logits(self, model: Any, batch: Batch[TaskTargets], /) -> list[RawScores]:
-        """Return the scores of each instance: (classes,) or (options,)."""
-        scores = self.pooled_logits(model, model(batch.inputs).hidden, batch.targets)
-        if self.task.output == "option":
-            return [part[:, 0] for part in split_by_instance(scores, batch.targets.instance_ids)]
-        return [*scores.double().cpu().numpy()]
 
 
 @config("bare")
@@ -296,7 +290,7 @@ class BareCausalHead(CausalHead):
 
     lm_loss_weight: float = 0.0
 
-    name: ClassVar[str] = "bare"
+    name = "bare"
 
     def example(self, texts: Sequence[Sequence[int]], tokenizer: Tokenizer) -> Example:
         """Return the texts one after the other."""
@@ -309,13 +303,9 @@ class TokenHead(LabelHead):
 
     causal: bool = False  # the network is a decoder
 
-    name: ClassVar[str] = "head"
-    outputs: ClassVar[tuple[TaskOutput, ...]] = ("tags",)
-
-    @property
-    def head(self) -> Head:
-        """One logit per tag for each word."""
-        return "tokens"
+    name = "head"
+    outputs = ("tags",)
+    head = "tokens"
 
     def instances(
         self, row: TaggedSentence, tokenizer: Tokenizer, /, *, labelled: bool = True
@@ -324,55 +314,31 @@ class TokenHead(LabelHead):
         words = encode_words(tokenizer, row.words)
         predicate = None if row.predicate is None else words[row.predicate]
         texts = 1 if predicate is None else 2
-        room = self.max_length - (num_special_tokens(self.frame, texts) if self.frame else texts)
+        room = self.max_length - num_special_tokens(self.frame, texts)
         if predicate is not None:
             predicate = predicate[: room // 2]  # leaves room for the words
             room -= len(predicate)
         tags = None
         if labelled and row.tags is not None:
             tags = [self.task.label_id(tag) for tag in row.tags]
-        return [
-            Instance(
-                examples=(self.example(words[start:end], predicate, tokenizer, room),),
-                target=None if tags is None else tags[start:end],
+        instances = []
+        for start, end in split_to_fit([len(word) for word in words], room):
+            example = words_example(
+                [word[:room] for word in words[start:end]],  # a single word may exceed the room
+                predicate,
+                tokenizer.special_tokens,
+                template=self.frame,
+                causal=self.causal,
             )
-            for start, end in split_to_fit([len(word) for word in words], room)
-        ]
-
-    def example(
-        self,
-        words: Sequence[Sequence[int]],
-        predicate: Sequence[int] | None,
-        tokenizer: Tokenizer,
-        room: int,
-    ) -> Example:
-        """Return the example of words, and of the predicate whose roles are predicted."""
-        kept = [word[:room] for word in words]  # a single word may exceed the room
-        ids = [id for word in kept for id in word]
-        positions = np.cumsum([0, *(len(word) for word in kept)])[:-1]
-        if self.frame is None:
-            start, delimiter, _ = causal_special_tokens(tokenizer.special_tokens)
-            before = [start] if predicate is None else [start, *predicate, delimiter]
-            input_ids = np.array([*before, *ids], np.int64)
-            order = np.arange(len(input_ids)) if self.causal else np.zeros_like(input_ids)
-            if self.causal:
-                positions = np.cumsum([len(word) for word in kept]) - 1
-            return Example(input_ids=input_ids, order=order, read_positions=positions + len(before))
-        texts = [ids] if predicate is None else [ids, predicate]
-        templated = apply_template(self.frame, tokenizer.special_tokens, texts)
-        return Example(
-            input_ids=templated.ids,
-            order=np.zeros_like(templated.ids),
-            token_type_ids=templated.token_type_ids,
-            read_positions=positions + templated.offsets[0],
-        )
+            target = None if tags is None else tags[start:end]
+            instances.append(Instance(examples=(example,), target=target))
+        return instances
 
     def targets(
         self, instances: Sequence[Instance], examples: Sequence[Example], collated: Collated
     ) -> TaskTargets:
         """Score one hidden state per word."""
-        counts = torch.tensor([len(example.read_positions) for example in examples])
-        index = torch.repeat_interleave(torch.arange(len(instances)), counts)
+        index = read_instance_index(instances)
         target = torch.full((len(index),), IGNORE_INDEX)
         if instances[0].target is not None:
             target = torch.tensor([tag for instance in instances for tag in instance.target])

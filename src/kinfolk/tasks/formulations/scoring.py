@@ -3,9 +3,8 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,15 +15,14 @@ from kinfolk.errors import UserError
 from kinfolk.generation.config import GenerationConfig
 from kinfolk.generation.generate import generate_batches
 from kinfolk.generation.prompts import EncodedPrompt, build_prompt
-from kinfolk.tasks.examples import Instance
 from kinfolk.tasks.formulations.base import (
     Formulation,
+    Instance,
     RawScores,
     TaskTargets,
     instance_index,
     offset_targets,
     segment_log_softmax,
-    softmax,
     split_by_instance,
 )
 from kinfolk.tasks.formulations.sequences import (
@@ -35,7 +33,7 @@ from kinfolk.tasks.formulations.sequences import (
     fill_pattern,
 )
 from kinfolk.tasks.rows import space_between
-from kinfolk.tasks.task import Prediction, TaskOutput
+from kinfolk.tasks.task import Prediction
 from kinfolk.text.tokenizer import Tokenizer
 
 GENERATION_BATCH = 32  # prompts per batch
@@ -106,28 +104,25 @@ class OptionScoring(Formulation):
     ) -> TaskTargets:
         """Predict the tokens of every option."""
         index = instance_index(instances)
-        tokens, example_of_token = collated.token_targets(examples)
+        tokens, example_ids = collated.token_targets(examples)
         target = torch.tensor([IGNORE_INDEX if i.target is None else i.target for i in instances])
-        empty = torch.zeros(0, dtype=torch.int64)
         return TaskTargets(
-            read_at=empty,
-            instance_ids=empty,
+            read_at=torch.zeros(0, dtype=torch.int64),
+            instance_ids=index,
             target=offset_targets(target, index),
             weight=torch.ones(len(instances)),
             tokens=tokens,
-            example_ids=example_of_token,
-            instance_of_example=index,
+            example_ids=example_ids,
         )
 
     def sequence_logprobs(self, model: Any, batch: Batch[TaskTargets]) -> Tensor:
         """Return the log-likelihood of the predicted tokens of every example."""
         targets = batch.targets
-        assert targets.tokens is not None
-        assert targets.example_ids is not None and targets.instance_of_example is not None
+        assert targets.tokens is not None and targets.example_ids is not None
         hidden = targets.tokens.gather(model(batch.inputs).hidden)
         logits: Tensor = model.lm_logits(hidden).logits().float()
         each: Tensor = logits.log_softmax(-1).gather(1, targets.tokens.labels[:, None])[:, 0]
-        examples = len(targets.instance_of_example)
+        examples = len(targets.instance_ids)
         total = each.new_zeros(examples).index_add(0, targets.example_ids, each)
         if not self.length_normalized:
             return total
@@ -135,19 +130,14 @@ class OptionScoring(Formulation):
 
     def logits(self, model: Any, batch: Batch[TaskTargets], /) -> list[RawScores]:
         """Return the log-likelihood of each option."""
-        index = batch.targets.instance_of_example
-        assert index is not None
-        return split_by_instance(self.sequence_logprobs(model, batch), index)
+        return split_by_instance(self.sequence_logprobs(model, batch), batch.targets.instance_ids)
 
     def decode(
         self, row: Any, instances: Sequence[Instance], logits: Sequence[RawScores], /
     ) -> Prediction:
         """Return the most likely option."""
         (scores,) = logits
-        probabilities = softmax(scores)
-        best = int(np.argmax(probabilities))
-        value = self.task.option_value(row, best)
-        return Prediction(value, tuple(probabilities.tolist()), float(probabilities[best]))
+        return self.best_option(row, scores)
 
     # Generation, for rows without options
 
@@ -191,9 +181,9 @@ class Cloze(OptionScoring):
     verbalizer: tuple[str, ...] = ()  # the word of each class; empty for the labels themselves
     infill: bool = True
 
-    name: ClassVar[str] = "cloze"
-    needs_layout: ClassVar[bool] = True
-    outputs: ClassVar[tuple[TaskOutput, ...]] = ("label", "option", "word")
+    name = "cloze"
+    needs_layout = True
+    outputs = ("label", "option", "word")
 
     def __post_init__(self) -> None:
         if self.verbalizer and len(self.verbalizer) != len(self.task.labels):
@@ -227,9 +217,8 @@ class Cloze(OptionScoring):
     def loss(self, model: Any, batch: Batch[TaskTargets], /) -> Loss:
         """Sum -log p(correct option) among the options."""
         targets = batch.targets
-        assert targets.instance_of_example is not None
         logprobs = segment_log_softmax(
-            self.sequence_logprobs(model, batch), targets.instance_of_example, len(targets.target)
+            self.sequence_logprobs(model, batch), targets.instance_ids, len(targets.target)
         )
         return Loss({"label": -logprobs.index_select(0, targets.target).sum()})
 
@@ -252,9 +241,9 @@ class Prompt(OptionScoring):
     length_normalized: bool = True
     max_new_tokens: int = 64  # where there are no options
 
-    name: ClassVar[str] = "prompt"
-    outputs: ClassVar[tuple[TaskOutput, ...]] = ("label", "option", "word", "text")
-    trains: ClassVar[bool] = False
+    name = "prompt"
+    outputs = ("label", "option", "word", "text")
+    trains = False
 
     def instances(
         self, row: Any, tokenizer: Tokenizer, /, *, labelled: bool = True

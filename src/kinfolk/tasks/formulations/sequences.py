@@ -26,6 +26,15 @@ class TemplatedInput:
     offsets: tuple[int, ...]  # position of the first token of each text
     cls_index: int  # position of the token whose hidden state represents the texts
 
+    def example(self, read_positions: IntArray) -> Example:
+        """Return the example of a bidirectional network."""
+        return Example(
+            input_ids=self.ids,
+            order=np.zeros_like(self.ids),
+            token_type_ids=self.token_type_ids,
+            read_positions=read_positions,
+        )
+
 
 def parse_template(template: str, texts: int) -> list[tuple[str, int]]:
     """Return the parts of a template: roles of tokens, texts `$A` and `$B`, each with its type."""
@@ -35,8 +44,10 @@ def parse_template(template: str, texts: int) -> list[tuple[str, int]]:
     ]
 
 
-def num_special_tokens(template: str, texts: int) -> int:
-    """Return the number of special tokens of a template."""
+def num_special_tokens(template: str | None, texts: int) -> int:
+    """Return the number of special tokens of a template; without one, there is one per text."""
+    if template is None:
+        return texts
     return sum(not name.startswith("$") for name, _ in parse_template(template, texts))
 
 
@@ -49,11 +60,11 @@ def apply_template(
     starts = []
     cls_index = 0
     for name, kind in parse_template(template, len(texts)):
-        chunk = (
-            texts["AB".index(name[1])] if name.startswith("$") else [special_tokens.require(name)]
-        )
         if name.startswith("$"):
+            chunk = texts["AB".index(name[1])]
             starts.append(len(ids))
+        else:
+            chunk = [special_tokens.require(name)]
         if name == "cls":
             cls_index = len(ids)
         ids += chunk
@@ -113,61 +124,36 @@ def build_example(
     answer fills a blank in the text, else it follows the text.
     """
     if layout == "encoder-decoder":
-        return seq2seq_example(special_tokens, before, answer, after, end=end, infill=infill)
+        eos = special_tokens.require("eos")
+        mark = list(special_tokens.sentinels[:1]) if infill else []
+        ids = np.array([special_tokens.pad, *mark, *answer], np.int64)
+        labels = np.append(ids[1:], eos if end else IGNORE_INDEX)
+        labels[: len(mark)] = IGNORE_INDEX
+        return Example(
+            input_ids=ids,
+            order=np.arange(len(ids)),
+            encoder_input_ids=np.array([*before, *mark, *after, eos], np.int64),
+            labels=labels,
+        )
     if layout == "blanks":
-        return infill_example(special_tokens, before, answer, after, end=end, infill=infill)
+        known = glm_tokens(special_tokens)
+        text = [*before, known.mask if infill else known.gmask, *after]
+        zeros, steps = np.zeros(len(text), np.int64), np.arange(1, len(answer) + 2)
+        labels = np.array([*answer, known.end if end else IGNORE_INDEX], np.int64)
+        # The answer has the position of its mask, and block positions within the blank.
+        return Example(
+            input_ids=np.array([*text, known.start, *answer], np.int64),
+            order=np.append(zeros, steps),
+            position_ids=np.append(np.arange(len(text)), np.full_like(steps, len(before))),
+            block_position_ids=np.append(zeros, steps),
+            labels=np.append(np.full_like(zeros, IGNORE_INDEX), labels),
+        )
     opening = special_tokens.require("eos") if special_tokens.bos is None else special_tokens.bos
     closing = [special_tokens.require("eos")] if end else []
     line = np.array([opening, *before, *answer, *after, *closing], np.int64)
     labels = line[1:].copy()
     labels[: len(before)] = IGNORE_INDEX
     return Example(input_ids=line[:-1], order=np.arange(len(line) - 1), labels=labels)
-
-
-def seq2seq_example(
-    special_tokens: SpecialTokens,
-    before: Sequence[int],
-    answer: Sequence[int],
-    after: Sequence[int],
-    *,
-    end: bool,
-    infill: bool,
-) -> Example:
-    """Return the example of an encoder-decoder."""
-    eos = special_tokens.require("eos")
-    mark = list(special_tokens.sentinels[:1]) if infill else []
-    source = np.array([*before, *mark, *after, eos], np.int64)
-    ids = np.array([special_tokens.pad, *mark, *answer], np.int64)
-    labels = np.append(ids[1:], eos if end else IGNORE_INDEX)
-    labels[: len(mark)] = IGNORE_INDEX
-    return Example(
-        input_ids=ids, order=np.arange(len(ids)), encoder_input_ids=source, labels=labels
-    )
-
-
-def infill_example(
-    special_tokens: SpecialTokens,
-    before: Sequence[int],
-    answer: Sequence[int],
-    after: Sequence[int],
-    *,
-    end: bool,
-    infill: bool,
-) -> Example:
-    """Return the example of GLM: the answer fills a blank at the position of its mask."""
-    known = glm_tokens(special_tokens)
-    text = [*before, known.mask if infill else known.gmask, *after]
-    size = len(answer) + 1
-    ids = np.array([*text, known.start, *answer], np.int64)
-    ahead = np.zeros(len(text), np.int64)
-    labels = [*[IGNORE_INDEX] * len(text), *answer, known.end if end else IGNORE_INDEX]
-    return Example(
-        input_ids=ids,
-        order=np.append(ahead, np.arange(1, size + 1)),
-        position_ids=np.append(np.arange(len(text)), np.full(size, len(before))),
-        block_position_ids=np.append(ahead, np.arange(1, size + 1)),
-        labels=np.array(labels, np.int64),
-    )
 
 
 def fill_pattern(pattern: str, row: Row) -> tuple[str, str]:
@@ -218,6 +204,35 @@ def encode_words(tokenizer: Tokenizer, words: Sequence[str]) -> list[list[int]]:
         tokens.append(tokenizer.offsets(space_between(before, word) + word)[0] or [unknown])
         before = word
     return tokens
+
+
+def words_example(
+    words: Sequence[Sequence[int]],
+    predicate: Sequence[int] | None,
+    special_tokens: SpecialTokens,
+    *,
+    template: str | None,
+    causal: bool,
+) -> Example:
+    """Return the example of words, and of the predicate whose roles are predicted.
+
+    One token of every word is read: the first, or in a decoder the last.
+    """
+    ids = [id for word in words for id in word]
+    ends = np.cumsum([len(word) for word in words])
+    starts = np.append(0, ends[:-1])
+    if template is not None:
+        texts = [ids] if predicate is None else [ids, predicate]
+        templated = apply_template(template, special_tokens, texts)
+        return templated.example(starts + templated.offsets[0])
+    start, delimiter, _ = causal_special_tokens(special_tokens)
+    before = [start] if predicate is None else [start, *predicate, delimiter]
+    input_ids = np.array([*before, *ids], np.int64)
+    return Example(
+        input_ids=input_ids,
+        order=np.arange(len(input_ids)) if causal else np.zeros_like(input_ids),
+        read_positions=(ends - 1 if causal else starts) + len(before),
+    )
 
 
 def split_to_fit(sizes: Sequence[int], room: int) -> list[tuple[int, int]]:

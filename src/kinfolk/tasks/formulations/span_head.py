@@ -9,8 +9,8 @@ windows that overlap; the best answer of all windows is predicted.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from dataclasses import replace
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -18,30 +18,24 @@ import torch
 from kinfolk.batch import IGNORE_INDEX, Batch, Loss
 from kinfolk.config import config, field
 from kinfolk.data.examples import Collated, Example
-from kinfolk.nn.task_heads import Head
-from kinfolk.tasks.examples import Instance
 from kinfolk.tasks.formulations.base import (
     Formulation,
+    Instance,
     RawScores,
     TaskTargets,
     logits_at,
+    offset_targets,
+    read_instance_index,
     segment_log_softmax,
     split_by_instance,
 )
 from kinfolk.tasks.formulations.sequences import apply_template, encode_plain, num_special_tokens
 from kinfolk.tasks.rows import QuestionRow
-from kinfolk.tasks.task import Prediction, TaskOutput
+from kinfolk.tasks.task import Prediction
 from kinfolk.text.tokenizer import Tokenizer
 
 MAX_QUESTION_LENGTH = 64  # tokens (the published code)
 MAX_ANSWER_LENGTH = 30  # tokens
-
-
-@dataclass(frozen=True)
-class ContextWindow:
-    """A window of a context: the characters of each of its tokens."""
-
-    spans: tuple[tuple[int, int], ...]
 
 
 @config("span_head")
@@ -56,14 +50,10 @@ class SpanHead(Formulation):
         help="predict no answer where its score exceeds the best span's by more than this",
     )
 
-    name: ClassVar[str] = "head"
-    outputs: ClassVar[tuple[TaskOutput, ...]] = ("span",)
-    needs_template: ClassVar[bool] = True
-
-    @property
-    def head(self) -> Head:
-        """Two logits per token."""
-        return "span"
+    name = "head"
+    outputs = ("span",)
+    needs_template = True
+    head = "span"
 
     def fit(self, rows: Sequence[Any], tokenizer: Tokenizer, *, balanced: bool = False) -> Self:
         """Allow the prediction of no answer if a training row has no answer."""
@@ -74,14 +64,13 @@ class SpanHead(Formulation):
         self, row: QuestionRow, tokenizer: Tokenizer, /, *, labelled: bool = True
     ) -> list[Instance]:
         """Encode the windows of the context; the target of those without the answer is [CLS]."""
-        row = row if labelled else row.without_label()
         (question,) = encode_plain(tokenizer, (row.question,))
         room = self.max_length - num_special_tokens(self.frame, 2)
         question = question[: min(MAX_QUESTION_LENGTH, room // 2)]
         room -= len(question)
         ids, spans = tokenizer.offsets(row.context)
-        answer = self.answer_span(row)
-        if answer is None and row.answers:  # none of them is in the context
+        answer = self.answer_span(row) if labelled else None
+        if labelled and answer is None and row.answers:  # none of them is in the context
             return []
         return [
             self.encode_window(
@@ -110,27 +99,16 @@ class SpanHead(Formulation):
         positions = np.concatenate(
             [[sequence.cls_index], sequence.offsets[1] + np.arange(len(ids))]
         )
-        example = Example(
-            input_ids=sequence.ids,
-            order=np.zeros_like(sequence.ids),
-            token_type_ids=sequence.token_type_ids,
-            read_positions=positions,
-        )
         target = None if answer is None else char_to_token_span(spans, answer)
-        return Instance(examples=(example,), target=target, metadata=ContextWindow(spans))
+        return Instance(examples=(sequence.example(positions),), target=target, metadata=spans)
 
     def targets(
         self, instances: Sequence[Instance], examples: Sequence[Example], collated: Collated
     ) -> TaskTargets:
         """Score the context and the first token of each window."""
-        counts = torch.tensor([len(example.read_positions) for example in examples])
-        index = torch.repeat_interleave(torch.arange(len(instances)), counts)
-        first = counts.cumsum(0) - counts
-        known = [
-            i.target if i.target is not None else (IGNORE_INDEX, IGNORE_INDEX) for i in instances
-        ]
-        target = torch.tensor(known)
-        target = torch.where(target == IGNORE_INDEX, target, first[:, None] + target)
+        index, unknown = read_instance_index(instances), (IGNORE_INDEX, IGNORE_INDEX)
+        known = torch.tensor([unknown if i.target is None else i.target for i in instances])
+        target = offset_targets(known.T, index).T
         weight = torch.ones(len(instances))
         return TaskTargets(collated.read_positions(examples), index, target, weight)
 
@@ -155,7 +133,7 @@ class SpanHead(Formulation):
         """Return the text of the best span over all windows; "" where no answer is better."""
         best, text, null_score = -np.inf, "", np.inf
         windows = [
-            (span_scores(scores), instance.metadata.spans, scores[0].sum())
+            (span_scores(scores), instance.metadata, scores[0].sum())
             for instance, scores in zip(instances, logits, strict=True)
         ]
         for scores, spans, cls_score in windows:

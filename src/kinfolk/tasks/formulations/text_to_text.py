@@ -9,7 +9,7 @@ Where a row has options, the most likely one is predicted; else the answer is ge
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from kinfolk.batch import IGNORE_INDEX, Batch, Loss
 from kinfolk.config import config
@@ -17,11 +17,10 @@ from kinfolk.data.chunks import InMemoryDocuments
 from kinfolk.generation.config import GenerationConfig
 from kinfolk.objectives.clm import CLM
 from kinfolk.rng import Stream, generator
-from kinfolk.tasks.examples import Instance
-from kinfolk.tasks.formulations.base import RawScores, TaskTargets
+from kinfolk.tasks.formulations.base import Instance, RawScores, TaskTargets
 from kinfolk.tasks.formulations.scoring import OptionScoring
 from kinfolk.tasks.formulations.sequences import NUM_LAYOUT_TOKENS, build_example
-from kinfolk.tasks.task import Prediction, TaskOutput
+from kinfolk.tasks.task import Prediction
 from kinfolk.text.tokenizer import Tokenizer
 
 ROUND_TO = 0.2  # the step of numbers from 0 to 5 (section 2.4)
@@ -40,8 +39,8 @@ class TextToText(OptionScoring):
     grain: float = ROUND_TO  # the step that numbers are rounded to
     default_number: float = 0.0  # mean of the training rows, for outputs without one
 
-    name: ClassVar[str] = "text"
-    outputs: ClassVar[tuple[TaskOutput, ...]] = (
+    name = "text"
+    outputs = (
         "label", "number", "option", "tags", "span", "text", "word", "likelihood",
     )  # fmt: skip
 
