@@ -12,7 +12,6 @@ from typer.core import TyperGroup
 from support.documents import (
     CHINESE,
     CODE,
-    FROM_README,
     NOT_RUN,
     PAGES,
     README,
@@ -43,7 +42,7 @@ def after_readme(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_inputs(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        run_page(README)
+        run_page(README, patch)
     return folder
 
 
@@ -59,16 +58,14 @@ def test_the_commands_of_the_readme_run_in_order(after_readme: Path) -> None:
 def test_the_commands_of_a_page_run_in_order(
     after_readme: Path, page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_inputs(tmp_path)
-    for name in FROM_README.get(page.name, ()):
-        shutil.copytree(after_readme / name, tmp_path / name, symlinks=True)
+    shutil.copytree(after_readme, tmp_path, symlinks=True, dirs_exist_ok=True)
     if page.stem == "tasks":  # it predicts with a folder that transformers saved
         transformers = pytest.importorskip("transformers")
-        source = after_readme / "runs" / "triage-python" / "checkpoints" / "best"
+        source = tmp_path / "runs" / "triage-python" / "checkpoints" / "best"
         for auto in (transformers.AutoModelForSequenceClassification, transformers.AutoTokenizer):
             auto.from_pretrained(source).save_pretrained(tmp_path / "their-folder")
     monkeypatch.chdir(tmp_path)
-    run_page(page)
+    run_page(page, monkeypatch)
 
 
 def test_pages_have_commands_that_run() -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.core import TyperGroup
 from typer.main import get_command
 
@@ -66,11 +67,6 @@ NOT_RUN = {
     "python benchmarks/": "takes minutes; tests/test_benchmarks.py runs two in small",
     "python -m kinfolk.families": "writes into the source",
     "python -m tests.measures": "tests/test_house.py calls it",
-}
-# What the text of a page assumes of the README's commands.
-FROM_README = {
-    "generation.md": ("corpus", "runs/gpt2", "runs/bert", "runs/en-de", "runs/summaries"),
-    "tasks.md": ("runs/gpt2", "runs/bert"),
 }
 TYPED = {"chat": "The court\n/help\n/quit\n"}  # on standard input
 
@@ -138,8 +134,9 @@ def resolve(arguments: list[str]) -> tuple[Any, list[str]]:
     return command, rest
 
 
-def run_page(page: Path) -> None:
+def run_page(page: Path, patch: pytest.MonkeyPatch) -> None:
     """Run the commands and Python blocks of a page in the present folder; each must succeed."""
+    patch.setattr(torch.cuda, "is_available", lambda: False)  # nothing is compiled, then
     done: set[str] = set()  # a sentence about a command above does not run it again
     for code in printed(page):
         if code.kind == "python":
