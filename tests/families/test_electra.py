@@ -119,10 +119,10 @@ def test_our_folders_say_the_same_there(narrow: int, tmp_path: Path) -> None:
 def test_a_discriminator_alone_gets_a_fresh_generator_and_says_so(tmp_path: Path) -> None:
     large, _ = pair()
     large.save_pretrained(tmp_path)
-    with pytest.warns(
-        UserWarning, match=r"no generator/electra\.embeddings_project.*initialized randomly"
-    ):
-        ours: Any = load_model(tmp_path)
+    ours: Any = load_model(tmp_path)
+    assert ours.random_modules == ("generator", "mlm_head")
+    with pytest.raises(UserError, match="no weights of generator, mlm_head"):
+        ours.check_lm_head()
     assert ours.config.generator_size == 0.25
     assert all(p.isfinite().all() and not p.is_meta for p in ours.parameters())
     tokens = ids(70)
@@ -140,8 +140,8 @@ def test_a_discriminator_alone_gets_a_fresh_generator_and_says_so(tmp_path: Path
 def test_a_body_alone_gets_a_fresh_head_too(tmp_path: Path) -> None:
     large, _ = pair()
     large.electra.save_pretrained(tmp_path)
-    with pytest.warns(UserWarning, match=r"discriminator_predictions\.dense\.weight.*generator/"):
-        ours = load_model(tmp_path)
+    ours = load_model(tmp_path)
+    assert ours.random_modules == ("discriminator_head", "generator", "mlm_head")
     tokens = ids(70)
     with torch.no_grad():
         hidden = ours(Inputs.from_ids(tokens, causal=False)).hidden

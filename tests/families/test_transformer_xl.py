@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,10 @@ from torch import Tensor
 
 from kinfolk.attention_mask import EMPTY_SLOT_ID, AttentionMask
 from kinfolk.batch import Inputs, KVCache, SegmentMemory
+from kinfolk.errors import UserError
 from kinfolk.families.transformer_xl import FAMILY, TransformerXL, TransformerXLConfig
+from kinfolk.hub import load_model
+from kinfolk.hub.importers.transformer_xl import convert_folder
 from kinfolk.nn.attention import FlexBlockSparse, attention_backend
 from kinfolk.nn.language_model import attention_windows
 from support.networks import hollow
@@ -37,76 +39,24 @@ SMALL = TransformerXLConfig(
 
 
 @cache
-def golden(case: str) -> tuple[TransformerXLConfig, dict[str, Tensor]]:
+def golden(case: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read a network's config, weights, and what it was asked and said."""
     with safe_open(GOLDEN, "pt") as file:  # type: ignore[no-untyped-call]
         theirs: dict[str, Any] = json.loads(file.metadata()[case])
         found = [name for name in file.keys() if name.startswith(f"{case}/")]  # noqa: SIM118
         tensors = {name.removeprefix(f"{case}/"): file.get_tensor(name) for name in found}
-    config = TransformerXLConfig(
-        vocab_size=theirs["vocab_size"],
-        hidden_size=theirs["d_model"],
-        num_layers=theirs["n_layer"],
-        num_heads=theirs["n_head"],
-        head_dim=theirs["d_head"],
-        intermediate_size=theirs["d_inner"],
-        mem_len=theirs["mem_len"],
-        clamp_len=theirs["clamp_len"] if theirs["clamp_len"] > 0 else None,
-        attention_window=theirs["mem_len"] if theirs["same_length"] else None,
-        cutoffs=tuple(theirs["cutoffs"]),
-        div_val=theirs["div_val"],
-        dropout=theirs["dropout"],
-        attention_dropout=theirs["dropatt"],
-    )
-    return config, tensors
-
-
-def named(theirs: dict[str, Tensor], config: TransformerXLConfig) -> dict[str, Tensor]:
-    """Give their weights our names."""
-    ours: dict[str, Tensor] = {}
-    bounds = [0, *config.cutoffs, config.vocab_size]
-    table = "transformer.word_emb.emb_layers.{}.weight"
-    for cluster, (low, high) in enumerate(pairwise(bounds)):
-        rows = theirs[table.format(0)][low:high] if config.div_val == 1 else None
-        rows = theirs[table.format(cluster)] if rows is None else rows
-        padding = -len(rows) % 64
-        ours[f"token_embeddings.embeddings.{cluster}.weight"] = torch.nn.functional.pad(
-            rows, (0, 0, 0, padding)
-        )
-        if config.div_val > 1:
-            projection = theirs[f"transformer.word_emb.emb_projs.{cluster}"]
-            ours[f"token_embeddings.projections.{cluster}.weight"] = projection
-    if config.div_val > 1:
-        ours["token_embeddings.output_projection.weight"] = theirs["crit.out_projs.0"].T
-    if config.cutoffs:
-        ours["token_embeddings.cluster_head.weight"] = theirs["crit.cluster_weight"]
-        ours["token_embeddings.cluster_head.bias"] = theirs["crit.cluster_bias"]
-    biases = [theirs[k] for k in sorted(theirs) if k.startswith("crit.out_layers.") and "bias" in k]
-    ours["token_embeddings.bias"] = torch.cat(biases)
-    for layer in range(config.num_layers):
-        there, here = f"transformer.layers.{layer}", f"layers.{layer}"
-        attention, branch = f"{there}.dec_attn", f"{here}.self_attention.sublayer"
-        query, key, value = theirs[f"{attention}.qkv_net.weight"].chunk(3)
-        ours[f"{branch}.q_proj.weight"] = query
-        ours[f"{branch}.kv_proj.weight"] = torch.cat([key, value])
-        ours[f"{branch}.r_proj.weight"] = theirs[f"{attention}.r_net.weight"]
-        ours[f"{branch}.content_bias"] = theirs[f"{attention}.r_w_bias"]
-        ours[f"{branch}.position_bias"] = theirs[f"{attention}.r_r_bias"]
-        ours[f"{branch}.out_proj.weight"] = theirs[f"{attention}.o_net.weight"]
-        for part in ("weight", "bias"):
-            ours[f"{here}.self_attention.norm.{part}"] = theirs[f"{attention}.layer_norm.{part}"]
-            ours[f"{here}.feed_forward.norm.{part}"] = theirs[f"{there}.pos_ff.layer_norm.{part}"]
-            ours[f"{here}.feed_forward.sublayer.up_proj.{part}"] = theirs[
-                f"{there}.pos_ff.CoreNet.0.{part}"
-            ]
-            ours[f"{here}.feed_forward.sublayer.down_proj.{part}"] = theirs[
-                f"{there}.pos_ff.CoreNet.3.{part}"
-            ]
-    return ours
+    return theirs, tensors
 
 
 def group(tensors: dict[str, Tensor], kind: str) -> dict[str, Tensor]:
     return {k.removeprefix(f"{kind}/"): t for k, t in tensors.items() if k.startswith(f"{kind}/")}
+
+
+def loaded(data: dict[str, Any], weights: dict[str, Tensor], folder: Path) -> Any:
+    """Write a folder as older versions of transformers did, and load it."""
+    (folder / "config.json").write_text(json.dumps(data | {"model_type": "transfo-xl"}))
+    torch.save(weights, folder / "pytorch_model.bin")
+    return load_model(folder)
 
 
 def segment(tokens: Tensor, number: int, memory: SegmentMemory | None) -> Inputs:
@@ -125,10 +75,9 @@ def small(**changes: Any) -> TransformerXL:
 
 @pytest.mark.parity
 @pytest.mark.parametrize("case", ["one", "clusters", "narrowing", "clamped"])
-def test_three_segments_with_a_memory_say_what_transformers_did(case: str) -> None:
-    config, tensors = golden(case)
-    ours = config.build().eval()
-    ours.load_state_dict(named(group(tensors, "weights"), config))
+def test_three_segments_with_a_memory_say_what_transformers_did(case: str, tmp_path: Path) -> None:
+    data, tensors = golden(case)
+    ours = loaded(data, group(tensors, "weights"), tmp_path)
     memory: SegmentMemory | None = ours.init_memory(2)
     for number, tokens in enumerate(tensors["ids"]):
         said = ours(segment(tokens, number, memory))
@@ -143,11 +92,31 @@ def test_three_segments_with_a_memory_say_what_transformers_did(case: str) -> No
     loss.backward()
     expected = group(tensors, "gradients")
     assert bool(expected) == (case in ("clusters", "narrowing"))
-    for name, gradient in named(expected, config).items() if expected else ():
+    names = convert_folder(data, expected, tmp_path)[1] if expected else {}
+    for name, gradient in names.items():
         found = dict(ours.named_parameters())[name].grad
         assert found is not None
+        found = found[: len(gradient)]  # without the padding rows of embeddings
         scale = gradient.abs().max().clamp(min=1e-3)
         assert ((found - gradient).abs().max() / scale) < 1e-4, name
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("case", ["one", "narrowing"])
+@torch.no_grad()
+def test_state_dicts_of_the_authors(case: str, tmp_path: Path) -> None:
+    data, tensors = golden(case)
+    weights = group(tensors, "weights")
+    ours = loaded(data, weights, tmp_path)
+    file = tmp_path / "model.pt"
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in weights.items()}
+    torch.save(bare, file)
+    same = load_model(file)
+    tokens = tensors["ids"][0]
+    assert torch.equal(ours(segment(tokens, 0, None)).hidden, same(segment(tokens, 0, None)).hidden)
+    with pytest.raises(UserError, match=r"has no layers\.0\.dec_attn\.o_net"):
+        torch.save({k: v for k, v in bare.items() if "o_net" not in k}, file)
+        load_model(file)
 
 
 @pytest.mark.parametrize("name", list(PUBLISHED))

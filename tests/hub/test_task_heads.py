@@ -262,9 +262,7 @@ def test_a_head_fits_on_what_was_pretrained() -> None:
 
 def test_what_a_tagger_lost_starts_fresh_and_is_told() -> None:
     tagger = headed(BODIES["bert"], "tokens").build()
-    with pytest.warns(
-        UserWarning, match=r"no pooler\.weight, pooler\.bias: they are initialized randomly"
-    ):
+    with pytest.warns(UserWarning, match="no weights of pooler: they start from random values"):
         ModelWithHead.of(tagger.backbone, headed(BODIES["bert"], "text"))
 
 
@@ -370,8 +368,6 @@ def test_bad_heads_are_told_in_a_sentence(tmp_path: Path) -> None:
             load_model(tmp_path)
         assert "\n" not in str(told.value)
 
-    known = ", ".join(there.name for there in HEADS["bert"].values())
-    refused(f"BertForPoetry.* of bert: {known}", architectures=["BertForPoetry"])
     refused("id2label are 0, 2; .*without gaps", id2label={"0": "no", "2": "yes"})
     refused("each with another name", id2label={"0": "yes", "1": "yes"})
     refused(r"classifier\.weight is \(3, 8\) and should be \(2, 8\)", id2label={"0": "a", "1": "b"})
@@ -380,7 +376,6 @@ def test_bad_heads_are_told_in_a_sentence(tmp_path: Path) -> None:
     save(tmp_path, headed(BODIES["xlnet"], "text").build(), None)
     said = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     refused("summary_type='mean'", summary_type="mean")
-    refused("XLNetForQuestionAnswering'", architectures=["XLNetForQuestionAnswering"])
 
 
 def test_bad_configs_are_told() -> None:

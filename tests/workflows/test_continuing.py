@@ -114,7 +114,7 @@ def test_a_model_that_was_taught_to_write_goes_on(
         task_prefix(tmp_path / "tuned", None)
 
 
-@pytest.mark.filterwarnings("ignore:.*are initialized randomly")  # of its pooler, which is true
+@pytest.mark.filterwarnings("ignore:.*start from random values")  # of its pooler, which is true
 def test_a_folder_that_transformers_wrote_goes_on(home: Home, tmp_path: Path) -> None:
     """Its vocabulary is larger than the tokenizer's, as is common, and it was not made here."""
     transformers = pytest.importorskip("transformers")

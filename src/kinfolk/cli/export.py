@@ -36,5 +36,9 @@ def import_(
     check_new_folder(out)
     from kinfolk.workflows.load import load, save
 
-    save(*load(folder), out)
+    network, tokenizer = load(folder)
+    save(network, tokenizer, out)
+    if network.random_modules:
+        modules = ", ".join(network.random_modules)
+        print(f"{folder} has no weights of {modules}: they are random and must be trained first")
     print(f'imported to {out}; load with kinfolk.load("{out}")')

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from kinfolk.config import did_you_mean, type_name
 from kinfolk.errors import UserError
 from kinfolk.families.entries import IndexEntry
@@ -44,6 +46,11 @@ def no_fields(*_: Any) -> dict[str, Any]:
     return {}
 
 
+def same_tensors(_: Mapping[str, Any], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors as they are."""
+    return tensors
+
+
 @dataclass(frozen=True, kw_only=True)
 class HuggingFace:
     """How transformers names a family: config.json, parameters, classes with a task head."""
@@ -63,6 +70,8 @@ class HuggingFace:
     # Fields that are not copies, in both directions.
     to_extra: Callable[[Any, SpecialTokens | None], dict[str, Any]] = no_fields
     from_extra: Callable[[Mapping[str, Any]], dict[str, Any]] = no_fields
+    # Tensors of another class of the family (an ELECTRA generator) under the expected names.
+    adapt: Callable[[Mapping[str, Any], dict[str, Tensor]], dict[str, Tensor]] = same_tensors
     heads: Mapping[str, HFHead] = field(default_factory=dict)  # by the name of our task head
     head_dropout: str = "classifier_dropout"  # field of the dropout before the last layer
     # Networks in subfolders (ELECTRA): the name of the subfolder to a function that makes its

@@ -68,6 +68,7 @@ class BertEmbeddings(LanguageModel):
     token_embeddings: TokenEmbedding
     architecture = "encoder"
     can_fill = True
+    lm_head_modules: tuple[str, ...] = ("mlm_head",)
     mlm_head: MaskedLMHead
 
     def __init__(self, c: Any, embedding_size: int, *, first_position: int = 0) -> None:

@@ -125,6 +125,7 @@ class Electra(BertEmbeddings):
     config: ElectraConfig
     pooling = Pooling(token="first", activation="gelu")
     pretraining_only = ("generator", "mlm_head", "discriminator_head")
+    lm_head_modules = ("generator", "mlm_head")
 
     def __init__(self, c: ElectraConfig) -> None:
         super().__init__(c, c.embedding_size)
@@ -203,8 +204,24 @@ def generator_config(c: ElectraConfig, data: dict[str, Any]) -> dict[str, Any]:
     return shared | {"architectures": ["ElectraForMaskedLM"]} | sizes
 
 
+def is_generator(data: Mapping[str, Any]) -> bool:
+    """Return whether config.json describes a generator that was saved alone."""
+    return data.get("architectures") == ["ElectraForMaskedLM"]
+
+
+def adapt(data: Mapping[str, Any], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Use the encoder of a generator that was saved alone for the discriminator too."""
+    if not is_generator(data):
+        return tensors
+    heads = {k: v for k, v in tensors.items() if k.startswith("generator_")}
+    encoder = {k: v for k, v in tensors.items() if k not in heads}
+    return encoder | {f"generator/{name}": tensor for name, tensor in tensors.items()}
+
+
 def from_extra(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the size of the generator from the config.json of its subfolder, if there is one."""
+    if is_generator(data):
+        return {"generator_size": 1.0}
     small = data.get("generator")
     if small is None or "generator_share" in data:
         return {}
@@ -288,6 +305,7 @@ FAMILY = Family(
         },
         to_extra=lambda *_: {"tie_word_embeddings": True},
         from_extra=from_extra,
+        adapt=adapt,
         heads=hf_heads(
             "Electra",
             ("classifier.out_proj", "classifier.dense"),

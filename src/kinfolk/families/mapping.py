@@ -4,13 +4,15 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk.errors import UserError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -82,17 +84,33 @@ class ParameterMap:
         self, hf_tensors: Mapping[str, Tensor], like: Mapping[str, Tensor], where: str
     ) -> dict[str, Tensor]:
         """Return our parameters in the shapes of `like`, without those of missing heads."""
-        tensors = {self._modern_name(name): tensor for name, tensor in hf_tensors.items()}
+        tensors = self.unwrap({self._modern_name(name): t for name, t in hf_tensors.items()})
         prefix = self.base_model_prefix
         if prefix and not any(name.startswith(prefix) for name in tensors):
             return self._without_prefix().from_hf(tensors, like, where)
         self._merge_aliases(tensors, where)
-        missing = self._missing_heads(tensors, where)
+        foreign = self._foreign_heads(tensors)
+        missing = self._missing_heads(tensors)
         rules = [rule for rule in self.rules if not missing.issuperset(rule.hf_names)]
         assert all(rule.name in like for rule in self.rules), "the network lacks a parameter"
         shapes = {k: v.shape for rule in rules for k, v in rule.to_hf(like[rule.name]).items()}
-        _check({k: v.shape for k, v in tensors.items()}, shapes, where)
+        _check({k: v.shape for k, v in tensors.items() if k not in foreign}, shapes, where)
+        if foreign:
+            warnings.warn(
+                f"{where} has weights that the network does not use, such as those of another "
+                f"head: {', '.join(foreign)}",
+                stacklevel=3,
+            )
         return {rule.name: rule.from_hf(tensors, len(like[rule.name])) for rule in rules}
+
+    def unwrap(self, tensors: Mapping[str, T]) -> dict[str, T]:
+        """Remove what a wrapper put before the names: `module.` of DataParallel, `model.` ..."""
+        names = (rule.hf_names[0] for rule in self.rules)
+        unique = next(name for name in names if name not in self.aliases.values())
+        bare = unique.removeprefix(self.base_model_prefix)
+        found = [name.removesuffix(bare) for name in tensors if f".{name}".endswith(f".{bare}")]
+        wrapper = min((f.removesuffix(self.base_model_prefix) for f in found), key=len, default="")
+        return {name.removeprefix(wrapper): tensor for name, tensor in tensors.items()}
 
     def _modern_name(self, name: str) -> str:
         for old, new in self.legacy_suffixes.items():
@@ -137,22 +155,22 @@ class ParameterMap:
                 )
                 tensors[name] = tensors[of]
 
-    def _missing_heads(self, tensors: Mapping[str, Tensor], where: str) -> set[str]:
-        """Return the names of the heads that a folder lacks, and warn about them."""
+    def _foreign_heads(self, tensors: Mapping[str, Tensor]) -> list[str]:
+        """Return the names of weights outside the backbone that the network does not have."""
+        needed = {name for rule in self.rules for name in rule.hf_names}
+        backbone = {name for name in needed if not name.startswith(self.optional_prefixes)}
+        roots = tuple({name.split(".")[0] + "." for name in backbone})
+        return [n for n in tensors if n not in needed and not n.startswith(roots)]
+
+    def _missing_heads(self, tensors: Mapping[str, Tensor]) -> set[str]:
+        """Return the names of the heads that a folder lacks."""
         prefixes = tuple(
             prefix
             for prefix in self.optional_prefixes
             if not any(name.startswith(prefix) for name in tensors)
         )
         names = [name for rule in self.rules for name in rule.hf_names]
-        missing = [name for name in names if name.startswith(prefixes)]
-        if missing:
-            warnings.warn(
-                f"{where} has no {', '.join(missing)}: they are initialized randomly and must be "
-                "trained before use",
-                stacklevel=4,
-            )
-        return set(missing)
+        return {name for name in names if name.startswith(prefixes)}
 
 
 def _check(

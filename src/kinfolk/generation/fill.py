@@ -89,6 +89,7 @@ def fill_masks(
         raise UserError(f"the text contains no mask (id {mask})")
     if candidates < 1:
         raise UserError(f"candidates={candidates}: it must be at least 1")
+    model.check_lm_head()
     check_prompts(model, [ids], "text")
     if model.architecture != "encoder":  # a decoder does not attend to the tokens after a mask
         raise UserError("decoder models cannot fill masks: use generate")

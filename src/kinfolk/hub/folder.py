@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from kinfolk.errors import UserError
 from kinfolk.families import family, family_of, index
 from kinfolk.families.base import HuggingFace
+from kinfolk.hub.detect import detect_family
+from kinfolk.hub.importers import FOLDERS, find_checkpoint, read_checkpoint
 from kinfolk.hub.native import MODEL_TYPE_PREFIX, Native
 from kinfolk.hub.task_heads import (
     WithHead,
@@ -20,14 +21,12 @@ from kinfolk.hub.task_heads import (
     head_from_architectures,
     refuse_unnamed_head,
 )
+from kinfolk.hub.weights import SAFETENSORS, read_weights
 from kinfolk.nn.init import init_weights_
 from kinfolk.nn.language_model import LanguageModel, ModelConfig
 from kinfolk.nn.task_heads import ModelWithHeadConfig
 from kinfolk.text.tokenizer import Tokenizer
 
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-PICKLE = "pytorch_model.bin"
 NORMS = (nn.LayerNorm, nn.RMSNorm)
 Format = HuggingFace | WithHead | Native  # how config.json and the parameters are named
 
@@ -93,15 +92,20 @@ def _write_folder(
         roles = ("bos", "eos", "pad", "decoder_start")
         ids = {f"{role}_token_id": config.get(f"{role}_token_id") for role in roles}
         _write(folder / "generation_config.json", {k: v for k, v in ids.items() if v is not None})
-    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    save_file(weights, folder / SAFETENSORS, metadata={"format": "pt"})
     # safetensors creates files that only the owner may read.
-    (folder / WEIGHTS).chmod((folder / "config.json").stat().st_mode)
+    (folder / SAFETENSORS).chmod((folder / "config.json").stat().st_mode)
 
 
-def load(folder: Path | str) -> tuple[LanguageModel, Tokenizer]:
-    """Load the network and the tokenizer of a folder that kinfolk or transformers saved."""
+def load(folder: Path | str, tokenizer: Tokenizer | None = None) -> tuple[LanguageModel, Tokenizer]:
+    """Load the network and the tokenizer of a folder that kinfolk or transformers saved.
+
+    The tokenizer is the one of the folder where none is given.
+    """
     model = load_model(folder)
-    tokenizer = Tokenizer.load(folder)
+    if tokenizer is None:
+        path = Path(folder)
+        tokenizer = Tokenizer.load(path.parent if path.is_file() else path)
     _check_vocab(tokenizer, model.config.vocab_size, folder)
     return model, tokenizer
 
@@ -109,24 +113,41 @@ def load(folder: Path | str) -> tuple[LanguageModel, Tokenizer]:
 def load_model(folder: Path | str) -> LanguageModel:
     """Load the network of a folder, in float32 and evaluation mode."""
     path = Path(folder)
-    data = _config(path)
-    format = _format_of_folder(data, path)
+    if path.is_file() or (path.is_dir() and not (path / "config.json").is_file()):
+        data, tensors = _foreign(path)
+        format = _format(data, path)
+    elif (model_type := (data := _config(path)).get("model_type")) in FOLDERS:
+        data, tensors = FOLDERS[str(model_type)](data, read_weights(path), path)
+        format = _format(data, path)
+    else:
+        known = _format(data, path) if "model_type" in data else None
+        tensors = read_weights(path)
+        format = known or head_from_architectures(detect_family(data, tensors, path), data)
     subfolders = [name for name in format.subfolders if (path / name).is_dir()]
     data |= {name: _config(path / name) for name in subfolders}
     config: Any = format.from_config(data)
     with torch.device("meta"):  # weights are loaded, not initialized
         model: LanguageModel = config.build()
     like: dict[str, Tensor] = model.state_dict()
-    tensors = _weights(path)
-    if isinstance(format, HuggingFace) and not data.get("architectures"):
-        refuse_unnamed_head(format, tensors, str(path / "config.json"))
+    if isinstance(format, HuggingFace):
+        if not data.get("architectures"):
+            refuse_unnamed_head(format, tensors, str(path / "config.json"))
+        tensors = format.adapt(data, tensors)
     for name in subfolders:
-        tensors |= {f"{name}/{key}": tensor for key, tensor in _weights(path / name).items()}
+        tensors |= {f"{name}/{key}": tensor for key, tensor in read_weights(path / name).items()}
     state = format.parameters(config).from_hf(tensors, like, str(path))
-    state |= _initial_weights(model, like.keys() - state.keys())
-    model.load_state_dict(state, assign=True)
+    missing = like.keys() - state.keys()
+    model.load_state_dict(state | _initial_weights(model, missing), assign=True)
+    model.random_modules = tuple(sorted({name.split(".")[0] for name in missing}))
     assert not any(buffer.is_meta for buffer in model.buffers()), "a buffer is not in the folder"
     return model.eval()
+
+
+def _foreign(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read the checkpoint of another program: a file, or the only one of a folder."""
+    if (file := find_checkpoint(path)) is None:
+        raise UserError(f"{path} is not a model folder: it has no config.json")
+    return read_checkpoint(file)
 
 
 @torch.no_grad()
@@ -170,8 +191,9 @@ def _config(path: Path) -> dict[str, Any]:
     return _read(path / "config.json")
 
 
-def _format_of_folder(data: Mapping[str, Any], path: Path) -> Format:
-    model_type, where = str(data.get("model_type")), path / "config.json"
+def _format(data: Mapping[str, Any], path: Path) -> Format:
+    """Return the format that `model_type` and `architectures` of config.json name."""
+    model_type = str(data["model_type"])
     native = {MODEL_TYPE_PREFIX + name: name for name in index()}
     if model_type in native:
         return Native(family(native[model_type]))
@@ -180,32 +202,10 @@ def _format_of_folder(data: Mapping[str, Any], path: Path) -> Format:
     if hf is None:
         own = [*native] if model_type.startswith(MODEL_TYPE_PREFIX) else []
         raise UserError(
-            f"{where}: model_type={data.get('model_type')!r} is not supported "
+            f"{path / 'config.json'}: model_type={model_type!r} is not supported "
             f"(supported: {', '.join(sorted([*known, *own]))})"
         )
-    return head_from_architectures(hf, data, str(where))
-
-
-def _weights(path: Path) -> dict[str, Tensor]:
-    """Read all weights of a folder, from one file or from shards."""
-    if (path / WEIGHTS).is_file():
-        return _tensors(path / WEIGHTS)
-    if (path / INDEX).is_file():
-        shards = sorted(set(_read(path / INDEX).get("weight_map", {}).values()))
-        return {k: v for shard in shards for k, v in _tensors(path / shard).items()}
-    if (path / PICKLE).is_file():
-        raise UserError(
-            f"{path} has {PICKLE}, a pickle, which can run arbitrary code: convert it with "
-            "transformers' AutoModelForPreTraining.from_pretrained(folder).save_pretrained(folder)"
-        )
-    raise UserError(f"{path} has no {WEIGHTS}: copy or save the model again")
-
-
-def _tensors(file: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(file)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{file} cannot be read ({error}): copy or save it again") from error
+    return head_from_architectures(hf, data)
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -12,8 +12,6 @@ from kinfolk.nn.language_model import Pooling
 from kinfolk.nn.task_heads import FIXED_LABELS, ModelWithHeadConfig, pooling_of
 from kinfolk.text.tokenizer import SpecialTokens
 
-# Suffixes of classes without a task head, with or without pretraining heads.
-BASE_SUFFIXES = ("Model", "PreTraining", "LM", "NextSentencePrediction", "ConditionalGeneration")
 PROBLEM_TYPES = {False: "single_label_classification", True: "regression"}  # by `regression`
 
 
@@ -114,21 +112,14 @@ def head_for_config(hf: HuggingFace, c: ModelWithHeadConfig) -> WithHead | None:
     return WithHead(hf, hf_head, c.head)
 
 
-def head_from_architectures(
-    hf: HuggingFace, data: Mapping[str, Any], where: str
-) -> HuggingFace | WithHead:
-    """Return the format of the class in config.json, with or without a task head."""
-    architecture = str((data.get("architectures") or [BASE_SUFFIXES[0]])[0])
-    for head, hf_head in hf.heads.items():
-        if hf_head.name == architecture:
-            return WithHead(hf, hf_head, head)
-    if architecture.endswith(BASE_SUFFIXES):
-        return hf
-    names = ", ".join(hf_head.name for hf_head in hf.heads.values())
-    raise UserError(
-        f"{where}: architectures=[{architecture!r}] is not supported (supported heads of "
-        f"{hf.model_type}: {names or 'none'})"
-    )
+def head_from_architectures(hf: HuggingFace, data: Mapping[str, Any]) -> HuggingFace | WithHead:
+    """Return the format of the class in config.json, with or without a task head.
+
+    A class that is not known is a backbone; its own heads are left out with a warning.
+    """
+    architecture = (data.get("architectures") or [None])[0]
+    heads = (WithHead(hf, h, name) for name, h in hf.heads.items() if h.name == architecture)
+    return next(heads, hf)
 
 
 def refuse_unnamed_head(hf: HuggingFace, weights: Collection[str], where: str) -> None:
@@ -142,8 +133,11 @@ def refuse_unnamed_head(hf: HuggingFace, weights: Collection[str], where: str) -
 
 
 def _labels(data: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the labels; transformers omits the default names of two labels."""
-    labels = data.get("id2label") or {str(i): f"LABEL_{i}" for i in range(2)}
+    """Return the labels; transformers omits default names, and prefers `num_labels`."""
+    labels = data.get("id2label") or {}
+    number = data.get("num_labels", len(labels) or 2)
+    if len(labels) != number:
+        labels = {str(i): f"LABEL_{i}" for i in range(number)}
     numbers = [str(i) for i in range(len(labels))]
     if set(labels) != set(numbers):
         raise UserError(

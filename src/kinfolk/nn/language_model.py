@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from kinfolk.attention_mask import AttentionBackend
 from kinfolk.batch import Inputs, LazyLogits, Output
 from kinfolk.config import config, field, type_name
+from kinfolk.errors import UserError
 from kinfolk.nn.attention import attention_backend
 
 Architecture = Literal["encoder", "decoder", "encoder-decoder", "recurrent"]
@@ -137,6 +138,11 @@ class LanguageModel(nn.Module):
     static_cache: bool = True  # one step over its cache has the same shapes as the next
     attention_windows: tuple[int, ...] = ()  # of its banded layers
     pooling: Pooling | None = None  # of a task head; None: it takes none
+    lm_head_modules: tuple[
+        str, ...
+    ] = ()  # modules that only predict tokens, which a folder may lack
+    # Modules with random weights, because the folder that the network was loaded from lacks them.
+    random_modules: tuple[str, ...] = ()
     pretraining_only: tuple[str, ...] = ()  # modules that a network with a task head lacks
     pooling_only: tuple[str, ...] = ()  # modules that only a head over a text uses
 
@@ -163,6 +169,14 @@ class LanguageModel(nn.Module):
     def lm_logits(self, hidden: Tensor) -> LazyLogits:
         """Return the logits over the vocabulary, computed on demand."""
         raise NotImplementedError
+
+    def check_lm_head(self) -> None:
+        """Raise UserError if the modules that predict tokens were not in the model folder."""
+        if random := [name for name in self.random_modules if name in self.lm_head_modules]:
+            raise UserError(
+                f"the model folder has no weights of {', '.join(random)}, which predict tokens: "
+                "pretrain the model first, or fine-tune it on a task"
+            )
 
 
 class LayerStack(nn.ModuleList):

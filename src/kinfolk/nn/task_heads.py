@@ -146,13 +146,16 @@ class ModelWithHead(LanguageModel):
         )
 
     @classmethod
-    def of(cls, backbone: nn.Module, config: ModelWithHeadConfig) -> "ModelWithHead":
+    def of(cls, backbone: LanguageModel, config: ModelWithHeadConfig) -> "ModelWithHead":
         """Return a new head on a copy of the weights of a pretrained network."""
         model = config.build()
         initial, known = model.backbone.state_dict(), backbone.state_dict()
-        if missing := [name for name in initial if name not in known]:
+        lost = {name.split(".")[0] for name in initial if name not in known}
+        lost |= {*backbone.random_modules} - {*config.removed_modules}
+        if lost:
             warnings.warn(
-                f"the network has no {', '.join(missing)}: they are initialized randomly",
+                f"the network has no weights of {', '.join(sorted(lost))}: they start from random "
+                "values",
                 stacklevel=2,
             )
         model.backbone.load_state_dict({name: known.get(name, initial[name]) for name in initial})
@@ -184,3 +187,11 @@ class ModelWithHead(LanguageModel):
     def lm_logits(self, hidden: Tensor) -> LazyLogits:
         """Return the logits of the backbone, if it still has an output layer (decoders)."""
         return self.backbone.lm_logits(hidden)
+
+    def check_lm_head(self) -> None:
+        """Raise UserError if the task head replaced the modules that predict tokens."""
+        if {*self.backbone.lm_head_modules} & {*self.config.removed_modules}:
+            raise UserError(
+                "the model was fine-tuned: it has a task head and predicts no tokens any more; "
+                "use predict, or the pretrained model"
+            )

@@ -131,6 +131,8 @@ BPE_FILES = (
     ("encoder_bpe_40000.json", "vocab_40000.bpe"),
 )
 
+FAIRSEQ_FILE = "dict.txt"  # a token and its count on each line
+
 BERT = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 ALBERT = {**BERT, "pad": "<pad>", "unk": "<unk>"}
 GPT2 = {"bos": "<|endoftext|>", "eos": "<|endoftext|>"}
@@ -153,6 +155,8 @@ def load_backend(path: Path) -> LoadedTokenizer:
         loaded = _sentencepiece(file, settings)
     elif pair := _bpe_file_pair(file):
         loaded = _load_bpe(*pair, settings)
+    elif file.name == FAIRSEQ_FILE:
+        loaded = _fairseq(file)
     else:
         loaded = _wordpiece(file, settings)
     add_extra_tokens(loaded.backend, folder / "added_tokens.json")
@@ -163,7 +167,7 @@ def _vocabulary_file(path: Path) -> Path:
     """Return the file that holds the vocabulary."""
     if path.is_file():
         return path
-    names = ["tokenizer.json", *(vocab for vocab, _ in BPE_FILES), "vocab.txt"]
+    names = ["tokenizer.json", *(vocab for vocab, _ in BPE_FILES), "vocab.txt", FAIRSEQ_FILE]
     if (file := next((path / name for name in names if (path / name).is_file()), None)) is not None:
         return file
     if len(models_found := sorted(path.glob("*.model"))) == 1:
@@ -210,6 +214,28 @@ def _wordpiece(file: Path, settings: TokenizerConfig) -> LoadedTokenizer:
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(cleanup=False)
     return with_special_tokens(backend, roles, "bert")
+
+
+def _fairseq(file: Path) -> LoadedTokenizer:
+    """Build the tokenizer of a fairseq dictionary: a text is tokens with spaces between them."""
+    names = ["<s>", "<pad>", "</s>", "<unk>"]
+    for number, line in enumerate(lines(file), 1):
+        token, _, count = line.rpartition(" ")
+        if not token or not count.isdecimal():
+            raise UserError(f"{file}, line {number}: {line!r} is not a token, a space and a count")
+        names.append(token)
+    if all(name.isdecimal() or name.startswith("madeupword") for name in names[4:]):
+        raise UserError(
+            f"{file} lists the ids of GPT-2's byte pairs, not tokens: use the tokenizer folder of "
+            "roberta-base"
+        )
+    names.append("<mask>")
+    vocab = {name: id for id, name in enumerate(names)}
+    if len(vocab) < len(names):
+        raise UserError(f"{file} lists a token twice: copy it again")
+    backend = tokenizers.Tokenizer(models.WordLevel(vocab=vocab, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return with_special_tokens(backend, ROBERTA, "roberta", mask_lstrip=True)
 
 
 def _looks_uncased(vocab: Mapping[str, int]) -> bool:

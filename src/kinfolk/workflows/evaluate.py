@@ -149,6 +149,8 @@ class TextEvaluation:
                 "detection_accuracy": scores.accuracy,
                 "replaced_share": scores.base_rate,
             }
+        if "seq_relationship" in self.model.random_modules:
+            return {}
         if isinstance(objective, NSP) and has_sentence_pairs(objective, self.documents):
             accuracy = pair_accuracy(self.model, objective, self.documents, rows=rows)
             return {} if accuracy is None else {"pair_accuracy": accuracy}
@@ -174,6 +176,7 @@ def open_evaluation(
     """Open a model, and the corpus, the file or the text that it is scored on."""
     folder = find_model_folder(path)  # of a run the newest checkpoint, whose files are hashed here
     model, tokenizer = load(folder)
+    model.check_lm_head()
     model.to(select_device(device))
     if text is not None and not text.strip():
         raise UserError("text is empty: there is nothing to score")

@@ -9,7 +9,6 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from torch import nn
 
 from kinfolk import hub
 from kinfolk.batch import Loss
@@ -167,7 +166,7 @@ class FineTuneWorkload(Workload):
     def __init__(
         self,
         recipe: FineTuneRecipe,
-        backbone: nn.Module,
+        backbone: LanguageModel,
         tokenizer: Tokenizer,
         callbacks: Sequence[Callback] = (),
         settings: Sequence[str] = (),  # given fields, which are not derived from the data
@@ -309,7 +308,7 @@ class FineTuneWorkload(Workload):
         write_report(folder)
 
 
-def model_for_task(recipe: FineTuneRecipe, backbone: nn.Module) -> LanguageModel:
+def model_for_task(recipe: FineTuneRecipe, backbone: LanguageModel) -> LanguageModel:
     """Return the backbone, with a randomly initialized head if the formulation needs one."""
     torch.manual_seed(recipe.train.seed)
     try:

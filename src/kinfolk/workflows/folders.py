@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from kinfolk.text.tokenizer import Tokenizer
 
 
+CHECKPOINT_SUFFIXES = (".pt", ".pth", ".ckpt")  # of other programs, which hub.importers reads
 RESUME = "choose another -o, or resume it with --resume"
 
 
@@ -29,12 +30,21 @@ def check_new_file(path: Path) -> None:
 def check_model_folder(path: Path | str, *, or_corpus: bool = False) -> Path:
     """Refuse a path that is neither a run nor a checkpoint nor a model folder."""
     path = Path(path)
+    if is_checkpoint_file(path):
+        return path
     if not path.is_dir():
         raise UserError(f"no such folder: {path}")
     names = ("config.json", "recipe.json", "scores.json", *(("corpus.json",) if or_corpus else ()))
-    if any((path / name).is_file() for name in names):
+    if any((path / name).is_file() for name in names) or any(
+        map(is_checkpoint_file, path.iterdir())
+    ):
         return path
     raise UserError(f"{path} is neither a run (no recipe.json) nor a model folder (no config.json)")
+
+
+def is_checkpoint_file(path: Path) -> bool:
+    """Return whether a file has the suffix that other programs give to checkpoints."""
+    return path.suffix in CHECKPOINT_SUFFIXES and path.is_file()
 
 
 def find_model_folder(path: Path | str) -> Path:
@@ -43,7 +53,7 @@ def find_model_folder(path: Path | str) -> Path:
     Of a fine-tuned run it is the checkpoint with the best dev score, of several seeds their best.
     """
     path = check_model_folder(path)
-    if (path / "config.json").is_file():
+    if path.is_file() or (path / "config.json").is_file():
         return path
     best = path / "best" if (path / "best").is_dir() else path / "checkpoints" / "best"
     if (path / "scores.json").is_file() and best.is_dir():
@@ -51,6 +61,8 @@ def find_model_folder(path: Path | str) -> Path:
     from kinfolk.training import checkpoint  # imports torch
 
     newest = checkpoint.latest_valid(path)
+    if newest is None and any(map(is_checkpoint_file, path.iterdir())):
+        return path
     if newest is None:
         raise UserError(
             f"{path} has no checkpoint yet: resume it with kinfolk pretrain --resume {path}"

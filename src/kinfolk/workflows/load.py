@@ -15,16 +15,21 @@ from kinfolk.files import new_folder
 from kinfolk.generation.prompts import check_prompts
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.text import Tokenizer
-from kinfolk.workflows.folders import check_new_folder, find_model_folder
+from kinfolk.workflows.folders import check_new_folder, find_model_folder, load_tokenizer
 
 
-def load(path: Path | str) -> tuple[LanguageModel, Tokenizer]:
+def load(
+    path: Path | str, tokenizer: Tokenizer | Path | str | None = None
+) -> tuple[LanguageModel, Tokenizer]:
     """Load the model and the tokenizer of a run, a checkpoint or a Hugging Face folder.
 
     The model is on the CPU, in float32 and evaluation mode. Of a pretraining run it is the newest
-    checkpoint, of a fine-tuning run the best one.
+    checkpoint, of a fine-tuning run the best one. `tokenizer` is a tokenizer, its folder or its
+    file where it lies elsewhere. `path` may also be a checkpoint file of fairseq.
     """
-    return hub.load(find_model_folder(path))
+    if isinstance(tokenizer, Path | str):
+        tokenizer = load_tokenizer(tokenizer)
+    return hub.load(find_model_folder(path), tokenizer)
 
 
 def save(model: LanguageModel, tokenizer: Tokenizer, out: Path | str) -> Path:
@@ -59,6 +64,7 @@ def logits(model: LanguageModel, ids: Sequence[int], source: Sequence[int] | Non
     """
     if any(isinstance(id, str) for id in ids):
         raise UserError("ids must be token ids: call kinfolk.logits(model, tokenizer(text))")
+    model.check_lm_head()
     check_prompts(model, [ids], "sequence")
     device = next(model.parameters()).device
     kind = family_of(model).architecture

@@ -152,6 +152,12 @@ def initial_model(recipe: Recipe) -> LanguageModel:
     model: LanguageModel = recipe.model.build()
     if recipe.init_from:
         saved: Any = hub.load_model(recipe.init_from)
+        if saved.random_modules:
+            warnings.warn(
+                f"{recipe.init_from} has no weights of {', '.join(saved.random_modules)}: they "
+                "start from random values",
+                stacklevel=2,
+            )
         try:
             model.load_state_dict(saved.state_dict())
         except RuntimeError:

@@ -1,0 +1,98 @@
+"""Read the tensors of a model folder, from safetensors or PyTorch files, without running code."""
+
+import argparse
+import json
+import pickle
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from kinfolk.errors import UserError
+
+SAFETENSORS = "model.safetensors"
+# Weight files in order of preference; each may be split into shards, which FILE.index.json lists.
+WEIGHT_FILES = (SAFETENSORS, "pytorch_model.bin")
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """Read all floating-point tensors of a folder, from one file or from shards."""
+    for name in WEIGHT_FILES:
+        if (folder / name).is_file():
+            return read_tensors(folder / name)
+        if (index := folder / f"{name}.index.json").is_file():
+            tensors: dict[str, Tensor] = {}
+            for shard in _shards(index):
+                tensors |= read_tensors(folder / shard)
+            return tensors
+    raise UserError(f"{folder} has no {' or '.join(WEIGHT_FILES)}: copy or save the model again")
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """Read one file of named tensors; integer and boolean tensors are buffers and left out."""
+    if file.suffix == ".safetensors":
+        try:
+            values: Any = load_file(file)
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{file} cannot be read ({error}): copy or save it again") from error
+    else:
+        values = read_pytorch(file)
+        if not isinstance(values, dict):
+            raise UserError(f"{file} holds a {type(values).__name__}, not tensors by name")
+    return floating_point(values, file)
+
+
+def floating_point(values: dict[str, Any], file: Path) -> dict[str, Tensor]:
+    """Return the floating-point tensors; refuse what is not a tensor, and NaN or infinity."""
+    tensors: dict[str, Tensor] = {}
+    for name, value in values.items():
+        if not isinstance(value, Tensor):
+            raise UserError(f"{file}: {name!r} is not a tensor: save the model's state_dict")
+        if value.is_floating_point():
+            tensors[name] = value
+        elif value.is_complex():
+            raise UserError(f"{file}: {name} is {value.dtype}, not a floating-point tensor")
+    if bad := [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]:
+        raise UserError(
+            f"{file} has NaN or infinite values in {', '.join(bad[:3])}: use a checkpoint from "
+            "before the training diverged"
+        )
+    return tensors
+
+
+def read_pytorch(file: Path) -> Any:
+    """Read a file of `torch.save`: tensors, containers and fairseq's settings, nothing else."""
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the protocol of pickles that are refused
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise UserError(
+            f"{file} is a pickle that holds more than tensors and could run any code "
+            f"({_unsupported(error)}): save its state_dict with safetensors where it was made"
+        ) from error
+    except (RuntimeError, OSError, EOFError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"{file} cannot be read ({reason}): copy or save it again") from error
+
+
+def _unsupported(error: pickle.UnpicklingError) -> str:
+    """Return the part of PyTorch's message that names what the pickle asks for."""
+    asked = [line for line in str(error).splitlines() if "GLOBAL" in line or "Unsupported" in line]
+    return asked[0].strip() if asked else "it is not a file of torch.save"
+
+
+def _shards(index: Path) -> Iterable[str]:
+    """Return the files that an index lists, which must lie beside it."""
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, LookupError, AttributeError, TypeError) as error:
+        raise UserError(f"{index} is not an index of weights: copy or save it again") from error
+    if odd := [name for name in names if Path(str(name)).name != name]:
+        raise UserError(f"{index} lists {odd[0]!r}, which is not a file beside it")
+    return sorted(names)
