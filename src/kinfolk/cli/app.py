@@ -67,6 +67,12 @@ Device = Annotated[str, option("NAME", "auto, cpu or cuda.")]
 ModelFolder = Annotated[
     Path, typer.Argument(metavar="MODEL", help="Run, checkpoint or model folder.")
 ]
+TokenizerPath = Annotated[
+    Path | None,
+    option(
+        "PATH", "Tokenizer folder or file, in place of the model's own or one trained on the data."
+    ),
+]
 NewFolder = Annotated[Path, option("DIR", "Output folder. Must be new or empty.", None, *OUT)]
 RunFolder = Annotated[Path | None, option("RUN", "Run folder. Must be new or empty.", None, *OUT)]
 Resume = Annotated[Path | None, option("RUN", "Resume an interrupted run.")]

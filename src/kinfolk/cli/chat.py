@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from kinfolk.cli.app import Device, ModelFolder, command, errors, readable
+from kinfolk.cli.app import Device, ModelFolder, TokenizerPath, command, errors, readable
 from kinfolk.cli.generate import Precision, generation_config
 from kinfolk.cli.options import field_options
 from kinfolk.config import did_you_mean, parse_field
@@ -43,6 +43,7 @@ COMMANDS = (*SETTINGS, "reset", "help", "quit")
 def chat(
     model: ModelFolder,
     settings: dict[str, Any],
+    tokenizer: TokenizerPath = None,
     precision: Precision = "auto",
     device: Device = "auto",
 ) -> None:
@@ -56,8 +57,10 @@ def chat(
     from kinfolk.generation.chat import ChatSession
     from kinfolk.workflows.generate import load_generator
 
-    network, tokenizer = load_generator(model, device=device, precision=precision)
-    session = ChatSession(network, tokenizer, config)
+    network, loaded = load_generator(
+        model, device=device, precision=precision, tokenizer_path=tokenizer
+    )
+    session = ChatSession(network, loaded, config)
     if sys.stdin.isatty():
         errors.print("/help lists commands", style="dim", highlight=False)
         with contextlib.suppress(ImportError):  # line editing, where it is available

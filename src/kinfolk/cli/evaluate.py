@@ -7,7 +7,17 @@ import typer
 from rich.markup import escape
 from rich.table import Column as TableColumn
 
-from kinfolk.cli.app import EVALUATE, AsJson, Device, Report, command, note, option, print_json
+from kinfolk.cli.app import (
+    EVALUATE,
+    AsJson,
+    Device,
+    Report,
+    TokenizerPath,
+    command,
+    note,
+    option,
+    print_json,
+)
 from kinfolk.cli.options import UsageError, given_options, option_name
 from kinfolk.cli.predict import NullThreshold, TaskIndex
 from kinfolk.cli.pretrain import Pairs, Source, SourcePrefix, Target
@@ -95,6 +105,7 @@ def evaluate(
     samples: Annotated[
         Path | None, option("FILE", "Score generated texts without a model.", SAMPLES)
     ] = None,
+    tokenizer: TokenizerPath = None,
     device: Device = "auto",
     json: AsJson = False,
 ) -> None:
@@ -143,6 +154,7 @@ def evaluate(
             columns=columns,
             task_index=task_index,
             null_score_diff_threshold=null_score_diff_threshold,
+            tokenizer=tokenizer,
             device=device,
             prompt=prompt,
             out=out,
@@ -155,8 +167,10 @@ def evaluate(
 
     texts = parallel_data(source=source, target=target, pairs=pairs, prefix=source_prefix)
     if samples is not None:
-        if model is not None or texts is not None or given & {"text", "length"}:
-            raise UsageError("--samples takes no MODEL and none of --text, --length, --source")
+        if model is not None or texts is not None or given & {"text", "length", "tokenizer"}:
+            raise UsageError(
+                "--samples takes no MODEL and none of --text, --length, --source, --tokenizer"
+            )
         print_samples(samples, corpus, json=json)
         return
     if model is None:
@@ -169,9 +183,9 @@ def evaluate(
         texts.check()
         from kinfolk.workflows import translate
 
-        values = translate.evaluate(model, texts, device=device)
+        values = translate.evaluate(model, texts, device=device, tokenizer_path=tokenizer)
     else:
-        values = likelihood(model, corpus, text, length, device)
+        values = likelihood(model, corpus, text, length, device, tokenizer)
     if json:
         print_json(values)
         return
@@ -183,7 +197,12 @@ def evaluate(
 
 
 def likelihood(
-    model: Path, corpus: Path | None, text: Path | None, length: int | None, device: str
+    model: Path,
+    corpus: Path | None,
+    text: Path | None,
+    length: int | None,
+    device: str,
+    tokenizer: Path | None,
 ) -> dict[str, float | int | str]:
     """Return the scores of a model on a corpus or a text."""
     if (corpus is None) == (text is None):
@@ -196,7 +215,7 @@ def likelihood(
         raise UserError(f"no such file: {text}")
     from kinfolk.workflows.evaluate import open_evaluation
 
-    found = open_evaluation(model, corpus, text, length, device)
+    found = open_evaluation(model, corpus, text, length, device, tokenizer_path=tokenizer)
     score = found.likelihood()
     return {
         "loss": score.loss,
@@ -237,6 +256,7 @@ def evaluate_test(
     columns: str | None,
     task_index: int,
     null_score_diff_threshold: float | None,
+    tokenizer: Path | None,
     device: str,
     prompt: dict[str, Any] | None,
     out: Path | None,
@@ -252,12 +272,21 @@ def evaluate_test(
     report = ReadReport()
     predictor: Predictor
     if prompt is None:
-        predictor = predict.load_predictor(model, device=device, number=task_index - 1)
+        predictor = predict.load_predictor(
+            model, device=device, number=task_index - 1, tokenizer_path=tokenizer
+        )
         file = LabelledFile(test, target=target)
         rows, _ = predict.read_test_file(predictor, file, columns=columns, report=report)
     else:
         predictor, rows = predict.few_shot_predictor(
-            model, test, columns=columns, target=target, device=device, notes=report, **prompt
+            model,
+            test,
+            columns=columns,
+            target=target,
+            device=device,
+            tokenizer_path=tokenizer,
+            notes=report,
+            **prompt,
         )
     if null_score_diff_threshold is not None:
         predictor = predictor.with_null_score_diff_threshold(null_score_diff_threshold)

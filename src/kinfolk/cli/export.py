@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
-from kinfolk.cli.app import MODELS, ModelFolder, NewFolder, command
+from kinfolk.cli.app import MODELS, ModelFolder, NewFolder, TokenizerPath, command
 from kinfolk.workflows.folders import check_model_folder, check_new_folder
 
 
 @command("kinfolk export runs/bert -o my-bert", panel=MODELS)
-def export(model: ModelFolder, out: NewFolder) -> None:
+def export(model: ModelFolder, out: NewFolder, tokenizer: TokenizerPath = None) -> None:
     """Write a model folder for Hugging Face: weights, config and tokenizer, and nothing else.
 
     The checkpoints of a run are such folders already; an export leaves out the training state.
@@ -19,8 +19,8 @@ def export(model: ModelFolder, out: NewFolder) -> None:
     check_new_folder(out)
     from kinfolk.workflows.load import load, require_ability, save
 
-    network, tokenizer = load(model)
-    save(require_ability(network, "export"), tokenizer, out)
+    network, loaded = load(model, tokenizer)
+    save(require_ability(network, "export"), loaded, out)
     print(f'exported to {out}; load with AutoModel.from_pretrained("{out}")')
 
 
@@ -30,14 +30,15 @@ def import_(
         Path, typer.Argument(metavar="FOLDER", help="Hugging Face model folder on this machine.")
     ],
     out: NewFolder,
+    tokenizer: TokenizerPath = None,
 ) -> None:
     """Read a Hugging Face folder, check every weight, and write it as kinfolk does."""
     check_model_folder(folder)
     check_new_folder(out)
     from kinfolk.workflows.load import load, save
 
-    network, tokenizer = load(folder)
-    save(network, tokenizer, out)
+    network, loaded = load(folder, tokenizer)
+    save(network, loaded, out)
     if network.random_modules:
         modules = ", ".join(network.random_modules)
         print(f"{folder} has no weights of {modules}: they are random and must be trained first")

@@ -4,7 +4,16 @@ from typing import Annotated, Any
 
 import typer
 
-from kinfolk.cli.app import AsJson, Device, ModelFolder, command, console, print_json, readable
+from kinfolk.cli.app import (
+    AsJson,
+    Device,
+    ModelFolder,
+    TokenizerPath,
+    command,
+    console,
+    print_json,
+    readable,
+)
 from kinfolk.cli.generate import Method, Precision, generation_config
 from kinfolk.cli.options import field_options
 from kinfolk.errors import UserError
@@ -32,6 +41,7 @@ def fill(
     settings: dict[str, Any],
     candidates: Annotated[int, typer.Option(help="Candidates shown per mask.")] = 5,
     method: Method = None,
+    tokenizer: TokenizerPath = None,
     precision: Precision = "auto",
     device: Device = "auto",
     json: AsJson = False,
@@ -49,7 +59,7 @@ def fill(
     from kinfolk.workflows.generate import to_inference
     from kinfolk.workflows.load import load, require_ability
 
-    network, tokenizer = load(model)
+    network, loaded = load(model, tokenizer)
     require_ability(network, "fill")
     spans = network.decoding in ("encoder-decoder", "infilling")
     if not spans and (method is not None or settings):
@@ -58,7 +68,7 @@ def fill(
             "per mask: use --candidates"
         )
     network = to_inference(network, device=device, precision=precision)
-    filled = fill_text(network, tokenizer, text, config, candidates=candidates)
+    filled = fill_text(network, loaded, text, config, candidates=candidates)
     if json:
         masks = [{"text": mask.text, "choices": mask.candidates} for mask in filled.masks]
         print_json({"text": filled.text, "holes": masks})

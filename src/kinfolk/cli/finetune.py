@@ -10,7 +10,17 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from kinfolk.cli.app import TRAIN, AsJson, Resume, RunFolder, command, note, option, print_json
+from kinfolk.cli.app import (
+    TRAIN,
+    AsJson,
+    Resume,
+    RunFolder,
+    TokenizerPath,
+    command,
+    note,
+    option,
+    print_json,
+)
 from kinfolk.cli.options import (
     Overrides,
     UsageError,
@@ -128,9 +138,7 @@ def finetune(
     from_scratch: Annotated[
         bool, option("", "Ignore the pretrained weights.", None, "--from-scratch")
     ] = False,
-    tokenizer: Annotated[
-        Path | None, option("DIR", "Tokenizer for FAMILY/SIZE (default: trained on the rows).")
-    ] = None,
+    tokenizer: TokenizerPath = None,
     teacher: Annotated[
         Path | None, option("RUN", "Distill from this fine-tuned model.", DISTILLATION)
     ] = None,

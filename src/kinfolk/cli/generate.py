@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kinfolk.cli.app import AsJson, Device, command, piped, print_json, readable
+from kinfolk.cli.app import AsJson, Device, TokenizerPath, command, piped, print_json, readable
 from kinfolk.cli.options import UsageError, field_options, option_name
 from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
@@ -93,6 +93,7 @@ def generate(
     batch: Annotated[int, typer.Option(help="Prompts per batch.")] = 16,
     truncate: Annotated[str | None, typer.Option(hidden=True)] = None,
     method: Method = None,
+    tokenizer: TokenizerPath = None,
     precision: Precision = "auto",
     device: Device = "auto",
     logprobs: Annotated[
@@ -104,7 +105,7 @@ def generate(
 
     Decoder models continue it; encoder-decoder models produce an output for it. Without options
     the whole distribution is sampled; --top-p 0.9 removes its unlikely tail. The same seed gives
-    the same text, alone or in a batch.
+    the same text, except for rounding in batches of another size.
     """
     if (prompt is None) == (prompts is None):
         raise UsageError("pass either PROMPT or --prompts FILE.jsonl")
@@ -120,8 +121,10 @@ def generate(
 
     from kinfolk.workflows.generate import load_generator
 
-    network, tokenizer = load_generator(model, device=device, precision=precision)
-    printer = Printer(network, tokenizer, config, json, logprobs)
+    network, loaded = load_generator(
+        model, device=device, precision=precision, tokenizer_path=tokenizer
+    )
+    printer = Printer(network, loaded, config, json, logprobs)
     if prompts is not None:
         printer.many(read_prompts(prompts, prompt_field), batch)
     elif config.num_return_sequences == 1 and not (json or logprobs):

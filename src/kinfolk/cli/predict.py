@@ -6,7 +6,17 @@ from typing import Annotated
 
 import typer
 
-from kinfolk.cli.app import OUT, USE, AsJson, Device, ModelFolder, command, note, option
+from kinfolk.cli.app import (
+    OUT,
+    USE,
+    AsJson,
+    Device,
+    ModelFolder,
+    TokenizerPath,
+    command,
+    note,
+    option,
+)
 from kinfolk.cli.progress import row_progress
 from kinfolk.errors import UserError
 from kinfolk.files import new_file
@@ -33,6 +43,7 @@ def predict(
     probabilities: Annotated[
         bool, option("", "Write the probability of every class.", None, "--probabilities")
     ] = False,
+    tokenizer: TokenizerPath = None,
     device: Device = "auto",
     json: AsJson = False,
 ) -> None:
@@ -57,7 +68,9 @@ def predict(
         truncation_report,
     )
 
-    predictor = load_predictor(model, device=device, number=task_index - 1)
+    predictor = load_predictor(
+        model, device=device, number=task_index - 1, tokenizer_path=tokenizer
+    )
     labelled, report = LabelledFile(file), ReadReport()
     rows, spec = read_test_file(predictor, labelled, columns=columns, labelled=False, report=report)
     for sentence in (*report.messages(), *truncation_report(predictor, rows)):

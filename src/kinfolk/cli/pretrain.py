@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kinfolk.cli.app import TRAIN, AsJson, Resume, RunFolder, command, note, option, print_json
+from kinfolk.cli.app import (
+    TRAIN,
+    AsJson,
+    Resume,
+    RunFolder,
+    TokenizerPath,
+    command,
+    note,
+    option,
+    print_json,
+)
 from kinfolk.cli.members import parameter_count
 from kinfolk.cli.options import (
     Overrides,
@@ -75,9 +85,7 @@ def pretrain(
         int | None,
         option("N", "Size of the joint BPE vocabulary (default: 8192, or what fits).", PAIRS),
     ] = None,
-    tokenizer: Annotated[
-        Path | None, option("DIR", "Existing tokenizer, in place of training one.", PAIRS)
-    ] = None,
+    tokenizer: TokenizerPath = None,
     source_prefix: SourcePrefix = None,
     json: AsJson = False,
 ) -> None:
@@ -109,22 +117,23 @@ def pretrain(
         "dev_target": dev_target,
         "dev_pairs": dev_pairs,
         "vocab_size": vocab_size,
-        "tokenizer": tokenizer,
         "prefix": source_prefix,
     }
     texts = None
     if any(value is not None for value in pair_options.values()):
         from kinfolk.workflows.parallel import parallel_data
 
-        texts = parallel_data(**pair_options)
+        texts = parallel_data(**pair_options, tokenizer=tokenizer)
     if model is None and recipe is None:
         raise UsageError("missing MODEL: a family (see kinfolk members), a folder or --recipe FILE")
     if recipe is not None:
         if not recipe.is_file():
             raise UserError(f"no such file: {recipe}")
         model, overrides = None, [*([] if model is None else [model]), *(overrides or [])]
-        if objective is not None or length is not None or texts is not None:
-            raise UsageError("--recipe excludes --objective, --length and sentence pairs")
+        if any(value is not None for value in (objective, length, texts, tokenizer)):
+            raise UsageError(
+                "--recipe excludes --objective, --length, --tokenizer and sentence pairs"
+            )
     if model is not None and not Path(model).exists():
         check_name(model)
     if out is None:
@@ -156,7 +165,14 @@ def pretrain(
         return
     else:
         assert model is not None
-        chosen = make_recipe(model, mixture, objective=objective, length=length, settings=changes)
+        chosen = make_recipe(
+            model,
+            mixture,
+            objective=objective,
+            length=length,
+            tokenizer=tokenizer,
+            settings=changes,
+        )
     finish(out, chosen, json=json, is_new=True)
 
 

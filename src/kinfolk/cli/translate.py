@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from kinfolk.cli.app import AsJson, Device, ModelFolder, command, errors
+from kinfolk.cli.app import AsJson, Device, ModelFolder, TokenizerPath, command, errors
 from kinfolk.cli.generate import Method, Precision, generation_config
 from kinfolk.cli.options import field_options
 from kinfolk.errors import UserError
@@ -89,6 +89,7 @@ def register(
         ] = None,
         method: Method = None,
         batch: Batch = 64,
+        tokenizer: TokenizerPath = None,
         precision: Precision = "auto",
         device: Device = "auto",
         json: AsJson = False,
@@ -103,11 +104,13 @@ def register(
         from kinfolk.generation.generate import transform_lines
         from kinfolk.workflows.generate import load_seq2seq, task_prefix
 
-        network, tokenizer = load_seq2seq(model, verb, device=device, precision=precision)
+        network, loaded = load_seq2seq(
+            model, verb, device=device, precision=precision, tokenizer_path=tokenizer
+        )
         with progress(verb, len(lines), shown=out is None) as advance, output(out) as write:
             outputs = transform_lines(
                 network,
-                tokenizer,
+                loaded,
                 lines,
                 config,
                 prefix=task_prefix(model, source_prefix, prefix),

@@ -1,4 +1,4 @@
-"""Load the tokenizer files of BERT, GPT, GPT-2, RoBERTa, ALBERT, T5 and XLNet."""
+"""Load the tokenizer files of BERT, GPT, GPT-2, RoBERTa, ALBERT, T5, XLNet and GLM."""
 
 import json
 import re
@@ -17,9 +17,15 @@ from kinfolk.text import sentencepiece
 
 # By file format: tokenizer_class of tokenizer_config.json, without "Tokenizer", to our format name.
 TOKENIZER_CLASSES = {
-    "vocab.txt": {"Bert": "bert", "DistilBert": "bert", "Electra": "bert", "MobileBert": "bert"},
-    "merges": {"GPT2": "gpt2", "Roberta": "roberta", "Bart": "roberta", "OpenAIGPT": "gpt"},
-    "model": {"Albert": "albert", "T5": "t5", "MT5": "t5", "XLNet": "xlnet"},
+    "vocab.txt": {
+        **dict.fromkeys(("Bert", "DistilBert", "Electra", "MobileBert", "GLMBert"), "bert")
+    },
+    "merges": {
+        **dict.fromkeys(("GPT2", "GLMGPT2"), "gpt2"),
+        **dict.fromkeys(("Roberta", "Bart", "GLMRoberta"), "roberta"),
+        "OpenAIGPT": "gpt",
+    },
+    "model": {"Albert": "albert", "T5": "t5", "MT5": "t5", "XLNet": "xlnet", "GLMChinese": "plain"},
 }
 GENERIC_TOKENIZER_CLASSES = ("PreTrained", "Tokenizers")  # transformers' classes of any format
 
@@ -83,10 +89,12 @@ def with_special_tokens(
     )
 
 
-def add_extra_tokens(backend: tokenizers.Tokenizer, file: Path) -> None:
-    """Add the tokens of added_tokens.json, which were added after training."""
+def add_extra_tokens(backend: tokenizers.Tokenizer, file: Path, settings: TokenizerConfig) -> None:
+    """Add the tokens of added_tokens.json; those with a role are special."""
+    roles = {configured_token(settings, name.removesuffix("_token")) for name in settings}
     for token, id in sorted(read_settings(file).items(), key=lambda pair: pair[1]):
-        backend.add_tokens([AddedToken(token, normalized=False)])
+        special = token in roles or token in (*GLM_MASKS, *GLM_ENDS.values())
+        backend.add_tokens([AddedToken(token, normalized=False, special=special)])
         if backend.token_to_id(token) != id:
             raise UserError(
                 f"{file}: {token!r} has the id {id} instead of {backend.token_to_id(token)}: "
@@ -138,6 +146,8 @@ ALBERT = {**BERT, "pad": "<pad>", "unk": "<unk>"}
 GPT2 = {"bos": "<|endoftext|>", "eos": "<|endoftext|>"}
 T5 = {"pad": "<pad>", "unk": "<unk>", "eos": "</s>"}
 ROBERTA = {**T5, "bos": "<s>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"}
+GLM_MASKS = ("[sMASK]", "[gMASK]")  # of a sentence, and of the rest of a text
+GLM_ENDS = {"bos": "<|startofpiece|>", "eos": "<|endofpiece|>"}  # around a generated span
 XLNET = {**T5, "bos": "<s>", "cls": "<cls>", "sep": "<sep>", "mask": "<mask>"}
 
 
@@ -159,23 +169,29 @@ def load_backend(path: Path) -> LoadedTokenizer:
         loaded = _fairseq(file)
     else:
         loaded = _wordpiece(file, settings)
-    add_extra_tokens(loaded.backend, folder / "added_tokens.json")
+    add_extra_tokens(loaded.backend, folder / "added_tokens.json", settings)
     return replace(loaded, settings={**loaded.settings, **settings})
+
+
+def find_vocabulary(folder: Path) -> Path | None:
+    """Return the file of a folder that holds the vocabulary; None where there is none."""
+    names = ["tokenizer.json", *(vocab for vocab, _ in BPE_FILES), "vocab.txt", FAIRSEQ_FILE]
+    if (found := next((n for n in names if (folder / n).is_file()), None)) is not None:
+        return folder / found
+    sentencepiece_models = sorted(folder.glob("*.model"))
+    return sentencepiece_models[0] if len(sentencepiece_models) == 1 else None
 
 
 def _vocabulary_file(path: Path) -> Path:
     """Return the file that holds the vocabulary."""
-    if path.is_file():
-        return path
-    names = ["tokenizer.json", *(vocab for vocab, _ in BPE_FILES), "vocab.txt", FAIRSEQ_FILE]
-    if (file := next((path / name for name in names if (path / name).is_file()), None)) is not None:
-        return file
-    if len(models_found := sorted(path.glob("*.model"))) == 1:
-        return models_found[0]
-    raise UserError(
-        f"{path} holds no tokenizer.json, vocab.txt, vocab.json or single .model file: "
-        "pass a tokenizer folder saved by kinfolk or transformers, or one of these files"
-    )
+    file = path if path.is_file() else find_vocabulary(path)
+    if file is None:
+        raise UserError(
+            f"{path} holds no tokenizer.json, vocab.txt, vocab.json or single .model file: "
+            "pass a tokenizer folder saved by kinfolk or transformers, or one of these files "
+            "(--tokenizer PATH where the tokenizer of a model lies elsewhere)"
+        )
+    return file
 
 
 def _load_tokenizer_json(file: Path) -> tokenizers.Tokenizer:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +18,7 @@ from tokenizers import Regex, models, pre_tokenizers, processors
 from kinfolk.config import config
 from kinfolk.errors import UserError
 from kinfolk.text import formats
+from kinfolk.text.segment import HAN
 
 SPECIAL_TOKEN_ROLES = ("pad", "unk", "bos", "eos", "cls", "sep", "mask")
 
@@ -40,6 +42,10 @@ TEMPLATES = {
     "xlnet": ("$A {sep} {cls}:2", "$A {sep} $B:1 {sep}:1 {cls}:2"),
 }
 
+# A space between Chinese characters, kana and their punctuation.
+_CHINESE = f"[{HAN}\u3000-\u30ff\uff00-\uff65]"
+_CHINESE_SPACE = re.compile(f"(?<={_CHINESE}) (?={_CHINESE})")
+LINE_END = "\n</w>"  # in the vocabulary of GPT
 _SENTINEL = re.compile(r"<extra_id_(\d+)>")
 
 
@@ -54,7 +60,8 @@ class SpecialTokens:
     cls: int | None
     sep: int | None
     mask: int | None
-    sentinels: tuple[int, ...] = ()  # T5's <extra_id_0>, <extra_id_1> ... in that order
+    # T5's <extra_id_0>, <extra_id_1> ... in that order, or GLM's [sMASK] and [gMASK].
+    sentinels: tuple[int, ...] = ()
 
     def require(self, role: str) -> int:
         """Return the id of a role; raise UserError where there is none."""
@@ -187,10 +194,14 @@ class Tokenizer:
         return [list(e.ids) for e in encodings]
 
     def decode(self, ids: Iterable[int], *, add_special_tokens: bool = False) -> str:
-        """Return the text of ids, without special tokens by default."""
-        return str(
+        """Return the text of ids, without special tokens by default.
+
+        WordPiece separates Chinese characters; the spaces between them are removed.
+        """
+        text = str(
             self._backend.decode([int(i) for i in ids], skip_special_tokens=not add_special_tokens)
         )
+        return _CHINESE_SPACE.sub("", text) if self.kind == "wordpiece" else text
 
     def offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the ids of a text and the characters of each.
@@ -296,6 +307,25 @@ class Tokenizer:
             loaded.backend.post_processor = tokenizer._processor(loaded.template)
         return tokenizer
 
+    def with_end_token(self, required: Sequence[str]) -> "Tokenizer":
+        """Return the tokenizer with an end token, if "eos" is required and it has none.
+
+        The end token is then [SEP], the line end of OpenAI's GPT vocabulary, which no text
+        contains after normalization, or the unknown token.
+        """
+        if "eos" not in required or self.special_tokens.eos is not None:
+            return self
+        candidates = (self._names.get("sep"), LINE_END, self._names.get("unk"))
+        token = next((t for t in candidates if t and self.token_to_id(t) is not None), None)
+        if token is None:
+            return self
+        warnings.warn(
+            f"the tokenizer has no end token: texts end with {token!r} (id "
+            f"{self.token_to_id(token)})",
+            stacklevel=2,
+        )
+        return Tokenizer(self._backend, {**self._names, "eos": token}, length=self._length)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickle, (self._backend.to_str(), self._names, self._length)
 
@@ -310,6 +340,8 @@ def _special_tokens(backend: tokenizers.Tokenizer, names: Mapping[str, str]) -> 
     pad = next((ids[role] for role in ("pad", "eos", "unk") if ids.get(role) is not None), None)
     added = {token.content: id for id, token in backend.get_added_tokens_decoder().items()}
     sentinels = sorted((int(m[1]), id) for t, id in added.items() if (m := _SENTINEL.fullmatch(t)))
+    if not sentinels and all(mask in added for mask in formats.GLM_MASKS):
+        sentinels = [(n, added[mask]) for n, mask in enumerate(formats.GLM_MASKS)]
     return SpecialTokens(
         pad=pad or 0,
         unk=ids.get("unk"),
@@ -332,6 +364,8 @@ def _role_names(backend: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> d
             token = next((token for token in KNOWN[role] if token in added), None)
         if token is not None and backend.token_to_id(token) is not None:
             names[role] = token
+    if added.issuperset(formats.GLM_ENDS.values()):  # GLM's <|endoftext|> only pads
+        names |= formats.GLM_ENDS
     return names
 
 

@@ -71,12 +71,15 @@ def find_model_folder(path: Path | str) -> Path:
 
 
 def load_tokenizer(path: Path | str) -> "Tokenizer":
-    """Load the tokenizer of a tokenizer folder, a run, a model folder or a corpus."""
+    """Load the tokenizer of a tokenizer folder or file, a run, a model folder or a corpus."""
+    from kinfolk.text.formats import find_vocabulary
     from kinfolk.text.tokenizer import Tokenizer
 
     path = Path(path)
-    if (path / "tokenizer.json").is_file() or not path.is_dir():
+    if not path.is_dir() or find_vocabulary(path) is not None:
         return Tokenizer.load(path)
     if (path / "corpus.json").is_file():
         return Tokenizer.load(path / "tokenizer")
-    return Tokenizer.load(find_model_folder(path))
+    if any((path / name).is_file() for name in ("recipe.json", "scores.json")):
+        path = find_model_folder(path)
+    return Tokenizer.load(path)
