@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from kinfolk.cli.commands import app
+from kinfolk.cli import load_app
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "README.zh.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -34,7 +34,7 @@ COMMANDS = [(page.name, words) for page in PAGES for words in typed(page)]
 def test_a_printed_command_has_a_name_and_options_that_there_are(
     page: str, words: list[str]
 ) -> None:
-    command, rest = get_command(app), words
+    command, rest = get_command(load_app()), words
     while hasattr(command, "commands"):
         assert rest[0] in command.commands, f"{page}: {' '.join(words)}"
         command, rest = command.commands[rest[0]], rest[1:]

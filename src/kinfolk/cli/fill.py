@@ -1,18 +1,20 @@
 """The command `fill`."""
 
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Any
 
 import typer
 
-from kinfolk.cli.app import AsJson, Device, ModelFolder, command, console, print_json, readable
-from kinfolk.cli.generate import Method, Precision, generation_config
+from kinfolk.cli.app import DEVICE, JSON, MODEL, USE, command, readable
+from kinfolk.cli.generate import METHOD, PRECISION, generation_config
 from kinfolk.cli.options import field_options
+from kinfolk.cli.output import console, print_json
 from kinfolk.errors import UserError
 from kinfolk.generation.config import GenerationConfig
 from kinfolk.workflows.folders import check_model_folder
 
 
-@command('kinfolk fill runs/bert "The [MASK] sat on the mat."', panel="Use")
+@command('kinfolk fill runs/bert "The [MASK] sat on the mat."', panel=USE)
 @field_options(
     "settings",
     GenerationConfig,
@@ -21,20 +23,19 @@ from kinfolk.workflows.folders import check_model_folder
     help={"max_new_tokens": "Maximum tokens generated for all spans together"},
 )
 def fill(
-    model: ModelFolder,
-    text: Annotated[
-        str,
-        typer.Argument(
-            help="Text with [MASK] where words are missing; GLM also has [sMASK] for a sentence "
-            "and [gMASK] for the rest of the text."
-        ),
-    ],
+    model: Path = MODEL,
+    text: str = typer.Argument(
+        ...,
+        help="Text with [MASK] where words are missing; GLM also has [sMASK] for a sentence and "
+        "[gMASK] for the rest of the text.",
+    ),
+    candidates: int = typer.Option(5, help="Candidates shown per mask."),
+    method: str | None = METHOD,
+    precision: str = PRECISION,
+    device: str = DEVICE,
+    json: bool = JSON,
+    *,
     settings: dict[str, Any],
-    candidates: Annotated[int, typer.Option(help="Candidates shown per mask.")] = 5,
-    method: Method = None,
-    precision: Precision = "auto",
-    device: Device = "auto",
-    json: AsJson = False,
 ) -> None:
     """Fill each [MASK].
 

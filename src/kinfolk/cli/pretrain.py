@@ -2,84 +2,95 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kinfolk.cli.app import TRAIN, AsJson, Resume, RunFolder, command, note, option, print_json
+from kinfolk.cli.app import JSON, RESUME, RUN_FOLDER, TRAIN, command, flag, option
 from kinfolk.cli.members import parameter_count
 from kinfolk.cli.options import (
-    Overrides,
+    OVERRIDES,
     UsageError,
     check_overrides,
     check_resume,
     field_options,
+    option_group,
 )
-from kinfolk.cli.progress import duration
-from kinfolk.cli.tables import print_table, table
+from kinfolk.cli.output import duration, note, print_json, print_table, table
 from kinfolk.config import as_settings
 from kinfolk.errors import UserError
 from kinfolk.training.config import TrainConfig
 from kinfolk.workflows.folders import check_new_folder
 
 if TYPE_CHECKING:
+    from kinfolk.workflows.parallel import ParallelData
     from kinfolk.workflows.recipe import CorpusShare, Recipe
 
 KEYS = ("model", "objective", "corpus", "init_from", "name")  # of a recipe, beside train
 PAIRS = "Sentence pairs (translation)"
-Source = Annotated[Path | None, option("FILE", "Source sentences, one per line.", PAIRS)]
-Target = Annotated[Path | None, option("FILE", "Target sentences, aligned line by line.", PAIRS)]
-Pairs = Annotated[Path | None, option("FILE", "Source and target in one TSV file.", PAIRS)]
-SourcePrefix = Annotated[str | None, option("TEXT", "Text put before every source.", PAIRS)]
+
+
+@dataclass(frozen=True)
+class PairOptions:
+    """Options that name sentence pairs."""
+
+    source: Path | None = option("FILE", "Source sentences, one per line.")
+    target: Path | None = option("FILE", "Target sentences, aligned line by line.")
+    pairs: Path | None = option("FILE", "Source and target in one TSV file.")
+    source_prefix: str | None = option("TEXT", "Text put before every source.")
+
+    def parallel_data(self) -> "ParallelData | None":
+        """Return the sentence pairs; None where no option is given."""
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        if not given:
+            return None
+        from kinfolk.workflows.parallel import parallel_data
+
+        return parallel_data(**given)
+
+
+@dataclass(frozen=True)
+class TranslationOptions(PairOptions):
+    """Options of a model that is trained to translate."""
+
+    dev_source: Path | None = option("FILE", "Development sources; BLEU is reported.")
+    dev_target: Path | None = option("FILE", "Development targets.")
+    dev_pairs: Path | None = option("FILE", "Both in one TSV file.")
+    vocab_size: int | None = option(
+        "N", "Size of the joint BPE vocabulary (default: 8192, or what fits)."
+    )
+    tokenizer: Path | None = option("DIR", "Existing tokenizer, in place of training one.")
 
 
 @command("kinfolk pretrain gpt2/tiny --corpus corpus -o runs/gpt2 --lr 2e-3", panel=TRAIN)
+@option_group("translation", TranslationOptions, panel=PAIRS)
 @field_options("train", TrainConfig)
 def pretrain(
     context: typer.Context,
+    model: str | None = typer.Argument(
+        None,
+        metavar="MODEL",
+        help="FAMILY[/SIZE] to train from scratch (see kinfolk members), or a model folder to "
+        "continue from.",
+    ),
+    overrides: list[str] | None = OVERRIDES,
+    corpus: list[str] | None = option(
+        "DIR[=WEIGHT]", "Corpus from kinfolk prepare. Repeat to mix: news=0.7, law=0.3."
+    ),
+    out: Path | None = RUN_FOLDER,
+    recipe: Path | None = option(
+        "FILE", "Recipe (JSON or YAML) in place of MODEL; options and KEY=VALUE override."
+    ),
+    resume: Path | None = RESUME,
+    objective: str | None = option("NAME", "Training objective (see members)."),
+    length: int | None = option("N", "Sequence length in tokens."),
+    help_fields: bool = flag("--help-fields", "List model.* and objective.* fields of MODEL."),
+    *,
+    translation: TranslationOptions,
+    json: bool = JSON,
     train: dict[str, Any],
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODEL",
-            help="FAMILY[/SIZE] to train from scratch (see kinfolk members), or a model folder to "
-            "continue from.",
-        ),
-    ] = None,
-    overrides: Overrides = None,
-    corpus: Annotated[
-        list[str] | None,
-        option("DIR[=WEIGHT]", "Corpus from kinfolk prepare. Repeat to mix: news=0.7, law=0.3."),
-    ] = None,
-    out: RunFolder = None,
-    recipe: Annotated[
-        Path | None,
-        option("FILE", "Recipe (JSON or YAML) in place of MODEL; options and KEY=VALUE override."),
-    ] = None,
-    resume: Resume = None,
-    objective: Annotated[str | None, option("NAME", "Training objective (see members).")] = None,
-    length: Annotated[int | None, option("N", "Sequence length in tokens.")] = None,
-    help_fields: Annotated[
-        bool, option("", "List model.* and objective.* fields of MODEL.", None, "--help-fields")
-    ] = False,
-    source: Source = None,
-    target: Target = None,
-    pairs: Pairs = None,
-    dev_source: Annotated[
-        Path | None, option("FILE", "Development sources; BLEU is reported.", PAIRS)
-    ] = None,
-    dev_target: Annotated[Path | None, option("FILE", "Development targets.", PAIRS)] = None,
-    dev_pairs: Annotated[Path | None, option("FILE", "Both in one TSV file.", PAIRS)] = None,
-    vocab_size: Annotated[
-        int | None,
-        option("N", "Size of the joint BPE vocabulary (default: 8192, or what fits).", PAIRS),
-    ] = None,
-    tokenizer: Annotated[
-        Path | None, option("DIR", "Existing tokenizer, in place of training one.", PAIRS)
-    ] = None,
-    source_prefix: SourcePrefix = None,
-    json: AsJson = False,
 ) -> None:
     """Pretrain a model on a corpus.
 
@@ -96,68 +107,54 @@ def pretrain(
         return
     if resume is not None:
         check_resume(context, resume, "pretrain")
-        finish(resume, recipe_of_run(resume), json=json)
+        from kinfolk.workflows.recipe import Recipe
+
+        finish(resume, Recipe.read(resume / "recipe.json"), json=json)
         return
-    from kinfolk.families import check_name
-    from kinfolk.workflows.recipe import parse_corpora
-
-    pair_options: dict[str, Any] = {
-        "source": source,
-        "target": target,
-        "pairs": pairs,
-        "dev_source": dev_source,
-        "dev_target": dev_target,
-        "dev_pairs": dev_pairs,
-        "vocab_size": vocab_size,
-        "tokenizer": tokenizer,
-        "prefix": source_prefix,
-    }
-    texts = None
-    if any(value is not None for value in pair_options.values()):
-        from kinfolk.workflows.parallel import parallel_data
-
-        texts = parallel_data(**pair_options)
+    pairs = translation.parallel_data()
     if model is None and recipe is None:
         raise UsageError("missing MODEL: a family (see kinfolk members), a folder or --recipe FILE")
     if recipe is not None:
         if not recipe.is_file():
             raise UserError(f"no such file: {recipe}")
         model, overrides = None, [*([] if model is None else [model]), *(overrides or [])]
-        if objective is not None or length is not None or texts is not None:
+        if objective is not None or length is not None or pairs is not None:
             raise UsageError("--recipe excludes --objective, --length and sentence pairs")
     if model is not None and not Path(model).exists():
+        from kinfolk.families import check_name
+
         check_name(model)
     if out is None:
         raise UsageError("missing -o RUN: the run folder to write")
-    if not (corpus or texts or recipe):
+    if not (corpus or pairs or recipe):
         raise UsageError("missing --corpus DIR: a corpus from kinfolk prepare")
-    if corpus and texts:
+    if corpus and pairs:
         raise UsageError("--corpus cannot be combined with sentence pairs")
-    if texts is not None:
-        texts.check()
+    if pairs is not None:
+        pairs.check()
+    from kinfolk.workflows.recipe import parse_corpora
+    from kinfolk.workflows.recipe import recipe as make_recipe
+
     mixture = parse_corpora(corpus or [])
     for share in mixture:
         share.open()
     check_new_folder(out)
     check_overrides(overrides or [], {"train": TrainConfig}, KEYS)
-    changes = [*as_settings(train, "train."), *(overrides or [])]
-    from kinfolk.workflows import translate
-    from kinfolk.workflows.recipe import recipe as make_recipe
-
-    chosen: Recipe
+    settings = [*as_settings(train, "train."), *(overrides or [])]
     if recipe is not None:
-        chosen = read_recipe(recipe, mixture, changes)
-    elif texts is not None:
-        assert model is not None
-        chosen = translate.prepare_translation_run(
-            model, texts, out, objective=objective, length=length, settings=changes, on_message=note
-        )
-        finish(out, chosen, json=json)
+        finish(out, read_recipe(recipe, mixture, settings), json=json, is_new=True)
         return
-    else:
-        assert model is not None
-        chosen = make_recipe(model, mixture, objective=objective, length=length, settings=changes)
-    finish(out, chosen, json=json, is_new=True)
+    assert model is not None
+    if pairs is None:
+        chosen = make_recipe(model, mixture, objective=objective, length=length, settings=settings)
+        finish(out, chosen, json=json, is_new=True)
+        return
+    from kinfolk.workflows.translate import prepare_translation_run
+
+    chosen = prepare_translation_run(
+        model, pairs, out, objective=objective, length=length, settings=settings, on_message=note
+    )
+    finish(out, chosen, json=json)
 
 
 def read_recipe(path: Path, corpora: Sequence["CorpusShare"], changes: Sequence[str]) -> "Recipe":
@@ -170,13 +167,6 @@ def read_recipe(path: Path, corpora: Sequence["CorpusShare"], changes: Sequence[
     if corpora:
         recipe = replace(recipe, corpus=open_corpora(corpora)[0])
     return finalize(recipe, changes)
-
-
-def recipe_of_run(run: Path) -> "Recipe":
-    """Return the recipe of a run."""
-    from kinfolk.workflows.recipe import Recipe
-
-    return Recipe.read(run / "recipe.json")
 
 
 def finish(run: Path, recipe: "Recipe", *, json: bool, is_new: bool = False) -> None:
@@ -194,7 +184,7 @@ def finish(run: Path, recipe: "Recipe", *, json: bool, is_new: bool = False) -> 
             workflow.resume(run, callbacks=[progress])
     page, score = run / "report.html", translate.score(run)
     if json:
-        values = {"run": str(run), "report": str(page), "tokens_per_second": speed(run)}
+        values = {"run": run, "report": page, "tokens_per_second": speed(run)}
         print_json({**values, **(score or {})})
         return
     losses = [line["eval_loss"] for line in read(run) if "eval_loss" in line]

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from kinfolk.cli.app import START, NewFolder, command, console
-from kinfolk.cli.tables import print_table, table
+from kinfolk.cli.app import NEW_FOLDER_HELP, OUT, START, command, option
+from kinfolk.cli.output import console, print_table, table
 from kinfolk.workflows.folders import check_new_folder
 
 
 @command("kinfolk quickstart", panel=START)
 def quickstart(
-    out: NewFolder = Path("runs/quickstart"),
+    out: Path = option("DIR", NEW_FOLDER_HELP, *OUT, default=Path("runs/quickstart")),
 ) -> None:
     """Train a tiny GPT-2, BERT and T5 on Python's docstrings and write report.html.
 

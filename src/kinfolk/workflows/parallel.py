@@ -49,7 +49,7 @@ def parallel_data(
     dev_pairs: Path | None = None,
     vocab_size: int | None = None,
     tokenizer: Path | None = None,
-    prefix: str | None = None,
+    source_prefix: str | None = None,
 ) -> ParallelData | None:
     """Return the sentence pairs of the command-line options; None if there are none."""
     train = _files("", source, target, pairs)
@@ -59,7 +59,7 @@ def parallel_data(
             ("dev-pairs", dev),
             ("vocab-size", vocab_size),
             ("tokenizer", tokenizer),
-            ("source-prefix", prefix),
+            ("source-prefix", source_prefix),
         )
         if given := [name for name, value in others if value is not None]:
             raise UserError(f"--{given[0]} requires --source and --target, or --pairs")
@@ -69,7 +69,11 @@ def parallel_data(
             "--vocab-size does not apply to an existing --tokenizer: remove one of them"
         )
     return ParallelData(
-        train=train, dev=dev, vocab_size=vocab_size, tokenizer=tokenizer, prefix=prefix or ""
+        train=train,
+        dev=dev,
+        vocab_size=vocab_size,
+        tokenizer=tokenizer,
+        prefix=source_prefix or "",
     )
 
 
