@@ -180,7 +180,7 @@ def field_options(
     """
     fields = [
         field
-        for field in describe(cls)
+        for field in describe(cls).values()
         if (only is None or field.name in only) and field.name not in without
     ]
     generated = [
@@ -278,9 +278,9 @@ def check_overrides(
             close = did_you_mean(group, [*configs, *others])
             raise UserError(f"{path}: no field {group!r}: {close}")
         if group in configs and name:
-            names = [field.name for field in describe(configs[group])]
-            if name not in names:
-                raise UserError(f"{path}: no field {name!r}: {did_you_mean(name, names)}")
+            fields = describe(configs[group])
+            if name not in fields:
+                raise UserError(f"{path}: no field {name!r}: {did_you_mean(name, [*fields])}")
             parse_field(configs[group], name, value, path)
 
 

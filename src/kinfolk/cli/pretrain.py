@@ -235,7 +235,7 @@ def print_fields(model: str | None) -> None:
     for title, cls in classes.items():
         rows = table("field", "default", "value", "meaning")
         values = vars(config) if title == "model" else {}
-        for field in describe(cls):
+        for field in describe(cls).values():
             default = values.get(field.name, field.default)
             shown = default if isinstance(default, int | float | str | tuple) else ""
             rows.add_row(f"{title.split()[0]}.{field.name}", str(shown), field.rule, field.help)
