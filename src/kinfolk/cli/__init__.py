@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typer import Typer
 
 MODULES = (  # of the commands
-    *("audit", "chat", "evaluate", "export", "fill", "finetune", "generate", "members"),
+    *("audit", "chat", "evaluate", "export", "finetune", "generate", "members"),
     *("predict", "prepare", "pretrain", "quickstart", "tokenizer", "translate"),
 )
 

@@ -230,8 +230,8 @@ def finetune(
 
 def training_function(
     model: str,
-    model_options: ModelOptions,
-    task_options: TaskOptions,
+    start: ModelOptions,
+    task: TaskOptions,
     out: Path,
     *,
     settings: Sequence[str],
@@ -243,49 +243,39 @@ def training_function(
     from kinfolk.workflows.seeds import run_seeds
 
     weights = parse_initial_weights(
-        model, tokenizer=model_options.tokenizer, scratch=model_options.from_scratch
+        model, tokenizer=start.tokenizer, from_scratch=start.from_scratch
     )
     options = {
-        "pattern": task_options.pattern,
-        "verbalizer": None
-        if task_options.verbalizer is None
-        else tuple(task_options.verbalizer.split(",")),
-        "distillation_weight": model_options.distillation_weight,
-        "null_score_diff_threshold": task_options.null_score_diff_threshold,
+        "pattern": task.pattern,
+        "verbalizer": None if task.verbalizer is None else tuple(task.verbalizer.split(",")),
+        "distillation_weight": start.distillation_weight,
+        "null_score_diff_threshold": task.null_score_diff_threshold,
     }
 
     def train_once(
-        datasets: Sequence["TaskDataset"],
-        folder: Path,
-        metric: str | None,
-        seed: int,
-        settings: Sequence[str],
+        datasets: Sequence["TaskDataset"], folder: Path, metric: str | None, seed: int
     ) -> Path:
         with progress_of(folder, out) as progress:
             return workflow.finetune(
                 replace(weights, seed=seed),
                 datasets,
                 folder,
-                formulation=task_options.formulation,
-                length=task_options.length,
-                settings=settings,
-                teacher=""
-                if model_options.teacher is None
-                else str(model_options.teacher.resolve()),
+                formulation=task.formulation,
+                length=task.length,
+                settings=[f"train.seed={seed}", *settings],
+                teacher="" if start.teacher is None else str(start.teacher.resolve()),
                 metric=metric,
-                positive_label=task_options.positive_label,
-                source_prefix=task_options.source_prefix or (),
+                positive_label=task.positive_label,
+                source_prefix=task.source_prefix or (),
                 options=options,
                 callbacks=[progress],
             )
 
     def train(datasets: Sequence["TaskDataset"], folder: Path, metric: str | None) -> Path:
-        if model_options.seeds is None:
-            return train_once(datasets, folder, metric, seed, settings)
+        if start.seeds is None:
+            return train_once(datasets, folder, metric, seed)
         return run_seeds(
-            model_options.seeds,
-            folder,
-            lambda n, inner: train_once(datasets, inner, metric, n, [f"train.seed={n}", *settings]),
+            start.seeds, folder, lambda seed, run: train_once(datasets, run, metric, seed)
         )
 
     return train

@@ -30,7 +30,7 @@ def quickstart(
     for r in results.results:
         s = r.score
         values = (f"{s.bits_per_byte:.3f}", f"{s.loss:.3f}", f"{s.perplexity:.1f}")
-        scores.add_row(f"[bold]{r.name}[/]", *values, r.kind)
+        scores.add_row(f"[bold]{r.name}[/]", *values, s.kind)
     for line in baseline_rows(results.baselines):
         per_byte = "" if line.bits_per_byte is None else f"{line.bits_per_byte:.3f}"
         scores.add_row(line.name, per_byte, f"{line.loss:.3f}", f"{line.perplexity:.1f}", "")
@@ -38,7 +38,7 @@ def quickstart(
     print_table(scores)
     trigram = results.baselines.trigram
     for r in results.results:
-        if trigram is not None and r.kind == SCORE_KINDS["decoder"]:
+        if trigram is not None and r.score.kind == SCORE_KINDS["decoder"]:
             gap = r.score.bits_per_byte / trigram.bits_per_byte - 1
             side = "more" if gap > 0 else "fewer"
             print(f"\n{r.name}: {abs(gap):.0%} {side} bits per byte than the 3-gram baseline")

@@ -162,7 +162,7 @@ def load_predictor(path: Path | str, *, device: str = "auto", number: int = 0) -
     model, tokenizer = load(folder)
     model.to(select_device(device))
     recipe_file = folder / "kinfolk.json"
-    if recipe_file.is_file() and is_finetuned(recipe_file):
+    if recipe_file.is_file() and read_type(recipe_file) == type_name(FineTuneRecipe):
         recipe = FineTuneRecipe.read(recipe_file)
         if not 0 <= number < len(recipe.formulations):
             raise UserError(
@@ -178,11 +178,6 @@ def load_predictor(path: Path | str, *, device: str = "auto", number: int = 0) -
             "prompt, by the formulation prompt of kinfolk evaluate"
         )
     return Predictor(model, tokenizer, formulation_of_hf_model(model, tokenizer))
-
-
-def is_finetuned(recipe_file: Path) -> bool:
-    """Return whether the recipe of a model folder is that of a fine-tuning run."""
-    return read_type(recipe_file) == type_name(FineTuneRecipe)
 
 
 def formulation_of_hf_model(model: ModelWithHead, tokenizer: Tokenizer) -> Formulation:

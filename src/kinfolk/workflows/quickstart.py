@@ -47,7 +47,6 @@ class Result:
 
     name: str
     score: LikelihoodScores
-    kind: str
     parameters: int
     seconds: float
     sample: Sample
@@ -76,7 +75,7 @@ def quickstart(out: Path, *, on_message: Callable[[str], None], progress: Progre
     tokenizer.save(out / "tokenizer")
     corpus = prepare([text], tokenizer=tokenizer, out=out / "corpus", holdout=HOLDOUT)
     held_out = Corpus.open(out / "corpus" / "holdout")
-    lines = baselines(corpus, held_out)
+    lines = baselines([(corpus, held_out, 1.0)])
     on_message(
         f"{corpus.bytes / 1e6:.1f} MB of Python's docstrings: {corpus.documents:,} documents, "
         f"{corpus.tokens:,} tokens; {held_out.documents} documents held out"
@@ -91,7 +90,7 @@ def quickstart(out: Path, *, on_message: Callable[[str], None], progress: Progre
         model, _ = load(run)
         score = evaluate(run, corpus=out / "corpus" / "holdout")
         sample = sample_output(name, model, tokenizer)
-        results.append(Result(name, score, score.kind, count_parameters(model), seconds, sample))
+        results.append(Result(name, score, count_parameters(model), seconds, sample))
     page = write_page(out, results, lines, corpus, time.perf_counter() - began)
     return Quickstart(results, lines, page)
 
@@ -132,13 +131,13 @@ def write_page(
     scores = [
         ModelScore(
             r.name,
-            r.kind,
+            r.score.kind,
             r.score.loss,
             r.score.bits_per_byte,
             r.score.tokens,
             r.parameters,
             r.seconds,
-            comparable=r.kind == SCORE_KINDS["decoder"],
+            comparable=r.score.kind == SCORE_KINDS["decoder"],
         )
         for r in results
     ]
