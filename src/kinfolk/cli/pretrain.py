@@ -112,49 +112,64 @@ def pretrain(
         finish(resume, Recipe.read(resume / "recipe.json"), json=json)
         return
     pairs = translation.parallel_data()
-    if model is None and recipe is None:
-        raise UsageError("missing MODEL: a family (see kinfolk members), a folder or --recipe FILE")
     if recipe is not None:
         if not recipe.is_file():
             raise UserError(f"no such file: {recipe}")
-        model, overrides = None, [*([] if model is None else [model]), *(overrides or [])]
         if objective is not None or length is not None or pairs is not None:
             raise UsageError("--recipe excludes --objective, --length and sentence pairs")
-    if model is not None and not Path(model).exists():
+        if model is not None:  # the first KEY=VALUE stands in the place of MODEL
+            overrides, model = [model, *(overrides or [])], None
+    elif model is None:
+        raise UsageError("missing MODEL: a family (see kinfolk members), a folder or --recipe FILE")
+    elif not Path(model).exists():
         from kinfolk.families import check_name
 
         check_name(model)
     if out is None:
         raise UsageError("missing -o RUN: the run folder to write")
-    if not (corpus or pairs or recipe):
+    mixture = check_data(corpus or [], pairs, required=recipe is None)
+    check_new_folder(out)
+    check_overrides(overrides or [], {"train": TrainConfig}, KEYS)
+    settings = [*as_settings(train, "train."), *(overrides or [])]
+    chosen: Recipe
+    if model is None:
+        assert recipe is not None
+        chosen = read_recipe(recipe, mixture, settings)
+    elif pairs is None:
+        from kinfolk.workflows.recipe import recipe as make_recipe
+
+        chosen = make_recipe(model, mixture, objective=objective, length=length, settings=settings)
+    else:
+        from kinfolk.workflows.translate import prepare_translation_run
+
+        chosen = prepare_translation_run(
+            model,
+            pairs,
+            out,
+            objective=objective,
+            length=length,
+            settings=settings,
+            on_message=note,
+        )
+    finish(out, chosen, json=json, is_new=pairs is None)
+
+
+def check_data(
+    corpora: Sequence[str], pairs: "ParallelData | None", *, required: bool
+) -> list["CorpusShare"]:
+    """Return the corpora with their weights; refuse folders and pairs that cannot be read."""
+    if required and not corpora and pairs is None:
         raise UsageError("missing --corpus DIR: a corpus from kinfolk prepare")
-    if corpus and pairs:
+    if corpora and pairs is not None:
         raise UsageError("--corpus cannot be combined with sentence pairs")
     if pairs is not None:
         pairs.check()
     from kinfolk.workflows.recipe import parse_corpora
-    from kinfolk.workflows.recipe import recipe as make_recipe
 
-    mixture = parse_corpora(corpus or [])
+    mixture = parse_corpora(corpora)
     for share in mixture:
         share.open()
-    check_new_folder(out)
-    check_overrides(overrides or [], {"train": TrainConfig}, KEYS)
-    settings = [*as_settings(train, "train."), *(overrides or [])]
-    if recipe is not None:
-        finish(out, read_recipe(recipe, mixture, settings), json=json, is_new=True)
-        return
-    assert model is not None
-    if pairs is None:
-        chosen = make_recipe(model, mixture, objective=objective, length=length, settings=settings)
-        finish(out, chosen, json=json, is_new=True)
-        return
-    from kinfolk.workflows.translate import prepare_translation_run
-
-    chosen = prepare_translation_run(
-        model, pairs, out, objective=objective, length=length, settings=settings, on_message=note
-    )
-    finish(out, chosen, json=json)
+    return mixture
 
 
 def read_recipe(path: Path, corpora: Sequence["CorpusShare"], changes: Sequence[str]) -> "Recipe":
