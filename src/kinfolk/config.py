@@ -71,9 +71,7 @@ TYPES: dict[str, dict[str, str]] = {
         "token_head": "kinfolk.tasks.formulations.head",
         "transformed": "kinfolk.tasks.formulations.head",
     },
-    "file": {
-        "labelled_file": "kinfolk.tasks.dataset",
-    },
+    "file": {"labelled_file": "kinfolk.tasks.dataset"},
     "": {  # fields of the others
         "columns": "kinfolk.tasks.formats.base",
         "corpus": "kinfolk.workflows.recipe",
@@ -442,18 +440,18 @@ def _convert_union(value: Any, hint: Any, path: str, text: bool, group: str) -> 
     empty = value.lower() in ("none", "null") if text else value is None
     if type(None) in choices and empty:
         return None
-    left = [choice for choice in choices if choice is not type(None)]
+    fitting = [choice for choice in choices if choice is not type(None)]
     if text:
-        return convert(value, left[0], path, text=True)
+        return convert(value, fitting[0], path, text=True)
     if isinstance(value, list):
-        left = [choice for choice in left if typing.get_origin(choice) is tuple] or left
+        fitting = [choice for choice in fitting if typing.get_origin(choice) is tuple] or fitting
     if isinstance(value, dict):
-        left = [choice for choice in left if dataclasses.is_dataclass(choice)] or left
-    if len(left) > 1:
-        left = [choice for choice in left if _fits(value, choice)]
-    if not left:
+        fitting = [choice for choice in fitting if dataclasses.is_dataclass(choice)] or fitting
+    if len(fitting) > 1:
+        fitting = [choice for choice in fitting if _fits(value, choice)]
+    if not fitting:
         raise UserError(f"{path}={value!r}: it must be {_words(hint)}")
-    return convert(value, left[0], path, group=group)
+    return convert(value, fitting[0], path, group=group)
 
 
 def _convert_tuple(value: Any, hint: Any, path: str, text: bool, group: str) -> Any:

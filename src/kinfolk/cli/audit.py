@@ -61,9 +61,9 @@ def audit(
     from kinfolk.reports.page import write
     from kinfolk.workflows.audit import audit_page
 
-    with byte_progress("reading") as watch:
+    with byte_progress("reading") as progress:
         result = audit(
-            files, reading=ReadOptions(unit, field, column), near=near_duplicates, progress=watch
+            files, reading=ReadOptions(unit, field, column), near=near_duplicates, progress=progress
         )
     if out is not None:
         write(render(audit_page(result)), out)

@@ -1,6 +1,6 @@
 """The command `finetune`: train a model on labelled data."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,9 +38,7 @@ if TYPE_CHECKING:
     from kinfolk.cli.run_progress import TerminalProgress
     from kinfolk.tasks.dataset import TaskDataset
     from kinfolk.workflows.seeds import SeedResults
-    from kinfolk.workflows.suites import SuiteResult
-
-    TrainFn = Callable[[Sequence[TaskDataset], Path, str | None], Path]
+    from kinfolk.workflows.suites import SuiteResult, TrainFn
 
 T = TypeVar("T")
 KEYS = ("model", "formulations", "datasets", "teacher", "init_from", "name")  # of a recipe

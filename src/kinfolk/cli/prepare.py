@@ -40,7 +40,7 @@ def prepare(
     from kinfolk.data.prepare import prepare
     from kinfolk.workflows.folders import load_tokenizer
 
-    with byte_progress("preparing") as watch:
+    with byte_progress("preparing") as progress:
         corpus = prepare(
             files,
             tokenizer=load_tokenizer(tokenizer),
@@ -53,7 +53,7 @@ def prepare(
             word_boundaries=word_boundaries,
             dedup=dedup,
             decontaminate=decontaminate or [],
-            progress=watch,
+            progress=progress,
             say=(lambda sentence: None) if json else note,
         )
     facts = {"documents": corpus.documents, "tokens": corpus.tokens, "bytes": corpus.bytes}

@@ -173,7 +173,7 @@ def compare(
             on_message=status.update,
             **vars(options),
         )
-    page = None if out is None else write(render(comparison.page()), out)
+    page = None if out is None else write(render(comparison), out)
     if json:
         print_json(_facts(comparison, page))
         return
@@ -183,12 +183,9 @@ def compare(
         *(Column(title, justify="right", no_wrap=True) for title in titles),
     )
     for row in comparison.rows:
-        m = row.measures
-        scripts = (f"{m.fertility(script):.2f}" for script in comparison.scripts)
-        values = (f"{m.tokens_per_word:.2f}", *scripts, f"{m.bytes_per_token:.2f}")
-        rows.add_row(
-            Text(row.name, "bold"), f"{row.vocab_size:,}", *values, f"{m.unknown_rate:.2%}"
-        )
+        means = (row.tokens_per_word, *row.tokens_per_word_by_script, row.bytes_per_token)
+        values = [f"{row.vocab_size:,}", *(f"{mean:.2f}" for mean in means)]
+        rows.add_row(Text(row.name, "bold"), *values, f"{row.unknown_rate:.2%}")
     print_table(rows)
     console.print(f"on {comparison.text}", highlight=False, soft_wrap=True)
     if page is not None:
@@ -196,22 +193,20 @@ def compare(
 
 
 def _facts(comparison: "Comparison", page: Path | None) -> dict[str, Any]:
-    first = comparison.rows[0].measures
-    rows = []
-    for row in comparison.rows:
-        m = row.measures
-        scripts = {script: m.fertility(script) for script in comparison.scripts}
-        rows.append(
-            {
-                "name": row.name,
-                "kind": row.kind,
-                "vocab": row.vocab_size,
-                "tokens": m.tokens,
-                "tokens_per_word": m.tokens_per_word,
-                "tokens_per_word_by_script": scripts,
-                "bytes_per_token": m.bytes_per_token,
-                "unknown_rate": m.unknown_rate,
-            }
-        )
-    text = {"words": first.words, "bytes": first.bytes, "held_out": comparison.held_out}
+    rows = [
+        {
+            "name": row.name,
+            "kind": row.kind,
+            "vocab": row.vocab_size,
+            "tokens": row.tokens,
+            "tokens_per_word": row.tokens_per_word,
+            "tokens_per_word_by_script": dict(
+                zip(comparison.scripts, row.tokens_per_word_by_script, strict=True)
+            ),
+            "bytes_per_token": row.bytes_per_token,
+            "unknown_rate": row.unknown_rate,
+        }
+        for row in comparison.rows
+    ]
+    text = {name: vars(comparison)[name] for name in ("words", "bytes", "held_out")}
     return {**text, "tokenizers": rows, "page": page}

@@ -64,7 +64,6 @@ def quickstart(out: Path, *, on_message: Callable[[str], None], progress: Progre
     tokenizer.save(out / "tokenizer")
     corpus = prepare([text], tokenizer=tokenizer, out=out / "corpus", holdout=HOLDOUT)
     held_out = Corpus.open(out / "corpus" / "holdout")
-    lines = baselines([(corpus, held_out, 1.0)])
     on_message(
         f"{corpus.bytes / 1e6:.1f} MB of Python's docstrings: {corpus.documents:,} documents, "
         f"{corpus.tokens:,} tokens; {held_out.documents} documents held out"
@@ -91,7 +90,7 @@ def quickstart(out: Path, *, on_message: Callable[[str], None], progress: Progre
             )
         )
         samples.append(sample_output(name, model, tokenizer))
-    results = Quickstart(scores, samples, lines, out / "report.html")
+    results = Quickstart(scores, samples, baselines([(corpus, held_out, 1.0)]), out / "report.html")
     write_page(results, corpus, time.perf_counter() - began)
     return results
 

@@ -175,9 +175,9 @@ def open_corpora(
     """Return the corpora as the recipe names them, and opened."""
     sources = [corpus] if isinstance(corpus, str | Path | Corpus) else corpus
     weights = sources.values() if isinstance(sources, Mapping) else [1.0] * len(sources)
-    named = [corpus_share(one, weight) for one, weight in zip(sources, weights, strict=True)]
-    mixture = check_mixture(named)
-    corpora = [share.open() for share in named]
+    shares = [corpus_share(*pair) for pair in zip(sources, weights, strict=True)]
+    mixture = check_mixture(shares)
+    corpora = [share.open() for share in shares]
     return (mixture[0].corpus if len(mixture) == 1 else mixture), corpora
 
 
