@@ -10,16 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from kinfolk.cli.app import (
-    JSON,
-    NULL_THRESHOLD,
-    RESUME,
-    RUN_FOLDER,
-    TRAIN,
-    command,
-    flag,
-    option,
-)
+from kinfolk.cli.app import JSON, NULL_THRESHOLD, RESUME, RUN_FOLDER, TRAIN, command, flag, option
 from kinfolk.cli.options import (
     OVERRIDES,
     UsageError,

@@ -7,13 +7,7 @@ from pathlib import Path
 from kinfolk.data.documents import read_documents
 from kinfolk.errors import UserError
 from kinfolk.reports.tokenizers_page import SampleToken, TokenizerRow, TokenizersPage
-from kinfolk.text.inspect import (
-    TokenizerStats,
-    TokenView,
-    held_out,
-    token_views,
-    tokenizer_stats,
-)
+from kinfolk.text.inspect import TokenizerStats, TokenView, held_out, token_views, tokenizer_stats
 from kinfolk.text.train import KINDS, train_tokenizer
 from kinfolk.workflows.folders import load_tokenizer
 

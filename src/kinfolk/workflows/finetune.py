@@ -22,11 +22,7 @@ from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.tasks.dataset import RowSource, TaskDataset, as_datasets
 from kinfolk.tasks.examples import Instance
 from kinfolk.tasks.formulations.base import Formulation
-from kinfolk.tasks.formulations.choose import (
-    build_formulation,
-    choose_formulation,
-    model_config,
-)
+from kinfolk.tasks.formulations.choose import build_formulation, choose_formulation, model_config
 from kinfolk.tasks.formulations.head import CausalHead, LabelHead
 from kinfolk.tasks.instances import (
     TOKENS_PER_BATCH,
