@@ -17,6 +17,7 @@ from kinfolk.cli.options import (
     check_resume,
     field_options,
     option_group,
+    option_name,
 )
 from kinfolk.cli.output import duration, note, print_json, print_table, table
 from kinfolk.config import as_settings
@@ -25,6 +26,7 @@ from kinfolk.training.config import TrainConfig
 from kinfolk.workflows.folders import check_new_folder
 
 if TYPE_CHECKING:
+    from kinfolk.data.parallel_text import ParallelText
     from kinfolk.workflows.parallel import ParallelData
     from kinfolk.workflows.recipe import CorpusShare, Recipe
 
@@ -46,9 +48,23 @@ class PairOptions:
         given = {name: value for name, value in vars(self).items() if value is not None}
         if not given:
             return None
-        from kinfolk.workflows.parallel import parallel_data
+        train, dev = parallel_text(given), parallel_text(given, "dev_")
+        if train is None:
+            name = option_name("dev_pairs" if dev is not None else next(iter(given)))
+            raise UserError(f"{name} requires --source and --target, or --pairs")
+        if "vocab_size" in given and "tokenizer" in given:
+            raise UserError(
+                "--vocab-size does not apply to an existing --tokenizer: remove one of them"
+            )
+        from kinfolk.workflows.parallel import ParallelData
 
-        return parallel_data(**given)
+        return ParallelData(
+            train=train,
+            dev=dev,
+            vocab_size=given.get("vocab_size"),
+            tokenizer=given.get("tokenizer"),
+            prefix=given.get("source_prefix", ""),
+        )
 
 
 @dataclass(frozen=True)
@@ -62,6 +78,20 @@ class TranslationOptions(PairOptions):
         "N", "Size of the joint BPE vocabulary (default: 8192, or what fits)."
     )
     tokenizer: Path | None = option("DIR", "Existing tokenizer, in place of training one.")
+
+
+def parallel_text(given: dict[str, Any], split: str = "") -> "ParallelText | None":
+    """Return the files of sentence pairs that options of a split name, if any."""
+    from kinfolk.data.parallel_text import ParallelText
+
+    source, target, pairs = (given.get(f"{split}{name}") for name in ("source", "target", "pairs"))
+    dev = split.replace("_", "-")
+    if (source is None) != (target is None):
+        raise UserError(f"--{dev}source and --{dev}target must be given together")
+    if pairs is not None and source is not None:
+        raise UserError(f"give either --{dev}source and --{dev}target, or --{dev}pairs")
+    file = source or pairs
+    return None if file is None else ParallelText(file, target)
 
 
 @command("kinfolk pretrain gpt2/tiny --corpus corpus -o runs/gpt2 --lr 2e-3", panel=TRAIN)
