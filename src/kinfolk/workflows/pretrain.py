@@ -97,7 +97,7 @@ class PretrainWorkload(Workload):
         # A checkpoint has all weights; the folder of the initial weights may be gone.
         model = initial_model(recipe) if fresh else recipe.model.build()
         self.model = model.to(device)
-        if carries_memory(recipe):
+        if recipe.objective.recurrent:
             init_memory: Any = self.model.init_memory
             parts = range(self.train.gradient_accumulation)
             self.memory = [init_memory(batches.batch_size) for _ in parts]
@@ -168,18 +168,13 @@ def initial_model(recipe: Recipe) -> LanguageModel:
     return model
 
 
-def carries_memory(recipe: Recipe) -> bool:
-    """Return whether rows continue from batch to batch."""
-    return recipe.objective.recurrent
-
-
 def training_batches(
     recipe: Recipe, corpora: Sequence[Corpus], weights: Sequence[float]
 ) -> Batches:
     """Return the batches of a run on its corpora, or on their held-out documents."""
     parts, seed = recipe.train.gradient_accumulation, recipe.train.seed
     rows = recipe.train.batch_size // parts
-    if carries_memory(recipe):
+    if recipe.objective.recurrent:
         if len(corpora) > 1:
             raise UserError(
                 f"rows that continue from batch to batch need one corpus, not {len(corpora)}: "
@@ -203,7 +198,7 @@ def held_out_batches(recipe: Recipe) -> Batches | None:
     """
     pairs = [(share.held_out(), share.weight) for share in recipe.corpora]
     scored = [(corpus, weight) for corpus, weight in pairs if corpus is not None]
-    if scored and carries_memory(recipe):
+    if scored and recipe.objective.recurrent:
         rows = recipe.train.batch_size // recipe.train.gradient_accumulation
         return evaluation_dataset(recipe.objective, scored[0][0], rows=rows)
     try:
