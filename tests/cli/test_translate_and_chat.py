@@ -9,8 +9,8 @@ import pytest
 
 import kinfolk as package
 from kinfolk.generation import chat as chat_module
-from kinfolk.generation.chat import ChatSession
 from kinfolk.generation.config import GenerationConfig
+from kinfolk.generation.generate import ChatSession
 from kinfolk.generation.prompts import EncodedPrompt
 from kinfolk.workflows import pretrain, translate
 from kinfolk.workflows.generate import PREFIX_FILE

@@ -12,8 +12,8 @@ import pytest
 from kinfolk.data.documents import (
     Document,
     parse_dataset_name,
-    parts,
     read_documents,
+    read_text_parts,
 )
 from kinfolk.data.files import file_sizes, find_files
 from kinfolk.errors import UserError
@@ -62,7 +62,7 @@ def test_rows_of_a_dataset_are_documents(monkeypatch: pytest.MonkeyPatch) -> Non
         Document("二", name, 6, line=2),
     ]
     assert asked.asked == ("owner/name", "small", {"split": "test", "streaming": True})
-    assert list(parts([name])) == ["one", "二"]
+    assert list(read_text_parts([name])) == ["one", "二"]
     assert [d.text for d in read_documents([name], column="text")] == ["one", "二"]
     assert find_files([name]) == [name]
     assert file_sizes([name]) == {name: None}

@@ -98,11 +98,6 @@ def test_the_one_just_written_is_kept_when_later_ones_are_there(tmp_path: Path) 
     assert checkpoint_step(tmp_path / "checkpoints" / "last") == 3
 
 
-def test_keeping_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="keep_checkpoints must be at least 1"):
-        save(tmp_path, 1, fill(), keep=0)
-
-
 def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
     save(tmp_path, 1, fill("old"), keep=1)
     folder = save(tmp_path, 1, fill("new"), keep=1)

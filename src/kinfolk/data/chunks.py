@@ -87,20 +87,17 @@ class Chunk:
     @cached_property
     def ids(self) -> IntArray:
         """The tokens."""
-        first, end = self._bounds
-        return self.documents.ids(first + self.start, min(first + self.stop, end))
+        return self.documents.ids(*self._token_range)
 
     @cached_property
     def sentences(self) -> IntArray:
         """The lengths of its sentences."""
-        first, end = self._bounds
-        return self.documents.sentences(first + self.start, min(first + self.stop, end))
+        return self.documents.sentences(*self._token_range)
 
     @cached_property
     def words(self) -> BoolArray:
         """Which of the tokens begin a word."""
-        first, end = self._bounds
-        return self.documents.words(first + self.start, min(first + self.stop, end))
+        return self.documents.words(*self._token_range)
 
     @property
     def previous_token(self) -> int | None:
@@ -140,7 +137,14 @@ class Chunk:
         return Chunk(self.documents, other, begin, min(begin + longest, end - first))
 
     @property
+    def _token_range(self) -> tuple[int, int]:
+        """The start and the stop of its tokens in the stream."""
+        first, end = self._bounds
+        return first + self.start, min(first + self.stop, end)
+
+    @property
     def _bounds(self) -> tuple[int, int]:
+        """The start and the end of its document in the stream."""
         starts = self.documents.starts
         return int(starts[self.document]), int(starts[self.document + 1])
 

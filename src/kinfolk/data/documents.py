@@ -108,17 +108,17 @@ def read_leniently(
     return _read(path, options or ReadOptions(), problems=problems)
 
 
-def parts(
+def read_text_parts(
     paths: Sequence[Path], *, field: str | None = None, column: str | int | None = None
 ) -> Iterator[str]:
     """Stream the text of the same documents, a long one in several parts.
 
     Memory is bounded however long a line is, for training a tokenizer, which needs no documents.
     """
-    found, named = find_files(paths), {Path(path) for path in paths}
+    files, named = find_files(paths), {Path(path) for path in paths}
     options = ReadOptions("block", field, column)
-    _check(options, found)
-    return (part for path in found for part in _parts(path, options, named=path in named))
+    _check(options, files)
+    return (part for path in files for part in _bounded_parts(path, options, named=path in named))
 
 
 def is_plain_text(path: Path) -> bool:
@@ -146,7 +146,7 @@ def _read(
             held, size = [], 0
 
 
-def _parts(path: Path, options: ReadOptions, *, named: bool) -> Iterator[str]:
+def _bounded_parts(path: Path, options: ReadOptions, *, named: bool) -> Iterator[str]:
     rest = ""
     for _, text, ends in _text_parts(path, options, named=named):
         rest, start = rest + text, 0
@@ -201,15 +201,7 @@ def _text_parts(
     opened = nullcontext(InputFile(path, BytesIO())) if is_dataset_name(path) else open_input(path)
     empty = True
     with opened as source:
-        rows = _table_texts(source, options, problems)
-        texts: Iterator[TextPart]
-        if rows is None:
-            texts = _blocks(source, options.per, problems)
-        elif _file_type(path, options) in DELIMITED_SUFFIXES:  # whose lines were normalised
-            texts = ((row, True) for row in rows)
-        else:
-            texts = ((row.replace("\r\n", "\n"), True) for row in rows)
-        for text, ends in texts:
+        for text, ends in _texts(source, options, problems):
             empty = empty and not text.strip()
             yield source, text, ends
     # In a folder an empty file is no mistake: it has no documents.
@@ -217,24 +209,28 @@ def _text_parts(
         raise UserError(f"{source.name} is empty: pass a file with text")
 
 
-def _table_texts(
+def _texts(
     source: InputFile, options: ReadOptions, problems: FileProblems | None
-) -> Iterator[str] | None:
-    """Return the text of each row of a table, None if it is none."""
-    field = DEFAULT_TEXT_FIELD if options.field is None else options.field
-    either = field if options.column is None else options.column
+) -> Iterator[TextPart]:
+    """Read the text of each row of a table, or the blocks of a plain text."""
     kind = _file_type(source.path, options)
+    field = DEFAULT_TEXT_FIELD if options.field is None else options.field
+    column = field if options.column is None else options.column
     if kind == DATASET_PREFIX:
-        return read_dataset(source, str(either))
-    if source.empty:
+        rows = read_dataset(source, str(column))
+    elif source.empty:
         return iter(())
-    if kind in JSON and problems is not None:
-        return _json_strings(source, options.field, problems)
-    if kind in JSON:
-        return read_jsonl(source, field)
-    if kind in DELIMITED_SUFFIXES:
-        return read_delimited(source, options.column, problems)
-    return read_parquet(source, either) if kind in PARQUET else None
+    elif kind in DELIMITED_SUFFIXES:  # whose line ends are normalized
+        return ((row, True) for row in read_delimited(source, options.column, problems))
+    elif kind in PARQUET:
+        rows = read_parquet(source, column)
+    elif kind not in JSON:
+        return _blocks(source, options.per, problems)
+    elif problems is None:
+        rows = read_jsonl(source, field)
+    else:
+        rows = _json_strings(source, options.field, problems)
+    return ((row.replace("\r\n", "\n"), True) for row in rows)
 
 
 def _blocks(

@@ -1,6 +1,5 @@
 """Tokenize text into a corpus: read, filter, hold out, encode, write; resumable."""
 
-import errno
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,19 +22,18 @@ from kinfolk.data.corpus import (
     WriteProgress,
     dtype_code,
 )
-from kinfolk.data.dedup import DecontaminationFilter, DedupFilter
-from kinfolk.data.documents import Document, DocumentUnit, ReadOptions, parts, read_files
+from kinfolk.data.dedup import DecontaminationFilter, DedupFilter, DocumentFilter
+from kinfolk.data.documents import Document, DocumentUnit, ReadOptions, read_files, read_text_parts
 from kinfolk.data.encode import Chunk, DocumentEncoder, default_num_workers, encode_in_parallel
 from kinfolk.data.files import file_sizes
 from kinfolk.errors import UserError
-from kinfolk.files import lock_file, new_file
+from kinfolk.files import DISK_FULL_ERRNOS, lock_file, new_file
 from kinfolk.rng import text_uniform
 from kinfolk.text import Tokenizer, train
 from kinfolk.text.segment import word_segmenter
 
 # Bytes of text per byte of file, for prose.
 COMPRESSION_RATIO = {".gz": 3.0, ".xz": 4.0, ".zst": 3.5}
-DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def estimate_text_bytes(sizes: Mapping[Path, int | None]) -> float | None:
@@ -215,7 +213,6 @@ CHUNKS_PER_CHECKPOINT = 64  # between two entries in the journal: a few seconds 
 DROPPED_FILE = "dropped.jsonl"  # in the corpus: the documents that decontamination left out
 
 Progress = Callable[[int, int | None], None]
-Filter = DedupFilter | DecontaminationFilter
 
 
 Files: TypeAlias = Path | str | Sequence[Path | str]  # files, folders or names of datasets
@@ -247,7 +244,7 @@ def train_tokenizer(
     The kinds are bpe (byte-level), word-bpe, wordpiece, unigram, word, char and byte. `field` of
     JSON lines or `column` of tables holds the text.
     """
-    texts = parts(as_paths(files), field=field, column=column)
+    texts = read_text_parts(as_paths(files), field=field, column=column)
     return train.train_tokenizer(
         texts, kind=kind, vocab_size=vocab_size, lowercase=lowercase, segmenter=segmenter
     )
@@ -335,10 +332,10 @@ class PrepareConfig:
         )
         return blake2b(facts.encode(), digest_size=16).hexdigest()
 
-    def documents(self, report: Path) -> tuple[Iterator[Document], list[Filter]]:
+    def documents(self, report: Path) -> tuple[Iterator[Document], list[DocumentFilter]]:
         """Return the documents to be written, and the filters that they pass."""
         documents = read_files(list(self.files), self.options, named=self.named)
-        filters: list[Filter] = []
+        filters: list[DocumentFilter] = []
         if self.dedup is not None:
             filters.append(documents := DedupFilter(documents, self.dedup))
         if self.evaluation:

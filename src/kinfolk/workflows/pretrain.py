@@ -118,7 +118,7 @@ class PretrainWorkload(Workload):
         assert self.held_out is not None
         total, counts = Loss({}), dict[str, int]()
         memory: SegmentMemory | None = None
-        for number in range(min(self.held_out.num_batches, self.train.eval_batches)):
+        for number in range(min(len(self.held_out), self.train.eval_batches)):
             batch = self.held_out[number].with_memory(memory)
             batch_loss = loss(batch)
             total, memory = total + batch_loss, batch_loss.memory
