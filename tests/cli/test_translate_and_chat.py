@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import kinfolk as package
-from kinfolk.generation import chat as chat_module
+from kinfolk.generation import generate as chat_module
 from kinfolk.generation.config import GenerationConfig
 from kinfolk.generation.generate import ChatSession
 from kinfolk.generation.prompts import EncodedPrompt

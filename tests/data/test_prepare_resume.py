@@ -32,8 +32,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def clean(text: Path) -> dict[str, bytes]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "CHUNK", killed_prepare.CHUNK)
-        patch.setattr(module, "CHUNKS_PER_CHECKPOINT", killed_prepare.SAFE)
+        patch.setattr(module, "GROUP_CHARS", killed_prepare.CHUNK)
+        patch.setattr(module, "GROUPS_PER_CHECKPOINT", killed_prepare.SAFE)
         killed_prepare.go(text, text.parent / "clean")
     return tree(text.parent / "clean")
 
@@ -41,8 +41,8 @@ def clean(text: Path) -> dict[str, bytes]:
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the constants that `killed_prepare.go` sets back at the end."""
-    monkeypatch.setattr(module, "CHUNK", killed_prepare.CHUNK)
-    monkeypatch.setattr(module, "CHUNKS_PER_CHECKPOINT", killed_prepare.SAFE)
+    monkeypatch.setattr(module, "GROUP_CHARS", killed_prepare.CHUNK)
+    monkeypatch.setattr(module, "GROUPS_PER_CHECKPOINT", killed_prepare.SAFE)
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ VERSION = 1
 FORMAT_VERSION = 2  # of corpus.json and what is ours beside Megatron's pair
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, type of id, sentences, documents + 1
 DTYPES: dict[int, npt.DTypeLike] = {4: np.int32, 8: np.uint16}  # Megatron's codes
-CHUNK = 1 << 20  # numbers handled at once
+BATCH_NUMBERS = 1 << 20  # read at once
 # The fields of corpus.json that are read, and their types.
 METADATA: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("version", "documents", "sentences", "tokens", "bytes", "vocab"), (int,)),
@@ -127,15 +127,14 @@ class Corpus:
         bits = np.unpackbits(self._words[first : -(-stop // 8)])
         return bits[start - 8 * first : stop - 8 * first].astype(np.bool_)
 
-    def token_counts(self) -> IntArray:
-        """Return how often each id occurs."""
-        return self._counts
-
     @cached_property
-    def _counts(self) -> IntArray:
+    def token_counts(self) -> IntArray:
+        """How often each id occurs."""
         counts = np.zeros(self.vocab_size, np.int64)
-        for start in range(0, self.tokens, CHUNK):
-            counts += np.bincount(self._ids[start : start + CHUNK], minlength=self.vocab_size)
+        for start in range(0, self.tokens, BATCH_NUMBERS):
+            counts += np.bincount(
+                self._ids[start : start + BATCH_NUMBERS], minlength=self.vocab_size
+            )
         return counts
 
     def tokenizer(self) -> Tokenizer:
@@ -315,8 +314,8 @@ class CorpusWriter:
         with (self._folder / "tokens.idx").open("wb") as index:
             bounds = done.documents + 1
             index.write(HEADER.pack(MAGIC, VERSION, self._code, done.sentences, bounds))
-            for chunk in _chunks(lengths, np.int32):
-                index.write(chunk.tobytes())
+            for numbers in _read_numbers(lengths, np.int32):
+                index.write(numbers.tobytes())
             _write_prefix_sums(
                 index, lengths, np.int32, scale=np.dtype(DTYPES[self._code]).itemsize
             )
@@ -350,9 +349,9 @@ def _opened(file: Path, size: int) -> IO[bytes]:
     return opened
 
 
-def _chunks(file: IO[bytes], type: npt.DTypeLike) -> Iterator[npt.NDArray[Any]]:
+def _read_numbers(file: IO[bytes], type: npt.DTypeLike) -> Iterator[npt.NDArray[Any]]:
     file.seek(0)
-    while part := file.read(CHUNK * np.dtype(type).itemsize):
+    while part := file.read(BATCH_NUMBERS * np.dtype(type).itemsize):
         yield np.frombuffer(part, type)
 
 
@@ -361,9 +360,9 @@ def _write_prefix_sums(
 ) -> None:
     """Write the sum of the numbers before each."""
     total = 0
-    for chunk in _chunks(file, type):
-        sums = total + scale * np.cumsum(chunk, dtype=np.int64)
-        index.write((sums - scale * chunk.astype(np.int64)).tobytes())
+    for numbers in _read_numbers(file, type):
+        sums = total + scale * np.cumsum(numbers, dtype=np.int64)
+        index.write((sums - scale * numbers.astype(np.int64)).tobytes())
         total = int(sums[-1])
 
 

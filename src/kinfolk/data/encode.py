@@ -1,4 +1,4 @@
-"""Documents to token ids: word-level cache, sentence lengths, process pool."""
+"""Encode documents to token ids: a cache of words, lengths of sentences, a process pool."""
 
 import os
 import re
@@ -45,8 +45,8 @@ def char_classes(characters: Bytes, separators: IntArray) -> Bytes:
     return classes
 
 
-def starts(classes: Bytes, separators: IntArray) -> IntArray:
-    """Return where each word begins; a separator is one of its own."""
+def word_starts(classes: Bytes, separators: IntArray) -> IntArray:
+    """Return the start of each word; a separator is a word by itself."""
     pairs = 8 * np.concatenate([np.array([SEPARATOR], np.uint8), classes[:-1]]) + classes
     cuts = np.frombuffer(pairs.tobytes().translate(_CUTS), np.uint8)
     begins = cuts & _HERE
@@ -60,8 +60,8 @@ def starts(classes: Bytes, separators: IntArray) -> IntArray:
     return begin[~joined]
 
 
-def plain(classes: Bytes, starts: IntArray) -> npt.NDArray[np.bool_]:
-    """Return which words have neither other characters nor separators."""
+def ascii_words(classes: Bytes, starts: IntArray) -> npt.NDArray[np.bool_]:
+    """Return which words consist of printable ASCII characters."""
     result = np.ones(len(starts), np.bool_)
     result[np.searchsorted(starts, np.flatnonzero(classes >= SEPARATOR), side="right") - 1] = False
     return result
@@ -123,7 +123,7 @@ class WordKeys:
         return slots
 
 
-def keys(characters: Bytes, starts: IntArray, lengths: IntArray) -> WordKeys:
+def word_keys(characters: Bytes, starts: IntArray, lengths: IntArray) -> WordKeys:
     """Return the keys of words."""
     padded = np.concatenate([characters, np.zeros(MAX_KEY_BYTES, np.uint8)])
     eights = np.ndarray(len(padded) - 7, "<u8", padded.data, strides=(1,))
@@ -218,7 +218,7 @@ class CachedWords:
 
 
 class WordCache:
-    """The ids of words: new ones are added, and all are removed once they are too many."""
+    """A cache of the token ids of words, which is cleared when it is full."""
 
     def __init__(self, tokenizer: Tokenizer, words: str | None = None) -> None:
         self._tokenizer = tokenizer
@@ -229,15 +229,15 @@ class WordCache:
         self._others: dict[str, bytes] = {}  # tagged ids of four bytes
         self._offsets: dict[str, list[int]] = {}  # of the tokens in long words of the last text
 
-    def read(self, text: str, separators: IntArray) -> CachedWords:
+    def encode(self, text: str, separators: IntArray) -> CachedWords:
         """Encode the words of several texts, each followed by a separator."""
         codes = ascii_codes(text)
         classes = char_classes(codes, separators)
         if self._rule is None:
             classes[classes != SEPARATOR] = OTHER
-        first = starts(classes, separators)
+        first = word_starts(classes, separators)
         lengths = np.diff(first, append=len(text))
-        packed = keys(codes, first, np.where(plain(classes, first), lengths, 0))
+        packed = word_keys(codes, first, np.where(ascii_words(classes, first), lengths, 0))
         indices, tokens = self._table.find(packed)
         tokens[np.searchsorted(first, separators)] = 0
         new = np.flatnonzero(tokens < 0)
@@ -352,7 +352,7 @@ class DocumentEncoder:
         """Encode parts of documents: ids, word starts, lengths of sentences and their documents."""
         text = "".join(f"{part}\n" for _, part in group)
         separators = np.cumsum(np.array([len(part) + 1 for _, part in group], np.int64)) - 1
-        words = self._cache.read(text, separators)
+        words = self._cache.encode(text, separators)
         ends: list[int] = []  # of sentences, in characters since the first part
         owners: list[int] = []
         for (number, part), stop in zip(group, separators.tolist(), strict=True):
@@ -409,7 +409,7 @@ def _parts(text: str) -> Iterator[str]:
 MAX_WORKERS = 8  # processes, unless more are chosen
 MIN_POOL_BYTES = 1 << 23  # of text that pay for starting processes
 
-Chunk = tuple[bool, list[Document]]  # whether these documents are held out
+DocumentGroup = tuple[bool, list[Document]]  # whether these documents are held out
 
 
 def default_num_workers(text: float | None) -> int:
@@ -419,20 +419,20 @@ def default_num_workers(text: float | None) -> int:
 
 
 def encode_in_parallel(
-    chunks: Iterable[Chunk], encoder: Callable[[], DocumentEncoder], workers: int
-) -> Generator[tuple[Chunk, EncodedDocuments], None, None]:
-    """Encode chunks in their order; at most two per worker wait."""
+    groups: Iterable[DocumentGroup], encoder: Callable[[], DocumentEncoder], workers: int
+) -> Generator[tuple[DocumentGroup, EncodedDocuments], None, None]:
+    """Encode groups of documents in their order; at most two per worker wait."""
     if workers == 1:
         encode = encoder()
-        yield from ((chunk, encode(_texts(chunk))) for chunk in chunks)
+        yield from ((group, encode(_texts(group))) for group in groups)
         return
     pool = ProcessPoolExecutor(
         workers, mp_context=get_context("spawn"), initializer=_init_worker, initargs=(encoder,)
     )
-    sent: deque[tuple[Chunk, Future[EncodedDocuments]]] = deque()
+    sent: deque[tuple[DocumentGroup, Future[EncodedDocuments]]] = deque()
     try:
-        for chunk in chunks:
-            sent.append((chunk, pool.submit(_encode_task, _texts(chunk))))
+        for group in groups:
+            sent.append((group, pool.submit(_encode_task, _texts(group))))
             if len(sent) > 2 * workers:
                 first, future = sent.popleft()
                 yield first, future.result()
@@ -447,8 +447,8 @@ def encode_in_parallel(
         pool.shutdown(cancel_futures=True)
 
 
-def _texts(chunk: Chunk) -> list[str]:
-    return [document.text for document in chunk[1]]
+def _texts(group: DocumentGroup) -> list[str]:
+    return [document.text for document in group[1]]
 
 
 _encode: DocumentEncoder  # in each worker

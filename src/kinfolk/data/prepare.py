@@ -24,7 +24,12 @@ from kinfolk.data.corpus import (
 )
 from kinfolk.data.dedup import DecontaminationFilter, DedupFilter, DocumentFilter
 from kinfolk.data.documents import Document, DocumentUnit, ReadOptions, read_files, read_text_parts
-from kinfolk.data.encode import Chunk, DocumentEncoder, default_num_workers, encode_in_parallel
+from kinfolk.data.encode import (
+    DocumentEncoder,
+    DocumentGroup,
+    default_num_workers,
+    encode_in_parallel,
+)
 from kinfolk.data.files import file_sizes
 from kinfolk.errors import UserError
 from kinfolk.files import DISK_FULL_ERRNOS, lock_file, new_file
@@ -208,8 +213,8 @@ def _alone(home: Path, out: Path) -> Iterator[None]:
                 home.rmdir()
 
 
-CHUNK = 1 << 18  # characters sent to a worker at once
-CHUNKS_PER_CHECKPOINT = 64  # between two entries in the journal: a few seconds of work
+GROUP_CHARS = 1 << 18  # sent to a worker at once
+GROUPS_PER_CHECKPOINT = 64  # between two entries in the journal: a few seconds of work
 DROPPED_FILE = "dropped.jsonl"  # in the corpus: the documents that decontamination left out
 
 Progress = Callable[[int, int | None], None]
@@ -372,15 +377,15 @@ def _write(
             for folder, state in zip(folders, states, strict=True)
         ]
         documents, filters = work.documents(part.folder / DROPPED_FILE)
-        chunks = _chunks(work, documents, writers)
-        encoded = stack.enter_context(closing(encode_in_parallel(chunks, work.encoder(), workers)))
-        for number, ((held, chunk), found) in enumerate(encoded):
+        groups = _group_documents(work, documents, writers)
+        encoded = stack.enter_context(closing(encode_in_parallel(groups, work.encoder(), workers)))
+        for number, ((held, group), ids) in enumerate(encoded):
             if number == 0 and not part.progress:
-                _check_space(work, part, found, say)
-            writers[held].add(found, [str(document.source) for document in chunk])
-            if (number + 1) % CHUNKS_PER_CHECKPOINT == 0:
+                _check_space(work, part, ids, say)
+            writers[held].add(ids, [str(document.source) for document in group])
+            if (number + 1) % GROUPS_PER_CHECKPOINT == 0:
                 part.save_progress(tuple(writer.sync() for writer in writers))
-            report(chunk[-1])
+            report(group[-1])
         left_out = {reason: n for kept in filters for reason, n in kept.left_out.items()}
         summary = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items())
         _check(writers, work.holdout, summary)
@@ -390,9 +395,9 @@ def _write(
     part.progress = tuple(writer.written for writer in writers)
 
 
-def _chunks(
+def _group_documents(
     work: PrepareConfig, documents: Iterable[Document], writers: Sequence[CorpusWriter]
-) -> Iterator[Chunk]:
+) -> Iterator[DocumentGroup]:
     """Group documents that are not written yet to be encoded together, those held out apart."""
     written = [writer.written.documents for writer in writers]
     waiting: tuple[list[Document], list[Document]] = ([], [])
@@ -405,7 +410,7 @@ def _chunks(
             continue
         waiting[held].append(document)
         sizes[held] += len(document.text)
-        if sizes[held] >= CHUNK:
+        if sizes[held] >= GROUP_CHARS:
             yield held, waiting[held].copy()
             waiting[held].clear()
             sizes[held] = 0
