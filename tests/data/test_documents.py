@@ -22,6 +22,7 @@ from kinfolk.data import documents, files
 from kinfolk.data.documents import (
     Document,
     DocumentUnit,
+    ReadOptions,
     read_documents,
     read_leniently,
     read_text_parts,
@@ -38,7 +39,7 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
 
 
 def texts(*paths: Path, per: DocumentUnit = "block") -> list[str]:
-    return [d.text for d in read_documents(paths, per=per)]
+    return [d.text for d in read_documents(paths, ReadOptions(per))]
 
 
 def piped(monkeypatch: pytest.MonkeyPatch, data: bytes) -> Path:
@@ -178,9 +179,9 @@ def test_the_standard_input_is_text_or_what_it_is_said_to_be(
         Document("two", name, 9, line=3),
     ]
     name = piped(monkeypatch, b'{"body": "one"}\n')
-    assert [d.text for d in read_documents([name], field="body")] == ["one"]
+    assert [d.text for d in read_documents([name], ReadOptions(field="body"))] == ["one"]
     name = piped(monkeypatch, b"1\tone\n2\ttwo\n")
-    assert [d.text for d in read_documents([name], column="2")] == ["one", "two"]
+    assert [d.text for d in read_documents([name], ReadOptions(column="2"))] == ["one", "two"]
     assert list(read_text_parts([piped(monkeypatch, b"one\n\ntwo\n")])) == ["one", "two"]
     assert file_sizes([name]) == {name: None}
     with pytest.raises(UserError, match="standard input is empty"):
@@ -357,9 +358,9 @@ def test_what_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_field_or_a_column_without_a_table_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one")
     with pytest.raises(UserError, match="--field body: only"):
-        read_documents([tmp_path], field="body")
+        read_documents([tmp_path], ReadOptions(field="body"))
     with pytest.raises(UserError, match="--column 2: only"):
-        read_text_parts([tmp_path], column="2")
+        read_text_parts([tmp_path], ReadOptions(column="2"))
 
 
 @pytest.mark.real

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from types import NoneType, TracebackType
+from types import NoneType
 from typing import IO, Any
 
 import numpy as np
@@ -258,9 +258,7 @@ class CorpusWriter:
     def __enter__(self) -> "CorpusWriter":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self._finish()
             self.sync()

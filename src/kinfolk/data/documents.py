@@ -10,10 +10,11 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -48,6 +49,7 @@ _STRING = re.compile(r'("(?:[^"\\]|\\.)*+")(\s*+:)?')  # and whether it names a 
 DocumentUnit = Literal["block", "file"]
 Row = tuple[int, list[str]]  # the line on which it begins, and its cells
 TextPart = tuple[str, bool]  # some text, and whether its document ends with it
+Progress = Callable[[int, int | None], None]  # receives bytes read, and those of all files
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,12 @@ class Document:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What a document is, and where a table has its text."""
+    """What a document is, and where a table has its text.
+
+    A text file has a document for each block between blank lines, or is one document. A table has
+    a document for each row, in a `field` of JSON lines ("text", or "meta.text") or in a `column`,
+    by its name or its number from 1.
+    """
 
     per: DocumentUnit = "block"
     field: str | None = None
@@ -70,18 +77,9 @@ class ReadOptions:
 
 
 def read_documents(
-    paths: Sequence[Path],
-    *,
-    per: DocumentUnit = "block",
-    field: str | None = None,
-    column: str | int | None = None,
+    paths: Sequence[Path], options: ReadOptions = ReadOptions()
 ) -> Iterator[Document]:
-    """Stream the documents of files, folders and datasets.
-
-    A text file has one per block between blank lines, or is one; a table has one per row, in a
-    `field` of JSON lines ("text", or "meta.text") or in a `column`, by its name or number from 1.
-    """
-    options = ReadOptions(per, field, column)
+    """Stream the documents of files, folders and datasets."""
     return read_files(find_files(paths), options, named={Path(path) for path in paths})
 
 
@@ -99,26 +97,40 @@ def read_files(
 
 
 def read_leniently(
-    path: Path, problems: FileProblems, options: ReadOptions | None = None
+    path: Path, problems: FileProblems, options: ReadOptions = ReadOptions()
 ) -> Iterator[Document]:
     """Stream the documents of a file, empty ones too, and count what is wrong with it.
 
     Of JSON and tables every string is text, unless a field or column is chosen.
     """
-    return _read(path, options or ReadOptions(), problems=problems)
+    return _read(path, options, problems=problems)
 
 
-def read_text_parts(
-    paths: Sequence[Path], *, field: str | None = None, column: str | int | None = None
-) -> Iterator[str]:
+def read_text_parts(paths: Sequence[Path], options: ReadOptions = ReadOptions()) -> Iterator[str]:
     """Stream the text of the same documents, a long one in several parts.
 
     Memory is bounded however long a line is, for training a tokenizer, which needs no documents.
     """
     files, named = find_files(paths), {Path(path) for path in paths}
-    options = ReadOptions("block", field, column)
     _check(options, files)
     return (part for path in files for part in _bounded_parts(path, options, named=path in named))
+
+
+def progress_reporter(
+    sizes: Mapping[Path, int | None], progress: Progress
+) -> Callable[[Document], None]:
+    """Return a function that reports the bytes read up to a document."""
+    known = [size or 0 for size in sizes.values()]
+    before = dict(zip(sizes, accumulate(known, initial=0), strict=False))
+    total = None if None in sizes.values() else sum(known)
+    read = 0
+
+    def report(last: Document) -> None:
+        nonlocal read
+        read = max(read, before[last.source] + last.bytes_read)
+        progress(read, total)
+
+    return report
 
 
 def is_plain_text(path: Path) -> bool:

@@ -45,7 +45,7 @@ def char_classes(characters: Bytes, separators: IntArray) -> Bytes:
     return classes
 
 
-def word_starts(classes: Bytes, separators: IntArray) -> IntArray:
+def find_words(classes: Bytes, separators: IntArray) -> IntArray:
     """Return the start of each word; a separator is a word by itself."""
     pairs = 8 * np.concatenate([np.array([SEPARATOR], np.uint8), classes[:-1]]) + classes
     cuts = np.frombuffer(pairs.tobytes().translate(_CUTS), np.uint8)
@@ -108,7 +108,7 @@ _MIX = np.array([0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93], np.uint64)
 
 @dataclass(frozen=True)
 class WordKeys:
-    """Words as numbers: their first eight bytes and the next; 0, 0 where a word is too long."""
+    """The first eight bytes of each word and the next eight, as integers; 0 for longer words."""
 
     low: npt.NDArray[np.uint64]
     high: npt.NDArray[np.uint64]
@@ -117,7 +117,7 @@ class WordKeys:
         return WordKeys(self.low[which], self.high[which])
 
     def slots(self) -> IntArray:
-        """Return the only slot that each word may have."""
+        """Return the slot of each word in the table."""
         mixed = (self.low ^ self.high * _MIX[0]) * _MIX[1]
         slots: IntArray = (mixed >> np.uint64(65 - TABLE_SIZE.bit_length())).astype(np.int64)
         return slots
@@ -133,7 +133,7 @@ def word_keys(characters: Bytes, starts: IntArray, lengths: IntArray) -> WordKey
 
 
 class WordTable:
-    """Hash table from words to tokens; a word keeps its slot, and frequent ones come first."""
+    """A hash table from words to tokens; the first word of a slot keeps it until `clear`."""
 
     def __init__(self) -> None:
         self._low, self._high = np.zeros(TABLE_SIZE, np.uint64), np.zeros(TABLE_SIZE, np.uint64)
@@ -143,7 +143,7 @@ class WordTable:
         self._used = 0
 
     def find(self, keys: WordKeys) -> tuple[IntArray, IntArray]:
-        """Return the start of the tokens of each word and their number: -1 where not known."""
+        """Return the start of each word's tokens in the pool and their number; -1 if unknown."""
         slots = keys.slots()
         known = (self._low[slots] == keys.low) & (self._high[slots] == keys.high) & (keys.low > 0)
         indices = np.where(known, self._entries[slots], -1)
@@ -162,7 +162,7 @@ class WordTable:
         return free
 
     def add(self, keys: WordKeys, words: Sequence[bytes]) -> bool:
-        """Add the tokens of words; return False where there is no space."""
+        """Add the tokens of words; return False if the pool is full."""
         tokens = np.frombuffer(b"".join(words), np.uint32)
         end = self._used + len(tokens)
         if end > POOL_TOKENS:
@@ -188,7 +188,7 @@ WORD_START_BIT = 1 << 31  # set in the id of a token that begins a word
 
 @dataclass(frozen=True)
 class PreTokenizerRule:
-    """How a kind of pre-tokenizer splits an ASCII word for its model."""
+    """How a pre-tokenizer splits an ASCII word for its model."""
 
     pattern: re.Pattern[str]
     space: str  # replaces the space before a word
@@ -202,7 +202,7 @@ BERT_PATTERN = re.compile(r"[A-Za-z0-9]+|[^A-Za-z0-9]")
 
 @dataclass(frozen=True)
 class CachedWords:
-    """The words of a text, and their tokens concatenated."""
+    """The words of a text, and the concatenated tokens of all of them."""
 
     starts: IntArray  # of words, in characters
     tokens: IntArray  # in each word
@@ -230,12 +230,12 @@ class WordCache:
         self._offsets: dict[str, list[int]] = {}  # of the tokens in long words of the last text
 
     def encode(self, text: str, separators: IntArray) -> CachedWords:
-        """Encode the words of several texts, each followed by a separator."""
+        """Encode several texts, each followed by a separator, word by word."""
         codes = ascii_codes(text)
         classes = char_classes(codes, separators)
         if self._rule is None:
             classes[classes != SEPARATOR] = OTHER
-        first = word_starts(classes, separators)
+        first = find_words(classes, separators)
         lengths = np.diff(first, append=len(text))
         packed = word_keys(codes, first, np.where(ascii_words(classes, first), lengths, 0))
         indices, tokens = self._table.find(packed)
@@ -254,7 +254,7 @@ class WordCache:
         return CachedWords(first, tokens, tagged_ids)
 
     def _insert(self, encoded: Mapping[str, bytes], packed: WordKeys) -> None:
-        """Add words, to the table where it has a free slot."""
+        """Add words to the table, or to the dictionary where their slot is taken."""
         free = self._table.free(packed)
         kept = list(compress(encoded.values(), free.tolist()))
         others = compress(encoded.items(), (~free).tolist())
@@ -279,7 +279,7 @@ class WordCache:
         return (np.array(ids, np.uint32) | begins * np.uint32(WORD_START_BIT)).tobytes()
 
     def _encode_ascii_word(self, word: str, rule: PreTokenizerRule) -> bytes:
-        """Pass the pre-tokens of an ASCII word to the model: it takes a third of the time."""
+        """Pass the pre-tokens of a word to the model directly, in a third of the time."""
         text = (word.lower() if rule.lower else word).replace(" ", rule.space)
         pretokens = (text,) if text.isalpha() else rule.pattern.findall(text)
         tokenize = self._model.tokenize
@@ -292,7 +292,7 @@ class WordCache:
 
 
 def _pretokenizer_rule(state: Mapping[str, Any]) -> PreTokenizerRule | None:
-    """Return how this tokenizer splits text into words; None where it is not known."""
+    """Return the rule by which a tokenizer splits words; None for other pre-tokenizers."""
     normal, cut, added = state["normalizer"], state["pre_tokenizer"] or {}, state["added_tokens"]
     # An added token may span two words; special ones are plain text here.
     if not all(t["special"] and t["content"].split() == [t["content"]] for t in added):
@@ -330,7 +330,7 @@ class DocumentEncoder:
         self._splits_lines = whole == first + second
 
     def __call__(self, texts: Sequence[str]) -> EncodedDocuments:
-        """Encode documents, each by itself."""
+        """Encode documents, each independently of the others."""
         parts = (
             (number, part)
             for number, text in enumerate(texts)
@@ -413,7 +413,7 @@ DocumentGroup = tuple[bool, list[Document]]  # whether these documents are held 
 
 
 def default_num_workers(text: float | None) -> int:
-    """Return how many processes pay for so many bytes of text."""
+    """Return the number of worker processes for this many bytes of text."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return min(cores or 1, MAX_WORKERS) if text is None or text > MIN_POOL_BYTES else 1
 

@@ -7,7 +7,6 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from hashlib import blake2b
-from itertools import accumulate
 from pathlib import Path
 from typing import TypeAlias
 
@@ -23,7 +22,15 @@ from kinfolk.data.corpus import (
     dtype_code,
 )
 from kinfolk.data.dedup import DecontaminationFilter, DedupFilter, DocumentFilter
-from kinfolk.data.documents import Document, DocumentUnit, ReadOptions, read_files, read_text_parts
+from kinfolk.data.documents import (
+    Document,
+    DocumentUnit,
+    Progress,
+    ReadOptions,
+    progress_reporter,
+    read_files,
+    read_text_parts,
+)
 from kinfolk.data.encode import (
     DocumentEncoder,
     DocumentGroup,
@@ -217,8 +224,6 @@ GROUP_CHARS = 1 << 18  # sent to a worker at once
 GROUPS_PER_CHECKPOINT = 64  # between two entries in the journal: a few seconds of work
 DROPPED_FILE = "dropped.jsonl"  # in the corpus: the documents that decontamination left out
 
-Progress = Callable[[int, int | None], None]
-
 
 Files: TypeAlias = Path | str | Sequence[Path | str]  # files, folders or names of datasets
 
@@ -249,7 +254,7 @@ def train_tokenizer(
     The kinds are bpe (byte-level), word-bpe, wordpiece, unigram, word, char and byte. `field` of
     JSON lines or `column` of tables holds the text.
     """
-    texts = read_text_parts(as_paths(files), field=field, column=column)
+    texts = read_text_parts(as_paths(files), ReadOptions(field=field, column=column))
     return train.train_tokenizer(
         texts, kind=kind, vocab_size=vocab_size, lowercase=lowercase, segmenter=segmenter
     )
@@ -308,7 +313,7 @@ def prepare(
         disk_full_as_user_error(out),
     ):
         if not part.complete:
-            _write(work, part, workers, _progress_reporter(sizes, progress), say)
+            _write(work, part, workers, progress_reporter(sizes, progress), say)
     return Corpus.open(out)
 
 
@@ -415,23 +420,6 @@ def _group_documents(
             waiting[held].clear()
             sizes[held] = 0
     yield from ((held, waiting[held]) for held in (False, True) if waiting[held])
-
-
-def _progress_reporter(
-    sizes: dict[Path, int | None], progress: Progress
-) -> Callable[[Document], None]:
-    """Return a function that reports the bytes read up to a document."""
-    known = [size or 0 for size in sizes.values()]
-    before = dict(zip(sizes, accumulate(known, initial=0), strict=False))
-    total = None if None in sizes.values() else sum(known)
-    read = 0
-
-    def report(last: Document) -> None:
-        nonlocal read
-        read = max(read, before[last.source] + last.bytes_read)
-        progress(read, total)
-
-    return report
 
 
 def _check_space(

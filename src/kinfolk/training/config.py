@@ -100,11 +100,12 @@ class TrainConfig:
         """
         return self.compile == "yes" or (self.compile == "auto" and cuda and row_length is not None)
 
-    def replays(self, parameters: int, length: int) -> bool:
-        """Return whether a compiled step on rows of this length is replayed as a CUDA graph."""
-        tokens = self.batch_size // self.gradient_accumulation * length
-        small = parameters * tokens <= MAX_GRAPH_WORK
-        return self.cuda_graph == "yes" or (self.cuda_graph == "auto" and small)
+    def replays(self, parameters: int, row_length: int | None) -> bool:
+        """Return whether a compiled step is replayed as a CUDA graph."""
+        if self.cuda_graph != "auto" or row_length is None:
+            return self.cuda_graph == "yes"
+        tokens = self.batch_size // self.gradient_accumulation * row_length
+        return parameters * tokens <= MAX_GRAPH_WORK
 
     def saves(self, step: int) -> bool:
         """Return whether a checkpoint is due after this many steps."""

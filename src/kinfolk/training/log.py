@@ -13,7 +13,6 @@ import statistics
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TextIO
 
 from kinfolk.errors import UserError
@@ -68,12 +67,7 @@ class MetricsLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

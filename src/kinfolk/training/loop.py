@@ -136,9 +136,8 @@ class TrainLoop:
         """Write the pending lines of the log, the newest with its evaluation."""
         if not self.unlogged:
             return
-        lines = [
-            (number, output.to_numbers()) for number, output in self.unlogged
-        ]  # waits for the device
+        # Waits for the device.
+        lines = [(number, output.to_numbers()) for number, output in self.unlogged]
         tokens = sum(int(output.tokens) for _, output in self.unlogged)
         speed = tokens / max(time.perf_counter() - self.since, 1e-9)
         self.unlogged.clear()

@@ -102,10 +102,8 @@ class Run:
         compiled = train.compiles(cuda=cuda, row_length=work.row_length)
         if compiled:
             learner.compile(dynamic=work.row_length is None)
-        replayed = train.cuda_graph == "yes"
-        if work.row_length is not None:
-            parameters = sum(p.numel() for p in model.parameters())
-            replayed = train.replays(parameters, work.row_length)
+        parameters = sum(p.numel() for p in model.parameters())
+        replayed = train.replays(parameters, work.row_length)
         self.train_step = TrainStep(
             learner,
             self.optimizer,

@@ -1,6 +1,7 @@
 """One optimizer step: forward, backward, update."""
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -96,7 +97,9 @@ class TrainStep:
         lr = self.lr(number)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group.get("scale", 1.0)  # layer-wise decay, see optimizer.py
-        counts = sum_counts(batch.counts for batch in batches)
+        counts: Counter[str] = Counter()
+        for batch in batches:
+            counts.update(batch.counts)
         sums: dict[str, Tensor] = {}
         loss = torch.zeros((), device=self.device)
         for part, batch in enumerate(batches):
@@ -153,12 +156,3 @@ def input_tokens(inputs: Inputs) -> Tensor:
     if inputs.encoder_inputs is None:
         return tokens
     return tokens + input_tokens(inputs.encoder_inputs)
-
-
-def sum_counts(counts: Any) -> dict[str, int]:
-    """Add up counts by name."""
-    total: dict[str, int] = {}
-    for part in counts:
-        for name, count in part.items():
-            total[name] = total.get(name, 0) + count
-    return total
