@@ -293,7 +293,7 @@ def test_what_filters_left_out_is_said_and_written_down(tmp_path: Path) -> None:
         out=tmp_path / "c",
         dedup="near",
         decontaminate=[tmp_path / "test.txt"],
-        say=said.append,
+        on_message=said.append,
     )
     assert corpus.documents == 2
     assert said[-1] == "left out: 1 exact duplicates, 0 near duplicates, 1 contaminated"

@@ -377,22 +377,22 @@ def corpus_fingerprint(folder: Path) -> str:
     digest = blake2b(digest_size=16)
     for name in ("tokens.idx", "tokens.bin", "holdout/tokens.idx", "holdout/tokens.bin"):
         if (folder / name).is_file():
-            _add(digest, folder / name)
+            with (folder / name).open("rb") as file:
+                _add_samples(digest, file, Path(name).name)
     return digest.hexdigest()
 
 
-def file_fingerprint(file: Path, data: bytes | None = None) -> str:
-    """Return a 128-bit hash of the size and some samples of a file, whose bytes may be given."""
+def file_fingerprint(file: Path, data: bytes) -> str:
+    """Return a 128-bit hash of the name of a file and of its size and samples of its bytes."""
     digest = blake2b(digest_size=16)
-    _add(digest, file, data)
+    _add_samples(digest, io.BytesIO(data), file.name)
     return digest.hexdigest()
 
 
-def _add(digest: blake2b, file: Path, data: bytes | None = None) -> None:
-    size = file.stat().st_size if data is None else len(data)
-    digest.update(f"{file.name} {size}\n".encode())
+def _add_samples(digest: blake2b, file: IO[bytes], name: str) -> None:
+    size = file.seek(0, os.SEEK_END)
+    digest.update(f"{name} {size}\n".encode())
     last = max(0, size - SAMPLE_BYTES)
-    with file.open("rb") if data is None else io.BytesIO(data) as opened:
-        for start in sorted({last * i // (NUM_SAMPLES - 1) for i in range(NUM_SAMPLES)}):
-            opened.seek(start)
-            digest.update(opened.read(SAMPLE_BYTES))
+    for start in sorted({last * i // (NUM_SAMPLES - 1) for i in range(NUM_SAMPLES)}):
+        file.seek(start)
+        digest.update(file.read(SAMPLE_BYTES))

@@ -103,7 +103,7 @@ def disk_full_as_user_error(out: Path) -> Iterator[None]:
         ) from error
 
 
-Say = Callable[[str], None]
+OnMessage = Callable[[str], None]  # receives messages for the user
 
 
 @dataclass
@@ -135,7 +135,7 @@ class PartialCorpus:
         with new_file(self.journal, durable=True) as file:
             json.dump(entry, file)
 
-    def load_progress(self, say: Say) -> None:
+    def load_progress(self, on_message: OnMessage) -> None:
         """Resume from what an earlier run with the same inputs recorded, or start again."""
         started = self.journal.exists()
         # A journal that is corrupt or of another version is ignored.
@@ -146,10 +146,10 @@ class PartialCorpus:
                 self.progress = tuple(WriteProgress(**state) for state in states)
                 self.complete = bool(entry["whole"])
                 documents = sum(progress.documents for progress in self.progress)
-                say(f"resuming after {documents:,} documents")
+                on_message(f"resuming after {documents:,} documents")
                 return
         if started:
-            say("starting again: text, tokenizer or options changed")
+            on_message("starting again: text, tokenizer or options changed")
         self.clear()
         self.folder.mkdir()
 
@@ -169,26 +169,28 @@ class PartialCorpus:
 
 @contextmanager
 def resumable_output(
-    out: Path, fingerprint: str | None, *, vacant: Callable[[], None], say: Say
+    out: Path, fingerprint: str | None, on_message: OnMessage
 ) -> Iterator[PartialCorpus]:
-    """Return a partial corpus beside `out`, renamed to `out` at the end; `vacant` checks `out`.
+    """Return a partial corpus beside `out`, renamed to `out` at the end.
 
     After an error, a corpus without an entry in its journal is removed; one with an entry is kept
     for the next run with the same inputs.
     """
-    out = out.absolute()
-    part = PartialCorpus(out.with_name(f".{out.name}.part"), fingerprint)
+    target = out.absolute()
+    part = PartialCorpus(target.with_name(f".{target.name}.part"), fingerprint)
     fresh = [parent for parent in part.work_dir.parents if not parent.exists()]
     try:
-        with _alone(part.work_dir, out):
-            vacant()
-            part.load_progress(say)
+        with _exclusive(part.work_dir, target):
+            _check_vacant(out)
+            part.load_progress(on_message)
             try:
                 yield part
-                part.finish(out)
+                part.finish(target)
             except BaseException:
                 if part.journal.exists():
-                    say(f"progress is kept in {part.work_dir}: the same command resumes from it")
+                    on_message(
+                        f"progress is kept in {part.work_dir}: the same command resumes from it"
+                    )
                 else:
                     part.clear()
                 raise
@@ -200,7 +202,7 @@ def resumable_output(
 
 
 @contextmanager
-def _alone(home: Path, out: Path) -> Iterator[None]:
+def _exclusive(home: Path, out: Path) -> Iterator[None]:
     """Hold the lock in a folder; remove the folder at the end if it is empty."""
     lock = home / "lock"
     try:
@@ -274,7 +276,7 @@ def prepare(
     dedup: str | None = None,
     decontaminate: Sequence[Path] = (),
     progress: Progress = lambda read, whole: None,
-    say: Say = lambda sentence: None,
+    on_message: OnMessage = lambda sentence: None,
 ) -> Corpus:
     """Tokenize text files into a corpus at `out`, and return it.
 
@@ -284,7 +286,7 @@ def prepare(
     stored for whole-word masking. Duplicates (`dedup`: "exact" or "near") and documents that share
     n-grams with evaluation files (`decontaminate`) are removed. `workers=None` chooses a number by
     the size of the text. `progress` receives the bytes read so far and the bytes of all files;
-    `say` receives messages for the user.
+    `on_message` receives messages for the user.
 
     An interrupted call resumes when it is repeated with the same text and options.
     """
@@ -297,7 +299,7 @@ def prepare(
     if not isinstance(tokenizer, Tokenizer):
         tokenizer = Tokenizer.load(tokenizer)
     paths, out = as_paths(files), Path(out)
-    _vacant(out)
+    _check_vacant(out)
     options, named = ReadOptions(document, field, column), frozenset(paths)
     evaluation = file_sizes(decontaminate, any_suffix=True) if decontaminate else {}
     sizes = file_sizes(paths)
@@ -307,13 +309,13 @@ def prepare(
     workers = workers or default_num_workers(estimate_text_bytes(sizes))
     fingerprint = work.fingerprint()
     if fingerprint is None:
-        say("this input can be read only once: a run that is killed cannot be resumed")
+        on_message("this input can be read only once: a run that is killed cannot be resumed")
     with (
-        resumable_output(out, fingerprint, vacant=lambda: _vacant(out), say=say) as part,
+        resumable_output(out, fingerprint, on_message) as part,
         disk_full_as_user_error(out),
     ):
         if not part.complete:
-            _write(work, part, workers, progress_reporter(sizes, progress), say)
+            _write(work, part, workers, progress_reporter(sizes, progress), on_message)
     return Corpus.open(out)
 
 
@@ -369,7 +371,7 @@ def _write(
     part: PartialCorpus,
     workers: int,
     report: Callable[[Document], None],
-    say: Say,
+    on_message: OnMessage,
 ) -> None:
     """Write the documents that an earlier run has not written."""
     folders = [part.folder, *([part.folder / "holdout"] if work.holdout else [])]
@@ -386,7 +388,7 @@ def _write(
         encoded = stack.enter_context(closing(encode_in_parallel(groups, work.encoder(), workers)))
         for number, ((held, group), ids) in enumerate(encoded):
             if number == 0 and not part.progress:
-                _check_space(work, part, ids, say)
+                _check_space(work, part, ids, on_message)
             writers[held].add(ids, [str(document.source) for document in group])
             if (number + 1) % GROUPS_PER_CHECKPOINT == 0:
                 part.save_progress(tuple(writer.sync() for writer in writers))
@@ -396,7 +398,7 @@ def _write(
         _check(writers, work.holdout, summary)
         writers[0].left_out = left_out
         if left_out:
-            say(f"left out: {summary}")
+            on_message(f"left out: {summary}")
     part.progress = tuple(writer.written for writer in writers)
 
 
@@ -423,15 +425,15 @@ def _group_documents(
 
 
 def _check_space(
-    work: PrepareConfig, part: PartialCorpus, sample: EncodedDocuments, say: Say
+    work: PrepareConfig, part: PartialCorpus, sample: EncodedDocuments, on_message: OnMessage
 ) -> None:
     text = estimate_text_bytes(work.files)
     if text is not None:
         need = estimate_corpus_bytes(text, sample, dtype_code(work.tokenizer))
-        say(check_disk_space(part.work_dir, need))
+        on_message(check_disk_space(part.work_dir, need))
 
 
-def _vacant(out: Path) -> None:
+def _check_vacant(out: Path) -> None:
     if (out / "corpus.json").exists():
         raise UserError(f"{out} is already a corpus: choose another -o or remove it")
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
