@@ -185,14 +185,12 @@ class Run:
         self.work.model.train()
         with MetricsLog.open(self.folder, self.global_step) as self.log:
             loop = TrainLoop(
-                steps=train.steps,
+                train=train,
                 step=self.train_step,
                 log=self.log,
                 log_every=10 if cuda else 1,
                 evaluate=self.evaluate if self.work.has_eval_data else None,
-                eval_every=train.eval_every,
                 save=self.save,
-                save_every=train.save_every,
                 save_best=self.work.save_best,
                 should_stop=self.should_stop,
                 callbacks=self.callbacks,
