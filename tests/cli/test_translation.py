@@ -249,6 +249,6 @@ def test_60_steps_on_multi30k_beat_the_unigram_entropy(
     assert said.code == 0, said.err
     holdout = out / "corpus" / "holdout"
     scores = json.loads(kinfolk("evaluate", out, "--corpus", holdout, "--json").out)
-    unigram = entropy(TargetDocuments(Corpus.open(holdout)).token_counts)
+    unigram = entropy(TargetDocuments(Corpus.open(holdout)).token_counts())
     print(f"{member}: {scores['loss']:.3f} nats a token of dev targets, unigram {unigram:.3f}")
     assert scores["loss"] < unigram - 0.1

@@ -160,7 +160,7 @@ def test_sizes_are_the_least(corpus: Corpus) -> None:
 
 
 def test_counts_add_up(corpus: Corpus) -> None:
-    counts = corpus.token_counts
+    counts = corpus.token_counts()
     assert len(counts) == corpus.vocab_size
     assert counts.sum() == corpus.tokens
     assert (counts[361], counts[50]) == (1, 0)

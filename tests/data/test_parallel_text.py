@@ -92,7 +92,7 @@ def test_targets_are_documents_of_their_own(
     assert found.starts.tolist() == np.cumsum([0, *map(len, ids)]).tolist()
     stream = [i for some in ids for i in some]
     assert found.tokens == len(stream)
-    assert found.token_counts.tolist() == np.bincount(stream, minlength=380).tolist()
+    assert found.token_counts().tolist() == np.bincount(stream, minlength=380).tolist()
 
 
 def test_a_pair_with_an_empty_side_is_left_out_aloud(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -106,13 +106,13 @@ def test_the_lines_of_a_mixture_weigh_a_token_as_its_rows_do(home: Home, second:
     first, other = Corpus.open(home.corpus), Corpus.open(second)
     held = [Corpus.open(c.folder / "holdout") for c in (first, other)]
     found = mixture_baselines([(first, held[0], 3.0), (other, held[1], 1.0)])
-    shares = [text.token_counts / text.tokens for text in held]
+    shares = [text.token_counts() / text.tokens for text in held]
     mixed = 0.75 * shares[0] + 0.25 * shares[1]
     mixed = mixed[mixed > 0]
     assert found.unigram == pytest.approx(-(mixed * np.log(mixed)).sum(), abs=1e-9)
     # Nearly all weight on one side: that side's own line.
     nearly = mixture_baselines([(first, held[0], 1.0), (other, held[1], 1e-9)])
-    assert nearly.unigram == pytest.approx(entropy(held[0].token_counts), abs=1e-6)
+    assert nearly.unigram == pytest.approx(entropy(held[0].token_counts()), abs=1e-6)
     assert found.trigram is not None and nearly.trigram is not None
     assert found.trigram.tokens == sum(text.tokens + text.documents for text in held)
     # The 3-gram model is the same for any weights, and each text is priced by itself.

@@ -17,7 +17,6 @@ def quickstart(
     """
     check_new_folder(out)
     from kinfolk.cli.run_progress import run_progress
-    from kinfolk.reports.page import perplexity
     from kinfolk.workflows.evaluate import SCORE_KINDS
     from kinfolk.workflows.quickstart import quickstart
     from kinfolk.workflows.report import baseline_rows
@@ -34,7 +33,7 @@ def quickstart(
         scores.add_row(f"[bold]{r.name}[/]", *values, r.kind)
     for line in baseline_rows(results.baselines):
         per_byte = "" if line.bits_per_byte is None else f"{line.bits_per_byte:.3f}"
-        scores.add_row(line.name, per_byte, f"{line.loss:.3f}", f"{perplexity(line.loss):.1f}", "")
+        scores.add_row(line.name, per_byte, f"{line.loss:.3f}", f"{line.perplexity:.1f}", "")
     console.print()
     print_table(scores)
     trigram = results.baselines.trigram

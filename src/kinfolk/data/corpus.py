@@ -127,9 +127,12 @@ class Corpus:
         bits = np.unpackbits(self._words[first : -(-stop // 8)])
         return bits[start - 8 * first : stop - 8 * first].astype(np.bool_)
 
-    @cached_property
     def token_counts(self) -> IntArray:
-        """How often each id occurs."""
+        """Return how often each id occurs."""
+        return self._counts
+
+    @cached_property
+    def _counts(self) -> IntArray:
         counts = np.zeros(self.vocab_size, np.int64)
         for start in range(0, self.tokens, BATCH_NUMBERS):
             counts += np.bincount(

@@ -7,7 +7,6 @@ corpus are those of its targets, which are predicted and by which a score is div
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice, zip_longest
 from pathlib import Path
 
@@ -165,9 +164,8 @@ class TargetDocuments:
         starts = self._pairs.starts
         return self._pairs.ids(int(starts[i] + self._sizes[i, 0]), int(starts[i + 1]))
 
-    @cached_property
     def token_counts(self) -> IntArray:
-        """How often each id occurs."""
+        """Return how often each id occurs."""
         counts, starts = np.zeros(self.vocab_size, np.int64), self._pairs.starts
         for first in range(0, self.documents, PAIRS_PER_BATCH):
             sizes = self._sizes[first : first + PAIRS_PER_BATCH]

@@ -36,7 +36,7 @@ def environment() -> Environment:
         keep_trailing_newline=True,
     )
     formats = {"compact": compact_number, "duration": duration, "number": format_number}
-    env.filters |= formats | {"percent": percent, "perplexity": perplexity, "plural": plural}
+    env.filters |= formats | {"percent": percent, "plural": plural}
     return env
 
 
@@ -45,11 +45,6 @@ def format_number(value: float | None, digits: int = 2) -> str:
     if value is None or not math.isfinite(value):
         return "–"
     return f"{value:,.{digits}f}" if abs(value) < 1000 else f"{value:,.0f}"
-
-
-def perplexity(loss: float) -> float:
-    """Return the perplexity of a loss in nats per token, below the largest float."""
-    return math.exp(min(loss, 700))
 
 
 def duration(seconds: float) -> str:

@@ -23,6 +23,10 @@ class ModelScore:
     seconds: float | None = None
     comparable: bool = True  # a pseudo-likelihood is not
 
+    @property
+    def perplexity(self) -> float:
+        return math.exp(min(self.loss, 700))
+
 
 @dataclass(frozen=True)
 class Baseline:
@@ -31,6 +35,10 @@ class Baseline:
     name: str
     loss: float  # nats per token
     bits_per_byte: float | None = None
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(min(self.loss, 700))
 
 
 @dataclass(frozen=True)

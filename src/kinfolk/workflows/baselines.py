@@ -171,6 +171,6 @@ def mixture_baselines(
 def unigram_entropy(texts: Sequence[tuple[CountableText, float]]) -> float:
     """Return the entropy of single tokens in corpora, each with its weight."""
     if len(texts) == 1:
-        return entropy(texts[0][0].token_counts)
-    frequencies = sum(text.token_counts * (weight / text.tokens) for text, weight in texts)
+        return entropy(texts[0][0].token_counts())
+    frequencies = sum(text.token_counts() * (weight / text.tokens) for text, weight in texts)
     return entropy(np.rint(frequencies * (COUNT_SCALE / np.sum(frequencies))).astype(np.int64))
