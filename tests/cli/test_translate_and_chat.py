@@ -9,9 +9,9 @@ import pytest
 
 import kinfolk as package
 from kinfolk.data.parallel_text import ParallelText
-from kinfolk.generation import chat as chat_module
-from kinfolk.generation.chat import ChatSession
+from kinfolk.generation import generate as chat_module
 from kinfolk.generation.config import GenerationConfig
+from kinfolk.generation.generate import ChatSession
 from kinfolk.generation.prompts import EncodedPrompt
 from kinfolk.workflows import pretrain, translate
 from kinfolk.workflows.generate import PREFIX_FILE

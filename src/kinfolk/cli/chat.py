@@ -17,7 +17,7 @@ from kinfolk.generation.config import GenerationConfig
 from kinfolk.workflows.folders import check_model_folder
 
 if TYPE_CHECKING:
-    from kinfolk.generation.chat import ChatSession
+    from kinfolk.generation.generate import ChatSession
 
 HELP = """\
 Type a line, and the model continues the conversation; an empty line continues its reply.
@@ -56,7 +56,7 @@ def chat(
     config = generation_config("sample", settings)
     check_model_folder(model, or_corpus=True)
 
-    from kinfolk.generation.chat import ChatSession
+    from kinfolk.generation.generate import ChatSession
     from kinfolk.workflows.generate import load_generator
 
     network, tokenizer = load_generator(model, device=device, precision=precision)

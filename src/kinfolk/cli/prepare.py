@@ -54,7 +54,7 @@ def prepare(
             dedup=dedup,
             decontaminate=decontaminate or [],
             progress=progress,
-            say=(lambda sentence: None) if json else note,
+            on_message=(lambda sentence: None) if json else note,
         )
     facts = {"documents": corpus.documents, "tokens": corpus.tokens, "bytes": corpus.bytes}
     if json:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kinfolk.data.documents import read_documents
+from kinfolk.data.documents import ReadOptions, read_documents
 from kinfolk.errors import UserError
 from kinfolk.reports.tokenizers_page import SampleToken, TokenizerRow, TokenizersPage
 from kinfolk.text.inspect import TokenizerStats, TokenView, held_out, token_views, tokenizer_stats
@@ -48,7 +48,7 @@ def compare(
     tokenizers = list(zip(names(folders), map(load_tokenizer, folders), strict=True))
 
     def texts(held: bool) -> Iterator[str]:
-        documents = read_documents(files, field=field, column=column)
+        documents = read_documents(files, ReadOptions(field=field, column=column))
         return (d.text for d in documents if not specs or held_out(d.text) == held)
 
     for name, (kind, vocab_size) in zip(train, specs, strict=True):

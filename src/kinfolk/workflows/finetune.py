@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +36,6 @@ from kinfolk.training.config import FineTuneConfig, TrainConfig
 from kinfolk.training.loop import Callback
 from kinfolk.training.regularize import FGM, GradualUnfreezing, noisy_tune
 from kinfolk.training.run import LossFn, Run, Workload, select_device
-from kinfolk.training.step import sum_counts
 from kinfolk.workflows.finetune_recipe import (
     FineTuneRecipe,
     InitialWeights,
@@ -284,11 +284,11 @@ class FineTuneWorkload(Workload):
             if not formulation.task.unseen_labels([row])
             for instance in formulation.instances(row, self.tokenizer)
         ]
-        total, counts = Loss({}), dict[str, int]()
+        total, counts = Loss({}), Counter[str]()
         for start in range(0, min(len(instances), limit), size):
             batch = self.recipe.formulations[0].make_batch(instances[start : start + size])
             total = total + loss(batch)
-            counts = sum_counts([counts, batch.counts])
+            counts.update(batch.counts)
         return float(total.mean(counts)) if counts else math.inf
 
     def main_metrics(self, metrics: Mapping[str, Any]) -> dict[str, float]:

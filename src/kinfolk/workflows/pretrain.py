@@ -1,6 +1,7 @@
 """Pretraining: the workload of a recipe, and resuming a run of either kind."""
 
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -23,7 +24,6 @@ from kinfolk.rng import corpus_seed
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.loop import Callback
 from kinfolk.training.run import LossFn, Run, Workload, select_device
-from kinfolk.training.step import sum_counts
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe
 from kinfolk.workflows.folders import check_model_folder, check_new_folder
 from kinfolk.workflows.recipe import Recipe, shared_tokenizer
@@ -116,13 +116,13 @@ class PretrainWorkload(Workload):
     def evaluate(self, loss: LossFn) -> Mapping[str, Any]:
         """Return the loss on held-out documents, the same batches every time, and its parts."""
         assert self.held_out is not None
-        total, counts = Loss({}), dict[str, int]()
+        total, counts = Loss({}), Counter[str]()
         memory: SegmentMemory | None = None
-        for number in range(min(self.held_out.num_batches, self.train.eval_batches)):
+        for number in range(min(len(self.held_out), self.train.eval_batches)):
             batch = self.held_out[number].with_memory(memory)
             batch_loss = loss(batch)
             total, memory = total + batch_loss, batch_loss.memory
-            counts = sum_counts([counts, batch.counts])
+            counts.update(batch.counts)
         metrics: dict[str, Any] = {"eval_loss": float(total.mean(counts))}
         if len(total.sums) > 1:
             metrics["eval_losses"] = {
