@@ -60,9 +60,7 @@ def chat(
     from kinfolk.generation.generate import ChatSession
     from kinfolk.workflows.generate import load_generator
 
-    network, loaded = load_generator(
-        model, device=device, precision=precision, tokenizer_path=tokenizer
-    )
+    network, loaded = load_generator(model, device=device, precision=precision, tokenizer=tokenizer)
     session = ChatSession(network, loaded, config)
     if sys.stdin.isatty():
         errors.print("/help lists commands", style="dim", highlight=False)

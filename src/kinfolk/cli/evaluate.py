@@ -161,7 +161,7 @@ def evaluate(
         parallel.check()
         from kinfolk.workflows import translate
 
-        values = translate.evaluate(model, parallel, device=device, tokenizer_path=tokenizer)
+        values = translate.evaluate(model, parallel, device=device, tokenizer=tokenizer)
     else:
         values = likelihood(model, text, device, tokenizer)
     if json:
@@ -189,7 +189,7 @@ def likelihood(
     from kinfolk.workflows.evaluate import open_evaluation
 
     evaluation = open_evaluation(
-        model, text.corpus, text.text, text.length, device, tokenizer_path=tokenizer
+        model, text.corpus, text.text, text.length, device, tokenizer=tokenizer
     )
     score = evaluation.likelihood()
     return {
@@ -267,13 +267,13 @@ def evaluate_test(
             target=target,
             length=length,
             device=device,
-            tokenizer_path=tokenizer,
+            tokenizer=tokenizer,
             report=report,
             **prompt,
         )
     else:
         predictor = predict.load_predictor(
-            model, device=device, number=options.task_index - 1, tokenizer_path=tokenizer
+            model, device=device, number=options.task_index - 1, tokenizer=tokenizer
         )
         labelled = LabelledFile(test, target=target)
         rows, _ = predict.read_test_file(predictor, labelled, columns=columns, report=report)

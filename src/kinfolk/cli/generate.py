@@ -109,9 +109,7 @@ def generate(
 
     from kinfolk.workflows.generate import load_generator
 
-    network, loaded = load_generator(
-        model, device=device, precision=precision, tokenizer_path=tokenizer
-    )
+    network, loaded = load_generator(model, device=device, precision=precision, tokenizer=tokenizer)
     printer = Printer(network, loaded, config, json, logprobs)
     if prompts is not None:
         printer.many(read_prompts(prompts, prompt_field), batch)

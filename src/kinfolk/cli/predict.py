@@ -60,9 +60,7 @@ def predict(
         truncation_report,
     )
 
-    predictor = load_predictor(
-        model, device=device, number=task_index - 1, tokenizer_path=tokenizer
-    )
+    predictor = load_predictor(model, device=device, number=task_index - 1, tokenizer=tokenizer)
     labelled, report = LabelledFile(file), ReadReport()
     rows, spec = read_test_file(predictor, labelled, columns=columns, labelled=False, report=report)
     for sentence in (*report.messages(), *truncation_report(predictor, rows)):

@@ -83,7 +83,7 @@ def register(
         from kinfolk.workflows.generate import load_seq2seq, task_prefix
 
         network, loaded = load_seq2seq(
-            model, verb, device=device, precision=precision, tokenizer_path=tokenizer
+            model, verb, device=device, precision=precision, tokenizer=tokenizer
         )
         printed = out is None and sys.stdout.isatty()
         bar = row_progress(verb, len(lines), hidden=printed)

@@ -122,7 +122,9 @@ def ngram_of_corpus(folder: Path | str, order: int = 3) -> tuple[NGram, Tokenize
     return NGram(fit_ngram([(corpus, 1.0)], order)), corpus.tokenizer()
 
 
-def load_or_fit(path: Path | str, tokenizer: Path | str | None = None) -> tuple[Any, Tokenizer]:
+def load_or_fit(
+    path: Path | str, tokenizer: Tokenizer | Path | str | None = None
+) -> tuple[Any, Tokenizer]:
     """Load a model folder, or fit a 3-gram model on a corpus folder; with the tokenizer."""
     if (Path(path) / "corpus.json").is_file():
         return ngram_of_corpus(path)

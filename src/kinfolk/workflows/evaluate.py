@@ -172,11 +172,11 @@ def open_evaluation(
     device: str = "auto",
     *,
     text: str | None = None,
-    tokenizer_path: Path | str | None = None,
+    tokenizer: Tokenizer | Path | str | None = None,
 ) -> TextEvaluation:
     """Open a model, and the corpus, the file or the text that it is scored on."""
     folder = find_model_folder(path)  # of a run the newest checkpoint, whose files are hashed here
-    model, tokenizer = load(folder, tokenizer_path)
+    model, tokenizer = load(folder, tokenizer)
     model.check_lm_head()
     model.to(select_device(device))
     if text is not None and not text.strip():

@@ -139,10 +139,10 @@ def load_generator(
     *,
     device: str = "auto",
     precision: str = "auto",
-    tokenizer_path: Path | str | None = None,
+    tokenizer: Tokenizer | Path | str | None = None,
 ) -> tuple[Any, Tokenizer]:
     """Open a model that generates, or a corpus for its 3-gram model."""
-    model, tokenizer = load_or_fit(path, tokenizer_path)
+    model, tokenizer = load_or_fit(path, tokenizer)
     if not isinstance(model, NGram):
         require_ability(model, "generate")
     return to_inference(model, device=device, precision=precision), tokenizer
@@ -154,10 +154,10 @@ def load_seq2seq(
     *,
     device: str = "auto",
     precision: str = "auto",
-    tokenizer_path: Path | str | None = None,
+    tokenizer: Tokenizer | Path | str | None = None,
 ) -> tuple[Any, Tokenizer]:
     """Open an encoder-decoder."""
-    model, tokenizer = load(path, tokenizer_path)
+    model, tokenizer = load(path, tokenizer)
     if model.decoding != "encoder-decoder":
         others = [n for n, entry in index().items() if entry.architecture == "encoder-decoder"]
         raise UserError(

@@ -161,11 +161,11 @@ def load_predictor(
     *,
     device: str = "auto",
     number: int = 0,
-    tokenizer_path: Path | str | None = None,
+    tokenizer: Tokenizer | Path | str | None = None,
 ) -> Predictor:
     """Load a fine-tuned model, also of transformers; of several tasks, the one with this index."""
     folder = find_model_folder(path)
-    model, tokenizer = load(folder, tokenizer_path)
+    model, tokenizer = load(folder, tokenizer)
     model.to(select_device(device))
     recipe_file = folder / "kinfolk.json"
     if recipe_file.is_file() and read_type(recipe_file) == type_name(FineTuneRecipe):
@@ -348,7 +348,7 @@ def few_shot_predictor(
     verbalizer: str | None = None,  # a word for each class: "bad,good"
     length: int | None = None,
     device: str = "auto",
-    tokenizer_path: Path | str | None = None,
+    tokenizer: Tokenizer | Path | str | None = None,
     report: ReadReport | None = None,
 ) -> tuple[Predictor, list[Any]]:
     """Load a pretrained model with a prompt, and the rows to predict.
@@ -366,7 +366,7 @@ def few_shot_predictor(
     file = task_dataset(test, task=task, columns=columns, target=target)
     rows = list(read_rows(file.files["train"], file.file_spec, report=report))
     known = rows if fewshot_from is None else fewshot_rows(fewshot_from, file, report)
-    network, tokenizer = load(model, tokenizer_path)
+    network, tokenizer = load(model, tokenizer)
     network.to(select_device(device))
     body: Any = network.backbone if isinstance(network, ModelWithHead) else network
     cls = task_class(file.file_spec.task)

@@ -92,7 +92,7 @@ def recipe(
     *,
     objective: str | None = None,
     length: int | None = None,
-    tokenizer: Path | str | None = None,
+    tokenizer: Tokenizer | Path | str | None = None,
     settings: Settings = (),
     **fields: Any,
 ) -> Recipe:
@@ -314,7 +314,7 @@ def continue_from(
     objective: str | None,
     length: int | None,
     settings: Sequence[str],
-    tokenizer_path: Path | str | None = None,
+    tokenizer: Tokenizer | Path | str | None = None,
 ) -> Recipe:
     """Make the recipe of continued pretraining from a run, a checkpoint or a model folder.
 
@@ -326,7 +326,7 @@ def continue_from(
     from kinfolk.workflows.load import load
 
     path = find_model_folder(folder)
-    model, tokenizer = load(path, tokenizer_path)
+    model, tokenizer = load(path, tokenizer)
     if isinstance(model, ModelWithHead):
         raise UserError(
             f"{folder} is fine-tuned and has no LM head: continue from the pretrained model"

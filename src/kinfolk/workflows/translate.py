@@ -101,22 +101,22 @@ def evaluate(
     texts: ParallelData,
     *,
     device: str = "auto",
-    tokenizer_path: Path | str | None = None,
+    tokenizer: Tokenizer | Path | str | None = None,
 ) -> TranslationScore:
     """Score the translations of a saved model by BLEU."""
     texts.check()
     pairs = [replace(pair, source=texts.prefix + pair.source) for _, pair in texts.train.pairs()]
-    return evaluate_bleu(path, pairs, device, tokenizer_path)[0]
+    return evaluate_bleu(path, pairs, device, tokenizer)[0]
 
 
 def evaluate_bleu(
     path: Path | str,
     pairs: Sequence[TextPair],
     device: str,
-    tokenizer_path: Path | str | None = None,
+    tokenizer: Tokenizer | Path | str | None = None,
 ) -> tuple[TranslationScore, list[str]]:
     """Return BLEU of a saved model on pairs, and its translations."""
-    model, tokenizer = load(path, tokenizer_path)
+    model, tokenizer = load(path, tokenizer)
     if model.decoding != "encoder-decoder":
         raise UserError(
             f"{family_of(model).name} models cannot translate: use an encoder-decoder such as t5"
