@@ -17,10 +17,10 @@ def export(model: ModelFolder, out: NewFolder) -> None:
     """
     check_model_folder(model)
     check_new_folder(out)
-    from kinfolk.workflows.load import load, require_ability, save
+    from kinfolk.workflows.load import exportable, load, save
 
     network, tokenizer = load(model)
-    save(require_ability(network, "export"), tokenizer, out)
+    save(exportable(network), tokenizer, out)
     print(f'exported to {out}; load with AutoModel.from_pretrained("{out}")')
 
 

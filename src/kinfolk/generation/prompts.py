@@ -87,7 +87,8 @@ def build_prompt(model: LanguageModel, tokenizer: Tokenizer, ids: Sequence[int])
     eos_ids = set() if special_tokens.eos is None else {special_tokens.eos}
     suppressed = non_text_ids(model, tokenizer) - eos_ids
     if model.decoding == "encoder-decoder":
-        return EncodedPrompt([special_tokens.pad], [*ids, *eos_ids], eos_ids, suppressed)
+        start = model.config.decoder_start_token_id
+        return EncodedPrompt([start], [*ids, *eos_ids], eos_ids, suppressed)
     bos = special_tokens.eos if special_tokens.bos is None else special_tokens.bos
     return EncodedPrompt([*ids] if bos is None else [bos, *ids], None, eos_ids, suppressed)
 
