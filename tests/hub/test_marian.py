@@ -10,9 +10,7 @@ import torch
 import transformers
 from torch import Tensor
 
-import kinfolk
 from kinfolk.attention_mask import AttentionMask
-from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
 from kinfolk.families import family
 from kinfolk.families.transformer import Transformer, TransformerConfig, marian_equivalent

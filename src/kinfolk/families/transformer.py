@@ -164,11 +164,11 @@ class Transformer(EncoderDecoder):
         """
         c = self.config
         self.token_embeddings.weight.normal_(0.0, c.hidden_size**-0.5)[c.vocab_size :] = 0.0
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.xavier_uniform_(module.weight)
-                if module.bias is not None:
-                    module.bias.zero_()
+        for part in self.modules():
+            if isinstance(part, nn.Linear):
+                nn.init.xavier_uniform_(part.weight)
+                if part.bias is not None:
+                    part.bias.zero_()
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-
 SinusoidLayout = Literal["interleaved", "halves", "fairseq"]
 
 

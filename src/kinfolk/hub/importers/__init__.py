@@ -38,6 +38,7 @@ def read_checkpoint(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             config, tensors = importer.convert(values, file)
             return config, floating_point(tensors, file)
     raise UserError(
-        f"{file} is not a checkpoint that kinfolk can read (supported: RoBERTa of fairseq, GLM "
-        "and Transformer-XL of their authors): save the model as a folder of transformers"
+        f"{file} is not a checkpoint that kinfolk can read (supported: RoBERTa and the Transformer "
+        "of fairseq, GLM and Transformer-XL of their authors): save the model as a folder of "
+        "transformers"
     )
