@@ -6,18 +6,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sentencepiece
 import torch
 import transformers
 from torch import Tensor
 
+import kinfolk
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.errors import UserError
 from kinfolk.families import family
 from kinfolk.families.transformer import Transformer, TransformerConfig, marian_equivalent
 from kinfolk.generation.config import GenerationConfig
 from kinfolk.hub import load_model, save
+from kinfolk.text import Tokenizer
 from support.decoding import constrain, write
 from support.peers import ids, inputs, near, open_without_a_word, ragged, shake
+from support.runs import text
 
 VOCAB, END, PAD = 70, 0, 69
 SIZES: dict[str, Any] = {
@@ -48,7 +52,9 @@ def marian(**fields: Any) -> Any:
     model: Any = shake(transformers.MarianMTModel(config))
     for stack in (model.model.encoder, model.model.decoder):
         stack.embed_positions.weight.copy_(stack.embed_positions.create_weight())
-    model.final_logits_bias += torch.randn(VOCAB, generator=torch.Generator().manual_seed(3))
+    model.final_logits_bias += torch.randn(
+        config.vocab_size, generator=torch.Generator().manual_seed(3)
+    )
     return model
 
 
@@ -159,8 +165,8 @@ def test_beam_search_gives_the_ids_of_transformers(beams: int, tmp_path: Path) -
         eos_ids=ends,
         max_new_tokens=12,
     )
-    for text, output in zip(texts, outputs, strict=True):
-        row = theirs.generate(torch.tensor([text]))[0, 1:].tolist()
+    for source, output in zip(texts, outputs, strict=True):
+        row = theirs.generate(torch.tensor([source]))[0, 1:].tolist()
         stop = next((place for place, id in enumerate(row) if id in ends), len(row))
         assert list(output.ids) == row[:stop]
     assert len({len(output.ids) for output in outputs}) > 1
@@ -191,3 +197,94 @@ def test_our_networks_have_an_equal_in_transformers(
     fairseq = replace(config, sinusoids="fairseq", first_position=2).build()
     with pytest.raises(UserError, match="fairseq's positions"):
         marian_equivalent(fairseq)
+
+
+ENGLISH = text(seed=1).split("\n\n")
+GERMAN = [
+    "Die Katze sah den Garten am Morgen.",
+    "Ein Hund folgte dem Fluß ohne ein Wort.",
+    "Meine Schwester malte zufällig ein Lied und der Kaiser vergaß den Brief.",
+    "Der alte Mann trug wieder einen Apfel und fand den Ball.",
+] * 9
+TEXTS = [
+    *ENGLISH[:20],
+    *GERMAN[:4],
+    "",
+    "  Two  spaces, 你好 and ﬁ ligatures\t",
+    ">>deu<< The cat saw a ball.",
+    "the end</s> of a song",
+]
+
+
+def marian_files(folder: Path, kind: str, *, missing: int = 0) -> Path:
+    """Write the files of a tokenizer: two SentencePiece models, and the ids of both."""
+    tokens = ["</s>", "<unk>"]
+    for name, texts in (("source", ENGLISH), ("target", GERMAN)):
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(texts),
+            model_prefix=str(folder / name),
+            vocab_size=150,
+            model_type=kind,
+            hard_vocab_limit=False,
+            num_threads=1,
+            minloglevel=2,
+        )
+        (folder / f"{name}.model").rename(folder / f"{name}.spm")
+        model = sentencepiece.SentencePieceProcessor(model_file=str(folder / f"{name}.spm"))
+        tokens += [model.IdToPiece(i) for i in range(3, len(model) - missing)]
+    names = dict.fromkeys([*tokens, ">>deu<<", "<pad>"])
+    (folder / "vocab.json").write_text(json.dumps({name: id for id, name in enumerate(names)}))
+    settings = {"tokenizer_class": "MarianTokenizer", "source_lang": "eng", "target_lang": "deu"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.mark.parity
+@pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_the_tokenizer_has_the_ids_of_transformers(kind: str, tmp_path: Path) -> None:
+    marian_files(tmp_path, kind)
+    ours = Tokenizer.load(tmp_path)
+    theirs = transformers.MarianTokenizer.from_pretrained(tmp_path)
+    for line in TEXTS:
+        assert ours.encode(line) == theirs(line)["input_ids"]
+    target = Tokenizer.load(tmp_path / "target.spm")
+    for line in GERMAN:
+        expected = theirs(text_target=line)["input_ids"]
+        assert target.encode(line) == expected
+        # What a model generates is decoded by the tokenizer of the source.
+        assert ours.decode(expected) == theirs.decode(expected, skip_special_tokens=True)
+    assert ours.special_tokens.pad == ours.vocab_size - 1 == theirs.pad_token_id
+    ours.save(tmp_path / "saved")
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert [again(line)["input_ids"] for line in TEXTS] == ours.encode_batch(TEXTS)
+
+
+def test_tokens_that_the_vocabulary_lacks_are_split(tmp_path: Path) -> None:
+    ours = Tokenizer.load(marian_files(tmp_path, "unigram", missing=20))
+    assert max(ours.encode(" ".join(ENGLISH))) < ours.vocab_size
+    settings = {"separate_vocabs": True}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(UserError, match="separate_vocabs"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "vocab.json").unlink()
+    with pytest.raises(UserError, match=r"vocab\.json not found"):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parity
+def test_a_model_with_its_tokenizer_translates(tmp_path: Path) -> None:
+    marian_files(tmp_path, "unigram")
+    tokenizer = Tokenizer.load(tmp_path)
+    pad = tokenizer.special_tokens.pad
+    theirs = marian(vocab_size=pad + 1, pad_token_id=pad, decoder_start_token_id=pad)
+    theirs.save_pretrained(tmp_path)
+    model, loaded = kinfolk.load(tmp_path)
+    assert loaded.fingerprint == tokenizer.fingerprint
+    beams = {"num_beams": 4, "max_new_tokens": 6}
+    output = kinfolk.generate(model, loaded, "The cat saw a ball.", **beams)
+    source = torch.tensor([tokenizer.encode("The cat saw a ball.")])
+    banned = [[pad], [tokenizer.special_tokens.unk]]
+    ids = theirs.generate(source, bad_words_ids=banned, forced_eos_token_id=None, **beams)[0, 1:]
+    assert str(output) == tokenizer.decode(ids.tolist())

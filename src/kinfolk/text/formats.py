@@ -1,4 +1,4 @@
-"""Load the tokenizer files of BERT, GPT, GPT-2, RoBERTa, ALBERT, T5 and XLNet."""
+"""Load the tokenizer files of BERT, GPT, GPT-2, RoBERTa, ALBERT, T5, XLNet and Marian."""
 
 import json
 import re
@@ -20,6 +20,7 @@ TOKENIZER_CLASSES = {
     "vocab.txt": {"Bert": "bert", "DistilBert": "bert", "Electra": "bert", "MobileBert": "bert"},
     "merges": {"GPT2": "gpt2", "Roberta": "roberta", "Bart": "roberta", "OpenAIGPT": "gpt"},
     "model": {"Albert": "albert", "T5": "t5", "MT5": "t5", "XLNet": "xlnet"},
+    "spm": {"Marian": "marian"},
 }
 GENERIC_TOKENIZER_CLASSES = ("PreTrained", "Tokenizers")  # transformers' classes of any format
 
@@ -132,6 +133,7 @@ BPE_FILES = (
 )
 
 FAIRSEQ_FILE = "dict.txt"  # a token and its count on each line
+MARIAN_FILE = "source.spm"  # SentencePiece; vocab.json beside it has the ids of both languages
 
 BERT = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 ALBERT = {**BERT, "pad": "<pad>", "unk": "<unk>"}
@@ -153,6 +155,8 @@ def load_backend(path: Path) -> LoadedTokenizer:
         return LoadedTokenizer(_load_tokenizer_json(file), settings)
     if file.suffix == ".model":
         loaded = _sentencepiece(file, settings)
+    elif file.suffix == ".spm":
+        loaded = _marian(file, settings)
     elif pair := _bpe_file_pair(file):
         loaded = _load_bpe(*pair, settings)
     elif file.name == FAIRSEQ_FILE:
@@ -167,7 +171,8 @@ def _vocabulary_file(path: Path) -> Path:
     """Return the file that holds the vocabulary."""
     if path.is_file():
         return path
-    names = ["tokenizer.json", *(vocab for vocab, _ in BPE_FILES), "vocab.txt", FAIRSEQ_FILE]
+    bpe = [vocab for vocab, _ in BPE_FILES]
+    names = ["tokenizer.json", MARIAN_FILE, *bpe, "vocab.txt", FAIRSEQ_FILE]
     if (file := next((path / name for name in names if (path / name).is_file()), None)) is not None:
         return file
     if len(models_found := sorted(path.glob("*.model"))) == 1:
@@ -340,6 +345,35 @@ def _sentencepiece(file: Path, settings: TokenizerConfig) -> LoadedTokenizer:
         # In descending order, so that <extra_id_0> has the last id.
         others += [f"<extra_id_{i}>" for i in reversed(range(int(settings.get("extra_ids", 100))))]
     backend.add_special_tokens([AddedToken(name, normalized=False) for name in others])
+    return loaded
+
+
+def _marian(file: Path, settings: TokenizerConfig) -> LoadedTokenizer:
+    """Build Marian's tokenizer for one language, from its .spm file; ids are those of vocab.json.
+
+    Deviation: where transformers has the unknown token for a token of the .spm file that vocab.json
+    lacks, and for several unknown characters in a row, these are split into shorter tokens.
+    """
+    tokenizer_family(settings, "spm", "marian", file)
+    if settings.get("separate_vocabs"):
+        raise UserError(
+            f"{file}: a vocabulary for each language (separate_vocabs) is not supported: use a "
+            "model with one vocabulary"
+        )
+    model, vocab = sentencepiece.read_model(file), _vocab(file.with_name("vocab.json"))
+    roles = special_token_map(T5, settings)
+    if missing := [name for name in roles.values() if name not in vocab]:
+        raise UserError(f"{file.with_name('vocab.json')} has no {missing[0]}: copy it again")
+    languages = [name for name in vocab if re.fullmatch(">>.+<<", name)]
+    numbered = sentencepiece.renumber(model, vocab, {*roles.values(), *languages})
+    backend = sentencepiece.backend(
+        numbered, before=[normalizers.Replace(sentencepiece.DECODE_ONLY, "")]
+    )
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace(sentencepiece.DECODE_ONLY, ""), backend.decoder]
+    )
+    loaded = with_special_tokens(backend, roles, "t5")
+    backend.add_special_tokens([AddedToken(name, normalized=False) for name in languages])
     return loaded
 
 
