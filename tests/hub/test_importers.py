@@ -2,11 +2,15 @@
 
 import argparse
 import json
+import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -14,7 +18,7 @@ from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
 from kinfolk.hub import load_model, save
-from support.peers import near
+from support.peers import near, shake
 
 VOCAB, SIZE, HEADS, LAYERS, ROWS = 70, 128, 2, 2, 33
 
@@ -265,4 +269,126 @@ def test_other_transformers_of_fairseq_are_refused(
     cfg = {"model": {"encoder_attention_heads": 2} | settings}
     torch.save({"model": model, "cfg": cfg}, tmp_path / "model.pt")
     with pytest.raises(UserError, match=match):
+        load_model(tmp_path)
+
+
+def fake_tensorflow(monkeypatch: pytest.MonkeyPatch, variables: dict[str, Tensor]) -> None:
+    """Stand in for the package: `tf.train.load_checkpoint(prefix)` and its reader."""
+    arrays = {name: tensor.numpy() for name, tensor in variables.items()}
+    arrays["global_step"] = torch.tensor(7).numpy()
+    reader = SimpleNamespace(
+        get_variable_to_shape_map=lambda: {n: a.shape for n, a in arrays.items()},
+        get_tensor=arrays.__getitem__,
+    )
+    train = SimpleNamespace(load_checkpoint=lambda prefix: reader)
+    monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(train=train))  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def test_berts_tensorflow_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {
+        "vocab_size": 30,
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+        "max_position_embeddings": 12,
+        "type_vocab_size": 2,
+        "hidden_act": "gelu",
+    }
+    theirs: Any = shake(transformers.BertForPreTraining(transformers.BertConfig(**sizes)))
+    state = dict(theirs.named_parameters())
+    dense = {"bert/pooler/dense": "bert.pooler.dense"}
+    dense |= {"cls/predictions/transform/dense": "cls.predictions.transform.dense"}
+    layer, there = "bert/encoder/layer_0", "bert.encoder.layer.0"
+    for part in ("self/query", "self/key", "self/value", "output/dense"):
+        dense[f"{layer}/attention/{part}"] = f"{there}.attention.{part.replace('/', '.')}"
+    dense |= {f"{layer}/{n}/dense": f"{there}.{n}.dense" for n in ("intermediate", "output")}
+    norms = {
+        "bert/embeddings": "bert.embeddings",
+        f"{layer}/attention/output": f"{there}.attention.output",
+        f"{layer}/output": f"{there}.output",
+        "cls/predictions/transform": "cls.predictions.transform",
+    }
+    variables = {
+        f"bert/embeddings/{n}_embeddings": state[f"bert.embeddings.{n}_embeddings.weight"]
+        for n in ("word", "position", "token_type")
+    }
+    for ours, other in dense.items():
+        variables |= {f"{ours}/kernel": state[f"{other}.weight"].T}
+        variables |= {f"{ours}/bias": state[f"{other}.bias"]}
+    for ours, other in norms.items():
+        variables |= {f"{ours}/LayerNorm/gamma": state[f"{other}.LayerNorm.weight"]}
+        variables |= {f"{ours}/LayerNorm/beta": state[f"{other}.LayerNorm.bias"]}
+    variables["cls/predictions/output_bias"] = state["cls.predictions.bias"]
+    variables["cls/seq_relationship/output_weights"] = state["cls.seq_relationship.weight"]
+    variables["cls/seq_relationship/output_bias"] = state["cls.seq_relationship.bias"]
+    variables["bert/pooler/dense/kernel/adam_m"] = state["bert.pooler.dense.weight"]
+    assert len(variables) == len(state) + 1
+    (tmp_path / "bert_model.ckpt.index").write_bytes(b"")
+    with pytest.raises(UserError, match=r"TensorFlow checkpoint: pip install tensorflow.*convert"):
+        monkeypatch.setitem(sys.modules, "tensorflow", None)  # type: ignore[arg-type]
+        load_model(tmp_path)
+    fake_tensorflow(monkeypatch, variables)
+    with pytest.raises(UserError, match=r"bert_config\.json not found"):
+        load_model(tmp_path)
+    (tmp_path / "bert_config.json").write_text(json.dumps(sizes))
+    model: Any = load_model(tmp_path)
+    ids = torch.randint(30, (2, 9), generator=torch.Generator().manual_seed(0))
+    expected = theirs(ids)
+    hidden = model(Inputs.from_ids(ids, causal=False)).hidden
+    near(model.lm_logits(hidden).logits(), expected.prediction_logits)
+    near(model.seq_relationship_logits(hidden[:, 0]), expected.seq_relationship_logits)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@torch.no_grad()
+def test_t5s_tensorflow_checkpoint(
+    gated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = transformers.T5Config(
+        vocab_size=30,
+        d_model=16,
+        d_kv=4,
+        d_ff=24,
+        num_layers=1,
+        num_decoder_layers=2,
+        num_heads=2,
+        relative_attention_num_buckets=8,
+        feed_forward_proj="gated-gelu" if gated else "relu",
+        tie_word_embeddings=not gated,
+        decoder_start_token_id=0,
+    )
+    theirs: Any = transformers.T5ForConditionalGeneration(config)
+    if gated:  # transformers ties both versions; version 1.1 has an output layer of its own
+        theirs.lm_head.weight = nn.Parameter(torch.randn(30, 16))
+    shake(theirs)
+    variables = {}
+    for name, tensor in theirs.named_parameters():
+        path = re.sub(r"(block|layer)\.(\d)\.", r"\1_00\2/", name.removesuffix(".weight"))
+        if "norm" in path:
+            path += "/scale"
+        elif "Dense" in path or "lm_head" in path:
+            path += "/kernel"
+        path = path.replace(".", "/").replace("lm_head", "decoder/logits")
+        variables["shared/embedding" if path == "shared" else path] = tensor
+    variables = {n: t if n == "shared/embedding" else t.t() for n, t in variables.items()}
+    variables["shared/embedding_slot_vc"] = torch.ones(30)
+    fake_tensorflow(monkeypatch, variables)
+    (tmp_path / "model.ckpt-1000.index").write_bytes(b"")
+    model: Any = load_model(tmp_path)
+    draws = torch.Generator().manual_seed(0)
+    source, target = (torch.randint(30, (2, n), generator=draws) for n in (9, 5))
+    read = Inputs.from_ids(source, causal=False)
+    hidden = model(Inputs.from_ids(target, causal=True, encoder_inputs=read)).hidden
+    expected = theirs(input_ids=source, decoder_input_ids=target).logits
+    near(model.lm_logits(hidden).logits(), expected, within=1e-4)
+
+
+def test_other_tensorflow_checkpoints_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_tensorflow(monkeypatch, {"dense/kernel": torch.ones(2, 2)})
+    (tmp_path / "model.ckpt-1.index").write_bytes(b"")
+    with pytest.raises(UserError, match="neither a BERT nor a T5"):
         load_model(tmp_path)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from kinfolk.text.tokenizer import Tokenizer
 
 
-CHECKPOINT_SUFFIXES = (".pt", ".pth", ".ckpt")  # of other programs, which hub.importers reads
+CHECKPOINT_SUFFIXES = (".pt", ".pth", ".ckpt", ".index")  # of the files that hub.importers reads
 RESUME = "choose another -o, or resume it with --resume"
 
 
