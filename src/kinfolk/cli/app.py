@@ -15,7 +15,7 @@ from kinfolk.errors import UserError
 ORDER = (
     *("quickstart", "tokenizer", "audit", "prepare", "pretrain", "finetune", "evaluate"),
     *("generate", "fill", "chat", "translate", "summarize", "predict"),
-    *("members", "import", "export"),
+    *("members", "import", "export", "push"),
 )
 
 

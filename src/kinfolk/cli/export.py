@@ -16,10 +16,10 @@ def export(model: Path = MODEL, out: Path = NEW_FOLDER, tokenizer: Path | None =
     """
     check_model_folder(model)
     check_new_folder(out)
-    from kinfolk.workflows.load import load, require_ability, save
+    from kinfolk.workflows.load import exportable, load, save
 
     network, loaded = load(model, tokenizer)
-    save(require_ability(network, "export"), loaded, out)
+    save(exportable(network), loaded, out)
     print(f'exported to {out}; load with AutoModel.from_pretrained("{out}")')
 
 

@@ -33,7 +33,7 @@ from kinfolk.cli.output import note, numbers, print_json, print_table, table
 from kinfolk.config import as_settings
 from kinfolk.errors import UserError
 from kinfolk.training.config import FineTuneConfig, TrainConfig
-from kinfolk.workflows.folders import check_model_folder, check_new_folder
+from kinfolk.workflows.folders import check_model_folder, check_new_folder, model_or_family
 
 if TYPE_CHECKING:
     from kinfolk.cli.run_progress import TerminalProgress
@@ -202,12 +202,9 @@ def finetune(
     if model_options.distillation_weight is not None and model_options.teacher is None:
         raise UsageError("--distillation-weight requires --teacher")
     data.check(task_options)
+    model = model_or_family(model)
     if Path(model).exists():
         check_model_folder(model)
-    else:
-        from kinfolk.families import check_name
-
-        check_name(model)
     check_new_folder(out)
     check_overrides(overrides or [], {"train": TrainConfig, "finetune": FineTuneConfig}, KEYS)
     settings = [*as_settings(training, "train."), *as_settings(finetuning, "finetune.")]

@@ -23,7 +23,7 @@ from kinfolk.cli.output import duration, note, print_json, print_table, table
 from kinfolk.config import as_settings
 from kinfolk.errors import UserError
 from kinfolk.training.config import TrainConfig
-from kinfolk.workflows.folders import check_new_folder
+from kinfolk.workflows.folders import check_new_folder, model_or_family
 
 if TYPE_CHECKING:
     from kinfolk.data.parallel_text import ParallelText
@@ -153,10 +153,8 @@ def pretrain(
             overrides, model = [model, *(overrides or [])], None
     elif model is None:
         raise UsageError("missing MODEL: a family (see kinfolk members), a folder or --recipe FILE")
-    elif not Path(model).exists():
-        from kinfolk.families import check_name
-
-        check_name(model)
+    else:
+        model = model_or_family(model)
     if out is None:
         raise UsageError("missing -o RUN: the run folder to write")
     mixture = check_data(corpus or [], pairs, required=recipe is None)

@@ -100,7 +100,8 @@ def build_prompt(
     eos_ids = set() if special_tokens.eos is None else {special_tokens.eos}
     suppressed = non_text_ids(model, tokenizer) - eos_ids
     if model.decoding == "encoder-decoder":
-        return EncodedPrompt([special_tokens.pad], [*ids, *eos_ids], eos_ids, suppressed)
+        start = model.config.decoder_start_token_id
+        return EncodedPrompt([start], [*ids, *eos_ids], eos_ids, suppressed)
     bos = special_tokens.eos if special_tokens.bos is None else special_tokens.bos
     start = [bos] if bos is not None and (add_bos_token or not ids) else []
     return EncodedPrompt([*start, *ids], None, eos_ids, suppressed)

@@ -1,4 +1,4 @@
-"""Load the tokenizer files of BERT, GPT, GPT-2, RoBERTa, ALBERT, T5, XLNet and GLM."""
+"""Load the tokenizer files of BERT, GPT, GPT-2, RoBERTa, ALBERT, T5, XLNet, GLM and Marian."""
 
 import json
 import re
@@ -26,6 +26,7 @@ TOKENIZER_CLASSES = {
         "OpenAIGPT": "gpt",
     },
     "model": {"Albert": "albert", "T5": "t5", "MT5": "t5", "XLNet": "xlnet", "GLMChinese": "plain"},
+    "spm": {"Marian": "marian"},
 }
 GENERIC_TOKENIZER_CLASSES = ("PreTrained", "Tokenizers")  # transformers' classes of any format
 
@@ -140,6 +141,7 @@ BPE_FILES = (
 )
 
 FAIRSEQ_FILE = "dict.txt"  # a token and its count on each line
+MARIAN_FILE = "source.spm"  # SentencePiece; vocab.json beside it has the ids of both languages
 
 BERT = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 ALBERT = {**BERT, "pad": "<pad>", "unk": "<unk>"}
@@ -163,6 +165,8 @@ def load_backend(path: Path) -> LoadedTokenizer:
         return LoadedTokenizer(_load_tokenizer_json(file), settings)
     if file.suffix == ".model":
         loaded = _sentencepiece(file, settings)
+    elif file.suffix == ".spm":
+        loaded = _marian(file, settings)
     elif pair := _bpe_file_pair(file):
         loaded = _load_bpe(*pair, settings)
     elif file.name == FAIRSEQ_FILE:
@@ -175,7 +179,8 @@ def load_backend(path: Path) -> LoadedTokenizer:
 
 def find_vocabulary(folder: Path) -> Path | None:
     """Return the file of a folder that holds the vocabulary; None where there is none."""
-    names = ["tokenizer.json", *(vocab for vocab, _ in BPE_FILES), "vocab.txt", FAIRSEQ_FILE]
+    bpe = [vocab for vocab, _ in BPE_FILES]
+    names = ["tokenizer.json", MARIAN_FILE, *bpe, "vocab.txt", FAIRSEQ_FILE]
     if (found := next((n for n in names if (folder / n).is_file()), None)) is not None:
         return folder / found
     sentencepiece_models = sorted(folder.glob("*.model"))
@@ -356,6 +361,35 @@ def _sentencepiece(file: Path, settings: TokenizerConfig) -> LoadedTokenizer:
         # In descending order, so that <extra_id_0> has the last id.
         others += [f"<extra_id_{i}>" for i in reversed(range(int(settings.get("extra_ids", 100))))]
     backend.add_special_tokens([AddedToken(name, normalized=False) for name in others])
+    return loaded
+
+
+def _marian(file: Path, settings: TokenizerConfig) -> LoadedTokenizer:
+    """Build Marian's tokenizer for one language, from its .spm file; ids are those of vocab.json.
+
+    Deviation: where transformers has the unknown token for a token of the .spm file that vocab.json
+    lacks, and for several unknown characters in a row, these are split into shorter tokens.
+    """
+    tokenizer_family(settings, "spm", "marian", file)
+    if settings.get("separate_vocabs"):
+        raise UserError(
+            f"{file}: a vocabulary for each language (separate_vocabs) is not supported: use a "
+            "model with one vocabulary"
+        )
+    model, vocab = sentencepiece.read_model(file), _vocab(file.with_name("vocab.json"))
+    roles = special_token_map(T5, settings)
+    if missing := [name for name in roles.values() if name not in vocab]:
+        raise UserError(f"{file.with_name('vocab.json')} has no {missing[0]}: copy it again")
+    languages = [name for name in vocab if re.fullmatch(">>.+<<", name)]
+    numbered = sentencepiece.renumber(model, vocab, {*roles.values(), *languages})
+    backend = sentencepiece.backend(
+        numbered, before=[normalizers.Replace(sentencepiece.DECODE_ONLY, "")]
+    )
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace(sentencepiece.DECODE_ONLY, ""), backend.decoder]
+    )
+    loaded = with_special_tokens(backend, roles, "t5")
+    backend.add_special_tokens([AddedToken(name, normalized=False) for name in languages])
     return loaded
 
 

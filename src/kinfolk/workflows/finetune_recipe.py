@@ -11,7 +11,7 @@ import torch
 
 from kinfolk.config import config, field, read_json, write_json
 from kinfolk.errors import UserError
-from kinfolk.families import check_name, family, family_of
+from kinfolk.families import family, family_of
 from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.tasks.dataset import TaskDataset
 from kinfolk.tasks.formulations.base import Formulation
@@ -19,7 +19,7 @@ from kinfolk.tasks.task import Task
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.text.train import train_tokenizer
 from kinfolk.training.config import FineTuneConfig, TrainConfig
-from kinfolk.workflows.folders import find_model_folder, load_tokenizer
+from kinfolk.workflows.folders import find_model_folder, load_tokenizer, model_or_family
 from kinfolk.workflows.load import load
 
 DROPOUT_FIELDS = ("dropout", "attention_dropout")
@@ -184,11 +184,11 @@ def parse_initial_weights(
     model: str, *, tokenizer: Path | None = None, from_scratch: bool = False
 ) -> InitialWeights:
     """Return the initial weights of a model folder or of FAMILY/SIZE."""
+    model = model_or_family(model)
     if Path(model).exists():
         return InitialWeights(
             folder=str(find_model_folder(model).resolve()),
             tokenizer=str(tokenizer or ""),
             from_scratch=from_scratch,
         )
-    check_name(model)
     return InitialWeights(name=model, tokenizer=str(tokenizer or ""))

@@ -21,7 +21,7 @@ from kinfolk.errors import UserError
 from kinfolk.families import check_name, family, family_of, index
 from kinfolk.text import Tokenizer
 from kinfolk.training.config import TrainConfig
-from kinfolk.workflows.folders import find_model_folder
+from kinfolk.workflows.folders import find_model_folder, model_or_family
 
 if TYPE_CHECKING:
     from kinfolk.families.base import Family
@@ -114,13 +114,14 @@ def recipe(
         )
     overrides = [*keyword_settings(fields, {"train": TrainConfig}), *settings_list(settings)]
     family_name, _, _ = str(model).partition("/")
-    if family_name in index() or not Path(model).exists():
+    if family_name in index():
         check_name(str(model))
         if tokenizer is not None:
             raise UserError(
                 f"--tokenizer does not apply to {model}, which takes that of its corpus: remove it"
             )
         return new_recipe(str(model), corpus, objective, length, overrides)
+    model = model_or_family(str(model))
     return continue_from(model, corpus, objective, length, overrides, tokenizer)
 
 
