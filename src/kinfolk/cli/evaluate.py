@@ -249,12 +249,13 @@ def evaluate_test(
     from kinfolk.tasks.formats.labelled_file import LabelledFile
     from kinfolk.workflows import predict
 
-    report = ReadReport()
+    report, notes = ReadReport(), list[str]()
     predictor: Predictor
     if prompt is None:
         predictor = predict.load_predictor(model, device=device, number=task_index - 1)
         file = LabelledFile(test, target=target)
-        rows, _ = predict.read_test_file(predictor, file, columns=columns, report=report)
+        rows, spec = predict.read_test_file(predictor, file, columns=columns, report=report)
+        notes = predict.format_notes(predictor, file, spec)
     else:
         predictor, rows = predict.few_shot_predictor(
             model, test, columns=columns, target=target, device=device, notes=report, **prompt
@@ -262,7 +263,8 @@ def evaluate_test(
     if null_score_diff_threshold is not None:
         predictor = predictor.with_null_score_diff_threshold(null_score_diff_threshold)
     predictor.task.check_references(rows)
-    notes = [*report.messages(), *predict.truncation_report(predictor, rows)]
+    notes += [*report.messages(), *predict.truncation_report(predictor, rows)]
+    notes += predictor.task.score_notes(rows)
     with row_progress("test", len(rows)) as watch:
         result = predict.evaluate_rows(predictor, rows, watch=watch)
     if result.unseen_labels:

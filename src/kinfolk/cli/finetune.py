@@ -182,6 +182,8 @@ def finetune(
         check_model_folder(model)
     else:
         check_name(model)
+    if teacher is not None:
+        check_model_folder(teacher)
     check_new_folder(out)
     check_overrides(overrides or [], {"train": TrainConfig, "finetune": FineTuneConfig}, KEYS)
     from kinfolk.workflows import finetune as workflow

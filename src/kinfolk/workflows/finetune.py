@@ -120,7 +120,7 @@ def finetune(
             positive_label=positive_label,
             prefix=prefix or "",
         )
-        kind = choose_formulation(family, type(asked), formulation)
+        kind = choose_formulation(family, type(asked), formulation, file=dataset.train)
         built = build_formulation(
             kind, asked, family, backbone.config, tokenizer, length=length, **chosen
         )
@@ -191,6 +191,8 @@ class FineTuneWorkload(Workload):
                 )
             sets.append([instance for group in instances for instance in group])
         messages += [text for dataset in recipe.datasets for text in dataset.report.messages()]
+        for formulation, dev in zip(recipe.formulations, self.dev_rows, strict=True):
+            messages += formulation.task.score_notes(dev) if dev else []
         for message in messages:
             for callback in callbacks:
                 callback.on_message(message)
