@@ -246,8 +246,9 @@ def test_rows_with_the_same_text_are_not_split() -> None:
 
 
 def test_rows_of_one_text_are_held_out_all_the_same() -> None:
-    same = [{"sentence": "a film", "label": n % 2} for n in range(20)]
-    assert [len(split) for split in task_dataset(same).splits] == [18, 2]
+    same = task_dataset([{"sentence": "a film", "label": n % 2} for n in range(20)])
+    assert [len(split) for split in same.splits] == [18, 2]
+    assert "train.jsonl: 2 of 2 dev rows have the text of a training row" in [*same.messages()][-1]
 
 
 def test_classes_that_differ_in_writing_alone_are_named() -> None:

@@ -110,9 +110,16 @@ class TaskDataset:
                 f"{name}: {' and '.join(same)} are different {noun}: write them alike if they "
                 "mean the same, or remove the rows if they mean no label"
             )
+        train_rows, dev_rows = self.splits
+        texts = {row.text for row in train_rows}
+        if known := sum(row.text in texts for row in dev_rows):
+            yield (
+                f"{name}: {known:,} of {len(dev_rows):,} dev rows have the text of a training row, "
+                "so that dev scores are too high"
+            )
         if self.dev is None:
             return
-        if unseen := cls(labels=tuple(labels)).unseen_labels(self.splits[1]):
+        if unseen := cls(labels=tuple(labels)).unseen_labels(dev_rows):
             yield (
                 f"{Path(self.dev).name} has labels that {name} lacks, counted as errors: "
                 f"{format_counts(unseen)}"
