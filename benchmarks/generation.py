@@ -51,7 +51,8 @@ from kinfolk.generation.decode import GenerationRequest
 from kinfolk.generation.generate import generate_sequences
 from kinfolk.nn.int8 import quantize_int8
 from kinfolk.objectives.evaluation import score_documents
-from kinfolk.workflows.evaluate import encode_documents, scoring_objective
+from kinfolk.workflows.evaluate import encode_documents, scoring_objective, training_objective
+from kinfolk.workflows.folders import find_model_folder
 from kinfolk.workflows.load import load, logits
 
 END = 1  # of the peer's beams; never said here
@@ -249,7 +250,8 @@ def quality(folder: Path, text: Path) -> dict[str, float]:
     """Say what int8 costs a saved model on a real text."""
     model, tokenizer = load(folder)
     small = quantize_int8(load(folder)[0])
-    way = scoring_objective(model, tokenizer, folder)
+    training = training_objective(model, tokenizer, find_model_folder(folder))
+    way = scoring_objective(model, training)
     read, size = encode_documents(tokenizer, [d.text for d in read_documents([text])])
     plain, lowered = (
         score_documents(m, way, read, size, rows=8).perplexity for m in (model, small)

@@ -77,6 +77,7 @@ from kinfolk.objectives.mlm import MLM
 from kinfolk.objectives.span_corruption import SpanCorruption
 from kinfolk.rng import Stream, generator
 from kinfolk.text.tokenizer import SpecialTokens
+from kinfolk.training.config import TrainConfig
 from kinfolk.training.optimizer import build_optimizer
 from kinfolk.training.step import Learner, TrainStep
 
@@ -450,9 +451,8 @@ def occupied(stream: Inputs) -> int:
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
     """Return the optimiser of both sides."""
-    return build_optimizer(
-        model, name="adamw", lr=RATE, weight_decay=0.01, betas=(0.9, 0.98), eps=1e-8, fused=True
-    )
+    train = TrainConfig(optimizer="adamw", lr=RATE, weight_decay=0.01, betas=(0.9, 0.98), eps=1e-8)
+    return build_optimizer(model, train)
 
 
 def open_peer(work: Work, model: Any) -> Any:

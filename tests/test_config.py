@@ -515,9 +515,9 @@ def test_every_field_of_a_recipe_has_a_help_text() -> None:
         importlib.import_module(next(t[name] for t in TYPES.values() if name in t))
         if not CLASSES[name].__module__.startswith("kinfolk."):
             continue
-        for field in describe(CLASSES[name]):
+        for field in describe(CLASSES[name]).values():
             text = field.help
             assert text and text[-1] not in ".:;" and "\n" not in text, f"{name}.{field.name}"
             assert field.rule
-    lr = next(field for field in describe(TrainConfig) if field.name == "lr")
+    lr = describe(TrainConfig)["lr"]
     assert (lr.rule, lr.help, lr.default) == ("a number, above 0", "peak learning rate", 5e-4)

@@ -71,9 +71,7 @@ TYPES: dict[str, dict[str, str]] = {
         "token_head": "kinfolk.tasks.formulations.head",
         "transformed": "kinfolk.tasks.formulations.head",
     },
-    "file": {
-        "labelled_file": "kinfolk.tasks.dataset",
-    },
+    "file": {"labelled_file": "kinfolk.tasks.dataset"},
     "": {  # fields of the others
         "columns": "kinfolk.tasks.formats.base",
         "corpus": "kinfolk.workflows.recipe",
@@ -171,12 +169,14 @@ def type_name(value: Any) -> str:
 
 def check_fields(value: Any) -> None:
     """Check types and ranges of all fields of a configuration."""
-    for name, hint, metadata in _fields(type(value)):
+    for name, declared in describe(type(value)).items():
         current = getattr(value, name)
-        if not _fits(current, hint):
-            raise UserError(f"{_place(value)}{name}={current!r}: it must be {_words(hint)}")
-        if rule := _broken_bound(current, metadata):
-            raise UserError(f"{_place(value)}{name}={_shown(current)}: it must be {rule}")
+        if not _fits(current, declared.hint):
+            words = _words(declared.hint)
+            raise UserError(f"{_place(value)}{name}={current!r}: it must be {words}")
+        if not declared.in_range(current):
+            bounds = _range(declared.bounds)
+            raise UserError(f"{_place(value)}{name}={as_text(current)}: it must be {bounds}")
 
 
 # Reading and writing
@@ -211,7 +211,7 @@ def read_json(path: Path, *, group: str = "recipe") -> Any:
     """Read a configuration from a file of `write_json`."""
     value = _read_object(path, group)
     try:
-        return _build(value, "", group=group)
+        return from_json(value, group=group)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
@@ -293,50 +293,49 @@ class FieldInfo:
 
     name: str
     hint: Any  # its type
-    default: Any  # dataclasses.MISSING where a value is required
-    rule: str  # type and range in words
-    help: str
-    panel: str
+    default: Any  # dataclasses.MISSING where there is none
+    help: str = ""
+    group: str = ""
+    panel: str = ""
+    bounds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def rule(self) -> str:
+        """The type and the range in words."""
+        return f"{_words(self.hint)}, {_range(self.bounds)}" if self.bounds else _words(self.hint)
+
+    def in_range(self, value: Any) -> bool:
+        """Return whether a number, or each number of a tuple, is in the range."""
+        if not self.bounds:
+            return True
+        numbers = value if isinstance(value, tuple) else (value,)
+        return all(_inside(n, **self.bounds) for n in numbers if type(n) in (int, float))
 
 
-def describe(cls: type[Any]) -> list[FieldInfo]:
-    """Return the declaration of every field of a configuration."""
-    defaults = {f.name: f.default for f in dataclasses.fields(cls)}
-    rows = []
-    for name, hint, metadata in _fields(cls):
-        bounds = metadata.get("bounds") or {}
-        rule = f"{_words(hint)}, {_range(bounds)}" if bounds else _words(hint)
-        help, panel = metadata.get("help", ""), metadata.get("panel", "")
-        rows.append(
-            FieldInfo(
-                name=name, hint=hint, default=defaults[name], rule=rule, help=help, panel=panel
-            )
-        )
-    return rows
+_DESCRIBED: dict[type[Any], dict[str, FieldInfo]] = {}
+
+
+def describe(cls: type[Any]) -> dict[str, FieldInfo]:
+    """Return the declaration of every field of a configuration, by name."""
+    if cls not in _DESCRIBED:
+        hints = typing.get_type_hints(cls)
+        _DESCRIBED[cls] = {
+            f.name: FieldInfo(name=f.name, hint=hints[f.name], default=f.default, **f.metadata)
+            for f in dataclasses.fields(cls)
+        }
+    return _DESCRIBED[cls]
 
 
 def parse_field(cls: type[Any], name: str, text: str, label: str) -> Any:
     """Return the value of a field from text, checked; `label` names the field in errors."""
-    hint, metadata = next((hint, about) for known, hint, about in _fields(cls) if known == name)
-    value = convert(text, hint, label, text=True)
-    if rule := _broken_bound(value, metadata):
-        raise UserError(f"{label}={text}: it must be {rule}")
+    declared = describe(cls)[name]
+    value = convert(text, declared.hint, label, text=True)
+    if not declared.in_range(value):
+        raise UserError(f"{label}={text}: it must be {_range(declared.bounds)}")
     return value
 
 
 # Details
-
-
-Field = tuple[str, Any, Mapping[str, Any]]  # name, type hint, metadata of `field`
-_FIELDS: dict[type[Any], tuple[Field, ...]] = {}
-
-
-def _fields(cls: type[Any]) -> tuple[Field, ...]:
-    if cls not in _FIELDS:
-        hints = typing.get_type_hints(cls)
-        fields = ((f.name, hints[f.name], f.metadata) for f in dataclasses.fields(cls))
-        _FIELDS[cls] = tuple(fields)
-    return _FIELDS[cls]
 
 
 def _place(value: Any) -> str:
@@ -368,21 +367,21 @@ def _build(value: dict[str, Any], path: str, *, group: str | None, hint: Any = A
     cls = _class(name) if isinstance(name, str) and name in expected else None
     if cls is None or (hint is not Any and not issubclass(cls, hint)):
         raise UserError(f"{where}unknown type {name!r}: {did_you_mean(str(name), expected)}")
-    fields = {f[0]: f for f in _fields(cls)}
+    fields = describe(cls)
     for key in value:
         if key != TYPE and key not in fields:
             raise UserError(f"{path}{key}: no field {key!r}: {did_you_mean(key, [*fields])}")
     values: dict[str, Any] = {}
     for f in dataclasses.fields(cls):
-        _, hint, metadata = fields[f.name]
+        declared, inner = fields[f.name], f"{path}{f.name}"
         if f.name in value:
-            inner = f"{path}{f.name}"
-            item = convert(value[f.name], hint, inner, group=metadata.get("group", ""))
-            if rule := _broken_bound(item, metadata):
-                raise UserError(f"{inner}={_shown(item)}: it must be {rule}")
+            item = convert(value[f.name], declared.hint, inner, group=declared.group)
+            if not declared.in_range(item):
+                bounds = _range(declared.bounds)
+                raise UserError(f"{inner}={as_text(item)}: it must be {bounds}")
             values[f.name] = item
         elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
-            raise UserError(f"{path}{f.name} is missing: it must be {_words(hint)}")
+            raise UserError(f"{inner} is missing: it must be {_words(declared.hint)}")
     return cls(**values)
 
 
@@ -426,7 +425,7 @@ def _override(value: Any, path: list[str], text: str, full_path: str) -> Any:
     name, *rest = path
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         raise UserError(f"{full_path}: {name!r} is not a field: the value before it has no fields")
-    fields = {f[0]: f for f in _fields(type(value))}
+    fields = describe(type(value))
     if name not in fields:
         raise UserError(f"{full_path}: no field {name!r}: {did_you_mean(name, [*fields])}")
     if rest:
@@ -441,18 +440,18 @@ def _convert_union(value: Any, hint: Any, path: str, text: bool, group: str) -> 
     empty = value.lower() in ("none", "null") if text else value is None
     if type(None) in choices and empty:
         return None
-    left = [choice for choice in choices if choice is not type(None)]
+    fitting = [choice for choice in choices if choice is not type(None)]
     if text:
-        return convert(value, left[0], path, text=True)
+        return convert(value, fitting[0], path, text=True)
     if isinstance(value, list):
-        left = [choice for choice in left if typing.get_origin(choice) is tuple] or left
+        fitting = [choice for choice in fitting if typing.get_origin(choice) is tuple] or fitting
     if isinstance(value, dict):
-        left = [choice for choice in left if dataclasses.is_dataclass(choice)] or left
-    if len(left) > 1:
-        left = [choice for choice in left if _fits(value, choice)]
-    if not left:
+        fitting = [choice for choice in fitting if dataclasses.is_dataclass(choice)] or fitting
+    if len(fitting) > 1:
+        fitting = [choice for choice in fitting if _fits(value, choice)]
+    if not fitting:
         raise UserError(f"{path}={value!r}: it must be {_words(hint)}")
-    return convert(value, left[0], path, group=group)
+    return convert(value, fitting[0], path, group=group)
 
 
 def _convert_tuple(value: Any, hint: Any, path: str, text: bool, group: str) -> Any:
@@ -514,16 +513,6 @@ def _fits(value: Any, hint: Any) -> bool:
     return isinstance(value, hint)
 
 
-def _broken_bound(value: Any, metadata: Mapping[str, Any]) -> str:
-    """Return the range of a field in words if a value lies outside it, else ""."""
-    bounds: Mapping[str, float] | None = metadata.get("bounds")
-    if not bounds:
-        return ""
-    numbers = value if isinstance(value, tuple) else (value,)
-    inside = all(_inside(n, **bounds) for n in numbers if type(n) in (int, float))
-    return "" if inside else _range(bounds)
-
-
 def _inside(
     number: float,
     ge: float = -math.inf,
@@ -543,10 +532,6 @@ def _range(bounds: Mapping[str, float]) -> str:
         return f"from {bounds['ge']} to less than {bounds['lt']}"
     words = low | high
     return " and ".join(words[name].format(bounds[name]) for name in words if name in bounds)
-
-
-def _shown(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _words(hint: Any) -> str:

@@ -4,6 +4,7 @@ A file or folder is written under the hidden name `.NAME.partial` in the same fo
 when it is complete. A killed process leaves the old or the new file, and perhaps a hidden one.
 """
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -12,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
+
+DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def partial_path(path: Path) -> Path:

@@ -5,6 +5,8 @@ change (a captured CUDA graph) it is *static*: it returns all slots, and no toke
 whose document id is EMPTY_SLOT_ID.
 """
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -76,8 +78,7 @@ class KVCache:
         self.extra: dict[int, Tensor] = {}  # (batch, ...): state of a fixed size
         self.encoder_output: Tensor | None = None
         self.write_index: Tensor | None = None  # (1,): the next slot, once static
-        self._document_ids: Tensor | None = None
-        self._key_order: Tensor | None = None
+        self._mask: tuple[Tensor, Tensor] | None = None  # document ids and key order of all slots
         self._unpacked = True  # while every row is one causal text
 
     def layer(self, layer_idx: int) -> LayerKVCache:
@@ -90,30 +91,28 @@ class KVCache:
 
     def append_mask(self, attention_mask: AttentionMask) -> AttentionMask:
         """Append the mask of new tokens and return the mask of all."""
-        batch, length = attention_mask.document_ids.shape
-        if self.write_index is None and self.length + length > self.max_length:
+        new_ids, new_order = attention_mask.document_ids, attention_mask.key_order
+        stop = self.length + new_ids.shape[1]
+        if self.write_index is None and stop > self.max_length:
             raise UserError(
-                f"{self.length + length} tokens exceed the cache's max_length={self.max_length}: "
+                f"{stop} tokens exceed the cache's max_length={self.max_length}: "
                 "use a larger max_length or generate fewer tokens"
             )
-        if self._document_ids is None or self._key_order is None:
-            self._document_ids = attention_mask.document_ids.new_full(
-                (batch, self.max_length), EMPTY_SLOT_ID
-            )
-            self._key_order = attention_mask.key_order.new_zeros(batch, self.max_length)
+        if self._mask is None:
+            shape = len(new_ids), self.max_length
+            self._mask = new_ids.new_full(shape, EMPTY_SLOT_ID), new_order.new_zeros(shape)
+        document_ids, key_order = self._mask
         if self.write_index is not None:
-            self._document_ids.index_copy_(1, self.write_index, attention_mask.document_ids)
-            self._key_order.index_copy_(1, self.write_index, attention_mask.key_order)
-            return AttentionMask(self._document_ids, self._key_order, self._key_order)
-        stop = self.length + length
-        self._document_ids[:, self.length : stop] = attention_mask.document_ids
-        self._key_order[:, self.length : stop] = attention_mask.key_order
+            document_ids.index_copy_(1, self.write_index, new_ids)
+            key_order.index_copy_(1, self.write_index, new_order)
+            return AttentionMask(document_ids, key_order, key_order)
+        document_ids[:, self.length : stop] = new_ids
+        key_order[:, self.length : stop] = new_order
         self.length = stop
         self._unpacked &= attention_mask.unpacked == "causal"
-        key_order = self._key_order[:, :stop]
-        return AttentionMask(
-            self._document_ids[:, :stop], key_order, key_order, "causal" if self._unpacked else None
-        )
+        document_ids, key_order = document_ids[:, :stop], key_order[:, :stop]
+        unpacked: Literal["causal"] | None = "causal" if self._unpacked else None
+        return AttentionMask(document_ids, key_order, key_order, unpacked)
 
     def reorder(self, beam_idx: Tensor) -> None:
         """Select rows of the batch, in this order (beam search)."""
@@ -123,21 +122,18 @@ class KVCache:
         self.extra = {i: kept[beam_idx] for i, kept in self.extra.items()}
         if self.encoder_output is not None:
             self.encoder_output = self.encoder_output[beam_idx]
-        if self._document_ids is not None and self._key_order is not None:
-            self._document_ids, self._key_order = (
-                self._document_ids[beam_idx],
-                self._key_order[beam_idx],
-            )
+        if self._mask is not None:
+            document_ids, key_order = self._mask
+            self._mask = document_ids[beam_idx], key_order[beam_idx]
 
     def keep_last(self, num_tokens: int) -> None:
         """Drop all but the last tokens: a memory of fixed length (Transformer-XL)."""
         start = max(self.length - num_tokens, 0)
         for cache in self.layers.values():
             cache.keep_last(num_tokens)
-        if self._document_ids is not None and self._key_order is not None:
-            self._document_ids, self._key_order = (
-                x.roll(-start, 1) for x in (self._document_ids, self._key_order)
-            )
+        if self._mask is not None:
+            document_ids, key_order = self._mask
+            self._mask = document_ids.roll(-start, 1), key_order.roll(-start, 1)
         self.length -= start
 
     def drop_last(self, num_tokens: int) -> None:
@@ -148,30 +144,28 @@ class KVCache:
 
     def copy_from(self, other: "KVCache") -> None:
         """Copy the contents of another cache of the same shapes; this one is static."""
-        assert self.write_index is not None
-        assert self._document_ids is not None and other._document_ids is not None
-        assert self._key_order is not None and other._key_order is not None
+        assert self._mask is not None and other._mask is not None
         for layer, cache in other.layers.items():
             for own, new in zip(self.layers[layer].buffers(), cache.buffers(), strict=True):
                 own[:, :, : other.length].copy_(new[:, :, : other.length])
         for layer, cross_kv in other.cross_kv.items():
             for own, new in zip(self.cross_kv[layer], cross_kv, strict=True):
                 own.copy_(new)
-        self._document_ids.copy_(other._document_ids)
-        self._key_order.copy_(other._key_order)
+        for own, new in zip(self._mask, other._mask, strict=True):
+            own.copy_(new)
         self.length = other.length
         self.reset()
 
     def make_static(self) -> None:
         """Return all slots from now on; the caller adds 1 to `write_index` after each token."""
-        assert self._document_ids is not None
-        self.write_index = torch.zeros(1, dtype=torch.long, device=self._document_ids.device)
+        assert self._mask is not None
+        self.write_index = torch.zeros(1, dtype=torch.long, device=self._mask[0].device)
         self.reset()
         for cache in self.layers.values():
             cache.write_index = self.write_index
 
     def reset(self) -> None:
         """Drop the tokens that were appended since the cache became static."""
-        assert self.write_index is not None and self._document_ids is not None
-        self._document_ids[:, self.length :] = EMPTY_SLOT_ID
+        assert self.write_index is not None and self._mask is not None
+        self._mask[0][:, self.length :] = EMPTY_SLOT_ID
         self.write_index.fill_(self.length)

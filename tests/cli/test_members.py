@@ -84,9 +84,9 @@ def test_every_command_shows_an_example(kinfolk: Kinfolk) -> None:
 def test_help_names_every_command_that_is_tested_here(kinfolk: Kinfolk) -> None:
     from typer.main import get_command
 
-    from kinfolk.cli.commands import app
+    from kinfolk.cli import load_app
 
-    group = get_command(app)
+    group = get_command(load_app())
     commands = dict(group.commands)  # type: ignore[attr-defined]
     below = {f"tokenizer {name}" for name in commands.pop("tokenizer").commands}
     assert {*commands, *below} == set(COMMANDS)

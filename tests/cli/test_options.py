@@ -3,13 +3,15 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from kinfolk.cli.options import Command, UsageError, field_options
+from kinfolk.cli.app import flag, option
+from kinfolk.cli.options import Command, UsageError, field_options, option_group
 from kinfolk.config import as_settings, config, field
 from kinfolk.training.config import FineTuneConfig, TrainConfig
 
@@ -107,6 +109,42 @@ def test_help_shows_help_text_type_default_and_panel_of_every_field() -> None:
     assert "--class-weights none|balanced" in words
     assert all(f"─ {panel} ─" in shown for panel in ("Optimizer", "Batches", "Fine-tuning"))
     assert "--rate" not in shown and "--evals-per-epoch" not in shown
+
+
+@dataclass(frozen=True)
+class Sources:
+    text: list[str] | None = option("FILE", "Text to read.")
+    length: int = option("N", "Tokens per row.", panel="Rows", default=8)
+    quiet: bool = flag("--quiet", "Print nothing.")
+
+
+groups = typer.Typer()
+
+
+@groups.command(cls=Command)
+@option_group("sources", Sources, panel="Input")
+@field_options("texts", Texts)
+def grouped(
+    name: str = typer.Argument(...), *, texts: dict[str, Any], sources: Sources, last: int = 0
+) -> list[Any]:
+    return [name, texts, sources, last]
+
+
+def test_a_group_of_options_is_an_instance_of_its_dataclass() -> None:
+    def run_grouped(*arguments: str) -> Any:
+        return groups(["x", *arguments], prog_name="kinfolk demo", standalone_mode=False)
+
+    assert run_grouped() == ["x", {}, Sources(text=None, length=8, quiet=False), 0]
+    arguments = ["--text", "a", "--text", "b", "--length", "4", "--quiet", "--num", "2"]
+    given = Sources(text=["a", "b"], length=4, quiet=True)
+    assert run_grouped(*arguments, "--last=1") == ["x", {"num_return_sequences": 2}, given, 1]
+
+
+def test_the_options_of_a_group_stand_in_the_place_of_its_parameter() -> None:
+    shown = CliRunner().invoke(groups, ["--help"], terminal_width=99, env={"COLUMNS": "99"}).output
+    names = ("--stop ", "--num-samples", "--last", "─ Input ─", "--text", "--quiet", "─ Rows ─")
+    places = [shown.index(name) for name in (*names, "--length")]
+    assert places == sorted(places)
 
 
 def test_options_import_no_torch() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from kinfolk.cli import run_progress as module
-from kinfolk.cli.progress import duration
+from kinfolk.cli.output import duration
 from kinfolk.cli.run_progress import run_progress
 from kinfolk.training.loop import Progress
 

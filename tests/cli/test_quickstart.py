@@ -42,15 +42,15 @@ def test_three_families_are_trained_scored_and_shown(kinfolk: Kinfolk, tmp_path:
     finally:
         quickstart.quickstart = original
     assert said.code == 0, said.err
-    results, lines = found[0].results, found[0].baselines
-    assert [result.name for result in results] == ["gpt2/nano", "bert/nano", "t5/nano"]
+    scores, lines = found[0].scores, found[0].baselines
+    assert [score.model for score in scores] == ["gpt2/nano", "bert/nano", "t5/nano"]
     assert lines.trigram is not None and 0 < lines.trigram.loss < lines.unigram
-    for result in results:
-        assert f"{result.score.bits_per_byte:.3f}" in said.out
-        assert result.score.tokens > 100
-        assert result.parameters > 10_000
-        assert (out / result.name.partition("/")[0] / "checkpoints" / "last").is_dir()
-    gap = results[0].score.bits_per_byte / lines.trigram.bits_per_byte - 1
+    for score in scores:
+        assert f"{score.bits_per_byte:.3f}" in said.out
+        assert score.tokens > 100
+        assert score.parameters > 10_000
+        assert (out / score.model.partition("/")[0] / "checkpoints" / "last").is_dir()
+    gap = scores[0].bits_per_byte / lines.trigram.bits_per_byte - 1
     assert f"gpt2/nano: {gap:.0%} more bits per byte than the 3-gram baseline" in said.out
     page = found[0].page.read_text(encoding="utf-8")
     assert found[0].page == out / "report.html"

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 import kinfolk as package
-from kinfolk.generation import chat as chat_module
-from kinfolk.generation.chat import ChatSession
+from kinfolk.data.parallel_text import ParallelText
+from kinfolk.generation import generate as chat_module
 from kinfolk.generation.config import GenerationConfig
+from kinfolk.generation.generate import ChatSession
 from kinfolk.generation.prompts import EncodedPrompt
 from kinfolk.workflows import pretrain, translate
 from kinfolk.workflows.generate import PREFIX_FILE
-from kinfolk.workflows.parallel import parallel_data
+from kinfolk.workflows.parallel import ParallelData
 from support.runs import Kinfolk
 
 LINES = ["The cat saw a ball.", "", "A dog", "  ", "The old man found the river again.", "The"]
@@ -38,8 +39,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table = folder / "pairs.tsv"
     table.write_text("".join(f"{word} cat\tchat {word}\n" for word in "abcdefgh" * 8))
     few = ["train.steps=1", "train.batch_size=2", "train.device=cpu"]
-    texts = parallel_data(pairs=table, vocab_size=370)
-    assert texts is not None
+    texts = ParallelData(train=ParallelText(table), vocab_size=370)
     translate.prepare_translation_run(
         "transformer/nano", texts, folder / "run", length=16, settings=few
     )

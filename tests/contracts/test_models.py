@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,20 +71,11 @@ def sums(objective: Any, model: Any, batch: Batch[Any]) -> dict[str, float]:
 
 def stepper(member: Family, model: Any, objective: Any, *, rate: float | None = None) -> TrainStep:
     train = member.train("nano")
-    peak = rate or train.lr
-    found = build_optimizer(
-        model,
-        name=train.optimizer,
-        lr=peak,
-        weight_decay=train.weight_decay,
-        betas=train.betas,
-        eps=train.eps,
-        fused=False,
-    )
+    train = replace(train, lr=rate or train.lr)
     return TrainStep(
         Learner(model.train(), objective),
-        found,
-        lambda number: peak,
+        build_optimizer(model, train),
+        lambda number: train.lr,
         clip=train.grad_clip,
         seed=5,
         device=torch.device("cpu"),

@@ -91,7 +91,7 @@ def test_nothing_to_be_predicted_is_visible(module: ModuleType) -> None:
     way = objective(module)
     feed = PackedDataset(way, documents(apart=True), batch_size=4)
     seen = total = 0
-    for number in range(40 * feed.num_batches if short(module) in KEPT else feed.num_batches):
+    for number in range(40 * len(feed) if short(module) in KEPT else len(feed)):
         batch = feed[number]
         looks = learns(batch)
         for row, slot, label in predicted(batch):
@@ -136,7 +136,7 @@ def test_every_position_is_touched_in_some_draw_and_no_special_ever(module: Modu
 def test_the_count_is_that_of_the_labels(module: ModuleType) -> None:
     way = objective(module)
     feed = PackedDataset(way, documents(), batch_size=3)
-    for number in range(feed.num_batches):
+    for number in range(len(feed)):
         batch = feed[number]
         assert batch.counts[way.loss_name] == len(predicted(batch)) > 0
         if short(module) in PAIRED:
@@ -153,7 +153,7 @@ def test_the_count_is_that_of_the_labels(module: ModuleType) -> None:
 @OBJECTIVES
 def test_every_label_lies_on_a_slot_with_text(module: ModuleType) -> None:
     feed = PackedDataset(objective(module), documents(), batch_size=3)
-    for number in range(feed.num_batches):
+    for number in range(len(feed)):
         batch = feed[number]
         assert all(
             batch.inputs.attention_mask.document_ids[r, s] >= 0 for r, s, _ in predicted(batch)
@@ -184,7 +184,7 @@ def test_an_exam_asks_for_every_token_exactly_once(module: ModuleType, length: i
         objective(module, max_length=length).for_evaluation(), text, batch_size=4, shuffled=False
     )
     asked: Counter[int] = Counter()
-    for number in range(feed.num_batches):
+    for number in range(len(feed)):
         asked.update(labels_of(feed[number]).labels.tolist())
     del asked[IGNORE_INDEX]
     ends = asked.pop(SPECIALS.eos, 0)
@@ -198,7 +198,7 @@ def test_an_exam_shows_no_answer(module: ModuleType) -> None:
     feed = PackedDataset(
         objective(module).for_evaluation(), documents(), batch_size=4, shuffled=False
     )
-    for number in range(feed.num_batches):
+    for number in range(len(feed)):
         batch = feed[number]
         looks = learns(batch)
         for row, slot, label in predicted(batch):
@@ -218,7 +218,7 @@ def test_an_exam_draws_nothing(module: ModuleType) -> None:
     feeds = [
         PackedDataset(exam, documents(), batch_size=2, seed=seed, shuffled=False) for seed in (0, 1)
     ]
-    assert all(equal(feeds[0][i], feeds[1][i]) for i in range(feeds[0].num_batches))
+    assert all(equal(feeds[0][i], feeds[1][i]) for i in range(len(feeds[0])))
 
 
 @OBJECTIVES

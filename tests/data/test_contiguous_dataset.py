@@ -68,7 +68,7 @@ def slots(row: Sequence[tuple[int, int, int, int]]) -> list[tuple[int, int]]:
 def lane(feed: ContiguousDataset, number: int, epochs: int = 1) -> list[tuple[int, int]]:
     """Read one lane through whole epochs."""
     part, row = divmod(number, feed.batch_size)
-    rows = [feed[n][row] for n in range(part, epochs * feed.num_batches, feed.parts)]
+    rows = [feed[n][row] for n in range(part, epochs * len(feed), feed.parts)]
     return [slot for row in rows for slot in slots(row)]
 
 
@@ -76,7 +76,7 @@ def lane(feed: ContiguousDataset, number: int, epochs: int = 1) -> list[tuple[in
 def test_an_epoch_shows_every_token_and_every_end_once(rows: int, parts: int) -> None:
     feed = ContiguousDataset(Echo(), text(), batch_size=rows, parts=parts)
     for epoch in range(3):
-        batches = [feed[epoch * feed.num_batches + n] for n in range(feed.num_batches)]
+        batches = [feed[epoch * len(feed) + n] for n in range(len(feed))]
         seen = Counter(slot for rows in batches for row in rows for slot in slots(row))
         expected = {(d, place) for d, size in enumerate(SIZES) if size for place in range(size + 1)}
         assert seen == Counter(expected)
@@ -94,7 +94,7 @@ def test_lanes_are_of_one_length_and_only_the_last_rows_have_room_left() -> None
     feed = ContiguousDataset(Echo(), text(), batch_size=3)
     lengths = [len(lane(feed, n)) for n in range(3)]
     assert lengths == [14, 14, 12]  # 40 slots: 34 tokens and 6 ends
-    for number in range(feed.num_batches - 1):
+    for number in range(len(feed) - 1):
         assert [len(slots(row)) for row in feed[number]] == [LENGTH] * 3
 
 
@@ -103,18 +103,18 @@ def test_lanes_do_not_depend_on_the_parts_of_a_step() -> None:
         ContiguousDataset(Echo(), text(), batch_size=4),
         ContiguousDataset(Echo(), text(), batch_size=2, parts=2),
     )
-    assert parted.num_batches == 2 * whole.num_batches
-    for number in range(2 * whole.num_batches):
+    assert len(parted) == 2 * len(whole)
+    for number in range(2 * len(whole)):
         assert whole[number] == parted[2 * number] + parted[2 * number + 1]
 
 
 def test_documents_keep_their_number_and_no_two_share_one() -> None:
     feed = ContiguousDataset(Echo(), text(), batch_size=2)
     names: dict[int, set[tuple[int, int]]] = {}
-    for number in range(4 * feed.num_batches):
+    for number in range(4 * len(feed)):
         for row in feed[number]:
             for document, _, _, name in row:
-                names.setdefault(name, set()).add((number // feed.num_batches, document))
+                names.setdefault(name, set()).add((number // len(feed), document))
     assert all(len(meant) == 1 for meant in names.values())
     assert len(names) == 4 * np.count_nonzero(SIZES)
 

@@ -22,9 +22,10 @@ from kinfolk.data import documents, files
 from kinfolk.data.documents import (
     Document,
     DocumentUnit,
-    parts,
+    ReadOptions,
     read_documents,
     read_leniently,
+    read_text_parts,
 )
 from kinfolk.data.files import FileProblems, file_sizes, find_files
 from kinfolk.errors import UserError
@@ -38,7 +39,7 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
 
 
 def texts(*paths: Path, per: DocumentUnit = "block") -> list[str]:
-    return [d.text for d in read_documents(paths, per=per)]
+    return [d.text for d in read_documents(paths, ReadOptions(per))]
 
 
 def piped(monkeypatch: pytest.MonkeyPatch, data: bytes) -> Path:
@@ -92,7 +93,7 @@ def test_parts_joined_are_the_text(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "READ_BYTES", size)
         patch.setattr(documents, "PART", size)
-        found = list(parts([file]))
+        found = list(read_text_parts([file]))
         assert "".join(found) == "".join(texts(file))
         assert all(0 < len(part) <= size for part in found)
 
@@ -103,7 +104,7 @@ def test_a_part_ends_where_a_word_or_a_sentence_does(
     monkeypatch.setattr(documents, "PART", 8)
     file = tmp_path / "a.txt"
     file.write_text("one two three\n\n你好。我很好！他也很好吗\n\nunbreakable", encoding="utf-8")
-    assert list(parts([file])) == [
+    assert list(read_text_parts([file])) == [
         "one two", " three", "你好。我很好！", "他也很好吗", "unbreaka", "ble",
     ]  # fmt: skip
 
@@ -178,10 +179,10 @@ def test_the_standard_input_is_text_or_what_it_is_said_to_be(
         Document("two", name, 9, line=3),
     ]
     name = piped(monkeypatch, b'{"body": "one"}\n')
-    assert [d.text for d in read_documents([name], field="body")] == ["one"]
+    assert [d.text for d in read_documents([name], ReadOptions(field="body"))] == ["one"]
     name = piped(monkeypatch, b"1\tone\n2\ttwo\n")
-    assert [d.text for d in read_documents([name], column="2")] == ["one", "two"]
-    assert list(parts([piped(monkeypatch, b"one\n\ntwo\n")])) == ["one", "two"]
+    assert [d.text for d in read_documents([name], ReadOptions(column="2"))] == ["one", "two"]
+    assert list(read_text_parts([piped(monkeypatch, b"one\n\ntwo\n")])) == ["one", "two"]
     assert file_sizes([name]) == {name: None}
     with pytest.raises(UserError, match="standard input is empty"):
         texts(piped(monkeypatch, b""))
@@ -246,7 +247,7 @@ def test_a_document_too_long_to_hold_is_named(
     file.write_text("one\n\n\n\n" + "two\n" * 6)
     with pytest.raises(UserError, match="begins on line 5 of"):
         texts(file)
-    assert "".join(parts([file])) == "one" + "two\n" * 5 + "two"
+    assert "".join(read_text_parts([file])) == "one" + "two\n" * 5 + "two"
     (tmp_path / "b.jsonl").write_text('{"text": "one"}\n{"text": "%s"}' % ("x" * 21))
     with pytest.raises(UserError, match=r"begins on line 2 of .*b\.jsonl is longer than 20 char"):
         texts(tmp_path / "b.jsonl")
@@ -267,8 +268,9 @@ def test_a_line_of_blanks_is_not_held_for_ever(
 @pytest.mark.slow
 def test_memory_does_not_grow_with_a_line(tmp_path: Path) -> None:
     code = (
-        "import resource, sys; from pathlib import Path; from kinfolk.data.documents import parts\n"
-        "print(sum(map(len, parts([Path(sys.argv[1])]))),"
+        "import resource, sys; from pathlib import Path\n"
+        "from kinfolk.data.documents import read_text_parts\n"
+        "print(sum(map(len, read_text_parts([Path(sys.argv[1])]))),"
         " resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     )
     (tmp_path / "a.txt").write_text("很" * 100)
@@ -330,7 +332,7 @@ def test_nothing_to_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"a\.txt is empty"):
         texts(tmp_path / "a.txt")
     with pytest.raises(UserError, match=r"a\.txt is empty"):
-        list(parts([tmp_path / "a.txt"]))
+        list(read_text_parts([tmp_path / "a.txt"]))
     (tmp_path / "b.xz").write_bytes(b"")
     with pytest.raises(UserError, match=r"b\.xz is empty"):
         texts(tmp_path / "b.xz")
@@ -356,9 +358,9 @@ def test_what_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_field_or_a_column_without_a_table_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one")
     with pytest.raises(UserError, match="--field body: only"):
-        read_documents([tmp_path], field="body")
+        read_documents([tmp_path], ReadOptions(field="body"))
     with pytest.raises(UserError, match="--column 2: only"):
-        parts([tmp_path], column="2")
+        read_text_parts([tmp_path], ReadOptions(column="2"))
 
 
 @pytest.mark.real

@@ -11,9 +11,10 @@ import pytest
 
 from kinfolk.data.documents import (
     Document,
+    ReadOptions,
     parse_dataset_name,
-    parts,
     read_documents,
+    read_text_parts,
 )
 from kinfolk.data.files import file_sizes, find_files
 from kinfolk.errors import UserError
@@ -62,8 +63,8 @@ def test_rows_of_a_dataset_are_documents(monkeypatch: pytest.MonkeyPatch) -> Non
         Document("二", name, 6, line=2),
     ]
     assert asked.asked == ("owner/name", "small", {"split": "test", "streaming": True})
-    assert list(parts([name])) == ["one", "二"]
-    assert [d.text for d in read_documents([name], column="text")] == ["one", "二"]
+    assert list(read_text_parts([name])) == ["one", "二"]
+    assert [d.text for d in read_documents([name], ReadOptions(column="text"))] == ["one", "二"]
     assert find_files([name]) == [name]
     assert file_sizes([name]) == {name: None}
 
@@ -75,7 +76,7 @@ def test_what_goes_wrong_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> Non
         list(read_documents([name]))
     hub(monkeypatch, ROWS)
     with pytest.raises(UserError, match=r"row 1 of hf:owner/name has no 'body': .* id, text"):
-        list(read_documents([name], field="body"))
+        list(read_documents([name], ReadOptions(field="body")))
     hub(monkeypatch, [])
     with pytest.raises(UserError, match="hf:owner/name is empty"):
         list(read_documents([name]))

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinfolk.data import documents
-from kinfolk.data.documents import parts, read_documents
+from kinfolk.data.documents import ReadOptions, read_documents, read_text_parts
 from kinfolk.data.files import file_sizes
 from kinfolk.errors import UserError
 
@@ -34,7 +34,7 @@ TEXTS = st.lists(
 
 
 def texts(path: Path, **reading: Any) -> list[str]:
-    return [document.text for document in read_documents([path], **reading)]
+    return [document.text for document in read_documents([path], ReadOptions(**reading))]
 
 
 def parquet_of(rows: list[dict[str, Any]], **options: Any) -> bytes:
@@ -79,7 +79,7 @@ def test_what_is_written_is_read(
     named = {"column": "text"} if kind in (".csv", ".tsv") else {}
     expected = [text for text in found if text.strip()]
     assert texts(file, **named) == expected
-    assert "".join(parts([file], **named)) == "".join(found)
+    assert "".join(read_text_parts([file], ReadOptions(**named))) == "".join(found)
 
 
 def test_a_dot_leads_into_a_field(tmp_path: Path) -> None:

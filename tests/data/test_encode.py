@@ -133,7 +133,7 @@ def test_text_of_long_words_has_the_ids_of_the_whole() -> None:
 
 def words_of(words: WordCache, text: str) -> list[str]:
     """Return the words that a lexicon finds in a text."""
-    bounds = words.read(f"{text}\n", np.array([len(text)])).starts.tolist()
+    bounds = words.encode(f"{text}\n", np.array([len(text)])).starts.tolist()
     return [text[start:end] for start, end in pairwise(bounds)]
 
 
@@ -153,7 +153,7 @@ def test_memory_of_words_is_bounded_and_changes_nothing(monkeypatch: pytest.Monk
     for i in range(40):
         text = " ".join(f"cat{i % 7}x{j}" for j in range(20)) + "y" * 100
         before = len(words._others)
-        found = words.read(f"{text}\n", np.array([len(text)]))
+        found = words.encode(f"{text}\n", np.array([len(text)]))
         assert found.ids.tolist() == tokenizer.offsets(text)[0]
         forgot, kept = forgot + (len(words._others) < before), max(kept, len(words._others))
         assert not any("y" * 100 in word for word in words._others)

@@ -93,7 +93,7 @@ def test_a_long_text_in_parts_has_the_same_ids(kind: str, lines: list[str]) -> N
 def test_real_articles_give_the_same_bytes_for_any_workers(
     real: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "CHUNK", 1 << 17)
+    monkeypatch.setattr(module, "GROUP_CHARS", 1 << 17)
     heard: list[tuple[int, int | None]] = []
     tokenizer = train_tokenizer(["The cat sat on the mat."] * 3, kind="bpe", vocab_size=365)
     for workers in (1, 2):
@@ -132,7 +132,7 @@ def test_held_out_documents_stay_so_when_text_is_added(tmp_path: Path) -> None:
 def test_every_document_arrives_for_any_number_of_workers(
     workers: int, holdout: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "CHUNK", 50)
+    monkeypatch.setattr(module, "GROUP_CHARS", 50)
     texts = [f"{'word ' * (i % 7)}number {i}." for i in range(100)]
     (tmp_path / "a.txt").write_text("\n\n".join(texts[:60]))
     (tmp_path / "b.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts[60:]))
@@ -293,7 +293,7 @@ def test_what_filters_left_out_is_said_and_written_down(tmp_path: Path) -> None:
         out=tmp_path / "c",
         dedup="near",
         decontaminate=[tmp_path / "test.txt"],
-        say=said.append,
+        on_message=said.append,
     )
     assert corpus.documents == 2
     assert said[-1] == "left out: 1 exact duplicates, 0 near duplicates, 1 contaminated"

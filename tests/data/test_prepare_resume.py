@@ -32,8 +32,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def clean(text: Path) -> dict[str, bytes]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "CHUNK", killed_prepare.CHUNK)
-        patch.setattr(module, "CHUNKS_PER_CHECKPOINT", killed_prepare.SAFE)
+        patch.setattr(module, "GROUP_CHARS", killed_prepare.CHUNK)
+        patch.setattr(module, "GROUPS_PER_CHECKPOINT", killed_prepare.SAFE)
         killed_prepare.go(text, text.parent / "clean")
     return tree(text.parent / "clean")
 
@@ -41,8 +41,8 @@ def clean(text: Path) -> dict[str, bytes]:
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the constants that `killed_prepare.go` sets back at the end."""
-    monkeypatch.setattr(module, "CHUNK", killed_prepare.CHUNK)
-    monkeypatch.setattr(module, "CHUNKS_PER_CHECKPOINT", killed_prepare.SAFE)
+    monkeypatch.setattr(module, "GROUP_CHARS", killed_prepare.CHUNK)
+    monkeypatch.setattr(module, "GROUPS_PER_CHECKPOINT", killed_prepare.SAFE)
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_whoever_is_killed_goes_on(
         == -signal.SIGKILL
     )
     assert not out.exists()
-    killed_prepare.go(text, out, say=said.append)
+    killed_prepare.go(text, out, on_message=said.append)
     assert tree(out) == clean
     assert left(tmp_path) == ["c"]
     goes_on = [sentence for sentence in said if sentence.startswith("resuming after ")]
@@ -153,7 +153,7 @@ def test_a_damaged_journal_begins_again(
     (written,) = tmp_path.glob("*/journal.json")
     written.write_text(journal)
     said: list[str] = []
-    killed_prepare.go(text, tmp_path / "c", say=said.append)
+    killed_prepare.go(text, tmp_path / "c", on_message=said.append)
     assert any(sentence.startswith("starting again: ") for sentence in said)
     assert tree(tmp_path / "c") == clean
 
@@ -173,7 +173,7 @@ def test_other_work_begins_again(
     others: dict[str, Any] = {"holdout": 0.4, "word_boundaries": None, "dedup": None}
     options = {change: others[change]} if change in others else {}
     said: list[str] = []
-    killed_prepare.go(own, tmp_path / "c", say=said.append, **options)
+    killed_prepare.go(own, tmp_path / "c", on_message=said.append, **options)
     assert any(sentence.startswith("starting again: ") for sentence in said)
     assert len(encoded) == DOCUMENTS + (change == "text")
     killed_prepare.go(own, tmp_path / "again", **options)
@@ -206,7 +206,7 @@ def test_what_is_interrupted_late_is_kept(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        killed_prepare.go(text, tmp_path / "c", progress=stop, say=said.append)
+        killed_prepare.go(text, tmp_path / "c", progress=stop, on_message=said.append)
     assert said[-1].endswith("the same command resumes from it")
     assert left(tmp_path) == [".c.part"]
     encoded.clear()
@@ -236,7 +236,7 @@ def test_too_little_room_is_refused_before_anything_is_written(
 
 def test_the_room_that_is_said_is_the_room_that_is_taken(text: Path, tmp_path: Path) -> None:
     said: list[str] = []
-    killed_prepare.go(text, tmp_path / "c", say=said.append, holdout=0.0)
+    killed_prepare.go(text, tmp_path / "c", on_message=said.append, holdout=0.0)
     found = next(sentence for sentence in said if sentence.startswith("the corpus needs about "))
     need = float(found.split()[4]) * {"kB": 1e3, "MB": 1e6}[found.split()[5]]
     taken = sum(file.stat().st_size for file in (tmp_path / "c").glob("*.*"))
@@ -255,7 +255,7 @@ def test_what_can_be_read_once_is_not_kept(
         stdin = io.TextIOWrapper(io.BytesIO(text.read_bytes()))
         monkeypatch.setattr(sys, "stdin", stdin)
         try:
-            killed_prepare.go(Path("-"), tmp_path / "c", progress=progress, say=said.append)
+            killed_prepare.go(Path("-"), tmp_path / "c", progress=progress, on_message=said.append)
         except OSError:
             assert failure
         assert left(tmp_path) == ([] if failure else ["c"])

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfolk.data import encode
-from kinfolk.data.encode import MAX_KEY_BYTES, WordKeys, WordTable, keys
+from kinfolk.data.encode import MAX_KEY_BYTES, WordKeys, WordTable, word_keys
 
 WORDS = st.text(st.sampled_from("ab ,"), min_size=1, max_size=MAX_KEY_BYTES + 4)
 
@@ -14,7 +14,7 @@ WORDS = st.text(st.sampled_from("ab ,"), min_size=1, max_size=MAX_KEY_BYTES + 4)
 def packed(words: list[str]) -> WordKeys:
     lengths = np.array([len(word) for word in words], np.int64)
     characters = np.frombuffer("".join(words).encode(), np.uint8)
-    return keys(characters, np.cumsum(lengths) - lengths, lengths)
+    return word_keys(characters, np.cumsum(lengths) - lengths, lengths)
 
 
 @given(words=st.lists(WORDS, min_size=1, max_size=12, unique=True))

@@ -16,7 +16,7 @@ from kinfolk.batch import Inputs, KVCache, SegmentMemory
 from kinfolk.errors import UserError
 from kinfolk.families.transformer_xl import FAMILY, TransformerXL, TransformerXLConfig
 from kinfolk.hub import load_model
-from kinfolk.hub.importers.transformer_xl import convert_folder
+from kinfolk.hub.importers.transfo_xl import convert_folder
 from kinfolk.nn.attention import FlexBlockSparse, attention_backend
 from kinfolk.nn.language_model import attention_windows
 from support.networks import hollow

@@ -54,7 +54,7 @@ def stepper(model: TransformerXL, way: Any, parts: int, rows: int) -> TrainStep:
 def test_the_picture_holds(special_tokens: Any, ids: Any) -> None:
     text = InMemoryDocuments.from_lists([[ids("the cat sat down")]])
     feed = ContiguousDataset(stream(special_tokens, 2), text, batch_size=1)
-    assert feed.num_batches == 3
+    assert len(feed) == 3
     rows = [feed[n] for n in range(3)]
     assert [r.inputs.input_ids[0].tolist() for r in rows] == [
         ids("<s> the"),
@@ -141,7 +141,7 @@ def test_the_exam_is_one_pass_over_every_document(rows: int, special_tokens: Any
 def test_an_exam_asks_for_every_token_exactly_once(special_tokens: Any) -> None:
     text = documents()
     feed = evaluation_dataset(stream(special_tokens, 4).for_evaluation(), text, rows=3)
-    labels = torch.cat([feed[n].targets.labels for n in range(feed.num_batches)])
+    labels = torch.cat([feed[n].targets.labels for n in range(len(feed))])
     asked = sorted(labels[labels != IGNORE_INDEX].tolist())
     assert asked == sorted([*text.token_ids.tolist(), *[special_tokens.eos] * 5])
 
@@ -252,7 +252,7 @@ def test_a_repetitive_text_costs_less_with_a_memory(special_tokens: Any) -> None
 
 def test_batches_follow_each_other(special_tokens: Any) -> None:
     feed = ContiguousDataset(stream(special_tokens, 4), documents((30,)), batch_size=1)
-    rows: list[Batch[Any]] = [feed[n] for n in range(feed.num_batches)]
+    rows: list[Batch[Any]] = [feed[n] for n in range(len(feed))]
     for one, other in pairwise(rows):
         assert other.inputs.position_ids[0, 0] == one.inputs.position_ids[0, -1] + 1
         assert other.inputs.input_ids[0, 0] == one.targets.labels[-1]

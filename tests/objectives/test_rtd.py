@@ -165,7 +165,7 @@ def test_what_is_drawn_depends_on_neither_packing_nor_micro_batches(special_toke
 
     def numbers(rows: int) -> list[float]:
         feed = PackedDataset(objective, text, batch_size=rows, shuffled=False)
-        parts = [feed[i].targets for i in range(feed.num_batches)]
+        parts = [feed[i].targets for i in range(len(feed))]
         return sorted(
             d for p in parts for d in p.uniforms[p.tokens.labels != IGNORE_INDEX].tolist()
         )

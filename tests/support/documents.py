@@ -21,8 +21,7 @@ import torch
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from kinfolk.cli import main
-from kinfolk.cli.commands import app
+from kinfolk.cli import load_app, main
 from kinfolk.data import demo_text
 from kinfolk.workflows import quickstart
 
@@ -129,7 +128,7 @@ def printed(page: Path) -> Iterator[Code]:
 
 def resolve(arguments: list[str]) -> tuple[Any, list[str]]:
     """Return the subcommand that arguments name and the arguments after it."""
-    command, rest = get_command(app), arguments
+    command, rest = get_command(load_app()), arguments
     while isinstance(command, TyperGroup) and rest and rest[0] in command.commands:
         command, rest = command.commands[rest[0]], rest[1:]
     return command, rest

@@ -19,7 +19,7 @@ OPTIONS: dict[str, Any] = {"holdout": 0.3, "word_boundaries": "spaces", "dedup":
 
 def go(text: Path, out: Path, **options: Any) -> None:
     """Prepare in small steps."""
-    module.CHUNK, module.CHUNKS_PER_CHECKPOINT = CHUNK, SAFE
+    module.GROUP_CHARS, module.GROUPS_PER_CHECKPOINT = CHUNK, SAFE
     tokenizer = train_tokenizer([], kind="byte", vocab_size=0)
     prepare([text], tokenizer=tokenizer, out=out, **{**OPTIONS, **options})
 

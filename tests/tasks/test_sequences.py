@@ -105,7 +105,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Save the tokenizer in every frame, and open it with transformers."""
     folders = {frame: tmp_path_factory.mktemp(frame) for frame in TEMPLATES}
     for frame, folder in folders.items():
-        tokenizer().save(Path(folder), frame=frame)
+        tokenizer().save(Path(folder), template=frame)
     opened = transformers.AutoTokenizer.from_pretrained
     return {frame: opened(str(folder)) for frame, folder in folders.items()}
 

@@ -71,7 +71,7 @@ def test_the_frame_and_special_tokens_are_marked(
     tokenizers: dict[str, Tokenizer], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("framed")
-    tokenizers["word"].save(folder, frame="bert")
+    tokenizers["word"].save(folder, template="bert")
     found = token_views(Tokenizer.load(folder), "the [MASK] zebra")
     assert [p.text for p in found] == ["[CLS]", "the", "[MASK]", "[UNK]", "[SEP]"]
     assert [p.special for p in found] == [True, False, True, False, True]

@@ -199,7 +199,7 @@ def test_saving_with_another_frame_keeps_the_hash(
 ) -> None:
     plain = tokenizers[kind].encode("the cat")
     for frame, framed in (("bert", [2, *plain, 3]), ("t5", [*plain, 5]), (None, plain)):
-        tokenizers[kind].save(tmp_path / str(frame), frame=frame, length=128)
+        tokenizers[kind].save(tmp_path / str(frame), template=frame, length=128)
         loaded = Tokenizer.load(tmp_path / str(frame))
         assert loaded.encode("the cat") == framed
         assert loaded.encode("the cat", add_special_tokens=False) == plain
@@ -211,7 +211,7 @@ def test_saving_with_another_frame_keeps_the_hash(
 
 def test_unknown_frame_is_refused(tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="unknown input template 'gpt'"):
-        tokenizers["bpe"].save(tmp_path, frame="gpt")
+        tokenizers["bpe"].save(tmp_path, template="gpt")
 
 
 def test_missing_and_broken_folders_are_refused(tmp_path: Path) -> None:

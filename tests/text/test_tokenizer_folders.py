@@ -35,7 +35,9 @@ def test_auto_tokenizer_gives_our_ids(
 ) -> None:
     from transformers import AutoTokenizer
 
-    train_tokenizer(TEXT, kind=kind, vocab_size=SIZES[kind]).save(tmp_path, frame=frame, length=64)
+    train_tokenizer(TEXT, kind=kind, vocab_size=SIZES[kind]).save(
+        tmp_path, template=frame, length=64
+    )
     ours = Tokenizer.load(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model}))
     theirs = AutoTokenizer.from_pretrained(tmp_path)

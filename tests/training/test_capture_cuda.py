@@ -12,6 +12,7 @@ from kinfolk.data.chunks import InMemoryDocuments
 from kinfolk.data.datasets import ContiguousDataset, PackedDataset
 from kinfolk.families import families
 from kinfolk.text.tokenizer import SpecialTokens
+from kinfolk.training.config import TrainConfig
 from kinfolk.training.optimizer import build_optimizer
 from kinfolk.training.step import Learner, TrainStep
 
@@ -77,9 +78,8 @@ def learned(
     learner = Learner(model, objective)
     if compiled:
         learner.compile(dynamic=False)
-    mover = build_optimizer(
-        model, name="adamw", lr=1e-3, weight_decay=0.1, betas=(0.9, 0.99), eps=1e-8, fused=True
-    )
+    train = TrainConfig(lr=1e-3, weight_decay=0.1, betas=(0.9, 0.99))
+    mover = build_optimizer(model, train)
     memory = [model.init_memory(ROWS) for _ in range(parts)] if objective.recurrent else None
     step = TrainStep(
         learner,
@@ -89,8 +89,8 @@ def learned(
         seed=7,
         device=torch.device("cuda"),
         bfloat16=bfloat16,
-        resolved=compiled,
-        captured=captured,
+        block_masks=compiled,
+        cuda_graph=captured,
         memory=memory,
     )
     outcomes = [
@@ -111,7 +111,7 @@ def test_a_replayed_step_is_the_same_step(
     given = setting(member, way)
     plain, one, _ = learned(*given, captured=False, parts=parts, compiled=compiled)
     replayed, other, step = learned(*given, captured=True, parts=parts, compiled=compiled)
-    assert step.captured is not None and step.captured.graphs
+    assert step.graphed is not None and step.graphed.graphs
     assert [line["counts"] for line in replayed] == [line["counts"] for line in plain]
     for a, b in zip(plain, replayed, strict=True):
         assert b["loss"] == pytest.approx(a["loss"], rel=1e-5)
@@ -150,9 +150,9 @@ def test_gradients_are_gone_after_a_step() -> None:
 def test_another_shape_gets_a_graph_of_its_own() -> None:
     model, objective, feed = setting("gpt2", "clm")
     _, model, step = learned(model, objective, feed, captured=True, bfloat16=True)
-    assert step.captured is not None
-    before = len(step.captured.graphs)
+    assert step.graphed is not None
+    before = len(step.graphed.graphs)
     small = PackedDataset(objective, documents(), batch_size=ROWS - 1, seed=0)
     assert torch.isfinite(step(STEPS, [small[0].pin_memory()]).loss)
     assert torch.isfinite(step(STEPS + 1, [feed[0].pin_memory()]).loss)
-    assert len(step.captured.graphs) == before + 1
+    assert len(step.graphed.graphs) == before + 1

@@ -10,6 +10,7 @@ from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Batch, Inputs, Loss, TokenTargets
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import LayerStack
+from kinfolk.training.config import TrainConfig
 from kinfolk.training.optimizer import build_optimizer
 from kinfolk.training.regularize import GradualUnfreezing
 from kinfolk.training.step import Learner, TrainStep
@@ -52,9 +53,8 @@ def batch(seed: int) -> Batch[TokenTargets]:
 
 
 def stepper(model: nn.Module, every: int) -> TrainStep:
-    built = build_optimizer(
-        model, name="adamw", lr=0.01, weight_decay=0.1, betas=(0.9, 0.99), eps=1e-8, fused=False
-    )
+    train = TrainConfig(lr=0.01, weight_decay=0.1, betas=(0.9, 0.99))
+    built = build_optimizer(model, train)
     return TrainStep(
         Learner(model, Square()),
         built,

@@ -12,6 +12,7 @@ from kinfolk.families.base import Family
 from kinfolk.families.bilstm import BiLSTMConfig
 from kinfolk.nn.language_model import LayerStack
 from kinfolk.nn.task_heads import ModelWithHeadConfig, pooling_of
+from kinfolk.training.config import TrainConfig
 from kinfolk.training.optimizer import (
     build_optimizer,
     layer_index,
@@ -130,7 +131,7 @@ def test_the_highest_layer_that_learns_has_the_whole_rate() -> None:
 
 def test_rates_that_do_not_shrink_leave_the_groups_as_they_are() -> None:
     model = config(families()["bert"]).build()
-    built = build_optimizer(model, name="adamw", fused=False, **SETTINGS, layer_lr_decay=1.0)
+    built = build_optimizer(model, TrainConfig(**SETTINGS), layer_lr_decay=1.0)
     for group, plain in zip(built.param_groups, param_groups(model, 0.1), strict=True):
         assert [id(p) for p in group["params"]] == [id(p) for p in plain["params"]]
         assert "scale" not in group
@@ -140,7 +141,7 @@ def test_rates_that_do_not_shrink_leave_the_groups_as_they_are() -> None:
 def test_a_scale_is_kept_with_the_optimisers_state(name: str) -> None:
     model = config(families()["bert"]).build()
     first, second = (
-        build_optimizer(model, name=name, fused=False, **SETTINGS, layer_lr_decay=0.8)
+        build_optimizer(model, TrainConfig(optimizer=name, **SETTINGS), layer_lr_decay=0.8)
         for _ in range(2)
     )
     second.load_state_dict(first.state_dict())

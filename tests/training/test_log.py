@@ -130,6 +130,6 @@ def test_a_run_that_is_a_file_is_a_sentence(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's full device")
 def test_a_full_disk_is_a_sentence() -> None:
     full = Path("/dev/full")
-    log = MetricsLog(full.open("a", buffering=1), full.open("a", buffering=1), None)
+    log = MetricsLog(full, full.open("a", buffering=1), full.open("a", buffering=1), None)
     with pytest.raises(UserError, match="No space left on device"), log:
         log.write(1, {"loss": 1.0}, {})

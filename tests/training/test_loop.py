@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kinfolk.errors import UserError
+from kinfolk.training.config import TrainConfig
 from kinfolk.training.log import MetricsLog, read
 from kinfolk.training.loop import Evaluation, Progress, TrainLoop
 from kinfolk.training.step import StepOutput
@@ -18,9 +19,11 @@ from support.runs import OnStep
 class Run:
     """A loop whose parts write down when they were called."""
 
-    def __init__(self, folder: Path, *, steps: int = 10, start: int = 0, **every: Any) -> None:
-        self.folder, self.steps, self.start = folder, steps, start
-        self.every = {"log_every": 1, "eval_every": 4, "save_every": 5} | every
+    def __init__(
+        self, folder: Path, *, steps: int = 10, start: int = 0, log_every: int = 1, **every: int
+    ) -> None:
+        self.folder, self.steps, self.start, self.log_every = folder, steps, start, log_every
+        self.train = TrainConfig(steps=steps, **{"eval_every": 4, "save_every": 5, **every})
         self.stepped: list[int] = []
         self.scored: list[int] = []
         self.saved: list[tuple[int, float | None]] = []  # the loss of an evaluation beside it
@@ -57,15 +60,15 @@ class Run:
     def go(self, batches: Iterator[Any] | None = None) -> list[dict[str, Any]]:
         with MetricsLog.open(self.folder, self.start) as log:
             TrainLoop(
-                steps=self.steps,
+                train=self.train,
                 step=self.step,
                 log=log,
+                log_every=self.log_every,
                 evaluate=self.score if self.held else None,
                 save=self.save,
                 callbacks=[OnStep(self.watched.append)],
                 should_stop=self.enough,
                 remedy=lambda: "Rest.",
-                **self.every,
             ).run(self.start, batches or self.batches())
         return read(self.folder)
 

@@ -1,16 +1,23 @@
 """What every schedule has in common, and each one's own shape."""
 
 import math
+from collections.abc import Callable
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfolk.errors import UserError
-from kinfolk.training.schedules import SCHEDULES, lr_schedule
+from kinfolk.training import optimizer
+from kinfolk.training.config import Schedule, TrainConfig
 
 FALLING = ("linear", "cosine", "trapezoid")
-CLIMBING = [name for name in SCHEDULES if name != "slanted"]  # which has a foot: test_slanted.py
+CLIMBING = [name for name in get_args(Schedule) if name != "slanted"]  # which starts above 0
+
+
+def lr_schedule(name: Schedule, **settings: Any) -> Callable[[int], float]:
+    return optimizer.lr_schedule(TrainConfig(schedule=name, **{"min_lr_ratio": 0.0, **settings}))
 
 
 @st.composite
@@ -37,7 +44,7 @@ def test_the_factor_climbs_to_one_and_never_climbs_again(name: str, run: dict) -
     assert all(b <= a + 1e-12 for a, b in zip(factors[top:], factors[top + 1 :], strict=False))
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", get_args(Schedule))
 @pytest.mark.parametrize("warmup", [0, 1, 100])
 def test_no_step_jumps(name: str, warmup: int) -> None:
     factor = lr_schedule(name, steps=10_000, warmup=warmup, min_lr_ratio=0.1)
@@ -95,3 +102,29 @@ def test_trapezoid_falls_over_the_last_share_only() -> None:
 def test_a_warm_up_longer_than_the_run_is_a_sentence() -> None:
     with pytest.raises(UserError, match=r"train\.warmup=11 exceeds train\.steps=10"):
         lr_schedule("linear", steps=10, warmup=11)
+
+
+def slanted_triangle(number: int, steps: int, cut: int) -> float:
+    """Howard and Ruder 2018, equation 3, of the peak; `number` counts from 1."""
+    share = number / cut if number < cut else 1 - (number - cut) / (steps - cut)
+    return (1 + share * 31) / 32
+
+
+@pytest.mark.parametrize(("steps", "warmup", "cut"), [(100, 0, 10), (2000, 0, 200), (100, 40, 40)])
+def test_slanted_is_the_formula_of_2018(steps: int, warmup: int, cut: int) -> None:
+    factor = lr_schedule("slanted", steps=steps, warmup=warmup)
+    expected = [slanted_triangle(number, steps, cut) for number in range(1, steps + 1)]
+    assert [factor(step) for step in range(steps)] == pytest.approx(expected, rel=1e-12)
+    assert factor(cut - 1) == 1 and factor(steps - 1) == factor(steps + 99) == 1 / 32
+
+
+@given(steps=st.integers(1, 300), warmup=st.integers(0, 300), floor=st.floats(0, 1))
+def test_slanted_has_one_peak_and_never_falls_below_its_foot(
+    steps: int, warmup: int, floor: float
+) -> None:
+    factor = lr_schedule("slanted", steps=steps, warmup=min(warmup, steps), min_lr_ratio=floor)
+    factors = [factor(step) for step in range(steps)]
+    top = factors.index(1.0)
+    assert factors[: top + 1] == sorted(factors[: top + 1])
+    assert factors[top:] == sorted(factors[top:], reverse=True)
+    assert min(factors) >= 1 / 32

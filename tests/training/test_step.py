@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Batch, Inputs, Loss, TokenTargets
 from kinfolk.rng import derive_seed
-from kinfolk.training.step import Learner, TrainStep, sum_counts
+from kinfolk.training.step import Learner, TrainStep
 
 
 class Line(nn.Module):
@@ -163,10 +163,6 @@ def test_values_name_the_parts_where_there_are_several() -> None:
     )
     assert values["lr"] == 0.01 and math.isfinite(values["grad_norm"])
     assert values["counts"] == {"tokens": 5, "pairs": 3}
-
-
-def test_counts_add_up_by_name() -> None:
-    assert sum_counts([{"tokens": 2}, {"tokens": 3, "pairs": 1}]) == {"tokens": 5, "pairs": 1}
 
 
 def test_mixed_seeds_are_known_and_never_the_same() -> None:

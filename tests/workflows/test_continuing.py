@@ -130,7 +130,7 @@ def test_a_folder_that_transformers_wrote_goes_on(home: Home, tmp_path: Path) ->
     )
     model = transformers.BertForMaskedLM(config)
     model.save_pretrained(tmp_path / "bert-theirs")
-    tokenizer.save(tmp_path / "bert-theirs", frame="bert", length=64)
+    tokenizer.save(tmp_path / "bert-theirs", template="bert", length=64)
     prepare(
         [home.text], tokenizer=Tokenizer.load(tmp_path / "bert-theirs"), out=tmp_path / "corpus"
     )

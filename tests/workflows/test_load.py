@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM, BertForPreTraining, T5ForConditio
 
 import kinfolk
 from kinfolk.errors import UserError
-from kinfolk.workflows.evaluate import scoring_objective
-from kinfolk.workflows.folders import load_tokenizer
+from kinfolk.workflows.evaluate import scoring_objective, training_objective
+from kinfolk.workflows.folders import find_model_folder, load_tokenizer
 from kinfolk.workflows.load import require_ability, save
 from support.runs import MEMBERS
 
@@ -116,8 +116,9 @@ def test_a_length_no_model_can_see_at_a_time_is_refused(
     member: str, length: int, runs: dict[str, Path]
 ) -> None:
     model, tokenizer = kinfolk.load(runs[member])
+    objective = training_objective(model, tokenizer, find_model_folder(runs[member]))
     with pytest.raises(UserError, match=f"^length {length} is"):
-        scoring_objective(model, tokenizer, runs[member], length)
+        scoring_objective(model, objective, length)
 
 
 def test_copying_leaves_out_what_only_a_resume_needs(runs: dict[str, Path], tmp_path: Path) -> None:

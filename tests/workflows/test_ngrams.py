@@ -187,7 +187,7 @@ def test_packed_rows_cost_what_documents_cost(home: Home) -> None:
         max_length=2 * longest,
     ).for_evaluation()
     feed = evaluation_dataset(way, read, rows=4)
-    batches = [feed[number] for number in range(feed.num_batches)]
+    batches = [feed[number] for number in range(len(feed))]
     nats = sum(float(way.loss(model, batch).sums[way.loss_name]) for batch in batches)
     expected = [model.counts.nll(read.document(i)) for i in range(read.documents)]
     assert sum(batch.counts[way.loss_name] for batch in batches) == sum(map(len, expected))

@@ -14,7 +14,12 @@ def test_solved_rows_stand_before_the_question(runs: dict[str, Path], tmp_path: 
     test = tables.table(tmp_path / "test.tsv", 4, seed=1)
     train = tables.table(tmp_path / "train.tsv", 10)
     found, rows = few_shot_predictor(
-        runs["gpt2"], test, train=train, shots=2, pattern="{text} is {answer}", words=("no", "yes")
+        runs["gpt2"],
+        test,
+        fewshot_from=train,
+        num_fewshot=2,
+        pattern="{text} is {answer}",
+        verbalizer="no,yes",
     )
     assert isinstance(found.formulation, Prompt)
     said = {"good": "yes", "bad": "no"}
@@ -44,7 +49,7 @@ def test_labels_that_no_solved_row_has_count_as_unseen(
     lines = ["sentence\tlabel", "a day\tneutral", "a fine day\tgood"]
     test = tables.write(tmp_path / "test.tsv", lines)
     found, rows = few_shot_predictor(
-        runs["gpt2"], test, train=tables.table(tmp_path / "train.tsv", 6)
+        runs["gpt2"], test, fewshot_from=tables.table(tmp_path / "train.tsv", 6)
     )
     assert evaluate_rows(found, rows, n_resamples=10).unseen_labels == {"neutral": 1}
 

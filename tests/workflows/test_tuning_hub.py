@@ -105,7 +105,7 @@ def test_a_classifier_of_transformers_answers_here(tmp_path: Path) -> None:
         label2id={name: number for number, name in names.items()},
     )  # fmt: skip
     transformers.BertForSequenceClassification(config).save_pretrained(tmp_path)
-    tokenizer().save(tmp_path, frame="bert")
+    tokenizer().save(tmp_path, template="bert")
     found = load_predictor(tmp_path, device="cpu")
     assert found.task.labels == ("sad", "glad", "neither")
     model, words = opened(transformers.AutoModelForSequenceClassification, tmp_path)

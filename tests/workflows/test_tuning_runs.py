@@ -109,7 +109,7 @@ def test_a_run_without_a_checkpoint_starts_again(tmp_path: Path) -> None:
     body = tune("bert/nano", found, tmp_path / "first", epochs=1)
     folder = str(find_model_folder(body))
     for scratch in (False, True):
-        start = parse_initial_weights(folder, scratch=scratch)
+        start = parse_initial_weights(folder, from_scratch=scratch)
         whole, parts = (tmp_path / f"{name}{scratch}" for name in ("whole", "parts"))
         chosen = ["train.device=cpu", "train.batch_size=8"]
         finetune(start, [found], whole, epochs=1, settings=chosen)

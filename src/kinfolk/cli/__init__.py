@@ -3,9 +3,27 @@
 import os
 import sys
 import warnings
-from typing import Any, NoReturn
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from kinfolk.errors import UserError
+
+if TYPE_CHECKING:
+    from typer import Typer
+
+MODULES = (  # of the commands
+    *("audit", "chat", "evaluate", "export", "finetune", "generate", "members"),
+    *("predict", "prepare", "pretrain", "quickstart", "tokenizer", "translate"),
+)
+
+
+def load_app() -> "Typer":
+    """Return the application; importing the module of a command registers it."""
+    from kinfolk.cli.app import app
+
+    for name in MODULES:
+        import_module(f"kinfolk.cli.{name}")
+    return app
 
 
 def main() -> None:
@@ -13,9 +31,8 @@ def main() -> None:
     from rich.markup import escape
     from typer import TyperException
 
-    from kinfolk.cli.app import console, errors
-    from kinfolk.cli.commands import app
     from kinfolk.cli.options import UsageError
+    from kinfolk.cli.output import console, errors
 
     # Paths and other texts of users are printed unchanged: [a] is not markup, lines do not wrap.
     def warn(message: Warning | str, *_: Any, **__: Any) -> None:
@@ -30,7 +47,7 @@ def main() -> None:
 
     warnings.showwarning = warn
     try:
-        code = app(prog_name="kinfolk", standalone_mode=False)
+        code = load_app()(prog_name="kinfolk", standalone_mode=False)
     except UsageError as error:
         fail(str(error), error.command)
     except UserError as error:

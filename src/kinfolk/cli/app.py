@@ -1,13 +1,10 @@
-"""The application that commands register with, and the options and printing that they share."""
+"""The application that commands register with, and the arguments and options that they share."""
 
-import json
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
-from rich.console import Console
 from typer.core import TyperGroup
 
 from kinfolk import __version__
@@ -40,37 +37,52 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-console = Console()
-errors = Console(stderr=True)
 
 # Panels of `kinfolk --help`, in the order of work.
 START, DATA, TRAIN = "Start", "Data", "Train"
 EVALUATE, USE, MODELS = "Evaluate", "Use", "Models"
+
+
+def option(metavar: str, help: str, *names: str, panel: str | None = None, **settings: Any) -> Any:
+    """Declare an option as the default of a parameter; without names it is called as that one.
+
+    `settings` are those of `typer.Option`; `default=...` makes the option required.
+    """
+    default = settings.pop("default", None)
+    return typer.Option(
+        default, *names, metavar=metavar, help=help, rich_help_panel=panel, **settings
+    )
+
+
+def flag(name: str, help: str) -> Any:
+    """Declare an option without a value."""
+    return option("", help, name, default=False)
+
+
 OUT = ("-o", "--out")
-
-
-def option(metavar: str, help: str, panel: str | None = None, *names: str) -> Any:
-    """Declare an option; without names it is called as its parameter."""
-    return typer.Option(*names, metavar=metavar, help=help, rich_help_panel=panel)
-
-
-AsJson = Annotated[bool, option("", "Print the result as JSON.", None, "--json")]
-Files = Annotated[
-    list[Path],
-    typer.Argument(
-        metavar="FILES...",
-        help="Input files, folders or glob patterns (.txt .md .jsonl .tsv .csv .parquet, also .gz "
-        ".xz .zst), - for stdin, or hf:OWNER/NAME for a Hugging Face dataset.",
-    ),
-]
-Device = Annotated[str, option("NAME", "auto, cpu or cuda.")]
-ModelFolder = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="Run, checkpoint or model folder.")
-]
-NewFolder = Annotated[Path, option("DIR", "Output folder. Must be new or empty.", None, *OUT)]
-RunFolder = Annotated[Path | None, option("RUN", "Run folder. Must be new or empty.", None, *OUT)]
-Resume = Annotated[Path | None, option("RUN", "Resume an interrupted run.")]
-Report = Annotated[Path | None, option("FILE.html", "HTML report.", None, *OUT, "--report")]
+JSON = flag("--json", "Print the result as JSON.")
+DEVICE = option("NAME", "auto, cpu or cuda.", default="auto")
+FILES = typer.Argument(
+    ...,
+    metavar="FILES...",
+    help="Input files, folders or glob patterns (.txt .md .jsonl .tsv .csv .parquet, also .gz "
+    ".xz .zst), - for stdin, or hf:OWNER/NAME for a Hugging Face dataset.",
+)
+MODEL = typer.Argument(..., metavar="MODEL", help="Run, checkpoint or model folder.")
+NEW_FOLDER_HELP = "Output folder. Must be new or empty."
+NEW_FOLDER = option("DIR", NEW_FOLDER_HELP, *OUT, default=...)
+RUN_FOLDER = option("RUN", "Run folder. Must be new or empty.", *OUT)
+RESUME = option("RUN", "Resume an interrupted run.")
+REPORT = option("FILE.html", "HTML report.", *OUT, "--report")
+UNIT = option(
+    "block|file", "A document is a block between blank lines, or a whole file.", default="block"
+)
+FIELD = option("NAME", "Field of JSON lines with the text: meta.text.")
+COLUMN = option("NAME", "Column of tables with the text: name or number.")
+TASK_INDEX = option("N", "Which task of a multi-task model, counting from 1.", default=1)
+NULL_THRESHOLD = option(
+    "X", "Predict no answer where its score exceeds the best span's by more than X."
+)
 
 
 def show_version(value: bool) -> None:
@@ -82,36 +94,19 @@ def show_version(value: bool) -> None:
 
 @app.callback()
 def root(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=show_version, is_eager=True, metavar="", help="Print the version."
-        ),
-    ] = False,
+    version: bool = option(
+        "", "Print the version.", "--version", default=False, callback=show_version, is_eager=True
+    ),
 ) -> None:
     """Read the options before a command."""
 
 
-def example(text: str) -> str:
-    """Return the example under the help of a command."""
-    return f"Example: `{text}`"
-
-
 def command(
-    text: str, *, panel: str | None, name: str | None = None, group: typer.Typer = app
+    example: str, *, panel: str | None, name: str | None = None, group: typer.Typer = app
 ) -> Callable[[AnyFunction], AnyFunction]:
     """Register a function as a command, with an example of its use and a panel in `--help`."""
-    return group.command(name, cls=Command, epilog=example(text), rich_help_panel=panel)
-
-
-def print_json(value: Any) -> None:
-    """Print JSON and nothing else."""
-    print(json.dumps(value, ensure_ascii=False))
-
-
-def note(sentence: str) -> None:
-    """Print a sentence on stderr, unchanged and in one line."""
-    errors.print(sentence, highlight=False, markup=False, soft_wrap=True)
+    epilog = f"Example: `{example}`"
+    return group.command(name, cls=Command, epilog=epilog, rich_help_panel=panel)
 
 
 def piped(what: str) -> str:

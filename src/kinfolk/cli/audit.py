@@ -2,17 +2,24 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
 import typer
 from rich.markup import escape
-from rich.table import Column as TableColumn
+from rich.table import Column
 
-from kinfolk.cli.app import DATA, AsJson, Files, Report, command, console, print_json
+from kinfolk.cli.app import COLUMN, DATA, FIELD, FILES, JSON, REPORT, UNIT, command
 from kinfolk.cli.options import UsageError
-from kinfolk.cli.prepare import Column, Field, Unit, document_unit
-from kinfolk.cli.progress import byte_progress
-from kinfolk.cli.tables import numbers, print_facts, print_table, table
+from kinfolk.cli.output import (
+    byte_progress,
+    console,
+    numbers,
+    print_facts,
+    print_json,
+    print_table,
+    table,
+)
+from kinfolk.cli.prepare import document_unit
 
 if TYPE_CHECKING:
     from kinfolk.data.audit import Audit
@@ -30,15 +37,15 @@ EARLIER = {
 
 @command("kinfolk audit notes/ -o audit.html", panel=DATA)
 def audit(
-    files: Files,
-    out: Report = None,
-    document: Unit = "block",
-    field: Field = None,
-    column: Column = None,
-    near_duplicates: Annotated[
-        bool, typer.Option(help="Also detect near-duplicates with MinHash (slower).")
-    ] = True,
-    json: AsJson = False,
+    files: list[Path] = FILES,
+    out: Path | None = REPORT,
+    document: str = UNIT,
+    field: str | None = FIELD,
+    column: str | None = COLUMN,
+    near_duplicates: bool = typer.Option(
+        True, help="Also detect near-duplicates with MinHash (slower)."
+    ),
+    json: bool = JSON,
 ) -> None:
     """Report data quality: encoding errors, duplicates, lengths, scripts, repeated lines.
 
@@ -54,14 +61,14 @@ def audit(
     from kinfolk.reports.page import write
     from kinfolk.workflows.audit import audit_page
 
-    with byte_progress("reading") as watch:
+    with byte_progress("reading") as progress:
         result = audit(
-            files, reading=ReadOptions(unit, field, column), near=near_duplicates, progress=watch
+            files, reading=ReadOptions(unit, field, column), near=near_duplicates, progress=progress
         )
     if out is not None:
         write(render(audit_page(result)), out)
     if json:
-        values = _plain(asdict(result))
+        values = asdict(result)
         print_json(values | {old: values[new] for old, new in EARLIER.items()})
         return
     _show(result)
@@ -75,7 +82,7 @@ def _show(result: "Audit") -> None:
 
     print_facts(_facts(result))
     if result.most_repeated_lines:
-        lines = table(*numbers("count"), TableColumn("line", overflow="ellipsis", no_wrap=True))
+        lines = table(*numbers("count"), Column("line", overflow="ellipsis", no_wrap=True))
         for line, count in result.most_repeated_lines:
             lines.add_row(f"{count:,}", escape(_visible(line)))
         print_table(lines, "most repeated lines")
@@ -123,12 +130,3 @@ def _shares(counts: dict[str, int]) -> str:
 
 def _visible(text: str) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
-
-
-def _plain(value: Any) -> Any:
-    """Convert paths to strings, for JSON."""
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value

@@ -2,20 +2,22 @@
 
 import contextlib
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from kinfolk.cli.app import Device, ModelFolder, command, errors, readable
-from kinfolk.cli.generate import Precision, generation_config
+from kinfolk.cli.app import DEVICE, MODEL, USE, command, readable
+from kinfolk.cli.generate import PRECISION, generation_config
 from kinfolk.cli.options import field_options
+from kinfolk.cli.output import errors
 from kinfolk.config import did_you_mean, parse_field
 from kinfolk.errors import UserError
 from kinfolk.generation.config import GenerationConfig
 from kinfolk.workflows.folders import check_model_folder
 
 if TYPE_CHECKING:
-    from kinfolk.generation.chat import ChatSession
+    from kinfolk.generation.generate import ChatSession
 
 HELP = """\
 Type a line, and the model continues the conversation; an empty line continues its reply.
@@ -33,7 +35,7 @@ ALIASES = {"tokens": "max-new-tokens"}  # of earlier versions
 COMMANDS = (*SETTINGS, "reset", "help", "quit")
 
 
-@command("kinfolk chat runs/gpt2 --temperature 0.8", panel="Use")
+@command("kinfolk chat runs/gpt2 --temperature 0.8", panel=USE)
 @field_options(
     "settings",
     GenerationConfig,
@@ -41,10 +43,11 @@ COMMANDS = (*SETTINGS, "reset", "help", "quit")
     help={"max_new_tokens": "Maximum number of tokens per reply"},
 )
 def chat(
-    model: ModelFolder,
+    model: Path = MODEL,
+    precision: str = PRECISION,
+    device: str = DEVICE,
+    *,
     settings: dict[str, Any],
-    precision: Precision = "auto",
-    device: Device = "auto",
 ) -> None:
     """Chat-style completion: the model continues the whole conversation.
 
@@ -53,7 +56,7 @@ def chat(
     config = generation_config("sample", settings)
     check_model_folder(model, or_corpus=True)
 
-    from kinfolk.generation.chat import ChatSession
+    from kinfolk.generation.generate import ChatSession
     from kinfolk.workflows.generate import load_generator
 
     network, tokenizer = load_generator(model, device=device, precision=precision)

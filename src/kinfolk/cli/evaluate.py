@@ -1,18 +1,35 @@
 """The command `evaluate`: scores of a model on text, on labelled data or on sentence pairs."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Column as TableColumn
+from rich.table import Column
 
-from kinfolk.cli.app import EVALUATE, AsJson, Device, Report, command, note, option, print_json
-from kinfolk.cli.options import UsageError, given_options, option_name
-from kinfolk.cli.predict import NullThreshold, TaskIndex
-from kinfolk.cli.pretrain import Pairs, Source, SourcePrefix, Target
-from kinfolk.cli.progress import row_progress
-from kinfolk.cli.tables import numbers, print_facts, print_table, short, table
+from kinfolk.cli.app import (
+    DEVICE,
+    EVALUATE,
+    JSON,
+    NULL_THRESHOLD,
+    REPORT,
+    TASK_INDEX,
+    command,
+    option,
+)
+from kinfolk.cli.options import UsageError, option_group, option_name
+from kinfolk.cli.output import (
+    note,
+    numbers,
+    print_facts,
+    print_json,
+    print_table,
+    row_progress,
+    short,
+    table,
+)
+from kinfolk.cli.pretrain import PAIRS, PairOptions
 from kinfolk.errors import UserError
 from kinfolk.workflows.folders import check_model_folder
 
@@ -21,18 +38,7 @@ if TYPE_CHECKING:
     from kinfolk.workflows.predict import Predictor
 
 MAX_CLASSES = 20  # classes with their scores; the report has more
-TEXT, LABELS, FEW_SHOT = "Language modeling", "Labelled data", "Zero-shot and few-shot"
-SAMPLES = "Generated samples"
-FEW_SHOT_OPTIONS = (
-    "formulation",
-    "num_fewshot",
-    "fewshot_from",
-    "task",
-    "pattern",
-    "verbalizer",
-    "seed",
-)
-TEST_OPTIONS = (*FEW_SHOT_OPTIONS, "columns", "null_score_diff_threshold", "out")
+LABELS = "Labelled data"
 
 # Measures of samples: their names and formats.
 MEASURES = {
@@ -47,56 +53,65 @@ MEASURES = {
 }
 
 
+@dataclass(frozen=True)
+class TextOptions:
+    """Options that name a text to score."""
+
+    text: Path | None = option("FILE", "Text to score: loss, perplexity, bits per byte.")
+    corpus: Path | None = option("DIR", "Score a prepared corpus.")
+    length: int | None = option("N", "Context length for scoring.")
+
+
+@dataclass(frozen=True)
+class TestOptions:
+    """Options that name labelled data, and how they are scored."""
+
+    test: Path | None = option(
+        "FILE", "Test data: metrics, confusion matrix, errors.", panel=LABELS
+    )
+    columns: str | None = option("LIST", "Text columns and label column: a,b,label.", panel=LABELS)
+    out: Path | None = REPORT
+    task_index: int = TASK_INDEX
+    null_score_diff_threshold: float | None = NULL_THRESHOLD
+
+
+@dataclass(frozen=True)
+class FewShotOptions:
+    """Options of a model that is evaluated without fine-tuning."""
+
+    formulation: str | None = option("prompt", "prompt: evaluate without fine-tuning.")
+    num_fewshot: int | None = option("N", "Labelled examples in the prompt.")
+    fewshot_from: Path | None = option("FILE", "File of the few-shot examples.")
+    task: str | None = option("NAME", "Task of the file: classify, choose ...")
+    pattern: str | None = option("TEXT", "Template, e.g. '{text} It was {answer}.'")
+    verbalizer: str | None = option("LIST", "One word per class: bad,good.")
+    seed: int | None = option("N", "Seed for drawing few-shot examples.")
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options that were given."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
 @command("kinfolk evaluate runs/gpt2 --text chapter.txt --json", panel=EVALUATE)
+@option_group("text", TextOptions, panel="Language modeling")
+@option_group("test", TestOptions)
+@option_group("few_shot", FewShotOptions, panel="Zero-shot and few-shot")
+@option_group("pairs", PairOptions, panel=PAIRS)
 def evaluate(
-    context: typer.Context,
-    model: Annotated[
-        Path | None, typer.Argument(metavar="MODEL", help="Run, checkpoint or model folder.")
-    ] = None,
-    text: Annotated[
-        Path | None, option("FILE", "Text to score: loss, perplexity, bits per byte.", TEXT)
-    ] = None,
-    corpus: Annotated[Path | None, option("DIR", "Score a prepared corpus.", TEXT)] = None,
-    length: Annotated[int | None, option("N", "Context length for scoring.", TEXT)] = None,
-    test: Annotated[
-        Path | None, option("FILE", "Test data: metrics, confusion matrix, errors.", LABELS)
-    ] = None,
-    columns: Annotated[
-        str | None, option("LIST", "Text columns and label column: a,b,label.", LABELS)
-    ] = None,
-    out: Report = None,
-    task_index: TaskIndex = 1,
-    null_score_diff_threshold: NullThreshold = None,
-    formulation: Annotated[
-        str | None, option("prompt", "prompt: evaluate without fine-tuning.", FEW_SHOT)
-    ] = None,
-    num_fewshot: Annotated[
-        int | None, option("N", "Labelled examples in the prompt.", FEW_SHOT)
-    ] = None,
-    fewshot_from: Annotated[
-        Path | None, option("FILE", "File of the few-shot examples.", FEW_SHOT)
-    ] = None,
-    task: Annotated[
-        str | None, option("NAME", "Task of the file: classify, choose ...", FEW_SHOT)
-    ] = None,
-    pattern: Annotated[
-        str | None, option("TEXT", "Template, e.g. '{text} It was {answer}.'", FEW_SHOT)
-    ] = None,
-    verbalizer: Annotated[
-        str | None, option("LIST", "One word per class: bad,good.", FEW_SHOT)
-    ] = None,
-    seed: Annotated[
-        int | None, option("N", "Seed for drawing few-shot examples.", FEW_SHOT)
-    ] = None,
-    source: Source = None,
-    target: Target = None,
-    pairs: Pairs = None,
-    source_prefix: SourcePrefix = None,
-    samples: Annotated[
-        Path | None, option("FILE", "Score generated texts without a model.", SAMPLES)
-    ] = None,
-    device: Device = "auto",
-    json: AsJson = False,
+    model: Path | None = typer.Argument(
+        None, metavar="MODEL", help="Run, checkpoint or model folder."
+    ),
+    *,
+    text: TextOptions,
+    test: TestOptions,
+    few_shot: FewShotOptions,
+    pairs: PairOptions,
+    samples: Path | None = option(
+        "FILE", "Score generated texts without a model.", panel="Generated samples"
+    ),
+    device: str = DEVICE,
+    json: bool = JSON,
 ) -> None:
     """Score a model on text (loss, perplexity, bits per byte) or on labelled data.
 
@@ -105,73 +120,39 @@ def evaluate(
     comparable with likelihoods. `--test` adds a 95% bootstrap interval and a report; `--samples`
     measures distinct-n, repetition and self-BLEU, with `--corpus` also 3-gram perplexity.
     """
-    given = given_options(context)
-    few_shot = [name for name in FEW_SHOT_OPTIONS if name in given]
-    if test is not None:
-        if model is None or given & {"corpus", "text", "samples", "source", "pairs"}:
+    if test.test is not None:
+        others = (text.corpus, text.text, samples, pairs.source, pairs.pairs)
+        if model is None or any(value is not None for value in others):
             raise UsageError(
                 "--test needs MODEL and excludes --corpus, --text, --samples, --source and --pairs"
             )
-        check_model_folder(model)
-        for file in (test, target, fewshot_from):
-            if file is not None and not file.is_file():
-                raise UserError(f"no such file: {file}")
-        if out is not None and out.is_dir():
-            raise UsageError(f"{out} is a folder: -o must name a file, such as {out}/test.html")
-        if few_shot and formulation not in (None, "prompt"):
-            raise UsageError(
-                f"--formulation {formulation}: evaluate supports prompt, or the formulation used "
-                "in fine-tuning without this option"
-            )
-        if not few_shot and length is not None:
-            raise UsageError("--length cannot be changed for a fine-tuned model")
-        prompt = None
-        if few_shot:
-            prompt = {
-                "train": fewshot_from,
-                "shots": num_fewshot or 0,
-                "seed": seed or 0,
-                "task": task,
-                "pattern": pattern,
-                "words": None if verbalizer is None else verbalizer.split(","),
-                "length": length,
-            }
         evaluate_test(
-            model,
-            test,
-            target=target,
-            columns=columns,
-            task_index=task_index,
-            null_score_diff_threshold=null_score_diff_threshold,
-            device=device,
-            prompt=prompt,
-            out=out,
-            json=json,
+            model, test, few_shot, target=pairs.target, length=text.length, device=device, json=json
         )
         return
-    if needs_test := [name for name in TEST_OPTIONS if name in given]:
-        raise UsageError(f"{option_name(needs_test[0])} requires --test FILE")
-    from kinfolk.workflows.parallel import parallel_data
-
-    texts = parallel_data(source=source, target=target, pairs=pairs, prefix=source_prefix)
+    scored = {name: value for name, value in vars(test).items() if name != "task_index"}
+    for name, value in (few_shot.given | scored).items():
+        if value is not None:
+            raise UsageError(f"{option_name(name)} requires --test FILE")
+    parallel = pairs.parallel_data()
     if samples is not None:
-        if model is not None or texts is not None or given & {"text", "length"}:
+        if any(value is not None for value in (model, parallel, text.text, text.length)):
             raise UsageError("--samples takes no MODEL and none of --text, --length, --source")
-        print_samples(samples, corpus, json=json)
+        print_samples(samples, text.corpus, json=json)
         return
     if model is None:
         raise UsageError("missing MODEL (or --samples FILE)")
-    if texts is not None and (corpus is not None or text is not None):
+    if parallel is not None and (text.corpus is not None or text.text is not None):
         raise UsageError("sentence pairs cannot be combined with --corpus or --text")
     check_model_folder(model)
     values: dict[str, float | int | str]
-    if texts is not None:
-        texts.check()
+    if parallel is not None:
+        parallel.check()
         from kinfolk.workflows import translate
 
-        values = translate.evaluate(model, texts, device=device)
+        values = translate.evaluate(model, parallel, device=device)
     else:
-        values = likelihood(model, corpus, text, length, device)
+        values = likelihood(model, text, device)
     if json:
         print_json(values)
         return
@@ -182,22 +163,20 @@ def evaluate(
     )
 
 
-def likelihood(
-    model: Path, corpus: Path | None, text: Path | None, length: int | None, device: str
-) -> dict[str, float | int | str]:
+def likelihood(model: Path, text: TextOptions, device: str) -> dict[str, float | int | str]:
     """Return the scores of a model on a corpus or a text."""
-    if (corpus is None) == (text is None):
+    if (text.corpus is None) == (text.text is None):
         raise UsageError("give either --corpus or --text")
-    if corpus is not None:
+    if text.corpus is not None:
         from kinfolk.data.corpus import Corpus
 
-        Corpus.open(corpus)
-    if text is not None and not text.exists():
-        raise UserError(f"no such file: {text}")
+        Corpus.open(text.corpus)
+    if text.text is not None and not text.text.exists():
+        raise UserError(f"no such file: {text.text}")
     from kinfolk.workflows.evaluate import open_evaluation
 
-    found = open_evaluation(model, corpus, text, length, device)
-    score = found.likelihood()
+    evaluation = open_evaluation(model, text.corpus, text.text, text.length, device)
+    score = evaluation.likelihood()
     return {
         "loss": score.loss,
         "perplexity": score.perplexity,
@@ -205,7 +184,7 @@ def likelihood(
         "tokens": score.tokens,
         "bytes": score.bytes,
         "kind": score.kind,
-        **found.auxiliary_metrics(),
+        **evaluation.auxiliary_metrics(),
     }
 
 
@@ -231,42 +210,61 @@ def print_samples(samples: Path, corpus: Path | None, *, json: bool) -> None:
 
 def evaluate_test(
     model: Path,
-    test: Path,
+    options: TestOptions,
+    few_shot: FewShotOptions,
     *,
     target: Path | None,
-    columns: str | None,
-    task_index: int,
-    null_score_diff_threshold: float | None,
+    length: int | None,
     device: str,
-    prompt: dict[str, Any] | None,
-    out: Path | None,
     json: bool,
 ) -> None:
     """Score a model on labelled rows, print the scores and write a report."""
+    test, out = options.test, options.out
+    assert test is not None
+    check_model_folder(model)
+    for file in (test, target, few_shot.fewshot_from):
+        if file is not None and not file.is_file():
+            raise UserError(f"no such file: {file}")
+    if out is not None and out.is_dir():
+        raise UsageError(f"{out} is a folder: -o must name a file, such as {out}/test.html")
+    prompt = few_shot.given
+    formulation = prompt.pop("formulation", "prompt")
+    if formulation != "prompt":
+        raise UsageError(
+            f"--formulation {formulation}: evaluate supports prompt, or the formulation used in "
+            "fine-tuning without this option"
+        )
+    if not few_shot.given and length is not None:
+        raise UsageError("--length cannot be changed for a fine-tuned model")
     from kinfolk.tasks.dataset import format_counts
     from kinfolk.tasks.error_analysis import to_plain
     from kinfolk.tasks.formats.base import ReadReport
     from kinfolk.tasks.formats.labelled_file import LabelledFile
     from kinfolk.workflows import predict
 
-    report, notes = ReadReport(), list[str]()
-    predictor: Predictor
-    if prompt is None:
-        predictor = predict.load_predictor(model, device=device, number=task_index - 1)
-        file = LabelledFile(test, target=target)
-        rows, spec = predict.read_test_file(predictor, file, columns=columns, report=report)
-        notes = predict.format_notes(predictor, file, spec)
-    else:
+    report, columns, notes = ReadReport(), options.columns, list[str]()
+    if few_shot.given:
         predictor, rows = predict.few_shot_predictor(
-            model, test, columns=columns, target=target, device=device, notes=report, **prompt
+            model,
+            test,
+            columns=columns,
+            target=target,
+            length=length,
+            device=device,
+            report=report,
+            **prompt,
         )
-    if null_score_diff_threshold is not None:
-        predictor = predictor.with_null_score_diff_threshold(null_score_diff_threshold)
-    predictor.task.check_references(rows)
+    else:
+        predictor = predict.load_predictor(model, device=device, number=options.task_index - 1)
+        labelled = LabelledFile(test, target=target)
+        rows, spec = predict.read_test_file(predictor, labelled, columns=columns, report=report)
+        notes = predict.format_notes(predictor, labelled, spec)
+    if options.null_score_diff_threshold is not None:
+        predictor = predictor.with_null_score_diff_threshold(options.null_score_diff_threshold)
     notes += [*report.messages(), *predict.truncation_report(predictor, rows)]
     notes += predictor.task.score_notes(rows)
-    with row_progress("test", len(rows)) as watch:
-        result = predict.evaluate_rows(predictor, rows, watch=watch)
+    with row_progress("test", len(rows)) as update:
+        result = predict.evaluate_rows(predictor, rows, watch=lambda done: update(completed=done))
     if result.unseen_labels:
         notes.append(
             f"{sum(result.unseen_labels.values()):,} test rows have labels not seen in training "
@@ -282,8 +280,7 @@ def evaluate_test(
         predict.write_evaluation_page(result, out, title=title, details=details, notes=notes)
     if json:
         # Scores are also at the top level, where programs look for `accuracy` or `f1`.
-        page = None if out is None else str(out)
-        print_json({**result.scores, **to_plain(result), "page": page})
+        print_json({**result.scores, **to_plain(result), "page": out})
         return
     print_result(result)
     if out is not None:
@@ -322,7 +319,7 @@ def print_result(result: "EvaluationResult") -> None:
     confusion = error_analysis.confusion_table(result)
     if confusion is not None:
         names = [escape(str(label)) for label in confusion.labels]
-        columns = [TableColumn(name, justify="right", overflow="ellipsis") for name in names]
+        columns = [Column(name, justify="right", overflow="ellipsis") for name in names]
         matrix = table("true \\ predicted", *columns)
         for name, counts in zip(names, confusion.counts, strict=True):
             matrix.add_row(name, *(f"{count:,}" if count else "·" for count in counts))

@@ -1,16 +1,15 @@
 """The commands `export` and `import`: model folders in Hugging Face's layout."""
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from kinfolk.cli.app import MODELS, ModelFolder, NewFolder, command
+from kinfolk.cli.app import MODEL, MODELS, NEW_FOLDER, command
 from kinfolk.workflows.folders import check_model_folder, check_new_folder
 
 
 @command("kinfolk export runs/bert -o my-bert", panel=MODELS)
-def export(model: ModelFolder, out: NewFolder) -> None:
+def export(model: Path = MODEL, out: Path = NEW_FOLDER) -> None:
     """Write a model folder for Hugging Face: weights, config and tokenizer, and nothing else.
 
     The checkpoints of a run are such folders already; an export leaves out the training state.
@@ -26,10 +25,10 @@ def export(model: ModelFolder, out: NewFolder) -> None:
 
 @command("kinfolk import bert-base-uncased -o models/bert", panel=MODELS, name="import")
 def import_(
-    folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Hugging Face model folder on this machine.")
-    ],
-    out: NewFolder,
+    folder: Path = typer.Argument(
+        ..., metavar="FOLDER", help="Hugging Face model folder on this machine."
+    ),
+    out: Path = NEW_FOLDER,
 ) -> None:
     """Read a Hugging Face folder, check every weight, and write it as kinfolk does."""
     check_model_folder(folder)

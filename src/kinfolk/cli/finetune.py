@@ -2,24 +2,24 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from kinfolk.cli.app import TRAIN, AsJson, Resume, RunFolder, command, note, option, print_json
+from kinfolk.cli.app import JSON, NULL_THRESHOLD, RESUME, RUN_FOLDER, TRAIN, command, flag, option
 from kinfolk.cli.options import (
-    Overrides,
+    OVERRIDES,
     UsageError,
     check_overrides,
     check_resume,
     field_options,
+    option_group,
 )
-from kinfolk.cli.predict import NullThreshold
-from kinfolk.cli.tables import numbers, print_table, table
+from kinfolk.cli.output import note, numbers, print_json, print_table, table
 from kinfolk.config import as_settings
 from kinfolk.errors import UserError
 from kinfolk.training.config import FineTuneConfig, TrainConfig
@@ -29,10 +29,9 @@ if TYPE_CHECKING:
     from kinfolk.cli.run_progress import TerminalProgress
     from kinfolk.tasks.dataset import TaskDataset
     from kinfolk.workflows.seeds import SeedResults
-    from kinfolk.workflows.suites import SuiteResult
+    from kinfolk.workflows.suites import SuiteResult, TrainFn
 
 T = TypeVar("T")
-DATASETS, FORMULATION, DISTILLATION = "Labelled data", "Task formulation", "Distillation"
 KEYS = ("model", "formulations", "datasets", "teacher", "init_from", "name")  # of a recipe
 
 # Defaults of training that differ in fine-tuning.
@@ -53,96 +52,128 @@ HELP = {
 }
 
 
+@dataclass(frozen=True)
+class DataOptions:
+    """Options that name the labelled data."""
+
+    train: list[Path] | None = option(
+        "FILE", "Training data (TSV, CSV, JSONL, CoNLL, SQuAD ...). Repeatable."
+    )
+    dev: list[Path] | None = option(
+        "FILE", "Data that selects the best checkpoint (default: 10% of rows)."
+    )
+    target: list[Path] | None = option("FILE", "Target lines aligned with --train.")
+    dev_target: list[Path] | None = option("FILE", "Target lines aligned with --dev.")
+    task: str = option(
+        "NAME",
+        "auto, classify, regress, choose, tag, span, write, complete, lm or coref.",
+        default="auto",
+    )
+    columns: list[str] | None = option(
+        "LIST", "Text columns and label column, names or numbers: a,b,label."
+    )
+    suite: tuple[str, Path] | None = option(
+        "NAME DIR", "Fine-tune on every dataset in a folder, e.g. of GLUE."
+    )
+    tasks: str | None = option("LIST", "Only these datasets of --suite: sst2,mrpc.")
+    limit: int | None = option("N", "Rows per file of --suite.")
+
+    def check(self, task_options: "TaskOptions") -> None:
+        """Refuse wrong combinations of options, and files that do not exist."""
+        if (self.train is None) == (self.suite is None):
+            raise UsageError("give --train FILE or --suite NAME DIR")
+        if self.suite is None and (self.tasks is not None or self.limit is not None):
+            raise UsageError("--tasks and --limit require --suite")
+        own = (self.dev, self.target, self.dev_target, self.columns)
+        own_task = (task_options.metric, task_options.positive_label)
+        given = self.task != "auto" or any(value is not None for value in (*own, *own_task))
+        if self.suite is not None and given:
+            raise UsageError(
+                "--suite has its own files, tasks and metrics: it cannot be combined with --dev, "
+                "--target, --task, --columns, --metric and --positive-label"
+            )
+        for files in (self.train, self.dev, self.target, self.dev_target):
+            for file in files or []:
+                if not file.is_file():
+                    raise UserError(f"no such file: {file}")
+
+    def read(self) -> list["TaskDataset"]:
+        """Return a dataset for each training file, with the options at the same place."""
+        from kinfolk.tasks.dataset import task_dataset
+
+        files = self.train or []
+        parts = zip(
+            files,
+            per_file("--dev", self.dev, len(files)),
+            per_file("--target", self.target, len(files)),
+            per_file("--dev-target", self.dev_target, len(files)),
+            per_file("--columns", self.columns, len(files)),
+            strict=True,
+        )
+        return [
+            task_dataset(
+                train, dev, task=self.task, columns=columns, target=lines, dev_target=dev_lines
+            )
+            for train, dev, lines, dev_lines, columns in parts
+        ]
+
+
+@dataclass(frozen=True)
+class TaskOptions:
+    """Options of how the task is solved and scored."""
+
+    formulation: str | None = option(
+        "NAME", "head, transformed (GPT-1), text (text-to-text) or cloze."
+    )
+    metric: str | None = option("NAME", "Metric that selects the best checkpoint.")
+    positive_label: str | None = option("LABEL", "Positive class of binary F1.")
+    source_prefix: list[str] | None = option("TEXT", "text: prefix of every input.")
+    pattern: str | None = option("TEXT", "cloze: '{text} It was {answer}.'")
+    verbalizer: str | None = option("LIST", "cloze: one word per class: bad,good.")
+    null_score_diff_threshold: float | None = NULL_THRESHOLD
+    length: int | None = option("N", "Maximum input length in tokens.")
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Options of the initial weights, of a teacher and of several seeds."""
+
+    from_scratch: bool = flag("--from-scratch", "Ignore the pretrained weights.")
+    tokenizer: Path | None = option(
+        "DIR", "Tokenizer for FAMILY/SIZE (default: trained on the rows)."
+    )
+    teacher: Path | None = option(
+        "RUN", "Distill from this fine-tuned model.", panel="Distillation"
+    )
+    distillation_weight: float | None = option(
+        "X", "Weight of the distillation loss (default: 0.5).", panel="Distillation"
+    )
+    seeds: int | None = option("N", "Run seeds 0 to N-1; report mean and standard deviation.")
+
+
 @command("kinfolk finetune runs/bert --train train.tsv --dev dev.tsv -o runs/triage", panel=TRAIN)
-@field_options("training", TrainConfig, defaults=DEFAULTS, help=HELP)
+@option_group("data", DataOptions, panel="Labelled data")
+@option_group("task_options", TaskOptions, panel="Task formulation")
+@option_group("model_options", ModelOptions)
 @field_options("finetuning", FineTuneConfig, panel="Fine-tuning")
+@field_options("training", TrainConfig, defaults=DEFAULTS, help=HELP)
 def finetune(
     context: typer.Context,
-    training: dict[str, Any],
+    model: str | None = typer.Argument(
+        None,
+        metavar="MODEL",
+        help="Pretrained run or model folder, FAMILY[/SIZE] (random weights), or bilstm.",
+    ),
+    overrides: list[str] | None = OVERRIDES,
+    *,
+    data: DataOptions,
+    task_options: TaskOptions,
+    model_options: ModelOptions,
+    out: Path | None = RUN_FOLDER,
+    resume: Path | None = RESUME,
+    json: bool = JSON,
     finetuning: dict[str, Any],
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODEL",
-            help="Pretrained run or model folder, FAMILY[/SIZE] (random weights), or bilstm.",
-        ),
-    ] = None,
-    overrides: Overrides = None,
-    train: Annotated[
-        list[Path] | None,
-        option("FILE", "Training data (TSV, CSV, JSONL, CoNLL, SQuAD ...). Repeatable.", DATASETS),
-    ] = None,
-    dev: Annotated[
-        list[Path] | None,
-        option("FILE", "Data that selects the best checkpoint (default: 10% of rows).", DATASETS),
-    ] = None,
-    target: Annotated[
-        list[Path] | None, option("FILE", "Target lines aligned with --train.", DATASETS)
-    ] = None,
-    dev_target: Annotated[
-        list[Path] | None, option("FILE", "Target lines aligned with --dev.", DATASETS)
-    ] = None,
-    task: Annotated[
-        str,
-        option(
-            "NAME",
-            "auto, classify, regress, choose, tag, span, write, complete, lm or coref.",
-            DATASETS,
-        ),
-    ] = "auto",
-    columns: Annotated[
-        list[str] | None,
-        option("LIST", "Text columns and label column, names or numbers: a,b,label.", DATASETS),
-    ] = None,
-    suite: Annotated[
-        tuple[str, Path] | None,
-        option("NAME DIR", "Fine-tune on every dataset in a folder, e.g. of GLUE.", DATASETS),
-    ] = None,
-    tasks: Annotated[
-        str | None, option("LIST", "Only these datasets of --suite: sst2,mrpc.", DATASETS)
-    ] = None,
-    limit: Annotated[int | None, option("N", "Rows per file of --suite.", DATASETS)] = None,
-    formulation: Annotated[
-        str | None,
-        option("NAME", "head, transformed (GPT-1), text (text-to-text) or cloze.", FORMULATION),
-    ] = None,
-    metric: Annotated[
-        str | None, option("NAME", "Metric that selects the best checkpoint.", FORMULATION)
-    ] = None,
-    positive_label: Annotated[
-        str | None, option("LABEL", "Positive class of binary F1.", FORMULATION)
-    ] = None,
-    source_prefix: Annotated[
-        list[str] | None, option("TEXT", "text: prefix of every input.", FORMULATION)
-    ] = None,
-    pattern: Annotated[
-        str | None, option("TEXT", "cloze: '{text} It was {answer}.'", FORMULATION)
-    ] = None,
-    verbalizer: Annotated[
-        str | None, option("LIST", "cloze: one word per class: bad,good.", FORMULATION)
-    ] = None,
-    null_score_diff_threshold: NullThreshold = None,
-    length: Annotated[
-        int | None, option("N", "Maximum input length in tokens.", FORMULATION)
-    ] = None,
-    from_scratch: Annotated[
-        bool, option("", "Ignore the pretrained weights.", None, "--from-scratch")
-    ] = False,
-    tokenizer: Annotated[
-        Path | None, option("DIR", "Tokenizer for FAMILY/SIZE (default: trained on the rows).")
-    ] = None,
-    teacher: Annotated[
-        Path | None, option("RUN", "Distill from this fine-tuned model.", DISTILLATION)
-    ] = None,
-    distillation_weight: Annotated[
-        float | None, option("X", "Weight of the distillation loss (default: 0.5).", DISTILLATION)
-    ] = None,
-    seeds: Annotated[
-        int | None, option("N", "Run seeds 0 to N-1; report mean and standard deviation.")
-    ] = None,
-    out: RunFolder = None,
-    resume: Resume = None,
-    json: AsJson = False,
+    training: dict[str, Any],
 ) -> None:
     """Fine-tune a model on labelled data and keep the checkpoint with the best dev score.
 
@@ -158,120 +189,87 @@ def finetune(
         raise UsageError("missing MODEL: a model folder, a family (see kinfolk members) or bilstm")
     if out is None:
         raise UsageError("missing -o RUN: the run folder to write")
-    if (train is None) == (suite is None):
-        raise UsageError("give --train FILE or --suite NAME DIR")
-    seed: int | None = training.pop("seed", None)
-    if seed is not None and seeds is not None:
+    if model_options.seeds is not None and "seed" in training:
         raise UsageError("--seeds runs seeds 0 to N-1: it cannot be combined with --seed")
-    if distillation_weight is not None and teacher is None:
+    if model_options.distillation_weight is not None and model_options.teacher is None:
         raise UsageError("--distillation-weight requires --teacher")
-    if suite is None and (tasks is not None or limit is not None):
-        raise UsageError("--tasks and --limit require --suite")
-    own_options = (dev, target, dev_target, columns, metric, positive_label)
-    if suite is not None and (task != "auto" or any(value is not None for value in own_options)):
-        raise UsageError(
-            "--suite has its own files, tasks and metrics: it cannot be combined with --dev, "
-            "--target, --task, --columns, --metric and --positive-label"
-        )
-    for file in [*(train or []), *(dev or []), *(target or []), *(dev_target or [])]:
-        if not file.is_file():
-            raise UserError(f"no such file: {file}")
-    from kinfolk.families import check_name
-
+    data.check(task_options)
     if Path(model).exists():
         check_model_folder(model)
     else:
+        from kinfolk.families import check_name
+
         check_name(model)
-    if teacher is not None:
-        check_model_folder(teacher)
+    if model_options.teacher is not None:
+        check_model_folder(model_options.teacher)
     check_new_folder(out)
     check_overrides(overrides or [], {"train": TrainConfig, "finetune": FineTuneConfig}, KEYS)
+    settings = [*as_settings(training, "train."), *as_settings(finetuning, "finetune.")]
+    settings += overrides or []
+    train = training_function(
+        model, model_options, task_options, out, settings=settings, seed=training.get("seed", 0)
+    )
+    if data.suite is not None:
+        run_suite(data, train, out, device=training.get("device", "auto"), json=json)
+        return
+    datasets = data.read()
+    for dataset in datasets:
+        for message in dataset.messages():
+            note(message)
+    print_scores(train(datasets, out, task_options.metric), json=json)
+
+
+def training_function(
+    model: str,
+    start: ModelOptions,
+    task: TaskOptions,
+    out: Path,
+    *,
+    settings: Sequence[str],
+    seed: int,
+) -> "TrainFn":
+    """Return the function that fine-tunes on datasets, with one seed or with several."""
     from kinfolk.workflows import finetune as workflow
     from kinfolk.workflows.finetune_recipe import parse_initial_weights
     from kinfolk.workflows.seeds import run_seeds
 
     weights = parse_initial_weights(
-        model, tokenizer=tokenizer, scratch=from_scratch, seed=seed or 0
+        model, tokenizer=start.tokenizer, from_scratch=start.from_scratch
     )
     options = {
-        "pattern": pattern,
-        "verbalizer": None if verbalizer is None else tuple(verbalizer.split(",")),
-        "distillation_weight": distillation_weight,
-        "null_score_diff_threshold": null_score_diff_threshold,
+        "pattern": task.pattern,
+        "verbalizer": None if task.verbalizer is None else tuple(task.verbalizer.split(",")),
+        "distillation_weight": start.distillation_weight,
+        "null_score_diff_threshold": task.null_score_diff_threshold,
     }
 
     def train_once(
-        datasets: Sequence["TaskDataset"], folder: Path, metric: str | None, seed: int | None
+        datasets: Sequence["TaskDataset"], folder: Path, metric: str | None, seed: int
     ) -> Path:
-        drawn = [] if seed is None else [f"train.seed={seed}"]
         with progress_of(folder, out) as progress:
             return workflow.finetune(
-                replace(weights, seed=seed or 0),
+                replace(weights, seed=seed),
                 datasets,
                 folder,
-                formulation=formulation,
-                length=length,
-                settings=[*as_settings(training, "train."), *drawn, *(overrides or [])],
-                teacher="" if teacher is None else str(teacher.resolve()),
+                formulation=task.formulation,
+                length=task.length,
+                settings=[f"train.seed={seed}", *settings],
+                teacher="" if start.teacher is None else str(start.teacher.resolve()),
                 metric=metric,
-                positive_label=positive_label,
-                source_prefix=source_prefix or (),
+                positive_label=task.positive_label,
+                source_prefix=task.source_prefix or (),
                 options=options,
                 callbacks=[progress],
-                **finetuning,
             )
 
-    def train_all(datasets: Sequence["TaskDataset"], folder: Path, metric: str | None) -> Path:
-        if seeds is None:
+    def train(datasets: Sequence["TaskDataset"], folder: Path, metric: str | None) -> Path:
+        if start.seeds is None:
             return train_once(datasets, folder, metric, seed)
-        return run_seeds(seeds, folder, lambda n, inner: train_once(datasets, inner, metric, n))
-
-    if suite is not None:
-        from kinfolk.workflows import suites
-
-        chosen = suites.select_tasks(suite[1], tasks)
-        skipped = [] if tasks is not None else suites.skipped_folders(suite[1], chosen)
-        results = suites.run_suite(
-            chosen,
-            train_all,
-            out,
-            limit=limit,
-            device=training.get("device", "auto"),
-            on_message=note,
-            skipped=skipped,
+        return run_seeds(
+            start.seeds, folder, lambda seed, run: train_once(datasets, run, metric, seed)
         )
-        print_suite(suite[0], results, json=json)
-        return
-    datasets = read_datasets(train or [], dev, target, dev_target, columns, task)
-    for dataset in datasets:
-        for message in dataset.messages():
-            note(message)
-    print_scores(train_all(datasets, out, metric), json=json)
 
-
-def read_datasets(
-    train: Sequence[Path],
-    dev: Sequence[Path] | None,
-    target: Sequence[Path] | None,
-    dev_target: Sequence[Path] | None,
-    columns: Sequence[str] | None,
-    task: str,
-) -> list["TaskDataset"]:
-    """Return the datasets that options name, the first of each option belonging together."""
-    from kinfolk.tasks.dataset import task_dataset
-
-    parts = zip(
-        train,
-        per_file("--dev", dev, len(train)),
-        per_file("--target", target, len(train)),
-        per_file("--dev-target", dev_target, len(train)),
-        per_file("--columns", columns, len(train)),
-        strict=True,
-    )
-    return [
-        task_dataset(file, dev_file, task=task, columns=names, target=lines, dev_target=dev_lines)
-        for file, dev_file, lines, dev_lines, names in parts
-    ]
+    return train
 
 
 def per_file(option: str, values: Sequence[T] | None, count: int) -> list[T | None]:
@@ -314,8 +312,8 @@ def print_scores(run: Path, *, json: bool) -> None:
     if json:
         means = {name: results.mean(name) for name in results.names}
         values: dict[str, Any] = {
-            "run": str(run),
-            "model": str(best),
+            "run": run,
+            "model": best,
             "metric": results.metric,
             "dev": {name: finite_or_none(mean) for name, (mean, _) in means.items()},
         }
@@ -346,6 +344,20 @@ def score_table(results: "SeedResults") -> Table:
         values += [*results.mean(name)] if several else []
         scores.add_row(metric_title(name), *(format_score(name, value) for value in values))
     return scores
+
+
+def run_suite(data: DataOptions, train: "TrainFn", out: Path, *, device: str, json: bool) -> None:
+    """Fine-tune on every dataset of a suite, and print the scores."""
+    from kinfolk.workflows import suites
+
+    assert data.suite is not None
+    name, folder = data.suite
+    chosen = suites.select_tasks(folder, data.tasks)
+    skipped = [] if data.tasks is not None else suites.skipped_folders(folder, chosen)
+    results = suites.run_suite(
+        chosen, train, out, limit=data.limit, device=device, on_message=note, skipped=skipped
+    )
+    print_suite(name, results, json=json)
 
 
 def print_suite(name: str, results: Sequence["SuiteResult"], *, json: bool) -> None:

@@ -1,16 +1,17 @@
-"""The command `generate`, and what all commands that generate text share."""
+"""The commands `generate` and `fill`, and what all commands that generate text share."""
 
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kinfolk.cli.app import AsJson, Device, command, piped, print_json, readable
+from kinfolk.cli.app import DEVICE, JSON, MODEL, USE, command, piped, readable
 from kinfolk.cli.options import UsageError, field_options, option_name
+from kinfolk.cli.output import console, print_json
 from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
 from kinfolk.generation.config import DECODING, METHOD_FIELDS, GenerationConfig
@@ -37,17 +38,10 @@ SELECTORS = {
     "num_beams": "beam",
 }
 
-Method = Annotated[
-    str | None,
-    typer.Option(
-        help=f"Decoding method: {', '.join(METHODS)}.",
-        rich_help_panel=DECODING,
-        show_default=False,
-    ),
-]
-Precision = Annotated[
-    str, typer.Option(help="auto (bf16 on CUDA, fp32 on CPU), fp32, bf16 or int8 (CPU).")
-]
+METHOD = typer.Option(
+    None, help=f"Decoding method: {', '.join(METHODS)}.", rich_help_panel=DECODING
+)
+PRECISION = typer.Option("auto", help="auto (bf16 on CUDA, fp32 on CPU), fp32, bf16 or int8 (CPU).")
 
 
 def generation_config(
@@ -73,32 +67,26 @@ def generation_config(
     return GenerationConfig.from_options(values)
 
 
-@command('kinfolk generate runs/gpt2 "Once upon" --max-new-tokens 50 --top-p 0.9', panel="Use")
+@command('kinfolk generate runs/gpt2 "Once upon" --max-new-tokens 50 --top-p 0.9', panel=USE)
 @field_options("settings", GenerationConfig, without=("do_sample",))
 def generate(
-    model: Annotated[
-        Path,
-        typer.Argument(
-            help="Run, checkpoint or model folder. A corpus folder uses its 3-gram model."
-        ),
-    ],
+    model: Path = typer.Argument(
+        ..., help="Run, checkpoint or model folder. A corpus folder uses its 3-gram model."
+    ),
+    prompt: str | None = typer.Argument(None, help="Prompt text, or - for stdin."),
+    prompts: Path | None = typer.Option(
+        None, help="JSONL file with one prompt per line, instead of PROMPT."
+    ),
+    prompt_field: str = typer.Option("prompt", help="Field of --prompts that holds the prompt."),
+    batch: int = typer.Option(16, help="Prompts per batch."),
+    truncate: str | None = typer.Option(None, hidden=True),
+    method: str | None = METHOD,
+    precision: str = PRECISION,
+    device: str = DEVICE,
+    logprobs: bool = typer.Option(False, "--logprobs", help="Show each token's log-probability."),
+    json: bool = JSON,
+    *,
     settings: dict[str, Any],
-    prompt: Annotated[str | None, typer.Argument(help="Prompt text, or - for stdin.")] = None,
-    prompts: Annotated[
-        Path | None, typer.Option(help="JSONL file with one prompt per line, instead of PROMPT.")
-    ] = None,
-    prompt_field: Annotated[
-        str, typer.Option(help="Field of --prompts that holds the prompt.")
-    ] = "prompt",
-    batch: Annotated[int, typer.Option(help="Prompts per batch.")] = 16,
-    truncate: Annotated[str | None, typer.Option(hidden=True)] = None,
-    method: Method = None,
-    precision: Precision = "auto",
-    device: Device = "auto",
-    logprobs: Annotated[
-        bool, typer.Option("--logprobs", help="Show each token's log-probability.")
-    ] = False,
-    json: AsJson = False,
 ) -> None:
     """Generate text from a prompt.
 
@@ -224,3 +212,60 @@ def read_prompts(path: Path, field: str) -> Iterator[str]:
         raise UserError(f"{path} does not exist: pass a file with one JSON object per line")
     with open_input(path) as source:
         yield from read_jsonl(source, field)
+
+
+@command('kinfolk fill runs/bert "The [MASK] sat on the mat."', panel=USE)
+@field_options(
+    "settings",
+    GenerationConfig,
+    only=("max_new_tokens", "temperature", "top_k", "top_p", "seed"),
+    defaults={"max_new_tokens": "128"},
+    help={"max_new_tokens": "Maximum tokens generated for all spans together"},
+)
+def fill(
+    model: Path = MODEL,
+    text: str = typer.Argument(
+        ...,
+        help="Text with [MASK] where words are missing; GLM also has [sMASK] for a sentence and "
+        "[gMASK] for the rest of the text.",
+    ),
+    candidates: int = typer.Option(5, help="Candidates shown per mask."),
+    method: str | None = METHOD,
+    precision: str = PRECISION,
+    device: str = DEVICE,
+    json: bool = JSON,
+    *,
+    settings: dict[str, Any],
+) -> None:
+    """Fill each [MASK].
+
+    Encoders predict one token per mask; T5, Transformer and GLM generate a span (by default the
+    most likely token each time).
+    """
+    config = generation_config(method, {"max_new_tokens": 128} | settings, default="greedy")
+    check_model_folder(model)
+    readable(text, "text")
+
+    from kinfolk.generation.fill import fill_text
+    from kinfolk.workflows.generate import to_inference
+    from kinfolk.workflows.load import load, require_ability
+
+    network, tokenizer = load(model)
+    require_ability(network, "fill")
+    spans = network.decoding in ("encoder-decoder", "infilling")
+    if not spans and (method is not None or settings):
+        raise UserError(
+            "--method and --max-new-tokens do not apply to encoder models, which predict one token "
+            "per mask: use --candidates"
+        )
+    network = to_inference(network, device=device, precision=precision)
+    filled = fill_text(network, tokenizer, text, config, candidates=candidates)
+    if json:
+        masks = [{"text": mask.text, "choices": mask.candidates} for mask in filled.masks]
+        print_json({"text": filled.text, "holes": masks})
+        return
+    console.print(filled.text, highlight=False, markup=False)
+    for mask in filled.masks:
+        if mask.candidates:
+            row = "  ".join(f"{word.strip()} {prob:.1%}" for word, prob in mask.candidates)
+            console.print(f"  {row}", highlight=False, markup=False)

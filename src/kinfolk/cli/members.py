@@ -1,13 +1,13 @@
 """The command `members`: the model families, their objectives and sizes."""
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.table import Column
 
-from kinfolk.cli.app import MODELS, AsJson, command, print_json
-from kinfolk.cli.tables import numbers, print_facts, print_table, table
+from kinfolk.cli.app import JSON, MODELS, command
+from kinfolk.cli.output import numbers, print_facts, print_json, print_table, table
 from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
 
@@ -25,11 +25,10 @@ EARLIER = {"kind": "architecture", "can": "capabilities"}  # keys that programs 
 
 @command("kinfolk members", panel=MODELS)
 def members(
-    family: Annotated[
-        str | None,
-        typer.Argument(metavar="FAMILY", help="List the sizes of this family."),
-    ] = None,
-    json: AsJson = False,
+    family: str | None = typer.Argument(
+        None, metavar="FAMILY", help="List the sizes of this family."
+    ),
+    json: bool = JSON,
 ) -> None:
     """List the model families: architecture, objectives and paper.
 

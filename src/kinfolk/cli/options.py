@@ -8,7 +8,10 @@ panel. The command receives a dictionary of the fields that were given, with che
     @field_options("train", TrainConfig)
     def pretrain(model: str, train: dict[str, Any]) -> None: ...
 
-Nothing here imports torch: the module of a dataclass given to `field_options` must not either.
+`@option_group("data", DataOptions)` does the same for a dataclass whose defaults are options of
+typer; the command receives an instance of it.
+
+Nothing here imports torch: the modules of these dataclasses must not either.
 """
 
 import dataclasses
@@ -16,9 +19,10 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import typer
 from typer.core import TyperCommand
@@ -86,13 +90,11 @@ OPTION_NAMES = {
 }
 
 AnyFunction = Callable[..., Any]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="KEY=VALUE",
-        help="Override any recipe field: train.grad_clip=0.5, model.dropout=0.1.",
-    ),
-]
+OVERRIDES = typer.Argument(
+    None,
+    metavar="KEY=VALUE",
+    help="Override any recipe field: train.grad_clip=0.5, model.dropout=0.1.",
+)
 
 
 class UsageError(UserError):
@@ -178,7 +180,7 @@ def field_options(
     """
     fields = [
         field
-        for field in describe(cls)
+        for field in describe(cls).values()
         if (only is None or field.name in only) and field.name not in without
     ]
     generated = [
@@ -191,36 +193,69 @@ def field_options(
         for field in fields
     ]
 
-    def decorate(function: AnyFunction) -> AnyFunction:
-        signature = inspect.signature(function, eval_str=True)
-        kept = [p for p in signature.parameters.values() if p.name != parameter]
+    def build(arguments: dict[str, Any]) -> dict[str, Any]:
+        return {
+            field.name: parsed(cls, field, arguments[field.name])
+            for field in fields
+            if arguments[field.name] not in (None, [])
+        }
 
-        @wraps(function)
-        def run(**arguments: Any) -> Any:
-            given: dict[str, Any] = {}
-            for field in fields:
-                value = arguments.pop(field.name)
-                if value not in (None, []):
-                    given[field.name] = parsed(cls, field, value)
-            return function(**arguments, **{parameter: given})
-
-        parameters = [*kept, *generated]
-        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {p.name: p.annotation for p in parameters}
-        return run
-
-    return decorate
+    return lambda function: replace_parameter(function, parameter, generated, build)
 
 
-def given_options(context: typer.Context) -> set[str]:
-    """Return the parameters of a command that were given on the command line."""
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    return {name for name, source in sources.items() if source and source.name != "DEFAULT"}
+def option_group(
+    parameter: str, cls: type[Any], *, panel: str | None = None
+) -> Callable[[AnyFunction], AnyFunction]:
+    """Replace one parameter of a command by an option for each field of a dataclass.
+
+    The command receives an instance of the dataclass, whose defaults are options of typer. `panel`
+    is the heading of those that declare none.
+    """
+    hints = typing.get_type_hints(cls)
+    generated = []
+    for field in dataclasses.fields(cls):
+        option: Any = copy(field.default)
+        option.rich_help_panel = option.rich_help_panel or panel
+        generated.append(keyword_parameter(field.name, option, hints[field.name]))
+    return lambda function: replace_parameter(
+        function, parameter, generated, lambda arguments: cls(**arguments)
+    )
+
+
+def replace_parameter(
+    function: AnyFunction,
+    parameter: str,
+    generated: Sequence[inspect.Parameter],
+    build: Callable[[dict[str, Any]], Any],
+) -> AnyFunction:
+    """Replace one parameter of a command by others; `build` makes its value from theirs."""
+    signature = inspect.signature(function, eval_str=True)
+    parameters: list[inspect.Parameter] = []
+    for declared in signature.parameters.values():
+        own = declared.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        parameters += generated if declared.name == parameter else [own]
+
+    @wraps(function)
+    def run(**arguments: Any) -> Any:
+        value = build({p.name: arguments.pop(p.name) for p in generated})
+        return function(**arguments, **{parameter: value})
+
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run
+
+
+def keyword_parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:
+    """Return a parameter of a command."""
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=default, annotation=annotation)
 
 
 def check_resume(context: typer.Context, run: Path, kind: str) -> None:
     """Refuse other options beside `--resume`, and a folder that is not a run of this kind."""
-    if given_options(context) - {"resume", "json"}:
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = {name for name, source in sources.items() if source and source.name != "DEFAULT"}
+    if given - {"resume", "json"}:
         raise UsageError("--resume cannot be combined with other options")
     actual = read_type(run / "recipe.json")
     if actual in ("pretrain", "finetune") and actual != kind:
@@ -243,9 +278,9 @@ def check_overrides(
             close = did_you_mean(group, [*configs, *others])
             raise UserError(f"{path}: no field {group!r}: {close}")
         if group in configs and name:
-            names = [field.name for field in describe(configs[group])]
-            if name not in names:
-                raise UserError(f"{path}: no field {name!r}: {did_you_mean(name, names)}")
+            fields = describe(configs[group])
+            if name not in fields:
+                raise UserError(f"{path}: no field {name!r}: {did_you_mean(name, [*fields])}")
             parse_field(configs[group], name, value, path)
 
 
@@ -261,6 +296,7 @@ def option_parameter(
     hint = without_none(field.hint)
     text = f"{help[:1].upper()}{help[1:]}"
     option = typer.Option(
+        None,
         option_name(field.name),
         help=f"{text} (default: {default})." if default else f"{text}.",
         metavar="" if hint is bool else metavar(hint),
@@ -268,12 +304,7 @@ def option_parameter(
         rich_help_panel=panel,
     )
     plain: Any = bool if hint is bool else list[str] if is_repeated(hint) else str
-    return inspect.Parameter(
-        field.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[plain | None, option],
-    )
+    return keyword_parameter(field.name, option, plain | None)
 
 
 def parsed(cls: type[Any], field: FieldInfo, value: Any) -> Any:

@@ -2,39 +2,30 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from kinfolk.cli.app import OUT, USE, AsJson, Device, ModelFolder, command, note, option
-from kinfolk.cli.progress import row_progress
+from kinfolk.cli.app import DEVICE, JSON, MODEL, OUT, TASK_INDEX, USE, command, flag, option
+from kinfolk.cli.output import note, row_progress
 from kinfolk.errors import UserError
 from kinfolk.files import new_file
 from kinfolk.workflows.folders import check_model_folder, check_new_file
 
-TaskIndex = Annotated[int, option("N", "Which task of a multi-task model, counting from 1.")]
-NullThreshold = Annotated[
-    float | None,
-    option("X", "Predict no answer where its score exceeds the best span's by more than X."),
-]
-
 
 @command("kinfolk predict runs/triage new.tsv -o predictions.tsv", panel=USE)
 def predict(
-    model: ModelFolder,
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Rows as in training; labels may be missing.")
-    ],
-    out: Annotated[Path | None, option("FILE", "Output file (default: print).", None, *OUT)] = None,
-    columns: Annotated[
-        str | None, option("LIST", "Text columns and label column: a,b,label; without one: a,b,")
-    ] = None,
-    task_index: TaskIndex = 1,
-    probabilities: Annotated[
-        bool, option("", "Write the probability of every class.", None, "--probabilities")
-    ] = False,
-    device: Device = "auto",
-    json: AsJson = False,
+    model: Path = MODEL,
+    file: Path = typer.Argument(
+        ..., metavar="FILE", help="Rows as in training; labels may be missing."
+    ),
+    out: Path | None = option("FILE", "Output file (default: print).", *OUT),
+    columns: str | None = option(
+        "LIST", "Text columns and label column: a,b,label; without one: a,b,"
+    ),
+    task_index: int = TASK_INDEX,
+    probabilities: bool = flag("--probabilities", "Write the probability of every class."),
+    device: str = DEVICE,
+    json: bool = JSON,
 ) -> None:
     """Predict the labels of a file and write it in its own format, with all of its content.
 
@@ -67,9 +58,14 @@ def predict(
         notes += added_columns(predictor, labelled, spec, all_probabilities=probabilities)
     for sentence in (*notes, *report.messages(), *truncation_report(predictor, rows)):
         note(sentence)
-    with row_progress("predict", len(rows)) as watch:
+    with row_progress("predict", len(rows)) as update:
         predictions = predict_file(
-            predictor, labelled, rows, spec, all_probabilities=probabilities, watch=watch
+            predictor,
+            labelled,
+            rows,
+            spec,
+            all_probabilities=probabilities,
+            watch=lambda done: update(completed=done),
         )
     lines = (write_jsonl if json else write_predictions)(predictions)
     if out is None:

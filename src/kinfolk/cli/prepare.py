@@ -2,43 +2,33 @@
 
 import math
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from kinfolk.cli.app import DATA, AsJson, Files, NewFolder, command, note, option, print_json
+from kinfolk.cli.app import COLUMN, DATA, FIELD, FILES, JSON, NEW_FOLDER, UNIT, command, option
 from kinfolk.cli.options import UsageError
-from kinfolk.cli.progress import byte_progress
-
-Unit = Annotated[
-    str, option("block|file", "A document is a block between blank lines, or a whole file.")
-]
-Field = Annotated[str | None, option("NAME", "Field of JSON lines with the text: meta.text.")]
-Column = Annotated[str | None, option("NAME", "Column of tables with the text: name or number.")]
+from kinfolk.cli.output import byte_progress, note, print_json
 
 
 @command("kinfolk prepare notes/ --tokenizer tok --holdout 1% -o corpus", panel=DATA)
 def prepare(
-    files: Files,
-    tokenizer: Annotated[Path, option("DIR", "Tokenizer folder, model folder or run.")],
-    out: NewFolder,
-    workers: Annotated[
-        int | None, option("N", "Processes; the output is identical for any number.")
-    ] = None,
-    document: Unit = "block",
-    field: Field = None,
-    column: Column = None,
-    holdout: Annotated[
-        str, option("FRACTION", "Documents held out in CORPUS/holdout: 0.005 or 0.5%.")
-    ] = "0",
-    word_boundaries: Annotated[
-        str | None, option("spaces|jieba", "Store word boundaries for whole-word masking.")
-    ] = None,
-    dedup: Annotated[
-        str | None, option("exact|near", "Drop duplicates, or near-duplicates (MinHash) too.")
-    ] = None,
-    decontaminate: Annotated[
-        list[Path] | None, option("FILE", "Drop documents that share a 13-gram with this file.")
-    ] = None,
-    json: AsJson = False,
+    files: list[Path] = FILES,
+    tokenizer: Path = option("DIR", "Tokenizer folder, model folder or run.", default=...),
+    out: Path = NEW_FOLDER,
+    workers: int | None = option("N", "Processes; the output is identical for any number."),
+    document: str = UNIT,
+    field: str | None = FIELD,
+    column: str | None = COLUMN,
+    holdout: str = option(
+        "FRACTION", "Documents held out in CORPUS/holdout: 0.005 or 0.5%.", default="0"
+    ),
+    word_boundaries: str | None = option(
+        "spaces|jieba", "Store word boundaries for whole-word masking."
+    ),
+    dedup: str | None = option("exact|near", "Drop duplicates, or near-duplicates (MinHash) too."),
+    decontaminate: list[Path] | None = option(
+        "FILE", "Drop documents that share a 13-gram with this file."
+    ),
+    json: bool = JSON,
 ) -> None:
     """Tokenize text into a corpus: memory-mapped Megatron .bin/.idx files and corpus.json.
 
@@ -50,7 +40,7 @@ def prepare(
     from kinfolk.data.prepare import prepare
     from kinfolk.workflows.folders import load_tokenizer
 
-    with byte_progress("preparing") as watch:
+    with byte_progress("preparing") as progress:
         corpus = prepare(
             files,
             tokenizer=load_tokenizer(tokenizer),
@@ -63,12 +53,12 @@ def prepare(
             word_boundaries=word_boundaries,
             dedup=dedup,
             decontaminate=decontaminate or [],
-            progress=watch,
-            say=(lambda sentence: None) if json else note,
+            progress=progress,
+            on_message=(lambda sentence: None) if json else note,
         )
     facts = {"documents": corpus.documents, "tokens": corpus.tokens, "bytes": corpus.bytes}
     if json:
-        print_json({"folder": str(out), **facts})
+        print_json({"folder": out, **facts})
         return
     counts = ", ".join(f"{count:,} {name}" for name, count in facts.items())
     print(f"corpus: {counts} in {out}")

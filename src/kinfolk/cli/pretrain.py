@@ -2,84 +2,125 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kinfolk.cli.app import TRAIN, AsJson, Resume, RunFolder, command, note, option, print_json
+from kinfolk.cli.app import JSON, RESUME, RUN_FOLDER, TRAIN, command, flag, option
 from kinfolk.cli.members import parameter_count
 from kinfolk.cli.options import (
-    Overrides,
+    OVERRIDES,
     UsageError,
     check_overrides,
     check_resume,
     field_options,
+    option_group,
+    option_name,
 )
-from kinfolk.cli.progress import duration
-from kinfolk.cli.tables import print_table, table
+from kinfolk.cli.output import duration, note, print_json, print_table, table
 from kinfolk.config import as_settings
 from kinfolk.errors import UserError
 from kinfolk.training.config import TrainConfig
 from kinfolk.workflows.folders import check_new_folder
 
 if TYPE_CHECKING:
+    from kinfolk.data.parallel_text import ParallelText
+    from kinfolk.workflows.parallel import ParallelData
     from kinfolk.workflows.recipe import CorpusShare, Recipe
 
 KEYS = ("model", "objective", "corpus", "init_from", "name")  # of a recipe, beside train
 PAIRS = "Sentence pairs (translation)"
-Source = Annotated[Path | None, option("FILE", "Source sentences, one per line.", PAIRS)]
-Target = Annotated[Path | None, option("FILE", "Target sentences, aligned line by line.", PAIRS)]
-Pairs = Annotated[Path | None, option("FILE", "Source and target in one TSV file.", PAIRS)]
-SourcePrefix = Annotated[str | None, option("TEXT", "Text put before every source.", PAIRS)]
+
+
+@dataclass(frozen=True)
+class PairOptions:
+    """Options that name sentence pairs."""
+
+    source: Path | None = option("FILE", "Source sentences, one per line.")
+    target: Path | None = option("FILE", "Target sentences, aligned line by line.")
+    pairs: Path | None = option("FILE", "Source and target in one TSV file.")
+    source_prefix: str | None = option("TEXT", "Text put before every source.")
+
+    def parallel_data(self) -> "ParallelData | None":
+        """Return the sentence pairs; None where no option is given."""
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        if not given:
+            return None
+        train, dev = parallel_text(given), parallel_text(given, "dev_")
+        if train is None:
+            name = option_name("dev_pairs" if dev is not None else next(iter(given)))
+            raise UserError(f"{name} requires --source and --target, or --pairs")
+        if "vocab_size" in given and "tokenizer" in given:
+            raise UserError(
+                "--vocab-size does not apply to an existing --tokenizer: remove one of them"
+            )
+        from kinfolk.workflows.parallel import ParallelData
+
+        return ParallelData(
+            train=train,
+            dev=dev,
+            vocab_size=given.get("vocab_size"),
+            tokenizer=given.get("tokenizer"),
+            prefix=given.get("source_prefix", ""),
+        )
+
+
+@dataclass(frozen=True)
+class TranslationOptions(PairOptions):
+    """Options of a model that is trained to translate."""
+
+    dev_source: Path | None = option("FILE", "Development sources; BLEU is reported.")
+    dev_target: Path | None = option("FILE", "Development targets.")
+    dev_pairs: Path | None = option("FILE", "Both in one TSV file.")
+    vocab_size: int | None = option(
+        "N", "Size of the joint BPE vocabulary (default: 8192, or what fits)."
+    )
+    tokenizer: Path | None = option("DIR", "Existing tokenizer, in place of training one.")
+
+
+def parallel_text(given: dict[str, Any], split: str = "") -> "ParallelText | None":
+    """Return the files of sentence pairs that options of a split name, if any."""
+    from kinfolk.data.parallel_text import ParallelText
+
+    source, target, pairs = (given.get(f"{split}{name}") for name in ("source", "target", "pairs"))
+    dev = split.replace("_", "-")
+    if (source is None) != (target is None):
+        raise UserError(f"--{dev}source and --{dev}target must be given together")
+    if pairs is not None and source is not None:
+        raise UserError(f"give either --{dev}source and --{dev}target, or --{dev}pairs")
+    file = source or pairs
+    return None if file is None else ParallelText(file, target)
 
 
 @command("kinfolk pretrain gpt2/tiny --corpus corpus -o runs/gpt2 --lr 2e-3", panel=TRAIN)
+@option_group("translation", TranslationOptions, panel=PAIRS)
 @field_options("train", TrainConfig)
 def pretrain(
     context: typer.Context,
+    model: str | None = typer.Argument(
+        None,
+        metavar="MODEL",
+        help="FAMILY[/SIZE] to train from scratch (see kinfolk members), or a model folder to "
+        "continue from.",
+    ),
+    overrides: list[str] | None = OVERRIDES,
+    corpus: list[str] | None = option(
+        "DIR[=WEIGHT]", "Corpus from kinfolk prepare. Repeat to mix: news=0.7, law=0.3."
+    ),
+    out: Path | None = RUN_FOLDER,
+    recipe: Path | None = option(
+        "FILE", "Recipe (JSON or YAML) in place of MODEL; options and KEY=VALUE override."
+    ),
+    resume: Path | None = RESUME,
+    objective: str | None = option("NAME", "Training objective (see members)."),
+    length: int | None = option("N", "Sequence length in tokens."),
+    help_fields: bool = flag("--help-fields", "List model.* and objective.* fields of MODEL."),
+    *,
+    translation: TranslationOptions,
+    json: bool = JSON,
     train: dict[str, Any],
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODEL",
-            help="FAMILY[/SIZE] to train from scratch (see kinfolk members), or a model folder to "
-            "continue from.",
-        ),
-    ] = None,
-    overrides: Overrides = None,
-    corpus: Annotated[
-        list[str] | None,
-        option("DIR[=WEIGHT]", "Corpus from kinfolk prepare. Repeat to mix: news=0.7, law=0.3."),
-    ] = None,
-    out: RunFolder = None,
-    recipe: Annotated[
-        Path | None,
-        option("FILE", "Recipe (JSON or YAML) in place of MODEL; options and KEY=VALUE override."),
-    ] = None,
-    resume: Resume = None,
-    objective: Annotated[str | None, option("NAME", "Training objective (see members).")] = None,
-    length: Annotated[int | None, option("N", "Sequence length in tokens.")] = None,
-    help_fields: Annotated[
-        bool, option("", "List model.* and objective.* fields of MODEL.", None, "--help-fields")
-    ] = False,
-    source: Source = None,
-    target: Target = None,
-    pairs: Pairs = None,
-    dev_source: Annotated[
-        Path | None, option("FILE", "Development sources; BLEU is reported.", PAIRS)
-    ] = None,
-    dev_target: Annotated[Path | None, option("FILE", "Development targets.", PAIRS)] = None,
-    dev_pairs: Annotated[Path | None, option("FILE", "Both in one TSV file.", PAIRS)] = None,
-    vocab_size: Annotated[
-        int | None,
-        option("N", "Size of the joint BPE vocabulary (default: 8192, or what fits).", PAIRS),
-    ] = None,
-    tokenizer: Annotated[
-        Path | None, option("DIR", "Existing tokenizer, in place of training one.", PAIRS)
-    ] = None,
-    source_prefix: SourcePrefix = None,
-    json: AsJson = False,
 ) -> None:
     """Pretrain a model on a corpus.
 
@@ -96,68 +137,69 @@ def pretrain(
         return
     if resume is not None:
         check_resume(context, resume, "pretrain")
-        finish(resume, recipe_of_run(resume), json=json)
+        from kinfolk.workflows.recipe import Recipe
+
+        finish(resume, Recipe.read(resume / "recipe.json"), json=json)
         return
-    from kinfolk.families import check_name
-    from kinfolk.workflows.recipe import parse_corpora
-
-    pair_options: dict[str, Any] = {
-        "source": source,
-        "target": target,
-        "pairs": pairs,
-        "dev_source": dev_source,
-        "dev_target": dev_target,
-        "dev_pairs": dev_pairs,
-        "vocab_size": vocab_size,
-        "tokenizer": tokenizer,
-        "prefix": source_prefix,
-    }
-    texts = None
-    if any(value is not None for value in pair_options.values()):
-        from kinfolk.workflows.parallel import parallel_data
-
-        texts = parallel_data(**pair_options)
-    if model is None and recipe is None:
-        raise UsageError("missing MODEL: a family (see kinfolk members), a folder or --recipe FILE")
+    pairs = translation.parallel_data()
     if recipe is not None:
         if not recipe.is_file():
             raise UserError(f"no such file: {recipe}")
-        model, overrides = None, [*([] if model is None else [model]), *(overrides or [])]
-        if objective is not None or length is not None or texts is not None:
+        if objective is not None or length is not None or pairs is not None:
             raise UsageError("--recipe excludes --objective, --length and sentence pairs")
-    if model is not None and not Path(model).exists():
+        if model is not None:  # the first KEY=VALUE stands in the place of MODEL
+            overrides, model = [model, *(overrides or [])], None
+    elif model is None:
+        raise UsageError("missing MODEL: a family (see kinfolk members), a folder or --recipe FILE")
+    elif not Path(model).exists():
+        from kinfolk.families import check_name
+
         check_name(model)
     if out is None:
         raise UsageError("missing -o RUN: the run folder to write")
-    if not (corpus or texts or recipe):
-        raise UsageError("missing --corpus DIR: a corpus from kinfolk prepare")
-    if corpus and texts:
-        raise UsageError("--corpus cannot be combined with sentence pairs")
-    if texts is not None:
-        texts.check()
-    mixture = parse_corpora(corpus or [])
-    for share in mixture:
-        share.open()
+    mixture = check_data(corpus or [], pairs, required=recipe is None)
     check_new_folder(out)
     check_overrides(overrides or [], {"train": TrainConfig}, KEYS)
-    changes = [*as_settings(train, "train."), *(overrides or [])]
-    from kinfolk.workflows import translate
-    from kinfolk.workflows.recipe import recipe as make_recipe
-
+    settings = [*as_settings(train, "train."), *(overrides or [])]
     chosen: Recipe
-    if recipe is not None:
-        chosen = read_recipe(recipe, mixture, changes)
-    elif texts is not None:
-        assert model is not None
-        chosen = translate.prepare_translation_run(
-            model, texts, out, objective=objective, length=length, settings=changes, on_message=note
-        )
-        finish(out, chosen, json=json)
-        return
+    if model is None:
+        assert recipe is not None
+        chosen = read_recipe(recipe, mixture, settings)
+    elif pairs is None:
+        from kinfolk.workflows.recipe import recipe as make_recipe
+
+        chosen = make_recipe(model, mixture, objective=objective, length=length, settings=settings)
     else:
-        assert model is not None
-        chosen = make_recipe(model, mixture, objective=objective, length=length, settings=changes)
-    finish(out, chosen, json=json, is_new=True)
+        from kinfolk.workflows.translate import prepare_translation_run
+
+        chosen = prepare_translation_run(
+            model,
+            pairs,
+            out,
+            objective=objective,
+            length=length,
+            settings=settings,
+            on_message=note,
+        )
+    finish(out, chosen, json=json, is_new=pairs is None)
+
+
+def check_data(
+    corpora: Sequence[str], pairs: "ParallelData | None", *, required: bool
+) -> list["CorpusShare"]:
+    """Return the corpora with their weights; refuse folders and pairs that cannot be read."""
+    if required and not corpora and pairs is None:
+        raise UsageError("missing --corpus DIR: a corpus from kinfolk prepare")
+    if corpora and pairs is not None:
+        raise UsageError("--corpus cannot be combined with sentence pairs")
+    if pairs is not None:
+        pairs.check()
+    from kinfolk.workflows.recipe import parse_corpora
+
+    mixture = parse_corpora(corpora)
+    for share in mixture:
+        share.open()
+    return mixture
 
 
 def read_recipe(path: Path, corpora: Sequence["CorpusShare"], changes: Sequence[str]) -> "Recipe":
@@ -170,13 +212,6 @@ def read_recipe(path: Path, corpora: Sequence["CorpusShare"], changes: Sequence[
     if corpora:
         recipe = replace(recipe, corpus=open_corpora(corpora)[0])
     return finalize(recipe, changes)
-
-
-def recipe_of_run(run: Path) -> "Recipe":
-    """Return the recipe of a run."""
-    from kinfolk.workflows.recipe import Recipe
-
-    return Recipe.read(run / "recipe.json")
 
 
 def finish(run: Path, recipe: "Recipe", *, json: bool, is_new: bool = False) -> None:
@@ -194,7 +229,7 @@ def finish(run: Path, recipe: "Recipe", *, json: bool, is_new: bool = False) -> 
             workflow.resume(run, callbacks=[progress])
     page, score = run / "report.html", translate.score(run)
     if json:
-        values = {"run": str(run), "report": str(page), "tokens_per_second": speed(run)}
+        values = {"run": run, "report": page, "tokens_per_second": speed(run)}
         print_json({**values, **(score or {})})
         return
     losses = [line["eval_loss"] for line in read(run) if "eval_loss" in line]
@@ -245,7 +280,7 @@ def print_fields(model: str | None) -> None:
     for title, cls in classes.items():
         rows = table("field", "default", "value", "meaning")
         values = vars(config) if title == "model" else {}
-        for field in describe(cls):
+        for field in describe(cls).values():
             default = values.get(field.name, field.default)
             shown = default if isinstance(default, int | float | str | tuple) else ""
             rows.add_row(f"{title.split()[0]}.{field.name}", str(shown), field.rule, field.help)

@@ -5,11 +5,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from kinfolk.cli.app import errors, note
-from kinfolk.cli.progress import duration
+from kinfolk.cli.output import duration, errors, note, progress_bar
 from kinfolk.tasks.task import format_score, metric_title
 from kinfolk.training.loop import Callback, Evaluation, Progress
 
@@ -85,12 +84,5 @@ def run_progress(
     name: str, resume: str = "", header: Sequence[str] = ()
 ) -> Iterator[TerminalProgress]:
     """Show the progress of a run; `resume` is the command that resumes it."""
-    columns = (
-        TextColumn("[bold]{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[values]}"),
-        TimeRemainingColumn(),
-    )
-    with Bar(*columns, console=errors, disable=not errors.is_terminal) as bar:
+    with progress_bar(MofNCompleteColumn(), TextColumn("{task.fields[values]}")) as bar:
         yield TerminalProgress(bar, name, resume, header)

@@ -1,31 +1,32 @@
 """The commands `tokenizer train`, `show` and `compare`."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.cells import cell_len
-from rich.table import Column as TableColumn
+from rich.table import Column
 from rich.text import Text
 
 from kinfolk.cli.app import (
+    COLUMN,
     DATA,
-    AsJson,
-    Files,
-    NewFolder,
-    Report,
+    FIELD,
+    FILES,
+    JSON,
+    NEW_FOLDER,
+    REPORT,
     app,
     command,
-    console,
-    errors,
+    flag,
     option,
     piped,
-    print_json,
     readable,
 )
-from kinfolk.cli.prepare import Column, Field
-from kinfolk.cli.tables import print_table, table
+from kinfolk.cli.options import option_group
+from kinfolk.cli.output import console, errors, print_json, print_table, table
 from kinfolk.workflows.folders import check_new_folder
 
 if TYPE_CHECKING:
@@ -35,14 +36,21 @@ if TYPE_CHECKING:
 tokenizers = typer.Typer(help="Train, inspect and compare tokenizers.", no_args_is_help=True)
 app.add_typer(tokenizers, name="tokenizer", rich_help_panel=DATA)
 
-Segmenter = Annotated[
-    str,
-    option("spaces|jieba", "Word segmenter for the kind word; jieba for Chinese."),
-]
-
 # Dark letters on pale colors are readable on any terminal; neighbors never share a color.
 SHADES = ("black on #cfe3f5", "black on #fbe3c8")
 SPECIAL, UNKNOWN = "black on #d9d9d9", "bold white on #b00020"
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """How text is read and split into words to train a tokenizer on it."""
+
+    lowercase: bool = flag("--lowercase", "Lowercase the text before training.")
+    segmenter: str = option(
+        "spaces|jieba", "Word segmenter for the kind word; jieba for Chinese.", default="spaces"
+    )
+    field: str | None = FIELD
+    column: str | None = COLUMN
 
 
 @command(
@@ -51,41 +59,28 @@ SPECIAL, UNKNOWN = "black on #d9d9d9", "bold white on #b00020"
     name="train",
     group=tokenizers,
 )
+@option_group("options", TrainingOptions)
 def train(
-    files: Files,
-    out: NewFolder,
-    kind: Annotated[
-        str,
-        typer.Option(
-            help="bpe (byte-level, GPT-2), word-bpe (GPT-1), wordpiece (BERT), unigram "
-            "(SentencePiece; T5, ALBERT, XLNet), word, char or byte."
-        ),
-    ] = "bpe",
-    vocab_size: Annotated[int, option("N", "Vocabulary size, including special tokens.")] = 8192,
-    lowercase: Annotated[
-        bool, option("", "Lowercase the text before training.", None, "--lowercase")
-    ] = False,
-    segmenter: Segmenter = "spaces",
-    field: Field = None,
-    column: Column = None,
-    json: AsJson = False,
+    files: list[Path] = FILES,
+    out: Path = NEW_FOLDER,
+    kind: str = typer.Option(
+        "bpe",
+        help="bpe (byte-level, GPT-2), word-bpe (GPT-1), wordpiece (BERT), unigram "
+        "(SentencePiece; T5, ALBERT, XLNet), word, char or byte.",
+    ),
+    vocab_size: int = option("N", "Vocabulary size, including special tokens.", default=8192),
+    *,
+    options: TrainingOptions,
+    json: bool = JSON,
 ) -> None:
     """Train a tokenizer with the special tokens of every family: all models can share it."""
     check_new_folder(out)
     from kinfolk.data.prepare import train_tokenizer
 
-    tokenizer = train_tokenizer(
-        files,
-        kind=kind,
-        vocab_size=vocab_size,
-        lowercase=lowercase,
-        segmenter=segmenter,
-        field=field,
-        column=column,
-    )
+    tokenizer = train_tokenizer(files, kind=kind, vocab_size=vocab_size, **vars(options))
     tokenizer.save(out)
     if json:
-        print_json({"folder": str(out), "kind": kind, "vocab": tokenizer.vocab_size})
+        print_json({"folder": out, "kind": kind, "vocab": tokenizer.vocab_size})
     else:
         print(f"trained {kind} tokenizer, vocabulary size {tokenizer.vocab_size:,}: {out}")
 
@@ -94,11 +89,11 @@ def train(
     'kinfolk tokenizer show runs/bert "The cat sat."', panel=None, name="show", group=tokenizers
 )
 def show(
-    folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Tokenizer folder, model folder or run.")
-    ],
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="Text, or - for stdin.")] = "-",
-    json: AsJson = False,
+    folder: Path = typer.Argument(
+        ..., metavar="FOLDER", help="Tokenizer folder, model folder or run."
+    ),
+    text: str = typer.Argument("-", metavar="TEXT", help="Text, or - for stdin."),
+    json: bool = JSON,
 ) -> None:
     """Show the tokens of a text with their ids.
 
@@ -147,24 +142,19 @@ def _lines(tokens: Sequence["TokenView"], width: int) -> list[Text]:
     name="compare",
     group=tokenizers,
 )
+@option_group("options", TrainingOptions)
 def compare(
-    files: Files,
-    tokenizer: Annotated[
-        list[Path] | None,
-        option("DIR", "Tokenizer folder, model folder or run. Repeatable."),
-    ] = None,
-    train: Annotated[
-        list[str] | None,
-        option("KIND:SIZE", "Train this tokenizer for the comparison, e.g. bpe:8192. Repeatable."),
-    ] = None,
-    out: Report = None,
-    lowercase: Annotated[
-        bool, option("", "Lowercase the text before training.", None, "--lowercase")
-    ] = False,
-    segmenter: Segmenter = "spaces",
-    field: Field = None,
-    column: Column = None,
-    json: AsJson = False,
+    files: list[Path] = FILES,
+    tokenizer: list[Path] | None = option(
+        "DIR", "Tokenizer folder, model folder or run. Repeatable."
+    ),
+    train: list[str] | None = option(
+        "KIND:SIZE", "Train this tokenizer for the comparison, e.g. bpe:8192. Repeatable."
+    ),
+    out: Path | None = REPORT,
+    *,
+    options: TrainingOptions,
+    json: bool = JSON,
 ) -> None:
     """Compare tokenizers on the same text: tokens per word, bytes per token, unknown rate.
 
@@ -180,28 +170,22 @@ def compare(
             files,
             folders=tokenizer or [],
             train=train or [],
-            lowercase=lowercase,
-            segmenter=segmenter,
-            field=field,
-            column=column,
             on_message=status.update,
+            **vars(options),
         )
-    page = None if out is None else write(render(comparison.page()), out)
+    page = None if out is None else write(render(comparison), out)
     if json:
         print_json(_facts(comparison, page))
         return
     titles = ("vocab size", "tokens/word", *comparison.scripts, "bytes/token", "unknown")
     rows = table(
-        TableColumn("", no_wrap=True),
-        *(TableColumn(title, justify="right", no_wrap=True) for title in titles),
+        Column("", no_wrap=True),
+        *(Column(title, justify="right", no_wrap=True) for title in titles),
     )
     for row in comparison.rows:
-        m = row.measures
-        scripts = (f"{m.fertility(script):.2f}" for script in comparison.scripts)
-        values = (f"{m.tokens_per_word:.2f}", *scripts, f"{m.bytes_per_token:.2f}")
-        rows.add_row(
-            Text(row.name, "bold"), f"{row.vocab_size:,}", *values, f"{m.unknown_rate:.2%}"
-        )
+        means = (row.tokens_per_word, *row.tokens_per_word_by_script, row.bytes_per_token)
+        values = [f"{row.vocab_size:,}", *(f"{mean:.2f}" for mean in means)]
+        rows.add_row(Text(row.name, "bold"), *values, f"{row.unknown_rate:.2%}")
     print_table(rows)
     console.print(f"on {comparison.text}", highlight=False, soft_wrap=True)
     if page is not None:
@@ -209,22 +193,20 @@ def compare(
 
 
 def _facts(comparison: "Comparison", page: Path | None) -> dict[str, Any]:
-    first = comparison.rows[0].measures
-    rows = []
-    for row in comparison.rows:
-        m = row.measures
-        scripts = {script: m.fertility(script) for script in comparison.scripts}
-        rows.append(
-            {
-                "name": row.name,
-                "kind": row.kind,
-                "vocab": row.vocab_size,
-                "tokens": m.tokens,
-                "tokens_per_word": m.tokens_per_word,
-                "tokens_per_word_by_script": scripts,
-                "bytes_per_token": m.bytes_per_token,
-                "unknown_rate": m.unknown_rate,
-            }
-        )
-    text = {"words": first.words, "bytes": first.bytes, "held_out": comparison.held_out}
-    return {**text, "tokenizers": rows, "page": None if page is None else str(page)}
+    rows = [
+        {
+            "name": row.name,
+            "kind": row.kind,
+            "vocab": row.vocab_size,
+            "tokens": row.tokens,
+            "tokens_per_word": row.tokens_per_word,
+            "tokens_per_word_by_script": dict(
+                zip(comparison.scripts, row.tokens_per_word_by_script, strict=True)
+            ),
+            "bytes_per_token": row.bytes_per_token,
+            "unknown_rate": row.unknown_rate,
+        }
+        for row in comparison.rows
+    ]
+    text = {name: vars(comparison)[name] for name in ("words", "bytes", "held_out")}
+    return {**text, "tokenizers": rows, "page": page}

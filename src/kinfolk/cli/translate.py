@@ -5,24 +5,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from kinfolk.cli.app import AsJson, Device, ModelFolder, command, errors
-from kinfolk.cli.generate import Method, Precision, generation_config
+from kinfolk.cli.app import DEVICE, JSON, MODEL, OUT, USE, command
+from kinfolk.cli.generate import METHOD, PRECISION, generation_config
 from kinfolk.cli.options import field_options
+from kinfolk.cli.output import row_progress
 from kinfolk.errors import UserError
 from kinfolk.files import new_file
 from kinfolk.generation.config import GenerationConfig
 from kinfolk.workflows.folders import check_model_folder, check_new_file
-
-File = Annotated[Path, typer.Argument(help="File with one text per line, or - for stdin.")]
-Out = Annotated[
-    Path | None, typer.Option("-o", "--out", help="Output file. [default: standard output]")
-]
-Batch = Annotated[int, typer.Option(help="Lines per batch.")]
 
 
 def read_lines(path: Path) -> Iterator[str]:
@@ -47,22 +41,6 @@ def output(out: Path | None) -> Iterator[Callable[[str], int]]:
         yield file.write
 
 
-@contextmanager
-def progress(verb: str, lines: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on a terminal, unless the outputs are printed there."""
-    hidden = not errors.is_terminal or (shown and sys.stdout.isatty())
-    columns = (
-        TextColumn("[bold]{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    # Outputs are printed to standard output, not above the bar.
-    with Progress(*columns, console=errors, disable=hidden, redirect_stdout=False) as bar:
-        task = bar.add_task(verb, total=lines)
-        yield lambda done: bar.advance(task, done)
-
-
 def register(
     verb: str, example: str, help: str, *, prefix: str | None = None, tokens: int | None = None
 ) -> None:
@@ -79,19 +57,19 @@ def register(
         defaults["max_new_tokens"] = "50 more than the source"
 
     def run(
-        model: ModelFolder,
-        file: File,
+        model: Path = MODEL,
+        file: Path = typer.Argument(..., help="File with one text per line, or - for stdin."),
+        out: Path | None = typer.Option(None, *OUT, help="Output file. [default: standard output]"),
+        source_prefix: str | None = typer.Option(
+            None, help=f"Text before every input. [default: {default_prefix}]"
+        ),
+        method: str | None = METHOD,
+        batch: int = typer.Option(64, help="Lines per batch."),
+        precision: str = PRECISION,
+        device: str = DEVICE,
+        json: bool = JSON,
+        *,
         settings: dict[str, Any],
-        out: Out = None,
-        source_prefix: Annotated[
-            str | None,
-            typer.Option(help=f"Text before every input. [default: {default_prefix}]"),
-        ] = None,
-        method: Method = None,
-        batch: Batch = 64,
-        precision: Precision = "auto",
-        device: Device = "auto",
-        json: AsJson = False,
     ) -> None:
         values = settings if tokens is None else {"max_new_tokens": tokens} | settings
         config = generation_config(method, values, default="greedy")
@@ -104,7 +82,9 @@ def register(
         from kinfolk.workflows.generate import load_seq2seq, task_prefix
 
         network, tokenizer = load_seq2seq(model, verb, device=device, precision=precision)
-        with progress(verb, len(lines), shown=out is None) as advance, output(out) as write:
+        printed = out is None and sys.stdout.isatty()
+        bar = row_progress(verb, len(lines), hidden=printed)
+        with bar as update, output(out) as write:
             outputs = transform_lines(
                 network,
                 tokenizer,
@@ -113,7 +93,7 @@ def register(
                 prefix=task_prefix(model, source_prefix, prefix),
                 fixed_limit="max_new_tokens" in values,
                 batch_size=batch,
-                on_progress=advance,
+                on_progress=lambda lines: update(advance=lines),
             )
             for line, text in zip(lines, outputs, strict=True):
                 if json:
@@ -128,7 +108,7 @@ def register(
         defaults=defaults,
         help={"max_new_tokens": "Maximum number of tokens per line"},
     )
-    command(example, panel="Use", name=verb)(options(run))
+    command(example, panel=USE, name=verb)(options(run))
 
 
 register(

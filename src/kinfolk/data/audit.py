@@ -9,7 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from kinfolk.data.dedup import ExactDeduplicator, MinHashDeduplicator, hash64
-from kinfolk.data.documents import Document, ReadOptions, read_leniently
+from kinfolk.data.documents import (
+    Document,
+    Progress,
+    ReadOptions,
+    progress_reporter,
+    read_leniently,
+)
 from kinfolk.data.files import FileProblems, file_sizes
 from kinfolk.errors import UserError
 from kinfolk.text.unicode import count_scripts, guess_language
@@ -197,9 +203,9 @@ class _AuditCounts:
 def audit(
     paths: Sequence[Path],
     *,
-    reading: ReadOptions | None = None,
+    reading: ReadOptions = ReadOptions(),
     near: bool = True,
-    progress: Callable[[int, int | None], None] | None = None,
+    progress: Progress = lambda read, total: None,
 ) -> Audit:
     """Return the statistics of files and folders, which are read leniently.
 
@@ -207,30 +213,22 @@ def audit(
     bytes read so far and the bytes of all files, if known.
     """
     counts = _AuditCounts(MinHashDeduplicator() if near else None)
-    known = file_sizes(paths)
-    total = None if None in known.values() else sum(size or 0 for size in known.values())
-    audits: list[FileAudit] = []
-    for path, size in known.items():
-        before = sum(audit.bytes or 0 for audit in audits)
-
-        def report(bytes_read: int, before: int = before) -> None:
-            if progress is not None:
-                progress(before + bytes_read, total)
-
-        audits.append(_file(path, size, reading, counts, report))
+    sizes = file_sizes(paths)
+    report = progress_reporter(sizes, progress)
+    audits = tuple(_file(path, size, reading, counts, report) for path, size in sizes.items())
     counts.flush()
     errors = [audit.error for audit in audits if audit.error]
     if errors and not counts.lengths:
         raise UserError(errors[0])
-    return _audit(tuple(audits), counts)
+    return _audit(audits, counts)
 
 
 def _file(
     path: Path,
     size: int | None,
-    reading: ReadOptions | None,
+    reading: ReadOptions,
     counts: _AuditCounts,
-    report: Callable[[int], None],
+    report: Callable[[Document], None],
 ) -> FileAudit:
     problems, error = FileProblems(), ""
     before, characters = len(counts.lengths), 0
@@ -238,7 +236,7 @@ def _file(
         for document in read_leniently(path, problems, reading):
             counts.add(document)
             characters += len(document.text)
-            report(document.bytes_read)
+            report(document)
     except UserError as raised:  # the other files are still read
         error = str(raised)
     return FileAudit(path, size, len(counts.lengths) - before, characters, problems, error)

@@ -1,4 +1,4 @@
-"""Chunks: parts of documents, cut without randomness and looked up by index."""
+"""Chunks: ranges of tokens of documents, split deterministically and looked up by index."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -49,7 +49,7 @@ class InMemoryDocuments:
     def from_lists(
         cls, documents: Sequence[Sequence[Sequence[int]]], *, words: Sequence[bool] | None = None
     ) -> "InMemoryDocuments":
-        """Take documents as lists of sentences, each a list of ids; `words` runs through all."""
+        """Build from documents as lists of sentences of ids; `words` has a flag for each token."""
         sentences = [sentence for document in documents for sentence in document]
         ends = np.cumsum([0, *map(len, sentences)], dtype=np.int64)
         stream = np.array([i for sentence in sentences for i in sentence], np.int64)
@@ -76,31 +76,28 @@ class InMemoryDocuments:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A part of one document; the other documents are reached through it."""
+    """A range of tokens of one document, with access to the other documents."""
 
     documents: TokenizedDocuments
     document: int
     start: int  # in tokens from the start of the document
     stop: int  # past the end of the document where its end token is predicted
-    repeat: int = 0  # which of several examples of one range
+    repeat: int = 0  # index among several examples of the same range
 
     @cached_property
     def ids(self) -> IntArray:
         """The tokens."""
-        first, end = self._bounds
-        return self.documents.ids(first + self.start, min(first + self.stop, end))
+        return self.documents.ids(*self._token_range)
 
     @cached_property
     def sentences(self) -> IntArray:
         """The lengths of its sentences."""
-        first, end = self._bounds
-        return self.documents.sentences(first + self.start, min(first + self.stop, end))
+        return self.documents.sentences(*self._token_range)
 
     @cached_property
     def words(self) -> BoolArray:
         """Which of the tokens begin a word."""
-        first, end = self._bounds
-        return self.documents.words(first + self.start, min(first + self.stop, end))
+        return self.documents.words(*self._token_range)
 
     @property
     def previous_token(self) -> int | None:
@@ -123,31 +120,41 @@ class Chunk:
         return first + self.stop == end
 
     def split(self, at: int) -> tuple["Chunk", "Chunk"]:
-        """Cut it in two."""
+        """Split it into two chunks, the first of `at` tokens."""
         return replace(self, stop=self.start + at), replace(self, start=self.start + at)
 
     def random_other_chunk(self, rng: Rng, longest: int) -> "Chunk":
-        """Draw a chunk that starts a sentence in another document, by its length in tokens."""
+        """Draw a chunk of another document that starts with a sentence.
+
+        The probability of a document is proportional to its tokens.
+        """
         starts, (own, end) = self.documents.starts, self._bounds
         token = int(rng.integers(starts[-1] - (end - own)))
         token += (end - own) if token >= own else 0
         other = int(np.searchsorted(starts, token, side="right")) - 1
         first, end = int(starts[other]), int(starts[other + 1])
         sentences = np.concatenate([[0], np.cumsum(self.documents.sentences(first, end))[:-1]])
-        # Starts that enough text follows, if there are any.
+        # Sentences that `longest` tokens follow, if there are any.
         enough = sentences[sentences + longest <= end - first]
         begin = int(rng.choice(enough) if len(enough) else 0)
         return Chunk(self.documents, other, begin, min(begin + longest, end - first))
 
     @property
+    def _token_range(self) -> tuple[int, int]:
+        """The start and the stop of its tokens in the stream."""
+        first, end = self._bounds
+        return first + self.start, min(first + self.stop, end)
+
+    @property
     def _bounds(self) -> tuple[int, int]:
+        """The start and the end of its document in the stream."""
         starts = self.documents.starts
         return int(starts[self.document]), int(starts[self.document + 1])
 
 
 @dataclass(frozen=True)
 class ChunkIndex(Sequence[Chunk]):
-    """All chunks of some documents, as numbers: 40 bytes each however long they are."""
+    """All chunks of a set of documents, stored as integers: 40 bytes for each chunk."""
 
     documents: TokenizedDocuments
     document: IntArray
@@ -158,7 +165,7 @@ class ChunkIndex(Sequence[Chunk]):
 
     @classmethod
     def from_bounds(cls, documents: TokenizedDocuments, bounds: IntArray) -> "ChunkIndex":
-        """Take chunks by document, start and stop, (chunks, 3); sizes are their lengths."""
+        """Build from document, start and stop of each chunk, (chunks, 3); sizes are lengths."""
         document, start, stop = bounds.T
         return cls(documents, document, start, stop, np.zeros_like(start), (stop - start)[:, None])
 
@@ -175,7 +182,7 @@ class ChunkIndex(Sequence[Chunk]):
         )
 
     def with_repeats(self, counts: IntArray) -> "ChunkIndex":
-        """Take each chunk several times or not at all, numbering the repeats."""
+        """Return each chunk `counts` times, with the repeats numbered from 0."""
         which = np.repeat(np.arange(len(self)), counts)
         repeat = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
         parts = (self.document[which], self.start[which], self.stop[which])
@@ -185,7 +192,7 @@ class ChunkIndex(Sequence[Chunk]):
 def split_documents(
     documents: TokenizedDocuments, max_length: int, *, extra: int = 0
 ) -> ChunkIndex:
-    """Cut every document into chunks of the maximum length and a rest.
+    """Split every document into chunks of the maximum length; the last may be shorter.
 
     `extra` counts positions past the end of each document, for the token that ends it.
     """

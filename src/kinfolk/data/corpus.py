@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from types import NoneType, TracebackType
+from types import NoneType
 from typing import IO, Any
 
 import numpy as np
@@ -25,7 +25,7 @@ VERSION = 1
 FORMAT_VERSION = 2  # of corpus.json and what is ours beside Megatron's pair
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, type of id, sentences, documents + 1
 DTYPES: dict[int, npt.DTypeLike] = {4: np.int32, 8: np.uint16}  # Megatron's codes
-CHUNK = 1 << 20  # numbers handled at once
+BATCH_NUMBERS = 1 << 20  # read at once
 # The fields of corpus.json that are read, and their types.
 METADATA: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("version", "documents", "sentences", "tokens", "bytes", "vocab"), (int,)),
@@ -134,8 +134,10 @@ class Corpus:
     @cached_property
     def _counts(self) -> IntArray:
         counts = np.zeros(self.vocab_size, np.int64)
-        for start in range(0, self.tokens, CHUNK):
-            counts += np.bincount(self._ids[start : start + CHUNK], minlength=self.vocab_size)
+        for start in range(0, self.tokens, BATCH_NUMBERS):
+            counts += np.bincount(
+                self._ids[start : start + BATCH_NUMBERS], minlength=self.vocab_size
+            )
         return counts
 
     def tokenizer(self) -> Tokenizer:
@@ -259,9 +261,7 @@ class CorpusWriter:
     def __enter__(self) -> "CorpusWriter":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self._finish()
             self.sync()
@@ -315,8 +315,8 @@ class CorpusWriter:
         with (self._folder / "tokens.idx").open("wb") as index:
             bounds = done.documents + 1
             index.write(HEADER.pack(MAGIC, VERSION, self._code, done.sentences, bounds))
-            for chunk in _chunks(lengths, np.int32):
-                index.write(chunk.tobytes())
+            for numbers in _read_numbers(lengths, np.int32):
+                index.write(numbers.tobytes())
             _write_prefix_sums(
                 index, lengths, np.int32, scale=np.dtype(DTYPES[self._code]).itemsize
             )
@@ -350,9 +350,9 @@ def _opened(file: Path, size: int) -> IO[bytes]:
     return opened
 
 
-def _chunks(file: IO[bytes], type: npt.DTypeLike) -> Iterator[npt.NDArray[Any]]:
+def _read_numbers(file: IO[bytes], type: npt.DTypeLike) -> Iterator[npt.NDArray[Any]]:
     file.seek(0)
-    while part := file.read(CHUNK * np.dtype(type).itemsize):
+    while part := file.read(BATCH_NUMBERS * np.dtype(type).itemsize):
         yield np.frombuffer(part, type)
 
 
@@ -361,9 +361,9 @@ def _write_prefix_sums(
 ) -> None:
     """Write the sum of the numbers before each."""
     total = 0
-    for chunk in _chunks(file, type):
-        sums = total + scale * np.cumsum(chunk, dtype=np.int64)
-        index.write((sums - scale * chunk.astype(np.int64)).tobytes())
+    for numbers in _read_numbers(file, type):
+        sums = total + scale * np.cumsum(numbers, dtype=np.int64)
+        index.write((sums - scale * numbers.astype(np.int64)).tobytes())
         total = int(sums[-1])
 
 
@@ -380,22 +380,22 @@ def corpus_fingerprint(folder: Path) -> str:
     digest = blake2b(digest_size=16)
     for name in ("tokens.idx", "tokens.bin", "holdout/tokens.idx", "holdout/tokens.bin"):
         if (folder / name).is_file():
-            _add(digest, folder / name)
+            with (folder / name).open("rb") as file:
+                _add_samples(digest, file, Path(name).name)
     return digest.hexdigest()
 
 
-def file_fingerprint(file: Path, data: bytes | None = None) -> str:
-    """Return a 128-bit hash of the size and some samples of a file, whose bytes may be given."""
+def file_fingerprint(file: Path, data: bytes) -> str:
+    """Return a 128-bit hash of the name of a file and of its size and samples of its bytes."""
     digest = blake2b(digest_size=16)
-    _add(digest, file, data)
+    _add_samples(digest, io.BytesIO(data), file.name)
     return digest.hexdigest()
 
 
-def _add(digest: blake2b, file: Path, data: bytes | None = None) -> None:
-    size = file.stat().st_size if data is None else len(data)
-    digest.update(f"{file.name} {size}\n".encode())
+def _add_samples(digest: blake2b, file: IO[bytes], name: str) -> None:
+    size = file.seek(0, os.SEEK_END)
+    digest.update(f"{name} {size}\n".encode())
     last = max(0, size - SAMPLE_BYTES)
-    with file.open("rb") if data is None else io.BytesIO(data) as opened:
-        for start in sorted({last * i // (NUM_SAMPLES - 1) for i in range(NUM_SAMPLES)}):
-            opened.seek(start)
-            digest.update(opened.read(SAMPLE_BYTES))
+    for start in sorted({last * i // (NUM_SAMPLES - 1) for i in range(NUM_SAMPLES)}):
+        file.seek(start)
+        digest.update(file.read(SAMPLE_BYTES))

@@ -41,19 +41,9 @@ class PackedDataset(Dataset[Batch[Any]]):
         self.packing: Packing = pack(self.chunks.sizes, objective.row_lengths)
         self._order: tuple[int, IntArray] | None = None
 
-    @property
-    def num_batches(self) -> int:
-        """The batches of one epoch; the last one may not be full."""
-        return -(-len(self.packing) // self.batch_size)
-
-    @property
-    def fill_rate(self) -> float:
-        """The fraction of positions that hold tokens."""
-        positions = len(self.packing) * sum(self.objective.row_lengths)
-        return float(self.chunks.sizes.sum()) / positions
-
     def __len__(self) -> int:
-        return self.num_batches
+        """Return the batches of one epoch; the last one may not be full."""
+        return -(-len(self.packing) // self.batch_size)
 
     def __getitem__(self, number: int) -> Batch[Any]:
         """Return batch `number` of the run, which may lie in any epoch."""
@@ -162,17 +152,13 @@ class MixtureDataset(Dataset[Batch[Any]]):
         self.datasets, self.schedule = datasets, MixtureSchedule.from_weights(weights)
         self.objective, self.batch_size = datasets[0].objective, datasets[0].batch_size
 
-    @property
-    def num_batches(self) -> int:
-        """The batches until one of the corpora was read completely, before any row is repeated.
+    def __len__(self) -> int:
+        """Return the batches until one corpus was read completely, before any row is repeated.
 
         The last one may repeat rows, so that it is full.
         """
         ends = [self.schedule.slot_of(c, len(d.packing) - 1) for c, d in enumerate(self.datasets)]
         return -(-(min(ends) + 1) // self.batch_size)
-
-    def __len__(self) -> int:
-        return self.num_batches
 
     def __getitem__(self, number: int) -> Batch[Any]:
         """Return batch `number` of the run, which may lie in any epoch."""
@@ -223,19 +209,16 @@ class ContiguousDataset(Dataset[Batch[Any]]):
         )
         (self.length,) = objective.row_lengths
         self._epoch: EpochLayout | None = None
-
-    @cached_property
-    def num_batches(self) -> int:
-        """The batches of one epoch; the last may end in padding."""
         longest = int(np.diff(self.epoch(0).streams).max())
-        return self.parts * -(-longest // self.length)
+        self._num_batches = parts * -(-longest // self.length)
 
     def __len__(self) -> int:
-        return self.num_batches
+        """Return the batches of one epoch; the last may end in padding."""
+        return self._num_batches
 
     def __getitem__(self, number: int) -> Batch[Any]:
         """Return batch `number` of the run, which may lie in any epoch."""
-        epoch_number, number = divmod(number, self.num_batches)
+        epoch_number, number = divmod(number, len(self))
         index, part = divmod(number, self.parts)
         epoch = self.epoch(epoch_number)
         streams = range(part * self.batch_size, (part + 1) * self.batch_size)

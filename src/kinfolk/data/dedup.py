@@ -2,6 +2,7 @@
 
 import json
 import unicodedata
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -290,36 +291,46 @@ DEDUP_MODES = ("exact", "near")
 PREVIEW_CHARS = 80  # of a document that is left out
 
 
-class DedupFilter(Iterator[Document]):
+class DocumentFilter(Iterator[Document]):
+    """Documents, without those that there is a reason to leave out."""
+
+    def __init__(self, documents: Iterable[Document], reasons: Sequence[str]) -> None:
+        self._documents = iter(documents)
+        self.left_out = dict.fromkeys(reasons, 0)  # documents so far, by reason
+
+    @abstractmethod
+    def reason(self, document: Document) -> str | None:
+        """Return the reason to leave a document out; None keeps it."""
+
+    def __next__(self) -> Document:
+        for document in self._documents:
+            reason = self.reason(document)
+            if reason is None:
+                return document
+            self.left_out[reason] += 1
+        raise StopIteration
+
+
+class DedupFilter(DocumentFilter):
     """Documents without duplicates: the first of equal ones ("exact"), or of similar ones too."""
 
     def __init__(self, documents: Iterable[Document], mode: str) -> None:
         if mode not in DEDUP_MODES:
             raise UserError(f"dedup {mode}: choose exact or near")
-        self.num_kept = self.num_exact = self.num_near = 0
-        self._documents = iter(documents)
+        near = ["near duplicates"] if mode == "near" else []
+        super().__init__(documents, ["exact duplicates", *near])
         self._exact = ExactDeduplicator()
         self._near = MinHashDeduplicator() if mode == "near" else None
 
-    @property
-    def left_out(self) -> dict[str, int]:
-        """How many documents were left out so far, by reason."""
-        near = {} if self._near is None else {"near duplicates": self.num_near}
-        return {"exact duplicates": self.num_exact, **near}
-
-    def __next__(self) -> Document:
-        for document in self._documents:
-            if self._exact.seen(document.text):
-                self.num_exact += 1
-            elif self._near is not None and self._near.seen(document.text):
-                self.num_near += 1
-            else:
-                self.num_kept += 1
-                return document
-        raise StopIteration
+    def reason(self, document: Document) -> str | None:
+        """Return which kind of duplicate of an earlier document this is."""
+        if self._exact.seen(document.text):
+            return "exact duplicates"
+        is_near = self._near is not None and self._near.seen(document.text)
+        return "near duplicates" if is_near else None
 
 
-class DecontaminationFilter(Iterator[Document]):
+class DecontaminationFilter(DocumentFilter):
     """Documents that share no 13 consecutive words with evaluation files; the others are listed.
 
     A line of `report` is {"source", "gram", "evaluation", "line", "text"}; an earlier list is
@@ -329,31 +340,23 @@ class DecontaminationFilter(Iterator[Document]):
     def __init__(
         self, documents: Iterable[Document], evaluation: Sequence[Path], report: Path
     ) -> None:
-        self.num_kept = self.num_dropped = 0
-        self._documents = iter(documents)
+        super().__init__(documents, ["contaminated"])
         self._index = ContaminationIndex(evaluation)
         self._report = report
         self._report.write_text("")
 
-    @property
-    def left_out(self) -> dict[str, int]:
-        """How many documents were left out so far, by reason."""
-        return {"contaminated": self.num_dropped}
-
-    def __next__(self) -> Document:
-        for document in self._documents:
-            match = self._index.first_match(document.text)
-            if match is None:
-                self.num_kept += 1
-                return document
-            self.num_dropped += 1
-            record = {
-                "source": str(document.source),
-                "gram": match.ngram,
-                "evaluation": str(match.file),
-                "line": match.line,
-                "text": document.text[:PREVIEW_CHARS],
-            }
-            with self._report.open("a", encoding="utf-8", errors="replace") as file:
-                file.write(json.dumps(record, ensure_ascii=False) + "\n")
-        raise StopIteration
+    def reason(self, document: Document) -> str | None:
+        """Return "contaminated" for a document with a match, which is written to the report."""
+        match = self._index.first_match(document.text)
+        if match is None:
+            return None
+        record = {
+            "source": str(document.source),
+            "gram": match.ngram,
+            "evaluation": str(match.file),
+            "line": match.line,
+            "text": document.text[:PREVIEW_CHARS],
+        }
+        with self._report.open("a", encoding="utf-8", errors="replace") as file:
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        return "contaminated"

@@ -10,10 +10,11 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -48,6 +49,7 @@ _STRING = re.compile(r'("(?:[^"\\]|\\.)*+")(\s*+:)?')  # and whether it names a 
 DocumentUnit = Literal["block", "file"]
 Row = tuple[int, list[str]]  # the line on which it begins, and its cells
 TextPart = tuple[str, bool]  # some text, and whether its document ends with it
+Progress = Callable[[int, int | None], None]  # receives bytes read, and those of all files
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,12 @@ class Document:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What a document is, and where a table has its text."""
+    """What a document is, and where a table has its text.
+
+    A text file has a document for each block between blank lines, or is one document. A table has
+    a document for each row, in a `field` of JSON lines ("text", or "meta.text") or in a `column`,
+    by its name or its number from 1.
+    """
 
     per: DocumentUnit = "block"
     field: str | None = None
@@ -70,18 +77,9 @@ class ReadOptions:
 
 
 def read_documents(
-    paths: Sequence[Path],
-    *,
-    per: DocumentUnit = "block",
-    field: str | None = None,
-    column: str | int | None = None,
+    paths: Sequence[Path], options: ReadOptions = ReadOptions()
 ) -> Iterator[Document]:
-    """Stream the documents of files, folders and datasets.
-
-    A text file has one per block between blank lines, or is one; a table has one per row, in a
-    `field` of JSON lines ("text", or "meta.text") or in a `column`, by its name or number from 1.
-    """
-    options = ReadOptions(per, field, column)
+    """Stream the documents of files, folders and datasets."""
     return read_files(find_files(paths), options, named={Path(path) for path in paths})
 
 
@@ -99,26 +97,40 @@ def read_files(
 
 
 def read_leniently(
-    path: Path, problems: FileProblems, options: ReadOptions | None = None
+    path: Path, problems: FileProblems, options: ReadOptions = ReadOptions()
 ) -> Iterator[Document]:
     """Stream the documents of a file, empty ones too, and count what is wrong with it.
 
     Of JSON and tables every string is text, unless a field or column is chosen.
     """
-    return _read(path, options or ReadOptions(), problems=problems)
+    return _read(path, options, problems=problems)
 
 
-def parts(
-    paths: Sequence[Path], *, field: str | None = None, column: str | int | None = None
-) -> Iterator[str]:
+def read_text_parts(paths: Sequence[Path], options: ReadOptions = ReadOptions()) -> Iterator[str]:
     """Stream the text of the same documents, a long one in several parts.
 
     Memory is bounded however long a line is, for training a tokenizer, which needs no documents.
     """
-    found, named = find_files(paths), {Path(path) for path in paths}
-    options = ReadOptions("block", field, column)
-    _check(options, found)
-    return (part for path in found for part in _parts(path, options, named=path in named))
+    files, named = find_files(paths), {Path(path) for path in paths}
+    _check(options, files)
+    return (part for path in files for part in _bounded_parts(path, options, named=path in named))
+
+
+def progress_reporter(
+    sizes: Mapping[Path, int | None], progress: Progress
+) -> Callable[[Document], None]:
+    """Return a function that reports the bytes read up to a document."""
+    known = [size or 0 for size in sizes.values()]
+    before = dict(zip(sizes, accumulate(known, initial=0), strict=False))
+    total = None if None in sizes.values() else sum(known)
+    read = 0
+
+    def report(last: Document) -> None:
+        nonlocal read
+        read = max(read, before[last.source] + last.bytes_read)
+        progress(read, total)
+
+    return report
 
 
 def is_plain_text(path: Path) -> bool:
@@ -146,7 +158,7 @@ def _read(
             held, size = [], 0
 
 
-def _parts(path: Path, options: ReadOptions, *, named: bool) -> Iterator[str]:
+def _bounded_parts(path: Path, options: ReadOptions, *, named: bool) -> Iterator[str]:
     rest = ""
     for _, text, ends in _text_parts(path, options, named=named):
         rest, start = rest + text, 0
@@ -201,15 +213,7 @@ def _text_parts(
     opened = nullcontext(InputFile(path, BytesIO())) if is_dataset_name(path) else open_input(path)
     empty = True
     with opened as source:
-        rows = _table_texts(source, options, problems)
-        texts: Iterator[TextPart]
-        if rows is None:
-            texts = _blocks(source, options.per, problems)
-        elif _file_type(path, options) in DELIMITED_SUFFIXES:  # whose lines were normalised
-            texts = ((row, True) for row in rows)
-        else:
-            texts = ((row.replace("\r\n", "\n"), True) for row in rows)
-        for text, ends in texts:
+        for text, ends in _texts(source, options, problems):
             empty = empty and not text.strip()
             yield source, text, ends
     # In a folder an empty file is no mistake: it has no documents.
@@ -217,24 +221,28 @@ def _text_parts(
         raise UserError(f"{source.name} is empty: pass a file with text")
 
 
-def _table_texts(
+def _texts(
     source: InputFile, options: ReadOptions, problems: FileProblems | None
-) -> Iterator[str] | None:
-    """Return the text of each row of a table, None if it is none."""
-    field = DEFAULT_TEXT_FIELD if options.field is None else options.field
-    either = field if options.column is None else options.column
+) -> Iterator[TextPart]:
+    """Read the text of each row of a table, or the blocks of a plain text."""
     kind = _file_type(source.path, options)
+    field = DEFAULT_TEXT_FIELD if options.field is None else options.field
+    column = field if options.column is None else options.column
     if kind == DATASET_PREFIX:
-        return read_dataset(source, str(either))
-    if source.empty:
+        rows = read_dataset(source, str(column))
+    elif source.empty:
         return iter(())
-    if kind in JSON and problems is not None:
-        return _json_strings(source, options.field, problems)
-    if kind in JSON:
-        return read_jsonl(source, field)
-    if kind in DELIMITED_SUFFIXES:
-        return read_delimited(source, options.column, problems)
-    return read_parquet(source, either) if kind in PARQUET else None
+    elif kind in DELIMITED_SUFFIXES:  # whose line ends are normalized
+        return ((row, True) for row in read_delimited(source, options.column, problems))
+    elif kind in PARQUET:
+        rows = read_parquet(source, column)
+    elif kind not in JSON:
+        return _blocks(source, options.per, problems)
+    elif problems is None:
+        rows = read_jsonl(source, field)
+    else:
+        rows = _json_strings(source, options.field, problems)
+    return ((row.replace("\r\n", "\n"), True) for row in rows)
 
 
 def _blocks(

@@ -1,4 +1,4 @@
-"""Documents to token ids: word-level cache, sentence lengths, process pool."""
+"""Encode documents to token ids: a cache of words, lengths of sentences, a process pool."""
 
 import os
 import re
@@ -45,8 +45,8 @@ def char_classes(characters: Bytes, separators: IntArray) -> Bytes:
     return classes
 
 
-def starts(classes: Bytes, separators: IntArray) -> IntArray:
-    """Return where each word begins; a separator is one of its own."""
+def find_words(classes: Bytes, separators: IntArray) -> IntArray:
+    """Return the start of each word; a separator is a word by itself."""
     pairs = 8 * np.concatenate([np.array([SEPARATOR], np.uint8), classes[:-1]]) + classes
     cuts = np.frombuffer(pairs.tobytes().translate(_CUTS), np.uint8)
     begins = cuts & _HERE
@@ -60,8 +60,8 @@ def starts(classes: Bytes, separators: IntArray) -> IntArray:
     return begin[~joined]
 
 
-def plain(classes: Bytes, starts: IntArray) -> npt.NDArray[np.bool_]:
-    """Return which words have neither other characters nor separators."""
+def ascii_words(classes: Bytes, starts: IntArray) -> npt.NDArray[np.bool_]:
+    """Return which words consist of printable ASCII characters."""
     result = np.ones(len(starts), np.bool_)
     result[np.searchsorted(starts, np.flatnonzero(classes >= SEPARATOR), side="right") - 1] = False
     return result
@@ -108,7 +108,7 @@ _MIX = np.array([0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93], np.uint64)
 
 @dataclass(frozen=True)
 class WordKeys:
-    """Words as numbers: their first eight bytes and the next; 0, 0 where a word is too long."""
+    """The first eight bytes of each word and the next eight, as integers; 0 for longer words."""
 
     low: npt.NDArray[np.uint64]
     high: npt.NDArray[np.uint64]
@@ -117,13 +117,13 @@ class WordKeys:
         return WordKeys(self.low[which], self.high[which])
 
     def slots(self) -> IntArray:
-        """Return the only slot that each word may have."""
+        """Return the slot of each word in the table."""
         mixed = (self.low ^ self.high * _MIX[0]) * _MIX[1]
         slots: IntArray = (mixed >> np.uint64(65 - TABLE_SIZE.bit_length())).astype(np.int64)
         return slots
 
 
-def keys(characters: Bytes, starts: IntArray, lengths: IntArray) -> WordKeys:
+def word_keys(characters: Bytes, starts: IntArray, lengths: IntArray) -> WordKeys:
     """Return the keys of words."""
     padded = np.concatenate([characters, np.zeros(MAX_KEY_BYTES, np.uint8)])
     eights = np.ndarray(len(padded) - 7, "<u8", padded.data, strides=(1,))
@@ -133,7 +133,7 @@ def keys(characters: Bytes, starts: IntArray, lengths: IntArray) -> WordKeys:
 
 
 class WordTable:
-    """Hash table from words to tokens; a word keeps its slot, and frequent ones come first."""
+    """A hash table from words to tokens; the first word of a slot keeps it until `clear`."""
 
     def __init__(self) -> None:
         self._low, self._high = np.zeros(TABLE_SIZE, np.uint64), np.zeros(TABLE_SIZE, np.uint64)
@@ -143,7 +143,7 @@ class WordTable:
         self._used = 0
 
     def find(self, keys: WordKeys) -> tuple[IntArray, IntArray]:
-        """Return the start of the tokens of each word and their number: -1 where not known."""
+        """Return the start of each word's tokens in the pool and their number; -1 if unknown."""
         slots = keys.slots()
         known = (self._low[slots] == keys.low) & (self._high[slots] == keys.high) & (keys.low > 0)
         indices = np.where(known, self._entries[slots], -1)
@@ -162,7 +162,7 @@ class WordTable:
         return free
 
     def add(self, keys: WordKeys, words: Sequence[bytes]) -> bool:
-        """Add the tokens of words; return False where there is no space."""
+        """Add the tokens of words; return False if the pool is full."""
         tokens = np.frombuffer(b"".join(words), np.uint32)
         end = self._used + len(tokens)
         if end > POOL_TOKENS:
@@ -188,7 +188,7 @@ WORD_START_BIT = 1 << 31  # set in the id of a token that begins a word
 
 @dataclass(frozen=True)
 class PreTokenizerRule:
-    """How a kind of pre-tokenizer splits an ASCII word for its model."""
+    """How a pre-tokenizer splits an ASCII word for its model."""
 
     pattern: re.Pattern[str]
     space: str  # replaces the space before a word
@@ -202,7 +202,7 @@ BERT_PATTERN = re.compile(r"[A-Za-z0-9]+|[^A-Za-z0-9]")
 
 @dataclass(frozen=True)
 class CachedWords:
-    """The words of a text, and their tokens concatenated."""
+    """The words of a text, and the concatenated tokens of all of them."""
 
     starts: IntArray  # of words, in characters
     tokens: IntArray  # in each word
@@ -218,7 +218,7 @@ class CachedWords:
 
 
 class WordCache:
-    """The ids of words: new ones are added, and all are removed once they are too many."""
+    """A cache of the token ids of words, which is cleared when it is full."""
 
     def __init__(self, tokenizer: Tokenizer, words: str | None = None) -> None:
         self._tokenizer = tokenizer
@@ -229,15 +229,15 @@ class WordCache:
         self._others: dict[str, bytes] = {}  # tagged ids of four bytes
         self._offsets: dict[str, list[int]] = {}  # of the tokens in long words of the last text
 
-    def read(self, text: str, separators: IntArray) -> CachedWords:
-        """Encode the words of several texts, each followed by a separator."""
+    def encode(self, text: str, separators: IntArray) -> CachedWords:
+        """Encode several texts, each followed by a separator, word by word."""
         codes = ascii_codes(text)
         classes = char_classes(codes, separators)
         if self._rule is None:
             classes[classes != SEPARATOR] = OTHER
-        first = starts(classes, separators)
+        first = find_words(classes, separators)
         lengths = np.diff(first, append=len(text))
-        packed = keys(codes, first, np.where(plain(classes, first), lengths, 0))
+        packed = word_keys(codes, first, np.where(ascii_words(classes, first), lengths, 0))
         indices, tokens = self._table.find(packed)
         tokens[np.searchsorted(first, separators)] = 0
         new = np.flatnonzero(tokens < 0)
@@ -254,7 +254,7 @@ class WordCache:
         return CachedWords(first, tokens, tagged_ids)
 
     def _insert(self, encoded: Mapping[str, bytes], packed: WordKeys) -> None:
-        """Add words, to the table where it has a free slot."""
+        """Add words to the table, or to the dictionary where their slot is taken."""
         free = self._table.free(packed)
         kept = list(compress(encoded.values(), free.tolist()))
         others = compress(encoded.items(), (~free).tolist())
@@ -279,7 +279,7 @@ class WordCache:
         return (np.array(ids, np.uint32) | begins * np.uint32(WORD_START_BIT)).tobytes()
 
     def _encode_ascii_word(self, word: str, rule: PreTokenizerRule) -> bytes:
-        """Pass the pre-tokens of an ASCII word to the model: it takes a third of the time."""
+        """Pass the pre-tokens of a word to the model directly, in a third of the time."""
         text = (word.lower() if rule.lower else word).replace(" ", rule.space)
         pretokens = (text,) if text.isalpha() else rule.pattern.findall(text)
         tokenize = self._model.tokenize
@@ -292,7 +292,7 @@ class WordCache:
 
 
 def _pretokenizer_rule(state: Mapping[str, Any]) -> PreTokenizerRule | None:
-    """Return how this tokenizer splits text into words; None where it is not known."""
+    """Return the rule by which a tokenizer splits words; None for other pre-tokenizers."""
     normal, cut, added = state["normalizer"], state["pre_tokenizer"] or {}, state["added_tokens"]
     # An added token may span two words; special ones are plain text here.
     if not all(t["special"] and t["content"].split() == [t["content"]] for t in added):
@@ -330,7 +330,7 @@ class DocumentEncoder:
         self._splits_lines = whole == first + second
 
     def __call__(self, texts: Sequence[str]) -> EncodedDocuments:
-        """Encode documents, each by itself."""
+        """Encode documents, each independently of the others."""
         parts = (
             (number, part)
             for number, text in enumerate(texts)
@@ -352,7 +352,7 @@ class DocumentEncoder:
         """Encode parts of documents: ids, word starts, lengths of sentences and their documents."""
         text = "".join(f"{part}\n" for _, part in group)
         separators = np.cumsum(np.array([len(part) + 1 for _, part in group], np.int64)) - 1
-        words = self._cache.read(text, separators)
+        words = self._cache.encode(text, separators)
         ends: list[int] = []  # of sentences, in characters since the first part
         owners: list[int] = []
         for (number, part), stop in zip(group, separators.tolist(), strict=True):
@@ -409,30 +409,30 @@ def _parts(text: str) -> Iterator[str]:
 MAX_WORKERS = 8  # processes, unless more are chosen
 MIN_POOL_BYTES = 1 << 23  # of text that pay for starting processes
 
-Chunk = tuple[bool, list[Document]]  # whether these documents are held out
+DocumentGroup = tuple[bool, list[Document]]  # whether these documents are held out
 
 
 def default_num_workers(text: float | None) -> int:
-    """Return how many processes pay for so many bytes of text."""
+    """Return the number of worker processes for this many bytes of text."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return min(cores or 1, MAX_WORKERS) if text is None or text > MIN_POOL_BYTES else 1
 
 
 def encode_in_parallel(
-    chunks: Iterable[Chunk], encoder: Callable[[], DocumentEncoder], workers: int
-) -> Generator[tuple[Chunk, EncodedDocuments], None, None]:
-    """Encode chunks in their order; at most two per worker wait."""
+    groups: Iterable[DocumentGroup], encoder: Callable[[], DocumentEncoder], workers: int
+) -> Generator[tuple[DocumentGroup, EncodedDocuments], None, None]:
+    """Encode groups of documents in their order; at most two per worker wait."""
     if workers == 1:
         encode = encoder()
-        yield from ((chunk, encode(_texts(chunk))) for chunk in chunks)
+        yield from ((group, encode(_texts(group))) for group in groups)
         return
     pool = ProcessPoolExecutor(
         workers, mp_context=get_context("spawn"), initializer=_init_worker, initargs=(encoder,)
     )
-    sent: deque[tuple[Chunk, Future[EncodedDocuments]]] = deque()
+    sent: deque[tuple[DocumentGroup, Future[EncodedDocuments]]] = deque()
     try:
-        for chunk in chunks:
-            sent.append((chunk, pool.submit(_encode_task, _texts(chunk))))
+        for group in groups:
+            sent.append((group, pool.submit(_encode_task, _texts(group))))
             if len(sent) > 2 * workers:
                 first, future = sent.popleft()
                 yield first, future.result()
@@ -447,8 +447,8 @@ def encode_in_parallel(
         pool.shutdown(cancel_futures=True)
 
 
-def _texts(chunk: Chunk) -> list[str]:
-    return [document.text for document in chunk[1]]
+def _texts(group: DocumentGroup) -> list[str]:
+    return [document.text for document in group[1]]
 
 
 _encode: DocumentEncoder  # in each worker

@@ -1,4 +1,4 @@
-"""One training example, and how examples are packed into rows and become tensors.
+"""Training examples, packing them into rows, and collating the rows into tensors.
 
 Objectives and labelled tasks build the same `Example`, and one `collate` serves both.
 """
@@ -17,7 +17,7 @@ from kinfolk.data.chunks import IntArray
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """One sequence as the network reads it: an array has one number per token."""
+    """One input sequence of a network; arrays have one element per token."""
 
     input_ids: IntArray
     labels: IntArray | None = None  # IGNORE_INDEX where nothing is predicted
@@ -41,7 +41,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Packing:
-    """Which chunks lie in which row."""
+    """The assignment of chunks to rows."""
 
     chunks: IntArray
     row_starts: IntArray  # row r holds chunks[row_starts[r] : row_starts[r + 1]]
@@ -123,7 +123,7 @@ class Collated:
 
 
 def collate(rows: Sequence[Sequence[Example]], row_lengths: Sequence[int], pad_id: int) -> Collated:
-    """Lay packed examples out as tensors; padding is document -1."""
+    """Collate packed examples into tensors; padding has document id -1."""
     *encoder_length, length = row_lengths
     sizes = [[len(e.input_ids) for e in row] for row in rows]
     starts = [np.cumsum([0, *row])[:-1] for row in sizes]

@@ -1,6 +1,5 @@
 """Tokenize text into a corpus: read, filter, hold out, encode, write; resumable."""
 
-import errno
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -8,7 +7,6 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from hashlib import blake2b
-from itertools import accumulate
 from pathlib import Path
 from typing import TypeAlias
 
@@ -23,19 +21,31 @@ from kinfolk.data.corpus import (
     WriteProgress,
     dtype_code,
 )
-from kinfolk.data.dedup import DecontaminationFilter, DedupFilter
-from kinfolk.data.documents import Document, DocumentUnit, ReadOptions, parts, read_files
-from kinfolk.data.encode import Chunk, DocumentEncoder, default_num_workers, encode_in_parallel
+from kinfolk.data.dedup import DecontaminationFilter, DedupFilter, DocumentFilter
+from kinfolk.data.documents import (
+    Document,
+    DocumentUnit,
+    Progress,
+    ReadOptions,
+    progress_reporter,
+    read_files,
+    read_text_parts,
+)
+from kinfolk.data.encode import (
+    DocumentEncoder,
+    DocumentGroup,
+    default_num_workers,
+    encode_in_parallel,
+)
 from kinfolk.data.files import file_sizes
 from kinfolk.errors import UserError
-from kinfolk.files import lock_file, new_file
+from kinfolk.files import DISK_FULL_ERRNOS, lock_file, new_file
 from kinfolk.rng import text_uniform
 from kinfolk.text import Tokenizer, train
 from kinfolk.text.segment import word_segmenter
 
 # Bytes of text per byte of file, for prose.
 COMPRESSION_RATIO = {".gz": 3.0, ".xz": 4.0, ".zst": 3.5}
-DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def estimate_text_bytes(sizes: Mapping[Path, int | None]) -> float | None:
@@ -93,7 +103,7 @@ def disk_full_as_user_error(out: Path) -> Iterator[None]:
         ) from error
 
 
-Say = Callable[[str], None]
+OnMessage = Callable[[str], None]  # receives messages for the user
 
 
 @dataclass
@@ -125,7 +135,7 @@ class PartialCorpus:
         with new_file(self.journal, durable=True) as file:
             json.dump(entry, file)
 
-    def load_progress(self, say: Say) -> None:
+    def load_progress(self, on_message: OnMessage) -> None:
         """Resume from what an earlier run with the same inputs recorded, or start again."""
         started = self.journal.exists()
         # A journal that is corrupt or of another version is ignored.
@@ -136,10 +146,10 @@ class PartialCorpus:
                 self.progress = tuple(WriteProgress(**state) for state in states)
                 self.complete = bool(entry["whole"])
                 documents = sum(progress.documents for progress in self.progress)
-                say(f"resuming after {documents:,} documents")
+                on_message(f"resuming after {documents:,} documents")
                 return
         if started:
-            say("starting again: text, tokenizer or options changed")
+            on_message("starting again: text, tokenizer or options changed")
         self.clear()
         self.folder.mkdir()
 
@@ -159,26 +169,28 @@ class PartialCorpus:
 
 @contextmanager
 def resumable_output(
-    out: Path, fingerprint: str | None, *, vacant: Callable[[], None], say: Say
+    out: Path, fingerprint: str | None, on_message: OnMessage
 ) -> Iterator[PartialCorpus]:
-    """Return a partial corpus beside `out`, renamed to `out` at the end; `vacant` checks `out`.
+    """Return a partial corpus beside `out`, renamed to `out` at the end.
 
     After an error, a corpus without an entry in its journal is removed; one with an entry is kept
     for the next run with the same inputs.
     """
-    out = out.absolute()
-    part = PartialCorpus(out.with_name(f".{out.name}.part"), fingerprint)
+    target = out.absolute()
+    part = PartialCorpus(target.with_name(f".{target.name}.part"), fingerprint)
     fresh = [parent for parent in part.work_dir.parents if not parent.exists()]
     try:
-        with _alone(part.work_dir, out):
-            vacant()
-            part.load_progress(say)
+        with _exclusive(part.work_dir, target):
+            _check_vacant(out)
+            part.load_progress(on_message)
             try:
                 yield part
-                part.finish(out)
+                part.finish(target)
             except BaseException:
                 if part.journal.exists():
-                    say(f"progress is kept in {part.work_dir}: the same command resumes from it")
+                    on_message(
+                        f"progress is kept in {part.work_dir}: the same command resumes from it"
+                    )
                 else:
                     part.clear()
                 raise
@@ -190,7 +202,7 @@ def resumable_output(
 
 
 @contextmanager
-def _alone(home: Path, out: Path) -> Iterator[None]:
+def _exclusive(home: Path, out: Path) -> Iterator[None]:
     """Hold the lock in a folder; remove the folder at the end if it is empty."""
     lock = home / "lock"
     try:
@@ -210,12 +222,9 @@ def _alone(home: Path, out: Path) -> Iterator[None]:
                 home.rmdir()
 
 
-CHUNK = 1 << 18  # characters sent to a worker at once
-CHUNKS_PER_CHECKPOINT = 64  # between two entries in the journal: a few seconds of work
+GROUP_CHARS = 1 << 18  # sent to a worker at once
+GROUPS_PER_CHECKPOINT = 64  # between two entries in the journal: a few seconds of work
 DROPPED_FILE = "dropped.jsonl"  # in the corpus: the documents that decontamination left out
-
-Progress = Callable[[int, int | None], None]
-Filter = DedupFilter | DecontaminationFilter
 
 
 Files: TypeAlias = Path | str | Sequence[Path | str]  # files, folders or names of datasets
@@ -247,7 +256,7 @@ def train_tokenizer(
     The kinds are bpe (byte-level), word-bpe, wordpiece, unigram, word, char and byte. `field` of
     JSON lines or `column` of tables holds the text.
     """
-    texts = parts(as_paths(files), field=field, column=column)
+    texts = read_text_parts(as_paths(files), ReadOptions(field=field, column=column))
     return train.train_tokenizer(
         texts, kind=kind, vocab_size=vocab_size, lowercase=lowercase, segmenter=segmenter
     )
@@ -267,7 +276,7 @@ def prepare(
     dedup: str | None = None,
     decontaminate: Sequence[Path] = (),
     progress: Progress = lambda read, whole: None,
-    say: Say = lambda sentence: None,
+    on_message: OnMessage = lambda sentence: None,
 ) -> Corpus:
     """Tokenize text files into a corpus at `out`, and return it.
 
@@ -277,7 +286,7 @@ def prepare(
     stored for whole-word masking. Duplicates (`dedup`: "exact" or "near") and documents that share
     n-grams with evaluation files (`decontaminate`) are removed. `workers=None` chooses a number by
     the size of the text. `progress` receives the bytes read so far and the bytes of all files;
-    `say` receives messages for the user.
+    `on_message` receives messages for the user.
 
     An interrupted call resumes when it is repeated with the same text and options.
     """
@@ -290,7 +299,7 @@ def prepare(
     if not isinstance(tokenizer, Tokenizer):
         tokenizer = Tokenizer.load(tokenizer)
     paths, out = as_paths(files), Path(out)
-    _vacant(out)
+    _check_vacant(out)
     options, named = ReadOptions(document, field, column), frozenset(paths)
     evaluation = file_sizes(decontaminate, any_suffix=True) if decontaminate else {}
     sizes = file_sizes(paths)
@@ -300,13 +309,13 @@ def prepare(
     workers = workers or default_num_workers(estimate_text_bytes(sizes))
     fingerprint = work.fingerprint()
     if fingerprint is None:
-        say("this input can be read only once: a run that is killed cannot be resumed")
+        on_message("this input can be read only once: a run that is killed cannot be resumed")
     with (
-        resumable_output(out, fingerprint, vacant=lambda: _vacant(out), say=say) as part,
+        resumable_output(out, fingerprint, on_message) as part,
         disk_full_as_user_error(out),
     ):
         if not part.complete:
-            _write(work, part, workers, _progress_reporter(sizes, progress), say)
+            _write(work, part, workers, progress_reporter(sizes, progress), on_message)
     return Corpus.open(out)
 
 
@@ -335,10 +344,10 @@ class PrepareConfig:
         )
         return blake2b(facts.encode(), digest_size=16).hexdigest()
 
-    def documents(self, report: Path) -> tuple[Iterator[Document], list[Filter]]:
+    def documents(self, report: Path) -> tuple[Iterator[Document], list[DocumentFilter]]:
         """Return the documents to be written, and the filters that they pass."""
         documents = read_files(list(self.files), self.options, named=self.named)
-        filters: list[Filter] = []
+        filters: list[DocumentFilter] = []
         if self.dedup is not None:
             filters.append(documents := DedupFilter(documents, self.dedup))
         if self.evaluation:
@@ -362,7 +371,7 @@ def _write(
     part: PartialCorpus,
     workers: int,
     report: Callable[[Document], None],
-    say: Say,
+    on_message: OnMessage,
 ) -> None:
     """Write the documents that an earlier run has not written."""
     folders = [part.folder, *([part.folder / "holdout"] if work.holdout else [])]
@@ -375,27 +384,27 @@ def _write(
             for folder, state in zip(folders, states, strict=True)
         ]
         documents, filters = work.documents(part.folder / DROPPED_FILE)
-        chunks = _chunks(work, documents, writers)
-        encoded = stack.enter_context(closing(encode_in_parallel(chunks, work.encoder(), workers)))
-        for number, ((held, chunk), found) in enumerate(encoded):
+        groups = _group_documents(work, documents, writers)
+        encoded = stack.enter_context(closing(encode_in_parallel(groups, work.encoder(), workers)))
+        for number, ((held, group), ids) in enumerate(encoded):
             if number == 0 and not part.progress:
-                _check_space(work, part, found, say)
-            writers[held].add(found, [str(document.source) for document in chunk])
-            if (number + 1) % CHUNKS_PER_CHECKPOINT == 0:
+                _check_space(work, part, ids, on_message)
+            writers[held].add(ids, [str(document.source) for document in group])
+            if (number + 1) % GROUPS_PER_CHECKPOINT == 0:
                 part.save_progress(tuple(writer.sync() for writer in writers))
-            report(chunk[-1])
+            report(group[-1])
         left_out = {reason: n for kept in filters for reason, n in kept.left_out.items()}
         summary = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items())
         _check(writers, work.holdout, summary)
         writers[0].left_out = left_out
         if left_out:
-            say(f"left out: {summary}")
+            on_message(f"left out: {summary}")
     part.progress = tuple(writer.written for writer in writers)
 
 
-def _chunks(
+def _group_documents(
     work: PrepareConfig, documents: Iterable[Document], writers: Sequence[CorpusWriter]
-) -> Iterator[Chunk]:
+) -> Iterator[DocumentGroup]:
     """Group documents that are not written yet to be encoded together, those held out apart."""
     written = [writer.written.documents for writer in writers]
     waiting: tuple[list[Document], list[Document]] = ([], [])
@@ -408,40 +417,23 @@ def _chunks(
             continue
         waiting[held].append(document)
         sizes[held] += len(document.text)
-        if sizes[held] >= CHUNK:
+        if sizes[held] >= GROUP_CHARS:
             yield held, waiting[held].copy()
             waiting[held].clear()
             sizes[held] = 0
     yield from ((held, waiting[held]) for held in (False, True) if waiting[held])
 
 
-def _progress_reporter(
-    sizes: dict[Path, int | None], progress: Progress
-) -> Callable[[Document], None]:
-    """Return a function that reports the bytes read up to a document."""
-    known = [size or 0 for size in sizes.values()]
-    before = dict(zip(sizes, accumulate(known, initial=0), strict=False))
-    total = None if None in sizes.values() else sum(known)
-    read = 0
-
-    def report(last: Document) -> None:
-        nonlocal read
-        read = max(read, before[last.source] + last.bytes_read)
-        progress(read, total)
-
-    return report
-
-
 def _check_space(
-    work: PrepareConfig, part: PartialCorpus, sample: EncodedDocuments, say: Say
+    work: PrepareConfig, part: PartialCorpus, sample: EncodedDocuments, on_message: OnMessage
 ) -> None:
     text = estimate_text_bytes(work.files)
     if text is not None:
         need = estimate_corpus_bytes(text, sample, dtype_code(work.tokenizer))
-        say(check_disk_space(part.work_dir, need))
+        on_message(check_disk_space(part.work_dir, need))
 
 
-def _vacant(out: Path) -> None:
+def _check_vacant(out: Path) -> None:
     if (out / "corpus.json").exists():
         raise UserError(f"{out} is already a corpus: choose another -o or remove it")
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):

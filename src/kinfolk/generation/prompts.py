@@ -184,29 +184,25 @@ def prefill_inputs(
     position_ids = (slots - padding).clamp(min=0)
     document_ids = torch.where(slots < padding, PADDING_ID, 0)
     ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
-    if blanks is None:
-        plain: Literal["causal"] | None = None if bool(padding.any()) else "causal"
-        inputs = Inputs(
-            input_ids=ids,
-            attention_mask=AttentionMask(document_ids, position_ids, position_ids, plain),
-            position_ids=position_ids,
-            encoder_inputs=source,
-            cache=cache,
-        )
-        return _add_query(inputs) if two_stream else inputs
-    lines = [
-        _blank_positions(len(prompt), own) for prompt, own in zip(prompts, blanks, strict=True)
-    ]
-    filled = [[[0] * (longest - len(line)) + line for line in row] for row in lines]
-    position_ids, block_position_ids, order = torch.tensor(filled).unbind(1)
-    return Inputs(
+    unpacked: Literal["causal"] | None = None if bool(padding.any()) else "causal"
+    attention_mask = AttentionMask(document_ids, position_ids, position_ids, unpacked)
+    block_position_ids = None
+    if blanks is not None:
+        lines = [
+            _blank_positions(len(prompt), own) for prompt, own in zip(prompts, blanks, strict=True)
+        ]
+        filled = [[[0] * (longest - len(line)) + line for line in row] for row in lines]
+        position_ids, block_position_ids, order = torch.tensor(filled).unbind(1)
+        attention_mask = AttentionMask(document_ids, order, order)
+    inputs = Inputs(
         input_ids=ids,
-        attention_mask=AttentionMask(document_ids, order, order),
+        attention_mask=attention_mask,
         position_ids=position_ids,
         block_position_ids=block_position_ids,
         encoder_inputs=source,
         cache=cache,
     )
+    return _add_query(inputs) if two_stream else inputs
 
 
 def _add_query(inputs: Inputs) -> Inputs:

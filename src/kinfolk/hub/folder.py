@@ -70,7 +70,7 @@ def save(
         )
         if tokenizer is not None:
             tokenizer.save(
-                folder / subfolder, frame=frame or family.template, length=length or c.max_length
+                folder / subfolder, template=frame or family.template, length=length or c.max_length
             )
 
 

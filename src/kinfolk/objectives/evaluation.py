@@ -130,6 +130,6 @@ def _batches(model: nn.Module, dataset: PackedDataset | ContiguousDataset) -> It
     device, training = next(model.parameters()).device, model.training
     model.eval()
     with torch.inference_mode():
-        for number in range(dataset.num_batches):
+        for number in range(len(dataset)):
             yield dataset[number].to(device)
     model.train(training)

@@ -22,7 +22,7 @@ class Objective(ABC):
     tokens and the likelihood of its labels.
     """
 
-    special_tokens: SpecialTokens = field(help="ids of the special tokens")  # noqa: RUF009
+    special_tokens: SpecialTokens = field(help="ids of the special tokens")
     vocab_size: int = field(ge=1, help="number of token ids")
     max_length: int = field(default=512, ge=1, help="length of a row, in tokens")
 

@@ -6,7 +6,17 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from kinfolk.reports import page
-from kinfolk.reports.charts import WIDTH, Bar, Scale, bars, compact_number, svg, text, ticks
+from kinfolk.reports.charts import (
+    WIDTH,
+    Bar,
+    Scale,
+    axis_titles,
+    bars,
+    compact_number,
+    svg,
+    text,
+    ticks,
+)
 
 BARS = 8  # scripts or languages; the others share one bar
 MIN_BAR_FRACTION = 0.001  # smaller ones are among the others
@@ -105,9 +115,5 @@ def histogram(lengths: Sequence[tuple[int, int]]) -> str:
             f"{count:,} documents</title></rect>"
         )
         parts.append(text("tick", x, floor + 19, binary_size(low), "middle"))
-    parts.append(f'<path class="floor" d="M{left} {floor}H{right}"/>')
-    middle = (left + right) / 2
-    parts.append(text("axis", middle, floor + 40, "characters (k is 1,024)", "middle"))
-    rotated = text("axis", 0, 0, "documents", "middle")
-    parts.append(f'<g transform="translate(12 {(top + floor) / 2}) rotate(-90)">{rotated}</g>')
+    parts += axis_titles(left, right, top, floor, "characters (k is 1,024)", "documents")
     return svg("Number of documents by their characters", floor + 50, parts)

@@ -191,9 +191,9 @@ def axis_range(values: Floats, margin: float) -> tuple[float, float]:
     return low - margin * (high - low), high + margin * (high - low)
 
 
-def ticks(low: float, high: float, count: int = 6) -> list[float]:
-    """Return round numbers across a range."""
-    rough = (high - low) / count
+def ticks(low: float, high: float) -> list[float]:
+    """Return about six round numbers across a range."""
+    rough = (high - low) / 6
     power = 10 ** math.floor(math.log10(rough))
     step = next(power * nice for nice in (1, 2, 2.5, 5, 10) if power * nice >= rough * 0.75)
     return [step * i for i in range(math.ceil(low / step), math.floor(high / step * 1.000001) + 1)]
@@ -208,7 +208,7 @@ def compact_number(value: float) -> str:
 
 
 def axes(to_x: Scale, to_y: Scale, x: str, y: str) -> list[str]:
-    """Draw a pale grid with its numbers and the names of both axes."""
+    """Draw a pale grid with its numbers and the titles of both axes."""
     parts = []
     for tick in ticks(to_y.low, to_y.high):
         at = to_y.at(tick)
@@ -218,10 +218,17 @@ def axes(to_x: Scale, to_y: Scale, x: str, y: str) -> list[str]:
         at = to_x.at(tick)
         parts.append(f'<path class="grid" d="M{at:.1f} {to_y.start}v5"/>')
         parts.append(text("tick", at, to_y.start + 19, compact_number(tick), "middle"))
-    parts.append(f'<path class="floor" d="M{to_x.start} {to_y.start}H{to_x.end}"/>')
-    parts.append(text("axis", (to_x.start + to_x.end) / 2, to_y.start + 40, x, "middle"))
-    middle, rotated = (to_y.start + to_y.end) / 2, text("axis", 0, 0, y, "middle")
-    return [*parts, f'<g transform="translate(12 {middle:.1f}) rotate(-90)">{rotated}</g>']
+    return parts + axis_titles(to_x.start, to_x.end, to_y.end, to_y.start, x, y)
+
+
+def axis_titles(left: float, right: float, top: float, bottom: float, x: str, y: str) -> list[str]:
+    """Draw the line of the horizontal axis and the titles of both axes."""
+    rotated = text("axis", 0, 0, y, "middle")
+    return [
+        f'<path class="floor" d="M{left} {bottom}H{right}"/>',
+        text("axis", (left + right) / 2, bottom + 40, x, "middle"),
+        f'<g transform="translate(12 {(top + bottom) / 2:.1f}) rotate(-90)">{rotated}</g>',
+    ]
 
 
 def legend(labels: Sequence[Label], left: float, top: float, bottom: float) -> list[str]:

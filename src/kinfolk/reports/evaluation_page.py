@@ -7,7 +7,17 @@ from typing import Any
 from markupsafe import Markup
 
 from kinfolk.reports import page as page_module
-from kinfolk.reports.charts import WIDTH, Bar, ReferenceLine, Scale, axes, bars, svg, text
+from kinfolk.reports.charts import (
+    CHAR_WIDTH,
+    WIDTH,
+    Bar,
+    ReferenceLine,
+    Scale,
+    axes,
+    bars,
+    svg,
+    text,
+)
 
 MIN_SHADE, MAX_SHADE = 0.04, 0.8  # of an empty cell, and of a cell with all counts of a row
 MAX_CLASSES = 40  # rows of the table of classes
@@ -50,10 +60,10 @@ def render(page: EvaluationPage) -> str:
 def confusion_heatmap(confusion: Mapping[str, Any]) -> str:
     """Draw the confusion matrix: a row per reference, shaded by the fraction of the row."""
     names = [str(label) for label in confusion["labels"]]
-    left = min(220, 24 + round(7.2 * max(map(len, names))))
+    left = min(220, 24 + round(CHAR_WIDTH * max(map(len, names))))
     side = min(90.0, (WIDTH - left - 8) / len(names))
     tall, top = min(side, 56.0), 58
-    letters = max(3, round(side / 7.2))
+    letters = max(3, round(side / CHAR_WIDTH))
     parts = [text("axis", left + side * len(names) / 2, 14, "prediction", "middle")]
     for column, name in enumerate(names):
         parts.append(text("tick", left + side * (column + 0.5), 44, name, "middle", letters))

@@ -132,7 +132,7 @@ class Tokenizer:
     @cached_property
     def kind(self) -> str:
         """The kind of this tokenizer, one of KINDS."""
-        state = json.loads(self._backend.to_str())
+        state = self.to_dict
         model, decoder = state["model"], state["decoder"] or {}
         first = (decoder.get("decoders") or [decoder])[0].get("type")
         if model["type"] == "BPE":
@@ -230,11 +230,11 @@ class Tokenizer:
         id: int | None = self._backend.token_to_id(token)
         return id
 
-    def save(self, folder: Path, *, frame: str | None = None, length: int | None = None) -> None:
-        """Write a folder for AutoTokenizer; a `frame` of TEMPLATES replaces the template."""
+    def save(self, folder: Path, *, template: str | None = None, length: int | None = None) -> None:
+        """Write a folder for AutoTokenizer; one of TEMPLATES replaces the tokenizer's template."""
         backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
-        if frame is not None:
-            backend.post_processor = self._processor(frame)
+        if template is not None:
+            backend.post_processor = self._processor(template)
         state = json.loads(backend.to_str())
         settings: dict[str, Any] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -251,7 +251,7 @@ class Tokenizer:
                 if role in self._names
             },
             # XLNet's summary is the last token, which must be the last of the padded row.
-            **({"padding_side": "left"} if frame == "xlnet" else {}),
+            **({"padding_side": "left"} if template == "xlnet" else {}),
         }
         if (longest := length or self._length) is not None:
             settings["model_max_length"] = longest
@@ -305,21 +305,13 @@ def _unpickle(state: str, names: dict[str, str], length: int | None) -> Tokenize
 
 
 def _special_tokens(backend: tokenizers.Tokenizer, names: Mapping[str, str]) -> SpecialTokens:
-    ids = {role: backend.token_to_id(name) for role, name in names.items()}
+    ids: dict[str, Any] = dict.fromkeys(SPECIAL_TOKEN_ROLES)
+    ids |= {role: backend.token_to_id(name) for role, name in names.items()}
     # GPT-2 has no padding token: padding is masked, so any id serves.
-    pad = next((ids[role] for role in ("pad", "eos", "unk") if ids.get(role) is not None), None)
+    ids["pad"] = next((ids[r] for r in ("pad", "eos", "unk") if ids[r] is not None), 0)
     added = {token.content: id for id, token in backend.get_added_tokens_decoder().items()}
     sentinels = sorted((int(m[1]), id) for t, id in added.items() if (m := _SENTINEL.fullmatch(t)))
-    return SpecialTokens(
-        pad=pad or 0,
-        unk=ids.get("unk"),
-        bos=ids.get("bos"),
-        eos=ids.get("eos"),
-        cls=ids.get("cls"),
-        sep=ids.get("sep"),
-        mask=ids.get("mask"),
-        sentinels=tuple(id for _, id in sentinels),
-    )
+    return SpecialTokens(**ids, sentinels=tuple(id for _, id in sentinels))
 
 
 def _role_names(backend: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> dict[str, str]:

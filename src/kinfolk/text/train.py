@@ -125,6 +125,8 @@ ALL_SPECIAL_TOKENS = (
     *(f"<extra_id_{i}>" for i in range(100)),
 )
 
+UNK = SPECIAL_TOKEN_STRINGS["unk"]
+
 MIN_FREQUENCY = 2  # of a merge
 END_OF_WORD_SUFFIX = "</w>"  # as in GPT-1
 
@@ -174,19 +176,13 @@ def _bytes(model: models.BPE, lowercase: bool) -> tokenizers.Tokenizer:
 
 
 def word_bpe(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenizers.Tokenizer:
-    """Train BPE on characters, as in GPT-1: the last token of a word has a suffix."""
+    """Train BPE on characters, as in GPT-1: the last token of a word has a suffix.
 
-    def build(model: models.BPE) -> tokenizers.Tokenizer:
-        backend = tokenizers.Tokenizer(model)
-        # Deviation: GPT-1 splits words with spaCy; this is the fallback of transformers.
-        backend.normalizer = bert_normalizer(lowercase)
-        backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        backend.decoder = decoders.BPEDecoder(END_OF_WORD_SUFFIX)
-        return backend
-
-    backend = build(
-        models.BPE(unk_token=SPECIAL_TOKEN_STRINGS["unk"], end_of_word_suffix=END_OF_WORD_SUFFIX)
-    )
+    Deviation: GPT-1 splits words with spaCy; this is the fallback of transformers.
+    """
+    decoder = decoders.BPEDecoder(END_OF_WORD_SUFFIX)
+    options = {"unk_token": UNK, "end_of_word_suffix": END_OF_WORD_SUFFIX}
+    backend = _bert_words(models.BPE(**options), decoder, lowercase)
     with spool_texts(texts, UNSPACED_BUT_CHINESE, MAX_UNSPACED_CHARS["bpe"]) as spooled:
         alphabet, inner = _alphabet(spooled, backend)
         check_vocab_size(
@@ -206,26 +202,15 @@ def word_bpe(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenize
         backend.train_from_iterator(spooled, trainer)
     state = json.loads(backend.to_str())["model"]
     subwords = [p for p in sorted(state["vocab"], key=state["vocab"].__getitem__) if p not in alone]
-    model = models.BPE(
-        vocab={subword: i for i, subword in enumerate(subwords)},
-        merges=[tuple(merge) for merge in state["merges"]],
-        unk_token=SPECIAL_TOKEN_STRINGS["unk"],
-        end_of_word_suffix=END_OF_WORD_SUFFIX,
-    )
-    return build(model)
+    vocab = {subword: i for i, subword in enumerate(subwords)}
+    merges = [tuple(merge) for merge in state["merges"]]
+    return _bert_words(models.BPE(vocab=vocab, merges=merges, **options), decoder, lowercase)
 
 
 def wordpiece(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenizers.Tokenizer:
     """Train WordPiece, as in BERT: tokens inside a word begin with "##"."""
-
-    def build(model: models.WordPiece) -> tokenizers.Tokenizer:
-        backend = tokenizers.Tokenizer(model)
-        backend.normalizer = bert_normalizer(lowercase)
-        backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        backend.decoder = decoders.WordPiece(cleanup=False)
-        return backend
-
-    backend = build(models.WordPiece(unk_token=SPECIAL_TOKEN_STRINGS["unk"]))
+    decoder = decoders.WordPiece(cleanup=False)
+    backend = _bert_words(models.WordPiece(unk_token=UNK), decoder, lowercase)
     with spool_texts(texts, UNSPACED_BUT_CHINESE, MAX_UNSPACED_CHARS["bpe"]) as spooled:
         alphabet, inner = _alphabet(spooled, backend)
         check_vocab_size(
@@ -241,9 +226,19 @@ def wordpiece(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokeniz
             show_progress=False,
         )
         backend.train_from_iterator(spooled, trainer)
-    return build(
-        models.WordPiece(vocab=backend.get_vocab(), unk_token=SPECIAL_TOKEN_STRINGS["unk"])
-    )
+    model = models.WordPiece(vocab=backend.get_vocab(), unk_token=UNK)
+    return _bert_words(model, decoder, lowercase)
+
+
+def _bert_words(
+    model: models.Model, decoder: decoders.Decoder, lowercase: bool
+) -> tokenizers.Tokenizer:
+    """Return a tokenizer that splits text into words as BERT does."""
+    backend = tokenizers.Tokenizer(model)
+    backend.normalizer = bert_normalizer(lowercase)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoder
+    return backend
 
 
 def _alphabet(texts: SpooledTexts, backend: tokenizers.Tokenizer) -> tuple[list[str], list[str]]:
@@ -281,19 +276,19 @@ def unigram(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenizer
         trainer = trainers.UnigramTrainer(
             vocab_size=vocab_size,
             special_tokens=list(ALL_SPECIAL_TOKENS),
-            unk_token=SPECIAL_TOKEN_STRINGS["unk"],
+            unk_token=UNK,
             show_progress=False,
         )
         backend.train_from_iterator(spooled, trainer)
     learned = json.loads(backend.to_str())["model"]["vocab"][len(ALL_SPECIAL_TOKENS) :]
     subwords = _deterministic_order([(str(subword), float(score)) for subword, score in learned])
+    return build(_unigram_model(subwords))
+
+
+def _unigram_model(subwords: Iterable[tuple[str, float]]) -> models.Unigram:
+    """Return a model of tokens with their scores, after the special tokens."""
     special_tokens = [(name, 0.0) for name in ALL_SPECIAL_TOKENS]
-    return build(
-        models.Unigram(
-            vocab=special_tokens + subwords,
-            unk_id=ALL_SPECIAL_TOKENS.index(SPECIAL_TOKEN_STRINGS["unk"]),
-        )
-    )
+    return models.Unigram(vocab=[*special_tokens, *subwords], unk_id=ALL_SPECIAL_TOKENS.index(UNK))
 
 
 def _deterministic_order(subwords: list[tuple[str, float]]) -> list[tuple[str, float]]:
@@ -336,38 +331,6 @@ _LETTER = rf"[\w&&[^{HAN}]]"
 _CHINESE_TEXT_WORD = rf"{_LETTER}+(?:['’]{_LETTER}+)*"
 
 
-def words(
-    texts: Iterable[str], normalizer: normalizers.Normalizer
-) -> tuple[tokenizers.Tokenizer, Counter[str]]:
-    """Return a tokenizer without a model, and the words of the texts with their counts."""
-    backend = tokenizers.Tokenizer(models.Unigram())
-    backend.normalizer = normalizers.Sequence(
-        [
-            normalizer,
-            normalizers.Replace(WORD_EDGE, " "),
-            # Only at the end: at the start, Replace would shift the offsets.
-            normalizers.Replace(Regex(rf"(?<={_LETTER})(?!{_LETTER}|['’]{_LETTER})"), WORD_EDGE),
-        ]
-    )
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(
-                Regex(rf"{_CHINESE_TEXT_WORD}{WORD_EDGE}|[{HAN}]+|\S"), "removed", invert=True
-            ),
-            pre_tokenizers.Metaspace(WORD_EDGE, "always", split=False),
-            pre_tokenizers.Split(Regex(rf"\A{WORD_EDGE}(?!{_LETTER})"), "removed"),
-        ]
-    )
-    backend.decoder = decoders.Sequence(
-        [
-            decoders.Fuse(),
-            decoders.Replace(Regex(rf"\A{WORD_EDGE}+|{WORD_EDGE}+\z"), ""),
-            decoders.Replace(Regex(f"{WORD_EDGE}+"), " "),
-        ]
-    )
-    return backend, _counts(texts, backend)
-
-
 def _counts(texts: Iterable[str], backend: tokenizers.Tokenizer) -> Counter[str]:
     chinese = word_segmenter("jieba")
     counts: Counter[str] = Counter()
@@ -377,20 +340,6 @@ def _counts(texts: Iterable[str], backend: tokenizers.Tokenizer) -> Counter[str]
             starts = [0] if run.startswith(WORD_EDGE) else chinese(run)
             counts.update(run[start:stop] for start, stop in pairwise([*starts, len(run)]))
     return counts
-
-
-def model(
-    counts: Counter[str], size: int, special_tokens: Iterable[str], unk: str
-) -> models.Unigram:
-    """Return the model of the most frequent words, after the special tokens."""
-    # Ties are sorted by word, so that the vocabulary is deterministic.
-    ranked = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:size]
-    total = sum(count for _, count in ranked)
-    subwords = [(name, 0.0) for name in special_tokens]
-    return models.Unigram(
-        vocab=[*subwords, *((word, round(math.log(count / total), 6)) for word, count in ranked)],
-        unk_id=[name for name, _ in subwords].index(unk),
-    )
 
 
 KINDS = ("bpe", "word-bpe", "wordpiece", "unigram", "word", "char", "byte")
@@ -452,23 +401,53 @@ def train_tokenizer(
 
 def _word(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenizers.Tokenizer:
     check_vocab_size(vocab_size, 1, "word")
-    backend = tokenizers.Tokenizer(models.WordLevel(unk_token=SPECIAL_TOKEN_STRINGS["unk"]))
+    backend = tokenizers.Tokenizer(models.WordLevel(unk_token=UNK))
     backend.normalizer = bert_normalizer(lowercase)
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(_WORD), "removed", invert=True)
     return _train_most_frequent(backend, vocab_size, texts)
 
 
 def _chinese_word(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenizers.Tokenizer:
+    """Build a unigram model of the most frequent words, which jieba finds in Chinese text."""
     check_vocab_size(vocab_size, 1, "word")
-    backend, counts = words(texts, bert_normalizer(lowercase, apart=False))
-    size = vocab_size - len(ALL_SPECIAL_TOKENS)
-    backend.model = model(counts, size, ALL_SPECIAL_TOKENS, SPECIAL_TOKEN_STRINGS["unk"])
+    backend = tokenizers.Tokenizer(models.Unigram())
+    backend.normalizer = normalizers.Sequence(
+        [
+            bert_normalizer(lowercase, apart=False),
+            normalizers.Replace(WORD_EDGE, " "),
+            # Only at the end: at the start, Replace would shift the offsets.
+            normalizers.Replace(Regex(rf"(?<={_LETTER})(?!{_LETTER}|['’]{_LETTER})"), WORD_EDGE),
+        ]
+    )
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(
+                Regex(rf"{_CHINESE_TEXT_WORD}{WORD_EDGE}|[{HAN}]+|\S"), "removed", invert=True
+            ),
+            pre_tokenizers.Metaspace(WORD_EDGE, "always", split=False),
+            pre_tokenizers.Split(Regex(rf"\A{WORD_EDGE}(?!{_LETTER})"), "removed"),
+        ]
+    )
+    backend.decoder = decoders.Sequence(
+        [
+            decoders.Fuse(),
+            decoders.Replace(Regex(rf"\A{WORD_EDGE}+|{WORD_EDGE}+\z"), ""),
+            decoders.Replace(Regex(f"{WORD_EDGE}+"), " "),
+        ]
+    )
+    # Ties are sorted by word, so that the vocabulary is deterministic.
+    ranked = sorted(_counts(texts, backend).items(), key=lambda pair: (-pair[1], pair[0]))
+    ranked = ranked[: vocab_size - len(ALL_SPECIAL_TOKENS)]
+    total = sum(count for _, count in ranked)
+    backend.model = _unigram_model(
+        (word, round(math.log(count / total), 6)) for word, count in ranked
+    )
     return backend
 
 
 def _char(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenizers.Tokenizer:
     check_vocab_size(vocab_size, 1, "character")
-    backend = tokenizers.Tokenizer(models.WordLevel(unk_token=SPECIAL_TOKEN_STRINGS["unk"]))
+    backend = tokenizers.Tokenizer(models.WordLevel(unk_token=UNK))
     if lowercase:
         backend.normalizer = normalizers.Lowercase()
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")

@@ -20,9 +20,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kinfolk.errors import UserError
-from kinfolk.files import folder_lock, replace_link, sha256, sync
+from kinfolk.files import DISK_FULL_ERRNOS, folder_lock, replace_link, sha256, sync
 
-DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 CHECKSUMS = "checksums.json"
 
 
@@ -34,14 +33,12 @@ def save(
     run: Path, step: int, write: Callable[[Path], None], *, keep: int, best: bool = False
 ) -> Path:
     """Write a checkpoint to a temporary folder, rename it, update the links, delete old ones."""
-    if keep < 1:
-        raise UserError(f"train.keep_checkpoints must be at least 1 (got {keep})")
     home = run / "checkpoints"
     try:
         home.mkdir(parents=True, exist_ok=True)
         with folder_lock(home):
             _remove_leftovers(home)
-            partial = _temporary_name(home, step, "partial")
+            partial = _partial_name(home, step)
             try:
                 partial.mkdir()
                 write(partial)
@@ -51,7 +48,8 @@ def save(
                 shutil.rmtree(partial, ignore_errors=True)
                 raise
             for link in ("last", "best") if best else ("last",):
-                _update_link(home / link, folder)
+                replace_link(home / link, folder.name)
+            sync(home)
             _rotate(home, step, keep)
     except Exception as error:
         number = _errno(error)
@@ -135,8 +133,8 @@ def load_training_state(folder: Path) -> dict[str, Any]:
     return state
 
 
-def _temporary_name(home: Path, step: int, ending: str) -> Path:
-    return home / f".step-{step:08d}.{ending}"
+def _partial_name(home: Path, step: int) -> Path:
+    return home / f".step-{step:08d}.partial"
 
 
 def _checkpoints(home: Path) -> list[Path]:
@@ -195,12 +193,6 @@ def _commit(partial: Path, folder: Path) -> Path:
     return folder
 
 
-def _update_link(link: Path, folder: Path) -> None:
-    """Point a relative link at a folder beside it, atomically."""
-    replace_link(link, folder.name)
-    sync(link.parent)
-
-
 def _rotate(home: Path, step: int, keep: int) -> None:
     """Remove all but the newest `keep` checkpoints up to this step, and `best`."""
     past = [folder for folder in _checkpoints(home) if checkpoint_step(folder) <= step]
@@ -212,9 +204,9 @@ def _rotate(home: Path, step: int, keep: int) -> None:
 
 def _remove(folder: Path) -> None:
     """Rename, then delete: a kill must not leave a damaged folder under a valid name."""
-    temporary = _temporary_name(folder.parent, checkpoint_step(folder), "partial")
-    folder.rename(temporary)
-    shutil.rmtree(temporary)
+    partial = _partial_name(folder.parent, checkpoint_step(folder))
+    folder.rename(partial)
+    shutil.rmtree(partial)
 
 
 def _errno(error: Exception) -> int | None:
@@ -233,7 +225,7 @@ def _error_message(run: Path, step: int, number: int, error: Exception) -> str:
     if newest is not None:
         left = f"the checkpoint of step {checkpoint_step(newest)} is intact"
     home = run / "checkpoints"
-    if number in DISK_FULL:
+    if number in DISK_FULL_ERRNOS:
         return (
             f"the disk is full while saving step {step} to {home}: {left}; "
             "free some space and resume the run"

@@ -1,5 +1,6 @@
 """Training settings: steps, learning rate, batches, checkpoints; those of fine-tuning alone."""
 
+from functools import partial
 from typing import Literal
 
 from kinfolk.config import config, field
@@ -8,9 +9,11 @@ from kinfolk.errors import UserError
 Optimizer = Literal["adamw", "adafactor", "adamw_rms"]
 Schedule = Literal["linear", "cosine", "inverse_root", "constant", "trapezoid", "slanted"]
 
-# Headings of the options that commands make from the fields.
-BATCH, OPTIMIZER, SCHEDULE = "Batches", "Optimizer", "Learning rate schedule"
-CHECKPOINTS, RUNTIME = "Checkpoints and evaluation", "Runtime"
+# Fields under the heading that commands give their options.
+batch_field, optimizer_field = partial(field, panel="Batches"), partial(field, panel="Optimizer")
+schedule_field = partial(field, panel="Learning rate schedule")
+checkpoint_field = partial(field, panel="Checkpoints and evaluation")
+runtime_field = partial(field, panel="Runtime")
 
 # Parameters times tokens of a micro-batch. Above it a replayed step is less than 10 % faster than a
 # compiled one on an H200 (docs/benchmarks.md), and it keeps the gradients of every recorded shape.
@@ -21,99 +24,65 @@ MAX_GRAPH_WORK = 2 * 10**12
 class TrainConfig:
     """Settings of a training run that belong neither to the network nor to the objective."""
 
-    steps: int = field(default=10_000, ge=1, panel=BATCH, help="number of optimizer steps")
-    batch_size: int = field(
-        default=32, ge=1, le=2**24, panel=BATCH, help="number of rows in an optimizer step"
+    steps: int = batch_field(default=10_000, ge=1, help="number of optimizer steps")
+    batch_size: int = batch_field(
+        default=32, ge=1, le=2**24, help="number of rows in an optimizer step"
     )
-    gradient_accumulation: int = field(
-        default=1, ge=1, panel=BATCH, help="number of micro-batches that a step is split into"
+    gradient_accumulation: int = batch_field(
+        default=1, ge=1, help="number of micro-batches that a step is split into"
     )
-    optimizer: Optimizer = field(
-        default="adamw",
-        panel=OPTIMIZER,
-        help="optimizer; adamw_rms multiplies each step by the RMS of its tensor",
+    optimizer: Optimizer = optimizer_field(
+        default="adamw", help="optimizer; adamw_rms multiplies each step by the RMS of its tensor"
     )
-    schedule: Schedule = field(default="cosine", panel=SCHEDULE, help="learning-rate schedule")
-    lr: float = field(default=5e-4, gt=0, panel=SCHEDULE, help="peak learning rate")
-    min_lr_ratio: float = field(
-        default=0.1,
-        ge=0,
-        le=1,
-        panel=SCHEDULE,
-        help="last learning rate as a fraction of the peak",
+    schedule: Schedule = schedule_field(default="cosine", help="learning-rate schedule")
+    lr: float = schedule_field(default=5e-4, gt=0, help="peak learning rate")
+    min_lr_ratio: float = schedule_field(
+        default=0.1, ge=0, le=1, help="last learning rate as a fraction of the peak"
     )
-    warmup: int = field(default=500, ge=0, panel=SCHEDULE, help="number of warm-up steps")
-    decay_ratio: float = field(
-        default=0.2,
-        ge=0,
-        le=1,
-        panel=SCHEDULE,
-        help="fraction of the steps in which a trapezoid schedule decays",
+    warmup: int = schedule_field(default=500, ge=0, help="number of warm-up steps")
+    decay_ratio: float = schedule_field(
+        default=0.2, ge=0, le=1, help="fraction of the steps in which a trapezoid schedule decays"
     )
-    weight_decay: float = field(
-        default=0.01, ge=0, panel=OPTIMIZER, help="weight decay, of matrices only"
+    weight_decay: float = optimizer_field(default=0.01, ge=0, help="weight decay, of matrices only")
+    betas: tuple[float, float] = optimizer_field(
+        default=(0.9, 0.98), ge=0, lt=1, help="coefficients of Adam's running averages"
     )
-    betas: tuple[float, float] = field(
-        default=(0.9, 0.98),
-        ge=0,
-        lt=1,
-        panel=OPTIMIZER,
-        help="coefficients of Adam's running averages",
+    eps: float = optimizer_field(default=1e-8, ge=0, help="epsilon in the denominator of Adam")
+    grad_clip: float = optimizer_field(
+        default=1.0, ge=0, help="largest norm of the gradient; 0 does not clip"
     )
-    eps: float = field(
-        default=1e-8, ge=0, panel=OPTIMIZER, help="epsilon in the denominator of Adam"
+    seed: int = runtime_field(
+        default=0, ge=0, le=2**63 - 1, help="seed of initial weights, data order and dropout"
     )
-    grad_clip: float = field(
-        default=1.0, ge=0, panel=OPTIMIZER, help="largest norm of the gradient; 0 does not clip"
-    )
-    seed: int = field(
-        default=0,
-        ge=0,
-        le=2**63 - 1,
-        panel=RUNTIME,
-        help="seed of initial weights, data order and dropout",
-    )
-    save_every: int = field(
+    save_every: int = checkpoint_field(
         default=1000,
         ge=1,
-        panel=CHECKPOINTS,
         help="number of steps between checkpoints; the last step is always saved",
     )
-    keep_checkpoints: int = field(
-        default=2, ge=1, panel=CHECKPOINTS, help="number of latest checkpoints to keep"
+    keep_checkpoints: int = checkpoint_field(
+        default=2, ge=1, help="number of latest checkpoints to keep"
     )
-    eval_every: int = field(
-        default=500,
-        ge=1,
-        panel=CHECKPOINTS,
-        help="number of steps between evaluations on held-out documents",
+    eval_every: int = checkpoint_field(
+        default=500, ge=1, help="number of steps between evaluations on held-out documents"
     )
-    eval_batches: int = field(
-        default=16, ge=1, panel=CHECKPOINTS, help="number of batches in an evaluation"
+    eval_batches: int = checkpoint_field(
+        default=16, ge=1, help="number of batches in an evaluation"
     )
-    device: str = field(default="auto", panel=RUNTIME, help="device: auto, cpu or cuda")
-    precision: Literal["auto", "float32", "bfloat16"] = field(
+    device: str = runtime_field(default="auto", help="device: auto, cpu or cuda")
+    precision: Literal["auto", "float32", "bfloat16"] = runtime_field(
+        default="auto", help="number format of the forward pass; auto is bfloat16 on CUDA"
+    )
+    compile: Literal["auto", "yes", "no"] = runtime_field(
         default="auto",
-        panel=RUNTIME,
-        help="number format of the forward pass; auto is bfloat16 on CUDA",
-    )
-    compile: Literal["auto", "yes", "no"] = field(
-        default="auto",
-        panel=RUNTIME,
         help="compile the model; auto is yes in pretraining on CUDA and no otherwise",
     )
-    cuda_graph: Literal["auto", "yes", "no"] = field(
+    cuda_graph: Literal["auto", "yes", "no"] = runtime_field(
         default="auto",
-        panel=RUNTIME,
         help="replay the compiled step as a CUDA graph; "
         "auto is yes in pretraining where parameters times tokens of a micro-batch are up to 2e12",
     )
-    workers: int = field(
-        default=0,
-        ge=0,
-        le=1024,
-        panel=RUNTIME,
-        help="number of data loader processes; it changes no batch",
+    workers: int = runtime_field(
+        default=0, ge=0, le=1024, help="number of data loader processes; it changes no batch"
     )
 
     def __post_init__(self) -> None:
@@ -131,11 +100,12 @@ class TrainConfig:
         """
         return self.compile == "yes" or (self.compile == "auto" and cuda and row_length is not None)
 
-    def replays(self, parameters: int, length: int) -> bool:
-        """Return whether a compiled step on rows of this length is replayed as a CUDA graph."""
-        tokens = self.batch_size // self.gradient_accumulation * length
-        small = parameters * tokens <= MAX_GRAPH_WORK
-        return self.cuda_graph == "yes" or (self.cuda_graph == "auto" and small)
+    def replays(self, parameters: int, row_length: int | None) -> bool:
+        """Return whether a compiled step is replayed as a CUDA graph."""
+        if self.cuda_graph != "auto" or row_length is None:
+            return self.cuda_graph == "yes"
+        tokens = self.batch_size // self.gradient_accumulation * row_length
+        return parameters * tokens <= MAX_GRAPH_WORK
 
     def saves(self, step: int) -> bool:
         """Return whether a checkpoint is due after this many steps."""

@@ -13,7 +13,6 @@ import statistics
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TextIO
 
 from kinfolk.errors import UserError
@@ -25,45 +24,38 @@ Values = Mapping[str, float | Mapping[str, float]]
 class MetricsLog:
     """The open log of one run folder."""
 
-    def __init__(self, lines: TextIO, speed: TextIO, board: Any | None) -> None:
-        self.metrics_file = lines
-        self.speed = speed
+    def __init__(self, run: Path, lines: TextIO, speed: TextIO, board: Any | None) -> None:
+        self.run, self.metrics_file, self.speed = run, lines, speed
         self.tensorboard = board  # a SummaryWriter, or None without TensorBoard
 
     @classmethod
     def open(cls, run: Path, resume_at: int) -> Self:
         """Open a run's log after step `resume_at`, removing every later line (-1: all)."""
-        try:
+        with _write_errors(run):
             run.mkdir(parents=True, exist_ok=True)
             lines, speed = (
                 _truncate_after(run / name, resume_at) for name in ("log.jsonl", "speed.jsonl")
             )
-            return cls(lines, speed, _summary_writer(run / "tensorboard", resume_at))
-        except OSError as error:
-            raise _write_error(run, error) from error
+            return cls(run, lines, speed, _summary_writer(run / "tensorboard", resume_at))
 
     def write(self, step: int, values: Values, speed: Mapping[str, float]) -> None:
         """Append one step; a number that is not finite is written as null."""
         assert "step" not in values and "step" not in speed
-        try:
+        with _write_errors(self.run):
             self.metrics_file.write(_line(step, values))
             self.speed.write(_line(step, speed))
             if self.tensorboard is not None:
                 for name, value in _flatten({**values, "speed": speed}):
                     if math.isfinite(value):
                         self.tensorboard.add_scalar(name, value, step)
-        except OSError as error:
-            raise _write_error(Path(self.metrics_file.name).parent, error) from error
 
     def sync(self) -> None:
         """Flush to the disk; before a checkpoint, so that none of its lines is lost."""
-        try:
+        with _write_errors(self.run):
             os.fsync(self.metrics_file.fileno())
             os.fsync(self.speed.fileno())
             if self.tensorboard is not None:
                 self.tensorboard.flush()
-        except OSError as error:
-            raise _write_error(Path(self.metrics_file.name).parent, error) from error
 
     def close(self) -> None:
         """Close the files; lines are flushed as they are written."""
@@ -75,12 +67,7 @@ class MetricsLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -168,8 +155,13 @@ def _flatten(values: Values, prefix: str = "") -> Iterator[tuple[str, float]]:
             yield prefix + name, float(value)
 
 
-def _write_error(run: Path, error: OSError) -> UserError:
-    return UserError(
-        f"the log in {run} could not be written ({error.strerror}): the checkpoints are intact; "
-        "fix the cause and resume the run"
-    )
+@contextlib.contextmanager
+def _write_errors(run: Path) -> Iterator[None]:
+    """Raise a user error where the log cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"the log in {run} could not be written ({error.strerror}): the checkpoints are "
+            "intact; fix the cause and resume the run"
+        ) from error

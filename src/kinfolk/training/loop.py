@@ -12,6 +12,7 @@ from typing import Any
 
 from kinfolk.batch import Batch
 from kinfolk.errors import UserError
+from kinfolk.training.config import TrainConfig
 from kinfolk.training.log import MetricsLog, token_loss
 from kinfolk.training.step import StepOutput
 
@@ -77,14 +78,12 @@ def defer_signals() -> Iterator[None]:
 class TrainLoop:
     """Run optimizer steps; log, evaluate and save between them."""
 
-    steps: int
+    train: TrainConfig
     step: Callable[[int, Sequence[Batch[Any]]], StepOutput]
     log: MetricsLog
     log_every: int  # steps between reads of the device: each read waits for it
     evaluate: Callable[[], Evaluation] | None  # None without held-out data
-    eval_every: int
     save: Callable[[int, Evaluation | None], None]
-    save_every: int
     save_best: bool = False  # save whenever an evaluation is the best so far
     should_stop: Callable[[], bool] = lambda: False  # called after each evaluation
     callbacks: Sequence[Callback] = ()
@@ -106,9 +105,9 @@ class TrainLoop:
                     if not output.updated:
                         self.write(False)  # raises
                     self.global_step += 1
-                    saving = self.is_due(self.save_every)
+                    saving = self.is_due(self.train.save_every)
                     evaluating = self.evaluate is not None and (
-                        saving or self.is_due(self.eval_every)
+                        saving or self.is_due(self.train.eval_every)
                     )
                     if saving or evaluating or self.is_due(self.log_every):
                         self.write(evaluating)
@@ -126,7 +125,7 @@ class TrainLoop:
 
     def is_due(self, every: int) -> bool:
         """Return whether this step is a multiple of `every`, or the last."""
-        return self.global_step % every == 0 or self.global_step == self.steps
+        return self.global_step % every == 0 or self.global_step == self.train.steps
 
     def is_new_best(self) -> bool:
         """Return whether the newest step must be saved because it is the best so far."""
@@ -136,9 +135,8 @@ class TrainLoop:
         """Write the pending lines of the log, the newest with its evaluation."""
         if not self.unlogged:
             return
-        lines = [
-            (number, output.to_numbers()) for number, output in self.unlogged
-        ]  # waits for the device
+        # Waits for the device.
+        lines = [(number, output.to_numbers()) for number, output in self.unlogged]
         tokens = sum(int(output.tokens) for _, output in self.unlogged)
         speed = tokens / max(time.perf_counter() - self.since, 1e-9)
         self.unlogged.clear()
@@ -161,7 +159,7 @@ class TrainLoop:
         eval_loss = None if self.evaluation is None else token_loss(newest, "eval_loss")
         progress = Progress(
             self.global_step,
-            self.steps,
+            self.train.steps,
             token_loss(newest),
             eval_loss,
             speed,

@@ -1,16 +1,16 @@
-"""Optimizers, their parameter groups, and the layer of every parameter."""
+"""Optimizers, their parameter groups, the layer of every parameter, learning-rate schedules."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from kinfolk.errors import UserError
 from kinfolk.nn.language_model import LanguageModel, LayerStack, SharedLayers, WithBiases
-from kinfolk.training.config import Optimizer
+from kinfolk.training.config import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -66,40 +66,30 @@ def _within(name: str, path: str) -> bool:
 
 
 NORMS = (nn.LayerNorm, nn.RMSNorm)
-OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
 
 
 def build_optimizer(
-    model: nn.Module,
-    *,
-    name: Optimizer,
-    lr: float,
-    weight_decay: float,
-    betas: tuple[float, float],
-    eps: float,
-    fused: bool,
-    layer_lr_decay: float = 1.0,
+    model: nn.Module, train: TrainConfig, *, layer_lr_decay: float = 1.0
 ) -> torch.optim.Optimizer:
     """Build an optimizer of the trainable parameters; weight decay applies to matrices only.
 
     `layer_lr_decay` is the learning rate of each layer relative to the layer above it.
     """
-    layered = layer_lr_decay != 1
-    groups = (
-        layerwise_param_groups(model, weight_decay, layer_lr_decay)
-        if layered
-        else param_groups(model, weight_decay)
-    )
-    match name:
+    if layer_lr_decay == 1:
+        groups = param_groups(model, train.weight_decay)
+    else:
+        groups = layerwise_param_groups(model, train.weight_decay, layer_lr_decay)
+    match train.optimizer:
         case "adamw":
-            kernel = fused and all(_supports_fused(p) for group in groups for p in group["params"])
-            return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=kernel)
+            return torch.optim.AdamW(
+                groups, lr=train.lr, betas=train.betas, eps=train.eps, fused=True
+            )
         case "adafactor":
             # Adafactor has no momentum, derives beta2 from the step, and its epsilon has another
             # meaning. Its learning rate at step n is at most 1 / sqrt(n).
-            return torch.optim.Adafactor(groups, lr=lr)
+            return torch.optim.Adafactor(groups, lr=train.lr)
         case "adamw_rms":
-            return AdamWRMS(groups, lr=lr, betas=betas, eps=eps)
+            return AdamWRMS(groups, lr=train.lr, betas=train.betas, eps=train.eps)
 
 
 def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -180,9 +170,8 @@ class AdamWRMS(torch.optim.Optimizer):
     def _state(self, parameter: Tensor) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[parameter]
         if not state:
-            state["step"] = torch.tensor(
-                0.0
-            )  # on the CPU, so that reading it does not wait for the device
+            # On the CPU, so that reading it does not wait for the device.
+            state["step"] = torch.tensor(0.0)
             state["exp_avg"] = torch.zeros_like(parameter)
             state["exp_avg_sq"] = torch.zeros_like(parameter)
         return state
@@ -228,5 +217,57 @@ def _exempt(model: nn.Module) -> set[nn.Parameter]:
     return exempt
 
 
-def _supports_fused(parameter: Tensor) -> bool:
-    return parameter.device.type in {"cuda", "cpu"} and parameter.is_floating_point()
+STLR_RATIO = 1 / 32  # Howard and Ruder 2018, section 3.2: ratio of the lowest rate to the peak
+
+
+def lr_schedule(train: TrainConfig) -> Callable[[int], float]:
+    """Return the factor on the peak rate as a function of the step; step 0 is the first update.
+
+    linear        warm-up, then linear decay to min_lr_ratio
+    cosine        warm-up, then half a cosine to min_lr_ratio
+    inverse_root  warm-up, then 1 / sqrt(step), at least min_lr_ratio (Vaswani et al. 2017)
+    constant      warm-up, then constant
+    trapezoid     warm-up, constant, then linear decay to min_lr_ratio in the last decay_ratio
+                  of the steps
+    slanted       warm-up (default: 10% of the steps), then linear decay; from and to 1 / 32
+                  instead of min_lr_ratio (Howard and Ruder 2018, section 3.2)
+    """
+    name, steps, warmup = train.schedule, train.steps, train.warmup
+    min_lr_ratio = train.min_lr_ratio
+    if warmup > steps:
+        raise UserError(
+            f"train.warmup={warmup} exceeds train.steps={steps}: lower the warm-up or train longer"
+        )
+    if name == "slanted":
+        warmup, min_lr_ratio = warmup or max(1, steps // 10), STLR_RATIO
+    last = steps - 1
+    top = max(warmup - 1, 0)  # the first step at the peak rate
+
+    def decay(step: int, start: float) -> float:
+        """Return 1 until `start`, then a linear decay to exactly 0 at the last step."""
+        if step <= start:
+            return 1.0
+        return 1.0 - (step - start) / (last - start) if step < last else 0.0
+
+    def scaled(fraction: float) -> float:
+        """Return min_lr_ratio for 0 and 1 for 1."""
+        return min_lr_ratio + (1 - min_lr_ratio) * fraction
+
+    def factor(step: int) -> float:
+        if step < top:
+            ramp = (step + 1) / warmup
+            return scaled(ramp) if name == "slanted" else ramp
+        match name:
+            case "linear" | "slanted":
+                return scaled(decay(step, top))
+            case "cosine":
+                # Exact at the end: cos(pi) is -1.
+                return scaled((1 + math.cos(math.pi * (1 - decay(step, top)))) / 2)
+            case "inverse_root":
+                return max(min_lr_ratio, math.sqrt((top + 1) / (step + 1)))
+            case "trapezoid":
+                return scaled(decay(step, max(top, last - train.decay_ratio * steps)))
+            case "constant":
+                return 1.0
+
+    return factor

@@ -23,9 +23,8 @@ from kinfolk.training import checkpoint
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.log import MetricsLog
 from kinfolk.training.loop import Callback, Evaluation, TrainLoop
-from kinfolk.training.optimizer import build_optimizer
+from kinfolk.training.optimizer import build_optimizer, lr_schedule
 from kinfolk.training.regularize import FGM, GradualUnfreezing
-from kinfolk.training.schedules import lr_schedule
 from kinfolk.training.step import Learner, TrainStep
 
 LossFn = Callable[[Batch[Any]], Loss]
@@ -97,31 +96,14 @@ class Run:
         self.device = select_device(train.device)
         cuda = self.device.type == "cuda"
         self.bfloat16 = train.precision == "bfloat16" or (train.precision == "auto" and cuda)
-        self.optimizer = build_optimizer(
-            model,
-            name=train.optimizer,
-            lr=train.lr,
-            weight_decay=train.weight_decay,
-            betas=train.betas,
-            eps=train.eps,
-            fused=True,
-            layer_lr_decay=work.layer_lr_decay,
-        )
-        schedule = lr_schedule(
-            train.schedule,
-            steps=train.steps,
-            warmup=train.warmup,
-            decay_ratio=train.decay_ratio,
-            min_lr_ratio=train.min_lr_ratio,
-        )
+        self.optimizer = build_optimizer(model, train, layer_lr_decay=work.layer_lr_decay)
+        schedule = lr_schedule(train)
         learner = Learner(model, work.objective)
         compiled = train.compiles(cuda=cuda, row_length=work.row_length)
         if compiled:
             learner.compile(dynamic=work.row_length is None)
-        replayed = train.cuda_graph == "yes"
-        if work.row_length is not None:
-            parameters = sum(p.numel() for p in model.parameters())
-            replayed = train.replays(parameters, work.row_length)
+        parameters = sum(p.numel() for p in model.parameters())
+        replayed = train.replays(parameters, work.row_length)
         self.train_step = TrainStep(
             learner,
             self.optimizer,
@@ -130,8 +112,8 @@ class Run:
             seed=train.seed,
             device=self.device,
             bfloat16=self.bfloat16,
-            resolved=compiled and cuda and work.row_length is not None,
-            captured=compiled and cuda and replayed,
+            block_masks=compiled and cuda and work.row_length is not None,
+            cuda_graph=compiled and cuda and replayed,
             memory=work.memory,
             unfreezing=work.unfreezing,
             attack=work.attack,
@@ -203,14 +185,12 @@ class Run:
         self.work.model.train()
         with MetricsLog.open(self.folder, self.global_step) as self.log:
             loop = TrainLoop(
-                steps=train.steps,
+                train=train,
                 step=self.train_step,
                 log=self.log,
                 log_every=10 if cuda else 1,
                 evaluate=self.evaluate if self.work.has_eval_data else None,
-                eval_every=train.eval_every,
                 save=self.save,
-                save_every=train.save_every,
                 save_best=self.work.save_best,
                 should_stop=self.should_stop,
                 callbacks=self.callbacks,

@@ -1,6 +1,7 @@
 """One optimizer step: forward, backward, update."""
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -71,23 +72,23 @@ class TrainStep:
         seed: int,
         device: torch.device,
         bfloat16: bool,
-        resolved: bool = False,  # compute block masks before the learner, which is compiled
-        captured: bool = False,  # replay forward and backward as a CUDA graph
+        block_masks: bool = False,  # compute block masks outside of the learner, which is compiled
+        cuda_graph: bool = False,  # replay forward and backward as a CUDA graph
         memory: list[SegmentMemory] | None = None,  # of each micro-batch, carried from step to step
         unfreezing: GradualUnfreezing | None = None,
         attack: FGM | None = None,
-        checks: Callable[[int], bool]
-        | None = None,  # whether loss and norm are checked before an update
+        # Whether loss and norm are checked before an update, by the number of the step.
+        checks: Callable[[int], bool] | None = None,
     ) -> None:
         self.learner, self.optimizer, self.lr = learner, optimizer, lr
         self.clip, self.seed, self.device = clip, seed, device
-        self.bfloat16, self.resolved, self.memory = bfloat16, resolved, memory
+        self.bfloat16, self.block_masks, self.memory = bfloat16, block_masks, memory
         self.unfreezing, self.attack = unfreezing, attack
         # Reading costs nothing on a CPU; elsewhere it waits for the device.
         self.checks = checks or (lambda number: device.type == "cpu")
         self.windows = attention_windows(learner)
         self.parameters = [p for p in learner.parameters() if p.requires_grad]
-        self.captured = GraphedForwardBackward(self.forward, self.parameters) if captured else None
+        self.graphed = GraphedForwardBackward(self.forward, self.parameters) if cuda_graph else None
 
     def __call__(self, number: int, batches: Sequence[Batch[Any]]) -> StepOutput:
         """Update the weights by the micro-batches of one step; `number` counts from 0."""
@@ -96,7 +97,9 @@ class TrainStep:
         lr = self.lr(number)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group.get("scale", 1.0)  # layer-wise decay, see optimizer.py
-        counts = sum_counts(batch.counts for batch in batches)
+        counts: Counter[str] = Counter()
+        for batch in batches:
+            counts.update(batch.counts)
         sums: dict[str, Tensor] = {}
         loss = torch.zeros((), device=self.device)
         for part, batch in enumerate(batches):
@@ -129,8 +132,8 @@ class TrainStep:
         torch.manual_seed(derive_seed(self.seed, number, part))
         if self.memory is not None:
             batch = batch.with_memory(self.memory[part])
-        if self.captured is not None and self.captured.accepts(batch):
-            loss = self.captured(batch, counts, alone=alone)
+        if self.graphed is not None and self.graphed.accepts(batch):
+            loss = self.graphed(batch, counts, alone=alone)
             return loss, loss.mean(counts)
         loss = self.forward(batch.to(self.device))
         mean = loss.mean(counts)
@@ -140,7 +143,9 @@ class TrainStep:
     def forward(self, batch: Batch[Any]) -> Loss:
         """Return the loss of a micro-batch."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):
-            inputs = batch.inputs.with_block_masks(self.windows) if self.resolved else batch.inputs
+            inputs = batch.inputs
+            if self.block_masks:
+                inputs = inputs.with_block_masks(self.windows)
             loss: Loss = self.learner(inputs, batch.targets)
         return loss
 
@@ -151,12 +156,3 @@ def input_tokens(inputs: Inputs) -> Tensor:
     if inputs.encoder_inputs is None:
         return tokens
     return tokens + input_tokens(inputs.encoder_inputs)
-
-
-def sum_counts(counts: Any) -> dict[str, int]:
-    """Add up counts by name."""
-    total: dict[str, int] = {}
-    for part in counts:
-        for name, count in part.items():
-            total[name] = total.get(name, 0) + count
-    return total

@@ -139,15 +139,8 @@ class Baselines:
     trigram: LikelihoodScores | None
 
 
-def baselines(corpus: CountableText, held_out: CountableText | None) -> Baselines:
-    """Return the unigram entropy, and the loss of a 3-gram model on held-out text."""
-    return mixture_baselines([(corpus, held_out, 1.0)])
-
-
-def mixture_baselines(
-    texts: Sequence[tuple[CountableText, CountableText | None, float]],
-) -> Baselines:
-    """Return the baselines of a mixture: each corpus, its held-out documents, and its weight.
+def baselines(texts: Sequence[tuple[CountableText, CountableText | None, float]]) -> Baselines:
+    """Return the baselines of corpora, each with its held-out documents and its weight.
 
     A token is weighted as its corpus is in the rows of training. The 3-gram model is fitted on the
     documents of all corpora, each once.

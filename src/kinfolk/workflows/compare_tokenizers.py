@@ -4,16 +4,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kinfolk.data.documents import read_documents
+from kinfolk.data.documents import ReadOptions, read_documents
 from kinfolk.errors import UserError
 from kinfolk.reports.tokenizers_page import SampleToken, TokenizerRow, TokenizersPage
-from kinfolk.text.inspect import (
-    TokenizerStats,
-    TokenView,
-    held_out,
-    token_views,
-    tokenizer_stats,
-)
+from kinfolk.text.inspect import TokenizerStats, TokenView, held_out, token_views, tokenizer_stats
 from kinfolk.text.train import KINDS, train_tokenizer
 from kinfolk.workflows.folders import load_tokenizer
 
@@ -22,58 +16,13 @@ SAMPLE = 240  # characters of the sample
 MIN_SCRIPT_SHARE = 0.01  # of the words: scripts below it are not reported
 
 
-@dataclass(frozen=True)
-class MeasuredTokenizer:
-    """A tokenizer, its statistics on the text, and the tokens of the sample."""
-
-    name: str
-    kind: str
-    vocab_size: int
-    measures: TokenizerStats
-    sample: Sequence[TokenView] = ()
-
-
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """Tokenizers that were measured on one text."""
+class Comparison(TokenizersPage):
+    """The page of tokenizers that were measured on one text, and the size of the text."""
 
-    rows: Sequence[MeasuredTokenizer]
+    words: int
+    bytes: int
     held_out: bool  # the text was held out from the tokenizers trained here
-
-    @property
-    def scripts(self) -> list[str]:
-        """The scripts that are frequent enough to report, most words first."""
-        first = self.rows[0].measures
-        return [
-            script
-            for script, words in first.script_words.most_common()
-            if words >= MIN_SCRIPT_SHARE * first.words
-        ]
-
-    @property
-    def text(self) -> str:
-        """The size of the text."""
-        words, size = self.rows[0].measures.words, self.rows[0].measures.bytes
-        kept = ", 10% of the documents, held out from the tokenizers trained here"
-        return f"{words:,} words in {size:,} bytes{kept if self.held_out else ''}"
-
-    def page(self) -> TokenizersPage:
-        """Gather the values of the page."""
-        rows = [
-            TokenizerRow(
-                name=row.name,
-                kind=row.kind,
-                vocab_size=row.vocab_size,
-                tokens=row.measures.tokens,
-                tokens_per_word=row.measures.tokens_per_word,
-                tokens_per_word_by_script=[row.measures.fertility(s) for s in self.scripts],
-                bytes_per_token=row.measures.bytes_per_token,
-                unknown_rate=row.measures.unknown_rate,
-                sample=[SampleToken(t.id, t.text, t.unknown, t.special) for t in row.sample],
-            )
-            for row in self.rows
-        ]
-        return TokenizersPage(text=self.text, scripts=self.scripts, rows=rows)
 
 
 def compare(
@@ -99,7 +48,7 @@ def compare(
     tokenizers = list(zip(names(folders), map(load_tokenizer, folders), strict=True))
 
     def texts(held: bool) -> Iterator[str]:
-        documents = read_documents(files, field=field, column=column)
+        documents = read_documents(files, ReadOptions(field=field, column=column))
         return (d.text for d in documents if not specs or held_out(d.text) == held)
 
     for name, (kind, vocab_size) in zip(train, specs, strict=True):
@@ -121,11 +70,47 @@ def compare(
             if specs
             else "the text has no words to measure: use another text"
         )
+    samples = [token_views(t, kept[0]) for _, t in tokenizers]
+    labels = [(name, t.kind, t.vocab_size) for name, t in tokenizers]
+    return comparison_of(labels, measures, samples, held_out=bool(specs))
+
+
+def comparison_of(
+    labels: Sequence[tuple[str, str, int]],  # name, kind and vocabulary size of each tokenizer
+    measures: Sequence[TokenizerStats],
+    samples: Sequence[Sequence[TokenView]],
+    *,
+    held_out: bool,
+) -> Comparison:
+    """Return the values of the page; scripts with few words have no column."""
+    first = measures[0]
+    counts = first.script_words.most_common()
+    scripts = [script for script, words in counts if words >= MIN_SCRIPT_SHARE * first.words]
     rows = [
-        MeasuredTokenizer(name, t.kind, t.vocab_size, stats, token_views(t, kept[0]))
-        for (name, t), stats in zip(tokenizers, measures, strict=True)
+        TokenizerRow(
+            name=name,
+            kind=kind,
+            vocab_size=vocab_size,
+            tokens=stats.tokens,
+            tokens_per_word=stats.tokens_per_word,
+            tokens_per_word_by_script=[stats.fertility(script) for script in scripts],
+            bytes_per_token=stats.bytes_per_token,
+            unknown_rate=stats.unknown_rate,
+            sample=[SampleToken(t.id, t.text, t.unknown, t.special) for t in sample],
+        )
+        for (name, kind, vocab_size), stats, sample in zip(labels, measures, samples, strict=True)
     ]
-    return Comparison(rows=rows, held_out=bool(specs))
+    text = f"{first.words:,} words in {first.bytes:,} bytes"
+    if held_out:
+        text += ", 10% of the documents, held out from the tokenizers trained here"
+    return Comparison(
+        text=text,
+        scripts=scripts,
+        rows=rows,
+        words=first.words,
+        bytes=first.bytes,
+        held_out=held_out,
+    )
 
 
 def parse_spec(spec: str) -> tuple[str, int]:

@@ -4,7 +4,7 @@ import json
 import re
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -191,29 +191,28 @@ def open_evaluation(
                 "with the tokenizer of the model, or evaluate on the text itself"
             )
         size = opened.bytes
-    objective, _ = training_objective(model, tokenizer, folder)
-    scoring = scoring_objective(model, tokenizer, folder, length)
+    objective = training_objective(model, tokenizer, folder)
+    scoring = scoring_objective(model, objective, length)
     return TextEvaluation(model, objective, scoring, documents, size, length)
 
 
-def training_objective(model: LanguageModel, tokenizer: Tokenizer, folder: Path) -> tuple[Any, int]:
-    """Return the objective of a model's run, else of its family, and the length of its rows."""
+def training_objective(model: LanguageModel, tokenizer: Tokenizer, folder: Path) -> Any:
+    """Return the objective of a model's run, else of its family."""
     recipe = recipe_of(folder)
     if recipe is not None:
-        return recipe.objective, recipe.objective.max_length
+        return recipe.objective
     objective = family_of(model).objective()(
         special_tokens=tokenizer.special_tokens, vocab_size=tokenizer.vocab_size
     )
     context = model.config.max_length
-    return objective, min(objective.max_length, 512 if context is None else context)
+    return replace(
+        objective, max_length=min(objective.max_length, 512 if context is None else context)
+    )
 
 
-def scoring_objective(
-    model: LanguageModel, tokenizer: Tokenizer, path: Path | str, length: int | None = None
-) -> Any:
+def scoring_objective(model: LanguageModel, objective: Any, length: int | None = None) -> Any:
     """Return the objective that scores a model: every token of a text is predicted once."""
-    objective, default_length = training_objective(model, tokenizer, find_model_folder(path))
-    length = default_length if length is None else length
+    length = objective.max_length if length is None else length
     if length < 8:
         raise UserError(f"length {length} is too short to evaluate with: use 8 or more")
     limit = model.config.max_length
@@ -289,11 +288,11 @@ def evenly_spaced(values: IntArray, count: int) -> IntArray:
 
 def samples_as_dict(scores: DiversityScores) -> dict[str, float | int | None]:
     """Return the measures by name, one number each."""
-    values = asdict(scores)
-    distinct = {f"distinct_{n}": value for n, value in enumerate(values["distinct_n"], 1)}
-    before = ("texts", "empty", "words")
-    after = ("repetition_rate", "loop_rate", "self_bleu", "perplexity")
-    return {**{n: values[n] for n in before}, **distinct, **{n: values[n] for n in after}}
+    values: dict[str, float | int | None] = {}
+    for name, value in vars(scores).items():
+        numbered = {f"distinct_{n}": share for n, share in enumerate(scores.distinct_n, 1)}
+        values |= numbered if name == "distinct_n" else {name: value}
+    return values
 
 
 def read_samples(path: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,11 +21,7 @@ from kinfolk.nn.language_model import LanguageModel
 from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.tasks.dataset import RowSource, TaskDataset, as_datasets
 from kinfolk.tasks.formulations.base import Formulation, Instance
-from kinfolk.tasks.formulations.choose import (
-    build_formulation,
-    choose_formulation,
-    model_config,
-)
+from kinfolk.tasks.formulations.choose import build_formulation, choose_formulation, model_config
 from kinfolk.tasks.formulations.head import CausalHead, LabelHead
 from kinfolk.tasks.instances import (
     TOKENS_PER_BATCH,
@@ -39,7 +36,6 @@ from kinfolk.training.config import FineTuneConfig, TrainConfig
 from kinfolk.training.loop import Callback
 from kinfolk.training.regularize import FGM, GradualUnfreezing, noisy_tune
 from kinfolk.training.run import LossFn, Run, Workload, select_device
-from kinfolk.training.step import sum_counts
 from kinfolk.workflows.finetune_recipe import (
     FineTuneRecipe,
     InitialWeights,
@@ -90,10 +86,8 @@ def finetune(
     """
     overrides = keyword_settings(fields, {"train": TrainConfig, "finetune": FineTuneConfig})
     overrides += settings_list(settings)
-    finetune_config = apply_overrides(
-        FineTuneConfig(),
-        [text.removeprefix("finetune.") for text in overrides if text.startswith("finetune.")],
-    )
+    own = [text.removeprefix("finetune.") for text in overrides if text.startswith("finetune.")]
+    balanced = apply_overrides(FineTuneConfig(), own).class_weights == "balanced"
     if not isinstance(model, InitialWeights | Path | str):
         raise UserError(
             f"model is of type {type(model).__name__}: give the folder of a model, or FAMILY/SIZE"
@@ -104,28 +98,63 @@ def finetune(
     datasets = as_datasets(train, out, dev=dev, task=task, columns=columns)
     if len(datasets) > 1 and (metric or positive_label):
         raise UserError("several files have several tasks: leave metric and positive_label out")
-    chosen = {name: value for name, value in (options or {}).items() if value is not None}
-    if teacher:
-        chosen = {"distillation_weight": DISTILLATION_WEIGHT, **chosen}
-    rows = [dataset.splits[0] for dataset in datasets]
-    backbone, tokenizer = start.open(rows)
-    family = family_of(backbone.config)
-    formulations: list[Formulation] = []
-    for number, (dataset, train_rows) in enumerate(zip(datasets, rows, strict=True)):
-        prefix = source_prefix[number] if number < len(source_prefix) else None
-        asked = task_class(dataset.file_spec.task).from_rows(
-            train_rows,
-            file=dataset.train,
+    chosen = {"length": length, **(options or {})}
+    if teacher and chosen.get("distillation_weight") is None:
+        chosen["distillation_weight"] = DISTILLATION_WEIGHT
+    backbone, tokenizer = start.open([dataset.splits[0] for dataset in datasets])
+    prefixes = [*source_prefix, *[""] * len(datasets)]
+    formulations = [
+        fit_formulation(
+            dataset,
+            backbone.config,
+            tokenizer,
+            formulation,
+            balanced=balanced,
             metric=metric or "",
             positive_label=positive_label,
-            prefix=prefix or "",
+            prefix=prefix,
+            **chosen,
         )
-        kind = choose_formulation(family, type(asked), formulation, file=dataset.train)
-        built = build_formulation(
-            kind, asked, family, backbone.config, tokenizer, length=length, **chosen
-        )
-        balanced = finetune_config.class_weights == "balanced"
-        formulations.append(built.fit(train_rows, tokenizer, balanced=balanced))
+        for dataset, prefix in zip(datasets, prefixes, strict=False)
+    ]
+    recipe = make_recipe(start, backbone, formulations, datasets, teacher, overrides)
+    if start.fresh:
+        backbone = build_fresh_model(recipe)
+    work = FineTuneWorkload(recipe, backbone, tokenizer, callbacks, overrides)
+    return Run.start(work, out, callbacks).fit()
+
+
+def fit_formulation(
+    dataset: TaskDataset,
+    config: Any,
+    tokenizer: Tokenizer,
+    name: str | None,
+    *,
+    balanced: bool,
+    metric: str,
+    positive_label: str | None,
+    prefix: str,
+    **options: Any,
+) -> Formulation:
+    """Return the formulation of a dataset's task for a network, fitted to its training rows."""
+    rows, family = dataset.splits[0], family_of(config)
+    task = task_class(dataset.file_spec.task).from_rows(
+        rows, file=dataset.train, metric=metric, positive_label=positive_label, prefix=prefix
+    )
+    cls = choose_formulation(family, type(task), name, file=dataset.train)
+    formulation = build_formulation(cls, task, family, config, tokenizer, **options)
+    return formulation.fit(rows, tokenizer, balanced=balanced)
+
+
+def make_recipe(
+    start: InitialWeights,
+    backbone: LanguageModel,
+    formulations: Sequence[Formulation],
+    datasets: Sequence[TaskDataset],
+    teacher: str,
+    overrides: Sequence[str],
+) -> FineTuneRecipe:
+    """Return the recipe with the default settings of the network, and with the overrides."""
     if len(formulations) > 1 and any(each.name != "text" for each in formulations):
         raise UserError(
             "several files are trained on together as text: use the formulation text and a family "
@@ -144,10 +173,7 @@ def finetune(
     recipe = apply_overrides(recipe, overrides)
     if recipe.finetune.dropout is not None:
         recipe = replace(recipe, model=with_dropout(recipe.model, recipe.finetune.dropout))
-    if start.fresh:
-        backbone = build_fresh_model(recipe)
-    work = FineTuneWorkload(recipe, backbone, tokenizer, callbacks, overrides)
-    return Run.start(work, out, callbacks).fit()
+    return recipe
 
 
 class FineTuneWorkload(Workload):
@@ -273,11 +299,11 @@ class FineTuneWorkload(Workload):
             if not formulation.task.unseen_labels([row])
             for instance in formulation.instances(row, self.tokenizer)
         ]
-        total, counts = Loss({}), dict[str, int]()
+        total, counts = Loss({}), Counter[str]()
         for start in range(0, min(len(instances), limit), size):
             batch = self.recipe.formulations[0].make_batch(instances[start : start + size])
             total = total + loss(batch)
-            counts = sum_counts([counts, batch.counts])
+            counts.update(batch.counts)
         return float(total.mean(counts)) if counts else math.inf
 
     def main_metrics(self, metrics: Mapping[str, Any]) -> dict[str, float]:

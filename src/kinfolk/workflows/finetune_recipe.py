@@ -180,14 +180,13 @@ class InitialWeights:
 
 
 def parse_initial_weights(
-    model: str, *, tokenizer: Path | None = None, scratch: bool = False, seed: int = 0
+    model: str, *, tokenizer: Path | None = None, from_scratch: bool = False
 ) -> InitialWeights:
     """Return the initial weights of a model folder or of FAMILY/SIZE."""
     if Path(model).exists():
         if tokenizer is not None:
             raise UserError(f"--tokenizer does not apply to {model}, which has one: remove it")
-        return InitialWeights(
-            folder=str(find_model_folder(model).resolve()), from_scratch=scratch, seed=seed
-        )
+        folder = str(find_model_folder(model).resolve())
+        return InitialWeights(folder=folder, from_scratch=from_scratch)
     check_name(model)
-    return InitialWeights(name=model, tokenizer=str(tokenizer or ""), seed=seed)
+    return InitialWeights(name=model, tokenizer=str(tokenizer or ""))

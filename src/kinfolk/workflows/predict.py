@@ -184,7 +184,7 @@ def load_predictor(path: Path | str, *, device: str = "auto", number: int = 0) -
     model, tokenizer = load(folder)
     model.to(select_device(device))
     recipe_file = folder / "kinfolk.json"
-    if recipe_file.is_file() and is_finetuned(recipe_file):
+    if recipe_file.is_file() and read_type(recipe_file) == type_name(FineTuneRecipe):
         recipe = FineTuneRecipe.read(recipe_file)
         if not 0 <= number < len(recipe.formulations):
             raise UserError(
@@ -200,11 +200,6 @@ def load_predictor(path: Path | str, *, device: str = "auto", number: int = 0) -
             "prompt, by the formulation prompt of kinfolk evaluate"
         )
     return Predictor(model, tokenizer, formulation_of_hf_model(model, tokenizer))
-
-
-def is_finetuned(recipe_file: Path) -> bool:
-    """Return whether the recipe of a model folder is that of a fine-tuning run."""
-    return read_type(recipe_file) == type_name(FineTuneRecipe)
 
 
 def formulation_of_hf_model(model: ModelWithHead, tokenizer: Tokenizer) -> Formulation:
@@ -361,33 +356,33 @@ def few_shot_predictor(
     model: Path | str,
     test: Path,
     *,
-    train: Path | None = None,
-    shots: int = 0,
+    fewshot_from: Path | None = None,
+    num_fewshot: int = 0,
     seed: int = 0,
     task: str | None = None,
     columns: str | None = None,
     target: Path | None = None,
     pattern: str | None = None,
-    words: Sequence[str] | None = None,
+    verbalizer: str | None = None,  # a word for each class: "bad,good"
     length: int | None = None,
     device: str = "auto",
-    notes: ReadReport | None = None,
+    report: ReadReport | None = None,
 ) -> tuple[Predictor, list[Any]]:
     """Load a pretrained model with a prompt, and the rows to predict.
 
-    The labels are those of the training file, from which few-shot examples are drawn, or else those
-    of the test file.
+    The labels are those of the file from which few-shot examples are drawn, or else those of the
+    test file.
     """
-    if shots < 0:
-        raise UserError(f"--num-fewshot must be at least 0 (got {shots})")
-    if shots and train is None:
+    if num_fewshot < 0:
+        raise UserError(f"--num-fewshot must be at least 0 (got {num_fewshot})")
+    if num_fewshot and fewshot_from is None:
         raise UserError(
-            f"--num-fewshot {shots} requires --fewshot-from, the file that examples are drawn from"
+            f"--num-fewshot {num_fewshot} requires --fewshot-from, the file that examples are "
+            "drawn from"
         )
-    notes = notes or ReadReport()
     file = task_dataset(test, task=task, columns=columns, target=target)
-    rows = list(read_rows(file.files["train"], file.file_spec, report=notes))
-    known = rows if train is None else fewshot_rows(train, file, notes)
+    rows = list(read_rows(file.files["train"], file.file_spec, report=report))
+    known = rows if fewshot_from is None else fewshot_rows(fewshot_from, file, report)
     network, tokenizer = load(model)
     network.to(select_device(device))
     body: Any = network.backbone if isinstance(network, ModelWithHead) else network
@@ -396,6 +391,7 @@ def few_shot_predictor(
     file_task = cls.from_rows(labelled, file=file.train)
     family = family_of(body.config)
     formulation = choose_formulation(family, type(file_task), "prompt")
+    words = None if verbalizer is None else tuple(verbalizer.split(","))
     if words is not None and len(words) != len(file_task.labels):
         raise UserError(
             f"--verbalizer has {len(words)} words for {len(file_task.labels)} classes: give one "
@@ -409,27 +405,27 @@ def few_shot_predictor(
         tokenizer,
         length=length,
         pattern=pattern,
-        verbalizer=None if words is None else tuple(words),
+        verbalizer=words,
     )
-    examples = [prompt.format_example(row) for row in sample_fewshot(known, shots, seed)]
+    examples = [prompt.format_example(row) for row in sample_fewshot(known, num_fewshot, seed)]
     prompt = replace(prompt, examples=tuple(examples))
     return Predictor(body, tokenizer, prompt, file.file_spec), rows
 
 
-def fewshot_rows(train: Path, file: TaskDataset, notes: ReadReport) -> list[Any]:
+def fewshot_rows(path: Path, file: TaskDataset, report: ReadReport | None) -> list[Any]:
     """Read the rows that few-shot examples are drawn from, in the format of the test or its own."""
-    if not train.is_file():
-        raise UserError(f"no such file: {train}")
-    opened = LabelledFile(train)
+    if not path.is_file():
+        raise UserError(f"no such file: {path}")
+    opened = LabelledFile(path)
     try:
-        read = list(read_rows(opened, file.file_spec, report=notes))
+        read = list(read_rows(opened, file.file_spec, report=report))
     except UserError:
         spec = detect_format(opened, task=file.file_spec.task)
-        read = list(read_rows(opened, spec, report=notes))
+        read = list(read_rows(opened, spec, report=report))
     cls = task_class(file.file_spec.task)
     rows = [row for row in read if cls.reference(row) is not None]
     if not rows:
-        raise UserError(f"{train} has no labelled rows, which few-shot examples need")
+        raise UserError(f"{path} has no labelled rows, which few-shot examples need")
     return rows
 
 

@@ -1,6 +1,7 @@
 """Pretraining: the workload of a recipe, and resuming a run of either kind."""
 
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -23,7 +24,6 @@ from kinfolk.rng import corpus_seed
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.loop import Callback
 from kinfolk.training.run import LossFn, Run, Workload, select_device
-from kinfolk.training.step import sum_counts
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe
 from kinfolk.workflows.folders import check_model_folder, check_new_folder
 from kinfolk.workflows.recipe import Recipe, shared_tokenizer
@@ -97,7 +97,7 @@ class PretrainWorkload(Workload):
         # A checkpoint has all weights; the folder of the initial weights may be gone.
         model = initial_model(recipe) if fresh else recipe.model.build()
         self.model = model.to(device)
-        if carries_memory(recipe):
+        if recipe.objective.recurrent:
             init_memory: Any = self.model.init_memory
             parts = range(self.train.gradient_accumulation)
             self.memory = [init_memory(batches.batch_size) for _ in parts]
@@ -116,13 +116,13 @@ class PretrainWorkload(Workload):
     def evaluate(self, loss: LossFn) -> Mapping[str, Any]:
         """Return the loss on held-out documents, the same batches every time, and its parts."""
         assert self.held_out is not None
-        total, counts = Loss({}), dict[str, int]()
+        total, counts = Loss({}), Counter[str]()
         memory: SegmentMemory | None = None
-        for number in range(min(self.held_out.num_batches, self.train.eval_batches)):
+        for number in range(min(len(self.held_out), self.train.eval_batches)):
             batch = self.held_out[number].with_memory(memory)
             batch_loss = loss(batch)
             total, memory = total + batch_loss, batch_loss.memory
-            counts = sum_counts([counts, batch.counts])
+            counts.update(batch.counts)
         metrics: dict[str, Any] = {"eval_loss": float(total.mean(counts))}
         if len(total.sums) > 1:
             metrics["eval_losses"] = {
@@ -168,18 +168,13 @@ def initial_model(recipe: Recipe) -> LanguageModel:
     return model
 
 
-def carries_memory(recipe: Recipe) -> bool:
-    """Return whether rows continue from batch to batch."""
-    return recipe.objective.recurrent
-
-
 def training_batches(
     recipe: Recipe, corpora: Sequence[Corpus], weights: Sequence[float]
 ) -> Batches:
     """Return the batches of a run on its corpora, or on their held-out documents."""
     parts, seed = recipe.train.gradient_accumulation, recipe.train.seed
     rows = recipe.train.batch_size // parts
-    if carries_memory(recipe):
+    if recipe.objective.recurrent:
         if len(corpora) > 1:
             raise UserError(
                 f"rows that continue from batch to batch need one corpus, not {len(corpora)}: "
@@ -203,7 +198,7 @@ def held_out_batches(recipe: Recipe) -> Batches | None:
     """
     pairs = [(share.held_out(), share.weight) for share in recipe.corpora]
     scored = [(corpus, weight) for corpus, weight in pairs if corpus is not None]
-    if scored and carries_memory(recipe):
+    if scored and recipe.objective.recurrent:
         rows = recipe.train.batch_size // recipe.train.gradient_accumulation
         return evaluation_dataset(recipe.objective, scored[0][0], rows=rows)
     try:

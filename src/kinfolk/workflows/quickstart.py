@@ -12,7 +12,6 @@ from kinfolk.data.corpus import Corpus
 from kinfolk.data.documents import read_documents
 from kinfolk.data.prepare import prepare
 from kinfolk.families import family_of
-from kinfolk.objectives.evaluation import LikelihoodScores
 from kinfolk.reports.page import write
 from kinfolk.reports.run_page import ModelScore, Report, Sample, TextSpan, render
 from kinfolk.text import Tokenizer, train_tokenizer
@@ -42,22 +41,11 @@ MASKED_SPAN = "If the argument is omitted, [MASK] is used."
 
 
 @dataclass(frozen=True)
-class Result:
-    """The scores of one model."""
-
-    name: str
-    score: LikelihoodScores
-    kind: str
-    parameters: int
-    seconds: float
-    sample: Sample
-
-
-@dataclass(frozen=True)
 class Quickstart:
-    """The results of the quickstart."""
+    """The results of the quickstart: a score and a sample of each model, and the baselines."""
 
-    results: list[Result]
+    scores: list[ModelScore]
+    samples: list[Sample]
     baselines: Baselines
     page: Path
 
@@ -76,12 +64,11 @@ def quickstart(out: Path, *, on_message: Callable[[str], None], progress: Progre
     tokenizer.save(out / "tokenizer")
     corpus = prepare([text], tokenizer=tokenizer, out=out / "corpus", holdout=HOLDOUT)
     held_out = Corpus.open(out / "corpus" / "holdout")
-    lines = baselines(corpus, held_out)
     on_message(
         f"{corpus.bytes / 1e6:.1f} MB of Python's docstrings: {corpus.documents:,} documents, "
         f"{corpus.tokens:,} tokens; {held_out.documents} documents held out"
     )
-    results = []
+    scores, samples = [], []
     for name in MODELS:
         start = time.perf_counter()
         run = out / name.partition("/")[0]
@@ -90,10 +77,22 @@ def quickstart(out: Path, *, on_message: Callable[[str], None], progress: Progre
         seconds = time.perf_counter() - start
         model, _ = load(run)
         score = evaluate(run, corpus=out / "corpus" / "holdout")
-        sample = sample_output(name, model, tokenizer)
-        results.append(Result(name, score, score.kind, count_parameters(model), seconds, sample))
-    page = write_page(out, results, lines, corpus, time.perf_counter() - began)
-    return Quickstart(results, lines, page)
+        scores.append(
+            ModelScore(
+                name,
+                score.kind,
+                score.loss,
+                score.bits_per_byte,
+                score.tokens,
+                count_parameters(model),
+                seconds,
+                comparable=score.kind == SCORE_KINDS["decoder"],
+            )
+        )
+        samples.append(sample_output(name, model, tokenizer))
+    results = Quickstart(scores, samples, baselines([(corpus, held_out, 1.0)]), out / "report.html")
+    write_page(results, corpus, time.perf_counter() - began)
+    return results
 
 
 def model_recipe(name: str, corpus: Path) -> Recipe:
@@ -125,23 +124,9 @@ def sample_output(name: str, model: Any, tokenizer: Tokenizer) -> Sample:
     )
 
 
-def write_page(
-    out: Path, results: list[Result], lines: Baselines, corpus: Corpus, seconds: float
-) -> Path:
+def write_page(results: Quickstart, corpus: Corpus, seconds: float) -> None:
     """Write the page."""
-    scores = [
-        ModelScore(
-            r.name,
-            r.kind,
-            r.score.loss,
-            r.score.bits_per_byte,
-            r.score.tokens,
-            r.parameters,
-            r.seconds,
-            comparable=r.kind == SCORE_KINDS["decoder"],
-        )
-        for r in results
-    ]
+    runs = [(results.page.parent / s.model.partition("/")[0], s.model) for s in results.scores]
     page = Report(
         title="Three families, one text",
         subtitle="A decoder, an encoder and an encoder-decoder, each trained for a few minutes on "
@@ -152,10 +137,10 @@ def write_page(
             ("size", "tiny: 2 layers, hidden size 128"),
             ("time", f"{seconds / 60:.1f} minutes in total"),
         ],
-        curves=[c for r in results for c in curves(out / r.name.partition("/")[0], r.name)[:1]],
-        scores=scores,
-        baselines=baseline_rows(lines),
-        samples=[r.sample for r in results],
+        curves=[curves(run, name)[0] for run, name in runs],
+        scores=results.scores,
+        baselines=baseline_rows(results.baselines),
+        samples=results.samples,
         notes=[
             "The curves are training losses of different objectives: GPT-2 predicts every next "
             "token, BERT 20% of the tokens (10% of these are left unchanged), T5 masked spans with "
@@ -165,4 +150,4 @@ def write_page(
             "which are not comparable with log-likelihoods.",
         ],
     )
-    return write(render(page), out / "report.html")
+    write(render(page), results.page)

@@ -175,9 +175,9 @@ def open_corpora(
     """Return the corpora as the recipe names them, and opened."""
     sources = [corpus] if isinstance(corpus, str | Path | Corpus) else corpus
     weights = sources.values() if isinstance(sources, Mapping) else [1.0] * len(sources)
-    named = [corpus_share(one, weight) for one, weight in zip(sources, weights, strict=True)]
-    mixture = check_mixture(named)
-    corpora = [share.open() for share in named]
+    shares = [corpus_share(*pair) for pair in zip(sources, weights, strict=True)]
+    mixture = check_mixture(shares)
+    corpora = [share.open() for share in shares]
     return (mixture[0].corpus if len(mixture) == 1 else mixture), corpora
 
 
@@ -266,15 +266,12 @@ def shared_tokenizer(corpora: Sequence[Corpus]) -> Tokenizer:
 def check_recipe(recipe: Recipe) -> Recipe:
     """Return the recipe, if its network can be built and accepts its rows."""
     model, length = recipe.model, recipe.objective.max_length
-    for declared in dataclasses.fields(model):
-        value = getattr(model, declared.name)
-        if (
-            declared.name in ("decoder_start_token_id", "padding_idx")
-            and value != recipe.objective.special_tokens.pad
-        ):
+    pad = recipe.objective.special_tokens.pad
+    for name in ("decoder_start_token_id", "padding_idx"):
+        value = vars(model).get(name, pad)
+        if value != pad:
             raise UserError(
-                f"model.{declared.name} must be the padding id of the tokenizer, "
-                f"{recipe.objective.special_tokens.pad} (got {value})"
+                f"model.{name} must be the padding id of the tokenizer, {pad} (got {value})"
             )
     if model.head_dim is None and model.hidden_size % model.num_heads:
         raise UserError(

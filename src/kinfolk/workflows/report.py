@@ -14,7 +14,7 @@ from kinfolk.tasks.task import format_score, metric_title
 from kinfolk.training import checkpoint
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.log import read, speed, token_loss
-from kinfolk.workflows.baselines import Baselines, CountableText, mixture_baselines
+from kinfolk.workflows.baselines import Baselines, CountableText, baselines
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe
 from kinfolk.workflows.recipe import Recipe
 
@@ -58,7 +58,7 @@ def pretraining_report(recipe: Recipe, run: Path) -> Report:
             *training_facts(recipe.train, run),
         ],
         curves=curves(run, recipe.name),
-        baselines=baseline_rows(mixture_baselines(texts)),
+        baselines=baseline_rows(baselines(texts)),
     )
 
 

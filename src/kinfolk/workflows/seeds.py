@@ -21,7 +21,7 @@ from kinfolk.workflows import pretrain
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe, mean_and_std
 from kinfolk.workflows.folders import RESUME, check_new_folder
 
-TrainFn = Callable[[int, Path], Path]  # of a seed and a run folder
+TrainSeedFn = Callable[[int, Path], Path]  # of a seed and a run folder
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class SeedResults:
         return mean_and_std([values[name] for values in self.runs.values()])
 
 
-def run_seeds(seeds: int, out: Path, tune: TrainFn) -> Path:
+def run_seeds(seeds: int, out: Path, train: TrainSeedFn) -> Path:
     """Run seeds 0, 1, 2 ... and summarize their scores."""
     if seeds < 1:
         raise UserError(f"--seeds must be at least 1 (got {seeds})")
@@ -54,7 +54,7 @@ def run_seeds(seeds: int, out: Path, tune: TrainFn) -> Path:
         folder.mkdir(parents=True)
     try:
         for number, folder in enumerate(folders):
-            tune(number, folder)
+            train(number, folder)
     except BaseException:
         if not any(folders[0].iterdir()):
             shutil.rmtree(out)  # nothing was started

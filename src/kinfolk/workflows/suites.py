@@ -94,7 +94,7 @@ def skip_reason(folder: Path) -> str:
 
 def run_suite(
     sets: Sequence[SuiteTask],
-    tune: TrainFn,
+    train_fn: TrainFn,
     out: Path,
     *,
     limit: int | None = None,
@@ -114,7 +114,7 @@ def run_suite(
             if task.error:
                 raise UserError(task.error)
             on_message(f"{task.name}: {task.file_spec.description}")
-            results.append(run_task(task, tune, out / task.name, limit, device, on_message))
+            results.append(run_task(task, train_fn, out / task.name, limit, device, on_message))
         except UserError as error:
             on_message(f"{task.name} skipped: {error}")
             results.append(SuiteResult(name=task.name, task=task.task, skip_reason=str(error)))
@@ -128,14 +128,19 @@ def run_suite(
 
 
 def run_task(
-    task: SuiteTask, tune: TrainFn, out: Path, limit: int | None, device: str, on_message: OnMessage
+    task: SuiteTask,
+    train_fn: TrainFn,
+    out: Path,
+    limit: int | None,
+    device: str,
+    on_message: OnMessage,
 ) -> SuiteResult:
     """Fine-tune on one dataset, and score it on its test rows, else on its dev rows."""
     train, dev = (task.train, task.dev) if task.train else (task.dev, ())
     if not train:
         raise UserError("no training data")
     file = dataset_of(train, dev, limit)
-    run = tune([file], out, task.metrics[0])
+    run = train_fn([file], out, task.metrics[0])
     runs = seed_folders(run) if is_multi_seed(run) else [run]
     recipe = FineTuneRecipe.read(runs[0] / "recipe.json")
     rows = read_test_rows(task.test, file, limit, on_message)

@@ -11,11 +11,11 @@ from typing import Any
 from torch import Tensor
 
 from kinfolk.errors import UserError
-from kinfolk.hub.importers import fairseq, glm, transformer_xl
+from kinfolk.hub.importers import deepspeed, fairseq, transfo_xl
 from kinfolk.hub.weights import floating_point, read_pytorch
 
-IMPORTERS = (fairseq, glm, transformer_xl)
-FOLDERS = {module.MODEL_TYPE: module.convert_folder for module in (glm, transformer_xl)}
+IMPORTERS = (deepspeed, fairseq, transfo_xl)
+FOLDERS = {module.MODEL_TYPE: module.convert_folder for module in (deepspeed, transfo_xl)}
 SUFFIXES = (".pt", ".pth", ".ckpt")  # of files that are checkpoints of other programs
 
 

@@ -1,4 +1,4 @@
-"""GLM: the authors' checkpoints (`mp_rank_00_model_states.pt`) and folders for transformers."""
+"""GLM: the authors' DeepSpeed checkpoints (`mp_rank_00_...`) and folders for transformers."""
 
 import re
 from collections.abc import Mapping
