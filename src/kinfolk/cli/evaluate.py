@@ -258,7 +258,7 @@ def evaluate_test(
     from kinfolk.tasks.formats.labelled_file import LabelledFile
     from kinfolk.workflows import predict
 
-    report, columns = ReadReport(), options.columns
+    report, columns, notes = ReadReport(), options.columns, list[str]()
     if few_shot.given:
         predictor, rows = predict.few_shot_predictor(
             model,
@@ -276,10 +276,12 @@ def evaluate_test(
             model, device=device, number=options.task_index - 1, tokenizer=tokenizer
         )
         labelled = LabelledFile(test, target=target)
-        rows, _ = predict.read_test_file(predictor, labelled, columns=columns, report=report)
+        rows, spec = predict.read_test_file(predictor, labelled, columns=columns, report=report)
+        notes = predict.format_notes(predictor, labelled, spec)
     if options.null_score_diff_threshold is not None:
         predictor = predictor.with_null_score_diff_threshold(options.null_score_diff_threshold)
-    notes = [*report.messages(), *predict.truncation_report(predictor, rows)]
+    notes += [*report.messages(), *predict.truncation_report(predictor, rows)]
+    notes += predictor.task.score_notes(rows)
     with row_progress("test", len(rows)) as update:
         result = predict.evaluate_rows(predictor, rows, watch=lambda done: update(completed=done))
     if result.unseen_labels:

@@ -205,6 +205,8 @@ def finetune(
     model = model_or_family(model)
     if Path(model).exists():
         check_model_folder(model)
+    if model_options.teacher is not None:
+        check_model_folder(model_options.teacher)
     check_new_folder(out)
     check_overrides(overrides or [], {"train": TrainConfig, "finetune": FineTuneConfig}, KEYS)
     settings = [*as_settings(training, "train."), *as_settings(finetuning, "finetune.")]

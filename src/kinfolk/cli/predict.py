@@ -54,6 +54,8 @@ def predict(
     from kinfolk.tasks.formats.base import ReadReport, write_jsonl, write_predictions
     from kinfolk.tasks.formats.labelled_file import LabelledFile
     from kinfolk.workflows.predict import (
+        added_columns,
+        format_notes,
         load_predictor,
         predict_file,
         read_test_file,
@@ -63,7 +65,10 @@ def predict(
     predictor = load_predictor(model, device=device, number=task_index - 1, tokenizer=tokenizer)
     labelled, report = LabelledFile(file), ReadReport()
     rows, spec = read_test_file(predictor, labelled, columns=columns, labelled=False, report=report)
-    for sentence in (*report.messages(), *truncation_report(predictor, rows)):
+    notes = format_notes(predictor, labelled, spec)
+    if not json:
+        notes += added_columns(predictor, labelled, spec, all_probabilities=probabilities)
+    for sentence in (*notes, *report.messages(), *truncation_report(predictor, rows)):
         note(sentence)
     with row_progress("predict", len(rows)) as update:
         predictions = predict_file(
