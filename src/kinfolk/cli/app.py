@@ -65,7 +65,7 @@ DEVICE = option("NAME", "auto, cpu or cuda.", default="auto")
 FILES = typer.Argument(
     ...,
     metavar="FILES...",
-    help="Input files, folders or glob patterns (.txt .md .jsonl .tsv .csv .parquet, also .gz "
+    help="Input files, folders or glob patterns (text, .jsonl .tsv .csv .parquet, also .gz .bz2 "
     ".xz .zst), - for stdin, or hf:OWNER/NAME for a Hugging Face dataset.",
 )
 MODEL = typer.Argument(..., metavar="MODEL", help="Run, checkpoint or model folder.")

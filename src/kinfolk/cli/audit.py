@@ -78,7 +78,7 @@ def audit(
 
 def _show(result: "Audit") -> None:
     from kinfolk.reports.page import percent
-    from kinfolk.workflows.audit import findings
+    from kinfolk.workflows.audit import duplicate_row, findings
 
     print_facts(_facts(result))
     if result.most_repeated_lines:
@@ -86,6 +86,12 @@ def _show(result: "Audit") -> None:
         for line, count in result.most_repeated_lines:
             lines.add_row(f"{count:,}", escape(_visible(line)))
         print_table(lines, "most repeated lines")
+    for title, examples in (("exact", result.exact_examples), ("near", result.examples)):
+        if examples:
+            rows = table("document", "earlier", Column("text", overflow="ellipsis", no_wrap=True))
+            for example in examples:
+                rows.add_row(*(escape(_visible(cell)) for cell in duplicate_row(example)))
+            print_table(rows, f"{title} duplicates")
     if len(result.files) > 1:
         rows = table("file", "documents", "characters", "blank lines")
         for file in result.files:

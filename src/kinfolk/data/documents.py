@@ -79,21 +79,17 @@ class ReadOptions:
 def read_documents(
     paths: Sequence[Path], options: ReadOptions = ReadOptions()
 ) -> Iterator[Document]:
-    """Stream the documents of files, folders and datasets."""
-    return read_files(find_files(paths), options, named={Path(path) for path in paths})
+    """Stream the documents of files, folders and datasets that are not empty."""
+    documents = read_files(find_files(paths), options, named={Path(path) for path in paths})
+    return (document for document in documents if document.text.strip())
 
 
 def read_files(
     files: Sequence[Path], options: ReadOptions, *, named: Collection[Path] = ()
 ) -> Iterator[Document]:
-    """Stream the documents of files; one that was `named` must have some."""
+    """Stream the documents of files, empty ones too; a file that was `named` must have text."""
     _check(options, files)
-    return (
-        document
-        for path in files
-        for document in _read(path, options, named=path in named)
-        if document.text and not document.text.isspace()
-    )
+    return (document for path in files for document in _read(path, options, named=path in named))
 
 
 def read_leniently(
