@@ -242,6 +242,9 @@ def test_what_is_there_is_never_overwritten(text: Path, tmp_path: Path) -> None:
     assert tree(out) == before
     with pytest.raises(UserError, match="already exists and is not empty"):
         prepare([text], tokenizer=BYTE, out=text)
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(UserError, match="loop is a link to nothing"):
+        prepare([text], tokenizer=BYTE, out=tmp_path / "loop")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, UserError])

@@ -17,6 +17,7 @@ from kinfolk.cli.output import (
     print_facts,
     print_json,
     print_table,
+    saved_on_interrupt,
     table,
 )
 from kinfolk.cli.prepare import document_unit
@@ -61,7 +62,10 @@ def audit(
     from kinfolk.reports.page import write
     from kinfolk.workflows.audit import audit_page
 
-    with byte_progress("reading") as progress:
+    with (
+        saved_on_interrupt(lambda: "nothing was written; run the same command again"),
+        byte_progress("reading") as progress,
+    ):
         result = audit(
             files, reading=ReadOptions(unit, field, column), near=near_duplicates, progress=progress
         )

@@ -249,7 +249,7 @@ def _file(
     size: int | None,
     reading: ReadOptions,
     counts: _AuditCounts,
-    report: Callable[[Document], None],
+    report: Callable[[Path, int], None],
 ) -> FileAudit:
     problems, error = FileProblems(), ""
     before, characters = len(counts.lengths), 0
@@ -257,7 +257,7 @@ def _file(
         for document in read_leniently(path, problems, reading):
             counts.add(document)
             characters += len(document.text)
-            report(document)
+            report(path, document.bytes_read)
     except UserError as raised:  # the other files are still read
         error = str(raised)
     return FileAudit(path, size, len(counts.lengths) - before, characters, problems, error)

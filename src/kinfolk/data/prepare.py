@@ -51,7 +51,7 @@ from kinfolk.data.encode import (
 )
 from kinfolk.data.files import SkippedFile, file_sizes, skipped_summary
 from kinfolk.errors import UserError
-from kinfolk.files import DISK_FULL_ERRNOS, lock_file, new_file
+from kinfolk.files import DISK_FULL_ERRNOS, error_number, lock_file, new_file
 from kinfolk.rng import text_uniform
 from kinfolk.text import Tokenizer, train
 from kinfolk.text.segment import word_segmenter
@@ -106,12 +106,12 @@ def disk_full_as_user_error(out: Path) -> Iterator[None]:
     """Raise a user error when the disk is full."""
     try:
         yield
-    except OSError as error:
-        if error.errno not in DISK_FULL_ERRNOS:
+    except Exception as error:
+        if error_number(error) not in DISK_FULL_ERRNOS:
             raise
         raise UserError(
-            f"the disk is full ({error.strerror}) before {out} is complete: free some space, or "
-            "choose an -o on another disk"
+            f"the disk is full ({error}) before {out} is complete: free some space, or choose an "
+            "-o on another disk"
         ) from error
 
 
@@ -198,13 +198,15 @@ def resumable_output(
             try:
                 yield part
                 part.finish(target)
-            except BaseException:
+            except BaseException as error:
                 if part.journal.exists():
                     on_message(
                         f"progress is kept in {part.work_dir}: the same command resumes from it"
                     )
                 else:
                     part.clear()
+                    if isinstance(error, KeyboardInterrupt):
+                        on_message(f"nothing is kept of {out}: the same command starts again")
                 raise
     except BaseException:
         with suppress(OSError):  # something is kept there, or another process uses it
@@ -262,15 +264,30 @@ def train_tokenizer(
     segmenter: str = "spaces",
     field: str | None = None,
     column: str | int | None = None,
+    progress: train.StageProgress = lambda stage, done, total: None,
+    on_message: OnMessage = lambda sentence: None,
 ) -> Tokenizer:
     """Train a tokenizer on text files, with the special tokens of every family.
 
     The kinds are bpe (byte-level), word-bpe, wordpiece, unigram, word, char and byte. `field` of
-    JSON lines or `column` of tables holds the text.
+    JSON lines or `column` of tables holds the text. `progress` receives the name of the stage, the
+    bytes done so far and their total; `on_message` receives messages for the user.
     """
-    texts = read_text_parts(as_paths(files), ReadOptions(field=field, column=column))
+    skipped: list[SkippedFile] = []
+    texts = read_text_parts(
+        as_paths(files),
+        ReadOptions(field=field, column=column),
+        progress=partial(progress, "reading"),
+        on_skip=skipped.append,
+    )
+    report_skipped(skipped, on_message=on_message)
     return train.train_tokenizer(
-        texts, kind=kind, vocab_size=vocab_size, lowercase=lowercase, segmenter=segmenter
+        texts,
+        kind=kind,
+        vocab_size=vocab_size,
+        lowercase=lowercase,
+        segmenter=segmenter,
+        progress=progress,
     )
 
 
@@ -405,7 +422,7 @@ def _write(
     work: PrepareConfig,
     part: PartialCorpus,
     workers: int,
-    report: Callable[[Document], None],
+    report: Callable[[Path, int], None],
     on_message: OnMessage,
 ) -> None:
     """Write the documents that an earlier run has not written."""
@@ -428,7 +445,7 @@ def _write(
             writers[held].add(ids, [str(document.source) for document in group])
             if (number + 1) % GROUPS_PER_CHECKPOINT == 0:
                 part.save_progress(tuple(writer.sync() for writer in writers))
-            report(group[-1])
+            report(group[-1].source, group[-1].bytes_read)
         left_out = {reason: n for kept in filters for reason, n in kept.left_out.items()}
         shown = {reason: n for reason, n in left_out.items() if n or reason != EMPTY}
         _check(writers, work.holdout, left_out_summary(shown))
@@ -492,6 +509,8 @@ def _check_space(
 def _check_vacant(out: Path) -> None:
     if (out / "corpus.json").exists():
         raise UserError(f"{out} is already a corpus: choose another -o or remove it")
+    if out.is_symlink() and not out.exists():
+        raise UserError(f"{out} is a link to nothing: choose another -o or remove it")
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise UserError(f"{out} already exists and is not empty: choose another -o")
 
