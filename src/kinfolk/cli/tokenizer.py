@@ -210,7 +210,7 @@ def compare(
         values = [f"{row.vocab_size:,}", *(f"{mean:.2f}" for mean in means)]
         rows.add_row(Text(row.name, "bold"), *values, f"{row.unknown_rate:.2%}")
     print_table(rows)
-    console.print(f"on {comparison.text}", highlight=False, soft_wrap=True)
+    console.print(f"on {comparison.text}", highlight=False, markup=False, soft_wrap=True)
     if page is not None:
         print(f"report: {page}")
 
