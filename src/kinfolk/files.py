@@ -8,6 +8,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,6 +16,14 @@ from pathlib import Path
 from typing import IO, Any
 
 DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def error_number(error: Exception) -> int | None:
+    """Return the errno of an error; Rust libraries give it in the text only."""
+    if isinstance(error, OSError):
+        return error.errno or errno.EIO
+    match = re.search(r"\(os error (\d+)\)", str(error))
+    return int(match[1]) if match else None
 
 
 def partial_path(path: Path) -> Path:

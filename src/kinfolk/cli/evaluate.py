@@ -1,6 +1,7 @@
 """The command `evaluate`: scores of a model on text, on labelled data or on sentence pairs."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from kinfolk.cli.output import (
     print_json,
     print_table,
     row_progress,
+    saved_on_interrupt,
     short,
     table,
 )
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
 MAX_CLASSES = 20  # classes with their scores; the report has more
 LABELS = "Labelled data"
+NOTHING_SCORED = "no score is complete and nothing was written; run the same command again"
 
 # Measures of samples: their names and formats.
 MEASURES = {
@@ -191,7 +194,9 @@ def likelihood(
     evaluation = open_evaluation(
         model, text.corpus, text.text, text.length, device, tokenizer=tokenizer
     )
-    score = evaluation.likelihood()
+    with saved_on_interrupt(lambda: NOTHING_SCORED), row_progress("evaluate") as progress:
+        score = evaluation.likelihood(progress=progress)
+        others = evaluation.auxiliary_metrics(progress=partial(progress.stage, "other metrics"))
     return {
         "loss": score.loss,
         "perplexity": score.perplexity,
@@ -199,7 +204,7 @@ def likelihood(
         "tokens": score.tokens,
         "bytes": score.bytes,
         "kind": score.kind,
-        **evaluation.auxiliary_metrics(),
+        **others,
     }
 
 
@@ -282,8 +287,8 @@ def evaluate_test(
         predictor = predictor.with_null_score_diff_threshold(options.null_score_diff_threshold)
     notes += [*report.messages(), *predict.truncation_report(predictor, rows)]
     notes += predictor.task.score_notes(rows)
-    with row_progress("test", len(rows)) as update:
-        result = predict.evaluate_rows(predictor, rows, watch=lambda done: update(completed=done))
+    with saved_on_interrupt(lambda: NOTHING_SCORED), row_progress("test", len(rows)) as progress:
+        result = predict.evaluate_rows(predictor, rows, watch=progress)
     if result.unseen_labels:
         notes.append(
             f"{sum(result.unseen_labels.values()):,} test rows have labels not seen in training "

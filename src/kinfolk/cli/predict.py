@@ -17,7 +17,7 @@ from kinfolk.cli.app import (
     flag,
     option,
 )
-from kinfolk.cli.output import note, row_progress
+from kinfolk.cli.output import note, row_progress, saved_on_interrupt
 from kinfolk.errors import UserError
 from kinfolk.files import new_file
 from kinfolk.workflows.folders import check_model_folder, check_new_file
@@ -70,14 +70,17 @@ def predict(
         notes += added_columns(predictor, labelled, spec, all_probabilities=probabilities)
     for sentence in (*notes, *report.messages(), *truncation_report(predictor, rows)):
         note(sentence)
-    with row_progress("predict", len(rows)) as update:
+    with (
+        saved_on_interrupt(lambda: "nothing was written; run the same command again"),
+        row_progress("predict", len(rows)) as progress,
+    ):
         predictions = predict_file(
             predictor,
             labelled,
             rows,
             spec,
             all_probabilities=probabilities,
-            watch=lambda done: update(completed=done),
+            watch=progress,
         )
     lines = (write_jsonl if json else write_predictions)(predictions)
     if out is None:

@@ -12,7 +12,7 @@ import typer
 from kinfolk.cli.app import DEVICE, JSON, MODEL, OUT, TOKENIZER, USE, command
 from kinfolk.cli.generate import METHOD, PRECISION, generation_config
 from kinfolk.cli.options import field_options
-from kinfolk.cli.output import row_progress
+from kinfolk.cli.output import row_progress, saved_on_interrupt
 from kinfolk.errors import UserError
 from kinfolk.files import new_file
 from kinfolk.generation.config import GenerationConfig
@@ -86,8 +86,11 @@ def register(
             model, verb, device=device, precision=precision, tokenizer=tokenizer
         )
         printed = out is None and sys.stdout.isatty()
-        bar = row_progress(verb, len(lines), hidden=printed)
-        with bar as update, output(out) as write:
+        with (
+            saved_on_interrupt(lambda: "nothing was written; run the same command again"),
+            row_progress(verb, len(lines), hidden=printed) as progress,
+            output(out) as write,
+        ):
             outputs = transform_lines(
                 network,
                 loaded,
@@ -96,7 +99,7 @@ def register(
                 prefix=task_prefix(model, source_prefix, prefix),
                 fixed_limit="max_new_tokens" in values,
                 batch_size=batch,
-                on_progress=lambda lines: update(advance=lines),
+                on_progress=progress.advance,
             )
             for line, text in zip(lines, outputs, strict=True):
                 if json:

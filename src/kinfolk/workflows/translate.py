@@ -10,7 +10,7 @@ from typing import Any
 from kinfolk.data.parallel_text import ParallelText, TextPair, write_parallel_corpus
 from kinfolk.errors import UserError
 from kinfolk.families import family, family_of
-from kinfolk.files import new_folder
+from kinfolk.files import new_file, new_folder
 from kinfolk.generation.config import GREEDY
 from kinfolk.generation.generate import generate_batches, limit_by_source
 from kinfolk.generation.prompts import EncodedPrompt, non_text_ids
@@ -91,8 +91,10 @@ def score(run: Path) -> TranslationScore | None:
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
     pairs = [TextPair(row["source"], row["target"]) for row in rows]
     facts, outputs = evaluate_bleu(run, pairs, Recipe.read(run / "recipe.json").train.device)
-    (run / TRANSLATIONS_FILE).write_text("".join(f"{text}\n" for text in outputs), encoding="utf-8")
-    (run / SCORE_FILE).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    with new_file(run / TRANSLATIONS_FILE) as file:
+        file.writelines(f"{text}\n" for text in outputs)
+    with new_file(run / SCORE_FILE) as file:
+        file.write(json.dumps(facts, indent=2) + "\n")
     return facts
 
 
