@@ -1,12 +1,13 @@
 """The `kinfolk` command: every mistake of a user is one sentence and exit code 2."""
 
 import os
+import signal
 import sys
 import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from kinfolk.errors import UserError
+from kinfolk.errors import Terminated, UserError
 
 if TYPE_CHECKING:
     from typer import Typer
@@ -62,8 +63,8 @@ def main() -> None:
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         fail(f"{error.strerror or error}{where}")
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         console.print("stopped")
-        sys.exit(130)
+        sys.exit(128 + (error.signal if isinstance(error, Terminated) else signal.SIGINT))
     if code:
         sys.exit(code)
