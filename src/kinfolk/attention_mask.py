@@ -54,6 +54,11 @@ class AttentionMask:
         order = order.expand_as(document_ids)
         return cls(document_ids, order, order, "causal" if unpacked else None)
 
+    def select(self, tokens: slice) -> "AttentionMask":
+        """Return the mask of some of the tokens, without block masks."""
+        parts = (x[:, tokens] for x in (self.document_ids, self.key_order, self.query_order))
+        return AttentionMask(*parts, self.unpacked)
+
     def with_block_masks(self, windows: Collection[int] = ()) -> "AttentionMask":
         """Compute the block mask, and that of each window.
 

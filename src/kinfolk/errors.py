@@ -5,9 +5,8 @@ class UserError(ValueError):
     """A mistake of the user: the message names the value, the rule and what to do."""
 
 
-class Terminated(KeyboardInterrupt):
-    """The process received SIGTERM or SIGHUP, whose number is `signal`; it saves and ends."""
+class Terminated(SystemExit):
+    """SIGTERM or SIGHUP ended a run, which was saved; the exit code is 128 + the signal."""
 
     def __init__(self, signal: int) -> None:
-        super().__init__(signal)
-        self.signal = signal
+        super().__init__(128 + signal)

@@ -65,13 +65,23 @@ def new_folder(path: Path) -> Iterator[Path]:
             for leftover in partial.iterdir():  # of a killed process
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
             yield partial
-            partial.rename(path)  # replaces an empty folder
+            _rename_to_new(partial, path)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             for folder in new_parents:  # the innermost first
                 with suppress(OSError):
                     folder.rmdir()
             raise
+
+
+def _rename_to_new(partial: Path, path: Path) -> None:
+    try:
+        partial.rename(path)  # replaces an empty folder
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        problem = "this folder exists by now: choose another one"
+        raise FileExistsError(errno.EEXIST, problem, str(path)) from None
 
 
 def replace_link(link: Path, target: str) -> None:
@@ -95,9 +105,11 @@ def sync(path: Path) -> None:
 def folder_lock(folder: Path, *, wait: bool = True) -> Iterator[None]:
     """Hold an exclusive lock on a folder; the system frees it when the process ends.
 
-    Without `wait`, BlockingIOError is raised where another process holds it.
+    Forked children do not hold it, so that it does not outlive the process. Without `wait`,
+    BlockingIOError is raised where another process holds it.
     """
     handle = os.open(folder, os.O_RDONLY)
+    _held.add(handle)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -108,9 +120,18 @@ def folder_lock(folder: Path, *, wait: bool = True) -> Iterator[None]:
             pass  # some network file systems have no locks
         yield
     finally:
-        with suppress(OSError):  # explicitly: a forked child may hold the handle too
-            fcntl.flock(handle, fcntl.LOCK_UN)
-        os.close(handle)
+        if handle in _held:
+            _held.remove(handle)
+            os.close(handle)
+
+
+def _close_in_child() -> None:
+    while _held:
+        os.close(_held.pop())
+
+
+_held: set[int] = set()  # handles of locked folders
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 def lock_file(path: Path) -> IO[bytes]:

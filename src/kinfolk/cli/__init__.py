@@ -1,13 +1,12 @@
 """The `kinfolk` command: every mistake of a user is one sentence and exit code 2."""
 
 import os
-import signal
 import sys
 import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from kinfolk.errors import Terminated, UserError
+from kinfolk.errors import UserError
 
 if TYPE_CHECKING:
     from typer import Typer
@@ -63,8 +62,8 @@ def main() -> None:
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         fail(f"{error.strerror or error}{where}")
-    except KeyboardInterrupt as error:
+    except KeyboardInterrupt:
         console.print("stopped")
-        sys.exit(128 + (error.signal if isinstance(error, Terminated) else signal.SIGINT))
+        sys.exit(130)
     if code:
         sys.exit(code)

@@ -147,7 +147,7 @@ class TrainLoop:
                         saved, self.since = self.global_step, time.perf_counter()
                 if stopping:
                     return
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Terminated):
             if self.global_step > saved:
                 self.write(False)
                 self.save(self.global_step, self.evaluation if self.is_new_best() else None)

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from kinfolk.batch import Batch, ComputesLoss, Loss, SegmentMemory
-from kinfolk.errors import UserError
+from kinfolk.errors import Terminated, UserError
 from kinfolk.files import new_folder
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.training import checkpoint
@@ -179,7 +179,7 @@ class Run:
             try:
                 if not self.finished:
                     self._train()
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, Terminated):
                 self._end(interrupted=True)
                 self.work.write_report(self.folder, finished=False)
                 raise
@@ -242,10 +242,15 @@ class Run:
         return 0 < self.work.early_stopping_patience <= self.evals_since_best
 
     def save(self, step: int, evaluation: Evaluation | None) -> None:
-        """Write a checkpoint: a model folder, and the state that a resume needs."""
+        """Write a checkpoint: a model folder, and the state that a resume needs.
+
+        A model that has diverged is refused, so that the checkpoint before stays the newest.
+        """
         weights = self.work.model.parameters()
         if not torch.stack([p.detach().isfinite().all() for p in weights]).all():
             raise UserError(f"weights are not finite after step {step}. {self.remedy()}")
+        if evaluation is not None and math.isnan(evaluation.metrics["eval_loss"]):
+            raise UserError(f"eval_loss is NaN at step {step}. {self.remedy()}")
         if evaluation is not None and evaluation.is_best:
             self.best = evaluation.score
         # Without a comparable score, the newest checkpoint is the best.

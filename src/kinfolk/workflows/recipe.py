@@ -309,7 +309,8 @@ def check_resumed_recipe(run: Path, recipe: Any, checkpoint: Path) -> None:
     saved = read_json(checkpoint / "kinfolk.json")
     now, before = dict(leaves(to_json(recipe))), dict(leaves(to_json(saved)))
     for path in dict.fromkeys((*before, *now)):
-        must_stay = path.startswith(FIXED_FIELDS) or path.endswith(".weight")
+        weight = path.endswith(".weight") and path in now and path in before
+        must_stay = path.startswith(FIXED_FIELDS) or weight
         if must_stay and now.get(path) != before.get(path):
             raise UserError(
                 f"{run / 'recipe.json'}: {path} is {now.get(path)}, but the run was started with "
