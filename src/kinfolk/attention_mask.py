@@ -56,8 +56,12 @@ class AttentionMask:
 
     def select(self, tokens: slice) -> "AttentionMask":
         """Return the mask of some of the tokens, without block masks."""
-        parts = (x[:, tokens] for x in (self.document_ids, self.key_order, self.query_order))
-        return AttentionMask(*parts, self.unpacked)
+        return AttentionMask(
+            self.document_ids[:, tokens],
+            self.key_order[:, tokens],
+            self.query_order[:, tokens],
+            self.unpacked,
+        )
 
     def with_block_masks(self, windows: Collection[int] = ()) -> "AttentionMask":
         """Compute the block mask, and that of each window.

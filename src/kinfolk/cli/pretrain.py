@@ -226,6 +226,8 @@ def finish(run: Path, recipe: "Recipe", *, json: bool, is_new: bool = False) -> 
         if is_new:
             workflow.pretrain(recipe, run, callbacks=[progress])
         else:
+            if translate.is_unscored(run):  # it is not complete, even if it has its report
+                (run / "report.html").unlink(missing_ok=True)
             workflow.resume(run, callbacks=[progress])
     page, score = run / "report.html", translate.score(run)
     if json:
