@@ -109,7 +109,8 @@ def test_a_signal_that_is_ignored_stays_ignored(
 @pytest.mark.slow
 def test_a_closed_terminal_saves_the_run(home: Home, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    settings = ["--steps", "5000", "--batch", "2", "--length", "16", "train.save_every=5000"]
+    settings = ["--steps", "5000", "--batch", "2", "--length", "16", "--workers", "1"]
+    settings += ["train.save_every=5000", "--device", "cpu"]
     command = ["pretrain", "gpt2/nano", "--corpus", str(home.corpus), *settings]
     child, terminal = pty.fork()
     if child == 0:

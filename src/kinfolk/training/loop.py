@@ -64,9 +64,11 @@ class Callback:
 @contextmanager
 def raise_on_signals() -> Iterator[None]:
     """Raise Terminated on SIGTERM and SIGHUP in the block, as Python does for Ctrl-C."""
-    terminals = [stream for stream in (1, 2) if os.isatty(stream)]
+    process, terminals = os.getpid(), [stream for stream in (1, 2) if os.isatty(stream)]
 
     def terminate(number: int, frame: object) -> None:
+        if os.getpid() != process:  # a worker, which its parent ends
+            return
         for stream in terminals:
             if not os.isatty(stream):  # closed: printing would fail before the checkpoint is saved
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
