@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import zstandard
 
+from kinfolk.files import checksum_fault
 from kinfolk.training import checkpoint
 from support.runs import Home, Kinfolk, Said, tree
 
@@ -298,7 +299,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_it_whole(
     assert "the checkpoint of step 4 is intact" in sentence
     names = {f.name for f in (run / "checkpoints").iterdir()}
     assert names == {"step-00000004", "last", "best"}
-    assert checkpoint.verify(run / "checkpoints" / "last") is None
+    assert checksum_fault(run / "checkpoints" / "last") is None
     # With room again, the run arrives where it would have.
     monkeypatch.setattr(checkpoint, "save_training_state", original)
     assert kinfolk("pretrain", "--resume", run).code == 0

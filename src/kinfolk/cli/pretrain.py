@@ -233,13 +233,15 @@ def finish(run: Path, recipe: "Recipe", *, json: bool, is_new: bool = False) -> 
         if is_new:
             workflow.pretrain(recipe, run, callbacks=[progress])
         else:
+            if translate.is_unscored(run):  # it is not complete, even if it has its report
+                (run / "report.html").unlink(missing_ok=True)
             workflow.resume(run, callbacks=[progress])
     page, score = run / "report.html", translate.score(run)
     if json:
         values = {"run": run, "report": page, "tokens_per_second": speed(run)}
         print_json({**values, **(score or {})})
         return
-    losses = [line["eval_loss"] for line in read(run) if "eval_loss" in line]
+    losses = [line["eval_loss"] for line in read(run) if line.get("eval_loss") is not None]
     loss = f", eval_loss {losses[-1]:.3f}" if losses else ""
     print(f"done: {recipe.train.steps:,} steps in {duration(time.monotonic() - began)}{loss}")
     if score is not None:

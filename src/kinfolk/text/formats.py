@@ -1,6 +1,7 @@
 """Load the tokenizer files of BERT, GPT, GPT-2, RoBERTa, ALBERT, T5, XLNet, GLM and Marian."""
 
 import json
+import math
 import re
 import sys
 import unicodedata
@@ -29,6 +30,9 @@ TOKENIZER_CLASSES = {
     "spm": {"Marian": "marian"},
 }
 GENERIC_TOKENIZER_CLASSES = ("PreTrained", "Tokenizers")  # transformers' classes of any format
+
+MAX_JSON_BYTES = 2**29  # of a tokenizer.json
+MAX_GROWTH = 64  # of a text by the replacements of a normalizer or decoder
 
 TokenizerConfig = Mapping[str, Any]
 
@@ -200,13 +204,37 @@ def _vocabulary_file(path: Path) -> Path:
 
 
 def _load_tokenizer_json(file: Path) -> tokenizers.Tokenizer:
+    if file.stat().st_size > MAX_JSON_BYTES:
+        raise UserError(
+            f"{file} has {file.stat().st_size:,} bytes, more than {MAX_JSON_BYTES:,}: it is not a "
+            "tokenizer that this version reads"
+        )
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises nothing narrower
         raise UserError(f"{file} is not a valid tokenizer.json ({error}): save it again") from error
+    for name, part in (("normalizer", backend.normalizer), ("decoder", backend.decoder)):
+        times = 1.0 if part is None else _growth(json.loads(part.__getstate__()))
+        if times > MAX_GROWTH:
+            raise UserError(
+                f"{file}: its {name} can make a text {times:,.0f} times longer, and {MAX_GROWTH} "
+                "are allowed: remove replacements, or use another tokenizer"
+            )
     backend.no_padding()
     backend.no_truncation()
     return backend
+
+
+def _growth(step: Mapping[str, Any]) -> float:
+    """Return how many times longer a text can become by a step of a normalizer or decoder."""
+    match step:
+        case {"type": "Sequence", "normalizers": steps} | {"type": "Sequence", "decoders": steps}:
+            return math.prod(map(_growth, steps))
+        case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)}:
+            return max(1.0, len(new) / max(len(old), 1))
+        case {"type": "Replace", "content": str(new)}:  # a regular expression: of one character
+            return max(1.0, len(new))
+    return 1.0
 
 
 def _wordpiece(file: Path, settings: TokenizerConfig) -> LoadedTokenizer:

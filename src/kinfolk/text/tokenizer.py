@@ -4,7 +4,8 @@ import hashlib
 import json
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -184,13 +185,16 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a text, with the special tokens of its template by default."""
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        with _library_errors():
+            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def encode_batch(
         self, texts: Sequence[str], *, add_special_tokens: bool = True
     ) -> list[list[int]]:
         """Return the ids of each text, in parallel."""
-        encodings = self._backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+        special = add_special_tokens
+        with _library_errors():
+            encodings = self._backend.encode_batch(list(texts), add_special_tokens=special)
         return [list(e.ids) for e in encodings]
 
     def decode(self, ids: Iterable[int], *, add_special_tokens: bool = False) -> str:
@@ -198,9 +202,9 @@ class Tokenizer:
 
         WordPiece separates Chinese characters; the spaces between them are removed.
         """
-        text = str(
-            self._backend.decode([int(i) for i in ids], skip_special_tokens=not add_special_tokens)
-        )
+        numbers, skip = [int(i) for i in ids], not add_special_tokens
+        with _library_errors():
+            text = str(self._backend.decode(numbers, skip_special_tokens=skip))
         return _CHINESE_SPACE.sub("", text) if self.kind == "wordpiece" else text
 
     def offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
@@ -209,7 +213,8 @@ class Tokenizer:
         Special tokens are not recognized: "[MASK]" is six characters, and the only special id
         that can occur is the unknown token.
         """
-        encoding = self._plain.encode(text, add_special_tokens=False)
+        with _library_errors():
+            encoding = self._plain.encode(text, add_special_tokens=False)
         return list(encoding.ids), list(encoding.offsets)
 
     @cached_property
@@ -328,6 +333,23 @@ class Tokenizer:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickle, (self._backend.to_str(), self._names, self._length)
+
+
+@contextmanager
+def _library_errors() -> Iterator[None]:
+    """Raise a user error where the `tokenizers` library fails or panics.
+
+    A panic derives from BaseException alone, which would end the process or one of its workers.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error) is not Exception and type(error).__module__ != "pyo3_runtime":
+            raise
+        raise UserError(
+            f"the tokenizer cannot encode or decode this text ({error}): correct the patterns in "
+            "its tokenizer.json, or use another tokenizer"
+        ) from None
 
 
 def _unpickle(state: str, names: dict[str, str], length: int | None) -> Tokenizer:

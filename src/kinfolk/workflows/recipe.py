@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -14,6 +14,7 @@ from kinfolk.config import (
     did_you_mean,
     field,
     read_json,
+    to_json,
     write_json,
 )
 from kinfolk.data.corpus import Corpus
@@ -25,6 +26,12 @@ from kinfolk.workflows.folders import find_model_folder, model_or_family
 
 if TYPE_CHECKING:
     from kinfolk.families.base import Family
+
+# Fields that a resume must not change: the steps until then were done with their values.
+FIXED_FIELDS = (
+    *("model.", "objective.", "formulations.", "finetune.", "train.seed", "train.batch_size"),
+    *("train.gradient_accumulation", "train.optimizer"),
+)
 
 
 @config("corpus", kw_only=False)
@@ -300,6 +307,32 @@ def default_length(config: Any) -> int:
     return min(
         context, 128 if config.hidden_size <= 256 else 512 if config.hidden_size <= 512 else context
     )
+
+
+def check_resumed_recipe(run: Path, recipe: Any, checkpoint: Path) -> None:
+    """Refuse a recipe.json that was changed, since a checkpoint, in a field that must stay.
+
+    Weights of corpora must stay too; their folders may have moved.
+    """
+    saved = read_json(checkpoint / "kinfolk.json")
+    now, before = dict(leaves(to_json(recipe))), dict(leaves(to_json(saved)))
+    for path in dict.fromkeys((*before, *now)):
+        weight = path.endswith(".weight") and path in now and path in before
+        must_stay = path.startswith(FIXED_FIELDS) or weight
+        if must_stay and now.get(path) != before.get(path):
+            raise UserError(
+                f"{run / 'recipe.json'}: {path} is {now.get(path)}, but the run was started with "
+                f"{before.get(path)}: restore it, or start a new run"
+            )
+
+
+def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of a JSON tree by their paths: train.seed, corpus.0.weight."""
+    if not isinstance(tree, dict | list):
+        yield path, tree
+        return
+    for name, child in tree.items() if isinstance(tree, dict) else enumerate(tree):
+        yield from leaves(child, f"{path}.{name}" if path else str(name))
 
 
 def recipe_of(folder: Path) -> Recipe | None:

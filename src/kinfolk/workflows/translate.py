@@ -83,6 +83,11 @@ def save_dev_pairs(files: ParallelText, prefix: str, path: Path) -> None:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
+def is_unscored(run: Path) -> bool:
+    """Return whether a run has dev pairs and was ended before they were translated."""
+    return (run / DEV_FILE).is_file() and not (run / SCORE_FILE).is_file()
+
+
 def score(run: Path) -> TranslationScore | None:
     """Translate the dev pairs of a run; write BLEU and the translations into its folder."""
     path = run / DEV_FILE
