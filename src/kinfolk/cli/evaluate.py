@@ -178,8 +178,8 @@ def likelihood(model: Path, text: TextOptions, device: str) -> dict[str, float |
         raise UserError(f"no such file: {text.text}")
     from kinfolk.workflows.evaluate import open_evaluation
 
-    evaluation = open_evaluation(model, text.corpus, text.text, text.length, device)
     with saved_on_interrupt(lambda: NOTHING_SCORED), row_progress("evaluate") as progress:
+        evaluation = open_evaluation(model, text.corpus, text.text, text.length, device)
         score = evaluation.likelihood(progress=progress)
         others = evaluation.auxiliary_metrics(progress=partial(progress.stage, "other metrics"))
     return {
