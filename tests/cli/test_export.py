@@ -64,6 +64,26 @@ def test_an_export_opens_in_transformers_and_comes_back(
     assert weights[0] == weights[1]
 
 
+@pytest.mark.parity
+def test_greedy_text_equals_that_of_transformers(runs: dict[str, Path], tmp_path: Path) -> None:
+    model, tokenizer = package.load(runs["gpt2"])
+    package.save(model, tokenizer, tmp_path / "model")
+    peer = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    words = AutoTokenizer.from_pretrained(tmp_path / "model")
+    for prompt in ("The cat saw", "A dog", "My sister painted the river"):
+        read = words(prompt, return_tensors="pt")
+        options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+        theirs = peer.generate(**read, **options)[0, read["input_ids"].shape[1] :]
+        ours = package.generate(model, tokenizer, prompt, max_new_tokens=12, do_sample=False)
+        assert ours == words.decode(theirs, skip_special_tokens=True)
+        old = package.generate(
+            model, tokenizer, prompt, max_new_tokens=12, do_sample=False, add_bos_token=True
+        )
+        begun = torch.cat([torch.tensor([[tokenizer.special_tokens.bos]]), read["input_ids"]], 1)
+        theirs = peer.generate(begun, **options)[0, begun.shape[1] :]
+        assert old == words.decode(theirs, skip_special_tokens=True)
+
+
 def test_an_imported_model_is_scored_and_writes(
     kinfolk: Kinfolk, runs: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 MODULES = (  # of the commands
     *("audit", "chat", "evaluate", "export", "finetune", "generate", "members"),
-    *("predict", "prepare", "pretrain", "quickstart", "tokenizer", "translate"),
+    *("predict", "prepare", "pretrain", "push", "quickstart", "tokenizer", "translate"),
 )
 
 

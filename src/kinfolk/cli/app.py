@@ -16,7 +16,7 @@ from kinfolk.errors import UserError
 ORDER = (
     *("quickstart", "tokenizer", "audit", "prepare", "pretrain", "finetune", "evaluate"),
     *("generate", "fill", "chat", "translate", "summarize", "predict"),
-    *("members", "import", "export"),
+    *("members", "import", "export", "push"),
 )
 
 
@@ -78,6 +78,9 @@ FILES = typer.Argument(
     ".xz .zst), - for stdin, or hf:OWNER/NAME for a Hugging Face dataset.",
 )
 MODEL = typer.Argument(..., metavar="MODEL", help="Run, checkpoint or model folder.")
+TOKENIZER = option(
+    "PATH", "Tokenizer folder or file, in place of the model's own or one trained on the data."
+)
 NEW_FOLDER_HELP = "Output folder. Must be new or empty."
 NEW_FOLDER = option("DIR", NEW_FOLDER_HELP, *OUT, default=...)
 RUN_FOLDER = option("RUN", "Run folder. Must be new or empty.", *OUT)

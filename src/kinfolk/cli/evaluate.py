@@ -16,6 +16,7 @@ from kinfolk.cli.app import (
     NULL_THRESHOLD,
     REPORT,
     TASK_INDEX,
+    TOKENIZER,
     command,
     option,
 )
@@ -113,6 +114,7 @@ def evaluate(
     samples: Path | None = option(
         "FILE", "Score generated texts without a model.", panel="Generated samples"
     ),
+    tokenizer: Path | None = TOKENIZER,
     device: str = DEVICE,
     json: bool = JSON,
 ) -> None:
@@ -130,7 +132,14 @@ def evaluate(
                 "--test needs MODEL and excludes --corpus, --text, --samples, --source and --pairs"
             )
         evaluate_test(
-            model, test, few_shot, target=pairs.target, length=text.length, device=device, json=json
+            model,
+            test,
+            few_shot,
+            target=pairs.target,
+            length=text.length,
+            tokenizer=tokenizer,
+            device=device,
+            json=json,
         )
         return
     scored = {name: value for name, value in vars(test).items() if name != "task_index"}
@@ -139,8 +148,10 @@ def evaluate(
             raise UsageError(f"{option_name(name)} requires --test FILE")
     parallel = pairs.parallel_data()
     if samples is not None:
-        if any(value is not None for value in (model, parallel, text.text, text.length)):
-            raise UsageError("--samples takes no MODEL and none of --text, --length, --source")
+        if any(value is not None for value in (model, parallel, text.text, text.length, tokenizer)):
+            raise UsageError(
+                "--samples takes no MODEL and none of --text, --length, --source, --tokenizer"
+            )
         print_samples(samples, text.corpus, json=json)
         return
     if model is None:
@@ -153,9 +164,9 @@ def evaluate(
         parallel.check()
         from kinfolk.workflows import translate
 
-        values = translate.evaluate(model, parallel, device=device)
+        values = translate.evaluate(model, parallel, device=device, tokenizer=tokenizer)
     else:
-        values = likelihood(model, text, device)
+        values = likelihood(model, text, device, tokenizer)
     if json:
         print_json(values)
         return
@@ -166,7 +177,9 @@ def evaluate(
     )
 
 
-def likelihood(model: Path, text: TextOptions, device: str) -> dict[str, float | int | str]:
+def likelihood(
+    model: Path, text: TextOptions, device: str, tokenizer: Path | None
+) -> dict[str, float | int | str]:
     """Return the scores of a model on a corpus or a text."""
     if (text.corpus is None) == (text.text is None):
         raise UsageError("give either --corpus or --text")
@@ -179,7 +192,9 @@ def likelihood(model: Path, text: TextOptions, device: str) -> dict[str, float |
     from kinfolk.workflows.evaluate import open_evaluation
 
     with saved_on_interrupt(lambda: NOTHING_SCORED), row_progress("evaluate") as progress:
-        evaluation = open_evaluation(model, text.corpus, text.text, text.length, device)
+        evaluation = open_evaluation(
+            model, text.corpus, text.text, text.length, device, tokenizer=tokenizer
+        )
         score = evaluation.likelihood(progress=progress)
         others = evaluation.auxiliary_metrics(progress=partial(progress.stage, "other metrics"))
     return {
@@ -220,6 +235,7 @@ def evaluate_test(
     *,
     target: Path | None,
     length: int | None,
+    tokenizer: Path | None,
     device: str,
     json: bool,
 ) -> None:
@@ -247,7 +263,7 @@ def evaluate_test(
     from kinfolk.tasks.formats.labelled_file import LabelledFile
     from kinfolk.workflows import predict
 
-    report, columns = ReadReport(), options.columns
+    report, columns, notes = ReadReport(), options.columns, list[str]()
     if few_shot.given:
         predictor, rows = predict.few_shot_predictor(
             model,
@@ -256,16 +272,21 @@ def evaluate_test(
             target=target,
             length=length,
             device=device,
+            tokenizer=tokenizer,
             report=report,
             **prompt,
         )
     else:
-        predictor = predict.load_predictor(model, device=device, number=options.task_index - 1)
+        predictor = predict.load_predictor(
+            model, device=device, number=options.task_index - 1, tokenizer=tokenizer
+        )
         labelled = LabelledFile(test, target=target)
-        rows, _ = predict.read_test_file(predictor, labelled, columns=columns, report=report)
+        rows, spec = predict.read_test_file(predictor, labelled, columns=columns, report=report)
+        notes = predict.format_notes(predictor, labelled, spec)
     if options.null_score_diff_threshold is not None:
         predictor = predictor.with_null_score_diff_threshold(options.null_score_diff_threshold)
-    notes = [*report.messages(), *predict.truncation_report(predictor, rows)]
+    notes += [*report.messages(), *predict.truncation_report(predictor, rows)]
+    notes += predictor.task.score_notes(rows)
     with saved_on_interrupt(lambda: NOTHING_SCORED), row_progress("test", len(rows)) as progress:
         result = predict.evaluate_rows(predictor, rows, watch=progress)
     if result.unseen_labels:

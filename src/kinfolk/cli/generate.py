@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kinfolk.cli.app import DEVICE, JSON, MODEL, USE, command, piped, readable
+from kinfolk.cli.app import DEVICE, JSON, MODEL, TOKENIZER, USE, command, piped, readable
 from kinfolk.cli.options import UsageError, field_options, option_name
 from kinfolk.cli.output import console, print_json, row_progress, saved_on_interrupt
 from kinfolk.config import did_you_mean
@@ -81,6 +81,7 @@ def generate(
     batch: int = typer.Option(16, help="Prompts per batch."),
     truncate: str | None = typer.Option(None, hidden=True),
     method: str | None = METHOD,
+    tokenizer: Path | None = TOKENIZER,
     precision: str = PRECISION,
     device: str = DEVICE,
     logprobs: bool = typer.Option(False, "--logprobs", help="Show each token's log-probability."),
@@ -92,7 +93,7 @@ def generate(
 
     Decoder models continue it; encoder-decoder models produce an output for it. Without options
     the whole distribution is sampled; --top-p 0.9 removes its unlikely tail. The same seed gives
-    the same text, alone or in a batch.
+    the same text, except for rounding in batches of another size.
     """
     if (prompt is None) == (prompts is None):
         raise UsageError("pass either PROMPT or --prompts FILE.jsonl")
@@ -108,8 +109,8 @@ def generate(
 
     from kinfolk.workflows.generate import load_generator
 
-    network, tokenizer = load_generator(model, device=device, precision=precision)
-    printer = Printer(network, tokenizer, config, json, logprobs)
+    network, loaded = load_generator(model, device=device, precision=precision, tokenizer=tokenizer)
+    printer = Printer(network, loaded, config, json, logprobs)
     if prompts is not None:
         total = count_prompts(prompts)
         with row_progress("generate", total, hidden=sys.stdout.isatty()) as progress:
@@ -252,6 +253,7 @@ def fill(
     ),
     candidates: int = typer.Option(5, help="Candidates shown per mask."),
     method: str | None = METHOD,
+    tokenizer: Path | None = TOKENIZER,
     precision: str = PRECISION,
     device: str = DEVICE,
     json: bool = JSON,
@@ -271,7 +273,7 @@ def fill(
     from kinfolk.workflows.generate import to_inference
     from kinfolk.workflows.load import load, require_ability
 
-    network, tokenizer = load(model)
+    network, loaded = load(model, tokenizer)
     require_ability(network, "fill")
     spans = network.decoding in ("encoder-decoder", "infilling")
     if not spans and (method is not None or settings):
@@ -280,7 +282,7 @@ def fill(
             "per mask: use --candidates"
         )
     network = to_inference(network, device=device, precision=precision)
-    filled = fill_text(network, tokenizer, text, config, candidates=candidates)
+    filled = fill_text(network, loaded, text, config, candidates=candidates)
     if json:
         masks = [{"text": mask.text, "choices": mask.candidates} for mask in filled.masks]
         print_json({"text": filled.text, "holes": masks})

@@ -84,8 +84,11 @@ class TerminalProgress(Callback):
         """Print where an interrupted run was saved, and how to resume it."""
         if interrupted:
             self.bar.stop()
-            saved = "nothing to save" if self.checkpoint is None else f"saved {self.checkpoint}"
-            note(f"interrupted at step {step}: {saved}; resume with: {self.resume}")
+            saved = f"step {step} was saved before" if step else "nothing was saved"
+            if self.checkpoint is not None:
+                saved = f"saved {self.checkpoint}"
+            resume = f"; resume with: {self.resume}" if self.resume else ""
+            note(f"interrupted at step {step}: {saved}{resume}")
 
 
 @contextmanager

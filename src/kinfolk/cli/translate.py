@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from kinfolk.cli.app import DEVICE, JSON, MODEL, OUT, USE, command
+from kinfolk.cli.app import DEVICE, JSON, MODEL, OUT, TOKENIZER, USE, command
 from kinfolk.cli.generate import METHOD, PRECISION, generation_config
 from kinfolk.cli.options import field_options
 from kinfolk.cli.output import row_progress, saved_on_interrupt
@@ -65,6 +65,7 @@ def register(
         ),
         method: str | None = METHOD,
         batch: int = typer.Option(64, help="Lines per batch."),
+        tokenizer: Path | None = TOKENIZER,
         precision: str = PRECISION,
         device: str = DEVICE,
         json: bool = JSON,
@@ -81,7 +82,9 @@ def register(
         from kinfolk.generation.generate import transform_lines
         from kinfolk.workflows.generate import load_seq2seq, task_prefix
 
-        network, tokenizer = load_seq2seq(model, verb, device=device, precision=precision)
+        network, loaded = load_seq2seq(
+            model, verb, device=device, precision=precision, tokenizer=tokenizer
+        )
         printed = out is None and sys.stdout.isatty()
         with (
             saved_on_interrupt(lambda: "nothing was written; run the same command again"),
@@ -90,7 +93,7 @@ def register(
         ):
             outputs = transform_lines(
                 network,
-                tokenizer,
+                loaded,
                 lines,
                 config,
                 prefix=task_prefix(model, source_prefix, prefix),

@@ -180,10 +180,11 @@ def open_evaluation(
     device: str = "auto",
     *,
     text: str | None = None,
+    tokenizer: Tokenizer | Path | str | None = None,
 ) -> TextEvaluation:
     """Open a model, and the corpus, the file or the text that it is scored on."""
     folder = find_model_folder(path)  # of a run the newest checkpoint, whose files are hashed here
-    model, tokenizer = load(folder)
+    model, tokenizer = load(folder, tokenizer)
     model.check_lm_head()
     model.to(select_device(device))
     if text is not None and not text.strip():
@@ -209,7 +210,9 @@ def training_objective(model: LanguageModel, tokenizer: Tokenizer, folder: Path)
     recipe = recipe_of(folder)
     if recipe is not None:
         return recipe.objective
-    objective = family_of(model).objective()(
+    family = family_of(model)
+    tokenizer = tokenizer.with_end_token(family.required_tokens)
+    objective = family.objective()(
         special_tokens=tokenizer.special_tokens, vocab_size=tokenizer.vocab_size
     )
     context = model.config.max_length

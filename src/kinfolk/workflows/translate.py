@@ -83,6 +83,11 @@ def save_dev_pairs(files: ParallelText, prefix: str, path: Path) -> None:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
+def is_unscored(run: Path) -> bool:
+    """Return whether a run has dev pairs and was ended before they were translated."""
+    return (run / DEV_FILE).is_file() and not (run / SCORE_FILE).is_file()
+
+
 def score(run: Path) -> TranslationScore | None:
     """Translate the dev pairs of a run; write BLEU and the translations into its folder."""
     path = run / DEV_FILE
@@ -98,18 +103,27 @@ def score(run: Path) -> TranslationScore | None:
     return facts
 
 
-def evaluate(path: Path | str, texts: ParallelData, *, device: str = "auto") -> TranslationScore:
+def evaluate(
+    path: Path | str,
+    texts: ParallelData,
+    *,
+    device: str = "auto",
+    tokenizer: Tokenizer | Path | str | None = None,
+) -> TranslationScore:
     """Score the translations of a saved model by BLEU."""
     texts.check()
     pairs = [replace(pair, source=texts.prefix + pair.source) for _, pair in texts.train.pairs()]
-    return evaluate_bleu(path, pairs, device)[0]
+    return evaluate_bleu(path, pairs, device, tokenizer)[0]
 
 
 def evaluate_bleu(
-    path: Path | str, pairs: Sequence[TextPair], device: str
+    path: Path | str,
+    pairs: Sequence[TextPair],
+    device: str,
+    tokenizer: Tokenizer | Path | str | None = None,
 ) -> tuple[TranslationScore, list[str]]:
     """Return BLEU of a saved model on pairs, and its translations."""
-    model, tokenizer = load(path)
+    model, tokenizer = load(path, tokenizer)
     if model.decoding != "encoder-decoder":
         raise UserError(
             f"{family_of(model).name} models cannot translate: use an encoder-decoder such as t5"
