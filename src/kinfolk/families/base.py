@@ -252,6 +252,11 @@ class Family:
         """The special tokens around the texts of a task."""
         return self.template or self.task_template
 
+    @property
+    def required_tokens(self) -> tuple[str, ...]:
+        """Roles of special tokens that the default objective needs."""
+        return self.objective().required_tokens if self.objectives else ()
+
     def objective(self, name: str | None = None) -> type[Any]:
         """Return an objective by its name; by default the first."""
         if not self.objectives:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from kinfolk.errors import UserError
 from kinfolk.families import family, family_of, index
 from kinfolk.families.base import HuggingFace
+from kinfolk.files import CHECKSUMS, TRAINING_STATE, checksum_fault
 from kinfolk.hub.detect import detect_family
 from kinfolk.hub.formats import (
     MODEL_TYPE_PREFIX,
@@ -120,6 +121,7 @@ def load(folder: Path | str, tokenizer: Tokenizer | None = None) -> tuple[Langua
 def load_model(folder: Path | str) -> LanguageModel:
     """Load the network of a folder, in float32 and evaluation mode."""
     path = Path(folder)
+    _check_checksums(path)
     if path.is_file() or (path.is_dir() and not (path / "config.json").is_file()):
         data, tensors = _foreign(path)
         format = _format(data, path)
@@ -148,6 +150,17 @@ def load_model(folder: Path | str) -> LanguageModel:
     model.random_modules = tuple(sorted({name.split(".")[0] for name in missing}))
     assert not any(buffer.is_meta for buffer in model.buffers()), "a buffer is not in the folder"
     return model.eval()
+
+
+def _check_checksums(path: Path) -> None:
+    """Refuse a checkpoint with a damaged file; a folder without checksums is not checked."""
+    if not (path / CHECKSUMS).is_file():
+        return
+    if fault := checksum_fault(path, unread=TRAINING_STATE):
+        raise UserError(
+            f"{path} is corrupt ({fault}): use another checkpoint, or remove {CHECKSUMS} if the "
+            "file was changed on purpose"
+        )
 
 
 def _foreign(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -4,10 +4,13 @@ Where there is no such folder, the name is looked up on the Hugging Face hub.
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kinfolk.errors import UserError
+from kinfolk.files import TRAINING_STATE, checksum_fault, folder_lock
 
 if TYPE_CHECKING:
     from kinfolk.text.tokenizer import Tokenizer
@@ -27,6 +30,20 @@ def check_new_folder(path: Path, remedy: str = "choose another -o") -> None:
     """Refuse an output folder that exists and is not empty."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UserError(f"{path} already exists: {remedy}")
+
+
+@contextmanager
+def exclusive_run(folder: Path) -> Iterator[None]:
+    """Hold the folder of a run while this process trains in it; refuse it where another does."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(folder_lock(folder, wait=False))
+        except BlockingIOError:
+            raise UserError(
+                f"{folder} is in use: another process trains in it; wait for its end, or choose "
+                "another folder"
+            ) from None
+        yield
 
 
 def check_new_file(path: Path) -> None:
@@ -107,16 +124,22 @@ def find_model_folder(path: Path | str) -> Path:
     """Return the model folder: of a run its newest valid checkpoint, else the folder itself.
 
     Of a fine-tuned run it is the checkpoint with the best dev score, of several seeds their best.
+    Where that is damaged, the newest valid one is used, with a warning.
     """
     path = check_model_folder(path)
     if path.is_file() or (path / "config.json").is_file():
         return path
-    best = path / "best" if (path / "best").is_dir() else path / "checkpoints" / "best"
-    if (path / "scores.json").is_file() and best.is_dir():
-        return find_model_folder(best.resolve())
+    finetuned, best = (path / "scores.json").is_file(), path / "checkpoints" / "best"
+    if finetuned and (path / "best").is_dir():
+        return find_model_folder((path / "best").resolve())
     from kinfolk.training import checkpoint  # imports torch
 
-    newest = checkpoint.latest_valid(path)
+    if finetuned and best.is_dir():
+        best = best.resolve()
+        if (fault := checksum_fault(best, unread=TRAINING_STATE)) is None:
+            return best
+        checkpoint.warn_corrupt(best, fault)
+    newest = checkpoint.latest_valid(path, unread=TRAINING_STATE)
     if newest is None and any(map(is_checkpoint_file, path.iterdir())):
         return path
     if newest is None:
@@ -127,14 +150,17 @@ def find_model_folder(path: Path | str) -> Path:
 
 
 def load_tokenizer(path: Path | str) -> "Tokenizer":
-    """Load the tokenizer of a tokenizer folder, a run, a model folder or a corpus."""
+    """Load the tokenizer of a tokenizer folder or file, a run, a model folder or a corpus."""
+    from kinfolk.text.formats import find_vocabulary
     from kinfolk.text.tokenizer import Tokenizer
 
     path = Path(path)
     if not path.exists():
         path = download_model(path, UserError(f"{path} does not exist and holds no tokenizer.json"))
-    if (path / "tokenizer.json").is_file() or not path.is_dir():
+    if not path.is_dir() or find_vocabulary(path) is not None:
         return Tokenizer.load(path)
     if (path / "corpus.json").is_file():
         return Tokenizer.load(path / "tokenizer")
-    return Tokenizer.load(find_model_folder(path))
+    if any((path / name).is_file() for name in ("recipe.json", "scores.json")):
+        path = find_model_folder(path)
+    return Tokenizer.load(path)
