@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +20,14 @@ from typing import IO, Any
 CHECKSUMS = "checksums.json"  # the size and the SHA-256 of every file of a checkpoint
 TRAINING_STATE = ("training.json", "training.safetensors")  # what a resume reads beside the model
 DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def error_number(error: Exception) -> int | None:
+    """Return the errno of an error; Rust libraries give it in the text only."""
+    if isinstance(error, OSError):
+        return error.errno or errno.EIO
+    match = re.search(r"\(os error (\d+)\)", str(error))
+    return int(match[1]) if match else None
 
 
 def partial_path(path: Path) -> Path:

@@ -32,6 +32,7 @@ METADATA: dict[str, tuple[type, ...]] = {
     "tokenizer_hash": (str,),
     "words": (str, NoneType),
 }
+COUNTS = ("left_out", "skipped_files")  # by reason; corpora of earlier versions lack them
 
 DATA_FILES = ("tokens.idx", "tokens.bin", "words.bin")
 
@@ -48,6 +49,8 @@ class Corpus:
         self.bytes: int = metadata["bytes"]
         self.vocab_size: int = metadata["vocab"]
         self.tokenizer_hash: str = metadata["tokenizer_hash"]
+        self.left_out: dict[str, int] = metadata["left_out"]  # documents, by reason
+        self.skipped_files: dict[str, int] = metadata["skipped_files"]  # by reason
         sentences: int = metadata["sentences"]
         index = folder / "tokens.idx"
         begins = HEADER.size + 4 * sentences
@@ -89,6 +92,14 @@ class Corpus:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Corpus.open, (self.folder,)
+
+    def __repr__(self) -> str:
+        counts = {"documents": self.documents, "tokens": self.tokens, "bytes": self.bytes}
+        facts = [f"{count:,} {name}" for name, count in counts.items()]
+        left_out = {reason: n for reason, n in self.left_out.items() if n}
+        lists = {"left_out": left_out, "skipped_files": self.skipped_files}
+        facts += [f"{name} {value}" for name, value in lists.items() if value]
+        return f"Corpus({str(self.folder)!r}: {', '.join(facts)})"
 
     @cached_property
     def starts(self) -> IntArray:
@@ -173,6 +184,9 @@ def _read_metadata(file: Path) -> dict[str, Any]:
         value = metadata[name]
         if type(value) not in types or (type(value) is int and value < 0):
             raise _corrupt(file, f"its {name} is {value!r}")
+    for name in COUNTS:
+        if not isinstance(metadata.setdefault(name, {}), dict):
+            raise _corrupt(file, f"its {name} is {metadata[name]!r}")
     if not isinstance(metadata.get("sha256", {}), dict):  # corpora of earlier versions have none
         raise _corrupt(file, f"its sha256 is {metadata['sha256']!r}")
     return metadata
@@ -253,6 +267,7 @@ class CorpusWriter:
         self._code = dtype_code(tokenizer)
         self._sources: dict[str, SourceStats] = {}
         self.left_out: Mapping[str, int] = {}  # documents, by reason
+        self.skipped_files: Mapping[str, int] = {}  # of folders, by reason
         self.written = written or WriteProgress()
         folder.mkdir(parents=True, exist_ok=True)
         sizes = self.written.sizes(np.dtype(DTYPES[self._code]).itemsize)
@@ -336,6 +351,7 @@ class CorpusWriter:
             "tokenizer_hash": self._tokenizer.fingerprint,
             "words": self._words,
             "left_out": self.left_out,
+            "skipped_files": self.skipped_files,
             "sources": [asdict(source) for source in self._sources.values()],
         }
         for file in self._files.values():

@@ -29,6 +29,7 @@ from kinfolk.nn.language_model import LanguageModel, ModelConfig
 from kinfolk.nn.task_heads import ModelWithHeadConfig
 from kinfolk.text.tokenizer import Tokenizer
 
+BAD_WORDS = "bad_words_ids"  # of generation_config.json alone
 NORMS = (nn.LayerNorm, nn.RMSNorm)
 Format = HuggingFace | WithHead | Native  # how config.json and the parameters are named
 
@@ -78,10 +79,12 @@ def save(
 def format_of(c: ModelConfig) -> Format:
     """Return the format of a network: that of transformers, or our own where it has none."""
     family = family_of(c)
-    format: Format | None = family.hf
-    if family.hf is not None and isinstance(c, ModelWithHeadConfig):
-        format = head_for_config(family.hf, c)
-    return format or Native(family)
+    hf = family.hf
+    if hf is None or not hf.supports(c.pretrained):
+        return Native(family)
+    if isinstance(c, ModelWithHeadConfig):
+        return head_for_config(hf, c) or Native(family)
+    return hf
 
 
 def _write_folder(
@@ -89,11 +92,14 @@ def _write_folder(
 ) -> None:
     """Write the config and the weights of a network."""
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / "config.json", config)
+    _write(folder / "config.json", {k: v for k, v in config.items() if k != BAD_WORDS})
     if generates:
-        roles = ("bos", "eos", "pad", "decoder_start")
-        ids = {f"{role}_token_id": config.get(f"{role}_token_id") for role in roles}
-        _write(folder / "generation_config.json", {k: v for k, v in ids.items() if v is not None})
+        roles = ("bos", "eos", "pad", "decoder_start", "forced_eos")
+        fields = [*(f"{role}_token_id" for role in roles), BAD_WORDS]
+        _write(
+            folder / "generation_config.json",
+            {name: config[name] for name in fields if config.get(name) is not None},
+        )
     save_file(weights, folder / SAFETENSORS, metadata={"format": "pt"})
     # safetensors creates files that only the owner may read.
     (folder / SAFETENSORS).chmod((folder / "config.json").stat().st_mode)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ TEMPLATES = {
     "xlnet": ("$A {sep} {cls}:2", "$A {sep} $B:1 {sep}:1 {cls}:2"),
 }
 
+LINE_END = "\n</w>"  # in the vocabulary of GPT
 _SENTINEL = re.compile(r"<extra_id_(\d+)>")
 
 
@@ -55,7 +57,8 @@ class SpecialTokens:
     cls: int | None
     sep: int | None
     mask: int | None
-    sentinels: tuple[int, ...] = ()  # T5's <extra_id_0>, <extra_id_1> ... in that order
+    # T5's <extra_id_0>, <extra_id_1> ... in that order, or GLM's [sMASK] and [gMASK].
+    sentinels: tuple[int, ...] = ()
 
     def require(self, role: str) -> int:
         """Return the id of a role; raise UserError where there is none."""
@@ -301,6 +304,25 @@ class Tokenizer:
             loaded.backend.post_processor = tokenizer._processor(loaded.template)
         return tokenizer
 
+    def with_end_token(self, required: Sequence[str]) -> "Tokenizer":
+        """Return the tokenizer with an end token, if "eos" is required and it has none.
+
+        The end token is then [SEP], the line end of OpenAI's GPT vocabulary, which no text
+        contains after normalization, or the unknown token.
+        """
+        if "eos" not in required or self.special_tokens.eos is not None:
+            return self
+        candidates = (self._names.get("sep"), LINE_END, self._names.get("unk"))
+        token = next((t for t in candidates if t and self.token_to_id(t) is not None), None)
+        if token is None:
+            return self
+        warnings.warn(
+            f"the tokenizer has no end token: texts end with {token!r} (id "
+            f"{self.token_to_id(token)})",
+            stacklevel=1,  # one place, so that a command prints it once
+        )
+        return Tokenizer(self._backend, {**self._names, "eos": token}, length=self._length)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickle, (self._backend.to_str(), self._names, self._length)
 
@@ -333,6 +355,8 @@ def _special_tokens(backend: tokenizers.Tokenizer, names: Mapping[str, str]) -> 
     ids["pad"] = next((ids[r] for r in ("pad", "eos", "unk") if ids[r] is not None), 0)
     added = {token.content: id for id, token in backend.get_added_tokens_decoder().items()}
     sentinels = sorted((int(m[1]), id) for t, id in added.items() if (m := _SENTINEL.fullmatch(t)))
+    if not sentinels and all(mask in added for mask in formats.GLM_MASKS):
+        sentinels = [(n, added[mask]) for n, mask in enumerate(formats.GLM_MASKS)]
     return SpecialTokens(**ids, sentinels=tuple(id for _, id in sentinels))
 
 
@@ -346,6 +370,8 @@ def _role_names(backend: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> d
             token = next((token for token in KNOWN[role] if token in added), None)
         if token is not None and backend.token_to_id(token) is not None:
             names[role] = token
+    if added.issuperset(formats.GLM_ENDS.values()):  # GLM's <|endoftext|> only pads
+        names |= formats.GLM_ENDS
     return names
 
 

@@ -6,7 +6,6 @@ RUN/checkpoints/.step-*.partial    being written, or being removed
 RUN/checkpoints/.step-*.aside      a complete one that is about to be replaced
 """
 
-import errno
 import json
 import math
 import re
@@ -23,6 +22,7 @@ from kinfolk.errors import UserError
 from kinfolk.files import (
     DISK_FULL_ERRNOS,
     checksum_fault,
+    error_number,
     folder_lock,
     replace_link,
     sync,
@@ -57,7 +57,7 @@ def save(
             sync(home)
             _rotate(home, step, keep)
     except Exception as error:
-        number = _errno(error)
+        number = error_number(error)
         if number is None:
             raise
         raise UserError(_error_message(run, step, number, error)) from error
@@ -181,14 +181,6 @@ def _remove(folder: Path) -> None:
     partial = _partial_name(folder.parent, checkpoint_step(folder))
     folder.rename(partial)
     shutil.rmtree(partial)
-
-
-def _errno(error: Exception) -> int | None:
-    """Return the errno of an error; Rust libraries give it in the text only."""
-    if isinstance(error, OSError):
-        return error.errno or errno.EIO
-    match = re.search(r"\(os error (\d+)\)", str(error))
-    return int(match[1]) if match else None
 
 
 def _error_message(run: Path, step: int, number: int, error: Exception) -> str:

@@ -148,7 +148,7 @@ def fit_formulation(
     task = task_class(dataset.file_spec.task).from_rows(
         rows, file=dataset.train, metric=metric, positive_label=positive_label, prefix=prefix
     )
-    cls = choose_formulation(family, type(task), name)
+    cls = choose_formulation(family, type(task), name, file=dataset.train)
     formulation = build_formulation(cls, task, family, config, tokenizer, **options)
     return formulation.fit(rows, tokenizer, balanced=balanced)
 
@@ -224,6 +224,8 @@ class FineTuneWorkload(Workload):
                 )
             sets.append([instance for group in instances for instance in group])
         messages += [text for dataset in recipe.datasets for text in dataset.report.messages()]
+        for formulation, dev in zip(recipe.formulations, self.dev_rows, strict=True):
+            messages += formulation.task.score_notes(dev) if dev else []
         for message in messages:
             for callback in callbacks:
                 callback.on_message(message)

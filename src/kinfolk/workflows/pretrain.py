@@ -84,7 +84,7 @@ class PretrainWorkload(Workload):
         self.recipe, self.train, self.objective = recipe, recipe.train, recipe.objective
         self.row_length = recipe.objective.max_length
         corpora = [share.open() for share in recipe.corpora]
-        self.tokenizer = shared_tokenizer(corpora)
+        self.tokenizer = shared_tokenizer(corpora).with_end_token(recipe.objective.required_tokens)
         if (
             self.tokenizer.vocab_size != recipe.objective.vocab_size
             or self.tokenizer.special_tokens != recipe.objective.special_tokens
