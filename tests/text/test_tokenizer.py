@@ -245,3 +245,13 @@ def test_wordpiece_decodes_chinese_without_spaces_between_characters(
     ids = tokenizer.encode(text, add_special_tokens=False)
     assert tokenizer.decode(ids) == (decoded or text)
     assert "".join(stream_decode(tokenizer, [], ids)) == tokenizer.decode(ids)
+
+
+def test_a_wordpiece_tokenizer_of_another_program_decodes_chinese_alike(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(["我们去公园"] * 5, kind="wordpiece", vocab_size=200, fewer=True)
+    tokenizer.save(tmp_path)
+    state = tokenizer.to_dict | {"decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state), encoding="utf-8")
+    again = Tokenizer.load(tmp_path)
+    ids = again.encode("我们去公园", add_special_tokens=False)
+    assert again.decode(ids) == "我们去公园"

@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from kinfolk.errors import UserError
 from kinfolk.text import sentencepiece
+from kinfolk.text.segment import HAN
 
 # By file format: tokenizer_class of tokenizer_config.json, without "Tokenizer", to our format name.
 TOKENIZER_CLASSES = {
@@ -220,6 +221,8 @@ def _load_tokenizer_json(file: Path) -> tokenizers.Tokenizer:
                 f"{file}: its {name} can make a text {times:,.0f} times longer, and {MAX_GROWTH} "
                 "are allowed: remove replacements, or use another tokenizer"
             )
+    if isinstance(backend.decoder, decoders.WordPiece):
+        backend.decoder = join_chinese(backend.decoder)
     backend.no_padding()
     backend.no_truncation()
     return backend
@@ -235,6 +238,13 @@ def _growth(step: Mapping[str, Any]) -> float:
         case {"type": "Replace", "content": str(new)}:  # a regular expression: of one character
             return max(1.0, len(new))
     return 1.0
+
+
+def join_chinese(decoder: decoders.Decoder) -> decoders.Decoder:
+    """Return WordPiece's decoder without spaces between Chinese characters, which it separates."""
+    chinese = f"[{HAN}\u3000-\u30ff\uff00-\uff65]"  # also kana, and punctuation of both
+    space = decoders.Replace(Regex(f"(?<={chinese}) (?={chinese})"), "")
+    return decoders.Sequence([decoder, decoders.Fuse(), space])
 
 
 def _wordpiece(file: Path, settings: TokenizerConfig) -> LoadedTokenizer:
@@ -261,7 +271,7 @@ def _wordpiece(file: Path, settings: TokenizerConfig) -> LoadedTokenizer:
         handle_chinese_chars=bool(settings.get("tokenize_chinese_chars", True)),
     )
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.decoder = decoders.WordPiece(cleanup=False)
+    backend.decoder = join_chinese(decoders.WordPiece(cleanup=False))
     return with_special_tokens(backend, roles, "bert")
 
 

@@ -19,7 +19,6 @@ from tokenizers import Regex, models, pre_tokenizers, processors
 from kinfolk.config import config
 from kinfolk.errors import UserError
 from kinfolk.text import formats
-from kinfolk.text.segment import HAN
 
 SPECIAL_TOKEN_ROLES = ("pad", "unk", "bos", "eos", "cls", "sep", "mask")
 
@@ -43,9 +42,6 @@ TEMPLATES = {
     "xlnet": ("$A {sep} {cls}:2", "$A {sep} $B:1 {sep}:1 {cls}:2"),
 }
 
-# A space between Chinese characters, kana and their punctuation.
-_CHINESE = f"[{HAN}\u3000-\u30ff\uff00-\uff65]"
-_CHINESE_SPACE = re.compile(f"(?<={_CHINESE}) (?={_CHINESE})")
 LINE_END = "\n</w>"  # in the vocabulary of GPT
 _SENTINEL = re.compile(r"<extra_id_(\d+)>")
 
@@ -198,14 +194,10 @@ class Tokenizer:
         return [list(e.ids) for e in encodings]
 
     def decode(self, ids: Iterable[int], *, add_special_tokens: bool = False) -> str:
-        """Return the text of ids, without special tokens by default.
-
-        WordPiece separates Chinese characters; the spaces between them are removed.
-        """
+        """Return the text of ids, without special tokens by default."""
         numbers, skip = [int(i) for i in ids], not add_special_tokens
         with _library_errors():
-            text = str(self._backend.decode(numbers, skip_special_tokens=skip))
-        return _CHINESE_SPACE.sub("", text) if self.kind == "wordpiece" else text
+            return str(self._backend.decode(numbers, skip_special_tokens=skip))
 
     def offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the ids of a text and the characters of each.
@@ -327,7 +319,7 @@ class Tokenizer:
         warnings.warn(
             f"the tokenizer has no end token: texts end with {token!r} (id "
             f"{self.token_to_id(token)})",
-            stacklevel=2,
+            stacklevel=1,  # one place, so that a command prints it once
         )
         return Tokenizer(self._backend, {**self._names, "eos": token}, length=self._length)
 

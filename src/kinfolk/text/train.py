@@ -20,6 +20,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from kinfolk.errors import UserError
+from kinfolk.text.formats import join_chinese
 from kinfolk.text.segment import HAN, SEGMENTERS, SENTENCE_END_CHARS, word_segmenter
 from kinfolk.text.tokenizer import Tokenizer
 
@@ -243,7 +244,7 @@ def wordpiece(
     progress: StageProgress = no_progress,
 ) -> tokenizers.Tokenizer:
     """Train WordPiece, as in BERT: tokens inside a word begin with "##"."""
-    decoder = decoders.WordPiece(cleanup=False)
+    decoder = join_chinese(decoders.WordPiece(cleanup=False))
     backend = _bert_words(models.WordPiece(unk_token=UNK), decoder, lowercase)
     limit = MAX_UNSPACED_CHARS["bpe"]
     with spool_texts(texts, UNSPACED_BUT_CHINESE, limit, progress=progress) as spooled:
