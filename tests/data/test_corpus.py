@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from kinfolk.data.corpus import Corpus, CorpusWriter, EncodedDocuments
 from kinfolk.errors import UserError
+from kinfolk.files import sha256
 from kinfolk.text import Tokenizer, train_tokenizer
 
 TOKENIZER = train_tokenizer([], kind="byte", vocab_size=0)
@@ -81,6 +82,7 @@ def test_the_card_says_what_is_inside(corpus: Corpus) -> None:
         "left_out": {},
         "skipped_files": {},
         "sources": [{"path": "a.txt", "documents": 4, "bytes": 46}],
+        "sha256": {name: sha256(corpus.folder / name) for name in ("tokens.idx", "tokens.bin")},
     }
 
 
