@@ -5,8 +5,19 @@ from pathlib import Path
 
 import typer
 
-from kinfolk.cli.app import DEVICE, JSON, MODEL, OUT, TASK_INDEX, USE, command, flag, option
-from kinfolk.cli.output import note, row_progress
+from kinfolk.cli.app import (
+    DEVICE,
+    JSON,
+    MODEL,
+    OUT,
+    TASK_INDEX,
+    TOKENIZER,
+    USE,
+    command,
+    flag,
+    option,
+)
+from kinfolk.cli.output import note, row_progress, saved_on_interrupt
 from kinfolk.errors import UserError
 from kinfolk.files import new_file
 from kinfolk.workflows.folders import check_model_folder, check_new_file
@@ -24,6 +35,7 @@ def predict(
     ),
     task_index: int = TASK_INDEX,
     probabilities: bool = flag("--probabilities", "Write the probability of every class."),
+    tokenizer: Path | None = TOKENIZER,
     device: str = DEVICE,
     json: bool = JSON,
 ) -> None:
@@ -50,7 +62,7 @@ def predict(
         truncation_report,
     )
 
-    predictor = load_predictor(model, device=device, number=task_index - 1)
+    predictor = load_predictor(model, device=device, number=task_index - 1, tokenizer=tokenizer)
     labelled, report = LabelledFile(file), ReadReport()
     rows, spec = read_test_file(predictor, labelled, columns=columns, labelled=False, report=report)
     notes = format_notes(predictor, labelled, spec)
@@ -58,14 +70,17 @@ def predict(
         notes += added_columns(predictor, labelled, spec, all_probabilities=probabilities)
     for sentence in (*notes, *report.messages(), *truncation_report(predictor, rows)):
         note(sentence)
-    with row_progress("predict", len(rows)) as update:
+    with (
+        saved_on_interrupt(lambda: "nothing was written; run the same command again"),
+        row_progress("predict", len(rows)) as progress,
+    ):
         predictions = predict_file(
             predictor,
             labelled,
             rows,
             spec,
             all_probabilities=probabilities,
-            watch=lambda done: update(completed=done),
+            watch=progress,
         )
     lines = (write_jsonl if json else write_predictions)(predictions)
     if out is None:

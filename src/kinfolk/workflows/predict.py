@@ -178,10 +178,16 @@ def as_predictor(
     return load_predictor(model, device=device, number=number)
 
 
-def load_predictor(path: Path | str, *, device: str = "auto", number: int = 0) -> Predictor:
+def load_predictor(
+    path: Path | str,
+    *,
+    device: str = "auto",
+    number: int = 0,
+    tokenizer: Tokenizer | Path | str | None = None,
+) -> Predictor:
     """Load a fine-tuned model, also of transformers; of several tasks, the one with this index."""
     folder = find_model_folder(path)
-    model, tokenizer = load(folder)
+    model, tokenizer = load(folder, tokenizer)
     model.to(select_device(device))
     recipe_file = folder / "kinfolk.json"
     if recipe_file.is_file() and read_type(recipe_file) == type_name(FineTuneRecipe):
@@ -191,6 +197,7 @@ def load_predictor(path: Path | str, *, device: str = "auto", number: int = 0) -
                 f"--task-index must be from 1 to {len(recipe.formulations)} for {path} (got "
                 f"{number + 1})"
             )
+        tokenizer = tokenizer.with_end_token(family_of(model).required_tokens)
         return Predictor(
             model, tokenizer, recipe.formulations[number], recipe.datasets[number].file_spec
         )
@@ -366,6 +373,7 @@ def few_shot_predictor(
     verbalizer: str | None = None,  # a word for each class: "bad,good"
     length: int | None = None,
     device: str = "auto",
+    tokenizer: Tokenizer | Path | str | None = None,
     report: ReadReport | None = None,
 ) -> tuple[Predictor, list[Any]]:
     """Load a pretrained model with a prompt, and the rows to predict.
@@ -383,13 +391,14 @@ def few_shot_predictor(
     file = task_dataset(test, task=task, columns=columns, target=target)
     rows = list(read_rows(file.files["train"], file.file_spec, report=report))
     known = rows if fewshot_from is None else fewshot_rows(fewshot_from, file, report)
-    network, tokenizer = load(model)
+    network, tokenizer = load(model, tokenizer)
     network.to(select_device(device))
     body: Any = network.backbone if isinstance(network, ModelWithHead) else network
     cls = task_class(file.file_spec.task)
     labelled = [row for row in known if cls.reference(row) is not None]
     file_task = cls.from_rows(labelled, file=file.train)
     family = family_of(body.config)
+    tokenizer = tokenizer.with_end_token(family.required_tokens)
     formulation = choose_formulation(family, type(file_task), "prompt")
     words = None if verbalizer is None else tuple(verbalizer.split(","))
     if words is not None and len(words) != len(file_task.labels):

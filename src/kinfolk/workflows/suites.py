@@ -13,6 +13,7 @@ from typing import Any
 
 from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
+from kinfolk.files import new_file
 from kinfolk.tasks.dataset import TaskDataset, sample_rows, task_dataset
 from kinfolk.tasks.formats.base import read_rows
 from kinfolk.tasks.formats.detect import detect_format
@@ -123,7 +124,8 @@ def run_suite(
         text = json.dumps(
             {"mean": suite_mean(results), "sets": values}, indent=2, ensure_ascii=False
         )
-        (out / "suite.json").write_text(text + "\n", encoding="utf-8")
+        with new_file(out / "suite.json") as file:
+            file.write(text + "\n")
     return results
 
 

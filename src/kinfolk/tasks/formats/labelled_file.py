@@ -4,11 +4,11 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
+from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from kinfolk.data.corpus import file_fingerprint
 from kinfolk.data.documents import Row as TableRow
 from kinfolk.data.documents import missing_name_error, read_csv_rows, read_tsv_rows
 from kinfolk.data.files import (
@@ -59,8 +59,10 @@ class LabelledFile:
 
     @cached_property
     def fingerprint(self) -> str:
-        """The fingerprint of the bytes."""
-        return file_fingerprint(self.path, self.data)
+        """The hash of the name and of all bytes."""
+        digest = sha256(f"{self.path.name}\n".encode())
+        digest.update(self.data)
+        return digest.hexdigest()
 
     def release(self) -> None:
         """Drop the bytes of files that are on disk, and keep their fingerprints."""
