@@ -328,6 +328,11 @@ MISTAKES = [
         "requires --teacher",
     ),
     ("bert/nano --train {train} -o {new} --teacher {tmp}/none", "no such folder: {tmp}/none"),
+    ("bert/nano --train {train} -o {new} --teacher {bad}/loop", "no such folder: {bad}/loop"),
+    ("bert/nano --train {bad}/loop -o {new}", "no such file: {bad}/loop"),
+    ("bert/nano --train {bad}/plain.txt -o {new}", "plain.txt was read as text without labels"),
+    ("bert/nano --train {bad}/fast.txt -o {new}", "line 2 of {bad}/fast.txt has several labels"),
+    ("bert/nano --train {bad}/mixed.txt -o {new}", "mixed.txt has the tag 'PER', and other tags"),
     ("bert/nano --train {train} -o {new} --limit 5", "--tasks and --limit require --suite"),
     ("bert/nano --train {train} --train {ner} --dev {train} -o {new}", "got 2 --train and 1 --dev"),
     ("bert/nano --train {train} --train {ner} -o {new}", "trained on together as text"),
@@ -354,6 +359,10 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "sets" / "sst2").mkdir(parents=True)
     tables.write(folder / "sets" / "sst2" / "train.tsv", [top, *rows])
     tables.write(folder / "silent.jsonl", ['{"sentence": "a day"}'])
+    tables.write(folder / "plain.txt", [text for text, _ in tables.reviews(6)])
+    tables.write(folder / "fast.txt", ["__label__a a day", "__label__a __label__b a day"])
+    tables.write(folder / "mixed.txt", ["a O", "king B-PER", "", "Ann PER", "ran O"])
+    (folder / "loop").symlink_to(folder / "loop")
     words = ["a O", "king B-PER", "", "the O", "cat", "saw O", ""]
     tables.write(folder / "ragged.txt", [*words, *["a O", "dog B-PER", ""] * 9])
     return folder
