@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import zstandard
 
+from kinfolk.files import checksum_fault
 from kinfolk.training import checkpoint
 from support.runs import Home, Kinfolk, Said, tree
 
@@ -67,7 +68,7 @@ MISTAKES = [
     ("prepare {bad}/rows.jsonl --tokenizer {tok} -o {new}", "line 2 of {bad}/rows.jsonl is not JS"),
     ("prepare {bad}/*.none --tokenizer {tok} -o {new}", "{bad}/*.none matches no file"),
     ("prepare {text} --tokenizer {tmp}/none -o {new}", "holds no tokenizer.json"),
-    ("prepare {text} --tokenizer {tmp} -o {new}", "neither a run"),
+    ("prepare {text} --tokenizer {tmp} -o {new}", "{tmp} holds no tokenizer.json"),
     ("prepare {text} --tokenizer {tok} -o {corpus}", "already a corpus"),
     ("prepare {text} --tokenizer {tok} -o {text}", "already exists"),
     ("prepare {text} --tokenizer {tok} -o {new} --holdout 2", "--holdout must be a fraction"),
@@ -298,7 +299,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_it_whole(
     assert "the checkpoint of step 4 is intact" in sentence
     names = {f.name for f in (run / "checkpoints").iterdir()}
     assert names == {"step-00000004", "last", "best"}
-    assert checkpoint.verify(run / "checkpoints" / "last") is None
+    assert checksum_fault(run / "checkpoints" / "last") is None
     # With room again, the run arrives where it would have.
     monkeypatch.setattr(checkpoint, "save_training_state", original)
     assert kinfolk("pretrain", "--resume", run).code == 0

@@ -22,7 +22,7 @@ def quickstart(
 
     results = quickstart(
         out,
-        on_message=lambda text: console.print(text, highlight=False),
+        on_message=lambda text: console.print(text, highlight=False, markup=False),
         progress=run_progress,
     )
     scores = table("", "bits per byte", "loss", "perplexity", "scoring")

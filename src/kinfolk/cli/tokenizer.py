@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.cells import cell_len
+from rich.markup import escape
 from rich.table import Column
 from rich.text import Text
 
@@ -26,7 +27,17 @@ from kinfolk.cli.app import (
     readable,
 )
 from kinfolk.cli.options import option_group
-from kinfolk.cli.output import console, errors, print_json, print_table, table
+from kinfolk.cli.output import (
+    byte_progress,
+    console,
+    errors,
+    note,
+    print_json,
+    print_table,
+    saved_on_interrupt,
+    table,
+)
+from kinfolk.files import new_folder
 from kinfolk.workflows.folders import check_new_folder
 
 if TYPE_CHECKING:
@@ -77,8 +88,20 @@ def train(
     check_new_folder(out)
     from kinfolk.data.prepare import train_tokenizer
 
-    tokenizer = train_tokenizer(files, kind=kind, vocab_size=vocab_size, **vars(options))
-    tokenizer.save(out)
+    with (
+        saved_on_interrupt(lambda: f"nothing was written to {out}; run the same command again"),
+        byte_progress("reading") as progress,
+        new_folder(out) as folder,
+    ):
+        tokenizer = train_tokenizer(
+            files,
+            kind=kind,
+            vocab_size=vocab_size,
+            progress=progress.stage,
+            on_message=(lambda sentence: None) if json else note,
+            **vars(options),
+        )
+        tokenizer.save(folder)
     if json:
         print_json({"folder": out, "kind": kind, "vocab": tokenizer.vocab_size})
     else:
@@ -170,7 +193,7 @@ def compare(
             files,
             folders=tokenizer or [],
             train=train or [],
-            on_message=status.update,
+            on_message=lambda message: status.update(escape(message)),
             **vars(options),
         )
     page = None if out is None else write(render(comparison), out)
@@ -187,7 +210,7 @@ def compare(
         values = [f"{row.vocab_size:,}", *(f"{mean:.2f}" for mean in means)]
         rows.add_row(Text(row.name, "bold"), *values, f"{row.unknown_rate:.2%}")
     print_table(rows)
-    console.print(f"on {comparison.text}", highlight=False, soft_wrap=True)
+    console.print(f"on {comparison.text}", highlight=False, markup=False, soft_wrap=True)
     if page is not None:
         print(f"report: {page}")
 

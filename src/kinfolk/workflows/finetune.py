@@ -51,9 +51,14 @@ from kinfolk.workflows.finetune_recipe import (
     resolve_steps,
     with_dropout,
 )
-from kinfolk.workflows.folders import check_new_folder
+from kinfolk.workflows.folders import check_new_folder, exclusive_run
 from kinfolk.workflows.predict import load_predictor
-from kinfolk.workflows.recipe import Settings, keyword_settings, settings_list
+from kinfolk.workflows.recipe import (
+    Settings,
+    check_resumed_recipe,
+    keyword_settings,
+    settings_list,
+)
 from kinfolk.workflows.report import best_metrics, write_report
 
 DISTILLATION_WEIGHT = 0.5  # of a teacher in the loss
@@ -108,8 +113,6 @@ def finetune(
     if teacher and given.get("distillation_weight") is None:
         given["distillation_weight"] = DISTILLATION_WEIGHT
     backbone, tokenizer = start.open([dataset.splits[0] for dataset in datasets])
-    init_from = "" if start.fresh else start.folder
-    raw = is_raw(init_from)
     prefixes = [*source_prefix, *[""] * len(datasets)]
     formulations = [
         fit_formulation(
@@ -125,28 +128,13 @@ def finetune(
         )
         for dataset, prefix in zip(datasets, prefixes, strict=False)
     ]
-    if len(formulations) > 1 and any(each.name != "text" for each in formulations):
-        raise UserError(
-            "several files are trained on together as text: use the formulation text and a family "
-            "that generates, like t5"
-        )
-    config = model_config(formulations[0], backbone.config)
-    recipe = FineTuneRecipe(
-        name=backbone.family_name,
-        init_from=init_from,
-        model=config,
-        formulations=tuple(formulations),
-        datasets=tuple(datasets),
-        train=default_train_config(config, raw=raw),
-        teacher=teacher,
-    )
-    recipe = apply_overrides(recipe, overrides)
-    if recipe.finetune.dropout is not None:
-        recipe = replace(recipe, model=with_dropout(recipe.model, recipe.finetune.dropout))
+    recipe = make_recipe(start, backbone, formulations, datasets, teacher, overrides)
     if start.fresh:
         backbone = build_fresh_model(recipe)
     work = FineTuneWorkload(recipe, backbone, tokenizer, callbacks, overrides)
-    return Run.start(work, out, callbacks).fit()
+    run = Run.start(work, out, callbacks)
+    with exclusive_run(out):
+        return run.fit()
 
 
 def fit_formulation(
@@ -166,11 +154,42 @@ def fit_formulation(
     task = task_class(dataset.file_spec.task).from_rows(
         rows, file=dataset.train, metric=metric, positive_label=positive_label, prefix=prefix
     )
-    cls = choose_formulation(family, type(task), name)
+    cls = choose_formulation(family, type(task), name, file=dataset.train)
     formulation = build_formulation(cls, task, family, config, tokenizer, **options)
     if chosen.pooling == "mean":
         formulation = with_mean_pooling(formulation)
     return formulation.fit(rows, tokenizer, balanced=chosen.class_weights == "balanced")
+
+
+def make_recipe(
+    start: InitialWeights,
+    backbone: LanguageModel,
+    formulations: Sequence[Formulation],
+    datasets: Sequence[TaskDataset],
+    teacher: str,
+    overrides: Sequence[str],
+) -> FineTuneRecipe:
+    """Return the recipe with the default settings of the network, and with the overrides."""
+    if len(formulations) > 1 and any(each.name != "text" for each in formulations):
+        raise UserError(
+            "several files are trained on together as text: use the formulation text and a family "
+            "that generates, like t5"
+        )
+    config = model_config(formulations[0], backbone.config)
+    init_from = "" if start.fresh else start.folder
+    recipe = FineTuneRecipe(
+        name=backbone.family_name,
+        init_from=init_from,
+        model=config,
+        formulations=tuple(formulations),
+        datasets=tuple(datasets),
+        train=default_train_config(config, raw=is_raw(init_from)),
+        teacher=teacher,
+    )
+    recipe = apply_overrides(recipe, overrides)
+    if recipe.finetune.dropout is not None:
+        recipe = replace(recipe, model=with_dropout(recipe.model, recipe.finetune.dropout))
+    return recipe
 
 
 class FineTuneWorkload(Workload):
@@ -215,6 +234,8 @@ class FineTuneWorkload(Workload):
                 )
             sets.append([instance for group in instances for instance in group])
         messages += [text for dataset in recipe.datasets for text in dataset.report.messages()]
+        for formulation, dev in zip(recipe.formulations, self.dev_rows, strict=True):
+            messages += formulation.task.score_notes(dev) if dev else []
         self.report_messages(messages)
         sizes = list(map(len, sets))
         self.recipe = recipe = resolve_steps(recipe, sizes, settings)
@@ -255,6 +276,8 @@ class FineTuneWorkload(Workload):
         cls, recipe: Any, folder: Path, newest: Path | None, callbacks: Sequence[Callback]
     ) -> Self:
         """Build the workload of a run folder."""
+        if newest is not None:
+            check_resumed_recipe(folder, recipe, newest)
         if newest is None and recipe.init_from:
             saved: Any = hub.load_model(Path(recipe.init_from))
             backbone = saved.backbone if isinstance(saved, ModelWithHead) else saved
