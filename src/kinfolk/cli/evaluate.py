@@ -191,10 +191,10 @@ def likelihood(
         raise UserError(f"no such file: {text.text}")
     from kinfolk.workflows.evaluate import open_evaluation
 
-    evaluation = open_evaluation(
-        model, text.corpus, text.text, text.length, device, tokenizer=tokenizer
-    )
     with saved_on_interrupt(lambda: NOTHING_SCORED), row_progress("evaluate") as progress:
+        evaluation = open_evaluation(
+            model, text.corpus, text.text, text.length, device, tokenizer=tokenizer
+        )
         score = evaluation.likelihood(progress=progress)
         others = evaluation.auxiliary_metrics(progress=partial(progress.stage, "other metrics"))
     return {
