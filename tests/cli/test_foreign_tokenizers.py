@@ -163,9 +163,8 @@ def apart(
         last, folder = pretrained(name, home)
     model = home / "model"
     shutil.copytree(last, model)
-    for file in model.glob("tokenizer*"):
-        file.unlink()
-    (model / "kinfolk.json").unlink()  # as a folder of another program
+    for file in (*model.glob("tokenizer*"), model / "kinfolk.json", model / "checksums.json"):
+        file.unlink()  # as a folder of another program
     return name, model, folder, home / "corpus"
 
 
@@ -196,9 +195,10 @@ def test_a_tokenizer_that_lies_elsewhere_serves_every_command(
     rows.write_text("text\tlabel\n" + "the cat saw\tgood\na dog\tbad\n" * 20, encoding="utf-8")
     tuned = tmp_path / "tuned"
     ok(kinfolk, "finetune", model, "--train", rows, "-o", tuned, *given, "train.steps=1")
-    for file in tuned.rglob("checkpoints/*/tokenizer*.json"):
+    best = shutil.copytree(tuned / "checkpoints" / "best", tmp_path / "best")
+    for file in (*best.glob("tokenizer*"), best / "checksums.json"):
         file.unlink()
-    for command in (("predict", tuned, rows), ("evaluate", tuned, "--test", rows)):
+    for command in (("predict", best, rows), ("evaluate", best, "--test", rows)):
         assert kinfolk(*command).code == 2
         ok(kinfolk, *command, *given)
 
