@@ -138,14 +138,14 @@ def spoiled(mean: Any, values: Iterator[float]) -> Any:
     )
 
 
-def test_a_run_in_which_all_scores_are_nan_keeps_the_newest(
+def test_a_run_that_ends_with_nan_does_not_save_its_last_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Loss, "mean", spoiled(Loss.mean, itertools.repeat(math.nan)))
-    run = tune(
-        "bert/nano", opinions(tmp_path, 32, 8), tmp_path / "run", "train.batch_size=8", epochs=2
-    )
-    assert checkpoint.checkpoint_step(run / "checkpoints" / "best") == 8
+    found = opinions(tmp_path, 32, 8)
+    with pytest.raises(UserError, match=r"eval_loss is NaN at step 8\. Lower train\.lr"):
+        tune("bert/nano", found, tmp_path / "run", "train.batch_size=8", epochs=2)
+    assert not (tmp_path / "run" / "checkpoints" / "step-00000008").exists()
 
 
 def test_an_option_that_is_wrong_leaves_no_run_behind(tmp_path: Path) -> None:

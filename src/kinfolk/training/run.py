@@ -249,7 +249,8 @@ class Run:
         weights = self.work.model.parameters()
         if not torch.stack([p.detach().isfinite().all() for p in weights]).all():
             raise UserError(f"weights are not finite after step {step}. {self.remedy()}")
-        if evaluation is not None and math.isnan(evaluation.metrics["eval_loss"]):
+        last = evaluation if step == self.work.train.steps else None  # before, it may recover
+        if last is not None and math.isnan(last.metrics["eval_loss"]):
             raise UserError(f"eval_loss is NaN at step {step}. {self.remedy()}")
         if evaluation is not None and evaluation.is_best:
             self.best = evaluation.score
