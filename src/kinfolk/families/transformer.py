@@ -15,6 +15,7 @@ from kinfolk.families.base import Family, standard_sizes
 from kinfolk.nn.attention import Attention, CrossAttention
 from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
 from kinfolk.nn.language_model import (
+    MAX_LAYERS,
     EncoderDecoder,
     LayerStack,
     ModelConfig,
@@ -35,7 +36,9 @@ class TransformerConfig(ModelConfig):
     # Section 5.1: subwords shared by English and German.
     vocab_size: int = model_field("vocab_size", 37000)
     hidden_size: int = model_field("hidden_size", 512)
-    num_layers: int = field(default=6, ge=1, help="number of encoder layers, and of decoder layers")
+    num_layers: int = field(
+        default=6, ge=1, le=MAX_LAYERS, help="number of encoder layers, and of decoder layers"
+    )
     num_heads: int = model_field("num_heads", 8)
     intermediate_size: int | None = model_field("intermediate_size", None)
     decoder_start_token_id: int = model_field("decoder_start_token_id", 0)

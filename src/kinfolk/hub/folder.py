@@ -212,7 +212,7 @@ def _format(data: Mapping[str, Any], path: Path) -> Format:
 def _read(file: Path) -> dict[str, Any]:
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{file} is not JSON ({error}): copy or save it again") from error
     if not isinstance(data, dict):
         raise UserError(f"{file} must hold a JSON object: copy or save it again")

@@ -273,11 +273,6 @@ def check_recipe(recipe: Recipe) -> Recipe:
             raise UserError(
                 f"model.{name} must be the padding id of the tokenizer, {pad} (got {value})"
             )
-    if model.head_dim is None and model.hidden_size % model.num_heads:
-        raise UserError(
-            f"model.num_heads={model.num_heads} does not divide "
-            f"model.hidden_size={model.hidden_size}"
-        )
     if model.max_length is not None and model.max_length < length:
         raise UserError(
             f"sequences of {length} tokens exceed model.max_length={model.max_length}: "
