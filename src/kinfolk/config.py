@@ -21,7 +21,6 @@ from kinfolk.errors import UserError
 from kinfolk.synonyms import SAME_VALUES, SYNONYMS
 
 T = TypeVar("T")
-MAX_NAMED = 1  # upper bounds above it are not mentioned for a number that is too small
 MAX_SHOWN = 200  # characters of a wrong value in a sentence
 TYPE = "type"  # the key under which JSON holds the registered name of a dataclass
 
@@ -334,11 +333,14 @@ class FieldInfo:
             raise UserError(f"{label}={_shown(value)}: it must be {_words(self.hint)}")
         for number in value if isinstance(value, tuple) else (value,):
             if type(number) in (int, float) and not _inside(number, **self.bounds):
-                # A bound against absurd numbers says nothing about one that is too small.
-                small = number < MAX_NAMED
-                near = {k: b for k, b in self.bounds.items() if not (small and b > MAX_NAMED)}
                 shown = shorten(text) or _shown(value)
-                raise UserError(f"{label}={shown}: it must be {_range(near)}")
+                raise UserError(f"{label}={shown}: it must be {self._broken_range(number)}")
+
+    def _broken_range(self, number: float) -> str:
+        """Return the range in words; of a wide one only the bound that a number breaks."""
+        low = {k: b for k, b in self.bounds.items() if k in ("ge", "gt")}
+        wide = any(bound > 1 for name, bound in self.bounds.items() if name in ("le", "lt"))
+        return _range(low if wide and low and not _inside(number, **low) else self.bounds)
 
 
 _DESCRIBED: dict[type[Any], dict[str, FieldInfo]] = {}
