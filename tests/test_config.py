@@ -443,7 +443,7 @@ def test_a_file_is_named_where_it_cannot_be_read(tmp_path: Path) -> None:
         ("decay_ratio=1.5", "train.decay_ratio=1.5: it must be from 0 to 1"),
         ("weight_decay=-1", "it must be at least 0"),
         ("betas=0.9,1.0", r"train.betas=0.9,1.0: it must be from 0 to less than 1"),
-        ("eps=-1e-8", "it must be at least 0"),
+        ("eps=-1e-8", "it must be from 0 to 1"),
         ("grad_clip=-1", "it must be at least 0"),
         ("grad_clip=nan", "it must be a number"),
         ("seed=-1", "train.seed=-1: it must be at least 0"),

@@ -154,6 +154,12 @@ def register(name: str, module: str, *, group: str = "") -> None:
     TYPES.setdefault(group, {})[name] = module
 
 
+def set_group(name: str, group: str) -> None:
+    """Put a registered name into a group, if it was declared without one."""
+    if name in TYPES[""]:
+        TYPES[group][name] = TYPES[""].pop(name)
+
+
 def type_name(value: Any) -> str:
     """Return the registered name of a value or a class."""
     cls = value if isinstance(value, type) else type(value)

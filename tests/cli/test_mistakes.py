@@ -70,7 +70,7 @@ MISTAKES = [
     ("prepare {text} --tokenizer {tmp} -o {new}", "neither a run"),
     ("prepare {text} --tokenizer {tok} -o {corpus}", "already a corpus"),
     ("prepare {text} --tokenizer {tok} -o {text}", "already exists"),
-    ("prepare {text} --tokenizer {tok} -o {new} --holdout 2", "--holdout must be a fraction"),
+    ("prepare {text} --tokenizer {tok} -o {new} --holdout 2", "holdout 2: it must be a fraction"),
     ("prepare {text} --tokenizer {tok} -o {new} --workers 0", "workers 0: it must be at least 1"),
     ("prepare {text} --tokenizer {tok} -o {new} --per page", "--document must be block or file"),
     # Runs.

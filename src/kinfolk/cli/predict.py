@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 
-from kinfolk.cli.app import DEVICE, JSON, MODEL, OUT, TASK_INDEX, USE, command, flag, option
+from kinfolk.cli.app import DEVICE, FORCE, JSON, MODEL, OUT, TASK_INDEX, USE, command, flag, option
 from kinfolk.cli.output import note, row_progress
 from kinfolk.errors import UserError
 from kinfolk.files import new_file
@@ -19,6 +19,7 @@ def predict(
         ..., metavar="FILE", help="Rows as in training; labels may be missing."
     ),
     out: Path | None = option("FILE", "Output file (default: print).", *OUT),
+    force: bool = FORCE,
     columns: str | None = option(
         "LIST", "Text columns and label column: a,b,label; without one: a,b,"
     ),
@@ -38,7 +39,7 @@ def predict(
     if not file.is_file():
         raise UserError(f"no such file: {file}")
     if out is not None:
-        check_new_file(out)
+        check_new_file(out, (file, model), force=force)
     from kinfolk.tasks.formats.base import ReadReport, write_jsonl, write_predictions
     from kinfolk.tasks.formats.labelled_file import LabelledFile
     from kinfolk.workflows.predict import (
@@ -48,7 +49,7 @@ def predict(
         truncation_report,
     )
 
-    predictor = load_predictor(model, device=device, number=task_index - 1)
+    predictor = load_predictor(model, device=device, task_index=task_index)
     labelled, report = LabelledFile(file), ReadReport()
     rows, spec = read_test_file(predictor, labelled, columns=columns, labelled=False, report=report)
     for sentence in (*report.messages(), *truncation_report(predictor, rows)):

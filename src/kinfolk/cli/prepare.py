@@ -1,12 +1,11 @@
 """The command `prepare`: text is tokenized into a corpus."""
 
-import math
 from pathlib import Path
 from typing import Literal
 
 from kinfolk.cli.app import COLUMN, DATA, FIELD, FILES, JSON, NEW_FOLDER, UNIT, command, option
 from kinfolk.cli.options import UsageError
-from kinfolk.cli.output import byte_progress, note, print_json
+from kinfolk.cli.output import byte_progress, note, print_json, print_line
 
 
 @command("kinfolk prepare notes/ --tokenizer tok --holdout 1% -o corpus", panel=DATA)
@@ -14,7 +13,9 @@ def prepare(
     files: list[Path] = FILES,
     tokenizer: Path = option("DIR", "Tokenizer folder, model folder or run.", default=...),
     out: Path = NEW_FOLDER,
-    workers: int | None = option("N", "Processes; the output is identical for any number."),
+    workers: int | None = option(
+        "N", "Processes; the output is identical for any number.", max=256
+    ),
     document: str = UNIT,
     field: str | None = FIELD,
     column: str | None = COLUMN,
@@ -36,8 +37,8 @@ def prepare(
     text; dropped ones are listed in CORPUS/dropped.jsonl. An interrupted run continues when the
     same command is repeated.
     """
-    unit, fraction = document_unit(document), parse_fraction(holdout)
-    from kinfolk.data.prepare import prepare
+    unit = document_unit(document)
+    from kinfolk.data.prepare import parse_fraction, prepare
     from kinfolk.workflows.folders import load_tokenizer
 
     with byte_progress("preparing") as progress:
@@ -49,7 +50,7 @@ def prepare(
             document=unit,
             field=field,
             column=column,
-            holdout=fraction,
+            holdout=holdout,
             word_boundaries=word_boundaries,
             dedup=dedup,
             decontaminate=decontaminate or [],
@@ -61,11 +62,13 @@ def prepare(
         print_json({"folder": out, **facts})
         return
     counts = ", ".join(f"{count:,} {name}" for name, count in facts.items())
-    print(f"corpus: {counts} in {out}")
-    if fraction:
+    print_line(f"corpus: {counts} in {out}")
+    if parse_fraction(holdout):
         from kinfolk.data.corpus import Corpus
 
-        print(f"held out: {Corpus.open(out / 'holdout').documents:,} documents in {out}/holdout")
+        print_line(
+            f"held out: {Corpus.open(out / 'holdout').documents:,} documents in {out}/holdout"
+        )
 
 
 def document_unit(text: str) -> Literal["block", "file"]:
@@ -73,16 +76,3 @@ def document_unit(text: str) -> Literal["block", "file"]:
     if text not in ("block", "file"):
         raise UsageError(f"--document must be block or file (got {text})")
     return "file" if text == "file" else "block"
-
-
-def parse_fraction(text: str) -> float:
-    """Return a fraction that is written as a number or in percent."""
-    try:
-        fraction = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        fraction = math.nan
-    if not 0 <= fraction < 1:
-        raise UsageError(
-            f"--holdout must be a fraction from 0 to less than 1, e.g. 0.005 or 0.5% (got {text})"
-        )
-    return fraction

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from kinfolk.cli.app import NEW_FOLDER_HELP, OUT, START, command, option
-from kinfolk.cli.output import console, print_table, table
+from kinfolk.cli.output import console, print_line, print_table, table
 from kinfolk.workflows.folders import check_new_folder
 
 
@@ -22,7 +22,7 @@ def quickstart(
 
     results = quickstart(
         out,
-        on_message=lambda text: console.print(text, highlight=False),
+        on_message=lambda text: console.print(text, highlight=False, markup=False),
         progress=run_progress,
     )
     scores = table("", "bits per byte", "loss", "perplexity", "scoring")
@@ -46,4 +46,4 @@ def quickstart(
             style = "green" if part.generated else None
             console.print(part.text, style=style, end="", highlight=False, markup=False)
         console.print()
-    print(f"\nreport: {results.page}")
+    print_line(f"\nreport: {results.page}")

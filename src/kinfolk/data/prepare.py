@@ -1,6 +1,7 @@
 """Tokenize text into a corpus: read, filter, hold out, encode, write; resumable."""
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -271,10 +272,10 @@ def prepare(
     document: DocumentUnit = "block",
     field: str | None = None,
     column: str | int | None = None,
-    holdout: float = 0.0,
+    holdout: float | str = 0.0,
     word_boundaries: str | None = None,
     dedup: str | None = None,
-    decontaminate: Sequence[Path] = (),
+    decontaminate: Files = (),
     progress: Progress = lambda read, whole: None,
     on_message: OnMessage = lambda sentence: None,
 ) -> Corpus:
@@ -290,8 +291,7 @@ def prepare(
 
     An interrupted call resumes when it is repeated with the same text and options.
     """
-    if not 0 <= holdout < 1:
-        raise UserError(f"holdout {holdout}: it must be at least 0 and less than 1")
+    holdout = parse_fraction(holdout)
     if word_boundaries is not None:
         word_segmenter(word_boundaries)
     if workers is not None and workers < 1:
@@ -301,7 +301,8 @@ def prepare(
     paths, out = as_paths(files), Path(out)
     _check_vacant(out)
     options, named = ReadOptions(document, field, column), frozenset(paths)
-    evaluation = file_sizes(decontaminate, any_suffix=True) if decontaminate else {}
+    checked = as_paths(decontaminate) if decontaminate else []
+    evaluation = file_sizes(checked, any_suffix=True) if checked else {}
     sizes = file_sizes(paths)
     work = PrepareConfig(
         sizes, named, options, tokenizer, holdout, word_boundaries, dedup, evaluation
@@ -317,6 +318,20 @@ def prepare(
         if not part.complete:
             _write(work, part, workers, progress_reporter(sizes, progress), on_message)
     return Corpus.open(out)
+
+
+def parse_fraction(value: float | str) -> float:
+    """Return a fraction that is given as a number, or as text: 0.005 or 0.5%."""
+    text = str(value)
+    try:
+        fraction = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        fraction = math.nan
+    if not 0 <= fraction < 1:
+        raise UserError(
+            f"holdout {text}: it must be a fraction from 0 to less than 1, e.g. 0.005 or 0.5%"
+        )
+    return fraction
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class GenerationConfig:
         le=2**20,
         help="Minimum number of generated tokens",
     )
-    num_return_sequences: int = field(default=1, ge=1, le=2**16, help="Outputs per prompt")
+    num_return_sequences: int = field(default=1, ge=1, le=2**14, help="Outputs per prompt")
     do_sample: bool | None = decoding(
         default=None, help="Sample each token; false takes the most likely one (greedy decoding)"
     )

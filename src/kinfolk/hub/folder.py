@@ -117,8 +117,8 @@ def load_model(folder: Path | str) -> LanguageModel:
     if path.is_file() or (path.is_dir() and not (path / "config.json").is_file()):
         data, tensors = _foreign(path)
         format = _format(data, path)
-    elif (model_type := (data := _config(path)).get("model_type")) in FOLDERS:
-        data, tensors = FOLDERS[str(model_type)](data, read_weights(path), path)
+    elif (model_type := str((data := _config(path)).get("model_type"))) in FOLDERS:
+        data, tensors = FOLDERS[model_type](data, read_weights(path), path)
         format = _format(data, path)
     else:
         known = _format(data, path) if "model_type" in data else None

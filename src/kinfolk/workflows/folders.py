@@ -1,5 +1,6 @@
 """Folders that commands are given, checked and opened without importing torch."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,10 +20,20 @@ def check_new_folder(path: Path, remedy: str = "choose another -o") -> None:
         raise UserError(f"{path} already exists: {remedy}")
 
 
-def check_new_file(path: Path) -> None:
-    """Refuse an output file that exists, or whose folder does not."""
+def check_new_file(path: Path, inputs: Iterable[Path | None] = (), *, force: bool = False) -> None:
+    """Refuse an output file that exists, or whose folder does not.
+
+    `force` replaces a file that exists, but never an input or a file in an input folder.
+    """
+    if path.is_dir():
+        raise UserError(f"{path} is a folder: -o must name a file, such as {path}/output")
     if path.exists():
-        raise UserError(f"{path} already exists: choose another -o")
+        target = path.resolve()
+        for given in filter(None, inputs):
+            if given.resolve() in (target, *target.parents):
+                raise UserError(f"{path} is an input: choose another -o")
+        if not force:
+            raise UserError(f"{path} already exists: choose another -o, or replace it with --force")
     if not path.parent.is_dir():
         raise UserError(f"folder {path.parent} does not exist: make it, or choose another -o")
 

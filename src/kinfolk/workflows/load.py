@@ -51,6 +51,8 @@ def require_ability(model: Any, ability: str) -> Any:
         raise UserError(
             f"{family.name} models do not support {ability} (families that do: {', '.join(others)})"
         )
+    if ability in ("generate", "fill"):
+        model.check_lm_head()
     return model
 
 

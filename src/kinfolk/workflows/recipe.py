@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -278,7 +279,33 @@ def check_recipe(recipe: Recipe) -> Recipe:
             f"sequences of {length} tokens exceed model.max_length={model.max_length}: "
             "set length, which sets both"
         )
+    check_memory(recipe)
     return recipe
+
+
+def check_memory(recipe: Recipe) -> None:
+    """Refuse a network or a batch that cannot fit into the memory of any device of this machine."""
+    import torch
+
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with torch.device("meta"):
+        parameters = sum(p.numel() for p in recipe.model.build().parameters())
+    if 4 * parameters > memory:
+        raise UserError(
+            f"the network has {parameters:,} parameters, which take {4 * parameters / 2**30:,.0f} "
+            f"GiB, and this machine has {memory / 2**30:,.0f} GiB: lower model.hidden_size, "
+            "model.num_layers or model.vocab_size"
+        )
+    train, hidden = recipe.train, recipe.model.hidden_size
+    rows = train.batch_size // train.gradient_accumulation
+    # At least one vector per token and layer is kept for the gradient; an accelerator may have
+    # more memory than its host.
+    size = 4 * rows * recipe.objective.max_length * hidden * recipe.model.num_layers
+    if size > 8 * memory:
+        raise UserError(
+            f"a step of {rows:,} rows of {recipe.objective.max_length:,} tokens takes over "
+            f"{size / 2**30:,.0f} GiB: lower train.batch_size, or raise train.gradient_accumulation"
+        )
 
 
 def default_length(config: Any) -> int:
