@@ -278,7 +278,7 @@ def wrong_calls(home: Home, run: Path, tuned: Path, out: Path) -> dict[str, Call
         "files holds a value of type int: give paths": lambda: kinfolk.train_tokenizer(
             [untyped(3)]
         ),
-        "holdout 2: it must be at least 0": lambda: kinfolk.prepare(
+        "holdout 2: it must be a fraction": lambda: kinfolk.prepare(
             home.text, tokenizer, out, holdout=2
         ),
     }

@@ -280,7 +280,7 @@ def convert(value: Any, hint: Any, path: str, *, text: bool = False, group: str 
         return _convert_tuple(value, hint, path, text, group)
     if text and (hint is Any or dataclasses.is_dataclass(hint)):
         raise UserError(f"{path} is a group of fields: set one of them, such as {path}.NAME=VALUE")
-    if hint is Any and not isinstance(value, dict):
+    if hint is Any and not group and not isinstance(value, dict):
         return tuple(convert(v, Any, path) for v in value) if isinstance(value, list) else value
     if hint is Any or dataclasses.is_dataclass(hint):
         if not isinstance(value, dict):

@@ -22,6 +22,7 @@ from kinfolk.cli.app import (
 )
 from kinfolk.cli.options import UsageError, option_group, option_name
 from kinfolk.cli.output import (
+    batch_progress,
     note,
     numbers,
     print_facts,
@@ -183,7 +184,8 @@ def likelihood(model: Path, text: TextOptions, device: str) -> dict[str, float |
     from kinfolk.workflows.evaluate import open_evaluation
 
     evaluation = open_evaluation(model, text.corpus, text.text, text.length, device)
-    score = evaluation.likelihood()
+    with batch_progress("scoring") as progress:
+        score = evaluation.likelihood(on_progress=progress)
     return {
         "loss": score.loss,
         "perplexity": score.perplexity,

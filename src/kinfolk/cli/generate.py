@@ -78,7 +78,7 @@ def generate(
         None, help="JSONL file with one prompt per line, instead of PROMPT."
     ),
     prompt_field: str = typer.Option("prompt", help="Field of --prompts that holds the prompt."),
-    batch: int = typer.Option(16, min=1, max=2**16, help="Prompts per batch."),
+    batch: int = typer.Option(16, max=2**16, help="Prompts per batch."),
     truncate: str | None = typer.Option(None, hidden=True),
     method: str | None = METHOD,
     precision: str = PRECISION,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -20,6 +21,7 @@ from rich.progress import (
 )
 from rich.table import Column, Table
 
+LINE_SECONDS = 10  # between two lines about the progress, where there is no terminal
 MAX_CHARS = 60  # of a text in a cell
 # Control characters except tab and new line, which a terminal would obey.
 CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
@@ -106,6 +108,27 @@ def byte_progress(label: str) -> Iterator[Callable[[int, int | None], None]]:
     with progress_bar(DownloadColumn(), transient=True) as bar:
         task = bar.add_task(label, total=None)
         yield lambda read, total: bar.update(task, completed=read, total=total)
+
+
+@contextmanager
+def batch_progress(label: str) -> Iterator[Callable[[int, int], None]]:
+    """Show the progress in batches; the function takes those done and their total.
+
+    Without a terminal a sentence says now and then how much time is left.
+    """
+    began = shown = time.monotonic()
+    with progress_bar(MofNCompleteColumn(), transient=True) as bar:
+        task = bar.add_task(label, total=None)
+
+        def update(done: int, total: int) -> None:
+            nonlocal shown
+            bar.update(task, completed=done, total=total)
+            now = time.monotonic()
+            if done and now - shown >= LINE_SECONDS and not errors.is_terminal:
+                shown, left = now, duration((now - began) / done * (total - done))
+                note(f"{label}: {done:,} of {total:,} batches, about {left} left")
+
+        yield update
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from kinfolk.cli.app import DEVICE, FORCE, JSON, MODEL, OUT, TASK_INDEX, USE, co
 from kinfolk.cli.output import note, row_progress
 from kinfolk.errors import UserError
 from kinfolk.files import new_file
-from kinfolk.workflows.folders import check_model_folder, check_new_file
+from kinfolk.workflows.folders import check_model_folder, check_new_file, check_parent_folder
 
 
 @command("kinfolk predict runs/triage new.tsv -o predictions.tsv", panel=USE)
@@ -40,6 +40,7 @@ def predict(
         raise UserError(f"no such file: {file}")
     if out is not None:
         check_new_file(out, (file, model), force=force)
+        check_parent_folder(out)
     from kinfolk.tasks.formats.base import ReadReport, write_jsonl, write_predictions
     from kinfolk.tasks.formats.labelled_file import LabelledFile
     from kinfolk.workflows.predict import (

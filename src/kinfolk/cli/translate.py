@@ -16,7 +16,7 @@ from kinfolk.cli.output import row_progress
 from kinfolk.errors import UserError
 from kinfolk.files import new_file
 from kinfolk.generation.config import GenerationConfig
-from kinfolk.workflows.folders import check_model_folder, check_new_file
+from kinfolk.workflows.folders import check_model_folder, check_new_file, check_parent_folder
 
 
 def read_lines(path: Path) -> Iterator[str]:
@@ -65,7 +65,7 @@ def register(
             None, help=f"Text before every input. [default: {default_prefix}]"
         ),
         method: str | None = METHOD,
-        batch: int = typer.Option(64, min=1, max=2**16, help="Lines per batch."),
+        batch: int = typer.Option(64, max=2**16, help="Lines per batch."),
         precision: str = PRECISION,
         device: str = DEVICE,
         json: bool = JSON,
@@ -77,6 +77,7 @@ def register(
         check_model_folder(model)
         if out is not None:
             check_new_file(out, (file, model), force=force)
+            check_parent_folder(out)
         lines = list(read_lines(file))
 
         from kinfolk.generation.generate import transform_lines

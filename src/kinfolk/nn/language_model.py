@@ -94,7 +94,7 @@ class ModelConfig:
     network: ClassVar["type[LanguageModel]"]  # the class that `network_of` declares
 
     def __post_init__(self) -> None:
-        if self.head_dim is None and self.hidden_size % self.num_heads:
+        if self.num_heads > 1 and self.head_dim is None and self.hidden_size % self.num_heads:
             raise UserError(
                 f"model.num_heads={self.num_heads} does not divide "
                 f"model.hidden_size={self.hidden_size}"

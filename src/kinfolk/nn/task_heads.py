@@ -158,13 +158,6 @@ class ModelWithHead(LanguageModel):
         """The network below the head."""
         return self.backbone
 
-    def check_lm_head(self) -> None:
-        """Raise UserError: the head predicts labels, not tokens."""
-        raise UserError(
-            f"the model is fine-tuned: its head ({self.config.head}) predicts labels, not tokens; "
-            "use kinfolk predict, or the model that it was fine-tuned from"
-        )
-
     def forward(self, inputs: Inputs) -> Output:
         return self.backbone(inputs)
 

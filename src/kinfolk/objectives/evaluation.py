@@ -1,7 +1,7 @@
 """Evaluation on held-out documents: likelihood and the scores of the pretraining tasks."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,13 +52,18 @@ def score_documents(
     *,
     rows: int = 32,
     bfloat16: bool = False,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> LikelihoodScores:
-    """Score documents of `size` bytes by an objective that predicts every token once."""
+    """Score documents of `size` bytes by an objective that predicts every token once.
+
+    `on_progress` receives the number of batches that are scored, and of all.
+    """
     device = next(model.parameters()).device
     dataset = evaluation_dataset(objective, documents, rows=rows)
     total, tokens, memory = 0.0, 0, None
     with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
-        for batch in _batches(model, dataset):
+        for done, batch in enumerate(_batches(model, dataset)):
+            on_progress(done, len(dataset))
             loss = objective.loss(model, batch.with_memory(memory))
             total, memory = total + float(loss.sums[objective.loss_name]), loss.memory
             tokens += batch.counts[objective.loss_name]

@@ -3,7 +3,7 @@
 import json
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, overload
@@ -126,7 +126,9 @@ class TextEvaluation:
     bytes: int
     length: int | None  # of rows, where it was given
 
-    def likelihood(self, rows: int = 32) -> LikelihoodScores:
+    def likelihood(
+        self, rows: int = 32, on_progress: Callable[[int, int], None] = lambda done, total: None
+    ) -> LikelihoodScores:
         """Return the likelihood of the text."""
         objective, kind = self.scoring, family_of(self.model).architecture
         if isinstance(objective, BlankInfilling):
@@ -135,7 +137,9 @@ class TextEvaluation:
             kind = "pairs"
             if self.length is None:
                 objective = objective.with_max_length_for(self.documents)
-        scores = score_documents(self.model, objective, self.documents, self.bytes, rows=rows)
+        scores = score_documents(
+            self.model, objective, self.documents, self.bytes, rows=rows, on_progress=on_progress
+        )
         return replace(scores, kind=SCORE_KINDS[kind])
 
     def auxiliary_metrics(self, rows: int = 32) -> dict[str, float]:

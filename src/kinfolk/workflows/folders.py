@@ -21,7 +21,7 @@ def check_new_folder(path: Path, remedy: str = "choose another -o") -> None:
 
 
 def check_new_file(path: Path, inputs: Iterable[Path | None] = (), *, force: bool = False) -> None:
-    """Refuse an output file that exists, or whose folder does not.
+    """Refuse an output file that exists.
 
     `force` replaces a file that exists, but never an input or a file in an input folder.
     """
@@ -34,6 +34,10 @@ def check_new_file(path: Path, inputs: Iterable[Path | None] = (), *, force: boo
                 raise UserError(f"{path} is an input: choose another -o")
         if not force:
             raise UserError(f"{path} already exists: choose another -o, or replace it with --force")
+
+
+def check_parent_folder(path: Path) -> None:
+    """Refuse an output file in a folder that does not exist."""
     if not path.parent.is_dir():
         raise UserError(f"folder {path.parent} does not exist: make it, or choose another -o")
 
