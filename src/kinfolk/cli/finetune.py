@@ -159,7 +159,7 @@ class ModelOptions:
         "X", "Weight of the distillation loss (default: 0.5).", panel="Distillation"
     )
     seeds: int | None = option(
-        "N", "Run seeds 0 to N-1; report mean and standard deviation.", max=1000
+        "N", "Run seeds 0 to N-1; report mean and standard deviation.", min=1, max=1000
     )
 
 

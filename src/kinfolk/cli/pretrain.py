@@ -242,7 +242,7 @@ def finish(run: Path, recipe: "Recipe", *, json: bool, is_new: bool = False) -> 
         values = {"run": run, "report": page, "tokens_per_second": speed(run)}
         print_json({**values, **(score or {})})
         return
-    losses = [line["eval_loss"] for line in read(run) if "eval_loss" in line]
+    losses = [line["eval_loss"] for line in read(run) if line.get("eval_loss") is not None]
     loss = f", eval_loss {losses[-1]:.3f}" if losses else ""
     print(f"done: {recipe.train.steps:,} steps in {duration(time.monotonic() - began)}{loss}")
     if score is not None:

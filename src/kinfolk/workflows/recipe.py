@@ -58,6 +58,10 @@ class Recipe:
     train: TrainConfig = field(help="training settings")
     init_from: str = field(default="", help="folder of the initial weights; empty for new ones")
 
+    def __post_init__(self) -> None:
+        if not self.corpora:
+            raise UserError("corpus=[]: a run needs at least one corpus")
+
     @property
     def corpora(self) -> tuple[CorpusShare, ...]:
         """The corpora of the run, one or several."""
@@ -274,6 +278,11 @@ def check_recipe(recipe: Recipe) -> Recipe:
             raise UserError(
                 f"model.{name} must be the padding id of the tokenizer, {pad} (got {value})"
             )
+    if model.vocab_size < recipe.objective.vocab_size:
+        raise UserError(
+            f"model.vocab_size={model.vocab_size} is less than the {recipe.objective.vocab_size} "
+            "ids of the tokenizer: raise it"
+        )
     if model.max_length is not None and model.max_length < length:
         raise UserError(
             f"sequences of {length} tokens exceed model.max_length={model.max_length}: "
