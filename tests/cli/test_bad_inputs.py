@@ -506,7 +506,7 @@ MISTAKES = [
     ("summarize {t5} {bad}/long.txt", "line 1: the text has"),
     ("members {tmp}/[/x]", "unknown family '{tmp}/[/x]'"),
     ("audit {tmp}/[/x]", "{tmp}/[/x] matches no file"),
-    ("audit {tmp}/\x1b[31mred", "{tmp}/\\x1b[31mred matches no file"),
+    ("audit {tmp}/\x1b[31mred", "x1b[31mred matches no file"),
     ("evaluate {gpt2} --length 100000000000 --text {text}", "--length"),
 ]
 
