@@ -117,24 +117,7 @@ def finetune(
         )
         for dataset, prefix in zip(datasets, prefixes, strict=False)
     ]
-    if len(formulations) > 1 and any(each.name != "text" for each in formulations):
-        raise UserError(
-            "several files are trained on together as text: use the formulation text and a family "
-            "that generates, like t5"
-        )
-    config = model_config(formulations[0], backbone.config)
-    recipe = FineTuneRecipe(
-        name=backbone.family_name,
-        init_from="" if start.fresh else start.folder,
-        model=config,
-        formulations=tuple(formulations),
-        datasets=tuple(datasets),
-        train=default_train_config(config, fresh=start.fresh),
-        teacher=teacher,
-    )
-    recipe = apply_overrides(recipe, overrides)
-    if recipe.finetune.dropout is not None:
-        recipe = replace(recipe, model=with_dropout(recipe.model, recipe.finetune.dropout))
+    recipe = make_recipe(start, backbone, formulations, datasets, teacher, overrides)
     if start.fresh:
         backbone = build_fresh_model(recipe)
     work = FineTuneWorkload(recipe, backbone, tokenizer, callbacks, overrides)
@@ -161,6 +144,36 @@ def fit_formulation(
     cls = choose_formulation(family, type(task), name)
     formulation = build_formulation(cls, task, family, config, tokenizer, **options)
     return formulation.fit(rows, tokenizer, balanced=balanced)
+
+
+def make_recipe(
+    start: InitialWeights,
+    backbone: LanguageModel,
+    formulations: Sequence[Formulation],
+    datasets: Sequence[TaskDataset],
+    teacher: str,
+    overrides: Sequence[str],
+) -> FineTuneRecipe:
+    """Return the recipe with the default settings of the network, and with the overrides."""
+    if len(formulations) > 1 and any(each.name != "text" for each in formulations):
+        raise UserError(
+            "several files are trained on together as text: use the formulation text and a family "
+            "that generates, like t5"
+        )
+    config = model_config(formulations[0], backbone.config)
+    recipe = FineTuneRecipe(
+        name=backbone.family_name,
+        init_from="" if start.fresh else start.folder,
+        model=config,
+        formulations=tuple(formulations),
+        datasets=tuple(datasets),
+        train=default_train_config(config, fresh=start.fresh),
+        teacher=teacher,
+    )
+    recipe = apply_overrides(recipe, overrides)
+    if recipe.finetune.dropout is not None:
+        recipe = replace(recipe, model=with_dropout(recipe.model, recipe.finetune.dropout))
+    return recipe
 
 
 class FineTuneWorkload(Workload):
