@@ -1,14 +1,19 @@
 """Every mistake of a user is one sentence, exit code 2, and nothing half-written."""
 
 import errno
+import io
+import re
 import resource
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from kinfolk.cli import output
 from kinfolk.training import checkpoint
 from support.runs import Home, Kinfolk, one_sentence, tree
 
@@ -24,6 +29,46 @@ def test_a_path_in_brackets_is_printed_as_it_is(kinfolk: Kinfolk, tmp_path: Path
     name = tmp_path / "[bold]notes[/bold] [/]"
     sentence = one_sentence(kinfolk("evaluate", name, "--text", name))
     assert str(name) in sentence
+
+
+def test_force_replaces_an_output_that_is_no_input(
+    kinfolk: Kinfolk, home: Home, tmp_path: Path
+) -> None:
+    page = tmp_path / "[x] page.html"
+    assert kinfolk("audit", home.text, "-o", page).code == 0
+    page.write_text("mine", encoding="utf-8")
+    assert "already exists" in one_sentence(kinfolk("audit", home.text, "-o", page))
+    assert page.read_text(encoding="utf-8") == "mine"
+    assert kinfolk("audit", home.text, "-o", page, "--force").code == 0
+    assert "<html" in page.read_text(encoding="utf-8")
+
+
+def test_markup_in_the_label_of_a_progress_bar_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(output, "errors", Console(file=screen, force_terminal=True, width=80))
+    with output.row_progress("[/x] [bold]", 2) as update:
+        update(completed=1)
+    assert "[/x] [bold]" in screen.getvalue()
+
+
+def test_control_sequences_do_not_reach_a_terminal(
+    kinfolk: Kinfolk, runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("generate", runs["gpt2"], "--max-new-tokens", "1", "--", "-The \x1b[31mcat")
+    assert "-The \x1b[31mcat" in kinfolk(*asked).out  # in a pipe the text is unchanged
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert "-The \\x1b[31mcat" in kinfolk(*asked).out
+    said = kinfolk("evaluate", "\x1b]0;title\x07", "--text", "none")
+    assert said.code == 2 and "\x1b" not in said.err and "\\x1b]0;title\\x07" in said.err
+
+
+def test_scoring_says_how_long_it_takes(
+    kinfolk: Kinfolk, home: Home, runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "LINE_SECONDS", 0)
+    said = kinfolk("evaluate", runs["gpt2"], "--text", home.text, "--device", "cpu")
+    assert said.code == 0
+    assert re.search(r"^scoring: 1 of \d+ batches, about \w+ left$", said.err, re.MULTILINE)
 
 
 def test_a_value_of_the_wrong_kind_is_told_by_the_option(

@@ -306,10 +306,11 @@ def check_memory(recipe: Recipe) -> None:
             "model.num_layers or model.vocab_size"
         )
     train, hidden = recipe.train, recipe.model.hidden_size
+    layers = vars(recipe.model).get("num_layers", 1)
     rows = train.batch_size // train.gradient_accumulation
     # At least one vector per token and layer is kept for the gradient; an accelerator may have
     # more memory than its host.
-    size = 4 * rows * recipe.objective.max_length * hidden * recipe.model.num_layers
+    size = 4 * rows * recipe.objective.max_length * hidden * layers
     if size > 8 * memory:
         raise UserError(
             f"a step of {rows:,} rows of {recipe.objective.max_length:,} tokens takes over "
