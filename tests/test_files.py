@@ -144,6 +144,31 @@ def test_a_folder_lock_waits_for_the_other_process_and_ends_with_it(tmp_path: Pa
         stream.close()
 
 
+def test_a_forked_child_does_not_hold_the_lock_of_its_parent(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    with folder_lock(tmp_path):
+        child = os.fork()
+        if child == 0:
+            os.close(write)
+            os.read(read, 1)  # lives until the parent closes the pipe
+            os._exit(0)
+        with pytest.raises(BlockingIOError), folder_lock(tmp_path, wait=False):
+            pass
+    with folder_lock(tmp_path, wait=False):
+        pass
+    os.close(write)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_two_processes_do_not_write_one_new_folder(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with new_folder(path) as folder:
+        (folder / "recipe.json").write_text("first")
+        with pytest.raises(BlockingIOError, match="another process"), new_folder(path):
+            pass
+    assert (path / "recipe.json").read_text() == "first" and names(tmp_path) == ["run"]
+
+
 def test_a_lock_file_is_refused_while_another_process_holds_it(tmp_path: Path) -> None:
     path = tmp_path / "new" / "lock"
     other = held(path)

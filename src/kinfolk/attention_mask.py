@@ -54,6 +54,15 @@ class AttentionMask:
         order = order.expand_as(document_ids)
         return cls(document_ids, order, order, "causal" if unpacked else None)
 
+    def select(self, tokens: slice) -> "AttentionMask":
+        """Return the mask of some of the tokens, without block masks."""
+        return AttentionMask(
+            self.document_ids[:, tokens],
+            self.key_order[:, tokens],
+            self.query_order[:, tokens],
+            self.unpacked,
+        )
+
     def with_block_masks(self, windows: Collection[int] = ()) -> "AttentionMask":
         """Compute the block mask, and that of each window.
 

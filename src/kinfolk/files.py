@@ -1,4 +1,4 @@
-"""Atomic files and folders, locks and file hashes.
+"""Atomic files and folders, locks and checksums.
 
 A file or folder is written under the hidden name `.NAME.partial` in the same folder and renamed
 when it is complete. A killed process leaves the old or the new file, and perhaps a hidden one.
@@ -7,14 +7,27 @@ when it is complete. A killed process leaves the old or the new file, and perhap
 import errno
 import fcntl
 import hashlib
+import json
 import os
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
+CHECKSUMS = "checksums.json"  # the size and the SHA-256 of every file of a checkpoint
+TRAINING_STATE = ("training.json", "training.safetensors")  # what a resume reads beside the model
 DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def error_number(error: Exception) -> int | None:
+    """Return the errno of an error; Rust libraries give it in the text only."""
+    if isinstance(error, OSError):
+        return error.errno or errno.EIO
+    match = re.search(r"\(os error (\d+)\)", str(error))
+    return int(match[1]) if match else None
 
 
 def partial_path(path: Path) -> Path:
@@ -50,23 +63,34 @@ def new_file(
 def new_folder(path: Path) -> Iterator[Path]:
     """Return an empty folder that becomes `path` at the end, or is removed after an error.
 
-    `path` must not exist or be an empty folder; the caller checks this.
+    `path` must not exist or be an empty folder: else, or where another process is writing it, an
+    OSError is raised.
     """
     partial = partial_path(path)
     new_parents = [folder for folder in path.parents if not folder.exists()]
-    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True, exist_ok=True)
+    with folder_lock(partial, wait=False):
+        try:
+            for leftover in partial.iterdir():  # of a killed process
+                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+            yield partial
+            _rename_to_new(partial, path)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            for folder in new_parents:  # the innermost first
+                with suppress(OSError):
+                    folder.rmdir()
+            raise
+
+
+def _rename_to_new(partial: Path, path: Path) -> None:
     try:
-        partial.mkdir(parents=True)
-        yield partial
-        if path.exists():
-            path.rmdir()
-        partial.rename(path)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        for folder in new_parents:  # the innermost first
-            with suppress(OSError):
-                folder.rmdir()
-        raise
+        partial.rename(path)  # replaces an empty folder
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        problem = "this folder exists by now: choose another one"
+        raise FileExistsError(errno.EEXIST, problem, str(path)) from None
 
 
 def replace_link(link: Path, target: str) -> None:
@@ -87,17 +111,36 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def folder_lock(folder: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a folder; the system frees it when the process ends."""
+def folder_lock(folder: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold an exclusive lock on a folder; the system frees it when the process ends.
+
+    Forked children do not hold it, so that it does not outlive the process. Without `wait`,
+    BlockingIOError is raised where another process holds it.
+    """
     handle = os.open(folder, os.O_RDONLY)
+    _held.add(handle)
     try:
-        with suppress(OSError):  # some network file systems have no locks
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError as error:
+            problem = "another process is writing to this folder: wait for it, or choose another"
+            raise BlockingIOError(error.errno, problem, str(folder)) from None
+        except OSError:
+            pass  # some network file systems have no locks
         yield
     finally:
-        with suppress(OSError):  # explicitly: a forked child may hold the handle too
-            fcntl.flock(handle, fcntl.LOCK_UN)
-        os.close(handle)
+        if handle in _held:
+            _held.remove(handle)
+            os.close(handle)
+
+
+def _close_in_child() -> None:
+    while _held:
+        os.close(_held.pop())
+
+
+_held: set[int] = set()  # handles of locked folders
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 def lock_file(path: Path) -> IO[bytes]:
@@ -123,3 +166,56 @@ def sha256(path: Path) -> str:
     """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def cached_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, read once by a process until the file changes."""
+    status = path.stat()
+    return _sha256(path, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+@lru_cache(maxsize=1024)
+def _sha256(path: Path, *status: int) -> str:
+    return sha256(path)
+
+
+def write_checksums(folder: Path) -> list[Path]:
+    """Write the sizes and hashes of all files of a folder; return the files, this one the last."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    sums = {
+        file.relative_to(folder).as_posix(): {"size": file.stat().st_size, "sha256": sha256(file)}
+        for file in files
+    }
+    listing = folder / CHECKSUMS
+    listing.write_text(json.dumps(sums, indent=2) + "\n", encoding="utf-8")
+    return [*files, listing]
+
+
+def checksum_fault(folder: Path, *, unread: Collection[str] = ()) -> str | None:
+    """Return which file of a folder differs from its checksums, None if none does.
+
+    Files that are not read need not be hashed.
+    """
+    try:
+        sums = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
+        expected = {name: (entry["size"], entry["sha256"]) for name, entry in sums.items()}
+    except FileNotFoundError:
+        return f"{CHECKSUMS}: missing"
+    except OSError as error:
+        return f"{CHECKSUMS}: {error.strerror}"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"{CHECKSUMS}: unreadable"
+    for name, (size, digest) in expected.items():
+        if name in unread:
+            continue
+        try:
+            actual = (folder / name).stat().st_size
+            if actual != size:
+                return f"{name}: {actual} bytes where {size} were written"
+            if cached_sha256(folder / name) != digest:
+                return f"{name}: checksum differs"
+        except FileNotFoundError:
+            return f"{name}: missing"
+        except OSError as error:
+            return f"{name}: {error.strerror}"
+    return None

@@ -114,3 +114,21 @@ def test_mistakes_are_one_sentence(
     assert said.code == 2
     assert sentence in said.err
     assert said.err.count("error: ") == 1
+
+
+def test_exact_duplicates_and_skipped_files_are_named(kinfolk: Kinfolk, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    (notes / "a.txt").write_text("one two\n\nthree")
+    (notes / "b").write_text("four\n\none two")
+    (notes / "c.pdf").write_bytes(b"%PDF\0")
+    said = kinfolk("audit", notes, "-o", tmp_path / "audit.html")
+    assert said.code == 0
+    assert "1 file not read: 1 not text in UTF-8 (c.pdf)" in said.out
+    (row,) = [line for line in said.out.splitlines() if line.startswith("b:3")]
+    assert row.split() == ["b:3", "a.txt:1", "one", "two"]
+    page = (tmp_path / "audit.html").read_text()
+    assert "Exact duplicates" in page and "a.txt:1" in page and "c.pdf" in page
+    values = json.loads(kinfolk("audit", notes, "--json").out)
+    assert values["skipped"] == [{"path": str(notes / "c.pdf"), "reason": "not text in UTF-8"}]
+    assert values["exact_examples"][0]["same_as_line"] == 1

@@ -64,7 +64,7 @@ MISTAKES = [
     ("prepare {bad}/rows.jsonl --tokenizer {tok} -o {new}", "line 2 of {bad}/rows.jsonl is not JS"),
     ("prepare {bad}/*.none --tokenizer {tok} -o {new}", "{bad}/*.none matches no file"),
     ("prepare {text} --tokenizer {tmp}/none -o {new}", "holds no tokenizer.json"),
-    ("prepare {text} --tokenizer {tmp} -o {new}", "neither a run"),
+    ("prepare {text} --tokenizer {tmp} -o {new}", "{tmp} holds no tokenizer.json"),
     ("prepare {text} --tokenizer {tok} -o {corpus}", "already a corpus"),
     ("prepare {text} --tokenizer {tok} -o {text}", "already exists"),
     ("prepare {text} --tokenizer {tok} -o {new} --holdout 2", "holdout 2: it must be a fraction"),

@@ -64,6 +64,34 @@ def test_an_export_opens_in_transformers_and_comes_back(
     assert weights[0] == weights[1]
 
 
+@pytest.mark.parity
+def test_greedy_text_equals_that_of_transformers(runs: dict[str, Path], tmp_path: Path) -> None:
+    model, tokenizer = package.load(runs["gpt2"])
+    chance = torch.Generator().manual_seed(0)
+    for weight in model.parameters():  # large weights, so that every token decides about the text
+        if weight.dim() > 1:
+            weight.data.normal_(0, 0.5, generator=chance)
+    package.save(model, tokenizer, tmp_path / "model")
+    peer = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    words = AutoTokenizer.from_pretrained(tmp_path / "model")
+    special = tokenizer.special_tokens
+    options = {"max_new_tokens": 8, "do_sample": False}
+
+    def theirs(ids: list[int]) -> str:
+        never = sorted(special.ids - {special.eos})
+        text = peer.generate(torch.tensor([ids]), suppress_tokens=never, pad_token_id=0, **options)
+        return str(words.decode(text[0, len(ids) :], skip_special_tokens=True))
+
+    differ = []
+    for prompt in ("The cat saw", "A dog", "My sister painted the river"):
+        ids = words(prompt)["input_ids"]
+        plain = package.generate(model, tokenizer, prompt, **options)
+        begun = package.generate(model, tokenizer, prompt, add_bos_token=True, **options)
+        assert [plain, begun] == [theirs(ids), theirs([special.bos, *ids])]
+        differ.append(plain != begun)
+    assert any(differ)
+
+
 def test_an_imported_model_is_scored_and_writes(
     kinfolk: Kinfolk, runs: dict[str, Path], tmp_path: Path
 ) -> None:

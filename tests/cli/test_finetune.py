@@ -333,7 +333,6 @@ MISTAKES = [
     ("bert/nano --train {train} --train {ner} -o {new}", "trained on together as text"),
     ("bert/nano --suite glue {tmp}/none -o {new}", "no such folder: {tmp}/none"),
     ("bert/nano --suite glue {sets} -o {new} --only sst9", "--tasks sst9: unknown dataset"),
-    ("{bert} --train {train} -o {new} --tokenizer {tok}", "--tokenizer does not apply to {bert}"),
     ("--resume {tmp}", "is not a run: it has no recipe.json"),
     ("--resume {bert}", "{bert} is a run of pretrain"),
     ("bert/nano --resume {bert}", "cannot be combined with other options"),

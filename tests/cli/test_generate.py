@@ -26,7 +26,7 @@ def generate(kinfolk: Kinfolk, run: Path, *options: object) -> list[dict[str, li
 
 def test_logprobs_are_those_of_the_logits(kinfolk: Kinfolk, runs: dict[str, Path]) -> None:
     model, tokenizer = package.load(runs["gpt2"])
-    before = [tokenizer.special_tokens.bos, *tokenizer.encode(PROMPT, add_special_tokens=False)]
+    before = tokenizer.encode(PROMPT, add_special_tokens=False)
     (text,) = generate(kinfolk, runs["gpt2"], "--top-k", 40)
     assert len(text["ids"]) == len(text["logprobs"]) == 12
     scores = package.logits(model, [*before, *text["ids"]]).log_softmax(-1)
@@ -243,7 +243,7 @@ def test_a_long_prompt_is_cut_where_that_is_asked_for(
     assert said.code == 0 and said.out.startswith(long)
     _, tokenizer = package.load(runs["gpt2"])
     ids = tokenizer.encode(long, add_special_tokens=False)
-    over = len(ids) + 1 + 4 - 32
+    over = len(ids) + 4 - 32
     assert said.err == f"warning: the prompt is too long: dropped its first {over} tokens\n"
     rest = tokenizer.decode(ids[over:])
     shorter = kinfolk("generate", runs["gpt2"], rest, "--max-tokens", 4).out
@@ -301,7 +301,7 @@ MISTAKES = {
     "generate {gpt2} --prompts {bad}": "line 2 of {bad} has no 'prompt': choose one of text",
     "generate {gpt2} --prompts {bad} --field text": "line 1 of {bad} has no 'text'",
     "generate {gpt2} --prompts {long} --batch 0": "batch_size must be at least 1 (got 0)",
-    "generate {gpt2} --prompts {long}": "prompt 2: the prompt has 181 tokens, and a context of 32",
+    "generate {gpt2} --prompts {long}": "prompt 2: the prompt has 180 tokens, and a context of 32",
     "generate {gpt2} The --truncate right": "--truncate right: it must be left",
     "generate {gpt2} The --method smaple": "unknown method 'smaple': did you mean sample?",
     "generate {gpt2} The --method sample --num-beams 3": "--num-beams requires --method beam or "

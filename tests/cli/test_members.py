@@ -29,6 +29,7 @@ COMMANDS = (
     "summarize",
     "chat",
     "export",
+    "push",
     "import",
     "quickstart",
 )

@@ -76,6 +76,36 @@ def test_every_class_has_a_column_where_it_is_wished(
         assert row[3] == max(row[4:])
 
 
+def test_added_columns_are_named_where_there_is_no_header(
+    kinfolk: Kinfolk, solvers: Path, tmp_path: Path
+) -> None:
+    texts = [text for text, _ in tables.reviews(6, seed=3)]
+    table = tables.write(tmp_path / "new.tsv", [f"{n}\t{text}" for n, text in enumerate(texts)])
+    said = kinfolk("predict", solvers / "mood", table, "--probabilities")
+    names = "3 prediction, 4 probability, 5 probability_bad, 6 probability_good"
+    assert f"added columns: {names}" in said.err
+    assert "new.tsv: classify column 2, without a label" in said.err
+    lines = kinfolk("predict", solvers / "mood", tables.write(tmp_path / "new.txt", texts))
+    assert "added columns: 2 prediction, 3 probability" in lines.err
+    predicted = [line.split("\t") for line in ok(lines).splitlines()]
+    assert [row[0] for row in predicted] == texts
+    assert [row[1] for row in predicted] == [label for _, label in tables.reviews(6, seed=3)]
+
+
+def test_plain_sentences_are_tagged(kinfolk: Kinfolk, solvers: Path, tmp_path: Path) -> None:
+    file = tables.write(tmp_path / "new.txt", ["the old man painted a ball", "", "a cat ran"])
+    first, blank, last = ok(kinfolk("predict", solvers / "ner", file)).splitlines()
+    assert [part.rpartition("/")[0] for part in first.split()] == [
+        "the",
+        "old",
+        "man",
+        "painted",
+        "a",
+        "ball",
+    ]
+    assert (blank, len(last.split())) == ("", 3)
+
+
 def test_order_and_company_change_no_answer(
     kinfolk: Kinfolk, solvers: Path, tmp_path: Path
 ) -> None:
@@ -223,6 +253,8 @@ MISTAKES = [
     ("{mood} {file} -o {tmp}/none/out.tsv", "folder {tmp}/none does not exist"),
     ("{mood} {file} --task-number 2", "task_index=2: "),
     ("{mood} {ragged}", "line 3 of {ragged} has 1 columns"),
+    ("{mood} {pairs}", "2 texts, but the model was trained on single texts"),
+    ("{ner} {squad}", "is JSON, not words in columns"),
     ("{mood} {file} --device gpu", "unknown device 'gpu'"),
 ]
 
@@ -239,6 +271,9 @@ def test_a_mistake_is_one_sentence(
     names = {
         "tmp": tmp_path,
         "mood": solvers / "mood",
+        "ner": solvers / "ner",
+        "squad": tables.questions(tmp_path / "squad.json"),
+        "pairs": tables.write(tmp_path / "pairs.tsv", ["text1\ttext2", "a day\ta night"]),
         "bert": runs["bert"],
         "file": tables.table(tmp_path / "new.tsv", 4),
         "ragged": tables.write(tmp_path / "ragged.tsv", ["sentence\tlabel", "a day\tgood", "a"]),

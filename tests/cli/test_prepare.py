@@ -24,6 +24,8 @@ def test_what_is_told_is_what_is_there(kinfolk: Kinfolk, home: Home, tmp_path: P
         "documents": len(blocks),
         "tokens": corpus.tokens,
         "bytes": sum(len(block.encode()) for block in blocks),
+        "left_out": {"empty": 0},
+        "skipped_files": {},
     }
     tokenizer = corpus.tokenizer()
     assert [tokenizer.decode(corpus.document(i)) for i in range(corpus.documents)] == blocks
@@ -121,4 +123,30 @@ def test_all_options_reach_the_corpus(kinfolk: Kinfolk, home: Home, tmp_path: Pa
     assert json.loads(said.out)["documents"] == 2
     corpus = Corpus.open(tmp_path / "c")
     assert corpus.words(0, corpus.tokens).sum() == 6
-    assert (tmp_path / "c" / "dropped.jsonl").read_text() == ""
+    left_out = {"empty": 0, "exact duplicate": 1, "contaminated": 0}
+    assert json.loads(said.out)["left_out"] == left_out
+    (dropped,) = (tmp_path / "c" / "dropped.jsonl").read_text().splitlines()
+    assert json.loads(dropped)["same_as"] == {
+        "source": str(tmp_path / "a.jsonl"),
+        "source_line": 1,
+    }
+
+
+def test_skipped_files_are_printed_and_strict_fails(
+    kinfolk: Kinfolk, home: Home, tmp_path: Path
+) -> None:
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    (notes / "diary 2024.01.05").write_text("The cat.")
+    (notes / "photo.jpg").write_bytes(b"\xff\xd8\xff\0")
+    arguments = ("prepare", notes, "--tokenizer", home.tokenizer, "-o", tmp_path / "c")
+    said = kinfolk(*arguments, "--strict")
+    assert said.code == 2
+    assert (
+        "1 file would be left out with --strict: 1 not text in UTF-8 (photo.jpg)" in said.sentence
+    )
+    assert not (tmp_path / "c").exists()
+    said = kinfolk(*arguments)
+    assert "skipped 1 file: 1 not text in UTF-8 (photo.jpg)" in said.err
+    assert said.out.startswith("corpus: 1 documents")
+    assert f"listed in {tmp_path / 'c'}/dropped.jsonl" in said.out

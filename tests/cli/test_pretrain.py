@@ -64,16 +64,24 @@ def test_lines_name_the_step_of_a_score_and_show_the_losses_of_the_page(
         assert f"  loss {loss:.3f}  nsp {entry['losses']['nsp']:.3f}  " in line
 
 
-@pytest.mark.parametrize("command", ["pretrain", "finetune"])
+@pytest.mark.parametrize(
+    ("command", "number"),
+    [("pretrain", signal.SIGINT), ("pretrain", signal.SIGTERM), ("finetune", signal.SIGHUP)],
+)
 def test_an_interrupt_says_what_is_saved_and_how_to_resume(
-    command: str, kinfolk: Kinfolk, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str,
+    number: signal.Signals,
+    kinfolk: Kinfolk,
+    home: Home,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     original = TrainStep.__call__
 
-    def pressed(step: TrainStep, number: int, batches: Any) -> StepOutput:
-        if number == 2:
-            signal.raise_signal(signal.SIGINT)
-        return original(step, number, batches)
+    def pressed(step: TrainStep, index: int, batches: Any) -> StepOutput:
+        if index == 2:
+            signal.raise_signal(number)
+        return original(step, index, batches)
 
     out = tmp_path / "run"
     with monkeypatch.context() as patched:
@@ -82,7 +90,7 @@ def test_an_interrupt_says_what_is_saved_and_how_to_resume(
         if command == "finetune":
             data = ("--train", table(tmp_path / "train", classify, 40), "--device", "cpu")
         said = kinfolk(command, "bert/nano", *data, "-o", out)
-    assert said.code != 0
+    assert said.code == 128 + number
     last = (out / "checkpoints" / "last").resolve()
     assert last.name == "step-00000003"
     saved = out / "checkpoints" / last.name
@@ -90,6 +98,21 @@ def test_an_interrupt_says_what_is_saved_and_how_to_resume(
     assert line in said.err.splitlines()
     again = kinfolk(command, "--resume", out)
     assert again.code == 0, again.err
+
+
+@pytest.mark.parametrize("family", ["gpt2", "transformer_xl"])
+def test_a_rate_that_destroys_the_weights_saves_none(
+    family: str, kinfolk: Kinfolk, home: Home, tmp_path: Path
+) -> None:
+    rate = ("train.lr=1e4", "train.schedule=constant", "train.warmup=0")
+    asked = (f"{family}/nano", "--corpus", home.corpus, "--steps", 2, *FEW, *rate)
+    said = kinfolk("pretrain", *asked, "-o", tmp_path / "run")
+    assert said.code == 2 and " is NaN at step 2. Lower train.lr (now 10000)" in said.sentence
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    data = ("--train", table(tmp_path / "train", classify, 40), "--device", "cpu", "--lr", "1e37")
+    said = kinfolk("finetune", f"{family}/nano", *data, "-o", tmp_path / "tuned")
+    assert said.code == 2 and " is NaN at step 2. Lower train.lr (now 1e+37)" in said.sentence
+    assert not (tmp_path / "tuned" / "checkpoints").exists()
 
 
 def test_options_are_the_fields_of_the_recipe(kinfolk: Kinfolk, home: Home, tmp_path: Path) -> None:

@@ -1,11 +1,24 @@
-"""Progress elsewhere than on a terminal: a line every 30 seconds or 10 % of the steps."""
+"""Progress on narrow terminals and in pipes, and what Ctrl-C says."""
+
+import io
+import re
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
+from kinfolk.cli import output
 from kinfolk.cli import run_progress as module
-from kinfolk.cli.output import duration
+from kinfolk.cli.output import byte_progress, duration, row_progress
 from kinfolk.cli.run_progress import run_progress
+from kinfolk.data.prepare import train_tokenizer
+from kinfolk.generation import generate as generation
 from kinfolk.training.loop import Progress
+from kinfolk.workflows.evaluate import open_evaluation
+from support.runs import Home, Kinfolk
 
 
 class Clock:
@@ -50,3 +63,103 @@ def test_the_time_left_follows_from_the_steps_of_this_process(
         progress.on_step(Progress(901, 1000, 5.0, None, 1234.0))  # resumed at step 900
     assert "  ETA 1h39m" in capsys.readouterr().err
     assert [duration(x) for x in (0.4, 12, 185, 3725)] == ["0s", "12s", "3m05s", "1h02m"]
+
+
+def test_without_a_terminal_a_line_has_the_speed_and_the_time_left(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(output, "time", clock)
+    with row_progress("evaluate") as rows, byte_progress("reading") as read:
+        for done in range(1, 6):
+            clock.now += 20
+            rows(done, 1000)
+            read(1_000_000 * done, None if done < 4 else 10_000_000)
+        read.stage("counting", 0, None)
+        clock.now += 40
+        read.stage("counting", 2_000, 4_000)
+    assert capsys.readouterr().err.splitlines() == [
+        "evaluate  2/1,000  0.05/s  ETA 5h32m",
+        "reading  2.0 MB  50.0 kB/s",
+        "evaluate  4/1,000  0.05/s  ETA 5h32m",
+        "reading  4.0 MB/10.0 MB  50.0 kB/s  ETA 2m00s",
+        "counting  2.0 kB/4.0 kB  50 bytes/s  ETA 40s",
+    ]
+
+
+def test_step_and_time_left_are_readable_at_50_columns_and_markup_is_text() -> None:
+    screen = Console(file=io.StringIO(), width=50)
+    with run_progress("[red]runs/a-long-name[/]") as progress:
+        for step in (12_344, 12_345):
+            losses = {"mlm": 5.0, "nsp": 0.6}
+            progress.on_step(Progress(step, 20_000, 5.0, 4.9, 123_456.0, losses))
+        screen.print(progress.bar.get_renderable())
+    assert isinstance(screen.file, io.StringIO)
+    (line,) = screen.file.getvalue().splitlines()
+    assert re.search(r" 12345/20000 (\d+|-):(\d\d|--):(\d\d|--) ", line), line
+    assert line.startswith("[red]run")
+    assert "bold" not in line
+
+
+def test_evaluation_and_tokenizer_training_report_up_to_the_total(
+    home: Home, runs: dict[str, Path]
+) -> None:
+    batches: list[tuple[int, int]] = []
+    evaluation = open_evaluation(runs["gpt2"], None, home.text)
+    evaluation.likelihood(rows=4, progress=lambda done, total: batches.append((done, total)))
+    assert len(batches) > 3
+    assert batches == [(number, len(batches)) for number in range(1, len(batches) + 1)]
+    stages: list[tuple[str, int, int | None]] = []
+    train_tokenizer(home.text, vocab_size=420, progress=lambda *done: stages.append(done))
+    assert list(dict.fromkeys(stage for stage, *_ in stages)) == ["reading", "counting", "learning"]
+    ends = {stage: (done, total) for stage, done, total in stages}
+    assert ends["reading"] == (home.text.stat().st_size,) * 2
+    assert ends["counting"][0] == ends["counting"][1]
+
+
+def test_ctrl_c_says_what_was_printed_of_the_prompts(
+    kinfolk: Kinfolk, runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = generation.generate_many
+
+    def interrupted(*arguments: Any, **named: Any) -> Iterator[Any]:
+        yield from islice(original(*arguments, **named), 2)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(generation, "generate_many", interrupted)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "The"}\n' * 5)
+    options = ("--prompts", tmp_path / "prompts.jsonl", "--max-new-tokens", 2, "--json")
+    said = kinfolk("generate", runs["gpt2"], *options)
+    assert (said.code, len(said.out.splitlines())) == (130, 2)
+    expected = "stopped: the outputs of 2 prompts are printed; pass the other prompts to continue"
+    assert said.sentence == expected
+
+
+@pytest.mark.parametrize(
+    ("function", "command", "expected"),
+    [
+        ("data.prepare.train_tokenizer", "tokenizer train {text} -o {out}", "nothing was written"),
+        ("workflows.evaluate.score_documents", "evaluate {gpt2} --text {text}", "no score is"),
+        ("data.audit.audit", "audit {text} -o {out}", "nothing was written"),
+    ],
+)
+def test_ctrl_c_says_that_nothing_was_written(
+    function: str,
+    command: str,
+    expected: str,
+    kinfolk: Kinfolk,
+    home: Home,
+    runs: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*arguments: Any, **named: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"kinfolk.{function}", interrupted)
+    names = {"text": home.text, "out": tmp_path / "out", "gpt2": runs["gpt2"]}
+    said = kinfolk(*(part.format(**names) for part in command.split()))
+    assert (said.code, said.out) == (130, "")
+    assert said.sentence.startswith(f"stopped: {expected}")
+    assert said.sentence.endswith("run the same command again")
+    assert not list(tmp_path.iterdir())

@@ -110,6 +110,17 @@ def test_a_run_that_was_stopped_arrives_where_it_would_have(
         assert (cut / name).read_bytes() == (run / name).read_bytes()
 
 
+def test_a_run_that_was_killed_before_its_bleu_gets_it(
+    run: Path, kinfolk: Kinfolk, tmp_path: Path
+) -> None:
+    cut = shutil.copytree(run, tmp_path / "run", symlinks=True)
+    (cut / "translation.json").unlink()
+    said = kinfolk("pretrain", "--resume", cut)
+    assert said.code == 0 and "BLEU " in said.out and (cut / "report.html").is_file()
+    assert (cut / "translation.json").read_bytes() == (run / "translation.json").read_bytes()
+    assert kinfolk("pretrain", "--resume", cut).code == 2  # it is complete
+
+
 def test_a_saved_model_is_scored_on_other_files(run: Path, texts: Path, kinfolk: Kinfolk) -> None:
     asked = ("evaluate", run, "--device", "cpu", "--json")
     found = json.loads(kinfolk(*asked, "--pairs", texts / "dev.tsv").out)

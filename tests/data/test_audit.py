@@ -84,7 +84,8 @@ def test_duplicates_lengths_and_lines_are_counted(tmp_path: Path) -> None:
         1,
         1,
     )  # "C!" is nearly "c"
-    assert [(one.line, one.text) for one in found.examples] == [(11, "C!")]
+    assert [(e.line, e.same_as_line, e.text) for e in found.examples] == [(11, 5, "C!")]
+    assert [(e.line, e.same_as_line, e.text) for e in found.exact_examples] == [(7, 1, "a\nb\nb")]
     assert (found.lines, found.repeated_lines) == (9, 4)
     assert dict(found.most_repeated_lines) == {"b": 4, "a": 2}
     assert found.most_repeated_lines[0] == ("b", 4)

@@ -73,6 +73,7 @@ def test_the_card_says_what_is_inside(corpus: Corpus) -> None:
         "tokenizer_hash": TOKENIZER.fingerprint,
         "words": None,
         "left_out": {},
+        "skipped_files": {},
         "sources": [{"path": "a.txt", "documents": 4, "bytes": 46}],
     }
 

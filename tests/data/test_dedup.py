@@ -20,6 +20,7 @@ from kinfolk.data.dedup import (
     SHINGLE_WORDS,
     DecontaminationFilter,
     DedupFilter,
+    Dropped,
     MinHashDeduplicator,
     minhash_signature,
 )
@@ -122,7 +123,45 @@ def test_grams_are_equal_where_their_words_are(words: list[str], length: int) ->
 def test_the_first_of_equal_documents_stays() -> None:
     kept = DedupFilter(stream(["a b", "c", " a b\n", "A b", "c", "a  b"]), "exact")
     assert [document.bytes_read for document in kept] == [0, 1, 3, 5]
-    assert kept.left_out == {"exact duplicates": 2}
+    assert kept.left_out == {"exact duplicate": 2}
+
+
+def test_duplicates_name_the_first_document_and_the_most_similar_one() -> None:
+    rng = random.Random(7)
+    words = draw(rng, ENGLISH, 400)
+    texts = [
+        joined(draw(rng, ENGLISH, 400)),
+        joined(words),
+        joined(words[:395]),
+        f" {joined(words)}",
+    ]
+    documents = [Document(t, Path(f"{n}.txt"), 0, line=10 + n) for n, t in enumerate(texts)]
+    dropped: list[Dropped] = []
+    list(DedupFilter(documents, "near", dropped.append))
+    first = {"source": "1.txt", "source_line": 11}
+    assert [(d["reason"], d["source"], d["source_line"], d["same_as"]) for d in dropped] == [
+        ("near duplicate", "2.txt", 12, first),
+        ("exact duplicate", "3.txt", 13, first),
+    ]
+    assert [d["excerpt"] for d in dropped] == [texts[1][:80]] * 2
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "message"),
+    [
+        ("MAX_EVALUATION_FILES", 3, "has more than 3 files: name the files"),
+        ("MAX_EVALUATION_BYTES", 99, "4 evaluation files of 308 bytes are more than the 99"),
+    ],
+)
+def test_a_folder_that_is_no_evaluation_set_is_refused_before_it_is_read(
+    limit: str, value: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "abcd":
+        (tmp_path / name).write_text(TEST)
+    monkeypatch.setattr(dedup, limit, value)
+    monkeypatch.setattr(dedup, "read_leniently", None)
+    with pytest.raises(UserError, match=message):
+        DecontaminationFilter([], [tmp_path])
 
 
 @pytest.mark.parametrize("words", [ENGLISH, CHINESE], ids=["English", "Chinese"])
@@ -135,7 +174,7 @@ def test_documents_with_a_rewritten_passage_are_found_and_others_stay(words: lis
         copies.append([*text[:start], *draw(rng, words, 20), *text[start + 20 :]])  # 5 % of it
     kept = DedupFilter(stream([joined(text) for text in [*texts, *copies]]), "near")
     assert [document.bytes_read for document in kept] == list(range(50))
-    assert kept.left_out == {"exact duplicates": 0, "near duplicates": 50}
+    assert kept.left_out == {"exact duplicate": 0, "near duplicate": 50}
 
 
 @pytest.mark.parametrize("words", [ENGLISH, CHINESE], ids=["English", "Chinese"])
@@ -211,10 +250,10 @@ def test_memory_follows_the_number_of_documents_only() -> None:
     for length in (20, 200):
         texts = [joined(draw(rng, ENGLISH, length)) for _ in range(512)]
         index = MinHashDeduplicator()
-        index.seen("first")
+        index.find_or_add("first", 0)
         tracemalloc.start()
-        for text in texts:
-            index.seen(text)
+        for number, text in enumerate(texts):
+            index.find_or_add(text, number)
         costs.append(tracemalloc.get_traced_memory()[0] / len(texts))
         tracemalloc.stop()
     assert max(costs) < 2500
@@ -259,45 +298,40 @@ def test_planted_tests_are_found_in_every_kind_of_file(
     texts = [joined(draw(rng, words, 100)) for words in (ENGLISH, CHINESE) for _ in range(5)]
     texts[2] += " THE QUICK BROWN FOX -- jumps over the 'lazy' dog; and then it sleeps"
     texts[7] = texts[7][:50] + QUESTION[3:20].replace("，", "") + texts[7][50:]
-    kept = DecontaminationFilter(stream(texts), [file], tmp_path / "dropped.jsonl")
+    dropped: list[Dropped] = []
+    kept = DecontaminationFilter(stream(texts), [file], dropped.append)
     assert [document.bytes_read for document in kept] == [0, 1, 3, 4, 5, 6, 8, 9]
     assert kept.left_out == {"contaminated": 2}
-    told = [json.loads(line) for line in (tmp_path / "dropped.jsonl").read_text().splitlines()]
-    assert told[0] == {
+    assert dropped[0] == {
+        "reason": "contaminated",
         "source": "a.txt",
-        "gram": "the quick brown fox jumps over the lazy dog and then it sleeps",
-        "evaluation": str(file),
-        "line": LINES.get(name, (1, 1))[0],
-        "text": texts[2][:80],
+        "source_line": 1,
+        "evaluation_file": str(file),
+        "evaluation_line": LINES.get(name, (1, 1))[0],
+        "ngram": "the quick brown fox jumps over the lazy dog and then it sleeps",
+        "excerpt": texts[2][:80],
     }
-    assert told[1]["gram"] == " ".join(QUESTION[3:16])
-    assert told[1]["line"] == LINES.get(name, (1, 1))[1]
+    assert dropped[1]["ngram"] == " ".join(QUESTION[3:16])
+    assert dropped[1]["evaluation_line"] == LINES.get(name, (1, 1))[1]
 
 
 def test_twelve_words_are_no_proof(tmp_path: Path) -> None:
     (tmp_path / "test.txt").write_text(TEST)
     words = TEST.split()
     texts = [" ".join([*words[:12], "and", *words[13:]]), " ".join(words[:13])]
-    kept = DecontaminationFilter(stream(texts), [tmp_path / "test.txt"], tmp_path / "dropped")
+    kept = DecontaminationFilter(stream(texts), [tmp_path / "test.txt"])
     assert [document.bytes_read for document in kept] == [0]
-
-
-def test_the_list_of_what_was_dropped_is_written_anew(tmp_path: Path) -> None:
-    (tmp_path / "test.txt").write_text(TEST)
-    for _ in range(2):
-        list(DecontaminationFilter(stream([TEST, "x"]), [tmp_path], tmp_path.parent / "dropped"))
-        assert len((tmp_path.parent / "dropped").read_text().splitlines()) == 1
 
 
 def test_test_files_that_cannot_serve_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nowhere does not exist"):
-        DecontaminationFilter([], [tmp_path / "nowhere"], tmp_path / "dropped")
+        DecontaminationFilter([], [tmp_path / "nowhere"])
     (tmp_path / "short.txt").write_text("too short\n\n" * 20)
     with pytest.raises(UserError, match=r"nothing in .*short\.txt has 13 words in a row"):
-        DecontaminationFilter([], [tmp_path / "short.txt"], tmp_path / "dropped")
+        DecontaminationFilter([], [tmp_path / "short.txt"])
     (tmp_path / "bad.txt.gz").write_bytes(gzip.compress(TEST.encode())[:-9])
     with pytest.raises(UserError, match=r"bad\.txt\.gz is corrupt"):
-        DecontaminationFilter([], [tmp_path / "bad.txt.gz"], tmp_path / "dropped")
+        DecontaminationFilter([], [tmp_path / "bad.txt.gz"])
 
 
 def test_awkward_documents_pass_and_awkward_tests_are_read(tmp_path: Path) -> None:
@@ -305,9 +339,8 @@ def test_awkward_documents_pass_and_awkward_tests_are_read(tmp_path: Path) -> No
         json.dumps({"a": "\ud800 " + TEST}).encode() + b'\n{"b": 1e999, "c": [null, "\xff x"]}\n[['
     )
     texts = [*AWKWARD, TEST + "\ud800"]
-    kept = DecontaminationFilter(stream(texts), [tmp_path / "a.jsonl"], tmp_path / "dropped")
+    kept = DecontaminationFilter(stream(texts), [tmp_path / "a.jsonl"])
     assert [document.text for document in kept] == AWKWARD
-    json.loads((tmp_path / "dropped").read_text())
 
 
 @pytest.mark.real
@@ -318,11 +351,9 @@ def test_awkward_documents_pass_and_awkward_tests_are_read(tmp_path: Path) -> No
         ("wiki_zh/valid.txt.gz", "xquad/xquad.zh.json.gz"),
     ],
 )
-def test_real_tests_are_found_where_they_were_put(
-    real: Path, tmp_path: Path, text: str, test: str
-) -> None:
+def test_real_tests_are_found_where_they_were_put(real: Path, text: str, test: str) -> None:
     articles = list(read_documents([real / text]))[:300]
-    before = DecontaminationFilter(articles, [real / test], tmp_path / "before")
+    before = DecontaminationFilter(articles, [real / test])
     clean = list(before)
     assert (
         before.left_out["contaminated"] <= 6
@@ -333,7 +364,7 @@ def test_real_tests_are_found_where_they_were_put(
         Document(f"{one.text}\n{planted[i]}", one.source, i) if i < len(planted) else one
         for i, one in enumerate(clean)
     ]
-    after = DecontaminationFilter(mixed, [real / test], tmp_path / "after")
+    after = DecontaminationFilter(mixed, [real / test])
     assert list(after) == clean[len(planted) :]
     assert after.left_out["contaminated"] == len(planted) == 20
 

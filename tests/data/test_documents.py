@@ -1,5 +1,6 @@
 """Files become documents, and what is wrong with a file is said by name."""
 
+import bz2
 import errno
 import gzip
 import io
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,12 +29,13 @@ from kinfolk.data.documents import (
     read_leniently,
     read_text_parts,
 )
-from kinfolk.data.files import FileProblems, file_sizes, find_files
+from kinfolk.data.files import FileProblems, SkippedFile, file_sizes, find_files
 from kinfolk.errors import UserError
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
     ".gz": gzip.compress,
+    ".bz2": partial(bz2.compress, compresslevel=1),
     ".xz": lzma.compress,
     ".zst": zstandard.compress,
 }
@@ -118,6 +121,64 @@ def test_folders_are_read_in_order_without_hidden_and_other_files(tmp_path: Path
     (tmp_path / "e.txt").write_text("")  # in a folder, no mistake
     assert texts(tmp_path) == ["a.txt", "b/LICENSE", "b/x.md", "zipped"]
     assert find_files([tmp_path / "d.py"]) == [tmp_path / "d.py"]  # named, so meant
+
+
+def test_files_of_a_folder_are_read_if_they_hold_text_and_the_others_are_listed(
+    tmp_path: Path,
+) -> None:
+    text = ["diary 2024.01.05", "log", "a.rst", "b.text", "c.log", "d.log.bz2", "e.TEX"]
+    for name in text:
+        data = f"text of {name}".encode()
+        (tmp_path / name).write_bytes(bz2.compress(data) if name.endswith("bz2") else data)
+    (tmp_path / "f.html").write_text("<p>")
+    (tmp_path / "g.json").write_text("{}")
+    (tmp_path / "h.py").write_text("import os")
+    (tmp_path / "i.pdf").write_bytes(b"%PDF\0")
+    (tmp_path / "j.tar.gz").write_bytes(gzip.compress(b"a\0b"))
+    (tmp_path / "k.doc").write_bytes("é".encode("latin-1"))
+    (tmp_path / "l").symlink_to("nowhere")
+    (tmp_path / "m").symlink_to("m")
+    os.mkfifo(tmp_path / "n")
+    (tmp_path / ".hidden").write_bytes(b"\0")
+    skipped: list[SkippedFile] = []
+    found = find_files([tmp_path], on_skip=skipped.append)
+    assert [file.name for file in found] == sorted(text)
+    assert [d.text for d in read_documents([tmp_path])] == [f"text of {n}" for n in sorted(text)]
+    assert [(file.path.name, file.reason) for file in skipped] == [
+        ("f.html", "markup or JSON"),
+        ("g.json", "markup or JSON"),
+        ("h.py", "source code or settings"),
+        *((name, "not text in UTF-8") for name in ("i.pdf", "j.tar.gz", "k.doc")),
+        ("l", "broken link"),
+        ("m", "broken link"),
+        ("n", "no regular file"),
+    ]
+    assert files.skipped_summary(skipped).startswith(
+        "2 markup or JSON (f.html, g.json), 1 source code or settings (h.py), 3 not text in UTF-8"
+    )
+
+
+def test_linked_folders_are_read_once_and_loops_are_listed(tmp_path: Path) -> None:
+    for name in ("notes/a.txt", "notes/b/c.txt", "far/d.txt", "far/e/f.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    notes = tmp_path / "notes"
+    (notes / "a link").symlink_to(notes / "b")
+    (notes / "b" / "up").symlink_to(notes)
+    (notes / "far").symlink_to(tmp_path / "far")
+    (tmp_path / "far" / "around").symlink_to(tmp_path)
+    (tmp_path / "far" / "e" / "self").symlink_to(tmp_path / "far" / "e")
+    skipped: list[SkippedFile] = []
+    found = find_files([notes], on_skip=skipped.append)
+    assert [str(file.relative_to(notes)) for file in found] == [
+        "a.txt", "b/c.txt", "far/d.txt", "far/e/f.txt",
+    ]  # fmt: skip
+    assert [(str(file.path.relative_to(notes)), file.reason) for file in skipped] == [
+        ("a link", "link to a folder that is read already"),
+        ("b/up", "link to a folder that contains it"),
+        ("far/around", "link to a folder that contains it"),
+        ("far/e/self", "link to a folder that is read already"),
+    ]
 
 
 def test_each_file_of_a_folder_is_read_in_its_own_way(tmp_path: Path) -> None:
@@ -289,7 +350,7 @@ def test_memory_does_not_grow_with_a_line(tmp_path: Path) -> None:
     assert int(large) - int(small) < 32 << 10  # KiB
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])
 @pytest.mark.parametrize("damage", ["cut", "foreign", "flipped"])
 def test_damaged_files_are_named(tmp_path: Path, suffix: str, damage: str) -> None:
     whole = PACK[suffix](b"some text\n\n" * 1000)

@@ -1,6 +1,11 @@
 """Packing: every piece once, no row too full, and almost no slot empty."""
 
+import gzip
 import hashlib
+import lzma
+import time
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -66,6 +71,51 @@ def test_two_streams_fill_nine_tenths_of_the_fuller_one(ratio: float) -> None:
     target = np.clip(source * ratio * rng.lognormal(0, 0.15, len(source)), 2, 128).astype(int)
     sizes = np.stack([source, target], axis=1)
     assert sizes.sum(0).max() / (len(pack(sizes, [128, 128])) * 128) > 0.95
+
+
+def read(path: Path) -> str:
+    opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
+    with opener(path, "rt", encoding="utf-8") as stream:
+        return str(stream.read())
+
+
+def aligned(*names: str) -> Callable[[Path], list[list[str]]]:
+    return lambda data: [read(data / name).split("\n")[:10_000] for name in names]
+
+
+def table(name: str) -> Callable[[Path], list[list[str]]]:
+    return lambda data: [
+        [line.split("\t")[column] for line in read(data / name).split("\n")[:10_000]]
+        for column in (0, 1)
+    ]
+
+
+# Sources and targets of real pairs, and a row length in bytes that some pairs fit together.
+REAL_PAIRS = {
+    "multi30k en-de": (aligned("multi30k_en_de/train.en.gz", "multi30k_en_de/train.de.gz"), 256),
+    "wmt en-de": (aligned("wmt_en_de_10k/train.en.gz", "wmt_en_de_10k/train.de.gz"), 512),
+    "tatoeba en-zh": (table("tatoeba_en_zh/cmn.txt.xz"), 128),
+    "flores en-zh": (aligned("flores200/dev/eng_Latn.dev", "flores200/dev/zho_Hans.dev"), 1024),
+    "flores en-vi": (aligned("flores200/dev/eng_Latn.dev", "flores200/dev/vie_Latn.dev"), 1024),
+    "lcsts": (aligned("lcsts/train.src.txt.gz", "lcsts/train.tgt.txt"), 1024),
+}
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("direction", [1, -1])
+@pytest.mark.parametrize("name", REAL_PAIRS)
+def test_real_pairs_fill_nine_tenths_of_the_fuller_stream(
+    real: Path, name: str, direction: int
+) -> None:
+    sides, length = REAL_PAIRS[name]
+    texts = sides(real)[::direction]
+    sizes = np.array([[len(text.encode()) + 1 for text in side] for side in texts]).T
+    sizes = sizes[(sizes <= length).all(1)]
+    start = time.process_time()
+    rows = pack(sizes, [length, length])
+    assert time.process_time() - start < 1
+    assert len(sizes) > 900
+    assert sizes.sum(0).max() / (len(rows) * length) >= 0.9
 
 
 def test_the_rows_of_one_stream_are_part_of_every_run_and_stay_the_same() -> None:

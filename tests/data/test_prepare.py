@@ -6,6 +6,7 @@ import os
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -168,7 +169,8 @@ def test_documents_that_come_back_or_are_in_a_test_are_left_out(tmp_path: Path) 
     )
     found = [BYTE.decode(corpus.document(i)) for i in range(corpus.documents)]
     assert found == ["one", "two", "three"]
-    assert len((tmp_path / "c" / module.DROPPED_FILE).read_text().splitlines()) == 1
+    dropped = read_dropped(tmp_path / "c")
+    assert [record["reason"] for record in dropped] == ["exact duplicate", "contaminated"]
 
 
 def test_nothing_left_is_said(tmp_path: Path) -> None:
@@ -185,6 +187,16 @@ def test_a_table_is_read_by_its_field_or_column(tmp_path: Path) -> None:
     second = prepare([tmp_path / "b.tsv"], tokenizer=BYTE, out=tmp_path / "b", column="yes")
     assert BYTE.decode(deep.document(0)) == "deep"
     assert BYTE.decode(second.document(0)) == "second"
+
+
+def test_line_ends_inside_quotes_change_no_token(tmp_path: Path) -> None:
+    ids = []
+    for name, end in (("unix", "\n"), ("windows", "\r\n")):
+        file = tmp_path / f"{name}.csv"
+        file.write_bytes(f'text,label{end}"one{end}{end}two",1{end}three,0{end}'.encode())
+        corpus = prepare([file], tokenizer=BYTE, out=tmp_path / name, column="text")
+        ids.append(corpus.ids(0, corpus.tokens).tolist())
+    assert ids[0] == ids[1]
 
 
 def peak(text: Path, out: Path, connection: Connection) -> None:
@@ -230,6 +242,9 @@ def test_what_is_there_is_never_overwritten(text: Path, tmp_path: Path) -> None:
     assert tree(out) == before
     with pytest.raises(UserError, match="already exists and is not empty"):
         prepare([text], tokenizer=BYTE, out=text)
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(UserError, match="loop is a link to nothing"):
+        prepare([text], tokenizer=BYTE, out=tmp_path / "loop")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, UserError])
@@ -296,9 +311,80 @@ def test_what_filters_left_out_is_said_and_written_down(tmp_path: Path) -> None:
         on_message=said.append,
     )
     assert corpus.documents == 2
-    assert said[-1] == "left out: 1 exact duplicates, 0 near duplicates, 1 contaminated"
-    facts = json.loads((tmp_path / "c" / "corpus.json").read_text())
-    assert facts["left_out"] == {"exact duplicates": 1, "near duplicates": 0, "contaminated": 1}
+    assert said[-1] == "left out: 1 exact duplicate, 0 near duplicates, 1 contaminated"
+    expected = {"empty": 0, "exact duplicate": 1, "near duplicate": 0, "contaminated": 1}
+    assert json.loads((tmp_path / "c" / "corpus.json").read_text())["left_out"] == expected
+    assert corpus.left_out == Corpus.open(tmp_path / "c").left_out == expected
+    assert repr(corpus) == (
+        f"Corpus('{tmp_path}/c': 2 documents, {corpus.tokens} tokens, {corpus.bytes} bytes, "
+        "left_out {'exact duplicate': 1, 'contaminated': 1})"
+    )
+
+
+def read_dropped(corpus: Path) -> list[dict[str, Any]]:
+    lines = (corpus / module.DROPPED_FILE).read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_every_document_and_file_that_is_left_out_is_listed_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "GROUP_CHARS", 50)
+    words = [" ".join(f"{start}{i}" for i in range(20)) for start in "abcdefgh"]
+    (tmp_path / "notes").mkdir()
+    rows = [words[0], "", words[1], " \n", words[0]]
+    (tmp_path / "notes" / "a.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in rows)
+    )
+    (tmp_path / "notes" / "b.txt").write_text(f"{words[2]}\n\n{words[1]} more\n\n{words[3]}")
+    (tmp_path / "notes" / "c.png").write_bytes(b"\x89PNG\0")
+    (tmp_path / "test.tsv").write_text(f"id\ttext\n1\t{words[3]}\n")
+    expected = [
+        ("file skipped: not text in UTF-8", "c.png", None, None),
+        ("empty", "a.jsonl", 2, None),
+        ("empty", "a.jsonl", 4, None),
+        ("exact duplicate", "a.jsonl", 5, ("a.jsonl", 1)),
+        ("near duplicate", "b.txt", 3, ("a.jsonl", 3)),
+        ("contaminated", "b.txt", 5, ("test.tsv", 2)),
+    ]
+    monkeypatch.setattr("kinfolk.data.dedup.JACCARD_THRESHOLD", 0.7)
+    trees = []
+    for workers in (1, 2):
+        out = tmp_path / str(workers)
+        corpus = prepare(
+            *([tmp_path / "notes"], BYTE, out),
+            dedup="near",
+            decontaminate=[tmp_path / "test.tsv"],
+            workers=workers,
+        )
+        assert (corpus.documents, corpus.skipped_files) == (3, {"not text in UTF-8": 1})
+        trees.append(tree(out))
+    assert trees[0] == trees[1]
+    dropped = read_dropped(tmp_path / "1")
+    found = []
+    for record in dropped:
+        earlier = record.get("same_as")
+        where = None if earlier is None else (Path(earlier["source"]).name, earlier["source_line"])
+        if "evaluation_file" in record:
+            where = (Path(record["evaluation_file"]).name, record["evaluation_line"])
+        source = Path(record["source"]).name
+        found.append((record["reason"], source, record["source_line"], where))
+    assert found == expected
+    assert [record["excerpt"] for record in dropped[3:]] == [
+        words[0][:80], f"{words[1]} more"[:80], words[3][:80],
+    ]  # fmt: skip
+
+
+def test_a_skipped_file_is_said_and_strict_refuses_it(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").write_text("one")
+    (tmp_path / "notes" / "b.json").write_text("{}")
+    said: list[str] = []
+    with pytest.raises(UserError, match=r"1 file would be left out .*: 1 markup or JSON \(b\.json"):
+        prepare(tmp_path / "notes", BYTE, tmp_path / "c", strict=True)
+    assert not (tmp_path / "c").exists()
+    prepare(tmp_path / "notes", BYTE, tmp_path / "c", on_message=said.append)
+    assert said[0].startswith("skipped 1 file: 1 markup or JSON (b.json); a file that is named")
 
 
 def test_a_folder_of_test_data_is_found_once_with_json_and_without_hidden_files(

@@ -131,6 +131,19 @@ def test_workers_die_with_the_one_who_sent_them_and_another_number_goes_on(
     assert 0 < len(encoded) < DOCUMENTS
 
 
+def test_what_is_left_out_is_listed_once_after_a_kill(text: Path, tmp_path: Path) -> None:
+    blocks = text.read_text(encoding="utf-8").split("\n\n")
+    own = tmp_path / "text.txt"
+    own.write_text("\n\n".join(block for block in blocks for _ in range(2)), encoding="utf-8")
+    killed_prepare.go(own, tmp_path / "clean")
+    killed = killed_prepare.run(killed_prepare.doomed, own, tmp_path / "c", "add", 9, True, 1)
+    assert killed == -signal.SIGKILL
+    killed_prepare.go(own, tmp_path / "c")
+    assert tree(tmp_path / "c") == tree(tmp_path / "clean")
+    dropped = (tmp_path / "c" / prepare.DROPPED_FILE).read_text(encoding="utf-8").splitlines()
+    assert len(dropped) == DOCUMENTS
+
+
 def test_killed_again_and_again(text: Path, clean: dict[str, bytes], tmp_path: Path) -> None:
     out, deaths = tmp_path / "c", 0
     while (

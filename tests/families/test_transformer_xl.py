@@ -14,9 +14,12 @@ from torch import Tensor
 from kinfolk.attention_mask import EMPTY_SLOT_ID, AttentionMask
 from kinfolk.batch import Inputs, KVCache, SegmentMemory
 from kinfolk.errors import UserError
+from kinfolk.families import transformer_xl
 from kinfolk.families.transformer_xl import FAMILY, TransformerXL, TransformerXLConfig
+from kinfolk.generation.decode import Decoder, GenerationRequest
 from kinfolk.hub import load_model
 from kinfolk.hub.importers.transfo_xl import convert_folder
+from kinfolk.nn import relative_attention
 from kinfolk.nn.attention import FlexBlockSparse, attention_backend
 from kinfolk.nn.language_model import attention_windows
 from support.networks import hollow
@@ -232,3 +235,32 @@ def test_the_block_sparse_kernel_sees_the_same_memory(window: int | None) -> Non
     assert isinstance(attention_backend(resolved, window=window), FlexBlockSparse)
     real = document >= 0
     near(model(resolved).hidden[real], model(given).hidden[real])
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_long_prompt_is_read_in_parts_with_the_same_result(
+    padded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model: Any = replace(SMALL, mem_len=30).build().eval()
+    prompts = [[*range(1, 40)], [*range(5, 25 if padded else 44)]]
+    held: list[int] = []
+    shift = relative_attention.rel_shift
+
+    def watched(scores: Tensor, keys: int) -> Tensor:
+        held.append(scores.numel())
+        return shift(scores, keys)
+
+    monkeypatch.setattr(relative_attention, "rel_shift", watched)
+    logits = []
+    for most in (transformer_xl.MAX_SCORES, 2000):
+        held.clear()
+        monkeypatch.setattr(transformer_xl, "MAX_SCORES", most)
+        decoder = Decoder(model, GenerationRequest(prompts=prompts))
+        with torch.no_grad():
+            first = decoder.next_logits()
+            decoder.append(first.argmax(-1))
+            logits.append(torch.stack([first, decoder.next_logits()]))
+        assert max(held) <= most
+    assert len(held) > 2 * model.config.num_layers
+    torch.testing.assert_close(logits[1], logits[0], rtol=0, atol=1e-5)

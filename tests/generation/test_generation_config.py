@@ -113,9 +113,24 @@ def test_options_are_fields_by_name() -> None:
             GenerationConfig.from_options({name: 3})
 
 
+def test_the_start_token_opens_an_empty_prompt_and_others_on_request(tokenizer: Tokenizer) -> None:
+    sizes = {"hidden_size": 8, "num_layers": 1, "num_heads": 1, "max_length": 32}
+    model = GPT2Config(vocab_size=tokenizer.vocab_size, **sizes).build()
+    start = tokenizer.special_tokens.bos
+    ids = tokenizer.encode("the cat", add_special_tokens=False)
+    for add_bos_token, text, prompt in (
+        (False, "the cat", ids),
+        (True, "the cat", [start, *ids]),
+        (False, "", [start]),
+        (True, "", [start]),
+    ):
+        config = GenerationConfig(add_bos_token=add_bos_token)
+        assert encode_prompt(model, tokenizer, text, config)[0].prompt == prompt
+
+
 def test_a_prompt_fills_the_context_but_for_a_token(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("the cat sat on the mat", add_special_tokens=False)
-    text, size = tokenizer.decode(ids), 1 + len(ids)  # a token opens it
+    text, size = tokenizer.decode(ids), len(ids)
     fits, narrow = (
         GPT2Config(
             vocab_size=tokenizer.vocab_size, hidden_size=8, num_layers=1, num_heads=1, max_length=c
@@ -130,7 +145,11 @@ def test_a_prompt_fills_the_context_but_for_a_token(tokenizer: Tokenizer) -> Non
     asked, over = encode_prompt(
         narrow, tokenizer, text, GenerationConfig(truncate_left=True, max_new_tokens=2)
     )
-    assert over == 2 and asked.prompt[1:] == tokenizer.encode(text, add_special_tokens=False)[2:]
+    assert over == 2 and asked.prompt == tokenizer.encode(text, add_special_tokens=False)[2:]
+    with pytest.raises(UserError, match=f"max_new_tokens={size} leaves no room for a prompt"):
+        encode_prompt(
+            narrow, tokenizer, text, GenerationConfig(truncate_left=True, max_new_tokens=size)
+        )
     asked, over = encode_prompt(
         fits, tokenizer, text, GenerationConfig(truncate_left=True, max_new_tokens=1)
     )

@@ -2,19 +2,23 @@
 
 import argparse
 import json
+import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kinfolk.attention_mask import AttentionMask
 from kinfolk.batch import Inputs
 from kinfolk.errors import UserError
-from kinfolk.hub import load_model
-from support.peers import near
+from kinfolk.hub import load_model, save
+from support.peers import near, shake
 
 VOCAB, SIZE, HEADS, LAYERS, ROWS = 70, 128, 2, 2, 33
 
@@ -153,4 +157,238 @@ def test_fairseq_joined_its_matrices_once(shape: str, tmp_path: Path) -> None:
     del saved["cfg"]
     torch.save(saved, tmp_path / "model.pt")
     with pytest.raises(UserError, match="has no encoder_attention_heads"):
+        load_model(tmp_path)
+
+
+def fairseq_tensors(*, joined: bool) -> dict[str, Tensor]:
+    """Draw the weights of fairseq's Transformer: one encoder layer, two decoder layers."""
+    draws = torch.Generator().manual_seed(0)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for stack, layers in (("encoder", 1), ("decoder", 2)):
+        for layer in (f"{stack}.layers.{i}" for i in range(layers)):
+            shapes |= {f"{layer}.fc1": (24, 16), f"{layer}.fc2": (16, 24)}
+            shapes |= {f"{layer}.final_layer_norm": (16,)}
+            for attention in ("self_attn", "encoder_attn")[: 1 + (stack == "decoder")]:
+                shapes |= {
+                    f"{layer}.{attention}.{p}_proj": (16, 16) for p in ("q", "k", "v", "out")
+                }
+                shapes |= {f"{layer}.{attention}_layer_norm": (16,)}
+    tensors = {"encoder.embed_tokens.weight": 0.3 * torch.randn(20, 16, generator=draws)}
+    tensors["decoder.embed_tokens.weight"] = tensors["encoder.embed_tokens.weight"]
+    tensors["encoder.version"] = torch.tensor([3.0])
+    tensors["encoder.embed_positions._float_tensor"] = torch.zeros(1)
+    for name, shape in shapes.items():
+        tensors[f"{name}.weight"] = 0.3 * torch.randn(*shape, generator=draws)
+        tensors[f"{name}.bias"] = 0.3 * torch.randn(shape[0], generator=draws)
+    if joined:
+        for name in [n for n in tensors if ".q_proj." in n]:
+            parts = [tensors.pop(name.replace(".q_", f".{p}_")) for p in "qkv"]
+            tensors[name.replace("q_proj.", "in_proj_")] = torch.cat(parts)
+    return tensors
+
+
+def fairseq_logits(w: dict[str, Tensor], source: Tensor, target: Tensor) -> Tensor:
+    """Compute fairseq's Transformer: positions from 2 on, sines then cosines, post-norm."""
+
+    def linear(x: Tensor, at: str) -> Tensor:
+        return F.linear(x, w[f"{at}.weight"], w[f"{at}.bias"])
+
+    def norm(x: Tensor, at: str) -> Tensor:
+        return F.layer_norm(x, (16,), w[f"{at}.weight"], w[f"{at}.bias"])
+
+    def embed(ids: Tensor) -> Tensor:
+        frequency = 10_000.0 ** (-torch.arange(8) / 7)  # half_dim - 1, as in tensor2tensor
+        angles = (torch.arange(ids.shape[1]) + 2)[:, None] * frequency
+        return w["encoder.embed_tokens.weight"][ids] * 4 + torch.cat(
+            [angles.sin(), angles.cos()], 1
+        )
+
+    def attend(x: Tensor, keys: Tensor, at: str, *, causal: bool = False) -> Tensor:
+        q, k, v = (
+            linear(t, f"{at}.{p}_proj").unflatten(2, (2, -1)).transpose(1, 2)
+            for t, p in zip((x, keys, keys), "qkv", strict=True)
+        )
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        return norm(
+            x + linear(out.transpose(1, 2).flatten(2), f"{at}.out_proj"), f"{at}_layer_norm"
+        )
+
+    def feed_forward(x: Tensor, at: str) -> Tensor:
+        inner = linear(linear(x, f"{at}.fc1").relu(), f"{at}.fc2")
+        return norm(x + inner, f"{at}.final_layer_norm")
+
+    at = "encoder.layers.0"
+    x = embed(source)
+    read = feed_forward(attend(x, x, f"{at}.self_attn"), at)
+    x = embed(target)
+    for at in ("decoder.layers.0", "decoder.layers.1"):
+        x = attend(x, x, f"{at}.self_attn", causal=True)
+        x = feed_forward(attend(x, read, f"{at}.encoder_attn"), at)
+    return x @ w["encoder.embed_tokens.weight"].T
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@torch.no_grad()
+def test_a_transformer_of_fairseq(joined: bool, tmp_path: Path) -> None:
+    file = tmp_path / "checkpoint_best.pt"
+    settings = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "arch": "transformer"}
+    args = argparse.Namespace(**settings)
+    tensors = fairseq_tensors(joined=joined)
+    torch.save({"model": tensors, "args": args}, file)
+    model: Any = load_model(file)
+    draws = torch.Generator().manual_seed(1)
+    source, target = (torch.randint(4, 20, (2, n), generator=draws) for n in (7, 5))
+    pair = Inputs.from_ids(
+        target, causal=True, encoder_inputs=Inputs.from_ids(source, causal=False)
+    )
+    logits = fairseq_logits(fairseq_tensors(joined=False), source, target)
+    near(model.lm_logits(model(pair).hidden).logits(), logits)
+    save(tmp_path / "folder", model, None)
+    assert load_model(tmp_path / "folder").config == model.config
+    assert model.config.decoder_start_token_id == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "tensors", "match"),
+    [
+        ({"decoder_normalize_before": True}, {}, "decoder_normalize_before"),
+        ({"encoder_learned_pos": True}, {}, "encoder_learned_pos"),
+        ({"decoder_attention_heads": 4}, {}, "different numbers of attention heads"),
+        ({}, {"decoder.embed_tokens.weight": torch.ones(20, 16)}, "different embeddings"),
+        (
+            {},
+            {"decoder.layers.1.fc2.bias": None},
+            r"missing weights.*decoder\.layers\.1\.fc2\.bias",
+        ),
+    ],
+)
+def test_other_transformers_of_fairseq_are_refused(
+    settings: dict[str, Any], tensors: dict[str, Any], match: str, tmp_path: Path
+) -> None:
+    model = {n: t for n, t in (fairseq_tensors(joined=False) | tensors).items() if t is not None}
+    cfg = {"model": {"encoder_attention_heads": 2} | settings}
+    torch.save({"model": model, "cfg": cfg}, tmp_path / "model.pt")
+    with pytest.raises(UserError, match=match):
+        load_model(tmp_path)
+
+
+def fake_tensorflow(monkeypatch: pytest.MonkeyPatch, variables: dict[str, Tensor]) -> None:
+    """Stand in for the package: `tf.train.load_checkpoint(prefix)` and its reader."""
+    arrays = {name: tensor.numpy() for name, tensor in variables.items()}
+    arrays["global_step"] = torch.tensor(7).numpy()
+    reader = SimpleNamespace(
+        get_variable_to_shape_map=lambda: {n: a.shape for n, a in arrays.items()},
+        get_tensor=arrays.__getitem__,
+    )
+    train = SimpleNamespace(load_checkpoint=lambda prefix: reader)
+    monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(train=train))  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def test_berts_tensorflow_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {
+        "vocab_size": 30,
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+        "max_position_embeddings": 12,
+        "type_vocab_size": 2,
+        "hidden_act": "gelu",
+    }
+    theirs: Any = shake(transformers.BertForPreTraining(transformers.BertConfig(**sizes)))
+    state = dict(theirs.named_parameters())
+    dense = {"bert/pooler/dense": "bert.pooler.dense"}
+    dense |= {"cls/predictions/transform/dense": "cls.predictions.transform.dense"}
+    layer, there = "bert/encoder/layer_0", "bert.encoder.layer.0"
+    for part in ("self/query", "self/key", "self/value", "output/dense"):
+        dense[f"{layer}/attention/{part}"] = f"{there}.attention.{part.replace('/', '.')}"
+    dense |= {f"{layer}/{n}/dense": f"{there}.{n}.dense" for n in ("intermediate", "output")}
+    norms = {
+        "bert/embeddings": "bert.embeddings",
+        f"{layer}/attention/output": f"{there}.attention.output",
+        f"{layer}/output": f"{there}.output",
+        "cls/predictions/transform": "cls.predictions.transform",
+    }
+    variables = {
+        f"bert/embeddings/{n}_embeddings": state[f"bert.embeddings.{n}_embeddings.weight"]
+        for n in ("word", "position", "token_type")
+    }
+    for ours, other in dense.items():
+        variables |= {f"{ours}/kernel": state[f"{other}.weight"].T}
+        variables |= {f"{ours}/bias": state[f"{other}.bias"]}
+    for ours, other in norms.items():
+        variables |= {f"{ours}/LayerNorm/gamma": state[f"{other}.LayerNorm.weight"]}
+        variables |= {f"{ours}/LayerNorm/beta": state[f"{other}.LayerNorm.bias"]}
+    variables["cls/predictions/output_bias"] = state["cls.predictions.bias"]
+    variables["cls/seq_relationship/output_weights"] = state["cls.seq_relationship.weight"]
+    variables["cls/seq_relationship/output_bias"] = state["cls.seq_relationship.bias"]
+    variables["bert/pooler/dense/kernel/adam_m"] = state["bert.pooler.dense.weight"]
+    assert len(variables) == len(state) + 1
+    (tmp_path / "bert_model.ckpt.index").write_bytes(b"")
+    with pytest.raises(UserError, match=r"TensorFlow checkpoint: pip install tensorflow.*convert"):
+        monkeypatch.setitem(sys.modules, "tensorflow", None)  # type: ignore[arg-type]
+        load_model(tmp_path)
+    fake_tensorflow(monkeypatch, variables)
+    with pytest.raises(UserError, match=r"bert_config\.json not found"):
+        load_model(tmp_path)
+    (tmp_path / "bert_config.json").write_text(json.dumps(sizes))
+    model: Any = load_model(tmp_path)
+    ids = torch.randint(30, (2, 9), generator=torch.Generator().manual_seed(0))
+    expected = theirs(ids)
+    hidden = model(Inputs.from_ids(ids, causal=False)).hidden
+    near(model.lm_logits(hidden).logits(), expected.prediction_logits)
+    near(model.seq_relationship_logits(hidden[:, 0]), expected.seq_relationship_logits)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@torch.no_grad()
+def test_t5s_tensorflow_checkpoint(
+    gated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = transformers.T5Config(
+        vocab_size=30,
+        d_model=16,
+        d_kv=4,
+        d_ff=24,
+        num_layers=1,
+        num_decoder_layers=2,
+        num_heads=2,
+        relative_attention_num_buckets=8,
+        feed_forward_proj="gated-gelu" if gated else "relu",
+        tie_word_embeddings=not gated,
+        decoder_start_token_id=0,
+    )
+    theirs: Any = transformers.T5ForConditionalGeneration(config)
+    if gated:  # transformers ties both versions; version 1.1 has an output layer of its own
+        theirs.lm_head.weight = nn.Parameter(torch.randn(30, 16))
+    shake(theirs)
+    variables = {}
+    for name, tensor in theirs.named_parameters():
+        path = re.sub(r"(block|layer)\.(\d)\.", r"\1_00\2/", name.removesuffix(".weight"))
+        if "norm" in path:
+            path += "/scale"
+        elif "Dense" in path or "lm_head" in path:
+            path += "/kernel"
+        path = path.replace(".", "/").replace("lm_head", "decoder/logits")
+        variables["shared/embedding" if path == "shared" else path] = tensor
+    variables = {n: t if n == "shared/embedding" else t.t() for n, t in variables.items()}
+    variables["shared/embedding_slot_vc"] = torch.ones(30)
+    fake_tensorflow(monkeypatch, variables)
+    (tmp_path / "model.ckpt-1000.index").write_bytes(b"")
+    model: Any = load_model(tmp_path)
+    draws = torch.Generator().manual_seed(0)
+    source, target = (torch.randint(30, (2, n), generator=draws) for n in (9, 5))
+    read = Inputs.from_ids(source, causal=False)
+    hidden = model(Inputs.from_ids(target, causal=True, encoder_inputs=read)).hidden
+    expected = theirs(input_ids=source, decoder_input_ids=target).logits
+    near(model.lm_logits(hidden).logits(), expected, within=1e-4)
+
+
+def test_other_tensorflow_checkpoints_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_tensorflow(monkeypatch, {"dense/kernel": torch.ones(2, 2)})
+    (tmp_path / "model.ckpt-1.index").write_bytes(b"")
+    with pytest.raises(UserError, match="neither a BERT nor a T5"):
         load_model(tmp_path)

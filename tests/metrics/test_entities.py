@@ -74,6 +74,9 @@ def test_tags_that_are_not_entities_are_scored_by_word_without_o() -> None:
         ("S-P I-P O E-P", [("P", 0, 1), ("P", 1, 2), ("P", 3, 4)]),
         ("I-ORG-COMPANY I-ORG-COMPANY", [("ORG-COMPANY", 0, 2)]),
         ("O O O B I I O", [("_", 3, 6)]),
+        ("B-P M-P E-P S-P", [("P", 0, 3), ("P", 3, 4)]),
+        ("B M E S B E", [("_", 0, 3), ("_", 3, 4), ("_", 4, 6)]),
+        ("B-P I-P L-P U-P O", [("P", 0, 3), ("P", 3, 4)]),
     ],
 )
 def test_golden_entities(tags: str, expected: list[tuple[str, int, int]]) -> None:
@@ -123,14 +126,15 @@ def test_accuracy_equals_that_of_seqeval() -> None:
         assert tag_accuracy(said, truth) == pytest.approx(case["accuracy"]), case
 
 
-@given(ANY, st.sampled_from(["IOB2", "BIOES"]))
+@given(ANY, st.sampled_from(["IOB2", "BIOES", "BMES", "BILOU"]))
 def test_repaired_tags_mean_the_same_and_nest(tags: list[str], scheme: TagScheme) -> None:
     mended = repair_tags(tags, scheme)
     assert get_entities(mended) == get_entities(tags)
-    assert not {tag[0] for tag in mended} - set("OBI" if scheme == "IOB2" else "OBIES")
+    letters = {"IOB2": "OBI", "BIOES": "OBIES", "BMES": "OBMES", "BILOU": "OBILU"}
+    assert not {tag[0] for tag in mended} - set(letters[scheme])
     for before, tag in zip(["O", *mended], mended, strict=False):  # each goes on with an entity
-        if tag[0] in "IE":
-            assert before[0] in "BI" and before[1:] == tag[1:]
+        if tag[0] in "IMEL":
+            assert before[0] in "BIM" and before[1:] == tag[1:]
     assert repair_tags(mended, scheme) == mended
 
 
@@ -148,6 +152,7 @@ def test_repaired_tags_of_each_scheme() -> None:
     found = repair_tags(["B-PER", "I-PER", "O", "B-LOC"], "BIOES")
     assert found == ["B-PER", "E-PER", "O", "S-LOC"]
     assert repair_tags(["I", "I", "O"]) == ["B", "I", "O"]
+    assert repair_tags(["M-X", "M-X", "M-X"], "BMES") == ["B-X", "M-X", "E-X"]
     assert repair_tags([]) == []
 
 

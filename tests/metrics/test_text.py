@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfolk.errors import UserError
-from kinfolk.metrics.text import BLEU, CHRF, ROUGE, lcs_length
+from kinfolk.metrics.text import BLEU, CHRF, ROUGE, bleu_tokenizer, describe_bleu, lcs_length
 
 REFERENCE = "the cat sat on the red mat ."
 
@@ -55,6 +55,37 @@ def test_bleu_has_a_brevity_penalty() -> None:
 def test_bleu_of_chinese_counts_characters() -> None:
     texts = ["我今天很高兴。"]
     assert "tok:zh" in BLEU.signature(texts, texts) and BLEU(texts, texts) == pytest.approx(100.0)
+
+
+JAPANESE = ["私は今日とても嬉しいです。", "猫が赤いマットの上に座っていました。"]
+KOREAN = ["나는 오늘 매우 행복합니다.", "고양이가 빨간 매트 위에 앉아 있었다."]
+
+
+@pytest.mark.parametrize(
+    ("texts", "tokenizer", "extra"), [(JAPANESE, "ja-mecab", "ja"), (KOREAN, "ko-mecab", "ko")]
+)
+def test_bleu_uses_the_tokenizer_of_the_language(
+    texts: list[str], tokenizer: str, extra: str
+) -> None:
+    """Without MeCab it counts characters, and that is said."""
+    used = bleu_tokenizer({"ja": "Japanese", "ko": "Korean"}[extra])
+    assert used in (tokenizer, "char") and f"tok:{used}" in BLEU.signature(texts, texts)
+    close = [text.replace("赤い", "青い").replace("빨간", "파란") for text in texts]
+    expected = sacrebleu.corpus_bleu(close, [texts], tokenize=used).score
+    assert BLEU(close, texts) == pytest.approx(expected) and 20 < expected < 100
+    note = describe_bleu(texts)
+    assert note is not None and used in note
+    assert (f"pip install 'sacrebleu[{extra}]'" in note) == (used == "char")
+
+
+def test_the_tokenizer_of_bleu_is_said_where_it_is_not_the_usual_one() -> None:
+    assert describe_bleu([REFERENCE]) is None
+    assert describe_bleu(["我今天很高兴。"]) == "BLEU of Chinese uses sacrebleu's tokenizer zh"
+
+
+def test_rouge_counts_japanese_and_korean() -> None:
+    for texts in (JAPANESE, KOREAN):
+        assert [metric(texts, texts) for metric in ROUGE] == pytest.approx([1.0, 1.0, 1.0])
 
 
 def test_bleu_needs_a_reference_for_each_text() -> None:

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -403,6 +404,44 @@ def test_the_kernel_is_compiled_once_and_a_home_that_is_read_only_does_not_matte
     (tmp_path / "kinfolk").write_text("in the way")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert int8_matmul.load_kernel.__wrapped__() is not None
+
+
+def test_a_cached_kernel_that_others_may_write_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if int8_matmul.load_kernel() is None:
+        pytest.skip("no compiler")
+    (good,) = (Path(os.environ["XDG_CACHE_HOME"]) / "kinfolk").iterdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache, loaded = tmp_path / "kinfolk", []
+    cache.mkdir(mode=0o777)
+    cache.chmod(0o777)
+    load = int8_matmul._load
+
+    def compiled(compiler: object, folder: Path) -> Path:
+        return Path(shutil.copy(good, folder / "int8.so"))
+
+    monkeypatch.setattr(int8_matmul, "_compile", compiled)
+    monkeypatch.setattr(int8_matmul, "_load", lambda path: (loaded.append(path), load(path))[1])
+
+    def opened() -> Path:
+        assert int8_matmul.load_kernel.__wrapped__() is not None
+        assert cache.stat().st_mode & 0o777 == 0o700
+        return loaded.pop()
+
+    planted = cache / good.name
+    planted.write_bytes(good.read_bytes())
+    planted.chmod(0o666)
+    assert opened() != planted  # compiled anew
+    assert planted.stat().st_mode & 0o777 == 0o700
+    assert opened() == planted
+    planted.unlink()
+    planted.symlink_to(good)
+    assert opened() != planted
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getuid", lambda: 12345)  # of another user
+        assert int8_matmul.load_kernel.__wrapped__() is not None
+        assert loaded.pop() != planted
 
 
 def test_nothing_is_compiled_before_somebody_asks_and_threads_are_torch_s_own() -> None:

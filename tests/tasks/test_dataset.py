@@ -196,6 +196,7 @@ def test_labels_that_training_rows_lack_are_named(tmp_path: Path) -> None:
     dataset = task_dataset(rows(12), [{"sentence": "so", "label": "odd"}, *rows(2)])
     assert list(dataset.messages()) == [
         "train.jsonl: classify column sentence by column label",
+        "train.jsonl: 2 classes: bad (9), good (3)",
         "dev.jsonl has labels that train.jsonl lacks, counted as errors: odd (1)",
     ]
 
@@ -234,3 +235,79 @@ def test_nothing_is_learned_from_rows_that_are_held_out(tmp_path: Path) -> None:
     (formulation,) = FineTuneRecipe.read(run / "recipe.json").formulations
     assert formulation.task.labels == ("bad", "good")
     assert "zebra" not in (run / "tokenizer" / "tokenizer.json").read_text("utf-8")
+
+
+def test_rows_with_the_same_text_are_not_split() -> None:
+    """Each text occurs four times; a quarter of them in training would make dev rows known."""
+    texts = [{"sentence": f"film number {n % 30}", "label": n % 2} for n in range(120)]
+    train_rows, dev_rows = task_dataset(texts).splits
+    assert len(dev_rows) == 12 and len(train_rows) == 108
+    assert not {row.texts for row in train_rows} & {row.texts for row in dev_rows}
+
+
+def test_rows_of_one_text_are_held_out_all_the_same() -> None:
+    same = task_dataset([{"sentence": "a film", "label": n % 2} for n in range(20)])
+    assert [len(split) for split in same.splits] == [18, 2]
+    assert "train.jsonl: 2 of 2 dev rows have the text of a training row" in [*same.messages()][-1]
+
+
+def test_classes_that_differ_in_writing_alone_are_named() -> None:
+    labels = [1, 1.0, True, "True", "NA", "null", "a", "a"]
+    dataset = task_dataset([{"text": f"so {n}", "label": x} for n, x in enumerate(labels)])
+    _, counts, *similar = dataset.messages()
+    assert counts == (
+        "train.jsonl: 7 classes: a (2), 1 (1), 1.0 (1), true (1), True (1), NA (1), null (1)"
+    )
+    assert [message.partition(" are ")[0] for message in similar] == [
+        "train.jsonl: 1 and 1.0",
+        "train.jsonl: True and true",
+        "train.jsonl: NA and null",
+    ]
+
+
+def test_columns_that_are_not_used_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text("id\ttext\tlabel\tgenre\n1\tso it is\tgood\tx\n2\tno way\tbad\ty\n")
+    assert "a.tsv: columns that are not used: id, genre" in list(task_dataset(path).messages())
+    path.write_text("".join(f"{n}\tfilm number {n}\t{n % 2}\n" for n in range(30)))
+    assert "a.tsv: columns that are not used: 1" in list(task_dataset(path).messages())
+    rows = [{"id": n, "text": f"so {n}", "label": n % 2} for n in range(4)]
+    assert "train.jsonl: columns that are not used: id" in list(task_dataset(rows).messages())
+
+
+def test_unknown_keys_of_rows_are_answered_with_the_parameter() -> None:
+    with pytest.raises(UserError, match=r'columns="text,label"'):
+        task_dataset([{"foo": "so it is", "bar": "x"}])
+    with pytest.raises(UserError, match=r'task="tag": .*columns="text,label"'):
+        task_dataset([{"text": "so", "label": "x"}], task="tag")
+
+
+def test_a_loop_of_links_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").symlink_to(tmp_path / "b.tsv")
+    (tmp_path / "b.tsv").symlink_to(tmp_path / "a.tsv")
+    with pytest.raises(UserError, match=r"a\.tsv cannot be opened .*check its links"):
+        task_dataset(tmp_path / "a.tsv")
+
+
+def test_half_a_character_is_refused_with_its_line(tmp_path: Path) -> None:
+    rows = [{"text": "so", "label": 1}, {"text": "a \ud800", "label": 0}]
+    with pytest.raises(UserError, match="row 2 contains a lone surrogate"):
+        task_dataset(rows)
+    path = tmp_path / "a.jsonl"
+    for number, records in ((2, rows), (1, rows[1:])):
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+        with pytest.raises(UserError, match=rf"line {number} of .* contains a lone surrogate"):
+            _ = task_dataset(path).rows
+    path.write_text(json.dumps({"text": "\U0001f600", "label": 1}) + "\n")  # a pair is a character
+    assert task_dataset(path).rows[0].texts == ("\U0001f600",)
+
+
+def test_line_ends_inside_quotes_change_no_text(tmp_path: Path) -> None:
+    path, found = tmp_path / "a.csv", []
+    for end in ("\n", "\r\n"):
+        for inner in ("\n", "\r\n", "\r"):
+            path.write_bytes(f'text,label{end}"one{inner}two",good{end}no,bad{end}'.encode())
+            found.append([row.texts for row in task_dataset(path).rows])
+            rows = [{"text": f"one{inner}two", "label": "good"}, {"text": "no", "label": "bad"}]
+            found.append([row.texts for row in task_dataset(rows).rows])
+    assert found == [[("one\ntwo",), ("no",)]] * 12

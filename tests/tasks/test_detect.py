@@ -339,3 +339,33 @@ def test_answers_of_cmrc_that_are_off_are_counted(real: Path) -> None:
         for row in islice(read, 500):
             assert all(row.context[a : a + len(t)] == t for t, a in row.answers if a >= 0)
     assert counts == [12, 193]
+
+
+def test_a_header_may_hold_a_number(tmp_path: Path) -> None:
+    path = file(tmp_path, "a.tsv", "sentence\tlabel\t2020", "so it is\tgood\t1", "no\tbad\t2")
+    assert guessed(path) == ("classify", "sentence,label", True)
+
+
+def test_two_columns_of_one_name_are_refused_until_they_are_numbered(tmp_path: Path) -> None:
+    path = file(tmp_path, "a.tsv", "text\ttext\tlabel", "so it\tis\tgood", "no\tway\tbad")
+    with pytest.raises(UserError, match=r"2 columns of .* are called 'text': rename them"):
+        list(read_rows(path, detect_format(path)))
+    found = detect_format(path, columns=parse_columns("1,2,3"))
+    assert [row.texts for row in read_rows(path, found)] == [("so it", "is"), ("no", "way")]
+
+
+@pytest.mark.parametrize(("labels", "kept"), [("+-+-", "+-+-"), ("1--1", "1--1"), ("ab-a", "aba")])
+def test_a_minus_is_a_class_beside_one_other(tmp_path: Path, labels: str, kept: str) -> None:
+    rows = [f"film {n} is so\t{label}" for n, label in enumerate(labels)]
+    path = file(tmp_path, "a.tsv", "text\tlabel", *rows)
+    for columns in (None, parse_columns("text,label")):
+        found = read_rows(path, detect_format(path, columns=columns))
+        assert [row.label for row in found] == [*kept]
+
+
+@pytest.mark.parametrize("index", ["1", None, [1]])
+def test_winograd_spans_of_another_type_are_refused(tmp_path: Path, index: Any) -> None:
+    target = {"span1_index": 0, "span1_text": "Ann", "span2_index": index, "span2_text": "she"}
+    path = objects(tmp_path, {"text": "Ann says she", "target": target, "label": "true"})
+    with pytest.raises(UserError, match=r"'target' in line 1 of .* must have indices"):
+        list(read_rows(path, detect_format(path)))

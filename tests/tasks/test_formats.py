@@ -50,6 +50,7 @@ SAMPLES: dict[tuple[str, str], tuple[str, list[str]]] = {
     ("classify", "table"): ("a.csv", ["sentence,label", '"so, ""yes""",good', "no,bad"]),
     ("regress", "table"): ("a.tsv", ["text1\ttext2\tscore", "a\tb\t0.5", "c\td\t2"]),
     ("write", "table"): ("a.jsonl", ['{"source": "a", "target": ["b c", "d e"]}']),
+    ("classify", "label_lines"): ("a.txt", ["__label__good a film", "", "__label__bad so dull"]),
     ("classify", "trees"): ("a.txt", ["(3 (2 It) (4 works))", "", "(2 so)"]),
     ("write", "parallel"): ("a.en", ["a cat", "a dog"]),
     ("tag", "columns"): ("a.txt", ["-DOCSTART- O", "", "EU B-ORG", "ran O", "", "Yes O"]),
@@ -67,11 +68,17 @@ SAMPLES: dict[tuple[str, str], tuple[str, list[str]]] = {
     ("coref", "gap"): ("a.tsv", GAP),
 }  # fmt: skip
 # What follows a label where predictions are written behind it.
-LABEL_FIRST = {"trees": r"\t.*$", "lines": r"\t[^\t\n]*$", "slashes": r"/[a-z]+(?=\s)"}
+LABEL_FIRST = {
+    "trees": r"\t.*$",
+    "label_lines": r"\t.*$",
+    "lines": r"\t[^\t\n]*$",
+    "slashes": r"/[a-z]+(?=\s)",
+}
 
 
 def test_every_format_has_a_sample() -> None:
-    assert SAMPLES.keys() == {(task, one.name) for one in all_formats() for task in one.tasks}
+    labelled = [one for one in all_formats() if one.name != "text_lines"]  # see test_label_lines
+    assert SAMPLES.keys() == {(task, one.name) for one in labelled for task in one.tasks}
 
 
 def sample(folder: Path, task: str, name: str) -> tuple[LabelledFile, FileSpec]:

@@ -13,7 +13,7 @@ from kinfolk.tasks.formats.base import parse_columns, read_rows
 from kinfolk.tasks.formats.detect import detect_format
 from kinfolk.tasks.formulations.choose import choose_formulation
 from kinfolk.tasks.formulations.head import TokenHead
-from kinfolk.tasks.rows import QuestionRow, SourceTarget
+from kinfolk.tasks.rows import LabelledText, QuestionRow, SourceTarget, TaggedSentence
 from kinfolk.tasks.tagging import Tagging
 from kinfolk.tasks.task import Prediction, Task, kinds, task_class
 
@@ -43,7 +43,8 @@ def test_a_task_is_saved_by_the_name_of_its_kind(name: str) -> None:
 
 def test_metrics_of_a_kind_are_those_it_names() -> None:
     for cls in kinds().values():
-        metrics = [metric.name for metric in cls(labels=("a", "b"), positive_label="b").metrics()]
+        labels = ("O", "b") if cls is Tagging else ("a", "b")
+        metrics = [metric.name for metric in cls(labels=labels, positive_label="b").metrics()]
         assert tuple(metrics) == cls.metric_names()
         assert cls().normalized(1.0) > 0
     with pytest.raises(UserError, match="the metric 'bleu' does not apply to classify tasks"):
@@ -96,3 +97,43 @@ def test_chinese_questions_without_an_answer_are_scored() -> None:
     assert scores == {"f1": pytest.approx(2 / 3), "exact": pytest.approx(2 / 3)}
     assert task.evaluate(rows[1:2], [Prediction("")]) == {"f1": 1, "exact": 1}
     assert task.evaluate(rows[:1], [Prediction("")]) == {"f1": 0, "exact": 0}
+
+
+def test_parts_of_speech_are_scored_by_accuracy_alone() -> None:
+    task = Tagging(labels=("NOUN", "VERB"))
+    rows = [TaggedSentence(("a", "b"), ("NOUN", "VERB"), 1)]
+    scores = task.evaluate(rows, [Prediction(("NOUN", "NOUN"))])
+    assert (task.main_metric, scores) == ("accuracy", {"accuracy": 0.5})
+    asked = Tagging(labels=("NOUN", "VERB"), metric="f1")
+    assert asked.main_metric == "f1" and asked.evaluate(rows, [Prediction(("NOUN", "NOUN"))]) == {
+        "f1": 0.5,
+        "accuracy": 0.5,
+    }
+
+
+def test_what_f1_counts_is_said() -> None:
+    sentence = [TaggedSentence(("a", "b"), ("PER", "O"), 1)]
+    assert "no tag begins with B- or I-" in Tagging(labels=("O", "PER")).score_notes(sentence)[0]
+    assert not Tagging(labels=("O", "B-PER")).score_notes(sentence)
+    assert not Tagging(labels=("NOUN", "VERB")).score_notes(sentence)
+    rows = [LabelledText(("so",), "bad", 1), LabelledText(("no",), "good", 2)]
+    binary = Classification.from_rows(rows, file="a.tsv")
+    assert binary.score_notes(rows) == ["F1 is of the class good (--positive-label)"]
+    assert not Classification(labels=("a", "b", "c")).score_notes(rows)
+
+
+def test_bmes_tags_are_entities() -> None:
+    words = TaggedSentence(("a", "b", "c", "d"), ("B-X", "M-X", "E-X", "S-Y"), 1)
+    task = Tagging.from_rows([words], file="a.txt")
+    assert task.evaluate([words], [Prediction(("B-X", "E-X", "O", "S-Y"))])["f1"] == 0.5
+    bare = TaggedSentence(("a", "b", "c"), ("B", "E", "S"), 1)
+    segments = Tagging.from_rows([bare], file="a.txt")
+    assert segments.evaluate([bare], [Prediction(("S", "S", "S"))])["f1"] == pytest.approx(0.4)
+
+
+def test_tags_with_and_without_a_prefix_are_refused_before_training() -> None:
+    rows = [TaggedSentence(("a",), ("B-X",), 1), TaggedSentence(("b",), ("X",), 3)]
+    with pytest.raises(
+        UserError, match=r"line 3 of a\.txt has the tag 'X', .*write O, or a prefix"
+    ):
+        Tagging.from_rows(rows, file="a.txt")

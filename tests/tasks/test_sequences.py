@@ -281,6 +281,17 @@ def test_words_are_joined_as_they_are_written() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "hole",
+    ["{text.x}", "{text[a]}", "{text[0]}", "{text!r}", "{text:>99999999999}", "{}", "{", "}"],
+)
+def test_only_the_fields_of_a_row_are_filled_in(hole: str) -> None:
+    row = LabelledText(("a film",), None, 1)
+    with pytest.raises(UserError, match="names a field that the rows do not have"):
+        fill_pattern(f"{hole} {{answer}}", row)
+    assert fill_pattern("{{text}} {text}: {answer}", row) == ("{text} a film: ", "")
+
+
 def test_a_pattern_is_filled_in_and_parted_at_its_hole() -> None:
     row = LabelledText(("a {fine} film", "yes"), "good", 1)
     assert fill_pattern("{text1} / {text2}: {answer}!", row) == ("a {fine} film / yes: ", "!")

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfolk.errors import UserError
+from kinfolk.generation.prompts import stream_decode
 from kinfolk.text import KINDS, Tokenizer, train_tokenizer
 
 TEXT = [
@@ -225,3 +226,32 @@ def test_missing_and_broken_folders_are_refused(tmp_path: Path) -> None:
 def test_unknown_id_is_refused(tokenizers: dict[str, Tokenizer]) -> None:
     with pytest.raises(UserError, match="the ids of this tokenizer are 0 to 361"):
         tokenizers["byte"].id_to_token(362)
+
+
+@pytest.mark.parametrize(
+    ("text", "decoded"),
+    [
+        ("今天天气很好，我们去公园。", None),
+        ("私は学生です。", None),
+        ("我有 3 本 Python 书。", None),
+        ("the cat 我们", None),
+        ("我有3本书", "我有 3 本书"),  # which spaces there were is not known
+    ],
+)
+def test_wordpiece_decodes_chinese_without_spaces_between_characters(
+    text: str, decoded: str | None
+) -> None:
+    tokenizer = train_tokenizer([text, "the cat"] * 5, kind="wordpiece", vocab_size=200, fewer=True)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert tokenizer.decode(ids) == (decoded or text)
+    assert "".join(stream_decode(tokenizer, [], ids)) == tokenizer.decode(ids)
+
+
+def test_a_wordpiece_tokenizer_of_another_program_decodes_chinese_alike(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(["我们去公园"] * 5, kind="wordpiece", vocab_size=200, fewer=True)
+    tokenizer.save(tmp_path)
+    state = tokenizer.to_dict | {"decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state), encoding="utf-8")
+    again = Tokenizer.load(tmp_path)
+    ids = again.encode("我们去公园", add_special_tokens=False)
+    assert again.decode(ids) == "我们去公园"

@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from kinfolk.errors import UserError
+from kinfolk.files import checksum_fault
 from kinfolk.training.checkpoint import (
     CorruptCheckpointWarning,
     checkpoint_step,
@@ -27,7 +28,6 @@ from kinfolk.training.checkpoint import (
     load_training_state,
     save,
     save_training_state,
-    verify,
 )
 from kinfolk.training.config import Optimizer, TrainConfig
 from kinfolk.training.optimizer import build_optimizer
@@ -58,7 +58,7 @@ def test_a_checkpoint_is_whole_and_last_points_to_it(tmp_path: Path) -> None:
     folder = save(tmp_path, 500, fill(), keep=2)
     assert folder == tmp_path / "checkpoints" / "step-00000500"
     assert listing(tmp_path) == ["last", "step-00000500"]
-    assert verify(folder) is None
+    assert checksum_fault(folder) is None
     assert latest_valid(tmp_path) == folder
     sums = json.loads((folder / "checksums.json").read_text())
     assert sorted(sums) == ["extra/config.json", "model.safetensors"]
@@ -94,7 +94,7 @@ def test_the_one_just_written_is_kept_when_later_ones_are_there(tmp_path: Path) 
     for step in (4, 5):
         save(tmp_path, step, fill(), keep=2)
     folder = save(tmp_path, 3, fill(), keep=1)
-    assert verify(folder) is None
+    assert checksum_fault(folder) is None
     assert checkpoint_step(tmp_path / "checkpoints" / "last") == 3
 
 
@@ -102,7 +102,7 @@ def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
     save(tmp_path, 1, fill("old"), keep=1)
     folder = save(tmp_path, 1, fill("new"), keep=1)
     assert (folder / "model.safetensors").read_text() == "new"
-    assert verify(folder) is None
+    assert checksum_fault(folder) is None
     assert listing(tmp_path) == ["last", "step-00000001"]
 
 
@@ -114,7 +114,7 @@ def test_a_kill_between_setting_aside_and_replacing_loses_nothing(tmp_path: Path
     assert checkpoint_step(aside) == 1
     save(tmp_path, 2, fill(), keep=2)
     assert listing(tmp_path) == ["last", "step-00000001", "step-00000002"]
-    assert verify(folder) is None
+    assert checksum_fault(folder) is None
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), KeyboardInterrupt()])
@@ -202,7 +202,7 @@ for write in writers:
     assert len(sentences) == 3
     assert all("disk is full" in s and "step 400 is intact" in s for s in sentences)
     assert listing(tmp_path) == ["last", "step-00000400"]
-    assert verify(before) is None
+    assert checksum_fault(before) is None
 
 
 def test_what_a_killed_save_leaves_is_ignored_and_cleared_by_the_next(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_a_torn_checkpoint_is_named_and_the_one_before_it_used(
     before = save(tmp_path, 400, fill(), keep=3)
     torn = save(tmp_path, 500, fill(), keep=3)
     tear(torn)
-    assert fault in str(verify(torn))
+    assert fault in str(checksum_fault(torn))
     with pytest.warns(CorruptCheckpointWarning, match=f"step-00000500 is corrupt .*{fault}"):
         assert latest_valid(tmp_path) == before
     tear(before)
@@ -279,13 +279,13 @@ def test_a_torn_checkpoint_is_named_and_the_one_before_it_used(
         warnings.simplefilter("always")
         assert latest_valid(tmp_path) is None
     assert len(seen) == 2
-    assert verify(save(tmp_path, 500, fill(), keep=3)) is None  # written again, whole
+    assert checksum_fault(save(tmp_path, 500, fill(), keep=3)) is None  # written again, whole
 
 
 def test_a_note_beside_the_files_tears_nothing(tmp_path: Path) -> None:
     folder = save(tmp_path, 1, fill(), keep=1)
     (folder / "note.txt").write_text("the good one")
-    assert verify(folder) is None
+    assert checksum_fault(folder) is None
 
 
 def same(a: Any, b: Any) -> bool:

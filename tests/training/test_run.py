@@ -169,11 +169,25 @@ def test_a_report_of_before_an_interruption_is_no_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("save_best", [False, True])
 def test_the_best_is_the_best_of_what_is_saved(tmp_path: Path, save_best: bool) -> None:
-    work = Toy(config(), {1: 3.0, 2: float("nan"), 3: 4.0})  # at steps 2, 4 and 6
+    work = Toy(config(save_every=6), {1: 3.0, 2: float("nan"), 3: 4.0})  # at steps 2, 4 and 6
     work.save_best = save_best
     out = Run.start(work, tmp_path / "run").fit()
     best = checkpoint.checkpoint_step(out / "checkpoints" / "best")
     assert best == (2 if save_best else 6)
+
+
+def test_a_model_that_has_diverged_is_not_saved(tmp_path: Path) -> None:
+    work = Toy(config(save_every=2), {1: 3.0, 2: float("nan")})  # at steps 2 and 4
+    with pytest.raises(
+        UserError, match=r"^eval_loss is NaN at step 4\. Lower train\.lr .* step 2:"
+    ):
+        Run.start(work, tmp_path / "run").fit()
+    assert (tmp_path / "run" / "checkpoints" / "last").readlink().name == "step-00000002"
+    work = Toy(config(save_every=2, lr=1e38, schedule="constant", grad_clip=0.0, warmup=0))
+    work.has_eval_data = False
+    with pytest.raises(UserError, match=r"^loss is (NaN|infinite) at step 2"):
+        Run.start(work, tmp_path / "other").fit()
+    assert not (tmp_path / "other" / "checkpoints").exists()
 
 
 def test_without_held_out_data_the_newest_is_the_best(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Asking a solver from Python, one question at a time."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 import kinfolk
 from kinfolk.errors import UserError
 from kinfolk.families import family_of
+from kinfolk.tasks.formats.base import Columns, FileSpec
 from kinfolk.tasks.formulations.choose import (
     build_formulation,
     choose_formulation,
@@ -60,3 +62,24 @@ def test_too_few_texts_are_refused() -> None:
         made("span").predict_one("when")
     with pytest.raises(UserError, match="give 2"):
         made("classify", labels=("no", "yes"), is_pair=True).predict_one("alone")
+
+
+SINGLE = FileSpec("classify", "table", "", Columns(("text",), "label"), header=True)
+
+
+def test_pairs_are_no_single_texts() -> None:
+    single = replace(made("classify", labels=("no", "yes")), file_spec=SINGLE)
+    with pytest.raises(UserError, match=r"2 texts, but the model was trained on single texts"):
+        single.predict_one("one", "two")
+    with pytest.raises(UserError, match=r"2 texts, .*--columns a,"):
+        single.read([{"sentence1": "one", "sentence2": "two"}])
+    pair = replace(made("classify", labels=("no", "yes"), is_pair=True), file_spec=SINGLE)
+    with pytest.raises(UserError, match=r"1 text, but the model was trained on pairs"):
+        pair.read([{"text": "one"}])
+    with pytest.raises(UserError, match=r"1 text, .*--columns a,b,"):
+        pair.read([{"body": "one"}], columns="body,")
+
+
+def test_half_a_character_is_refused_in_a_text() -> None:
+    with pytest.raises(UserError, match=r"item 1 contains a lone surrogate"):
+        made("regress").predict_one("so \ud800")

@@ -53,7 +53,7 @@ CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
     ("t5", inside, ("_commit", 12)),
     *(
         ("gpt2", inside, (part, 8))
-        for part in ("save_training_state", "_write_checksums", "replace_link", "_rotate")
+        for part in ("save_training_state", "write_checksums", "replace_link", "_rotate")
     ),
     ("gpt2", inside, ("save_training_state", 4)),
 ]

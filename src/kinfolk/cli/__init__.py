@@ -7,13 +7,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from kinfolk.errors import UserError
+from kinfolk.files import DISK_FULL_ERRNOS, error_number
 
 if TYPE_CHECKING:
     from typer import Typer
 
 MODULES = (  # of the commands
     *("audit", "chat", "evaluate", "export", "finetune", "generate", "members"),
-    *("predict", "prepare", "pretrain", "quickstart", "tokenizer", "translate"),
+    *("predict", "prepare", "pretrain", "push", "quickstart", "tokenizer", "translate"),
 )
 
 
@@ -32,7 +33,7 @@ def main() -> None:
     from typer import TyperException
 
     from kinfolk.cli.options import UsageError
-    from kinfolk.cli.output import console, errors, visible
+    from kinfolk.cli.output import errors, visible
 
     # Paths and other texts of users are printed unchanged: [a] is not markup, lines do not wrap.
     def warn(message: Warning | str, *_: Any, **__: Any) -> None:
@@ -60,11 +61,17 @@ def main() -> None:
     except BrokenPipeError:  # `kinfolk ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except OSError as error:
+    except Exception as error:
+        if error_number(error) in DISK_FULL_ERRNOS:
+            fail(
+                f"the disk is full, and the output is not complete ({error}): free some space, or "
+                "choose an -o on another disk"
+            )
+        if not isinstance(error, OSError):
+            raise
         where = f" ({error.filename})" if error.filename else ""
         fail(f"{error.strerror or error}{where}")
-    except KeyboardInterrupt:
-        console.print("stopped")
+    except KeyboardInterrupt:  # before a command runs
         sys.exit(130)
     if code:
         sys.exit(code)

@@ -9,13 +9,14 @@ from typer.core import TyperGroup
 
 from kinfolk import __version__
 from kinfolk.cli.options import AnyFunction, Command
+from kinfolk.cli.output import note
 from kinfolk.errors import UserError
 
 # Commands in the order of work, as `kinfolk --help` lists them.
 ORDER = (
     *("quickstart", "tokenizer", "audit", "prepare", "pretrain", "finetune", "evaluate"),
     *("generate", "fill", "chat", "translate", "summarize", "predict"),
-    *("members", "import", "export"),
+    *("members", "import", "export", "push"),
 )
 
 
@@ -25,6 +26,14 @@ class Commands(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the commands in the order of work."""
         return sorted(super().list_commands(ctx), key=ORDER.index)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; Ctrl-C prints what was saved, which typer would not."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            note(f"stopped: {error}" if error.args else "stopped")
+            raise typer.Exit(130) from None
 
 
 app = typer.Typer(
@@ -66,10 +75,13 @@ DEVICE = option("NAME", "auto, cpu or cuda.", default="auto")
 FILES = typer.Argument(
     ...,
     metavar="FILES...",
-    help="Input files, folders or glob patterns (.txt .md .jsonl .tsv .csv .parquet, also .gz "
+    help="Input files, folders or glob patterns (text, .jsonl .tsv .csv .parquet, also .gz .bz2 "
     ".xz .zst), - for stdin, or hf:OWNER/NAME for a Hugging Face dataset.",
 )
 MODEL = typer.Argument(..., metavar="MODEL", help="Run, checkpoint or model folder.")
+TOKENIZER = option(
+    "PATH", "Tokenizer folder or file, in place of the model's own or one trained on the data."
+)
 NEW_FOLDER_HELP = "Output folder. Must be new or empty."
 NEW_FOLDER = option("DIR", NEW_FOLDER_HELP, *OUT, default=...)
 RUN_FOLDER = option("RUN", "Run folder. Must be new or empty.", *OUT)

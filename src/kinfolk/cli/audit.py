@@ -17,6 +17,7 @@ from kinfolk.cli.output import (
     print_json,
     print_line,
     print_table,
+    saved_on_interrupt,
     table,
     visible,
 )
@@ -64,7 +65,10 @@ def audit(
     from kinfolk.reports.page import write
     from kinfolk.workflows.audit import audit_page
 
-    with byte_progress("reading") as progress:
+    with (
+        saved_on_interrupt(lambda: "nothing was written; run the same command again"),
+        byte_progress("reading") as progress,
+    ):
         result = audit(
             files, reading=ReadOptions(unit, field, column), near=near_duplicates, progress=progress
         )
@@ -81,7 +85,7 @@ def audit(
 
 def _show(result: "Audit") -> None:
     from kinfolk.reports.page import percent
-    from kinfolk.workflows.audit import findings
+    from kinfolk.workflows.audit import duplicate_row, findings
 
     print_facts(_facts(result))
     if result.most_repeated_lines:
@@ -89,6 +93,12 @@ def _show(result: "Audit") -> None:
         for line, count in result.most_repeated_lines:
             lines.add_row(f"{count:,}", escape(visible(line)))
         print_table(lines, "most repeated lines")
+    for title, examples in (("exact", result.exact_examples), ("near", result.examples)):
+        if examples:
+            rows = table("document", "earlier", Column("text", overflow="ellipsis", no_wrap=True))
+            for example in examples:
+                rows.add_row(*(escape(visible(cell)) for cell in duplicate_row(example)))
+            print_table(rows, f"{title} duplicates")
     if len(result.files) > 1:
         rows = table("file", "documents", "characters", "blank lines")
         for file in result.files:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from kinfolk.cli.app import DEVICE, MODEL, USE, command, readable
+from kinfolk.cli.app import DEVICE, MODEL, TOKENIZER, USE, command, readable
 from kinfolk.cli.generate import PRECISION, for_terminal, generation_config
 from kinfolk.cli.options import field_options
 from kinfolk.cli.output import errors, visible
@@ -44,6 +44,7 @@ COMMANDS = (*SETTINGS, "reset", "help", "quit")
 )
 def chat(
     model: Path = MODEL,
+    tokenizer: Path | None = TOKENIZER,
     precision: str = PRECISION,
     device: str = DEVICE,
     *,
@@ -59,8 +60,8 @@ def chat(
     from kinfolk.generation.generate import ChatSession
     from kinfolk.workflows.generate import load_generator
 
-    network, tokenizer = load_generator(model, device=device, precision=precision)
-    session = ChatSession(network, tokenizer, config)
+    network, loaded = load_generator(model, device=device, precision=precision, tokenizer=tokenizer)
+    session = ChatSession(network, loaded, config)
     if sys.stdin.isatty():
         errors.print("/help lists commands", style="dim", highlight=False)
         with contextlib.suppress(ImportError):  # line editing, where it is available

@@ -1,6 +1,7 @@
 """The command `evaluate`: scores of a model on text, on labelled data or on sentence pairs."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +18,12 @@ from kinfolk.cli.app import (
     NULL_THRESHOLD,
     REPORT,
     TASK_INDEX,
+    TOKENIZER,
     command,
     option,
 )
 from kinfolk.cli.options import UsageError, option_group, option_name
 from kinfolk.cli.output import (
-    batch_progress,
     note,
     numbers,
     print_facts,
@@ -30,6 +31,7 @@ from kinfolk.cli.output import (
     print_line,
     print_table,
     row_progress,
+    saved_on_interrupt,
     short,
     table,
     visible,
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 
 MAX_CLASSES = 20  # classes with their scores; the report has more
 LABELS = "Labelled data"
+NOTHING_SCORED = "no score is complete and nothing was written; run the same command again"
 
 # Measures of samples: their names and formats.
 MEASURES = {
@@ -116,6 +119,7 @@ def evaluate(
     samples: Path | None = option(
         "FILE", "Score generated texts without a model.", panel="Generated samples"
     ),
+    tokenizer: Path | None = TOKENIZER,
     device: str = DEVICE,
     json: bool = JSON,
 ) -> None:
@@ -133,7 +137,14 @@ def evaluate(
                 "--test needs MODEL and excludes --corpus, --text, --samples, --source and --pairs"
             )
         evaluate_test(
-            model, test, few_shot, target=pairs.target, length=text.length, device=device, json=json
+            model,
+            test,
+            few_shot,
+            target=pairs.target,
+            length=text.length,
+            tokenizer=tokenizer,
+            device=device,
+            json=json,
         )
         return
     scored = {
@@ -144,8 +155,10 @@ def evaluate(
             raise UsageError(f"{option_name(name)} requires --test FILE")
     parallel = pairs.parallel_data()
     if samples is not None:
-        if any(value is not None for value in (model, parallel, text.text, text.length)):
-            raise UsageError("--samples takes no MODEL and none of --text, --length, --source")
+        if any(value is not None for value in (model, parallel, text.text, text.length, tokenizer)):
+            raise UsageError(
+                "--samples takes no MODEL and none of --text, --length, --source, --tokenizer"
+            )
         print_samples(samples, text.corpus, json=json)
         return
     if model is None:
@@ -158,9 +171,9 @@ def evaluate(
         parallel.check()
         from kinfolk.workflows import translate
 
-        values = translate.evaluate(model, parallel, device=device)
+        values = translate.evaluate(model, parallel, device=device, tokenizer=tokenizer)
     else:
-        values = likelihood(model, text, device)
+        values = likelihood(model, text, device, tokenizer)
     if json:
         print_json(values)
         return
@@ -171,7 +184,9 @@ def evaluate(
     )
 
 
-def likelihood(model: Path, text: TextOptions, device: str) -> dict[str, float | int | str]:
+def likelihood(
+    model: Path, text: TextOptions, device: str, tokenizer: Path | None
+) -> dict[str, float | int | str]:
     """Return the scores of a model on a corpus or a text."""
     if (text.corpus is None) == (text.text is None):
         raise UsageError("give either --corpus or --text")
@@ -183,9 +198,12 @@ def likelihood(model: Path, text: TextOptions, device: str) -> dict[str, float |
         raise UserError(f"no such file: {text.text}")
     from kinfolk.workflows.evaluate import open_evaluation
 
-    evaluation = open_evaluation(model, text.corpus, text.text, text.length, device)
-    with batch_progress("scoring") as progress:
-        score = evaluation.likelihood(on_progress=progress)
+    with saved_on_interrupt(lambda: NOTHING_SCORED), row_progress("evaluate") as progress:
+        evaluation = open_evaluation(
+            model, text.corpus, text.text, text.length, device, tokenizer=tokenizer
+        )
+        score = evaluation.likelihood(progress=progress)
+        others = evaluation.auxiliary_metrics(progress=partial(progress.stage, "other metrics"))
     return {
         "loss": score.loss,
         "perplexity": score.perplexity,
@@ -193,7 +211,7 @@ def likelihood(model: Path, text: TextOptions, device: str) -> dict[str, float |
         "tokens": score.tokens,
         "bytes": score.bytes,
         "kind": score.kind,
-        **evaluation.auxiliary_metrics(),
+        **others,
     }
 
 
@@ -224,6 +242,7 @@ def evaluate_test(
     *,
     target: Path | None,
     length: int | None,
+    tokenizer: Path | None,
     device: str,
     json: bool,
 ) -> None:
@@ -251,7 +270,7 @@ def evaluate_test(
     from kinfolk.tasks.formats.labelled_file import LabelledFile
     from kinfolk.workflows import predict
 
-    report, columns = ReadReport(), options.columns
+    report, columns, notes = ReadReport(), options.columns, list[str]()
     if few_shot.given:
         predictor, rows = predict.few_shot_predictor(
             model,
@@ -260,18 +279,23 @@ def evaluate_test(
             target=target,
             length=length,
             device=device,
+            tokenizer=tokenizer,
             report=report,
             **prompt,
         )
     else:
-        predictor = predict.load_predictor(model, device=device, task_index=options.task_index)
+        predictor = predict.load_predictor(
+            model, device=device, task_index=options.task_index, tokenizer=tokenizer
+        )
         labelled = LabelledFile(test, target=target)
-        rows, _ = predict.read_test_file(predictor, labelled, columns=columns, report=report)
+        rows, spec = predict.read_test_file(predictor, labelled, columns=columns, report=report)
+        notes = predict.format_notes(predictor, labelled, spec)
     if options.null_score_diff_threshold is not None:
         predictor = predictor.with_null_score_diff_threshold(options.null_score_diff_threshold)
-    notes = [*report.messages(), *predict.truncation_report(predictor, rows)]
-    with row_progress("test", len(rows)) as update:
-        result = predict.evaluate_rows(predictor, rows, watch=lambda done: update(completed=done))
+    notes += [*report.messages(), *predict.truncation_report(predictor, rows)]
+    notes += predictor.task.score_notes(rows)
+    with saved_on_interrupt(lambda: NOTHING_SCORED), row_progress("test", len(rows)) as progress:
+        result = predict.evaluate_rows(predictor, rows, watch=progress)
     if result.unseen_labels:
         notes.append(
             f"{sum(result.unseen_labels.values()):,} test rows have labels not seen in training "

@@ -4,23 +4,23 @@ from pathlib import Path
 
 import typer
 
-from kinfolk.cli.app import MODEL, MODELS, NEW_FOLDER, command
+from kinfolk.cli.app import MODEL, MODELS, NEW_FOLDER, TOKENIZER, command
 from kinfolk.cli.output import print_line
 from kinfolk.workflows.folders import check_model_folder, check_new_folder
 
 
 @command("kinfolk export runs/bert -o my-bert", panel=MODELS)
-def export(model: Path = MODEL, out: Path = NEW_FOLDER) -> None:
+def export(model: Path = MODEL, out: Path = NEW_FOLDER, tokenizer: Path | None = TOKENIZER) -> None:
     """Write a model folder for Hugging Face: weights, config and tokenizer, and nothing else.
 
     The checkpoints of a run are such folders already; an export leaves out the training state.
     """
     check_model_folder(model)
     check_new_folder(out)
-    from kinfolk.workflows.load import load, require_ability, save
+    from kinfolk.workflows.load import exportable, load, save
 
-    network, tokenizer = load(model)
-    save(require_ability(network, "export"), tokenizer, out)
+    network, loaded = load(model, tokenizer)
+    save(exportable(network), loaded, out)
     print_line(f'exported to {out}; load with AutoModel.from_pretrained("{out}")')
 
 
@@ -30,14 +30,15 @@ def import_(
         ..., metavar="FOLDER", help="Hugging Face model folder on this machine."
     ),
     out: Path = NEW_FOLDER,
+    tokenizer: Path | None = TOKENIZER,
 ) -> None:
     """Read a Hugging Face folder, check every weight, and write it as kinfolk does."""
     check_model_folder(folder)
     check_new_folder(out)
     from kinfolk.workflows.load import load, save
 
-    network, tokenizer = load(folder)
-    save(network, tokenizer, out)
+    network, loaded = load(folder, tokenizer)
+    save(network, loaded, out)
     if network.random_modules:
         modules = ", ".join(network.random_modules)
         print_line(

@@ -16,6 +16,7 @@ from kinfolk.cli.app import (
     NULL_THRESHOLD,
     RESUME,
     RUN_FOLDER,
+    TOKENIZER,
     TRAIN,
     command,
     flag,
@@ -33,7 +34,7 @@ from kinfolk.cli.output import note, numbers, print_json, print_line, print_tabl
 from kinfolk.config import as_settings
 from kinfolk.errors import UserError
 from kinfolk.training.config import FineTuneConfig, TrainConfig
-from kinfolk.workflows.folders import check_model_folder, check_new_folder
+from kinfolk.workflows.folders import check_model_folder, check_new_folder, model_or_family
 
 if TYPE_CHECKING:
     from kinfolk.cli.run_progress import TerminalProgress
@@ -149,9 +150,7 @@ class ModelOptions:
     """Options of the initial weights, of a teacher and of several seeds."""
 
     from_scratch: bool = flag("--from-scratch", "Ignore the pretrained weights.")
-    tokenizer: Path | None = option(
-        "DIR", "Tokenizer for FAMILY/SIZE (default: trained on the rows)."
-    )
+    tokenizer: Path | None = TOKENIZER
     teacher: Path | None = option(
         "RUN", "Distill from this fine-tuned model.", panel="Distillation"
     )
@@ -206,12 +205,11 @@ def finetune(
     if model_options.distillation_weight is not None and model_options.teacher is None:
         raise UsageError("--distillation-weight requires --teacher")
     data.check(task_options)
+    model = model_or_family(model)
     if Path(model).exists():
         check_model_folder(model)
-    else:
-        from kinfolk.families import check_name
-
-        check_name(model)
+    if model_options.teacher is not None:
+        check_model_folder(model_options.teacher)
     check_new_folder(out)
     check_overrides(overrides or [], {"train": TrainConfig, "finetune": FineTuneConfig}, KEYS)
     settings = [*as_settings(training, "train."), *as_settings(finetuning, "finetune.")]

@@ -1,7 +1,7 @@
 """The commands `generate` and `fill`, and what all commands that generate text share."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kinfolk.cli.app import DEVICE, JSON, MODEL, USE, command, piped, readable
+from kinfolk.cli.app import DEVICE, JSON, MODEL, TOKENIZER, USE, command, piped, readable
 from kinfolk.cli.options import UsageError, field_options, option_name
-from kinfolk.cli.output import console, print_json, visible
+from kinfolk.cli.output import console, print_json, row_progress, saved_on_interrupt, visible
 from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
 from kinfolk.generation.config import DECODING, METHOD_FIELDS, GenerationConfig
@@ -81,6 +81,7 @@ def generate(
     batch: int = typer.Option(16, max=2**16, help="Prompts per batch."),
     truncate: str | None = typer.Option(None, hidden=True),
     method: str | None = METHOD,
+    tokenizer: Path | None = TOKENIZER,
     precision: str = PRECISION,
     device: str = DEVICE,
     logprobs: bool = typer.Option(False, "--logprobs", help="Show each token's log-probability."),
@@ -92,7 +93,7 @@ def generate(
 
     Decoder models continue it; encoder-decoder models produce an output for it. Without options
     the whole distribution is sampled; --top-p 0.9 removes its unlikely tail. The same seed gives
-    the same text, alone or in a batch.
+    the same text, except for rounding in batches of another size.
     """
     if (prompt is None) == (prompts is None):
         raise UsageError("pass either PROMPT or --prompts FILE.jsonl")
@@ -108,10 +109,14 @@ def generate(
 
     from kinfolk.workflows.generate import load_generator
 
-    network, tokenizer = load_generator(model, device=device, precision=precision)
-    printer = Printer(network, tokenizer, config, json, logprobs)
+    network, loaded = load_generator(model, device=device, precision=precision, tokenizer=tokenizer)
+    printer = Printer(network, loaded, config, json, logprobs)
     if prompts is not None:
-        printer.many(read_prompts(prompts, prompt_field), batch)
+        total = count_prompts(prompts)
+        with row_progress("generate", total, hidden=sys.stdout.isatty()) as progress:
+            rest = "the outputs of {:,} prompts are printed; pass the other prompts to continue"
+            with saved_on_interrupt(lambda: rest.format(progress.done)):
+                printer.many(read_prompts(prompts, prompt_field), batch, progress)
     elif config.num_return_sequences == 1 and not (json or logprobs):
         printer.stream(text or "")
     else:
@@ -161,8 +166,13 @@ class Printer:
             ]
         )
 
-    def many(self, prompts: Iterator[str], batch_size: int) -> None:
-        """Print the outputs of each prompt as soon as those before are complete."""
+    def many(
+        self, prompts: Iterator[str], batch_size: int, progress: Callable[[int], None]
+    ) -> None:
+        """Print the outputs of each prompt as soon as those before are complete.
+
+        `progress` receives the number of prompts whose outputs are printed.
+        """
         from kinfolk.generation.generate import generate_many
 
         waiting: list[str] = []  # prompts without outputs so far
@@ -181,12 +191,14 @@ class Printer:
                 between = "" if index == 0 else "\n"
                 text = "\n\n".join(self.plain(prompt, o) for o in outputs)
                 print(between + for_terminal(text), flush=True)
+                progress(index + 1)
                 continue
             for number, output in enumerate(outputs):
                 row: dict[str, Any] = {"index": index, "prompt": prompt}
                 if len(outputs) > 1:
                     row["number"] = number
                 print_json({**row, "text": output.text, **self.details(output)})
+            progress(index + 1)
 
     def details(self, output: "GeneratedText") -> dict[str, Any]:
         """Return the other JSON fields of an output."""
@@ -207,6 +219,16 @@ class Printer:
     def shown(self, prompt: str) -> str:
         """Return the prompt where the output continues it."""
         return "" if self.model.decoding == "encoder-decoder" else prompt
+
+
+def count_prompts(path: Path) -> int | None:
+    """Count the lines of a JSONL file with a prompt; None for the standard input."""
+    from kinfolk.data.files import STDIN, decoded_lines, open_input
+
+    if path == STDIN or not path.is_file():
+        return None
+    with open_input(path) as source:
+        return sum(bool(line.strip()) for line in decoded_lines(source))
 
 
 def read_prompts(path: Path, field: str) -> Iterator[str]:
@@ -237,6 +259,7 @@ def fill(
     ),
     candidates: int = typer.Option(5, max=2**16, help="Candidates shown per mask."),
     method: str | None = METHOD,
+    tokenizer: Path | None = TOKENIZER,
     precision: str = PRECISION,
     device: str = DEVICE,
     json: bool = JSON,
@@ -256,7 +279,7 @@ def fill(
     from kinfolk.workflows.generate import to_inference
     from kinfolk.workflows.load import load, require_ability
 
-    network, tokenizer = load(model)
+    network, loaded = load(model, tokenizer)
     require_ability(network, "fill")
     spans = network.decoding in ("encoder-decoder", "infilling")
     if not spans and (method is not None or settings):
@@ -265,7 +288,7 @@ def fill(
             "per mask: use --candidates"
         )
     network = to_inference(network, device=device, precision=precision)
-    filled = fill_text(network, tokenizer, text, config, candidates=candidates)
+    filled = fill_text(network, loaded, text, config, candidates=candidates)
     if json:
         masks = [{"text": mask.text, "choices": mask.candidates} for mask in filled.masks]
         print_json({"text": filled.text, "holes": masks})

@@ -5,10 +5,10 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from rich.console import Console
+from rich.filesize import decimal
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
@@ -16,15 +16,17 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
-    TextColumn,
+    Task,
     TimeRemainingColumn,
 )
 from rich.table import Column, Table
+from rich.text import Text
 
-LINE_SECONDS = 10  # between two lines about the progress, where there is no terminal
 MAX_CHARS = 60  # of a text in a cell
 # Control characters except tab and new line, which a terminal would obey.
 CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
+SECONDS_BETWEEN_UPDATES = 0.1  # of a progress bar: a report for each document costs little
+SECONDS_BETWEEN_LINES = 30  # of progress, where stderr is no terminal
 
 console = Console()
 errors = Console(stderr=True)
@@ -92,50 +94,109 @@ def duration(seconds: float) -> str:
     return f"{minutes}m{rest:02}s" if minutes else f"{rest}s"
 
 
-def progress_bar(*columns: ProgressColumn, hidden: bool = False, **settings: Any) -> Progress:
+class CutColumn(ProgressColumn):
+    """Plain text of a task, which is cut where the terminal is narrow."""
+
+    def __init__(self, text: Callable[[Task], str], style: str = "") -> None:
+        super().__init__()
+        self._text, self._style = text, style
+
+    def render(self, task: Task) -> Text:
+        """Return the text in one line, without markup."""
+        return Text(self._text(task), self._style, no_wrap=True, overflow="ellipsis")
+
+
+def fixed() -> Column:
+    """Return a column that keeps its width where the terminal is narrow."""
+    return Column(no_wrap=True)
+
+
+def progress_bar(
+    count: ProgressColumn, *others: ProgressColumn, hidden: bool = False, **settings: Any
+) -> Progress:
     """Return a progress bar on stderr, which is shown on a terminal only.
 
-    The columns follow the bar; `settings` are those of `rich.progress.Progress`.
+    The count and the time left come before the bar, the other columns after it; `settings` are
+    those of `rich.progress.Progress`.
     """
-    label = TextColumn("{task.description}", style="bold", markup=False)
-    shown = (label, BarColumn(), *columns, TimeRemainingColumn())
+    shown = (
+        CutColumn(lambda task: task.description, "bold"),
+        count,
+        TimeRemainingColumn(table_column=fixed()),
+        BarColumn(),
+        *others,
+    )
     return Progress(*shown, console=errors, disable=hidden or not errors.is_terminal, **settings)
 
 
-@contextmanager
-def byte_progress(label: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Show the progress in bytes; the function takes those read so far and their total."""
-    with progress_bar(DownloadColumn(), transient=True) as bar:
-        task = bar.add_task(label, total=None)
-        yield lambda read, total: bar.update(task, completed=read, total=total)
+class ProgressReporter:
+    """Report what is done of a total: in the bar, or in a line every 30 seconds."""
+
+    def __init__(self, bar: Progress, label: str, total: int | None, in_bytes: bool) -> None:
+        self._bar, self._label, self._in_bytes = bar, label, in_bytes
+        self._task = bar.add_task(label, total=total)
+        self._total, self.done = total, 0
+        self._began = self._shown = self._updated = time.monotonic()
+
+    def __call__(self, done: int, total: int | None = None) -> None:
+        """Report the amount that is done so far, and the total where it was not known before."""
+        self.done, self._total = done, self._total if total is None else total
+        now = time.monotonic()
+        if done == self._total or now - self._updated >= SECONDS_BETWEEN_UPDATES:
+            self._updated = now
+            self._bar.update(self._task, completed=done, total=self._total)
+        if not errors.is_terminal and now - self._shown >= SECONDS_BETWEEN_LINES:
+            self._shown = now
+            note(self._line(now - self._began))
+
+    def advance(self, amount: int) -> None:
+        """Report an amount that was done since the last report."""
+        self(self.done + amount)
+
+    def stage(self, label: str, done: int, total: int | None) -> None:
+        """Report the amount that is done in a stage; another stage starts at zero."""
+        if label != self._label:
+            self._label, self._total, self._began = label, None, time.monotonic()
+            self._bar.remove_task(self._task)
+            self._task = self._bar.add_task(label, total=None)
+        self(done, total)
+
+    def _line(self, seconds: float) -> str:
+        amount = decimal if self._in_bytes else "{:,}".format
+        speed = self.done / seconds
+        line = f"{self._label}  {amount(self.done)}"
+        if self._total is not None:
+            line += f"/{amount(self._total)}"
+        line += f"  {decimal(int(speed)) if self._in_bytes else f'{speed:,.3g}'}/s"
+        if self._total is not None and speed:
+            line += f"  ETA {duration((self._total - self.done) / speed)}"
+        return line
 
 
 @contextmanager
-def batch_progress(label: str) -> Iterator[Callable[[int, int], None]]:
-    """Show the progress in batches; the function takes those done and their total.
-
-    Without a terminal a sentence says now and then how much time is left.
-    """
-    began = shown = time.monotonic()
-    with progress_bar(MofNCompleteColumn(), transient=True) as bar:
-        task = bar.add_task(label, total=None)
-
-        def update(done: int, total: int) -> None:
-            nonlocal shown
-            bar.update(task, completed=done, total=total)
-            now = time.monotonic()
-            if done and now - shown >= LINE_SECONDS and not errors.is_terminal:
-                shown, left = now, duration((now - began) / done * (total - done))
-                note(f"{label}: {done:,} of {total:,} batches, about {left} left")
-
-        yield update
+def byte_progress(label: str) -> Iterator[ProgressReporter]:
+    """Show the progress in bytes; the reporter takes those read so far and their total."""
+    with progress_bar(DownloadColumn(table_column=fixed()), transient=True) as bar:
+        yield ProgressReporter(bar, label, None, in_bytes=True)
 
 
 @contextmanager
-def row_progress(label: str, rows: int, *, hidden: bool = False) -> Iterator[Callable[..., None]]:
-    """Show the progress in rows; the function takes `completed` or `advance`.
+def row_progress(
+    label: str, rows: int | None = None, *, hidden: bool = False
+) -> Iterator[ProgressReporter]:
+    """Show the progress in rows or batches.
 
     Rows may be printed to stdout meanwhile: they are not redirected above the bar.
     """
-    with progress_bar(MofNCompleteColumn(), hidden=hidden, redirect_stdout=False) as bar:
-        yield partial(bar.update, bar.add_task(label, total=rows))
+    count = MofNCompleteColumn(table_column=fixed())
+    with progress_bar(count, hidden=hidden, redirect_stdout=False) as bar:
+        yield ProgressReporter(bar, label, rows, in_bytes=False)
+
+
+@contextmanager
+def saved_on_interrupt(sentence: Callable[[], str]) -> Iterator[None]:
+    """Let Ctrl-C say what was saved and how to continue; the sentence is made when it comes."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(sentence()) from None

@@ -5,8 +5,20 @@ from pathlib import Path
 
 import typer
 
-from kinfolk.cli.app import DEVICE, FORCE, JSON, MODEL, OUT, TASK_INDEX, USE, command, flag, option
-from kinfolk.cli.output import note, row_progress
+from kinfolk.cli.app import (
+    DEVICE,
+    FORCE,
+    JSON,
+    MODEL,
+    OUT,
+    TASK_INDEX,
+    TOKENIZER,
+    USE,
+    command,
+    flag,
+    option,
+)
+from kinfolk.cli.output import note, row_progress, saved_on_interrupt
 from kinfolk.errors import UserError
 from kinfolk.files import new_file
 from kinfolk.workflows.folders import check_model_folder, check_new_file, check_parent_folder
@@ -25,6 +37,7 @@ def predict(
     ),
     task_index: int = TASK_INDEX,
     probabilities: bool = flag("--probabilities", "Write the probability of every class."),
+    tokenizer: Path | None = TOKENIZER,
     device: str = DEVICE,
     json: bool = JSON,
 ) -> None:
@@ -44,25 +57,33 @@ def predict(
     from kinfolk.tasks.formats.base import ReadReport, write_jsonl, write_predictions
     from kinfolk.tasks.formats.labelled_file import LabelledFile
     from kinfolk.workflows.predict import (
+        added_columns,
+        format_notes,
         load_predictor,
         predict_file,
         read_test_file,
         truncation_report,
     )
 
-    predictor = load_predictor(model, device=device, task_index=task_index)
+    predictor = load_predictor(model, device=device, task_index=task_index, tokenizer=tokenizer)
     labelled, report = LabelledFile(file), ReadReport()
     rows, spec = read_test_file(predictor, labelled, columns=columns, labelled=False, report=report)
-    for sentence in (*report.messages(), *truncation_report(predictor, rows)):
+    notes = format_notes(predictor, labelled, spec)
+    if not json:
+        notes += added_columns(predictor, labelled, spec, all_probabilities=probabilities)
+    for sentence in (*notes, *report.messages(), *truncation_report(predictor, rows)):
         note(sentence)
-    with row_progress("predict", len(rows)) as update:
+    with (
+        saved_on_interrupt(lambda: "nothing was written; run the same command again"),
+        row_progress("predict", len(rows)) as progress,
+    ):
         predictions = predict_file(
             predictor,
             labelled,
             rows,
             spec,
             all_probabilities=probabilities,
-            watch=lambda done: update(completed=done),
+            watch=progress,
         )
     lines = (write_jsonl if json else write_predictions)(predictions)
     if out is None:

@@ -3,7 +3,18 @@
 from pathlib import Path
 from typing import Literal
 
-from kinfolk.cli.app import COLUMN, DATA, FIELD, FILES, JSON, NEW_FOLDER, UNIT, command, option
+from kinfolk.cli.app import (
+    COLUMN,
+    DATA,
+    FIELD,
+    FILES,
+    JSON,
+    NEW_FOLDER,
+    UNIT,
+    command,
+    flag,
+    option,
+)
 from kinfolk.cli.options import UsageError
 from kinfolk.cli.output import byte_progress, note, print_json, print_line
 
@@ -29,16 +40,18 @@ def prepare(
     decontaminate: list[Path] | None = option(
         "FILE", "Drop documents that share a 13-gram with this file."
     ),
+    strict: bool = flag("--strict", "Fail if a file of a folder would be skipped."),
     json: bool = JSON,
 ) -> None:
     """Tokenize text into a corpus: memory-mapped Megatron .bin/.idx files and corpus.json.
 
     In tables and JSON lines a document is always a row. Held-out documents are chosen by their own
-    text; dropped ones are listed in CORPUS/dropped.jsonl. An interrupted run continues when the
-    same command is repeated.
+    text. CORPUS/dropped.jsonl lists every document that is left out, with the reason, and every
+    file of a folder that is skipped. An interrupted run continues when the same command is
+    repeated.
     """
     unit = document_unit(document)
-    from kinfolk.data.prepare import parse_fraction, prepare
+    from kinfolk.data.prepare import DROPPED_FILE, parse_fraction, prepare
     from kinfolk.workflows.folders import load_tokenizer
 
     with byte_progress("preparing") as progress:
@@ -54,15 +67,18 @@ def prepare(
             word_boundaries=word_boundaries,
             dedup=dedup,
             decontaminate=decontaminate or [],
+            strict=strict,
             progress=progress,
             on_message=(lambda sentence: None) if json else note,
         )
     facts = {"documents": corpus.documents, "tokens": corpus.tokens, "bytes": corpus.bytes}
     if json:
-        print_json({"folder": out, **facts})
+        counts = {"left_out": corpus.left_out, "skipped_files": corpus.skipped_files}
+        print_json({"folder": out, **facts, **counts})
         return
-    counts = ", ".join(f"{count:,} {name}" for name, count in facts.items())
-    print_line(f"corpus: {counts} in {out}")
+    print_line(f"corpus: {', '.join(f'{n:,} {name}' for name, n in facts.items())} in {out}")
+    if any(corpus.left_out.values()) or corpus.skipped_files:
+        print_line(f"listed in {out}/{DROPPED_FILE}: what is left out, and why")
     if parse_fraction(holdout):
         from kinfolk.data.corpus import Corpus
 

@@ -14,6 +14,7 @@ from kinfolk.cli.app import (
     MAX_VOCAB,
     RESUME,
     RUN_FOLDER,
+    TOKENIZER,
     TRAIN,
     command,
     flag,
@@ -33,7 +34,7 @@ from kinfolk.cli.output import duration, note, print_json, print_line, print_tab
 from kinfolk.config import as_settings
 from kinfolk.errors import UserError
 from kinfolk.training.config import TrainConfig
-from kinfolk.workflows.folders import check_new_folder
+from kinfolk.workflows.folders import check_new_folder, model_or_family
 
 if TYPE_CHECKING:
     from kinfolk.data.parallel_text import ParallelText
@@ -53,8 +54,8 @@ class PairOptions:
     pairs: Path | None = option("FILE", "Source and target in one TSV file.")
     source_prefix: str | None = option("TEXT", "Text put before every source.")
 
-    def parallel_data(self) -> "ParallelData | None":
-        """Return the sentence pairs; None where no option is given."""
+    def parallel_data(self, tokenizer: Path | None = None) -> "ParallelData | None":
+        """Return the sentence pairs, for an existing tokenizer; None where no option is given."""
         given = {name: value for name, value in vars(self).items() if value is not None}
         if not given:
             return None
@@ -62,7 +63,7 @@ class PairOptions:
         if train is None:
             name = option_name("dev_pairs" if dev is not None else next(iter(given)))
             raise UserError(f"{name} requires --source and --target, or --pairs")
-        if "vocab_size" in given and "tokenizer" in given:
+        if "vocab_size" in given and tokenizer is not None:
             raise UserError(
                 "--vocab-size does not apply to an existing --tokenizer: remove one of them"
             )
@@ -72,7 +73,7 @@ class PairOptions:
             train=train,
             dev=dev,
             vocab_size=given.get("vocab_size"),
-            tokenizer=given.get("tokenizer"),
+            tokenizer=tokenizer,
             prefix=given.get("source_prefix", ""),
         )
 
@@ -87,7 +88,6 @@ class TranslationOptions(PairOptions):
     vocab_size: int | None = option(
         "N", "Size of the joint BPE vocabulary (default: 8192, or what fits).", max=MAX_VOCAB
     )
-    tokenizer: Path | None = option("DIR", "Existing tokenizer, in place of training one.")
 
 
 def parallel_text(given: dict[str, Any], split: str = "") -> "ParallelText | None":
@@ -126,6 +126,7 @@ def pretrain(
     resume: Path | None = RESUME,
     objective: str | None = option("NAME", "Training objective (see members)."),
     length: int | None = option("N", "Sequence length in tokens.", max=MAX_TOKENS),
+    tokenizer: Path | None = TOKENIZER,
     help_fields: bool = flag("--help-fields", "List model.* and objective.* fields of MODEL."),
     *,
     translation: TranslationOptions,
@@ -151,20 +152,20 @@ def pretrain(
 
         finish(resume, Recipe.read(resume / "recipe.json"), json=json)
         return
-    pairs = translation.parallel_data()
+    pairs = translation.parallel_data(tokenizer)
     if recipe is not None:
         if not recipe.is_file():
             raise UserError(f"no such file: {recipe}")
-        if objective is not None or length is not None or pairs is not None:
-            raise UsageError("--recipe excludes --objective, --length and sentence pairs")
+        if any(value is not None for value in (objective, length, tokenizer, pairs)):
+            raise UsageError(
+                "--recipe excludes --objective, --length, --tokenizer and sentence pairs"
+            )
         if model is not None:  # the first KEY=VALUE stands in the place of MODEL
             overrides, model = [model, *(overrides or [])], None
     elif model is None:
         raise UsageError("missing MODEL: a family (see kinfolk members), a folder or --recipe FILE")
-    elif not Path(model).exists():
-        from kinfolk.families import check_name
-
-        check_name(model)
+    else:
+        model = model_or_family(model)
     if out is None:
         raise UsageError("missing -o RUN: the run folder to write")
     mixture = check_data(corpus or [], pairs, required=recipe is None)
@@ -178,7 +179,14 @@ def pretrain(
     elif pairs is None:
         from kinfolk.workflows.recipe import recipe as make_recipe
 
-        chosen = make_recipe(model, mixture, objective=objective, length=length, settings=settings)
+        chosen = make_recipe(
+            model,
+            mixture,
+            objective=objective,
+            length=length,
+            tokenizer=tokenizer,
+            settings=settings,
+        )
     else:
         from kinfolk.workflows.translate import prepare_translation_run
 
@@ -236,6 +244,8 @@ def finish(run: Path, recipe: "Recipe", *, json: bool, is_new: bool = False) -> 
         if is_new:
             workflow.pretrain(recipe, run, callbacks=[progress])
         else:
+            if translate.is_unscored(run):  # it is not complete, even if it has its report
+                (run / "report.html").unlink(missing_ok=True)
             workflow.resume(run, callbacks=[progress])
     page, score = run / "report.html", translate.score(run)
     if json:

@@ -5,14 +5,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.progress import MofNCompleteColumn, TextColumn
+from rich.progress import MofNCompleteColumn
 from rich.progress import Progress as Bar
 
-from kinfolk.cli.output import duration, errors, note, progress_bar
+from kinfolk.cli.output import (
+    SECONDS_BETWEEN_LINES,
+    CutColumn,
+    duration,
+    errors,
+    fixed,
+    note,
+    progress_bar,
+)
 from kinfolk.tasks.task import format_score, metric_title
 from kinfolk.training.loop import Callback, Evaluation, Progress
-
-SECONDS = 30  # between lines, at most
 
 
 class TerminalProgress(Callback):
@@ -59,7 +65,10 @@ class TerminalProgress(Callback):
         values += f"  {progress.tokens_per_second:,.0f} tokens/s"
         self.bar.update(self.task, completed=progress.step, total=progress.steps, values=values)
         every, now = max(1, progress.steps // 10), time.monotonic()
-        due = progress.step // every > self.printed // every or now - self.shown >= SECONDS
+        due = (
+            progress.step // every > self.printed // every
+            or now - self.shown >= SECONDS_BETWEEN_LINES
+        )
         if not errors.is_terminal and due:
             self.shown, self.printed = now, progress.step
             if left := progress.steps - progress.step:
@@ -75,8 +84,11 @@ class TerminalProgress(Callback):
         """Print where an interrupted run was saved, and how to resume it."""
         if interrupted:
             self.bar.stop()
-            saved = "nothing to save" if self.checkpoint is None else f"saved {self.checkpoint}"
-            note(f"interrupted at step {step}: {saved}; resume with: {self.resume}")
+            saved = f"step {step} was saved before" if step else "nothing was saved"
+            if self.checkpoint is not None:
+                saved = f"saved {self.checkpoint}"
+            resume = f"; resume with: {self.resume}" if self.resume else ""
+            note(f"interrupted at step {step}: {saved}{resume}")
 
 
 @contextmanager
@@ -84,5 +96,6 @@ def run_progress(
     name: str, resume: str = "", header: Sequence[str] = ()
 ) -> Iterator[TerminalProgress]:
     """Show the progress of a run; `resume` is the command that resumes it."""
-    with progress_bar(MofNCompleteColumn(), TextColumn("{task.fields[values]}")) as bar:
+    values = CutColumn(lambda task: str(task.fields["values"]))
+    with progress_bar(MofNCompleteColumn(table_column=fixed()), values) as bar:
         yield TerminalProgress(bar, name, resume, header)

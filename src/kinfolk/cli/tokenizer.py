@@ -29,7 +29,19 @@ from kinfolk.cli.app import (
     readable,
 )
 from kinfolk.cli.options import option_group
-from kinfolk.cli.output import console, errors, print_json, print_line, print_table, table, visible
+from kinfolk.cli.output import (
+    byte_progress,
+    console,
+    errors,
+    note,
+    print_json,
+    print_line,
+    print_table,
+    saved_on_interrupt,
+    table,
+    visible,
+)
+from kinfolk.files import new_folder
 from kinfolk.workflows.folders import check_new_file, check_new_folder
 
 if TYPE_CHECKING:
@@ -82,8 +94,20 @@ def train(
     check_new_folder(out)
     from kinfolk.data.prepare import train_tokenizer
 
-    tokenizer = train_tokenizer(files, kind=kind, vocab_size=vocab_size, **vars(options))
-    tokenizer.save(out)
+    with (
+        saved_on_interrupt(lambda: f"nothing was written to {out}; run the same command again"),
+        byte_progress("reading") as progress,
+        new_folder(out) as folder,
+    ):
+        tokenizer = train_tokenizer(
+            files,
+            kind=kind,
+            vocab_size=vocab_size,
+            progress=progress.stage,
+            on_message=(lambda sentence: None) if json else note,
+            **vars(options),
+        )
+        tokenizer.save(folder)
     if json:
         print_json({"folder": out, "kind": kind, "vocab": tokenizer.vocab_size})
     else:

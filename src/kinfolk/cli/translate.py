@@ -9,10 +9,10 @@ from typing import Any
 
 import typer
 
-from kinfolk.cli.app import DEVICE, FORCE, JSON, MODEL, OUT, USE, command
+from kinfolk.cli.app import DEVICE, FORCE, JSON, MODEL, OUT, TOKENIZER, USE, command
 from kinfolk.cli.generate import METHOD, PRECISION, generation_config
 from kinfolk.cli.options import field_options
-from kinfolk.cli.output import row_progress
+from kinfolk.cli.output import row_progress, saved_on_interrupt
 from kinfolk.errors import UserError
 from kinfolk.files import new_file
 from kinfolk.generation.config import GenerationConfig
@@ -66,6 +66,7 @@ def register(
         ),
         method: str | None = METHOD,
         batch: int = typer.Option(64, max=2**16, help="Lines per batch."),
+        tokenizer: Path | None = TOKENIZER,
         precision: str = PRECISION,
         device: str = DEVICE,
         json: bool = JSON,
@@ -83,19 +84,24 @@ def register(
         from kinfolk.generation.generate import transform_lines
         from kinfolk.workflows.generate import load_seq2seq, task_prefix
 
-        network, tokenizer = load_seq2seq(model, verb, device=device, precision=precision)
+        network, loaded = load_seq2seq(
+            model, verb, device=device, precision=precision, tokenizer=tokenizer
+        )
         printed = out is None and sys.stdout.isatty()
-        bar = row_progress(verb, len(lines), hidden=printed)
-        with bar as update, output(out) as write:
+        with (
+            saved_on_interrupt(lambda: "nothing was written; run the same command again"),
+            row_progress(verb, len(lines), hidden=printed) as progress,
+            output(out) as write,
+        ):
             outputs = transform_lines(
                 network,
-                tokenizer,
+                loaded,
                 lines,
                 config,
                 prefix=task_prefix(model, source_prefix, prefix),
                 fixed_limit="max_new_tokens" in values,
                 batch_size=batch,
-                on_progress=lambda lines: update(advance=lines),
+                on_progress=progress.advance,
             )
             for line, text in zip(lines, outputs, strict=True):
                 if json:

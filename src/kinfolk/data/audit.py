@@ -8,7 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from kinfolk.data.dedup import ExactDeduplicator, MinHashDeduplicator, hash64
+from kinfolk.data.dedup import (
+    PREVIEW_CHARS,
+    ExactDeduplicator,
+    Locations,
+    MinHashDeduplicator,
+    hash64,
+)
 from kinfolk.data.documents import (
     Document,
     Progress,
@@ -16,7 +22,7 @@ from kinfolk.data.documents import (
     progress_reporter,
     read_leniently,
 )
-from kinfolk.data.files import FileProblems, file_sizes
+from kinfolk.data.files import FileProblems, SkippedFile, file_sizes
 from kinfolk.errors import UserError
 from kinfolk.text.unicode import count_scripts, guess_language
 
@@ -82,8 +88,7 @@ class LineCounter:
 
 
 BATCH_CHARS = 1 << 20  # counted together
-PREVIEW_CHARS = 80  # of a document in a list
-MAX_EXAMPLES = 5  # near duplicates that are listed
+MAX_EXAMPLES = 5  # duplicates of each kind that are listed
 
 # Without tab and line ends; U+0080 to U+009F come from a wrong code page.
 CONTROLS = np.array([c for c in (*range(32), *range(127, 160)) if chr(c) not in "\t\n\r"])
@@ -103,11 +108,13 @@ class FileAudit:
 
 @dataclass(frozen=True)
 class DuplicateExample:
-    """A near duplicate, by where it begins."""
+    """A duplicate and the earlier document, by where they begin."""
 
     path: Path
     line: int
     text: str
+    same_as_path: Path
+    same_as_line: int
 
 
 @dataclass(frozen=True)
@@ -121,6 +128,8 @@ class Audit:
     exact_duplicates: int  # documents that are equal to an earlier one
     near_duplicates: int | None  # similar to an earlier one; None if not counted
     examples: tuple[DuplicateExample, ...]  # the first of the near-duplicates
+    exact_examples: tuple[DuplicateExample, ...]  # the first of the exact duplicates
+    skipped: tuple[SkippedFile, ...]  # files of folders that are not read
     lines: int  # with text, in documents
     repeated_lines: int  # lines that are equal to an earlier one
     most_repeated_lines: tuple[tuple[str, int], ...]  # with their counts
@@ -162,6 +171,8 @@ class _AuditCounts:
     equal: int = 0
     alike: int = 0
     examples: list[DuplicateExample] = field(default_factory=list)
+    exact_examples: list[DuplicateExample] = field(default_factory=list)
+    locations: Locations = field(default_factory=Locations)
     scripts: Counter[str] = field(default_factory=Counter)
     languages: Counter[str] = field(default_factory=Counter)
     control_characters: int = 0
@@ -175,20 +186,29 @@ class _AuditCounts:
         if not text.strip():
             self.empty += 1
             return
-        if self.exact_duplicates.seen(text):
-            self.equal += 1
-        elif self.near_duplicates is not None and self.near_duplicates.seen(text):
-            self.alike += 1
-            if len(self.examples) < MAX_EXAMPLES:
-                self.examples.append(
-                    DuplicateExample(document.source, document.line, text.strip()[:PREVIEW_CHARS])
-                )
+        self._compare(document)
         self.lines.add(text)
         self.languages[guess_language(text)] += 1
         self._waiting.append(text)
         self._size += len(text)
         if self._size >= BATCH_CHARS:
             self.flush()
+
+    def _compare(self, document: Document) -> None:
+        """Count a document that is equal or similar to an earlier one."""
+        location = self.locations.pack(document)
+        first = self.exact_duplicates.find_or_add(document.text, location)
+        examples = self.exact_examples
+        if first is not None:
+            self.equal += 1
+        elif self.near_duplicates is not None:
+            first = self.near_duplicates.find_or_add(document.text, location)
+            self.alike += first is not None
+            examples = self.examples
+        if first is not None and len(examples) < MAX_EXAMPLES:
+            excerpt = document.text.strip()[:PREVIEW_CHARS]
+            earlier = self.locations.unpack(first)
+            examples.append(DuplicateExample(document.source, document.line, excerpt, *earlier))
 
     def flush(self) -> None:
         """Count the characters of the pending documents."""
@@ -213,14 +233,15 @@ def audit(
     bytes read so far and the bytes of all files, if known.
     """
     counts = _AuditCounts(MinHashDeduplicator() if near else None)
-    sizes = file_sizes(paths)
+    skipped: list[SkippedFile] = []
+    sizes = file_sizes(paths, on_skip=skipped.append)
     report = progress_reporter(sizes, progress)
     audits = tuple(_file(path, size, reading, counts, report) for path, size in sizes.items())
     counts.flush()
     errors = [audit.error for audit in audits if audit.error]
     if errors and not counts.lengths:
         raise UserError(errors[0])
-    return _audit(audits, counts)
+    return _audit(audits, counts, skipped)
 
 
 def _file(
@@ -228,7 +249,7 @@ def _file(
     size: int | None,
     reading: ReadOptions,
     counts: _AuditCounts,
-    report: Callable[[Document], None],
+    report: Callable[[Path, int], None],
 ) -> FileAudit:
     problems, error = FileProblems(), ""
     before, characters = len(counts.lengths), 0
@@ -236,13 +257,15 @@ def _file(
         for document in read_leniently(path, problems, reading):
             counts.add(document)
             characters += len(document.text)
-            report(document)
+            report(path, document.bytes_read)
     except UserError as raised:  # the other files are still read
         error = str(raised)
     return FileAudit(path, size, len(counts.lengths) - before, characters, problems, error)
 
 
-def _audit(audits: tuple[FileAudit, ...], counts: _AuditCounts) -> Audit:
+def _audit(
+    audits: tuple[FileAudit, ...], counts: _AuditCounts, skipped: Sequence[SkippedFile]
+) -> Audit:
     lengths = np.array(counts.lengths or [0])
     return Audit(
         files=audits,
@@ -252,6 +275,8 @@ def _audit(audits: tuple[FileAudit, ...], counts: _AuditCounts) -> Audit:
         exact_duplicates=counts.equal,
         near_duplicates=None if counts.near_duplicates is None else counts.alike,
         examples=tuple(counts.examples),
+        exact_examples=tuple(counts.exact_examples),
+        skipped=tuple(skipped),
         lines=counts.lines.total,
         repeated_lines=counts.lines.total - counts.lines.distinct,
         most_repeated_lines=tuple(counts.lines.top()),

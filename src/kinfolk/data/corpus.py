@@ -1,6 +1,5 @@
 """A tokenised corpus on disk: Megatron's `.bin` and `.idx` files, their reader and their writer."""
 
-import io
 import json
 import os
 import struct
@@ -9,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from hashlib import blake2b
+from hashlib import sha256
 from pathlib import Path
 from types import NoneType
 from typing import IO, Any
@@ -18,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kinfolk.errors import UserError
+from kinfolk.files import cached_sha256
 from kinfolk.text import Tokenizer
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -32,6 +32,9 @@ METADATA: dict[str, tuple[type, ...]] = {
     "tokenizer_hash": (str,),
     "words": (str, NoneType),
 }
+COUNTS = ("left_out", "skipped_files")  # by reason; corpora of earlier versions lack them
+
+DATA_FILES = ("tokens.idx", "tokens.bin", "words.bin")
 
 IntArray = npt.NDArray[np.int64]
 
@@ -46,6 +49,8 @@ class Corpus:
         self.bytes: int = metadata["bytes"]
         self.vocab_size: int = metadata["vocab"]
         self.tokenizer_hash: str = metadata["tokenizer_hash"]
+        self.left_out: dict[str, int] = metadata["left_out"]  # documents, by reason
+        self.skipped_files: dict[str, int] = metadata["skipped_files"]  # by reason
         sentences: int = metadata["sentences"]
         index = folder / "tokens.idx"
         begins = HEADER.size + 4 * sentences
@@ -87,6 +92,14 @@ class Corpus:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Corpus.open, (self.folder,)
+
+    def __repr__(self) -> str:
+        counts = {"documents": self.documents, "tokens": self.tokens, "bytes": self.bytes}
+        facts = [f"{count:,} {name}" for name, count in counts.items()]
+        left_out = {reason: n for reason, n in self.left_out.items() if n}
+        lists = {"left_out": left_out, "skipped_files": self.skipped_files}
+        facts += [f"{name} {value}" for name, value in lists.items() if value]
+        return f"Corpus({str(self.folder)!r}: {', '.join(facts)})"
 
     @cached_property
     def starts(self) -> IntArray:
@@ -171,6 +184,11 @@ def _read_metadata(file: Path) -> dict[str, Any]:
         value = metadata[name]
         if type(value) not in types or (type(value) is int and value < 0):
             raise _corrupt(file, f"its {name} is {value!r}")
+    for name in COUNTS:
+        if not isinstance(metadata.setdefault(name, {}), dict):
+            raise _corrupt(file, f"its {name} is {metadata[name]!r}")
+    if not isinstance(metadata.get("sha256", {}), dict):  # corpora of earlier versions have none
+        raise _corrupt(file, f"its sha256 is {metadata['sha256']!r}")
     return metadata
 
 
@@ -249,6 +267,7 @@ class CorpusWriter:
         self._code = dtype_code(tokenizer)
         self._sources: dict[str, SourceStats] = {}
         self.left_out: Mapping[str, int] = {}  # documents, by reason
+        self.skipped_files: Mapping[str, int] = {}  # of folders, by reason
         self.written = written or WriteProgress()
         folder.mkdir(parents=True, exist_ok=True)
         sizes = self.written.sizes(np.dtype(DTYPES[self._code]).itemsize)
@@ -332,8 +351,13 @@ class CorpusWriter:
             "tokenizer_hash": self._tokenizer.fingerprint,
             "words": self._words,
             "left_out": self.left_out,
+            "skipped_files": self.skipped_files,
             "sources": [asdict(source) for source in self._sources.values()],
         }
+        for file in self._files.values():
+            file.flush()
+        written = [self._folder / name for name in DATA_FILES if (self._folder / name).is_file()]
+        metadata["sha256"] = {file.name: cached_sha256(file) for file in written}
         text = json.dumps(metadata, indent=2, ensure_ascii=False) + "\n"
         (self._folder / "corpus.json").write_text(text, encoding="utf-8")
         self._tokenizer.save(self._folder / "tokenizer")
@@ -367,35 +391,19 @@ def _write_prefix_sums(
         total = int(sums[-1])
 
 
-NUM_SAMPLES = 16  # of each file, from its first byte to its last
-SAMPLE_BYTES = 1 << 16  # of each
-
-
 def corpus_fingerprint(folder: Path) -> str:
-    """Return a 128-bit hash of samples of a corpus folder and of its held-out split.
+    """Return a hash of every file of a corpus folder and of its held-out split.
 
-    Another text changes the counts in the index or some sample of the tokens. The time does not
-    depend on the size of the corpus.
+    A file that differs from its checksum in corpus.json is refused. All bytes are read: one GiB
+    takes about a second.
     """
-    digest = blake2b(digest_size=16)
-    for name in ("tokens.idx", "tokens.bin", "holdout/tokens.idx", "holdout/tokens.bin"):
-        if (folder / name).is_file():
-            with (folder / name).open("rb") as file:
-                _add_samples(digest, file, Path(name).name)
+    digest = sha256()
+    for part in (folder, folder / "holdout"):
+        expected = _read_metadata(part / "corpus.json").get("sha256", {}) if part.is_dir() else {}
+        for name in DATA_FILES:
+            if (part / name).is_file():
+                checksum = cached_sha256(part / name)
+                if checksum != expected.get(name, checksum):
+                    raise _corrupt(part / name, "it differs from its checksum in corpus.json")
+                digest.update(f"{(part / name).relative_to(folder)} {checksum}\n".encode())
     return digest.hexdigest()
-
-
-def file_fingerprint(file: Path, data: bytes) -> str:
-    """Return a 128-bit hash of the name of a file and of its size and samples of its bytes."""
-    digest = blake2b(digest_size=16)
-    _add_samples(digest, io.BytesIO(data), file.name)
-    return digest.hexdigest()
-
-
-def _add_samples(digest: blake2b, file: IO[bytes], name: str) -> None:
-    size = file.seek(0, os.SEEK_END)
-    digest.update(f"{name} {size}\n".encode())
-    last = max(0, size - SAMPLE_BYTES)
-    for start in sorted({last * i // (NUM_SAMPLES - 1) for i in range(NUM_SAMPLES)}):
-        file.seek(start)
-        digest.update(file.read(SAMPLE_BYTES))

@@ -1,9 +1,9 @@
 """Exact and near duplicates, and documents that share n-grams with evaluation files."""
 
-import json
 import unicodedata
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kinfolk.data.documents import Document, is_plain_text, read_leniently
-from kinfolk.data.files import FileProblems, find_files
+from kinfolk.data.files import FileProblems, file_sizes
 from kinfolk.errors import UserError
 
 Hashes: TypeAlias = npt.NDArray[np.uint64]
@@ -148,17 +148,39 @@ def hash64(text: str) -> int:
     return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest())
 
 
-class ExactDeduplicator:
-    """Hashes of texts: about 100 bytes each."""
+LINE_BITS = 40  # of a location; the others number its file
+
+
+class Locations:
+    """Files and lines of documents as integers."""
 
     def __init__(self) -> None:
-        self._seen: set[int] = set()
+        self._numbers: dict[Path, int] = {}
+        self._sources: list[Path] = []
 
-    def seen(self, text: str) -> bool:
-        """Add a text, and return whether it was there before, but for white space at its ends."""
-        before = len(self._seen)
-        self._seen.add(hash64(text.strip()))
-        return len(self._seen) == before
+    def pack(self, document: Document) -> int:
+        """Return the location of a document as an integer."""
+        number = self._numbers.setdefault(document.source, len(self._sources))
+        if number == len(self._sources):
+            self._sources.append(document.source)
+        return number << LINE_BITS | document.line
+
+    def unpack(self, location: int) -> tuple[Path, int]:
+        """Return the file and the line of a location."""
+        return self._sources[location >> LINE_BITS], location & (1 << LINE_BITS) - 1
+
+
+class ExactDeduplicator:
+    """Hashes of texts and their locations: about 150 bytes each."""
+
+    def __init__(self) -> None:
+        self._locations: dict[int, int] = {}
+
+    def find_or_add(self, text: str, location: int) -> int | None:
+        """Return the location of an equal text, but for white space at its ends, or add this."""
+        before = len(self._locations)
+        first = self._locations.setdefault(hash64(text.strip()), location)
+        return first if len(self._locations) == before else None
 
 
 class MinHashDeduplicator:
@@ -171,26 +193,26 @@ class MinHashDeduplicator:
     def __init__(self) -> None:
         self._bands: dict[int, int] = {}
         self._signatures = np.empty((1024, NUM_PERM), dtype=np.uint32)
-        self._texts = 0
+        self._locations = array("q")
 
-    def seen(self, text: str) -> bool:
-        """Return whether a similar text was there before, and add this one if not."""
+    def find_or_add(self, text: str, location: int) -> int | None:
+        """Return the location of the most similar text before, or add this one."""
         signature = minhash_signature(text)
         if signature is None:
-            return False
-        bands = _bands(signature)
-        alike = {self._bands[band] for band in bands if band in self._bands}
+            return None
+        bands, texts = _bands(signature), len(self._locations)
+        alike = sorted({self._bands[band] for band in bands if band in self._bands})
         if alike:
-            shares = (self._signatures[list(alike)] == signature).mean(axis=1)
+            shares = (self._signatures[alike] == signature).mean(axis=1)
             if shares.max() >= JACCARD_THRESHOLD:
-                return True
-        if self._texts == len(self._signatures):
+                return self._locations[alike[int(shares.argmax())]]
+        if texts == len(self._signatures):
             self._signatures = np.concatenate([self._signatures, np.empty_like(self._signatures)])
-        self._signatures[self._texts] = signature
+        self._signatures[texts] = signature
         for band in bands:
-            self._bands.setdefault(band, self._texts)
-        self._texts += 1
-        return False
+            self._bands.setdefault(band, texts)
+        self._locations.append(location)
+        return None
 
 
 def _bands(signature: Signature) -> list[int]:
@@ -223,6 +245,8 @@ def _minhash() -> Any:
 
 
 NGRAM_WORDS = 13  # in an n-gram that counts as contamination (Brown et al. 2020)
+MAX_EVALUATION_FILES = 100_000  # in a folder
+MAX_EVALUATION_BYTES = 1 << 29  # of all files, whose n-grams take some six times as much memory
 
 
 @dataclass(frozen=True)
@@ -234,11 +258,24 @@ class NgramMatch:
     line: int
 
 
+def evaluation_files(paths: Sequence[Path]) -> dict[Path, int | None]:
+    """Return the text files of an evaluation set with their sizes, if they are not too many."""
+    sizes = file_sizes(paths, any_suffix=True, max_files=MAX_EVALUATION_FILES)
+    total = sum(size or 0 for size in sizes.values())
+    if total > MAX_EVALUATION_BYTES:
+        raise UserError(
+            f"{', '.join(map(str, paths))}: {len(sizes):,} evaluation files of {total:,} bytes are "
+            f"more than the {MAX_EVALUATION_BYTES:,} whose n-grams are held in memory: name the "
+            "evaluation files"
+        )
+    return sizes
+
+
 class ContaminationIndex:
     """The n-grams of evaluation files: about 32 bytes each."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self.files = find_files(paths, any_suffix=True)
+        self.files = list(evaluation_files(paths))
         parts = [part for number in range(len(self.files)) for part in self._ngrams(number)]
         if not parts:
             raise UserError(
@@ -289,74 +326,114 @@ def _line_numbers(document: Document, offsets: Offsets) -> Offsets:
 
 DEDUP_MODES = ("exact", "near")
 PREVIEW_CHARS = 80  # of a document that is left out
+EMPTY, CONTAMINATED = "empty", "contaminated"
+EXACT_DUPLICATE, NEAR_DUPLICATE = "exact duplicate", "near duplicate"
+
+Dropped = dict[str, Any]  # a record of dropped.jsonl
+OnDrop = Callable[[Dropped], None]
 
 
 class DocumentFilter(Iterator[Document]):
-    """Documents, without those that there is a reason to leave out."""
+    """Documents, without those that there is a reason to leave out.
 
-    def __init__(self, documents: Iterable[Document], reasons: Sequence[str]) -> None:
-        self._documents = iter(documents)
+    `on_drop` receives a record of each that is left out: `reason`, `source`, `source_line`, what
+    the filter compared it with, and the `excerpt` with which it begins.
+    """
+
+    def __init__(
+        self, documents: Iterable[Document], reasons: Sequence[str], on_drop: OnDrop
+    ) -> None:
+        self._documents, self._on_drop = iter(documents), on_drop
         self.left_out = dict.fromkeys(reasons, 0)  # documents so far, by reason
 
     @abstractmethod
-    def reason(self, document: Document) -> str | None:
-        """Return the reason to leave a document out; None keeps it."""
+    def check(self, document: Document) -> Dropped | None:
+        """Return the reason to leave a document out, with details; None keeps it."""
 
     def __next__(self) -> Document:
         for document in self._documents:
-            reason = self.reason(document)
-            if reason is None:
+            found = self.check(document)
+            if found is None:
                 return document
-            self.left_out[reason] += 1
+            self.left_out[found["reason"]] += 1
+            where = {"source": str(document.source), "source_line": document.line}
+            excerpt = document.text.strip()[:PREVIEW_CHARS]
+            self._on_drop({"reason": found["reason"]} | where | found | {"excerpt": excerpt})
         raise StopIteration
+
+
+class EmptyFilter(DocumentFilter):
+    """Documents with a visible character."""
+
+    def __init__(
+        self, documents: Iterable[Document], on_drop: OnDrop = lambda dropped: None
+    ) -> None:
+        super().__init__(documents, [EMPTY], on_drop)
+
+    def check(self, document: Document) -> Dropped | None:
+        """Return the reason for a document without a visible character."""
+        text = document.text
+        return {"reason": EMPTY} if not text or text.isspace() else None
 
 
 class DedupFilter(DocumentFilter):
     """Documents without duplicates: the first of equal ones ("exact"), or of similar ones too."""
 
-    def __init__(self, documents: Iterable[Document], mode: str) -> None:
+    def __init__(
+        self,
+        documents: Iterable[Document],
+        mode: str,
+        on_drop: OnDrop = lambda dropped: None,
+    ) -> None:
         if mode not in DEDUP_MODES:
             raise UserError(f"dedup {mode}: choose exact or near")
-        near = ["near duplicates"] if mode == "near" else []
-        super().__init__(documents, ["exact duplicates", *near])
+        near = [NEAR_DUPLICATE] if mode == "near" else []
+        super().__init__(documents, [EXACT_DUPLICATE, *near], on_drop)
+        self._locations = Locations()
         self._exact = ExactDeduplicator()
         self._near = MinHashDeduplicator() if mode == "near" else None
 
-    def reason(self, document: Document) -> str | None:
-        """Return which kind of duplicate of an earlier document this is."""
-        if self._exact.seen(document.text):
-            return "exact duplicates"
-        is_near = self._near is not None and self._near.seen(document.text)
-        return "near duplicates" if is_near else None
+    def check(self, document: Document) -> Dropped | None:
+        """Return which kind of duplicate this is, and of which earlier document."""
+        location, reason = self._locations.pack(document), EXACT_DUPLICATE
+        first = self._exact.find_or_add(document.text, location)
+        if first is None and self._near is not None:
+            first, reason = self._near.find_or_add(document.text, location), NEAR_DUPLICATE
+        if first is None:
+            return None
+        source, line = self._locations.unpack(first)
+        return {"reason": reason, "same_as": {"source": str(source), "source_line": line}}
 
 
 class DecontaminationFilter(DocumentFilter):
-    """Documents that share no 13 consecutive words with evaluation files; the others are listed.
-
-    A line of `report` is {"source", "gram", "evaluation", "line", "text"}; an earlier list is
-    replaced.
-    """
+    """Documents that share no 13 consecutive words with evaluation files."""
 
     def __init__(
-        self, documents: Iterable[Document], evaluation: Sequence[Path], report: Path
+        self,
+        documents: Iterable[Document],
+        evaluation: Sequence[Path],
+        on_drop: OnDrop = lambda dropped: None,
     ) -> None:
-        super().__init__(documents, ["contaminated"])
+        super().__init__(documents, [CONTAMINATED], on_drop)
         self._index = ContaminationIndex(evaluation)
-        self._report = report
-        self._report.write_text("")
 
-    def reason(self, document: Document) -> str | None:
-        """Return "contaminated" for a document with a match, which is written to the report."""
+    def check(self, document: Document) -> Dropped | None:
+        """Return the first n-gram that an evaluation file has too, and where."""
         match = self._index.first_match(document.text)
         if match is None:
             return None
-        record = {
-            "source": str(document.source),
-            "gram": match.ngram,
-            "evaluation": str(match.file),
-            "line": match.line,
-            "text": document.text[:PREVIEW_CHARS],
+        return {
+            "reason": CONTAMINATED,
+            "evaluation_file": str(match.file),
+            "evaluation_line": match.line,
+            "ngram": match.ngram,
         }
-        with self._report.open("a", encoding="utf-8", errors="replace") as file:
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
-        return "contaminated"
+
+
+def left_out_summary(left_out: Mapping[str, int]) -> str:
+    """Return the documents left out for each reason: "1 exact duplicate, 2 near duplicates"."""
+    plurals = {EXACT_DUPLICATE: "exact duplicates", NEAR_DUPLICATE: "near duplicates"}
+    return ", ".join(
+        f"{count:,} {reason if count == 1 else plurals.get(reason, reason)}"
+        for reason, count in left_out.items()
+    )

@@ -28,9 +28,11 @@ from kinfolk.data.files import (
     STDIN,
     FileProblems,
     InputFile,
+    OnSkip,
     content_suffix,
     decoded_lines,
     decoded_text,
+    file_sizes,
     find_files,
     is_dataset_name,
     open_input,
@@ -79,21 +81,17 @@ class ReadOptions:
 def read_documents(
     paths: Sequence[Path], options: ReadOptions = ReadOptions()
 ) -> Iterator[Document]:
-    """Stream the documents of files, folders and datasets."""
-    return read_files(find_files(paths), options, named={Path(path) for path in paths})
+    """Stream the documents of files, folders and datasets that are not empty."""
+    documents = read_files(find_files(paths), options, named={Path(path) for path in paths})
+    return (document for document in documents if document.text.strip())
 
 
 def read_files(
     files: Sequence[Path], options: ReadOptions, *, named: Collection[Path] = ()
 ) -> Iterator[Document]:
-    """Stream the documents of files; one that was `named` must have some."""
+    """Stream the documents of files, empty ones too; a file that was `named` must have text."""
     _check(options, files)
-    return (
-        document
-        for path in files
-        for document in _read(path, options, named=path in named)
-        if document.text and not document.text.isspace()
-    )
+    return (document for path in files for document in _read(path, options, named=path in named))
 
 
 def read_leniently(
@@ -106,28 +104,39 @@ def read_leniently(
     return _read(path, options, problems=problems)
 
 
-def read_text_parts(paths: Sequence[Path], options: ReadOptions = ReadOptions()) -> Iterator[str]:
+def read_text_parts(
+    paths: Sequence[Path],
+    options: ReadOptions = ReadOptions(),
+    *,
+    progress: Progress = lambda read, total: None,
+    on_skip: OnSkip = lambda skipped: None,
+) -> Iterator[str]:
     """Stream the text of the same documents, a long one in several parts.
 
     Memory is bounded however long a line is, for training a tokenizer, which needs no documents.
     """
-    files, named = find_files(paths), {Path(path) for path in paths}
-    _check(options, files)
-    return (part for path in files for part in _bounded_parts(path, options, named=path in named))
+    sizes, named = file_sizes(paths, on_skip=on_skip), {Path(path) for path in paths}
+    _check(options, list(sizes))
+    report = progress_reporter(sizes, progress)
+    return (
+        part
+        for path in sizes
+        for part in _bounded_parts(path, options, named=path in named, report=report)
+    )
 
 
 def progress_reporter(
     sizes: Mapping[Path, int | None], progress: Progress
-) -> Callable[[Document], None]:
-    """Return a function that reports the bytes read up to a document."""
+) -> Callable[[Path, int], None]:
+    """Return a function that reports the bytes read up to a place in a file."""
     known = [size or 0 for size in sizes.values()]
     before = dict(zip(sizes, accumulate(known, initial=0), strict=False))
     total = None if None in sizes.values() else sum(known)
     read = 0
 
-    def report(last: Document) -> None:
+    def report(source: Path, bytes_read: int) -> None:
         nonlocal read
-        read = max(read, before[last.source] + last.bytes_read)
+        read = max(read, before[source] + bytes_read)
         progress(read, total)
 
     return report
@@ -158,9 +167,12 @@ def _read(
             held, size = [], 0
 
 
-def _bounded_parts(path: Path, options: ReadOptions, *, named: bool) -> Iterator[str]:
+def _bounded_parts(
+    path: Path, options: ReadOptions, *, named: bool, report: Callable[[Path, int], None]
+) -> Iterator[str]:
     rest = ""
-    for _, text, ends in _text_parts(path, options, named=named):
+    for source, text, ends in _text_parts(path, options, named=named):
+        report(path, source.place)
         rest, start = rest + text, 0
         while len(rest) - start > PART:
             stop = _cut(rest, start, start + PART)

@@ -1,5 +1,6 @@
 """Find input files; open, decompress and decode them; split them into lines."""
 
+import bz2
 import gzip
 import io
 import lzma
@@ -17,7 +18,7 @@ from typing import IO, Any
 from kinfolk.errors import UserError
 
 STDIN = Path("-")
-COMPRESSION_SUFFIXES = (".gz", ".xz", ".zst")
+COMPRESSION_SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
 READ_BYTES = 1 << 20  # bytes read at once
 MAX_LINE_CHARS = 1 << 28  # of one document, which is held in memory
 MAX_LISTED_LINES = 5  # lines with invalid bytes that are listed
@@ -111,6 +112,8 @@ def open_input(path: Path, read: Callable[[], bytes] | None = None) -> Iterator[
     except (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError) as error:
         raise UserError(f"{path} is corrupt or truncated ({error}): download it again") from error
     except OSError as error:
+        if error.errno is None:  # of bz2
+            raise UserError(f"{path} is corrupt ({error}): download it again") from error
         raise UserError(
             f"{path} cannot be read ({error.strerror or error}): check its permissions"
         ) from error
@@ -199,6 +202,8 @@ def _decompressed(raw: "io.BufferedReader[Any]", path: Path) -> io.BufferedIOBas
     match path.suffix.lower():
         case ".gz":
             return gzip.GzipFile(fileobj=raw)
+        case ".bz2":
+            return bz2.BZ2File(raw)
         case ".xz":
             return lzma.LZMAFile(raw)
         case ".zst":
@@ -247,13 +252,43 @@ class _Zstandard(io.RawIOBase):
         return size
 
 
-TEXT = ("", ".txt", ".md")
+TEXT_SUFFIXES = (".txt", ".md")
 JSON = (".jsonl", ".ndjson", ".json")
 DELIMITED_SUFFIXES = (".tsv", ".csv")
 PARQUET = (".parquet",)
 DATASET_PREFIX = "hf:"
-# In folders, a .json file is more often a settings file than text.
-FOLDER_SUFFIXES = {*TEXT, *JSON, *DELIMITED_SUFFIXES, *PARQUET} - {".json"}
+# Files of a folder with these suffixes are read, and one that is not valid is an error.
+FOLDER_SUFFIXES = {*TEXT_SUFFIXES, *JSON, *DELIMITED_SUFFIXES, *PARQUET} - {".json"}
+# Files of a folder that are text, but seldom prose: they are read where they are named.
+MARKUP, CODE = "markup or JSON", "source code or settings"
+NAMED_ONLY = {
+    **dict.fromkeys((".json", ".html", ".htm", ".xhtml", ".xml", ".svg", ".css"), MARKUP),
+    **dict.fromkeys((".py", ".ipynb", ".js", ".ts", ".c", ".h", ".cc", ".cpp", ".java"), CODE),
+    **dict.fromkeys((".go", ".rs", ".sh", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf"), CODE),
+}
+DETECTION_BYTES = 1 << 16  # of a file with another suffix, from which text is told
+MAX_SHOWN_NAMES = 3  # of skipped files, for each reason
+
+
+@dataclass(frozen=True)
+class SkippedFile:
+    """A file or link in an input folder that is not read."""
+
+    path: Path
+    reason: str
+
+
+def skipped_summary(skipped: Sequence[SkippedFile]) -> str:
+    """Return the number of skipped files for each reason: "2 not text in UTF-8 (a.pdf, b.png)"."""
+    by_reason: dict[str, list[str]] = {}
+    for file in skipped:
+        by_reason.setdefault(file.reason, []).append(file.path.name)
+    return ", ".join(
+        f"{len(names):,} {reason} ("
+        + ", ".join([*names[:MAX_SHOWN_NAMES], *(["..."] if len(names) > MAX_SHOWN_NAMES else [])])
+        + ")"
+        for reason, names in by_reason.items()
+    )
 
 
 def is_dataset_name(path: Path) -> bool:
@@ -261,62 +296,142 @@ def is_dataset_name(path: Path) -> bool:
     return str(path).startswith(DATASET_PREFIX) and not path.exists()
 
 
-def find_files(paths: Sequence[Path], *, any_suffix: bool = False) -> list[Path]:
+OnSkip = Callable[[SkippedFile], None]  # receives the files of folders that are not read
+
+
+def find_files(
+    paths: Sequence[Path],
+    *,
+    any_suffix: bool = False,
+    max_files: int | None = None,
+    on_skip: OnSkip = lambda skipped: None,
+) -> list[Path]:
     """List the inputs, each once: files, those of folders in sorted order, other sources.
 
     `-` is the standard input and `hf:NAME` a dataset; a pattern that the shell did not expand, such
-    as `notes/**/*.txt`, means the same here. Of folders, files with the suffixes of text are
-    listed, or with `any_suffix` all that are not hidden.
+    as `notes/**/*.txt`, means the same here. Of folders, also linked ones, the files that hold text
+    are listed; `on_skip` receives the others, but for hidden ones. With `any_suffix`, markup, JSON
+    and source code are text too.
     """
     if not paths:
         raise UserError("no input files: pass files or folders of text")
-    return list(dict.fromkeys(file for path in paths for file in _resolve(Path(path), any_suffix)))
+    listing = _FolderListing(any_suffix, max_files, on_skip)
+    return list(dict.fromkeys(file for path in paths for file in _resolve(Path(path), listing)))
 
 
-def file_sizes(paths: Sequence[Path], *, any_suffix: bool = False) -> dict[Path, int | None]:
+def file_sizes(
+    paths: Sequence[Path],
+    *,
+    any_suffix: bool = False,
+    max_files: int | None = None,
+    on_skip: OnSkip = lambda skipped: None,
+) -> dict[Path, int | None]:
     """Return the inputs with their bytes, None where the size is not known before the end."""
-    found = find_files(paths, any_suffix=any_suffix)
+    found = find_files(paths, any_suffix=any_suffix, max_files=max_files, on_skip=on_skip)
     return {path: path.stat().st_size if path.is_file() else None for path in found}
 
 
-def _resolve(path: Path, any_suffix: bool) -> list[Path]:
+def _resolve(path: Path, listing: "_FolderListing") -> list[Path]:
     if path == STDIN or is_dataset_name(path):
         return [path]
+    skipped: list[SkippedFile] = []
     try:
         if path.exists() and not path.is_dir():
             return [path]
         matches = [path] if path.is_dir() else _expand_glob(path)
-        folders = (_files_in_folder(p, any_suffix) if p.is_dir() else [p] for p in matches)
+        folders = (listing.files(p, skipped) if p.is_dir() else [p] for p in matches)
         found = [file for folder in folders for file in folder]
         if any(file.stat().st_size for file in found):
+            for file in skipped:
+                listing.on_skip(file)
             return found
     except OSError as error:
         raise UserError(
             f"{error.filename or path} cannot be read ({error.strerror}): check its permissions"
         ) from error
+    left_out = f" (left out: {skipped_summary(skipped)})" if skipped else ""
     raise UserError(
-        f"{path} holds no text: kinfolk reads .txt, .md, .jsonl, .tsv, .csv, .parquet and files "
-        "without a suffix in folders, also with .gz, .xz or .zst; name other files one by one"
+        f"{path} holds no text{left_out}: kinfolk reads UTF-8 text, .jsonl, .tsv, .csv and "
+        ".parquet in folders, also with .gz, .bz2, .xz or .zst; name other files one by one"
     )
 
 
-def _files_in_folder(folder: Path, any_suffix: bool) -> list[Path]:
-    """Return the files of a folder that hold text, none of them hidden."""
-    found = [
-        file
-        for file in _walk(folder)
-        if (any_suffix or content_suffix(file) in FOLDER_SUFFIXES) and file.is_file()
-    ]
-    return sorted(found, key=lambda file: file.relative_to(folder).parts)
+@dataclass(frozen=True)
+class _FolderListing:
+    """How the files of folders are listed."""
+
+    any_suffix: bool
+    max_files: int | None
+    on_skip: OnSkip
+
+    def files(self, folder: Path, skipped: list[SkippedFile]) -> list[Path]:
+        """Return the files of a folder that hold text, none of them hidden; list the others."""
+        links: list[SkippedFile] = []
+        names: list[Path] = []
+        for file in _walk(folder, links):
+            names.append(file)
+            if self.max_files is not None and len(names) > self.max_files:
+                raise UserError(
+                    f"{folder} has more than {self.max_files:,} files: name the files, or a folder "
+                    "with fewer"
+                )
+        names.sort(key=lambda file: file.relative_to(folder).parts)
+        reasons = [(file, self._reason_to_skip(file)) for file in names]
+        links += [SkippedFile(file, reason) for file, reason in reasons if reason]
+        skipped += sorted(links, key=lambda link: link.path.relative_to(folder).parts)
+        return [file for file, reason in reasons if reason is None]
+
+    def _reason_to_skip(self, file: Path) -> str | None:
+        if not file.is_file():
+            return "broken link" if file.is_symlink() else "no regular file"
+        suffix = content_suffix(file)
+        if suffix in FOLDER_SUFFIXES:
+            return None
+        if suffix in NAMED_ONLY and not self.any_suffix:
+            return NAMED_ONLY[suffix]
+        return None if not file.stat().st_size or is_text(file) else "not text in UTF-8"
 
 
-def _walk(folder: Path) -> Iterator[Path]:
+def is_text(file: Path) -> bool:
+    """Return whether a file begins with UTF-8 and no NUL."""
+    try:
+        with open_input(file) as source:
+            data = source.stream.read(DETECTION_BYTES)
+        utf_8_decode(data, "strict", len(data) < DETECTION_BYTES)
+    except (UserError, UnicodeDecodeError):
+        return False
+    return b"\0" not in data
+
+
+def _walk(folder: Path, skipped: list[SkippedFile]) -> Iterator[Path]:
+    """Yield the files of a folder, then those of the folders that it links to, each once."""
+
     def refused(error: OSError) -> None:
         raise error
 
-    for inner, folders, names in os.walk(folder, onerror=refused):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (Path(inner, name) for name in names if not name.startswith("."))
+    root, seen, pending = folder.resolve(), set[tuple[int, int]](), [folder]
+    while pending:
+        start = pending.pop(0)
+        if start != folder and root.is_relative_to(start.resolve()):
+            skipped.append(SkippedFile(start, "link to a folder that contains it"))
+            continue
+        if start != folder and _identity(start) in seen:
+            skipped.append(SkippedFile(start, "link to a folder that is read already"))
+            continue
+        for inner, folders, names in os.walk(start, onerror=refused):
+            if _identity(Path(inner)) in seen:
+                folders.clear()
+                continue
+            seen.add(_identity(Path(inner)))
+            visible = [Path(inner, name) for name in sorted(folders) if not name.startswith(".")]
+            pending += [path for path in visible if path.is_symlink()]
+            folders[:] = [path.name for path in visible]
+            yield from (Path(inner, name) for name in names if not name.startswith("."))
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    status = folder.stat()
+    return status.st_dev, status.st_ino
 
 
 def _expand_glob(pattern: Path) -> list[Path]:

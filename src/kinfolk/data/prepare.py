@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, astuple, dataclass
@@ -22,7 +24,17 @@ from kinfolk.data.corpus import (
     WriteProgress,
     dtype_code,
 )
-from kinfolk.data.dedup import DecontaminationFilter, DedupFilter, DocumentFilter
+from kinfolk.data.dedup import (
+    EMPTY,
+    DecontaminationFilter,
+    DedupFilter,
+    DocumentFilter,
+    Dropped,
+    EmptyFilter,
+    OnDrop,
+    evaluation_files,
+    left_out_summary,
+)
 from kinfolk.data.documents import (
     Document,
     DocumentUnit,
@@ -38,15 +50,15 @@ from kinfolk.data.encode import (
     default_num_workers,
     encode_in_parallel,
 )
-from kinfolk.data.files import file_sizes
+from kinfolk.data.files import SkippedFile, file_sizes, skipped_summary
 from kinfolk.errors import UserError
-from kinfolk.files import DISK_FULL_ERRNOS, lock_file, new_file
+from kinfolk.files import DISK_FULL_ERRNOS, error_number, lock_file, new_file
 from kinfolk.rng import text_uniform
 from kinfolk.text import Tokenizer, train
 from kinfolk.text.segment import word_segmenter
 
 # Bytes of text per byte of file, for prose.
-COMPRESSION_RATIO = {".gz": 3.0, ".xz": 4.0, ".zst": 3.5}
+COMPRESSION_RATIO = {".gz": 3.0, ".bz2": 4.0, ".xz": 4.0, ".zst": 3.5}
 
 
 def estimate_text_bytes(sizes: Mapping[Path, int | None]) -> float | None:
@@ -95,12 +107,12 @@ def disk_full_as_user_error(out: Path) -> Iterator[None]:
     """Raise a user error when the disk is full."""
     try:
         yield
-    except OSError as error:
-        if error.errno not in DISK_FULL_ERRNOS:
+    except Exception as error:
+        if error_number(error) not in DISK_FULL_ERRNOS:
             raise
         raise UserError(
-            f"the disk is full ({error.strerror}) before {out} is complete: free some space, or "
-            "choose an -o on another disk"
+            f"the disk is full ({error}) before {out} is complete: free some space, or choose an "
+            "-o on another disk"
         ) from error
 
 
@@ -187,13 +199,15 @@ def resumable_output(
             try:
                 yield part
                 part.finish(target)
-            except BaseException:
+            except BaseException as error:
                 if part.journal.exists():
                     on_message(
                         f"progress is kept in {part.work_dir}: the same command resumes from it"
                     )
                 else:
                     part.clear()
+                    if isinstance(error, KeyboardInterrupt):
+                        on_message(f"nothing is kept of {out}: the same command starts again")
                 raise
     except BaseException:
         with suppress(OSError):  # something is kept there, or another process uses it
@@ -225,7 +239,7 @@ def _exclusive(home: Path, out: Path) -> Iterator[None]:
 
 GROUP_CHARS = 1 << 18  # sent to a worker at once
 GROUPS_PER_CHECKPOINT = 64  # between two entries in the journal: a few seconds of work
-DROPPED_FILE = "dropped.jsonl"  # in the corpus: the documents that decontamination left out
+DROPPED_FILE = "dropped.jsonl"  # in the corpus: the documents and files that are left out
 
 
 Files: TypeAlias = Path | str | Sequence[Path | str]  # files, folders or names of datasets
@@ -251,15 +265,30 @@ def train_tokenizer(
     segmenter: str = "spaces",
     field: str | None = None,
     column: str | int | None = None,
+    progress: train.StageProgress = lambda stage, done, total: None,
+    on_message: OnMessage = lambda sentence: None,
 ) -> Tokenizer:
     """Train a tokenizer on text files, with the special tokens of every family.
 
     The kinds are bpe (byte-level), word-bpe, wordpiece, unigram, word, char and byte. `field` of
-    JSON lines or `column` of tables holds the text.
+    JSON lines or `column` of tables holds the text. `progress` receives the name of the stage, the
+    bytes done so far and their total; `on_message` receives messages for the user.
     """
-    texts = read_text_parts(as_paths(files), ReadOptions(field=field, column=column))
+    skipped: list[SkippedFile] = []
+    texts = read_text_parts(
+        as_paths(files),
+        ReadOptions(field=field, column=column),
+        progress=partial(progress, "reading"),
+        on_skip=skipped.append,
+    )
+    report_skipped(skipped, on_message=on_message)
     return train.train_tokenizer(
-        texts, kind=kind, vocab_size=vocab_size, lowercase=lowercase, segmenter=segmenter
+        texts,
+        kind=kind,
+        vocab_size=vocab_size,
+        lowercase=lowercase,
+        segmenter=segmenter,
+        progress=progress,
     )
 
 
@@ -276,6 +305,7 @@ def prepare(
     word_boundaries: str | None = None,
     dedup: str | None = None,
     decontaminate: Files = (),
+    strict: bool = False,
     progress: Progress = lambda read, whole: None,
     on_message: OnMessage = lambda sentence: None,
 ) -> Corpus:
@@ -285,9 +315,11 @@ def prepare(
     lines or, with `document="file"`, a file. A fraction `holdout` of the documents, chosen by their
     text, goes to a second corpus at `out/holdout`. `word_boundaries` ("spaces" or "jieba") are
     stored for whole-word masking. Duplicates (`dedup`: "exact" or "near") and documents that share
-    n-grams with evaluation files (`decontaminate`) are removed. `workers=None` chooses a number by
-    the size of the text. `progress` receives the bytes read so far and the bytes of all files;
-    `on_message` receives messages for the user.
+    n-grams with evaluation files (`decontaminate`) are removed. `left_out` of the corpus counts
+    them, and its file dropped.jsonl lists every document that is left out and every file of a
+    folder that is skipped; with `strict`, a skipped file is an error. `workers=None` chooses a
+    number by the size of the text. `progress` receives the bytes read so far and the bytes of all
+    files; `on_message` receives messages for the user.
 
     An interrupted call resumes when it is repeated with the same text and options.
     """
@@ -301,11 +333,13 @@ def prepare(
     paths, out = as_paths(files), Path(out)
     _check_vacant(out)
     options, named = ReadOptions(document, field, column), frozenset(paths)
-    checked = as_paths(decontaminate) if decontaminate else []
-    evaluation = file_sizes(checked, any_suffix=True) if checked else {}
-    sizes = file_sizes(paths)
+    evaluation = evaluation_files(as_paths(decontaminate)) if decontaminate else {}
+    skipped: list[SkippedFile] = []
+    sizes = file_sizes(paths, on_skip=skipped.append)
+    report_skipped(skipped, strict=strict, on_message=on_message)
     work = PrepareConfig(
-        sizes, named, options, tokenizer, holdout, word_boundaries, dedup, evaluation
+        *(sizes, named, options, tokenizer, holdout, word_boundaries, dedup, evaluation),
+        tuple(skipped),
     )
     workers = workers or default_num_workers(estimate_text_bytes(sizes))
     fingerprint = work.fingerprint()
@@ -334,6 +368,24 @@ def parse_fraction(value: float | str) -> float:
     return fraction
 
 
+def report_skipped(
+    skipped: Sequence[SkippedFile], *, strict: bool = False, on_message: OnMessage
+) -> None:
+    """Report the files of folders that are not read; with `strict`, raise."""
+    if not skipped:
+        return
+    files = f"{len(skipped):,} {'file' if len(skipped) == 1 else 'files'}"
+    if strict:
+        raise UserError(
+            f"{files} would be left out with --strict: {skipped_summary(skipped)}; remove them, or "
+            "name those to be read"
+        )
+    on_message(
+        f"skipped {files}: {skipped_summary(skipped)}; a file that is named, or matched by a "
+        "pattern, is read"
+    )
+
+
 @dataclass(frozen=True)
 class PrepareConfig:
     """The inputs and options that decide the bytes of a corpus."""
@@ -346,6 +398,7 @@ class PrepareConfig:
     words: str | None
     dedup: str | None
     evaluation: dict[Path, int | None]  # files, with their sizes
+    skipped: tuple[SkippedFile, ...] = ()  # files of folders that are not read
 
     def fingerprint(self) -> str | None:
         """Return a hash of inputs and options; None where text cannot be read again."""
@@ -359,17 +412,15 @@ class PrepareConfig:
         )
         return blake2b(facts.encode(), digest_size=16).hexdigest()
 
-    def documents(self, report: Path) -> tuple[Iterator[Document], list[DocumentFilter]]:
-        """Return the documents to be written, and the filters that they pass."""
+    def documents(self, on_drop: OnDrop) -> list[DocumentFilter]:
+        """Return the filters that documents pass; the last yields those to be written."""
         documents = read_files(list(self.files), self.options, named=self.named)
-        filters: list[DocumentFilter] = []
+        filters: list[DocumentFilter] = [EmptyFilter(documents, on_drop)]
         if self.dedup is not None:
-            filters.append(documents := DedupFilter(documents, self.dedup))
+            filters.append(DedupFilter(filters[-1], self.dedup, on_drop))
         if self.evaluation:
-            filters.append(
-                documents := DecontaminationFilter(documents, list(self.evaluation), report)
-            )
-        return documents, filters
+            filters.append(DecontaminationFilter(filters[-1], list(self.evaluation), on_drop))
+        return filters
 
     def is_held_out(self, text: str) -> bool:
         """Return whether a document is held out, which depends on its text alone."""
@@ -385,7 +436,7 @@ def _write(
     work: PrepareConfig,
     part: PartialCorpus,
     workers: int,
-    report: Callable[[Document], None],
+    report: Callable[[Path, int], None],
     on_message: OnMessage,
 ) -> None:
     """Write the documents that an earlier run has not written."""
@@ -398,8 +449,9 @@ def _write(
             )
             for folder, state in zip(folders, states, strict=True)
         ]
-        documents, filters = work.documents(part.folder / DROPPED_FILE)
-        groups = _group_documents(work, documents, writers)
+        on_drop = stack.enter_context(_dropped_file(part.folder / DROPPED_FILE, work.skipped))
+        filters = work.documents(on_drop)
+        groups = _group_documents(work, filters[-1], writers)
         encoded = stack.enter_context(closing(encode_in_parallel(groups, work.encoder(), workers)))
         for number, ((held, group), ids) in enumerate(encoded):
             if number == 0 and not part.progress:
@@ -407,14 +459,34 @@ def _write(
             writers[held].add(ids, [str(document.source) for document in group])
             if (number + 1) % GROUPS_PER_CHECKPOINT == 0:
                 part.save_progress(tuple(writer.sync() for writer in writers))
-            report(group[-1])
+            report(group[-1].source, group[-1].bytes_read)
         left_out = {reason: n for kept in filters for reason, n in kept.left_out.items()}
-        summary = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items())
-        _check(writers, work.holdout, summary)
+        shown = {reason: n for reason, n in left_out.items() if n or reason != EMPTY}
+        _check(writers, work.holdout, left_out_summary(shown))
         writers[0].left_out = left_out
-        if left_out:
-            on_message(f"left out: {summary}")
+        writers[0].skipped_files = Counter(file.reason for file in work.skipped)
+        if shown:
+            on_message(f"left out: {left_out_summary(shown)}")
     part.progress = tuple(writer.written for writer in writers)
+
+
+@contextmanager
+def _dropped_file(file: Path, skipped: Sequence[SkippedFile]) -> Iterator[OnDrop]:
+    """Write the skipped files, and return a function that writes what is left out.
+
+    The filters read every document again when a run is resumed, so that the list is written anew.
+    """
+    with file.open("w", encoding="utf-8", errors="replace", newline="\n") as stream:
+
+        def write(dropped: Dropped) -> None:
+            stream.write(json.dumps(dropped, ensure_ascii=False) + "\n")
+
+        for left in skipped:
+            reason = f"file skipped: {left.reason}"
+            write({"reason": reason, "source": str(left.path), "source_line": None, "excerpt": ""})
+        yield write
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 def _group_documents(
@@ -451,6 +523,8 @@ def _check_space(
 def _check_vacant(out: Path) -> None:
     if (out / "corpus.json").exists():
         raise UserError(f"{out} is already a corpus: choose another -o or remove it")
+    if out.is_symlink() and not out.exists():
+        raise UserError(f"{out} is a link to nothing: choose another -o or remove it")
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise UserError(f"{out} already exists and is not empty: choose another -o")
 

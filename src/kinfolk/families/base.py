@@ -108,6 +108,16 @@ def hf_heads(name: str, text: tuple[str, ...], choice: tuple[str, ...]) -> dict[
     }
 
 
+def always(_: Any) -> bool:
+    """Return true."""
+    return True
+
+
+def same_model(model: Any) -> Any:
+    """Return the network as it is."""
+    return model
+
+
 def same_tensors(_: Mapping[str, Any], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors as they are."""
     return tensors
@@ -145,6 +155,10 @@ class HuggingFace:
     from_extra: Callable[[Mapping[str, Any]], dict[str, Any]] = no_fields
     # Tensors of another class of the family (an ELECTRA generator) under the expected names.
     adapt: Callable[[Mapping[str, Any], dict[str, Tensor]], dict[str, Tensor]] = same_tensors
+    # Whether transformers has the network of a config; if not, it is saved in our own format.
+    supports: Callable[[Any], bool] = always
+    # A network that it has with the same outputs; `kinfolk export` writes this one.
+    equivalent: Callable[[Any], Any] = same_model
     heads: Mapping[str, HFHead] = field(default_factory=dict)  # by the name of our task head
     head_dropout: str = "classifier_dropout"  # field of the dropout before the last layer
     # Networks in subfolders (ELECTRA): the name of the subfolder to a function that makes its
@@ -259,6 +273,11 @@ class Family:
     def frame(self) -> str | None:
         """The special tokens around the texts of a task."""
         return self.template or self.task_template
+
+    @property
+    def required_tokens(self) -> tuple[str, ...]:
+        """Roles of special tokens that the default objective needs."""
+        return self.objective().required_tokens if self.objectives else ()
 
     def objective(self, name: str | None = None) -> type[Any]:
         """Return an objective by its name; by default the first."""

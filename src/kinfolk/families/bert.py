@@ -246,6 +246,7 @@ FAMILY = Family(
     year=2018,
     model=Bert,
     sizes=mimetic_sizes(BertConfig) | PUBLISHED,
+    # Deviation: the released code also masks and predicts [UNK]; here no special token is masked.
     objectives={"nsp": NSP, "mlm": MLM, "unilm": UniLM},
     training=TrainConfig(lr=1e-3, warmup=200, betas=(0.9, 0.999)),
     paper_training=dict.fromkeys(PUBLISHED, PAPER_TRAINING),

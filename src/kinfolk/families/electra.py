@@ -255,6 +255,8 @@ FAMILY = Family(
             embedding_size=1024, hidden_size=1024, num_layers=24, num_heads=16
         ),
     },
+    # Deviation: all chosen tokens become [MASK], as in the paper; the released code leaves 15 % of
+    # them as they are, for the generator to predict as well.
     objectives={"rtd": RTD},
     training=TrainConfig(lr=1e-3, warmup=200, betas=(0.9, 0.999)),
     paper_training={

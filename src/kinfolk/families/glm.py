@@ -95,6 +95,7 @@ FAMILY = Family(
     year=2021,
     model=GLM,
     sizes=mimetic_sizes(GLMConfig) | PUBLISHED,
+    # Deviation: the released code begins every text with [CLS]; here part A is the text alone.
     objectives={"blanks": BlankInfilling},
     training=TrainConfig(lr=1e-3, warmup=200),
     paper_training=dict.fromkeys(PUBLISHED, PAPER_TRAINING),

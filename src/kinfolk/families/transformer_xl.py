@@ -4,6 +4,7 @@ Each layer also attends to its inputs of the segments before, so that the contex
 a segment. Absolute positions would start anew in every segment, so positions are relative.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -37,6 +38,8 @@ from kinfolk.nn.relative_attention import (
 from kinfolk.objectives.clm import CLM
 from kinfolk.objectives.recurrent_clm import RecurrentCLM
 from kinfolk.training.config import TrainConfig
+
+MAX_SCORES = 2**25  # attention scores that a layer holds at a time while it reads a prompt
 
 
 @config("transformer_xl")
@@ -139,6 +142,16 @@ class TransformerXL(LanguageModel):
                 weight.add_(torch.randn_like(weight), alpha=self.config.init_std)
 
     def forward(self, inputs: Inputs) -> Output:
+        if inputs.cache is None:
+            x, contents = self.hidden_states(inputs)
+            return Output(self.dropout(x), None, self.next_memory(inputs, contents))
+        x = torch.cat([self.hidden_states(part)[0] for part in self.split_prompt(inputs)], dim=1)
+        if inputs.cache.length > self.config.mem_len:
+            inputs.cache.keep_last(self.config.mem_len)
+        return Output(self.dropout(x), inputs.cache)
+
+    def hidden_states(self, inputs: Inputs) -> tuple[Tensor, list[Tensor]]:
+        """Return the output of the last layer, and what each layer attends to."""
         x = self.dropout(self.token_embeddings(inputs.input_ids) * self.config.hidden_size**0.5)
         context, memory, contents = self.relative_context(inputs), inputs.memory, []
         for i, layer in enumerate(self.layers):
@@ -146,9 +159,26 @@ class TransformerXL(LanguageModel):
             content = x if memory is None else torch.cat([memory.hidden[i], x], dim=1)
             contents.append(content)
             x = layer(x, layer.project_kv(content, inputs.cache, i), context)
-        if inputs.cache is not None and inputs.cache.length > self.config.mem_len:
-            inputs.cache.keep_last(self.config.mem_len)
-        return Output(self.dropout(x), inputs.cache, self.next_memory(inputs, contents))
+        return x, contents
+
+    def split_prompt(self, inputs: Inputs) -> Iterator[Inputs]:
+        """Yield the tokens in parts, in order, each with few enough attention scores to hold."""
+        assert inputs.key_mask is not None, "call append_to_cache() first"
+        length, keys = inputs.input_ids.shape[1], inputs.key_mask.document_ids.shape[1]
+        size = max(MAX_SCORES // (len(inputs.input_ids) * self.config.num_heads * keys), 1)
+        if size >= length:
+            yield inputs
+            return
+        for start in range(0, length, size):
+            part = slice(start, start + size)
+            stop = keys - length + min(start + size, length)
+            yield replace(
+                inputs,
+                input_ids=inputs.input_ids[:, part],
+                position_ids=inputs.position_ids[:, part],
+                attention_mask=inputs.attention_mask.select(part),
+                key_mask=inputs.key_mask.select(slice(stop)),
+            )
 
     def relative_context(self, inputs: Inputs) -> RelativeContext:
         """Return the attention backend and the distances to the memory and the segment."""

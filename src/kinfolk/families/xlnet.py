@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kinfolk.batch import Inputs, Output
-from kinfolk.config import config
+from kinfolk.config import config, field
+from kinfolk.errors import UserError
 from kinfolk.families.base import (
     SEQUENCE_SUMMARY,
     Family,
@@ -60,6 +61,9 @@ class XLNetConfig(ModelConfig):
     num_heads: int = model_field("num_heads", 16)
     intermediate_size: int | None = model_field("intermediate_size", None)
     activation: str = model_field("activation", "gelu")
+    causal: bool = field(
+        default=False, help="attend only to tokens on the left, in any order (attn_type uni)"
+    )
     clamp_len: int | None = model_field("clamp_len", None)
     dropout: float = model_field("dropout", 0.1)
     layer_norm_eps: float = model_field("layer_norm_eps", 1e-12)
@@ -136,8 +140,13 @@ class XLNet(LanguageModel):
         )
         distances = self.dropout(distances)
         attend = select_backend(inputs.attention_mask, key_mask, layer_bias=True)
+        positions = torch.arange(length, device=distances.device)[None]
         content = RelativeContext(
-            attend, distances, keys, other_segment=other_segment(inputs.token_type_ids, keys)
+            attend,
+            distances,
+            keys,
+            other_segment=other_segment(inputs.token_type_ids, keys),
+            right=to_the_right(positions, length, keys) if self.config.causal else None,
         )
         if (targets := inputs.target_positions) is None:
             return content, None
@@ -149,6 +158,7 @@ class XLNet(LanguageModel):
             targets,
             length,
             other_segment(inputs.token_type_ids, keys, targets),
+            to_the_right(targets, length, keys) if self.config.causal else None,
         )
 
     def lm_logits(self, hidden: Tensor) -> LinearLogits:
@@ -165,6 +175,12 @@ def other_segment(
     of_keys = F.pad(token_type_ids, (keys - token_type_ids.shape[1], 0))
     of_queries = token_type_ids if positions is None else token_type_ids.gather(1, positions)
     return of_queries[:, :, None] != of_keys[:, None, :]
+
+
+def to_the_right(positions: Tensor, length: int, keys: int) -> Tensor:
+    """Return which keys follow queries at these positions of the last `length` keys."""
+    columns = torch.arange(keys, device=positions.device)
+    return columns > positions[:, :, None] + keys - length
 
 
 @dataclass(frozen=True)
@@ -229,7 +245,7 @@ def to_extra(c: XLNetConfig, _: SpecialTokens | None) -> dict[str, Any]:
     return {
         "d_head": c.hidden_size // c.num_heads,
         "clamp_len": -1 if c.clamp_len is None else c.clamp_len,
-        "attn_type": "bi",
+        "attn_type": "uni" if c.causal else "bi",
         "untie_r": True,
         "mem_len": None,  # the caller chooses the length of the memory
         "tie_word_embeddings": True,
@@ -239,8 +255,10 @@ def to_extra(c: XLNetConfig, _: SpecialTokens | None) -> dict[str, Any]:
 def from_extra(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the config that are not copies of theirs."""
     require(data, d_head=data["d_model"] // data["n_head"])
-    clamp_len = data.get("clamp_len", -1)
-    return {"clamp_len": clamp_len if clamp_len > 0 else None}
+    clamp_len, attn_type = data.get("clamp_len", -1), data.get("attn_type", "bi")
+    if attn_type not in ("bi", "uni"):
+        raise UserError(f"config.json: attn_type={attn_type!r} is not supported (use bi or uni)")
+    return {"clamp_len": clamp_len if clamp_len > 0 else None, "causal": attn_type == "uni"}
 
 
 PUBLISHED = {
@@ -296,7 +314,6 @@ FAMILY = Family(
         intermediate_size="d_inner",
         token_ids={"bos": "bos", "eos": "eos", "pad": "pad"},
         required={
-            "attn_type": "bi",
             "bi_data": False,
             "untie_r": True,
             "tie_word_embeddings": True,

@@ -122,6 +122,11 @@ class GenerationConfig:
     allowed_texts: tuple[str, ...] = constraint(
         default=(), help="Restrict the output to this text, or another one given this way"
     )
+    add_bos_token: bool = field(
+        default=False,
+        help="Put the start token, as <|endoftext|>, before the prompt of a decoder; an empty "
+        "prompt always has it",
+    )
     truncate_left: bool = field(
         default=False, help="Drop the beginning of a prompt that does not fit the context"
     )

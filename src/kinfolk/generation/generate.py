@@ -150,8 +150,8 @@ def generate_many(
 ) -> Iterator[list[GeneratedText]]:
     """Yield the outputs of each prompt, in the order of the prompts.
 
-    Prompts of similar length share a batch. That changes no output: random numbers depend on the
-    index of the prompt. A string is one prompt.
+    Prompts of similar length share a batch. That changes outputs only by rounding: random numbers
+    depend on the index of the prompt. A string is one prompt.
     """
 
     def encoded() -> Iterator[EncodedPrompt]:

@@ -43,6 +43,11 @@ class EncodedPrompt:
     suppress_ids: set[int]  # ids that are not text
     blanks: Blanks | None = None  # the blanks at the end of the prompt (GLM)
 
+    @property
+    def length(self) -> int:
+        """The number of tokens that share a context: of the source where there is one."""
+        return len(self.prompt if self.source is None else self.source)
+
 
 def encode_prompt(
     model: LanguageModel, tokenizer: Tokenizer, prompt: str, config: GenerationConfig
@@ -52,28 +57,31 @@ def encode_prompt(
     With `truncate_left` the beginning is dropped, so that all of `max_new_tokens` fit.
     """
     ids = tokenizer.encode(prompt, add_special_tokens=False)
-    encoded = build_prompt(model, tokenizer, ids)
+    encoded = build_prompt(model, tokenizer, ids, add_bos_token=config.add_bos_token)
     context = model.config.max_length
     if context is None:
         check_attention_memory(model, len(encoded.source or encoded.prompt))
         return encoded, 0
-    length, limit = len(encoded.prompt), context - 1
+    limit = context - 1
     if encoded.source is not None:  # only a decoder shares the context with the output
-        length, limit = len(encoded.source), context
+        limit = context
     elif config.truncate_left:
         limit = context - config.max_new_tokens
-    excess = max(length - limit, 0)
-    if excess and not config.truncate_left:
+    excess = max(encoded.length - limit, 0)
+    if not excess:
+        return encoded, 0
+    if not config.truncate_left:
         raise UserError(
-            f"the prompt has {length} tokens, and a context of {context} has room for {limit}: "
-            "shorten it, or drop its beginning (truncate_left=True, --truncate-prompt)"
+            f"the prompt has {encoded.length} tokens, and a context of {context} has room for "
+            f"{limit}: shorten it, or drop its beginning (truncate_left=True, --truncate-prompt)"
         )
-    if excess > len(ids):
+    rest = build_prompt(model, tokenizer, ids[excess:], add_bos_token=config.add_bos_token)
+    if rest.length > limit:
         raise UserError(
             f"max_new_tokens={config.max_new_tokens} leaves no room for a prompt in a context of "
             f"{context}: lower it"
         )
-    return (build_prompt(model, tokenizer, ids[excess:]) if excess else encoded), excess
+    return rest, excess
 
 
 def check_attention_memory(model: LanguageModel, length: int) -> None:
@@ -92,8 +100,13 @@ def attention_scores(model: LanguageModel, length: int) -> int:
     return int(model.config.num_heads) * length**2
 
 
-def build_prompt(model: LanguageModel, tokenizer: Tokenizer, ids: Sequence[int]) -> EncodedPrompt:
-    """Add the special tokens that a model's architecture expects around the ids of a prompt."""
+def build_prompt(
+    model: LanguageModel, tokenizer: Tokenizer, ids: Sequence[int], *, add_bos_token: bool = True
+) -> EncodedPrompt:
+    """Add the special tokens that a model's architecture expects around the ids of a prompt.
+
+    Without `add_bos_token` only an empty prompt of a decoder is the start token.
+    """
     special_tokens = tokenizer.special_tokens
     if model.decoding == "infilling":
         glm = glm_tokens(special_tokens)
@@ -106,9 +119,11 @@ def build_prompt(model: LanguageModel, tokenizer: Tokenizer, ids: Sequence[int])
     eos_ids = set() if special_tokens.eos is None else {special_tokens.eos}
     suppressed = non_text_ids(model, tokenizer) - eos_ids
     if model.decoding == "encoder-decoder":
-        return EncodedPrompt([special_tokens.pad], [*ids, *eos_ids], eos_ids, suppressed)
+        start = model.config.decoder_start_token_id
+        return EncodedPrompt([start], [*ids, *eos_ids], eos_ids, suppressed)
     bos = special_tokens.eos if special_tokens.bos is None else special_tokens.bos
-    return EncodedPrompt([*ids] if bos is None else [bos, *ids], None, eos_ids, suppressed)
+    start = [bos] if bos is not None and (add_bos_token or not ids) else []
+    return EncodedPrompt([*start, *ids], None, eos_ids, suppressed)
 
 
 def non_text_ids(model: LanguageModel, tokenizer: Tokenizer) -> set[int]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from kinfolk.errors import UserError
 from kinfolk.families import family, family_of, index
 from kinfolk.families.base import HuggingFace
+from kinfolk.files import CHECKSUMS, TRAINING_STATE, checksum_fault
 from kinfolk.hub.detect import detect_family
 from kinfolk.hub.formats import (
     MODEL_TYPE_PREFIX,
@@ -28,6 +29,7 @@ from kinfolk.nn.language_model import LanguageModel, ModelConfig
 from kinfolk.nn.task_heads import ModelWithHeadConfig
 from kinfolk.text.tokenizer import Tokenizer
 
+BAD_WORDS = "bad_words_ids"  # of generation_config.json alone
 NORMS = (nn.LayerNorm, nn.RMSNorm)
 Format = HuggingFace | WithHead | Native  # how config.json and the parameters are named
 
@@ -77,10 +79,12 @@ def save(
 def format_of(c: ModelConfig) -> Format:
     """Return the format of a network: that of transformers, or our own where it has none."""
     family = family_of(c)
-    format: Format | None = family.hf
-    if family.hf is not None and isinstance(c, ModelWithHeadConfig):
-        format = head_for_config(family.hf, c)
-    return format or Native(family)
+    hf = family.hf
+    if hf is None or not hf.supports(c.pretrained):
+        return Native(family)
+    if isinstance(c, ModelWithHeadConfig):
+        return head_for_config(hf, c) or Native(family)
+    return hf
 
 
 def _write_folder(
@@ -88,11 +92,14 @@ def _write_folder(
 ) -> None:
     """Write the config and the weights of a network."""
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / "config.json", config)
+    _write(folder / "config.json", {k: v for k, v in config.items() if k != BAD_WORDS})
     if generates:
-        roles = ("bos", "eos", "pad", "decoder_start")
-        ids = {f"{role}_token_id": config.get(f"{role}_token_id") for role in roles}
-        _write(folder / "generation_config.json", {k: v for k, v in ids.items() if v is not None})
+        roles = ("bos", "eos", "pad", "decoder_start", "forced_eos")
+        fields = [*(f"{role}_token_id" for role in roles), BAD_WORDS]
+        _write(
+            folder / "generation_config.json",
+            {name: config[name] for name in fields if config.get(name) is not None},
+        )
     save_file(weights, folder / SAFETENSORS, metadata={"format": "pt"})
     # safetensors creates files that only the owner may read.
     (folder / SAFETENSORS).chmod((folder / "config.json").stat().st_mode)
@@ -114,6 +121,7 @@ def load(folder: Path | str, tokenizer: Tokenizer | None = None) -> tuple[Langua
 def load_model(folder: Path | str) -> LanguageModel:
     """Load the network of a folder, in float32 and evaluation mode."""
     path = Path(folder)
+    _check_checksums(path)
     if path.is_file() or (path.is_dir() and not (path / "config.json").is_file()):
         data, tensors = _foreign(path)
         format = _format(data, path)
@@ -142,6 +150,17 @@ def load_model(folder: Path | str) -> LanguageModel:
     model.random_modules = tuple(sorted({name.split(".")[0] for name in missing}))
     assert not any(buffer.is_meta for buffer in model.buffers()), "a buffer is not in the folder"
     return model.eval()
+
+
+def _check_checksums(path: Path) -> None:
+    """Refuse a checkpoint with a damaged file; a folder without checksums is not checked."""
+    if not (path / CHECKSUMS).is_file():
+        return
+    if fault := checksum_fault(path, unread=TRAINING_STATE):
+        raise UserError(
+            f"{path} is corrupt ({fault}): use another checkpoint, or remove {CHECKSUMS} if the "
+            "file was changed on purpose"
+        )
 
 
 def _foreign(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

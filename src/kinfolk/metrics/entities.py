@@ -26,11 +26,20 @@ from kinfolk.metrics.metric import (
 )
 
 Tags = Sequence[str]
-TagScheme = Literal["IOB2", "BIOES"]
+TagScheme = Literal["IOB2", "BIOES", "BMES", "BILOU"]
+# The prefixes of an entity's first, inner and last token, and of an entity of one token.
+SCHEME_PREFIXES: dict[TagScheme, tuple[str, str, str, str]] = {
+    "IOB2": ("B", "I", "I", "B"),
+    "BIOES": ("B", "I", "E", "S"),
+    "BMES": ("B", "M", "E", "S"),
+    "BILOU": ("B", "I", "L", "U"),
+}
+SAME_PREFIX = {"M": "I", "L": "E", "U": "S"}  # of BMES and BILOU, in BIOES
+PREFIXES = "BIMELSU"
 
 
 class Tag(NamedTuple):
-    """The two parts of a tag: I-PER is I and PER, a bare I has the type _."""
+    """The two parts of a tag: I-PER and M-PER are I and PER, a bare I has the type _."""
 
     prefix: str
     type: str
@@ -152,8 +161,25 @@ def get_entities(tags: Tags) -> list[Entity]:
 
 
 def has_entity_tags(tags: Tags) -> bool:
-    """Return whether tags are parts of entities, not classes of words."""
-    return any(tag[:2] in ("B-", "I-", "S-", "E-") for tag in tags)
+    """Return whether tags are parts of entities, not classes of words.
+
+    Word segmentation has the prefixes alone: B, M, E and S.
+    """
+    bare = {*tags} <= {*PREFIXES, "O"} and "B" in tags
+    return bare or any(tag[:2] in ("B-", "I-", "M-", "S-", "E-") for tag in tags)
+
+
+def tag_scheme(tags: Tags) -> TagScheme:
+    """Return the scheme of tags by their prefixes."""
+    prefixes = {tag[0] for tag in tags if tag}
+    if prefixes & {"L", "U"}:
+        return "BILOU"
+    return "BMES" if "M" in prefixes else "BIOES" if prefixes & {"E", "S"} else "IOB2"
+
+
+def unknown_prefix(tags: Tags) -> str | None:
+    """Return the first tag that is neither O nor part of an entity, None for none."""
+    return next((tag for tag in tags if tag != "O" and not _has_prefix(tag)), None)
 
 
 def repair_tags(tags: Tags, scheme: TagScheme = "IOB2") -> list[str]:
@@ -163,9 +189,8 @@ def repair_tags(tags: Tags, scheme: TagScheme = "IOB2") -> list[str]:
     """
     repaired = ["O"] * len(tags)
     for type, start, end in get_entities(tags):
-        prefixes = ["B", *["I"] * (end - start - 1)]
-        if scheme == "BIOES":
-            prefixes[-1] = "E" if end - start > 1 else "S"
+        first, inner, last, single = SCHEME_PREFIXES[scheme]
+        prefixes = [first, *[inner] * (end - start - 2), last] if end - start > 1 else [single]
         suffix = "" if type == OUTSIDE.type else f"-{type}"  # a bare B has no type
         repaired[start:end] = [prefix + suffix for prefix in prefixes]
     return repaired
@@ -174,9 +199,13 @@ def repair_tags(tags: Tags, scheme: TagScheme = "IOB2") -> list[str]:
 def split_tag(tag: str) -> Tag:
     """Split a tag: B-PER gives B and PER."""
     prefix, _, type = tag.partition("-")
-    if tag != "O" and prefix not in ("B", "I", "E", "S"):
+    if tag != "O" and not _has_prefix(tag):
         raise UserError(
-            f"tag {tag!r} is not O and does not start with B-, I-, E- or S-: "
-            "entities are written like B-PER, I-PER"
+            f"tag {tag!r} is not O and does not start with one of {', '.join(PREFIXES)} and a "
+            "hyphen: entities are written like B-PER, I-PER"
         )
-    return Tag(prefix, type or "_")
+    return Tag(SAME_PREFIX.get(prefix, prefix), type or "_")
+
+
+def _has_prefix(tag: str) -> bool:
+    return tag[:1] in tuple(PREFIXES) and tag[1:2] in ("", "-")

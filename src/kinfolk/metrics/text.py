@@ -14,9 +14,12 @@ import numpy as np
 from kinfolk.errors import UserError
 from kinfolk.metrics.diversity import ngrams
 from kinfolk.metrics.metric import MeanMetric, Metric, Statistics, precision_recall_f1
+from kinfolk.text.unicode import guess_language
 
 References: TypeAlias = str | Sequence[str]  # the references of one text
 CHINESE = ("\u3400", "\u9fff")  # first and last character
+LANGUAGE_SAMPLE = 200  # references used to detect the language
+BLEU_TOKENIZERS = {"Chinese": "zh", "Japanese": "ja-mecab", "Korean": "ko-mecab"}
 
 
 def library() -> Any:
@@ -69,14 +72,14 @@ class TextMetric(Metric):
 
 @dataclass(frozen=True)
 class Bleu(TextMetric):
-    """BLEU of words; of characters where most references are Chinese."""
+    """BLEU of words, by sacrebleu's tokenizer for the language of the references."""
 
     name: str = "bleu"
     title: str = "BLEU"
 
     def implementation(self, references: Sequence[References]) -> Any:
         """Return sacrebleu's object with the tokenizer of the language."""
-        return sacrebleu_bleu("zh" if mostly_chinese(references) else "13a")
+        return sacrebleu_bleu(bleu_tokenizer(reference_language(references)))
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,40 @@ class Chrf(TextMetric):
     def implementation(self, references: Sequence[References]) -> Any:
         """Return sacrebleu's object."""
         return sacrebleu_chrf()
+
+
+def reference_language(references: Sequence[References]) -> str:
+    """Return the language of references where BLEU has a tokenizer for it, else `other`."""
+    sample = (text for r in references[:LANGUAGE_SAMPLE] for text in as_sequence(r))
+    language = guess_language(" ".join(sample))
+    if language in ("Japanese", "Korean"):
+        return language
+    return "Chinese" if mostly_chinese(references) else "other"
+
+
+@cache
+def bleu_tokenizer(language: str) -> str:
+    """Return sacrebleu's tokenizer for a language: characters where its package is missing."""
+    tokenizer = BLEU_TOKENIZERS.get(language, "13a")
+    try:
+        library().BLEU(tokenize=tokenizer)
+    except (ImportError, RuntimeError):  # MeCab is not installed
+        return "char"
+    return tokenizer
+
+
+def describe_bleu(references: Sequence[References]) -> str | None:
+    """Return which tokenizer BLEU uses, None for the one of languages with spaces."""
+    language = reference_language(references)
+    tokenizer, best = bleu_tokenizer(language), BLEU_TOKENIZERS.get(language)
+    if best is None:
+        return None
+    if tokenizer == best:
+        return f"BLEU of {language} uses sacrebleu's tokenizer {tokenizer}"
+    return (
+        f"BLEU of {language} counts characters (sacrebleu's tokenizer {tokenizer}), because "
+        f"{best} is not installed: pip install 'sacrebleu[{best[:2]}]' to score words"
+    )
 
 
 @cache
@@ -133,7 +170,12 @@ def mostly_chinese(references: Sequence[References]) -> bool:
 
 MAX_EXPONENT = 700.0  # exp of more overflows
 LATIN_WORDS = re.compile("[a-z0-9]+")
-CHINESE_WORDS = re.compile("[a-z0-9]+|[{}-{}]".format(*CHINESE))
+# The words that ROUGE compares, where they are not those of rouge-score.
+ROUGE_WORDS = {
+    "Chinese": re.compile("[a-z0-9]+|[{}-{}]".format(*CHINESE)),
+    "Japanese": re.compile("[a-z0-9]+|[\u3041-\u30ff{}-{}]".format(*CHINESE)),
+    "Korean": re.compile(r"\w+"),
+}
 
 
 @dataclass(frozen=True)
@@ -148,7 +190,7 @@ class Rouge(MeanMetric):
         self, predictions: Sequence[str], references: Sequence[References], /
     ) -> list[float]:
         """Return the score of each summary."""
-        pattern = CHINESE_WORDS if mostly_chinese(references) else LATIN_WORDS
+        pattern = ROUGE_WORDS.get(reference_language(references), LATIN_WORDS)
         values = []
         for text, reference in zip(predictions, references, strict=True):
             words = pattern.findall(text.lower())

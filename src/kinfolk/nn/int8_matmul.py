@@ -13,6 +13,7 @@ import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
 from abc import ABC, abstractmethod
@@ -180,25 +181,43 @@ def _build(compiler: Sequence[str]) -> Kernel:
         raise FileNotFoundError(compiler[0])
     key = [SOURCE.read_text(encoding="utf-8"), *FLAGS, *compiler, *_openmp(), _cpu()]
     name = f"int8-{hashlib.sha256(chr(0).join(key).encode()).hexdigest()[:24]}.so"
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kinfolk"
-    if (cache / name).exists():
+    cache = _private_folder(
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kinfolk"
+    )
+    if cache is not None and _is_private(cache / name):
         return _load(cache / name)
-    writable = _writable(cache)
-    with tempfile.TemporaryDirectory(prefix=".", dir=writable) as folder:
+    with tempfile.TemporaryDirectory(prefix=".", dir=cache) as folder:
         library = _compile(compiler, Path(folder))
+        library.chmod(0o700)
         kernel = _load(library)  # only a kernel that loads is cached
-        if writable is not None:
+        if cache is not None:
             library.replace(cache / name)  # atomic: other processes may compile it too
     return kernel
 
 
-def _writable(folder: Path) -> Path | None:
-    """Return a folder, created if missing; None if it cannot be written."""
+def _private_folder(folder: Path) -> Path | None:
+    """Return a folder that only this user may write to, created if missing; None if it is not.
+
+    A library that others can replace would run their code.
+    """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.stat().st_uid != os.getuid():
+            return None
+        folder.chmod(0o700)  # earlier versions did not
     except OSError:
         return None
     return folder if os.access(folder, os.W_OK) else None
+
+
+def _is_private(file: Path) -> bool:
+    """Return whether a file exists, is this user's, and no other user may write to it."""
+    try:
+        status = file.lstat()
+    except OSError:
+        return False
+    ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
+    return ours and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _compile(compiler: Sequence[str], folder: Path) -> Path:

@@ -1,16 +1,28 @@
 """Position information: sinusoids, and biases on the attention scores by distance."""
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+SinusoidLayout = Literal["interleaved", "halves", "fairseq"]
 
-def sinusoidal_embedding(position_ids: Tensor, hidden_size: int) -> Tensor:
-    """Return sines and cosines of positions, (..., hidden_size) (Vaswani et al. 2017, 3.5)."""
+
+def sinusoidal_embedding(
+    position_ids: Tensor, hidden_size: int, layout: SinusoidLayout = "interleaved"
+) -> Tensor:
+    """Return sines and cosines of positions, (..., hidden_size) (Vaswani et al. 2017, 3.5).
+
+    They take turns, or all sines come first: with the paper's wavelengths (`halves`), or with those
+    of tensor2tensor and fairseq, the longest of which is 10,000 times the shortest.
+    """
     steps = torch.arange(0, hidden_size, 2, device=position_ids.device)
-    angles = position_ids[..., None] * torch.exp(steps * (-math.log(10_000) / hidden_size))
-    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)
+    longest = hidden_size - 2 if layout == "fairseq" else hidden_size
+    angles = position_ids[..., None] * torch.exp(steps * (-math.log(10_000) / longest))
+    if layout == "interleaved":
+        return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 
 class RelativePositionBias(nn.Module):

@@ -63,12 +63,18 @@ class RelativeContext:
     query_positions: Tensor | None = None
     length: int = 0  # of the content stream that these positions are in
     other_segment: Tensor | None = None  # (batch, query, key): true where segments differ (XLNet)
+    right: Tensor | None = None  # (batch, query, key): keys that a causal XLNet does not attend to
 
     def by_key(self, scores: Tensor) -> Tensor:
         """Convert scores by distance into scores by key."""
         if self.query_positions is None:
-            return rel_shift(scores, self.keys)
-        return gather_relative(scores, self.query_positions, self.length, self.keys)
+            scores = rel_shift(scores, self.keys)
+        else:
+            scores = gather_relative(scores, self.query_positions, self.length, self.keys)
+        if self.right is None:
+            return scores
+        # Finite, because a query may have no key to its left.
+        return scores.masked_fill(self.right[:, None], torch.finfo(scores.dtype).min / 2)
 
 
 class RelativeAttention(WithBiases):

@@ -18,6 +18,12 @@ from kinfolk.objectives.nsp import NSP
 from kinfolk.objectives.objective import Objective
 from kinfolk.objectives.rtd import RTD
 
+BatchProgress = Callable[[int, int], None]  # receives the batches done, and their number
+
+
+def no_progress(done: int, total: int) -> None:
+    """Report nothing."""
+
 
 @dataclass(frozen=True)
 class LikelihoodScores:
@@ -52,18 +58,14 @@ def score_documents(
     *,
     rows: int = 32,
     bfloat16: bool = False,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: BatchProgress = no_progress,
 ) -> LikelihoodScores:
-    """Score documents of `size` bytes by an objective that predicts every token once.
-
-    `on_progress` receives the number of batches that are scored, and of all.
-    """
+    """Score documents of `size` bytes by an objective that predicts every token once."""
     device = next(model.parameters()).device
     dataset = evaluation_dataset(objective, documents, rows=rows)
     total, tokens, memory = 0.0, 0, None
     with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
-        for done, batch in enumerate(_batches(model, dataset)):
-            on_progress(done, len(dataset))
+        for batch in _batches(model, dataset, progress):
             loss = objective.loss(model, batch.with_memory(memory))
             total, memory = total + float(loss.sums[objective.loss_name]), loss.memory
             tokens += batch.counts[objective.loss_name]
@@ -84,12 +86,17 @@ class DetectionScores:
 
 
 def rtd_scores(
-    model: Any, objective: RTD, documents: TokenizedDocuments, *, rows: int = 32
+    model: Any,
+    objective: RTD,
+    documents: TokenizedDocuments,
+    *,
+    rows: int = 32,
+    progress: BatchProgress = no_progress,
 ) -> DetectionScores:
     """Score a discriminator on documents, some tokens of which its generator replaces."""
     all_logits, all_replaced = [], []
     dataset = PackedDataset(objective, documents, batch_size=rows, shuffled=False)
-    for batch in _batches(model, dataset):
+    for batch in _batches(model, dataset, progress):
         hidden = batch.targets.tokens.gather(model.forward_lm(batch.inputs).hidden)
         batch_logits, is_replaced = objective.replaced_logits(model, batch, hidden)
         text = batch.inputs.attention_mask.document_ids != PADDING_ID
@@ -101,12 +108,17 @@ def rtd_scores(
 
 
 def pair_accuracy(
-    model: Any, objective: NSP, documents: TokenizedDocuments, *, rows: int = 32
+    model: Any,
+    objective: NSP,
+    documents: TokenizedDocuments,
+    *,
+    rows: int = 32,
+    progress: BatchProgress = no_progress,
 ) -> float | None:
     """Return the accuracy on sentence pairs, if there are any."""
     right = total = 0
     dataset = PackedDataset(objective, documents, batch_size=rows, shuffled=False)
-    for batch in _batches(model, dataset):
+    for batch in _batches(model, dataset, progress):
         hidden, targets = model(batch.inputs).hidden, batch.targets
         logits = model.seq_relationship_logits(
             hidden.flatten(0, 1).index_select(0, targets.cls_positions)
@@ -130,11 +142,14 @@ def roc_auc(scores: NDArray[np.floating[Any]], positive: NDArray[np.bool_]) -> f
     return above / (count * (len(positive) - count))
 
 
-def _batches(model: nn.Module, dataset: PackedDataset | ContiguousDataset) -> Iterator[Batch[Any]]:
+def _batches(
+    model: nn.Module, dataset: PackedDataset | ContiguousDataset, progress: BatchProgress
+) -> Iterator[Batch[Any]]:
     """Yield all batches, with the model in evaluation mode meanwhile."""
     device, training = next(model.parameters()).device, model.training
     model.eval()
     with torch.inference_mode():
         for number in range(len(dataset)):
             yield dataset[number].to(device)
+            progress(number + 1, len(dataset))
     model.train(training)

@@ -58,7 +58,8 @@ class AuditPage:
     scripts: Mapping[str, int]  # letters of each, most first
     languages: Mapping[str, int]  # documents of each, most first
     repeated_lines: Sequence[tuple[str, int]]
-    near_duplicates: Sequence[tuple[str, str]]  # location and text
+    exact_duplicates: Sequence[tuple[str, str, str]]  # location, location of the earlier one, text
+    near_duplicates: Sequence[tuple[str, str, str]]
     files: Sequence[FileRow]
     more_files: int = 0
 

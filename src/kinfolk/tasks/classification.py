@@ -95,6 +95,12 @@ class Classification(TextTask):
         binary = () if positive is None else (BinaryF1(positive_label=positive),)
         return Accuracy(), *binary, MacroF1(), MatthewsCorrelation()
 
+    def score_notes(self, rows: Sequence[LabelledText]) -> list[str]:
+        """Return the positive class of F1."""
+        if self.positive_label is None:
+            return []
+        return [f"F1 is of the class {self.positive_label} (--positive-label)"]
+
     def options(self, row: LabelledText) -> tuple[str, ...]:
         """Return the labels."""
         return self.labels

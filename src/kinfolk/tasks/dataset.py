@@ -1,6 +1,7 @@
 """TaskDataset: the labelled rows of a task, from files, lists of rows or a DataFrame, read once."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -10,12 +11,13 @@ from kinfolk.config import config, field
 from kinfolk.errors import UserError
 from kinfolk.rng import Stream, generator
 from kinfolk.tasks.formats.base import FileSpec, ReadReport, parse_columns, read_rows
-from kinfolk.tasks.formats.detect import detect_format
+from kinfolk.tasks.formats.detect import detect_format, unused_columns
 from kinfolk.tasks.formats.labelled_file import LabelledFile, json_lines
 from kinfolk.tasks.task import task_class
 
 DEV_FRACTION = 0.1  # of the training rows, where no dev rows are given
 MAX_DEV_ROWS = 2000
+MISSING_LABELS = ("na", "n/a", "null", "none", "nil", "missing")  # where several of them occur
 MAX_LABELS_SHOWN = 8  # labels in one message
 
 
@@ -76,9 +78,7 @@ class TaskDataset:
         labelled = self._labelled_rows()
         if self.dev is not None:
             return labelled, self._dev_file_rows()
-        count = min(MAX_DEV_ROWS, round(DEV_FRACTION * len(labelled)))
-        order = generator(0, Stream.SPLIT).permutation(len(labelled))
-        held_out = set(order[:count].tolist())
+        held_out = held_out_rows(labelled)
         splits: tuple[list[Any], list[Any]] = [], []
         for index, row in enumerate(labelled):
             splits[index in held_out].append(row)
@@ -92,17 +92,34 @@ class TaskDataset:
         return [(str(file), file.fingerprint) for file in (*opened, *targets)]
 
     def messages(self) -> Iterator[str]:
-        """Yield messages about the detected format and about dev labels unknown to training.
+        """Yield messages about the format, unused columns, the classes and unknown dev labels.
 
         Dev rows without a label are refused.
         """
         name = Path(self.train).name
         yield f"{name}: {self.file_spec.description}"
+        if unused := unused_columns(self.files["train"], self.file_spec):
+            yield f"{name}: columns that are not used: {', '.join(unused)}"
+        cls = task_class(self.file_spec.task)
+        labels = Counter(label for row in self.rows for label in cls.row_labels(row))
+        if labels:
+            noun = "tags" if cls.output == "tags" else "classes"
+            yield f"{name}: {len(labels):,} {noun}: {format_counts(labels)}"
+        for same in similar_labels(labels):
+            yield (
+                f"{name}: {' and '.join(same)} are different {noun}: write them alike if they "
+                "mean the same, or remove the rows if they mean no label"
+            )
+        train_rows, dev_rows = self.splits
+        texts = {row.text for row in train_rows}
+        if known := sum(row.text in texts for row in dev_rows):
+            yield (
+                f"{name}: {known:,} of {len(dev_rows):,} dev rows have the text of a training row, "
+                "so that dev scores are too high"
+            )
         if self.dev is None:
             return
-        cls = task_class(self.file_spec.task)
-        labels = {label for row in self.rows for label in cls.row_labels(row)}
-        if unseen := cls(labels=tuple(labels)).unseen_labels(self.splits[1]):
+        if unseen := cls(labels=tuple(labels)).unseen_labels(dev_rows):
             yield (
                 f"{Path(self.dev).name} has labels that {name} lacks, counted as errors: "
                 f"{format_counts(unseen)}"
@@ -229,6 +246,35 @@ def sample_rows(rows: list[Any], max_rows: int | None) -> list[Any]:
     return [rows[index] for index in sorted(drawn.tolist())]
 
 
+def held_out_rows(rows: Sequence[Any]) -> set[int]:
+    """Return the indices of the dev rows; rows with the same text are all held out, or none."""
+    count = min(MAX_DEV_ROWS, round(DEV_FRACTION * len(rows)))
+    order = generator(0, Stream.SPLIT).permutation(len(rows)).tolist()
+    texts = [row.text or row.texts_and_labels for row in rows]
+    same_text: dict[Any, list[int]] = {}
+    for index, text in enumerate(texts):
+        same_text.setdefault(text, []).append(index)
+    held_out: set[int] = set()
+    for index in order:
+        group = same_text[texts[index]]
+        if index not in held_out and len(held_out) + len(group) <= count:
+            held_out.update(group)
+    return held_out or {*order[:count]}
+
+
+def similar_labels(labels: Iterable[str]) -> list[list[str]]:
+    """Return groups of labels that differ in writing alone: `1` and `1.0`, `true` and `True`."""
+    groups: dict[str, list[str]] = {}
+    for label in labels:
+        text = label.casefold()
+        try:
+            key = repr(float(text))
+        except ValueError:
+            key = "missing" if text in MISSING_LABELS else text
+        groups.setdefault(key, []).append(label)
+    return [sorted(group) for group in groups.values() if len(group) > 1]
+
+
 def format_counts(labels: Mapping[str, int]) -> str:
     """Return labels with their counts, the most frequent first: `neutral (3), mixed (1)`."""
     ordered = sorted(labels.items(), key=lambda item: -item[1])
@@ -239,8 +285,7 @@ def format_counts(labels: Mapping[str, int]) -> str:
 def open_rows(source: RowSource, split: str, target: Path | str | None = None) -> LabelledFile:
     """Return the file of rows that are given as a path, a list of dictionaries or a DataFrame."""
     if isinstance(source, str | Path):
-        resolved = None if target is None else Path(target).resolve()
-        return LabelledFile(Path(source).resolve(), target=resolved)
+        return LabelledFile(_resolve(source), target=None if target is None else _resolve(target))
     if isinstance(source, Sequence):
         rows: Any = source
     elif isinstance(source, DataFrame):
@@ -257,6 +302,14 @@ def open_rows(source: RowSource, split: str, target: Path | str | None = None) -
                 '{"text": "a fine film", "label": "good"}'
             )
     return LabelledFile(f"{split}.jsonl", data=json_lines(rows))
+
+
+def _resolve(path: Path | str) -> Path:
+    """Return the absolute path of a file; a loop of links is refused."""
+    try:
+        return Path(path).resolve()
+    except (OSError, RuntimeError) as error:
+        raise UserError(f"{path} cannot be opened ({error}): check its links") from error
 
 
 def _path_of(file: LabelledFile | None) -> str | None:

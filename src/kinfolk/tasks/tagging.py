@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from kinfolk.errors import UserError
 from kinfolk.metrics.classification import confusion_matrix
 from kinfolk.metrics.entities import (
     EntityF1,
@@ -10,9 +11,10 @@ from kinfolk.metrics.entities import (
     WordF1,
     has_entity_tags,
     scores_by_type,
+    unknown_prefix,
 )
 from kinfolk.metrics.metric import PRF, Metric
-from kinfolk.tasks.rows import TaggedSentence
+from kinfolk.tasks.rows import TaggedSentence, is_cjk
 from kinfolk.tasks.task import Prediction, Task, register_kind, sort_labels
 
 
@@ -30,8 +32,15 @@ class Tagging(Task):
     def label_fields(
         cls, rows: Sequence[TaggedSentence], *, file: str, positive_label: str | None
     ) -> dict[str, Any]:
-        """Return the tags."""
-        return {"labels": sort_labels({tag for row in rows for tag in row.tags or ()})}
+        """Return the tags; those of entities must all have a prefix."""
+        labels = sort_labels({tag for row in rows for tag in row.tags or ()})
+        if has_entity_tags(labels) and (unknown := unknown_prefix(labels)) is not None:
+            number = next(row.number for row in rows if unknown in (row.tags or ()))
+            raise UserError(
+                f"the sentence on line {number:,} of {file} has the tag {unknown!r}, and other "
+                "tags begin with B- or I-: write O, or a prefix before every type (B-PER, I-PER)"
+            )
+        return {"labels": labels}
 
     @staticmethod
     def reference(row: TaggedSentence) -> tuple[str, ...] | None:
@@ -46,12 +55,33 @@ class Tagging(Task):
     def row_from_texts(self, *texts: str) -> TaggedSentence:
         """Return the row of words, or of one text that is split at its spaces."""
         words = texts[0].split() if len(texts) == 1 else texts
+        if len(words) == 1 and is_cjk(words[0][:1]):
+            words = tuple(words[0])  # a sentence without spaces
         return TaggedSentence(tuple(words), None, 1)
+
+    @property
+    def main_metric(self) -> str:
+        """F1, or accuracy where every word has a class, as with parts of speech."""
+        return self.metric or ("f1" if self.has_outside else "accuracy")
+
+    @property
+    def has_outside(self) -> bool:
+        """Whether words may have no class: tags of entities, or the tag O among classes."""
+        return not self.labels or "O" in self.labels or has_entity_tags(self.labels)
 
     def metrics(self, references: Sequence[Sequence[str]] = ()) -> tuple[Metric, ...]:
         """Return F1 and accuracy; tags without a B- or I- prefix are scored by word."""
-        entities = any(has_entity_tags(tags) for tags in references)
-        return EntityF1() if entities else WordF1(), TagAccuracy()
+        if not self.has_outside and self.metric != "f1":
+            return (TagAccuracy(),)
+        tags = {tag for sentence in (self.labels, *references) for tag in sentence}
+        return EntityF1() if has_entity_tags(sorted(tags)) else WordF1(), TagAccuracy()
+
+    def score_notes(self, rows: Sequence[TaggedSentence]) -> list[str]:
+        """Return what F1 counts where it is not entities."""
+        (metric, *_) = self.metrics([row.tags or () for row in rows])
+        if not isinstance(metric, WordF1) or isinstance(metric, EntityF1):
+            return []
+        return ["F1 counts words with a tag other than O, because no tag begins with B- or I-"]
 
     def target_text(self, row: TaggedSentence) -> str | None:
         """Return the tags with spaces between them."""

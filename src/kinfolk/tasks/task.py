@@ -257,6 +257,10 @@ class Task:
                     f"row {row.number:,} has no label, which scoring needs: use kinfolk predict"
                 )
 
+    def score_notes(self, rows: Sequence[Any]) -> list[str]:
+        """Return what a reader of the scores of these rows must know."""
+        return []
+
     # Errors
 
     def error(self, row: Any, prediction: Prediction) -> float | None:

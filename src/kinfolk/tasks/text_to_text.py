@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kinfolk.metrics.metric import Metric, Statistics
-from kinfolk.metrics.text import BLEU, CHRF, ROUGE
+from kinfolk.metrics.text import BLEU, CHRF, ROUGE, describe_bleu
 from kinfolk.tasks.rows import SourceTarget
 from kinfolk.tasks.task import Prediction, Task, register_kind
 
@@ -31,6 +31,11 @@ class TextToTextTask(Task):
     ) -> Statistics:
         """Return the statistics of each row against all its references."""
         return metric.statistics([p.value for p in predictions], [row.references for row in rows])
+
+    def score_notes(self, rows: Sequence[SourceTarget]) -> list[str]:
+        """Return the tokenizer of BLEU where the language is written without spaces."""
+        note = describe_bleu([row.references for row in rows])
+        return [] if note is None else [note]
 
     def error(self, row: SourceTarget, prediction: Prediction) -> float:
         """Return 100 minus chrF."""

@@ -1,6 +1,7 @@
-"""Load the tokenizer files of BERT, GPT, GPT-2, RoBERTa, ALBERT, T5 and XLNet."""
+"""Load the tokenizer files of BERT, GPT, GPT-2, RoBERTa, ALBERT, T5, XLNet, GLM and Marian."""
 
 import json
+import math
 import re
 import sys
 import unicodedata
@@ -14,14 +15,25 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from kinfolk.errors import UserError
 from kinfolk.text import sentencepiece
+from kinfolk.text.segment import HAN
 
 # By file format: tokenizer_class of tokenizer_config.json, without "Tokenizer", to our format name.
 TOKENIZER_CLASSES = {
-    "vocab.txt": {"Bert": "bert", "DistilBert": "bert", "Electra": "bert", "MobileBert": "bert"},
-    "merges": {"GPT2": "gpt2", "Roberta": "roberta", "Bart": "roberta", "OpenAIGPT": "gpt"},
-    "model": {"Albert": "albert", "T5": "t5", "MT5": "t5", "XLNet": "xlnet"},
+    "vocab.txt": {
+        **dict.fromkeys(("Bert", "DistilBert", "Electra", "MobileBert", "GLMBert"), "bert")
+    },
+    "merges": {
+        **dict.fromkeys(("GPT2", "GLMGPT2"), "gpt2"),
+        **dict.fromkeys(("Roberta", "Bart", "GLMRoberta"), "roberta"),
+        "OpenAIGPT": "gpt",
+    },
+    "model": {"Albert": "albert", "T5": "t5", "MT5": "t5", "XLNet": "xlnet", "GLMChinese": "plain"},
+    "spm": {"Marian": "marian"},
 }
 GENERIC_TOKENIZER_CLASSES = ("PreTrained", "Tokenizers")  # transformers' classes of any format
+
+MAX_JSON_BYTES = 2**29  # of a tokenizer.json
+MAX_GROWTH = 64  # of a text by the replacements of a normalizer or decoder
 
 TokenizerConfig = Mapping[str, Any]
 
@@ -83,10 +95,12 @@ def with_special_tokens(
     )
 
 
-def add_extra_tokens(backend: tokenizers.Tokenizer, file: Path) -> None:
-    """Add the tokens of added_tokens.json, which were added after training."""
+def add_extra_tokens(backend: tokenizers.Tokenizer, file: Path, settings: TokenizerConfig) -> None:
+    """Add the tokens of added_tokens.json; those with a role are special."""
+    roles = {configured_token(settings, name.removesuffix("_token")) for name in settings}
     for token, id in sorted(read_settings(file).items(), key=lambda pair: pair[1]):
-        backend.add_tokens([AddedToken(token, normalized=False)])
+        special = token in roles or token in (*GLM_MASKS, *GLM_ENDS.values())
+        backend.add_tokens([AddedToken(token, normalized=False, special=special)])
         if backend.token_to_id(token) != id:
             raise UserError(
                 f"{file}: {token!r} has the id {id} instead of {backend.token_to_id(token)}: "
@@ -132,12 +146,15 @@ BPE_FILES = (
 )
 
 FAIRSEQ_FILE = "dict.txt"  # a token and its count on each line
+MARIAN_FILE = "source.spm"  # SentencePiece; vocab.json beside it has the ids of both languages
 
 BERT = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 ALBERT = {**BERT, "pad": "<pad>", "unk": "<unk>"}
 GPT2 = {"bos": "<|endoftext|>", "eos": "<|endoftext|>"}
 T5 = {"pad": "<pad>", "unk": "<unk>", "eos": "</s>"}
 ROBERTA = {**T5, "bos": "<s>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"}
+GLM_MASKS = ("[sMASK]", "[gMASK]")  # of a sentence, and of the rest of a text
+GLM_ENDS = {"bos": "<|startofpiece|>", "eos": "<|endofpiece|>"}  # around a generated span
 XLNET = {**T5, "bos": "<s>", "cls": "<cls>", "sep": "<sep>", "mask": "<mask>"}
 
 
@@ -153,39 +170,81 @@ def load_backend(path: Path) -> LoadedTokenizer:
         return LoadedTokenizer(_load_tokenizer_json(file), settings)
     if file.suffix == ".model":
         loaded = _sentencepiece(file, settings)
+    elif file.suffix == ".spm":
+        loaded = _marian(file, settings)
     elif pair := _bpe_file_pair(file):
         loaded = _load_bpe(*pair, settings)
     elif file.name == FAIRSEQ_FILE:
         loaded = _fairseq(file)
     else:
         loaded = _wordpiece(file, settings)
-    add_extra_tokens(loaded.backend, folder / "added_tokens.json")
+    add_extra_tokens(loaded.backend, folder / "added_tokens.json", settings)
     return replace(loaded, settings={**loaded.settings, **settings})
+
+
+def find_vocabulary(folder: Path) -> Path | None:
+    """Return the file of a folder that holds the vocabulary; None where there is none."""
+    bpe = [vocab for vocab, _ in BPE_FILES]
+    names = ["tokenizer.json", MARIAN_FILE, *bpe, "vocab.txt", FAIRSEQ_FILE]
+    if (found := next((n for n in names if (folder / n).is_file()), None)) is not None:
+        return folder / found
+    sentencepiece_models = sorted(folder.glob("*.model"))
+    return sentencepiece_models[0] if len(sentencepiece_models) == 1 else None
 
 
 def _vocabulary_file(path: Path) -> Path:
     """Return the file that holds the vocabulary."""
-    if path.is_file():
-        return path
-    names = ["tokenizer.json", *(vocab for vocab, _ in BPE_FILES), "vocab.txt", FAIRSEQ_FILE]
-    if (file := next((path / name for name in names if (path / name).is_file()), None)) is not None:
-        return file
-    if len(models_found := sorted(path.glob("*.model"))) == 1:
-        return models_found[0]
-    raise UserError(
-        f"{path} holds no tokenizer.json, vocab.txt, vocab.json or single .model file: "
-        "pass a tokenizer folder saved by kinfolk or transformers, or one of these files"
-    )
+    file = path if path.is_file() else find_vocabulary(path)
+    if file is None:
+        raise UserError(
+            f"{path} holds no tokenizer.json, vocab.txt, vocab.json or single .model file: "
+            "pass a tokenizer folder saved by kinfolk or transformers, or one of these files "
+            "(--tokenizer PATH where the tokenizer of a model lies elsewhere)"
+        )
+    return file
 
 
 def _load_tokenizer_json(file: Path) -> tokenizers.Tokenizer:
+    if file.stat().st_size > MAX_JSON_BYTES:
+        raise UserError(
+            f"{file} has {file.stat().st_size:,} bytes, more than {MAX_JSON_BYTES:,}: it is not a "
+            "tokenizer that this version reads"
+        )
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises nothing narrower
         raise UserError(f"{file} is not a valid tokenizer.json ({error}): save it again") from error
+    for name, part in (("normalizer", backend.normalizer), ("decoder", backend.decoder)):
+        times = 1.0 if part is None else _growth(json.loads(part.__getstate__()))
+        if times > MAX_GROWTH:
+            raise UserError(
+                f"{file}: its {name} can make a text {times:,.0f} times longer, and {MAX_GROWTH} "
+                "are allowed: remove replacements, or use another tokenizer"
+            )
+    if isinstance(backend.decoder, decoders.WordPiece):
+        backend.decoder = join_chinese(backend.decoder)
     backend.no_padding()
     backend.no_truncation()
     return backend
+
+
+def _growth(step: Mapping[str, Any]) -> float:
+    """Return how many times longer a text can become by a step of a normalizer or decoder."""
+    match step:
+        case {"type": "Sequence", "normalizers": steps} | {"type": "Sequence", "decoders": steps}:
+            return math.prod(map(_growth, steps))
+        case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)}:
+            return max(1.0, len(new) / max(len(old), 1))
+        case {"type": "Replace", "content": str(new)}:  # a regular expression: of one character
+            return max(1.0, len(new))
+    return 1.0
+
+
+def join_chinese(decoder: decoders.Decoder) -> decoders.Decoder:
+    """Return WordPiece's decoder without spaces between Chinese characters, which it separates."""
+    chinese = f"[{HAN}\u3000-\u30ff\uff00-\uff65]"  # also kana, and punctuation of both
+    space = decoders.Replace(Regex(f"(?<={chinese}) (?={chinese})"), "")
+    return decoders.Sequence([decoder, decoders.Fuse(), space])
 
 
 def _wordpiece(file: Path, settings: TokenizerConfig) -> LoadedTokenizer:
@@ -212,7 +271,7 @@ def _wordpiece(file: Path, settings: TokenizerConfig) -> LoadedTokenizer:
         handle_chinese_chars=bool(settings.get("tokenize_chinese_chars", True)),
     )
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.decoder = decoders.WordPiece(cleanup=False)
+    backend.decoder = join_chinese(decoders.WordPiece(cleanup=False))
     return with_special_tokens(backend, roles, "bert")
 
 
@@ -340,6 +399,35 @@ def _sentencepiece(file: Path, settings: TokenizerConfig) -> LoadedTokenizer:
         # In descending order, so that <extra_id_0> has the last id.
         others += [f"<extra_id_{i}>" for i in reversed(range(int(settings.get("extra_ids", 100))))]
     backend.add_special_tokens([AddedToken(name, normalized=False) for name in others])
+    return loaded
+
+
+def _marian(file: Path, settings: TokenizerConfig) -> LoadedTokenizer:
+    """Build Marian's tokenizer for one language, from its .spm file; ids are those of vocab.json.
+
+    Deviation: where transformers has the unknown token for a token of the .spm file that vocab.json
+    lacks, and for several unknown characters in a row, these are split into shorter tokens.
+    """
+    tokenizer_family(settings, "spm", "marian", file)
+    if settings.get("separate_vocabs"):
+        raise UserError(
+            f"{file}: a vocabulary for each language (separate_vocabs) is not supported: use a "
+            "model with one vocabulary"
+        )
+    model, vocab = sentencepiece.read_model(file), _vocab(file.with_name("vocab.json"))
+    roles = special_token_map(T5, settings)
+    if missing := [name for name in roles.values() if name not in vocab]:
+        raise UserError(f"{file.with_name('vocab.json')} has no {missing[0]}: copy it again")
+    languages = [name for name in vocab if re.fullmatch(">>.+<<", name)]
+    numbered = sentencepiece.renumber(model, vocab, {*roles.values(), *languages})
+    backend = sentencepiece.backend(
+        numbered, before=[normalizers.Replace(sentencepiece.DECODE_ONLY, "")]
+    )
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace(sentencepiece.DECODE_ONLY, ""), backend.decoder]
+    )
+    loaded = with_special_tokens(backend, roles, "t5")
+    backend.add_special_tokens([AddedToken(name, normalized=False) for name in languages])
     return loaded
 
 

@@ -5,8 +5,8 @@ the fields that decide ids are read: tokens with their scores, and the normaliza
 """
 
 import struct
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,9 @@ from kinfolk.errors import UserError
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)
 UNIGRAM, BPE = 1, 2
 SPACE = "▁"
+
+# After a token that is decoded and never found in a text; a noncharacter of Unicode.
+DECODE_ONLY = "\ufdd0"
 
 # Scores become integers, which add up without rounding and survive JSON: "I" + "II" and "II" + "I"
 # stay equal, and the best segmentation does not change.
@@ -131,6 +134,30 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         if data[at - 1] < 128:
             return value, at
     raise ValueError("truncated integer")
+
+
+def renumber(
+    model: SentencePieceModel, vocab: Mapping[str, int], control: Collection[str]
+) -> SentencePieceModel:
+    """Return the model with the ids of another vocabulary, which may be that of two models.
+
+    Tokens that only the vocabulary has are marked with DECODE_ONLY, except control tokens and those
+    of unknown characters: SentencePiece leaves these characters as they are.
+    """
+    own = {subword.text: subword for subword in model.subwords}
+    known = set("".join(own))
+    least = min(subword.score for subword in model.subwords)
+
+    def subword(text: str) -> SentencePiece:
+        if text in own:
+            return own[text]
+        if text in control:
+            return SentencePiece(text, least, CONTROL)
+        unknown = known.isdisjoint(text)
+        return SentencePiece(text if unknown else text + DECODE_ONLY, least, NORMAL)
+
+    texts = sorted(vocab, key=lambda text: vocab[text])
+    return replace(model, subwords=tuple(map(subword, texts)))
 
 
 def backend(

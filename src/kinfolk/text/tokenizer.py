@@ -3,7 +3,9 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -40,6 +42,7 @@ TEMPLATES = {
     "xlnet": ("$A {sep} {cls}:2", "$A {sep} $B:1 {sep}:1 {cls}:2"),
 }
 
+LINE_END = "\n</w>"  # in the vocabulary of GPT
 _SENTINEL = re.compile(r"<extra_id_(\d+)>")
 
 
@@ -184,20 +187,23 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a text, with the special tokens of its template by default."""
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        with _library_errors():
+            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def encode_batch(
         self, texts: Sequence[str], *, add_special_tokens: bool = True
     ) -> list[list[int]]:
         """Return the ids of each text, in parallel."""
-        encodings = self._backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+        special = add_special_tokens
+        with _library_errors():
+            encodings = self._backend.encode_batch(list(texts), add_special_tokens=special)
         return [list(e.ids) for e in encodings]
 
     def decode(self, ids: Iterable[int], *, add_special_tokens: bool = False) -> str:
         """Return the text of ids, without special tokens by default."""
-        return str(
-            self._backend.decode([int(i) for i in ids], skip_special_tokens=not add_special_tokens)
-        )
+        numbers, skip = [int(i) for i in ids], not add_special_tokens
+        with _library_errors():
+            return str(self._backend.decode(numbers, skip_special_tokens=skip))
 
     def offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the ids of a text and the characters of each.
@@ -205,7 +211,8 @@ class Tokenizer:
         Special tokens are not recognized: "[MASK]" is six characters, and the only special id
         that can occur is the unknown token.
         """
-        encoding = self._plain.encode(text, add_special_tokens=False)
+        with _library_errors():
+            encoding = self._plain.encode(text, add_special_tokens=False)
         return list(encoding.ids), list(encoding.offsets)
 
     @cached_property
@@ -303,8 +310,44 @@ class Tokenizer:
             loaded.backend.post_processor = tokenizer._processor(loaded.template)
         return tokenizer
 
+    def with_end_token(self, required: Sequence[str]) -> "Tokenizer":
+        """Return the tokenizer with an end token, if "eos" is required and it has none.
+
+        The end token is then [SEP], the line end of OpenAI's GPT vocabulary, which no text
+        contains after normalization, or the unknown token.
+        """
+        if "eos" not in required or self.special_tokens.eos is not None:
+            return self
+        candidates = (self._names.get("sep"), LINE_END, self._names.get("unk"))
+        token = next((t for t in candidates if t and self.token_to_id(t) is not None), None)
+        if token is None:
+            return self
+        warnings.warn(
+            f"the tokenizer has no end token: texts end with {token!r} (id "
+            f"{self.token_to_id(token)})",
+            stacklevel=1,  # one place, so that a command prints it once
+        )
+        return Tokenizer(self._backend, {**self._names, "eos": token}, length=self._length)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickle, (self._backend.to_str(), self._names, self._length)
+
+
+@contextmanager
+def _library_errors() -> Iterator[None]:
+    """Raise a user error where the `tokenizers` library fails or panics.
+
+    A panic derives from BaseException alone, which would end the process or one of its workers.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error) is not Exception and type(error).__module__ != "pyo3_runtime":
+            raise
+        raise UserError(
+            f"the tokenizer cannot encode or decode this text ({error}): correct the patterns in "
+            "its tokenizer.json, or use another tokenizer"
+        ) from None
 
 
 def _unpickle(state: str, names: dict[str, str], length: int | None) -> Tokenizer:
@@ -318,6 +361,8 @@ def _special_tokens(backend: tokenizers.Tokenizer, names: Mapping[str, str]) -> 
     ids["pad"] = next((ids[r] for r in ("pad", "eos", "unk") if ids[r] is not None), 0)
     added = {token.content: id for id, token in backend.get_added_tokens_decoder().items()}
     sentinels = sorted((int(m[1]), id) for t, id in added.items() if (m := _SENTINEL.fullmatch(t)))
+    if not sentinels and all(mask in added for mask in formats.GLM_MASKS):
+        sentinels = [(n, added[mask]) for n, mask in enumerate(formats.GLM_MASKS)]
     return SpecialTokens(**ids, sentinels=tuple(id for _, id in sentinels))
 
 
@@ -331,6 +376,8 @@ def _role_names(backend: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> d
             token = next((token for token in KNOWN[role] if token in added), None)
         if token is not None and backend.token_to_id(token) is not None:
             names[role] = token
+    if added.issuperset(formats.GLM_ENDS.values()):  # GLM's <|endoftext|> only pads
+        names |= formats.GLM_ENDS
     return names
 
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import IO
 
@@ -19,6 +20,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from kinfolk.errors import UserError
+from kinfolk.text.formats import join_chinese
 from kinfolk.text.segment import HAN, SEGMENTERS, SENTENCE_END_CHARS, word_segmenter
 from kinfolk.text.tokenizer import Tokenizer
 
@@ -30,6 +32,14 @@ _OTHERS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff"  # Thai to Khme
 _GOLDEN = (5**0.5 - 1) / 2  # its multiples modulo 1 are evenly distributed
 UNSPACED = re.compile(rf"[{_OTHERS}{HAN}]+|\S{{65,}}")
 UNSPACED_BUT_CHINESE = re.compile(rf"[{_OTHERS}]+|[^\s{HAN}]{{65,}}")
+
+
+# Receives the name of a stage, what is done of it, and the total if that is known.
+StageProgress = Callable[[str, int, int | None], None]
+
+
+def no_progress(stage: str, done: int, total: int | None) -> None:
+    """Report nothing."""
 
 
 def cut(texts: Iterable[str]) -> Iterator[str]:
@@ -62,6 +72,8 @@ class SpooledTexts:
     common: list[str]
     rare_characters: dict[int, str]
     stride: int  # one part in `stride` is read
+    size: int = 0  # of all parts, in characters of the file
+    progress: StageProgress = no_progress
 
     def alphabet(self, normalize: Callable[[str], str]) -> list[str]:
         """Return the common characters after normalization."""
@@ -69,9 +81,13 @@ class SpooledTexts:
 
     def __iter__(self) -> Iterator[str]:
         self.file.seek(0)
+        done = 0
         for number, line in enumerate(self.file):
+            done += len(line)
+            self.progress("counting", done, self.size)
             if number * _GOLDEN % 1 < 1 / self.stride:
                 yield json.loads(line).translate(self.rare_characters)
+        self.progress("learning", 0, None)
 
 
 @contextmanager
@@ -81,6 +97,7 @@ def spool_texts(
     limit: int,
     *,
     coverage: float = CHARACTER_COVERAGE,
+    progress: StageProgress = no_progress,
 ) -> Iterator[SpooledTexts]:
     """Count the characters of a stream, and keep it on disk for the trainer.
 
@@ -88,13 +105,13 @@ def spool_texts(
     are sampled: one part in two, three ... is read, the same ones in every run.
     """
     counts: Counter[str] = Counter()
-    runs = 0
+    runs = size = 0
     with tempfile.TemporaryFile("w+", encoding="utf-8") as file:
         for text in texts:
             runs += sum(map(len, unspaced.findall(text)))
             if coverage < 1:
                 counts.update(text)
-            file.write(json.dumps(text, ensure_ascii=False) + "\n")
+            size += file.write(json.dumps(text, ensure_ascii=False) + "\n")
         step = max(1, -(-runs // limit))
         if step > 1:
             warnings.warn(
@@ -108,7 +125,8 @@ def spool_texts(
             if rest > 0:
                 common.append(character)
             rest -= count
-        yield SpooledTexts(file, common, {ord(c): " " for c in counts.keys() - set(common)}, step)
+        rare = {ord(c): " " for c in counts.keys() - set(common)}
+        yield SpooledTexts(file, common, rare, step, size, progress)
 
 
 SPECIAL_TOKEN_STRINGS = {
@@ -139,7 +157,12 @@ _MARKS = f"{SENTENCE_END_CHARS}…，、：」』）》】”"
 _RUN = rf"\s*[^\s{_MARKS}]{{1,32}}[{_MARKS}]*|\s*[{_MARKS}]{{1,32}}"
 
 
-def bpe(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenizers.Tokenizer:
+def bpe(
+    texts: Iterator[str],
+    vocab_size: int,
+    lowercase: bool,
+    progress: StageProgress = no_progress,
+) -> tokenizers.Tokenizer:
     """Train byte-level BPE, as in GPT-2."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     check_vocab_size(vocab_size, len(alphabet), "bytes")
@@ -153,7 +176,8 @@ def bpe(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenizers.To
     )
     byte_level = backend.pre_tokenizer
     backend.pre_tokenizer = pre_tokenizers.Sequence([_runs(), byte_level])
-    with spool_texts(texts, UNSPACED, MAX_UNSPACED_CHARS["bpe"], coverage=1.0) as spooled:
+    limit = MAX_UNSPACED_CHARS["bpe"]
+    with spool_texts(texts, UNSPACED, limit, coverage=1.0, progress=progress) as spooled:
         backend.train_from_iterator(spooled, trainer)
     backend.pre_tokenizer = byte_level
     return backend
@@ -175,7 +199,12 @@ def _bytes(model: models.BPE, lowercase: bool) -> tokenizers.Tokenizer:
     return backend
 
 
-def word_bpe(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenizers.Tokenizer:
+def word_bpe(
+    texts: Iterator[str],
+    vocab_size: int,
+    lowercase: bool,
+    progress: StageProgress = no_progress,
+) -> tokenizers.Tokenizer:
     """Train BPE on characters, as in GPT-1: the last token of a word has a suffix.
 
     Deviation: GPT-1 splits words with spaCy; this is the fallback of transformers.
@@ -183,7 +212,8 @@ def word_bpe(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenize
     decoder = decoders.BPEDecoder(END_OF_WORD_SUFFIX)
     options = {"unk_token": UNK, "end_of_word_suffix": END_OF_WORD_SUFFIX}
     backend = _bert_words(models.BPE(**options), decoder, lowercase)
-    with spool_texts(texts, UNSPACED_BUT_CHINESE, MAX_UNSPACED_CHARS["bpe"]) as spooled:
+    limit = MAX_UNSPACED_CHARS["bpe"]
+    with spool_texts(texts, UNSPACED_BUT_CHINESE, limit, progress=progress) as spooled:
         alphabet, inner = _alphabet(spooled, backend)
         check_vocab_size(
             vocab_size, len(inner) + len(alphabet), "characters inside and at the end of words"
@@ -207,11 +237,17 @@ def word_bpe(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenize
     return _bert_words(models.BPE(vocab=vocab, merges=merges, **options), decoder, lowercase)
 
 
-def wordpiece(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenizers.Tokenizer:
+def wordpiece(
+    texts: Iterator[str],
+    vocab_size: int,
+    lowercase: bool,
+    progress: StageProgress = no_progress,
+) -> tokenizers.Tokenizer:
     """Train WordPiece, as in BERT: tokens inside a word begin with "##"."""
-    decoder = decoders.WordPiece(cleanup=False)
+    decoder = join_chinese(decoders.WordPiece(cleanup=False))
     backend = _bert_words(models.WordPiece(unk_token=UNK), decoder, lowercase)
-    with spool_texts(texts, UNSPACED_BUT_CHINESE, MAX_UNSPACED_CHARS["bpe"]) as spooled:
+    limit = MAX_UNSPACED_CHARS["bpe"]
+    with spool_texts(texts, UNSPACED_BUT_CHINESE, limit, progress=progress) as spooled:
         alphabet, inner = _alphabet(spooled, backend)
         check_vocab_size(
             vocab_size, len(alphabet) + len(inner), "characters at the start and inside of words"
@@ -253,7 +289,12 @@ def _alphabet(texts: SpooledTexts, backend: tokenizers.Tokenizer) -> tuple[list[
     return alphabet, [c for c in alphabet if inside(c)]
 
 
-def unigram(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenizers.Tokenizer:
+def unigram(
+    texts: Iterator[str],
+    vocab_size: int,
+    lowercase: bool,
+    progress: StageProgress = no_progress,
+) -> tokenizers.Tokenizer:
     """Train a unigram language model (Kudo 2018), as in T5."""
 
     def build(model: models.Unigram) -> tokenizers.Tokenizer:
@@ -269,7 +310,8 @@ def unigram(texts: Iterator[str], vocab_size: int, lowercase: bool) -> tokenizer
 
     backend = build(models.Unigram())
     backend.pre_tokenizer = pre_tokenizers.Sequence([backend.pre_tokenizer, _runs()])
-    with spool_texts(texts, UNSPACED, MAX_UNSPACED_CHARS["unigram"]) as spooled:
+    limit = MAX_UNSPACED_CHARS["unigram"]
+    with spool_texts(texts, UNSPACED, limit, progress=progress) as spooled:
         alphabet = {*spooled.alphabet(backend.normalizer.normalize_str), "▁"}
         # Without space for one more token, the trainer exceeds its limit.
         check_vocab_size(vocab_size, len(alphabet) + 1, "characters and tokens")
@@ -356,6 +398,7 @@ def train_tokenizer(
     lowercase: bool = False,
     segmenter: str = "spaces",
     fewer: bool = False,
+    progress: StageProgress = no_progress,
 ) -> Tokenizer:
     """Train a tokenizer of `vocab_size` tokens, special ones included, on a stream of texts.
 
@@ -371,16 +414,16 @@ def train_tokenizer(
             f"segmenter {segmenter!r} does not apply to kind {kind!r}: "
             f"choose one of {', '.join(SEGMENTERS)} for kind 'word'"
         )
-    train = {
-        "bpe": bpe,
-        "word-bpe": word_bpe,
-        "wordpiece": wordpiece,
-        "unigram": unigram,
+    builders: dict[str, Callable[[Iterator[str], int, bool], tokenizers.Tokenizer]] = {
+        "bpe": partial(bpe, progress=progress),
+        "word-bpe": partial(word_bpe, progress=progress),
+        "wordpiece": partial(wordpiece, progress=progress),
+        "unigram": partial(unigram, progress=progress),
         "word": _chinese_word if segmenter == "jieba" else _word,
         "char": _char,
         "byte": byte,
-    }[kind]
-    backend = train(cut(texts), vocab_size, lowercase)
+    }
+    backend = builders[kind](cut(texts), vocab_size, lowercase)
     backend.add_special_tokens(
         [
             # As in RoBERTa, the mask of byte-level BPE includes the space before it.

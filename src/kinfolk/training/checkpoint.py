@@ -6,13 +6,12 @@ RUN/checkpoints/.step-*.partial    being written, or being removed
 RUN/checkpoints/.step-*.aside      a complete one that is about to be replaced
 """
 
-import errno
 import json
 import math
 import re
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kinfolk.errors import UserError
-from kinfolk.files import DISK_FULL_ERRNOS, folder_lock, replace_link, sha256, sync
-
-CHECKSUMS = "checksums.json"
+from kinfolk.files import (
+    DISK_FULL_ERRNOS,
+    checksum_fault,
+    error_number,
+    folder_lock,
+    replace_link,
+    sync,
+    write_checksums,
+)
 
 
 class CorruptCheckpointWarning(UserWarning):
@@ -42,7 +47,7 @@ def save(
             try:
                 partial.mkdir()
                 write(partial)
-                _write_checksums(partial)
+                _sync_all(partial, write_checksums(partial))
                 folder = _commit(partial, home / f"step-{step:08d}")
             except BaseException:
                 shutil.rmtree(partial, ignore_errors=True)
@@ -52,51 +57,30 @@ def save(
             sync(home)
             _rotate(home, step, keep)
     except Exception as error:
-        number = _errno(error)
+        number = error_number(error)
         if number is None:
             raise
         raise UserError(_error_message(run, step, number, error)) from error
     return folder
 
 
-def latest_valid(run: Path) -> Path | None:
+def latest_valid(run: Path, *, unread: Collection[str] = ()) -> Path | None:
     """Return the newest valid checkpoint of a run; warn about each damaged one that is skipped."""
     for folder in reversed(_checkpoints(run / "checkpoints")):
-        fault = verify(folder)
+        fault = checksum_fault(folder, unread=unread)
         if fault is None:
             return folder
-        warnings.warn(
-            f"checkpoint {folder} is corrupt ({fault}); using the previous one",
-            CorruptCheckpointWarning,
-            stacklevel=2,
-        )
+        warn_corrupt(folder, fault)
     return None
 
 
-def verify(folder: Path) -> str | None:
-    """Return None for a valid checkpoint, else its fault."""
-    try:
-        sums = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
-        expected = {name: (entry["size"], entry["sha256"]) for name, entry in sums.items()}
-    except FileNotFoundError:
-        return f"{CHECKSUMS}: missing"
-    except OSError as error:
-        return f"{CHECKSUMS}: {error.strerror}"
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return f"{CHECKSUMS}: unreadable"
-    for name, (size, digest) in expected.items():
-        file = folder / name
-        try:
-            actual = file.stat().st_size
-            if actual != size:
-                return f"{name}: {actual} bytes where {size} were written"
-            if sha256(file) != digest:
-                return f"{name}: checksum differs"
-        except FileNotFoundError:
-            return f"{name}: missing"
-        except OSError as error:
-            return f"{name}: {error.strerror}"
-    return None
+def warn_corrupt(folder: Path, fault: str) -> None:
+    """Warn that a checkpoint is not used."""
+    warnings.warn(
+        f"checkpoint {folder} is corrupt ({fault}); using the previous one",
+        CorruptCheckpointWarning,
+        stacklevel=3,
+    )
 
 
 def checkpoint_step(folder: Path) -> int:
@@ -160,19 +144,9 @@ def _remove_leftovers(home: Path) -> None:
             aside.rename(folder)
 
 
-def _write_checksums(folder: Path) -> None:
-    """Write the checksums, last of all, and flush everything to the disk."""
-    files = sorted(file for file in folder.rglob("*") if file.is_file())
-    sums = {
-        file.relative_to(folder).as_posix(): {
-            "size": file.stat().st_size,
-            "sha256": sha256(file),
-        }
-        for file in files
-    }
-    listing = folder / CHECKSUMS
-    listing.write_text(json.dumps(sums, indent=2) + "\n", encoding="utf-8")
-    for path in (*files, listing, *(p for p in folder.rglob("*") if p.is_dir()), folder):
+def _sync_all(folder: Path, files: Sequence[Path]) -> None:
+    """Flush the files of a folder and its folders to the disk."""
+    for path in (*files, *(p for p in folder.rglob("*") if p.is_dir()), folder):
         sync(path)
 
 
@@ -207,14 +181,6 @@ def _remove(folder: Path) -> None:
     partial = _partial_name(folder.parent, checkpoint_step(folder))
     folder.rename(partial)
     shutil.rmtree(partial)
-
-
-def _errno(error: Exception) -> int | None:
-    """Return the errno of an error; Rust libraries give it in the text only."""
-    if isinstance(error, OSError):
-        return error.errno or errno.EIO
-    match = re.search(r"\(os error (\d+)\)", str(error))
-    return int(match[1]) if match else None
 
 
 def _error_message(run: Path, step: int, number: int, error: Exception) -> str:

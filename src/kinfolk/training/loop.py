@@ -1,6 +1,7 @@
 """The training loop: steps, and the logging, evaluation and saving between them."""
 
 import math
+import os
 import signal
 import threading
 import time
@@ -11,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from kinfolk.batch import Batch
-from kinfolk.errors import UserError
+from kinfolk.errors import Terminated, UserError
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.log import MetricsLog, token_loss
 from kinfolk.training.step import StepOutput
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -55,23 +58,52 @@ class Callback:
         """Called when a checkpoint is complete."""
 
     def on_end(self, step: int, *, interrupted: bool) -> None:
-        """Called when training ends, with the last step, or is interrupted by Ctrl-C."""
+        """Called when training ends, with the last step, or is interrupted by a signal."""
+
+
+@contextmanager
+def raise_on_signals() -> Iterator[None]:
+    """Raise Terminated on SIGTERM and SIGHUP in the block, as Python does for Ctrl-C."""
+    process, terminals = os.getpid(), [stream for stream in (1, 2) if os.isatty(stream)]
+
+    def terminate(number: int, frame: object) -> None:
+        if os.getpid() != process:  # a worker, which its parent ends
+            return
+        for stream in terminals:
+            if not os.isatty(stream):  # closed: printing would fail before the checkpoint is saved
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+        raise Terminated(number)
+
+    with _handlers(terminate, SIGNALS[1:]):
+        yield
 
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """Delay Ctrl-C to the end of the block: no half-done step or log line is saved."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+    """Delay signals to the end of the block: no half-done step or log line is saved."""
     received: list[int] = []
-    previous = signal.signal(signal.SIGINT, lambda number, frame: received.append(number))
+    with _handlers(lambda number, frame: received.append(number), SIGNALS):
+        yield
+    if received:
+        signal.raise_signal(received[0])  # now to the handler of before
+
+
+@contextmanager
+def _handlers(
+    handler: Callable[[int, object], object], numbers: Sequence[signal.Signals]
+) -> Iterator[None]:
+    """Handle these signals, but for those that are ignored (nohup); in the main thread only."""
+    previous: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        previous = {number: signal.getsignal(number) for number in numbers}
+    ours = [number for number, other in previous.items() if other is not signal.SIG_IGN]
     try:
+        for number in ours:
+            signal.signal(number, handler)
         yield
     finally:
-        signal.signal(signal.SIGINT, previous or signal.SIG_DFL)
-    if received:
-        raise KeyboardInterrupt
+        for number in ours:
+            signal.signal(number, previous[number] or signal.SIG_DFL)
 
 
 @dataclass(kw_only=True)
@@ -117,7 +149,7 @@ class TrainLoop:
                         saved, self.since = self.global_step, time.perf_counter()
                 if stopping:
                     return
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Terminated):
             if self.global_step > saved:
                 self.write(False)
                 self.save(self.global_step, self.evaluation if self.is_new_best() else None)

@@ -16,13 +16,13 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from kinfolk.batch import Batch, ComputesLoss, Loss, SegmentMemory
-from kinfolk.errors import UserError
+from kinfolk.errors import Terminated, UserError
 from kinfolk.files import new_folder
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.training import checkpoint
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.log import MetricsLog
-from kinfolk.training.loop import Callback, Evaluation, TrainLoop
+from kinfolk.training.loop import Callback, Evaluation, TrainLoop, raise_on_signals
 from kinfolk.training.optimizer import build_optimizer, lr_schedule
 from kinfolk.training.regularize import FGM, GradualUnfreezing
 from kinfolk.training.step import Learner, TrainStep
@@ -130,8 +130,13 @@ class Run:
     def start(cls, work: Workload, folder: Path, callbacks: Sequence[Callback] = ()) -> Self:
         """Start a run; wrong settings are refused before the folder exists."""
         run = cls(work, folder, callbacks)
-        with new_folder(folder) as partial:
-            work.write_recipe(partial)
+        try:
+            with new_folder(folder) as partial:
+                work.write_recipe(partial)
+        except (BlockingIOError, FileExistsError) as error:
+            raise UserError(
+                f"{folder} exists by now: another run was started in it; choose another folder"
+            ) from error
         return run
 
     @classmethod
@@ -166,15 +171,19 @@ class Run:
             ]
 
     def fit(self) -> Path:
-        """Train to the end, or to early stopping, and write the report; return the folder."""
-        try:
-            if not self.finished:
-                self._train()
-        except KeyboardInterrupt:
-            self._end(interrupted=True)
-            self.work.write_report(self.folder, finished=False)
-            raise
-        self.work.write_report(self.folder, finished=True)
+        """Train to the end, or to early stopping, and write the report; return the folder.
+
+        SIGINT, SIGTERM and SIGHUP save a checkpoint and raise KeyboardInterrupt or Terminated.
+        """
+        with raise_on_signals():
+            try:
+                if not self.finished:
+                    self._train()
+            except (KeyboardInterrupt, Terminated):
+                self._end(interrupted=True)
+                self.work.write_report(self.folder, finished=False)
+                raise
+            self.work.write_report(self.folder, finished=True)
         self._end(interrupted=False)
         return self.folder
 
@@ -233,10 +242,15 @@ class Run:
         return 0 < self.work.early_stopping_patience <= self.evals_since_best
 
     def save(self, step: int, evaluation: Evaluation | None) -> None:
-        """Write a checkpoint: a model folder, and the state that a resume needs."""
+        """Write a checkpoint: a model folder, and the state that a resume needs.
+
+        A model that has diverged is refused, so that the checkpoint before stays the newest.
+        """
         weights = self.work.model.parameters()
         if not torch.stack([p.detach().isfinite().all() for p in weights]).all():
             raise UserError(f"weights are not finite after step {step}. {self.remedy()}")
+        if evaluation is not None and math.isnan(evaluation.metrics["eval_loss"]):
+            raise UserError(f"eval_loss is NaN at step {step}. {self.remedy()}")
         if evaluation is not None and evaluation.is_best:
             self.best = evaluation.score
         # Without a comparable score, the newest checkpoint is the best.

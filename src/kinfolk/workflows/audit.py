@@ -1,6 +1,7 @@
 """The findings of an audit of text files, as sentences and as the values of its page."""
 
-from kinfolk.data.audit import Audit, FileAudit
+from kinfolk.data.audit import Audit, DuplicateExample, FileAudit
+from kinfolk.data.files import skipped_summary
 from kinfolk.reports.audit_page import AuditPage, Card, FileRow
 from kinfolk.reports.charts import compact_number
 from kinfolk.reports.page import percent, plural
@@ -15,6 +16,11 @@ def findings(audit: Audit) -> list[str]:
         for file in audit.files
         for problem in file_problems(file)
     ]
+    if audit.skipped:
+        files = plural(len(audit.skipped), "file")
+        sentences.append(
+            f"{files} not read: {skipped_summary(audit.skipped)}; name those to be read"
+        )
     counts = [
         (audit.control_characters, "control character"),
         (audit.replacement_characters, "replacement character"),
@@ -97,9 +103,17 @@ def audit_page(audit: Audit) -> AuditPage:
         scripts=audit.scripts,
         languages=audit.languages,
         repeated_lines=audit.most_repeated_lines,
-        near_duplicates=[
-            (f"{example.path.name}:{example.line}", example.text) for example in audit.examples
-        ],
+        exact_duplicates=[duplicate_row(example) for example in audit.exact_examples],
+        near_duplicates=[duplicate_row(example) for example in audit.examples],
         files=sorted(rows, key=lambda row: not row.problems)[:MAX_FILES],
         more_files=max(0, len(rows) - MAX_FILES),
+    )
+
+
+def duplicate_row(example: DuplicateExample) -> tuple[str, str, str]:
+    """Return where a duplicate and the earlier document begin, and the text."""
+    return (
+        f"{example.path.name}:{example.line}",
+        f"{example.same_as_path.name}:{example.same_as_line}",
+        example.text,
     )

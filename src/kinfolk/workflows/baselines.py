@@ -109,7 +109,7 @@ def fit_ngram(texts: Sequence[tuple[CountableText, float]], order: int = 3) -> K
         for (text, _), limit in zip(texts, limits, strict=True)
         for i in range(min(limit, text.documents))
     )
-    special_tokens = texts[0][0].tokenizer().special_tokens
+    special_tokens = texts[0][0].tokenizer().with_end_token(["eos"]).special_tokens
     eos = special_tokens.require("eos")
     bos = eos if special_tokens.bos is None else special_tokens.bos
     vocab_size = texts[0][0].vocab_size
@@ -122,9 +122,13 @@ def ngram_of_corpus(folder: Path | str, order: int = 3) -> tuple[NGram, Tokenize
     return NGram(fit_ngram([(corpus, 1.0)], order)), corpus.tokenizer()
 
 
-def load_or_fit(path: Path | str) -> tuple[Any, Tokenizer]:
+def load_or_fit(
+    path: Path | str, tokenizer: Tokenizer | Path | str | None = None
+) -> tuple[Any, Tokenizer]:
     """Load a model folder, or fit a 3-gram model on a corpus folder; with the tokenizer."""
-    return ngram_of_corpus(path) if (Path(path) / "corpus.json").is_file() else load(path)
+    if (Path(path) / "corpus.json").is_file():
+        return ngram_of_corpus(path)
+    return load(path, tokenizer)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, overload
@@ -23,7 +23,9 @@ from kinfolk.nn.embeddings import TokenEmbedding
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.objectives.blank_infilling import BlankInfilling
 from kinfolk.objectives.evaluation import (
+    BatchProgress,
     LikelihoodScores,
+    no_progress,
     pair_accuracy,
     rtd_scores,
     score_documents,
@@ -126,9 +128,7 @@ class TextEvaluation:
     bytes: int
     length: int | None  # of rows, where it was given
 
-    def likelihood(
-        self, rows: int = 32, on_progress: Callable[[int, int], None] = lambda done, total: None
-    ) -> LikelihoodScores:
+    def likelihood(self, rows: int = 32, progress: BatchProgress = no_progress) -> LikelihoodScores:
         """Return the likelihood of the text."""
         objective, kind = self.scoring, family_of(self.model).architecture
         if isinstance(objective, BlankInfilling):
@@ -138,18 +138,20 @@ class TextEvaluation:
             if self.length is None:
                 objective = objective.with_max_length_for(self.documents)
         scores = score_documents(
-            self.model, objective, self.documents, self.bytes, rows=rows, on_progress=on_progress
+            *(self.model, objective, self.documents, self.bytes), rows=rows, progress=progress
         )
         return replace(scores, kind=SCORE_KINDS[kind])
 
-    def auxiliary_metrics(self, rows: int = 32) -> dict[str, float]:
+    def auxiliary_metrics(
+        self, rows: int = 32, progress: BatchProgress = no_progress
+    ) -> dict[str, float]:
         """Return the scores of the other predictions of the objective, besides tokens."""
         objective = self.objective
         if isinstance(objective, MLM):  # texts have no word boundaries
             length = self.scoring.max_length
             objective = replace(objective, max_length=length, whole_word_masking=False)
         if isinstance(objective, RTD):
-            scores = rtd_scores(self.model, objective, self.documents, rows=rows)
+            scores = rtd_scores(self.model, objective, self.documents, rows=rows, progress=progress)
             return {
                 "detection_auc": scores.auc,
                 "detection_accuracy": scores.accuracy,
@@ -158,7 +160,9 @@ class TextEvaluation:
         if "seq_relationship" in self.model.random_modules:
             return {}
         if isinstance(objective, NSP) and has_sentence_pairs(objective, self.documents):
-            accuracy = pair_accuracy(self.model, objective, self.documents, rows=rows)
+            accuracy = pair_accuracy(
+                self.model, objective, self.documents, rows=rows, progress=progress
+            )
             return {} if accuracy is None else {"pair_accuracy": accuracy}
         return {}
 
@@ -178,10 +182,11 @@ def open_evaluation(
     device: str = "auto",
     *,
     text: str | None = None,
+    tokenizer: Tokenizer | Path | str | None = None,
 ) -> TextEvaluation:
     """Open a model, and the corpus, the file or the text that it is scored on."""
     folder = find_model_folder(path)  # of a run the newest checkpoint, whose files are hashed here
-    model, tokenizer = load(folder)
+    model, tokenizer = load(folder, tokenizer)
     model.check_lm_head()
     model.to(select_device(device))
     if text is not None and not text.strip():
@@ -207,7 +212,9 @@ def training_objective(model: LanguageModel, tokenizer: Tokenizer, folder: Path)
     recipe = recipe_of(folder)
     if recipe is not None:
         return recipe.objective
-    objective = family_of(model).objective()(
+    family = family_of(model)
+    tokenizer = tokenizer.with_end_token(family.required_tokens)
+    objective = family.objective()(
         special_tokens=tokenizer.special_tokens, vocab_size=tokenizer.vocab_size
     )
     context = model.config.max_length

@@ -45,9 +45,14 @@ from kinfolk.workflows.finetune_recipe import (
     resolve_steps,
     with_dropout,
 )
-from kinfolk.workflows.folders import check_new_folder
+from kinfolk.workflows.folders import check_new_folder, exclusive_run
 from kinfolk.workflows.predict import load_predictor
-from kinfolk.workflows.recipe import Settings, keyword_settings, settings_list
+from kinfolk.workflows.recipe import (
+    Settings,
+    check_resumed_recipe,
+    keyword_settings,
+    settings_list,
+)
 from kinfolk.workflows.report import best_metrics, write_report
 
 DISTILLATION_WEIGHT = 0.5  # of a teacher in the loss
@@ -121,7 +126,9 @@ def finetune(
     if start.fresh:
         backbone = build_fresh_model(recipe)
     work = FineTuneWorkload(recipe, backbone, tokenizer, callbacks, overrides)
-    return Run.start(work, out, callbacks).fit()
+    run = Run.start(work, out, callbacks)
+    with exclusive_run(out):
+        return run.fit()
 
 
 def fit_formulation(
@@ -141,7 +148,7 @@ def fit_formulation(
     task = task_class(dataset.file_spec.task).from_rows(
         rows, file=dataset.train, metric=metric, positive_label=positive_label, prefix=prefix
     )
-    cls = choose_formulation(family, type(task), name)
+    cls = choose_formulation(family, type(task), name, file=dataset.train)
     formulation = build_formulation(cls, task, family, config, tokenizer, **options)
     return formulation.fit(rows, tokenizer, balanced=balanced)
 
@@ -217,6 +224,8 @@ class FineTuneWorkload(Workload):
                 )
             sets.append([instance for group in instances for instance in group])
         messages += [text for dataset in recipe.datasets for text in dataset.report.messages()]
+        for formulation, dev in zip(recipe.formulations, self.dev_rows, strict=True):
+            messages += formulation.task.score_notes(dev) if dev else []
         for message in messages:
             for callback in callbacks:
                 callback.on_message(message)
@@ -259,6 +268,8 @@ class FineTuneWorkload(Workload):
         cls, recipe: Any, folder: Path, newest: Path | None, callbacks: Sequence[Callback]
     ) -> Self:
         """Build the workload of a run folder."""
+        if newest is not None:
+            check_resumed_recipe(folder, recipe, newest)
         if newest is None and recipe.init_from:
             saved: Any = hub.load_model(Path(recipe.init_from))
             backbone = saved.backbone if isinstance(saved, ModelWithHead) else saved

@@ -11,7 +11,7 @@ import torch
 
 from kinfolk.config import config, field, read_json, write_json
 from kinfolk.errors import UserError
-from kinfolk.families import check_name, family
+from kinfolk.families import family, family_of
 from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.tasks.dataset import TaskDataset
 from kinfolk.tasks.formulations.base import Formulation
@@ -19,7 +19,7 @@ from kinfolk.tasks.task import Task
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.text.train import train_tokenizer
 from kinfolk.training.config import FineTuneConfig, TrainConfig
-from kinfolk.workflows.folders import find_model_folder, load_tokenizer
+from kinfolk.workflows.folders import find_model_folder, load_tokenizer, model_or_family
 from kinfolk.workflows.load import load
 
 DROPOUT_FIELDS = ("dropout", "attention_dropout")
@@ -139,7 +139,7 @@ class InitialWeights:
 
     folder: str = ""  # of a saved model
     name: str = ""  # or FAMILY/SIZE
-    tokenizer: str = ""  # folder, for FAMILY/SIZE
+    tokenizer: str = ""  # folder or file; else the model folder's, or one trained on the rows
     from_scratch: bool = False  # ignore the weights of the folder
     seed: int = 0
 
@@ -151,15 +151,16 @@ class InitialWeights:
     def open(self, rows: Sequence[Sequence[Any]]) -> tuple[Any, Tokenizer]:
         """Return the network and its tokenizer, which may be trained on the rows."""
         if self.folder:
-            model, tokenizer = load(self.folder)
+            model, tokenizer = load(self.folder, self.tokenizer or None)
             backbone: Any = model.backbone if isinstance(model, ModelWithHead) else model
             if self.from_scratch:
                 torch.manual_seed(self.seed)
                 backbone = backbone.config.build()
-            return backbone, tokenizer
-        tokenizer = self.open_tokenizer(rows)
-        torch.manual_seed(self.seed)
-        return self.config(tokenizer).build(), tokenizer
+        else:
+            tokenizer = self.open_tokenizer(rows)
+            torch.manual_seed(self.seed)
+            backbone = self.config(tokenizer).build()
+        return backbone, tokenizer.with_end_token(family_of(backbone.config).required_tokens)
 
     def open_tokenizer(self, rows: Sequence[Sequence[Any]]) -> Tokenizer:
         """Load the tokenizer, or train one on the texts of the rows."""
@@ -183,10 +184,11 @@ def parse_initial_weights(
     model: str, *, tokenizer: Path | None = None, from_scratch: bool = False
 ) -> InitialWeights:
     """Return the initial weights of a model folder or of FAMILY/SIZE."""
+    model = model_or_family(model)
     if Path(model).exists():
-        if tokenizer is not None:
-            raise UserError(f"--tokenizer does not apply to {model}, which has one: remove it")
-        folder = str(find_model_folder(model).resolve())
-        return InitialWeights(folder=folder, from_scratch=from_scratch)
-    check_name(model)
+        return InitialWeights(
+            folder=str(find_model_folder(model).resolve()),
+            tokenizer=str(tokenizer or ""),
+            from_scratch=from_scratch,
+        )
     return InitialWeights(name=model, tokenizer=str(tokenizer or ""))

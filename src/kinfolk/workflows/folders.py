@@ -1,16 +1,28 @@
-"""Folders that commands are given, checked and opened without importing torch."""
+"""Folders that commands are given, checked and opened without importing torch.
 
-from collections.abc import Iterable
+Where there is no such folder, the name is looked up on the Hugging Face hub.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kinfolk.errors import UserError
+from kinfolk.files import TRAINING_STATE, checksum_fault, folder_lock
 
 if TYPE_CHECKING:
     from kinfolk.text.tokenizer import Tokenizer
 
 
-CHECKPOINT_SUFFIXES = (".pt", ".pth", ".ckpt")  # of other programs, which hub.importers reads
+CHECKPOINT_SUFFIXES = (".pt", ".pth", ".ckpt", ".index")  # of the files that hub.importers reads
+HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # NAME or OWNER/NAME
+# Files that are downloaded: weights without code, configs and tokenizers.
+HUB_FILES = (
+    *("*.safetensors", "*.safetensors.index.json", "*config.json", "*.model", "*.spm"),
+    *("tokenizer.json", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
+)
 RESUME = "choose another -o, or resume it with --resume"
 
 
@@ -18,6 +30,20 @@ def check_new_folder(path: Path, remedy: str = "choose another -o") -> None:
     """Refuse an output folder that exists and is not empty."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UserError(f"{path} already exists: {remedy}")
+
+
+@contextmanager
+def exclusive_run(folder: Path) -> Iterator[None]:
+    """Hold the folder of a run while this process trains in it; refuse it where another does."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(folder_lock(folder, wait=False))
+        except BlockingIOError:
+            raise UserError(
+                f"{folder} is in use: another process trains in it; wait for its end, or choose "
+                "another folder"
+            ) from None
+        yield
 
 
 def check_new_file(path: Path, inputs: Iterable[Path | None] = (), *, force: bool = False) -> None:
@@ -47,6 +73,8 @@ def check_model_folder(path: Path | str, *, or_corpus: bool = False) -> Path:
     path = Path(path)
     if is_checkpoint_file(path):
         return path
+    if not path.exists():
+        path = download_model(path, UserError(f"no such folder: {path}"))
     if not path.is_dir():
         raise UserError(f"no such folder: {path}")
     names = ("config.json", "recipe.json", "scores.json", *(("corpus.json",) if or_corpus else ()))
@@ -55,6 +83,50 @@ def check_model_folder(path: Path | str, *, or_corpus: bool = False) -> Path:
     ):
         return path
     raise UserError(f"{path} is neither a run (no recipe.json) nor a model folder (no config.json)")
+
+
+def model_or_family(model: str) -> str:
+    """Return FAMILY[/SIZE] or the folder of a model, which is downloaded if the hub has it."""
+    from kinfolk.families import check_name, index
+
+    if Path(model).exists():
+        return model
+    try:
+        check_name(model)
+    except UserError as error:
+        if model.partition("/")[0] in index():
+            raise
+        return str(download_model(model, error))
+    return model
+
+
+def download_model(name: Path | str, error: UserError) -> Path:
+    """Return the folder of a model on the Hugging Face hub; raise the error where it has none.
+
+    A path into an existing folder is no such name.
+    """
+    name = str(name)
+    owner = name.rpartition("/")[0]
+    if not HUB_NAME.fullmatch(name) or (owner and Path(owner).exists()):
+        raise error
+    advice = f"run hf download {name} where the hub can be reached, and pass the folder"
+    try:
+        from huggingface_hub import snapshot_download
+
+        folder = Path(
+            snapshot_download(name, allow_patterns=list(HUB_FILES), ignore_patterns=["onnx/*"])
+        )
+    except Exception as reason:  # of the library and of its HTTP client
+        first = (str(reason).splitlines() or [type(reason).__name__])[0]
+        raise UserError(
+            f"{error}; the Hugging Face hub did not give a model of this name either ({first}): "
+            f"{advice}"
+        ) from reason
+    if (folder / "config.json").is_file() and not any(folder.glob("*.safetensors")):
+        raise UserError(
+            f"{name} has no safetensors on the hub, and no other weights are downloaded: {advice}"
+        )
+    return folder
 
 
 def is_checkpoint_file(path: Path) -> bool:
@@ -66,16 +138,22 @@ def find_model_folder(path: Path | str) -> Path:
     """Return the model folder: of a run its newest valid checkpoint, else the folder itself.
 
     Of a fine-tuned run it is the checkpoint with the best dev score, of several seeds their best.
+    Where that is damaged, the newest valid one is used, with a warning.
     """
     path = check_model_folder(path)
     if path.is_file() or (path / "config.json").is_file():
         return path
-    best = path / "best" if (path / "best").is_dir() else path / "checkpoints" / "best"
-    if (path / "scores.json").is_file() and best.is_dir():
-        return find_model_folder(best.resolve())
+    finetuned, best = (path / "scores.json").is_file(), path / "checkpoints" / "best"
+    if finetuned and (path / "best").is_dir():
+        return find_model_folder((path / "best").resolve())
     from kinfolk.training import checkpoint  # imports torch
 
-    newest = checkpoint.latest_valid(path)
+    if finetuned and best.is_dir():
+        best = best.resolve()
+        if (fault := checksum_fault(best, unread=TRAINING_STATE)) is None:
+            return best
+        checkpoint.warn_corrupt(best, fault)
+    newest = checkpoint.latest_valid(path, unread=TRAINING_STATE)
     if newest is None and any(map(is_checkpoint_file, path.iterdir())):
         return path
     if newest is None:
@@ -86,12 +164,17 @@ def find_model_folder(path: Path | str) -> Path:
 
 
 def load_tokenizer(path: Path | str) -> "Tokenizer":
-    """Load the tokenizer of a tokenizer folder, a run, a model folder or a corpus."""
+    """Load the tokenizer of a tokenizer folder or file, a run, a model folder or a corpus."""
+    from kinfolk.text.formats import find_vocabulary
     from kinfolk.text.tokenizer import Tokenizer
 
     path = Path(path)
-    if (path / "tokenizer.json").is_file() or not path.is_dir():
+    if not path.exists():
+        path = download_model(path, UserError(f"{path} does not exist and holds no tokenizer.json"))
+    if not path.is_dir() or find_vocabulary(path) is not None:
         return Tokenizer.load(path)
     if (path / "corpus.json").is_file():
         return Tokenizer.load(path / "tokenizer")
-    return Tokenizer.load(find_model_folder(path))
+    if any((path / name).is_file() for name in ("recipe.json", "scores.json")):
+        path = find_model_folder(path)
+    return Tokenizer.load(path)

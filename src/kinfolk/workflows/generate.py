@@ -31,6 +31,7 @@ NOT_FOR_FILL = (
     "forced_prefix",
     "bad_words",
     "allowed_texts",
+    "add_bos_token",
     "truncate_left",
 )
 
@@ -136,20 +137,29 @@ def _open_for(verb: str, model: Any, tokenizer: Any, text: Any) -> tuple[Any, To
 
 
 def load_generator(
-    path: Path | str, *, device: str = "auto", precision: str = "auto"
+    path: Path | str,
+    *,
+    device: str = "auto",
+    precision: str = "auto",
+    tokenizer: Tokenizer | Path | str | None = None,
 ) -> tuple[Any, Tokenizer]:
     """Open a model that generates, or a corpus for its 3-gram model."""
-    model, tokenizer = load_or_fit(path)
+    model, tokenizer = load_or_fit(path, tokenizer)
     if not isinstance(model, NGram):
         require_ability(model, "generate")
     return to_inference(model, device=device, precision=precision), tokenizer
 
 
 def load_seq2seq(
-    path: Path | str, verb: str, *, device: str = "auto", precision: str = "auto"
+    path: Path | str,
+    verb: str,
+    *,
+    device: str = "auto",
+    precision: str = "auto",
+    tokenizer: Tokenizer | Path | str | None = None,
 ) -> tuple[Any, Tokenizer]:
     """Open an encoder-decoder."""
-    model, tokenizer = load(path)
+    model, tokenizer = load(path, tokenizer)
     if model.decoding != "encoder-decoder":
         others = [n for n, entry in index().items() if entry.architecture == "encoder-decoder"]
         raise UserError(

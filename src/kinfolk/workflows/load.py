@@ -60,6 +60,14 @@ def require_ability(model: Any, ability: str) -> Any:
     return model
 
 
+def exportable(model: LanguageModel) -> LanguageModel:
+    """Return a network with the same outputs that transformers has; refuse where there is none."""
+    hf = family_of(require_ability(model, "export")).hf
+    assert hf is not None
+    equivalent: LanguageModel = hf.equivalent(model)
+    return equivalent
+
+
 @torch.no_grad()
 def logits(model: LanguageModel, ids: Sequence[int], source: Sequence[int] | None = None) -> Tensor:
     """Return the (length, vocabulary) scores of one sequence, in evaluation mode.

@@ -1,5 +1,6 @@
 """Open a fine-tuned or a pretrained model, predict labelled rows and score the predictions."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,6 @@ from kinfolk.rng import Stream, generator
 from kinfolk.tasks.dataset import RowSource, TaskDataset, open_rows, task_dataset
 from kinfolk.tasks.error_analysis import to_plain
 from kinfolk.tasks.formats.base import (
-    Columns,
     FileSpec,
     Predictions,
     ReadReport,
@@ -24,12 +24,13 @@ from kinfolk.tasks.formats.base import (
 )
 from kinfolk.tasks.formats.detect import detect_format
 from kinfolk.tasks.formats.labelled_file import LabelledFile
+from kinfolk.tasks.formats.match import detect_inputs, match_format, without_labels
 from kinfolk.tasks.formulations.base import Formulation
 from kinfolk.tasks.formulations.choose import build_formulation, choose_formulation
 from kinfolk.tasks.formulations.head import BareCausalHead
 from kinfolk.tasks.formulations.span_head import SpanHead
 from kinfolk.tasks.instances import predict_rows
-from kinfolk.tasks.rows import SourceTarget
+from kinfolk.tasks.rows import LabelledText, SourceTarget
 from kinfolk.tasks.task import (
     EvaluationResult,
     Prediction,
@@ -44,6 +45,8 @@ from kinfolk.training.run import select_device
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe
 from kinfolk.workflows.folders import find_model_folder
 from kinfolk.workflows.load import load
+
+SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +95,19 @@ class Predictor:
         file = open_rows(source, "test" if labelled else "inputs")
         return read_test_file(self, file, columns=columns, labelled=labelled)[0]
 
+    def check_texts(self, rows: Sequence[Any], where: str) -> None:
+        """Refuse pairs for a model of single texts, and single texts for a model of pairs."""
+        expected = 1 + self.task.is_pair
+        for row in rows if self.file_spec is not None else ():
+            if isinstance(row, LabelledText) and len(row.texts) != expected:
+                trained = "pairs of texts" if self.task.is_pair else "single texts"
+                raise UserError(
+                    f"{where}: row {row.number:,} has {len(row.texts)} "
+                    f"text{'s' * (len(row.texts) > 1)}, but the model was trained on {trained}: "
+                    f"give {expected} per row, from files with --columns "
+                    f"{'a,b,' if self.task.is_pair else 'a,'}"
+                )
+
     def rows_of_texts(self, inputs: Sequence[str | Sequence[str]]) -> list[Any]:
         """Return a row for each input: a text, or several where the task reads several."""
         least, rows = max(self.task.min_texts, 1 + self.task.is_pair), []
@@ -103,7 +119,13 @@ class Predictor:
                 raise UserError(
                     f"inputs: {len(texts)} texts are too few to {self.task.kind}: give {least}"
                 )
+            if any(SURROGATE.search(text) for text in texts):
+                raise UserError(
+                    f"inputs: item {number:,} contains a lone surrogate, which is not valid "
+                    "Unicode: fix it, or leave it out"
+                )
             rows.append(self.task.row_from_texts(*texts))
+        self.check_texts(rows, "inputs")
         return rows
 
 
@@ -156,13 +178,19 @@ def as_predictor(
     return load_predictor(model, device=device, task_index=task_index)
 
 
-def load_predictor(path: Path | str, *, device: str = "auto", task_index: int = 1) -> Predictor:
+def load_predictor(
+    path: Path | str,
+    *,
+    device: str = "auto",
+    task_index: int = 1,
+    tokenizer: Tokenizer | Path | str | None = None,
+) -> Predictor:
     """Load a fine-tuned model, also of transformers.
 
     `task_index` is the task of a model that was fine-tuned on several files, counted from 1.
     """
     folder = find_model_folder(path)
-    model, tokenizer = load(folder)
+    model, tokenizer = load(folder, tokenizer)
     model.to(select_device(device))
     recipe_file = folder / "kinfolk.json"
     if recipe_file.is_file() and read_type(recipe_file) == type_name(FineTuneRecipe):
@@ -174,6 +202,7 @@ def load_predictor(path: Path | str, *, device: str = "auto", task_index: int = 
                 "training file"
             )
         formulation, dataset = tasks[task_index - 1]
+        tokenizer = tokenizer.with_end_token(family_of(model).required_tokens)
         return Predictor(model, tokenizer, formulation, dataset.file_spec)
     if not isinstance(model, ModelWithHead):
         raise UserError(
@@ -211,41 +240,44 @@ def read_test_file(
     for path in (file.path, None if file.target is None else file.target.path):
         if path is not None and not file.in_memory and not path.is_file():
             raise UserError(f"{path} does not exist: give a file with examples")
-    kind, trained = predictor.task.kind, predictor.file_spec
+    task, trained = predictor.task, predictor.file_spec
     if columns is not None:
-        spec = detect_format(file, task=kind, columns=parse_columns(columns))
+        spec = detect_format(file, task=task.kind, columns=parse_columns(columns))
     elif trained is not None and trained.format != "parallel" and file.target is None:
-        spec = match_format(file, trained, labelled=labelled)
-    elif predictor.task.output == "text" and file.target is None and trained is not None:
+        spec = match_format(file, trained, labelled=labelled, labels=task.labels)
+    elif task.output == "text" and file.target is None and trained is not None:
         return [SourceTarget(line, None, number) for number, line in file.lines()], trained
+    elif labelled:
+        spec = detect_format(file, task=task.kind)
     else:
-        spec = detect_format(file, task=kind)
+        spec = detect_inputs(file, task.kind)
     spec = spec if labelled else without_labels(spec)
-    return list(read_rows(file, spec, report=report)), spec
+    rows = list(read_rows(file, spec, report=report))
+    predictor.check_texts(rows, str(file))
+    return rows, spec
 
 
-def match_format(file: Path | LabelledFile, spec: FileSpec, *, labelled: bool) -> FileSpec:
-    """Return the given spec if the first row can be read with it, else the detected one."""
-    spec = spec if labelled else without_labels(spec)
-    if spec.task == "lm":
-        return spec
-    try:
-        next(read_rows(file, spec), None)
-    except UserError as error:
-        try:
-            detected = detect_format(file, task=spec.task)
-            next(read_rows(file, detected if labelled else without_labels(detected)), None)
-        except UserError:
-            raise error from None
-        return detected
-    return spec
+def format_notes(predictor: Predictor, file: LabelledFile, spec: FileSpec) -> list[str]:
+    """Return how a file is read, where the training file was read in another way."""
+    trained = predictor.file_spec
+    if trained is None or spec in (trained, without_labels(trained)):
+        return []
+    return [f"{file.path.name}: {spec.description}"]
 
 
-def without_labels(spec: FileSpec) -> FileSpec:
-    """Return the spec of a file without its label column."""
-    if spec.format not in ("table", "columns", "digits") or spec.columns is None:
-        return spec
-    return replace(spec, columns=Columns(spec.columns.texts, None))
+def added_columns(
+    predictor: Predictor, file: LabelledFile, spec: FileSpec, *, all_probabilities: bool
+) -> list[str]:
+    """Return the names of the columns that `predict` adds where no header names them."""
+    is_table = spec.format == "table" and not file.is_json and not spec.header
+    if not is_table and spec.format not in ("label_lines", "text_lines"):
+        return []
+    if predictor.task.output == "tags":
+        return []
+    first = len(file.sample_cells[0]) + 1 if is_table else 2
+    names = predictor.task.cell_names(all_probabilities=all_probabilities)
+    columns = (f"{number} {name}" for number, name in enumerate(names, first))
+    return [f"added columns: {', '.join(columns)}"]
 
 
 def predict_file(
@@ -344,6 +376,7 @@ def few_shot_predictor(
     verbalizer: str | None = None,  # a word for each class: "bad,good"
     length: int | None = None,
     device: str = "auto",
+    tokenizer: Tokenizer | Path | str | None = None,
     report: ReadReport | None = None,
 ) -> tuple[Predictor, list[Any]]:
     """Load a pretrained model with a prompt, and the rows to predict.
@@ -361,13 +394,14 @@ def few_shot_predictor(
     file = task_dataset(test, task=task, columns=columns, target=target)
     rows = list(read_rows(file.files["train"], file.file_spec, report=report))
     known = rows if fewshot_from is None else fewshot_rows(fewshot_from, file, report)
-    network, tokenizer = load(model)
+    network, tokenizer = load(model, tokenizer)
     network.to(select_device(device))
     body: Any = network.backbone if isinstance(network, ModelWithHead) else network
     cls = task_class(file.file_spec.task)
     labelled = [row for row in known if cls.reference(row) is not None]
     file_task = cls.from_rows(labelled, file=file.train)
     family = family_of(body.config)
+    tokenizer = tokenizer.with_end_token(family.required_tokens)
     formulation = choose_formulation(family, type(file_task), "prompt")
     words = None if verbalizer is None else tuple(verbalizer.split(","))
     if words is not None and len(words) != len(file_task.labels):

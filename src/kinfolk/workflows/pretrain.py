@@ -25,8 +25,8 @@ from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.training.loop import Callback
 from kinfolk.training.run import LossFn, Run, Workload, select_device
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe
-from kinfolk.workflows.folders import check_model_folder, check_new_folder
-from kinfolk.workflows.recipe import Recipe, shared_tokenizer
+from kinfolk.workflows.folders import check_model_folder, check_new_folder, exclusive_run
+from kinfolk.workflows.recipe import Recipe, check_resumed_recipe, shared_tokenizer
 from kinfolk.workflows.report import write_report
 
 Batches = PackedDataset | MixtureDataset | ContiguousDataset
@@ -43,7 +43,9 @@ def pretrain(
         recipe = read_recipe_file(recipe)
     out = Path(out)
     check_new_folder(out, "choose another folder, or continue that run with resume")
-    return Run.start(PretrainWorkload(recipe), out, callbacks).fit()
+    run = Run.start(PretrainWorkload(recipe), out, callbacks)
+    with exclusive_run(out):
+        return run.fit()
 
 
 def resume(out: Path | str, *, callbacks: Sequence[Callback] = ()) -> Path:
@@ -57,7 +59,8 @@ def resume(out: Path | str, *, callbacks: Sequence[Callback] = ()) -> Path:
         if not isinstance(recipe, FineTuneRecipe):
             raise UserError(f"{out / 'recipe.json'} is not the recipe of a run")
         kind = FineTuneWorkload
-    return Run.resume(kind, recipe, out, callbacks).fit()
+    with exclusive_run(out):
+        return Run.resume(kind, recipe, out, callbacks).fit()
 
 
 def read_recipe_file(path: Any) -> Recipe:
@@ -81,7 +84,7 @@ class PretrainWorkload(Workload):
         self.recipe, self.train, self.objective = recipe, recipe.train, recipe.objective
         self.row_length = recipe.objective.max_length
         corpora = [share.open() for share in recipe.corpora]
-        self.tokenizer = shared_tokenizer(corpora)
+        self.tokenizer = shared_tokenizer(corpora).with_end_token(recipe.objective.required_tokens)
         if (
             self.tokenizer.vocab_size != recipe.objective.vocab_size
             or self.tokenizer.special_tokens != recipe.objective.special_tokens
@@ -107,6 +110,8 @@ class PretrainWorkload(Workload):
         cls, recipe: Any, folder: Path, newest: Path | None, callbacks: Sequence[Callback]
     ) -> Self:
         """Build the workload of a run folder."""
+        if newest is not None:
+            check_resumed_recipe(folder, recipe, newest)
         return cls(recipe, fresh=newest is None)
 
     def write_recipe(self, folder: Path) -> None:

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -15,6 +15,7 @@ from kinfolk.config import (
     did_you_mean,
     field,
     read_json,
+    to_json,
     write_json,
 )
 from kinfolk.data.corpus import Corpus
@@ -22,10 +23,16 @@ from kinfolk.errors import UserError
 from kinfolk.families import check_name, family, family_of, index
 from kinfolk.text import Tokenizer
 from kinfolk.training.config import TrainConfig
-from kinfolk.workflows.folders import find_model_folder
+from kinfolk.workflows.folders import find_model_folder, model_or_family
 
 if TYPE_CHECKING:
     from kinfolk.families.base import Family
+
+# Fields that a resume must not change: the steps until then were done with their values.
+FIXED_FIELDS = (
+    *("model.", "objective.", "formulations.", "finetune.", "train.seed", "train.batch_size"),
+    *("train.gradient_accumulation", "train.optimizer"),
+)
 
 
 @config("corpus", kw_only=False)
@@ -97,6 +104,7 @@ def recipe(
     *,
     objective: str | None = None,
     length: int | None = None,
+    tokenizer: Tokenizer | Path | str | None = None,
     settings: Settings = (),
     **fields: Any,
 ) -> Recipe:
@@ -106,9 +114,10 @@ def recipe(
 
     The model is FAMILY/SIZE for new weights, or the folder of a run or a model to continue from.
     The name of a family is never a folder: write `./bert` for a folder of that name. Several
-    corpora are a list, or a dictionary with their weights: `{"news": 0.7, "law": 0.3}`. Keywords
-    are fields of `TrainConfig`; settings are fields of the recipe by their paths. Defaults follow
-    from the size: its settings, and rows as long as its context, but shorter for small models.
+    corpora are a list, or a dictionary with their weights: `{"news": 0.7, "law": 0.3}`.
+    `tokenizer` is that of a model folder where it lies elsewhere. Keywords are fields of
+    `TrainConfig`; settings are fields of the recipe by their paths. Defaults follow from the size:
+    its settings, and rows as long as its context, but shorter for small models.
     """
     if not isinstance(model, str | Path):
         raise UserError(
@@ -117,10 +126,15 @@ def recipe(
         )
     overrides = [*keyword_settings(fields, {"train": TrainConfig}), *settings_list(settings)]
     family_name, _, _ = str(model).partition("/")
-    if family_name in index() or not Path(model).exists():
+    if family_name in index():
         check_name(str(model))
+        if tokenizer is not None:
+            raise UserError(
+                f"--tokenizer does not apply to {model}, which takes that of its corpus: remove it"
+            )
         return new_recipe(str(model), corpus, objective, length, overrides)
-    return continue_from(model, corpus, objective, length, overrides)
+    model = model_or_family(str(model))
+    return continue_from(model, corpus, objective, length, overrides, tokenizer)
 
 
 def settings_list(settings: Settings) -> list[str]:
@@ -150,7 +164,8 @@ def new_recipe(
     family_name, _, size = name.partition("/")
     chosen, size = family(family_name), size or "tiny"
     named, corpora = open_corpora(corpus)
-    tokenizer, config = shared_tokenizer(corpora), chosen.config(size)
+    objective_type, config = chosen.objective(objective), chosen.config(size)
+    tokenizer = shared_tokenizer(corpora).with_end_token(objective_type.required_tokens)
     length = default_length(config) if length is None else length
     check_corpus_size(corpora, length)
     # Position embeddings beyond the row length would never be trained: max_length is that length.
@@ -163,7 +178,7 @@ def new_recipe(
     base = Recipe(
         name=f"{family_name}/{size}",
         model=config.with_fields(**sizes),
-        objective=chosen.objective(objective)(
+        objective=objective_type(
             special_tokens=tokenizer.special_tokens,
             vocab_size=tokenizer.vocab_size,
             max_length=length,
@@ -326,6 +341,32 @@ def default_length(config: Any) -> int:
     )
 
 
+def check_resumed_recipe(run: Path, recipe: Any, checkpoint: Path) -> None:
+    """Refuse a recipe.json that was changed, since a checkpoint, in a field that must stay.
+
+    Weights of corpora must stay too; their folders may have moved.
+    """
+    saved = read_json(checkpoint / "kinfolk.json")
+    now, before = dict(leaves(to_json(recipe))), dict(leaves(to_json(saved)))
+    for path in dict.fromkeys((*before, *now)):
+        weight = path.endswith(".weight") and path in now and path in before
+        must_stay = path.startswith(FIXED_FIELDS) or weight
+        if must_stay and now.get(path) != before.get(path):
+            raise UserError(
+                f"{run / 'recipe.json'}: {path} is {now.get(path)}, but the run was started with "
+                f"{before.get(path)}: restore it, or start a new run"
+            )
+
+
+def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of a JSON tree by their paths: train.seed, corpus.0.weight."""
+    if not isinstance(tree, dict | list):
+        yield path, tree
+        return
+    for name, child in tree.items() if isinstance(tree, dict) else enumerate(tree):
+        yield from leaves(child, f"{path}.{name}" if path else str(name))
+
+
 def recipe_of(folder: Path) -> Recipe | None:
     """Return the recipe of a pretrained model folder; None for an external or fine-tuned one."""
     path = folder / "kinfolk.json"
@@ -339,6 +380,7 @@ def continue_from(
     objective: str | None,
     length: int | None,
     settings: Sequence[str],
+    tokenizer: Tokenizer | Path | str | None = None,
 ) -> Recipe:
     """Make the recipe of continued pretraining from a run, a checkpoint or a model folder.
 
@@ -350,7 +392,7 @@ def continue_from(
     from kinfolk.workflows.load import load
 
     path = find_model_folder(folder)
-    model, tokenizer = load(path)
+    model, tokenizer = load(path, tokenizer)
     if isinstance(model, ModelWithHead):
         raise UserError(
             f"{folder} is fine-tuned and has no LM head: continue from the pretrained model"
@@ -362,6 +404,10 @@ def continue_from(
             f"with the tokenizer of {folder}"
         )
     known, before = family_of(model), recipe_of(path)
+    objective_type = known.objective(objective)
+    if before is not None and objective is None:
+        objective_type = type(before.objective)
+    tokenizer = tokenizer.with_end_token(objective_type.required_tokens)
     if length is None:
         length = before.objective.max_length if before is not None else default_length(model.config)
     check_corpus_size(corpora, length)
@@ -375,7 +421,7 @@ def continue_from(
         model=model.config,
         objective=dataclasses.replace(before.objective, **ids)
         if before is not None and objective is None
-        else known.objective(objective)(**ids),
+        else objective_type(**ids),
         corpus=named,
         train=default_train_config(known, before),
         init_from=str(path.resolve()),

@@ -37,29 +37,40 @@ def pretraining_report(recipe: Recipe, run: Path) -> Report:
             (TargetDocuments(text), held_out and TargetDocuments(held_out), weight)
             for text, held_out, weight in corpora
         ]
-    total = sum(weight for _, _, weight in corpora)
-    sizes = [f"{text.tokens:,} tokens, {text.documents:,} documents" for text, _, _ in corpora]
-    if len(corpora) > 1:
-        sizes = [
-            f"{text.folder.name}, {weight / total:.1%} of rows: {size}"
-            for (text, _, weight), size in zip(corpora, sizes, strict=True)
-        ]
     return Report(
         title=recipe.name,
         subtitle="Training and held-out loss, with unigram and 3-gram baselines.",
-        facts=[
-            ("steps", f"{recipe.train.steps:,}"),
-            (
-                "batch",
-                f"{recipe.train.batch_size} sequences of {recipe.objective.max_length} tokens",
-            ),
-            ("objective", type(recipe.objective).__name__),
-            *(("corpus", size) for size in sizes),
-            *training_facts(recipe.train, run),
-        ],
+        facts=pretraining_facts(recipe, run),
         curves=curves(run, recipe.name),
         baselines=baseline_rows(baselines(texts)),
     )
+
+
+def pretraining_facts(recipe: Recipe, run: Path) -> list[tuple[str, str]]:
+    """Return the settings and the data of pretraining."""
+    length = recipe.objective.max_length
+    return [
+        ("steps", f"{recipe.train.steps:,}"),
+        ("batch", f"{recipe.train.batch_size} sequences of {length} tokens"),
+        ("objective", type(recipe.objective).__name__),
+        *(("corpus", size) for size in corpus_sizes(recipe)),
+        *training_facts(recipe.train, run),
+    ]
+
+
+def corpus_sizes(recipe: Recipe) -> list[str]:
+    """Return the size of each corpus; of several also the name and the fraction of rows."""
+    total = sum(share.weight for share in recipe.corpora)
+    sizes = []
+    for share in recipe.corpora:
+        name = Path(share.corpus).name
+        size = f"{name}, which is not on this machine"
+        if Path(share.corpus).is_dir():
+            text = share.open()
+            size = f"{text.tokens:,} tokens, {text.documents:,} documents"
+        many = len(recipe.corpora) > 1
+        sizes.append(f"{name}, {share.weight / total:.1%} of rows: {size}" if many else size)
+    return sizes
 
 
 def finetuning_report(recipe: FineTuneRecipe, run: Path) -> Report:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kinfolk.errors import UserError
-from kinfolk.files import replace_link
+from kinfolk.files import new_file, replace_link
 from kinfolk.training.loop import Callback
 from kinfolk.workflows import pretrain
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe, mean_and_std
@@ -112,7 +112,8 @@ def summarize_seeds(out: Path) -> Path:
         },
         indent=2,
     )
-    (out / "scores.json").write_text(text + "\n", encoding="utf-8")
+    with new_file(out / "scores.json") as file:
+        file.write(text + "\n")
     return out
 
 

@@ -13,15 +13,17 @@ from typing import Any
 
 from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
+from kinfolk.files import new_file
 from kinfolk.tasks.dataset import TaskDataset, sample_rows, task_dataset
 from kinfolk.tasks.formats.base import read_rows
 from kinfolk.tasks.formats.detect import detect_format
 from kinfolk.tasks.formats.labelled_file import LabelledFile
+from kinfolk.tasks.formats.match import match_format, without_labels
 from kinfolk.tasks.suite import SplitFiles, SuiteTask, discover_suite
 from kinfolk.tasks.task import find_metric, task_class
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe, OnMessage, mean_and_std
 from kinfolk.workflows.folders import check_new_folder
-from kinfolk.workflows.predict import load_predictor, match_format, without_labels
+from kinfolk.workflows.predict import load_predictor
 from kinfolk.workflows.seeds import is_multi_seed, read_scores, seed_folders
 
 AVERAGED_OUTPUTS = ("label", "number")  # accuracy and F1, Pearson and Spearman
@@ -122,7 +124,8 @@ def run_suite(
         text = json.dumps(
             {"mean": suite_mean(results), "sets": values}, indent=2, ensure_ascii=False
         )
-        (out / "suite.json").write_text(text + "\n", encoding="utf-8")
+        with new_file(out / "suite.json") as file:
+            file.write(text + "\n")
     return results
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from kinfolk.data.parallel_text import ParallelText, TextPair, write_parallel_corpus
 from kinfolk.errors import UserError
 from kinfolk.families import family, family_of
-from kinfolk.files import new_folder
+from kinfolk.files import new_file, new_folder
 from kinfolk.generation.config import GREEDY
 from kinfolk.generation.generate import generate_batches, limit_by_source
 from kinfolk.generation.prompts import EncodedPrompt, non_text_ids
@@ -83,6 +83,11 @@ def save_dev_pairs(files: ParallelText, prefix: str, path: Path) -> None:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
+def is_unscored(run: Path) -> bool:
+    """Return whether a run has dev pairs and was ended before they were translated."""
+    return (run / DEV_FILE).is_file() and not (run / SCORE_FILE).is_file()
+
+
 def score(run: Path) -> TranslationScore | None:
     """Translate the dev pairs of a run; write BLEU and the translations into its folder."""
     path = run / DEV_FILE
@@ -91,23 +96,34 @@ def score(run: Path) -> TranslationScore | None:
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
     pairs = [TextPair(row["source"], row["target"]) for row in rows]
     facts, outputs = evaluate_bleu(run, pairs, Recipe.read(run / "recipe.json").train.device)
-    (run / TRANSLATIONS_FILE).write_text("".join(f"{text}\n" for text in outputs), encoding="utf-8")
-    (run / SCORE_FILE).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    with new_file(run / TRANSLATIONS_FILE) as file:
+        file.writelines(f"{text}\n" for text in outputs)
+    with new_file(run / SCORE_FILE) as file:
+        file.write(json.dumps(facts, indent=2) + "\n")
     return facts
 
 
-def evaluate(path: Path | str, texts: ParallelData, *, device: str = "auto") -> TranslationScore:
+def evaluate(
+    path: Path | str,
+    texts: ParallelData,
+    *,
+    device: str = "auto",
+    tokenizer: Tokenizer | Path | str | None = None,
+) -> TranslationScore:
     """Score the translations of a saved model by BLEU."""
     texts.check()
     pairs = [replace(pair, source=texts.prefix + pair.source) for _, pair in texts.train.pairs()]
-    return evaluate_bleu(path, pairs, device)[0]
+    return evaluate_bleu(path, pairs, device, tokenizer)[0]
 
 
 def evaluate_bleu(
-    path: Path | str, pairs: Sequence[TextPair], device: str
+    path: Path | str,
+    pairs: Sequence[TextPair],
+    device: str,
+    tokenizer: Tokenizer | Path | str | None = None,
 ) -> tuple[TranslationScore, list[str]]:
     """Return BLEU of a saved model on pairs, and its translations."""
-    model, tokenizer = load(path)
+    model, tokenizer = load(path, tokenizer)
     if model.decoding != "encoder-decoder":
         raise UserError(
             f"{family_of(model).name} models cannot translate: use an encoder-decoder such as t5"

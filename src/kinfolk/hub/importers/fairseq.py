@@ -1,6 +1,7 @@
-"""Checkpoints of fairseq: RoBERTa and its classification heads."""
+"""Checkpoints of fairseq: RoBERTa with its classification heads, and the 2017 Transformer."""
 
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,17 @@ import torch
 from torch import Tensor
 
 from kinfolk.errors import UserError
+from kinfolk.families.transformer import TransformerConfig, parameters
 
 ENCODER = re.compile(r"(?:decoder|encoder)\.sentence_encoder\.(.+)")  # "decoder" before 2020
 HEAD = re.compile(r"(?:decoder\.|encoder\.)?lm_head\.(.+)")
 CLASSIFIER = re.compile(r"classification_heads\.([^.]+)\.(.+)")
 LAYER = re.compile(r"layers\.(\d+)\.(.+)\.(weight|bias)")
+
+# Ids of fairseq's dictionaries. Positions are counted from the one after the padding id; the
+# decoder starts with the end-of-text token.
+PADDING, END = 1, 2
+EMBEDDING_TABLES = ("encoder.embed_tokens", "decoder.embed_tokens", "decoder.output_projection")
 
 # Modules of fairseq to those of transformers.
 EMBEDDINGS = {
@@ -34,21 +41,92 @@ LAYER_MODULES = {
 
 
 def recognizes(values: Any) -> bool:
-    """Return whether this is a checkpoint of fairseq with a RoBERTa."""
-    return (
-        isinstance(values, dict)
-        and isinstance(values.get("model"), dict)
-        and any(ENCODER.fullmatch(name) for name in values["model"])
-    )
+    """Return whether this is a checkpoint of fairseq with a RoBERTa or a Transformer."""
+    if not isinstance(values, dict) or not isinstance(values.get("model"), dict):
+        return False
+    return _is_transformer(values["model"]) or any(map(ENCODER.fullmatch, values["model"]))
 
 
 def convert(values: dict[str, Any], file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return config.json and the tensors of transformers' RoBERTa."""
-    settings = _settings(values, file)
+    """Return config.json and the tensors of transformers' RoBERTa, or of our Transformer."""
+    tensors, settings = _split_qkv(values["model"]), _settings(values, file)
+    return (_transformer if _is_transformer(tensors) else _roberta)(tensors, settings, file)
+
+
+def _is_transformer(model: dict[str, Any]) -> bool:
+    return "decoder.layers.0.encoder_attn_layer_norm.weight" in model
+
+
+def _transformer(
+    model: dict[str, Tensor], settings: dict[str, Any], file: Path
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return our config and tensors; sizes are those of the tensors."""
+    _refuse(settings, file, "encoder_normalize_before", "decoder_normalize_before")
+    _refuse(settings, file, "encoder_learned_pos", "decoder_learned_pos", "layernorm_embedding")
+    if (
+        settings.get("decoder_attention_heads", heads := settings["encoder_attention_heads"])
+        != heads
+    ):
+        raise UserError(f"{file}: encoder and decoder have different numbers of attention heads")
+    # The names are those of transformers' Marian, but for the prefix.
+    theirs = {f"model.{name}": tensor for name, tensor in model.items()}
+    tables = [
+        theirs[f"model.{n}.weight"] for n in EMBEDDING_TABLES if f"model.{n}.weight" in theirs
+    ]
+    if not all(torch.equal(table, tables[0]) for table in tables):
+        raise UserError(
+            f"{file}: source, target and output layer have different embeddings, which is not "
+            "supported: train with share_all_embeddings"
+        )
+    theirs["model.shared.weight"] = tables[0]
+    vocab_size, hidden_size = tables[0].shape
+    config = TransformerConfig(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        num_layers=_num_layers(model, "encoder"),
+        num_decoder_layers=_num_layers(model, "decoder"),
+        num_heads=heads,
+        intermediate_size=len(model["encoder.layers.0.fc1.weight"]),
+        activation=settings.get("activation_fn", "relu"),
+        attention_bias=True,
+        scale_embedding=not settings.get("no_scale_embedding", False),
+        sinusoids="fairseq",
+        first_position=PADDING + 1,
+        decoder_start_token_id=END,
+        dropout=settings.get("dropout", 0.1),
+        attention_dropout=settings.get("attention_dropout", 0.0),
+        activation_dropout=settings.get("activation_dropout", 0.0),
+    )
+    rules = parameters(config).rules
+    if missing := [name for rule in rules for name in rule.hf_names if name not in theirs]:
+        names = ", ".join(name.removeprefix("model.") for name in missing[:3])
+        raise UserError(f"missing weights in {file}: {names}; save the model again")
+    tensors = {
+        rule.name: rule.from_hf(theirs, sum(len(theirs[name]) for name in rule.hf_names))
+        for rule in rules
+    }
+    return {"model_type": "kinfolk_transformer", **asdict(config)}, tensors
+
+
+def _num_layers(model: dict[str, Tensor], stack: str) -> int:
+    return len(
+        [name for name in model if re.fullmatch(rf"{stack}\.layers\.\d+\.fc1\.weight", name)]
+    )
+
+
+def _refuse(settings: dict[str, Any], file: Path, *names: str) -> None:
+    """Refuse settings of networks that kinfolk lacks."""
+    if used := [name for name in names if settings.get(name)]:
+        raise UserError(f"{file}: {used[0]}=True is not supported: convert another model")
+
+
+def _roberta(
+    model: dict[str, Tensor], settings: dict[str, Any], file: Path
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if settings.get("encoder_normalize_before"):
         raise UserError(f"{file}: encoder_normalize_before is not supported: RoBERTa is post-norm")
     tensors: dict[str, Tensor] = {}
-    for name, tensor in _split_qkv(values["model"]).items():
+    for name, tensor in model.items():
         if (new := _rename(name)) is not None:
             tensors[new] = tensor
     words = tensors["roberta.embeddings.word_embeddings.weight"]

@@ -82,6 +82,7 @@ class FileSpec:
     description: str
     columns: Columns | None = None
     header: bool = False
+    missing_label: str = "-"  # in tables: the annotators did not agree (SNLI, Bowman et al. 2015)
 
 
 @dataclass(frozen=True)
@@ -203,9 +204,14 @@ def write_json(
         yield ("[" if index == 0 else "") + text + (",\n" if index + 1 < len(records) else "]\n")
 
 
+def single_line(text: Any) -> str:
+    """Return a text without tabs and line breaks."""
+    return str(text).replace("\t", " ").replace("\n", " ")
+
+
 def write_lines(predictions: Predictions) -> Iterator[str]:
     """Append the prediction to each line, after a tab."""
     by_number = predictions.by_number()
     for number, line in predictions.file.lines():
-        values = [str(prediction.value) for _, prediction in by_number.get(number, [])]
+        values = [single_line(prediction.value) for _, prediction in by_number.get(number, [])]
         yield "\t".join([line, *values]) + "\n"

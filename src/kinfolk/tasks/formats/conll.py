@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kinfolk.errors import UserError
-from kinfolk.metrics.entities import repair_tags
+from kinfolk.metrics.entities import repair_tags, tag_scheme
 from kinfolk.tasks.formats.base import (
     Column,
     Columns,
@@ -31,7 +31,7 @@ from kinfolk.tasks.task import PROBABILITY_DIGITS, Prediction
 
 TOKEN_KEYS = ("words", "tokens", "text")
 TAG_KEYS = ("tags", "ner_tags", "pos_tags", "chunk_tags", "labels", "ner", "pos")
-BIO_TAG = re.compile(r"O|[BIES]-.+")
+BIO_TAG = re.compile(r"O|[BIMELSU]-.+")
 WORD_TAG = re.compile(r".+/[A-Za-z]+")
 DOCSTART = "-DOCSTART-"
 PREDICATE_COLUMN = 10  # of the senses in Universal Propositions, from 0; the role columns follow
@@ -65,7 +65,7 @@ def detect_columns(file: LabelledFile) -> FileSpec | None:
         return None  # `read_columns` reports a few broken lines
     rows = [row for row in rows if len(row) == width]
     words, tags = [row[0] for row in rows], [row[-1] for row in rows]
-    if any(len(cell.split()) > 1 for row in rows for cell in row) or not _are_tags(tags, words):
+    if any(len(cell.split()) > 1 for row in rows for cell in row) or not are_tags(tags, words):
         return None
     numbered = all(re.fullmatch(r".+\d", word) for word in words)
     return conll_spec(Columns((1,), width), "digits" if numbered else "columns")
@@ -213,6 +213,11 @@ def is_conllu(file: LabelledFile) -> bool:
 
 def read_sentences(file: LabelledFile, equal_width: bool = True) -> Iterator[ConllSentence]:
     """Stream the sentences of a file; with equal width, every line has as many columns."""
+    if file.is_json or file.is_json_lines:
+        raise UserError(
+            f"{file} is JSON, not words in columns: a tagger reads JSON records with a list of "
+            f"words ({TOKEN_KEYS[0]} or {TOKEN_KEYS[1]})"
+        )
     conllu, tabs = is_conllu(file), False
     width, sentence, first_line = 0, list[list[str]](), 0
     for number, line in file.lines():
@@ -244,9 +249,10 @@ def read_sentences(file: LabelledFile, equal_width: bool = True) -> Iterator[Con
 
 def repair_nesting(tags: Sequence[str], number: int, report: ReadReport) -> list[str]:
     """Return tags in which every entity begins with B; other schemes are left unchanged."""
-    if not any(tag[:2] in ("I-", "E-") for tag in tags) or not all(map(BIO_TAG.fullmatch, tags)):
+    inner = any(tag[:2] in ("I-", "M-", "E-", "L-") for tag in tags)
+    if not inner or not all(map(BIO_TAG.fullmatch, tags)):
         return list(tags)
-    repaired = repair_tags(tags, "BIOES" if any(tag[0] in "ES" for tag in tags) else "IOB2")
+    repaired = repair_tags(tags, tag_scheme(tags))
     for before, after in zip(tags, repaired, strict=True):
         if before != after:
             report.count("tags that did not nest repaired, in the sentences on lines", number)
@@ -258,7 +264,7 @@ def _is_not_word(cells: Sequence[str], conllu: bool) -> bool:
     return cells[0] == DOCSTART or (conllu and not cells[0].isdecimal())
 
 
-def _are_tags(tags: Sequence[str], words: Sequence[str]) -> bool:
+def are_tags(tags: Sequence[str], words: Sequence[str]) -> bool:
     """Return whether a column holds tags: upper case, BIO, or few different values."""
     return (
         all(map(str.isupper, tags))

@@ -10,6 +10,7 @@ from typing import Any
 from kinfolk.data.documents import missing_name_error
 from kinfolk.errors import UserError
 from kinfolk.tasks.formats.base import Column, Columns, FileSpec, all_formats
+from kinfolk.tasks.formats.label_lines import label_lines_spec
 from kinfolk.tasks.formats.labelled_file import LabelledFile
 
 PAIR_COLUMNS = (
@@ -83,17 +84,27 @@ def detect_format(
     spec = first_spec(opened)
     if spec is None:
         raise UserError(
-            f"{opened}: no text and label columns were detected; name them with --columns "
-            "text,label or --columns 1,2"
+            f"{opened}: no text and label columns were detected; name them with "
+            f"{opened.option('columns', 'text,label')} or {opened.option('columns', '1,2')}"
         )
     if task is None or task == spec.task:
         return spec
     if {task, spec.task} == {"classify", "regress"} and spec.columns is not None:
-        return replace(spec, task=task, description=_describe(task, spec.columns))
+        return replace(spec, task=task, description=describe_columns(task, spec.columns))
+    if task == "classify" and spec.task == "lm" and begins_with_labels(opened):
+        return label_lines_spec()
     raise UserError(
-        f"--task {task}: {opened} was detected as {spec.task} ({spec.description}); use another "
-        "file, or name its text and label columns with --columns"
+        f"{opened.option('task', task)}: {opened} was detected as {spec.task} "
+        f"({spec.description}); use another file, or name its text and label columns with "
+        f"{opened.option('columns', 'text,label')}"
     )
+
+
+def begins_with_labels(file: LabelledFile) -> bool:
+    """Return whether the first words of lines repeat like labels; the task is known."""
+    lines = [line.split() for line in file.sample_lines if line.strip()]
+    several = not file.is_json and all(len(line) > 1 for line in lines)
+    return several and len({line[0] for line in lines}) <= len(lines) / 2
 
 
 def first_spec(file: LabelledFile) -> FileSpec | None:
@@ -116,9 +127,9 @@ def spec_of_columns(file: LabelledFile, columns: Columns, task: str | None) -> F
     header = not file.is_json and (not numbered or has_header(file.sample_cells))
     if task is None and columns.label is None:
         task = "classify"
-    elif task is None:
-        task = label_task(columns.label, sample_labels(file, columns, header))
-    return _table_spec(task, columns, header)
+    labels = [] if columns.label is None else sample_labels(file, columns, header)
+    spec = _table_spec(task or label_task(columns.label, labels), columns, header)
+    return replace(spec, missing_label=missing_label(labels))
 
 
 def table_spec(file: LabelledFile, columns: Columns, header: bool) -> FileSpec:
@@ -130,7 +141,28 @@ def table_spec(file: LabelledFile, columns: Columns, header: bool) -> FileSpec:
     labels = sample_labels(file, columns, header)
     names = [*map(str, columns.texts), str(columns.label)]
     is_text = source_target_columns(names) == columns or are_free_text(labels)
-    return _table_spec("write" if is_text else label_task(columns.label, labels), columns, header)
+    task = "write" if is_text else label_task(columns.label, labels)
+    return replace(_table_spec(task, columns, header), missing_label=missing_label(labels))
+
+
+def missing_label(labels: Sequence[Any]) -> str:
+    """Return the label of rows without one; "-" is a class beside a single other one, as is "+"."""
+    others = {str(label).strip() for label in labels} - {"", "-"}
+    return "" if len(others) == 1 else "-"
+
+
+def unused_columns(file: LabelledFile, spec: FileSpec) -> list[str]:
+    """Return the columns of a table that are neither a text nor the label."""
+    if spec.format != "table" or spec.columns is None:
+        return []
+    used = {*map(str, spec.columns.texts), str(spec.columns.label)}
+    if file.is_json:
+        names = [*file.first_record] if isinstance(file.first_record, dict) else []
+        used |= {name.partition(".")[0] for name in used}
+        return [name for name in names if name not in used]
+    first = [name.strip() for name in file.sample_cells[0]]
+    names = first if spec.header else [str(n) for n in range(1, len(first) + 1)]
+    return [name for n, name in enumerate(names, 1) if not {name, str(n)} & used]
 
 
 def conll_spec(columns: Columns, format: str = "columns") -> FileSpec:
@@ -188,16 +220,19 @@ def has_header(rows: Sequence[Sequence[str]]) -> bool:
         return False
     first, rest = rows[0], rows[1:]
     names = {_normalized(name) for name in first}
-    if len(names) < len(first) or any(_number(name) is not None for name in first):
-        return False
     known = {
         *TEXT_COLUMNS,
         *LABEL_COLUMNS,
         *SCORE_COLUMNS,
         *(name for pair in (*PAIR_COLUMNS, *SOURCE_TARGET_COLUMNS) for name in pair),
     }
+    short = all(len(name) <= MAX_LABEL_CHARS for name in first)
+    if len(names & known) > 1 or names <= known:
+        return short
+    if len(names) < len(first) or any(_number(name) is not None for name in first):
+        return False
     if names & known:
-        return all(len(name) <= MAX_LABEL_CHARS for name in first)
+        return short
     columns = [[row[n] for row in rest if n < len(row)] for n in range(len(first))]
     return any(values and all(_number(v) is not None for v in values) for values in columns)
 
@@ -226,7 +261,7 @@ def sample_labels(file: LabelledFile, columns: Columns, header: bool) -> list[An
     else:
         names = [name.strip() for name in rows[0]]
         if columns.label not in names:
-            raise missing_name_error(str(columns.label), names, "the first row")
+            raise missing_name_error(str(columns.label), names, f"the first row of {file}")
         index = names.index(columns.label)
     return [row[index] for row in rows[header:] if index < len(row)]
 
@@ -305,10 +340,11 @@ def _number(value: Any) -> float | None:
 
 
 def _table_spec(task: str, columns: Columns, header: bool) -> FileSpec:
-    return FileSpec(task, "table", _describe(task, columns), columns, header)
+    return FileSpec(task, "table", describe_columns(task, columns), columns, header)
 
 
-def _describe(task: str, columns: Columns) -> str:
+def describe_columns(task: str, columns: Columns) -> str:
+    """Return what is done with the columns of a table, for messages."""
     texts = f"column{'s' * (len(columns.texts) > 1)} {' and '.join(map(str, columns.texts))}"
     if columns.label is None:
         return f"{task} {texts}, without a label"

@@ -4,11 +4,11 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
+from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from kinfolk.data.corpus import file_fingerprint
 from kinfolk.data.documents import Row as TableRow
 from kinfolk.data.documents import missing_name_error, read_csv_rows, read_tsv_rows
 from kinfolk.data.files import (
@@ -48,6 +48,10 @@ class LabelledFile:
         """Return the path, for messages."""
         return str(self.path)
 
+    def option(self, name: str, value: str) -> str:
+        """Return how an option is set: of a command, or of a function for rows in memory."""
+        return f'{name}="{value}"' if self.in_memory else f"--{name} {value}"
+
     @cached_property
     def data(self) -> bytes:
         """The bytes of the file."""
@@ -55,8 +59,10 @@ class LabelledFile:
 
     @cached_property
     def fingerprint(self) -> str:
-        """The fingerprint of the bytes."""
-        return file_fingerprint(self.path, self.data)
+        """The hash of the name and of all bytes."""
+        digest = sha256(f"{self.path.name}\n".encode())
+        digest.update(self.data)
+        return digest.hexdigest()
 
     def release(self) -> None:
         """Drop the bytes of files that are on disk, and keep their fingerprints."""
@@ -89,7 +95,7 @@ class LabelledFile:
                 return
             value = _parse_or_none(first[1])
             if isinstance(value, dict):
-                yield first[0], value
+                yield first[0], _check_unicode(value, *first, source)
                 yield from ((n, _parse(line, n, source)) for n, line in nonblank)
                 return
             rest = "\n".join(line for _, line in numbered)  # the rest of an indented file
@@ -126,8 +132,14 @@ class LabelledFile:
 
 def json_lines(rows: Sequence[Any]) -> bytes:
     """Return rows as the bytes of a JSON lines file; values that JSON lacks are written as text."""
-    lines = (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
-    return "".join(lines).encode()
+    lines = []
+    for number, row in enumerate(rows, 1):
+        line = json.dumps(row, ensure_ascii=False, default=str) + "\n"
+        try:
+            lines.append(line.encode())
+        except UnicodeEncodeError as error:
+            raise _surrogate_error(f"row {number:,}", error) from error
+    return b"".join(lines)
 
 
 def get_field(record: Any, name: str, where: str) -> Any:
@@ -145,10 +157,15 @@ def get_field(record: Any, name: str, where: str) -> Any:
 def as_text(value: Any, name: str, where: str) -> str:
     """Return the text of a field; a list of texts is joined with spaces."""
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
-        return " ".join(value)
+        return unix_newlines(" ".join(value))
     if not isinstance(value, str):
         raise UserError(f"{name!r} in {where} must be a string (got {preview(value)})")
-    return value
+    return unix_newlines(value)
+
+
+def unix_newlines(text: str) -> str:
+    """Return a text whose lines end in LF, so that the format of a file changes no token."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def as_text_list(value: Any, name: str, where: str) -> tuple[str, ...]:
@@ -178,7 +195,7 @@ def _parse_or_none(line: str) -> Any:
 
 def _parse(text: str, number: int, source: InputFile) -> Any:
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except json.JSONDecodeError as error:
         raise UserError(
             f"line {number + error.lineno - 1:,} of {source.name} is not JSON ({error.msg}, column "
@@ -188,3 +205,21 @@ def _parse(text: str, number: int, source: InputFile) -> Any:
         raise UserError(
             f"line {number:,} of {source.name} cannot be parsed as JSON ({error}): remove it"
         ) from error
+    return _check_unicode(value, number, text, source)
+
+
+def _check_unicode(value: Any, number: int, text: str, source: InputFile) -> Any:
+    """Return a JSON value; half a surrogate pair in its escapes is refused."""
+    if "\\ud" in text.lower():
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise _surrogate_error(f"line {number:,} of {source.name}", error) from error
+    return value
+
+
+def _surrogate_error(where: str, error: UnicodeEncodeError) -> UserError:
+    return UserError(
+        f"{where} contains a lone surrogate ({error.object[error.start]!r}), which is not valid "
+        "Unicode: fix it, or leave it out"
+    )

@@ -18,17 +18,23 @@ from kinfolk.tasks.formats.base import (
     Predictions,
     ReadReport,
     register,
+    single_line,
     write_json,
     write_lines,
 )
 from kinfolk.tasks.formats.detect import find_columns, table_spec
-from kinfolk.tasks.formats.labelled_file import LabelledFile, as_text, get_field, preview
+from kinfolk.tasks.formats.labelled_file import (
+    LabelledFile,
+    as_text,
+    get_field,
+    preview,
+    unix_newlines,
+)
 from kinfolk.tasks.rows import LabelledText, SourceTarget
 
 TREE = re.compile(r"\((\S+) .*\)")
 LEAF = re.compile(r"\(\S+ ([^()\s]+)\)")
 PTB_BRACKETS = {"-LRB-": "(", "-RRB-": ")"}
-NO_GOLD_LABEL = "-"  # the annotators did not agree (SNLI, Bowman et al. 2015)
 
 
 def detect_table(file: LabelledFile) -> FileSpec | None:
@@ -77,11 +83,6 @@ def format_row(file: LabelledFile, cells: Sequence[str]) -> str:
     line = io.StringIO()
     csv.writer(line, lineterminator="\n").writerow(cells)
     return line.getvalue()
-
-
-def single_line(text: Any) -> str:
-    """Return a text without tabs and line breaks."""
-    return str(text).replace("\t", " ").replace("\n", " ")
 
 
 def detect_trees(file: LabelledFile) -> FileSpec | None:
@@ -141,8 +142,8 @@ def _labelled_texts(
         where = f"line {number:,} of {file}"
         column = spec.columns.label
         label = None if column is None else _label(value, spec.task, column, where)
-        if label == NO_GOLD_LABEL:
-            report.count("rows without an agreed label ('-') skipped, on lines", number)
+        if label == spec.missing_label:
+            report.count(f"rows without an agreed label ({label!r}) skipped, on lines", number)
             continue
         if not all(texts):
             report.count("rows with an empty text, on lines", number)
@@ -176,6 +177,12 @@ def mark_wsc_spans(record: Any, where: str) -> str:
         )
         for n, marks in ((1, "__"), (2, "[]"))
     ]
+    for start, span, *_ in spans:
+        if not isinstance(start, int) or not isinstance(span, str):
+            raise UserError(
+                f"'target' in {where} must have indices as span1_index and texts as span1_text "
+                f"(got {preview(record['target'])})"
+            )
     for start, span, left, right in sorted(spans, reverse=True):  # the later span first
         end = start + len(span)
         text = f"{text[:start]}{left}{text[start:end]}{right}{text[end:]}"
@@ -217,7 +224,7 @@ def _cells(file: LabelledFile, spec: FileSpec, report: ReadReport) -> Iterator[C
             report.count("rows with extra columns ignored, on lines", number)
         yield (
             number,
-            [row[n] for n in text_indices],
+            [unix_newlines(row[n]) for n in text_indices],
             None if label_index is None else row[label_index],
         )
 
@@ -231,15 +238,22 @@ def _column_index(column: Column, names: list[str] | None, width: int, file: Lab
     """Return the index of a column, from 0."""
     if isinstance(column, int):
         if not 1 <= column <= width:
-            raise UserError(f"--columns {column}: {file} has the columns 1 to {width}")
+            raise UserError(
+                f"{file.option('columns', str(column))}: {file} has the columns 1 to {width}"
+            )
         return column - 1
     if names is None:
         raise UserError(
-            f"--columns {column}: the first row of {file} is not a header; use numbers from 1 to "
-            f"{width}"
+            f"{file.option('columns', column)}: the first row of {file} is not a header; use "
+            f"numbers from 1 to {width}"
         )
     if column not in names:
         raise missing_name_error(column, names, f"the first row of {file}")
+    if (count := names.count(column)) > 1:
+        raise UserError(
+            f"{count} columns of {file} are called {column!r}: rename them, or give numbers, such "
+            f"as {file.option('columns', '1,2')}"
+        )
     return names.index(column)
 
 

@@ -54,9 +54,12 @@ class TaskFamily(Protocol):
 
 
 def choose_formulation(
-    family: TaskFamily, task: type[Task], name: str | None = None
+    family: TaskFamily, task: type[Task], name: str | None = None, *, file: str = "the file"
 ) -> type[Formulation]:
-    """Return the formulation of a family for a kind of task: the preferred or the named one."""
+    """Return the formulation of a family for a kind of task: the preferred or the named one.
+
+    `file` is named in the message about a file without labels.
+    """
     names = sorted({formulation.name for formulation in ALL_FORMULATIONS})
     if name is not None and name not in names:
         raise UserError(f"unknown formulation {name!r}: {did_you_mean(name, names)}")
@@ -71,6 +74,13 @@ def choose_formulation(
     ]
     if name is None:
         trained = [formulation for formulation in possible if formulation.trains]
+        if not trained and task.output == "likelihood":
+            raise UserError(
+                f"{file} was read as text without labels, and {family.name} is fine-tuned on "
+                "labelled rows: give a table with a text and a label (TSV, CSV, JSON lines), or "
+                "lines of a label and a text with --task classify; to train on text, use kinfolk "
+                "pretrain"
+            )
         if not trained:
             raise UserError(
                 f"{family.name} does not support {task.name} tasks (supported: "

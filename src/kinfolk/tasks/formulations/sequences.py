@@ -14,6 +14,7 @@ from kinfolk.errors import UserError
 from kinfolk.tasks.rows import Row, space_between
 from kinfolk.text.tokenizer import TEMPLATES, SpecialTokens, Tokenizer, glm_tokens
 
+PATTERN_FIELD = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 TEMPLATE_PART = re.compile(r"(\$[AB]|\{\w+\})(?::(\d))?")
 
 
@@ -162,14 +163,19 @@ def fill_pattern(pattern: str, row: Row) -> tuple[str, str]:
     before, separator, after = pattern.partition(ANSWER_FIELD)
     if not separator:
         raise UserError(f"the pattern {pattern!r} has no {ANSWER_FIELD}: add one for the answer")
-    try:
-        return before.format(**known), after.format(**known)
-    except (KeyError, IndexError, ValueError):
-        names = ", ".join(f"{{{name}}}" for name in known)
-        raise UserError(
-            f"the pattern {pattern!r} names a field that the rows do not have: "
-            f"use {names} and {ANSWER_FIELD}"
-        ) from None
+
+    def fill(match: re.Match[str]) -> str:
+        if match[0] in ("{{", "}}"):
+            return match[0][0]
+        if match[1] not in known:
+            names = ", ".join(f"{{{name}}}" for name in known)
+            raise UserError(
+                f"the pattern {pattern!r} names a field that the rows do not have "
+                f"({match[0]!r}): use {names} and {ANSWER_FIELD}, and write other braces twice"
+            )
+        return known[match[1]]
+
+    return PATTERN_FIELD.sub(fill, before), PATTERN_FIELD.sub(fill, after)
 
 
 def encode_continuation(tokenizer: Tokenizer, before: str, answer: str) -> list[int]:
