@@ -47,7 +47,7 @@ def test_markup_in_the_label_of_a_progress_bar_is_text(monkeypatch: pytest.Monke
     screen = io.StringIO()
     monkeypatch.setattr(output, "errors", Console(file=screen, force_terminal=True, width=80))
     with output.row_progress("[/x] [bold]", 2) as update:
-        update(completed=1)
+        update(1)
     assert "[/x] [bold]" in screen.getvalue()
 
 
