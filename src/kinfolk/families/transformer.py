@@ -23,6 +23,7 @@ from kinfolk.nn.attention import Attention, CrossAttention
 from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
 from kinfolk.nn.language_model import (
     MAX_LAYERS,
+    MAX_TOKENS,
     EncoderDecoder,
     LayerStack,
     ModelConfig,
@@ -64,7 +65,9 @@ class TransformerConfig(ModelConfig):
         default="interleaved",
         help="sines and cosines in turn (the paper), in halves (Marian), or as in fairseq",
     )
-    first_position: int = field(default=0, ge=0, help="position of the first token (fairseq: 2)")
+    first_position: int = field(
+        default=0, ge=0, le=MAX_TOKENS, help="position of the first token (fairseq: 2)"
+    )
     decoder_start_token_id: int = model_field("decoder_start_token_id", 0)
     dropout: float = model_field("dropout", 0.1)
     attention_dropout: float = model_field("attention_dropout", 0.0)
