@@ -46,7 +46,7 @@ OBJECTIVES = {
     for member in families().values()
     for name in member.objectives
 }
-TOKEN_IDS = ("decoder_start_token_id", "padding_idx")
+TOKEN_IDS = ("decoder_start_token_id", "padding_idx", "first_position")
 
 
 @config("test_inner", group="test")

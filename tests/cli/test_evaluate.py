@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 import kinfolk as package
-from kinfolk import hub
+from kinfolk import files, hub
 from kinfolk.data.encode import DocumentEncoder
-from kinfolk.training import checkpoint
 from support.runs import MEMBERS, Home, Kinfolk
 
 TEXT = "The cat saw a ball again.\n\nA dog forgot the letter.\n"
@@ -58,12 +57,17 @@ def test_the_checkpoint_is_hashed_and_everything_opened_once(
 
         monkeypatch.setattr(owner, name, call)
 
-    counted(checkpoint, "verify")
+    hashed: list[Path] = []
+    sha256 = files.sha256
+    monkeypatch.setattr(files, "sha256", lambda path: hashed.append(path) or sha256(path))
+    files._sha256.cache_clear()
     counted(hub, "load")
     counted(DocumentEncoder, "__call__")
     said = kinfolk("evaluate", runs["bert"], "--text", home.text, "--device", "cpu", "--json")
     assert "pair_accuracy" in json.loads(said.out)
-    assert calls == {"verify": 1, "load": 1, "__call__": 1}
+    assert calls == {"load": 1, "__call__": 1}
+    assert "model.safetensors" in [path.name for path in hashed]
+    assert len({path.resolve() for path in hashed}) == len(hashed)
 
 
 def test_the_loss_is_that_of_the_logits(

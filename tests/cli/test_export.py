@@ -9,11 +9,14 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     BertForPreTraining,
+    MarianMTModel,
     T5ForConditionalGeneration,
 )
 
 import kinfolk as package
-from support.runs import MEMBERS, Kinfolk, tree
+from kinfolk.families.transformer import TransformerConfig
+from kinfolk.workflows.folders import load_tokenizer
+from support.runs import MEMBERS, Home, Kinfolk, tree
 
 PEERS = {
     "gpt2": AutoModelForCausalLM,
@@ -108,3 +111,28 @@ def test_an_imported_model_is_scored_and_writes(
         ]
         assert said[0].code == 0
         assert said[0] == said[1]
+
+
+@pytest.mark.parity
+@torch.no_grad()
+def test_a_transformer_is_exported_as_a_marian_model(
+    kinfolk: Kinfolk, home: Home, tmp_path: Path
+) -> None:
+    tokenizer = load_tokenizer(home.tokenizer)
+    torch.manual_seed(0)
+    model = TransformerConfig(
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=16,
+        num_layers=1,
+        num_heads=2,
+        decoder_start_token_id=tokenizer.special_tokens.pad,
+    ).build()
+    package.save(model, tokenizer, tmp_path / "own")
+    assert kinfolk("export", tmp_path / "own", "-o", tmp_path / "model").code == 0
+    peer = MarianMTModel.from_pretrained(tmp_path / "model").eval()
+    row = AutoTokenizer.from_pretrained(tmp_path / "model")(TEXTS[0], return_tensors="pt")
+    ids = row["input_ids"]
+    ours = package.logits(model, ids[0].tolist())
+    torch.testing.assert_close(peer(**row, labels=ids).logits[0], ours, rtol=0, atol=1e-5)
+    back, _ = package.load(tmp_path / "model")
+    torch.testing.assert_close(package.logits(back, ids[0].tolist()), ours, rtol=0, atol=1e-5)

@@ -44,10 +44,16 @@ def test_a_run_says_what_it_read_and_ends_with_its_scores(
     )
     assert said.err.startswith("train.tsv: classify column sentence by column label\n")
     assert "step 5/5  loss " in said.err and "  accuracy " in said.err
-    dev = json.loads((tmp_path / "run" / "scores.json").read_text())["dev"]
-    shown = dict(line.rsplit(maxsplit=1) for line in said.out.splitlines()[1:-2])
-    assert float(shown["accuracy"]) == pytest.approx(dev["accuracy"], abs=1e-4)
-    assert float(shown["F1"]) == pytest.approx(dev["f1"], abs=1e-4)
+    scores = json.loads((tmp_path / "run" / "scores.json").read_text())
+    header, *lines = said.out.splitlines()[:-2]
+    assert header.split() == ["dev", "majority", "TF-IDF"]
+    shown = {name: values for name, *values in (line.rsplit(maxsplit=3) for line in lines)}
+    columns = [scores["dev"], scores["baselines"]["majority"], scores["baselines"]["tfidf"]]
+    for title, name in (("accuracy", "accuracy"), ("F1", "f1")):
+        expected = [column[name] for column in columns]
+        assert [*map(float, shown[title])] == pytest.approx(expected, abs=1e-4)
+    assert "warning: dev accuracy" in said.err  # after 5 steps
+    assert scores["messages"] == said.err.splitlines()[-len(scores["messages"]) :]
     best = find_model_folder(tmp_path / "run")
     assert said.out.splitlines()[-2] == f"best model: {best}"
     following = f"next:       kinfolk evaluate {tmp_path / 'run'} --test FILE"
@@ -56,7 +62,7 @@ def test_a_run_says_what_it_read_and_ends_with_its_scores(
 
 
 def test_it_learns_what_one_word_decides(kinfolk: Kinfolk, files: Path, tmp_path: Path) -> None:
-    options = ("--epochs", "8", "--batch", "8", "--rate", "5e-3", "--device", "cpu", "--json")
+    options = ("--epochs", "16", "--batch", "8", "--rate", "5e-3", "--device", "cpu", "--json")
     said = kinfolk(
         *("finetune", "bert/nano", "--train", files / "train.tsv"),
         *("--dev", files / "dev.tsv", "-o", tmp_path / "run", *options),
@@ -64,6 +70,8 @@ def test_it_learns_what_one_word_decides(kinfolk: Kinfolk, files: Path, tmp_path
     found = json.loads(ok(said).out)
     assert found["metric"] == "accuracy" and found["run"] == str(tmp_path / "run")
     assert found["dev"]["accuracy"] == 1.0
+    assert found["baselines"]["majority"]["accuracy"] < 0.7
+    assert found["baselines"]["tfidf"]["accuracy"] > 0.7
     assert Path(found["model"]) == find_model_folder(tmp_path / "run")
 
 
@@ -80,10 +88,12 @@ def test_seeds_give_a_mean_a_spread_and_the_best_of_them(
     assert (out / "best").resolve().name == summary["best"]
     recipes = [FineTuneRecipe.read(out / f"seed-{n}" / "recipe.json") for n in range(3)]
     assert [recipe.train.seed for recipe in recipes] == [0, 1, 2]
-    assert said.out.split("\n")[0].split() == ["seed-0", "seed-1", "seed-2", "mean", "std"]
+    columns = ["seed-0", "seed-1", "seed-2", "mean", "std", "majority", "TF-IDF"]
+    assert said.out.split("\n")[0].split() == columns
     shown = next(line.split() for line in said.out.splitlines() if line.startswith("accuracy"))
-    assert float(shown[-2]) == pytest.approx(summary["dev"], abs=1e-4)
-    assert float(shown[-1]) == pytest.approx(summary["spread"], abs=1e-4)
+    baselines = [summary["baselines"][name]["accuracy"] for name in ("majority", "tfidf")]
+    expected = [summary["dev"], summary["spread"], *baselines]
+    assert [*map(float, shown[-4:])] == pytest.approx(expected, abs=1e-4)
     assert ok(kinfolk("predict", out, files / "bare.tsv")).out.count("\n") == 13
 
 
@@ -112,7 +122,7 @@ def test_scratch_forgets_the_weights(
 ) -> None:
     from safetensors.torch import load_file
 
-    name = "bert.encoder.layer.0.attention.self.query.weight"
+    name = "bert.encoder.layer.0.attention.self.value.weight"
     kept = load_file(find_model_folder(runs["bert"]) / "model.safetensors")[name]
     same = []
     for number, more in enumerate(((), ("--scratch",))):
@@ -328,6 +338,11 @@ MISTAKES = [
         "requires --teacher",
     ),
     ("bert/nano --train {train} -o {new} --teacher {tmp}/none", "no such folder: {tmp}/none"),
+    ("bert/nano --train {train} -o {new} --teacher {bad}/loop", "no such folder: {bad}/loop"),
+    ("bert/nano --train {bad}/loop -o {new}", "no such file: {bad}/loop"),
+    ("bert/nano --train {bad}/plain.txt -o {new}", "plain.txt was read as text without labels"),
+    ("bert/nano --train {bad}/fast.txt -o {new}", "line 2 of {bad}/fast.txt has several labels"),
+    ("bert/nano --train {bad}/mixed.txt -o {new}", "mixed.txt has the tag 'PER', and other tags"),
     ("bert/nano --train {train} -o {new} --limit 5", "--tasks and --limit require --suite"),
     ("bert/nano --train {train} --train {ner} --dev {train} -o {new}", "got 2 --train and 1 --dev"),
     ("bert/nano --train {train} --train {ner} -o {new}", "trained on together as text"),
@@ -354,6 +369,10 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "sets" / "sst2").mkdir(parents=True)
     tables.write(folder / "sets" / "sst2" / "train.tsv", [top, *rows])
     tables.write(folder / "silent.jsonl", ['{"sentence": "a day"}'])
+    tables.write(folder / "plain.txt", [text for text, _ in tables.reviews(6)])
+    tables.write(folder / "fast.txt", ["__label__a a day", "__label__a __label__b a day"])
+    tables.write(folder / "mixed.txt", ["a O", "king B-PER", "", "Ann PER", "ran O"])
+    (folder / "loop").symlink_to(folder / "loop")
     words = ["a O", "king B-PER", "", "the O", "cat", "saw O", ""]
     tables.write(folder / "ragged.txt", [*words, *["a O", "dog B-PER", ""] * 9])
     return folder

@@ -83,13 +83,16 @@ def test_an_interrupt_says_what_is_saved_and_how_to_resume(
             signal.raise_signal(number)
         return original(step, index, batches)
 
-    out = tmp_path / "run"
+    out, before = tmp_path / "run", signal.getsignal(number)
     with monkeypatch.context() as patched:
         patched.setattr(TrainStep, "__call__", pressed)
+        if number != signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)  # under nohup it is ignored
         data: tuple[object, ...] = ("--corpus", home.corpus, "--steps", 5, *FEW)
         if command == "finetune":
             data = ("--train", table(tmp_path / "train", classify, 40), "--device", "cpu")
         said = kinfolk(command, "bert/nano", *data, "-o", out)
+    signal.signal(number, before)
     assert said.code == 128 + number
     last = (out / "checkpoints" / "last").resolve()
     assert last.name == "step-00000003"

@@ -60,6 +60,7 @@ TUNING = {
     "adversarial_epsilon": ("--attack", "1"),
     "dropout": ("--dropout", "0.3"),
     "class_weights": ("--class-weights", "balanced"),
+    "pooling": ("--pooling", "mean"),
 }
 UNSEEN_TUNING = {
     "early_stopping_patience": "ends a run early: test_tuning_runs",

@@ -1,5 +1,6 @@
 """A corpus gives back what was written, and says what is wrong with its files."""
 
+import hashlib
 import json
 import pickle
 import struct
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from kinfolk.data.corpus import Corpus, CorpusWriter, EncodedDocuments
 from kinfolk.errors import UserError
+from kinfolk.files import sha256
 from kinfolk.text import Tokenizer, train_tokenizer
 
 TOKENIZER = train_tokenizer([], kind="byte", vocab_size=0)
@@ -63,7 +65,12 @@ def test_a_corpus_gives_back_what_was_written(corpus: Corpus) -> None:
 
 
 def test_the_card_says_what_is_inside(corpus: Corpus) -> None:
-    assert json.loads((corpus.folder / "corpus.json").read_text()) == {
+    card = json.loads((corpus.folder / "corpus.json").read_text())
+    assert card.pop("sha256") == {
+        name: hashlib.sha256((corpus.folder / name).read_bytes()).hexdigest()
+        for name in ("tokens.idx", "tokens.bin")
+    }
+    assert card == {
         "version": 2,
         "documents": 4,
         "sentences": 6,
@@ -75,6 +82,7 @@ def test_the_card_says_what_is_inside(corpus: Corpus) -> None:
         "left_out": {},
         "skipped_files": {},
         "sources": [{"path": "a.txt", "documents": 4, "bytes": 46}],
+        "sha256": {name: sha256(corpus.folder / name) for name in ("tokens.idx", "tokens.bin")},
     }
 
 

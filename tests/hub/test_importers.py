@@ -296,7 +296,9 @@ def test_berts_tensorflow_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "type_vocab_size": 2,
         "hidden_act": "gelu",
     }
-    theirs: Any = shake(transformers.BertForPreTraining(transformers.BertConfig(**sizes)))
+    torch.manual_seed(0)
+    config = transformers.BertConfig(**sizes)
+    theirs: Any = shake(transformers.BertForPreTraining(config), by=0.3)
     state = dict(theirs.named_parameters())
     dense = {"bert/pooler/dense": "bert.pooler.dense"}
     dense |= {"cls/predictions/transform/dense": "cls.predictions.transform.dense"}
@@ -359,6 +361,7 @@ def test_t5s_tensorflow_checkpoint(
         tie_word_embeddings=not gated,
         decoder_start_token_id=0,
     )
+    torch.manual_seed(0)
     theirs: Any = transformers.T5ForConditionalGeneration(config)
     if gated:  # transformers ties both versions; version 1.1 has an output layer of its own
         theirs.lm_head.weight = nn.Parameter(torch.randn(30, 16))

@@ -155,7 +155,7 @@ def tune(
     files: TaskDataset | Sequence[TaskDataset],
     out: Path,
     *settings: str,
-    epochs: float = 8,
+    epochs: float | None = 8,
     **more: Any,
 ) -> Path:
     """Fine-tune on the CPU, from fresh weights where a member is named."""

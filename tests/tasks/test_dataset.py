@@ -197,6 +197,8 @@ def test_labels_that_training_rows_lack_are_named(tmp_path: Path) -> None:
     assert list(dataset.messages()) == [
         "train.jsonl: classify column sentence by column label",
         "train.jsonl: 2 classes: bad (9), good (3)",
+        "train.jsonl: 2 of 3 dev rows have the text of a training row, so that dev scores are too "
+        "high",
         "dev.jsonl has labels that train.jsonl lacks, counted as errors: odd (1)",
     ]
 

@@ -369,3 +369,25 @@ def test_winograd_spans_of_another_type_are_refused(tmp_path: Path, index: Any) 
     path = objects(tmp_path, {"text": "Ann says she", "target": target, "label": "true"})
     with pytest.raises(UserError, match=r"'target' in line 1 of .* must have indices"):
         list(read_rows(path, detect_format(path)))
+
+
+def test_a_list_of_lists_of_words_is_no_passage_with_questions(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no text and label columns were detected"):
+        detect_format(objects(tmp_path, [["so", "it"], ["O", "O"]]))
+
+
+def test_columns_of_an_empty_file_are_refused(tmp_path: Path) -> None:
+    for columns in ("1,2", "text,label"):
+        with pytest.raises(UserError, match="is empty"):
+            detect_format(file(tmp_path, "a.csv", ""), columns=parse_columns(columns))
+
+
+def test_a_header_alone_has_no_rows(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no text and label columns were detected"):
+        detect_format(file(tmp_path, "a.tsv", "label\tscore"))
+
+
+def test_a_tagger_has_one_column_of_words(tmp_path: Path) -> None:
+    path = file(tmp_path, "a.txt", "so X O", "", "it X O")
+    with pytest.raises(UserError, match="--columns 1,2,3: a tagger reads one column of words"):
+        detect_format(path, task="tag", columns=parse_columns("1,2,3"))

@@ -137,3 +137,10 @@ def test_tags_with_and_without_a_prefix_are_refused_before_training() -> None:
         UserError, match=r"line 3 of a\.txt has the tag 'X', .*write O, or a prefix"
     ):
         Tagging.from_rows(rows, file="a.txt")
+
+
+def test_plain_text_for_an_encoder_names_the_file_as_the_problem() -> None:
+    message = r"notes\.txt was read as text without labels, .*--task classify"
+    with pytest.raises(UserError, match=message):
+        choose_formulation(family("bert"), task_class("lm"), file="notes.txt")
+    assert choose_formulation(family("gpt2"), task_class("lm"), file="notes.txt").trains

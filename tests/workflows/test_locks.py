@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,15 @@ def dead_lock(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def handled() -> Iterator[None]:
+    """Have no signal ignored, as under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("handled")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_terminated_run_is_saved_and_ends_like_one_left_alone(
     number: signal.Signals, home: Home, runs: dict[str, Path], tmp_path: Path
@@ -95,18 +105,16 @@ def test_a_terminated_run_is_saved_and_ends_like_one_left_alone(
     assert (run / "log.jsonl").read_bytes() == (runs["gpt2"] / "log.jsonl").read_bytes()
 
 
-def test_a_signal_that_is_ignored_stays_ignored(
-    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
-    try:
-        hang_up = OnStep(lambda progress: signal.raise_signal(signal.SIGHUP))
-        pretrain(home.recipe("gpt2", "train.steps=3"), tmp_path / "run", callbacks=[hang_up])
-    finally:
-        signal.signal(signal.SIGHUP, before)
+@pytest.mark.usefixtures("handled")
+def test_a_signal_that_is_ignored_stays_ignored(home: Home, tmp_path: Path) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    hang_up = OnStep(lambda progress: signal.raise_signal(signal.SIGHUP))
+    run = pretrain(home.recipe("gpt2", "train.steps=3"), tmp_path / "run", callbacks=[hang_up])
+    assert (run / "checkpoints" / "step-00000003").is_dir()
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("handled")
 def test_a_closed_terminal_saves_the_run(home: Home, tmp_path: Path) -> None:
     run = tmp_path / "run"
     settings = ["--steps", "5000", "--batch", "2", "--length", "16", "--workers", "1"]

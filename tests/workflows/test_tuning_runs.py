@@ -405,8 +405,8 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
 
 def test_labels_that_training_had_not_cost_their_rows_and_no_run(tmp_path: Path) -> None:
     train, held = table(tmp_path / "train", classify, 48), tmp_path / "dev.tsv"
-    held.write_text("sentence\tlabel\na fine film\tgood\na dull film\tbad\na film\todd\n")
-    run = tune("bert/nano", task_dataset(train, held), tmp_path / "run", "train.lr=2e-3")
+    held.write_text("sentence\tlabel\nfine film\tgood\ndull film\tbad\nfilm\todd\n")
+    run = tune("bert/nano", task_dataset(train, held), tmp_path / "run", epochs=24)
     assert dev(run)["accuracy"] == pytest.approx(2 / 3)  # nobody could have named the third
     assert math.isfinite(dev(run)["eval_loss"])  # of the rows whose labels are known
 

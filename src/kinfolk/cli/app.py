@@ -32,7 +32,8 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
-            note(f"stopped: {error}" if error.args else "stopped")
+            if error.args:  # else nothing is lost, or the command has printed it
+                note(f"stopped: {error}")
             raise typer.Exit(130) from None
 
 

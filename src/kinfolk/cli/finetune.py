@@ -1,5 +1,6 @@
 """The command `finetune`: train a model on labelled data."""
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -47,13 +48,13 @@ KEYS = ("model", "formulations", "datasets", "teacher", "init_from", "name")  # 
 
 # Defaults of training that differ in fine-tuning.
 DEFAULTS = {
-    "steps": "from --epochs",
-    "lr": "by family and hidden size",
+    "steps": "from --epochs, at least 400",
+    "lr": "by family, hidden size and pretraining",
     "schedule": "linear",
     "min_lr_ratio": "0",
     "warmup": "10% of the steps",
     "betas": "0.9,0.999",
-    "eval_every": "once per epoch",
+    "eval_every": "once per epoch, 8 times without --epochs",
     "save_every": "after each evaluation",
     "eval_batches": "64",
 }
@@ -324,6 +325,7 @@ def print_scores(run: Path, *, json: bool) -> None:
             "model": best,
             "metric": results.metric,
             "dev": {name: finite_or_none(mean) for name, (mean, _) in means.items()},
+            "baselines": results.baselines,
         }
         if len(results.runs) > 1:
             stds = {name: finite_or_none(std) for name, (_, std) in means.items()}
@@ -341,15 +343,18 @@ def print_scores(run: Path, *, json: bool) -> None:
 
 
 def score_table(results: "SeedResults") -> Table:
-    """Return the dev scores, a column per run where there are several, then mean and std."""
+    """Return the dev scores: a column per run, mean and std of several, then the baselines."""
+    from kinfolk.tasks.baselines import TITLES
     from kinfolk.tasks.task import format_score, metric_title
 
     several = len(results.runs) > 1
     names = [run.name for run in results.runs] if several else ["dev"]
-    scores = table("", *numbers(*names, *(("mean", "std") if several else ())))
+    names += ["mean", "std"] if several else []
+    scores = table("", *numbers(*names, *(TITLES[name] for name in results.baselines)))
     for name in results.names:
         values = [run[name] for run in results.runs.values()]
         values += [*results.mean(name)] if several else []
+        values += [baseline.get(name, math.nan) for baseline in results.baselines.values()]
         scores.add_row(metric_title(name), *(format_score(name, value) for value in values))
     return scores
 

@@ -17,7 +17,7 @@ from kinfolk.attention_mask import AttentionBackend
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config, field
 from kinfolk.errors import UserError
-from kinfolk.families.base import Family, HuggingFace, standard_sizes
+from kinfolk.families.base import Family, HuggingFace, json_field, standard_sizes
 from kinfolk.families.mapping import ParameterMap, ParameterRule, module, per_layer, require
 from kinfolk.nn.attention import Attention, CrossAttention
 from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
@@ -393,6 +393,7 @@ FAMILY = Family(
             "decoder_start_token_id": 58100,
         },
         to_extra=to_extra,
+        extra_fields={"decoder_layers": json_field(int, ge=1, le=MAX_LAYERS)},
         from_extra=from_extra,
         adapt=with_logits_bias,
         supports=is_marian,

@@ -52,3 +52,12 @@ def mimetic_init_(layers: nn.Module, position_embeddings: nn.Embedding, *, std: 
         if isinstance(attention, Attention):
             query, key, _ = attention.qkv_proj.weight.chunk(3)
             query.copy_(key)
+
+
+@torch.no_grad()
+def uniform_attention_init_(model: nn.Module) -> None:
+    """Set the query projections to 0, so that a token attends to all visible ones equally."""
+    for attention in model.modules():
+        if isinstance(attention, Attention):
+            for parameter in attention.qkv_proj.parameters():
+                parameter.chunk(3)[0].zero_()

@@ -27,8 +27,8 @@ Decoding = Literal["causal", "encoder-decoder", "infilling", "two-stream"]
 class Pooling:
     """How hidden states become one vector of a text."""
 
-    token: Literal["first", "last"] = field(
-        default="first", help="token whose hidden state is read"
+    token: Literal["first", "last", "mean"] = field(
+        default="first", help="token whose hidden state is read, or the mean of all tokens"
     )
     activation: Literal["tanh", "gelu"] | None = field(
         default=None, help="activation after a new dense layer; None has no such layer"

@@ -12,7 +12,7 @@ from kinfolk.batch import Inputs, LazyLogits, Output
 from kinfolk.config import config, field
 from kinfolk.errors import UserError
 from kinfolk.nn.coreference import CandidateSpans, CoreferenceHead, CoreferenceScores
-from kinfolk.nn.init import init_weights_
+from kinfolk.nn.init import init_weights_, uniform_attention_init_
 from kinfolk.nn.language_model import LanguageModel, ModelConfig, Pooling, network_of
 
 # What is scored: a text; each token; each token as the start and the end of a span; each of several
@@ -94,8 +94,8 @@ class ModelWithHeadConfig(ModelConfig):
     def removed_modules(self) -> tuple[str, ...]:
         """The modules of the backbone that the head does not use."""
         network: type[LanguageModel] = self.backbone.network
-        unpooled = self.pooling.pooler and not self.pools_text
-        return network.pretraining_only + (network.pooling_only if unpooled else ())
+        pooled = self.pooling.pooler and self.pools_text
+        return network.pretraining_only + (() if pooled else network.pooling_only)
 
 
 class ClassificationHead(nn.Module):
@@ -153,6 +153,17 @@ class ModelWithHead(LanguageModel):
         model.backbone.load_state_dict({name: known.get(name, initial[name]) for name in initial})
         return model
 
+    def reset_pooling(self) -> None:
+        """Let the token that an encoder's head over a text reads start as the mean of all tokens.
+
+        Attention starts uniform, and the layers that only pooling uses get new weights.
+        """
+        if self.architecture != "encoder" or not self.config.pools_text:
+            return
+        uniform_attention_init_(self.backbone)
+        for name in self.backbone.pooling_only if self.config.pooling.pooler else ():
+            init_weights_(self.backbone.get_submodule(name), std=self.config.backbone.init_std)
+
     @property
     def pretrained(self) -> LanguageModel:
         """The network below the head."""
@@ -164,7 +175,7 @@ class ModelWithHead(LanguageModel):
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the scores of hidden states: (..., labels).
 
-        Scores of a text are those of its hidden state at `config.pooling.token`.
+        Scores of a text are those of its hidden state at `config.pooling.token`, or of the mean.
         """
         if self.config.pooling.pooler and self.config.pools_text:
             hidden = self.backbone.pool(hidden)  # type: ignore[operator]

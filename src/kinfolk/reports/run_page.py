@@ -70,7 +70,8 @@ class Report:
     x: str = "step"
     y: str = "loss, nats per token"
     metrics: Sequence[Series] = ()  # scores on dev rows by step
-    results: Sequence[tuple[str, str]] = ()  # metrics of the best checkpoint
+    results: Sequence[Sequence[str]] = ()  # a metric, and its value in each of `result_columns`
+    result_columns: Sequence[str] = ()
     scores: Sequence[ModelScore] = ()
     baselines: Sequence[Baseline] = ()
     samples: Sequence[Sample] = ()

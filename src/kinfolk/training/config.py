@@ -132,7 +132,12 @@ class TrainConfig:
 class FineTuneConfig:
     """Settings of fine-tuning alone."""
 
-    epochs: float = field(default=3.0, gt=0, le=1e6, help="number of passes over the training rows")
+    epochs: float | None = field(
+        default=None,
+        gt=0,
+        le=1e6,
+        help="number of passes over the training rows; None is 3, and more for few rows",
+    )
     layer_lr_decay: float = field(
         default=1.0,
         gt=0,
@@ -174,6 +179,11 @@ class FineTuneConfig:
         gt=0,
         le=1e6,
         help="temperature of the mixture of several files; a high one mixes equally",
+    )
+    pooling: Literal["token", "mean"] = field(
+        default="token",
+        help="what a head over a text reads: the family's token, or the mean of all tokens, for "
+        "which transformers has no class",
     )
     evals_per_epoch: int = field(
         default=1, ge=1, le=2**20, help="number of evaluations on the dev rows in an epoch"

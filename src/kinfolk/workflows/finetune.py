@@ -19,9 +19,15 @@ from kinfolk.families import family_of
 from kinfolk.files import new_file
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.nn.task_heads import ModelWithHead
+from kinfolk.tasks.baselines import baseline_messages, fit_baselines
 from kinfolk.tasks.dataset import RowSource, TaskDataset, as_datasets
 from kinfolk.tasks.formulations.base import Formulation, Instance
-from kinfolk.tasks.formulations.choose import build_formulation, choose_formulation, model_config
+from kinfolk.tasks.formulations.choose import (
+    build_formulation,
+    choose_formulation,
+    model_config,
+    with_mean_pooling,
+)
 from kinfolk.tasks.formulations.head import CausalHead, LabelHead
 from kinfolk.tasks.instances import (
     TOKENS_PER_BATCH,
@@ -36,10 +42,10 @@ from kinfolk.training.config import FineTuneConfig, TrainConfig
 from kinfolk.training.loop import Callback
 from kinfolk.training.regularize import FGM, GradualUnfreezing, noisy_tune
 from kinfolk.training.run import LossFn, Run, Workload, select_device
+from kinfolk.workflows.finetune_defaults import default_train_config, is_raw
 from kinfolk.workflows.finetune_recipe import (
     FineTuneRecipe,
     InitialWeights,
-    default_train_config,
     epoch_steps,
     parse_initial_weights,
     resolve_steps,
@@ -92,7 +98,7 @@ def finetune(
     overrides = keyword_settings(fields, {"train": TrainConfig, "finetune": FineTuneConfig})
     overrides += settings_list(settings)
     own = [text.removeprefix("finetune.") for text in overrides if text.startswith("finetune.")]
-    balanced = apply_overrides(FineTuneConfig(), own).class_weights == "balanced"
+    chosen = apply_overrides(FineTuneConfig(), own)
     if not isinstance(model, InitialWeights | Path | str):
         raise UserError(
             f"model is of type {type(model).__name__}: give the folder of a model, or FAMILY/SIZE"
@@ -103,9 +109,9 @@ def finetune(
     datasets = as_datasets(train, out, dev=dev, task=task, columns=columns)
     if len(datasets) > 1 and (metric or positive_label):
         raise UserError("several files have several tasks: leave metric and positive_label out")
-    chosen = {"length": length, **(options or {})}
-    if teacher and chosen.get("distillation_weight") is None:
-        chosen["distillation_weight"] = DISTILLATION_WEIGHT
+    given = {"length": length, **(options or {})}
+    if teacher and given.get("distillation_weight") is None:
+        given["distillation_weight"] = DISTILLATION_WEIGHT
     backbone, tokenizer = start.open([dataset.splits[0] for dataset in datasets])
     prefixes = [*source_prefix, *[""] * len(datasets)]
     formulations = [
@@ -114,11 +120,11 @@ def finetune(
             backbone.config,
             tokenizer,
             formulation,
-            balanced=balanced,
+            chosen=chosen,
             metric=metric or "",
             positive_label=positive_label,
             prefix=prefix,
-            **chosen,
+            **given,
         )
         for dataset, prefix in zip(datasets, prefixes, strict=False)
     ]
@@ -137,7 +143,7 @@ def fit_formulation(
     tokenizer: Tokenizer,
     name: str | None,
     *,
-    balanced: bool,
+    chosen: FineTuneConfig,
     metric: str,
     positive_label: str | None,
     prefix: str,
@@ -150,7 +156,9 @@ def fit_formulation(
     )
     cls = choose_formulation(family, type(task), name, file=dataset.train)
     formulation = build_formulation(cls, task, family, config, tokenizer, **options)
-    return formulation.fit(rows, tokenizer, balanced=balanced)
+    if chosen.pooling == "mean":
+        formulation = with_mean_pooling(formulation)
+    return formulation.fit(rows, tokenizer, balanced=chosen.class_weights == "balanced")
 
 
 def make_recipe(
@@ -168,13 +176,14 @@ def make_recipe(
             "that generates, like t5"
         )
     config = model_config(formulations[0], backbone.config)
+    init_from = "" if start.fresh else start.folder
     recipe = FineTuneRecipe(
         name=backbone.family_name,
-        init_from="" if start.fresh else start.folder,
+        init_from=init_from,
         model=config,
         formulations=tuple(formulations),
         datasets=tuple(datasets),
-        train=default_train_config(config, fresh=start.fresh),
+        train=default_train_config(config, raw=is_raw(init_from)),
         teacher=teacher,
     )
     recipe = apply_overrides(recipe, overrides)
@@ -204,6 +213,7 @@ class FineTuneWorkload(Workload):
         settings: Sequence[str] = (),  # given fields, which are not derived from the data
     ) -> None:
         self.tokenizer, self.objective = tokenizer, recipe.formulations[0]
+        self.callbacks = callbacks
         splits = [dataset.splits for dataset in recipe.datasets]
         self.dev_rows = [dev for _, dev in splits]
         self.has_eval_data = any(self.dev_rows)
@@ -226,9 +236,7 @@ class FineTuneWorkload(Workload):
         messages += [text for dataset in recipe.datasets for text in dataset.report.messages()]
         for formulation, dev in zip(recipe.formulations, self.dev_rows, strict=True):
             messages += formulation.task.score_notes(dev) if dev else []
-        for message in messages:
-            for callback in callbacks:
-                callback.on_message(message)
+        self.report_messages(messages)
         sizes = list(map(len, sets))
         self.recipe = recipe = resolve_steps(recipe, sizes, settings)
         self.train, config = recipe.train, recipe.finetune
@@ -277,6 +285,12 @@ class FineTuneWorkload(Workload):
             backbone = build_fresh_model(recipe)
         tokenizer = Tokenizer.load(folder / "tokenizer")
         return cls(recipe, backbone, tokenizer, callbacks, RESOLVED_FIELDS)
+
+    def report_messages(self, messages: Sequence[str]) -> None:
+        """Pass messages to the callbacks."""
+        for message in messages:
+            for callback in self.callbacks:
+                callback.on_message(message)
 
     def write_recipe(self, folder: Path) -> None:
         """Write recipe.json, the tokenizer, and the rows given in memory."""
@@ -338,10 +352,34 @@ class FineTuneWorkload(Workload):
         """Write report.html and, of a finished run, scores.json: those of the best checkpoint."""
         if finished:
             metric = self.recipe.formulations[0].task.main_metric
-            scores = {"metric": metric, "dev": best_metrics(folder)}
+            dev = best_metrics(folder)
+            baselines, messages = self.baselines(dev)
+            scores = {"metric": metric, "dev": dev, "baselines": baselines, "messages": messages}
             with new_file(folder / "scores.json") as file:
                 file.write(json.dumps(scores, indent=2) + "\n")
+            self.report_messages(messages)
         write_report(folder)
+
+    def baselines(
+        self, metrics: Mapping[str, Any]
+    ) -> tuple[dict[str, dict[str, float]], list[str]]:
+        """Return the scores of baselines on the dev rows, and how the model compares with them."""
+        scores: dict[str, dict[str, float]] = {}
+        messages: list[str] = []
+        for prefix, formulation, dataset in zip(
+            self.recipe.metric_prefixes, self.recipe.formulations, self.recipe.datasets, strict=True
+        ):
+            train, dev = dataset.splits
+            task, found = formulation.task, fit_baselines(formulation.task, train, dev)
+            for name, values in found.scores.items():
+                scores.setdefault(name, {}).update({f"{prefix}{n}": v for n, v in values.items()})
+            own = {
+                name.removeprefix(prefix): value
+                for name, value in metrics.items()
+                if name.startswith(prefix) and value is not None
+            }
+            messages += baseline_messages(task, found, dev, own)
+        return scores, messages
 
 
 def model_for_task(recipe: FineTuneRecipe, backbone: LanguageModel) -> LanguageModel:
@@ -349,7 +387,10 @@ def model_for_task(recipe: FineTuneRecipe, backbone: LanguageModel) -> LanguageM
     torch.manual_seed(recipe.train.seed)
     try:
         if recipe.formulations[0].head:
-            return ModelWithHead.of(backbone, recipe.model)
+            with_head = ModelWithHead.of(backbone, recipe.model)
+            if is_raw(recipe.init_from):
+                with_head.reset_pooling()
+            return with_head
         model: LanguageModel = recipe.model.build()
         model.load_state_dict(backbone.state_dict())
     except RuntimeError:  # shapes differ

@@ -19,6 +19,7 @@ from kinfolk.tasks.task import Task
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.text.train import train_tokenizer
 from kinfolk.training.config import FineTuneConfig, TrainConfig
+from kinfolk.workflows.finetune_defaults import EVALUATIONS, default_steps, is_raw
 from kinfolk.workflows.folders import find_model_folder, load_tokenizer, model_or_family
 from kinfolk.workflows.load import load
 
@@ -76,21 +77,6 @@ class FineTuneRecipe:
         return recipe
 
 
-def default_train_config(config: Any, *, fresh: bool) -> TrainConfig:
-    """Return the default training settings; wider networks have lower learning rates."""
-    backbone = config.pretrained
-    architecture = backbone.network.architecture
-    common = TrainConfig(
-        batch_size=32, schedule="linear", min_lr_ratio=0.0, betas=(0.9, 0.999), eval_batches=64
-    )
-    if architecture == "encoder-decoder":
-        return replace(common, optimizer="adamw_rms", lr=5e-3, weight_decay=0.0)
-    # BERT's 4e-5 at hidden size 768 (appendix A.3); higher for narrower and untrained networks.
-    scale = 0.12 if fresh else 0.03
-    lr = 2e-3 if architecture == "recurrent" else min(2e-3, scale / backbone.hidden_size)
-    return replace(common, lr=float(f"{lr:.1e}"), weight_decay=0.01)
-
-
 def with_dropout(config: Any, rate: float) -> Any:
     """Return the config with this dropout rate in the backbone and in the task head, if any."""
     backbone = config.pretrained
@@ -107,19 +93,30 @@ def resolve_steps(
     recipe: FineTuneRecipe, examples: Sequence[int], settings: Sequence[str] = ()
 ) -> FineTuneRecipe:
     """Derive steps, evaluations, checkpoints and warm-up from the number of examples."""
-    train, finetune_config = recipe.train, recipe.finetune
+    train, chosen = recipe.train, recipe.finetune
+    given = {setting.partition("=")[0] for setting in settings}
     epoch = epoch_steps(train, examples)
-    steps = max(1, math.ceil(finetune_config.epochs * epoch))
-    every = max(1, math.ceil(epoch / finetune_config.evals_per_epoch))
-    names = [setting.partition("=")[0] for setting in settings]
+    every = max(1, math.ceil(epoch / chosen.evals_per_epoch))
+    if chosen.epochs is not None:
+        steps = max(1, math.ceil(chosen.epochs * epoch))
+    else:
+        tasks = [formulation.task for formulation in recipe.formulations]
+        steps = default_steps(
+            epoch,
+            classes=max(len(task.labels) if task.output == "label" else 0 for task in tasks),
+            hidden_size=recipe.model.hidden_size,
+            raw=is_raw(recipe.init_from),
+        )
+        if "finetune.evals_per_epoch" not in given:
+            every = max(every, math.ceil(steps / EVALUATIONS))
     resolved: dict[str, Any] = {}
-    if "train.steps" not in names:
+    if "train.steps" not in given:
         resolved["steps"] = steps
-    if "train.eval_every" not in names:
+    if "train.eval_every" not in given:
         resolved["eval_every"] = every
-    if "train.save_every" not in names:  # every evaluation is saved
+    if "train.save_every" not in given:  # every evaluation is saved
         resolved["save_every"] = resolved.get("eval_every", train.eval_every)
-    if "train.warmup" not in names:
+    if "train.warmup" not in given:
         resolved["warmup"] = max(1, resolved.get("steps", train.steps) // 10)
     return replace(recipe, train=replace(train, **resolved))
 

@@ -90,7 +90,9 @@ def _run_facts(path: Path) -> tuple[list[tuple[str, str]], list[tuple[str, str]]
     if isinstance(recipe, FineTuneRecipe):
         report = finetuning_report(recipe, run)
         files = [("labelled file", Path(dataset.train).name) for dataset in recipe.datasets]
-        return [("model", recipe.name), *files, *report.facts], list(report.results)
+        return [("model", recipe.name), *files, *report.facts], [
+            (row[0], row[1]) for row in report.results
+        ]
     losses = [line["eval_loss"] for line in read(run) if "eval_loss" in line]
     scores = [("held-out loss (nats)", f"{losses[-1]:.3f}")] if losses else []
     return [("model", recipe.name), *pretraining_facts(recipe, run)], scores

@@ -1,5 +1,6 @@
 """The report of a run: values from its log, recipe and data, for the page."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from kinfolk.objectives.seq2seq import Seq2Seq
 from kinfolk.reports.charts import Series
 from kinfolk.reports.page import write
 from kinfolk.reports.run_page import Baseline, Report, render
+from kinfolk.tasks.baselines import TITLES
 from kinfolk.tasks.task import format_score, metric_title
 from kinfolk.training import checkpoint
 from kinfolk.training.config import TrainConfig
@@ -74,7 +76,11 @@ def corpus_sizes(recipe: Recipe) -> list[str]:
 
 
 def finetuning_report(recipe: FineTuneRecipe, run: Path) -> Report:
-    """Gather the curves of fine-tuning, and the dev scores of its best evaluation."""
+    """Gather the curves of fine-tuning, the dev scores of its best evaluation, and baselines."""
+    scores: dict[str, Any] = {}
+    if (run / "scores.json").is_file():
+        scores = json.loads((run / "scores.json").read_text("utf-8"))
+    baselines = scores.get("baselines", {})
     evaluations = [e for e in read(run) if "eval_loss" in e]
     steps = [e["step"] for e in evaluations]
     names = [name for name in recipe.main_metrics if evaluations and name in evaluations[0]]
@@ -92,10 +98,18 @@ def finetuning_report(recipe: FineTuneRecipe, run: Path) -> Report:
         curves=curves(run, recipe.name, "dev"),
         y="loss",
         metrics=[Series(metric_title(n), steps, [e[n] for e in evaluations]) for n in names],
+        result_columns=["best checkpoint", *(TITLES[name] for name in baselines)],
         results=[
-            (metric_title(name), format_score(name, math.nan if value is None else value))
+            (
+                metric_title(name),
+                *(
+                    format_score(name, math.nan if value is None else value)
+                    for value in (value, *(each.get(name) for each in baselines.values()))
+                ),
+            )
             for name, value in best_metrics(run).items()
         ],
+        notes=scores.get("messages", ()),
     )
 
 

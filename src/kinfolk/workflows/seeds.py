@@ -31,6 +31,7 @@ class SeedResults:
     metric: str  # the main one
     runs: dict[Path, dict[str, float]]  # every metric of each
     best: Path
+    baselines: dict[str, dict[str, float]]  # every metric of each baseline, on the same dev rows
 
     @property
     def names(self) -> list[str]:
@@ -101,6 +102,7 @@ def summarize_seeds(out: Path) -> Path:
             "dev": main["mean"],
             "spread": main["spread"],
             "metrics": means,
+            "baselines": results.baselines,
             "best": results.best.name,
             "seeds": [
                 {
@@ -130,7 +132,8 @@ def read_scores(out: Path) -> SeedResults:
     for run in runs if dev[best] else ():
         if recipe.selection_score(dev[run]) > recipe.selection_score(dev[best]):
             best = run
-    return SeedResults(recipe.formulations[0].task.main_metric, dev, best)
+    metric = recipe.formulations[0].task.main_metric
+    return SeedResults(metric, dev, best, read[0].get("baselines", {}))
 
 
 def finite_or_none(value: float) -> float | None:

@@ -109,14 +109,25 @@ def begins_with_labels(file: LabelledFile) -> bool:
 
 def first_spec(file: LabelledFile) -> FileSpec | None:
     """Return the spec of the first format that recognises a file."""
+    check_not_empty(file)
+    return next((spec for format in all_formats() if (spec := format.detect(file))), None)
+
+
+def check_not_empty(file: LabelledFile) -> None:
+    """Refuse a file without lines or records."""
     blank = not any(line.strip() for line in file.sample_lines)
     if blank or (file.is_json and not file.sample_records):
         raise UserError(f"{file} is empty: pass a file with labelled rows")
-    return next((spec for format in all_formats() if (spec := format.detect(file))), None)
 
 
 def spec_of_columns(file: LabelledFile, columns: Columns, task: str | None) -> FileSpec:
     """Return how a file is read whose columns are given."""
+    check_not_empty(file)
+    if task == "tag" and len(columns.texts) > 1:
+        raise UserError(
+            f"{file.option('columns', str(columns))}: a tagger reads one column of words; use the "
+            "word and the tag, such as 1,2"
+        )
     if task == "tag":
         return conll_spec(columns)
     if task not in (None, "classify", "regress", "write"):
@@ -160,7 +171,7 @@ def unused_columns(file: LabelledFile, spec: FileSpec) -> list[str]:
         names = [*file.first_record] if isinstance(file.first_record, dict) else []
         used |= {name.partition(".")[0] for name in used}
         return [name for name in names if name not in used]
-    first = [name.strip() for name in file.sample_cells[0]]
+    first = [name.strip() for row in file.sample_cells[:1] for name in row]
     names = first if spec.header else [str(n) for n in range(1, len(first) + 1)]
     return [name for n, name in enumerate(names, 1) if not {name, str(n)} & used]
 
@@ -239,6 +250,8 @@ def has_header(rows: Sequence[Sequence[str]]) -> bool:
 
 def columns_by_content(rows: Sequence[Sequence[str]]) -> Columns | None:
     """Find the texts and the label by the contents of the columns, as numbers from 1."""
+    if not rows:
+        return None
     width = Counter(map(len, rows)).most_common(1)[0][0]
     complete = [row for row in rows if len(row) >= width]
     columns = [[row[n].strip() for row in complete] for n in range(width)]

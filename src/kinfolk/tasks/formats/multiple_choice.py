@@ -78,8 +78,12 @@ def write_multiple_choice(predictions: Predictions) -> Iterator[str]:
 def _questions(row: Any, where: str) -> Iterator[dict[str, Any]]:
     """Split a passage with several questions: C3's lists, and RACE's own files."""
     if isinstance(row, list):  # [[lines], [questions], id]
-        if len(row) < 2 or not all(isinstance(part, list) for part in row[:2]):
-            raise UserError(f"{where} is {preview(row)}: a list must be [[lines], [questions], id]")
+        lists = len(row) > 1 and all(isinstance(part, list) for part in row[:2])
+        if not lists or not all(isinstance(question, dict) for question in row[1]):
+            raise UserError(
+                f"{where} is {preview(row)}: a list must be [[lines], [questions], id], each "
+                "question an object"
+            )
         for question in row[1]:
             yield {"context": "\n".join(as_text_list(row[0], "lines", where)), **question}
         return

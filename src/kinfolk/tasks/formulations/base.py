@@ -51,7 +51,7 @@ class TaskTargets(TensorTree):
     weight: Tensor  # of each target
     teacher_probs: Tensor | None = None  # soft targets
     tokens: TokenTargets | None = None  # tokens to predict
-    example_ids: Tensor | None = None  # the example of each of these tokens
+    example_ids: Tensor | None = None  # of these tokens, or of those read for a mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,6 +223,13 @@ def segment_log_softmax(scores: Tensor, index: Tensor, segments: int) -> Tensor:
     shifted = scores - maximum[index]
     total = scores.new_zeros(segments).index_add(0, index, shifted.exp())
     return shifted - total.log()[index]
+
+
+def segment_mean(values: Tensor, index: Tensor, segments: int) -> Tensor:
+    """Return the mean of the values of each segment: (values, size) -> (segments, size)."""
+    total = values.new_zeros(segments, values.shape[1]).index_add(0, index, values)
+    counts = values.new_zeros(segments).index_add(0, index, values.new_ones(len(values)))
+    return total / counts[:, None]
 
 
 def softmax(scores: RawScores) -> RawScores:

@@ -1,10 +1,11 @@
 """Choose and build the formulation of a family for a task, and the network that it needs."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Protocol
 
 from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
+from kinfolk.nn.language_model import Pooling
 from kinfolk.nn.task_heads import FIXED_LABELS, ModelWithHeadConfig, pooling_of
 from kinfolk.tasks.formulations.base import Formulation
 from kinfolk.tasks.formulations.coreference_head import MentionRanking
@@ -135,15 +136,26 @@ def build_formulation(
     return formulation(**{n: value for n, value in (derived | given).items() if n in names})
 
 
+def with_mean_pooling(formulation: Formulation) -> Formulation:
+    """Return the formulation with a head over the mean of all tokens of a text."""
+    if isinstance(formulation, SequenceHead) and not isinstance(formulation, CausalHead):
+        return replace(formulation, mean_pooling=True)
+    raise UserError(
+        f"--pooling mean does not apply to the formulation {formulation.name!r} of "
+        f"{formulation.task.kind} tasks, whose head does not score a text of an encoder: remove it"
+    )
+
+
 def model_config(formulation: Formulation, config: Any, *, dropout: float = 0.1) -> Any:
     """Return the config of the network that a formulation needs, with a head or as it is."""
     if formulation.head is None:
         return config
+    mean = isinstance(formulation, SequenceHead) and formulation.mean_pooling
     return ModelWithHeadConfig(
         backbone=config,
         head=formulation.head,
         labels=FIXED_LABELS.get(formulation.head, formulation.task.head_labels),
-        pooling=pooling_of(config),
+        pooling=Pooling(token="mean") if mean else pooling_of(config),
         regression=formulation.task.output == "number",
         dropout=dropout,
     )

@@ -29,6 +29,7 @@ from kinfolk.tasks.formulations.base import (
     read_hidden,
     read_instance_index,
     segment_log_softmax,
+    segment_mean,
     softmax,
     split_by_instance,
     stack_soft_targets,
@@ -87,7 +88,9 @@ class LabelHead(Formulation):
 
 @config("sequence_head")
 class SequenceHead(LabelHead):
-    """A head on one hidden state per text: classes, a number, or a score per option."""
+    """A head on one vector per text: classes, a number, or a score per option."""
+
+    mean_pooling: bool = False  # of the hidden states of all tokens; else one token is read
 
     name = "head"
     outputs = ("label", "number", "option")
@@ -145,12 +148,15 @@ class SequenceHead(LabelHead):
         """Return the example of texts that fit."""
         assert self.frame is not None, "overridden for decoders"
         templated = apply_template(self.frame, tokenizer.special_tokens, texts)
-        return templated.example(np.array([templated.cls_index]))
+        everything = np.arange(len(templated.ids))
+        return templated.example(
+            everything if self.mean_pooling else everything[[templated.cls_index]]
+        )
 
     def targets(
         self, instances: Sequence[Instance], examples: Sequence[Example], collated: Collated
     ) -> TaskTargets:
-        """Score one hidden state per example."""
+        """Score one vector per example."""
         index = instance_index(instances)
         number = self.task.output == "number"
         unknown = float("nan") if number else IGNORE_INDEX
@@ -162,7 +168,11 @@ class SequenceHead(LabelHead):
             target = offset_targets(target, index)
         weight = torch.ones(len(target)) if number else self.weights_of(target)
         soft = stack_soft_targets(instances)
-        return TaskTargets(collated.read_positions(examples), index, target, weight, soft)
+        read_at, owners = collated.read_positions(examples), None
+        if self.mean_pooling:
+            sizes = torch.tensor([len(example.read_positions) for example in examples])
+            owners = torch.repeat_interleave(torch.arange(len(examples)), sizes)
+        return TaskTargets(read_at, index, target, weight, soft, example_ids=owners)
 
     def loss(self, model: Any, batch: Batch[TaskTargets], /) -> Loss:
         """Sum -log p(class or option), or the squared error of a number."""
@@ -171,7 +181,10 @@ class SequenceHead(LabelHead):
 
     def pooled_logits(self, model: Any, hidden: Tensor, targets: TaskTargets) -> Tensor:
         """Return the logits of each text or option: (examples, classes)."""
-        return model.logits(read_hidden(hidden, targets)).float()
+        states = read_hidden(hidden, targets)
+        if targets.example_ids is not None:
+            states = segment_mean(states, targets.example_ids, len(targets.instance_ids))
+        return model.logits(states).float()
 
     def loss_sum(self, logits: Tensor, targets: TaskTargets) -> Tensor:
         """Return the summed loss of logits."""

@@ -1,0 +1,208 @@
+"""Baselines of labelled rows: the most frequent answer, and models that count words.
+
+They take seconds, are scored on the dev rows of a fine-tuning run, and show what it is worth.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kinfolk.metrics.tfidf import TfidfClassifier, TfidfRegressor
+from kinfolk.rng import Stream, generator
+from kinfolk.tasks.rows import (
+    CompletionRow,
+    LabelledText,
+    MultipleChoiceRow,
+    Row,
+    SourceTarget,
+    TaggedSentence,
+)
+from kinfolk.tasks.task import Prediction, Task, TaskOutput
+
+# Work of a baseline: training rows are left out above it. Text is what an n-gram model counts,
+# classes are what its weights are fitted for.
+MAX_CHARACTERS = 3_000_000
+MAX_SCORES = 1_000_000  # rows times classes
+TITLES = {
+    "majority": "majority",
+    "mean": "mean",
+    "tfidf": "TF-IDF",
+    "word_tag": "tag per word",
+    "copy": "copy of input",
+}
+STANDARD_ERRORS = 2.0  # between a score and the majority, below which nothing was learned
+
+Predict = Callable[[Sequence[Any]], list[Any]]  # a value for each row
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A model that needs no network, and its scores on dev rows."""
+
+    name: str  # a key of TITLES
+    scores: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """The baselines of a task on its dev rows."""
+
+    models: tuple[Baseline, ...] = ()
+    rows: int = 0  # training rows that they were fitted on
+    all_rows: int = 0
+
+    @property
+    def scores(self) -> dict[str, dict[str, float]]:
+        """The scores by the name of the baseline, then by metric."""
+        return {model.name: model.scores for model in self.models}
+
+
+def fit_baselines(task: Task, train: Sequence[Any], dev: Sequence[Any]) -> Baselines:
+    """Fit the baselines of a task on training rows, and score them on dev rows."""
+    fits = {
+        name: fit
+        for output, row_type, name, fit in FITS
+        if output == task.output and isinstance(train[0], row_type)
+    }
+    if not fits or not dev:
+        return Baselines()
+    rows = limit_rows(task, train)
+    models = []
+    for name, fit in fits.items():
+        values = fit(task, rows)(dev)
+        models.append(Baseline(name, task.evaluate(dev, [Prediction(value) for value in values])))
+    return Baselines(tuple(models), len(rows), len(train))
+
+
+def limit_rows(task: Task, rows: Sequence[Any]) -> Sequence[Any]:
+    """Draw as many rows as a baseline reads in a few seconds, the same ones every time."""
+    mean = sum(len(row.texts_and_labels[0]) for row in rows) / len(rows)
+    limit = int(min(MAX_CHARACTERS / max(1, mean), MAX_SCORES / max(1, len(task.labels))))
+    if len(rows) <= limit:
+        return rows
+    drawn = generator(0, Stream.SUBSAMPLE).permutation(len(rows))[:limit]
+    return [rows[index] for index in sorted(drawn.tolist())]
+
+
+def majority(task: Task, rows: Sequence[Any]) -> Predict:
+    """Predict the most frequent reference."""
+    best = most_frequent(task.reference(row) for row in rows)
+    return lambda dev: [best] * len(dev)
+
+
+def majority_option(task: Task, rows: Sequence[Any]) -> Predict:
+    """Predict the most frequent index, or the last option of a row with fewer."""
+    best = most_frequent(row.label for row in rows)
+    return lambda dev: [min(best, len(row.options) - 1) for row in dev]
+
+
+def majority_tag(task: Task, rows: Sequence[Any]) -> Predict:
+    """Predict the most frequent tag for every word."""
+    best = most_frequent(tag for row in rows for tag in row.tags)
+    return lambda dev: [(best,) * len(row.words) for row in dev]
+
+
+def tag_per_word(task: Task, rows: Sequence[Any]) -> Predict:
+    """Predict the most frequent tag of each word, and of all words for one that is unknown."""
+    best = most_frequent(tag for row in rows for tag in row.tags)
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for row in rows:
+        for word, tag in zip(row.words, row.tags, strict=True):
+            counts[word][tag] += 1
+    tags = {word: most_frequent(count.elements()) for word, count in counts.items()}
+    return lambda dev: [tuple(tags.get(word, best) for word in row.words) for row in dev]
+
+
+def mean_number(task: Task, rows: Sequence[Any]) -> Predict:
+    """Predict the mean of the numbers."""
+    mean = sum(task.reference(row) for row in rows) / len(rows)
+    return lambda dev: [mean] * len(dev)
+
+
+def tfidf_label(task: Task, rows: Sequence[Any]) -> Predict:
+    """Predict a class by logistic regression."""
+    model = TfidfClassifier.fit([row.texts for row in rows], [task.reference(row) for row in rows])
+    return lambda dev: model.predict([row.texts for row in dev])
+
+
+def tfidf_number(task: Task, rows: Sequence[Any]) -> Predict:
+    """Predict a number by ridge regression."""
+    model = TfidfRegressor.fit([row.texts for row in rows], [task.reference(row) for row in rows])
+    return lambda dev: [*model.predict([row.texts for row in dev])]
+
+
+def copy_source(task: Task, rows: Sequence[Any]) -> Predict:
+    """Predict the source itself."""
+    return lambda dev: [row.source for row in dev]
+
+
+# By the type of prediction and of the rows; the constant prediction first.
+FITS: tuple[tuple[TaskOutput, type[Row], str, Callable[[Task, Sequence[Any]], Predict]], ...] = (
+    ("label", Row, "majority", majority),
+    ("label", LabelledText, "tfidf", tfidf_label),
+    ("number", Row, "mean", mean_number),
+    ("number", LabelledText, "tfidf", tfidf_number),
+    ("option", MultipleChoiceRow, "majority", majority_option),
+    ("tags", TaggedSentence, "majority", majority_tag),
+    ("tags", TaggedSentence, "word_tag", tag_per_word),
+    ("text", SourceTarget, "copy", copy_source),
+    ("word", CompletionRow, "majority", majority),
+)
+
+
+def most_frequent(values: Any) -> Any:
+    """Return the most frequent value; of equally frequent ones the first."""
+    return Counter(values).most_common(1)[0][0]
+
+
+def baseline_messages(
+    task: Task, baselines: Baselines, dev: Sequence[Any], scores: Mapping[str, float]
+) -> list[str]:
+    """Return warnings about a dev score near the majority or below word counts."""
+    messages = []
+    if baselines.rows < baselines.all_rows:
+        messages.append(
+            f"baselines are fitted on {baselines.rows:,} of {baselines.all_rows:,} training rows, "
+            "to take seconds"
+        )
+    if warning := majority_warning(task, baselines, dev, scores):
+        messages.append(warning)
+    main = task.main_metric
+    better = [
+        model
+        for model in baselines.models[1:]
+        if main in scores and task.normalized(model.scores[main]) > task.normalized(scores[main])
+    ]
+    messages += [
+        f"the baseline {TITLES[model.name]}, which takes seconds, has a higher dev {main} "
+        f"({model.scores[main]:.4f}) than the model ({scores[main]:.4f}): see "
+        "'With ten minutes of CPU' in docs/tasks.md"
+        for model in better
+    ]
+    return messages
+
+
+def majority_warning(
+    task: Task, baselines: Baselines, dev: Sequence[Any], scores: Mapping[str, float]
+) -> str:
+    """Return a warning where a score is within two standard errors of a constant prediction."""
+    name = "accuracy" if task.output != "number" else "pearson"
+    if not baselines.models or name not in baselines.models[0].scores or name not in scores:
+        return ""
+    constant = baselines.models[0]
+    count = sum(len(row.words) for row in dev) if task.output == "tags" else len(dev)
+    share = constant.scores[name]
+    # Of a share of rows; of a correlation that is 0.
+    variance = 1.0 if task.output == "number" else max(share * (1 - share), 1 / count)
+    error = math.sqrt(variance / count)
+    if scores[name] > share + STANDARD_ERRORS * error:
+        return ""
+    things = "words" if task.output == "tags" else "rows"
+    return (
+        f"warning: dev {name} {scores[name]:.4f} is within two standard errors of a constant "
+        f"prediction ({TITLES[constant.name]}: {share:.4f}, standard error {error:.4f} on "
+        f"{count:,} dev {things}): the model may have learned nothing; train longer (--epochs), "
+        "raise --lr, start from a pretrained model, or use more dev rows"
+    )
