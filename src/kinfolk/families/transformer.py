@@ -47,10 +47,7 @@ class TransformerConfig(ModelConfig):
     hidden_size: int = model_field("hidden_size", 512)
     num_layers: int = field(default=6, ge=1, le=MAX_LAYERS, help="number of encoder layers")
     num_decoder_layers: int | None = field(
-        default=None,
-        ge=1,
-        le=MAX_LAYERS,
-        help="number of decoder layers; None is as many as the encoder has",
+        default=None, ge=1, le=MAX_LAYERS, help="number of decoder layers; None is the encoder's"
     )
     num_heads: int = model_field("num_heads", 8)
     intermediate_size: int | None = model_field("intermediate_size", None)
@@ -65,9 +62,7 @@ class TransformerConfig(ModelConfig):
         default="interleaved",
         help="sines and cosines in turn (the paper), in halves (Marian), or as in fairseq",
     )
-    first_position: int = field(
-        default=0, ge=0, le=MAX_TOKENS, help="position of the first token (fairseq: 2)"
-    )
+    first_position: int = field(default=0, ge=0, le=MAX_TOKENS, help="first position (fairseq: 2)")
     decoder_start_token_id: int = model_field("decoder_start_token_id", 0)
     dropout: float = model_field("dropout", 0.1)
     attention_dropout: float = model_field("attention_dropout", 0.0)
