@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 import pytest
 
 import kinfolk
-from kinfolk import UserError
+from kinfolk import Corpus, UserError
 from kinfolk.nn.language_model import LanguageModel
 from support.runs import Home
 
@@ -241,6 +241,12 @@ def wrong_calls(home: Home, run: Path, tuned: Path, out: Path) -> dict[str, Call
         "model is of type GPT2: give the folder of a run": lambda: kinfolk.evaluate(
             untyped(model), text="a text"
         ),
+        "is the name of a file: use file=": lambda: kinfolk.evaluate(run, text=str(home.text)),
+        "task_index=2: ": lambda: kinfolk.predict(tuned, "a text", task_index=2),
+        "task_index=0: ": lambda: kinfolk.load_predictor(tuned, task_index=0),
+        "the model was fine-tuned: its task head predicts labels": lambda: kinfolk.fill(
+            tuned, "a [MASK]"
+        ),
         "text is empty": lambda: kinfolk.evaluate(run, text=" "),
         "length 3 is too short": lambda: kinfolk.evaluate(run, text="a text", length=3),
         "length does not apply to test": lambda: untyped(kinfolk.evaluate)(
@@ -278,7 +284,7 @@ def wrong_calls(home: Home, run: Path, tuned: Path, out: Path) -> dict[str, Call
         "files holds a value of type int: give paths": lambda: kinfolk.train_tokenizer(
             [untyped(3)]
         ),
-        "holdout 2: it must be at least 0": lambda: kinfolk.prepare(
+        "holdout 2: it must be a fraction": lambda: kinfolk.prepare(
             home.text, tokenizer, out, holdout=2
         ),
     }
@@ -300,3 +306,21 @@ def test_a_wrong_argument_gets_a_sentence_about_parameters(
         assert " --" not in message, "a parameter, not an option of the command line"
         assert "\n" not in message
         assert not (tmp_path / "new").exists()
+
+
+def test_prepare_takes_one_file_to_decontaminate_with_and_a_percentage(
+    home: Home, tmp_path: Path
+) -> None:
+    documents = home.text.read_text(encoding="utf-8").split("\n\n")
+    longest = max(documents, key=len)
+    (tmp_path / "test.txt").write_text(longest, encoding="utf-8")
+    whole, clean = (
+        kinfolk.prepare(home.text, home.tokenizer, tmp_path / name, holdout="10%", **more)
+        for name, more in (("a", {}), ("b", {"decontaminate": str(tmp_path / "test.txt")}))
+    )
+    assert (tmp_path / "a" / "holdout").is_dir()
+    count = [
+        corpus.documents + Corpus.open(corpus.folder / "holdout").documents
+        for corpus in (whole, clean)
+    ]
+    assert count[1] < count[0] == len(documents)

@@ -46,7 +46,7 @@ OBJECTIVES = {
     for member in families().values()
     for name in member.objectives
 }
-TOKEN_IDS = ("decoder_start_token_id", "padding_idx")
+TOKEN_IDS = ("decoder_start_token_id", "padding_idx", "first_position")
 
 
 @config("test_inner", group="test")
@@ -423,7 +423,7 @@ def test_a_file_is_named_where_it_cannot_be_read(tmp_path: Path) -> None:
     ("setting", "said"),
     [
         ("steps=0", "train.steps=0: it must be at least 1"),
-        ("batch_size=0", "train.batch_size=0: it must be from 1 to 16777216"),
+        ("batch_size=0", "train.batch_size=0: it must be at least 1"),
         (
             "batch_size=100000000000000",
             "train.batch_size=100000000000000: it must be from 1 to 16777216",
@@ -443,18 +443,18 @@ def test_a_file_is_named_where_it_cannot_be_read(tmp_path: Path) -> None:
         ("decay_ratio=1.5", "train.decay_ratio=1.5: it must be from 0 to 1"),
         ("weight_decay=-1", "it must be at least 0"),
         ("betas=0.9,1.0", r"train.betas=0.9,1.0: it must be from 0 to less than 1"),
-        ("eps=-1e-8", "it must be at least 0"),
+        ("eps=-1e-8", "it must be from 0 to 1"),
         ("grad_clip=-1", "it must be at least 0"),
         ("grad_clip=nan", "it must be a number"),
-        ("seed=-1", "train.seed=-1: it must be from 0 to 9223372036854775807"),
+        ("seed=-1", "train.seed=-1: it must be at least 0"),
         ("seed=9223372036854775808", "it must be from 0 to 9223372036854775807"),
         ("save_every=0", "it must be at least 1"),
         ("keep_checkpoints=0", "it must be at least 1"),
         ("eval_every=0", "it must be at least 1"),
         ("eval_batches=0", "it must be at least 1"),
         ("precision=half", "it must be auto, float32 or bfloat16"),
-        ("workers=-1", "train.workers=-1: it must be from 0 to 1024"),
-        ("workers=100000000000", "it must be from 0 to 1024"),
+        ("workers=-1", "train.workers=-1: it must be at least 0"),
+        ("workers=100000000000", "it must be from 0 to 256"),
         ("learning_rate=1", r"train.learning_rate: no field 'learning_rate': did you mean lr\?"),
     ],
 )
@@ -489,12 +489,14 @@ def test_fine_tuning_settings_outside_their_range_are_refused(setting: str, said
 
 @pytest.mark.parametrize("value", SIZES.values(), ids=SIZES)
 def test_sizes_and_rates_of_every_network_have_a_range(value: Any) -> None:
-    """Counts are 1 or more, rates of dropout less than 1; a token id may be 0."""
+    """Counts are 1 or more and bounded, rates of dropout less than 1; a token id may be 0."""
     for one in dataclasses.fields(value):
         number = getattr(value, one.name)
         if type(number) is int:
-            with pytest.raises(UserError, match=rf"model.{one.name}=-1: it must be at least \d"):
-                dataclasses.replace(value, **{one.name: -1})
+            for wrong in (-1, 10**12, 2**64):
+                sentence = rf"model.{one.name}={wrong}: it must be (at least|from) \d+"
+                with pytest.raises(UserError, match=sentence):
+                    dataclasses.replace(value, **{one.name: wrong})
         if type(number) is float:
             with pytest.raises(UserError, match=rf"model.{one.name}=-1.0: it must be"):
                 dataclasses.replace(value, **{one.name: -1.0})
@@ -504,7 +506,7 @@ def test_sizes_and_rates_of_every_network_have_a_range(value: Any) -> None:
             with pytest.raises(UserError, match=rf"model.{one.name}=1: it must be from 0 to less"):
                 dataclasses.replace(value, **{one.name: 1})
         if type(number) is int and one.name not in TOKEN_IDS:
-            with pytest.raises(UserError, match=rf"model.{one.name}=0: it must be at least [12]"):
+            with pytest.raises(UserError, match=rf"model.{one.name}=0: it must be at least [124]"):
                 dataclasses.replace(value, **{one.name: 0})
 
 

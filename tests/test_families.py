@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -222,3 +223,22 @@ def test_a_second_family_of_one_name_and_a_config_of_another_are_refused() -> No
         register(replace(family("gpt2")))
     with pytest.raises(ValueError, match="'other' has configs registered as own_family"):
         replace(own_family.FAMILY, name="other")
+
+
+def test_a_family_file_without_a_line_in_the_index_is_told_what_to_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.py").write_text("")
+    monkeypatch.setattr(kinfolk.families, "INDEX_FILE", tmp_path / "index.json")
+    for check in (check_name, family):
+        with pytest.raises(UserError, match=r"own.py is not in .*: run python -m kinfolk.families"):
+            check("own")
+
+
+def test_a_map_and_a_network_that_differ_are_told_by_the_parameter() -> None:
+    gpt2: Any = family("gpt2")
+    c = gpt2.sizes["nano"]
+    state = c.build().state_dict()
+    del state["final_norm.bias"]
+    with pytest.raises(AssertionError, match=r"the network or its map lacks final_norm\.bias"):
+        gpt2.hf.parameters(c).to_hf(state)

@@ -13,7 +13,7 @@ Data
     prepare           tokenize text files into a corpus
     task_dataset      describe labelled rows: files, lists of dictionaries or DataFrames
 Models
-    families          package: families(), family(name), register(FAMILY)
+    families          families.families(), families.family(name), families.register(FAMILY)
     load, save        a model and its tokenizer from and to a folder
     logits            scores of one sequence of token ids
 Training
@@ -28,8 +28,8 @@ Use
     load_predictor    a fine-tuned model for many calls of predict
     evaluate          likelihood of a text, or scores on labelled rows
 
-Types: Callback, Corpus, FineTuneConfig, Prediction, Recipe, TaskDataset, Tokenizer, TrainConfig,
-UserError. `help(kinfolk.pretrain)` describes one function.
+Types: Callback, Corpus, FineTuneConfig, GenerationConfig, Prediction, Recipe, TaskDataset,
+Tokenizer, TrainConfig, UserError. `help(kinfolk.pretrain)` describes one function.
 """
 
 from importlib import import_module
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from kinfolk.data.corpus import Corpus
     from kinfolk.data.prepare import prepare, train_tokenizer
     from kinfolk.errors import UserError
+    from kinfolk.generation.config import GenerationConfig
     from kinfolk.tasks.dataset import TaskDataset, task_dataset
     from kinfolk.tasks.task import Prediction
     from kinfolk.text.tokenizer import Tokenizer
@@ -59,6 +60,7 @@ __all__ = [
     "Callback",
     "Corpus",
     "FineTuneConfig",
+    "GenerationConfig",
     "Prediction",
     "Recipe",
     "TaskDataset",
@@ -88,6 +90,7 @@ _MODULES = {
     "data.corpus": ["Corpus"],
     "data.prepare": ["prepare", "train_tokenizer"],
     "errors": ["UserError"],
+    "generation.config": ["GenerationConfig"],
     "tasks.dataset": ["TaskDataset", "task_dataset"],
     "tasks.task": ["Prediction"],
     "text.tokenizer": ["Tokenizer"],

@@ -21,6 +21,7 @@ from kinfolk.errors import UserError
 from kinfolk.synonyms import SAME_VALUES, SYNONYMS
 
 T = TypeVar("T")
+MAX_SHOWN = 200  # characters of a wrong value in a sentence
 TYPE = "type"  # the key under which JSON holds the registered name of a dataclass
 
 # A family's config has the name of the family and of its module.
@@ -125,15 +126,14 @@ def config(name: str, *, group: str = "", kw_only: bool = True) -> Callable[[typ
         register(name, cls.__module__, group=group)
         if name in CLASSES and CLASSES[name].__qualname__ != cls.__qualname__:
             raise ValueError(f"{name!r} is the registered name of {CLASSES[name].__qualname__}")
-        rules = vars(cls).get("__post_init__")
-        if rules is not None or not hasattr(cls, "__post_init__"):
+        own = (vars(base) for base in cls.__mro__ if "__post_init__" in vars(base))
+        rules = next(own, {"__post_init__": lambda self: None})["__post_init__"]
 
-            def checked(self: Any) -> None:
-                check_fields(self)
-                if rules is not None:
-                    rules(self)
+        def checked(self: Any) -> None:
+            check_fields(self)
+            rules(self)
 
-            cls.__post_init__ = checked  # type: ignore[attr-defined]
+        cls.__post_init__ = checked  # type: ignore[attr-defined]
         CLASSES[name] = dataclasses.dataclass(frozen=True, kw_only=kw_only)(cls)
         return CLASSES[name]
 
@@ -154,6 +154,12 @@ def register(name: str, module: str, *, group: str = "") -> None:
     TYPES.setdefault(group, {})[name] = module
 
 
+def set_group(name: str, group: str) -> None:
+    """Put a registered name into a group, if it was declared without one."""
+    if name in TYPES[""]:
+        TYPES[group][name] = TYPES[""].pop(name)
+
+
 def type_name(value: Any) -> str:
     """Return the registered name of a value or a class."""
     cls = value if isinstance(value, type) else type(value)
@@ -170,13 +176,7 @@ def type_name(value: Any) -> str:
 def check_fields(value: Any) -> None:
     """Check types and ranges of all fields of a configuration."""
     for name, declared in describe(type(value)).items():
-        current = getattr(value, name)
-        if not _fits(current, declared.hint):
-            words = _words(declared.hint)
-            raise UserError(f"{_place(value)}{name}={current!r}: it must be {words}")
-        if not declared.in_range(current):
-            bounds = _range(declared.bounds)
-            raise UserError(f"{_place(value)}{name}={as_text(current)}: it must be {bounds}")
+        declared.check(getattr(value, name), f"{_place(value)}{name}")
 
 
 # Reading and writing
@@ -199,6 +199,20 @@ def from_json(value: Any, *, group: str | None = None) -> Any:
     if not isinstance(value, dict):
         return convert(value, Any, "")
     return _build(value, "", group=group)
+
+
+def from_fields(cls: type[T], value: Mapping[str, Any], path: str) -> T:
+    """Build a configuration from the fields that a JSON object has; others are left aside."""
+    fields = describe(cls)
+    values: dict[str, Any] = {}
+    for name, declared in fields.items():
+        inner = f"{path}{name}"
+        if name in value:
+            values[name] = convert(value[name], declared.hint, inner, group=declared.group)
+            declared.check(values[name], inner)
+        elif declared.default is dataclasses.MISSING:
+            raise UserError(f"{inner} is missing: it must be {_words(declared.hint)}")
+    return cls(**values)
 
 
 def write_json(value: Any, path: Path) -> None:
@@ -224,12 +238,19 @@ def read_type(path: Path, *, group: str = "recipe") -> str:
 
 def apply_overrides(value: T, settings: Sequence[str]) -> T:
     """Set fields by their paths: `apply_overrides(recipe, ["train.steps=500"])`."""
+    changes: dict[str, Any] = {}
     for setting in settings:
         path, equals, text = setting.partition("=")
         if not equals:
             raise UserError(f"{setting!r} is not a setting: write field.path=value")
-        value = _override(value, path.split("."), text, f"{_place(value)}{path}")
-    return value
+        *groups, name = path.split(".")
+        inner = changes
+        for group in groups:
+            inner = inner.setdefault(group, {})
+            if not isinstance(inner, dict):
+                raise UserError(f"{setting}: {group} is set to a value before")
+        inner[name] = text
+    return _override(value, changes, _place(value))
 
 
 def as_settings(values: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -240,6 +261,11 @@ def as_settings(values: Mapping[str, Any], prefix: str = "") -> list[str]:
 def as_text(value: Any) -> str:
     """Return a value as overrides write it: `0.9,0.98`."""
     return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+
+
+def shorten(text: str) -> str:
+    """Return the beginning of a text that is too long for a sentence."""
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def convert(value: Any, hint: Any, path: str, *, text: bool = False, group: str = "") -> Any:
@@ -254,17 +280,17 @@ def convert(value: Any, hint: Any, path: str, *, text: bool = False, group: str 
         return _convert_tuple(value, hint, path, text, group)
     if text and (hint is Any or dataclasses.is_dataclass(hint)):
         raise UserError(f"{path} is a group of fields: set one of them, such as {path}.NAME=VALUE")
-    if hint is Any and not isinstance(value, dict):
+    if hint is Any and not group and not isinstance(value, dict):
         return tuple(convert(v, Any, path) for v in value) if isinstance(value, list) else value
     if hint is Any or dataclasses.is_dataclass(hint):
         if not isinstance(value, dict):
-            raise UserError(f"{path}={value!r}: it must be {_words(hint)}")
+            raise UserError(f"{path}={_shown(value)}: it must be {_words(hint)}")
         return _build(value, f"{path}.", group=group or None, hint=hint)
     if text:
         value = _parse(value, hint)
     if not _fits(value, hint):
-        shown = value if text else repr(value)
-        raise UserError(f"{path}={shown}: it must be {_words(hint)}")
+        shown = as_text(value) if text else _shown(value)
+        raise UserError(f"{path}={shorten(shown)}: it must be {_words(hint)}")
     return value  # an int stays an int in a float field: files are written unchanged
 
 
@@ -304,12 +330,23 @@ class FieldInfo:
         """The type and the range in words."""
         return f"{_words(self.hint)}, {_range(self.bounds)}" if self.bounds else _words(self.hint)
 
-    def in_range(self, value: Any) -> bool:
-        """Return whether a number, or each number of a tuple, is in the range."""
-        if not self.bounds:
-            return True
-        numbers = value if isinstance(value, tuple) else (value,)
-        return all(_inside(n, **self.bounds) for n in numbers if type(n) in (int, float))
+    def check(self, value: Any, label: str, text: str = "") -> None:
+        """Refuse a value of another type or out of range.
+
+        The sentence names the field by `label`, and shows the `text` that was parsed if given.
+        """
+        if not _fits(value, self.hint):
+            raise UserError(f"{label}={_shown(value)}: it must be {_words(self.hint)}")
+        for number in value if isinstance(value, tuple) else (value,):
+            if type(number) in (int, float) and not _inside(number, **self.bounds):
+                shown = shorten(text) or _shown(value)
+                raise UserError(f"{label}={shown}: it must be {self._broken_range(number)}")
+
+    def _broken_range(self, number: float) -> str:
+        """Return the range in words; of a wide one only the bound that a number breaks."""
+        low = {k: b for k, b in self.bounds.items() if k in ("ge", "gt")}
+        wide = any(bound > 1 for name, bound in self.bounds.items() if name in ("le", "lt"))
+        return _range(low if wide and low and not _inside(number, **low) else self.bounds)
 
 
 _DESCRIBED: dict[type[Any], dict[str, FieldInfo]] = {}
@@ -330,8 +367,7 @@ def parse_field(cls: type[Any], name: str, text: str, label: str) -> Any:
     """Return the value of a field from text, checked; `label` names the field in errors."""
     declared = describe(cls)[name]
     value = convert(text, declared.hint, label, text=True)
-    if not declared.in_range(value):
-        raise UserError(f"{label}={text}: it must be {_range(declared.bounds)}")
+    declared.check(value, label, text)
     return value
 
 
@@ -367,22 +403,11 @@ def _build(value: dict[str, Any], path: str, *, group: str | None, hint: Any = A
     cls = _class(name) if isinstance(name, str) and name in expected else None
     if cls is None or (hint is not Any and not issubclass(cls, hint)):
         raise UserError(f"{where}unknown type {name!r}: {did_you_mean(str(name), expected)}")
-    fields = describe(cls)
     for key in value:
-        if key != TYPE and key not in fields:
-            raise UserError(f"{path}{key}: no field {key!r}: {did_you_mean(key, [*fields])}")
-    values: dict[str, Any] = {}
-    for f in dataclasses.fields(cls):
-        declared, inner = fields[f.name], f"{path}{f.name}"
-        if f.name in value:
-            item = convert(value[f.name], declared.hint, inner, group=declared.group)
-            if not declared.in_range(item):
-                bounds = _range(declared.bounds)
-                raise UserError(f"{inner}={as_text(item)}: it must be {bounds}")
-            values[f.name] = item
-        elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
-            raise UserError(f"{inner} is missing: it must be {_words(declared.hint)}")
-    return cls(**values)
+        if key != TYPE and key not in describe(cls):
+            close = did_you_mean(key, [*describe(cls)])
+            raise UserError(f"{path}{key}: no field {key!r}: {close}")
+    return from_fields(cls, value, path)
 
 
 def _class(name: str) -> type[Any] | None:
@@ -400,7 +425,7 @@ def _read_object(path: Path, group: str) -> dict[str, Any]:
         value = _read_yaml(text, path) if path.suffix in (".yaml", ".yml") else json.loads(text)
     except FileNotFoundError:
         raise UserError(f"{path.parent} is not a run: it has no {path.name}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON: {error}") from None
     if not isinstance(value, dict) or TYPE not in value:
         expected = ", ".join(_names(group))
@@ -421,18 +446,31 @@ def _read_yaml(text: str, path: Path) -> Any:
         raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
 
 
-def _override(value: Any, path: list[str], text: str, full_path: str) -> Any:
-    name, *rest = path
+def _override(value: T, changes: Mapping[str, Any], place: str) -> T:
+    """Set fields from text, all at once: rules between fields hold for the result only."""
+    if not changes:
+        return value
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
-        raise UserError(f"{full_path}: {name!r} is not a field: the value before it has no fields")
-    fields = describe(type(value))
-    if name not in fields:
-        raise UserError(f"{full_path}: no field {name!r}: {did_you_mean(name, [*fields])}")
-    if rest:
-        new = _override(getattr(value, name), rest, text, full_path)
-    else:
-        new = parse_field(type(value), name, text, full_path)
-    return dataclasses.replace(value, **{name: new})
+        name = next(iter(changes))
+        path = _first_path(changes, place)
+        raise UserError(f"{path}: {name!r} is not a field: the value before it has no fields")
+    fields, new = describe(type(value)), {}
+    for name, change in changes.items():
+        path = f"{place}{name}"
+        if name not in fields:
+            full = _first_path({name: change}, place)
+            raise UserError(f"{full}: no field {name!r}: {did_you_mean(name, [*fields])}")
+        if isinstance(change, str):
+            new[name] = parse_field(type(value), name, change, path)
+        else:
+            new[name] = _override(getattr(value, name), change, f"{path}.")
+    return dataclasses.replace(value, **new)
+
+
+def _first_path(changes: Mapping[str, Any], place: str) -> str:
+    """Return the path of the first of some overrides."""
+    name, change = next(iter(changes.items()))
+    return f"{place}{name}" if isinstance(change, str) else _first_path(change, f"{place}{name}.")
 
 
 def _convert_union(value: Any, hint: Any, path: str, text: bool, group: str) -> Any:
@@ -450,7 +488,7 @@ def _convert_union(value: Any, hint: Any, path: str, text: bool, group: str) -> 
     if len(fitting) > 1:
         fitting = [choice for choice in fitting if _fits(value, choice)]
     if not fitting:
-        raise UserError(f"{path}={value!r}: it must be {_words(hint)}")
+        raise UserError(f"{path}={_shown(value)}: it must be {_words(hint)}")
     return convert(value, fitting[0], path, group=group)
 
 
@@ -463,7 +501,7 @@ def _convert_tuple(value: Any, hint: Any, path: str, text: bool, group: str) -> 
             raise UserError(
                 f"{path}={value}: it must be {len(choices)} values, with commas between"
             )
-        raise UserError(f"{path}={value!r}: it must be {_words(hint)}")
+        raise UserError(f"{path}={_shown(value)}: it must be {_words(hint)}")
     inner = choices[:1] * len(items) if any_length else choices
     return tuple(
         convert(item, choice, path if text else f"{path}.{number}", text=text, group=group)
@@ -534,9 +572,15 @@ def _range(bounds: Mapping[str, float]) -> str:
     return " and ".join(words[name].format(bounds[name]) for name in words if name in bounds)
 
 
+def _shown(value: Any) -> str:
+    """Return a value as a sentence shows it: text in quotes if it is not part of a command."""
+    return shorten(as_text(value) if isinstance(value, tuple) else repr(value))
+
+
 def _words(hint: Any) -> str:
     """Describe a type hint in words."""
-    known = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    known: dict[Any, str] = {int: "a whole number", float: "a number", str: "text"}
+    known |= {bool: "true or false", dict: "an object"}
     origin, choices = typing.get_origin(hint), typing.get_args(hint)
     if hint in known:
         return known[hint]

@@ -251,7 +251,7 @@ MISTAKES = [
     ("{bert} {file}", "was not fine-tuned: fine-tune it on labelled rows"),
     ("{mood} {file} --columns text,", "has no 'text'"),
     ("{mood} {file} -o {tmp}/none/out.tsv", "folder {tmp}/none does not exist"),
-    ("{mood} {file} --task-number 2", "--task-index must be from 1 to 1"),
+    ("{mood} {file} --task-number 2", "task_index=2: "),
     ("{mood} {ragged}", "line 3 of {ragged} has 1 columns"),
     ("{mood} {pairs}", "2 texts, but the model was trained on single texts"),
     ("{ner} {squad}", "is JSON, not words in columns"),

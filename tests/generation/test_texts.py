@@ -1,6 +1,7 @@
 """Text in, text out, for every kind of tokenizer."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -9,6 +10,8 @@ from kinfolk.families.bert import Bert, BertConfig
 from kinfolk.families.gpt2 import GPT2, GPT2Config
 from kinfolk.families.t5 import T5, T5Config
 from kinfolk.generation import fill as fill_module
+from kinfolk.generation import generate as texts
+from kinfolk.generation import prompts
 from kinfolk.generation.config import GenerationConfig
 from kinfolk.generation.fill import FillResult, MaskFill, fill_text
 from kinfolk.text import Tokenizer, train_tokenizer
@@ -60,7 +63,7 @@ def test_an_encoder_decoder_generates_and_an_encoder_does_not(
 ) -> None:
     hot = {"max_new_tokens": 20, "temperature": 5.0}
     assert any(generate(both, tokenizer, "the cat", **hot, seed=s) for s in range(5))
-    with pytest.raises(UserError, match="encoder models cannot generate text: use fill"):
+    with pytest.raises(UserError, match="bert models do not support generate"):
         generate(reader, tokenizer, "the cat")
 
 
@@ -145,3 +148,27 @@ def test_a_text_that_cannot_be_filled_is_refused(
         fill_text(both, tokenizer, "The [MASK] and <extra_id_3>")
     with pytest.raises(UserError, match="decoder models cannot fill"):
         fill_text(writer, tokenizer, "The [MASK].")
+
+
+def test_long_prompts_share_a_batch_with_fewer_and_the_texts_stay_the_same(
+    both: T5, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = ["the cat sat on the mat " * n for n in (1, 3, 2, 1)]
+    short = GenerationConfig(do_sample=False, max_new_tokens=5)
+    whole = list(texts.transform_lines(both, tokenizer, lines, short, fixed_limit=True))
+    sizes: list[int] = []
+    make = texts.GenerationRequest.from_prompts
+
+    def count(encoded: Any, *values: Any, **options: Any) -> Any:
+        sizes.append(len(encoded))
+        return make(encoded, *values, **options)
+
+    monkeypatch.setattr(texts.GenerationRequest, "from_prompts", count)
+    monkeypatch.setattr(texts, "MAX_BATCH_SCORES", 1)
+    assert list(texts.transform_lines(both, tokenizer, lines, short, fixed_limit=True)) == whole
+    assert sizes == [1, 1, 1, 1]
+    monkeypatch.setattr(prompts, "MAX_SCORES", 100)
+    with pytest.raises(
+        UserError, match=r"line \d: the text has .* split it into texts of at most 7"
+    ):
+        list(texts.transform_lines(both, tokenizer, lines, short))

@@ -13,7 +13,7 @@ from kinfolk.objectives.clm import CLM
 from kinfolk.training.config import TrainConfig
 
 
-@config("own_family", group="model")
+@config("own_family")
 class OwnConfig(ModelConfig):
     """A small network."""
 

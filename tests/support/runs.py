@@ -112,6 +112,19 @@ class Said:
 Kinfolk = Callable[..., Said]
 
 
+def one_sentence(said: Said) -> str:
+    """Check how a mistake is told, and return its sentence."""
+    assert said.code == 2, said
+    assert said.out == ""
+    lines = said.err.splitlines()
+    if lines[-1].startswith("Try: kinfolk "):  # a wrong use of options
+        assert lines[-1].endswith(" --help")
+        lines.pop()
+    assert lines[-1].startswith("error: ")
+    assert "Traceback" not in said.err
+    return lines[-1].removeprefix("error: ")
+
+
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Kinfolk:
     """Return `kinfolk` as a function of its arguments."""
     import warnings

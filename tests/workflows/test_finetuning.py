@@ -191,8 +191,8 @@ def test_two_files_are_learned_as_text(tmp_path: Path) -> None:
                source_prefix=["like: ", "both: "],
                mixing_temperature=2.0)  # fmt: skip
     assert dev(run)["1_accuracy"] > 0.95 and dev(run)["2_accuracy"] > 0.95
-    for number, labels in enumerate([("bad", "good"), ("no", "yes")]):
-        assert load_predictor(run, number=number).task.labels == labels
+    for number, labels in enumerate([("bad", "good"), ("no", "yes")], 1):
+        assert load_predictor(run, task_index=number).task.labels == labels
     row = LabelledText(("a fine film",), None, 1)
     assert load_predictor(run).predict([row])[0].value == "good"
 

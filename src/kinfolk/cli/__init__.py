@@ -33,15 +33,16 @@ def main() -> None:
     from typer import TyperException
 
     from kinfolk.cli.options import UsageError
-    from kinfolk.cli.output import errors
+    from kinfolk.cli.output import errors, visible
 
     # Paths and other texts of users are printed unchanged: [a] is not markup, lines do not wrap.
     def warn(message: Warning | str, *_: Any, **__: Any) -> None:
-        text = f"[yellow]warning:[/] {escape(str(message))}"
+        text = f"[yellow]warning:[/] {escape(visible(str(message)))}"
         errors.print(text, highlight=False, soft_wrap=True)
 
     def fail(sentence: str, command: str = "") -> NoReturn:
-        errors.print(f"[bold red]error:[/] {escape(sentence)}", highlight=False, soft_wrap=True)
+        text = f"[bold red]error:[/] {escape(visible(sentence))}"
+        errors.print(text, highlight=False, soft_wrap=True)
         if command:
             errors.print(f"Try: {command} --help", highlight=False, soft_wrap=True)
         sys.exit(2)

@@ -69,6 +69,7 @@ def flag(name: str, help: str) -> Any:
     return option("", help, name, default=False)
 
 
+MAX_VOCAB, MAX_TOKENS = 2**26, 2**24  # of options, as in the fields of configs
 OUT = ("-o", "--out")
 JSON = flag("--json", "Print the result as JSON.")
 DEVICE = option("NAME", "auto, cpu or cuda.", default="auto")
@@ -87,12 +88,15 @@ NEW_FOLDER = option("DIR", NEW_FOLDER_HELP, *OUT, default=...)
 RUN_FOLDER = option("RUN", "Run folder. Must be new or empty.", *OUT)
 RESUME = option("RUN", "Resume an interrupted run.")
 REPORT = option("FILE.html", "HTML report.", *OUT, "--report")
+FORCE = flag("--force", "Replace an output file that exists.")
 UNIT = option(
     "block|file", "A document is a block between blank lines, or a whole file.", default="block"
 )
 FIELD = option("NAME", "Field of JSON lines with the text: meta.text.")
 COLUMN = option("NAME", "Column of tables with the text: name or number.")
-TASK_INDEX = option("N", "Which task of a multi-task model, counting from 1.", default=1)
+TASK_INDEX = option(
+    "N", "Which task of a multi-task model, counting from 1.", default=1, min=1, max=2**16
+)
 NULL_THRESHOLD = option(
     "X", "Predict no answer where its score exceeds the best span's by more than X."
 )

@@ -8,19 +8,21 @@ import typer
 from rich.markup import escape
 from rich.table import Column
 
-from kinfolk.cli.app import COLUMN, DATA, FIELD, FILES, JSON, REPORT, UNIT, command
-from kinfolk.cli.options import UsageError
+from kinfolk.cli.app import COLUMN, DATA, FIELD, FILES, FORCE, JSON, REPORT, UNIT, command
 from kinfolk.cli.output import (
     byte_progress,
     console,
     numbers,
     print_facts,
     print_json,
+    print_line,
     print_table,
     saved_on_interrupt,
     table,
+    visible,
 )
 from kinfolk.cli.prepare import document_unit
+from kinfolk.workflows.folders import check_new_file
 
 if TYPE_CHECKING:
     from kinfolk.data.audit import Audit
@@ -40,6 +42,7 @@ EARLIER = {
 def audit(
     files: list[Path] = FILES,
     out: Path | None = REPORT,
+    force: bool = FORCE,
     document: str = UNIT,
     field: str | None = FIELD,
     column: str | None = COLUMN,
@@ -54,8 +57,8 @@ def audit(
     or `--column` names one.
     """
     unit = document_unit(document)
-    if out is not None and out.is_dir():
-        raise UsageError(f"{out} is a folder: -o must name a file, such as {out}/audit.html")
+    if out is not None:
+        check_new_file(out, files, force=force)
     from kinfolk.data.audit import audit
     from kinfolk.data.documents import ReadOptions
     from kinfolk.reports.audit_page import render
@@ -77,7 +80,7 @@ def audit(
         return
     _show(result)
     if out is not None:
-        print(f"\nreport: {out}")
+        print_line(f"\nreport: {out}")
 
 
 def _show(result: "Audit") -> None:
@@ -88,23 +91,23 @@ def _show(result: "Audit") -> None:
     if result.most_repeated_lines:
         lines = table(*numbers("count"), Column("line", overflow="ellipsis", no_wrap=True))
         for line, count in result.most_repeated_lines:
-            lines.add_row(f"{count:,}", escape(_visible(line)))
+            lines.add_row(f"{count:,}", escape(visible(line)))
         print_table(lines, "most repeated lines")
     for title, examples in (("exact", result.exact_examples), ("near", result.examples)):
         if examples:
             rows = table("document", "earlier", Column("text", overflow="ellipsis", no_wrap=True))
             for example in examples:
-                rows.add_row(*(escape(_visible(cell)) for cell in duplicate_row(example)))
+                rows.add_row(*(escape(visible(cell)) for cell in duplicate_row(example)))
             print_table(rows, f"{title} duplicates")
     if len(result.files) > 1:
         rows = table("file", "documents", "characters", "blank lines")
         for file in result.files:
             blank = percent(file.problems.blank, file.problems.lines)
             counts = (f"{file.documents:,}", f"{file.characters:,}", blank)
-            rows.add_row(escape(str(file.path)), *counts)
+            rows.add_row(escape(visible(str(file.path))), *counts)
         print_table(rows, "files")
     for finding in findings(result):
-        console.print(f"[yellow]![/] {escape(_visible(finding))}", highlight=False, soft_wrap=True)
+        console.print(f"[yellow]![/] {escape(visible(finding))}", highlight=False, soft_wrap=True)
 
 
 def _facts(result: "Audit") -> list[tuple[str, str]]:
@@ -136,7 +139,3 @@ def _shares(counts: dict[str, int]) -> str:
     total = sum(counts.values())
     first = [f"{name} {percent(count, total)}" for name, count in list(counts.items())[:4]]
     return ", ".join([*first, *(["..."] if len(counts) > 4 else [])]) or "none"
-
-
-def _visible(text: str) -> str:
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

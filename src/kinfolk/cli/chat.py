@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from kinfolk.cli.app import DEVICE, MODEL, TOKENIZER, USE, command, readable
-from kinfolk.cli.generate import PRECISION, generation_config
+from kinfolk.cli.generate import PRECISION, for_terminal, generation_config
 from kinfolk.cli.options import field_options
-from kinfolk.cli.output import errors
+from kinfolk.cli.output import errors, visible
 from kinfolk.config import did_you_mean, parse_field
 from kinfolk.errors import UserError
 from kinfolk.generation.config import GenerationConfig
@@ -73,7 +73,7 @@ def chat(
             elif not run_command(session, *line[1:].split(maxsplit=1)):
                 return
         except UserError as error:
-            message = f"[bold red]error:[/] {escape(str(error))}"
+            message = f"[bold red]error:[/] {escape(visible(str(error)))}"
             errors.print(message, highlight=False, soft_wrap=True)
 
 
@@ -104,7 +104,7 @@ def reply(session: "ChatSession", line: str) -> None:
                 soft_wrap=True,
             )
         for chunk in chunks:
-            sys.stdout.write(chunk)
+            sys.stdout.write(for_terminal(chunk))
             sys.stdout.flush()
     except KeyboardInterrupt:
         pass

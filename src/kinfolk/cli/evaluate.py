@@ -12,7 +12,9 @@ from rich.table import Column
 from kinfolk.cli.app import (
     DEVICE,
     EVALUATE,
+    FORCE,
     JSON,
+    MAX_TOKENS,
     NULL_THRESHOLD,
     REPORT,
     TASK_INDEX,
@@ -26,15 +28,17 @@ from kinfolk.cli.output import (
     numbers,
     print_facts,
     print_json,
+    print_line,
     print_table,
     row_progress,
     saved_on_interrupt,
     short,
     table,
+    visible,
 )
 from kinfolk.cli.pretrain import PAIRS, PairOptions
 from kinfolk.errors import UserError
-from kinfolk.workflows.folders import check_model_folder
+from kinfolk.workflows.folders import check_model_folder, check_new_file
 
 if TYPE_CHECKING:
     from kinfolk.tasks.task import EvaluationResult
@@ -63,7 +67,7 @@ class TextOptions:
 
     text: Path | None = option("FILE", "Text to score: loss, perplexity, bits per byte.")
     corpus: Path | None = option("DIR", "Score a prepared corpus.")
-    length: int | None = option("N", "Context length for scoring.")
+    length: int | None = option("N", "Context length for scoring.", max=MAX_TOKENS)
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,7 @@ class TestOptions:
     )
     columns: str | None = option("LIST", "Text columns and label column: a,b,label.", panel=LABELS)
     out: Path | None = REPORT
+    force: bool = FORCE
     task_index: int = TASK_INDEX
     null_score_diff_threshold: float | None = NULL_THRESHOLD
 
@@ -84,12 +89,12 @@ class FewShotOptions:
     """Options of a model that is evaluated without fine-tuning."""
 
     formulation: str | None = option("prompt", "prompt: evaluate without fine-tuning.")
-    num_fewshot: int | None = option("N", "Labelled examples in the prompt.")
+    num_fewshot: int | None = option("N", "Labelled examples in the prompt.", max=MAX_TOKENS)
     fewshot_from: Path | None = option("FILE", "File of the few-shot examples.")
     task: str | None = option("NAME", "Task of the file: classify, choose ...")
     pattern: str | None = option("TEXT", "Template, e.g. '{text} It was {answer}.'")
     verbalizer: str | None = option("LIST", "One word per class: bad,good.")
-    seed: int | None = option("N", "Seed for drawing few-shot examples.")
+    seed: int | None = option("N", "Seed for drawing few-shot examples.", min=0, max=2**63 - 1)
 
     @property
     def given(self) -> dict[str, Any]:
@@ -142,7 +147,9 @@ def evaluate(
             json=json,
         )
         return
-    scored = {name: value for name, value in vars(test).items() if name != "task_index"}
+    scored = {
+        name: value for name, value in vars(test).items() if name not in ("task_index", "force")
+    }
     for name, value in (few_shot.given | scored).items():
         if value is not None:
             raise UsageError(f"{option_name(name)} requires --test FILE")
@@ -246,8 +253,8 @@ def evaluate_test(
     for file in (test, target, few_shot.fewshot_from):
         if file is not None and not file.is_file():
             raise UserError(f"no such file: {file}")
-    if out is not None and out.is_dir():
-        raise UsageError(f"{out} is a folder: -o must name a file, such as {out}/test.html")
+    if out is not None:
+        check_new_file(out, (test, target, few_shot.fewshot_from, model), force=options.force)
     prompt = few_shot.given
     formulation = prompt.pop("formulation", "prompt")
     if formulation != "prompt":
@@ -278,7 +285,7 @@ def evaluate_test(
         )
     else:
         predictor = predict.load_predictor(
-            model, device=device, number=options.task_index - 1, tokenizer=tokenizer
+            model, device=device, task_index=options.task_index, tokenizer=tokenizer
         )
         labelled = LabelledFile(test, target=target)
         rows, spec = predict.read_test_file(predictor, labelled, columns=columns, report=report)
@@ -308,7 +315,7 @@ def evaluate_test(
         return
     print_result(result)
     if out is not None:
-        print(f"\nreport: {out}")
+        print_line(f"\nreport: {out}")
 
 
 def model_details(predictor: "Predictor", test: Path) -> list[tuple[str, str]]:
@@ -342,7 +349,7 @@ def print_result(result: "EvaluationResult") -> None:
     print_table(scores)
     confusion = error_analysis.confusion_table(result)
     if confusion is not None:
-        names = [escape(str(label)) for label in confusion.labels]
+        names = [escape(visible(str(label))) for label in confusion.labels]
         columns = [Column(name, justify="right", overflow="ellipsis") for name in names]
         matrix = table("true \\ predicted", *columns)
         for name, counts in zip(names, confusion.counts, strict=True):
@@ -353,7 +360,7 @@ def print_result(result: "EvaluationResult") -> None:
         rows = table("", *numbers("precision", "recall", "F1", "support"))
         for label, score in list(classes.items())[:MAX_CLASSES]:
             values = [f"{value:.3f}" for value in (score.precision, score.recall, score.f1)]
-            rows.add_row(escape(label), *values, f"{score.support:,}")
+            rows.add_row(escape(visible(label)), *values, f"{score.support:,}")
         print_table(rows, "per-class metrics")
     worst = error_analysis.worst_errors(result)
     if worst:

@@ -5,6 +5,7 @@ from pathlib import Path
 import typer
 
 from kinfolk.cli.app import MODEL, MODELS, NEW_FOLDER, TOKENIZER, command
+from kinfolk.cli.output import print_line
 from kinfolk.workflows.folders import check_model_folder, check_new_folder
 
 
@@ -20,7 +21,7 @@ def export(model: Path = MODEL, out: Path = NEW_FOLDER, tokenizer: Path | None =
 
     network, loaded = load(model, tokenizer)
     save(exportable(network), loaded, out)
-    print(f'exported to {out}; load with AutoModel.from_pretrained("{out}")')
+    print_line(f'exported to {out}; load with AutoModel.from_pretrained("{out}")')
 
 
 @command("kinfolk import bert-base-uncased -o models/bert", panel=MODELS, name="import")
@@ -40,5 +41,7 @@ def import_(
     save(network, loaded, out)
     if network.random_modules:
         modules = ", ".join(network.random_modules)
-        print(f"{folder} has no weights of {modules}: they are random and must be trained first")
-    print(f'imported to {out}; load with kinfolk.load("{out}")')
+        print_line(
+            f"{folder} has no weights of {modules}: they are random and must be trained first"
+        )
+    print_line(f'imported to {out}; load with kinfolk.load("{out}")')

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from kinfolk.cli.app import (
     JSON,
+    MAX_TOKENS,
     NULL_THRESHOLD,
     RESUME,
     RUN_FOLDER,
@@ -30,7 +31,7 @@ from kinfolk.cli.options import (
     field_options,
     option_group,
 )
-from kinfolk.cli.output import note, numbers, print_json, print_table, table
+from kinfolk.cli.output import note, numbers, print_json, print_line, print_table, table
 from kinfolk.config import as_settings
 from kinfolk.errors import UserError
 from kinfolk.training.config import FineTuneConfig, TrainConfig
@@ -87,7 +88,7 @@ class DataOptions:
         "NAME DIR", "Fine-tune on every dataset in a folder, e.g. of GLUE."
     )
     tasks: str | None = option("LIST", "Only these datasets of --suite: sst2,mrpc.")
-    limit: int | None = option("N", "Rows per file of --suite.")
+    limit: int | None = option("N", "Rows per file of --suite.", max=2**31)
 
     def check(self, task_options: "TaskOptions") -> None:
         """Refuse wrong combinations of options, and files that do not exist."""
@@ -142,7 +143,7 @@ class TaskOptions:
     pattern: str | None = option("TEXT", "cloze: '{text} It was {answer}.'")
     verbalizer: str | None = option("LIST", "cloze: one word per class: bad,good.")
     null_score_diff_threshold: float | None = NULL_THRESHOLD
-    length: int | None = option("N", "Maximum input length in tokens.")
+    length: int | None = option("N", "Maximum input length in tokens.", max=MAX_TOKENS)
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,9 @@ class ModelOptions:
     distillation_weight: float | None = option(
         "X", "Weight of the distillation loss (default: 0.5).", panel="Distillation"
     )
-    seeds: int | None = option("N", "Run seeds 0 to N-1; report mean and standard deviation.")
+    seeds: int | None = option(
+        "N", "Run seeds 0 to N-1; report mean and standard deviation.", min=1, max=1000
+    )
 
 
 @command("kinfolk finetune runs/bert --train train.tsv --dev dev.tsv -o runs/triage", panel=TRAIN)
@@ -335,8 +338,8 @@ def print_scores(run: Path, *, json: bool) -> None:
         return
     if results.names:
         print_table(score_table(results))
-    print(f"best model: {best}")
-    print(f"next:       kinfolk evaluate {run} --test FILE")
+    print_line(f"best model: {best}")
+    print_line(f"next:       kinfolk evaluate {run} --test FILE")
 
 
 def score_table(results: "SeedResults") -> Table:

@@ -11,7 +11,7 @@ import typer
 
 from kinfolk.cli.app import DEVICE, JSON, MODEL, TOKENIZER, USE, command, piped, readable
 from kinfolk.cli.options import UsageError, field_options, option_name
-from kinfolk.cli.output import console, print_json, row_progress, saved_on_interrupt
+from kinfolk.cli.output import console, print_json, row_progress, saved_on_interrupt, visible
 from kinfolk.config import did_you_mean
 from kinfolk.errors import UserError
 from kinfolk.generation.config import DECODING, METHOD_FIELDS, GenerationConfig
@@ -78,7 +78,7 @@ def generate(
         None, help="JSONL file with one prompt per line, instead of PROMPT."
     ),
     prompt_field: str = typer.Option("prompt", help="Field of --prompts that holds the prompt."),
-    batch: int = typer.Option(16, help="Prompts per batch."),
+    batch: int = typer.Option(16, max=2**16, help="Prompts per batch."),
     truncate: str | None = typer.Option(None, hidden=True),
     method: str | None = METHOD,
     tokenizer: Path | None = TOKENIZER,
@@ -123,6 +123,11 @@ def generate(
         printer.one(text or "")
 
 
+def for_terminal(text: str) -> str:
+    """Return a text for stdout: unchanged in a pipe, without control sequences on a terminal."""
+    return visible(text) if sys.stdout.isatty() else text
+
+
 @dataclass(frozen=True)
 class Printer:
     """Print outputs as they are generated, when they are complete, or as JSON."""
@@ -141,7 +146,7 @@ class Printer:
         first = next(chunks, "")  # errors are raised here, before anything is printed
         try:
             for chunk in chain((self.shown(prompt), first), chunks):
-                sys.stdout.write(chunk)
+                sys.stdout.write(for_terminal(chunk))
                 sys.stdout.flush()
         finally:  # also when interrupted
             sys.stdout.write("\n")
@@ -152,7 +157,7 @@ class Printer:
 
         (outputs,) = generate_many(self.model, self.tokenizer, prompt, self.config)
         if not self.json:
-            print("\n\n".join(self.plain(prompt, output) for output in outputs))
+            print(for_terminal("\n\n".join(self.plain(prompt, output) for output in outputs)))
             return
         print_json(
             [
@@ -184,7 +189,8 @@ class Printer:
             prompt = waiting.pop(0)
             if not self.json:
                 between = "" if index == 0 else "\n"
-                print(between + "\n\n".join(self.plain(prompt, o) for o in outputs), flush=True)
+                text = "\n\n".join(self.plain(prompt, o) for o in outputs)
+                print(between + for_terminal(text), flush=True)
                 progress(index + 1)
                 continue
             for number, output in enumerate(outputs):
@@ -251,7 +257,7 @@ def fill(
         help="Text with [MASK] where words are missing; GLM also has [sMASK] for a sentence and "
         "[gMASK] for the rest of the text.",
     ),
-    candidates: int = typer.Option(5, help="Candidates shown per mask."),
+    candidates: int = typer.Option(5, max=2**16, help="Candidates shown per mask."),
     method: str | None = METHOD,
     tokenizer: Path | None = TOKENIZER,
     precision: str = PRECISION,
@@ -287,8 +293,8 @@ def fill(
         masks = [{"text": mask.text, "choices": mask.candidates} for mask in filled.masks]
         print_json({"text": filled.text, "holes": masks})
         return
-    console.print(filled.text, highlight=False, markup=False)
+    console.print(for_terminal(filled.text), highlight=False, markup=False)
     for mask in filled.masks:
         if mask.candidates:
             row = "  ".join(f"{word.strip()} {prob:.1%}" for word, prob in mask.candidates)
-            console.print(f"  {row}", highlight=False, markup=False)
+            console.print(f"  {for_terminal(row)}", highlight=False, markup=False)

@@ -121,7 +121,14 @@ class Command(TyperCommand):
                 name = argument.partition("=")[0]
                 if name[:2] == "--" and name not in known and name in sentence:
                     sentence = f"unknown option {name}{suggested_option(name, known)}"
+            if "option" in sentence.lower() and self.takes_text(ctx):
+                sentence += " (put -- before a text that begins with -)"
             raise usage_error(sentence, ctx) from None
+
+    def takes_text(self, ctx: Any) -> bool:
+        """Return whether one of the arguments is a text, which may begin with a hyphen."""
+        names = [p.name for p in self.get_params(ctx) if p.param_type_name == "argument"]
+        return not {"prompt", "text"}.isdisjoint(names)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""

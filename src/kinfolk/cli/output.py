@@ -23,6 +23,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 MAX_CHARS = 60  # of a text in a cell
+# Control characters except tab and new line, which a terminal would obey.
+CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
 SECONDS_BETWEEN_UPDATES = 0.1  # of a progress bar: a report for each document costs little
 SECONDS_BETWEEN_LINES = 30  # of progress, where stderr is no terminal
 
@@ -30,9 +32,19 @@ console = Console()
 errors = Console(stderr=True)
 
 
+def visible(text: str) -> str:
+    """Return a text whose control characters are written as escapes: \\x1b."""
+    return text.translate(CONTROL)
+
+
 def note(sentence: str) -> None:
     """Print a sentence on stderr, unchanged and in one line."""
-    errors.print(sentence, highlight=False, markup=False, soft_wrap=True)
+    errors.print(visible(sentence), highlight=False, markup=False, soft_wrap=True)
+
+
+def print_line(text: str) -> None:
+    """Print a line on stdout; names in it may hold any character."""
+    print(visible(text))
 
 
 def print_json(value: Any) -> None:
@@ -63,13 +75,13 @@ def print_facts(facts: Iterable[tuple[str, str]]) -> None:
     rows.add_column(style="bold")
     rows.add_column(overflow="fold")
     for name, value in facts:
-        rows.add_row(name, escape(value))
+        rows.add_row(name, escape(visible(value)))
     console.print(rows)
 
 
 def short(text: str) -> str:
     """Return the beginning of a text in one line, for a cell."""
-    line = " ".join(text.split())
+    line = visible(" ".join(text.split()))
     return escape(line if len(line) <= MAX_CHARS else f"{line[: MAX_CHARS - 1]}…")
 
 

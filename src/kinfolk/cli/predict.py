@@ -7,6 +7,7 @@ import typer
 
 from kinfolk.cli.app import (
     DEVICE,
+    FORCE,
     JSON,
     MODEL,
     OUT,
@@ -20,7 +21,7 @@ from kinfolk.cli.app import (
 from kinfolk.cli.output import note, row_progress, saved_on_interrupt
 from kinfolk.errors import UserError
 from kinfolk.files import new_file
-from kinfolk.workflows.folders import check_model_folder, check_new_file
+from kinfolk.workflows.folders import check_model_folder, check_new_file, check_parent_folder
 
 
 @command("kinfolk predict runs/triage new.tsv -o predictions.tsv", panel=USE)
@@ -30,6 +31,7 @@ def predict(
         ..., metavar="FILE", help="Rows as in training; labels may be missing."
     ),
     out: Path | None = option("FILE", "Output file (default: print).", *OUT),
+    force: bool = FORCE,
     columns: str | None = option(
         "LIST", "Text columns and label column: a,b,label; without one: a,b,"
     ),
@@ -50,7 +52,8 @@ def predict(
     if not file.is_file():
         raise UserError(f"no such file: {file}")
     if out is not None:
-        check_new_file(out)
+        check_new_file(out, (file, model), force=force)
+        check_parent_folder(out)
     from kinfolk.tasks.formats.base import ReadReport, write_jsonl, write_predictions
     from kinfolk.tasks.formats.labelled_file import LabelledFile
     from kinfolk.workflows.predict import (
@@ -62,7 +65,7 @@ def predict(
         truncation_report,
     )
 
-    predictor = load_predictor(model, device=device, number=task_index - 1, tokenizer=tokenizer)
+    predictor = load_predictor(model, device=device, task_index=task_index, tokenizer=tokenizer)
     labelled, report = LabelledFile(file), ReadReport()
     rows, spec = read_test_file(predictor, labelled, columns=columns, labelled=False, report=report)
     notes = format_notes(predictor, labelled, spec)

@@ -1,6 +1,5 @@
 """The command `prepare`: text is tokenized into a corpus."""
 
-import math
 from pathlib import Path
 from typing import Literal
 
@@ -17,7 +16,7 @@ from kinfolk.cli.app import (
     option,
 )
 from kinfolk.cli.options import UsageError
-from kinfolk.cli.output import byte_progress, note, print_json
+from kinfolk.cli.output import byte_progress, note, print_json, print_line
 
 
 @command("kinfolk prepare notes/ --tokenizer tok --holdout 1% -o corpus", panel=DATA)
@@ -25,7 +24,9 @@ def prepare(
     files: list[Path] = FILES,
     tokenizer: Path = option("DIR", "Tokenizer folder, model folder or run.", default=...),
     out: Path = NEW_FOLDER,
-    workers: int | None = option("N", "Processes; the output is identical for any number."),
+    workers: int | None = option(
+        "N", "Processes; the output is identical for any number.", max=256
+    ),
     document: str = UNIT,
     field: str | None = FIELD,
     column: str | None = COLUMN,
@@ -49,8 +50,8 @@ def prepare(
     file of a folder that is skipped. An interrupted run continues when the same command is
     repeated.
     """
-    unit, fraction = document_unit(document), parse_fraction(holdout)
-    from kinfolk.data.prepare import DROPPED_FILE, prepare
+    unit = document_unit(document)
+    from kinfolk.data.prepare import DROPPED_FILE, parse_fraction, prepare
     from kinfolk.workflows.folders import load_tokenizer
 
     with byte_progress("preparing") as progress:
@@ -62,7 +63,7 @@ def prepare(
             document=unit,
             field=field,
             column=column,
-            holdout=fraction,
+            holdout=holdout,
             word_boundaries=word_boundaries,
             dedup=dedup,
             decontaminate=decontaminate or [],
@@ -75,13 +76,15 @@ def prepare(
         counts = {"left_out": corpus.left_out, "skipped_files": corpus.skipped_files}
         print_json({"folder": out, **facts, **counts})
         return
-    print(f"corpus: {', '.join(f'{n:,} {name}' for name, n in facts.items())} in {out}")
+    print_line(f"corpus: {', '.join(f'{n:,} {name}' for name, n in facts.items())} in {out}")
     if any(corpus.left_out.values()) or corpus.skipped_files:
-        print(f"listed in {out}/{DROPPED_FILE}: what is left out, and why")
-    if fraction:
+        print_line(f"listed in {out}/{DROPPED_FILE}: what is left out, and why")
+    if parse_fraction(holdout):
         from kinfolk.data.corpus import Corpus
 
-        print(f"held out: {Corpus.open(out / 'holdout').documents:,} documents in {out}/holdout")
+        print_line(
+            f"held out: {Corpus.open(out / 'holdout').documents:,} documents in {out}/holdout"
+        )
 
 
 def document_unit(text: str) -> Literal["block", "file"]:
@@ -89,16 +92,3 @@ def document_unit(text: str) -> Literal["block", "file"]:
     if text not in ("block", "file"):
         raise UsageError(f"--document must be block or file (got {text})")
     return "file" if text == "file" else "block"
-
-
-def parse_fraction(text: str) -> float:
-    """Return a fraction that is written as a number or in percent."""
-    try:
-        fraction = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        fraction = math.nan
-    if not 0 <= fraction < 1:
-        raise UsageError(
-            f"--holdout must be a fraction from 0 to less than 1, e.g. 0.005 or 0.5% (got {text})"
-        )
-    return fraction

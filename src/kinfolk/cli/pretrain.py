@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kinfolk.cli.app import JSON, RESUME, RUN_FOLDER, TOKENIZER, TRAIN, command, flag, option
+from kinfolk.cli.app import (
+    JSON,
+    MAX_TOKENS,
+    MAX_VOCAB,
+    RESUME,
+    RUN_FOLDER,
+    TOKENIZER,
+    TRAIN,
+    command,
+    flag,
+    option,
+)
 from kinfolk.cli.members import parameter_count
 from kinfolk.cli.options import (
     OVERRIDES,
@@ -19,7 +30,7 @@ from kinfolk.cli.options import (
     option_group,
     option_name,
 )
-from kinfolk.cli.output import duration, note, print_json, print_table, table
+from kinfolk.cli.output import duration, note, print_json, print_line, print_table, table
 from kinfolk.config import as_settings
 from kinfolk.errors import UserError
 from kinfolk.training.config import TrainConfig
@@ -75,7 +86,7 @@ class TranslationOptions(PairOptions):
     dev_target: Path | None = option("FILE", "Development targets.")
     dev_pairs: Path | None = option("FILE", "Both in one TSV file.")
     vocab_size: int | None = option(
-        "N", "Size of the joint BPE vocabulary (default: 8192, or what fits)."
+        "N", "Size of the joint BPE vocabulary (default: 8192, or what fits).", max=MAX_VOCAB
     )
 
 
@@ -114,7 +125,7 @@ def pretrain(
     ),
     resume: Path | None = RESUME,
     objective: str | None = option("NAME", "Training objective (see members)."),
-    length: int | None = option("N", "Sequence length in tokens."),
+    length: int | None = option("N", "Sequence length in tokens.", max=MAX_TOKENS),
     tokenizer: Path | None = TOKENIZER,
     help_fields: bool = flag("--help-fields", "List model.* and objective.* fields of MODEL."),
     *,
@@ -246,9 +257,9 @@ def finish(run: Path, recipe: "Recipe", *, json: bool, is_new: bool = False) -> 
     print(f"done: {recipe.train.steps:,} steps in {duration(time.monotonic() - began)}{loss}")
     if score is not None:
         print(f"BLEU {score['bleu']:.1f} on {score['pairs']:,} pairs ({score['signature']})")
-    print(f"model:  {run}/checkpoints/last")
-    print(f"report: {page}")
-    print(f"next:   kinfolk evaluate {run} --text FILE")
+    print_line(f"model:  {run}/checkpoints/last")
+    print_line(f"report: {page}")
+    print_line(f"next:   kinfolk evaluate {run} --text FILE")
 
 
 def header(recipe: "Recipe") -> list[str]:

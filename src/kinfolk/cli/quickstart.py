@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from kinfolk.cli.app import NEW_FOLDER_HELP, OUT, START, command, option
-from kinfolk.cli.output import console, print_table, table
+from kinfolk.cli.output import console, print_line, print_table, table
 from kinfolk.workflows.folders import check_new_folder
 
 
@@ -46,4 +46,4 @@ def quickstart(
             style = "green" if part.generated else None
             console.print(part.text, style=style, end="", highlight=False, markup=False)
         console.print()
-    print(f"\nreport: {results.page}")
+    print_line(f"\nreport: {results.page}")

@@ -16,7 +16,9 @@ from kinfolk.cli.app import (
     DATA,
     FIELD,
     FILES,
+    FORCE,
     JSON,
+    MAX_VOCAB,
     NEW_FOLDER,
     REPORT,
     app,
@@ -33,12 +35,14 @@ from kinfolk.cli.output import (
     errors,
     note,
     print_json,
+    print_line,
     print_table,
     saved_on_interrupt,
     table,
+    visible,
 )
 from kinfolk.files import new_folder
-from kinfolk.workflows.folders import check_new_folder
+from kinfolk.workflows.folders import check_new_file, check_new_folder
 
 if TYPE_CHECKING:
     from kinfolk.text.inspect import TokenView
@@ -79,7 +83,9 @@ def train(
         help="bpe (byte-level, GPT-2), word-bpe (GPT-1), wordpiece (BERT), unigram "
         "(SentencePiece; T5, ALBERT, XLNet), word, char or byte.",
     ),
-    vocab_size: int = option("N", "Vocabulary size, including special tokens.", default=8192),
+    vocab_size: int = option(
+        "N", "Vocabulary size, including special tokens.", default=8192, max=MAX_VOCAB
+    ),
     *,
     options: TrainingOptions,
     json: bool = JSON,
@@ -105,7 +111,7 @@ def train(
     if json:
         print_json({"folder": out, "kind": kind, "vocab": tokenizer.vocab_size})
     else:
-        print(f"trained {kind} tokenizer, vocabulary size {tokenizer.vocab_size:,}: {out}")
+        print_line(f"trained {kind} tokenizer, vocabulary size {tokenizer.vocab_size:,}: {out}")
 
 
 @command(
@@ -175,6 +181,7 @@ def compare(
         "KIND:SIZE", "Train this tokenizer for the comparison, e.g. bpe:8192. Repeatable."
     ),
     out: Path | None = REPORT,
+    force: bool = FORCE,
     *,
     options: TrainingOptions,
     json: bool = JSON,
@@ -184,6 +191,8 @@ def compare(
     With `--train`, 10% of the documents are held out and used for the comparison: those that
     `prepare --holdout 0.1` holds out.
     """
+    if out is not None:
+        check_new_file(out, [*files, *(tokenizer or [])], force=force)
     from kinfolk.reports.page import write
     from kinfolk.reports.tokenizers_page import render
     from kinfolk.workflows.compare_tokenizers import compare
@@ -193,7 +202,7 @@ def compare(
             files,
             folders=tokenizer or [],
             train=train or [],
-            on_message=lambda message: status.update(escape(message)),
+            on_message=lambda message: status.update(escape(visible(message))),
             **vars(options),
         )
     page = None if out is None else write(render(comparison), out)
@@ -210,9 +219,9 @@ def compare(
         values = [f"{row.vocab_size:,}", *(f"{mean:.2f}" for mean in means)]
         rows.add_row(Text(row.name, "bold"), *values, f"{row.unknown_rate:.2%}")
     print_table(rows)
-    console.print(f"on {comparison.text}", highlight=False, markup=False, soft_wrap=True)
+    print_line(f"on {comparison.text}")
     if page is not None:
-        print(f"report: {page}")
+        print_line(f"report: {page}")
 
 
 def _facts(comparison: "Comparison", page: Path | None) -> dict[str, Any]:

@@ -9,14 +9,14 @@ from typing import Any
 
 import typer
 
-from kinfolk.cli.app import DEVICE, JSON, MODEL, OUT, TOKENIZER, USE, command
+from kinfolk.cli.app import DEVICE, FORCE, JSON, MODEL, OUT, TOKENIZER, USE, command
 from kinfolk.cli.generate import METHOD, PRECISION, generation_config
 from kinfolk.cli.options import field_options
 from kinfolk.cli.output import row_progress, saved_on_interrupt
 from kinfolk.errors import UserError
 from kinfolk.files import new_file
 from kinfolk.generation.config import GenerationConfig
-from kinfolk.workflows.folders import check_model_folder, check_new_file
+from kinfolk.workflows.folders import check_model_folder, check_new_file, check_parent_folder
 
 
 def read_lines(path: Path) -> Iterator[str]:
@@ -60,11 +60,12 @@ def register(
         model: Path = MODEL,
         file: Path = typer.Argument(..., help="File with one text per line, or - for stdin."),
         out: Path | None = typer.Option(None, *OUT, help="Output file. [default: standard output]"),
+        force: bool = FORCE,
         source_prefix: str | None = typer.Option(
             None, help=f"Text before every input. [default: {default_prefix}]"
         ),
         method: str | None = METHOD,
-        batch: int = typer.Option(64, help="Lines per batch."),
+        batch: int = typer.Option(64, max=2**16, help="Lines per batch."),
         tokenizer: Path | None = TOKENIZER,
         precision: str = PRECISION,
         device: str = DEVICE,
@@ -76,7 +77,8 @@ def register(
         config = generation_config(method, values, default="greedy")
         check_model_folder(model)
         if out is not None:
-            check_new_file(out)
+            check_new_file(out, (file, model), force=force)
+            check_parent_folder(out)
         lines = list(read_lines(file))
 
         from kinfolk.generation.generate import transform_lines

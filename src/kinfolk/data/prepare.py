@@ -1,6 +1,7 @@
 """Tokenize text into a corpus: read, filter, hold out, encode, write; resumable."""
 
 import json
+import math
 import os
 import shutil
 from collections import Counter
@@ -300,10 +301,10 @@ def prepare(
     document: DocumentUnit = "block",
     field: str | None = None,
     column: str | int | None = None,
-    holdout: float = 0.0,
+    holdout: float | str = 0.0,
     word_boundaries: str | None = None,
     dedup: str | None = None,
-    decontaminate: Sequence[Path] = (),
+    decontaminate: Files = (),
     strict: bool = False,
     progress: Progress = lambda read, whole: None,
     on_message: OnMessage = lambda sentence: None,
@@ -322,8 +323,7 @@ def prepare(
 
     An interrupted call resumes when it is repeated with the same text and options.
     """
-    if not 0 <= holdout < 1:
-        raise UserError(f"holdout {holdout}: it must be at least 0 and less than 1")
+    holdout = parse_fraction(holdout)
     if word_boundaries is not None:
         word_segmenter(word_boundaries)
     if workers is not None and workers < 1:
@@ -333,7 +333,7 @@ def prepare(
     paths, out = as_paths(files), Path(out)
     _check_vacant(out)
     options, named = ReadOptions(document, field, column), frozenset(paths)
-    evaluation = evaluation_files(decontaminate) if decontaminate else {}
+    evaluation = evaluation_files(as_paths(decontaminate)) if decontaminate else {}
     skipped: list[SkippedFile] = []
     sizes = file_sizes(paths, on_skip=skipped.append)
     report_skipped(skipped, strict=strict, on_message=on_message)
@@ -352,6 +352,20 @@ def prepare(
         if not part.complete:
             _write(work, part, workers, progress_reporter(sizes, progress), on_message)
     return Corpus.open(out)
+
+
+def parse_fraction(value: float | str) -> float:
+    """Return a fraction that is given as a number, or as text: 0.005 or 0.5%."""
+    text = str(value)
+    try:
+        fraction = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        fraction = math.nan
+    if not 0 <= fraction < 1:
+        raise UserError(
+            f"holdout {text}: it must be a fraction from 0 to less than 1, e.g. 0.005 or 0.5%"
+        )
+    return fraction
 
 
 def report_skipped(

@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kinfolk.config import did_you_mean
+from kinfolk.config import did_you_mean, set_group, type_name
 from kinfolk.errors import UserError
 
 if TYPE_CHECKING:
@@ -71,6 +71,9 @@ def register(family: "Family") -> "Family":
     known = _loaded.get(family.name)
     if known is not family and (known is not None or family.name in read_index()):
         raise ValueError(f"family {family.name!r} already exists: choose another name")
+    set_group(family.name, "model")
+    for objective in family.objectives.values():
+        set_group(type_name(objective), "objective")
     _loaded[family.name] = family
     return family
 
@@ -84,6 +87,7 @@ def family(name: str) -> "Family":
     """Return a family by its name; imports only its module."""
     if name not in _loaded:
         if name not in read_index():
+            check_indexed(name)
             raise UserError(f"unknown family {name!r}: {did_you_mean(name, [*index()])}")
         _loaded[name] = import_module(f"kinfolk.families.{name}").FAMILY
     return _loaded[name]
@@ -99,10 +103,19 @@ def family_of(network: "LanguageModel | ModelConfig") -> "Family":
     return family(network.family_name)
 
 
+def check_indexed(name: str) -> None:
+    """Refuse a family whose file is not in the index yet."""
+    if name.isidentifier() and INDEX_FILE.with_name(f"{name}.py").is_file() and name != "base":
+        raise UserError(
+            f"families/{name}.py is not in families/index.json: run python -m kinfolk.families"
+        )
+
+
 def check_name(name: str) -> None:
     """Check an argument FAMILY/SIZE that is not a folder."""
     known, (family_name, _, size) = index(), name.partition("/")
     if family_name not in known:
+        check_indexed(family_name)
         close = did_you_mean(family_name, [*known])
         raise UserError(f"{name} is neither a folder nor a family: {close}")
     if size and size not in known[family_name].sizes:

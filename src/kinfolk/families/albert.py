@@ -15,13 +15,13 @@ from kinfolk.attention_mask import AttentionBackend
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config, field
 from kinfolk.errors import UserError
-from kinfolk.families.base import Family, HuggingFace, hf_heads, mimetic_sizes
+from kinfolk.families.base import Family, HuggingFace, hf_heads, json_field, mimetic_sizes
 from kinfolk.families.bert import FIELDS, BertConfig, BertEmbeddings, embedding_rules
 from kinfolk.families.bert import PAPER_TRAINING as BERT_TRAINING
 from kinfolk.families.mapping import ParameterMap, ParameterRule, module
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.embeddings import MaskedLMHead
-from kinfolk.nn.language_model import Pooling, SharedLayers, model_field, network_of
+from kinfolk.nn.language_model import MAX_LAYERS, Pooling, SharedLayers, model_field, network_of
 from kinfolk.nn.layers import FeedForward, PostNorm
 from kinfolk.objectives.mlm import MLM
 from kinfolk.objectives.sop import SOP
@@ -38,16 +38,16 @@ class AlbertConfig(BertConfig):
     vocab_size: int = model_field("vocab_size", 30000)
     embedding_size: int = model_field("embedding_size", 128)
     num_layers: int = field(
-        default=12, ge=1, help="number of times that a group of layers is applied"
+        default=12, ge=1, le=MAX_LAYERS, help="number of times that a group of layers is applied"
     )
     sharing: Shared = field(
         default="all", help="which sublayers share weights over the layers of a group"
     )
     num_hidden_groups: int = field(
-        default=1, ge=1, help="number of layer groups that share weights"
+        default=1, ge=1, le=MAX_LAYERS, help="number of layer groups that share weights"
     )
     inner_group_num: int = field(
-        default=1, ge=1, help="number of layers in a group, each with weights of its own"
+        default=1, ge=1, le=64, help="number of layers in a group, each with weights of its own"
     )
     activation: str = model_field("activation", "gelu_new")
     # Version 2 was trained without dropout.
@@ -55,6 +55,7 @@ class AlbertConfig(BertConfig):
     attention_dropout: float = model_field("attention_dropout", 0.0)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.num_hidden_groups > self.num_layers:
             raise UserError(
                 f"model.num_hidden_groups={self.num_hidden_groups} is more than "
@@ -259,6 +260,7 @@ FAMILY = Family(
         required={"position_embedding_type": "absolute", "tie_word_embeddings": True},
         defaults={"hidden_size": 4096, "num_attention_heads": 64, "intermediate_size": 16384},
         to_extra=to_extra,
+        extra_fields={"sharing_groups": json_field(int | None, ge=1, le=MAX_LAYERS)},
         from_extra=from_extra,
         heads=hf_heads("Albert", ("classifier",), ("classifier",)),
         head_dropout="classifier_dropout_prob",

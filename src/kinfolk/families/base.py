@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
-from kinfolk.config import did_you_mean, type_name
+from kinfolk.config import FieldInfo, describe, did_you_mean, type_name
 from kinfolk.errors import UserError
 from kinfolk.families.mapping import ParameterMap, require
-from kinfolk.nn.language_model import LanguageModel, ModelConfig
+from kinfolk.nn.language_model import MAX_VOCAB, LanguageModel, ModelConfig
 from kinfolk.text.tokenizer import SpecialTokens
 from kinfolk.training.config import TrainConfig
 
@@ -123,6 +123,15 @@ def same_tensors(_: Mapping[str, Any], tensors: dict[str, Tensor]) -> dict[str, 
     return tensors
 
 
+def json_field(hint: Any, **bounds: float) -> FieldInfo:
+    """Declare the type and the range of a field of config.json that our configs do not have."""
+    return FieldInfo(name="", hint=hint, default=None, bounds=bounds)
+
+
+INTERMEDIATE = json_field(int, ge=1, le=2**20)
+TOKEN_ID = json_field(int | None, ge=0, lt=MAX_VOCAB)
+
+
 @dataclass(frozen=True, kw_only=True)
 class HuggingFace:
     """How transformers names a family: config.json, parameters, classes with a task head."""
@@ -139,6 +148,8 @@ class HuggingFace:
     required: Mapping[str, Any] = field(default_factory=dict)  # fields with one supported value
     # Defaults of transformers that differ from ours.
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    # Fields of config.json that `from_extra` reads.
+    extra_fields: Mapping[str, FieldInfo] = field(default_factory=dict)
     # Fields that are not copies, in both directions.
     to_extra: Callable[[Any, SpecialTokens | None], dict[str, Any]] = no_fields
     from_extra: Callable[[Mapping[str, Any]], dict[str, Any]] = no_fields
@@ -177,12 +188,23 @@ class HuggingFace:
     def from_config(self, data: Mapping[str, Any]) -> Any:
         """Return our config of the network that a config.json describes."""
         data = {**self.defaults, **data}
-        require(data, **self.required)
+        self._check(data)
         copies = {ours: data[theirs] for ours, theirs in self.fields.items() if theirs in data}
         c: Any = self.config(**copies | self.from_extra(data))
         if self.intermediate_size in data and data[self.intermediate_size] != 4 * c.hidden_size:
             return c.with_fields(intermediate_size=data[self.intermediate_size])
         return c
+
+    def _check(self, data: Mapping[str, Any]) -> None:
+        """Check type and range of the fields of config.json, under the names that it has."""
+        require(data, **self.required)
+        declared = describe(self.config)
+        rules = {theirs: declared[ours] for ours, theirs in self.fields.items()}
+        if self.intermediate_size is not None:
+            rules[self.intermediate_size] = INTERMEDIATE
+        for name, rule in {**rules, **self.extra_fields}.items():
+            if name in data:
+                rule.check(data[name], f"config.json: {name}")
 
 
 # The formulations of tasks by `decoding`, the default first; others have a task head only.

@@ -19,6 +19,8 @@ from kinfolk.families.base import STANDARD_SIZES, Family
 from kinfolk.nn.embeddings import TokenEmbedding
 from kinfolk.nn.init import init_weights_
 from kinfolk.nn.language_model import (
+    MAX_LAYERS,
+    MAX_SIZE,
     LanguageModel,
     LayerStack,
     ModelConfig,
@@ -34,9 +36,14 @@ class BiLSTMConfig(ModelConfig):
 
     vocab_size: int = model_field("vocab_size", 30522)
     hidden_size: int = field(
-        default=256, ge=2, help="size of the hidden states, half of it for each direction"
+        default=256,
+        ge=2,
+        le=MAX_SIZE,
+        help="size of the hidden states, half of it for each direction",
     )
-    num_layers: int = field(default=2, ge=1, help="number of bidirectional LSTM layers")
+    num_layers: int = field(
+        default=2, ge=1, le=MAX_LAYERS, help="number of bidirectional LSTM layers"
+    )
     dropout: float = field(default=0.3, ge=0, lt=1, help="dropout rate before each layer")
 
     def __post_init__(self) -> None:

@@ -13,9 +13,16 @@ from torch import Tensor, nn
 
 from kinfolk.attention_mask import AttentionBackend
 from kinfolk.batch import Inputs, Output
-from kinfolk.config import config, field
+from kinfolk.config import config, describe, field
 from kinfolk.errors import UserError
-from kinfolk.families.base import SEQUENCE_SUMMARY, Family, HuggingFace, hf_heads, mimetic_sizes
+from kinfolk.families.base import (
+    SEQUENCE_SUMMARY,
+    Family,
+    HuggingFace,
+    hf_heads,
+    json_field,
+    mimetic_sizes,
+)
 from kinfolk.families.bert import (
     EMBEDDING_STD,
     FIELDS,
@@ -30,7 +37,7 @@ from kinfolk.families.bert import PAPER_TRAINING as BERT_TRAINING
 from kinfolk.families.mapping import ParameterMap, ParameterRule, module, require
 from kinfolk.nn.embeddings import MaskedLMHead
 from kinfolk.nn.init import init_weights_, mimetic_init_
-from kinfolk.nn.language_model import LayerStack, Pooling, model_field, network_of
+from kinfolk.nn.language_model import MAX_SIZE, LayerStack, Pooling, model_field, network_of
 from kinfolk.nn.layers import get_activation
 from kinfolk.objectives.rtd import RTD
 from kinfolk.training.config import TrainConfig
@@ -41,13 +48,16 @@ class ElectraConfig(BertConfig):
     """The published small model by default; the sizes are the discriminator's."""
 
     embedding_size: int = model_field("embedding_size", 128)
-    hidden_size: int = field(default=256, ge=1, help="size of the discriminator's hidden states")
+    hidden_size: int = field(
+        default=256, ge=1, le=MAX_SIZE, help="size of the discriminator's hidden states"
+    )
     num_heads: int = model_field("num_heads", 4)
     generator_size: float = field(
-        default=0.25, gt=0, help="size of the generator as a fraction of the discriminator's"
+        default=0.25, gt=0, le=4, help="size of the generator as a fraction of the discriminator's"
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         hidden_size = round(self.generator_size * self.hidden_size)
         num_heads = max(1, round(self.generator_size * self.num_heads))
         if hidden_size < 1 or hidden_size % num_heads:
@@ -210,7 +220,9 @@ def from_extra(data: Mapping[str, Any]) -> dict[str, Any]:
     small = data.get("generator")
     if small is None or "generator_share" in data:
         return {}
-    scale = small.get("hidden_size", 256) / data["hidden_size"]
+    hidden_size = small.get("hidden_size", 256)
+    describe(ElectraConfig)["hidden_size"].check(hidden_size, "generator/config.json: hidden_size")
+    scale = hidden_size / data["hidden_size"]
     require(
         small,
         num_hidden_layers=data["num_hidden_layers"],
@@ -272,6 +284,7 @@ FAMILY = Family(
             "hidden_act": "gelu",
         },
         to_extra=lambda *_: {"tie_word_embeddings": True},
+        extra_fields={"generator": json_field(dict)},
         from_extra=from_extra,
         adapt=adapt,
         heads=hf_heads(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config
 from kinfolk.errors import UserError
-from kinfolk.families.base import Family, HFHead, HuggingFace, standard_sizes
+from kinfolk.families.base import Family, HFHead, HuggingFace, json_field, standard_sizes
 from kinfolk.families.mapping import ParameterMap, ParameterRule, module, per_layer
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
@@ -175,6 +175,9 @@ def from_extra(data: Mapping[str, Any]) -> dict[str, Any]:
     return {"activation": ACTIVATION_NAMES[name]}
 
 
+EMBEDDING_DROPOUT = json_field(float, ge=0, lt=1)
+
+
 def warn_embedding_dropout(data: Mapping[str, Any]) -> None:
     """Warn if the dropout of embeddings differs; our networks have a single rate."""
     dropout = data.get("resid_pdrop", 0.1)
@@ -228,6 +231,7 @@ FAMILY = Family(
         token_ids={"bos": "bos", "eos": "eos", "pad": "pad"},
         required={"tie_word_embeddings": True},
         to_extra=to_extra,
+        extra_fields={"afn": json_field(str), "embd_pdrop": EMBEDDING_DROPOUT},
         from_extra=from_extra,
         heads={"text": HFHead("OpenAIGPTForSequenceClassification", "score")},
     ),

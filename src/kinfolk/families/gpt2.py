@@ -8,7 +8,7 @@ from torch import nn
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config
 from kinfolk.families.base import Family, HFHead, HuggingFace, standard_sizes
-from kinfolk.families.gpt import GPTDecoder, layer_rules, warn_embedding_dropout
+from kinfolk.families.gpt import EMBEDDING_DROPOUT, GPTDecoder, layer_rules, warn_embedding_dropout
 from kinfolk.families.mapping import ParameterMap, ParameterRule, module
 from kinfolk.nn.attention import Attention
 from kinfolk.nn.init import init_weights_, scale_residual_init_
@@ -150,6 +150,7 @@ FAMILY = Family(
             "tie_word_embeddings": True,
         },
         to_extra=lambda c, _: {"embd_pdrop": c.dropout, "tie_word_embeddings": True},
+        extra_fields={"embd_pdrop": EMBEDDING_DROPOUT},
         from_extra=from_extra,
         heads={
             "text": HFHead("GPT2ForSequenceClassification", "score"),

@@ -8,7 +8,7 @@ from kinfolk.batch import Inputs, Output
 from kinfolk.config import config, field
 from kinfolk.families.base import Family, standard_sizes
 from kinfolk.families.gpt2 import GPT2, GPT2Config
-from kinfolk.nn.language_model import model_field, network_of
+from kinfolk.nn.language_model import MAX_TOKENS, model_field, network_of
 from kinfolk.objectives.clm import CLM
 from kinfolk.training.config import TrainConfig
 
@@ -20,7 +20,7 @@ class GPT3Config(GPT2Config):
     max_length: int = model_field("max_length", 2048)
     # Deviation: the paper does not give the width of its bands.
     attention_window: int = field(
-        default=256, ge=1, help="number of tokens that a banded attention layer sees"
+        default=256, ge=1, le=MAX_TOKENS, help="number of tokens that a banded attention layer sees"
     )
     # The paper trains for less than one epoch and mentions no dropout.
     dropout: float = model_field("dropout", 0.0)

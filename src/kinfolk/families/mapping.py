@@ -76,7 +76,8 @@ class ParameterMap:
 
     def to_hf(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors of transformers, as views."""
-        assert {rule.name for rule in self.rules} == set(state), "the map lacks a parameter"
+        difference = {rule.name for rule in self.rules} ^ set(state)
+        assert not difference, f"the network or its map lacks {', '.join(sorted(difference))}"
         tensors = {k: v for rule in self.rules for k, v in rule.to_hf(state[rule.name]).items()}
         return tensors | {name: tensors[of] for name, of in self.duplicates.items()}
 
@@ -92,7 +93,8 @@ class ParameterMap:
         foreign = self._foreign_heads(tensors)
         missing = self._missing_heads(tensors)
         rules = [rule for rule in self.rules if not missing.issuperset(rule.hf_names)]
-        assert all(rule.name in like for rule in self.rules), "the network lacks a parameter"
+        lacking = [rule.name for rule in self.rules if rule.name not in like]
+        assert not lacking, f"the network lacks {', '.join(lacking)}, which its map has"
         shapes = {k: v.shape for rule in rules for k, v in rule.to_hf(like[rule.name]).items()}
         _check({k: v.shape for k, v in tensors.items() if k not in foreign}, shapes, where)
         if foreign:

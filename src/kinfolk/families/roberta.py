@@ -10,7 +10,7 @@ from typing import Any
 
 from kinfolk.config import config, field
 from kinfolk.errors import UserError
-from kinfolk.families.base import Family, HuggingFace, hf_heads, mimetic_sizes
+from kinfolk.families.base import Family, HuggingFace, hf_heads, json_field, mimetic_sizes
 from kinfolk.families.bert import (
     FIELDS,
     REQUIRED,
@@ -20,7 +20,7 @@ from kinfolk.families.bert import (
     layer_rules,
 )
 from kinfolk.families.mapping import ParameterMap, ParameterRule, module
-from kinfolk.nn.language_model import Pooling, model_field, network_of
+from kinfolk.nn.language_model import MAX_TOKENS, MAX_VOCAB, Pooling, model_field, network_of
 from kinfolk.objectives.full_sentences import FullSentences
 from kinfolk.objectives.mlm import MLM
 from kinfolk.text.tokenizer import SpecialTokens
@@ -35,7 +35,10 @@ class RobertaConfig(BertConfig):
     type_vocab_size: int = model_field("type_vocab_size", 1)
     layer_norm_eps: float = model_field("layer_norm_eps", 1e-5)
     padding_idx: int = field(
-        default=1, ge=0, help="id of padding; positions are counted from the one after it"
+        default=1,
+        ge=0,
+        lt=MAX_VOCAB,
+        help="id of padding; positions are counted from the one after it",
     )
 
 
@@ -143,6 +146,7 @@ FAMILY = Family(
             "intermediate_size": 3072,
         },
         to_extra=to_extra,
+        extra_fields={"max_position_embeddings": json_field(int, ge=1, le=MAX_TOKENS)},
         from_extra=from_extra,
         heads=hf_heads(
             "Roberta",

@@ -15,11 +15,14 @@ from kinfolk.attention_mask import AttentionBackend
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config, field
 from kinfolk.errors import UserError
-from kinfolk.families.base import Family, HuggingFace, Size, standard_sizes
+from kinfolk.families.base import TOKEN_ID, Family, HuggingFace, Size, json_field, standard_sizes
 from kinfolk.families.mapping import ParameterMap, ParameterRule, module, per_layer, require
 from kinfolk.nn.attention import Attention, CrossAttention, select_backend
 from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
 from kinfolk.nn.language_model import (
+    MAX_LAYERS,
+    MAX_SIZE,
+    MAX_TOKENS,
     EncoderDecoder,
     LayerStack,
     ModelConfig,
@@ -40,9 +43,12 @@ class T5Config(ModelConfig):
 
     vocab_size: int = model_field("vocab_size", 32128)
     hidden_size: int = model_field("hidden_size", 512)
-    num_layers: int = field(default=6, ge=1, help="number of encoder layers")
+    num_layers: int = field(default=6, ge=1, le=MAX_LAYERS, help="number of encoder layers")
     num_decoder_layers: int | None = field(
-        default=None, ge=1, help="number of decoder layers; None is as many as the encoder has"
+        default=None,
+        ge=1,
+        le=MAX_LAYERS,
+        help="number of decoder layers; None is as many as the encoder has",
     )
     num_heads: int = model_field("num_heads", 8)
     head_dim: int | None = model_field("head_dim", None)
@@ -52,9 +58,12 @@ class T5Config(ModelConfig):
     tie_word_embeddings: bool = field(
         default=True, help="share the input embeddings with the output layer"
     )
-    num_buckets: int = field(default=32, ge=1, help="number of relative position buckets")
+    num_buckets: int = field(default=32, ge=4, le=2**16, help="number of relative position buckets")
     max_distance: int = field(
-        default=128, ge=1, help="distance from which all tokens share the last bucket"
+        default=128,
+        ge=1,
+        le=MAX_TOKENS,
+        help="distance from which all tokens share the last bucket",
     )
     decoder_start_token_id: int = model_field("decoder_start_token_id", 0)
     dropout: float = model_field("dropout", 0.1)
@@ -364,6 +373,14 @@ FAMILY = Family(
         required={"is_encoder_decoder": True, "is_decoder": False},
         defaults={"d_model": 512, "num_layers": 6, "num_heads": 8, "d_kv": 64, "d_ff": 2048},
         to_extra=to_extra,
+        extra_fields={
+            "pad_token_id": TOKEN_ID,
+            "num_decoder_layers": json_field(int | None, ge=1, le=MAX_LAYERS),
+            "d_kv": json_field(int, ge=1, le=MAX_SIZE),
+            "feed_forward_proj": json_field(str),
+            "dense_act_fn": json_field(str),
+            "scale_decoder_outputs": json_field(bool),
+        },
         from_extra=from_extra,
     ),
 )

@@ -17,11 +17,13 @@ from kinfolk.attention_mask import AttentionBackend
 from kinfolk.batch import Inputs, Output
 from kinfolk.config import config, field
 from kinfolk.errors import UserError
-from kinfolk.families.base import Family, HuggingFace, standard_sizes
+from kinfolk.families.base import Family, HuggingFace, json_field, standard_sizes
 from kinfolk.families.mapping import ParameterMap, ParameterRule, module, per_layer, require
 from kinfolk.nn.attention import Attention, CrossAttention
 from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
 from kinfolk.nn.language_model import (
+    MAX_LAYERS,
+    MAX_TOKENS,
     EncoderDecoder,
     LayerStack,
     ModelConfig,
@@ -43,9 +45,9 @@ class TransformerConfig(ModelConfig):
     # Section 5.1: subwords shared by English and German.
     vocab_size: int = model_field("vocab_size", 37000)
     hidden_size: int = model_field("hidden_size", 512)
-    num_layers: int = field(default=6, ge=1, help="number of encoder layers")
+    num_layers: int = field(default=6, ge=1, le=MAX_LAYERS, help="number of encoder layers")
     num_decoder_layers: int | None = field(
-        default=None, ge=1, help="number of decoder layers; None is as many as the encoder has"
+        default=None, ge=1, le=MAX_LAYERS, help="number of decoder layers; None is the encoder's"
     )
     num_heads: int = model_field("num_heads", 8)
     intermediate_size: int | None = model_field("intermediate_size", None)
@@ -60,7 +62,7 @@ class TransformerConfig(ModelConfig):
         default="interleaved",
         help="sines and cosines in turn (the paper), in halves (Marian), or as in fairseq",
     )
-    first_position: int = field(default=0, ge=0, help="position of the first token (fairseq: 2)")
+    first_position: int = field(default=0, ge=0, le=MAX_TOKENS, help="first position (fairseq: 2)")
     decoder_start_token_id: int = model_field("decoder_start_token_id", 0)
     dropout: float = model_field("dropout", 0.1)
     attention_dropout: float = model_field("attention_dropout", 0.0)
@@ -386,6 +388,7 @@ FAMILY = Family(
             "decoder_start_token_id": 58100,
         },
         to_extra=to_extra,
+        extra_fields={"decoder_layers": json_field(int, ge=1, le=MAX_LAYERS)},
         from_extra=from_extra,
         adapt=with_logits_bias,
         supports=is_marian,

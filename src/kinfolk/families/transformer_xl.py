@@ -17,6 +17,9 @@ from kinfolk.families.base import Family, standard_sizes
 from kinfolk.nn.embeddings import AdaptiveEmbedding
 from kinfolk.nn.init import init_weights_
 from kinfolk.nn.language_model import (
+    MAX_SIZE,
+    MAX_TOKENS,
+    MAX_VOCAB,
     LanguageModel,
     LayerStack,
     ModelConfig,
@@ -50,21 +53,29 @@ class TransformerXLConfig(ModelConfig):
     head_dim: int | None = model_field("head_dim", None)
     intermediate_size: int | None = model_field("intermediate_size", None)
     mem_len: int = field(
-        default=384, ge=1, help="number of cached hidden states from earlier segments"
+        default=384,
+        ge=1,
+        le=MAX_TOKENS,
+        help="number of cached hidden states from earlier segments",
     )
     clamp_len: int | None = model_field("clamp_len", None)
     attention_window: int | None = field(
         default=None,
         ge=1,
+        le=MAX_TOKENS,
         help="number of tokens that attention sees; None is the segment and the memory",
     )
     cutoffs: tuple[int, ...] = field(
         default=(20_000, 40_000, 200_000),
         ge=1,
+        lt=MAX_VOCAB,
         help="first id of each cluster of rarer tokens (adaptive softmax)",
     )
     div_val: int = field(
-        default=4, ge=1, help="factor by which the embeddings of each next cluster are smaller"
+        default=4,
+        ge=1,
+        le=MAX_SIZE,
+        help="factor by which the embeddings of each next cluster are smaller",
     )
     dropout: float = model_field("dropout", 0.2)
     attention_dropout: float = model_field("attention_dropout", 0.2)

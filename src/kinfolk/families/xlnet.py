@@ -23,6 +23,7 @@ from kinfolk.families.base import (
     HFHead,
     HuggingFace,
     hf_heads,
+    json_field,
     standard_sizes,
 )
 from kinfolk.families.mapping import ParameterMap, ParameterRule, module, per_layer, require
@@ -30,6 +31,7 @@ from kinfolk.nn.attention import select_backend
 from kinfolk.nn.embeddings import LinearLogits, TokenEmbedding
 from kinfolk.nn.init import init_weights_
 from kinfolk.nn.language_model import (
+    MAX_TOKENS,
     LanguageModel,
     LayerStack,
     ModelConfig,
@@ -318,6 +320,7 @@ FAMILY = Family(
         },
         defaults={"d_model": 1024, "n_head": 16, "d_inner": 4096},
         to_extra=to_extra,
+        extra_fields={"clamp_len": json_field(int, ge=-1, le=MAX_TOKENS)},
         from_extra=from_extra,
         heads=hf_heads("XLNet", POOLED, POOLED)
         | {"span": HFHead("XLNetForQuestionAnsweringSimple", "qa_outputs")},

@@ -34,15 +34,33 @@ class GenerationConfig:
     above 1 beam search, `do_sample=False` greedy decoding; otherwise tokens are sampled.
     """
 
-    max_new_tokens: int = field(default=100, ge=1, help="Maximum number of generated tokens")
-    min_new_tokens: int = field(default=0, ge=0, help="Minimum number of generated tokens")
-    num_return_sequences: int = field(default=1, ge=1, help="Outputs per prompt")
+    max_new_tokens: int = field(
+        default=100,
+        ge=1,
+        le=2**20,
+        help="Maximum number of generated tokens",
+    )
+    min_new_tokens: int = field(
+        default=0,
+        ge=0,
+        le=2**20,
+        help="Minimum number of generated tokens",
+    )
+    num_return_sequences: int = field(default=1, ge=1, le=2**14, help="Outputs per prompt")
     do_sample: bool | None = decoding(
         default=None, help="Sample each token; false takes the most likely one (greedy decoding)"
     )
-    temperature: float = decoding(default=1.0, ge=0, help="Sampling temperature; 0 is greedy")
+    temperature: float = decoding(
+        default=1.0,
+        ge=0,
+        le=1e6,
+        help="Sampling temperature; 0 is greedy",
+    )
     top_k: int | None = decoding(
-        default=None, ge=1, help="Choose among the k most likely tokens (contrastive search: 4)"
+        default=None,
+        ge=1,
+        le=2**31,
+        help="Choose among the k most likely tokens (contrastive search: 4)",
     )
     top_p: float | None = decoding(
         default=None,
@@ -59,15 +77,23 @@ class GenerationConfig:
     typical_p: float | None = decoding(
         default=None, gt=0, le=1, help="Locally typical sampling: total probability kept"
     )
-    num_beams: int = decoding(default=1, ge=1, help="Number of beams; above 1 selects beam search")
+    num_beams: int = decoding(
+        default=1,
+        ge=1,
+        le=2**12,
+        help="Number of beams; above 1 selects beam search",
+    )
     num_beam_groups: int = decoding(
-        default=1, ge=1, help="Beam groups; above 1 selects diverse beam search"
+        default=1, ge=1, le=2**12, help="Beam groups; above 1 selects diverse beam search"
     )
     diversity_penalty: float = decoding(
-        default=0.5, ge=0, help="Penalty for a token that an earlier beam group has chosen"
+        default=0.5, ge=0, le=1e6, help="Penalty for a token that an earlier beam group has chosen"
     )
     length_penalty: float = decoding(
-        default=1.0, help="Beam scores are divided by length^X; above 0 favors longer outputs"
+        default=1.0,
+        ge=-100,
+        le=100,
+        help="Beam scores are divided by length^X; above 0 favors longer outputs",
     )
     early_stopping: bool = decoding(
         default=False, help="End beam search as soon as there are enough complete outputs"
@@ -82,10 +108,13 @@ class GenerationConfig:
         default=0, ge=0, lt=2**64, help="Random seed; the same seed gives the same text"
     )
     repetition_penalty: float = constraint(
-        default=1.0, gt=0, help="Above 1 lowers the probability of tokens that have occurred"
+        default=1.0,
+        gt=0,
+        le=1e6,
+        help="Above 1 lowers the probability of tokens that have occurred",
     )
     no_repeat_ngram_size: int | None = constraint(
-        default=None, ge=1, help="Never repeat an n-gram of this many tokens"
+        default=None, ge=1, le=2**20, help="Never repeat an n-gram of this many tokens"
     )
     stop_strings: tuple[str, ...] = constraint(default=(), help="Stop before this string")
     forced_prefix: str = constraint(default="", help="Text that the output starts with")

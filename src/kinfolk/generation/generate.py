@@ -1,7 +1,7 @@
 """Generate: token by token, as a stream of text, for many prompts, line by line, in a chat."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any
@@ -24,6 +24,7 @@ from kinfolk.generation.decode import (
 )
 from kinfolk.generation.prompts import (
     EncodedPrompt,
+    attention_scores,
     decode_after,
     encode_prompt,
     eval_mode,
@@ -36,6 +37,7 @@ from kinfolk.rng import uniforms
 from kinfolk.text.tokenizer import Tokenizer
 
 SORT_WINDOW = 16  # batches that are sorted by length together
+MAX_BATCH_SCORES = 2**30  # attention scores of a layer for a batch of prompts; 4 GiB
 EXTRA_LENGTH = 50  # tokens a line may have more than its source (Vaswani et al. 2017, 6.1)
 
 
@@ -183,9 +185,12 @@ def transform_lines(
     """
 
     def encoded() -> Iterator[EncodedPrompt | None]:
-        for line in lines:
+        for number, line in enumerate(lines, 1):
             text = line.strip()
-            yield encode_prompt(model, tokenizer, prefix + text, config)[0] if text else None
+            try:
+                yield encode_prompt(model, tokenizer, prefix + text, config)[0] if text else None
+            except UserError as error:
+                raise UserError(f"line {number:,}: {error}") from error
 
     outputs = generate_batches(
         model,
@@ -223,8 +228,8 @@ def generate_batches(
         present.sort(key=lambda item: len(item[1].source or item[1].prompt))
         on_progress(len(window) - len(present))
         outputs: dict[int, list[GeneratedText]] = {}
-        for start in range(0, len(present), batch_size):
-            indices, batch = zip(*present[start : start + batch_size], strict=True)
+        for pairs in _split(model, present, batch_size):
+            indices, batch = zip(*pairs, strict=True)
             limits = None if limit is None else list(map(limit, batch))
             request = GenerationRequest.from_prompts(
                 batch, config, tokenizer, prompt_indices=indices, max_new_tokens=limits
@@ -236,6 +241,21 @@ def generate_batches(
             on_progress(len(batch))
         yield from (outputs.get(before + offset, []) for offset in range(len(window)))
         before += len(window)
+
+
+def _split(
+    model: LanguageModel, prompts: Sequence[tuple[int, EncodedPrompt]], batch_size: int
+) -> Iterator[Sequence[tuple[int, EncodedPrompt]]]:
+    """Split prompts, the shortest first, into batches; long ones share a batch with fewer."""
+    batch: list[tuple[int, EncodedPrompt]] = []
+    for item in prompts:
+        scores = attention_scores(model, len(item[1].source or item[1].prompt))
+        if batch and (len(batch) == batch_size or (len(batch) + 1) * scores > MAX_BATCH_SCORES):
+            yield batch
+            batch = []
+        batch.append(item)
+    if batch:
+        yield batch
 
 
 def _encode(

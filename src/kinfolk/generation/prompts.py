@@ -11,6 +11,7 @@ The blanks at the end of a prompt (GLM) have the position of their mask:
     input_ids   it  [M]  .  <s>  was  position_ids  0  1  2  1  1  block_position_ids  0  0  0  1  2
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from kinfolk.generation.logits_process import TokenLists
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.text.tokenizer import Tokenizer, glm_tokens
 
+MAX_SCORES = 2**32  # attention scores of a layer for one text; 16 GiB
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 Blanks = Sequence[tuple[int, int]]  # the position of each mask, and the tokens generated for it
 
@@ -58,6 +60,7 @@ def encode_prompt(
     encoded = build_prompt(model, tokenizer, ids, add_bos_token=config.add_bos_token)
     context = model.config.max_length
     if context is None:
+        check_attention_memory(model, len(encoded.source or encoded.prompt))
         return encoded, 0
     limit = context - 1
     if encoded.source is not None:  # only a decoder shares the context with the output
@@ -79,6 +82,22 @@ def encode_prompt(
             f"{context}: lower it"
         )
     return rest, excess
+
+
+def check_attention_memory(model: LanguageModel, length: int) -> None:
+    """Refuse a text whose attention scores take too much memory, where no context bounds it."""
+    if attention_scores(model, length) > MAX_SCORES:
+        size = 4 * attention_scores(model, length) / 2**30
+        longest = math.isqrt(MAX_SCORES // model.config.num_heads)
+        raise UserError(
+            f"the text has {length:,} tokens, and attention over it takes {size:,.0f} GiB: split "
+            f"it into texts of at most {longest:,} tokens"
+        )
+
+
+def attention_scores(model: LanguageModel, length: int) -> int:
+    """Return the number of attention scores of one layer for a text of this length."""
+    return int(model.config.num_heads) * length**2
 
 
 def build_prompt(

@@ -125,8 +125,8 @@ def load_model(folder: Path | str) -> LanguageModel:
     if path.is_file() or (path.is_dir() and not (path / "config.json").is_file()):
         data, tensors = _foreign(path)
         format = _format(data, path)
-    elif (model_type := (data := _config(path)).get("model_type")) in FOLDERS:
-        data, tensors = FOLDERS[str(model_type)](data, read_weights(path), path)
+    elif (model_type := str((data := _config(path)).get("model_type"))) in FOLDERS:
+        data, tensors = FOLDERS[model_type](data, read_weights(path), path)
         format = _format(data, path)
     else:
         known = _format(data, path) if "model_type" in data else None
@@ -231,7 +231,7 @@ def _format(data: Mapping[str, Any], path: Path) -> Format:
 def _read(file: Path) -> dict[str, Any]:
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{file} is not JSON ({error}): copy or save it again") from error
     if not isinstance(data, dict):
         raise UserError(f"{file} must hold a JSON object: copy or save it again")

@@ -5,20 +5,23 @@ Our own format serves the families and task heads that transformers lacks.
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
+from kinfolk.config import TYPE, describe, from_fields, to_json, type_name
 from kinfolk.errors import UserError
-from kinfolk.families.base import Family, HFHead, HuggingFace
+from kinfolk.families.base import Family, HFHead, HuggingFace, json_field
 from kinfolk.families.mapping import ParameterMap, ParameterRule, module, require
 from kinfolk.nn.embeddings import TokenEmbedding
 from kinfolk.nn.language_model import ModelConfig, Pooling
 from kinfolk.nn.task_heads import FIXED_LABELS, ModelWithHeadConfig, pooling_of
 from kinfolk.text.tokenizer import SpecialTokens
 
+MAX_LABELS = 2**20
+DROPOUT = describe(ModelWithHeadConfig)["dropout"]
 PROBLEM_TYPES = {False: "single_label_classification", True: "regression"}  # by `regression`
 
 
@@ -60,6 +63,8 @@ class WithHead:
         if self.head == "text" and data.get("problem_type") is not None:
             require(data, problem_type=PROBLEM_TYPES[regression])
         rates = [data[name] for name in self._dropout_fields() if data.get(name) is not None]
+        for rate in rates:
+            DROPOUT.check(rate, f"config.json: {self._dropout_fields()[-1]}")
         return ModelWithHeadConfig(
             backbone=backbone,
             head=self.head,  # type: ignore[arg-type]  # a key of `HuggingFace.heads`
@@ -124,7 +129,10 @@ def head_from_architectures(hf: HuggingFace, data: Mapping[str, Any]) -> Hugging
 
     A class that is not known is a backbone; its own heads are left out with a warning.
     """
-    architecture = (data.get("architectures") or [None])[0]
+    names = data.get("architectures") or [None]
+    if not isinstance(names, list):
+        raise UserError(f"config.json: architectures={names!r}: it must be a list of names")
+    architecture = names[0]
     heads = (WithHead(hf, h, name) for name, h in hf.heads.items() if h.name == architecture)
     return next(heads, hf)
 
@@ -142,7 +150,9 @@ def refuse_unnamed_head(hf: HuggingFace, weights: Collection[str], where: str) -
 def _labels(data: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the labels; transformers omits default names, and prefers `num_labels`."""
     labels = data.get("id2label") or {}
+    json_field(dict).check(labels, "config.json: id2label")
     number = data.get("num_labels", len(labels) or 2)
+    json_field(int, ge=1, le=MAX_LABELS).check(number, "config.json: num_labels")
     if len(labels) != number:
         labels = {str(i): f"LABEL_{i}" for i in range(number)}
     numbers = [str(i) for i in range(len(labels))]
@@ -184,14 +194,16 @@ class Native:
 
     def from_config(self, data: Mapping[str, Any]) -> ModelConfig:
         """Return the config that a config.json describes."""
-        config = type(next(iter(self.family.sizes.values())))
-        backbone = config(**_known_fields(config, data))
+        config: Any = type(next(iter(self.family.sizes.values())))
+        backbone = from_fields(config, data, "config.json: ")
         if "head" not in data:
             return backbone
-        head = _known_fields(ModelWithHeadConfig, data["head"])
-        return ModelWithHeadConfig(
-            **head | {"backbone": backbone, "pooling": Pooling(**head["pooling"])}
-        )
+        head = data["head"]
+        json_field(dict).check(head, "config.json: head")
+        json_field(dict).check(head.get("pooling"), "config.json: head.pooling")
+        pooling = {TYPE: type_name(Pooling), **head["pooling"]}
+        values = {**head, "backbone": to_json(backbone), "pooling": pooling}
+        return from_fields(ModelWithHeadConfig, values, "config.json: head.")
 
     def parameters(self, c: Any) -> ParameterMap:
         """Map every parameter to the same name."""
@@ -205,9 +217,3 @@ class Native:
         return ParameterMap(
             rules=[ParameterRule(n, (n,), vocab_rows=vocab_rows.get(n)) for n in model.state_dict()]
         )
-
-
-def _known_fields(config: Any, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a config that JSON has, with lists as tuples."""
-    values = {field.name: data[field.name] for field in fields(config) if field.name in data}
-    return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}

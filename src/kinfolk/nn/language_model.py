@@ -37,30 +37,44 @@ class Pooling:
     bias: bool = field(default=True, help="add a bias to the scores")
 
 
+# Upper bounds of sizes: far above any published network, and low enough that no product of two of
+# them overflows. Whether a network fits into memory is checked when it is built.
+MAX_VOCAB, MAX_SIZE, MAX_LAYERS, MAX_TOKENS = 2**26, 2**18, 2**12, 2**24
+
 # Range and help of the fields that several configs have.
 MODEL_FIELDS: dict[str, dict[str, Any]] = {
-    "vocab_size": {"ge": 1, "help": "number of token ids"},
-    "type_vocab_size": {"ge": 1, "help": "number of token types"},
-    "embedding_size": {"ge": 1, "help": "size of the token embeddings"},
-    "hidden_size": {"ge": 1, "help": "size of the hidden states"},
-    "num_layers": {"ge": 1, "help": "number of layers"},
-    "num_heads": {"ge": 1, "help": "number of attention heads"},
+    "vocab_size": {"ge": 1, "le": MAX_VOCAB, "help": "number of token ids"},
+    "type_vocab_size": {"ge": 1, "le": MAX_VOCAB, "help": "number of token types"},
+    "embedding_size": {"ge": 1, "le": MAX_SIZE, "help": "size of the token embeddings"},
+    "hidden_size": {"ge": 1, "le": MAX_SIZE, "help": "size of the hidden states"},
+    "num_layers": {"ge": 1, "le": MAX_LAYERS, "help": "number of layers"},
+    "num_heads": {"ge": 1, "le": MAX_SIZE, "help": "number of attention heads"},
     "head_dim": {
         "ge": 1,
+        "le": MAX_SIZE,
         "help": "size of an attention head; None is the hidden size over the heads",
     },
     "intermediate_size": {
         "ge": 1,
+        "le": 2**20,
         "help": "size of the feed-forward layer; None is four times the hidden size",
     },
-    "max_length": {"ge": 1, "help": "longest sequence, in tokens"},
-    "clamp_len": {"ge": 1, "help": "largest relative distance; None is unlimited"},
-    "decoder_start_token_id": {"ge": 0, "help": "id of the token that the decoder starts from"},
+    "max_length": {"ge": 1, "le": MAX_TOKENS, "help": "longest sequence, in tokens"},
+    "clamp_len": {
+        "ge": 1,
+        "le": MAX_TOKENS,
+        "help": "largest relative distance; None is unlimited",
+    },
+    "decoder_start_token_id": {
+        "ge": 0,
+        "lt": MAX_VOCAB,
+        "help": "id of the token that the decoder starts from",
+    },
     "activation": {"help": "activation function of the feed-forward layer"},
     "dropout": {"ge": 0, "lt": 1, "help": "dropout rate of embeddings and sublayers"},
     "attention_dropout": {"ge": 0, "lt": 1, "help": "dropout rate of attention probabilities"},
-    "layer_norm_eps": {"gt": 0, "help": "epsilon of the layer norms"},
-    "init_std": {"ge": 0, "help": "standard deviation of initial weights"},
+    "layer_norm_eps": {"gt": 0, "le": 1, "help": "epsilon of the layer norms"},
+    "init_std": {"ge": 0, "le": 100, "help": "standard deviation of initial weights"},
     "mimetic_init": {"help": "mimetic initialisation: attention starts on neighbouring tokens"},
 }
 
@@ -79,6 +93,13 @@ class ModelConfig:
     vocab_size: int
     network: ClassVar["type[LanguageModel]"]  # the class that `network_of` declares
 
+    def __post_init__(self) -> None:
+        if self.num_heads > 1 and self.head_dim is None and self.hidden_size % self.num_heads:
+            raise UserError(
+                f"model.num_heads={self.num_heads} does not divide "
+                f"model.hidden_size={self.hidden_size}"
+            )
+
     def build(self) -> "LanguageModel":
         """Build the network with new weights."""
         return self.network(self)
@@ -92,6 +113,11 @@ class ModelConfig:
     def family_name(self) -> str:
         """The name of its family: the registered name of the pretrained network's config."""
         return type_name(self.pretrained)
+
+    @property
+    def hidden_size(self) -> int:
+        """The size of the hidden states."""
+        raise NotImplementedError
 
     @property
     def max_length(self) -> int | None:

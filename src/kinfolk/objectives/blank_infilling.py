@@ -47,7 +47,7 @@ class BlankInfilling(Objective):
 
     mask_rate: float = field(default=0.15, gt=0, lt=1, help="fraction of the tokens that is masked")
     mean_span_length: float = field(
-        default=3.0, ge=1, help="mean length of a masked span, in tokens"
+        default=3.0, ge=1, le=2**24, help="mean length of a masked span, in tokens"
     )
     sentence_mask_prob: float = field(
         default=0.3, ge=0, le=1, help="fraction of the texts in which whole sentences are masked"

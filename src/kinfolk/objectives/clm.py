@@ -18,7 +18,7 @@ from kinfolk.objectives.objective import Objective
 class CLM(Objective):
     """Predict the next token, and the end of each document."""
 
-    max_length: int = field(default=1024, ge=1, help="length of a row, in tokens")
+    max_length: int = field(default=1024, ge=1, le=2**24, help="length of a row, in tokens")
 
     loss_name = "clm"
     required_tokens = ("eos",)

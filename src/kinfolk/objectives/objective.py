@@ -23,8 +23,8 @@ class Objective(ABC):
     """
 
     special_tokens: SpecialTokens = field(help="ids of the special tokens")
-    vocab_size: int = field(ge=1, help="number of token ids")
-    max_length: int = field(default=512, ge=1, help="length of a row, in tokens")
+    vocab_size: int = field(ge=1, le=2**26, help="number of token ids")
+    max_length: int = field(default=512, ge=1, le=2**24, help="length of a row, in tokens")
 
     loss_name: ClassVar[str]  # of the likelihood of tokens, in losses and counts
     required_tokens: ClassVar[tuple[str, ...]] = ()  # roles that the tokenizer must have

@@ -61,7 +61,7 @@ class PermutationLM(Objective):
     """Predict a fraction of the tokens one by one, in a random order, from all others."""
 
     partial_prediction_k: int = field(
-        default=6, ge=2, help="predict one token in this many (K in section 2.3)"
+        default=6, ge=2, le=2**24, help="predict one token in this many (K in section 2.3)"
     )
 
     loss_name = "permutation"

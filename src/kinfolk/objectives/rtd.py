@@ -46,7 +46,10 @@ class RTD(MLM):
     """Predict masked tokens with a small network, and find its mistakes with a large one."""
 
     discriminator_weight: float = field(
-        default=50.0, ge=0, help="weight of the discriminator's loss (section 3.2, appendix A)"
+        default=50.0,
+        ge=0,
+        le=1e6,
+        help="weight of the discriminator's loss (section 3.2, appendix A)",
     )
 
     def example(self, chunk: Chunk, rng: Rng, /) -> Example:

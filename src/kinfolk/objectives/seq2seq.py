@@ -29,7 +29,7 @@ class Seq2Seq(Objective):
     """Generate the second text of each pair from the first."""
 
     max_length: int = field(
-        default=512, ge=1, help="length of a row of sources, and of a row of targets"
+        default=512, ge=1, le=2**24, help="length of a row of sources, and of a row of targets"
     )
     label_smoothing: float = field(
         default=0.1, ge=0, lt=1, help="label smoothing (Vaswani et al. 2017, section 5.4)"

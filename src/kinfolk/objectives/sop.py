@@ -77,6 +77,7 @@ class SOP(NSP):
     max_ngram: int = field(
         default=3,
         ge=1,
+        le=512,
         help="longest masked n-gram, in tokens, or in words with whole word masking",
     )
 

@@ -32,11 +32,16 @@ from kinfolk.objectives.objective import Objective
 class SpanCorruption(Objective):
     """Mask spans of three tokens on average, 15 % in all, and predict them in order."""
 
-    max_length: int = field(default=512, ge=1, help="length of a row of the encoder, in tokens")
+    max_length: int = field(
+        default=512,
+        ge=1,
+        le=2**24,
+        help="length of a row of the encoder, in tokens",
+    )
     mask_rate: float = field(default=0.15, gt=0, lt=1, help="fraction of the tokens that is masked")
     # Raffel et al. 2020, section 3.1.4.
     mean_span_length: float = field(
-        default=3.0, ge=1, help="mean length of a masked span, in tokens"
+        default=3.0, ge=1, le=2**24, help="mean length of a masked span, in tokens"
     )
 
     loss_name = "spans"

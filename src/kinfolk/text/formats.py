@@ -131,7 +131,7 @@ def read_json(file: Path) -> dict[str, Any]:
     text = "\n".join(lines(file))
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{file} is not JSON ({error}): save the tokenizer again") from error
     if not isinstance(value, dict):
         raise UserError(f"{file} must hold a JSON object: save the tokenizer again")

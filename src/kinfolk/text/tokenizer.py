@@ -16,7 +16,7 @@ import numpy.typing as npt
 import tokenizers
 from tokenizers import Regex, models, pre_tokenizers, processors
 
-from kinfolk.config import config
+from kinfolk.config import config, field
 from kinfolk.errors import UserError
 from kinfolk.text import formats
 
@@ -46,19 +46,25 @@ LINE_END = "\n</w>"  # in the vocabulary of GPT
 _SENTINEL = re.compile(r"<extra_id_(\d+)>")
 
 
+def token_field(role: str) -> Any:
+    """Declare the id of a special token."""
+    return field(ge=0, lt=2**26, help=f"id of the token for {role}")
+
+
 @config("special_tokens")
 class SpecialTokens:
     """The ids of special tokens by role; None where a tokenizer has no such token."""
 
-    pad: int
-    unk: int | None
-    bos: int | None
-    eos: int | None
-    cls: int | None
-    sep: int | None
-    mask: int | None
-    # T5's <extra_id_0>, <extra_id_1> ... in that order, or GLM's [sMASK] and [gMASK].
-    sentinels: tuple[int, ...] = ()
+    pad: int = token_field("padding")
+    unk: int | None = token_field("characters that the vocabulary lacks")
+    bos: int | None = token_field("the beginning of a text")
+    eos: int | None = token_field("the end of a text")
+    cls: int | None = token_field("the summary of a text")
+    sep: int | None = token_field("the end of a part of a text")
+    mask: int | None = token_field("a token to predict")
+    sentinels: tuple[int, ...] = field(
+        default=(), ge=0, lt=2**26, help="ids of T5's <extra_id_0>, <extra_id_1> ... in that order"
+    )
 
     def require(self, role: str) -> int:
         """Return the id of a role; raise UserError where there is none."""

@@ -15,6 +15,8 @@ schedule_field = partial(field, panel="Learning rate schedule")
 checkpoint_field = partial(field, panel="Checkpoints and evaluation")
 runtime_field = partial(field, panel="Runtime")
 
+MAX_STEPS = 2**40  # more than a year of a thousand steps a second
+
 # Parameters times tokens of a micro-batch. Above it a replayed step is less than 10 % faster than a
 # compiled one on an H200 (docs/benchmarks.md), and it keeps the gradients of every recorded shape.
 MAX_GRAPH_WORK = 2 * 10**12
@@ -24,12 +26,12 @@ MAX_GRAPH_WORK = 2 * 10**12
 class TrainConfig:
     """Settings of a training run that belong neither to the network nor to the objective."""
 
-    steps: int = batch_field(default=10_000, ge=1, help="number of optimizer steps")
+    steps: int = batch_field(default=10_000, ge=1, le=MAX_STEPS, help="number of optimizer steps")
     batch_size: int = batch_field(
         default=32, ge=1, le=2**24, help="number of rows in an optimizer step"
     )
     gradient_accumulation: int = batch_field(
-        default=1, ge=1, help="number of micro-batches that a step is split into"
+        default=1, ge=1, le=2**24, help="number of micro-batches that a step is split into"
     )
     optimizer: Optimizer = optimizer_field(
         default="adamw", help="optimizer; adamw_rms multiplies each step by the RMS of its tensor"
@@ -39,17 +41,27 @@ class TrainConfig:
     min_lr_ratio: float = schedule_field(
         default=0.1, ge=0, le=1, help="last learning rate as a fraction of the peak"
     )
-    warmup: int = schedule_field(default=500, ge=0, help="number of warm-up steps")
+    warmup: int = schedule_field(default=500, ge=0, le=MAX_STEPS, help="number of warm-up steps")
     decay_ratio: float = schedule_field(
         default=0.2, ge=0, le=1, help="fraction of the steps in which a trapezoid schedule decays"
     )
-    weight_decay: float = optimizer_field(default=0.01, ge=0, help="weight decay, of matrices only")
+    weight_decay: float = optimizer_field(
+        default=0.01,
+        ge=0,
+        le=10,
+        help="weight decay, of matrices only",
+    )
     betas: tuple[float, float] = optimizer_field(
         default=(0.9, 0.98), ge=0, lt=1, help="coefficients of Adam's running averages"
     )
-    eps: float = optimizer_field(default=1e-8, ge=0, help="epsilon in the denominator of Adam")
+    eps: float = optimizer_field(
+        default=1e-8,
+        ge=0,
+        le=1,
+        help="epsilon in the denominator of Adam",
+    )
     grad_clip: float = optimizer_field(
-        default=1.0, ge=0, help="largest norm of the gradient; 0 does not clip"
+        default=1.0, ge=0, le=1e9, help="largest norm of the gradient; 0 does not clip"
     )
     seed: int = runtime_field(
         default=0, ge=0, le=2**63 - 1, help="seed of initial weights, data order and dropout"
@@ -57,16 +69,20 @@ class TrainConfig:
     save_every: int = checkpoint_field(
         default=1000,
         ge=1,
+        le=MAX_STEPS,
         help="number of steps between checkpoints; the last step is always saved",
     )
     keep_checkpoints: int = checkpoint_field(
-        default=2, ge=1, help="number of latest checkpoints to keep"
+        default=2, ge=1, le=MAX_STEPS, help="number of latest checkpoints to keep"
     )
     eval_every: int = checkpoint_field(
-        default=500, ge=1, help="number of steps between evaluations on held-out documents"
+        default=500,
+        ge=1,
+        le=MAX_STEPS,
+        help="number of steps between evaluations on held-out documents",
     )
     eval_batches: int = checkpoint_field(
-        default=16, ge=1, help="number of batches in an evaluation"
+        default=16, ge=1, le=2**20, help="number of batches in an evaluation"
     )
     device: str = runtime_field(default="auto", help="device: auto, cpu or cuda")
     precision: Literal["auto", "float32", "bfloat16"] = runtime_field(
@@ -82,7 +98,7 @@ class TrainConfig:
         "auto is yes in pretraining where parameters times tokens of a micro-batch are up to 2e12",
     )
     workers: int = runtime_field(
-        default=0, ge=0, le=1024, help="number of data loader processes; it changes no batch"
+        default=0, ge=0, le=256, help="number of data loader processes; it changes no batch"
     )
 
     def __post_init__(self) -> None:
@@ -119,6 +135,7 @@ class FineTuneConfig:
     epochs: float | None = field(
         default=None,
         gt=0,
+        le=1e6,
         help="number of passes over the training rows; None is 3, and more for few rows",
     )
     layer_lr_decay: float = field(
@@ -133,11 +150,13 @@ class FineTuneConfig:
     noisy_tune: float = field(
         default=0.0,
         ge=0,
+        le=10,
         help="noise added to the initial weights, relative to their deviation (NoisyTune)",
     )
     adversarial_epsilon: float = field(
         default=0.0,
         ge=0,
+        le=1e3,
         help="size of adversarial perturbations of the embeddings (FGM); 0 for none",
     )
     dropout: float | None = field(
@@ -149,6 +168,7 @@ class FineTuneConfig:
     early_stopping_patience: int = field(
         default=0,
         ge=0,
+        le=MAX_STEPS,
         help="number of evaluations without improvement before stopping; 0 never stops",
     )
     class_weights: Literal["none", "balanced"] = field(
@@ -157,6 +177,7 @@ class FineTuneConfig:
     mixing_temperature: float = field(
         default=1.0,
         gt=0,
+        le=1e6,
         help="temperature of the mixture of several files; a high one mixes equally",
     )
     pooling: Literal["token", "mean"] = field(
@@ -165,5 +186,5 @@ class FineTuneConfig:
         "which transformers has no class",
     )
     evals_per_epoch: int = field(
-        default=1, ge=1, help="number of evaluations on the dev rows in an epoch"
+        default=1, ge=1, le=2**20, help="number of evaluations on the dev rows in an epoch"
     )

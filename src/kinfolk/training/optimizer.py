@@ -79,17 +79,16 @@ def build_optimizer(
         groups = param_groups(model, train.weight_decay)
     else:
         groups = layerwise_param_groups(model, train.weight_decay, layer_lr_decay)
+    betas = (float(train.betas[0]), float(train.betas[1]))  # JSON may have 0
     match train.optimizer:
         case "adamw":
-            return torch.optim.AdamW(
-                groups, lr=train.lr, betas=train.betas, eps=train.eps, fused=True
-            )
+            return torch.optim.AdamW(groups, lr=train.lr, betas=betas, eps=train.eps, fused=True)
         case "adafactor":
             # Adafactor has no momentum, derives beta2 from the step, and its epsilon has another
             # meaning. Its learning rate at step n is at most 1 / sqrt(n).
             return torch.optim.Adafactor(groups, lr=train.lr)
         case "adamw_rms":
-            return AdamWRMS(groups, lr=train.lr, betas=train.betas, eps=train.eps)
+            return AdamWRMS(groups, lr=train.lr, betas=betas, eps=train.eps)
 
 
 def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

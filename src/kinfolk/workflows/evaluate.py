@@ -42,7 +42,7 @@ from kinfolk.training.run import select_device
 from kinfolk.workflows.baselines import ngram_of_corpus
 from kinfolk.workflows.folders import find_model_folder
 from kinfolk.workflows.load import load
-from kinfolk.workflows.predict import Predictor, as_predictor, evaluate_rows
+from kinfolk.workflows.predict import Predictor, as_predictor, evaluate_rows, is_file
 from kinfolk.workflows.recipe import CorpusShare, recipe_of
 
 # The kind of score of each architecture; only the first is the probability of the text.
@@ -100,6 +100,8 @@ def evaluate(
     given = {"text": text, "file": file, "corpus": corpus, "test": test}
     if sum(value is not None for value in given.values()) != 1:
         raise UserError(f"give one of the parameters {', '.join(given)} to evaluate on")
+    if text is not None and is_file(text):
+        raise UserError(f"text={text!r} is the name of a file: use file={text!r}")
     if test is not None:
         if length is not None:
             raise UserError("length does not apply to test, whose rows are read as in training")

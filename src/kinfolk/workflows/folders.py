@@ -4,7 +4,7 @@ Where there is no such folder, the name is looked up on the Hugging Face hub.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,10 +46,24 @@ def exclusive_run(folder: Path) -> Iterator[None]:
         yield
 
 
-def check_new_file(path: Path) -> None:
-    """Refuse an output file that exists, or whose folder does not."""
+def check_new_file(path: Path, inputs: Iterable[Path | None] = (), *, force: bool = False) -> None:
+    """Refuse an output file that exists.
+
+    `force` replaces a file that exists, but never an input or a file in an input folder.
+    """
+    if path.is_dir():
+        raise UserError(f"{path} is a folder: -o must name a file, such as {path}/output")
     if path.exists():
-        raise UserError(f"{path} already exists: choose another -o")
+        target = path.resolve()
+        for given in filter(None, inputs):
+            if given.resolve() in (target, *target.parents):
+                raise UserError(f"{path} is an input: choose another -o")
+        if not force:
+            raise UserError(f"{path} already exists: choose another -o, or replace it with --force")
+
+
+def check_parent_folder(path: Path) -> None:
+    """Refuse an output file in a folder that does not exist."""
     if not path.parent.is_dir():
         raise UserError(f"folder {path.parent} does not exist: make it, or choose another -o")
 

@@ -120,6 +120,8 @@ def _open_for(verb: str, model: Any, tokenizer: Any, text: Any) -> tuple[Any, To
             network = to_inference(require_ability(network, "fill"))
     elif isinstance(model, LanguageModel):
         network = model
+        if not isinstance(model, NGram):
+            require_ability(model, "fill" if verb == "fill" else "generate")
     else:
         hint = ", with the two values of kinfolk.load" if isinstance(model, tuple) else ""
         raise UserError(f"model is a {type(model).__name__}: call {usage}{hint}")

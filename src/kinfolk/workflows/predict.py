@@ -145,7 +145,7 @@ def predict(
     string that names an existing file. The model may be what `load_predictor` returns, which is
     then loaded once for many calls.
     """
-    predictor = as_predictor(model, device=device, number=task_index - 1)
+    predictor = as_predictor(model, device=device, task_index=task_index)
     if isinstance(inputs, str) and not is_file(inputs):
         inputs = [inputs]
     if isinstance(inputs, Sequence) and not isinstance(inputs, str) and columns is None:
@@ -165,7 +165,7 @@ def is_file(text: str) -> bool:
 
 
 def as_predictor(
-    model: Path | str | Predictor, *, device: str = "auto", number: int = 0
+    model: Path | str | Predictor, *, device: str = "auto", task_index: int = 1
 ) -> Predictor:
     """Return a predictor, loaded where a folder is given."""
     if isinstance(model, Predictor):
@@ -175,32 +175,35 @@ def as_predictor(
             f"model is of type {type(model).__name__}: give the folder of a fine-tuned model, "
             "or what kinfolk.load_predictor returns"
         )
-    return load_predictor(model, device=device, number=number)
+    return load_predictor(model, device=device, task_index=task_index)
 
 
 def load_predictor(
     path: Path | str,
     *,
     device: str = "auto",
-    number: int = 0,
+    task_index: int = 1,
     tokenizer: Tokenizer | Path | str | None = None,
 ) -> Predictor:
-    """Load a fine-tuned model, also of transformers; of several tasks, the one with this index."""
+    """Load a fine-tuned model, also of transformers.
+
+    `task_index` is the task of a model that was fine-tuned on several files, counted from 1.
+    """
     folder = find_model_folder(path)
     model, tokenizer = load(folder, tokenizer)
     model.to(select_device(device))
     recipe_file = folder / "kinfolk.json"
     if recipe_file.is_file() and read_type(recipe_file) == type_name(FineTuneRecipe):
         recipe = FineTuneRecipe.read(recipe_file)
-        if not 0 <= number < len(recipe.formulations):
+        tasks = [*zip(recipe.formulations, recipe.datasets, strict=True)]
+        if not 1 <= task_index <= len(tasks):
             raise UserError(
-                f"--task-index must be from 1 to {len(recipe.formulations)} for {path} (got "
-                f"{number + 1})"
+                f"task_index={task_index}: {path} has the tasks 1 to {len(tasks)}, one for each "
+                "training file"
             )
+        formulation, dataset = tasks[task_index - 1]
         tokenizer = tokenizer.with_end_token(family_of(model).required_tokens)
-        return Predictor(
-            model, tokenizer, recipe.formulations[number], recipe.datasets[number].file_spec
-        )
+        return Predictor(model, tokenizer, formulation, dataset.file_spec)
     if not isinstance(model, ModelWithHead):
         raise UserError(
             f"{path} was not fine-tuned: fine-tune it on labelled rows, or evaluate it with a "

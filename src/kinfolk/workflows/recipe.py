@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -63,6 +64,10 @@ class Recipe:
     )
     train: TrainConfig = field(help="training settings")
     init_from: str = field(default="", help="folder of the initial weights; empty for new ones")
+
+    def __post_init__(self) -> None:
+        if not self.corpora:
+            raise UserError("corpus=[]: a run needs at least one corpus")
 
     @property
     def corpora(self) -> tuple[CorpusShare, ...]:
@@ -288,17 +293,44 @@ def check_recipe(recipe: Recipe) -> Recipe:
             raise UserError(
                 f"model.{name} must be the padding id of the tokenizer, {pad} (got {value})"
             )
-    if model.head_dim is None and model.hidden_size % model.num_heads:
+    if model.vocab_size < recipe.objective.vocab_size:
         raise UserError(
-            f"model.num_heads={model.num_heads} does not divide "
-            f"model.hidden_size={model.hidden_size}"
+            f"model.vocab_size={model.vocab_size} is less than the {recipe.objective.vocab_size} "
+            "ids of the tokenizer: raise it"
         )
     if model.max_length is not None and model.max_length < length:
         raise UserError(
             f"sequences of {length} tokens exceed model.max_length={model.max_length}: "
             "set length, which sets both"
         )
+    check_memory(recipe)
     return recipe
+
+
+def check_memory(recipe: Recipe) -> None:
+    """Refuse a network or a batch that cannot fit into the memory of any device of this machine."""
+    import torch
+
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with torch.device("meta"):
+        parameters = sum(p.numel() for p in recipe.model.build().parameters())
+    if 4 * parameters > memory:
+        raise UserError(
+            f"the network has {parameters:,} parameters, which take {4 * parameters / 2**30:,.0f} "
+            f"GiB, and this machine has {memory / 2**30:,.0f} GiB: lower model.hidden_size, "
+            "model.num_layers or model.vocab_size"
+        )
+    train, hidden = recipe.train, recipe.model.hidden_size
+    layers = vars(recipe.model).get("num_layers", 1)
+    rows = train.batch_size // train.gradient_accumulation
+    # At least one vector per token and layer is kept for the gradient; an accelerator may have
+    # more memory than its host.
+    size = 4 * rows * recipe.objective.max_length * hidden * layers
+    if size > 8 * memory:
+        raise UserError(
+            f"a step of {rows:,} rows of {recipe.objective.max_length:,} tokens takes over "
+            f"{size / 2**30:,.0f} GiB: lower train.batch_size, or raise train.gradient_accumulation"
+        )
 
 
 def default_length(config: Any) -> int:

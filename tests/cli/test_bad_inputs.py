@@ -1,0 +1,616 @@
+"""One table of bad inputs: each is one sentence, exit code 2, and nothing is left behind."""
+
+import gzip
+import json
+import lzma
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from kinfolk.workflows.finetune import finetune
+from support.runs import Home, Kinfolk, one_sentence, tree
+
+# The words of a command, with {names} of folders; then what its sentence must say. A word such as
+# @gpt2/config.json:n_embd=-1 is a copy of that model folder with one field of JSON changed; of
+# recipe.json it is the file.
+MISTAKES = [
+    # Text.
+    ("tokenizer train {tmp}/none -o {new}", "{tmp}/none does not exist"),
+    ("tokenizer train {bad}/empty.txt -o {new}", "{bad}/empty.txt is empty"),
+    ("tokenizer train {bad}/latin.txt -o {new}", "{bad}/latin.txt is not UTF-8 at byte 13"),
+    ("tokenizer train {bad}/blank.txt -o {new}", "{bad}/blank.txt is empty"),
+    ("tokenizer train {bad}/nul.txt -o {new}", "{bad}/nul.txt holds a NUL byte on line 2"),
+    ("tokenizer train {bad}/cut.txt.gz -o {new}", "{bad}/cut.txt.gz is corrupt or truncated"),
+    ("tokenizer train {bad}/cut.txt.xz -o {new}", "{bad}/cut.txt.xz is corrupt or truncated"),
+    ("tokenizer train {bad}/cut.txt.zst -o {new}", "{bad}/cut.txt.zst is corrupt or truncated"),
+    ("tokenizer train {bad}/*.none -o {new}", "{bad}/*.none matches no file"),
+    ("tokenizer train {bad}/rows.jsonl -o {new}", "line 2 of {bad}/rows.jsonl is not JSON"),
+    (
+        "tokenizer train {bad}/rows.jsonl --field body -o {new}",
+        "line 1 of {bad}/rows.jsonl has no 'body': choose one of id, text",
+    ),
+    (
+        "tokenizer train {bad}/rows.jsonl --field id -o {new}",
+        "'id' in line 1 of {bad}/rows.jsonl is a number, not text",
+    ),
+    (
+        "tokenizer train {bad}/half.jsonl -o {new}",
+        "line 1 of {bad}/half.jsonl contains a lone",
+    ),
+    ("tokenizer train {bad}/table.tsv -o {new}", "{bad}/table.tsv has 2 columns (id, text)"),
+    (
+        "tokenizer train {bad}/table.tsv --column body -o {new}",
+        "first row of {bad}/table.tsv has no 'body': choose one of id, text",
+    ),
+    (
+        "tokenizer train {bad}/table.tsv --column text -o {new}",
+        "line 3 of {bad}/table.tsv has no column 2, it is too short",
+    ),
+    ("tokenizer train {bad}/open.csv --column 1 -o {new}", "line 2 of {bad}/open.csv is not CSV"),
+    ("tokenizer train {text} --column 1 -o {new}", "--column 1: only .tsv, .csv"),
+    ("tokenizer train {text} --vocab 100000 -o {new}", "the text yields only"),
+    ("tokenizer train {text} --vocab 10 -o {new}", "vocab_size 10 is too small"),
+    ("tokenizer train {text} --kind bep -o {new}", "unknown tokenizer kind 'bep'"),
+    ("tokenizer train {text} -o {tok}", "{tok} already exists"),
+    ("tokenizer train {text} -o {text}", "{text} already exists"),
+    ("tokenizer train {corpus} -o {new}", "{corpus} holds no text"),
+    ("prepare {tmp}/none --tokenizer {tok} -o {new}", "{tmp}/none does not exist"),
+    ("prepare {bad}/empty.txt --tokenizer {tok} -o {new}", "{bad}/empty.txt is empty"),
+    ("prepare {bad}/latin.txt --tokenizer {tok} -o {new}", "not UTF-8 at byte 13"),
+    ("prepare {bad}/nul.txt --tokenizer {tok} -o {new}", "holds a NUL byte on line 2"),
+    ("prepare {bad}/cut.txt.gz --tokenizer {tok} -o {new}", "is corrupt or truncated"),
+    ("prepare {bad}/rows.jsonl --tokenizer {tok} -o {new}", "line 2 of {bad}/rows.jsonl is not JS"),
+    ("prepare {bad}/*.none --tokenizer {tok} -o {new}", "{bad}/*.none matches no file"),
+    ("prepare {text} --tokenizer {tmp}/none -o {new}", "holds no tokenizer.json"),
+    ("prepare {text} --tokenizer {tmp} -o {new}", "{tmp} holds no tokenizer.json"),
+    ("prepare {text} --tokenizer {tok} -o {corpus}", "already a corpus"),
+    ("prepare {text} --tokenizer {tok} -o {text}", "already exists"),
+    ("prepare {text} --tokenizer {tok} -o {new} --holdout 2", "holdout 2: it must be a fraction"),
+    ("prepare {text} --tokenizer {tok} -o {new} --workers 0", "workers 0: it must be at least 1"),
+    ("prepare {text} --tokenizer {tok} -o {new} --per page", "--document must be block or file"),
+    # Runs.
+    (
+        "pretrain gtp2 --corpus {corpus} -o {new}",
+        "gtp2 is neither a folder nor a family: did you mean gpt2",
+    ),
+    ("pretrain gpt2/tyni --corpus {corpus} -o {new}", "gpt2 has no size 'tyni': did you mean tiny"),
+    ("pretrain gpt2 --corpus {corpus} -o {new} train.stpes=5", "did you mean steps?"),
+    ("pretrain gpt2 --corpus {corpus} -o {new} trian.steps=5", "did you mean train?"),
+    ("pretrain gpt2 --corpus {corpus} -o {new} train.steps=five", "a whole number"),
+    ("pretrain gpt2 --corpus {corpus} -o {new} train.lr=high", "train.lr=high: it must be a"),
+    ("pretrain gpt2 --corpus {corpus} -o {new} train.compile=maybe", "auto, yes or no"),
+    ("pretrain gpt2 --corpus {corpus} -o {new} fast", "'fast' is not a setting"),
+    (
+        "pretrain gpt2 --corpus {corpus} -o {new} --objective mlm",
+        "has no objective 'mlm' (supported: clm",
+    ),
+    (
+        "pretrain gpt2/nano --corpus {corpus} -o {new} --length 9999",
+        "fewer than one sequence of 9999",
+    ),
+    (
+        "pretrain gpt2/nano --corpus {corpus} -o {new} --length 0",
+        "--length must be at least 8 (got 0)",
+    ),
+    ("pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 --steps 0", "at least 1"),
+    ("pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 model.num_heads=3", "not divide"),
+    (
+        "pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 --device gpu",
+        "unknown device 'gpu'",
+    ),
+    ("pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 --device meta", "'meta'"),
+    ("pretrain gpt2/nano --corpus {tmp} -o {new}", "{tmp} is not a corpus"),
+    ("pretrain gpt2/nano --corpus {text} -o {new}", "{text} is not a corpus"),
+    ("pretrain gpt2/nano --corpus {corpus} -o {home}", "{home} already exists"),
+    ("pretrain gpt2/nano --corpus {corpus}", "missing -o RUN"),
+    ("pretrain gpt2/nano -o {new}", "missing --corpus DIR"),
+    ("pretrain --corpus {corpus} -o {new}", "missing MODEL"),
+    ("pretrain gpt2 --corpus {corpus} -o {new} --learning-rate 1", "did you mean --lr?"),
+    ("pretrain gpt2 --corpus {corpus} -o {new} --lr 0", "--lr=0: it must be above 0"),
+    ("pretrain gpt2 --corpus {corpus} -o {new} train.learning_rate=1", "did you mean lr?"),
+    ("pretrain --recipe {tmp}/none.json -o {new}", "no such file: {tmp}/none.json"),
+    ("pretrain --recipe {gpt2}/recipe.json -o {new} gpt2", "'gpt2' is not a setting"),
+    ("pretrain --recipe {gpt2}/recipe.json -o {new} --length 9", "--recipe excludes"),
+    ("finetune --resume {gpt2}", "kinfolk pretrain --resume"),
+    ("pretrain --resume {gpt2}", "is complete (12 steps)"),
+    ("pretrain --resume {tmp}", "{tmp} is not a run"),
+    ("pretrain --resume {tmp}/none", "{tmp}/none is not a run"),
+    ("pretrain --resume {text}", "{text}"),
+    ("pretrain --resume {gpt2} --steps 50", "cannot be combined with other options"),
+    ("pretrain --resume {gpt2} gpt2", "cannot be combined with other options"),
+    ("pretrain --resume {gpt2} --seed 0", "cannot be combined with other options"),
+    # Scores.
+    ("evaluate {gpt2}", "give either --corpus or --text"),
+    ("evaluate {gpt2} --corpus {corpus} --text {text}", "give either --corpus or --text"),
+    ("evaluate {gpt2} --text {tmp}/none", "no such file: {tmp}/none"),
+    ("evaluate {gpt2} --text {corpus}", "{corpus} holds no text"),
+    ("evaluate {gpt2} --text {bad}/empty.txt", "{bad}/empty.txt is empty"),
+    ("evaluate {gpt2} --text {bad}/latin.txt", "not UTF-8 at byte 13"),
+    ("evaluate {gpt2} --corpus {tmp}", "{tmp} is not a corpus"),
+    ("evaluate {gpt2} --corpus {other}/corpus", "was tokenized with another tokenizer"),
+    ("evaluate {gpt2} --text {text} --length 33", "more than the model's context of 32"),
+    ("evaluate {bert} --text {text} --length 1", "length 1 is too short"),
+    ("evaluate {t5} --text {text} --length -1", "length -1 is too short"),
+    ("evaluate {gpt2} --text {text} --device gpu", "unknown device 'gpu'"),
+    ("evaluate {tmp} --text {text}", "{tmp} is neither a run"),
+    ("evaluate {tmp}/none --text {text}", "no such folder: {tmp}/none"),
+    # Writing.
+    ("generate {tmp}/none The", "no such folder: {tmp}/none"),
+    (
+        "generate {bert} The",
+        "bert models do not support generate (families that do: transformer, gpt, gpt2, ",
+    ),
+    ("generate {gpt2} The --top-p 0", "--top-p=0: it must be above 0 and at most 1"),
+    ("generate {gpt2} The --top-k 0", "--top-k=0: it must be at least 1"),
+    ("generate {gpt2} The --temperature -1", "--temperature=-1: it must be at least 0"),
+    ("generate {gpt2} The --max-tokens -5", "--max-new-tokens=-5: it must be at least 1"),
+    ("generate {gpt2} The --num 0", "--num-samples=0: it must be at least 1"),
+    ("generate {gpt2} The --seed -1", "--seed=-1: it must be"),
+    ("generate {gpt2} The --device gpu", "unknown device 'gpu'"),
+    ("generate {gpt2} " + "The" * 99, "a context of 32 has room for 31: shorten it"),
+    ("fill {bert} word", r"the text contains no \[MASK\]: put it where"),
+    ("fill {t5} word", "the text contains no"),
+    ("fill {gpt2} [MASK]", "gpt2 models do not support fill (families that do: transformer, bert"),
+    ("fill {bert} [MASK] --top 0", "candidates=0: it must be at least 1"),
+    # Folders.
+    ("export {gpt2} -o {home}", "{home} already exists"),
+    ("export {tmp}/none -o {new}", "no such folder: {tmp}/none"),
+    ("export {tmp} -o {new}", "{tmp} is neither a run"),
+    ("import {tmp} -o {new}", "{tmp} is neither a run"),
+    ("import {bad}/foreign -o {new}", "model_type='mamba' is not supported"),
+    ("quickstart -o {home}", "{home} already exists"),
+    # Fields of foreign JSON.
+    (
+        "evaluate @gpt2/config.json:n_embd=null --text {text}",
+        "config.json: n_embd=None: it must be a whole number",
+    ),
+    (
+        "evaluate @gpt2/config.json:n_embd=-1 --text {text}",
+        "config.json: n_embd=-1: it must be at least 1",
+    ),
+    (
+        "evaluate @gpt2/config.json:n_embd=0 --text {text}",
+        "config.json: n_embd=0: it must be at least 1",
+    ),
+    (
+        'evaluate @gpt2/config.json:n_embd="x" --text {text}',
+        "config.json: n_embd='x': it must be a whole number",
+    ),
+    (
+        "evaluate @gpt2/config.json:n_embd=1e308 --text {text}",
+        "config.json: n_embd=1e+308: it must be a whole number",
+    ),
+    (
+        "evaluate @gpt2/config.json:n_embd=[] --text {text}",
+        "config.json: n_embd=[]: it must be a whole number",
+    ),
+    (
+        "evaluate @gpt2/config.json:n_embd=1000000000000 --text {text}",
+        "config.json: n_embd=1000000000000: it must be from 1 to ",
+    ),
+    (
+        "evaluate @bert/config.json:hidden_size=null --text {text}",
+        "config.json: hidden_size=None: it must be a whole number",
+    ),
+    (
+        "evaluate @bert/config.json:hidden_size=-1 --text {text}",
+        "config.json: hidden_size=-1: it must be at least 1",
+    ),
+    (
+        "evaluate @bert/config.json:hidden_size=0 --text {text}",
+        "config.json: hidden_size=0: it must be at least 1",
+    ),
+    (
+        'evaluate @bert/config.json:hidden_size="x" --text {text}',
+        "config.json: hidden_size='x': it must be a whole number",
+    ),
+    (
+        "evaluate @bert/config.json:hidden_size=1e308 --text {text}",
+        "config.json: hidden_size=1e+308: it must be a whole number",
+    ),
+    (
+        "evaluate @bert/config.json:hidden_size=[] --text {text}",
+        "config.json: hidden_size=[]: it must be a whole number",
+    ),
+    (
+        "evaluate @bert/config.json:hidden_size=1000000000000 --text {text}",
+        "config.json: hidden_size=1000000000000: it must be from 1 to ",
+    ),
+    (
+        "evaluate @t5/config.json:d_model=null --text {text}",
+        "config.json: d_model=None: it must be a whole number",
+    ),
+    (
+        "evaluate @t5/config.json:d_model=-1 --text {text}",
+        "config.json: d_model=-1: it must be at least 1",
+    ),
+    (
+        "evaluate @t5/config.json:d_model=0 --text {text}",
+        "config.json: d_model=0: it must be at least 1",
+    ),
+    (
+        'evaluate @t5/config.json:d_model="x" --text {text}',
+        "config.json: d_model='x': it must be a whole number",
+    ),
+    (
+        "evaluate @t5/config.json:d_model=1e308 --text {text}",
+        "config.json: d_model=1e+308: it must be a whole number",
+    ),
+    (
+        "evaluate @t5/config.json:d_model=[] --text {text}",
+        "config.json: d_model=[]: it must be a whole number",
+    ),
+    (
+        "evaluate @t5/config.json:d_model=1000000000000 --text {text}",
+        "config.json: d_model=1000000000000: it must be from 1 to ",
+    ),
+    ("evaluate @gpt2/config.json:vocab_size=7 --text {text}", "the weights in "),
+    (
+        "evaluate @gpt2/config.json:vocab_size=true --text {text}",
+        "config.json: vocab_size=True: it must be a whole number",
+    ),
+    (
+        "evaluate @gpt2/config.json:n_layer=1000000000000 --text {text}",
+        "config.json: n_layer=1000000000000: it must be from 1 to ",
+    ),
+    ("evaluate @gpt2/config.json:n_layer=3 --text {text}", "missing weights in "),
+    (
+        "evaluate @gpt2/config.json:n_head=3 --text {text}",
+        "model.num_heads=3 does not divide model.hidden_size=64",
+    ),
+    (
+        'evaluate @gpt2/config.json:activation_function="x" --text {text}',
+        "activation 'x' is not supported (supported: relu, gelu",
+    ),
+    (
+        "evaluate @gpt2/config.json:activation_function=1 --text {text}",
+        "config.json: activation_function=1: it must be text",
+    ),
+    (
+        "evaluate @gpt2/config.json:resid_pdrop=1 --text {text}",
+        "config.json: resid_pdrop=1: it must be from 0 to less than 1",
+    ),
+    (
+        'evaluate @gpt2/config.json:embd_pdrop="x" --text {text}',
+        "config.json: embd_pdrop='x': it must be a number",
+    ),
+    (
+        "evaluate @gpt2/config.json:layer_norm_epsilon=NaN --text {text}",
+        "config.json: layer_norm_epsilon=nan: it must be a number",
+    ),
+    (
+        "evaluate @gpt2/config.json:architectures=1 --text {text}",
+        "config.json: architectures=1: it must be a list of names",
+    ),
+    (
+        'evaluate @gpt2/config.json:architectures="GPT2" --text {text}',
+        "config.json: architectures='GPT2': it must be a list",
+    ),
+    ("evaluate @gpt2/config.json:model_type=[] --text {text}", "model_type='[]' is not supported"),
+    (
+        'evaluate @gpt2/config.json:model_type="gtp2" --text {text}',
+        "model_type='gtp2' is not supported",
+    ),
+    (
+        "evaluate @gpt2/config.json:scale_attn_weights=false --text {text}",
+        "scale_attn_weights=False is not supported",
+    ),
+    (
+        "evaluate @bert/config.json:initializer_range=-1 --text {text}",
+        "config.json: initializer_range=-1: it must be at least 0",
+    ),
+    (
+        "evaluate @bert/config.json:type_vocab_size=0 --text {text}",
+        "config.json: type_vocab_size=0: it must be at least 1",
+    ),
+    (
+        "evaluate @bert/config.json:max_position_embeddings=1000000000000 --text {text}",
+        "config.json: max_position_embeddings=1000000000000: it must be",
+    ),
+    (
+        'evaluate @bert/config.json:intermediate_size="x" --text {text}',
+        "config.json: intermediate_size='x': it must be a whole",
+    ),
+    (
+        "evaluate @t5/config.json:d_kv=null --text {text}",
+        "config.json: d_kv=None: it must be a whole number",
+    ),
+    (
+        "evaluate @t5/config.json:feed_forward_proj=1 --text {text}",
+        "config.json: feed_forward_proj=1: it must be text",
+    ),
+    (
+        'evaluate @t5/config.json:pad_token_id="x" --text {text}',
+        "config.json: pad_token_id='x': it must be a whole number or null",
+    ),
+    (
+        "evaluate @t5/config.json:relative_attention_num_buckets=0 --text {text}",
+        "relative_attention_num_buckets=0: it must be at least",
+    ),
+    ('evaluate @gpt2/kinfolk.json:type="os.system" --text {text}', "unknown type 'os.system'"),
+    (
+        'evaluate @gpt2/kinfolk.json:objective.type="subprocess" --text {text}',
+        "unknown type 'subprocess'",
+    ),
+    (
+        "evaluate @gpt2/kinfolk.json:objective=1 --text {text}",
+        "objective=1: it must be an object with a type",
+    ),
+    (
+        "evaluate @gpt2/kinfolk.json:train.steps=-1 --text {text}",
+        "train.steps=-1: it must be at least 1",
+    ),
+    (
+        'evaluate @gpt2/kinfolk.json:model.dropout="x" --text {text}',
+        "model.dropout='x': it must be a number",
+    ),
+    (
+        "evaluate @gpt2/kinfolk.json:objective.special_tokens.pad=-1 --text {text}",
+        "objective.special_tokens.pad=-1: it must be at least 0",
+    ),
+    ("evaluate @gpt2/kinfolk.json:surprise=1 --text {text}", "no field 'surprise'"),
+    ("pretrain --recipe @gpt2/recipe.json:train=1 -o {new}", "train=1: it must be an object"),
+    (
+        "pretrain --recipe @gpt2/recipe.json:train.steps=100000000000000000000 -o {new}",
+        "train.steps=100000000000000000000: it must be from 1 to",
+    ),
+    (
+        "pretrain --recipe @gpt2/recipe.json:train.betas=[1] -o {new}",
+        "train.betas=[1]: it must be a list of 2 values",
+    ),
+    (
+        'pretrain --recipe @gpt2/recipe.json:train.compile="maybe" -o {new}',
+        "it must be auto, yes or no",
+    ),
+    (
+        "pretrain --recipe @gpt2/recipe.json:model=null -o {new}",
+        "model=None: it must be an object with a type",
+    ),
+    ('pretrain --recipe @gpt2/recipe.json:model.type="json" -o {new}', "unknown type 'json'"),
+    (
+        "pretrain --recipe @gpt2/recipe.json:model.num_heads=3 -o {new}",
+        "model.num_heads=3 does not divide",
+    ),
+    ("pretrain --recipe @gpt2/recipe.json:model.hidden_size=262144 -o {new}", "the network has"),
+    (
+        "pretrain --recipe @gpt2/recipe.json:objective.max_length=0 -o {new}",
+        "objective.max_length=0: it must be at least 1",
+    ),
+    (
+        "pretrain --recipe @gpt2/recipe.json:corpus=[] -o {new}",
+        "corpus=[]: a run needs at least one corpus",
+    ),
+    ('pretrain --recipe @gpt2/recipe.json:corpus="none" -o {new}', "none"),
+    # Numbers, and settings that build no network.
+    (
+        "pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 --batch 2147483648",
+        "--batch=2147483648: it must be from 1 to 16777216",
+    ),
+    (
+        "pretrain gpt2/nano --corpus {corpus} -o {new} --batch 16777216 model.hidden_size=4096",
+        "a step of 16,777,216 rows",
+    ),
+    (
+        "pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 --workers 100000000000000000000",
+        "--workers=100000000000000000000: it must be from 0 to 256",
+    ),
+    (
+        "pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 --steps 100000000000000000000",
+        "--steps=100000000000000000000: it must be from 1 to",
+    ),
+    (
+        "pretrain bert/nano --corpus {corpus} -o {new} --length 32 model.init_std=-1",
+        "model.init_std=-1: it must be at least 0",
+    ),
+    (
+        "pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 model.vocab_size=7",
+        "model.vocab_size=7",
+    ),
+    (
+        "pretrain electra/nano --corpus {corpus} -o {new} --length 32 model.generator_size=nan",
+        "model.generator_size=nan: it must be a number",
+    ),
+    (
+        "pretrain electra/nano --corpus {corpus} -o {new} --length 32 model.generator_size=1e-9",
+        "model.generator_size=1e-09 gives a generator",
+    ),
+    (
+        "pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 model.hidden_size=63",
+        "model.num_heads=2 does not divide model.hidden_size=63",
+    ),
+    (
+        "pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 objective.max_length=0",
+        "objective.max_length=0: it must be at least 1",
+    ),
+    (
+        "pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 model.num_layers=1e9",
+        "it must be a whole number",
+    ),
+    (
+        "pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 model.activation=swosh",
+        "activation 'swosh' is not supported (supported: relu, gelu",
+    ),
+    (
+        "pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 model.dropout=1",
+        "model.dropout=1: it must be from 0 to less than 1",
+    ),
+    (
+        "pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 train=5",
+        "train is a group of fields",
+    ),
+    (
+        "pretrain t5/nano --corpus {corpus} -o {new} --length 32 objective.mask_rate=1",
+        "objective.mask_rate=1: it must be above 0 and less than 1",
+    ),
+    ("pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 --lr nan", "it must be a number"),
+    (
+        "pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 --seed 9223372036854775808",
+        "--seed=9223372036854775808: it must be from 0 to",
+    ),
+    ("pretrain gpt2/nano --corpus {corpus} -o {new} --length 100000000000", "--length"),
+    ("generate {gpt2} The --num 100000", "--num-samples=100000: it must be from 1 to 16384"),
+    (
+        "generate {gpt2} The --max-new-tokens 2147483648",
+        "--max-new-tokens=2147483648: it must be from 1 to",
+    ),
+    ("generate {gpt2} The --temperature inf", "--temperature=inf: it must be a number"),
+    ("generate {gpt2} The --num-beams 100000000000000000000", "it must be from 1 to 4096"),
+    ("generate {gpt2} The --seed x", "--seed=x: it must be a whole number"),
+    ("generate {gpt2} --prompts {bad}/rows.jsonl --batch 100000000000000000000", "--batch"),
+    ("generate {gpt2} -Hello", "put -- before a text that begins with -"),
+    (
+        "generate {gpt2} --hello",
+        "unknown option --hello: did you mean --help? (put -- before a text that begins with -)",
+    ),
+    ("fill {bert} -[MASK]", "put -- before a text that begins with -"),
+    ("fill {bert} [MASK] --candidates 100000000000000000000", "--candidates"),
+    (
+        "generate {tuned} The",
+        "the model was fine-tuned: its task head predicts labels, so it cannot generate",
+    ),
+    ("finetune {bert} --train {labels} -o {new} --seeds 2147483648", "--seeds"),
+    ("finetune {bert} --train {labels} -o {new} --seeds 0", "--seeds"),
+    (
+        "finetune {bert} --train {labels} -o {new} --epochs 1e308",
+        "--epochs=1e308: it must be above 0 and at most",
+    ),
+    ("finetune {bert} --train {labels} -o {new} --batch 0", "--batch=0: it must be at least 1"),
+    ("finetune {bert} --train {labels} -o {new} --length 100000000000", "--length"),
+    ("finetune brt --train {labels} -o {new}", "did you mean bert"),
+    ("prepare {text} --tokenizer {tok} -o {new} --workers 2147483648", "--workers"),
+    (
+        "prepare {text} --tokenizer {tok} -o {new} --holdout nan",
+        "holdout nan: it must be a fraction",
+    ),
+    ("tokenizer train {text} --vocab-size 100000000000000000000 -o {new}", "--vocab-size"),
+    ("audit {text} -o {text}", "{text} is an input: choose another -o"),
+    ("audit {text} -o {text} --force", "{text} is an input: choose another -o"),
+    ("audit {home} -o {text} --force", "{text} is an input: choose another -o"),
+    (
+        "audit {text} -o {labels}",
+        "{labels} already exists: choose another -o, or replace it with --force",
+    ),
+    ("audit {text} -o {home}", "{home} is a folder: -o must name a file"),
+    ("tokenizer compare {text} --tokenizer {tok} -o {text}", "{text} is an input"),
+    ("tokenizer compare {text} --tokenizer {tok} -o {labels}", "{labels} already exists"),
+    ("evaluate {tuned} --test {labels} -o {labels} --force", "{labels} is an input"),
+    ("evaluate {tuned} --test {labels} -o {text}", "{text} already exists"),
+    ("predict {tuned} {labels} -o {labels} --force", "{labels} is an input"),
+    ("predict {tuned} {labels} -o {text}", "{text} already exists"),
+    ("predict {tuned} {labels} --task-index 2", "task_index=2: "),
+    ("predict {tuned} {labels} --task-index 0", "--task-index"),
+    ("translate {t5} {text} -o {text} --force", "{text} is an input"),
+    ("summarize {t5} {text} -o {labels}", "{labels} already exists"),
+    ("summarize {t5} {bad}/long.txt", "line 1: the text has"),
+    ("members {tmp}/[/x]", "unknown family '{tmp}/[/x]'"),
+    ("audit {tmp}/[/x]", "{tmp}/[/x] matches no file"),
+    ("audit {tmp}/\x1b[31mred", "x1b[31mred matches no file"),
+    ("evaluate {gpt2} --length 100000000000 --text {text}", "--length"),
+]
+
+
+@pytest.fixture(scope="session")
+def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write files that nobody can learn from."""
+    folder = tmp_path_factory.mktemp("bad")
+    (folder / "empty.txt").write_bytes(b"")
+    (folder / "blank.txt").write_bytes(b" \n\n \n")
+    (folder / "latin.txt").write_bytes(b"first line\nca\xe9\n")
+    (folder / "nul.txt").write_bytes(b"first line\na\0b\n")
+    whole = b"some text\n\n" * 1000
+    (folder / "cut.txt.gz").write_bytes(gzip.compress(whole)[:-6])
+    (folder / "cut.txt.xz").write_bytes(lzma.compress(whole)[:-6])
+    (folder / "cut.txt.zst").write_bytes(zstandard.compress(whole)[:-6])
+    (folder / "rows.jsonl").write_text('{"id": 1, "text": "one"}\n{"id": 2, "text"\n')
+    (folder / "half.jsonl").write_text('{"text": "\\ud800"}\n')
+    (folder / "table.tsv").write_text("id\ttext\n1\tone\n2\n")
+    (folder / "open.csv").write_text('text\n"one\ntwo\n')
+    (folder / "long.txt").write_text("a\u0301 b " * 40_000, encoding="utf-8")
+    (folder / "foreign").mkdir()
+    (folder / "foreign" / "config.json").write_text('{"model_type": "mamba"}', encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    return Home.make(tmp_path_factory.mktemp("other"), seed=1)
+
+
+@pytest.fixture(scope="session")
+def labels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a labelled file."""
+    rows = [f"a {word} thing {i}\t{word}" for i in range(8) for word in ("good", "bad")]
+    file = tmp_path_factory.mktemp("labels") / "labels.tsv"
+    file.write_text("\n".join(["text\tlabel", *rows]) + "\n", encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="session")
+def tuned(runs: dict[str, Path], labels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Fine-tune the GPT-2 for two steps."""
+    out = tmp_path_factory.mktemp("tuned") / "run"
+    return finetune(str(runs["gpt2"]), labels, out, steps=2, device="cpu")
+
+
+def edited(word: str, runs: dict[str, Path], folder: Path) -> Path:
+    """Return a model folder, or the recipe, of a run with one changed field of a JSON file."""
+    place, _, edit = word.removeprefix("@").partition(":")
+    run, _, file = place.partition("/")
+    source = runs[run] if file == "recipe.json" else runs[run] / "checkpoints" / "last"
+    for other in source.iterdir():
+        if other.is_file() and other.name not in ("checksums.json", file):
+            (folder / other.name).symlink_to(other.resolve())
+    path, _, value = edit.partition("=")
+    data = json.loads((source / file).read_text(encoding="utf-8"))
+    *groups, name = path.split(".")
+    inner = data
+    for group in groups:
+        inner = inner[group]
+    inner[name] = json.loads(value)
+    (folder / file).write_text(json.dumps(data), encoding="utf-8")
+    return folder / file if file == "recipe.json" else folder
+
+
+@pytest.mark.parametrize(("words", "expected"), MISTAKES, ids=[words for words, _ in MISTAKES])
+def test_a_mistake_is_one_sentence(
+    words: str,
+    expected: str,
+    kinfolk: Kinfolk,
+    home: Home,
+    runs: dict[str, Path],
+    bad: Path,
+    other: Home,
+    labels: Path,
+    tuned: Path,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folders: dict[str, Any] = {
+        **runs,
+        "bad": bad,
+        "corpus": home.corpus,
+        "home": home.folder,
+        "labels": labels,
+        "new": tmp_path / "deep" / "new",
+        "other": other.folder,
+        "text": home.text,
+        "tmp": tmp_path,
+        "tok": home.tokenizer,
+        "tuned": tuned,
+    }
+    before = tree(home.folder) | tree(labels.parent)
+    arguments = [
+        edited(word, runs, tmp_path_factory.mktemp("edited"))
+        if word.startswith("@")
+        else word.format(**folders)
+        for word in words.split(" ")
+    ]
+    said = kinfolk(*arguments)
+    sentence = one_sentence(said)
+    assert said.err.count("error: ") == 1 and said.err.count("\n") == 1 + ("Try: " in said.err)
+    choices = [choice.replace("\\", "").format(**folders) for choice in expected.split("|")]
+    assert any(choice in sentence for choice in choices), sentence
+    assert list(tmp_path.iterdir()) == []
+    assert tree(home.folder) | tree(labels.parent) == before
