@@ -146,12 +146,15 @@ def test_a_folder_lock_waits_for_the_other_process_and_ends_with_it(tmp_path: Pa
 
 def test_a_forked_child_does_not_hold_the_lock_of_its_parent(tmp_path: Path) -> None:
     read, write = os.pipe()
+    started, start = os.pipe()
     with folder_lock(tmp_path):
         child = os.fork()
         if child == 0:
             os.close(write)
+            os.write(start, b"1")
             os.read(read, 1)  # lives until the parent closes the pipe
             os._exit(0)
+        assert os.read(started, 1) == b"1"
         with pytest.raises(BlockingIOError), folder_lock(tmp_path, wait=False):
             pass
     with folder_lock(tmp_path, wait=False):

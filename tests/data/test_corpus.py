@@ -1,6 +1,5 @@
 """A corpus gives back what was written, and says what is wrong with its files."""
 
-import hashlib
 import json
 import pickle
 import struct
@@ -65,12 +64,7 @@ def test_a_corpus_gives_back_what_was_written(corpus: Corpus) -> None:
 
 
 def test_the_card_says_what_is_inside(corpus: Corpus) -> None:
-    card = json.loads((corpus.folder / "corpus.json").read_text())
-    assert card.pop("sha256") == {
-        name: hashlib.sha256((corpus.folder / name).read_bytes()).hexdigest()
-        for name in ("tokens.idx", "tokens.bin")
-    }
-    assert card == {
+    assert json.loads((corpus.folder / "corpus.json").read_text()) == {
         "version": 2,
         "documents": 4,
         "sentences": 6,

@@ -82,7 +82,7 @@ def test_the_fields_select_the_method(options: dict[str, Any], method: str) -> N
         ({"top_p": 2}, "top_p=2: it must be above 0 and at most 1"),
         ({"temperature": -1.0}, "temperature=-1.0: it must be at least 0"),
         ({"temperature": math.nan}, "temperature=nan: it must be a number"),
-        ({"seed": -1}, "seed=-1: it must be from 0 to less than 18446744073709551616"),
+        ({"seed": -1}, "seed=-1: it must be at least 0"),
         ({"stop_strings": ("a", "")}, "stop_strings has an empty string"),
         ({"bad_words": (" ",)}, "bad_words has an empty string"),
         ({"allowed_texts": ("",)}, "allowed_texts has an empty string"),

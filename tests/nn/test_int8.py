@@ -411,18 +411,20 @@ def test_a_cached_kernel_that_others_may_write_is_not_loaded(
 ) -> None:
     if int8_matmul.load_kernel() is None:
         pytest.skip("no compiler")
-    (good,) = (Path(os.environ["XDG_CACHE_HOME"]) / "kinfolk").iterdir()
+    loaded: list[Path] = []
+    load = int8_matmul._load
+    monkeypatch.setattr(int8_matmul, "_load", lambda path: (loaded.append(path), load(path))[1])
+    assert int8_matmul.load_kernel.__wrapped__() is not None
+    good = loaded.pop()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    cache, loaded = tmp_path / "kinfolk", []
+    cache = tmp_path / "kinfolk"
     cache.mkdir(mode=0o777)
     cache.chmod(0o777)
-    load = int8_matmul._load
 
     def compiled(compiler: object, folder: Path) -> Path:
         return Path(shutil.copy(good, folder / "int8.so"))
 
     monkeypatch.setattr(int8_matmul, "_compile", compiled)
-    monkeypatch.setattr(int8_matmul, "_load", lambda path: (loaded.append(path), load(path))[1])
 
     def opened() -> Path:
         assert int8_matmul.load_kernel.__wrapped__() is not None

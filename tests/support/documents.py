@@ -223,6 +223,7 @@ def write_inputs(folder: Path) -> None:
     rows = [json.dumps({"text": documents(1)}) + "\n" for _ in range(20)]
     texts |= {"wikinews_en/train.jsonl.xz": "".join(rows), "sst2/train.tsv.gz": labelled(24)}
     texts |= {"sst2/dev.tsv": labelled(12), "sst2/test.tsv": labelled(12)}
+    texts["sst2-2000.tsv"] = labelled(40)
     compress: dict[str, Callable[[bytes], bytes]] = {".xz": lzma.compress, ".gz": gzip.compress}
     for name, text in texts.items():
         path = folder / name

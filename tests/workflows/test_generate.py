@@ -109,7 +109,7 @@ WRONG_CALLS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     ),
     "fill by a decoder": (
         lambda model, tokenizer: kinfolk.fill(model, tokenizer, "It was [MASK]."),
-        "decoder models cannot fill masks: use generate",
+        "gpt2 models do not support fill",
     ),
     "fill with stop strings": (
         lambda model, tokenizer: kinfolk.fill(model, tokenizer, "It was [MASK].", stop_strings="."),

@@ -72,7 +72,8 @@ def convert_folder(
             dropout=data.get("dropout", 0.1),
             attention_dropout=data.get("dropatt", 0.0),
         )
-        return {"model_type": "kinfolk_transformer_xl", **asdict(config)}, _rename(tensors, config)
+        fields = {**asdict(config), "cutoffs": list(config.cutoffs)}  # as in JSON
+        return {"model_type": "kinfolk_transformer_xl", **fields}, _rename(tensors, config)
     except KeyError as error:
         raise UserError(f"{path} has no {error.args[0]}: copy or save the model again") from error
 
