@@ -16,6 +16,10 @@ from kinfolk.workflows.folders import HUB_FILES, load_tokenizer
 from support.runs import Home, Kinfolk
 
 
+class RepositoryNotFoundError(OSError):
+    """The hub's answer where it has no model of a name."""
+
+
 @pytest.fixture
 def downloads(
     runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -27,7 +31,7 @@ def downloads(
     def snapshot_download(name: str, **options: Any) -> str:
         asked.append({"name": name, **options})
         if name not in ("me/small-bert", "small-bert"):
-            raise OSError("404 Client Error\nrepository not found")
+            raise RepositoryNotFoundError if name == "nobody/nothing" else OSError("no network")
         return str(folder)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
@@ -71,7 +75,16 @@ def test_a_name_that_the_hub_lacks(
     said = kinfolk(*arguments.format(corpus=home.corpus).split())
     assert said.code == 2
     assert sentence in said.err
-    assert "(404 Client Error)" in said.err and "hf download nobody/nothing" in said.err
+    assert "the Hugging Face hub has no model of this name" in said.err
+
+
+def test_without_a_network_a_name_gets_advice(
+    downloads: list[dict[str, Any]], kinfolk: Kinfolk
+) -> None:
+    said = kinfolk("fill", "some-bert", "text")
+    assert said.code == 2 and "cannot be reached: run hf download some-bert" in said.err
+    said = kinfolk("fill", "runs/some-bert", "text")
+    assert said.err == "error: no such folder: runs/some-bert\n"
 
 
 def test_paths_and_families_are_not_looked_up(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 CHECKPOINT_SUFFIXES = (".pt", ".pth", ".ckpt", ".index")  # of the files that hub.importers reads
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # NAME or OWNER/NAME
+LOCAL_FOLDERS = ("runs", "models", "checkpoints")  # usual names of folders, which are no owners
 # Files that are downloaded: weights without code, configs and tokenizers.
 HUB_FILES = (
     *("*.safetensors", "*.safetensors.index.json", "*config.json", "*.model", "*.spm"),
@@ -103,11 +104,12 @@ def model_or_family(model: str) -> str:
 def download_model(name: Path | str, error: UserError) -> Path:
     """Return the folder of a model on the Hugging Face hub; raise the error where it has none.
 
-    A path into an existing folder is no such name.
+    A path into an existing folder, or into one of the usual names, is no such name.
     """
     name = str(name)
     owner = name.rpartition("/")[0]
-    if not HUB_NAME.fullmatch(name) or (owner and Path(owner).exists()):
+    local = owner in LOCAL_FOLDERS or (owner and Path(owner).exists())
+    if local or not HUB_NAME.fullmatch(name):
         raise error
     advice = f"run hf download {name} where the hub can be reached, and pass the folder"
     try:
@@ -117,11 +119,9 @@ def download_model(name: Path | str, error: UserError) -> Path:
             snapshot_download(name, allow_patterns=list(HUB_FILES), ignore_patterns=["onnx/*"])
         )
     except Exception as reason:  # of the library and of its HTTP client
-        first = (str(reason).splitlines() or [type(reason).__name__])[0]
-        raise UserError(
-            f"{error}; the Hugging Face hub did not give a model of this name either ({first}): "
-            f"{advice}"
-        ) from reason
+        absent = type(reason).__name__ in ("RepositoryNotFoundError", "HFValidationError")
+        answer = "has no model of this name" if absent else f"cannot be reached: {advice}"
+        raise UserError(f"{error}; the Hugging Face hub {answer}") from reason
     if (folder / "config.json").is_file() and not any(folder.glob("*.safetensors")):
         raise UserError(
             f"{name} has no safetensors on the hub, and no other weights are downloaded: {advice}"
