@@ -1,6 +1,7 @@
 """Model folders in Hugging Face's layout: config.json, generation_config.json, safetensors."""
 
 import json
+import shutil
 from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
@@ -52,11 +53,10 @@ def save(
     _check_vocab(tokenizer, c.vocab_size, folder)
     special_tokens = tokenizer.special_tokens if tokenizer is not None else None
     state: dict[str, Tensor] = model.state_dict()
-    # Copies: parts of one tensor share memory, which safetensors does not allow.
-    tensors = {
-        name: tensor.to("cpu", copy=True).contiguous()
-        for name, tensor in format.parameters(c).to_hf(state).items()
-    }
+    tensors = format.parameters(c).to_hf(state)
+    if model.weights_file is None:
+        # Copies: parts of one tensor share memory, which safetensors does not allow.
+        tensors = {n: tensor.to("cpu", copy=True).contiguous() for n, tensor in tensors.items()}
     dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
     config = format.to_config(c, special_tokens)
     configs = {"": config} | {name: make(c, config) for name, make in format.subfolders.items()}
@@ -67,7 +67,7 @@ def save(
         _write_folder(
             folder / subfolder,
             {"model_type": format.model_type, "dtype": dtype} | data,
-            weights,
+            model.weights_file or weights,
             generates=c.network.decoding is not None,
         )
         if tokenizer is not None:
@@ -88,9 +88,9 @@ def format_of(c: ModelConfig) -> Format:
 
 
 def _write_folder(
-    folder: Path, config: Mapping[str, Any], weights: dict[str, Tensor], *, generates: bool
+    folder: Path, config: Mapping[str, Any], weights: dict[str, Tensor] | Path, *, generates: bool
 ) -> None:
-    """Write the config and the weights of a network."""
+    """Write the config and the weights of a network, which may be a file."""
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / "config.json", {k: v for k, v in config.items() if k != BAD_WORDS})
     if generates:
@@ -100,7 +100,10 @@ def _write_folder(
             folder / "generation_config.json",
             {name: config[name] for name in fields if config.get(name) is not None},
         )
-    save_file(weights, folder / SAFETENSORS, metadata={"format": "pt"})
+    if isinstance(weights, Path):
+        shutil.copyfile(weights, folder / SAFETENSORS)
+    else:
+        save_file(weights, folder / SAFETENSORS, metadata={"format": "pt"})
     # safetensors creates files that only the owner may read.
     (folder / SAFETENSORS).chmod((folder / "config.json").stat().st_mode)
 
@@ -130,7 +133,8 @@ def load_model(folder: Path | str) -> LanguageModel:
         format = _format(data, path)
     else:
         known = _format(data, path) if "model_type" in data else None
-        tensors = read_weights(path)
+        # In our own format every buffer has a name, those of integers too.
+        tensors = read_weights(path, integers=isinstance(known, Native))
         format = known or head_from_architectures(detect_family(data, tensors, path), data)
     subfolders = [name for name in format.subfolders if (path / name).is_dir()]
     data |= {name: _config(path / name) for name in subfolders}

@@ -214,6 +214,11 @@ class Native:
             for name, module in model.named_modules()
             if isinstance(module, TokenEmbedding)
         }
+        # Tables that nothing changes are read from the file where they are needed.
+        mapped = c.network.gradient_free is not None
         return ParameterMap(
-            rules=[ParameterRule(n, (n,), vocab_rows=vocab_rows.get(n)) for n in model.state_dict()]
+            rules=[
+                ParameterRule(n, (n,), vocab_rows=vocab_rows.get(n), mapped=mapped)
+                for n in model.state_dict()
+            ]
         )

@@ -6,6 +6,7 @@ never probe for attributes.
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from torch import Tensor, nn
@@ -140,6 +141,11 @@ class ModelConfig:
         return 0.0
 
     @property
+    def counting_steps(self) -> int | None:
+        """The steps of a run that counts; None for a network that is trained by gradients."""
+        return None
+
+    @property
     def init_std(self) -> float:
         """The standard deviation of initial weights."""
         return 0.02
@@ -159,6 +165,7 @@ class LanguageModel(nn.Module):
     architecture: Architecture
     decoding: Decoding | None = None  # None: it cannot generate
     can_fill: bool = False  # it predicts masked tokens or spans from both sides
+    gradient_free: str | None = None  # why it has no gradients; None: it is trained by them
     static_cache: bool = True  # one step over its cache has the same shapes as the next
     attention_windows: tuple[int, ...] = ()  # of its banded layers
     pooling: Pooling | None = None  # of a task head; None: it takes none
@@ -169,6 +176,8 @@ class LanguageModel(nn.Module):
     random_modules: tuple[str, ...] = ()
     pretraining_only: tuple[str, ...] = ()  # modules that a network with a task head lacks
     pooling_only: tuple[str, ...] = ()  # modules that only a head over a text uses
+    # The file that the weights are mapped from, where it is copied to save the network.
+    weights_file: Path | None = None
 
     @property
     def pretrained(self) -> "LanguageModel":

@@ -247,6 +247,13 @@ def join_chinese(decoder: decoders.Decoder) -> decoders.Decoder:
     return decoders.Sequence([decoder, decoders.Fuse(), space])
 
 
+def whitespace_words(model: models.WordLevel) -> tokenizers.Tokenizer:
+    """Return a tokenizer whose tokens are what stands between white space."""
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return backend
+
+
 def _wordpiece(file: Path, settings: TokenizerConfig) -> LoadedTokenizer:
     tokenizer_family(settings, "vocab.txt", "bert", file)
     vocab: dict[str, int] = {}
