@@ -141,6 +141,23 @@ class NGram(LanguageModel):
         """Return the log-probabilities after each token, computed on demand."""
         return NGramPrediction(hidden, self.tables, self.config.vocab_size)
 
+    def fill_logits(self, ids: Tensor, position: int) -> Tensor:
+        """Return the log-probability of the text with every token at a position.
+
+        Only the n - 1 tokens on either side make a difference.
+        """
+        reach, vocab_size = len(self.tables) - 1, self.config.vocab_size
+        left, right = ids[max(position - reach, 0) : position], ids[position + 1 :][:reach]
+        tokens = torch.arange(vocab_size)[:, None]
+        rows = torch.cat([left.expand(vocab_size, -1), tokens, right.expand(vocab_size, -1)], 1)
+        hidden = self(Inputs.from_ids(rows, causal=True)).hidden
+        unseen = hidden.new_full((1, hidden.shape[2]), MISSING)
+        before = hidden[:1, len(left) - 1] if len(left) else unseen
+        after = hidden[:, len(left) : -1].flatten(0, 1)
+        prediction = self.lm_logits(before)
+        nll = prediction.token_nll(after, right.repeat(vocab_size))
+        return prediction.logits()[0] - nll.view(vocab_size, -1).sum(1)
+
     def _history(self, inputs: Inputs) -> dict[int, Tensor]:
         """Return the contexts and the document of the token before these; none at the start."""
         if inputs.cache is not None and inputs.cache.extra:

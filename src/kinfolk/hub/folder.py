@@ -14,6 +14,7 @@ from kinfolk.errors import UserError
 from kinfolk.families import family, family_of, index
 from kinfolk.families.base import HuggingFace
 from kinfolk.files import CHECKSUMS, TRAINING_STATE, checksum_fault
+from kinfolk.hub.arpa import is_arpa, read_arpa
 from kinfolk.hub.detect import detect_family
 from kinfolk.hub.formats import (
     MODEL_TYPE_PREFIX,
@@ -111,8 +112,11 @@ def _write_folder(
 def load(folder: Path | str, tokenizer: Tokenizer | None = None) -> tuple[LanguageModel, Tokenizer]:
     """Load the network and the tokenizer of a folder that kinfolk or transformers saved.
 
-    The tokenizer is the one of the folder where none is given.
+    The tokenizer is the one of the folder where none is given. An ARPA file of an n-gram model has
+    its own, unless one is given.
     """
+    if is_arpa(Path(folder)):
+        return read_arpa(Path(folder), tokenizer)
     model = load_model(folder)
     if tokenizer is None:
         path = Path(folder)
@@ -124,6 +128,8 @@ def load(folder: Path | str, tokenizer: Tokenizer | None = None) -> tuple[Langua
 def load_model(folder: Path | str) -> LanguageModel:
     """Load the network of a folder, in float32 and evaluation mode."""
     path = Path(folder)
+    if is_arpa(path):
+        return read_arpa(path)[0]
     _check_checksums(path)
     if path.is_file() or (path.is_dir() and not (path / "config.json").is_file()):
         data, tensors = _foreign(path)

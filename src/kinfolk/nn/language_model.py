@@ -202,6 +202,10 @@ class LanguageModel(nn.Module):
         """Return the logits over the vocabulary, computed on demand."""
         raise NotImplementedError
 
+    def fill_logits(self, ids: Tensor, position: int) -> Tensor:
+        """Return a score of every token at a position of a text, from both sides: (vocabulary,)."""
+        raise NotImplementedError
+
     def check_lm_head(self) -> None:
         """Raise UserError if the modules that predict tokens were not in the model folder."""
         if random := [name for name in self.random_modules if name in self.lm_head_modules]:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from kinfolk.text.tokenizer import Tokenizer
 
 
-CHECKPOINT_SUFFIXES = (".pt", ".pth", ".ckpt", ".index")  # of the files that hub.importers reads
+# Of the files that hub.importers and hub.arpa read.
+CHECKPOINT_SUFFIXES = (".pt", ".pth", ".ckpt", ".index", ".arpa", ".arpa.gz")
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # NAME or OWNER/NAME
 LOCAL_FOLDERS = ("runs", "models", "checkpoints")  # usual names of folders, which are no owners
 # Files that are downloaded: weights without code, configs and tokenizers.
@@ -131,7 +132,7 @@ def download_model(name: Path | str, error: UserError) -> Path:
 
 def is_checkpoint_file(path: Path) -> bool:
     """Return whether a file has the suffix that other programs give to checkpoints."""
-    return path.suffix in CHECKPOINT_SUFFIXES and path.is_file()
+    return path.name.endswith(CHECKPOINT_SUFFIXES) and path.is_file()
 
 
 def find_model_folder(path: Path | str) -> Path:
