@@ -38,8 +38,13 @@ TYPES: dict[str, dict[str, str]] = {
     "train": {"train": "kinfolk.training.config"},
     "finetune": {"finetune_config": "kinfolk.training.config"},
     "model": {
+        "with_features": "kinfolk.nn.task_networks",
         "with_head": "kinfolk.nn.task_heads",
         **{name: f"kinfolk.families.{name}" for name in FAMILY_NAMES},
+    },
+    "task_network": {
+        "bilstm_classifier": "kinfolk.nn.task_networks",
+        "bilstm_tagger": "kinfolk.nn.task_networks",
     },
     "objective": {
         "blanks": "kinfolk.objectives.blank_infilling",
@@ -65,6 +70,8 @@ TYPES: dict[str, dict[str, str]] = {
         "bare": "kinfolk.tasks.formulations.head",
         "cloze": "kinfolk.tasks.formulations.scoring",
         "coreference_head": "kinfolk.tasks.formulations.coreference_head",
+        "feature_classifier": "kinfolk.tasks.formulations.features",
+        "feature_tagger": "kinfolk.tasks.formulations.features",
         "prompt": "kinfolk.tasks.formulations.scoring",
         "sequence_head": "kinfolk.tasks.formulations.head",
         "span_head": "kinfolk.tasks.formulations.span_head",

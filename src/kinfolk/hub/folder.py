@@ -27,6 +27,7 @@ from kinfolk.hub.weights import SAFETENSORS, read_weights
 from kinfolk.nn.init import init_weights_
 from kinfolk.nn.language_model import LanguageModel, ModelConfig
 from kinfolk.nn.task_heads import ModelWithHeadConfig
+from kinfolk.nn.task_networks import ModelWithFeaturesConfig
 from kinfolk.text.tokenizer import Tokenizer
 
 BAD_WORDS = "bad_words_ids"  # of generation_config.json alone
@@ -81,6 +82,8 @@ def format_of(c: ModelConfig) -> Format:
     family = family_of(c)
     hf = family.hf
     if hf is None or not hf.supports(c.pretrained):
+        return Native(family)
+    if isinstance(c, ModelWithFeaturesConfig):
         return Native(family)
     if isinstance(c, ModelWithHeadConfig):
         return head_for_config(hf, c) or Native(family)

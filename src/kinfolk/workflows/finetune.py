@@ -280,7 +280,7 @@ class FineTuneWorkload(Workload):
             check_resumed_recipe(folder, recipe, newest)
         if newest is None and recipe.init_from:
             saved: Any = hub.load_model(Path(recipe.init_from))
-            backbone = saved.backbone if isinstance(saved, ModelWithHead) else saved
+            backbone = saved.pretrained
         else:
             backbone = build_fresh_model(recipe)
         tokenizer = Tokenizer.load(folder / "tokenizer")
@@ -386,18 +386,14 @@ def model_for_task(recipe: FineTuneRecipe, backbone: LanguageModel) -> LanguageM
     """Return the backbone, with a randomly initialized head if the formulation needs one."""
     torch.manual_seed(recipe.train.seed)
     try:
-        if recipe.formulations[0].head:
-            with_head = ModelWithHead.of(backbone, recipe.model)
-            if is_raw(recipe.init_from):
-                with_head.reset_pooling()
-            return with_head
-        model: LanguageModel = recipe.model.build()
-        model.load_state_dict(backbone.state_dict())
+        model: LanguageModel = recipe.model.build_on(backbone)
     except RuntimeError:  # shapes differ
         raise UserError(
             f"the weights of {recipe.init_from} do not fit the model settings: remove those that "
             "change its size, or use --from-scratch"
         ) from None
+    if isinstance(model, ModelWithHead) and is_raw(recipe.init_from):
+        model.reset_pooling()
     return model
 
 
@@ -420,7 +416,7 @@ def distill(
     """
     predictor = load_predictor(teacher, device=device)
     formulation, task = predictor.formulation, predictor.task
-    if not isinstance(student, LabelHead) or not formulation.distills:
+    if not isinstance(student, LabelHead) or not (student.distills and formulation.distills):
         raise UserError(
             f"teacher {teacher}: distillation needs a formulation with a head (classify, regress, "
             "choose or tag) for teacher and student"

@@ -396,7 +396,7 @@ def few_shot_predictor(
     known = rows if fewshot_from is None else fewshot_rows(fewshot_from, file, report)
     network, tokenizer = load(model, tokenizer)
     network.to(select_device(device))
-    body: Any = network.backbone if isinstance(network, ModelWithHead) else network
+    body: Any = network.pretrained
     cls = task_class(file.file_spec.task)
     labelled = [row for row in known if cls.reference(row) is not None]
     file_task = cls.from_rows(labelled, file=file.train)
