@@ -164,6 +164,11 @@ MISTAKES = [
     ("evaluate {gpt2} --text {text} --length 33", "more than the model's context of 32"),
     ("evaluate {bert} --text {text} --length 1", "length 1 is too short"),
     ("evaluate {t5} --text {text} --length -1", "length -1 is too short"),
+    (
+        "evaluate {gpt2} --text {text} --max-tokens 5",
+        "max_tokens=5 applies to encoders, which take a forward pass for each token",
+    ),
+    ("evaluate {bert} --text {text} --max-tokens 0", "--max-tokens"),
     ("evaluate {gpt2} --text {text} --device gpu", "unknown device 'gpu'"),
     ("evaluate {tmp} --text {text}", "{tmp} is neither a run"),
     ("evaluate {tmp}/none --text {text}", "no such folder: {tmp}/none"),
