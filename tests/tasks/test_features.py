@@ -159,3 +159,22 @@ def test_wrong_settings_are_refused() -> None:
         model.check_lm_head()
     with pytest.raises(UserError, match="unknown type 'bilstm_tager'"):
         replace(formulation, task_network="bilstm_tager").model_config(model.config.backbone)
+
+
+def test_word_vectors_stand_beside_the_features_or_alone(tmp_path: Path) -> None:
+    file = tmp_path / "vectors.txt"
+    file.write_text("cat 1 2 3\ndog 4 5 6\n", encoding="utf-8")
+    for layers, size in (("mixed", 64 + 3), ("none", 3)):
+        said = {"vectors": str(file), "feature_layers": layers}
+        body = config("bert")
+        built = build_formulation(
+            FeatureTagger, task("tag"), family_of(body), body, tokenizer(), **said
+        ).fit(rows("tag"), tokenizer())
+        model = built.model_config(body).build().eval()
+        (message,) = built.prepare(model, tokenizer())
+        assert "vectors of 2 of" in message
+        (instance,) = built.instances(TaggedSentence(("cat", "red", "dog"), None, 1), tokenizer())
+        texts = built.texts(model, built.make_batch([instance]))
+        assert texts.features.shape == (3, size)
+        assert texts.features[:, :3].tolist() == [[1, 2, 3], [0, 0, 0], [4, 5, 6]]
+        assert not model.word_vectors.weight.requires_grad

@@ -144,6 +144,7 @@ class TaskOptions:
     verbalizer: str | None = option("LIST", "cloze: one word per class: bad,good.")
     null_score_diff_threshold: float | None = NULL_THRESHOLD
     task_network: str | None = option("NAME", "features: bilstm_tagger or bilstm_classifier.")
+    vectors: Path | None = option("FILE", "features: Word vectors beside them (GloVe, word2vec).")
     feature_layers: str | None = option("NAME", "features: mixed, last or none (default: mixed).")
     output_features: bool = flag(
         "--output-features", "features: Add them after the task network's layers too."
@@ -257,6 +258,7 @@ def training_function(
         "distillation_weight": start.distillation_weight,
         "null_score_diff_threshold": task.null_score_diff_threshold,
         "task_network": task.task_network,
+        "vectors": None if task.vectors is None else str(task.vectors),
         "feature_layers": task.feature_layers,
         "output_features": task.output_features or None,
         "train_backbone": task.train_backbone or None,

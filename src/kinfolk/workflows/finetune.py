@@ -211,6 +211,8 @@ class FineTuneWorkload(Workload):
         tokenizer: Tokenizer,
         callbacks: Sequence[Callback] = (),
         settings: Sequence[str] = (),  # given fields, which are not derived from the data
+        *,
+        fresh: bool = True,  # the weights are not those of a checkpoint
     ) -> None:
         self.tokenizer, self.objective = tokenizer, recipe.formulations[0]
         self.callbacks = callbacks
@@ -259,11 +261,15 @@ class FineTuneWorkload(Workload):
             seed=self.train.seed,
             weights=mixing_weights(sizes, config.mixing_temperature),
         )
-        self.model = model_for_task(recipe, backbone).to(select_device(self.train.device))
+        model = model_for_task(recipe, backbone)
+        if fresh:
+            self.report_messages(self.objective.prepare(model, tokenizer))
+        self.model = model.to(select_device(self.train.device))
         if config.noisy_tune:
             fresh = {*self.model.parameters()} - {*self.model.pretrained.parameters()}
             noisy_tune(self.model, config.noisy_tune, seed=self.train.seed, fresh=fresh)
         self.fingerprints = [f for dataset in recipe.datasets for f in dataset.fingerprints]
+        self.fingerprints += self.objective.fingerprints()
         self.layer_lr_decay = config.layer_lr_decay
         self.early_stopping_patience = config.early_stopping_patience
         if config.gradual_unfreezing:
@@ -284,7 +290,8 @@ class FineTuneWorkload(Workload):
         else:
             backbone = build_fresh_model(recipe)
         tokenizer = Tokenizer.load(folder / "tokenizer")
-        return cls(recipe, backbone, tokenizer, callbacks, RESOLVED_FIELDS)
+        fresh = newest is None
+        return cls(recipe, backbone, tokenizer, callbacks, RESOLVED_FIELDS, fresh=fresh)
 
     def report_messages(self, messages: Sequence[str]) -> None:
         """Pass messages to the callbacks."""

@@ -10,6 +10,7 @@ classifier those of all tokens of each text. Two texts of a pair are encoded by 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -32,6 +33,7 @@ from kinfolk.tasks.formulations.sequences import (
 )
 from kinfolk.tasks.task import Prediction, TaskOutput
 from kinfolk.text.tokenizer import Tokenizer
+from kinfolk.text.vectors import read_vectors, vector_size, vectors_fingerprint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,8 @@ class Features(LabelHead):
     feature_layers: FeatureLayers = "mixed"
     output_features: bool = False  # add them at the output of the task network's layers too
     train_backbone: bool = False
+    vectors: str = ""  # file of word vectors beside the features; empty for none
+    vector_size: int = 0
     causal: bool = False  # the pretrained network is a decoder
 
     name = "features"
@@ -62,7 +66,28 @@ class Features(LabelHead):
             feature_layers=self.feature_layers,
             output_features=self.output_features,
             train_backbone=self.train_backbone,
+            vector_size=self.vector_size,
         )
+
+    def fit(self, rows: Sequence[Any], tokenizer: Tokenizer, *, balanced: bool = False) -> Self:
+        """Set the class weights and the size of the word vectors."""
+        fitted = super().fit(rows, tokenizer, balanced=balanced)
+        if not self.vectors:
+            return fitted
+        path = Path(self.vectors).resolve()
+        return replace(fitted, vectors=str(path), vector_size=vector_size(path))
+
+    def prepare(self, model: Any, tokenizer: Tokenizer) -> list[str]:
+        """Set the word vectors."""
+        if not self.vectors:
+            return []
+        vectors = read_vectors(self.vectors, tokenizer)
+        model.set_word_vectors(vectors.ids, vectors.values)
+        return [f"{self.vectors}: {vectors.summary}"]
+
+    def fingerprints(self) -> list[tuple[str, str]]:
+        """Return the file of word vectors and its hash."""
+        return [vectors_fingerprint(self.vectors)] if self.vectors else []
 
     def num_special_tokens(self, texts: int) -> int:
         """Return the number of special tokens: without a template, one around and between."""
@@ -87,7 +112,7 @@ class FeatureTagger(Features, TokenHead):
                 "--class-weights does not apply to the formulation 'features' of tag tasks, whose "
                 "CRF scores whole sequences: remove it"
             )
-        return self
+        return super().fit(rows, tokenizer)
 
     def example(
         self, words: Sequence[Sequence[int]], predicate: Sequence[int] | None, tokenizer: Tokenizer
