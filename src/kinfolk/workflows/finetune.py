@@ -266,8 +266,8 @@ class FineTuneWorkload(Workload):
             self.report_messages(self.objective.prepare(model, tokenizer))
         self.model = model.to(select_device(self.train.device))
         if config.noisy_tune:
-            fresh = {*self.model.parameters()} - {*self.model.pretrained.parameters()}
-            noisy_tune(self.model, config.noisy_tune, seed=self.train.seed, fresh=fresh)
+            added = {*self.model.parameters()} - {*self.model.pretrained.parameters()}
+            noisy_tune(self.model, config.noisy_tune, seed=self.train.seed, fresh=added)
         self.fingerprints = [f for dataset in recipe.datasets for f in dataset.fingerprints]
         self.fingerprints += self.objective.fingerprints()
         self.layer_lr_decay = config.layer_lr_decay
