@@ -131,6 +131,11 @@ class ModelConfig:
         return None
 
     @property
+    def max_characters(self) -> int | None:
+        """The characters of a token that the network reads; None where it reads ids alone."""
+        return None
+
+    @property
     def num_heads(self) -> int:
         """The number of attention heads; 1 where there is no attention."""
         return 1
@@ -221,6 +226,10 @@ class LanguageModel(nn.Module):
             for hook in hooks:
                 hook.remove()
         return [*found[:-1], hidden]
+
+    def set_character_table(self, table: Tensor) -> None:
+        """Set the characters of every token, if the config has `max_characters`."""
+        raise NotImplementedError
 
     def forward_lm(self, inputs: Inputs) -> Output:
         """Run the network that predicts tokens: itself, or its generator (ELECTRA)."""

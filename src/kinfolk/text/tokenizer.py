@@ -239,6 +239,15 @@ class Tokenizer:
             )
         return str(token)
 
+    def has_id(self, id: int) -> bool:
+        """Return whether a token has this id."""
+        return self._backend.id_to_token(id) is not None
+
+    def normalize(self, text: str) -> str:
+        """Return a text as tokens spell it: in lower case, for example."""
+        normalizer = self._backend.normalizer
+        return text if normalizer is None else str(normalizer.normalize_str(text)).strip()
+
     def token_to_id(self, token: str) -> int | None:
         """Return the id of a token; None for an unknown one."""
         id: int | None = self._backend.token_to_id(token)

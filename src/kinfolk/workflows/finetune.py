@@ -262,6 +262,7 @@ class FineTuneWorkload(Workload):
             weights=mixing_weights(sizes, config.mixing_temperature),
         )
         model = model_for_task(recipe, backbone)
+        hub.bind_tokenizer(model, tokenizer)
         if fresh:
             self.report_messages(self.objective.prepare(model, tokenizer))
         self.model = model.to(select_device(self.train.device))

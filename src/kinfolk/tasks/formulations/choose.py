@@ -127,6 +127,7 @@ def build_formulation(
         "pad_id": tokenizer.special_tokens.pad,
         "frame": family.frame,
         "layout": family.layout,
+        "max_characters": config.max_characters,
         "causal": family.architecture == "decoder" and family.frame is None,
     }
     given = {name: value for name, value in options.items() if value is not None}

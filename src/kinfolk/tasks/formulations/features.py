@@ -32,6 +32,7 @@ from kinfolk.tasks.formulations.sequences import (
     words_example,
 )
 from kinfolk.tasks.task import Prediction, TaskOutput
+from kinfolk.text.characters import OpenVocabulary
 from kinfolk.text.tokenizer import Tokenizer
 from kinfolk.text.vectors import read_vectors, vector_size, vectors_fingerprint
 
@@ -46,6 +47,7 @@ class Features(LabelHead):
     train_backbone: bool = False
     vectors: str = ""  # file of word vectors beside the features; empty for none
     vector_size: int = 0
+    max_characters: int | None = None  # of a token that the network reads
     causal: bool = False  # the pretrained network is a decoder
 
     name = "features"
@@ -89,6 +91,20 @@ class Features(LabelHead):
         """Return the file of word vectors and its hash."""
         return [vectors_fingerprint(self.vectors)] if self.vectors else []
 
+    def open(self, tokenizer: Tokenizer) -> Tokenizer:
+        """Return a tokenizer that tells unknown words apart, if the network reads characters."""
+        return tokenizer if self.max_characters is None else OpenVocabulary(tokenizer)
+
+    def add_characters(self, instances: list[Instance], tokenizer: Tokenizer) -> list[Instance]:
+        """Add the characters of tokens to instances that were made with `open`."""
+        size = self.max_characters
+        if size is None or not isinstance(tokenizer, OpenVocabulary):
+            return instances
+        return [
+            replace(i, examples=tuple(with_characters(e, tokenizer, size) for e in i.examples))
+            for i in instances
+        ]
+
     def num_special_tokens(self, texts: int) -> int:
         """Return the number of special tokens: without a template, one around and between."""
         return num_special_tokens(self.frame, texts) + (self.frame is None)
@@ -113,6 +129,13 @@ class FeatureTagger(Features, TokenHead):
                 "CRF scores whole sequences: remove it"
             )
         return super().fit(rows, tokenizer)
+
+    def instances(
+        self, row: Any, tokenizer: Tokenizer, /, *, labelled: bool = True
+    ) -> list[Instance]:
+        """Encode the words; those that the vocabulary lacks are read by their characters."""
+        opened = self.open(tokenizer)
+        return self.add_characters(super().instances(row, opened, labelled=labelled), opened)
 
     def example(
         self, words: Sequence[Sequence[int]], predicate: Sequence[int] | None, tokenizer: Tokenizer
@@ -170,6 +193,13 @@ class FeatureClassifier(Features, SequenceHead):
         """Return the BiLSTM, which knows whether it reads pairs."""
         return {"type": "bilstm_classifier", "pair": self.task.is_pair}
 
+    def instances(
+        self, row: Any, tokenizer: Tokenizer, /, *, labelled: bool = True
+    ) -> list[Instance]:
+        """Encode the texts; words that the vocabulary lacks are read by their characters."""
+        opened = self.open(tokenizer)
+        return self.add_characters(super().instances(row, opened, labelled=labelled), opened)
+
     def encode_row(self, row: Any, tokenizer: Tokenizer) -> list[tuple[Example, int]]:
         """Return an example for each text, and how many tokens were truncated."""
         return [self.encode_texts([ids], tokenizer) for ids in encode_plain(tokenizer, row.texts)]
@@ -199,6 +229,16 @@ class FeatureClassifier(Features, SequenceHead):
         )
         scores: Tensor = model.task_network(texts)
         return scores
+
+
+def with_characters(example: Example, vocabulary: OpenVocabulary, size: int) -> Example:
+    """Return an example with the characters of its tokens, and ids of the vocabulary alone."""
+    ids = example.input_ids
+    return replace(
+        example,
+        input_ids=vocabulary.close(ids),
+        character_ids=vocabulary.character_ids(ids, size),
+    )
 
 
 def with_end(example: Example, eos: int) -> Example:
