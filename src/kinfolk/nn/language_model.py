@@ -173,6 +173,8 @@ class LanguageModel(nn.Module):
     static_cache: bool = True  # one step over its cache has the same shapes as the next
     # Shapes inside follow from those of the inputs; else it is not compiled (recurrent networks).
     static_shapes: bool = True
+    # Tables of token embeddings that predict no tokens: the output layer is another one.
+    input_only: tuple[str, ...] = ()
     attention_windows: tuple[int, ...] = ()  # of its banded layers
     pooling: Pooling | None = None  # of a task head; None: it takes none
     lm_head_modules: tuple[
@@ -266,6 +268,11 @@ class EncoderDecoder(LanguageModel):
     architecture = "encoder-decoder"
     decoding = "encoder-decoder"
     can_fill = True
+
+    @property
+    def decoder_embeddings(self) -> nn.Module:
+        """The embeddings that the decoder reads; by default the encoder's."""
+        return self.token_embeddings
 
     def lm_logits(self, hidden: Tensor) -> LinearLogits:
         """Return the logits of the next token, computed on demand."""
