@@ -130,10 +130,11 @@ def head_from_architectures(hf: HuggingFace, data: Mapping[str, Any]) -> Hugging
 
     A class that is not known is a backbone; its own heads are left out with a warning.
     """
-    names = data.get("architectures") or [None]
-    if not isinstance(names, list):
+    names = data.get("architectures")
+    names = [] if names is None else names
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise UserError(f"config.json: architectures={names!r}: it must be a list of names")
-    architecture = names[0]
+    architecture = names[0] if names else None
     heads = (WithHead(hf, h, name) for name, h in hf.heads.items() if h.name == architecture)
     return next(heads, hf)
 
