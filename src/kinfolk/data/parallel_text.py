@@ -122,10 +122,10 @@ def _joined(
     A text may have no tokens, such as a zero-width space; its pair is left out.
     """
     sizes = np.stack([_lengths(sources), _lengths(targets)], axis=1)
-    complete = sizes.all(1)
-    places = np.arange(sizes.size).reshape(-1, 2)  # of the texts in the joined tokens
-    place = np.repeat(places.T.ravel(), sizes.T.ravel())
-    ids = np.concatenate([sources.ids, targets.ids])[np.argsort(place, kind="stable")]
+    complete = sizes.min(axis=1) > 0
+    numbers = np.arange(sizes.size).reshape(-1, 2)  # of the texts, source and target in turn
+    owners = np.repeat(numbers.T.ravel(), sizes.T.ravel())
+    ids = np.concatenate([sources.ids, targets.ids])[np.argsort(owners, kind="stable")]
     ids = ids[np.repeat(complete, sizes.sum(1))]
     sequences, bytes = sizes[complete].ravel().astype(np.int32), targets.bytes[complete]
     joined = EncodedDocuments(ids, sequences, np.full(len(bytes), 2), bytes)
