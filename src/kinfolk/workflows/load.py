@@ -16,7 +16,6 @@ from kinfolk.files import new_folder
 from kinfolk.generation.prompts import check_prompts
 from kinfolk.hub.arpa import write_arpa
 from kinfolk.nn.language_model import LanguageModel
-from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.text import Tokenizer
 from kinfolk.workflows.folders import check_new_folder, find_model_folder, load_tokenizer
 
@@ -55,7 +54,7 @@ def require_ability(model: Any, ability: str) -> Any:
         raise UserError(
             f"{family.name} models do not support {ability} (families that do: {', '.join(others)})"
         )
-    if ability in ("generate", "fill") and isinstance(model, ModelWithHead):
+    if ability in ("generate", "fill") and model.pretrained is not model:
         raise UserError(
             f"the model was fine-tuned: its task head predicts labels, so it cannot {ability}; use "
             "kinfolk predict, or the pretrained model"
