@@ -233,6 +233,7 @@ class Family:
     paper_training: Mapping[str, TrainConfig] = field(default_factory=dict)  # by published size
     template: str | None = None  # special tokens that its tokenizer adds to a text
     task_template: str | None = None  # the same in fine-tuning, where the tokenizer adds none
+    task_formulations: tuple[str, ...] = ()  # of its paper, preferred to the common ones
     hf: HuggingFace | None = None  # None: saved in our own format
 
     def __post_init__(self) -> None:
@@ -257,12 +258,13 @@ class Family:
             "fill": self.model.can_fill,
             "export": self.hf is not None,
         }
-        return tuple(name for name, can in able.items() if can)
+        return (*(name for name, can in able.items() if can), *self.task_formulations)
 
     @property
     def formulations(self) -> tuple[str, ...]:
         """The names of its task formulations, the default first."""
-        return FORMULATIONS.get(self.model.decoding or "", ("head",))
+        common = FORMULATIONS.get(self.model.decoding or "", ("head",))
+        return (*self.task_formulations, *common)
 
     @property
     def layout(self) -> str | None:
@@ -281,6 +283,10 @@ class Family:
 
     def objective(self, name: str | None = None) -> type[Any]:
         """Return an objective by its name; by default the first."""
+        if not self.objectives and self.task_formulations:
+            raise UserError(
+                f"{self.name} has no pretraining: train it on labelled rows with kinfolk finetune"
+            )
         if not self.objectives:
             raise UserError(
                 f"{self.name} is a baseline without a pretraining objective: choose a family that "

@@ -7,7 +7,7 @@ read     *                                  read       *       *     *  *
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -46,7 +46,7 @@ from kinfolk.tasks.formulations.sequences import (
     words_example,
 )
 from kinfolk.tasks.rows import LabelledText, MultipleChoiceRow, TaggedSentence
-from kinfolk.tasks.task import Prediction
+from kinfolk.tasks.task import Prediction, TaskOutput
 from kinfolk.text.tokenizer import Tokenizer
 
 
@@ -93,7 +93,7 @@ class SequenceHead(LabelHead):
     mean_pooling: bool = False  # of the hidden states of all tokens; else one token is read
 
     name = "head"
-    outputs = ("label", "number", "option")
+    outputs: ClassVar[tuple[TaskOutput, ...]] = ("label", "number", "option")
     needs_template = True
 
     @property
@@ -336,15 +336,17 @@ class TokenHead(LabelHead):
             tags = [self.task.label_id(tag) for tag in row.tags]
         instances = []
         for start, end in split_to_fit([len(word) for word in words], room):
+            kept = [word[:room] for word in words[start:end]]  # a single word may exceed the room
             example = words_example(
-                [word[:room] for word in words[start:end]],  # a single word may exceed the room
+                kept,
                 predicate,
                 tokenizer.special_tokens,
                 template=self.frame,
                 causal=self.causal,
             )
             target = None if tags is None else tags[start:end]
-            instances.append(Instance(examples=(example,), target=target))
+            sizes = tuple(len(word) for word in kept)
+            instances.append(Instance(examples=(example,), target=target, metadata=sizes))
         return instances
 
     def targets(
