@@ -101,8 +101,8 @@ def test_a_family_describes_itself() -> None:
                 assert who.architecture == who.config("nano").network.architecture
                 generates = who.architecture in ("decoder", "encoder-decoder")
                 assert ("generate" in who.capabilities) == (generates or who.name == "xlnet")
-                fills = who.architecture in ("encoder", "encoder-decoder") or who.name == "glm"
-                assert ("fill" in who.capabilities) == fills
+                fills = who.architecture == "encoder" or {"spans", "blanks"} & {*who.objectives}
+                assert ("fill" in who.capabilities) == bool(fills)
                 assert {config.network for config in who.sizes.values()} == {who.model}
 
 

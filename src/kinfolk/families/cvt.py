@@ -143,5 +143,5 @@ FAMILY = Family(
     # 400,000 words are those of GloVe 6B, which the paper starts from.
     | {"cvt": CVTConfig(vocab_size=400_000)},
     task_template="bert",
-    task_formulations=("cross_view",),
+    formulation="cross_view",
 )

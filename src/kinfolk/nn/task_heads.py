@@ -58,6 +58,11 @@ class TaskModelConfig(ModelConfig):
         """The longest input in tokens; None where there is no bound."""
         return self.backbone.max_length
 
+    def build_on(self, backbone: LanguageModel) -> "TaskModel":
+        """Return new modules for tasks on a copy of the weights of a pretrained network."""
+        assert issubclass(self.network, TaskModel)
+        return self.network.of(backbone, self)
+
     @property
     def removed_modules(self) -> tuple[str, ...]:
         """The modules of the backbone that the tasks do not use."""

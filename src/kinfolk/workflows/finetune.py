@@ -18,7 +18,7 @@ from kinfolk.errors import UserError
 from kinfolk.families import family_of
 from kinfolk.files import new_file
 from kinfolk.nn.language_model import LanguageModel
-from kinfolk.nn.task_heads import ModelWithHead, TaskModel
+from kinfolk.nn.task_heads import ModelWithHead
 from kinfolk.rng import corpus_seed
 from kinfolk.tasks.baselines import baseline_messages, fit_baselines
 from kinfolk.tasks.dataset import RowSource, TaskDataset, as_datasets
@@ -244,6 +244,8 @@ class FineTuneWorkload(Workload):
         tokenizer: Tokenizer,
         callbacks: Sequence[Callback] = (),
         settings: Sequence[str] = (),  # given fields, which are not derived from the data
+        *,
+        fresh: bool = True,  # the weights are not those of a checkpoint
     ) -> None:
         self.tokenizer, self.objective = tokenizer, recipe.formulations[0]
         self.callbacks = callbacks
@@ -286,11 +288,16 @@ class FineTuneWorkload(Workload):
                 f"{self.train.compile} does not compile in fine-tuning: add train.compile=yes"
             )
         self.batches = training_batches(recipe, sets, tokenizer)
-        self.model = model_for_task(recipe, backbone).to(select_device(self.train.device))
+        model = model_for_task(recipe, backbone)
+        hub.bind_tokenizer(model, tokenizer)
+        if fresh:
+            self.report_messages(self.objective.prepare(model, tokenizer))
+        self.model = model.to(select_device(self.train.device))
         if config.noisy_tune:
-            fresh = {*self.model.parameters()} - {*self.model.pretrained.parameters()}
-            noisy_tune(self.model, config.noisy_tune, seed=self.train.seed, fresh=fresh)
+            added = {*self.model.parameters()} - {*self.model.pretrained.parameters()}
+            noisy_tune(self.model, config.noisy_tune, seed=self.train.seed, fresh=added)
         self.fingerprints = [f for dataset in recipe.datasets for f in dataset.fingerprints]
+        self.fingerprints += self.objective.fingerprints()
         if recipe.unlabelled is not None:
             self.fingerprints += recipe.unlabelled.fingerprints
         self.layer_lr_decay = config.layer_lr_decay
@@ -309,11 +316,13 @@ class FineTuneWorkload(Workload):
         if newest is not None:
             check_resumed_recipe(folder, recipe, newest)
         if newest is None and recipe.init_from:
-            backbone = hub.load_model(Path(recipe.init_from)).pretrained
+            saved: Any = hub.load_model(Path(recipe.init_from))
+            backbone = saved.pretrained
         else:
             backbone = build_fresh_model(recipe)
         tokenizer = Tokenizer.load(folder / "tokenizer")
-        return cls(recipe, backbone, tokenizer, callbacks, RESOLVED_FIELDS)
+        fresh = newest is None
+        return cls(recipe, backbone, tokenizer, callbacks, RESOLVED_FIELDS, fresh=fresh)
 
     def report_messages(self, messages: Sequence[str]) -> None:
         """Pass messages to the callbacks."""
@@ -415,19 +424,14 @@ def model_for_task(recipe: FineTuneRecipe, backbone: LanguageModel) -> LanguageM
     """Return the backbone, with a randomly initialized head if the formulation needs one."""
     torch.manual_seed(recipe.train.seed)
     try:
-        network: type[LanguageModel] = recipe.model.network
-        if issubclass(network, TaskModel):
-            for_task = network.of(backbone, recipe.model)
-            if isinstance(for_task, ModelWithHead) and is_raw(recipe.init_from):
-                for_task.reset_pooling()
-            return for_task
-        model: LanguageModel = recipe.model.build()
-        model.load_state_dict(backbone.state_dict())
+        model: LanguageModel = recipe.model.build_on(backbone)
     except RuntimeError:  # shapes differ
         raise UserError(
             f"the weights of {recipe.init_from} do not fit the model settings: remove those that "
             "change its size, or use --from-scratch"
         ) from None
+    if isinstance(model, ModelWithHead) and is_raw(recipe.init_from):
+        model.reset_pooling()
     return model
 
 
@@ -475,7 +479,7 @@ def distill(
     """
     predictor = load_predictor(teacher, device=device)
     formulation, task = predictor.formulation, predictor.task
-    if not isinstance(student, LabelHead) or not formulation.distills:
+    if not isinstance(student, LabelHead) or not (student.distills and formulation.distills):
         raise UserError(
             f"teacher {teacher}: distillation needs a formulation with a head (classify, regress, "
             "choose or tag) for teacher and student"

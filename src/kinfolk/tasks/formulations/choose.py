@@ -12,6 +12,7 @@ from kinfolk.nn.views import ModelWithViewsConfig
 from kinfolk.tasks.formulations.base import Formulation
 from kinfolk.tasks.formulations.coreference_head import MentionRanking
 from kinfolk.tasks.formulations.cross_view import CrossView, CrossViewTags, CrossViewTexts
+from kinfolk.tasks.formulations.features import FeatureClassifier, Features, FeatureTagger
 from kinfolk.tasks.formulations.head import CausalHead, SequenceHead, TokenHead
 from kinfolk.tasks.formulations.scoring import Cloze, Prompt
 from kinfolk.tasks.formulations.span_head import SpanHead
@@ -27,6 +28,8 @@ ALL_FORMULATIONS: tuple[type[Formulation], ...] = (
     SpanHead,
     MentionRanking,
     CausalHead,
+    FeatureClassifier,
+    FeatureTagger,
     TextToText,
     Cloze,
     Prompt,
@@ -129,6 +132,7 @@ def build_formulation(
         "pad_id": tokenizer.special_tokens.pad,
         "frame": family.frame,
         "layout": family.layout,
+        "max_characters": config.max_characters,
         "causal": family.architecture == "decoder" and family.frame is None,
     }
     pooling = config.network.pooling
@@ -167,6 +171,8 @@ def model_config(
         return ModelWithViewsConfig(
             backbone=config, tasks=tuple(each.module_config for each in together)
         )
+    if isinstance(formulation, Features):
+        return formulation.model_config(config)
     if formulation.head is None:
         return config
     mean = isinstance(formulation, SequenceHead) and formulation.mean_pooling

@@ -176,8 +176,11 @@ class SequenceHead(LabelHead):
 
     def loss(self, model: Any, batch: Batch[TaskTargets], /) -> Loss:
         """Sum -log p(class or option), or the squared error of a number."""
-        logits = self.pooled_logits(model, model(batch.inputs).hidden, batch.targets)
-        return Loss({"label": self.loss_sum(logits, batch.targets)})
+        return Loss({"label": self.loss_sum(self.scores(model, batch), batch.targets)})
+
+    def scores(self, model: Any, batch: Batch[TaskTargets]) -> Tensor:
+        """Return the scores of each text or option: (examples, classes)."""
+        return self.pooled_logits(model, model(batch.inputs).hidden, batch.targets)
 
     def pooled_logits(self, model: Any, hidden: Tensor, targets: TaskTargets) -> Tensor:
         """Return the logits of each text or option: (examples, classes)."""
@@ -206,7 +209,7 @@ class SequenceHead(LabelHead):
 
     def logits(self, model: Any, batch: Batch[TaskTargets], /) -> list[RawScores]:
         """Return the scores of each instance: (classes,) or (options,)."""
-        scores = self.pooled_logits(model, model(batch.inputs).hidden, batch.targets)
+        scores = self.scores(model, batch)
         if self.task.output == "option":
             return [part[:, 0] for part in split_by_instance(scores, batch.targets.instance_ids)]
         return [*scores.double().cpu().numpy()]
@@ -327,7 +330,7 @@ class TokenHead(LabelHead):
         words = encode_words(tokenizer, row.words)
         predicate = None if row.predicate is None else words[row.predicate]
         texts = 1 if predicate is None else 2
-        room = self.max_length - num_special_tokens(self.frame, texts)
+        room = self.max_length - self.num_special_tokens(texts)
         if predicate is not None:
             predicate = predicate[: room // 2]  # leaves room for the words
             room -= len(predicate)
@@ -337,17 +340,27 @@ class TokenHead(LabelHead):
         instances = []
         for start, end in split_to_fit([len(word) for word in words], room):
             kept = [word[:room] for word in words[start:end]]  # a single word may exceed the room
-            example = words_example(
-                kept,
-                predicate,
-                tokenizer.special_tokens,
-                template=self.frame,
-                causal=self.causal,
-            )
+            example = self.example(kept, predicate, tokenizer)
             target = None if tags is None else tags[start:end]
             sizes = tuple(len(word) for word in kept)
             instances.append(Instance(examples=(example,), target=target, metadata=sizes))
         return instances
+
+    def num_special_tokens(self, texts: int) -> int:
+        """Return the number of special tokens around this many texts."""
+        return num_special_tokens(self.frame, texts)
+
+    def example(
+        self, words: Sequence[Sequence[int]], predicate: Sequence[int] | None, tokenizer: Tokenizer
+    ) -> Example:
+        """Return the example of words that fit."""
+        return words_example(
+            words,
+            predicate,
+            tokenizer.special_tokens,
+            template=self.frame,
+            causal=self.causal,
+        )
 
     def targets(
         self, instances: Sequence[Instance], examples: Sequence[Example], collated: Collated
