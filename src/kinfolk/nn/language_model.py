@@ -237,6 +237,12 @@ class LanguageModel(nn.Module):
         """Run the network that predicts tokens: itself, or its generator (ELECTRA)."""
         return self(inputs)
 
+    def forward_bilm(
+        self, inputs: Inputs, backward_inputs: Inputs
+    ) -> tuple[Tensor, Tensor, SegmentMemory | None]:
+        """Run a forward and a backward LM (ELMo); return their hidden states and the memory."""
+        raise NotImplementedError
+
     def lm_logits(self, hidden: Tensor) -> LazyLogits:
         """Return the logits over the vocabulary, computed on demand."""
         raise NotImplementedError

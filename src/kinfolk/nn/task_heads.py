@@ -1,7 +1,7 @@
 """A pretrained network with a task head."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Literal
 
 import torch
@@ -102,6 +102,22 @@ class ModelWithHeadConfig(ModelConfig):
         return network.pretraining_only + (() if pooled else network.pooling_only)
 
 
+def load_backbone(
+    backbone: LanguageModel, pretrained: LanguageModel, removed_modules: Collection[str]
+) -> None:
+    """Copy the weights of a pretrained network to one below a task head, with fewer modules."""
+    initial, known = backbone.state_dict(), pretrained.state_dict()
+    lost = {name.split(".")[0] for name in initial if name not in known}
+    lost |= {*pretrained.random_modules} - {*removed_modules}
+    if lost:
+        warnings.warn(
+            f"the network has no weights of {', '.join(sorted(lost))}: they start from random "
+            "values",
+            stacklevel=3,
+        )
+    backbone.load_state_dict({name: known.get(name, initial[name]) for name in initial})
+
+
 class ClassificationHead(nn.Module):
     """One score per label, after a dense layer if the pooling has an activation."""
 
@@ -145,16 +161,7 @@ class ModelWithHead(LanguageModel):
     def of(cls, backbone: LanguageModel, config: ModelWithHeadConfig) -> "ModelWithHead":
         """Return a new head on a copy of the weights of a pretrained network."""
         model = cls(config)
-        initial, known = model.backbone.state_dict(), backbone.state_dict()
-        lost = {name.split(".")[0] for name in initial if name not in known}
-        lost |= {*backbone.random_modules} - {*config.removed_modules}
-        if lost:
-            warnings.warn(
-                f"the network has no weights of {', '.join(sorted(lost))}: they start from random "
-                "values",
-                stacklevel=2,
-            )
-        model.backbone.load_state_dict({name: known.get(name, initial[name]) for name in initial})
+        load_backbone(model.backbone, backbone, config.removed_modules)
         return model
 
     def reset_pooling(self) -> None:

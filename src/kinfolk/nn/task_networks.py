@@ -27,6 +27,7 @@ from kinfolk.nn.crf import CRF, bio_transitions
 from kinfolk.nn.embeddings import TokenEmbedding
 from kinfolk.nn.language_model import MAX_LAYERS, MAX_SIZE, LanguageModel, ModelConfig, network_of
 from kinfolk.nn.recurrent import PackedTexts, open_forget_gates_
+from kinfolk.nn.task_heads import load_backbone
 
 
 @dataclass(frozen=True, eq=False)
@@ -312,8 +313,14 @@ class ModelWithFeaturesConfig(ModelConfig):
     def build_on(self, backbone: LanguageModel) -> "ModelWithFeatures":
         """Return a new task network over a copy of the weights of a pretrained network."""
         model = ModelWithFeatures(self)
-        model.backbone.load_state_dict(backbone.state_dict())
+        load_backbone(model.backbone, backbone, self.removed_modules)
         return model
+
+    @property
+    def removed_modules(self) -> tuple[str, ...]:
+        """The modules of the backbone that give no features."""
+        network: type[LanguageModel] = self.backbone.network
+        return network.pretraining_only + network.pooling_only
 
 
 @network_of(ModelWithFeaturesConfig)
@@ -321,11 +328,14 @@ class ModelWithFeatures(LanguageModel):
     """A pretrained network, the mix of its layers, word vectors, and a task network."""
 
     config: ModelWithFeaturesConfig
+    static_shapes = False
 
     def __init__(self, c: ModelWithFeaturesConfig) -> None:
         super().__init__()
         self.config = c
         self.backbone: LanguageModel = c.backbone.build()
+        for name in c.removed_modules:
+            delattr(self.backbone, name)
         self.architecture = self.backbone.architecture
         self.backbone.requires_grad_(c.train_backbone)
         layers, size = self.backbone.num_feature_layers, self.backbone.feature_size
