@@ -249,8 +249,20 @@ class ELMo(LanguageModel):
         """Return the memory before the first row: the states of both models."""
         return empty_lstm_memory([*self.forward_lstms, *self.backward_lstms], batch_size)
 
+    @property
+    def max_vocab_size(self) -> int:
+        """The number of token ids that it may be given: any, without a trained softmax."""
+        return MAX_VOCAB if "softmax" in self.random_modules else self.config.vocab_size
+
     def set_character_table(self, table: Tensor) -> None:
-        """Set the characters of every token."""
+        """Set the characters of every token; without a trained softmax, of a larger vocabulary."""
+        c = self.config
+        if len(table) > c.vocab_size:
+            self.config = c = replace(c, vocab_size=len(table))
+            cnn = self.token_embeddings.cnn
+            self.token_embeddings = CharacterEmbedding(c.vocab_size, c.max_characters, cnn)
+            self.softmax = AdaptiveEmbedding(c.vocab_size, c.projection_size, cutoffs=c.cutoffs)
+            init_weights_(self.softmax, std=0.0)  # it predicts nothing before it is trained
         self.token_embeddings.set_table(table)
 
     def lm_logits(self, hidden: Tensor) -> LazyLogits:

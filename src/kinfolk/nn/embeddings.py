@@ -60,10 +60,13 @@ class LinearLogits:
 
 @dataclass(frozen=True, eq=False)
 class SampledLogits(LinearLogits):
-    """Logits whose loss compares each label with some sampled ids (Jean et al., 2015).
+    """Logits whose loss compares each label with some sampled ids (Bengio and Senecal, 2008).
 
-    Ids are drawn from a Zipfian distribution, since they are sorted by frequency, and scores are
-    corrected by their probability. `logits` has the scores of all ids, for evaluation.
+    Ids are drawn from a Zipfian distribution, since they are sorted by frequency. Each counts as
+    often as its probability is low, so that the sum over samples estimates that over all ids.
+    `logits` has the scores of all ids, for evaluation.
+
+    Deviation: TensorFlow's sampled softmax weights the label too. Its values are no likelihoods.
     """
 
     num_samples: int
@@ -76,16 +79,13 @@ class SampledLogits(LinearLogits):
         uniform = torch.rand(self.num_samples, device=labels.device, dtype=torch.float64)
         samples = ((self.vocab_size + 1) ** uniform).long().sub(1).clamp(0, self.vocab_size - 1)
         same = samples == labels[:, None]  # a label that is drawn is no wrong answer
-        scores = F.linear(hidden, self.weight[samples]) + self._correction(samples)
-        right = (hidden * self.weight[labels]).sum(-1) + self._correction(labels)
+        probability = ((samples + 2) / (samples + 1)).log() / math.log(self.vocab_size + 1)
+        scores = F.linear(hidden, self.weight[samples]) - (self.num_samples * probability).log()
+        right = (hidden * self.weight[labels]).sum(-1)
+        if self.bias is not None:
+            scores, right = scores + self.bias[samples], right + self.bias[labels]
         together = torch.cat([right[:, None], scores.masked_fill(same, -torch.inf)], dim=1)
         return (together.float().logsumexp(1) - right).sum()
-
-    def _correction(self, ids: Tensor) -> Tensor:
-        """Return the biases of ids, less the log of how often they are drawn on average."""
-        probability = ((ids + 2) / (ids + 1)).log() / math.log(self.vocab_size + 1)
-        drawn = (self.num_samples * probability).log()
-        return -drawn if self.bias is None else self.bias[ids] - drawn
 
 
 class AdaptiveEmbedding(nn.Module):

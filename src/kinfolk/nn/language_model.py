@@ -238,6 +238,11 @@ class LanguageModel(nn.Module):
                 hook.remove()
         return [*found[:-1], hidden]
 
+    @property
+    def max_vocab_size(self) -> int:
+        """The number of token ids that it may be given; `random_modules` may have any number."""
+        return int(self.config.vocab_size)
+
     def set_character_table(self, table: Tensor) -> None:
         """Set the characters of every token, if the config has `max_characters`."""
         raise NotImplementedError

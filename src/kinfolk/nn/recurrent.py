@@ -5,6 +5,7 @@ rows; else they read the texts of all rows in the order of a `PackedSequence`, s
 crosses from one text to another.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -253,9 +254,11 @@ def lstm(
         weights[1] = F.dropout(weights[1], weight_dropout)
     # `train` keeps what the backward pass needs; there is no dropout inside of the layer.
     settings = layer.bias, layer.num_layers, 0.0, torch.is_grad_enabled(), layer.bidirectional
-    if batch_sizes is None:
+    if batch_sizes is not None:
+        return torch.lstm(x, batch_sizes, state, weights, *settings)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "LSTM with projections is not supported with oneDNN")
         return torch.lstm(x, state, weights, *settings, False)
-    return torch.lstm(x, batch_sizes, state, weights, *settings)
 
 
 class ClippedLSTM(nn.LSTM):
