@@ -121,6 +121,37 @@ MISTAKES = [
     ("pretrain --resume {gpt2} --steps 50", "cannot be combined with other options"),
     ("pretrain --resume {gpt2} gpt2", "cannot be combined with other options"),
     ("pretrain --resume {gpt2} --seed 0", "cannot be combined with other options"),
+    # Word vectors.
+    ("pretrain gpt2 --corpus {corpus} -o {new} --vectors {tmp}/none", "{tmp}/none: no such file"),
+    (
+        "pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 --vectors {bad}/vectors.txt",
+        "has vectors of 3 numbers, but the token embeddings of gpt2/nano have 64: set "
+        "model.hidden_size=3",
+    ),
+    (
+        "pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 --vectors {bad}/far.txt",
+        "{bad}/far.txt has vectors of none of the",
+    ),
+    (
+        "pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 --vectors {bad}/ragged.txt",
+        "line 2 of {bad}/ragged.txt has 63 numbers after its word, but lines before it have 64",
+    ),
+    (
+        "pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 --vectors {bad}/blank.txt",
+        "line 1 of {bad}/blank.txt has 0 numbers after its word",
+    ),
+    (
+        "pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 --vectors {bad}/cut.vec.gz",
+        "{bad}/cut.vec.gz is corrupt or truncated",
+    ),
+    (
+        "pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 --vectors {text}",
+        "line 1 of {text} has a value that is not a finite number",
+    ),
+    (
+        "pretrain {gpt2} --corpus {corpus} -o {new} --vectors {bad}/vectors.txt",
+        "whose token embeddings are trained: remove it",
+    ),
     # Scores.
     ("evaluate {gpt2}", "give either --corpus or --text"),
     ("evaluate {gpt2} --corpus {corpus} --text {text}", "give either --corpus or --text"),
@@ -133,6 +164,11 @@ MISTAKES = [
     ("evaluate {gpt2} --text {text} --length 33", "more than the model's context of 32"),
     ("evaluate {bert} --text {text} --length 1", "length 1 is too short"),
     ("evaluate {t5} --text {text} --length -1", "length -1 is too short"),
+    (
+        "evaluate {gpt2} --text {text} --max-tokens 5",
+        "max_tokens=5 applies to encoders, which take a forward pass for each token",
+    ),
+    ("evaluate {bert} --text {text} --max-tokens 0", "--max-tokens"),
     ("evaluate {gpt2} --text {text} --device gpu", "unknown device 'gpu'"),
     ("evaluate {tmp} --text {text}", "{tmp} is neither a run"),
     ("evaluate {tmp}/none --text {text}", "no such folder: {tmp}/none"),
@@ -527,6 +563,10 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "half.jsonl").write_text('{"text": "\\ud800"}\n')
     (folder / "table.tsv").write_text("id\ttext\n1\tone\n2\n")
     (folder / "open.csv").write_text('text\n"one\ntwo\n')
+    (folder / "vectors.txt").write_text("the 1 2 3\n")
+    (folder / "far.txt").write_text("q\u0301q\u0301" + " 0.5" * 64 + "\n", encoding="utf-8")
+    (folder / "cut.vec.gz").write_bytes(gzip.compress(b"the" + b" 1" * 64)[:-6])
+    (folder / "ragged.txt").write_text("the" + " 1" * 64 + "\na" + " 1" * 63 + "\n")
     (folder / "long.txt").write_text("a\u0301 b " * 40_000, encoding="utf-8")
     (folder / "foreign").mkdir()
     (folder / "foreign" / "config.json").write_text('{"model_type": "mamba"}', encoding="utf-8")

@@ -10,7 +10,9 @@ import pytest
 
 import kinfolk as package
 from kinfolk import files, hub
+from kinfolk.cli import evaluate as command
 from kinfolk.data.encode import DocumentEncoder
+from kinfolk.workflows import evaluate
 from support.runs import MEMBERS, Home, Kinfolk
 
 TEXT = "The cat saw a ball again.\n\nA dog forgot the letter.\n"
@@ -41,6 +43,41 @@ def test_the_numbers_agree_with_each_other(
     )
     # A decoder also predicts where each of the two documents ends.
     assert score["tokens"] == tokens + (2 if member == "gpt2" else 0)
+
+
+@pytest.mark.parametrize("most", [9, 10**6])
+def test_an_encoder_scores_some_tokens_evenly_spread_and_says_so(
+    most: int, kinfolk: Kinfolk, home: Home, runs: dict[str, Path]
+) -> None:
+    said = kinfolk(*("evaluate", runs["bert"], "--text", home.text, "--json", "--max-tokens", most))
+    score = json.loads(said.out)
+    size = package.evaluate(runs["bert"], file=home.text).tokens
+    if most > size:
+        assert (score["tokens"], "sampled_from" in score, said.err) == (size, False, "")
+        return
+    assert (score["tokens"], score["sampled_from"]) == (9, size)
+    assert said.err.startswith(f"9 of {size:,} tokens were scored, evenly spread: ")
+    assert f"--max-tokens {size} scores all" in said.err
+    bits = score["loss"] * size / math.log(2) / score["bytes"]
+    assert score["bits_per_byte"] == pytest.approx(bits)
+
+
+def test_the_work_of_an_encoder_is_bounded_by_default(
+    home: Home, runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluate, "MAX_SCORED_TOKENS", 7)
+    assert package.evaluate(runs["bert"], file=home.text).tokens == 7
+    assert package.evaluate(runs["bert"], file=home.text, max_tokens=8).tokens == 8
+    assert package.evaluate(runs["gpt2"], file=home.text).sampled_from is None
+
+
+def test_long_work_is_estimated_after_the_first_batch(
+    kinfolk: Kinfolk, home: Home, runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "SECONDS_WITHOUT_ESTIMATE", 0)
+    said = kinfolk("evaluate", runs["bert"], "--text", home.text, "--max-tokens", 200)
+    (line,) = [line for line in said.err.splitlines() if "batches take about" in line]
+    assert "--length" in line and "--max-tokens" in line
 
 
 def test_the_checkpoint_is_hashed_and_everything_opened_once(

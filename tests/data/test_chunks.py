@@ -94,6 +94,17 @@ def test_turns_are_numbered() -> None:
     assert chunks.sizes.tolist() == [[3], [3], [2], [2], [2]]
 
 
+def test_some_of_the_turns_are_taken_at_equal_distances() -> None:
+    chunks = split_documents(InMemoryDocuments.from_lists([[[0] * 10], [], [[0] * 6]]), 8)
+    counts = chunks.stop - chunks.start
+    every = [(p.document, p.start, p.repeat) for p in chunks.with_repeats(counts)]
+    some = [(p.document, p.start, p.repeat) for p in chunks.with_repeats(counts, 5)]
+    assert some == [every[i] for i in (0, 3, 6, 9, 12)]
+    assert len(chunks.with_repeats(counts, 16)) == len(chunks.with_repeats(counts, 99)) == 16
+    nothing = split_documents(InMemoryDocuments.from_lists([[]]), 8)
+    assert len(nothing.with_repeats(nothing.stop - nothing.start, 5)) == 0
+
+
 @pytest.mark.parametrize("longest", [1, 2, 3, 4])
 def test_a_stretch_from_elsewhere_has_text_enough_where_there_is_any(longest: int) -> None:
     text = InMemoryDocuments.from_lists([[[10]], [[20, 21], [22, 23]]])

@@ -1,5 +1,6 @@
 """The command `evaluate`: scores of a model on text, on labelled data or on sentence pairs."""
 
+import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,8 @@ from kinfolk.cli.app import (
 )
 from kinfolk.cli.options import UsageError, option_group, option_name
 from kinfolk.cli.output import (
+    ProgressReporter,
+    duration,
     note,
     numbers,
     print_facts,
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
     from kinfolk.workflows.predict import Predictor
 
 MAX_CLASSES = 20  # classes with their scores; the report has more
+SECONDS_WITHOUT_ESTIMATE = 60  # of the time that scoring a text takes
 LABELS = "Labelled data"
 NOTHING_SCORED = "no score is complete and nothing was written; run the same command again"
 
@@ -68,6 +72,9 @@ class TextOptions:
     text: Path | None = option("FILE", "Text to score: loss, perplexity, bits per byte.")
     corpus: Path | None = option("DIR", "Score a prepared corpus.")
     length: int | None = option("N", "Context length for scoring.", max=MAX_TOKENS)
+    max_tokens: int | None = option(
+        "N", "Tokens that an encoder scores, evenly spread [default: 16384].", min=1, max=2**40
+    )
 
 
 @dataclass(frozen=True)
@@ -184,6 +191,17 @@ def evaluate(
     )
 
 
+def report_estimate(progress: ProgressReporter, began: float, done: int, total: int) -> None:
+    """Report the batches done; after the first, say what takes over a minute and how to cut it."""
+    left = (time.monotonic() - began) * (total - 1)
+    if done == 1 and left > SECONDS_WITHOUT_ESTIMATE:
+        note(
+            f"{total:,} batches take about {duration(left)}: to cut it, pass a part of the text, "
+            "a smaller --length or, for an encoder, a smaller --max-tokens"
+        )
+    progress(done, total)
+
+
 def likelihood(
     model: Path, text: TextOptions, device: str, tokenizer: Path | None
 ) -> dict[str, float | int | str]:
@@ -202,8 +220,14 @@ def likelihood(
         evaluation = open_evaluation(
             model, text.corpus, text.text, text.length, device, tokenizer=tokenizer
         )
-        score = evaluation.likelihood(progress=progress)
+        report = partial(report_estimate, progress, time.monotonic())
+        score = evaluation.likelihood(progress=report, max_tokens=text.max_tokens)
         others = evaluation.auxiliary_metrics(progress=partial(progress.stage, "other metrics"))
+    if score.sampled_from is not None:
+        note(
+            f"{score.tokens:,} of {score.sampled_from:,} tokens were scored, evenly spread: each "
+            f"takes a forward pass of its own (--max-tokens {score.sampled_from} scores all)"
+        )
     return {
         "loss": score.loss,
         "perplexity": score.perplexity,
@@ -211,6 +235,7 @@ def likelihood(
         "tokens": score.tokens,
         "bytes": score.bytes,
         "kind": score.kind,
+        **({} if score.sampled_from is None else {"sampled_from": score.sampled_from}),
         **others,
     }
 

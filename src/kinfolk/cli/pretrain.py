@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from kinfolk.workflows.parallel import ParallelData
     from kinfolk.workflows.recipe import CorpusShare, Recipe
 
-KEYS = ("model", "objective", "corpus", "init_from", "name")  # of a recipe, beside train
+KEYS = ("model", "objective", "corpus", "init_from", "vectors", "name")  # of a recipe, beside train
 PAIRS = "Sentence pairs (translation)"
 
 
@@ -127,6 +127,9 @@ def pretrain(
     objective: str | None = option("NAME", "Training objective (see members)."),
     length: int | None = option("N", "Sequence length in tokens.", max=MAX_TOKENS),
     tokenizer: Path | None = TOKENIZER,
+    vectors: Path | None = option(
+        "FILE", "Word vectors (GloVe, word2vec) that token embeddings start from."
+    ),
     help_fields: bool = flag("--help-fields", "List model.* and objective.* fields of MODEL."),
     *,
     translation: TranslationOptions,
@@ -156,9 +159,9 @@ def pretrain(
     if recipe is not None:
         if not recipe.is_file():
             raise UserError(f"no such file: {recipe}")
-        if any(value is not None for value in (objective, length, tokenizer, pairs)):
+        if any(value is not None for value in (objective, length, tokenizer, vectors, pairs)):
             raise UsageError(
-                "--recipe excludes --objective, --length, --tokenizer and sentence pairs"
+                "--recipe excludes --objective, --length, --tokenizer, --vectors and sentence pairs"
             )
         if model is not None:  # the first KEY=VALUE stands in the place of MODEL
             overrides, model = [model, *(overrides or [])], None
@@ -185,6 +188,7 @@ def pretrain(
             objective=objective,
             length=length,
             tokenizer=tokenizer,
+            vectors=vectors,
             settings=settings,
         )
     else:
@@ -196,6 +200,7 @@ def pretrain(
             out,
             objective=objective,
             length=length,
+            vectors=vectors,
             settings=settings,
             on_message=note,
         )

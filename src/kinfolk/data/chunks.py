@@ -181,10 +181,17 @@ class ChunkIndex(Sequence[Chunk]):
             int(self.repeat[index]),
         )
 
-    def with_repeats(self, counts: IntArray) -> "ChunkIndex":
-        """Return each chunk `counts` times, with the repeats numbered from 0."""
-        which = np.repeat(np.arange(len(self)), counts)
-        repeat = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+    def with_repeats(self, counts: IntArray, limit: int | None = None) -> "ChunkIndex":
+        """Return each chunk `counts` times, with the repeats numbered from 0.
+
+        At most `limit` of them are returned, at equal distances.
+        """
+        ends = np.cumsum(counts, dtype=np.int64)
+        total = int(ends[-1]) if len(ends) else 0
+        kept = total if limit is None else min(limit, total)
+        nth = np.arange(kept) * total // max(kept, 1)
+        which = np.searchsorted(ends, nth, side="right")
+        repeat = nth - (ends - counts)[which]
         parts = (self.document[which], self.start[which], self.stop[which])
         return ChunkIndex(self.documents, *parts, repeat, self.sizes[which])
 

@@ -160,6 +160,8 @@ class LanguageModel(nn.Module):
     decoding: Decoding | None = None  # None: it cannot generate
     can_fill: bool = False  # it predicts masked tokens or spans from both sides
     static_cache: bool = True  # one step over its cache has the same shapes as the next
+    # Shapes inside follow from those of the inputs; else it is not compiled (recurrent networks).
+    static_shapes: bool = True
     attention_windows: tuple[int, ...] = ()  # of its banded layers
     pooling: Pooling | None = None  # of a task head; None: it takes none
     lm_head_modules: tuple[
@@ -282,3 +284,9 @@ def attention_windows(module: nn.Module) -> tuple[int, ...]:
     """Return the attention windows of the networks in a module, each once."""
     networks = [part for part in module.modules() if isinstance(part, LanguageModel)]
     return tuple({window: None for part in networks for window in part.attention_windows})
+
+
+def has_static_shapes(module: nn.Module) -> bool:
+    """Return whether the networks in a module have static shapes."""
+    networks = [part for part in module.modules() if isinstance(part, LanguageModel)]
+    return all(part.static_shapes for part in networks)

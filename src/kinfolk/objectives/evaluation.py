@@ -33,6 +33,7 @@ class LikelihoodScores:
     tokens: int
     bytes: int  # of the text the tokens came from
     kind: str = ""  # of likelihood: left to right, or from the text around each token
+    sampled_from: int | None = None  # tokens of the text, where only some of them were scored
 
     @property
     def loss(self) -> float:
@@ -47,7 +48,7 @@ class LikelihoodScores:
     @property
     def bits_per_byte(self) -> float:
         """Bits per byte of the text: the same scale for every tokenizer."""
-        return self.nats / math.log(2) / self.bytes
+        return self.loss * (self.sampled_from or self.tokens) / math.log(2) / self.bytes
 
 
 def score_documents(

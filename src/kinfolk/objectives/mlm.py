@@ -30,7 +30,7 @@ from kinfolk.data.chunks import (
     split_documents,
 )
 from kinfolk.data.examples import Example
-from kinfolk.objectives.objective import Objective
+from kinfolk.objectives.objective import Objective, max_predictions_field
 from kinfolk.text.tokenizer import SpecialTokens
 
 
@@ -151,10 +151,12 @@ class MLM(Objective):
 class MLMScorer(MLM):
     """Pseudo-likelihood (Salazar et al., 2020): each token is masked alone, once."""
 
+    max_predictions: int | None = max_predictions_field()
+
     def chunks(self, documents: TokenizedDocuments, /) -> ChunkIndex:
         """Take every chunk once per token."""
         chunks = super().chunks(documents)
-        return chunks.with_repeats(chunks.stop - chunks.start)
+        return chunks.with_repeats(chunks.stop - chunks.start, self.max_predictions)
 
     def example(self, chunk: Chunk, rng: Rng, /) -> Example:
         """Mask one token."""

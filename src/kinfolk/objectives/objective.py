@@ -14,6 +14,13 @@ from kinfolk.data.examples import Collated, Example, collate, pad_rows, select_t
 from kinfolk.text.tokenizer import SpecialTokens
 
 
+def max_predictions_field() -> Any:
+    """Declare the most tokens of an objective whose every prediction is an example of its own."""
+    return field(
+        default=None, ge=1, le=2**40, help="tokens predicted at most, evenly spread; null: all"
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Objective(ABC):
     """How documents become examples, and which loss is computed; independent of the network.

@@ -28,7 +28,7 @@ from kinfolk.data.chunks import (
     split_documents,
 )
 from kinfolk.data.examples import Collated, Example
-from kinfolk.objectives.objective import Objective
+from kinfolk.objectives.objective import Objective, max_predictions_field
 
 MAX_SPAN = 5  # tokens (section 3.1)
 CLS_TOKEN_TYPE = 2  # of [CLS], which is in neither text of a pair (the released code)
@@ -131,10 +131,12 @@ class PermutationLM(Objective):
 class PermutationLMScorer(PermutationLM):
     """Pseudo-likelihood (Salazar et al., 2020): each token once, last in the order."""
 
+    max_predictions: int | None = max_predictions_field()
+
     def chunks(self, documents: TokenizedDocuments, /) -> ChunkIndex:
         """Take every chunk once per token."""
         chunks = super().chunks(documents)
-        return chunks.with_repeats(chunks.stop - chunks.start)
+        return chunks.with_repeats(chunks.stop - chunks.start, self.max_predictions)
 
     def example(self, chunk: Chunk, rng: Rng, /) -> Example:
         """Predict one token."""

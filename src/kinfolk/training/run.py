@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from kinfolk.batch import Batch, ComputesLoss, Loss, SegmentMemory
 from kinfolk.errors import Terminated, UserError
 from kinfolk.files import new_folder
-from kinfolk.nn.language_model import LanguageModel
+from kinfolk.nn.language_model import LanguageModel, has_static_shapes
 from kinfolk.training import checkpoint
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.log import MetricsLog
@@ -99,11 +99,12 @@ class Run:
         self.optimizer = build_optimizer(model, train, layer_lr_decay=work.layer_lr_decay)
         schedule = lr_schedule(train)
         learner = Learner(model, work.objective)
-        compiled = train.compiles(cuda=cuda, row_length=work.row_length)
+        row_length = static_row_length(work)
+        compiled = train.compiles(cuda=cuda, row_length=row_length)
         if compiled:
-            learner.compile(dynamic=work.row_length is None)
+            learner.compile(dynamic=row_length is None)
         parameters = sum(p.numel() for p in model.parameters())
-        replayed = train.replays(parameters, work.row_length)
+        replayed = train.replays(parameters, row_length)
         self.train_step = TrainStep(
             learner,
             self.optimizer,
@@ -112,7 +113,7 @@ class Run:
             seed=train.seed,
             device=self.device,
             bfloat16=self.bfloat16,
-            block_masks=compiled and cuda and work.row_length is not None,
+            block_masks=compiled and cuda and row_length is not None,
             cuda_graph=compiled and cuda and replayed,
             memory=work.memory,
             unfreezing=work.unfreezing,
@@ -286,6 +287,18 @@ class Run:
             f"{self.folder / 'recipe.json'}, then resume from step {step}: "
             f"kinfolk {self.work.command} --resume {self.folder}"
         )
+
+
+def static_row_length(work: Workload) -> int | None:
+    """Return the length of all rows; None where shapes inside the network differ by batch."""
+    if has_static_shapes(work.model):
+        return work.row_length
+    if work.train.cuda_graph == "yes":
+        raise UserError(
+            f"train.cuda_graph=yes: the shapes inside {work.model.family_name} depend on the texts "
+            "of a batch, so its step cannot be replayed; leave it at auto"
+        )
+    return None
 
 
 def check_fingerprints(current: Sequence[tuple[str, str]], saved: Sequence[str]) -> None:

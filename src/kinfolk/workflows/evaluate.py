@@ -30,8 +30,9 @@ from kinfolk.objectives.evaluation import (
     rtd_scores,
     score_documents,
 )
-from kinfolk.objectives.mlm import MLM
+from kinfolk.objectives.mlm import MLM, MLMScorer
 from kinfolk.objectives.nsp import NSP
+from kinfolk.objectives.permutation_lm import PermutationLMScorer
 from kinfolk.objectives.rtd import RTD
 from kinfolk.objectives.seq2seq import Seq2Seq
 from kinfolk.objectives.sop import SOP
@@ -52,6 +53,7 @@ SCORE_KINDS = {
     "encoder-decoder": "pseudo-likelihood, each span from the text around it",
     "pairs": "likelihood of each target, left to right, given its source",
 }
+MAX_SCORED_TOKENS = 2**14  # by default, of an encoder: each takes a forward pass of its own
 BLANK_LINES = re.compile(r"\n\s*\n")
 
 
@@ -63,6 +65,7 @@ def evaluate(
     file: Path | str | None = None,
     corpus: Path | str | None = None,
     length: int | None = None,
+    max_tokens: int | None = None,
     device: str = "auto",
     rows: int = 32,
 ) -> LikelihoodScores: ...
@@ -87,6 +90,7 @@ def evaluate(
     test: RowSource | None = None,
     columns: str | None = None,
     length: int | None = None,
+    max_tokens: int | None = None,
     device: str = "auto",
     rows: int = 32,
 ) -> LikelihoodScores | EvaluationResult:
@@ -94,8 +98,9 @@ def evaluate(
 
     `evaluate("runs/gpt2", file="chapter.txt").perplexity`; the scores also have `loss`,
     `bits_per_byte`, `tokens`, `bytes` and `kind`: only the kind "likelihood, left to right" is the
-    probability of the text. `evaluate("runs/triage", test="test.tsv").scores` are the metrics of
-    the task.
+    probability of the text. An encoder scores at most `max_tokens` tokens, 16,384 by default,
+    evenly spread; `sampled_from` is then the number of all.
+    `evaluate("runs/triage", test="test.tsv").scores` are the metrics of the task.
     """
     given = {"text": text, "file": file, "corpus": corpus, "test": test}
     if sum(value is not None for value in given.values()) != 1:
@@ -103,8 +108,10 @@ def evaluate(
     if text is not None and is_file(text):
         raise UserError(f"text={text!r} is the name of a file: use file={text!r}")
     if test is not None:
-        if length is not None:
-            raise UserError("length does not apply to test, whose rows are read as in training")
+        if length is not None or max_tokens is not None:
+            raise UserError(
+                "length and max_tokens do not apply to test, whose rows are read as in training"
+            )
         predictor = as_predictor(model, device=device)
         labelled = predictor.read(test, columns=columns, labelled=True)
         return evaluate_rows(predictor, labelled)
@@ -114,7 +121,8 @@ def evaluate(
         raise UserError(
             f"model is of type {type(model).__name__}: give the folder of a run or of a model"
         )
-    return open_evaluation(model, corpus, file, length, device, text=text).likelihood(rows)
+    evaluation = open_evaluation(model, corpus, file, length, device, text=text)
+    return evaluation.likelihood(rows, max_tokens=max_tokens)
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,9 +136,24 @@ class TextEvaluation:
     bytes: int
     length: int | None  # of rows, where it was given
 
-    def likelihood(self, rows: int = 32, progress: BatchProgress = no_progress) -> LikelihoodScores:
-        """Return the likelihood of the text."""
+    def likelihood(
+        self,
+        rows: int = 32,
+        progress: BatchProgress = no_progress,
+        *,
+        max_tokens: int | None = None,
+    ) -> LikelihoodScores:
+        """Return the likelihood of the text; `max_tokens` bounds the work of an encoder."""
         objective, kind = self.scoring, family_of(self.model).architecture
+        size, sampled = int(self.documents.starts[-1]), False
+        if isinstance(objective, MLMScorer | PermutationLMScorer):
+            limit = MAX_SCORED_TOKENS if max_tokens is None else max_tokens
+            objective, sampled = replace(objective, max_predictions=limit), size > limit
+        elif max_tokens is not None:
+            raise UserError(
+                f"max_tokens={max_tokens} applies to encoders, which take a forward pass for each "
+                f"token: {self.model.family_name} scores a text without it"
+            )
         if isinstance(objective, BlankInfilling):
             kind = "encoder-decoder"
         if isinstance(objective, Seq2Seq):
@@ -140,7 +163,7 @@ class TextEvaluation:
         scores = score_documents(
             *(self.model, objective, self.documents, self.bytes), rows=rows, progress=progress
         )
-        return replace(scores, kind=SCORE_KINDS[kind])
+        return replace(scores, kind=SCORE_KINDS[kind], sampled_from=size if sampled else None)
 
     def auxiliary_metrics(
         self, rows: int = 32, progress: BatchProgress = no_progress

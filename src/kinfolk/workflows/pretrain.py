@@ -22,6 +22,7 @@ from kinfolk.errors import UserError
 from kinfolk.nn.language_model import LanguageModel
 from kinfolk.rng import corpus_seed
 from kinfolk.text.tokenizer import Tokenizer
+from kinfolk.text.vectors import WordVectors, read_vectors, vectors_fingerprint
 from kinfolk.training.loop import Callback
 from kinfolk.training.run import LossFn, Run, Workload, select_device
 from kinfolk.workflows.finetune_recipe import FineTuneRecipe
@@ -43,7 +44,7 @@ def pretrain(
         recipe = read_recipe_file(recipe)
     out = Path(out)
     check_new_folder(out, "choose another folder, or continue that run with resume")
-    run = Run.start(PretrainWorkload(recipe), out, callbacks)
+    run = Run.start(PretrainWorkload(recipe, callbacks=callbacks), out, callbacks)
     with exclusive_run(out):
         return run.fit()
 
@@ -80,7 +81,9 @@ class PretrainWorkload(Workload):
 
     command = "pretrain"
 
-    def __init__(self, recipe: Recipe, *, fresh: bool = True) -> None:
+    def __init__(
+        self, recipe: Recipe, *, fresh: bool = True, callbacks: Sequence[Callback] = ()
+    ) -> None:
         self.recipe, self.train, self.objective = recipe, recipe.train, recipe.objective
         self.row_length = recipe.objective.max_length
         corpora = [share.open() for share in recipe.corpora]
@@ -91,6 +94,8 @@ class PretrainWorkload(Workload):
         ):
             raise other_tokenizer(recipe)
         self.fingerprints = [(str(c.folder), corpus_fingerprint(c.folder)) for c in corpora]
+        if recipe.vectors:
+            self.fingerprints.append(vectors_fingerprint(recipe.vectors))
         device = select_device(self.train.device)
         batches = training_batches(recipe, corpora, [share.weight for share in recipe.corpora])
         self.batches = batches
@@ -99,6 +104,11 @@ class PretrainWorkload(Workload):
         torch.manual_seed(self.train.seed)
         # A checkpoint has all weights; the folder of the initial weights may be gone.
         model = initial_model(recipe) if fresh else recipe.model.build()
+        if recipe.vectors and fresh:
+            vectors = read_vectors(recipe.vectors, self.tokenizer)
+            fill_embeddings_(model, vectors)
+            for callback in callbacks:
+                callback.on_message(f"{recipe.vectors}: {vectors.summary}")
         self.model = model.to(device)
         if recipe.objective.recurrent:
             init_memory: Any = self.model.init_memory
@@ -112,7 +122,7 @@ class PretrainWorkload(Workload):
         """Build the workload of a run folder."""
         if newest is not None:
             check_resumed_recipe(folder, recipe, newest)
-        return cls(recipe, fresh=newest is None)
+        return cls(recipe, fresh=newest is None, callbacks=callbacks)
 
     def write_recipe(self, folder: Path) -> None:
         """Write recipe.json."""
@@ -171,6 +181,13 @@ def initial_model(recipe: Recipe) -> LanguageModel:
                 "settings that change its size"
             ) from None
     return model
+
+
+@torch.no_grad()
+def fill_embeddings_(model: LanguageModel, vectors: WordVectors) -> None:
+    """Set the token embeddings of the words that have vectors; others keep their random values."""
+    table: Any = model.token_embeddings
+    table.weight[torch.from_numpy(vectors.ids)] = torch.from_numpy(vectors.values)
 
 
 def training_batches(

@@ -22,11 +22,13 @@ from kinfolk.data.corpus import Corpus
 from kinfolk.errors import UserError
 from kinfolk.families import check_name, family, family_of, index
 from kinfolk.text import Tokenizer
+from kinfolk.text.vectors import vector_size
 from kinfolk.training.config import TrainConfig
 from kinfolk.workflows.folders import find_model_folder, model_or_family
 
 if TYPE_CHECKING:
     from kinfolk.families.base import Family
+    from kinfolk.nn.language_model import LanguageModel
 
 # Fields that a resume must not change: the steps until then were done with their values.
 FIXED_FIELDS = (
@@ -64,6 +66,9 @@ class Recipe:
     )
     train: TrainConfig = field(help="training settings")
     init_from: str = field(default="", help="folder of the initial weights; empty for new ones")
+    vectors: str = field(
+        default="", help="file of word vectors that token embeddings start from; empty for none"
+    )
 
     def __post_init__(self) -> None:
         if not self.corpora:
@@ -105,6 +110,7 @@ def recipe(
     objective: str | None = None,
     length: int | None = None,
     tokenizer: Tokenizer | Path | str | None = None,
+    vectors: Path | str | None = None,
     settings: Settings = (),
     **fields: Any,
 ) -> Recipe:
@@ -115,9 +121,10 @@ def recipe(
     The model is FAMILY/SIZE for new weights, or the folder of a run or a model to continue from.
     The name of a family is never a folder: write `./bert` for a folder of that name. Several
     corpora are a list, or a dictionary with their weights: `{"news": 0.7, "law": 0.3}`.
-    `tokenizer` is that of a model folder where it lies elsewhere. Keywords are fields of
-    `TrainConfig`; settings are fields of the recipe by their paths. Defaults follow from the size:
-    its settings, and rows as long as its context, but shorter for small models.
+    `tokenizer` is that of a model folder where it lies elsewhere. `vectors` is a file of word
+    vectors (GloVe, word2vec) that the token embeddings of new weights start from. Keywords are
+    fields of `TrainConfig`; settings are fields of the recipe by their paths. Defaults follow from
+    the size: its settings, and rows as long as its context, but shorter for small models.
     """
     if not isinstance(model, str | Path):
         raise UserError(
@@ -132,8 +139,12 @@ def recipe(
             raise UserError(
                 f"--tokenizer does not apply to {model}, which takes that of its corpus: remove it"
             )
-        return new_recipe(str(model), corpus, objective, length, overrides)
+        return new_recipe(str(model), corpus, objective, length, overrides, vectors)
     model = model_or_family(str(model))
+    if vectors is not None:
+        raise UserError(
+            f"--vectors does not apply to {model}, whose token embeddings are trained: remove it"
+        )
     return continue_from(model, corpus, objective, length, overrides, tokenizer)
 
 
@@ -159,6 +170,7 @@ def new_recipe(
     objective: str | None,
     length: int | None,
     settings: Sequence[str],
+    vectors: Path | str | None = None,
 ) -> Recipe:
     """Make the recipe of a model with new weights."""
     family_name, _, size = name.partition("/")
@@ -185,6 +197,7 @@ def new_recipe(
         ),
         corpus=named,
         train=chosen.train(size),
+        vectors="" if vectors is None else str(Path(vectors).resolve()),
     )
     return finalize(base, settings)
 
@@ -303,17 +316,36 @@ def check_recipe(recipe: Recipe) -> Recipe:
             f"sequences of {length} tokens exceed model.max_length={model.max_length}: "
             "set length, which sets both"
         )
-    check_memory(recipe)
+    import torch
+
+    with torch.device("meta"):
+        network = recipe.model.build()
+    check_memory(recipe, sum(p.numel() for p in network.parameters()))
+    check_vectors(recipe, network)
     return recipe
 
 
-def check_memory(recipe: Recipe) -> None:
-    """Refuse a network or a batch that cannot fit into the memory of any device of this machine."""
-    import torch
+def check_vectors(recipe: Recipe, network: "LanguageModel") -> None:
+    """Refuse word vectors that are not as wide as the token embeddings of the network."""
+    if not recipe.vectors:
+        return
+    from kinfolk.nn.embeddings import TokenEmbedding
 
+    size, table = vector_size(recipe.vectors), network.token_embeddings
+    if not isinstance(table, TokenEmbedding):
+        raise UserError(f"--vectors: {recipe.name} has no token embeddings to fill: remove it")
+    if size != table.embedding_dim:
+        name = "embedding_size" if "embedding_size" in vars(recipe.model) else "hidden_size"
+        raise UserError(
+            f"{recipe.vectors} has vectors of {size} numbers, but the token embeddings of "
+            f"{recipe.name} have {table.embedding_dim}: set model.{name}={size}, or use other "
+            "vectors"
+        )
+
+
+def check_memory(recipe: Recipe, parameters: int) -> None:
+    """Refuse a network or a batch that cannot fit into the memory of any device of this machine."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with torch.device("meta"):
-        parameters = sum(p.numel() for p in recipe.model.build().parameters())
     if 4 * parameters > memory:
         raise UserError(
             f"the network has {parameters:,} parameters, which take {4 * parameters / 2**30:,.0f} "

@@ -39,6 +39,7 @@ def prepare_translation_run(
     *,
     objective: str | None = None,
     length: int | None = None,
+    vectors: Path | str | None = None,
     settings: Sequence[str] = (),
     on_message: Callable[[str], None] = lambda message: None,
 ) -> Recipe:
@@ -68,6 +69,7 @@ def prepare_translation_run(
             objective=objective or "pairs",
             length=length,
             tokenizer=tokenizer if from_folder else None,
+            vectors=vectors,
             settings=settings,
         )
         with warnings.catch_warnings(action="ignore"):  # repeated when the run starts
