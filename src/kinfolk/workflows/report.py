@@ -112,7 +112,7 @@ def finetuning_report(recipe: FineTuneRecipe, run: Path) -> Report:
             ("initial weights", Path(recipe.init_from).name or "random"),
             *training_facts(recipe.train, run),
         ],
-        curves=curves(run, recipe.name, "dev"),
+        curves=curves(run, recipe.name, "dev", alternating=recipe.unlabelled is not None),
         y="loss",
         metrics=[Series(metric_title(n), steps, [e[n] for e in evaluations]) for n in names],
         result_columns=["best checkpoint", *(TITLES[name] for name in baselines)],
@@ -147,13 +147,24 @@ def speed_facts(run: Path) -> list[tuple[str, str]]:
     return [("speed", f"{tokens_per_second:,.0f} input tokens per second")]
 
 
-def curves(run: Path, name: str, split: str = "held out") -> list[Series]:
-    """Return the token loss of a run, in training and on held-out data."""
+def curves(
+    run: Path, name: str, split: str = "held out", *, alternating: bool = False
+) -> list[Series]:
+    """Return the token loss of a run, in training and on held-out data.
+
+    In an alternating run every second step is of unlabelled text; its loss is that of all views.
+    """
     log = read(run)
-    series = [Series(name, [e["step"] for e in log], [token_loss(e) for e in log])]
+    labelled = log[::2] if alternating else log
+    series = [Series(name, [e["step"] for e in labelled], [token_loss(e) for e in labelled])]
+    if alternating:
+        views = log[1::2]
+        series.append(
+            Series(f"{name}, views", [e["step"] for e in views], [e["loss"] for e in views])
+        )
     held_out = [e for e in log if "eval_loss" in e]
     if held_out:
-        losses = [token_loss(e, "eval_loss") for e in held_out]
+        losses = [e["eval_loss"] if alternating else token_loss(e, "eval_loss") for e in held_out]
         series.append(Series(f"{name}, {split}", [e["step"] for e in held_out], losses))
     return series
 
