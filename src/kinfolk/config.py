@@ -40,8 +40,14 @@ TYPES: dict[str, dict[str, str]] = {
     "train": {"train": "kinfolk.training.config"},
     "finetune": {"finetune_config": "kinfolk.training.config"},
     "model": {
+        "with_features": "kinfolk.nn.task_networks",
         "with_head": "kinfolk.nn.task_heads",
+        "with_views": "kinfolk.nn.views",
         **{name: f"kinfolk.families.{name}" for name in FAMILY_NAMES},
+    },
+    "task_network": {
+        "bilstm_classifier": "kinfolk.nn.task_networks",
+        "bilstm_tagger": "kinfolk.nn.task_networks",
     },
     "objective": {
         "blanks": "kinfolk.objectives.blank_infilling",
@@ -67,6 +73,10 @@ TYPES: dict[str, dict[str, str]] = {
         "bare": "kinfolk.tasks.formulations.head",
         "cloze": "kinfolk.tasks.formulations.scoring",
         "coreference_head": "kinfolk.tasks.formulations.coreference_head",
+        "cross_view_tags": "kinfolk.tasks.formulations.cross_view",
+        "cross_view_texts": "kinfolk.tasks.formulations.cross_view",
+        "feature_classifier": "kinfolk.tasks.formulations.features",
+        "feature_tagger": "kinfolk.tasks.formulations.features",
         "prompt": "kinfolk.tasks.formulations.scoring",
         "sequence_head": "kinfolk.tasks.formulations.head",
         "span_head": "kinfolk.tasks.formulations.span_head",
@@ -74,7 +84,10 @@ TYPES: dict[str, dict[str, str]] = {
         "token_head": "kinfolk.tasks.formulations.head",
         "transformed": "kinfolk.tasks.formulations.head",
     },
-    "file": {"labelled_file": "kinfolk.tasks.dataset"},
+    "file": {
+        "labelled_file": "kinfolk.tasks.dataset",
+        "unlabelled_text": "kinfolk.tasks.unlabelled",
+    },
     "": {  # fields of the others
         "columns": "kinfolk.tasks.formats.base",
         "corpus": "kinfolk.workflows.recipe",
@@ -83,6 +96,7 @@ TYPES: dict[str, dict[str, str]] = {
         "pooling": "kinfolk.nn.language_model",
         "special_tokens": "kinfolk.text.tokenizer",
         "task": "kinfolk.tasks.task",
+        "task_views": "kinfolk.nn.views",
     },
 }
 IN_RECIPE = ("train", "finetune", "model", "objective")  # groups that are fields of a recipe

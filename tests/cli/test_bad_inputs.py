@@ -121,6 +121,37 @@ MISTAKES = [
     ("pretrain --resume {gpt2} --steps 50", "cannot be combined with other options"),
     ("pretrain --resume {gpt2} gpt2", "cannot be combined with other options"),
     ("pretrain --resume {gpt2} --seed 0", "cannot be combined with other options"),
+    # Word vectors.
+    ("pretrain gpt2 --corpus {corpus} -o {new} --vectors {tmp}/none", "{tmp}/none: no such file"),
+    (
+        "pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 --vectors {bad}/vectors.txt",
+        "has vectors of 3 numbers, but the token embeddings of gpt2/nano have 64: set "
+        "model.hidden_size=3",
+    ),
+    (
+        "pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 --vectors {bad}/far.txt",
+        "{bad}/far.txt has vectors of none of the",
+    ),
+    (
+        "pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 --vectors {bad}/ragged.txt",
+        "line 2 of {bad}/ragged.txt has 63 numbers after its word, but lines before it have 64",
+    ),
+    (
+        "pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 --vectors {bad}/blank.txt",
+        "line 1 of {bad}/blank.txt has 0 numbers after its word",
+    ),
+    (
+        "pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 --vectors {bad}/cut.vec.gz",
+        "{bad}/cut.vec.gz is corrupt or truncated",
+    ),
+    (
+        "pretrain gpt2/nano --corpus {corpus} -o {new} --length 32 --vectors {text}",
+        "line 1 of {text} has a value that is not a finite number",
+    ),
+    (
+        "pretrain {gpt2} --corpus {corpus} -o {new} --vectors {bad}/vectors.txt",
+        "whose token embeddings are trained: remove it",
+    ),
     # Scores.
     ("evaluate {gpt2}", "give either --corpus or --text"),
     ("evaluate {gpt2} --corpus {corpus} --text {text}", "give either --corpus or --text"),
@@ -145,7 +176,7 @@ MISTAKES = [
     ("generate {tmp}/none The", "no such folder: {tmp}/none"),
     (
         "generate {bert} The",
-        "bert models do not support generate (families that do: transformer, gpt, gpt2, ",
+        "bert models do not support generate (families that do: ",
     ),
     ("generate {gpt2} The --top-p 0", "--top-p=0: it must be above 0 and at most 1"),
     ("generate {gpt2} The --top-k 0", "--top-k=0: it must be at least 1"),
@@ -157,7 +188,7 @@ MISTAKES = [
     ("generate {gpt2} " + "The" * 99, "a context of 32 has room for 31: shorten it"),
     ("fill {bert} word", r"the text contains no \[MASK\]: put it where"),
     ("fill {t5} word", "the text contains no"),
-    ("fill {gpt2} [MASK]", "gpt2 models do not support fill (families that do: transformer, bert"),
+    ("fill {gpt2} [MASK]", "gpt2 models do not support fill (families that do: "),
     ("fill {bert} [MASK] --top 0", "candidates=0: it must be at least 1"),
     # Folders.
     ("export {gpt2} -o {home}", "{home} already exists"),
@@ -484,6 +515,15 @@ MISTAKES = [
     ("finetune {bert} --train {labels} -o {new} --batch 0", "--batch=0: it must be at least 1"),
     ("finetune {bert} --train {labels} -o {new} --length 100000000000", "--length"),
     ("finetune brt --train {labels} -o {new}", "did you mean bert"),
+    (
+        "finetune cvt/nano --train {labels} --unlabelled {tmp}/none -o {new}",
+        "no such file: {tmp}/none",
+    ),
+    (
+        "finetune cvt/nano --train {labels} --unlabelled {corpus} -o {new}",
+        "{corpus} is a folder: give --unlabelled the text files themselves",
+    ),
+    ("pretrain cvt/nano --corpus {corpus} -o {new}", "cvt has no pretraining: train it on"),
     ("prepare {text} --tokenizer {tok} -o {new} --workers 2147483648", "--workers"),
     (
         "prepare {text} --tokenizer {tok} -o {new} --holdout nan",
@@ -532,6 +572,10 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "half.jsonl").write_text('{"text": "\\ud800"}\n')
     (folder / "table.tsv").write_text("id\ttext\n1\tone\n2\n")
     (folder / "open.csv").write_text('text\n"one\ntwo\n')
+    (folder / "vectors.txt").write_text("the 1 2 3\n")
+    (folder / "far.txt").write_text("q\u0301q\u0301" + " 0.5" * 64 + "\n", encoding="utf-8")
+    (folder / "cut.vec.gz").write_bytes(gzip.compress(b"the" + b" 1" * 64)[:-6])
+    (folder / "ragged.txt").write_text("the" + " 1" * 64 + "\na" + " 1" * 63 + "\n")
     (folder / "long.txt").write_text("a\u0301 b " * 40_000, encoding="utf-8")
     (folder / "foreign").mkdir()
     (folder / "foreign" / "config.json").write_text('{"model_type": "mamba"}', encoding="utf-8")

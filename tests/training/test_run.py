@@ -11,11 +11,12 @@ from torch.utils.data import Dataset
 
 from kinfolk.batch import Batch, Inputs, Loss
 from kinfolk.errors import UserError
+from kinfolk.families.bilstm import BiLSTMConfig
 from kinfolk.training import checkpoint
 from kinfolk.training.config import TrainConfig
 from kinfolk.training.log import read
 from kinfolk.training.loop import Callback, Evaluation, Progress
-from kinfolk.training.run import LossFn, Run, Workload, select_device
+from kinfolk.training.run import LossFn, Run, Workload, select_device, static_row_length
 
 
 class Numbers(Dataset[Batch[Any]]):
@@ -229,3 +230,14 @@ def test_data_that_changed_is_named(tmp_path: Path) -> None:
 def test_a_device_that_is_none_is_refused(device: str) -> None:
     with pytest.raises(UserError, match="use auto, cpu or cuda"):
         select_device(device)
+
+
+def test_a_network_whose_shapes_depend_on_the_texts_has_no_static_rows() -> None:
+    work = Toy(TrainConfig())
+    work.row_length = 8
+    assert static_row_length(work) == 8
+    work.model = BiLSTMConfig(vocab_size=8, hidden_size=4).build()
+    assert static_row_length(work) is None
+    work.train = TrainConfig(cuda_graph="yes")
+    with pytest.raises(UserError, match="bilstm depend on the texts of a batch"):
+        static_row_length(work)

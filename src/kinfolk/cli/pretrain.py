@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from kinfolk.workflows.parallel import ParallelData
     from kinfolk.workflows.recipe import CorpusShare, Recipe
 
-KEYS = ("model", "objective", "corpus", "init_from", "name")  # of a recipe, beside train
+KEYS = ("model", "objective", "corpus", "init_from", "vectors", "name")  # of a recipe, beside train
 PAIRS = "Sentence pairs (translation)"
 
 
@@ -127,6 +127,9 @@ def pretrain(
     objective: str | None = option("NAME", "Training objective (see members)."),
     length: int | None = option("N", "Sequence length in tokens.", max=MAX_TOKENS),
     tokenizer: Path | None = TOKENIZER,
+    vectors: Path | None = option(
+        "FILE", "Word vectors (GloVe, word2vec) that token embeddings start from."
+    ),
     help_fields: bool = flag("--help-fields", "List model.* and objective.* fields of MODEL."),
     *,
     translation: TranslationOptions,
@@ -141,7 +144,7 @@ def pretrain(
     Every training option is also a field of the recipe: `--lr 1e-3` is `train.lr=1e-3`.
 
     With sentence pairs an encoder-decoder is trained to translate: the tokenizer and the corpus are
-    made in the run folder.
+    made in the run folder; a model folder keeps its tokenizer.
     """
     if help_fields:
         print_fields(model)
@@ -156,9 +159,9 @@ def pretrain(
     if recipe is not None:
         if not recipe.is_file():
             raise UserError(f"no such file: {recipe}")
-        if any(value is not None for value in (objective, length, tokenizer, pairs)):
+        if any(value is not None for value in (objective, length, tokenizer, vectors, pairs)):
             raise UsageError(
-                "--recipe excludes --objective, --length, --tokenizer and sentence pairs"
+                "--recipe excludes --objective, --length, --tokenizer, --vectors and sentence pairs"
             )
         if model is not None:  # the first KEY=VALUE stands in the place of MODEL
             overrides, model = [model, *(overrides or [])], None
@@ -185,6 +188,7 @@ def pretrain(
             objective=objective,
             length=length,
             tokenizer=tokenizer,
+            vectors=vectors,
             settings=settings,
         )
     else:
@@ -196,6 +200,7 @@ def pretrain(
             out,
             objective=objective,
             length=length,
+            vectors=vectors,
             settings=settings,
             on_message=note,
         )
@@ -263,17 +268,22 @@ def finish(run: Path, recipe: "Recipe", *, json: bool, is_new: bool = False) -> 
 
 
 def header(recipe: "Recipe") -> list[str]:
-    """Return three lines about a run: the model, the data, the training settings."""
+    """Return lines about a run: the model, the data, the training settings."""
     from kinfolk.config import type_name
     from kinfolk.training.run import select_device
 
     train, length = recipe.train, recipe.objective.max_length
-    device = select_device(train.device)
-    automatic = "bf16" if device.type == "cuda" else "fp32"
-    precision = {"float32": "fp32", "bfloat16": "bf16"}.get(train.precision, automatic)
     corpora = [share.open() for share in recipe.corpora]
     tokens = sum(corpus.tokens for corpus in corpora)
     documents = sum(corpus.documents for corpus in corpora)
+    if (orders := recipe.model.counting_steps) is not None:
+        return [
+            f"{recipe.name}: n-grams of 1 to {orders} tokens, counted, without gradients",
+            f"corpus: {tokens:,} tokens, {documents:,} documents",
+        ]
+    device = select_device(train.device)
+    automatic = "bf16" if device.type == "cuda" else "fp32"
+    precision = {"float32": "fp32", "bfloat16": "bf16"}.get(train.precision, automatic)
     epochs = train.steps * train.batch_size * length / max(tokens, 1)
     return [
         f"{recipe.name}: {parameter_count(recipe.model) / 1e6:.1f}M parameters, objective "

@@ -5,7 +5,6 @@ is added to the hidden state of its first token, feature by feature (Conneau et 
 task head can read the whole text from there, as it does with the pretrained families.
 """
 
-import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
@@ -25,7 +24,7 @@ from kinfolk.nn.language_model import (
     model_field,
     network_of,
 )
-from kinfolk.nn.recurrent import PackedTexts, open_forget_gates_
+from kinfolk.nn.recurrent import PackedTexts, open_forget_gates_, run_eagerly
 
 
 @config("bilstm")
@@ -58,6 +57,7 @@ class BiLSTM(LanguageModel):
     config: BiLSTMConfig
     token_embeddings: TokenEmbedding
     architecture = "recurrent"
+    static_shapes = False
     pooling = Pooling(token="first")
 
     def __init__(self, c: BiLSTMConfig) -> None:
@@ -73,11 +73,7 @@ class BiLSTM(LanguageModel):
         open_forget_gates_(self)
 
     def forward(self, inputs: Inputs) -> Output:
-        # The lengths of texts differ from batch to batch, so nothing here is compiled. A decorator
-        # would import the compiler with this file, which takes seconds.
-        if torch.compiler.is_compiling():
-            return torch.compiler.disable(self.run)(inputs)  # type: ignore[no-untyped-call]
-        return self.run(inputs)
+        return run_eagerly(self.run, inputs)
 
     def run(self, inputs: Inputs) -> Output:
         """Run the layers over each text."""
@@ -85,13 +81,12 @@ class BiLSTM(LanguageModel):
             self.token_embeddings(inputs.input_ids),
             PackedTexts.of(inputs.attention_mask.document_ids),
         )
-        flat = x.flatten(0, 1)[texts.positions]
+        flat = texts.flatten(x)
         for block in self.layers:
             packed, _ = block(PackedSequence(self.dropout(flat), texts.batch_sizes))
             flat = packed.data
         flat = texts.add_max_pool(flat)
-        hidden = flat.new_zeros(x.shape).flatten(0, 1).index_copy(0, texts.positions, flat)
-        return Output(hidden.view_as(x))
+        return Output(texts.unflatten(flat))
 
 
 FAMILY = Family(

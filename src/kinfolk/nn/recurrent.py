@@ -1,10 +1,22 @@
-"""Recurrent layers over packed rows: each text of a row starts from its own state."""
+"""Recurrent layers over packed rows: a text starts from zeros, or continues the row before.
 
+A `Recurrence` is one forward pass of LSTM layers. Where each row is one text, layers read whole
+rows; else they read the texts of all rows in the order of a `PackedSequence`, so that no state
+crosses from one text to another.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from kinfolk.attention_mask import EMPTY_SLOT_ID, AttentionMask
+from kinfolk.batch import Inputs, Output, SegmentMemory
+
+LSTMState = tuple[Tensor, Tensor]  # hidden and cell state: (directions, texts or rows, size)
+STATES, STATE_DOCUMENTS = 0, 1  # keys of KVCache.extra
 
 
 @torch.no_grad()
@@ -20,6 +32,41 @@ def open_forget_gates_(model: nn.Module) -> None:
                 parameter.chunk(4)[1].fill_(1.0)
 
 
+def run_eagerly(run: Callable[[Inputs], Output], inputs: Inputs) -> Output:
+    """Run a network whose shapes depend on the lengths of texts, outside of compiled code."""
+    # A decorator would import the compiler with the file of a network, which takes seconds.
+    if torch.compiler.is_compiling():
+        return torch.compiler.disable(run)(inputs)  # type: ignore[no-untyped-call]
+    return run(inputs)
+
+
+@dataclass(frozen=True, eq=False)
+class WholeRows:
+    """Rows of one text each, without padding: layers read (length, rows, size)."""
+
+    batch_sizes: None = None  # of a PackedSequence: there is none
+
+    def flatten(self, x: Tensor) -> Tensor:
+        """Return the vectors of rows, (rows, length, size), as layers read them."""
+        return x.transpose(0, 1)
+
+    def unflatten(self, x: Tensor) -> Tensor:
+        """Return the vectors to their rows."""
+        return x.transpose(0, 1)
+
+    def dropout_mask(self, x: Tensor, rate: float) -> Tensor:
+        """Draw what is dropped from each text, the same for all its tokens."""
+        return F.dropout(x.new_ones(1, *x.shape[1:]), rate)
+
+    def first_states(self, of_rows: Tensor) -> Tensor:
+        """Return the state that each text starts from, by those before its row."""
+        return of_rows
+
+    def last_states(self, of_texts: Tensor) -> Tensor:
+        """Return the state at the end of each row."""
+        return of_texts
+
+
 @dataclass(frozen=True, eq=False)
 class PackedTexts:
     """The texts of packed rows as `PackedSequence` orders them: all first tokens, all second ones.
@@ -30,27 +77,197 @@ class PackedTexts:
     positions: Tensor  # (tokens,): position of each token in the flattened rows; no padding
     batch_sizes: Tensor  # (longest text,), on the CPU: number of texts at each step
     text_ids: Tensor  # (tokens,): number of each token's text, the longest 0
+    shape: tuple[int, int]  # rows and their length
+    # The rows that begin with a text and its number; the rows that end with one, and its number.
+    first_texts: tuple[Tensor, Tensor]
+    last_texts: tuple[Tensor, Tensor]
 
     @classmethod
     def of(cls, document_ids: Tensor) -> "PackedTexts":
-        """Find the texts by their document ids, (batch, length), each a run of equal ids."""
-        before = F.pad(document_ids, (1, 0), value=-1)[:, :-1]
-        starts_text = document_ids != before
+        """Find the texts by their document ids, (rows, length), each a run of equal ids."""
+        # On the CPU, which needs the lengths: one wait for an accelerator instead of many.
+        ids, device = document_ids.cpu(), document_ids.device
+        before = F.pad(ids, (1, 0), value=-1)[:, :-1]
+        starts_text = ids != before
         starts_text[:, 0] = True  # the same id in the next row is another text
-        positions = torch.nonzero(document_ids.flatten() >= 0)[:, 0]
+        positions = torch.nonzero(ids.flatten() >= 0)[:, 0]
         run = starts_text.flatten().cumsum(0)[positions]
         _, text, lengths = torch.unique_consecutive(run, return_inverse=True, return_counts=True)
         starts = lengths.cumsum(0) - lengths
-        offset = torch.arange(len(positions), device=positions.device) - starts[text]
+        offset = torch.arange(len(positions)) - starts[text]
         rank = torch.argsort(torch.argsort(lengths, descending=True, stable=True))
         order = torch.argsort(offset * len(lengths) + rank[text])
-        return cls(positions[order], torch.bincount(offset).cpu(), rank[text][order])
+        number = torch.full((ids.numel(),), -1).index_copy(0, positions, rank[text]).view_as(ids)
+        return cls(
+            positions[order].to(device),
+            torch.bincount(offset),
+            rank[text][order].to(device),
+            (len(ids), ids.shape[1]),
+            _texts_of_rows(number[:, 0], device),
+            _texts_of_rows(number[:, -1], device),
+        )
+
+    def flatten(self, x: Tensor) -> Tensor:
+        """Return the vectors of rows, (rows, length, size), as layers read them."""
+        return x.flatten(0, 1)[self.positions]
+
+    def unflatten(self, x: Tensor) -> Tensor:
+        """Return the vectors to their rows; those of padding are zero."""
+        rows, length = self.shape
+        flat = x.new_zeros(rows * length, x.shape[1]).index_copy(0, self.positions, x)
+        return flat.view(rows, length, -1)
+
+    def dropout_mask(self, x: Tensor, rate: float) -> Tensor:
+        """Draw what is dropped from each text, the same for all its tokens."""
+        return F.dropout(x.new_ones(self.num_texts, x.shape[1]), rate)[self.text_ids]
+
+    def first_states(self, of_rows: Tensor) -> Tensor:
+        """Return the state that each text starts from, by those before its row."""
+        rows, texts = self.first_texts
+        return of_rows.new_zeros(len(of_rows), self.num_texts, of_rows.shape[2]).index_copy(
+            1, texts, of_rows[:, rows]
+        )
+
+    def last_states(self, of_texts: Tensor) -> Tensor:
+        """Return the state at the end of each row; zero where it ends in padding."""
+        rows, texts = self.last_texts
+        return of_texts.new_zeros(len(of_texts), self.shape[0], of_texts.shape[2]).index_copy(
+            1, rows, of_texts[:, texts]
+        )
+
+    @property
+    def num_texts(self) -> int:
+        """The number of texts in all rows."""
+        return int(self.batch_sizes[0]) if len(self.batch_sizes) else 0
 
     def add_max_pool(self, flat: Tensor) -> Tensor:
         """Add the maximum over each text to its first token."""
-        texts = int(self.batch_sizes[0])
+        texts = self.num_texts
         pooled = flat.new_zeros(texts, flat.shape[1])
         index = self.text_ids[:, None].expand_as(flat)
         pooled = pooled.scatter_reduce(0, index, flat, "amax", include_self=False)
         # The first step is the first token of every text, in the order of their ids.
         return torch.cat([flat[:texts] + pooled, flat[texts:]])
+
+
+def _texts_of_rows(numbers: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the rows that have a text, and its number."""
+    rows = torch.nonzero(numbers >= 0)[:, 0]
+    return rows.to(device), numbers[rows].to(device)
+
+
+def texts_of(mask: AttentionMask) -> WholeRows | PackedTexts:
+    """Return the order in which layers read the texts of rows."""
+    if mask.unpacked is not None:
+        return WholeRows()
+    ids = mask.document_ids.cpu()
+    if bool((ids == ids[:, :1]).all() and (ids >= 0).all()):
+        return WholeRows()
+    return PackedTexts.of(mask.document_ids)
+
+
+class Recurrence:
+    """One forward pass of LSTM layers over the texts of packed rows.
+
+    The first text of a row continues from the memory or the cache if it is the same document; all
+    others start from zeros. `carried` are the layers whose states are kept for the next row, in
+    the order in which they run.
+    """
+
+    def __init__(self, inputs: Inputs, carried: Sequence[nn.LSTM] = ()) -> None:
+        self.inputs, self.carried = inputs, carried
+        self.texts = texts_of(inputs.attention_mask)
+        self.initial = self._initial_states()  # two of each layer, before the first token of a row
+        self.final: list[Tensor] = []  # the same after the last token of a row
+
+    def flatten(self, x: Tensor) -> Tensor:
+        """Return the vectors of rows, (rows, length, size), as layers read them."""
+        return self.texts.flatten(x)
+
+    def unflatten(self, x: Tensor) -> Tensor:
+        """Return the vectors to their rows: (rows, length, size); those of padding are zero."""
+        return self.texts.unflatten(x)
+
+    def locked_dropout(self, x: Tensor, rate: float, *, training: bool) -> Tensor:
+        """Drop the same features of all tokens of a text (Gal and Ghahramani 2016)."""
+        return x * self.texts.dropout_mask(x, rate) if training and rate > 0 else x
+
+    def run(self, layer: nn.LSTM, x: Tensor, *, weight_dropout: float = 0.0) -> Tensor:
+        """Run a layer on flattened vectors and keep its states.
+
+        `weight_dropout` is the rate at which recurrent weights are dropped in training, the same
+        for all tokens (Merity et al. 2018, section 2).
+        """
+        # cuDNN's half precision under autocast is float16, in which small gradients are lost.
+        with torch.autocast(x.device.type, enabled=False):
+            x = x.to(layer.all_weights[0][0].dtype)
+            state = self._first_states(layer, x)
+            output, *final = lstm(layer, x, state, self.texts.batch_sizes, weight_dropout)
+        if self.carried:
+            self.final += [self.texts.last_states(part) for part in final]
+        return output
+
+    def output(self, hidden: Tensor) -> Output:
+        """Return the output of the network, with the states for its next call."""
+        cache, memory = self.inputs.cache, self.inputs.memory
+        if cache is None and memory is None:
+            return Output(hidden)
+        states = torch.cat(self.final, dim=-1).detach()  # (1, rows, sum of the sizes)
+        document_ids = self.inputs.attention_mask.document_ids[:, -1:]
+        if cache is not None:
+            cache.extra = {STATES: states[0], STATE_DOCUMENTS: document_ids}
+            return Output(hidden, cache)
+        return Output(hidden, memory=SegmentMemory(states[:, :, None], document_ids, document_ids))
+
+    def _initial_states(self) -> list[Tensor]:
+        """Return the states of rows that continue a document, zeros for the others."""
+        cache, memory = self.inputs.cache, self.inputs.memory
+        if memory is not None:
+            states, document_ids = memory.hidden[:, :, 0], memory.document_ids
+        elif cache is not None and cache.extra:
+            states, document_ids = cache.extra[STATES][None], cache.extra[STATE_DOCUMENTS]
+        else:
+            return []
+        continues = document_ids == self.inputs.attention_mask.document_ids[:, :1]
+        return list(torch.split(states * continues, state_sizes(self.carried), dim=-1))
+
+    def _first_states(self, layer: nn.LSTM, x: Tensor) -> LSTMState:
+        """Return the states that a layer starts each text from."""
+        if self.initial:
+            hidden, cell = self.initial[len(self.final) :][:2]
+            return self.texts.first_states(hidden), self.texts.first_states(cell)
+        texts = x.shape[1] if self.texts.batch_sizes is None else self.texts.num_texts
+        count = layer.num_layers * (2 if layer.bidirectional else 1)
+        hidden_size, cell_size = state_sizes([layer])
+        return x.new_zeros(count, texts, hidden_size), x.new_zeros(count, texts, cell_size)
+
+
+def lstm(
+    layer: nn.LSTM, x: Tensor, state: LSTMState, batch_sizes: Tensor | None, weight_dropout: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run a layer of torch, some of its recurrent weights dropped; return output and states."""
+    weights: list[Tensor] = [weight for part in layer.all_weights for weight in part]
+    if layer.training and weight_dropout > 0:
+        weights[1] = F.dropout(weights[1], weight_dropout)
+    # `train` keeps what the backward pass needs; there is no dropout inside of the layer.
+    settings = layer.bias, layer.num_layers, 0.0, torch.is_grad_enabled(), layer.bidirectional
+    if batch_sizes is None:
+        return torch.lstm(x, state, weights, *settings, False)
+    return torch.lstm(x, batch_sizes, state, weights, *settings)
+
+
+def state_sizes(layers: Iterable[nn.LSTM]) -> list[int]:
+    """Return the sizes of the hidden and the cell state of each layer."""
+    return [
+        size
+        for layer in layers
+        for size in (layer.proj_size or layer.hidden_size, layer.hidden_size)
+    ]
+
+
+def empty_lstm_memory(layers: Sequence[nn.LSTM], batch_size: int) -> SegmentMemory:
+    """Return the memory of LSTM layers before the first row: one slot with all states."""
+    like = layers[0].all_weights[0][0]
+    hidden = like.new_zeros(1, batch_size, 1, sum(state_sizes(layers)))
+    document_ids = torch.full((batch_size, 1), EMPTY_SLOT_ID, dtype=torch.int32, device=like.device)
+    return SegmentMemory(hidden, document_ids, document_ids)

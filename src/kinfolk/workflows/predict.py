@@ -277,7 +277,7 @@ def added_columns(
 ) -> list[str]:
     """Return the names of the columns that `predict` adds where no header names them."""
     is_table = spec.format == "table" and not file.is_json and not spec.header
-    if not is_table and spec.format not in ("label_lines", "text_lines"):
+    if not is_table and spec.format not in ("label_lines", "text_lines", "trees"):
         return []
     if predictor.task.output == "tags":
         return []
@@ -403,7 +403,7 @@ def few_shot_predictor(
     known = rows if fewshot_from is None else fewshot_rows(fewshot_from, file, report)
     network, tokenizer = load(model, tokenizer)
     network.to(select_device(device))
-    body: Any = network.backbone if isinstance(network, ModelWithHead) else network
+    body: Any = network.pretrained
     cls = task_class(file.file_spec.task)
     labelled = [row for row in known if cls.reference(row) is not None]
     file_task = cls.from_rows(labelled, file=file.train)

@@ -12,6 +12,7 @@ from kinfolk.config import (
     apply_overrides,
     as_settings,
     config,
+    describe,
     did_you_mean,
     field,
     read_json,
@@ -22,17 +23,22 @@ from kinfolk.data.corpus import Corpus
 from kinfolk.errors import UserError
 from kinfolk.families import check_name, family, family_of, index
 from kinfolk.text import Tokenizer
+from kinfolk.text.vectors import vector_size
 from kinfolk.training.config import TrainConfig
 from kinfolk.workflows.folders import find_model_folder, model_or_family
 
 if TYPE_CHECKING:
     from kinfolk.families.base import Family
+    from kinfolk.nn.language_model import LanguageModel
 
 # Fields that a resume must not change: the steps until then were done with their values.
 FIXED_FIELDS = (
     *("model.", "objective.", "formulations.", "finetune.", "train.seed", "train.batch_size"),
     *("train.gradient_accumulation", "train.optimizer"),
 )
+
+# Headings of the training settings that a run without gradients does not have.
+GRADIENT_PANELS = ("Batches", "Optimizer", "Learning rate schedule")
 
 
 @config("corpus", kw_only=False)
@@ -64,6 +70,9 @@ class Recipe:
     )
     train: TrainConfig = field(help="training settings")
     init_from: str = field(default="", help="folder of the initial weights; empty for new ones")
+    vectors: str = field(
+        default="", help="file of word vectors that token embeddings start from; empty for none"
+    )
 
     def __post_init__(self) -> None:
         if not self.corpora:
@@ -90,6 +99,8 @@ class Recipe:
         return recipe
 
 
+COUNTED_LENGTH = 8192  # tokens of a row in the evaluation of a model that was counted
+
 # Overrides of a recipe: {"train.lr": 1e-3}, ["train.lr=1e-3"] or one "train.lr=1e-3".
 Settings: TypeAlias = Mapping[str, Any] | Sequence[str] | str
 # Folders of corpora, with their weights in a dictionary: {"news": 0.7, "law": 0.3}.
@@ -105,6 +116,7 @@ def recipe(
     objective: str | None = None,
     length: int | None = None,
     tokenizer: Tokenizer | Path | str | None = None,
+    vectors: Path | str | None = None,
     settings: Settings = (),
     **fields: Any,
 ) -> Recipe:
@@ -115,9 +127,10 @@ def recipe(
     The model is FAMILY/SIZE for new weights, or the folder of a run or a model to continue from.
     The name of a family is never a folder: write `./bert` for a folder of that name. Several
     corpora are a list, or a dictionary with their weights: `{"news": 0.7, "law": 0.3}`.
-    `tokenizer` is that of a model folder where it lies elsewhere. Keywords are fields of
-    `TrainConfig`; settings are fields of the recipe by their paths. Defaults follow from the size:
-    its settings, and rows as long as its context, but shorter for small models.
+    `tokenizer` is that of a model folder where it lies elsewhere. `vectors` is a file of word
+    vectors (GloVe, word2vec) that the token embeddings of new weights start from. Keywords are
+    fields of `TrainConfig`; settings are fields of the recipe by their paths. Defaults follow from
+    the size: its settings, and rows as long as its context, but shorter for small models.
     """
     if not isinstance(model, str | Path):
         raise UserError(
@@ -132,8 +145,12 @@ def recipe(
             raise UserError(
                 f"--tokenizer does not apply to {model}, which takes that of its corpus: remove it"
             )
-        return new_recipe(str(model), corpus, objective, length, overrides)
+        return new_recipe(str(model), corpus, objective, length, overrides, vectors)
     model = model_or_family(str(model))
+    if vectors is not None:
+        raise UserError(
+            f"--vectors does not apply to {model}, whose token embeddings are trained: remove it"
+        )
     return continue_from(model, corpus, objective, length, overrides, tokenizer)
 
 
@@ -159,6 +176,7 @@ def new_recipe(
     objective: str | None,
     length: int | None,
     settings: Sequence[str],
+    vectors: Path | str | None = None,
 ) -> Recipe:
     """Make the recipe of a model with new weights."""
     family_name, _, size = name.partition("/")
@@ -167,7 +185,8 @@ def new_recipe(
     objective_type, config = chosen.objective(objective), chosen.config(size)
     tokenizer = shared_tokenizer(corpora).with_end_token(objective_type.required_tokens)
     length = default_length(config) if length is None else length
-    check_corpus_size(corpora, length)
+    if config.counting_steps is None:  # what is counted is not cut into rows
+        check_corpus_size(corpora, length)
     # Position embeddings beyond the row length would never be trained: max_length is that length.
     sizes = {
         "vocab_size": tokenizer.vocab_size,
@@ -185,6 +204,7 @@ def new_recipe(
         ),
         corpus=named,
         train=chosen.train(size),
+        vectors="" if vectors is None else str(Path(vectors).resolve()),
     )
     return finalize(base, settings)
 
@@ -225,11 +245,29 @@ def check_corpus_size(corpora: Sequence[Corpus], length: int) -> None:
 def finalize(base: Recipe, settings: Sequence[str]) -> Recipe:
     """Apply the given settings to a recipe, and check it."""
     recipe = check_recipe(apply_overrides(base, settings))
+    if recipe.model.counting_steps is not None:
+        return counting_recipe(base, recipe)
     train = recipe.train
     if train.warmup > train.steps and not any("warmup" in setting for setting in settings):
         # A short run keeps the shape of a long one.
         train = dataclasses.replace(train, warmup=max(1, train.steps // 10))
     return dataclasses.replace(recipe, train=train)
+
+
+def counting_recipe(base: Recipe, recipe: Recipe) -> Recipe:
+    """Return the recipe of a run that counts; refuse settings that only gradients need."""
+    for name, field_info in describe(TrainConfig).items():
+        given = vars(recipe.train)[name]
+        needless = field_info.panel in GRADIENT_PANELS or name == "eval_batches"
+        if needless and given != vars(base.train)[name]:
+            family_name = recipe.model.family_name
+            raise UserError(
+                f"train.{name}={given} does not apply to {family_name}, which counts one order a "
+                "step: remove it; model.order and model.prune set what is counted"
+            )
+    return dataclasses.replace(
+        recipe, train=dataclasses.replace(recipe.train, steps=recipe.model.counting_steps)
+    )
 
 
 def parse_corpora(texts: Sequence[str]) -> list[CorpusShare]:
@@ -303,17 +341,36 @@ def check_recipe(recipe: Recipe) -> Recipe:
             f"sequences of {length} tokens exceed model.max_length={model.max_length}: "
             "set length, which sets both"
         )
-    check_memory(recipe)
+    import torch
+
+    with torch.device("meta"):
+        network = recipe.model.build()
+    check_memory(recipe, sum(p.numel() for p in network.parameters()))
+    check_vectors(recipe, network)
     return recipe
 
 
-def check_memory(recipe: Recipe) -> None:
-    """Refuse a network or a batch that cannot fit into the memory of any device of this machine."""
-    import torch
+def check_vectors(recipe: Recipe, network: "LanguageModel") -> None:
+    """Refuse word vectors that are not as wide as the token embeddings of the network."""
+    if not recipe.vectors:
+        return
+    from kinfolk.nn.embeddings import TokenEmbedding
 
+    size, table = vector_size(recipe.vectors), network.token_embeddings
+    if not isinstance(table, TokenEmbedding):
+        raise UserError(f"--vectors: {recipe.name} has no token embeddings to fill: remove it")
+    if size != table.embedding_dim:
+        name = "embedding_size" if "embedding_size" in vars(recipe.model) else "hidden_size"
+        raise UserError(
+            f"{recipe.vectors} has vectors of {size} numbers, but the token embeddings of "
+            f"{recipe.name} have {table.embedding_dim}: set model.{name}={size}, or use other "
+            "vectors"
+        )
+
+
+def check_memory(recipe: Recipe, parameters: int) -> None:
+    """Refuse a network or a batch that cannot fit into the memory of any device of this machine."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with torch.device("meta"):
-        parameters = sum(p.numel() for p in recipe.model.build().parameters())
     if 4 * parameters > memory:
         raise UserError(
             f"the network has {parameters:,} parameters, which take {4 * parameters / 2**30:,.0f} "
@@ -335,6 +392,8 @@ def check_memory(recipe: Recipe) -> None:
 
 def default_length(config: Any) -> int:
     """Return the row length of a network: 128 for a small one, its context for a base one."""
+    if config.counting_steps is not None:  # rows are scored only, and long ones cut few contexts
+        return COUNTED_LENGTH
     context = 512 if config.max_length is None else config.max_length
     return min(
         context, 128 if config.hidden_size <= 256 else 512 if config.hidden_size <= 512 else context
@@ -388,12 +447,11 @@ def continue_from(
     model's run, else of its family; the settings are those of its size, and for an external model
     the family's at the learning rate of the paper.
     """
-    from kinfolk.nn.task_heads import ModelWithHead
     from kinfolk.workflows.load import load
 
     path = find_model_folder(folder)
     model, tokenizer = load(path, tokenizer)
-    if isinstance(model, ModelWithHead):
+    if model.pretrained is not model:
         raise UserError(
             f"{folder} is fine-tuned and has no LM head: continue from the pretrained model"
         )

@@ -34,7 +34,7 @@ class Instance:
     target: Any = None  # as the formulation encodes it; None where it is not known
     teacher_probs: Any = None  # soft targets of a teacher
     truncated_tokens: int = 0  # tokens of the row that were cut off
-    metadata: Any = None  # what decoding the prediction needs
+    metadata: Any = None  # what targets or decoding need
 
     @property
     def tokens(self) -> int:
@@ -85,6 +85,14 @@ class Formulation(ABC):
                 f"--class-weights does not apply to the formulation {self.name!r}: remove it"
             )
         return self
+
+    def prepare(self, model: Any, tokenizer: Tokenizer) -> list[str]:
+        """Set what a new network takes from files; return messages about it."""
+        return []
+
+    def fingerprints(self) -> list[tuple[str, str]]:
+        """Return the files that a run is made from besides its labelled ones, with their hashes."""
+        return []
 
     @abstractmethod
     def instances(

@@ -1,0 +1,172 @@
+"""LSTM layers over packed rows: each text by itself, or continued from the row before."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from kinfolk.attention_mask import EMPTY_SLOT_ID, PADDING_ID, AttentionMask
+from kinfolk.batch import Inputs, KVCache, SegmentMemory
+from kinfolk.nn.recurrent import PackedTexts, Recurrence, WholeRows, empty_lstm_memory, texts_of
+
+SIZE = 6
+PACKED = torch.tensor([[0, 0, 0, 1, 1, -1, -1], [4] * 7, [-1, -1, 7, 7, 7, 8, 8], [-1] * 7])
+
+
+def inputs(document_ids: Tensor, *, unpacked: bool = False) -> Inputs:
+    ids = torch.zeros_like(document_ids)
+    mask = AttentionMask.causal(document_ids, unpacked=unpacked)
+    return Inputs(input_ids=ids, attention_mask=mask, position_ids=ids)
+
+
+def stack(projected: int = 0) -> list[nn.LSTM]:
+    torch.manual_seed(3)
+    return [
+        nn.LSTM(SIZE, 5, proj_size=projected).double(),
+        nn.LSTM(projected or 5, 8, proj_size=projected).double(),
+    ]
+
+
+def vectors(*shape: int) -> Tensor:
+    draws = torch.Generator().manual_seed(1)
+    return torch.randn(*shape, SIZE, generator=draws, dtype=torch.double)
+
+
+def run(layers: Sequence[nn.LSTM], x: Tensor, given: Inputs) -> tuple[Tensor, SegmentMemory | None]:
+    recurrence = Recurrence(given, layers)
+    x = recurrence.flatten(x)
+    for layer in layers:
+        x = recurrence.run(layer, x)
+    output = recurrence.output(recurrence.unflatten(x))
+    assert output.cache is given.cache
+    return output.hidden, output.memory
+
+
+def alone(layers: Sequence[nn.LSTM], x: Tensor) -> Tensor:
+    """Run torch's layers on one text: (length, size)."""
+    for layer in layers:
+        x = layer(x)[0]
+    return x
+
+
+@pytest.mark.parametrize("projected", [0, 3])
+def test_every_text_of_a_packed_row_is_read_alone(projected: int) -> None:
+    layers, x = stack(projected), vectors(4, 7)
+    hidden, memory = run(layers, x, inputs(PACKED))
+    assert memory is None
+    for row, ids in enumerate(PACKED):
+        for number in set(ids.tolist()) - {PADDING_ID}:
+            own = ids == number
+            torch.testing.assert_close(hidden[row, own], alone(layers, x[row, own]))
+    assert not hidden[PACKED == PADDING_ID].any()
+
+
+def test_both_directions_of_a_layer_stay_in_their_text() -> None:
+    torch.manual_seed(0)
+    layer, x = nn.LSTM(SIZE, 4, bidirectional=True).double(), vectors(4, 7)
+    for ids, rows in ((PACKED, x), (torch.zeros(2, 7, dtype=torch.long), x[:2])):
+        recurrence = Recurrence(inputs(ids))
+        hidden = recurrence.unflatten(recurrence.run(layer, recurrence.flatten(rows)))
+        own = ids[0] == 0
+        torch.testing.assert_close(hidden[0, own], layer(rows[0, own])[0])
+
+
+def test_rows_of_one_text_are_not_packed() -> None:
+    whole = torch.arange(3)[:, None].expand(3, 7)
+    assert isinstance(texts_of(AttentionMask.causal(whole)), WholeRows)
+    assert isinstance(texts_of(AttentionMask.causal(PACKED)), PackedTexts)
+    layers, x = stack(), vectors(3, 7)
+    hidden, _ = run(layers, x, inputs(whole))
+    torch.testing.assert_close(hidden[1], alone(layers, x[1]))
+    assert torch.equal(run(layers, x, inputs(whole, unpacked=True))[0], hidden)
+
+
+def streams(x: Tensor, document_ids: Tensor, cuts: Sequence[int], layers: list[nn.LSTM]) -> Tensor:
+    """Read rows in segments, with the memory of the segment before."""
+    memory: SegmentMemory | None = empty_lstm_memory(layers, len(x))
+    parts, start = [], 0
+    for stop in cuts:
+        given = replace(inputs(document_ids[:, start:stop]), memory=memory)
+        hidden, memory = run(layers, x[:, start:stop], given)
+        assert memory is not None and not memory.hidden.requires_grad
+        parts.append(hidden)
+        start = stop
+    return torch.cat(parts, dim=1)
+
+
+@pytest.mark.parametrize("projected", [0, 3])
+@pytest.mark.parametrize("cuts", [(1, 2, 3, 4, 5, 6, 7), (3, 4, 7), (2, 7)])
+def test_a_document_continues_in_the_next_row_and_no_state_crosses_documents(
+    cuts: Sequence[int], projected: int
+) -> None:
+    layers, x = stack(projected), vectors(4, 7)
+    ids = PACKED.clone()
+    ids[3] = torch.tensor([5, 5, 6, 6, 6, 6, 9])
+    whole, _ = run(layers, x, inputs(ids))
+    torch.testing.assert_close(streams(x, ids, cuts, layers), whole)
+
+
+def test_an_empty_memory_is_no_document() -> None:
+    memory = empty_lstm_memory(stack(3), 2)
+    assert memory.hidden.shape == (1, 2, 1, 3 + 5 + 3 + 8)
+    assert memory.document_ids.tolist() == [[EMPTY_SLOT_ID]] * 2
+
+
+def test_a_cached_step_continues_each_row_and_rows_can_be_reordered() -> None:
+    layers, x = stack(), vectors(2, 7)
+    ids = torch.tensor([[0] * 7, [-1, -1, 0, 0, 0, 0, 0]])  # the shorter prompt is padded
+    whole, _ = run(layers, x, inputs(ids))
+    cache, parts = KVCache(7), []
+    for start, stop in [(0, 4), (4, 5), (5, 7)]:
+        given = replace(inputs(ids[:, start:stop]), cache=cache).append_to_cache()
+        parts.append(run(layers, x[:, start:stop], given)[0])
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole)
+    states = cache.extra[0]
+    cache.reorder(torch.tensor([1, 1, 0]))
+    assert torch.equal(cache.extra[0], states[[1, 1, 0]])
+
+
+def test_locked_dropout_drops_the_same_features_of_all_tokens_of_a_text() -> None:
+    for ids in (PACKED, torch.zeros(2, 7, dtype=torch.long)):
+        recurrence = Recurrence(inputs(ids))
+        ones = recurrence.flatten(torch.ones(*ids.shape, 50))
+        torch.manual_seed(0)
+        dropped = recurrence.unflatten(recurrence.locked_dropout(ones, 0.4, training=True))
+        assert recurrence.locked_dropout(ones, 0.4, training=False) is ones
+        masks = []
+        for row, numbers in enumerate(ids):
+            for number in set(numbers.tolist()) - {PADDING_ID}:
+                own = dropped[row, numbers == number]
+                assert torch.equal(own, own[:1].expand_as(own))
+                masks.append(own[0])
+        values = torch.stack(masks)
+        torch.testing.assert_close(values.unique(), torch.tensor([0, 1 / 0.6]))
+        assert 0.5 < (values > 0).float().mean() < 0.7
+        assert not torch.equal(masks[0], masks[1])
+
+
+def test_dropped_recurrent_weights_are_the_same_for_all_tokens() -> None:
+    layer, x = stack()[0], vectors(2, 7)
+    recurrence = Recurrence(inputs(torch.zeros(2, 7, dtype=torch.long)))
+    torch.manual_seed(5)
+    found = recurrence.unflatten(recurrence.run(layer, recurrence.flatten(x), weight_dropout=0.5))
+    torch.manual_seed(5)
+    dropped = nn.functional.dropout(layer.weight_hh_l0, 0.5)
+    assert 0.3 < (dropped == 0).double().mean() < 0.7
+    found.sum().backward()
+    assert layer.weight_hh_l0.grad is not None
+    assert not layer.weight_hh_l0.grad[dropped == 0].any()
+    plain = nn.LSTM(SIZE, 5).double()
+    plain.load_state_dict({**layer.state_dict(), "weight_hh_l0": dropped.detach()})
+    torch.testing.assert_close(found, plain(x.transpose(0, 1))[0].transpose(0, 1))
+    kept = recurrence.run(layer.eval(), recurrence.flatten(x), weight_dropout=0.5)
+    torch.testing.assert_close(kept, layer(x.transpose(0, 1))[0])
+
+
+def test_layers_run_in_their_own_precision_under_autocast() -> None:
+    layer, x = nn.LSTM(SIZE, 4), vectors(2, 3).to(torch.bfloat16)
+    recurrence = Recurrence(inputs(torch.zeros(2, 3, dtype=torch.long)))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert recurrence.run(layer, recurrence.flatten(x)).dtype == torch.float32
