@@ -21,6 +21,7 @@ from kinfolk.families import family_of
 from kinfolk.metrics.diversity import DiversityScores, diversity_scores, perplexity
 from kinfolk.nn.embeddings import TokenEmbedding
 from kinfolk.nn.language_model import LanguageModel
+from kinfolk.objectives.bilm import BiLM
 from kinfolk.objectives.blank_infilling import BlankInfilling
 from kinfolk.objectives.evaluation import (
     BatchProgress,
@@ -51,6 +52,7 @@ SCORE_KINDS = {
     "decoder": "likelihood, left to right",
     "encoder": "pseudo-likelihood, each token from all others",
     "encoder-decoder": "pseudo-likelihood, each span from the text around it",
+    "bidirectional": "likelihood of each direction: left to right, and right to left (backward)",
     "pairs": "likelihood of each target, left to right, given its source",
 }
 MAX_SCORED_TOKENS = 2**14  # by default, of an encoder: each takes a forward pass of its own
@@ -156,6 +158,8 @@ class TextEvaluation:
             )
         if isinstance(objective, BlankInfilling):
             kind = "encoder-decoder"
+        if isinstance(objective, BiLM):
+            kind = "bidirectional"
         if isinstance(objective, Seq2Seq):
             kind = "pairs"
             if self.length is None:

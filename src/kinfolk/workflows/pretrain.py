@@ -100,7 +100,7 @@ class PretrainWorkload(Workload):
         self.row_length = recipe.objective.max_length
         self.open_corpora()
         if recipe.vectors:
-            self.fingerprints.append(vectors_fingerprint(recipe.vectors))
+            self.fingerprints = [*self.fingerprints, vectors_fingerprint(recipe.vectors)]
         device = select_device(self.train.device)
         weights = [share.weight for share in recipe.corpora]
         batches = training_batches(recipe, self.corpora, weights)
@@ -192,11 +192,6 @@ class CountingWorkload(PretrainWorkload):
         self, recipe: Recipe, *, fresh: bool = True, callbacks: Sequence[Callback] = ()
     ) -> None:
         self.recipe, self.train, self.objective = recipe, recipe.train, recipe.objective
-        if recipe.init_from:
-            raise UserError(
-                f"{recipe.init_from} cannot be continued: count all corpora together, with several "
-                "--corpus"
-            )
         if len({share.weight for share in recipe.corpora}) > 1:
             raise UserError(
                 f"the weight of --corpus {recipe.corpora[0].corpus} does not apply to counts, "
