@@ -52,6 +52,9 @@ class CoVeConfig(ModelConfig):
     freeze_embeddings: bool = field(
         default=False, help="do not train the word vectors of the encoder"
     )
+    encoder_only: bool = field(
+        default=False, help="no decoder, as the published weights: it gives features, no words"
+    )
     decoder_start_token_id: int = model_field("decoder_start_token_id", 0)
     dropout: float = field(
         default=0.2, ge=0, lt=1, help="dropout rate of the inputs and outputs of layers"
@@ -185,10 +188,11 @@ class CoVe(EncoderDecoder):
         self.config = c
         self.token_embeddings = TokenEmbedding(c.vocab_size, c.embedding_size)
         self.encoder = MTLSTM(c)
-        self.target_embeddings = TokenEmbedding(c.vocab_size, c.embedding_size)
-        self.decoder = AttentionDecoder(c)
-        self.lm_head = TokenEmbedding(c.vocab_size, c.hidden_size)
-        self.lm_bias = nn.Parameter(torch.zeros(c.vocab_size))
+        if not c.encoder_only:
+            self.target_embeddings = TokenEmbedding(c.vocab_size, c.embedding_size)
+            self.decoder = AttentionDecoder(c)
+            self.lm_head = TokenEmbedding(c.vocab_size, c.hidden_size)
+            self.lm_bias = nn.Parameter(torch.zeros(c.vocab_size))
         init_weights_(self, std=0.1)
         open_forget_gates_(self)
         self.token_embeddings.weight.requires_grad_(not c.freeze_embeddings)
@@ -211,6 +215,7 @@ class CoVe(EncoderDecoder):
             return self.encoder(embedded, texts.batch_sizes)
 
     def forward(self, inputs: Inputs) -> Output:
+        self.check_lm_head()
         texts = PackedTexts.of(inputs.attention_mask.document_ids)
         embedded = texts.flatten(self.target_embeddings(inputs.input_ids))
         with full_precision(embedded):
@@ -257,6 +262,14 @@ class CoVe(EncoderDecoder):
         own = (same_row & (document_ids[:, None] == own_ids)).int().argmax(1)
         source = self.decoder.source(hidden, visible.to(hidden.device)).select(own)
         return source, torch.cat([states[own], states.new_zeros(len(own), 1, states.shape[2])], 1)
+
+    def check_lm_head(self) -> None:
+        """Raise UserError if the network has no decoder."""
+        if self.config.encoder_only:
+            raise UserError(
+                "the model is an encoder without a decoder (model.encoder_only), which predicts no "
+                "words: fine-tune it on a task, which reads its features"
+            )
 
     def lm_logits(self, hidden: Tensor) -> LinearLogits:
         """Return the logits of the next token, computed on demand."""
