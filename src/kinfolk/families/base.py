@@ -209,9 +209,9 @@ class HuggingFace:
 
 # The formulations of tasks by `decoding`, the default first; others have a task head only.
 FORMULATIONS = {
-    "causal": ("transformed", "head", "text", "prompt", "cloze"),
+    "causal": ("transformed", "head", "text", "prompt", "cloze", "features"),
     "encoder-decoder": ("text", "cloze", "prompt"),
-    "infilling": ("cloze", "text", "head", "prompt"),
+    "infilling": ("cloze", "text", "head", "prompt", "features"),
 }
 # How a prompt and its answer are laid out, by `decoding`.
 LAYOUTS = {"causal": "decoder", "encoder-decoder": "encoder-decoder", "infilling": "blanks"}
@@ -233,6 +233,7 @@ class Family:
     paper_training: Mapping[str, TrainConfig] = field(default_factory=dict)  # by published size
     template: str | None = None  # special tokens that its tokenizer adds to a text
     task_template: str | None = None  # the same in fine-tuning, where the tokenizer adds none
+    formulation: str | None = None  # of its tasks by default; None: that of its `decoding`
     hf: HuggingFace | None = None  # None: saved in our own format
 
     def __post_init__(self) -> None:
@@ -262,7 +263,11 @@ class Family:
     @property
     def formulations(self) -> tuple[str, ...]:
         """The names of its task formulations, the default first."""
-        return FORMULATIONS.get(self.model.decoding or "", ("head",))
+        usual = FORMULATIONS.get(self.model.decoding or "", ("head", "features"))
+        if not self.objectives:  # a baseline has no features to give
+            usual = tuple(name for name in usual if name != "features")
+        preferred = self.formulation or usual[0]
+        return preferred, *(name for name in usual if name != preferred)
 
     @property
     def layout(self) -> str | None:

@@ -27,6 +27,8 @@ from kinfolk.hub.weights import SAFETENSORS, read_weights
 from kinfolk.nn.init import init_weights_
 from kinfolk.nn.language_model import LanguageModel, ModelConfig
 from kinfolk.nn.task_heads import ModelWithHeadConfig
+from kinfolk.nn.task_networks import ModelWithFeaturesConfig
+from kinfolk.text.characters import character_table
 from kinfolk.text.tokenizer import Tokenizer
 
 BAD_WORDS = "bad_words_ids"  # of generation_config.json alone
@@ -82,6 +84,8 @@ def format_of(c: ModelConfig) -> Format:
     hf = family.hf
     if hf is None or not hf.supports(c.pretrained):
         return Native(family)
+    if isinstance(c, ModelWithFeaturesConfig):
+        return Native(family)
     if isinstance(c, ModelWithHeadConfig):
         return head_for_config(hf, c) or Native(family)
     return hf
@@ -115,7 +119,15 @@ def load(folder: Path | str, tokenizer: Tokenizer | None = None) -> tuple[Langua
         path = Path(folder)
         tokenizer = Tokenizer.load(path.parent if path.is_file() else path)
     _check_vocab(tokenizer, model.config.vocab_size, folder)
+    bind_tokenizer(model, tokenizer)
     return model, tokenizer
+
+
+def bind_tokenizer(model: LanguageModel, tokenizer: Tokenizer) -> None:
+    """Give a network that reads characters those of every token; others read ids alone."""
+    size = model.config.pretrained.max_characters
+    if size is not None:
+        model.pretrained.set_character_table(torch.from_numpy(character_table(tokenizer, size)))
 
 
 def load_model(folder: Path | str) -> LanguageModel:
