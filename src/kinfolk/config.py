@@ -45,8 +45,10 @@ TYPES: dict[str, dict[str, str]] = {
         **{name: f"kinfolk.families.{name}" for name in FAMILY_NAMES},
     },
     "task_network": {
+        "bcn": "kinfolk.nn.biattention",
         "bilstm_classifier": "kinfolk.nn.task_networks",
         "bilstm_tagger": "kinfolk.nn.task_networks",
+        "reader": "kinfolk.nn.biattention",
     },
     "objective": {
         "blanks": "kinfolk.objectives.blank_infilling",
@@ -73,6 +75,7 @@ TYPES: dict[str, dict[str, str]] = {
         "cloze": "kinfolk.tasks.formulations.scoring",
         "coreference_head": "kinfolk.tasks.formulations.coreference_head",
         "feature_classifier": "kinfolk.tasks.formulations.features",
+        "feature_reader": "kinfolk.tasks.formulations.feature_reader",
         "feature_tagger": "kinfolk.tasks.formulations.features",
         "prompt": "kinfolk.tasks.formulations.scoring",
         "sequence_head": "kinfolk.tasks.formulations.head",

@@ -6,7 +6,7 @@ attentional state of the step before (input feeding). What the trained encoder r
 words of another task is CoVe; classifiers and readers get [word vector; CoVe] of every word.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +66,11 @@ class CoVeConfig(ModelConfig):
                 f"model.hidden_size={self.hidden_size} must be even: each direction of the encoder "
                 "has half of it"
             )
+
+    @property
+    def features_only(self) -> "CoVeConfig":
+        """The config of the encoder."""
+        return replace(self, encoder_only=True)
 
 
 class MTLSTM(nn.Module):
@@ -202,6 +207,15 @@ class CoVe(EncoderDecoder):
         """The embeddings that the decoder reads."""
         return self.target_embeddings
 
+    @property
+    def num_feature_layers(self) -> int:
+        """One: CoVe is the output of the last layer of the encoder."""
+        return 1
+
+    def layer_outputs(self, inputs: Inputs) -> list[Tensor]:
+        """Return CoVe of each token: (batch, length, hidden_size)."""
+        return [self.encode(inputs)]
+
     def encode(self, encoder_inputs: Inputs) -> Tensor:
         """Run the encoder alone: (batch, source length, hidden_size)."""
         texts = PackedTexts.of(encoder_inputs.attention_mask.document_ids)
@@ -312,4 +326,5 @@ FAMILY = Family(
     # Deviation: AdamW; the paper has SGD with a rate of 1, halved when the perplexity grows.
     paper_training={"mt-lstm": TrainConfig(lr=1e-3, warmup=500, weight_decay=0.0)},
     template="t5",
+    formulation="features",
 )

@@ -9,6 +9,7 @@ from kinfolk.nn.language_model import Pooling
 from kinfolk.nn.task_heads import FIXED_LABELS, ModelWithHeadConfig, pooling_of
 from kinfolk.tasks.formulations.base import Formulation
 from kinfolk.tasks.formulations.coreference_head import MentionRanking
+from kinfolk.tasks.formulations.feature_reader import FeatureReader
 from kinfolk.tasks.formulations.features import FeatureClassifier, Features, FeatureTagger
 from kinfolk.tasks.formulations.head import CausalHead, SequenceHead, TokenHead
 from kinfolk.tasks.formulations.scoring import Cloze, Prompt
@@ -27,6 +28,7 @@ ALL_FORMULATIONS: tuple[type[Formulation], ...] = (
     CausalHead,
     FeatureClassifier,
     FeatureTagger,
+    FeatureReader,
     TextToText,
     Cloze,
     Prompt,
